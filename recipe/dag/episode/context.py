@@ -1,0 +1,59 @@
+"""What a hook sees of its episode, and what it may answer.
+
+Invariant: hooks read the episode through this object alone and change nothing in it; they act by what they return and
+through `call_tool`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass, field
+from typing import Any
+
+from recipe.dag.episode.record import Call, ToolResult
+
+Message = dict[str, Any]
+"""{"role": ..., "content": ...}, as chat templates take it."""
+
+
+@dataclass(slots=True)
+class Output:
+    """What post_process may return instead of token ids."""
+
+    text: str | None = None
+    """What the agent hands over; None: its own text."""
+    parsed: dict[str, Any] = field(default_factory=dict)
+    done: bool = False
+    """End the episode after this turn's nodes."""
+    train: bool = True
+    """False leaves this call out of the loss."""
+
+
+@dataclass(slots=True)
+class Context:
+    """One call's view of its episode."""
+
+    sample: dict[str, Any]
+    uid: str
+    episode: int
+    turn: int
+    max_turns: int
+    agent: str
+    node: str
+    upstream: dict[str, Call]
+    """The latest call of every rollout node that has run in this episode, by node id: this turn's for dependencies, and
+    the turn before's for nodes that come later."""
+    history: list[Call]
+    """This agent's earlier calls in the episode."""
+    obs: Any
+    """The environment's latest observation for this agent, or None."""
+    validate: bool
+    call_tool: Callable[..., Awaitable[ToolResult]]
+    """`await context.call_tool(name, **arguments)`: only tools that the agent declares; recorded in the call."""
+    call: Call | None = None
+    """In post_process: the call under way (text, stop_reason, tool_results so far)."""
+
+    @property
+    def problem(self) -> str:
+        """The text of the sample's last user message."""
+        return next((m["content"] for m in reversed(self.sample["prompt"]) if m["role"] == "user"), "")

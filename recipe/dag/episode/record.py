@@ -1,0 +1,116 @@
+"""The record of one episode: plain data, JSON-able, enough to train from, to report on and to look at.
+
+Invariant: tokens are the truth and text is a view. What was sampled is kept as ids with the log-probs that the server
+reported; nothing here is ever decoded and encoded again. A record never holds live objects.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from dataclasses import dataclass, field
+from typing import Any
+
+
+@dataclass(slots=True)
+class Generation:
+    """One answer of a policy's server. `log_probs` (nats) belong to `response_ids`, after temperature, one each."""
+
+    response_ids: list[int]
+    log_probs: list[float]
+    stop_reason: str
+    """stop: the model ended it. length: a limit did. abort: the server gave up."""
+    weight_version: int = 0
+
+
+@dataclass(slots=True)
+class ToolResult:
+    """What came back from one tool call. A tool that ran and failed is `failed`; a tool that could not run is `fault`."""
+
+    name: str
+    arguments: dict[str, Any]
+    status: str
+    """success | failed | timeout | invalid (unknown tool, unreadable or refused arguments; never ran) | fault"""
+    text: str
+    """What the model is shown."""
+    stdout: str = ""
+    stderr: str = ""
+    return_code: int | None = None
+    seconds: float = 0.0
+    attempts: int = 1
+    """More than 1: the infrastructure failed and the call was repeated."""
+
+    @property
+    def ok(self) -> bool:
+        return self.status == "success"
+
+
+@dataclass(slots=True)
+class Call:
+    """One agent's move in one turn: its generations and tool results until it hands over."""
+
+    node: str
+    agent: str
+    agent_group: int
+    policy: str
+    turn: int
+    prompt_ids: list[int] = field(default_factory=list)
+    response_ids: list[int] = field(default_factory=list)
+    """Sampled tokens (mask 1) and what was put between them, tool results and template tokens (mask 0)."""
+    response_mask: list[int] = field(default_factory=list)
+    rollout_log_probs: list[float] = field(default_factory=list)
+    """0.0 where the mask is 0."""
+    prompt_text: str = ""
+    text: str = ""
+    """What the agent hands over: the answer without special tokens, or what post_process made of it."""
+    parsed: dict[str, Any] = field(default_factory=dict)
+    """What post_process found in it; downstream hooks and rewards read this."""
+    tool_results: list[ToolResult] = field(default_factory=list)
+    stop_reason: str = ""
+    generations: int = 0
+    weight_version: int = 0
+    temperature: float = 1.0
+    reward: float | None = None
+    """Set by the reward nodes, or by the env."""
+    train: bool = True
+    """False: the row is left out of the loss (post_process said so)."""
+    seconds: float = 0.0
+    generation_seconds: float = 0.0
+
+
+@dataclass(slots=True)
+class Episode:
+    """One run of the rollout nodes on one sample. `n` episodes with one `uid` form a group."""
+
+    uid: str
+    index: int
+    """Which of the group's n episodes this is."""
+    sample: dict[str, Any]
+    """The data row: prompt (messages), data_source, ground_truth, extra_info."""
+    calls: list[Call] = field(default_factory=list)
+    turns: int = 0
+    done: bool = False
+    outcome: float | None = None
+    """1.0 solved, 0.0 not solved, None: not graded. What accuracy is made of; never what trains."""
+    info: dict[str, Any] = field(default_factory=dict)
+    """Numbers and short texts that a reward node or env wants reported."""
+    fault: dict[str, Any] | None = None
+    """The fault that ended it (`Fault.record()`); such an episode is never trained on."""
+    faults: list[dict[str, Any]] = field(default_factory=list)
+    """All faults on the way, retried ones included."""
+    attempts: int = 1
+    seconds: float = 0.0
+
+    def calls_of(self, agent: str) -> list[Call]:
+        return [call for call in self.calls if call.agent == agent]
+
+    def call_at(self, node: str) -> Call | None:
+        """The latest call of a node."""
+        return next((call for call in reversed(self.calls) if call.node == node), None)
+
+    def to_json(self) -> dict[str, Any]:
+        return dataclasses.asdict(self)
+
+    @classmethod
+    def from_json(cls, data: dict[str, Any]) -> Episode:
+        calls = [Call(**{**call, "tool_results": [ToolResult(**r) for r in call["tool_results"]]}) for call in data["calls"]]
+        return cls(**{**data, "calls": calls})

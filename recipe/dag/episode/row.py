@@ -1,0 +1,37 @@
+"""A row: one training sequence of one policy.
+
+Invariant: `len(response_ids) == len(response_mask) == len(rollout_log_probs)`, and 1 in the mask means "sampled by this
+policy". The reward stands on the row, not on a token: credit decides where it goes.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+
+@dataclass(slots=True)
+class Row:
+    uid: str
+    episode: int
+    agent: str
+    node: str
+    turn: int
+    """Of its first call."""
+    policy: str
+    weight_version: int
+    prompt_ids: list[int]
+    response_ids: list[int]
+    response_mask: list[int]
+    rollout_log_probs: list[float]
+    reward: float
+    """Sum over the calls in the row."""
+    call_ends: tuple[int, ...] = ()
+    """End (exclusive) of each merged call in response_ids; the last one is len(response_ids)."""
+    call_rewards: tuple[float, ...] = ()
+    temperature: float = 1.0
+
+    def __post_init__(self) -> None:
+        if not len(self.response_ids) == len(self.response_mask) == len(self.rollout_log_probs):
+            raise ValueError(f"row {self.uid}/{self.episode}/{self.node}: ids, mask and log-probs differ in length")
+        if not self.call_ends:
+            self.call_ends, self.call_rewards = (len(self.response_ids),), (self.reward,)
