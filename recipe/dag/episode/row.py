@@ -28,6 +28,9 @@ class Row:
     call_ends: tuple[int, ...] = ()
     """End (exclusive) of each merged call in response_ids; the last one is len(response_ids)."""
     call_rewards: tuple[float, ...] = ()
+    call_turns: tuple[int, ...] = ()
+    """Of each merged call; credit needs them only where `group_by` names turn or node."""
+    call_nodes: tuple[str, ...] = ()
     temperature: float = 1.0
 
     def __post_init__(self) -> None:
@@ -35,3 +38,5 @@ class Row:
             raise ValueError(f"row {self.uid}/{self.episode}/{self.node}: ids, mask and log-probs differ in length")
         if not self.call_ends:
             self.call_ends, self.call_rewards = (len(self.response_ids),), (self.reward,)
+        if len(self.call_ends) == 1:
+            self.call_turns, self.call_nodes = (self.turn,), (self.node,)

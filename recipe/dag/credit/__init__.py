@@ -1,0 +1,1 @@
+"""Rewards to advantages: pure functions over torch tensors."""

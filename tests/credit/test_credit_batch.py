@@ -1,0 +1,60 @@
+from __future__ import annotations
+
+import dataclasses
+
+import pytest
+import torch
+
+from recipe.dag.credit.batch import CreditBatch
+
+
+def test_calls_tile_rows_and_rows_lie_end_to_end(make_row, merge):
+    rows = [merge([make_row(1, turn=0, mask=(1, 1)), make_row(2, turn=1, mask=(0, 1, 1))]), make_row(3, mask=(1,))]
+    batch = CreditBatch.from_rows(rows)
+    assert batch.row_of_call == (0, 0, 1)
+    assert batch.call_lengths.tolist() == [2, 3, 1]
+    assert batch.row_lengths == (5, 1)
+    assert batch.turn == (0, 1, 0)
+    assert batch.rewards.dtype == torch.float64 and batch.rewards.tolist() == [1.0, 2.0, 3.0]
+    tokens = batch.per_row(batch.spread(batch.rewards))
+    assert [row.tolist() for row in tokens] == [[1, 1, 0, 2, 2], [3]]
+    assert all(row.dtype == torch.float32 for row in tokens)
+
+
+def test_rows_without_response_tokens_keep_their_place(make_row):
+    batch = CreditBatch.from_rows([make_row(1, mask=()), make_row(2, mask=(1,)), make_row(3, mask=())])
+    assert [row.tolist() for row in batch.per_row(batch.spread(batch.rewards))] == [[], [2], []]
+
+
+def test_no_rows():
+    batch = CreditBatch.from_rows([])
+    assert batch.per_row(batch.spread(batch.rewards)) == []
+
+
+@pytest.mark.parametrize("reward", [float("nan"), float("inf"), -float("inf")])
+def test_reward_that_is_not_finite_is_refused_by_name(make_row, reward):
+    with pytest.raises(ValueError, match="uid q7, episode 3, agent coder.*not finite"):
+        CreditBatch.from_rows([make_row(1), make_row(reward, uid="q7", episode=3, agent="coder")])
+
+
+@pytest.mark.parametrize("ends", [(2, 3), (3, 2, 4), (-1, 4), (2, 5)])
+def test_calls_that_do_not_tile_their_row_are_refused(make_row, ends):
+    row = dataclasses.replace(
+        make_row(1), call_ends=ends, call_rewards=(0.0,) * len(ends), call_turns=(), call_nodes=()
+    )
+    with pytest.raises(ValueError, match="uid u, episode 0, agent solver.*tile"):
+        CreditBatch.from_rows([row])
+
+
+def test_calls_without_their_rewards_or_labels_are_refused(make_row):
+    with pytest.raises(ValueError, match="2 calls but 1 call rewards"):
+        CreditBatch.from_rows([dataclasses.replace(make_row(1), call_ends=(2, 4), call_rewards=(1.0,))])
+    with pytest.raises(ValueError, match="name each of the 2 calls"):
+        CreditBatch.from_rows(
+            [dataclasses.replace(make_row(1), call_ends=(2, 4), call_rewards=(1.0, 1.0), call_turns=(0,))]
+        )
+
+
+def test_rows_of_two_policies_are_refused(make_row):
+    with pytest.raises(ValueError, match="a, b"):
+        CreditBatch.from_rows([make_row(1, policy="b"), make_row(1, policy="a")])

@@ -1,0 +1,175 @@
+from __future__ import annotations
+
+import dataclasses
+import random
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+from recipe.dag.credit.batch import CreditBatch
+from recipe.dag.credit.group import group_relative, zero_variance
+
+REWARDS = st.lists(st.integers(-40, 40).map(lambda k: k / 8), min_size=2, max_size=8)
+
+
+def advantages(rows, **options):
+    """Each row's advantage at its first token, and a check that every sampled token has the same."""
+    result, _ = group_relative(CreditBatch.from_rows(rows), **options)
+    for row, tokens in zip(rows, result):
+        mask = torch.tensor(row.response_mask)
+        assert tokens.shape == mask.shape and tokens.dtype == torch.float32
+        assert torch.equal(tokens, tokens[0] * mask)
+    return [tokens[0].item() for tokens in result]
+
+
+def test_published_fixture_per_agent_and_pooled(make_row):
+    a = [make_row(r, agent="a", episode=i) for i, r in enumerate([1, 1, 0, 0])]
+    b = [make_row(r, agent="b", episode=i) for i, r in enumerate([0.2, 0, 0, 0.1])]
+    per_agent = [0.8660, 0.8660, -0.8660, -0.8660, 1.3056, -0.7833, -0.7833, 0.2611]
+    pooled = [1.5996, 1.5996, -0.6455, -0.6455, -0.1964, -0.6455, -0.6455, -0.4210]
+    assert advantages(a + b) == pytest.approx(per_agent, abs=1e-4)
+    assert advantages(a + b, group_by=("uid",)) == pytest.approx(pooled, abs=1e-4)
+
+
+def test_matches_verls_grpo(make_row):
+    core_algos = pytest.importorskip("verl.trainer.ppo.core_algos")
+    rewards, uids = [0.3, 1.0, -0.5, 2.0, 0.25, 0.0], ["p", "p", "p", "q", "q", "q"]
+    scores = torch.zeros(6, 4)
+    scores[:, 3] = torch.tensor(rewards)
+    mask = torch.tensor([[1, 1, 0, 1]] * 6)
+    expected, _ = core_algos.compute_grpo_outcome_advantage(scores, mask, uids)
+    rows = [make_row(r, uid=u, episode=i) for i, (r, u) in enumerate(zip(rewards, uids))]
+    result, _ = group_relative(CreditBatch.from_rows(rows))
+    torch.testing.assert_close(torch.stack(result), expected)
+
+
+def test_one_agents_rewards_do_not_touch_the_others(make_row):
+    def rows(other):
+        return [make_row(r, agent="a", episode=i) for i, r in enumerate([1, 0, 0.5])] + [
+            make_row(r, agent="b", episode=i) for i, r in enumerate(other)
+        ]
+
+    assert advantages(rows([0, 0, 1]))[:3] == advantages(rows([9, -4, 2]))[:3]
+    assert advantages(rows([0, 0, 1]), group_by=("uid",))[:3] != advantages(rows([9, -4, 2]), group_by=("uid",))[:3]
+
+
+@pytest.mark.parametrize("center", ["mean", "leave_one_out"])
+@pytest.mark.parametrize("scale", ["std", "none"])
+@pytest.mark.parametrize("rewards", [[5.0], [0.1] * 3, [0.1 + 0.2, 0.3], [-7.0] * 8])
+def test_nothing_to_compare_is_exactly_zero(make_row, rewards, center, scale):
+    rows = [make_row(r, episode=i) for i, r in enumerate(rewards)]
+    assert advantages(rows, center=center, scale=scale) == [0.0] * len(rows)
+    assert zero_variance(CreditBatch.from_rows(rows)) == [True] * len(rows)
+
+
+def test_equal_trajectories_of_unequal_parts_are_exactly_zero(make_row):
+    parts = [(0.1, 0.2, -0.3), (0.0, 0.0, 0.0)]
+    rows = [make_row(r, episode=e, turn=t) for e, rewards in enumerate(parts) for t, r in enumerate(rewards)]
+    assert advantages(rows, stat_unit="trajectory") == [0.0] * 6
+
+
+def test_leave_one_out_is_the_distance_to_the_mean_of_the_others(make_row):
+    rows = [make_row(r, episode=i) for i, r in enumerate([1.0, 0.0, 0.5])]
+    assert advantages(rows, center="leave_one_out", scale="none") == pytest.approx([0.75, -0.75, 0.0])
+
+
+def test_trajectory_weighs_each_episode_once(make_row):
+    # Episode 0 moves three times for 1 in all, episode 1 once for 0: as calls the means differ, as trajectories they are 1 : 0.
+    rows = [make_row(r, episode=0, turn=t) for t, r in enumerate([0.2, 0.3, 0.5])] + [make_row(0.0, episode=1)]
+    assert advantages(rows, stat_unit="trajectory", scale="none") == pytest.approx([0.5, 0.5, 0.5, -0.5])
+    assert advantages(rows, stat_unit="call", scale="none") == pytest.approx([-0.05, 0.05, 0.25, -0.25])
+
+
+def test_trajectories_of_different_samples_stay_apart_without_uid_in_the_group(make_row):
+    rows = [make_row(1.0, uid="p", episode=0), make_row(0.0, uid="q", episode=0)]
+    assert advantages(rows, group_by=("agent",), stat_unit="trajectory", scale="none") == pytest.approx([0.5, -0.5])
+
+
+def test_group_by_turn_and_node(make_row):
+    rows = [make_row(r, episode=e, turn=t) for e, t, r in [(0, 0, 1), (1, 0, 0), (0, 1, 5), (1, 1, 5)]]
+    assert advantages(rows, group_by=("uid", "agent", "turn"), scale="none") == pytest.approx([0.5, -0.5, 0, 0])
+    rows = [make_row(r, episode=e, node=n) for e, n, r in [(0, "x", 1), (1, "x", 0), (0, "y", 5), (1, "y", 5)]]
+    assert advantages(rows, group_by=("uid", "node"), scale="none") == pytest.approx([0.5, -0.5, 0, 0])
+
+
+@pytest.mark.parametrize("group_by", [("uid", "agent"), ("uid", "agent", "turn"), ("uid", "node")])
+@pytest.mark.parametrize("stat_unit", ["call", "trajectory"])
+def test_merged_rows_get_what_the_separate_rows_get(make_row, merge, group_by, stat_unit):
+    rng = random.Random(0)
+    episodes = [
+        [
+            make_row(rng.random(), episode=e, turn=t, node=f"n{t % 2}", mask=tuple(rng.choices([0, 1], k=t + 2)))
+            for t in range(1 + e % 3)
+        ]
+        for e in range(5)
+    ]
+    options = {"group_by": group_by, "stat_unit": stat_unit}
+    apart, apart_returns = group_relative(CreditBatch.from_rows([row for rows in episodes for row in rows]), **options)
+    merged, merged_returns = group_relative(CreditBatch.from_rows([merge(rows) for rows in episodes]), **options)
+    assert torch.equal(torch.cat(apart), torch.cat(merged))
+    assert torch.equal(torch.cat(apart_returns), torch.cat(merged_returns))
+
+
+def test_merged_rows_that_do_not_name_their_turns_cannot_be_grouped_by_them(make_row, merge):
+    row = dataclasses.replace(merge([make_row(1, turn=0), make_row(2, turn=1)]), call_turns=(), call_nodes=())
+    batch = CreditBatch.from_rows([row])
+    group_relative(batch)
+    with pytest.raises(ValueError, match="uid u, episode 0, agent solver merges calls"):
+        group_relative(batch, group_by=("uid", "turn"))
+
+
+def test_returns_are_what_the_unit_earned(make_row):
+    rows = [make_row(r, episode=e, turn=t, mask=(1, 0)) for e, t, r in [(0, 0, 1.0), (0, 1, 2.0), (1, 0, 0.5)]]
+    batch = CreditBatch.from_rows(rows)
+    assert [r.tolist() for r in group_relative(batch)[1]] == [[1, 0], [2, 0], [0.5, 0]]
+    assert [r.tolist() for r in group_relative(batch, stat_unit="trajectory")[1]] == [[3, 0], [3, 0], [0.5, 0]]
+
+
+def test_zero_variance_of_a_merged_row_needs_all_its_groups_flat(make_row, merge):
+    rows = [
+        merge([make_row(1, episode=0, turn=0), make_row(5, episode=0, turn=1)]),
+        merge([make_row(1, episode=1, turn=0), make_row(6, episode=1, turn=1)]),
+        make_row(1, episode=2, turn=0),
+        make_row(4, uid="other"),
+    ]
+    assert zero_variance(CreditBatch.from_rows(rows), group_by=("uid", "turn")) == [False, False, True, True]
+
+
+@pytest.mark.parametrize(
+    "option", [{"center": "median"}, {"scale": "var"}, {"stat_unit": "row"}, {"group_by": ("uid", "policy")}]
+)
+def test_unknown_options_are_refused(make_row, option):
+    with pytest.raises(ValueError, match=next(iter(option))):
+        group_relative(CreditBatch.from_rows([make_row(1)]), **option)
+
+
+@given(rewards=REWARDS, center=st.sampled_from(["mean", "leave_one_out"]), scale=st.sampled_from(["std", "none"]))
+def test_group_sums_to_zero(make_row, rewards, center, scale):
+    rows = [make_row(r, episode=i) for i, r in enumerate(rewards)]
+    assert sum(advantages(rows, center=center, scale=scale)) == pytest.approx(0, abs=1e-4)
+
+
+@given(rewards=REWARDS, shift=st.floats(-100, 100), factor=st.floats(0.5, 100))
+def test_shift_and_scale_of_the_rewards_do_not_matter(make_row, rewards, shift, factor):
+    plain = advantages([make_row(r, episode=i) for i, r in enumerate(rewards)])
+    moved = advantages([make_row(factor * r + shift, episode=i) for i, r in enumerate(rewards)])
+    assert moved == pytest.approx(plain, abs=1e-4)
+
+
+@given(rewards=REWARDS, stat_unit=st.sampled_from(["call", "trajectory"]), seed=st.integers(0, 1000))
+def test_order_of_the_rows_does_not_matter(make_row, rewards, stat_unit, seed):
+    rows = [make_row(r, uid=f"u{i % 2}", episode=i // 2, agent=f"a{i % 3}") for i, r in enumerate(rewards)]
+    order = list(range(len(rows)))
+    random.Random(seed).shuffle(order)
+    straight = advantages(rows, stat_unit=stat_unit, group_by=("uid",))
+    shuffled = advantages([rows[i] for i in order], stat_unit=stat_unit, group_by=("uid",))
+    assert shuffled == [straight[i] for i in order]
+
+
+@given(rewards=REWARDS, padding=st.integers(1, 9))
+def test_padding_does_not_matter(make_row, rewards, padding):
+    plain = [make_row(r, episode=i, mask=(1, 1)) for i, r in enumerate(rewards)]
+    padded = [make_row(r, episode=i, mask=(1, 1) + (0,) * padding) for i, r in enumerate(rewards)]
+    assert advantages(plain) == advantages(padded)

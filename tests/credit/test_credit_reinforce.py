@@ -1,0 +1,120 @@
+from __future__ import annotations
+
+import random
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+from recipe.dag.credit.batch import CreditBatch
+from recipe.dag.credit.reinforce import reinforce_pp
+
+REWARDS = st.lists(st.integers(-40, 40).map(lambda k: k / 8), min_size=1, max_size=8)
+MASKS = [(1, 1, 0, 1), (1,), (0, 1, 1, 1, 0), (0, 0), ()]
+
+
+def mixed_rows(make_row, rewards):
+    return [make_row(r, uid=f"u{i}", mask=MASKS[i % len(MASKS)]) for i, r in enumerate(rewards)]
+
+
+def test_returns_discount_per_sampled_token_from_the_last_one(make_row):
+    _, returns = reinforce_pp(CreditBatch.from_rows([make_row(2.0, mask=(1, 0, 1, 1, 0))]), gamma=0.5)
+    assert returns[0].tolist() == [0.5, 0.0, 1.0, 2.0, 0.0]
+
+
+def test_gamma_zero_pays_the_last_sampled_token_only(make_row):
+    _, returns = reinforce_pp(CreditBatch.from_rows([make_row(2.0, mask=(1, 1, 0))]), gamma=0.0)
+    assert returns[0].tolist() == [0.0, 2.0, 0.0]
+
+
+@pytest.mark.parametrize("gamma", [1.0, 0.9])
+def test_matches_verls_reinforce_plus_plus(make_row, gamma):
+    core_algos = pytest.importorskip("verl.trainer.ppo.core_algos")
+    config = pytest.importorskip("verl.trainer.config").AlgoConfig(gamma=gamma)
+    masks, rewards = [(1, 1, 0, 1), (1, 1, 1, 0), (0, 1, 0, 0)], [1.0, -0.5, 0.25]
+    scores = torch.zeros(3, 4)
+    for row, (mask, reward) in enumerate(zip(masks, rewards)):
+        scores[row, max(t for t in range(4) if mask[t])] = reward
+    expected = core_algos.compute_reinforce_plus_plus_outcome_advantage(scores, torch.tensor(masks), config)
+    rows = [make_row(r, uid=f"u{i}", mask=m) for i, (r, m) in enumerate(zip(rewards, masks))]
+    result = reinforce_pp(CreditBatch.from_rows(rows), gamma=gamma)
+    for ours, verls in zip(result, expected):
+        torch.testing.assert_close(torch.stack(ours), verls, rtol=1e-5, atol=1e-6)
+
+
+@given(rewards=st.lists(st.integers(-40, 40).map(lambda k: k / 8), min_size=2, max_size=8, unique=True))
+def test_mean_zero_and_variance_one_over_the_sampled_tokens(make_row, rewards):
+    rows = mixed_rows(make_row, rewards)
+    advantages, _ = reinforce_pp(CreditBatch.from_rows(rows))
+    tokens, mask = torch.cat(advantages).double(), torch.tensor([b for row in rows for b in row.response_mask]).bool()
+    assert tokens[mask].mean().item() == pytest.approx(0, abs=1e-5)
+    assert tokens[mask].var().item() == pytest.approx(1, abs=1e-3)
+    assert not tokens[~mask].any()
+
+
+@given(rewards=REWARDS, gamma=st.floats(0, 1))
+def test_never_nan_and_always_float(make_row, rewards, gamma):
+    rows = mixed_rows(make_row, rewards)
+    for tensors in reinforce_pp(CreditBatch.from_rows(rows), gamma=gamma):
+        assert [len(t) for t in tensors] == [len(row.response_mask) for row in rows]
+        assert all(t.dtype == torch.float32 and torch.isfinite(t).all() for t in tensors)
+
+
+@pytest.mark.parametrize("reward", [0.0, 1.0, 0.1, -3.0])
+def test_equal_rewards_give_exactly_zero(make_row, reward):
+    advantages, _ = reinforce_pp(CreditBatch.from_rows(mixed_rows(make_row, [reward] * 5)))
+    assert not torch.cat(advantages).any()
+
+
+@pytest.mark.parametrize("masks", [[()], [(0, 0)], [(1,)], [(0, 1), (0,)]])
+def test_fewer_than_two_sampled_tokens_give_zero(make_row, masks):
+    advantages, _ = reinforce_pp(CreditBatch.from_rows([make_row(1.0, mask=m) for m in masks]))
+    assert not torch.cat(advantages).any()
+
+
+@pytest.mark.parametrize("gamma", [1.0, 0.8, 0.0])
+def test_merged_rows_get_what_the_separate_rows_get(make_row, merge, gamma):
+    rng = random.Random(1)
+    masks = [(1, 1), (0, 0, 1, 1), (0, 1, 0), ()]
+    episodes = [
+        [make_row(rng.random(), episode=e, turn=t, mask=masks[(e + t) % 4]) for t in range(3)] for e in range(4)
+    ]
+    apart = reinforce_pp(CreditBatch.from_rows([row for rows in episodes for row in rows]), gamma=gamma)
+    merged = reinforce_pp(CreditBatch.from_rows([merge(rows) for rows in episodes]), gamma=gamma)
+    for one, other in zip(apart, merged):
+        torch.testing.assert_close(torch.cat(one), torch.cat(other))
+
+
+@given(rewards=REWARDS, shift=st.floats(-10, 10), factor=st.floats(0.5, 100))
+def test_shift_and_scale_of_the_rewards_do_not_matter_without_discount(make_row, rewards, shift, factor):
+    plain, _ = reinforce_pp(CreditBatch.from_rows(mixed_rows(make_row, rewards)))
+    moved, _ = reinforce_pp(CreditBatch.from_rows(mixed_rows(make_row, [factor * r + shift for r in rewards])))
+    torch.testing.assert_close(torch.cat(moved), torch.cat(plain), rtol=0, atol=1e-4)
+
+
+@given(rewards=REWARDS, seed=st.integers(0, 1000), gamma=st.sampled_from([1.0, 0.9]))
+def test_order_of_the_rows_does_not_matter(make_row, rewards, seed, gamma):
+    rows = mixed_rows(make_row, rewards)
+    order = list(range(len(rows)))
+    random.Random(seed).shuffle(order)
+    straight, _ = reinforce_pp(CreditBatch.from_rows(rows), gamma=gamma)
+    shuffled, _ = reinforce_pp(CreditBatch.from_rows([rows[i] for i in order]), gamma=gamma)
+    for position, i in enumerate(order):
+        torch.testing.assert_close(shuffled[position], straight[i])
+
+
+@given(rewards=REWARDS, padding=st.integers(1, 9), gamma=st.sampled_from([1.0, 0.9]))
+def test_padding_does_not_matter(make_row, rewards, padding, gamma):
+    plain = [make_row(r, mask=(1, 1, 0, 1)) for r in rewards]
+    padded = [make_row(r, mask=(1, 1, 0, 1) + (0,) * padding) for r in rewards]
+    short, _ = reinforce_pp(CreditBatch.from_rows(plain), gamma=gamma)
+    long, _ = reinforce_pp(CreditBatch.from_rows(padded), gamma=gamma)
+    torch.testing.assert_close(torch.stack(long)[:, :4], torch.stack(short))
+    assert not torch.stack(long)[:, 4:].any()
+
+
+@pytest.mark.parametrize("gamma", [-0.1, 1.5, float("nan")])
+def test_gamma_out_of_range_is_refused(make_row, gamma):
+    with pytest.raises(ValueError, match="gamma"):
+        reinforce_pp(CreditBatch.from_rows([make_row(1)]), gamma=gamma)
