@@ -1,0 +1,27 @@
+"""AMC problems (columns problem, answer) as parquet: `python preprocess/amc.py --input amc.jsonl --local_dir data/amc`."""
+
+from __future__ import annotations
+
+import re
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+if __name__ == "__main__" and not __package__:
+    sys.path[0] = str(Path(__file__).resolve().parents[1])
+
+from preprocess import common
+
+
+def clean_answer(answer: str) -> str:
+    """Whole numbers are published as floats: "27.0" is 27."""
+    return re.sub(r"\A(-?\d+)\.0+\Z", r"\1", answer.strip())
+
+
+def main(argv: Sequence[str] | None = None) -> None:
+    options = common.parser(__doc__ or "", prompt_split="train").parse_args(argv)
+    common.convert(options, "amc", clean_answer=clean_answer)
+
+
+if __name__ == "__main__":
+    sys.exit(common.run(main))

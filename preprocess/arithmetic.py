@@ -1,0 +1,215 @@
+"""Generated word problems for runs that need neither a download nor a GPU.
+
+Invariant: a family's wording fixes its expression, so a text has one answer, a whole number from 0 to 999; the problems of
+one seed are always the same, and no training problem shares its text, or its family and numbers, with a test problem.
+
+`python preprocess/arithmetic.py --local_dir data/arithmetic --train_size 2048 --test_size 64 --seed 0`
+"""
+
+from __future__ import annotations
+
+import argparse
+import random
+import sys
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+if __name__ == "__main__" and not __package__:
+    sys.path[0] = str(Path(__file__).resolve().parents[1])
+
+from preprocess import common
+from recipe.dag.errors import UserError
+
+NAMES = ("Ann", "Bob", "Cara", "Dan", "Eve", "Finn", "Gina", "Hugo")
+THINGS = ("pens", "books", "coins", "stones", "cards", "apples", "cups", "keys")
+LARGE, SMALL, ANY = (10, 99), (2, 9), (2, 99)
+_MAX_MISSES = 10_000
+
+
+@dataclass(frozen=True, slots=True)
+class Problem:
+    text: str
+    expression: str
+    """Python; its value is the answer."""
+    answer: int
+    family: str
+    operands: tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Family:
+    """One wording. Operands a, b, c are drawn from `ranges` (inclusive) until `allowed`."""
+
+    name: str
+    text: str
+    expression: str
+    solve: Callable[..., int]
+    ranges: tuple[tuple[int, int], ...]
+    allowed: Callable[..., bool] = lambda *operands: True
+
+    def draw(self, rng: random.Random) -> Problem:
+        operands = self._operands(rng)
+        numbers = dict(zip("abc", operands, strict=False))
+        who, other, third = rng.sample(NAMES, 3)
+        text = self.text.format(who=who, other=other, third=third, things=rng.choice(THINGS), **numbers)
+        return Problem(text, self.expression.format(**numbers), self.solve(*operands), self.name, operands)
+
+    def _operands(self, rng: random.Random) -> tuple[int, ...]:
+        while True:
+            operands = tuple(rng.randint(*bounds) for bounds in self.ranges)
+            if self.allowed(*operands):
+                return operands
+
+
+FAMILIES = (
+    Family(
+        "buy",
+        "{who} has {a} {things} and buys {b} more. How many now?",
+        "{a} + {b}",
+        lambda a, b: a + b,
+        (LARGE, ANY),
+    ),
+    Family(
+        "give",
+        "{who} has {a} {things} and gives away {b}. How many are left?",
+        "{a} - {b}",
+        lambda a, b: a - b,
+        (LARGE, ANY),
+        lambda a, b: b <= a,
+    ),
+    Family(
+        "times",
+        "{who} has {a} {things}. {other} has {b} times as many. How many has {other}?",
+        "{a} * {b}",
+        lambda a, b: a * b,
+        (LARGE, SMALL),
+    ),
+    Family(
+        "share",
+        "{who} shares {a} {things} equally among {b} friends. How many each?",
+        "{a} // {b}",
+        lambda a, b: a // b,
+        (LARGE, SMALL),
+        lambda a, b: a % b == 0,
+    ),
+    Family(
+        "remainder",
+        "{who} packs {a} {things} into full boxes of {b}. How many remain?",
+        "{a} % {b}",
+        lambda a, b: a % b,
+        (LARGE, SMALL),
+    ),
+    Family(
+        "boxes",
+        "{who} buys {a} boxes of {b} {things}. How many {things}?",
+        "{a} * {b}",
+        lambda a, b: a * b,
+        (LARGE, SMALL),
+    ),
+    Family(
+        "buy_lose",
+        "{who} has {a} {things}, buys {b} and loses {c}. How many now?",
+        "{a} + {b} - {c}",
+        lambda a, b, c: a + b - c,
+        (LARGE, ANY, ANY),
+        lambda a, b, c: c <= a + b,
+    ),
+    Family(
+        "boxes_more",
+        "{who} has {a} boxes of {b} {things} and {c} more {things}. How many?",
+        "{a} * {b} + {c}",
+        lambda a, b, c: a * b + c,
+        (LARGE, SMALL, ANY),
+    ),
+    Family(
+        "boxes_sell",
+        "{who} packs {a} boxes of {b} {things} and sells {c} {things}. How many left?",
+        "{a} * {b} - {c}",
+        lambda a, b, c: a * b - c,
+        (LARGE, SMALL, ANY),
+        lambda a, b, c: c <= a * b,
+    ),
+    Family(
+        "boxes_break",
+        "{who} has {a} boxes of {b} {things}. Then {c} boxes break. How many {things}?",
+        "({a} - {c}) * {b}",
+        lambda a, b, c: (a - c) * b,
+        (LARGE, SMALL, ANY),
+        lambda a, b, c: c <= a,
+    ),
+    Family(
+        "together",
+        "{who} has {a} {things}, {other} has {b}, {third} has {c}. How many together?",
+        "{a} + {b} + {c}",
+        lambda a, b, c: a + b + c,
+        (LARGE, ANY, ANY),
+    ),
+    Family(
+        "level",
+        "{who} has {a} {things}, {other} has {b}. They share equally. How many each?",
+        "({a} + {b}) // 2",
+        lambda a, b: (a + b) // 2,
+        (LARGE, ANY),
+        lambda a, b: (a + b) % 2 == 0,
+    ),
+)
+
+
+def generate(seed: int, n: int, exclude: Iterable[Problem] = ()) -> list[Problem]:
+    """`n` problems with distinct texts, the families in equal parts and in random order.
+
+    None has the text, or the family and operands, of one in `exclude`. Raises UserError if there are not that many.
+    """
+    rng = random.Random(seed)
+    excluded = {key for problem in exclude for key in (problem.text, (problem.family, problem.operands))}
+    texts: set[str] = set()
+    problems: list[Problem] = []
+    misses = 0
+    while len(problems) < n:
+        problem = FAMILIES[len(problems) % len(FAMILIES)].draw(rng)
+        if problem.text in texts or problem.text in excluded or (problem.family, problem.operands) in excluded:
+            misses += 1
+            if misses > _MAX_MISSES + n:
+                raise UserError(f"found only {len(problems)} of {n} distinct problems; ask for fewer")
+            continue
+        texts.add(problem.text)
+        problems.append(problem)
+    rng.shuffle(problems)
+    return problems
+
+
+def splits(seed: int, train_size: int, test_size: int) -> tuple[list[Problem], list[Problem]]:
+    """(train, test) as the script writes them; no two seeds share a random stream."""
+    test = generate(2 * seed, test_size)
+    return generate(2 * seed + 1, train_size, exclude=test), test
+
+
+def main(argv: Sequence[str] | None = None) -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.ArgumentDefaultsHelpFormatter)
+    parser.add_argument("--local_dir", required=True, type=Path, help="where train.parquet and test.parquet go")
+    parser.add_argument("--train_size", type=int, default=2048)
+    parser.add_argument("--test_size", type=int, default=64)
+    parser.add_argument("--seed", type=int, default=0)
+    options = parser.parse_args(argv)
+    for name in ("train_size", "test_size", "seed"):
+        lowest = 0 if name == "seed" else 1
+        if getattr(options, name) < lowest:
+            raise UserError(f"--{name} {getattr(options, name)}: must be {lowest} or more")
+    train, test = splits(options.seed, options.train_size, options.test_size)
+    common.write(
+        options.local_dir,
+        {
+            split: [
+                common.row_of(
+                    "arithmetic", p.text, str(p.answer), index, split, family=p.family, expression=p.expression
+                )
+                for index, p in enumerate(problems)
+            ]
+            for split, problems in (("train", train), ("test", test))
+        },
+    )
+
+
+if __name__ == "__main__":
+    sys.exit(common.run(main))

@@ -1,0 +1,262 @@
+"""What the preprocess scripts share: reading problems, splitting them, writing parquet.
+
+Invariant: nothing is written before every row has been read and checked, and a file under its final name is complete. Rows
+are verl's: data_source, prompt, ability, reward_model{style, ground_truth}, extra_info{index, split, ...}.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import random
+import re
+import sys
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from recipe.dag.errors import UserError
+
+PROBLEM_KEYS = ("problem", "prompt", "question", "Problem", "Question")
+ANSWER_KEYS = ("answer", "Answer")
+_HUB_NAME = re.compile(r"[\w.-]+/[\w.-]+")
+_FILE_SUFFIXES = (".json", ".jsonl", ".parquet")
+
+
+@dataclass(frozen=True, slots=True)
+class Item:
+    """One problem; `source` is the row it came from."""
+
+    problem: str
+    answer: str
+    source: dict[str, Any]
+
+
+def run(main: Callable[[Sequence[str] | None], None], argv: Sequence[str] | None = None) -> int:
+    """Exit code of a script: a user's mistake is one line on stderr and 2."""
+    try:
+        main(argv)
+    except UserError as error:
+        print(f"error: {error}", file=sys.stderr)
+        return 2
+    return 0
+
+
+def parser(description: str, prompt_split: str) -> argparse.ArgumentParser:
+    """The options that every benchmark's script has."""
+    args = argparse.ArgumentParser(description=description, formatter_class=argparse.ArgumentDefaultsHelpFormatter)
+    args.add_argument("--input", required=True, help="a JSON, JSON Lines or parquet file, or a hub data set (owner/name)")
+    args.add_argument("--local_dir", required=True, type=Path, help="where train.parquet and test.parquet go")
+    args.add_argument("--test_input", help="test problems of their own; else --test_size rows of --input are held out")
+    args.add_argument("--test_size", type=_test_size, help="rows held out, or 'all'; a quarter if not given")
+    args.add_argument("--input_key", help=f"column of the problem; if not given, one of {', '.join(PROBLEM_KEYS)}")
+    args.add_argument("--label_key", help=f"column of the answer; if not given, one of {', '.join(ANSWER_KEYS)}")
+    args.add_argument("--prompt_split", default=prompt_split, help="split of a hub data set")
+    args.add_argument("--test_prompt_split", help="split of a hub --test_input; --prompt_split if not given")
+    args.add_argument("--max_samples", type=_positive, help="use the first rows of --input only")
+    args.add_argument("--add_prompt_suffix", default="", help="text put after each problem")
+    args.add_argument("--seed", type=int, default=0, help="of the choice of the rows held out")
+    return args
+
+
+def convert(
+    options: argparse.Namespace,
+    data_source: str,
+    *,
+    clean_answer: Callable[[str], str] = str,
+    keep: Callable[[dict[str, Any]], bool] = lambda row: True,
+) -> None:
+    """Read, check, split and write as `options` (of `parser`) say. `keep` chooses rows of --input."""
+    keys = (options.input_key, options.label_key)
+    items = to_items(read_rows(options.input, options.prompt_split), options.input, *keys, clean_answer)
+    items = [item for item in items if keep(item.source)][: options.max_samples]
+    if not items:
+        raise UserError(f"{options.input}: no row is left after filtering")
+    if options.test_input:
+        if options.test_size is not None:
+            raise UserError("--test_size and --test_input exclude each other; drop one of them")
+        test_rows = read_rows(options.test_input, options.test_prompt_split or options.prompt_split)
+        test = to_items(test_rows, options.test_input, *keys, clean_answer)
+    else:
+        items, test = hold_out(items, options.test_size, options.seed)
+    train = without(items, test)
+    if len(train) < len(items):
+        print(f"train: left out {len(items) - len(train)} rows whose problem is a test problem")
+    if options.test_input and not train:
+        raise UserError(f"{options.input}: every problem is also in {options.test_input}; no training row is left")
+    write(
+        options.local_dir,
+        {
+            split: [
+                row_of(data_source, item.problem + options.add_prompt_suffix, item.answer, index, split)
+                for index, item in enumerate(part)
+            ]
+            for split, part in (("train", train), ("test", test))
+        },
+    )
+
+
+def row_of(data_source: str, prompt: str, answer: str, index: int, split: str, **extra: Any) -> dict[str, Any]:
+    """One row of verl's schema."""
+    return {
+        "data_source": data_source,
+        "prompt": [{"role": "user", "content": prompt}],
+        "ability": "math",
+        "reward_model": {"style": "rule", "ground_truth": answer},
+        "extra_info": {"index": index, "split": split, **extra},
+    }
+
+
+def read_rows(name: str, split: str) -> list[dict[str, Any]]:
+    """The rows of a local file, whatever its suffix claims, or of a hub data set's `split`."""
+    path = Path(name).expanduser()
+    if path.is_file():
+        rows = _read_file(path)
+    elif path.is_dir():
+        raise UserError(f"{name}: is a folder; pass a file in it")
+    elif _HUB_NAME.fullmatch(name) and path.suffix not in _FILE_SUFFIXES and not name.startswith("."):
+        rows = _read_hub(name, split)
+    else:
+        raise UserError(f"{name}: no such file; pass a .json, .jsonl or .parquet file, or a hub data set (owner/name)")
+    if not rows:
+        raise UserError(f"{name}: no rows in it")
+    for number, row in enumerate(rows, 1):
+        if not isinstance(row, dict):
+            raise UserError(f"{name}: row {number} is a {type(row).__name__}; each row must be an object with keys")
+    return rows
+
+
+def to_items(
+    rows: list[dict[str, Any]],
+    name: str,
+    input_key: str | None,
+    label_key: str | None,
+    clean_answer: Callable[[str], str] = str,
+) -> list[Item]:
+    """Checked problems and answers; a UserError names the first row that has none."""
+    input_key = input_key or _present(rows[0], PROBLEM_KEYS)
+    label_key = label_key or _present(rows[0], ANSWER_KEYS)
+    return [
+        Item(
+            _value(row, input_key, f"{name}: row {number}", "--input_key"),
+            clean_answer(_value(row, label_key, f"{name}: row {number}", "--label_key")),
+            row,
+        )
+        for number, row in enumerate(rows, 1)
+    ]
+
+
+def hold_out(items: list[Item], test_size: int | str | None, seed: int) -> tuple[list[Item], list[Item]]:
+    """(train, test), each in the input's order; which rows are test rows depends on `seed` and their number only."""
+    count = len(items)
+    size = count if test_size == "all" else max(1, count // 4) if test_size is None else int(test_size)
+    if test_size != "all" and size >= count:
+        raise UserError(f"{size} test rows of {count} leave none to train on; pass a smaller --test_size, or 'all'")
+    chosen = set(random.Random(seed).sample(range(count), size))
+    train = [item for index, item in enumerate(items) if index not in chosen]
+    return train, [item for index, item in enumerate(items) if index in chosen]
+
+
+def without(items: list[Item], others: list[Item]) -> list[Item]:
+    """The items whose problem is not among the others', spacing and letter case aside."""
+    taken = {_text_key(item.problem) for item in others}
+    return [item for item in items if _text_key(item.problem) not in taken]
+
+
+def write(local_dir: Path, splits: dict[str, list[dict[str, Any]]]) -> None:
+    """One parquet file per split with rows, all or none; prints how many rows each has."""
+    temporary: dict[Path, Path] = {}
+    try:
+        local_dir.mkdir(parents=True, exist_ok=True)
+        for split, rows in splits.items():
+            if rows:
+                target = local_dir / f"{split}.parquet"
+                temporary[target] = local_dir / f".{split}.{os.getpid()}.tmp"
+                pq.write_table(pa.Table.from_pylist(rows), temporary[target])
+        for target, source in temporary.items():
+            os.replace(source, target)
+    except OSError as error:
+        raise UserError(f"{local_dir}: cannot write: {error.strerror or error}; pass another --local_dir") from error
+    finally:
+        for source in temporary.values():
+            source.unlink(missing_ok=True)
+    for split, rows in splits.items():
+        target = local_dir / f"{split}.parquet"
+        left = f", {target} of an earlier run stays" if not rows and target.exists() else ""
+        print(f"{split}: {len(rows)} rows -> {target}" if rows else f"{split}: 0 rows, not written{left}")
+
+
+def _read_file(path: Path) -> list[Any]:
+    try:
+        data = path.read_bytes()
+        if data.startswith(b"PAR1"):
+            return pq.read_table(pa.BufferReader(data)).to_pylist()
+        return _parse_json(data.decode("utf-8-sig"), path)
+    except (OSError, UnicodeDecodeError, pa.ArrowException) as error:
+        reason = " ".join(str(error).split())
+        raise UserError(f"{path}: cannot be read: {reason}; pass UTF-8 JSON, JSON Lines or parquet") from error
+
+
+def _parse_json(text: str, path: Path) -> list[Any]:
+    """A JSON list, or one JSON value per line."""
+    if text.lstrip().startswith("["):
+        try:
+            return json.loads(text)
+        except ValueError as error:
+            raise UserError(f"{path}: not a JSON list: {error}") from error
+    rows = []
+    for number, line in enumerate(text.split("\n"), 1):  # splitlines would cut at separators inside strings
+        if line.strip():
+            try:
+                rows.append(json.loads(line))
+            except ValueError as error:
+                raise UserError(f"{path}:{number}: not JSON: {error}; pass a JSON list or JSON Lines") from error
+    return rows
+
+
+def _read_hub(name: str, split: str) -> list[dict[str, Any]]:
+    try:
+        import datasets
+    except ImportError as error:
+        raise UserError(f"{name}: reading from the hub needs `pip install datasets`; or pass a local file") from error
+    try:
+        return datasets.load_dataset(name, split=split).to_list()
+    except Exception as error:  # the hub client's failures have no common type
+        reason = " ".join(str(error).split())[:300]
+        raise UserError(f"{name}: no such file, and the hub has no split '{split}' of it to give: {reason}") from error
+
+
+def _present(row: dict[str, Any], keys: tuple[str, ...]) -> str:
+    return next((key for key in keys if key in row), keys[0])
+
+
+def _value(row: dict[str, Any], key: str, where: str, option: str) -> str:
+    if key not in row:
+        raise UserError(f"{where} has no '{key}' (its keys: {', '.join(map(str, row)) or 'none'}); name it with {option}")
+    value = row[key]
+    if isinstance(value, bool) or not isinstance(value, str | int | float | None):
+        raise UserError(f"{where}: '{key}' is a {type(value).__name__}, not a text or number; name another with {option}")
+    if value is None or value != value or not str(value).strip():
+        raise UserError(f"{where}: '{key}' is empty or null; mend or remove the row")
+    return str(value)
+
+
+def _text_key(problem: str) -> str:
+    return "".join(problem.lower().split())
+
+
+def _positive(text: str) -> int:
+    if not text.isdecimal() or int(text) < 1:
+        raise argparse.ArgumentTypeError(f"'{text}' is no number of rows, 1 or more")
+    return int(text)
+
+
+def _test_size(text: str) -> int | str:
+    if text != "all" and not text.isdecimal():
+        raise argparse.ArgumentTypeError(f"'{text}' is neither a number of rows nor 'all'")
+    return text if text == "all" else int(text)

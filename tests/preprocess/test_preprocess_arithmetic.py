@@ -1,0 +1,77 @@
+"""The generated problems: answers, sizes, vocabulary, and the wall between train and test."""
+
+from __future__ import annotations
+
+import ast
+import re
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from preprocess.arithmetic import FAMILIES, generate, main, splits
+from recipe.dag.errors import UserError
+
+
+@settings(max_examples=20, deadline=None)
+@given(st.integers(0, 10_000))
+def test_every_answer_is_the_value_of_its_expression(seed):
+    for problem in generate(seed, 48):
+        tree = ast.parse(problem.expression, mode="eval")
+        operators = [node for node in ast.walk(tree) if isinstance(node, ast.BinOp)]
+        assert eval(compile(tree, "expression", "eval"), {"__builtins__": {}}) == problem.answer
+        assert 1 <= len(operators) <= 2
+        assert 0 <= problem.answer <= 999
+        assert all(2 <= operand <= 99 for operand in problem.operands)
+        assert len(problem.text.split()) < 15
+
+
+def test_numbers_of_the_text_are_the_operands_in_order():
+    for problem in generate(3, 120):
+        assert tuple(map(int, re.findall(r"\d+", problem.text))) == problem.operands
+
+
+def test_vocabulary_is_small():
+    words = {word for problem in generate(0, 2048) for word in re.findall(r"[A-Za-z]+", problem.text)}
+    assert len(words) < 150
+
+
+def test_families_are_balanced_and_all_used():
+    problems = generate(1, 10 * len(FAMILIES))
+    assert {family.name: 10 for family in FAMILIES} == {
+        family.name: sum(problem.family == family.name for problem in problems) for family in FAMILIES
+    }
+
+
+def test_a_seed_gives_the_same_problems_and_another_seed_others():
+    assert generate(7, 100) == generate(7, 100)
+    assert generate(7, 100) != generate(8, 100)
+
+
+def test_train_and_test_share_neither_text_nor_family_with_numbers():
+    train, test = splits(0, 2048, 64)
+    assert (len(train), len(test)) == (2048, 64)
+    assert len({problem.text for problem in train}) == 2048
+    assert not {problem.text for problem in train} & {problem.text for problem in test}
+    assert not {(p.family, p.operands) for p in train} & {(p.family, p.operands) for p in test}
+
+
+def test_exclude_keeps_other_names_of_the_same_numbers_out():
+    held = generate(5, 240)
+    again = generate(5, 240, exclude=held)
+    assert not {(p.family, p.operands) for p in again} & {(p.family, p.operands) for p in held}
+
+
+def test_asking_for_more_than_there_are_is_an_error(monkeypatch):
+    monkeypatch.setattr("preprocess.arithmetic.NAMES", ("Ann", "Bob", "Cara"))
+    monkeypatch.setattr("preprocess.arithmetic.THINGS", ("pens",))
+    monkeypatch.setattr("preprocess.arithmetic.FAMILIES", FAMILIES[3:4])
+    with pytest.raises(UserError, match="ask for fewer"):
+        generate(0, 700)
+
+
+@pytest.mark.parametrize("option", ["--train_size=0", "--test_size=-1", "--seed=-1"])
+def test_sizes_out_of_range_are_refused(option, tmp_path):
+    with pytest.raises(UserError, match=option.split("=")[0]):
+        main(["--local_dir", str(tmp_path / "out"), option])
+    assert not (tmp_path / "out").exists()
