@@ -1,0 +1,170 @@
+"""`python -m recipe.dag.main [--config-name NAME] [--eval] key=value ...`: train or evaluate a workflow.
+
+Invariant: both run scripts end here, on a laptop and on a GPU host. What the user got wrong is one line on stderr and exit
+code 2, before Ray starts and before a file is written.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import contextlib
+import importlib.util
+import os
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from recipe.dag.errors import UserError
+from recipe.dag.workflow.loader import load_workflow
+from recipe.dag.workflow.schema import Workflow
+
+if TYPE_CHECKING:
+    from omegaconf import DictConfig
+
+CONFIG_FOLDER = Path(__file__).parent / "config"
+ROOT = Path(__file__).resolve().parents[2]
+
+
+def compose_config(name: str, overrides: list[str], folder: Path = CONFIG_FOLDER) -> DictConfig:
+    """Compose `name`.yaml over verl's defaults. Raises UserError for an unknown file, key or value."""
+    from hydra import compose, initialize_config_dir
+    from hydra.errors import HydraException
+    from omegaconf import OmegaConf
+    from omegaconf.errors import OmegaConfBaseException
+
+    try:
+        with initialize_config_dir(str(folder), version_base=None):
+            config = compose(name, overrides=[f"hydra.searchpath=[file://{verl_config_folder()}]", *overrides])
+        missing = sorted(key for key in OmegaConf.missing_keys(config) if not key.startswith(("critic.", "reward")))
+    except (HydraException, OmegaConfBaseException) as error:
+        raise UserError(f"configuration: {_first_lines(error)}") from error
+    if missing:
+        raise UserError(f"configuration: no value for {', '.join(missing)}; pass it as {missing[0]}=...")
+    return config
+
+
+def verl_config_folder() -> Path:
+    """Found without importing verl, which takes seconds and must not happen before the platform is chosen."""
+    spec = importlib.util.find_spec("verl")
+    if spec is None:
+        raise UserError("verl is not installed; pip install -e '.[cpu]' (or '.[gpu]' on a CUDA host)")
+    return Path(spec.origin).parent / "trainer" / "config"
+
+
+def _first_lines(error: Exception) -> str:
+    cause = error.__cause__ if error.__cause__ is not None else error
+    lines = [line.strip() for line in f"{error}\n{cause}".splitlines() if line.strip()]
+    return " ".join(dict.fromkeys(lines[:3]))
+
+
+def choose_platform(config: DictConfig) -> str:
+    """cuda or cpu. Raises UserError when cuda is asked for and absent."""
+    import torch
+
+    available = torch.cuda.is_available()
+    if config.platform not in ("auto", "cuda", "cpu"):
+        raise UserError(f"platform={config.platform} is unknown; choose auto, cuda or cpu")
+    if config.platform == "cuda" and not available:
+        raise UserError("platform=cuda, but torch sees no GPU; run on a CUDA host or with platform=cpu")
+    return "cuda" if available and config.platform != "cpu" else "cpu"
+
+
+def prepare_environment(platform: str) -> None:
+    """What verl and every Ray process must find in their environment; before `import verl`."""
+    if platform == "cpu":
+        os.environ["VERL_PLATFORM"] = "cpu"
+        os.environ.setdefault("OMP_NUM_THREADS", str(os.cpu_count() or 1))
+    modules = [m for m in os.environ.get("VERL_USE_EXTERNAL_MODULES", "").split(",") if m]
+    if "recipe.dag.platform.plugin" not in modules:
+        os.environ["VERL_USE_EXTERNAL_MODULES"] = ",".join([*modules, "recipe.dag.platform.plugin"])
+    paths = [str(ROOT), *[p for p in os.environ.get("PYTHONPATH", "").split(os.pathsep) if p]]
+    os.environ["PYTHONPATH"] = os.pathsep.join(dict.fromkeys(paths))
+    os.environ.setdefault("RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO", "0")
+    os.environ.setdefault("RAY_DEDUP_LOGS", "1")
+
+
+@contextlib.contextmanager
+def ray_cluster(config: DictConfig, platform: str):
+    """Ray with verl's runtime environment; the cluster is shut down with the run unless it was there before."""
+    import ray
+    from omegaconf import OmegaConf
+    from verl.trainer.constants_ppo import get_ppo_ray_runtime_env
+
+    env = OmegaConf.to_container(OmegaConf.create(get_ppo_ray_runtime_env(config)))
+    carried = ("VERL_PLATFORM", "OMP_NUM_THREADS", "VERL_USE_EXTERNAL_MODULES", "PYTHONPATH", "RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO")
+    env.setdefault("env_vars", {}).update({name: os.environ[name] for name in carried if name in os.environ})
+    options = OmegaConf.to_container(config.ray_kwargs.ray_init, resolve=True)
+    options["runtime_env"] = {**env, **{k: v for k, v in options.pop("runtime_env", {}).items() if v is not None}}
+    if options.get("num_cpus") is None and platform == "cpu":
+        options["num_cpus"] = 64  # logical: verl asks for one per colocated process, and they take turns
+    if os.environ.get("RAY_ADDRESS"):
+        options.pop("num_cpus", None)
+    ray.init(**{key: value for key, value in options.items() if value is not None})
+    try:
+        yield
+    finally:
+        ray.shutdown()
+
+
+def evaluation_of(workflow: Workflow) -> Workflow:
+    """The same workflow with every policy frozen and no training chain."""
+    nodes = tuple(node for node in workflow.nodes if node not in workflow.training_nodes)
+    policies = {name: policy.model_copy(update={"frozen": True}) for name, policy in workflow.policies.items()}
+    return workflow.model_copy(update={"nodes": nodes, "policies": policies})
+
+
+async def run(config: DictConfig, workflow: Workflow, *, platform: str, evaluate_only: bool) -> None:
+    from recipe.dag.train import setup, trainer
+    from recipe.dag.train.data import load_samples
+
+    paths = await asyncio.to_thread(setup.model_paths, workflow)
+    data = config.data
+    train = [] if evaluate_only else load_samples(data.train_files, max_samples=data.train_max_samples)
+    val = []
+    if data.val_files:
+        limit = config.validation.max_samples if config.validation.max_samples is not None else data.val_max_samples
+        val = load_samples(data.val_files, max_samples=limit, what="data.val_files")
+    elif evaluate_only:
+        raise UserError("data.val_files: an evaluation needs problems; pass data.val_files=FILE.parquet")
+    toolbox = await setup.Toolbox.open(config, workflow)
+    try:
+        with ray_cluster(config, platform):
+            policies = await setup.start_policies(config, workflow, paths, platform=platform)
+            if evaluate_only:
+                summary = await trainer.evaluate(config, workflow, policies, toolbox, val)
+                print(f"accuracy {summary['final_accuracy']:.4f} on {summary['num_samples']} episodes; {config.output_dir}/summary.json")
+            else:
+                loop = trainer.Trainer(config, workflow, policies, toolbox, train_samples=train, val_samples=val)
+                await loop.train()
+    finally:
+        await toolbox.close()
+
+
+def main(argv: list[str] | None = None) -> int:
+    parser = argparse.ArgumentParser(prog="python -m recipe.dag.main", description=__doc__.splitlines()[0])
+    parser.add_argument("--config-name", default="dag", help="a file in recipe/dag/config, without .yaml")
+    parser.add_argument("--eval", action="store_true", help="evaluate only: every policy frozen, results.json and summary.json")
+    parser.add_argument("overrides", nargs="*", metavar="key=value", help="hydra overrides")
+    args = parser.parse_args(argv)
+    try:
+        config = compose_config(args.config_name, args.overrides)
+        workflow = load_workflow(config.workflow)
+        if args.eval:
+            workflow = evaluation_of(workflow)
+        elif not workflow.trained_policies():
+            raise UserError(f"{config.workflow}: every policy is frozen, so there is nothing to train; add --eval to evaluate")
+        platform = choose_platform(config)
+        prepare_environment(platform)
+        asyncio.run(run(config, workflow, platform=platform, evaluate_only=args.eval))
+    except UserError as error:
+        print(f"error: {error}", file=sys.stderr)
+        return 2
+    except KeyboardInterrupt:
+        print("interrupted; the same command resumes from the last checkpoint", file=sys.stderr)
+        return 130
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,1 @@
+"""What lets verl run without a GPU."""

@@ -1,0 +1,191 @@
+"""Batched token generation on the CPU: token ids in, token ids and log-probs out.
+
+Invariant: a request's tokens depend on its prompt, its sampling parameters and its seed, never on what else is in the
+batch: randomness is counter-based (seed, position), not a shared stream. Log-probs are those of the sampled tokens after
+temperature and before top-p/top-k, in nats, as SGLang reports them.
+
+transformers' own continuous batching serves pages of a KV cache for long contexts on accelerators; here requests are short
+and many, so the cache is one dense slab with a row per request, kept compact. `examples/bench_cpu_generation.py` compares.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+import torch
+from transformers import Cache
+
+
+@dataclass(slots=True, eq=False)
+class Request:
+    prompt_ids: list[int]
+    max_tokens: int
+    temperature: float = 1.0
+    top_p: float = 1.0
+    top_k: int = -1
+    repetition_penalty: float = 1.0
+    stop_token_ids: frozenset[int] = frozenset()
+    seed: int = 0
+    handle: Any = None
+    """Opaque to the generator; the server keeps its future here."""
+    response_ids: list[int] = field(default_factory=list)
+    log_probs: list[float] = field(default_factory=list)
+    stop_reason: str = ""
+
+
+class SlabCache(Cache):
+    """Keys and values of all requests: one row each, rows [0, active) in use."""
+
+    def __init__(self, config: Any, rows: int, max_len: int, dtype: torch.dtype):
+        heads = config.num_key_value_heads
+        width = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
+        shape = (config.num_hidden_layers, rows, heads, max_len, width)
+        self.keys, self.values = torch.zeros(shape, dtype=dtype), torch.zeros(shape, dtype=dtype)
+        self.first = self.last = self.width = 0
+        self.positions: torch.Tensor | None = None
+
+    def view(self, first: int, last: int, positions: torch.Tensor, width: int) -> SlabCache:
+        """Aim the next forward at rows [first, last), writing at `positions` [rows, new] and reading `width` columns."""
+        self.first, self.last, self.positions, self.width = first, last, positions, width
+        return self
+
+    def update(self, key_states, value_states, layer_idx, *args, **kwargs):
+        out = []
+        for slab, new in ((self.keys, key_states), (self.values, value_states)):
+            rows = slab[layer_idx, self.first : self.last]
+            index = self.positions[:, None, :, None].expand(new.shape)
+            rows.scatter_(2, index, new)
+            out.append(rows[:, :, : self.width])
+        return tuple(out)
+
+    def move(self, source: int, target: int, length: int) -> None:
+        for slab in (self.keys, self.values):
+            slab[:, target, :, :length] = slab[:, source, :, :length]
+
+    def get_seq_length(self, layer_idx: int = 0) -> int:
+        return 0
+
+
+def uniform(seeds: np.ndarray, positions: np.ndarray) -> np.ndarray:
+    """One number in [0, 1) for each (seed, position), by the SplitMix64 finaliser. Shapes [B] and [B], dtype uint64."""
+    with np.errstate(over="ignore"):
+        x = seeds + (positions + np.uint64(1)) * np.uint64(0x9E3779B97F4A7C15)
+        x = (x ^ (x >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
+        x = (x ^ (x >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
+        x ^= x >> np.uint64(31)
+    return (x >> np.uint64(11)).astype(np.float64) * 2.0**-53
+
+
+def sample(logits: torch.Tensor, requests: list[Request]) -> tuple[list[int], list[float]]:
+    """One token for each row of `logits` [B, V] and its log-prob after temperature. Temperature 0 takes the best token."""
+    logits = logits.float()
+    if any(r.repetition_penalty != 1.0 for r in requests):
+        logits = logits.clone()
+        for row, request in zip(logits, requests, strict=True):
+            seen = torch.tensor(sorted({*request.prompt_ids, *request.response_ids}))
+            row[seen] = torch.where(row[seen] > 0, row[seen] / request.repetition_penalty, row[seen] * request.repetition_penalty)
+    temperature = torch.tensor([r.temperature if r.temperature > 0 else 1.0 for r in requests])
+    log_probs = torch.log_softmax(logits / temperature[:, None], dim=-1)
+    probs = log_probs.double().exp()
+    if any(r.top_k > 0 or r.top_p < 1.0 for r in requests):
+        probs = truncate(probs, requests)
+    cumulative = probs.cumsum(-1)
+    seeds = np.array([r.seed for r in requests], dtype=np.uint64)
+    positions = np.array([len(r.response_ids) for r in requests], dtype=np.uint64)
+    target = torch.from_numpy(uniform(seeds, positions))[:, None] * cumulative[:, -1:]
+    tokens = torch.searchsorted(cumulative, target, right=True)[:, 0].clamp_(max=logits.shape[-1] - 1)
+    greedy = torch.tensor([r.temperature == 0 for r in requests])
+    tokens = torch.where(greedy, logits.argmax(-1), tokens)
+    return tokens.tolist(), log_probs.gather(1, tokens[:, None])[:, 0].tolist()
+
+
+def truncate(probs: torch.Tensor, requests: list[Request]) -> torch.Tensor:
+    """Zero what top-k and top-p leave out. `probs` [B, V]; not renormalised."""
+    ordered, order = probs.sort(-1, descending=True)
+    rank = torch.arange(probs.shape[-1])
+    top_k = torch.tensor([r.top_k if r.top_k > 0 else probs.shape[-1] for r in requests])
+    top_p = torch.tensor([r.top_p for r in requests], dtype=probs.dtype)
+    keep = (rank < top_k[:, None]) & (ordered.cumsum(-1) - ordered < top_p[:, None])
+    return torch.zeros_like(probs).scatter(-1, order, ordered * keep)
+
+
+class Generator:
+    """Requests join and leave between two forwards. Not thread-safe: one thread calls `add` and `step`."""
+
+    def __init__(self, model: torch.nn.Module, *, max_requests: int, max_len: int):
+        self.model = model.eval()
+        self.max_len = max_len
+        self.cache = SlabCache(model.config, max_requests, max_len, next(model.parameters()).dtype)
+        self.max_requests = max_requests
+        self.active: list[Request] = []
+
+    @property
+    def room(self) -> int:
+        return self.max_requests - len(self.active)
+
+    @torch.inference_mode()
+    def add(self, requests: list[Request]) -> list[Request]:
+        """Prefill `requests` (at most `room`) and sample their first tokens. Returns those that are finished already."""
+        first = len(self.active)
+        lengths = torch.tensor([len(r.prompt_ids) for r in requests])
+        width = int(lengths.max())
+        ids = torch.zeros(len(requests), width, dtype=torch.long)
+        for row, request in zip(ids, requests, strict=True):
+            row[: len(request.prompt_ids)] = torch.tensor(request.prompt_ids)
+        positions = torch.arange(width).expand(len(requests), width)
+        mask = torch.ones(width, width, dtype=torch.bool).tril()[None, None].expand(len(requests), 1, width, width)
+        cache = self.cache.view(first, first + len(requests), positions, width)
+        hidden = self._forward(ids, positions, mask, cache)
+        self.active.extend(requests)
+        return self._accept(hidden[torch.arange(len(requests)), lengths - 1], requests)
+
+    @torch.inference_mode()
+    def step(self) -> list[Request]:
+        """Sample one more token for every active request. Returns those that are finished now."""
+        requests = self.active
+        ids = torch.tensor([[r.response_ids[-1]] for r in requests])
+        positions = torch.tensor([[len(r.prompt_ids) + len(r.response_ids) - 1] for r in requests])
+        width = int(positions.max()) + 1
+        mask = (torch.arange(width) <= positions)[:, None, None, :]
+        hidden = self._forward(ids, positions, mask, self.cache.view(0, len(requests), positions, width))
+        return self._accept(hidden[:, 0], requests)
+
+    def _forward(self, ids, positions, mask, cache) -> torch.Tensor:
+        out = self.model.base_model(
+            input_ids=ids, position_ids=positions, attention_mask=mask, past_key_values=cache, use_cache=True
+        )
+        return out.last_hidden_state
+
+    def _accept(self, hidden: torch.Tensor, requests: list[Request]) -> list[Request]:
+        tokens, log_probs = sample(self.model.get_output_embeddings()(hidden), requests)
+        for request, token, log_prob in zip(requests, tokens, log_probs, strict=True):
+            request.response_ids.append(token)
+            request.log_probs.append(log_prob)
+            if token in request.stop_token_ids:
+                request.stop_reason = "stop"
+            elif len(request.response_ids) >= request.max_tokens or self._full(request):
+                request.stop_reason = "length"
+        return self._remove([r for r in requests if r.stop_reason])
+
+    def _full(self, request: Request) -> bool:
+        return len(request.prompt_ids) + len(request.response_ids) >= self.max_len
+
+    def _remove(self, finished: list[Request]) -> list[Request]:
+        """Fill each gap with the last row, so that the rows in use stay [0, active)."""
+        for request in finished:
+            row, last = self.active.index(request), len(self.active) - 1
+            if row != last:
+                mover = self.active[last]
+                self.cache.move(last, row, len(mover.prompt_ids) + len(mover.response_ids))
+                self.active[row] = mover
+            self.active.pop()
+        return finished
+
+    def drop_all(self) -> list[Request]:
+        """Abort every active request."""
+        dropped, self.active = self.active, []
+        for request in dropped:
+            request.stop_reason = "abort"
+        return dropped

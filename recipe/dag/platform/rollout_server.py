@@ -1,0 +1,182 @@
+"""The CPU rollout server: SGLang's server interface of verl, over `generator.Generator`.
+
+Invariant: a weight update happens between two forwards, with nothing half-loaded, and every answer carries the version of
+the weights that made all of its tokens (requests under way when new weights arrive are aborted, as SGLang's are).
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import queue
+import threading
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from verl.workers.rollout.replica import TokenOutput
+
+from recipe.dag.platform.generator import Generator, Request
+
+Settle = Callable[..., None]
+"""`settle(result)` or `settle(error=...)`: answers one caller, from any thread."""
+
+
+class RolloutServer:
+    """Runs as a Ray actor. `model_path` gives the architecture and, unless `load_format` is "dummy", the weights."""
+
+    def __init__(self, model_path: str, *, max_requests: int, max_len: int, load_format: str, trust_remote_code: bool):
+        from transformers import AutoConfig, AutoModelForCausalLM, GenerationConfig
+
+        torch.set_num_threads(int(os.environ.get("OMP_NUM_THREADS") or os.cpu_count() or 1))
+        kwargs = {"attn_implementation": "sdpa", "trust_remote_code": trust_remote_code}
+        if load_format == "dummy":
+            config = AutoConfig.from_pretrained(model_path, trust_remote_code=trust_remote_code)
+            model = AutoModelForCausalLM.from_config(config, dtype=torch.float32, **kwargs)
+        else:
+            model = AutoModelForCausalLM.from_pretrained(model_path, dtype=torch.float32, **kwargs)
+        try:
+            eos = GenerationConfig.from_pretrained(model_path).eos_token_id
+        except OSError:
+            eos = model.config.eos_token_id
+        self.stop_token_ids = frozenset([eos] if isinstance(eos, int) else eos or [])
+        self.generator = Generator(model, max_requests=max_requests, max_len=max_len)
+        self.max_len = max_len
+        self.version = 0
+        self.waiting: list[Request] = []
+        self.inbox: queue.SimpleQueue = queue.SimpleQueue()
+        self.failure: BaseException | None = None
+        threading.Thread(target=self._serve, daemon=True, name="generation").start()
+
+    async def generate(
+        self, prompt_ids: list[int], sampling_params: dict[str, Any], request_id: str, image_data=None, video_data=None
+    ) -> TokenOutput:
+        budget = self.max_len - len(prompt_ids) - 1
+        if budget < 0:
+            raise ValueError(f"prompt of {len(prompt_ids)} tokens exceeds the context length ({self.max_len})")
+        max_tokens = sampling_params.get("max_new_tokens", sampling_params.get("max_tokens", budget))
+        ignore_eos = sampling_params.get("ignore_eos", False)
+        request = Request(
+            prompt_ids=list(prompt_ids),
+            max_tokens=max(0, min(int(max_tokens), budget)),
+            temperature=float(sampling_params.get("temperature", 1.0)),
+            top_p=float(sampling_params.get("top_p", 1.0)),
+            top_k=int(sampling_params.get("top_k", -1)),
+            repetition_penalty=float(sampling_params.get("repetition_penalty", 1.0)),
+            stop_token_ids=frozenset()
+            if ignore_eos
+            else self.stop_token_ids | frozenset(sampling_params.get("stop_token_ids") or ()),
+            seed=int(sampling_params.get("seed") or int.from_bytes(os.urandom(7), "little")),
+        )
+        if request.max_tokens == 0:
+            return self._output(request, "length", self.version)
+        return await self._post(lambda future: self._enqueue(request, future))
+
+    async def load_weights(self, weights: dict[str, torch.Tensor], version: int) -> None:
+        """Replace all weights in place. Raises when a parameter is missing, unknown or of another shape."""
+        await self._post(lambda future: self._load(weights, version, future))
+
+    async def abort_all_requests(self, reject_request: bool = False) -> None:
+        await self._post(self._abort)
+
+    async def set_global_steps(self, global_steps: int) -> None:
+        self.version = global_steps
+
+    async def sleep(self) -> None:
+        """Nothing to give back on a CPU; requests under way are aborted, as on a GPU."""
+        await self.abort_all_requests()
+
+    async def wake_up(self) -> None: ...
+
+    async def clear_kv_cache(self) -> None: ...
+
+    async def release_kv_cache(self) -> None: ...
+
+    async def resume_kv_cache(self) -> None: ...
+
+    async def resume_generation(self) -> None: ...
+
+    async def start_profile(self, **kwargs) -> None: ...
+
+    async def stop_profile(self) -> None: ...
+
+    async def _post(self, command: Callable[[Settle], None]) -> Any:
+        """Run `command` in the generation thread between two forwards; it settles the answer, at once or later."""
+        if self.failure is not None:
+            raise RuntimeError(f"the generation thread died: {self.failure}") from self.failure
+        loop = asyncio.get_running_loop()
+        future = loop.create_future()
+
+        def settle(result: Any = None, error: BaseException | None = None) -> None:
+            def deliver() -> None:
+                if not future.done():
+                    future.set_result(result) if error is None else future.set_exception(error)
+
+            loop.call_soon_threadsafe(deliver)
+
+        self.inbox.put((command, settle))
+        return await future
+
+    def _enqueue(self, request: Request, settle: Settle) -> None:
+        request.handle = settle
+        self.waiting.append(request)
+
+    def _load(self, weights: dict[str, torch.Tensor], version: int, settle: Settle) -> None:
+        self._drop_requests()
+        model = self.generator.model
+        parameters = dict(model.named_parameters())
+        tied = {"lm_head.weight"} if model.config.tie_word_embeddings else set()
+        missing, unknown = parameters.keys() - weights.keys(), weights.keys() - parameters.keys() - tied
+        if missing or unknown:
+            settle(error=ValueError(f"weight update: missing {sorted(missing)[:3]}, unknown {sorted(unknown)[:3]}"))
+            return
+        with torch.no_grad():
+            for name, parameter in parameters.items():
+                parameter.copy_(weights[name])
+        self.version = version
+        settle()
+
+    def _abort(self, settle: Settle) -> None:
+        self._drop_requests()
+        settle()
+
+    def _drop_requests(self) -> None:
+        dropped, self.waiting = self.generator.drop_all() + self.waiting, []
+        for request in dropped:
+            request.handle(self._output(request, "abort", self.version))
+
+    def _drain(self, *, block: bool) -> None:
+        while block or not self.inbox.empty():
+            command, settle = self.inbox.get()
+            block = False
+            try:
+                command(settle)
+            except Exception as error:
+                settle(error=error)
+
+    def _serve(self) -> None:
+        try:
+            while True:
+                self._drain(block=not (self.waiting or self.generator.active))
+                finished = []
+                if self.waiting and self.generator.room:
+                    batch, self.waiting = self.waiting[: self.generator.room], self.waiting[self.generator.room :]
+                    finished += self.generator.add(batch)
+                if self.generator.active:
+                    finished += self.generator.step()
+                for request in finished:
+                    request.handle(self._output(request, request.stop_reason, self.version))
+        except BaseException as error:
+            self.failure = error
+            for request in self.generator.drop_all() + self.waiting:
+                request.handle(error=RuntimeError(f"generation failed: {error}"))
+            raise
+
+    @staticmethod
+    def _output(request: Request, stop_reason: str, version: int) -> TokenOutput:
+        return TokenOutput(
+            token_ids=request.response_ids,
+            log_probs=request.log_probs,
+            stop_reason=stop_reason,
+            extra_fields={"global_steps": version},
+        )

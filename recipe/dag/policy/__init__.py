@@ -1,0 +1,1 @@
+"""One policy on verl: configuration, placement, workers, servers, weight sync, checkpoints."""

@@ -1,0 +1,100 @@
+"""One complete verl configuration per policy.
+
+Invariant: every verl object gets a configuration of its own (verl mutates them in place), made of the run's, the
+workflow's algorithm, the policy's overrides and, last, what the platform cannot do without. A key that verl does not know
+is a UserError that names the policy.
+"""
+
+from __future__ import annotations
+
+import copy
+import importlib.util
+
+from omegaconf import DictConfig, OmegaConf, open_dict
+from omegaconf.errors import OmegaConfBaseException
+
+from recipe.dag.errors import UserError
+from recipe.dag.workflow.schema import Algorithm, Policy, Workflow
+
+FP32 = {"param_dtype": "fp32", "reduce_dtype": "fp32", "buffer_dtype": "fp32"}
+CPU_CONFIG = {
+    "model": {"use_remove_padding": False, "enable_gradient_checkpointing": False},
+    "actor": {
+        "use_torch_compile": False,
+        "fsdp_config": {"use_torch_compile": False, "param_offload": False, "optimizer_offload": False},
+    },
+    "ref": {"fsdp_config": {"use_torch_compile": False}},
+    "rollout": {"name": "cpu", "tensor_model_parallel_size": 1, "free_cache_engine": False, "dtype": "float32"},
+}
+
+
+def max_model_len(config: DictConfig) -> int:
+    """Prompt and response together, in tokens."""
+    return int(config.actor_rollout_ref.rollout.max_model_len or config.data.max_prompt_length + config.data.max_response_length)
+
+
+def policy_config(run: DictConfig, workflow: Workflow, name: str, *, model_path: str, sharing: int, platform: str) -> DictConfig:
+    """The configuration of policy `name`; `sharing` policies share its GPUs and so the servers' memory."""
+    policy = workflow.policies[name]
+    config = copy.deepcopy(run)
+    node = config.actor_rollout_ref
+    with open_dict(node):
+        node.model.path = model_path
+        node.model.tokenizer_path = policy.model.tokenizer_path
+        node.model.trust_remote_code = policy.model.trust_remote_code
+        node.rollout.gpu_memory_utilization = node.rollout.gpu_memory_utilization / sharing
+        node.rollout.max_model_len = max_model_len(run)
+        node.rollout.max_num_seqs = max(int(node.rollout.max_num_seqs), 1)
+    _apply_algorithm(node.actor, workflow.algorithm, policy, run)
+    for key, value in _flatten(policy.config).items():
+        try:
+            OmegaConf.update(config, f"actor_rollout_ref.{key}", value, merge=True)
+        except OmegaConfBaseException as error:
+            raise UserError(f"policies.{name}.config.{key}: {str(error).splitlines()[0]}") from error
+    with open_dict(config):
+        node.rollout.custom = {"policy": name}
+        _apply_platform(config, platform)
+        node.actor.optim.total_training_steps = run.trainer.total_training_steps
+    if node.actor.ppo_max_token_len_per_gpu < node.rollout.max_model_len:
+        raise UserError(
+            f"actor_rollout_ref.actor.ppo_max_token_len_per_gpu={node.actor.ppo_max_token_len_per_gpu} is below the longest "
+            f"row, {node.rollout.max_model_len} tokens (data.max_prompt_length + data.max_response_length): raise it"
+        )
+    return config
+
+
+def _apply_algorithm(actor: DictConfig, algorithm: Algorithm, policy: Policy, run: DictConfig) -> None:
+    actor.clip_ratio_low, actor.clip_ratio_high = algorithm.clip_ratio_low, algorithm.clip_ratio_high
+    actor.clip_ratio = algorithm.clip_ratio_low
+    actor.loss_agg_mode = algorithm.loss_agg
+    actor.entropy_coeff = algorithm.entropy_coef
+    actor.use_kl_loss = policy.reference
+    actor.kl_loss_coef = algorithm.kl_loss_coef
+    actor.ppo_epochs = algorithm.epochs
+    actor.data_loader_seed = run.seed
+    actor.fsdp_config.seed = run.seed
+
+
+def _apply_platform(config: DictConfig, platform: str) -> None:
+    node = config.actor_rollout_ref
+    overrides = node.model.override_config
+    if platform == "cpu":
+        config.actor_rollout_ref = OmegaConf.merge(node, CPU_CONFIG)
+        node = config.actor_rollout_ref
+        for engine in (node.actor.fsdp_config, node.ref.fsdp_config):
+            engine.mixed_precision = FP32
+        node.model.override_config = {**overrides, "attn_implementation": "sdpa"}
+        config.trainer.device = "cpu"
+    elif "attn_implementation" not in overrides and importlib.util.find_spec("flash_attn") is None:
+        node.model.override_config = {**overrides, "attn_implementation": "sdpa"}
+        node.model.use_remove_padding = False
+
+
+def _flatten(config: dict, prefix: str = "") -> dict:
+    flat = {}
+    for key, value in config.items():
+        if isinstance(value, dict) and value:
+            flat |= _flatten(value, f"{prefix}{key}.")
+        else:
+            flat[f"{prefix}{key}"] = value
+    return flat

@@ -1,0 +1,91 @@
+"""One policy at run time: its workers, its servers, and the traffic between them.
+
+Invariant: the servers always hold one complete version of the weights, `version`, and answer with it. While a policy
+trains, its servers sleep (hybrid placement); a frozen policy has servers only.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from pathlib import Path
+from typing import Any
+
+from omegaconf import DictConfig, open_dict
+from verl.checkpoint_engine.base import CheckpointEngineManager
+from verl.utils import hf_tokenizer
+from verl.utils.config import omega_conf_to_dataclass
+from verl.utils.device import get_device_name
+
+from recipe.dag.episode.client import PolicyEndpoint
+from recipe.dag.policy.placement import Pool
+from recipe.dag.policy.servers import PolicyServerManager, ServerClient
+
+
+class PolicyRuntime:
+    def __init__(self, name: str, config: DictConfig, pool: Pool, *, trained: bool, reference: bool):
+        self.name, self.config, self.pool = name, config, pool
+        self.trained, self.reference = trained, reference
+        self.version = 0
+        self.workers: Any = None
+        model = config.actor_rollout_ref.model
+        self.tokenizer = hf_tokenizer(model.tokenizer_path or model.path, trust_remote_code=model.trust_remote_code)
+        self.endpoint: PolicyEndpoint | None = None
+
+    async def start(self) -> None:
+        """Launch workers, then servers, and leave the servers asleep (trained) or ready (frozen)."""
+        if self.trained:
+            await asyncio.to_thread(self._start_workers)
+        else:
+            with open_dict(self.config):
+                self.config.actor_rollout_ref.rollout.load_format = "auto"
+        on_cpu = get_device_name() == "cpu"
+        manager = await PolicyServerManager.create(
+            self.config, self.name, worker_group=self.workers, frozen_pool=None if on_cpu else self.pool.resources
+        )
+        rollout = self.config.actor_rollout_ref.rollout
+        self.replicas = manager.get_replicas()
+        if self.trained:
+            engine = omega_conf_to_dataclass(rollout.checkpoint_engine)
+            self.sync = CheckpointEngineManager(config=engine, actor_wg=self.workers, replicas=self.replicas)
+            await self.sync.sleep_replicas()
+        client = ServerClient(manager.get_client(), self.name, seeded=on_cpu)
+        self.endpoint = PolicyEndpoint(client, self.tokenizer, rollout.max_model_len)
+
+    def _start_workers(self) -> None:
+        import ray
+        from verl.single_controller.ray import RayClassWithInitArgs, RayWorkerGroup
+
+        from recipe.dag.policy.worker import PolicyWorker
+
+        role = "actor_rollout_ref" if self.reference else "actor_rollout"
+        worker = RayClassWithInitArgs(ray.remote(PolicyWorker), config=self.config.actor_rollout_ref, role=role)
+        self.workers = RayWorkerGroup(self.pool.resources, worker, device_name=get_device_name())
+        self.workers.init_model()
+
+    @property
+    def data_parallel_size(self) -> int:
+        return max(self.workers._query_dispatch_info("actor")) + 1
+
+    async def sync_weights(self, version: int) -> None:
+        """Wake the servers with the trainer's current weights, as `version`."""
+        await asyncio.to_thread(_run_sync, self.sync, version)
+        self.version = version
+
+    async def sleep(self) -> None:
+        if self.trained:
+            await self.sync.sleep_replicas()
+
+    def save(self, folder: Path, step: int) -> None:
+        self.workers.save_checkpoint(str(folder), None, step)
+
+    def load(self, folder: Path) -> None:
+        self.workers.load_checkpoint(str(folder))
+
+
+def _run_sync(sync: CheckpointEngineManager, version: int) -> None:
+    """`update_weights` blocks in ray.get inside a coroutine; in a thread of its own it blocks nobody."""
+    asyncio.run(_update(sync, version))
+
+
+async def _update(sync: CheckpointEngineManager, version: int) -> None:
+    await sync.update_weights(global_steps=version)

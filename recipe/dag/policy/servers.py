@@ -1,0 +1,83 @@
+"""A policy's inference servers, and the client through which agents meet them.
+
+Invariant: verl's LLMServerManager launches the replicas and balances over them; the replica class differs only in the
+policy's name suffix. Whatever a server does wrong reaches the runner as a ModelServerFault.
+"""
+
+from __future__ import annotations
+
+import functools
+import math
+from typing import Any
+
+from omegaconf import DictConfig
+from verl.workers.rollout.llm_server import LLMServerClient, LLMServerManager
+from verl.workers.rollout.replica import RolloutReplicaRegistry
+
+from recipe.dag.episode.record import Generation
+from recipe.dag.errors import ModelServerFault, boundary
+
+
+def _load_cpu_replica():
+    from recipe.dag.platform.rollout import CPUReplica
+
+    return CPUReplica
+
+
+RolloutReplicaRegistry.register("cpu", _load_cpu_replica)
+
+
+class PolicyServerManager(LLMServerManager):
+    """Hybrid replicas on `worker_group`, or replicas that load their weights from disk on `frozen_pool`."""
+
+    def __init__(self, config: DictConfig, policy: str, *, worker_group=None, frozen_pool=None):
+        self.frozen_pool = frozen_pool
+        replica = RolloutReplicaRegistry.get(config.actor_rollout_ref.rollout.name)
+        self.rollout_replica_class = functools.partial(replica, name_suffix=policy)
+        super().__init__(config, worker_group=worker_group)
+
+    async def _initialize_llm_servers(self, start_rank: int | None = None) -> None:
+        if self.worker_group is not None:
+            return await super()._initialize_llm_servers(start_rank)
+        rollout = self.rollout_config
+        replicas = max(1, self.frozen_pool.world_size // rollout.tensor_model_parallel_size) if self.frozen_pool else 1
+        self.rollout_replicas = [
+            self.rollout_replica_class(
+                replica_rank=rank,
+                config=rollout,
+                model_config=self.model_config,
+                gpus_per_node=rollout.n_gpus_per_node,
+                is_teacher_model=True,  # verl's word for "never synced": it only changes the server's name
+            )
+            for rank in range(replicas)
+        ]
+        for replica in self.rollout_replicas:
+            if self.frozen_pool is not None:
+                await replica.init_colocated(self.frozen_pool)
+            else:
+                await replica.init_standalone()
+        self.server_handles = [replica.server_handle for replica in self.rollout_replicas]
+        self.server_addresses = [replica.server_address for replica in self.rollout_replicas]
+
+
+class ServerClient:
+    """GenerationClient over verl's load-balanced client."""
+
+    def __init__(self, client: LLMServerClient, policy: str, *, seeded: bool):
+        self.client, self.policy = client, policy
+        self.seeded = seeded
+        """Whether the server takes a seed per request; SGLang does so only in its deterministic mode."""
+
+    async def generate(self, request_id: str, prompt_ids: list[int], sampling: dict[str, Any]) -> Generation:
+        params = {key: value for key, value in sampling.items() if key != "seed" or self.seeded}
+        with boundary(ModelServerFault, where=self.policy):
+            output = await self.client.generate(
+                request_id, prompt_ids=prompt_ids, sampling_params={**params, "logprobs": True}
+            )
+            ids, log_probs = list(output.token_ids), list(output.log_probs or [])
+        reason = {"aborted": "abort", "completed": "stop", None: "stop"}.get(output.stop_reason, output.stop_reason)
+        if reason == "abort" or len(ids) != len(log_probs) or not all(math.isfinite(x) for x in log_probs):
+            raise ModelServerFault(f"unusable answer: {len(ids)} ids, {len(log_probs)} log-probs, {reason}", where=self.policy)
+        if len(ids) >= params["max_tokens"] and reason == "stop" and params.get("ignore_eos"):
+            reason = "length"
+        return Generation(ids, log_probs, reason, int(output.extra_fields.get("global_steps") or 0))

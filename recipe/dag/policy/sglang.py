@@ -1,0 +1,33 @@
+"""SGLang servers of several policies side by side.
+
+Invariant: verl names a policy's server `sglang_server_{rank}_{node}_{suffix}`, but its trainer-side adapter looks the name
+up without the suffix; this adapter adds it. Nothing else differs from verl's own.
+"""
+
+from __future__ import annotations
+
+import ray
+import verl.workers.rollout.sglang_rollout.sglang_rollout as stock
+
+
+class _SuffixedRay:
+    """The module `ray` with one method changed: actors are looked up with the policy's suffix."""
+
+    def __init__(self, suffix: str):
+        self._suffix = suffix
+
+    def __getattr__(self, name: str):
+        return getattr(ray, name)
+
+    def get_actor(self, name: str, *args, **kwargs):
+        return ray.get_actor(name + self._suffix, *args, **kwargs)
+
+
+class PolicyServerAdapter(stock.ServerAdapter):
+    async def _init_server_adapter(self) -> None:
+        # a worker process serves one policy, so nothing else in it can look up an actor through this module meanwhile
+        stock.ray = _SuffixedRay(f"_{self.config.custom['policy']}")
+        try:
+            await super()._init_server_adapter()
+        finally:
+            stock.ray = ray

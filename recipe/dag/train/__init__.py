@@ -1,0 +1,1 @@
+"""Rows to TensorDict, the nodes' kernels, the step scheduler, the training loop."""

@@ -1,0 +1,53 @@
+"""Rows to the nested TensorDict that verl's engines read.
+
+Invariant: jagged tensors only, so no token is padding; a padding row is one token with mask 0. Tensors are built with
+`as_nested_tensor`, because rows of equal length would otherwise become dense and the engine would ask for a mask.
+"""
+
+from __future__ import annotations
+
+import torch
+from tensordict import TensorDict
+from verl.utils import tensordict_utils as tu
+
+from recipe.dag.episode.row import Row
+from recipe.dag.train.packing import PAD
+
+
+def nested(values: list[torch.Tensor]) -> torch.Tensor:
+    return torch.nested.as_nested_tensor(values, layout=torch.jagged)
+
+
+def to_tensordict(rows: list[Row], order: list[int], *, pad_token_id: int) -> TensorDict:
+    """prompts, responses, response_mask, loss_mask, input_ids, position_ids and rollout_log_probs, in `order`."""
+    columns: dict[str, list[torch.Tensor]] = {}
+    temperatures = []
+    for index in order:
+        row = rows[index] if index != PAD else None
+        prompt = torch.tensor(row.prompt_ids if row else [pad_token_id])
+        response = torch.tensor(row.response_ids if row else [pad_token_id])
+        mask = torch.tensor(row.response_mask if row else [0])
+        fields = {
+            "prompts": prompt,
+            "responses": response,
+            "response_mask": mask,
+            "loss_mask": mask,
+            "input_ids": torch.cat([prompt, response]),
+            "position_ids": torch.arange(len(prompt) + len(response)),
+            "rollout_log_probs": torch.tensor(row.rollout_log_probs if row else [0.0], dtype=torch.float32),
+        }
+        for name, value in fields.items():
+            columns.setdefault(name, []).append(value)
+        temperatures.append(row.temperature if row else 1.0)
+    data = TensorDict({name: nested(values) for name, values in columns.items()}, batch_size=[len(order)])
+    if all(t == 1.0 for t in temperatures):
+        tu.assign_non_tensor(data, temperature=1.0)  # verl then leaves the logits as they are
+    else:
+        # greedy rows are trained at temperature 1: that is what their log-probs mean
+        data["temperature"] = torch.tensor([t if t > 0 else 1.0 for t in temperatures])
+    return data
+
+
+def add_column(data: TensorDict, name: str, values: list[torch.Tensor], order: list[int]) -> None:
+    """Add a per-token column given in row order; padding rows get zeros."""
+    data[name] = nested([values[i] if i != PAD else torch.zeros(1) for i in order])

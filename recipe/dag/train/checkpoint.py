@@ -1,0 +1,84 @@
+"""Checkpoints: complete or absent.
+
+Invariant: a checkpoint is written beside its final name and renamed when whole; `latest_checkpointed_iteration.txt` (verl's
+name) is replaced last. A run killed at any moment resumes from the last one that the tracker names.
+
+    checkpoints/global_step_20/<policy>/actor/...     verl's FSDP shards, and `huggingface/` to load elsewhere
+    checkpoints/global_step_20/run.json               step, seed, policies, world sizes
+    checkpoints/latest_checkpointed_iteration.txt
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from recipe.dag.errors import UserError
+
+TRACKER = "latest_checkpointed_iteration.txt"
+
+
+def step_folder(root: Path, step: int) -> Path:
+    return root / f"global_step_{step}"
+
+
+def policy_folder(folder: Path, policy: str) -> Path:
+    return folder / policy / "actor"
+
+
+def save(root: Path, step: int, facts: dict[str, Any], write: Callable[[Path], None], *, keep: int) -> Path:
+    """`write(folder)` puts the policies into a folder that takes its name only when it returns."""
+    final = step_folder(root, step)
+    partial = root / f".partial_{final.name}"
+    shutil.rmtree(partial, ignore_errors=True)
+    partial.mkdir(parents=True)
+    write(partial)
+    (partial / "run.json").write_text(json.dumps({"step": step, **facts}, indent=1))
+    shutil.rmtree(final, ignore_errors=True)
+    os.replace(partial, final)
+    tracker = root / f".{TRACKER}"
+    tracker.write_text(str(step))
+    os.replace(tracker, root / TRACKER)
+    for old in sorted(_steps(root))[:-keep] if keep > 0 else []:
+        shutil.rmtree(step_folder(root, old), ignore_errors=True)
+    return final
+
+
+def _steps(root: Path) -> list[int]:
+    return [int(p.name.rpartition("_")[2]) for p in root.glob("global_step_*") if (p / "run.json").is_file()]
+
+
+def find(root: Path, *, mode: str, path: str | None) -> Path | None:
+    """The checkpoint to resume from: `mode` auto (the tracker's, if any), disable, or resume_path."""
+    if mode == "disable":
+        return None
+    if mode == "resume_path":
+        folder = Path(path or "")
+        if not (folder / "run.json").is_file():
+            raise UserError(f"trainer.resume_from_path: {path} is no checkpoint (no run.json in it)")
+        return folder
+    if mode != "auto":
+        raise UserError(f"trainer.resume_mode={mode} is unknown; choose auto, disable or resume_path")
+    tracker = root / TRACKER
+    if not tracker.is_file():
+        return None
+    folder = step_folder(root, int(tracker.read_text().strip()))
+    if not (folder / "run.json").is_file():
+        raise UserError(f"{tracker} names {folder.name}, which is not there; set trainer.resume_mode=disable to start anew")
+    return folder
+
+
+def check(folder: Path, facts: dict[str, Any]) -> int:
+    """The step of a checkpoint whose facts fit this run. Raises UserError naming the first that does not."""
+    stored = json.loads((folder / "run.json").read_text())
+    for key, value in facts.items():
+        if stored.get(key) != value:
+            raise UserError(
+                f"checkpoint {folder} was made with {key}={stored.get(key)!r}, this run has {value!r}: "
+                "use another trainer.experiment_name, or trainer.resume_mode=disable"
+            )
+    return int(stored["step"])

@@ -1,0 +1,87 @@
+"""What each model node does to a policy's rows, by verl's worker calls.
+
+Invariant: a kernel blocks its thread and touches one policy. Metadata is set before every call, because verl consumes it.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+import torch
+from tensordict import TensorDict
+from verl.utils import tensordict_utils as tu
+from verl.utils.metric import reduce_metrics
+from verl.workers.utils.padding import response_from_nested
+
+from recipe.dag.episode.row import Row
+from recipe.dag.policy.policy import PolicyRuntime
+from recipe.dag.train.batch import add_column, to_tensordict
+from recipe.dag.train.packing import layout, scatter_back
+from recipe.dag.workflow.schema import Algorithm
+
+
+@dataclass(slots=True)
+class PolicyBatch:
+    """One policy's rows of one step, on their way through the training nodes."""
+
+    rows: list[Row]
+    order: list[int] = field(default_factory=list)
+    mini_batches: int = 1
+    data: TensorDict | None = None
+    columns: dict[str, list[torch.Tensor]] = field(default_factory=dict)
+    """Per-token tensors in row order: old_log_probs, ref_log_prob, entropy, advantages, returns."""
+    metrics: dict[str, float] = field(default_factory=dict)
+
+
+def prepare(policy: PolicyRuntime, batch: PolicyBatch, algorithm: Algorithm) -> None:
+    """Lay the rows out and build the TensorDict."""
+    lengths = [len(row.prompt_ids) + len(row.response_ids) for row in batch.rows]
+    batch.order, batch.mini_batches = layout(
+        lengths, ranks=policy.data_parallel_size, mini_batches=algorithm.mini_batches
+    )
+    pad = policy.tokenizer.pad_token_id
+    batch.data = to_tensordict(batch.rows, batch.order, pad_token_id=pad if pad is not None else 0)
+
+
+def _forward(batch: PolicyBatch, call, *, entropy: bool) -> TensorDict:
+    tu.assign_non_tensor(batch.data, calculate_entropy=entropy, compute_loss=False)
+    return call(batch.data)
+
+
+def _rows_of(batch: PolicyBatch, output: torch.Tensor) -> list[torch.Tensor]:
+    nested = response_from_nested(output, batch.data["response_mask"])
+    return scatter_back([value.float() for value in nested.unbind()], batch.order, len(batch.rows))
+
+
+def old_log_probs(policy: PolicyRuntime, batch: PolicyBatch) -> None:
+    output = _forward(batch, policy.workers.compute_log_prob, entropy=True)
+    batch.columns["old_log_probs"] = _rows_of(batch, output["log_probs"])
+    batch.columns["entropy"] = _rows_of(batch, output["entropy"])
+
+
+def reference_log_probs(policy: PolicyRuntime, batch: PolicyBatch) -> None:
+    output = _forward(batch, policy.workers.compute_ref_log_prob, entropy=False)
+    batch.columns["ref_log_prob"] = _rows_of(batch, output["log_probs"])
+
+
+def update_actor(policy: PolicyRuntime, batch: PolicyBatch, algorithm: Algorithm, *, seed: int) -> None:
+    """`epochs` passes over the rows in `mini_batches` optimizer steps each."""
+    for name in ("old_log_probs", "advantages", "ref_log_prob"):
+        if name in batch.columns:
+            add_column(batch.data, name, batch.columns[name], batch.order)
+    calls = sum(len(row.call_ends) for row in batch.rows)
+    tu.assign_non_tensor(
+        batch.data,
+        calculate_entropy=algorithm.entropy_coef != 0,
+        compute_loss=True,
+        distillation_use_topk=False,
+        distillation_only=False,
+        global_batch_size=calls / batch.mini_batches,
+        num_mini_batch=batch.mini_batches,
+        epochs=algorithm.epochs,
+        seed=seed,
+        dataloader_kwargs={"shuffle": False},
+    )
+    output = policy.workers.update_actor(batch.data)
+    for name, value in reduce_metrics(tu.get(output, "metrics")).items():
+        batch.metrics[name.removeprefix("actor/")] = float(value)

@@ -1,0 +1,42 @@
+"""Numbers about one policy's rows that only the trainer can know.
+
+Invariant: computed over sampled tokens only (mask 1), on the driver, from what the step made anyway.
+"""
+
+from __future__ import annotations
+
+import torch
+
+from recipe.dag.episode.row import Row
+
+
+def token_metrics(rows: list[Row], columns: dict[str, list[torch.Tensor]]) -> dict[str, float]:
+    """Counts, entropy, advantages, and how far the server's log-probs are from the trainer's."""
+    mask = torch.cat([torch.tensor(row.response_mask) for row in rows]).bool()
+    metrics = {
+        "rows": float(len(rows)),
+        "trained_tokens": float(mask.sum()),
+        "total_tokens": float(sum(len(row.prompt_ids) + len(row.response_ids) for row in rows)),
+    }
+    if "entropy" in columns:
+        metrics["entropy"] = torch.cat(columns["entropy"])[mask].mean().item()
+    if "advantages" in columns:
+        advantages = torch.cat(columns["advantages"])[mask]
+        metrics |= {"advantage/mean": advantages.mean().item(), "advantage/max": advantages.abs().max().item()}
+    if "old_log_probs" in columns and "entropy" in columns:  # the trainer's own, not the server's taken over
+        trainer = torch.cat(columns["old_log_probs"])[mask].double()
+        server = torch.cat([torch.tensor(row.rollout_log_probs) for row in rows])[mask].double()
+        metrics |= mismatch(trainer, server)
+    if "ref_log_prob" in columns:
+        log_ratio = torch.cat(columns["ref_log_prob"])[mask] - torch.cat(columns["old_log_probs"])[mask]
+        metrics["reference_kl"] = (log_ratio.exp() - 1 - log_ratio).mean().item()
+    return metrics
+
+
+def mismatch(trainer: torch.Tensor, server: torch.Tensor) -> dict[str, float]:
+    """Distance between two log-prob vectors [N] of the same tokens."""
+    difference = (trainer - server).abs()
+    metrics = {"logprob_diff/mean": difference.mean().item(), "logprob_diff/max": difference.max().item()}
+    if trainer.std() > 0 and server.std() > 0:
+        metrics["logprob_pearson"] = torch.corrcoef(torch.stack([trainer, server]))[0, 1].item()
+    return metrics

@@ -1,0 +1,39 @@
+"""How rows become mini-batches: pure index arithmetic.
+
+Invariant: every row is used once per epoch and none is dropped; what is added to make the counts divisible has mask 0
+everywhere, so no loss and no gradient changes; the result depends on the rows' lengths and order alone.
+"""
+
+from __future__ import annotations
+
+PAD = -1
+
+
+def layout(lengths: list[int], *, ranks: int, mini_batches: int) -> tuple[list[int], int]:
+    """Order rows for `ranks` data-parallel ranks and up to `mini_batches` optimizer steps.
+
+    Returns (order, mini_batches): indices into `lengths`, PAD for a padding row. verl gives rank r the r-th equal part of
+    the order and cuts each part into `mini_batches` equal pieces; piece m of every rank makes mini-batch m. Rows are
+    dealt out longest first, back and forth, so that the pieces weigh about the same. Fewer mini-batches are made where
+    one would hold no row at all.
+    """
+    if not lengths:
+        raise ValueError("no rows to lay out")
+    mini_batches = max(1, min(mini_batches, len(lengths) // ranks))
+    pieces: list[list[int]] = [[] for _ in range(ranks * mini_batches)]
+    by_length = sorted(range(len(lengths)), key=lambda i: (-lengths[i], i))
+    for position, index in enumerate(by_length):
+        lap, offset = divmod(position, len(pieces))
+        pieces[offset if lap % 2 == 0 else len(pieces) - 1 - offset].append(index)
+    height = max(len(piece) for piece in pieces)
+    order = [i for piece in pieces for i in sorted(piece) + [PAD] * (height - len(piece))]
+    return order, mini_batches
+
+
+def scatter_back(values: list, order: list[int], count: int) -> list:
+    """Undo `layout`: values in layout order -> values in row order, padding left out."""
+    out = [None] * count
+    for value, index in zip(values, order, strict=True):
+        if index != PAD:
+            out[index] = value
+    return out

@@ -1,0 +1,181 @@
+"""The loop: roll out, train, sync, validate, save, report.
+
+Invariant: step s is a function of the weights after step s-1, the data and the seed. What a step did is on disk (journal,
+then checkpoint) before the next one starts, and a resumed run drops whatever a killed one wrote beyond its checkpoint.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from pathlib import Path
+
+from omegaconf import DictConfig, OmegaConf
+
+from recipe.dag.episode.batch import run_batch
+from recipe.dag.episode.record import Episode
+from recipe.dag.episode.rows import rows_of
+from recipe.dag.episode.runner import EpisodeRunner
+from recipe.dag.errors import UserError
+from recipe.dag.policy.policy import PolicyRuntime
+from recipe.dag.report.console import step_line
+from recipe.dag.report.curve import draw_curve
+from recipe.dag.report.journal import Journal
+from recipe.dag.report.metrics import rollout_metrics
+from recipe.dag.report.progress import Progress
+from recipe.dag.report.results import write_results
+from recipe.dag.train import checkpoint
+from recipe.dag.train.data import Sample, Sampler
+from recipe.dag.train.setup import Toolbox
+from recipe.dag.train.step import TrainingStep
+from recipe.dag.train.tracking import Trackers
+from recipe.dag.workflow.schema import Workflow
+
+
+class Trainer:
+    def __init__(
+        self,
+        config: DictConfig,
+        workflow: Workflow,
+        policies: dict[str, PolicyRuntime],
+        toolbox: Toolbox,
+        *,
+        train_samples: list[Sample],
+        val_samples: list[Sample],
+    ):
+        self.config, self.workflow, self.policies, self.toolbox = config, workflow, policies, toolbox
+        self.train_samples, self.val_samples = train_samples, val_samples
+        endpoints = {name: policy.endpoint for name, policy in policies.items()}
+        self.runner = EpisodeRunner(workflow, endpoints, toolbox.tools, seed=config.seed)
+        self.sampler = Sampler(len(train_samples), config.data.train_batch_size, config.seed)
+        self.out = Path(config.output_dir)
+        self.checkpoints = Path(config.trainer.default_local_dir)
+        self.trained = [policy for policy in policies.values() if policy.trained]
+        self.total = int(config.trainer.total_training_steps)
+
+    async def train(self) -> None:
+        step = await self._resume()
+        self.journal = Journal(self.out, max_per_step=self.config.report.episodes_per_step)
+        self.journal.truncate_after(step if step else -1)
+        self.trackers = Trackers(self.config, self.workflow)
+        failed = True
+        try:
+            await self._sync_weights(step)
+            if step == 0 and self.config.trainer.val_before_train and self.val_samples:
+                self._report(0, await self._validate(0))
+            while step < self.total:
+                step += 1
+                await self._step(step)
+            failed = False
+        finally:
+            self.trackers.finish(exit_code=1 if failed else 0)
+
+    async def _step(self, step: int) -> None:
+        started = time.monotonic()
+        picks = self.sampler.batch(step)
+        samples = [(self.train_samples[index], f"{epoch}-{index}") for index, epoch in picks]
+        n = int(self.config.actor_rollout_ref.rollout.n)
+        episodes = await self._roll_out(samples, n, step, validate=False, title=f"step {step}")
+        metrics = rollout_metrics(episodes, versions={name: policy.version for name, policy in self.policies.items()})
+        metrics["timing/rollout"] = time.monotonic() - started
+        spec = self.workflow.episode
+        rows = rows_of(episodes, merge=spec.merge_rows and self.workflow.algorithm.loss_agg != "seq-mean-token-mean",
+                       on_failure=spec.on_failure)
+
+        await asyncio.gather(*[policy.sleep() for policy in self.trained])
+        training = TrainingStep(self.workflow, self.policies, rows, seed=self.config.seed + step)
+        mark = time.monotonic()
+        await training.run()
+        metrics |= training.metrics()
+        metrics["timing/train"] = time.monotonic() - mark
+
+        mark = time.monotonic()
+        await self._sync_weights(step)
+        metrics["timing/sync"] = time.monotonic() - mark
+        if self._due(step, self.config.trainer.test_freq) and self.val_samples:
+            metrics |= await self._validate(step)
+        metrics["timing/step"] = time.monotonic() - started
+        self.journal.episodes(step, episodes)
+        self._report(step, metrics)
+        if self._due(step, self.config.trainer.save_freq):
+            await self._save(step)
+
+    def _due(self, step: int, frequency: int) -> bool:
+        return frequency > 0 and (step % frequency == 0 or step == self.total)
+
+    async def _roll_out(self, samples, n: int, step: int, *, validate: bool, title: str) -> list[Episode]:
+        with Progress(len(samples) * n, title, enabled=self.config.rollout.progress) as progress:
+            return await run_batch(
+                self.runner,
+                samples,
+                n,
+                step=step,
+                validate=validate,
+                max_in_flight=self.config.rollout.max_in_flight,
+                on_done=progress.update,
+            )
+
+    async def _validate(self, step: int) -> dict[str, float]:
+        started = time.monotonic()
+        samples = [(sample, f"val-{index}") for index, sample in enumerate(self.val_samples)]
+        episodes = await self._roll_out(samples, self.config.validation.n, step, validate=True, title="validation")
+        write_results(self.out / "validation" / f"step_{step}", episodes)
+        metrics = {f"val/{key.removeprefix('episode/')}": value for key, value in rollout_metrics(episodes).items()}
+        return metrics | {"timing/validation": time.monotonic() - started}
+
+    async def _sync_weights(self, version: int) -> None:
+        for policy in self.trained:
+            await policy.sync_weights(version)
+
+    def _facts(self) -> dict:
+        return {
+            "policies": {p.name: p.workers.world_size for p in self.trained},
+            "seed": self.config.seed,
+            "train_batch_size": self.config.data.train_batch_size,
+            "train_samples": len(self.train_samples),
+        }
+
+    async def _save(self, step: int) -> None:
+        def write(folder: Path) -> None:
+            for policy in self.trained:
+                policy.save(checkpoint.policy_folder(folder, policy.name), step)
+
+        keep = self.config.report.keep_checkpoints
+        await asyncio.to_thread(checkpoint.save, self.checkpoints, step, self._facts(), write, keep=keep)
+
+    async def _resume(self) -> int:
+        trainer = self.config.trainer
+        folder = checkpoint.find(self.checkpoints, mode=trainer.resume_mode, path=trainer.resume_from_path)
+        if folder is None:
+            return 0
+        step = checkpoint.check(folder, self._facts())
+        for policy in self.trained:
+            await asyncio.to_thread(policy.load, checkpoint.policy_folder(folder, policy.name))
+        print(f"resumed from {folder}")
+        return step
+
+    def _report(self, step: int, metrics: dict[str, float]) -> None:
+        self.journal.metrics(step, metrics)
+        self.trackers.log(metrics, step)
+        print(step_line(step, self.total, metrics), flush=True)
+        draw_curve(self.out / "metrics.jsonl", self.out / "curve.png")
+
+
+async def evaluate(
+    config: DictConfig, workflow: Workflow, policies: dict[str, PolicyRuntime], toolbox: Toolbox, samples: list[Sample]
+) -> dict:
+    """Run the workflow on `samples` without training; writes results.json and summary.json and returns the summary."""
+    endpoints = {name: policy.endpoint for name, policy in policies.items()}
+    runner = EpisodeRunner(workflow, endpoints, toolbox.tools, seed=config.seed)
+    pairs = [(sample, f"val-{index}") for index, sample in enumerate(samples)]
+    with Progress(len(pairs) * config.validation.n, "evaluation", enabled=config.rollout.progress) as progress:
+        episodes = await run_batch(
+            runner,
+            pairs,
+            config.validation.n,
+            step=0,
+            validate=True,
+            max_in_flight=config.rollout.max_in_flight,
+            on_done=progress.update,
+        )
+    return write_results(Path(config.output_dir), episodes)
