@@ -1,4 +1,7 @@
-"""AMC problems (columns problem, answer) as parquet: `python preprocess/amc.py --input amc.jsonl --local_dir data/amc`."""
+"""AMC problems (columns problem, answer) as parquet.
+
+`python preprocess/amc.py --input amc.jsonl --local_dir data/amc` holds a quarter of the rows out as test problems.
+"""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
 """Generated word problems for runs that need neither a download nor a GPU.
 
-Invariant: a family's wording fixes its expression, so a text has one answer, a whole number from 0 to 999; the problems of
-one seed are always the same, and no training problem shares its text, or its family and numbers, with a test problem.
+Invariant: a family's wording fixes its expression, so a text has one answer, a whole number from 0 to 999; one seed
+always gives the same problems, and no training problem has the text, or the family and numbers, of a test problem.
 
 `python preprocess/arithmetic.py --local_dir data/arithmetic --train_size 2048 --test_size 64 --seed 0`
 """

@@ -1,7 +1,7 @@
 """What the preprocess scripts share: reading problems, splitting them, writing parquet.
 
-Invariant: nothing is written before every row has been read and checked, and a file under its final name is complete. Rows
-are verl's: data_source, prompt, ability, reward_model{style, ground_truth}, extra_info{index, split, ...}.
+Invariant: nothing is written before every row has been read and checked, and a file under its final name is complete.
+Rows are verl's: data_source, prompt, ability, reward_model{style, ground_truth}, extra_info{index, split, ...}.
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ def run(main: Callable[[Sequence[str] | None], None], argv: Sequence[str] | None
 def parser(description: str, prompt_split: str) -> argparse.ArgumentParser:
     """The options that every benchmark's script has."""
     args = argparse.ArgumentParser(description=description, formatter_class=argparse.ArgumentDefaultsHelpFormatter)
-    args.add_argument("--input", required=True, help="a JSON, JSON Lines or parquet file, or a hub data set (owner/name)")
+    args.add_argument("--input", required=True, help="JSON, JSON Lines or parquet file, or hub data set (owner/name)")
     args.add_argument("--local_dir", required=True, type=Path, help="where train.parquet and test.parquet go")
     args.add_argument("--test_input", help="test problems of their own; else --test_size rows of --input are held out")
     args.add_argument("--test_size", type=_test_size, help="rows held out, or 'all'; a quarter if not given")
@@ -237,10 +237,11 @@ def _present(row: dict[str, Any], keys: tuple[str, ...]) -> str:
 
 def _value(row: dict[str, Any], key: str, where: str, option: str) -> str:
     if key not in row:
-        raise UserError(f"{where} has no '{key}' (its keys: {', '.join(map(str, row)) or 'none'}); name it with {option}")
+        keys = ", ".join(map(str, row)) or "none"
+        raise UserError(f"{where} has no '{key}' (its keys: {keys}); name it with {option}")
     value = row[key]
     if isinstance(value, bool) or not isinstance(value, str | int | float | None):
-        raise UserError(f"{where}: '{key}' is a {type(value).__name__}, not a text or number; name another with {option}")
+        raise UserError(f"{where}: '{key}' is a {type(value).__name__}, no text or number; name another with {option}")
     if value is None or value != value or not str(value).strip():
         raise UserError(f"{where}: '{key}' is empty or null; mend or remove the row")
     return str(value)

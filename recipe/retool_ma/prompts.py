@@ -1,0 +1,137 @@
+"""What each role is asked, and how a template becomes a prompt.
+
+Invariant: rendering replaces `{field}` for the role's known fields and nothing else, once: braces, backslashes and `$`
+in the template's LaTeX and in the values pass through untouched, and a value is never searched for fields.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from functools import lru_cache
+
+from recipe.dag.errors import UserError
+
+PLANNER_SYSTEM = "You plan how to solve mathematics problems with a short Python program. You never write the program."
+EXECUTOR_SYSTEM = "You turn plans into correct Python programs."
+VERIFIER_SYSTEM = "You check the work of others and give the final answer to mathematics problems."
+SOLVER_SYSTEM = "You solve mathematics problems and use Python where it helps."
+REASONER_SYSTEM = "You solve mathematics problems."
+
+_PLAN_FORMAT = """\
+Reply with one JSON object and nothing else. It has three keys, each with a string:
+- "reasoning": the idea behind the solution, in a few sentences;
+- "code_plan": the steps of the program in order, with the modules and functions to use;
+- "expected_output": what the program will print, or "" if you cannot tell."""
+
+PLANNER = f"""\
+Plan a Python program that solves this problem. Someone else will write it from your plan alone.
+
+Problem:
+{{problem}}
+
+{_PLAN_FORMAT}"""
+
+PLANNER_AGAIN = f"""\
+Your plan for this problem did not lead to an answer. Plan again.
+
+Problem:
+{{problem}}
+
+Your last plan:
+{{planner_plan}}
+
+What its program did:
+{{execution_log}}
+
+What has to change:
+{{feedback}}
+
+{_PLAN_FORMAT}"""
+
+EXECUTOR = """\
+Write the Python program that this plan describes.
+
+Problem:
+{problem}
+
+Plan:
+{planner_plan}
+
+Follow the plan. Import every module that you use, such as math or sympy. Print the result and nothing else.
+Reply with a single ```python block."""
+
+_REVIEW = """\
+A planner and a programmer worked on this problem.
+
+Problem:
+{problem}
+
+Plan:
+{planner_plan}
+
+Execution log:
+{execution_log}
+
+Compare plan, code and output, and name everything that does not fit together. Where the output is wrong or missing,
+find the answer yourself."""
+
+VERIFIER = _REVIEW + """
+Finish with this line:
+FINAL ANSWER: \\boxed{value}"""
+
+VERIFIER_MAY_REVISE = VERIFIER + """
+If there can be no answer before the plan changes, finish with this line instead:
+REVISE: what to change in the plan"""
+
+SOLVER = """\
+Solve this problem.
+
+{problem}
+
+To run Python, write one ```python block that prints what you want to know, and stop there; its output is shown to you.
+Once you know the answer, write no more code and finish with this line:
+FINAL ANSWER: \\boxed{value}"""
+
+REASONER = """\
+Solve this problem step by step.
+
+{problem}
+
+Finish with this line:
+FINAL ANSWER: \\boxed{value}"""
+
+_FIELD = re.compile(r"(\{+)([A-Za-z_]\w*)(\}+)")
+_LATEX_BEFORE = re.compile(r"(?:\\[A-Za-z]+\*?|[\^_\]])\Z")
+
+
+def render(template: str, fields: Mapping[str, str], where: str = "prompt") -> str:
+    """`template` with each `{name}` of `fields` replaced by its value.
+
+    A LaTeX argument such as `\\boxed{value}` or `x_{max}` is no field unless its name is one. Any other `{name}`, and a
+    field in doubled braces, raises a UserError that names it; `where` says which option the template came from.
+    """
+    parts = _parse(template, tuple(fields), where)
+    return "".join(fields[part] if is_field else part for part, is_field in parts)
+
+
+@lru_cache(maxsize=256)
+def _parse(template: str, names: tuple[str, ...], where: str) -> tuple[tuple[str, bool], ...]:
+    """The template as (literal text, False) and (field name, True), in order."""
+    parts: list[tuple[str, bool]] = []
+    end, latex_end = 0, -1
+    for match in _FIELD.finditer(template):
+        opened, name, closed = match.groups()
+        if name in names:
+            if len(opened) > 1 and len(closed) > 1:
+                raise UserError(f"{where}: {match.group()} has doubled braces; write {{{name}}}")
+            parts.append((template[end : match.end(1) - 1], False))
+            parts.append((name, True))
+            end = match.start(3) + 1
+        elif match.start() == latex_end or _LATEX_BEFORE.search(template, 0, match.start()):
+            latex_end = match.end()
+        else:
+            known = ", ".join(f"{{{field}}}" for field in names)
+            raise UserError(f"{where}: unknown field {match.group()}; the fields here are {known}")
+    parts.append((template[end:], False))
+    return tuple(parts)

@@ -1,0 +1,147 @@
+"""Make the tiny model: architecture, tokenizer, and a warm start on a careless teacher's dialogues.
+
+    python -m recipe.retool_ma.tiny.build --workflow FILE --output DIR [--seed 0]
+
+Invariant: the same arguments give the same model, and the output folder appears only when it is complete. It is a Qwen2
+checkpoint like any other: nothing downstream knows how it was made.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import shutil
+import sys
+import time
+from pathlib import Path
+
+import torch
+from transformers import AutoModelForCausalLM, PreTrainedTokenizerFast, Qwen2Config
+
+from preprocess.arithmetic import splits
+from recipe.dag.errors import UserError
+from recipe.dag.workflow.loader import load_workflow
+from recipe.retool_ma.tiny.demonstrations import Demonstration, Teacher
+from recipe.retool_ma.tiny.tokenizer import build_tokenizer
+
+IGNORE = -100
+MAX_LENGTH = 1024
+
+
+def new_model(tokenizer: PreTrainedTokenizerFast, seed: int) -> torch.nn.Module:
+    torch.manual_seed(seed)
+    config = Qwen2Config(
+        vocab_size=-(-len(tokenizer) // 64) * 64,
+        hidden_size=128,
+        intermediate_size=512,
+        num_hidden_layers=4,
+        num_attention_heads=4,
+        num_key_value_heads=4,
+        max_position_embeddings=MAX_LENGTH,
+        tie_word_embeddings=True,
+        bos_token_id=None,
+        eos_token_id=tokenizer.eos_token_id,
+        pad_token_id=tokenizer.pad_token_id,
+    )
+    return AutoModelForCausalLM.from_config(config, dtype=torch.float32, attn_implementation="sdpa")
+
+
+def encode(tokenizer: PreTrainedTokenizerFast, d: Demonstration) -> tuple[list[int], list[int]]:
+    """(ids, labels): only the answer and its end of turn are learned."""
+    prompt = tokenizer.apply_chat_template(list(d.messages), add_generation_prompt=True, return_dict=False)
+    answer = tokenizer.encode(d.answer, add_special_tokens=False) + [tokenizer.eos_token_id]
+    return prompt + answer, [IGNORE] * len(prompt) + answer
+
+
+def batches(examples: list[tuple[list[int], list[int]]], size: int, pad: int, seed: int):
+    """Endless shuffled batches of about equally long examples: (ids, labels, mask), each [size, longest]."""
+    order = torch.Generator().manual_seed(seed)
+    while True:
+        shuffled = torch.randperm(len(examples), generator=order).tolist()
+        # neighbours in length share a batch, in pools small enough to keep the order random
+        for start in range(0, len(shuffled) - 16 * size + 1, 16 * size):
+            pool = sorted(shuffled[start : start + 16 * size], key=lambda i: len(examples[i][0]))
+            for piece in torch.randperm(16, generator=order).tolist():
+                chosen = [examples[i] for i in pool[piece * size : (piece + 1) * size]]
+                longest = max(len(ids) for ids, _ in chosen)
+                ids = torch.tensor([ids + [pad] * (longest - len(ids)) for ids, _ in chosen])
+                labels = torch.tensor([labels + [IGNORE] * (longest - len(labels)) for _, labels in chosen])
+                lengths = torch.tensor([len(ids) for ids, _ in chosen])
+                yield ids, labels, torch.arange(longest)[None] < lengths[:, None]
+
+
+def warm_start(model, examples, *, pad: int, steps: int, batch_size: int, learning_rate: float, seed: int) -> float:
+    """Supervised learning; returns the mean loss of the last tenth of the steps."""
+    optimizer = torch.optim.AdamW(model.parameters(), lr=learning_rate, weight_decay=0.01, betas=(0.9, 0.95))
+    schedule = torch.optim.lr_scheduler.OneCycleLR(optimizer, learning_rate, total_steps=steps, pct_start=0.1)
+    losses = []
+    model.train()
+    for step, (ids, labels, mask) in zip(range(steps), batches(examples, batch_size, pad, seed), strict=False):
+        loss = model(input_ids=ids, attention_mask=mask, labels=labels).loss
+        optimizer.zero_grad()
+        loss.backward()
+        torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+        optimizer.step()
+        schedule.step()
+        losses.append(loss.item())
+        if (step + 1) % 50 == 0:
+            print(f"warm start {step + 1}/{steps}: loss {sum(losses[-50:]) / 50:.3f}", flush=True)
+    tail = losses[-max(1, steps // 10) :]
+    return sum(tail) / len(tail)
+
+
+def main(argv: list[str] | None = None) -> int:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--workflow", required=True, type=Path)
+    parser.add_argument("--output", required=True, type=Path)
+    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--problems", type=int, default=4096, help="of the training split, to demonstrate")
+    parser.add_argument("--test_size", type=int, default=64, help="of the test split, kept out")
+    parser.add_argument("--steps", type=int, default=300)
+    parser.add_argument("--batch_size", type=int, default=64)
+    parser.add_argument("--learning_rate", type=float, default=3e-3)
+    args = parser.parse_args(argv)
+    recipe = {key: str(value) if isinstance(value, Path) else value for key, value in vars(args).items()}
+    stamp = args.output / "recipe.json"
+    if stamp.is_file() and json.loads(stamp.read_text()) == recipe:
+        print(f"{args.output} is there already")
+        return 0
+    started = time.monotonic()
+    try:
+        workflow = load_workflow(args.workflow)
+        if len(workflow.rollout_nodes) != 3:
+            raise UserError(f"{args.workflow}: the teacher knows planner -> executor -> verifier, not {len(workflow.rollout_nodes)} nodes")
+    except UserError as error:
+        print(f"error: {error}", file=sys.stderr)
+        return 2
+    torch.set_num_threads(os.cpu_count() or 1)
+    teacher = Teacher(workflow, args.seed)
+    problems, _ = splits(args.seed, args.problems, args.test_size)
+    demonstrations = [d for problem in problems for d in teacher.teach(problem)]
+    tokenizer = build_tokenizer(demonstrations[:3000])
+    examples = [encode(tokenizer, d) for d in demonstrations]
+    model = new_model(tokenizer, args.seed)
+    loss = warm_start(
+        model,
+        examples,
+        pad=tokenizer.pad_token_id,
+        steps=args.steps,
+        batch_size=args.batch_size,
+        learning_rate=args.learning_rate,
+        seed=args.seed,
+    )
+    partial = args.output.with_name(f".{args.output.name}.partial")
+    shutil.rmtree(partial, ignore_errors=True)
+    model.save_pretrained(partial)
+    tokenizer.save_pretrained(partial)
+    (partial / "recipe.json").write_text(json.dumps(recipe))
+    shutil.rmtree(args.output, ignore_errors=True)
+    os.replace(partial, args.output)
+    parameters = sum(p.numel() for p in model.parameters()) / 1e6
+    print(f"{args.output}: {parameters:.2f}M parameters, loss {loss:.3f}, {time.monotonic() - started:.0f} s")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

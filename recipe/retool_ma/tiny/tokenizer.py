@@ -1,0 +1,69 @@
+"""A tokenizer for one workflow's dialogues, made from samples of them.
+
+Invariant: every text can be encoded (byte level). What the prompts of all dialogues have in common, the roles'
+instructions, is one token each, so a model of a million parameters need not read them letter by letter; numbers are cut
+into pairs of digits, so none is unknown.
+"""
+
+from __future__ import annotations
+
+from difflib import SequenceMatcher
+
+from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, pre_tokenizers, trainers
+from transformers import PreTrainedTokenizerFast
+
+from recipe.retool_ma.tiny.demonstrations import Demonstration
+
+CHAT_TEMPLATE = (
+    "{% for m in messages %}{{'<|im_start|>' + m['role'] + '\n' + m['content'] + '<|im_end|>' + '\n'}}{% endfor %}"
+    "{% if add_generation_prompt %}{{'<|im_start|>assistant\n'}}{% endif %}"
+)
+SHORTEST_SEGMENT = 16
+"""Characters; shorter common pieces are left to the merges."""
+END_OF_TURN, PADDING = "<|im_end|>", "<|endoftext|>"
+
+
+def common_segments(demonstrations: list[Demonstration]) -> list[str]:
+    """The pieces of text that the prompts of one role share, over all roles, longest first."""
+    segments: set[str] = set()
+    for role in dict.fromkeys(d.role for d in demonstrations):
+        prompts = [[m["content"] for m in d.messages] for d in demonstrations if d.role == role][:12]
+        for texts in zip(*prompts, strict=True):
+            pieces = [texts[0]]
+            for text in texts[1:]:
+                pieces = [part for piece in pieces for part in _shared(piece, text)]
+            segments.update(piece for piece in pieces if len(piece) >= SHORTEST_SEGMENT)
+    return sorted(segments, key=lambda s: (-len(s), s))
+
+
+def _shared(piece: str, text: str) -> list[str]:
+    blocks = SequenceMatcher(None, piece, text, autojunk=False).get_matching_blocks()
+    return [piece[b.a : b.a + b.size] for b in blocks if b.size >= SHORTEST_SEGMENT]
+
+
+def build_tokenizer(demonstrations: list[Demonstration], vocab_size: int = 768) -> PreTrainedTokenizerFast:
+    bpe = Tokenizer(models.BPE())
+    bpe.pre_tokenizer = pre_tokenizers.Sequence(
+        [
+            pre_tokenizers.Split(Regex(r"\d{1,2}"), behavior="isolated"),
+            pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=True),
+        ]
+    )
+    bpe.decoder = decoders.ByteLevel()
+    segments = common_segments(demonstrations)
+    texts = [m["role"] + "\n" + m["content"] for d in demonstrations for m in d.messages]
+    texts += ["assistant\n" + d.answer for d in demonstrations]
+    for segment in segments:  # no merges are spent on what is one token anyway
+        texts = [text.replace(segment, "") for text in texts]
+    pairs = [str(number) for number in range(100)] + [f"0{digit}" for digit in range(10)]
+    trainer = trainers.BpeTrainer(
+        vocab_size=vocab_size,
+        special_tokens=[PADDING, "<|im_start|>", END_OF_TURN],
+        initial_alphabet=pre_tokenizers.ByteLevel.alphabet(),
+        show_progress=False,
+    )
+    bpe.train_from_iterator(texts + pairs * 1000, trainer)
+    bpe.add_tokens([AddedToken(segment, normalized=False) for segment in segments])
+    tokenizer = PreTrainedTokenizerFast(tokenizer_object=bpe, eos_token=END_OF_TURN, pad_token=PADDING)
+    tokenizer.chat_template = CHAT_TEMPLATE
+    return tokenizer

@@ -1,0 +1,41 @@
+"""What the verifier decided: a final answer, another round, or nothing that can be read.
+
+Invariant: the marker that stands last decides, and without a right to revise there is no revision.
+"""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+from typing import Literal
+
+from recipe.dag.reward.answer import extract_answer
+
+_FINAL = re.compile(r"\bFINAL\s+ANSWER\b", re.IGNORECASE)
+_REVISE = re.compile(r"^[\s*#>_-]*REVISE\W{0,3}:[\s*]*", re.MULTILINE)
+
+
+@dataclass(frozen=True, slots=True)
+class Verdict:
+    kind: Literal["final", "revise", "none"]
+    answer: str | None = None
+    feedback: str = ""
+    """What the next turn's planner is told; "" after a final answer."""
+
+
+def parse_verdict(text: str, *, may_revise: bool) -> Verdict:
+    final = _last(_FINAL, text)
+    revise = _last(_REVISE, text) if may_revise else None
+    if revise and (final is None or revise.start() > final.start()):
+        return Verdict("revise", feedback=text[revise.end() :].rstrip("* \n") or "The plan has to change.")
+    answer = extract_answer(text[final.start() :]) if final else None
+    if answer is None:
+        # Undecided between two rounds, only a box counts as an answer: any number in the review would end the episode.
+        answer = extract_answer(text, strict=may_revise)
+    if answer is None:
+        return Verdict("none", feedback="The review of this plan came to no answer." if may_revise else "")
+    return Verdict("final", answer=answer)
+
+
+def _last(pattern: re.Pattern[str], text: str) -> re.Match[str] | None:
+    return next(reversed(list(pattern.finditer(text))), None)
