@@ -58,7 +58,6 @@ def merge_rows(rows: list[Row]) -> Row:
         call_ends=tuple(ends),
         call_rewards=tuple(row.reward for row in rows),
         call_turns=tuple(row.turn for row in rows),
-        call_nodes=tuple(row.node for row in rows),
     )
 
 

@@ -76,7 +76,7 @@ def test_leave_one_out_is_the_distance_to_the_mean_of_the_others(make_row):
 
 
 def test_trajectory_weighs_each_episode_once(make_row):
-    # Episode 0 moves three times for 1 in all, episode 1 once for 0: as calls the means differ, as trajectories they are 1 : 0.
+    # Episode 0 moves three times for 1 in all, episode 1 once for 0.
     rows = [make_row(r, episode=0, turn=t) for t, r in enumerate([0.2, 0.3, 0.5])] + [make_row(0.0, episode=1)]
     assert advantages(rows, stat_unit="trajectory", scale="none") == pytest.approx([0.5, 0.5, 0.5, -0.5])
     assert advantages(rows, stat_unit="call", scale="none") == pytest.approx([-0.05, 0.05, 0.25, -0.25])
@@ -100,7 +100,7 @@ def test_merged_rows_get_what_the_separate_rows_get(make_row, merge, group_by, s
     rng = random.Random(0)
     episodes = [
         [
-            make_row(rng.random(), episode=e, turn=t, node=f"n{t % 2}", mask=tuple(rng.choices([0, 1], k=t + 2)))
+            make_row(rng.random(), episode=e, turn=t, node=f"n{e % 2}", mask=tuple(rng.choices([0, 1], k=t + 2)))
             for t in range(1 + e % 3)
         ]
         for e in range(5)
@@ -113,7 +113,7 @@ def test_merged_rows_get_what_the_separate_rows_get(make_row, merge, group_by, s
 
 
 def test_merged_rows_that_do_not_name_their_turns_cannot_be_grouped_by_them(make_row, merge):
-    row = dataclasses.replace(merge([make_row(1, turn=0), make_row(2, turn=1)]), call_turns=(), call_nodes=())
+    row = dataclasses.replace(merge([make_row(1, turn=0), make_row(2, turn=1)]), call_turns=())
     batch = CreditBatch.from_rows([row])
     group_relative(batch)
     with pytest.raises(ValueError, match="uid u, episode 0, agent solver merges calls"):

@@ -1,7 +1,8 @@
 """One policy's rows as columns over calls.
 
-Invariant: the call is the unit. The calls of a row tile its response tokens, and the rows lie end to end with no padding, so
-neither padding nor the merging of rows can change what an estimator computes. Rewards are finite and kept in float64.
+Invariant: the call is the unit. The calls of a row tile its response tokens, and the rows lie end to end with no
+padding, so neither padding nor the merging of rows can change what an estimator computes. Rewards are finite and kept
+in float64.
 """
 
 from __future__ import annotations
@@ -28,7 +29,7 @@ class CreditBatch:
     agent: tuple[str, ...]
     turn: tuple[int | None, ...]
     """None: a merged row that does not say."""
-    node: tuple[str | None, ...]
+    node: tuple[str, ...]
     rewards: Tensor
     """[C] float64."""
     row_of_call: tuple[int, ...]
@@ -42,8 +43,8 @@ class CreditBatch:
 
     @classmethod
     def from_rows(cls, rows: Sequence[Row]) -> CreditBatch:
-        """Raises ValueError, naming uid, episode and agent, for a reward that is not finite, calls that do not tile their
-        row, and rows of more than one policy."""
+        """Raises ValueError, naming uid, episode and agent, for a reward that is not finite, calls that do not tile
+        their row, and rows of more than one policy."""
         policies = sorted({row.policy for row in rows})
         if len(policies) > 1:
             raise ValueError(f"credit is computed per policy, but the rows are of {', '.join(policies)}")
@@ -54,8 +55,8 @@ class CreditBatch:
             uid += [row.uid] * count
             episode += [row.episode] * count
             agent += [row.agent] * count
-            turn += row.call_turns or [None] * count
-            node += row.call_nodes or [None] * count
+            turn += row.call_turns or ([row.turn] if count == 1 else [None] * count)
+            node += [row.node] * count
             rewards += row.call_rewards
             row_of_call += [index] * count
             call_lengths += [end - start for start, end in zip((0, *row.call_ends), row.call_ends)]
@@ -87,8 +88,8 @@ def _check(row: Row) -> None:
     ends = row.call_ends
     if not len(ends) == len(row.call_rewards):
         raise ValueError(f"{where}: {len(ends)} calls but {len(row.call_rewards)} call rewards")
-    if any(labels and len(labels) != len(ends) for labels in (row.call_turns, row.call_nodes)):
-        raise ValueError(f"{where}: call_turns and call_nodes must name each of the {len(ends)} calls")
+    if row.call_turns and len(row.call_turns) != len(ends):
+        raise ValueError(f"{where}: {len(ends)} calls but {len(row.call_turns)} call turns")
     if list(ends) != sorted(ends) or ends[0] < 0 or ends[-1] != len(row.response_mask):
         raise ValueError(f"{where}: call_ends {ends} do not tile a response of {len(row.response_mask)} tokens")
     for reward in row.call_rewards:

@@ -22,16 +22,17 @@ if TYPE_CHECKING:
 
 class Estimator(Protocol):
     def __call__(self, batch: CreditBatch, **config: Any) -> tuple[list[Tensor], list[Tensor]]:
-        """(advantages, returns): per row one float32 tensor as long as its response, 0 where the mask is 0. Its keyword-only
-        parameters bear the names of the `algorithm` keys that they are filled from."""
+        """(advantages, returns): per row one float32 tensor as long as its response, 0 where the mask is 0. Its
+        keyword-only parameters bear the names of the `algorithm` keys that they are filled from."""
 
 
 ESTIMATORS: dict[str, Estimator] = {"grpo": group_relative, "reinforce_pp": reinforce_pp}
 
 
 def estimate(name: str, rows: Sequence[Row], algorithm: Any) -> tuple[list[Tensor], list[Tensor]]:
-    """(advantages, returns) of one policy's rows, in their order. `algorithm` is a workflow's, or anything with its fields;
-    those that it lacks keep the estimator's defaults. Raises UserError for an unknown name, ValueError for bad rows."""
+    """(advantages, returns) of one policy's rows, in their order. `algorithm` is a workflow's, or anything with its
+    fields; those that it lacks keep the estimator's defaults. Raises UserError for an unknown name, ValueError for bad
+    rows."""
     if name not in ESTIMATORS:
         raise UserError(f"algorithm.estimator: {name!r} is unknown; choose one of {', '.join(ESTIMATORS)}")
     estimator = ESTIMATORS[name]

@@ -1,11 +1,11 @@
 """Group-relative advantages: GRPO, its leave-one-out form (RLOO) and its unscaled form.
 
-Invariant: a unit is compared with the units of its own group only. A group of one unit, and a group whose units all earned
-the same, give an advantage of exactly 0: there is nothing to learn from them. Sums are exact (`fsum`), so the order of the
-rows has no effect on the statistics.
+Invariant: a unit is compared with the units of its own group only. A group of one unit, and a group whose units all
+earned the same, give an advantage of exactly 0: there is nothing to learn from them. Sums are exact (`fsum`), so the
+order of the rows has no effect on the statistics.
 
-With `group_by=("uid", "agent")` this is Dr.MAS's normalisation per agent; with `("uid", "agent", "turn")` AT-GRPO's; with
-`("uid",)` plain GRPO that pools all agents of the policy.
+With `group_by=("uid", "agent")` this is Dr.MAS's normalisation per agent; with `("uid", "agent", "turn")` AT-GRPO's;
+with `("uid",)` plain GRPO that pools all agents of the policy.
 """
 
 from __future__ import annotations
@@ -35,10 +35,10 @@ def group_relative(
 ) -> tuple[list[Tensor], list[Tensor]]:
     """(advantages, returns): one float32 tensor per row, 0 where the mask is 0.
 
-    `stat_unit="trajectory"`: a unit is one episode's calls within the group, worth the sum of their rewards; each of them
-    gets the unit's advantage. `scale="std"` divides by the sample standard deviation (n - 1) plus `eps`. The return of a
-    token is what its unit earned. A call without sampled tokens counts in the statistics. Raises ValueError for an unknown
-    option, and for a merged row that does not name the turns or nodes by which it is to be grouped.
+    `stat_unit="trajectory"`: a unit is one episode's calls within the group, worth the sum of their rewards; each of
+    them gets the unit's advantage. `scale="std"` divides by the sample standard deviation (n - 1) plus `eps`. The
+    return of a token is what its unit earned. A call without sampled tokens counts in the statistics. Raises
+    ValueError for an unknown option, and for a merged row that does not name the turns by which it is to be grouped.
     """
     _check_option("center", center, ("mean", "leave_one_out"))
     _check_option("scale", scale, ("std", "none"))
@@ -94,7 +94,7 @@ def _groups(
         if None in group:
             raise ValueError(
                 f"row of uid {batch.uid[call]}, episode {batch.episode[call]}, agent {batch.agent[call]} merges calls "
-                f"without naming their turns and nodes, so it cannot be grouped by {', '.join(group_by)}"
+                "without naming their turns (call_turns), so it cannot be grouped by turn"
             )
         groups[group][call if stat_unit == "call" else trajectory].append(call)
     rewards = batch.rewards.tolist()

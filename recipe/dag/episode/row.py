@@ -29,8 +29,7 @@ class Row:
     """End (exclusive) of each merged call in response_ids; the last one is len(response_ids)."""
     call_rewards: tuple[float, ...] = ()
     call_turns: tuple[int, ...] = ()
-    """Of each merged call; credit needs them only where `group_by` names turn or node."""
-    call_nodes: tuple[str, ...] = ()
+    """Of each merged call; only credit by turn (`group_by`) needs them. A merge never crosses nodes."""
     temperature: float = 1.0
 
     def __post_init__(self) -> None:
@@ -38,5 +37,3 @@ class Row:
             raise ValueError(f"row {self.uid}/{self.episode}/{self.node}: ids, mask and log-probs differ in length")
         if not self.call_ends:
             self.call_ends, self.call_rewards = (len(self.response_ids),), (self.reward,)
-        if len(self.call_ends) == 1:
-            self.call_turns, self.call_nodes = (self.turn,), (self.node,)

@@ -1,0 +1,1 @@
+"""Metrics, progress, result files and plots, made from records."""

@@ -1,0 +1,52 @@
+"""One line per step for whoever watches the run; everything else stands in metrics.jsonl.
+
+Invariant: the line shows what the metrics hold and leaves out what they lack.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+PHASES = ("rollout", "train", "sync", "validation")
+"""What is shown of the step's time, in this order; `train` is made of nodes, whose times are in metrics.jsonl."""
+
+
+def step_line(step: int, total: int, metrics: Mapping[str, float]) -> str:
+    """`step  12/200 | acc 0.438 val 0.512 | reward planner +0.31 executor +0.62 | 123k tokens | 61 s: rollout 12`.
+
+    Times are the keys `timing/<phase>` in seconds, `timing/step` being the whole.
+    """
+    parts = [f"step {step:>{len(str(total))}}/{total}"]
+    parts.append(" ".join([*_shown(metrics, "acc", "episode/accuracy"), *_shown(metrics, "val", "val/accuracy")]))
+    rewards = [
+        f"{key.removeprefix('agent/').removesuffix('/reward/mean')} {value:+.2f}"
+        for key, value in metrics.items()
+        if key.startswith("agent/") and key.endswith("/reward/mean")
+    ]
+    parts.append(" ".join(["reward", *rewards]) if rewards else "")
+    parts.append(f"{_short(metrics['tokens/sampled'])} tokens" if "tokens/sampled" in metrics else "")
+    parts.append(_times(metrics))
+    faults, masked = metrics.get("faults/total", 0), metrics.get("episode/masked", 0)
+    parts.append(f"{faults:.0f} faults, {masked:.1%} masked" if faults or masked else "")
+    return " | ".join(part for part in parts if part)
+
+
+def _shown(metrics: Mapping[str, float], word: str, key: str) -> list[str]:
+    return [f"{word} {metrics[key]:.3f}"] if key in metrics else []
+
+
+def _times(metrics: Mapping[str, float]) -> str:
+    named = [f"{phase} {_seconds(metrics[f'timing/{phase}'])}" for phase in PHASES if f"timing/{phase}" in metrics]
+    whole = [f"{_seconds(metrics['timing/step'])} s"] if "timing/step" in metrics else []
+    return ": ".join([*whole, " ".join(named)] if named else whole)
+
+
+def _seconds(value: float) -> str:
+    return f"{value:.1f}" if value < 10 else f"{value:.0f}"
+
+
+def _short(count: float) -> str:
+    for limit, unit in ((1e9, "G"), (1e6, "M"), (1e3, "k")):
+        if count >= limit:
+            return f"{count / limit:.{0 if count >= 100 * limit else 1}f}{unit}"
+    return f"{count:.0f}"

@@ -1,0 +1,125 @@
+"""The learning curve as a picture: `python -m recipe.dag.report.curve metrics.jsonl curve.png`.
+
+Invariant: only what stands in metrics.jsonl is drawn, each point at its own step; a step without a value leaves no
+point.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Sequence
+from io import BytesIO
+from pathlib import Path
+
+from matplotlib.axes import Axes
+from matplotlib.backends.backend_agg import FigureCanvasAgg
+from matplotlib.figure import Figure
+from matplotlib.ticker import MaxNLocator
+
+from recipe.dag.errors import UserError
+from recipe.dag.report.jsonfile import replace_file
+
+COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#444444")
+"""Okabe and Ito's, which stay apart for colour-blind readers."""
+SMOOTH_FROM = 30
+"""From so many points on, a moving average is drawn over the raw line."""
+
+Points = list[tuple[int, float]]
+
+
+def draw_curve(metrics_jsonl: str | Path, png: str | Path) -> None:
+    """Accuracy in training and validation above, mean reward per agent below. Before anything is measured the axes are
+    empty and say so. Replaces `png` atomically. Raises UserError if the file cannot be read."""
+    lines = _read(Path(metrics_jsonl))
+    training, validation = _points(lines, "episode/accuracy"), _points(lines, "val/accuracy")
+    keys = dict.fromkeys(key for line in lines for key in line)
+    rewards = {
+        key.removeprefix("agent/").removesuffix("/reward/mean"): _points(lines, key)
+        for key in keys
+        if key.startswith("agent/") and key.endswith("/reward/mean")
+    }
+
+    figure = Figure(figsize=(9, 7), layout="constrained")
+    FigureCanvasAgg(figure)
+    upper, lower = figure.subplots(2, 1, sharex=True)
+    figure.suptitle("Learning curve")
+    _line(upper, training, "training", COLOURS[0])
+    if validation:
+        upper.plot(*zip(*validation), color=COLOURS[1], marker="o", markersize=6, linewidth=1.5, label="validation")
+    upper.set_ylabel("accuracy")
+    upper.set_ylim(-0.02, 1.02)
+    for number, (agent, points) in enumerate(rewards.items()):
+        _line(lower, points, agent, COLOURS[number % len(COLOURS)])
+    lower.set_ylabel("mean reward per call")
+    lower.set_xlabel("step")
+    lower.xaxis.set_major_locator(MaxNLocator(integer=True))
+    for axes in (upper, lower):
+        axes.grid(alpha=0.3)
+        axes.spines[["top", "right"]].set_visible(False)
+        if axes.has_data():
+            axes.legend(loc="best", frameon=False)
+        else:
+            axes.text(0.5, 0.5, "nothing measured yet", transform=axes.transAxes, ha="center", va="center")
+    picture = BytesIO()
+    figure.savefig(picture, format="png", dpi=150)
+    replace_file(png, [picture.getvalue()])
+
+
+def _line(axes: Axes, points: Points, label: str, colour: str) -> None:
+    if not points:
+        return
+    steps, values = zip(*points)
+    if len(points) < SMOOTH_FROM:
+        axes.plot(steps, values, color=colour, linewidth=1.5, marker=".", label=label)
+        return
+    window = max(5, len(points) // 20)
+    axes.plot(steps, values, color=colour, linewidth=0.8, alpha=0.3)
+    axes.plot(steps, _moving_average(values, window), color=colour, linewidth=2, label=f"{label} (mean of {window})")
+
+
+def _moving_average(values: Sequence[float], window: int) -> list[float]:
+    """Of each value and the up to `window - 1` before it."""
+    parts = [values[max(0, end - window) : end] for end in range(1, len(values) + 1)]
+    return [sum(part) / len(part) for part in parts]
+
+
+def _points(lines: Sequence[dict], key: str) -> Points:
+    """In the order of the steps; a step told twice counts as it was told last."""
+    return sorted({line["step"]: line[key] for line in lines if line.get(key) is not None}.items())
+
+
+def _read(path: Path) -> list[dict]:
+    try:
+        raw = path.read_text(encoding="utf-8").split("\n")
+    except OSError as error:
+        raise UserError(f"{path}: {error.strerror}; give the metrics.jsonl of a run") from error
+    lines = []
+    for number, text in enumerate(raw, 1):
+        try:
+            line = json.loads(text) if text else None
+        except ValueError as error:
+            if number == len(raw):  # the run is writing this very line
+                break
+            raise UserError(f"{path}:{number}: not JSON; give the metrics.jsonl of a run") from error
+        if line is not None:
+            if not isinstance(line, dict) or not isinstance(line.get("step"), int):
+                raise UserError(f"{path}:{number}: no `step`; give the metrics.jsonl of a run")
+            lines.append(line)
+    return lines
+
+
+def main(arguments: Sequence[str]) -> int:
+    if len(arguments) != 2:
+        print("usage: python -m recipe.dag.report.curve METRICS_JSONL PNG", file=sys.stderr)
+        return 2
+    try:
+        draw_curve(*arguments)
+    except UserError as error:
+        print(error, file=sys.stderr)
+        return 2
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

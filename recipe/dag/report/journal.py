@@ -1,0 +1,90 @@
+"""The run's diary: `episodes.jsonl` and `metrics.jsonl`.
+
+Invariant: a line is written by one write and is whole or absent; after `truncate_after(step)` the files hold exactly
+what was known when that step ended, so a resumed run never tells a step twice. Episodes are a sample (`max_per_step`)
+and a convenience: a full disk costs the rest of them, never the run.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import os
+from collections import Counter
+from collections.abc import Iterable, Iterator, Mapping
+from itertools import islice
+from pathlib import Path
+
+from recipe.dag.episode.record import Episode
+from recipe.dag.report.jsonfile import replace_file, to_json
+
+logger = logging.getLogger(__name__)
+
+
+class Journal:
+    """Appends to the two files in `folder`, which is made if absent. Holds no open file."""
+
+    def __init__(self, folder: str | Path, max_per_step: int = 64):
+        self.folder = Path(folder)
+        self.folder.mkdir(parents=True, exist_ok=True)
+        self.episodes_path = self.folder / "episodes.jsonl"
+        self.metrics_path = self.folder / "metrics.jsonl"
+        self.max_per_step = max_per_step
+        self._written: Counter[tuple[int, str]] = Counter()
+        self._warned = False
+
+    def episodes(self, step: int, episodes: Iterable[Episode], split: str = "train") -> int:
+        """A line each: `step`, `split` ("train" or "val") and the episode's fields. Returns how many were written: the
+        step has room for `max_per_step` of each split, and a file that cannot be written is warned of once."""
+        room = self.max_per_step - self._written[step, split]
+        count = 0
+        try:
+            for episode in islice(episodes, room):
+                _append(self.episodes_path, to_json({"step": step, "split": split} | episode.to_json()) + b"\n")
+                count += 1
+        except OSError as error:
+            if not self._warned:
+                logger.warning("%s: %s; episodes go unrecorded until it can be written", self.episodes_path, error)
+            self._warned = True
+        self._written[step, split] += count
+        return count
+
+    def metrics(self, step: int, metrics: Mapping[str, float]) -> None:
+        """One line: `step` and all metrics, what is not finite as null. Raises OSError: a run that cannot keep its
+        numbers could not keep its checkpoints either."""
+        _append(self.metrics_path, to_json({"step": step} | dict(metrics)) + b"\n")
+
+    def truncate_after(self, step: int) -> None:
+        """Drop the lines of later steps and whatever a crash left torn. Call it once when resuming from `step`, and
+        with -1 to start over in the same folder."""
+        for path in (self.episodes_path, self.metrics_path):
+            if path.exists():
+                replace_file(path, _lines_until(path, step))
+        self._written = Counter({key: count for key, count in self._written.items() if key[0] <= step})
+
+
+def _append(path: Path, line: bytes) -> None:
+    """All of `line` or nothing of it."""
+    handle = os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o644)
+    try:
+        before = os.fstat(handle).st_size
+        try:
+            rest = memoryview(line)
+            while rest:  # a short write means that the disk is full, and the next one says so by raising
+                rest = rest[os.write(handle, rest) :]
+        except OSError:
+            os.ftruncate(handle, before)
+            raise
+    finally:
+        os.close(handle)
+
+
+def _lines_until(path: Path, step: int) -> Iterator[bytes]:
+    with path.open("rb") as file:
+        for line in file:
+            try:
+                keep = line.endswith(b"\n") and json.loads(line)["step"] <= step
+            except (ValueError, KeyError, TypeError):
+                keep = False
+            if keep:
+                yield line

@@ -1,0 +1,57 @@
+"""JSON as the reports write it.
+
+Invariant: what is written can be read by any JSON parser (NaN and infinities become null), and a file that is replaced
+is either the old one or the new one, never a part.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+import tempfile
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Any
+
+
+def to_json(data: Any, indent: int | None = None) -> bytes:
+    """UTF-8. Arrays and numpy numbers become lists and numbers, what JSON has no word for becomes its text."""
+    try:
+        text = json.dumps(data, indent=indent, ensure_ascii=False, allow_nan=False, default=_plain)
+    except ValueError:
+        text = json.dumps(_finite(data), indent=indent, ensure_ascii=False, allow_nan=False)
+    # A lone surrogate, from bytes that were no UTF-8, becomes its JSON escape.
+    return text.encode("utf-8", "backslashreplace")
+
+
+def replace_file(path: str | Path, chunks: Iterable[bytes]) -> None:
+    """Write `path` anew, all or nothing. Raises OSError and leaves the old file as it was."""
+    path = Path(path)
+    handle, temporary = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
+    try:
+        with os.fdopen(handle, "wb") as file:
+            file.writelines(chunks)
+            file.flush()
+            os.fsync(file.fileno())
+        os.chmod(temporary, 0o644)
+        os.replace(temporary, path)
+    except BaseException:
+        Path(temporary).unlink(missing_ok=True)
+        raise
+
+
+def _plain(value: Any) -> Any:
+    return value.tolist() if hasattr(value, "tolist") else str(value)
+
+
+def _finite(value: Any) -> Any:
+    if isinstance(value, dict):
+        return {str(key): _finite(item) for key, item in value.items()}
+    if isinstance(value, (list, tuple)):
+        return [_finite(item) for item in value]
+    if isinstance(value, float):
+        return value if math.isfinite(value) else None
+    if value is None or isinstance(value, (bool, int, str)):
+        return value
+    return _finite(_plain(value))

@@ -1,0 +1,210 @@
+"""results.json and summary.json: what an evaluation hands to people and scripts.
+
+Invariant: one item per episode, in dataset order; an episode that a fault ended has an "error" and no "metrics", and
+enters no average. The keys are those of ReTool-MA's files, so that scripts written for them go on working.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from pathlib import Path
+from statistics import fmean
+from typing import Any
+
+from recipe.dag.episode.record import Call, Episode, ToolResult
+from recipe.dag.report.jsonfile import replace_file, to_json
+from recipe.dag.report.pass_at_k import SOLVED, average_at_n, outcomes_by_problem, pass_at_k
+from recipe.dag.report.tools import tool_metrics
+
+CODE_TOOL = "code_interpreter"
+
+
+def write_results(folder: str | Path, episodes: Sequence[Episode], uids: Sequence[str] | None = None) -> dict[str, Any]:
+    """Write `results.json` and `summary.json` into `folder` (made if absent), each atomically; returns the summary.
+
+    `uids`: the dataset's order; without it, problems stand in the order in which `episodes` first names them.
+    """
+    order = {uid: place for place, uid in enumerate(uids or dict.fromkeys(e.uid for e in episodes))}
+    ordered = sorted(episodes, key=lambda e: (order.get(e.uid, len(order)), e.index))
+    results, summary = results_list(ordered), summarise(ordered)
+    folder = Path(folder)
+    folder.mkdir(parents=True, exist_ok=True)
+    replace_file(folder / "results.json", [to_json(results, indent=2), b"\n"])
+    replace_file(folder / "summary.json", [to_json(summary, indent=2), b"\n"])
+    return summary
+
+
+def results_list(episodes: Sequence[Episode]) -> list[dict[str, Any]]:
+    """One item per episode, in the given order; `sample_index` tells a problem's episodes apart where it has
+    several."""
+    several = _has_groups(episodes)
+    return [_item(episode) | ({"sample_index": episode.index} if several else {}) for episode in episodes]
+
+
+def summarise(episodes: Sequence[Episode]) -> dict[str, Any]:
+    """Over the episodes without a fault; `num_errors` counts the others. A ratio of nothing is 0.0.
+
+    `final_accuracy` is over the graded episodes. Pass rates are pooled: passes over attempts of all correct (incorrect)
+    episodes. With several episodes per problem: `samples_per_problem` n, `avg@n`, and unbiased `pass@k` for k = 1 ...
+    n.
+    """
+    good = [episode for episode in episodes if episode.fault is None]
+    graded = [episode for episode in good if _is_correct(episode) is not None]
+    attempts = sum(len(_code_runs(episode)) for episode in good)
+    passes = sum(result.ok for episode in good for result in _code_runs(episode))
+    rewards: dict[str, list[float]] = {}
+    for call in (call for episode in good for call in episode.calls if call.reward is not None):
+        rewards.setdefault(call.agent, []).append(call.reward)
+    summary = {
+        "num_samples": len(good),
+        "num_errors": len(episodes) - len(good),
+        "final_accuracy": _ratio(sum(bool(_is_correct(episode)) for episode in graded), len(graded)),
+        "avg_trajectory_length": _ratio(sum(len(episode.calls) for episode in good), len(good)),
+        "code_metrics": {
+            "total_attempts": attempts,
+            "total_passes": passes,
+            "total_failures": attempts - passes,
+            "overall_pass_rate": _ratio(passes, attempts),
+            "pass_rate_when_correct": _pooled_pass_rate(e for e in graded if _is_correct(e)),
+            "pass_rate_when_incorrect": _pooled_pass_rate(e for e in graded if not _is_correct(e)),
+            "avg_calls_per_problem": _ratio(attempts, len(good)),
+        },
+        "reward_stats": {agent: fmean(values) for agent, values in rewards.items()},
+        "tool_metrics": tool_metrics(episodes),
+    }
+    problems = outcomes_by_problem(episodes)
+    if _has_groups(episodes) and problems:
+        n = max(len(outcomes) for outcomes in problems)
+        summary["samples_per_problem"] = n
+        summary["avg@n"] = average_at_n(problems)
+        summary["pass@k"] = {str(k): pass_at_k(problems, k) for k in range(1, n + 1)}
+    return summary
+
+
+def _item(episode: Episode) -> dict[str, Any]:
+    prompt = next((m["content"] for m in reversed(episode.sample["prompt"]) if m["role"] == "user"), "")
+    runs = _code_runs(episode)
+    item = {
+        "prompt": prompt,
+        "label": episode.sample.get("ground_truth"),
+        "trajectory": [_move(turn, call, episode) for turn, call in enumerate(episode.calls)],
+        "code_runs": [
+            {
+                "code": run.arguments.get("code", ""),
+                "status": _status(run),
+                "stdout": run.stdout,
+                "stderr": run.stderr,
+                "passed": run.ok,
+            }
+            for run in runs
+        ],
+        "final_reward": _final_reward(episode),
+    }
+    if episode.fault is not None:
+        fault = episode.fault
+        where = f" at {fault['where']}" if fault.get("where") else ""
+        return item | {"final_reward": None, "error": f"{fault['boundary']} fault{where}: {fault['message']}"}
+    passes = sum(run.ok for run in runs)
+    breakdown: dict[str, float] = {}
+    for call in (call for call in episode.calls if call.reward is not None):
+        breakdown[call.agent] = breakdown.get(call.agent, 0.0) + call.reward
+    item["metrics"] = {
+        "is_correct": _is_correct(episode),
+        "code_execution": {
+            "attempts": len(runs),
+            "passes": passes,
+            "failures": len(runs) - passes,
+            "pass_rate": _ratio(passes, len(runs)),
+            "invalid_calls": len(runs) - passes,
+        },
+        "trajectory_length": len(episode.calls),
+        "reward_breakdown": breakdown,
+    }
+    return item
+
+
+def _move(turn: int, call: Call, episode: Episode) -> dict[str, Any]:
+    metadata = METADATA.get(call.agent, _parsed)(call, episode)
+    return {
+        "turn_id": turn,
+        "agent_role": call.agent,
+        "agent_id": call.agent_group,
+        "agent_input": call.prompt_text,
+        "agent_output": call.text,
+        "agent_reward": call.reward,
+        "metadata": metadata,
+    }
+
+
+def _planner(call: Call, episode: Episode) -> dict[str, Any]:
+    return {"parsed_plan": call.parsed}
+
+
+def _executor(call: Call, episode: Episode) -> dict[str, Any]:
+    """Of its last run of code."""
+    run = next((result for result in reversed(call.tool_results) if _is_code(result)), None)
+    if run is None:
+        return {"code": call.parsed.get("code", ""), "tool_metadata": {}, "tool_response": ""}
+    return {
+        "code": run.arguments.get("code", ""),
+        "tool_metadata": {
+            "status": _status(run),
+            "timeout": run.status == "timeout",
+            "return_code": run.return_code,
+            "stdout": run.stdout,
+            "stderr": run.stderr,
+        },
+        "tool_response": run.text,
+    }
+
+
+def _verifier(call: Call, episode: Episode) -> dict[str, Any]:
+    return {"reward": None if episode.fault is not None else _final_reward(episode)}
+
+
+def _parsed(call: Call, episode: Episode) -> dict[str, Any]:
+    return {"parsed": call.parsed}
+
+
+METADATA: Mapping[str, Callable[[Call, Episode], dict[str, Any]]] = {
+    "planner": _planner,
+    "executor": _executor,
+    "verifier": _verifier,
+}
+"""What ReTool-MA's roles, by the agent's name, carry in their trajectory items; every other agent shows what it
+parsed."""
+
+
+def _is_code(result: ToolResult) -> bool:
+    return result.name == CODE_TOOL or "code" in result.arguments
+
+
+def _code_runs(episode: Episode) -> list[ToolResult]:
+    """Attempts at running code, refused ones included; those that the infrastructure lost are nobody's attempt."""
+    return [r for call in episode.calls for r in call.tool_results if _is_code(r) and r.status != "fault"]
+
+
+def _status(result: ToolResult) -> str:
+    return "success" if result.ok else "failed"
+
+
+def _final_reward(episode: Episode) -> float | None:
+    """The grader's verdict: what a reward node reports as `final_reward`, else the outcome; None if not graded."""
+    return episode.info.get("final_reward", episode.outcome)
+
+
+def _is_correct(episode: Episode) -> bool | None:
+    return None if episode.outcome is None else episode.outcome >= SOLVED
+
+
+def _pooled_pass_rate(episodes: Iterable[Episode]) -> float:
+    runs = [run for episode in episodes for run in _code_runs(episode)]
+    return _ratio(sum(run.ok for run in runs), len(runs))
+
+
+def _has_groups(episodes: Sequence[Episode]) -> bool:
+    return len({episode.uid for episode in episodes}) < len(episodes)
+
+
+def _ratio(part: float, whole: float) -> float:
+    return part / whole if whole else 0.0

@@ -1,0 +1,45 @@
+from __future__ import annotations
+
+import pytest
+
+from recipe.dag.report.console import step_line
+
+
+def test_a_full_line():
+    metrics = {
+        "episode/accuracy": 0.4375,
+        "val/accuracy": 0.5,
+        "agent/planner/reward/mean": 0.314,
+        "agent/executor/reward/mean": -0.2,
+        "agent/planner/reward/max": 1.0,
+        "tokens/sampled": 123_456.0,
+        "timing/train": 40.0,
+        "timing/actor_update": 30.0,
+        "timing/sync": 4.2,
+        "timing/rollout": 12.34,
+        "timing/step": 61.0,
+        "faults/total": 2.0,
+        "episode/masked": 0.0625,
+        "actor/pg_loss": 0.1,
+    }
+    assert step_line(7, 200, metrics) == (
+        "step   7/200 | acc 0.438 val 0.500 | reward planner +0.31 executor -0.20 | 123k tokens | "
+        "61 s: rollout 12 train 40 sync 4.2 | 2 faults, 6.2% masked"
+    )
+
+
+def test_what_was_not_measured_is_left_out():
+    assert step_line(1, 5, {}) == "step 1/5"
+    assert step_line(1, 5, {"val/accuracy": 0.25, "faults/total": 0.0}) == "step 1/5 | val 0.250"
+
+
+def test_times_stand_alone():
+    assert step_line(1, 5, {"timing/rollout": 3.0, "timing/sync": 4.0}) == "step 1/5 | rollout 3.0 sync 4.0"
+    assert step_line(1, 5, {"timing/step": 3.0}) == "step 1/5 | 3.0 s"
+
+
+@pytest.mark.parametrize(
+    ("count", "shown"), [(0, "0"), (999, "999"), (1234, "1.2k"), (999_999, "1000k"), (2_500_000, "2.5M"), (7e9, "7.0G")]
+)
+def test_token_counts_are_short(count, shown):
+    assert step_line(1, 5, {"tokens/sampled": count}) == f"step 1/5 | {shown} tokens"

@@ -1,0 +1,73 @@
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+
+import pytest
+from matplotlib.image import imread
+
+from recipe.dag.errors import UserError
+from recipe.dag.report import curve
+from recipe.dag.report.curve import draw_curve
+
+
+def write(path, lines):
+    path.write_text("".join(json.dumps(line) + "\n" for line in lines))
+    return path
+
+
+def test_points_keep_their_steps_and_skip_what_was_not_measured():
+    lines = [{"step": 5, "x": 1.0}, {"step": 0, "x": 0.5}, {"step": 2}, {"step": 3, "x": None}, {"step": 5, "x": 2.0}]
+    assert curve._points(lines, "x") == [(0, 0.5), (5, 2.0)]
+
+
+def test_moving_average_looks_back_only():
+    assert curve._moving_average([1.0, 2.0, 3.0, 4.0], 2) == [1.0, 1.5, 2.5, 3.5]
+
+
+@pytest.mark.parametrize("steps", [1, 5, 60])
+def test_a_picture_with_ink_comes_out(tmp_path, steps):
+    lines = [{"step": s, "episode/accuracy": 0.5, "agent/planner/reward/mean": 0.1 * s} for s in range(1, steps + 1)]
+    lines[-1]["val/accuracy"] = 0.6
+    png = tmp_path / "curve.png"
+    draw_curve(write(tmp_path / "metrics.jsonl", lines), png)
+    image = imread(png)
+    assert image.shape[:2] == (1050, 1350)
+    assert image[..., :3].std() > 0.05
+
+
+def test_a_line_that_is_still_being_written_is_left_for_the_next_time(tmp_path):
+    path = write(tmp_path / "metrics.jsonl", [{"step": 1, "episode/accuracy": 0.5}])
+    path.write_text(path.read_text() + '{"step": 2, "epi')
+    draw_curve(path, tmp_path / "curve.png")
+    assert (tmp_path / "curve.png").stat().st_size > 0
+
+
+def test_before_anything_is_measured_a_picture_says_so(tmp_path):
+    draw_curve(write(tmp_path / "metrics.jsonl", [{"step": 1, "loss": 2.0}]), tmp_path / "curve.png")
+    assert imread(tmp_path / "curve.png").shape[:2] == (1050, 1350)
+
+
+@pytest.mark.parametrize(
+    ("content", "message"),
+    [
+        ("loss: 3\n\n", "metrics.jsonl:1: not JSON"),
+        ('{"loss": 3}\n', "metrics.jsonl:1: no `step`"),
+    ],
+)
+def test_other_files_are_refused(tmp_path, content, message):
+    path = tmp_path / "metrics.jsonl"
+    path.write_text(content)
+    with pytest.raises(UserError, match=message):
+        draw_curve(path, tmp_path / "curve.png")
+
+
+def test_as_a_command(tmp_path):
+    path = write(tmp_path / "metrics.jsonl", [{"step": 1, "episode/accuracy": 0.5}])
+    command = [sys.executable, "-m", "recipe.dag.report.curve"]
+    assert subprocess.run([*command, path, tmp_path / "curve.png"]).returncode == 0
+    assert (tmp_path / "curve.png").read_bytes().startswith(b"\x89PNG")
+    missing = subprocess.run([*command, tmp_path / "none", tmp_path / "x.png"], capture_output=True, text=True)
+    assert missing.returncode == 2 and missing.stderr.count("\n") == 1 and "none" in missing.stderr
+    assert curve.main([]) == 2

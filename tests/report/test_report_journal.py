@@ -1,0 +1,122 @@
+from __future__ import annotations
+
+import errno
+import json
+import logging
+import os
+
+import pytest
+
+from recipe.dag.episode.record import Episode
+from recipe.dag.report.journal import Journal
+
+
+def lines_of(path):
+    return [json.loads(line) for line in path.read_text().splitlines()]
+
+
+@pytest.fixture
+def full_disk(monkeypatch):
+    """Lets `room` bytes of each line through, then fails as a full disk does; `room` None: the disk is well."""
+    disk = {"room": None}
+    write = os.write
+
+    def limited(handle, data):
+        if disk["room"] is None:
+            return write(handle, data)
+        if disk["room"] == 0:
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+        part = bytes(data[: disk["room"]])
+        disk["room"] = 0
+        return write(handle, part)
+
+    monkeypatch.setattr(os, "write", limited)
+    return disk
+
+
+def test_an_episode_comes_back_as_it_was(tmp_path, make_episode, make_call, make_result):
+    journal = Journal(tmp_path / "run")
+    episode = make_episode(calls=[make_call(tool_results=[make_result()], text="line\nbreak")], outcome=1.0)
+    assert journal.episodes(3, [episode])
+    (line,) = lines_of(journal.episodes_path)
+    assert (line.pop("step"), line.pop("split")) == (3, "train")
+    assert Episode.from_json(line) == episode
+
+
+def test_metrics_are_null_where_they_are_not_finite(tmp_path):
+    journal = Journal(tmp_path)
+    journal.metrics(1, {"episode/accuracy": 0.5, "loss": float("nan"), "norm": float("inf")})
+    journal.metrics(2, {"val/accuracy": 1.0})
+    assert lines_of(journal.metrics_path) == [
+        {"step": 1, "episode/accuracy": 0.5, "loss": None, "norm": None},
+        {"step": 2, "val/accuracy": 1.0},
+    ]
+
+
+def test_episodes_are_capped_per_step_and_split(tmp_path, make_episode):
+    journal = Journal(tmp_path, max_per_step=2)
+    assert [journal.episodes(1, [make_episode(index=i)]) for i in range(3)] == [1, 1, 0]
+    assert journal.episodes(1, [make_episode()], split="val")
+    assert journal.episodes(2, (make_episode(index=i) for i in range(5))) == 2
+    told = [(line["step"], line["split"]) for line in lines_of(journal.episodes_path)]
+    assert told == [(1, "train"), (1, "train"), (1, "val"), (2, "train"), (2, "train")]
+
+
+def test_resuming_drops_later_steps_and_the_torn_line(tmp_path, make_episode):
+    first = Journal(tmp_path, max_per_step=1)
+    for step in range(4):
+        first.episodes(step, [make_episode(f"u{step}")])
+        first.metrics(step, {"x": step})
+    for path in (first.episodes_path, first.metrics_path):
+        with path.open("ab") as file:
+            file.write(b'{"step": 2, "x": ')
+    resumed = Journal(tmp_path, max_per_step=1)
+    resumed.truncate_after(2)
+    assert [line["step"] for line in lines_of(resumed.episodes_path)] == [0, 1, 2]
+    assert [line["step"] for line in lines_of(resumed.metrics_path)] == [0, 1, 2]
+    resumed.episodes(3, [make_episode("again")])
+    assert lines_of(resumed.episodes_path)[-1]["uid"] == "again"
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["episodes.jsonl", "metrics.jsonl"]
+
+
+def test_a_whole_last_line_without_its_newline_is_torn_too(tmp_path):
+    journal = Journal(tmp_path)
+    journal.metrics(1, {})
+    with journal.metrics_path.open("ab") as file:
+        file.write(b'{"step": 1}')
+    journal.truncate_after(1)
+    journal.metrics(2, {})
+    assert lines_of(journal.metrics_path) == [{"step": 1}, {"step": 2}]
+
+
+def test_truncating_what_is_not_there_makes_nothing(tmp_path):
+    Journal(tmp_path).truncate_after(5)
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_the_cap_starts_anew_for_the_steps_that_were_dropped(tmp_path, make_episode):
+    journal = Journal(tmp_path, max_per_step=1)
+    assert journal.episodes(1, [make_episode()]) and journal.episodes(2, [make_episode()])
+    journal.truncate_after(1)
+    assert not journal.episodes(1, [make_episode()])
+    assert journal.episodes(2, [make_episode()])
+
+
+def test_a_full_disk_warns_once_and_leaves_whole_lines(tmp_path, make_episode, full_disk, caplog):
+    journal = Journal(tmp_path)
+    assert journal.episodes(1, [make_episode("before")])
+    with caplog.at_level(logging.WARNING):
+        full_disk["room"] = 20
+        assert not journal.episodes(1, [make_episode("torn")])
+        assert not journal.episodes(1, [make_episode("refused")])
+    assert len(caplog.records) == 1 and "episodes.jsonl" in caplog.text
+    full_disk["room"] = None
+    assert journal.episodes(1, [make_episode("after")])
+    assert [line["uid"] for line in lines_of(journal.episodes_path)] == ["before", "after"]
+
+
+def test_metrics_that_cannot_be_kept_are_an_error(tmp_path, full_disk):
+    journal = Journal(tmp_path)
+    full_disk["room"] = 0
+    with pytest.raises(OSError):
+        journal.metrics(1, {})
