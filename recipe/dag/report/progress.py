@@ -24,7 +24,8 @@ from recipe.dag.episode.record import Episode
 class Progress:
     """`with Progress(total, "step 3") as progress: ... progress.update(episode)` as each episode ends. Thread-safe.
 
-    `enabled=False` counts in silence. `running` tells how many episodes are under way; without it, all that are not done count as running.
+    `enabled=False` counts in silence. `running` tells how many episodes are under way; without it, all that are not
+    done count as running.
     """
 
     def __init__(
