@@ -13,7 +13,7 @@ from typing import Any
 
 from recipe.dag.episode.context import Context, Message, Output
 from recipe.dag.episode.record import Call
-from recipe.dag.errors import HookFault, SandboxFault, UserError
+from recipe.dag.errors import HookFault, UserError
 from recipe.dag.reward.answer import extract_answer
 from recipe.retool_ma import prompts
 from recipe.retool_ma.plan import parse_plan, plan_json, plan_of
@@ -90,13 +90,11 @@ class Executor:
         tool: str = "code_interpreter",
         code_timeout: float = 20.0,
     ) -> Output:
-        """`code_timeout`: seconds. No code is a failed run. Raises SandboxFault if the code could not be run."""
+        """`code_timeout`: seconds. An answer without code is a failed run."""
         context = _required(context)
         code = extract_code(_answer_text(tokenizer, response_ids, context))
         # The tool is called without code too: it refuses, and the refusal is recorded as an invalid call.
         result = await context.call_tool(tool, code=code, timeout=code_timeout)
-        if result.status == "fault":
-            raise SandboxFault(result.text or "the code could not be run", where=context.node)
         if code:
             run = {"code": code, "status": result.status, "stdout": result.stdout, "stderr": result.stderr}
         else:

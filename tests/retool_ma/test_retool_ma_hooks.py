@@ -36,7 +36,7 @@ def call(node: str, text: str = "", turn: int = 0, **parsed) -> Call:
     return Call(node=node, agent=node, agent_group=0, policy="main", turn=turn, text=text, parsed=parsed)
 
 
-def context(node: str, *upstream: Call, text: str = "", turn: int = 0, max_turns: int = 1, tool: Tool | None = None):
+def context(node: str, *upstream: Call, text: str = "", turn: int = 0, max_turns: int = 1, tool=None):
     return Context(
         sample={"prompt": [{"role": "user", "content": PROBLEM}]},
         uid="u",
@@ -149,8 +149,11 @@ def test_no_code_is_a_failed_run_and_the_tool_is_told(text, status):
 
 
 def test_code_that_could_not_be_run_is_a_fault():
+    async def unreachable(name: str, **arguments):
+        raise SandboxFault("unreachable")
+
     with pytest.raises(SandboxFault, match="unreachable"):
-        answer(Executor(), context("execute", text="print(1)", tool=Tool(status="fault", text="unreachable")))
+        answer(Executor(), context("execute", text="print(1)", tool=unreachable))
 
 
 def test_verifier_ends_the_episode_with_its_answer():
