@@ -1,0 +1,1 @@
+"""Running one episode and turning it into rows."""

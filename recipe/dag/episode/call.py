@@ -1,0 +1,198 @@
+"""One agent's move: hook, generations with tool calls between them, hook.
+
+Invariant: `response_ids` holds what was sampled, as it was sampled, and between two generations what the chat template
+puts there; the mask tells them apart. Prompt and response together never outgrow the policy's context.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from dataclasses import dataclass, field
+from typing import Any
+
+from recipe.dag.episode.chat import continuation_ids, end_of_turn_id, render
+from recipe.dag.episode.client import PolicyEndpoint
+from recipe.dag.episode.context import Context
+from recipe.dag.episode.generation import generate
+from recipe.dag.episode.graph import RolloutNode
+from recipe.dag.episode.hooks import Answer, load_hooks
+from recipe.dag.episode.record import Call, Episode, Generation, ToolResult
+from recipe.dag.episode.seeds import generation_seed
+from recipe.dag.episode.tasks import limited
+from recipe.dag.episode.tool_loop import answer, call_tool, requests_in
+from recipe.dag.errors import HookFault, TimeoutFault, UserError, boundary
+from recipe.dag.tools.tool import Tool
+from recipe.dag.workflow.schema import Workflow
+
+
+@dataclass(slots=True)
+class Attempt:
+    """What all calls of one run of an episode share."""
+
+    episode: Episode
+    seed: int
+    step: int
+    validate: bool
+    tool_state: dict[str, dict] = field(default_factory=dict)
+    """By tool name."""
+    sample_ids: dict[str, list[int]] = field(default_factory=dict)
+    """The sample's messages as an agent's template renders them, by agent name."""
+
+
+class Caller:
+    """A rollout node with all that its calls need; shared by all episodes, holds nothing of any."""
+
+    def __init__(
+        self, place: RolloutNode, workflow: Workflow, endpoint: PolicyEndpoint, tools: dict[str, Tool]
+    ) -> None:
+        """`tools`: the agent's own. Raises UserError for hooks, tools or chat templates that cannot work."""
+        self.place, self.agent, self.endpoint, self.tools = place, place.agent, endpoint, tools
+        self.hooks = load_hooks(place.node, workflow)
+        self.spec = workflow.episode
+        self.where = f"node {place.id}"
+        self._schemas = [tool.schema for tool in tools.values()]
+        self._shown_schemas = None
+        self._end_of_turn = None
+        if self.agent.tool_loop is not None:
+            self._prepare_tool_loop()
+
+    def _prepare_tool_loop(self) -> None:
+        if not self.tools:
+            raise UserError(f"agent {self.agent.name}: a tool_loop needs at least one tool in `tools`")
+        hermes = self.agent.tool_loop.format == "hermes"
+        self._shown_schemas = self._schemas if hermes else None
+        try:
+            self._end_of_turn = end_of_turn_id(self.endpoint.tokenizer, **self.agent.chat_template_kwargs)
+            self._continuation([{"role": "tool" if hermes else "user", "content": "-"}])
+        except UserError as error:
+            raise UserError(f"policy {self.agent.policy}: {error}") from error
+
+    async def move(self, call: Call, context: Context, attempt: Attempt, transcript: str | None) -> Answer:
+        """Fill `call` in. `transcript`: what a hook in siiRL's form gets as prompt_ids in place of the sample's
+        messages. Raises Faults; the call then holds what was done until then."""
+        started = time.perf_counter()
+        deadline = asyncio.get_running_loop().time() + self.spec.call_timeout_s
+        try:
+            async with limited(self.spec.call_timeout_s, TimeoutFault, "the call", self.where):
+                await self._prompt(call, context, attempt, transcript)
+                await self._respond(call, attempt, deadline)
+                context.call = call
+                result = await self.hooks.post_process(
+                    self.endpoint.tokenizer, list(call.prompt_ids), list(call.response_ids), context
+                )
+        finally:
+            call.seconds = time.perf_counter() - started
+        output = result.output
+        call.text = call.text if output.text is None else output.text
+        call.parsed, call.train = output.parsed, output.train
+        return result
+
+    async def call_tool(self, call: Call, attempt: Attempt, name: str, arguments: dict[str, Any]) -> ToolResult:
+        """For hooks: run one of the agent's tools and record it in `call`."""
+        if name not in self.tools:
+            known = ", ".join(self.tools) or "none"
+            problem = f"called the tool {name!r}, which agent {self.agent.name} does not declare ({known})"
+            raise HookFault(problem, where=self.where)
+        return await call_tool(self.tools, name, arguments, attempt.tool_state, call.tool_results.append)
+
+    async def _prompt(self, call: Call, context: Context, attempt: Attempt, transcript: str | None) -> None:
+        tokenizer = self.endpoint.tokenizer
+        given: list[int] = []
+        if self.hooks.pre is not None and transcript is not None and not self.hooks.pre.names_context:
+            given = list(tokenizer.encode(transcript, add_special_tokens=False))
+        elif self.hooks.pre is not None:
+            if self.agent.name not in attempt.sample_ids:
+                attempt.sample_ids[self.agent.name] = self._render(attempt.episode.sample["prompt"])
+            given = list(attempt.sample_ids[self.agent.name])
+        prompt = await self.hooks.pre_process(tokenizer, given, context)
+        call.prompt_ids = self._render(prompt) if isinstance(prompt[0], dict) else prompt
+        call.prompt_text = tokenizer.decode(call.prompt_ids, skip_special_tokens=False)
+
+    def _render(self, messages: list[dict]) -> list[int]:
+        options = self.agent.chat_template_kwargs
+        with boundary(HookFault, f"{self.where}, chat template of policy {self.agent.policy}"):
+            return render(self.endpoint.tokenizer, messages, tools=self._shown_schemas, **options)
+
+    async def _respond(self, call: Call, attempt: Attempt, deadline: float) -> None:
+        loop, tokenizer = self.agent.tool_loop, self.endpoint.tokenizer
+        if self._room(call) < 1:
+            info = attempt.episode.info
+            info["prompt_too_long"] = info.get("prompt_too_long", 0) + 1
+            call.stop_reason = "length"
+            return
+        limit = loop.max_generations if loop else 1
+        while True:
+            made = await self._generation(call, attempt, deadline)
+            call.text = tokenizer.decode(made.response_ids, skip_special_tokens=True)
+            if loop is None or made.stop_reason != "stop" or made.response_ids[-1:] != [self._end_of_turn]:
+                return
+            # With special tokens: in some vocabularies the tool call's tags are special.
+            raw = tokenizer.decode(made.response_ids[:-1], skip_special_tokens=False)
+            requests = requests_in(raw, loop, self.agent.tools)
+            if not requests:
+                return
+            if call.generations == limit:
+                call.stop_reason = "max_generations"
+                return
+            shown = await answer(requests, loop, self.tools, attempt.tool_state, call.tool_results)
+            between = self._continuation(shown)
+            if self._room(call) - len(between) < 1:
+                call.stop_reason = "length"
+                return
+            _append(call, between, [0.0] * len(between), sampled=0)
+
+    async def _generation(self, call: Call, attempt: Attempt, deadline: float) -> Generation:
+        episode, agent = attempt.episode, self.agent
+        sampling = agent.sampling.model_dump()
+        if attempt.validate:
+            sampling |= agent.validation.model_dump(exclude_none=True)
+        sampling["max_tokens"] = min(sampling["max_tokens"], self._room(call))
+        sampling["seed"] = generation_seed(
+            attempt.seed,
+            step=attempt.step,
+            validate=attempt.validate,
+            uid=episode.uid,
+            index=episode.index,
+            node=call.node,
+            turn=call.turn,
+            generation=call.generations,
+        )
+        started = time.perf_counter()
+        try:
+            made = await generate(
+                self.endpoint.client,
+                f"{episode.uid}-{episode.index}-{agent.name}",
+                call.prompt_ids + call.response_ids,
+                sampling,
+                deadline=deadline,
+                limit_s=self.spec.generation_timeout_s,
+                where=f"{self.where}, policy {agent.policy}",
+                faults=episode.faults,
+            )
+        finally:
+            call.generation_seconds += time.perf_counter() - started
+        _append(call, made.response_ids, made.log_probs, sampled=1)
+        call.stop_reason, call.temperature = made.stop_reason, sampling["temperature"]
+        # The oldest weights: staleness is counted from them.
+        call.weight_version = min(made.weight_version, call.weight_version) if call.generations else made.weight_version
+        call.generations += 1
+        return made
+
+    def _continuation(self, messages: list[dict]) -> list[int]:
+        return continuation_ids(
+            self.endpoint.tokenizer,
+            messages,
+            end_of_turn=self._end_of_turn,
+            tools=self._shown_schemas,
+            **self.agent.chat_template_kwargs,
+        )
+
+    def _room(self, call: Call) -> int:
+        return self.endpoint.max_model_len - len(call.prompt_ids) - len(call.response_ids)
+
+
+def _append(call: Call, ids: list[int], log_probs: list[float], *, sampled: int) -> None:
+    call.response_ids += [int(token) for token in ids]
+    call.rollout_log_probs += [float(value) for value in log_probs]
+    call.response_mask += [sampled] * len(ids)

@@ -1,0 +1,158 @@
+"""Environments: the user's class, one instance per episode, behind checks and time limits.
+
+Invariant: what leaves this module is well formed: an observation per agent, a finite reward per player and a bool. All
+else is an EnvFault. Sync methods run in threads, one at a time per instance (but for `close`, which may come while a
+step that outlived its limit is still running).
+"""
+
+from __future__ import annotations
+
+import inspect
+import math
+from dataclasses import dataclass
+from numbers import Real
+from typing import Any, Protocol
+
+from recipe.dag.episode.tasks import invoke, limited
+from recipe.dag.errors import EnvFault, UserError, boundary
+from recipe.dag.workflow.schema import Workflow
+from recipe.dag.workflow.user_code import load_object
+
+CLOSE_LIMIT_S = 5.0
+
+
+class Env(Protocol):
+    """What users write. Methods may be async. A class without reset, or one whose reset takes fewer arguments, works
+    too.
+
+    `obs` is one value for everyone, a list with one entry per player (the order of `actions`), or a dict by agent name.
+    A list always means "per player": an observation that is itself a list goes into a dict or a list of lists. `reward`
+    is a number for every player, a list per player, or a dict by agent name. `done` ends the episode after the turn.
+    """
+
+    def reset(self, sample: dict[str, Any], seed: int) -> Any: ...
+
+    def step(self, actions: list[str], ground_truth: Any) -> tuple[Any, Any, bool]: ...
+
+
+@dataclass(frozen=True, slots=True)
+class EnvClass:
+    """A loaded class and what its reset takes."""
+
+    path: str
+    cls: type
+    reset_arguments: frozenset[str]
+
+
+@dataclass(frozen=True, slots=True)
+class Step:
+    """What a step said. `obs` by agent name; `rewards` per player."""
+
+    obs: dict[str, Any]
+    rewards: list[float]
+    done: bool
+
+
+def load_env(path: str, workflow: Workflow) -> EnvClass:
+    """Raises UserError if there is no class with a step, or its reset asks for more than `sample` and `seed`."""
+    cls = load_object(path, workflow.path)
+    if not inspect.isclass(cls) or not callable(getattr(cls, "step", None)):
+        raise UserError(f"{path}: an env is a class with a method step(actions, ground_truth)")
+    reset = getattr(cls, "reset", None)
+    if reset is None:
+        return EnvClass(path, cls, frozenset())
+    parameters = list(inspect.signature(reset).parameters.values())[1:]
+    if any(p.kind is inspect.Parameter.VAR_KEYWORD for p in parameters):
+        return EnvClass(path, cls, frozenset({"sample", "seed"}))
+    offered = frozenset(p.name for p in parameters) & {"sample", "seed"}
+    optional = (inspect.Parameter.VAR_POSITIONAL,)
+    strange = [
+        p.name for p in parameters if p.name not in offered and p.default is p.empty and p.kind not in optional
+    ]
+    if strange:
+        raise UserError(f"{path}: reset asks for {', '.join(strange)}; it is given sample and seed")
+    return EnvClass(path, cls, offered)
+
+
+class LiveEnv:
+    """One instance in one episode."""
+
+    def __init__(self, env: EnvClass, watchers: list[str], limit_s: float):
+        """`watchers`: the agents that see the env. `limit_s` holds for each call of a method."""
+        self._env, self._watchers, self._limit_s = env, watchers, limit_s
+        self._instance: Any = None
+
+    async def reset(self, sample: dict[str, Any], seed: int, players: list[str]) -> dict[str, Any]:
+        """Make the instance and return its first observation by agent name. `players`: agent names."""
+        self._instance = await self._call("__init__", self._env.cls)
+        function = getattr(self._instance, "reset", None)
+        if function is None:
+            return {}
+        offered = {"sample": sample, "seed": seed}
+        obs = await self._call("reset", function, **{name: offered[name] for name in self._env.reset_arguments})
+        return observations(obs, players, self._watchers, f"{self._env.path}:reset")
+
+    async def step(self, actions: list[str], ground_truth: Any, players: list[str]) -> Step:
+        """`players`: the agent that each action is of."""
+        where = f"{self._env.path}:step"
+        result = await self._call("step", self._instance.step, list(actions), ground_truth)
+        if not isinstance(result, tuple | list) or len(result) != 3:
+            raise EnvFault(f"returned {_shown(result)}, not (obs, reward, done)", where=where)
+        obs, reward, done = result
+        if isinstance(done, list | tuple | dict | str) or done is None:
+            raise EnvFault(f"returned done = {_shown(done)}, not a bool", where=where)
+        return Step(observations(obs, players, self._watchers, where), rewards(reward, players, where), bool(done))
+
+    async def close(self) -> None:
+        """Give the env's resources back, if it has a close. Raises EnvFault; an env that was never made is skipped."""
+        function = getattr(self._instance, "close", None)
+        if function is not None:
+            await self._call("close", function, limit_s=min(CLOSE_LIMIT_S, self._limit_s))
+
+    async def _call(self, method: str, function: Any, *args: Any, limit_s: float | None = None, **kwargs: Any) -> Any:
+        where = f"{self._env.path}:{method}"
+        with boundary(EnvFault, where):
+            async with limited(limit_s or self._limit_s, EnvFault, method, where):
+                return await invoke(function, *args, **kwargs)
+
+
+def observations(obs: Any, players: list[str], watchers: list[str], where: str) -> dict[str, Any]:
+    """`obs` by agent name; agents that it says nothing to are left out. A dict that names no agent is one value."""
+    if obs is None:
+        return {}
+    if isinstance(obs, list | tuple):
+        if len(obs) != len(players):
+            raise EnvFault(f"returned {len(obs)} observations for {len(players)} players", where=where)
+        return dict(zip(players, obs, strict=True))
+    if isinstance(obs, dict) and set(obs) & set(watchers):
+        if strange := set(obs) - set(watchers):
+            problem = f"returned observations for {sorted(map(str, strange))}; its agents are {watchers}"
+            raise EnvFault(problem, where=where)
+        return dict(obs)
+    return dict.fromkeys(watchers, obs)
+
+
+def rewards(reward: Any, players: list[str], where: str) -> list[float]:
+    """One finite number per player. By agent name: an agent that plays twice gets its reward at its last action."""
+    if hasattr(reward, "tolist"):
+        reward = reward.tolist()
+    if isinstance(reward, dict):
+        if set(reward) != set(players):
+            raise EnvFault(f"returned rewards for {sorted(map(str, reward))}; its players are {players}", where=where)
+        last = {name: position for position, name in enumerate(players)}
+        reward = [reward[name] if last[name] == position else 0.0 for position, name in enumerate(players)]
+    if not isinstance(reward, list | tuple):
+        reward = [reward] * len(players)
+    if len(reward) != len(players):
+        raise EnvFault(f"returned {len(reward)} rewards for {len(players)} players", where=where)
+    return [_finite(value, where) for value in reward]
+
+
+def _finite(value: Any, where: str) -> float:
+    if not isinstance(value, Real) or not math.isfinite(value):
+        raise EnvFault(f"returned the reward {_shown(value)}, not a finite number", where=where)
+    return float(value)
+
+
+def _shown(value: Any) -> str:
+    return f"{type(value).__name__} {value!r}"[:200]

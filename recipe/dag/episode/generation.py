@@ -1,0 +1,74 @@
+"""One answer of a policy's server, or a ModelServerFault.
+
+Invariant: an answer that leaves here has a finite log-prob for each token and no more tokens than were asked for. A
+server that fails, hangs or answers nonsense is asked again with the very same seed, a bounded number of times.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import math
+from numbers import Integral, Real
+from typing import Any
+
+from recipe.dag.episode.client import GenerationClient
+from recipe.dag.episode.record import Generation
+from recipe.dag.episode.tasks import limited
+from recipe.dag.errors import ModelServerFault, boundary
+
+TRIES = 3
+BACKOFF_S = 0.1
+"""Before the second try; twice that before the third."""
+
+
+async def generate(
+    client: GenerationClient,
+    request_id: str,
+    prompt_ids: list[int],
+    sampling: dict[str, Any],
+    *,
+    deadline: float,
+    limit_s: float | None,
+    where: str,
+    faults: list[dict[str, Any]],
+) -> Generation:
+    """`deadline`: the call's, on the loop's clock. `limit_s`: seconds for each try; None: half of what is left, and all
+    of it for the last try. Faults of tries that were repeated go to `faults`; the last try's is raised."""
+    clock = asyncio.get_running_loop().time
+
+    async def ask(share: float) -> Generation:
+        seconds = limit_s or max(deadline - clock(), 0.001) * share
+        with boundary(ModelServerFault, where):
+            async with limited(seconds, ModelServerFault, "an answer", where):
+                # Copies: clients may take keys out of them.
+                answer = await client.generate(request_id, list(prompt_ids), dict(sampling))
+            check(answer, sampling["max_tokens"], where)
+        return answer
+
+    for attempt in range(TRIES - 1):
+        try:
+            return await ask(0.5)
+        except ModelServerFault as fault:
+            if not fault.infra:
+                raise
+            faults.append(fault.record())
+        await asyncio.sleep(BACKOFF_S * 2**attempt)
+    return await ask(1.0)
+
+
+def check(answer: Generation, max_tokens: int, where: str = "") -> None:
+    """Raises ModelServerFault if `answer` cannot be trained on."""
+    ids, log_probs = answer.response_ids, answer.log_probs
+    problem = ""
+    if len(ids) != len(log_probs):
+        problem = f"{len(ids)} tokens with {len(log_probs)} log-probs"
+    elif len(ids) > max_tokens:
+        problem = f"{len(ids)} tokens where {max_tokens} were asked for"
+    elif not all(isinstance(token, Integral) and not isinstance(token, bool) and token >= 0 for token in ids):
+        problem = "token ids that are no token ids"
+    elif not all(isinstance(value, Real) and math.isfinite(value) for value in log_probs):
+        problem = "log-probs that are not finite"
+    elif answer.stop_reason not in ("stop", "length"):
+        problem = f"stop_reason {answer.stop_reason!r}"
+    if problem:
+        raise ModelServerFault(f"the server answered {problem}", where=where)

@@ -1,0 +1,160 @@
+"""The user's pre_process and post_process around a call, and what stands in where a node has none.
+
+Invariant: whatever a hook does, the caller gets a prompt or an Answer, or a HookFault that names the file and function.
+Sync hooks run on the event loop, where they must be quick (they format and parse text); whatever waits must be async.
+"""
+
+from __future__ import annotations
+
+import inspect
+import json
+import traceback
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from types import ModuleType
+from typing import Any
+
+from recipe.dag.episode.chat import as_ids
+from recipe.dag.episode.context import Context, Message, Output
+from recipe.dag.errors import Fault, HookFault, UserError
+from recipe.dag.workflow.schema import Node, Workflow
+from recipe.dag.workflow.user_code import load_object
+
+Prompt = list[int] | list[Message]
+
+
+@dataclass(frozen=True, slots=True)
+class Hook:
+    """One user function."""
+
+    function: Callable[..., Any]
+    where: str
+    """file:function"""
+    kwargs: dict[str, Any] = field(default_factory=dict)
+    takes_context: bool = False
+    names_context: bool = False
+    """By name, not through **kwargs: then it is written for this engine, not for siiRL."""
+
+    async def __call__(self, *args: Any, context: Context) -> Any:
+        extra = {"context": context} if self.takes_context else {}
+        try:
+            result = self.function(*args, **self.kwargs, **extra)
+            return await result if inspect.isawaitable(result) else result
+        except (Fault, UserError):
+            raise
+        except Exception as error:
+            raise HookFault(f"{type(error).__name__}: {error}{self._line(error)}", where=self.where) from error
+
+    def _line(self, error: Exception) -> str:
+        code = getattr(inspect.unwrap(self.function), "__code__", None)
+        lines = [f.lineno for f in traceback.extract_tb(error.__traceback__) if code and f.filename == code.co_filename]
+        return f" (line {lines[-1]})" if lines else ""
+
+
+@dataclass(slots=True)
+class Answer:
+    """What post_process made of a call."""
+
+    output: Output
+    ids: list[int] | None = None
+    """Where it returned token ids, siiRL's running transcript."""
+
+
+@dataclass(frozen=True, slots=True)
+class Hooks:
+    """A node's hooks; None: the default."""
+
+    pre: Hook | None
+    post: Hook | None
+    dependencies: tuple[str, ...] = ()
+    """The rollout nodes whose texts the default prompt shows."""
+
+    async def pre_process(self, tokenizer: Any, prompt_ids: list[int], context: Context) -> Prompt:
+        """Ids to feed as they are, or messages to template. Never empty."""
+        if self.pre is None:
+            return default_prompt(context, self.dependencies)
+        result = await self.pre(tokenizer, prompt_ids, context.obs, context=context)
+        ids = as_ids(result)
+        if ids:
+            return ids
+        if isinstance(result, list) and result and all(isinstance(m, dict) and "role" in m for m in result):
+            return result
+        raise HookFault(f"returned {_shown(result)}, not token ids or messages", where=self.pre.where)
+
+    async def post_process(
+        self, tokenizer: Any, prompt_ids: list[int], response_ids: list[int], context: Context
+    ) -> Answer:
+        """`output.text` None: the call keeps its own text."""
+        if self.post is None:
+            return Answer(Output())
+        result = await self.post(tokenizer, prompt_ids, response_ids, context=context)
+        if result is None:
+            return Answer(Output())
+        if isinstance(result, str):
+            return Answer(Output(text=result))
+        if isinstance(result, Output):
+            return Answer(_checked(result, self.post.where))
+        ids = as_ids(result)
+        if ids is None:
+            raise HookFault(f"returned {_shown(result)}, not token ids, a str or an Output", where=self.post.where)
+        return Answer(Output(text=tokenizer.decode(ids, skip_special_tokens=True)), ids)
+
+
+def load_hooks(node: Node, workflow: Workflow) -> Hooks:
+    """Load the node's process_path; a class is instantiated once, here, so it must keep nothing of an episode.
+    Raises UserError."""
+    rollout = {other.node_id for other in workflow.rollout_nodes}
+    named = tuple(name for name in node.dependencies if name in rollout)
+    options = node.agent_options
+    if options.process_path is None:
+        return Hooks(None, None, named)
+    where = f"node {node.node_id}: {options.process_path}"
+    holder = load_object(options.process_path, workflow.path)
+    if inspect.isclass(holder):
+        try:
+            holder = holder()
+        except Exception as error:
+            raise UserError(f"{where}: {type(error).__name__}: {error}; a hook class takes no arguments") from error
+    pre = _hook(holder, "pre_process", options.process_path, options.pre_process_kwargs)
+    post = _hook(holder, "post_process", options.process_path, options.post_process_kwargs)
+    if pre is None and post is None:
+        kind = "file" if isinstance(holder, ModuleType) else "class"
+        raise UserError(f"{where}: the {kind} defines neither pre_process nor post_process")
+    return Hooks(pre, post, named)
+
+
+def _hook(holder: Any, name: str, path: str, kwargs: dict[str, Any]) -> Hook | None:
+    function = getattr(holder, name, None)
+    if function is None:
+        return None
+    parameters = inspect.signature(function).parameters
+    named = "context" in parameters
+    takes = named or any(p.kind is inspect.Parameter.VAR_KEYWORD for p in parameters.values())
+    return Hook(function, f"{path}:{name}", kwargs, takes_context=takes, names_context=named)
+
+
+def default_prompt(context: Context, dependencies: tuple[str, ...]) -> list[Message]:
+    """The sample's messages; then one message with what the dependencies said, each by its agent's name. A node without
+    dependencies sees from the second turn on what all nodes said in the turn before. Last, the env's observation."""
+    heard = [context.upstream[name] for name in dependencies or context.upstream if name in context.upstream]
+    parts = [f"{call.agent}:\n{call.text}" for call in heard]
+    if context.obs is not None:
+        parts.append(f"Observation:\n{context.obs}")
+    messages = list(context.sample["prompt"])
+    return [*messages, {"role": "user", "content": "\n\n".join(parts)}] if parts else messages
+
+
+def _checked(output: Output, where: str) -> Output:
+    if output.text is not None and not isinstance(output.text, str):
+        raise HookFault(f"returned an Output whose text is {_shown(output.text)}", where=where)
+    if not isinstance(output.parsed, dict):
+        raise HookFault(f"returned an Output whose parsed is {_shown(output.parsed)}, not a dict", where=where)
+    try:
+        json.dumps(output.parsed)
+    except (TypeError, ValueError) as error:
+        raise HookFault(f"returned an Output whose parsed is no JSON: {error}", where=where) from error
+    return output
+
+
+def _shown(value: Any) -> str:
+    return f"{type(value).__name__} {value!r}"[:200]

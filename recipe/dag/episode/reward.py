@@ -1,0 +1,131 @@
+"""Reward nodes: the user's functions that score a finished episode.
+
+Invariant: a function works on a copy, so that it can neither change what is trained on nor, when it outlived its limit
+and goes on in its thread, touch an episode that has been handed on. Only its return value, outcome and info are taken
+over, once they are checked.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Callable, Collection
+from copy import deepcopy
+from dataclasses import dataclass, replace
+from numbers import Real
+from typing import Any
+
+from recipe.dag.episode.record import Call, Episode
+from recipe.dag.episode.tasks import invoke, limited
+from recipe.dag.errors import RewardFault, UserError, boundary
+from recipe.dag.workflow.schema import Workflow
+from recipe.dag.workflow.user_code import load_object
+
+
+@dataclass(frozen=True, slots=True)
+class RewardNode:
+    """`function(episode, **kwargs) -> {agent: float | one float per call}`, sync (run in a thread) or async."""
+
+    where: str
+    function: Callable[..., Any]
+    kwargs: dict[str, Any]
+
+
+def load_rewards(workflow: Workflow) -> tuple[RewardNode, ...]:
+    """The reward nodes in order; one without executable_ref leaves the rewards to the env. Raises UserError."""
+    found = []
+    for node in workflow.reward_nodes:
+        if node.executable_ref is None:
+            continue
+        function = load_object(node.executable_ref, workflow.path)
+        if not callable(function):
+            raise UserError(f"node {node.node_id}: {node.executable_ref} is no function; write it as file.py:function")
+        found.append(RewardNode(node.executable_ref, function, dict(node.executable_kwargs)))
+    return tuple(found)
+
+
+async def score(episode: Episode, nodes: Collection[RewardNode], *, trained: Collection[str], limit_s: float) -> None:
+    """Add every node's rewards to the calls. A float goes to the agent's last call and 0.0 to those before it. Each
+    agent in `trained` that has calls must get a reward from some node or the env. Raises RewardFault, GraderFault."""
+    for node in nodes:
+        copy = scratch(episode)
+        with boundary(RewardFault, node.where):
+            async with limited(limit_s, RewardFault, "the reward function", node.where):
+                values = await invoke(node.function, copy, **deepcopy(node.kwargs))
+        episode.outcome, episode.info = _outcome(copy.outcome, node.where), _info(copy.info, node.where)
+        _add(episode, values, node.where)
+    if nodes:
+        bare = {call.agent for call in episode.calls if call.reward is None}
+        if missing := sorted(bare & set(trained)):
+            where = ", ".join(node.where for node in nodes)
+            raise RewardFault(f"no reward for {', '.join(missing)}", where=where)
+
+
+def scratch(episode: Episode) -> Episode:
+    """A copy that shares nothing mutable with `episode`."""
+    return replace(
+        episode,
+        sample=deepcopy(episode.sample),
+        calls=[_copy(call) for call in episode.calls],
+        info=deepcopy(episode.info),
+        faults=deepcopy(episode.faults),
+    )
+
+
+def _copy(call: Call) -> Call:
+    # Not deepcopy: it takes milliseconds for some thousand tokens.
+    return replace(
+        call,
+        prompt_ids=list(call.prompt_ids),
+        response_ids=list(call.response_ids),
+        response_mask=list(call.response_mask),
+        rollout_log_probs=list(call.rollout_log_probs),
+        parsed=deepcopy(call.parsed),
+        tool_results=deepcopy(call.tool_results),
+    )
+
+
+def _add(episode: Episode, values: Any, where: str) -> None:
+    if not isinstance(values, dict):
+        raise RewardFault(f"returned {type(values).__name__}, not a dict of rewards by agent name", where=where)
+    agents = sorted({call.agent for call in episode.calls})
+    if strange := [name for name in values if name not in agents]:
+        raise RewardFault(f"returned rewards for {strange}; the episode's agents are {agents}", where=where)
+    # All are checked before the first is added: an episode is scored whole or not at all.
+    checked = {name: _per_call(name, value, len(episode.calls_of(name)), where) for name, value in values.items()}
+    for name, per_call in checked.items():
+        for call, reward in zip(episode.calls_of(name), per_call, strict=True):
+            call.reward = (call.reward or 0.0) + reward
+
+
+def _per_call(agent: str, value: Any, count: int, where: str) -> list[float]:
+    if hasattr(value, "tolist"):
+        value = value.tolist()
+    if not isinstance(value, list | tuple):
+        return [0.0] * (count - 1) + [_finite(value, f"the reward of {agent}", where)]
+    if len(value) != count:
+        raise RewardFault(f"returned {len(value)} rewards for the {count} calls of {agent}", where=where)
+    return [_finite(reward, f"a reward of {agent}", where) for reward in value]
+
+
+def _outcome(value: Any, where: str) -> float | None:
+    return None if value is None else _finite(value, "episode.outcome", where)
+
+
+def _finite(value: Any, what: str, where: str) -> float:
+    if hasattr(value, "item"):
+        value = value.item()
+    if not isinstance(value, Real) or not math.isfinite(value):
+        raise RewardFault(f"{what} is {value!r}, not a finite number", where=where)
+    return float(value)
+
+
+def _info(info: Any, where: str) -> dict[str, Any]:
+    if not isinstance(info, dict):
+        raise RewardFault(f"episode.info is {type(info).__name__}, not a dict", where=where)
+    try:
+        plain = {name: value.item() if hasattr(value, "item") else value for name, value in info.items()}
+        json.dumps(plain, allow_nan=False)
+    except (TypeError, ValueError) as error:
+        raise RewardFault(f"episode.info is no JSON: {error}", where=where) from error
+    return plain

@@ -1,0 +1,118 @@
+"""Episodes to rows, what the trainer learns from.
+
+Invariant: pure. The sampled tokens of a row, their log-probs and what stood before each of them are those of its calls,
+merged or not: a merge saves computing a shared prefix twice and changes no gradient.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import replace
+
+from recipe.dag.episode.record import Call, Episode
+from recipe.dag.episode.row import Row
+
+
+def rows_of(episodes: Sequence[Episode], *, merge: bool = True, on_failure: str = "retry") -> list[Row]:
+    """The rows of all policies, frozen ones included, in the order of the episodes and their calls.
+
+    Left out, as `left_out` counts them: episodes that a fault ended (drop_group: with their whole group), calls that
+    post_process took out, calls without a sampled token. A call that nobody rewarded counts 0.0. With `merge`, a call
+    whose prompt repeats an earlier row of the same episode, agent, policy and node token by token, and goes on, joins
+    that row.
+    """
+    rows: list[Row] = []
+    for episode in _kept(episodes, on_failure):
+        open_rows: dict[tuple[str, str, str], Row] = {}
+        for call in episode.calls:
+            if not call.train or 1 not in call.response_mask:
+                continue
+            row = _row(episode, call)
+            key = (row.agent, row.policy, row.node)
+            earlier = open_rows.get(key) if merge else None
+            if earlier is not None and _extends(row, earlier):
+                _extend(earlier, row)
+            else:
+                open_rows[key] = row
+                rows.append(row)
+    return rows
+
+
+def left_out(episodes: Sequence[Episode], *, on_failure: str = "retry") -> dict[str, int]:
+    """What rows_of leaves out: `episodes_masked`, and in the other episodes `calls_untrained` (post_process said so)
+    and `calls_empty` (no sampled token)."""
+    kept = list(_kept(episodes, on_failure))
+    counts = Counter(episodes_masked=len(episodes) - len(kept), calls_untrained=0, calls_empty=0)
+    for episode in kept:
+        for call in episode.calls:
+            if not call.train:
+                counts["calls_untrained"] += 1
+            elif 1 not in call.response_mask:
+                counts["calls_empty"] += 1
+    return dict(counts)
+
+
+def split_row(row: Row) -> list[Row]:
+    """One row per call: what rows_of makes without merging."""
+    rows, end = [], 0
+    for stop, reward, turn in zip(row.call_ends, row.call_rewards, row.call_turns, strict=True):
+        # A call begins with a token of its own; what is masked before it was in its prompt.
+        start = row.response_mask.index(1, end)
+        rows.append(
+            replace(
+                row,
+                turn=turn,
+                prompt_ids=row.prompt_ids + row.response_ids[:start],
+                response_ids=row.response_ids[start:stop],
+                response_mask=row.response_mask[start:stop],
+                rollout_log_probs=row.rollout_log_probs[start:stop],
+                reward=reward,
+                call_ends=(stop - start,),
+                call_rewards=(reward,),
+            )
+        )
+        end = stop
+    return rows
+
+
+def _kept(episodes: Iterable[Episode], on_failure: str) -> Iterator[Episode]:
+    dropped = {episode.uid for episode in episodes if episode.fault} if on_failure == "drop_group" else set()
+    return (episode for episode in episodes if not episode.fault and episode.uid not in dropped)
+
+
+def _row(episode: Episode, call: Call) -> Row:
+    return Row(
+        uid=episode.uid,
+        episode=episode.index,
+        agent=call.agent,
+        node=call.node,
+        turn=call.turn,
+        policy=call.policy,
+        weight_version=call.weight_version,
+        prompt_ids=list(call.prompt_ids),
+        response_ids=list(call.response_ids),
+        response_mask=list(call.response_mask),
+        rollout_log_probs=list(call.rollout_log_probs),
+        reward=call.reward or 0.0,
+        temperature=call.temperature,
+    )
+
+
+def _extends(later: Row, earlier: Row) -> bool:
+    if (later.weight_version, later.temperature) != (earlier.weight_version, earlier.temperature):
+        return False
+    cut, end = len(earlier.prompt_ids), len(earlier.prompt_ids) + len(earlier.response_ids)
+    return later.prompt_ids[:cut] == earlier.prompt_ids and later.prompt_ids[cut:end] == earlier.response_ids
+
+
+def _extend(row: Row, later: Row) -> None:
+    gap = later.prompt_ids[len(row.prompt_ids) + len(row.response_ids) :]
+    row.response_ids += gap + later.response_ids
+    row.response_mask += [0] * len(gap) + later.response_mask
+    row.rollout_log_probs += [0.0] * len(gap) + later.rollout_log_probs
+    row.reward += later.reward
+    row.call_ends += (len(row.response_ids),)
+    row.call_rewards += (later.reward,)
+    row.call_turns += (later.turn,)
+    row.call_nodes += (later.node,)

@@ -1,0 +1,97 @@
+"""From a sample to a finished episode, whatever goes wrong on the way.
+
+Invariant: `run` returns an episode or raises UserError; nothing that one episode's code, model or tools do reaches
+another. Each attempt starts from a fresh copy of the sample, with fresh envs and tool state and the same seeds.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import copy
+import logging
+import time
+from typing import Any
+
+from recipe.dag.episode.call import Attempt, Caller
+from recipe.dag.episode.client import PolicyEndpoint
+from recipe.dag.episode.env import load_env
+from recipe.dag.episode.failure import decide, describe
+from recipe.dag.episode.graph import RolloutNode, rollout_graph
+from recipe.dag.episode.record import Episode
+from recipe.dag.episode.reward import load_rewards, score
+from recipe.dag.episode.tasks import limited
+from recipe.dag.episode.turns import Rollout
+from recipe.dag.errors import Fault, TimeoutFault, UserError, boundary
+from recipe.dag.tools.tool import Tool
+from recipe.dag.workflow.schema import Workflow
+
+log = logging.getLogger(__name__)
+
+
+class EpisodeRunner:
+    """Runs episodes of one workflow, any number at once."""
+
+    def __init__(
+        self, workflow: Workflow, endpoints: dict[str, PolicyEndpoint], tools: dict[str, Tool], *, seed: int
+    ) -> None:
+        """Loads all user code and checks what can be checked before the first episode. Raises UserError."""
+        self._workflow, self._seed = workflow, seed
+        graph = rollout_graph(workflow)
+        if not graph:
+            raise UserError(f"{workflow.path}: no ROLLOUT node, so there is nothing to run")
+        self._callers = [_caller(place, workflow, endpoints, tools) for place in graph]
+        self._envs = {place.env: load_env(place.env, workflow) for place in graph if place.env}
+        self._rewards = load_rewards(workflow)
+        policies = {name for name, policy in workflow.policies.items() if not policy.frozen}
+        self._trained = frozenset(place.agent.name for place in graph if place.agent.policy in policies)
+
+    async def run(
+        self, sample: dict[str, Any], uid: str, index: int, *, step: int, validate: bool = False
+    ) -> Episode:
+        """One episode. A fault that ended it stands in `episode.fault`. Raises UserError where the workflow says
+        `on_failure: fail`, or the user's code is at fault before anything runs."""
+        if not isinstance(prompt := sample.get("prompt"), list):
+            raise UserError(f"sample {uid}: `prompt` must be a list of chat messages, not {type(prompt).__name__}")
+        spec, started, attempts = self._workflow.episode, time.perf_counter(), 0
+        faults: list[dict[str, Any]] = []
+        while True:
+            attempts += 1
+            episode = Episode(uid, index, copy.deepcopy(sample), faults=faults, attempts=attempts)
+            fault = await self._attempt(Attempt(episode, self._seed, step, validate))
+            episode.seconds = time.perf_counter() - started
+            if fault is None:
+                return episode
+            if asyncio.current_task().cancelling():
+                # A fault raised while the tasks of a cancelled episode were wound up must not keep it alive.
+                raise asyncio.CancelledError
+            episode.fault = fault.record()
+            faults.append(episode.fault)
+            decision = decide(fault, spec.on_failure, attempt=attempts, retries=spec.retries)
+            log.info("episode %s-%s attempt %s: %s: %s", uid, index, attempts, decision, describe(episode.fault))
+            if decision == "mask":
+                return episode
+            if decision == "fail":
+                raise UserError(f"episode {uid}-{index}: {describe(episode.fault)} (on_failure: fail)") from fault
+
+    async def _attempt(self, attempt: Attempt) -> Fault | None:
+        spec = self._workflow.episode
+        try:
+            with boundary(Fault, "the episode runner"):
+                async with limited(spec.timeout_s, TimeoutFault, "the episode"):
+                    await Rollout(self._callers, self._envs, spec, attempt).play()
+                    await score(attempt.episode, self._rewards, trained=self._trained, limit_s=spec.call_timeout_s)
+        except Fault as fault:
+            return fault
+        return None
+
+
+def _caller(
+    place: RolloutNode, workflow: Workflow, endpoints: dict[str, PolicyEndpoint], tools: dict[str, Tool]
+) -> Caller:
+    agent = place.agent
+    if agent.policy not in endpoints:
+        raise UserError(f"agent {agent.name}: no server for its policy {agent.policy}")
+    if missing := [name for name in agent.tools if name not in tools]:
+        known = ", ".join(sorted(tools)) or "none"
+        raise UserError(f"agent {agent.name}: there is no tool {', '.join(missing)}; there is {known}")
+    return Caller(place, workflow, endpoints[agent.policy], {name: tools[name] for name in agent.tools})

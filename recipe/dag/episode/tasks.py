@@ -1,0 +1,89 @@
+"""Waiting for other code: several coroutines at once, for a limited time, or for code that blocks.
+
+Invariant: when a function here returns or raises, no coroutine that it started is still running. Only a blocking
+function that outlived its limit goes on, in a daemon thread of its own that nobody waits for, not even the end of the
+process.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import inspect
+import threading
+from collections.abc import AsyncIterator, Callable, Coroutine, Iterable
+from contextlib import asynccontextmanager
+from typing import Any, TypeVar
+
+from recipe.dag.errors import Fault
+
+T = TypeVar("T")
+
+
+async def together(coroutines: Iterable[Coroutine[Any, Any, T]]) -> list[T]:
+    """The results, in order. The first that raises cancels the others; it is raised as it is, not in a group."""
+    try:
+        async with asyncio.TaskGroup() as group:
+            tasks = [group.create_task(coroutine) for coroutine in coroutines]
+    except BaseExceptionGroup as failures:
+        raise _first(failures) from None
+    return [task.result() for task in tasks]
+
+
+def _first(error: BaseException) -> BaseException:
+    while isinstance(error, BaseExceptionGroup):
+        error = error.exceptions[0]
+    return error
+
+
+@asynccontextmanager
+async def limited(seconds: float, fault: type[Fault], what: str, where: str = "") -> AsyncIterator[None]:
+    """Cancel the body after `seconds` and raise `fault`. A TimeoutError of the body's own making passes through."""
+    scope = asyncio.timeout(seconds)
+    try:
+        async with scope:
+            yield
+    except TimeoutError as error:
+        if not scope.expired():
+            raise
+        raise fault(f"{what} took longer than {seconds:.3g} s", where=where) from error
+
+
+async def invoke(function: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+    """Call user code without letting it block the loop: coroutine functions run here, all others in a thread.
+
+    A thread per call and not a pool: a pool's few threads would all be taken by the first few calls that hang.
+    """
+    if not inspect.iscoroutinefunction(function):
+        result = await _in_thread(lambda: function(*args, **kwargs))
+    else:
+        result = function(*args, **kwargs)
+    return await result if inspect.isawaitable(result) else result
+
+
+async def _in_thread(function: Callable[[], T]) -> T:
+    loop = asyncio.get_running_loop()
+    future: asyncio.Future[T] = loop.create_future()
+
+    def settle(result: Any, error: Exception | None) -> None:
+        if future.done():
+            return
+        if error is None:
+            future.set_result(result)
+        else:
+            future.set_exception(error)
+
+    def work() -> None:
+        result, error = None, None
+        try:
+            result = function()
+        except BaseException as raised:
+            # A future refuses StopIteration, and SystemExit out of a task would end the loop.
+            plain = isinstance(raised, Exception) and not isinstance(raised, StopIteration)
+            error = raised if plain else RuntimeError(repr(raised))
+        try:
+            loop.call_soon_threadsafe(settle, result, error)
+        except RuntimeError:
+            return  # The loop has closed: nobody waits any more.
+
+    threading.Thread(target=work, daemon=True, name="episode-user-code").start()
+    return await future

@@ -1,0 +1,148 @@
+"""A scripted world for episodes: a character-level tokenizer with a ChatML template, clients, and workflows from code."""
+
+from __future__ import annotations
+
+import asyncio
+import re
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from recipe.dag.episode import generation
+from recipe.dag.episode.client import PolicyEndpoint
+from recipe.dag.episode.record import Generation, ToolResult
+from recipe.dag.episode.runner import EpisodeRunner
+from recipe.dag.workflow.schema import Workflow
+
+START, END = "<|im_start|>", "<|im_end|>"
+SPECIAL = {START: 1, END: 2}
+
+
+class Tokenizer:
+    """One id per character, two special tokens."""
+
+    eos_token_id = 2
+
+    def encode(self, text: str, add_special_tokens: bool = True) -> list[int]:
+        pieces = re.split(r"(<\|im_start\|>|<\|im_end\|>)", text)
+        return [id for piece in pieces for id in ([SPECIAL[piece]] if piece in SPECIAL else [ord(c) + 10 for c in piece])]
+
+    def decode(self, ids: list[int], skip_special_tokens: bool = False) -> str:
+        names = {id: "" if skip_special_tokens else name for name, id in SPECIAL.items()}
+        return "".join(names[id] if id in names else chr(id - 10) for id in ids)
+
+    def apply_chat_template(
+        self, conversation, tools=None, tokenize=True, add_generation_prompt=False, return_dict=True, prefix="", **kwargs
+    ):
+        text = f"{START}system\n{[tool['function']['name'] for tool in tools]}{END}\n" if tools else ""
+        for message in conversation:
+            content = message["content"]
+            role = message["role"]
+            if role == "tool":
+                role, content = "user", f"<tool_response>\n{content}\n</tool_response>"
+            text += f"{START}{role}\n{content}{END}\n"
+        text += f"{START}assistant\n{prefix}" if add_generation_prompt else ""
+        if not tokenize:
+            return text
+        return {"input_ids": self.encode(text)} if return_dict else self.encode(text)
+
+
+@dataclass
+class Client:
+    """Answers with what `script(prompt text, sampling, request id)` says; the end-of-turn token is added."""
+
+    script: Callable[[str, dict, str], str | Generation | Awaitable] = lambda prompt, sampling, request: "ok"
+    requests: list[tuple[str, str, dict]] = field(default_factory=list)
+    weight_version: int = 0
+
+    async def generate(self, request_id: str, prompt_ids: list[int], sampling: dict[str, Any]) -> Generation:
+        prompt = Tokenizer().decode(prompt_ids)
+        self.requests.append((request_id, prompt, dict(sampling)))
+        answer = self.script(prompt, sampling, request_id)
+        if asyncio.iscoroutine(answer):
+            answer = await answer
+        if not isinstance(answer, str):
+            return answer
+        ids = Tokenizer().encode(answer + END)[: sampling["max_tokens"]]
+        stop = "stop" if ids[-1] == 2 else "length"
+        return Generation(ids, [-(id % 7) / 10 for id in ids], stop, self.weight_version)
+
+
+@dataclass
+class Tool:
+    """Runs `work(arguments, state)`."""
+
+    name: str
+    work: Callable[[dict, dict], Any]
+
+    @property
+    def schema(self) -> dict[str, Any]:
+        return {"type": "function", "function": {"name": self.name, "description": "", "parameters": {}}}
+
+    async def execute(self, arguments: dict[str, Any], state: dict[str, Any]) -> ToolResult:
+        result = self.work(arguments, state)
+        if asyncio.iscoroutine(result):
+            result = await result
+        return ToolResult(self.name, arguments, "success", result) if isinstance(result, str) else result
+
+    async def close(self) -> None: ...
+
+
+@pytest.fixture(autouse=True)
+def no_backoff(monkeypatch):
+    monkeypatch.setattr(generation, "BACKOFF_S", 0.0)
+
+
+@pytest.fixture
+def world(tmp_path: Path) -> SimpleNamespace:
+    """`workflow(nodes, files)`, `runner(workflow, client, tools)`, `play(...)` for one episode, and the fakes."""
+
+    def workflow(
+        nodes: list[dict], *, agents: list[dict] | None = None, files: dict[str, str] | None = None, **keys: Any
+    ) -> Workflow:
+        for name, code in (files or {}).items():
+            (tmp_path / name).write_text(code)
+        full = []
+        for node in nodes:
+            role = node.get("node_role", "ROLLOUT")
+            kind = "MODEL_INFERENCE" if role == "ROLLOUT" else "COMPUTE"
+            full.append({"node_type": kind, "node_role": role, **node})
+        count = 1 + max((node.get("agent_group", 0) for node in nodes), default=0)
+        agents = agents or [{} for _ in range(count)]
+        agents = [{"name": f"agent{k}", "policy": "main", **agent} for k, agent in enumerate(agents)]
+        policies = keys.pop("policies", {"main": {"model": {"path": "m"}}})
+        path = tmp_path / "workflow.yaml"
+        path.touch()
+        return Workflow(path=str(path), dag_id="test", agents=agents, policies=policies, nodes=full, **keys)
+
+    def runner(
+        flow: Workflow, client: Any = None, tools: list[Tool] = (), *, max_model_len: int = 4096, seed: int = 0
+    ) -> EpisodeRunner:
+        endpoint = PolicyEndpoint(client or Client(), Tokenizer(), max_model_len)
+        return EpisodeRunner(flow, dict.fromkeys(flow.policies, endpoint), {t.name: t for t in tools}, seed=seed)
+
+    def sample(text: str = "question", **keys: Any) -> dict[str, Any]:
+        return {"prompt": [{"role": "user", "content": text}], "ground_truth": "4", **keys}
+
+    def play(flow: Workflow, client: Any = None, tools: list[Tool] = (), *, validate: bool = False, **keys: Any):
+        """One episode, and the check that it leaves no task behind."""
+
+        async def main():
+            made = runner(flow, client, tools, **keys)
+            episode = await made.run(sample(), "u0", 0, step=0, validate=validate)
+            assert asyncio.all_tasks() == {asyncio.current_task()}
+            return episode
+
+        return asyncio.run(main())
+
+    def text(call) -> str:
+        return Tokenizer().decode(call.response_ids)
+
+    return SimpleNamespace(
+        workflow=workflow, runner=runner, sample=sample, play=play, text=text,
+        Tokenizer=Tokenizer, Client=Client, Tool=Tool, path=tmp_path,
+    )

@@ -1,0 +1,145 @@
+from __future__ import annotations
+
+import asyncio
+
+import pytest
+
+from recipe.dag.episode.graph import rollout_graph
+from recipe.dag.errors import UserError
+
+
+def diamond(world, **keys):
+    nodes = [
+        {"node_id": "plan", "agent_group": 0},
+        {"node_id": "left", "agent_group": 1, "dependencies": ["plan"]},
+        {"node_id": "right", "agent_group": 2, "dependencies": ["plan"]},
+        {"node_id": "judge", "agent_group": 3, "dependencies": ["left", "right"]},
+    ]
+    return world.workflow(nodes, **keys)
+
+
+def test_nodes_know_their_ancestors_also_through_other_kinds_of_nodes(world):
+    flow = world.workflow([
+        {"node_id": "a"},
+        {"node_id": "mix", "node_role": "DEFAULT", "dependencies": ["a"]},
+        {"node_id": "b", "dependencies": ["mix"]},
+    ])
+    a, b = rollout_graph(flow)
+    assert (a.ancestors, b.ancestors) == (frozenset(), {"a"})
+    assert b.dependencies == ()
+
+
+def test_calls_stand_in_graph_order_whichever_ends_first(world):
+    first = asyncio.Event
+
+    async def main():
+        right_done = first()
+
+        async def script(prompt, sampling, request):
+            if request.endswith("agent1"):
+                await right_done.wait()
+            if request.endswith("agent2"):
+                right_done.set()
+            return request
+
+        made = world.runner(diamond(world), world.Client(script))
+        return await made.run(world.sample(), "u", 3, step=0)
+
+    episode = asyncio.run(main())
+    assert [call.node for call in episode.calls] == ["plan", "left", "right", "judge"]
+    assert [call.text for call in episode.calls] == [f"u-3-agent{k}" for k in range(4)]
+    assert episode.fault is None and episode.turns == 1
+
+
+def test_parallel_nodes_overlap(world):
+    async def main():
+        both = asyncio.Barrier(2)
+
+        async def script(prompt, sampling, request):
+            if request.endswith(("agent1", "agent2")):
+                await both.wait()  # Deadlocks unless both generate at once.
+            return "x"
+
+        made = world.runner(diamond(world), world.Client(script))
+        return await asyncio.wait_for(made.run(world.sample(), "u", 0, step=0), 20)
+
+    assert asyncio.run(main()).fault is None
+
+
+def test_a_fan_in_reads_both_branches_and_parallel_nodes_do_not_read_each_other(world):
+    client = world.Client(lambda prompt, sampling, request: f"by {request[-6:]}")
+    world.play(diamond(world), client)
+    prompts = {request[-6:]: prompt for request, prompt, _ in client.requests}
+    assert "agent1:\nby agent1\n\nagent2:\nby agent2" in prompts["agent3"]
+    assert "by agent0" not in prompts["agent3"]
+    for reader in ("agent1", "agent2"):
+        assert "agent0:\nby agent0" in prompts[reader]
+        assert "by agent1" not in prompts[reader] and "by agent2" not in prompts[reader]
+
+
+def test_a_node_sees_ancestors_of_this_turn_and_the_others_of_the_turn_before(world):
+    code = """
+seen = []
+def pre_process(tokenizer, prompt_ids, obs, context=None):
+    upstream = {name: call.turn for name, call in context.upstream.items()}
+    seen.append((context.node, context.turn, upstream, [call.turn for call in context.history]))
+    return prompt_ids
+"""
+    nodes = [
+        {"node_id": name, "agent_group": group, "dependencies": needs, "agent_options": {"process_path": "seen.py"}}
+        for name, group, needs in (("a", 0, []), ("b", 1, []), ("c", 0, ["a"]))
+    ]
+    flow = world.workflow(nodes, files={"seen.py": code}, episode={"max_turns": 2})
+    made = world.runner(flow)
+    asyncio.run(made.run(world.sample(), "u", 0, step=0))
+    from recipe.dag.workflow.user_code import load_object
+
+    seen = {entry[:2]: entry[2:] for entry in load_object("seen.py", flow.path).seen}
+    assert seen["a", 0] == ({}, [])
+    assert seen["b", 0] == ({}, [])
+    assert seen["c", 0] == ({"a": 0}, [0])
+    assert seen["a", 1] == ({"a": 0, "b": 0, "c": 0}, [0, 0])
+    assert seen["c", 1] == ({"a": 1, "b": 0, "c": 0}, [0, 0, 1])
+
+
+def test_turns_go_on_until_an_output_is_done_and_the_turn_is_finished_first(world):
+    code = """
+from recipe.dag.episode.context import Output
+def post_process(tokenizer, prompt_ids, response_ids, context=None):
+    return Output(text=f"turn {context.turn}", done=context.turn == 1)
+"""
+    nodes = [
+        {"node_id": "a", "agent_options": {"process_path": "done.py"}},
+        {"node_id": "b", "agent_group": 1, "dependencies": ["a"]},
+    ]
+    episode = world.play(world.workflow(nodes, files={"done.py": code}, episode={"max_turns": 5}))
+    assert [(call.node, call.turn) for call in episode.calls] == [("a", 0), ("b", 0), ("a", 1), ("b", 1)]
+    assert episode.done and episode.turns == 2
+
+
+def test_max_turns_ends_an_episode_that_nobody_ends(world):
+    client = world.Client(lambda prompt, sampling, request: f"call{len(client.requests)}")
+    episode = world.play(world.workflow([{"node_id": "a"}], episode={"max_turns": 3}), client)
+    assert (episode.turns, episode.done, len(episode.calls)) == (3, False, 3)
+    assert "agent0:\ncall1" in episode.calls[1].prompt_text
+
+
+@pytest.mark.parametrize(
+    ("group", "players"), [({"first": 1, "second": 0}, ("second", "first", "own")), ({"first": 0, "second": 1}, ("first", "second", "own"))]
+)
+def test_players_are_in_agent_order_up_to_the_owner(world, group, players):
+    watch = {"obs_with_env": True}
+    flow = world.workflow([
+        {"node_id": "first", "agent_group": group["first"], "agent_options": watch},
+        {"node_id": "second", "agent_group": group["second"], "agent_options": watch},
+        {"node_id": "blind", "agent_group": 2},
+        {"node_id": "own", "agent_group": 3, "agent_options": {**watch, "env_path": ("e.py:E",)}},
+        {"node_id": "later", "agent_group": 4, "agent_options": watch},
+    ])
+    assert [place.players for place in rollout_graph(flow)] == [(), (), (), players, ()]
+
+
+def test_two_envs_on_one_node_are_refused(world):
+    flow = world.workflow([{"node_id": "a", "agent_options": {"env_path": ("e.py:E", "f.py:F")}}])
+    with pytest.raises(UserError, match="node a: env_path names 2 envs"):
+        rollout_graph(flow)
