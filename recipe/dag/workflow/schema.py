@@ -7,13 +7,17 @@ an error, and `0` is a value, not "unset". A superset of siiRL's schema (its wor
 from __future__ import annotations
 
 from enum import StrEnum
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field
 
 
 class Frozen(BaseModel):
     model_config = ConfigDict(extra="forbid", frozen=True)
+
+
+def _scalar_as_one(value: Any) -> Any:
+    return (value,) if isinstance(value, str) else tuple(value) if isinstance(value, list) else value
 
 
 class NodeType(StrEnum):
@@ -106,6 +110,8 @@ class EpisodeSpec(Frozen):
     timeout_s: float = Field(300.0, gt=0)
     call_timeout_s: float = Field(120.0, gt=0)
     """Per call of an agent, its generations and tool calls included."""
+    generation_timeout_s: float | None = Field(None, gt=0)
+    """Per try of one generation (there are three); without it, half of what is left of the call's time."""
     on_failure: Literal["retry", "mask", "drop_group", "fail"] = "retry"
     """retry: run the episode again with fresh state, then mask it. mask: leave its rows out. drop_group: leave out all
     episodes of the sample. fail: stop the run."""
@@ -142,7 +148,7 @@ class AgentOptions(Frozen):
     pre_process_kwargs: dict[str, Any] = {}
     post_process_kwargs: dict[str, Any] = {}
     obs_with_env: bool = False
-    env_path: tuple[str, ...] = ()
+    env_path: Annotated[tuple[str, ...], BeforeValidator(_scalar_as_one)] = ()
     """`file.py:Class`. A scalar is read as a list of one."""
     rewards_with_env: bool = False
     train_cycle: int | None = Field(None, ge=1)

@@ -1,0 +1,1 @@
+"""YAML to a frozen, checked Workflow. Imports nothing of ours but errors, and never torch."""

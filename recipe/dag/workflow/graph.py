@@ -1,0 +1,146 @@
+"""The graph of a workflow: orders, cycles and the derived training chain. Pure functions.
+
+Invariant: every order is a function of the file alone. A graph is a mapping id -> ids it depends on, in the file's order;
+ids that are no keys are ignored.
+"""
+
+from __future__ import annotations
+
+import heapq
+from collections.abc import Iterable, Mapping, Sequence
+
+from recipe.dag.workflow.schema import Agent, Node, NodeRole, NodeType, Policy
+
+Graph = Mapping[str, Sequence[str]]
+
+
+def graph_of(nodes: Iterable[Node]) -> dict[str, tuple[str, ...]]:
+    return {node.node_id: node.dependencies for node in nodes}
+
+
+def topological_order(graph: Graph) -> list[str]:
+    """Dependencies first; the file's order among nodes that are ready together. Raises ValueError on a cycle."""
+    position = {node: index for index, node in enumerate(graph)}
+    waiting = {node: {d for d in depends if d in graph} for node, depends in graph.items()}
+    followers = _followers(graph)
+    ready = [position[node] for node, depends in waiting.items() if not depends]
+    names, order = list(graph), []
+    while ready:
+        node = names[heapq.heappop(ready)]
+        order.append(node)
+        for follower in followers[node]:
+            waiting[follower].discard(node)
+            if not waiting[follower]:
+                heapq.heappush(ready, position[follower])
+    if len(order) < len(graph):
+        raise ValueError(f"cycle: {' -> '.join(find_cycle(graph) or [])}")
+    return order
+
+
+def find_cycle(graph: Graph) -> list[str] | None:
+    """One cycle along the flow of data, its first node repeated at the end, starting at the one that is first in the file."""
+    followers = _followers(graph)
+    finished: set[str] = set()
+    for start in graph:
+        trail, on_trail = [start], {start}
+        branches = [iter(followers[start])]
+        while trail:
+            node = next((n for n in branches[-1] if n not in finished), None)
+            if node is None:
+                branches.pop()
+                on_trail.discard(trail[-1])
+                finished.add(trail.pop())
+            elif node in on_trail:
+                return _from_first(trail[trail.index(node) :], list(graph))
+            else:
+                trail.append(node)
+                on_trail.add(node)
+                branches.append(iter(followers[node]))
+    return None
+
+
+def find_cycles(graph: Graph) -> list[list[str]]:
+    """Cycles that share no node, until none is left."""
+    left, cycles = dict(graph), []
+    while cycle := find_cycle(left):
+        cycles.append(cycle)
+        left = {node: depends for node, depends in left.items() if node not in cycle}
+    return cycles
+
+
+def levels(graph: Graph) -> list[list[str]]:
+    """Nodes that can run at the same time, first ones first; the file's order within a level."""
+    depth: dict[str, int] = {}
+    for node in topological_order(graph):
+        depth[node] = 1 + max((depth[d] for d in graph[node] if d in depth), default=-1)
+    rows: list[list[str]] = [[] for _ in range(max(depth.values(), default=-1) + 1)]
+    for node in graph:
+        rows[depth[node]].append(node)
+    return rows
+
+
+def ancestors(graph: Graph, node: str) -> set[str]:
+    """All that `node` depends on, directly or not; in a cycle, itself too."""
+    found: set[str] = set()
+    stack = list(graph[node])
+    while stack:
+        current = stack.pop()
+        if current in graph and current not in found:
+            found.add(current)
+            stack.extend(graph[current])
+    return found
+
+
+def sinks(graph: Graph) -> list[str]:
+    """Nodes that nothing depends on."""
+    used = {d for depends in graph.values() for d in depends}
+    return [node for node in graph if node not in used]
+
+
+def derive_training_chain(
+    policies: Mapping[str, Policy], agents: Sequence[Agent], nodes: Sequence[Node]
+) -> tuple[Node, ...]:
+    """What trains each policy that is not frozen, after `nodes` (rollout and compute), in the policies' order.
+
+    Behaviour log-probs of all policies are fixed before the first update, so every update depends on every policy's
+    forward nodes. The ids (`main.update`) hold a dot, which declared ids cannot.
+    """
+    scored = tuple(sinks(graph_of(nodes)))
+    forward: list[Node] = []
+    advantage: list[Node] = []
+    update: list[Node] = []
+    trained = [(name, policy) for name, policy in policies.items() if not policy.frozen]
+    for name, policy in trained:
+        owner = {"policy": name, "agent_group": [agent.policy for agent in agents].index(name)}
+        train = {"node_type": NodeType.MODEL_TRAIN, "node_role": NodeRole.ACTOR, "dependencies": scored, **owner}
+        forward.append(Node(node_id=f"{name}.old_log_probs", only_forward_compute=True, **train))
+        if policy.reference:
+            reference = {**train, "node_role": NodeRole.REFERENCE}
+            forward.append(Node(node_id=f"{name}.reference", only_forward_compute=True, **reference))
+        compute = {**train, "node_type": NodeType.COMPUTE, "node_role": NodeRole.ADVANTAGE}
+        advantage.append(Node(node_id=f"{name}.advantage", **compute))
+        update.append(Node(node_id=f"{name}.update", **train))
+    fixed = tuple(node.node_id for node in forward)
+    update = [
+        node.model_copy(update={"dependencies": (*fixed, own.node_id)}) for node, own in zip(update, advantage, strict=True)
+    ]
+    return (*forward, *advantage, *update)
+
+
+def is_derived(node_id: str) -> bool:
+    return "." in node_id
+
+
+def _followers(graph: Graph) -> dict[str, list[str]]:
+    followers: dict[str, list[str]] = {node: [] for node in graph}
+    for node, depends in graph.items():
+        for dependency in dict.fromkeys(depends):
+            if dependency in followers:
+                followers[dependency].append(node)
+    return followers
+
+
+def _from_first(cycle: list[str], order: list[str]) -> list[str]:
+    first = min(range(len(cycle)), key=lambda index: order.index(cycle[index]))
+    turned = cycle[first:] + cycle[:first]
+    return [*turned, turned[0]]

@@ -1,0 +1,47 @@
+"""YAML file -> Workflow.
+
+Invariant: a Workflow that comes back has passed every check; otherwise all problems come back together, and nothing else.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from recipe.dag.workflow.checks import check_workflow
+from recipe.dag.workflow.draft import Draft, read_draft
+from recipe.dag.workflow.graph import derive_training_chain, graph_of, topological_order
+from recipe.dag.workflow.overrides import with_overrides
+from recipe.dag.workflow.problem import WorkflowError
+from recipe.dag.workflow.schema import Node, Workflow
+from recipe.dag.workflow.source import read_source
+from recipe.dag.workflow.training_checks import TRAINING, policy_of
+
+
+def load_workflow(path: str | Path) -> Workflow:
+    """Raises WorkflowError, whose `problems` are everything that is wrong with the file."""
+    draft = read_draft(read_source(path))
+    problems = [*draft.problems, *check_workflow(draft)]
+    if problems:
+        raise WorkflowError(problems)
+    return Workflow(
+        path=str(Path(path).resolve()),
+        dag_id=draft.dag_id,
+        description=draft.description,
+        agents=tuple(draft.agents),
+        policies=with_overrides(draft),
+        episode=draft.episode,
+        algorithm=draft.algorithm,
+        nodes=_nodes(draft),
+    )
+
+
+def _nodes(draft: Draft) -> tuple[Node, ...]:
+    """All nodes in topological order, each training node with its policy; the training chain derived if none is declared."""
+    nodes = []
+    for index, node in draft.each_node():
+        trains = node.node_role in TRAINING
+        nodes.append(node.model_copy(update={"policy": policy_of(draft, index, node)}) if trains else node)
+    if not any(node.node_role in TRAINING for node in nodes):
+        nodes += derive_training_chain(draft.policies, draft.agents, nodes)
+    by_id = {node.node_id: node for node in nodes}
+    return tuple(by_id[name] for name in topological_order(graph_of(nodes)))

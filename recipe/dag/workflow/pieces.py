@@ -1,0 +1,140 @@
+"""One agent, policy or node at a time: plain data to a schema object, with every mistake in words and at its place.
+
+Invariant: a piece that comes back is valid. Where a mistake can be set aside without guessing (an unknown key, a bad
+optional value) the piece is built without it, so that later checks can report theirs in the same run.
+"""
+
+from __future__ import annotations
+
+import copy
+import json
+from typing import Any, TypeVar, get_args
+
+from pydantic import BaseModel, ValidationError
+
+from recipe.dag.workflow.problem import KeyPath, Problem, closest, did_you_mean, listing
+from recipe.dag.workflow.schema import Node, Policy
+from recipe.dag.workflow.source import Source
+
+Piece = TypeVar("Piece", bound=BaseModel)
+
+NOT_YET = {
+    (Policy, "lora"): "LoRA policies are not supported yet; remove it",
+    (Policy, "critic"): "critics come with the critic methods; remove it or use a critic-free estimator",
+    (Node, "filter_plugin"): "filters are not supported yet; remove it (`algorithm.drop_zero_variance` may do)",
+    (Node, "retry_limit"): "nodes are not retried one by one; remove it (`episode.retries` repeats the episode)",
+}
+
+
+def parse_piece(
+    model: type[Piece], data: Any, source: Source, path: KeyPath, *, essential: frozenset[str] = frozenset()
+) -> tuple[Piece | None, list[Problem]]:
+    """The piece at `path`, or None where nothing sound is left: also when a field in `essential` is wrong."""
+    problems: list[Problem] = []
+    data = copy.deepcopy(data)
+    removed: set[tuple] = set()
+    # Each round sets aside what the one before found; a misspelt key's value may turn out wrong in the next one.
+    for _ in range(4):
+        try:
+            # JSON mode is strict about kinds (no "0.8" for 0.8, no true for 1) yet reads lists as tuples.
+            return model.model_validate_json(json.dumps(data), strict=True), problems
+        except ValidationError as error:
+            details = error.errors(include_url=False)
+        moved = {_meant(model, detail) for detail in details}
+        details = [d for d in details if not (d["type"] == "missing" and d["loc"] in moved | removed)]
+        problems += [_problem(model, detail, source, path) for detail in details]
+        if not all(_sound(detail, essential) for detail in details):
+            return None, problems
+        removed |= {_set_aside(model, data, detail) for detail in details}
+        if not details:
+            break
+    return None, problems
+
+
+def _sound(detail: dict[str, Any], essential: frozenset[str]) -> bool:
+    """The piece still makes sense without the offending value."""
+    loc = detail["loc"]
+    return bool(loc) and detail["type"] != "missing" and loc[0] not in essential
+
+
+def _problem(model: type[BaseModel], detail: dict[str, Any], source: Source, path: KeyPath) -> Problem:
+    loc, kind = detail["loc"], detail["type"]
+    at = (*path, *loc)
+    if kind == "extra_forbidden":
+        owner = _model_at(model, loc[:-1])
+        message = NOT_YET.get((owner, loc[-1])) or f"unknown key{did_you_mean(str(loc[-1]), owner.model_fields)}"
+        return source.problem(at, message, key=True)
+    if kind == "missing":
+        return source.problem(at, "missing; this key is required")
+    return source.problem(at, _words(detail))
+
+
+def _words(detail: dict[str, Any]) -> str:
+    kind, context, value = detail["type"], detail.get("ctx", {}), detail.get("input")
+    expected = {
+        "string_type": "text",
+        "bool_type": "true or false",
+        "int_type": "a whole number",
+        "int_from_float": "a whole number",
+        "float_type": "a number",
+        "dict_type": "a mapping",
+        "model_type": "a mapping",
+        "model_attributes_type": "a mapping",
+        "tuple_type": "a list",
+        "greater_than": "a number above {gt}",
+        "greater_than_equal": "a number of at least {ge}",
+        "less_than": "a number below {lt}",
+        "less_than_equal": "a number of at most {le}",
+    }.get(kind)
+    if expected is not None:
+        return f"expected {expected.format(**{k: f'{v:g}' for k, v in context.items() if k in ('gt', 'ge', 'lt', 'le')})}, got {shown(value)}"
+    if kind in ("enum", "literal_error"):
+        options = [option.strip("' ") for option in context["expected"].replace(" or ", ", ").split(",")]
+        near = closest(value, options) if isinstance(value, str) else None
+        return f"expected one of {listing(options)}, got {shown(value)}" + (f"; did you mean `{near}`?" if near else "")
+    return f"{detail['msg'].lower()}, got {shown(value)}"
+
+
+def shown(value: Any) -> str:
+    """A value as the user wrote it, shortened."""
+    if isinstance(value, dict):
+        return "a mapping"
+    if isinstance(value, list):
+        return "a list"
+    text = repr(value) if isinstance(value, str) else json.dumps(value)
+    return text if len(text) <= 60 else text[:57] + "..."
+
+
+def _set_aside(model: type[BaseModel], data: Any, detail: dict[str, Any]) -> tuple:
+    """Remove the offending key, or the one that holds it; a misspelt key moves to the name it was meant to have."""
+    loc = detail["loc"]
+    depth = 0
+    while depth < len(loc) - 1 and isinstance(data.get(loc[depth]), dict):
+        data, depth = data[loc[depth]], depth + 1
+    value = data.pop(loc[depth], None)
+    meant = _meant(model, detail)
+    if meant is not None:
+        data.setdefault(meant[-1], value)
+    return loc[: depth + 1]
+
+
+def _meant(model: type[BaseModel], detail: dict[str, Any]) -> tuple | None:
+    """Where the value of a misspelt key belongs."""
+    if detail["type"] != "extra_forbidden":
+        return None
+    *parents, last = detail["loc"]
+    owner = _model_at(model, tuple(parents))
+    meant = None if (owner, last) in NOT_YET else closest(str(last), owner.model_fields)
+    return None if meant is None else (*parents, meant)
+
+
+def _model_at(model: type[BaseModel], loc: tuple) -> type[BaseModel]:
+    """The model of the field at `loc`: `Agent | None` counts as `Agent`."""
+    for part in loc:
+        annotation = model.model_fields[part].annotation
+        model = next(
+            option
+            for option in (annotation, *get_args(annotation))
+            if isinstance(option, type) and issubclass(option, BaseModel)
+        )
+    return model

@@ -1,0 +1,141 @@
+"""What a workflow will do, as data: who runs when, who trains whom, and how much it may generate.
+
+Invariant: a plan is a function of the workflow alone; it reads no environment variable and no model.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from recipe.dag.workflow.graph import graph_of, is_derived, levels
+from recipe.dag.workflow.schema import Agent, Frozen, Node, Sampling, ToolLoop, Workflow
+
+
+class PlannedAgent(Frozen):
+    name: str
+    agent_group: int
+    policy: str
+    sampling: Sampling
+    tools: tuple[str, ...]
+    tool_loop: ToolLoop | None
+    nodes: tuple[str, ...]
+    max_generated_tokens: int
+    """Per episode: nodes x turns x generations per call x max_tokens."""
+
+
+class PlannedPolicy(Frozen):
+    name: str
+    path: str
+    """As written, `${oc.env:NAME}` included."""
+    trained: bool
+    reference: bool
+    gpus: int | None
+    agents: tuple[str, ...]
+    max_generated_tokens: int
+    """Per episode, of all its agents."""
+
+
+class PlannedNode(Frozen):
+    node_id: str
+    node_type: str
+    node_role: str
+    only_forward_compute: bool
+    dependencies: tuple[str, ...]
+    agent: str | None
+    """Rollout nodes."""
+    policy: str | None
+    """Rollout and training nodes."""
+    runs: str | None
+    """The user's file and object."""
+
+
+class Plan(Frozen):
+    file: str
+    dag_id: str
+    description: str
+    estimator: str
+    group_by: tuple[str, ...]
+    max_turns: int
+    agents: tuple[PlannedAgent, ...]
+    policies: tuple[PlannedPolicy, ...]
+    nodes: tuple[PlannedNode, ...]
+    rollout: tuple[tuple[str, ...], ...]
+    """Node ids; those of one level run at the same time."""
+    scoring: tuple[tuple[str, ...], ...]
+    training: tuple[tuple[str, ...], ...]
+    training_derived: bool
+    max_generated_tokens: int
+    """Per episode. Prompts come on top: their length depends on the data."""
+
+    def node(self, node_id: str) -> PlannedNode:
+        return next(node for node in self.nodes if node.node_id == node_id)
+
+
+def make_plan(workflow: Workflow) -> Plan:
+    agents = tuple(_agent(workflow, index, agent) for index, agent in enumerate(workflow.agents))
+    training = workflow.training_nodes
+    rollout = workflow.rollout_nodes
+    scoring = tuple(node for node in workflow.nodes if node not in training and node not in rollout)
+    return Plan(
+        file=Path(workflow.path).name,
+        dag_id=workflow.dag_id,
+        description=workflow.description,
+        estimator=workflow.algorithm.estimator,
+        group_by=workflow.algorithm.group_by,
+        max_turns=workflow.episode.max_turns,
+        agents=agents,
+        policies=tuple(_policy(workflow, name, agents) for name in workflow.policies),
+        nodes=tuple(_node(workflow, node) for node in workflow.nodes),
+        rollout=_levels(rollout),
+        scoring=_levels(scoring),
+        training=_levels(training),
+        training_derived=any(is_derived(node.node_id) for node in training),
+        max_generated_tokens=sum(agent.max_generated_tokens for agent in agents),
+    )
+
+
+def _agent(workflow: Workflow, index: int, agent: Agent) -> PlannedAgent:
+    nodes = tuple(node.node_id for node in workflow.rollout_nodes if node.agent_group == index)
+    generations = agent.tool_loop.max_generations if agent.tool_loop else 1
+    return PlannedAgent(
+        name=agent.name,
+        agent_group=index,
+        policy=agent.policy,
+        sampling=agent.sampling,
+        tools=agent.tools,
+        tool_loop=agent.tool_loop,
+        nodes=nodes,
+        max_generated_tokens=len(nodes) * workflow.episode.max_turns * generations * agent.sampling.max_tokens,
+    )
+
+
+def _policy(workflow: Workflow, name: str, agents: tuple[PlannedAgent, ...]) -> PlannedPolicy:
+    policy = workflow.policies[name]
+    users = [agent for agent in agents if agent.policy == name]
+    return PlannedPolicy(
+        name=name,
+        path=policy.model.path,
+        trained=not policy.frozen,
+        reference=policy.reference,
+        gpus=policy.gpus,
+        agents=tuple(agent.name for agent in users),
+        max_generated_tokens=sum(agent.max_generated_tokens for agent in users),
+    )
+
+
+def _node(workflow: Workflow, node: Node) -> PlannedNode:
+    agent = workflow.agent_of(node) if node in workflow.rollout_nodes else None
+    return PlannedNode(
+        node_id=node.node_id,
+        node_type=node.node_type,
+        node_role=node.node_role,
+        only_forward_compute=node.only_forward_compute,
+        dependencies=node.dependencies,
+        agent=agent.name if agent else None,
+        policy=agent.policy if agent else node.policy,
+        runs=node.agent_options.process_path or node.executable_ref,
+    )
+
+
+def _levels(nodes: tuple[Node, ...]) -> tuple[tuple[str, ...], ...]:
+    return tuple(tuple(level) for level in levels(graph_of(nodes)))

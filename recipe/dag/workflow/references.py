@@ -1,0 +1,204 @@
+"""Checks of the files that a workflow names: they exist, define what is named, and fit how the engine calls them.
+
+Invariant: the user's files are read, never run, so that checking is fast and has no effects.
+"""
+
+from __future__ import annotations
+
+import ast
+from collections.abc import Generator, Iterator
+from pathlib import Path
+from typing import Any
+
+from recipe.dag.errors import UserError
+from recipe.dag.workflow.outline import OPAQUE, Definition, Opaque, Outline, Signature, read_outline, signature
+from recipe.dag.workflow.paths import find_source, is_module, split_ref
+from recipe.dag.workflow.problem import KeyPath, Problem, did_you_mean, listing
+from recipe.dag.workflow.schema import Agent, Node, NodeRole
+from recipe.dag.workflow.source import Source
+
+BUILTIN_TOOLS = ("code_interpreter",)
+
+_HOOKS = {"pre_process": ("tokenizer", "prompt_ids", "obs"), "post_process": ("tokenizer", "prompt_ids", "response_ids")}
+# reset is called by name with those of the two that it takes.
+_ENV = {"reset": (), "step": ("actions", "ground_truth")}
+_RESET = frozenset({"sample", "seed"})
+_CONTEXT = frozenset({"context"})
+
+Found = tuple[Outline, Definition | None]
+"""A file and what is named in it; None: the file as a whole."""
+
+
+class References:
+    """The checks of one workflow; each file is parsed once."""
+
+    def __init__(self, source: Source, base: Path):
+        self.source = source
+        self.base = base
+        self.outlines: dict[Path, Outline] = {}
+
+    def check_agent(self, agent: Agent, path: KeyPath) -> Iterator[Problem]:
+        for index, tool in enumerate(agent.tools):
+            at = (*path, "tools", index)
+            if tool in BUILTIN_TOOLS:
+                continue
+            if ":" not in tool:
+                message = f"no tool `{tool}`{did_you_mean(tool, BUILTIN_TOOLS)} (your own tool: `file.py:Class`)"
+                yield self.source.problem(at, message)
+                continue
+            found = yield from self.look_up(tool, at, "Class")
+            if found is not None:
+                yield from self.check_class(found, tool, at, {"execute": ("arguments", "state")}, construct=False)
+
+    def check_node(self, node: Node, path: KeyPath) -> Iterator[Problem]:
+        options, at = node.agent_options, (*path, "agent_options")
+        if node.node_role is NodeRole.ROLLOUT:
+            yield from self.check_hooks(options.process_path, at, options.pre_process_kwargs, options.post_process_kwargs)
+            for index, ref in enumerate(options.env_path):
+                env_at = (*at, "env_path", index)
+                found = yield from self.look_up(ref, env_at, "Class")
+                if found is not None:
+                    yield from self.check_class(found, ref, env_at, _ENV)
+        elif node.executable_ref is not None:
+            yield from self.check_function(node.executable_ref, path, node.executable_kwargs)
+
+    def check_hooks(
+        self, ref: str | None, at: KeyPath, pre_kwargs: dict[str, Any], post_kwargs: dict[str, Any]
+    ) -> Iterator[Problem]:
+        given = {"pre_process": pre_kwargs, "post_process": post_kwargs}
+        if ref is None:
+            for name in (name for name, kwargs in given.items() if kwargs):
+                message = "nobody reads this without `process_path`"
+                yield self.source.problem((*at, f"{name}_kwargs"), message, key=True)
+            return
+        here = (*at, "process_path")
+        found = yield from self.look_up(ref, here, None)
+        if found is None or found[1] is OPAQUE:
+            return
+        outline, owner = found
+        if isinstance(owner, ast.ClassDef):
+            yield from self.check_constructor(outline, owner, ref, here)
+            hooks = {name: outline.method(owner, name) for name in _HOOKS}
+        elif owner is None:
+            hooks = {name: outline.find(name) for name in _HOOKS}
+        else:
+            yield self.source.problem(here, f"`{ref}` is a function; name the file or a class with pre_process or post_process")
+            return
+        if not any(hooks.values()):
+            message = f"`{ref}` defines neither pre_process nor post_process"
+            yield self.source.problem(here, message)
+            return
+        for name, hook in hooks.items():
+            kwargs_at = (*at, f"{name}_kwargs")
+            if hook is None:
+                if given[name]:
+                    yield self.source.problem(kwargs_at, f"`{ref}` has no {name} that could take this", key=True)
+                continue
+            shape = signature(hook, method=owner is not None) if not isinstance(hook, ast.ClassDef) else OPAQUE
+            yield from self.check_call(shape, _HOOKS[name], given[name], f"{name} of `{ref}`", here, kwargs_at)
+
+    def check_function(self, ref: str, path: KeyPath, kwargs: dict[str, Any]) -> Iterator[Problem]:
+        here = (*path, "executable_ref")
+        found = yield from self.look_up(ref, here, "function")
+        if found is None or found[1] is OPAQUE:
+            return
+        _, function = found
+        if isinstance(function, ast.ClassDef):
+            yield self.source.problem(here, f"`{ref}` is a class; name a function")
+            return
+        shape = signature(function, method=False)
+        kwargs_at = (*path, "executable_kwargs")
+        yield from self.check_call(shape, ("episode",), kwargs, f"`{ref}`", here, kwargs_at, optional=frozenset())
+
+    def check_class(
+        self,
+        found: Found,
+        ref: str,
+        here: KeyPath,
+        methods: dict[str, tuple[str, ...]],
+        *,
+        construct: bool = True,
+    ) -> Iterator[Problem]:
+        outline, owner = found
+        if owner is OPAQUE:
+            return
+        if not isinstance(owner, ast.ClassDef):
+            yield self.source.problem(here, f"`{ref}` is a function; name a class with {listing(methods)}")
+            return
+        if construct:
+            yield from self.check_constructor(outline, owner, ref, here)
+        for name, arguments in methods.items():
+            method = outline.method(owner, name)
+            if method is None:
+                yield self.source.problem(here, f"`{ref}` has no method `{name}`; it needs {listing(methods)}")
+                continue
+            shape = signature(method, method=True)
+            optional = _RESET if name == "reset" else frozenset()
+            yield from self.check_call(shape, arguments, {}, f"{name} of `{ref}`", here, here, optional)
+
+    def check_constructor(self, outline: Outline, owner: ast.ClassDef, ref: str, here: KeyPath) -> Iterator[Problem]:
+        init = outline.method(owner, "__init__")
+        shape = OPAQUE if init is None else signature(init, method=True)
+        if isinstance(shape, Signature):
+            for _, text in shape.misfits((), (), frozenset()):
+                yield self.source.problem(here, f"`{ref}` is built without arguments, but __init__ {text}")
+
+    def check_call(
+        self,
+        shape: Signature | Opaque,
+        arguments: tuple[str, ...],
+        kwargs: dict[str, Any],
+        name: str,
+        here: KeyPath,
+        kwargs_at: KeyPath,
+        optional: frozenset[str] = _CONTEXT,
+    ) -> Iterator[Problem]:
+        if not isinstance(shape, Signature):
+            return
+        for keyword, text in shape.misfits(arguments, kwargs, optional):
+            if keyword:
+                yield self.source.problem((*kwargs_at, keyword), f"{name} {text}", key=True)
+            else:
+                yield self.source.problem(here, f"{name} {text}")
+
+    def look_up(self, ref: str, here: KeyPath, wanted: str | None) -> Generator[Problem, None, Found | None]:
+        """Yields problems and returns what `ref` names, or None where there is nothing to check. `wanted`: what must be
+        named after the colon; None: the file alone will do."""
+        place, name = split_ref(ref)
+        if name is None and (wanted or is_module(place)):
+            yield self.source.problem(here, f"write `file.py:{wanted or 'Class'}`, got `{ref}`")
+            return None
+        try:
+            outline = self.read(ref)
+        except UserError as error:
+            yield self.source.problem(here, str(error))
+            return None
+        except (SyntaxError, ValueError) as error:
+            line = f" in line {error.lineno}" if isinstance(error, SyntaxError) and error.lineno else ""
+            text = error.msg if isinstance(error, SyntaxError) else str(error)
+            yield self.source.problem(here, f"`{place}` is not valid Python: {text}{line}")
+            return None
+        if name is None:
+            return outline, OPAQUE if outline.open else None
+        found = self.follow(outline, name)
+        if found is None:
+            names = [n for n, d in outline.names.items() if d is not OPAQUE and not n.startswith("_")]
+            yield self.source.problem(here, f"`{place}` defines no `{name}`{did_you_mean(name, names)}")
+        return found
+
+    def read(self, ref: str) -> Outline:
+        path = find_source(ref, self.base)
+        if path not in self.outlines:
+            self.outlines[path] = read_outline(path)
+        return self.outlines[path]
+
+    def follow(self, outline: Outline, name: str, hops: int = 4) -> Found | None:
+        """The definition, also where the file imports it by name from another one that can be read."""
+        found = outline.find(name)
+        if found is not OPAQUE or name not in outline.imports or not hops:
+            return None if found is None else (outline, found)
+        target = outline.imports[name]
+        try:
+            return self.follow(self.read(target), target.rpartition(":")[2], hops - 1) or (outline, OPAQUE)
+        except (UserError, SyntaxError, ValueError):
+            return outline, OPAQUE

@@ -1,0 +1,94 @@
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from recipe.dag import cli
+
+ROOT = Path(__file__).parents[1]
+WORKFLOWS = ROOT / "workflows"
+SHARED = str(WORKFLOWS / "workflow_retool_ma.yaml")
+
+
+@pytest.fixture
+def run(monkeypatch, capsys):
+    """Runs verl-dag; returns (exit code, stdout, stderr)."""
+
+    def run(*arguments):
+        monkeypatch.setattr(sys, "argv", ["verl-dag", *arguments])
+        with pytest.raises(SystemExit) as ended:
+            cli.main()
+        captured = capsys.readouterr()
+        return ended.value.code or 0, captured.out, captured.err
+
+    return run
+
+
+@pytest.fixture
+def bad(tmp_path):
+    path = tmp_path / "bad.yaml"
+    path.write_text("dag_id: x\nagents: []\npolices: {}\n")
+    return str(path)
+
+
+def test_validate_prints_ok_for_every_good_file(run):
+    files = sorted(map(str, WORKFLOWS.glob("*.yaml")))
+    code, out, err = run("validate", *files)
+    assert (code, err) == (0, "")
+    assert [line.partition(": OK")[0] for line in out.splitlines()] == files
+
+
+def test_validate_goes_on_after_a_bad_file_and_fails(run, bad):
+    code, out, err = run("validate", bad, SHARED, "nowhere.yaml")
+    assert code == 1
+    assert out == f"{SHARED}: OK (3 agents, 1 policy, 3 rollout nodes)\n"
+    lines = err.splitlines()
+    assert f"{bad}:3:1: polices: unknown key; did you mean `policies`?" in lines[-2]
+    assert lines[-1] == "nowhere.yaml: no such file"
+    assert all(line.startswith(f"{bad}:") for line in lines[:-1])
+
+
+def test_plan_shows_text_by_default(run):
+    code, out, err = run("plan", SHARED)
+    assert (code, err) == (0, "") and "retool_ma (workflow_retool_ma.yaml)" in out
+
+
+def test_plan_in_other_formats(run):
+    assert run("plan", SHARED, "--format", "mermaid")[1].startswith("flowchart TD\n")
+    assert json.loads(run("plan", SHARED, "--format", "json")[1])["dag_id"] == "retool_ma"
+
+
+def test_plan_of_a_missing_or_bad_file_is_lines_and_exit_code_2(run, bad):
+    assert run("plan", "nowhere.yaml") == (2, "", "nowhere.yaml: no such file\n")
+    code, out, err = run("plan", bad)
+    assert (code, out) == (2, "") and err.count("\n") >= 2 and "Traceback" not in err
+
+
+def test_a_wrong_format_is_a_usage_error(run):
+    code, out, err = run("plan", SHARED, "--format", "dot")
+    assert code == 2 and "dot" in err
+
+
+def test_validate_and_plan_load_nothing_heavy():
+    code = (
+        "import sys; from recipe.dag import cli\n"
+        "sys.argv = ['verl-dag', *sys.argv[1:]]\n"
+        "try: cli.main()\n"
+        "except SystemExit as e: assert not e.code\n"
+        "heavy = {'torch', 'verl', 'ray', 'transformers', 'pandas', 'numpy'} & set(sys.modules)\n"
+        "print(sorted(heavy), file=sys.stderr)"
+    )
+    for command in ("validate", "plan"):
+        done = subprocess.run([sys.executable, "-c", code, command, SHARED], cwd=ROOT, capture_output=True, text=True, check=True)
+        assert done.stderr.strip() == "[]"
+
+
+def test_the_module_can_be_run():
+    done = subprocess.run(
+        [sys.executable, "-m", "recipe.dag.cli", "validate", SHARED], cwd=ROOT, capture_output=True, text=True, check=True
+    )
+    assert "OK" in done.stdout

@@ -1,0 +1,317 @@
+"""One broken file per kind of mistake: exactly one problem, at the marked place.
+
+A case edits a good file. `§` in a replacement stands right before the character that the problem must point at, and is
+taken out again.
+"""
+
+from __future__ import annotations
+
+import pytest
+
+from recipe.dag.workflow.loader import load_workflow
+from recipe.dag.workflow.problem import WorkflowError
+
+GOOD = """\
+dag_id: demo
+agents:
+  - {name: writer, policy: main, sampling: {temperature: 0.7, max_tokens: 64}, tools: [code_interpreter]}
+  - {name: critic, policy: main}
+policies:
+  main: {model: {path: "${oc.env:MODEL_PATH}"}}
+algorithm: {estimator: grpo}
+nodes:
+  - {node_id: write, node_type: MODEL_INFERENCE, node_role: ROLLOUT, agent: writer, agent_options: {process_path: hooks.py:Hook, env_path: env.py:Env}}
+  - {node_id: judge, node_type: MODEL_INFERENCE, node_role: ROLLOUT, agent_group: 1, dependencies: [write]}
+  - {node_id: score, node_type: COMPUTE, node_role: REWARD, dependencies: [judge], executable_ref: rewards.py:score}
+"""
+
+FILES = {
+    "hooks.py": '''
+import unknown_base
+def pre_process(tokenizer, prompt_ids, obs, **kwargs): return prompt_ids
+class Base:
+    def post_process(self, tokenizer, prompt_ids, response_ids, style="plain"): return response_ids
+class Hook(Base):
+    def pre_process(self, tokenizer, prompt_ids, obs, *, context=None, prompt=""): return prompt_ids
+class Empty: pass
+class PostOnly(Base): pass
+class Foreign(unknown_base.Hook): pass
+class Built:
+    def __init__(self, size): self.size = size
+    def pre_process(self, tokenizer, prompt_ids, obs): return prompt_ids
+class Short:
+    def pre_process(self, tokenizer, prompt_ids): return prompt_ids
+class Hungry:
+    def pre_process(self, tokenizer, prompt_ids, obs, template): return prompt_ids
+''',
+    "env.py": '''
+class Env:
+    def reset(self, sample, seed): return ""
+    def step(self, actions, ground_truth): return "", 0.0, True
+class NoReset:
+    def step(self, actions, ground_truth): return "", 0.0, True
+class ShortStep(Env):
+    def step(self, actions): return "", 0.0, True
+class OddReset(Env):
+    def reset(self, difficulty): return ""
+''',
+    "rewards.py": '''
+def score(episode, *, weight=1.0): return {}
+def nothing(): return {}
+class Score: pass
+''',
+    "broken.py": "def f(:\n",
+    "imports.py": "from rewards import score\n",
+}
+
+ADV = "  - {node_id: adv, node_type: COMPUTE, node_role: ADVANTAGE, policy: main, dependencies: [score]}\n"
+OLD = "  - {node_id: old, node_type: MODEL_TRAIN, node_role: ACTOR, only_forward_compute: true, policy: main, dependencies: [score]}\n"
+REFERENCE = "  - {node_id: ref, node_type: MODEL_TRAIN, node_role: REFERENCE, policy: main, dependencies: [score]}\n"
+UPDATE = "  - {node_id: update, node_type: MODEL_TRAIN, node_role: ACTOR, policy: main, dependencies: [adv, old]}\n"
+TRAIN = GOOD + ADV + OLD + UPDATE
+
+SYNTAX = [
+    ("tab", ("agents:\n", "agents:\n§\t"), "a tab cannot"),
+    ("unclosed", ("[code_interpreter]}", "[code_interpreter§}"), "YAML syntax"),
+    ("colon", ("demo", "demo§: x"), "a `:` cannot stand here"),
+    ("alias", ("demo", "§*name"), "undefined alias `*name`"),
+    ("documents", ("policies:", "§---\npolicies:"), "a second document starts here"),
+    ("key twice", ("dag_id: demo", "dag_id: demo\n§dag_id: again"), "occurs twice (first in line 1)"),
+    ("nested key twice", ("agent_group: 1,", "agent_group: 1, §agent_group: 1,"), "occurs twice"),
+    ("tag", ("demo", "§!!python/name:os.system demo"), "the tag `!!python/name:os.system` is not allowed"),
+    ("container tag", ("[code", "§!!set [code"), "the tag `!!set` is not allowed"),
+    ("anchor in itself", ("nodes:", "x-a: §&a [*a]\nnodes:"), "cannot contain its own alias"),
+    ("merge", ("estimator: grpo", "<<: §3"), "`<<` merges a mapping"),
+    ("key is a number", ("  main:", "  §1: {}\n  main:"), "a key must be text"),
+    ("infinite", ("0.7", "§.inf"), "must be finite"),
+    ("not a number", ("0.7", "§.nan"), "must be finite"),
+    ("overflow", ("0.7", "§1e999"), "must be finite"),
+    ("control character", ("demo", "d§\x07"), "U+0007"),
+]
+
+VALUES = [
+    ("dag_id missing", ("dag_id: demo\nagents", "§agents"), "`dag_id` is missing"),
+    ("dag_id a number", ("demo", "§3"), "expected text, got 3"),
+    ("top-level key", ("algorithm:", "§algoritm:"), "did you mean `algorithm`?"),
+    ("nodes a mapping", ("nodes:", "nodes: §{a: b}\nx-nodes:"), "expected a list, got a mapping"),
+    ("no policies", ("policies:", "policies: §{}\nx-policies:"), "must not be empty"),
+    ("no agents", ("agents:", "x-agents:"), ("agent_group", "§agent_group"), "declare `agents:`"),
+    ("unknown key", ("{name: critic", "{§colour: red, name: critic"), "unknown key; there is `name`"),
+    ("misspelt key", ("critic, policy", "critic, §polcy"), "unknown key; did you mean `policy`?"),
+    ("missing key", ("{name: critic, policy: main}", "§{name: critic}"), "agents[1].policy: missing"),
+    ("text for a number", ("0.7", '§"0.8"'), "expected a number, got '0.8'"),
+    ("word for a number", ("64", "§abc"), "max_tokens: expected a whole number, got 'abc'"),
+    ("true for a number", ("64", "§true"), "expected a whole number, got true"),
+    ("null for a number", ("64", "§null"), "expected a whole number, got null"),
+    ("fraction", ("64", "§64.5"), "expected a whole number, got 64.5"),
+    ("negative", ("0.7", "§-0.1"), "at least 0, got -0.1"),
+    ("zero tokens", ("64", "§0"), "at least 1, got 0"),
+    ("top_p", ("temperature: 0.7", "top_p: §1.5"), "at most 1, got 1.5"),
+    ("top_k", ("temperature: 0.7", "top_k: §0"), "expected -1 (whole vocabulary) or at least 1"),
+    ("text for a bool", ("main: {", "main: {frozen: §no, "), "expected true or false, got 'no'"),
+    ("choice", ("grpo", "§grop"), "did you mean `grpo`?"),
+    ("node type", ("COMPUTE", "§COMPUT"), "did you mean `COMPUTE`?"),
+    ("node role", ("REWARD", "§DYNAMIC_SAMPLING"), "expected one of"),
+    ("scalar dependencies", ("[judge]", "§judge"), "expected a list, got 'judge'"),
+    ("node is text", ("  - {node_id: judge", "  - §text\n  - {node_id: judge"), "expected a mapping, got 'text'"),
+    ("option key", ("process_path", "§proces_path"), "did you mean `process_path`?"),
+    ("lora", ("main: {", "main: {§lora: null, "), "LoRA policies are not supported yet"),
+    ("policy critic", ("main: {", "main: {§critic: {}, "), "critics come with the critic methods"),
+    ("filter", ("{node_id: score", "{§filter_plugin: a.b, node_id: score"), "filters are not supported yet"),
+    ("env syntax", ('"${oc.env:MODEL_PATH}"', '§"${oc.env:MODEL PATH}"'), "write `${oc.env:NAME}`"),
+    ("env brace", ('"${oc.env:MODEL_PATH}"', '§"${oc.env:MODEL_PATH,x"'), "a `}` is missing"),
+    ("empty path", ('"${oc.env:MODEL_PATH}"', '§""'), "must not be empty"),
+    ("stray ref", ("demo", "§!Ref global_config.a\nglobal_config: {a: demo}"), "only inside a node's `config`"),
+    ("unknown ref", ("agent_group: 1", "agent_group: 1, config: {a: §!Ref global_config.x}"), "names nothing"),
+]
+
+GRAPH = [
+    ("agent twice", ("name: critic", "name: §writer"), "another agent is called `writer`"),
+    ("node twice", ("node_id: judge", "node_id: §write"), ("[judge]", "[write]"), "another node is called `write`"),
+    ("bad name", ("name: critic", "name: §the critic"), "use letters, digits"),
+    ("unknown policy", ("critic, policy: main", "critic, policy: §mian"), "no policy `mian`; did you mean `main`?"),
+    ("unused policy", ("  main:", "  §spare: {model: {path: x}}\n  main:"), "no agent uses policy `spare`"),
+    ("idle agent", ("policies:", "  - {name: §idle, policy: main}\npolicies:"), "agent `idle` has no rollout node"),
+    ("unknown agent", ("agent: writer", "agent: §writter"), "no agent `writter`; did you mean `writer`?"),
+    ("agent and group", ("agent_group: 1", "agent_group: 1, §agent: critic"), "not both"),
+    ("agent by index", ("agent: writer", "agent: §0"), "its index goes under `agent_group`"),
+    ("group range", ("agent_group: 1", "agent_group: §2"), "no agent 2; agent_group is an index from 0 to 1"),
+    ("negative group", ("agent_group: 1", "agent_group: §-1"), "at least 0"),
+    ("unknown dependency", ("[judge]", "[§juge]"), "no node `juge`; did you mean `judge`?"),
+    ("repeated dependency", ("[judge]", "[judge, §judge]"), "listed twice"),
+    ("own dependency", ("[write]", "[write, §judge]"), "cannot depend on itself"),
+    ("cycle", ("agent: writer", "agent: writer, §dependencies: [judge]"), "cycle: write -> judge -> write"),
+    ("role of type", ("REWARD", "§ACTOR"), "a COMPUTE node cannot be ACTOR"),
+    ("rollout after compute", ("nodes:", "nodes:\n  - {node_id: pick, node_type: COMPUTE, executable_ref: rewards.py:score}"),
+     ("agent: writer", "agent: writer, dependencies: [§pick]"), "may depend on rollout nodes only"),
+    ("reward of nothing", ("[judge]", "§[]"), "must depend on the rollout nodes"),
+    ("critic node", ("nodes:", "nodes:\n  - {node_id: v, node_type: MODEL_TRAIN, node_role: §CRITIC}"), "critic nodes come with"),
+    ("train_cycle", ("{process_path", "{§train_cycle: 2, process_path"), "train_cycle is not supported yet"),
+    ("share_instance", ("{process_path", "{§share_instance: 0, process_path"), "share_instance comes with"),
+    ("options of a reward", ("{node_id: score", "{§agent_options: {obs_with_env: false}, node_id: score"), "only ROLLOUT"),
+    ("function of a rollout", ("agent_group: 1", "agent_group: 1, §executable_ref: rewards.py:score"), "only REWARD"),
+    ("agent of a reward", ("{node_id: score", "{§agent: critic, node_id: score"), "sees the whole episode"),
+    ("forward rollout", ("agent_group: 1", "agent_group: 1, §only_forward_compute: true"), "only MODEL_TRAIN nodes"),
+    ("policy of a rollout", ("agent_group: 1", "agent_group: 1, §policy: main"), "only training nodes name a policy"),
+    ("no function", ("{node_id: score", "§{node_id: score"), (", executable_ref: rewards.py:score", ""), "needs `executable_ref"),
+    ("nothing scores", ("nodes:", "§nodes:"), ("REWARD", "DEFAULT"), "nothing scores the episode"),
+    ("greedy training", ("0.7", "§0.0"), "cannot sample at temperature 0"),
+    ("loop without tools", ("name: critic", "§tool_loop: {}, name: critic"), "a tool loop needs tools"),
+    ("unknown tool", ("[code_interpreter]", "[§code_interpeter]"), "did you mean `code_interpreter`?"),
+    ("tool twice", ("[code_interpreter]", "[code_interpreter, §code_interpreter]"), "listed twice"),
+    ("kl without reference", ("  main:", "  §main:"), ("estimator: grpo", "kl_loss_coef: 0.1"), "needs `reference: true`"),
+    ("reference without kl", ("main: {", "main: {reference: §true, "), "nobody reads the reference"),
+    ("frozen reference", ("main: {", "main: {frozen: true, reference: §true, "), "needs no reference"),
+    ("unread gamma", ("estimator: grpo", "§gamma: 0.9"), "does not read this"),
+    ("unread groups", ("grpo", "reinforce_pp, §group_by: [uid]"), "does not read this"),
+    ("group twice", ("estimator: grpo", "group_by: [uid, §uid]"), "listed twice"),
+    ("config of a reward", ("{node_id: score", "{§config: {a: 1}, node_id: score"), "no model to configure"),
+    ("config disagrees", ("main: {", "main: {config: {rollout: {top_k: 3}}, "),
+     ("agent_group: 1", "agent_group: 1, config: {§rollout.top_k: 2}"), "policies.main.config.rollout.top_k says 3"),
+]  # fmt: skip
+
+USER_CODE = [
+    ("no hook file", ("hooks.py:Hook", "§hoks.py:Hook"), "no such file `hoks.py`"),
+    ("no hook class", ("hooks.py:Hook", "§hooks.py:Hok"), "defines no `Hok`; did you mean `Hook`?"),
+    ("invalid Python", ("hooks.py:Hook", "§broken.py:Hook"), "not valid Python"),
+    ("empty hook class", ("hooks.py:Hook", "§hooks.py:Empty"), "neither pre_process nor post_process"),
+    ("hook is a function", ("hooks.py:Hook", "§hooks.py:pre_process"), "is a function"),
+    ("constructor", ("hooks.py:Hook", "§hooks.py:Built"), "__init__ needs the argument `size`"),
+    ("short hook", ("hooks.py:Hook", "§hooks.py:Short"), "must take the positional arguments"),
+    ("hungry hook", ("hooks.py:Hook", "§hooks.py:Hungry"), "needs the argument `template`"),
+    ("unknown kwarg", ("hooks.py:Hook", "hooks.py:Hook, pre_process_kwargs: {§promt: x}"), "did you mean `prompt`?"),
+    ("inherited kwarg", ("hooks.py:Hook", "hooks.py:Hook, post_process_kwargs: {§styl: x}"), "did you mean `style`?"),
+    ("reserved kwarg", ("hooks.py:Hook", "hooks.py:Hook, pre_process_kwargs: {§context: x}"), "already given by the engine"),
+    ("kwargs of no hook", ("hooks.py:Hook", "hooks.py:PostOnly, §pre_process_kwargs: {a: 1}"), "has no pre_process"),
+    ("kwargs alone", ("process_path: hooks.py:Hook", "§pre_process_kwargs: {a: 1}"), "nobody reads this without"),
+    ("no env class", ("env.py:Env", "§env.py:Envv"), "did you mean `Env`?"),
+    ("env file alone", ("env.py:Env", "§env.py"), "write `file.py:Class`"),
+    ("env without reset", ("env.py:Env", "§env.py:NoReset"), "has no method `reset`"),
+    ("env step", ("env.py:Env", "§env.py:ShortStep"), "step of `env.py:ShortStep` must take"),
+    ("env reset", ("env.py:Env", "§env.py:OddReset"), "needs the argument `difficulty`"),
+    ("two envs", ("env.py:Env", "[env.py:Env, §env.py:Env]"), "a node steps one env"),
+    ("flag without env", ("env_path: env.py:Env", "§obs_with_env: true"), "no node has an env"),
+    ("no reward file", ("rewards.py:score", "§reward.py:score"), "no such file `reward.py`"),
+    ("no reward function", ("rewards.py:score", "§rewards.py:scores"), "did you mean `score`?"),
+    ("reward arguments", ("rewards.py:score", "§rewards.py:nothing"), "must take the positional arguments `episode`"),
+    ("reward class", ("rewards.py:score", "§rewards.py:Score"), "is a class; name a function"),
+    ("reward kwarg", ("rewards.py:score", "rewards.py:score, executable_kwargs: {§wight: 2}"), "did you mean `weight`?"),
+    ("imported reward", ("rewards.py:score", "imports.py:score, executable_kwargs: {§wight: 2}"), "did you mean `weight`?"),
+    ("no module", ("rewards.py:score", "§no_such_package.mod:score"), "no module `no_such_package.mod`"),
+    ("tool class", ("[code_interpreter]", "[§env.py:Env]"), "has no method `execute`"),
+]
+
+CHAIN = [
+    ("no advantage", ("  main:", "  §main:"), (ADV, ""), ("[adv, old]", "[old]"), "policy `main` has no ADVANTAGE node"),
+    ("no update", ("  main:", "  §main:"), (UPDATE, ""), "policy `main` has no ACTOR update node"),
+    ("second update", (UPDATE, UPDATE + UPDATE.replace("  - {node_id: update", "  - §{node_id: again")),
+     "policy `main` has another ACTOR update node, `update`"),
+    ("early update", ("  - {node_id: update", "  - §{node_id: update"), ("[adv, old]", "[adv]"), "must wait for `old`"),
+    ("early advantage", ("  - {node_id: adv", "  - §{node_id: adv"), ("main, dependencies: [score]}", "main}"), "need the rewards"),
+    ("unknown policy", ("ADVANTAGE, policy: main", "ADVANTAGE, policy: §man"), "no policy `man`; did you mean `main`?"),
+    ("stray reference", ("  - {node_id: update", REFERENCE.replace("{", "§{") + "  - {node_id: update"),
+     ("[adv, old]", "[adv, old, ref]"), "policy `main` keeps no reference"),
+    ("no reference node", ("  main: {", "  §main: {reference: true, "), ("estimator: grpo", "kl_loss_coef: 0.1"),
+     "no REFERENCE node computes it"),
+    ("reward after update", (", dependencies: [judge]", ", dependencies: [judge, §old]"), ("true, policy: main, dependencies: [score]", "true, policy: main"),
+     "cannot depend on `old` (ACTOR)"),
+    ("kwargs of an update", ("{node_id: update", "{§executable_kwargs: {}, node_id: update"), "only REWARD and DEFAULT nodes"),
+]  # fmt: skip
+
+CASES = [
+    pytest.param(base, case[1:-1], case[-1], id=case[0])
+    for base, cases in ((GOOD, SYNTAX), (GOOD, VALUES), (GOOD, GRAPH), (GOOD, USER_CODE), (TRAIN, CHAIN))
+    for case in cases
+]
+
+
+def problems_of(folder, content):
+    """What is wrong with `content` (bytes) next to the user's files above."""
+    for name, code in FILES.items():
+        (folder / name).write_text(code)
+    path = folder / "workflow.yaml"
+    path.write_bytes(content)
+    with pytest.raises(WorkflowError) as caught:
+        load_workflow(path)
+    assert str(caught.value) == "\n".join(map(str, caught.value.problems))
+    return caught.value.problems
+
+
+@pytest.mark.parametrize("base", [GOOD, TRAIN])
+def test_the_file_that_the_cases_break_is_good(base, tmp_path):
+    for name, code in FILES.items():
+        (tmp_path / name).write_text(code)
+    (tmp_path / "workflow.yaml").write_text(base)
+    assert load_workflow(tmp_path / "workflow.yaml").dag_id == "demo"
+
+
+@pytest.mark.parametrize(("base", "edits", "message"), CASES)
+def test_one_mistake_is_one_problem_at_its_place(base, edits, message, tmp_path):
+    text = base
+    for old, new in edits:
+        assert old in text
+        text = text.replace(old, new, 1)
+    assert text.count("§") == 1
+    before, _, after = text.partition("§")
+    problems = problems_of(tmp_path, (before + after).encode())
+    assert len(problems) == 1, "\n".join(map(str, problems))
+    place = (before.count("\n") + 1, len(before) - before.rfind("\n"))
+    assert (problems[0].line, problems[0].column) == place, str(problems[0])
+    assert message in str(problems[0])
+
+
+@pytest.mark.parametrize(
+    ("content", "place", "message"),
+    [
+        (b"", (1, 1), "the file is empty"),
+        (b"# nothing yet\n", (1, 1), "the file is empty"),
+        (b"- a\n- b\n", (1, 1), "expected a mapping with keys such as `dag_id` and `nodes`, got a list"),
+        (b"just text\n", (1, 1), "got `just text`"),
+        ("dag_id: café\n".encode("latin-1"), (1, 12), "byte 0xe9 is not UTF-8"),
+        (b"dag_id: x\na: [1, 2\n", (3, 1), "YAML syntax"),
+        (b"a: " + b"[" * 1000 + b"]" * 1000, (1, 1), "nested too deeply"),
+    ],
+)
+def test_what_is_no_workflow_at_all(content, place, message, tmp_path):
+    problems = problems_of(tmp_path, content)
+    assert [(p.line, p.column) for p in problems] == [place]
+    assert message in str(problems[0])
+
+
+def test_aliases_cannot_unfold_without_end(tmp_path):
+    lines = ["x-0: &a0 [1, 1, 1, 1, 1, 1, 1, 1, 1, 1]"]
+    lines += [f"x-{n}: &a{n} [{', '.join([f'*a{n - 1}'] * 10)}]" for n in range(1, 9)]
+    problems = problems_of(tmp_path, "\n".join(lines).encode())
+    assert "unfold into more than" in str(problems[0])
+
+
+def test_an_aliased_mistake_is_reported_once_where_it_is_written(tmp_path):
+    text = GOOD.replace("agents:", "x-hot: &hot {temperature: -1}\nagents:").replace("name: critic", "name: critic, sampling: *hot")
+    text = text.replace("{temperature: 0.7, max_tokens: 64}", "*hot")
+    problems = problems_of(tmp_path, text.encode())
+    assert [(p.line, p.column, p.where) for p in problems] == [(2, 27, "agents[0].sampling.temperature")]
+
+
+def test_all_mistakes_come_together_in_the_order_of_the_file(tmp_path):
+    text = GOOD
+    for old, new in (("64", "many"), ("critic, policy: main", "critic, policy: mian"), ("hooks.py:Hook", "hooks.py:Hok"), ("[judge]", "[jugde]")):
+        text = text.replace(old, new, 1)
+    wheres = [problem.where for problem in problems_of(tmp_path, text.encode())]
+    assert wheres == [
+        "agents[0].sampling.max_tokens",
+        "agents[1].policy",
+        "nodes[0].agent_options.process_path",
+        "nodes[2].dependencies[0]",
+    ]
+
+
+def test_a_problem_is_one_line_with_file_line_and_column(tmp_path):
+    problem = problems_of(tmp_path, GOOD.replace("env.py:Env", "env.py:Envv").encode())[0]
+    column = GOOD.splitlines()[8].index("env.py:Env") + 1
+    where = "nodes[0].agent_options.env_path[0]"
+    assert str(problem) == f"{tmp_path}/workflow.yaml:9:{column}: {where}: `env.py` defines no `Envv`; did you mean `Env`?"
+
+
+def test_a_file_that_is_not_there_is_a_workflow_error(tmp_path):
+    with pytest.raises(WorkflowError, match="missing.yaml: no such file"):
+        load_workflow(tmp_path / "missing.yaml")

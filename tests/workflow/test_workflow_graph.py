@@ -1,0 +1,119 @@
+from __future__ import annotations
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from recipe.dag.workflow.graph import ancestors, derive_training_chain, find_cycle, find_cycles, levels, sinks, topological_order
+from recipe.dag.workflow.schema import Agent, Model, Node, Policy
+
+NAMES = [f"n{index}" for index in range(9)]
+
+
+@st.composite
+def acyclic(draw):
+    """A graph whose file order is a shuffle of an order in which it can run."""
+    hidden = draw(st.permutations(NAMES[: draw(st.integers(1, len(NAMES)))]))
+    graph = {node: draw(st.lists(st.sampled_from(hidden[:index]), unique=True)) if index else [] for index, node in enumerate(hidden)}
+    return {node: graph[node] for node in draw(st.permutations(hidden))}
+
+
+@st.composite
+def any_graph(draw):
+    return {node: draw(st.lists(st.sampled_from(NAMES), unique=True, max_size=3)) for node in NAMES}
+
+
+@given(acyclic())
+def test_every_node_comes_once_and_after_its_dependencies(graph):
+    order = topological_order(graph)
+    assert sorted(order) == sorted(graph)
+    assert all(order.index(d) < order.index(node) for node, depends in graph.items() for d in depends)
+
+
+@given(acyclic())
+def test_of_the_nodes_that_are_ready_the_first_in_the_file_comes_next(graph):
+    done: list[str] = []
+    for node in topological_order(graph):
+        ready = [n for n in graph if n not in done and set(graph[n]) <= set(done)]
+        assert node == ready[0]
+        done.append(node)
+
+
+@given(acyclic())
+def test_levels_hold_every_node_once_and_each_right_after_its_last_dependency(graph):
+    rows = levels(graph)
+    depth = {node: index for index, row in enumerate(rows) for node in row}
+    assert sorted(depth) == sorted(graph) and sum(map(len, rows)) == len(graph)
+    assert all(depth[node] == 1 + max((depth[d] for d in depends), default=-1) for node, depends in graph.items())
+    assert all(row == [n for n in graph if n in row] for row in rows)
+
+
+@given(any_graph())
+def test_a_graph_has_a_cycle_or_an_order(graph):
+    cycle = find_cycle(graph)
+    if cycle is None:
+        assert len(topological_order(graph)) == len(graph)
+        return
+    assert cycle[0] == cycle[-1] and len(set(cycle)) == len(cycle) - 1
+    assert all(earlier in graph[later] for earlier, later in zip(cycle, cycle[1:], strict=False))
+    assert cycle[0] == min(cycle, key=list(graph).index)
+    with pytest.raises(ValueError, match="cycle"):
+        topological_order(graph)
+
+
+@given(any_graph())
+def test_without_the_found_cycles_there_is_none(graph):
+    inside = {node for cycle in find_cycles(graph) for node in cycle}
+    assert find_cycle({node: d for node, d in graph.items() if node not in inside}) is None
+
+
+@given(acyclic())
+def test_ancestors_are_the_transitive_dependencies(graph):
+    for node, depends in graph.items():
+        assert ancestors(graph, node) == set(depends).union(*(ancestors(graph, d) for d in depends))
+
+
+def test_a_cycle_is_told_in_the_direction_of_the_data():
+    assert find_cycle({"c": ["b"], "a": ["c"], "b": ["a"], "x": []}) == ["c", "a", "b", "c"]
+    assert find_cycles({"a": ["a"], "b": ["c"], "c": ["b"]}) == [["a", "a"], ["b", "c", "b"]]
+
+
+def test_sinks_are_what_nothing_depends_on():
+    assert sinks({"a": [], "b": ["a"], "c": ["a"]}) == ["b", "c"]
+
+
+def test_deep_graphs_do_not_exhaust_the_stack():
+    graph = {f"n{i}": [f"n{i - 1}"] if i else [] for i in range(5000)}
+    assert find_cycle(graph) is None and topological_order(graph)[-1] == "n4999"
+
+
+def policies(**options):
+    return {name: Policy(model=Model(path="x"), **given) for name, given in options.items()}
+
+
+def episode_nodes():
+    rollout = Node(node_id="a", node_type="MODEL_INFERENCE", node_role="ROLLOUT")
+    return (rollout, Node(node_id="r", node_type="COMPUTE", node_role="REWARD", dependencies=("a",)))
+
+
+def test_the_derived_chain_fixes_all_log_probs_before_any_update():
+    agents = [Agent(name="x", policy="first"), Agent(name="y", policy="cold"), Agent(name="z", policy="second")]
+    chain = derive_training_chain(
+        policies(first={"reference": True}, cold={"frozen": True}, second={}), agents, episode_nodes()
+    )
+    assert [node.node_id for node in chain] == [
+        "first.old_log_probs", "first.reference", "second.old_log_probs",
+        "first.advantage", "second.advantage",
+        "first.update", "second.update",
+    ]  # fmt: skip
+    by_id = {node.node_id: node for node in chain}
+    forward = ("first.old_log_probs", "first.reference", "second.old_log_probs")
+    assert by_id["first.update"].dependencies == (*forward, "first.advantage")
+    assert by_id["second.update"].dependencies == (*forward, "second.advantage")
+    assert all(node.dependencies == ("r",) for node in chain if not node.node_id.endswith("update"))
+    assert {node.policy: node.agent_group for node in chain} == {"first": 0, "second": 2}
+    assert [node.only_forward_compute for node in chain] == [True, True, True, False, False, False, False]
+
+
+def test_nothing_is_derived_for_frozen_policies():
+    assert derive_training_chain(policies(cold={"frozen": True}), [Agent(name="x", policy="cold")], episode_nodes()) == ()

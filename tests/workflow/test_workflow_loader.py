@@ -1,0 +1,158 @@
+from __future__ import annotations
+
+import math
+import re
+from pathlib import Path
+
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from recipe.dag.workflow.loader import load_workflow
+from recipe.dag.workflow.problem import WorkflowError
+from recipe.dag.workflow.schema import NodeRole, NodeType
+
+WORKFLOWS = sorted((Path(__file__).parents[2] / "workflows").glob("*.yaml"))
+
+TEXT = """\
+dag_id: demo
+global_config: {server: {memory: 0.4}}
+x-node: &rollout {node_type: model_inference, node_role: Rollout}
+agents:
+  - {name: writer, policy: main}
+  - {name: critic, policy: main, validation: {temperature: 0}, tools: [code_interpreter], tool_loop: {format: fenced}}
+policies:
+  main: {model: {path: "${oc.env:MODEL_PATH,tiny}"}, config: {actor: {optim.lr: 1e-6}}}
+episode: {max_turns: 2, retries: 0}
+algorithm: {estimator: grpo, group_by: [uid, agent, turn]}
+nodes:
+  - {node_id: score, node_type: compute, node_role: reward, dependencies: [judge, check], executable_ref: score.py:score}
+  - {<<: *rollout, node_id: judge, agent: critic, dependencies: [write]}
+  - {<<: *rollout, node_id: check, agent_group: 1, dependencies: [write]}
+  - {<<: *rollout, node_id: write, agent_options: {env_path: env.py:Env}, config: {rollout.memory: !Ref global_config.server.memory}}
+"""
+
+
+@pytest.fixture
+def load(tmp_path):
+    (tmp_path / "score.py").write_text("async def score(episode): return {}\n")
+    (tmp_path / "env.py").write_text("from base import Env\n")
+
+    def load(text):
+        (tmp_path / "workflow.yaml").write_text(text)
+        return load_workflow(tmp_path / "workflow.yaml")
+
+    return load
+
+
+@pytest.mark.parametrize("path", WORKFLOWS, ids=lambda path: path.stem)
+def test_shipped_workflows_load(path):
+    workflow = load_workflow(path)
+    assert path.stem == f"workflow_{workflow.dag_id}"
+    assert workflow.rollout_nodes and workflow.reward_nodes and workflow.trained_policies()
+
+
+def test_all_four_workflows_are_shipped():
+    names = {path.stem.removeprefix("workflow_") for path in WORKFLOWS}
+    assert {"retool_ma", "retool_ma_separate", "single_agent_tool", "no_tool"} <= names
+
+
+def test_the_separate_workflow_has_three_policies_and_is_else_the_shared_one():
+    shared, separate = (load_workflow(WORKFLOWS[0].parent / f"workflow_retool_ma{end}.yaml") for end in ("", "_separate"))
+    assert [agent.policy for agent in separate.agents] == list(separate.policies) == ["planner", "executor", "verifier"]
+    unchanged = ("name", "sampling", "validation", "tools", "tool_loop")
+    assert [[getattr(a, key) for key in unchanged] for a in shared.agents] == [
+        [getattr(a, key) for key in unchanged] for a in separate.agents
+    ]
+    assert (shared.episode, shared.algorithm) == (separate.episode, separate.algorithm)
+    assert [n.executable_kwargs for n in shared.reward_nodes] == [n.executable_kwargs for n in separate.reward_nodes]
+
+
+def test_the_fourth_agent_of_the_comment_loads(tmp_path):
+    path = WORKFLOWS[0].parent / "workflow_retool_ma.yaml"
+    text = path.read_text().replace("recipe/", f"{path.parents[1]}/recipe/")
+    agent, node = re.findall(r"^#   (- \{.*(?:policy|node_id).*\})$", text, re.MULTILINE)
+    text = text.replace("\npolicies:\n", f"\n  {agent}\npolicies:\n") + f"  {node}\n"
+    (tmp_path / "workflow.yaml").write_text(text)
+    workflow = load_workflow(tmp_path / "workflow.yaml")
+    assert [agent.name for agent in workflow.agents][3] == "critic"
+    assert workflow.agent_of(workflow.node("criticize")).name == "critic"
+
+
+def test_values_arrive_as_written(load):
+    workflow = load(TEXT)
+    assert workflow.dag_id == "demo"
+    assert workflow.policies["main"].model.path == "${oc.env:MODEL_PATH,tiny}"
+    assert workflow.agents[1].validation.temperature == 0 and workflow.agents[0].validation.temperature is None
+    assert workflow.episode.retries == 0
+    assert workflow.algorithm.group_by == ("uid", "agent", "turn")
+    assert Path(workflow.path).is_absolute()
+
+
+def test_names_merge_keys_and_scalars_are_read(load):
+    workflow = load(TEXT)
+    judge = workflow.node("judge")
+    assert (judge.node_type, judge.node_role) == (NodeType.MODEL_INFERENCE, NodeRole.ROLLOUT)
+    assert workflow.agent_of(judge).name == "critic"
+    assert workflow.node("write").agent_options.env_path == ("env.py:Env",)
+
+
+def test_overrides_of_nodes_and_refs_end_in_their_policy(load):
+    assert load(TEXT).policies["main"].config == {"actor.optim.lr": 1e-6, "rollout.memory": 0.4}
+
+
+def test_nodes_come_in_topological_order_with_the_files_order_among_equals(load):
+    ids = [node.node_id for node in load(TEXT).nodes]
+    assert ids == ["write", "judge", "check", "score", "main.old_log_probs", "main.advantage", "main.update"]
+
+
+def test_loading_twice_gives_the_same_workflow(load):
+    assert load(TEXT) == load(TEXT)
+
+
+def test_declared_training_nodes_rule_and_get_their_agents_policy(load):
+    train = "  - {node_id: %s, node_type: %s, node_role: %s, agent: writer, dependencies: [%s]}\n"
+    text = TEXT + train % ("update", "MODEL_TRAIN", "ACTOR", "adv") + train % ("adv", "COMPUTE", "ADVANTAGE", "score")
+    nodes = load(text).training_nodes
+    assert [(node.node_id, node.policy) for node in nodes] == [("adv", "main"), ("update", "main")]
+
+
+def test_an_evaluation_of_frozen_policies_needs_no_reward(load):
+    text = TEXT.replace("main: {model", "main: {frozen: true, model")
+    workflow = load("\n".join(line for line in text.splitlines() if "node_id: score" not in line))
+    assert workflow.training_nodes == () and workflow.trained_policies() == ()
+
+
+def test_an_env_may_score_instead_of_a_node(load):
+    text = TEXT.replace("env_path: env.py:Env", "env_path: env.py:Env, rewards_with_env: true")
+    workflow = load("\n".join(line for line in text.splitlines() if "node_id: score" not in line))
+    assert workflow.node("main.update").dependencies == ("main.old_log_probs", "main.advantage")
+    assert workflow.node("main.advantage").dependencies == ("judge", "check")
+
+
+@pytest.mark.parametrize("ref", ["json:dumps", "pkg.score:score"])
+def test_a_dotted_module_is_checked_without_running_it(ref, load, tmp_path):
+    (tmp_path / "pkg").mkdir()
+    (tmp_path / "pkg" / "score.py").write_text("def score(episode): return {}\nraise SystemExit\n")
+    assert load(TEXT.replace("score.py:score", ref)).reward_nodes[0].executable_ref == ref
+
+
+JUNK = st.sampled_from(
+    ["", "null", "true", "-1", "0.5", "abc", "[]", "{}", "[1, a]", "{a: 1}", "[[]]", '""', "*rollout", "!Ref a.b", "é", "main", "write", "${oc.env:"]
+)
+
+
+@settings(max_examples=150, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(data=st.data())
+def test_whatever_stands_in_a_file_only_workflow_errors_come_out(load, data):
+    text = TEXT
+    for _ in range(data.draw(st.integers(1, 3))):
+        words = list(re.finditer(r"[\w.$&*!/-]+|\{[^{}]*\}|\[[^\]]*\]", text))
+        word = data.draw(st.sampled_from(words))
+        text = text[: word.start()] + data.draw(JUNK) + text[word.end() :]
+    try:
+        workflow = load(text)
+    except WorkflowError as error:
+        assert error.problems and all(p.line >= 1 and p.column >= 1 for p in error.problems)
+    else:
+        assert all(math.isfinite(agent.sampling.temperature) for agent in workflow.agents)

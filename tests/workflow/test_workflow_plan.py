@@ -1,0 +1,116 @@
+from __future__ import annotations
+
+import json
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from recipe.dag.workflow.loader import load_workflow
+from recipe.dag.workflow.plan import make_plan
+from recipe.dag.workflow.render import to_json, to_mermaid, to_text
+
+ROOT = Path(__file__).parents[2]
+WORKFLOWS = sorted((ROOT / "workflows").glob("*.yaml"))
+
+DEBATE = """\
+dag_id: debate
+agents:
+  - {name: left, policy: weak, sampling: {max_tokens: 100}, tools: [code_interpreter], tool_loop: {max_generations: 3}}
+  - {name: right, policy: weak, sampling: {max_tokens: 10, top_k: 5}}
+  - {name: judge, policy: strong, sampling: {max_tokens: 7}}
+policies:
+  weak: {model: {path: small}, gpus: 1}
+  strong: {model: {path: big}, frozen: true}
+episode: {max_turns: 2}
+nodes:
+  - {node_id: end, node_type: MODEL_INFERENCE, node_role: ROLLOUT, agent: judge, dependencies: [pro, contra, again]}
+  - {node_id: pro, node_type: MODEL_INFERENCE, node_role: ROLLOUT, agent: left}
+  - {node_id: contra, node_type: MODEL_INFERENCE, node_role: ROLLOUT, agent: right}
+  - {node_id: again, node_type: MODEL_INFERENCE, node_role: ROLLOUT, agent: right, dependencies: [pro]}
+  - {node_id: reward, node_type: COMPUTE, node_role: REWARD, dependencies: [end], executable_ref: score.py:score}
+"""
+
+
+@pytest.fixture
+def debate(tmp_path):
+    (tmp_path / "score.py").write_text("def score(episode): return {}\n")
+    (tmp_path / "debate.yaml").write_text(DEBATE)
+    return make_plan(load_workflow(tmp_path / "debate.yaml"))
+
+
+def test_parallel_nodes_share_a_level(debate):
+    assert debate.rollout == (("pro", "contra"), ("again",), ("end",))
+    assert debate.scoring == (("reward",),)
+    assert debate.training == (("weak.old_log_probs", "weak.advantage"), ("weak.update",)) and debate.training_derived
+
+
+def test_the_token_budget_counts_nodes_turns_and_generations(debate):
+    assert [agent.max_generated_tokens for agent in debate.agents] == [1 * 2 * 3 * 100, 2 * 2 * 1 * 10, 1 * 2 * 1 * 7]
+    assert [policy.max_generated_tokens for policy in debate.policies] == [640, 14]
+    assert debate.max_generated_tokens == 654
+
+
+def test_text_shows_agents_policies_order_and_budget(debate):
+    text = to_text(debate)
+    for line in (
+        r"0 +left +weak +pro +temperature 1, max_tokens 100 +code_interpreter \(hermes loop, up to 3 generations\)",
+        r"weak +small +trained +left, right \(shared\) +1",
+        r"strong +big +frozen +judge +shared",
+        r"1\. pro \[left\] \| contra \[right\]",
+        r"2\. again \[right, after pro\]",
+        r"1\. reward \[score.py:score\]",
+        r"1\. weak\.old_log_probs \| weak\.advantage",
+        r"agent left +600 +1 node x 2 turns x 3 generations x 100 tokens",
+        r"total +654",
+    ):
+        assert re.search(line, text), line
+
+
+def test_json_holds_the_whole_plan(debate):
+    data = json.loads(to_json(debate))
+    assert data == json.loads(debate.model_dump_json())
+    assert data["policies"][1]["trained"] is False and data["nodes"][0]["node_id"] == "pro"
+
+
+def test_mermaid_colours_policies_and_keeps_keywords_out_of_ids(debate):
+    lines = [line.strip() for line in to_mermaid(debate).splitlines()]
+    assert lines[0] == "flowchart TD"
+    boxes = {m[2]: (m[1], m[3]) for line in lines if (m := re.match(r'(n\d+)(?:\[|\{\{)"([^"<]+).*?(?::::(\w+))?$', line))}
+    assert boxes["pro"][1] == boxes["weak.update"][1] == "p0" and boxes["end"][1] == "p1" and boxes["reward"][1] is None
+    assert f"{boxes['pro'][0]} --> {boxes['again'][0]}" in lines
+    assert sum(line.startswith("subgraph") for line in lines) == 1 and lines.count("end") == 1
+    assert any(line.startswith("classDef p1") and "dasharray" in line for line in lines)
+
+
+@pytest.mark.parametrize("path", WORKFLOWS, ids=lambda path: path.stem)
+def test_every_edge_of_a_shipped_workflow_is_drawn_once(path):
+    workflow = load_workflow(path)
+    arrows = re.findall(r"n\d+ (?:-->|-\.->) n\d+", to_mermaid(make_plan(workflow)))
+    assert len(arrows) == len(set(arrows)) == sum(len(node.dependencies) for node in workflow.nodes)
+
+
+def test_policies_that_wait_for_each_other_are_joined_by_dotted_edges():
+    mermaid = to_mermaid(make_plan(load_workflow(ROOT / "workflows" / "workflow_retool_ma_separate.yaml")))
+    assert mermaid.count("-.->") == 6 and mermaid.count("subgraph") == 3
+
+
+def test_plans_do_not_depend_on_the_hash_seed():
+    code = (
+        "import sys; from recipe.dag.workflow import loader, plan, render\n"
+        "p = plan.make_plan(loader.load_workflow(sys.argv[1]))\n"
+        "print(render.to_text(p), render.to_mermaid(p), render.to_json(p))"
+    )
+    path = str(ROOT / "workflows" / "workflow_retool_ma_separate.yaml")
+    outputs = {
+        subprocess.run(
+            [sys.executable, "-c", code, path],
+            env={"PYTHONHASHSEED": seed, "PYTHONPATH": str(ROOT)},
+            capture_output=True,
+            check=True,
+        ).stdout
+        for seed in ("1", "2", "3")
+    }
+    assert len(outputs) == 1
