@@ -83,12 +83,12 @@ def test_validate_and_plan_load_nothing_heavy():
         "print(sorted(heavy), file=sys.stderr)"
     )
     for command in ("validate", "plan"):
-        done = subprocess.run([sys.executable, "-c", code, command, SHARED], cwd=ROOT, capture_output=True, text=True, check=True)
+        arguments = [sys.executable, "-c", code, command, SHARED]
+        done = subprocess.run(arguments, cwd=ROOT, capture_output=True, text=True, check=True)
         assert done.stderr.strip() == "[]"
 
 
 def test_the_module_can_be_run():
-    done = subprocess.run(
-        [sys.executable, "-m", "recipe.dag.cli", "validate", SHARED], cwd=ROOT, capture_output=True, text=True, check=True
-    )
+    arguments = [sys.executable, "-m", "recipe.dag.cli", "validate", SHARED]
+    done = subprocess.run(arguments, cwd=ROOT, capture_output=True, text=True, check=True)
     assert "OK" in done.stdout

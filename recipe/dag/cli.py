@@ -1,7 +1,7 @@
 """`verl-dag`: commands around a workflow file.
 
-Invariant: a user's mistake ends in plain lines on stderr and a non-zero exit code, never in a traceback. A command is a thin
-function here; what it needs is imported inside it, so that `validate` and `plan` start without torch.
+Invariant: a user's mistake ends in plain lines on stderr and a non-zero exit code, never in a traceback. A command is a
+thin function here; what it needs is imported inside it, so that `validate` and `plan` start without torch.
 """
 
 from __future__ import annotations
@@ -65,7 +65,7 @@ def plan(
     from recipe.dag.workflow.loader import load_workflow
     from recipe.dag.workflow.plan import make_plan
 
-    renderers = {PlanFormat.text: render.to_text, PlanFormat.mermaid: render.to_mermaid, PlanFormat.json: render.to_json}
+    renderers = {"text": render.to_text, "mermaid": render.to_mermaid, "json": render.to_json}
     typer.echo(renderers[format](make_plan(load_workflow(file))))
 
 

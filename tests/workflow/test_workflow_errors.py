@@ -20,7 +20,8 @@ policies:
   main: {model: {path: "${oc.env:MODEL_PATH}"}}
 algorithm: {estimator: grpo}
 nodes:
-  - {node_id: write, node_type: MODEL_INFERENCE, node_role: ROLLOUT, agent: writer, agent_options: {process_path: hooks.py:Hook, env_path: env.py:Env}}
+  - {node_id: write, node_type: MODEL_INFERENCE, node_role: ROLLOUT, agent: writer,
+     agent_options: {process_path: hooks.py:Hook, env_path: env.py:Env}}
   - {node_id: judge, node_type: MODEL_INFERENCE, node_role: ROLLOUT, agent_group: 1, dependencies: [write]}
   - {node_id: score, node_type: COMPUTE, node_role: REWARD, dependencies: [judge], executable_ref: rewards.py:score}
 """
@@ -64,8 +65,12 @@ class Score: pass
     "imports.py": "from rewards import score\n",
 }
 
+SCORE = GOOD[GOOD.index("  - {node_id: score") :]
 ADV = "  - {node_id: adv, node_type: COMPUTE, node_role: ADVANTAGE, policy: main, dependencies: [score]}\n"
-OLD = "  - {node_id: old, node_type: MODEL_TRAIN, node_role: ACTOR, only_forward_compute: true, policy: main, dependencies: [score]}\n"
+OLD = """\
+  - {node_id: old, node_type: MODEL_TRAIN, node_role: ACTOR, policy: main, dependencies: [score],
+     only_forward_compute: true}
+"""
 REFERENCE = "  - {node_id: ref, node_type: MODEL_TRAIN, node_role: REFERENCE, policy: main, dependencies: [score]}\n"
 UPDATE = "  - {node_id: update, node_type: MODEL_TRAIN, node_role: ACTOR, policy: main, dependencies: [adv, old]}\n"
 TRAIN = GOOD + ADV + OLD + UPDATE
@@ -142,24 +147,30 @@ GRAPH = [
     ("own dependency", ("[write]", "[write, §judge]"), "cannot depend on itself"),
     ("cycle", ("agent: writer", "agent: writer, §dependencies: [judge]"), "cycle: write -> judge -> write"),
     ("role of type", ("REWARD", "§ACTOR"), "a COMPUTE node cannot be ACTOR"),
-    ("rollout after compute", ("nodes:", "nodes:\n  - {node_id: pick, node_type: COMPUTE, executable_ref: rewards.py:score}"),
-     ("agent: writer", "agent: writer, dependencies: [§pick]"), "may depend on rollout nodes only"),
+    ("rollout after reward", ("  - {node_id: score", SCORE.replace("score, node", "early, node").replace("judge", "write")
+     + "  - {node_id: score"), ("dependencies: [write]", "dependencies: [§early]"), "may depend on rollout nodes only"),
+    ("default node", ("REWARD", "§DEFAULT"), "DEFAULT nodes are not run yet"),
+    ("no role", ("COMPUTE, node_role: REWARD", "§COMPUTE"), "DEFAULT nodes are not run yet"),
     ("reward of nothing", ("[judge]", "§[]"), "must depend on the rollout nodes"),
-    ("critic node", ("nodes:", "nodes:\n  - {node_id: v, node_type: MODEL_TRAIN, node_role: §CRITIC}"), "critic nodes come with"),
+    ("critic node", ("nodes:", "nodes:\n  - {node_id: v, node_type: MODEL_TRAIN, node_role: §CRITIC}"),
+     "critic nodes come with"),
     ("train_cycle", ("{process_path", "{§train_cycle: 2, process_path"), "train_cycle is not supported yet"),
     ("share_instance", ("{process_path", "{§share_instance: 0, process_path"), "share_instance comes with"),
-    ("options of a reward", ("{node_id: score", "{§agent_options: {obs_with_env: false}, node_id: score"), "only ROLLOUT"),
+    ("options of a reward", ("{node_id: score", "{§agent_options: {obs_with_env: false}, node_id: score"),
+     "only ROLLOUT"),
     ("function of a rollout", ("agent_group: 1", "agent_group: 1, §executable_ref: rewards.py:score"), "only REWARD"),
     ("agent of a reward", ("{node_id: score", "{§agent: critic, node_id: score"), "sees the whole episode"),
     ("forward rollout", ("agent_group: 1", "agent_group: 1, §only_forward_compute: true"), "only MODEL_TRAIN nodes"),
     ("policy of a rollout", ("agent_group: 1", "agent_group: 1, §policy: main"), "only training nodes name a policy"),
-    ("no function", ("{node_id: score", "§{node_id: score"), (", executable_ref: rewards.py:score", ""), "needs `executable_ref"),
-    ("nothing scores", ("nodes:", "§nodes:"), ("REWARD", "DEFAULT"), "nothing scores the episode"),
+    ("no function", ("{node_id: score", "§{node_id: score"), (", executable_ref: rewards.py:score", ""),
+     "needs `executable_ref"),
+    ("nothing scores", ("nodes:", "§nodes:"), (SCORE, ""), "nothing scores the episode"),
     ("greedy training", ("0.7", "§0.0"), "cannot sample at temperature 0"),
     ("loop without tools", ("name: critic", "§tool_loop: {}, name: critic"), "a tool loop needs tools"),
     ("unknown tool", ("[code_interpreter]", "[§code_interpeter]"), "did you mean `code_interpreter`?"),
     ("tool twice", ("[code_interpreter]", "[code_interpreter, §code_interpreter]"), "listed twice"),
-    ("kl without reference", ("  main:", "  §main:"), ("estimator: grpo", "kl_loss_coef: 0.1"), "needs `reference: true`"),
+    ("kl without reference", ("  main:", "  §main:"), ("estimator: grpo", "kl_loss_coef: 0.1"),
+     "needs `reference: true`"),
     ("reference without kl", ("main: {", "main: {reference: §true, "), "nobody reads the reference"),
     ("frozen reference", ("main: {", "main: {frozen: true, reference: §true, "), "needs no reference"),
     ("unread gamma", ("estimator: grpo", "§gamma: 0.9"), "does not read this"),
@@ -181,7 +192,8 @@ USER_CODE = [
     ("hungry hook", ("hooks.py:Hook", "§hooks.py:Hungry"), "needs the argument `template`"),
     ("unknown kwarg", ("hooks.py:Hook", "hooks.py:Hook, pre_process_kwargs: {§promt: x}"), "did you mean `prompt`?"),
     ("inherited kwarg", ("hooks.py:Hook", "hooks.py:Hook, post_process_kwargs: {§styl: x}"), "did you mean `style`?"),
-    ("reserved kwarg", ("hooks.py:Hook", "hooks.py:Hook, pre_process_kwargs: {§context: x}"), "already given by the engine"),
+    ("reserved kwarg", ("hooks.py:Hook", "hooks.py:Hook, pre_process_kwargs: {§context: x}"),
+     "already given by the engine"),
     ("kwargs of no hook", ("hooks.py:Hook", "hooks.py:PostOnly, §pre_process_kwargs: {a: 1}"), "has no pre_process"),
     ("kwargs alone", ("process_path: hooks.py:Hook", "§pre_process_kwargs: {a: 1}"), "nobody reads this without"),
     ("no env class", ("env.py:Env", "§env.py:Envv"), "did you mean `Env`?"),
@@ -195,27 +207,33 @@ USER_CODE = [
     ("no reward function", ("rewards.py:score", "§rewards.py:scores"), "did you mean `score`?"),
     ("reward arguments", ("rewards.py:score", "§rewards.py:nothing"), "must take the positional arguments `episode`"),
     ("reward class", ("rewards.py:score", "§rewards.py:Score"), "is a class; name a function"),
-    ("reward kwarg", ("rewards.py:score", "rewards.py:score, executable_kwargs: {§wight: 2}"), "did you mean `weight`?"),
-    ("imported reward", ("rewards.py:score", "imports.py:score, executable_kwargs: {§wight: 2}"), "did you mean `weight`?"),
+    ("reward kwarg", ("rewards.py:score", "rewards.py:score, executable_kwargs: {§wight: 2}"),
+     "did you mean `weight`?"),
+    ("imported reward", ("rewards.py:score", "imports.py:score, executable_kwargs: {§wight: 2}"),
+     "did you mean `weight`?"),
     ("no module", ("rewards.py:score", "§no_such_package.mod:score"), "no module `no_such_package.mod`"),
     ("tool class", ("[code_interpreter]", "[§env.py:Env]"), "has no method `execute`"),
 ]
 
 CHAIN = [
-    ("no advantage", ("  main:", "  §main:"), (ADV, ""), ("[adv, old]", "[old]"), "policy `main` has no ADVANTAGE node"),
+    ("no advantage", ("  main:", "  §main:"), (ADV, ""), ("[adv, old]", "[old]"),
+     "policy `main` has no ADVANTAGE node"),
     ("no update", ("  main:", "  §main:"), (UPDATE, ""), "policy `main` has no ACTOR update node"),
     ("second update", (UPDATE, UPDATE + UPDATE.replace("  - {node_id: update", "  - §{node_id: again")),
      "policy `main` has another ACTOR update node, `update`"),
     ("early update", ("  - {node_id: update", "  - §{node_id: update"), ("[adv, old]", "[adv]"), "must wait for `old`"),
-    ("early advantage", ("  - {node_id: adv", "  - §{node_id: adv"), ("main, dependencies: [score]}", "main}"), "need the rewards"),
+    ("early advantage", ("  - {node_id: adv", "  - §{node_id: adv"), ("main, dependencies: [score]}", "main}"),
+     "need the rewards"),
     ("unknown policy", ("ADVANTAGE, policy: main", "ADVANTAGE, policy: §man"), "no policy `man`; did you mean `main`?"),
     ("stray reference", ("  - {node_id: update", REFERENCE.replace("{", "§{") + "  - {node_id: update"),
      ("[adv, old]", "[adv, old, ref]"), "policy `main` keeps no reference"),
     ("no reference node", ("  main: {", "  §main: {reference: true, "), ("estimator: grpo", "kl_loss_coef: 0.1"),
      "no REFERENCE node computes it"),
-    ("reward after update", (", dependencies: [judge]", ", dependencies: [judge, §old]"), ("true, policy: main, dependencies: [score]", "true, policy: main"),
+    ("reward after update", (", dependencies: [judge]", ", dependencies: [judge, §old]"),
+     (OLD, OLD.replace(", dependencies: [score]", "")),
      "cannot depend on `old` (ACTOR)"),
-    ("kwargs of an update", ("{node_id: update", "{§executable_kwargs: {}, node_id: update"), "only REWARD and DEFAULT nodes"),
+    ("kwargs of an update", ("{node_id: update", "{§executable_kwargs: {}, node_id: update"),
+     "only REWARD nodes"),
 ]  # fmt: skip
 
 CASES = [
@@ -286,16 +304,16 @@ def test_aliases_cannot_unfold_without_end(tmp_path):
 
 
 def test_an_aliased_mistake_is_reported_once_where_it_is_written(tmp_path):
-    text = GOOD.replace("agents:", "x-hot: &hot {temperature: -1}\nagents:").replace("name: critic", "name: critic, sampling: *hot")
+    text = GOOD.replace("agents:", "x-hot: &hot {temperature: -1}\nagents:")
+    text = text.replace("name: critic", "name: critic, sampling: *hot")
     text = text.replace("{temperature: 0.7, max_tokens: 64}", "*hot")
     problems = problems_of(tmp_path, text.encode())
     assert [(p.line, p.column, p.where) for p in problems] == [(2, 27, "agents[0].sampling.temperature")]
 
 
 def test_all_mistakes_come_together_in_the_order_of_the_file(tmp_path):
-    text = GOOD
-    for old, new in (("64", "many"), ("critic, policy: main", "critic, policy: mian"), ("hooks.py:Hook", "hooks.py:Hok"), ("[judge]", "[jugde]")):
-        text = text.replace(old, new, 1)
+    text = GOOD.replace("64", "many").replace("critic, policy: main", "critic, policy: mian")
+    text = text.replace("hooks.py:Hook", "hooks.py:Hok").replace("[judge]", "[jugde]")
     wheres = [problem.where for problem in problems_of(tmp_path, text.encode())]
     assert wheres == [
         "agents[0].sampling.max_tokens",
@@ -307,9 +325,9 @@ def test_all_mistakes_come_together_in_the_order_of_the_file(tmp_path):
 
 def test_a_problem_is_one_line_with_file_line_and_column(tmp_path):
     problem = problems_of(tmp_path, GOOD.replace("env.py:Env", "env.py:Envv").encode())[0]
-    column = GOOD.splitlines()[8].index("env.py:Env") + 1
-    where = "nodes[0].agent_options.env_path[0]"
-    assert str(problem) == f"{tmp_path}/workflow.yaml:9:{column}: {where}: `env.py` defines no `Envv`; did you mean `Env`?"
+    column = GOOD.splitlines()[9].index("env.py:Env") + 1
+    where = f"{tmp_path}/workflow.yaml:10:{column}: nodes[0].agent_options.env_path[0]"
+    assert str(problem) == f"{where}: `env.py` defines no `Envv`; did you mean `Env`?"
 
 
 def test_a_file_that_is_not_there_is_a_workflow_error(tmp_path):

@@ -4,7 +4,15 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from recipe.dag.workflow.graph import ancestors, derive_training_chain, find_cycle, find_cycles, levels, sinks, topological_order
+from recipe.dag.workflow.graph import (
+    ancestors,
+    derive_training_chain,
+    find_cycle,
+    find_cycles,
+    levels,
+    sinks,
+    topological_order,
+)
 from recipe.dag.workflow.schema import Agent, Model, Node, Policy
 
 NAMES = [f"n{index}" for index in range(9)]
@@ -14,7 +22,11 @@ NAMES = [f"n{index}" for index in range(9)]
 def acyclic(draw):
     """A graph whose file order is a shuffle of an order in which it can run."""
     hidden = draw(st.permutations(NAMES[: draw(st.integers(1, len(NAMES)))]))
-    graph = {node: draw(st.lists(st.sampled_from(hidden[:index]), unique=True)) if index else [] for index, node in enumerate(hidden)}
+    earlier = [hidden[:index] for index in range(len(hidden))]
+    graph = {
+        node: draw(st.lists(st.sampled_from(before), unique=True)) if before else []
+        for node, before in zip(hidden, earlier, strict=True)
+    }
     return {node: graph[node] for node in draw(st.permutations(hidden))}
 
 
@@ -116,4 +128,5 @@ def test_the_derived_chain_fixes_all_log_probs_before_any_update():
 
 
 def test_nothing_is_derived_for_frozen_policies():
-    assert derive_training_chain(policies(cold={"frozen": True}), [Agent(name="x", policy="cold")], episode_nodes()) == ()
+    agents = [Agent(name="x", policy="cold")]
+    assert derive_training_chain(policies(cold={"frozen": True}), agents, episode_nodes()) == ()

@@ -78,7 +78,8 @@ def test_json_holds_the_whole_plan(debate):
 def test_mermaid_colours_policies_and_keeps_keywords_out_of_ids(debate):
     lines = [line.strip() for line in to_mermaid(debate).splitlines()]
     assert lines[0] == "flowchart TD"
-    boxes = {m[2]: (m[1], m[3]) for line in lines if (m := re.match(r'(n\d+)(?:\[|\{\{)"([^"<]+).*?(?::::(\w+))?$', line))}
+    box = re.compile(r'(n\d+)(?:\[|\{\{)"([^"<]+).*?(?::::(\w+))?$')
+    boxes = {match[2]: (match[1], match[3]) for line in lines if (match := box.match(line))}
     assert boxes["pro"][1] == boxes["weak.update"][1] == "p0" and boxes["end"][1] == "p1" and boxes["reward"][1] is None
     assert f"{boxes['pro'][0]} --> {boxes['again'][0]}" in lines
     assert sum(line.startswith("subgraph") for line in lines) == 1 and lines.count("end") == 1

@@ -42,7 +42,13 @@ def test_a_missing_file_says_where_it_was_looked_for(project):
 
 @pytest.mark.parametrize(
     ("ref", "parts"),
-    [("a/b.py:C", ("a/b.py", "C")), ("a.py", ("a.py", None)), ("a.py:C.d", ("a.py", "C.d")), ("p.q:f", ("p.q", "f")), ("C:/a b.py", ("C:/a b.py", None))],
+    [
+        ("a/b.py:C", ("a/b.py", "C")),
+        ("a.py", ("a.py", None)),
+        ("a.py:C.d", ("a.py", "C.d")),
+        ("p.q:f", ("p.q", "f")),
+        ("C:/a b.py", ("C:/a b.py", None)),
+    ],
 )
 def test_references_are_split_at_the_object(ref, parts):
     assert split_ref(ref) == parts
@@ -72,9 +78,8 @@ def test_loaded_objects_can_be_pickled(project):
 
 
 def test_a_file_may_load_another(project):
-    (project / "outer.py").write_text(
-        f"from recipe.dag.workflow.user_code import load_object\nPoint = load_object('code.py:Point', {str(project)!r})\n"
-    )
+    code = f"import recipe.dag.workflow.user_code as u\nPoint = u.load_object('code.py:Point', {str(project)!r})\n"
+    (project / "outer.py").write_text(code)
     assert load_object("outer.py:Point", project) is load_object("code.py:Point", project)
 
 

@@ -19,7 +19,7 @@ from recipe.dag.workflow.references import References
 from recipe.dag.workflow.schema import Node, NodeRole
 from recipe.dag.workflow.training_checks import check_training
 
-SCORED = (NodeRole.ROLLOUT, NodeRole.REWARD, NodeRole.DEFAULT)
+SCORED = (NodeRole.ROLLOUT, NodeRole.REWARD)
 """Roles that run per episode; the others train."""
 
 
@@ -67,7 +67,7 @@ def check_agents(draft: Draft) -> Iterator[Problem]:
         if draft.whole and not any(
             node.node_role is NodeRole.ROLLOUT and node.agent_group == index for _, node in draft.each_node()
         ):
-            message = f"agent `{agent.name}` has no rollout node; add one with `agent: {agent.name}` or remove the agent"
+            message = f"agent `{agent.name}` has no rollout node; add one (`agent: {agent.name}`) or remove the agent"
             yield say((*path, "name"), message)
 
 
@@ -90,7 +90,7 @@ def check_policies(draft: Draft) -> Iterator[Problem]:
         if policy.reference and policy.frozen:
             yield say((*path, "reference"), "a frozen policy needs no reference; remove it")
         elif policy.reference and draft.algorithm.kl_loss_coef == 0 and not _algorithm_unread(draft, "kl_loss_coef"):
-            message = "nobody reads the reference while algorithm.kl_loss_coef is 0; set it above 0 or remove `reference`"
+            message = "nobody reads the reference while algorithm.kl_loss_coef is 0; set that or remove `reference`"
             yield say((*path, "reference"), message)
         elif not policy.reference and not policy.frozen and draft.algorithm.kl_loss_coef > 0:
             message = f"algorithm.kl_loss_coef is above 0, so policy `{name}` needs `reference: true`"
@@ -119,7 +119,7 @@ def check_nodes(draft: Draft) -> Iterator[Problem]:
 
 def _check_node(draft: Draft, node: Node, path: KeyPath) -> Iterator[Problem]:
     say, role = draft.source.problem, node.node_role
-    rollout, scores = role is NodeRole.ROLLOUT, role in (NodeRole.REWARD, NodeRole.DEFAULT)
+    scores = role is NodeRole.REWARD
     for key in ("agent", "agent_group"):
         if scores and draft.has(*path, key):
             yield say((*path, key), "this node sees the whole episode, of all agents; remove it", key=True)
@@ -129,8 +129,8 @@ def _check_node(draft: Draft, node: Node, path: KeyPath) -> Iterator[Problem]:
         yield say(path, f"a {role} node needs `executable_ref: file.py:function`")
     for key in ("executable_ref", "executable_kwargs"):
         if not scores and draft.has(*path, key):
-            hint = "; hooks go under agent_options.process_path" if rollout else ""
-            yield say((*path, key), f"only REWARD and DEFAULT nodes read this, not {role}{hint}", key=True)
+            hint = "; hooks go under agent_options.process_path" if role is NodeRole.ROLLOUT else ""
+            yield say((*path, key), f"only REWARD nodes read this, not {role}{hint}", key=True)
     yield from _check_agent_options(draft, node, path)
 
 
@@ -139,7 +139,7 @@ def _check_agent_options(draft: Draft, node: Node, path: KeyPath) -> Iterator[Pr
     at: KeyPath = (*path, "agent_options")
     later = {
         "train_cycle": "train_cycle is not supported yet: every trained policy updates at every step; remove it",
-        "share_instance": "share_instance comes with the critic methods; remove it (agents share weights through `policy`)",
+        "share_instance": "share_instance comes with the critic methods; remove it (`policy` shares weights)",
     }
     given = [key for key in type(node.agent_options).model_fields if draft.has(*at, key)]
     for key in later:
@@ -189,7 +189,8 @@ def check_flow(draft: Draft) -> Iterator[Problem]:
                 message = f"a rollout node may depend on rollout nodes only, `{dependency}` is {role}"
                 yield say(at, message)
             elif node.node_role in SCORED and role not in SCORED:
-                yield say(at, f"a {node.node_role} node runs before training, so it cannot depend on `{dependency}` ({role})")
+                message = f"a {node.node_role} node runs before training, it cannot depend on `{dependency}` ({role})"
+                yield say(at, message)
         behind = {nodes[name].node_role for name in ancestors(graph, node.node_id)}
         if node.node_role is NodeRole.REWARD and NodeRole.ROLLOUT not in behind:
             place = ("nodes", index, "dependencies") if draft.has("nodes", index, "dependencies") else ("nodes", index)
@@ -200,7 +201,7 @@ def check_flow(draft: Draft) -> Iterator[Problem]:
     trained = any(policy is not None and not policy.frozen for policy in draft.policies.values())
     scored = NodeRole.REWARD in roles or any(node.agent_options.rewards_with_env for node in nodes.values())
     if trained and not scored:
-        message = "nothing scores the episode; add a REWARD node, an env with `rewards_with_env: true`, or freeze the policies"
+        message = "nothing scores the episode; add a REWARD node or `rewards_with_env: true`, or freeze the policies"
         yield say(("nodes",), message, key=True)
 
 

@@ -137,7 +137,7 @@ def _collection(draft: Draft, key: str, kind: type, example: str) -> Any:
 def _read_agents(draft: Draft) -> None:
     source = draft.source
     if "agents" not in source.data and (at := _first_agent_group(source)) is not None:
-        message = "declare `agents:` (a list; agent_group is the index in it) and `policies:`; agent_group alone names no weights"
+        message = "declare `agents:` (agent_group is the index in it) and `policies:`; a group alone has no weights"
         draft.problems.append(source.problem(at, message, key=True))
         return
     for index, data in enumerate(_collection(draft, "agents", list, "[{name: solver, policy: main}]")):
@@ -204,15 +204,20 @@ def _normal_node(draft: Draft, data: dict[str, Any], path: tuple) -> tuple[dict[
 
 
 def _misplaced(draft: Draft, node: Node, path: KeyPath) -> Iterator[Problem]:
-    """What makes a node no part of any graph: a role that its type has not, a role for later, an agent that is not there."""
+    """What keeps a node out of every graph: a role that its type has not, a role for later, an unknown agent."""
     if node.node_role not in ROLES[node.node_type]:
         message = f"a {node.node_type} node cannot be {node.node_role}; its roles are {listing(ROLES[node.node_type])}"
         yield draft.source.problem((*path, "node_role" if draft.has(*path, "node_role") else "node_type"), message)
     elif node.node_role is NodeRole.CRITIC:
         message = "critic nodes come with the critic methods; remove it or use a critic-free estimator"
         yield draft.source.problem((*path, "node_role"), message)
+    elif node.node_role is NodeRole.DEFAULT:
+        key = "node_role" if draft.has(*path, "node_role") else "node_type"
+        message = "DEFAULT nodes are not run yet; give it `node_role: REWARD` or do its work in a hook"
+        yield draft.source.problem((*path, key), message)
     if draft.agents and node.agent_group >= len(draft.agents):
-        message = f"no agent {node.agent_group}; agent_group is an index from 0 to {len(draft.agents) - 1}, or write `agent: name`"
+        last = len(draft.agents) - 1
+        message = f"no agent {node.agent_group}; agent_group is an index from 0 to {last}, or write `agent: name`"
         yield draft.source.problem((*path, "agent_group"), message)
 
 

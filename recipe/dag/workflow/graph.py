@@ -1,7 +1,7 @@
 """The graph of a workflow: orders, cycles and the derived training chain. Pure functions.
 
-Invariant: every order is a function of the file alone. A graph is a mapping id -> ids it depends on, in the file's order;
-ids that are no keys are ignored.
+Invariant: every order is a function of the file alone. A graph is a mapping id -> ids it depends on, in the file's
+order; ids that are no keys are ignored.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ def topological_order(graph: Graph) -> list[str]:
 
 
 def find_cycle(graph: Graph) -> list[str] | None:
-    """One cycle along the flow of data, its first node repeated at the end, starting at the one that is first in the file."""
+    """One cycle along the flow of data, starting and ending with its node that is first in the file."""
     followers = _followers(graph)
     finished: set[str] = set()
     for start in graph:
@@ -121,9 +121,8 @@ def derive_training_chain(
         advantage.append(Node(node_id=f"{name}.advantage", **compute))
         update.append(Node(node_id=f"{name}.update", **train))
     fixed = tuple(node.node_id for node in forward)
-    update = [
-        node.model_copy(update={"dependencies": (*fixed, own.node_id)}) for node, own in zip(update, advantage, strict=True)
-    ]
+    pairs = zip(update, advantage, strict=True)
+    update = [node.model_copy(update={"dependencies": (*fixed, own.node_id)}) for node, own in pairs]
     return (*forward, *advantage, *update)
 
 

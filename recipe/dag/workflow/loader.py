@@ -1,6 +1,6 @@
 """YAML file -> Workflow.
 
-Invariant: a Workflow that comes back has passed every check; otherwise all problems come back together, and nothing else.
+Invariant: a Workflow that comes back has passed every check; otherwise all problems come back together.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ def load_workflow(path: str | Path) -> Workflow:
 
 
 def _nodes(draft: Draft) -> tuple[Node, ...]:
-    """All nodes in topological order, each training node with its policy; the training chain derived if none is declared."""
+    """In topological order, each training node with its policy; the training chain derived if none is declared."""
     nodes = []
     for index, node in draft.each_node():
         trains = node.node_role in TRAINING

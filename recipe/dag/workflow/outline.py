@@ -1,7 +1,7 @@
 """What a Python file defines, read from its syntax tree.
 
-Invariant: the file is never run. What the tree cannot tell (imported names, decorated functions, foreign base classes) is
-`OPAQUE`, and counts as fine.
+Invariant: the file is never run. What the tree cannot tell (imported names, decorated functions, foreign base classes)
+is `OPAQUE`, and counts as fine.
 """
 
 from __future__ import annotations
@@ -71,7 +71,9 @@ class Signature:
     """Keyword-only names -> must be given."""
     kwargs: bool
 
-    def misfits(self, arguments: tuple[str, ...], keywords: Iterable[str], optional: frozenset[str]) -> Iterator[tuple[str, str]]:
+    def misfits(
+        self, arguments: tuple[str, ...], keywords: Iterable[str], optional: frozenset[str]
+    ) -> Iterator[tuple[str, str]]:
         """(keyword or "", what is wrong) of a call with positional `arguments` and `keywords`; `optional` names are
         passed only to those who take them."""
         keywords = list(keywords)

@@ -87,7 +87,8 @@ def _words(detail: dict[str, Any]) -> str:
         "less_than_equal": "a number of at most {le}",
     }.get(kind)
     if expected is not None:
-        return f"expected {expected.format(**{k: f'{v:g}' for k, v in context.items() if k in ('gt', 'ge', 'lt', 'le')})}, got {shown(value)}"
+        limits = {key: f"{limit:g}" for key, limit in context.items() if key in ("gt", "ge", "lt", "le")}
+        return f"expected {expected.format(**limits)}, got {shown(value)}"
     if kind in ("enum", "literal_error"):
         options = [option.strip("' ") for option in context["expected"].replace(" or ", ", ").split(",")]
         near = closest(value, options) if isinstance(value, str) else None

@@ -19,9 +19,13 @@ from recipe.dag.workflow.source import Source
 
 BUILTIN_TOOLS = ("code_interpreter",)
 
-_HOOKS = {"pre_process": ("tokenizer", "prompt_ids", "obs"), "post_process": ("tokenizer", "prompt_ids", "response_ids")}
+_HOOKS = {
+    "pre_process": ("tokenizer", "prompt_ids", "obs"),
+    "post_process": ("tokenizer", "prompt_ids", "response_ids"),
+}
 # reset is called by name with those of the two that it takes.
 _ENV = {"reset": (), "step": ("actions", "ground_truth")}
+_TOOL = {"execute": ("arguments", "state")}
 _RESET = frozenset({"sample", "seed"})
 _CONTEXT = frozenset({"context"})
 
@@ -48,12 +52,13 @@ class References:
                 continue
             found = yield from self.look_up(tool, at, "Class")
             if found is not None:
-                yield from self.check_class(found, tool, at, {"execute": ("arguments", "state")}, construct=False)
+                yield from self.check_class(found, tool, at, _TOOL)
 
     def check_node(self, node: Node, path: KeyPath) -> Iterator[Problem]:
         options, at = node.agent_options, (*path, "agent_options")
         if node.node_role is NodeRole.ROLLOUT:
-            yield from self.check_hooks(options.process_path, at, options.pre_process_kwargs, options.post_process_kwargs)
+            given = {"pre_process": options.pre_process_kwargs, "post_process": options.post_process_kwargs}
+            yield from self.check_hooks(options.process_path, at, given)
             for index, ref in enumerate(options.env_path):
                 env_at = (*at, "env_path", index)
                 found = yield from self.look_up(ref, env_at, "Class")
@@ -62,10 +67,8 @@ class References:
         elif node.executable_ref is not None:
             yield from self.check_function(node.executable_ref, path, node.executable_kwargs)
 
-    def check_hooks(
-        self, ref: str | None, at: KeyPath, pre_kwargs: dict[str, Any], post_kwargs: dict[str, Any]
-    ) -> Iterator[Problem]:
-        given = {"pre_process": pre_kwargs, "post_process": post_kwargs}
+    def check_hooks(self, ref: str | None, at: KeyPath, given: dict[str, dict[str, Any]]) -> Iterator[Problem]:
+        """`given`: hook name -> its kwargs."""
         if ref is None:
             for name in (name for name, kwargs in given.items() if kwargs):
                 message = "nobody reads this without `process_path`"
@@ -82,7 +85,8 @@ class References:
         elif owner is None:
             hooks = {name: outline.find(name) for name in _HOOKS}
         else:
-            yield self.source.problem(here, f"`{ref}` is a function; name the file or a class with pre_process or post_process")
+            message = f"`{ref}` is a function; name the file, or a class with pre_process or post_process"
+            yield self.source.problem(here, message)
             return
         if not any(hooks.values()):
             message = f"`{ref}` defines neither pre_process nor post_process"
@@ -111,13 +115,7 @@ class References:
         yield from self.check_call(shape, ("episode",), kwargs, f"`{ref}`", here, kwargs_at, optional=frozenset())
 
     def check_class(
-        self,
-        found: Found,
-        ref: str,
-        here: KeyPath,
-        methods: dict[str, tuple[str, ...]],
-        *,
-        construct: bool = True,
+        self, found: Found, ref: str, here: KeyPath, methods: dict[str, tuple[str, ...]]
     ) -> Iterator[Problem]:
         outline, owner = found
         if owner is OPAQUE:
@@ -125,8 +123,7 @@ class References:
         if not isinstance(owner, ast.ClassDef):
             yield self.source.problem(here, f"`{ref}` is a function; name a class with {listing(methods)}")
             return
-        if construct:
-            yield from self.check_constructor(outline, owner, ref, here)
+        yield from self.check_constructor(outline, owner, ref, here)
         for name, arguments in methods.items():
             method = outline.method(owner, name)
             if method is None:

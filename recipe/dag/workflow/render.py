@@ -21,7 +21,8 @@ def to_json(plan: Plan) -> str:
 def to_text(plan: Plan) -> str:
     lines = [f"{plan.dag_id} ({plan.file})"]
     lines += [" ".join(plan.description.split())] if plan.description.strip() else []
-    lines += ["", "Agents", *_table(["group", "name", "policy", "nodes", "sampling", "tools"], map(_agent_row, plan.agents))]
+    header = ["group", "name", "policy", "nodes", "sampling", "tools"]
+    lines += ["", "Agents", *_table(header, map(_agent_row, plan.agents))]
     header = ["name", "model", "weights", "agents", "GPUs"]
     lines += ["", "Policies", *_table(header, map(_policy_row, plan.policies))]
     turns = f"up to {plan.max_turns} turns" if plan.max_turns > 1 else "1 turn"
@@ -30,9 +31,10 @@ def to_text(plan: Plan) -> str:
     lines += ["", f"Training ({'derived' if plan.training_derived else 'declared'}; {_credit(plan)})"]
     lines += _numbered(plan, plan.training) or ["  none: every policy is frozen"]
     lines += ["", "Generated tokens per episode, at most (prompts and tool results come on top)"]
-    budget = [[f"agent {agent.name}", f"{agent.max_generated_tokens:,}", _product(plan, agent)] for agent in plan.agents]
-    budget += [[f"policy {policy.name}", f"{policy.max_generated_tokens:,}", ""] for policy in plan.policies]
-    lines += _table(None, [*budget, ["total", f"{plan.max_generated_tokens:,}", ""]])
+    budget = [(f"agent {agent.name}", agent.max_generated_tokens, _product(plan, agent)) for agent in plan.agents]
+    budget += [(f"policy {policy.name}", policy.max_generated_tokens, "") for policy in plan.policies]
+    budget += [("total", plan.max_generated_tokens, "")]
+    lines += _table(None, [[name, f"{tokens:,}", how] for name, tokens, how in budget])
     return "\n".join(line.rstrip() for line in lines)
 
 
@@ -95,7 +97,8 @@ def _policy_row(policy: PlannedPolicy) -> list[str]:
 
 
 def _numbered(plan: Plan, levels: Sequence[Sequence[str]]) -> list[str]:
-    return [f"  {number}. {' | '.join(_shown(plan.node(name)) for name in level)}" for number, level in enumerate(levels, 1)]
+    rows = [" | ".join(_shown(plan.node(name)) for name in level) for level in levels]
+    return [f"  {number}. {row}" for number, row in enumerate(rows, 1)]
 
 
 def _shown(node: PlannedNode) -> str:

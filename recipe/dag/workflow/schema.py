@@ -1,7 +1,7 @@
 """The workflow as a frozen, checked object.
 
-Invariant: nothing downstream of the loader sees a dict that it must validate. Every key is declared here, an unknown key is
-an error, and `0` is a value, not "unset". A superset of siiRL's schema (its workflow files).
+Invariant: nothing downstream of the loader sees a dict that it must validate. Every key is declared here, an unknown
+key is an error, and `0` is a value, not "unset". A superset of siiRL's schema (its workflow files).
 """
 
 from __future__ import annotations
@@ -51,7 +51,7 @@ class Sampling(Frozen):
 
 
 class ValidationSampling(Frozen):
-    """What differs from `sampling` when the workflow is validated or evaluated; what is not given stays as in training."""
+    """What differs from `sampling` in validation and evaluation; what is not given stays as in training."""
 
     temperature: float | None = Field(None, ge=0.0)
     top_p: float | None = Field(None, gt=0.0, le=1.0)
@@ -63,7 +63,7 @@ class ToolLoop(Frozen):
     """The engine parses tool calls out of each generation, runs them and lets the model go on, within one call."""
 
     format: Literal["hermes", "fenced"] = "hermes"
-    """hermes: JSON inside <tool_call> tags. fenced: the last ```python block is the argument `code` of the first tool."""
+    """hermes: JSON inside <tool_call> tags. fenced: the last ```python block is the first tool's argument `code`."""
     max_generations: int = Field(8, ge=1)
     """Generations of the model in one call, the final answer included."""
     max_parallel: int = Field(1, ge=1)

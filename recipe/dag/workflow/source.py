@@ -1,7 +1,7 @@
 """YAML text as plain data, with the place of every key and value.
 
-Invariant: what comes out is made of dict, list, str, int, float, bool, None and `Ref` only; no tag builds an object. Keys
-are text and occur once, numbers are finite. Everything else is a problem with a place.
+Invariant: what comes out is made of dict, list, str, int, float, bool, None and `Ref` only; no tag builds an object.
+Keys are text and occur once, numbers are finite. Everything else is a problem with a place.
 """
 
 from __future__ import annotations
@@ -210,14 +210,16 @@ class _Builder:
             if kind == "int":
                 return _integer(text)
             if kind == "float":
-                return self.finite(node, path, float(text.lower().replace("_", "").replace(".inf", "inf").replace(".nan", "nan")))
+                return self.finite(node, path)
         except (KeyError, ValueError):
             self.problem(node, path, f"`{text}` is no {kind}")
             return text
         self.problem(node, path, f"the tag `{_short(node)}` is not allowed; only `!Ref global_config.name` is")
         return text
 
-    def finite(self, node: ScalarNode, path: KeyPath, value: float) -> float:
+    def finite(self, node: ScalarNode, path: KeyPath) -> float:
+        text = node.value.lower().replace("_", "")
+        value = float(text.replace(".inf", "inf").replace(".nan", "nan"))
         if math.isfinite(value):
             return value
         self.problem(node, path, f"a number must be finite, got {node.value}")

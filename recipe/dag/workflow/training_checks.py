@@ -57,7 +57,8 @@ def _check_policy_keys(draft: Draft) -> Iterator[Problem]:
         elif node.policy is not None and _names_agent(draft, index):
             agent = draft.agents[node.agent_group]
             if agent is not None and agent.policy != node.policy:
-                yield say(at, f"agent `{agent.name}` has policy `{agent.policy}`; name the agent or the policy, not both")
+                message = f"agent `{agent.name}` has policy `{agent.policy}`; name the agent or the policy, not both"
+                yield say(at, message)
         elif trains and node.policy is None and not _names_agent(draft, index) and len(draft.policies) > 1:
             message = "say whose node this is: `policy: name` (or `agent: name`)"
             yield say(("nodes", index), message)
@@ -83,7 +84,7 @@ def _check_chain(
             yield say(("nodes", index), f"policy `{name}` has another {what}, `{found[0][1].node_id}`; keep one")
     for index, _ in references:
         if not reference:
-            message = f"policy `{name}` keeps no reference; set `reference: true` and algorithm.kl_loss_coef, or remove this"
+            message = f"policy `{name}` keeps no reference; set `reference: true` (and kl_loss_coef) or remove this"
             yield say(("nodes", index), message)
     if reference and not references:
         yield say(("policies", name), f"policy `{name}` has a reference, but no REFERENCE node computes it", key=True)

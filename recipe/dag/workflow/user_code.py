@@ -1,7 +1,8 @@
 """Loading what a workflow names: `file.py:Name`, `file.py`, or `pkg.mod:Name`.
 
-Invariant: a file runs once per process, whoever asks and however the path is written, so all its objects share one module.
-The module's name depends on the file's path alone: what it defines can be pickled between processes that loaded it.
+Invariant: a file runs once per process, whoever asks and however the path is written, so all its objects share one
+module. The module's name depends on the file's path alone: what it defines can be pickled between processes that
+loaded it.
 """
 
 from __future__ import annotations
@@ -24,7 +25,7 @@ _lock = threading.RLock()
 
 
 def load_object(ref: str, base: str | Path) -> Any:
-    """The object, or the module where `ref` names no object. `base`: the workflow file or its folder. Raises UserError."""
+    """The object, or the module where `ref` names none. `base`: the workflow file or its folder. Raises UserError."""
     place, name = split_ref(ref)
     with _lock:
         module = _import(place) if is_module(place) else _run_file(resolve_path(place, base), place)
