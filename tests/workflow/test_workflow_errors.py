@@ -203,6 +203,7 @@ USER_CODE = [
     ("env reset", ("env.py:Env", "§env.py:OddReset"), "needs the argument `difficulty`"),
     ("two envs", ("env.py:Env", "[env.py:Env, §env.py:Env]"), "a node steps one env"),
     ("flag without env", ("env_path: env.py:Env", "§obs_with_env: true"), "no node has an env"),
+    ("rewards of no env", ("agent_group: 1", "agent_group: 1, agent_options: {§rewards_with_env: true}"), "steps no env"),
     ("no reward file", ("rewards.py:score", "§reward.py:score"), "no such file `reward.py`"),
     ("no reward function", ("rewards.py:score", "§rewards.py:scores"), "did you mean `score`?"),
     ("reward arguments", ("rewards.py:score", "§rewards.py:nothing"), "must take the positional arguments `episode`"),

@@ -150,9 +150,11 @@ def _check_agent_options(draft: Draft, node: Node, path: KeyPath) -> Iterator[Pr
     if len(node.agent_options.env_path) > 1:
         yield say((*at, "env_path", 1), "a node steps one env; give each further one its own node")
     envs = {env for _, other in draft.each_node() for env in other.agent_options.env_path}
-    for key in ("obs_with_env", "rewards_with_env"):
-        if draft.whole and rollout and getattr(node.agent_options, key) and not envs:
-            yield say((*at, key), "no node has an env; add `env_path: file.py:Class` or remove it", key=True)
+    if draft.whole and rollout and node.agent_options.obs_with_env and not envs:
+        yield say((*at, "obs_with_env"), "no node has an env; add `env_path: file.py:Class` or remove it", key=True)
+    if rollout and node.agent_options.rewards_with_env and not draft.has(*at, "env_path"):
+        message = "this node steps no env; move it to the one with `env_path`, or add that"
+        yield say((*at, "rewards_with_env"), message, key=True)
 
 
 def check_dependencies(draft: Draft) -> Iterator[Problem]:
