@@ -1,0 +1,170 @@
+"""Finding an answer in a text, and comparing what can be compared without algebra.
+
+Invariant: pure functions of their strings; model text is never evaluated. `quick_equal` says True or False only where
+an exact comparison of rational numbers, or of identical strings, decides; everything else is left to the grader.
+"""
+
+from __future__ import annotations
+
+import re
+from fractions import Fraction
+
+_BOX = re.compile(r"\\(?:boxed|fbox)(?![a-zA-Z])\s*")
+_ANSWER_IS = re.compile(r"answer\s*(?:is|:)\s*:?[ \t]*", re.IGNORECASE)
+_PLAIN_NUMBER = re.compile(r"(?:(?<![\w)])-)?(?:(?:\d{1,3}(?:,\d{3})+|\d+)(?:\.\d+)?(?:\s*/\s*\d+)?|\.\d+)")
+
+
+def extract_answer(text: str, *, strict: bool = False) -> str | None:
+    r"""The answer that a solution ends with, or None.
+
+    The last \boxed{...} or \fbox{...} whose braces balance and which is not blank. Unless `strict`, then what follows
+    the last "answer is", then the last number.
+    """
+    for start in reversed([match.end() for match in _BOX.finditer(text)]):
+        if inside := _boxed(text, start):
+            return inside
+    if strict:
+        return None
+    if said := list(_ANSWER_IS.finditer(text)):
+        return _sentence(text[said[-1].end() :].partition("\n")[0]) or None
+    numbers = _PLAIN_NUMBER.findall(text)
+    return numbers[-1] if numbers else None
+
+
+def _boxed(text: str, start: int) -> str:
+    """What stands in the braces opening at `start`, or the single token there; "" when the braces never close."""
+    if start >= len(text):
+        return ""
+    if text[start] != "{":
+        return re.match(r"[^\s$.,;}]*", text[start:])[0]
+    depth, at = 0, start
+    while at < len(text):
+        if text[at] == "\\":
+            at += 2
+            continue
+        depth += (text[at] == "{") - (text[at] == "}")
+        if depth == 0:
+            return text[start + 1 : at].strip()
+        at += 1
+    return ""
+
+
+def _sentence(text: str) -> str:
+    """The first sentence, without mark-up around it."""
+    if math := re.match(r"\s*(?:\$+|\\\(|\\\[)(.+?)(?:\$+|\\\)|\\\])", text):
+        return math[1].strip()
+    return re.split(r"[.!?](?:\s|$)", text.strip(), maxsplit=1)[0].strip(" *_`\"'")
+
+
+_REWRITES = tuple(
+    (re.compile(pattern), replacement)
+    for pattern, replacement in (
+        (r"[\u2212\u2013]", "-"),
+        (r",\\!\s*|\{,\}", ","),
+        (r"(?<!\\)\\[!,;: ]|~|\\q?quad(?![a-zA-Z])", " "),
+        (r"\\(?:left|right)(?![a-zA-Z])\s*", ""),
+        (r"\\[dtc]frac(?![a-zA-Z])", r"\\frac"),
+        (r"\\\$|\$|\\[()\[\]](?=\s*$)|^\s*\\[()\[\]]", ""),
+        (r"\s*(?:\^\s*(?:\\circ|\{\s*\\circ\s*\})|\\degree|\u00b0)", ""),
+        (r"\*\*", "^"),
+        (r"\s+", " "),
+        (r"(?<!\d)\s|\s(?!\d)", ""),
+    )
+)
+_WRAPPED = re.compile(r"\\(?:text|textbf|textrm|mathrm|mathbf|mbox|boxed)\{([^{}]*)\}")
+
+
+def normalize(text: str) -> str:
+    r"""One spelling for notation that means the same: spacing, $, \left, \dfrac, degree and dollar signs, a final
+    stop."""
+    for pattern, replacement in _REWRITES:
+        text = pattern.sub(replacement, text)
+    text = text.strip().rstrip(".").rstrip()
+    if wrapped := _WRAPPED.fullmatch(text):
+        text = wrapped[1].strip()
+    return text
+
+
+_DECIMAL = r"(?:\d{1,3}(?:,\d{3})+|\d+)(?:\.\d*)?|\.\d+"
+_NUMBER = re.compile(
+    rf"(?P<sign>[+-]?)(?:(?P<num>{_DECIMAL})(?:[eE](?P<exp>[+-]?\d{{1,3}}))?(?:\s*/\s*(?P<den>{_DECIMAL}))?"
+    r"|\\frac(?:(?P<n1>\d)(?P<d1>\d)|\s?\{(?P<n2>-?\d+)\}\s?(?:\{(?P<d2>-?\d+)\}|(?P<d4>\d))|\s?(?P<n3>\d)\s?\{(?P<d3>-?\d+)\}))"
+    r"(?P<percent>\\?%)?"
+)
+_MAX_DIGITS = 1000
+
+
+def _value(text: str) -> tuple[Fraction, bool] | None:
+    """The rational number that a normalized text spells, and whether it is a percentage; None when it is no plain
+    number."""
+    match = _NUMBER.fullmatch(text) if len(text) <= _MAX_DIGITS else None
+    if match is None:
+        return None
+    groups = match.groupdict()
+    numerator = next(groups[key] for key in ("num", "n1", "n2", "n3") if groups[key])
+    denominator = next((groups[key] for key in ("den", "d1", "d2", "d3", "d4") if groups[key]), "1")
+    below = Fraction(denominator.replace(",", ""))
+    if below == 0:
+        return None
+    value = Fraction(numerator.replace(",", "")) * Fraction(10) ** int(groups["exp"] or 0) / below
+    return (-value if groups["sign"] == "-" else value), bool(groups["percent"])
+
+
+def quick_equal(a: str, b: str) -> bool | None:
+    """True or False when both are plain numbers or the same string; None: needs algebra.
+
+    A percentage equals both its number and its hundredth when only one side says per cent. Numbers that differ, but by
+    less than rounding to five places could explain, are None.
+    """
+    a, b = normalize(a), normalize(b)
+    if a and a == b:
+        return True
+    first, second = _value(a), _value(b)
+    if first is None or second is None:
+        return None
+    (x, x_percent), (y, y_percent) = first, second
+    pairs = [(x, y)]
+    if x_percent != y_percent:
+        pairs.append((x / 100, y) if x_percent else (x, y / 100))
+    if any(left == right for left, right in pairs):
+        return True
+    close = any(abs(left - right) <= Fraction(1, 100_000) * max(1, abs(right)) for left, right in pairs)
+    return None if close else False
+
+
+def first_number(text: str) -> float | None:
+    r"""The first fraction a/b in the text, else the first number, whatever stands around it; None without one.
+
+    Coarse on purpose: it compares what a program printed with a label. "x1 = 7" is 1.0.
+    """
+    text = re.sub(r"[^0-9.\-/]", " ", text.replace("\\boxed", ""))
+    number = r"-?(?:\d+(?:\.\d+)?|\.\d+)"
+    try:
+        if fraction := re.search(rf"({number})\s*/\s*({number})", text):
+            return float(fraction[1]) / float(fraction[2])
+        found = re.search(number, text)
+        return float(found[0]) if found else None
+    except (ZeroDivisionError, OverflowError):
+        return None
+
+
+_HEAVY = tuple(
+    re.compile(pattern)
+    for pattern in (
+        r"\d\s*\)?\s*\^\s*[{(]*\s*-?\d+\s*[})]*\s*\^",
+        r"\^\s*[{(]*\s*-?\d{5,}",
+        r"\d{5,}\s*[})]*\s*!|!\s*[})]*\s*!",
+        r"\\[dt]?binom\s*\{\s*\d{6,}|\^\s*\{?\s*-?\d{6,}",
+    )
+)
+_MAX_CHARS = 2000
+
+
+def hopeless(prediction: str, truth: str) -> bool:
+    """Whether a prediction is not worth algebra: far longer than an answer, or with towers of powers or huge factorials
+    that the truth does not have. Such a text is a wrong answer, not a reason to keep a worker busy until it is
+    killed."""
+    if len(prediction) > max(_MAX_CHARS, 2 * len(truth)):
+        return True
+    prediction, truth = prediction.replace("**", "^"), truth.replace("**", "^")
+    return any(pattern.search(prediction) and not pattern.search(truth) for pattern in _HEAVY)

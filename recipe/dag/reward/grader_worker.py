@@ -1,0 +1,76 @@
+"""The process in which math-verify runs. It may be killed at any time.
+
+Invariant: one JSON object per line in, one out, in order; the first line out says whether the library loaded. Nothing
+in here evaluates text: only math-verify's LaTeX grammar is used, not its expression parser, which is an eval.
+"""
+
+from __future__ import annotations
+
+import functools
+import json
+import logging
+import os
+import re
+import resource
+import sys
+from collections.abc import Callable
+
+_MEMORY_BYTES = 4 << 30
+
+
+def load() -> Callable[[str, str], bool]:
+    """Import math-verify and return equal(prediction, truth)."""
+    from math_verify import LatexExtractionConfig, parse, verify
+
+    logging.disable(logging.ERROR)
+    config = [LatexExtractionConfig(boxed_match_priority=0)]
+
+    def parsed(text: str) -> list:
+        text = re.sub(r"(?<![\\a-zA-Z])pi(?![a-zA-Z])", r"\\pi ", text.replace("**", "^"))
+        # Its own time limits are signals that a C loop never sees; the parent kills this process instead.
+        return parse(f"\\boxed{{{text}}}", extraction_config=config, parsing_timeout=None)
+
+    truth_parsed = functools.lru_cache(maxsize=256)(parsed)
+
+    def equal(prediction: str, truth: str) -> bool:
+        return bool(verify(truth_parsed(truth), parsed(prediction), timeout_seconds=None))
+
+    equal("\\frac{1}{2}", "0.5")
+    return equal
+
+
+def bound_cpu(seconds: float) -> None:
+    """Let the kernel end this process should the parent die while a comparison never ends."""
+    used = resource.getrusage(resource.RUSAGE_SELF)
+    limit = int(used.ru_utime + used.ru_stime + seconds) + 1
+    hard = resource.getrlimit(resource.RLIMIT_CPU)[1]
+    resource.setrlimit(resource.RLIMIT_CPU, (limit if hard == resource.RLIM_INFINITY else min(limit, hard), hard))
+
+
+def main() -> None:
+    out = os.fdopen(os.dup(1), "w", buffering=1)
+    os.dup2(2, 1)
+    hard = resource.getrlimit(resource.RLIMIT_AS)[1]
+    resource.setrlimit(
+        resource.RLIMIT_AS, (_MEMORY_BYTES if hard == resource.RLIM_INFINITY else min(_MEMORY_BYTES, hard), hard)
+    )
+    resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
+    try:
+        equal = load()
+    except ImportError as error:
+        print(json.dumps({"ready": False, "error": str(error)}), file=out)
+        return
+    print(json.dumps({"ready": True}), file=out)
+    for line in sys.stdin:
+        request = json.loads(line)
+        bound_cpu(2 * request["timeout_s"] + 5)
+        try:
+            answer = {"equal": equal(request["prediction"], request["truth"])}
+        except Exception as error:
+            # What math-verify cannot read is no right answer.
+            answer = {"equal": False, "error": type(error).__name__}
+        print(json.dumps(answer), file=out)
+
+
+if __name__ == "__main__":
+    main()

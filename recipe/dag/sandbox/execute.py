@@ -1,0 +1,222 @@
+"""Running one program in a fresh process, and nothing of it afterwards.
+
+Invariant: when `execute` returns or is cancelled, the job's processes, daemons included, are dead and its directory is
+gone. Limits are rlimits and a watch on the number of processes. That bounds accidents; it is no security boundary: the
+code runs as this user, sees the file system and the network.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Coroutine, Iterable, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from recipe.dag.sandbox import survivors, workspace
+from recipe.dag.sandbox.limits import Limits
+from recipe.dag.sandbox.process import Drain, spawn
+from recipe.dag.sandbox.workspace import SandboxError
+
+logger = logging.getLogger(__name__)
+
+LANGUAGES = ("python", "bash", "cpp")
+_SOURCES = {"python": "main.py", "bash": "main.sh", "cpp": "main.cpp"}
+_COMPILER_MEMORY_MB = 4096
+_WATCH_S = 0.1
+_KILL_S = 10.0
+_PASSED_ON = ("LD_LIBRARY_PATH", "TZ")
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """One process, run to its end. `return_code` is negative after a signal and None after a time-out."""
+
+    status: str
+    """finished | timeout"""
+    return_code: int | None
+    stdout: str
+    stderr: str
+    seconds: float
+
+
+@dataclass(frozen=True)
+class Execution:
+    """`compile` is None for languages without a compiler, `run` when compiling failed. `files`: base64 by name."""
+
+    run: Outcome | None
+    compile: Outcome | None = None
+    files: dict[str, str] = field(default_factory=dict)
+
+
+class Executor:
+    """Runs jobs under `root`, a directory of its own.
+
+    exclusive: this process runs nothing but jobs, so any other child of it is a job's runaway and is ended.
+    """
+
+    isolation = "rlimits"
+
+    def __init__(self, root: Path, *, exclusive: bool = False):
+        self._root = root
+        self._exclusive = exclusive
+        self._running: dict[Path, int | None] = {}
+        survivors.become_subreaper()
+
+    async def execute(
+        self,
+        code: str,
+        language: str = "python",
+        timeout_s: float = 10.0,
+        stdin: str | None = None,
+        files: Mapping[str, str | None] | None = None,
+        limits: Limits = Limits(),
+        *,
+        compile_timeout_s: float = 10.0,
+        fetch: Iterable[str] = (),
+    ) -> Execution:
+        """Run `code` with `files` (base64 by relative name) around it. Raises SandboxError when it cannot be set up."""
+        if language not in LANGUAGES:
+            raise SandboxError(f"language {language!r} is not one of {', '.join(LANGUAGES)}")
+        directory = workspace.create(self._root)
+        self._running[directory] = None
+        try:
+            source = directory / _SOURCES[language]
+            if source.name in (files or {}):
+                raise SandboxError(f"files: {source.name!r} is the name of the program itself")
+            workspace.write_files(directory, files or {})
+            source.write_text(code, encoding="utf-8")
+            compiled, command = None, _command(language, source.name)
+            if language == "cpp":
+                compiler = Limits(memory_mb=_COMPILER_MEMORY_MB, output_bytes=limits.output_bytes)
+                compiled = await self._run(_compiler(), directory, compile_timeout_s, None, compiler)
+                if compiled.return_code != 0:
+                    return Execution(None, compiled)
+            run = await self._run(command, directory, timeout_s, stdin, limits)
+            return Execution(run, compiled, workspace.fetch_files(directory, fetch))
+        finally:
+            del self._running[directory]
+            await asyncio.shield(asyncio.to_thread(workspace.remove, directory))
+
+    async def _run(
+        self, argv: Sequence[str], directory: Path, timeout_s: float, stdin: str | None, limits: Limits
+    ) -> Outcome:
+        started = time.monotonic()
+        outputs = Drain(limits.output_bytes), Drain(limits.output_bytes)
+        process, ended = spawn(limits.launch(argv, timeout_s), directory, _environment(directory), stdin, outputs)
+        self._running[directory] = process.pid
+        timed_out, note = False, ""
+        try:
+            while not ended.done():
+                left = timeout_s - (time.monotonic() - started)
+                if left <= 0:
+                    timed_out = True
+                    break
+                await asyncio.wait([ended], timeout=min(left, _WATCH_S))
+                if not ended.done() and self._count(directory, process.pid) > limits.processes:
+                    note = f"[sandbox] killed: more than {limits.processes} processes\n"
+                    break
+        finally:
+            seconds = time.monotonic() - started
+            await _uncancelled(self._end(directory, process, ended))
+            for output in outputs:
+                output.close()
+        stdout, stderr = (output.text() for output in outputs)
+        # The directory's random name would make every traceback unique.
+        stderr = stderr.replace(f'File "{directory}/', 'File "') + note
+        if timed_out or process.returncode == -signal.SIGXCPU:
+            return Outcome("timeout", None, stdout, stderr, seconds)
+        return Outcome("finished", process.returncode, stdout, stderr, seconds)
+
+    async def _end(self, directory: Path, process: subprocess.Popen[bytes], ended: asyncio.Future[None]) -> None:
+        """Kill and collect all of a job's processes."""
+        known = survivors.descendants(process.pid) | self._runaways(directory)
+        # The leader is not collected yet, so its number cannot have become another's group.
+        with suppress(ProcessLookupError):
+            os.killpg(process.pid, signal.SIGKILL)
+        await asyncio.wait([ended])
+        process.wait()
+        self._running[directory] = None
+        pause, deadline = 0.001, time.monotonic() + _KILL_S
+        while left := self._runaways(directory) | (known & survivors.children(os.getpid())):
+            survivors.kill(left.union(*(survivors.descendants(pid) for pid in left)))
+            if not survivors.reap(left):
+                continue
+            if time.monotonic() > deadline:
+                logger.warning("sandbox: processes %s of a finished job do not die", sorted(left))
+                return
+            await asyncio.sleep(pause)
+            pause = min(2 * pause, 0.05)
+
+    def _runaways(self, directory: Path) -> set[int]:
+        """Our living children, leaders aside, that are this job's or nobody's."""
+        candidates = survivors.children(os.getpid()) - {pid for pid in self._running.values() if pid is not None}
+        if self._exclusive:
+            candidates = survivors.reap(candidates)
+        found = set()
+        for pid in candidates:
+            where = survivors.owner(pid)
+            someones = any(survivors.belongs(where, other) for other in self._running)
+            if survivors.belongs(where, directory) or (self._exclusive and not someones):
+                found.add(pid)
+        return found
+
+    def _count(self, directory: Path, leader: int) -> int:
+        return 1 + len(survivors.descendants(leader)) + len(self._runaways(directory))
+
+
+def _command(language: str, source: str) -> list[str]:
+    if language == "python":
+        return [sys.executable, "-u", source]
+    if language == "bash":
+        return [_found("bash"), "--noprofile", "--norc", source]
+    return ["./main.out"]
+
+
+def _compiler() -> list[str]:
+    return [_found("g++"), "-std=c++17", "-O1", "-o", "main.out", "main.cpp"]
+
+
+def _found(program: str) -> str:
+    path = shutil.which(program)
+    if path is None:
+        raise SandboxError(f"{program} is not installed on the machine that runs the sandbox")
+    return path
+
+
+def _environment(directory: Path) -> dict[str, str]:
+    """All that a job sees of the environment."""
+    return {
+        "PATH": os.pathsep.join((os.path.dirname(sys.executable), "/usr/local/bin", "/usr/bin", "/bin")),
+        "HOME": str(directory),
+        "TMPDIR": str(directory),
+        "LANG": "C.UTF-8",
+        "MPLBACKEND": "Agg",
+        # Every thread of a BLAS reserves address space, and jobs share the cores.
+        "OPENBLAS_NUM_THREADS": "1",
+        "OMP_NUM_THREADS": "1",
+        "MKL_NUM_THREADS": "1",
+        **{name: os.environ[name] for name in _PASSED_ON if name in os.environ},
+        survivors.MARKER: str(directory),
+    }
+
+
+async def _uncancelled(work: Coroutine[None, None, None]) -> None:
+    """Wait for it to finish even while being cancelled; the cancellation follows."""
+    task = asyncio.ensure_future(work)
+    cancelled: asyncio.CancelledError | None = None
+    while not task.done():
+        try:
+            await asyncio.shield(task)
+        except asyncio.CancelledError as error:
+            cancelled = error
+    if cancelled is not None:
+        raise cancelled
+    task.result()

@@ -1,0 +1,106 @@
+"""One process on the event loop: started, drained, waited for.
+
+Invariant: the loop never blocks on it, it never blocks on its own output, and it is not collected before the caller
+does so; until then its number belongs to nobody else.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import subprocess
+from collections.abc import Sequence
+from pathlib import Path
+
+
+def spawn(
+    argv: Sequence[str], directory: Path, environment: dict[str, str], stdin: str | None, outputs: tuple[Drain, Drain]
+) -> tuple[subprocess.Popen[bytes], asyncio.Future[None]]:
+    """Start `argv` in a session of its own, with stdout and stderr going into `outputs`; the future is done when it has
+    ended. Raises OSError."""
+    # A memory file, not a pipe: nobody has to feed it, and a program that never reads it does no harm.
+    source = os.memfd_create("stdin") if stdin is not None else os.open(os.devnull, os.O_RDONLY)
+    ends: list[int] = []
+    try:
+        if stdin is not None:
+            with open(source, "wb", closefd=False) as file:
+                file.write(stdin.encode("utf-8", "replace"))
+            os.lseek(source, 0, os.SEEK_SET)
+        ends.extend(output.open() for output in outputs)
+        process = subprocess.Popen(
+            argv, cwd=directory, env=environment, stdin=source, stdout=ends[0], stderr=ends[1], start_new_session=True
+        )
+        return process, _exit_of(process)
+    except BaseException:
+        for output in outputs:
+            output.close()
+        raise
+    finally:
+        for descriptor in (source, *ends):
+            os.close(descriptor)
+
+
+class Drain:
+    """Reads one pipe to its end and keeps the first `limit` bytes, so that no program ever blocks on its output."""
+
+    def __init__(self, limit: int):
+        self._limit = limit
+        self._kept = bytearray()
+        self._read: int | None = None
+
+    def open(self) -> int:
+        """The end to write to."""
+        self._read, write = os.pipe()
+        os.set_blocking(self._read, False)
+        asyncio.get_running_loop().add_reader(self._read, self._take)
+        return write
+
+    def close(self) -> None:
+        """Take what is in the pipe still and let go. Call it when all writers are dead."""
+        if self._read is not None:
+            # Bounded by what a pipe holds, in case one writer could not be killed.
+            for _ in range(16):
+                if not self._take():
+                    break
+            asyncio.get_running_loop().remove_reader(self._read)
+            os.close(self._read)
+            self._read = None
+
+    def text(self) -> str:
+        return self._kept.decode("utf-8", "replace")
+
+    def _take(self) -> bool:
+        try:
+            data = os.read(self._read, 65536)
+        except BlockingIOError:
+            return False
+        if not data:
+            # At its end a pipe is always readable; asked again, the loop would spin.
+            asyncio.get_running_loop().remove_reader(self._read)
+            return False
+        self._kept += data[: self._limit - len(self._kept)]
+        return True
+
+
+def _exit_of(process: subprocess.Popen[bytes]) -> asyncio.Future[None]:
+    """Done when the process has ended; it stays to be collected."""
+    loop = asyncio.get_running_loop()
+    ended: asyncio.Future[None] = loop.create_future()
+    try:
+        descriptor = os.pidfd_open(process.pid)
+    except OSError:
+        process.kill()
+        process.wait()
+        raise
+
+    def notice() -> None:
+        if not ended.done():
+            ended.set_result(None)
+
+    def forget(_future: object) -> None:
+        loop.remove_reader(descriptor)
+        os.close(descriptor)
+
+    loop.add_reader(descriptor, notice)
+    ended.add_done_callback(forget)
+    return ended

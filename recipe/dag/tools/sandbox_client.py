@@ -1,0 +1,229 @@
+"""Running code on a SandboxFusion-compatible server.
+
+Invariant: `run_code` returns what the code did, failing and timing out included, or raises SandboxFault when the
+sandbox could not run it at all, after bounded tries. Neither is ever mistaken for the other.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import base64
+import json
+import logging
+import weakref
+from collections.abc import Awaitable, Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+import httpx
+from tenacity import AsyncRetrying, RetryCallState, retry_if_exception_type, stop_after_attempt, wait_random_exponential
+
+from recipe.dag.errors import SandboxFault, UserError
+
+logger = logging.getLogger(__name__)
+
+_COMPILE_S = 20.0
+_RETRIED = (429, 500, 502, 503, 504)
+_MAX_PAUSE_S = 5.0
+
+
+@dataclass(frozen=True)
+class RunResult:
+    """What a program did. `seconds` is its own time as the server measured it; `attempts` above 1: the sandbox failed
+    before."""
+
+    status: str
+    """success | failed | timeout"""
+    stdout: str
+    stderr: str
+    return_code: int | None
+    seconds: float
+    attempts: int
+
+
+class _Unavailable(Exception):
+    """An infrastructure failure worth another try."""
+
+    def __init__(self, message: str, *, unreachable: bool = False):
+        super().__init__(message)
+        self.unreachable = unreachable
+
+
+@dataclass
+class _Connection:
+    """What belongs to one event loop."""
+
+    http: httpx.AsyncClient
+    slots: asyncio.Semaphore
+    recovery: asyncio.Task[None] | None = field(default=None)
+
+
+class SandboxClient:
+    """At most `max_concurrent` requests at once, per event loop; further ones wait here.
+
+    url: the server's root; a trailing /run_code is fine. margin_s: how long an answer may take beyond the program's own
+    time; a full server sends a request away after half a minute. retries: tries after the first. on_unreachable:
+    awaited before the next try when the server cannot be reached or does not answer; concurrent failures share one
+    call.
+    """
+
+    def __init__(
+        self,
+        url: str,
+        *,
+        max_concurrent: int = 64,
+        connect_timeout_s: float = 5.0,
+        margin_s: float = 40.0,
+        retries: int = 4,
+        on_unreachable: Callable[[], Awaitable[None]] | None = None,
+        token: str | None = None,
+    ):
+        self.url = root_of(url)
+        self._max_concurrent = max_concurrent
+        self._connect_timeout_s = connect_timeout_s
+        self._margin_s = margin_s
+        self._retries = retries
+        self._on_unreachable = on_unreachable
+        self._headers = {"Content-Type": "application/json"} | _authorization(token)
+        self._connections: weakref.WeakKeyDictionary[asyncio.AbstractEventLoop, _Connection] = (
+            weakref.WeakKeyDictionary()
+        )
+
+    async def run_code(
+        self,
+        code: str,
+        *,
+        language: str = "python",
+        timeout_s: float = 20.0,
+        stdin: str | None = None,
+        files: Mapping[str, bytes] | None = None,
+        memory_mb: int = 1024,
+    ) -> RunResult:
+        """Run one program, with `files` by relative name in its working directory. Raises SandboxFault."""
+        if (bad := next((at for at, char in enumerate(code) if "\ud800" <= char <= "\udfff"), None)) is not None:
+            # Servers answer this with a 500; it is the code's fault all the same.
+            return RunResult("failed", "", f"SyntaxError: not valid UTF-8: lone surrogate at position {bad}", 1, 0.0, 1)
+        body = {
+            "code": code,
+            "language": language,
+            "run_timeout": timeout_s,
+            "compile_timeout": _COMPILE_S,
+            "memory_limit_MB": memory_mb,
+            "stdin": stdin.encode("utf-8", "replace").decode() if stdin is not None else None,
+            "files": {name: base64.b64encode(data).decode() for name, data in (files or {}).items()},
+        }
+        content = json.dumps(body).encode()
+        timeout = httpx.Timeout(timeout_s + self._margin_s, connect=self._connect_timeout_s, pool=None)
+        retrying = AsyncRetrying(
+            stop=stop_after_attempt(1 + self._retries),
+            wait=wait_random_exponential(multiplier=0.5, max=_MAX_PAUSE_S),
+            retry=retry_if_exception_type(_Unavailable),
+            before_sleep=self._recover,
+            reraise=True,
+        )
+        connection = self._connection()
+        try:
+            async with connection.slots:
+                async for attempt in retrying:
+                    with attempt:
+                        return await self._post(connection.http, content, timeout, attempt.retry_state.attempt_number)
+        except _Unavailable as error:
+            raise SandboxFault(f"{error} ({1 + self._retries} tries)", where=self.url) from error
+
+    async def ping(self) -> bool:
+        """Whether the server answers now."""
+        try:
+            answer = await self._connection().http.get(
+                f"{self.url}/v1/ping", headers=self._headers, timeout=self._connect_timeout_s
+            )
+        except httpx.TransportError:
+            return False
+        return answer.status_code == 200
+
+    async def close(self) -> None:
+        """Close this event loop's connections. The client can be used again."""
+        connection = self._connections.pop(asyncio.get_running_loop(), None)
+        if connection is not None:
+            await connection.http.aclose()
+
+    def _connection(self) -> _Connection:
+        loop = asyncio.get_running_loop()
+        if loop not in self._connections:
+            limits = httpx.Limits(max_connections=self._max_concurrent, max_keepalive_connections=self._max_concurrent)
+            # Proxies are for the network; a sandbox is next door.
+            http = httpx.AsyncClient(limits=limits, trust_env=False)
+            self._connections[loop] = _Connection(http, asyncio.Semaphore(self._max_concurrent))
+        return self._connections[loop]
+
+    async def _post(self, http: httpx.AsyncClient, content: bytes, timeout: httpx.Timeout, attempt: int) -> RunResult:
+        try:
+            answer = await http.post(f"{self.url}/run_code", content=content, headers=self._headers, timeout=timeout)
+        except httpx.TransportError as error:
+            raise _Unavailable(f"{type(error).__name__}: {error}".rstrip(": "), unreachable=True) from error
+        if answer.status_code in _RETRIED:
+            raise _Unavailable(f"HTTP {answer.status_code}: {answer.text[:200]}")
+        if answer.status_code != 200:
+            raise SandboxFault(f"HTTP {answer.status_code}: {answer.text[:500]}", where=self.url)
+        try:
+            return read_answer(answer.json(), attempt)
+        except (ValueError, TypeError, KeyError, AttributeError) as error:
+            raise _Unavailable(f"unreadable answer ({type(error).__name__}: {error}): {answer.text[:200]}") from error
+
+    async def _recover(self, state: RetryCallState) -> None:
+        error = state.outcome.exception()
+        if self._on_unreachable is None or not error.unreachable:
+            return
+        connection = self._connection()
+        if connection.recovery is None or connection.recovery.done():
+            connection.recovery = asyncio.create_task(self._run_recovery())
+        await asyncio.shield(connection.recovery)
+
+    async def _run_recovery(self) -> None:
+        try:
+            await self._on_unreachable()
+        except (SandboxFault, OSError) as error:
+            # The next tries show whether it helped.
+            logger.warning("sandbox %s could not be brought back: %s", self.url, error)
+
+
+def read_answer(data: Any, attempts: int) -> RunResult:
+    """The result in a /run_code answer. Raises _Unavailable for SandboxError; KeyError, TypeError, ValueError for
+    nonsense."""
+    status, compiled, run = data["status"], data.get("compile_result"), data.get("run_result")
+    if status == "SandboxError":
+        raise _Unavailable(f"SandboxError: {str(data.get('message'))[:500]}")
+    last = run or compiled
+    if status not in ("Success", "Failed") or last["status"] not in ("Finished", "TimeLimitExceeded"):
+        raise ValueError(f"status {status!r}")
+    timed_out = last["status"] == "TimeLimitExceeded"
+    if not timed_out and not isinstance(last["return_code"], int):
+        raise ValueError(f"return_code {last['return_code']!r}")
+    outcome = "success" if status == "Success" else "timeout" if timed_out else "failed"
+    # Lone surrogates would break the tokenizer later; whatever is no text raises AttributeError.
+    stdout, stderr = ((last.get(name) or "").encode("utf-8", "replace").decode() for name in ("stdout", "stderr"))
+    seconds = float(last.get("execution_time") or 0.0)
+    return RunResult(outcome, stdout, stderr, last.get("return_code"), seconds, attempts)
+
+
+def root_of(url: str) -> str:
+    """The server's root in a URL that may name its /run_code."""
+    return url.strip().rstrip("/").removesuffix("/run_code").rstrip("/")
+
+
+def _authorization(token: str | None) -> dict[str, str]:
+    return {"Authorization": f"Bearer {token}"} if token else {}
+
+
+async def check_sandbox(url: str, *, token: str | None = None, timeout_s: float = 10.0) -> None:
+    """Raise UserError unless a sandbox answers at `url`."""
+    root = root_of(url)
+    try:
+        async with httpx.AsyncClient(trust_env=False, timeout=timeout_s, headers=_authorization(token)) as http:
+            answer = await http.get(f"{root}/v1/ping")
+        problem = "" if answer.status_code == 200 else f"HTTP {answer.status_code} to /v1/ping"
+    except (httpx.HTTPError, httpx.InvalidURL) as error:
+        problem = str(error) or type(error).__name__
+    if problem:
+        raise UserError(
+            f"sandbox {url} does not answer ({problem}); start it, or drop sandbox.url to use the local one"
+        )

@@ -1,0 +1,169 @@
+"""What the model passes becomes a ToolResult, against a real local server."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Iterator
+
+import pytest
+
+from recipe.dag.episode.record import ToolResult
+from recipe.dag.errors import SandboxFault
+from recipe.dag.sandbox.launch import LocalSandbox
+from recipe.dag.tools.code_interpreter import CodeInterpreter, clip, echo_last, source_of
+from recipe.dag.tools.sandbox_client import SandboxClient
+from recipe.dag.tools.tool import Tool
+
+
+@pytest.fixture(scope="module")
+def sandbox() -> Iterator[LocalSandbox]:
+    local = LocalSandbox(max_concurrent=4)
+    asyncio.run(local.start())
+    yield local
+    local.close()
+
+
+def execute(local: LocalSandbox, arguments: dict, **options) -> ToolResult:
+    async def once() -> ToolResult:
+        client = SandboxClient(local.url, token=local.token)
+        try:
+            return await CodeInterpreter(client, **options).execute(arguments, {})
+        finally:
+            await client.close()
+
+    return asyncio.run(once())
+
+
+@pytest.mark.parametrize(
+    ("code", "status", "text"),
+    [
+        ("print(6 * 7)", "success", "42\n"),
+        ("    x = 1\n    print(x)", "success", "1\n"),
+        ("```python\nprint('fenced')\n```", "success", "fenced\n"),
+        ("x = 1", "success", "[no stdout]"),
+        ("import sys; print('seen'); sys.exit(2)", "failed", "[execution error]"),
+        ("print('a\\x00b')", "success", "a\0b\n"),
+    ],
+)
+def test_text_for_the_model(sandbox, code, status, text):
+    result = execute(sandbox, {"code": code})
+    assert (result.status, result.text) == (status, text)
+    assert result.name == "code_interpreter" and result.arguments == {"code": code} and result.attempts == 1
+
+
+def test_failing_code_shows_its_traceback(sandbox):
+    result = execute(sandbox, {"code": "print('before')\n1/0"})
+    assert (result.status, result.return_code, result.stdout, result.ok) == ("failed", 1, "before\n", False)
+    assert result.text == result.stderr and result.text.rstrip().endswith("ZeroDivisionError: division by zero")
+
+
+@pytest.mark.parametrize("code", ["a\0b", "def f(:", "print('\ud800')"])
+def test_code_that_is_no_code_fails(sandbox, code):
+    result = execute(sandbox, {"code": code})
+    assert result.status == "failed" and "SyntaxError" in result.text
+
+
+def test_timeout_of_the_call_counts_and_stderr_follows(sandbox):
+    code = "import sys, time; print('log', file=sys.stderr); time.sleep(60)"
+    result = execute(sandbox, {"code": code, "timeout": "0.3"})
+    assert (result.status, result.text, result.return_code) == ("timeout", "[timeout]\nlog\n", None)
+    assert 0.3 <= result.seconds < 10
+    assert execute(sandbox, {"code": "import time; time.sleep(60)"}, timeout_s=0.2).text == "[timeout]"
+
+
+def test_timeout_is_capped(sandbox):
+    result = execute(sandbox, {"code": "import time; time.sleep(60)", "timeout": 1e9}, timeout_s=0.2, max_timeout_s=0.3)
+    assert result.status == "timeout"
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [{}, {"code": ""}, {"code": " \n"}, {"code": None}, {"code": ["print(1)"]}, {"code": "```python\n\n```"}],
+)
+def test_empty_code_never_runs(arguments):
+    result = asyncio.run(CodeInterpreter(SandboxClient("http://127.0.0.1:1")).execute(arguments, {}))
+    assert (result.status, result.text) == ("invalid", "empty_code")
+
+
+@pytest.mark.parametrize("timeout", [0, -1, "soon", True, float("nan"), [], {}])
+def test_bad_timeouts_never_run(timeout):
+    arguments = {"code": "print(1)", "timeout": timeout}
+    result = asyncio.run(CodeInterpreter(SandboxClient("http://127.0.0.1:1")).execute(arguments, {}))
+    assert result.status == "invalid" and "timeout" in result.text
+
+
+def test_sandbox_that_is_gone_is_a_fault_and_no_result():
+    tool = CodeInterpreter(SandboxClient("http://127.0.0.1:1", retries=0))
+    with pytest.raises(SandboxFault):
+        asyncio.run(tool.execute({"code": "print(1)"}, {}))
+
+
+def test_streams_are_clipped(sandbox):
+    code = "import sys\nfor out in (sys.stdout, sys.stderr): out.write('a' * 3000 + 'z' * 3000)"
+    result = execute(sandbox, {"code": code}, max_output_chars=100)
+    assert len(result.text) <= 100 and len(result.stderr) <= 100
+    assert result.text.startswith("aaa") and result.text.endswith("zzz") and "left out" in result.text
+
+
+def test_clip_counts_what_is_missing():
+    text = "".join(chr(97 + n % 26) for n in range(1000))
+    clipped = clip(text, 100)
+    head, tail = clipped.split("\n[... ")[0], clipped.split("...]\n")[1]
+    assert text.startswith(head) and text.endswith(tail)
+    assert f"[... {1000 - len(head) - len(tail)} characters left out ...]" in clipped
+    assert clip("short", 5) == "short"
+    assert all(len(clip(text, limit)) <= limit for limit in range(200))
+
+
+def test_memory_limit(sandbox):
+    assert "MemoryError" in execute(sandbox, {"code": "bytearray(400 << 20)"}, memory_mb=300).text
+
+
+@pytest.mark.parametrize(
+    ("code", "printed"),
+    [
+        ("1 + 1", "2\n"),
+        ("x = 5; x  # comment", "5\n"),
+        ("s = 'é'\n(s +\n s)", "éé\n"),
+        ("print('once')", "once\n"),
+        ("None", ""),
+        ("x = 5", ""),
+        ("print = 3\n7", "7\n"),
+        ("if True:\n    5", ""),
+        ("f(", None),
+        ("", None),
+    ],
+)
+def test_echo_last(code, printed, capsys):
+    changed = echo_last(code)
+    if printed is None:
+        assert changed == code
+    else:
+        exec(changed, {})
+        assert capsys.readouterr().out == printed
+
+
+def test_auto_print_is_off_unless_asked_for(sandbox):
+    assert execute(sandbox, {"code": "6 * 7"}).text == "[no stdout]"
+    assert execute(sandbox, {"code": "6 * 7"}, auto_print=True).text == "42\n"
+
+
+@pytest.mark.parametrize(
+    ("text", "code"),
+    [
+        ("```py\nx\n```", "x"),
+        ("```\nx\n```", "x"),
+        ("\n  ```Python\n  a\n    b\n  ```\n", "a\n  b"),
+        ("x = '```'", "x = '```'"),
+        ("\n    a\n      b\n", "a\n  b"),
+    ],
+)
+def test_source_of(text, code):
+    assert source_of(text) == code
+
+
+def test_it_is_a_tool():
+    tool = CodeInterpreter(SandboxClient("http://127.0.0.1:1"))
+    assert isinstance(tool, Tool)
+    assert tool.schema["function"]["name"] == tool.name
+    assert tool.schema["function"]["parameters"]["required"] == ["code"]

@@ -1,0 +1,329 @@
+"""Infrastructure that fails is retried or a fault; code that fails is a result. Stub servers and a real one, on
+loopback."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import asynccontextmanager
+
+import pytest
+from aiohttp import web
+
+from recipe.dag.errors import SandboxFault, UserError
+from recipe.dag.sandbox.launch import LocalSandbox
+from recipe.dag.tools import sandbox_client
+from recipe.dag.tools.sandbox_client import SandboxClient, check_sandbox
+
+Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
+
+
+@pytest.fixture(autouse=True)
+def no_pauses(monkeypatch):
+    monkeypatch.setattr(sandbox_client, "_MAX_PAUSE_S", 0.02)
+
+
+@asynccontextmanager
+async def serving(handler: Handler) -> AsyncIterator[str]:
+    app = web.Application()
+    app.router.add_post("/run_code", handler)
+    runner = web.AppRunner(app, handler_cancellation=True, access_log=None, shutdown_timeout=0.1)
+    await runner.setup()
+    site = web.TCPSite(runner, "127.0.0.1", 0)
+    await site.start()
+    try:
+        yield f"http://127.0.0.1:{runner.addresses[0][1]}"
+    finally:
+        await runner.cleanup()
+
+
+def finished(stdout: str = "", stderr: str = "", code: int = 0) -> dict:
+    run = {"status": "Finished", "return_code": code, "stdout": stdout, "stderr": stderr, "execution_time": 0.25}
+    return {
+        "status": "Failed" if code else "Success",
+        "message": "",
+        "compile_result": None,
+        "run_result": run,
+        "files": {},
+    }
+
+
+async def with_stub(handler: Handler, code: str = "x", **options):
+    async with serving(handler) as url:
+        client = SandboxClient(url, **options)
+        try:
+            return await client.run_code(code, timeout_s=0.1)
+        finally:
+            await client.close()
+
+
+def always(answer: dict | None = None, **options) -> Handler:
+    async def handler(_request: web.Request) -> web.Response:
+        return web.json_response(answer, **options) if answer is not None else web.Response(**options)
+
+    return handler
+
+
+TIMED_OUT = {
+    "status": "TimeLimitExceeded",
+    "return_code": None,
+    "stdout": "so far",
+    "stderr": None,
+    "execution_time": 2.0,
+}
+NOT_COMPILED = {"status": "Finished", "return_code": 1, "stdout": "", "stderr": "no", "execution_time": 0.5}
+
+
+@pytest.mark.parametrize(
+    ("answer", "expected"),
+    [
+        (finished("out"), ("success", "out", "", 0, 0.25)),
+        (finished(stderr="Traceback", code=1), ("failed", "", "Traceback", 1, 0.25)),
+        (finished(code=-9), ("failed", "", "", -9, 0.25)),
+        (finished("a\ud800b"), ("success", "a?b", "", 0, 0.25)),
+        ({"status": "Failed", "run_result": TIMED_OUT}, ("timeout", "so far", "", None, 2.0)),
+        ({"status": "Failed", "run_result": None, "compile_result": NOT_COMPILED}, ("failed", "", "no", 1, 0.5)),
+    ],
+)
+def test_outcomes_of_code_are_results(answer, expected):
+    result = asyncio.run(with_stub(always(answer)))
+    assert (result.status, result.stdout, result.stderr, result.return_code, result.seconds) == expected
+    assert result.attempts == 1
+
+
+@pytest.mark.parametrize(
+    ("handler", "message"),
+    [
+        (always(finished(), status=503), "HTTP 503"),
+        (always(finished(), status=429), "HTTP 429"),
+        (always({"status": "SandboxError", "message": "no disk"}), "SandboxError: no disk"),
+        (always(text="<html>", status=200), "unreadable answer"),
+        (always([]), "unreadable answer"),
+        (always({"status": "Success", "run_result": None}), "unreadable answer"),
+        (always(finished() | {"status": "Wonderful"}), "unreadable answer"),
+        (always({"status": "Success", "run_result": TIMED_OUT | {"status": "Error"}}), "unreadable answer"),
+        (always({"status": "Success", "run_result": NOT_COMPILED | {"stdout": 5}}), "unreadable answer"),
+    ],
+)
+def test_infrastructure_failures_end_in_a_fault_after_bounded_tries(handler, message):
+    calls = []
+
+    async def counting(request: web.Request) -> web.StreamResponse:
+        calls.append(request)
+        return await handler(request)
+
+    with pytest.raises(SandboxFault, match=message) as caught:
+        asyncio.run(with_stub(counting, retries=2))
+    assert caught.value.infra and len(calls) == 3
+
+
+def test_a_refused_request_is_not_repeated():
+    calls = []
+
+    async def refuse(request: web.Request) -> web.Response:
+        calls.append(request)
+        return web.json_response({"detail": "no"}, status=422)
+
+    with pytest.raises(SandboxFault, match="HTTP 422"):
+        asyncio.run(with_stub(refuse))
+    assert len(calls) == 1
+
+
+def test_a_server_that_hangs_is_given_up():
+    async def hang(_request: web.Request) -> web.Response:
+        await asyncio.sleep(60)
+        return web.Response()
+
+    with pytest.raises(SandboxFault, match="ReadTimeout"):
+        asyncio.run(with_stub(hang, retries=1, margin_s=0.1))
+
+
+def test_every_tenth_call_going_wrong_changes_no_result():
+    """503, hanging, garbage and dropped connections in turn: all 200 answers are right and the repeats are counted."""
+    seen, broken = 0, 0
+
+    async def flaky(request: web.Request) -> web.StreamResponse:
+        nonlocal seen, broken
+        seen += 1
+        if seen % 10 == 0:
+            broken += 1
+            if broken % 4 == 0:
+                return web.Response(status=503)
+            if broken % 4 == 1:
+                await asyncio.sleep(60)
+            if broken % 4 == 2:
+                return web.Response(text='{"status": "Succ')
+            request.transport.abort()
+        return web.json_response(finished(stdout=(await request.json())["code"]))
+
+    async def scenario() -> list:
+        async with serving(flaky) as url:
+            client = SandboxClient(url, max_concurrent=16, margin_s=0.4)
+            try:
+                return await asyncio.gather(*(client.run_code(f"code {n}", timeout_s=0.1) for n in range(200)))
+            finally:
+                await client.close()
+
+    results = asyncio.run(scenario())
+    assert [result.stdout for result in results] == [f"code {n}" for n in range(200)]
+    assert broken >= 20
+    assert sum(result.attempts - 1 for result in results) == seen - 200 == broken
+
+
+def test_no_more_than_max_concurrent_at_once():
+    now, most = 0, 0
+
+    async def slow(_request: web.Request) -> web.Response:
+        nonlocal now, most
+        now += 1
+        most = max(most, now)
+        await asyncio.sleep(0.01)
+        now -= 1
+        return web.json_response(finished())
+
+    async def scenario() -> None:
+        async with serving(slow) as url:
+            client = SandboxClient(url, max_concurrent=3)
+            await asyncio.gather(*(client.run_code("x") for _ in range(30)))
+            await client.close()
+
+    asyncio.run(scenario())
+    assert most == 3
+
+
+def test_the_request_is_sandboxfusions():
+    bodies = []
+
+    async def keep(request: web.Request) -> web.Response:
+        bodies.append((request.headers["Authorization"], await request.json()))
+        return web.json_response(finished())
+
+    async def scenario() -> None:
+        async with serving(keep) as url:
+            client = SandboxClient(url + "/run_code/", token="t")
+            await client.run_code("x", timeout_s=3, stdin="in\udc80", files={"a": b"hi"}, memory_mb=99)
+            await client.close()
+
+    asyncio.run(scenario())
+    authorization, body = bodies[0]
+    assert authorization == "Bearer t"
+    assert body.pop("compile_timeout") > 0
+    assert body == {
+        "code": "x",
+        "language": "python",
+        "run_timeout": 3,
+        "memory_limit_MB": 99,
+        "stdin": "in?",
+        "files": {"a": "aGk="},
+    }
+
+
+def test_recovery_is_shared_and_comes_before_the_next_try():
+    recoveries = 0
+
+    async def scenario() -> list:
+        nonlocal recoveries
+        async with serving(always(finished("late"))) as url:
+            client: SandboxClient
+
+            async def recover() -> None:
+                nonlocal recoveries
+                recoveries += 1
+                await asyncio.sleep(0.2)
+                client.url = url
+
+            client = SandboxClient("http://127.0.0.1:1", on_unreachable=recover)
+            try:
+                return await asyncio.gather(*(client.run_code("x") for _ in range(10)))
+            finally:
+                await client.close()
+
+    results = asyncio.run(scenario())
+    assert {(result.stdout, result.attempts) for result in results} == {("late", 2)}
+    assert recoveries == 1
+
+
+def test_recovery_that_fails_ends_in_the_fault_itself():
+    async def recover() -> None:
+        raise SandboxFault("cannot start")
+
+    client = SandboxClient("http://127.0.0.1:1", retries=1, on_unreachable=recover)
+    with pytest.raises(SandboxFault, match=r"ConnectError.*2 tries"):
+        asyncio.run(client.run_code("x"))
+
+
+def test_local_server_killed_in_the_middle_is_restarted_and_every_call_succeeds():
+    async def scenario() -> tuple[list, int]:
+        local = LocalSandbox(max_concurrent=4)
+        client = SandboxClient(await local.start(), max_concurrent=32, token=local.token, on_unreachable=local.ensure)
+        try:
+            calls = [
+                asyncio.create_task(client.run_code(f"import time; time.sleep(0.1); print({n})")) for n in range(32)
+            ]
+            while not any(call.done() for call in calls):
+                await asyncio.sleep(0.01)
+            os.kill(local._process.pid, signal.SIGKILL)
+            return await asyncio.gather(*calls), local.restarts
+        finally:
+            await client.close()
+            await local.stop()
+
+    results, restarts = asyncio.run(scenario())
+    assert [(result.status, result.stdout) for result in results] == [("success", f"{n}\n") for n in range(32)]
+    assert restarts == 1
+    assert max(result.attempts for result in results) > 1
+
+
+def test_one_client_serves_several_event_loops_in_turn():
+    local = LocalSandbox()
+    try:
+        client = SandboxClient(asyncio.run(local.start()), token=local.token, on_unreachable=local.ensure)
+
+        async def once(n: int) -> str:
+            result = await client.run_code(f"print({n})")
+            assert await client.ping()
+            await client.close()
+            return result.stdout
+
+        assert [asyncio.run(once(n)) for n in range(3)] == ["0\n", "1\n", "2\n"]
+    finally:
+        local.close()
+    assert asyncio.run(client.ping()) is False
+
+
+@pytest.mark.parametrize("code", ["print('\ud800')", "\udfff"])
+def test_lone_surrogates_fail_without_a_server(code):
+    result = asyncio.run(SandboxClient("http://127.0.0.1:1").run_code(code))
+    assert (result.status, result.return_code) == ("failed", 1)
+    assert "lone surrogate" in result.stderr
+
+
+@pytest.mark.parametrize("url", ["http://127.0.0.1:1", "no url at all", "http://[bad"])
+def test_check_names_the_url_and_the_remedy(url):
+    with pytest.raises(UserError, match=r"drop sandbox\.url") as caught:
+        asyncio.run(check_sandbox(url))
+    assert url in str(caught.value) and "\n" not in str(caught.value)
+
+
+def test_check_wants_a_sandbox_and_not_just_a_server():
+    async def scenario() -> None:
+        async with serving(always(finished())) as url:
+            await check_sandbox(url)
+
+    with pytest.raises(UserError, match="HTTP 404"):
+        asyncio.run(scenario())
+
+
+def test_check_accepts_a_real_one_and_notices_a_wrong_token():
+    async def scenario() -> None:
+        local = LocalSandbox()
+        try:
+            await check_sandbox(await local.start() + "/run_code", token=local.token)
+            with pytest.raises(UserError, match="HTTP 401"):
+                await check_sandbox(local.url, token="wrong")
+        finally:
+            await local.stop()
+
+    asyncio.run(scenario())
