@@ -83,10 +83,14 @@ class TimeoutFault(Fault):
 
 @contextmanager
 def boundary(fault: type[Fault], where: str = "") -> Iterator[None]:
-    """Turn anything that escapes into `fault`, keeping faults that are already classified and cancellation."""
+    """Turn anything that escapes into `fault`, keeping faults that are already classified and cancellation. A fault that
+    does not say where it happened gets this `where`."""
     try:
         yield
-    except (Fault, UserError, asyncio.CancelledError):
+    except Fault as classified:
+        classified.where = classified.where or where
+        raise
+    except (UserError, asyncio.CancelledError):
         raise
     except TimeoutError as error:
         raise fault(f"timed out {error}".strip(), where=where) from error

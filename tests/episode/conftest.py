@@ -1,4 +1,4 @@
-"""A scripted world for episodes: a character-level tokenizer with a ChatML template, clients, and workflows from code."""
+"""A scripted world for episodes: a tokenizer of characters with a ChatML template, clients, workflows from code."""
 
 from __future__ import annotations
 
@@ -29,14 +29,23 @@ class Tokenizer:
 
     def encode(self, text: str, add_special_tokens: bool = True) -> list[int]:
         pieces = re.split(r"(<\|im_start\|>|<\|im_end\|>)", text)
-        return [id for piece in pieces for id in ([SPECIAL[piece]] if piece in SPECIAL else [ord(c) + 10 for c in piece])]
+        return [
+            id for piece in pieces for id in ([SPECIAL[piece]] if piece in SPECIAL else [ord(c) + 10 for c in piece])
+        ]
 
     def decode(self, ids: list[int], skip_special_tokens: bool = False) -> str:
         names = {id: "" if skip_special_tokens else name for name, id in SPECIAL.items()}
         return "".join(names[id] if id in names else chr(id - 10) for id in ids)
 
     def apply_chat_template(
-        self, conversation, tools=None, tokenize=True, add_generation_prompt=False, return_dict=True, prefix="", **kwargs
+        self,
+        conversation,
+        tools=None,
+        tokenize=True,
+        add_generation_prompt=False,
+        return_dict=True,
+        prefix="",
+        **kwargs,
     ):
         text = f"{START}system\n{[tool['function']['name'] for tool in tools]}{END}\n" if tools else ""
         for message in conversation:
@@ -143,6 +152,13 @@ def world(tmp_path: Path) -> SimpleNamespace:
         return Tokenizer().decode(call.response_ids)
 
     return SimpleNamespace(
-        workflow=workflow, runner=runner, sample=sample, play=play, text=text,
-        Tokenizer=Tokenizer, Client=Client, Tool=Tool, path=tmp_path,
+        workflow=workflow,
+        runner=runner,
+        sample=sample,
+        play=play,
+        text=text,
+        Tokenizer=Tokenizer,
+        Client=Client,
+        Tool=Tool,
+        path=tmp_path,
     )

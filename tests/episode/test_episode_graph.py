@@ -19,11 +19,13 @@ def diamond(world, **keys):
 
 
 def test_nodes_know_their_ancestors_also_through_other_kinds_of_nodes(world):
-    flow = world.workflow([
-        {"node_id": "a"},
-        {"node_id": "mix", "node_role": "DEFAULT", "dependencies": ["a"]},
-        {"node_id": "b", "dependencies": ["mix"]},
-    ])
+    flow = world.workflow(
+        [
+            {"node_id": "a"},
+            {"node_id": "mix", "node_role": "DEFAULT", "dependencies": ["a"]},
+            {"node_id": "b", "dependencies": ["mix"]},
+        ]
+    )
     a, b = rollout_graph(flow)
     assert (a.ancestors, b.ancestors) == (frozenset(), {"a"})
     assert b.dependencies == ()
@@ -125,17 +127,20 @@ def test_max_turns_ends_an_episode_that_nobody_ends(world):
 
 
 @pytest.mark.parametrize(
-    ("group", "players"), [({"first": 1, "second": 0}, ("second", "first", "own")), ({"first": 0, "second": 1}, ("first", "second", "own"))]
+    ("group", "players"),
+    [({"first": 1, "second": 0}, ("second", "first", "own")), ({"first": 0, "second": 1}, ("first", "second", "own"))],
 )
 def test_players_are_in_agent_order_up_to_the_owner(world, group, players):
     watch = {"obs_with_env": True}
-    flow = world.workflow([
-        {"node_id": "first", "agent_group": group["first"], "agent_options": watch},
-        {"node_id": "second", "agent_group": group["second"], "agent_options": watch},
-        {"node_id": "blind", "agent_group": 2},
-        {"node_id": "own", "agent_group": 3, "agent_options": {**watch, "env_path": ("e.py:E",)}},
-        {"node_id": "later", "agent_group": 4, "agent_options": watch},
-    ])
+    flow = world.workflow(
+        [
+            {"node_id": "first", "agent_group": group["first"], "agent_options": watch},
+            {"node_id": "second", "agent_group": group["second"], "agent_options": watch},
+            {"node_id": "blind", "agent_group": 2},
+            {"node_id": "own", "agent_group": 3, "agent_options": {**watch, "env_path": ("e.py:E",)}},
+            {"node_id": "later", "agent_group": 4, "agent_options": watch},
+        ]
+    )
     assert [place.players for place in rollout_graph(flow)] == [(), (), (), players, ()]
 
 

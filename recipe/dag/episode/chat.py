@@ -10,8 +10,8 @@ from collections.abc import Mapping, Sequence
 from numbers import Integral
 from typing import Any
 
-from recipe.dag.errors import UserError
 from recipe.dag.episode.context import Message
+from recipe.dag.errors import UserError
 
 # Nothing that a template strips, escapes or treats as markup, and nothing that a tool's schema would contain.
 _STAND_IN = "qzstandinanswerzq"

@@ -66,9 +66,7 @@ def load_env(path: str, workflow: Workflow) -> EnvClass:
         return EnvClass(path, cls, frozenset({"sample", "seed"}))
     offered = frozenset(p.name for p in parameters) & {"sample", "seed"}
     optional = (inspect.Parameter.VAR_POSITIONAL,)
-    strange = [
-        p.name for p in parameters if p.name not in offered and p.default is p.empty and p.kind not in optional
-    ]
+    strange = [p.name for p in parameters if p.name not in offered and p.default is p.empty and p.kind not in optional]
     if strange:
         raise UserError(f"{path}: reset asks for {', '.join(strange)}; it is given sample and seed")
     return EnvClass(path, cls, offered)

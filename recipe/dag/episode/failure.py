@@ -9,8 +9,8 @@ from collections import Counter
 from collections.abc import Iterable
 from typing import Literal
 
-from recipe.dag.errors import Fault
 from recipe.dag.episode.record import Episode
+from recipe.dag.errors import Fault
 
 Decision = Literal["retry", "mask", "fail"]
 

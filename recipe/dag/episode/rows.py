@@ -70,6 +70,7 @@ def split_row(row: Row) -> list[Row]:
                 reward=reward,
                 call_ends=(stop - start,),
                 call_rewards=(reward,),
+                call_turns=(turn,),
             )
         )
         end = stop
@@ -95,6 +96,7 @@ def _row(episode: Episode, call: Call) -> Row:
         response_mask=list(call.response_mask),
         rollout_log_probs=list(call.rollout_log_probs),
         reward=call.reward or 0.0,
+        call_turns=(call.turn,),
         temperature=call.temperature,
     )
 
@@ -115,4 +117,3 @@ def _extend(row: Row, later: Row) -> None:
     row.call_ends += (len(row.response_ids),)
     row.call_rewards += (later.reward,)
     row.call_turns += (later.turn,)
-    row.call_nodes += (later.node,)

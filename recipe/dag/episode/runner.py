@@ -45,9 +45,7 @@ class EpisodeRunner:
         policies = {name for name, policy in workflow.policies.items() if not policy.frozen}
         self._trained = frozenset(place.agent.name for place in graph if place.agent.policy in policies)
 
-    async def run(
-        self, sample: dict[str, Any], uid: str, index: int, *, step: int, validate: bool = False
-    ) -> Episode:
+    async def run(self, sample: dict[str, Any], uid: str, index: int, *, step: int, validate: bool = False) -> Episode:
         """One episode. A fault that ended it stands in `episode.fault`. Raises UserError where the workflow says
         `on_failure: fail`, or the user's code is at fault before anything runs."""
         if not isinstance(prompt := sample.get("prompt"), list):
@@ -76,7 +74,7 @@ class EpisodeRunner:
     async def _attempt(self, attempt: Attempt) -> Fault | None:
         spec = self._workflow.episode
         try:
-            with boundary(Fault, "the episode runner"):
+            with boundary(Fault):
                 async with limited(spec.timeout_s, TimeoutFault, "the episode"):
                     await Rollout(self._callers, self._envs, spec, attempt).play()
                     await score(attempt.episode, self._rewards, trained=self._trained, limit_s=spec.call_timeout_s)

@@ -20,19 +20,33 @@ T = TypeVar("T")
 
 
 async def together(coroutines: Iterable[Coroutine[Any, Any, T]]) -> list[T]:
-    """The results, in order. The first that raises cancels the others; it is raised as it is, not in a group."""
-    try:
-        async with asyncio.TaskGroup() as group:
-            tasks = [group.create_task(coroutine) for coroutine in coroutines]
-    except BaseExceptionGroup as failures:
-        raise _first(failures) from None
+    """The results, in order. The first that raises cancels the others; it is raised as it is, not in a group.
+
+    Not asyncio.TaskGroup: before Python 3.13 a failure inside leaves the caller marked as cancelled, and it lets a
+    failure hide that the caller really was.
+    """
+    tasks = [asyncio.create_task(coroutine) for coroutine in coroutines]
+    pending, failed, cancelled = set(tasks), None, None
+    while pending:
+        try:
+            done, pending = await asyncio.wait(pending, return_when=asyncio.FIRST_EXCEPTION)
+        except asyncio.CancelledError as error:
+            done, cancelled = set(), error
+        # All of them are asked: asyncio complains about an exception that nobody has looked at.
+        broken = [task for task in tasks if task in done and _failed(task)]
+        failed = failed or next(iter(broken), None)
+        if failed or cancelled:
+            for task in pending:
+                task.cancel()
+    if cancelled:
+        raise cancelled
+    if failed:
+        failed.result()
     return [task.result() for task in tasks]
 
 
-def _first(error: BaseException) -> BaseException:
-    while isinstance(error, BaseExceptionGroup):
-        error = error.exceptions[0]
-    return error
+def _failed(task: asyncio.Task) -> bool:
+    return task.cancelled() or task.exception() is not None
 
 
 @asynccontextmanager

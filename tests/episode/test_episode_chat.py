@@ -1,0 +1,84 @@
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from recipe.dag.episode.chat import as_ids, continuation_ids, end_of_turn_id, render
+from recipe.dag.errors import UserError
+
+# As published chat templates do: blanks are stripped, an answer's end differs by what follows it.
+TEMPLATE = (
+    "{% for m in messages %}<|im_start|>{{ m.role }}\n"
+    "{% if m.role == 'assistant' and loop.last %}<think></think>{% endif %}"
+    "{{ m.content | trim }}<|im_end|>\n{% endfor %}{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
+)
+
+
+@pytest.fixture(scope="module")
+def real():
+    """A transformers tokenizer over characters."""
+    from tokenizers import Regex, Tokenizer, models, pre_tokenizers
+    from transformers import PreTrainedTokenizerFast
+
+    specials = ["<|endoftext|>", "<|im_start|>", "<|im_end|>"]
+    vocabulary = {token: id for id, token in enumerate([*specials, *map(chr, range(10, 127))])}
+    core = Tokenizer(models.WordLevel(vocabulary, unk_token="?"))
+    core.pre_tokenizer = pre_tokenizers.Split(Regex(r"[\s\S]"), "isolated")
+    made = PreTrainedTokenizerFast(tokenizer_object=core, eos_token="<|im_end|>", additional_special_tokens=specials)
+    made.chat_template = TEMPLATE
+    return made
+
+
+def test_render_gives_plain_ids(real):
+    ids = render(real, [{"role": "user", "content": " hi "}])
+    assert type(ids) is list and set(map(type, ids)) == {int}
+    assert ids == real.encode("<|im_start|>user\nhi<|im_end|>\n<|im_start|>assistant\n", add_special_tokens=False)
+
+
+def test_a_continuation_is_what_stands_behind_an_answer(real):
+    end = end_of_turn_id(real)
+    assert end == real.eos_token_id
+    messages = [{"role": "tool", "content": "one <|im_end|> two"}, {"role": "tool", "content": "qzstandinanswerzq"}]
+    ids = continuation_ids(real, messages, end_of_turn=end)
+    expected = (
+        "\n<|im_start|>tool\none <|im_end|> two<|im_end|>\n<|im_start|>tool\nqzstandinanswerzq<|im_end|>\n"
+        "<|im_start|>assistant\n"
+    )
+    assert ids == real.encode(expected, add_special_tokens=False)
+
+
+def test_a_base_models_end_of_text_is_not_its_end_of_turn(world):
+    tokenizer = world.Tokenizer()
+    tokenizer.eos_token_id = 99
+    assert end_of_turn_id(tokenizer) == 2
+
+
+def test_a_template_that_hides_answers_is_refused(world):
+    tokenizer = world.Tokenizer()
+    tokenizer.apply_chat_template = lambda conversation, **kwargs: "nothing"
+    with pytest.raises(UserError, match="leaves out what the assistant said"):
+        end_of_turn_id(tokenizer)
+
+
+@pytest.mark.parametrize(
+    ("value", "ids"),
+    [
+        ([1, 2], [1, 2]),
+        ((1, 2), [1, 2]),
+        ({"input_ids": [1, 2]}, [1, 2]),
+        ({"input_ids": [[1, 2]]}, [1, 2]),
+        ([], []),
+        (np.array([1, 2]), [1, 2]),
+        (np.array([[3]]), [3]),
+        ([np.int64(4)], [4]),
+        ([1.0], None),
+        ([True], None),
+        ([-1], None),
+        ("12", None),
+        (None, None),
+        ([[1], [2]], None),
+        ([{"role": "user"}], None),
+    ],
+)
+def test_ids_are_read_in_every_form_that_tokenizers_give_them(value, ids):
+    assert as_ids(value) == ids

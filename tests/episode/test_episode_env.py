@@ -1,0 +1,293 @@
+from __future__ import annotations
+
+import asyncio
+
+import pytest
+
+from recipe.dag.episode.env import load_env
+from recipe.dag.errors import UserError
+from recipe.dag.workflow.user_code import load_object
+
+
+def game(world, code: str, *, rewards: bool = True, **episode):
+    """Two players, the second owns the env."""
+    nodes = [
+        {"node_id": "a", "agent_options": {"obs_with_env": True}},
+        {
+            "node_id": "b",
+            "agent_group": 1,
+            "dependencies": ["a"],
+            "agent_options": {"obs_with_env": True, "env_path": ["env.py:E"], "rewards_with_env": rewards},
+        },
+    ]
+    return world.workflow(nodes, files={"env.py": code}, episode={"max_turns": 2, **episode})
+
+
+def step(body: str) -> str:
+    return f"class E:\n    def step(self, actions, ground_truth):\n        {body}"
+
+
+LOG = """
+class E:
+    log = []
+    def __init__(self):
+        self.steps = 0
+    def reset(self, sample, seed):
+        E.log.append(("reset", sample["ground_truth"], seed))
+        return {"agent0": "start0", "agent1": "start1"}
+    async def step(self, actions, ground_truth):
+        self.steps += 1
+        E.log.append((actions, ground_truth))
+        return [f"obs0.{self.steps}", f"obs1.{self.steps}"], [1.0, self.steps], self.steps == 2
+    def close(self):
+        E.log.append("close")
+"""
+
+
+def test_an_env_lives_through_its_episode_and_speaks_per_agent(world):
+    flow = game(world, LOG, max_turns=5)
+    client = world.Client(lambda prompt, sampling, request: f"{request[-1]}{len(client.requests)}")
+    episode = world.play(flow, client)
+    assert episode.fault is None and episode.done and episode.turns == 2
+    assert [call.reward for call in episode.calls] == [1.0, 1.0, 1.0, 2.0]
+    seen = [call.prompt_text.split("Observation:\n")[1].split("<")[0] for call in episode.calls]
+    # b sees what was there before its own step of this turn.
+    assert seen == ["start0", "start1", "obs0.1", "obs1.1"]
+    reset, first, second, close = load_object("env.py:E", flow.path).log
+    assert reset[:2] == ("reset", "4") and 0 <= reset[2] < 2**31
+    assert (first, second, close) == ((["01", "12"], "4"), (["03", "14"], "4"), "close")
+
+
+def test_a_node_behind_the_owner_sees_the_new_observation_in_the_same_turn(world):
+    code = step("return 'new', 0, False") + "\n    def reset(self):\n        return 'old'"
+    watch = {"obs_with_env": True}
+    flow = world.workflow(
+        [
+            {"node_id": "own", "agent_options": {**watch, "env_path": ["env.py:E"]}},
+            {"node_id": "beside", "agent_group": 1, "agent_options": watch},
+            {"node_id": "after", "agent_group": 2, "dependencies": ["own"], "agent_options": watch},
+            {"node_id": "blind", "agent_group": 3, "dependencies": ["own"]},
+        ],
+        files={"env.py": code},
+    )
+    prompts = {call.node: call.prompt_text for call in world.play(flow).calls}
+    assert "Observation:\nold" in prompts["own"] and "Observation:\nold" in prompts["beside"]
+    assert "Observation:\nnew" in prompts["after"]
+    assert "Observation" not in prompts["blind"]
+
+
+def test_without_rewards_with_env_the_env_rewards_nobody(world):
+    episode = world.play(game(world, step("return None, 1.0, True"), rewards=False))
+    assert [call.reward for call in episode.calls] == [None, None]
+
+
+@pytest.mark.parametrize(
+    ("reward", "expected"),
+    [("1", [1.0, 1.0]), ("[0, 2.5]", [0.0, 2.5]), ("{'agent1': 1, 'agent0': -1}", [-1.0, 1.0]), ("True", [1.0, 1.0])],
+)
+def test_rewards_may_be_one_a_list_or_by_name(world, reward, expected):
+    episode = world.play(game(world, step(f"return None, {reward}, True")))
+    assert [call.reward for call in episode.calls] == expected
+
+
+def test_rewards_may_be_numpys(world):
+    episode = world.play(
+        game(world, "import numpy as np\n" + step("return None, np.array([0.5, 1.5]), np.bool_(True)"))
+    )
+    assert [call.reward for call in episode.calls] == [0.5, 1.5] and episode.done
+
+
+@pytest.mark.parametrize(
+    ("code", "message"),
+    [
+        (step("raise ValueError('no')"), "ValueError: no"),
+        (step("return None"), "not (obs, reward, done)"),
+        (step("return None, float('nan'), False"), "not a finite number"),
+        (step("return None, float('inf'), False"), "not a finite number"),
+        (step("return None, None, False"), "not a finite number"),
+        (step("return None, '1', False"), "not a finite number"),
+        (step("return None, [1.0], False"), "1 rewards for 2 players"),
+        (step("return None, {'agent0': 1}, False"), "its players are"),
+        (step("return ['x'] * 3, 0, False"), "3 observations for 2 players"),
+        (step("return {'agent0': 1, 'agent9': 2}, 0, False"), "agent9"),
+        (step("return None, 0, [False, False]"), "not a bool"),
+        (step("import sys; sys.exit(3)"), "SystemExit"),
+        (step("raise StopIteration"), "StopIteration"),
+        (step("raise TimeoutError('mine')"), "timed out mine"),
+        (
+            "class E:\n    def __init__(self):\n        raise OSError('gone')\n    def step(self, a, g): ...",
+            "OSError: gone",
+        ),
+        (
+            "class E:\n    def reset(self):\n        return [1]\n    def step(self, a, g): ...",
+            "1 observations for 2 players",
+        ),
+    ],
+)
+def test_a_broken_env_is_a_fault_and_never_a_reward(world, code, message):
+    episode = world.play(game(world, code))
+    assert episode.fault["boundary"] == "env" and not episode.fault["infra"]
+    assert episode.fault["where"].startswith("env.py:E:")
+    assert message in episode.fault["message"]
+    assert all(call.reward is None for call in episode.calls)
+    assert episode.attempts == 1
+
+
+@pytest.mark.parametrize("word", ["", "async "])
+def test_an_env_that_hangs_ends_its_own_episode_only(world, word):
+    wait = "await asyncio.Event().wait()" if word else "threading.Event().wait()"
+    code = f"""
+import asyncio, threading
+class E:
+    {word}def step(self, actions, ground_truth):
+        if ground_truth == "hang":
+            {wait}
+        return None, 1.0, True
+"""
+    flow = game(world, code, call_timeout_s=1.5)
+
+    async def main():
+        made = world.runner(flow)
+        samples = [world.sample(ground_truth="hang" if k % 10 == 0 else "go") for k in range(100)]
+        return await asyncio.gather(*(made.run(sample, f"u{k}", 0, step=0) for k, sample in enumerate(samples)))
+
+    episodes = asyncio.run(main())
+    hung = [k for k, episode in enumerate(episodes) if episode.fault]
+    assert hung == list(range(0, 100, 10))
+    assert {episodes[k].fault["message"] for k in hung} == {"step took longer than 1.5 s"}
+    assert all(call.reward == 1.0 for k, e in enumerate(episodes) if k not in hung for call in e.calls)
+
+
+def test_many_sync_envs_step_at_once(world):
+    code = """
+import threading
+class E:
+    barrier = threading.Barrier(64, timeout=20)
+    def step(self, actions, ground_truth):
+        E.barrier.wait()  # Breaks unless all 64 are inside at once.
+        return None, 1.0, True
+"""
+
+    async def main():
+        made = world.runner(game(world, code))
+        return await asyncio.gather(*(made.run(world.sample(), f"u{k}", 0, step=0) for k in range(64)))
+
+    assert [episode.fault for episode in asyncio.run(main())] == [None] * 64
+
+
+def test_a_close_that_fails_is_counted_and_costs_nothing(world):
+    code = step("return None, 1.0, True") + "\n    def close(self):\n        raise OSError('busy')"
+    episode = world.play(game(world, code))
+    assert episode.fault is None and [call.reward for call in episode.calls] == [1.0, 1.0]
+    assert [fault["where"] for fault in episode.faults] == ["env.py:E:close"]
+
+
+def test_the_group_meets_the_same_env_and_another_sample_another(world):
+    flow = game(world, LOG)
+
+    async def main():
+        made = world.runner(flow)
+        for uid, index in (("u", 0), ("u", 1), ("v", 0)):
+            await made.run(world.sample(), uid, index, step=index)
+
+    asyncio.run(main())
+    seeds = [entry[2] for entry in load_object("env.py:E", flow.path).log if entry[0] == "reset"]
+    assert seeds[0] == seeds[1] != seeds[2]
+
+
+def test_one_env_stepped_by_two_nodes_is_one_instance_stepped_in_order(world):
+    code = """
+import time
+class E:
+    def reset(self):
+        self.log, self.inside = [], 0
+    async def step(self, actions, ground_truth):
+        self.log.append(actions[-1])
+        return ",".join(self.log), 0.0, False
+"""
+    owner = {"obs_with_env": True, "env_path": ["env.py:E"]}
+    flow = world.workflow(
+        [{"node_id": "a", "agent_options": owner}, {"node_id": "b", "agent_group": 1, "agent_options": owner}],
+        files={"env.py": code},
+        episode={"max_turns": 2},
+    )
+
+    async def main():
+        b_called = asyncio.Event()
+
+        async def script(prompt, sampling, request):
+            if request.endswith("0") and not b_called.is_set():
+                await b_called.wait()
+            b_called.set()
+            return request[-1]
+
+        return await world.runner(flow, world.Client(script)).run(world.sample(), "u", 0, step=0)
+
+    episode = asyncio.run(main())
+    assert episode.fault is None
+    assert "Observation:\n0,1" in episode.calls[2].prompt_text
+
+
+def test_siirl_envs_obs_becomes_the_transcript(world):
+    hooks = """
+def pre_process(tokenizer, prompt_ids, obs, **kwargs):
+    return prompt_ids
+def post_process(tokenizer, prompt_ids, response_ids, **kwargs):
+    return prompt_ids + response_ids
+"""
+    env = """
+class E:
+    def __init__(self):
+        self.turn = 0
+    async def step(self, actions, ground_truth):
+        self.turn += 1
+        return [f"{a} wrong" for a in actions], 0.0, False
+"""
+    options = {"process_path": "hooks.py", "obs_with_env": True}
+    flow = world.workflow(
+        [
+            {"node_id": "a", "agent_options": options},
+            {
+                "node_id": "b",
+                "agent_group": 1,
+                "dependencies": ["a"],
+                "agent_options": {**options, "env_path": ["env.py:E"]},
+            },
+        ],
+        files={"env.py": env, "hooks.py": hooks},
+        episode={"max_turns": 2},
+    )
+    episode = world.play(flow)
+    assert episode.fault is None
+    a, b, again, _ = episode.calls
+    assert b.prompt_text == a.prompt_text + "ok<|im_end|>"
+    assert again.prompt_text == f"{b.text} wrong"
+
+
+@pytest.mark.parametrize(
+    ("code", "message"),
+    [
+        ("E = 3", "an env is a class"),
+        ("class E: ...", "an env is a class"),
+        ("class E:\n    def reset(self, level): ...\n    def step(self, a, g): ...", "reset asks for level"),
+    ],
+)
+def test_what_is_no_env_is_refused_at_once(world, code, message):
+    flow = game(world, code)
+    with pytest.raises(UserError, match=message):
+        load_env("env.py:E", flow)
+
+
+@pytest.mark.parametrize(
+    ("signature", "given"),
+    [
+        ("self", set()),
+        ("self, seed=0", {"seed"}),
+        ("self, sample", {"sample"}),
+        ("self, **kw", {"sample", "seed"}),
+        ("self, level=1", set()),
+    ],
+)
+def test_reset_is_given_what_it_takes(world, signature, given):
+    flow = game(world, f"class E:\n    def reset({signature}): ...\n    def step(self, a, g): ...")
+    assert load_env("env.py:E", flow).reset_arguments == given

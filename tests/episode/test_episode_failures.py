@@ -1,0 +1,279 @@
+from __future__ import annotations
+
+import asyncio
+import json
+import math
+import random
+
+import pytest
+
+from recipe.dag.episode.batch import run_batch
+from recipe.dag.episode.failure import decide
+from recipe.dag.episode.generation import check
+from recipe.dag.episode.record import Episode, Generation
+from recipe.dag.episode.rows import left_out, rows_of
+from recipe.dag.errors import EnvFault, GraderFault, HookFault, ModelServerFault, RewardFault, SandboxFault, UserError
+
+REWARD = """
+def score(episode):
+    return {name: [len(call.text) + call.response_ids[0] / 7 for call in episode.calls_of(name)]
+            for name in {call.agent for call in episode.calls}}
+"""
+
+
+def pipeline(world, **episode):
+    """Two agents, the second with a tool loop, two turns, a reward that depends on what was sampled."""
+    return world.workflow(
+        [
+            {"node_id": "plan"},
+            {"node_id": "solve", "agent_group": 1, "dependencies": ["plan"]},
+            {"node_id": "score", "node_role": "REWARD", "dependencies": ["solve"], "executable_ref": "reward.py:score"},
+        ],
+        agents=[{}, {"tools": ["calc"], "tool_loop": {}}],
+        files={"reward.py": REWARD},
+        episode={"max_turns": 2, **episode},
+    )
+
+
+def sampler(prompt: str, sampling: dict, request: str) -> str:
+    """What a model says depends on the prompt and the seed alone."""
+    draw = random.Random(f"{prompt} {sampling['seed']}")
+    if request.endswith("agent1") and draw.random() < 0.5:
+        arguments = json.dumps({"name": "calc", "arguments": {"n": draw.randrange(100)}})
+        return f"<tool_call>{arguments}</tool_call>"
+    return "w" * draw.randrange(1, 30)
+
+
+def outcome(episodes) -> dict:
+    """What is learnt from each episode, by its place."""
+    return {(e.uid, e.index): rows_of([e]) for e in episodes if not e.fault}
+
+
+def play_batch(world, flow, script, work, *, uids: int = 8, n: int = 8):
+    async def main():
+        runner = world.runner(flow, world.Client(script), [world.Tool("calc", work)])
+        samples = [(world.sample(f"question {k}"), f"u{k}") for k in range(uids)]
+        episodes = await run_batch(runner, samples, n, step=1)
+        assert asyncio.all_tasks() == {asyncio.current_task()}
+        return episodes
+
+    return asyncio.run(main())
+
+
+def calc(arguments, state):
+    return str(arguments["n"] ** 2)
+
+
+def test_a_tenth_of_503s_and_hangs_changes_no_reward(world):
+    clean = play_batch(world, pipeline(world), sampler, calc)
+    assert not any(episode.faults for episode in clean)
+    chance = random.Random(1)
+
+    def shaky(prompt, sampling, request):
+        luck = chance.random()
+        if luck < 0.05:
+            raise ModelServerFault("503 Service Unavailable")
+        if luck < 0.10:
+            return asyncio.Event().wait()
+        return sampler(prompt, sampling, request)
+
+    shaken = play_batch(world, pipeline(world, generation_timeout_s=0.3, call_timeout_s=20), shaky, calc)
+    kept, whole = outcome(shaken), outcome(clean)
+    # Three tries, twice: hardly any episode is lost, and those that are not are the same bit by bit.
+    assert kept == {place: whole[place] for place in kept} and len(kept) >= 62
+    messages = {fault["message"] for episode in shaken for fault in episode.faults}
+    assert messages == {"503 Service Unavailable", "an answer took longer than 0.3 s"}
+
+
+def test_a_sandbox_killed_mid_run_costs_episodes_but_changes_none(world):
+    clean = play_batch(world, pipeline(world), sampler, calc)
+    runs = 0
+
+    def dying(arguments, state):
+        nonlocal runs
+        runs += 1
+        if 20 < runs < 60:
+            raise SandboxFault("connection refused")
+        return calc(arguments, state)
+
+    shaken = play_batch(world, pipeline(world), sampler, dying)
+    kept, whole = outcome(shaken), outcome(clean)
+    masked = [episode for episode in shaken if episode.fault]
+    assert 0 < len(masked) < 64 and any(episode.faults and not episode.fault for episode in shaken)
+    assert kept == {place: whole[place] for place in kept}
+    assert {episode.fault["boundary"] for episode in masked} == {"sandbox"}
+    assert left_out(shaken)["episodes_masked"] == len(masked)
+    assert {(e.uid, e.index) for e in masked} == whole.keys() - kept.keys()
+
+
+def test_a_server_that_never_answers_one_group_masks_that_group_only(world):
+    clean = play_batch(world, pipeline(world), sampler, calc, uids=3)
+
+    def deaf(prompt, sampling, request):
+        return asyncio.Event().wait() if request.startswith("u1-") else sampler(prompt, sampling, request)
+
+    shaken = play_batch(world, pipeline(world, call_timeout_s=1.0, timeout_s=10), deaf, calc, uids=3)
+    assert outcome(shaken) == {place: rows for place, rows in outcome(clean).items() if place[0] != "u1"}
+    assert all(episode.attempts == 2 and episode.fault["infra"] for episode in shaken if episode.uid == "u1")
+
+
+def test_the_episode_has_a_limit_of_its_own(world):
+    async def script(prompt, sampling, request):
+        await asyncio.sleep(0.05)
+        return "x"
+
+    flow = world.workflow([{"node_id": "a"}], episode={"max_turns": 10_000, "timeout_s": 0.3, "retries": 0})
+    episode = world.play(flow, world.Client(script))
+    assert episode.fault["boundary"] == "timeout" and episode.fault["message"] == "the episode took longer than 0.3 s"
+    assert 0 < len(episode.calls) < 10_000 and rows_of([episode]) == []
+
+
+def test_a_call_has_a_limit_that_covers_its_hooks_and_tools(world):
+    code = "import asyncio\nasync def pre_process(t, p, o):\n    await asyncio.Event().wait()"
+    node = {"node_id": "a", "agent_options": {"process_path": "h.py"}}
+    episode = world.play(world.workflow([node], files={"h.py": code}, episode={"call_timeout_s": 0.2}))
+    assert (episode.fault["boundary"], episode.fault["where"], episode.attempts) == ("timeout", "node a", 2)
+
+
+def test_a_failed_branch_stops_its_siblings(world):
+    async def main():
+        cancelled = asyncio.Event()
+
+        async def script(prompt, sampling, request):
+            if request.endswith("0"):
+                raise ModelServerFault("down")
+            try:
+                await asyncio.Event().wait()
+            except asyncio.CancelledError:
+                cancelled.set()
+                raise
+
+        flow = world.workflow([{"node_id": "a"}, {"node_id": "b", "agent_group": 1}], episode={"on_failure": "mask"})
+        episode = await world.runner(flow, world.Client(script)).run(world.sample(), "u", 0, step=0)
+        assert cancelled.is_set() and asyncio.all_tasks() == {asyncio.current_task()}
+        return episode
+
+    episode = asyncio.run(main())
+    assert episode.attempts == 1 and [call.node for call in episode.calls] == ["a", "b"]
+    # Two tries that were repeated, and the one that ended it.
+    assert [fault["message"] for fault in episode.faults] == ["down"] * 3
+
+
+def test_generations_are_tried_again_with_the_same_seed(world):
+    def script(prompt, sampling, request):
+        if len(client.requests) < 3:
+            raise OSError("reset by peer")
+        return "x"
+
+    client = world.Client(script)
+    episode = world.play(world.workflow([{"node_id": "a"}]), client)
+    assert episode.fault is None and episode.attempts == 1
+    assert [fault["message"] for fault in episode.faults] == ["OSError: reset by peer"] * 2
+    assert len({sampling["seed"] for _, _, sampling in client.requests}) == 1
+
+
+def test_fail_stops_the_run_and_names_the_fault(world):
+    def script(prompt, sampling, request):
+        raise ModelServerFault("503")
+
+    flow = world.workflow([{"node_id": "a"}], episode={"on_failure": "fail"})
+    with pytest.raises(UserError, match=r"episode u0-0: model fault in node a, policy main: 503 \(on_failure: fail\)"):
+        world.play(flow, world.Client(script))
+
+
+@pytest.mark.parametrize("fault", [ModelServerFault, SandboxFault, GraderFault])
+def test_infrastructure_faults_are_retried_as_often_as_the_workflow_says(fault):
+    assert [decide(fault("x"), "retry", attempt=k, retries=2) for k in (1, 2, 3)] == ["retry", "retry", "mask"]
+    assert decide(fault("x"), "retry", attempt=1, retries=0) == "mask"
+    assert decide(fault("x"), "mask", attempt=1, retries=2) == "mask"
+    assert decide(fault("x"), "drop_group", attempt=1, retries=2) == "mask"
+    assert decide(fault("x"), "fail", attempt=1, retries=2) == "fail"
+
+
+@pytest.mark.parametrize("fault", [HookFault, EnvFault, RewardFault])
+def test_user_code_is_not_run_again(fault):
+    assert decide(fault("x"), "retry", attempt=1, retries=2) == "mask"
+    assert decide(fault("x", infra=True), "retry", attempt=1, retries=2) == "retry"
+    assert decide(fault("x"), "fail", attempt=1, retries=2) == "fail"
+
+
+@pytest.mark.parametrize(
+    ("ids", "log_probs", "stop"),
+    [
+        ([1, 2], [0.0], "stop"),
+        ([1], [math.nan], "stop"),
+        ([1], [-math.inf], "stop"),
+        ([1.0], [0.0], "stop"),
+        ([-1], [0.0], "stop"),
+        ([True], [0.0], "stop"),
+        (["a"], [0.0], "stop"),
+        ([1], [None], "stop"),
+        ([1] * 9, [0.0] * 9, "length"),
+        ([1], [0.0], "abort"),
+        ([1], [0.0], ""),
+    ],
+)
+def test_nonsense_from_the_server_is_a_fault(ids, log_probs, stop):
+    with pytest.raises(ModelServerFault):
+        check(Generation(ids, log_probs, stop), max_tokens=8)
+
+
+def test_sense_from_the_server_is_none():
+    check(Generation([1] * 8, [-0.5] * 8, "length"), max_tokens=8)
+    check(Generation([], [], "stop"), max_tokens=8)
+
+
+def test_a_client_may_take_its_arguments_apart(world):
+    class Greedy(world.Client):
+        async def generate(self, request_id, prompt_ids, sampling):
+            made = await super().generate(request_id, prompt_ids, sampling)
+            prompt_ids.clear()
+            sampling.clear()
+            if len(self.requests) == 1:
+                raise ModelServerFault("again")
+            return made
+
+    client = Greedy()
+    call = world.play(world.workflow([{"node_id": "a"}]), client).calls[0]
+    assert client.requests[0] == client.requests[1] and call.prompt_ids
+
+
+def test_sampling_is_the_agents_and_validation_overrides_it(world):
+    agents = [
+        {
+            "sampling": {"temperature": 0.7, "max_tokens": 9, "top_k": 5},
+            "validation": {"temperature": 0.0, "max_tokens": 3},
+        }
+    ]
+    flow = world.workflow([{"node_id": "a"}], agents=agents)
+    train, test = world.Client(), world.Client()
+    call = world.play(flow, train).calls[0]
+    validated = world.play(flow, test, validate=True).calls[0]
+    (_, _, first), (_, _, second) = train.requests[0], test.requests[0]
+    assert (first["temperature"], first["max_tokens"], first["top_k"], call.temperature) == (0.7, 9, 5, 0.7)
+    assert (second["temperature"], second["max_tokens"], second["top_k"], validated.temperature) == (0.0, 3, 5, 0.0)
+    assert first["seed"] != second["seed"]
+
+
+def test_a_prompt_that_does_not_fit_is_data(world):
+    flow = world.workflow([{"node_id": "a"}, {"node_id": "b", "agent_group": 1, "dependencies": ["a"]}])
+    client = world.Client(lambda *_: "y" * 20)
+    room = len(world.Tokenizer().encode("<|im_start|>user\nquestion<|im_end|>\n<|im_start|>assistant\n"))
+    episode = world.play(flow, client, max_model_len=room + 8)
+    a, b = episode.calls
+    assert episode.fault is None and episode.info == {"prompt_too_long": 1}
+    assert (a.stop_reason, len(a.response_ids), client.requests[0][2]["max_tokens"]) == ("length", 8, 8)
+    assert (b.stop_reason, b.response_ids, b.text) == ("length", [], "")
+    assert [row.node for row in rows_of([episode])] == ["a"]
+
+
+def test_a_sample_without_messages_is_a_user_error(world):
+    runner = world.runner(world.workflow([{"node_id": "a"}]))
+    with pytest.raises(UserError, match="sample u: `prompt` must be a list of chat messages, not str"):
+        asyncio.run(runner.run({"prompt": "hi"}, "u", 0, step=0))
+
+
+def test_a_record_survives_json(world):
+    flow = pipeline(world)
+    for episode in play_batch(world, flow, sampler, calc, uids=2, n=2):
+        assert Episode.from_json(json.loads(json.dumps(episode.to_json(), allow_nan=False))) == episode

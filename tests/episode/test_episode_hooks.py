@@ -1,0 +1,220 @@
+from __future__ import annotations
+
+import asyncio
+
+import pytest
+
+from recipe.dag.episode.hooks import load_hooks
+from recipe.dag.errors import UserError
+
+IMPORT = "from recipe.dag.episode.context import Output\n"
+
+
+def solo(world, code: str, *, ref: str = "hooks.py", group: int = 0, **keys):
+    options = {"process_path": ref, **keys}
+    return world.workflow([{"node_id": "solve", "agent_options": options}], files={"hooks.py": code})
+
+
+SIIRL = """
+from string import Template
+
+def pre_process(tokenizer, prompt_ids, obs, **kwargs):
+    text = tokenizer.decode(prompt_ids, skip_special_tokens=True)
+    prompt = Template(kwargs["pre_chat_template"]).substitute(prompt=text)
+    return tokenizer.apply_chat_template([{"role": "user", "content": prompt}], add_generation_prompt=True)
+
+def post_process(tokenizer, prompt_ids, response_ids, **kwargs):
+    return prompt_ids + tokenizer.encode(kwargs["post_chat_template"]) + response_ids
+"""
+
+
+def test_siirl_hooks_hand_on_a_running_transcript(world):
+    nodes = [
+        {
+            "node_id": name,
+            "agent_group": group,
+            "dependencies": needs,
+            "agent_options": {
+                "process_path": "marft.py",
+                "pre_process_kwargs": {"pre_chat_template": f"{name} reads: $prompt"},
+                "post_process_kwargs": {"post_chat_template": f"[{name}]"},
+            },
+        }
+        for name, group, needs in (("reason", 0, []), ("act", 1, ["reason"]))
+    ]
+    client = world.Client(lambda prompt, sampling, request: f"answer of {request[-6:]}")
+    episode = world.play(world.workflow(nodes, files={"marft.py": SIIRL}), client)
+    assert episode.fault is None
+    reason, act = episode.calls
+    assert "reason reads: user\nquestion" in reason.prompt_text
+    assert reason.text.endswith("[reason]answer of agent0")
+    assert "act reads: user\nreason reads:" in act.prompt_text and "answer of agent0" in act.prompt_text
+    # What is trained on is what was sampled, whatever the hook made of it.
+    assert world.text(act) == "answer of agent1<|im_end|>"
+    assert act.response_mask == [1] * len(act.response_ids)
+
+
+def test_a_hook_that_names_context_gets_the_samples_own_ids_at_every_node(world):
+    code = """
+def pre_process(tokenizer, prompt_ids, obs, *, context=None):
+    return prompt_ids
+def post_process(tokenizer, prompt_ids, response_ids, *, context=None):
+    return prompt_ids + response_ids
+"""
+    options = {"process_path": "own.py"}
+    nodes = [
+        {"node_id": "a", "agent_options": options},
+        {"node_id": "b", "agent_group": 1, "dependencies": ["a"], "agent_options": options},
+    ]
+    a, b = world.play(world.workflow(nodes, files={"own.py": code})).calls
+    assert a.prompt_ids == b.prompt_ids
+    assert a.prompt_text == "<|im_start|>user\nquestion<|im_end|>\n<|im_start|>assistant\n"
+
+
+def test_messages_are_templated_with_the_agents_own_arguments(world):
+    code = """
+async def pre_process(tokenizer, prompt_ids, obs, context):
+    return [{"role": "system", "content": "be brief"}, {"role": "user", "content": context.problem}]
+"""
+    flow = world.workflow(
+        [{"node_id": "a", "agent_options": {"process_path": "m.py"}}],
+        agents=[{"chat_template_kwargs": {"prefix": "<think>"}}],
+        files={"m.py": code},
+    )
+    call = world.play(flow).calls[0]
+    assert call.prompt_text == (
+        "<|im_start|>system\nbe brief<|im_end|>\n<|im_start|>user\nquestion<|im_end|>\n<|im_start|>assistant\n<think>"
+    )
+
+
+@pytest.mark.parametrize(
+    ("body", "text"),
+    [
+        ("return None", "ok"),
+        ("return 'mine'", "mine"),
+        ("return Output(parsed={'n': 1})", "ok"),
+        ("return Output(text='')", ""),
+    ],
+)
+def test_what_post_process_may_return(world, body, text):
+    code = f"{IMPORT}async def post_process(tokenizer, p, r, context=None):\n    {body}"
+    call = world.play(solo(world, code)).calls[0]
+    assert call.text == text
+    assert world.text(call) == "ok<|im_end|>"
+
+
+def test_an_output_takes_the_call_out_of_training(world):
+    code = IMPORT + "def post_process(t, p, r):\n    return Output(parsed={'ok': False}, train=False)"
+    call = world.play(solo(world, code)).calls[0]
+    assert (call.train, call.parsed) == (False, {"ok": False})
+
+
+@pytest.mark.parametrize(
+    ("code", "function", "message"),
+    [
+        ("def pre_process(t, p, o):\n    raise KeyError('x')", "pre_process", "KeyError: 'x' (line 2)"),
+        (
+            "def pre_process(t, p, o):\n    return 'text'",
+            "pre_process",
+            "returned str 'text', not token ids or messages",
+        ),
+        ("def pre_process(t, p, o):\n    return []", "pre_process", "returned list []"),
+        ("def pre_process(t, p, o):\n    return [1, -2]", "pre_process", "returned list"),
+        ("async def pre_process(t, p, o):\n    return None", "pre_process", "returned NoneType"),
+        ("def post_process(t, p, r):\n    return 1 / 0", "post_process", "ZeroDivisionError"),
+        ("def post_process(t, p, r):\n    return 3.5", "post_process", "returned float 3.5"),
+        ("def post_process(t, p, r):\n    raise StopIteration", "post_process", "StopIteration"),
+        (
+            IMPORT + "def post_process(t, p, r):\n    return Output(parsed={'s': {1}})",
+            "post_process",
+            "parsed is no JSON",
+        ),
+    ],
+)
+def test_a_broken_hook_is_a_fault_that_names_it(world, code, function, message):
+    episode = world.play(solo(world, code))
+    assert episode.fault["boundary"] == "hook" and not episode.fault["infra"]
+    assert episode.fault["where"] == f"hooks.py:{function}"
+    assert message in episode.fault["message"]
+    assert episode.attempts == 1 and episode.faults == [episode.fault]
+
+
+def test_a_template_that_fails_on_a_hooks_messages_is_a_hook_fault(world):
+    code = "def pre_process(t, p, o):\n    return [{'role': 'user'}]"
+    episode = world.play(solo(world, code))
+    assert episode.fault["boundary"] == "hook" and "KeyError: 'content'" in episode.fault["message"]
+
+
+def test_a_class_is_made_once_and_context_goes_only_to_who_takes_it(world):
+    code = """
+class Solver:
+    made = 0
+    def __init__(self):
+        Solver.made += 1
+    def pre_process(self, tokenizer, prompt_ids, obs):
+        return prompt_ids
+    def post_process(self, tokenizer, prompt_ids, response_ids, **kwargs):
+        return f"{Solver.made} {sorted(kwargs)} {kwargs['context'].node}"
+"""
+    flow = solo(world, code, ref="hooks.py:Solver", post_process_kwargs={"a": 1})
+
+    async def main():
+        made = world.runner(flow)
+        return [await made.run(world.sample(), "u", index, step=0) for index in range(3)]
+
+    assert [episode.calls[0].text for episode in asyncio.run(main())] == ["1 ['a', 'context'] solve"] * 3
+
+
+@pytest.mark.parametrize(
+    ("code", "ref", "message"),
+    [
+        ("x = 1", "hooks.py", "neither pre_process nor post_process"),
+        ("class A:\n    def __init__(self, n): ...", "hooks.py:A", "takes no arguments"),
+        ("x = 1", "hooks.py:B", "B"),
+    ],
+)
+def test_hooks_that_cannot_be_loaded_are_user_errors(world, code, ref, message):
+    flow = solo(world, code, ref=ref)
+    with pytest.raises(UserError, match=message):
+        load_hooks(flow.nodes[0], flow)
+
+
+def test_a_hook_calls_the_tools_of_its_agent(world):
+    code = """
+async def post_process(tokenizer, prompt_ids, response_ids, context):
+    result = await context.call_tool("calc", code=context.call.text, name="n")
+    return result.text
+"""
+    flow = world.workflow(
+        [{"node_id": "a", "agent_options": {"process_path": "h.py"}}],
+        agents=[{"tools": ["calc"]}],
+        files={"h.py": code},
+    )
+    tool = world.Tool("calc", lambda arguments, state: f"ran {arguments['code']}")
+    call = world.play(flow, tools=[tool]).calls[0]
+    assert call.text == "ran ok"
+    assert [(r.name, r.arguments, r.status) for r in call.tool_results] == [
+        ("calc", {"code": "ok", "name": "n"}, "success")
+    ]
+
+
+def test_a_tool_that_the_agent_does_not_declare_is_a_hook_fault(world):
+    code = "async def post_process(t, p, r, context):\n    await context.call_tool('calc')"
+    episode = world.play(solo(world, code), tools=[world.Tool("calc", lambda a, s: "x")])
+    assert episode.fault["boundary"] == "hook" and "agent0 does not declare" in episode.fault["message"]
+
+
+def test_a_hook_that_changes_its_sample_changes_no_other_episode(world):
+    code = """
+def pre_process(tokenizer, prompt_ids, obs, context):
+    context.sample["prompt"][0]["content"] += "!"
+    return context.sample["prompt"]
+"""
+    sample = world.sample("q")
+
+    async def main():
+        made = world.runner(solo(world, code))
+        return [await made.run(sample, "u", index, step=0) for index in range(2)]
+
+    assert ["q!<" in episode.calls[0].prompt_text for episode in asyncio.run(main())] == [True, True]
+    assert sample == world.sample("q")

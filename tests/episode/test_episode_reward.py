@@ -1,0 +1,117 @@
+from __future__ import annotations
+
+import pytest
+
+from recipe.dag.errors import UserError
+
+HEAD = "from recipe.dag.errors import GraderFault\nimport asyncio, threading\nimport numpy as np\n"
+
+
+def scored(world, *bodies: str, word: str = "", frozen: bool = False, **keys):
+    """Agents agent0 and agent1, two turns, one reward node per body."""
+    code = HEAD + "".join(f"{word}def score{k}(episode, **kwargs):\n    {body}\n" for k, body in enumerate(bodies))
+    nodes = [
+        {"node_id": "a"},
+        {"node_id": "b", "agent_group": 1, "dependencies": ["a"]},
+        *(
+            {
+                "node_id": f"r{k}",
+                "node_role": "REWARD",
+                "dependencies": ["b"],
+                "executable_ref": f"reward.py:score{k}",
+                **keys,
+            }
+            for k in range(len(bodies))
+        ),
+    ]
+    policies = {"main": {"model": {"path": "m"}}, "fixed": {"model": {"path": "m"}, "frozen": True}}
+    return world.workflow(
+        nodes,
+        agents=[{}, {"policy": "fixed" if frozen else "main"}],
+        policies=policies,
+        files={"reward.py": code},
+        episode={"max_turns": 2, "call_timeout_s": 0.5},
+    )
+
+
+@pytest.mark.parametrize("word", ["", "async "])
+def test_a_float_goes_to_the_last_call_and_a_list_to_each(world, word):
+    episode = world.play(scored(world, "return {'agent0': 1, 'agent1': [0.25, 0.5]}", word=word))
+    assert [(call.agent, call.reward) for call in episode.calls] == [
+        ("agent0", 0.0),
+        ("agent1", 0.25),
+        ("agent0", 1.0),
+        ("agent1", 0.5),
+    ]
+
+
+def test_several_reward_nodes_add_up_and_may_share_the_agents(world):
+    flow = scored(world, "return {'agent0': 1, 'agent1': 2}", "return {'agent1': np.array([10, 20])}", "return {}")
+    assert [call.reward for call in world.play(flow).calls] == [0.0, 10.0, 1.0, 22.0]
+
+
+def test_outcome_and_info_are_taken_over_and_nothing_else(world):
+    body = (
+        "episode.outcome, episode.info['n'] = np.float64(1), np.int64(3); episode.calls[0].response_ids.clear(); "
+        "episode.calls[0].text = ''; episode.sample.clear(); episode.calls.pop(); return {'agent0': 0, 'agent1': 0}"
+    )
+    episode = world.play(scored(world, body, "assert episode.outcome == 1.0; return {}"))
+    assert episode.fault is None
+    assert (episode.outcome, episode.info) == (1.0, {"n": 3})
+    assert len(episode.calls) == 4 and episode.calls[0].text == "ok" and episode.calls[0].response_ids
+    assert episode.sample["ground_truth"] == "4"
+
+
+def test_arguments_come_from_the_workflow(world):
+    flow = scored(world, "return {'agent0': kwargs['scale'], 'agent1': 0}", executable_kwargs={"scale": 0.5})
+    assert world.play(flow).calls[2].reward == 0.5
+
+
+@pytest.mark.parametrize(
+    ("body", "message"),
+    [
+        ("return {'agent0': 1}", "no reward for agent1"),
+        ("return 1.0", "returned float, not a dict"),
+        ("return None", "returned NoneType"),
+        ("return {'agent0': 1, 'agent1': 1, 'agent2': 1}", "['agent2']"),
+        ("return {'agent0': float('nan'), 'agent1': 1}", "the reward of agent0 is nan"),
+        ("return {'agent0': [1, float('inf')], 'agent1': 1}", "a reward of agent0 is inf"),
+        ("return {'agent0': [1], 'agent1': 1}", "1 rewards for the 2 calls of agent0"),
+        ("return {'agent0': '1', 'agent1': 1}", "the reward of agent0 is '1'"),
+        ("episode.outcome = float('nan'); return {'agent0': 1, 'agent1': 1}", "episode.outcome is nan"),
+        ("episode.info['x'] = object(); return {'agent0': 1, 'agent1': 1}", "episode.info is no JSON"),
+        ("episode.info['x'] = np.zeros(2); return {'agent0': 1, 'agent1': 1}", "episode.info is no JSON"),
+        ("return {}[0]", "KeyError: 0"),
+        ("threading.Event().wait()", "the reward function took longer than 0.5 s"),
+    ],
+)
+def test_a_broken_reward_is_a_fault_and_never_a_reward(world, body, message):
+    episode = world.play(scored(world, body))
+    assert episode.fault["boundary"] == "reward" and episode.fault["where"] == "reward.py:score0"
+    assert message in episode.fault["message"]
+    assert episode.attempts == 1
+
+
+def test_a_hung_async_reward_is_cut(world):
+    episode = world.play(scored(world, "await asyncio.Event().wait()", word="async "))
+    assert episode.fault["message"] == "the reward function took longer than 0.5 s"
+
+
+def test_a_frozen_agent_needs_no_reward(world):
+    episode = world.play(scored(world, "return {'agent0': 1}", frozen=True))
+    assert episode.fault is None and [call.reward for call in episode.calls_of("agent1")] == [None, None]
+
+
+def test_a_grader_that_crashed_is_the_infrastructures(world):
+    episode = world.play(scored(world, "raise GraderFault('died')"))
+    assert (episode.fault["boundary"], episode.attempts, len(episode.faults)) == ("grader", 2, 2)
+
+
+def test_a_node_without_a_function_leaves_the_rewards_to_the_env(world):
+    nodes = [{"node_id": "a"}, {"node_id": "r", "node_role": "REWARD", "dependencies": ["a"]}]
+    assert world.play(world.workflow(nodes)).calls[0].reward is None
+
+
+def test_a_reward_that_is_no_function_is_refused(world):
+    with pytest.raises(UserError, match="node r0: reward.py is no function"):
+        world.runner(scored(world, "return {}", executable_ref="reward.py"))

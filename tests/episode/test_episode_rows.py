@@ -1,0 +1,128 @@
+from __future__ import annotations
+
+import copy
+
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from recipe.dag.episode.record import Call, Episode
+from recipe.dag.episode.rows import left_out, rows_of, split_row
+
+FAULT = {"boundary": "model", "infra": True, "where": "", "message": "down"}
+
+
+def call(prompt: list[int], response: list[int], *, mask: list[int] | None = None, **keys) -> Call:
+    mask = mask or [1] * len(response)
+    keys = {"node": "solve", "agent": "solver", "agent_group": 0, "policy": "main", "turn": 0, "reward": 1.0, **keys}
+    log_probs = [-0.25 * token * bit for token, bit in zip(response, mask, strict=True)]
+    return Call(prompt_ids=prompt, response_ids=response, response_mask=mask, rollout_log_probs=log_probs, **keys)
+
+
+def episode(*calls: Call, uid: str = "u", index: int = 0, fault: dict | None = None) -> Episode:
+    return Episode(uid, index, {"prompt": []}, calls=list(calls), fault=fault)
+
+
+def test_a_call_becomes_a_row():
+    (row,) = rows_of(
+        [episode(call([1, 2], [3, 4, 5], mask=[1, 0, 1], turn=2, weight_version=7, temperature=0.5), index=3)]
+    )
+    assert (row.uid, row.episode, row.agent, row.node, row.turn, row.policy) == ("u", 3, "solver", "solve", 2, "main")
+    assert (row.prompt_ids, row.response_ids, row.response_mask) == ([1, 2], [3, 4, 5], [1, 0, 1])
+    assert row.rollout_log_probs == [-0.75, 0.0, -1.25]
+    assert (row.reward, row.call_ends, row.call_rewards, row.call_turns) == (1.0, (3,), (1.0,), (2,))
+    assert (row.weight_version, row.temperature) == (7, 0.5)
+
+
+def test_calls_that_grow_by_appending_are_one_row():
+    calls = (
+        call([1], [2, 3], turn=0, reward=0.5),
+        call([1, 2, 3, 9], [4], turn=1, reward=0.25),
+        call([1, 2, 3, 9, 4], [5, 6], turn=2, reward=None),
+    )
+    (row,) = rows_of([episode(*calls)])
+    assert (row.prompt_ids, row.response_ids, row.response_mask) == ([1], [2, 3, 9, 4, 5, 6], [1, 1, 0, 1, 1, 1])
+    assert row.rollout_log_probs == [-0.5, -0.75, 0.0, -1.0, -1.25, -1.5]
+    assert (row.reward, row.turn) == (0.75, 0)
+    assert (row.call_ends, row.call_rewards, row.call_turns) == ((2, 4, 6), (0.5, 0.25, 0.0), (0, 1, 2))
+    assert len(rows_of([episode(*calls)], merge=False)) == 3
+
+
+def test_only_one_agents_calls_at_one_node_and_one_version_merge():
+    first = call([1], [2])
+    for change in ({"node": "other"}, {"agent": "x"}, {"policy": "x"}, {"weight_version": 1}, {"temperature": 0.5}):
+        assert len(rows_of([episode(first, call([1, 2, 3], [4], **change))])) == 2
+    for prompt in ([1, 2], [1, 9, 3], [1], [2, 1, 2, 3]):
+        assert len(rows_of([episode(first, call(prompt, [4]))])) == (1 if prompt == [1, 2] else 2)
+    assert len(rows_of([episode(first), episode(call([1, 2, 3], [4]), index=1)])) == 2
+
+
+def test_a_rewritten_history_starts_a_row_that_later_calls_join():
+    calls = [call([1], [2]), call([7], [8]), call([7, 8, 9], [3])]
+    first, second = rows_of([episode(*calls)])
+    assert first.response_ids == [2] and second.response_ids == [8, 9, 3]
+
+
+def test_an_untrained_call_between_two_is_context():
+    calls = [call([1], [2]), call([1, 2, 3], [4], train=False), call([1, 2, 3, 4, 5], [6])]
+    (row,) = rows_of([episode(*calls)])
+    assert (row.response_ids, row.response_mask) == ([2, 3, 4, 5, 6], [1, 0, 0, 0, 1])
+    assert row.rollout_log_probs[2] == 0.0
+
+
+def test_what_is_left_out_is_counted():
+    episodes = [
+        episode(call([1], [2]), call([1], [2], train=False), call([1], [], agent="b")),
+        episode(call([1], [2]), index=1, fault=FAULT),
+        episode(call([1], [3]), uid="v"),
+    ]
+    assert [(row.uid, row.episode) for row in rows_of(episodes)] == [("u", 0), ("v", 0)]
+    assert left_out(episodes) == {"episodes_masked": 1, "calls_untrained": 1, "calls_empty": 1}
+    assert [row.uid for row in rows_of(episodes, on_failure="drop_group")] == ["v"]
+    assert left_out(episodes, on_failure="drop_group") == {"episodes_masked": 2, "calls_untrained": 0, "calls_empty": 0}
+
+
+def test_making_rows_changes_no_episode():
+    episodes = [episode(call([1], [2]), call([1, 2], [3]))]
+    before = copy.deepcopy(episodes)
+    for row in rows_of(episodes):
+        row.response_ids.append(0)
+    assert episodes == before
+
+
+tokens = st.lists(st.integers(0, 3), max_size=4)
+responses = st.lists(st.tuples(st.integers(0, 3), st.booleans()), max_size=3).map(lambda rest: [(1, True), *rest])
+moves = st.lists(
+    st.tuples(st.booleans(), tokens, responses, st.sampled_from("ab"), st.integers(0, 1), st.floats(-2, 2)), max_size=8
+)
+
+
+@settings(max_examples=200, deadline=None)
+@given(moves)
+def test_merging_keeps_every_sampled_token_and_what_stood_before_it(plan):
+    """Append-only or not, whatever the agents and versions: the same tokens are learnt, in the same contexts."""
+    calls, last = [], {}
+    for turn, (append, extra, response, agent, version, reward) in enumerate(plan):
+        prompt = (last.get(agent, []) if append else []) + extra
+        ids, mask = [id for id, _ in response], [int(bit) for _, bit in response]
+        calls.append(call(prompt, ids, mask=mask, agent=agent, turn=turn, weight_version=version, reward=reward))
+        last[agent] = prompt + ids
+    merged, single = rows_of([episode(*calls)]), rows_of([episode(*calls)], merge=False)
+
+    def learnt(rows):
+        return sorted(
+            (
+                row.agent,
+                row.weight_version,
+                tuple(row.prompt_ids + row.response_ids[:at]),
+                row.response_ids[at],
+                log_prob,
+            )
+            for row in rows
+            for at, (bit, log_prob) in enumerate(zip(row.response_mask, row.rollout_log_probs, strict=True))
+            if bit
+        )
+
+    assert learnt(merged) == learnt(single)
+    masked = [row.rollout_log_probs[at] for row in merged for at, bit in enumerate(row.response_mask) if not bit]
+    assert not any(masked)
+    assert sorted((part for row in merged for part in split_row(row)), key=lambda row: row.turn) == single
