@@ -1,4 +1,4 @@
-"""`python -m recipe.dag.main [--config-name NAME] [--eval] key=value ...`: train or evaluate a workflow.
+"""`python -m recipe.dag.main [--config-path FOLDER] [--config-name NAME] [--eval] key=value ...`: train or evaluate a workflow.
 
 Invariant: both run scripts end here, on a laptop and on a GPU host. What the user got wrong is one line on stderr and exit
 code 2, before Ray starts and before a file is written.
@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING
 
 from recipe.dag.errors import UserError
 from recipe.dag.workflow.loader import load_workflow
+from recipe.dag.workflow.problem import WorkflowError
 from recipe.dag.workflow.schema import Workflow
 
 if TYPE_CHECKING:
@@ -26,16 +27,20 @@ CONFIG_FOLDER = Path(__file__).parent / "config"
 ROOT = Path(__file__).resolve().parents[2]
 
 
-def compose_config(name: str, overrides: list[str], folder: Path = CONFIG_FOLDER) -> DictConfig:
-    """Compose `name`.yaml over verl's defaults. Raises UserError for an unknown file, key or value."""
+def compose_config(name: str, overrides: list[str], folder: Path | None = None) -> DictConfig:
+    """Compose `name`.yaml of `folder` over `dag.yaml` and verl's defaults. Raises UserError for an unknown file, key or value."""
     from hydra import compose, initialize_config_dir
     from hydra.errors import HydraException
     from omegaconf import OmegaConf
     from omegaconf.errors import OmegaConfBaseException
 
+    folder = (folder or CONFIG_FOLDER).resolve()
+    if not (folder / f"{name}.yaml").is_file():
+        raise UserError(f"configuration: {folder / name}.yaml does not exist; see --config-path and --config-name")
+    search = f"hydra.searchpath=[file://{CONFIG_FOLDER},file://{verl_config_folder()}]"
     try:
         with initialize_config_dir(str(folder), version_base=None):
-            config = compose(name, overrides=[f"hydra.searchpath=[file://{verl_config_folder()}]", *overrides])
+            config = compose(name, overrides=[search, *overrides])
         missing = sorted(key for key in OmegaConf.missing_keys(config) if not key.startswith(("critic.", "reward")))
     except (HydraException, OmegaConfBaseException) as error:
         raise UserError(f"configuration: {_first_lines(error)}") from error
@@ -143,12 +148,13 @@ async def run(config: DictConfig, workflow: Workflow, *, platform: str, evaluate
 
 def main(argv: list[str] | None = None) -> int:
     parser = argparse.ArgumentParser(prog="python -m recipe.dag.main", description=__doc__.splitlines()[0])
-    parser.add_argument("--config-name", default="dag", help="a file in recipe/dag/config, without .yaml")
+    parser.add_argument("--config-path", type=Path, default=CONFIG_FOLDER, help="folder of the configuration")
+    parser.add_argument("--config-name", default="dag", help="a file in that folder, without .yaml")
     parser.add_argument("--eval", action="store_true", help="evaluate only: every policy frozen, results.json and summary.json")
     parser.add_argument("overrides", nargs="*", metavar="key=value", help="hydra overrides")
     args = parser.parse_args(argv)
     try:
-        config = compose_config(args.config_name, args.overrides)
+        config = compose_config(args.config_name, args.overrides, args.config_path)
         workflow = load_workflow(config.workflow)
         if args.eval:
             workflow = evaluation_of(workflow)
@@ -157,6 +163,9 @@ def main(argv: list[str] | None = None) -> int:
         platform = choose_platform(config)
         prepare_environment(platform)
         asyncio.run(run(config, workflow, platform=platform, evaluate_only=args.eval))
+    except WorkflowError as error:
+        print(error, file=sys.stderr)
+        return 2
     except UserError as error:
         print(f"error: {error}", file=sys.stderr)
         return 2

@@ -17,11 +17,11 @@ from recipe.dag.errors import HookFault, UserError
 from recipe.dag.reward.answer import extract_answer
 from recipe.retool_ma import prompts
 from recipe.retool_ma.plan import parse_plan, plan_json, plan_of
-from recipe.retool_ma.scoring import outcome_reward, role_rewards
+from recipe.retool_ma.scoring import outcome_reward, role_rewards, team_reward
 from recipe.retool_ma.snippet import EMPTY_CODE, execution_log, extract_code
 from recipe.retool_ma.verdict import parse_verdict
 
-__all__ = ["Executor", "Planner", "Reasoner", "Solver", "Verifier", "outcome_reward", "role_rewards"]
+__all__ = ["Executor", "Planner", "Reasoner", "Solver", "Verifier", "outcome_reward", "role_rewards", "team_reward"]
 
 
 class Planner:

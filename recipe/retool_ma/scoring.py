@@ -6,6 +6,7 @@ ungraded. Rewards are lists with one value per call of the agent, in the order o
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -104,6 +105,21 @@ async def outcome_reward(
     episode.outcome = outcome
     episode.info.update(final_reward=outcome, answer=answer or "")
     return {agent: [0.0] * (len(calls) - 1) + [outcome]}
+
+
+def team_reward(episode: Episode, *, weight: float = 0.5, agents: Sequence[str] | None = None) -> dict[str, list[float]]:
+    """`weight` times the episode's outcome on every call of `agents` (all that moved where None).
+
+    A reward node of its own, after the one that grades: the published role rewards pay a planner and an executor for any
+    program that runs, right or wrong.
+    """
+    if episode.outcome is None:
+        raise UserError("team_reward: the episode is not graded yet; make this node depend on the node that grades")
+    moved = dict.fromkeys(call.agent for call in episode.calls)
+    unknown = [name for name in agents or () if name not in moved]
+    if unknown:
+        raise UserError(f"team_reward: agent '{unknown[0]}' made no call; agents that did: {', '.join(moved)}")
+    return {name: [weight * episode.outcome] * len(episode.calls_of(name)) for name in agents or moved}
 
 
 def ground_truth(episode: Episode) -> str:

@@ -13,7 +13,7 @@ from recipe.dag.workflow.graph import (
     sinks,
     topological_order,
 )
-from recipe.dag.workflow.schema import Agent, Model, Node, Policy
+from recipe.dag.workflow.schema import Agent, Algorithm, Model, Node, Policy
 
 NAMES = [f"n{index}" for index in range(9)]
 
@@ -111,7 +111,7 @@ def episode_nodes():
 def test_the_derived_chain_fixes_all_log_probs_before_any_update():
     agents = [Agent(name="x", policy="first"), Agent(name="y", policy="cold"), Agent(name="z", policy="second")]
     chain = derive_training_chain(
-        policies(first={"reference": True}, cold={"frozen": True}, second={}), agents, episode_nodes()
+        policies(first={"reference": True}, cold={"frozen": True}, second={}), agents, episode_nodes(), Algorithm()
     )
     assert [node.node_id for node in chain] == [
         "first.old_log_probs", "first.reference", "second.old_log_probs",
@@ -129,4 +129,4 @@ def test_the_derived_chain_fixes_all_log_probs_before_any_update():
 
 def test_nothing_is_derived_for_frozen_policies():
     agents = [Agent(name="x", policy="cold")]
-    assert derive_training_chain(policies(cold={"frozen": True}), agents, episode_nodes()) == ()
+    assert derive_training_chain(policies(cold={"frozen": True}), agents, episode_nodes(), Algorithm()) == ()

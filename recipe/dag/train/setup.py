@@ -79,18 +79,17 @@ class Toolbox:
         box = cls()
         names = {name for agent in workflow.agents for name in agent.tools}
         if "code_interpreter" in names:
-            url = run.sandbox.url
-            if url:
-                await check_sandbox(url, token=run.sandbox.token)
+            if run.sandbox.url:
+                await check_sandbox(run.sandbox.url, token=run.sandbox.token)
+                box.client = SandboxClient(
+                    run.sandbox.url, max_concurrent=run.sandbox.max_concurrent, token=run.sandbox.token
+                )
             else:
-                box.local = LocalSandbox()
-                url = await box.local.start()
-            box.client = SandboxClient(
-                url,
-                max_concurrent=run.sandbox.max_concurrent,
-                on_unreachable=box.local.ensure if box.local else None,
-                token=run.sandbox.token,
-            )
+                box.local = local = LocalSandbox()
+                url = await local.start()
+                box.client = SandboxClient(
+                    url, max_concurrent=local.max_concurrent, token=local.token, on_unreachable=local.ensure
+                )
             box.tools["code_interpreter"] = CodeInterpreter(
                 box.client, timeout_s=run.sandbox.timeout_s, memory_mb=run.sandbox.memory_mb
             )

@@ -7,21 +7,21 @@ then checkpoint) before the next one starts, and a resumed run drops whatever a 
 from __future__ import annotations
 
 import asyncio
+import logging
 import time
 from pathlib import Path
 
-from omegaconf import DictConfig, OmegaConf
+from omegaconf import DictConfig
 
 from recipe.dag.episode.batch import run_batch
 from recipe.dag.episode.record import Episode
 from recipe.dag.episode.rows import rows_of
 from recipe.dag.episode.runner import EpisodeRunner
-from recipe.dag.errors import UserError
 from recipe.dag.policy.policy import PolicyRuntime
 from recipe.dag.report.console import step_line
 from recipe.dag.report.curve import draw_curve
 from recipe.dag.report.journal import Journal
-from recipe.dag.report.metrics import rollout_metrics
+from recipe.dag.report.metrics import rollout_metrics, validation_metrics
 from recipe.dag.report.progress import Progress
 from recipe.dag.report.results import write_results
 from recipe.dag.train import checkpoint
@@ -30,6 +30,8 @@ from recipe.dag.train.setup import Toolbox
 from recipe.dag.train.step import TrainingStep
 from recipe.dag.train.tracking import Trackers
 from recipe.dag.workflow.schema import Workflow
+
+logger = logging.getLogger(__name__)
 
 
 class Trainer:
@@ -52,9 +54,13 @@ class Trainer:
         self.checkpoints = Path(config.trainer.default_local_dir)
         self.trained = [policy for policy in policies.values() if policy.trained]
         self.total = int(config.trainer.total_training_steps)
+        self.accuracies: dict[int, float] = {}
 
     async def train(self) -> None:
         step = await self._resume()
+        if step >= self.total:
+            print(f"the checkpoint is at step {step} of {self.total}: nothing to do; raise trainer.total_training_steps to go on")
+            return
         self.journal = Journal(self.out, max_per_step=self.config.report.episodes_per_step)
         self.journal.truncate_after(step if step else -1)
         self.trackers = Trackers(self.config, self.workflow)
@@ -62,13 +68,17 @@ class Trainer:
         try:
             await self._sync_weights(step)
             if step == 0 and self.config.trainer.val_before_train and self.val_samples:
-                self._report(0, await self._validate(0))
+                await self._report(0, await self._validate(0))
             while step < self.total:
                 step += 1
                 await self._step(step)
             failed = False
         finally:
             self.trackers.finish(exit_code=1 if failed else 0)
+        if self.accuracies:
+            first, last = min(self.accuracies), max(self.accuracies)
+            print(f"validation accuracy {self.accuracies[first]:.3f} at step {first}, {self.accuracies[last]:.3f} at step {last}")
+        print(f"results: {self.out}/results.json, summary.json, metrics.jsonl, episodes.jsonl, curve.png")
 
     async def _step(self, step: int) -> None:
         started = time.monotonic()
@@ -76,7 +86,7 @@ class Trainer:
         samples = [(self.train_samples[index], f"{epoch}-{index}") for index, epoch in picks]
         n = int(self.config.actor_rollout_ref.rollout.n)
         episodes = await self._roll_out(samples, n, step, validate=False, title=f"step {step}")
-        metrics = rollout_metrics(episodes, versions={name: policy.version for name, policy in self.policies.items()})
+        metrics = rollout_metrics(episodes, self.workflow, versions={name: policy.version for name, policy in self.policies.items()})
         metrics["timing/rollout"] = time.monotonic() - started
         spec = self.workflow.episode
         rows = rows_of(episodes, merge=spec.merge_rows and self.workflow.algorithm.loss_agg != "seq-mean-token-mean",
@@ -96,7 +106,7 @@ class Trainer:
             metrics |= await self._validate(step)
         metrics["timing/step"] = time.monotonic() - started
         self.journal.episodes(step, episodes)
-        self._report(step, metrics)
+        await self._report(step, metrics)
         if self._due(step, self.config.trainer.save_freq):
             await self._save(step)
 
@@ -119,8 +129,9 @@ class Trainer:
         started = time.monotonic()
         samples = [(sample, f"val-{index}") for index, sample in enumerate(self.val_samples)]
         episodes = await self._roll_out(samples, self.config.validation.n, step, validate=True, title="validation")
-        write_results(self.out / "validation" / f"step_{step}", episodes)
-        metrics = {f"val/{key.removeprefix('episode/')}": value for key, value in rollout_metrics(episodes).items()}
+        write_results(self.out, episodes)
+        self.journal.episodes(step, episodes, split="validation")
+        metrics = validation_metrics(episodes, self.workflow)
         return metrics | {"timing/validation": time.monotonic() - started}
 
     async def _sync_weights(self, version: int) -> None:
@@ -154,11 +165,16 @@ class Trainer:
         print(f"resumed from {folder}")
         return step
 
-    def _report(self, step: int, metrics: dict[str, float]) -> None:
+    async def _report(self, step: int, metrics: dict[str, float]) -> None:
+        if "val/accuracy" in metrics:
+            self.accuracies[step] = metrics["val/accuracy"]
         self.journal.metrics(step, metrics)
         self.trackers.log(metrics, step)
         print(step_line(step, self.total, metrics), flush=True)
-        draw_curve(self.out / "metrics.jsonl", self.out / "curve.png")
+        try:
+            await asyncio.to_thread(draw_curve, self.out / "metrics.jsonl", self.out / "curve.png")
+        except OSError as error:
+            logger.warning("curve.png was not written at step %d: %s", step, error)
 
 
 async def evaluate(

@@ -9,7 +9,7 @@ from __future__ import annotations
 import heapq
 from collections.abc import Iterable, Mapping, Sequence
 
-from recipe.dag.workflow.schema import Agent, Node, NodeRole, NodeType, Policy
+from recipe.dag.workflow.schema import Agent, Algorithm, Node, NodeRole, NodeType, Policy
 
 Graph = Mapping[str, Sequence[str]]
 
@@ -98,7 +98,7 @@ def sinks(graph: Graph) -> list[str]:
 
 
 def derive_training_chain(
-    policies: Mapping[str, Policy], agents: Sequence[Agent], nodes: Sequence[Node]
+    policies: Mapping[str, Policy], agents: Sequence[Agent], nodes: Sequence[Node], algorithm: Algorithm
 ) -> tuple[Node, ...]:
     """What trains each policy that is not frozen, after `nodes` (rollout and compute), in the policies' order.
 
@@ -113,7 +113,8 @@ def derive_training_chain(
     for name, policy in trained:
         owner = {"policy": name, "agent_group": [agent.policy for agent in agents].index(name)}
         train = {"node_type": NodeType.MODEL_TRAIN, "node_role": NodeRole.ACTOR, "dependencies": scored, **owner}
-        forward.append(Node(node_id=f"{name}.old_log_probs", only_forward_compute=True, **train))
+        if algorithm.old_log_probs == "trainer":
+            forward.append(Node(node_id=f"{name}.old_log_probs", only_forward_compute=True, **train))
         if policy.reference:
             reference = {**train, "node_role": NodeRole.REFERENCE}
             forward.append(Node(node_id=f"{name}.reference", only_forward_compute=True, **reference))

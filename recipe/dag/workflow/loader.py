@@ -42,6 +42,6 @@ def _nodes(draft: Draft) -> tuple[Node, ...]:
         trains = node.node_role in TRAINING
         nodes.append(node.model_copy(update={"policy": policy_of(draft, index, node)}) if trains else node)
     if not any(node.node_role in TRAINING for node in nodes):
-        nodes += derive_training_chain(draft.policies, draft.agents, nodes)
+        nodes += derive_training_chain(draft.policies, draft.agents, nodes, draft.algorithm)
     by_id = {node.node_id: node for node in nodes}
     return tuple(by_id[name] for name in topological_order(graph_of(nodes)))

@@ -134,6 +134,9 @@ class Algorithm(Frozen):
     clip_ratio_low: float = Field(0.2, ge=0.0)
     clip_ratio_high: float = Field(0.2, ge=0.0)
     entropy_coef: float = 0.0
+    old_log_probs: Literal["trainer", "rollout"] = "trainer"
+    """What importance ratios are taken against. trainer: recomputed before the update, so that a ratio starts at 1.
+    rollout: the server's own, which saves a forward pass and corrects for the server's different arithmetic."""
     epochs: int = Field(1, ge=1)
     mini_batches: int = Field(1, ge=1)
     """Optimizer steps per epoch and step of the run."""

@@ -25,7 +25,6 @@ from recipe.dag.workflow.loader import load_workflow
 from recipe.retool_ma.tiny.demonstrations import Demonstration, Teacher
 from recipe.retool_ma.tiny.tokenizer import build_tokenizer
 
-IGNORE = -100
 MAX_LENGTH = 1024
 
 
@@ -40,6 +39,7 @@ def new_model(tokenizer: PreTrainedTokenizerFast, seed: int) -> torch.nn.Module:
         num_key_value_heads=4,
         max_position_embeddings=MAX_LENGTH,
         tie_word_embeddings=True,
+        initializer_range=0.05,
         bos_token_id=None,
         eos_token_id=tokenizer.eos_token_id,
         pad_token_id=tokenizer.pad_token_id,
@@ -48,14 +48,14 @@ def new_model(tokenizer: PreTrainedTokenizerFast, seed: int) -> torch.nn.Module:
 
 
 def encode(tokenizer: PreTrainedTokenizerFast, d: Demonstration) -> tuple[list[int], list[int]]:
-    """(ids, labels): only the answer and its end of turn are learned."""
+    """(ids, in_answer): the prompt, then the answer and its end of turn."""
     prompt = tokenizer.apply_chat_template(list(d.messages), add_generation_prompt=True, return_dict=False)
     answer = tokenizer.encode(d.answer, add_special_tokens=False) + [tokenizer.eos_token_id]
-    return prompt + answer, [IGNORE] * len(prompt) + answer
+    return prompt + answer, [0] * len(prompt) + [1] * len(answer)
 
 
 def batches(examples: list[tuple[list[int], list[int]]], size: int, pad: int, seed: int):
-    """Endless shuffled batches of about equally long examples: (ids, labels, mask), each [size, longest]."""
+    """Endless shuffled batches of about equally long examples: (ids, in_answer, mask), each [size, longest]."""
     order = torch.Generator().manual_seed(seed)
     while True:
         shuffled = torch.randperm(len(examples), generator=order).tolist()
@@ -64,29 +64,42 @@ def batches(examples: list[tuple[list[int], list[int]]], size: int, pad: int, se
             pool = sorted(shuffled[start : start + 16 * size], key=lambda i: len(examples[i][0]))
             for piece in torch.randperm(16, generator=order).tolist():
                 chosen = [examples[i] for i in pool[piece * size : (piece + 1) * size]]
-                longest = max(len(ids) for ids, _ in chosen)
-                ids = torch.tensor([ids + [pad] * (longest - len(ids)) for ids, _ in chosen])
-                labels = torch.tensor([labels + [IGNORE] * (longest - len(labels)) for _, labels in chosen])
                 lengths = torch.tensor([len(ids) for ids, _ in chosen])
-                yield ids, labels, torch.arange(longest)[None] < lengths[:, None]
+                longest = int(lengths.max())
+                ids = torch.tensor([ids + [pad] * (longest - len(ids)) for ids, _ in chosen])
+                in_answer = torch.tensor([marks + [0] * (longest - len(marks)) for _, marks in chosen])
+                yield ids, in_answer, torch.arange(longest)[None] < lengths[:, None]
+
+
+def mean_loss(model, ids: torch.Tensor, in_answer: torch.Tensor, mask: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    """Cross-entropy in nats per token, over the answers and over the prompts."""
+    logits = model(input_ids=ids, attention_mask=mask).logits[:, :-1]
+    loss = torch.nn.functional.cross_entropy(logits.flatten(0, 1), ids[:, 1:].flatten(), reduction="none")
+    answer = in_answer[:, 1:].flatten().float()
+    prompt = mask[:, 1:].flatten().float() - answer
+    return (loss * answer).sum() / answer.sum(), (loss * prompt).sum() / prompt.sum()
 
 
 def warm_start(model, examples, *, pad: int, steps: int, batch_size: int, learning_rate: float, seed: int) -> float:
-    """Supervised learning; returns the mean loss of the last tenth of the steps."""
+    """Supervised learning; returns the answers' mean loss over the last tenth of the steps.
+
+    The prompts count too, at half weight: the later roles' prompts repeat the problem and the plan, which is where a model
+    this small learns to copy.
+    """
     optimizer = torch.optim.AdamW(model.parameters(), lr=learning_rate, weight_decay=0.01, betas=(0.9, 0.95))
-    schedule = torch.optim.lr_scheduler.OneCycleLR(optimizer, learning_rate, total_steps=steps, pct_start=0.1)
+    schedule = torch.optim.lr_scheduler.OneCycleLR(optimizer, learning_rate, total_steps=steps, pct_start=0.05)
     losses = []
     model.train()
-    for step, (ids, labels, mask) in zip(range(steps), batches(examples, batch_size, pad, seed), strict=False):
-        loss = model(input_ids=ids, attention_mask=mask, labels=labels).loss
+    for step, batch in zip(range(steps), batches(examples, batch_size, pad, seed), strict=False):
+        answer_loss, prompt_loss = mean_loss(model, *batch)
         optimizer.zero_grad()
-        loss.backward()
+        (answer_loss + 0.5 * prompt_loss).backward()
         torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
         optimizer.step()
         schedule.step()
-        losses.append(loss.item())
-        if (step + 1) % 50 == 0:
-            print(f"warm start {step + 1}/{steps}: loss {sum(losses[-50:]) / 50:.3f}", flush=True)
+        losses.append(answer_loss.item())
+        if (step + 1) % 100 == 0:
+            print(f"warm start {step + 1}/{steps}: loss {sum(losses[-100:]) / 100:.3f}", flush=True)
     tail = losses[-max(1, steps // 10) :]
     return sum(tail) / len(tail)
 
@@ -98,9 +111,9 @@ def main(argv: list[str] | None = None) -> int:
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--problems", type=int, default=4096, help="of the training split, to demonstrate")
     parser.add_argument("--test_size", type=int, default=64, help="of the test split, kept out")
-    parser.add_argument("--steps", type=int, default=300)
-    parser.add_argument("--batch_size", type=int, default=64)
-    parser.add_argument("--learning_rate", type=float, default=3e-3)
+    parser.add_argument("--steps", type=int, default=600)
+    parser.add_argument("--batch_size", type=int, default=16)
+    parser.add_argument("--learning_rate", type=float, default=4e-3)
     args = parser.parse_args(argv)
     recipe = {key: str(value) if isinstance(value, Path) else value for key, value in vars(args).items()}
     stamp = args.output / "recipe.json"

@@ -1,0 +1,6 @@
+#!/usr/bin/env bash
+# All tests, in an environment of their own:  bash tests/run.sh [pytest arguments]
+set -euo pipefail
+cd "$(dirname "${BASH_SOURCE[0]}")/.."
+. recipe/dag/scripts/cpu_env.sh dev
+exec python -m pytest "$@"
