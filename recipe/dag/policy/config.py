@@ -54,8 +54,13 @@ def policy_config(run: DictConfig, workflow: Workflow, name: str, *, model_path:
     with open_dict(config):
         node.rollout.custom = {"policy": name}
         _apply_platform(config, platform)
+        node = config.actor_rollout_ref
+        node.rollout.log_prob_use_dynamic_bsz = node.ref.log_prob_use_dynamic_bsz = node.actor.use_dynamic_bsz
+        if not node.actor.use_dynamic_bsz:  # one size for every pass, so that one layout of the rows fits all of them
+            node.rollout.log_prob_micro_batch_size_per_gpu = node.actor.ppo_micro_batch_size_per_gpu
+            node.ref.log_prob_micro_batch_size_per_gpu = node.actor.ppo_micro_batch_size_per_gpu
         node.actor.optim.total_training_steps = run.trainer.total_training_steps
-    if node.actor.ppo_max_token_len_per_gpu < node.rollout.max_model_len:
+    if node.actor.use_dynamic_bsz and node.actor.ppo_max_token_len_per_gpu < node.rollout.max_model_len:
         raise UserError(
             f"actor_rollout_ref.actor.ppo_max_token_len_per_gpu={node.actor.ppo_max_token_len_per_gpu} is below the longest "
             f"row, {node.rollout.max_model_len} tokens (data.max_prompt_length + data.max_response_length): raise it"

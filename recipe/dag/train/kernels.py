@@ -36,8 +36,12 @@ class PolicyBatch:
 def prepare(policy: PolicyRuntime, batch: PolicyBatch, algorithm: Algorithm) -> None:
     """Lay the rows out and build the TensorDict."""
     lengths = [len(row.prompt_ids) + len(row.response_ids) for row in batch.rows]
+    actor = policy.config.actor_rollout_ref.actor
     batch.order, batch.mini_batches = layout(
-        lengths, ranks=policy.data_parallel_size, mini_batches=algorithm.mini_batches
+        lengths,
+        ranks=policy.data_parallel_size,
+        mini_batches=algorithm.mini_batches,
+        micro_batch=1 if actor.use_dynamic_bsz else actor.ppo_micro_batch_size_per_gpu,
     )
     pad = policy.tokenizer.pad_token_id
     batch.data = to_tensordict(batch.rows, batch.order, pad_token_id=pad if pad is not None else 0)

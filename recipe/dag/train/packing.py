@@ -9,13 +9,14 @@ from __future__ import annotations
 PAD = -1
 
 
-def layout(lengths: list[int], *, ranks: int, mini_batches: int) -> tuple[list[int], int]:
+def layout(lengths: list[int], *, ranks: int, mini_batches: int, micro_batch: int = 1) -> tuple[list[int], int]:
     """Order rows for `ranks` data-parallel ranks and up to `mini_batches` optimizer steps.
 
     Returns (order, mini_batches): indices into `lengths`, PAD for a padding row. verl gives rank r the r-th equal part of
     the order and cuts each part into `mini_batches` equal pieces; piece m of every rank makes mini-batch m. Rows are
     dealt out longest first, back and forth, so that the pieces weigh about the same. Fewer mini-batches are made where
-    one would hold no row at all.
+    one would hold no row at all. A piece is sorted by length and padded to a multiple of `micro_batch` rows, so that
+    micro-batches of that many consecutive rows waste little on padding to their longest.
     """
     if not lengths:
         raise ValueError("no rows to lay out")
@@ -25,8 +26,8 @@ def layout(lengths: list[int], *, ranks: int, mini_batches: int) -> tuple[list[i
     for position, index in enumerate(by_length):
         lap, offset = divmod(position, len(pieces))
         pieces[offset if lap % 2 == 0 else len(pieces) - 1 - offset].append(index)
-    height = max(len(piece) for piece in pieces)
-    order = [i for piece in pieces for i in sorted(piece) + [PAD] * (height - len(piece))]
+    height = -(-max(len(piece) for piece in pieces) // micro_batch) * micro_batch
+    order = [i for piece in pieces for i in [PAD] * (height - len(piece)) + sorted(piece, key=lambda i: (lengths[i], i))]
     return order, mini_batches
 
 

@@ -17,7 +17,7 @@ import time
 from pathlib import Path
 
 import torch
-from transformers import AutoModelForCausalLM, PreTrainedTokenizerFast, Qwen2Config
+from transformers import AutoModelForCausalLM, AutoTokenizer, Qwen2Config, Qwen2Tokenizer
 
 from preprocess.arithmetic import splits
 from recipe.dag.errors import UserError
@@ -28,7 +28,7 @@ from recipe.retool_ma.tiny.tokenizer import build_tokenizer
 MAX_LENGTH = 1024
 
 
-def new_model(tokenizer: PreTrainedTokenizerFast, seed: int) -> torch.nn.Module:
+def new_model(tokenizer: Qwen2Tokenizer, seed: int) -> torch.nn.Module:
     torch.manual_seed(seed)
     config = Qwen2Config(
         vocab_size=-(-len(tokenizer) // 64) * 64,
@@ -47,7 +47,7 @@ def new_model(tokenizer: PreTrainedTokenizerFast, seed: int) -> torch.nn.Module:
     return AutoModelForCausalLM.from_config(config, dtype=torch.float32, attn_implementation="sdpa")
 
 
-def encode(tokenizer: PreTrainedTokenizerFast, d: Demonstration) -> tuple[list[int], list[int]]:
+def encode(tokenizer: Qwen2Tokenizer, d: Demonstration) -> tuple[list[int], list[int]]:
     """(ids, in_answer): the prompt, then the answer and its end of turn."""
     prompt = tokenizer.apply_chat_template(list(d.messages), add_generation_prompt=True, return_dict=False)
     answer = tokenizer.encode(d.answer, add_special_tokens=False) + [tokenizer.eos_token_id]
@@ -104,6 +104,14 @@ def warm_start(model, examples, *, pad: int, steps: int, batch_size: int, learni
     return sum(tail) / len(tail)
 
 
+def check_reload(folder: Path, tokenizer: Qwen2Tokenizer, demonstrations: list[Demonstration]) -> None:
+    """Loading a tokenizer may replace parts of it (its pre-tokenizer, by model type); the model must see what it learned."""
+    reloaded = AutoTokenizer.from_pretrained(folder)
+    for d in demonstrations:
+        if encode(reloaded, d) != encode(tokenizer, d):
+            raise RuntimeError(f"{folder}: the tokenizer encodes differently once reloaded: {d.answer!r}")
+
+
 def main(argv: list[str] | None = None) -> int:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--workflow", required=True, type=Path)
@@ -148,6 +156,7 @@ def main(argv: list[str] | None = None) -> int:
     shutil.rmtree(partial, ignore_errors=True)
     model.save_pretrained(partial)
     tokenizer.save_pretrained(partial)
+    check_reload(partial, tokenizer, demonstrations[:300])
     (partial / "recipe.json").write_text(json.dumps(recipe))
     shutil.rmtree(args.output, ignore_errors=True)
     os.replace(partial, args.output)

@@ -7,10 +7,11 @@ into pairs of digits, so none is unknown.
 
 from __future__ import annotations
 
+import json
 from difflib import SequenceMatcher
 
-from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, pre_tokenizers, trainers
-from transformers import PreTrainedTokenizerFast
+from tokenizers import AddedToken, pre_tokenizers, trainers
+from transformers import Qwen2Tokenizer
 
 from recipe.retool_ma.tiny.demonstrations import Demonstration
 
@@ -20,7 +21,7 @@ CHAT_TEMPLATE = (
 )
 SHORTEST_SEGMENT = 16
 """Characters; shorter common pieces are left to the merges."""
-END_OF_TURN, PADDING = "<|im_end|>", "<|endoftext|>"
+START_OF_TURN, END_OF_TURN, PADDING = "<|im_start|>", "<|im_end|>", "<|endoftext|>"
 
 
 def common_segments(demonstrations: list[Demonstration]) -> list[str]:
@@ -41,29 +42,27 @@ def _shared(piece: str, text: str) -> list[str]:
     return [piece[b.a : b.a + b.size] for b in blocks if b.size >= SHORTEST_SEGMENT]
 
 
-def build_tokenizer(demonstrations: list[Demonstration], vocab_size: int = 768) -> PreTrainedTokenizerFast:
-    bpe = Tokenizer(models.BPE())
-    bpe.pre_tokenizer = pre_tokenizers.Sequence(
-        [
-            pre_tokenizers.Split(Regex(r"\d{1,2}"), behavior="isolated"),
-            pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=True),
-        ]
-    )
-    bpe.decoder = decoders.ByteLevel()
+def build_tokenizer(demonstrations: list[Demonstration], vocab_size: int = 640) -> Qwen2Tokenizer:
+    """Trained with Qwen2's own pre-tokenizer: transformers loads a Qwen2 checkpoint's tokenizer with that, whatever its
+    tokenizer.json says."""
     segments = common_segments(demonstrations)
     texts = [m["role"] + "\n" + m["content"] for d in demonstrations for m in d.messages]
     texts += ["assistant\n" + d.answer for d in demonstrations]
     for segment in segments:  # no merges are spent on what is one token anyway
         texts = [text.replace(segment, "") for text in texts]
-    pairs = [str(number) for number in range(100)] + [f"0{digit}" for digit in range(10)]
     trainer = trainers.BpeTrainer(
         vocab_size=vocab_size,
-        special_tokens=[PADDING, "<|im_start|>", END_OF_TURN],
+        special_tokens=[PADDING, START_OF_TURN, END_OF_TURN],
         initial_alphabet=pre_tokenizers.ByteLevel.alphabet(),
         show_progress=False,
     )
-    bpe.train_from_iterator(texts + pairs * 1000, trainer)
-    bpe.add_tokens([AddedToken(segment, normalized=False) for segment in segments])
-    tokenizer = PreTrainedTokenizerFast(tokenizer_object=bpe, eos_token=END_OF_TURN, pad_token=PADDING)
+    bpe = Qwen2Tokenizer().backend_tokenizer
+    bpe.train_from_iterator(texts, trainer)
+    learned = json.loads(bpe.to_str())["model"]
+    merges = [tuple(pair) for pair in learned["merges"]]
+    tokenizer = Qwen2Tokenizer(learned["vocab"], merges, unk_token=None, eos_token=END_OF_TURN, pad_token=PADDING)
+    pairs = [f"{number:02d}" for number in range(100)]
+    tokenizer.add_special_tokens({"additional_special_tokens": [START_OF_TURN]})
+    tokenizer.add_tokens([AddedToken(text, normalized=False) for text in [*segments, *pairs]])
     tokenizer.chat_template = CHAT_TEMPLATE
     return tokenizer
