@@ -173,8 +173,8 @@ class Trainer:
         print(step_line(step, self.total, metrics), flush=True)
         try:
             await asyncio.to_thread(draw_curve, self.out / "metrics.jsonl", self.out / "curve.png")
-        except OSError as error:
-            logger.warning("curve.png was not written at step %d: %s", step, error)
+        except Exception as error:  # a picture of what metrics.jsonl holds: no reason to stop a run
+            logger.warning("curve.png was not written at step %d: %s: %s", step, type(error).__name__, error)
 
 
 async def evaluate(
