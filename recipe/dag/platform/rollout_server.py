@@ -51,11 +51,15 @@ class RolloutServer:
     async def generate(
         self, prompt_ids: list[int], sampling_params: dict[str, Any], request_id: str, image_data=None, video_data=None
     ) -> TokenOutput:
+        vocabulary = self.generator.model.get_input_embeddings().num_embeddings
+        if not prompt_ids or not 0 <= min(prompt_ids) <= max(prompt_ids) < vocabulary:
+            raise ValueError(f"prompt of {len(prompt_ids)} ids: it must hold at least one, all in [0, {vocabulary})")
         budget = self.max_len - len(prompt_ids) - 1
         if budget < 0:
             raise ValueError(f"prompt of {len(prompt_ids)} tokens exceeds the context length ({self.max_len})")
         max_tokens = sampling_params.get("max_new_tokens", sampling_params.get("max_tokens", budget))
         ignore_eos = sampling_params.get("ignore_eos", False)
+        seed = sampling_params.get("seed")
         request = Request(
             prompt_ids=list(prompt_ids),
             max_tokens=max(0, min(int(max_tokens), budget)),
@@ -66,7 +70,7 @@ class RolloutServer:
             stop_token_ids=frozenset()
             if ignore_eos
             else self.stop_token_ids | frozenset(sampling_params.get("stop_token_ids") or ()),
-            seed=int(sampling_params.get("seed") or int.from_bytes(os.urandom(7), "little")),
+            seed=int.from_bytes(os.urandom(8)) if seed is None else int(seed) % 2**64,
         )
         if request.max_tokens == 0:
             return self._output(request, "length", self.version)
@@ -102,8 +106,6 @@ class RolloutServer:
 
     async def _post(self, command: Callable[[Settle], None]) -> Any:
         """Run `command` in the generation thread between two forwards; it settles the answer, at once or later."""
-        if self.failure is not None:
-            raise RuntimeError(f"the generation thread died: {self.failure}") from self.failure
         loop = asyncio.get_running_loop()
         future = loop.create_future()
 
@@ -115,6 +117,8 @@ class RolloutServer:
             loop.call_soon_threadsafe(deliver)
 
         self.inbox.put((command, settle))
+        if self.failure is not None:  # asked after the put: a thread that dies later still answers what is in the inbox
+            raise RuntimeError(f"the generation thread died: {self.failure}") from self.failure
         return await future
 
     def _enqueue(self, request: Request, settle: Settle) -> None:
@@ -128,8 +132,10 @@ class RolloutServer:
         tied = {"lm_head.weight"} if model.config.tie_word_embeddings else set()
         missing, unknown = parameters.keys() - weights.keys(), weights.keys() - parameters.keys() - tied
         if missing or unknown:
-            settle(error=ValueError(f"weight update: missing {sorted(missing)[:3]}, unknown {sorted(unknown)[:3]}"))
-            return
+            raise ValueError(f"weight update: missing {sorted(missing)[:3]}, unknown {sorted(unknown)[:3]}")
+        reshaped = [name for name, parameter in parameters.items() if weights[name].shape != parameter.shape]
+        if reshaped:
+            raise ValueError(f"weight update: {sorted(reshaped)[:3]} differ in shape")
         with torch.no_grad():
             for name, parameter in parameters.items():
                 parameter.copy_(weights[name])
@@ -158,19 +164,23 @@ class RolloutServer:
         try:
             while True:
                 self._drain(block=not (self.waiting or self.generator.active))
-                finished = []
                 if self.waiting and self.generator.room:
                     batch, self.waiting = self.waiting[: self.generator.room], self.waiting[self.generator.room :]
-                    finished += self.generator.add(batch)
+                    self._answer(self.generator.add(batch))
                 if self.generator.active:
-                    finished += self.generator.step()
-                for request in finished:
-                    request.handle(self._output(request, request.stop_reason, self.version))
+                    self._answer(self.generator.step())
         except BaseException as error:
             self.failure = error
-            for request in self.generator.drop_all() + self.waiting:
-                request.handle(error=RuntimeError(f"generation failed: {error}"))
+            callers = [request.handle for request in self.generator.drop_all() + self.waiting]
+            while not self.inbox.empty():
+                callers.append(self.inbox.get()[1])
+            for settle in callers:
+                settle(error=RuntimeError(f"generation failed: {error}"))
             raise
+
+    def _answer(self, finished: list[Request]) -> None:
+        for request in finished:
+            request.handle(self._output(request, request.stop_reason, self.version))
 
     @staticmethod
     def _output(request: Request, stop_reason: str, version: int) -> TokenOutput:

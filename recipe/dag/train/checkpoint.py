@@ -33,18 +33,24 @@ def policy_folder(folder: Path, policy: str) -> Path:
 def save(root: Path, step: int, facts: dict[str, Any], write: Callable[[Path], None], *, keep: int) -> Path:
     """`write(folder)` puts the policies into a folder that takes its name only when it returns."""
     final = step_folder(root, step)
+    for abandoned in root.glob(".partial_*"):
+        shutil.rmtree(abandoned, ignore_errors=True)
     partial = root / f".partial_{final.name}"
-    shutil.rmtree(partial, ignore_errors=True)
     partial.mkdir(parents=True)
-    write(partial)
-    (partial / "run.json").write_text(json.dumps({"step": step, **facts}, indent=1))
+    try:
+        write(partial)
+        (partial / "run.json").write_text(json.dumps({"step": step, **facts}, indent=1))
+    except BaseException:
+        shutil.rmtree(partial, ignore_errors=True)
+        raise
     shutil.rmtree(final, ignore_errors=True)
     os.replace(partial, final)
     tracker = root / f".{TRACKER}"
     tracker.write_text(str(step))
     os.replace(tracker, root / TRACKER)
-    for old in sorted(_steps(root))[:-keep] if keep > 0 else []:
-        shutil.rmtree(step_folder(root, old), ignore_errors=True)
+    if keep > 0:  # later steps are those of an abandoned run: they must not push out this one
+        for old in sorted(s for s in _steps(root) if s <= step)[:-keep]:
+            shutil.rmtree(step_folder(root, old), ignore_errors=True)
     return final
 
 
