@@ -1,0 +1,86 @@
+"""What tests with real models share: verl on its CPU platform, a tiny random Qwen2, verl's own worker in this process."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+
+from recipe.dag.main import compose_config, prepare_environment
+from recipe.dag.workflow.loader import load_workflow
+
+prepare_environment("cpu")  # before anything imports verl
+
+VOCABULARY = 96
+WORKFLOW = """\
+dag_id: tiny
+agents: [{name: solver, policy: main}]
+policies: {main: {model: {path: TINY}, reference: true}}
+episode: {max_turns: 3}
+algorithm: {estimator: grpo, group_by: [uid, agent, turn], scale: none, kl_loss_coef: 0.1}
+nodes:
+  - {node_id: solve, node_type: MODEL_INFERENCE, node_role: ROLLOUT, agent: solver}
+  - {node_id: reward, node_type: COMPUTE, node_role: REWARD, dependencies: [solve], executable_ref: score.py:score}
+"""
+
+
+@pytest.fixture(scope="session")
+def tiny_model(tmp_path_factory) -> Path:
+    """A folder with random weights (far from uniform, so that every position matters) and a word tokenizer."""
+    import torch
+    from tokenizers import Tokenizer, models
+    from transformers import PreTrainedTokenizerFast, Qwen2Config, Qwen2ForCausalLM
+
+    folder = tmp_path_factory.mktemp("tiny_model")
+    config = Qwen2Config(
+        vocab_size=VOCABULARY,
+        hidden_size=32,
+        intermediate_size=64,
+        num_hidden_layers=2,
+        num_attention_heads=4,
+        num_key_value_heads=2,
+        max_position_embeddings=256,
+        initializer_range=0.3,
+        tie_word_embeddings=True,
+        bos_token_id=None,
+        eos_token_id=1,
+        pad_token_id=0,
+    )
+    torch.manual_seed(0)
+    Qwen2ForCausalLM(config).save_pretrained(folder)
+    words = Tokenizer(models.WordLevel({f"w{i}": i for i in range(VOCABULARY)}, unk_token="w2"))
+    PreTrainedTokenizerFast(tokenizer_object=words, pad_token="w0", eos_token="w1").save_pretrained(folder)
+    return folder
+
+
+@pytest.fixture(scope="session")
+def engine(tiny_model, tmp_path_factory) -> SimpleNamespace:
+    """verl's FSDP2 worker over `tiny_model`, actor and reference, world size 1, in this process: `.worker`, with the
+    `.config` and `.workflow` that this package makes for it."""
+    import torch
+
+    from recipe.dag.policy.config import policy_config
+    from recipe.dag.policy.worker import PolicyWorker
+
+    folder = tmp_path_factory.mktemp("engine")
+    (folder / "score.py").write_text("def score(episode): return {}\n")
+    (folder / "tiny.yaml").write_text(WORKFLOW.replace("TINY", str(tiny_model)))
+    workflow = load_workflow(folder / "tiny.yaml")
+    run = compose_config("dag", [f"workflow={workflow.path}", "data.train_files=none", "data.max_response_length=64"])
+    config = policy_config(run, workflow, "main", model_path=str(tiny_model), sharing=1, platform="cpu")
+    address = {"RANK": "0", "WORLD_SIZE": "1", "LOCAL_RANK": "0", "MASTER_ADDR": "localhost", "MASTER_PORT": "0"}
+    before = dict(os.environ)
+    os.environ.update(address)
+    torch.distributed.init_process_group("gloo", init_method=f"file://{folder}/store", rank=0, world_size=1)
+    try:
+        worker = PolicyWorker(config.actor_rollout_ref, role="actor_rollout_ref")
+        worker.init_model()
+        yield SimpleNamespace(worker=worker, config=config, workflow=workflow)
+    finally:
+        torch.distributed.destroy_process_group()
+        for name in address:
+            os.environ.pop(name, None)
+            if name in before:
+                os.environ[name] = before[name]

@@ -1,0 +1,183 @@
+"""How rows are laid out, merged and cut into micro-batches changes no gradient: the step runs on verl's own engine."""
+
+from __future__ import annotations
+
+import asyncio
+import copy
+from dataclasses import replace
+from functools import partial
+from types import SimpleNamespace
+
+import pytest
+import torch
+from verl.utils import tensordict_utils as tu
+from verl.workers.utils.losses import ppo_loss
+
+from recipe.dag.episode.record import Call, Episode
+from recipe.dag.episode.rows import rows_of
+from recipe.dag.train.packing import PAD
+from recipe.dag.train.step import TrainingStep
+
+TOLERANCE = 1e-5
+LOSSES = ("token-mean", "seq-mean-token-sum")
+TOOL = 5
+"""The id of tokens that a tool put in."""
+
+
+def episodes(*, temperature: float = 1.0) -> list[Episode]:
+    """Two groups of two conversations of three calls, each of which goes on from the one before, with a tool's tokens."""
+    draw = torch.Generator().manual_seed(7)
+
+    def some(low: int, high: int) -> list[int]:
+        count = int(torch.randint(low, high, (1,), generator=draw))
+        return torch.randint(2, 96, (count,), generator=draw).tolist()
+
+    made = []
+    for index in range(4):
+        episode = Episode(uid=f"u{index // 2}", index=index % 2, sample={}, turns=3, done=True)
+        history = some(3, 8)
+        for turn in range(3):
+            first, tool, last = some(2, 7), [TOOL] * len(some(1, 5)), some(2, 6)
+            response = first + tool + last
+            mask = [1] * len(first) + [0] * len(tool) + [1] * len(last)
+            noise = torch.randn(len(response), generator=draw).tolist()
+            log_probs = [x - 6.0 if bit else 0.0 for x, bit in zip(noise, mask, strict=True)]
+            call = Call("solve", "solver", 0, "main", turn, list(history), response, mask, log_probs)
+            call.temperature = temperature
+            call.reward = float(torch.randn(1, generator=draw))
+            episode.calls.append(call)
+            history = history + response + some(1, 6)  # what the next speaker said
+        made.append(episode)
+    return made
+
+
+@pytest.fixture(scope="module")
+def gradient(engine):
+    """Rows -> the gradient of one training step, flat, before clipping; the weights stay as they are."""
+    worker, actor = engine.worker, engine.worker.actor
+    with torch.no_grad():  # else the KL to the reference has no gradient
+        for parameter in worker.ref.engine.module.parameters():
+            parameter.mul_(1.05)
+    loss_config = engine.worker.loss_fn.keywords["config"]
+    parameters = [p for p in actor.engine.module.parameters() if p.requires_grad]
+    seen: dict[str, torch.Tensor] = {}
+
+    def record() -> float:
+        seen["gradient"] = torch.cat([p.grad.full_tensor().flatten().clone() for p in parameters])
+        return float(seen["gradient"].norm())
+
+    def compute(rows, *, loss="token-mean", old="trainer", micro_batch=1, dynamic=None) -> SimpleNamespace:
+        """`micro_batch`: rows per micro-batch; `dynamic`: tokens per micro-batch."""
+        algorithm = engine.workflow.algorithm.model_copy(update={"loss_agg": loss, "old_log_probs": old})
+        nodes = [n for n in engine.workflow.nodes if old == "trainer" or n.node_id != "main.old_log_probs"]
+        workflow = engine.workflow.model_copy(update={"algorithm": algorithm, "nodes": tuple(nodes)})
+        config = copy.deepcopy(engine.config)
+        config.actor_rollout_ref.actor.use_dynamic_bsz = dynamic is not None
+        if dynamic is None:
+            config.actor_rollout_ref.actor.ppo_micro_batch_size_per_gpu = micro_batch
+        sizes = {
+            "use_dynamic_bsz": dynamic is not None,
+            "max_token_len_per_gpu": dynamic,
+            "micro_batch_size_per_gpu": micro_batch,
+        }
+
+        def call(method, data):
+            tu.assign_non_tensor(data, **sizes)
+            return method(data)
+
+        methods = ("compute_log_prob", "compute_ref_log_prob", "update_actor")
+        policy = SimpleNamespace(
+            config=config,
+            data_parallel_size=1,
+            workers=SimpleNamespace(**{name: partial(call, getattr(worker, name)) for name in methods}),
+            tokenizer=SimpleNamespace(pad_token_id=0),
+            pool=SimpleNamespace(lock=asyncio.Lock()),
+        )
+        object.__setattr__(loss_config, "loss_agg_mode", loss)
+        step = TrainingStep(workflow, {"main": policy}, rows, seed=0)
+        asyncio.run(step.run())
+        batch = step.batches["main"]
+        return SimpleNamespace(value=seen.pop("gradient"), order=batch.order, columns=batch.columns, metrics=batch.metrics)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(actor.engine, "optimizer_step", record)
+        patch.setattr(actor.engine, "lr_scheduler_step", lambda: 0.0)
+        assert actor.loss_fn.func is ppo_loss
+        yield compute
+
+
+def distance(a: SimpleNamespace, b: SimpleNamespace) -> float:
+    return float((a.value - b.value).norm() / b.value.norm())
+
+
+@pytest.fixture(scope="module")
+def alone(gradient):
+    """What everything else is compared with: one row per call, one row per micro-batch, no padding."""
+    found = {}
+    for loss in LOSSES:
+        for old in ("trainer", "rollout"):
+            found[loss, old] = gradient(rows_of(episodes(), merge=False), loss=loss, old=old)
+            assert len(found[loss, old].order) == 12 and PAD not in found[loss, old].order
+    return found
+
+
+@pytest.mark.parametrize("loss", LOSSES)
+@pytest.mark.parametrize("old", ["trainer", "rollout"])
+def test_merged_rows_give_the_gradient_of_separate_ones(gradient, alone, loss, old):
+    rows = rows_of(episodes())
+    assert [len(row.call_ends) for row in rows] == [3, 3, 3, 3]
+    merged = gradient(rows, loss=loss, old=old, micro_batch=2)
+    assert distance(merged, alone[loss, old]) < TOLERANCE
+    if old == "rollout":  # a case that says something about clipping
+        assert 0.05 < merged.metrics["pg_clipfrac"] < 0.95
+
+
+@pytest.mark.parametrize("loss", LOSSES)
+@pytest.mark.parametrize("merge", [True, False])
+def test_padding_rows_change_no_gradient(gradient, alone, loss, merge):
+    padded = gradient(rows_of(episodes(), merge=merge), loss=loss, micro_batch=7)
+    assert padded.order.count(PAD) == (3 if merge else 2)
+    assert distance(padded, alone[loss, "trainer"]) < TOLERANCE
+
+
+@pytest.mark.parametrize("loss", LOSSES)
+@pytest.mark.parametrize("sizes", [{"micro_batch": 3}, {"micro_batch": 12}, {"dynamic": 70}, {"dynamic": 4096}], ids=str)
+def test_order_and_micro_batches_change_no_gradient(gradient, alone, loss, sizes):
+    rows = rows_of(episodes(), merge=False)
+    shuffled = [rows[i] for i in torch.randperm(len(rows), generator=torch.Generator().manual_seed(3))]
+    assert distance(gradient(shuffled, loss=loss, **sizes), alone[loss, "trainer"]) < TOLERANCE
+
+
+def test_merged_rows_get_the_log_probs_and_advantages_of_their_calls(gradient, alone):
+    separate = alone["token-mean", "trainer"].columns
+    rows = rows_of(episodes())
+    merged = gradient(rows, micro_batch=4).columns
+    for name in ("old_log_probs", "ref_log_prob", "advantages"):
+        masks = [torch.tensor(row.response_mask).bool() for row in rows_of(episodes(), merge=False)]
+        expected = torch.cat([value[mask] for value, mask in zip(separate[name], masks, strict=True)])
+        masks = [torch.tensor(row.response_mask).bool() for row in rows]
+        found = torch.cat([value[mask] for value, mask in zip(merged[name], masks, strict=True)])
+        torch.testing.assert_close(found, expected, atol=2e-5, rtol=0, msg=lambda text, name=name: f"{name}: {text}")
+        assert found.std() > 0.1
+
+
+def test_a_temperature_scales_the_log_probs_merged_or_not(gradient, alone):
+    separate = gradient(rows_of(episodes(temperature=0.7), merge=False))
+    merged = gradient(rows_of(episodes(temperature=0.7)), micro_batch=3)
+    assert distance(merged, separate) < TOLERANCE
+    assert distance(separate, alone["token-mean", "trainer"]) > 0.01
+
+
+def test_the_comparison_sees_a_wrong_mask(gradient, alone):
+    rows = [replace(row, response_mask=[1] * len(row.response_mask)) for row in rows_of(episodes())]
+    assert distance(gradient(rows, micro_batch=2), alone["token-mean", "trainer"]) > 0.01
+
+
+def test_the_comparison_sees_the_calls_rewards_swapped(gradient, alone):
+    rows = [replace(row, call_rewards=row.call_rewards[::-1]) for row in rows_of(episodes())]
+    assert distance(gradient(rows, micro_batch=2), alone["token-mean", "trainer"]) > 0.01
+
+
+def test_the_comparison_sees_a_history_left_out(gradient, alone):
+    rows = [replace(row, prompt_ids=row.prompt_ids[-2:]) for row in rows_of(episodes(), merge=False)]
+    assert distance(gradient(rows, micro_batch=2), alone["token-mean", "trainer"]) > 0.01
