@@ -1,4 +1,4 @@
-"""What the preprocess scripts share: reading problems, splitting them, writing parquet.
+"""What the preprocess scripts share: options, splitting problems, writing parquet.
 
 Invariant: nothing is written before every row has been read and checked, and a file under its final name is complete.
 Rows are verl's: data_source, prompt, ability, reward_model{style, ground_truth}, extra_info{index, split, ...}.
@@ -7,13 +7,10 @@ Rows are verl's: data_source, prompt, ability, reward_model{style, ground_truth}
 from __future__ import annotations
 
 import argparse
-import json
 import os
 import random
-import re
 import sys
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -21,20 +18,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from recipe.dag.errors import UserError
-
-PROBLEM_KEYS = ("problem", "prompt", "question", "Problem", "Question")
-ANSWER_KEYS = ("answer", "Answer")
-_HUB_NAME = re.compile(r"[\w.-]+/[\w.-]+")
-_FILE_SUFFIXES = (".json", ".jsonl", ".parquet")
-
-
-@dataclass(frozen=True, slots=True)
-class Item:
-    """One problem; `source` is the row it came from."""
-
-    problem: str
-    answer: str
-    source: dict[str, Any]
+from recipe.dag.train.problems import ANSWER_KEYS, PROBLEM_KEYS, Item, read_rows, row_of, to_items
 
 
 def run(main: Callable[[Sequence[str] | None], None], argv: Sequence[str] | None = None) -> int:
@@ -101,56 +85,6 @@ def convert(
     )
 
 
-def row_of(data_source: str, prompt: str, answer: str, index: int, split: str, **extra: Any) -> dict[str, Any]:
-    """One row of verl's schema."""
-    return {
-        "data_source": data_source,
-        "prompt": [{"role": "user", "content": prompt}],
-        "ability": "math",
-        "reward_model": {"style": "rule", "ground_truth": answer},
-        "extra_info": {"index": index, "split": split, **extra},
-    }
-
-
-def read_rows(name: str, split: str) -> list[dict[str, Any]]:
-    """The rows of a local file, whatever its suffix claims, or of a hub data set's `split`."""
-    path = Path(name).expanduser()
-    if path.is_file():
-        rows = _read_file(path)
-    elif path.is_dir():
-        raise UserError(f"{name}: is a folder; pass a file in it")
-    elif _HUB_NAME.fullmatch(name) and path.suffix not in _FILE_SUFFIXES and not name.startswith("."):
-        rows = _read_hub(name, split)
-    else:
-        raise UserError(f"{name}: no such file; pass a .json, .jsonl or .parquet file, or a hub data set (owner/name)")
-    if not rows:
-        raise UserError(f"{name}: no rows in it")
-    for number, row in enumerate(rows, 1):
-        if not isinstance(row, dict):
-            raise UserError(f"{name}: row {number} is a {type(row).__name__}; each row must be an object with keys")
-    return rows
-
-
-def to_items(
-    rows: list[dict[str, Any]],
-    name: str,
-    input_key: str | None,
-    label_key: str | None,
-    clean_answer: Callable[[str], str] = str,
-) -> list[Item]:
-    """Checked problems and answers; a UserError names the first row that has none."""
-    input_key = input_key or _present(rows[0], PROBLEM_KEYS)
-    label_key = label_key or _present(rows[0], ANSWER_KEYS)
-    return [
-        Item(
-            _value(row, input_key, f"{name}: row {number}", "--input_key"),
-            clean_answer(_value(row, label_key, f"{name}: row {number}", "--label_key")),
-            row,
-        )
-        for number, row in enumerate(rows, 1)
-    ]
-
-
 def hold_out(items: list[Item], test_size: int | str | None, seed: int) -> tuple[list[Item], list[Item]]:
     """(train, test), each in the input's order; which rows are test rows depends on `seed` and their number only."""
     count = len(items)
@@ -189,62 +123,6 @@ def write(local_dir: Path, splits: dict[str, list[dict[str, Any]]]) -> None:
         target = local_dir / f"{split}.parquet"
         left = f", {target} of an earlier run stays" if not rows and target.exists() else ""
         print(f"{split}: {len(rows)} rows -> {target}" if rows else f"{split}: 0 rows, not written{left}")
-
-
-def _read_file(path: Path) -> list[Any]:
-    try:
-        data = path.read_bytes()
-        if data.startswith(b"PAR1"):
-            return pq.read_table(pa.BufferReader(data)).to_pylist()
-        return _parse_json(data.decode("utf-8-sig"), path)
-    except (OSError, UnicodeDecodeError, pa.ArrowException) as error:
-        reason = " ".join(str(error).split())
-        raise UserError(f"{path}: cannot be read: {reason}; pass UTF-8 JSON, JSON Lines or parquet") from error
-
-
-def _parse_json(text: str, path: Path) -> list[Any]:
-    """A JSON list, or one JSON value per line."""
-    if text.lstrip().startswith("["):
-        try:
-            return json.loads(text)
-        except ValueError as error:
-            raise UserError(f"{path}: not a JSON list: {error}") from error
-    rows = []
-    for number, line in enumerate(text.split("\n"), 1):  # splitlines would cut at separators inside strings
-        if line.strip():
-            try:
-                rows.append(json.loads(line))
-            except ValueError as error:
-                raise UserError(f"{path}:{number}: not JSON: {error}; pass a JSON list or JSON Lines") from error
-    return rows
-
-
-def _read_hub(name: str, split: str) -> list[dict[str, Any]]:
-    try:
-        import datasets
-    except ImportError as error:
-        raise UserError(f"{name}: reading from the hub needs `pip install datasets`; or pass a local file") from error
-    try:
-        return datasets.load_dataset(name, split=split).to_list()
-    except Exception as error:  # the hub client's failures have no common type
-        reason = " ".join(str(error).split())[:300]
-        raise UserError(f"{name}: no such file, and the hub has no split '{split}' of it to give: {reason}") from error
-
-
-def _present(row: dict[str, Any], keys: tuple[str, ...]) -> str:
-    return next((key for key in keys if key in row), keys[0])
-
-
-def _value(row: dict[str, Any], key: str, where: str, option: str) -> str:
-    if key not in row:
-        keys = ", ".join(map(str, row)) or "none"
-        raise UserError(f"{where} has no '{key}' (its keys: {keys}); name it with {option}")
-    value = row[key]
-    if isinstance(value, bool) or not isinstance(value, str | int | float | None):
-        raise UserError(f"{where}: '{key}' is a {type(value).__name__}, no text or number; name another with {option}")
-    if value is None or value != value or not str(value).strip():
-        raise UserError(f"{where}: '{key}' is empty or null; mend or remove the row")
-    return str(value)
 
 
 def _text_key(problem: str) -> str:

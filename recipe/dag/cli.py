@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import sys
 from enum import StrEnum
+from pathlib import Path
 from typing import Annotated
 
 import typer
@@ -67,6 +68,89 @@ def plan(
 
     renderers = {"text": render.to_text, "mermaid": render.to_mermaid, "json": render.to_json}
     typer.echo(renderers[format](make_plan(load_workflow(file))))
+
+
+_Overrides = Annotated[
+    list[str] | None, typer.Argument(metavar="key=value ...", help="Hydra overrides.", show_default=False)
+]
+_ConfigPath = Annotated[Path | None, typer.Option("--config-path", help="Folder of the configuration.")]
+_ConfigName = Annotated[str, typer.Option("--config-name", help="A file in that folder, without .yaml.")]
+
+
+@app.command()
+def train(
+    overrides: _Overrides = None,
+    config_path: _ConfigPath = None,
+    config_name: _ConfigName = "dag",
+) -> None:
+    """Train a workflow: the same as python -m recipe.dag.main. Resumes if its output folder holds a checkpoint."""
+    from recipe.dag.main import launch
+
+    launch(config_name, overrides or [], config_path)
+
+
+@app.command("eval")
+def evaluate(
+    file: Annotated[str, typer.Argument(metavar="WORKFLOW", help="A workflow file.", show_default=False)],
+    overrides: _Overrides = None,
+    model: Annotated[str | None, typer.Option(help="What MODEL_PATH stands for: a folder or a hub name.")] = None,
+    checkpoint: Annotated[
+        Path | None, typer.Option(help="Trained weights: outputs/NAME/checkpoints, or one global_step_N in it.")
+    ] = None,
+    data: Annotated[
+        str | None, typer.Option(help="Problems: parquet in verl's schema, JSON, JSON Lines, or a hub data set.")
+    ] = None,
+    input_key: Annotated[
+        str | None, typer.Option("--input-key", "--input_key", help="Column of the problem. (default: found by name)")
+    ] = None,
+    label_key: Annotated[
+        str | None, typer.Option("--label-key", "--label_key", help="Column of the answer. (default: found by name)")
+    ] = None,
+    output: Annotated[
+        Path | None, typer.Option(help="Where results.json and summary.json go. (default: outputs/eval_<workflow>)")
+    ] = None,
+    n: Annotated[int | None, typer.Option("-n", min=1, help="Episodes per problem. (default: 1)")] = None,
+    max_samples: Annotated[int | None, typer.Option(min=1, help="The first problems only.")] = None,
+    seed: Annotated[int | None, typer.Option(min=0, help="Of the sampling. (default: 0)")] = None,
+    config_path: _ConfigPath = None,
+    config_name: _ConfigName = "dag",
+) -> None:
+    """Evaluate a workflow without training: every policy frozen, results.json and summary.json."""
+    from recipe.dag.evaluate import check_model_option, option
+    from recipe.dag.main import launch
+
+    if model is not None and checkpoint is not None:
+        raise UserError("--model and --checkpoint exclude each other; drop one of them")
+    if model is not None:
+        check_model_option(file)
+    options = {
+        "model_path": model,
+        "data.val_files": data,
+        "data.input_key": input_key,
+        "data.label_key": label_key,
+        "output_dir": output,
+        "validation.n": n,
+        "validation.max_samples": max_samples,
+        "seed": seed,
+    }
+    given = [option(key, value) for key, value in options.items() if value is not None]
+    name = f"eval_{Path(file).stem}"
+    launch(
+        config_name,
+        [option("workflow", file), option("trainer.experiment_name", name), *given, *(overrides or [])],
+        config_path,
+        evaluate_only=True,
+        weights=checkpoint,
+    )
+
+
+@app.command()
+def doctor() -> None:
+    """Check this machine: one line per check, exit code 1 if something that a run needs is missing."""
+    from recipe.dag.doctor import examine
+
+    if not examine(typer.echo):
+        raise typer.Exit(1)
 
 
 def _count(number: int, noun: str, plural: str = "") -> str:

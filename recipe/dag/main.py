@@ -10,12 +10,15 @@ import argparse
 import asyncio
 import contextlib
 import importlib.util
+import math
 import os
 import sys
+import time
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from recipe.dag.errors import UserError
+from recipe.dag.evaluate import check_output, evaluation_of
 from recipe.dag.workflow.loader import load_workflow
 from recipe.dag.workflow.problem import WorkflowError
 from recipe.dag.workflow.schema import Workflow
@@ -37,6 +40,7 @@ def compose_config(name: str, overrides: list[str], folder: Path | None = None) 
     folder = (folder or CONFIG_FOLDER).resolve()
     if not (folder / f"{name}.yaml").is_file():
         raise UserError(f"configuration: {folder / name}.yaml does not exist; see --config-path and --config-name")
+    OmegaConf.register_new_resolver("product", lambda *numbers: math.prod(map(int, numbers)), replace=True)
     search = f"hydra.searchpath=[file://{CONFIG_FOLDER},file://{verl_config_folder()}]"
     try:
         with initialize_config_dir(str(folder), version_base=None):
@@ -112,38 +116,65 @@ def ray_cluster(config: DictConfig, platform: str):
         ray.shutdown()
 
 
-def evaluation_of(workflow: Workflow) -> Workflow:
-    """The same workflow with every policy frozen and no training chain."""
-    nodes = tuple(node for node in workflow.nodes if node not in workflow.training_nodes)
-    policies = {name: policy.model_copy(update={"frozen": True}) for name, policy in workflow.policies.items()}
-    return workflow.model_copy(update={"nodes": nodes, "policies": policies})
-
-
 async def run(config: DictConfig, workflow: Workflow, *, platform: str, evaluate_only: bool) -> None:
     from recipe.dag.train import setup, trainer
-    from recipe.dag.train.data import load_samples
+    from recipe.dag.train.data import Columns, load_samples
 
     paths = await asyncio.to_thread(setup.model_paths, workflow)
     data = config.data
-    train = [] if evaluate_only else load_samples(data.train_files, max_samples=data.train_max_samples)
+    columns = Columns(data.input_key, data.label_key, data.prompt_split, data.add_prompt_suffix or "")
+    train = []
+    if not evaluate_only:
+        train = load_samples(data.train_files, max_samples=data.train_max_samples, columns=columns)
     val = []
     if data.val_files:
         limit = config.validation.max_samples if config.validation.max_samples is not None else data.val_max_samples
-        val = load_samples(data.val_files, max_samples=limit, what="data.val_files")
+        val = load_samples(data.val_files, max_samples=limit, what="data.val_files", columns=columns)
     elif evaluate_only:
-        raise UserError("data.val_files: an evaluation needs problems; pass data.val_files=FILE.parquet")
+        raise UserError("data.val_files: an evaluation needs problems; pass --data FILE, or data.val_files=FILE")
+    if evaluate_only and platform == "cpu":  # the CPU server's cache has a row for each request
+        rollout = config.actor_rollout_ref.rollout
+        rollout.max_num_seqs = min(rollout.max_num_seqs, config.rollout.max_in_flight, len(val) * config.validation.n)
     toolbox = await setup.Toolbox.open(config, workflow)
     try:
         with ray_cluster(config, platform):
             policies = await setup.start_policies(config, workflow, paths, platform=platform)
             if evaluate_only:
+                started = time.monotonic()
                 summary = await trainer.evaluate(config, workflow, policies, toolbox, val)
-                print(f"accuracy {summary['final_accuracy']:.4f} on {summary['num_samples']} episodes; {config.output_dir}/summary.json")
+                counts = f"{summary['num_samples']} episodes, {summary['num_errors']} errors"
+                seconds = time.monotonic() - started
+                print(f"accuracy {summary['final_accuracy']:.4f}, {counts}, {seconds:.0f} s: {config.output_dir}/summary.json")
             else:
                 loop = trainer.Trainer(config, workflow, policies, toolbox, train_samples=train, val_samples=val)
                 await loop.train()
     finally:
         await toolbox.close()
+
+
+def launch(
+    name: str,
+    overrides: list[str],
+    folder: Path | None = None,
+    *,
+    evaluate_only: bool = False,
+    weights: Path | None = None,
+) -> None:
+    """Compose, check and run; `weights`: a checkpoint to evaluate. Raises UserError before anything is started."""
+    if evaluate_only:
+        overrides = ["data.train_files=null", *overrides]
+    config = compose_config(name, overrides, folder)
+    if config.model_path:
+        os.environ["MODEL_PATH"] = str(config.model_path)
+    workflow = load_workflow(config.workflow)
+    if evaluate_only:
+        check_output(config)
+        workflow = evaluation_of(workflow, weights=weights, temperature=config.validation.temperature)
+    elif not workflow.trained_policies():
+        raise UserError(f"{config.workflow}: every policy is frozen, so there is nothing to train; use verl-dag eval")
+    platform = choose_platform(config)
+    prepare_environment(platform)
+    asyncio.run(run(config, workflow, platform=platform, evaluate_only=evaluate_only))
 
 
 def main(argv: list[str] | None = None) -> int:
@@ -154,15 +185,7 @@ def main(argv: list[str] | None = None) -> int:
     parser.add_argument("overrides", nargs="*", metavar="key=value", help="hydra overrides")
     args = parser.parse_args(argv)
     try:
-        config = compose_config(args.config_name, args.overrides, args.config_path)
-        workflow = load_workflow(config.workflow)
-        if args.eval:
-            workflow = evaluation_of(workflow)
-        elif not workflow.trained_policies():
-            raise UserError(f"{config.workflow}: every policy is frozen, so there is nothing to train; add --eval to evaluate")
-        platform = choose_platform(config)
-        prepare_environment(platform)
-        asyncio.run(run(config, workflow, platform=platform, evaluate_only=args.eval))
+        launch(args.config_name, args.overrides, args.config_path, evaluate_only=args.eval)
     except WorkflowError as error:
         print(error, file=sys.stderr)
         return 2

@@ -38,6 +38,7 @@ class PolicyRuntime:
         else:
             with open_dict(self.config):
                 self.config.actor_rollout_ref.rollout.load_format = "auto"
+                self.config.actor_rollout_ref.rollout.nnodes = 1  # not 0: verl's word for servers without a trainer
         on_cpu = get_device_name() == "cpu"
         manager = await PolicyServerManager.create(
             self.config, self.name, worker_group=self.workers, frozen_pool=None if on_cpu else self.pool.resources

@@ -11,6 +11,7 @@ import math
 from typing import Any
 
 from omegaconf import DictConfig
+from verl.single_controller.ray.base import split_resource_pool
 from verl.workers.rollout.llm_server import LLMServerClient, LLMServerManager
 from verl.workers.rollout.replica import RolloutReplicaRegistry
 
@@ -51,10 +52,12 @@ class PolicyServerManager(LLMServerManager):
             )
             for rank in range(replicas)
         ]
-        for replica in self.rollout_replicas:
-            if self.frozen_pool is not None:
-                await replica.init_colocated(self.frozen_pool)
-            else:
+        if self.frozen_pool is not None:
+            shares = split_resource_pool(self.frozen_pool, split_size=self.frozen_pool.world_size // replicas)
+            for replica, share in zip(self.rollout_replicas, shares, strict=True):
+                await replica.init_colocated(share)
+        else:
+            for replica in self.rollout_replicas:
                 await replica.init_standalone()
         self.server_handles = [replica.server_handle for replica in self.rollout_replicas]
         self.server_addresses = [replica.server_address for replica in self.rollout_replicas]

@@ -1,4 +1,4 @@
-"""Parquet files to samples, and which samples a step sees.
+"""Files to samples, and which samples a step sees.
 
 Invariant: the samples of step s are a pure function of (seed, s): each epoch is one seeded permutation, and steps cut the
 endless run of epochs into equal pieces. So resuming needs no loader state, and stopping anywhere changes no order.
@@ -8,40 +8,68 @@ from __future__ import annotations
 
 import json
 from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import numpy as np
-import pyarrow.parquet as pq
 
 from recipe.dag.errors import UserError
+from recipe.dag.train.problems import read_rows, row_of, to_items
 
 Sample = dict[str, Any]
 """prompt (messages), ground_truth, data_source, extra_info."""
 
 
-def load_samples(files: str | Sequence[str], *, max_samples: int = -1, what: str = "data.train_files") -> list[Sample]:
-    """Read verl's parquet schema. Raises UserError for a file that is missing, unreadable, empty or lacks a column."""
+@dataclass(frozen=True, slots=True)
+class Columns:
+    """How to read problem files that are not in verl's schema; named as the preprocess scripts' options."""
+
+    input_key: str | None = None
+    """Column of the problem; None: found by name."""
+    label_key: str | None = None
+    prompt_split: str = "test"
+    """Of a hub data set."""
+    add_prompt_suffix: str = ""
+
+
+def load_samples(
+    files: str | Sequence[str],
+    *,
+    max_samples: int | None = -1,
+    what: str = "data.train_files",
+    columns: Columns = Columns(),
+) -> list[Sample]:
+    """Read parquet in verl's schema, or problem files as `problems.read_rows` does; the first `max_samples` of them
+    (negative or None: all). Raises UserError for a file that is missing, unreadable, empty or lacks a column."""
     samples: list[Sample] = []
     for name in [files] if isinstance(files, str) else list(files):
         path = Path(name).expanduser()
-        if not path.is_file():
+        if path.suffix and not path.exists():
             raise UserError(f"{what}: {name} does not exist; make it with a script of preprocess/")
         try:
-            table = pq.read_table(path)
-        except Exception as error:
-            raise UserError(f"{what}: {name} is no readable parquet file ({str(error).splitlines()[0]})") from error
-        missing = [column for column in ("prompt", "reward_model") if column not in table.column_names]
+            rows = read_rows(name, columns.prompt_split)
+            if "reward_model" not in rows[0] and not isinstance(rows[0].get("prompt"), list):
+                rows = _in_schema(rows, name, columns)
+        except UserError as error:
+            raise UserError(f"{what}: {error}") from error
+        missing = [column for column in ("prompt", "reward_model") if column not in rows[0]]
         if missing:
-            raise UserError(f"{what}: {name} lacks the column {', '.join(missing)}; it has {', '.join(table.column_names)}")
-        samples += [_sample(row, f"{what}: {name} row {i}") for i, row in enumerate(table.to_pylist())]
+            raise UserError(f"{what}: {name} lacks the column {', '.join(missing)}; it has {', '.join(rows[0])}")
+        samples += [_sample(row, f"{what}: {name} row {i}") for i, row in enumerate(rows)]
     if not samples:
         raise UserError(f"{what}: {files} holds no rows")
     return samples if max_samples is None or max_samples < 0 else samples[:max_samples]
 
 
+def _in_schema(rows: list[dict[str, Any]], name: str, columns: Columns) -> list[dict[str, Any]]:
+    items = to_items(rows, name, columns.input_key, columns.label_key)
+    source, suffix = Path(name).stem, columns.add_prompt_suffix
+    return [row_of(source, item.problem + suffix, item.answer, i, "test") for i, item in enumerate(items)]
+
+
 def _sample(row: dict[str, Any], where: str) -> Sample:
-    prompt, reward_model = row["prompt"], row["reward_model"]
+    prompt, reward_model = row.get("prompt"), row.get("reward_model")
     if isinstance(prompt, str):
         prompt = [{"role": "user", "content": prompt}]
     if not prompt or not all(isinstance(m, dict) and {"role", "content"} <= m.keys() for m in prompt):
@@ -49,12 +77,14 @@ def _sample(row: dict[str, Any], where: str) -> Sample:
     truth = reward_model.get("ground_truth") if isinstance(reward_model, dict) else None
     if truth is None:
         raise UserError(f"{where}: reward_model.ground_truth is missing")
-    extra = {key: value for key, value in (row.get("extra_info") or {}).items() if value is not None}
+    extra = row.get("extra_info") or {}
+    if not isinstance(extra, dict):
+        raise UserError(f"{where}: column extra_info must be a struct, not {type(extra).__name__}")
     return {
         "prompt": [dict(message) for message in prompt],
         "ground_truth": truth if isinstance(truth, str) else json.dumps(truth),
         "data_source": row.get("data_source") or "",
-        "extra_info": extra,
+        "extra_info": {key: value for key, value in extra.items() if value is not None},
     }
 
 
@@ -64,6 +94,8 @@ class Sampler:
     def __init__(self, size: int, batch_size: int, seed: int):
         if batch_size < 1:
             raise UserError(f"data.train_batch_size={batch_size} must be at least 1")
+        if size < 1:
+            raise UserError("data.train_max_samples=0 leaves no sample to train on; -1 takes all")
         self.size, self.batch_size, self.seed = size, batch_size, seed
 
     def batch(self, step: int) -> list[tuple[int, int]]:

@@ -1,0 +1,204 @@
+"""`verl-dag doctor`: is everything here that a run needs?
+
+Invariant: every check ends in one line, whatever it meets, and changes nothing on the machine.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import re
+import shutil
+import subprocess
+import sys
+from collections.abc import Callable
+from importlib import metadata
+from importlib.util import find_spec
+from pathlib import Path
+
+from recipe.dag.errors import UserError
+
+ROOT = Path(__file__).resolve().parents[2]
+GIB = 2**30
+MIN_MEMORY_GIB, MIN_DISK_GIB = 4, 5
+"""Below these even the tiny run is at risk."""
+
+
+class Unfit(Exception):
+    """A check that failed, and how to mend it."""
+
+
+class Note(Exception):
+    """A check that does not pass and that no run needs."""
+
+
+def examine(say: Callable[[str], None]) -> bool:
+    """Say one line per check; whether every needed one passed."""
+    fit = True
+    for name, check in CHECKS.items():
+        try:
+            mark, text = "ok", check()
+        except Note as note:
+            mark, text = "note", str(note)
+        except Exception as error:
+            reason = str(error) if isinstance(error, Unfit | UserError) else f"{type(error).__name__}: {error}"
+            mark, text, fit = "FAIL", " ".join(reason.split()), False
+        say(f"{mark:<5} {name:<11} {text}")
+    return fit
+
+
+def check_python() -> str:
+    version = ".".join(map(str, sys.version_info[:3]))
+    if not (3, 11) <= sys.version_info[:2] <= (3, 12):
+        raise Unfit(f"{version}; use Python 3.11 or 3.12")
+    return version
+
+
+def check_torch() -> str:
+    import torch
+
+    if not torch.cuda.is_available():
+        return f"{torch.__version__}, no CUDA device: runs use platform=cpu"
+    names = [torch.cuda.get_device_name(index) for index in range(torch.cuda.device_count())]
+    free, total = (number / GIB for number in torch.cuda.mem_get_info())
+    return f"{torch.__version__}, {len(names)} x {names[0]}, {free:.0f} of {total:.0f} GiB free on the first"
+
+
+def check_verl() -> str:
+    pin = pinned_verl()
+    found = _version("verl")
+    if found != pin:
+        raise Unfit(f"{found or 'not installed'}; this project needs verl=={pin}")
+    return f"{found}, as pinned"
+
+
+def pinned_verl() -> str:
+    """From the repository's REQUIRED_VERL.txt, or from the installed package's own requirements."""
+    file = ROOT / "REQUIRED_VERL.txt"
+    lines = file.read_text().splitlines() if file.is_file() else metadata.requires("verl-dag") or []
+    return next(match[1] for line in lines if (match := re.match(r"verl==([\w.]+)", line)))
+
+
+def check_ray() -> str:
+    return _version("ray") or _missing("ray", "pip install 'ray[default]'")
+
+
+def check_sglang() -> str:
+    version = _version("sglang")
+    if version is None and _has_cuda():
+        raise Unfit("not installed; GPU runs generate with it: see the installation for CUDA hosts in README.md")
+    if version is None:
+        raise Note("not installed; only GPU runs need it")
+    return version
+
+
+def check_flash_attn() -> str:
+    if find_spec("flash_attn") is None:
+        raise Note("not installed; training uses torch's sdpa, without packing of rows")
+    return _version("flash-attn") or "installed"
+
+
+def check_memory() -> str:
+    import psutil
+
+    free = psutil.virtual_memory().available / GIB
+    if free < MIN_MEMORY_GIB:
+        raise Unfit(f"{free:.1f} GiB free; the tiny run wants {MIN_MEMORY_GIB}")
+    return f"{free:.0f} GiB free, {len(os.sched_getaffinity(0))} cores"
+
+
+def check_disk() -> str:
+    free = shutil.disk_usage(Path.cwd()).free / GIB
+    if free < MIN_DISK_GIB:
+        raise Unfit(f"{free:.1f} GiB free in {Path.cwd()}; the tiny run, with its environment, wants {MIN_DISK_GIB}")
+    return f"{free:.0f} GiB free in {Path.cwd()}"
+
+
+def check_plugin() -> str:
+    """In a process of its own: verl chooses its platform once, when it is imported."""
+    platform = "" if _has_cuda() else "cpu"
+    env = {**os.environ, "PYTHONPATH": os.pathsep.join([str(ROOT), os.environ.get("PYTHONPATH", "")])}
+    if platform:
+        env["VERL_PLATFORM"] = platform
+    # read by verl where this package is not installed but lies in a checkout's recipe/ folder
+    env["VERL_USE_EXTERNAL_MODULES"] = "recipe.dag.platform.plugin"
+    code = "from verl.utils.device import get_device_name; print('device:', get_device_name())"
+    done = subprocess.run([sys.executable, "-c", code], env=env, capture_output=True, text=True, timeout=180)
+    device = next((line for line in done.stdout.splitlines() if line.startswith("device: ")), "")
+    if done.returncode or not device:
+        raise Unfit(f"verl does not load it: {(done.stderr.strip().splitlines() or ['no message'])[-1]}")
+    if platform and device != "device: cpu":
+        raise Unfit(f"verl chose {device}, not the CPU platform of this plugin")
+    points = [point for point in metadata.entry_points(group="verl.plugins") if point.name == "verl_dag"]
+    for point in points:
+        point.load()
+    how = "entry point verl.plugins" if points else "VERL_USE_EXTERNAL_MODULES, which runs set themselves"
+    return f"verl loads it ({how}); {device}"
+
+
+def check_sandbox() -> str:
+    from recipe.dag.sandbox.launch import LocalSandbox
+    from recipe.dag.tools.sandbox_client import SandboxClient
+
+    async def trial() -> str:
+        sandbox = LocalSandbox(max_concurrent=1)
+        client = None
+        try:
+            client = SandboxClient(await sandbox.start(), token=sandbox.token, retries=0)
+            result = await client.run_code("print(1+1)")
+        finally:
+            if client is not None:
+                await client.close()
+            await sandbox.stop()
+        if result.status != "success" or result.stdout.strip() != "2":
+            raise Unfit(f"print(1+1) ended in {result.status}: {result.stdout!r} {result.stderr!r}")
+        return f"print(1+1) printed 2 in {result.seconds:.2f} s (rlimits only, no security boundary)"
+
+    return asyncio.run(trial())
+
+
+def check_grader() -> str:
+    from recipe.dag.reward.grader import GraderPool
+
+    async def trial() -> tuple[bool, bool]:
+        pool = GraderPool(timeout_s=60.0)
+        try:
+            return await pool.grade(r"\sqrt{8}", r"2\sqrt{2}"), await pool.grade(r"\sqrt{8}", r"2\sqrt{3}")
+        finally:
+            await pool.close()
+
+    if asyncio.run(trial()) != (True, False):
+        raise Unfit("does not tell that sqrt(8) is 2*sqrt(2) and not 2*sqrt(3)")
+    return "sqrt(8) is 2*sqrt(2) and not 2*sqrt(3)"
+
+
+def _version(package: str) -> str | None:
+    try:
+        return metadata.version(package)
+    except metadata.PackageNotFoundError:
+        return None
+
+
+def _missing(package: str, mend: str) -> str:
+    raise Unfit(f"{package} is not installed; {mend}")
+
+
+def _has_cuda() -> bool:
+    import torch
+
+    return torch.cuda.is_available()
+
+
+CHECKS: dict[str, Callable[[], str]] = {
+    "python": check_python,
+    "torch": check_torch,
+    "verl": check_verl,
+    "ray": check_ray,
+    "sglang": check_sglang,
+    "flash-attn": check_flash_attn,
+    "memory": check_memory,
+    "disk": check_disk,
+    "plugin": check_plugin,
+    "sandbox": check_sandbox,
+    "grader": check_grader,
+}
