@@ -1,4 +1,4 @@
-"""What tests with real models share: verl on its CPU platform, a tiny random Qwen2, verl's own worker in this process."""
+"""What tests with real models share: verl on its CPU platform, a tiny random Qwen2, verl's worker in this process."""
 
 from __future__ import annotations
 
@@ -6,12 +6,15 @@ import os
 from pathlib import Path
 from types import SimpleNamespace
 
+import hypothesis
 import pytest
 
 from recipe.dag.main import compose_config, prepare_environment
 from recipe.dag.workflow.loader import load_workflow
 
 prepare_environment("cpu")  # before anything imports verl
+hypothesis.settings.register_profile("no_deadline", deadline=None)  # a busy machine is no failure
+hypothesis.settings.load_profile("no_deadline")
 
 VOCABULARY = 96
 WORKFLOW = """\
@@ -48,6 +51,7 @@ def tiny_model(tmp_path_factory) -> Path:
         eos_token_id=1,
         pad_token_id=0,
     )
+    torch.set_num_threads(1)  # small tensors: more threads only wait for each other
     torch.manual_seed(0)
     Qwen2ForCausalLM(config).save_pretrained(folder)
     words = Tokenizer(models.WordLevel({f"w{i}": i for i in range(VOCABULARY)}, unk_token="w2"))

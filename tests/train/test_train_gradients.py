@@ -25,7 +25,7 @@ TOOL = 5
 
 
 def episodes(*, temperature: float = 1.0) -> list[Episode]:
-    """Two groups of two conversations of three calls, each of which goes on from the one before, with a tool's tokens."""
+    """Two groups of two conversations of three calls, each going on from the one before, with a tool's tokens."""
     draw = torch.Generator().manual_seed(7)
 
     def some(low: int, high: int) -> list[int]:
@@ -97,7 +97,9 @@ def gradient(engine):
         step = TrainingStep(workflow, {"main": policy}, rows, seed=0)
         asyncio.run(step.run())
         batch = step.batches["main"]
-        return SimpleNamespace(value=seen.pop("gradient"), order=batch.order, columns=batch.columns, metrics=batch.metrics)
+        return SimpleNamespace(
+            value=seen.pop("gradient"), order=batch.order, columns=batch.columns, metrics=batch.metrics
+        )
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(actor.engine, "optimizer_step", record)
@@ -141,7 +143,9 @@ def test_padding_rows_change_no_gradient(gradient, alone, loss, merge):
 
 
 @pytest.mark.parametrize("loss", LOSSES)
-@pytest.mark.parametrize("sizes", [{"micro_batch": 3}, {"micro_batch": 12}, {"dynamic": 70}, {"dynamic": 4096}], ids=str)
+@pytest.mark.parametrize(
+    "sizes", [{"micro_batch": 3}, {"micro_batch": 12}, {"dynamic": 70}, {"dynamic": 4096}], ids=str
+)
 def test_order_and_micro_batches_change_no_gradient(gradient, alone, loss, sizes):
     rows = rows_of(episodes(), merge=False)
     shuffled = [rows[i] for i in torch.randperm(len(rows), generator=torch.Generator().manual_seed(3))]

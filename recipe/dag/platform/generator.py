@@ -137,8 +137,8 @@ class Generator:
         positions = torch.arange(width).expand(len(requests), width)
         mask = torch.ones(width, width, dtype=torch.bool).tril()[None, None].expand(len(requests), 1, width, width)
         cache = self.cache.view(first, first + len(requests), positions, width)
-        self.active.extend(requests)  # before the forward: if it fails, drop_all finds them
         hidden = self._forward(ids, positions, mask, cache)
+        self.active.extend(requests)
         return self._accept(hidden[torch.arange(len(requests)), lengths - 1], requests)
 
     @torch.inference_mode()

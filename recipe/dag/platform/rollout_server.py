@@ -164,9 +164,11 @@ class RolloutServer:
         try:
             while True:
                 self._drain(block=not (self.waiting or self.generator.active))
-                if self.waiting and self.generator.room:
-                    batch, self.waiting = self.waiting[: self.generator.room], self.waiting[self.generator.room :]
-                    self._answer(self.generator.add(batch))
+                room = self.generator.room
+                if self.waiting and room:
+                    finished = self.generator.add(self.waiting[:room])
+                    self.waiting = self.waiting[room:]  # only now: if `add` fails, they are told so
+                    self._answer(finished)
                 if self.generator.active:
                     self._answer(self.generator.step())
         except BaseException as error:

@@ -48,7 +48,9 @@ def policy_config(run: DictConfig, workflow: Workflow, name: str, *, model_path:
     _apply_algorithm(node.actor, workflow.algorithm, policy, run)
     for key, value in _flatten(policy.config).items():
         try:
-            OmegaConf.update(config, f"actor_rollout_ref.{key}", value, merge=True)
+            parent = OmegaConf.select(run.actor_rollout_ref, key.rpartition(".")[0]) if "." in key else None
+            free = parent == {}  # what verl leaves empty takes any key, such as model.override_config
+            OmegaConf.update(config, f"actor_rollout_ref.{key}", value, merge=True, force_add=free)
         except OmegaConfBaseException as error:
             raise UserError(f"policies.{name}.config.{key}: {str(error).splitlines()[0]}") from error
     with open_dict(config):

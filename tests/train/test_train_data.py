@@ -1,0 +1,106 @@
+from __future__ import annotations
+
+from collections import Counter
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from recipe.dag.errors import UserError
+from recipe.dag.train.data import Sampler, load_samples
+
+MESSAGES = [{"role": "user", "content": "2 + 2?"}]
+
+
+def row(**keys) -> dict:
+    return {"prompt": MESSAGES, "reward_model": {"style": "rule", "ground_truth": "4"}, "data_source": "sums", **keys}
+
+
+@pytest.fixture
+def parquet(tmp_path):
+    def write(rows: list[dict], name: str = "data.parquet") -> str:
+        pq.write_table(pa.Table.from_pylist(rows), tmp_path / name)
+        return str(tmp_path / name)
+
+    return write
+
+
+def test_rows_become_samples(parquet):
+    file = parquet([row(extra_info={"index": 3, "split": None})])
+    assert load_samples(file) == [
+        {"prompt": MESSAGES, "ground_truth": "4", "data_source": "sums", "extra_info": {"index": 3}}
+    ]
+
+
+def test_a_prompt_of_text_becomes_a_users_message(parquet):
+    assert load_samples(parquet([row(prompt="2 + 2?")]))[0]["prompt"] == MESSAGES
+
+
+def test_a_truth_that_is_no_text_is_kept_as_json(parquet):
+    truths = load_samples(parquet([row(reward_model={"ground_truth": [1, 2]})]))[0]["ground_truth"]
+    assert truths == "[1, 2]"
+    assert load_samples(parquet([row(reward_model={"ground_truth": 0})]))[0]["ground_truth"] == "0"
+
+
+def test_several_files_are_read_in_order_and_cut(parquet):
+    names = [parquet([row(data_source=f"{k}{i}") for i in range(2)], f"{k}.parquet") for k in "ab"]
+    assert [s["data_source"] for s in load_samples(names)] == ["a0", "a1", "b0", "b1"]
+    assert [s["data_source"] for s in load_samples(names, max_samples=3)] == ["a0", "a1", "b0"]
+    assert load_samples(names, max_samples=0) == []
+
+
+def test_what_is_wrong_with_a_file_is_one_line_that_names_it(tmp_path, parquet):
+    (tmp_path / "broken.parquet").write_bytes(b"PAR1 and then nothing of the kind")
+    schema = pa.Table.from_pylist([row()]).schema
+    pq.write_table(schema.empty_table(), tmp_path / "empty.parquet")
+    cases = {
+        str(tmp_path / "absent.parquet"): "does not exist",
+        str(tmp_path / "broken.parquet"): "broken.parquet",
+        str(tmp_path / "empty.parquet"): "no rows",
+        parquet([{"prompt": MESSAGES, "answer": "4"}], "column.parquet"): "lacks the column reward_model",
+        parquet(
+            [row(), row(reward_model={"ground_truth": None})], "truth.parquet"
+        ): "row 1: reward_model.ground_truth is missing",
+        parquet([row(prompt=[])], "prompt.parquet"): "row 0: column prompt must be a list",
+        parquet([row(prompt=[{"role": "user"}])], "content.parquet"): "row 0: column prompt must be a list",
+        parquet([row(extra_info="text")], "extra.parquet"): "row 0: column extra_info must be a struct",
+    }
+    for file, expected in cases.items():
+        with pytest.raises(UserError) as caught:
+            load_samples(file, what="data.val_files")
+        message = str(caught.value)
+        assert message.startswith("data.val_files: ") and expected in message and "\n" not in message
+
+
+@given(st.integers(1, 40), st.integers(1, 60), st.integers(0, 2**32), st.integers(1, 6))
+def test_each_epoch_is_a_permutation(size, batch_size, seed, steps):
+    picks = [pick for step in range(1, steps + 1) for pick in Sampler(size, batch_size, seed).batch(step)]
+    assert [epoch for _, epoch in picks] == [position // size for position in range(steps * batch_size)]
+    whole = steps * batch_size // size
+    for epoch in range(whole):
+        assert sorted(index for index, e in picks if e == epoch) == list(range(size))
+    last = Counter(index for index, e in picks if e == whole)
+    assert all(count == 1 for count in last.values())
+
+
+@given(st.integers(1, 30), st.integers(1, 30), st.integers(0, 1000), st.integers(1, 50))
+def test_a_steps_samples_depend_on_seed_and_step_alone(size, batch_size, seed, step):
+    used = Sampler(size, batch_size, seed)
+    for earlier in range(1, 4):
+        used.batch(earlier)
+    assert used.batch(step) == Sampler(size, batch_size, seed).batch(step)
+
+
+def test_seeds_and_epochs_differ_in_order():
+    first, second = Sampler(100, 200, 0).batch(1), Sampler(100, 200, 1).batch(1)
+    assert first != second
+    assert [i for i, e in first if e == 0] != [i for i, e in first if e == 1]
+
+
+def test_nothing_to_sample_is_refused():
+    with pytest.raises(UserError, match="train_batch_size=0"):
+        Sampler(10, 0, 0)
+    with pytest.raises(UserError, match="no sample"):
+        Sampler(0, 1, 0)

@@ -1,0 +1,88 @@
+from __future__ import annotations
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from recipe.dag.train.packing import PAD, layout, scatter_back
+
+LENGTHS = st.lists(st.integers(1, 4000), min_size=1, max_size=70)
+SIZES = st.fixed_dictionaries(
+    {"ranks": st.integers(1, 8), "mini_batches": st.integers(1, 6), "micro_batch": st.integers(1, 9)}
+)
+
+
+def pieces_of(order: list[int], count: int) -> list[list[int]]:
+    height = len(order) // count
+    return [order[k * height : (k + 1) * height] for k in range(count)]
+
+
+@given(LENGTHS, SIZES)
+def test_every_row_is_used_once_and_the_counts_divide(lengths, sizes):
+    order, mini_batches = layout(lengths, **sizes)
+    assert sorted(i for i in order if i != PAD) == list(range(len(lengths)))
+    assert 1 <= mini_batches <= sizes["mini_batches"]
+    assert len(order) % (sizes["ranks"] * mini_batches * sizes["micro_batch"]) == 0
+
+
+@given(LENGTHS, SIZES)
+def test_padding_is_the_least_that_makes_the_pieces_equal(lengths, sizes):
+    order, mini_batches = layout(lengths, **sizes)
+    count = sizes["ranks"] * mini_batches
+    tallest = -(-len(lengths) // count)
+    height = -(-tallest // sizes["micro_batch"]) * sizes["micro_batch"]
+    assert len(order) == count * height
+    held = [sum(i != PAD for i in piece) for piece in pieces_of(order, count)]
+    assert max(held) - min(held) <= 1
+
+
+@given(LENGTHS, SIZES)
+def test_no_mini_batch_is_padding_alone(lengths, sizes):
+    order, mini_batches = layout(lengths, **sizes)
+    pieces = pieces_of(order, sizes["ranks"] * mini_batches)
+    for m in range(mini_batches):  # verl gives rank r the pieces [r * mini_batches, (r + 1) * mini_batches)
+        assert any(i != PAD for r in range(sizes["ranks"]) for i in pieces[r * mini_batches + m])
+    if mini_batches > 1:
+        assert all(any(i != PAD for i in piece) for piece in pieces)
+
+
+@given(LENGTHS, SIZES)
+def test_a_piece_is_sorted_by_length(lengths, sizes):
+    order, mini_batches = layout(lengths, **sizes)
+    for piece in pieces_of(order, sizes["ranks"] * mini_batches):
+        weights = [0 if i == PAD else lengths[i] for i in piece]
+        assert weights == sorted(weights)
+
+
+@given(st.lists(st.integers(1, 4000), min_size=8, max_size=70), st.integers(1, 4), st.integers(1, 2))
+def test_pieces_weigh_about_the_same(lengths, ranks, mini_batches):
+    order, mini_batches = layout(lengths, ranks=ranks, mini_batches=mini_batches)
+    weights = [sum(lengths[i] for i in piece if i != PAD) for piece in pieces_of(order, ranks * mini_batches)]
+    assert max(weights) - min(weights) <= 2 * max(lengths)
+
+
+@given(LENGTHS, SIZES)
+def test_scatter_back_undoes_the_layout(lengths, sizes):
+    order, _ = layout(lengths, **sizes)
+    values = ["padding" if i == PAD else lengths[i] for i in order]
+    assert scatter_back(values, order, len(lengths)) == lengths
+
+
+@given(LENGTHS, SIZES)
+def test_the_layout_is_a_function_of_the_lengths(lengths, sizes):
+    assert layout(list(lengths), **sizes) == layout(lengths, **sizes)
+
+
+def test_fewer_rows_than_ranks_make_one_mini_batch():
+    order, mini_batches = layout([5, 9, 7], ranks=4, mini_batches=3)
+    assert (order, mini_batches) == ([1, 2, 0, PAD], 1)
+
+
+def test_no_rows_are_refused():
+    with pytest.raises(ValueError, match="no rows"):
+        layout([], ranks=1, mini_batches=1)
+
+
+def test_scatter_back_refuses_values_of_another_layout():
+    with pytest.raises(ValueError):
+        scatter_back([1, 2], [0, 1, PAD], 2)
