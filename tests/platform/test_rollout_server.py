@@ -40,7 +40,7 @@ async def until(condition: Callable[[], bool]) -> None:
 
 
 def hold(server: RolloutServer, method: str, error: Exception | None = None) -> tuple[threading.Event, threading.Event]:
-    """(reached, gate): the generation thread sets `reached` in `method`, waits for `gate`, then raises `error`, if any."""
+    """(reached, gate): generation sets `reached` in `method`, waits for `gate`, then raises `error`, if any."""
     reached, gate, original = threading.Event(), threading.Event(), getattr(server.generator, method)
 
     def held(*args):
@@ -240,11 +240,13 @@ def test_behaviour_log_probs_equal_those_of_verls_engine(engine, server):
                 for i, (prompt, temperature) in enumerate(zip(prompts, temperatures, strict=True))
             ]
         )
-        return [
-            Row(f"u{i}", 0, "solver", "solve", 0, "main", 5, prompts[i], o.token_ids, [1] * len(o.token_ids), o.log_probs, 0.0,
-                temperature=temperatures[i])
-            for i, o in enumerate(outputs)
-        ]  # fmt: skip
+        rows = []
+        for i, (prompt, output) in enumerate(zip(prompts, outputs, strict=True)):
+            ids = output.token_ids
+            row = Row(f"u{i}", 0, "solver", "solve", 0, "main", 5, prompt, ids, [1] * len(ids), output.log_probs, 0.0)
+            row.temperature = temperatures[i]
+            rows.append(row)
+        return rows
 
     rows = asyncio.run(roll_out())
     policy = SimpleNamespace(
