@@ -161,8 +161,6 @@ def launch(
     weights: Path | None = None,
 ) -> None:
     """Compose, check and run; `weights`: a checkpoint to evaluate. Raises UserError before anything is started."""
-    if evaluate_only:
-        overrides = ["data.train_files=null", *overrides]
     config = compose_config(name, overrides, folder)
     if config.model_path:
         os.environ["MODEL_PATH"] = str(config.model_path)
@@ -172,6 +170,8 @@ def launch(
         workflow = evaluation_of(workflow, weights=weights, temperature=config.validation.temperature)
     elif not workflow.trained_policies():
         raise UserError(f"{config.workflow}: every policy is frozen, so there is nothing to train; use verl-dag eval")
+    elif not config.data.train_files:
+        raise UserError("data.train_files: training needs problems; pass data.train_files=FILE")
     platform = choose_platform(config)
     prepare_environment(platform)
     asyncio.run(run(config, workflow, platform=platform, evaluate_only=evaluate_only))

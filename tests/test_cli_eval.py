@@ -1,0 +1,287 @@
+"""`verl-dag eval`, `train` and `doctor`: what they make of their options, and one evaluation for real."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+from types import SimpleNamespace
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+
+import recipe.dag.main
+from recipe.dag import cli, doctor
+from recipe.dag.errors import UserError
+from recipe.dag.evaluate import find_checkpoint, option
+from recipe.dag.train.data import Columns, load_samples
+from recipe.dag.workflow.loader import load_workflow
+
+ROOT = Path(__file__).parents[1]
+SHARED = str(ROOT / "workflows" / "workflow_retool_ma.yaml")
+SEPARATE = str(ROOT / "workflows" / "workflow_retool_ma_separate.yaml")
+ONE_AGENT = """\
+dag_id: alone
+agents: [{name: solver, policy: main, sampling: {max_tokens: 4}}]
+policies: {main: {model: {path: "${oc.env:MODEL_PATH}"}}}
+algorithm: {estimator: grpo}
+nodes:
+  - node_id: solve
+    node_type: MODEL_INFERENCE
+    node_role: ROLLOUT
+    agent: solver
+    agent_options: {process_path: hooks.py}
+  - {node_id: reward, node_type: COMPUTE, node_role: REWARD, dependencies: [solve], executable_ref: hooks.py:score}
+"""
+HOOKS = """\
+def pre_process(tokenizer, prompt_ids, obs, *, context=None):
+    return [5, 6, 7]
+
+def score(episode):
+    episode.outcome = float(episode.sample["ground_truth"] == "1")
+    return {"solver": episode.outcome}
+"""
+
+
+@pytest.fixture
+def verl_dag(monkeypatch, capsys, tmp_path):
+    """Runs verl-dag in an empty folder, up to where it would start Ray: (exit code, stderr, config, workflow)."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.delenv("MODEL_PATH", raising=False)
+    monkeypatch.setattr(recipe.dag.main, "prepare_environment", lambda platform: None)
+
+    def run(*arguments) -> SimpleNamespace:
+        started = SimpleNamespace(config=None, workflow=None, evaluate_only=None)
+
+        async def start(config, workflow, *, platform, evaluate_only):
+            started.config, started.workflow, started.evaluate_only = config, workflow, evaluate_only
+            started.model = os.environ.get("MODEL_PATH")
+
+        monkeypatch.setattr(recipe.dag.main, "run", start)
+        monkeypatch.setattr(sys, "argv", ["verl-dag", *map(str, arguments)])
+        with pytest.raises(SystemExit) as ended:
+            cli.main()
+        return SimpleNamespace(code=ended.value.code or 0, err=capsys.readouterr().err, **vars(started))
+
+    yield run
+    os.environ.pop("MODEL_PATH", None)
+
+
+@pytest.fixture
+def checkpoint(tmp_path):
+    """Makes outputs/run/checkpoints with the given steps and policies; returns the folder."""
+
+    def make(steps=(10, 20), policies=("main",), latest=20) -> Path:
+        root = tmp_path / "outputs" / "run" / "checkpoints"
+        for step in steps:
+            for policy in policies:
+                model = root / f"global_step_{step}" / policy / "actor" / "huggingface"
+                model.mkdir(parents=True)
+                (model / "config.json").write_text("{}")
+            (root / f"global_step_{step}" / "run.json").write_text(json.dumps({"step": step}))
+        (root / "latest_checkpointed_iteration.txt").write_text(str(latest))
+        return root
+
+    return make
+
+
+def refused(done, *words):
+    """One line, exit code 2, and nothing started."""
+    assert (done.code, done.config) == (2, None)
+    assert done.err.count("\n") == 1 and "Traceback" not in done.err
+    assert [word for word in words if word not in done.err] == []
+
+
+def test_eval_freezes_every_policy_and_drops_the_training_chain(verl_dag):
+    done = verl_dag("eval", SEPARATE, "--model", "a model, with=signs", "--data", "x.jsonl")
+    assert (done.code, done.evaluate_only, done.model) == (0, True, "a model, with=signs")
+    assert done.workflow.trained_policies() == () and done.workflow.training_nodes == ()
+    assert [node.node_id for node in done.workflow.nodes] == ["plan", "execute", "verify", "reward", "team"]
+
+
+def test_eval_options_land_in_the_configuration(verl_dag):
+    options = ["--input-key", "q", "--label_key", "a", "--output", "out dir", "-n", 4, "--max-samples", 7, "--seed", 3]
+    config = verl_dag("eval", SHARED, "--data", "it's.jsonl", *options, "data.max_prompt_length=99").config
+    assert (config.data.val_files, config.data.input_key, config.data.label_key) == ("it's.jsonl", "q", "a")
+    assert (config.output_dir, config.validation.n, config.validation.max_samples) == ("out dir", 4, 7)
+    assert (config.seed, config.data.max_prompt_length) == (3, 99)
+
+
+def test_eval_without_output_has_a_folder_of_its_own(verl_dag):
+    assert verl_dag("eval", SHARED, "--data", "x").config.output_dir == "outputs/eval_workflow_retool_ma"
+
+
+@pytest.mark.parametrize("given", ["run", "run/checkpoints"])
+def test_a_checkpoint_means_the_last_step_unless_one_is_named(verl_dag, checkpoint, given):
+    root = checkpoint(latest=10)
+    done = verl_dag("eval", SHARED, "--checkpoint", f"outputs/{given}", "--data", "x", "--output", "o")
+    assert done.workflow.policies["main"].model.path.endswith("global_step_10/main/actor/huggingface")
+    assert find_checkpoint(root / "global_step_20") == root / "global_step_20"
+
+
+def test_a_checkpoint_has_a_model_for_each_trained_policy(verl_dag, checkpoint):
+    checkpoint(policies=("planner", "executor", "verifier"))
+    done = verl_dag("eval", SEPARATE, "--checkpoint", "outputs/run", "--data", "x")
+    parts = {name: Path(policy.model.path).parts[-3] for name, policy in done.workflow.policies.items()}
+    assert parts == {name: name for name in ("planner", "executor", "verifier")}
+
+
+def test_a_checkpoint_of_other_policies_is_refused(verl_dag, checkpoint):
+    checkpoint()
+    refused(verl_dag("eval", SEPARATE, "--checkpoint", "outputs/run", "--data", "x"), "no policy 'planner'", "main")
+
+
+def test_a_checkpoint_without_a_model_to_load_is_refused(verl_dag, checkpoint):
+    model = checkpoint() / "global_step_20" / "main" / "actor" / "huggingface"
+    (model / "config.json").unlink()
+    refused(verl_dag("eval", SHARED, "--checkpoint", "outputs/run", "--data", "x"), "hf_model")
+
+
+def test_a_folder_that_is_no_checkpoint_is_refused(verl_dag):
+    refused(verl_dag("eval", SHARED, "--checkpoint", "nowhere", "--data", "x"), "nowhere: no checkpoint there")
+
+
+def test_model_and_checkpoint_exclude_each_other(verl_dag):
+    refused(verl_dag("eval", SHARED, "--model", "m", "--checkpoint", "c", "--data", "x"), "exclude each other")
+
+
+def test_a_model_that_no_policy_asks_for_is_refused(verl_dag, tmp_path):
+    text = ONE_AGENT.replace("${oc.env:MODEL_PATH}", "org/model")
+    (tmp_path / "w.yaml").write_text(text)
+    (tmp_path / "hooks.py").write_text(HOOKS)
+    refused(verl_dag("eval", "w.yaml", "--model", "m", "--data", "x"), "--model has no effect", "main: org/model")
+
+
+def test_the_folder_of_a_training_run_is_not_overwritten(verl_dag, tmp_path):
+    (tmp_path / "old").mkdir()
+    (tmp_path / "old" / "metrics.jsonl").write_text("{}\n")
+    refused(verl_dag("eval", SHARED, "--data", "x", "--output", "old"), "holds a training run")
+
+
+def test_an_unknown_key_is_refused_by_name(verl_dag):
+    refused(
+        verl_dag("eval", SHARED, "--config-name", "ma_retool_ma", "default_agent.nothing=1"), "default_agent.nothing"
+    )
+
+
+def test_retool_ma_keys_mean_ours(verl_dag):
+    agent = {
+        "pretrain": "models/m",
+        "vllm_num_engines": 2,
+        "vllm_tensor_parallel_size": 2,
+        "prompt_max_len": 900,
+        "generate_max_len": 300,
+        "rollout_batch_size": 4,
+        "micro_rollout_batch_size": 2,
+        "temperature": 0.25,
+        "max_samples": 5,
+        "save_path": "here",
+    }
+    keys = {"packing_samples": "false", "prompt_data": "amc.jsonl", "prompt_split": "train", "input_key": "q"}
+    keys |= {"label_key": "a", "add_prompt_suffix": "!"} | {f"default_agent.{key}": v for key, v in agent.items()}
+    overrides = [option(key, value) for key, value in keys.items()]
+    done = verl_dag("eval", SHARED, "--config-name", "ma_retool_ma", *overrides)
+    data, node = done.config.data, done.config.actor_rollout_ref
+    assert (done.code, done.model, done.config.output_dir) == (0, "models/m", "here")
+    assert (data.max_prompt_length, data.max_response_length, data.train_batch_size) == (900, 300, 4)
+    assert (data.val_files, data.prompt_split, data.input_key, data.label_key) == ("amc.jsonl", "train", "q", "a")
+    assert data.add_prompt_suffix == "!" and done.config.validation.max_samples == 5
+    assert (done.config.trainer.n_gpus_per_node, node.rollout.tensor_model_parallel_size) == (4, 2)
+    assert str(node.model.use_remove_padding).lower() == "false"
+    assert [agent.validation.temperature for agent in done.workflow.agents] == [0.25] * 3
+    assert [agent.sampling.temperature for agent in done.workflow.agents] == [0.8] * 3
+
+
+def test_train_is_the_same_as_main(verl_dag):
+    done = verl_dag("train", f"workflow={SHARED}", "data.train_files=t.parquet", "seed=5")
+    assert (done.code, done.evaluate_only, done.config.seed) == (0, False, 5)
+    assert done.workflow == load_workflow(SHARED)
+    refused(verl_dag("train", f"workflow={SHARED}"), "data.train_files")
+
+
+def test_problem_files_of_every_kind_become_the_same_samples(tmp_path):
+    rows = [{"q": f"What is {i}?", "a": i} for i in range(3)]
+    (tmp_path / "p.json").write_text(json.dumps(rows))
+    (tmp_path / "p.jsonl").write_text("\n".join(map(json.dumps, rows)))
+    pq.write_table(pa.Table.from_pylist(rows), tmp_path / "p.parquet")
+    columns = Columns("q", "a", add_prompt_suffix=" Box it.")
+    kinds = [load_samples(str(tmp_path / f"p.{kind}"), columns=columns) for kind in ("json", "jsonl", "parquet")]
+    assert kinds[0] == kinds[1] == kinds[2] and len(kinds[0]) == 3
+    assert kinds[0][2]["prompt"] == [{"role": "user", "content": "What is 2? Box it."}]
+    assert (kinds[0][2]["ground_truth"], kinds[0][2]["data_source"]) == ("2", "p")
+
+
+def test_a_problem_file_without_the_column_is_refused(tmp_path):
+    (tmp_path / "p.jsonl").write_text('{"q": "1?", "answer": "1"}\n')
+    with pytest.raises(UserError, match=r"data.val_files: .*row 1 has no 'problem' .*--input_key"):
+        load_samples(str(tmp_path / "p.jsonl"), what="data.val_files")
+
+
+def test_doctor_finds_this_machine_fit(monkeypatch):
+    lines: list[str] = []
+    monkeypatch.setattr(doctor, "MIN_MEMORY_GIB", 0)
+    monkeypatch.setattr(doctor, "MIN_DISK_GIB", 0)
+    assert doctor.examine(lines.append), lines
+    assert [line.split()[1] for line in lines] == list(doctor.CHECKS)
+
+
+def test_doctor_goes_on_after_a_failure_and_says_so(verl_dag, monkeypatch):
+    def broken() -> str:
+        raise RuntimeError("on\nfire")
+
+    def absent() -> str:
+        raise doctor.Note("not there")
+
+    monkeypatch.setattr(doctor, "CHECKS", {"bad": broken, "extra": absent, "good": lambda: "fine"})
+    lines: list[str] = []
+    assert not doctor.examine(lines.append)
+    assert [line.split(maxsplit=2) for line in lines] == [
+        ["FAIL", "bad", "RuntimeError: on fire"],
+        ["note", "extra", "not there"],
+        ["ok", "good", "fine"],
+    ]
+    assert verl_dag("doctor").code == 1
+
+
+def test_doctor_wants_the_pinned_verl(monkeypatch):
+    assert doctor.check_verl().startswith(doctor.pinned_verl())
+    monkeypatch.setattr(doctor, "_version", lambda package: "0.0.1")
+    with pytest.raises(doctor.Unfit, match=f"needs verl=={doctor.pinned_verl()}"):
+        doctor.check_verl()
+
+
+@pytest.mark.slow
+def test_an_evaluation_of_a_checkpoint_for_real(tiny_model, tmp_path):
+    """A frozen policy: the server loads its weights from disk. Results are in the order of the data."""
+    (tmp_path / "w.yaml").write_text(ONE_AGENT)
+    (tmp_path / "hooks.py").write_text(HOOKS)
+    rows = [{"problem": f"w{i}", "answer": str(int(i % 3 == 0))} for i in range(9)]
+    (tmp_path / "p.jsonl").write_text("\n".join(map(json.dumps, rows)))
+    model = tmp_path / "checkpoints" / "global_step_1" / "main" / "actor" / "huggingface"
+    shutil.copytree(tiny_model, model)
+    (model / "chat_template.jinja").write_text("{% for m in messages %}{{ m['content'] }}{% endfor %}")
+    (tmp_path / "checkpoints" / "global_step_1" / "run.json").write_text('{"step": 1}')
+    (tmp_path / "checkpoints" / "latest_checkpointed_iteration.txt").write_text("1")
+    arguments = ["eval", "w.yaml", "--checkpoint", "checkpoints", "--data", "p.jsonl", "--output", "out", "-n", "2"]
+    overrides = ["platform=cpu", "data.max_prompt_length=16", "data.max_response_length=16"]
+    env = {**os.environ, "PYTHONPATH": str(ROOT)}
+    env.pop("MODEL_PATH", None)
+    done = subprocess.run(
+        [sys.executable, "-m", "recipe.dag.cli", *arguments, *overrides],
+        cwd=tmp_path,
+        env=env,
+        capture_output=True,
+        text=True,
+    )
+    assert done.returncode == 0, done.stderr[-3000:]
+    assert "accuracy 0.3333, 18 episodes, 0 errors" in done.stdout
+    results = json.loads((tmp_path / "out" / "results.json").read_text())
+    assert [item["prompt"] for item in results] == [f"w{i}" for i in range(9) for _ in range(2)]
+    assert all(item["trajectory"][0]["agent_output"] for item in results)
+    summary = json.loads((tmp_path / "out" / "summary.json").read_text())
+    assert summary["final_accuracy"] == pytest.approx(1 / 3) and summary["samples_per_problem"] == 2
+    assert sorted(path.name for path in (tmp_path / "out").iterdir()) == ["results.json", "summary.json"]

@@ -1,0 +1,178 @@
+"""Every command in a README runs here, or stands in EXPLAINED with the reason and the test that covers it."""
+
+from __future__ import annotations
+
+import json
+import re
+import shlex
+import subprocess
+import sys
+import tomllib
+from pathlib import Path
+
+import pytest
+
+import recipe.dag.main
+from recipe.dag import cli
+from recipe.dag.workflow import render
+from recipe.dag.workflow.loader import load_workflow
+from recipe.dag.workflow.plan import make_plan
+
+ROOT = Path(__file__).parents[1]
+READMES = sorted(
+    path for path in ROOT.rglob("README.md") if not {".venv", "outputs", ".pytest_cache"} & set(path.parts[:-1])
+)
+TINY = "tests/test_shipped.py::test_script_parses"
+REFUSAL = "tests/test_shipped.py::test_gpu_script_without_a_gpu_points_to_the_tiny_run"
+INSTALL = "tests/test_readme.py::test_what_the_gpu_installation_names_exists"
+EXPLAINED = {
+    "bash recipe/retool_ma/run_tiny_cpu.sh": ("takes minutes and installs", TINY),
+    "SEED=1 bash recipe/retool_ma/run_tiny_cpu.sh": ("takes minutes and installs", TINY),
+    "bash tests/run.sh": ("runs this test", TINY),
+    "uv venv --python 3.12 .venv-gpu": ("makes an environment", INSTALL),
+    "source .venv-gpu/bin/activate": ("makes an environment", INSTALL),
+    "uv pip install -e '.[gpu]' --override uv-overrides.txt": ("installs a CUDA stack", INSTALL),
+    "verl-dag doctor": (
+        "loads verl in a process of its own",
+        "tests/test_cli_eval.py::test_doctor_finds_this_machine_fit",
+    ),
+    "MODEL_PATH=Qwen/Qwen2.5-3B-Instruct bash recipe/retool_ma/run_qwen2_5-3b.sh": ("needs a GPU", REFUSAL),
+    "MODEL_PATH=Qwen/Qwen2.5-3B-Instruct bash recipe/retool_ma/run_qwen2_5-3b.sh +profile=gpu_32gb": (
+        "needs a GPU",
+        "tests/test_shipped.py::test_profile_overrules_the_configuration_and_the_command_line_overrules_it",
+    ),
+    "MODEL_PATH=MODEL WORKFLOW=workflows/workflow_retool_ma_separate.yaml bash recipe/retool_ma/run_qwen2_5-3b.sh": (
+        "needs a GPU",
+        REFUSAL,
+    ),
+    "MODEL_PATH=MODEL WORKFLOW=workflows/workflow_single_agent_tool.yaml bash recipe/retool_ma/run_qwen2_5-3b.sh "
+    "data.max_response_length=3072": ("needs a GPU", REFUSAL),
+    "DATA_DIR=data/amc MODEL_PATH=MODEL bash recipe/retool_ma/run_qwen2_5-3b.sh trainer.total_training_steps=100": (
+        "needs a GPU",
+        REFUSAL,
+    ),
+}
+MADE_BY_A_RUN = ("data/", "outputs/", "model/", "tensorboard/", "checkpoints/")
+
+
+def blocks(readme: Path, language: str) -> list[str]:
+    return re.findall(rf"^```{language}\n(.*?)^```", readme.read_text(), re.MULTILINE | re.DOTALL)
+
+
+def commands() -> list[str]:
+    lines = [line for readme in READMES for block in blocks(readme, "bash") for line in joined(block)]
+    return list(dict.fromkeys(lines))
+
+
+def joined(block: str) -> list[str]:
+    """The block's commands: continued lines are one, comments are none."""
+    lines = re.sub(r"\\\n\s*", "", block).splitlines()
+    return [line.strip() for line in lines if line.strip() and not line.startswith("#")]
+
+
+def runs_here(command: str) -> bool:
+    return command.startswith(("verl-dag ", "python preprocess/")) and command not in EXPLAINED
+
+
+@pytest.fixture
+def project(tmp_path, monkeypatch) -> Path:
+    """A working directory with the project's folders and the files that the READMEs take as given."""
+    for name in ("recipe", "workflows", "examples", "preprocess"):
+        (tmp_path / name).symlink_to(ROOT / name)
+    rows = [{"problem": f"What is {i} + {i}?", "answer": str(2 * i), "year": 2010 + i} for i in range(20)]
+    for name in ("amc.jsonl", "problems.jsonl", "aime24.jsonl"):
+        mine = rows[-2:] if name == "aime24.jsonl" else rows
+        (tmp_path / name).write_text("".join(json.dumps(row) + "\n" for row in mine))
+    for name in ("AIME_1983_2024.json", "math_test.json"):
+        (tmp_path / name).write_text(json.dumps(rows))
+    model = tmp_path / "outputs/retool_ma_tiny/checkpoints/global_step_30/main/actor/huggingface"
+    model.mkdir(parents=True)
+    (model / "config.json").write_text("{}")
+    step = model.parents[2]
+    (step / "run.json").write_text('{"step": 30}')
+    (step.parent / "latest_checkpointed_iteration.txt").write_text("30")
+    monkeypatch.chdir(tmp_path)
+    return tmp_path
+
+
+@pytest.mark.parametrize("command", [c for c in commands() if runs_here(c)])
+def test_command_runs(command, project, monkeypatch, capfd):
+    """`train` and `eval` run up to where they would start Ray."""
+    started = []
+
+    async def start(config, workflow, **kwargs):
+        started.append((config, workflow))
+
+    monkeypatch.setattr(recipe.dag.main, "run", start)
+    monkeypatch.setattr(recipe.dag.main, "prepare_environment", lambda platform: None)
+    monkeypatch.setenv("MODEL_PATH", "unused")
+    program, *arguments = shlex.split(command)
+    if program == "python":
+        subprocess.run([sys.executable, *arguments], check=True)
+    else:
+        monkeypatch.setattr(sys, "argv", [program, *arguments])
+        with pytest.raises(SystemExit) as ended:
+            cli.main()
+        assert not ended.value.code, capfd.readouterr().err
+    assert len(started) == (arguments[0] in ("train", "eval"))
+    if arguments[0] != "train" and not started:
+        assert capfd.readouterr().out.strip()
+    if arguments[0] == "eval":
+        config, workflow = started[0]
+        assert not workflow.trained_policies() and not workflow.training_nodes
+        assert Path(config.data.val_files).exists() or config.data.val_files.startswith("outputs/")
+
+
+def test_every_command_runs_or_is_explained():
+    assert len(READMES) >= 3
+    assert [command for command in commands() if not runs_here(command) and command not in EXPLAINED] == []
+
+
+def test_no_explanation_is_left_over():
+    assert [command for command in EXPLAINED if command not in commands()] == []
+
+
+@pytest.mark.parametrize("covering", sorted({test for _, test in EXPLAINED.values()}))
+def test_the_covering_test_exists(covering):
+    file, _, name = covering.partition("::")
+    assert f"def {name}(" in (ROOT / file).read_text()
+
+
+@pytest.mark.parametrize("readme", READMES, ids=lambda path: str(path.relative_to(ROOT)))
+def test_links_and_file_names_exist(readme):
+    text = re.sub(r"^```.*?^```", "", readme.read_text(), flags=re.MULTILINE | re.DOTALL)
+    links = [link for link in re.findall(r"\]\(([^)#]+)\)", text) if "://" not in link]
+    names = [name.partition(":")[0] for name in re.findall(r"`([\w./-]+\.(?:py|yaml|sh|txt|md)(?::\w+)?)`", text)]
+    folders = re.findall(r"`([\w.-]+/(?:[\w.-]+/)*)`", text)
+    places = (readme.parent, ROOT, ROOT / "recipe" / "retool_ma", ROOT / "recipe" / "retool_ma" / "config")
+    expected = [name for name in (*links, *names, *folders) if not name.startswith(MADE_BY_A_RUN)]
+    known = {"latest_checkpointed_iteration.txt", "__init__.py", "file.py"}
+    missing = [name for name in expected if name not in known and not any((place / name).exists() for place in places)]
+    assert missing == []
+
+
+@pytest.mark.parametrize("readme", READMES, ids=lambda path: str(path.relative_to(ROOT)))
+def test_tables_are_whole(readme):
+    for table in re.findall(r"(?:^\|.*\|\n)+", readme.read_text(), re.MULTILINE):
+        assert len({line.replace(r"\|", "").count("|") for line in table.splitlines()}) == 1, table
+
+
+def test_the_diagram_is_what_plan_prints():
+    (diagram,) = blocks(ROOT / "README.md", "mermaid")
+    plan = make_plan(load_workflow(ROOT / "workflows" / "workflow_retool_ma.yaml"))
+    assert diagram.strip() == render.to_mermaid(plan).strip()
+
+
+def test_the_memory_table_is_arithmetic():
+    rows = re.findall(r"^\| Qwen.*\|$", (ROOT / "recipe/retool_ma/README.md").read_text(), re.MULTILINE)
+    assert len(rows) == 4
+    for row in rows:
+        billions, *sizes = [float(number) for number in re.findall(r"\| ([\d.]+) G?B", row)]
+        assert sizes == pytest.approx([billions * factor for factor in (4, 4, 8, 16, 2)], abs=0.051)
+
+
+def test_what_the_gpu_installation_names_exists():
+    extras = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["optional-dependencies"]
+    assert {"gpu", "flash"} <= extras.keys()
+    (override,) = (ROOT / "uv-overrides.txt").read_text().split()
+    assert override in extras["gpu"]
