@@ -119,7 +119,7 @@ def main(argv: list[str] | None = None) -> int:
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--problems", type=int, default=4096, help="of the training split, to demonstrate")
     parser.add_argument("--test_size", type=int, default=64, help="of the test split, kept out")
-    parser.add_argument("--steps", type=int, default=600)
+    parser.add_argument("--steps", type=int, default=1200)
     parser.add_argument("--batch_size", type=int, default=16)
     parser.add_argument("--learning_rate", type=float, default=4e-3)
     args = parser.parse_args(argv)

@@ -18,7 +18,7 @@ from recipe.dag.episode.record import Call, ToolResult
 from recipe.dag.workflow.schema import Node, Workflow
 from recipe.dag.workflow.user_code import load_object
 
-WRONG_PLAN, BROKEN_CODE, WRONG_ANSWER = 0.45, 0.04, 0.04
+WRONG_PLAN, BROKEN_CODE, WRONG_ANSWER = 0.47, 0.04, 0.04
 """How often the planner picks another formula, the executor forgets a bracket, the verifier misreads the output."""
 
 FORMULAS = {
