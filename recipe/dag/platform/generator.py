@@ -5,7 +5,7 @@ batch: randomness is counter-based (seed, position), not a shared stream. Log-pr
 temperature and before top-p/top-k, in nats, as SGLang reports them.
 
 transformers' own continuous batching serves pages of a KV cache for long contexts on accelerators; here requests are short
-and many, so the cache is one dense slab with a row per request, kept compact. `examples/bench_cpu_generation.py` compares.
+and many, so the cache is one dense slab with a row per request, kept compact.
 """
 
 from __future__ import annotations
