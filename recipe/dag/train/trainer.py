@@ -34,6 +34,22 @@ from recipe.dag.workflow.schema import Workflow
 logger = logging.getLogger(__name__)
 
 
+async def roll_out(
+    config: DictConfig, runner: EpisodeRunner, samples: list[tuple[Sample, str]], n: int, step: int, *, validate: bool, title: str
+) -> list[Episode]:
+    """n episodes of each (sample, uid), with a progress bar."""
+    with Progress(len(samples) * n, title, enabled=config.rollout.progress) as progress:
+        return await run_batch(
+            runner,
+            samples,
+            n,
+            step=step,
+            validate=validate,
+            max_in_flight=config.rollout.max_in_flight,
+            on_done=progress.update,
+        )
+
+
 class Trainer:
     def __init__(
         self,
@@ -85,7 +101,7 @@ class Trainer:
         picks = self.sampler.batch(step)
         samples = [(self.train_samples[index], f"{epoch}-{index}") for index, epoch in picks]
         n = int(self.config.actor_rollout_ref.rollout.n)
-        episodes = await self._roll_out(samples, n, step, validate=False, title=f"step {step}")
+        episodes = await roll_out(self.config, self.runner, samples, n, step, validate=False, title=f"step {step}")
         metrics = rollout_metrics(episodes, self.workflow, versions={name: policy.version for name, policy in self.policies.items()})
         metrics["timing/rollout"] = time.monotonic() - started
         spec = self.workflow.episode
@@ -113,22 +129,11 @@ class Trainer:
     def _due(self, step: int, frequency: int) -> bool:
         return frequency > 0 and (step % frequency == 0 or step == self.total)
 
-    async def _roll_out(self, samples, n: int, step: int, *, validate: bool, title: str) -> list[Episode]:
-        with Progress(len(samples) * n, title, enabled=self.config.rollout.progress) as progress:
-            return await run_batch(
-                self.runner,
-                samples,
-                n,
-                step=step,
-                validate=validate,
-                max_in_flight=self.config.rollout.max_in_flight,
-                on_done=progress.update,
-            )
-
     async def _validate(self, step: int) -> dict[str, float]:
         started = time.monotonic()
         samples = [(sample, f"val-{index}") for index, sample in enumerate(self.val_samples)]
-        episodes = await self._roll_out(samples, self.config.validation.n, step, validate=True, title="validation")
+        n = self.config.validation.n
+        episodes = await roll_out(self.config, self.runner, samples, n, step, validate=True, title="validation")
         write_results(self.out, episodes)
         self.journal.episodes(step, episodes, split="validation")
         metrics = validation_metrics(episodes, self.workflow)
@@ -184,14 +189,5 @@ async def evaluate(
     endpoints = {name: policy.endpoint for name, policy in policies.items()}
     runner = EpisodeRunner(workflow, endpoints, toolbox.tools, seed=config.seed)
     pairs = [(sample, f"val-{index}") for index, sample in enumerate(samples)]
-    with Progress(len(pairs) * config.validation.n, "evaluation", enabled=config.rollout.progress) as progress:
-        episodes = await run_batch(
-            runner,
-            pairs,
-            config.validation.n,
-            step=0,
-            validate=True,
-            max_in_flight=config.rollout.max_in_flight,
-            on_done=progress.update,
-        )
+    episodes = await roll_out(config, runner, pairs, config.validation.n, 0, validate=True, title="evaluation")
     return write_results(Path(config.output_dir), episodes)
