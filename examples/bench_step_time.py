@@ -2,9 +2,8 @@
 
     python examples/bench_step_time.py --model MODEL --out outputs/bench [--steps 6] [key=value ...]
 
-On a CUDA host. Trailing overrides go to both (verl's keys). The first two steps of each arm compile and are left out; the
-figure is the ratio of the medians of the rest. Writes OUT/step_time.json and prints it.
-"""
+On a CUDA host. Trailing overrides go to both (verl's keys). The first two steps of each arm compile and are left out;
+the figure is the ratio of the medians of the rest. Writes OUT/step_time.json and prints it."""
 
 from __future__ import annotations
 
@@ -26,9 +25,13 @@ policies: {main: {model: {path: "%(model)s"}}}
 algorithm: {estimator: grpo, group_by: [uid]}
 nodes:
   - {node_id: solve, node_type: MODEL_INFERENCE, node_role: ROLLOUT, agent: solver}
-  - {node_id: reward, node_type: COMPUTE, node_role: REWARD, dependencies: [solve], executable_ref: %(reward)s:workflow_reward}
+  - node_id: reward
+    node_type: COMPUTE
+    node_role: REWARD
+    dependencies: [solve]
+    executable_ref: %(reward)s:workflow_reward
 """
-REWARD = '''\
+REWARD = """\
 def compute_score(data_source, solution_str, ground_truth, extra_info=None, **kwargs):
     return float(len(set(solution_str)) % 7) / 7
 
@@ -36,7 +39,7 @@ def compute_score(data_source, solution_str, ground_truth, extra_info=None, **kw
 def workflow_reward(episode):
     episode.outcome = compute_score("", episode.calls[-1].text, "")
     return {"solver": episode.outcome}
-'''
+"""
 
 
 def prepare(out: Path, rows: int) -> None:

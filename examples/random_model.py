@@ -40,10 +40,10 @@ def main() -> None:
         initial_alphabet=pre_tokenizers.ByteLevel.alphabet(),
         show_progress=False,
     )
-    blank.train_from_iterator((f"{a} plus {b} is {a + b}; def f(x): return x + {a}\n" for a in range(99) for b in range(99)), trainer)
-    tokenizer = Qwen2Tokenizer(
-        blank.get_vocab(), [], unk_token=None, eos_token=SPECIAL[2], pad_token=SPECIAL[0]
+    blank.train_from_iterator(
+        (f"{a} plus {b} is {a + b}; def f(x): return x + {a}\n" for a in range(99) for b in range(99)), trainer
     )
+    tokenizer = Qwen2Tokenizer(blank.get_vocab(), [], unk_token=None, eos_token=SPECIAL[2], pad_token=SPECIAL[0])
     tokenizer.add_special_tokens({"additional_special_tokens": SPECIAL[1:2]})
     tokenizer.chat_template = CHAT_TEMPLATE
     hidden, intermediate, layers, heads, kv_heads = SHAPES[args.shape]

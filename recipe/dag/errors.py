@@ -1,9 +1,8 @@
 """Every failure is classified once, where it crosses a boundary.
 
-Invariant: a `Fault` names the boundary it crossed and whether the infrastructure is to blame. An infrastructure fault is
-retried, then masked and counted; it never becomes a reward. A `UserError` is a mistake in what the user wrote or passed:
-one clear line, exit code 2, nothing half-written.
-"""
+Invariant: a `Fault` names the boundary it crossed and whether the infrastructure is to blame. An infrastructure fault
+is retried, then masked and counted; it never becomes a reward. A `UserError` is a mistake in what the user wrote or
+passed: one clear line, exit code 2, nothing half-written."""
 
 from __future__ import annotations
 
@@ -17,7 +16,8 @@ class UserError(Exception):
 
 
 class Fault(Exception):
-    """A failure inside one episode. `infra` faults are retried; the others are data about the user's code or the model."""
+    """A failure inside one episode. `infra` faults are retried; the others are data about the user's code or the
+    model."""
 
     boundary = "episode"
     infra = False
@@ -83,8 +83,8 @@ class TimeoutFault(Fault):
 
 @contextmanager
 def boundary(fault: type[Fault], where: str = "") -> Iterator[None]:
-    """Turn anything that escapes into `fault`, keeping faults that are already classified and cancellation. A fault that
-    does not say where it happened gets this `where`."""
+    """Turn anything that escapes into `fault`, keeping faults that are already classified and cancellation. A fault
+    that does not say where it happened gets this `where`."""
     try:
         yield
     except Fault as classified:

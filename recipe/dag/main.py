@@ -1,8 +1,8 @@
-"""`python -m recipe.dag.main [--config-path FOLDER] [--config-name NAME] [--eval] key=value ...`: train or evaluate a workflow.
+"""`python -m recipe.dag.main [--config-path FOLDER] [--config-name NAME] [--eval] key=value ...`: train or evaluate a
+workflow.
 
-Invariant: both run scripts end here, on a laptop and on a GPU host. What the user got wrong is one line on stderr and exit
-code 2, before Ray starts and before a file is written.
-"""
+Invariant: both run scripts end here, on a laptop and on a GPU host. What the user got wrong is one line on stderr and
+exit code 2, before Ray starts and before a file is written."""
 
 from __future__ import annotations
 
@@ -31,7 +31,8 @@ ROOT = Path(__file__).resolve().parents[2]
 
 
 def compose_config(name: str, overrides: list[str], folder: Path | None = None) -> DictConfig:
-    """Compose `name`.yaml of `folder` over `dag.yaml` and verl's defaults. Raises UserError for an unknown file, key or value."""
+    """Compose `name`.yaml of `folder` over `dag.yaml` and verl's defaults. Raises UserError for an unknown file, key or
+    value."""
     from hydra import compose, initialize_config_dir
     from hydra.errors import HydraException
     from omegaconf import OmegaConf
@@ -101,7 +102,13 @@ def ray_cluster(config: DictConfig, platform: str):
     from verl.trainer.constants_ppo import get_ppo_ray_runtime_env
 
     env = OmegaConf.to_container(OmegaConf.create(get_ppo_ray_runtime_env(config)))
-    carried = ("VERL_PLATFORM", "OMP_NUM_THREADS", "VERL_USE_EXTERNAL_MODULES", "PYTHONPATH", "RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO")
+    carried = (
+        "VERL_PLATFORM",
+        "OMP_NUM_THREADS",
+        "VERL_USE_EXTERNAL_MODULES",
+        "PYTHONPATH",
+        "RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO",
+    )
     env.setdefault("env_vars", {}).update({name: os.environ[name] for name in carried if name in os.environ})
     options = OmegaConf.to_container(config.ray_kwargs.ray_init, resolve=True)
     options["runtime_env"] = {**env, **{k: v for k, v in options.pop("runtime_env", {}).items() if v is not None}}
@@ -144,7 +151,8 @@ async def run(config: DictConfig, workflow: Workflow, *, platform: str, evaluate
                 summary = await trainer.evaluate(config, workflow, policies, toolbox, val)
                 counts = f"{summary['num_samples']} episodes, {summary['num_errors']} errors"
                 seconds = time.monotonic() - started
-                print(f"accuracy {summary['final_accuracy']:.4f}, {counts}, {seconds:.0f} s: {config.output_dir}/summary.json")
+                accuracy = f"accuracy {summary['final_accuracy']:.4f}"
+                print(f"{accuracy}, {counts}, {seconds:.0f} s: {config.output_dir}/summary.json")
             else:
                 loop = trainer.Trainer(config, workflow, policies, toolbox, train_samples=train, val_samples=val)
                 await loop.train()
@@ -181,7 +189,9 @@ def main(argv: list[str] | None = None) -> int:
     parser = argparse.ArgumentParser(prog="python -m recipe.dag.main", description=__doc__.splitlines()[0])
     parser.add_argument("--config-path", type=Path, default=CONFIG_FOLDER, help="folder of the configuration")
     parser.add_argument("--config-name", default="dag", help="a file in that folder, without .yaml")
-    parser.add_argument("--eval", action="store_true", help="evaluate only: every policy frozen, results.json and summary.json")
+    parser.add_argument(
+        "--eval", action="store_true", help="evaluate only: every policy frozen, results.json and summary.json"
+    )
     parser.add_argument("overrides", nargs="*", metavar="key=value", help="hydra overrides")
     args = parser.parse_args(argv)
     try:

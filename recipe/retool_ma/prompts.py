@@ -76,13 +76,19 @@ Execution log:
 Compare plan, code and output, and name everything that does not fit together. Where the output is wrong or missing,
 find the answer yourself."""
 
-VERIFIER = _REVIEW + """
+VERIFIER = (
+    _REVIEW
+    + """
 Finish with this line:
 FINAL ANSWER: \\boxed{value}"""
+)
 
-VERIFIER_MAY_REVISE = VERIFIER + """
+VERIFIER_MAY_REVISE = (
+    VERIFIER
+    + """
 If there can be no answer before the plan changes, finish with this line instead:
 REVISE: what to change in the plan"""
+)
 
 SOLVER = """\
 Solve this problem.

@@ -61,14 +61,10 @@ async def role_rewards(
     rewards: dict[int, float] = {}
     for call in plans:
         run, plan = runs.get(call.turn, Run()), plan_by_turn[call.turn]
-        rewards[id(call)] = planner_reward(
-            c, success=run.success, expected=plan["expected_output"], stdout=run.stdout
-        )
+        rewards[id(call)] = planner_reward(c, success=run.success, expected=plan["expected_output"], stdout=run.stdout)
     for call in programs:
         run, plan = runs[call.turn], plan_by_turn.get(call.turn, {})
-        rewards[id(call)] = executor_reward(
-            c, success=run.success, code_plan=plan.get("code_plan", ""), code=run.code
-        )
+        rewards[id(call)] = executor_reward(c, success=run.success, code_plan=plan.get("code_plan", ""), code=run.code)
 
     answer = answer_of(reviews[-1])
     outcome = await _outcome(answer, truth, c, grade_timeout_s)
@@ -107,12 +103,13 @@ async def outcome_reward(
     return {agent: [0.0] * (len(calls) - 1) + [outcome]}
 
 
-def team_reward(episode: Episode, *, weight: float = 0.5, agents: Sequence[str] | None = None) -> dict[str, list[float]]:
+def team_reward(
+    episode: Episode, *, weight: float = 0.5, agents: Sequence[str] | None = None
+) -> dict[str, list[float]]:
     """`weight` times the episode's outcome on every call of `agents` (all that moved where None).
 
-    A reward node of its own, after the one that grades: the published role rewards pay a planner and an executor for any
-    program that runs, right or wrong.
-    """
+    A reward node of its own, after the one that grades: the published role rewards pay a planner and an executor for
+    any program that runs, right or wrong."""
     if episode.outcome is None:
         raise UserError("team_reward: the episode is not graded yet; make this node depend on the node that grades")
     moved = dict.fromkeys(call.agent for call in episode.calls)

@@ -21,7 +21,7 @@ def rows_of(make_row):
 
 
 def same(one, other):
-    return all(torch.equal(torch.cat(a), torch.cat(b)) for a, b in zip(one, other))
+    return all(torch.equal(torch.cat(a), torch.cat(b)) for a, b in zip(one, other, strict=True))
 
 
 def test_the_table_is_what_a_workflow_may_name():

@@ -17,7 +17,7 @@ REWARDS = st.lists(st.integers(-40, 40).map(lambda k: k / 8), min_size=2, max_si
 def advantages(rows, **options):
     """Each row's advantage at its first token, and a check that every sampled token has the same."""
     result, _ = group_relative(CreditBatch.from_rows(rows), **options)
-    for row, tokens in zip(rows, result):
+    for row, tokens in zip(rows, result, strict=True):
         mask = torch.tensor(row.response_mask)
         assert tokens.shape == mask.shape and tokens.dtype == torch.float32
         assert torch.equal(tokens, tokens[0] * mask)
@@ -40,7 +40,7 @@ def test_matches_verls_grpo(make_row):
     scores[:, 3] = torch.tensor(rewards)
     mask = torch.tensor([[1, 1, 0, 1]] * 6)
     expected, _ = core_algos.compute_grpo_outcome_advantage(scores, mask, uids)
-    rows = [make_row(r, uid=u, episode=i) for i, (r, u) in enumerate(zip(rewards, uids))]
+    rows = [make_row(r, uid=u, episode=i) for i, (r, u) in enumerate(zip(rewards, uids, strict=True))]
     result, _ = group_relative(CreditBatch.from_rows(rows))
     torch.testing.assert_close(torch.stack(result), expected)
 

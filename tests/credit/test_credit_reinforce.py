@@ -34,12 +34,12 @@ def test_matches_verls_reinforce_plus_plus(make_row, gamma):
     config = pytest.importorskip("verl.trainer.config").AlgoConfig(gamma=gamma)
     masks, rewards = [(1, 1, 0, 1), (1, 1, 1, 0), (0, 1, 0, 0)], [1.0, -0.5, 0.25]
     scores = torch.zeros(3, 4)
-    for row, (mask, reward) in enumerate(zip(masks, rewards)):
+    for row, (mask, reward) in enumerate(zip(masks, rewards, strict=True)):
         scores[row, max(t for t in range(4) if mask[t])] = reward
     expected = core_algos.compute_reinforce_plus_plus_outcome_advantage(scores, torch.tensor(masks), config)
-    rows = [make_row(r, uid=f"u{i}", mask=m) for i, (r, m) in enumerate(zip(rewards, masks))]
+    rows = [make_row(r, uid=f"u{i}", mask=m) for i, (r, m) in enumerate(zip(rewards, masks, strict=True))]
     result = reinforce_pp(CreditBatch.from_rows(rows), gamma=gamma)
-    for ours, verls in zip(result, expected):
+    for ours, verls in zip(result, expected, strict=True):
         torch.testing.assert_close(torch.stack(ours), verls, rtol=1e-5, atol=1e-6)
 
 
@@ -82,7 +82,7 @@ def test_merged_rows_get_what_the_separate_rows_get(make_row, merge, gamma):
     ]
     apart = reinforce_pp(CreditBatch.from_rows([row for rows in episodes for row in rows]), gamma=gamma)
     merged = reinforce_pp(CreditBatch.from_rows([merge(rows) for rows in episodes]), gamma=gamma)
-    for one, other in zip(apart, merged):
+    for one, other in zip(apart, merged, strict=True):
         torch.testing.assert_close(torch.cat(one), torch.cat(other))
 
 

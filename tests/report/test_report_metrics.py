@@ -52,7 +52,11 @@ def test_episode_metrics_and_masking(make_call, make_episode, make_result, fault
         make_episode(outcome=0.0, seconds=3.0, turns=1, calls=[make_call(reward=0.0)], attempts=2, faults=[fault]),
         make_episode(outcome=None, seconds=2.0, calls=[make_call(tool_results=[make_result(attempts=2)])]),
         make_episode(
-            outcome=1.0, seconds=99.0, calls=[make_call(reward=77.0)], attempts=3, fault=fault,
+            outcome=1.0,
+            seconds=99.0,
+            calls=[make_call(reward=77.0)],
+            attempts=3,
+            fault=fault,
             faults=[fault, fault, fault | {"boundary": "model"}],
         ),
     ]
@@ -96,7 +100,9 @@ def test_workflow_orders_agents_and_shows_those_that_never_moved(make_call, make
     )
     metrics = rollout_metrics([make_episode(calls=[make_call("solver"), make_call("coder")])], workflow)
     assert [key for key in metrics if key.endswith("/calls")] == [
-        "agent/idle/calls", "agent/coder/calls", "agent/solver/calls"
+        "agent/idle/calls",
+        "agent/coder/calls",
+        "agent/solver/calls",
     ]
     assert [key for key in metrics if key.startswith("agent/idle/")] == ["agent/idle/calls"]
     assert metrics["agent/idle/calls"] == 0

@@ -96,7 +96,11 @@ def test_failed_code_and_a_graders_own_verdict(retool):
     assert item["code_runs"][0]["status"] == "failed" and item["code_runs"][0]["passed"] is False
     assert item["trajectory"][1]["metadata"]["tool_metadata"]["timeout"] is True
     assert item["metrics"]["code_execution"] == {
-        "attempts": 1, "passes": 0, "failures": 1, "pass_rate": 0.0, "invalid_calls": 1
+        "attempts": 1,
+        "passes": 0,
+        "failures": 1,
+        "pass_rate": 0.0,
+        "invalid_calls": 1,
     }
     assert item["final_reward"] == item["trajectory"][2]["metadata"]["reward"] == -1.0
     assert item["metrics"]["is_correct"] is False
@@ -193,7 +197,9 @@ def test_files_stand_in_dataset_order_and_hold_valid_json(tmp_path, retool):
     summary = write_results(folder, episodes, uids=["a", "b"])
     items = json.loads((folder / "results.json").read_text())
     assert [(item["prompt"], item["sample_index"]) for item in items] == [
-        ("problem a", 0), ("problem b", 0), ("problem b", 1)
+        ("problem a", 0),
+        ("problem b", 0),
+        ("problem b", 1),
     ]
     assert items[0]["trajectory"][0]["agent_reward"] is None
     assert json.loads((folder / "summary.json").read_text())["num_samples"] == summary["num_samples"] == 3

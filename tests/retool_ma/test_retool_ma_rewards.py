@@ -154,9 +154,7 @@ def test_verifier_that_accepts_a_wrong_output_is_penalised_where_the_truth_has_n
     assert verifier_reward(COMPAT, **case) == 0.0
 
 
-@given(
-    st.booleans(), st.text(), st.text(), st.text(), st.text(), st.sampled_from([-1.0, 0.0, 1.0]), st.booleans()
-)
+@given(st.booleans(), st.text(), st.text(), st.text(), st.text(), st.sampled_from([-1.0, 0.0, 1.0]), st.booleans())
 def test_every_reward_is_bounded(success, plan, code, stdout, truth, outcome, compat):
     c = Coefficients(compat=compat)
     assert planner_reward(c, success=success, expected=plan, stdout=stdout) in (-0.2, 0.4, 0.8)

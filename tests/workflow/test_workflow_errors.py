@@ -27,7 +27,7 @@ nodes:
 """
 
 FILES = {
-    "hooks.py": '''
+    "hooks.py": """
 import unknown_base
 def pre_process(tokenizer, prompt_ids, obs, **kwargs): return prompt_ids
 class Base:
@@ -44,8 +44,8 @@ class Short:
     def pre_process(self, tokenizer, prompt_ids): return prompt_ids
 class Hungry:
     def pre_process(self, tokenizer, prompt_ids, obs, template): return prompt_ids
-''',
-    "env.py": '''
+""",
+    "env.py": """
 class Env:
     def reset(self, sample, seed): return ""
     def step(self, actions, ground_truth): return "", 0.0, True
@@ -55,12 +55,12 @@ class ShortStep(Env):
     def step(self, actions): return "", 0.0, True
 class OddReset(Env):
     def reset(self, difficulty): return ""
-''',
-    "rewards.py": '''
+""",
+    "rewards.py": """
 def score(episode, *, weight=1.0): return {}
 def nothing(): return {}
 class Score: pass
-''',
+""",
     "broken.py": "def f(:\n",
     "imports.py": "from rewards import score\n",
 }
@@ -147,8 +147,9 @@ GRAPH = [
     ("own dependency", ("[write]", "[write, §judge]"), "cannot depend on itself"),
     ("cycle", ("agent: writer", "agent: writer, §dependencies: [judge]"), "cycle: write -> judge -> write"),
     ("role of type", ("REWARD", "§ACTOR"), "a COMPUTE node cannot be ACTOR"),
-    ("rollout after reward", ("  - {node_id: score", SCORE.replace("score, node", "early, node").replace("judge", "write")
-     + "  - {node_id: score"), ("dependencies: [write]", "dependencies: [§early]"), "may depend on rollout nodes only"),
+    ("rollout after reward", ("  - {node_id: score",
+     SCORE.replace("score, node", "early, node").replace("judge", "write") + "  - {node_id: score"),
+     ("dependencies: [write]", "dependencies: [§early]"), "may depend on rollout nodes only"),
     ("default node", ("REWARD", "§DEFAULT"), "DEFAULT nodes are not run yet"),
     ("no role", ("COMPUTE, node_role: REWARD", "§COMPUTE"), "DEFAULT nodes are not run yet"),
     ("reward of nothing", ("[judge]", "§[]"), "must depend on the rollout nodes"),
@@ -192,8 +193,11 @@ USER_CODE = [
     ("hungry hook", ("hooks.py:Hook", "§hooks.py:Hungry"), "needs the argument `template`"),
     ("unknown kwarg", ("hooks.py:Hook", "hooks.py:Hook, pre_process_kwargs: {§promt: x}"), "did you mean `prompt`?"),
     ("inherited kwarg", ("hooks.py:Hook", "hooks.py:Hook, post_process_kwargs: {§styl: x}"), "did you mean `style`?"),
-    ("reserved kwarg", ("hooks.py:Hook", "hooks.py:Hook, pre_process_kwargs: {§context: x}"),
-     "already given by the engine"),
+    (
+        "reserved kwarg",
+        ("hooks.py:Hook", "hooks.py:Hook, pre_process_kwargs: {§context: x}"),
+        "already given by the engine",
+    ),
     ("kwargs of no hook", ("hooks.py:Hook", "hooks.py:PostOnly, §pre_process_kwargs: {a: 1}"), "has no pre_process"),
     ("kwargs alone", ("process_path: hooks.py:Hook", "§pre_process_kwargs: {a: 1}"), "nobody reads this without"),
     ("no env class", ("env.py:Env", "§env.py:Envv"), "did you mean `Env`?"),
@@ -203,15 +207,25 @@ USER_CODE = [
     ("env reset", ("env.py:Env", "§env.py:OddReset"), "needs the argument `difficulty`"),
     ("two envs", ("env.py:Env", "[env.py:Env, §env.py:Env]"), "a node steps one env"),
     ("flag without env", ("env_path: env.py:Env", "§obs_with_env: true"), "no node has an env"),
-    ("rewards of no env", ("agent_group: 1", "agent_group: 1, agent_options: {§rewards_with_env: true}"), "steps no env"),
+    (
+        "rewards of no env",
+        ("agent_group: 1", "agent_group: 1, agent_options: {§rewards_with_env: true}"),
+        "steps no env",
+    ),
     ("no reward file", ("rewards.py:score", "§reward.py:score"), "no such file `reward.py`"),
     ("no reward function", ("rewards.py:score", "§rewards.py:scores"), "did you mean `score`?"),
     ("reward arguments", ("rewards.py:score", "§rewards.py:nothing"), "must take the positional arguments `episode`"),
     ("reward class", ("rewards.py:score", "§rewards.py:Score"), "is a class; name a function"),
-    ("reward kwarg", ("rewards.py:score", "rewards.py:score, executable_kwargs: {§wight: 2}"),
-     "did you mean `weight`?"),
-    ("imported reward", ("rewards.py:score", "imports.py:score, executable_kwargs: {§wight: 2}"),
-     "did you mean `weight`?"),
+    (
+        "reward kwarg",
+        ("rewards.py:score", "rewards.py:score, executable_kwargs: {§wight: 2}"),
+        "did you mean `weight`?",
+    ),
+    (
+        "imported reward",
+        ("rewards.py:score", "imports.py:score, executable_kwargs: {§wight: 2}"),
+        "did you mean `weight`?",
+    ),
     ("no module", ("rewards.py:score", "§no_such_package.mod:score"), "no module `no_such_package.mod`"),
     ("tool class", ("[code_interpreter]", "[§env.py:Env]"), "has no method `execute`"),
 ]

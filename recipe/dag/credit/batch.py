@@ -59,7 +59,7 @@ class CreditBatch:
             node += [row.node] * count
             rewards += row.call_rewards
             row_of_call += [index] * count
-            call_lengths += [end - start for start, end in zip((0, *row.call_ends), row.call_ends)]
+            call_lengths += [end - start for start, end in zip((0, *row.call_ends), row.call_ends, strict=False)]
         mask = torch.tensor([bit for row in rows for bit in row.response_mask], dtype=torch.bool)
         return cls(
             uid=tuple(uid),

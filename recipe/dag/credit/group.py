@@ -45,7 +45,7 @@ def group_relative(
     advantages = torch.zeros_like(batch.rewards)
     returns = torch.zeros_like(batch.rewards)
     for units, values in _groups(batch, group_by, stat_unit):
-        for unit, value, advantage in zip(units, values, _relative(values, center, scale, eps)):
+        for unit, value, advantage in zip(units, values, _relative(values, center, scale, eps), strict=True):
             advantages[unit] = advantage
             returns[unit] = value
     return batch.per_row(batch.spread(advantages)), batch.per_row(batch.spread(returns))
@@ -89,7 +89,7 @@ def _groups(
         _check_option("group_by", key, KEYS)
     columns = [getattr(batch, key) for key in group_by]
     groups: dict[tuple, dict[object, list[int]]] = defaultdict(lambda: defaultdict(list))
-    for call, trajectory in enumerate(zip(batch.uid, batch.episode)):
+    for call, trajectory in enumerate(zip(batch.uid, batch.episode, strict=True)):
         group = tuple(column[call] for column in columns)
         if None in group:
             raise ValueError(

@@ -24,7 +24,8 @@ class Generation:
 
 @dataclass(slots=True)
 class ToolResult:
-    """What came back from one tool call. A tool that ran and failed is `failed`; a tool that could not run is `fault`."""
+    """What came back from one tool call. A tool that ran and failed is `failed`; a tool that could not run is
+    `fault`."""
 
     name: str
     arguments: dict[str, Any]
@@ -112,5 +113,7 @@ class Episode:
 
     @classmethod
     def from_json(cls, data: dict[str, Any]) -> Episode:
-        calls = [Call(**{**call, "tool_results": [ToolResult(**r) for r in call["tool_results"]]}) for call in data["calls"]]
+        calls = [
+            Call(**{**call, "tool_results": [ToolResult(**r) for r in call["tool_results"]]}) for call in data["calls"]
+        ]
         return cls(**{**data, "calls": calls})

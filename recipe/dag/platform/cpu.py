@@ -1,8 +1,8 @@
 """A verl platform without an accelerator: FSDP2 over gloo, plain Ray CPU resources.
 
 Invariant: verl itself is not changed. `torch.cpu` gets the few functions that verl calls on every device module (memory
-statistics are 0, RNG state is the CPU generator's), because verl compares the device module with `torch.cpu` by identity.
-"""
+statistics are 0, RNG state is the CPU generator's), because verl compares the device module with `torch.cpu` by
+identity."""
 
 from __future__ import annotations
 

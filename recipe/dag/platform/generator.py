@@ -1,12 +1,11 @@
 """Batched token generation on the CPU: token ids in, token ids and log-probs out.
 
 Invariant: a request's tokens depend on its prompt, its sampling parameters and its seed, never on what else is in the
-batch: randomness is counter-based (seed, position), not a shared stream. Log-probs are those of the sampled tokens after
-temperature and before top-p/top-k, in nats, as SGLang reports them.
+batch: randomness is counter-based (seed, position), not a shared stream. Log-probs are those of the sampled tokens
+after temperature and before top-p/top-k, in nats, as SGLang reports them.
 
-transformers' own continuous batching serves pages of a KV cache for long contexts on accelerators; here requests are short
-and many, so the cache is one dense slab with a row per request, kept compact.
-"""
+transformers' own continuous batching serves pages of a KV cache for long contexts on accelerators; here requests are
+short and many, so the cache is one dense slab with a row per request, kept compact."""
 
 from __future__ import annotations
 
@@ -47,7 +46,8 @@ class SlabCache(Cache):
         self.positions: torch.Tensor | None = None
 
     def view(self, first: int, last: int, positions: torch.Tensor, width: int) -> SlabCache:
-        """Aim the next forward at rows [first, last), writing at `positions` [rows, new] and reading `width` columns."""
+        """Aim the next forward at rows [first, last), writing at `positions` [rows, new] and reading `width`
+        columns."""
         self.first, self.last, self.positions, self.width = first, last, positions, width
         return self
 
@@ -79,13 +79,16 @@ def uniform(seeds: np.ndarray, positions: np.ndarray) -> np.ndarray:
 
 
 def sample(logits: torch.Tensor, requests: list[Request]) -> tuple[list[int], list[float]]:
-    """One token for each row of `logits` [B, V] and its log-prob after temperature. Temperature 0 takes the best token."""
+    """One token for each row of `logits` [B, V] and its log-prob after temperature. Temperature 0 takes the best
+    token."""
     logits = logits.float()
     if any(r.repetition_penalty != 1.0 for r in requests):
         logits = logits.clone()
         for row, request in zip(logits, requests, strict=True):
             seen = torch.tensor(sorted({*request.prompt_ids, *request.response_ids}))
-            row[seen] = torch.where(row[seen] > 0, row[seen] / request.repetition_penalty, row[seen] * request.repetition_penalty)
+            row[seen] = torch.where(
+                row[seen] > 0, row[seen] / request.repetition_penalty, row[seen] * request.repetition_penalty
+            )
     temperature = torch.tensor([r.temperature if r.temperature > 0 else 1.0 for r in requests])
     log_probs = torch.log_softmax(logits / temperature[:, None], dim=-1)
     probs = log_probs.double().exp()
@@ -127,7 +130,8 @@ class Generator:
 
     @torch.inference_mode()
     def add(self, requests: list[Request]) -> list[Request]:
-        """Prefill `requests` (at most `room`) and sample their first tokens. Returns those that are finished already."""
+        """Prefill `requests` (at most `room`) and sample their first tokens. Returns those that are finished
+        already."""
         first = len(self.active)
         lengths = torch.tensor([len(r.prompt_ids) for r in requests])
         width = int(lengths.max())

@@ -1,8 +1,8 @@
-"""The CPU rollout as verl meets it: a replica that launches the server, and the trainer-side adapter that feeds it weights.
+"""The CPU rollout as verl meets it: a replica that launches the server, and the trainer-side adapter that feeds it
+weights.
 
-Invariant: selected with `rollout.name=cpu`. verl's managers, clients and checkpoint engine work on it unchanged; every rank
-drains the weight generator, because gathering a sharded parameter is a collective.
-"""
+Invariant: selected with `rollout.name=cpu`. verl's managers, clients and checkpoint engine work on it unchanged; every
+rank drains the weight generator, because gathering a sharded parameter is a collective."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
 """The CPU rollout server: SGLang's server interface of verl, over `generator.Generator`.
 
-Invariant: a weight update happens between two forwards, with nothing half-loaded, and every answer carries the version of
-the weights that made all of its tokens (requests under way when new weights arrive are aborted, as SGLang's are).
+Invariant: a weight update happens between two forwards, with nothing half-loaded, and every answer carries the version
+of the weights that made all of its tokens (requests under way when new weights arrive are aborted, as SGLang's are).
 """
 
 from __future__ import annotations

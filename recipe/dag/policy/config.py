@@ -1,9 +1,8 @@
 """One complete verl configuration per policy.
 
 Invariant: every verl object gets a configuration of its own (verl mutates them in place), made of the run's, the
-workflow's algorithm, the policy's overrides and, last, what the platform cannot do without. A key that verl does not know
-is a UserError that names the policy.
-"""
+workflow's algorithm, the policy's overrides and, last, what the platform cannot do without. A key that verl does not
+know is a UserError that names the policy."""
 
 from __future__ import annotations
 
@@ -30,10 +29,15 @@ CPU_CONFIG = {
 
 def max_model_len(config: DictConfig) -> int:
     """Prompt and response together, in tokens."""
-    return int(config.actor_rollout_ref.rollout.max_model_len or config.data.max_prompt_length + config.data.max_response_length)
+    return int(
+        config.actor_rollout_ref.rollout.max_model_len
+        or config.data.max_prompt_length + config.data.max_response_length
+    )
 
 
-def policy_config(run: DictConfig, workflow: Workflow, name: str, *, model_path: str, sharing: int, platform: str) -> DictConfig:
+def policy_config(
+    run: DictConfig, workflow: Workflow, name: str, *, model_path: str, sharing: int, platform: str
+) -> DictConfig:
     """The configuration of policy `name`; `sharing` policies share its GPUs and so the servers' memory."""
     policy = workflow.policies[name]
     config = copy.deepcopy(run)
@@ -64,8 +68,9 @@ def policy_config(run: DictConfig, workflow: Workflow, name: str, *, model_path:
         node.actor.optim.total_training_steps = run.trainer.total_training_steps
     if node.actor.use_dynamic_bsz and node.actor.ppo_max_token_len_per_gpu < node.rollout.max_model_len:
         raise UserError(
-            f"actor_rollout_ref.actor.ppo_max_token_len_per_gpu={node.actor.ppo_max_token_len_per_gpu} is below the longest "
-            f"row, {node.rollout.max_model_len} tokens (data.max_prompt_length + data.max_response_length): raise it"
+            f"actor_rollout_ref.actor.ppo_max_token_len_per_gpu={node.actor.ppo_max_token_len_per_gpu} is below the "
+            f"longest row, {node.rollout.max_model_len} tokens (data.max_prompt_length + data.max_response_length): "
+            "raise it"
         )
     return config
 

@@ -1,8 +1,7 @@
 """Which policy runs on which devices.
 
-Invariant: policies in one pool share its devices and take turns (the pool's lock); policies in different pools may run at
-the same time. Pure but for `create`, which reserves the devices with Ray.
-"""
+Invariant: policies in one pool share its devices and take turns (the pool's lock); policies in different pools may run
+at the same time. Pure but for `create`, which reserves the devices with Ray."""
 
 from __future__ import annotations
 
@@ -32,7 +31,8 @@ def plan_pools(workflow: Workflow, *, nnodes: int, n_gpus_per_node: int) -> tupl
     if taken > total or (shared and taken >= total):
         needed = taken + (1 if shared else 0)
         raise UserError(
-            f"the policies ask for {needed} GPUs at least and the run has {total}: lower policies.*.gpus, or raise trainer.n_gpus_per_node"
+            f"the policies ask for {needed} GPUs at least and the run has {total}: lower policies.*.gpus, "
+            "or raise trainer.n_gpus_per_node"
         )
     pools = [Share((gpus,), (name,)) for name, gpus in own.items()]
     if shared:

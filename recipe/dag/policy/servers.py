@@ -80,7 +80,9 @@ class ServerClient:
             ids, log_probs = list(output.token_ids), list(output.log_probs or [])
         reason = {"aborted": "abort", "completed": "stop", None: "stop"}.get(output.stop_reason, output.stop_reason)
         if reason == "abort" or len(ids) != len(log_probs) or not all(math.isfinite(x) for x in log_probs):
-            raise ModelServerFault(f"unusable answer: {len(ids)} ids, {len(log_probs)} log-probs, {reason}", where=self.policy)
+            raise ModelServerFault(
+                f"unusable answer: {len(ids)} ids, {len(log_probs)} log-probs, {reason}", where=self.policy
+            )
         if len(ids) >= params["max_tokens"] and reason == "stop" and params.get("ignore_eos"):
             reason = "length"
         return Generation(ids, log_probs, reason, int(output.extra_fields.get("global_steps") or 0))

@@ -46,7 +46,14 @@ def draw_curve(metrics_jsonl: str | Path, png: str | Path) -> None:
     figure.suptitle("Learning curve")
     _line(upper, training, "training", COLOURS[0])
     if validation:
-        upper.plot(*zip(*validation), color=COLOURS[1], marker="o", markersize=6, linewidth=1.5, label="validation")
+        upper.plot(
+            *zip(*validation, strict=True),
+            color=COLOURS[1],
+            marker="o",
+            markersize=6,
+            linewidth=1.5,
+            label="validation",
+        )
     upper.set_ylabel("accuracy")
     upper.set_ylim(-0.02, 1.02)
     for number, (agent, points) in enumerate(rewards.items()):
@@ -69,7 +76,7 @@ def draw_curve(metrics_jsonl: str | Path, png: str | Path) -> None:
 def _line(axes: Axes, points: Points, label: str, colour: str) -> None:
     if not points:
         return
-    steps, values = zip(*points)
+    steps, values = zip(*points, strict=True)
     if len(points) < SMOOTH_FROM:
         axes.plot(steps, values, color=colour, linewidth=1.5, marker=".", label=label)
         return

@@ -1,8 +1,8 @@
 """The tool protocol.
 
 Invariant: `execute` returns a ToolResult for everything that the model's arguments caused, and raises a Fault for
-everything that they did not. A tool instance is shared by all episodes; what must last through one episode lives in `state`.
-"""
+everything that they did not. A tool instance is shared by all episodes; what must last through one episode lives in
+`state`."""
 
 from __future__ import annotations
 

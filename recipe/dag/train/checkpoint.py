@@ -1,7 +1,7 @@
 """Checkpoints: complete or absent.
 
-Invariant: a checkpoint is written beside its final name and renamed when whole; `latest_checkpointed_iteration.txt` (verl's
-name) is replaced last. A run killed at any moment resumes from the last one that the tracker names.
+Invariant: a checkpoint is written beside its final name and renamed when whole; `latest_checkpointed_iteration.txt`
+(verl's name) is replaced last. A run killed at any moment resumes from the last one that the tracker names.
 
     checkpoints/global_step_20/<policy>/actor/...     verl's FSDP shards, and `huggingface/` to load elsewhere
     checkpoints/global_step_20/run.json               step, seed, policies, world sizes
@@ -74,7 +74,9 @@ def find(root: Path, *, mode: str, path: str | None) -> Path | None:
         return None
     folder = step_folder(root, int(tracker.read_text().strip()))
     if not (folder / "run.json").is_file():
-        raise UserError(f"{tracker} names {folder.name}, which is not there; set trainer.resume_mode=disable to start anew")
+        raise UserError(
+            f"{tracker} names {folder.name}, which is not there; set trainer.resume_mode=disable to start anew"
+        )
     return folder
 
 

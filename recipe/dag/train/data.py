@@ -1,7 +1,7 @@
 """Files to samples, and which samples a step sees.
 
-Invariant: the samples of step s are a pure function of (seed, s): each epoch is one seeded permutation, and steps cut the
-endless run of epochs into equal pieces. So resuming needs no loader state, and stopping anywhere changes no order.
+Invariant: the samples of step s are a pure function of (seed, s): each epoch is one seeded permutation, and steps cut
+the endless run of epochs into equal pieces. So resuming needs no loader state, and stopping anywhere changes no order.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """What each model node does to a policy's rows, by verl's worker calls.
 
-Invariant: a kernel blocks its thread and touches one policy. Metadata is set before every call, because verl consumes it.
-"""
+Invariant: a kernel blocks its thread and touches one policy. Metadata is set before every call, because verl consumes
+it."""
 
 from __future__ import annotations
 

@@ -12,12 +12,11 @@ PAD = -1
 def layout(lengths: list[int], *, ranks: int, mini_batches: int, micro_batch: int = 1) -> tuple[list[int], int]:
     """Order rows for `ranks` data-parallel ranks and up to `mini_batches` optimizer steps.
 
-    Returns (order, mini_batches): indices into `lengths`, PAD for a padding row. verl gives rank r the r-th equal part of
-    the order and cuts each part into `mini_batches` equal pieces; piece m of every rank makes mini-batch m. Rows are
+    Returns (order, mini_batches): indices into `lengths`, PAD for a padding row. verl gives rank r the r-th equal part
+    of the order and cuts each part into `mini_batches` equal pieces; piece m of every rank makes mini-batch m. Rows are
     dealt out longest first, back and forth, so that the pieces weigh about the same. Fewer mini-batches are made where
     one would hold no row at all. A piece is sorted by length and padded to a multiple of `micro_batch` rows, so that
-    micro-batches of that many consecutive rows waste little on padding to their longest.
-    """
+    micro-batches of that many consecutive rows waste little on padding to their longest."""
     if not lengths:
         raise ValueError("no rows to lay out")
     mini_batches = max(1, min(mini_batches, len(lengths) // ranks))
@@ -27,7 +26,9 @@ def layout(lengths: list[int], *, ranks: int, mini_batches: int, micro_batch: in
         lap, offset = divmod(position, len(pieces))
         pieces[offset if lap % 2 == 0 else len(pieces) - 1 - offset].append(index)
     height = -(-max(len(piece) for piece in pieces) // micro_batch) * micro_batch
-    order = [i for piece in pieces for i in [PAD] * (height - len(piece)) + sorted(piece, key=lambda i: (lengths[i], i))]
+    order = [
+        i for piece in pieces for i in [PAD] * (height - len(piece)) + sorted(piece, key=lambda i: (lengths[i], i))
+    ]
     return order, mini_batches
 
 

@@ -35,7 +35,9 @@ def model_paths(workflow: Workflow) -> dict[str, str]:
         path = resolve_env(policy.model.path, where)
         local = Path(path).expanduser()
         if not path.strip() or (not local.is_dir() and (path.startswith((".", "/", "~")) or path.count("/") != 1)):
-            raise UserError(f"{where}: {path or '(empty)'} is no model directory; give a local folder or a hub name like org/model")
+            raise UserError(
+                f"{where}: {path or '(empty)'} is no model directory; give a local folder or a hub name like org/model"
+            )
         if local.is_dir() and not (local / "config.json").is_file():
             raise UserError(f"{where}: {path} holds no config.json, so it is no model directory")
         path = str(local) if local.is_dir() else path

@@ -1,7 +1,7 @@
 """The training half of a step: rows in, updated policies out.
 
-Invariant: nodes run in the workflow's order, policies of one pool in turn, policies of different pools at the same time.
-All forward passes over old weights precede the first update of any policy (the workflow's dependencies say so).
+Invariant: nodes run in the workflow's order, policies of one pool in turn, policies of different pools at the same
+time. All forward passes over old weights precede the first update of any policy (the workflow's dependencies say so).
 """
 
 from __future__ import annotations
@@ -47,7 +47,9 @@ class TrainingStep:
 
     def __init__(self, workflow: Workflow, policies: dict[str, PolicyRuntime], rows: list[Row], *, seed: int):
         self.workflow, self.policies, self.seed = workflow, policies, seed
-        split = {name: keep_informative(mine, workflow.algorithm) for name, mine in split_by_policy(rows, workflow).items()}
+        split = {
+            name: keep_informative(mine, workflow.algorithm) for name, mine in split_by_policy(rows, workflow).items()
+        }
         self.batches = {name: PolicyBatch(mine) for name, mine in split.items() if mine}
         self.timing: dict[str, float] = {}
 

@@ -1,8 +1,8 @@
 """The loop: roll out, train, sync, validate, save, report.
 
-Invariant: step s is a function of the weights after step s-1, the data and the seed. What a step did is on disk (journal,
-then checkpoint) before the next one starts, and a resumed run drops whatever a killed one wrote beyond its checkpoint.
-"""
+Invariant: step s is a function of the weights after step s-1, the data and the seed. What a step did is on disk
+(journal, then checkpoint) before the next one starts, and a resumed run drops whatever a killed one wrote beyond its
+checkpoint."""
 
 from __future__ import annotations
 
@@ -35,7 +35,14 @@ logger = logging.getLogger(__name__)
 
 
 async def roll_out(
-    config: DictConfig, runner: EpisodeRunner, samples: list[tuple[Sample, str]], n: int, step: int, *, validate: bool, title: str
+    config: DictConfig,
+    runner: EpisodeRunner,
+    samples: list[tuple[Sample, str]],
+    n: int,
+    step: int,
+    *,
+    validate: bool,
+    title: str,
 ) -> list[Episode]:
     """n episodes of each (sample, uid), with a progress bar."""
     with Progress(len(samples) * n, title, enabled=config.rollout.progress) as progress:
@@ -75,7 +82,10 @@ class Trainer:
     async def train(self) -> None:
         step = await self._resume()
         if step >= self.total:
-            print(f"the checkpoint is at step {step} of {self.total}: nothing to do; raise trainer.total_training_steps to go on")
+            print(
+                f"the checkpoint is at step {step} of {self.total}: nothing to do; "
+                "raise trainer.total_training_steps to go on"
+            )
             return
         self.journal = Journal(self.out, max_per_step=self.config.report.episodes_per_step)
         self.journal.truncate_after(step if step else -1)
@@ -93,7 +103,8 @@ class Trainer:
             self.trackers.finish(exit_code=1 if failed else 0)
         if self.accuracies:
             first, last = min(self.accuracies), max(self.accuracies)
-            print(f"validation accuracy {self.accuracies[first]:.3f} at step {first}, {self.accuracies[last]:.3f} at step {last}")
+            before, after = self.accuracies[first], self.accuracies[last]
+            print(f"validation accuracy {before:.3f} at step {first}, {after:.3f} at step {last}")
         print(f"results: {self.out}/results.json, summary.json, metrics.jsonl, episodes.jsonl, curve.png")
 
     async def _step(self, step: int) -> None:
@@ -102,11 +113,16 @@ class Trainer:
         samples = [(self.train_samples[index], f"{epoch}-{index}") for index, epoch in picks]
         n = int(self.config.actor_rollout_ref.rollout.n)
         episodes = await roll_out(self.config, self.runner, samples, n, step, validate=False, title=f"step {step}")
-        metrics = rollout_metrics(episodes, self.workflow, versions={name: policy.version for name, policy in self.policies.items()})
+        metrics = rollout_metrics(
+            episodes, self.workflow, versions={name: policy.version for name, policy in self.policies.items()}
+        )
         metrics["timing/rollout"] = time.monotonic() - started
         spec = self.workflow.episode
-        rows = rows_of(episodes, merge=spec.merge_rows and self.workflow.algorithm.loss_agg != "seq-mean-token-mean",
-                       on_failure=spec.on_failure)
+        rows = rows_of(
+            episodes,
+            merge=spec.merge_rows and self.workflow.algorithm.loss_agg != "seq-mean-token-mean",
+            on_failure=spec.on_failure,
+        )
 
         await asyncio.gather(*[policy.sleep() for policy in self.trained])
         training = TrainingStep(self.workflow, self.policies, rows, seed=self.config.seed + step)

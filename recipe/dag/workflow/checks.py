@@ -14,7 +14,7 @@ from recipe.dag.workflow.draft import Draft
 from recipe.dag.workflow.graph import ancestors, find_cycles
 from recipe.dag.workflow.interpolation import check_env
 from recipe.dag.workflow.overrides import check_overrides
-from recipe.dag.workflow.problem import KeyPath, Problem, did_you_mean, listing
+from recipe.dag.workflow.problem import KeyPath, Problem, did_you_mean
 from recipe.dag.workflow.references import References
 from recipe.dag.workflow.schema import Node, NodeRole
 from recipe.dag.workflow.training_checks import check_training

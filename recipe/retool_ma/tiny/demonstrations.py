@@ -1,9 +1,8 @@
 """Dialogues of a careless teacher, in the workflow's own words.
 
-Invariant: every prompt is made by the workflow's hooks from what came before it in the same dialogue, so the warm start sees
-exactly what reinforcement learning will. The teacher keeps the format and gets the content wrong at fixed rates: what it
-gets right by chance is what reinforcement learning must find.
-"""
+Invariant: every prompt is made by the workflow's hooks from what came before it in the same dialogue, so the warm start
+sees exactly what reinforcement learning will. The teacher keeps the format and gets the content wrong at fixed rates:
+what it gets right by chance is what reinforcement learning must find."""
 
 from __future__ import annotations
 
@@ -42,7 +41,10 @@ class Teacher:
     def __init__(self, workflow: Workflow, seed: int):
         self.rng = random.Random(seed)
         self.workflow = workflow
-        self.hooks = {node.node_id: load_object(node.agent_options.process_path, workflow.path)() for node in workflow.rollout_nodes}
+        self.hooks = {
+            node.node_id: load_object(node.agent_options.process_path, workflow.path)()
+            for node in workflow.rollout_nodes
+        }
 
     def teach(self, problem: Problem) -> list[Demonstration]:
         """One demonstration for each rollout node, each made from the ones before it."""
@@ -52,7 +54,7 @@ class Teacher:
         plan_node, execute_node, verify_node = self.workflow.rollout_nodes
         sample = {"prompt": [{"role": "user", "content": problem.text}], "ground_truth": str(problem.answer)}
         upstream: dict[str, Call] = {}
-        formula = self._formula(problem)
+        formula = self._formula(problem).replace(" ", "")  # each token less is a forward less
         broken = self.rng.random() < BROKEN_CODE
         stdout = str(eval(formula))  # a formula of ours, never a model's
         answers = {

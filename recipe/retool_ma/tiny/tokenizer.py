@@ -1,9 +1,8 @@
 """A tokenizer for one workflow's dialogues, made from samples of them.
 
-Invariant: every text can be encoded (byte level). What the prompts of all dialogues have in common, the roles'
-instructions, is one token each, so a model of a million parameters need not read them letter by letter; numbers are cut
-into pairs of digits, so none is unknown.
-"""
+Invariant: every text can be encoded (byte level). What all dialogues have in common, the roles' instructions and the
+frames of their answers, is one token each, so a model of a million parameters need not read or write them letter by
+letter; numbers are cut into pairs of digits, so none is unknown."""
 
 from __future__ import annotations
 
@@ -16,7 +15,7 @@ from transformers import Qwen2Tokenizer
 from recipe.retool_ma.tiny.demonstrations import Demonstration
 
 CHAT_TEMPLATE = (
-    "{% for m in messages %}{{'<|im_start|>' + m['role'] + '\n' + m['content'] + '<|im_end|>' + '\n'}}{% endfor %}"
+    "{% for m in messages %}{{'<|im_start|>' + m['role'] + '\n' + m['content'] + '<|im_end|>'}}{% endfor %}"
     "{% if add_generation_prompt %}{{'<|im_start|>assistant\n'}}{% endif %}"
 )
 SHORTEST_SEGMENT = 16
@@ -25,11 +24,11 @@ START_OF_TURN, END_OF_TURN, PADDING = "<|im_start|>", "<|im_end|>", "<|endoftext
 
 
 def common_segments(demonstrations: list[Demonstration]) -> list[str]:
-    """The pieces of text that the prompts of one role share, over all roles, longest first."""
+    """The pieces of text that the dialogues of one role share, over all roles, longest first."""
     segments: set[str] = set()
     for role in dict.fromkeys(d.role for d in demonstrations):
-        prompts = [[m["content"] for m in d.messages] for d in demonstrations if d.role == role][:12]
-        for texts in zip(*prompts, strict=True):
+        dialogues = [[*(m["content"] for m in d.messages), d.answer] for d in demonstrations if d.role == role][:12]
+        for texts in zip(*dialogues, strict=True):
             pieces = [texts[0]]
             for text in texts[1:]:
                 pieces = [part for piece in pieces for part in _shared(piece, text)]
@@ -62,7 +61,8 @@ def build_tokenizer(demonstrations: list[Demonstration], vocab_size: int = 640) 
     merges = [tuple(pair) for pair in learned["merges"]]
     tokenizer = Qwen2Tokenizer(learned["vocab"], merges, unk_token=None, eos_token=END_OF_TURN, pad_token=PADDING)
     pairs = [f"{number:02d}" for number in range(100)]
+    roles = [f"{role}\n" for role in ("system", "user", "assistant")]
     tokenizer.add_special_tokens({"additional_special_tokens": [START_OF_TURN]})
-    tokenizer.add_tokens([AddedToken(text, normalized=False) for text in [*segments, *pairs]])
+    tokenizer.add_tokens([AddedToken(text, normalized=False) for text in [*segments, *pairs, *roles]])
     tokenizer.chat_template = CHAT_TEMPLATE
     return tokenizer
