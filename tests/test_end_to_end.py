@@ -1,16 +1,23 @@
-"""The whole path on a CPU: Ray, verl's FSDP2 workers, the rollout server, sandboxed code, checkpoints, resume."""
+"""The whole path on a CPU: Ray, verl's FSDP2 workers, rollout server, sandboxed code, checkpoints, resume, faults."""
 
 from __future__ import annotations
 
+import asyncio
 import json
 import os
 import signal
 import subprocess
 import sys
+import threading
 import time
+from collections.abc import Iterator
 from pathlib import Path
 
+import httpx
 import pytest
+from aiohttp import web
+
+from recipe.dag.sandbox.launch import LocalSandbox
 
 ROOT = Path(__file__).resolve().parents[1]
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
@@ -28,14 +35,24 @@ def material(tmp_path_factory) -> Path:
     return folder
 
 
+@pytest.fixture(scope="module")
+def whole(material) -> Path:
+    """A run of three steps in which nothing went wrong."""
+    out = material / "whole"
+    finish(start(material, out), out)
+    return out
+
+
 def environment(**more: str) -> dict[str, str]:
     return {**os.environ, "PYTHONPATH": str(ROOT), **more}
 
 
-def start(material: Path, out: Path, *overrides: str, workflow: str = "workflow_retool_ma.yaml") -> subprocess.Popen:
+def start(
+    material: Path, out: Path, *overrides: str, workflow: Path | str = "workflow_retool_ma.yaml"
+) -> subprocess.Popen:
     command = [
         *(sys.executable, "-m", "recipe.dag.main", "--config-path", "recipe/retool_ma/config"),
-        *("--config-name", "tiny_cpu", f"workflow=workflows/{workflow}", f"output_dir={out}"),
+        *("--config-name", "tiny_cpu", f"workflow={ROOT / 'workflows' / workflow}", f"output_dir={out}"),
         *(f"data.train_files={material}/data/train.parquet", f"data.val_files={material}/data/test.parquet"),
         *("data.train_batch_size=4", "actor_rollout_ref.rollout.n=4", "trainer.total_training_steps=3"),
         *("trainer.save_freq=1", "trainer.test_freq=3", "trainer.logger=[console,tensorboard,file]", *overrides),
@@ -63,20 +80,48 @@ def steps(out: Path) -> dict[int, dict]:
     return {line["step"]: line for line in lines}
 
 
+def log_of(out: Path) -> str:
+    return (out.parent / f"{out.name}.log").read_text()
+
+
+def rewards_of(out: Path) -> dict[tuple, dict]:
+    """What each training episode earned, by agent; {} for one that a fault took out."""
+    episodes = [json.loads(line) for line in (out / "episodes.jsonl").read_text().splitlines()]
+    return {
+        (e["step"], e["uid"], e["index"]): {c["agent"]: c["reward"] for c in e["calls"]} if e["fault"] is None else {}
+        for e in episodes
+        if e["split"] == "train"
+    }
+
+
+def sandbox_of(parent: int) -> int | None:
+    """The local sandbox server that a process started."""
+    for folder in Path("/proc").glob("[0-9]*"):
+        try:
+            its = int((folder / "stat").read_text().rpartition(")")[2].split()[1])
+            if its == parent and b"recipe.dag.sandbox" in (folder / "cmdline").read_bytes():
+                return int(folder.name)
+        except OSError:
+            continue
+    return None
+
+
 def comparable(metrics: dict) -> dict:
     """Without what measures this machine: times and memory."""
     return {k: v for k, v in metrics.items() if not any(word in k for word in ("timing/", "seconds", "perf/", "mfu"))}
 
 
-def test_a_killed_run_goes_on_as_if_nothing_had_happened(material, tmp_path):
-    whole = finish(start(material, tmp_path / "whole"), tmp_path / "whole")
-    assert sorted(whole) == [0, 1, 2, 3]
-    assert 0.0 <= whole[0]["val/accuracy"] <= 1.0 and "val/accuracy" in whole[3]
-    assert whole[1]["policy/main/logprob_diff/max"] <= 1e-4
-    assert all(whole[step]["policy/main/grad_norm"] > 0 for step in (1, 2, 3))
+def test_a_run_measures_and_writes_what_it_promises(whole):
+    metrics = steps(whole)
+    assert sorted(metrics) == [0, 1, 2, 3]
+    assert 0.0 <= metrics[0]["val/accuracy"] <= 1.0 and "val/accuracy" in metrics[3]
+    assert metrics[1]["policy/main/logprob_diff/max"] <= 1e-4
+    assert all(metrics[step]["policy/main/grad_norm"] > 0 for step in (1, 2, 3))
     for name in ("results.json", "summary.json", "curve.png", "episodes.jsonl", "tracking.jsonl", "tensorboard"):
-        assert (tmp_path / "whole" / name).exists(), name
+        assert (whole / name).exists(), name
 
+
+def test_a_killed_run_goes_on_as_if_nothing_had_happened(material, whole, tmp_path):
     out = tmp_path / "killed"
     run = start(material, out)
     deadline = time.monotonic() + 300
@@ -90,7 +135,140 @@ def test_a_killed_run_goes_on_as_if_nothing_had_happened(material, tmp_path):
     assert "resumed from" in (tmp_path / "killed.log").read_text()
     assert sorted(again) == [0, 1, 2, 3]
     for step in (1, 2, 3):
-        assert comparable(again[step]) == pytest.approx(comparable(whole[step]), rel=1e-5, abs=1e-6), step
+        assert comparable(again[step]) == pytest.approx(comparable(steps(whole)[step]), rel=1e-5, abs=1e-6), step
+
+
+class Bad:
+    """A sandbox behind which every tenth call is answered 503, every tenth never, and which is killed at the 60th."""
+
+    def __init__(self, sandbox: LocalSandbox):
+        self.sandbox, self.calls, self.spoiled, self.killed = sandbox, 0, 0, False
+        self.url = ""
+        self._loop = asyncio.new_event_loop()
+        self._ready = threading.Event()
+
+    def __enter__(self) -> Bad:
+        threading.Thread(target=self._loop.run_until_complete, args=(self._serve(),), daemon=True).start()
+        assert self._ready.wait(60)
+        return self
+
+    def __exit__(self, *_exc) -> None:
+        self._loop.call_soon_threadsafe(self._stop.set)
+
+    async def _serve(self) -> None:
+        self._stop = asyncio.Event()
+        app = web.Application()
+        app.add_routes([web.get("/v1/ping", self._ping), web.post("/run_code", self._run_code)])
+        runner = web.AppRunner(app, shutdown_timeout=0.1, handler_cancellation=True)
+        await runner.setup()
+        await web.TCPSite(runner, "127.0.0.1", 0).start()
+        self.url = f"http://127.0.0.1:{runner.addresses[0][1]}"
+        async with httpx.AsyncClient(trust_env=False, timeout=60) as self._http:
+            self._ready.set()
+            await self._stop.wait()
+        await runner.cleanup()
+
+    async def _ping(self, _request: web.Request) -> web.Response:
+        return web.json_response("pong")
+
+    async def _run_code(self, request: web.Request) -> web.Response:
+        self.calls += 1
+        if self.calls % 10 == 3:
+            self.spoiled += 1
+            return web.json_response({"detail": "come back later"}, status=503)
+        if self.calls % 10 == 7:
+            self.spoiled += 1
+            await asyncio.sleep(3600)
+        if self.calls == 60:
+            os.kill(sandbox_of(os.getpid()), signal.SIGKILL)
+            self.killed = True
+        try:
+            headers = {"Authorization": f"Bearer {self.sandbox.token}", "Content-Type": "application/json"}
+            answer = await self._http.post(
+                f"{self.sandbox.url}/run_code", content=await request.read(), headers=headers
+            )
+        except httpx.TransportError:
+            await self.sandbox.ensure()
+            return web.json_response({"detail": "the server behind me died"}, status=502)
+        return web.Response(body=answer.content, status=answer.status_code, content_type="application/json")
+
+
+@pytest.fixture
+def sandbox() -> Iterator[LocalSandbox]:
+    local = LocalSandbox()
+    asyncio.run(local.start())
+    yield local
+    local.close()
+
+
+def test_a_sandbox_that_fails_hangs_and_dies_costs_time_alone(material, whole, sandbox, tmp_path):
+    workflow = tmp_path / "workflow_bad.yaml"
+    shipped = (ROOT / "workflows" / "workflow_retool_ma.yaml").read_text()
+    workflow.write_text(shipped.replace("code_timeout: 20.0", "code_timeout: 5.0"))
+    out = tmp_path / "bad"
+    with Bad(sandbox) as bad:
+        metrics = finish(start(material, out, f"sandbox.url={bad.url}", "sandbox.margin_s=1", workflow=workflow), out)
+    assert bad.killed and bad.spoiled >= 10
+    assert sum(metrics[step]["faults/retried_tools"] for step in (1, 2, 3)) >= 5
+    assert all(metrics[step]["episode/masked"] == 0 for step in (1, 2, 3))
+    assert rewards_of(out) == rewards_of(whole)
+    for step in (1, 2, 3):
+        assert metrics[step]["policy/main/loss"] == pytest.approx(steps(whole)[step]["policy/main/loss"], abs=1e-6)
+
+
+RAISING = """
+from recipe.retool_ma.hooks import Verifier
+
+
+class Unlucky(Verifier):
+    def pre_process(self, *args, context, **kwargs):
+        if context.episode == 1 and not context.validate:
+            raise RuntimeError("no luck today")
+        return super().pre_process(*args, context=context, **kwargs)
+
+
+class Trap:
+    def reset(self, sample, seed):
+        return None
+
+    def step(self, actions, ground_truth):
+        if int(ground_truth) % 2:
+            raise RuntimeError("an odd answer")
+        return None, 0.0, False
+"""
+
+
+def test_a_hook_or_env_that_raises_costs_its_episodes_alone_and_a_killed_local_sandbox_comes_back(
+    material, whole, tmp_path
+):
+    (tmp_path / "raising.py").write_text(RAISING)
+    workflow = tmp_path / "workflow_raising.yaml"
+    shipped = (ROOT / "workflows" / "workflow_retool_ma.yaml").read_text()
+    here = "      process_path: raising.py:Unlucky\n      env_path: raising.py:Trap\n"
+    workflow.write_text(shipped.replace("      process_path: recipe/retool_ma/hooks.py:Verifier\n", here))
+    out = tmp_path / "raising"
+    run = start(material, out, "trainer.total_training_steps=2", "trainer.test_freq=-1", workflow=workflow)
+    deadline = time.monotonic() + 300
+    while 1 not in steps(out):
+        assert run.poll() is None and time.monotonic() < deadline, log_of(out)[-4000:]
+        time.sleep(0.02)
+    os.kill(sandbox_of(run.pid), signal.SIGKILL)
+    metrics = finish(run, out)
+    assert metrics[2]["sandbox/restarts"] == 1
+
+    clean, mine = rewards_of(whole), rewards_of(out)
+    first = {key: rewards for key, rewards in mine.items() if key[0] == 1}
+    spared = {key for key, rewards in first.items() if rewards}
+    odd = {key for key in first if int(truth_of(out)[key]) % 2}
+    assert spared == {key for key in first if key[2] != 1} - odd and spared
+    assert all(first[key] == clean[key] for key in spared)
+    lost = len(first) - len(spared)
+    assert metrics[1]["faults/total"] == lost and metrics[1]["episode/masked"] == lost / len(first)
+
+
+def truth_of(out: Path) -> dict[tuple, str]:
+    episodes = [json.loads(line) for line in (out / "episodes.jsonl").read_text().splitlines()]
+    return {(e["step"], e["uid"], e["index"]): e["sample"]["ground_truth"] for e in episodes}
 
 
 def test_three_policies_train_on_a_cpu(material, tmp_path):

@@ -84,7 +84,10 @@ class Toolbox:
             if run.sandbox.url:
                 await check_sandbox(run.sandbox.url, token=run.sandbox.token)
                 box.client = SandboxClient(
-                    run.sandbox.url, max_concurrent=run.sandbox.max_concurrent, token=run.sandbox.token
+                    run.sandbox.url,
+                    max_concurrent=run.sandbox.max_concurrent,
+                    margin_s=run.sandbox.margin_s,
+                    token=run.sandbox.token,
                 )
             else:
                 box.local = local = LocalSandbox()
@@ -98,6 +101,10 @@ class Toolbox:
         for name in names - box.tools.keys():
             box.tools[name] = load_object(name, workflow.path)()
         return box
+
+    def metrics(self) -> dict[str, float]:
+        """How often the local sandbox was started again since the run's start."""
+        return {"sandbox/restarts": float(self.local.restarts)} if self.local is not None else {}
 
     async def close(self) -> None:
         for tool in self.tools.values():

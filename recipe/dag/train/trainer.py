@@ -116,6 +116,7 @@ class Trainer:
         metrics = rollout_metrics(
             episodes, self.workflow, versions={name: policy.version for name, policy in self.policies.items()}
         )
+        metrics |= self.toolbox.metrics()
         metrics["timing/rollout"] = time.monotonic() - started
         spec = self.workflow.episode
         rows = rows_of(
