@@ -3,7 +3,8 @@
     python examples/bench_step_time.py --model MODEL --out outputs/bench [--steps 6] [key=value ...]
 
 On a CUDA host. Trailing overrides go to both (verl's keys). The first two steps of each arm compile and are left out;
-the figure is the ratio of the medians of the rest. Writes OUT/step_time.json and prints it."""
+the figure is the ratio of the medians of the rest. Writes OUT/step_time.json and prints it.
+"""
 
 from __future__ import annotations
 

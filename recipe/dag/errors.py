@@ -2,7 +2,8 @@
 
 Invariant: a `Fault` names the boundary it crossed and whether the infrastructure is to blame. An infrastructure fault
 is retried, then masked and counted; it never becomes a reward. A `UserError` is a mistake in what the user wrote or
-passed: one clear line, exit code 2, nothing half-written."""
+passed: one clear line, exit code 2, nothing half-written.
+"""
 
 from __future__ import annotations
 

@@ -2,7 +2,8 @@
 workflow.
 
 Invariant: both run scripts end here, on a laptop and on a GPU host. What the user got wrong is one line on stderr and
-exit code 2, before Ray starts and before a file is written."""
+exit code 2, before Ray starts and before a file is written.
+"""
 
 from __future__ import annotations
 
@@ -14,6 +15,7 @@ import math
 import os
 import sys
 import time
+import warnings
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -82,6 +84,8 @@ def choose_platform(config: DictConfig) -> str:
 
 def prepare_environment(platform: str) -> None:
     """What verl and every Ray process must find in their environment; before `import verl`."""
+    # verl lists the engines that are not installed, one warning each
+    warnings.filterwarnings("ignore", message=r"\w+ engine is not available")
     if platform == "cpu":
         os.environ["VERL_PLATFORM"] = "cpu"
         os.environ.setdefault("OMP_NUM_THREADS", str(os.cpu_count() or 1))

@@ -1,5 +1,6 @@
 """Infrastructure that fails is retried or a fault; code that fails is a result. Stub servers and a real one, on
-loopback."""
+loopback.
+"""
 
 from __future__ import annotations
 

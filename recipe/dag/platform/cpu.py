@@ -2,7 +2,8 @@
 
 Invariant: verl itself is not changed. `torch.cpu` gets the few functions that verl calls on every device module (memory
 statistics are 0, RNG state is the CPU generator's), because verl compares the device module with `torch.cpu` by
-identity."""
+identity.
+"""
 
 from __future__ import annotations
 

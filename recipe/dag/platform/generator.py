@@ -4,8 +4,10 @@ Invariant: a request's tokens depend on its prompt, its sampling parameters and 
 batch: randomness is counter-based (seed, position), not a shared stream. Log-probs are those of the sampled tokens
 after temperature and before top-p/top-k, in nats, as SGLang reports them.
 
-transformers' own continuous batching serves pages of a KV cache for long contexts on accelerators; here requests are
-short and many, so the cache is one dense slab with a row per request, kept compact."""
+transformers' own continuous batching has one random stream for all requests, so what it samples depends on who else is
+there and a resumed run could not repeat a killed one; on short requests it reached a quarter of this speed
+(examples/bench_generator.py). Here the cache is one dense slab with a row per request, kept compact.
+"""
 
 from __future__ import annotations
 

@@ -2,7 +2,8 @@
 weights.
 
 Invariant: selected with `rollout.name=cpu`. verl's managers, clients and checkpoint engine work on it unchanged; every
-rank drains the weight generator, because gathering a sharded parameter is a collective."""
+rank drains the weight generator, because gathering a sharded parameter is a collective.
+"""
 
 from __future__ import annotations
 

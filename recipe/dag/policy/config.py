@@ -2,7 +2,8 @@
 
 Invariant: every verl object gets a configuration of its own (verl mutates them in place), made of the run's, the
 workflow's algorithm, the policy's overrides and, last, what the platform cannot do without. A key that verl does not
-know is a UserError that names the policy."""
+know is a UserError that names the policy.
+"""
 
 from __future__ import annotations
 

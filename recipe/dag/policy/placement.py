@@ -1,7 +1,8 @@
 """Which policy runs on which devices.
 
 Invariant: policies in one pool share its devices and take turns (the pool's lock); policies in different pools may run
-at the same time. Pure but for `create`, which reserves the devices with Ray."""
+at the same time. Pure but for `create`, which reserves the devices with Ray.
+"""
 
 from __future__ import annotations
 

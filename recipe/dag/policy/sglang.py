@@ -1,7 +1,8 @@
 """SGLang servers of several policies side by side.
 
 Invariant: verl names a policy's server `sglang_server_{rank}_{node}_{suffix}`, but its trainer-side adapter looks the
-name up without the suffix; this adapter adds it. Nothing else differs from verl's own."""
+name up without the suffix; this adapter adds it. Nothing else differs from verl's own.
+"""
 
 from __future__ import annotations
 

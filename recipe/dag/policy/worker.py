@@ -1,7 +1,8 @@
 """verl's actor/rollout/reference worker, told about this package's engines and rollouts.
 
 Invariant: importing this module in a worker process registers what that process needs: the FSDP2 engine for the CPU,
-the CPU rollout adapter, and an SGLang adapter that finds the server of its own policy. Nothing in verl is replaced."""
+the CPU rollout adapter, and an SGLang adapter that finds the server of its own policy. Nothing in verl is replaced.
+"""
 
 from __future__ import annotations
 

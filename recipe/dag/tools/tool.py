@@ -2,7 +2,8 @@
 
 Invariant: `execute` returns a ToolResult for everything that the model's arguments caused, and raises a Fault for
 everything that they did not. A tool instance is shared by all episodes; what must last through one episode lives in
-`state`."""
+`state`.
+"""
 
 from __future__ import annotations
 

@@ -1,7 +1,8 @@
 """What each model node does to a policy's rows, by verl's worker calls.
 
 Invariant: a kernel blocks its thread and touches one policy. Metadata is set before every call, because verl consumes
-it."""
+it.
+"""
 
 from __future__ import annotations
 

@@ -2,7 +2,8 @@
 
 Invariant: step s is a function of the weights after step s-1, the data and the seed. What a step did is on disk
 (journal, then checkpoint) before the next one starts, and a resumed run drops whatever a killed one wrote beyond its
-checkpoint."""
+checkpoint.
+"""
 
 from __future__ import annotations
 

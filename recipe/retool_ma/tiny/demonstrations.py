@@ -2,7 +2,8 @@
 
 Invariant: every prompt is made by the workflow's hooks from what came before it in the same dialogue, so the warm start
 sees exactly what reinforcement learning will. The teacher keeps the format and gets the content wrong at fixed rates:
-what it gets right by chance is what reinforcement learning must find."""
+what it gets right by chance is what reinforcement learning must find.
+"""
 
 from __future__ import annotations
 

@@ -2,7 +2,8 @@
 
 Invariant: every text can be encoded (byte level). What all dialogues have in common, the roles' instructions and the
 frames of their answers, is one token each, so a model of a million parameters need not read or write them letter by
-letter; numbers are cut into pairs of digits, so none is unknown."""
+letter; numbers are cut into pairs of digits, so none is unknown.
+"""
 
 from __future__ import annotations
 
