@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Protocol
 
 from recipe.dag.sandbox.execute import Executor
+from recipe.dag.sandbox.jail.warm import WarmEngine
 from recipe.dag.sandbox.limits import Limits
 from recipe.dag.sandbox.outcome import Execution, Unavailable
 
@@ -77,4 +78,6 @@ def choose(isolation: str, accept_unsandboxed: bool, engine: str = "auto", *, ro
         if engine not in ("auto", "rlimits"):
             raise Unavailable(f"engine {engine!r} isolates fully; take --isolation=full, or --engine=auto")
         return Executor(root, exclusive=True)
-    raise Unavailable("full isolation is not written yet")
+    if engine == "rlimits":
+        raise Unavailable("engine 'rlimits' isolates nothing; it needs --isolation=rlimits --i-accept-unsandboxed")
+    return WarmEngine(root)
