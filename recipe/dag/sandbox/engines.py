@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Protocol
 
 from recipe.dag.sandbox.execute import Executor
+from recipe.dag.sandbox.jail.bwrap import BwrapEngine
 from recipe.dag.sandbox.jail.warm import WarmEngine
 from recipe.dag.sandbox.limits import Limits
 from recipe.dag.sandbox.outcome import Execution, Unavailable
@@ -80,4 +81,4 @@ def choose(isolation: str, accept_unsandboxed: bool, engine: str = "auto", *, ro
         return Executor(root, exclusive=True)
     if engine == "rlimits":
         raise Unavailable("engine 'rlimits' isolates nothing; it needs --isolation=rlimits --i-accept-unsandboxed")
-    return WarmEngine(root)
+    return BwrapEngine(root) if engine == "bwrap" else WarmEngine(root)

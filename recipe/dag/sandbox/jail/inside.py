@@ -26,10 +26,14 @@ def enter(user: int, group: int, disk_mb: int, inodes: int, places: Sequence[str
     syscalls.mount("proc", "/proc", "proc", syscalls.MS_NOSUID | syscalls.MS_NODEV | syscalls.MS_NOEXEC)
     options = f"size={disk_mb}m,nr_inodes={inodes},mode=1777"
     _cover("/tmp", expose, lambda: syscalls.mount("tmpfs", "/tmp", "tmpfs", _QUIET, options))
-    for place in places:
-        os.mkdir(place, 0o1777)
+    make_places(places)
     with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as any_socket:
         fcntl.ioctl(any_socket, _SIOCSIFFLAGS, struct.pack("16sH14x", b"lo", _UP_LOOPBACK_RUNNING))
+
+
+def make_places(places: Sequence[str]) -> None:
+    for place in places:
+        os.mkdir(place, 0o1777)
 
 
 def grant(work: str | None, shares: Mapping[str, str], host: bool, expose: Sequence[str]) -> None:
@@ -46,11 +50,12 @@ def grant(work: str | None, shares: Mapping[str, str], host: bool, expose: Seque
         syscalls.mount(rootfs.COVER, rootfs.HOST, None, syscalls.MS_BIND)
 
 
-def settle(seccomp: Filter) -> None:
-    """Give up all rights for good."""
+def settle(seccomp: Filter | None) -> None:
+    """Give up all rights for good. seccomp: None when a filter is loaded already."""
     syscalls.drop_capabilities()
     syscalls.prctl(syscalls.PR_SET_NO_NEW_PRIVS, 1)
-    seccomp.load()
+    if seccomp is not None:
+        seccomp.load()
     # Nothing of this process can be read or traced by the job, which runs as the same user.
     syscalls.prctl(syscalls.PR_SET_DUMPABLE, 0)
 

@@ -10,7 +10,6 @@ from __future__ import annotations
 import asyncio
 import logging
 import os
-import signal
 import socket
 import subprocess
 import sys
@@ -21,6 +20,7 @@ from pathlib import Path
 from typing import Any
 
 from recipe.dag.sandbox.jail import protocol
+from recipe.dag.sandbox.jail.handle import Jail
 from recipe.dag.sandbox.jail.zygote import STARTER
 from recipe.dag.sandbox.outcome import SandboxError
 
@@ -41,48 +41,11 @@ class NotStarted(Exception):
         self.step, self.number = step, number
 
 
-class Jail:
-    """A jail that waits for its job. `connection` and `process`, a pidfd, are closed by `close`."""
-
-    def __init__(self, zygote: Zygote, connection: socket.socket, process: int):
-        self.zygote = zygote
-        self.connection = connection
-        self.process = process
-        connection.setblocking(False)
-
-    def signal(self, number: int) -> None:
-        with suppress(ProcessLookupError):
-            signal.pidfd_send_signal(self.process, number)
-
-    def number(self) -> int:
-        """The process's number, as this process sees it; 0 when it is gone."""
-        with open(f"/proc/self/fdinfo/{self.process}") as file:
-            for line in file:
-                if line.startswith("Pid:"):
-                    return max(0, int(line.split()[1]))
-        return 0
-
-    async def gone(self) -> None:
-        """Wait until every process of the jail is dead."""
-        loop, ended = asyncio.get_running_loop(), asyncio.Event()
-        loop.add_reader(self.process, ended.set)
-        try:
-            await ended.wait()
-        finally:
-            loop.remove_reader(self.process)
-
-    def close(self) -> None:
-        self.signal(signal.SIGKILL)
-        self.connection.close()
-        os.close(self.process)
-        self.zygote.release()
-
-
 class Zygote:
     """One zygote process. Events are handed to `on_jail` and `on_death`."""
 
     def __init__(
-        self, settings: Mapping[str, Any], on_jail: Callable[[Jail], None], on_death: Callable[[Zygote], None]
+        self, settings: Mapping[str, Any], on_jail: Callable[[Zygote, Jail], None], on_death: Callable[[Zygote], None]
     ):
         self._settings = settings
         self._on_jail, self._on_death = on_jail, on_death
@@ -92,6 +55,7 @@ class Zygote:
         self._process: subprocess.Popen[bytes] | None = None
         self._control: socket.socket | None = None
         self.forked = 0
+        self.modules: list[str] = []
 
     async def start(self) -> None:
         """Raises NotStarted."""
@@ -129,7 +93,7 @@ class Zygote:
         if self._jails == 0:
             self.end()
 
-    def release(self) -> None:
+    def _release(self) -> None:
         self._jails -= 1
         if self._retired and self._jails == 0:
             self.end()
@@ -157,8 +121,9 @@ class Zygote:
                 if "jail" in message:
                     self._jails += 1
                     connection, process = descriptors
-                    self._on_jail(Jail(self, socket.socket(fileno=connection), process))
+                    self._on_jail(self, Jail(socket.socket(fileno=connection), process, self._release))
                 elif "ready" in message:
+                    self.modules = message["modules"]
                     self._ready.set_result(None)
                 elif not self._ready.done():
                     self._ready.set_exception(NotStarted(message["failed"], message["why"], message["errno"]))
@@ -182,11 +147,15 @@ class Zygote:
 
 
 class Nursery:
-    """The zygotes of one kind, one at a time, and `ahead` jails that wait."""
+    """The zygotes of one kind, one at a time, and `ahead` jails that wait.
 
-    def __init__(self, settings: Mapping[str, Any], ahead: int):
+    on_modules: told the names of the modules that a new zygote has loaded.
+    """
+
+    def __init__(self, settings: Mapping[str, Any], ahead: int, on_modules: Callable[[list[str]], None]):
         self._settings = settings
         self._ahead = ahead
+        self._on_modules = on_modules
         self._zygote: Zygote | None = None
         self._waiting: deque[Jail] = deque()
         self._wanted: deque[asyncio.Future[Jail]] = deque()
@@ -201,6 +170,7 @@ class Nursery:
         await zygote.start()
         before, self._zygote = self._zygote, zygote
         self._coming = 0
+        self._on_modules(zygote.modules)
         if before is not None:
             self._discard()
             before.retire()
@@ -252,8 +222,8 @@ class Nursery:
         if self._zygote.forked >= _LIFE and self._next is None:
             self._replace()
 
-    def _welcome(self, jail: Jail) -> None:
-        if jail.zygote is not self._zygote:
+    def _welcome(self, zygote: Zygote, jail: Jail) -> None:
+        if zygote is not self._zygote:
             jail.close()
             return
         self._coming -= 1

@@ -19,10 +19,10 @@ COVER = "/.empty"
 NAME = "sandbox"
 USER = 61234
 """User and group number inside."""
-_DEVICES = ("null", "zero", "full", "random", "urandom")
-_WRITABLE_ELSEWHERE = ("/mnt", "/var/tmp", "/dev/shm")
+DEVICES = ("null", "zero", "full", "random", "urandom")
+WRITABLE_ELSEWHERE = ("/mnt", "/var/tmp", "/dev/shm")
 """Names for directories of a job's one writable file system, so that one cap holds for all."""
-_SETTINGS = {
+SETTINGS = {
     "passwd": f"{NAME}:x:{USER}:{USER}::/tmp:/bin/sh\n",
     "group": f"{NAME}:x:{USER}:\n",
     "hosts": "127.0.0.1 localhost\n::1 localhost\n",
@@ -37,11 +37,11 @@ def build(expose: Sequence[str], host: str | None) -> None:
     """
     syscalls.mount(None, "/", None, syscalls.MS_REC | syscalls.MS_PRIVATE)
     # Opened first: what they are named after may lie under the directory that the new root is mounted on.
-    sources = {path: _open(path) for path in (*_real(SYSTEM), *expose)}
-    devices = {name: _open(f"/dev/{name}") for name in _DEVICES}
+    sources = {path: _open(path) for path in (*system_directories(), *expose)}
+    devices = {name: _open(f"/dev/{name}") for name in DEVICES}
     outside = _open(host) if host is not None else None
-    settings = {**_SETTINGS, **_copied()}
-    links = _links()
+    settings = {**SETTINGS, **copied_settings()}
+    symlinks = links()
     syscalls.mount("tmpfs", "/tmp", "tmpfs", syscalls.MS_NOSUID | syscalls.MS_NODEV, "size=4m,nr_inodes=10k,mode=755")
     os.chdir("/tmp")
     os.umask(0o022)
@@ -51,7 +51,7 @@ def build(expose: Sequence[str], host: str | None) -> None:
         os.makedirs(path[1:], exist_ok=True)
         _bind(source, path[1:])
         syscalls.restrict_mount(path[1:])
-    for path, target in links.items():
+    for path, target in symlinks.items():
         with suppress(FileExistsError):
             os.makedirs(os.path.dirname(path[1:]) or ".", exist_ok=True)
             os.symlink(target, path[1:])
@@ -62,12 +62,13 @@ def build(expose: Sequence[str], host: str | None) -> None:
     for name, text in settings.items():
         with open(f"etc/{name}", "wb") as file:
             file.write(text.encode() if isinstance(text, str) else text)
-    for path in _WRITABLE_ELSEWHERE:
+    for path in WRITABLE_ELSEWHERE:
         if not os.path.lexists(path[1:]) and not any(under(exposed, (path,)) for exposed in expose):
-            os.symlink("/tmp/." + path[1:].replace("/", "-"), path[1:])
+            os.symlink(place(path), path[1:])
     # The code of whoever builds in /usr/src is none of a job's business.
     if os.path.isdir("usr/src") and not any(under(exposed, ("/usr/src",)) for exposed in expose):
         syscalls.mount(COVER[1:], "usr/src", None, syscalls.MS_BIND)
+        syscalls.restrict_mount("usr/src")
     if outside is not None:
         _bind(outside, HOST[1:])
         syscalls.restrict_mount(HOST[1:], writable=True)
@@ -78,28 +79,33 @@ def build(expose: Sequence[str], host: str | None) -> None:
     syscalls.restrict_mount("/", recursive=False)
 
 
+def place(path: str) -> str:
+    """Where in /tmp one of WRITABLE_ELSEWHERE really is."""
+    return "/tmp/." + path[1:].replace("/", "-")
+
+
 def writable_places() -> list[str]:
     """Directories that a job's writable file system must have for the names above."""
-    return [os.readlink(path) for path in _WRITABLE_ELSEWHERE if os.path.islink(path)]
+    return [os.readlink(path) for path in WRITABLE_ELSEWHERE if os.path.islink(path)]
 
 
-def _real(paths: Sequence[str]) -> list[str]:
-    return [path for path in paths if os.path.isdir(path) and not os.path.islink(path)]
+def system_directories() -> list[str]:
+    return [path for path in SYSTEM if os.path.isdir(path) and not os.path.islink(path)]
 
 
-def _links() -> dict[str, str]:
+def links() -> dict[str, str]:
     """Symlinks that the root has: /lib64 and the like, the streams, what update-alternatives manages."""
-    links = {path: os.readlink(path) for path in SYSTEM if os.path.islink(path)}
-    links |= {"/dev/fd": "/proc/self/fd"}
-    links |= {f"/dev/{name}": f"/proc/self/fd/{number}" for number, name in enumerate(("stdin", "stdout", "stderr"))}
+    found = {path: os.readlink(path) for path in SYSTEM if os.path.islink(path)}
+    found |= {"/dev/fd": "/proc/self/fd"}
+    found |= {f"/dev/{name}": f"/proc/self/fd/{number}" for number, name in enumerate(("stdin", "stdout", "stderr"))}
     with suppress(OSError):
         for entry in os.scandir("/etc/alternatives"):
             if entry.is_symlink():
-                links[entry.path] = os.readlink(entry.path)
-    return links
+                found[entry.path] = os.readlink(entry.path)
+    return found
 
 
-def _copied() -> dict[str, bytes]:
+def copied_settings() -> dict[str, bytes]:
     """Files of /etc that say where libraries lie and what time it is."""
     found = {}
     for name in ("ld.so.cache", "localtime"):

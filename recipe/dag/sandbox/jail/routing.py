@@ -69,6 +69,8 @@ def choose(code: str, names: Iterable[str], loaded: dict[str, Collection[str]]) 
         if candidate.name in loaded and candidate.triggers & imported:
             kind = candidate.name
     own = {name.removeprefix("./").partition("/")[0].partition(".")[0] for name in names}
+    if own and not loaded[kind]:
+        return COLD  # its zygote has not started yet, so nobody knows what it loads
     return COLD if own & set(loaded[kind]) else kind
 
 

@@ -15,6 +15,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from recipe.dag.sandbox.jail import files, inside, program, protocol
+from recipe.dag.sandbox.jail.seccomp import Filter
 
 SCRATCH = "/tmp/tmp_sandbox"
 """The shape of SandboxFusion's directories, but always the same: a random name would make every traceback unique."""
@@ -75,9 +76,12 @@ def _end_all() -> None:
 
 
 class Supervisor:
-    """connection: to the server. expose, excess: see `inside` and `program`."""
+    """connection: to the server. seccomp: None in a jail that somebody else has furnished and filtered already.
 
-    def __init__(self, connection: socket.socket, settings: Mapping[str, Any], seccomp: object, excess: int):
+    excess: the zygote's address space, in bytes.
+    """
+
+    def __init__(self, connection: socket.socket, settings: Mapping[str, Any], seccomp: Filter | None, excess: int):
         self._connection = connection
         self._settings = settings
         self._seccomp = seccomp
@@ -118,7 +122,8 @@ class Supervisor:
         """Mounts, rights, files; returns the program's path. A job that cannot be prepared is reported, and ends."""
         settings = self._settings
         try:
-            inside.grant(job["work"], job["shares"], settings["host"], settings["expose"])
+            if self._seccomp is not None:
+                inside.grant(job["work"], job["shares"], settings["host"], settings["expose"])
             inside.settle(self._seccomp)
             os.umask(0o022)
             os.mkdir(SCRATCH, 0o700)

@@ -15,12 +15,22 @@ from recipe.dag.sandbox import survivors
 _PAGE = os.sysconf("SC_PAGE_SIZE")
 
 
+_SLACK = 64 << 20
+"""A single process runs into its own limit first, which its program can handle."""
+
+
 def exceeds(process: int, limit: int) -> bool:
-    """Whether `process` and its descendants hold more than `limit` bytes."""
+    """Whether `process` and its descendants hold more than `limit` bytes, and some slack."""
+    limit += _SLACK
     members = survivors.descendants(process)
     if sum(map(_resident, members)) <= limit:
         return False
     return sum(map(_proportional, members)) > limit
+
+
+def count(process: int) -> int:
+    """Descendants of `process`."""
+    return len(survivors.descendants(process))
 
 
 def _resident(process: int) -> int:

@@ -59,7 +59,7 @@ def serve(number: int) -> program.Program:
     gc.collect()
     gc.freeze()
     gc.disable()
-    protocol.send(control, {"ready": True})
+    protocol.send(control, {"ready": True, "modules": _modules(settings["foreign"])})
     return _fork_jails(control, settings, user, group, seccomp)
 
 
@@ -159,6 +159,11 @@ def _load(settings: dict[str, Any]) -> None:
         importlib.import_module(name)
     for statement in settings["warm_up"]:
         exec(statement, {})
+
+
+def _modules(foreign: list[str]) -> list[str]:
+    """What a program that imports one of these names would get from here, rather than from its own files."""
+    return sorted({name.partition(".")[0] for name in sys.modules if name not in foreign})
 
 
 def _address_space() -> int:

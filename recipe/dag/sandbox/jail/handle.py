@@ -1,0 +1,50 @@
+"""A jail, as the server holds it.
+
+Invariant: a jail is addressed by descriptors only, never by a process number, which may have become another's.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+import socket
+from collections.abc import Callable
+from contextlib import suppress
+
+
+class Jail:
+    """A jail that waits for its job. `connection`, and `process`, a pidfd of its first one, are closed by `close`."""
+
+    def __init__(self, connection: socket.socket, process: int, on_close: Callable[[], None]):
+        self.connection = connection
+        self.process = process
+        self._on_close = on_close
+        connection.setblocking(False)
+
+    def signal(self, number: int) -> None:
+        with suppress(ProcessLookupError):
+            signal.pidfd_send_signal(self.process, number)
+
+    def number(self) -> int:
+        """The process's number, as this process sees it; 0 when it is gone."""
+        with open(f"/proc/self/fdinfo/{self.process}") as file:
+            for line in file:
+                if line.startswith("Pid:"):
+                    return max(0, int(line.split()[1]))
+        return 0
+
+    async def gone(self) -> None:
+        """Wait until every process of the jail is dead."""
+        loop, ended = asyncio.get_running_loop(), asyncio.Event()
+        loop.add_reader(self.process, ended.set)
+        try:
+            await ended.wait()
+        finally:
+            loop.remove_reader(self.process)
+
+    def close(self) -> None:
+        self.signal(signal.SIGKILL)
+        self.connection.close()
+        os.close(self.process)
+        self._on_close()
