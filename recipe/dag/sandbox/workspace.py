@@ -56,7 +56,7 @@ def fetch_files(directory: Path, names: Iterable[str]) -> dict[str, str]:
     others are left out. Call it when the job is dead."""
     found: dict[str, str] = {}
     left = _FETCH_BYTES
-    for name in dict.fromkeys(match for name in names for match in _matches(directory, name)):
+    for name in dict.fromkeys(match for asked in names for match in _matches(directory, asked)):
         try:
             path = _inside(directory, name)
             descriptor = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
