@@ -1,8 +1,7 @@
-"""Clears up after a server, however it ended: `python -I janitor.py ROOT [SOCKET]`, with the server at the other end of
-stdin.
+"""Clears up after a server, however it ended: `python -I janitor.py ROOT`, with the server at the other end of stdin.
 
-Invariant: when stdin ends, the server is gone; then its jobs are ended and its files removed. It stands alone and uses
-the standard library only, so that a process of a few megabytes can wait.
+Invariant: when stdin ends, the server is gone; then its jobs are ended, and ROOT and what stdin named, one path a line,
+are removed. It stands alone and uses the standard library only, so that a process of a few megabytes can wait.
 """
 
 import os
@@ -29,12 +28,13 @@ def jobs_under(root):
 
 
 def main():
-    root, *sockets = sys.argv[1:]
+    root = sys.argv[1]
     # Its terminal's signals are for the server; the end of stdin is what counts here.
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
         signal.signal(number, signal.SIG_IGN)
-    while os.read(0, 4096):
-        pass
+    named = b""
+    while piece := os.read(0, 4096):
+        named += piece
     for _ in range(ROUNDS):
         left = set(jobs_under(root)) - {os.getpid()}
         for pid in left:
@@ -44,7 +44,7 @@ def main():
         if not left and not os.path.lexists(root):
             break
         time.sleep(0.1)
-    for path in sockets:
+    for path in named.splitlines():
         with suppress(OSError):
             os.unlink(path)
 

@@ -134,8 +134,10 @@ def run_cell(shell, index, source, limit):
             display, errors = shell.run(index, source)
         finally:
             signal.setitimer(signal.ITIMER_REAL, 0.0)
-    except CellTimeoutError as error:
-        errors = [{"ename": "CellTimeoutError", "evalue": str(error), "traceback": []}]
+    except BaseException as error:
+        # The time was over at the very end, or the cell broke what shows its errors.
+        errors = [{"ename": type(error).__name__, "evalue": str(error), "traceback": []}]
+    sys.stdout, sys.stderr = sys.stdout or sys.__stdout__, sys.stderr or sys.__stderr__
     for stream in (sys.stdout, sys.stderr):
         try:
             stream.flush()

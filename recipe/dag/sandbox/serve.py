@@ -79,9 +79,16 @@ def run(options: Options, read_token: Callable[[], str], announce: Callable[[dic
     log.set_up(options.log_level)
     _allow_many_files()
     root = options.root or tempfile.mkdtemp(prefix="verl-dag-sandbox-")
-    janitor = _start_janitor(root, options.socket)
+    janitor = _start_janitor(root)
+
+    def listening(facts: dict[str, Any]) -> None:
+        if "socket" in facts:
+            # Only what this server bound: another's must stay.
+            janitor.stdin.write(os.fsencode(os.path.abspath(facts["socket"])) + b"\n")
+        announce(facts)
+
     try:
-        asyncio.run(_serve(options, Path(root), read_token, announce))
+        asyncio.run(_serve(options, Path(root), read_token, listening))
     except Unavailable as error:
         raise CannotIsolate(f"the sandbox cannot start with isolation {options.isolation}: {error}") from None
     except OSError as error:
@@ -121,8 +128,9 @@ async def _serve(
         await runner.setup()
         try:
             where = await _listen(runner, options)
-            announce({**where, "pid": os.getpid(), "isolation": engine.isolation, "engine": engine.name})
-            log.event("listening", **where, isolation=engine.isolation, engine=engine.name)
+            facts = {**where, "isolation": engine.isolation, "engine": engine.name, "slots": queue.slots}
+            announce(facts)
+            log.event("listening", **facts, pid=os.getpid())
             await stop.wait()
             log.event("stopping", running=queue.running, queue=queue.waiting)
             queue.close()
@@ -165,10 +173,11 @@ def _clear_socket(path: str) -> None:
     raise UserError(f"--socket {path}: something is there already; name another path, or remove it")
 
 
-def _start_janitor(root: str, socket_path: str | None) -> subprocess.Popen[bytes]:
-    program = str(Path(__file__).with_name("janitor.py"))
-    command = [sys.executable, "-I", "-S", program, root, *([socket_path] if socket_path else [])]
-    return subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.DEVNULL, cwd="/", start_new_session=True)
+def _start_janitor(root: str) -> subprocess.Popen[bytes]:
+    command = [sys.executable, "-I", "-S", str(Path(__file__).with_name("janitor.py")), root]
+    return subprocess.Popen(
+        command, bufsize=0, stdin=subprocess.PIPE, stdout=subprocess.DEVNULL, cwd="/", start_new_session=True
+    )
 
 
 def _allow_many_files() -> None:
