@@ -76,7 +76,7 @@ def test_stop_leaves_nothing_although_a_job_runs(options):
     async def scenario() -> Path:
         local = LocalSandbox(**options)
         await local.start()
-        root = local._root
+        root = local.root
         job = await start_long_job(local)
         await local.stop()
         with pytest.raises(httpx.TransportError):
@@ -91,9 +91,9 @@ def test_restart_after_a_kill_keeps_the_address_and_clears_up(options, caller):
 
     async def scenario() -> tuple[str, Path]:
         url = await local.start()
-        root = local._root
+        root = local.root
         job = await start_long_job(local)
-        os.kill(local._process.pid, signal.SIGKILL)
+        os.kill(local.pid, signal.SIGKILL)
         with pytest.raises(httpx.TransportError):
             await job
         await asyncio.gather(*(local.ensure() for _ in range(5)))
@@ -116,8 +116,8 @@ def test_a_server_that_hangs_is_replaced(options, caller, monkeypatch):
     local = LocalSandbox(**options)
     asyncio.run(local.start())
     try:
-        root = local._root
-        os.kill(local._process.pid, signal.SIGSTOP)
+        root = local.root
+        os.kill(local.pid, signal.SIGSTOP)
         asyncio.run(local.ensure())
         assert local.restarts == 1 and remains(root) == []
         assert caller(local).stdout("print(1)") == "1\n"
@@ -129,7 +129,7 @@ def test_a_server_that_hangs_is_replaced(options, caller, monkeypatch):
 def test_server_ends_with_its_parent(options, env, end):
     code = (
         "import asyncio, os\nfrom recipe.dag.sandbox.launch import LocalSandbox\n"
-        f"s = LocalSandbox(**{options})\nasyncio.run(s.start())\nprint(s._process.pid, s._root, flush=True)\n{end}"
+        f"s = LocalSandbox(**{options})\nasyncio.run(s.start())\nprint(s.pid, s.root, flush=True)\n{end}"
     )
     parent = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, env=env, check=False)
     pid, root = parent.stdout.split()

@@ -142,9 +142,7 @@ def test_what_cannot_be_set_up_is_a_sandbox_error(call, fields):
 
 @pytest.mark.parametrize("name", ["../up", "a/../../up", "/up", "/tmp/up", "../../../../../../../../tmp/up"])
 def test_names_that_lead_out_never_reach_the_host(call, local, name):
-    before = {
-        folder: set(os.listdir(folder)) for folder in ("/", tempfile.gettempdir(), local._root, local._root.parent)
-    }
+    before = {folder: set(os.listdir(folder)) for folder in ("/", tempfile.gettempdir(), local.root, local.root.parent)}
     answer = call.run("print('maybe')", files={name: "YQ=="}, fetch_files=[name, "../../etc/shadow", "/etc/shadow"])
     assert answer["status"] in ("Success", "SandboxError")
     assert answer["files"] in ({}, {name: "YQ=="})

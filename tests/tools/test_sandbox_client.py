@@ -264,7 +264,7 @@ def test_local_server_killed_in_the_middle_is_restarted_and_every_call_succeeds(
             ]
             while not any(call.done() for call in calls):
                 await asyncio.sleep(0.01)
-            os.kill(local._process.pid, signal.SIGKILL)
+            os.kill(local.pid, signal.SIGKILL)
             return await asyncio.gather(*calls), local.restarts
         finally:
             await client.close()

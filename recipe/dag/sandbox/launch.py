@@ -41,13 +41,19 @@ class LocalSandbox:
 
     max_concurrent: programs at once; the server's default when None. A client should not send more than that at a time:
     what waits at the client waits as long as it must, what waits at the server is sent away after half a minute.
-    isolation: full, or rlimits with accept_unsandboxed; `isolation` and `engine` say what runs.
+    isolation, accept_unsandboxed, engine: what to ask for; `isolation` and `engine` then say what runs.
     """
 
-    def __init__(self, max_concurrent: int | None = None, *, isolation: str = "full", accept_unsandboxed: bool = False):
+    def __init__(
+        self,
+        max_concurrent: int | None = None,
+        *,
+        isolation: str = "full",
+        accept_unsandboxed: bool = False,
+        engine: str = "auto",
+    ):
         self.max_concurrent = max_concurrent or default_slots()
-        self._isolation = isolation
-        self._accept_unsandboxed = accept_unsandboxed
+        self._asked = {"isolation": isolation, "accept_unsandboxed": accept_unsandboxed, "engine": engine}
         self.token = secrets.token_urlsafe(24)
         self.restarts = 0
         self.url = ""
@@ -57,6 +63,20 @@ class LocalSandbox:
         self._process: subprocess.Popen[bytes] | None = None
         self._root: Path | None = None
         self._lock = threading.Lock()
+
+    @property
+    def pid(self) -> int:
+        """The server's process. Raises ValueError when there is none."""
+        if self._process is None:
+            raise ValueError("the local sandbox does not run")
+        return self._process.pid
+
+    @property
+    def root(self) -> Path:
+        """Where it keeps its jobs' files. Raises ValueError when it does not run."""
+        if self._root is None:
+            raise ValueError("the local sandbox does not run")
+        return self._root
 
     async def start(self) -> str:
         """Start the server, if it is not running; returns its URL. Raises UserError when it cannot start."""
@@ -111,8 +131,7 @@ class LocalSandbox:
         options = {
             "port": self._port,
             "max_concurrent": self.max_concurrent,
-            "isolation": self._isolation,
-            "accept_unsandboxed": self._accept_unsandboxed,
+            **self._asked,
             "root": str(self._root),
             "grace_s": 0.1,
             "log_level": "warning",
@@ -135,7 +154,7 @@ class LocalSandbox:
         if "url" not in hello:
             self._end()
             reason = hello.get("error") or "the local sandbox server did not start; see its message above"
-            if hello.get("cannot_isolate") and self._isolation == "full":
+            if hello.get("cannot_isolate") and self._asked["isolation"] == "full":
                 reason += _GO_ON
             raise UserError(reason)
         self.url, self._port = hello["url"], hello["port"]
