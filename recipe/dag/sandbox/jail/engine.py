@@ -35,8 +35,6 @@ class JailEngine:
     isolation = "full"
     name = ""
     owner: int | None = None
-    counts_processes = False
-    """Whether the limit on processes needs watching, because the kernel does not hold it."""
 
     def __init__(self, root: Path, *, disk_mb: int = 256, inodes: int = 20_000):
         self._root = Path(os.path.realpath(root))
@@ -98,7 +96,7 @@ class JailEngine:
             "stages": stages,
         }
         _check_text(job)
-        run = Run(await self._take(kind, job), job, stdin, limits, counts_processes=self.counts_processes)
+        run = Run(await self._take(kind, job), job, stdin, limits)
         self._running.add(run)
         self._jobs += 1
         try:

@@ -30,9 +30,7 @@ _STOP_AGAIN_S = 0.2
 class Run:
     """One job in its jail."""
 
-    def __init__(
-        self, jail: Jail, job: dict[str, Any], stdin: str | None, limits: Limits, *, counts_processes: bool = False
-    ):
+    def __init__(self, jail: Jail, job: dict[str, Any], stdin: str | None, limits: Limits):
         self._jail = jail
         self._job = job
         self._limits = limits
@@ -41,8 +39,7 @@ class Run:
         self._done: asyncio.Future[None] = self._loop.create_future()
         self._pumps = [Pump(limits.output_bytes) for _ in range(2 * len(job["stages"]))]
         self._files = os.memfd_create("files", os.MFD_CLOEXEC) if job["fetch"] else None
-        self._counts_processes = counts_processes
-        self._too_much = ""
+        self._too_much = False
         self._clean = False
         self._stops = 0
         self._number = 0
@@ -91,16 +88,14 @@ class Run:
             self._jail.close()
 
     def check(self) -> None:
-        """Stop a job that holds more than it may."""
-        if self._done.done() or self._too_much or self._loop.time() - self._started < WATCH_S:
+        """Stop a job whose processes together hold more memory than it may."""
+        if self._limits.memory_mb <= 0 or self._done.done() or self._too_much:
+            return
+        if self._loop.time() - self._started < WATCH_S:
             return
         self._number = self._number or self._jail.number()
-        limits = self._limits
-        if limits.memory_mb > 0 and watchdog.exceeds(self._number, limits.memory_mb << 20):
-            self._too_much = f"{limits.memory_mb} MiB of memory"
-        elif self._counts_processes and watchdog.count(self._number) > limits.processes:
-            self._too_much = f"{limits.processes} processes"
-        if self._too_much:
+        if watchdog.exceeds(self._number, self._limits.memory_mb << 20):
+            self._too_much = True
             self._stop()
 
     def _hear(self) -> None:
@@ -152,7 +147,7 @@ class Run:
         stdout, stderr = (pump.text() for pump in self._pumps[2 * number : 2 * number + 2])
         code, seconds = report["code"], report["seconds"]
         if code is None and self._too_much:
-            note = f"[sandbox] killed: more than {self._too_much}\n"
+            note = f"[sandbox] killed: more than {self._limits.memory_mb} MiB of memory\n"
             return Outcome("finished", -signal.SIGKILL, stdout, stderr + note, seconds)
         if code is None or code == -signal.SIGXCPU:
             return Outcome("timeout", None, stdout, stderr, seconds)

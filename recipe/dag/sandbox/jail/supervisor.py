@@ -42,9 +42,8 @@ class Stage:
         return process
 
 
-def finish(leader: int) -> dict[str, Any]:
+def finish(leader: int, started: float) -> dict[str, Any]:
     """Wait until `leader` has ended, or until the server says stop; then end everything that is left."""
-    started = time.monotonic()
     status, stopped = None, False
     while status is None and not stopped:
         signalled = signal.sigwaitinfo((signal.SIGCHLD, STOP))
@@ -89,7 +88,8 @@ class Supervisor:
 
     def run(self) -> program.Program | None:
         """Take one job and see it through. Returns only in the job's own process, and only for a warm program."""
-        signal.pthread_sigmask(signal.SIG_BLOCK, (signal.SIGCHLD, STOP))
+        # None may be delivered: a handler that Python installed would let the job interrupt this process.
+        signal.pthread_sigmask(signal.SIG_BLOCK, signal.valid_signals())
         signal.signal(signal.SIGCHLD, signal.SIG_DFL)
         try:
             job, descriptors = protocol.receive(self._connection)
@@ -102,13 +102,14 @@ class Supervisor:
         for number, stage in enumerate(job["stages"]):
             streams = (stdin if number == len(job["stages"]) - 1 else _nothing(), *outputs[2 * number : 2 * number + 2])
             warm = stage["argv"] is None
+            started = time.monotonic()
             leader = Stage(streams, directory, stage, self._excess if warm else 0).begin()
             if leader == 0:
                 if not warm:
                     program.replace([part.replace("{}", path) for part in stage["argv"]], self._settings["environment"])
                 self._connection.detach()
                 return program.Program(path, directory if job["work"] else SCRATCH, self._settings["foreign"])
-            report = finish(leader)
+            report = finish(leader, started)
             last = report["code"] != 0 or number == len(job["stages"]) - 1
             if last and result is not None:
                 with open(result, "wb") as file:

@@ -13,7 +13,8 @@ from typing import Any
 from recipe.dag.sandbox.jail import routing
 from recipe.dag.sandbox.jail.engine import JailEngine
 from recipe.dag.sandbox.jail.handle import Jail
-from recipe.dag.sandbox.jail.nursery import NotStarted, Nursery
+from recipe.dag.sandbox.jail.helper import NotStarted
+from recipe.dag.sandbox.jail.nursery import Nursery
 from recipe.dag.sandbox.jail.probe import explain
 from recipe.dag.sandbox.jail.rootfs import USER
 from recipe.dag.sandbox.outcome import SandboxError, Unavailable

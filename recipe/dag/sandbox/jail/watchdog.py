@@ -28,11 +28,6 @@ def exceeds(process: int, limit: int) -> bool:
     return sum(map(_proportional, members)) > limit
 
 
-def count(process: int) -> int:
-    """Descendants of `process`."""
-    return len(survivors.descendants(process))
-
-
 def _resident(process: int) -> int:
     with suppress(OSError, ValueError, IndexError):
         with open(f"/proc/{process}/statm") as file:

@@ -3,8 +3,6 @@
 Invariant: it is single-threaded, holds no secret and never sees a job; it dies with the server, and everything that it
 ever started dies with it, since it is the first process of a process namespace. It is started anew (exec) with a
 scrubbed environment, so it shares no memory with the server.
-
-Started as `python -c STARTER`; its stdin says which descriptor is the connection, and where to import this from.
 """
 
 from __future__ import annotations
@@ -16,34 +14,29 @@ import resource
 import signal
 import socket
 import sys
-from typing import Any, NoReturn
+from typing import Any
 
-from recipe.dag.sandbox.jail import inside, program, protocol, rootfs, supervisor, syscalls
+from recipe.dag.sandbox.jail import inside, program, protocol, rootfs, separation, supervisor, syscalls
 from recipe.dag.sandbox.jail.seccomp import Filter
 
 _JAIL_CONNECTION = 3
-STARTER = """
-import os, sys
-number, sys.path[0] = os.read(0, 65536).decode().split("\\0")
-from recipe.dag.sandbox.jail.zygote import serve
-with serve(int(number)) as job: exec(vars().pop("job"))
-"""
-PROTOCOL_FAILED = 70
-
-
 def serve(number: int) -> program.Program:
-    """Fork jails until the server hangs up. Returns in a job's process only."""
+    """Fork jails until the server hangs up. Returns in a job's process only.
+
+    number: of the descriptor of the connection to the server.
+    """
     control = socket.socket(fileno=number)
     step = "receiving the settings"
     try:
         settings, _ = protocol.receive(control)
         step = "making namespaces"
-        _separate(settings, control)
+        separation.separate(settings, control, inside.NAMESPACES)
+        socket.sethostname(rootfs.NAME)
         step = "building the root file system"
         rootfs.build(settings["expose"], settings["host"])
         settings["places"] = rootfs.writable_places()
         step = "leaving root"
-        user, group = _leave_root(settings)
+        user, group = separation.leave_root(settings["user"])
         step = "loading libraries"
         _load(settings)
         step = "loading the filter"
@@ -51,9 +44,7 @@ def serve(number: int) -> program.Program:
     except protocol.Closed:
         os._exit(0)
     except BaseException as error:
-        number = error.errno if isinstance(error, OSError) else None
-        protocol.send(control, {"failed": step, "why": f"{type(error).__name__}: {error}", "errno": number})
-        os._exit(PROTOCOL_FAILED)
+        separation.fail(control, step, error)
     # Nobody waits for jails here: the server holds a descriptor of each, and the kernel collects them.
     signal.signal(signal.SIGCHLD, signal.SIG_IGN)
     gc.collect()
@@ -87,66 +78,11 @@ def _fork_jails(control: socket.socket, settings: dict[str, Any], user: int, gro
                     return supervisor.Supervisor(connection, settings, seccomp, taken).run()
                 except BaseException as error:
                     protocol.send(connection, {"refused": f"the jail broke: {type(error).__name__}: {error}"})
-                    os._exit(PROTOCOL_FAILED)
+                    os._exit(separation.FAILED)
             protocol.send(control, {"jail": True}, [ours.fileno(), descriptor])
             ours.close()
             theirs.close()
             os.close(descriptor)
-
-
-def _separate(settings: dict[str, Any], control: socket.socket) -> None:
-    """Go on as the first process of namespaces of our own; the caller's process stays behind as its keeper."""
-    syscalls.prctl(syscalls.PR_SET_PDEATHSIG, signal.SIGKILL)
-    if os.getppid() != settings["server"]:
-        os._exit(0)
-    resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
-    for kind in (resource.RLIMIT_NPROC, resource.RLIMIT_NOFILE):
-        hard = resource.getrlimit(kind)[1]
-        resource.setrlimit(kind, (hard, hard))
-    user, group = os.geteuid(), os.getegid()
-    if user == 0:
-        os.setgroups([])
-    reader, writer = os.pipe()
-    process, descriptor = syscalls.clone(inside.NAMESPACES)
-    if process:
-        os.close(descriptor)
-        _keep(process, writer, _maps(user, settings["user"]), _maps(group, settings["user"]), control)
-    os.close(writer)
-    if os.read(reader, 1) != b"+":
-        os._exit(0)
-    os.close(reader)
-    syscalls.prctl(syscalls.PR_SET_PDEATHSIG, signal.SIGKILL)
-    os.setsid()
-    socket.sethostname(rootfs.NAME)
-
-
-def _keep(process: int, go: int, users: list, groups: list, control: socket.socket) -> NoReturn:
-    """Map the child's users, which takes rights outside of its namespace, and end when it does."""
-    try:
-        inside.map_user(str(process), users, groups, deny=os.geteuid() != 0)
-    except OSError as error:
-        protocol.send(control, {"failed": "mapping users", "why": str(error), "errno": error.errno})
-        os.kill(process, signal.SIGKILL)
-        os._exit(PROTOCOL_FAILED)
-    os.write(go, b"+")
-    os.close(go)
-    control.close()
-    os._exit(os.waitstatus_to_exitcode(os.waitpid(process, 0)[1]) & 0xFF)
-
-
-def _maps(own: int, other: int) -> list[tuple[int, int, int]]:
-    return [(0, 0, 1), (other, other, 1)] if own == 0 else [(own, own, 1)]
-
-
-def _leave_root(settings: dict[str, Any]) -> tuple[int, int]:
-    """Root's processes escape the limit on processes, and own too much."""
-    if os.geteuid() == 0:
-        os.setresgid(settings["user"], settings["user"], settings["user"])
-        os.setresuid(settings["user"], settings["user"], settings["user"])
-        # A change of user clears both.
-        syscalls.prctl(syscalls.PR_SET_PDEATHSIG, signal.SIGKILL)
-        syscalls.prctl(syscalls.PR_SET_DUMPABLE, 1)
-    return os.getuid(), os.getgid()
 
 
 def _load(settings: dict[str, Any]) -> None:
