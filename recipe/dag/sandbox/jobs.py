@@ -10,7 +10,7 @@ import asyncio
 import dataclasses
 import re
 import time
-from collections.abc import Coroutine, Mapping, Sequence
+from collections.abc import Callable, Coroutine, Mapping, Sequence
 from contextlib import AsyncExitStack
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -84,8 +84,9 @@ class Jobs:
             if job.session_id is not None:
                 session = await held.enter_async_context(self.sessions.write(job.session_id, job.patience_s))
             await held.enter_async_context(self.queue.slot(job.client, max(deadline - time.monotonic(), 0.01)))
-            run = self._execute(job, session.path if session else None, shares)
-            return await (run if session is None else self._within_quota(session, run))
+            if session is None:
+                return await self._execute(job, None, shares)
+            return await self._within_quota(session, lambda: self._execute(job, session.path, shares))
 
     async def _execute(self, job: Job, work: Path | None, shares: Mapping[str, Path]) -> Execution:
         memory_mb = min(job.memory_mb, self.max_memory_mb) if job.memory_mb > 0 else self.limits.memory_mb
@@ -104,10 +105,10 @@ class Jobs:
             shares=shares,
         )
 
-    async def _within_quota(self, session: Session, run: Coroutine[Any, Any, Execution]) -> Execution:
-        task = asyncio.ensure_future(run)
+    async def _within_quota(self, session: Session, run: Callable[[], Coroutine[Any, Any, Execution]]) -> Execution:
+        before = await self.sessions.measure(session)
+        task = asyncio.ensure_future(run())
         try:
-            before = await self.sessions.measure(session)
             stopped = await _watch(task, session)
             await asyncio.to_thread(quota.unlock, session.path)
             excess = stopped or (await self.sessions.measure(session)).over(session.quota_bytes)
