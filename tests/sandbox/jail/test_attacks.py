@@ -156,7 +156,18 @@ def test_host_files_are_not_there(box, tmp_path):
     secret.write_text("hidden")
     (box.root / "session").mkdir()
     (box.root / "session" / "file").write_text("hidden")
-    places = ["/etc/shadow", "/root/.ssh", "/root/.bashrc", "/home", "/sys", "/var/log", "/boot", "/run", "/opt", "/srv"]
+    places = [
+        "/etc/shadow",
+        "/root/.ssh",
+        "/root/.bashrc",
+        "/home",
+        "/sys",
+        "/var/log",
+        "/boot",
+        "/run",
+        "/opt",
+        "/srv",
+    ]
     places += [str(secret), str(box.root), __file__, "/dev/vda", "/dev/kvm", "/dev/mem", "/dev/tty", "/dev/fuse"]
     places += ["/.host/session/file", "/proc/1/root/etc/shadow", "/proc/1/cwd", "/etc/hostname", "/dev/pts/0"]
     code = f"import os\nprint([p for p in {places!r} if os.path.exists(p)], os.listdir('/.host') if os.path.isdir('/.host') else [])"
@@ -220,7 +231,9 @@ def test_network_is_cut(box):
         said = answers(box.run(code))
     assert said.pop("dns") in ("-2", "-3")
     assert {name: answer for name, answer in said.items() if answer.startswith("DONE")} == {}
-    assert said["127.0.0.1"] == "ECONNREFUSED" and said["1.1.1.1"] == "ENETUNREACH" and said["netlink"] == "EAFNOSUPPORT"
+    assert (
+        said["127.0.0.1"] == "ECONNREFUSED" and said["1.1.1.1"] == "ENETUNREACH" and said["netlink"] == "EAFNOSUPPORT"
+    )
 
 
 def test_abstract_sockets_of_the_host_are_out_of_reach(box):
@@ -243,19 +256,23 @@ def test_loopback_is_each_jobs_own(box):
 
 
 def test_refused_system_calls(box):
-    code = TRIES + CALL + (
-        "import platform\nx86 = platform.machine() == 'x86_64'\n"
-        "for name, pair, args in (\n"
-        " ('unshare', (272, 97), (0x10000000,)), ('mount', (165, 40), (b'tmpfs', b'/tmp', b'tmpfs', 0, 0)),\n"
-        " ('umount', (166, 39), (b'/.host', 2)), ('setns', (308, 268), (0, 0)), ('ptrace', (101, 117), (16, 1, 0, 0)),\n"
-        " ('process_vm_readv', (310, 270), (1, 0, 0, 0, 0, 0)), ('bpf', (321, 280), (0, 0, 0)), ('keyctl', (250, 219), (0,)),\n"
-        " ('perf_event_open', (298, 241), (0, 0, 0, 0, 0)), ('userfaultfd', (323, 282), (0,)), ('chroot', (161, 51), (b'/',)),\n"
-        " ('open_by_handle_at', (304, 265), (0, 0, 0)), ('shmget', (29, 194), (0, 4096, 0o1600)), ('msgget', (68, 186), (0, 0o1600)),\n"
-        " ('pidfd_getfd', (438, 438), (0, 0, 0)), ('reboot', (169, 142), (0, 0, 0, 0)), ('personality', (135, 92), (0x40000,)),\n"
-        " ('clone_newuser', (56, 220), (0x10000011, 0, 0, 0, 0)), ('clone_newnet', (56, 220), (0x40000011, 0, 0, 0, 0)),\n"
-        " ('clone3', (435, 435), (0, 0)), ('io_uring_setup', (425, 425), (1, 0)), ('memfd_create', (319, 279), (b'x', 0)),\n"
-        "): attempt(name, lambda: call(pair[0 if x86 else 1], *args))\n"
-        "if x86: attempt('x32', lambda: call(0x40000000 + 39))"
+    code = (
+        TRIES
+        + CALL
+        + (
+            "import platform\nx86 = platform.machine() == 'x86_64'\n"
+            "for name, pair, args in (\n"
+            " ('unshare', (272, 97), (0x10000000,)), ('mount', (165, 40), (b'tmpfs', b'/tmp', b'tmpfs', 0, 0)),\n"
+            " ('umount', (166, 39), (b'/.host', 2)), ('setns', (308, 268), (0, 0)), ('ptrace', (101, 117), (16, 1, 0, 0)),\n"
+            " ('process_vm_readv', (310, 270), (1, 0, 0, 0, 0, 0)), ('bpf', (321, 280), (0, 0, 0)), ('keyctl', (250, 219), (0,)),\n"
+            " ('perf_event_open', (298, 241), (0, 0, 0, 0, 0)), ('userfaultfd', (323, 282), (0,)), ('chroot', (161, 51), (b'/',)),\n"
+            " ('open_by_handle_at', (304, 265), (0, 0, 0)), ('shmget', (29, 194), (0, 4096, 0o1600)), ('msgget', (68, 186), (0, 0o1600)),\n"
+            " ('pidfd_getfd', (438, 438), (0, 0, 0)), ('reboot', (169, 142), (0, 0, 0, 0)), ('personality', (135, 92), (0x40000,)),\n"
+            " ('clone_newuser', (56, 220), (0x10000011, 0, 0, 0, 0)), ('clone_newnet', (56, 220), (0x40000011, 0, 0, 0, 0)),\n"
+            " ('clone3', (435, 435), (0, 0)), ('io_uring_setup', (425, 425), (1, 0)), ('memfd_create', (319, 279), (b'x', 0)),\n"
+            "): attempt(name, lambda: call(pair[0 if x86 else 1], *args))\n"
+            "if x86: attempt('x32', lambda: call(0x40000000 + 39))"
+        )
     )
     said = answers(box.run(code))
     absent = {"clone3", "io_uring_setup", "memfd_create", "x32"}
@@ -264,10 +281,14 @@ def test_refused_system_calls(box):
 
 
 def test_siblings_cannot_be_traced_or_signalled(box):
-    code = TRIES + CALL + (
-        "import time\nprint('self', os.getpid())\ntime.sleep(0.3)\n"
-        "attempt('kill', lambda: [os.kill(n, 0) for n in range(3, 400)])\n"
-        "attempt('mem', lambda: open('/proc/3/mem'))"
+    code = (
+        TRIES
+        + CALL
+        + (
+            "import time\nprint('self', os.getpid())\ntime.sleep(0.3)\n"
+            "attempt('kill', lambda: [os.kill(n, 0) for n in range(3, 400)])\n"
+            "attempt('mem', lambda: open('/proc/3/mem'))"
+        )
     )
     for execution in box.many([code, code]):
         assert answers(execution) == {"self": "2", "kill": "ESRCH", "mem": "ENOENT"}
@@ -351,7 +372,9 @@ def test_random_numbers_differ_between_jobs(box):
 
 
 def test_many_jobs_at_once_keep_apart(box):
-    codes = [f"import os; open('own', 'w').write('{n}'); print(open('own').read(), len(os.listdir('.')))" for n in range(24)]
+    codes = [
+        f"import os; open('own', 'w').write('{n}'); print(open('own').read(), len(os.listdir('.')))" for n in range(24)
+    ]
     stdouts = [execution.run.stdout for execution in box.many(codes, timeout_s=60)]
     assert stdouts == [f"{n} 2\n" for n in range(24)]
 

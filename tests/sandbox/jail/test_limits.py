@@ -89,7 +89,9 @@ def test_one_files_size(box):
 
 
 def test_open_files_and_cores(box):
-    code = "import resource as r; print(*(r.getrlimit(n)[1] for n in (r.RLIMIT_NOFILE, r.RLIMIT_CORE, r.RLIMIT_MSGQUEUE)))"
+    code = (
+        "import resource as r; print(*(r.getrlimit(n)[1] for n in (r.RLIMIT_NOFILE, r.RLIMIT_CORE, r.RLIMIT_MSGQUEUE)))"
+    )
     assert box.run(code, limits=Limits(open_files=77)).run.stdout == "77 0 0\n"
 
 

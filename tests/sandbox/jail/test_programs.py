@@ -85,7 +85,9 @@ def test_same_as_a_fresh_interpreter(warm, name):
 
 def test_traceback_is_the_same_every_time(box):
     first, second = (box.run("def f():\n  1/0\nf()").run.stderr for _ in range(2))
-    assert first == second and first.startswith(f'Traceback (most recent call last):\n  File "{PATH}", line 3, in <module>')
+    assert first == second and first.startswith(
+        f'Traceback (most recent call last):\n  File "{PATH}", line 3, in <module>'
+    )
 
 
 def test_no_frame_of_the_zygote_is_in_reach(warm):
@@ -114,7 +116,9 @@ def test_packages_can_be_imported_lazily(warm):
 
 
 def test_libraries_are_loaded_already(warm):
-    code = "import time, sys; a = 'numpy.random' in sys.modules and 'sympy' in sys.modules\nimport numpy, sympy; print(a)"
+    code = (
+        "import time, sys; a = 'numpy.random' in sys.modules and 'sympy' in sys.modules\nimport numpy, sympy; print(a)"
+    )
     assert warm.run(code).run.stdout == "True\n"
 
 

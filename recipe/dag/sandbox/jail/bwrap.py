@@ -13,7 +13,6 @@ import os
 import shutil
 import socket
 import sys
-import tempfile
 from collections.abc import Mapping
 from contextlib import suppress
 from pathlib import Path
@@ -24,7 +23,7 @@ from recipe.dag.sandbox.jail.engine import JailEngine
 from recipe.dag.sandbox.jail.exposure import under
 from recipe.dag.sandbox.jail.handle import Jail
 from recipe.dag.sandbox.jail.helper import Helper, NotStarted
-from recipe.dag.sandbox.jail.launcher import FIRST, staged
+from recipe.dag.sandbox.jail.launcher import FIRST, STAGE, staged
 from recipe.dag.sandbox.jail.probe import explain
 from recipe.dag.sandbox.outcome import SandboxError, Unavailable
 
@@ -55,7 +54,6 @@ class BwrapEngine(JailEngine):
         self._told: dict[str, Any] = {}
         self._sources: list[str] = []
         """What is bound, by the number that the launcher knows it by."""
-        self._own: tempfile.TemporaryDirectory[str] | None = None
         self._launcher: Helper | None = None
         self._starting: asyncio.Task[None] | None = None
 
@@ -64,17 +62,14 @@ class BwrapEngine(JailEngine):
         if program is None:
             raise Unavailable("engine 'bwrap' needs bubblewrap: install the package bubblewrap (apt, dnf, pacman)")
         settings = self._settings()
-        self._own = tempfile.TemporaryDirectory(prefix="verl-dag-bwrap-")
-        for name, content in {**rootfs.SETTINGS, **rootfs.copied_settings()}.items():
-            Path(self._own.name, name).write_bytes(content.encode() if isinstance(content, str) else content)
         self._fixed = [program, *self._arguments(settings)]
         places = [rootfs.place(path) for path in self._elsewhere(settings)]
         self._told = {"environment": settings["environment"], "foreign": [], "places": places}
         self._bound(str(self._root))
         self._launcher = Helper("launcher", self._launcher_settings(settings), self._ignore, self._mourn)
         try:
-            await self._launcher.start()
             await super().start()
+            await self._launcher.start()
             # Generous: the first start of an interpreter reads it from the disk.
             tried = await self.execute("print(1)", timeout_s=60.0)
         except (NotStarted, SandboxError) as error:
@@ -89,8 +84,6 @@ class BwrapEngine(JailEngine):
         await super().close()
         if self._launcher is not None:
             self._launcher.end()
-        if self._own is not None:
-            self._own.cleanup()
 
     async def _take(self, kind: str, job: Mapping[str, Any]) -> Jail:
         ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
@@ -112,7 +105,7 @@ class BwrapEngine(JailEngine):
             for descriptor in (says, words):
                 os.close(descriptor)
                 open_.remove(descriptor)
-            jail = Jail(ours, os.pidfd_open(await self._first_process(said)), lambda: None)
+            jail = Jail(ours, os.pidfd_open(await self._first_process(said)), words=os.dup(heard))
         except BaseException as error:
             ours.close()
             if isinstance(error, ValueError | OSError | TimeoutError | NotStarted):
@@ -180,8 +173,8 @@ class BwrapEngine(JailEngine):
             said += ["--symlink", target, path]
         for path in self._elsewhere(settings):
             said += ["--symlink", rootfs.place(path), path]
-        for name in os.listdir(self._own.name):
-            said += ["--ro-bind", self._bound(f"{self._own.name}/{name}"), f"/etc/{name}"]
+        for name in rootfs.settings():
+            said += ["--ro-bind", f"{STAGE}/{name}", f"/etc/{name}"]
         for name in ("__init__.py", "sandbox/__init__.py", "sandbox/jail"):
             said += ["--ro-bind", self._bound(str(_PACKAGE.parent / name)), f"{_CODE}/recipe/dag/{name}"]
         return said

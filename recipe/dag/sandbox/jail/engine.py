@@ -20,7 +20,7 @@ from typing import Any
 from recipe.dag.sandbox.jail import exposure, routing, supervisor
 from recipe.dag.sandbox.jail.handle import Jail
 from recipe.dag.sandbox.jail.rootfs import USER
-from recipe.dag.sandbox.jail.run import WATCH_S, Run
+from recipe.dag.sandbox.jail.run import WATCH_S, JailDied, Run
 from recipe.dag.sandbox.limits import Limits
 from recipe.dag.sandbox.outcome import LANGUAGES, Execution, Outcome, SandboxError, Unavailable
 
@@ -42,13 +42,17 @@ class JailEngine:
         self._loaded: dict[str, frozenset[str]] = {"lean": frozenset()}
         self._running: set[Run] = set()
         self._jobs = 0
+        self._closed = False
         self._watch: asyncio.Task[None] | None = None
 
     async def start(self) -> None:
         """Raises Unavailable."""
+        if self.owner is not None:
+            os.chmod(self._root, 0o711)
         self._watch = asyncio.get_running_loop().create_task(self._watch_jobs())
 
     async def close(self) -> None:
+        self._closed = True
         if self._watch is not None:
             self._watch.cancel()
             await asyncio.wait([self._watch])
@@ -85,25 +89,32 @@ class JailEngine:
             raise SandboxError("a time-out must be a number of seconds, not NaN")
         if timeout_s <= 0 and language != "cpp":
             return Execution(Outcome("timeout", None, "", "", 0.0))
+        place = self._inside(work) if work is not None else None
         kind, stages = self._plan(code, language, timeout_s, compile_timeout_s, limits, files or {}, work)
         job = {
             "code": code,
             "language": language,
             "files": dict(files or {}),
             "fetch": list(fetch),
-            "work": self._inside(work) if work is not None else None,
+            "work": place,
             "shares": {_share(name): self._inside(path) for name, path in (shares or {}).items()},
             "stages": stages,
         }
         _check_text(job)
-        run = Run(await self._take(kind, job), job, stdin, limits)
-        self._running.add(run)
-        self._jobs += 1
-        try:
-            return await run.result()
-        finally:
-            self._running.discard(run)
-            await run.end()
+        for attempt in (1, 2):
+            run = Run(await self._take(kind, job), job, stdin, limits)
+            self._running.add(run)
+            self._jobs += 1
+            try:
+                return await run.result()
+            except JailDied:
+                # It went with its zygote, say. Nothing that the job did was outside of it, but in a lasting directory.
+                if attempt == 2 or work is not None or self._closed:
+                    raise
+            finally:
+                self._running.discard(run)
+                await run.end()
+        raise AssertionError("the second attempt returns or raises")
 
     async def _take(self, kind: str, job: Mapping[str, Any]) -> Jail:
         raise NotImplementedError

@@ -47,16 +47,17 @@ def fetch(names: Iterable[str]) -> dict[str, str]:
     What is missing, not a regular file, or too large is left out."""
     found: dict[str, str] = {}
     left = FETCH_BYTES
-    system = {os.stat("/proc").st_dev}
+    system = os.stat("/proc").st_dev
     for name in dict.fromkeys(match for wanted in names for match in _matches(wanted)):
         try:
             descriptor = os.open(name, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
         except (OSError, ValueError):
             continue
+        status = os.fstat(descriptor)
+        if not stat.S_ISREG(status.st_mode) or status.st_dev == system or status.st_size > left:
+            os.close(descriptor)
+            continue
         with open(descriptor, "rb") as file:
-            status = os.fstat(descriptor)
-            if not stat.S_ISREG(status.st_mode) or status.st_dev in system or status.st_size > left:
-                continue
             data = file.read(left)
         found[name] = base64.b64encode(data).decode()
         left -= len(data)

@@ -14,13 +14,33 @@ from contextlib import suppress
 
 
 class Jail:
-    """A jail that waits for its job. `connection`, and `process`, a pidfd of its first one, are closed by `close`."""
+    """A jail that waits for its job. `close` closes `connection`, `process` (a pidfd of its first one), and `words`, a
+    pipe that complaints go into."""
 
-    def __init__(self, connection: socket.socket, process: int, on_close: Callable[[], None]):
+    def __init__(
+        self, connection: socket.socket, process: int, on_close: Callable[[], None] | None = None, words: int = -1
+    ):
         self.connection = connection
         self.process = process
         self._on_close = on_close
+        self._words = words
         connection.setblocking(False)
+
+    def last_words(self) -> str:
+        """What was said on the way to a jail that never took its job."""
+        if self._words < 0:
+            return ""
+        os.set_blocking(self._words, False)
+        with suppress(BlockingIOError):
+            return os.read(self._words, 4096).decode("utf-8", "replace").strip()
+        return ""
+
+    def lives(self) -> bool:
+        try:
+            signal.pidfd_send_signal(self.process, 0)
+        except ProcessLookupError:
+            return False
+        return True
 
     def signal(self, number: int) -> None:
         with suppress(ProcessLookupError):
@@ -47,4 +67,7 @@ class Jail:
         self.signal(signal.SIGKILL)
         self.connection.close()
         os.close(self.process)
-        self._on_close()
+        if self._words >= 0:
+            os.close(self._words)
+        if self._on_close is not None:
+            self._on_close()

@@ -13,7 +13,7 @@ import socket
 import stat
 from typing import NoReturn
 
-from recipe.dag.sandbox.jail import protocol, separation, syscalls
+from recipe.dag.sandbox.jail import protocol, rootfs, separation, syscalls
 from recipe.dag.sandbox.jail.program import PREPARATION_FAILED
 
 FIRST = 3
@@ -58,9 +58,10 @@ def staged(number: int) -> str:
 
 def _stage(sources: list[str]) -> None:
     syscalls.mount(None, "/", None, syscalls.MS_REC | syscalls.MS_PRIVATE)
+    settings = rootfs.settings()
     opened = [os.open(path, os.O_PATH | os.O_CLOEXEC) for path in sources]
     # Over /tmp, of all places, since every directory on the way there is open to all.
-    syscalls.mount("tmpfs", "/tmp", "tmpfs", syscalls.MS_NOSUID | syscalls.MS_NODEV, "size=64k,mode=755")
+    syscalls.mount("tmpfs", "/tmp", "tmpfs", syscalls.MS_NOSUID | syscalls.MS_NODEV, "size=4m,mode=755")
     os.mkdir(STAGE)
     for number, descriptor in enumerate(opened):
         target = staged(number)
@@ -70,6 +71,9 @@ def _stage(sources: list[str]) -> None:
             os.close(os.open(target, os.O_CREAT | os.O_WRONLY | os.O_CLOEXEC))
         syscalls.mount(f"/proc/self/fd/{descriptor}", target, None, syscalls.MS_BIND | syscalls.MS_REC)
         os.close(descriptor)
+    for name, content in settings.items():
+        with open(f"{STAGE}/{name}", "wb") as file:
+            file.write(content)
 
 
 def _become(argv: list[str], descriptors: list[int]) -> NoReturn:

@@ -31,7 +31,7 @@ class Nursery:
     """
 
     def __init__(
-        self, settings: Mapping[str, Any], ahead: int, on_modules: Callable[[list[str]], None], *, life: int = 5000
+        self, settings: Mapping[str, Any], ahead: int, on_modules: Callable[[list[str]], None], *, life: int
     ):
         self._settings = settings
         self._ahead = ahead
@@ -64,10 +64,12 @@ class Nursery:
             raise SandboxError("the sandbox is closed")
         if self._zygote is None and self._next is None:
             self._replace()
-        if self._waiting:
+        while self._waiting:
             jail = self._waiting.popleft()
-            self._ask()
-            return jail
+            if jail.lives():
+                self._ask()
+                return jail
+            jail.close()
         wish: asyncio.Future[Jail] = asyncio.get_running_loop().create_future()
         self._wanted.append(wish)
         self._ask()
@@ -123,7 +125,10 @@ class Nursery:
             if not wish.done():
                 wish.set_result(jail)
                 return
-        self._waiting.append(jail)
+        if len(self._waiting) < self._ahead:
+            self._waiting.append(jail)
+        else:
+            jail.close()  # whoever wished for it has gone away
 
     def _mourn(self, zygote: Helper) -> None:
         if zygote is self._zygote and not self._closed:

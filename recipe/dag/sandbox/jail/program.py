@@ -99,8 +99,6 @@ class Program:
         try:
             with open(self._path, "rb") as file:
                 source = file.read()
-            if b"\0" in source:
-                raise SyntaxError("source code cannot contain null bytes")
             return compile(source, self._path, "exec", dont_inherit=True)
         except BaseException as error:
             self._end(self._report(error, None), None)
@@ -126,6 +124,7 @@ class Program:
                 return self._report(second, None)
             with suppress(BaseException):
                 print("Error in sys.excepthook:", file=sys.stderr)
+                second.__context__, second.__traceback__ = None, second.__traceback__.tb_next
                 sys.__excepthook__(type(second), second, second.__traceback__)
                 print("\nOriginal exception was:", file=sys.stderr)
                 sys.__excepthook__(type(error), error, trace)

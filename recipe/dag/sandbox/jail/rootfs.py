@@ -22,7 +22,7 @@ USER = 61234
 DEVICES = ("null", "zero", "full", "random", "urandom")
 WRITABLE_ELSEWHERE = ("/mnt", "/var/tmp", "/dev/shm")
 """Names for directories of a job's one writable file system, so that one cap holds for all."""
-SETTINGS = {
+_SETTINGS = {
     "passwd": f"{NAME}:x:{USER}:{USER}::/tmp:/bin/sh\n",
     "group": f"{NAME}:x:{USER}:\n",
     "hosts": "127.0.0.1 localhost\n::1 localhost\n",
@@ -40,7 +40,7 @@ def build(expose: Sequence[str], host: str | None) -> None:
     sources = {path: _open(path) for path in (*system_directories(), *expose)}
     devices = {name: _open(f"/dev/{name}") for name in DEVICES}
     outside = _open(host) if host is not None else None
-    settings = {**SETTINGS, **copied_settings()}
+    files = settings()
     symlinks = links()
     syscalls.mount("tmpfs", "/tmp", "tmpfs", syscalls.MS_NOSUID | syscalls.MS_NODEV, "size=4m,nr_inodes=10k,mode=755")
     os.chdir("/tmp")
@@ -59,9 +59,9 @@ def build(expose: Sequence[str], host: str | None) -> None:
         with open(f"dev/{name}", "w"):
             _bind(source, f"dev/{name}")
         syscalls.restrict_mount(f"dev/{name}", writable=True, devices=True)
-    for name, text in settings.items():
+    for name, content in files.items():
         with open(f"etc/{name}", "wb") as file:
-            file.write(text.encode() if isinstance(text, str) else text)
+            file.write(content)
     for path in WRITABLE_ELSEWHERE:
         if not os.path.lexists(path[1:]) and not any(under(exposed, (path,)) for exposed in expose):
             os.symlink(place(path), path[1:])
@@ -105,9 +105,9 @@ def links() -> dict[str, str]:
     return found
 
 
-def copied_settings() -> dict[str, bytes]:
-    """Files of /etc that say where libraries lie and what time it is."""
-    found = {}
+def settings() -> dict[str, bytes]:
+    """The files of /etc: made up, but for where libraries lie and what time it is."""
+    found = {name: text.encode() for name, text in _SETTINGS.items()}
     for name in ("ld.so.cache", "localtime"):
         with suppress(OSError), open(f"/etc/{name}", "rb") as file:
             found[name] = file.read(1 << 20)

@@ -61,8 +61,8 @@ KINDS = (
 
 def choose(code: str, names: Iterable[str], loaded: dict[str, Collection[str]]) -> str:
     """The name of a kind among `loaded` (its modules by kind), or COLD. names: the files that the program finds."""
-    if any(setting in code for setting in _READ_ONCE):
-        return COLD
+    if "\0" in code or any(setting in code for setting in _READ_ONCE):
+        return COLD  # a null byte is an error that only a file can cause
     imported = _imported(code)
     kind = "lean"
     for candidate in KINDS:

@@ -27,6 +27,10 @@ _GRACE_S = 5.0
 _STOP_AGAIN_S = 0.2
 
 
+class JailDied(SandboxError):
+    """For a reason outside of the job."""
+
+
 class Run:
     """One job in its jail."""
 
@@ -59,7 +63,7 @@ class Run:
         self._deadline = self._loop.call_later(max(0.0, job["stages"][0]["timeout_s"]), self._stop)
 
     async def result(self) -> Execution:
-        """Raises SandboxError when the jail broke, or refused the job."""
+        """Raises SandboxError when the jail refused the job, JailDied when it broke."""
         await self._done
         for pump in self._pumps:
             pump.close()
@@ -126,7 +130,8 @@ class Run:
             self._reports.append({"code": None, "seconds": self._loop.time() - self._started})
             self._done.set_result(None)
         else:
-            self._done.set_exception(SandboxError("the jail died; the job may be tried again"))
+            why = self._jail.last_words() or "the job may be tried again"
+            self._done.set_exception(JailDied(f"the jail died: {why}"))
 
     def _stop(self) -> None:
         """Tell the jail to end the job. The job can get in the way of a signal, so say it again, then kill."""

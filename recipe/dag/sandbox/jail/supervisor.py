@@ -106,7 +106,7 @@ class Supervisor:
             leader = Stage(streams, directory, stage, self._excess if warm else 0).begin()
             if leader == 0:
                 if not warm:
-                    program.replace([part.replace("{}", path) for part in stage["argv"]], self._settings["environment"])
+                    program.replace([part.replace("{}", path) for part in stage["argv"]], self._environment(job))
                 self._connection.detach()
                 return program.Program(path, directory if job["work"] else SCRATCH, self._settings["foreign"])
             report = finish(leader, started)
@@ -118,6 +118,13 @@ class Supervisor:
             if last:
                 os._exit(0)
         raise AssertionError("a job has at least one stage")
+
+    def _environment(self, job: Mapping[str, Any]) -> dict[str, str]:
+        """Of a fresh interpreter, or another program: modules that a session holds come before installed ones."""
+        environment = dict(self._settings["environment"])
+        if job["work"]:
+            environment["PYTHONPATH"] = ":".join(filter(None, ("/work", environment.get("PYTHONPATH"))))
+        return environment
 
     def _prepare(self, job: Mapping[str, Any]) -> str:
         """Mounts, rights, files; returns the program's path. A job that cannot be prepared is reported, and ends."""

@@ -21,24 +21,26 @@ from recipe.dag.sandbox.outcome import SandboxError, Unavailable
 
 
 class WarmEngine(JailEngine):
-    """ahead: jails that wait for jobs, per kind; None: some more than the cores."""
+    """ahead: jails that wait, per kind; None: some more than the cores. life: jails before a zygote is replaced."""
 
     name = "warm"
 
-    def __init__(self, root: Path, *, ahead: int | None = None, disk_mb: int = 256, inodes: int = 20_000):
+    def __init__(
+        self, root: Path, *, ahead: int | None = None, life: int = 5000, disk_mb: int = 256, inodes: int = 20_000
+    ):
         super().__init__(root, disk_mb=disk_mb, inodes=inodes)
+        self._life = life
         self.owner = USER if os.geteuid() == 0 else None
         self._ahead = ahead or 2 + 2 * len(os.sched_getaffinity(0))
         self._nurseries: dict[str, Nursery] = {}
 
     async def start(self) -> None:
         settings = self._settings()
-        if self.owner is not None:
-            os.chmod(self._root, 0o711)
         try:
             for kind in routing.KINDS:
                 if kind.useful():
-                    nursery = Nursery({**settings, **kind.settings()}, self._ahead, self._learn(kind.name))
+                    told = {**settings, **kind.settings()}
+                    nursery = Nursery(told, self._ahead, self._learn(kind.name), life=self._life)
                     self._nurseries[kind.name] = nursery
                     self._loaded[kind.name] = frozenset()
                     if kind.eager:
@@ -58,6 +60,10 @@ class WarmEngine(JailEngine):
             **super().status(),
             "zygotes": {name: nursery.status() for name, nursery in self._nurseries.items()},
         }
+
+    def number(self, kind: str) -> int | None:
+        """The process number of a kind's zygote, or rather of its keeper."""
+        return self._nurseries[kind].number()
 
     def _learn(self, kind: str):
         def learn(modules: list[str]) -> None:
