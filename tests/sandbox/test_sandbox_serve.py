@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import os
+import shutil
 import signal
 import socket
 import stat
@@ -162,6 +163,39 @@ def test_what_must_not_start_says_why_in_one_line(options, message, env, tmp_pat
     assert done.returncode == 2 and done.stdout == ""
     assert message in done.stderr and done.stderr.count("\n") == 1, done.stderr
     assert [path.name for path in tmp_path.iterdir()] == ["token"]
+
+
+@pytest.fixture
+def without_namespaces(full_isolation) -> list[str]:
+    """The head of a command that runs where user namespaces are forbidden: in one that may make no other."""
+    forbid = ["unshare", "--user", "--map-root-user", "sh", "-c"]
+    forbid += ['echo 0 > /proc/sys/user/max_user_namespaces && exec "$@"', "sh"]
+    if shutil.which("unshare") is None or subprocess.run([*forbid, "true"], capture_output=True).returncode:
+        pytest.skip("unshare: cannot forbid user namespaces here")
+    return forbid
+
+
+def test_where_namespaces_are_forbidden_it_ends_with_one_line(without_namespaces, env, tmp_path):
+    command = [sys.executable, "-m", "recipe.dag.cli", "sandbox", "serve", "--port", "0", "--quiet"]
+    env = env | {"TMPDIR": str(tmp_path)}
+    done = subprocess.run([*without_namespaces, *command], capture_output=True, text=True, env=env, timeout=60)
+    assert (done.returncode, done.stdout, done.stderr.count("\n")) == (2, "", 1), done.stderr
+    assert "max_user_namespaces" in done.stderr and "--isolation=rlimits --i-accept-unsandboxed" in done.stderr
+    assert not any(tmp_path.iterdir())
+
+
+def test_where_namespaces_are_forbidden_a_run_ends_with_one_line(without_namespaces, env, tmp_path):
+    code = (
+        "import asyncio\nfrom recipe.dag.errors import UserError\nfrom recipe.dag.sandbox.launch import LocalSandbox\n"
+        "try: asyncio.run(LocalSandbox().start())\nexcept UserError as error: print(error)"
+    )
+    env = env | {"TMPDIR": str(tmp_path)}
+    command = [*without_namespaces, sys.executable, "-c", code]
+    done = subprocess.run(command, capture_output=True, text=True, env=env, timeout=60)
+    assert done.stdout.count("\n") == 1 and done.stderr == ""
+    assert "max_user_namespaces" in done.stdout
+    assert "sandbox.isolation=rlimits sandbox.accept_unsandboxed=true" in done.stdout
+    assert not any(tmp_path.iterdir())
 
 
 def test_a_token_opens_other_addresses(serve, tmp_path):
