@@ -20,7 +20,7 @@ import time
 from collections import Counter
 from collections.abc import Callable
 from contextlib import suppress
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -31,7 +31,7 @@ from recipe.dag.sandbox.launch import LocalSandbox
 
 Check = Callable[[dict[str, Any]], bool]
 """Whether an answer is right."""
-SETTLE_S = 20.0
+SETTLE_S, STILL_S = 20.0, 2.0
 MEMORY_SLACK_MB = 64
 WEIGHTS = {
     **{"print": 30, "numpy": 15, "sympy": 5, "stdin": 10, "error": 10, "exit": 5, "signal": 3, "timeout": 1},
@@ -125,13 +125,19 @@ def census(server: int, root: Path) -> Census:
 
 
 async def settled(local: LocalSandbox, before: Census | None = None) -> Census:
-    """The smallest census of some seconds: idle interpreters come and go. At once when nothing is more than before."""
-    found = [census(local.pid, local.root)]
-    deadline = time.monotonic() + (SETTLE_S if before else 3.0)
-    while time.monotonic() < deadline and not (before and not before.growth(found[-1])):
+    """A census that is the same for STILL_S, memory aside: finished jobs go, and idle interpreters are forked anew.
+    Given what was before, it waits longer for what is more."""
+    deadline = time.monotonic() + SETTLE_S
+    last, since = census(local.pid, local.root), time.monotonic()
+    while time.monotonic() < deadline:
         await asyncio.sleep(0.25)
-        found.append(census(local.pid, local.root))
-    return min(found, key=lambda seen: (seen.processes, seen.mounts, seen.descriptors, seen.memory_mb))
+        now = census(local.pid, local.root)
+        if replace(now, memory_mb=0) != replace(last, memory_mb=0):
+            since = time.monotonic()
+        last = now
+        if time.monotonic() - since > STILL_S and not (before and before.growth(now)):
+            break
+    return last
 
 
 async def soak(local: LocalSandbox, jobs: int, concurrency: int, say: Callable[[str], None] = print) -> list[str]:

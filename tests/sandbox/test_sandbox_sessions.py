@@ -8,7 +8,8 @@ import time
 import httpx
 import pytest
 
-from recipe.dag.sandbox.fair_queue import Overloaded
+from recipe.dag.sandbox import jobs
+from recipe.dag.sandbox.fair_queue import FairQueue, Overloaded
 from recipe.dag.sandbox.sessions import NoSession, Sessions
 
 
@@ -245,6 +246,46 @@ def test_expired_sessions_are_swept_unless_in_use(tmp_path):
             assert used.path.exists()
             with sessions.use(used.id):
                 pass
+        await sessions.close()
+
+    asyncio.run(scenario())
+
+
+class Writer:
+    """An engine whose jobs write more than they may and then wait for their end."""
+
+    isolation = name = "full"
+    owner = None
+
+    def __init__(self):
+        self.written = asyncio.Event()
+
+    async def execute(self, *_, work, **__):
+        (work / "big").write_bytes(bytes(2 << 20))
+        self.written.set()
+        await asyncio.Event().wait()
+
+
+@pytest.mark.parametrize("end", ["hangs up", "watched"])
+def test_what_is_too_much_is_taken_back_however_the_call_ends(tmp_path, monkeypatch, end):
+    monkeypatch.setattr(jobs, "_WATCH_S", 0.01 if end == "watched" else 60)
+
+    async def scenario() -> None:
+        engine, sessions = Writer(), Sessions(tmp_path)
+        session = await sessions.create(quota_mb=1)
+        (session.path / "kept").write_text("x")
+        runner = jobs.Jobs(engine, FairQueue(1, 1), sessions)
+        task = asyncio.create_task(runner.run(jobs.Job("me", "code", session_id=session.id)))
+        await engine.written.wait()
+        if end == "hangs up":
+            task.cancel()
+            with pytest.raises(asyncio.CancelledError):
+                await task
+        else:
+            run = (await task).run
+            assert run.return_code == -9 and "1 MiB" in run.stderr
+        assert [path.name for path in session.path.iterdir()] == ["kept"] and session.used_bytes < 1 << 20
+        assert runner.queue.running == 0 and not session.lock.locked()
         await sessions.close()
 
     asyncio.run(scenario())

@@ -26,7 +26,7 @@ from recipe.dag.sandbox.wire import Invalid
 Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
 ISOLATION_HEADER = "X-Sandbox-Isolation"
 CLIENT_HEADER = "X-Client-Id"
-_OUTCOME = web.RequestKey("outcome", str) if hasattr(web, "RequestKey") else "outcome"
+_OUTCOME = "outcome"
 
 
 def middlewares(isolation: str, token: str) -> list[Any]:

@@ -74,6 +74,8 @@ class Jobs:
     async def run(self, job: Job) -> Execution:
         """Raises SandboxError, Overloaded, NoSession."""
         wire.check_language(job.language)
+        for name, value in (("run_timeout", job.timeout_s), ("compile_timeout", job.compile_timeout_s)):
+            wire.check_seconds(name, value)
         for name in job.share:
             if not _SHARE_NAME.fullmatch(name):
                 raise SandboxError(f"share: {name!r} must be a plain file name of letters, digits, _, - and .")
@@ -95,11 +97,11 @@ class Jobs:
         return await self.engine.execute(
             job.code,
             job.language,
-            wire.seconds("run_timeout", job.timeout_s),
+            min(job.timeout_s, wire.MAX_RUN_S),
             job.stdin,
             job.files,
             limits,
-            compile_timeout_s=wire.seconds("compile_timeout", job.compile_timeout_s),
+            compile_timeout_s=min(job.compile_timeout_s, wire.MAX_RUN_S),
             fetch=job.fetch,
             work=work,
             shares=shares,
@@ -108,17 +110,25 @@ class Jobs:
     async def _within_quota(self, session: Session, run: Callable[[], Coroutine[Any, Any, Execution]]) -> Execution:
         before = await self.sessions.measure(session)
         task = asyncio.ensure_future(run())
+        excess = None
         try:
-            stopped = await _watch(task, session)
-            await asyncio.to_thread(quota.unlock, session.path)
-            excess = stopped or (await self.sessions.measure(session)).over(session.quota_bytes)
-            if excess is None:
-                return task.result()
+            excess = await _watch(task, session)
+        finally:
+            # Also when the client hung up.
+            await _end(task)
+            excess = await self._settle(session, before, excess)
+        if excess is None:
+            return task.result()
+        return _over_quota(None if task.cancelled() else task.result(), excess)
+
+    async def _settle(self, session: Session, before: quota.Usage, excess: str | None) -> str | None:
+        """Take back what is too much, if anything is; returns what."""
+        await asyncio.to_thread(quota.unlock, session.path)
+        excess = excess or (await self.sessions.measure(session)).over(session.quota_bytes)
+        if excess is not None:
             await asyncio.to_thread(quota.roll_back, session.path, before)
             await self.sessions.measure(session)
-        finally:
-            await _end(task)
-        return _over_quota(None if stopped else task.result(), excess)
+        return excess
 
 
 async def _watch(task: asyncio.Task[Execution], session: Session) -> str | None:

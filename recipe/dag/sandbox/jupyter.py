@@ -22,12 +22,12 @@ _KEYS = {"stdout", "stderr", "display", "error"}
 
 def job(request: wire.RunJupyterRequest, client: str) -> Job:
     """Raises SandboxError."""
-    cell_timeout_s = wire.seconds("cell_timeout", request.cell_timeout)
+    wire.check_seconds("cell_timeout", request.cell_timeout)
     return Job(
         client=client,
         code=_driver(),
-        timeout_s=wire.seconds("total_timeout", request.total_timeout),
-        stdin=json.dumps({"cells": request.cells, "cell_timeout": cell_timeout_s}),
+        timeout_s=request.total_timeout,
+        stdin=json.dumps({"cells": request.cells, "cell_timeout": min(request.cell_timeout, wire.MAX_RUN_S)}),
         files=request.files,
         fetch=request.fetch_files,
         memory_mb=request.memory_limit_MB,

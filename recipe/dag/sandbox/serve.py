@@ -15,6 +15,7 @@ import subprocess
 import sys
 import tempfile
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -95,7 +96,9 @@ def run(options: Options, read_token: Callable[[], str], announce: Callable[[dic
         raise UserError(f"the sandbox cannot listen or work: {error}") from None
     finally:
         janitor.stdin.close()
-        janitor.wait(_JANITOR_S)
+        # It goes on by itself with what takes longer.
+        with suppress(subprocess.TimeoutExpired):
+            janitor.wait(_JANITOR_S)
 
 
 async def _serve(
@@ -174,7 +177,7 @@ def _clear_socket(path: str) -> None:
 
 
 def _start_janitor(root: str) -> subprocess.Popen[bytes]:
-    command = [sys.executable, "-I", "-S", str(Path(__file__).with_name("janitor.py")), root]
+    command = [sys.executable, "-I", "-S", "-W", "ignore", str(Path(__file__).with_name("janitor.py")), root]
     return subprocess.Popen(
         command, bufsize=0, stdin=subprocess.PIPE, stdout=subprocess.DEVNULL, cwd="/", start_new_session=True
     )
