@@ -11,6 +11,7 @@ import socket
 import stat
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -18,6 +19,8 @@ from pathlib import Path
 
 import httpx
 import pytest
+
+from recipe.dag.sandbox import serve as serving
 
 SECONDS = str(800_000 + os.getpid())
 LONG = {"code": f"import subprocess; subprocess.run(['sleep', '{SECONDS}'])", "language": "python", "run_timeout": 60}
@@ -205,6 +208,26 @@ def test_a_token_opens_other_addresses(serve, tmp_path):
     for token, status in (("0123456789abcdef", 200), ("0123456789abcdeg", 401), ("second line", 401)):
         headers = {"Authorization": f"Bearer {token}", "Host": "any.example"}
         assert httpx.get(f"http://127.0.0.1:{port}/v1/ping", headers=headers, trust_env=False).status_code == status
+
+
+def test_connections_that_never_send_a_whole_request_are_closed(monkeypatch, tmp_path):
+    """In this process, where the time can be made short."""
+    monkeypatch.setattr(serving, "_IDLE_S", 0.3)
+    monkeypatch.setattr(serving.log, "set_up", lambda level: None)
+    received = []
+
+    def announce(facts: dict) -> None:
+        def slow() -> None:
+            with socket.create_connection(("127.0.0.1", facts["port"]), timeout=30) as connection:
+                connection.sendall(b"POST /run_code HTTP/1.1\r\nHost: local")
+                received.append(connection.recv(100))
+            os.kill(os.getpid(), signal.SIGTERM)
+
+        threading.Thread(target=slow).start()
+
+    options = serving.Options(port=0, isolation="rlimits", accept_unsandboxed=True, grace_s=0.1)
+    serving.run(options, lambda: "", announce)
+    assert received == [b""]
 
 
 def test_without_a_token_other_names_are_refused(serve):

@@ -33,6 +33,8 @@ from recipe.dag.sandbox.server import SandboxServer
 from recipe.dag.sandbox.sessions import Sessions
 
 _JANITOR_S = 10.0
+_IDLE_S = 75.0
+"""How long a connection may stay without a whole request."""
 _LINGER_S = 3.0
 """How long a refused body is read on, so that its sender sees the answer."""
 
@@ -127,6 +129,7 @@ async def _serve(
             access_log=None,
             shutdown_timeout=options.grace_s,
             lingering_time=_LINGER_S,
+            keepalive_timeout=_IDLE_S,
         )
         await runner.setup()
         try:
