@@ -30,7 +30,7 @@ def test_mixed_jobs_are_answered_right_and_nothing_grows(sandbox_level):
         local = LocalSandbox(**sandbox_level)
         await local.start()
         try:
-            return await soak.soak(local, 250, 16)
+            return await soak.soak(local, 150, 16)
         finally:
             await local.stop()
 
