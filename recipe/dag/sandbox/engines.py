@@ -7,7 +7,6 @@ SandboxError.
 
 from __future__ import annotations
 
-import tempfile
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Protocol
@@ -60,16 +59,15 @@ class Engine(Protocol):
         """For GET /v1/status."""
 
 
-def choose(isolation: str, accept_unsandboxed: bool, engine: str = "auto", *, root: Path | None = None) -> Engine:
+def choose(isolation: str, accept_unsandboxed: bool, engine: str = "auto", *, root: Path) -> Engine:
     """The engine to start. Raises Unavailable for what must not or cannot be.
 
-    root: an existing directory, under which all `work` and `shares` will lie; a fresh temporary one when None.
+    root: an existing directory, the caller's, under which all `work` and `shares` will lie.
     """
     if isolation not in ISOLATIONS:
         raise Unavailable(f"isolation {isolation!r} is not one of {', '.join(ISOLATIONS)}")
     if engine not in ENGINES:
         raise Unavailable(f"engine {engine!r} is not one of {', '.join(ENGINES)}")
-    root = root or Path(tempfile.mkdtemp(prefix="verl-dag-sandbox-"))
     if isolation == "rlimits":
         if not accept_unsandboxed:
             raise Unavailable(

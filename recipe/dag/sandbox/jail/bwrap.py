@@ -64,7 +64,7 @@ class BwrapEngine(JailEngine):
         settings = self._settings()
         self._fixed = [program, *self._arguments(settings)]
         places = [rootfs.place(path) for path in self._elsewhere(settings)]
-        self._told = {"environment": settings["environment"], "foreign": [], "places": places}
+        self._told = {"environment": settings["environment"], "places": places}
         self._bound(str(self._root))
         self._launcher = Helper("launcher", self._launcher_settings(settings), self._ignore, self._mourn)
         try:

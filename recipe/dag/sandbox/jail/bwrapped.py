@@ -6,6 +6,7 @@ Invariant: it becomes the same supervisor as in a warm jail, and adds nothing to
 from __future__ import annotations
 
 import os
+import signal
 import socket
 
 from recipe.dag.sandbox.jail import inside, protocol, supervisor
@@ -18,5 +19,7 @@ def main(number: int) -> None:
         settings, _ = protocol.receive(connection)
     except protocol.Closed:
         os._exit(0)
+    signal.pthread_sigmask(signal.SIG_BLOCK, signal.valid_signals())
+    os.umask(0o022)
     inside.make_places(settings["places"])
     supervisor.Supervisor(connection, settings, None, 0).run()

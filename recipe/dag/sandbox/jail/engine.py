@@ -17,8 +17,9 @@ from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
-from recipe.dag.sandbox.jail import exposure, routing, supervisor
+from recipe.dag.sandbox.jail import exposure, routing
 from recipe.dag.sandbox.jail.handle import Jail
+from recipe.dag.sandbox.jail.inside import SCRATCH
 from recipe.dag.sandbox.jail.rootfs import USER
 from recipe.dag.sandbox.jail.run import WATCH_S, JailDied, Run
 from recipe.dag.sandbox.limits import Limits
@@ -163,7 +164,7 @@ class JailEngine:
         if language == "bash":
             return "lean", [{**run, "argv": [_found("bash"), "--noprofile", "--norc", "{}"]}]
         if language == "cpp":
-            binary = f"{supervisor.SCRATCH}/main.out"
+            binary = f"{SCRATCH}/main.out"
             compiler = replace(limits, memory_mb=_COMPILER_MEMORY_MB, cpu_s=None)
             compiled = {
                 "argv": [_found("g++"), "-std=c++17", "-O1", "-o", binary, "{}"],

@@ -42,6 +42,13 @@ def write(files: Mapping[str, str | None]) -> None:
             raise BadFile(f"files: {_short(name)}: {error}") from error
 
 
+def write_whole(name: str, data: bytes) -> None:
+    descriptor = os.open(name, os.O_CREAT | os.O_WRONLY | os.O_EXCL | os.O_CLOEXEC, 0o666)
+    while data:
+        data = data[os.write(descriptor, data) :]
+    os.close(descriptor)
+
+
 def fetch(names: Iterable[str]) -> dict[str, str]:
     """Regular files as base64 by the name asked for, or by each name that a pattern (`*`, `?`, `[...]`, `**`) matches.
     What is missing, not a regular file, or too large is left out."""

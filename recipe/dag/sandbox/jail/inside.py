@@ -17,6 +17,8 @@ from recipe.dag.sandbox.jail.exposure import under
 from recipe.dag.sandbox.jail.seccomp import Filter
 
 NAMESPACES = syscalls.NEWUSER | syscalls.NEWNS | syscalls.NEWPID | syscalls.NEWIPC | syscalls.NEWUTS | syscalls.NEWNET
+SCRATCH = "/tmp/tmp_sandbox"
+"""The shape of SandboxFusion's directories, but always the same: a random name would make every traceback unique."""
 _SIOCSIFFLAGS, _UP_LOOPBACK_RUNNING = 0x8914, 0x49
 
 
@@ -32,8 +34,10 @@ def enter(user: int, group: int, disk_mb: int, inodes: int, places: Sequence[str
 
 
 def make_places(places: Sequence[str]) -> None:
+    """Directories of a job's writable file system, one of them for its program."""
     for place in places:
         os.mkdir(place, 0o1777)
+    os.mkdir(SCRATCH, 0o700)
 
 
 def grant(work: str | None, shares: Mapping[str, str], host: bool, expose: Sequence[str]) -> None:

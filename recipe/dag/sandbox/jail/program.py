@@ -8,9 +8,10 @@ destroying them is what makes a fresh interpreter's end slow.
 
 from __future__ import annotations
 
+import _signal  # the public function makes sixty members of an enumeration of what this returns
 import atexit
 import gc
-import linecache
+import itertools
 import math
 import os
 import resource
@@ -36,9 +37,7 @@ def become(streams: Sequence[int], directory: str, limits: Mapping[str, int], ti
     for target, source in enumerate(streams):
         os.dup2(source, target)
     syscalls.close_from(3)
-    for number in (signal.SIGCHLD, signal.SIGTERM):
-        signal.signal(number, signal.SIG_DFL)
-    signal.pthread_sigmask(signal.SIG_SETMASK, ())
+    _signal.pthread_sigmask(signal.SIG_SETMASK, ())
     os.setsid()
     os.chdir(directory)
     cpu = math.ceil(timeout_s) + 1 if limits["cpu_s"] is None else max(1, math.ceil(limits["cpu_s"]))
@@ -66,20 +65,19 @@ def replace(argv: Sequence[str], environment: Mapping[str, str]) -> None:
 
 
 class Program:
-    """A context in which `exec` runs the program: `with Program(...) as code: exec(code)` at a module's top level."""
+    """A context in which `exec` runs the program: `with Program(...) as code: exec(code)` at a module's top level.
 
-    def __init__(self, path: str, search: str, foreign: Sequence[str]):
+    The modules of this package must be out of sys.modules by then.
+    """
+
+    def __init__(self, path: str, source: str, search: str):
         self._path = path
+        self._source = source
         self._search = search
-        self._foreign = foreign
-        """Names of modules that the program must not find loaded."""
-        self._earlier: frozenset[str] = frozenset()
         self._main = sys.modules["__main__"]
+        self._earlier = len(sys.modules)
 
     def __enter__(self) -> object:
-        for name in self._foreign:
-            sys.modules.pop(name, None)
-        self._earlier = frozenset(sys.modules)
         namespace = self._main.__dict__
         namespace.clear()
         loader = SourceFileLoader("__main__", self._path)
@@ -91,15 +89,12 @@ class Program:
         sys.orig_argv = [sys.executable, self._path]
         sys.path.insert(0, self._search)
         sys.path_importer_cache.pop(self._search, None)
-        linecache.clearcache()
         numbers = sys.modules.get("numpy.random")
         if numbers is not None:
             numbers.seed()  # the only global generator that does not reseed itself after a fork
         gc.enable()
         try:
-            with open(self._path, "rb") as file:
-                source = file.read()
-            return compile(source, self._path, "exec", dont_inherit=True)
+            return compile(self._source.encode(), self._path, "exec", dont_inherit=True)
         except BaseException as error:
             self._end(self._report(error, None), None)
 
@@ -158,13 +153,14 @@ class Program:
             with suppress(RuntimeError):
                 trace.tb_frame.clear()
             trace = trace.tb_next
-        for module in (self._main, *reversed(self._own_modules())):
+        for module in (self._main, *self._own_modules()):
             _clear(module.__dict__)
         gc.collect()
 
     def _own_modules(self) -> list[ModuleType]:
         """Those that came with the program, not with the interpreter."""
-        later = [module for name, module in list(sys.modules.items()) if name not in self._earlier]
+        # The last ones, and no look at the others: each look writes to a page that is shared with the zygote.
+        later = list(itertools.islice(reversed(sys.modules.values()), len(sys.modules) - self._earlier))
         own = (self._search + "/", os.getcwd() + "/")
         return [module for module in later if str(getattr(module, "__file__", None)).startswith(own)]
 

@@ -54,6 +54,12 @@ def receive(connection: socket.socket) -> tuple[dict, list[int]]:
     return json.loads(body), passed
 
 
+def report(last: bool, code: int | None, seconds: float) -> bytes:
+    """A stage's end, as a message. By hand: what a jail's first process does costs every job."""
+    said = "null" if code is None else code
+    return f'{{"last": {"true" if last else "false"}, "code": {said}, "seconds": {seconds:.6f}}}'.encode()
+
+
 def _send(connection: socket.socket, body: bytes, descriptors: list[int]) -> None:
     ancillary = [(socket.SOL_SOCKET, socket.SCM_RIGHTS, array.array("i", descriptors))] if descriptors else []
     connection.sendmsg([body], ancillary)

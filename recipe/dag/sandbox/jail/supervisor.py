@@ -15,10 +15,9 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from recipe.dag.sandbox.jail import files, inside, program, protocol
+from recipe.dag.sandbox.jail.inside import SCRATCH
 from recipe.dag.sandbox.jail.seccomp import Filter
 
-SCRATCH = "/tmp/tmp_sandbox"
-"""The shape of SandboxFusion's directories, but always the same: a random name would make every traceback unique."""
 _STEM = "tmp_program"
 _SUFFIXES = {"python": ".py", "bash": ".sh", "cpp": ".cpp"}
 STOP = signal.SIGTERM
@@ -42,8 +41,9 @@ class Stage:
         return process
 
 
-def finish(leader: int, started: float) -> dict[str, Any]:
-    """Wait until `leader` has ended, or until the server says stop; then end everything that is left."""
+def finish(leader: int) -> int | None:
+    """Wait until `leader` has ended, or until the server says stop; then end everything that is left. Returns the exit
+    code, negative after a signal, None when stopped."""
     status, stopped = None, False
     while status is None and not stopped:
         signalled = signal.sigwaitinfo((signal.SIGCHLD, STOP))
@@ -56,10 +56,8 @@ def finish(leader: int, started: float) -> dict[str, Any]:
             if process == leader:
                 status = ended
                 break
-    seconds = time.monotonic() - started
     _end_all()
-    code = None if stopped or status is None else os.waitstatus_to_exitcode(status)
-    return {"code": code, "seconds": seconds}
+    return None if stopped or status is None else os.waitstatus_to_exitcode(status)
 
 
 def _end_all() -> None:
@@ -75,7 +73,9 @@ def _end_all() -> None:
 
 
 class Supervisor:
-    """connection: to the server. seccomp: None in a jail that somebody else has furnished and filtered already.
+    """All signals are blocked: a handler that Python installed would let the job interrupt this process.
+
+    connection: to the server. seccomp: None in a jail that somebody else has furnished and filtered already.
 
     excess: the zygote's address space, in bytes.
     """
@@ -88,8 +88,6 @@ class Supervisor:
 
     def run(self) -> program.Program | None:
         """Take one job and see it through. Returns only in the job's own process, and only for a warm program."""
-        # None may be delivered: a handler that Python installed would let the job interrupt this process.
-        signal.pthread_sigmask(signal.SIG_BLOCK, signal.valid_signals())
         signal.signal(signal.SIGCHLD, signal.SIG_DFL)
         try:
             job, descriptors = protocol.receive(self._connection)
@@ -108,13 +106,14 @@ class Supervisor:
                 if not warm:
                     program.replace([part.replace("{}", path) for part in stage["argv"]], self._environment(job))
                 self._connection.detach()
-                return program.Program(path, directory if job["work"] else SCRATCH, self._settings["foreign"])
-            report = finish(leader, started)
-            last = report["code"] != 0 or number == len(job["stages"]) - 1
+                return program.Program(path, job["code"], directory)
+            code = finish(leader)
+            seconds = time.monotonic() - started
+            last = code != 0 or number == len(job["stages"]) - 1
             if last and result is not None:
                 with open(result, "wb") as file:
                     file.write(json.dumps(files.fetch(job["fetch"])).encode())
-            protocol.send(self._connection, {"stage": number, "last": last, **report})
+            self._connection.send(protocol.report(last, code, seconds))
             if last:
                 os._exit(0)
         raise AssertionError("a job has at least one stage")
@@ -133,13 +132,11 @@ class Supervisor:
             if self._seccomp is not None:
                 inside.grant(job["work"], job["shares"], settings["host"], settings["expose"])
             inside.settle(self._seccomp)
-            os.umask(0o022)
-            os.mkdir(SCRATCH, 0o700)
-            os.chdir("/work" if job["work"] else SCRATCH)
             path = f"{SCRATCH}/{_STEM}{_SUFFIXES[job['language']]}"
-            with open(path, "w", encoding="utf-8") as file:
-                file.write(job["code"])
-            files.write(job["files"])
+            files.write_whole(path, job["code"].encode())
+            os.chdir("/work" if job["work"] else SCRATCH)
+            if job["files"]:
+                files.write(job["files"])
         except files.BadFile as error:
             self._refuse(str(error))
         except Exception as error:

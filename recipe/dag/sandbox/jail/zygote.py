@@ -47,10 +47,11 @@ def serve(number: int) -> program.Program:
         separation.fail(control, step, error)
     # Nobody waits for jails here: the server holds a descriptor of each, and the kernel collects them.
     signal.signal(signal.SIGCHLD, signal.SIG_IGN)
+    signal.pthread_sigmask(signal.SIG_BLOCK, signal.valid_signals())
     gc.collect()
     gc.freeze()
     gc.disable()
-    protocol.send(control, {"ready": True, "modules": _modules(settings["foreign"])})
+    protocol.send(control, {"ready": True, "modules": _modules()})
     return _fork_jails(control, settings, user, group, seccomp)
 
 
@@ -90,16 +91,18 @@ def _load(settings: dict[str, Any]) -> None:
     sys.path.pop(0)
     sys.path += [path for path in settings["packages"] if path not in sys.path]
     sys.stdout.reconfigure(line_buffering=True)
-    settings["foreign"] = [name for name in sys.modules if name.partition(".")[0] == "recipe"]
     for name in settings["preload"]:
         importlib.import_module(name)
     for statement in settings["warm_up"]:
         exec(statement, {})
+    # A program must not find our modules; it may have some of the same name.
+    for name in [name for name in sys.modules if name.partition(".")[0] == "recipe"]:
+        del sys.modules[name]
 
 
-def _modules(foreign: list[str]) -> list[str]:
+def _modules() -> list[str]:
     """What a program that imports one of these names would get from here, rather than from its own files."""
-    return sorted({name.partition(".")[0] for name in sys.modules if name not in foreign})
+    return sorted({name.partition(".")[0] for name in sys.modules})
 
 
 def _address_space() -> int:
