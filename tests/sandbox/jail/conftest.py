@@ -52,7 +52,7 @@ class Box:
         """The counts when they are those wanted, or have stopped changing; whatever they are when patience ends."""
         before, deadline = None, time.monotonic() + PATIENCE_S
         while time.monotonic() < deadline:
-            self.wait(asyncio.sleep(0.05))
+            self.wait(asyncio.sleep(0.01))
             counts = self.counts()
             if counts == (wanted or before):
                 break

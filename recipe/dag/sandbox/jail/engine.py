@@ -27,6 +27,8 @@ from recipe.dag.sandbox.outcome import LANGUAGES, Execution, Outcome, SandboxErr
 
 _COMPILER_MEMORY_MB = 4096
 _LONGEST_S = 86_400.0
+_AGAIN_S = 0.1
+"""Until what dies with a zygote is dead, and known to be."""
 _SHARE = re.compile(r"[A-Za-z0-9_][A-Za-z0-9._-]{0,63}")
 
 
@@ -103,6 +105,8 @@ class JailEngine:
         }
         _check_text(job)
         for attempt in (1, 2):
+            if attempt == 2:
+                await asyncio.sleep(_AGAIN_S)
             run = Run(await self._take(kind, job), job, stdin, limits)
             self._running.add(run)
             self._jobs += 1
