@@ -76,7 +76,8 @@ def test_daemon_that_holds_stdout_does_not_delay_the_reply(box):
 
 def test_ignoring_every_signal_does_not_help(box):
     code = (
-        "import signal\nfor n in range(1, 65):\n try: signal.signal(n, signal.SIG_IGN)\n except (OSError, ValueError): pass\n"
+        "import signal\nfor n in range(1, 65):\n try: signal.signal(n, signal.SIG_IGN)\n"
+        " except (OSError, ValueError): pass\n"
         "print('deaf')\nwhile True: pass"
     )
     outcome = box.run(code, timeout_s=0.7).run
@@ -90,7 +91,10 @@ def test_stopping_itself_is_a_timeout(box):
 
 @pytest.mark.parametrize("target", ["1", "os.getppid()", "-1"])
 def test_killing_the_supervisor(box, target):
-    code = f"import os\nfor n in (15, 9, 19, 2, 1):\n try: os.kill({target}, n)\n except ProcessLookupError: pass\nprint('alive')"
+    code = (
+        f"import os\nfor n in (15, 9, 19, 2, 1):\n try: os.kill({target}, n)\n except ProcessLookupError: pass\n"
+        "print('alive')"
+    )
     outcome = box.run(code, timeout_s=3).run
     assert outcome.status == "finished"
     assert outcome.stdout == "alive\n" and outcome.return_code == 0
@@ -170,7 +174,10 @@ def test_host_files_are_not_there(box, tmp_path):
     ]
     places += [str(secret), str(box.root), __file__, "/dev/vda", "/dev/kvm", "/dev/mem", "/dev/tty", "/dev/fuse"]
     places += ["/.host/session/file", "/proc/1/root/etc/shadow", "/proc/1/cwd", "/etc/hostname", "/dev/pts/0"]
-    code = f"import os\nprint([p for p in {places!r} if os.path.exists(p)], os.listdir('/.host') if os.path.isdir('/.host') else [])"
+    code = (
+        f"import os\nprint([p for p in {places!r} if os.path.exists(p)], os.listdir('/.host') if "
+        "os.path.isdir('/.host') else [])"
+    )
     stdout = box.run(code).run.stdout
     (box.root / "session" / "file").unlink()
     (box.root / "session").rmdir()
@@ -178,12 +185,18 @@ def test_host_files_are_not_there(box, tmp_path):
 
 
 def test_users_are_the_jails_own(box):
-    code = "import os, pwd; print(os.getuid(), os.getgid(), os.getgroups(), pwd.getpwuid(os.getuid()).pw_name, os.uname()[1])"
+    code = (
+        "import os, pwd; print(os.getuid(), os.getgid(), os.getgroups(), pwd.getpwuid(os.getuid()).pw_name, "
+        "os.uname()[1])"
+    )
     assert box.run(code).run.stdout in ("61234 61234 [] sandbox sandbox\n", "61234 61234 [65534] sandbox sandbox\n")
 
 
 def test_no_rights_and_no_way_to_new_ones(box):
-    code = "print({k: v.strip() for k, v in (l.split(':', 1) for l in open('/proc/self/status')) if k[:3] in ('Cap', 'NoN', 'Sec')})"
+    code = (
+        "print({k: v.strip() for k, v in (l.split(':', 1) for l in open('/proc/self/status')) if k[:3] in "
+        "('Cap', 'NoN', 'Sec')})"
+    )
     stdout = box.run(code).run.stdout
     for name in ("CapInh", "CapPrm", "CapEff", "CapBnd", "CapAmb"):
         assert f"'{name}': '{'0' * 16}'" in stdout
@@ -202,8 +215,10 @@ def test_setuid_programs_gain_nothing(box):
 def test_system_cannot_be_written(box):
     code = TRIES + (
         "import sysconfig\nsite = sysconfig.get_path('purelib')\n"
-        "places = ['/usr/bin/x', '/usr/lib/x', '/x', '/etc/x', '/etc/passwd', '/dev/x', '/proc/sys/kernel/core_pattern',\n"
-        " '/proc/sysrq-trigger', '/proc/sys/kernel/hostname', site + '/x.pth', sys.prefix + '/x', sys.executable, '/in/x',\n"
+        "places = ['/usr/bin/x', '/usr/lib/x', '/x', '/etc/x', '/etc/passwd', '/dev/x', "
+        "'/proc/sys/kernel/core_pattern',\n"
+        " '/proc/sysrq-trigger', '/proc/sys/kernel/hostname', site + '/x.pth', sys.prefix + '/x', "
+        "sys.executable, '/in/x',\n"
         " '/work/x', '/var/x', '/usr/src/x', '/.host/x', '/.empty/x', '/.code/x']\n"
         "for p in places: attempt(p, lambda: open(p, 'a'))"
     )
@@ -255,25 +270,38 @@ def test_loopback_is_each_jobs_own(box):
 # The kernel.
 
 
+REFUSED = """
+unshare 272 97 0x10000000
+mount 165 40 b"tmpfs" b"/tmp" b"tmpfs" 0 0
+umount 166 39 b"/.host" 2
+setns 308 268 0 0
+ptrace 101 117 16 1 0 0
+process_vm_readv 310 270 1 0 0 0 0 0
+bpf 321 280 0 0 0
+keyctl 250 219 0
+perf_event_open 298 241 0 0 0 0 0
+userfaultfd 323 282 0
+chroot 161 51 b"/"
+open_by_handle_at 304 265 0 0 0
+shmget 29 194 0 4096 0o1600
+msgget 68 186 0 0o1600
+pidfd_getfd 438 438 0 0 0
+reboot 169 142 0 0 0 0
+personality 135 92 0x40000
+clone_newuser 56 220 0x10000011 0 0 0 0
+clone_newnet 56 220 0x40000011 0 0 0 0
+clone3 435 435 0 0
+io_uring_setup 425 425 1 0
+memfd_create 319 279 b"x" 0
+"""
+
+
 def test_refused_system_calls(box):
-    code = (
-        TRIES
-        + CALL
-        + (
-            "import platform\nx86 = platform.machine() == 'x86_64'\n"
-            "for name, pair, args in (\n"
-            " ('unshare', (272, 97), (0x10000000,)), ('mount', (165, 40), (b'tmpfs', b'/tmp', b'tmpfs', 0, 0)),\n"
-            " ('umount', (166, 39), (b'/.host', 2)), ('setns', (308, 268), (0, 0)), ('ptrace', (101, 117), (16, 1, 0, 0)),\n"
-            " ('process_vm_readv', (310, 270), (1, 0, 0, 0, 0, 0)), ('bpf', (321, 280), (0, 0, 0)), ('keyctl', (250, 219), (0,)),\n"
-            " ('perf_event_open', (298, 241), (0, 0, 0, 0, 0)), ('userfaultfd', (323, 282), (0,)), ('chroot', (161, 51), (b'/',)),\n"
-            " ('open_by_handle_at', (304, 265), (0, 0, 0)), ('shmget', (29, 194), (0, 4096, 0o1600)), ('msgget', (68, 186), (0, 0o1600)),\n"
-            " ('pidfd_getfd', (438, 438), (0, 0, 0)), ('reboot', (169, 142), (0, 0, 0, 0)), ('personality', (135, 92), (0x40000,)),\n"
-            " ('clone_newuser', (56, 220), (0x10000011, 0, 0, 0, 0)), ('clone_newnet', (56, 220), (0x40000011, 0, 0, 0, 0)),\n"
-            " ('clone3', (435, 435), (0, 0)), ('io_uring_setup', (425, 425), (1, 0)), ('memfd_create', (319, 279), (b'x', 0)),\n"
-            "): attempt(name, lambda: call(pair[0 if x86 else 1], *args))\n"
-            "if x86: attempt('x32', lambda: call(0x40000000 + 39))"
-        )
-    )
+    code = TRIES + CALL
+    code += f"import platform\nx86 = platform.machine() == 'x86_64'\nfor line in {REFUSED.strip().splitlines()!r}:\n"
+    code += " name, first, second, *rest = line.split()\n"
+    code += " attempt(name, lambda: call(int(first if x86 else second), *map(eval, rest)))\n"
+    code += "if x86: attempt('x32', lambda: call(0x40000000 + 39))"
     said = answers(box.run(code))
     absent = {"clone3", "io_uring_setup", "memfd_create", "x32"}
     assert {name for name, answer in said.items() if answer != ("ENOSYS" if name in absent else "EPERM")} == set()
@@ -306,7 +334,10 @@ def test_descriptors_cannot_be_passed_between_jobs(box):
         "import socket, time\ns = socket.socket(socket.AF_UNIX); s.bind('/tmp/s'); s.listen(); s.settimeout(0.6)\n"
         "try: s.accept(); print('met')\nexcept TimeoutError: print('alone')"
     )
-    join = "import socket, time\ntime.sleep(0.3)\ntry: socket.socket(socket.AF_UNIX).connect('/tmp/s'); print('met')\nexcept OSError: print('alone')"
+    join = (
+        "import socket, time\ntime.sleep(0.3)\n"
+        "try: socket.socket(socket.AF_UNIX).connect('/tmp/s'); print('met')\nexcept OSError: print('alone')"
+    )
     assert [execution.run.stdout for execution in box.many([listen, join])] == ["alone\n"] * 2
 
 

@@ -39,7 +39,10 @@ def test_files_are_there_and_come_back(box):
 
 
 def test_patterns_are_fetched_by_the_names_that_match(box):
-    code = "import os\nos.makedirs('d/e')\nfor n in ('1.csv', '2.csv', 'd/3.csv', 'd/e/4.csv', 'x.txt', 'od[d].txt'): open(n, 'w').write(n)"
+    code = (
+        "import os\nos.makedirs('d/e')\n"
+        "for n in ('1.csv', '2.csv', 'd/3.csv', 'd/e/4.csv', 'x.txt', 'od[d].txt'): open(n, 'w').write(n)"
+    )
     execution = box.run(code, fetch=["*.csv", "**/4.csv", "d/?.csv", "od[d].txt", "none*"])
     assert sorted(execution.files) == ["1.csv", "2.csv", "d/3.csv", "d/e/4.csv", "od[d].txt"]
     absolute = box.run("open('/mnt/z.csv', 'w').write('z')", fetch=["/mnt/*.csv"])
@@ -137,7 +140,8 @@ def test_shares_are_read_only_and_named(box):
         box.run("open('table.csv', 'w').write('1,2')", work=a)
         code = (
             "import os\nprint(open('/in/planner/table.csv').read(), os.listdir('/in'))\n"
-            "for act in (lambda: open('/in/planner/x', 'w'), lambda: os.remove('/in/planner/table.csv'), lambda: open('/in/y', 'w'),\n"
+            "for act in (lambda: open('/in/planner/x', 'w'), lambda: os.remove('/in/planner/table.csv'), lambda: "
+            "open('/in/y', 'w'),\n"
             "            lambda: os.chmod('/in/planner/table.csv', 0o777), lambda: os.utime('/in/planner')):\n"
             "  try: act(); print('done')\n  except OSError as e: print(e.errno == 30)"
         )
@@ -150,8 +154,10 @@ def test_other_sessions_are_out_of_sight(box):
     with directory(box, "sessions/mine") as mine, directory(box, "sessions2") as other:
         (other / "secret").write_text("hidden")
         code = (
-            "import os, glob\nprint([p for p in ('/work/../sessions2', '/.host/sessions2', '/.host/sessions') if os.path.exists(p)])\n"
-            "print([p for top in ('tmp', 'work', 'in', 'root', '.host', 'var') for p in glob.glob(f'/{top}/**/secret', recursive=True)])"
+            "import os, glob\nprint([p for p in ('/work/../sessions2', '/.host/sessions2', '/.host/sessions') if "
+            "os.path.exists(p)])\n"
+            "print([p for top in ('tmp', 'work', 'in', 'root', '.host', 'var') for p in "
+            "glob.glob(f'/{top}/**/secret', recursive=True)])"
         )
         assert box.run(code, work=mine).run.stdout == "[]\n[]\n"
 

@@ -18,7 +18,6 @@ import pytest
 
 from recipe.dag.sandbox import survivors
 from recipe.dag.sandbox.engines import choose
-from recipe.dag.sandbox.jail.handle import Jail
 from recipe.dag.sandbox.jail.warm import WarmEngine
 from recipe.dag.sandbox.outcome import SandboxError
 
@@ -173,7 +172,8 @@ async def main():
     task = asyncio.create_task(engine.execute(
         "import os, time\\nif os.fork() == 0: os.setsid()\\ntime.sleep(600)", timeout_s=600))
     await asyncio.sleep(1)
-    print((await engine.execute("import os; print(os.getuid(), open('/proc/self/status').read().count('CapEff:\\t0000000000000000'))")).run.stdout, flush=True)
+    code = "import os; print(os.getuid(), open('/proc/self/status').read().count('CapEff:\\t0000000000000000'))"
+    print((await engine.execute(code)).run.stdout, flush=True)
     await task
 asyncio.run(main())
 """

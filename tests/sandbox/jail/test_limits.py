@@ -70,14 +70,18 @@ def test_memory_that_processes_share_counts_once(box):
 @pytest.mark.parametrize("place", ["/tmp", ".", "/dev/shm", "/mnt", "/var/tmp"])
 def test_disk_is_one_budget(box, place):
     code = (
-        f"import errno, os\nn = 0\ntry:\n for n in range(100):\n  with open(f'{place}/{{n}}', 'wb') as f: f.write(bytes(8 << 20))\n"
+        "import errno, os\nn = 0\ntry:\n for n in range(100):\n"
+        f"  with open(f'{place}/{{n}}', 'wb') as f: f.write(bytes(8 << 20))\n"
         "except OSError as e: print(n, errno.errorcode[e.errno])"
     )
     assert box.run(code, timeout_s=40, limits=Limits(memory_mb=0)).run.stdout in ("31 ENOSPC\n", "32 ENOSPC\n")
 
 
 def test_inodes_are_capped(warm):
-    code = "import errno\nn = 0\ntry:\n for n in range(100_000): open(str(n), 'w').close()\nexcept OSError as e: print(errno.errorcode[e.errno])"
+    code = (
+        "import errno\nn = 0\ntry:\n for n in range(100_000): open(str(n), 'w').close()\n"
+        "except OSError as e: print(errno.errorcode[e.errno])"
+    )
     assert warm.run(code, timeout_s=40).run.stdout == "ENOSPC\n"
 
 
@@ -98,14 +102,18 @@ def test_open_files_and_cores(box):
 def test_limits_cannot_be_raised(box):
     code = (
         "import resource as r\nfor n in (r.RLIMIT_NOFILE, r.RLIMIT_NPROC, r.RLIMIT_AS, r.RLIMIT_FSIZE, r.RLIMIT_CPU):\n"
-        " try: r.setrlimit(n, (r.getrlimit(n)[1] + 1,) * 2); print('raised')\n except (ValueError, OSError): print('kept')"
+        " try: r.setrlimit(n, (r.getrlimit(n)[1] + 1,) * 2); print('raised')\n"
+        " except (ValueError, OSError): print('kept')"
     )
     assert box.run(code).run.stdout == "kept\n" * 5
 
 
 @pytest.mark.parametrize("stream", ["stdout", "stderr"])
 def test_flood_neither_hangs_nor_is_kept_whole(box, stream):
-    code = f"import sys\nfor _ in range(50): sys.{stream}.write('x' * 100_000)\nsys.{stream}.flush(); open('end', 'w').write('end')"
+    code = (
+        f"import sys\nfor _ in range(50): sys.{stream}.write('x' * 100_000)\n"
+        f"sys.{stream}.flush(); open('end', 'w').write('end')"
+    )
     execution = box.run(code, limits=Limits(output_bytes=10_000), fetch=["end"], timeout_s=30)
     assert execution.run.return_code == 0 and list(execution.files) == ["end"]
     assert getattr(execution.run, stream) == "x" * 10_000

@@ -32,8 +32,12 @@ SAME = {
     "keyboard interrupt": "raise KeyboardInterrupt",
     "atexit": "import atexit\natexit.register(print, 'bye')\nprint('hi')",
     "atexit after error": "import atexit\natexit.register(print, 'bye')\n1 / 0",
-    "thread outlives main": "import threading, time\nthreading.Thread(target=lambda: (time.sleep(0.1), print('late'))).start()",
-    "thread error": "import threading\nt = threading.Thread(target=lambda: 1 / 0, name='t'); t.start(); t.join(); print('on')",
+    "thread outlives main": (
+        "import threading, time\nthreading.Thread(target=lambda: (time.sleep(0.1), print('late'))).start()"
+    ),
+    "thread error": (
+        "import threading\nt = threading.Thread(target=lambda: 1 / 0, name='t'); t.start(); t.join(); print('on')"
+    ),
     "finalizer": "class A:\n    def __del__(self): print('gone')\na = A()",
     "finalizer of a cycle": "class A:\n    def __del__(self): print('gone')\na = A(); a.me = a",
     "unclosed file": "f = open('x', 'w'); f.write('kept')\nimport atexit\nprint('end')",
@@ -51,13 +55,23 @@ SAME = {
     "print to stderr": "import sys\nprint('e', file=sys.stderr)\nprint('o')",
     "closed stdout": "import sys\nprint('x', flush=True)\nsys.stdout.close()",
     "bytes": "import sys\nsys.stdout.buffer.write(b'a\\x00b')",
-    "signals": "import signal\nprint([str(signal.getsignal(n)) for n in (2, 13, 15, 17, 25)], signal.pthread_sigmask(0, []))",
-    "threads": "import threading\nprint(threading.main_thread() is threading.current_thread(), threading.active_count())",
+    "signals": (
+        "import signal\nprint([str(signal.getsignal(n)) for n in (2, 13, 15, 17, 25)], signal.pthread_sigmask(0, []))"
+    ),
+    "threads": (
+        "import threading\nprint(threading.main_thread() is threading.current_thread(), threading.active_count())"
+    ),
     "recursion": "def f(): f()\ntry:\n    f()\nexcept RecursionError as e:\n    print(e)",
-    "streams": "import sys\nprint([(s.name, s.mode, s.encoding, s.errors, s.seekable()) for s in (sys.stdin, sys.stdout, sys.stderr)])",
+    "streams": (
+        "import sys\nprint([(s.name, s.mode, s.encoding, s.errors, s.seekable()) for s in (sys.stdin, "
+        "sys.stdout, sys.stderr)])"
+    ),
     "gc": "import gc\nprint(gc.isenabled(), gc.get_threshold())",
     "asyncio": "import asyncio\nasync def main():\n    await asyncio.sleep(0)\n    print('ran')\nasyncio.run(main())",
-    "subprocess": "import subprocess, sys\nprint(subprocess.run([sys.executable, '-c', 'print(6*7)'], capture_output=True).stdout)",
+    "subprocess": (
+        "import subprocess, sys\nprint(subprocess.run([sys.executable, '-c', 'print(6*7)'], "
+        "capture_output=True).stdout)"
+    ),
     "environment": "import os, tempfile\nprint(os.environ['HOME'], tempfile.gettempdir(), os.getcwd())",
     "umask": "import os\nprint(oct(os.umask(0)))",
     "unclosed file at error": "def f():\n    g = open('y', 'w'); g.write('kept'); 1 / 0\nf()",
@@ -92,7 +106,8 @@ def test_traceback_is_the_same_every_time(box):
 
 def test_no_frame_of_the_zygote_is_in_reach(warm):
     code = (
-        "import sys, gc\nframe, seen = sys._getframe(), []\nwhile frame: seen.append(frame.f_globals is globals()); frame = frame.f_back\n"
+        "import sys, gc\nframe, seen = sys._getframe(), []\n"
+        "while frame: seen.append(frame.f_globals is globals()); frame = frame.f_back\n"
         "print(seen, [m for m in sys.modules if m.startswith('recipe')], 'zygote' in str(sys.path))"
     )
     assert warm.run(code).run.stdout == "[True, True] [] False\n"
@@ -102,7 +117,8 @@ def test_no_frame_of_the_zygote_is_in_reach(warm):
 def test_multiprocessing(box, method):
     code = (
         "import multiprocessing as mp\ndef square(x): return x * x\n"
-        f"if __name__ == '__main__':\n  with mp.get_context('{method}').Pool(2) as pool: print(pool.map(square, range(4)))\n"
+        f"if __name__ == '__main__':\n  with mp.get_context('{method}').Pool(2) as pool: print(pool.map(square, "
+        "range(4)))\n"
     )
     assert box.run(code, timeout_s=30).run.stdout == "[0, 1, 4, 9]\n"
 
@@ -128,7 +144,10 @@ def test_legacy_generator_of_numpy_is_seeded_per_job(warm):
 
 
 def test_more_threads_for_blas_get_a_fresh_interpreter(warm):
-    code = "import os, sys; os.environ['OPENBLAS_NUM_THREADS'] = '2'; print('numpy' in sys.modules); import numpy; print('ok')"
+    code = (
+        "import os, sys; os.environ['OPENBLAS_NUM_THREADS'] = '2'; print('numpy' in sys.modules); import numpy; "
+        "print('ok')"
+    )
     assert warm.run(code, timeout_s=30).run.stdout == "False\nok\n"
 
 

@@ -20,6 +20,7 @@ from typing import Any
 from recipe.dag.sandbox.jail import exposure, routing
 from recipe.dag.sandbox.jail.handle import Jail
 from recipe.dag.sandbox.jail.inside import SCRATCH
+from recipe.dag.sandbox.jail.probe import refuse_unknown
 from recipe.dag.sandbox.jail.rootfs import USER
 from recipe.dag.sandbox.jail.run import WATCH_S, JailDied, Run
 from recipe.dag.sandbox.limits import Limits
@@ -126,6 +127,7 @@ class JailEngine:
 
     def _settings(self) -> dict[str, Any]:
         """What every jail is told. Raises Unavailable."""
+        refuse_unknown()
         try:
             expose = exposure.interpreter()
         except ValueError as error:

@@ -30,9 +30,7 @@ class Nursery:
     on_modules: told the names of the modules that a new zygote has loaded.
     """
 
-    def __init__(
-        self, settings: Mapping[str, Any], ahead: int, on_modules: Callable[[list[str]], None], *, life: int
-    ):
+    def __init__(self, settings: Mapping[str, Any], ahead: int, on_modules: Callable[[list[str]], None], *, life: int):
         self._settings = settings
         self._ahead = ahead
         self._life = life

@@ -3,8 +3,12 @@
 from __future__ import annotations
 
 import errno
+import re
 from contextlib import suppress
 from pathlib import Path
+
+from recipe.dag.sandbox.jail import syscalls
+from recipe.dag.sandbox.outcome import Unavailable
 
 _SYSCTLS = (
     ("/proc/sys/kernel/unprivileged_userns_clone", "0", "sysctl -w kernel.unprivileged_userns_clone=1"),
@@ -20,6 +24,16 @@ _CONTAINER = (
     "a container's default seccomp profile and masked /proc forbid it: start the container with"
     " --security-opt seccomp=unconfined --security-opt systempaths=unconfined"
 )
+
+
+def refuse_unknown() -> None:
+    """Raises Unavailable for a machine on which there is no need to try."""
+    if not syscalls.supported():
+        raise Unavailable(f"full isolation knows the system calls of x86_64 and aarch64, not of {syscalls.MACHINE}")
+    version = re.match(r"(\d+)\.(\d+)", syscalls.RELEASE)
+    # Before, the limit on processes counted all of a user's, and mounts could not be made read-only as a tree.
+    if version is None or (int(version[1]), int(version[2])) < (5, 14):
+        raise Unavailable(f"full isolation needs Linux 5.14 or newer; this is {syscalls.RELEASE}")
 
 
 def explain(step: str, why: str, number: int | None) -> str:

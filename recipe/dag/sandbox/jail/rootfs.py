@@ -120,5 +120,3 @@ def _open(path: str) -> int:
 
 def _bind(source: int, target: str) -> None:
     syscalls.mount(f"/proc/self/fd/{source}", target, None, syscalls.MS_BIND | syscalls.MS_REC)
-
-

@@ -33,10 +33,11 @@ _NUMBERS = {
 _CLOSE_RANGE, _MOUNT_SETATTR = 436, 442
 _LANDLOCK_CREATE_RULESET, _LANDLOCK_ADD_RULE, _LANDLOCK_RESTRICT_SELF = 444, 445, 446
 
-MACHINE = os.uname().machine
+MACHINE, RELEASE = os.uname().machine, os.uname().release
 
 
 def supported() -> bool:
+    """Whether this file and the filter know this architecture."""
     return MACHINE in _NUMBERS
 
 

@@ -20,6 +20,8 @@ from recipe.dag.sandbox.jail import inside, program, protocol, rootfs, separatio
 from recipe.dag.sandbox.jail.seccomp import Filter
 
 _JAIL_CONNECTION = 3
+
+
 def serve(number: int) -> program.Program:
     """Fork jails until the server hangs up. Returns in a job's process only.
 
