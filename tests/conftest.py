@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import asyncio
 import os
+import tempfile
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -27,6 +29,42 @@ nodes:
   - {node_id: solve, node_type: MODEL_INFERENCE, node_role: ROLLOUT, agent: solver}
   - {node_id: reward, node_type: COMPUTE, node_role: REWARD, dependencies: [solve], executable_ref: score.py:score}
 """
+
+
+@pytest.fixture(scope="session")
+def missing_for_full_isolation() -> str:
+    """Why the sandbox cannot isolate fully on this machine; "" where it can."""
+    from recipe.dag.sandbox.engines import choose
+    from recipe.dag.sandbox.outcome import Unavailable
+
+    async def attempt(root: str) -> None:
+        engine = choose("full", False, root=Path(root))
+        try:
+            await engine.start()
+        finally:
+            await engine.close()
+
+    with tempfile.TemporaryDirectory() as root:
+        try:
+            asyncio.run(attempt(root))
+        except Unavailable as error:
+            return str(error)
+    return ""
+
+
+@pytest.fixture(scope="session")
+def full_isolation(missing_for_full_isolation) -> None:
+    """For tests of what only full isolation does."""
+    if missing_for_full_isolation:
+        pytest.skip(f"full isolation: {missing_for_full_isolation}")
+
+
+@pytest.fixture(scope="session")
+def sandbox_level(missing_for_full_isolation) -> dict:
+    """LocalSandbox's keyword arguments for the best isolation that this machine has."""
+    if missing_for_full_isolation:
+        return {"isolation": "rlimits", "accept_unsandboxed": True}
+    return {"isolation": "full"}
 
 
 @pytest.fixture(scope="session")

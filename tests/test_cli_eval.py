@@ -221,7 +221,7 @@ def test_a_problem_file_without_the_column_is_refused(tmp_path):
         load_samples(str(tmp_path / "p.jsonl"), what="data.val_files")
 
 
-def test_doctor_finds_this_machine_fit(monkeypatch):
+def test_doctor_finds_this_machine_fit(monkeypatch, full_isolation):
     lines: list[str] = []
     monkeypatch.setattr(doctor, "MIN_MEMORY_GIB", 0)
     monkeypatch.setattr(doctor, "MIN_DISK_GIB", 0)

@@ -12,6 +12,7 @@ import threading
 import time
 from collections.abc import Iterator
 from pathlib import Path
+from types import SimpleNamespace
 
 import httpx
 import pytest
@@ -24,21 +25,21 @@ pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
 
 
 @pytest.fixture(scope="module")
-def material(tmp_path_factory) -> Path:
-    """A barely warm tiny model and a few problems."""
+def material(tmp_path_factory, sandbox_level) -> SimpleNamespace:
+    """A barely warm tiny model, a few problems, and `.options`, which name the sandbox that this machine can run."""
     folder = tmp_path_factory.mktemp("material")
     data = ["preprocess/arithmetic.py", "--local_dir", f"{folder}/data", "--train_size", "24", "--test_size", "8"]
     model = ["-m", "recipe.retool_ma.tiny.build", "--workflow", "workflows/workflow_retool_ma.yaml"]
     model += ["--output", f"{folder}/model", "--steps", "150", "--problems", "300"]
     for command in (data, model):
         subprocess.run([sys.executable, *command], cwd=ROOT, env=environment(), check=True, timeout=300)
-    return folder
+    return SimpleNamespace(folder=folder, options=[f"sandbox.{key}={value}" for key, value in sandbox_level.items()])
 
 
 @pytest.fixture(scope="module")
 def whole(material) -> Path:
     """A run of three steps in which nothing went wrong."""
-    out = material / "whole"
+    out = material.folder / "whole"
     finish(start(material, out), out)
     return out
 
@@ -48,21 +49,23 @@ def environment(**more: str) -> dict[str, str]:
 
 
 def start(
-    material: Path, out: Path, *overrides: str, workflow: Path | str = "workflow_retool_ma.yaml"
+    material: SimpleNamespace, out: Path, *overrides: str, workflow: Path | str = "workflow_retool_ma.yaml"
 ) -> subprocess.Popen:
+    data = material.folder / "data"
     command = [
         *(sys.executable, "-m", "recipe.dag.main", "--config-path", "recipe/retool_ma/config"),
         *("--config-name", "tiny_cpu", f"workflow={ROOT / 'workflows' / workflow}", f"output_dir={out}"),
-        *(f"data.train_files={material}/data/train.parquet", f"data.val_files={material}/data/test.parquet"),
+        *(f"data.train_files={data}/train.parquet", f"data.val_files={data}/test.parquet"),
         *("data.train_batch_size=4", "actor_rollout_ref.rollout.n=4", "trainer.total_training_steps=3"),
-        *("trainer.save_freq=1", "trainer.test_freq=3", "trainer.logger=[console,tensorboard,file]", *overrides),
+        *("trainer.save_freq=1", "trainer.test_freq=3", "trainer.logger=[console,tensorboard,file]"),
+        *(*material.options, *overrides),
     ]
     out.mkdir(parents=True, exist_ok=True)
     log = (out.parent / f"{out.name}.log").open("a")
     return subprocess.Popen(
         command,
         cwd=ROOT,
-        env=environment(MODEL_PATH=f"{material}/model"),
+        env=environment(MODEL_PATH=f"{material.folder}/model"),
         stdout=log,
         stderr=subprocess.STDOUT,
         start_new_session=True,
@@ -99,7 +102,7 @@ def sandbox_of(parent: int) -> int | None:
     for folder in Path("/proc").glob("[0-9]*"):
         try:
             its = int((folder / "stat").read_text().rpartition(")")[2].split()[1])
-            if its == parent and b"recipe.dag.sandbox" in (folder / "cmdline").read_bytes():
+            if its == parent and b"recipe.dag.sandbox.embedded" in (folder / "cmdline").read_bytes():
                 return int(folder.name)
         except OSError:
             continue
@@ -194,8 +197,8 @@ class Bad:
 
 
 @pytest.fixture
-def sandbox() -> Iterator[LocalSandbox]:
-    local = LocalSandbox()
+def sandbox(sandbox_level) -> Iterator[LocalSandbox]:
+    local = LocalSandbox(**sandbox_level)
     asyncio.run(local.start())
     yield local
     local.close()

@@ -25,6 +25,11 @@ READMES = sorted(
 TINY = "tests/test_shipped.py::test_script_parses"
 REFUSAL = "tests/test_shipped.py::test_gpu_script_without_a_gpu_points_to_the_tiny_run"
 INSTALL = "tests/test_readme.py::test_what_the_gpu_installation_names_exists"
+SERVES = "tests/sandbox/test_sandbox_serve.py::test_a_unix_socket_of_this_user_only"
+TOKEN = "tests/sandbox/test_sandbox_serve.py::test_a_token_opens_other_addresses"
+REQUESTS = "tests/sandbox/test_sandbox_readme.py::test_requests_run"
+BENCH = "tests/examples/test_examples_sandbox.py::test_the_benchmark_measures_every_workload"
+SOAK = "tests/examples/test_examples_sandbox.py::test_mixed_jobs_are_answered_right_and_nothing_grows"
 EXPLAINED = {
     "bash recipe/retool_ma/run_tiny_cpu.sh": ("takes minutes and installs", TINY),
     "SEED=1 bash recipe/retool_ma/run_tiny_cpu.sh": ("takes minutes and installs", TINY),
@@ -51,6 +56,14 @@ EXPLAINED = {
         "needs a GPU",
         REFUSAL,
     ),
+    "verl-dag sandbox serve": ("serves until it is stopped", SERVES),
+    "verl-dag sandbox serve --socket /run/user/1000/sandbox.sock": ("serves until it is stopped", SERVES),
+    "verl-dag sandbox serve --host 0.0.0.0 --token-file token --max-concurrent 32 --memory-mb 2048": (
+        "serves until it is stopped",
+        TOKEN,
+    ),
+    "python examples/bench_sandbox.py --quick": ("takes half a minute", BENCH),
+    "python examples/soak_sandbox.py": ("takes minutes", SOAK),
 }
 MADE_BY_A_RUN = ("data/", "outputs/", "model/", "tensorboard/", "checkpoints/")
 
@@ -72,6 +85,9 @@ def joined(block: str) -> list[str]:
 
 def runs_here(command: str) -> bool:
     return command.startswith(("verl-dag ", "python preprocess/")) and command not in EXPLAINED
+
+
+EXPLAINED |= {command: ("needs a server that runs", REQUESTS) for command in commands() if "localhost:8080" in command}
 
 
 @pytest.fixture

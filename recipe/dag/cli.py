@@ -153,6 +153,64 @@ def doctor() -> None:
         raise typer.Exit(1)
 
 
+sandbox = typer.Typer(help="The sandbox that runs the agents' programs, on its own.", no_args_is_help=True)
+app.add_typer(sandbox, name="sandbox")
+
+
+class Isolation(StrEnum):
+    full = "full"
+    rlimits = "rlimits"
+
+
+class EngineName(StrEnum):
+    auto = "auto"
+    warm = "warm"
+    bwrap = "bwrap"
+    rlimits = "rlimits"
+
+
+@sandbox.command()
+def serve(
+    host: Annotated[str, typer.Option(help="Address; any but loopback needs --token-file.")] = "127.0.0.1",
+    port: Annotated[int, typer.Option(min=0, max=65535, help="0 picks a free one.")] = 8080,
+    socket: Annotated[Path | None, typer.Option(help="A UNIX socket to listen on instead.")] = None,
+    token_file: Annotated[Path | None, typer.Option(help="Its first line is the token to ask for.")] = None,
+    isolation: Annotated[Isolation, typer.Option(help="What must stand between programs and this machine.")] = "full",
+    accept_unsandboxed: Annotated[
+        bool, typer.Option("--i-accept-unsandboxed", help="With --isolation=rlimits: programs run as this user.")
+    ] = False,
+    engine: Annotated[EngineName, typer.Option(help="What runs the programs.")] = "auto",
+    max_concurrent: Annotated[int, typer.Option(help="Programs at once; 0: four per core, at least 8.")] = 0,
+    max_queue: Annotated[int, typer.Option(help="Programs that may wait.")] = 1024,
+    memory_mb: Annotated[int, typer.Option(help="Of a program whose request names no limit.")] = 1024,
+    max_memory_mb: Annotated[int, typer.Option(help="The most that a request may name.")] = 8192,
+    max_sessions: Annotated[int, typer.Option(help="Sessions at once.")] = 1024,
+    sessions_mb: Annotated[int, typer.Option(help="All sessions' files together.")] = 8192,
+    grace_s: Annotated[float, typer.Option(help="Seconds that running programs get to end after SIGTERM.")] = 5.0,
+    quiet: Annotated[bool, typer.Option("--quiet", help="Log warnings only, not every request.")] = False,
+) -> None:
+    """Serve SandboxFusion's API until SIGTERM or Ctrl-C. The log goes to stderr, one JSON object per line."""
+    from recipe.dag.sandbox import command
+
+    command.serve(
+        token_file,
+        host=host,
+        port=port,
+        socket=str(socket) if socket is not None else None,
+        isolation=str(isolation),
+        accept_unsandboxed=accept_unsandboxed,
+        engine=str(engine),
+        max_concurrent=max_concurrent,
+        max_queue=max_queue,
+        memory_mb=memory_mb,
+        max_memory_mb=max_memory_mb,
+        max_sessions=max_sessions,
+        sessions_mb=sessions_mb,
+        grace_s=grace_s,
+        log_level="warning" if quiet else "info",
+    )
+
+
 def _count(number: int, noun: str, plural: str = "") -> str:
     return f"{number} {noun if number == 1 else plural or noun + 's'}"
 

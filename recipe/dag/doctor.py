@@ -137,24 +137,12 @@ def check_plugin() -> str:
 
 
 def check_sandbox() -> str:
-    from recipe.dag.sandbox.launch import LocalSandbox
-    from recipe.dag.tools.sandbox_client import SandboxClient
+    from recipe.dag.sandbox import selftest
 
-    async def trial() -> str:
-        sandbox = LocalSandbox(max_concurrent=1)
-        client = None
-        try:
-            client = SandboxClient(await sandbox.start(), token=sandbox.token, retries=0)
-            result = await client.run_code("print(1+1)")
-        finally:
-            if client is not None:
-                await client.close()
-            await sandbox.stop()
-        if result.status != "success" or result.stdout.strip() != "2":
-            raise Unfit(f"print(1+1) ended in {result.status}: {result.stdout!r} {result.stderr!r}")
-        return f"print(1+1) printed 2 in {result.seconds:.2f} s (rlimits only, no security boundary)"
-
-    return asyncio.run(trial())
+    report = asyncio.run(selftest.run())
+    if report.problems:
+        raise Unfit("; ".join(report.problems))
+    return report.summary
 
 
 def check_grader() -> str:

@@ -19,6 +19,7 @@ from recipe.dag.sandbox.workspace import SandboxError
 
 
 def run(root: Path, code: str, **options) -> Execution:
+    root.mkdir(exist_ok=True)
     execution = asyncio.run(Executor(root).execute(code, **options))
     assert list(root.iterdir()) == []
     assert list(survivors.anywhere(root)) == []
@@ -85,6 +86,18 @@ def test_fetch_takes_regular_files_only(tmp_path):
     assert execution.files == {"made.txt": encoded("made")}
 
 
+def test_fetch_takes_patterns_but_never_leaves_the_directory(tmp_path):
+    (tmp_path / "outside.csv").write_text("secret")
+    code = "import os\nos.makedirs('d/e')\nfor n in ('a.csv', 'd/b.csv', 'd/e/c.csv', '[x].csv'): open(n, 'w').write(n)"
+    execution = run(tmp_path / "in", code, fetch=["*.csv", "d/?.csv", "[x].csv", "../*.csv", "*.none", "d/**/*.csv"])
+    assert execution.files == {name: encoded(name) for name in ("a.csv", "d/b.csv", "d/e/c.csv", "[x].csv")}
+
+
+def test_files_named_to_be_ignored_are(tmp_path):
+    files = {"IGNORE_THIS_FILE.txt": encoded("x"), "kept": encoded("y")}
+    assert run(tmp_path, "import os; print(sorted(os.listdir()))", files=files).run.stdout == "['kept', 'main.py']\n"
+
+
 def test_environment_is_scrubbed(tmp_path, monkeypatch):
     monkeypatch.setenv("WANDB_API_KEY", "secret-value")
     stdout = run(tmp_path, "import os; print(dict(os.environ))").run.stdout
@@ -103,8 +116,15 @@ def test_flood_neither_hangs_nor_is_kept_whole(tmp_path):
     assert outcome.stdout == outcome.stderr == "x" * 10_000
 
 
-def test_bad_bytes_do_not_hide_the_rest(tmp_path):
-    assert run(tmp_path, "import sys; sys.stdout.buffer.write(b'a\\xff\\x00b')").run.stdout == "a\ufffd\0b"
+def test_bytes_that_are_no_text_make_the_stream_one_message(tmp_path):
+    outcome = run(tmp_path, "import sys; sys.stdout.buffer.write(b'a\\xff\\x00b'); print('\\0', file=sys.stderr)").run
+    assert outcome.stdout == "[DecodeError] 'utf-8' codec can't decode byte 0xff in position 1: invalid start byte"
+    assert outcome.stderr == "\0\n"
+
+
+def test_a_character_cut_at_the_limit_is_left_out(tmp_path):
+    outcome = run(tmp_path, "print('a' + 'é' * 100)", limits=Limits(output_bytes=10)).run
+    assert outcome.stdout == "aéééé"
 
 
 def test_memory_limit(tmp_path):

@@ -255,9 +255,9 @@ def test_recovery_that_fails_ends_in_the_fault_itself():
         asyncio.run(client.run_code("x"))
 
 
-def test_local_server_killed_in_the_middle_is_restarted_and_every_call_succeeds():
+def test_local_server_killed_in_the_middle_is_restarted_and_every_call_succeeds(sandbox_level):
     async def scenario() -> tuple[list, int]:
-        local = LocalSandbox(max_concurrent=4)
+        local = LocalSandbox(max_concurrent=4, **sandbox_level)
         client = SandboxClient(await local.start(), max_concurrent=32, token=local.token, on_unreachable=local.ensure)
         try:
             calls = [
@@ -265,7 +265,7 @@ def test_local_server_killed_in_the_middle_is_restarted_and_every_call_succeeds(
             ]
             while not any(call.done() for call in calls):
                 await asyncio.sleep(0.01)
-            os.kill(local._process.pid, signal.SIGKILL)
+            os.kill(local.pid, signal.SIGKILL)
             return await asyncio.gather(*calls), local.restarts
         finally:
             await client.close()
@@ -277,8 +277,8 @@ def test_local_server_killed_in_the_middle_is_restarted_and_every_call_succeeds(
     assert max(result.attempts for result in results) > 1
 
 
-def test_one_client_serves_several_event_loops_in_turn():
-    local = LocalSandbox()
+def test_one_client_serves_several_event_loops_in_turn(sandbox_level):
+    local = LocalSandbox(**sandbox_level)
     try:
         client = SandboxClient(asyncio.run(local.start()), token=local.token, on_unreachable=local.ensure)
 
@@ -317,9 +317,9 @@ def test_check_wants_a_sandbox_and_not_just_a_server():
         asyncio.run(scenario())
 
 
-def test_check_accepts_a_real_one_and_notices_a_wrong_token():
+def test_check_accepts_a_real_one_and_notices_a_wrong_token(sandbox_level):
     async def scenario() -> None:
-        local = LocalSandbox()
+        local = LocalSandbox(**sandbox_level)
         try:
             await check_sandbox(await local.start() + "/run_code", token=local.token)
             with pytest.raises(UserError, match="HTTP 401"):

@@ -17,43 +17,20 @@ import sys
 import time
 from collections.abc import Coroutine, Iterable, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, field
 from pathlib import Path
 
 from recipe.dag.sandbox import survivors, workspace
 from recipe.dag.sandbox.limits import Limits
+from recipe.dag.sandbox.outcome import LANGUAGES, Execution, Outcome, SandboxError
 from recipe.dag.sandbox.process import Drain, spawn
-from recipe.dag.sandbox.workspace import SandboxError
 
 logger = logging.getLogger(__name__)
 
-LANGUAGES = ("python", "bash", "cpp")
 _SOURCES = {"python": "main.py", "bash": "main.sh", "cpp": "main.cpp"}
 _COMPILER_MEMORY_MB = 4096
 _WATCH_S = 0.1
 _KILL_S = 10.0
 _PASSED_ON = ("LD_LIBRARY_PATH", "TZ")
-
-
-@dataclass(frozen=True)
-class Outcome:
-    """One process, run to its end. `return_code` is negative after a signal and None after a time-out."""
-
-    status: str
-    """finished | timeout"""
-    return_code: int | None
-    stdout: str
-    stderr: str
-    seconds: float
-
-
-@dataclass(frozen=True)
-class Execution:
-    """`compile` is None for languages without a compiler, `run` when compiling failed. `files`: base64 by name."""
-
-    run: Outcome | None
-    compile: Outcome | None = None
-    files: dict[str, str] = field(default_factory=dict)
 
 
 class Executor:
@@ -62,13 +39,23 @@ class Executor:
     exclusive: this process runs nothing but jobs, so any other child of it is a job's runaway and is ended.
     """
 
-    isolation = "rlimits"
+    name = isolation = "rlimits"
+    owner: int | None = None
 
     def __init__(self, root: Path, *, exclusive: bool = False):
         self._root = root
         self._exclusive = exclusive
         self._running: dict[Path, int | None] = {}
         survivors.become_subreaper()
+
+    async def start(self) -> None:
+        """Nothing to prepare."""
+
+    async def close(self) -> None:
+        """Nothing to end: a job ends with its `execute`."""
+
+    def status(self) -> dict[str, object]:
+        return {"engine": self.name, "isolation": self.isolation, "running": len(self._running)}
 
     async def execute(
         self,
@@ -81,11 +68,18 @@ class Executor:
         *,
         compile_timeout_s: float = 10.0,
         fetch: Iterable[str] = (),
+        work: Path | None = None,
+        shares: Mapping[str, Path] | None = None,
     ) -> Execution:
-        """Run `code` with `files` (base64 by relative name) around it. Raises SandboxError when it cannot be set up."""
+        """Run `code` with `files` (base64 by relative name) around it. Raises SandboxError when it cannot be set up.
+
+        work: a directory that lasts, to run in, for one job at a time. `shares` need an engine that can mount.
+        """
         if language not in LANGUAGES:
             raise SandboxError(f"language {language!r} is not one of {', '.join(LANGUAGES)}")
-        directory = workspace.create(self._root)
+        if shares:
+            raise SandboxError("sharing one session's files with another needs --isolation=full")
+        directory = work or workspace.create(self._root)
         self._running[directory] = None
         try:
             source = directory / _SOURCES[language]
@@ -103,7 +97,11 @@ class Executor:
             return Execution(run, compiled, workspace.fetch_files(directory, fetch))
         finally:
             del self._running[directory]
-            await asyncio.shield(asyncio.to_thread(workspace.remove, directory))
+            if work is None:
+                await asyncio.shield(asyncio.to_thread(workspace.remove, directory))
+            else:
+                for name in (_SOURCES[language], "main.out"):
+                    (work / name).unlink(missing_ok=True)
 
     async def _run(
         self, argv: Sequence[str], directory: Path, timeout_s: float, stdin: str | None, limits: Limits

@@ -18,13 +18,19 @@ import sys
 import tempfile
 import threading
 import urllib.request
+from contextlib import suppress
 from pathlib import Path
 
 from recipe.dag.errors import SandboxFault, UserError
 from recipe.dag.sandbox import survivors, workspace
+from recipe.dag.sandbox.fair_queue import default_slots
 
 logger = logging.getLogger(__name__)
 
+_GO_ON = (
+    "; to go on without a security boundary, where the agents' code runs as you with limits only, set "
+    "sandbox.isolation=rlimits sandbox.accept_unsandboxed=true"
+)
 _START_TIMEOUT_S = 60.0
 _PING_TIMEOUT_S = 5.0
 _STOP_TIMEOUT_S = 10.0
@@ -33,19 +39,44 @@ _STOP_TIMEOUT_S = 10.0
 class LocalSandbox:
     """`url` and `token` are what a SandboxClient needs, and `ensure` is its `on_unreachable`.
 
-    max_concurrent: programs at once; the number of cores when None. A client should not send more than that at a time:
+    max_concurrent: programs at once; the server's default when None. A client should not send more than that at a time:
     what waits at the client waits as long as it must, what waits at the server is sent away after half a minute.
+    isolation, accept_unsandboxed, engine: what to ask for; `isolation` and `engine` then say what runs.
     """
 
-    def __init__(self, max_concurrent: int | None = None):
-        self.max_concurrent = max_concurrent or len(os.sched_getaffinity(0))
+    def __init__(
+        self,
+        max_concurrent: int | None = None,
+        *,
+        isolation: str = "full",
+        accept_unsandboxed: bool = False,
+        engine: str = "auto",
+    ):
+        self.max_concurrent = max_concurrent or default_slots()
+        self._asked = {"isolation": isolation, "accept_unsandboxed": accept_unsandboxed, "engine": engine}
         self.token = secrets.token_urlsafe(24)
         self.restarts = 0
         self.url = ""
+        self.isolation = ""
+        self.engine = ""
         self._port = 0
         self._process: subprocess.Popen[bytes] | None = None
         self._root: Path | None = None
         self._lock = threading.Lock()
+
+    @property
+    def pid(self) -> int:
+        """The server's process. Raises ValueError when there is none."""
+        if self._process is None:
+            raise ValueError("the local sandbox does not run")
+        return self._process.pid
+
+    @property
+    def root(self) -> Path:
+        """Where it keeps its jobs' files. Raises ValueError when it does not run."""
+        if self._root is None:
+            raise ValueError("the local sandbox does not run")
+        return self._root
 
     async def start(self) -> str:
         """Start the server, if it is not running; returns its URL. Raises UserError when it cannot start."""
@@ -72,10 +103,12 @@ class LocalSandbox:
                 return
             self._launch()
             atexit.register(self.close)
-            logger.warning(
-                "sandbox at %s: isolation rlimits only, no security boundary: the agents' code runs as this user",
-                self.url,
-            )
+            if self.isolation != "full":
+                logger.warning(
+                    "sandbox at %s: isolation %s only, no security boundary: the agents' code runs as this user",
+                    self.url,
+                    self.isolation,
+                )
 
     def _ensure(self) -> None:
         with self._lock:
@@ -94,28 +127,38 @@ class LocalSandbox:
 
     def _launch(self) -> None:
         self._root = Path(tempfile.mkdtemp(prefix="verl-dag-sandbox-"))
-        command = [sys.executable, "-P", "-m", "recipe.dag.sandbox.server", "--parent-stdin", "--root", str(self._root)]
-        command += ["--port", str(self._port), "--max-concurrent", str(self.max_concurrent)]
+        command = [sys.executable, "-P", "-m", "recipe.dag.sandbox.embedded"]
+        options = {
+            "port": self._port,
+            "max_concurrent": self.max_concurrent,
+            **self._asked,
+            "root": str(self._root),
+            "grace_s": 0.1,
+            "log_level": "warning",
+        }
         # Nothing secret: a job can read its server's environment.
         keep = ("PATH", "HOME", "LANG", "LD_LIBRARY_PATH", "TMPDIR", "TZ", "MY_POD_NAME")
         env = {name: os.environ[name] for name in keep if name in os.environ}
         env["PYTHONPATH"] = os.pathsep.join(path or os.getcwd() for path in sys.path)
         # Its own session: Ctrl-C is for the run, which then stops the server in its own time.
         self._process = subprocess.Popen(
-            command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, env=env, start_new_session=True
+            command, bufsize=0, stdin=subprocess.PIPE, stdout=subprocess.PIPE, env=env, start_new_session=True
         )
-        self._process.stdin.write(self.token.encode() + b"\n")
-        self._process.stdin.flush()
+        # One that ended at once shows below.
+        with suppress(BrokenPipeError):
+            self._process.stdin.write(f"{json.dumps(options)}\n{self.token}\n".encode())
         ready = select.poll()
         ready.register(self._process.stdout, select.POLLIN)
         line = self._process.stdout.readline() if ready.poll(_START_TIMEOUT_S * 1000) else b""
-        if not line:
+        hello = json.loads(line) if line else {}
+        if "url" not in hello:
             self._end()
-            raise UserError(
-                "the local sandbox server did not start; see its message above, or set sandbox.url to one that runs"
-            )
-        hello = json.loads(line)
+            reason = hello.get("error") or "the local sandbox server did not start; see its message above"
+            if hello.get("cannot_isolate") and self._asked["isolation"] == "full":
+                reason += _GO_ON
+            raise UserError(reason)
         self.url, self._port = hello["url"], hello["port"]
+        self.isolation, self.engine = hello["isolation"], hello["engine"]
 
     def _answers(self) -> bool:
         request = urllib.request.Request(f"{self.url}/v1/ping", headers={"Authorization": f"Bearer {self.token}"})

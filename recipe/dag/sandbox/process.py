@@ -12,6 +12,8 @@ import subprocess
 from collections.abc import Sequence
 from pathlib import Path
 
+from recipe.dag.sandbox.decode import decode
+
 
 def spawn(
     argv: Sequence[str], directory: Path, environment: dict[str, str], stdin: str | None, outputs: tuple[Drain, Drain]
@@ -46,6 +48,7 @@ class Drain:
     def __init__(self, limit: int):
         self._limit = limit
         self._kept = bytearray()
+        self._cut = False
         self._read: int | None = None
 
     def open(self) -> int:
@@ -67,7 +70,7 @@ class Drain:
             self._read = None
 
     def text(self) -> str:
-        return self._kept.decode("utf-8", "replace")
+        return decode(bytes(self._kept), cut=self._cut)
 
     def _take(self) -> bool:
         try:
@@ -78,7 +81,9 @@ class Drain:
             # At its end a pipe is always readable; asked again, the loop would spin.
             asyncio.get_running_loop().remove_reader(self._read)
             return False
-        self._kept += data[: self._limit - len(self._kept)]
+        room = self._limit - len(self._kept)
+        self._cut |= len(data) > room
+        self._kept += data[:room]
         return True
 
 

@@ -1,110 +1,189 @@
-"""SandboxFusion's `/run_code` as JSON: what comes in, what goes out.
+"""SandboxFusion's requests and answers.
 
-Invariant: a request is checked whole before anything runs; `Invalid` says what is wrong in the shape of a 422 answer.
-Every outcome of a program is a 200; `SandboxError` in its status means that the program never ran.
+Invariant: a request is checked whole before anything runs, with SandboxFusion's defaults and coercions, and what is
+wrong with it has the shape of FastAPI's 422. Every outcome of a program is a 200; `SandboxError` means that it never
+ran.
 """
 
 from __future__ import annotations
 
-import dataclasses
+import json
 import math
 import os
-from dataclasses import dataclass, field
-from typing import Any
+from collections.abc import Mapping
+from typing import Annotated, Any, Literal, TypeVar
 
-from recipe.dag.sandbox.execute import LANGUAGES, Execution, Outcome
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationError
+from pydantic_core import PydanticCustomError
+
+from recipe.dag.sandbox.outcome import LANGUAGES, Execution, Outcome, SandboxError
 
 MAX_RUN_S = 3600.0
+_ECHO_BYTES = 4096
+"""How much of a wrong value a 422 repeats."""
+MISSING = {
+    "nodejs": "Node.js",
+    "go": "a Go toolchain",
+    "go_test": "a Go toolchain",
+    "java": "a JDK",
+    "php": "PHP",
+    "csharp": ".NET",
+    "typescript": "Node.js with TypeScript",
+    "sql": "a SQL engine",
+    "rust": "a Rust toolchain",
+    "cuda": "the CUDA compiler and a GPU",
+    "lua": "Lua",
+    "R": "R",
+    "perl": "Perl",
+    "D_ut": "a D compiler",
+    "ruby": "Ruby",
+    "scala": "Scala",
+    "julia": "Julia",
+    "pytest": "a pytest runner",
+    "junit": "a JDK with JUnit",
+    "kotlin_script": "Kotlin",
+    "jest": "Node.js with Jest",
+    "verilog": "Icarus Verilog",
+    "python_gpu": "a GPU inside the sandbox",
+    "lean": "Lean",
+    "swift": "Swift",
+    "racket": "Racket",
+}
+"""What SandboxFusion runs and this server does not: what each would need."""
+Language = Literal[(*LANGUAGES, *MISSING)]  # type: ignore[valid-type]
+Model = TypeVar("Model", bound=BaseModel)
 
 
 class Invalid(Exception):
-    """`detail` is the list that a 422 answer carries."""
+    """`detail` is what the answer with `status` carries."""
 
-    def __init__(self, where: tuple[str, ...], message: str):
-        super().__init__(message)
-        self.detail = [{"type": "value_error", "loc": ["body", *where], "msg": message}]
+    def __init__(self, detail: Any, status: int = 422):
+        super().__init__(str(detail))
+        self.detail = detail
+        self.status = status
 
 
-@dataclass(frozen=True)
-class RunCodeRequest:
-    """The field names, and the defaults, are SandboxFusion's. Unknown fields are ignored, as it does."""
+def _unicode(text: str) -> str:
+    """JSON can spell half a character, which no file or pipe can hold; SandboxFusion answers that with a 500."""
+    if not text.isascii():
+        try:
+            text.encode()
+        except UnicodeEncodeError as error:
+            raise PydanticCustomError(
+                "string_unicode", "Input should be valid Unicode: lone surrogate at {at}", {"at": error.start}
+            ) from None
+    return text
 
-    code: str
-    language: str
-    compile_timeout: float = 10.0
-    run_timeout: float = 10.0
+
+Text = Annotated[str, AfterValidator(_unicode)]
+
+
+class Request(BaseModel):
+    """Unknown fields are ignored, as SandboxFusion does."""
+
+    model_config = ConfigDict(extra="ignore")
+
+
+class RunCodeRequest(Request):
+    """`session_id` and `share` are this server's own: the working directory that lasts, and sessions to read at
+    /in/NAME."""
+
+    compile_timeout: float = 10
+    run_timeout: float = 10
     memory_limit_MB: int = -1
-    """Per process. 0 and below: this server's own limit, where SandboxFusion has none."""
-    stdin: str | None = None
-    files: dict[str, str | None] = field(default_factory=dict)
-    fetch_files: list[str] = field(default_factory=list)
+    """Of the job and all its processes. 0 and below: this server's own limit, where SandboxFusion has none."""
+    code: Text
+    stdin: Text | None = None
+    language: Language
+    files: dict[Text, str | None] = Field(default_factory=dict)
+    fetch_files: list[Text] = Field(default_factory=list)
+    session_id: str | None = None
+    share: dict[str, str] = Field(default_factory=dict)
 
 
-def parse_request(data: Any) -> RunCodeRequest:
+class RunJupyterRequest(Request):
+    cells: list[Text]
+    cell_timeout: float = 0
+    """Seconds; 0 and below: none."""
+    total_timeout: float = 45
+    memory_limit_MB: int = -1
+    kernel: Literal["python3"] = "python3"
+    files: dict[Text, str | None] = Field(default_factory=dict)
+    fetch_files: list[Text] = Field(default_factory=list)
+    session_id: str | None = None
+    share: dict[str, str] = Field(default_factory=dict)
+
+
+def parse(model: type[Model], data: Any) -> Model:
     """Check decoded JSON. Raises Invalid."""
-    if not isinstance(data, dict):
-        raise Invalid((), "the body must be a JSON object")
-    known = {entry.name for entry in dataclasses.fields(RunCodeRequest)}
-    given = {name: value for name, value in data.items() if name in known}
-    for name in ("code", "language"):
-        if not isinstance(given.get(name), str):
-            raise Invalid((name,), "a string is required")
-    if given["language"] not in LANGUAGES:
-        raise Invalid(("language",), f"must be one of {', '.join(LANGUAGES)}")
-    for name in ("compile_timeout", "run_timeout"):
-        if name in given:
-            given[name] = min(_number(name, given[name]), MAX_RUN_S)
-    if "memory_limit_MB" in given:
-        given["memory_limit_MB"] = int(_number("memory_limit_MB", given["memory_limit_MB"]))
-    files, fetch = given.get("files", {}), given.get("fetch_files", [])
-    if not isinstance(files, dict) or not all(isinstance(value, str | None) for value in files.values()):
-        raise Invalid(("files",), "must map names to base64 strings")
-    if not isinstance(fetch, list) or not all(isinstance(name, str) for name in fetch):
-        raise Invalid(("fetch_files",), "must be a list of names")
-    if not isinstance(given.get("stdin"), str | None):
-        raise Invalid(("stdin",), "must be a string or null")
-    for name, texts in (("code", [given["code"]]), ("files", files), ("fetch_files", fetch)):
-        if any("\ud800" <= char <= "\udfff" for text in texts for char in text):
-            raise Invalid((name,), "lone surrogates cannot be written as UTF-8")
-    return RunCodeRequest(**given)
-
-
-def _number(name: str, value: Any) -> float:
     try:
-        number = math.nan if isinstance(value, bool) else float(value)
-    except (TypeError, ValueError):
-        number = math.nan
-    if math.isnan(number) or (name == "memory_limit_MB" and math.isinf(number)):
-        raise Invalid((name,), "must be a number")
-    return number
+        # As FastAPI does it, for the same words where the body is no object.
+        return model.model_validate(data, from_attributes=True)
+    except ValidationError as error:
+        raise Invalid([_problem(dict(item)) for item in error.errors()]) from None
+
+
+def _problem(item: dict[str, Any]) -> dict[str, Any]:
+    item["loc"] = ["body", *item["loc"]]
+    item.pop("ctx", None)
+    try:
+        echo = json.dumps(item.get("input"), allow_nan=False)
+        if len(echo) > _ECHO_BYTES:
+            del item["input"]
+    except ValueError:
+        item["input"] = repr(item["input"])[:_ECHO_BYTES]
+    return item
+
+
+def check_seconds(name: str, value: float) -> None:
+    """Raises SandboxError for a time-out that is not a number."""
+    if math.isnan(value):
+        raise SandboxError(f"{name} must be a number of seconds, not NaN")
+
+
+def check_language(language: str) -> None:
+    """Raises SandboxError that names what the language would need."""
+    if language in MISSING:
+        raise SandboxError(
+            f"language {language!r} needs {MISSING[language]}, which this server does not run; "
+            f"it runs {', '.join(LANGUAGES)}"
+        )
 
 
 def answer(execution: Execution) -> dict[str, Any]:
     """The body for a program that ran, was stopped, or did not compile."""
+    return _body(status_of(execution), "", execution.compile, execution.run, execution.files)
+
+
+def status_of(execution: Execution) -> str:
     parts = [part for part in (execution.compile, execution.run) if part is not None]
-    fine = all(part.return_code == 0 for part in parts)
-    return _body("Success" if fine else "Failed", "", execution.compile, execution.run, execution.files)
+    fine = all(part.status == "finished" and part.return_code == 0 for part in parts)
+    return "Success" if fine else "Failed"
 
 
-def refusal(message: str) -> dict[str, Any]:
-    """The body for a program that could not be run at all."""
-    return _body("SandboxError", message, None, None, {})
+def refusal(code: str, reason: Exception | str) -> dict[str, Any]:
+    """The body for a program that could not be run at all, with SandboxFusion's wording around the reason."""
+    return _body("SandboxError", f"exception on running code {code}: {reason} None", None, None, {})
 
 
 def _body(
-    status: str, message: str, compiled: Outcome | None, run: Outcome | None, files: dict[str, str]
+    status: str, message: str, compiled: Outcome | None, run: Outcome | None, files: Mapping[str, str]
 ) -> dict[str, Any]:
     return {
         "status": status,
         "message": message,
-        "compile_result": _result(compiled),
-        "run_result": _result(run),
-        "executor_pod_name": os.environ.get("MY_POD_NAME"),
-        "files": files,
+        "compile_result": result(compiled),
+        "run_result": result(run),
+        "executor_pod_name": pod_name(),
+        "files": dict(files),
     }
 
 
-def _result(outcome: Outcome | None) -> dict[str, Any] | None:
+def pod_name() -> str | None:
+    return os.environ.get("MY_POD_NAME")
+
+
+def result(outcome: Outcome | None) -> dict[str, Any] | None:
     if outcome is None:
         return None
     return {

@@ -7,7 +7,10 @@ from __future__ import annotations
 
 import base64
 import binascii
+import glob
+import itertools
 import os
+import re
 import shutil
 import stat
 import tempfile
@@ -16,6 +19,13 @@ from pathlib import Path
 
 _FETCH_BYTES = 16 << 20
 """All fetched files of a job together."""
+
+
+SKIPPED = "IGNORE_THIS_FILE"
+"""SandboxFusion writes no file with this in its name."""
+_GLOB = re.compile(r"[*?[]")
+_MATCHES = 1000
+"""Of one pattern, at most."""
 
 
 class SandboxError(Exception):
@@ -30,7 +40,7 @@ def create(root: Path) -> Path:
 def write_files(directory: Path, files: Mapping[str, str | None]) -> None:
     """Write base64 contents under relative names; None is skipped. Raises SandboxError."""
     for name, content in files.items():
-        if content is None:
+        if content is None or SKIPPED in name:
             continue
         path = _inside(directory, name)
         try:
@@ -42,9 +52,11 @@ def write_files(directory: Path, files: Mapping[str, str | None]) -> None:
 
 
 def fetch_files(directory: Path, names: Iterable[str]) -> dict[str, str]:
-    """Regular files as base64 by the name asked for; others are left out. Call it when the job is dead."""
-    found, left = {}, _FETCH_BYTES
-    for name in names:
+    """Regular files as base64 by the name asked for, or by each name that a pattern (`*`, `?`, `[...]`, `**`) matches;
+    others are left out. Call it when the job is dead."""
+    found: dict[str, str] = {}
+    left = _FETCH_BYTES
+    for name in dict.fromkeys(match for asked in names for match in _matches(directory, asked)):
         try:
             path = _inside(directory, name)
             descriptor = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
@@ -57,6 +69,12 @@ def fetch_files(directory: Path, names: Iterable[str]) -> dict[str, str]:
                 found[name] = base64.b64encode(file.read(left)).decode()
                 left -= status.st_size
     return found
+
+
+def _matches(directory: Path, name: str) -> list[str]:
+    if not _GLOB.search(name) or "\0" in name or (directory / name).exists():
+        return [name]
+    return sorted(itertools.islice(glob.iglob(name, root_dir=directory, recursive=True), _MATCHES))
 
 
 def remove(directory: Path) -> None:

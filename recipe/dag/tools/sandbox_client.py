@@ -191,7 +191,8 @@ def read_answer(data: Any, attempts: int) -> RunResult:
     nonsense."""
     status, compiled, run = data["status"], data.get("compile_result"), data.get("run_result")
     if status == "SandboxError":
-        raise _Unavailable(f"SandboxError: {str(data.get('message'))[:500]}")
+        # The reason stands at the end, behind the program itself.
+        raise _Unavailable(f"SandboxError: {str(data.get('message'))[-500:]}")
     last = run or compiled
     if status not in ("Success", "Failed") or last["status"] not in ("Finished", "TimeLimitExceeded"):
         raise ValueError(f"status {status!r}")

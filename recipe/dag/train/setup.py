@@ -90,7 +90,9 @@ class Toolbox:
                     token=run.sandbox.token,
                 )
             else:
-                box.local = local = LocalSandbox()
+                box.local = local = LocalSandbox(
+                    isolation=run.sandbox.isolation, accept_unsandboxed=run.sandbox.accept_unsandboxed
+                )
                 url = await local.start()
                 box.client = SandboxClient(
                     url, max_concurrent=local.max_concurrent, token=local.token, on_unreachable=local.ensure

@@ -1,0 +1,117 @@
+"""Opening files in a directory that a job may have filled with traps.
+
+Invariant: no name leads out of the directory: neither `..`, nor an absolute name, nor a symlink anywhere in it, even
+one that is made while we look. Only regular files and directories are opened, and nothing blocks.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import errno
+import functools
+import os
+import stat
+from pathlib import PurePosixPath
+
+_OPENAT2 = 437
+"""The same number on every architecture."""
+_RESOLVE_NO_MAGICLINKS, _RESOLVE_NO_SYMLINKS, _RESOLVE_BENEATH = 0x02, 0x04, 0x08
+_SAFE = os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_NOCTTY
+
+
+class _OpenHow(ctypes.Structure):
+    _fields_ = [("flags", ctypes.c_uint64), ("mode", ctypes.c_uint64), ("resolve", ctypes.c_uint64)]
+
+
+def parts_of(name: str) -> tuple[str, ...]:
+    """The components of a relative name. Raises ValueError for one that is empty, absolute or leads up."""
+    parts = PurePosixPath(name).parts
+    if not parts or name.startswith("/") or ".." in parts or "\0" in name:
+        raise ValueError(f"{name!r} is not a relative name inside the directory")
+    return parts
+
+
+def open_beneath(directory: int, name: str, flags: int, mode: int = 0o600) -> int:
+    """A descriptor. Raises ValueError for the name; OSError, ELOOP or ENOTDIR where a symlink is in the way."""
+    parts = parts_of(name)
+    if _has_openat2():
+        return _openat2(directory, "/".join(parts), flags | _SAFE, mode)
+    return _walk(directory, parts, flags, mode)
+
+
+def open_file(directory: int, name: str) -> int:
+    """A regular file, to read. Raises ValueError, OSError."""
+    descriptor = open_beneath(directory, name, os.O_RDONLY)
+    status = os.fstat(descriptor)
+    # A second name could be one of a file outside, linked here by a job that may do so.
+    if not stat.S_ISREG(status.st_mode) or status.st_nlink != 1:
+        os.close(descriptor)
+        raise OSError(errno.EINVAL, "not a regular file of its own", name)
+    return descriptor
+
+
+def open_folder(directory: int, parts: tuple[str, ...], *, create: bool = False, owner: int = -1) -> int:
+    """The directory that `parts` lead to, as a descriptor of the caller's own; created ones belong to `owner`. Raises
+    OSError."""
+    current = os.dup(directory)
+    for part in parts:
+        try:
+            made = create and _make(part, current)
+            following = os.open(part, os.O_RDONLY | os.O_DIRECTORY | _SAFE, dir_fd=current)
+            if made:
+                os.fchown(following, owner, owner)
+        finally:
+            os.close(current)
+        current = following
+    return current
+
+
+def _make(name: str, directory: int) -> bool:
+    try:
+        os.mkdir(name, dir_fd=directory)
+    except FileExistsError:
+        return False
+    return True
+
+
+@functools.cache
+def _has_openat2() -> bool:
+    """Old kernels have no such call, and some containers' filters refuse it."""
+    try:
+        os.close(_openat2(None, ".", os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC, 0))
+    except OSError:
+        return False
+    return True
+
+
+def _openat2(directory: int | None, name: str, flags: int, mode: int) -> int:
+    at = -100 if directory is None else directory
+    resolve = _RESOLVE_BENEATH | _RESOLVE_NO_SYMLINKS | _RESOLVE_NO_MAGICLINKS
+    how = _OpenHow(flags, mode if flags & os.O_CREAT else 0, resolve)
+    path = os.fsencode(name)
+    for _ in range(8):
+        descriptor = _syscall(
+            ctypes.c_long(_OPENAT2),
+            ctypes.c_long(at),
+            ctypes.c_char_p(path),
+            ctypes.byref(how),
+            ctypes.c_size_t(ctypes.sizeof(how)),
+        )
+        if descriptor >= 0:
+            return descriptor
+        # EAGAIN: something was renamed meanwhile, so the kernel could not be sure.
+        if ctypes.get_errno() not in (errno.EAGAIN, errno.EINTR):
+            break
+    raise OSError(ctypes.get_errno(), os.strerror(ctypes.get_errno()), name)
+
+
+def _walk(directory: int, parts: tuple[str, ...], flags: int, mode: int) -> int:
+    folder = open_folder(directory, parts[:-1])
+    try:
+        return os.open(parts[-1], flags | _SAFE, mode, dir_fd=folder)
+    finally:
+        os.close(folder)
+
+
+_syscall = ctypes.CDLL(None, use_errno=True).syscall
+_syscall.restype = ctypes.c_long

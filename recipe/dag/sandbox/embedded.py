@@ -1,0 +1,51 @@
+"""`python -m recipe.dag.sandbox.embedded`: the server for the process at the other end of stdin, and no longer than it
+lives.
+
+Invariant: the first line of stdin is JSON, the Options, and the second the token; the one line of stdout is JSON, where
+it listens or the error. Nothing is passed in arguments or the environment, where jobs and other users could read it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import signal
+import sys
+from typing import Any
+
+from recipe.dag.errors import UserError
+from recipe.dag.sandbox.serve import CannotIsolate, Options, check, run
+
+
+def main() -> None:
+    options = Options(**json.loads(_line(0)))
+
+    def announce(hello: dict[str, Any]) -> None:
+        asyncio.get_running_loop().add_reader(0, _end_with_parent)
+        print(json.dumps(hello), flush=True)
+
+    try:
+        check(options, with_token=True)
+        run(options, lambda: _line(0), announce)
+    except UserError as error:
+        print(json.dumps({"error": str(error), "cannot_isolate": isinstance(error, CannotIsolate)}), flush=True)
+        sys.exit(2)
+
+
+def _end_with_parent() -> None:
+    if not os.read(0, 4096):
+        asyncio.get_running_loop().remove_reader(0)
+        os.kill(os.getpid(), signal.SIGTERM)
+
+
+def _line(descriptor: int) -> str:
+    """Read byte by byte: what follows belongs to whoever reads next."""
+    line = b""
+    while (byte := os.read(descriptor, 1)) not in (b"", b"\n"):
+        line += byte
+    return line.decode()
+
+
+if __name__ == "__main__":
+    main()

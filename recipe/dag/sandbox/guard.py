@@ -1,0 +1,122 @@
+"""What holds for every request: who may ask, how failures are answered, what is logged.
+
+Invariant: every answer is JSON, says how jobs are isolated, and none carries a traceback of the server. Without a token
+only requests that were addressed to this machine are answered, so no web page can reach the server by a name of its
+own.
+"""
+
+from __future__ import annotations
+
+import hmac
+import ipaddress
+import socket
+import struct
+import time
+from collections.abc import Awaitable, Callable
+from typing import Any
+from urllib.parse import urlsplit
+
+from aiohttp import web
+
+from recipe.dag.sandbox import log
+from recipe.dag.sandbox.fair_queue import Overloaded
+from recipe.dag.sandbox.sessions import NoSession
+from recipe.dag.sandbox.wire import Invalid
+
+Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
+ISOLATION_HEADER = "X-Sandbox-Isolation"
+CLIENT_HEADER = "X-Client-Id"
+_OUTCOME = "outcome"
+
+
+def middlewares(isolation: str, token: str) -> list[Any]:
+    @web.middleware
+    async def guarded(request: web.Request, handler: Handler) -> web.StreamResponse:
+        started = time.monotonic()
+        status = 0
+        try:
+            refused = _refuse(request, token)
+            response = refused if refused is not None else await _answered(request, handler)
+            response.headers[ISOLATION_HEADER] = isolation
+            status = response.status
+            return response
+        finally:
+            resource = request.match_info.route.resource
+            log.event(
+                "request",
+                method=request.method,
+                route=resource.canonical if resource is not None else None,
+                client=client_of(request),
+                # 0: the client went away before the answer.
+                http=status,
+                outcome=request.get(_OUTCOME),
+                bytes=request.content_length,
+                seconds=round(time.monotonic() - started, 4),
+            )
+
+    return [guarded]
+
+
+def note_outcome(request: web.Request, outcome: str) -> None:
+    """For the log."""
+    request[_OUTCOME] = outcome
+
+
+def client_of(request: web.Request) -> str:
+    """Whose turn a request takes in the queue: what the client calls itself, its address, or its process."""
+    given = request.headers.get(CLIENT_HEADER)
+    if given:
+        return given[:64]
+    peer = request.transport.get_extra_info("peername") if request.transport is not None else None
+    if isinstance(peer, tuple):
+        return str(peer[0])
+    connection = request.transport.get_extra_info("socket") if request.transport is not None else None
+    if connection is not None and connection.family == socket.AF_UNIX:
+        credentials = connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, struct.calcsize("3i"))
+        return f"pid {struct.unpack('3i', credentials)[0]}"
+    return ""
+
+
+def is_loopback(host: str) -> bool:
+    try:
+        return ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return host.lower() == "localhost"
+
+
+def failure(status: int, detail: Any, **headers: str) -> web.Response:
+    return web.json_response({"detail": detail}, status=status, headers=headers)
+
+
+def _refuse(request: web.Request, token: str) -> web.Response | None:
+    if token:
+        given = request.headers.get("Authorization", "").encode("utf-8", "replace")
+        if not hmac.compare_digest(given, f"Bearer {token}".encode()):
+            return failure(401, "missing or wrong token; send the header Authorization: Bearer TOKEN")
+        return None
+    host = urlsplit(f"//{request.headers.get('Host', 'localhost')}").hostname or ""
+    if not is_loopback(host):
+        return failure(403, "without a token this server answers requests to localhost only; see --token-file")
+    return None
+
+
+async def _answered(request: web.Request, handler: Handler) -> web.StreamResponse:
+    try:
+        return await handler(request)
+    except Invalid as error:
+        response = failure(error.status, error.detail)
+        if error.status in (408, 413):
+            # What is left of the body is not worth reading.
+            response.force_close()
+        return response
+    except Overloaded as error:
+        # The one status that SandboxFusion's clients try again.
+        return failure(504, str(error), **{"Retry-After": "1"})
+    except NoSession as error:
+        return failure(404, str(error))
+    except web.HTTPException as error:
+        headers = {name: value for name, value in error.headers.items() if name == "Allow"}
+        return failure(error.status, error.reason, **headers)
+    except Exception:
+        log.logger.error("a request failed in the server", exc_info=True)
+        return failure(500, "the server failed to answer; its log says why")

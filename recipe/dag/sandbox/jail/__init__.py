@@ -1,0 +1,1 @@
+"""Programs in fresh Linux namespaces: warm forked interpreters, and bubblewrap."""

@@ -1,0 +1,86 @@
+"""A job's files, written and read inside its jail.
+
+Invariant: this runs with the job's own rights, in its own view of the file system, before its program starts or after
+all of its processes are dead. So a name, or a symlink, reaches only what the program could reach itself.
+"""
+
+from __future__ import annotations
+
+import base64
+import binascii
+import glob
+import itertools
+import os
+import re
+import stat
+from collections.abc import Iterable, Mapping
+
+SKIPPED = "IGNORE_THIS_FILE"
+"""SandboxFusion writes no file with this in its name."""
+FETCH_BYTES = 16 << 20
+"""All fetched files of a job together."""
+_PATTERN = re.compile(r"[*?[]")
+_MATCHES = 1000
+"""Of one pattern, at most."""
+
+
+class BadFile(Exception):
+    """A file that cannot be written: which, and why."""
+
+
+def write(files: Mapping[str, str | None]) -> None:
+    """Write base64 contents, names taken from the working directory; None is skipped. Raises BadFile."""
+    for name, content in files.items():
+        if content is None or SKIPPED in name:
+            continue
+        try:
+            data = base64.b64decode(content, validate=True)
+            os.makedirs(os.path.dirname(name) or ".", exist_ok=True)
+            with open(name, "wb", opener=_opener) as file:
+                file.write(data)
+        except (binascii.Error, ValueError, OSError) as error:
+            raise BadFile(f"files: {_short(name)}: {error}") from error
+
+
+def write_whole(name: str, data: bytes) -> None:
+    descriptor = os.open(name, os.O_CREAT | os.O_WRONLY | os.O_EXCL | os.O_CLOEXEC, 0o666)
+    while data:
+        data = data[os.write(descriptor, data) :]
+    os.close(descriptor)
+
+
+def fetch(names: Iterable[str]) -> dict[str, str]:
+    """Regular files as base64 by the name asked for, or by each name that a pattern (`*`, `?`, `[...]`, `**`) matches.
+    What is missing, not a regular file, or too large is left out."""
+    found: dict[str, str] = {}
+    left = FETCH_BYTES
+    system = os.stat("/proc").st_dev
+    for name in dict.fromkeys(match for wanted in names for match in _matches(wanted)):
+        try:
+            descriptor = os.open(name, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
+        except (OSError, ValueError):
+            continue
+        status = os.fstat(descriptor)
+        if not stat.S_ISREG(status.st_mode) or status.st_dev == system or status.st_size > left:
+            os.close(descriptor)
+            continue
+        with open(descriptor, "rb") as file:
+            data = file.read(left)
+        found[name] = base64.b64encode(data).decode()
+        left -= len(data)
+    return found
+
+
+def _matches(name: str) -> list[str]:
+    if not _PATTERN.search(name) or "\0" in name or os.path.lexists(name):
+        return [name]
+    return sorted(itertools.islice(glob.iglob(name, recursive=True), _MATCHES))
+
+
+def _opener(name: str, flags: int) -> int:
+    # A FIFO that an earlier job left in a session would block.
+    return os.open(name, flags | os.O_NONBLOCK | os.O_CLOEXEC, 0o666)
+
+
+def _short(name: str) -> str:
+    return repr(name if len(name) <= 100 else name[:100] + "...")

@@ -1,0 +1,104 @@
+"""Entering a jail: what its first process does before it takes a job, and before the job's own process starts.
+
+Invariant: after `settle` this process and all that it will start hold no capability, can gain none, make no refused
+system call, and see nothing of the host but the read-only base and what was granted.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import os
+import socket
+import struct
+from collections.abc import Mapping, Sequence
+
+from recipe.dag.sandbox.jail import rootfs, syscalls
+from recipe.dag.sandbox.jail.exposure import under
+from recipe.dag.sandbox.jail.seccomp import Filter
+
+NAMESPACES = syscalls.NEWUSER | syscalls.NEWNS | syscalls.NEWPID | syscalls.NEWIPC | syscalls.NEWUTS | syscalls.NEWNET
+SCRATCH = "/tmp/tmp_sandbox"
+"""The shape of SandboxFusion's directories, but always the same: a random name would make every traceback unique."""
+_SIOCSIFFLAGS, _UP_LOOPBACK_RUNNING = 0x8914, 0x49
+
+
+def enter(user: int, group: int, disk_mb: int, inodes: int, places: Sequence[str], expose: Sequence[str]) -> None:
+    """Make fresh namespaces usable: numbers mapped, own /proc, writable /tmp, loopback. Raises OSError."""
+    map_user("self", [(rootfs.USER, user, 1)], [(rootfs.USER, group, 1)])
+    syscalls.mount("proc", "/proc", "proc", syscalls.MS_NOSUID | syscalls.MS_NODEV | syscalls.MS_NOEXEC)
+    options = f"size={disk_mb}m,nr_inodes={inodes},mode=1777"
+    _cover("/tmp", expose, lambda: syscalls.mount("tmpfs", "/tmp", "tmpfs", _QUIET, options))
+    make_places(places)
+    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as any_socket:
+        fcntl.ioctl(any_socket, _SIOCSIFFLAGS, struct.pack("16sH14x", b"lo", _UP_LOOPBACK_RUNNING))
+
+
+def make_places(places: Sequence[str]) -> None:
+    """Directories of a job's writable file system, one of them for its program."""
+    for place in places:
+        os.mkdir(place, 0o1777)
+    os.mkdir(SCRATCH, 0o700)
+
+
+def grant(work: str | None, shares: Mapping[str, str], host: bool, expose: Sequence[str]) -> None:
+    """Mount a job's own directories, named relative to the engine's root, then cover that root."""
+    if work is not None:
+        _cover("/work", expose, lambda: _bind(work, "/work", writable=True))
+    if shares:
+        syscalls.mount("tmpfs", "/in", "tmpfs", _QUIET, "size=64k,nr_inodes=1k,mode=755")
+        for name, source in shares.items():
+            os.mkdir(f"/in/{name}")
+            _bind(source, f"/in/{name}", writable=False)
+        syscalls.restrict_mount("/in", recursive=False)
+    if host:
+        syscalls.mount(rootfs.COVER, rootfs.HOST, None, syscalls.MS_BIND)
+
+
+def settle(seccomp: Filter | None) -> None:
+    """Give up all rights for good. seccomp: None when a filter is loaded already."""
+    syscalls.drop_capabilities()
+    syscalls.prctl(syscalls.PR_SET_NO_NEW_PRIVS, 1)
+    if seccomp is not None:
+        seccomp.load()
+    # Nothing of this process can be read or traced by the job, which runs as the same user.
+    syscalls.prctl(syscalls.PR_SET_DUMPABLE, 0)
+
+
+def map_user(
+    process: str,
+    users: Sequence[tuple[int, int, int]],
+    groups: Sequence[tuple[int, int, int]],
+    *,
+    deny: bool = True,
+) -> None:
+    """Write a user namespace's maps: (inside, outside, count). Who has no rights outside must deny setgroups."""
+    for name, text in (
+        *([("setgroups", "deny")] if deny else []),
+        ("uid_map", "".join(f"{inside} {outside} {count}\n" for inside, outside, count in users)),
+        ("gid_map", "".join(f"{inside} {outside} {count}\n" for inside, outside, count in groups)),
+    ):
+        descriptor = os.open(f"/proc/{process}/{name}", os.O_WRONLY)
+        try:
+            os.write(descriptor, text.encode())
+        except OSError as error:
+            raise OSError(error.errno, f"write of {name}: {error.strerror}") from error
+        finally:
+            os.close(descriptor)
+
+
+_QUIET = syscalls.MS_NOSUID | syscalls.MS_NODEV
+
+
+def _bind(source: str, target: str, *, writable: bool) -> None:
+    syscalls.mount(os.path.join(rootfs.HOST, source), target, None, syscalls.MS_BIND)
+    syscalls.restrict_mount(target, recursive=False, writable=writable)
+
+
+def _cover(target: str, expose: Sequence[str], mount) -> None:
+    """Mount over `target` and have what is exposed below it show again: the interpreter may live in /tmp or /work."""
+    below = [(path, os.open(path, os.O_PATH)) for path in expose if under(path, (target,))]
+    mount()
+    for path, descriptor in below:
+        os.makedirs(path, exist_ok=True)
+        syscalls.mount(f"/proc/self/fd/{descriptor}", path, None, syscalls.MS_BIND | syscalls.MS_REC)
+        os.close(descriptor)

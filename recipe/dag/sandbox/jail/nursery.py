@@ -1,0 +1,164 @@
+"""Jails of one kind, forked ahead of need.
+
+Invariant: a jail is handed out once and never comes back. A zygote that dies, or breaks the protocol, is replaced; so
+is one that has forked enough jails, since all of its children share its layout in memory and its hash seed. It is let
+go when its last jail is.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import socket
+from collections import deque
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from recipe.dag.sandbox.jail.handle import Jail
+from recipe.dag.sandbox.jail.helper import Helper, NotStarted
+from recipe.dag.sandbox.outcome import SandboxError
+
+logger = logging.getLogger(__name__)
+
+_TRIES = 3
+_ASK_AGAIN_S = 0.01
+
+
+class Nursery:
+    """Keeps `ahead` jails waiting. `life`: jails of one zygote.
+
+    on_modules: told the names of the modules that a new zygote has loaded.
+    """
+
+    def __init__(self, settings: Mapping[str, Any], ahead: int, on_modules: Callable[[list[str]], None], *, life: int):
+        self._settings = settings
+        self._ahead = ahead
+        self._life = life
+        self._on_modules = on_modules
+        self._zygote: Helper | None = None
+        self._forked = 0
+        """By the present zygote."""
+        self._waiting: deque[Jail] = deque()
+        self._wanted: deque[asyncio.Future[Jail]] = deque()
+        self._coming = 0
+        self._next: asyncio.Task[None] | None = None
+        self._closed = False
+
+    async def start(self) -> None:
+        """Start the first zygote, or the next. Raises NotStarted."""
+        zygote = Helper("zygote", self._settings, self._welcome, self._mourn)
+        await zygote.start()
+        before, self._zygote = self._zygote, zygote
+        self._coming = self._forked = 0
+        self._on_modules(zygote.hello["modules"])
+        if before is not None:
+            self._discard()
+            before.retire()
+        self._ask()
+
+    async def take(self) -> Jail:
+        """A fresh jail. Raises SandboxError when there can be none."""
+        if self._closed:
+            raise SandboxError("the sandbox is closed")
+        if self._zygote is None and self._next is None:
+            self._replace()
+        while self._waiting:
+            jail = self._waiting.popleft()
+            if jail.lives():
+                self._ask()
+                return jail
+            jail.close()
+        wish: asyncio.Future[Jail] = asyncio.get_running_loop().create_future()
+        self._wanted.append(wish)
+        self._ask()
+        try:
+            return await wish
+        except asyncio.CancelledError:
+            if wish in self._wanted:
+                self._wanted.remove(wish)
+            elif wish.done() and not wish.cancelled() and wish.exception() is None:
+                wish.result().close()
+            raise
+
+    async def close(self) -> None:
+        self._closed = True
+        if self._next is not None:
+            self._next.cancel()
+            await asyncio.wait([self._next])
+        self._discard()
+        if self._zygote is not None:
+            self._zygote.end()
+            self._zygote = None
+        self._refuse("the sandbox is closed")
+
+    def status(self) -> dict[str, object]:
+        return {"waiting": len(self._waiting), "forked": self._forked}
+
+    def number(self) -> int | None:
+        """The zygote's process number."""
+        return self._zygote.number() if self._zygote is not None else None
+
+    def _ask(self) -> None:
+        missing = self._ahead + len(self._wanted) - len(self._waiting) - self._coming
+        if self._zygote is None or missing <= 0:
+            return
+        if not self._zygote.tell({"jails": missing}):
+            asyncio.get_running_loop().call_later(_ASK_AGAIN_S, self._ask)
+            return
+        self._coming += missing
+        self._forked += missing
+        if self._forked >= self._life and self._next is None:
+            self._replace()
+
+    def _welcome(self, zygote: Helper, _message: object, descriptors: list[int]) -> None:
+        connection, process = descriptors
+        zygote.use()
+        jail = Jail(socket.socket(fileno=connection), process, zygote.release)
+        if zygote is not self._zygote:
+            jail.close()
+            return
+        self._coming -= 1
+        while self._wanted:
+            wish = self._wanted.popleft()
+            if not wish.done():
+                wish.set_result(jail)
+                return
+        if len(self._waiting) < self._ahead:
+            self._waiting.append(jail)
+        else:
+            jail.close()  # whoever wished for it has gone away
+
+    def _mourn(self, zygote: Helper) -> None:
+        if zygote is self._zygote and not self._closed:
+            logger.warning("sandbox: a zygote died; starting another")
+            self._zygote = None
+            self._discard()
+            if self._next is None:
+                self._replace()
+
+    def _replace(self) -> None:
+        self._next = asyncio.get_running_loop().create_task(self._start_another())
+        self._next.add_done_callback(self._forget)
+
+    def _forget(self, _task: object) -> None:
+        self._next = None
+
+    async def _start_another(self) -> None:
+        for attempt in range(_TRIES):
+            try:
+                return await self.start()
+            except (NotStarted, OSError) as error:
+                logger.warning("sandbox: no new zygote: %s", error)
+                await asyncio.sleep(0.1 * 2**attempt)
+        if self._zygote is None:
+            self._refuse("no jail can be made any more; see the server's log")
+
+    def _discard(self) -> None:
+        while self._waiting:
+            self._waiting.popleft().close()
+
+    def _refuse(self, reason: str) -> None:
+        while self._wanted:
+            wish = self._wanted.popleft()
+            if not wish.done():
+                wish.set_exception(SandboxError(reason))

@@ -1,0 +1,55 @@
+"""Why jails cannot be made on this machine, in words that say how to mend it."""
+
+from __future__ import annotations
+
+import errno
+import re
+from contextlib import suppress
+from pathlib import Path
+
+from recipe.dag.sandbox.jail import syscalls
+from recipe.dag.sandbox.outcome import Unavailable
+
+_SYSCTLS = (
+    ("/proc/sys/kernel/unprivileged_userns_clone", "0", "sysctl -w kernel.unprivileged_userns_clone=1"),
+    ("/proc/sys/user/max_user_namespaces", "0", "sysctl -w user.max_user_namespaces=10000"),
+    ("/proc/sys/user/max_net_namespaces", "0", "sysctl -w user.max_net_namespaces=10000"),
+    (
+        "/proc/sys/kernel/apparmor_restrict_unprivileged_userns",
+        "1",
+        "sysctl -w kernel.apparmor_restrict_unprivileged_userns=0",
+    ),
+)
+_CONTAINER = (
+    "a container's default seccomp profile and masked /proc forbid it: start the container with"
+    " --security-opt seccomp=unconfined --security-opt systempaths=unconfined"
+)
+
+
+def refuse_unknown() -> None:
+    """Raises Unavailable for a machine on which there is no need to try."""
+    if not syscalls.supported():
+        raise Unavailable(f"full isolation knows the system calls of x86_64 and aarch64, not of {syscalls.MACHINE}")
+    version = re.match(r"(\d+)\.(\d+)", syscalls.RELEASE)
+    # Before, the limit on processes counted all of a user's, and mounts could not be made read-only as a tree.
+    if version is None or (int(version[1]), int(version[2])) < (5, 14):
+        raise Unavailable(f"full isolation needs Linux 5.14 or newer; this is {syscalls.RELEASE}")
+
+
+def explain(step: str, why: str, number: int | None) -> str:
+    """One line: what failed, why, and what to do. step, why, number: as the zygote told."""
+    text = f"full isolation cannot be set up: {why}"
+    for path, forbidding, remedy in _SYSCTLS:
+        with suppress(OSError):
+            if Path(path).read_text().strip() == forbidding:
+                return f"{text}; {path} is {forbidding}: run `{remedy}` as root"
+    if number in (errno.EPERM, errno.EACCES) and step in ("making namespaces", "mapping users", _BUILD):
+        return f"{text}; {_CONTAINER}"
+    if number in (errno.ENOSYS, errno.EINVAL):
+        return f"{text}; Linux 5.14 or newer with user, mount, pid, net, ipc and uts namespaces is needed"
+    if number == errno.ENOSPC:
+        return f"{text}; the limit on namespaces is reached: raise the values in /proc/sys/user/"
+    return text
+
+
+_BUILD = "building the root file system"

@@ -1,0 +1,65 @@
+"""What the server, a zygote and a jail say to each other, over SOCK_SEQPACKET pairs.
+
+Invariant: a job's bytes go from the server straight to the one jail that runs it; the zygote, from whose memory the
+next jail is forked, never sees them. Descriptors travel beside the message that they belong to.
+"""
+
+from __future__ import annotations
+
+import array
+import json
+import os
+import socket
+from collections.abc import Sequence
+
+INLINE_BYTES = 1 << 16
+"""Longer messages travel in a memory file: a datagram is bounded by the socket's buffer."""
+_DESCRIPTORS = 16
+_IN_FILE = b"\0"
+
+
+class Closed(Exception):
+    """The other side is gone."""
+
+
+def send(connection: socket.socket, message: dict, descriptors: Sequence[int] = ()) -> None:
+    """Raises OSError when the other side is gone."""
+    body = json.dumps(message).encode()
+    passed = list(descriptors)
+    if len(body) <= INLINE_BYTES:
+        _send(connection, body, passed)
+        return
+    with open(os.memfd_create("message", os.MFD_CLOEXEC), "wb", buffering=0) as file:
+        file.write(body)
+        _send(connection, _IN_FILE, [*passed, file.fileno()])
+
+
+def receive(connection: socket.socket) -> tuple[dict, list[int]]:
+    """The next message and the descriptors with it. Raises Closed, and BlockingIOError on an unblocking socket."""
+    room = socket.CMSG_SPACE(_DESCRIPTORS * array.array("i").itemsize)
+    try:
+        body, ancillary, _flags, _address = connection.recvmsg(INLINE_BYTES, room, socket.MSG_CMSG_CLOEXEC)
+    except ConnectionError as error:
+        raise Closed from error
+    descriptors = array.array("i")
+    for _level, _kind, data in ancillary:
+        descriptors.frombytes(data[: len(data) - len(data) % descriptors.itemsize])
+    if not body:
+        raise Closed
+    passed = list(descriptors)
+    if body == _IN_FILE:
+        with open(passed.pop(), "rb") as file:
+            file.seek(0)
+            body = file.read()
+    return json.loads(body), passed
+
+
+def report(last: bool, code: int | None, seconds: float) -> bytes:
+    """A stage's end, as a message. By hand: what a jail's first process does costs every job."""
+    said = "null" if code is None else code
+    return f'{{"last": {"true" if last else "false"}, "code": {said}, "seconds": {seconds:.6f}}}'.encode()
+
+
+def _send(connection: socket.socket, body: bytes, descriptors: list[int]) -> None:
+    ancillary = [(socket.SOL_SOCKET, socket.SCM_RIGHTS, array.array("i", descriptors))] if descriptors else []
+    connection.sendmsg([body], ancillary)

@@ -1,0 +1,197 @@
+"""One job in its jail, as the server sees it.
+
+Invariant: `end` leaves nothing: the jail is dead, or has said that all of the job's processes are, and every descriptor
+is closed. How the job ended is what the jail says; only when it was told to stop and stays silent is it decided here.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import signal
+from collections.abc import Coroutine
+from contextlib import suppress
+from typing import Any
+
+from recipe.dag.sandbox.jail import protocol, supervisor, watchdog
+from recipe.dag.sandbox.jail.handle import Jail
+from recipe.dag.sandbox.jail.pump import Pump
+from recipe.dag.sandbox.limits import Limits
+from recipe.dag.sandbox.outcome import Execution, Outcome, SandboxError
+
+WATCH_S = 0.05
+_PUMP_AFTER_S = 0.005
+_GRACE_S = 5.0
+"""For a jail to end its job and hand back files, before it is killed whole."""
+_STOP_AGAIN_S = 0.2
+
+
+class JailDied(SandboxError):
+    """For a reason outside of the job."""
+
+
+class Run:
+    """One job in its jail."""
+
+    def __init__(self, jail: Jail, job: dict[str, Any], stdin: str | None, limits: Limits):
+        self._jail = jail
+        self._job = job
+        self._limits = limits
+        self._loop = asyncio.get_running_loop()
+        self._reports: list[dict[str, Any]] = []
+        self._done: asyncio.Future[None] = self._loop.create_future()
+        self._pumps = [Pump(limits.output_bytes) for _ in range(2 * len(job["stages"]))]
+        self._files = os.memfd_create("files", os.MFD_CLOEXEC) if job["fetch"] else None
+        self._too_much = False
+        self._clean = False
+        self._stops = 0
+        self._number = 0
+        source = _stdin(stdin)
+        try:
+            passed = [source, *(pump.write_end for pump in self._pumps)]
+            protocol.send(jail.connection, job, [*passed, *([self._files] if self._files is not None else [])])
+        except OSError:
+            self._break()
+        finally:
+            os.close(source)
+            for pump in self._pumps:
+                pump.sent()
+        self._started = self._loop.time()
+        self._loop.add_reader(jail.connection, self._hear)
+        self._pumping = self._loop.call_later(_PUMP_AFTER_S, self._pump)
+        self._deadline = self._loop.call_later(max(0.0, job["stages"][0]["timeout_s"]), self._stop)
+
+    async def result(self) -> Execution:
+        """Raises SandboxError when the jail refused the job, JailDied when it broke."""
+        await self._done
+        for pump in self._pumps:
+            pump.close()
+        outcomes = [self._outcome(number) for number in range(len(self._reports))]
+        compiled = outcomes[0] if self._job["language"] == "cpp" else None
+        ran = outcomes[-1] if len(outcomes) == len(self._job["stages"]) else None
+        return Execution(ran, compiled, self._fetched())
+
+    def kill(self) -> None:
+        self._jail.signal(signal.SIGKILL)
+
+    async def end(self) -> None:
+        """Let go of everything; waits for the jail's death unless the jail has said that all is dead."""
+        self._pumping.cancel()
+        self._deadline.cancel()
+        self._loop.remove_reader(self._jail.connection)
+        try:
+            if not self._clean:
+                self.kill()
+                await _uncancelled(self._jail.gone())
+        finally:
+            for pump in self._pumps:
+                pump.close()
+            if self._files is not None:
+                os.close(self._files)
+            self._jail.close()
+
+    def check(self) -> None:
+        """Stop a job whose processes together hold more memory than it may."""
+        if self._limits.memory_mb <= 0 or self._done.done() or self._too_much:
+            return
+        if self._loop.time() - self._started < WATCH_S:
+            return
+        self._number = self._number or self._jail.number()
+        if watchdog.exceeds(self._number, self._limits.memory_mb << 20):
+            self._too_much = True
+            self._stop()
+
+    def _hear(self) -> None:
+        try:
+            while not self._done.done():
+                message, _ = protocol.receive(self._jail.connection)
+                if "refused" in message:
+                    self._done.set_exception(SandboxError(message["refused"]))
+                    return
+                self._reports.append(message)
+                self._deadline.cancel()
+                if message["last"]:
+                    self._clean = True
+                    self._done.set_result(None)
+                else:
+                    following = self._job["stages"][len(self._reports)]
+                    self._deadline = self._loop.call_later(max(0.0, following["timeout_s"]), self._stop)
+        except BlockingIOError:
+            return
+        except (protocol.Closed, ValueError, KeyError):
+            self._break()
+
+    def _break(self) -> None:
+        """The jail went away without a word. After a stop that is our doing; else something is wrong with it."""
+        if self._done.done():
+            return
+        if self._stops:
+            self._reports.append({"code": None, "seconds": self._loop.time() - self._started})
+            self._done.set_result(None)
+        else:
+            why = self._jail.last_words() or "the job may be tried again"
+            self._done.set_exception(JailDied(f"the jail died: {why}"))
+
+    def _stop(self) -> None:
+        """Tell the jail to end the job. The job can get in the way of a signal, so say it again, then kill."""
+        self._deadline.cancel()
+        self._stops += 1
+        if self._stops * _STOP_AGAIN_S > _GRACE_S:
+            self.kill()
+            return
+        self._jail.signal(supervisor.STOP)
+        self._deadline = self._loop.call_later(_STOP_AGAIN_S, self._stop)
+
+    def _pump(self) -> None:
+        for pump in self._pumps:
+            pump.start()
+
+    def _outcome(self, number: int) -> Outcome:
+        report = self._reports[number]
+        stdout, stderr = (pump.text() for pump in self._pumps[2 * number : 2 * number + 2])
+        code, seconds = report["code"], report["seconds"]
+        if code is None and self._too_much:
+            note = f"[sandbox] killed: more than {self._limits.memory_mb} MiB of memory\n"
+            return Outcome("finished", -signal.SIGKILL, stdout, stderr + note, seconds)
+        if code is None or code == -signal.SIGXCPU:
+            return Outcome("timeout", None, stdout, stderr, seconds)
+        return Outcome("finished", code, stdout, stderr, seconds)
+
+    def _fetched(self) -> dict[str, str]:
+        if self._files is None:
+            return {}
+        size = os.fstat(self._files).st_size
+        with suppress(ValueError):
+            return json.loads(os.pread(self._files, size, 0)) if size else {}
+        return {}
+
+
+def _stdin(text: str | None) -> int:
+    """A descriptor to read `text` from. What fits a pipe is a pipe, as programs expect; nobody has to feed it."""
+    if text is None:
+        return os.open(os.devnull, os.O_RDONLY | os.O_CLOEXEC)
+    data = text.encode("utf-8", "surrogatepass")
+    if len(data) <= 1 << 16:
+        read, write = os.pipe2(os.O_CLOEXEC)
+        os.write(write, data)
+        os.close(write)
+        return read
+    with open(os.memfd_create("stdin", os.MFD_CLOEXEC), "wb", buffering=0) as file:
+        file.write(data)
+        # Opened anew: read-only, and at its beginning.
+        return os.open(f"/proc/self/fd/{file.fileno()}", os.O_RDONLY | os.O_CLOEXEC)
+
+
+async def _uncancelled(work: Coroutine[None, None, None]) -> None:
+    """Wait for it even while being cancelled; the cancellation follows."""
+    task = asyncio.ensure_future(work)
+    cancelled: asyncio.CancelledError | None = None
+    while not task.done():
+        try:
+            await asyncio.shield(task)
+        except asyncio.CancelledError as error:
+            cancelled = error
+    if cancelled is not None:
+        raise cancelled
+    task.result()

@@ -1,0 +1,118 @@
+"""The system calls that Python has no function for.
+
+Invariant: every call either does what its name says or raises OSError with the call's name. Nothing here starts a
+thread, and the interpreter lock is held throughout, so a fork may follow at any time.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import signal
+
+_libc = ctypes.PyDLL(None, use_errno=True)
+
+NEWNS, NEWUTS, NEWIPC, NEWUSER, NEWPID, NEWNET = 0x20000, 0x4000000, 0x8000000, 0x10000000, 0x20000000, 0x40000000
+_CLONE_PIDFD = 0x1000
+
+MS_BIND, MS_REC, MS_PRIVATE, MS_NOSUID, MS_NODEV, MS_NOEXEC = 0x1000, 0x4000, 0x40000, 2, 4, 8
+MNT_DETACH = 2
+_ATTR_RDONLY, _ATTR_NOSUID, _ATTR_NODEV = 1, 2, 4
+_AT_FDCWD, _AT_RECURSIVE = -100, 0x8000
+
+PR_SET_PDEATHSIG, PR_SET_DUMPABLE, PR_SET_KEEPCAPS, PR_SET_SECCOMP, PR_CAPBSET_DROP = 1, 4, 8, 22, 24
+PR_SET_NO_NEW_PRIVS, PR_SET_CHILD_SUBREAPER, PR_CAP_AMBIENT = 38, 36, 47
+_LAST_CAPABILITY = 40
+_CAPABILITY_VERSION_3 = 0x20080522
+
+_NUMBERS = {
+    "x86_64": {"clone": 56, "pivot_root": 155, "capset": 126},
+    "aarch64": {"clone": 220, "pivot_root": 41, "capset": 91},
+}
+# These have the same number everywhere.
+_CLOSE_RANGE, _MOUNT_SETATTR = 436, 442
+_LANDLOCK_CREATE_RULESET, _LANDLOCK_ADD_RULE, _LANDLOCK_RESTRICT_SELF = 444, 445, 446
+
+MACHINE, RELEASE = os.uname().machine, os.uname().release
+
+
+def supported() -> bool:
+    """Whether this file and the filter know this architecture."""
+    return MACHINE in _NUMBERS
+
+
+def _checked(result: int, what: str) -> int:
+    if result < 0:
+        number = ctypes.get_errno()
+        raise OSError(number, f"{what}: {os.strerror(number)}")
+    return result
+
+
+def _call(what: str, number: int, *arguments: object) -> int:
+    wide = [ctypes.c_long(value) if isinstance(value, int) else value for value in arguments]
+    return _checked(_libc.syscall(ctypes.c_long(number), *wide), what)
+
+
+def clone(flags: int) -> tuple[int, int]:
+    """A fork into new namespaces: (0, -1) in the child, (pid, pidfd) in the parent. No fork hooks run, on purpose: the
+    child is meant to fork again before it runs anybody's Python."""
+    descriptor = ctypes.c_int(-1)
+    pid = _call(
+        "clone", _NUMBERS[MACHINE]["clone"], flags | _CLONE_PIDFD | signal.SIGCHLD, 0, ctypes.byref(descriptor), 0, 0
+    )
+    return pid, descriptor.value
+
+
+def mount(source: str | None, target: str, kind: str | None, flags: int, data: str | None = None) -> None:
+    encoded = [os.fsencode(text) if text is not None else None for text in (source, target, kind, data)]
+    result = _libc.mount(encoded[0], encoded[1], encoded[2], ctypes.c_ulong(flags), encoded[3])
+    _checked(result, f"mount of {kind or source} on {target}")
+
+
+def restrict_mount(target: str, *, recursive: bool = True, writable: bool = False, devices: bool = False) -> None:
+    """Make a mount, and those below it, nosuid, and read-only and without devices unless told otherwise."""
+    wanted = _ATTR_NOSUID | (0 if writable else _ATTR_RDONLY) | (0 if devices else _ATTR_NODEV)
+    attributes = (ctypes.c_uint64 * 4)(wanted, 0, 0, 0)
+    flags = _AT_RECURSIVE if recursive else 0
+    path = os.fsencode(target)
+    _call("mount_setattr", _MOUNT_SETATTR, _AT_FDCWD, path, flags, ctypes.byref(attributes), ctypes.sizeof(attributes))
+
+
+def pivot_into_cwd() -> None:
+    """Make the working directory, a mount, the root, and let go of the old one."""
+    _call("pivot_root", _NUMBERS[MACHINE]["pivot_root"], b".", b".")
+    _checked(_libc.umount2(b".", MNT_DETACH), "umount of the old root")
+    os.chdir("/")
+
+
+def prctl(option: int, value: object = 0, more: object = 0) -> None:
+    wide = [ctypes.c_ulong(item) if isinstance(item, int) else item for item in (value, more)]
+    _checked(_libc.prctl(option, *wide, ctypes.c_ulong(0), ctypes.c_ulong(0)), f"prctl {option}")
+
+
+def drop_capabilities() -> None:
+    """All sets, the bounding set included."""
+    for capability in range(_LAST_CAPABILITY + 1):
+        # Kernels with fewer capabilities refuse the numbers beyond.
+        _libc.prctl(PR_CAPBSET_DROP, capability, 0, 0, 0)
+    header = (ctypes.c_uint32 * 2)(_CAPABILITY_VERSION_3, 0)
+    _call("capset", _NUMBERS[MACHINE]["capset"], ctypes.byref(header), ctypes.byref((ctypes.c_uint32 * 6)()))
+
+
+def close_from(first: int) -> None:
+    _call("close_range", _CLOSE_RANGE, first, 0x7FFFFFFF, 0)
+
+
+def landlock_create_ruleset(attributes: bytes | None) -> int:
+    """A ruleset's descriptor, or with None the kernel's landlock version. Raises OSError where there is no landlock."""
+    if attributes is None:
+        return _call("landlock_create_ruleset", _LANDLOCK_CREATE_RULESET, None, 0, 1)
+    return _call("landlock_create_ruleset", _LANDLOCK_CREATE_RULESET, attributes, len(attributes), 0)
+
+
+def landlock_add_rule(ruleset: int, kind: int, attributes: bytes) -> None:
+    _call("landlock_add_rule", _LANDLOCK_ADD_RULE, ruleset, kind, attributes, 0)
+
+
+def landlock_restrict_self(ruleset: int) -> None:
+    _call("landlock_restrict_self", _LANDLOCK_RESTRICT_SELF, ruleset, 0)

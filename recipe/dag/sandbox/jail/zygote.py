@@ -1,0 +1,113 @@
+"""A process that has loaded an interpreter, and perhaps libraries, and forks itself into fresh jails.
+
+Invariant: it is single-threaded, holds no secret and never sees a job; it dies with the server, and everything that it
+ever started dies with it, since it is the first process of a process namespace. It is started anew (exec) with a
+scrubbed environment, so it shares no memory with the server.
+"""
+
+from __future__ import annotations
+
+import gc
+import importlib
+import os
+import resource
+import signal
+import socket
+import sys
+from typing import Any
+
+from recipe.dag.sandbox.jail import inside, program, protocol, rootfs, separation, supervisor, syscalls
+from recipe.dag.sandbox.jail.seccomp import Filter
+
+_JAIL_CONNECTION = 3
+
+
+def serve(number: int) -> program.Program:
+    """Fork jails until the server hangs up. Returns in a job's process only.
+
+    number: of the descriptor of the connection to the server.
+    """
+    control = socket.socket(fileno=number)
+    step = "receiving the settings"
+    try:
+        settings, _ = protocol.receive(control)
+        step = "making namespaces"
+        separation.separate(settings, control, inside.NAMESPACES)
+        socket.sethostname(rootfs.NAME)
+        step = "building the root file system"
+        rootfs.build(settings["expose"], settings["host"])
+        settings["places"] = rootfs.writable_places()
+        step = "leaving root"
+        user, group = separation.leave_root(settings["user"])
+        step = "loading libraries"
+        _load(settings)
+        step = "loading the filter"
+        seccomp = Filter()
+    except protocol.Closed:
+        os._exit(0)
+    except BaseException as error:
+        separation.fail(control, step, error)
+    # Nobody waits for jails here: the server holds a descriptor of each, and the kernel collects them.
+    signal.signal(signal.SIGCHLD, signal.SIG_IGN)
+    signal.pthread_sigmask(signal.SIG_BLOCK, signal.valid_signals())
+    gc.collect()
+    gc.freeze()
+    gc.disable()
+    protocol.send(control, {"ready": True, "modules": _modules()})
+    return _fork_jails(control, settings, user, group, seccomp)
+
+
+def _fork_jails(control: socket.socket, settings: dict[str, Any], user: int, group: int, seccomp: Filter):
+    taken = _address_space()
+    while True:
+        try:
+            request, _ = protocol.receive(control)
+        except protocol.Closed:
+            os._exit(0)
+        for _ in range(request["jails"]):
+            ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+            process, descriptor = syscalls.clone(inside.NAMESPACES)
+            if process == 0:
+                ours.detach()
+                control.detach()
+                os.dup2(theirs.fileno(), _JAIL_CONNECTION)
+                theirs.detach()
+                syscalls.close_from(_JAIL_CONNECTION + 1)
+                connection = socket.socket(fileno=_JAIL_CONNECTION)
+                try:
+                    inside.enter(
+                        user, group, settings["disk_mb"], settings["inodes"], settings["places"], settings["expose"]
+                    )
+                    return supervisor.Supervisor(connection, settings, seccomp, taken).run()
+                except BaseException as error:
+                    protocol.send(connection, {"refused": f"the jail broke: {type(error).__name__}: {error}"})
+                    os._exit(separation.FAILED)
+            protocol.send(control, {"jail": True}, [ours.fileno(), descriptor])
+            ours.close()
+            theirs.close()
+            os.close(descriptor)
+
+
+def _load(settings: dict[str, Any]) -> None:
+    """Import what jobs of this kind need, from the paths that jobs will see."""
+    sys.path.pop(0)
+    sys.path += [path for path in settings["packages"] if path not in sys.path]
+    sys.stdout.reconfigure(line_buffering=True)
+    for name in settings["preload"]:
+        importlib.import_module(name)
+    for statement in settings["warm_up"]:
+        exec(statement, {})
+    # A program must not find our modules; it may have some of the same name.
+    for name in [name for name in sys.modules if name.partition(".")[0] == "recipe"]:
+        del sys.modules[name]
+
+
+def _modules() -> list[str]:
+    """What a program that imports one of these names would get from here, rather than from its own files."""
+    return sorted({name.partition(".")[0] for name in sys.modules})
+
+
+def _address_space() -> int:
+    """Of this process, in bytes."""
+    with open("/proc/self/statm") as file:
+        return int(file.read().split()[0]) * resource.getpagesize()

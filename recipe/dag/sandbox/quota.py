@@ -1,0 +1,70 @@
+"""How much a session's directory holds, and taking back what a call wrote beyond its quota.
+
+Invariant: measuring follows no symlink and reads a bounded number of entries, so a job cannot make it wander or hang.
+"""
+
+from __future__ import annotations
+
+import os
+import stat
+from contextlib import suppress
+from dataclasses import dataclass, field
+from pathlib import Path
+
+MAX_ENTRIES = 50_000
+"""Files and directories in one session."""
+_ENTRY_BYTES = 512
+"""What an entry costs at least, so that empty ones count."""
+
+
+@dataclass(frozen=True)
+class Usage:
+    """stamps: the change time of each file, by inode: nothing that a job does can set it."""
+
+    bytes: int = 0
+    entries: int = 0
+    stamps: dict[int, int] = field(default_factory=dict)
+
+    def over(self, quota_bytes: int) -> str | None:
+        """What is too much, or None."""
+        if self.entries > MAX_ENTRIES:
+            return f"{MAX_ENTRIES} files and directories"
+        return f"{quota_bytes >> 20} MiB" if self.bytes > quota_bytes else None
+
+
+def measure(directory: Path) -> Usage:
+    """Blocks; for a thread."""
+    size, entries, stamps = 0, 0, {}
+    for _, folders, names, handle in os.fwalk(directory):
+        for name in (*folders, *names):
+            with suppress(OSError):
+                status = os.stat(name, dir_fd=handle, follow_symlinks=False)
+                entries += 1
+                size += max(status.st_blocks * 512, _ENTRY_BYTES)
+                if not stat.S_ISDIR(status.st_mode):
+                    stamps[status.st_ino] = status.st_ctime_ns
+        if entries > MAX_ENTRIES:
+            break
+    return Usage(size, entries, stamps)
+
+
+def roll_back(directory: Path, before: Usage) -> None:
+    """Remove the files that were made or changed since `before`, and the directories that are empty then. Blocks."""
+    for _, folders, names, handle in os.fwalk(directory, topdown=False):
+        for name in (*folders, *names):
+            with suppress(OSError):
+                status = os.stat(name, dir_fd=handle, follow_symlinks=False)
+                if stat.S_ISDIR(status.st_mode):
+                    os.rmdir(name, dir_fd=handle)
+                elif before.stamps.get(status.st_ino) != status.st_ctime_ns:
+                    os.unlink(name, dir_fd=handle)
+
+
+def unlock(directory: Path) -> None:
+    """Give back to this user the directories that a job locked. Blocks; call it when the job is dead."""
+    for folder, folders, _ in os.walk(directory):
+        for name in folders:
+            path = os.path.join(folder, name)
+            with suppress(OSError):
+                if not os.path.islink(path) and not os.access(path, os.R_OK | os.W_OK | os.X_OK):
+                    os.chmod(path, 0o700)

@@ -1,0 +1,192 @@
+"""The server's process: engine, listener, signals, and what is left at the end.
+
+Invariant: it listens on the loopback address or a UNIX socket unless a token is asked for; it never runs below the
+isolation that was asked for; and when it has ended, killed or not, none of its jobs, files or sockets is left.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import resource
+import signal
+import socket
+import subprocess
+import sys
+import tempfile
+from collections.abc import Callable
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from aiohttp import web
+
+from recipe.dag.errors import UserError
+from recipe.dag.sandbox import log
+from recipe.dag.sandbox.engines import choose
+from recipe.dag.sandbox.fair_queue import FairQueue, default_slots
+from recipe.dag.sandbox.guard import is_loopback
+from recipe.dag.sandbox.limits import Limits
+from recipe.dag.sandbox.outcome import Unavailable
+from recipe.dag.sandbox.server import SandboxServer
+from recipe.dag.sandbox.sessions import Sessions
+
+_JANITOR_S = 10.0
+_IDLE_S = 75.0
+"""How long a connection may stay without a whole request."""
+_LINGER_S = 3.0
+"""How long a refused body is read on, so that its sender sees the answer."""
+
+
+class CannotIsolate(UserError):
+    """This machine does not allow what was asked for: what is missing and how to mend it."""
+
+
+@dataclass(frozen=True)
+class Options:
+    """port 0 picks a free one. socket: a path to listen on instead of host and port. root: an existing directory to
+    work in, removed at the end; a fresh one when None. grace_s: how long running jobs may go on after SIGTERM."""
+
+    host: str = "127.0.0.1"
+    port: int = 8080
+    socket: str | None = None
+    isolation: str = "full"
+    accept_unsandboxed: bool = False
+    engine: str = "auto"
+    max_concurrent: int = 0
+    max_queue: int = 1024
+    memory_mb: int = 1024
+    max_memory_mb: int = 8192
+    max_sessions: int = 1024
+    sessions_mb: int = 8192
+    grace_s: float = 5.0
+    log_level: str = "info"
+    root: str | None = None
+
+
+def check(options: Options, *, with_token: bool) -> None:
+    """Raises UserError."""
+    if not (options.socket or is_loopback(options.host) or with_token):
+        raise UserError(
+            f"the sandbox runs whatever it is sent: to listen on {options.host} it needs --token-file; "
+            "without one, take --host 127.0.0.1 or --socket"
+        )
+    for name, least in (("max_concurrent", 0), ("max_queue", 0), ("memory_mb", 16), ("max_sessions", 0)):
+        if getattr(options, name) < least:
+            raise UserError(f"--{name.replace('_', '-')} must be at least {least}, not {getattr(options, name)}")
+
+
+def run(options: Options, read_token: Callable[[], str], announce: Callable[[dict[str, Any]], None]) -> None:
+    """Serve until SIGTERM or SIGINT. Raises UserError when it cannot start."""
+    log.set_up(options.log_level)
+    _allow_many_files()
+    root = options.root or tempfile.mkdtemp(prefix="verl-dag-sandbox-")
+    janitor = _start_janitor(root)
+
+    def listening(facts: dict[str, Any]) -> None:
+        if "socket" in facts:
+            # Only what this server bound: another's must stay.
+            janitor.stdin.write(os.fsencode(os.path.abspath(facts["socket"])) + b"\n")
+        announce(facts)
+
+    try:
+        asyncio.run(_serve(options, Path(root), read_token, listening))
+    except Unavailable as error:
+        raise CannotIsolate(f"the sandbox cannot start with isolation {options.isolation}: {error}") from None
+    except OSError as error:
+        raise UserError(f"the sandbox cannot listen or work: {error}") from None
+    finally:
+        janitor.stdin.close()
+        # It goes on by itself with what takes longer.
+        with suppress(subprocess.TimeoutExpired):
+            janitor.wait(_JANITOR_S)
+
+
+async def _serve(
+    options: Options, root: Path, read_token: Callable[[], str], announce: Callable[[dict[str, Any]], None]
+) -> None:
+    loop, stop = asyncio.get_running_loop(), asyncio.Event()
+    for number in (signal.SIGTERM, signal.SIGINT):
+        loop.add_signal_handler(number, stop.set)
+    engine = choose(options.isolation, options.accept_unsandboxed, options.engine, root=root)
+    sessions = None
+    try:
+        await engine.start()
+        # Only now: what an engine forked must not know it.
+        token = read_token()
+        queue = FairQueue(options.max_concurrent or default_slots(), options.max_queue)
+        sessions = Sessions(
+            root, owner=engine.owner, max_sessions=options.max_sessions, max_bytes=options.sessions_mb << 20
+        )
+        sessions.start()
+        limits = Limits(memory_mb=options.memory_mb)
+        server = SandboxServer(engine, queue, sessions, limits=limits, max_memory_mb=options.max_memory_mb, token=token)
+        # A client that hangs up cancels the handler, which kills the job.
+        runner = web.AppRunner(
+            server.app(),
+            handler_cancellation=True,
+            access_log=None,
+            shutdown_timeout=options.grace_s,
+            lingering_time=_LINGER_S,
+            keepalive_timeout=_IDLE_S,
+        )
+        await runner.setup()
+        try:
+            where = await _listen(runner, options)
+            facts = {**where, "isolation": engine.isolation, "engine": engine.name, "slots": queue.slots}
+            announce(facts)
+            log.event("listening", **facts, pid=os.getpid())
+            await stop.wait()
+            log.event("stopping", running=queue.running, queue=queue.waiting)
+            queue.close()
+        finally:
+            await runner.cleanup()
+    finally:
+        await engine.close()
+        if sessions is not None:
+            await sessions.close()
+
+
+async def _listen(runner: web.AppRunner, options: Options) -> dict[str, Any]:
+    """Where it listens. Raises OSError, UserError."""
+    if options.socket is None:
+        await web.TCPSite(runner, options.host, options.port, backlog=1024).start()
+        port = runner.addresses[0][1]
+        host = f"[{options.host}]" if ":" in options.host else options.host
+        return {"url": f"http://{host}:{port}", "port": port}
+    _clear_socket(options.socket)
+    before = os.umask(0o177)
+    try:
+        await web.UnixSite(runner, options.socket, backlog=1024).start()
+    finally:
+        os.umask(before)
+    return {"socket": options.socket}
+
+
+def _clear_socket(path: str) -> None:
+    """Remove what a killed server left. Raises UserError where a server listens, or where something else lies."""
+    if not os.path.lexists(path):
+        return
+    with socket.socket(socket.AF_UNIX) as probe:
+        try:
+            probe.connect(path)
+        except ConnectionRefusedError:
+            os.unlink(path)
+            return
+        except OSError:
+            pass
+    raise UserError(f"--socket {path}: something is there already; name another path, or remove it")
+
+
+def _start_janitor(root: str) -> subprocess.Popen[bytes]:
+    command = [sys.executable, "-I", "-S", "-W", "ignore", str(Path(__file__).with_name("janitor.py")), root]
+    return subprocess.Popen(
+        command, bufsize=0, stdin=subprocess.PIPE, stdout=subprocess.DEVNULL, cwd="/", start_new_session=True
+    )
+
+
+def _allow_many_files() -> None:
+    """A job takes several descriptors, a client one."""
+    _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))

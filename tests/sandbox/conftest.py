@@ -1,0 +1,65 @@
+"""One server for all tests that leave it as they found it, and what is left of it."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import sys
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import httpx
+import pytest
+
+from recipe.dag.sandbox.launch import LocalSandbox
+
+
+class Caller:
+    """Requests to one server, with its token."""
+
+    def __init__(self, local: LocalSandbox):
+        self.local = local
+
+    def __call__(self, method: str, path: str, body: object = None, **options: Any) -> httpx.Response:
+        headers = {"Authorization": f"Bearer {self.local.token}", **options.pop("headers", {})}
+        if body is not None and not isinstance(body, bytes):
+            headers.setdefault("Content-Type", "application/json")
+            body = json.dumps(body).encode()
+        return httpx.request(
+            method, f"{self.local.url}{path}", content=body, headers=headers, timeout=60, trust_env=False, **options
+        )
+
+    def run(self, code: str, **fields: object) -> dict[str, Any]:
+        """The answer of /run_code, whose status must be 200."""
+        response = self("POST", "/run_code", {"code": code, "language": "python", **fields})
+        assert response.status_code == 200, response.text
+        return response.json()
+
+    def stdout(self, code: str, **fields: object) -> str:
+        return self.run(code, **fields)["run_result"]["stdout"]
+
+
+@pytest.fixture(scope="session")
+def local(sandbox_level) -> Iterator[LocalSandbox]:
+    sandbox = LocalSandbox(max_concurrent=8, **sandbox_level)
+    asyncio.run(sandbox.start())
+    yield sandbox
+    sandbox.close()
+
+
+@pytest.fixture(scope="session")
+def call(local) -> Caller:
+    return Caller(local)
+
+
+@pytest.fixture(scope="session")
+def caller() -> Callable[[LocalSandbox], Caller]:
+    """For tests with a server of their own."""
+    return Caller
+
+
+@pytest.fixture(scope="session")
+def env() -> dict[str, str]:
+    """For child processes that import what these tests do."""
+    return os.environ | {"PYTHONPATH": os.pathsep.join(path or os.getcwd() for path in sys.path)}

@@ -1,0 +1,114 @@
+"""One engine of each kind for all tests of the jail, and what must hold after every one of them."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import time
+from pathlib import Path
+
+import pytest
+
+from recipe.dag.sandbox import survivors
+from recipe.dag.sandbox.engines import choose
+from recipe.dag.sandbox.outcome import Execution, Unavailable
+
+PATIENCE_S = 15.0
+
+
+class Box:
+    """An engine on an event loop of its own, which runs only while something is asked of it."""
+
+    def __init__(self, name: str, root: Path):
+        self.name = name
+        self.root = root
+        self.loop = asyncio.new_event_loop()
+        self.engine = choose("full", False, name, root=root)
+        self.wait(self.engine.start())
+
+    def wait(self, work):
+        return self.loop.run_until_complete(work)
+
+    def run(self, code: str, **options) -> Execution:
+        return self.wait(self.engine.execute(code, **options))
+
+    def many(self, codes: list[str], **options) -> list[Execution]:
+        async def together() -> list[Execution]:
+            return await asyncio.gather(*(self.engine.execute(code, **options) for code in codes))
+
+        return self.wait(together())
+
+    def counts(self) -> dict[str, int]:
+        """What a leak would make grow."""
+        with open("/proc/self/mounts") as mounts:
+            return {
+                "processes": len(survivors.descendants(os.getpid())),
+                "descriptors": len(os.listdir("/proc/self/fd")),
+                "mounts": len(mounts.readlines()),
+                "files": sum(len(files) + len(folders) for _, folders, files in os.walk(self.root)),
+            }
+
+    def settle(self, wanted: dict[str, int] | None = None) -> dict[str, int]:
+        """The counts when they are those wanted, or have stopped changing; whatever they are when patience ends."""
+        before, deadline = None, time.monotonic() + PATIENCE_S
+        while time.monotonic() < deadline:
+            self.wait(asyncio.sleep(0.01))
+            counts = self.counts()
+            if counts == (wanted or before):
+                break
+            before = counts
+        return counts
+
+    def close(self) -> None:
+        self.wait(self.engine.close())
+        self.loop.close()
+
+
+@pytest.fixture(scope="session")
+def boxes(tmp_path_factory):
+    made: dict[str, Box | str] = {}
+    yield made
+    for box in made.values():
+        if isinstance(box, Box):
+            box.close()
+
+
+@pytest.fixture
+def box_of(boxes, tmp_path_factory):
+    def get(name: str) -> Box:
+        if name not in boxes:
+            try:
+                boxes[name] = Box(name, tmp_path_factory.mktemp(name))
+            except Unavailable as reason:
+                boxes[name] = str(reason)
+        if isinstance(boxes[name], str):
+            pytest.skip(boxes[name])
+        return boxes[name]
+
+    return get
+
+
+def _unharmed(box: Box):
+    """The next call answers, soon, and everything is as it was."""
+    before = box.settle()
+    yield box
+    took = []
+    for _ in range(3):
+        started = time.monotonic()
+        assert box.run("print(6 * 7)").run.stdout == "42\n"
+        took.append(time.monotonic() - started)
+        if took[-1] < 1.0:
+            break
+    assert min(took) < 1.0
+    assert box.settle(before) == before
+
+
+@pytest.fixture(params=["warm", "bwrap"])
+def box(request, box_of):
+    """Each engine in turn."""
+    yield from _unharmed(box_of(request.param))
+
+
+@pytest.fixture
+def warm(box_of):
+    yield from _unharmed(box_of("warm"))

@@ -1,0 +1,422 @@
+"""What a hostile program tries, and what comes of it. Every test also asserts, in its fixture, that the next call
+answers within a second and that no process, mount, descriptor or file is left."""
+
+from __future__ import annotations
+
+import os
+import socket
+import threading
+
+import pytest
+
+from recipe.dag.sandbox.limits import Limits
+
+TRIES = """
+import errno, os, sys
+def attempt(name, act):
+    try:
+        print(name, 'DONE', act())
+    except OSError as error:
+        print(name, errno.errorcode.get(error.errno, error.errno))
+    except Exception as error:
+        print(name, type(error).__name__)
+"""
+CALL = """
+import ctypes
+libc = ctypes.CDLL(None, use_errno=True)
+def call(number, *arguments):
+    if libc.syscall(number, *[ctypes.c_long(a) if isinstance(a, int) else a for a in arguments]) < 0:
+        raise OSError(ctypes.get_errno(), '')
+    return 'called'
+"""
+
+
+def answers(execution) -> dict[str, str]:
+    """What `attempt` printed, by name."""
+    assert execution.run.return_code == 0, execution
+    return dict(line.split(" ", 1) for line in execution.run.stdout.splitlines())
+
+
+# Processes.
+
+
+def test_fork_bomb(box):
+    outcome = box.run("import os\nwhile True:\n try: os.fork()\n except OSError: pass", timeout_s=1).run
+    assert outcome.status == "timeout" or outcome.return_code == -9
+
+
+def test_limit_on_processes_names_itself(warm):
+    code = (
+        "import os, time\nn = 0\ntry:\n while True:\n  if os.fork() == 0: time.sleep(60)\n  n += 1\n"
+        "except OSError as error: print(n, error.errno)"
+    )
+    assert warm.run(code, limits=Limits(processes=16)).run.stdout == "15 11\n"
+
+
+def test_thread_bomb(box):
+    code = "import threading, time\nwhile True: threading.Thread(target=time.sleep, args=(60,), daemon=True).start()"
+    outcome = box.run(code, timeout_s=2).run
+    assert outcome.status == "timeout" or "can't start new thread" in outcome.stderr
+
+
+def test_daemon_is_gone_with_the_reply(box):
+    code = (
+        "import os, sys, time\nif os.fork() == 0:\n os.setsid()\n if os.fork() == 0:\n  time.sleep(600)\n os._exit(0)\n"
+        "os.wait(); print('parent done')"
+    )
+    outcome = box.run(code, timeout_s=20).run
+    assert outcome.stdout == "parent done\n" and outcome.return_code == 0
+    assert outcome.seconds < 15
+
+
+def test_daemon_that_holds_stdout_does_not_delay_the_reply(box):
+    outcome = box.run("import subprocess; subprocess.Popen(['sleep', '600']); print('done')", timeout_s=20).run
+    assert outcome.stdout == "done\n" and outcome.seconds < 15
+
+
+def test_ignoring_every_signal_does_not_help(box):
+    code = (
+        "import signal\nfor n in range(1, 65):\n try: signal.signal(n, signal.SIG_IGN)\n"
+        " except (OSError, ValueError): pass\n"
+        "print('deaf')\nwhile True: pass"
+    )
+    outcome = box.run(code, timeout_s=0.7).run
+    assert (outcome.status, outcome.return_code, outcome.stdout) == ("timeout", None, "deaf\n")
+
+
+def test_stopping_itself_is_a_timeout(box):
+    outcome = box.run("import os; print('x'); os.kill(os.getpid(), 19)", timeout_s=0.5).run
+    assert (outcome.status, outcome.stdout) == ("timeout", "x\n")
+
+
+@pytest.mark.parametrize("target", ["1", "os.getppid()", "-1"])
+def test_killing_the_supervisor(box, target):
+    code = (
+        f"import os\nfor n in (15, 9, 19, 2, 1):\n try: os.kill({target}, n)\n except ProcessLookupError: pass\n"
+        "print('alive')"
+    )
+    outcome = box.run(code, timeout_s=3).run
+    assert outcome.status == "finished"
+    assert outcome.stdout == "alive\n" and outcome.return_code == 0
+
+
+def test_flooding_the_supervisor_with_signals_does_not_stop_the_clock(box):
+    outcome = box.run("import os\nwhile True: os.kill(1, 15); os.kill(1, 17)", timeout_s=0.5).run
+    assert outcome.status == "timeout"
+
+
+@pytest.mark.parametrize(
+    ("act", "code"),
+    [
+        ("os.kill(os.getpid(), 9)", -9),
+        ("os.abort()", -6),
+        ("ctypes.string_at(0)", -11),
+        ("os._exit(7)", 7),
+        ("os._exit(255)", 255),
+        ("os.kill(os.getpid(), 15)", -15),
+    ],
+)
+def test_ends_of_a_process(box, act, code):
+    assert box.run(f"import ctypes, os; {act}").run.return_code == code
+
+
+def test_no_core_is_dumped(box):
+    code = "import os\nif os.fork() == 0: os.abort()\nprint(os.WCOREDUMP(os.wait()[1]), os.listdir('.'))"
+    assert box.run(code).run.stdout == "False ['tmp_program.py']\n"
+
+
+# What it can see.
+
+
+def test_environment_holds_nothing_of_the_server(box, monkeypatch):
+    monkeypatch.setenv("HF_TOKEN", "secret-value")
+    code = (
+        "import os, subprocess\nprint(dict(os.environ), open('/proc/self/environ').read())\n"
+        "print(subprocess.run(['cat', '/proc/self/environ', '/proc/self/cmdline'], capture_output=True).stdout)"
+    )
+    stdout = box.run(code).run.stdout
+    assert "secret-value" not in stdout and "HF_TOKEN" not in stdout and "PATH" in stdout
+
+
+def test_own_command_line_does_not_name_the_servers_files(box):
+    stdout = box.run("print(open('/proc/self/cmdline').read())").run.stdout
+    assert os.path.dirname(os.path.dirname(__file__)) not in stdout and str(box.root) not in stdout
+
+
+@pytest.mark.parametrize("what", ["environ", "mem", "maps", "fd", "cwd", "root"])
+def test_supervisor_cannot_be_looked_into(box, what):
+    act = "os.listdir('/proc/1/fd')" if what == "fd" else f"open('/proc/1/{what}').read(1)"
+    act = f"os.readlink('/proc/1/{what}')" if what in ("cwd", "root") else act
+    assert answers(box.run(TRIES + f"attempt('x', lambda: {act})"))["x"] in ("EACCES", "EPERM")
+
+
+def test_only_its_own_processes_are_visible(box):
+    code = "import os; print(sorted(int(n) for n in os.listdir('/proc') if n.isdigit()))"
+    assert box.run(code).run.stdout == "[1, 2]\n"
+
+
+def test_host_files_are_not_there(box, tmp_path):
+    secret = tmp_path / "secret"
+    secret.write_text("hidden")
+    (box.root / "session").mkdir()
+    (box.root / "session" / "file").write_text("hidden")
+    places = [
+        "/etc/shadow",
+        "/root/.ssh",
+        "/root/.bashrc",
+        "/home",
+        "/sys",
+        "/var/log",
+        "/boot",
+        "/run",
+        "/opt",
+        "/srv",
+    ]
+    places += [str(secret), str(box.root), __file__, "/dev/vda", "/dev/kvm", "/dev/mem", "/dev/tty", "/dev/fuse"]
+    places += ["/.host/session/file", "/proc/1/root/etc/shadow", "/proc/1/cwd", "/etc/hostname", "/dev/pts/0"]
+    code = (
+        f"import os\nprint([p for p in {places!r} if os.path.exists(p)], os.listdir('/.host') if "
+        "os.path.isdir('/.host') else [])"
+    )
+    stdout = box.run(code).run.stdout
+    (box.root / "session" / "file").unlink()
+    (box.root / "session").rmdir()
+    assert stdout == "[] []\n"
+
+
+def test_users_are_the_jails_own(box):
+    code = (
+        "import os, pwd; print(os.getuid(), os.getgid(), os.getgroups(), pwd.getpwuid(os.getuid()).pw_name, "
+        "os.uname()[1])"
+    )
+    assert box.run(code).run.stdout in ("61234 61234 [] sandbox sandbox\n", "61234 61234 [65534] sandbox sandbox\n")
+
+
+def test_no_rights_and_no_way_to_new_ones(box):
+    code = (
+        "print({k: v.strip() for k, v in (l.split(':', 1) for l in open('/proc/self/status')) if k[:3] in "
+        "('Cap', 'NoN', 'Sec')})"
+    )
+    stdout = box.run(code).run.stdout
+    for name in ("CapInh", "CapPrm", "CapEff", "CapBnd", "CapAmb"):
+        assert f"'{name}': '{'0' * 16}'" in stdout
+    assert "'NoNewPrivs': '1'" in stdout and "'Seccomp': '2'" in stdout
+
+
+def test_setuid_programs_gain_nothing(box):
+    code = (
+        "import os, subprocess\nfor p in ('/usr/bin/su', '/usr/bin/passwd', '/usr/bin/mount', '/usr/bin/newgrp'):\n"
+        " if os.path.exists(p): subprocess.run([p], stdin=subprocess.DEVNULL, capture_output=True, timeout=5)\n"
+        "print(subprocess.run(['id', '-u'], capture_output=True, text=True).stdout)"
+    )
+    assert "61234" in box.run(code).run.stdout
+
+
+def test_system_cannot_be_written(box):
+    code = TRIES + (
+        "import sysconfig\nsite = sysconfig.get_path('purelib')\n"
+        "places = ['/usr/bin/x', '/usr/lib/x', '/x', '/etc/x', '/etc/passwd', '/dev/x', "
+        "'/proc/sys/kernel/core_pattern',\n"
+        " '/proc/sysrq-trigger', '/proc/sys/kernel/hostname', site + '/x.pth', sys.prefix + '/x', "
+        "sys.executable, '/in/x',\n"
+        " '/work/x', '/var/x', '/usr/src/x', '/.host/x', '/.empty/x', '/.code/x']\n"
+        "for p in places: attempt(p, lambda: open(p, 'a'))"
+    )
+    for place, answer in answers(box.run(code)).items():
+        assert answer in ("EROFS", "EACCES", "EPERM", "ENOENT", "ETXTBSY"), (place, answer)
+
+
+# The network.
+
+
+def test_network_is_cut(box):
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        port = server.getsockname()[1]
+        code = TRIES + (
+            "import socket\nsocket.setdefaulttimeout(2)\n"
+            f"for host, port in (('127.0.0.1', {port}), ('169.254.169.254', 80), ('1.1.1.1', 53), ('::1', {port})):\n"
+            " attempt(host, lambda: socket.create_connection((host, port)))\n"
+            "attempt('dns', lambda: socket.gethostbyname('example.org'))\n"
+            "attempt('udp', lambda: socket.socket(type=socket.SOCK_DGRAM).sendto(b'x', ('1.1.1.1', 53)))\n"
+            "attempt('raw', lambda: socket.socket(socket.AF_INET, socket.SOCK_RAW, 1))\n"
+            "attempt('packet', lambda: socket.socket(socket.AF_PACKET, socket.SOCK_RAW))\n"
+            "attempt('netlink', lambda: socket.socket(socket.AF_NETLINK, socket.SOCK_RAW))\n"
+            "attempt('vsock', lambda: socket.socket(socket.AF_VSOCK, socket.SOCK_STREAM))"
+        )
+        said = answers(box.run(code))
+    assert said.pop("dns") in ("-2", "-3")
+    assert {name: answer for name, answer in said.items() if answer.startswith("DONE")} == {}
+    assert (
+        said["127.0.0.1"] == "ECONNREFUSED" and said["1.1.1.1"] == "ENETUNREACH" and said["netlink"] == "EAFNOSUPPORT"
+    )
+
+
+def test_abstract_sockets_of_the_host_are_out_of_reach(box):
+    with socket.socket(socket.AF_UNIX) as server:
+        server.bind("\0verl-dag-test")
+        server.listen()
+        code = TRIES + "import socket\nattempt('x', lambda: socket.socket(socket.AF_UNIX).connect('\\0verl-dag-test'))"
+        assert answers(box.run(code))["x"] == "ECONNREFUSED"
+
+
+def test_loopback_is_each_jobs_own(box):
+    code = (
+        "import socket, time\ns = socket.create_server(('127.0.0.1', 8080)); a = socket.socket(socket.AF_UNIX)\n"
+        "a.bind('\\0name'); c = socket.create_connection(('127.0.0.1', 8080)); time.sleep(0.5); print('bound')"
+    )
+    assert [execution.run.stdout for execution in box.many([code, code, code])] == ["bound\n"] * 3
+
+
+# The kernel.
+
+
+REFUSED = """
+unshare 272 97 0x10000000
+mount 165 40 b"tmpfs" b"/tmp" b"tmpfs" 0 0
+umount 166 39 b"/.host" 2
+setns 308 268 0 0
+ptrace 101 117 16 1 0 0
+process_vm_readv 310 270 1 0 0 0 0 0
+bpf 321 280 0 0 0
+keyctl 250 219 0
+perf_event_open 298 241 0 0 0 0 0
+userfaultfd 323 282 0
+chroot 161 51 b"/"
+open_by_handle_at 304 265 0 0 0
+shmget 29 194 0 4096 0o1600
+msgget 68 186 0 0o1600
+pidfd_getfd 438 438 0 0 0
+reboot 169 142 0 0 0 0
+personality 135 92 0x40000
+clone_newuser 56 220 0x10000011 0 0 0 0
+clone_newnet 56 220 0x40000011 0 0 0 0
+clone3 435 435 0 0
+io_uring_setup 425 425 1 0
+memfd_create 319 279 b"x" 0
+"""
+
+
+def test_refused_system_calls(box):
+    code = TRIES + CALL
+    code += f"import platform\nx86 = platform.machine() == 'x86_64'\nfor line in {REFUSED.strip().splitlines()!r}:\n"
+    code += " name, first, second, *rest = line.split()\n"
+    code += " attempt(name, lambda: call(int(first if x86 else second), *map(eval, rest)))\n"
+    code += "if x86: attempt('x32', lambda: call(0x40000000 + 39))"
+    said = answers(box.run(code))
+    absent = {"clone3", "io_uring_setup", "memfd_create", "x32"}
+    assert {name for name, answer in said.items() if answer != ("ENOSYS" if name in absent else "EPERM")} == set()
+    assert len(said) >= 22
+
+
+def test_siblings_cannot_be_traced_or_signalled(box):
+    code = (
+        TRIES
+        + CALL
+        + (
+            "import time\nprint('self', os.getpid())\ntime.sleep(0.3)\n"
+            "attempt('kill', lambda: [os.kill(n, 0) for n in range(3, 400)])\n"
+            "attempt('mem', lambda: open('/proc/3/mem'))"
+        )
+    )
+    for execution in box.many([code, code]):
+        assert answers(execution) == {"self": "2", "kill": "ESRCH", "mem": "ENOENT"}
+
+
+def test_no_descriptor_is_inherited(box):
+    code = "import os; print(sorted(int(n) for n in os.listdir('/proc/self/fd'))[:3], len(os.listdir('/proc/self/fd')))"
+    assert box.run(code).run.stdout == "[0, 1, 2] 4\n"
+    bash = box.run("ls /proc/self/fd | wc -l", language="bash").run.stdout
+    assert bash.strip() == "4"
+
+
+def test_descriptors_cannot_be_passed_between_jobs(box):
+    listen = (
+        "import socket, time\ns = socket.socket(socket.AF_UNIX); s.bind('/tmp/s'); s.listen(); s.settimeout(0.6)\n"
+        "try: s.accept(); print('met')\nexcept TimeoutError: print('alone')"
+    )
+    join = (
+        "import socket, time\ntime.sleep(0.3)\n"
+        "try: socket.socket(socket.AF_UNIX).connect('/tmp/s'); print('met')\nexcept OSError: print('alone')"
+    )
+    assert [execution.run.stdout for execution in box.many([listen, join])] == ["alone\n"] * 2
+
+
+def test_earlier_jobs_left_nothing_in_memory(box):
+    word = "".join(("needle", "in", "a", "haystack", str(os.getpid())))
+    for _ in range(3):
+        box.run(f"x = {word!r}", stdin=word, files={"name": "bmVlZGxlaW5h"})
+    halves = word[:10], word[10:]
+    code = (
+        "import re\nword = ({!r} + '_')[:-1].encode() + {!r}.encode()\nfound = 0\n"
+        "for line in open('/proc/self/maps'):\n"
+        "  area, rights = line.split()[:2]\n  start, end = (int(n, 16) for n in area.split('-'))\n"
+        "  if 'r' in rights and '[v' not in line and '[heap]' in line or ' 00:00 0' in line and 'r' in rights:\n"
+        "    with open('/proc/self/mem', 'rb') as m:\n"
+        "      try: m.seek(start); found += m.read(end - start).count(word)\n      except OSError: pass\n"
+        "print(found <= 3)"
+    ).format(*halves)
+    # The program's own copies: the constant that it searches for, and the buffer that it searches.
+    assert box.run(code).run.stdout == "True\n"
+
+
+# Its own end.
+
+
+@pytest.mark.parametrize(
+    "code",
+    [
+        "import atexit, time; atexit.register(time.sleep, 600); print('x')",
+        "import threading, time; threading.Thread(target=time.sleep, args=(600,)).start(); print('x')",
+        "class A:\n def __del__(self):\n  while True: pass\na = A(); print('x')",
+    ],
+    ids=["atexit", "thread", "finalizer"],
+)
+def test_an_end_that_never_comes_is_a_timeout(box, code):
+    outcome = box.run(code, timeout_s=0.7).run
+    assert (outcome.status, outcome.stdout) == ("timeout", "x\n")
+
+
+def test_patched_modules_do_not_reach_the_reply_or_the_next_job(box):
+    code = (
+        "import atexit, builtins, json, os, sys, threading\n"
+        "for m in (json, os, threading, atexit):\n"
+        "  for n in list(vars(m)):\n"
+        "    if callable(getattr(m, n)) and n not in ('fork',): setattr(m, n, lambda *a, **k: 0 / 0)\n"
+        "print('patched')\nsys.stdout.flush()"
+    )
+    assert box.run(code).run.stdout == "patched\n"
+    assert box.run("import json, os; print(json.dumps([1]), os.getpid())").run.stdout == "[1] 2\n"
+
+
+def test_deep_recursion_ends_the_job_only(box):
+    outcome = box.run("import sys\nsys.setrecursionlimit(10**9)\ndef f(): f()\nf()", limits=Limits(memory_mb=128)).run
+    assert outcome.return_code != 0
+    outcome = box.run("eval('(' * 5000 + ')' * 5000)", timeout_s=10).run
+    assert outcome.return_code != 0
+
+
+def test_random_numbers_differ_between_jobs(box):
+    code = "import random, os, uuid; print(random.random(), os.urandom(8), uuid.uuid4())"
+    assert len({execution.run.stdout for execution in box.many([code] * 4)}) == 4
+    code = "import numpy, random; print(numpy.random.rand(), numpy.random.default_rng().random(), random.random())"
+    assert len({execution.run.stdout for execution in box.many([code] * 4, timeout_s=30)}) == 4
+
+
+def test_many_jobs_at_once_keep_apart(box):
+    codes = [
+        f"import os; open('own', 'w').write('{n}'); print(open('own').read(), len(os.listdir('.')))" for n in range(24)
+    ]
+    stdouts = [execution.run.stdout for execution in box.many(codes, timeout_s=60)]
+    assert stdouts == [f"{n} 2\n" for n in range(24)]
+
+
+def test_engine_answers_while_another_thread_is_busy(box):
+    """The jobs' clock is not the server's: a loop that is held up must not time a job out that has ended."""
+    stop = threading.Event()
+    thread = threading.Thread(target=lambda: [None for _ in iter(stop.is_set, True)])
+    thread.start()
+    try:
+        assert box.run("print(1)", timeout_s=30).run.stdout == "1\n"
+    finally:
+        stop.set()
+        thread.join()

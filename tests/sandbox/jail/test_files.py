@@ -1,0 +1,208 @@
+"""A job's files: what is put in, what is handed back, what lasts, what is shared."""
+
+from __future__ import annotations
+
+import asyncio
+import base64
+import os
+import shutil
+from contextlib import contextmanager
+
+import pytest
+
+from recipe.dag.sandbox.outcome import SandboxError
+
+
+def encoded(text: str) -> str:
+    return base64.b64encode(text.encode()).decode()
+
+
+@contextmanager
+def directory(box, name: str):
+    path = box.root / name
+    path.mkdir(parents=True)
+    try:
+        yield path
+    finally:
+        shutil.rmtree(box.root / name.split("/")[0])
+
+
+def test_files_are_there_and_come_back(box):
+    files = {"a.txt": encoded("A"), "deep/er/b.txt": encoded("B"), "skipped": None, "x/IGNORE_THIS_FILE": encoded("no")}
+    files |= {"/mnt/b": encoded("M"), "/tmp/c": encoded("C"), "../d": encoded("D"), "./e": encoded("E")}
+    code = "import os; print(sorted(os.listdir('.')), open('/tmp/c').read(), open('/tmp/d').read())"
+    wanted = ["a.txt", "deep/er/b.txt", "/mnt/b", "../d", "./e", "deep/../a.txt", "missing", "deep"]
+    execution = box.run(code, files=files, fetch=wanted)
+    assert execution.run.stdout == "['a.txt', 'deep', 'e', 'tmp_program.py'] C D\n"
+    found = {"a.txt": "A", "deep/er/b.txt": "B", "/mnt/b": "M", "../d": "D", "./e": "E", "deep/../a.txt": "A"}
+    assert execution.files == {name: encoded(text) for name, text in found.items()}
+
+
+def test_patterns_are_fetched_by_the_names_that_match(box):
+    code = (
+        "import os\nos.makedirs('d/e')\n"
+        "for n in ('1.csv', '2.csv', 'd/3.csv', 'd/e/4.csv', 'x.txt', 'od[d].txt'): open(n, 'w').write(n)"
+    )
+    execution = box.run(code, fetch=["*.csv", "**/4.csv", "d/?.csv", "od[d].txt", "none*"])
+    assert sorted(execution.files) == ["1.csv", "2.csv", "d/3.csv", "d/e/4.csv", "od[d].txt"]
+    absolute = box.run("open('/mnt/z.csv', 'w').write('z')", fetch=["/mnt/*.csv"])
+    assert absolute.files == {"/mnt/z.csv": encoded("z")}
+
+
+@pytest.mark.parametrize(
+    "how", ["1/0", "import time; time.sleep(60)", "import os; os.kill(os.getpid(), 9)", "import os; os._exit(3)"]
+)
+def test_files_come_back_however_it_ended(box, how):
+    execution = box.run(f"f = open('out', 'w'); f.write('kept'); f.flush(); {how}", fetch=["out"], timeout_s=0.5)
+    assert execution.files == {"out": encoded("kept")}
+
+
+def test_only_what_the_program_may_read_is_fetched(box):
+    code = (
+        "import os\nos.symlink('/etc/passwd', 'link'); os.symlink('/', 'up'); os.mkfifo('fifo'); os.mkdir('dir')\n"
+        "open('secret', 'w').close(); os.chmod('secret', 0); os.link('secret', 'hard')\n"
+        "open('sparse', 'wb').truncate(60 << 20); os.symlink('self', 'self')"
+    )
+    names = ["link", "fifo", "dir", "secret", "hard", "sparse", "self", "", ".", "/", "/dev/zero", "/dev/null"]
+    names += ["/proc/self/mem", "/proc/self/environ", "/proc/1/environ", "/proc/1/mem", "/proc/1/root/etc/shadow"]
+    names += ["/etc/shadow", "../../../etc/shadow", "up/etc/shadow", "nul\0byte", "x" * 5000, "/.host/x", "/proc/kcore"]
+    assert box.run(code, fetch=names).files == {}
+
+
+@pytest.mark.parametrize(
+    ("files", "names"),
+    [
+        ({"a": "not base64!"}, "'a'"),
+        ({"a": "QQ"}, "'a'.*padding"),
+        ({"": "QQ=="}, "''"),
+        ({"nul\0": "QQ=="}, "null"),
+        ({"x" * 5000: "QQ=="}, "too long"),
+        ({"d": "QQ==", "d/e": "QQ=="}, "'d/e'"),
+        ({"d/e": "QQ==", "d": "QQ=="}, "'d'"),
+        ({"/usr/bin/x": "QQ=="}, "Read-only|denied"),
+        ({"/etc/passwd": "QQ=="}, "Read-only|denied"),
+        ({"/proc/sys/kernel/core_pattern": "QQ=="}, "Read-only|denied"),
+        ({"\ud800": "QQ=="}, "surrogates"),
+    ],
+)
+def test_files_that_cannot_be_written_are_named(box, files, names):
+    with pytest.raises(SandboxError, match=names):
+        box.run("print(1)", files=files)
+
+
+def test_too_many_files_are_refused(warm):
+    with pytest.raises(SandboxError, match="No space"):
+        warm.run("print(1)", files={f"d/{n}": "" for n in range(30_000)})
+
+
+def test_surrogates_in_the_code_are_refused(box):
+    with pytest.raises(SandboxError, match="code"):
+        box.run("print('\ud800')")
+
+
+def test_code_and_files_of_any_size(box):
+    large = os.urandom(3 << 20)
+    code = "print(open('large', 'rb').read() == bytes(open('large', 'rb').read()), len(text))"
+    code = f"text = '{'x' * 300_000}'\n" + code
+    execution = box.run(code, files={"large": base64.b64encode(large).decode()}, fetch=["large"])
+    assert execution.run.stdout == "True 300000\n"
+    assert base64.b64decode(execution.files["large"]) == large
+
+
+def test_fetched_files_are_bounded_together(box):
+    code = "for n in range(5): open(str(n), 'wb').write(bytes(5 << 20))"
+    assert sorted(box.run(code, fetch=["0", "1", "2", "3", "4"]).files) == ["0", "1", "2"]
+
+
+def test_a_directory_that_lasts(box):
+    with directory(box, "sessions/one") as work:
+        first = box.run("import os; open('kept', 'w').write('text'); print(os.getcwd())", work=work)
+        assert first.run.stdout == "/work\n"
+        second = box.run(
+            "import helper\nprint(open('kept').read(), helper.x, __file__)",
+            work=work,
+            files={"helper.py": encoded("x = 5")},
+        )
+        assert second.run.stdout == "text 5 /tmp/tmp_sandbox/tmp_program.py\n"
+        assert (work / "kept").read_text() == "text"
+        assert sorted(os.listdir(work)) in (["helper.py", "kept"], ["__pycache__", "helper.py", "kept"])
+        fresh = box.run("import os; print(os.path.exists('/work/kept'), os.getcwd())")
+        assert fresh.run.stdout == "False /tmp/tmp_sandbox\n"
+        assert box.run("cat kept; pwd", language="bash", work=work).run.stdout == "text/work\n"
+        assert box.run("", work=work, fetch=["kept", "*.py"]).files == {
+            "kept": encoded("text"),
+            "helper.py": encoded("x = 5"),
+        }
+
+
+def test_shares_are_read_only_and_named(box):
+    with directory(box, "sessions/a") as a, directory(box, "other") as b:
+        box.run("open('table.csv', 'w').write('1,2')", work=a)
+        code = (
+            "import os\nprint(open('/in/planner/table.csv').read(), os.listdir('/in'))\n"
+            "for act in (lambda: open('/in/planner/x', 'w'), lambda: os.remove('/in/planner/table.csv'), lambda: "
+            "open('/in/y', 'w'),\n"
+            "            lambda: os.chmod('/in/planner/table.csv', 0o777), lambda: os.utime('/in/planner')):\n"
+            "  try: act(); print('done')\n  except OSError as e: print(e.errno == 30)"
+        )
+        assert box.run(code, work=b, shares={"planner": a}).run.stdout == "1,2 ['planner']\n" + "True\n" * 5
+        assert box.run(code, shares={"planner": a}).run.stdout == "1,2 ['planner']\n" + "True\n" * 5
+        assert os.listdir(a) == ["table.csv"]
+
+
+def test_other_sessions_are_out_of_sight(box):
+    with directory(box, "sessions/mine") as mine, directory(box, "sessions2") as other:
+        (other / "secret").write_text("hidden")
+        code = (
+            "import os, glob\nprint([p for p in ('/work/../sessions2', '/.host/sessions2', '/.host/sessions') if "
+            "os.path.exists(p)])\n"
+            "print([p for top in ('tmp', 'work', 'in', 'root', '.host', 'var') for p in "
+            "glob.glob(f'/{top}/**/secret', recursive=True)])"
+        )
+        assert box.run(code, work=mine).run.stdout == "[]\n[]\n"
+
+
+@pytest.mark.parametrize("name", ["../x", "a/b", "", ".", "..", "nul\0", "-x", "x" * 100])
+def test_bad_names_of_shares_are_refused(box, name):
+    with directory(box, "s") as share, pytest.raises(SandboxError, match="shares"):
+        box.run("print(1)", shares={name: share})
+
+
+def test_directories_outside_of_the_root_are_refused(box, tmp_path):
+    (box.root / "link").symlink_to(tmp_path)
+    try:
+        for path in (tmp_path, box.root, box.root / "missing", box.root / "link", box.root / ".." / "x"):
+            with pytest.raises(SandboxError, match="no directory under"):
+                box.run("print(1)", work=path)
+    finally:
+        (box.root / "link").unlink()
+
+
+def test_traps_that_a_session_holds_for_the_next_call(box):
+    """FIFOs block nobody, and symlinks reach only what the job itself could reach."""
+    with directory(box, "s") as work:
+        box.run(
+            "import os; os.mkfifo('fifo'); os.symlink('/etc/passwd', 'link'); os.symlink('/root', 'dir')", work=work
+        )
+        with pytest.raises(SandboxError, match="fifo"):
+            box.run("print(1)", work=work, files={"fifo": encoded("x")})
+        with pytest.raises(SandboxError, match="link"):
+            box.run("print(1)", work=work, files={"link": encoded("x")})
+        with pytest.raises(SandboxError, match="dir/x"):
+            box.run("print(1)", work=work, files={"dir/x": encoded("x")})
+        assert box.run("print(1)", work=work, fetch=["fifo", "link"]).files == {}
+
+
+def test_cancelled_call_leaves_its_session_usable(box):
+    with directory(box, "s") as work:
+
+        async def cancel() -> None:
+            task = asyncio.create_task(box.engine.execute("open('x', 'w').close()\nwhile True: pass", work=work))
+            while not (work / "x").exists():
+                await asyncio.sleep(0.01)
+            task.cancel()
+            with pytest.raises(asyncio.CancelledError):
+                await task
+
+        box.wait(cancel())
+        assert box.run("import os; print(os.listdir())", work=work).run.stdout == "['x']\n"

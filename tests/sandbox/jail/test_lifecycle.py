@@ -1,0 +1,293 @@
+"""Engines that start, are hurt, are cancelled, are closed or killed: nothing is left, and the next call works."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+from contextlib import suppress
+from pathlib import Path
+
+import pytest
+
+from recipe.dag.sandbox import survivors
+from recipe.dag.sandbox.engines import choose
+from recipe.dag.sandbox.jail.warm import WarmEngine
+from recipe.dag.sandbox.outcome import SandboxError
+
+REPOSITORY = Path(__file__).resolve().parents[3]
+
+
+def alive(pids) -> set[int]:
+    found = set()
+    for pid in pids:
+        try:
+            with open(f"/proc/{pid}/stat") as file:
+                if file.read().rpartition(")")[2].split()[0] != "Z":
+                    found.add(pid)
+        except OSError:
+            continue
+    return found
+
+
+def until(condition, patience_s: float = 15.0) -> bool:
+    deadline = time.monotonic() + patience_s
+    while not condition():
+        if time.monotonic() > deadline:
+            return False
+        time.sleep(0.02)
+    return True
+
+
+def test_cancelling_kills_the_job(box):
+    async def cancel() -> None:
+        task = asyncio.create_task(box.engine.execute("import time\nwhile True: time.sleep(1)", timeout_s=60))
+        while not box.engine.status()["running"]:
+            await asyncio.sleep(0.01)
+        await asyncio.sleep(0.3)
+        task.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await task
+        assert box.engine.status()["running"] == 0
+
+    box.wait(cancel())
+
+
+def test_cancelling_while_waiting_for_a_jail(box):
+    async def cancel() -> None:
+        tasks = [asyncio.create_task(box.engine.execute("print(1)", timeout_s=60)) for _ in range(20)]
+        await asyncio.sleep(0)
+        for task in tasks[::2]:
+            task.cancel()
+        done = await asyncio.gather(*tasks, return_exceptions=True)
+        assert [type(answer).__name__ for answer in done] == ["CancelledError", "Execution"] * 10
+
+    box.wait(cancel())
+
+
+def test_zygote_killed_in_the_middle_of_a_job(warm):
+    """The job is run again, unless it may have left half of something in a directory that lasts."""
+
+    async def kill(work) -> str:
+        job = warm.engine.execute("import time; time.sleep(0.5); print('through')", timeout_s=60, work=work)
+        task = asyncio.create_task(job)
+        while not warm.engine.status()["running"]:
+            await asyncio.sleep(0.01)
+        for child in survivors.descendants(warm.engine.number("lean")):
+            os.kill(child, signal.SIGKILL)
+        return (await task).run.stdout
+
+    assert warm.wait(kill(None)) == "through\n"
+    work = warm.root / "work"
+    work.mkdir()
+    with pytest.raises(SandboxError, match="jail died"):
+        warm.wait(kill(work))
+    work.rmdir()
+
+
+def test_keeper_killed_while_idle(warm):
+    for kind in ("lean", "sci"):
+        os.kill(warm.engine.number(kind), signal.SIGKILL)
+    assert warm.run("print(2)", timeout_s=60).run.stdout == "2\n"
+    assert warm.run("import numpy; print(3)", timeout_s=60).run.stdout == "3\n"
+
+
+def test_jail_that_keeps_dying(box):
+    async def kill() -> None:
+        task = asyncio.create_task(box.engine.execute("import time; time.sleep(60)", timeout_s=60))
+        killed = set()
+        while not task.done():
+            for run in box.engine._running - killed:
+                await asyncio.sleep(0.1)
+                run.kill()
+                killed.add(run)
+            await asyncio.sleep(0.01)
+        assert len(killed) == 2
+        with pytest.raises(SandboxError, match="jail died"):
+            await task
+
+    box.wait(kill())
+
+
+def test_zygotes_are_replaced_after_enough_jobs(tmp_path):
+    async def many() -> None:
+        engine = WarmEngine(tmp_path, ahead=2, life=12)
+        await engine.start()
+        try:
+            seen, numbers = set(), set()
+            for _ in range(60):
+                numbers.add(engine.number("lean"))
+                seen.add((await engine.execute("print(hash('x'))", timeout_s=60)).run.stdout)
+                await asyncio.sleep(0.02)
+            assert len(seen) >= 2 and len(numbers) >= 2
+            long = asyncio.create_task(engine.execute("import time; time.sleep(2); print('through')", timeout_s=60))
+            await asyncio.sleep(0.05)
+            first = engine.number("lean")
+            while engine.number("lean") == first:
+                await engine.execute("print(1)", timeout_s=60)
+            assert (await long).run.stdout == "through\n"
+        finally:
+            await engine.close()
+
+    before = survivors.descendants(os.getpid())
+    asyncio.run(many())
+    assert until(lambda: survivors.descendants(os.getpid()) <= before)
+
+
+@pytest.mark.parametrize("name", ["warm", "bwrap"])
+def test_closing_ends_everything(tmp_path, name, box_of):
+    box_of(name)  # skips where the engine cannot run
+
+    async def close() -> None:
+        engine = choose("full", False, name, root=tmp_path)
+        await engine.start()
+        task = asyncio.create_task(engine.execute("while True: pass", timeout_s=60))
+        await asyncio.sleep(0.3)
+        await engine.close()
+        with pytest.raises(SandboxError):
+            await task
+        with pytest.raises(SandboxError):
+            await engine.execute("print(1)")
+
+    before, files = survivors.descendants(os.getpid()), len(os.listdir("/proc/self/fd"))
+    asyncio.run(close())
+    assert until(lambda: survivors.descendants(os.getpid()) <= before)
+    assert len(os.listdir("/proc/self/fd")) == files
+    assert list(tmp_path.iterdir()) == []
+
+
+SERVER = """
+import asyncio, sys
+from pathlib import Path
+from recipe.dag.sandbox.engines import choose
+async def main():
+    engine = choose("full", False, sys.argv[2], root=Path(sys.argv[1]))
+    await engine.start()
+    task = asyncio.create_task(engine.execute(
+        "import os, time\\nif os.fork() == 0: os.setsid()\\ntime.sleep(600)", timeout_s=600))
+    await asyncio.sleep(1)
+    code = "import os; print(os.getuid(), open('/proc/self/status').read().count('CapEff:\\t0000000000000000'))"
+    print((await engine.execute(code)).run.stdout, flush=True)
+    await task
+asyncio.run(main())
+"""
+
+
+def serve(
+    root: Path, name: str, python: str = sys.executable, source: Path = REPOSITORY, **options
+) -> subprocess.Popen[str]:
+    environment = {"PATH": os.environ["PATH"], "PYTHONPATH": str(source), "PYTHONDONTWRITEBYTECODE": "1"}
+    return subprocess.Popen(
+        [python, "-c", SERVER, str(root), name], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, cwd="/",
+        env=environment, **options,
+    )  # fmt: skip
+
+
+@pytest.mark.parametrize("name", ["warm", "bwrap"])
+def test_nothing_survives_a_server_that_is_killed(tmp_path, name, box_of):
+    box_of(name)
+    server = serve(tmp_path, name)
+    assert server.stdout.readline() == "61234 1\n", server.stderr.read()
+    family = survivors.descendants(server.pid)
+    assert len(family) >= 3
+    server.kill()
+    server.communicate()
+    assert until(lambda: not alive(family))
+
+
+NOBODY = {"user": 65534, "group": 65534, "extra_groups": []}
+
+
+@pytest.fixture
+def open_folder():
+    """A folder that everybody can reach, with a copy of the sandbox in it."""
+    for base in (tempfile.gettempdir(), "/var/tmp"):
+        folder = Path(tempfile.mkdtemp(dir=base))
+        try:
+            folder.chmod(0o755)
+            if subprocess.run(["ls", str(folder)], capture_output=True, **NOBODY).returncode == 0:
+                package = folder / "recipe" / "dag"
+                shutil.copytree(REPOSITORY / "recipe" / "dag" / "sandbox", package / "sandbox")
+                shutil.copy(REPOSITORY / "recipe" / "dag" / "__init__.py", package)
+                subprocess.run(["chmod", "-R", "a+rX", str(folder)], check=True)
+                yield folder
+                return
+        finally:
+            shutil.rmtree(folder)
+    pytest.skip("no folder for temporary files that an unprivileged user can reach")
+
+
+@pytest.mark.parametrize("name", ["warm", "bwrap"])
+def test_unprivileged_users_get_full_isolation_too(name, box_of, request):
+    if os.getuid() != 0:
+        pytest.skip("the tests run unprivileged already")
+    box_of(name)
+    folder = request.getfixturevalue("open_folder")
+    code = "import sys, recipe.dag.sandbox.engines; sys.exit(sys.version_info < (3, 11))"
+    environment = {"PYTHONPATH": str(folder), "PYTHONDONTWRITEBYTECODE": "1", "PATH": os.environ["PATH"]}
+    for python in (sys.executable, "/usr/bin/python3"):
+        with suppress(OSError):
+            tried = subprocess.run([python, "-c", code], env=environment, cwd="/", capture_output=True, **NOBODY)
+            if tried.returncode == 0:
+                break
+    else:
+        pytest.skip("no Python 3.11 that an unprivileged user can run")
+    root = folder / "root"
+    root.mkdir()
+    os.chown(root, 65534, 65534)
+    server = serve(root, name, python, folder, **NOBODY)
+    assert server.stdout.readline() == "61234 1\n", server.stderr.read()
+    family = survivors.descendants(server.pid)
+    assert len(family) >= 3
+    server.kill()
+    server.communicate()
+    assert until(lambda: not alive(family))
+
+
+def test_short_soak(box):
+    """Mixed jobs, all answers right, and (by the fixture) no growth; examples/soak_sandbox.py is the long one."""
+    kinds = [
+        ("print({n})", "{n}\n", 0),
+        ("import numpy; print(int(numpy.arange({n}).sum()))", None, 0),
+        ("import sys; sys.exit({n} % 100)", "", None),
+        ("print('x' * 100_000)", "x" * 100_000 + "\n", 0),
+        ("import subprocess; subprocess.Popen(['sleep', '99']); print({n})", "{n}\n", 0),
+        ("open('f', 'w').write('{n}'); print(open('f').read())", "{n}\n", 0),
+        ("1 / 0", "", 1),
+    ]
+    count = 210 if box.name == "warm" else 35
+
+    async def one(n: int) -> bool:
+        code, stdout, status = kinds[n % len(kinds)]
+        execution = await box.engine.execute(code.format(n=n), timeout_s=60)
+        wanted = f"{n * (n - 1) // 2}\n" if stdout is None else stdout.format(n=n)
+        return execution.run.stdout == wanted and execution.run.return_code == (n % 100 if status is None else status)
+
+    async def all_of_them() -> list[bool]:
+        queue, answers = iter(range(count)), []
+
+        async def work() -> None:
+            for n in queue:
+                answers.append(await one(n))
+
+        await asyncio.gather(*(work() for _ in range(8)))
+        return answers
+
+    assert box.wait(all_of_them()) == [True] * count
+
+
+def test_status_is_json(box):
+    box.run("print(1)")
+    status = json.loads(json.dumps(box.engine.status()))
+    assert status["isolation"] == "full" and status["engine"] == box.name and status["running"] == 0
+
+
+def test_jails_are_used_once(box):
+    code = "import os; print(sorted(os.listdir('/tmp'))); open('/tmp/mark', 'w').close()"
+    assert len({box.run(code).run.stdout for _ in range(12)}) == 1

@@ -1,0 +1,106 @@
+"""Engines that must not, or cannot, start say why and what to do; nothing steps down by itself."""
+
+from __future__ import annotations
+
+import asyncio
+import errno
+import os
+import sys
+from pathlib import Path
+
+import pytest
+
+from recipe.dag.sandbox.engines import choose
+from recipe.dag.sandbox.execute import Executor
+from recipe.dag.sandbox.jail import exposure, probe, routing, syscalls
+from recipe.dag.sandbox.jail.bwrap import BwrapEngine
+from recipe.dag.sandbox.jail.helper import Helper, NotStarted
+from recipe.dag.sandbox.jail.warm import WarmEngine
+from recipe.dag.sandbox.outcome import Unavailable
+
+
+def test_choice(tmp_path):
+    assert isinstance(choose("full", False, root=tmp_path), WarmEngine)
+    assert isinstance(choose("full", True, "bwrap", root=tmp_path), BwrapEngine)
+    assert isinstance(choose("rlimits", True, root=tmp_path), Executor)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (("rlimits", False), "--i-accept-unsandboxed"),
+        (("rlimits", True, "warm"), "isolates fully"),
+        (("full", True, "rlimits"), "isolates nothing"),
+        (("none", True), "'none' is not one of"),
+        (("full", True, "docker"), "'docker' is not one of"),
+    ],
+)
+def test_what_must_not_be(tmp_path, arguments, message):
+    with pytest.raises(Unavailable, match=message):
+        choose(*arguments, root=tmp_path)
+
+
+def test_bubblewrap_that_is_not_installed(tmp_path, monkeypatch):
+    monkeypatch.setenv("PATH", str(tmp_path))
+    with pytest.raises(Unavailable, match="install the package bubblewrap"):
+        asyncio.run(choose("full", False, "bwrap", root=tmp_path).start())
+
+
+@pytest.mark.parametrize(
+    ("step", "number", "remedy"),
+    [
+        ("making namespaces", errno.EPERM, "seccomp=unconfined"),
+        ("building the root file system", errno.EPERM, "systempaths=unconfined"),
+        ("making namespaces", errno.ENOSPC, "/proc/sys/user/"),
+        ("building the root file system", errno.ENOSYS, "Linux 5.14"),
+    ],
+)
+def test_refusals_of_the_kernel_are_explained(monkeypatch, step, number, remedy):
+    monkeypatch.setattr(probe, "_SYSCTLS", ())
+    assert remedy in probe.explain(step, "OSError: it failed", number)
+    assert "it failed" in probe.explain(step, "OSError: it failed", number)
+
+
+def test_a_sysctl_that_forbids_it_is_named(monkeypatch, tmp_path):
+    path = tmp_path / "unprivileged_userns_clone"
+    path.write_text("0\n")
+    monkeypatch.setattr(probe, "_SYSCTLS", ((str(path), "0", "sysctl -w x=1"),))
+    assert f"{path} is 0: run `sysctl -w x=1` as root" in probe.explain("making namespaces", "EPERM", errno.EPERM)
+
+
+def test_an_engine_that_cannot_start_says_where_it_failed(tmp_path, monkeypatch):
+    async def fail(self) -> None:
+        raise NotStarted("making namespaces", "OSError: clone: Operation not permitted", errno.EPERM)
+
+    monkeypatch.setattr(Helper, "start", fail)
+    with pytest.raises(Unavailable, match="full isolation cannot be set up.*clone: Operation not permitted"):
+        asyncio.run(choose("full", False, root=tmp_path).start())
+
+
+def test_a_helper_that_dies_at_once_is_told_by_its_last_words(tmp_path, monkeypatch):
+    kind = routing.Kind("lean", frozenset(), ("xml",), ("raise SystemExit",))
+    monkeypatch.setattr(routing, "KINDS", (kind,))
+    with pytest.raises(Unavailable, match="loading libraries: SystemExit"):
+        asyncio.run(choose("full", False, root=tmp_path).start())
+
+
+def test_an_architecture_without_a_filter_is_refused(tmp_path, monkeypatch):
+    monkeypatch.setattr(syscalls, "MACHINE", "riscv64")
+    with pytest.raises(Unavailable, match="riscv64"):
+        asyncio.run(choose("full", False, root=tmp_path).start())
+
+
+def test_a_kernel_that_is_too_old_is_refused(tmp_path, monkeypatch):
+    monkeypatch.setattr(syscalls, "RELEASE", "5.10.0-generic")
+    with pytest.raises(Unavailable, match="5.14.*5.10.0-generic"):
+        asyncio.run(choose("full", False, root=tmp_path).start())
+
+
+def test_what_is_exposed_is_the_interpreter_and_no_more(monkeypatch):
+    shown = exposure.interpreter()
+    for path in (sys.executable, sys.prefix, os.__file__):
+        assert exposure.under(str(Path(path).resolve()), [*shown, *exposure.SYSTEM])
+    assert not {"/", "/home", "/root", "/tmp", "/etc"} & set(shown)
+    monkeypatch.setattr(sys, "prefix", "/etc")
+    with pytest.raises(ValueError, match="virtual environment"):
+        exposure.interpreter()

@@ -1,0 +1,102 @@
+"""Files of a session, opened from outside: no name and no trap in the directory leads out of it."""
+
+from __future__ import annotations
+
+import os
+import socket
+import threading
+import time
+from pathlib import Path
+
+import pytest
+
+from recipe.dag.sandbox import beneath
+
+
+@pytest.fixture(params=[True, False], ids=["openat2", "fallback"])
+def folder(request, tmp_path, monkeypatch):
+    if request.param and not beneath._has_openat2():
+        pytest.skip("openat2: the kernel, or a container's filter, does not have it")
+    monkeypatch.setattr(beneath, "_has_openat2", lambda: request.param)
+    (tmp_path / "outside").write_text("secret")
+    inside = tmp_path / "inside"
+    (inside / "deep").mkdir(parents=True)
+    (inside / "deep" / "file").write_text("mine")
+    handle = os.open(inside, os.O_RDONLY | os.O_DIRECTORY)
+    yield inside, handle
+    os.close(handle)
+
+
+def read(handle: int, name: str) -> str:
+    with open(beneath.open_file(handle, name)) as file:
+        return file.read()
+
+
+def test_files_inside_are_read(folder):
+    _, handle = folder
+    assert read(handle, "deep/file") == read(handle, "./deep//file") == "mine"
+
+
+@pytest.mark.parametrize("name", ["", "/", "..", "../outside", "deep/../../outside", "/etc/passwd", "a\0b"])
+def test_names_that_lead_out_are_refused(folder, name):
+    with pytest.raises(ValueError, match="not a relative name"):
+        read(folder[1], name)
+
+
+def test_traps_are_refused_and_nothing_blocks(folder):
+    inside, handle = folder
+    (inside / "link").symlink_to("../outside")
+    (inside / "absolute").symlink_to("/etc/passwd")
+    (inside / "up").symlink_to("..")
+    (inside / "near").symlink_to("deep/file")
+    os.link(inside.parent / "outside", inside / "hard")
+    os.mkfifo(inside / "fifo")
+    with socket.socket(socket.AF_UNIX) as server:
+        server.bind(str(inside / "socket"))
+    for name in ("link", "absolute", "up/outside", "near", "hard", "fifo", "socket", "deep", "deep/file/x", "missing"):
+        with pytest.raises(OSError):
+            read(handle, name)
+
+
+def test_created_folders_are_inside_too(folder):
+    inside, handle = folder
+    os.close(beneath.open_folder(handle, ("a", "b"), create=True, owner=os.getuid()))
+    assert (inside / "a" / "b").is_dir()
+    (inside / "up").symlink_to("..")
+    with pytest.raises(OSError):
+        beneath.open_folder(handle, ("up", "made"), create=True)
+    assert not (inside.parent / "made").exists()
+
+
+def test_a_name_that_changes_while_we_look_never_leads_out(folder):
+    inside, handle = folder
+    (inside.parent / "trap").mkdir()
+    (inside.parent / "trap" / "file").write_text("secret")
+    stop = threading.Event()
+
+    def swap() -> None:
+        Path(inside / "swap").mkdir()
+        (inside / "swap" / "file").write_text("mine")
+        (inside / "link").symlink_to("../trap")
+        while not stop.is_set():
+            os.rename(inside / "swap", inside / "kept")
+            os.rename(inside / "link", inside / "swap")
+            os.rename(inside / "swap", inside / "link")
+            os.rename(inside / "kept", inside / "swap")
+
+    thread = threading.Thread(target=swap)
+    thread.start()
+    seen = set()
+    try:
+        deadline = time.monotonic() + 60
+        tries = 0
+        while tries < 2000 or ("mine" not in seen and time.monotonic() < deadline):
+            tries += 1
+            try:
+                seen.add(read(handle, "swap/file"))
+            except OSError:
+                seen.add("refused")
+    finally:
+        stop.set()
+        thread.join()
+    assert "mine" in seen and "secret" not in seen

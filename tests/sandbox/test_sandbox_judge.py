@@ -1,0 +1,128 @@
+"""Judging without a server: extraction, comparison, what is refused."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+
+import pytest
+
+from recipe.dag.sandbox import judge, wire
+from recipe.dag.sandbox.fair_queue import Overloaded
+
+
+@pytest.mark.parametrize(
+    ("completion", "code", "kind"),
+    [
+        ("Look:\n```python\nprint(1)\n```\ndone", "print(1)", "fenced"),
+        ("```cpp\nint x;\n```\n```py\nprint(2)\n```", "print(2)", "fenced"),
+        ("```\nprint(3)\n```\n```\nprint(4)\n```", "print(3)", "fenced"),
+        ("text ```python\nprint(5)", "print(5)", "incomplete_fenced"),
+        ("inline ```x``` only\nprint(6)", "inline ```x``` only\nprint(6)", "heuristic"),
+        ("print(7)", "print(7)", "heuristic"),
+        ("  \n", "", "empty"),
+    ],
+)
+def test_code_is_found_in_a_completion(completion, code, kind):
+    assert judge.extract(completion, "python") == (code, kind)
+
+
+def test_extraction_is_linear():
+    started = time.monotonic()
+    judge.extract("```\n" + "\n \n```x```" * 500_000, "python")
+    assert time.monotonic() - started < 20
+
+
+@pytest.mark.parametrize(
+    ("printed", "expected", "equal"),
+    [
+        ("1\n2\n", "1\n2", True),
+        ("  YES \n", "yes", True),
+        ("0.3333334", "0.33333333", True),
+        ("0.334", "0.33333333", False),
+        ("1e400", "1e400", True),
+        ("inf", "1", False),
+        ("nan", "1", False),
+        ("1\n2", "1 2", False),
+        ("", "\n", True),
+        ("x", "y", False),
+    ],
+)
+def test_comparison(printed, expected, equal):
+    assert judge.same(printed, expected) is equal
+
+
+CASES = [{"input": {"stdin": str(n)}, "output": {"stdout": str(2 * n)}} for n in range(6)]
+
+
+def submission(**config) -> judge.Submission:
+    given = {"dataset_type": "CommonOJDataset", "language": "python", "provided_data": {"id": 7, "test": CASES}}
+    body = {"dataset": "mine", "id": 7, "completion": "code", "config": given | config}
+    return judge.check(wire.parse(judge.SubmitRequest, body))
+
+
+def evaluate(known: judge.Submission, wrong: set[str] = frozenset()) -> tuple[dict, list[str]]:
+    asked = []
+
+    async def run(job):
+        asked.append(job.stdin)
+        await asyncio.sleep(0.001 * int(job.stdin))
+        stdout = "wrong" if job.stdin in wrong else str(2 * int(job.stdin))
+        return {"status": "Success", "run_result": {"stdout": stdout}}
+
+    return asyncio.run(judge.evaluate(known, "me", run)), asked
+
+
+def test_all_cases_passed_is_accepted():
+    result, asked = evaluate(submission())
+    assert result["accepted"] and len(result["tests"]) == len(asked) == 6
+    assert result["id"] == 7 and result["extracted_code"] == "code" and result["extracted_type"] == "heuristic"
+
+
+def test_the_first_failed_case_ends_it_unless_all_are_wanted():
+    result, asked = evaluate(submission(), {"1"})
+    assert not result["accepted"] and [test["passed"] for test in result["tests"]] == [True, False]
+    assert len(asked) < 6
+    result, asked = evaluate(submission(extra={"run_all_cases": True}), {"1"})
+    assert [test["passed"] for test in result["tests"]] == [True, False, True, True, True, True]
+
+
+def test_long_texts_of_passed_cases_are_cut_unless_wanted_whole():
+    case = {"input": {"stdin": " " * 5000 + "0"}, "output": {"stdout": "0"}}
+    data = {"test": [case]}
+    assert len(evaluate(submission(provided_data=data))[0]["tests"][0]["test_info"]["input"]["stdin"]) < 1100
+    whole = evaluate(submission(provided_data=data, extra={"return_full_case": True}))[0]
+    assert whole["tests"][0]["test_info"] == case
+
+
+def test_a_case_that_could_not_run_is_no_verdict():
+    async def run(_job):
+        raise Overloaded("full")
+
+    with pytest.raises(Overloaded):
+        asyncio.run(judge.evaluate(submission(), "me", run))
+
+
+def test_cases_may_be_json_and_rows_a_list():
+    rows = [{"id": "6", "test": "[]"}, {"id": "7", "test": '[{"input": {"stdin": "1"}, "output": {"stdout": "2"}}]'}]
+    assert len(submission(provided_data=rows).cases) == 1
+
+
+@pytest.mark.parametrize(
+    ("config", "message"),
+    [
+        ({"dataset_type": None}, "no eval class found for dataset mine"),
+        ({"dataset_type": "MBPPDataset"}, "no eval class found for dataset mine"),
+        ({"custom_extract_logic": "import os"}, "never does"),
+        ({"language": None}, "config.language field must exist"),
+        ({"provided_data": None}, "no problem 7"),
+        ({"provided_data": [{"id": 8}]}, "no problem 7"),
+        ({"provided_data": {"test": "["}}, "no JSON"),
+        ({"provided_data": {"test": []}}, "not empty"),
+        ({"provided_data": {"test": [{"input": {}, "output": {}}]}}, "needs input.stdin"),
+    ],
+)
+def test_what_cannot_be_judged_is_refused(config, message):
+    with pytest.raises(wire.Invalid, match=message) as caught:
+        submission(**config)
+    assert caught.value.status == 400

@@ -1,0 +1,165 @@
+"""Cells that share an interpreter, with IPython in it and without."""
+
+from __future__ import annotations
+
+import base64
+import json
+import subprocess
+import sys
+from importlib.util import find_spec
+from pathlib import Path
+
+import pytest
+
+from recipe.dag.sandbox import jupyter
+
+DRIVER = Path(jupyter.__file__).with_name("jupyter_driver.py")
+needs_ipython = pytest.mark.skipif(find_spec("IPython") is None, reason="IPython is not installed")
+
+
+@pytest.fixture
+def notebook(call):
+    def run(*cells: str, **fields: object) -> dict:
+        response = call("POST", "/run_jupyter", {"cells": cells, **fields})
+        assert response.status_code == 200, response.text
+        return response.json()
+
+    return run
+
+
+@pytest.fixture(params=["IPython", "plain"])
+def drive(request):
+    """Runs cells by the driver alone, with or without IPython."""
+    if request.param == "IPython" and find_spec("IPython") is None:
+        pytest.skip("IPython is not installed")
+    hide = "" if request.param == "IPython" else "import sys; sys.modules['IPython'] = None\n"
+
+    def run(*cells: str, cell_timeout: float = 0) -> list[dict]:
+        start = f"{hide}__file__ = {str(DRIVER)!r}\nexec(compile(open(__file__).read(), __file__, 'exec'))"
+        request = json.dumps({"cells": cells, "cell_timeout": cell_timeout})
+        done = subprocess.run([sys.executable, "-c", start], input=request, capture_output=True, text=True, timeout=60)
+        assert done.returncode == 0, done.stderr
+        return [json.loads(line) for line in done.stdout.splitlines()]
+
+    return run
+
+
+def test_state_output_display_and_errors(drive):
+    cells = drive(
+        "a = 123",
+        "a",
+        "print(a); import os; _ = os.system('echo from a child')",
+        "import sys; _ = sys.stderr.write('err')",
+        "raise RuntimeError('no')",
+        "1 +",
+        "print(a + 1)\nNone",
+    )
+    assert [cell["stdout"] for cell in cells] == ["", "", "123\nfrom a child\n", "", "", "", "124\n"]
+    assert [cell["stderr"] for cell in cells] == ["", "", "", "err", "", "", ""]
+    assert [cell["display"] for cell in cells] == [[], [{"text/plain": "123"}], [], [], [], [], []]
+    assert [[error["ename"] for error in cell["error"]] for cell in cells] == [
+        [],
+        [],
+        [],
+        [],
+        ["RuntimeError"],
+        ["SyntaxError"],
+        [],
+    ]
+    trace = "".join(cells[4]["error"][0]["traceback"])
+    assert cells[4]["error"][0]["evalue"] == "no" and "raise RuntimeError" in trace and "jupyter_driver" not in trace
+
+
+def test_a_cell_that_takes_too_long_ends_and_the_next_runs(drive):
+    cells = drive("while True: pass", "print('next')", cell_timeout=0.5)
+    assert cells[0]["error"][0]["ename"] == "CellTimeoutError"
+    assert "longer than 0.5 s" in cells[0]["error"][0]["evalue"] and cells[1]["stdout"] == "next\n"
+
+
+def test_floods_daemons_and_exits_stop_no_later_cell(drive):
+    cells = drive(
+        "import sys; _ = sys.stdout.write('x' * 5_000_000)",
+        "import subprocess; _ = subprocess.Popen(['sleep', '3'])",
+        "import sys; sys.exit(3)",
+        "import sys; sys.stdout = None",
+        "class C: pass\nimport pickle; print(type(pickle.loads(pickle.dumps(C()))).__name__, file=sys.stderr)",
+    )
+    assert len(cells[0]["stdout"]) == 1 << 20
+    assert cells[2]["error"][0]["ename"] == "SystemExit" and cells[2]["error"][0]["evalue"] == "3"
+    assert cells[4]["stderr"] == "C\n"
+
+
+@needs_ipython
+def test_rich_display_magics_and_figures(notebook):
+    cells = notebook(
+        "from IPython.display import HTML, display; display(HTML('<b>1</b>')); HTML('<i>2</i>')",
+        "%%capture out\nprint('captured')",
+        "out.stdout",
+        "import asyncio; await asyncio.sleep(0); 'awaited'",
+    )["cells"]
+    assert [item["text/html"] for item in cells[0]["display"]] == ["<b>1</b>", "<i>2</i>"]
+    assert cells[2]["display"] == [{"text/plain": "'captured\\n'"}]
+    assert cells[3]["display"] == [{"text/plain": "'awaited'"}]
+
+
+@needs_ipython
+@pytest.mark.skipif(find_spec("matplotlib_inline") is None, reason="matplotlib_inline is not installed")
+def test_figures_are_png(notebook):
+    answer = notebook("import matplotlib.pyplot as plt; _ = plt.plot([1, 2])", total_timeout=60)
+    (figure,) = answer["cells"][0]["display"]
+    assert base64.b64decode(figure["image/png"]).startswith(b"\x89PNG")
+
+
+def test_the_answer_has_sandboxfusions_shape(notebook):
+    answer = notebook("print(1)", "1/0")
+    assert answer["driver"].pop("execution_time") > 0
+    error = answer["cells"][1].pop("error")
+    assert error[0].keys() == {"ename", "evalue", "traceback"}
+    assert answer == {
+        "status": "Success",
+        "message": "",
+        "driver": {"status": "Finished", "return_code": 0, "stdout": "", "stderr": ""},
+        "cells": [
+            {"stdout": "1\n", "stderr": "", "display": [], "error": []},
+            {"stdout": "", "stderr": "", "display": []},
+        ],
+        "executor_pod_name": None,
+        "files": {},
+    }
+
+
+def test_files_go_in_and_come_out(notebook):
+    given = base64.b64encode(b"hi").decode()
+    answer = notebook("open('o', 'w').write(open('i').read())", files={"i": given}, fetch_files=["o", "none"])
+    assert answer["files"] == {"o": given}
+
+
+def test_the_whole_takes_no_longer_than_total_timeout(notebook):
+    answer = notebook("print('so far')", "import time; time.sleep(60)", total_timeout=3)
+    assert answer["status"] == "Failed" and answer["cells"] == []
+    assert answer["driver"]["status"] == "TimeLimitExceeded" and answer["driver"]["execution_time"] < 15
+
+
+def test_an_interpreter_that_dies_keeps_the_finished_cells(notebook):
+    answer = notebook("print('before')", "import os; os._exit(5)", "print('never')")
+    assert answer["status"] == "Failed" and answer["driver"]["return_code"] == 5
+    assert [cell["stdout"] for cell in answer["cells"]] == ["before\n"]
+
+
+def test_memory_limit_is_honoured(notebook):
+    answer = notebook("x = bytearray(900 << 20)", "print('alive')", memory_limit_MB=600)
+    lost = answer["driver"]["return_code"] == -9
+    assert lost or answer["cells"][0]["error"][0]["ename"] == "MemoryError"
+    assert notebook("print('alive')")["cells"][0]["stdout"] == "alive\n"
+
+
+def test_what_cannot_be_set_up_is_a_sandbox_error(notebook, call):
+    answer = notebook("1", files={"a": "="})
+    assert answer["status"] == "SandboxError" and answer["driver"] is None
+    assert call("POST", "/run_jupyter", {"cells": ["1"], "kernel": "julia"}).status_code == 422
+
+
+def test_cells_that_write_into_the_drivers_answers_hurt_only_themselves(notebook):
+    code = "import os\nfor fd in range(3, 40):\n    try: os.write(fd, b'garbage\\n')\n    except OSError: pass"
+    assert notebook("1", code, "2")["status"] in ("Failed", "Success")
+    assert notebook("3")["cells"][0]["display"] == [{"text/plain": "3"}]

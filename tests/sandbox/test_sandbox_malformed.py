@@ -1,0 +1,267 @@
+"""Requests that are wrong in every way that we know: the documented answer, and the server goes on."""
+
+from __future__ import annotations
+
+import json
+import os
+import socket
+import tempfile
+import time
+from urllib.parse import urlsplit
+
+import httpx
+import pytest
+
+from recipe.dag.sandbox import body
+
+GOOD = {"code": "print('alive')", "language": "python"}
+
+
+@pytest.fixture(autouse=True)
+def alive(call):
+    """Whatever a test sent, the next normal call is answered at once."""
+    yield
+    started = time.monotonic()
+    assert call.stdout(GOOD["code"]) == "alive\n"
+    assert time.monotonic() - started < 10
+
+
+def problem(response: httpx.Response, status: int = 422) -> dict:
+    assert response.status_code == status, response.text
+    return response.json()["detail"][0]
+
+
+@pytest.mark.parametrize(
+    ("given", "kind", "where"),
+    [
+        ({"code": "1"}, "missing", ["body", "language"]),
+        ({"language": "python"}, "missing", ["body", "code"]),
+        ([], "model_attributes_type", ["body"]),
+        (GOOD | {"language": "cobol"}, "literal_error", ["body", "language"]),
+        (GOOD | {"code": 5}, "string_type", ["body", "code"]),
+        (GOOD | {"code": None}, "string_type", ["body", "code"]),
+        (GOOD | {"run_timeout": None}, "float_type", ["body", "run_timeout"]),
+        (GOOD | {"run_timeout": "soon"}, "float_parsing", ["body", "run_timeout"]),
+        (GOOD | {"memory_limit_MB": "much"}, "int_parsing", ["body", "memory_limit_MB"]),
+        (GOOD | {"memory_limit_MB": 1.5}, "int_from_float", ["body", "memory_limit_MB"]),
+        (GOOD | {"stdin": 5}, "string_type", ["body", "stdin"]),
+        (GOOD | {"files": ["a"]}, "dict_type", ["body", "files"]),
+        (GOOD | {"files": {"a": 1}}, "string_type", ["body", "files", "a"]),
+        (GOOD | {"fetch_files": "a"}, "list_type", ["body", "fetch_files"]),
+        (GOOD | {"code": "\ud800"}, "string_unicode", ["body", "code"]),
+        (GOOD | {"stdin": "\udfff"}, "string_unicode", ["body", "stdin"]),
+        (GOOD | {"share": "all"}, "dict_type", ["body", "share"]),
+    ],
+    ids=str,
+)
+def test_wrong_fields_are_422_as_fastapi_says_it(call, given, kind, where):
+    detail = problem(call("POST", "/run_code", given))
+    assert (detail["type"], detail["loc"]) == (kind, where)
+    assert detail["msg"] and detail.get("url", "https://errors.pydantic.dev/").startswith(
+        "https://errors.pydantic.dev/"
+    )
+
+
+def test_422_is_fastapis_own(call):
+    """The same model behind a real FastAPI application answers the same."""
+    from fastapi import FastAPI
+    from fastapi.testclient import TestClient
+
+    from recipe.dag.sandbox.wire import RunCodeRequest
+
+    app = FastAPI()
+
+    def endpoint(request):
+        return None
+
+    endpoint.__annotations__["request"] = RunCodeRequest
+    app.post("/run_code")(endpoint)
+    with TestClient(app) as reference:
+        for content in (b"{", b"", b'{"code": 1}', b"nonsense", b"[1]", b'{"code": "x", "language": "x"}'):
+            headers = {"Content-Type": "application/json"}
+            theirs = reference.post("/run_code", content=content, headers=headers)
+            ours = call("POST", "/run_code", content)
+            assert ours.status_code == theirs.status_code
+            assert shape(ours.json()["detail"]) == shape(theirs.json()["detail"]), content
+        for content in (b"\xff", b"[" * 100_000):
+            theirs = reference.post("/run_code", content=content, headers={"Content-Type": "application/json"})
+            ours = call("POST", "/run_code", content, headers={"Content-Type": "application/json"})
+            assert (ours.status_code, ours.json()) == (theirs.status_code, theirs.json())
+
+
+def shape(detail: list[dict]) -> list[tuple]:
+    return [(item["type"], item["loc"], item["msg"], item.get("input")) for item in detail]
+
+
+def test_bodies_that_are_no_json(call):
+    kind = {"Content-Type": "application/json"}
+    assert problem(call("POST", "/run_code", b'{"code": ', headers=kind))["type"] == "json_invalid"
+    assert problem(call("POST", "/run_code", b"", headers=kind))["loc"][0] == "body"
+    for content in (b"\xff", b"[" * 1_000_000, b'{"a":' * 200_000):
+        assert call("POST", "/run_code", content, headers=kind).status_code == 400
+
+
+@pytest.mark.parametrize("kind", ["text/plain", "application/x-www-form-urlencoded", "multipart/form-data", ""])
+def test_another_content_type_is_422(call, kind):
+    answer = call("POST", "/run_code", json.dumps(GOOD).encode(), headers={"Content-Type": kind})
+    assert problem(answer)["type"] == "model_attributes_type"
+
+
+def test_a_json_content_type_of_any_kind_or_none_is_fine(call, local):
+    for kind in ("application/json; charset=utf-8", "application/vnd.x+json"):
+        answer = call("POST", "/run_code", json.dumps(GOOD).encode(), headers={"Content-Type": kind})
+        assert answer.json()["status"] == "Success"
+    data = json.dumps(GOOD).encode()
+    request = f"POST /run_code HTTP/1.1\r\nHost: localhost\r\nAuthorization: Bearer {local.token}\r\n"
+    answer = raw(local, request.encode() + b"Content-Length: %d\r\nConnection: close\r\n\r\n" % len(data) + data)
+    assert b"200 OK" in answer and b"alive" in answer
+
+
+@pytest.mark.parametrize(
+    "fields",
+    [
+        {"run_timeout": float("nan")},
+        {"compile_timeout": float("nan")},
+        {"files": {"a": "="}},
+        {"files": {"a": "not base64!"}},
+        {"files": {"a": "YQ"}},
+        {"files": {"": "YQ=="}},
+        {"files": {"nul\0": "YQ=="}},
+        {"files": {"f": "YQ==", "f/g": "YQ=="}},
+        {"files": {"x" * 5000: "YQ=="}},
+        {"share": {"../x": "0" * 32}},
+    ],
+    ids=lambda fields: str(fields)[:50],
+)
+def test_what_cannot_be_set_up_is_a_sandbox_error(call, fields):
+    answer = call.run("print('never')", **fields)
+    assert answer["status"] == "SandboxError" and answer["run_result"] is None
+    assert answer["message"].startswith("exception on running code print('never'): ")
+    assert answer["files"] == {}
+
+
+@pytest.mark.parametrize("name", ["../up", "a/../../up", "/up", "/tmp/up", "../../../../../../../../tmp/up"])
+def test_names_that_lead_out_never_reach_the_host(call, local, name):
+    before = {folder: set(os.listdir(folder)) for folder in ("/", tempfile.gettempdir(), local.root, local.root.parent)}
+    answer = call.run("print('maybe')", files={name: "YQ=="}, fetch_files=[name, "../../etc/shadow", "/etc/shadow"])
+    assert answer["status"] in ("Success", "SandboxError")
+    assert answer["files"] in ({}, {name: "YQ=="})
+    for folder, names in before.items():
+        assert not {new for new in set(os.listdir(folder)) - names if "up" in new}
+
+
+def test_100_mb_bodies_are_413(call, local):
+    for headers in ({}, {"Transfer-Encoding": "chunked"}):
+
+        def pieces():
+            for _ in range(100):
+                yield b"x" * (1 << 20)
+
+        if headers:
+            auth = {"Authorization": f"Bearer {local.token}", "Content-Type": "application/json"}
+            try:
+                answer = httpx.post(f"{local.url}/run_code", content=pieces(), headers=auth, trust_env=False)
+            except httpx.WriteError:
+                # The answer came, and the connection went, while we still sent.
+                continue
+        else:
+            answer = call("POST", "/run_code", b" " * (100 << 20))
+        assert answer.status_code == 413 and str(body.MAX_BODY_BYTES) in answer.json()["detail"]
+
+
+def test_one_byte_below_the_limit_is_read(call):
+    head = json.dumps(GOOD | {"stdin": ""}).encode()[:-2]
+    answer = call(
+        "POST",
+        "/run_code",
+        head + b"x" * (body.MAX_BODY_BYTES - len(head) - 2) + b'"}',
+        headers={"Content-Type": "application/json"},
+    )
+    assert answer.status_code == 200 and answer.json()["run_result"]["stdout"] == "alive\n"
+
+
+def raw(local, data: bytes, timeout_s: float = 20) -> bytes:
+    """Send bytes as they are; everything that comes back until the server closes."""
+    url = urlsplit(local.url)
+    with socket.create_connection((url.hostname, url.port), timeout=timeout_s) as connection:
+        connection.sendall(data)
+        answer = b""
+        while piece := connection.recv(65536):
+            answer += piece
+        return answer
+
+
+def test_garbage_instead_of_http_is_400(local):
+    for data in (b"\x16\x03\x01\x02\x00\x01\x00" * 50 + b"\r\n\r\n", b"GET / HTTP/9.9\r\n\r\n", b"\r\n\0\0\0\r\n\r\n"):
+        assert raw(local, data).startswith((b"HTTP/1.0 400", b"HTTP/1.1 400"))
+
+
+def test_a_body_that_stops_is_given_up(local):
+    """The client goes away in the middle of its own request."""
+    url = urlsplit(local.url)
+    with socket.create_connection((url.hostname, url.port)) as connection:
+        head = f"POST /run_code HTTP/1.1\r\nHost: localhost\r\nAuthorization: Bearer {local.token}\r\n"
+        connection.sendall(head.encode() + b"Content-Type: application/json\r\nContent-Length: 1000\r\n\r\n{")
+
+
+def test_slow_bodies_are_408():
+    """In this process, where the time can be made short."""
+    import asyncio
+
+    from aiohttp import web
+
+    from recipe.dag.sandbox.guard import middlewares
+
+    async def handler(request: web.Request) -> web.Response:
+        return web.json_response(await body.read_json(request))
+
+    async def scenario() -> bytes:
+        app = web.Application(middlewares=middlewares("full", ""))
+        app.router.add_post("/", handler)
+        runner = web.AppRunner(app, lingering_time=0.1)
+        await runner.setup()
+        await web.TCPSite(runner, "127.0.0.1", 0).start()
+        reader, writer = await asyncio.open_connection(*runner.addresses[0])
+        writer.write(b"POST / HTTP/1.1\r\nHost: localhost\r\nContent-Length: 100\r\n\r\n")
+        try:
+            async with asyncio.timeout(20):
+                for _ in range(100):
+                    writer.write(b"1")
+                    await asyncio.sleep(0.05)
+                    if not reader._buffer:
+                        continue
+                    break
+                return await reader.read()
+        finally:
+            writer.close()
+            await runner.cleanup()
+
+    before, body.BODY_TIMEOUT_S = body.BODY_TIMEOUT_S, 0.3
+    try:
+        answer = asyncio.run(scenario())
+    finally:
+        body.BODY_TIMEOUT_S = before
+    assert answer.startswith(b"HTTP/1.1 408") and b"did not arrive within 0.3 s" in answer
+    assert b"Connection: close" in answer
+
+
+def test_many_and_long_names(call):
+    many = {f"d{n % 100}/f{n}": "YQ==" for n in range(20_000)}
+    answer = call.run("import os; print(sum(len(f) for _, _, f in os.walk('.')))", files=many, run_timeout=30)
+    assert answer["status"] in ("Success", "SandboxError")
+    assert call.run("print(1)", fetch_files=["x" * 5000, "\0", "a\0b", ".", "/", "..", "/etc/shadow"])["files"] == {}
+
+
+@pytest.mark.parametrize("path", ["/run_jupyter", "/submit", "/sessions"])
+def test_other_routes_check_as_strictly(call, path):
+    kind = {"Content-Type": "application/json"}
+    assert call("POST", path, b"[1]", headers=kind).status_code == 422
+    assert call("POST", path, b"{", headers=kind).status_code == 422
+    assert call("POST", path, b"[" * 100_000, headers=kind).status_code == 400
+
+
+def test_hosts_other_than_this_are_refused_without_a_token():
+    from recipe.dag.sandbox.guard import is_loopback
+
+    assert all(map(is_loopback, ["localhost", "LOCALHOST", "127.0.0.1", "127.8.8.8", "::1"]))
+    assert not any(map(is_loopback, ["", "evil.example", "10.0.0.1", "0.0.0.0", "localhost.evil.example"]))

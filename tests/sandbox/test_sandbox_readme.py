@@ -1,0 +1,58 @@
+"""The requests in the sandbox's README, as they stand there, against a server."""
+
+from __future__ import annotations
+
+import json
+import re
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from typer.testing import CliRunner
+
+from recipe.dag import cli
+from recipe.dag.sandbox import body, wire
+from recipe.dag.sandbox.fair_queue import default_slots
+
+README = (Path(__file__).parents[2] / "recipe/dag/sandbox/README.md").read_text()
+
+
+@pytest.mark.skipif(shutil.which("curl") is None, reason="curl is not installed")
+def test_requests_run(sandbox_level, env, tmp_path):
+    level = ["--isolation", sandbox_level["isolation"]]
+    level += ["--i-accept-unsandboxed"] * sandbox_level.get("accept_unsandboxed", False)
+    command = [sys.executable, "-m", "recipe.dag.cli", "sandbox", "serve", "--port", "0", "--quiet", *level]
+    blocks = [
+        block for block in re.findall(r"^```bash\n(.*?)^```", README, re.MULTILINE | re.DOTALL) if "curl" in block
+    ]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True, env=env) as server:
+        try:
+            line = server.stdout.readline()
+            port = line.split()[2].rstrip(":").rpartition(":")[2]
+            lines = [f"{line}\necho" for block in blocks for line in block.splitlines()]
+            script = "\n".join(["set -e", *lines]).replace("localhost:8080", f"localhost:{port}")
+            script = script.replace("python -c", f"{sys.executable} -c")
+            done = subprocess.run(["bash", "-c", script], capture_output=True, text=True, cwd=tmp_path)
+        finally:
+            server.terminate()
+    assert done.returncode == 0, done.stderr
+    answers = [line for line in done.stdout.splitlines() if line.strip()]
+    assert json.loads(answers[0])["run_result"]["stdout"] == "42\n"
+    assert '{"bytes": 8}' in done.stdout and '"status": "Success"' in done.stdout
+    assert "\n10\n" in done.stdout and json.loads(answers[-1]) == {"deleted": True}
+    shown = next(line for line in README.splitlines() if line.startswith("sandbox at "))
+    if sandbox_level["isolation"] == "full":
+        assert re.sub(r"\d+", "N", shown) == re.sub(r"\d+", "N", line.strip())
+
+
+def test_every_option_that_it_names_is_one():
+    named = {option.partition("=")[0] for option in re.findall(r"--[a-z][a-z-]+(?:=\w+)?", README)} - {"--quick"}
+    shown = CliRunner().invoke(cli.app, ["sandbox", "serve", "--help"], env={"COLUMNS": "200", "NO_COLOR": "1"}).output
+    assert named and all(option in shown for option in named), named
+
+
+def test_the_figures_that_it_names_are_the_codes():
+    assert body.BODY_TIMEOUT_S == 30 and body.MAX_BODY_BYTES == 32 << 20 and wire.MAX_RUN_S == 3600
+    assert default_slots() >= 8

@@ -1,0 +1,335 @@
+"""`verl-dag sandbox serve` as an operator meets it: where it listens, what it refuses, how it ends."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import shutil
+import signal
+import socket
+import stat
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import aiohttp
+import httpx
+import pytest
+
+from recipe.dag.sandbox import serve as serving
+
+SECONDS = str(800_000 + os.getpid())
+LONG = {"code": f"import subprocess; subprocess.run(['sleep', '{SECONDS}'])", "language": "python", "run_timeout": 60}
+NUMPY = {"code": "import numpy; print(numpy.arange(3).sum())", "language": "python"}
+
+
+@pytest.fixture
+def serve(sandbox_level, env, tmp_path) -> Iterator[Callable]:
+    """A function that starts a server in a temporary directory of its own and returns it with its announcement."""
+    level = ["--isolation", sandbox_level["isolation"]]
+    level += ["--i-accept-unsandboxed"] * sandbox_level.get("accept_unsandboxed", False)
+    (tmp_path / "tmp").mkdir()
+    started = []
+
+    def start(*options: str, expect: str = "sandbox at ") -> tuple[subprocess.Popen, str]:
+        command = [sys.executable, "-m", "recipe.dag.cli", "sandbox", "serve", *level, *options]
+        server = subprocess.Popen(
+            command,
+            stdout=subprocess.PIPE,
+            stderr=open(tmp_path / "log", "w"),
+            text=True,
+            env=env | {"TMPDIR": str(tmp_path / "tmp"), "SECRET_KEY": "not for jobs"},
+        )
+        started.append(server)
+        line = server.stdout.readline()
+        assert line.startswith(expect), (tmp_path / "log").read_text()
+        return server, line.split()[2].rstrip(":")
+
+    yield start
+    for server in started:
+        if server.poll() is None:
+            server.kill()
+        server.wait()
+        server.stdout.close()
+    assert left_behind(tmp_path) == []
+
+
+def left_behind(tmp_path: Path) -> list[str]:
+    """Files of servers, and processes of jobs, once a killed process tree had time to go."""
+    deadline = time.monotonic() + 20
+    while left := [*map(str, (tmp_path / "tmp").iterdir()), *sleepers()]:
+        if time.monotonic() > deadline:
+            break
+        time.sleep(0.02)
+    return left
+
+
+def sleepers() -> list[str]:
+    found = []
+    for name in filter(str.isdigit, os.listdir("/proc")):
+        try:
+            if f"sleep\0{SECONDS}" in Path(f"/proc/{name}/cmdline").read_text():
+                found.append(name)
+        except OSError:
+            continue
+    return found
+
+
+def log_of(tmp_path: Path) -> list[dict]:
+    return [json.loads(line) for line in (tmp_path / "log").read_text().splitlines()]
+
+
+@contextmanager
+def running(url: str, jobs: int = 1, **options):
+    """Long jobs in the background, once all of them run; yields their answers to come."""
+
+    async def post(client: httpx.AsyncClient) -> httpx.Response | Exception:
+        try:
+            return await client.post("/run_code", json=LONG)
+        except httpx.TransportError as error:
+            return error
+
+    loop = asyncio.new_event_loop()
+    client = httpx.AsyncClient(base_url=url, timeout=60, trust_env=False, **options)
+    tasks = [loop.create_task(post(client)) for _ in range(jobs)]
+
+    async def started() -> None:
+        while len(sleepers()) < jobs:
+            assert not any(task.done() for task in tasks)
+            await asyncio.sleep(0.02)
+
+    try:
+        loop.run_until_complete(started())
+        yield lambda: loop.run_until_complete(asyncio.gather(*tasks))
+    finally:
+        loop.run_until_complete(client.aclose())
+        loop.run_until_complete(asyncio.gather(*tasks, return_exceptions=True))
+        loop.close()
+
+
+def test_a_unix_socket_of_this_user_only(serve, tmp_path):
+    path = tmp_path / "s"
+    server, where = serve("--socket", str(path))
+    assert where == str(path) and stat.S_IMODE(path.stat().st_mode) == 0o600
+    with httpx.Client(transport=httpx.HTTPTransport(uds=str(path)), base_url="http://localhost") as http:
+        assert http.post("/run_code", json=NUMPY).json()["run_result"]["stdout"] == "3\n"
+    server.send_signal(signal.SIGTERM)
+    assert server.wait(20) == 0 and not path.exists()
+    assert [line for line in log_of(tmp_path) if line["event"] == "request"][0]["client"] == f"pid {os.getpid()}"
+
+
+def test_a_socket_that_lives_is_not_taken_and_one_that_is_dead_is(serve, env, tmp_path):
+    path = tmp_path / "s"
+    first, _ = serve("--socket", str(path))
+    again = subprocess.run(
+        [sys.executable, "-m", "recipe.dag.cli", "sandbox", "serve", "--socket", str(path)]
+        + ["--isolation=rlimits", "--i-accept-unsandboxed"],
+        env=env | {"TMPDIR": str(tmp_path / "tmp")},
+        capture_output=True,
+        text=True,
+    )
+    assert again.returncode == 2 and "something is there already" in again.stderr
+    with httpx.Client(transport=httpx.HTTPTransport(uds=str(path)), base_url="http://localhost") as http:
+        assert http.get("/v1/ping").json() == "pong"
+    first.kill()
+    first.wait()
+    left_behind(tmp_path)
+    with socket.socket(socket.AF_UNIX) as dead:
+        dead.bind(str(path))
+    serve("--socket", str(path))
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        (["--host", "0.0.0.0"], "it needs --token-file"),
+        (["--isolation", "rlimits"], "--i-accept-unsandboxed"),
+        (["--engine", "rlimits"], "isolates nothing"),
+        (["--token-file", "/nowhere/token"], "No such file"),
+        (["--max-queue", "-1"], "--max-queue must be at least 0"),
+        (["--memory-mb", "1"], "--memory-mb must be at least 16"),
+        (["--host", "192.0.2.1", "--token-file", "TOKEN"], "cannot listen"),
+    ],
+    ids=lambda value: " ".join(value) if isinstance(value, list) else None,
+)
+def test_what_must_not_start_says_why_in_one_line(options, message, env, tmp_path, request):
+    if "--token-file" in options:
+        request.getfixturevalue("full_isolation")
+    (tmp_path / "token").write_text("0123456789abcdef\n")
+    options = [str(tmp_path / "token") if option == "TOKEN" else option for option in options]
+    command = [sys.executable, "-m", "recipe.dag.cli", "sandbox", "serve", "--port", "0", "--quiet", *options]
+    done = subprocess.run(command, capture_output=True, text=True, env=env | {"TMPDIR": str(tmp_path)}, timeout=60)
+    assert done.returncode == 2 and done.stdout == ""
+    assert message in done.stderr and done.stderr.count("\n") == 1, done.stderr
+    assert [path.name for path in tmp_path.iterdir()] == ["token"]
+
+
+@pytest.fixture
+def without_namespaces(full_isolation) -> list[str]:
+    """The head of a command that runs where user namespaces are forbidden: in one that may make no other."""
+    forbid = ["unshare", "--user", "--map-root-user", "sh", "-c"]
+    forbid += ['echo 0 > /proc/sys/user/max_user_namespaces && exec "$@"', "sh"]
+    if shutil.which("unshare") is None or subprocess.run([*forbid, "true"], capture_output=True).returncode:
+        pytest.skip("unshare: cannot forbid user namespaces here")
+    return forbid
+
+
+def test_where_namespaces_are_forbidden_it_ends_with_one_line(without_namespaces, env, tmp_path):
+    command = [sys.executable, "-m", "recipe.dag.cli", "sandbox", "serve", "--port", "0", "--quiet"]
+    env = env | {"TMPDIR": str(tmp_path)}
+    done = subprocess.run([*without_namespaces, *command], capture_output=True, text=True, env=env, timeout=60)
+    assert (done.returncode, done.stdout, done.stderr.count("\n")) == (2, "", 1), done.stderr
+    assert "max_user_namespaces" in done.stderr and "--isolation=rlimits --i-accept-unsandboxed" in done.stderr
+    assert not any(tmp_path.iterdir())
+
+
+def test_where_namespaces_are_forbidden_a_run_ends_with_one_line(without_namespaces, env, tmp_path):
+    code = (
+        "import asyncio\nfrom recipe.dag.errors import UserError\nfrom recipe.dag.sandbox.launch import LocalSandbox\n"
+        "try: asyncio.run(LocalSandbox().start())\nexcept UserError as error: print(error)"
+    )
+    env = env | {"TMPDIR": str(tmp_path)}
+    command = [*without_namespaces, sys.executable, "-c", code]
+    done = subprocess.run(command, capture_output=True, text=True, env=env, timeout=60)
+    assert done.stdout.count("\n") == 1 and done.stderr == ""
+    assert "max_user_namespaces" in done.stdout
+    assert "sandbox.isolation=rlimits sandbox.accept_unsandboxed=true" in done.stdout
+    assert not any(tmp_path.iterdir())
+
+
+def test_a_token_opens_other_addresses(serve, tmp_path):
+    (tmp_path / "token").write_text("0123456789abcdef\nsecond line\n")
+    _, url = serve("--host", "0.0.0.0", "--port", "0", "--token-file", str(tmp_path / "token"))
+    port = url.rsplit(":", 1)[1]
+    for token, status in (("0123456789abcdef", 200), ("0123456789abcdeg", 401), ("second line", 401)):
+        headers = {"Authorization": f"Bearer {token}", "Host": "any.example"}
+        assert httpx.get(f"http://127.0.0.1:{port}/v1/ping", headers=headers, trust_env=False).status_code == status
+
+
+def test_connections_that_never_send_a_whole_request_are_closed(monkeypatch, tmp_path):
+    """In this process, where the time can be made short."""
+    monkeypatch.setattr(serving, "_IDLE_S", 0.3)
+    monkeypatch.setattr(serving.log, "set_up", lambda level: None)
+    received = []
+
+    def announce(facts: dict) -> None:
+        def slow() -> None:
+            with socket.create_connection(("127.0.0.1", facts["port"]), timeout=30) as connection:
+                connection.sendall(b"POST /run_code HTTP/1.1\r\nHost: local")
+                received.append(connection.recv(100))
+            os.kill(os.getpid(), signal.SIGTERM)
+
+        threading.Thread(target=slow).start()
+
+    options = serving.Options(port=0, isolation="rlimits", accept_unsandboxed=True, grace_s=0.1)
+    serving.run(options, lambda: "", announce)
+    assert received == [b""]
+
+
+def test_without_a_token_other_names_are_refused(serve):
+    _, url = serve("--port", "0")
+    with httpx.Client(trust_env=False, base_url=url) as http:
+        assert http.get("/v1/ping", headers={"Host": "rebound.example:80"}).status_code == 403
+        assert http.get("/v1/ping", headers={"Host": "localhost:1"}).status_code == 200
+
+
+def test_the_log_tells_every_request_and_no_content(serve, tmp_path):
+    server, url = serve("--port", "0")
+    with httpx.Client(trust_env=False, base_url=url, timeout=60) as http:
+        http.post(
+            "/run_code", json={"code": "print('pri'+'vate')", "language": "python"}, headers={"X-Client-Id": "me"}
+        )
+        session = http.post("/sessions").json()["id"]
+        http.put(f"/sessions/{session}/files/name-of-a-file", content=b"private")
+        http.post("/run_code", content=b"private {", headers={"Content-Type": "application/json"})
+        http.post("/run_code", json={"code": "private", "language": "go"})
+    server.terminate()
+    server.wait(20)
+    text = (tmp_path / "log").read_text()
+    for secret in ("private", "pri'", session, "name-of-a-file"):
+        assert secret not in text
+    lines = [line for line in log_of(tmp_path) if line["event"] == "request"]
+    assert [(line["route"], line["http"], line["outcome"]) for line in lines] == [
+        ("/run_code", 200, "Success"),
+        ("/sessions", 201, None),
+        ("/sessions/{id}/files/{name}", 201, None),
+        ("/run_code", 422, None),
+        ("/run_code", 200, "SandboxError"),
+    ]
+    assert lines[0]["client"] == "me" and lines[1]["client"] == "127.0.0.1" and lines[0]["seconds"] > 0
+
+
+@pytest.mark.parametrize("end", [signal.SIGKILL, signal.SIGTERM, signal.SIGINT])
+def test_nothing_is_left_when_it_ends_with_jobs_and_sessions(serve, end, tmp_path):
+    server, url = serve("--port", "0", "--grace-s", "0.2")
+    session = httpx.post(f"{url}/sessions", trust_env=False).json()["id"]
+    httpx.put(f"{url}/sessions/{session}/files/f", content=b"x", trust_env=False)
+    assert list((tmp_path / "tmp").iterdir())
+    with running(url, jobs=3):
+        server.send_signal(end)
+        server.wait(20)
+        assert left_behind(tmp_path) == []
+
+
+def test_graceful_stop_lets_running_jobs_finish_and_sends_others_away(serve):
+    server, url = serve("--port", "0", "--max-concurrent", "1", "--grace-s", "30")
+
+    async def scenario() -> tuple[httpx.Response, httpx.Response]:
+        async with httpx.AsyncClient(base_url=url, timeout=60, trust_env=False) as http:
+            body = {"code": "import time; time.sleep(1); print('whole')", "language": "python"}
+            first = asyncio.create_task(http.post("/run_code", json=body))
+            while (await http.get("/v1/status")).json()["running"] != 1:
+                await asyncio.sleep(0.02)
+            second = asyncio.create_task(http.post("/run_code", json=body))
+            while (await http.get("/v1/status")).json()["queue"] != 1:
+                await asyncio.sleep(0.02)
+            server.terminate()
+            return await first, await second
+
+    first, second = asyncio.run(scenario())
+    assert first.json()["run_result"]["stdout"] == "whole\n"
+    assert second.status_code == 504 and "stopping" in second.json()["detail"]
+    assert server.wait(20) == 0
+
+
+def test_jobs_see_nothing_of_the_server(serve, full_isolation):
+    _, url = serve("--port", "0")
+    code = (
+        "import glob, os\nprint(dict(os.environ))\nfor path in glob.glob('/proc/[0-9]*/*'):\n"
+        "    try: print(open(path, errors='replace').read())\n    except OSError: pass"
+    )
+    answer = httpx.post(f"{url}/run_code", json={"code": code, "language": "python"}, trust_env=False).json()
+    seen = answer["run_result"]["stdout"]
+    assert "PATH" in seen and "SECRET_KEY" not in seen and "sandbox\0serve" not in seen
+
+
+def test_500_at_once_are_answered_and_the_next_call_too(serve):
+    _, url = serve("--port", "0", "--max-concurrent", "4", "--max-queue", "50", "--quiet")
+
+    async def scenario() -> list[int]:
+        async with aiohttp.ClientSession(url, connector=aiohttp.TCPConnector(limit=500)) as http:
+
+            async def one() -> int:
+                async with http.post("/run_code", json={"code": "print(1)", "language": "python"}) as answer:
+                    if answer.status == 504:
+                        assert answer.headers["Retry-After"] == "1"
+                    else:
+                        assert (await answer.json())["run_result"]["stdout"] == "1\n"
+                    return answer.status
+
+            codes = await asyncio.gather(*(one() for _ in range(500)))
+            async with http.get("/v1/status") as answer:
+                status = await answer.json()
+            assert (status["running"], status["queue"]) == (0, 0)
+            started = time.monotonic()
+            assert await one() == 200
+            assert time.monotonic() - started < 5
+            return codes
+
+    codes = asyncio.run(scenario())
+    assert set(codes) == {200, 504} and codes.count(200) >= 54

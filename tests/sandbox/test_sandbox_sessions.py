@@ -1,0 +1,293 @@
+"""Working directories that last: over HTTP, with jobs in them, with traps left by jobs."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+
+import httpx
+import pytest
+
+from recipe.dag.sandbox import jobs
+from recipe.dag.sandbox.fair_queue import FairQueue, Overloaded
+from recipe.dag.sandbox.sessions import NoSession, Sessions
+
+
+@pytest.fixture
+def session(call):
+    """A function that makes sessions; all are removed at the end."""
+    made = []
+
+    def make(**options) -> str:
+        answer = call("POST", "/sessions", options)
+        assert answer.status_code == 201, answer.text
+        made.append(answer.json()["id"])
+        return made[-1]
+
+    yield make
+    for identifier in made:
+        call("DELETE", f"/sessions/{identifier}")
+
+
+def names(call, identifier: str) -> list[str]:
+    return [file["name"] for file in call("GET", f"/sessions/{identifier}").json()["files"]]
+
+
+def test_files_last_over_calls_and_nothing_else_does(call, session):
+    mine = session()
+    code = "import os, subprocess; os.makedirs('d'); open('d/f', 'w').write('kept'); subprocess.Popen(['sleep', '99'])"
+    assert call.run(code, session_id=mine)["status"] == "Success"
+    assert call.stdout("print(open('d/f').read())", session_id=mine) == "kept\n"
+    assert call.run("print(open('d/f').read())")["status"] == "Failed"
+    assert names(call, mine) == ["d/f"]
+
+
+def test_languages_share_the_directory(call, session):
+    mine = session()
+    assert call.run("echo from bash > f", language="bash", session_id=mine)["status"] == "Success"
+    assert call.stdout("print(open('f').read())", session_id=mine) == "from bash\n\n"
+    cells = {"cells": ["open('g', 'w').write('cell')"], "session_id": mine}
+    assert call("POST", "/run_jupyter", cells).json()["status"] == "Success"
+    assert names(call, mine) == ["f", "g"]
+
+
+def test_files_over_http(call, session):
+    mine = session()
+    base = f"/sessions/{mine}/files"
+    assert call("PUT", f"{base}/a/b.bin", b"\0\xff" * 1000).json() == {"bytes": 2000}
+    assert call("GET", f"{base}/a/b.bin").content == b"\0\xff" * 1000
+    assert call.stdout("import os; print(os.path.getsize('a/b.bin'))", session_id=mine) == "2000\n"
+    assert call.run("open('a/b.bin', 'a').write('more'); open('a/c', 'w')", session_id=mine)["status"] == "Success"
+    assert len(call("GET", f"{base}/a/b.bin").content) == 2004
+    assert call("PUT", f"{base}/a/b.bin", b"new").status_code == 201
+    assert call("DELETE", f"{base}/a/c").status_code == 200
+    assert names(call, mine) == ["a/b.bin"]
+    assert call("DELETE", f"{base}/a").status_code == 200
+    assert names(call, mine) == []
+    assert call("GET", f"{base}/a/b.bin").status_code == 404
+    assert call("PUT", f"{base}/", b"x").status_code == 404
+
+
+@pytest.mark.parametrize("name", ["%2e%2e/up", "a/%2E%2E/%2e%2e/up", "%2Fetc%2Fpasswd", "a%00b", "x" * 300])
+def test_names_that_lead_nowhere(call, session, name):
+    mine = session()
+    for method in ("GET", "PUT", "DELETE"):
+        answer = call(method, f"/sessions/{mine}/files/{name}", b"x" if method == "PUT" else None)
+        assert answer.status_code in (400, 404, 409), answer.text
+    assert names(call, mine) == []
+
+
+def test_traps_that_a_job_left_are_not_followed(call, session):
+    mine = session()
+    code = (
+        "import os\nos.symlink('/etc/passwd', 'file')\nos.symlink('/etc', 'folder')\nos.symlink('..', 'up')\n"
+        "os.mkfifo('fifo')\nopen('real', 'w')"
+    )
+    assert call.run(code, session_id=mine)["status"] == "Success"
+    for name in ("file", "folder/passwd", "fifo"):
+        assert call("GET", f"/sessions/{mine}/files/{name}").status_code == 409
+    for name in ("folder/new", "up/new"):
+        assert call("PUT", f"/sessions/{mine}/files/{name}", b"x").status_code == 409
+        assert call("DELETE", f"/sessions/{mine}/files/{name}").status_code == 409
+    assert call("PUT", f"/sessions/{mine}/files/file", b"mine now").status_code == 201
+    assert names(call, mine) == ["file", "real"]
+    assert call("GET", f"/sessions/{mine}/files/file").content == b"mine now"
+
+
+def test_unknown_expired_and_deleted_sessions_are_404(call, session):
+    short, gone = session(ttl=0.2), session()
+    assert call("DELETE", f"/sessions/{gone}").json() == {"deleted": True}
+    time.sleep(0.3)
+    for identifier in ("0" * 32, "..", short, gone):
+        assert call("GET", f"/sessions/{identifier}").status_code == 404
+        body = {"code": "1", "language": "python", "session_id": identifier}
+        assert call("POST", "/run_code", body).status_code == 404
+        assert call("POST", "/run_code", body | {"session_id": None, "share": {"A": identifier}}).status_code == 404
+
+
+@pytest.mark.parametrize("wrong", [{"ttl": 0}, {"ttl": 1e9}, {"quota_mb": 0}, {"quota_mb": 1 << 40}])
+def test_wrong_times_and_quotas_are_400(call, wrong):
+    assert call("POST", "/sessions", wrong).status_code == 400
+
+
+def test_not_a_number_is_422(call):
+    headers = {"Content-Type": "application/json"}
+    assert call("POST", "/sessions", b'{"ttl": NaN}', headers=headers).status_code == 422
+
+
+def test_a_session_without_a_body_has_the_defaults(call):
+    made = call("POST", "/sessions").json()
+    assert made.keys() == {"id", "ttl", "expires_in", "quota_bytes", "used_bytes"} and len(made["id"]) == 32
+    assert (made["ttl"], made["quota_bytes"], made["used_bytes"]) == (3600, 256 << 20, 0)
+    call("DELETE", f"/sessions/{made['id']}")
+
+
+def test_one_writer_at_a_time(call, session, local):
+    mine = session()
+    code = (
+        "import time\nn = int(open('n').read()) if __import__('os').path.exists('n') else 0\n"
+        "time.sleep(0.05)\nopen('n', 'w').write(str(n + 1))"
+    )
+
+    async def scenario() -> list[str]:
+        headers = {"Authorization": f"Bearer {local.token}"}
+        async with httpx.AsyncClient(base_url=local.url, headers=headers, trust_env=False, timeout=60) as http:
+            body = {"code": code, "language": "python", "session_id": mine}
+            answers = await asyncio.gather(*(http.post("/run_code", json=body) for _ in range(12)))
+            return [answer.json()["status"] for answer in answers]
+
+    assert asyncio.run(scenario()) == ["Success"] * 12
+    assert call("GET", f"/sessions/{mine}/files/n").content == b"12"
+
+
+def test_quota(call, session):
+    mine = session(quota_mb=2)
+    assert call("PUT", f"/sessions/{mine}/files/kept", b"x" * 1_000_000).status_code == 201
+    full = call("PUT", f"/sessions/{mine}/files/more", b"x" * 1_500_000)
+    assert full.status_code == 507 and "delete files first" in full.json()["detail"]
+    for code in (
+        "open('big', 'wb').write(bytes(4_000_000)); print('done')",
+        "import time\nfor n in range(1000): open(f'big{n}', 'wb').write(bytes(100_000)); time.sleep(0.01)",
+        "open('kept2', 'w').write('x' * 3_000_000); import os; os.utime('kept2', (0, 0))",
+    ):
+        answer = call.run(code, session_id=mine, run_timeout=20)
+        assert answer["status"] == "Failed", answer
+        assert answer["run_result"]["return_code"] != 0
+        assert names(call, mine) == ["kept"]
+    assert call.run("open('small', 'w').write('fits')", session_id=mine)["status"] == "Success"
+    assert call("GET", f"/sessions/{mine}").json()["used_bytes"] < 2 << 20
+
+
+def test_a_session_is_not_visible_to_others(call, session, full_isolation):
+    secret = session()
+    call("PUT", f"/sessions/{secret}/files/hidden", b"x")
+    code = (
+        "import os, sys\nfound = []\nskip = {'/proc', '/usr', sys.prefix, sys.base_prefix}\n"
+        "for d, ds, fs in os.walk('/'):\n    ds[:] = [n for n in ds if os.path.join(d, n) not in skip]\n"
+        "    found += [os.path.join(d, f) for f in fs if f == 'hidden']\n"
+        f"print(found, any({secret!r} in open(p).read() for p in ['/proc/self/mountinfo', '/proc/mounts']))"
+    )
+    assert call.stdout(code, run_timeout=60, session_id=session()) == "[] False\n"
+
+
+def test_sharing_is_explicit_and_read_only(call, session, full_isolation):
+    theirs, mine = session(), session()
+    call("PUT", f"/sessions/{theirs}/files/data.csv", b"1,2\n")
+    code = (
+        "import errno, os\nprint(open('/in/alice/data.csv').read().strip(), os.listdir('/in'))\n"
+        "for act in (lambda: open('/in/alice/new', 'w'), lambda: os.unlink('/in/alice/data.csv'),\n"
+        "            lambda: os.chmod('/in/alice', 0o777), lambda: open('/in/alice/data.csv', 'a')):\n"
+        "    try: act()\n"
+        "    except OSError as error: print(errno.errorcode[error.errno])\n"
+        "open('mine', 'w').write('x')"
+    )
+    answer = call.run(code, session_id=mine, share={"alice": theirs})
+    assert answer["run_result"]["stdout"].splitlines() == ["1,2 ['alice']", *["EROFS"] * 4], answer
+    assert names(call, mine) == ["mine"] and names(call, theirs) == ["data.csv"]
+    assert call.stdout("import os; print(os.path.exists('/in/alice'))", session_id=mine) == "False\n"
+
+
+def test_deleting_while_a_job_runs_waits_for_the_job(call, session, local):
+    mine = session()
+
+    async def scenario() -> tuple[int, str, int]:
+        headers = {"Authorization": f"Bearer {local.token}"}
+        async with httpx.AsyncClient(base_url=local.url, headers=headers, trust_env=False, timeout=60) as http:
+            code = "import time; time.sleep(0.7); open('f', 'w').write('x'); print('written')"
+            job = asyncio.create_task(
+                http.post("/run_code", json={"code": code, "language": "python", "session_id": mine})
+            )
+            while (await http.get("/v1/status")).json()["running"] != 1:
+                await asyncio.sleep(0.02)
+            deleted = await http.delete(f"/sessions/{mine}")
+            after = await http.get(f"/sessions/{mine}")
+            return deleted.status_code, (await job).json()["run_result"]["stdout"], after.status_code
+
+    assert asyncio.run(scenario()) == (200, "written\n", 404)
+
+
+def test_the_least_recently_used_idle_session_makes_room(tmp_path):
+    async def scenario() -> None:
+        sessions = Sessions(tmp_path, max_sessions=2)
+        first, second = await sessions.create(), await sessions.create()
+        with sessions.use(first.id):
+            third = await sessions.create()
+            assert len(sessions) == 2 and not second.path.exists() and first.path.exists()
+            with sessions.use(third.id), pytest.raises(Overloaded):
+                await sessions.create()
+        with pytest.raises(NoSession):
+            sessions.use(second.id).__enter__()
+        await sessions.close()
+        assert not any(tmp_path.iterdir())
+
+    asyncio.run(scenario())
+
+
+def test_all_sessions_together_hold_no_more_than_the_cap(tmp_path):
+    async def scenario() -> None:
+        sessions = Sessions(tmp_path, max_bytes=1_500_000)
+        old, new = await sessions.create(), await sessions.create()
+        for session in (old, new):
+            (session.path / "f").write_bytes(bytes(1_000_000))
+            with sessions.use(session.id):
+                await sessions.measure(session)
+        assert len(sessions) == 1 and not old.path.exists() and new.path.exists()
+        await sessions.close()
+
+    asyncio.run(scenario())
+
+
+def test_expired_sessions_are_swept_unless_in_use(tmp_path):
+    async def scenario() -> None:
+        sessions = Sessions(tmp_path)
+        sessions.start()
+        used, idle = await sessions.create(ttl_s=0.1), await sessions.create(ttl_s=0.1)
+        with sessions.use(used.id):
+            while idle.path.exists():
+                await asyncio.sleep(0.05)
+            assert used.path.exists()
+            with sessions.use(used.id):
+                pass
+        await sessions.close()
+
+    asyncio.run(scenario())
+
+
+class Writer:
+    """An engine whose jobs write more than they may and then wait for their end."""
+
+    isolation = name = "full"
+    owner = None
+
+    def __init__(self):
+        self.written = asyncio.Event()
+
+    async def execute(self, *_, work, **__):
+        (work / "big").write_bytes(bytes(2 << 20))
+        self.written.set()
+        await asyncio.Event().wait()
+
+
+@pytest.mark.parametrize("end", ["hangs up", "watched"])
+def test_what_is_too_much_is_taken_back_however_the_call_ends(tmp_path, monkeypatch, end):
+    monkeypatch.setattr(jobs, "_WATCH_S", 0.01 if end == "watched" else 60)
+
+    async def scenario() -> None:
+        engine, sessions = Writer(), Sessions(tmp_path)
+        session = await sessions.create(quota_mb=1)
+        (session.path / "kept").write_text("x")
+        runner = jobs.Jobs(engine, FairQueue(1, 1), sessions)
+        task = asyncio.create_task(runner.run(jobs.Job("me", "code", session_id=session.id)))
+        await engine.written.wait()
+        if end == "hangs up":
+            task.cancel()
+            with pytest.raises(asyncio.CancelledError):
+                await task
+        else:
+            run = (await task).run
+            assert run.return_code == -9 and "1 MiB" in run.stderr
+        assert [path.name for path in session.path.iterdir()] == ["kept"] and session.used_bytes < 1 << 20
+        assert runner.queue.running == 0 and not session.lock.locked()
+        await sessions.close()
+
+    asyncio.run(scenario())
