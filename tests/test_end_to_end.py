@@ -110,8 +110,12 @@ def sandbox_of(parent: int) -> int | None:
 
 
 def comparable(metrics: dict) -> dict:
-    """Without what measures this machine: times and memory."""
-    return {k: v for k, v in metrics.items() if not any(word in k for word in ("timing/", "seconds", "perf/", "mfu"))}
+    """Without what measures this machine: times, memory, and the rounding (1e-6) of a forward that others share."""
+    return {
+        k: v
+        for k, v in metrics.items()
+        if not any(word in k for word in ("timing/", "seconds", "perf/", "mfu", "logprob_diff"))
+    }
 
 
 def test_a_run_measures_and_writes_what_it_promises(whole):
@@ -142,7 +146,7 @@ def test_a_killed_run_goes_on_as_if_nothing_had_happened(material, whole, tmp_pa
 
 
 class Bad:
-    """A sandbox behind which every tenth call is answered 503, every tenth never, and which is killed at the 60th."""
+    """A sandbox behind which every tenth call is answered 503, every tenth never, and which is killed at the 25th."""
 
     def __init__(self, sandbox: LocalSandbox):
         self.sandbox, self.calls, self.spoiled, self.killed = sandbox, 0, 0, False
@@ -182,7 +186,7 @@ class Bad:
         if self.calls % 10 == 7:
             self.spoiled += 1
             await asyncio.sleep(3600)
-        if self.calls == 60:
+        if self.calls == 25:
             os.kill(sandbox_of(os.getpid()), signal.SIGKILL)
             self.killed = True
         try:
@@ -207,15 +211,18 @@ def sandbox(sandbox_level) -> Iterator[LocalSandbox]:
 def test_a_sandbox_that_fails_hangs_and_dies_costs_time_alone(material, whole, sandbox, tmp_path):
     workflow = tmp_path / "workflow_bad.yaml"
     shipped = (ROOT / "workflows" / "workflow_retool_ma.yaml").read_text()
-    workflow.write_text(shipped.replace("code_timeout: 20.0", "code_timeout: 5.0"))
+    workflow.write_text(shipped.replace("code_timeout: 20.0", "code_timeout: 2.0"))
     out = tmp_path / "bad"
+    short = ["trainer.total_training_steps=2", "trainer.test_freq=-1", "trainer.save_freq=-1"]
+    short += ["trainer.val_before_train=false", "sandbox.margin_s=1"]
     with Bad(sandbox) as bad:
-        metrics = finish(start(material, out, f"sandbox.url={bad.url}", "sandbox.margin_s=1", workflow=workflow), out)
-    assert bad.killed and bad.spoiled >= 10
-    assert sum(metrics[step]["faults/retried_tools"] for step in (1, 2, 3)) >= 5
-    assert all(metrics[step]["episode/masked"] == 0 for step in (1, 2, 3))
-    assert rewards_of(out) == rewards_of(whole)
-    for step in (1, 2, 3):
+        metrics = finish(start(material, out, *short, f"sandbox.url={bad.url}", workflow=workflow), out)
+    assert bad.killed and bad.spoiled >= 4
+    assert sum(metrics[step]["faults/retried_tools"] for step in (1, 2)) >= 4
+    assert all(metrics[step]["episode/masked"] == 0 for step in (1, 2))
+    clean = rewards_of(whole)
+    assert rewards_of(out) == {key: rewards for key, rewards in clean.items() if key[0] in (1, 2)}
+    for step in (1, 2):
         assert metrics[step]["policy/main/loss"] == pytest.approx(steps(whole)[step]["policy/main/loss"], abs=1e-6)
 
 
@@ -250,7 +257,8 @@ def test_a_hook_or_env_that_raises_costs_its_episodes_alone_and_a_killed_local_s
     here = "      process_path: raising.py:Unlucky\n      env_path: raising.py:Trap\n"
     workflow.write_text(shipped.replace("      process_path: recipe/retool_ma/hooks.py:Verifier\n", here))
     out = tmp_path / "raising"
-    run = start(material, out, "trainer.total_training_steps=2", "trainer.test_freq=-1", workflow=workflow)
+    short = ["trainer.total_training_steps=2", "trainer.test_freq=-1", "trainer.save_freq=-1"]
+    run = start(material, out, *short, "trainer.val_before_train=false", workflow=workflow)
     deadline = time.monotonic() + 300
     while 1 not in steps(out):
         assert run.poll() is None and time.monotonic() < deadline, log_of(out)[-4000:]
