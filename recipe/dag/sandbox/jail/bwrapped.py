@@ -21,5 +21,4 @@ def main(number: int) -> None:
         os._exit(0)
     signal.pthread_sigmask(signal.SIG_BLOCK, signal.valid_signals())
     os.umask(0o022)
-    inside.make_places(settings["places"])
-    supervisor.Supervisor(connection, settings, None, 0).run()
+    supervisor.Supervisor(connection, settings, lambda: inside.make_places(settings["places"]), None, 0).run()

@@ -13,7 +13,7 @@ import re
 import shutil
 import sys
 from collections.abc import Iterable, Mapping
-from dataclasses import asdict, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -30,6 +30,12 @@ _COMPILER_MEMORY_MB = 4096
 _LONGEST_S = 86_400.0
 _AGAIN_S = 0.1
 """Until what dies with a zygote is dead, and known to be."""
+_PATHS = {
+    "python": f"{SCRATCH}/tmp_program.py",
+    "bash": f"{SCRATCH}/tmp_program.sh",
+    "cpp": f"{SCRATCH}/tmp_program.cpp",
+}
+COLD_PYTHON = [sys.executable, "-u", _PATHS["python"]]
 _SHARE = re.compile(r"[A-Za-z0-9_][A-Za-z0-9._-]{0,63}")
 
 
@@ -97,22 +103,24 @@ class JailEngine:
         kind, stages = self._plan(code, language, timeout_s, compile_timeout_s, limits, files or {}, work)
         job = {
             "code": code,
-            "language": language,
+            "path": _PATHS[language],
             "files": dict(files or {}),
-            "fetch": list(fetch),
             "work": place,
             "shares": {_share(name): self._inside(path) for name, path in (shares or {}).items()},
-            "stages": stages,
         }
-        _check_text(job)
+        wanted = list(fetch)
+        _check_text(code=(code,), files=job["files"], fetch_files=wanted)
         for attempt in (1, 2):
             if attempt == 2:
                 await asyncio.sleep(_AGAIN_S)
-            run = Run(await self._take(kind, job), job, stdin, limits)
+            run = Run(await self._take(kind, job), job, stages, stdin, wanted, limits)
             self._running.add(run)
             self._jobs += 1
             try:
-                return await run.result()
+                outcomes, found = await run.result()
+                if language != "cpp":
+                    return Execution(outcomes[0], None, found)
+                return Execution(outcomes[1] if len(outcomes) == 2 else None, outcomes[0], found)
             except JailDied:
                 # It went with its zygote, say. Nothing that the job did was outside of it, but in a lasting directory.
                 if attempt == 2 or work is not None or self._closed:
@@ -166,22 +174,22 @@ class JailEngine:
         work: Path | None,
     ) -> tuple[str, list[dict[str, Any]]]:
         """The kind of jail, and the processes to run in it one after the other."""
-        run = {"argv": None, "timeout_s": min(timeout_s, _LONGEST_S), "limits": asdict(limits)}
+        run = {"argv": None, "timeout_s": min(timeout_s, _LONGEST_S), "limits": vars(limits)}
         if language == "bash":
-            return "lean", [{**run, "argv": [_found("bash"), "--noprofile", "--norc", "{}"]}]
+            return "lean", [{**run, "argv": [_found("bash"), "--noprofile", "--norc", _PATHS["bash"]]}]
         if language == "cpp":
             binary = f"{SCRATCH}/main.out"
             compiler = replace(limits, memory_mb=_COMPILER_MEMORY_MB, cpu_s=None)
             compiled = {
-                "argv": [_found("g++"), "-std=c++17", "-O1", "-o", binary, "{}"],
+                "argv": [_found("g++"), "-std=c++17", "-O1", "-o", binary, _PATHS["cpp"]],
                 "timeout_s": min(compile_timeout_s, _LONGEST_S),
-                "limits": asdict(compiler),
+                "limits": vars(compiler),
             }
             return "lean", [compiled, {**run, "argv": [binary]}]
         names = [*files, *(os.listdir(work) if work is not None else ())]
         kind = routing.choose(code, names, self._loaded)
         if kind == routing.COLD:
-            return "lean", [{**run, "argv": [sys.executable, "-u", "{}"]}]
+            return "lean", [{**run, "argv": COLD_PYTHON}]
         return kind, [run]
 
     def _inside(self, path: Path) -> str:
@@ -205,9 +213,9 @@ class JailEngine:
                 run.check()
 
 
-def _check_text(job: Mapping[str, Any]) -> None:
+def _check_text(**named: Iterable[str]) -> None:
     """Raises SandboxError for what cannot be written as UTF-8."""
-    for what, texts in (("code", (job["code"],)), ("files", job["files"]), ("fetch_files", job["fetch"])):
+    for what, texts in named.items():
         try:
             for text in texts:
                 text.encode()

@@ -6,12 +6,7 @@ all of its processes are dead. So a name, or a symlink, reaches only what the pr
 
 from __future__ import annotations
 
-import base64
-import binascii
-import glob
-import itertools
 import os
-import re
 import stat
 from collections.abc import Iterable, Mapping
 
@@ -19,7 +14,6 @@ SKIPPED = "IGNORE_THIS_FILE"
 """SandboxFusion writes no file with this in its name."""
 FETCH_BYTES = 16 << 20
 """All fetched files of a job together."""
-_PATTERN = re.compile(r"[*?[]")
 _MATCHES = 1000
 """Of one pattern, at most."""
 
@@ -30,6 +24,9 @@ class BadFile(Exception):
 
 def write(files: Mapping[str, str | None]) -> None:
     """Write base64 contents, names taken from the working directory; None is skipped. Raises BadFile."""
+    import base64  # here and below: few jobs need it, and all would pay for what a zygote has loaded
+    import binascii
+
     for name, content in files.items():
         if content is None or SKIPPED in name:
             continue
@@ -52,6 +49,8 @@ def write_whole(name: str, data: bytes) -> None:
 def fetch(names: Iterable[str]) -> dict[str, str]:
     """Regular files as base64 by the name asked for, or by each name that a pattern (`*`, `?`, `[...]`, `**`) matches.
     What is missing, not a regular file, or too large is left out."""
+    import base64
+
     found: dict[str, str] = {}
     left = FETCH_BYTES
     system = os.stat("/proc").st_dev
@@ -72,8 +71,11 @@ def fetch(names: Iterable[str]) -> dict[str, str]:
 
 
 def _matches(name: str) -> list[str]:
-    if not _PATTERN.search(name) or "\0" in name or os.path.lexists(name):
+    if not set("*?[") & set(name) or "\0" in name or os.path.lexists(name):
         return [name]
+    import glob
+    import itertools
+
     return sorted(itertools.islice(glob.iglob(name, recursive=True), _MATCHES))
 
 

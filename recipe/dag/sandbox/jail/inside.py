@@ -6,7 +6,6 @@ system call, and see nothing of the host but the read-only base and what was gra
 
 from __future__ import annotations
 
-import fcntl
 import os
 import socket
 import struct
@@ -19,7 +18,8 @@ from recipe.dag.sandbox.jail.seccomp import Filter
 NAMESPACES = syscalls.NEWUSER | syscalls.NEWNS | syscalls.NEWPID | syscalls.NEWIPC | syscalls.NEWUTS | syscalls.NEWNET
 SCRATCH = "/tmp/tmp_sandbox"
 """The shape of SandboxFusion's directories, but always the same: a random name would make every traceback unique."""
-_SIOCSIFFLAGS, _UP_LOOPBACK_RUNNING = 0x8914, 0x49
+_SIOCSIFFLAGS = 0x8914
+_LOOPBACK_UP = struct.pack("16sH14x", b"lo", 0x49)  # a struct ifreq; up, loopback, running
 
 
 def enter(user: int, group: int, disk_mb: int, inodes: int, places: Sequence[str], expose: Sequence[str]) -> None:
@@ -30,7 +30,7 @@ def enter(user: int, group: int, disk_mb: int, inodes: int, places: Sequence[str
     _cover("/tmp", expose, lambda: syscalls.mount("tmpfs", "/tmp", "tmpfs", _QUIET, options))
     make_places(places)
     with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as any_socket:
-        fcntl.ioctl(any_socket, _SIOCSIFFLAGS, struct.pack("16sH14x", b"lo", _UP_LOOPBACK_RUNNING))
+        syscalls.ioctl(any_socket.fileno(), _SIOCSIFFLAGS, _LOOPBACK_UP)
 
 
 def make_places(places: Sequence[str]) -> None:
@@ -56,11 +56,16 @@ def grant(work: str | None, shares: Mapping[str, str], host: bool, expose: Seque
 
 def settle(seccomp: Filter | None) -> None:
     """Give up all rights for good. seccomp: None when a filter is loaded already."""
-    syscalls.drop_capabilities()
-    syscalls.prctl(syscalls.PR_SET_NO_NEW_PRIVS, 1)
+    shield()
     if seccomp is not None:
         seccomp.load()
-    # Nothing of this process can be read or traced by the job, which runs as the same user.
+
+
+def shield() -> None:
+    """No capability, and no way to one: without new privileges the bounding set, too, means nothing. And nobody who is
+    the same user can look into this process or trace it, until it says otherwise."""
+    syscalls.drop_capabilities()
+    syscalls.prctl(syscalls.PR_SET_NO_NEW_PRIVS, 1)
     syscalls.prctl(syscalls.PR_SET_DUMPABLE, 0)
 
 

@@ -6,15 +6,16 @@ next jail is forked, never sees them. Descriptors travel beside the message that
 
 from __future__ import annotations
 
-import array
 import json
 import os
 import socket
+import struct
 from collections.abc import Sequence
 
 INLINE_BYTES = 1 << 16
 """Longer messages travel in a memory file: a datagram is bounded by the socket's buffer."""
-_DESCRIPTORS = 16
+_ROOM = socket.CMSG_SPACE(16 * 4)
+"""For sixteen descriptors."""
 _IN_FILE = b"\0"
 
 
@@ -36,17 +37,15 @@ def send(connection: socket.socket, message: dict, descriptors: Sequence[int] = 
 
 def receive(connection: socket.socket) -> tuple[dict, list[int]]:
     """The next message and the descriptors with it. Raises Closed, and BlockingIOError on an unblocking socket."""
-    room = socket.CMSG_SPACE(_DESCRIPTORS * array.array("i").itemsize)
     try:
-        body, ancillary, _flags, _address = connection.recvmsg(INLINE_BYTES, room, socket.MSG_CMSG_CLOEXEC)
+        body, ancillary, _flags, _address = connection.recvmsg(INLINE_BYTES, _ROOM, socket.MSG_CMSG_CLOEXEC)
     except ConnectionError as error:
         raise Closed from error
-    descriptors = array.array("i")
+    passed: list[int] = []
     for _level, _kind, data in ancillary:
-        descriptors.frombytes(data[: len(data) - len(data) % descriptors.itemsize])
+        passed += struct.unpack(f"{len(data) // 4}i", data[: len(data) // 4 * 4])
     if not body:
         raise Closed
-    passed = list(descriptors)
     if body == _IN_FILE:
         with open(passed.pop(), "rb") as file:
             file.seek(0)
@@ -54,12 +53,12 @@ def receive(connection: socket.socket) -> tuple[dict, list[int]]:
     return json.loads(body), passed
 
 
-def report(last: bool, code: int | None, seconds: float) -> bytes:
+def report(last: bool, code: int | None) -> bytes:
     """A stage's end, as a message. By hand: what a jail's first process does costs every job."""
     said = "null" if code is None else code
-    return f'{{"last": {"true" if last else "false"}, "code": {said}, "seconds": {seconds:.6f}}}'.encode()
+    return f'{{"last": {"true" if last else "false"}, "code": {said}}}'.encode()
 
 
 def _send(connection: socket.socket, body: bytes, descriptors: list[int]) -> None:
-    ancillary = [(socket.SOL_SOCKET, socket.SCM_RIGHTS, array.array("i", descriptors))] if descriptors else []
-    connection.sendmsg([body], ancillary)
+    packed = struct.pack(f"{len(descriptors)}i", *descriptors)
+    connection.sendmsg([body], [(socket.SOL_SOCKET, socket.SCM_RIGHTS, packed)] if descriptors else [])

@@ -1,17 +1,23 @@
 """What a job prints, taken from a pipe.
 
-Invariant: once started, no program ever blocks on its output; the first `limit` bytes are kept, the rest is read and
-dropped. It starts late on purpose: most programs end before they fill a pipe, and then one read is all it takes.
+Invariant: no program blocks on its output for longer than it takes to look again; the first `limit` bytes are kept, the
+rest is read and dropped. Until a pipe is filling up it is only looked at now and then: most programs end before, and
+one read is all that it takes.
 """
 
 from __future__ import annotations
 
+import array
 import asyncio
+import fcntl
 import os
+import termios
 
 from recipe.dag.sandbox.decode import decode
 
 _CHUNK = 1 << 16
+_FILLING_BYTES = 1 << 13
+_waiting = array.array("i", [0])
 _LAST_READS = 32
 """A pipe holds at most 1 MiB when all who could write are dead."""
 
@@ -33,10 +39,15 @@ class Pump:
             os.close(self.write_end)
             self.write_end = -1
 
-    def start(self) -> None:
-        if self._read is not None and not self._started:
+    def start_when_filling(self) -> bool:
+        """Start if a pipe's worth is not far; returns whether it is started."""
+        if self._read is None or self._started:
+            return True
+        fcntl.ioctl(self._read, termios.FIONREAD, _waiting)
+        if _waiting[0] >= _FILLING_BYTES:
             self._started = True
             self._loop.add_reader(self._read, self._take)
+        return self._started
 
     def close(self) -> None:
         """Take what is there still and let go. Call it when all writers are dead."""

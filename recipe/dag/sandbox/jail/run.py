@@ -10,18 +10,19 @@ import asyncio
 import json
 import os
 import signal
-from collections.abc import Coroutine
+from collections.abc import Coroutine, Mapping, Sequence
 from contextlib import suppress
 from typing import Any
 
 from recipe.dag.sandbox.jail import protocol, supervisor, watchdog
 from recipe.dag.sandbox.jail.handle import Jail
+from recipe.dag.sandbox.jail.inside import SCRATCH
 from recipe.dag.sandbox.jail.pump import Pump
 from recipe.dag.sandbox.limits import Limits
-from recipe.dag.sandbox.outcome import Execution, Outcome, SandboxError
+from recipe.dag.sandbox.outcome import Outcome, SandboxError
 
 WATCH_S = 0.05
-_PUMP_AFTER_S = 0.005
+_PUMP_EVERY_S = 0.01
 _GRACE_S = 5.0
 """For a jail to end its job and hand back files, before it is killed whole."""
 _STOP_AGAIN_S = 0.2
@@ -34,43 +35,65 @@ class JailDied(SandboxError):
 class Run:
     """One job in its jail."""
 
-    def __init__(self, jail: Jail, job: dict[str, Any], stdin: str | None, limits: Limits):
+    def __init__(
+        self,
+        jail: Jail,
+        job: Mapping[str, Any],
+        stages: Sequence[Mapping[str, Any]],
+        stdin: str | None,
+        fetch: Sequence[str],
+        limits: Limits,
+    ):
         self._jail = jail
-        self._job = job
+        self._stages = stages
         self._limits = limits
         self._loop = asyncio.get_running_loop()
-        self._reports: list[dict[str, Any]] = []
+        self._ends: list[tuple[int | None, float]] = []
+        """Of each stage: exit code, None when stopped, and seconds."""
         self._done: asyncio.Future[None] = self._loop.create_future()
-        self._pumps = [Pump(limits.output_bytes) for _ in range(2 * len(job["stages"]))]
-        self._files = os.memfd_create("files", os.MFD_CLOEXEC) if job["fetch"] else None
+        self._pumps = [Pump(limits.output_bytes) for _ in range(2 * len(stages))]
+        self._files = os.memfd_create("files", os.MFD_CLOEXEC) if fetch else None
         self._too_much = False
         self._clean = False
         self._stops = 0
         self._number = 0
-        source = _stdin(stdin)
+        self._began = self._started = self._loop.time()
         try:
-            passed = [source, *(pump.write_end for pump in self._pumps)]
-            protocol.send(jail.connection, job, [*passed, *([self._files] if self._files is not None else [])])
+            self._send(job, stdin, fetch)
         except OSError:
             self._break()
-        finally:
-            os.close(source)
-            for pump in self._pumps:
-                pump.sent()
-        self._started = self._loop.time()
-        self._loop.add_reader(jail.connection, self._hear)
-        self._pumping = self._loop.call_later(_PUMP_AFTER_S, self._pump)
-        self._deadline = self._loop.call_later(max(0.0, job["stages"][0]["timeout_s"]), self._stop)
+        for pump in self._pumps:
+            pump.sent()
+        self._loop.add_reader(jail.connection.fileno(), self._hear)
+        self._pumping = self._loop.call_later(_PUMP_EVERY_S, self._pump)
+        self._deadline = self._loop.call_later(max(0.0, stages[0]["timeout_s"]), self._stop)
 
-    async def result(self) -> Execution:
-        """Raises SandboxError when the jail refused the job, JailDied when it broke."""
+    def _send(self, job: Mapping[str, Any], stdin: str | None, fetch: Sequence[str]) -> None:
+        """The job for the jail's second process, then for the first what is left to do after the first stage."""
+        sources = [*(_stdin(None) for _ in self._stages[1:]), _stdin(stdin)]
+        try:
+            streams = [
+                (source, *(pump.write_end for pump in self._pumps[2 * number : 2 * number + 2]))
+                for number, source in enumerate(sources)
+            ]
+            protocol.send(self._jail.connection, {**job, "stage": self._stages[0]}, streams[0])
+            later = [descriptor for stage in streams[1:] for descriptor in stage]
+            if self._files is not None:
+                later.append(self._files)
+            directory = "/work" if job["work"] else SCRATCH
+            rest = {"stages": self._stages[1:], "fetch": fetch, "directory": directory}
+            protocol.send(self._jail.connection, rest, later)
+        finally:
+            for source in sources:
+                os.close(source)
+
+    async def result(self) -> tuple[list[Outcome], dict[str, str]]:
+        """One outcome per stage that ran, and the files. Raises SandboxError when the jail refused the job, JailDied
+        when it broke."""
         await self._done
         for pump in self._pumps:
             pump.close()
-        outcomes = [self._outcome(number) for number in range(len(self._reports))]
-        compiled = outcomes[0] if self._job["language"] == "cpp" else None
-        ran = outcomes[-1] if len(outcomes) == len(self._job["stages"]) else None
-        return Execution(ran, compiled, self._fetched())
+        return [self._outcome(number) for number in range(len(self._ends))], self._fetched()
 
     def kill(self) -> None:
         self._jail.signal(signal.SIGKILL)
@@ -79,7 +102,7 @@ class Run:
         """Let go of everything; waits for the jail's death unless the jail has said that all is dead."""
         self._pumping.cancel()
         self._deadline.cancel()
-        self._loop.remove_reader(self._jail.connection)
+        self._loop.remove_reader(self._jail.connection.fileno())
         try:
             if not self._clean:
                 self.kill()
@@ -109,25 +132,30 @@ class Run:
                 if "refused" in message:
                     self._done.set_exception(SandboxError(message["refused"]))
                     return
-                self._reports.append(message)
+                self._end_stage(message["code"])
                 self._deadline.cancel()
                 if message["last"]:
                     self._clean = True
                     self._done.set_result(None)
                 else:
-                    following = self._job["stages"][len(self._reports)]
+                    following = self._stages[len(self._ends)]
                     self._deadline = self._loop.call_later(max(0.0, following["timeout_s"]), self._stop)
         except BlockingIOError:
             return
         except (protocol.Closed, ValueError, KeyError):
             self._break()
 
+    def _end_stage(self, code: int | None) -> None:
+        now = self._loop.time()
+        self._ends.append((code, now - self._began))
+        self._began = now
+
     def _break(self) -> None:
         """The jail went away without a word. After a stop that is our doing; else something is wrong with it."""
         if self._done.done():
             return
         if self._stops:
-            self._reports.append({"code": None, "seconds": self._loop.time() - self._started})
+            self._end_stage(None)
             self._done.set_result(None)
         else:
             why = self._jail.last_words() or "the job may be tried again"
@@ -144,13 +172,12 @@ class Run:
         self._deadline = self._loop.call_later(_STOP_AGAIN_S, self._stop)
 
     def _pump(self) -> None:
-        for pump in self._pumps:
-            pump.start()
+        if not all([pump.start_when_filling() for pump in self._pumps]):
+            self._pumping = self._loop.call_later(_PUMP_EVERY_S, self._pump)
 
     def _outcome(self, number: int) -> Outcome:
-        report = self._reports[number]
+        code, seconds = self._ends[number]
         stdout, stderr = (pump.text() for pump in self._pumps[2 * number : 2 * number + 2])
-        code, seconds = report["code"], report["seconds"]
         if code is None and self._too_much:
             note = f"[sandbox] killed: more than {self._limits.memory_mb} MiB of memory\n"
             return Outcome("finished", -signal.SIGKILL, stdout, stderr + note, seconds)

@@ -1,44 +1,131 @@
-"""A jail's first process: takes one job, runs its stages one after the other, hands back what they left.
+"""A jail's first two processes: one prepares the job and becomes it, the other waits for its end.
 
-Invariant: when it reports, every process that the job started is dead. It is the only process of the jail that holds
-the connection to the server, and the job, which runs as the same user, can neither trace it nor end it.
+Invariant: when a report is sent, every process that the job started is dead. The first process, which forks the second
+before it does anything else, is the only one of the jail that keeps the connection to the server; the job, which runs
+as the same user, can neither trace it nor end it. (Each page that both of them write is copied twice. That is why the
+second does the work: the first hardly runs.)
 """
 
 from __future__ import annotations
 
+import _signal  # the public functions convert to enumerations, which costs every job
 import json
 import os
 import signal
 import socket
-import time
-from collections.abc import Mapping, Sequence
-from typing import Any
+from collections.abc import Callable, Mapping
+from typing import Any, NoReturn
 
 from recipe.dag.sandbox.jail import files, inside, program, protocol
 from recipe.dag.sandbox.jail.inside import SCRATCH
 from recipe.dag.sandbox.jail.seccomp import Filter
 
-_STEM = "tmp_program"
-_SUFFIXES = {"python": ".py", "bash": ".sh", "cpp": ".cpp"}
 STOP = signal.SIGTERM
+_AWAITED = (signal.SIGCHLD, STOP)
 
 
-class Stage:
-    """One process of the job, in a jail that is settled."""
+class Supervisor:
+    """Runs in a fresh process namespace, with all signals blocked: a handler that Python installed would let the job
+    interrupt the first process.
 
-    def __init__(self, streams: Sequence[int], directory: str, settings: Mapping[str, Any], excess: int):
-        self._arguments = (streams, directory, settings["limits"], settings["timeout_s"], excess)
-        self._streams = streams
+    connection: to the server. enter: furnishes the jail. seccomp: None in a jail that is furnished and filtered by
+    somebody else. excess: the zygote's address space, in bytes.
+    """
 
-    def begin(self) -> int:
-        """A fork: 0 in the job's process, its number in the supervisor."""
-        process = os.fork()
-        if process == 0:
-            program.become(*self._arguments)
-            return 0
-        for descriptor in self._streams:
-            os.close(descriptor)
-        return process
+    def __init__(
+        self,
+        connection: socket.socket,
+        settings: Mapping[str, Any],
+        enter: Callable[[], None],
+        seccomp: Filter | None,
+        excess: int,
+    ):
+        self._connection = connection
+        self._settings = settings
+        self._enter = enter
+        self._seccomp = seccomp
+        self._excess = excess
+
+    def run(self) -> program.Program:
+        """Take one job and see it through. Returns only in the job's own process, and only for a warm program."""
+        _signal.signal(_signal.SIGCHLD, _signal.SIG_DFL)
+        worker = os.fork()
+        if worker == 0:
+            return self._work()
+        self._watch(worker)
+
+    def _work(self) -> program.Program:
+        try:
+            self._enter()
+            job, streams = protocol.receive(self._connection)
+            directory = self._prepare(job)
+        except protocol.Closed:
+            os._exit(0)
+        except files.BadFile as error:
+            self._refuse(str(error))
+        except BaseException as error:
+            self._refuse(f"the jail could not be prepared: {type(error).__name__}: {error}")
+        self._connection.detach()
+        self._become(job["stage"], streams, directory)
+        return program.Program(job["path"], job["code"], directory)
+
+    def _prepare(self, job: Mapping[str, Any]) -> str:
+        """Mounts, rights, files; returns the job's directory."""
+        if self._seccomp is not None:
+            inside.grant(job["work"], job["shares"], self._settings["host"], self._settings["expose"])
+        inside.settle(self._seccomp)
+        files.write_whole(job["path"], job["code"].encode())
+        directory = "/work" if job["work"] else SCRATCH
+        os.chdir(directory)
+        if job["files"]:
+            files.write(job["files"])
+        return directory
+
+    def _become(self, stage: Mapping[str, Any], streams: list[int], directory: str) -> None:
+        """Returns only for a warm program."""
+        argv = stage["argv"]
+        try:
+            program.become(streams, directory, stage["limits"], stage["timeout_s"], 0 if argv else self._excess)
+            if argv:
+                environment = dict(self._settings["environment"])
+                # Modules that a session holds come before installed ones.
+                if directory != SCRATCH:
+                    environment["PYTHONPATH"] = ":".join(filter(None, (directory, environment.get("PYTHONPATH"))))
+                program.replace(argv, environment)
+        except BaseException as error:
+            os.write(2, f"[sandbox] {type(error).__name__}: {error}\n".encode())
+            os._exit(program.PREPARATION_FAILED)
+
+    def _watch(self, leader: int) -> NoReturn:
+        """Wait for the first stage, then do the rest: further stages, files to hand back."""
+        try:
+            inside.shield()
+            code = finish(leader)
+            rest, descriptors = protocol.receive(self._connection)
+            stages = rest["stages"]
+            while code == 0 and stages:
+                self._connection.send(protocol.report(False, code))
+                streams, descriptors = descriptors[:3], descriptors[3:]
+                leader = os.fork()
+                if leader == 0:
+                    inside.settle(self._seccomp)
+                    self._become(stages[0], streams, rest["directory"])
+                for descriptor in streams:
+                    os.close(descriptor)
+                stages = stages[1:]
+                code = finish(leader)
+            if rest["fetch"]:
+                os.chdir(rest["directory"])
+                with open(descriptors[-1], "wb") as file:
+                    file.write(json.dumps(files.fetch(rest["fetch"])).encode())
+            self._connection.send(protocol.report(True, code))
+        finally:
+            # Also when the server is gone. If it is not, it takes silence for what it is.
+            os._exit(0)
+
+    def _refuse(self, reason: str) -> NoReturn:
+        protocol.send(self._connection, {"refused": reason})
+        os._exit(program.PREPARATION_FAILED)
 
 
 def finish(leader: int) -> int | None:
@@ -46,7 +133,7 @@ def finish(leader: int) -> int | None:
     code, negative after a signal, None when stopped."""
     status, stopped = None, False
     while status is None and not stopped:
-        signalled = signal.sigwaitinfo((signal.SIGCHLD, STOP))
+        signalled = signal.sigwaitinfo(_AWAITED)
         # Only a sender outside of this process namespace has number 0; the job may send what it likes.
         stopped = signalled.si_signo == STOP and signalled.si_pid == 0 and signalled.si_code == 0
         while True:
@@ -70,83 +157,3 @@ def _end_all() -> None:
             os.waitpid(-1, 0)
         except ChildProcessError:
             return
-
-
-class Supervisor:
-    """All signals are blocked: a handler that Python installed would let the job interrupt this process.
-
-    connection: to the server. seccomp: None in a jail that somebody else has furnished and filtered already.
-
-    excess: the zygote's address space, in bytes.
-    """
-
-    def __init__(self, connection: socket.socket, settings: Mapping[str, Any], seccomp: Filter | None, excess: int):
-        self._connection = connection
-        self._settings = settings
-        self._seccomp = seccomp
-        self._excess = excess
-
-    def run(self) -> program.Program | None:
-        """Take one job and see it through. Returns only in the job's own process, and only for a warm program."""
-        signal.signal(signal.SIGCHLD, signal.SIG_DFL)
-        try:
-            job, descriptors = protocol.receive(self._connection)
-        except protocol.Closed:
-            os._exit(0)
-        stdin, *outputs = descriptors
-        result = outputs.pop() if job["fetch"] else None
-        path = self._prepare(job)
-        directory = os.getcwd()
-        for number, stage in enumerate(job["stages"]):
-            streams = (stdin if number == len(job["stages"]) - 1 else _nothing(), *outputs[2 * number : 2 * number + 2])
-            warm = stage["argv"] is None
-            started = time.monotonic()
-            leader = Stage(streams, directory, stage, self._excess if warm else 0).begin()
-            if leader == 0:
-                if not warm:
-                    program.replace([part.replace("{}", path) for part in stage["argv"]], self._environment(job))
-                self._connection.detach()
-                return program.Program(path, job["code"], directory)
-            code = finish(leader)
-            seconds = time.monotonic() - started
-            last = code != 0 or number == len(job["stages"]) - 1
-            if last and result is not None:
-                with open(result, "wb") as file:
-                    file.write(json.dumps(files.fetch(job["fetch"])).encode())
-            self._connection.send(protocol.report(last, code, seconds))
-            if last:
-                os._exit(0)
-        raise AssertionError("a job has at least one stage")
-
-    def _environment(self, job: Mapping[str, Any]) -> dict[str, str]:
-        """Of a fresh interpreter, or another program: modules that a session holds come before installed ones."""
-        environment = dict(self._settings["environment"])
-        if job["work"]:
-            environment["PYTHONPATH"] = ":".join(filter(None, ("/work", environment.get("PYTHONPATH"))))
-        return environment
-
-    def _prepare(self, job: Mapping[str, Any]) -> str:
-        """Mounts, rights, files; returns the program's path. A job that cannot be prepared is reported, and ends."""
-        settings = self._settings
-        try:
-            if self._seccomp is not None:
-                inside.grant(job["work"], job["shares"], settings["host"], settings["expose"])
-            inside.settle(self._seccomp)
-            path = f"{SCRATCH}/{_STEM}{_SUFFIXES[job['language']]}"
-            files.write_whole(path, job["code"].encode())
-            os.chdir("/work" if job["work"] else SCRATCH)
-            if job["files"]:
-                files.write(job["files"])
-        except files.BadFile as error:
-            self._refuse(str(error))
-        except Exception as error:
-            self._refuse(f"the jail could not be prepared: {type(error).__name__}: {error}")
-        return path
-
-    def _refuse(self, reason: str) -> None:
-        protocol.send(self._connection, {"refused": reason})
-        os._exit(0)
-
-
-def _nothing() -> int:
-    return os.open("/dev/null", os.O_RDONLY)

@@ -20,10 +20,9 @@ MNT_DETACH = 2
 _ATTR_RDONLY, _ATTR_NOSUID, _ATTR_NODEV = 1, 2, 4
 _AT_FDCWD, _AT_RECURSIVE = -100, 0x8000
 
-PR_SET_PDEATHSIG, PR_SET_DUMPABLE, PR_SET_KEEPCAPS, PR_SET_SECCOMP, PR_CAPBSET_DROP = 1, 4, 8, 22, 24
-PR_SET_NO_NEW_PRIVS, PR_SET_CHILD_SUBREAPER, PR_CAP_AMBIENT = 38, 36, 47
-_LAST_CAPABILITY = 40
-_CAPABILITY_VERSION_3 = 0x20080522
+PR_SET_PDEATHSIG, PR_SET_DUMPABLE, PR_SET_SECCOMP, PR_SET_NO_NEW_PRIVS = 1, 4, 22, 38
+_CAPABILITY_HEADER = (ctypes.c_uint32 * 2)(0x20080522, 0)  # version 3, this process
+_NO_CAPABILITIES = (ctypes.c_uint32 * 6)()
 
 _NUMBERS = {
     "x86_64": {"clone": 56, "pivot_root": 155, "capset": 126},
@@ -31,7 +30,6 @@ _NUMBERS = {
 }
 # These have the same number everywhere.
 _CLOSE_RANGE, _MOUNT_SETATTR = 436, 442
-_LANDLOCK_CREATE_RULESET, _LANDLOCK_ADD_RULE, _LANDLOCK_RESTRICT_SELF = 444, 445, 446
 
 MACHINE, RELEASE = os.uname().machine, os.uname().release
 
@@ -91,28 +89,13 @@ def prctl(option: int, value: object = 0, more: object = 0) -> None:
 
 
 def drop_capabilities() -> None:
-    """All sets, the bounding set included."""
-    for capability in range(_LAST_CAPABILITY + 1):
-        # Kernels with fewer capabilities refuse the numbers beyond.
-        _libc.prctl(PR_CAPBSET_DROP, capability, 0, 0, 0)
-    header = (ctypes.c_uint32 * 2)(_CAPABILITY_VERSION_3, 0)
-    _call("capset", _NUMBERS[MACHINE]["capset"], ctypes.byref(header), ctypes.byref((ctypes.c_uint32 * 6)()))
+    """The permitted, effective, inheritable and ambient ones."""
+    _call("capset", _NUMBERS[MACHINE]["capset"], _CAPABILITY_HEADER, _NO_CAPABILITIES)
+
+
+def ioctl(descriptor: int, request: int, argument: bytes) -> None:
+    _checked(_libc.ioctl(descriptor, ctypes.c_ulong(request), argument), "ioctl")
 
 
 def close_from(first: int) -> None:
     _call("close_range", _CLOSE_RANGE, first, 0x7FFFFFFF, 0)
-
-
-def landlock_create_ruleset(attributes: bytes | None) -> int:
-    """A ruleset's descriptor, or with None the kernel's landlock version. Raises OSError where there is no landlock."""
-    if attributes is None:
-        return _call("landlock_create_ruleset", _LANDLOCK_CREATE_RULESET, None, 0, 1)
-    return _call("landlock_create_ruleset", _LANDLOCK_CREATE_RULESET, attributes, len(attributes), 0)
-
-
-def landlock_add_rule(ruleset: int, kind: int, attributes: bytes) -> None:
-    _call("landlock_add_rule", _LANDLOCK_ADD_RULE, ruleset, kind, attributes, 0)
-
-
-def landlock_restrict_self(ruleset: int) -> None:
-    _call("landlock_restrict_self", _LANDLOCK_RESTRICT_SELF, ruleset, 0)

@@ -57,8 +57,14 @@ def serve(number: int) -> program.Program:
     return _fork_jails(control, settings, user, group, seccomp)
 
 
-def _fork_jails(control: socket.socket, settings: dict[str, Any], user: int, group: int, seccomp: Filter):
+def _fork_jails(
+    control: socket.socket, settings: dict[str, Any], user: int, group: int, seccomp: Filter
+) -> program.Program:
     taken = _address_space()
+
+    def enter() -> None:
+        inside.enter(user, group, settings["disk_mb"], settings["inodes"], settings["places"], settings["expose"])
+
     while True:
         try:
             request, _ = protocol.receive(control)
@@ -70,18 +76,10 @@ def _fork_jails(control: socket.socket, settings: dict[str, Any], user: int, gro
             if process == 0:
                 ours.detach()
                 control.detach()
-                os.dup2(theirs.fileno(), _JAIL_CONNECTION)
-                theirs.detach()
+                os.dup2(theirs.detach(), _JAIL_CONNECTION)
                 syscalls.close_from(_JAIL_CONNECTION + 1)
                 connection = socket.socket(fileno=_JAIL_CONNECTION)
-                try:
-                    inside.enter(
-                        user, group, settings["disk_mb"], settings["inodes"], settings["places"], settings["expose"]
-                    )
-                    return supervisor.Supervisor(connection, settings, seccomp, taken).run()
-                except BaseException as error:
-                    protocol.send(connection, {"refused": f"the jail broke: {type(error).__name__}: {error}"})
-                    os._exit(separation.FAILED)
+                return supervisor.Supervisor(connection, settings, enter, seccomp, taken).run()
             protocol.send(control, {"jail": True}, [ours.fileno(), descriptor])
             ours.close()
             theirs.close()
