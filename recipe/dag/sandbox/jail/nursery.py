@@ -113,7 +113,7 @@ class Nursery:
     def _welcome(self, zygote: Helper, _message: object, descriptors: list[int]) -> None:
         connection, process = descriptors
         zygote.use()
-        jail = Jail(socket.socket(fileno=connection), process, zygote.release)
+        jail = Jail(socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET, 0, connection), process, zygote.release)
         if zygote is not self._zygote:
             jail.close()
             return

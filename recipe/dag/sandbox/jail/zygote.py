@@ -78,7 +78,7 @@ def _fork_jails(
                 control.detach()
                 os.dup2(theirs.detach(), _JAIL_CONNECTION)
                 syscalls.close_from(_JAIL_CONNECTION + 1)
-                connection = socket.socket(fileno=_JAIL_CONNECTION)
+                connection = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET, 0, _JAIL_CONNECTION)
                 return supervisor.Supervisor(connection, settings, enter, seccomp, taken).run()
             protocol.send(control, {"jail": True}, [ours.fileno(), descriptor])
             ours.close()
