@@ -103,6 +103,9 @@ class SandboxClient:
         if (bad := next((at for at, char in enumerate(code) if "\ud800" <= char <= "\udfff"), None)) is not None:
             # Servers answer this with a 500; it is the code's fault all the same.
             return RunResult("failed", "", f"SyntaxError: not valid UTF-8: lone surrogate at position {bad}", 1, 0.0, 1)
+        if language == "python" and "\0" in code:
+            # Interpreters before 3.11.4 drop the rest of such a line and run what is left.
+            return RunResult("failed", "", "SyntaxError: source code cannot contain null bytes", 1, 0.0, 1)
         body = {
             "code": code,
             "language": language,
