@@ -10,19 +10,18 @@ from __future__ import annotations
 import asyncio
 import logging
 import os
-import shutil
 import signal
 import subprocess
 import sys
 import time
-from collections.abc import Coroutine, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
 
 from recipe.dag.sandbox import survivors, workspace
 from recipe.dag.sandbox.limits import Limits
 from recipe.dag.sandbox.outcome import LANGUAGES, Execution, Outcome, SandboxError
-from recipe.dag.sandbox.process import Drain, spawn
+from recipe.dag.sandbox.process import Drain, installed, spawn, uncancelled
 
 logger = logging.getLogger(__name__)
 
@@ -123,7 +122,7 @@ class Executor:
                     break
         finally:
             seconds = time.monotonic() - started
-            await _uncancelled(self._end(directory, process, ended))
+            await uncancelled(self._end(directory, process, ended))
             for output in outputs:
                 output.close()
         stdout, stderr = (output.text() for output in outputs)
@@ -174,19 +173,12 @@ def _command(language: str, source: str) -> list[str]:
     if language == "python":
         return [sys.executable, "-u", source]
     if language == "bash":
-        return [_found("bash"), "--noprofile", "--norc", source]
+        return [installed("bash"), "--noprofile", "--norc", source]
     return ["./main.out"]
 
 
 def _compiler() -> list[str]:
-    return [_found("g++"), "-std=c++17", "-O1", "-o", "main.out", "main.cpp"]
-
-
-def _found(program: str) -> str:
-    path = shutil.which(program)
-    if path is None:
-        raise SandboxError(f"{program} is not installed on the machine that runs the sandbox")
-    return path
+    return [installed("g++"), "-std=c++17", "-O1", "-o", "main.out", "main.cpp"]
 
 
 def _environment(directory: Path) -> dict[str, str]:
@@ -204,17 +196,3 @@ def _environment(directory: Path) -> dict[str, str]:
         **{name: os.environ[name] for name in _PASSED_ON if name in os.environ},
         survivors.MARKER: str(directory),
     }
-
-
-async def _uncancelled(work: Coroutine[None, None, None]) -> None:
-    """Wait for it to finish even while being cancelled; the cancellation follows."""
-    task = asyncio.ensure_future(work)
-    cancelled: asyncio.CancelledError | None = None
-    while not task.done():
-        try:
-            await asyncio.shield(task)
-        except asyncio.CancelledError as error:
-            cancelled = error
-    if cancelled is not None:
-        raise cancelled
-    task.result()

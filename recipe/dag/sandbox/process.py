@@ -8,11 +8,13 @@ from __future__ import annotations
 
 import asyncio
 import os
+import shutil
 import subprocess
-from collections.abc import Sequence
+from collections.abc import Coroutine, Sequence
 from pathlib import Path
 
 from recipe.dag.sandbox.decode import decode
+from recipe.dag.sandbox.outcome import SandboxError
 
 
 def spawn(
@@ -109,3 +111,25 @@ def _exit_of(process: subprocess.Popen[bytes]) -> asyncio.Future[None]:
     loop.add_reader(descriptor, notice)
     ended.add_done_callback(forget)
     return ended
+
+
+async def uncancelled(work: Coroutine[None, None, None]) -> None:
+    """Wait for it to finish even while being cancelled; the cancellation follows."""
+    task = asyncio.ensure_future(work)
+    cancelled: asyncio.CancelledError | None = None
+    while not task.done():
+        try:
+            await asyncio.shield(task)
+        except asyncio.CancelledError as error:
+            cancelled = error
+    if cancelled is not None:
+        raise cancelled
+    task.result()
+
+
+def installed(program: str) -> str:
+    """Its path. Raises SandboxError when there is none."""
+    path = shutil.which(program)
+    if path is None:
+        raise SandboxError(f"{program} is not installed on the machine that runs the sandbox")
+    return path

@@ -10,8 +10,8 @@ import asyncio
 import math
 import os
 import re
-import shutil
 import sys
+from abc import ABC, abstractmethod
 from collections.abc import Iterable, Mapping
 from dataclasses import replace
 from pathlib import Path
@@ -25,6 +25,7 @@ from recipe.dag.sandbox.jail.rootfs import USER
 from recipe.dag.sandbox.jail.run import WATCH_S, JailDied, Run
 from recipe.dag.sandbox.limits import Limits
 from recipe.dag.sandbox.outcome import LANGUAGES, Execution, Outcome, SandboxError, Unavailable
+from recipe.dag.sandbox.process import installed
 
 _COMPILER_MEMORY_MB = 4096
 _LONGEST_S = 86_400.0
@@ -39,7 +40,7 @@ COLD_PYTHON = [sys.executable, "-u", _PATHS["python"]]
 _SHARE = re.compile(r"[A-Za-z0-9_][A-Za-z0-9._-]{0,63}")
 
 
-class JailEngine:
+class JailEngine(ABC):
     """root: an existing directory; all `work` and `shares` lie under it."""
 
     isolation = "full"
@@ -130,8 +131,9 @@ class JailEngine:
                 await run.end()
         raise AssertionError("the second attempt returns or raises")
 
+    @abstractmethod
     async def _take(self, kind: str, job: Mapping[str, Any]) -> Jail:
-        raise NotImplementedError
+        """A jail of that kind, ready for the job."""
 
     def _settings(self) -> dict[str, Any]:
         """What every jail is told. Raises Unavailable."""
@@ -176,12 +178,12 @@ class JailEngine:
         """The kind of jail, and the processes to run in it one after the other."""
         run = {"argv": None, "timeout_s": min(timeout_s, _LONGEST_S), "limits": vars(limits)}
         if language == "bash":
-            return "lean", [{**run, "argv": [_found("bash"), "--noprofile", "--norc", _PATHS["bash"]]}]
+            return "lean", [{**run, "argv": [installed("bash"), "--noprofile", "--norc", _PATHS["bash"]]}]
         if language == "cpp":
             binary = f"{SCRATCH}/main.out"
             compiler = replace(limits, memory_mb=_COMPILER_MEMORY_MB, cpu_s=None)
             compiled = {
-                "argv": [_found("g++"), "-std=c++17", "-O1", "-o", binary, _PATHS["cpp"]],
+                "argv": [installed("g++"), "-std=c++17", "-O1", "-o", binary, _PATHS["cpp"]],
                 "timeout_s": min(compile_timeout_s, _LONGEST_S),
                 "limits": vars(compiler),
             }
@@ -227,10 +229,3 @@ def _share(name: str) -> str:
     if not _SHARE.fullmatch(name):
         raise SandboxError(f"shares: {name!r} is not made of letters, digits, '.', '_' and '-'")
     return name
-
-
-def _found(program: str) -> str:
-    path = shutil.which(program)
-    if path is None:
-        raise SandboxError(f"{program} is not installed on the machine that runs the sandbox")
-    return path

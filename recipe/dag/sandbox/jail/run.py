@@ -10,7 +10,7 @@ import asyncio
 import json
 import os
 import signal
-from collections.abc import Coroutine, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from typing import Any
 
@@ -20,6 +20,7 @@ from recipe.dag.sandbox.jail.inside import SCRATCH
 from recipe.dag.sandbox.jail.pump import Pump
 from recipe.dag.sandbox.limits import Limits
 from recipe.dag.sandbox.outcome import Outcome, SandboxError
+from recipe.dag.sandbox.process import uncancelled
 
 WATCH_S = 0.05
 _PUMP_EVERY_S = 0.01
@@ -106,7 +107,7 @@ class Run:
         try:
             if not self._clean:
                 self.kill()
-                await _uncancelled(self._jail.gone())
+                await uncancelled(self._jail.gone())
         finally:
             for pump in self._pumps:
                 pump.close()
@@ -208,17 +209,3 @@ def _stdin(text: str | None) -> int:
         file.write(data)
         # Opened anew: read-only, and at its beginning.
         return os.open(f"/proc/self/fd/{file.fileno()}", os.O_RDONLY | os.O_CLOEXEC)
-
-
-async def _uncancelled(work: Coroutine[None, None, None]) -> None:
-    """Wait for it even while being cancelled; the cancellation follows."""
-    task = asyncio.ensure_future(work)
-    cancelled: asyncio.CancelledError | None = None
-    while not task.done():
-        try:
-            await asyncio.shield(task)
-        except asyncio.CancelledError as error:
-            cancelled = error
-    if cancelled is not None:
-        raise cancelled
-    task.result()
