@@ -3,8 +3,9 @@
     python examples/bench_sandbox.py [--quick] [--workload print] [--concurrency 8] [--url http://localhost:8080]
 
 Every answer is checked. The other side of each ratio starts one `python -I -c PROGRAM` per call: no server, no
-isolation, no limits. Client, server and programs share the cores. Without --url the sandbox is the one that runs start,
-with full isolation unless --isolation=rlimits.
+isolation, no limits, and none of the start-up hooks that this environment's packages install. Client, server and
+programs share the cores. Without --url the sandbox is the one that runs start, with full isolation unless
+--isolation=rlimits.
 """
 
 from __future__ import annotations
@@ -14,10 +15,14 @@ import asyncio
 import itertools
 import os
 import sys
+import sysconfig
+import tempfile
 import time
+import venv
 from collections.abc import Awaitable, Callable
 from contextlib import suppress
 from dataclasses import dataclass, field
+from pathlib import Path
 
 import aiohttp
 
@@ -90,14 +95,29 @@ async def measure(call: Call, name: str, concurrency: int, seconds: float) -> Me
     return measured
 
 
-async def bare(workload: Workload) -> str:
+def lean_interpreter(folder: str) -> str:
+    """This environment's Python and packages without the start-up hooks that packages install.
+
+    An editable installation's hook alone makes every start two to three times as slow, which would flatter the ratio.
+    """
+    venv.create(folder, symlinks=True)
+    packages = Path(sysconfig.get_path("purelib", vars={"base": folder, "platbase": folder}))
+    (packages / "packages.pth").write_text(sysconfig.get_path("purelib") + "\n")
+    return str(Path(folder, "bin", "python"))
+
+
+def bare(python: str) -> Call:
     """A fresh interpreter, nothing around it."""
-    pipe, none = asyncio.subprocess.PIPE, asyncio.subprocess.DEVNULL
-    process = await asyncio.create_subprocess_exec(
-        sys.executable, "-I", "-c", workload.code, stdin=pipe if workload.stdin else none, stdout=pipe
-    )
-    stdout, _ = await process.communicate(workload.stdin.encode() if workload.stdin else None)
-    return stdout.decode()
+
+    async def call(workload: Workload) -> str:
+        pipe, none = asyncio.subprocess.PIPE, asyncio.subprocess.DEVNULL
+        process = await asyncio.create_subprocess_exec(
+            python, "-I", "-c", workload.code, stdin=pipe if workload.stdin else none, stdout=pipe
+        )
+        stdout, _ = await process.communicate(workload.stdin.encode() if workload.stdin else None)
+        return stdout.decode()
+
+    return call
 
 
 def over_http(session: aiohttp.ClientSession, url: str) -> Call:
@@ -114,7 +134,7 @@ def over_http(session: aiohttp.ClientSession, url: str) -> Call:
     return call
 
 
-async def benchmark(arguments: argparse.Namespace, url: str, token: str | None) -> None:
+async def benchmark(arguments: argparse.Namespace, url: str, token: str | None, python: str) -> None:
     headers = {"Authorization": f"Bearer {token}"} if token else {}
     timeout = aiohttp.ClientTimeout(total=300)
     async with aiohttp.ClientSession(
@@ -132,7 +152,7 @@ async def benchmark(arguments: argparse.Namespace, url: str, token: str | None) 
             for name in arguments.workload:
                 await asyncio.gather(*(call(WORKLOADS[name]) for _ in range(concurrency)))
                 ours = await measure(call, name, concurrency, arguments.seconds)
-                theirs = await measure(bare, name, concurrency, arguments.seconds)
+                theirs = await measure(bare(python), name, concurrency, arguments.seconds)
                 quiet = ours if name == "print" else quiet
                 against = ours.quantile(0.99) / quiet.quantile(0.99) if name == SLEEPERS and quiet else None
                 cells = [
@@ -148,9 +168,9 @@ async def benchmark(arguments: argparse.Namespace, url: str, token: str | None) 
                 print(f"{name:<21}" + "".join(f"{cell:>13}" for cell in cells), flush=True)
 
 
-async def run(arguments: argparse.Namespace) -> None:
+async def run(arguments: argparse.Namespace, python: str) -> None:
     if arguments.url:
-        await benchmark(arguments, arguments.url.rstrip("/"), None)
+        await benchmark(arguments, arguments.url.rstrip("/"), None, python)
         return
     local = LocalSandbox(
         arguments.max_concurrent,
@@ -160,7 +180,7 @@ async def run(arguments: argparse.Namespace) -> None:
     )
     await local.start()
     try:
-        await benchmark(arguments, local.url, local.token)
+        await benchmark(arguments, local.url, local.token, python)
     finally:
         await local.stop()
 
@@ -181,9 +201,9 @@ def main(argv: list[str] | None = None) -> None:
     arguments.workload = arguments.workload or list(WORKLOADS)
     arguments.concurrency = arguments.concurrency or ([1, 8] if arguments.quick else [1, 8, 32, 128])
     arguments.seconds = arguments.seconds or (1.0 if arguments.quick else 5.0)
-    with suppress(KeyboardInterrupt):
+    with suppress(KeyboardInterrupt), tempfile.TemporaryDirectory() as folder:
         try:
-            asyncio.run(run(arguments))
+            asyncio.run(run(arguments, lean_interpreter(folder)))
         except UserError as error:
             sys.exit(str(error))
 
