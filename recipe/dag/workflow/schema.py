@@ -28,6 +28,7 @@ class NodeType(StrEnum):
 
 class NodeRole(StrEnum):
     ROLLOUT = "ROLLOUT"
+    VOTE = "VOTE"
     REWARD = "REWARD"
     ADVANTAGE = "ADVANTAGE"
     ACTOR = "ACTOR"
@@ -92,11 +93,33 @@ class Model(Frozen):
     trust_remote_code: bool = False
 
 
+class Critic(Frozen):
+    """A value model with an optimizer of its own, on its policy's devices."""
+
+    model: Model | None = None
+    """Its first weights, under a fresh value head; the policy's model where absent."""
+    share: str | None = None
+    """Use the critic of this policy instead of one's own: one network, trained on the rows of all who share it."""
+    lr: float | None = Field(None, gt=0.0)
+    cliprange_value: float = Field(0.5, gt=0.0)
+    """How far a value may move from the one before the update, in units of the return."""
+    epochs: int = Field(1, ge=1)
+    mini_batches: int = Field(1, ge=1)
+    config: dict[str, Any] = {}
+    """Dotted or nested overrides of verl's `critic`."""
+
+
 class Policy(Frozen):
     """One set of weights with its tokenizer, optimizer and inference servers. Several agents may share it."""
 
     model: Model
     frozen: bool = False
+    critic: Critic | None = None
+    lr: float | None = Field(None, gt=0.0)
+    """Of the actor; the run's (actor_rollout_ref.actor.optim.lr) where absent."""
+    train_cycle: int | None = Field(None, ge=1)
+    """Policies that have one take turns: in step s (from 0) the k-th of the n that have one updates its actor if
+    (s // train_cycle) % n == k. Critics always learn."""
     reference: bool = False
     """Keep a frozen copy of the initial weights for the KL loss (algorithm.kl_loss_coef)."""
     gpus: int | None = Field(None, ge=1)
@@ -107,6 +130,8 @@ class Policy(Frozen):
 
 class EpisodeSpec(Frozen):
     max_turns: int = Field(1, ge=1)
+    train_turns: Literal["all", "last"] = "all"
+    """Which turns' calls become rows (siiRL's use_all_traj)."""
     timeout_s: float = Field(300.0, gt=0)
     call_timeout_s: float = Field(120.0, gt=0)
     """Per call of an agent, its generations and tool calls included."""
@@ -121,18 +146,32 @@ class EpisodeSpec(Frozen):
 
 
 class Algorithm(Frozen):
-    estimator: Literal["grpo", "reinforce_pp"] = "grpo"
+    estimator: Literal["grpo", "reinforce_pp", "gae", "gae_chain"] = "grpo"
+    """gae: over each row's own tokens. gae_chain: one chain over turns, agents and tokens of an episode (MARFT)."""
     group_by: tuple[Literal["uid", "agent", "turn", "node"], ...] = ("uid", "agent")
     stat_unit: Literal["call", "trajectory"] = "call"
     """What counts once in a group's statistics: each row, or the sum of an episode's rewards in the group."""
     center: Literal["mean", "leave_one_out"] = "mean"
     scale: Literal["std", "none"] = "std"
     gamma: float = Field(1.0, ge=0.0, le=1.0)
-    """reinforce_pp: discount per token."""
+    """reinforce_pp, gae, gae_chain: discount per token."""
+    lam: float = Field(1.0, ge=0.0, le=1.0)
+    """gae, gae_chain: how far errors of later values reach back."""
+    whiten: bool = True
+    """gae, gae_chain: advantages of a policy's tokens get mean 0 and variance 1."""
+    share_reward_in_agent: bool = False
+    """Every agent's calls get the last agent's reward. Not with gae_chain, which carries it back already."""
+    kl_reward_coef: float = Field(0.0, ge=0.0)
+    """Weight of the KL to the reference that is subtracted from the reward of each token."""
     kl_loss_coef: float = Field(0.0, ge=0.0)
     """Weight of the KL to the reference in the actor's loss; above 0 the policy needs `reference: true`."""
     clip_ratio_low: float = Field(0.2, ge=0.0)
     clip_ratio_high: float = Field(0.2, ge=0.0)
+    clip_ratio_c: float = Field(3.0, gt=1.0)
+    """Dual clip: bounds the loss of tokens with negative advantage."""
+    policy_loss: Literal["vanilla", "gspo", "cpgd"] = "vanilla"
+    critic_warmup: int = Field(0, ge=0)
+    """Steps at the start in which only critics learn."""
     entropy_coef: float = 0.0
     old_log_probs: Literal["trainer", "rollout"] = "trainer"
     """What importance ratios are taken against. trainer: recomputed before the update, so that a ratio starts at 1.
@@ -145,6 +184,52 @@ class Algorithm(Frozen):
     """Leave out rows whose group has one reward only (they carry no gradient, but dilute the mean)."""
 
 
+class Condition(Frozen):
+    """What decides a branch or ends a loop. One subject (node, env, sample or agree) with one test, or one of all_of,
+    any_of, none_of. A subject that is not there (a node that was skipped, a key that nobody set) fails every test but
+    `exists: false`."""
+
+    node: str | None = None
+    """The latest result of this rollout, vote or compute node: `parsed[key]`, or its text without a key."""
+    env: str | None = None
+    """The latest `info[key]` of the env that this rollout node steps."""
+    sample: str | None = None
+    """A dotted path into the sample: `extra_info.level`."""
+    agree: tuple[str, ...] | None = None
+    """These nodes' latest `parsed[key]` are there and all equal; needs no test."""
+    key: str | None = None
+    """For `agree`, `answer` where absent."""
+    equals: str | float | bool | None = None
+    one_of: tuple[str | float | bool, ...] | None = None
+    at_least: float | None = None
+    at_most: float | None = None
+    matches: str | None = None
+    """A regular expression, searched for in the text."""
+    exists: bool | None = None
+    all_of: tuple[Condition, ...] | None = None
+    any_of: tuple[Condition, ...] | None = None
+    none_of: tuple[Condition, ...] | None = None
+
+
+class Loop(Frozen):
+    """Rollout nodes that run again, all of them, round after round inside one turn. In a round they see the round
+    before; who depends on one of them waits for the last round."""
+
+    nodes: tuple[str, ...]
+    max_rounds: int = Field(ge=1)
+    until: Condition | None = None
+    """Checked after every round."""
+
+
+class Vote(Frozen):
+    """A VOTE node takes the most frequent `parsed[key]` of its dependencies. Its result is
+    `parsed = {key: winner, share: 0..1, votes: {...}}`."""
+
+    key: str = "answer"
+    ties: Literal["first", "none"] = "first"
+    """first: the one that was named first, in the order of `dependencies`. none: there is no winner."""
+
+
 class AgentOptions(Frozen):
     process_path: str | None = None
     """`file.py` or `file.py:Class` with pre_process and post_process."""
@@ -152,10 +237,22 @@ class AgentOptions(Frozen):
     post_process_kwargs: dict[str, Any] = {}
     obs_with_env: bool = False
     env_path: Annotated[tuple[str, ...], BeforeValidator(_scalar_as_one)] = ()
-    """`file.py:Class`. A scalar is read as a list of one."""
+    """`file.py:Class`, or the name of one under `envs`. A scalar is read as a list of one. With several, env_route says
+    which one an episode gets."""
+    env_route: str | None = None
+    """A dotted path into the sample (`data_source`, `extra_info.env`) whose value names one of `env_path`."""
     rewards_with_env: bool = False
     train_cycle: int | None = Field(None, ge=1)
     share_instance: int | None = Field(None, ge=0)
+
+
+class EnvSpec(Frozen):
+    """An environment class under a name."""
+
+    path: str
+    """`file.py:Class`"""
+    kwargs: dict[str, Any] = {}
+    """Of its constructor."""
 
 
 class Node(Frozen):
@@ -170,6 +267,9 @@ class Node(Frozen):
     """`file.py:function`."""
     executable_kwargs: dict[str, Any] = {}
     agent_options: AgentOptions = AgentOptions()
+    when: Condition | None = None
+    """Rollout nodes: skip it where this is false. A node all of whose dependencies were skipped is skipped, too."""
+    vote: Vote | None = None
     policy: str | None = None
     """Training nodes only: the policy they act on; derived from the agent where absent."""
 
@@ -183,7 +283,9 @@ class Workflow(Frozen):
     description: str = ""
     agents: tuple[Agent, ...]
     policies: dict[str, Policy]
+    envs: dict[str, EnvSpec] = {}
     episode: EpisodeSpec = EpisodeSpec()
+    loops: dict[str, Loop] = {}
     algorithm: Algorithm = Algorithm()
     nodes: tuple[Node, ...]
     """Rollout and reward nodes as declared, then the training chain, declared or derived."""
