@@ -12,7 +12,6 @@ import logging
 import os
 import signal
 import subprocess
-import sys
 import time
 from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
@@ -21,15 +20,14 @@ from pathlib import Path
 from recipe.dag.sandbox import survivors, workspace
 from recipe.dag.sandbox.limits import Limits
 from recipe.dag.sandbox.outcome import LANGUAGES, Execution, Outcome, SandboxError
-from recipe.dag.sandbox.process import Drain, installed, spawn, uncancelled
+from recipe.dag.sandbox.process import Drain, spawn, uncancelled
+from recipe.dag.sandbox.toolchain import COMPILER_MEMORY_MB, compiler, environment, interpreter
 
 logger = logging.getLogger(__name__)
 
 _SOURCES = {"python": "main.py", "bash": "main.sh", "cpp": "main.cpp"}
-_COMPILER_MEMORY_MB = 4096
 _WATCH_S = 0.1
 _KILL_S = 10.0
-_PASSED_ON = ("LD_LIBRARY_PATH", "TZ")
 
 
 class Executor:
@@ -86,12 +84,16 @@ class Executor:
                 raise SandboxError(f"files: {source.name!r} is the name of the program itself")
             workspace.write_files(directory, files or {})
             source.write_text(code, encoding="utf-8")
-            compiled, command = None, _command(language, source.name)
+            compiled = None
             if language == "cpp":
-                compiler = Limits(memory_mb=_COMPILER_MEMORY_MB, output_bytes=limits.output_bytes)
-                compiled = await self._run(_compiler(), directory, compile_timeout_s, None, compiler)
+                command = ["./main.out"]
+                generous = Limits(memory_mb=COMPILER_MEMORY_MB, output_bytes=limits.output_bytes)
+                build = compiler(source.name, "main.out")
+                compiled = await self._run(build, directory, compile_timeout_s, None, generous)
                 if compiled.return_code != 0:
                     return Execution(None, compiled)
+            else:
+                command = interpreter(language, source.name)
             run = await self._run(command, directory, timeout_s, stdin, limits)
             return Execution(run, compiled, workspace.fetch_files(directory, fetch))
         finally:
@@ -107,7 +109,8 @@ class Executor:
     ) -> Outcome:
         started = time.monotonic()
         outputs = Drain(limits.output_bytes), Drain(limits.output_bytes)
-        process, ended = spawn(limits.launch(argv, timeout_s), directory, _environment(directory), stdin, outputs)
+        seen = environment(str(directory)) | {"TMPDIR": str(directory), survivors.MARKER: str(directory)}
+        process, ended = spawn(limits.launch(argv, timeout_s), directory, seen, stdin, outputs)
         self._running[directory] = process.pid
         timed_out, note = False, ""
         try:
@@ -167,32 +170,3 @@ class Executor:
 
     def _count(self, directory: Path, leader: int) -> int:
         return 1 + len(survivors.descendants(leader)) + len(self._runaways(directory))
-
-
-def _command(language: str, source: str) -> list[str]:
-    if language == "python":
-        return [sys.executable, "-u", source]
-    if language == "bash":
-        return [installed("bash"), "--noprofile", "--norc", source]
-    return ["./main.out"]
-
-
-def _compiler() -> list[str]:
-    return [installed("g++"), "-std=c++17", "-O1", "-o", "main.out", "main.cpp"]
-
-
-def _environment(directory: Path) -> dict[str, str]:
-    """All that a job sees of the environment."""
-    return {
-        "PATH": os.pathsep.join((os.path.dirname(sys.executable), "/usr/local/bin", "/usr/bin", "/bin")),
-        "HOME": str(directory),
-        "TMPDIR": str(directory),
-        "LANG": "C.UTF-8",
-        "MPLBACKEND": "Agg",
-        # Every thread of a BLAS reserves address space, and jobs share the cores.
-        "OPENBLAS_NUM_THREADS": "1",
-        "OMP_NUM_THREADS": "1",
-        "MKL_NUM_THREADS": "1",
-        **{name: os.environ[name] for name in _PASSED_ON if name in os.environ},
-        survivors.MARKER: str(directory),
-    }

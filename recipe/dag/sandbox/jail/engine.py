@@ -10,7 +10,6 @@ import asyncio
 import math
 import os
 import re
-import sys
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Mapping
 from dataclasses import replace
@@ -25,9 +24,8 @@ from recipe.dag.sandbox.jail.rootfs import USER
 from recipe.dag.sandbox.jail.run import WATCH_S, JailDied, Run
 from recipe.dag.sandbox.limits import Limits
 from recipe.dag.sandbox.outcome import LANGUAGES, Execution, Outcome, SandboxError, Unavailable
-from recipe.dag.sandbox.process import installed
+from recipe.dag.sandbox.toolchain import COMPILER_MEMORY_MB, compiler, environment, interpreter
 
-_COMPILER_MEMORY_MB = 4096
 _LONGEST_S = 86_400.0
 _AGAIN_S = 0.1
 """Until what dies with a zygote is dead, and known to be."""
@@ -36,7 +34,7 @@ _PATHS = {
     "bash": f"{SCRATCH}/tmp_program.sh",
     "cpp": f"{SCRATCH}/tmp_program.cpp",
 }
-COLD_PYTHON = [sys.executable, "-u", _PATHS["python"]]
+COLD_PYTHON = interpreter("python", _PATHS["python"])
 _SHARE = re.compile(r"[A-Za-z0-9_][A-Za-z0-9._-]{0,63}")
 
 
@@ -143,18 +141,7 @@ class JailEngine(ABC):
         except ValueError as error:
             raise Unavailable(str(error)) from error
         packages = exposure.packages()
-        environment = {
-            "PATH": os.pathsep.join((os.path.dirname(sys.executable), "/usr/local/bin", "/usr/bin", "/bin")),
-            "HOME": "/tmp",
-            "LANG": "C.UTF-8",
-            "MPLBACKEND": "Agg",
-            # Every thread of a BLAS reserves address space, jobs share the cores, and threads do not survive a fork.
-            "OPENBLAS_NUM_THREADS": "1",
-            "OMP_NUM_THREADS": "1",
-            "MKL_NUM_THREADS": "1",
-            **{name: os.environ[name] for name in ("LD_LIBRARY_PATH", "TZ") if name in os.environ},
-            **({"PYTHONPATH": os.pathsep.join(packages)} if packages else {}),
-        }
+        seen = environment("/tmp") | ({"PYTHONPATH": os.pathsep.join(packages)} if packages else {})
         return {
             "expose": expose,
             "packages": packages,
@@ -162,7 +149,7 @@ class JailEngine(ABC):
             "user": USER,
             "disk_mb": self._disk_mb,
             "inodes": self._inodes,
-            "environment": environment,
+            "environment": seen,
         }
 
     def _plan(
@@ -178,14 +165,14 @@ class JailEngine(ABC):
         """The kind of jail, and the processes to run in it one after the other."""
         run = {"argv": None, "timeout_s": min(timeout_s, _LONGEST_S), "limits": vars(limits)}
         if language == "bash":
-            return "lean", [{**run, "argv": [installed("bash"), "--noprofile", "--norc", _PATHS["bash"]]}]
+            return "lean", [{**run, "argv": interpreter("bash", _PATHS["bash"])}]
         if language == "cpp":
             binary = f"{SCRATCH}/main.out"
-            compiler = replace(limits, memory_mb=_COMPILER_MEMORY_MB, cpu_s=None)
+            generous = replace(limits, memory_mb=COMPILER_MEMORY_MB, cpu_s=None)
             compiled = {
-                "argv": [installed("g++"), "-std=c++17", "-O1", "-o", binary, _PATHS["cpp"]],
+                "argv": compiler(_PATHS["cpp"], binary),
                 "timeout_s": min(compile_timeout_s, _LONGEST_S),
-                "limits": vars(compiler),
+                "limits": vars(generous),
             }
             return "lean", [compiled, {**run, "argv": [binary]}]
         names = [*files, *(os.listdir(work) if work is not None else ())]

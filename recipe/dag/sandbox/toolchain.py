@@ -1,0 +1,40 @@
+"""What runs a program: interpreters, the compiler, and the environment that they see.
+
+Invariant: the same for every engine; of the environment of the server only where libraries lie and what time it is.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+
+from recipe.dag.sandbox.process import installed
+
+COMPILER_MEMORY_MB = 4096
+_PASSED_ON = ("LD_LIBRARY_PATH", "TZ")
+
+
+def interpreter(language: str, source: str) -> list[str]:
+    """The command that runs a python or bash program. Raises SandboxError where it is not installed."""
+    if language == "python":
+        return [sys.executable, "-u", source]
+    return [installed("bash"), "--noprofile", "--norc", source]
+
+
+def compiler(source: str, binary: str) -> list[str]:
+    """The command that compiles C++. Raises SandboxError where it is not installed."""
+    return [installed("g++"), "-std=c++17", "-O1", "-o", binary, source]
+
+
+def environment(home: str) -> dict[str, str]:
+    return {
+        "PATH": os.pathsep.join((os.path.dirname(sys.executable), "/usr/local/bin", "/usr/bin", "/bin")),
+        "HOME": home,
+        "LANG": "C.UTF-8",
+        "MPLBACKEND": "Agg",
+        # Every thread of a BLAS reserves address space, jobs share the cores, and threads do not survive a fork.
+        "OPENBLAS_NUM_THREADS": "1",
+        "OMP_NUM_THREADS": "1",
+        "MKL_NUM_THREADS": "1",
+        **{name: os.environ[name] for name in _PASSED_ON if name in os.environ},
+    }
