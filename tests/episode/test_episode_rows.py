@@ -44,7 +44,25 @@ def test_calls_that_grow_by_appending_are_one_row():
     assert row.rollout_log_probs == [-0.5, -0.75, 0.0, -1.0, -1.25, -1.5]
     assert (row.reward, row.turn) == (0.75, 0)
     assert (row.call_ends, row.call_rewards, row.call_turns) == ((2, 4, 6), (0.5, 0.25, 0.0), (0, 1, 2))
+    assert row.call_positions == (0, 1, 2)
     assert len(rows_of([episode(*calls)], merge=False)) == 3
+
+
+def test_rounds_and_positions_are_kept_through_merging_and_splitting():
+    calls = (
+        call([1], [2], agent="other", node="other"),
+        call([1], [2], turn=0, round=0),
+        call([1, 2, 3], [4], turn=0, round=1, train=False),
+        call([1, 2, 3, 4, 5], [6], turn=0, round=2),
+        call([7], [8], turn=1, round=0),
+    )
+    other, merged, last = rows_of([episode(*calls)])
+    assert (merged.round, merged.call_rounds, merged.call_positions) == (0, (0, 2), (1, 3))
+    assert (other.call_positions, last.call_positions) == ((0,), (4,))
+    assert [(part.round, part.call_rounds, part.call_positions) for part in split_row(merged)] == [
+        (0, (0,), (1,)),
+        (2, (2,), (3,)),
+    ]
 
 
 def test_only_one_agents_calls_at_one_node_and_one_version_merge():
@@ -104,7 +122,18 @@ def test_merging_keeps_every_sampled_token_and_what_stood_before_it(plan):
     for turn, (append, extra, response, agent, version, reward) in enumerate(plan):
         prompt = (last.get(agent, []) if append else []) + extra
         ids, mask = [id for id, _ in response], [int(bit) for _, bit in response]
-        calls.append(call(prompt, ids, mask=mask, agent=agent, turn=turn, weight_version=version, reward=reward))
+        calls.append(
+            call(
+                prompt,
+                ids,
+                mask=mask,
+                agent=agent,
+                turn=turn // 2,
+                round=turn % 2,
+                weight_version=version,
+                reward=reward,
+            )
+        )
         last[agent] = prompt + ids
     merged, single = rows_of([episode(*calls)]), rows_of([episode(*calls)], merge=False)
 
@@ -125,4 +154,4 @@ def test_merging_keeps_every_sampled_token_and_what_stood_before_it(plan):
     assert learnt(merged) == learnt(single)
     masked = [row.rollout_log_probs[at] for row in merged for at, bit in enumerate(row.response_mask) if not bit]
     assert not any(masked)
-    assert sorted((part for row in merged for part in split_row(row)), key=lambda row: row.turn) == single
+    assert sorted((part for row in merged for part in split_row(row)), key=lambda row: row.call_positions) == single

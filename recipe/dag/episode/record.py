@@ -76,6 +76,8 @@ class Call:
     """False: the row is left out of the loss (post_process said so)."""
     seconds: float = 0.0
     generation_seconds: float = 0.0
+    round: int = 0
+    """Of the loop that the node stands in, within the turn; 0 outside of loops."""
 
 
 @dataclass(slots=True)
@@ -88,6 +90,7 @@ class Episode:
     sample: dict[str, Any]
     """The data row: prompt (messages), data_source, ground_truth, extra_info."""
     calls: list[Call] = field(default_factory=list)
+    """In causal order: turn by turn, in a turn the nodes' topological order, and a loop's rounds one after another."""
     turns: int = 0
     done: bool = False
     outcome: float | None = None

@@ -31,6 +31,12 @@ class Row:
     call_turns: tuple[int, ...] = ()
     """Of each merged call; only credit by turn (`group_by`) needs them. A merge never crosses nodes."""
     temperature: float = 1.0
+    round: int = 0
+    """Of its first call: the round of the loop that its node stands in, 0 outside of loops."""
+    call_rounds: tuple[int, ...] = ()
+    """Of each merged call."""
+    call_positions: tuple[int, ...] = ()
+    """Of each merged call: its index in the episode's calls, which stand in causal order. Chained credit needs them."""
 
     def __post_init__(self) -> None:
         if not len(self.response_ids) == len(self.response_mask) == len(self.rollout_log_probs):

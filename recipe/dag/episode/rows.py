@@ -25,10 +25,10 @@ def rows_of(episodes: Sequence[Episode], *, merge: bool = True, on_failure: str 
     rows: list[Row] = []
     for episode in _kept(episodes, on_failure):
         open_rows: dict[tuple[str, str, str], Row] = {}
-        for call in episode.calls:
+        for position, call in enumerate(episode.calls):
             if not call.train or 1 not in call.response_mask:
                 continue
-            row = _row(episode, call)
+            row = _row(episode, call, position)
             key = (row.agent, row.policy, row.node)
             earlier = open_rows.get(key) if merge else None
             if earlier is not None and _extends(row, earlier):
@@ -56,7 +56,8 @@ def left_out(episodes: Sequence[Episode], *, on_failure: str = "retry") -> dict[
 def split_row(row: Row) -> list[Row]:
     """One row per call: what rows_of makes without merging."""
     rows, end = [], 0
-    for stop, reward, turn in zip(row.call_ends, row.call_rewards, row.call_turns, strict=True):
+    calls = zip(row.call_ends, row.call_rewards, row.call_turns, row.call_rounds, row.call_positions, strict=True)
+    for stop, reward, turn, round, position in calls:
         # A call begins with a token of its own; what is masked before it was in its prompt.
         start = row.response_mask.index(1, end)
         rows.append(
@@ -71,6 +72,9 @@ def split_row(row: Row) -> list[Row]:
                 call_ends=(stop - start,),
                 call_rewards=(reward,),
                 call_turns=(turn,),
+                round=round,
+                call_rounds=(round,),
+                call_positions=(position,),
             )
         )
         end = stop
@@ -82,7 +86,7 @@ def _kept(episodes: Iterable[Episode], on_failure: str) -> Iterator[Episode]:
     return (episode for episode in episodes if not episode.fault and episode.uid not in dropped)
 
 
-def _row(episode: Episode, call: Call) -> Row:
+def _row(episode: Episode, call: Call, position: int) -> Row:
     return Row(
         uid=episode.uid,
         episode=episode.index,
@@ -98,6 +102,9 @@ def _row(episode: Episode, call: Call) -> Row:
         reward=call.reward or 0.0,
         call_turns=(call.turn,),
         temperature=call.temperature,
+        round=call.round,
+        call_rounds=(call.round,),
+        call_positions=(position,),
     )
 
 
@@ -117,3 +124,5 @@ def _extend(row: Row, later: Row) -> None:
     row.call_ends += (len(row.response_ids),)
     row.call_rewards += (later.reward,)
     row.call_turns += (later.turn,)
+    row.call_rounds += (later.round,)
+    row.call_positions += later.call_positions
