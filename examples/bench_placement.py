@@ -1,0 +1,106 @@
+"""Step time of two policies with critics and references: both on one GPU, against one GPU each, in one run.
+
+    python examples/bench_placement.py --model MODEL [--out FOLDER] [--steps 5] [--placement one] [key=value ...]
+
+On a host with two CUDA GPUs. Two agents, reasoner and actor, chained as in MARFT; everything but the placement is the
+same. Trailing overrides go to both (verl's keys). The first two steps of each arm compile and are left out; the figure
+is the ratio of the medians of the rest. Writes OUT/placement.json and prints it.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import statistics
+import sys
+from pathlib import Path
+
+from bench_step_time import WARM_UP, prepare, run
+
+REWARD = """\
+def reward(episode):
+    text = episode.calls[-1].text
+    episode.outcome = float(len(set(text)) % 7) / 7
+    return {"actor": episode.outcome, "reasoner": 0.0}
+"""
+WORKFLOW = """\
+dag_id: two_policies
+agents:
+  - {name: reasoner, policy: reasoner, sampling: {temperature: 1.0, max_tokens: %(response)d}}
+  - {name: actor, policy: actor, sampling: {temperature: 1.0, max_tokens: %(response)d}}
+policies:
+  reasoner: {model: {path: "%(model)s"}, critic: {}, reference: true%(gpus)s}
+  actor: {model: {path: "%(model)s"}, critic: {}, reference: true%(gpus)s}
+algorithm: {estimator: gae_chain, kl_loss_coef: 0.01}
+nodes:
+  - {node_id: reason, node_type: MODEL_INFERENCE, node_role: ROLLOUT, agent: reasoner}
+  - {node_id: act, node_type: MODEL_INFERENCE, node_role: ROLLOUT, agent: actor, dependencies: [reason]}
+  - {node_id: score, node_type: COMPUTE, node_role: REWARD, dependencies: [act], executable_ref: "%(reward)s:reward"}
+"""
+PLACEMENTS = {"one": ("", 1), "two": (", gpus: 1", 2)}
+"""What each policy says, and the run's GPUs."""
+
+
+def overrides(out: Path, args: argparse.Namespace, gpus: int) -> list[str]:
+    return [
+        f"data.train_files={out}/train.parquet",
+        f"data.train_batch_size={args.batch}",
+        f"data.max_prompt_length={args.prompt + args.response}",
+        f"data.max_response_length={args.response}",
+        f"actor_rollout_ref.rollout.n={args.n}",
+        "actor_rollout_ref.rollout.gpu_memory_utilization=0.5",
+        f"trainer.n_gpus_per_node={gpus}",
+        f"trainer.total_training_steps={args.steps}",
+        *("trainer.val_before_train=False", "trainer.test_freq=-1", "trainer.save_freq=-1"),
+        *("trainer.logger=[console]", "trainer.resume_mode=disable", "rollout.progress=false"),
+        *args.overrides,
+    ]
+
+
+def measure(placement: str, out: Path, args: argparse.Namespace) -> list[dict[str, float]]:
+    """Each step's timings, in seconds."""
+    says, gpus = PLACEMENTS[placement]
+    workflow = out / f"workflow_{placement}.yaml"
+    reward = out / "team_reward.py"
+    reward.write_text(REWARD)
+    workflow.write_text(
+        WORKFLOW % {"model": args.model, "response": args.response, "gpus": says, "reward": str(reward)}
+    )
+    command = [sys.executable, "-m", "recipe.dag.main", f"workflow={workflow}", f"output_dir={out}/{placement}"]
+    run([*command, *overrides(out, args, gpus)], out / f"{placement}.log")
+    lines = (out / placement / "metrics.jsonl").read_text().splitlines()
+    return [{k: v for k, v in json.loads(line).items() if k.startswith("timing/")} for line in lines]
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--model", required=True)
+    parser.add_argument("--out", type=Path, default=Path("outputs/bench_placement"))
+    parser.add_argument("--placement", action="append", choices=PLACEMENTS, help="only this one; no ratio then")
+    parser.add_argument("--steps", type=int, default=5)
+    parser.add_argument("--batch", type=int, default=32, help="prompts a step")
+    parser.add_argument("--n", type=int, default=4, help="episodes a prompt")
+    parser.add_argument("--prompt", type=int, default=128)
+    parser.add_argument("--response", type=int, default=512)
+    parser.add_argument("overrides", nargs="*")
+    args = parser.parse_args()
+    out = args.out.absolute()
+    prepare(out, args.batch * args.steps)
+    steps = {name: measure(name, out, args) for name in args.placement or PLACEMENTS}
+    medians = {}
+    for name, values in steps.items():
+        if len(values) <= WARM_UP:
+            sys.exit(f"error: {name} reported {len(values)} steps, see {out}/{name}.log; raise --steps")
+        medians[name] = statistics.median(value["timing/step"] for value in values[WARM_UP:])
+    report = {
+        "speedup": medians["one"] / medians["two"] if len(medians) == 2 else None,
+        "median_s": medians,
+        "steps": steps,
+        "arguments": {key: str(value) for key, value in vars(args).items()},
+    }
+    (out / "placement.json").write_text(json.dumps(report, indent=1))
+    print(json.dumps(report, indent=1))
+
+
+if __name__ == "__main__":
+    main()
