@@ -17,6 +17,7 @@ def build_row(
     turn: int = 0,
     policy: str = "main",
     mask: tuple[int, ...] = (1, 1, 0, 1),
+    position: int | None = None,
 ) -> Row:
     length = len(mask)
     return Row(
@@ -32,6 +33,7 @@ def build_row(
         response_mask=list(mask),
         rollout_log_probs=[-0.5 * bit for bit in mask],
         reward=reward,
+        call_positions=() if position is None else (position,),
     )
 
 
@@ -58,6 +60,7 @@ def merge_rows(rows: list[Row]) -> Row:
         call_ends=tuple(ends),
         call_rewards=tuple(row.reward for row in rows),
         call_turns=tuple(row.turn for row in rows),
+        call_positions=tuple(position for row in rows for position in row.call_positions),
     )
 
 

@@ -1,8 +1,8 @@
-"""One policy's rows as columns over calls.
+"""Rows as columns over calls.
 
 Invariant: the call is the unit. The calls of a row tile its response tokens, and the rows lie end to end with no
-padding, so neither padding nor the merging of rows can change what an estimator computes. Rewards are finite and kept
-in float64.
+padding, so neither padding nor the merging of rows can change what an estimator computes (`gae` alone takes the row for
+its unit). Rewards are finite and kept in float64.
 """
 
 from __future__ import annotations
@@ -18,20 +18,34 @@ from torch import Tensor
 if TYPE_CHECKING:
     from recipe.dag.episode.row import Row
 
+PER_CALL = ("uid", "episode", "agent", "turn", "node", "position", "row_of_call")
+
 
 @dataclass(frozen=True)
 class CreditBatch:
     """B rows with C calls and N response tokens in all."""
 
+    policy: tuple[str, ...]
+    """[B] whose weights sampled the row."""
     uid: tuple[str, ...]
-    """[C], as are the next four."""
+    """[C], as are the next five."""
     episode: tuple[int, ...]
     agent: tuple[str, ...]
     turn: tuple[int | None, ...]
     """None: a merged row that does not say."""
     node: tuple[str, ...]
+    position: tuple[int | None, ...]
+    """In its episode, from 0; None: a row that does not say."""
     rewards: Tensor
-    """[C] float64."""
+    """[C] float64, penalties included."""
+    outcomes: Tensor
+    """[C] float64, without the penalties."""
+    penalties: Tensor
+    """[N] float64, what is added to the reward of each token (KL in the reward); 0 where the mask is 0."""
+    values: Tensor
+    """[N] float64, the critic's; 0 where there is none."""
+    valued: Tensor
+    """[N] bool, True in rows that have values."""
     row_of_call: tuple[int, ...]
     """[C] index of the row that holds the call."""
     call_lengths: Tensor
@@ -42,34 +56,50 @@ class CreditBatch:
     """[N] bool, True where the policy sampled the token."""
 
     @classmethod
-    def from_rows(cls, rows: Sequence[Row]) -> CreditBatch:
-        """Raises ValueError, naming uid, episode and agent, for a reward that is not finite, calls that do not tile
-        their row, and rows of more than one policy."""
+    def from_rows(
+        cls,
+        rows: Sequence[Row],
+        *,
+        values: Sequence[Tensor | None] | None = None,
+        penalties: Sequence[Tensor | None] | None = None,
+        one_policy: bool = True,
+    ) -> CreditBatch:
+        """`values` and `penalties`: one tensor per row, as long as its response, or None for a row without. Raises
+        ValueError, naming uid, episode and agent, for a reward, value or penalty that is not finite, calls that do not
+        tile their row, and, with `one_policy`, rows of more than one policy."""
         policies = sorted({row.policy for row in rows})
-        if len(policies) > 1:
+        if one_policy and len(policies) > 1:
             raise ValueError(f"credit is computed per policy, but the rows are of {', '.join(policies)}")
-        uid, episode, agent, turn, node, rewards, row_of_call, call_lengths = [], [], [], [], [], [], [], []
+        calls: dict[str, list] = {name: [] for name in (*PER_CALL, "outcome", "length")}
         for index, row in enumerate(rows):
             _check(row)
             count = len(row.call_ends)
-            uid += [row.uid] * count
-            episode += [row.episode] * count
-            agent += [row.agent] * count
-            turn += row.call_turns or ([row.turn] if count == 1 else [None] * count)
-            node += [row.node] * count
-            rewards += row.call_rewards
-            row_of_call += [index] * count
-            call_lengths += [end - start for start, end in zip((0, *row.call_ends), row.call_ends, strict=False)]
+            calls["uid"] += [row.uid] * count
+            calls["episode"] += [row.episode] * count
+            calls["agent"] += [row.agent] * count
+            calls["turn"] += row.call_turns or ([row.turn] if count == 1 else [None] * count)
+            calls["node"] += [row.node] * count
+            calls["position"] += row.call_positions or [None] * count
+            calls["row_of_call"] += [index] * count
+            calls["outcome"] += row.call_rewards
+            calls["length"] += [end - start for start, end in zip((0, *row.call_ends), row.call_ends, strict=False)]
         mask = torch.tensor([bit for row in rows for bit in row.response_mask], dtype=torch.bool)
+        lengths = torch.tensor(calls["length"], dtype=torch.int64)
+        outcome = torch.tensor(calls["outcome"], dtype=torch.float64)
+        penalty = _per_token(rows, penalties, "penalty")
+        call_of_token = torch.arange(len(lengths)).repeat_interleave(lengths)
         return cls(
-            uid=tuple(uid),
-            episode=tuple(episode),
-            agent=tuple(agent),
-            turn=tuple(turn),
-            node=tuple(node),
-            rewards=torch.tensor(rewards, dtype=torch.float64),
-            row_of_call=tuple(row_of_call),
-            call_lengths=torch.tensor(call_lengths, dtype=torch.int64),
+            policy=tuple(row.policy for row in rows),
+            **{name: tuple(calls[name]) for name in PER_CALL},
+            rewards=outcome.index_add(0, call_of_token, penalty),
+            outcomes=outcome,
+            penalties=penalty,
+            values=_per_token(rows, values, "value"),
+            valued=torch.tensor(
+                [values is not None and values[i] is not None for i, row in enumerate(rows) for _ in row.response_mask],
+                dtype=torch.bool,
+            ),
+            call_lengths=lengths,
             row_lengths=tuple(len(row.response_mask) for row in rows),
             mask=mask,
         )
@@ -78,18 +108,46 @@ class CreditBatch:
         """[C] per call -> [N] per token, 0 where the mask is 0."""
         return values.repeat_interleave(self.call_lengths) * self.mask
 
+    def tokens_of(self, policy: str) -> Tensor:
+        """[N] bool, True in the rows of `policy`."""
+        mine = torch.tensor([name == policy for name in self.policy], dtype=torch.bool)
+        return mine.repeat_interleave(torch.tensor(self.row_lengths, dtype=torch.int64))
+
     def per_row(self, tokens: Tensor) -> list[Tensor]:
         """[N] -> B tensors, float32, each as long as its row's response."""
         return list(tokens.to(torch.float32).split(list(self.row_lengths)))
 
 
+def _per_token(rows: Sequence[Row], given: Sequence[Tensor | None] | None, what: str) -> Tensor:
+    """[N] float64; 0 for rows that have none."""
+    if given is None:
+        return torch.zeros(sum(len(row.response_mask) for row in rows), dtype=torch.float64)
+    parts = []
+    for row, one in zip(rows, given, strict=True):
+        length = len(row.response_mask)
+        part = torch.zeros(length, dtype=torch.float64) if one is None else one.to(torch.float64)
+        sampled = torch.tensor(row.response_mask, dtype=torch.bool)
+        if len(part) != length:
+            raise ValueError(f"{_where(row)}: {len(part)} {what}s for a response of {length} tokens")
+        if not torch.isfinite(part[sampled]).all():
+            raise ValueError(f"{_where(row)}: a {what} is not finite")
+        parts.append(torch.where(sampled, part, 0.0))
+    return torch.cat(parts) if parts else torch.zeros(0, dtype=torch.float64)
+
+
+def _where(row: Row) -> str:
+    return f"row of uid {row.uid}, episode {row.episode}, agent {row.agent}"
+
+
 def _check(row: Row) -> None:
-    where = f"row of uid {row.uid}, episode {row.episode}, agent {row.agent}"
+    where = _where(row)
     ends = row.call_ends
     if not len(ends) == len(row.call_rewards):
         raise ValueError(f"{where}: {len(ends)} calls but {len(row.call_rewards)} call rewards")
     if row.call_turns and len(row.call_turns) != len(ends):
         raise ValueError(f"{where}: {len(ends)} calls but {len(row.call_turns)} call turns")
+    if row.call_positions and len(row.call_positions) != len(ends):
+        raise ValueError(f"{where}: {len(ends)} calls but {len(row.call_positions)} call positions")
     if list(ends) != sorted(ends) or ends[0] < 0 or ends[-1] != len(row.response_mask):
         raise ValueError(f"{where}: call_ends {ends} do not tile a response of {len(row.response_mask)} tokens")
     for reward in row.call_rewards:

@@ -1,6 +1,7 @@
 """The table of estimators, and how a workflow's `algorithm` reaches them.
 
-Invariant: an estimator is a pure function of one policy's rows; the table below is all there is.
+Invariant: an estimator is a pure function of one policy's rows, or of all policies' (`SPANNING`); the table below is
+all there is.
 """
 
 from __future__ import annotations
@@ -12,6 +13,8 @@ from typing import TYPE_CHECKING, Any, Protocol
 from torch import Tensor
 
 from recipe.dag.credit.batch import CreditBatch
+from recipe.dag.credit.chain import gae_chain
+from recipe.dag.credit.gae import gae
 from recipe.dag.credit.group import group_relative
 from recipe.dag.credit.reinforce import reinforce_pp
 from recipe.dag.errors import UserError
@@ -26,16 +29,36 @@ class Estimator(Protocol):
         keyword-only parameters bear the names of the `algorithm` keys that they are filled from."""
 
 
-ESTIMATORS: dict[str, Estimator] = {"grpo": group_relative, "reinforce_pp": reinforce_pp}
+ESTIMATORS: dict[str, Estimator] = {
+    "grpo": group_relative,
+    "reinforce_pp": reinforce_pp,
+    "gae": gae,
+    "gae_chain": gae_chain,
+}
+SPANNING = frozenset({"gae_chain"})
+"""Estimators that see the rows of all policies at once."""
+WITH_VALUES = frozenset({"gae", "gae_chain"})
+"""Estimators that need a critic's values."""
 
 
-def estimate(name: str, rows: Sequence[Row], algorithm: Any) -> tuple[list[Tensor], list[Tensor]]:
-    """(advantages, returns) of one policy's rows, in their order. `algorithm` is a workflow's, or anything with its
-    fields; those that it lacks keep the estimator's defaults. Raises UserError for an unknown name, ValueError for bad
-    rows."""
+def estimate(
+    name: str,
+    rows: Sequence[Row],
+    algorithm: Any,
+    *,
+    values: Sequence[Tensor | None] | None = None,
+    penalties: Sequence[Tensor | None] | None = None,
+) -> tuple[list[Tensor], list[Tensor]]:
+    """(advantages, returns) of one policy's rows, or of all policies' (`SPANNING`), in their order. `algorithm` is a
+    workflow's, or anything with its fields; those that it lacks keep the estimator's defaults. `values` and `penalties`
+    (what is added to each token's reward): per row a tensor as long as its response, or None. Raises UserError for an
+    unknown name, ValueError for bad rows and for values that are needed and not there."""
     if name not in ESTIMATORS:
         raise UserError(f"algorithm.estimator: {name!r} is unknown; choose one of {', '.join(ESTIMATORS)}")
+    if name in WITH_VALUES and values is None:
+        raise ValueError(f"estimator {name} needs a critic's values")
     estimator = ESTIMATORS[name]
     options = [p.name for p in inspect.signature(estimator).parameters.values() if p.kind is p.KEYWORD_ONLY]
     config = {option: getattr(algorithm, option) for option in options if hasattr(algorithm, option)}
-    return estimator(CreditBatch.from_rows(rows), **config)
+    batch = CreditBatch.from_rows(rows, values=values, penalties=penalties, one_policy=name not in SPANNING)
+    return estimator(batch, **config)
