@@ -1,0 +1,106 @@
+from __future__ import annotations
+
+import itertools
+import math
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from recipe.dag.credit.vote import leave_one_agent_out, majority, marginals, vote_report
+
+BALLOTS = st.lists(st.sampled_from(["a", "b", "c", None]), max_size=7)
+TIES = st.sampled_from(["first", "none"])
+
+
+def reference_majority(ballots, ties):
+    """By sorting, where the product counts."""
+    cast = [ballot for ballot in ballots if ballot is not None]
+    ranked = sorted(dict.fromkeys(cast), key=lambda b: (-cast.count(b), cast.index(b)))
+    if not ranked or (ties == "none" and len(ranked) > 1 and cast.count(ranked[0]) == cast.count(ranked[1])):
+        return None
+    return ranked[0]
+
+
+@pytest.mark.parametrize(
+    ("ballots", "first", "none"),
+    [
+        ((), None, None),
+        ((None, None), None, None),
+        (("a", None), "a", "a"),
+        (("b", "a"), "b", None),
+        (("b", "a", "a", None), "a", "a"),
+        (("c", "b", "b", "a", "a"), "b", None),
+        ((0, 1, 0), 0, 0),
+    ],
+)
+def test_majority(ballots, first, none):
+    assert majority(ballots, "first") == first
+    assert majority(ballots, "none") == none
+
+
+@given(ballots=BALLOTS, ties=TIES)
+def test_majority_is_the_reference(ballots, ties):
+    assert majority(ballots, ties) == reference_majority(ballots, ties)
+
+
+@pytest.mark.parametrize("ties", ["first", "none"])
+@pytest.mark.parametrize("count", [1, 2, 3, 4])
+def test_marginals_equal_brute_force_in_every_subset_of_every_electorate(count, ties):
+    """v(S) - v(S without i) for all ballots of `count` agents and all subsets S of them."""
+
+    def value(cast):
+        return float(reference_majority(cast, ties) == "a")
+
+    for ballots in itertools.product(["a", "b", None], repeat=count):
+        for subset in itertools.chain.from_iterable(itertools.combinations(ballots, k) for k in range(1, count + 1)):
+            expected = [value(subset) - value(subset[:i] + subset[i + 1 :]) for i in range(len(subset))]
+            assert list(marginals(subset, {"a": 1.0}, ties)) == expected
+
+
+def test_two_of_three_are_pivotal_and_worths_do_not_add_up():
+    assert marginals(["a", "a", "b"], {"a": 1.0}, "none") == (1.0, 1.0, 0.0)
+    assert marginals(["a", "a", "a"], {"a": 1.0}) == (0.0, 0.0, 0.0)
+    assert marginals(["b", "a"], {"a": 1.0}) == (-1.0, 0.0)
+
+
+@given(ballots=BALLOTS, seed=st.randoms())
+def test_the_order_of_the_ballots_does_not_matter_without_a_tie_rule(ballots, seed):
+    order = list(range(len(ballots)))
+    seed.shuffle(order)
+    straight = marginals(ballots, {"a": 1.0, "b": 0.5}, "none")
+    assert marginals([ballots[i] for i in order], {"a": 1.0, "b": 0.5}, "none") == tuple(straight[i] for i in order)
+
+
+@given(ballots=BALLOTS, ties=TIES, extra=st.integers(1, 3))
+def test_abstentions_are_worth_nothing_and_change_nothing(ballots, ties, extra):
+    worth = {"a": 1.0, "b": -0.5}
+    assert marginals([*ballots, *[None] * extra], worth, ties) == (*marginals(ballots, worth, ties), *[0.0] * extra)
+
+
+def test_unknown_tie_rule():
+    with pytest.raises(ValueError, match="ties: 'last'"):
+        majority(["a"], "last")
+
+
+def test_report_of_contributions():
+    report = leave_one_agent_out([1.0, 0.0, 1.0], {"x": [0.0, 0.0, None], "y": [1.0, 1.0, 1.0], "z": [None] * 3})
+    assert set(report) == {"x", "y"}
+    assert (report["x"].mean, report["x"].episodes) == (0.5, 2)
+    assert report["x"].standard_error == pytest.approx(0.5)
+    assert report["y"].mean == pytest.approx(-1 / 3)
+    assert math.isnan(leave_one_agent_out([1.0], {"x": [0.0]})["x"].standard_error)
+    with pytest.raises(ValueError, match="agent x: 1 outcomes"):
+        leave_one_agent_out([1.0, 0.0], {"x": [1.0]})
+
+
+@given(votes=st.lists(BALLOTS.filter(lambda b: len(b) >= 3), min_size=1, max_size=6), ties=TIES)
+def test_the_report_of_a_vote_is_the_mean_of_the_marginals(votes, ties):
+    names = "ABCDEFG"
+    ballots = [dict(zip(names, cast, strict=False)) for cast in votes]
+    report = vote_report(ballots, [{"a": 1.0}] * len(votes), ties)
+    for agent, contribution in report.items():
+        place = names.index(agent)
+        worths = [marginals(cast, {"a": 1.0}, ties)[place] for cast in votes if len(cast) > place]
+        assert contribution.episodes == len(worths)
+        assert contribution.mean == pytest.approx(sum(worths) / len(worths))
