@@ -1,0 +1,38 @@
+from __future__ import annotations
+
+from collections import Counter
+
+import pytest
+
+from recipe.dag.credit.rotation import bindings
+
+
+def test_pioneer_and_observer_change_places_every_five_steps():
+    played = [bindings(("pioneer", "observer"), ("a", "b"), every=5, step=step)["pioneer"] for step in range(20)]
+    assert played == ["a"] * 5 + ["b"] * 5 + ["a"] * 5 + ["b"] * 5
+
+
+@pytest.mark.parametrize("roles", [("x",), ("x", "y"), ("x", "y", "z")])
+@pytest.mark.parametrize("every", [1, 3])
+def test_every_policy_plays_every_role_equally_long_and_never_two_at_once(roles, every):
+    policies = [f"p{i}" for i in range(len(roles))]
+    played = Counter()
+    for step in range(every * len(roles)):
+        bound = bindings(roles, policies, every=every, step=step)
+        assert sorted(bound.values()) == policies
+        played.update(bound.items())
+    assert set(played.values()) == {every} and len(played) == len(roles) ** 2
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ({"policies": ("a", "a")}, "as many different policies, got a, a"),
+        ({"policies": ("a",)}, "got a"),
+        ({"every": 0}, "every: 0"),
+        ({"step": -1}, "step: -1"),
+    ],
+)
+def test_refusals(arguments, message):
+    with pytest.raises(ValueError, match=message):
+        bindings(**{"roles": ("x", "y"), "policies": ("a", "b"), "every": 1, "step": 0, **arguments})
