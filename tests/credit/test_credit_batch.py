@@ -56,3 +56,13 @@ def test_calls_without_their_rewards_or_turns_are_refused(make_row):
 def test_rows_of_two_policies_are_refused(make_row):
     with pytest.raises(ValueError, match="a, b"):
         CreditBatch.from_rows([make_row(1, policy="b"), make_row(1, policy="a")])
+
+
+def test_values_and_penalties_are_copied_and_masked_and_junk_behind_the_mask_is_ignored(make_row):
+    values = [torch.tensor([1.0, 2.0, float("nan"), 4.0], dtype=torch.float64)]
+    batch = CreditBatch.from_rows([make_row(1)], values=values, penalties=values)
+    assert batch.values.tolist() == batch.penalties.tolist() == [1.0, 2.0, 0.0, 4.0]
+    assert batch.valued.all() and batch.rewards.tolist() == [8.0] and batch.outcomes.tolist() == [1.0]
+    assert values[0][2].isnan()
+    plain = CreditBatch.from_rows([make_row(1)])
+    assert plain.values.tolist() == plain.penalties.tolist() == [0.0] * 4 and not plain.valued.any()

@@ -83,22 +83,26 @@ class CreditBatch:
             calls["row_of_call"] += [index] * count
             calls["outcome"] += row.call_rewards
             calls["length"] += [end - start for start, end in zip((0, *row.call_ends), row.call_ends, strict=False)]
-        mask = torch.tensor([bit for row in rows for bit in row.response_mask], dtype=torch.bool)
+        # bytes() walks a list in C; a tensor made of all the lists would first be one list of all their numbers
+        mask = torch.frombuffer(
+            bytearray(b"".join(bytes(row.response_mask) for row in rows)) or bytearray(1), dtype=torch.uint8
+        )
+        mask = mask[: sum(len(row.response_mask) for row in rows)].bool()
         lengths = torch.tensor(calls["length"], dtype=torch.int64)
         outcome = torch.tensor(calls["outcome"], dtype=torch.float64)
-        penalty = _per_token(rows, penalties, "penalty")
-        call_of_token = torch.arange(len(lengths)).repeat_interleave(lengths)
+        penalty = _per_token(rows, mask, penalties, "penalty")
+        rewards = outcome
+        if penalties is not None:
+            call_of_token = torch.arange(len(lengths)).repeat_interleave(lengths)
+            rewards = outcome.index_add(0, call_of_token, penalty)
         return cls(
             policy=tuple(row.policy for row in rows),
             **{name: tuple(calls[name]) for name in PER_CALL},
-            rewards=outcome.index_add(0, call_of_token, penalty),
+            rewards=rewards,
             outcomes=outcome,
             penalties=penalty,
-            values=_per_token(rows, values, "value"),
-            valued=torch.tensor(
-                [values is not None and values[i] is not None for i, row in enumerate(rows) for _ in row.response_mask],
-                dtype=torch.bool,
-            ),
+            values=_per_token(rows, mask, values, "value"),
+            valued=_given(rows, mask, values),
             call_lengths=lengths,
             row_lengths=tuple(len(row.response_mask) for row in rows),
             mask=mask,
@@ -118,21 +122,29 @@ class CreditBatch:
         return list(tokens.to(torch.float32).split(list(self.row_lengths)))
 
 
-def _per_token(rows: Sequence[Row], given: Sequence[Tensor | None] | None, what: str) -> Tensor:
-    """[N] float64; 0 for rows that have none."""
+def _per_token(rows: Sequence[Row], mask: Tensor, given: Sequence[Tensor | None] | None, what: str) -> Tensor:
+    """[N] float64, 0 outside the mask and for rows that have none."""
     if given is None:
-        return torch.zeros(sum(len(row.response_mask) for row in rows), dtype=torch.float64)
-    parts = []
+        return torch.zeros((), dtype=torch.float64).expand(len(mask))  # one number, however many tokens
     for row, one in zip(rows, given, strict=True):
-        length = len(row.response_mask)
-        part = torch.zeros(length, dtype=torch.float64) if one is None else one.to(torch.float64)
-        sampled = torch.tensor(row.response_mask, dtype=torch.bool)
-        if len(part) != length:
-            raise ValueError(f"{_where(row)}: {len(part)} {what}s for a response of {length} tokens")
-        if not torch.isfinite(part[sampled]).all():
-            raise ValueError(f"{_where(row)}: a {what} is not finite")
-        parts.append(torch.where(sampled, part, 0.0))
-    return torch.cat(parts) if parts else torch.zeros(0, dtype=torch.float64)
+        if one is not None and len(one) != len(row.response_mask):
+            raise ValueError(f"{_where(row)}: {len(one)} {what}s for a response of {len(row.response_mask)} tokens")
+    parts = [torch.zeros(len(row.response_mask)) if one is None else one for row, one in zip(rows, given, strict=True)]
+    tokens = torch.cat(parts).to(torch.float64) if parts else torch.zeros(0, dtype=torch.float64)
+    tokens.masked_fill_(~mask, 0.0)
+    if len(tokens) and not torch.isfinite(torch.stack(torch.aminmax(tokens))).all():
+        sizes = [len(part) for part in parts]
+        row = next(r for r, part in zip(rows, tokens.split(sizes), strict=True) if not torch.isfinite(part).all())
+        raise ValueError(f"{_where(row)}: a {what} is not finite")
+    return tokens
+
+
+def _given(rows: Sequence[Row], mask: Tensor, given: Sequence[Tensor | None] | None) -> Tensor:
+    """[N] bool, True in rows that have something."""
+    if given is None:
+        return torch.zeros((), dtype=torch.bool).expand(len(mask))
+    lengths = torch.tensor([len(row.response_mask) for row in rows], dtype=torch.int64)
+    return torch.tensor([one is not None for one in given], dtype=torch.bool).repeat_interleave(lengths)
 
 
 def _where(row: Row) -> str:

@@ -60,34 +60,50 @@ def chained_gae(
     landing = torch.maximum(counts.cumsum(0) - 1, first[chain])
     heard = lengths[chain] > 0
     rewards = batch.penalties[tokens].index_add(0, landing[heard], batch.outcomes[calls][heard])
-    found = scan(rewards, values[tokens], lengths, gamma=gamma, lam=lam)
+    known = values[tokens]
+    found = scan(rewards, known, lengths, gamma=gamma, lam=lam)
     advantages, returns = torch.zeros_like(values), torch.zeros_like(values)
     advantages[tokens] = found
-    returns[tokens] = found + values[tokens]
+    returns[tokens] = found.add_(known)
     return advantages, returns
 
 
 def _tokens_of(call_lengths: Tensor, calls: Tensor, learns: Tensor) -> tuple[Tensor, Tensor]:
     """The indices of the tokens that learn, call by call in the order of `calls`, and how many each call has."""
-    starts, lengths = (call_lengths.cumsum(0) - call_lengths)[calls], call_lengths[calls]
-    ends = lengths.cumsum(0)
-    tokens = torch.arange(int(ends[-1])) + (starts - ends + lengths).repeat_interleave(lengths)
-    kept = learns[tokens]
-    so_far = torch.cat([torch.zeros(1, dtype=torch.int64), kept.cumsum(0)])
-    return tokens[kept], so_far[ends] - so_far[ends - lengths]
+    ends = call_lengths.cumsum(0)
+    so_far = torch.cat([torch.zeros(1, dtype=torch.int64), learns.cumsum(0)])
+    counts = so_far[ends] - so_far[ends - call_lengths]
+    tokens = learns.nonzero().squeeze(1)
+    if not torch.equal(calls, torch.arange(len(calls))):
+        first = counts.cumsum(0) - counts
+        counts, first = counts[calls], first[calls]
+        tokens = tokens[torch.arange(len(tokens)) + (first - counts.cumsum(0) + counts).repeat_interleave(counts)]
+    return tokens, counts
 
 
 def scan(rewards: Tensor, values: Tensor, lengths: Tensor, *, gamma: float, lam: float) -> Tensor:
     """Advantages [T] of chains that lie end to end: delta_t = r_t + gamma V_{t+1} - V_t and
-    A_t = delta_t + gamma lam A_{t+1}. `rewards` and `values` are [T], `lengths` [K] sums to T. One pass from the last
-    tokens backwards for all chains at once: shorter ones are padded behind their end with zeros, which add nothing."""
-    chain = torch.arange(len(lengths)).repeat_interleave(lengths)
-    place = torch.arange(len(rewards)) - (lengths.cumsum(0) - lengths)[chain]
-    width = int(lengths.max()) if len(lengths) else 0
-    grid = torch.zeros(3, width + 1, len(lengths), dtype=torch.float64)
-    reward, value, advantage = grid
-    reward[place, chain], value[place, chain] = rewards, values
-    for t in range(width - 1, -1, -1):
-        delta = reward[t] + gamma * value[t + 1] - value[t]
-        advantage[t] = delta + gamma * lam * advantage[t + 1]
-    return advantage[place, chain]
+    A_t = delta_t + gamma lam A_{t+1}. `rewards` and `values` are [T], `lengths` [K] sums to T.
+
+    One pass from the last tokens backwards for all chains at once. The tokens are laid out by their place in the chain,
+    longest chain first, so those that still go on are the first ones of each place and no room is spent on padding."""
+    if not len(rewards):
+        return torch.zeros_like(rewards)
+    starts = lengths.cumsum(0) - lengths
+    ranks = lengths.argsort(descending=True, stable=True).argsort()
+    going_on = len(lengths) - torch.bincount(lengths).cumsum(0)[:-1]
+    offsets = going_on.cumsum(0) - going_on
+    place = torch.arange(len(rewards)) - starts.repeat_interleave(lengths)
+    laid = offsets[place].add_(ranks.repeat_interleave(lengths))
+    del place
+    delta = rewards - values
+    delta[:-1].add_(values[1:], alpha=gamma)
+    last = (starts + lengths - 1)[(lengths > 0) & (starts + lengths < len(values))]
+    delta[last] -= gamma * values[last + 1]
+    advantage = torch.empty_like(delta)
+    advantage[laid] = delta
+    begin, count = offsets.tolist(), going_on.tolist()
+    for t in range(len(count) - 2, -1, -1):
+        following = advantage[begin[t + 1] : begin[t + 1] + count[t + 1]]
+        advantage[begin[t] : begin[t] + count[t + 1]].add_(following, alpha=gamma * lam)
+    return advantage[laid]

@@ -42,13 +42,13 @@ def group_relative(
     """
     _check_option("center", center, ("mean", "leave_one_out"))
     _check_option("scale", scale, ("std", "none"))
-    advantages = torch.zeros_like(batch.rewards)
-    returns = torch.zeros_like(batch.rewards)
+    advantages, returns = [0.0] * len(batch.uid), [0.0] * len(batch.uid)
     for units, values in _groups(batch, group_by, stat_unit):
         for unit, value, advantage in zip(units, values, _relative(values, center, scale, eps), strict=True):
-            advantages[unit] = advantage
-            returns[unit] = value
-    return batch.per_row(batch.spread(advantages)), batch.per_row(batch.spread(returns))
+            for call in unit:
+                advantages[call], returns[call] = advantage, value
+    spread = (batch.spread(torch.tensor(column, dtype=torch.float32)) for column in (advantages, returns))
+    return tuple(map(batch.per_row, spread))
 
 
 def zero_variance(

@@ -15,6 +15,11 @@ def whitened(values: Tensor, mask: Tensor, eps: float = 1e-8) -> Tensor:
     """[N] -> [N]: (values - mean) / sqrt(sample variance + eps) over the mask, 0 outside it; exactly 0 throughout if
     all values under the mask are equal."""
     valid = values[mask]
-    if valid.numel() < 2 or math.isclose(valid.min().item(), valid.max().item(), rel_tol=1e-12):
-        return torch.zeros_like(values)
-    return torch.where(mask, (values - valid.mean()) / torch.sqrt(valid.var() + eps), 0.0)
+    out = torch.zeros_like(values)
+    if valid.numel() < 2:
+        return out
+    low, high = torch.aminmax(valid)
+    if math.isclose(low.item(), high.item(), rel_tol=1e-12):
+        return out
+    variance, mean = torch.var_mean(valid)
+    return out.masked_scatter_(mask, valid.sub_(mean).div_(torch.sqrt(variance + eps)))

@@ -1,0 +1,105 @@
+"""Seconds and peak memory of every estimator on one large batch.
+
+    python examples/bench_credit.py [--rows 4096] [--tokens 2048] [--calls 2] [--rounds 3] [--ragged]
+
+Each row holds `calls` merged calls; every agent has a row in every episode. `--ragged` draws row lengths up to `tokens`.
+Prints, per estimator, the median seconds of the rounds from rows to advantages, the memory that it needed beyond what
+was there before, per token, and the same at a quarter of the rows: equal numbers mean that memory is linear in tokens.
+Needs Linux, whose /proc tells the peak.
+"""
+
+from __future__ import annotations
+
+import argparse
+import ctypes
+import gc
+import random
+import statistics
+import time
+from pathlib import Path
+
+import torch
+
+from recipe.dag.credit.estimator import ESTIMATORS, WITH_VALUES, estimate
+from recipe.dag.episode.row import Row
+from recipe.dag.workflow.schema import Algorithm
+
+AGENTS, GROUP = ("planner", "executor"), 8
+
+
+def make_rows(count: int, tokens: int, calls: int, *, ragged: bool, seed: int = 0) -> list[Row]:
+    """`count` rows of one policy: groups of 8 episodes, two agents each; every fourth token is masked."""
+    rng = random.Random(seed)
+    mask, zeros = [1, 1, 1, 0] * (tokens // 4 + 1), [0.0] * tokens
+    rows = []
+    for index in range(count):
+        episode, agent = divmod(index, len(AGENTS))
+        length = rng.randint(calls, tokens) if ragged else tokens
+        rewards = tuple(rng.randint(0, 8) / 8 for _ in range(calls))
+        rows.append(
+            Row(
+                uid=f"problem {episode // GROUP}",
+                episode=episode % GROUP,
+                agent=AGENTS[agent],
+                node=AGENTS[agent],
+                turn=0,
+                policy="main",
+                weight_version=0,
+                prompt_ids=[1],
+                response_ids=mask[:length],
+                response_mask=mask[:length],
+                rollout_log_probs=zeros[:length],
+                reward=sum(rewards),
+                call_ends=tuple(length * (call + 1) // calls for call in range(calls)),
+                call_rewards=rewards,
+                call_turns=tuple(range(calls)),
+                call_positions=tuple(call * len(AGENTS) + agent for call in range(calls)),
+            )
+        )
+    return rows
+
+
+def peak_bytes() -> int:
+    line = next(line for line in Path("/proc/self/status").read_text().splitlines() if line.startswith("VmHWM"))
+    return int(line.split()[1]) * 1024
+
+
+def measure(name: str, rows: list[Row], rounds: int) -> tuple[float, float]:
+    """(median seconds, bytes beyond what was there)."""
+    algorithm = Algorithm(estimator=name)
+    values = [torch.zeros(len(row.response_mask)) for row in rows] if name in WITH_VALUES else None
+    seconds, needed = [], []
+    for _ in range(rounds):
+        gc.collect()
+        ctypes.CDLL(None).malloc_trim(0)
+        Path("/proc/self/clear_refs").write_text("5")  # the peak starts again at what is there now
+        before = peak_bytes()
+        started = time.perf_counter()
+        result = estimate(name, rows, algorithm, values=values)
+        seconds.append(time.perf_counter() - started)
+        needed.append(peak_bytes() - before)
+        del result
+    return statistics.median(seconds), max(needed)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser()
+    parser.add_argument("--rows", type=int, default=4096)
+    parser.add_argument("--tokens", type=int, default=2048)
+    parser.add_argument("--calls", type=int, default=2)
+    parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--ragged", action="store_true")
+    given = parser.parse_args()
+    rows = make_rows(given.rows, given.tokens, given.calls, ragged=given.ragged)
+    few = rows[: max(len(AGENTS), len(rows) // 4 // len(AGENTS) * len(AGENTS))]
+    tokens, fewer = (sum(len(row.response_mask) for row in some) for some in (rows, few))
+    print(f"{len(rows)} rows, {tokens} tokens, {torch.get_num_threads()} threads")
+    print(f"{'estimator':24} {'seconds':>8} {'MiB':>8} {'bytes/token':>12} {'at a quarter':>13}")
+    for name in ESTIMATORS:
+        _, some = measure(name, few, given.rounds)
+        seconds, all_ = measure(name, rows, given.rounds)
+        print(f"{name:24} {seconds:8.2f} {all_ / 2**20:8.0f} {all_ / tokens:12.1f} {some / fewer:13.1f}")
+
+
+if __name__ == "__main__":
+    main()
