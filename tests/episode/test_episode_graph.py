@@ -4,7 +4,7 @@ import asyncio
 
 import pytest
 
-from recipe.dag.episode.graph import rollout_graph
+from recipe.dag.episode.graph import episode_graph
 from recipe.dag.errors import UserError
 
 
@@ -18,17 +18,52 @@ def diamond(world, **keys):
     return world.workflow(nodes, **keys)
 
 
-def test_nodes_know_their_ancestors_also_through_other_kinds_of_nodes(world):
+def test_compute_nodes_run_in_the_episode_unless_they_wait_for_a_reward_or_training_node(world):
     flow = world.workflow(
         [
             {"node_id": "a"},
             {"node_id": "mix", "node_role": "DEFAULT", "dependencies": ["a"]},
             {"node_id": "b", "dependencies": ["mix"]},
+            {"node_id": "reward", "node_role": "REWARD", "dependencies": ["b"]},
+            {"node_id": "late", "node_role": "DEFAULT", "dependencies": ["reward"]},
         ]
     )
-    a, b = rollout_graph(flow)
-    assert (a.ancestors, b.ancestors) == (frozenset(), {"a"})
-    assert b.dependencies == ()
+    a, mix, b = episode_graph(flow).nodes
+    assert [place.ancestors for place in (a, mix, b)] == [frozenset(), {"a"}, {"a", "mix"}]
+    assert (b.dependencies, mix.agent) == (("mix",), None)
+
+
+def looped(world, dependencies: dict[str, list[str]], loops: dict, **keys):
+    """One agent per node."""
+    nodes = [
+        {"node_id": name, "agent_group": group, "dependencies": needs}
+        for group, (name, needs) in enumerate(dependencies.items())
+    ]
+    return world.workflow(nodes, loops=loops, **keys)
+
+
+def test_a_loops_nodes_stand_together_and_whoever_waits_for_one_waits_for_all(world):
+    needs = {"c": ["a"], "a": [], "x": [], "b": ["x"], "d": ["c"]}
+    graph = episode_graph(looped(world, needs, {"talk": {"nodes": ["c", "b"], "max_rounds": 2}}))
+    assert [place.id for place in graph.nodes] == ["a", "x", "c", "b", "d"]
+    ancestors = {place.id: place.ancestors for place in graph.nodes}
+    assert ancestors["c"] == {"a"} and ancestors["b"] == {"x"}
+    assert ancestors["d"] == {"a", "x", "b", "c"}
+    slots = [("d", 0), ("b", 1), ("c", 1), ("x", 0), ("b", 0), ("c", 0)]
+    assert sorted(slots, key=graph.causal) == [("x", 0), ("c", 0), ("b", 0), ("c", 1), ("b", 1), ("d", 0)]
+
+
+@pytest.mark.parametrize(
+    ("loops", "message"),
+    [
+        ({"l": {"nodes": ["a", "c"], "max_rounds": 2}}, "cycle: loop l -> b -> loop l; put the nodes between"),
+        ({"l": {"nodes": ["a"], "max_rounds": 2}, "m": {"nodes": ["a"], "max_rounds": 2}}, "node a is in loop l, too"),
+        ({"l": {"nodes": ["z"], "max_rounds": 2}}, "loop l: z is no node that runs in an episode"),
+    ],
+)
+def test_loops_that_cannot_run_are_refused(world, loops, message):
+    with pytest.raises(UserError, match=message):
+        episode_graph(looped(world, {"a": [], "b": ["a"], "c": ["b"]}, loops))
 
 
 def test_calls_stand_in_graph_order_whichever_ends_first(world):
@@ -141,10 +176,16 @@ def test_players_are_in_agent_order_up_to_the_owner(world, group, players):
             {"node_id": "later", "agent_group": 4, "agent_options": watch},
         ]
     )
-    assert [place.players for place in rollout_graph(flow)] == [(), (), (), players, ()]
+    assert episode_graph(flow).players({"own": "e.py:E"}) == {"own": players}
 
 
-def test_two_envs_on_one_node_are_refused(world):
-    flow = world.workflow([{"node_id": "a", "agent_options": {"env_path": ("e.py:E", "f.py:F")}}])
-    with pytest.raises(UserError, match="node a: env_path names 2 envs"):
-        rollout_graph(flow)
+def test_players_of_a_node_in_a_loop_are_of_its_loop(world):
+    watch = {"obs_with_env": True}
+    nodes = [
+        {"node_id": name, "agent_group": group, "agent_options": watch}
+        for group, name in enumerate(("before", "a", "b", "after"))
+    ]
+    graph = episode_graph(world.workflow(nodes, loops={"talk": {"nodes": ["a", "b"], "max_rounds": 2}}))
+    assert graph.players({"b": "e"}) == {"b": ("a", "b")}
+    assert graph.players({"after": "e"}) == {"after": ("before", "a", "b", "after")}
+    assert graph.players({"a": "f", "after": "e"})["after"] == ("before", "b", "after")

@@ -15,7 +15,7 @@ from recipe.dag.episode.chat import continuation_ids, end_of_turn_id, render
 from recipe.dag.episode.client import PolicyEndpoint
 from recipe.dag.episode.context import Context
 from recipe.dag.episode.generation import generate
-from recipe.dag.episode.graph import RolloutNode
+from recipe.dag.episode.graph import EpisodeNode
 from recipe.dag.episode.hooks import Answer, load_hooks
 from recipe.dag.episode.record import Call, Episode, Generation, ToolResult
 from recipe.dag.episode.seeds import generation_seed
@@ -44,7 +44,7 @@ class Caller:
     """A rollout node with all that its calls need; shared by all episodes, holds nothing of any."""
 
     def __init__(
-        self, place: RolloutNode, workflow: Workflow, endpoint: PolicyEndpoint, tools: dict[str, Tool]
+        self, place: EpisodeNode, workflow: Workflow, endpoint: PolicyEndpoint, tools: dict[str, Tool]
     ) -> None:
         """`tools`: the agent's own. Raises UserError for hooks, tools or chat templates that cannot work."""
         self.place, self.agent, self.endpoint, self.tools = place, place.agent, endpoint, tools
@@ -156,6 +156,7 @@ class Caller:
             index=episode.index,
             node=call.node,
             turn=call.turn,
+            round=call.round,
             generation=call.generations,
         )
         started = time.perf_counter()

@@ -1,6 +1,6 @@
-"""What a hook sees of its episode, and what it may answer.
+"""What a hook or a compute node's function sees of its episode, and what it may answer.
 
-Invariant: hooks read the episode through this object alone and change nothing in it; they act by what they return and
+Invariant: they read the episode through this object alone and change nothing in it; they act by what they return and
 through `call_tool`.
 """
 
@@ -18,20 +18,20 @@ Message = dict[str, Any]
 
 @dataclass(slots=True)
 class Output:
-    """What post_process may return instead of token ids."""
+    """What post_process may return instead of token ids; the result of a vote or compute node."""
 
     text: str | None = None
     """What the agent hands over; None: its own text."""
     parsed: dict[str, Any] = field(default_factory=dict)
     done: bool = False
-    """End the episode after this turn's nodes."""
+    """End the episode after this turn's nodes, and the loop after this round."""
     train: bool = True
     """False leaves this call out of the loss."""
 
 
 @dataclass(slots=True)
 class Context:
-    """One call's view of its episode."""
+    """One move's view of its episode."""
 
     sample: dict[str, Any]
     uid: str
@@ -39,10 +39,12 @@ class Context:
     turn: int
     max_turns: int
     agent: str
+    """Empty for a compute node."""
     node: str
     upstream: dict[str, Call]
-    """The latest call of every rollout node that has run in this episode, by node id: this turn's for dependencies, and
-    the turn before's for nodes that come later."""
+    """Calls of rollout nodes, by node id: this turn's of those that the node depends on, and the turn before's of all
+    others. In a loop: this round's of the loop's nodes that it depends on, and the latest of the rounds before of the
+    loop's others, itself included. A node that was skipped is absent."""
     history: list[Call]
     """This agent's earlier calls in the episode."""
     obs: Any
@@ -52,6 +54,12 @@ class Context:
     """`await context.call_tool(name, **arguments)`: only tools that the agent declares; recorded in the call."""
     call: Call | None = None
     """In post_process: the call under way (text, stop_reason, tool_results so far)."""
+    results: dict[str, Output] = field(default_factory=dict)
+    """Of vote and compute nodes, as `upstream` has the calls."""
+    round: int = 0
+    """Of the loop that the node stands in, from 0 in every turn."""
+    max_rounds: int = 1
+    """1 outside of loops."""
 
     @property
     def problem(self) -> str:

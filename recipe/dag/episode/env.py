@@ -1,47 +1,54 @@
 """Environments: the user's class, one instance per episode, behind checks and time limits.
 
-Invariant: what leaves this module is well formed: an observation per agent, a finite reward per player and a bool. All
-else is an EnvFault. Sync methods run in threads, one at a time per instance (but for `close`, which may come while a
-step that outlived its limit is still running).
+Invariant: what leaves this module is well formed: an observation per agent, a finite reward per player, a bool, and an
+info that is JSON. All else is an EnvFault. Sync methods run in threads, one at a time per instance (but for `close`,
+which may come while a step that outlived its limit is still running).
 """
 
 from __future__ import annotations
 
 import inspect
+import json
 import math
-from dataclasses import dataclass
+from collections.abc import Mapping
+from copy import deepcopy
+from dataclasses import dataclass, field
 from numbers import Real
 from typing import Any, Protocol
 
+from recipe.dag.episode.condition import look_up
 from recipe.dag.episode.tasks import invoke, limited
 from recipe.dag.errors import EnvFault, UserError, boundary
-from recipe.dag.workflow.schema import Workflow
+from recipe.dag.workflow.schema import Node, Workflow
 from recipe.dag.workflow.user_code import load_object
 
 CLOSE_LIMIT_S = 5.0
 
 
 class Env(Protocol):
-    """What users write. Methods may be async. A class without reset, or one whose reset takes fewer arguments, works
-    too.
+    """What users write. Methods may be async, and must not block then: they run on the loop that all episodes share. A
+    class without reset, or one whose reset takes fewer arguments, works too.
 
     `obs` is one value for everyone, a list with one entry per player (the order of `actions`), or a dict by agent name.
     A list always means "per player": an observation that is itself a list goes into a dict or a list of lists. `reward`
-    is a number for every player, a list per player, or a dict by agent name. `done` ends the episode after the turn.
+    is a number for every player, a list per player, or a dict by agent name. `done` ends the episode after the turn. A
+    fourth value, `info`, is a dict of JSON for the workflow's conditions and the record. A player whose node was
+    skipped acts with "", so that there are always as many; what it is rewarded goes nowhere.
     """
 
     def reset(self, sample: dict[str, Any], seed: int) -> Any: ...
 
-    def step(self, actions: list[str], ground_truth: Any) -> tuple[Any, Any, bool]: ...
+    def step(self, actions: list[str], ground_truth: Any) -> tuple[Any, Any, bool] | tuple[Any, Any, bool, dict]: ...
 
 
 @dataclass(frozen=True, slots=True)
 class EnvClass:
-    """A loaded class and what its reset takes."""
+    """A loaded class, what its constructor is given and what its reset takes."""
 
     path: str
     cls: type
     reset_arguments: frozenset[str]
+    kwargs: dict[str, Any] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,25 +58,54 @@ class Step:
     obs: dict[str, Any]
     rewards: list[float]
     done: bool
+    info: dict[str, Any]
 
 
-def load_env(path: str, workflow: Workflow) -> EnvClass:
-    """Raises UserError if there is no class with a step, or its reset asks for more than `sample` and `seed`."""
+def choose_env(node: Node, sample: Mapping[str, Any]) -> str | None:
+    """The entry of env_path that the node steps in the sample's episodes; None without one. Raises EnvFault where
+    env_route leads to none of them."""
+    options = node.agent_options
+    if options.env_route is None:
+        return options.env_path[0] if options.env_path else None
+    value = look_up(sample, options.env_route)
+    if value is None or str(value) not in options.env_path:
+        found = "is not in the sample" if value is None else f"is {str(value)!r}"
+        problem = f"env_route: {options.env_route} {found}; the envs are {', '.join(options.env_path)}"
+        raise EnvFault(problem, where=f"node {node.node_id}")
+    return str(value)
+
+
+def load_envs(workflow: Workflow) -> dict[str, EnvClass]:
+    """All that the rollout nodes may step, by the entry of env_path. Raises UserError."""
+    for node in workflow.rollout_nodes:
+        options = node.agent_options
+        if len(options.env_path) > 1 and options.env_route is None:
+            problem = f"env_path names {len(options.env_path)} envs; say by `env_route` which one an episode gets"
+            raise UserError(f"node {node.node_id}: {problem}")
+    names = [name for node in workflow.rollout_nodes for name in node.agent_options.env_path]
+    return {name: load_env(name, workflow) for name in dict.fromkeys(names)}
+
+
+def load_env(name: str, workflow: Workflow) -> EnvClass:
+    """`name`: one under `envs`, or a path. Raises UserError if there is no class with a step, or its reset asks for
+    more than `sample` and `seed`."""
+    spec = workflow.envs.get(name)
+    path, kwargs = (spec.path, spec.kwargs) if spec else (name, {})
     cls = load_object(path, workflow.path)
     if not inspect.isclass(cls) or not callable(getattr(cls, "step", None)):
         raise UserError(f"{path}: an env is a class with a method step(actions, ground_truth)")
     reset = getattr(cls, "reset", None)
     if reset is None:
-        return EnvClass(path, cls, frozenset())
+        return EnvClass(path, cls, frozenset(), kwargs)
     parameters = list(inspect.signature(reset).parameters.values())[1:]
     if any(p.kind is inspect.Parameter.VAR_KEYWORD for p in parameters):
-        return EnvClass(path, cls, frozenset({"sample", "seed"}))
+        return EnvClass(path, cls, frozenset({"sample", "seed"}), kwargs)
     offered = frozenset(p.name for p in parameters) & {"sample", "seed"}
     optional = (inspect.Parameter.VAR_POSITIONAL,)
     strange = [p.name for p in parameters if p.name not in offered and p.default is p.empty and p.kind not in optional]
     if strange:
         raise UserError(f"{path}: reset asks for {', '.join(strange)}; it is given sample and seed")
-    return EnvClass(path, cls, offered)
+    return EnvClass(path, cls, offered, kwargs)
 
 
 class LiveEnv:
@@ -82,7 +118,7 @@ class LiveEnv:
 
     async def reset(self, sample: dict[str, Any], seed: int, players: list[str]) -> dict[str, Any]:
         """Make the instance and return its first observation by agent name. `players`: agent names."""
-        self._instance = await self._call("__init__", self._env.cls)
+        self._instance = await self._call("__init__", self._env.cls, **deepcopy(self._env.kwargs))
         function = getattr(self._instance, "reset", None)
         if function is None:
             return {}
@@ -94,12 +130,17 @@ class LiveEnv:
         """`players`: the agent that each action is of."""
         where = f"{self._env.path}:step"
         result = await self._call("step", self._instance.step, list(actions), ground_truth)
-        if not isinstance(result, tuple | list) or len(result) != 3:
-            raise EnvFault(f"returned {_shown(result)}, not (obs, reward, done)", where=where)
-        obs, reward, done = result
-        if isinstance(done, list | tuple | dict | str) or done is None:
-            raise EnvFault(f"returned done = {_shown(done)}, not a bool", where=where)
-        return Step(observations(obs, players, self._watchers, where), rewards(reward, players, where), bool(done))
+        if not isinstance(result, tuple | list) or len(result) not in (3, 4):
+            raise EnvFault(
+                f"returned {_shown(result)}, not (obs, reward, done) or (obs, reward, done, info)", where=where
+            )
+        obs, reward, done, info = (*result, {})[:4]
+        return Step(
+            observations(obs, players, self._watchers, where),
+            rewards(reward, players, where),
+            _bool(done, where),
+            _info(info, where),
+        )
 
     async def close(self) -> None:
         """Give the env's resources back, if it has a close. Raises EnvFault; an env that was never made is skipped."""
@@ -144,6 +185,25 @@ def rewards(reward: Any, players: list[str], where: str) -> list[float]:
     if len(reward) != len(players):
         raise EnvFault(f"returned {len(reward)} rewards for {len(players)} players", where=where)
     return [_finite(value, where) for value in reward]
+
+
+def _bool(done: Any, where: str) -> bool:
+    plain = done.tolist() if hasattr(done, "tolist") else done
+    if not isinstance(plain, Real) or plain not in (0, 1):
+        raise EnvFault(f"returned done = {_shown(done)}, not a bool", where=where)
+    return bool(plain)
+
+
+def _info(info: Any, where: str) -> dict[str, Any]:
+    if info is None:
+        return {}
+    if not isinstance(info, dict):
+        raise EnvFault(f"returned info = {_shown(info)}, not a dict", where=where)
+    try:
+        plain = {name: value.tolist() if hasattr(value, "tolist") else value for name, value in info.items()}
+        return json.loads(json.dumps(plain, allow_nan=False))  # a copy: the env may go on changing its own
+    except (TypeError, ValueError) as error:
+        raise EnvFault(f"returned an info that is no JSON: {error}", where=where) from error
 
 
 def _finite(value: Any, where: str) -> float:

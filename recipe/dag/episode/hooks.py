@@ -16,6 +16,7 @@ from typing import Any
 
 from recipe.dag.episode.chat import as_ids
 from recipe.dag.episode.context import Context, Message, Output
+from recipe.dag.episode.graph import runs_in_episode
 from recipe.dag.errors import Fault, HookFault, UserError
 from recipe.dag.workflow.schema import Node, Workflow
 from recipe.dag.workflow.user_code import load_object
@@ -67,12 +68,14 @@ class Hooks:
     pre: Hook | None
     post: Hook | None
     dependencies: tuple[str, ...] = ()
-    """The rollout nodes whose texts the default prompt shows."""
+    """The nodes whose texts the default prompt shows."""
+    peers: tuple[str, ...] = ()
+    """The nodes of its loop, whose texts of the round before it shows too."""
 
     async def pre_process(self, tokenizer: Any, prompt_ids: list[int], context: Context) -> Prompt:
         """Ids to feed as they are, or messages to template. Never empty."""
         if self.pre is None:
-            return default_prompt(context, self.dependencies)
+            return default_prompt(context, self.dependencies, self.peers)
         result = await self.pre(tokenizer, prompt_ids, context.obs, context=context)
         ids = as_ids(result)
         if ids:
@@ -93,7 +96,7 @@ class Hooks:
         if isinstance(result, str):
             return Answer(Output(text=result))
         if isinstance(result, Output):
-            return Answer(_checked(result, self.post.where))
+            return Answer(checked(result, self.post.where))
         ids = as_ids(result)
         if ids is None:
             raise HookFault(f"returned {_shown(result)}, not token ids, a str or an Output", where=self.post.where)
@@ -103,11 +106,12 @@ class Hooks:
 def load_hooks(node: Node, workflow: Workflow) -> Hooks:
     """Load the node's process_path; a class is instantiated once, here, so it must keep nothing of an episode.
     Raises UserError."""
-    rollout = {other.node_id for other in workflow.rollout_nodes}
-    named = tuple(name for name in node.dependencies if name in rollout)
+    inside = {other.node_id for other in runs_in_episode(workflow)}
+    named = tuple(name for name in node.dependencies if name in inside)
+    peers = next((loop.nodes for loop in workflow.loops.values() if node.node_id in loop.nodes), ())
     options = node.agent_options
     if options.process_path is None:
-        return Hooks(None, None, named)
+        return Hooks(None, None, named, peers)
     where = f"node {node.node_id}: {options.process_path}"
     holder = load_object(options.process_path, workflow.path)
     if inspect.isclass(holder):
@@ -120,7 +124,7 @@ def load_hooks(node: Node, workflow: Workflow) -> Hooks:
     if pre is None and post is None:
         kind = "file" if isinstance(holder, ModuleType) else "class"
         raise UserError(f"{where}: the {kind} defines neither pre_process nor post_process")
-    return Hooks(pre, post, named)
+    return Hooks(pre, post, named, peers)
 
 
 def _hook(holder: Any, name: str, path: str, kwargs: dict[str, Any]) -> Hook | None:
@@ -133,18 +137,28 @@ def _hook(holder: Any, name: str, path: str, kwargs: dict[str, Any]) -> Hook | N
     return Hook(function, f"{path}:{name}", kwargs, takes_context=takes, names_context=named)
 
 
-def default_prompt(context: Context, dependencies: tuple[str, ...]) -> list[Message]:
-    """The sample's messages; then one message with what the dependencies said, each by its agent's name. A node without
-    dependencies sees from the second turn on what all nodes said in the turn before. Last, the env's observation."""
-    heard = [context.upstream[name] for name in dependencies or context.upstream if name in context.upstream]
-    parts = [f"{call.agent}:\n{call.text}" for call in heard]
+def default_prompt(context: Context, dependencies: tuple[str, ...], peers: tuple[str, ...] = ()) -> list[Message]:
+    """The sample's messages; then one message with what the dependencies said, each call by its agent's name and each
+    vote or compute node's result by the node's, and in the later rounds of a loop what its nodes said before. A node
+    with none of these sees from the second turn on what all nodes said in the turn before. Last, the env's
+    observation."""
+    names = dict.fromkeys([*dependencies, *(peers if context.round else ())]) or [*context.upstream, *context.results]
+    parts = []
+    for name in names:
+        if name in context.upstream:
+            call = context.upstream[name]
+            parts.append(f"{call.agent}:\n{call.text}")
+        elif name in context.results:
+            result = context.results[name]
+            parts.append(f"{name}:\n{result.text or json.dumps(result.parsed)}")
     if context.obs is not None:
         parts.append(f"Observation:\n{context.obs}")
     messages = list(context.sample["prompt"])
     return [*messages, {"role": "user", "content": "\n\n".join(parts)}] if parts else messages
 
 
-def _checked(output: Output, where: str) -> Output:
+def checked(output: Output, where: str) -> Output:
+    """An Output that a record can hold. Raises HookFault."""
     if output.text is not None and not isinstance(output.text, str):
         raise HookFault(f"returned an Output whose text is {_shown(output.text)}", where=where)
     if not isinstance(output.parsed, dict):

@@ -47,7 +47,7 @@ class ToolResult:
 
 @dataclass(slots=True)
 class Call:
-    """One agent's move in one turn: its generations and tool results until it hands over."""
+    """One agent's move in one turn (in a loop, one round): its generations and tool results until it hands over."""
 
     node: str
     agent: str
@@ -77,7 +77,33 @@ class Call:
     seconds: float = 0.0
     generation_seconds: float = 0.0
     round: int = 0
-    """Of the loop that the node stands in, within the turn; 0 outside of loops."""
+    """Of the loop that the node stands in, from 0 in every turn; 0 outside of loops."""
+    env_info: dict[str, Any] = field(default_factory=dict)
+    """What the env said besides, in the step that this node made."""
+
+
+@dataclass(slots=True)
+class Result:
+    """What a vote or compute node found."""
+
+    node: str
+    turn: int
+    round: int
+    text: str
+    parsed: dict[str, Any]
+
+
+@dataclass(slots=True)
+class Skip:
+    """A node that was passed over."""
+
+    node: str
+    agent: str
+    """Empty for a vote or compute node."""
+    turn: int
+    round: int
+    reason: str
+    """when: its condition was false. dependencies: all that it depends on was skipped."""
 
 
 @dataclass(slots=True)
@@ -91,8 +117,15 @@ class Episode:
     """The data row: prompt (messages), data_source, ground_truth, extra_info."""
     calls: list[Call] = field(default_factory=list)
     """In causal order: turn by turn, in a turn the nodes' topological order, and a loop's rounds one after another."""
+    results: list[Result] = field(default_factory=list)
+    """Of vote and compute nodes, in the same order."""
+    skips: list[Skip] = field(default_factory=list)
+    """In the same order."""
     turns: int = 0
     done: bool = False
+    ended_by: str = ""
+    """done: a node or an env said so. length: a prompt did not fit any more. turns: the last turn was over. Empty where
+    a fault ended it. The first of these that holds after a turn."""
     outcome: float | None = None
     """1.0 solved, 0.0 not solved, None: not graded. What accuracy is made of; never what trains."""
     info: dict[str, Any] = field(default_factory=dict)
@@ -119,4 +152,6 @@ class Episode:
         calls = [
             Call(**{**call, "tool_results": [ToolResult(**r) for r in call["tool_results"]]}) for call in data["calls"]
         ]
-        return cls(**{**data, "calls": calls})
+        results = [Result(**result) for result in data.get("results", ())]
+        skips = [Skip(**skip) for skip in data.get("skips", ())]
+        return cls(**{**data, "calls": calls, "results": results, "skips": skips})

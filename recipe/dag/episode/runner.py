@@ -14,9 +14,10 @@ from typing import Any
 
 from recipe.dag.episode.call import Attempt, Caller
 from recipe.dag.episode.client import PolicyEndpoint
-from recipe.dag.episode.env import load_env
+from recipe.dag.episode.compute import load_compute
+from recipe.dag.episode.env import load_envs
 from recipe.dag.episode.failure import decide, describe
-from recipe.dag.episode.graph import RolloutNode, rollout_graph
+from recipe.dag.episode.graph import EpisodeNode, episode_graph
 from recipe.dag.episode.record import Episode
 from recipe.dag.episode.reward import load_rewards, score
 from recipe.dag.episode.tasks import limited
@@ -36,14 +37,17 @@ class EpisodeRunner:
     ) -> None:
         """Loads all user code and checks what can be checked before the first episode. Raises UserError."""
         self._workflow, self._seed = workflow, seed
-        graph = rollout_graph(workflow)
-        if not graph:
+        if not workflow.rollout_nodes:
             raise UserError(f"{workflow.path}: no ROLLOUT node, so there is nothing to run")
-        self._callers = [_caller(place, workflow, endpoints, tools) for place in graph]
-        self._envs = {place.env: load_env(place.env, workflow) for place in graph if place.env}
+        self._graph = episode_graph(workflow)
+        self._movers = {
+            place.id: _caller(place, workflow, endpoints, tools) if place.agent else load_compute(place, workflow)
+            for place in self._graph.nodes
+        }
+        self._envs = load_envs(workflow)
         self._rewards = load_rewards(workflow)
-        policies = {name for name, policy in workflow.policies.items() if not policy.frozen}
-        self._trained = frozenset(place.agent.name for place in graph if place.agent.policy in policies)
+        agents = [workflow.agent_of(node) for node in workflow.rollout_nodes]
+        self._trained = frozenset(agent.name for agent in agents if not workflow.policies[agent.policy].frozen)
 
     async def run(self, sample: dict[str, Any], uid: str, index: int, *, step: int, validate: bool = False) -> Episode:
         """One episode. A fault that ended it stands in `episode.fault`. Raises UserError where the workflow says
@@ -76,7 +80,7 @@ class EpisodeRunner:
         try:
             with boundary(Fault):
                 async with limited(spec.timeout_s, TimeoutFault, "the episode"):
-                    await Rollout(self._callers, self._envs, spec, attempt).play()
+                    await Rollout(self._graph, self._movers, self._envs, spec, attempt).play()
                     await score(attempt.episode, self._rewards, trained=self._trained, limit_s=spec.call_timeout_s)
         except Fault as fault:
             return fault
@@ -84,7 +88,7 @@ class EpisodeRunner:
 
 
 def _caller(
-    place: RolloutNode, workflow: Workflow, endpoints: dict[str, PolicyEndpoint], tools: dict[str, Tool]
+    place: EpisodeNode, workflow: Workflow, endpoints: dict[str, PolicyEndpoint], tools: dict[str, Tool]
 ) -> Caller:
     agent = place.agent
     if agent.policy not in endpoints:

@@ -12,10 +12,12 @@ import json
 
 
 def generation_seed(
-    seed: int, *, step: int, validate: bool, uid: str, index: int, node: str, turn: int, generation: int
+    seed: int, *, step: int, validate: bool, uid: str, index: int, node: str, turn: int, generation: int, round: int = 0
 ) -> int:
     """63 bits. `generation` counts the model's answers within the call, from 0."""
-    return _digest("generation", seed, step, validate, uid, index, node, turn, generation) >> 1
+    # Round 0 stands for itself by being left out: a run without loops, resumed, goes on as it began.
+    later = (round,) if round else ()
+    return _digest("generation", seed, step, validate, uid, index, node, turn, generation, *later) >> 1
 
 
 def env_seed(seed: int, *, uid: str, env: str) -> int:

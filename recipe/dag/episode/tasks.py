@@ -17,6 +17,8 @@ from typing import Any, TypeVar
 from recipe.dag.errors import Fault
 
 T = TypeVar("T")
+Work = Callable[[], Coroutine[Any, Any, "Iterable[Work]"]]
+"""A step that says which steps come after it."""
 
 
 async def together(coroutines: Iterable[Coroutine[Any, Any, T]]) -> list[T]:
@@ -43,6 +45,29 @@ async def together(coroutines: Iterable[Coroutine[Any, Any, T]]) -> list[T]:
     if failed:
         failed.result()
     return [task.result() for task in tasks]
+
+
+async def unfold(works: Iterable[Work]) -> None:
+    """Run all `works` at once, then at once whatever each of them returns, until none is left. The first that raises
+    cancels the others; it is raised as it is."""
+    pending, failed, cancelled = {asyncio.create_task(work()) for work in works}, None, None
+    while pending:
+        try:
+            done, pending = await asyncio.wait(pending, return_when=asyncio.FIRST_COMPLETED)
+        except asyncio.CancelledError as error:
+            done, cancelled = set(), error
+        # All of them are asked: asyncio complains about an exception that nobody has looked at.
+        broken = [task for task in done if _failed(task)]
+        failed = failed or next(iter(broken), None)
+        if failed or cancelled:
+            for task in pending:
+                task.cancel()
+        else:
+            pending |= {asyncio.create_task(work()) for task in done for work in task.result()}
+    if cancelled:
+        raise cancelled
+    if failed:
+        failed.result()
 
 
 def _failed(task: asyncio.Task) -> bool:

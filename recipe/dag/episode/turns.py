@@ -1,92 +1,89 @@
-"""One run of the rollout nodes on one sample: its turns, its envs, who sees what.
+"""One run of the episode's nodes on one sample: its turns, its envs, who hands what to whom.
 
-Invariant: what a node sees follows from the graph, not from the clock. It sees this turn's calls of its ancestors and
-the turn before's of all others, and an env's new observation in this turn only if it depends on the node that stepped
-the env.
+Invariant: the record is the same whichever move ends first. Who may move is `schedule`'s to say, what it sees `view`'s;
+here the moves are made and written down.
 """
 
 from __future__ import annotations
 
-import asyncio
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Mapping
 from functools import partial
 from typing import Any
 
 from recipe.dag.episode.call import Attempt, Caller
-from recipe.dag.episode.context import Context
-from recipe.dag.episode.env import EnvClass, LiveEnv
+from recipe.dag.episode.compute import Ballot, Computation
+from recipe.dag.episode.condition import holds
+from recipe.dag.episode.context import Context, Output
+from recipe.dag.episode.env import EnvClass, LiveEnv, choose_env
+from recipe.dag.episode.graph import EpisodeGraph, EpisodeNode, Slot
 from recipe.dag.episode.hooks import Answer
-from recipe.dag.episode.record import Call, Episode, ToolResult
+from recipe.dag.episode.record import Call, Episode, Result, Skip, ToolResult
+from recipe.dag.episode.schedule import Schedule, Task
 from recipe.dag.episode.seeds import env_seed
-from recipe.dag.episode.tasks import together
-from recipe.dag.errors import EnvFault
-from recipe.dag.workflow.schema import EpisodeSpec
+from recipe.dag.episode.tasks import Work, together, unfold
+from recipe.dag.episode.view import Memory, Reader, Turn, View, loop_reader, reader_of, remember, view
+from recipe.dag.errors import EnvFault, HookFault
+from recipe.dag.workflow.schema import Condition, EpisodeSpec
 
-
-@dataclass(slots=True)
-class Turn:
-    """What the nodes of one turn have done so far, by node id."""
-
-    number: int
-    calls: dict[str, Call] = field(default_factory=dict)
-    called: dict[str, asyncio.Event] = field(default_factory=dict)
-    """Set when a node's call is over."""
-    finished: dict[str, asyncio.Event] = field(default_factory=dict)
-    """Set when its env, if it has one, has stepped too."""
-    obs: dict[str, dict[str, Any]] = field(default_factory=dict)
-    """By the node that stepped the env, then by agent name."""
-    transcripts: dict[str, str] = field(default_factory=dict)
-    """Of the nodes whose post_process returned token ids, siiRL's way."""
-    done: bool = False
+Mover = Caller | Ballot | Computation
 
 
 class Rollout:
     """Plays one attempt."""
 
     def __init__(
-        self, callers: Sequence[Caller], envs: Mapping[str, EnvClass], spec: EpisodeSpec, attempt: Attempt
+        self,
+        graph: EpisodeGraph,
+        movers: Mapping[str, Mover],
+        envs: Mapping[str, EnvClass],
+        spec: EpisodeSpec,
+        attempt: Attempt,
     ) -> None:
-        """`callers` in topological order; `envs` by the path that nodes name."""
-        self._callers, self._spec, self._attempt = callers, spec, attempt
+        """`movers` by node id; `envs` by the entry of env_path. Raises EnvFault where no env fits the sample."""
+        self._graph, self._movers, self._spec, self._attempt = graph, movers, spec, attempt
         self._episode: Episode = attempt.episode
-        self._agent_of = {caller.place.id: caller.agent.name for caller in callers}
-        watching = [caller.agent.name for caller in callers if caller.place.node.agent_options.obs_with_env]
-        watching += [caller.agent.name for caller in callers if caller.place.env]
+        chosen = {place.id: choose_env(place.node, self._episode.sample) for place in graph.nodes}
+        self._env_of = {node: env for node, env in chosen.items() if env is not None}
+        self._players = graph.players(self._env_of)
+        watching = [place.agent.name for place in graph.nodes if place.node.agent_options.obs_with_env]
+        watching += [self._agent(node) for node in self._env_of]
         watchers = list(dict.fromkeys(watching))
-        self._envs = {path: LiveEnv(env, watchers, spec.call_timeout_s) for path, env in envs.items()}
-        self._before = Turn(-1)
+        self._envs = {
+            name: LiveEnv(envs[name], watchers, spec.call_timeout_s) for name in dict.fromkeys(self._env_of.values())
+        }
+        self._memory = Memory()
+        self._transcripts: dict[tuple[int, Slot], str] = {}
+        """By turn and slot: what a node's post_process returned as token ids, siiRL's way."""
 
     async def play(self) -> None:
         """All turns. The episode's calls are there even if it raises, those under way included."""
+        episode = self._episode
         try:
             await self._reset()
             for number in range(self._spec.max_turns):
                 turn = Turn(number)
-                try:
-                    await self._play_turn(turn)
-                finally:
-                    # In the nodes' order, whichever came first.
-                    self._episode.calls += [turn.calls[c.place.id] for c in self._callers if c.place.id in turn.calls]
-                self._episode.turns = number + 1
-                self._before = turn
-                if turn.done:
-                    self._episode.done = True
+                await self._play_turn(turn)
+                self._memory = remember(self._graph, turn, self._memory)
+                episode.turns, episode.done = number + 1, bool(turn.done)
+                if turn.done or turn.full:
+                    episode.ended_by = "done" if turn.done else "length"
                     return
+            episode.ended_by = "turns"
         finally:
             await together(self._close(env) for env in self._envs.values())
 
     async def _reset(self) -> None:
         # Where several nodes step one env, its first observation is given to the first of them.
-        owners = {caller.place.env: caller.place for caller in reversed(self._callers) if caller.place.env}
+        owners = {env: node for node, env in reversed(self._env_of.items())}
 
-        async def reset(path: str, env: LiveEnv) -> None:
-            place = owners[path]
-            seed = env_seed(self._attempt.seed, uid=self._episode.uid, env=path)
-            players = [self._agent_of[name] for name in place.players]
-            self._before.obs[place.id] = await env.reset(self._episode.sample, seed, players)
+        async def reset(name: str, env: LiveEnv) -> None:
+            seed = env_seed(self._attempt.seed, uid=self._episode.uid, env=name)
+            players = [self._agent(node) for node in self._players[owners[name]]]
+            found[name] = await env.reset(self._episode.sample, seed, players)
 
-        await together(reset(path, env) for path, env in self._envs.items())
+        found: dict[str, dict[str, Any]] = {}
+        await together(reset(name, env) for name, env in self._envs.items())
+        self._memory.obs = {owners[name]: found[name] for name in self._envs}
 
     async def _close(self, env: LiveEnv) -> None:
         try:
@@ -96,96 +93,135 @@ class Rollout:
             self._episode.faults.append(fault.record())
 
     async def _play_turn(self, turn: Turn) -> None:
-        for caller in self._callers:
-            turn.called[caller.place.id], turn.finished[caller.place.id] = asyncio.Event(), asyncio.Event()
-        await together(self._play_node(caller, turn) for caller in self._callers)
-        turn.obs = {**self._before.obs, **turn.obs}
+        schedule = Schedule(
+            self._graph, self._env_of, allowed=partial(self._allowed, turn), again=partial(self._again, turn)
+        )
 
-    async def _play_node(self, caller: Caller, turn: Turn) -> None:
-        place = caller.place
-        for name in place.ancestors:
-            await turn.finished[name].wait()
-        call = Call(place.id, place.agent.name, place.node.agent_group, place.agent.policy, turn.number)
-        context = self._context(caller, call, turn)
-        transcript = self._transcript(context.upstream, turn)
-        turn.calls[place.id] = call
-        answer = await caller.move(call, context, self._attempt, transcript)
-        self._take(answer, caller, turn)
-        turn.called[place.id].set()
-        if place.env is not None:
-            await self._step(caller, turn)
-        turn.finished[place.id].set()
+        async def do(task: Task) -> list[Work]:
+            await (self._move if task.kind == "move" else self._step)(self._graph.by_id[task.node], task.round, turn)
+            return [partial(do, following) for following in schedule.over(task)]
 
-    def _context(self, caller: Caller, call: Call, turn: Turn) -> Context:
-        place, episode = caller.place, self._episode
-        upstream = {}
-        for other in self._callers:
-            calls = turn.calls if other.place.id in place.ancestors else self._before.calls
-            if other.place.id in calls:
-                upstream[other.place.id] = calls[other.place.id]
-        this_turn = [turn.calls[name] for name in upstream if name in place.ancestors]
+        try:
+            await unfold(partial(do, task) for task in schedule.start())
+        finally:
+            self._write_down(turn, schedule)
+
+    def _write_down(self, turn: Turn, schedule: Schedule) -> None:
+        episode, order = self._episode, self._graph.causal
+        episode.calls += [turn.calls[slot] for slot in sorted(turn.calls, key=order)]
+        for slot in sorted(turn.said, key=order):
+            if isinstance(said := turn.said[slot], Output):
+                episode.results.append(Result(slot[0], turn.number, slot[1], said.text, said.parsed))
+        for slot in sorted(schedule.skipped, key=order):
+            reason = schedule.skipped[slot]
+            episode.skips.append(Skip(slot[0], self._agent(slot[0]), turn.number, slot[1], reason))
+
+    def _allowed(self, turn: Turn, place: EpisodeNode, round: int) -> bool:
+        when = place.node.when
+        return when is None or self._holds(when, reader_of(place, round), turn)
+
+    def _again(self, turn: Turn, loop: str, round: int) -> bool:
+        if any(slot in turn.done | turn.full for slot in ((place.id, round) for place in self._graph.bodies[loop])):
+            return False
+        until = self._graph.loops[loop].until
+        return until is None or not self._holds(until, loop_reader(self._graph, loop), turn)
+
+    def _holds(self, condition: Condition, reader: Reader, turn: Turn) -> bool:
+        seen = view(self._graph, reader, turn, self._memory)
+        by_env = {self._env_of[node]: info for node, info in seen.infos.items()}
+        infos = {node: by_env[env] for node, env in self._env_of.items() if env in by_env}
+        return holds(condition, seen.said, infos, self._episode.sample)
+
+    async def _move(self, place: EpisodeNode, round: int, turn: Turn) -> None:
+        slot, mover = (place.id, round), self._movers[place.id]
+        seen = view(self._graph, reader_of(place, round), turn, self._memory)
+        context = self._context(place, round, turn, seen)
+        if not isinstance(mover, Caller):
+            context.call_tool = partial(_no_tools, place.id)
+            output = turn.said[slot] = await mover.run(context)
+            turn.done |= {slot} if output.done else set()
+            return
+        node, agent = place.node, place.agent
+        call = Call(place.id, agent.name, node.agent_group, agent.policy, turn.number, round=round)
+        context.call_tool = partial(_call_tool, mover, call, self._attempt)
+        turn.calls[slot] = call
+        answer = await mover.move(call, context, self._attempt, self._transcript(seen))
+        turn.said[slot] = call
+        if call.stop_reason == "length" and not call.generations:
+            turn.full.add(slot)
+        self._take(answer, mover, slot, turn)
+
+    def _context(self, place: EpisodeNode, round: int, turn: Turn, seen: View) -> Context:
+        episode, name = self._episode, self._agent(place.id)
+        obs = None
+        if place.node.agent_options.obs_with_env:
+            for said in seen.obs.values():
+                obs = said.get(name, obs)
         return Context(
             sample=episode.sample,
             uid=episode.uid,
             episode=episode.index,
             turn=turn.number,
             max_turns=self._spec.max_turns,
-            agent=call.agent,
-            node=call.node,
-            upstream=upstream,
-            history=[c for c in [*episode.calls, *this_turn] if c.agent == call.agent],
-            obs=self._obs(caller, turn),
+            agent=name,
+            node=place.id,
+            upstream={node: said for node, said in seen.said.items() if isinstance(said, Call)},
+            history=[call for call in [*episode.calls, *seen.moves] if call.agent == name],
+            obs=obs,
             validate=self._attempt.validate,
-            call_tool=partial(_call_tool, caller, call, self._attempt),
+            call_tool=_no_tools,
+            results={node: said for node, said in seen.said.items() if isinstance(said, Output)},
+            round=round,
+            max_rounds=self._graph.loops[place.loop].max_rounds if place.loop else 1,
         )
 
-    def _obs(self, caller: Caller, turn: Turn) -> Any:
-        place, found = caller.place, None
-        if not place.node.agent_options.obs_with_env:
-            return None
-        fresh = {other.place.id: turn.obs[other.place.id] for other in self._callers if other.place.id in turn.obs}
-        fresh = {owner: obs for owner, obs in fresh.items() if owner in place.ancestors}
-        stale = {owner: obs for owner, obs in self._before.obs.items() if owner not in fresh}
-        for obs in [*stale.values(), *fresh.values()]:
-            found = obs.get(place.agent.name, found)
-        return found
+    def _agent(self, node: str) -> str:
+        agent = self._graph.by_id[node].agent
+        return agent.name if agent else ""
 
-    def _transcript(self, upstream: dict[str, Call], turn: Turn) -> str | None:
+    def _transcript(self, seen: View) -> str | None:
         """What the last one to speak handed over, if it did so in siiRL's way."""
-        if not upstream:
+        calls = [said for said in seen.said.values() if isinstance(said, Call)]
+        if not calls:
             return None
-        order = {caller.place.id: caller.place.position for caller in self._callers}
-        last = max(upstream.values(), key=lambda call: (call.turn, order[call.node]))
-        return (turn if last.turn == turn.number else self._before).transcripts.get(last.node)
+        last = max(calls, key=lambda call: (call.turn, self._graph.causal((call.node, call.round))))
+        return self._transcripts.get((last.turn, (last.node, last.round)))
 
-    def _take(self, answer: Answer, caller: Caller, turn: Turn) -> None:
-        turn.done |= answer.output.done
+    def _take(self, answer: Answer, caller: Caller, slot: Slot, turn: Turn) -> None:
+        if answer.output.done:
+            turn.done.add(slot)
         if answer.ids is not None:
             # Special tokens stay in: the next agent's hook gets these ids again, from its own tokenizer.
             text = caller.endpoint.tokenizer.decode(answer.ids, skip_special_tokens=False)
-            turn.transcripts[caller.place.id] = text
+            self._transcripts[turn.number, slot] = text
 
-    async def _step(self, caller: Caller, turn: Turn) -> None:
-        place = caller.place
-        for name in place.players:
-            await turn.called[name].wait()
-        for other in self._callers[: place.position]:
-            if other.place.env == place.env:
-                # One env stepped by several nodes: in their order, never two at once.
-                await turn.finished[other.place.id].wait()
-        played = [turn.calls[name] for name in place.players]
-        players = [call.agent for call in played]
-        ground_truth = self._episode.sample.get("ground_truth")
-        result = await self._envs[place.env].step([call.text for call in played], ground_truth, players)
-        turn.obs[place.id] = result.obs
-        turn.done |= result.done
+    async def _step(self, place: EpisodeNode, round: int, turn: Turn) -> None:
+        slot, env = (place.id, round), self._envs[self._env_of[place.id]]
+        played = [self._played(name, round, place.loop, turn) for name in self._players[place.id]]
+        players = [self._agent(name) for name in self._players[place.id]]
+        actions = [call.text if call else "" for call in played]
+        result = await env.step(actions, self._episode.sample.get("ground_truth"), players)
+        turn.obs[slot], turn.infos[slot] = result.obs, result.info
+        turn.calls[slot].env_info = result.info
+        turn.done |= {slot} if result.done else set()
         if place.node.agent_options.rewards_with_env:
             for call, reward in zip(played, result.rewards, strict=True):
-                call.reward = (call.reward or 0.0) + reward
+                if call is not None:
+                    call.reward = (call.reward or 0.0) + reward
         said = result.obs.get(place.agent.name)
-        if place.id in turn.transcripts and isinstance(said, str):
-            turn.transcripts[place.id] = said
+        if (turn.number, slot) in self._transcripts and isinstance(said, str):
+            self._transcripts[turn.number, slot] = said
+
+    def _played(self, node: str, round: int, loop: str | None, turn: Turn) -> Call | None:
+        """Its call of this round, or for an env outside of its loop the latest; None where it was skipped."""
+        if self._graph.by_id[node].loop == loop:
+            return turn.calls.get((node, round))
+        return next((turn.calls[slot] for slot in reversed(turn.calls) if slot[0] == node), None)
 
 
 async def _call_tool(caller: Caller, call: Call, attempt: Attempt, name: str, /, **arguments: Any) -> ToolResult:
     return await caller.call_tool(call, attempt, name, arguments)
+
+
+async def _no_tools(node: str, name: str, /, **arguments: Any) -> ToolResult:
+    raise HookFault(f"called the tool {name!r}, but only agents have tools", where=f"node {node}")
