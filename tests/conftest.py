@@ -13,6 +13,7 @@ import pytest
 
 from recipe.dag.main import compose_config, prepare_environment
 from recipe.dag.workflow.loader import load_workflow
+from recipe.dag.workflow.schema import Critic
 
 prepare_environment("cpu")  # before anything imports verl
 hypothesis.settings.register_profile("no_deadline", deadline=None)  # a busy machine is no failure
@@ -99,8 +100,8 @@ def tiny_model(tmp_path_factory) -> Path:
 
 @pytest.fixture(scope="session")
 def engine(tiny_model, tmp_path_factory) -> SimpleNamespace:
-    """verl's FSDP2 worker over `tiny_model`, actor and reference, world size 1, in this process: `.worker`, with the
-    `.config` and `.workflow` that this package makes for it."""
+    """verl's FSDP2 worker over `tiny_model`, actor, reference and critic, world size 1, in this process: `.worker`,
+    with the `.config` and `.workflow` that this package makes for it."""
     import torch
 
     from recipe.dag.policy.config import policy_config
@@ -110,14 +111,17 @@ def engine(tiny_model, tmp_path_factory) -> SimpleNamespace:
     (folder / "score.py").write_text("def score(episode): return {}\n")
     (folder / "tiny.yaml").write_text(WORKFLOW.replace("TINY", str(tiny_model)))
     workflow = load_workflow(folder / "tiny.yaml")
+    policy = workflow.policies["main"].model_copy(update={"critic": Critic(cliprange_value=0.2)})
+    workflow = workflow.model_copy(update={"policies": {"main": policy}})
     run = compose_config("dag", [f"workflow={workflow.path}", "data.train_files=none", "data.max_response_length=64"])
-    config = policy_config(run, workflow, "main", model_path=str(tiny_model), sharing=1, platform="cpu")
+    paths = {"model_path": str(tiny_model), "critic_path": str(tiny_model)}
+    config = policy_config(run, workflow, "main", **paths, updates=100, platform="cpu")
     address = {"RANK": "0", "WORLD_SIZE": "1", "LOCAL_RANK": "0", "MASTER_ADDR": "localhost", "MASTER_PORT": "0"}
     before = dict(os.environ)
     os.environ.update(address)
     torch.distributed.init_process_group("gloo", init_method=f"file://{folder}/store", rank=0, world_size=1)
     try:
-        worker = PolicyWorker(config.actor_rollout_ref, role="actor_rollout_ref")
+        worker = PolicyWorker(config.actor_rollout_ref, role="actor_rollout_ref", critic=config.critic)
         worker.init_model()
         yield SimpleNamespace(worker=worker, config=config, workflow=workflow)
     finally:

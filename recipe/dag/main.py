@@ -130,8 +130,9 @@ def ray_cluster(config: DictConfig, platform: str):
 async def run(config: DictConfig, workflow: Workflow, *, platform: str, evaluate_only: bool) -> None:
     from recipe.dag.train import setup, trainer
     from recipe.dag.train.data import Columns, load_samples
+    from recipe.dag.train.models import find_models
 
-    paths = await asyncio.to_thread(setup.model_paths, workflow)
+    models = await asyncio.to_thread(find_models, workflow)
     data = config.data
     columns = Columns(data.input_key, data.label_key, data.prompt_split, data.add_prompt_suffix or "")
     train = []
@@ -149,7 +150,7 @@ async def run(config: DictConfig, workflow: Workflow, *, platform: str, evaluate
     toolbox = await setup.Toolbox.open(config, workflow)
     try:
         with ray_cluster(config, platform):
-            policies = await setup.start_policies(config, workflow, paths, platform=platform)
+            policies = await setup.start_policies(config, workflow, models, platform=platform)
             if evaluate_only:
                 started = time.monotonic()
                 summary = await trainer.evaluate(config, workflow, policies, toolbox, val)

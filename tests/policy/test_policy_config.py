@@ -37,7 +37,9 @@ def configure(composed):
         }
         agents = [{"name": "a", "policy": "main"}]
         flow = Workflow(path="w", dag_id="w", agents=agents, policies=policies, nodes=[], algorithm=algorithm)
-        return policy_config(config, flow, "main", model_path="models/m", sharing=sharing, platform=platform)
+        return policy_config(
+            config, flow, "main", model_path="models/m", sharing=sharing, updates=12, platform=platform
+        )
 
     return make
 

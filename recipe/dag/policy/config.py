@@ -11,12 +11,12 @@ import copy
 import importlib.util
 
 from omegaconf import DictConfig, OmegaConf, open_dict
-from omegaconf.errors import OmegaConfBaseException
 
 from recipe.dag.errors import UserError
+from recipe.dag.policy.critic_config import FP32, apply_critic
+from recipe.dag.policy.overrides import apply_overrides
 from recipe.dag.workflow.schema import Algorithm, Policy, Workflow
 
-FP32 = {"param_dtype": "fp32", "reduce_dtype": "fp32", "buffer_dtype": "fp32"}
 CPU_CONFIG = {
     "model": {"use_remove_padding": False, "enable_gradient_checkpointing": False},
     "actor": {
@@ -37,9 +37,21 @@ def max_model_len(config: DictConfig) -> int:
 
 
 def policy_config(
-    run: DictConfig, workflow: Workflow, name: str, *, model_path: str, sharing: int, platform: str
+    run: DictConfig,
+    workflow: Workflow,
+    name: str,
+    *,
+    model_path: str,
+    critic_path: str | None = None,
+    sharing: int = 1,
+    trained: int = 1,
+    updates: int,
+    platform: str,
 ) -> DictConfig:
-    """The configuration of policy `name`; `sharing` policies share its GPUs and so the servers' memory."""
+    """The configuration of policy `name`. `critic_path`: the model of the critic in its processes, if there is one.
+    `sharing` policies share its GPUs and so the servers' memory; `trained` models (actors and critics) share them, too,
+    and leave them between their turns where the configuration does not say. `updates`: of the run's steps, those in
+    which its actor learns."""
     policy = workflow.policies[name]
     config = copy.deepcopy(run)
     node = config.actor_rollout_ref
@@ -51,13 +63,7 @@ def policy_config(
         node.rollout.max_model_len = max_model_len(run)
         node.rollout.max_num_seqs = max(int(node.rollout.max_num_seqs), 1)
     _apply_algorithm(node.actor, workflow.algorithm, policy, run)
-    for key, value in _flatten(policy.config).items():
-        try:
-            parent = OmegaConf.select(run.actor_rollout_ref, key.rpartition(".")[0]) if "." in key else None
-            free = parent == {}  # what verl leaves empty takes any key, such as model.override_config
-            OmegaConf.update(config, f"actor_rollout_ref.{key}", value, merge=True, force_add=free)
-        except OmegaConfBaseException as error:
-            raise UserError(f"policies.{name}.config.{key}: {str(error).splitlines()[0]}") from error
+    apply_overrides(config, run, "actor_rollout_ref", policy.config, where=f"policies.{name}.config")
     with open_dict(config):
         node.rollout.custom = {"policy": name}
         _apply_platform(config, platform)
@@ -66,13 +72,18 @@ def policy_config(
         if not node.actor.use_dynamic_bsz:  # one size for every pass, so that one layout of the rows fits all of them
             node.rollout.log_prob_micro_batch_size_per_gpu = node.actor.ppo_micro_batch_size_per_gpu
             node.ref.log_prob_micro_batch_size_per_gpu = node.actor.ppo_micro_batch_size_per_gpu
-        node.actor.optim.total_training_steps = run.trainer.total_training_steps
+        node.actor.optim.total_training_steps = updates
     if node.actor.use_dynamic_bsz and node.actor.ppo_max_token_len_per_gpu < node.rollout.max_model_len:
         raise UserError(
             f"actor_rollout_ref.actor.ppo_max_token_len_per_gpu={node.actor.ppo_max_token_len_per_gpu} is below the "
             f"longest row, {node.rollout.max_model_len} tokens (data.max_prompt_length + data.max_response_length): "
             "raise it"
         )
+    if critic_path is not None:
+        apply_critic(config, run, name, policy.critic, model_path=critic_path, cpu=platform == "cpu")
+    with open_dict(config):
+        for engine in (config.actor_rollout_ref.actor.fsdp_config, config.critic.fsdp):
+            _apply_offload(engine, leaves=platform != "cpu" and trained > 1)
     return config
 
 
@@ -80,12 +91,24 @@ def _apply_algorithm(actor: DictConfig, algorithm: Algorithm, policy: Policy, ru
     actor.clip_ratio_low, actor.clip_ratio_high = algorithm.clip_ratio_low, algorithm.clip_ratio_high
     actor.clip_ratio = algorithm.clip_ratio_low
     actor.loss_agg_mode = algorithm.loss_agg
+    actor.clip_ratio_c = algorithm.clip_ratio_c
+    actor.policy_loss.loss_mode = algorithm.policy_loss
     actor.entropy_coeff = algorithm.entropy_coef
-    actor.use_kl_loss = policy.reference
+    actor.use_kl_loss = policy.reference and algorithm.kl_loss_coef > 0
     actor.kl_loss_coef = algorithm.kl_loss_coef
     actor.ppo_epochs = algorithm.epochs
     actor.data_loader_seed = run.seed
+    if policy.lr is not None:
+        actor.optim.lr = policy.lr
     actor.fsdp_config.seed = run.seed
+
+
+def _apply_offload(engine: DictConfig, *, leaves: bool) -> None:
+    """`null` means: while others take their turn on the devices, in host memory; but FSDP2's own offloading, where it
+    is on, replaces this."""
+    for key in ("param_offload", "optimizer_offload"):
+        if engine[key] is None:
+            engine[key] = leaves and not engine.offload_policy
 
 
 def _apply_platform(config: DictConfig, platform: str) -> None:
@@ -101,13 +124,3 @@ def _apply_platform(config: DictConfig, platform: str) -> None:
     elif "attn_implementation" not in overrides and importlib.util.find_spec("flash_attn") is None:
         node.model.override_config = {**overrides, "attn_implementation": "sdpa"}
         node.model.use_remove_padding = False
-
-
-def _flatten(config: dict, prefix: str = "") -> dict:
-    flat = {}
-    for key, value in config.items():
-        if isinstance(value, dict) and value:
-            flat |= _flatten(value, f"{prefix}{key}.")
-        else:
-            flat[f"{prefix}{key}"] = value
-    return flat

@@ -1,7 +1,7 @@
 """One policy at run time: its workers, its servers, and the traffic between them.
 
 Invariant: the servers always hold one complete version of the weights, `version`, and answer with it. While a policy
-trains, its servers sleep (hybrid placement); a frozen policy has servers only.
+trains, its servers sleep (hybrid placement); a frozen policy has servers only. A critic lives in its policy's workers.
 """
 
 from __future__ import annotations
@@ -22,9 +22,11 @@ from recipe.dag.policy.servers import PolicyServerManager, ServerClient
 
 
 class PolicyRuntime:
-    def __init__(self, name: str, config: DictConfig, pool: Pool, *, trained: bool, reference: bool):
+    def __init__(
+        self, name: str, config: DictConfig, pool: Pool, *, trained: bool, reference: bool = False, critic: bool = False
+    ):
         self.name, self.config, self.pool = name, config, pool
-        self.trained, self.reference = trained, reference
+        self.trained, self.reference, self.critic = trained, reference, critic
         self.version = 0
         self.workers: Any = None
         model = config.actor_rollout_ref.model
@@ -59,7 +61,12 @@ class PolicyRuntime:
         from recipe.dag.policy.worker import PolicyWorker
 
         role = "actor_rollout_ref" if self.reference else "actor_rollout"
-        worker = RayClassWithInitArgs(ray.remote(PolicyWorker), config=self.config.actor_rollout_ref, role=role)
+        worker = RayClassWithInitArgs(
+            ray.remote(PolicyWorker),
+            config=self.config.actor_rollout_ref,
+            role=role,
+            critic=self.config.critic if self.critic else None,
+        )
         self.workers = RayWorkerGroup(self.pool.resources, worker, device_name=get_device_name())
         self.workers.init_model()
 
@@ -77,10 +84,15 @@ class PolicyRuntime:
             await self.sync.sleep_replicas()
 
     def save(self, folder: Path, step: int) -> None:
-        self.workers.save_checkpoint(str(folder), None, step)
+        """Into `folder`/actor and, with a critic, `folder`/critic."""
+        self.workers.save_checkpoint(str(folder / "actor"), None, step)
+        if self.critic:
+            self.workers.save_critic(str(folder / "critic"), step)
 
     def load(self, folder: Path) -> None:
-        self.workers.load_checkpoint(str(folder))
+        self.workers.load_checkpoint(str(folder / "actor"))
+        if self.critic:
+            self.workers.load_critic(str(folder / "critic"))
 
 
 def _run_sync(sync: CheckpointEngineManager, version: int) -> None:

@@ -1,16 +1,27 @@
-"""verl's actor/rollout/reference worker, told about this package's engines and rollouts.
+"""verl's actor/rollout/reference worker, with the policy's critic beside them and this package's engines and rollouts.
 
-Invariant: importing this module in a worker process registers what that process needs: the FSDP2 engine for the CPU,
-the CPU rollout adapter, and an SGLang adapter that finds the server of its own policy. Nothing in verl is replaced.
+Invariant: importing this module in a worker process registers what that process needs: the FSDP2 engines for the CPU,
+the value engine, the CPU rollout adapter, and an SGLang adapter that finds the server of its own policy. One process
+per rank holds all models of a policy, which take turns. Nothing in verl is replaced.
 """
 
 from __future__ import annotations
 
+from functools import partial
+
 import verl.workers.rollout.base as rollout_base
+from tensordict import TensorDict
 from torch.distributed import init_process_group, is_initialized
+from verl.single_controller.base.decorator import Dispatch, make_nd_compute_dataproto_dispatch_fn, register
+from verl.utils.config import omega_conf_to_dataclass
 from verl.utils.device import get_device_name
+from verl.utils.memory_utils import aggressive_empty_cache
+from verl.workers.config import TrainingWorkerConfig
 from verl.workers.engine.base import EngineRegistry
-from verl.workers.engine_workers import ActorRolloutRefWorker
+from verl.workers.engine_workers import ActorRolloutRefWorker, TrainingWorker
+from verl.workers.utils.losses import value_loss
+
+from recipe.dag.policy import value_model
 
 rollout_base._ROLLOUT_REGISTRY[("cpu", "async")] = "recipe.dag.platform.rollout.CPUServerAdapter"
 rollout_base._ROLLOUT_REGISTRY[("sglang", "async")] = "recipe.dag.policy.sglang.PolicyServerAdapter"
@@ -25,11 +36,59 @@ def register_cpu_engine() -> None:
 
 
 class PolicyWorker(ActorRolloutRefWorker):
-    """One rank of one policy."""
+    """One rank of one policy. `critic`: verl's critic configuration, or None for a policy without a critic."""
 
-    def __init__(self, config, role: str, **kwargs):
+    def __init__(self, config, role: str, critic=None, **kwargs):
         super().__init__(config=config, role=role, **kwargs)
+        self.critic_config = critic
+        self.critic: TrainingWorker | None = None
         if get_device_name() == "cpu":
             register_cpu_engine()
             if not is_initialized():  # verl would ask for "cpu:gloo,cpu:gloo", which torch refuses
                 init_process_group("gloo", rank=self.rank, world_size=self.world_size)
+
+    @register(dispatch_mode=Dispatch.ONE_TO_ALL)
+    def init_model(self):
+        super().init_model()
+        if self.critic_config is not None:
+            value_model.register()
+            config = omega_conf_to_dataclass(self.critic_config)
+            self.critic = TrainingWorker(config=training_config(config))
+            self.critic.reset()
+            self.critic.set_loss_fn(partial(value_loss, config=config))
+            self.set_dispatch_collect(mesh_name="critic", **self.critic.get_dispatch_collect())
+            aggressive_empty_cache(force_sync=True)
+
+    @register(dispatch_mode=make_nd_compute_dataproto_dispatch_fn(mesh_name="critic"))
+    def compute_values(self, data: TensorDict) -> TensorDict:
+        output = self.critic.infer_batch(data=data)
+        return output.cpu() if output is not None else None
+
+    @register(dispatch_mode=make_nd_compute_dataproto_dispatch_fn(mesh_name="critic"))
+    def update_critic(self, data: TensorDict) -> TensorDict:
+        output = self.critic.train_mini_batch(data=data)
+        return output.cpu() if output is not None else None
+
+    @register(dispatch_mode=Dispatch.ONE_TO_ALL)
+    def save_critic(self, local_path: str, global_step: int = 0):
+        self.critic.save_checkpoint(local_path, None, global_step)
+
+    @register(dispatch_mode=Dispatch.ONE_TO_ALL)
+    def load_critic(self, local_path: str):
+        self.critic.load_checkpoint(local_path)
+
+
+def training_config(critic) -> TrainingWorkerConfig:
+    """What verl's TrainingWorker is told about a critic; the same micro-batches forward and backward."""
+    engine = critic.engine
+    engine.use_dynamic_bsz = critic.use_dynamic_bsz
+    engine.max_token_len_per_gpu = engine.infer_max_token_len_per_gpu = critic.ppo_max_token_len_per_gpu
+    engine.micro_batch_size_per_gpu = engine.infer_micro_batch_size_per_gpu = critic.ppo_micro_batch_size_per_gpu
+    return TrainingWorkerConfig(
+        model_type="value_model",
+        model_config=critic.model,
+        engine_config=engine,
+        optimizer_config=critic.optim,
+        checkpoint_config=critic.checkpoint,
+        profiler_config=critic.profiler,
+    )

@@ -4,6 +4,7 @@ Invariant: a checkpoint is written beside its final name and renamed when whole;
 (verl's name) is replaced last. A run killed at any moment resumes from the last one that the tracker names.
 
     checkpoints/global_step_20/<policy>/actor/...     verl's FSDP shards, and `huggingface/` to load elsewhere
+    checkpoints/global_step_20/<policy>/critic/...    its critic's, where it has one of its own
     checkpoints/global_step_20/run.json               step, seed, policies, world sizes
     checkpoints/latest_checkpointed_iteration.txt
 """

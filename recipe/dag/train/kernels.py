@@ -9,6 +9,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 
 import torch
+from omegaconf import DictConfig
 from tensordict import TensorDict
 from verl.utils import tensordict_utils as tu
 from verl.utils.metric import reduce_metrics
@@ -18,7 +19,15 @@ from recipe.dag.episode.row import Row
 from recipe.dag.policy.policy import PolicyRuntime
 from recipe.dag.train.batch import add_column, to_tensordict
 from recipe.dag.train.packing import layout, scatter_back
-from recipe.dag.workflow.schema import Algorithm
+from recipe.dag.workflow.schema import Algorithm, Critic
+
+CRITIC_METRICS = {
+    "critic/vf_loss": "loss",
+    "loss": "total_loss",
+    "critic/vf_clipfrac": "clip_fraction",
+    "critic/vpred_mean": "prediction_mean",
+}
+"""verl's names to ours."""
 
 
 @dataclass(slots=True)
@@ -30,19 +39,27 @@ class PolicyBatch:
     mini_batches: int = 1
     data: TensorDict | None = None
     columns: dict[str, list[torch.Tensor]] = field(default_factory=dict)
-    """Per-token tensors in row order: old_log_probs, ref_log_prob, entropy, advantages, returns."""
+    """Per-token tensors in row order: old_log_probs, ref_log_prob, entropy, values, advantages, returns."""
     metrics: dict[str, float] = field(default_factory=dict)
 
 
 def prepare(policy: PolicyRuntime, batch: PolicyBatch, algorithm: Algorithm) -> None:
-    """Lay the rows out and build the TensorDict."""
+    """Lay the rows out for the actor and build the TensorDict."""
+    _prepare(policy, batch, algorithm.mini_batches, policy.config.actor_rollout_ref.actor)
+
+
+def prepare_critic(policy: PolicyRuntime, batch: PolicyBatch, critic: Critic) -> None:
+    """The same for the policy's critic."""
+    _prepare(policy, batch, critic.mini_batches, policy.config.critic)
+
+
+def _prepare(policy: PolicyRuntime, batch: PolicyBatch, mini_batches: int, model: DictConfig) -> None:
     lengths = [len(row.prompt_ids) + len(row.response_ids) for row in batch.rows]
-    actor = policy.config.actor_rollout_ref.actor
     batch.order, batch.mini_batches = layout(
         lengths,
         ranks=policy.data_parallel_size,
-        mini_batches=algorithm.mini_batches,
-        micro_batch=1 if actor.use_dynamic_bsz else actor.ppo_micro_batch_size_per_gpu,
+        mini_batches=mini_batches,
+        micro_batch=1 if model.use_dynamic_bsz else model.ppo_micro_batch_size_per_gpu,
     )
     pad = policy.tokenizer.pad_token_id
     batch.data = to_tensordict(batch.rows, batch.order, pad_token_id=pad if pad is not None else 0)
@@ -69,24 +86,44 @@ def reference_log_probs(policy: PolicyRuntime, batch: PolicyBatch) -> None:
     batch.columns["ref_log_prob"] = _rows_of(batch, output["log_probs"])
 
 
+def values(policy: PolicyRuntime, batch: PolicyBatch) -> None:
+    """What the critic of `policy` expects before each response token."""
+    output = _forward(batch, policy.workers.compute_values, entropy=False)
+    batch.columns["values"] = _rows_of(batch, output["values"])
+
+
+def update_critic(policy: PolicyRuntime, batch: PolicyBatch, critic: Critic, *, seed: int) -> None:
+    """`epochs` passes over the rows in `mini_batches` optimizer steps each."""
+    for name in ("values", "returns"):
+        add_column(batch.data, name, batch.columns[name], batch.order)
+    _assign_update(batch, epochs=critic.epochs, seed=seed, calculate_entropy=False)
+    output = policy.workers.update_critic(batch.data)
+    for name, value in reduce_metrics(tu.get(output, "metrics")).items():
+        batch.metrics[CRITIC_METRICS.get(name, name)] = float(value)
+
+
 def update_actor(policy: PolicyRuntime, batch: PolicyBatch, algorithm: Algorithm, *, seed: int) -> None:
     """`epochs` passes over the rows in `mini_batches` optimizer steps each."""
     for name in ("old_log_probs", "advantages", "ref_log_prob"):
         if name in batch.columns:
             add_column(batch.data, name, batch.columns[name], batch.order)
+    _assign_update(batch, epochs=algorithm.epochs, seed=seed, calculate_entropy=algorithm.entropy_coef != 0)
+    output = policy.workers.update_actor(batch.data)
+    for name, value in reduce_metrics(tu.get(output, "metrics")).items():
+        batch.metrics[name.removeprefix("actor/")] = float(value)
+
+
+def _assign_update(batch: PolicyBatch, *, epochs: int, seed: int, calculate_entropy: bool) -> None:
     calls = sum(len(row.call_ends) for row in batch.rows)
     tu.assign_non_tensor(
         batch.data,
-        calculate_entropy=algorithm.entropy_coef != 0,
+        calculate_entropy=calculate_entropy,
         compute_loss=True,
         distillation_use_topk=False,
         distillation_only=False,
         global_batch_size=calls / batch.mini_batches,
         num_mini_batch=batch.mini_batches,
-        epochs=algorithm.epochs,
+        epochs=epochs,
         seed=seed,
         dataloader_kwargs={"shuffle": False},
     )
-    output = policy.workers.update_actor(batch.data)
-    for name, value in reduce_metrics(tu.get(output, "metrics")).items():
-        batch.metrics[name.removeprefix("actor/")] = float(value)

@@ -8,11 +8,9 @@ from __future__ import annotations
 
 import asyncio
 from dataclasses import dataclass, field
-from pathlib import Path
 
 from omegaconf import DictConfig
 
-from recipe.dag.errors import UserError
 from recipe.dag.policy.config import policy_config
 from recipe.dag.policy.placement import create, plan_pools
 from recipe.dag.policy.policy import PolicyRuntime
@@ -20,49 +18,41 @@ from recipe.dag.sandbox.launch import LocalSandbox
 from recipe.dag.tools.code_interpreter import CodeInterpreter
 from recipe.dag.tools.sandbox_client import SandboxClient, check_sandbox
 from recipe.dag.tools.tool import Tool
-from recipe.dag.workflow.interpolation import resolve_env
+from recipe.dag.train.models import ModelPaths
+from recipe.dag.train.turns import actor_updates
 from recipe.dag.workflow.schema import Workflow
 from recipe.dag.workflow.user_code import load_object
 
 
-def model_paths(workflow: Workflow) -> dict[str, str]:
-    """Each policy's model, environment variables filled in; raises UserError for one that cannot be loaded."""
-    from transformers import AutoConfig
-
-    paths = {}
-    for name, policy in workflow.policies.items():
-        where = f"policies.{name}.model.path"
-        path = resolve_env(policy.model.path, where)
-        local = Path(path).expanduser()
-        if not path.strip() or (not local.is_dir() and (path.startswith((".", "/", "~")) or path.count("/") != 1)):
-            raise UserError(
-                f"{where}: {path or '(empty)'} is no model directory; give a local folder or a hub name like org/model"
-            )
-        if local.is_dir() and not (local / "config.json").is_file():
-            raise UserError(f"{where}: {path} holds no config.json, so it is no model directory")
-        path = str(local) if local.is_dir() else path
-        try:
-            AutoConfig.from_pretrained(path, trust_remote_code=policy.model.trust_remote_code)
-        except Exception as error:
-            raise UserError(f"{where}: {path} cannot be loaded ({str(error).strip().splitlines()[0]})") from error
-        paths[name] = path
-    return paths
-
-
 async def start_policies(
-    run: DictConfig, workflow: Workflow, paths: dict[str, str], *, platform: str
+    run: DictConfig, workflow: Workflow, models: ModelPaths, *, platform: str
 ) -> dict[str, PolicyRuntime]:
     """Launch every policy in turn: a server sizes its memory by what is free when it starts."""
     policies: dict[str, PolicyRuntime] = {}
     for share in plan_pools(workflow, nnodes=run.trainer.nnodes, n_gpus_per_node=run.trainer.n_gpus_per_node):
         pool = await asyncio.to_thread(create, share, platform=platform)
+        actors = [name for name in share.policies if not workflow.policies[name].frozen]
+        trained = len(actors) + sum(name in models.critics for name in actors)
         for name in share.policies:
-            spec = workflow.policies[name]
             config = policy_config(
-                run, workflow, name, model_path=paths[name], sharing=len(share.policies), platform=platform
+                run,
+                workflow,
+                name,
+                model_path=models.policies[name],
+                critic_path=models.critics.get(name),
+                sharing=len(share.policies),
+                trained=trained,
+                updates=actor_updates(workflow, name, run.trainer.total_training_steps),
+                platform=platform,
             )
-            trained = not spec.frozen
-            policies[name] = PolicyRuntime(name, config, pool, trained=trained, reference=trained and spec.reference)
+            policies[name] = PolicyRuntime(
+                name,
+                config,
+                pool,
+                trained=name in actors,
+                reference=name in actors and workflow.policies[name].reference,
+                critic=name in models.critics,
+            )
             await policies[name].start()
     return {name: policies[name] for name in workflow.policies}
 

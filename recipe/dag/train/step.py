@@ -13,15 +13,17 @@ from collections.abc import Callable
 import torch
 
 from recipe.dag.credit.batch import CreditBatch
-from recipe.dag.credit.estimator import estimate
+from recipe.dag.credit.estimator import SPANNING, WITH_VALUES, estimate
 from recipe.dag.credit.group import zero_variance
 from recipe.dag.episode.row import Row
 from recipe.dag.errors import UserError
 from recipe.dag.policy.policy import PolicyRuntime
 from recipe.dag.train import kernels
+from recipe.dag.train.critics import CriticBatch, critic_batches, owner_of, value_metrics
 from recipe.dag.train.kernels import PolicyBatch
 from recipe.dag.train.metrics import token_metrics
 from recipe.dag.train.schedule import run_nodes
+from recipe.dag.train.turns import actor_learns
 from recipe.dag.workflow.schema import Algorithm, Node, NodeRole, Workflow
 
 
@@ -43,66 +45,153 @@ def keep_informative(rows: list[Row], algorithm: Algorithm) -> list[Row]:
 
 
 class TrainingStep:
-    """Runs the training nodes of one step. Policies without rows in this step are left as they are."""
+    """Runs the training nodes of one step; `step` counts from 0. Policies and critics without rows in this step are
+    left as they are, and so are actors whose turn it is not."""
 
-    def __init__(self, workflow: Workflow, policies: dict[str, PolicyRuntime], rows: list[Row], *, seed: int):
-        self.workflow, self.policies, self.seed = workflow, policies, seed
+    def __init__(
+        self, workflow: Workflow, policies: dict[str, PolicyRuntime], rows: list[Row], *, step: int = 0, seed: int
+    ):
+        self.workflow, self.policies, self.step, self.seed = workflow, policies, step, seed
         split = {
             name: keep_informative(mine, workflow.algorithm) for name, mine in split_by_policy(rows, workflow).items()
         }
         self.batches = {name: PolicyBatch(mine) for name, mine in split.items() if mine}
+        self.critics = critic_batches(workflow, self.batches)
+        self.world = [row for row in rows if row.policy not in split]
+        """Rows of frozen policies: nobody learns from them, but credit may have to know what they earned."""
+        recomputed = {self._policy_of(node) for node in workflow.of_role(NodeRole.ACTOR) if node.only_forward_compute}
+        for name, batch in self.batches.items():
+            if name not in recomputed:
+                batch.columns["old_log_probs"] = [torch.tensor(row.rollout_log_probs) for row in batch.rows]
         self.timing: dict[str, float] = {}
 
     async def run(self) -> None:
-        nodes = [node for node in self.workflow.training_nodes if self._policy_of(node) in self.batches]
-        await run_nodes(nodes, self._execute)
+        await run_nodes([node for node in self.workflow.training_nodes if self._has_work(node)], self._execute)
 
     def _policy_of(self, node: Node) -> str:
         return node.policy or self.workflow.agent_of(node).policy
 
+    def _learns(self, policy: str) -> bool:
+        return actor_learns(self.workflow, policy, self.step)
+
+    def _has_work(self, node: Node) -> bool:
+        name, algorithm = self._policy_of(node), self.workflow.algorithm
+        if node.node_role == NodeRole.ADVANTAGE and algorithm.estimator in SPANNING:
+            return bool(self.batches)
+        if node.node_role == NodeRole.CRITIC:
+            return owner_of(self.workflow, name) in self.critics
+        if node.node_role == NodeRole.ADVANTAGE or algorithm.kl_reward_coef > 0 and node.only_forward_compute:
+            return name in self.batches
+        return name in self.batches and self._learns(name)
+
     async def _execute(self, node: Node) -> None:
         name = self._policy_of(node)
-        policy, batch = self.policies[name], self.batches[name]
-        async with policy.pool.lock:
-            started = time.monotonic()
-            await asyncio.to_thread(self._kernel(node), policy, batch)
-            self.timing[node.node_id] = time.monotonic() - started
+        if node.node_role == NodeRole.CRITIC:
+            name = owner_of(self.workflow, name)
+        kernel = self._kernel(node)
+        if node.node_role == NodeRole.ADVANTAGE:  # on the driver: it needs no policy's devices
+            await self._timed(node, kernel, name)
+            return
+        async with self.policies[name].pool.lock:
+            await self._timed(node, kernel, name)
 
-    def _kernel(self, node: Node) -> Callable[[PolicyRuntime, PolicyBatch], None]:
+    async def _timed(self, node: Node, kernel: Callable[[str], None], name: str) -> None:
+        started = time.monotonic()
+        await asyncio.to_thread(kernel, name)
+        self.timing[node.node_id] = time.monotonic() - started
+
+    def _kernel(self, node: Node) -> Callable[[str], None]:
         if node.node_role == NodeRole.ADVANTAGE:
-            return self._advantage
+            return self._joint_advantage if self.workflow.algorithm.estimator in SPANNING else self._advantage
         if node.node_role == NodeRole.REFERENCE:
             return self._reference
         if node.node_role == NodeRole.ACTOR:
             return self._old_log_probs if node.only_forward_compute else self._update
+        if node.node_role == NodeRole.CRITIC:
+            return self._values if node.only_forward_compute else self._update_critic
         raise UserError(f"node {node.node_id}: {node.node_role} nodes cannot be trained")
 
-    def _prepare(self, policy: PolicyRuntime, batch: PolicyBatch) -> None:
+    def _actor(self, name: str) -> tuple[PolicyRuntime, PolicyBatch]:
+        policy, batch = self.policies[name], self.batches[name]
         if batch.data is None:
             kernels.prepare(policy, batch, self.workflow.algorithm)
+        return policy, batch
 
-    def _old_log_probs(self, policy: PolicyRuntime, batch: PolicyBatch) -> None:
-        self._prepare(policy, batch)
-        kernels.old_log_probs(policy, batch)
+    def _critic(self, owner: str) -> tuple[PolicyRuntime, CriticBatch]:
+        policy, critic = self.policies[owner], self.critics[owner]
+        if critic.batch.data is None:
+            kernels.prepare_critic(policy, critic.batch, critic.spec)
+        return policy, critic
 
-    def _reference(self, policy: PolicyRuntime, batch: PolicyBatch) -> None:
-        self._prepare(policy, batch)
-        kernels.reference_log_probs(policy, batch)
+    def _old_log_probs(self, name: str) -> None:
+        kernels.old_log_probs(*self._actor(name))
 
-    def _advantage(self, policy: PolicyRuntime, batch: PolicyBatch) -> None:
-        algorithm = self.workflow.algorithm
-        advantages, returns = estimate(algorithm.estimator, batch.rows, algorithm)
-        batch.columns |= {"advantages": advantages, "returns": returns}
+    def _reference(self, name: str) -> None:
+        kernels.reference_log_probs(*self._actor(name))
 
-    def _update(self, policy: PolicyRuntime, batch: PolicyBatch) -> None:
-        self._prepare(policy, batch)
-        if "old_log_probs" not in batch.columns:
-            batch.columns["old_log_probs"] = [torch.tensor(row.rollout_log_probs) for row in batch.rows]
+    def _values(self, owner: str) -> None:
+        if "values" not in self.critics[owner].batch.columns:  # several who share a critic may each have a node for it
+            policy, critic = self._critic(owner)
+            kernels.values(policy, critic.batch)
+            critic.hand_out("values")
+
+    def _advantage(self, name: str) -> None:
+        self._credit([name], [])
+
+    def _joint_advantage(self, name: str) -> None:
+        self._credit(list(self.batches), self.world)
+
+    def _credit(self, names: list[str], world: list[Row]) -> None:
+        algorithm, batches = self.workflow.algorithm, [self.batches[name] for name in names]
+        rows = [row for batch in batches for row in batch.rows] + world
+        nothing: list[torch.Tensor | None] = [None] * len(world)
+        values = None
+        if algorithm.estimator in WITH_VALUES:
+            for name, batch in zip(names, batches, strict=True):
+                if "values" not in batch.columns:
+                    raise UserError(
+                        f"estimator {algorithm.estimator} needs a critic: policies.{name} has none, or no CRITIC node "
+                        "computes its values before the advantages"
+                    )
+            values = [one for batch in batches for one in batch.columns["values"]] + nothing
+        penalties = [one for n in names for one in self._penalties(n)] + nothing if algorithm.kl_reward_coef else None
+        results = estimate(algorithm.estimator, rows, algorithm, values=values, penalties=penalties)
+        for column, found in zip(("advantages", "returns"), results, strict=True):
+            start = 0
+            for batch in batches:
+                batch.columns[column] = found[start : start + len(batch.rows)]
+                start += len(batch.rows)
+
+    def _penalties(self, name: str) -> list[torch.Tensor]:
+        """What the KL to the reference takes from the reward of each token."""
+        columns, weight = self.batches[name].columns, self.workflow.algorithm.kl_reward_coef
+        if not {"ref_log_prob", "old_log_probs"} <= columns.keys():
+            raise UserError(
+                f"algorithm.kl_reward_coef: policies.{name} needs `reference: true`, and its log-prob nodes must come "
+                "before the advantages"
+            )
+        pairs = zip(columns["old_log_probs"], columns["ref_log_prob"], strict=True)
+        return [weight * (reference - old) for old, reference in pairs]
+
+    def _update_critic(self, owner: str) -> None:
+        if self.critics[owner].updated:
+            return
+        policy, critic = self._critic(owner)
+        critic.collect("returns")
+        kernels.update_critic(policy, critic.batch, critic.spec, seed=self.seed)
+        critic.updated = True
+
+    def _update(self, name: str) -> None:
+        policy, batch = self._actor(name)
         kernels.update_actor(policy, batch, self.workflow.algorithm, seed=self.seed)
 
     def metrics(self) -> dict[str, float]:
         metrics = {f"timing/{node_id}": seconds for node_id, seconds in self.timing.items()}
         for name, batch in self.batches.items():
             values = batch.metrics | token_metrics(batch.rows, batch.columns)
+            if "values" in batch.columns:
+                values |= value_metrics(batch)
             metrics |= {f"policy/{name}/{key}": value for key, value in values.items()}
+        for owner, critic in self.critics.items():
+            metrics |= {f"policy/{owner}/critic/{key}": value for key, value in critic.batch.metrics.items()}
         return metrics

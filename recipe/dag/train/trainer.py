@@ -127,7 +127,7 @@ class Trainer:
         )
 
         await asyncio.gather(*[policy.sleep() for policy in self.trained])
-        training = TrainingStep(self.workflow, self.policies, rows, seed=self.config.seed + step)
+        training = TrainingStep(self.workflow, self.policies, rows, step=step - 1, seed=self.config.seed + step)
         mark = time.monotonic()
         await training.run()
         metrics |= training.metrics()
@@ -162,8 +162,10 @@ class Trainer:
             await policy.sync_weights(version)
 
     def _facts(self) -> dict:
+        critics = [policy.name for policy in self.trained if policy.critic]
         return {
             "policies": {p.name: p.workers.world_size for p in self.trained},
+            **({"critics": critics} if critics else {}),
             "seed": self.config.seed,
             "train_batch_size": self.config.data.train_batch_size,
             "train_samples": len(self.train_samples),
@@ -172,7 +174,7 @@ class Trainer:
     async def _save(self, step: int) -> None:
         def write(folder: Path) -> None:
             for policy in self.trained:
-                policy.save(checkpoint.policy_folder(folder, policy.name), step)
+                policy.save(folder / policy.name, step)
 
         keep = self.config.report.keep_checkpoints
         await asyncio.to_thread(checkpoint.save, self.checkpoints, step, self._facts(), write, keep=keep)
@@ -184,7 +186,7 @@ class Trainer:
             return 0
         step = checkpoint.check(folder, self._facts())
         for policy in self.trained:
-            await asyncio.to_thread(policy.load, checkpoint.policy_folder(folder, policy.name))
+            await asyncio.to_thread(policy.load, folder / policy.name)
         print(f"resumed from {folder}")
         return step
 

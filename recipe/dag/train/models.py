@@ -1,0 +1,89 @@
+"""Where the policies' and critics' first weights are.
+
+Invariant: every model is looked at before the first process starts; what cannot be loaded, or cannot be a critic, is a
+UserError that names the key.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+
+from recipe.dag.errors import UserError
+from recipe.dag.workflow.interpolation import resolve_env
+from recipe.dag.workflow.schema import Model, Workflow
+
+
+@dataclass(frozen=True, slots=True)
+class ModelPaths:
+    """A local folder or a hub name for each policy, and for each critic by the policy that owns it."""
+
+    policies: dict[str, str]
+    critics: dict[str, str]
+
+
+def find_models(workflow: Workflow) -> ModelPaths:
+    """Environment variables filled in. Raises UserError for a model that cannot be loaded, for one whose architecture
+    cannot carry a value head, and for a critic shared by policies of different vocabularies."""
+    policies = {
+        name: _load(policy.model, f"policies.{name}.model.path")[0] for name, policy in workflow.policies.items()
+    }
+    critics = {}
+    for name in workflow.trained_policies():
+        critic = workflow.policies[name].critic
+        if critic is not None and critic.share is not None:
+            _check_vocabulary(workflow, policies, name, critic.share)
+        elif critic is not None:
+            critics[name] = _critic(workflow, name)
+    return ModelPaths(policies, critics)
+
+
+def _critic(workflow: Workflow, name: str) -> str:
+    from transformers import AutoModelForTokenClassification
+
+    policy = workflow.policies[name]
+    where = f"policies.{name}.model.path" if policy.critic.model is None else f"policies.{name}.critic.model.path"
+    path, config = _load(policy.critic.model or policy.model, where)
+    if type(config) not in AutoModelForTokenClassification._model_mapping:
+        raise UserError(
+            f"{where}: transformers has no token classifier for {config.model_type}, so it cannot be a critic; give "
+            f"another under policies.{name}.critic.model"
+        )
+    return path
+
+
+def _check_vocabulary(workflow: Workflow, paths: dict[str, str], name: str, owner: str) -> None:
+    """A critic reads token ids, so all who share it must mean the same by them."""
+    from transformers import AutoTokenizer
+
+    vocabularies = []
+    for policy in (name, owner):
+        model = workflow.policies[policy].model
+        tokenizer = AutoTokenizer.from_pretrained(
+            model.tokenizer_path or paths[policy], trust_remote_code=model.trust_remote_code
+        )
+        vocabularies.append(tokenizer.get_vocab())
+    if vocabularies[0] != vocabularies[1]:
+        raise UserError(
+            f"policies.{name}.critic.share: {owner} has another vocabulary than {name}, and a critic reads token ids; "
+            f"give {name} a critic of its own"
+        )
+
+
+def _load(model: Model, where: str):
+    """(path, transformers configuration)"""
+    from transformers import AutoConfig
+
+    path = resolve_env(model.path, where)
+    local = Path(path).expanduser()
+    if not path.strip() or (not local.is_dir() and (path.startswith((".", "/", "~")) or path.count("/") != 1)):
+        raise UserError(
+            f"{where}: {path or '(empty)'} is no model directory; give a local folder or a hub name like org/model"
+        )
+    if local.is_dir() and not (local / "config.json").is_file():
+        raise UserError(f"{where}: {path} holds no config.json, so it is no model directory")
+    path = str(local) if local.is_dir() else path
+    try:
+        return path, AutoConfig.from_pretrained(path, trust_remote_code=model.trust_remote_code)
+    except Exception as error:
+        raise UserError(f"{where}: {path} cannot be loaded ({str(error).strip().splitlines()[0]})") from error
