@@ -12,7 +12,7 @@ import argparse
 import random
 import sys
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 if __name__ == "__main__" and not __package__:
@@ -23,7 +23,7 @@ from recipe.dag.errors import UserError
 
 NAMES = ("Ann", "Bob", "Cara", "Dan", "Eve", "Finn", "Gina", "Hugo")
 THINGS = ("pens", "books", "coins", "stones", "cards", "apples", "cups", "keys")
-LARGE, SMALL, ANY = (10, 99), (2, 9), (2, 99)
+LARGE, SMALL, ANY, LITTLE = (10, 99), (2, 9), (2, 99), (2, 12)
 _MAX_MISSES = 10_000
 
 
@@ -155,8 +155,17 @@ FAMILIES = (
     ),
 )
 
+MENTAL = tuple(
+    replace(family, ranges=(LITTLE, LITTLE))
+    for family in FAMILIES
+    if family.name in ("buy", "give", "times", "share", "remainder", "boxes")
+)
+"""One operation on little numbers: for models that calculate by themselves."""
 
-def generate(seed: int, n: int, exclude: Iterable[Problem] = ()) -> list[Problem]:
+
+def generate(
+    seed: int, n: int, exclude: Iterable[Problem] = (), families: Sequence[Family] = FAMILIES
+) -> list[Problem]:
     """`n` problems with distinct texts, the families in equal parts and in random order.
 
     None has the text, or the family and operands, of one in `exclude`. Raises UserError if there are not that many.
@@ -167,7 +176,7 @@ def generate(seed: int, n: int, exclude: Iterable[Problem] = ()) -> list[Problem
     problems: list[Problem] = []
     misses = 0
     while len(problems) < n:
-        problem = FAMILIES[len(problems) % len(FAMILIES)].draw(rng)
+        problem = families[len(problems) % len(families)].draw(rng)
         if problem.text in texts or problem.text in excluded or (problem.family, problem.operands) in excluded:
             misses += 1
             if misses > _MAX_MISSES + n:
@@ -179,10 +188,12 @@ def generate(seed: int, n: int, exclude: Iterable[Problem] = ()) -> list[Problem
     return problems
 
 
-def splits(seed: int, train_size: int, test_size: int) -> tuple[list[Problem], list[Problem]]:
+def splits(
+    seed: int, train_size: int, test_size: int, families: Sequence[Family] = FAMILIES
+) -> tuple[list[Problem], list[Problem]]:
     """(train, test) as the script writes them; no two seeds share a random stream."""
-    test = generate(2 * seed, test_size)
-    return generate(2 * seed + 1, train_size, exclude=test), test
+    test = generate(2 * seed, test_size, families=families)
+    return generate(2 * seed + 1, train_size, exclude=test, families=families), test
 
 
 def main(argv: Sequence[str] | None = None) -> None:
@@ -191,12 +202,14 @@ def main(argv: Sequence[str] | None = None) -> None:
     parser.add_argument("--train_size", type=int, default=2048)
     parser.add_argument("--test_size", type=int, default=64)
     parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--mental", action="store_true", help="only problems of one operation on numbers from 2 to 12")
     options = parser.parse_args(argv)
     for name in ("train_size", "test_size", "seed"):
         lowest = 0 if name == "seed" else 1
         if getattr(options, name) < lowest:
             raise UserError(f"--{name} {getattr(options, name)}: must be {lowest} or more")
-    train, test = splits(options.seed, options.train_size, options.test_size)
+    families = MENTAL if options.mental else FAMILIES
+    train, test = splits(options.seed, options.train_size, options.test_size, families)
     common.write(
         options.local_dir,
         {

@@ -29,7 +29,8 @@ def material(tmp_path_factory, sandbox_level) -> SimpleNamespace:
     """A barely warm tiny model, a few problems, and `.options`, which name the sandbox that this machine can run."""
     folder = tmp_path_factory.mktemp("material")
     data = ["preprocess/arithmetic.py", "--local_dir", f"{folder}/data", "--train_size", "24", "--test_size", "8"]
-    model = ["-m", "recipe.retool_ma.tiny.build", "--workflow", "workflows/workflow_retool_ma.yaml"]
+    model = ["-m", "recipe.tiny.build", "--workflow", "workflows/workflow_retool_ma.yaml"]
+    model += ["--teacher", "recipe/retool_ma/teacher.py:Teacher"]
     model += ["--output", f"{folder}/model", "--steps", "150", "--problems", "300"]
     for command in (data, model):
         subprocess.run([sys.executable, *command], cwd=ROOT, env=environment(), check=True, timeout=300)

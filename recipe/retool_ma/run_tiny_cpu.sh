@@ -9,7 +9,8 @@ seed=${SEED:-0}
 name=retool_ma_tiny$([ "$seed" = 0 ] || echo "_seed$seed")
 workflow=${WORKFLOW:-workflows/workflow_retool_ma.yaml}
 python preprocess/arithmetic.py --local_dir "outputs/$name/data" --train_size 2048 --test_size 64 --seed "$seed"
-python -m recipe.retool_ma.tiny.build --workflow "$workflow" --output "outputs/$name/model" --seed "$seed"
+python -m recipe.tiny.build --workflow "$workflow" --teacher recipe/retool_ma/teacher.py:Teacher \
+  --output "outputs/$name/model" --seed "$seed"
 export MODEL_PATH="outputs/$name/model"
 exec python -m recipe.dag.main --config-path recipe/retool_ma/config --config-name tiny_cpu \
   workflow="$workflow" seed="$seed" trainer.experiment_name="$name" "$@"

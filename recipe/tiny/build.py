@@ -1,6 +1,6 @@
 """Make the tiny model: architecture, tokenizer, and a warm start on a careless teacher's dialogues.
 
-    python -m recipe.retool_ma.tiny.build --workflow FILE --output DIR [--seed 0]
+    python -m recipe.tiny.build --workflow FILE --teacher FILE:CLASS --output DIR [--seed 0]
 
 Invariant: the same arguments give the same model, and the output folder appears only when it is complete. It is a Qwen2
 checkpoint like any other: nothing downstream knows how it was made.
@@ -19,11 +19,11 @@ from pathlib import Path
 import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer, Qwen2Config, Qwen2Tokenizer
 
-from preprocess.arithmetic import splits
 from recipe.dag.errors import UserError
 from recipe.dag.workflow.loader import load_workflow
-from recipe.retool_ma.tiny.demonstrations import Demonstration, Teacher
-from recipe.retool_ma.tiny.tokenizer import build_tokenizer
+from recipe.dag.workflow.user_code import load_object
+from recipe.tiny.dialogue import Demonstration, Teacher
+from recipe.tiny.tokenizer import build_tokenizer
 
 MAX_LENGTH = 1024
 
@@ -127,6 +127,7 @@ def check_reload(folder: Path, tokenizer: Qwen2Tokenizer, demonstrations: list[D
 def main(argv: list[str] | None = None) -> int:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--workflow", required=True, type=Path)
+    parser.add_argument("--teacher", required=True, help="file.py:Class, a recipe.tiny.dialogue.Teacher")
     parser.add_argument("--output", required=True, type=Path)
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--problems", type=int, default=4096, help="of the training split, to demonstrate")
@@ -143,15 +144,12 @@ def main(argv: list[str] | None = None) -> int:
     started = time.monotonic()
     try:
         workflow = load_workflow(args.workflow)
-        if len(workflow.rollout_nodes) != 3:
-            nodes = len(workflow.rollout_nodes)
-            raise UserError(f"{args.workflow}: the teacher knows planner -> executor -> verifier, not {nodes} nodes")
+        teacher: Teacher = load_object(args.teacher, args.workflow)(workflow, args.seed)
     except UserError as error:
         print(f"error: {error}", file=sys.stderr)
         return 2
     torch.set_num_threads(os.cpu_count() or 1)
-    teacher = Teacher(workflow, args.seed)
-    problems, _ = splits(args.seed, args.problems, args.test_size)
+    problems = teacher.problems(args.problems, args.test_size)
     demonstrations = [d for problem in problems for d in teacher.teach(problem)]
     tokenizer = build_tokenizer(demonstrations[:3000])
     examples = [encode(tokenizer, d) for d in demonstrations]

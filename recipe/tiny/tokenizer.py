@@ -13,7 +13,7 @@ from difflib import SequenceMatcher
 from tokenizers import AddedToken, pre_tokenizers, trainers
 from transformers import Qwen2Tokenizer
 
-from recipe.retool_ma.tiny.demonstrations import Demonstration
+from recipe.tiny.dialogue import Demonstration
 
 CHAT_TEMPLATE = (
     "{% for m in messages %}{{'<|im_start|>' + m['role'] + '\n' + m['content'] + '<|im_end|>'}}{% endfor %}"

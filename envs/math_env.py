@@ -1,0 +1,37 @@
+"""A mathematics problem as an env: the last agent answers, and all are told whether the answer was right.
+
+Invariant: a reward is the grader's verdict on the last box of the last action, 1.0 or 0.0; a grader that cannot say
+raises a GraderFault. The ground truth is never part of an observation.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from recipe.dag.errors import UserError
+from recipe.dag.reward.answer import extract_answer
+from recipe.dag.reward.grader import grade
+
+RIGHT = "This led to the right answer."
+WRONG = "This did not lead to the right answer."
+
+
+class MathEnv:
+    """`grade_timeout_s`: seconds for one comparison."""
+
+    def __init__(self, grade_timeout_s: float = 10.0) -> None:
+        self._grade_timeout_s = grade_timeout_s
+
+    def reset(self, sample: dict[str, Any], seed: int) -> None:
+        """There is nothing to see before the first answer."""
+        if sample.get("ground_truth") is None:
+            raise UserError("MathEnv: a sample has no ground truth; the data needs reward_model.ground_truth")
+
+    async def step(self, actions: list[str], ground_truth: Any) -> tuple[list[str], list[float], bool]:
+        """(what each player did and whether it was right, 1.0 or 0.0 for the last player and 0.0 for the others,
+        solved). Raises GraderFault."""
+        answer = extract_answer(actions[-1], strict=True)
+        solved = answer is not None and await grade(answer, str(ground_truth), timeout_s=self._grade_timeout_s)
+        verdict = RIGHT if solved else WRONG
+        rewards = [0.0] * (len(actions) - 1) + [float(solved)]
+        return [f"{action}\n\n{verdict}" for action in actions], rewards, solved
