@@ -51,7 +51,9 @@ def cases_of(ground_truth: Any) -> list[Case]:
         cases = [Case("assert", f"{setup}\n{text}" if setup else text) for text in asserts]
     elif isinstance(data, list) and all(isinstance(item, str) for item in data):
         cases = [Case("assert", text) for text in data]
-    elif isinstance(data, list) and all(isinstance(item, Mapping) and {"input", "output"} <= item.keys() for item in data):
+    elif isinstance(data, list) and all(
+        isinstance(item, Mapping) and {"input", "output"} <= item.keys() for item in data
+    ):
         cases = [_case(item.get("fn_name"), item["input"], item["output"]) for item in data]
     if not cases:
         raise UserError(f"CodeEnv: no tests in the ground truth {str(ground_truth)[:80]!r}; it takes {KINDS}")

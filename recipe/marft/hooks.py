@@ -83,7 +83,9 @@ def env_outcome(episode: Episode, *, solved_at: float = 1.0) -> dict[str, float]
     at least `solved_at`. Adds no reward of its own."""
     reward = episode.calls[-1].reward if episode.calls else None
     if reward is None:
-        raise UserError("env_outcome: the last call has no reward; set rewards_with_env: true on the node with env_path")
+        raise UserError(
+            "env_outcome: the last call has no reward; set rewards_with_env: true on the node with env_path"
+        )
     episode.outcome = float(reward >= solved_at)
     episode.info["final_reward"] = reward
     return {}

@@ -5,11 +5,12 @@ from __future__ import annotations
 import ast
 import re
 
+import pyarrow.parquet as pq
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from preprocess.arithmetic import FAMILIES, generate, main, splits
+from preprocess.arithmetic import FAMILIES, MENTAL, generate, main, splits
 from recipe.dag.errors import UserError
 
 
@@ -65,9 +66,22 @@ def test_exclude_keeps_other_names_of_the_same_numbers_out():
 def test_asking_for_more_than_there_are_is_an_error(monkeypatch):
     monkeypatch.setattr("preprocess.arithmetic.NAMES", ("Ann", "Bob", "Cara"))
     monkeypatch.setattr("preprocess.arithmetic.THINGS", ("pens",))
-    monkeypatch.setattr("preprocess.arithmetic.FAMILIES", FAMILIES[3:4])
     with pytest.raises(UserError, match="ask for fewer"):
-        generate(0, 700)
+        generate(0, 700, families=FAMILIES[3:4])
+
+
+def test_mental_problems_have_one_operation_on_little_numbers(tmp_path):
+    main(["--local_dir", str(tmp_path), "--mental", "--train_size", "600"])
+    train, test = (pq.read_table(tmp_path / f"{split}.parquet").to_pylist() for split in ("train", "test"))
+    assert (len(train), len(test)) == (600, 64)
+    for row in train + test:
+        a, operator, b = row["extra_info"]["expression"].split()
+        assert operator in ("+", "-", "*", "//", "%") and {int(a), int(b)} <= set(range(2, 13))
+        assert row["reward_model"]["ground_truth"] == str(eval(f"{a}{operator}{b}"))
+    families = {row["extra_info"]["family"] for row in train}
+    assert families == {row["extra_info"]["family"] for row in test} == {family.name for family in MENTAL}
+    numbers = [{(r["extra_info"]["family"], r["extra_info"]["expression"]) for r in part} for part in (train, test)]
+    assert not numbers[0] & numbers[1]
 
 
 @pytest.mark.parametrize("option", ["--train_size=0", "--test_size=-1", "--seed=-1"])

@@ -19,6 +19,7 @@ from typing import Any, Protocol
 from recipe.dag.episode.condition import look_up
 from recipe.dag.episode.tasks import invoke, limited
 from recipe.dag.errors import EnvFault, UserError, boundary
+from recipe.dag.tools.sandbox_client import SandboxClient
 from recipe.dag.workflow.schema import Node, Workflow
 from recipe.dag.workflow.user_code import load_object
 
@@ -27,7 +28,8 @@ CLOSE_LIMIT_S = 5.0
 
 class Env(Protocol):
     """What users write. Methods may be async, and must not block then: they run on the loop that all episodes share. A
-    class without reset, or one whose reset takes fewer arguments, works too.
+    class without reset, or one whose reset takes fewer arguments, works too; a reset with an argument `sandbox` is
+    given the run's SandboxClient.
 
     `obs` is one value for everyone, a list with one entry per player (the order of `actions`), or a dict by agent name.
     A list always means "per player": an observation that is itself a list goes into a dict or a list of lists. `reward`
@@ -49,6 +51,7 @@ class EnvClass:
     cls: type
     reset_arguments: frozenset[str]
     kwargs: dict[str, Any] = field(default_factory=dict)
+    sandbox: SandboxClient | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,7 +78,12 @@ def choose_env(node: Node, sample: Mapping[str, Any]) -> str | None:
     return str(value)
 
 
-def load_envs(workflow: Workflow) -> dict[str, EnvClass]:
+def needs_sandbox(workflow: Workflow) -> bool:
+    """Whether an env runs programs. Raises UserError."""
+    return any("sandbox" in env.reset_arguments for env in load_envs(workflow).values())
+
+
+def load_envs(workflow: Workflow, sandbox: SandboxClient | None = None) -> dict[str, EnvClass]:
     """All that the rollout nodes may step, by the entry of env_path. Raises UserError."""
     for node in workflow.rollout_nodes:
         options = node.agent_options
@@ -83,12 +91,12 @@ def load_envs(workflow: Workflow) -> dict[str, EnvClass]:
             problem = f"env_path names {len(options.env_path)} envs; say by `env_route` which one an episode gets"
             raise UserError(f"node {node.node_id}: {problem}")
     names = [name for node in workflow.rollout_nodes for name in node.agent_options.env_path]
-    return {name: load_env(name, workflow) for name in dict.fromkeys(names)}
+    return {name: load_env(name, workflow, sandbox) for name in dict.fromkeys(names)}
 
 
-def load_env(name: str, workflow: Workflow) -> EnvClass:
+def load_env(name: str, workflow: Workflow, sandbox: SandboxClient | None = None) -> EnvClass:
     """`name`: one under `envs`, or a path. Raises UserError if there is no class with a step, or its reset asks for
-    more than `sample` and `seed`."""
+    more than `sample`, `seed` and `sandbox`."""
     spec = workflow.envs.get(name)
     path, kwargs = (spec.path, spec.kwargs) if spec else (name, {})
     cls = load_object(path, workflow.path)
@@ -100,12 +108,12 @@ def load_env(name: str, workflow: Workflow) -> EnvClass:
     parameters = list(inspect.signature(reset).parameters.values())[1:]
     if any(p.kind is inspect.Parameter.VAR_KEYWORD for p in parameters):
         return EnvClass(path, cls, frozenset({"sample", "seed"}), kwargs)
-    offered = frozenset(p.name for p in parameters) & {"sample", "seed"}
+    offered = frozenset(p.name for p in parameters) & {"sample", "seed", "sandbox"}
     optional = (inspect.Parameter.VAR_POSITIONAL,)
     strange = [p.name for p in parameters if p.name not in offered and p.default is p.empty and p.kind not in optional]
     if strange:
-        raise UserError(f"{path}: reset asks for {', '.join(strange)}; it is given sample and seed")
-    return EnvClass(path, cls, offered, kwargs)
+        raise UserError(f"{path}: reset asks for {', '.join(strange)}; it is given sample, seed and sandbox")
+    return EnvClass(path, cls, offered, kwargs, sandbox)
 
 
 class LiveEnv:
@@ -122,7 +130,7 @@ class LiveEnv:
         function = getattr(self._instance, "reset", None)
         if function is None:
             return {}
-        offered = {"sample": sample, "seed": seed}
+        offered = {"sample": sample, "seed": seed, "sandbox": self._env.sandbox}
         obs = await self._call("reset", function, **{name: offered[name] for name in self._env.reset_arguments})
         return observations(obs, players, self._watchers, f"{self._env.path}:reset")
 

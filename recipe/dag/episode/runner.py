@@ -23,6 +23,7 @@ from recipe.dag.episode.reward import load_rewards, score
 from recipe.dag.episode.tasks import limited
 from recipe.dag.episode.turns import Rollout
 from recipe.dag.errors import Fault, TimeoutFault, UserError, boundary
+from recipe.dag.tools.sandbox_client import SandboxClient
 from recipe.dag.tools.tool import Tool
 from recipe.dag.workflow.schema import Workflow
 
@@ -33,9 +34,16 @@ class EpisodeRunner:
     """Runs episodes of one workflow, any number at once."""
 
     def __init__(
-        self, workflow: Workflow, endpoints: dict[str, PolicyEndpoint], tools: dict[str, Tool], *, seed: int
+        self,
+        workflow: Workflow,
+        endpoints: dict[str, PolicyEndpoint],
+        tools: dict[str, Tool],
+        *,
+        seed: int,
+        sandbox: SandboxClient | None = None,
     ) -> None:
-        """Loads all user code and checks what can be checked before the first episode. Raises UserError."""
+        """Loads all user code and checks what can be checked before the first episode. `sandbox`: for the envs that ask
+        for one. Raises UserError."""
         self._workflow, self._seed = workflow, seed
         if not workflow.rollout_nodes:
             raise UserError(f"{workflow.path}: no ROLLOUT node, so there is nothing to run")
@@ -44,7 +52,7 @@ class EpisodeRunner:
             place.id: _caller(place, workflow, endpoints, tools) if place.agent else load_compute(place, workflow)
             for place in self._graph.nodes
         }
-        self._envs = load_envs(workflow)
+        self._envs = load_envs(workflow, sandbox)
         self._rewards = load_rewards(workflow)
         agents = [workflow.agent_of(node) for node in workflow.rollout_nodes]
         self._trained = frozenset(agent.name for agent in agents if not workflow.policies[agent.policy].frozen)

@@ -11,6 +11,7 @@ from dataclasses import dataclass, field
 
 from omegaconf import DictConfig
 
+from recipe.dag.episode.env import needs_sandbox
 from recipe.dag.policy.config import policy_config
 from recipe.dag.policy.placement import create, plan_pools
 from recipe.dag.policy.policy import PolicyRuntime
@@ -59,7 +60,7 @@ async def start_policies(
 
 @dataclass(slots=True)
 class Toolbox:
-    """The tools that the workflow's agents declare, and the sandbox behind them."""
+    """The tools that the workflow's agents declare, and the sandbox behind them and behind its envs."""
 
     tools: dict[str, Tool] = field(default_factory=dict)
     client: SandboxClient | None = None
@@ -70,7 +71,7 @@ class Toolbox:
         """Start the local sandbox where no URL is configured. Raises UserError if a configured one does not answer."""
         box = cls()
         names = {name for agent in workflow.agents for name in agent.tools}
-        if "code_interpreter" in names:
+        if "code_interpreter" in names or needs_sandbox(workflow):
             if run.sandbox.url:
                 await check_sandbox(run.sandbox.url, token=run.sandbox.token)
                 box.client = SandboxClient(
@@ -87,6 +88,7 @@ class Toolbox:
                 box.client = SandboxClient(
                     url, max_concurrent=local.max_concurrent, token=local.token, on_unreachable=local.ensure
                 )
+        if "code_interpreter" in names:
             box.tools["code_interpreter"] = CodeInterpreter(
                 box.client, timeout_s=run.sandbox.timeout_s, memory_mb=run.sandbox.memory_mb
             )

@@ -72,7 +72,7 @@ class Trainer:
         self.config, self.workflow, self.policies, self.toolbox = config, workflow, policies, toolbox
         self.train_samples, self.val_samples = train_samples, val_samples
         endpoints = {name: policy.endpoint for name, policy in policies.items()}
-        self.runner = EpisodeRunner(workflow, endpoints, toolbox.tools, seed=config.seed)
+        self.runner = EpisodeRunner(workflow, endpoints, toolbox.tools, seed=config.seed, sandbox=toolbox.client)
         self.sampler = Sampler(len(train_samples), config.data.train_batch_size, config.seed)
         self.out = Path(config.output_dir)
         self.checkpoints = Path(config.trainer.default_local_dir)
@@ -207,7 +207,7 @@ async def evaluate(
 ) -> dict:
     """Run the workflow on `samples` without training; writes results.json and summary.json and returns the summary."""
     endpoints = {name: policy.endpoint for name, policy in policies.items()}
-    runner = EpisodeRunner(workflow, endpoints, toolbox.tools, seed=config.seed)
+    runner = EpisodeRunner(workflow, endpoints, toolbox.tools, seed=config.seed, sandbox=toolbox.client)
     pairs = [(sample, f"val-{index}") for index, sample in enumerate(samples)]
     episodes = await roll_out(config, runner, pairs, config.validation.n, 0, validate=True, title="evaluation")
     return write_results(Path(config.output_dir), episodes)
