@@ -6,14 +6,12 @@ from hypothesis import strategies as st
 
 from recipe.dag.workflow.graph import (
     ancestors,
-    derive_training_chain,
     find_cycle,
     find_cycles,
     levels,
     sinks,
     topological_order,
 )
-from recipe.dag.workflow.schema import Agent, Algorithm, Model, Node, Policy
 
 NAMES = [f"n{index}" for index in range(9)]
 
@@ -97,36 +95,3 @@ def test_sinks_are_what_nothing_depends_on():
 def test_deep_graphs_do_not_exhaust_the_stack():
     graph = {f"n{i}": [f"n{i - 1}"] if i else [] for i in range(5000)}
     assert find_cycle(graph) is None and topological_order(graph)[-1] == "n4999"
-
-
-def policies(**options):
-    return {name: Policy(model=Model(path="x"), **given) for name, given in options.items()}
-
-
-def episode_nodes():
-    rollout = Node(node_id="a", node_type="MODEL_INFERENCE", node_role="ROLLOUT")
-    return (rollout, Node(node_id="r", node_type="COMPUTE", node_role="REWARD", dependencies=("a",)))
-
-
-def test_the_derived_chain_fixes_all_log_probs_before_any_update():
-    agents = [Agent(name="x", policy="first"), Agent(name="y", policy="cold"), Agent(name="z", policy="second")]
-    chain = derive_training_chain(
-        policies(first={"reference": True}, cold={"frozen": True}, second={}), agents, episode_nodes(), Algorithm()
-    )
-    assert [node.node_id for node in chain] == [
-        "first.old_log_probs", "first.reference", "second.old_log_probs",
-        "first.advantage", "second.advantage",
-        "first.update", "second.update",
-    ]  # fmt: skip
-    by_id = {node.node_id: node for node in chain}
-    forward = ("first.old_log_probs", "first.reference", "second.old_log_probs")
-    assert by_id["first.update"].dependencies == (*forward, "first.advantage")
-    assert by_id["second.update"].dependencies == (*forward, "second.advantage")
-    assert all(node.dependencies == ("r",) for node in chain if not node.node_id.endswith("update"))
-    assert {node.policy: node.agent_group for node in chain} == {"first": 0, "second": 2}
-    assert [node.only_forward_compute for node in chain] == [True, True, True, False, False, False, False]
-
-
-def test_nothing_is_derived_for_frozen_policies():
-    agents = [Agent(name="x", policy="cold")]
-    assert derive_training_chain(policies(cold={"frozen": True}), agents, episode_nodes(), Algorithm()) == ()

@@ -1,4 +1,4 @@
-"""The graph of a workflow: orders, cycles and the derived training chain. Pure functions.
+"""The graph of a workflow: orders and cycles. Pure functions.
 
 Invariant: every order is a function of the file alone. A graph is a mapping id -> ids it depends on, in the file's
 order; ids that are no keys are ignored.
@@ -9,7 +9,7 @@ from __future__ import annotations
 import heapq
 from collections.abc import Iterable, Mapping, Sequence
 
-from recipe.dag.workflow.schema import Agent, Algorithm, Node, NodeRole, NodeType, Policy
+from recipe.dag.workflow.schema import Node
 
 Graph = Mapping[str, Sequence[str]]
 
@@ -97,38 +97,15 @@ def sinks(graph: Graph) -> list[str]:
     return [node for node in graph if node not in used]
 
 
-def derive_training_chain(
-    policies: Mapping[str, Policy], agents: Sequence[Agent], nodes: Sequence[Node], algorithm: Algorithm
-) -> tuple[Node, ...]:
-    """What trains each policy that is not frozen, after `nodes` (rollout and compute), in the policies' order.
-
-    Behaviour log-probs of all policies are fixed before the first update, so every update depends on every policy's
-    forward nodes. The ids (`main.update`) hold a dot, which declared ids cannot.
-    """
-    scored = tuple(sinks(graph_of(nodes)))
-    forward: list[Node] = []
-    advantage: list[Node] = []
-    update: list[Node] = []
-    trained = [(name, policy) for name, policy in policies.items() if not policy.frozen]
-    for name, policy in trained:
-        owner = {"policy": name, "agent_group": [agent.policy for agent in agents].index(name)}
-        train = {"node_type": NodeType.MODEL_TRAIN, "node_role": NodeRole.ACTOR, "dependencies": scored, **owner}
-        if algorithm.old_log_probs == "trainer":
-            forward.append(Node(node_id=f"{name}.old_log_probs", only_forward_compute=True, **train))
-        if policy.reference:
-            reference = {**train, "node_role": NodeRole.REFERENCE}
-            forward.append(Node(node_id=f"{name}.reference", only_forward_compute=True, **reference))
-        compute = {**train, "node_type": NodeType.COMPUTE, "node_role": NodeRole.ADVANTAGE}
-        advantage.append(Node(node_id=f"{name}.advantage", **compute))
-        update.append(Node(node_id=f"{name}.update", **train))
-    fixed = tuple(node.node_id for node in forward)
-    pairs = zip(update, advantage, strict=True)
-    update = [node.model_copy(update={"dependencies": (*fixed, own.node_id)}) for node, own in pairs]
-    return (*forward, *advantage, *update)
-
-
-def is_derived(node_id: str) -> bool:
-    return "." in node_id
+def contract(graph: Graph, groups: Mapping[str, Iterable[str]]) -> dict[str, tuple[str, ...]]:
+    """The graph with every group as one node of the group's name; edges inside a group are gone."""
+    group_of = {node: name for name, nodes in groups.items() for node in nodes}
+    result: dict[str, dict[str, None]] = {}
+    for node, depends in graph.items():
+        name = group_of.get(node, node)
+        targets = (group_of.get(d, d) for d in depends if d in graph)
+        result.setdefault(name, {}).update(dict.fromkeys(t for t in targets if t != name))
+    return {name: tuple(depends) for name, depends in result.items()}
 
 
 def _followers(graph: Graph) -> dict[str, list[str]]:

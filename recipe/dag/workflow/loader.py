@@ -1,4 +1,4 @@
-"""YAML file -> Workflow.
+"""Workflow file -> Workflow.
 
 Invariant: a Workflow that comes back has passed every check; otherwise all problems come back together.
 """
@@ -8,30 +8,40 @@ from __future__ import annotations
 from pathlib import Path
 
 from recipe.dag.workflow.checks import check_workflow
-from recipe.dag.workflow.draft import Draft, read_draft
-from recipe.dag.workflow.graph import derive_training_chain, graph_of, topological_order
+from recipe.dag.workflow.draft import Draft
+from recipe.dag.workflow.draft_nodes import read_draft
+from recipe.dag.workflow.graph import graph_of, topological_order
 from recipe.dag.workflow.overrides import with_overrides
-from recipe.dag.workflow.problem import WorkflowError
+from recipe.dag.workflow.policy_checks import warn_of_policies
+from recipe.dag.workflow.problem import Problem, WorkflowError
+from recipe.dag.workflow.refs import resolve_refs
 from recipe.dag.workflow.schema import Node, Workflow
 from recipe.dag.workflow.source import read_source
+from recipe.dag.workflow.training_chain import derive_training_chain
 from recipe.dag.workflow.training_checks import TRAINING, policy_of
 
 
 def load_workflow(path: str | Path) -> Workflow:
     """Raises WorkflowError, whose `problems` are everything that is wrong with the file."""
-    draft = read_draft(read_source(path))
+    source = read_source(path)
+    resolve_refs(source)
+    draft = read_draft(source)
     problems = [*draft.problems, *check_workflow(draft)]
     if problems:
         raise WorkflowError(problems)
+    policies = with_overrides(draft)
     return Workflow(
         path=str(Path(path).resolve()),
         dag_id=draft.dag_id,
         description=draft.description,
         agents=tuple(draft.agents),
-        policies=with_overrides(draft),
+        policies=policies,
+        envs=draft.envs,
         episode=draft.episode,
+        loops=draft.loops,
         algorithm=draft.algorithm,
         nodes=_nodes(draft),
+        warnings=_warnings(draft),
     )
 
 
@@ -39,9 +49,14 @@ def _nodes(draft: Draft) -> tuple[Node, ...]:
     """In topological order, each training node with its policy; the training chain derived if none is declared."""
     nodes = []
     for index, node in draft.each_node():
-        trains = node.node_role in TRAINING
-        nodes.append(node.model_copy(update={"policy": policy_of(draft, index, node)}) if trains else node)
+        # Its overrides are the policy's by now.
+        given = {"config": {}} | ({"policy": policy_of(draft, index, node)} if node.node_role in TRAINING else {})
+        nodes.append(node.model_copy(update=given))
     if not any(node.node_role in TRAINING for node in nodes):
         nodes += derive_training_chain(draft.policies, draft.agents, nodes, draft.algorithm)
     by_id = {node.node_id: node for node in nodes}
     return tuple(by_id[name] for name in topological_order(graph_of(nodes)))
+
+
+def _warnings(draft: Draft) -> tuple[Problem, ...]:
+    return tuple(sorted({*draft.source.warnings, *warn_of_policies(draft)}))

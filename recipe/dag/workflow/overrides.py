@@ -1,4 +1,5 @@
-"""A node's `config`: siiRL's place for overrides of verl's `actor_rollout_ref`, folded into the node's policy.
+"""A node's `config`: siiRL's place for overrides of verl's `actor_rollout_ref` or `critic`, folded into the node's
+policy.
 
 Invariant: a key has one value per policy; two nodes, or a node and its policy, that disagree are an error.
 """
@@ -14,7 +15,7 @@ from recipe.dag.workflow.problem import KeyPath, Problem, render_path
 from recipe.dag.workflow.schema import Node, NodeRole, Policy
 from recipe.dag.workflow.training_checks import policy_of
 
-READERS = (NodeRole.ROLLOUT, NodeRole.ACTOR, NodeRole.REFERENCE)
+READERS = (NodeRole.ROLLOUT, NodeRole.ACTOR, NodeRole.REFERENCE, NodeRole.CRITIC)
 
 
 def check_overrides(draft: Draft) -> Iterator[Problem]:
@@ -22,32 +23,40 @@ def check_overrides(draft: Draft) -> Iterator[Problem]:
         at: KeyPath = ("nodes", index, "config")
         if node.config and node.node_role not in READERS:
             yield draft.source.problem(at, f"a {node.node_role} node has no model to configure; remove it", key=True)
-    first: dict[tuple[str, str], tuple[Any, KeyPath]] = {}
-    for policy, key, value, path in _overrides(draft):
-        before, place = first.setdefault((policy, key), (value, path))
+    first: dict[tuple[str, bool, str], tuple[Any, KeyPath]] = {}
+    for policy, critic, key, value, path in _overrides(draft):
+        before, place = first.setdefault((policy, critic, key), (value, path))
         if before != value:
-            message = f"policy `{policy}` has one value of `{key}`, but {render_path(place)} says {shown(before)}"
+            where = render_path(draft.source.origin(place).path)
+            message = f"policy `{policy}` has one value of `{key}`, but {where} says {shown(before)}"
             yield draft.source.problem(path, message, key=True)
 
 
 def with_overrides(draft: Draft) -> dict[str, Policy]:
-    """The policies, each with its nodes' overrides in its `config`, as dotted keys."""
-    config: dict[str, dict[str, Any]] = {name: {} for name in draft.policies}
-    for policy, key, value, _ in _overrides(draft):
-        config[policy][key] = value
-    return {name: policy.model_copy(update={"config": config[name]}) for name, policy in draft.policies.items()}
-
-
-def _overrides(draft: Draft) -> Iterator[tuple[str, str, Any, KeyPath]]:
-    """(policy, dotted key, value, place) of every override, the policies' own first."""
+    """The policies, each with its nodes' overrides in its `config` and its critic's, as dotted keys."""
+    config: dict[tuple[str, bool], dict[str, Any]] = {}
+    for policy, critic, key, value, _ in _overrides(draft):
+        config.setdefault((policy, critic), {})[key] = value
+    result = {}
     for name, policy in draft.policies.items():
-        for key, value, path in _flat(policy.config if policy else {}, ("policies", name, "config")):
-            yield name, key, value, path
+        critic = policy.critic and policy.critic.model_copy(update={"config": config.get((name, True), {})})
+        result[name] = policy.model_copy(update={"config": config.get((name, False), {}), "critic": critic})
+    return result
+
+
+def _overrides(draft: Draft) -> Iterator[tuple[str, bool, str, Any, KeyPath]]:
+    """(policy, of its critic, dotted key, value, place) of every override, the policies' own first."""
+    for name, policy in draft.each_policy():
+        for key, value, path in _flat(policy.config, ("policies", name, "config")):
+            yield name, False, key, value, path
+        critic = policy.critic.config if policy.critic else {}
+        for key, value, path in _flat(critic, ("policies", name, "critic", "config")):
+            yield name, True, key, value, path
     for index, node in draft.each_node():
         owner = _owner(draft, index, node)
         for key, value, path in _flat(node.config, ("nodes", index, "config")):
             if owner is not None:
-                yield owner, key, value, path
+                yield owner, node.node_role is NodeRole.CRITIC, key, value, path
 
 
 def _owner(draft: Draft, index: int, node: Node) -> str | None:

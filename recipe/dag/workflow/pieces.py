@@ -8,22 +8,25 @@ from __future__ import annotations
 
 import copy
 import json
+from collections.abc import Iterator
 from typing import Any, TypeVar, get_args
 
 from pydantic import BaseModel, ValidationError
 
 from recipe.dag.workflow.problem import KeyPath, Problem, closest, did_you_mean, listing
-from recipe.dag.workflow.schema import Node, Policy
+from recipe.dag.workflow.schema import AgentOptions, Node, Policy
 from recipe.dag.workflow.source import Source
 
 Piece = TypeVar("Piece", bound=BaseModel)
 
-NOT_YET = {
+INSTEAD = {
     (Policy, "lora"): "LoRA policies are not supported yet; remove it",
-    (Policy, "critic"): "critics come with the critic methods; remove it or use a critic-free estimator",
-    (Node, "filter_plugin"): "filters are not supported yet; remove it (`algorithm.drop_zero_variance` may do)",
+    (Node, "filter_plugin"): "nodes have no filters; remove it (`algorithm.drop_zero_variance` may do)",
     (Node, "retry_limit"): "nodes are not retried one by one; remove it (`episode.retries` repeats the episode)",
+    (AgentOptions, "train_cycle"): "this belongs to the policy; move it to `policies.<name>.train_cycle`",
+    (AgentOptions, "share_instance"): "this belongs to the critic; write `policies.<name>.critic: {share: <policy>}`",
 }
+"""What is said of keys that users know from elsewhere."""
 
 
 def parse_piece(
@@ -62,7 +65,7 @@ def _problem(model: type[BaseModel], detail: dict[str, Any], source: Source, pat
     at = (*path, *loc)
     if kind == "extra_forbidden":
         owner = _model_at(model, loc[:-1])
-        message = NOT_YET.get((owner, loc[-1])) or f"unknown key{did_you_mean(str(loc[-1]), owner.model_fields)}"
+        message = INSTEAD.get((owner, loc[-1])) or f"unknown key{did_you_mean(str(loc[-1]), owner.model_fields)}"
         return source.problem(at, message, key=True)
     if kind == "missing":
         return source.problem(at, "missing; this key is required")
@@ -93,7 +96,7 @@ def _words(detail: dict[str, Any]) -> str:
         options = [option.strip("' ") for option in context["expected"].replace(" or ", ", ").split(",")]
         near = closest(value, options) if isinstance(value, str) else None
         return f"expected one of {listing(options)}, got {shown(value)}" + (f"; did you mean `{near}`?" if near else "")
-    return f"{detail['msg'].lower()}, got {shown(value)}"
+    return f"{detail['msg'][:1].lower()}{detail['msg'][1:]}, got {shown(value)}"
 
 
 def shown(value: Any) -> str:
@@ -125,17 +128,20 @@ def _meant(model: type[BaseModel], detail: dict[str, Any]) -> tuple | None:
         return None
     *parents, last = detail["loc"]
     owner = _model_at(model, tuple(parents))
-    meant = None if (owner, last) in NOT_YET else closest(str(last), owner.model_fields)
+    meant = None if (owner, last) in INSTEAD else closest(str(last), owner.model_fields)
     return None if meant is None else (*parents, meant)
 
 
 def _model_at(model: type[BaseModel], loc: tuple) -> type[BaseModel]:
-    """The model of the field at `loc`: `Agent | None` counts as `Agent`."""
+    """The model of the field at `loc`: `Agent | None` and `tuple[Agent, ...]` count as `Agent`."""
     for part in loc:
-        annotation = model.model_fields[part].annotation
-        model = next(
-            option
-            for option in (annotation, *get_args(annotation))
-            if isinstance(option, type) and issubclass(option, BaseModel)
-        )
+        field = model.model_fields.get(part) if isinstance(part, str) else None
+        model = next(_models(field.annotation), model) if field is not None else model
     return model
+
+
+def _models(annotation: Any) -> Iterator[type[BaseModel]]:
+    if isinstance(annotation, type) and issubclass(annotation, BaseModel):
+        yield annotation
+    for argument in get_args(annotation):
+        yield from _models(argument)

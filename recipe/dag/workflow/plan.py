@@ -7,8 +7,9 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from recipe.dag.workflow.graph import graph_of, is_derived, levels
+from recipe.dag.workflow.graph import graph_of, levels
 from recipe.dag.workflow.schema import Agent, Frozen, Node, Sampling, ToolLoop, Workflow
+from recipe.dag.workflow.training_chain import is_derived
 
 
 class PlannedAgent(Frozen):

@@ -39,7 +39,7 @@ class WorkflowError(UserError):
         by_place: dict[tuple, Problem] = {}
         for problem in sorted(problems):
             # An aliased value is wrong once, however often it is used.
-            by_place.setdefault((problem.line, problem.column, problem.message), problem)
+            by_place.setdefault((problem.file, problem.line, problem.column, problem.message), problem)
         self.problems = list(by_place.values())
         super().__init__("\n".join(map(str, self.problems)))
 

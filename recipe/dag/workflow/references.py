@@ -11,10 +11,11 @@ from pathlib import Path
 from typing import Any
 
 from recipe.dag.errors import UserError
+from recipe.dag.workflow.node_checks import names_env
 from recipe.dag.workflow.outline import OPAQUE, Definition, Opaque, Outline, Signature, read_outline, signature
 from recipe.dag.workflow.paths import find_source, is_module, split_ref
 from recipe.dag.workflow.problem import KeyPath, Problem, did_you_mean, listing
-from recipe.dag.workflow.schema import Agent, Node, NodeRole
+from recipe.dag.workflow.schema import Agent, EnvSpec, Node, NodeRole
 from recipe.dag.workflow.source import Source
 
 BUILTIN_TOOLS = ("code_interpreter",)
@@ -23,9 +24,9 @@ _HOOKS = {
     "pre_process": ("tokenizer", "prompt_ids", "obs"),
     "post_process": ("tokenizer", "prompt_ids", "response_ids"),
 }
-# reset is called by name with those of the two that it takes.
-_ENV = {"reset": (), "step": ("actions", "ground_truth")}
+_ENV = {"step": ("actions", "ground_truth")}
 _TOOL = {"execute": ("arguments", "state")}
+# An env need not have a reset; one that is there is called by name with those of the two that it takes.
 _RESET = frozenset({"sample", "seed"})
 _CONTEXT = frozenset({"context"})
 
@@ -36,9 +37,8 @@ Found = tuple[Outline, Definition | None]
 class References:
     """The checks of one workflow; each file is parsed once."""
 
-    def __init__(self, source: Source, base: Path):
+    def __init__(self, source: Source):
         self.source = source
-        self.base = base
         self.outlines: dict[Path, Outline] = {}
 
     def check_agent(self, agent: Agent, path: KeyPath) -> Iterator[Problem]:
@@ -60,12 +60,27 @@ class References:
             given = {"pre_process": options.pre_process_kwargs, "post_process": options.post_process_kwargs}
             yield from self.check_hooks(options.process_path, at, given)
             for index, ref in enumerate(options.env_path):
-                env_at = (*at, "env_path", index)
-                found = yield from self.look_up(ref, env_at, "Class")
-                if found is not None:
-                    yield from self.check_class(found, ref, env_at, _ENV)
+                if not names_env(ref):
+                    yield from self.check_env_class(ref, (*at, "env_path", index))
         elif node.executable_ref is not None:
-            yield from self.check_function(node.executable_ref, path, node.executable_kwargs)
+            arguments = ("context",) if node.node_role is NodeRole.DEFAULT else ("episode",)
+            yield from self.check_function(node.executable_ref, path, arguments, node.executable_kwargs)
+
+    def check_env(self, env: EnvSpec, path: KeyPath) -> Iterator[Problem]:
+        yield from self.check_env_class(env.path, (*path, "path"), env.kwargs, (*path, "kwargs"))
+
+    def check_env_class(
+        self, ref: str, at: KeyPath, kwargs: dict[str, Any] | None = None, kwargs_at: KeyPath = ()
+    ) -> Iterator[Problem]:
+        found = yield from self.look_up(ref, at, "Class")
+        if found is None:
+            return
+        yield from self.check_class(found, ref, at, _ENV, kwargs, kwargs_at)
+        outline, owner = found
+        reset = outline.method(owner, "reset") if isinstance(owner, ast.ClassDef) else None
+        if reset is not None:
+            shape = signature(reset, method=True)
+            yield from self.check_call(shape, (), {}, f"reset of `{ref}`", at, at, _RESET)
 
     def check_hooks(self, ref: str | None, at: KeyPath, given: dict[str, dict[str, Any]]) -> Iterator[Problem]:
         """`given`: hook name -> its kwargs."""
@@ -101,7 +116,9 @@ class References:
             shape = signature(hook, method=owner is not None) if not isinstance(hook, ast.ClassDef) else OPAQUE
             yield from self.check_call(shape, _HOOKS[name], given[name], f"{name} of `{ref}`", here, kwargs_at)
 
-    def check_function(self, ref: str, path: KeyPath, kwargs: dict[str, Any]) -> Iterator[Problem]:
+    def check_function(
+        self, ref: str, path: KeyPath, arguments: tuple[str, ...], kwargs: dict[str, Any]
+    ) -> Iterator[Problem]:
         here = (*path, "executable_ref")
         found = yield from self.look_up(ref, here, "function")
         if found is None or found[1] is OPAQUE:
@@ -112,33 +129,50 @@ class References:
             return
         shape = signature(function, method=False)
         kwargs_at = (*path, "executable_kwargs")
-        yield from self.check_call(shape, ("episode",), kwargs, f"`{ref}`", here, kwargs_at, optional=frozenset())
+        yield from self.check_call(shape, arguments, kwargs, f"`{ref}`", here, kwargs_at, optional=frozenset())
 
     def check_class(
-        self, found: Found, ref: str, here: KeyPath, methods: dict[str, tuple[str, ...]]
+        self,
+        found: Found,
+        ref: str,
+        here: KeyPath,
+        methods: dict[str, tuple[str, ...]],
+        kwargs: dict[str, Any] | None = None,
+        kwargs_at: KeyPath = (),
     ) -> Iterator[Problem]:
+        """`kwargs`: what its constructor is given."""
         outline, owner = found
         if owner is OPAQUE:
             return
         if not isinstance(owner, ast.ClassDef):
             yield self.source.problem(here, f"`{ref}` is a function; name a class with {listing(methods)}")
             return
-        yield from self.check_constructor(outline, owner, ref, here)
+        yield from self.check_constructor(outline, owner, ref, here, kwargs or {}, kwargs_at)
         for name, arguments in methods.items():
             method = outline.method(owner, name)
             if method is None:
                 yield self.source.problem(here, f"`{ref}` has no method `{name}`; it needs {listing(methods)}")
                 continue
-            shape = signature(method, method=True)
-            optional = _RESET if name == "reset" else frozenset()
-            yield from self.check_call(shape, arguments, {}, f"{name} of `{ref}`", here, here, optional)
+            yield from self.check_call(signature(method, method=True), arguments, {}, f"{name} of `{ref}`", here, here)
 
-    def check_constructor(self, outline: Outline, owner: ast.ClassDef, ref: str, here: KeyPath) -> Iterator[Problem]:
+    def check_constructor(
+        self,
+        outline: Outline,
+        owner: ast.ClassDef,
+        ref: str,
+        here: KeyPath,
+        kwargs: dict[str, Any] | None = None,
+        kwargs_at: KeyPath = (),
+    ) -> Iterator[Problem]:
         init = outline.method(owner, "__init__")
-        shape = OPAQUE if init is None else signature(init, method=True)
+        shape = OPAQUE if owner.bases or owner.decorator_list else Signature((), 0, 0, False, {}, False)
+        shape = shape if init is None else signature(init, method=True)
         if isinstance(shape, Signature):
-            for _, text in shape.misfits((), (), frozenset()):
-                yield self.source.problem(here, f"`{ref}` is built without arguments, but __init__ {text}")
+            how = "with `kwargs` alone" if kwargs else "without arguments"
+            for keyword, text in shape.misfits((), kwargs or {}, frozenset()):
+                at = (*kwargs_at, keyword) if keyword else here
+                message = f"`{ref}` is built {how}, but __init__ {text}"
+                yield self.source.problem(at, message, key=bool(keyword))
 
     def check_call(
         self,
@@ -166,7 +200,7 @@ class References:
             yield self.source.problem(here, f"write `file.py:{wanted or 'Class'}`, got `{ref}`")
             return None
         try:
-            outline = self.read(ref)
+            outline = self.read(ref, Path(self.source.origin(here).source.file))
         except UserError as error:
             yield self.source.problem(here, str(error))
             return None
@@ -177,25 +211,27 @@ class References:
             return None
         if name is None:
             return outline, OPAQUE if outline.open else None
-        found = self.follow(outline, name)
+        found = self.follow(outline, name, Path(self.source.origin(here).source.file))
         if found is None:
             names = [n for n, d in outline.names.items() if d is not OPAQUE and not n.startswith("_")]
             yield self.source.problem(here, f"`{place}` defines no `{name}`{did_you_mean(name, names)}")
         return found
 
-    def read(self, ref: str) -> Outline:
-        path = find_source(ref, self.base)
+    def read(self, ref: str, base: Path) -> Outline:
+        """`base`: the file that names it."""
+        path = find_source(ref, base)
         if path not in self.outlines:
             self.outlines[path] = read_outline(path)
         return self.outlines[path]
 
-    def follow(self, outline: Outline, name: str, hops: int = 4) -> Found | None:
+    def follow(self, outline: Outline, name: str, base: Path, hops: int = 4) -> Found | None:
         """The definition, also where the file imports it by name from another one that can be read."""
         found = outline.find(name)
         if found is not OPAQUE or name not in outline.imports or not hops:
             return None if found is None else (outline, found)
         target = outline.imports[name]
         try:
-            return self.follow(self.read(target), target.rpartition(":")[2], hops - 1) or (outline, OPAQUE)
+            read = self.read(target, base)
+            return self.follow(read, target.rpartition(":")[2], base, hops - 1) or (outline, OPAQUE)
         except (UserError, SyntaxError, ValueError):
             return outline, OPAQUE

@@ -7,8 +7,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from recipe.dag.workflow.graph import is_derived
 from recipe.dag.workflow.plan import Plan, PlannedAgent, PlannedNode, PlannedPolicy
+from recipe.dag.workflow.training_chain import is_derived
 
 COLOURS = ("#cfe2ff", "#d1e7dd", "#fff3cd", "#f8d7da", "#e2d9f3", "#cff4fc", "#ffe5d0", "#d3d3d3")
 _STEPS = {"ADVANTAGE": "advantage", "REFERENCE": "reference log-probs"}

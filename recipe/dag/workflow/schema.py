@@ -9,7 +9,10 @@ from __future__ import annotations
 from enum import StrEnum
 from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, BeforeValidator, ConfigDict, Field
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, PlainValidator
+from pydantic_core import PydanticCustomError
+
+from recipe.dag.workflow.problem import Problem
 
 
 class Frozen(BaseModel):
@@ -18,6 +21,16 @@ class Frozen(BaseModel):
 
 def _scalar_as_one(value: Any) -> Any:
     return (value,) if isinstance(value, str) else tuple(value) if isinstance(value, list) else value
+
+
+def _scalar(value: Any) -> Any:
+    if value is None or isinstance(value, str | int | float):
+        return value
+    raise PydanticCustomError("scalar_type", "expected text, a number, true or false")
+
+
+Scalar = Annotated[str | float | bool | None, PlainValidator(_scalar)]
+"""As written: 1 is a number, "1" is text."""
 
 
 class NodeType(StrEnum):
@@ -35,6 +48,10 @@ class NodeRole(StrEnum):
     CRITIC = "CRITIC"
     REFERENCE = "REFERENCE"
     DEFAULT = "DEFAULT"
+
+
+EPISODE_ROLES = (NodeRole.ROLLOUT, NodeRole.VOTE, NodeRole.DEFAULT)
+"""Roles of the nodes that run inside a turn of an episode."""
 
 
 class Sampling(Frozen):
@@ -145,6 +162,14 @@ class EpisodeSpec(Frozen):
     """Calls of one agent whose prompts grow append-only become one row."""
 
 
+class DynamicSampling(Frozen):
+    """A step rolls out further batches of samples until as many groups with different rewards are there as a batch has
+    samples (DAPO)."""
+
+    max_batches: int = Field(3, ge=1)
+    """The most batches that one step may roll out; it then trains on what there is."""
+
+
 class Algorithm(Frozen):
     estimator: Literal["grpo", "reinforce_pp", "gae", "gae_chain"] = "grpo"
     """gae: over each row's own tokens. gae_chain: one chain over turns, agents and tokens of an episode (MARFT)."""
@@ -182,6 +207,8 @@ class Algorithm(Frozen):
     loss_agg: Literal["token-mean", "seq-mean-token-sum", "seq-mean-token-mean"] = "token-mean"
     drop_zero_variance: bool = False
     """Leave out rows whose group has one reward only (they carry no gradient, but dilute the mean)."""
+    dynamic_sampling: DynamicSampling | None = None
+    """Roll out more samples in place of those whose groups were left out; needs drop_zero_variance."""
 
 
 class Condition(Frozen):
@@ -199,8 +226,8 @@ class Condition(Frozen):
     """These nodes' latest `parsed[key]` are there and all equal; needs no test."""
     key: str | None = None
     """For `agree`, `answer` where absent."""
-    equals: str | float | bool | None = None
-    one_of: tuple[str | float | bool, ...] | None = None
+    equals: Scalar = None
+    one_of: tuple[Scalar, ...] | None = None
     at_least: float | None = None
     at_most: float | None = None
     matches: str | None = None
@@ -242,8 +269,6 @@ class AgentOptions(Frozen):
     env_route: str | None = None
     """A dotted path into the sample (`data_source`, `extra_info.env`) whose value names one of `env_path`."""
     rewards_with_env: bool = False
-    train_cycle: int | None = Field(None, ge=1)
-    share_instance: int | None = Field(None, ge=0)
 
 
 class EnvSpec(Frozen):
@@ -268,10 +293,23 @@ class Node(Frozen):
     executable_kwargs: dict[str, Any] = {}
     agent_options: AgentOptions = AgentOptions()
     when: Condition | None = None
-    """Rollout nodes: skip it where this is false. A node all of whose dependencies were skipped is skipped, too."""
+    """Nodes of the episode: skip it where this is false. A node all of whose dependencies were skipped is skipped, too.
+    """
     vote: Vote | None = None
     policy: str | None = None
     """Training nodes only: the policy they act on; derived from the agent where absent."""
+
+
+class SubWorkflow(Frozen):
+    """In the place of a node: the rollout, vote and compute nodes of another workflow file, with their loops and envs.
+    Its ids become `<node_id>__<id>`; its agents are the ones of this file that are called the same."""
+
+    node_id: str
+    workflow: str
+    """The file, looked up like all others."""
+    agents: dict[str, str] = {}
+    """Agents of that file that are called differently here: `{theirs: ours}`."""
+    dependencies: tuple[str, ...] = ()
 
 
 class Workflow(Frozen):
@@ -289,6 +327,8 @@ class Workflow(Frozen):
     algorithm: Algorithm = Algorithm()
     nodes: tuple[Node, ...]
     """Rollout and reward nodes as declared, then the training chain, declared or derived."""
+    warnings: tuple[Problem, ...] = ()
+    """What the file says and a run does otherwise than its author may think; to be shown before it starts."""
 
     def node(self, node_id: str) -> Node:
         return next(node for node in self.nodes if node.node_id == node_id)
@@ -299,6 +339,11 @@ class Workflow(Frozen):
     @property
     def rollout_nodes(self) -> tuple[Node, ...]:
         return self.of_role(NodeRole.ROLLOUT)
+
+    @property
+    def episode_nodes(self) -> tuple[Node, ...]:
+        """What runs inside a turn: rollout, vote and compute nodes, but no scoring."""
+        return self.of_role(*EPISODE_ROLES)
 
     @property
     def reward_nodes(self) -> tuple[Node, ...]:
@@ -313,3 +358,8 @@ class Workflow(Frozen):
 
     def trained_policies(self) -> tuple[str, ...]:
         return tuple(name for name, policy in self.policies.items() if not policy.frozen)
+
+    def critic_owner(self, policy: str) -> str | None:
+        """The policy whose critic values this one's rows: itself, or the one that it shares with."""
+        critic = self.policies[policy].critic
+        return None if critic is None else critic.share or policy

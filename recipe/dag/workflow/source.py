@@ -32,6 +32,14 @@ class Ref:
     target: str
 
 
+@dataclass(frozen=True, slots=True)
+class Origin:
+    """Where a value that was moved or inlined really stands."""
+
+    source: Source
+    path: KeyPath
+
+
 @dataclass(slots=True)
 class Source:
     """A file's data. Positions are (line, column), 1-based; an aliased value stands where its anchor does."""
@@ -42,9 +50,27 @@ class Source:
     values: dict[KeyPath, tuple[int, int]] = field(default_factory=dict)
     problems: list[Problem] = field(default_factory=list)
     """Mistakes that leave the rest of the file readable."""
+    warnings: list[Problem] = field(default_factory=list)
+    origins: dict[KeyPath, Origin] = field(default_factory=dict)
+    """Of values that this source took over from another place; it holds for all that is inside them, too."""
+
+    def origin(self, path: KeyPath) -> Origin:
+        for depth in range(len(path), -1, -1):
+            if (found := self.origins.get(path[:depth])) is not None:
+                return found.source.origin((*found.path, *path[depth:]))
+        return Origin(self, path)
+
+    def has(self, path: KeyPath) -> bool:
+        """The user wrote this key or list item."""
+        origin = self.origin(path)
+        return origin.path in origin.source.values
 
     def at(self, path: KeyPath, *, key: bool = False) -> tuple[int, int]:
         """The place of the value at `path` (or of its key); of the nearest enclosing value where the file has none."""
+        origin = self.origin(path)
+        if origin.source is not self:
+            return origin.source.at(origin.path, key=key)
+        path = origin.path
         if key and path in self.keys:
             return self.keys[path]
         while path and path not in self.values:
@@ -52,7 +78,9 @@ class Source:
         return self.values.get(path, (1, 1))
 
     def problem(self, path: KeyPath, message: str, *, key: bool = False) -> Problem:
-        return Problem(self.file, *self.at(path, key=key), render_path(path), message)
+        origin = self.origin(path)
+        place = origin.source.at(origin.path, key=key)
+        return Problem(origin.source.file, *place, render_path(origin.path), message)
 
 
 def read_source(path: str | Path) -> Source:

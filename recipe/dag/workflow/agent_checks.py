@@ -1,0 +1,48 @@
+"""Checks of agents: their policy, sampling and tools, and that each has something to do; and of envs.
+
+Invariant: see checks.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from recipe.dag.workflow.draft import Draft
+from recipe.dag.workflow.problem import KeyPath, Problem, did_you_mean
+from recipe.dag.workflow.schema import NodeRole
+
+
+def check_agents(draft: Draft) -> Iterator[Problem]:
+    say = draft.source.problem
+    for index, agent in draft.each_agent():
+        path: KeyPath = ("agents", index)
+        if draft.policies and agent.policy not in draft.policies:
+            hint = did_you_mean(agent.policy, draft.policies)
+            yield say((*path, "policy"), f"no policy `{agent.policy}`{hint}")
+        for block in ("sampling", "validation"):
+            top_k = getattr(agent, block).top_k
+            if top_k is not None and top_k < 1 and top_k != -1:
+                yield say((*path, block, "top_k"), f"expected -1 (whole vocabulary) or at least 1, got {top_k}")
+        policy = draft.policies.get(agent.policy)
+        if policy is not None and not policy.frozen and agent.sampling.temperature == 0:
+            message = "a trained policy cannot sample at temperature 0; greedy decoding goes under `validation`"
+            yield say((*path, "sampling", "temperature"), message)
+        if agent.tool_loop is not None and not agent.tools:
+            message = "a tool loop needs tools; add `tools: [code_interpreter]` or remove it"
+            yield say((*path, "tool_loop"), message, key=True)
+        for position, tool in enumerate(agent.tools):
+            if tool in agent.tools[:position]:
+                yield say((*path, "tools", position), f"`{tool}` is listed twice")
+        if draft.whole and not any(
+            node.node_role is NodeRole.ROLLOUT and node.agent_group == index for _, node in draft.each_node()
+        ):
+            message = f"agent `{agent.name}` has no rollout node; add one (`agent: {agent.name}`) or remove the agent"
+            yield say((*path, "name"), message)
+
+
+def check_envs(draft: Draft) -> Iterator[Problem]:
+    used = {entry for _, node in draft.each_node() for entry in node.agent_options.env_path}
+    for name in draft.envs:
+        if draft.whole and name not in used:
+            message = f"no node steps env `{name}`; name it in a node's `env_path` or remove it"
+            yield draft.source.problem(("envs", name), message, key=True)

@@ -1,0 +1,52 @@
+"""Checks of the algorithm: an option that the estimator or the loss does not read is an error.
+
+Invariant: what a reader finds under `algorithm` is in force.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from recipe.dag.workflow.draft import Draft
+from recipe.dag.workflow.problem import Problem
+from recipe.dag.workflow.schema import Algorithm
+from recipe.dag.workflow.training_chain import WITH_CRITIC
+
+READERS = {
+    "gamma": ("reinforce_pp", *WITH_CRITIC),
+    "lam": WITH_CRITIC,
+    "whiten": WITH_CRITIC,
+    "critic_warmup": WITH_CRITIC,
+    "group_by": ("grpo",),
+    "stat_unit": ("grpo",),
+    "center": ("grpo",),
+    "scale": ("grpo",),
+}
+"""Option -> estimators that read it."""
+
+
+def check_algorithm(draft: Draft) -> Iterator[Problem]:
+    say, algorithm = draft.source.problem, draft.algorithm
+    for position, key in enumerate(algorithm.group_by):
+        if key in algorithm.group_by[:position]:
+            yield say(("algorithm", "group_by", position), f"`{key}` is listed twice")
+    if not any(problem.where == "algorithm.estimator" for problem in draft.problems):
+        yield from _check_unread(draft, algorithm)
+    if algorithm.share_reward_in_agent and algorithm.estimator == "gae_chain":
+        message = "gae_chain carries the last agent's reward back to the others; sharing it too would count it twice"
+        yield say(("algorithm", "share_reward_in_agent"), message, key=True)
+    if algorithm.dynamic_sampling is not None and not algorithm.drop_zero_variance:
+        message = "dynamic sampling replaces groups that were left out; set `drop_zero_variance: true`"
+        yield say(("algorithm", "dynamic_sampling"), message, key=True)
+    if algorithm.policy_loss == "gspo" and algorithm.loss_agg != "seq-mean-token-mean":
+        if draft.has("algorithm", "loss_agg"):
+            message = "gspo averages over each sequence: `loss_agg: seq-mean-token-mean`, or leave it out"
+            yield say(("algorithm", "loss_agg"), message)
+
+
+def _check_unread(draft: Draft, algorithm: Algorithm) -> Iterator[Problem]:
+    for key, estimators in READERS.items():
+        grouped = key in ("group_by", "stat_unit") and algorithm.drop_zero_variance
+        if draft.has("algorithm", key) and algorithm.estimator not in estimators and not grouped:
+            message = f"estimator `{algorithm.estimator}` does not read this; remove it or choose another estimator"
+            yield draft.source.problem(("algorithm", key), message, key=True)

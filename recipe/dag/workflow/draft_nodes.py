@@ -1,0 +1,91 @@
+"""The nodes of a draft: names resolved, enums in capitals, and nothing in a place where no graph could hold it.
+
+Invariant: a node that comes back is sound in itself; what it says about others is for the checks.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+from recipe.dag.workflow.draft import (
+    Draft,
+    collection,
+    read_agents,
+    read_mappings,
+    read_settings,
+    read_top_level,
+    text_of,
+)
+from recipe.dag.workflow.pieces import parse_piece, shown
+from recipe.dag.workflow.problem import KeyPath, Problem, did_you_mean, listing
+from recipe.dag.workflow.schema import Node, NodeRole, NodeType
+from recipe.dag.workflow.source import Source
+
+ROLES = {
+    NodeType.MODEL_INFERENCE: (NodeRole.ROLLOUT,),
+    NodeType.MODEL_TRAIN: (NodeRole.ACTOR, NodeRole.CRITIC, NodeRole.REFERENCE),
+    NodeType.COMPUTE: (NodeRole.REWARD, NodeRole.VOTE, NodeRole.ADVANTAGE, NodeRole.DEFAULT),
+}
+_ESSENTIAL = frozenset({"node_id", "node_type", "node_role", "agent_group", "dependencies"})
+
+
+def read_draft(source: Source) -> Draft:
+    draft = Draft(source, problems=list(source.problems))
+    read_top_level(draft)
+    read_agents(draft)
+    read_mappings(draft)
+    _read_nodes(draft)
+    read_settings(draft)
+    return draft
+
+
+def _read_nodes(draft: Draft) -> None:
+    source = draft.source
+    for index, data in enumerate(collection(draft, "nodes", list, "[{node_id: ..., node_type: ..., node_role: ...}]")):
+        path = ("nodes", index)
+        sound = True
+        if isinstance(data, dict):
+            data, problems = _normal_node(draft, data, path)
+            draft.problems += problems
+            sound = not problems
+        piece, problems = parse_piece(Node, data, source, path, essential=_ESSENTIAL)
+        draft.problems += problems
+        if piece is not None and (misplaced := list(_misplaced(draft, piece, path))):
+            draft.problems += misplaced
+            sound = False
+        draft.nodes.append(piece if sound else None)
+        draft.node_ids.append(text_of(data, "node_id"))
+
+
+def _normal_node(draft: Draft, data: dict[str, Any], path: tuple) -> tuple[dict[str, Any], list[Problem]]:
+    """`agent` as agent_group, enum names in capitals."""
+    data, problems = dict(data), []
+    for key in ("node_type", "node_role"):
+        if isinstance(data.get(key), str):
+            data[key] = data[key].upper()
+    if "agent" in data:
+        agent = data.pop("agent")
+        if "agent_group" in data:
+            problems.append(draft.source.problem((*path, "agent"), "give `agent` or `agent_group`, not both", key=True))
+        elif agent in draft.agent_names:
+            data["agent_group"] = draft.agent_names.index(agent)
+        elif isinstance(agent, str):
+            if draft.agent_names:
+                message = f"no agent `{agent}`{did_you_mean(agent, filter(None, draft.agent_names))}"
+                problems.append(draft.source.problem((*path, "agent"), message))
+        else:
+            message = f"expected an agent's name, got {shown(agent)} (its index goes under `agent_group`)"
+            problems.append(draft.source.problem((*path, "agent"), message))
+    return data, problems
+
+
+def _misplaced(draft: Draft, node: Node, path: KeyPath) -> Iterator[Problem]:
+    """What keeps a node out of every graph: a role that its type has not, an unknown agent."""
+    if node.node_role not in ROLES[node.node_type]:
+        message = f"a {node.node_type} node cannot be {node.node_role}; its roles are {listing(ROLES[node.node_type])}"
+        yield draft.source.problem((*path, "node_role" if draft.has(*path, "node_role") else "node_type"), message)
+    if draft.agents and node.agent_group >= len(draft.agents):
+        last = len(draft.agents) - 1
+        message = f"no agent {node.agent_group}; agent_group is an index from 0 to {last}, or write `agent: name`"
+        yield draft.source.problem((*path, "agent_group"), message)

@@ -1,0 +1,92 @@
+"""The training chain that a workflow gets if it declares none.
+
+Invariant: what the updates learn from is fixed before the first of them: every update depends on every forward node of
+all policies. Ids hold a dot (`main.update`), which declared ids cannot.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+from recipe.dag.workflow.graph import graph_of, sinks
+from recipe.dag.workflow.schema import Agent, Algorithm, Node, NodeRole, NodeType, Policy
+
+WITH_CRITIC = ("gae", "gae_chain")
+"""Estimators that need values."""
+
+
+def critic_owners(policies: Mapping[str, Policy]) -> dict[str, str]:
+    """Policy -> the policy whose critic values its rows; trained policies with a critic only."""
+    return {
+        name: policy.critic.share or name
+        for name, policy in policies.items()
+        if policy.critic is not None and not policy.frozen
+    }
+
+
+def derive_training_chain(
+    policies: Mapping[str, Policy], agents: Sequence[Agent], nodes: Sequence[Node], algorithm: Algorithm
+) -> tuple[Node, ...]:
+    """What trains each policy that is not frozen, after `nodes` (rollout and compute), in the policies' order.
+
+    A critic has one forward and one update node, named after the policy that owns it, whoever shares it. With gae_chain
+    one advantage node, `chain.advantage` of no policy, reads the values of all.
+    """
+    scored = tuple(sinks(graph_of(nodes)))
+    trained = {name: policy for name, policy in policies.items() if not policy.frozen}
+    if not trained:
+        return ()
+    owners = critic_owners(policies)
+    names = [agent.policy for agent in agents]
+
+    def node(kind: str, owner: str, role: NodeRole, dependencies: Sequence[str], forward: bool = False) -> Node:
+        return Node(
+            node_id=f"{owner}.{kind}",
+            node_type=NodeType.COMPUTE if role is NodeRole.ADVANTAGE else NodeType.MODEL_TRAIN,
+            node_role=role,
+            only_forward_compute=forward,
+            agent_group=names.index(owner) if owner in names else 0,
+            dependencies=tuple(dict.fromkeys(dependencies)),
+            policy=owner if owner in trained else None,
+        )
+
+    forward: list[Node] = []
+    for name, policy in trained.items():
+        if algorithm.old_log_probs == "trainer":
+            forward.append(node("old_log_probs", name, NodeRole.ACTOR, scored, forward=True))
+        if policy.reference:
+            forward.append(node("reference", name, NodeRole.REFERENCE, scored, forward=True))
+    values = {owner: node("values", owner, NodeRole.CRITIC, scored, forward=True) for owner in owners.values()}
+    forward += values.values()
+    fixed = [step.node_id for step in forward]
+
+    def inputs(members: Sequence[str]) -> list[str]:
+        """What the credit of these policies' rows is made of."""
+        needed = [*scored, *(values[owners[name]].node_id for name in members if name in owners)]
+        if algorithm.kl_reward_coef > 0:
+            mine = [step for step in forward if step.policy in members and step.node_role is not NodeRole.CRITIC]
+            needed += [step.node_id for step in mine]
+        return needed
+
+    if algorithm.estimator == "gae_chain":
+        chain = node("advantage", "chain", NodeRole.ADVANTAGE, inputs(list(trained)))
+        # A policy may be called `chain`; the node still is nobody's.
+        advantages = dict.fromkeys(trained, chain.model_copy(update={"policy": None, "agent_group": 0}))
+    else:
+        advantages = {name: node("advantage", name, NodeRole.ADVANTAGE, inputs([name])) for name in trained}
+    updates = [
+        node(
+            "critic_update",
+            owner,
+            NodeRole.CRITIC,
+            [*fixed, *(advantages[n].node_id for n in owners if owners[n] == owner)],
+        )
+        for owner in values
+    ]
+    updates += [node("update", name, NodeRole.ACTOR, [*fixed, advantages[name].node_id]) for name in trained]
+    unique = {step.node_id: step for step in advantages.values()}
+    return (*forward, *unique.values(), *updates)
+
+
+def is_derived(node_id: str) -> bool:
+    return "." in node_id

@@ -1,0 +1,239 @@
+"""Like test_workflow_errors: one broken file per kind of mistake in loops, branches, votes, envs, critics and the
+training chain with critics."""
+
+from __future__ import annotations
+
+import pytest
+
+GOOD = """\
+dag_id: demo
+agents:
+  - {name: left, policy: one}
+  - {name: right, policy: two}
+  - {name: judge, policy: two}
+policies:
+  one: {model: {path: a}, critic: {}, train_cycle: 5}
+  two: {model: {path: b}, critic: {share: one}, train_cycle: 5}
+envs:
+  math: {path: env.py:Env}
+  code: {path: env.py:Sized, kwargs: {size: 3}}
+algorithm: {estimator: gae_chain}
+loops:
+  debate: {nodes: [pro, contra], max_rounds: 3, until: {agree: [pro, contra]}}
+nodes:
+  - {node_id: draft, node_type: MODEL_INFERENCE, node_role: ROLLOUT, agent: left}
+  - {node_id: pro, node_type: MODEL_INFERENCE, node_role: ROLLOUT, agent: left, dependencies: [draft]}
+  - {node_id: contra, node_type: MODEL_INFERENCE, node_role: ROLLOUT, agent: right, dependencies: [draft]}
+  - {node_id: note, node_type: COMPUTE, executable_ref: hooks.py:note, dependencies: [pro]}
+  - {node_id: vote, node_type: COMPUTE, node_role: VOTE, dependencies: [pro, contra], vote: {key: answer}}
+  - {node_id: verdict, node_type: MODEL_INFERENCE, node_role: ROLLOUT, agent: judge, dependencies: [vote, note],
+     when: {node: vote, key: share, at_most: 0.5},
+     agent_options: {env_path: [math, code], env_route: data_source}}
+  - {node_id: score, node_type: COMPUTE, node_role: REWARD, dependencies: [verdict], executable_ref: rewards.py:score}
+"""
+CODE = GOOD[GOOD.index("  code: {") : GOOD.index("algorithm")]
+WHEN = "{node: vote, key: share, at_most: 0.5}"
+UNTIL = "{agree: [pro, contra]}"
+ONE = "one: {model: {path: a}, critic: {}, train_cycle: 5"
+ROUTE = "{env_path: [math, code], env_route: data_source}"
+
+
+def step(name, kind, role, policy, *dependencies, forward=False):
+    owner = f"policy: {policy}, " if policy else ""
+    ahead = ", only_forward_compute: true" if forward else ""
+    waits = f"dependencies: [{', '.join(dependencies)}]{ahead}"
+    return f"  - {{node_id: {name}, node_type: {kind}, node_role: {role}, {owner}{waits}}}\n"
+
+
+FIXED = ("old_one", "old_two", "values", "adv")
+TRAIN = GOOD + "".join(
+    (
+        step("old_one", "MODEL_TRAIN", "ACTOR", "one", "score", forward=True),
+        step("old_two", "MODEL_TRAIN", "ACTOR", "two", "score", forward=True),
+        step("values", "MODEL_TRAIN", "CRITIC", "one", "score", forward=True),
+        step("adv", "COMPUTE", "ADVANTAGE", "", "score", "values"),
+        step("learn", "MODEL_TRAIN", "CRITIC", "one", *FIXED),
+        step("up_one", "MODEL_TRAIN", "ACTOR", "one", *FIXED),
+        step("up_two", "MODEL_TRAIN", "ACTOR", "two", *FIXED),
+    )
+)
+LEARN = step("learn", "MODEL_TRAIN", "CRITIC", "one", *FIXED)
+
+CONDITIONS = [
+    ("no subject", (WHEN, "§{}"), "a condition asks about one of `node`, `env`"),
+    ("two subjects", ("{node: vote,", "{node: vote, §sample: level,"), "one subject, here `node`"),
+    ("no test", (WHEN, "§{node: vote, key: share}"), "`node` needs a test: one of `equals`"),
+    ("two tests", ("at_most: 0.5}", "at_most: 0.5, §at_least: 0.1}"), "one test, here `at_most`"),
+    ("key of a sample", (WHEN, "{sample: level, §key: x, equals: 3}"), "nobody reads `key` next to `sample`"),
+    ("key typo", ("{node: vote, key", "{node: vote, §kee"), "did you mean `key`?"),
+    ("unknown node", ("{node: vote", "{node: §vot"), "no node `vot`; did you mean `vote`?"),
+    ("reward asked", ("{node: vote", "{node: §score"), "it runs after the episode"),
+    ("late node", ("dependencies: [pro]}", "dependencies: [pro], when: {node: §contra, exists: true}}"),
+     "`contra` has not run when `note` asks for it"),
+    ("late until", (UNTIL, "{node: §verdict, exists: true}"), "`verdict` has not run when loop `debate` asks"),
+    ("env of none", (WHEN, "{env: §draft, key: level, equals: 1}"), "`draft` steps no env; `verdict` does"),
+    ("env without key", ("until: {agree: [pro, contra]}", "until: §{env: pro, equals: 1}"),
+     ("agent: left, dependencies", "agent: left, agent_options: {env_path: math}, dependencies"), "needs `key: name`"),
+    ("size of a text", (WHEN, "{node: vote, §at_least: 1}"), "a text has no size"),
+    ("regular expression", (WHEN, "{node: vote, matches: §'('}"), "no regular expression"),
+    ("sample path", (WHEN, "{sample: §a..b, equals: 3}"), "write a path into the sample"),
+    ("one of none", (WHEN, "{node: vote, key: a, one_of: §[]}"), "never met"),
+    ("agree of one", (UNTIL, "{agree: §[pro]}"), "needs at least 2 nodes"),
+    ("agree twice", (UNTIL, "{agree: [pro, §pro]}"), "`pro` is listed twice"),
+    ("agree of a vote", (WHEN, "{agree: [pro, §vote]}"), "name the nodes that voted"),
+    ("agree with a test", (UNTIL, "{agree: [pro, contra], §equals: x}"), "`agree` needs no test"),
+    ("join of nothing", (WHEN, "{all_of: §[]}"), "at least 1 condition"),
+    ("inside a join", (WHEN, "{any_of: [{sample: a, equals: 1}, {none_of: [{node: §vott, exists: true}]}]}"),
+     "when.any_of[1].none_of[0].node: no node `vott`"),
+    ("a join with a test", (WHEN, "{all_of: [{sample: a, equals: 1}], §equals: x}"), "`all_of` needs no test"),
+    ("a list to equal", (WHEN, "{node: vote, key: a, equals: §[x]}"), "expected text, a number, true or false"),
+    ("when of a reward", ("{node_id: score,", "{§when: {sample: a, exists: true}, node_id: score,"), "always runs"),
+]  # fmt: skip
+
+LOOPS = [
+    ("unknown node", ("nodes: [pro, contra]", "nodes: [§prro, pro, contra]"), "no node `prro`; did you mean `pro`?"),
+    ("twice", ("nodes: [pro, contra]", "nodes: [pro, contra, §pro]"), "`pro` is listed twice"),
+    ("two loops", ("nodes:\n", "  again: {nodes: [§contra], max_rounds: 2}\nnodes:\n"), "is in loop `debate` already"),
+    ("reward inside", ("nodes: [pro, contra]", "nodes: [pro, contra, §score]"), "nodes of the episode only"),
+    ("no rounds", ("max_rounds: 3", "max_rounds: §0"), "at least 1, got 0"),
+    ("no bound", ("loops:\n  debate: {nodes: [pro, contra], max_rounds: 3", "loops:\n  debate: §{nodes: [pro, contra]"),
+     "loops.debate.max_rounds: missing"),
+    ("one round", ("max_rounds: 3, until", "max_rounds: 1, §until"), "nobody reads `until` with one round"),
+    ("no nodes", ("nodes: [pro, contra], max", "nodes: §[], max"), "a loop without nodes"),
+    ("key typo", ("max_rounds: 3", "§max_round: 3"), "did you mean `max_rounds`?"),
+    ("bad name", ("  debate:", "  §de bate:"), "`de bate` is no name"),
+    ("none", (GOOD[GOOD.index("loops:"):GOOD.index("nodes:\n")], "loops: §{}\n"), "must not be empty; remove it"),
+    ("between", ("{nodes: [pro, contra], max_rounds: 3, until: {agree: [pro, contra]}}",
+     "{§nodes: [pro, verdict], max_rounds: 3}"), "`note` waits for this loop and is waited for by it"),
+]  # fmt: skip
+
+VOTES = [
+    ("single", ("node_role: VOTE, dependencies: [pro, contra]", "node_role: VOTE, dependencies: §[pro]"), "two nodes"),
+    ("of a function", ("dependencies: [pro, contra]", "dependencies: [pro, contra, §note]"), "counts rollout nodes"),
+    ("vote of a rollout", ("agent: left}", "agent: left, §vote: {}}"), "only VOTE nodes read this, not ROLLOUT"),
+    ("ties", ("vote: {key: answer}", "vote: {ties: §last}"), "expected one of `first`, `none`, got 'last'"),
+    ("function of a vote", ("vote: {key: answer}", "§executable_ref: rewards.py:score"), "not VOTE"),
+    ("options of a vote", ("vote: {key: answer}", "§agent_options: {obs_with_env: true}"), "only ROLLOUT nodes"),
+    ("agent of a vote", ("node_role: VOTE,", "node_role: VOTE, §agent: left,"), "sees the whole episode"),
+    ("compute without function", ("- {node_id: note", "- §{node_id: note"), ("executable_ref: hooks.py:note, ", ""),
+     "a DEFAULT node needs `executable_ref"),
+    ("compute's arguments", ("hooks.py:note", "§rewards.py:nothing"), "must take the positional arguments `context`"),
+    ("compute's kwargs", ("hooks.py:note,", "hooks.py:note, executable_kwargs: {§lenght: 3},"), "mean `length`?"),
+    ("compute after reward", ("dependencies: [pro]}", "dependencies: [§score]}"),
+     (", note]", "]"), "runs inside the episode, it cannot depend on `score`"),
+]  # fmt: skip
+
+ENVS = [
+    ("no route", (ROUTE, "{§env_path: [math, code]}"), "`env_route: <path"),
+    ("route of one", (ROUTE, "{env_path: math, §env_route: data_source}"), (CODE, ""), "nothing to choose from"),
+    ("unknown name", ("[math, code]", "[math, code, §cod]"), "there is no `cod` under `envs`; did you mean `code`?"),
+    ("listed twice", ("[math, code]", "[math, code, §math]"), "`math` is listed twice"),
+    ("unused", ("envs:\n", "envs:\n  §spare: {path: env.py:Env}\n"), "no node steps env `spare`"),
+    ("empty route", ("data_source", "§extra..env"), "write a path into the sample"),
+    ("class", ("env.py:Sized", "§env.py:Sizd"), "did you mean `Sized`?"),
+    ("kwargs", ("kwargs: {size: 3}", "kwargs: {size: 3, §sise: 4}"), "__init__ takes no `sise`; did you mean `size`?"),
+    ("missing kwargs", ("env.py:Sized, kwargs: {size: 3}", "§env.py:Sized"), "__init__ needs the argument `size`"),
+    ("kwargs of nothing", ("math: {path: env.py:Env}", "math: {path: env.py:Env, kwargs: {§size: 3}}"),
+     "__init__ takes no `size`"),
+    ("no path", ("math: {path: env.py:Env}", "math: §{kwargs: {}}"), "envs.math.path: missing"),
+    ("route of a file", (ROUTE, "{env_path: §maths}"), (GOOD[GOOD.index("envs:"):GOOD.index("algorithm")], ""),
+     "there is no `maths` under `envs`; declare it there"),
+]  # fmt: skip
+
+CRITICS = [
+    ("missing", ("  one: {", "  §one: {"), ("a}, critic: {}", "a}"), ("critic: {share: one}", "critic: {}"),
+     "estimator `gae_chain` needs a critic: give policy `one`"),
+    ("unread", ("critic: {}, ", "§critic: {}, "), ("critic: {share: one}, ", ""), ("gae_chain", "grpo"),
+     "estimator `grpo` reads no values"),
+    ("share nobody", ("share: one", "share: §on"), "no policy `on`; did you mean `one`?"),
+    ("share itself", ("share: one", "share: §two"), "cannot share itself"),
+    ("share a ring", ("critic: {}", "critic: {share: §two}"), "share each other's critic"),
+    ("share a sharer", ("agents:\n", "agents:\n  - {name: extra, policy: three}\n"),
+     ("policies:\n", "policies:\n  three: {model: {path: c}, critic: {share: §two}}\n"),
+     ("nodes:\n  - ", "nodes:\n  - {node_id: x, node_type: MODEL_INFERENCE, node_role: ROLLOUT, agent: extra}\n  - "),
+     "itself shares the critic of `one`"),
+    ("options of a share", ("{share: one}", "{share: one, §lr: 1.0e-5}"), "the critic is that of policy `one`"),
+    ("share of a frozen one", (ONE, "one: {model: {path: a}, frozen: true"),
+     ("share: one", "share: §one"), (", train_cycle: 5}\nenvs", "}\nenvs"), "policy `one` has no critic to share"),
+    ("frozen", (ONE, "one: {model: {path: a}, frozen: true, §critic: {}"),
+     ("{share: one}, train_cycle: 5", "{}"), "a frozen policy needs no critic"),
+    ("value clip", ("critic: {}", "critic: {cliprange_value: §0}"), "a number above 0, got 0"),
+    ("critic's model", ("critic: {}", "critic: {model: {path: §''}}"), "must not be empty"),
+    ("cycle of a frozen policy", ("critic: {}, train_cycle: 5", "frozen: true, §train_cycle: 5"),
+     ("{share: one}, train_cycle: 5", "{}"), "a frozen policy is not trained"),
+    ("rate of a frozen policy", ("critic: {}, train_cycle: 5", "frozen: true, §lr: 0.1"),
+     ("{share: one}, train_cycle: 5", "{}"), "a frozen policy is not trained"),
+    ("lonely cycle", ("critic: {}, train_cycle: 5", "critic: {}, §train_cycle: 5"), ("one}, train_cycle: 5", "one}"),
+     "nobody takes turns with it"),
+    ("no cycle", ("critic: {}, train_cycle: 5", "critic: {}, train_cycle: §0"), "at least 1, got 0"),
+]  # fmt: skip
+
+ALGORITHM = [
+    ("shared reward", ("gae_chain}", "gae_chain, §share_reward_in_agent: true}"), "would count it twice"),
+    ("lambda of groups", ("{estimator: gae_chain}", "{§lam: 0.9}"), (", critic: {}", ""),
+     (", critic: {share: one}", ""), "estimator `grpo` does not read this"),
+    ("groups of gae", ("gae_chain}", "gae_chain, §group_by: [uid]}"), "estimator `gae_chain` does not read this"),
+    ("scale of gae", ("gae_chain}", "gae_chain, §scale: none}"), "does not read this"),
+    ("warmup without critic", ("{estimator: gae_chain}", "{§critic_warmup: 3}"), (", critic: {}", ""),
+     (", critic: {share: one}", ""), "does not read this"),
+    ("sampling", ("gae_chain}", "gae_chain, §dynamic_sampling: {}}"), "set `drop_zero_variance: true`"),
+    ("batches", ("gae_chain}", "gae_chain, drop_zero_variance: true, dynamic_sampling: {max_batches: §0}}"), "least 1"),
+    ("loss", ("gae_chain}", "gae_chain, policy_loss: §gsop}"), "did you mean `gspo`?"),
+    ("sequences", ("gae_chain}", "gae_chain, policy_loss: gspo, loss_agg: §token-mean}"), "gspo averages over each"),
+    ("kl in reward", ("  one:", "  §one:"), ("two: {", "two: {reference: true, "),
+     ("gae_chain}", "gae_chain, kl_reward_coef: 0.1}"), "algorithm.kl_reward_coef is above 0, so policy `one` needs"),
+    ("lam range", ("gae_chain}", "gae_chain, lam: §1.5}"), "at most 1, got 1.5"),
+    ("turns", ("algorithm:", "episode: {train_turns: §first}\nalgorithm:"), "expected one of `all`, `last`"),
+]  # fmt: skip
+
+CHAIN = [
+    ("two advantages", (LEARN, "  - §{node_id: adv2, node_type: COMPUTE, node_role: ADVANTAGE, dependencies: [score]}\n"
+     + LEARN), "one ADVANTAGE node, for all policies"),
+    ("no advantage", ("nodes:\n", "§nodes:\n"),
+     (step("adv", "COMPUTE", "ADVANTAGE", "", "score", "values"), ""),
+     *[(", adv]", "]")] * 3, "one ADVANTAGE node, for all policies"),
+    ("owned advantage", ("node_role: ADVANTAGE,", "node_role: ADVANTAGE, §policy: one,"), "serves all policies"),
+    ("no values", ("  one:", "  §one:"), (step("values", "MODEL_TRAIN", "CRITIC", "one", "score", forward=True), ""),
+     (", values]", "]"), *[("values, ", "")] * 3, "policy `one` has no CRITIC forward node"),
+    ("no critic update", ("  one:", "  §one:"), (LEARN, ""), "policy `one` has no CRITIC update node"),
+    ("critic of a sharer", (LEARN, LEARN + step("again", "MODEL_TRAIN", "CRITIC", "two", *FIXED).replace("{", "§{")),
+     "shares the critic of `one`, whose nodes do this"),
+    ("critic of nobody", ("critic: {}, ", ""), ("critic: {share: one}, ", ""), ("{estimator: gae_chain}", "{}"),
+     *[(text, "") for text in (step("adv", "COMPUTE", "ADVANTAGE", "", "score", "values"), LEARN)],
+     *[(", adv]", ", adv_one, adv_two]")] * 2,
+     (step("values", "MODEL_TRAIN", "CRITIC", "one", "score", forward=True),
+      step("adv_one", "COMPUTE", "ADVANTAGE", "one", "score") + step("adv_two", "COMPUTE", "ADVANTAGE", "two", "score")
+      + step("values", "MODEL_TRAIN", "CRITIC", "one", "score", forward=True).replace("{", "§{")),
+     "policy `one` has no critic"),
+    ("early advantage", ("{node_id: adv", "§{node_id: adv"), ("[score, values]", "[score]"),
+     "advantages need the result of `values`"),
+    ("early critic", (LEARN, LEARN.replace("{", "§{").replace(", adv]", "]")), "the update must wait for `adv`"),
+    ("others' log-probs", ("{node_id: up_one", "§{node_id: up_one"),
+     (step("up_one", "MODEL_TRAIN", "ACTOR", "one", *FIXED)[4:],
+      step("up_one", "MODEL_TRAIN", "ACTOR", "one", "old_one", "values", "adv")[4:]),
+     "the update must wait for `old_two`"),
+]  # fmt: skip
+
+CASES = [
+    pytest.param(base, case[1:-1], case[-1], id=f"{title}-{case[0]}")
+    for title, base, cases in (
+        ("condition", GOOD, CONDITIONS),
+        ("loop", GOOD, LOOPS),
+        ("vote", GOOD, VOTES),
+        ("env", GOOD, ENVS),
+        ("critic", GOOD, CRITICS),
+        ("algorithm", GOOD, ALGORITHM),
+        ("chain", TRAIN, CHAIN),
+    )
+    for case in cases
+]
+
+
+@pytest.mark.parametrize("base", [GOOD, TRAIN])
+def test_the_file_that_the_cases_break_is_good(base, load_text):
+    assert load_text(base).dag_id == "demo"
+
+
+@pytest.mark.parametrize(("base", "edits", "message"), CASES)
+def test_one_mistake_is_one_problem_at_its_place(base, edits, message, expect_one_problem):
+    expect_one_problem(base, edits, message)
