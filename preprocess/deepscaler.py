@@ -1,0 +1,91 @@
+"""DeepScaleR's problems (columns problem, answer, solution) as parquet, the request for a boxed answer after each.
+
+`python preprocess/deepscaler.py --local_dir data/deepscaler` reads agentica-org/DeepScaleR-Preview-Dataset from the
+hub; `--input FILE` reads JSON, JSON Lines or parquet. Rows without a problem or an answer are left out and counted.
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from collections import Counter
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+if __name__ == "__main__" and not __package__:
+    sys.path[0] = str(Path(__file__).resolve().parents[1])
+
+from preprocess import common
+from recipe.dag.errors import UserError
+from recipe.dag.train.problems import Item, read_rows, row_of
+
+HUB_NAME = "agentica-org/DeepScaleR-Preview-Dataset"
+INSTRUCTION = " Reason step by step, and put the final answer in \\boxed{}."
+
+
+def items_of(rows: list[dict[str, Any]]) -> tuple[list[Item], Counter[str]]:
+    """What can be used, and how many rows cannot, by reason."""
+    items: list[Item] = []
+    bad: Counter[str] = Counter()
+    seen: dict[str, str] = {}
+    for row in rows:
+        problem, answer = _text(row.get("problem")), _text(row.get("answer"))
+        key = "".join(problem.lower().split())
+        if not problem or not answer:
+            bad["without a problem" if not problem else "without an answer"] += 1
+        elif key in seen:
+            bad["that repeat a problem" if seen[key] == answer else "that repeat a problem with another answer"] += 1
+        else:
+            seen[key] = answer
+            items.append(Item(problem, answer, row))
+    return items, bad
+
+
+def _text(value: Any) -> str:
+    """A whole number or text, without space around it; "" for anything else."""
+    if isinstance(value, int) and not isinstance(value, bool):
+        value = str(value)
+    return value.strip() if isinstance(value, str) else ""
+
+
+def main(argv: Sequence[str] | None = None) -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.ArgumentDefaultsHelpFormatter)
+    parser.add_argument("--local_dir", required=True, type=Path, help="where train.parquet and test.parquet go")
+    parser.add_argument("--input", default=HUB_NAME, help="JSON, JSON Lines or parquet file, or hub data set")
+    parser.add_argument("--prompt_split", default="train", help="split of a hub data set")
+    parser.add_argument("--test_size", type=int, default=500, help="rows held out")
+    parser.add_argument("--max_samples", type=int, help="use the first rows only")
+    parser.add_argument("--instruction", default=INSTRUCTION, help="text put after each problem")
+    parser.add_argument("--seed", type=int, default=0, help="of the choice of the rows held out")
+    options = parser.parse_args(argv)
+    for name in ("test_size", "max_samples"):
+        if (value := getattr(options, name)) is not None and value < 1:
+            raise UserError(f"--{name} {value}: must be 1 or more")
+    items, bad = items_of(read_rows(options.input, options.prompt_split)[: options.max_samples])
+    for reason, count in sorted(bad.items()):
+        print(f"left out {count} rows {reason}")
+    if not items:
+        raise UserError(f"{options.input}: no row has a text under 'problem' and another under 'answer'")
+    train, test = common.hold_out(items, options.test_size, options.seed)
+    common.write(
+        options.local_dir,
+        {
+            split: [
+                row_of(
+                    "deepscaler",
+                    item.problem + options.instruction,
+                    item.answer,
+                    index,
+                    split,
+                    solution=_text(item.source.get("solution")),
+                )
+                for index, item in enumerate(part)
+            ]
+            for split, part in (("train", train), ("test", test))
+        },
+    )
+
+
+if __name__ == "__main__":
+    sys.exit(common.run(main))
