@@ -94,9 +94,10 @@ def test_what_is_left_out_is_counted():
         episode(call([1], [3]), uid="v"),
     ]
     assert [(row.uid, row.episode) for row in rows_of(episodes)] == [("u", 0), ("v", 0)]
-    assert left_out(episodes) == {"episodes_masked": 1, "calls_untrained": 1, "calls_empty": 1}
+    nothing = {"episodes_masked": 0, "calls_untrained": 0, "calls_empty": 0, "calls_earlier": 0}
+    assert left_out(episodes) == nothing | {"episodes_masked": 1, "calls_untrained": 1, "calls_empty": 1}
     assert [row.uid for row in rows_of(episodes, on_failure="drop_group")] == ["v"]
-    assert left_out(episodes, on_failure="drop_group") == {"episodes_masked": 2, "calls_untrained": 0, "calls_empty": 0}
+    assert left_out(episodes, on_failure="drop_group") == nothing | {"episodes_masked": 2}
 
 
 def test_making_rows_changes_no_episode():
@@ -155,3 +156,21 @@ def test_merging_keeps_every_sampled_token_and_what_stood_before_it(plan):
     masked = [row.rollout_log_probs[at] for row in merged for at, bit in enumerate(row.response_mask) if not bit]
     assert not any(masked)
     assert sorted((part for row in merged for part in split_row(row)), key=lambda row: row.call_positions) == single
+
+
+def test_train_turns_last_keeps_the_last_turn_that_sampled_anything():
+    talk = [call([1], [2], turn=0), call([1], [3], turn=0, agent="b"), call([1, 2, 9], [4], turn=1)]
+    cut = [call([5], [6], turn=0), call([7], [], turn=1)]
+    episodes = [episode(*talk), episode(*cut, index=1)]
+    rows = rows_of(episodes, train_turns="last")
+    assert [(row.episode, row.turn, row.prompt_ids, row.call_positions) for row in rows] == [
+        (0, 1, [1, 2, 9], (2,)),
+        (1, 0, [5], (0,)),
+    ]
+    assert left_out(episodes, train_turns="last") == {
+        "episodes_masked": 0,
+        "calls_untrained": 0,
+        "calls_empty": 1,
+        "calls_earlier": 2,
+    }
+    assert len(rows_of(episodes)) == 3

@@ -13,7 +13,8 @@ def test_no_two_generations_share_a_seed():
         "uid": ("a", "a1", "1", "b"),
         "index": (0, 1, 10, 12),
         "node": ("x", "y"),
-        "turn": (0, 1, 2, 12),
+        "turn": (0, 1, 12),
+        "round": (0, 1, 12),
         "generation": tuple(range(5)),
     }
     combinations = [dict(zip(axes, values, strict=True)) for values in product(*axes.values())]
@@ -26,4 +27,5 @@ def test_no_two_generations_share_a_seed():
 def test_seeds_stay_the_same_from_one_process_to_the_next():
     place = {"step": 3, "validate": False, "uid": "u", "index": 2, "node": "n", "turn": 1, "generation": 0}
     assert generation_seed(7, **place) == 6237646393911473942
+    assert generation_seed(7, **place, round=0) == 6237646393911473942
     assert env_seed(7, uid="u", env="e.py:E") == 279435025

@@ -4,6 +4,7 @@ import math
 
 import pytest
 
+from recipe.dag.episode.record import Skip
 from recipe.dag.report.metrics import rollout_metrics, validation_metrics
 from recipe.dag.workflow.schema import Agent, Model, Policy, Workflow
 
@@ -108,6 +109,40 @@ def test_workflow_orders_agents_and_shows_those_that_never_moved(make_call, make
     assert metrics["agent/idle/calls"] == 0
     assert metrics["agent/coder/tool_calls"] == 0.0 and "agent/coder/tool_success" not in metrics
     assert "agent/solver/tool_calls" not in metrics
+
+
+def test_skipped_moves_and_rounds_are_told_per_agent(make_call, make_episode):
+    def move(node: str, agent: str, turn: int = 0, round: int = 0):
+        return make_call(agent, node=node, turn=turn, round=round)
+
+    talk = [move("a", "left", turn, round) for turn, rounds in ((0, 3), (1, 1)) for round in range(rounds)]
+    judge = Skip("judge", "judge", 1, 0, "when")
+    first = make_episode(calls=[*talk, move("judge", "judge")], skips=[judge], ended_by="done")
+    second = make_episode(
+        index=1, calls=[move("a", "left")], skips=[Skip("judge", "judge", 0, 0, "when")], ended_by="turns"
+    )
+    for metrics in (rollout_metrics([first, second]), rollout_metrics([first, second], looped_workflow())):
+        assert metrics["agent/left/rounds"] == pytest.approx((3 + 1 + 1) / 3)
+        assert metrics["agent/judge/skipped"] == pytest.approx(2 / 3)
+        assert "agent/judge/rounds" not in metrics
+        assert [metrics[f"episode/ended_by/{reason}"] for reason in ("done", "length", "turns")] == [0.5, 0.0, 0.5]
+    assert rollout_metrics([second], looped_workflow())["agent/left/skipped"] == 0.0
+    assert "agent/left/skipped" not in rollout_metrics([second])
+
+
+def looped_workflow() -> Workflow:
+    kind = {"node_type": "MODEL_INFERENCE", "node_role": "ROLLOUT"}
+    return Workflow(
+        path="/w.yaml",
+        dag_id="talk",
+        agents=[{"name": "left", "policy": "main"}, {"name": "judge", "policy": "main"}],
+        policies={"main": {"model": {"path": "m"}}},
+        loops={"talk": {"nodes": ["a"], "max_rounds": 3}},
+        nodes=[
+            {"node_id": "a", **kind},
+            {"node_id": "judge", "agent_group": 1, "when": {"node": "a", "exists": True}, **kind},
+        ],
+    )
 
 
 def test_staleness_per_policy(make_call, make_episode):

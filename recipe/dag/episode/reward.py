@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Sequence
 from copy import deepcopy
 from dataclasses import dataclass, replace
 from numbers import Real
@@ -44,9 +44,17 @@ def load_rewards(workflow: Workflow) -> tuple[RewardNode, ...]:
     return tuple(found)
 
 
-async def score(episode: Episode, nodes: Collection[RewardNode], *, trained: Collection[str], limit_s: float) -> None:
-    """Add every node's rewards to the calls. A float goes to the agent's last call and 0.0 to those before it. Each
-    agent in `trained` that has calls must get a reward from some node or the env. Raises RewardFault, GraderFault."""
+async def score(
+    episode: Episode,
+    nodes: Collection[RewardNode],
+    *,
+    trained: Collection[str],
+    limit_s: float,
+    share_in_agent: bool = False,
+) -> None:
+    """Add every node's rewards to the calls. A float goes to the agent's last call that sampled something (its last
+    one, if none did) and 0.0 to its others. `share_in_agent`: then `share` them. Each agent in `trained` that has calls
+    must get a reward from some node, the env or another agent. Raises RewardFault, GraderFault."""
     for node in nodes:
         copy = scratch(episode)
         with boundary(RewardFault, node.where):
@@ -54,11 +62,34 @@ async def score(episode: Episode, nodes: Collection[RewardNode], *, trained: Col
                 values = await invoke(node.function, copy, **deepcopy(node.kwargs))
         episode.outcome, episode.info = _outcome(copy.outcome, node.where), _info(copy.info, node.where)
         _add(episode, values, node.where)
+    if share_in_agent:
+        share(episode.calls)
     if nodes:
         bare = {call.agent for call in episode.calls if call.reward is None}
         if missing := sorted(bare & set(trained)):
             where = ", ".join(node.where for node in nodes)
             raise RewardFault(f"no reward for {', '.join(missing)}", where=where)
+
+
+def share(calls: Sequence[Call]) -> None:
+    """Turn by turn, give every agent what the turn's last agent got (siiRL's share_reward_in_agent).
+
+    The last agent is the one with the highest agent_group of those that moved in the turn and have a reward. What all
+    its calls of the turn got together replaces the rewards of every other agent in it: it goes to the agent's last call
+    of the turn that sampled something, and 0.0 to its others. So each agent gets a turn's reward once, however often it
+    moved, and nothing beside it. A turn in which nobody was rewarded stays as it is.
+    """
+    for turn in dict.fromkeys(call.turn for call in calls):
+        moved = [call for call in calls if call.turn == turn]
+        rewarded = [call for call in moved if call.reward is not None]
+        if not rewarded:
+            continue
+        last = max(rewarded, key=lambda call: call.agent_group).agent
+        total = sum(call.reward for call in rewarded if call.agent == last)
+        for agent in dict.fromkeys(call.agent for call in moved if call.agent != last):
+            own = [call for call in moved if call.agent == agent]
+            for call, reward in zip(own, _at_last(own, total), strict=True):
+                call.reward = reward
 
 
 def scratch(episode: Episode) -> Episode:
@@ -67,6 +98,8 @@ def scratch(episode: Episode) -> Episode:
         episode,
         sample=deepcopy(episode.sample),
         calls=[_copy(call) for call in episode.calls],
+        results=deepcopy(episode.results),
+        skips=deepcopy(episode.skips),
         info=deepcopy(episode.info),
         faults=deepcopy(episode.faults),
     )
@@ -81,6 +114,7 @@ def _copy(call: Call) -> Call:
         response_mask=list(call.response_mask),
         rollout_log_probs=list(call.rollout_log_probs),
         parsed=deepcopy(call.parsed),
+        env_info=deepcopy(call.env_info),
         tool_results=deepcopy(call.tool_results),
     )
 
@@ -92,20 +126,26 @@ def _add(episode: Episode, values: Any, where: str) -> None:
     if strange := [name for name in values if name not in agents]:
         raise RewardFault(f"returned rewards for {strange}; the episode's agents are {agents}", where=where)
     # All are checked before the first is added: an episode is scored whole or not at all.
-    checked = {name: _per_call(name, value, len(episode.calls_of(name)), where) for name, value in values.items()}
+    checked = {name: _per_call(name, value, episode.calls_of(name), where) for name, value in values.items()}
     for name, per_call in checked.items():
         for call, reward in zip(episode.calls_of(name), per_call, strict=True):
             call.reward = (call.reward or 0.0) + reward
 
 
-def _per_call(agent: str, value: Any, count: int, where: str) -> list[float]:
+def _per_call(agent: str, value: Any, calls: Sequence[Call], where: str) -> list[float]:
     if hasattr(value, "tolist"):
         value = value.tolist()
     if not isinstance(value, list | tuple):
-        return [0.0] * (count - 1) + [_finite(value, f"the reward of {agent}", where)]
-    if len(value) != count:
-        raise RewardFault(f"returned {len(value)} rewards for the {count} calls of {agent}", where=where)
+        return _at_last(calls, _finite(value, f"the reward of {agent}", where))
+    if len(value) != len(calls):
+        raise RewardFault(f"returned {len(value)} rewards for the {len(calls)} calls of {agent}", where=where)
     return [_finite(reward, f"a reward of {agent}", where) for reward in value]
+
+
+def _at_last(calls: Sequence[Call], reward: float) -> list[float]:
+    """All of it at the last call that can learn from it: one whose prompt did not fit has no tokens."""
+    at = max((place for place, call in enumerate(calls) if any(call.response_mask)), default=len(calls) - 1)
+    return [reward if place == at else 0.0 for place in range(len(calls))]
 
 
 def _outcome(value: Any, where: str) -> float | None:

@@ -14,19 +14,23 @@ from recipe.dag.episode.record import Call, Episode
 from recipe.dag.episode.row import Row
 
 
-def rows_of(episodes: Sequence[Episode], *, merge: bool = True, on_failure: str = "retry") -> list[Row]:
+def rows_of(
+    episodes: Sequence[Episode], *, merge: bool = True, on_failure: str = "retry", train_turns: str = "all"
+) -> list[Row]:
     """The rows of all policies, frozen ones included, in the order of the episodes and their calls.
 
     Left out, as `left_out` counts them: episodes that a fault ended (drop_group: with their whole group), calls that
-    post_process took out, calls without a sampled token. A call that nobody rewarded counts 0.0. With `merge`, a call
-    whose prompt repeats an earlier row of the same episode, agent, policy and node token by token, and goes on, joins
-    that row.
+    post_process took out, calls without a sampled token, and with train_turns `last` those of earlier turns than the
+    last in which the episode sampled anything. A call that nobody rewarded counts 0.0. With `merge`, a call whose
+    prompt repeats an earlier row of the same episode, agent, policy and node token by token, and goes on, joins that
+    row.
     """
     rows: list[Row] = []
     for episode in _kept(episodes, on_failure):
         open_rows: dict[tuple[str, str, str], Row] = {}
+        first = _first_turn(episode, train_turns)
         for position, call in enumerate(episode.calls):
-            if not call.train or 1 not in call.response_mask:
+            if not call.train or 1 not in call.response_mask or call.turn < first:
                 continue
             row = _row(episode, call, position)
             key = (row.agent, row.policy, row.node)
@@ -39,17 +43,20 @@ def rows_of(episodes: Sequence[Episode], *, merge: bool = True, on_failure: str 
     return rows
 
 
-def left_out(episodes: Sequence[Episode], *, on_failure: str = "retry") -> dict[str, int]:
-    """What rows_of leaves out: `episodes_masked`, and in the other episodes `calls_untrained` (post_process said so)
-    and `calls_empty` (no sampled token)."""
+def left_out(episodes: Sequence[Episode], *, on_failure: str = "retry", train_turns: str = "all") -> dict[str, int]:
+    """What rows_of leaves out: `episodes_masked`, and in the other episodes `calls_untrained` (post_process said so),
+    `calls_empty` (no sampled token) and `calls_earlier` (of a turn before the last)."""
     kept = list(_kept(episodes, on_failure))
-    counts = Counter(episodes_masked=len(episodes) - len(kept), calls_untrained=0, calls_empty=0)
+    counts = Counter(episodes_masked=len(episodes) - len(kept), calls_untrained=0, calls_empty=0, calls_earlier=0)
     for episode in kept:
+        first = _first_turn(episode, train_turns)
         for call in episode.calls:
             if not call.train:
                 counts["calls_untrained"] += 1
             elif 1 not in call.response_mask:
                 counts["calls_empty"] += 1
+            elif call.turn < first:
+                counts["calls_earlier"] += 1
     return dict(counts)
 
 
@@ -84,6 +91,11 @@ def split_row(row: Row) -> list[Row]:
 def _kept(episodes: Iterable[Episode], on_failure: str) -> Iterator[Episode]:
     dropped = {episode.uid for episode in episodes if episode.fault} if on_failure == "drop_group" else set()
     return (episode for episode in episodes if not episode.fault and episode.uid not in dropped)
+
+
+def _first_turn(episode: Episode, train_turns: str) -> int:
+    """From which on its calls are trained."""
+    return 0 if train_turns == "all" else max((c.turn for c in episode.calls if 1 in c.response_mask), default=0)
 
 
 def _row(episode: Episode, call: Call, position: int) -> Row:

@@ -54,6 +54,9 @@ class EpisodeRunner:
         }
         self._envs = load_envs(workflow, sandbox)
         self._rewards = load_rewards(workflow)
+        self._share = workflow.algorithm.share_reward_in_agent
+        if self._share and workflow.algorithm.estimator == "gae_chain":
+            raise UserError(f"{workflow.path}: gae_chain carries rewards back itself; remove share_reward_in_agent")
         agents = [workflow.agent_of(node) for node in workflow.rollout_nodes]
         self._trained = frozenset(agent.name for agent in agents if not workflow.policies[agent.policy].frozen)
 
@@ -89,7 +92,13 @@ class EpisodeRunner:
             with boundary(Fault):
                 async with limited(spec.timeout_s, TimeoutFault, "the episode"):
                     await Rollout(self._graph, self._movers, self._envs, spec, attempt).play()
-                    await score(attempt.episode, self._rewards, trained=self._trained, limit_s=spec.call_timeout_s)
+                    await score(
+                        attempt.episode,
+                        self._rewards,
+                        trained=self._trained,
+                        limit_s=spec.call_timeout_s,
+                        share_in_agent=self._share,
+                    )
         except Fault as fault:
             return fault
         return None

@@ -14,12 +14,15 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from statistics import fmean
 
-from recipe.dag.episode.record import Call, Episode
+from recipe.dag.episode.record import Call, Episode, Skip
 from recipe.dag.report.pass_at_k import average_at_n, outcomes_by_problem, pass_at_k
 from recipe.dag.workflow.schema import Workflow
 
 RAN = ("success", "failed", "timeout")
 """Tool statuses of calls whose code ran; `invalid` never did, and `fault` is the infrastructure's."""
+
+ENDS = ("done", "length", "turns")
+"""What an episode can be ended by."""
 
 
 def rollout_metrics(
@@ -32,17 +35,22 @@ def rollout_metrics(
     """Flat metrics, each key led by `prefix`. Lengths in tokens, times in seconds, rates in [0, 1].
 
     With `workflow`, agents come in its order, agents that never moved are shown with `calls` 0, and tool keys appear
-    for the agents that declare tools; without it, for those that called one. `versions` (current weight version by
-    policy) adds `policy/<name>/staleness`, the mean number of updates by which the calls' weights lag behind.
+    for the agents that declare tools, `skipped` (share of the moves that were passed over) if a node has a condition,
+    and `rounds` (mean per turn) for agents in loops; without it, where the episodes show such things. `versions`
+    (current weight version by policy) adds `policy/<name>/staleness`, the mean number of updates by which the calls'
+    weights lag behind.
     """
     good = [episode for episode in episodes if episode.fault is None]
     calls = [call for episode in good for call in episode.calls]
     metrics = _episode_metrics(episodes, good) | _fault_metrics(episodes)
     names = [agent.name for agent in workflow.agents] if workflow else list(dict.fromkeys(call.agent for call in calls))
     with_tools = {agent.name for agent in workflow.agents if agent.tools} if workflow else set()
+    branches = workflow is not None and any(node.when for node in workflow.nodes)
+    loops = _loops(good, workflow)
     for name in names:
         own = [call for call in calls if call.agent == name]
         shown = _agent_metrics(own, name in with_tools or any(call.tool_results for call in own))
+        shown |= _flow_metrics(good, name, branches=branches, loops=loops)
         metrics |= {f"agent/{name}/{key}": value for key, value in shown.items()}
     for policy, version in (versions or {}).items():
         lags = [float(version - call.weight_version) for call in calls if call.policy == policy]
@@ -75,6 +83,9 @@ def _episode_metrics(episodes: Sequence[Episode], good: Sequence[Episode]) -> di
     rewards = [[call.reward for call in e.calls if call.reward is not None] for e in good]
     metrics |= _stats("episode/reward", [sum(own) for own in rewards if own])
     metrics |= _stats("episode/turns", [float(e.turns) for e in good])
+    if ended := [e.ended_by for e in good if e.ended_by]:
+        shares = {reason: ended.count(reason) / len(ended) for reason in ENDS}
+        metrics |= {f"episode/ended_by/{reason}": share for reason, share in shares.items()}
     metrics |= _stats("episode/seconds", [e.seconds for e in good], "mean", "max")
     metrics |= _stats("episode/masked", [float(e.fault is not None) for e in episodes])
     metrics |= _stats("episode/attempts", [float(e.attempts) for e in episodes])
@@ -105,6 +116,28 @@ def _agent_metrics(calls: Sequence[Call], uses_tools: bool) -> dict[str, float]:
         metrics |= _stats("tool_success", [float(result.ok) for result in results if result.status in RAN])
         metrics |= _stats("invalid_calls", [float(result.status == "invalid") for result in results])
     return metrics
+
+
+def _loops(good: Sequence[Episode], workflow: Workflow | None) -> set[str]:
+    """The nodes that stand in loops."""
+    if workflow is not None:
+        return {name for loop in workflow.loops.values() for name in loop.nodes}
+    return {move.node for e in good for move in (*e.calls, *e.skips) if move.round}
+
+
+def _flow_metrics(good: Sequence[Episode], agent: str, *, branches: bool, loops: set[str]) -> dict[str, float]:
+    moves: list[float] = []
+    rounds: dict[tuple[int, int, str], float] = {}
+    for number, episode in enumerate(good):
+        for move in (*episode.calls, *episode.skips):
+            if move.agent != agent:
+                continue
+            moves.append(float(isinstance(move, Skip)))
+            if move.node in loops:
+                key = (number, move.turn, move.node)
+                rounds[key] = max(rounds.get(key, 0.0), move.round + 1.0)
+    metrics = _stats("skipped", moves) if branches or any(moves) else {}
+    return metrics | _stats("rounds", list(rounds.values()))
 
 
 def _is_void(call: Call) -> bool:

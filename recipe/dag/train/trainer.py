@@ -124,6 +124,7 @@ class Trainer:
             episodes,
             merge=spec.merge_rows and self.workflow.algorithm.loss_agg != "seq-mean-token-mean",
             on_failure=spec.on_failure,
+            train_turns=spec.train_turns,
         )
 
         await asyncio.gather(*[policy.sleep() for policy in self.trained])
