@@ -11,7 +11,7 @@ from collections.abc import Iterator
 
 from recipe.dag.workflow.draft import Draft
 from recipe.dag.workflow.graph import ancestors, graph_of
-from recipe.dag.workflow.problem import KeyPath, Problem, did_you_mean, listing
+from recipe.dag.workflow.problem import KeyPath, Problem, listing
 from recipe.dag.workflow.schema import EPISODE_ROLES, Condition, NodeRole
 
 JOINS = ("all_of", "any_of", "none_of")
@@ -105,8 +105,8 @@ def _check_names(draft: Draft, condition: Condition, path: KeyPath) -> Iterator[
     say, nodes = draft.source.problem, draft.by_id()
     seen: set[str] = set()
     for at, name in named(condition, path):
-        if name not in draft.node_ids:
-            yield say(at, f"no node `{name}`{did_you_mean(name, filter(None, draft.node_ids))}")
+        if draft.missing(name):
+            yield say(at, draft.no_node(at, name))
         elif name in nodes and nodes[name].node_role not in EPISODE_ROLES:
             yield say(at, f"`{name}` is a {nodes[name].node_role} node; it runs after the episode")
         elif name in nodes and at[-1] == "env" and not nodes[name].agent_options.env_path:

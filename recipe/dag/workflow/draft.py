@@ -44,11 +44,31 @@ class Draft:
             *(*self.envs.values(), *self.loops.values()),
         )
         unique = all(len(set(names)) == len(names) for names in (self.agent_names, self.node_ids))
-        return bool(self.agents and self.policies and self.nodes) and None not in pieces and unique
+        there = self.agents and self.policies and self.nodes and not self.source.unread
+        return bool(there) and None not in pieces and unique
 
     def has(self, *path: str | int) -> bool:
         """The user wrote this key (or this list item)."""
         return self.source.has(path)
+
+    def missing(self, node: str) -> bool:
+        """There is no such node, nor could it be in a sub-workflow that was not read."""
+        return node not in self.node_ids and not any(node.startswith(f"{sub}__") for sub in self.source.unread)
+
+    def no_node(self, path: KeyPath, name: str, *, but: str = "") -> str:
+        """What to say of `name`, which stands at `path` and names no node; `but`: a node that is not meant."""
+        home = self.source.origin(path)
+        old: Any = home.source.data
+        for part in home.path:
+            old = old[part] if isinstance(old, list) or isinstance(old, dict) and part in old else name
+        written = old if isinstance(old, str) else name
+        places = [self.source.origin(("nodes", index)) for index in range(len(self.node_ids))]
+        near = [
+            text_of(place.source.data["nodes"][place.path[1]], "node_id")
+            for place in places
+            if place.source is home.source
+        ]
+        return f"no node `{written}`{did_you_mean(written, [n for n in near if n and n != but])}"
 
     def each_node(self) -> Iterator[tuple[int, Node]]:
         return ((index, node) for index, node in enumerate(self.nodes) if node is not None)

@@ -10,7 +10,7 @@ from collections.abc import Iterator
 
 from recipe.dag.workflow.draft import Draft
 from recipe.dag.workflow.graph import ancestors, find_cycles, graph_of
-from recipe.dag.workflow.problem import KeyPath, Problem, did_you_mean
+from recipe.dag.workflow.problem import KeyPath, Problem
 from recipe.dag.workflow.schema import EPISODE_ROLES, NodeRole
 
 SCORED = (*EPISODE_ROLES, NodeRole.REWARD)
@@ -25,9 +25,8 @@ def check_dependencies(draft: Draft) -> Iterator[Problem]:
             at: KeyPath = ("nodes", index, "dependencies", position)
             if dependency == node.node_id and draft.node_ids.count(dependency) == 1:
                 yield say(at, "a node cannot depend on itself")
-            elif dependency not in draft.node_ids:
-                others = [name for name in draft.node_ids if name and name != node.node_id]
-                yield say(at, f"no node `{dependency}`{did_you_mean(dependency, others)}")
+            elif draft.missing(dependency):
+                yield say(at, draft.no_node(at, dependency, but=node.node_id))
             elif dependency in node.dependencies[:position]:
                 yield say(at, f"`{dependency}` is listed twice")
     if len(set(draft.node_ids)) < len(draft.node_ids):

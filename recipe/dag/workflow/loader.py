@@ -11,11 +11,13 @@ from recipe.dag.workflow.checks import check_workflow
 from recipe.dag.workflow.draft import Draft
 from recipe.dag.workflow.draft_nodes import read_draft
 from recipe.dag.workflow.graph import graph_of, topological_order
+from recipe.dag.workflow.inline import expand
 from recipe.dag.workflow.overrides import with_overrides
 from recipe.dag.workflow.policy_checks import warn_of_policies
-from recipe.dag.workflow.problem import Problem, WorkflowError
+from recipe.dag.workflow.problem import KeyPath, Problem, WorkflowError
+from recipe.dag.workflow.rebase import rebased, rebased_node
 from recipe.dag.workflow.refs import resolve_refs
-from recipe.dag.workflow.schema import Node, Workflow
+from recipe.dag.workflow.schema import EnvSpec, Node, Workflow
 from recipe.dag.workflow.source import read_source
 from recipe.dag.workflow.training_chain import derive_training_chain
 from recipe.dag.workflow.training_checks import TRAINING, policy_of
@@ -25,7 +27,7 @@ def load_workflow(path: str | Path) -> Workflow:
     """Raises WorkflowError, whose `problems` are everything that is wrong with the file."""
     source = read_source(path)
     resolve_refs(source)
-    draft = read_draft(source)
+    draft = read_draft(expand(source))
     problems = [*draft.problems, *check_workflow(draft)]
     if problems:
         raise WorkflowError(problems)
@@ -36,7 +38,7 @@ def load_workflow(path: str | Path) -> Workflow:
         description=draft.description,
         agents=tuple(draft.agents),
         policies=policies,
-        envs=draft.envs,
+        envs={name: _env_at_home(draft, name, env) for name, env in draft.envs.items()},
         episode=draft.episode,
         loops=draft.loops,
         algorithm=draft.algorithm,
@@ -51,11 +53,22 @@ def _nodes(draft: Draft) -> tuple[Node, ...]:
     for index, node in draft.each_node():
         # Its overrides are the policy's by now.
         given = {"config": {}} | ({"policy": policy_of(draft, index, node)} if node.node_role in TRAINING else {})
-        nodes.append(node.model_copy(update=given))
+        node = node.model_copy(update=given)
+        nodes.append(rebased_node(node, _home(draft, ("nodes", index)), draft.source.file))
     if not any(node.node_role in TRAINING for node in nodes):
         nodes += derive_training_chain(draft.policies, draft.agents, nodes, draft.algorithm)
     by_id = {node.node_id: node for node in nodes}
     return tuple(by_id[name] for name in topological_order(graph_of(nodes)))
+
+
+def _home(draft: Draft, path: KeyPath) -> str:
+    """The file in which it is written."""
+    return draft.source.origin(path).source.file
+
+
+def _env_at_home(draft: Draft, name: str, env: EnvSpec) -> EnvSpec:
+    path = rebased(env.path, _home(draft, ("envs", name)), draft.source.file)
+    return env.model_copy(update={"path": path})
 
 
 def _warnings(draft: Draft) -> tuple[Problem, ...]:

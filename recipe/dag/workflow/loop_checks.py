@@ -9,7 +9,7 @@ from collections.abc import Iterator
 
 from recipe.dag.workflow.draft import Draft
 from recipe.dag.workflow.graph import contract, find_cycles, graph_of
-from recipe.dag.workflow.problem import KeyPath, Problem, did_you_mean
+from recipe.dag.workflow.problem import KeyPath, Problem
 from recipe.dag.workflow.schema import EPISODE_ROLES, Node, NodeRole
 
 
@@ -25,8 +25,8 @@ def check_loops(draft: Draft) -> Iterator[Problem]:
             yield say((*path, "until"), message, key=True)
         for index, node in enumerate(loop.nodes):
             at = (*path, "nodes", index)
-            if node not in draft.node_ids:
-                yield say(at, f"no node `{node}`{did_you_mean(node, filter(None, draft.node_ids))}")
+            if draft.missing(node):
+                yield say(at, draft.no_node(at, node))
             elif node in nodes and nodes[node].node_role not in EPISODE_ROLES:
                 yield say(at, f"`{node}` is a {nodes[node].node_role} node; a loop repeats nodes of the episode only")
             elif node in loop.nodes[:index]:

@@ -26,8 +26,8 @@ _HOOKS = {
 }
 _ENV = {"step": ("actions", "ground_truth")}
 _TOOL = {"execute": ("arguments", "state")}
-# An env need not have a reset; one that is there is called by name with those of the two that it takes.
-_RESET = frozenset({"sample", "seed"})
+# An env need not have a reset; one that is there is called by name with those of the three that it takes.
+_RESET = frozenset({"sample", "seed", "sandbox"})
 _CONTEXT = frozenset({"context"})
 
 Found = tuple[Outline, Definition | None]

@@ -53,6 +53,8 @@ class Source:
     warnings: list[Problem] = field(default_factory=list)
     origins: dict[KeyPath, Origin] = field(default_factory=dict)
     """Of values that this source took over from another place; it holds for all that is inside them, too."""
+    unread: set[str] = field(default_factory=set)
+    """Sub-workflows that could not be read whole: what seems to be missing may stand there."""
 
     def origin(self, path: KeyPath) -> Origin:
         for depth in range(len(path), -1, -1):
