@@ -2,7 +2,7 @@
 
     python examples/bench_credit.py [--rows 4096] [--tokens 2048] [--calls 2] [--rounds 3] [--ragged]
 
-Each row holds `calls` merged calls; every agent has a row in every episode. `--ragged` draws row lengths up to `tokens`.
+Each row holds `calls` merged calls, every agent has a row in every episode. `--ragged` draws lengths up to `tokens`.
 Prints, per estimator, the median seconds of the rounds from rows to advantages, the memory that it needed beyond what
 was there before, per token, and the same at a quarter of the rows: equal numbers mean that memory is linear in tokens.
 Needs Linux, whose /proc tells the peak.

@@ -70,6 +70,14 @@ def plan(
     typer.echo(renderers[format](make_plan(load_workflow(file))))
 
 
+@app.command()
+def algorithms() -> None:
+    """List the algorithms: source, use, assumptions, and the options with their defaults."""
+    from recipe.dag.algorithms import table
+
+    typer.echo(table())
+
+
 _Overrides = Annotated[
     list[str] | None, typer.Argument(metavar="key=value ...", help="Hydra overrides.", show_default=False)
 ]

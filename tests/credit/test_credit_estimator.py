@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+import dataclasses
+import inspect
 import subprocess
 import sys
 from types import SimpleNamespace
@@ -8,6 +10,7 @@ from typing import get_args
 import pytest
 import torch
 
+from recipe.dag.algorithms import ENTRIES, SELECTABLE
 from recipe.dag.credit.batch import CreditBatch
 from recipe.dag.credit.chain import gae_chain
 from recipe.dag.credit.estimator import ESTIMATORS, estimate
@@ -30,7 +33,7 @@ def same(one, other):
 
 
 def test_the_table_is_what_a_workflow_may_name():
-    assert set(ESTIMATORS) == set(get_args(Algorithm.model_fields["estimator"].annotation))
+    assert list(ESTIMATORS) == list(get_args(Algorithm.model_fields["estimator"].annotation)) == list(SELECTABLE)
 
 
 def test_a_workflows_algorithm_reaches_the_estimator(make_row):
@@ -52,18 +55,58 @@ def test_the_schemas_defaults_are_the_estimators(make_row):
     rows = rows_of(make_row)
     for name in ESTIMATORS:
         plain = estimate(name, rows, SimpleNamespace(), values=VALUES)
-        assert same(estimate(name, rows, Algorithm(), values=VALUES), plain)
+        assert same(estimate(name, rows, Algorithm(estimator=name), values=VALUES), plain)
+
+
+PRESETS = {
+    "rloo": {"group_by": ("uid", "agent"), "center": "leave_one_out", "scale": "none"},
+    "magrpo": {"group_by": ("uid", "agent", "node", "turn"), "scale": "none", "gamma_turn": 0.9},
+    "at_grpo": {"group_by": ("uid", "agent", "turn")},
+    "dr_mas": {"group_by": ("uid", "agent")},
+    "m_grpo": {"group_by": ("uid", "agent")},
+}
+
+
+@pytest.mark.parametrize("name", PRESETS)
+def test_presets_are_grpo_with_options(make_row, name):
+    rows = rows_of(make_row)
+    expected = group_relative(CreditBatch.from_rows(rows), **PRESETS[name])
+    assert same(estimate(name, rows, Algorithm(estimator=name)), expected)
+    assert same(estimate(name, rows, SimpleNamespace()), expected)
+
+
+@pytest.mark.parametrize("name", PRESETS)
+def test_an_option_that_contradicts_the_preset_is_refused(make_row, name):
+    center = "mean" if name == "rloo" else "leave_one_out"
+    with pytest.raises(UserError, match=f"algorithm.center: {name} has .*, not '{center}'"):
+        estimate(name, rows_of(make_row), Algorithm(estimator=name, center=center))
+    estimate(name, rows_of(make_row), Algorithm(estimator=name, gamma_turn=0.5))
+
+
+def test_every_option_of_the_estimators_can_be_set_in_a_workflow_or_is_a_librarys():
+    """Keyword-only parameters that `algorithm` lacks would silently keep their defaults."""
+    for name, estimator in ESTIMATORS.items():
+        options = {p.name for p in inspect.signature(estimator).parameters.values() if p.kind is p.KEYWORD_ONLY}
+        assert options - set(Algorithm.model_fields) <= {"eps", "same_prompt"}
+        assert options - {"eps", "same_prompt"} == set(ENTRIES[name].options) - {"critic_warmup"}
+
+
+def test_prompts_are_hashed_when_a_workflow_groups_by_them(make_row):
+    rows = rows_of(make_row)
+    rows[3] = dataclasses.replace(rows[3], prompt_ids=[1, 2])
+    advantages, _ = estimate("grpo", rows, Algorithm(group_by=("uid", "prompt_hash"), scale="none"))
+    assert [round(row[0].item(), 6) for row in advantages] == [0.5, -0.5, 0.0, 0.0]
 
 
 def test_unknown_estimator(make_row):
-    with pytest.raises(UserError, match="'vtrace' is unknown.*grpo, reinforce_pp"):
+    with pytest.raises(UserError, match="'vtrace' is unknown.*grpo, rloo"):
         estimate("vtrace", rows_of(make_row), Algorithm())
 
 
 def test_estimators_change_nothing_in_the_rows(make_row):
     rows = rows_of(make_row)
     for name in ESTIMATORS:
-        estimate(name, rows, Algorithm(), values=VALUES)
+        estimate(name, rows, Algorithm(estimator=name), values=VALUES)
     assert rows == rows_of(make_row)
 
 

@@ -8,6 +8,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
+from recipe.dag.algorithms import ENTRIES
 from recipe.dag.credit.batch import CreditBatch
 from recipe.dag.credit.group import group_relative, zero_variance
 
@@ -173,3 +174,114 @@ def test_padding_does_not_matter(make_row, rewards, padding):
     plain = [make_row(r, episode=i, mask=(1, 1)) for i, r in enumerate(rewards)]
     padded = [make_row(r, episode=i, mask=(1, 1) + (0,) * padding) for i, r in enumerate(rewards)]
     assert advantages(plain) == advantages(padded)
+
+
+def test_shuffled_agents_turns_and_rounds_keep_their_own_groups(make_row):
+    rows = [
+        dataclasses.replace(make_row(r, episode=e), round=round_, call_rounds=())
+        for e, round_, r in [(0, 0, 1), (1, 0, 0), (0, 1, 5), (1, 1, 5)]
+    ]
+    assert advantages(rows, group_by=("uid", "round"), scale="none") == pytest.approx([0.5, -0.5, 0, 0])
+
+
+def test_discount_over_an_agents_own_turns_and_rounds(make_row):
+    """Two rounds in turn 0, one in turn 1; the other agent and the other node earn for themselves."""
+    mine = [(0, 0, 1.0), (0, 1, 2.0), (1, 0, 4.0)]
+    rows = [dataclasses.replace(make_row(r, turn=t), round=k) for t, k, r in mine]
+    rows += [make_row(8.0, turn=1, agent="other"), make_row(16.0, turn=1, node="else"), make_row(32.0, episode=1)]
+    random.Random(2).shuffle(rows)
+    _, returns = group_relative(CreditBatch.from_rows(rows), gamma_turn=0.5)
+    found = {row.reward: tokens[0].item() for row, tokens in zip(rows, returns, strict=True)}
+    assert found == {1.0: 3.0, 2.0: 4.0, 4.0: 4.0, 8.0: 8.0, 16.0: 16.0, 32.0: 32.0}
+
+
+def test_magrpo_gives_every_agent_the_same_centred_team_return(make_row):
+    team = [(1.0, 0.0), (0.0, 1.0), (0.0, 0.0)]
+    rows = [
+        make_row(r, episode=e, turn=t, agent=agent, node=agent)
+        for agent in ("a", "b")
+        for e, rewards in enumerate(team)
+        for t, r in enumerate(rewards)
+    ]
+    found = advantages(rows, **ENTRIES["magrpo"].options)
+    first, last = [1.0, 0.9, 0.0], [0.0, 1.0, 0.0]
+    expected = [v for one, two in zip(first, last, strict=True) for v in (one - 1.9 / 3, two - 1 / 3)]
+    assert found == pytest.approx(expected * 2, abs=1e-6)
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"gamma_turn": 1.5}, "gamma_turn: 1.5"),
+        ({"gamma_turn": 1.0, "stat_unit": "trajectory"}, "needs stat_unit call"),
+    ],
+)
+def test_bad_discounts_over_turns_are_refused(make_row, options, message):
+    with pytest.raises(ValueError, match=message):
+        group_relative(CreditBatch.from_rows([make_row(1)]), **options)
+
+
+def test_zero_variance_sees_the_discounted_returns(make_row):
+    rows = [make_row(r, episode=e, turn=t) for e, t, r in [(0, 0, 0), (0, 1, 1), (1, 0, 0), (1, 1, 0)]]
+    options = {"group_by": ("uid", "turn")}
+    assert zero_variance(CreditBatch.from_rows(rows), **options) == [True, False, True, False]
+    assert zero_variance(CreditBatch.from_rows(rows), **options, gamma_turn=1.0) == [False] * 4
+
+
+def prompted(make_row, prompt, reward=0.0, **changes):
+    return dataclasses.replace(make_row(reward, **changes), prompt_ids=prompt)
+
+
+def test_siblings_of_a_tree_must_share_their_prompt(make_row):
+    rows = [prompted(make_row, [1, 2], 1.0, episode=0), prompted(make_row, [1, 2], 0.0, episode=1)]
+    assert advantages(rows, same_prompt=False)[0] > 0
+    batch = CreditBatch.from_rows(rows, prompts=True)
+    group_relative(batch, same_prompt=True)
+    rows[1] = prompted(make_row, [1, 3], episode=1)
+    with pytest.raises(ValueError, match="episode 1, agent solver answered another prompt than .*episode 0"):
+        group_relative(CreditBatch.from_rows(rows, prompts=True), same_prompt=True)
+    group_relative(CreditBatch.from_rows(rows, prompts=True), same_prompt=True, group_by=("uid", "prompt_hash"))
+    with pytest.raises(ValueError, match="prompts were not hashed"):
+        group_relative(CreditBatch.from_rows(rows), group_by=("prompt_hash",))
+
+
+def test_siblings_that_are_not_selected_are_in_the_loss(make_row):
+    """A tree keeps the best of three answers and goes on from there; all three have an advantage."""
+    siblings = [prompted(make_row, [1], r, episode=i) for i, r in enumerate([1.0, 0.0, 0.5])]
+    later = [prompted(make_row, [1, 7, 7], r, episode=i, turn=1) for i, r in enumerate([1.0, 0.0, 0.0])]
+    batch = CreditBatch.from_rows(siblings + later, prompts=True)
+    found, _ = group_relative(batch, group_by=("uid", "agent", "turn"), same_prompt=True, scale="none")
+    assert [tokens[0].item() for tokens in found[:3]] == pytest.approx([0.5, -0.5, 0.0])
+    assert all(tokens.any() for tokens in found[3:])
+
+
+def test_the_prompt_of_a_merged_call_is_all_that_stood_before_it(make_row):
+    first = dataclasses.replace(make_row(1, mask=(1, 1)), prompt_ids=[1, 2], response_ids=[3, 4])
+    merged = dataclasses.replace(
+        make_row(1, mask=(1, 1, 0, 1)),
+        prompt_ids=[1, 2],
+        response_ids=[3, 4, 5, 6],
+        call_ends=(2, 4),
+        call_rewards=(0.5, 0.5),
+        call_turns=(0, 1),
+    )
+    second = dataclasses.replace(make_row(1, mask=(1,)), prompt_ids=[1, 2, 3, 4, 5], response_ids=[6])
+    apart, one = (CreditBatch.from_rows(rows, prompts=True).prompt_hash for rows in ([first, second], [merged]))
+    assert apart == one and apart[0] != apart[1]
+
+
+@given(rewards=REWARDS, shift=st.floats(-100, 100))
+def test_shift_does_not_matter_without_scaling_either(make_row, rewards, shift):
+    for options in ({"center": "leave_one_out"}, {"center": "mean"}):
+        plain = advantages([make_row(r, episode=i) for i, r in enumerate(rewards)], scale="none", **options)
+        moved = advantages([make_row(r + shift, episode=i) for i, r in enumerate(rewards)], scale="none", **options)
+        assert moved == pytest.approx(plain, abs=1e-4)
+
+
+@given(rewards=REWARDS)
+def test_leave_one_out_is_n_over_n_minus_one_times_the_centred_reward(make_row, rewards):
+    rows = [make_row(r, episode=i) for i, r in enumerate(rewards)]
+    factor = len(rows) / (len(rows) - 1)
+    centred = advantages(rows, scale="none")
+    expected = [factor * value for value in centred]
+    assert advantages(rows, center="leave_one_out", scale="none") == pytest.approx(expected, abs=1e-5)

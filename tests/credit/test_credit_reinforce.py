@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import math
 import random
 
 import pytest
@@ -8,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from recipe.dag.credit.batch import CreditBatch
-from recipe.dag.credit.reinforce import reinforce_pp
+from recipe.dag.credit.reinforce import reinforce, reinforce_pp, reinforce_pp_baseline
 
 REWARDS = st.lists(st.integers(-40, 40).map(lambda k: k / 8), min_size=1, max_size=8)
 MASKS = [(1, 1, 0, 1), (1,), (0, 1, 1, 1, 0), (0, 0), ()]
@@ -118,3 +119,47 @@ def test_padding_does_not_matter(make_row, rewards, padding, gamma):
 def test_gamma_out_of_range_is_refused(make_row, gamma):
     with pytest.raises(ValueError, match="gamma"):
         reinforce_pp(CreditBatch.from_rows([make_row(1)]), gamma=gamma)
+
+
+def test_reinforce_is_the_return(make_row):
+    batch = CreditBatch.from_rows([make_row(2.0, mask=(1, 0, 1, 1, 0)), make_row(-1.0, mask=(1,))])
+    advantages, returns = reinforce(batch, gamma=0.5)
+    assert [row.tolist() for row in advantages] == [row.tolist() for row in returns] == [[0.5, 0, 1, 2, 0], [-1]]
+
+
+def test_baseline_form_by_hand(make_row):
+    """Group u: 1 and 0; group v: one episode. Distances 0.5, -0.5, 0 on 2, 1 and 1 tokens: mean square 0.75 / 4."""
+    rows = [make_row(1.0, mask=(1, 1)), make_row(0.0, mask=(0, 1), episode=1), make_row(7.0, uid="v", mask=(1,))]
+    advantages, returns = reinforce_pp_baseline(CreditBatch.from_rows(rows))
+    high = 0.5 / (0.75 / 4) ** 0.5
+    torch.testing.assert_close(torch.cat(advantages), torch.tensor([high, high, 0, -high, 0]))
+    assert torch.cat(returns).tolist() == [1, 1, 0, 0, 7]
+
+
+@given(rewards=REWARDS, shift=st.floats(-10, 10), factor=st.floats(0.5, 100))
+def test_baseline_form_ignores_the_shift_of_each_sample_and_the_scale_of_all(make_row, rewards, shift, factor):
+    def found(moved, scaled):
+        rows = [make_row(scaled * (r + moved * (i % 2)), uid=f"u{i % 2}", episode=i) for i, r in enumerate(rewards)]
+        return torch.cat(reinforce_pp_baseline(CreditBatch.from_rows(rows))[0])
+
+    torch.testing.assert_close(found(shift, factor), found(0, 1), rtol=0, atol=1e-3)
+
+
+@given(rewards=REWARDS)
+def test_baseline_form_has_mean_square_one_over_the_policys_tokens(make_row, rewards):
+    rows = [make_row(r, episode=i, mask=(1,) * (1 + i % 3)) for i, r in enumerate(rewards)]
+    tokens = torch.cat(reinforce_pp_baseline(CreditBatch.from_rows(rows))[0])
+    assert len(set(rewards)) == 1 and not tokens.any() or tokens.square().mean().item() == pytest.approx(1, abs=1e-4)
+
+
+def test_kl_in_the_reward_equals_the_closed_form_of_a_two_token_policy(make_row):
+    """Policy (p, 1 - p) against reference (q, 1 - q), one answer of each token weighted by its probability: the mean
+    reward is R - beta KL(p || q)."""
+    p, q, beta, counts = 0.75, 0.5, 0.1, (3, 1)
+    logs = [math.log(p / q), math.log((1 - p) / (1 - q))]
+    rows = [make_row(1.0, episode=i, mask=(1,)) for i in range(4)]
+    penalties = [torch.tensor([-beta * log]) for log, count in zip(logs, counts, strict=True) for _ in range(count)]
+    batch = CreditBatch.from_rows(rows, penalties=penalties)
+    _, returns = reinforce_pp(batch)
+    closed = p * math.log(p / q) + (1 - p) * math.log((1 - p) / (1 - q))
+    assert torch.cat(returns).mean().item() == pytest.approx(1.0 - beta * closed)

@@ -8,8 +8,10 @@ its unit). Rewards are finite and kept in float64.
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from array import array
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from hashlib import blake2b
 from typing import TYPE_CHECKING
 
 import torch
@@ -18,7 +20,7 @@ from torch import Tensor
 if TYPE_CHECKING:
     from recipe.dag.episode.row import Row
 
-PER_CALL = ("uid", "episode", "agent", "turn", "node", "position", "row_of_call")
+PER_CALL = ("uid", "episode", "agent", "turn", "round", "node", "position", "row_of_call")
 
 
 @dataclass(frozen=True)
@@ -28,14 +30,18 @@ class CreditBatch:
     policy: tuple[str, ...]
     """[B] whose weights sampled the row."""
     uid: tuple[str, ...]
-    """[C], as are the next five."""
+    """[C], as are the next seven."""
     episode: tuple[int, ...]
     agent: tuple[str, ...]
     turn: tuple[int | None, ...]
     """None: a merged row that does not say."""
+    round: tuple[int | None, ...]
+    """None: a merged row that does not say."""
     node: tuple[str, ...]
     position: tuple[int | None, ...]
     """In its episode, from 0; None: a row that does not say."""
+    prompt_hash: tuple[str, ...] | None
+    """Equal for calls with the same prompt, token by token; None if nobody asked for it."""
     rewards: Tensor
     """[C] float64, penalties included."""
     outcomes: Tensor
@@ -63,10 +69,12 @@ class CreditBatch:
         values: Sequence[Tensor | None] | None = None,
         penalties: Sequence[Tensor | None] | None = None,
         one_policy: bool = True,
+        prompts: bool = False,
     ) -> CreditBatch:
-        """`values` and `penalties`: one tensor per row, as long as its response, or None for a row without. Raises
-        ValueError, naming uid, episode and agent, for a reward, value or penalty that is not finite, calls that do not
-        tile their row, and, with `one_policy`, rows of more than one policy."""
+        """`values` and `penalties`: one tensor per row, as long as its response, or None for a row without. `prompts`:
+        hash what stood before each call. Raises ValueError, naming uid, episode and agent, for a reward, value or
+        penalty that is not finite, calls that do not tile their row, and, with `one_policy`, rows of more than one
+        policy."""
         policies = sorted({row.policy for row in rows})
         if one_policy and len(policies) > 1:
             raise ValueError(f"credit is computed per policy, but the rows are of {', '.join(policies)}")
@@ -78,6 +86,7 @@ class CreditBatch:
             calls["episode"] += [row.episode] * count
             calls["agent"] += [row.agent] * count
             calls["turn"] += row.call_turns or ([row.turn] if count == 1 else [None] * count)
+            calls["round"] += row.call_rounds or ([row.round] if count == 1 else [None] * count)
             calls["node"] += [row.node] * count
             calls["position"] += row.call_positions or [None] * count
             calls["row_of_call"] += [index] * count
@@ -98,6 +107,7 @@ class CreditBatch:
         return cls(
             policy=tuple(row.policy for row in rows),
             **{name: tuple(calls[name]) for name in PER_CALL},
+            prompt_hash=tuple(digest for row in rows for digest in _prompt_hashes(row)) if prompts else None,
             rewards=rewards,
             outcomes=outcome,
             penalties=penalty,
@@ -147,6 +157,16 @@ def _given(rows: Sequence[Row], mask: Tensor, given: Sequence[Tensor | None] | N
     return torch.tensor([one is not None for one in given], dtype=torch.bool).repeat_interleave(lengths)
 
 
+def _prompt_hashes(row: Row) -> Iterator[str]:
+    """Per call. What is masked between two calls is the prompt of the second one."""
+    running, done = blake2b(array("q", row.prompt_ids).tobytes(), digest_size=16), 0
+    for begin, end in zip((0, *row.call_ends), row.call_ends, strict=False):
+        start = row.response_mask.index(1, begin, end) if 1 in row.response_mask[begin:end] else end
+        running.update(array("q", row.response_ids[done:start]).tobytes())
+        done = start
+        yield running.hexdigest()
+
+
 def _where(row: Row) -> str:
     return f"row of uid {row.uid}, episode {row.episode}, agent {row.agent}"
 
@@ -158,6 +178,8 @@ def _check(row: Row) -> None:
         raise ValueError(f"{where}: {len(ends)} calls but {len(row.call_rewards)} call rewards")
     if row.call_turns and len(row.call_turns) != len(ends):
         raise ValueError(f"{where}: {len(ends)} calls but {len(row.call_turns)} call turns")
+    if row.call_rounds and len(row.call_rounds) != len(ends):
+        raise ValueError(f"{where}: {len(ends)} calls but {len(row.call_rounds)} call rounds")
     if row.call_positions and len(row.call_positions) != len(ends):
         raise ValueError(f"{where}: {len(ends)} calls but {len(row.call_positions)} call positions")
     if list(ends) != sorted(ends) or ends[0] < 0 or ends[-1] != len(row.response_mask):

@@ -12,11 +12,12 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 from torch import Tensor
 
+from recipe.dag.algorithms import ENTRIES, contradictions
 from recipe.dag.credit.batch import CreditBatch
 from recipe.dag.credit.chain import gae_chain
 from recipe.dag.credit.gae import gae
 from recipe.dag.credit.group import group_relative
-from recipe.dag.credit.reinforce import reinforce_pp
+from recipe.dag.credit.reinforce import reinforce, reinforce_pp, reinforce_pp_baseline
 from recipe.dag.errors import UserError
 
 if TYPE_CHECKING:
@@ -31,7 +32,14 @@ class Estimator(Protocol):
 
 ESTIMATORS: dict[str, Estimator] = {
     "grpo": group_relative,
+    "rloo": group_relative,
+    "magrpo": group_relative,
+    "at_grpo": group_relative,
+    "dr_mas": group_relative,
+    "m_grpo": group_relative,
+    "reinforce": reinforce,
     "reinforce_pp": reinforce_pp,
+    "reinforce_pp_baseline": reinforce_pp_baseline,
     "gae": gae,
     "gae_chain": gae_chain,
 }
@@ -50,15 +58,25 @@ def estimate(
     penalties: Sequence[Tensor | None] | None = None,
 ) -> tuple[list[Tensor], list[Tensor]]:
     """(advantages, returns) of one policy's rows, or of all policies' (`SPANNING`), in their order. `algorithm` is a
-    workflow's, or anything with its fields; those that it lacks keep the estimator's defaults. `values` and `penalties`
-    (what is added to each token's reward): per row a tensor as long as its response, or None. Raises UserError for an
-    unknown name, ValueError for bad rows and for values that are needed and not there."""
+    workflow's, or anything with its fields; those that it lacks are what the catalogue says, or else the estimator's
+    defaults. `values` and `penalties` (what is added to each token's reward): per row a tensor as long as its response,
+    or None. Raises UserError for an unknown name and for options that the name contradicts, ValueError for bad rows and
+    for values that are needed and not there."""
     if name not in ESTIMATORS:
         raise UserError(f"algorithm.estimator: {name!r} is unknown; choose one of {', '.join(ESTIMATORS)}")
     if name in WITH_VALUES and values is None:
         raise ValueError(f"estimator {name} needs a critic's values")
     estimator = ESTIMATORS[name]
     options = [p.name for p in inspect.signature(estimator).parameters.values() if p.kind is p.KEYWORD_ONLY]
-    config = {option: getattr(algorithm, option) for option in options if hasattr(algorithm, option)}
-    batch = CreditBatch.from_rows(rows, values=values, penalties=penalties, one_policy=name not in SPANNING)
+    given = {option: getattr(algorithm, option) for option in options if hasattr(algorithm, option)}
+    for key, value in contradictions(name, given).items():
+        raise UserError(f"algorithm.{key}: {name} has {value!r}, not {given[key]!r}; remove it, or choose grpo")
+    config = {key: value for key, value in ENTRIES[name].options.items() if key in options} | given
+    batch = CreditBatch.from_rows(
+        rows,
+        values=values,
+        penalties=penalties,
+        one_policy=name not in SPANNING,
+        prompts="prompt_hash" in config.get("group_by", ()),
+    )
     return estimator(batch, **config)

@@ -4,8 +4,8 @@ Invariant: a unit is compared with the units of its own group only. A group of o
 earned the same, give an advantage of exactly 0: there is nothing to learn from them. Sums are exact (`fsum`), so the
 order of the rows has no effect on the statistics.
 
-With `group_by=("uid", "agent")` this is Dr.MAS's normalisation per agent; with `("uid", "agent", "turn")` AT-GRPO's;
-with `("uid",)` plain GRPO that pools all agents of the policy.
+What the field calls MAGRPO, AT-GRPO, Dr.MAS, RLOO or M-GRPO are options of the one function here; the table of them is
+`recipe.dag.algorithms`. `group_by=("uid",)` is plain GRPO that pools all agents of the policy.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from torch import Tensor
 
 from recipe.dag.credit.batch import CreditBatch
 
-KEYS = ("uid", "agent", "turn", "node")
+KEYS = ("uid", "agent", "turn", "round", "node", "prompt_hash")
 SAME = 1e-12
 """Spread, relative or absolute, within which rewards count as equal: sums of equal parts differ by rounding alone."""
 
@@ -31,19 +31,27 @@ def group_relative(
     stat_unit: str = "call",
     center: str = "mean",
     scale: str = "std",
+    gamma_turn: float | None = None,
+    same_prompt: bool = False,
     eps: float = 1e-6,
 ) -> tuple[list[Tensor], list[Tensor]]:
     """(advantages, returns): one float32 tensor per row, 0 where the mask is 0.
 
     `stat_unit="trajectory"`: a unit is one episode's calls within the group, worth the sum of their rewards; each of
-    them gets the unit's advantage. `scale="std"` divides by the sample standard deviation (n - 1) plus `eps`. The
-    return of a token is what its unit earned. A call without sampled tokens counts in the statistics. Raises
-    ValueError for an unknown option, and for a merged row that does not name the turns by which it is to be grouped.
+    them gets the unit's advantage. `scale="std"` divides by the sample standard deviation (n - 1) plus `eps`.
+    `gamma_turn`: a call is worth its own reward and the later ones of its agent at its node in the episode, discounted
+    once per call; None: its own. The return of a token is what its unit earned. A call without sampled tokens counts in
+    the statistics. Raises ValueError for an unknown option, for a merged row that does not name the turns or rounds by
+    which it is to be grouped or ordered, and, with `same_prompt` (a tree of alternatives), for a group whose members
+    answered different prompts.
     """
     _check_option("center", center, ("mean", "leave_one_out"))
     _check_option("scale", scale, ("std", "none"))
+    rewards = batch.rewards.tolist() if gamma_turn is None else _to_go(batch, stat_unit, gamma_turn)
     advantages, returns = [0.0] * len(batch.uid), [0.0] * len(batch.uid)
-    for units, values in _groups(batch, group_by, stat_unit):
+    for units, values in _groups(batch, group_by, stat_unit, rewards):
+        if same_prompt:
+            _check_prompts(batch, units)
         for unit, value, advantage in zip(units, values, _relative(values, center, scale, eps), strict=True):
             for call in unit:
                 advantages[call], returns[call] = advantage, value
@@ -52,12 +60,17 @@ def group_relative(
 
 
 def zero_variance(
-    batch: CreditBatch, *, group_by: Sequence[str] = ("uid", "agent"), stat_unit: str = "call"
+    batch: CreditBatch,
+    *,
+    group_by: Sequence[str] = ("uid", "agent"),
+    stat_unit: str = "call",
+    gamma_turn: float | None = None,
 ) -> list[bool]:
     """Per row: True if none of its calls can carry a gradient, because their groups earned one and the same. A row that
     merges calls of several groups is False as soon as one of them has something to compare."""
     flat = [True] * len(batch.row_lengths)
-    for units, values in _groups(batch, group_by, stat_unit):
+    rewards = batch.rewards.tolist() if gamma_turn is None else _to_go(batch, stat_unit, gamma_turn)
+    for units, values in _groups(batch, group_by, stat_unit, rewards):
         if not _all_same(values):
             for call in (call for unit in units for call in unit):
                 flat[batch.row_of_call[call]] = False
@@ -80,26 +93,74 @@ def _all_same(values: list[float]) -> bool:
     return math.isclose(min(values), max(values), rel_tol=SAME, abs_tol=SAME)
 
 
+def centred(batch: CreditBatch, *, group_by: Sequence[str], stat_unit: str) -> tuple[list[float], list[float]]:
+    """(what each call's unit earned less its group's mean, what it earned), per call."""
+    away, earned = [0.0] * len(batch.uid), [0.0] * len(batch.uid)
+    for units, values in _groups(batch, group_by, stat_unit, batch.rewards.tolist()):
+        for unit, value, distance in zip(units, values, _relative(values, "mean", "none", 0.0), strict=True):
+            for call in unit:
+                away[call], earned[call] = distance, value
+    return away, earned
+
+
 def _groups(
-    batch: CreditBatch, group_by: Sequence[str], stat_unit: str
+    batch: CreditBatch, group_by: Sequence[str], stat_unit: str, rewards: Sequence[float]
 ) -> Iterator[tuple[list[list[int]], list[float]]]:
     """Per group: its units, each a list of indices into the batch's columns, and what each unit earned."""
     _check_option("stat_unit", stat_unit, ("call", "trajectory"))
-    for key in group_by:
-        _check_option("group_by", key, KEYS)
-    columns = [getattr(batch, key) for key in group_by]
+    columns = [_column(batch, key) for key in group_by]
     groups: dict[tuple, dict[object, list[int]]] = defaultdict(lambda: defaultdict(list))
     for call, trajectory in enumerate(zip(batch.uid, batch.episode, strict=True)):
         group = tuple(column[call] for column in columns)
-        if None in group:
-            raise ValueError(
-                f"row of uid {batch.uid[call]}, episode {batch.episode[call]}, agent {batch.agent[call]} merges calls "
-                "without naming their turns (call_turns), so it cannot be grouped by turn"
-            )
         groups[group][call if stat_unit == "call" else trajectory].append(call)
-    rewards = batch.rewards.tolist()
     for units in groups.values():
         yield list(units.values()), [math.fsum(rewards[call] for call in calls) for calls in units.values()]
+
+
+def _column(batch: CreditBatch, key: str) -> Sequence:
+    _check_option("group_by", key, KEYS)
+    column = getattr(batch, key)
+    if column is None:
+        raise ValueError("prompts were not hashed; make the batch with `from_rows(rows, prompts=True)`")
+    if None in column:
+        raise ValueError(
+            f"{_where(batch, column.index(None))} merges calls without naming their {key}s (call_{key}s), which are "
+            "needed to group or order them"
+        )
+    return column
+
+
+def _to_go(batch: CreditBatch, stat_unit: str, gamma: float) -> list[float]:
+    """Per call: its reward and the later ones of its agent at its node in the episode, discounted once per call."""
+    if not 0.0 <= gamma <= 1.0:
+        raise ValueError(f"gamma_turn: {gamma} is not between 0 and 1")
+    if stat_unit != "call":
+        raise ValueError("gamma_turn: a trajectory is worth the sum of its rewards already; needs stat_unit call")
+    turns, rounds = _column(batch, "turn"), _column(batch, "round")
+    streams: dict[tuple, list[int]] = defaultdict(list)
+    for call, stream in enumerate(zip(batch.uid, batch.episode, batch.agent, batch.node, strict=True)):
+        streams[stream].append(call)
+    worth = batch.rewards.tolist()
+    for calls in streams.values():
+        calls.sort(key=lambda call: (turns[call], rounds[call]))
+        for call, following in zip(reversed(calls[:-1]), reversed(calls[1:]), strict=True):
+            worth[call] += gamma * worth[following]
+    return worth
+
+
+def _check_prompts(batch: CreditBatch, units: Sequence[Sequence[int]]) -> None:
+    prompts = _column(batch, "prompt_hash")
+    calls = [call for unit in units for call in unit]
+    for call in calls[1:]:
+        if prompts[call] != prompts[calls[0]]:
+            raise ValueError(
+                f"{_where(batch, call)} answered another prompt than {_where(batch, calls[0])}, though both are "
+                "alternatives in one group"
+            )
+
+
+def _where(batch: CreditBatch, call: int) -> str:
+    return f"row of uid {batch.uid[call]}, episode {batch.episode[call]}, agent {batch.agent[call]}"
 
 
 def _check_option(name: str, value: str, known: Sequence[str]) -> None:

@@ -1,4 +1,4 @@
-"""REINFORCE++: discounted returns per token, whitened once over all sampled tokens of the policy's batch.
+"""REINFORCE, and REINFORCE++: discounted returns per token, normalised once over all sampled tokens of the policy.
 
 Invariant: no group and no baseline model, so one episode per sample is enough; statistics never mix policies, because a
 batch holds one policy's rows. A call's reward stands on its last sampled token, the penalty of a token on the token,
@@ -7,24 +7,59 @@ and both reach that call's tokens only.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import torch
 from torch import Tensor
 
 from recipe.dag.credit.batch import CreditBatch
 from recipe.dag.credit.gae import chained_gae
+from recipe.dag.credit.group import centred
 from recipe.dag.credit.whiten import whitened
+
+
+def reinforce(batch: CreditBatch, *, gamma: float = 1.0) -> tuple[list[Tensor], list[Tensor]]:
+    """(advantages, returns), which are the same: one float32 tensor per row, 0 where the mask is 0.
+
+    The return of a sampled token is gamma^k times its call's reward, k being the sampled tokens of the call after it
+    (tool results in between do not discount), less the penalties from it on, discounted likewise. Raises ValueError for
+    a gamma outside [0, 1].
+    """
+    returns = batch.per_row(_to_go(batch, gamma))
+    return returns, returns
 
 
 def reinforce_pp(batch: CreditBatch, *, gamma: float = 1.0, eps: float = 1e-8) -> tuple[list[Tensor], list[Tensor]]:
     """(advantages, returns): one float32 tensor per row, 0 where the mask is 0.
 
-    The return of a sampled token is gamma^k times its call's reward, k being the sampled tokens of the call after it
-    (tool results in between do not discount), less the penalties from it on, discounted likewise. Advantage =
-    (return - mean) / sqrt(var + eps), sample variance; exactly 0 if all returns are equal. A call without sampled
-    tokens has no token to learn from and counts in nothing. Raises ValueError for a gamma outside [0, 1].
+    Returns as in `reinforce`. Advantage = (return - mean) / sqrt(var + eps), sample variance; exactly 0 if all returns
+    are equal. A call without sampled tokens has no token to learn from and counts in nothing.
     """
-    calls = range(len(batch.row_of_call))
-    nothing = torch.zeros(len(batch.mask), dtype=torch.float64)
-    # without values and with lam 1, an advantage is the discounted sum of the rewards to come
-    returns, _ = chained_gae(batch, batch.mask, nothing, calls, calls, gamma=gamma, lam=1.0)
+    returns = _to_go(batch, gamma)
     return batch.per_row(whitened(returns, batch.mask, eps)), batch.per_row(returns)
+
+
+def reinforce_pp_baseline(
+    batch: CreditBatch,
+    *,
+    group_by: Sequence[str] = ("uid", "agent"),
+    stat_unit: str = "call",
+    eps: float = 1e-8,
+) -> tuple[list[Tensor], list[Tensor]]:
+    """(advantages, returns): one float32 tensor per row, 0 where the mask is 0.
+
+    Distance to the mean of the group (0 for a group of one), divided once by its root mean square over all sampled
+    tokens of the policy. Dividing does not shift, so a group without a difference stays at exactly 0.
+    """
+    away, earned = centred(batch, group_by=group_by, stat_unit=stat_unit)
+    tokens = batch.spread(torch.tensor(away, dtype=torch.float64))
+    square = tokens.square().sum() / batch.mask.sum().clamp_min(1)
+    advantages = tokens / torch.sqrt(square + eps)
+    return batch.per_row(advantages), batch.per_row(batch.spread(torch.tensor(earned, dtype=torch.float64)))
+
+
+def _to_go(batch: CreditBatch, gamma: float) -> Tensor:
+    calls = range(len(batch.row_of_call))
+    nothing = torch.zeros((), dtype=torch.float64).expand(len(batch.mask))
+    # without values and with lam 1, an advantage is the discounted sum of the rewards to come
+    return chained_gae(batch, batch.mask, nothing, calls, calls, gamma=gamma, lam=1.0)[0]

@@ -40,7 +40,9 @@ def keep_informative(rows: list[Row], algorithm: Algorithm) -> list[Row]:
     """Without the rows whose group has one reward only, where the algorithm says so."""
     if not algorithm.drop_zero_variance or not rows:
         return rows
-    flat = zero_variance(CreditBatch.from_rows(rows), group_by=algorithm.group_by, stat_unit=algorithm.stat_unit)
+    batch = CreditBatch.from_rows(rows, prompts="prompt_hash" in algorithm.group_by)
+    options = {key: getattr(algorithm, key) for key in ("group_by", "stat_unit", "gamma_turn")}
+    flat = zero_variance(batch, **options)
     return [row for row, is_flat in zip(rows, flat, strict=True) if not is_flat]
 
 

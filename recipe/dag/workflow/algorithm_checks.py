@@ -7,22 +7,15 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
+from recipe.dag.algorithms import ENTRIES, SELECTABLE, contradictions
 from recipe.dag.workflow.draft import Draft
 from recipe.dag.workflow.problem import Problem
 from recipe.dag.workflow.schema import Algorithm
-from recipe.dag.workflow.training_chain import WITH_CRITIC
 
-READERS = {
-    "gamma": ("reinforce_pp", *WITH_CRITIC),
-    "lam": WITH_CRITIC,
-    "whiten": WITH_CRITIC,
-    "critic_warmup": WITH_CRITIC,
-    "group_by": ("grpo",),
-    "stat_unit": ("grpo",),
-    "center": ("grpo",),
-    "scale": ("grpo",),
-}
-"""Option -> estimators that read it."""
+READ = {key for name in SELECTABLE for key in ENTRIES[name].options}
+"""Options that some estimators read and others do not."""
+GROUPING = ("group_by", "stat_unit", "gamma_turn")
+"""What also decides which groups earned one and the same."""
 
 
 def check_algorithm(draft: Draft) -> Iterator[Problem]:
@@ -45,8 +38,13 @@ def check_algorithm(draft: Draft) -> Iterator[Problem]:
 
 
 def _check_unread(draft: Draft, algorithm: Algorithm) -> Iterator[Problem]:
-    for key, estimators in READERS.items():
-        grouped = key in ("group_by", "stat_unit") and algorithm.drop_zero_variance
-        if draft.has("algorithm", key) and algorithm.estimator not in estimators and not grouped:
-            message = f"estimator `{algorithm.estimator}` does not read this; remove it or choose another estimator"
-            yield draft.source.problem(("algorithm", key), message, key=True)
+    """Options that this estimator does not read, or that it has otherwise."""
+    entry = ENTRIES[algorithm.estimator]
+    read = {*entry.options, *(GROUPING if algorithm.drop_zero_variance else ())}
+    given = {key: getattr(algorithm, key) for key in sorted(READ) if draft.has("algorithm", key)}
+    for key in sorted(given.keys() - read):
+        message = f"estimator `{entry.name}` does not read this; remove it or choose another estimator"
+        yield draft.source.problem(("algorithm", key), message, key=True)
+    for key in contradictions(entry.name, given):
+        message = f"estimator `{entry.name}` has another value here; remove it, or choose `grpo` to set it freely"
+        yield draft.source.problem(("algorithm", key), message, key=True)

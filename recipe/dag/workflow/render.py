@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from recipe.dag.algorithms import ENTRIES
 from recipe.dag.workflow.plan import Plan, PlannedAgent, PlannedNode, PlannedPolicy
 from recipe.dag.workflow.training_chain import is_derived
 
@@ -111,7 +112,8 @@ def _shown(node: PlannedNode) -> str:
 
 
 def _credit(plan: Plan) -> str:
-    groups = f", groups by {', '.join(plan.group_by)}" if plan.estimator == "grpo" else ""
+    grouped = "group_by" in ENTRIES[plan.estimator].options
+    groups = f", groups by {', '.join(plan.group_by)}" if grouped else ""
     return f"estimator {plan.estimator}{groups}"
 
 

@@ -9,9 +9,10 @@ from __future__ import annotations
 from enum import StrEnum
 from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, PlainValidator
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, PlainValidator, model_validator
 from pydantic_core import PydanticCustomError
 
+from recipe.dag.algorithms import ENTRIES
 from recipe.dag.workflow.problem import Problem
 
 
@@ -171,15 +172,33 @@ class DynamicSampling(Frozen):
 
 
 class Algorithm(Frozen):
-    estimator: Literal["grpo", "reinforce_pp", "gae", "gae_chain"] = "grpo"
-    """gae: over each row's own tokens. gae_chain: one chain over turns, agents and tokens of an episode (MARFT)."""
-    group_by: tuple[Literal["uid", "agent", "turn", "node"], ...] = ("uid", "agent")
+    estimator: Literal[
+        "grpo",
+        "rloo",
+        "magrpo",
+        "at_grpo",
+        "dr_mas",
+        "m_grpo",
+        "reinforce",
+        "reinforce_pp",
+        "reinforce_pp_baseline",
+        "gae",
+        "gae_chain",
+    ] = "grpo"
+    """gae: over each row's own tokens. gae_chain: one chain over turns, agents and tokens of an episode (MARFT).
+    `verl-dag algorithms` lists all with what they assume; rloo, magrpo, at_grpo, dr_mas and m_grpo are grpo with
+    options set."""
+    group_by: tuple[Literal["uid", "agent", "turn", "round", "node", "prompt_hash"], ...] = ("uid", "agent")
+    """prompt_hash: calls with the same prompt, token by token."""
     stat_unit: Literal["call", "trajectory"] = "call"
     """What counts once in a group's statistics: each row, or the sum of an episode's rewards in the group."""
     center: Literal["mean", "leave_one_out"] = "mean"
     scale: Literal["std", "none"] = "std"
+    gamma_turn: float | None = Field(None, ge=0.0, le=1.0)
+    """The grpo family: a call is worth its own reward and the later ones of its agent at its node, discounted once per
+    call. None: its own."""
     gamma: float = Field(1.0, ge=0.0, le=1.0)
-    """reinforce_pp, gae, gae_chain: discount per token."""
+    """reinforce, reinforce_pp, gae, gae_chain: discount per token."""
     lam: float = Field(1.0, ge=0.0, le=1.0)
     """gae, gae_chain: how far errors of later values reach back."""
     whiten: bool = True
@@ -209,6 +228,14 @@ class Algorithm(Frozen):
     """Leave out rows whose group has one reward only (they carry no gradient, but dilute the mean)."""
     dynamic_sampling: DynamicSampling | None = None
     """Roll out more samples in place of those whose groups were left out; needs drop_zero_variance."""
+
+    @model_validator(mode="after")
+    def _as_the_estimator_has_it(self) -> Algorithm:
+        """What the estimator sets and the user did not."""
+        for key, value in ENTRIES[self.estimator].options.items():
+            if key not in self.model_fields_set:
+                object.__setattr__(self, key, value)
+        return self
 
 
 class Condition(Frozen):

@@ -1,0 +1,173 @@
+"""The catalogue of algorithms: what each is, where it comes from, what it assumes, and what it reads.
+
+Invariant: data only, imported by the workflow's checks, by credit and by the command line alike, so that a name means
+the same to all three. A name may stand under `algorithm.estimator` if and only if its `use` is ESTIMATOR.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from types import MappingProxyType
+from typing import Any
+
+ESTIMATOR = "selected by algorithm.estimator"
+REWARD = "called in a reward node"
+LIBRARY = "library: a function, which no run uses by itself"
+
+
+@dataclass(frozen=True)
+class Entry:
+    name: str
+    source: str
+    assumes: str
+    where: str
+    """The function, as module:name under recipe.dag."""
+    use: str
+    free: Mapping[str, Any]
+    """Options and their defaults: keys of `algorithm`, or the function's own."""
+    fixed: Mapping[str, Any]
+    """Options that make it this algorithm: another value given explicitly is an error."""
+
+    @property
+    def options(self) -> dict[str, Any]:
+        return {**self.free, **self.fixed}
+
+
+GROUP = {"group_by": ("uid", "agent"), "stat_unit": "call", "center": "mean", "scale": "std", "gamma_turn": None}
+GAE = {"gamma": 1.0, "lam": 1.0, "whiten": True, "critic_warmup": 0}
+"""The schema's defaults."""
+
+
+def _estimator(name: str, source: str, assumes: str, where: str, **free: Any) -> Entry:
+    return Entry(name, source, assumes, where, ESTIMATOR, MappingProxyType(free), MappingProxyType({}))
+
+
+def _preset(
+    name: str, source: str, assumes: str, gamma_turn: float | None = None, free: tuple[str, ...] = (), **changes: Any
+) -> Entry:
+    """The options of the group-relative estimator, with `changes`; they may be set if they are in `free`."""
+    options = {key: value for key, value in {**GROUP, **changes}.items() if key != "gamma_turn"}
+    fixed = {key: value for key, value in options.items() if key not in free}
+    given = {**{key: options[key] for key in free}, "gamma_turn": gamma_turn}
+    where = "credit.group:group_relative"
+    return Entry(name, source, assumes, where, ESTIMATOR, MappingProxyType(given), MappingProxyType(fixed))
+
+
+def _function(use: str, name: str, source: str, assumes: str, where: str, **free: Any) -> Entry:
+    return Entry(name, source, assumes, where, use, MappingProxyType(free), MappingProxyType({}))
+
+
+_SEVERAL, _TURNS = "several episodes per sample", "rewards per agent and turn"
+_CRITIC = "every trained policy has a critic"
+
+CATALOGUE: tuple[Entry, ...] = (
+    _estimator("grpo", "DeepSeekMath, arXiv 2402.03300", _SEVERAL, "credit.group:group_relative", **GROUP),
+    _preset("rloo", "arXiv 2402.14740", _SEVERAL, free=("stat_unit",), center="leave_one_out", scale="none"),
+    _preset(
+        "magrpo",
+        "CoMLRL, arXiv 2508.04652",
+        f"{_SEVERAL}; every agent's reward is the team's; one update per step (epochs 1, mini_batches 1)",
+        gamma_turn=0.9,
+        group_by=("uid", "agent", "node", "turn"),
+        scale="none",
+    ),
+    _preset(
+        "at_grpo",
+        "PettingLLMs, arXiv 2510.11062",
+        f"{_SEVERAL}; without a tree of alternatives, later turns compare answers to different histories",
+        group_by=("uid", "agent", "turn"),
+    ),
+    _preset("dr_mas", "arXiv 2602.08847", f"{_SEVERAL}; all turns of an agent are compared with each other"),
+    _preset(
+        "m_grpo",
+        "arXiv 2511.13288",
+        f"{_SEVERAL}; rows are padded, so calls are neither repeated nor dropped to reach a fixed number",
+    ),
+    _estimator("reinforce", "Williams 1992", "no baseline", "credit.reinforce:reinforce", gamma=1.0),
+    _estimator("reinforce_pp", "arXiv 2501.03262", "one episode is enough", "credit.reinforce:reinforce_pp", gamma=1.0),
+    _estimator(
+        "reinforce_pp_baseline",
+        "arXiv 2501.03262",
+        _SEVERAL,
+        "credit.reinforce:reinforce_pp_baseline",
+        group_by=("uid", "agent"),
+        stat_unit="call",
+    ),
+    _estimator("gae", "PPO, arXiv 1506.02438; IPPO with a policy per agent", _CRITIC, "credit.gae:gae", **GAE),
+    _estimator(
+        "gae_chain",
+        "MARFT, arXiv 2504.16129",
+        f"{_CRITIC}; rewards are not copied to other agents",
+        "credit.chain:gae_chain",
+        **GAE,
+    ),
+    _function(REWARD, "vote marginals", "difference rewards", "a vote", "credit.vote:marginals", ties="first"),
+    _function(
+        REWARD, "team and local", "AT-GRPO, arXiv 2510.11062", _TURNS, "credit.shaping:team_local", team=1.0, local=1.0
+    ),
+    _function(REWARD, "shared reward", "CORY, arXiv 2410.06101", _TURNS, "credit.shaping:shared"),
+    _function(REWARD, "discounted turns", "returns per turn", _TURNS, "credit.shaping:discounted", gamma=1.0),
+    _function(
+        REWARD, "verifier sum", "MAPoRL, arXiv 2502.18439", "scores in [0, 1]", "credit.shaping:verifier_sum", gamma=0.3
+    ),
+    _function(
+        REWARD,
+        "incentives",
+        "MAPoRL, arXiv 2502.18439",
+        "a debate of at least two agents and two turns",
+        "credit.incentive:incentives",
+        threshold=0.5,
+    ),
+    _function(REWARD, "margin", "MARTI", _TURNS, "credit.shaping:margin", alpha=0.5),
+    _function(REWARD, "quality", "MARTI", "rewards in [0, 1]", "credit.shaping:quality", alpha=0.5),
+    _function(REWARD, "with outcome", "MARTI", "an outcome per episode", "credit.shaping:with_outcome", beta=0.5),
+    _function(REWARD, "influence", "UMAD, arXiv 2603.01221", _TURNS, "credit.shaping:influence", bonus=0.2),
+    _function(
+        LIBRARY,
+        "happo",
+        "arXiv 2109.11251",
+        "a policy per agent, updated one after the other; shared weights are refused",
+        "credit.happo:log_ratio",
+        level="sequence_sum",
+        bound=2.0,
+    ),
+    _function(
+        LIBRARY,
+        "cory",
+        "arXiv 2410.06101",
+        "as many policies as roles; the reward is shared; the pioneer is deployed alone",
+        "credit.rotation:bindings",
+    ),
+)
+
+ENTRIES: Mapping[str, Entry] = MappingProxyType({entry.name: entry for entry in CATALOGUE})
+SELECTABLE: tuple[str, ...] = tuple(entry.name for entry in CATALOGUE if entry.use == ESTIMATOR)
+
+
+def contradictions(estimator: str, given: Mapping[str, Any]) -> dict[str, Any]:
+    """Keys of `given` whose values are not those that `estimator` fixes, with the values that it fixes."""
+    fixed = ENTRIES[estimator].fixed
+    return {key: value for key, value in fixed.items() if key in given and given[key] != value}
+
+
+def table() -> str:
+    """The catalogue as text, one paragraph per use."""
+    paragraphs = []
+    for use in (ESTIMATOR, REWARD, LIBRARY):
+        lines = [f"# {use}"]
+        for entry in CATALOGUE:
+            if entry.use == use:
+                lines += [f"{entry.name} ({entry.source})", f"    assumes: {entry.assumes}"]
+                lines += [f"    options: {_options(entry)}"] if entry.options else []
+                lines += [f"    code: recipe.dag.{entry.where}"]
+        paragraphs.append("\n".join(lines))
+    return "\n\n".join(paragraphs)
+
+
+def _options(entry: Entry) -> str:
+    def shown(value: Any) -> str:
+        return f"[{', '.join(value)}]" if isinstance(value, tuple) else str(value)
+
+    fixed = [f"{key}={shown(value)} (fixed)" for key, value in entry.fixed.items()]
+    return ", ".join([*fixed, *(f"{key}={shown(value)}" for key, value in entry.free.items())])

@@ -1,0 +1,107 @@
+"""The catalogue says what is there: names, options, functions; a workflow may name what a run really does."""
+
+from __future__ import annotations
+
+import inspect
+import subprocess
+import sys
+from importlib import import_module
+
+import pytest
+
+from recipe.dag.algorithms import CATALOGUE, ENTRIES, ESTIMATOR, LIBRARY, REWARD, SELECTABLE, contradictions
+from recipe.dag.workflow.loader import load_workflow
+from recipe.dag.workflow.problem import WorkflowError
+from recipe.dag.workflow.schema import Algorithm
+
+WORKFLOW = """\
+dag_id: small
+agents: [{{name: solver, policy: main}}]
+policies: {{main: {{model: {{path: here}}{critic}}}}}
+algorithm: {{{algorithm}}}
+nodes:
+  - {{node_id: solve, node_type: MODEL_INFERENCE, node_role: ROLLOUT, agent: solver}}
+  - {{node_id: reward, node_type: COMPUTE, node_role: REWARD, dependencies: [solve], executable_ref: score.py:score}}
+"""
+
+
+@pytest.fixture
+def load(tmp_path):
+    (tmp_path / "score.py").write_text("def score(episode):\n    return {}\n")
+
+    def write_and_load(algorithm: str, critic: str = ""):
+        path = tmp_path / "workflow.yaml"
+        path.write_text(WORKFLOW.format(algorithm=algorithm, critic=critic))
+        return load_workflow(path).algorithm
+
+    return write_and_load
+
+
+@pytest.mark.parametrize("name", SELECTABLE)
+def test_every_selectable_name_loads_with_its_options(load, name):
+    algorithm = load(f"estimator: {name}", ", critic: {}" if name.startswith("gae") else "")
+    entry = ENTRIES[name]
+    assert {key: getattr(algorithm, key) for key in entry.options} == entry.options
+    assert set(entry.options) <= set(Algorithm.model_fields)
+    if name in ("grpo", "gae"):
+        assert all(Algorithm.model_fields[key].default == value for key, value in entry.options.items())
+
+
+@pytest.mark.parametrize(
+    "entry", [entry for entry in CATALOGUE if entry.use != ESTIMATOR], ids=lambda entry: entry.name
+)
+def test_what_is_a_function_only_is_refused_by_a_workflow(load, entry):
+    with pytest.raises(WorkflowError, match="algorithm.estimator: expected one of"):
+        load(f"estimator: '{entry.name}'")
+
+
+@pytest.mark.parametrize("entry", CATALOGUE, ids=lambda entry: entry.name)
+def test_every_entry_points_at_its_function(entry):
+    module, name = entry.where.split(":")
+    function = getattr(import_module(f"recipe.dag.{module}"), name)
+    assert entry.source and entry.assumes and entry.use in (ESTIMATOR, REWARD, LIBRARY)
+    if entry.use != ESTIMATOR:
+        parameters = inspect.signature(function).parameters
+        assert {key: parameters[key].default for key in entry.options} == entry.options
+
+
+@pytest.mark.parametrize(
+    ("algorithm", "where", "what"),
+    [
+        ("estimator: rloo, scale: std", "algorithm.scale", "`rloo` has another value"),
+        ("estimator: dr_mas, group_by: [uid]", "algorithm.group_by", "`dr_mas` has another value"),
+        ("estimator: at_grpo, group_by: [uid, agent]", "algorithm.group_by", "choose `grpo`"),
+        ("estimator: reinforce, center: mean", "algorithm.center", "does not read this"),
+        ("estimator: reinforce_pp, gamma_turn: 0.5", "algorithm.gamma_turn", "does not read this"),
+        ("estimator: magrpo, gamma: 0.5", "algorithm.gamma", "does not read this"),
+        ("estimator: drmas", "algorithm.estimator", "did you mean `dr_mas`"),
+        ("group_by: [uid, branch]", "algorithm.group_by", "prompt_hash"),
+    ],
+)
+def test_options_that_contradict_or_are_not_read_are_errors_at_their_place(load, algorithm, where, what):
+    with pytest.raises(WorkflowError) as error:
+        load(algorithm)
+    assert len(error.value.problems) == 1
+    assert where in str(error.value) and what in str(error.value)
+
+
+def test_an_option_that_agrees_with_the_preset_or_is_left_free_is_none(load):
+    assert load("estimator: rloo, scale: none").scale == "none"
+    assert load("estimator: magrpo, gamma_turn: 0.5").gamma_turn == 0.5
+    assert load("estimator: magrpo").gamma_turn == 0.9
+    assert contradictions("rloo", {"scale": "none", "lam": 3}) == {}
+    assert contradictions("rloo", {"scale": "std"}) == {"scale": "none"}
+
+
+def test_the_command_lists_everything_without_torch():
+    code = (
+        "import sys; from typer.testing import CliRunner; from recipe.dag.cli import app\n"
+        "print(CliRunner().invoke(app, ['algorithms']).output); print('torch' in sys.modules)"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    *lines, torch_is_there, _ = done.stdout.split("\n")
+    assert torch_is_there == "False"
+    for entry in CATALOGUE:
+        assert any(line.startswith(f"{entry.name} ") for line in lines)
+    text = " ".join(done.stdout.split())
+    assert "center=leave_one_out" in text and "arXiv 2602.08847" in text and "gamma_turn=0.9" in text
