@@ -18,14 +18,13 @@ def diamond(world, **keys):
     return world.workflow(nodes, **keys)
 
 
-def test_compute_nodes_run_in_the_episode_unless_they_wait_for_a_reward_or_training_node(world):
+def test_vote_and_compute_nodes_stand_among_the_agents(world):
     flow = world.workflow(
         [
             {"node_id": "a"},
             {"node_id": "mix", "node_role": "DEFAULT", "dependencies": ["a"]},
             {"node_id": "b", "dependencies": ["mix"]},
             {"node_id": "reward", "node_role": "REWARD", "dependencies": ["b"]},
-            {"node_id": "late", "node_role": "DEFAULT", "dependencies": ["reward"]},
         ]
     )
     a, mix, b = episode_graph(flow).nodes

@@ -6,11 +6,11 @@ stand side by side. Whoever waits only for nodes before its own position can nev
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 from recipe.dag.errors import UserError
-from recipe.dag.workflow.graph import topological_order
+from recipe.dag.workflow.graph import contract, graph_of, topological_order
 from recipe.dag.workflow.schema import Agent, Loop, Node, NodeRole, Workflow
 
 Slot = tuple[str, int]
@@ -72,19 +72,9 @@ class EpisodeGraph:
         }
 
 
-def runs_in_episode(workflow: Workflow) -> tuple[Node, ...]:
-    """The rollout and vote nodes, and the compute nodes that wait for no reward or training node, in file order."""
-    inside: dict[str, Node] = {}
-    for node in workflow.nodes:
-        computes = node.node_role is NodeRole.DEFAULT and all(name in inside for name in node.dependencies)
-        if computes or node.node_role in (NodeRole.ROLLOUT, NodeRole.VOTE):
-            inside[node.node_id] = node
-    return tuple(inside.values())
-
-
 def episode_graph(workflow: Workflow) -> EpisodeGraph:
     """Raises UserError for loops that share a node, and for one whose nodes wait for something that waits for it."""
-    inside = {node.node_id: node for node in runs_in_episode(workflow)}
+    inside = {node.node_id: node for node in workflow.episode_nodes}
     loop_of = _loop_of(workflow, inside)
     order = _causal_order(workflow, inside, loop_of)
     units: dict[str, int] = {}
@@ -128,24 +118,14 @@ def _loop_of(workflow: Workflow, inside: Mapping[str, Node]) -> dict[str, str]:
 
 def _causal_order(workflow: Workflow, inside: Mapping[str, Node], loop_of: Mapping[str, str]) -> list[Node]:
     """Topological with each loop as one vertex; inside a loop, topological too."""
-    units: dict[str, list[Node]] = {}
-    for name, node in inside.items():
-        units.setdefault(f"loop {loop_of[name]}" if name in loop_of else name, []).append(node)
-    unit_of = {node.node_id: unit for unit, members in units.items() for node in members}
-    graph = {
-        unit: [unit_of[d] for node in members for d in node.dependencies if unit_of.get(d, unit) != unit]
-        for unit, members in units.items()
-    }
+    graph = graph_of(inside.values())
+    bodies = {f"loop {loop}": [name for name in inside if loop_of.get(name) == loop] for loop in workflow.loops}
     try:
-        order = topological_order(graph)
+        units = topological_order(contract(graph, bodies))
     except ValueError as error:
         raise UserError(f"{workflow.path}: {error}; put the nodes between into the loop, too") from error
-    return [node for unit in order for node in _topological(units[unit])]
-
-
-def _topological(nodes: Sequence[Node]) -> list[Node]:
-    by_id = {node.node_id: node for node in nodes}
-    return [by_id[name] for name in topological_order({node.node_id: node.dependencies for node in nodes})]
+    order = (topological_order({name: graph[name] for name in bodies.get(unit, (unit,))}) for unit in units)
+    return [inside[name] for names in order for name in names]
 
 
 def _whole(workflow: Workflow, name: str, loop: str | None, loop_of: Mapping[str, str]) -> tuple[str, ...]:

@@ -16,7 +16,6 @@ from typing import Any
 
 from recipe.dag.episode.chat import as_ids
 from recipe.dag.episode.context import Context, Message, Output
-from recipe.dag.episode.graph import runs_in_episode
 from recipe.dag.errors import Fault, HookFault, UserError
 from recipe.dag.workflow.schema import Node, Workflow
 from recipe.dag.workflow.user_code import load_object
@@ -106,7 +105,7 @@ class Hooks:
 def load_hooks(node: Node, workflow: Workflow) -> Hooks:
     """Load the node's process_path; a class is instantiated once, here, so it must keep nothing of an episode.
     Raises UserError."""
-    inside = {other.node_id for other in runs_in_episode(workflow)}
+    inside = {other.node_id for other in workflow.episode_nodes}
     named = tuple(name for name in node.dependencies if name in inside)
     peers = next((loop.nodes for loop in workflow.loops.values() if node.node_id in loop.nodes), ())
     options = node.agent_options
