@@ -265,6 +265,68 @@ def test_a_prompt_that_does_not_fit_is_data(world):
     assert (a.stop_reason, len(a.response_ids), client.requests[0][2]["max_tokens"]) == ("length", 8, 8)
     assert (b.stop_reason, b.response_ids, b.text) == ("length", [], "")
     assert [row.node for row in rows_of([episode])] == ["a"]
+    assert (episode.ended_by, episode.done, episode.turns) == ("length", False, 1)
+
+
+def test_a_prompt_that_does_not_fit_any_more_ends_the_episode_and_keeps_what_was_there(world):
+    """The conversation grows from turn to turn; the reward goes to the last call that has tokens."""
+    grow = """
+def pre_process(tokenizer, prompt_ids, obs, *, context):
+    last = context.history[-1] if context.history else None
+    return last.prompt_ids + last.response_ids + [50] if last else prompt_ids
+"""
+    nodes = [
+        {"node_id": "a", "agent_options": {"process_path": "grow.py"}},
+        {"node_id": "score", "node_role": "REWARD", "dependencies": ["a"], "executable_ref": "one.py:one"},
+    ]
+    files = {"grow.py": grow, "one.py": "def one(episode):\n    return {'agent0': len(episode.calls)}\n"}
+    flow = world.workflow(nodes, files=files, episode={"max_turns": 9})
+    room = len(world.Tokenizer().encode("<|im_start|>user\nquestion<|im_end|>\n<|im_start|>assistant\n"))
+    client = world.Client(lambda *_: "y" * 9)
+    episode = world.play(flow, client, max_model_len=room + 33)
+    assert (episode.fault, episode.ended_by, episode.turns) == (None, "length", 4)
+    assert [(len(call.response_ids), call.reward) for call in episode.calls] == [
+        (10, 0.0),
+        (10, 0.0),
+        (10, 4.0),
+        (0, 0.0),
+    ]
+    (row,) = rows_of([episode])
+    assert (row.call_rewards, row.reward) == ((0.0, 0.0, 4.0), 4.0)
+    (last,) = rows_of([episode], train_turns="last")
+    assert (last.turn, last.reward) == (2, 4.0)
+
+
+def test_a_prompt_that_does_not_fit_ends_its_loop(world):
+    nodes = [{"node_id": "a"}, {"node_id": "b", "agent_group": 1, "dependencies": ["a"]}]
+    flow = world.workflow(nodes, loops={"l": {"nodes": ["a"], "max_rounds": 9}}, episode={"max_turns": 3})
+    room = len(world.Tokenizer().encode("<|im_start|>user\nquestion<|im_end|>\n<|im_start|>assistant\n"))
+    client = world.Client(lambda prompt, sampling, request: "y" * (20 if request.endswith("0") else 2))
+    episode = world.play(flow, client, max_model_len=room + 30)
+    shapes = [(call.node, call.round, call.stop_reason, len(call.response_ids)) for call in episode.calls]
+    # Its second round would show the 20 characters of the first.
+    assert shapes == [("a", 0, "stop", 21), ("a", 1, "length", 0), ("b", 0, "stop", 3)]
+    assert (episode.ended_by, episode.turns) == ("length", 1)
+
+
+@pytest.mark.parametrize(("turns", "done_at", "expected"), [(3, 9, "turns"), (3, 2, "done"), (1, 0, "done")])
+def test_the_record_says_what_ended_the_episode(world, turns, done_at, expected):
+    code = f"""
+from recipe.dag.episode.context import Output
+def post_process(tokenizer, prompt_ids, response_ids, *, context):
+    return Output(done=context.turn == {done_at})
+"""
+    nodes = [{"node_id": "a", "agent_options": {"process_path": "h.py"}}]
+    flow = world.workflow(nodes, files={"h.py": code}, episode={"max_turns": turns})
+    assert world.play(flow).ended_by == expected
+
+
+def test_an_episode_that_a_fault_ended_was_ended_by_nothing_else(world):
+    def script(prompt, sampling, request):
+        raise ModelServerFault("down")
+
+    episode = world.play(world.workflow([{"node_id": "a"}]), world.Client(script))
+    assert episode.fault and episode.ended_by == ""
 
 
 def test_a_sample_without_messages_is_a_user_error(world):

@@ -1,13 +1,18 @@
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 
+from recipe.dag.episode.record import Call
+from recipe.dag.episode.reward import share
+from recipe.dag.episode.rows import rows_of
 from recipe.dag.errors import UserError
 
 HEAD = "from recipe.dag.errors import GraderFault\nimport asyncio, threading\nimport numpy as np\n"
 
 
-def scored(world, *bodies: str, word: str = "", frozen: bool = False, **keys):
+def scored(world, *bodies: str, word: str = "", frozen: bool = False, algorithm: dict | None = None, **keys):
     """Agents agent0 and agent1, two turns, one reward node per body."""
     code = HEAD + "".join(f"{word}def score{k}(episode, **kwargs):\n    {body}\n" for k, body in enumerate(bodies))
     nodes = [
@@ -30,6 +35,7 @@ def scored(world, *bodies: str, word: str = "", frozen: bool = False, **keys):
         agents=[{}, {"policy": "fixed" if frozen else "main"}],
         policies=policies,
         files={"reward.py": code},
+        algorithm=algorithm or {},
         episode={"max_turns": 2, "call_timeout_s": 0.5},
     )
 
@@ -100,6 +106,92 @@ def test_a_hung_async_reward_is_cut(world):
 def test_a_frozen_agent_needs_no_reward(world):
     episode = world.play(scored(world, "return {'agent0': 1}", frozen=True))
     assert episode.fault is None and [call.reward for call in episode.calls_of("agent1")] == [None, None]
+
+
+def call(agent: int, turn: int, reward: float | None, *, tokens: int = 1) -> Call:
+    mask = [1] * tokens
+    return Call(f"n{agent}", f"agent{agent}", agent, "main", turn, response_mask=mask, reward=reward)
+
+
+@pytest.mark.parametrize(
+    ("calls", "expected"),
+    [
+        # Everyone gets the last agent's, in place of its own.
+        ([call(0, 0, None), call(1, 0, 5.0), call(2, 0, 1.0)], [1.0, 1.0, 1.0]),
+        # Turn by turn.
+        ([call(0, 0, 0.0), call(1, 0, 0.5), call(0, 1, 3.0), call(1, 1, 1.0)], [0.5, 0.5, 1.0, 1.0]),
+        # Once per turn, however often an agent moves in it, at its last call with tokens.
+        (
+            [call(0, 0, 1.0), call(1, 0, 0.25), call(0, 0, 1.0), call(1, 0, 0.5), call(0, 0, 1.0, tokens=0)],
+            [0.0, 0.25, 0.75, 0.5, 0.0],
+        ),
+        # The last agent is the last of those that were rewarded in the turn.
+        ([call(0, 0, None), call(1, 0, 2.0), call(2, 0, None)], [2.0, 2.0, 2.0]),
+        ([call(0, 0, 3.0), call(0, 1, 4.0), call(2, 1, 1.0)], [3.0, 1.0, 1.0]),
+        # The agents' order counts, not the order of their moves.
+        ([call(1, 0, 2.0), call(0, 0, 7.0)], [2.0, 2.0]),
+        ([call(0, 0, None), call(1, 0, None)], [None, None]),
+    ],
+)
+def test_sharing_gives_every_agent_the_last_ones_reward_of_the_turn(calls, expected):
+    calls = [replace(c) for c in calls]
+    share(calls)
+    assert [c.reward for c in calls] == expected
+    share(calls)
+    assert [c.reward for c in calls] == expected
+
+
+def test_a_workflow_shares_rewards_before_it_asks_who_has_none(world):
+    flow = scored(world, "return {'agent1': [0.25, 1.0]}", algorithm={"share_reward_in_agent": True})
+    episode = world.play(flow)
+    assert episode.fault is None
+    assert [(c.agent, c.reward) for c in episode.calls] == [
+        ("agent0", 0.25),
+        ("agent1", 0.25),
+        ("agent0", 1.0),
+        ("agent1", 1.0),
+    ]
+    assert {row.agent: row.reward for row in rows_of([episode], train_turns="last")} == {"agent0": 1.0, "agent1": 1.0}
+
+
+def test_sharing_takes_the_envs_rewards_too_and_counts_them_once(world):
+    code = """
+class E:
+    async def step(self, actions, ground_truth): return None, [0.0, 1.0], False
+"""
+    watch = {"obs_with_env": True}
+    nodes = [
+        {"node_id": "a", "agent_options": watch},
+        {
+            "node_id": "b",
+            "agent_group": 1,
+            "agent_options": {**watch, "env_path": ["e.py:E"], "rewards_with_env": True},
+        },
+    ]
+    flow = world.workflow(nodes, files={"e.py": code}, algorithm={"share_reward_in_agent": True})
+    assert [c.reward for c in world.play(flow).calls] == [1.0, 1.0]
+
+
+def test_chained_credit_and_sharing_exclude_each_other(world):
+    algorithm = {"share_reward_in_agent": True, "estimator": "gae_chain"}
+    with pytest.raises(UserError, match="gae_chain carries rewards back itself"):
+        world.runner(scored(world, "return {}", algorithm=algorithm))
+
+
+def test_a_reward_function_sees_results_and_skips_and_changes_neither(world):
+    body = (
+        "assert episode.skips[0].node == 'c' and episode.results[0].parsed == {'n': 1}; "
+        "episode.results[0].parsed.clear(); episode.skips.clear(); return {'agent0': 1}"
+    )
+    nodes = [
+        {"node_id": "a"},
+        {"node_id": "n", "node_role": "DEFAULT", "dependencies": ["a"], "executable_ref": "reward.py:count"},
+        {"node_id": "c", "when": {"node": "n", "key": "n", "equals": 2}},
+        {"node_id": "r", "node_role": "REWARD", "dependencies": ["c"], "executable_ref": "reward.py:score"},
+    ]
+    code = f"def count(context):\n    return {{'n': 1}}\ndef score(episode):\n    {body}\n"
+    episode = world.play(world.workflow(nodes, files={"reward.py": code}))
+    assert episode.fault is None and len(episode.skips) == 1 and episode.results[0].parsed == {"n": 1}
 
 
 def test_a_grader_that_crashed_is_the_infrastructures(world):

@@ -1,0 +1,317 @@
+"""Several envs by name, and what becomes of a batch some of whose envs break."""
+
+from __future__ import annotations
+
+import asyncio
+
+import pytest
+
+from recipe.dag.episode.batch import run_batch
+from recipe.dag.episode.rows import rows_of
+from recipe.dag.errors import UserError
+from recipe.dag.workflow.user_code import load_object
+
+TWO = """
+class Base:
+    made = []
+    def __init__(self, level=0):
+        self.level = level
+        Base.made.append((type(self).__name__, level))
+    async def step(self, actions, ground_truth):
+        return f"{type(self).__name__} {self.level} heard {actions}", [1.0, 2.0], False, {"level": self.level}
+class Maths(Base):
+    def reset(self, sample, seed):
+        self.seed = seed
+        return f"maths {sample['ground_truth']}"
+class Code(Base): ...
+"""
+
+
+def routed(world, **keys):
+    options = {"obs_with_env": True, "env_path": ["maths", "env.py:Code"], "env_route": "extra_info.kind"}
+    nodes = [
+        {"node_id": "a", "agent_options": {"obs_with_env": True}},
+        {
+            "node_id": "b",
+            "agent_group": 1,
+            "dependencies": ["a"],
+            "agent_options": {**options, "rewards_with_env": True},
+        },
+        {
+            "node_id": "after",
+            "agent_group": 2,
+            "dependencies": ["b"],
+            "when": {"env": "b", "key": "level", "at_least": 3},
+        },
+    ]
+    envs = {"maths": {"path": "env.py:Maths", "kwargs": {"level": 3}}}
+    return world.workflow(nodes, files={"env.py": TWO}, envs=envs, episode={"max_turns": 2}, **keys)
+
+
+def batch(world, flow, samples, client=None, n: int = 1):
+    async def main():
+        made = world.runner(flow, client)
+        episodes = await run_batch(made, [(s, f"u{k}") for k, s in enumerate(samples)], n, step=0)
+        assert asyncio.all_tasks() == {asyncio.current_task()}
+        return episodes
+
+    return asyncio.run(main())
+
+
+def test_each_episode_gets_the_env_that_its_sample_names(world):
+    flow = routed(world)
+    samples = [world.sample(extra_info={"kind": kind}) for kind in ("maths", "env.py:Code")]
+    maths, code = batch(world, flow, samples)
+    assert maths.fault is code.fault is None
+    assert load_object("env.py:Base", flow.path).made == [("Maths", 3), ("Code", 0)]
+    assert "Observation:\nmaths 4" in maths.calls[0].prompt_text
+    assert "Observation" not in code.calls[0].prompt_text  # Code has no reset, so there is nothing to see yet
+    assert "Maths 3 heard" in maths.calls_of("agent0")[1].prompt_text
+    assert [call.reward for call in code.calls] == [1.0, 2.0, 1.0, 2.0]
+    # Its info decides a branch, and stays in the record.
+    assert [call.node for call in maths.calls] == ["a", "b", "after"] * 2 and not maths.skips
+    assert [call.node for call in code.calls] == ["a", "b"] * 2
+    assert [call.env_info for call in maths.calls] == [{}, {"level": 3}, {}] * 2
+
+
+@pytest.mark.parametrize(
+    ("extra", "message"),
+    [
+        ({"kind": "chess"}, "env_route: extra_info.kind is 'chess'; the envs are maths, env.py:Code"),
+        ({}, "env_route: extra_info.kind is not in the sample; the envs are maths, env.py:Code"),
+    ],
+)
+def test_a_sample_that_names_no_env_costs_its_episodes_only(world, extra, message):
+    samples = [world.sample(extra_info=extra), world.sample(extra_info={"kind": "maths"})]
+    lost, fine = batch(world, routed(world), samples)
+    assert (lost.fault["boundary"], lost.fault["where"], lost.fault["message"]) == ("env", "node b", message)
+    assert lost.calls == [] and lost.attempts == 1
+    assert fine.fault is None and len(fine.calls) == 6
+
+
+def test_several_envs_need_a_route(world):
+    flow = world.workflow([{"node_id": "a", "agent_options": {"env_path": ("env.py:Maths", "env.py:Code")}}])
+    with pytest.raises(UserError, match="node a: env_path names 2 envs; say by `env_route`"):
+        world.runner(flow)
+
+
+def test_two_nodes_may_step_an_env_each(world):
+    """Each is a player of its own env alone."""
+    watch = {"obs_with_env": True, "rewards_with_env": True}
+    code = """
+class E:
+    async def step(self, actions, ground_truth): return None, len(actions), False
+class F:
+    async def step(self, actions, ground_truth): return None, 10 * len(actions), False
+"""
+    nodes = [
+        {"node_id": "a", "agent_options": {**watch, "env_path": ["env.py:E"]}},
+        {"node_id": "b", "agent_group": 1, "agent_options": {**watch, "env_path": ["env.py:F"]}},
+    ]
+    episode = world.play(world.workflow(nodes, files={"env.py": code}))
+    assert [call.reward for call in episode.calls] == [1.0, 10.0]
+
+
+LOOPED = """
+class E:
+    def __init__(self):
+        self.log = []
+    async def step(self, actions, ground_truth):
+        self.log.append(actions)
+        return f"step {len(self.log)}", [len(self.log)] * len(actions), len(self.log) == 5, {"steps": len(self.log)}
+"""
+
+
+def looped(world, until: dict | None = None, **keys):
+    watch = {"obs_with_env": True}
+    nodes = [
+        {"node_id": "before", "agent_options": watch},
+        {"node_id": "a", "agent_group": 1, "dependencies": ["before"], "agent_options": watch},
+        {
+            "node_id": "b",
+            "agent_group": 2,
+            "dependencies": ["a"],
+            "agent_options": {**watch, "env_path": ["env.py:E"], "rewards_with_env": True},
+        },
+        {"node_id": "after", "agent_group": 3, "dependencies": ["b"], "agent_options": watch},
+    ]
+    loops = {"play": {"nodes": ["a", "b"], "max_rounds": 9, "until": until}}
+    return world.workflow(nodes, files={"env.py": LOOPED}, loops=loops, **keys)
+
+
+def test_an_env_in_a_loop_is_stepped_in_each_round_until_its_info_says_so(world):
+    flow = looped(world, {"env": "b", "key": "steps", "at_least": 3})
+    episode = world.play(flow)
+    assert episode.fault is None and not episode.done
+    assert [(c.node, c.round, c.reward) for c in episode.calls] == [
+        ("before", 0, None),
+        *[(node, round, round + 1.0) for round in range(3) for node in ("a", "b")],
+        ("after", 0, None),
+    ]
+    prompts = {(call.node, call.round): call.prompt_text for call in episode.calls}
+    assert "Observation" not in prompts["a", 0]
+    assert "Observation:\nstep 2" in prompts["a", 2] and "Observation:\nstep 2" in prompts["b", 2]
+    assert "Observation:\nstep 3" in prompts["after", 0]
+
+
+def test_an_env_that_is_done_ends_its_loop(world):
+    episode = world.play(looped(world, episode={"max_turns": 3}))
+    assert [call.round for call in episode.calls_of("agent2")] == [0, 1, 2, 3, 4]
+    assert (episode.turns, episode.ended_by, episode.calls[-1].node) == (1, "done", "after")
+
+
+def test_a_skipped_player_acts_with_nothing_and_earns_nothing(world):
+    code = """
+class E:
+    async def step(self, actions, ground_truth):
+        return [f"you said {a!r}" for a in actions], [1.0, 2.0, 4.0], False, {"actions": actions}
+"""
+    watch = {"obs_with_env": True}
+    nodes = [
+        {"node_id": "a", "agent_options": watch},
+        {"node_id": "b", "agent_group": 1, "agent_options": watch, "when": {"sample": "missing", "exists": True}},
+        {
+            "node_id": "c",
+            "agent_group": 2,
+            "agent_options": {**watch, "env_path": ["env.py:E"], "rewards_with_env": True},
+        },
+    ]
+    episode = world.play(world.workflow(nodes, files={"env.py": code}))
+    assert [(call.node, call.reward) for call in episode.calls] == [("a", 1.0), ("c", 4.0)]
+    assert episode.calls[1].env_info == {"actions": ["ok", "", "ok"]}
+
+
+def test_a_skipped_owner_steps_nothing(world):
+    nodes = [
+        {"node_id": "a", "agent_options": {"obs_with_env": True}},
+        {
+            "node_id": "b",
+            "agent_group": 1,
+            "when": {"node": "a", "matches": "go"},
+            "dependencies": ["a"],
+            "agent_options": {"env_path": ["env.py:E"], "rewards_with_env": True},
+        },
+    ]
+    lines = ["go", "wait", "go"]
+    client = world.Client(lambda prompt, sampling, request: lines.pop(0) if request.endswith("0") else "b")
+    flow = world.workflow(nodes, files={"env.py": LOOPED}, episode={"max_turns": 3})
+    episode = world.play(flow, client)
+    assert [(call.node, call.reward) for call in episode.calls] == [
+        ("a", 1.0),
+        ("b", 1.0),
+        ("a", None),
+        ("a", 2.0),
+        ("b", 2.0),
+    ]
+    assert (
+        "Observation:\nstep 1" in episode.calls[2].prompt_text
+        and "Observation:\nstep 1" in episode.calls[3].prompt_text
+    )
+
+
+def breaking(*, construct: str = "", reset: str = "", step: str = "", close: str = "", word: str = "") -> str:
+    """An env for two players, each of whose methods breaks as given in the episode whose sample is bad (its constructor
+    in the third instance). HANG: it waits for ever, `word` says how."""
+
+    def when(condition: str, body: str) -> str:
+        wait = "await asyncio.Event().wait()" if word else "threading.Event().wait()"
+        return f"if {condition}:\n            {body.replace('HANG', wait)}" if body else "pass"
+
+    return f"""
+import asyncio, itertools, threading
+import numpy as np
+count = itertools.count(1)
+class E:
+    def __init__(self):
+        {when("next(count) == 3", construct)}
+    {word} def reset(self, sample, seed):
+        self.bad = sample["bad"]
+        {when("self.bad", reset)}
+    {word} def step(self, actions, ground_truth):
+        {when("self.bad", step)}
+        return ["x", "y"], [1.0, 2.0], True
+    {word} def close(self):
+        {when("self.bad", close)}
+""".replace("     def", "    def")
+
+
+def six(world, code: str):
+    """Episodes of a batch of six, the third one's sample being bad."""
+    watch = {"obs_with_env": True}
+    owner = {**watch, "env_path": ["env.py:E"], "rewards_with_env": True}
+    nodes = [
+        {"node_id": "a", "agent_options": watch},
+        {"node_id": "b", "agent_group": 1, "dependencies": ["a"], "agent_options": owner},
+    ]
+    flow = world.workflow(nodes, files={"env.py": code}, episode={"call_timeout_s": 1.0})
+    return batch(world, flow, [world.sample(bad=k == 2) for k in range(6)])
+
+
+def costs_one(episodes, method: str, message: str, *, calls: int) -> None:
+    """One episode is lost, for this reason, and nothing of it is learnt; the others are as ever."""
+    (lost,) = [episode for episode in episodes if episode.fault]
+    assert message in lost.fault["message"] and lost.fault["where"] == f"env.py:E:{method}"
+    assert lost.fault["boundary"] == "env" and lost.attempts == 1
+    assert [call.reward for call in lost.calls] == [None] * calls
+    others = [episode for episode in episodes if episode is not lost]
+    assert [[call.reward for call in episode.calls] for episode in others] == [[1.0, 2.0]] * 5
+    assert {row.uid for row in rows_of(episodes)} == {episode.uid for episode in others}
+
+
+@pytest.mark.parametrize("word", ["", "async"])
+@pytest.mark.parametrize(
+    ("body", "message"),
+    [
+        ("HANG", "step took longer than 1 s"),
+        ("raise ValueError('boom')", "ValueError: boom"),
+        ("raise StopAsyncIteration", "StopAsyncIteration"),
+        ("return None, float('nan'), False", "not a finite number"),
+        ("return None, [1.0, np.float32('nan')], False", "not a finite number"),
+        ("return None, 0.0, float('nan')", "returned done = float nan, not a bool"),
+        ("return None, 0.0, 2", "returned done = int 2, not a bool"),
+        ("return ['x'], 0.0, False", "1 observations for 2 players"),
+        ("return ['x'] * 3, 0.0, False", "3 observations for 2 players"),
+        ("return {'agent0': 1, 'agent7': 2}, 0.0, False", "returned observations for ['agent7']"),
+        ("return None, [1.0] * 3, False", "3 rewards for 2 players"),
+        ("return None, [], False", "0 rewards for 2 players"),
+        ("return None, {'agent0': 1.0}, False", "its players are ['agent0', 'agent1']"),
+        ("return None, 0.0, False, {}, {}", "not (obs, reward, done) or (obs, reward, done, info)"),
+        ("return None, 0.0, False, [1]", "returned info = list [1], not a dict"),
+        ("return None, 0.0, False, {'x': float('nan')}", "an info that is no JSON"),
+        ("return None, 0.0, False, {'x': object()}", "an info that is no JSON"),
+        ("return 1", "not (obs, reward, done)"),
+    ],
+)
+def test_a_broken_step_costs_one_episode_of_a_batch(world, word, body, message):
+    costs_one(six(world, breaking(step=body, word=word)), "step", message, calls=2)
+
+
+@pytest.mark.parametrize("word", ["", "async"])
+@pytest.mark.parametrize(
+    ("body", "message"),
+    [
+        ("HANG", "reset took longer than 1 s"),
+        ("raise OSError('gone')", "OSError: gone"),
+        ("return ['only one']", "1 observations for 2 players"),
+    ],
+)
+def test_a_broken_reset_costs_one_episode_of_a_batch(world, word, body, message):
+    costs_one(six(world, breaking(reset=body, word=word)), "reset", message, calls=0)
+
+
+@pytest.mark.parametrize(
+    ("body", "message"), [("HANG", "__init__ took longer than 1 s"), ("raise OSError('gone')", "OSError: gone")]
+)
+def test_a_broken_constructor_costs_one_episode_of_a_batch(world, body, message):
+    costs_one(six(world, breaking(construct=body)), "__init__", message, calls=0)
+
+
+@pytest.mark.parametrize("word", ["", "async"])
+@pytest.mark.parametrize("body", ["HANG", "raise OSError('busy')"])
+def test_a_close_that_breaks_costs_nothing(world, word, body):
+    episodes = six(world, breaking(close=body, word=word))
+    assert [episode.fault for episode in episodes] == [None] * 6
+    assert [[fault["where"] for fault in episode.faults] for episode in episodes] == [
+        ["env.py:E:close"] if k == 2 else [] for k in range(6)
+    ]
+    assert [row.reward for row in rows_of(episodes)] == [1.0, 2.0] * 6
