@@ -1,0 +1,23 @@
+#!/usr/bin/env bash
+# MARFT on a CUDA host: Qwen2.5-3B-Instruct (or any chat model), SGLang rollouts, FSDP2 training.
+#   MODEL_PATH=/models/Qwen2.5-3B-Instruct bash recipe/marft/run_qwen2_5-3b_marft.sh [siiRL's flags or hydra overrides]
+# DATA_DIR holds train.parquet and test.parquet (preprocess/deepscaler.py; default data/deepscaler).
+# WORKFLOW=workflows/workflow_marft_code.yaml trains on programming. WANDB_KEY or SWANLAB_API_KEY turn loggers on.
+# SHOW=1 prints what the flags mean here and starts nothing; it needs neither a GPU nor a model.
+set -euo pipefail
+cd "$(dirname "${BASH_SOURCE[0]}")/../.."
+tiny="without either, try: bash recipe/marft/run_tiny_cpu.sh"
+if [ -z "${SHOW:-}" ]; then
+  command -v nvidia-smi >/dev/null && nvidia-smi -L 2>/dev/null | grep -q GPU || { echo "error: no NVIDIA GPU here; $tiny" >&2; exit 2; }
+  case " $* " in *model.path=*) ;; *)
+    [ -n "${MODEL_PATH:-}" ] || { echo "error: set MODEL_PATH to a chat model (a folder or a hub name); $tiny" >&2; exit 2; } ;;
+  esac
+fi
+[ -z "${MODEL_PATH:-}" ] || export MODEL_PATH
+data=${DATA_DIR:-data/deepscaler}
+loggers=console,tensorboard
+[ -z "${WANDB_KEY:-}" ] || { export WANDB_API_KEY=$WANDB_KEY; loggers+=,wandb; }
+[ -z "${SWANLAB_API_KEY:-}" ] || loggers+=,swanlab
+exec "${PYTHON:-python3}" -m recipe.marft.train --config-name qwen2_5_3b ${SHOW:+--show} \
+  workflow="${WORKFLOW:-workflows/workflow_marft.yaml}" "data.train_files=$data/train.parquet" \
+  "data.val_files=$data/test.parquet" "trainer.logger=[$loggers]" "$@"

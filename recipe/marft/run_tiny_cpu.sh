@@ -1,0 +1,18 @@
+#!/usr/bin/env bash
+# MARFT on a laptop: installs, makes data and a 1M-parameter model, trains reasoner and actor with their critics by the
+# real code path, evaluates.
+#   bash recipe/marft/run_tiny_cpu.sh [SEED] [hydra overrides]         SEED=1 does as well
+# The same command resumes a run that was killed. Everything goes into outputs/marft_tiny (with a seed: ..._seed1).
+set -euo pipefail
+cd "$(dirname "${BASH_SOURCE[0]}")/../.."
+seed=${SEED:-0}
+case ${1:-} in '' | *[!0-9]*) ;; *) seed=$1; shift ;; esac
+. recipe/dag/scripts/cpu_env.sh
+name=marft_tiny$([ "$seed" = 0 ] || echo "_seed$seed")
+workflow=${WORKFLOW:-workflows/workflow_marft_tiny.yaml}
+python preprocess/arithmetic.py --mental --local_dir "outputs/$name/data" --train_size 2048 --test_size 64 --seed "$seed"
+python -m recipe.tiny.build --workflow "$workflow" --teacher recipe/marft/teacher.py:Teacher \
+  --output "outputs/$name/model" --seed "$seed" --steps 1500 --batch_size 32
+export MODEL_PATH="outputs/$name/model"
+exec python -m recipe.dag.main --config-path recipe/marft/config --config-name tiny_cpu \
+  workflow="$workflow" seed="$seed" trainer.experiment_name="$name" "$@"
