@@ -1,0 +1,188 @@
+"""Reasoner and actor: what they are shown, what they hand over, what the episode's outcome is."""
+
+from __future__ import annotations
+
+import asyncio
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from recipe.dag.episode.client import PolicyEndpoint
+from recipe.dag.episode.context import Context
+from recipe.dag.episode.record import Call, Episode, Generation
+from recipe.dag.episode.runner import EpisodeRunner
+from recipe.dag.errors import HookFault, UserError
+from recipe.dag.workflow.loader import load_workflow
+from recipe.marft import prompts
+from recipe.marft.hooks import Actor, Reasoner, env_outcome
+from recipe.marft.prompts import render
+
+ROOT = Path(__file__).parents[2]
+FIELDS = {"prompt": r"Let $x = \frac{1}{2}$, ${reasoning} and $5.", "reasoning": "R"}
+
+
+@pytest.mark.parametrize(
+    ("template", "expected"),
+    [
+        ("${prompt}", FIELDS["prompt"]),
+        ("${reasoning}${reasoning}", "RR"),
+        (r"Put it in \boxed{}. ${reasoning}", r"Put it in \boxed{}. R"),
+        ("It costs $5, not $$6$$, ${x}$ $x_{max}$ $prompt $", "It costs $5, not $$6$$, ${x}$ $x_{max}$ $prompt $"),
+        ("$${reasoning}$", "$R$"),
+        (r"\1 \g<0> %s {0} {prompt}", r"\1 \g<0> %s {0} {prompt}"),
+        ("", ""),
+    ],
+)
+def test_render_replaces_known_fields_only(template, expected):
+    assert render(template, FIELDS) == expected
+
+
+@pytest.mark.parametrize("template", ["${promt}", "a ${problem}", "${reasoning} ${answer_1}"])
+def test_render_names_a_field_that_is_none(template):
+    with pytest.raises(UserError, match="unknown field .*; the fields here are"):
+        render(template, FIELDS)
+
+
+@given(st.text(), st.text())
+def test_values_pass_through_untouched(prompt, reasoning):
+    assert render("<${prompt}|${reasoning}>", {"prompt": prompt, "reasoning": reasoning}) == f"<{prompt}|{reasoning}>"
+
+
+def call(node: str, text: str, turn: int = 0) -> Call:
+    return Call(node, node, 0, "p", turn, text=text)
+
+
+def context(
+    node: str = "act", *, turn: int = 0, upstream: dict[str, Call] | None = None, made: Call | None = None
+) -> Context:
+    sample = {"prompt": [{"role": "user", "content": r"What is $2^{3}$? It cost $5."}]}
+    return Context(sample, "u", 0, turn, 3, node, node, upstream or {}, [], None, False, None, made)
+
+
+def shown(hook, obs=None, context=None, **kwargs) -> list[str]:
+    return [message["content"] for message in hook.pre_process(None, [], obs, context=context, **kwargs)]
+
+
+def test_the_reasoner_sees_the_problem():
+    system, user = shown(Reasoner(), context=context("reason"))
+    assert system == prompts.SYSTEMS["math"]
+    assert user.startswith("What is $2^{3}$? It cost $5.\n\nWork out")
+
+
+def test_the_actor_sees_problem_and_steps():
+    _, user = shown(Actor(), context=context(upstream={"reason": call("reason", "2*2*2")}))
+    assert "What is $2^{3}$?" in user and "A colleague's steps:\n2*2*2\n\nCarry" in user and "earlier" not in user
+
+
+def test_code_has_texts_of_its_own():
+    assert "```python" in shown(Actor(), context=context(), task="code")[1]
+    assert shown(Reasoner(), context=context(), task="code")[0] == prompts.SYSTEMS["code"]
+    with pytest.raises(
+        UserError, match="node 'act': pre_process_kwargs.task: 'chess' is unknown; choose one of math, code"
+    ):
+        shown(Actor(), context=context(), task="chess")
+
+
+def test_templates_and_system_can_be_replaced():
+    (user,) = shown(
+        Actor(),
+        context=context(upstream={"reason": call("reason", "\nSteps: S")}),
+        pre_chat_template="${prompt} Box it: \\boxed{}, $$x$$.",
+        system="",
+    )
+    assert user == "What is $2^{3}$? It cost $5.\n\nSteps: S Box it: \\boxed{}, $$x$$."
+
+
+def test_a_later_turn_shows_what_the_env_said_and_no_steps_of_the_turn_before():
+    upstream = {"reason": call("reason", "old", 0), "act": call("act", "old answer", 0)}
+    _, user = shown(Reasoner(), "old\n\nThis was wrong.", context("reason", turn=1, upstream=upstream))
+    assert "An earlier attempt:\nold\n\nThis was wrong." in user and "old answer" not in user
+    upstream["reason"] = call("reason", "new", 1)
+    _, user = shown(Actor(), "old answer\n\nThis was wrong.", context(turn=1, upstream=upstream))
+    assert "An earlier attempt:\nold answer\n\nThis was wrong.\n\nA colleague's steps:\nnew\n" in user
+
+
+def handed(hook, text: str, **kwargs):
+    return hook.post_process(None, [], [], context=context(made=call("act", text)), **kwargs)
+
+
+@pytest.mark.parametrize(
+    ("text", "out", "parsed"),
+    [
+        (r"So \boxed{8}.", r"So \boxed{8}.", {"answer": "8"}),
+        ("so 8", "so 8", {}),
+        (r"<think>\boxed{7}</think>\boxed{8}", r"\boxed{8}", {"answer": "8"}),
+        (r"<think>\boxed{7}", "", {}),
+    ],
+)
+def test_what_an_actor_hands_over(text, out, parsed):
+    output = handed(Actor(), text)
+    assert (output.text, output.parsed, output.done) == (out, parsed, False)
+
+
+def test_post_chat_template_stands_before_the_answer():
+    assert handed(Reasoner(), "2*2*2", post_chat_template="\nSteps ($): ").text == "\nSteps ($): 2*2*2"
+
+
+def test_hooks_without_an_episode_are_a_fault():
+    with pytest.raises(HookFault):
+        Reasoner().pre_process(None, [], None)
+
+
+@pytest.mark.parametrize(
+    ("reward", "solved_at", "outcome"), [(1.0, 1.0, 1.0), (0.5, 1.0, 0.0), (0.5, 0.5, 1.0), (0.0, 1.0, 0.0)]
+)
+def test_the_envs_last_reward_is_the_outcome(reward, solved_at, outcome):
+    calls = [call("reason", ""), call("act", "")]
+    calls[0].reward, calls[1].reward = 0.0, reward
+    episode = Episode("u", 0, {}, calls)
+    assert env_outcome(episode, solved_at=solved_at) == {}
+    assert (episode.outcome, episode.info) == (outcome, {"final_reward": reward})
+
+
+def test_an_env_that_rewards_nobody_is_the_users_mistake():
+    with pytest.raises(UserError, match="rewards_with_env"):
+        env_outcome(Episode("u", 0, {}, [call("act", "")]))
+
+
+class Scripted:
+    """A policy's server with its tokenizer: one token per character, answers by agent and turn."""
+
+    eos_token_id = 0
+
+    def __init__(self, *answers: str):
+        self.answers, self.prompts = list(answers), []
+
+    def encode(self, text, add_special_tokens=True):
+        return [ord(c) for c in text]
+
+    def decode(self, ids, skip_special_tokens=False):
+        return "".join(chr(i) for i in ids if i)
+
+    def apply_chat_template(self, messages, tokenize=True, return_dict=True, **kwargs):
+        text = "".join(f"[{m['role']}]{m['content']}" for m in messages)
+        ids = self.encode(text)
+        return text if not tokenize else {"input_ids": ids} if return_dict else ids
+
+    async def generate(self, request_id, prompt_ids, sampling):
+        self.prompts.append(self.decode(prompt_ids))
+        ids = [*self.encode(self.answers.pop(0)), 0]
+        return Generation(ids, [-0.5] * len(ids), "stop")
+
+
+def test_a_whole_episode_of_the_shipped_workflow():
+    """Two turns: wrong, told so, right. What was sampled is kept as it was sampled; the reward is the actor's alone."""
+    flow = load_workflow(ROOT / "workflows" / "workflow_marft.yaml")
+    sides = {"reasoner": Scripted("2*2", "2*2*2"), "actor": Scripted(r"\boxed{4}", r"\boxed{8}")}
+    endpoints = {name: PolicyEndpoint(side, side, 9999) for name, side in sides.items()}
+    runner = EpisodeRunner(flow, endpoints, {}, seed=0)
+    sample = {"prompt": [{"role": "user", "content": "What is 2^3?"}], "ground_truth": "8"}
+    episode = asyncio.run(runner.run(sample, "u", 0, step=0))
+    assert episode.fault is None and (episode.turns, episode.done, episode.outcome) == (2, True, 1.0)
+    assert [made.reward for made in episode.calls] == [0.0, 0.0, 0.0, 1.0]
+    assert [made.response_ids[-1] for made in episode.calls] == [0] * 4
+    second = sides["actor"].prompts[1]
+    assert r"An earlier attempt:" in second and r"\boxed{4}" in second and "steps:\n2*2*2\n" in second
+    assert not any("8" in prompt for side in sides.values() for prompt in side.prompts)

@@ -1,0 +1,69 @@
+"""The laptop's run: the teacher, the model's builder on a CPU, and what two recipes' builders share."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+from transformers import AutoTokenizer
+
+from recipe.dag.errors import UserError
+from recipe.dag.workflow.loader import load_workflow
+from recipe.marft.teacher import WRONG_ANSWER, WRONG_FORMULA, Teacher
+from recipe.tiny.build import encode, main
+from recipe.tiny.tokenizer import build_tokenizer
+
+ROOT = Path(__file__).parents[2]
+WORKFLOW = ROOT / "workflows" / "workflow_marft_tiny.yaml"
+
+
+@pytest.fixture(scope="module")
+def teacher() -> Teacher:
+    return Teacher(load_workflow(WORKFLOW), 0)
+
+
+def test_the_teacher_is_careless_at_its_rates(teacher):
+    lessons = [(problem, teacher.teach(problem)) for problem in teacher.problems(1500, 64)]
+    right, followed = 0, 0
+    for problem, (reasoner, actor) in lessons:
+        right += reasoner.answer == problem.expression.replace(" ", "")
+        followed += actor.answer == f"\\boxed{{{eval(reasoner.answer)}}}"
+        assert reasoner.answer in actor.messages[-1]["content"] and problem.text in actor.messages[-1]["content"]
+    assert right / 1500 == pytest.approx(1 - WRONG_FORMULA, abs=0.05)
+    assert followed / 1500 == pytest.approx(1 - WRONG_ANSWER, abs=0.05)
+
+
+def test_no_test_problem_is_taught(teacher):
+    from preprocess.arithmetic import MENTAL, splits
+
+    taught = {(p.family, p.operands) for p in teacher.problems(2048, 64)}
+    assert not taught & {(p.family, p.operands) for p in splits(0, 2048, 64, MENTAL)[1]}
+
+
+def test_dialogues_fit_the_configured_lengths(teacher):
+    lessons = [lesson for problem in teacher.problems(600, 64) for lesson in teacher.teach(problem)]
+    tokenizer = build_tokenizer(lessons)
+    for ids, in_answer in (encode(tokenizer, lesson) for lesson in lessons):
+        assert len(ids) - sum(in_answer) <= 64 and sum(in_answer) <= 16  # config/tiny_cpu.yaml
+
+
+def test_another_workflow_is_refused(capsys, tmp_path):
+    other = ROOT / "workflows" / "workflow_no_tool.yaml"
+    with pytest.raises(UserError, match="reasoner -> actor, not 1 nodes"):
+        Teacher(load_workflow(other), 0)
+    arguments = ["--workflow", str(other), "--teacher", f"{ROOT}/recipe/marft/teacher.py:Teacher"]
+    assert main([*arguments, "--output", str(tmp_path / "model")]) == 2
+    assert "reasoner -> actor" in capsys.readouterr().err and not (tmp_path / "model").exists()
+
+
+def test_the_model_is_built_once(tmp_path, capsys):
+    arguments = ["--workflow", str(WORKFLOW), "--teacher", "recipe/marft/teacher.py:Teacher", "--steps", "2"]
+    arguments += ["--problems", "300", "--output", str(tmp_path / "model")]
+    assert main(arguments) == 0
+    written = sorted(path.name for path in tmp_path.iterdir())
+    assert written == ["model"] and json.loads((tmp_path / "model/config.json").read_text())["model_type"] == "qwen2"
+    tokenizer = AutoTokenizer.from_pretrained(tmp_path / "model")
+    assert tokenizer.decode(tokenizer.encode(r"\boxed{12}")) == r"\boxed{12}"
+    capsys.readouterr()
+    assert main(arguments) == 0 and "is there already" in capsys.readouterr().out
