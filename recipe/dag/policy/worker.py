@@ -1,8 +1,8 @@
 """verl's actor/rollout/reference worker, with the policy's critic beside them and this package's engines and rollouts.
 
-Invariant: importing this module in a worker process registers what that process needs: the FSDP2 engines for the CPU,
-the value engine, the CPU rollout adapter, and an SGLang adapter that finds the server of its own policy. One process
-per rank holds all models of a policy, which take turns. Nothing in verl is replaced.
+Invariant: a worker process registers what it needs when this module is imported and its worker made: the FSDP2 engines
+for the CPU, the value engine, the losses, the CPU rollout adapter, and an SGLang adapter that finds the server of its
+own policy. One process per rank holds all models of a policy, which take turns. Nothing in verl is replaced.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from verl.workers.engine.base import EngineRegistry
 from verl.workers.engine_workers import ActorRolloutRefWorker, TrainingWorker
 from verl.workers.utils.losses import value_loss
 
-from recipe.dag.policy import value_model
+from recipe.dag.policy import losses, value_model
 
 rollout_base._ROLLOUT_REGISTRY[("cpu", "async")] = "recipe.dag.platform.rollout.CPUServerAdapter"
 rollout_base._ROLLOUT_REGISTRY[("sglang", "async")] = "recipe.dag.policy.sglang.PolicyServerAdapter"
@@ -42,6 +42,7 @@ class PolicyWorker(ActorRolloutRefWorker):
         super().__init__(config=config, role=role, **kwargs)
         self.critic_config = critic
         self.critic: TrainingWorker | None = None
+        losses.register()
         if get_device_name() == "cpu":
             register_cpu_engine()
             if not is_initialized():  # verl would ask for "cpu:gloo,cpu:gloo", which torch refuses

@@ -14,14 +14,6 @@ from recipe.dag.train.kernels import PolicyBatch
 from recipe.dag.workflow.schema import Critic, Workflow
 
 
-def owner_of(workflow: Workflow, policy: str) -> str | None:
-    """The policy whose critic values the rows of `policy`; None: it has none."""
-    critic = workflow.policies[policy].critic
-    if critic is None:
-        return None
-    return policy if critic.share is None else critic.share
-
-
 @dataclass(slots=True)
 class CriticBatch:
     """The rows of one critic in one step."""
@@ -48,7 +40,7 @@ def critic_batches(workflow: Workflow, batches: dict[str, PolicyBatch]) -> dict[
     """By owner; a critic without rows in this step is not there."""
     shares: dict[str, dict[str, PolicyBatch]] = {}
     for name, batch in batches.items():
-        owner = owner_of(workflow, name)
+        owner = workflow.critic_owner(name)
         if owner is not None:
             shares.setdefault(owner, {})[name] = batch
     return {

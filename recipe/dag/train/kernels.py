@@ -22,8 +22,7 @@ from recipe.dag.train.packing import layout, scatter_back
 from recipe.dag.workflow.schema import Algorithm, Critic
 
 CRITIC_METRICS = {
-    "critic/vf_loss": "loss",
-    "loss": "total_loss",
+    "critic/vf_loss": "loss",  # verl's own `loss` is the same number
     "critic/vf_clipfrac": "clip_fraction",
     "critic/vpred_mean": "prediction_mean",
 }
@@ -98,8 +97,8 @@ def update_critic(policy: PolicyRuntime, batch: PolicyBatch, critic: Critic, *, 
         add_column(batch.data, name, batch.columns[name], batch.order)
     _assign_update(batch, epochs=critic.epochs, seed=seed, calculate_entropy=False)
     output = policy.workers.update_critic(batch.data)
-    for name, value in reduce_metrics(tu.get(output, "metrics")).items():
-        batch.metrics[CRITIC_METRICS.get(name, name)] = float(value)
+    metrics = reduce_metrics(tu.get(output, "metrics"))
+    batch.metrics |= {CRITIC_METRICS.get(name, name): float(value) for name, value in metrics.items() if name != "loss"}
 
 
 def update_actor(policy: PolicyRuntime, batch: PolicyBatch, algorithm: Algorithm, *, seed: int) -> None:

@@ -19,7 +19,7 @@ from recipe.dag.episode.row import Row
 from recipe.dag.errors import UserError
 from recipe.dag.policy.policy import PolicyRuntime
 from recipe.dag.train import kernels
-from recipe.dag.train.critics import CriticBatch, critic_batches, owner_of, value_metrics
+from recipe.dag.train.critics import CriticBatch, critic_batches, value_metrics
 from recipe.dag.train.kernels import PolicyBatch
 from recipe.dag.train.metrics import token_metrics
 from recipe.dag.train.schedule import run_nodes
@@ -81,7 +81,7 @@ class TrainingStep:
         if node.node_role == NodeRole.ADVANTAGE and algorithm.estimator in SPANNING:
             return bool(self.batches)
         if node.node_role == NodeRole.CRITIC:
-            return owner_of(self.workflow, name) in self.critics
+            return self.workflow.critic_owner(name) in self.critics
         if node.node_role == NodeRole.ADVANTAGE or algorithm.kl_reward_coef > 0 and node.only_forward_compute:
             return name in self.batches
         return name in self.batches and self._learns(name)
@@ -89,7 +89,7 @@ class TrainingStep:
     async def _execute(self, node: Node) -> None:
         name = self._policy_of(node)
         if node.node_role == NodeRole.CRITIC:
-            name = owner_of(self.workflow, name)
+            name = self.workflow.critic_owner(name)
         kernel = self._kernel(node)
         if node.node_role == NodeRole.ADVANTAGE:  # on the driver: it needs no policy's devices
             await self._timed(node, kernel, name)

@@ -122,7 +122,7 @@ class Trainer:
         spec = self.workflow.episode
         rows = rows_of(
             episodes,
-            merge=spec.merge_rows and self.workflow.algorithm.loss_agg != "seq-mean-token-mean",
+            merge=spec.merge_rows and not self._counts_rows(),
             on_failure=spec.on_failure,
             train_turns=spec.train_turns,
         )
@@ -144,6 +144,11 @@ class Trainer:
         await self._report(step, metrics)
         if self._due(step, self.config.trainer.save_freq):
             await self._save(step)
+
+    def _counts_rows(self) -> bool:
+        """Whether the loss averages over rows, so that a merged row would count once for all its calls."""
+        algorithm = self.workflow.algorithm
+        return algorithm.loss_agg == "seq-mean-token-mean" or algorithm.policy_loss == "gspo"
 
     def _due(self, step: int, frequency: int) -> bool:
         return frequency > 0 and (step % frequency == 0 or step == self.total)

@@ -16,6 +16,8 @@ READ = {key for name in SELECTABLE for key in ENTRIES[name].options}
 """Options that some estimators read and others do not."""
 GROUPING = ("group_by", "stat_unit", "gamma_turn")
 """What also decides which groups earned one and the same."""
+LOSSES = {"clip_ratio_c": "vanilla", "policy_drift_coef": "cpgd"}
+"""Option -> the policy loss that reads it."""
 
 
 def check_algorithm(draft: Draft) -> Iterator[Problem]:
@@ -38,7 +40,11 @@ def check_algorithm(draft: Draft) -> Iterator[Problem]:
 
 
 def _check_unread(draft: Draft, algorithm: Algorithm) -> Iterator[Problem]:
-    """Options that this estimator does not read, or that it has otherwise."""
+    """Options that this estimator or loss does not read, or that it has otherwise."""
+    for key, loss in LOSSES.items():
+        if draft.has("algorithm", key) and algorithm.policy_loss != loss:
+            message = f"policy_loss `{algorithm.policy_loss}` does not read this, only `{loss}` does; remove it"
+            yield draft.source.problem(("algorithm", key), message, key=True)
     entry = ENTRIES[algorithm.estimator]
     read = {*entry.options, *(GROUPING if algorithm.drop_zero_variance else ())}
     given = {key: getattr(algorithm, key) for key in sorted(READ) if draft.has("algorithm", key)}

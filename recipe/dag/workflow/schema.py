@@ -214,6 +214,10 @@ class Algorithm(Frozen):
     clip_ratio_c: float = Field(3.0, gt=1.0)
     """Dual clip: bounds the loss of tokens with negative advantage."""
     policy_loss: Literal["vanilla", "gspo", "cpgd"] = "vanilla"
+    """vanilla: PPO's, per token. gspo: ratios per call (arXiv 2507.18071), averaged over calls, not tokens. cpgd: the
+    logarithm of the ratio is clipped (arXiv 2505.12504)."""
+    policy_drift_coef: float = Field(0.001, ge=0.0)
+    """cpgd: weight of the KL from the policy before the update to the one after it."""
     critic_warmup: int = Field(0, ge=0)
     """Steps at the start in which only critics learn."""
     entropy_coef: float = 0.0
