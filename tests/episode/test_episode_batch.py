@@ -4,9 +4,10 @@ import asyncio
 
 import pytest
 
+from recipe.dag.episode import tasks
 from recipe.dag.episode.batch import run_batch
-from recipe.dag.episode.tasks import invoke, together
-from recipe.dag.errors import ModelServerFault, UserError
+from recipe.dag.episode.tasks import guarded, invoke, limited, together
+from recipe.dag.errors import HookFault, ModelServerFault, UserError
 
 
 def samples(world, count: int):
@@ -202,6 +203,52 @@ def test_together_raises_the_first_failure_and_waits_for_the_rest():
         assert asyncio.current_task().cancelling() == 0
         assert await together([asyncio.sleep(0.01, "a"), asyncio.sleep(0, "b")]) == ["a", "b"]
         assert await together([]) == []
+
+    asyncio.run(main())
+
+
+def test_code_that_catches_every_cancellation_is_left_behind(monkeypatch, caplog):
+    monkeypatch.setattr(tasks, "CLEAN_UP_S", 0.05)
+
+    async def stubborn():
+        while True:
+            try:
+                await asyncio.Event().wait()
+            except asyncio.CancelledError:
+                continue
+
+    async def main():
+        with pytest.raises(HookFault, match="it took longer than 0.05 s"):
+            async with limited(0.05, HookFault, "it"):
+                await guarded(stubborn())
+        assert asyncio.all_tasks() == {asyncio.current_task()}
+
+    asyncio.run(main())  # which waits for all tasks that it knows of
+    assert "catches every cancellation" in caplog.text and "stubborn" in caplog.text
+
+
+def test_code_that_is_cancelled_may_clean_up_once(monkeypatch):
+    log = []
+
+    async def tidy():
+        try:
+            await asyncio.Event().wait()
+        finally:
+            await asyncio.sleep(0.3)
+            log.append("clean")
+
+    async def main():
+        with pytest.raises(HookFault, match="took longer"):
+            async with limited(0.05, HookFault, "it"):
+                await guarded(tidy())
+        assert log == ["clean"]
+
+        async def fails():
+            raise KeyError("mine")
+
+        with pytest.raises(KeyError, match="mine"):
+            await guarded(fails())
+        assert await guarded(asyncio.sleep(0, "value")) == "value"
 
     asyncio.run(main())
 

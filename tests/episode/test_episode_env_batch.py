@@ -6,6 +6,7 @@ import asyncio
 
 import pytest
 
+from recipe.dag.episode import tasks
 from recipe.dag.episode.batch import run_batch
 from recipe.dag.episode.rows import rows_of
 from recipe.dag.errors import UserError
@@ -245,6 +246,16 @@ def six(world, code: str):
     ]
     flow = world.workflow(nodes, files={"env.py": code}, episode={"call_timeout_s": 1.0})
     return batch(world, flow, [world.sample(bad=k == 2) for k in range(6)])
+
+
+def test_an_env_that_catches_every_cancellation_costs_one_episode_of_a_batch(world, monkeypatch):
+    monkeypatch.setattr(tasks, "CLEAN_UP_S", 0.05)
+    again = """while True:
+                try:
+                    HANG
+                except asyncio.CancelledError:
+                    continue"""
+    costs_one(six(world, breaking(step=again, word="async")), "step", "step took longer than 1 s", calls=2)
 
 
 def costs_one(episodes, method: str, message: str, *, calls: int) -> None:

@@ -16,6 +16,7 @@ from typing import Any
 
 from recipe.dag.episode.chat import as_ids
 from recipe.dag.episode.context import Context, Message, Output
+from recipe.dag.episode.tasks import guarded
 from recipe.dag.errors import Fault, HookFault, UserError
 from recipe.dag.workflow.schema import Node, Workflow
 from recipe.dag.workflow.user_code import load_object
@@ -39,7 +40,7 @@ class Hook:
         extra = {"context": context} if self.takes_context else {}
         try:
             result = self.function(*args, **self.kwargs, **extra)
-            return await result if inspect.isawaitable(result) else result
+            return await guarded(result) if inspect.isawaitable(result) else result
         except (Fault, UserError):
             raise
         except Exception as error:

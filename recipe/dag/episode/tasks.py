@@ -1,20 +1,27 @@
 """Waiting for other code: several coroutines at once, for a limited time, or for code that blocks.
 
-Invariant: when a function here returns or raises, no coroutine that it started is still running. Only a blocking
-function that outlived its limit goes on, in a daemon thread of its own that nobody waits for, not even the end of the
-process.
+Invariant: when a function here returns or raises, no coroutine that it started is still running. Only what cannot be
+stopped goes on, and nobody waits for it, not even the end of the process: a blocking function, in a daemon thread of
+its own, and a coroutine of the user's that catches every cancellation.
 """
 
 from __future__ import annotations
 
 import asyncio
 import inspect
+import logging
 import threading
-from collections.abc import AsyncIterator, Callable, Coroutine, Iterable
+from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Iterable
 from contextlib import asynccontextmanager
 from typing import Any, TypeVar
 
 from recipe.dag.errors import Fault
+
+log = logging.getLogger(__name__)
+
+CLEAN_UP_S = 5.0
+STUBBORN_S = (0.2, 0.2, 0.2)
+"""After the second cancellation, the third and the fourth."""
 
 T = TypeVar("T")
 Work = Callable[[], Coroutine[Any, Any, "Iterable[Work]"]]
@@ -87,6 +94,38 @@ async def limited(seconds: float, fault: type[Fault], what: str, where: str = ""
         raise fault(f"{what} took longer than {seconds:.3g} s", where=where) from error
 
 
+async def guarded(awaitable: Awaitable[T]) -> T:
+    """Await user code. If this is cancelled, the user's code is cancelled and has CLEAN_UP_S to end; code that catches
+    the cancellation and goes on (a bare `except:` in a loop) is cancelled some more and then left alone."""
+
+    async def body() -> T:
+        return await awaitable
+
+    task = asyncio.create_task(body())
+    try:
+        await asyncio.wait({task})
+    finally:
+        await _stop(task)
+    return task.result()
+
+
+async def _stop(task: asyncio.Task) -> None:
+    for seconds in (CLEAN_UP_S, *STUBBORN_S):
+        if task.done():
+            break
+        task.cancel()
+        try:
+            await asyncio.wait({task}, timeout=seconds)
+        except asyncio.CancelledError:
+            continue  # of ours, again: whoever waits gets the first one, and the task is pressed on
+    if task.done():
+        _failed(task)  # asked, since asyncio complains about an exception that nobody has looked at
+        return
+    log.warning("left behind, since it catches every cancellation: %s", task.get_coro().cr_await)
+    asyncio._unregister_task(task)  # or asyncio.run would wait for it at its end
+    task._log_destroy_pending = False
+
+
 async def invoke(function: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
     """Call user code without letting it block the loop: coroutine functions run here, all others in a thread.
 
@@ -96,7 +135,7 @@ async def invoke(function: Callable[..., Any], *args: Any, **kwargs: Any) -> Any
         result = await _in_thread(lambda: function(*args, **kwargs))
     else:
         result = function(*args, **kwargs)
-    return await result if inspect.isawaitable(result) else result
+    return await guarded(result) if inspect.isawaitable(result) else result
 
 
 async def _in_thread(function: Callable[[], T]) -> T:

@@ -13,7 +13,7 @@ from typing import Any
 
 from recipe.dag.episode.context import Message
 from recipe.dag.episode.record import ToolResult
-from recipe.dag.episode.tasks import together
+from recipe.dag.episode.tasks import guarded, together
 from recipe.dag.errors import Fault, ToolFault, boundary
 from recipe.dag.tools.tool import Tool
 from recipe.dag.workflow.schema import ToolLoop
@@ -76,7 +76,7 @@ async def call_tool(
     """Run one tool; `keep` takes the record of it. `state` is the episode's, by tool name. Raises only Faults."""
     try:
         with boundary(ToolFault, f"tool {name}"):
-            result = await tools[name].execute(arguments, state.setdefault(name, {}))
+            result = await guarded(tools[name].execute(arguments, state.setdefault(name, {})))
             if not isinstance(result, ToolResult):
                 raise ToolFault(f"returned {type(result).__name__}, not a ToolResult", where=f"tool {name}")
             if result.status == "fault":
