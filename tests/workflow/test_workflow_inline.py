@@ -16,7 +16,8 @@ loops:
   rounds: {nodes: [claim, answer], max_rounds: 2, until: {agree: [claim, answer]}}
 nodes:
   - {node_id: open, node_type: MODEL_INFERENCE, node_role: ROLLOUT, agent: pro, config: {rollout.top_k: 5}}
-  - {node_id: claim, node_type: MODEL_INFERENCE, node_role: ROLLOUT, agent_group: 0, dependencies: [open]}
+  - {node_id: claim, node_type: MODEL_INFERENCE, node_role: ROLLOUT, agent_group: 0, dependencies: [open],
+     agent_options: {env_path: quiz}}
   - {node_id: answer, node_type: MODEL_INFERENCE, node_role: ROLLOUT, agent_group: 1, dependencies: [open],
      when: {any_of: [{node: open, exists: true}, {env: claim, key: level, equals: 1}]},
      agent_options: {process_path: hooks.py:Hook}}
@@ -24,10 +25,7 @@ nodes:
   - {node_id: side, node_type: COMPUTE, executable_ref: hooks.py:note, dependencies: [open]}
   - {node_id: score, node_type: COMPUTE, node_role: REWARD, dependencies: [count], executable_ref: missing.py:score}
   - {node_id: update, node_type: MODEL_TRAIN, node_role: ACTOR, policy: theirs, dependencies: [score]}
-""".replace(
-    "dependencies: [open]}\n  - {node_id: answer",
-    "dependencies: [open],\n     agent_options: {env_path: quiz}}\n  - {node_id: answer",
-)
+"""
 
 MAIN = """\
 dag_id: demo
@@ -138,15 +136,17 @@ def test_a_sub_workflow_may_have_one_of_its_own(write, folder):
             "main.yaml:6:5: nodes[1]: no agent `contra` here, and `parts/talk.yaml` needs it",
             "main.yaml:6:56: nodes[1].agents.contr: `parts/talk.yaml` has no rollout node of an agent `contr`; did you",
         ]),
-        (("contra: critic}", "contra: critik}"), TALK, ["nodes[1].agents.contra: no agent `critik`; did you mean `critic`?"]),
+        (("contra: critic}", "contra: critik}"), TALK,
+         ["nodes[1].agents.contra: no agent `critik`; did you mean `critic`?"]),
         (("agents: {contra: critic}", "agent: {}"), TALK, ["nodes[1].agent: unknown key; did you mean `agents`?"]),
         (("dependencies: [start]}", "dependencies: [strat]}"), TALK,
          ["main.yaml:6:88: nodes[1].dependencies[0]: no node `strat`; did you mean `start`?"]),
         (("", ""), TALK.replace("hooks.py:Hook", "hooks.py:Hok"),
          ["talk.yaml:13:36: nodes[2].agent_options.process_path: `hooks.py` defines no `Hok`; did you mean `Hook`?"]),
-        (("", ""), TALK.replace("max_rounds: 2", "max_rounds: 0"), ["talk.yaml:6:48: loops.rounds.max_rounds: expected"]),
+        (("", ""), TALK.replace("max_rounds: 2", "max_rounds: 0"), ["talk.yaml:6:48: loops.rounds.max_rounds: exp"]),
         (("", ""), TALK.replace("env.py:Env", "env.py:Envy"), ["talk.yaml:4:21: envs.quiz.path: `env.py` defines no"]),
-        (("", ""), TALK.replace("{node: open", "{node: opn"), ["nodes[2].when.any_of[0].node: no node `opn`; did you mean `open`?"]),
+        (("", ""), TALK.replace("{node: open", "{node: opn"),
+         ["talk.yaml:12:29: nodes[2].when.any_of[0].node: no node `opn`; did you mean `open`?"]),
         (("", ""), TALK.replace("[claim, answer]}\n  - {node_id: side", "[claim, anser]}\n  - {node_id: side"),
          ["talk.yaml:14:81: nodes[3].dependencies[1]: no node `anser`; did you mean `answer`?"]),
         (("", ""), "dag_id: talk\nnodes: [\n", ["talk.yaml:3:1: : YAML syntax"]),

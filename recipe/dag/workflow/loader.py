@@ -8,13 +8,14 @@ from __future__ import annotations
 from pathlib import Path
 
 from recipe.dag.workflow.checks import check_workflow
+from recipe.dag.workflow.compat import is_foreign, translate
 from recipe.dag.workflow.draft import Draft
 from recipe.dag.workflow.draft_nodes import read_draft
 from recipe.dag.workflow.graph import graph_of, topological_order
 from recipe.dag.workflow.inline import expand
 from recipe.dag.workflow.overrides import with_overrides
 from recipe.dag.workflow.policy_checks import warn_of_policies
-from recipe.dag.workflow.problem import KeyPath, Problem, WorkflowError
+from recipe.dag.workflow.problem import KeyPath, Problem, WorkflowError, each_once
 from recipe.dag.workflow.rebase import rebased, rebased_node
 from recipe.dag.workflow.refs import resolve_refs
 from recipe.dag.workflow.schema import EnvSpec, Node, Workflow
@@ -27,7 +28,8 @@ def load_workflow(path: str | Path) -> Workflow:
     """Raises WorkflowError, whose `problems` are everything that is wrong with the file."""
     source = read_source(path)
     resolve_refs(source)
-    draft = read_draft(expand(source))
+    source = translate(source) if is_foreign(source) else expand(source)
+    draft = read_draft(source)
     problems = [*draft.problems, *check_workflow(draft)]
     if problems:
         raise WorkflowError(problems)
@@ -72,4 +74,5 @@ def _env_at_home(draft: Draft, name: str, env: EnvSpec) -> EnvSpec:
 
 
 def _warnings(draft: Draft) -> tuple[Problem, ...]:
-    return tuple(sorted({*draft.source.warnings, *warn_of_policies(draft)}))
+    found = [*draft.source.warnings, *warn_of_policies(draft)]
+    return tuple(each_once(found))

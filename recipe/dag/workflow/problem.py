@@ -27,20 +27,30 @@ class Problem:
     message: str
 
     def __str__(self) -> str:
+        return self._line()
+
+    def as_warning(self) -> str:
+        return self._line("warning")
+
+    def _line(self, kind: str = "") -> str:
         position = f"{self.file}:{self.line}:{self.column}" if self.line else self.file
-        text = ": ".join(part for part in (position, self.where, self.message) if part)
+        text = ": ".join(part for part in (position, kind, self.where, self.message) if part)
         return " ".join(text.splitlines())
+
+
+def each_once(problems: Iterable[Problem]) -> list[Problem]:
+    """In the file's order; an aliased value is wrong once, however often it is used."""
+    by_place: dict[tuple, Problem] = {}
+    for problem in sorted(problems):
+        by_place.setdefault((problem.file, problem.line, problem.column, problem.message), problem)
+    return list(by_place.values())
 
 
 class WorkflowError(UserError):
     """Everything that is wrong with a workflow file: `problems` in the file's order, one line each in the text."""
 
     def __init__(self, problems: Iterable[Problem]):
-        by_place: dict[tuple, Problem] = {}
-        for problem in sorted(problems):
-            # An aliased value is wrong once, however often it is used.
-            by_place.setdefault((problem.file, problem.line, problem.column, problem.message), problem)
-        self.problems = list(by_place.values())
+        self.problems = each_once(problems)
         super().__init__("\n".join(map(str, self.problems)))
 
 

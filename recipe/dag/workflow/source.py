@@ -17,6 +17,7 @@ from ruamel.yaml.error import MarkedYAMLError, YAMLError
 from ruamel.yaml.nodes import MappingNode, Node, ScalarNode, SequenceNode
 from ruamel.yaml.reader import ReaderError
 
+from recipe.dag.workflow.json_text import json_as_yaml
 from recipe.dag.workflow.problem import KeyPath, Problem, WorkflowError, render_path
 
 MAX_VALUES = 100_000
@@ -85,6 +86,11 @@ class Source:
         return Problem(origin.source.file, *place, render_path(origin.path), message)
 
 
+def nowhere(source: Source, path: KeyPath) -> Origin:
+    """A place near `path` that the file has not: of what a translation left out or made up."""
+    return Origin(source, (*path, "\0"))
+
+
 def read_source(path: str | Path) -> Source:
     """Raises WorkflowError where the file cannot be read as one YAML mapping."""
     file = str(path)
@@ -98,7 +104,8 @@ def read_source(path: str | Path) -> Source:
 
 
 def parse_source(raw: bytes, file: str) -> Source:
-    root = _compose(_decode(raw, file), file)
+    text = _decode(raw, file)
+    root = _compose(json_as_yaml(text, file) if file.endswith(".json") else text, file)
     if root is None:
         raise WorkflowError([Problem(file, 1, 1, "", "the file is empty; a workflow starts with `dag_id: name`")])
     source = Source(file)

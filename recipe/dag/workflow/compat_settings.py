@@ -1,0 +1,115 @@
+"""What siiRL's nodes say about the whole run: estimator, reference, dynamic sampling, retries, and who rewards.
+
+Invariant: what the file says in its own `algorithm` and `episode` comes first.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from recipe.dag.workflow.compat_nodes import Nodes, role_of
+from recipe.dag.workflow.source import Origin, Source, nowhere
+from recipe.dag.workflow.training_chain import WITH_CRITIC
+
+ENV_OUTCOME = "recipe.marft.hooks:env_outcome"
+"""Stands in for a REWARD node that leaves the reward to the env."""
+RULE_REWARD = "recipe.retool_ma.hooks:outcome_reward"
+"""Stands in for siiRL's rule-based reward."""
+KL_LOSS_COEF = 0.001
+"""The default of siiRL's actor."""
+
+
+def set_rewards(source: Source, result: Source, nodes: Nodes) -> None:
+    steps = [i for i, node in nodes.kept.items() if i in nodes.raw and _options(node).get("env_path")]
+    for index, node in nodes.kept.items():
+        if index not in nodes.raw:
+            continue
+        options = _options(node)
+        if not steps and options.pop("obs_with_env", False):
+            place = ("nodes", index, "agent_options", "obs_with_env")
+            result.warnings.append(source.problem(place, "no node has an env, so there is nothing to see", key=True))
+            at = ("nodes", nodes.places[index], "agent_options", "obs_with_env")
+            result.origins[at] = nowhere(source, place)
+        if role_of(nodes.raw[index]) != "REWARD" or "executable_ref" in node:
+            continue
+        place = ("nodes", index, "node_role")
+        if steps:
+            node["executable_ref"] = ENV_OUTCOME
+            if nodes.env_rewards:
+                for step in steps:
+                    nodes.kept[step]["agent_options"]["rewards_with_env"] = True
+                    at = ("nodes", nodes.places[step], "agent_options", "rewards_with_env")
+                    result.origins[at] = Origin(source, ("nodes", step, "agent_options", "env_path"))
+            message = "without `executable_ref` the env's rewards count (`rewards_with_env: true` where it is stepped)"
+        else:
+            node["executable_ref"] = RULE_REWARD
+            node["executable_kwargs"] = {"agent": f"agent_{len(nodes.groups) - 1}"}
+            message = "without `executable_ref` the last agent's answer is compared with the ground truth"
+        result.warnings.append(source.problem(place, message))
+        result.origins["nodes", nodes.places[index], "executable_ref"] = Origin(source, place)
+
+
+def set_algorithm(source: Source, result: Source, nodes: Nodes) -> None:
+    algorithm = result.data.setdefault("algorithm", {})
+    policies = result.data["policies"]
+    if not isinstance(algorithm, dict):
+        return
+    trained = [policy for policy in policies.values() if not policy.get("frozen")]
+    advantages = [index for index, role in nodes.training.items() if role == "ADVANTAGE"]
+    if "estimator" not in algorithm and any("critic" in policy for policy in trained):
+        algorithm["estimator"] = "gae_chain" if len(nodes.groups) > 1 else "gae"
+        if advantages:
+            result.origins["algorithm", "estimator"] = Origin(source, ("nodes", advantages[0], "node_role"))
+    estimator = algorithm.get("estimator", "grpo")
+    if len(nodes.groups) > 1 and trained and estimator not in WITH_CRITIC and "share_reward_in_agent" not in algorithm:
+        algorithm["share_reward_in_agent"] = True
+    _set_reference(source, result, nodes, algorithm, trained)
+    if nodes.sampling:
+        algorithm.setdefault("drop_zero_variance", True)
+        if algorithm["drop_zero_variance"] is True:
+            algorithm.setdefault("dynamic_sampling", {})
+        result.origins["algorithm", "dynamic_sampling"] = Origin(source, ("nodes", nodes.sampling[0]))
+    _set_retries(source, result, nodes)
+
+
+def _set_reference(
+    source: Source, result: Source, nodes: Nodes, algorithm: dict[str, Any], trained: list[dict[str, Any]]
+) -> None:
+    referring = [policy for policy in trained if policy.get("reference")]
+    coefs = [algorithm.get(key) for key in ("kl_loss_coef", "kl_reward_coef")]
+    first = next((index for index, role in nodes.training.items() if role == "REFERENCE"), None)
+    key = "kl_loss_coef" if coefs[0] else "kl_reward_coef"
+    place = result.origin(("algorithm", key)).path if first is None else ("nodes", first, "node_role")
+    if referring and coefs == [None, None]:
+        coefs[0] = algorithm["kl_loss_coef"] = KL_LOSS_COEF
+        message = f"algorithm.kl_loss_coef is {KL_LOSS_COEF}, siiRL's default; 0 there leaves the reference out"
+        result.warnings.append(source.problem(place, message))
+    if any(coefs) and len(referring) < len(trained):
+        for policy in trained:
+            policy["reference"] = True
+        message = "a KL to the reference is for all policies: those without a REFERENCE node keep a reference, too"
+        result.warnings.append(source.problem(place, message))
+    elif referring and not any(coefs):
+        for policy in referring:
+            del policy["reference"]
+        message = "nothing reads the reference while the coefficients of the KL are 0; it is left out"
+        result.warnings.append(source.problem(place, message))
+
+
+def _set_retries(source: Source, result: Source, nodes: Nodes) -> None:
+    given = {index: node["retry_limit"] for index, node in nodes.raw.items() if node.get("retry_limit")}
+    episode = result.data.setdefault("episode", {})
+    for index, limit in given.items():
+        place = ("nodes", index, "retry_limit")
+        if role_of(nodes.raw[index]) == "ROLLOUT" and isinstance(episode, dict) and "retries" not in episode:
+            episode["retries"] = max(given.values()) if all(isinstance(v, int) for v in given.values()) else limit
+            result.origins["episode", "retries"] = Origin(source, place)
+            message = f"nodes are not retried one by one: the whole episode is, up to {episode['retries']} times"
+        else:
+            message = "nodes are not retried one by one; `episode.retries` says how often an episode is"
+        result.warnings.append(source.problem(place, message, key=True))
+
+
+def _options(node: Any) -> dict[str, Any]:
+    options = node.get("agent_options") if isinstance(node, dict) else None
+    return options if isinstance(options, dict) else {}
