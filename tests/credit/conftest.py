@@ -3,6 +3,7 @@ from __future__ import annotations
 from collections.abc import Callable
 
 import pytest
+import torch
 
 from recipe.dag.episode.row import Row
 
@@ -72,3 +73,12 @@ def make_row() -> Callable[..., Row]:
 @pytest.fixture(scope="session")
 def merge() -> Callable[[list[Row]], Row]:
     return merge_rows
+
+
+@pytest.fixture(autouse=True)
+def one_thread():
+    """Tensors here are tiny; threads that wait for a busy core would cost a hundred times the work."""
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(threads)

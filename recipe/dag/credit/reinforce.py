@@ -15,7 +15,7 @@ from torch import Tensor
 from recipe.dag.credit.batch import CreditBatch
 from recipe.dag.credit.gae import chained_gae
 from recipe.dag.credit.group import centred
-from recipe.dag.credit.whiten import whitened
+from recipe.dag.credit.whiten import scaled, whitened
 
 
 def reinforce(batch: CreditBatch, *, gamma: float = 1.0) -> tuple[list[Tensor], list[Tensor]]:
@@ -53,9 +53,9 @@ def reinforce_pp_baseline(
     """
     away, earned = centred(batch, group_by=group_by, stat_unit=stat_unit)
     tokens = batch.spread(torch.tensor(away, dtype=torch.float64))
-    square = tokens.square().sum() / batch.mask.sum().clamp_min(1)
-    advantages = tokens / torch.sqrt(square + eps)
-    return batch.per_row(advantages), batch.per_row(batch.spread(torch.tensor(earned, dtype=torch.float64)))
+    return batch.per_row(scaled(tokens, batch.mask, eps)), batch.per_row(
+        batch.spread(torch.tensor(earned, dtype=torch.float64))
+    )
 
 
 def _to_go(batch: CreditBatch, gamma: float) -> Tensor:

@@ -1,4 +1,4 @@
-"""Advantages with mean 0 and variance 1 over what a policy sampled.
+"""Advantages on one scale over what a policy sampled.
 
 Invariant: the mask alone says what counts; an advantage that happens to be 0.0 is a value like any other.
 """
@@ -23,3 +23,9 @@ def whitened(values: Tensor, mask: Tensor, eps: float = 1e-8) -> Tensor:
         return out
     variance, mean = torch.var_mean(valid)
     return out.masked_scatter_(mask, valid.sub_(mean).div_(torch.sqrt(variance + eps)))
+
+
+def scaled(values: Tensor, mask: Tensor, eps: float = 1e-8) -> Tensor:
+    """[N] -> [N]: values / sqrt(mean square + eps) over the mask, 0 outside it; 0 stays 0."""
+    values = values * mask
+    return values / torch.sqrt(values.square().sum() / mask.sum().clamp_min(1) + eps)

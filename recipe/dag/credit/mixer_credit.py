@@ -1,0 +1,130 @@
+"""Advantages out of a mixer's team value, for siblings: G answers of N calls each to one prompt.
+
+Invariant: what a call is compared with contains nothing that could react to it. `peers[i, j]` says that call j may stand
+in call i's baseline; calls that come after i in the graph are left out: a baseline that knows how they reacted
+to i's message knows the message, and biases the gradient. All three forms are functions of differences of team
+values, so moving a constant from one utility to another changes none of them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+
+import torch
+from torch import Tensor
+
+from recipe.dag.errors import UserError
+
+Mixer = Callable[[Tensor, Tensor, Tensor], Tensor]
+"""(utilities [..., N], state [..., S], mask [..., N]) -> team value [...]"""
+
+
+def peers_of(graph: Mapping[str, Sequence[str]], calls: Sequence[str]) -> Tensor:
+    """[N, N] bool: `calls[j]` may stand in the baseline of `calls[i]`, being another call that does not come after it.
+    `graph`: call -> calls it depends on; calls of later turns are nodes of their own (`unrolled`)."""
+    after = {call: _descendants(graph, call) for call in calls}
+    rows = [[other != call and other not in after[call] for other in calls] for call in calls]
+    return torch.tensor(rows, dtype=torch.bool).reshape(len(calls), len(calls))
+
+
+def unrolled(graph: Mapping[str, Sequence[str]], turns: int) -> dict[str, tuple[str, ...]]:
+    """The graph of `turns` passes: ids become `node@turn`, and every node of a later turn comes after all nodes of the
+    turn before, because histories and env steps carry over."""
+    nodes: dict[str, tuple[str, ...]] = {}
+    for turn in range(turns):
+        before = tuple(f"{node}@{turn - 1}" for node in graph) if turn else ()
+        for node, depends in graph.items():
+            nodes[f"{node}@{turn}"] = (*(f"{d}@{turn}" for d in depends if d in graph), *before)
+    return nodes
+
+
+def check_baseline(graph: Mapping[str, Sequence[str]], call: str, conditions: Sequence[str]) -> None:
+    """Raises UserError if a baseline for `call` would read `call` itself or what comes after it."""
+    after = _descendants(graph, call)
+    for other in conditions:
+        if other == call or other in after:
+            what = "its own message" if other == call else f"`{other}`, which comes after it and may react to it"
+            raise UserError(f"node {call}: the mixer's baseline would condition on {what}; leave it out")
+
+
+def counterfactual(mixer: Mixer, utilities: Tensor, state: Tensor, peers: Tensor, mask: Tensor) -> Tensor:
+    """Form A [G, N]: the team value with the message, less the mean over all G siblings' messages in its place.
+    utilities [G, N], state [S] of the common prompt, mask [G, N]: the call took place."""
+    grid, own, there = _swapped(mixer, utilities, state, peers, mask)
+    mean = (grid * there).sum(1) / there.sum(1).clamp_min(1)
+    return torch.where(mask, own - mean, 0.0)
+
+
+def sloped(mixer: Mixer, utilities: Tensor, state: Tensor, mask: Tensor) -> Tensor:
+    """Form B [G, N]: the utility less the siblings' mean, times the slope of the team value in it (DOP, arXiv
+    2007.12322). Reads no baseline, so it needs no `peers`, but it is a linearisation."""
+    with torch.enable_grad():
+        points = utilities.detach().requires_grad_(True)
+        total = mixer(points, state.expand(len(points), -1), mask).sum()
+        slopes = torch.autograd.grad(total, points)[0]
+    mean = torch.where(mask, utilities, 0.0).sum(0) / mask.sum(0).clamp_min(1)
+    return torch.where(mask, slopes * (utilities.detach() - mean.detach()), 0.0)
+
+
+def control_variate(
+    mixer: Mixer, utilities: Tensor, state: Tensor, peers: Tensor, mask: Tensor, returns: Tensor
+) -> Tensor:
+    """Form C [G, N], the default: the true return [G] less the mean team value over the other siblings' messages in its
+    place. Unbiased whatever the mixer learned, since a message has no part in its own baseline. 0 for a call that no
+    sibling made."""
+    grid, _, there = _swapped(mixer, utilities, state, peers, mask)
+    others = there & ~torch.eye(len(utilities), dtype=torch.bool).unsqueeze(-1)
+    count = others.sum(1)
+    mean = (grid * others).sum(1) / count.clamp_min(1)
+    return torch.where(mask & (count > 0), returns.unsqueeze(-1) - mean, 0.0)
+
+
+@torch.no_grad()
+def _swapped(
+    mixer: Mixer, utilities: Tensor, state: Tensor, peers: Tensor, mask: Tensor
+) -> tuple[Tensor, Tensor, Tensor]:
+    """(grid [G, G, N], own [G, N], there [G, G, N]): grid[g, h, i] is the team value of sibling g's calls, those after
+    i left out, with i's message taken from sibling h; own is its diagonal; there: h made call i."""
+    siblings, calls = utilities.shape
+    states = state.expand(siblings, siblings, -1)
+    grid = []
+    for call in range(calls):
+        mixed = utilities.unsqueeze(1).repeat(1, siblings, 1)
+        mixed[:, :, call] = utilities[:, call]
+        present = (mask & peers[call]).unsqueeze(1).repeat(1, siblings, 1)
+        present[:, :, call] = mask[:, call]
+        grid.append(mixer(mixed, states, present))
+    table = torch.stack(grid, dim=-1)
+    own = table.diagonal(dim1=0, dim2=1).T
+    return table, own, mask.unsqueeze(0).expand(siblings, -1, -1)
+
+
+def explained_variance(predicted: Tensor, actual: Tensor) -> float:
+    """1 - Var(actual - predicted) / Var(actual), of held-out episodes; 0 if the actual values do not vary."""
+    variance = actual.double().var(correction=0).item()
+    if variance == 0.0:
+        return 0.0
+    return 1.0 - (actual.double() - predicted.double()).var(correction=0).item() / variance
+
+
+def mixer_weight(held_out: float, *, full: float = 0.5) -> float:
+    """How much of the advantage is the mixer's: 0 at a held-out explained variance of 0 or below, rising to 1 at
+    `full`."""
+    if not full > 0.0:
+        raise ValueError(f"full: {full} is not above 0")
+    return min(max(held_out / full, 0.0), 1.0)
+
+
+def blended(group: Tensor, mixed: Tensor, weight: float) -> Tensor:
+    """(1 - weight) of the group-relative advantages and `weight` of the mixer's; 0 and 1 are exact."""
+    return group if weight == 0.0 else mixed if weight == 1.0 else (1.0 - weight) * group + weight * mixed
+
+
+def _descendants(graph: Mapping[str, Sequence[str]], call: str) -> set[str]:
+    found: set[str] = set()
+    grown = True
+    while grown:
+        new = {node for node, depends in graph.items() if node not in found and ({call} | found) & set(depends)}
+        grown = bool(new)
+        found |= new
+    return found

@@ -1,0 +1,123 @@
+from __future__ import annotations
+
+import random
+from dataclasses import replace
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from recipe.dag.credit.batch import CreditBatch
+from recipe.dag.credit.chain import gae_chain
+from recipe.dag.credit.critic import Said, ippo, joint_history, mappo
+from recipe.dag.credit.gae import gae
+
+FREE = {"whiten": False}
+
+
+def debate(make_row, seed, mask=(1, 1, 0, 1)):
+    """Two agents, two turns, three episodes; random values."""
+    rng = random.Random(seed)
+    rows = [
+        make_row(rng.randint(0, 4) / 4, episode=e, agent=agent, node=agent, turn=t, position=2 * t + i, mask=mask)
+        for e in range(3)
+        for t in range(2)
+        for i, agent in enumerate(("a", "b"))
+    ]
+    return rows, [torch.tensor([rng.random() for _ in row.response_mask]) for row in rows]
+
+
+def first(tokens):
+    return [row[0].item() for row in tokens]
+
+
+def test_marfts_published_fixture(make_row):
+    """gamma .99, lambda .95, V = (.2, .5), reward 1 at the end: .76525 and .5, and not 1.76525."""
+    rows = [make_row(0.0, agent="a", position=0, mask=(1,)), make_row(1.0, agent="b", position=1, mask=(1,))]
+    batch = CreditBatch.from_rows(rows, values=[torch.tensor([0.2]), torch.tensor([0.5])])
+    for level in ("action", "token"):
+        assert first(mappo(batch, level=level, gamma=0.99, lam=0.95, **FREE)[0]) == pytest.approx([0.76525, 0.5])
+
+
+def test_one_step_episodes_are_reward_less_value(make_row):
+    rows, values = debate(make_row, 0)
+    batch = CreditBatch.from_rows(rows, values=values)
+    advantages, returns = ippo(batch, **FREE)
+    expected = [row.reward - value[0].item() for row, value in zip(rows, values, strict=True)]
+    assert first(advantages) == pytest.approx(expected)
+    assert first(returns) == pytest.approx([row.reward for row in rows])
+
+
+def test_an_agents_stream_skips_the_others(make_row):
+    rows, values = debate(make_row, 1)
+    batch = CreditBatch.from_rows(rows, values=values)
+    advantages, _ = ippo(batch, stream="agent", gamma=0.9, lam=0.5, **FREE)
+    for i, row in enumerate(rows):
+        late = rows[i + 2].reward - values[i + 2][0].item() if row.turn == 0 else 0.0
+        step = row.reward - values[i][0].item() + (0.9 * values[i + 2][0].item() if row.turn == 0 else 0.0)
+        assert advantages[i][0].item() == pytest.approx(step + 0.45 * late, rel=1e-5)
+    rows[1] = replace(rows[1], reward=9.0, call_rewards=(9.0,))
+    moved, _ = ippo(CreditBatch.from_rows(rows, values=values), stream="agent", gamma=0.9, lam=0.5, **FREE)
+    assert [i for i in range(len(rows)) if not torch.equal(moved[i], advantages[i])] == [1]
+
+
+def test_token_level_forms_are_the_token_estimators(make_row):
+    rows, values = debate(make_row, 2)
+    batch = CreditBatch.from_rows(rows, values=values)
+    for one, other in ((ippo, gae), (mappo, gae_chain)):
+        found = one(batch, level="token", gamma=0.9, lam=0.8)
+        assert all(map(torch.equal, found[0] + found[1], sum(other(batch, gamma=0.9, lam=0.8), [])))
+
+
+@given(seed=st.integers(0, 999), stream=st.sampled_from(["call", "agent", "team"]))
+@settings(max_examples=30)
+def test_undiscounted_action_and_token_level_agree_at_the_first_token(make_row, seed, stream):
+    rows, values = debate(make_row, seed)
+    batch = CreditBatch.from_rows(rows, values=values)
+    estimator = mappo if stream == "team" else lambda b, **o: ippo(b, stream=stream, **o)
+    action, token = (estimator(batch, level=level, gamma=1.0, lam=1.0, **FREE)[0] for level in ("action", "token"))
+    assert first(action) == pytest.approx(first(token), abs=1e-5)
+
+
+@given(seed=st.integers(0, 999), padding=st.integers(1, 5), order=st.permutations(range(12)))
+@settings(max_examples=30)
+def test_row_order_and_padding_change_nothing(make_row, seed, padding, order):
+    rows, values = debate(make_row, seed)
+    straight = mappo(CreditBatch.from_rows(rows, values=values))[0]
+    longer, more = debate(make_row, seed, mask=(1, 1, 0, 1) + (0,) * padding)
+    more = [torch.cat([value, torch.full((padding,), 7.0)]) for value in values]
+    shuffled = CreditBatch.from_rows([longer[i] for i in order], values=[more[i] for i in order])
+    for place, row in zip(order, mappo(shuffled)[0], strict=True):
+        torch.testing.assert_close(row[:4], straight[place])
+        assert not row[4:].any()
+
+
+def test_a_call_that_sampled_nothing_leaves_its_reward_to_the_one_before_it(make_row):
+    rows = [make_row(r, position=i, turn=i, mask=m) for i, (r, m) in enumerate([(1.0, (0,)), (2.0, (1,)), (4.0, ())])]
+    batch = CreditBatch.from_rows(rows)
+    assert [row.tolist() for row in ippo(batch, stream="agent", **FREE)[0]] == [[0.0], [7.0], []]
+    assert [row.tolist() for row in ippo(batch, **FREE)[0]] == [[0.0], [2.0], []]
+    empty = CreditBatch.from_rows([])
+    assert ippo(empty) == mappo(empty) == ([], [])
+
+
+def test_unknown_options_and_missing_positions_are_refused(make_row):
+    batch = CreditBatch.from_rows([make_row(1), make_row(1, turn=1)])
+    for options in ({"stream": "team"}, {"level": "word"}, {"gamma": 2.0}, {"lam": -1.0}):
+        with pytest.raises(ValueError, match=next(iter(options))):
+            ippo(batch, **options)
+    with pytest.raises(ValueError, match="uid u, episode 0, agent solver.*call_positions"):
+        mappo(batch)
+
+
+def test_joint_history_holds_what_all_said_and_tells_roles_and_speakers_apart():
+    said = [Said("a", 0, "four"), Said("b", 0, "x" * 30)]
+    text = joint_history("2 + 2?", said, "a", max_chars=10)
+    assert text == "2 + 2?\n\n[turn 0] a:\nfour\n\n[turn 0] b:\nxxxxx\n[...]\nxxxxx\n\n[next] a:"
+    assert joint_history("q", [Said("a", 0, "x"), Said("b", 0, "y")], "a") != joint_history(
+        "q", [Said("a", 0, "y"), Said("b", 0, "x")], "a"
+    )
+    assert joint_history("q", said, "a") != joint_history("q", said, "b")
+    with pytest.raises(ValueError, match="max_chars: 1"):
+        joint_history("q", said, "a", max_chars=1)

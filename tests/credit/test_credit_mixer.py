@@ -1,0 +1,170 @@
+from __future__ import annotations
+
+import pytest
+import torch
+from torch import nn
+
+from recipe.dag.credit.mixer import QMIX, VDN, LastHiddenState, Target, Utility, td_targets, team_loss
+
+PAYOFF = torch.tensor([[0.0, 1.0], [1.0, 8.0]])
+CLIMBING = torch.tensor([[11.0, -30.0, 0.0], [-30.0, 7.0, 6.0], [0.0, 0.0, 5.0]])
+
+
+class Tabular(nn.Module):
+    """One utility per agent and action, and a mixer."""
+
+    def __init__(self, actions: int, mixer: nn.Module):
+        super().__init__()
+        self.table = nn.Parameter(0.1 * torch.randn(2, actions))
+        self.mixer = mixer
+
+    def forward(self) -> torch.Tensor:
+        """Team value of every joint action [A, A]."""
+        actions = self.table.shape[1]
+        pairs = torch.cartesian_prod(torch.arange(actions), torch.arange(actions))
+        utilities = torch.stack([self.table[0, pairs[:, 0]], self.table[1, pairs[:, 1]]], dim=-1)
+        state, mask = torch.ones(len(pairs), 1), torch.ones(len(pairs), 2, dtype=torch.bool)
+        return self.mixer(utilities, state, mask).view(actions, actions)
+
+
+def fit(game: torch.Tensor, mixer: nn.Module, steps: int) -> torch.Tensor:
+    model = Tabular(len(game), mixer)
+    optimizer = torch.optim.Adam(model.parameters(), lr=0.03)
+    for _ in range(steps):
+        optimizer.zero_grad()
+        team_loss(model(), game).backward()
+        optimizer.step()
+    return model().detach()
+
+
+def steepest_fall(mixer: QMIX, *, batch: int = 10_000) -> float:
+    """The least slope of the team value in any utility, over random states and utilities."""
+    state = 3 * torch.randn(batch, mixer.weight_in.in_features)
+    utilities = (3 * torch.randn(batch, mixer.agents)).requires_grad_(True)
+    mixer(utilities, state, torch.ones(batch, mixer.agents, dtype=torch.bool)).sum().backward()
+    return utilities.grad.min().item()
+
+
+def trained(mixer: QMIX, steps: int) -> QMIX:
+    """On team values that fall in every utility: whatever can go negative, will."""
+    optimizer = torch.optim.Adam(mixer.parameters(), lr=0.01)
+    for _ in range(steps):
+        state, utilities = torch.randn(32, mixer.weight_in.in_features), torch.randn(32, mixer.agents)
+        optimizer.zero_grad()
+        mask = torch.ones(32, mixer.agents, dtype=torch.bool)
+        team_loss(mixer(utilities, state, mask), -utilities.sum(-1)).backward()
+        optimizer.step()
+    return mixer
+
+
+class Unbounded(QMIX):
+    @staticmethod
+    def positive(weights: torch.Tensor) -> torch.Tensor:
+        return weights
+
+
+def test_the_team_value_never_falls_when_a_utility_rises():
+    torch.manual_seed(0)
+    assert steepest_fall(QMIX(state=4, agents=3)) >= 0
+    assert steepest_fall(trained(QMIX(state=4, agents=3, hidden=8), 1000)) >= 0
+
+
+def test_without_absolute_weights_it_does():
+    """The mutation that the test above must catch."""
+    torch.manual_seed(0)
+    assert steepest_fall(Unbounded(state=4, agents=3)) < 0
+    assert steepest_fall(trained(Unbounded(state=4, agents=3, hidden=8), 100)) < 0
+
+
+def test_vdn_and_qmix_in_the_two_step_game():
+    """7 everywhere behind one first action, the payoff behind the other: no sum holds the 8, so VDN goes for the 7."""
+    torch.manual_seed(0)
+    sums, mixed = fit(PAYOFF, VDN(), 800), fit(PAYOFF, QMIX(state=1, agents=2, hidden=8), 1500)
+    torch.testing.assert_close(sums, torch.tensor([[-1.5, 2.5], [2.5, 6.5]]), atol=1e-3, rtol=0)
+    assert (mixed - PAYOFF).abs().max().item() < 1e-2
+    assert sums.max().item() < 7 < mixed.max().item()
+
+
+def test_vdn_misjudges_the_climbing_game():
+    torch.manual_seed(0)
+    found = fit(CLIMBING, VDN(), 1500)
+    assert found.argmax().item() == 8 and CLIMBING[2, 2] == 5
+    assert found[2, 2].item() == pytest.approx(8.78, abs=0.01)
+
+
+@pytest.mark.parametrize("mixer", [VDN(), QMIX(state=2, agents=3, hidden=4)])
+def test_calls_that_did_not_take_place_add_nothing(mixer):
+    utilities, state = torch.randn(5, 3), torch.randn(5, 2)
+    mask = torch.tensor([True, False, True]).expand(5, 3)
+    junk = torch.where(mask, utilities, float("nan"))
+    value = mixer(utilities, state, mask)
+    assert value.shape == (5,) and torch.equal(mixer(junk, state, mask), value)
+    assert not torch.equal(mixer(utilities, state, torch.ones_like(mask)), value)
+
+
+def test_target_equals_the_online_critic_and_mixer_at_first_and_does_not_follow_by_itself():
+    online = nn.ModuleDict({"utility": Utility(3, 4), "mixer": QMIX(state=2, agents=2, hidden=4)})
+    target = Target(online)
+    same = [torch.equal(a, b) for a, b in zip(target.module.parameters(), online.parameters(), strict=True)]
+    assert all(same) and len(same) == 14
+    with torch.no_grad():
+        for parameter in online.parameters():
+            parameter.add_(1.0)
+    gap = next(target.module.parameters()) - next(online.parameters())
+    torch.testing.assert_close(gap, torch.full_like(gap, -1.0))
+    target.follow(online, 0.25)
+    torch.testing.assert_close(
+        next(target.module.parameters()) - next(online.parameters()), torch.full_like(gap, -0.75)
+    )
+    target.follow(online)
+    assert all(torch.equal(a, b) for a, b in zip(target.module.parameters(), online.parameters(), strict=True))
+    assert not any(parameter.requires_grad for parameter in target.module.parameters())
+    with pytest.raises(ValueError, match="tau: 1.5"):
+        target.follow(online, 1.5)
+
+
+REWARDS = torch.tensor([[1.0, 2.0, 4.0], [1.0, 2.0, 99.0], [3.0, 99.0, 99.0]])
+TURNS = torch.tensor([3, 2, 1])
+
+
+def test_targets_by_hand():
+    values = torch.tensor([[9.0, 10.0, 20.0], [9.0, 10.0, 99.0], [9.0, 99.0, 99.0]])
+    full = td_targets(REWARDS, values, TURNS, gamma_turn=0.5, lam=1.0)
+    assert full.tolist() == [[3.0, 4.0, 4.0], [2.0, 2.0, 0.0], [3.0, 0.0, 0.0]]
+    one_step = td_targets(REWARDS, values, TURNS, gamma_turn=0.5, lam=0.0)
+    assert one_step.tolist() == [[6.0, 12.0, 4.0], [6.0, 2.0, 0.0], [3.0, 0.0, 0.0]]
+    half = td_targets(REWARDS, values, TURNS, gamma_turn=0.5, lam=0.5)
+    assert half.tolist() == [[5.5, 8.0, 4.0], [4.0, 2.0, 0.0], [3.0, 0.0, 0.0]]
+
+
+def test_terminal_targets_are_the_rewards_and_read_no_values():
+    nan = torch.full((3, 3), float("nan"))
+    assert torch.equal(td_targets(REWARDS[:, :1], nan[:, :1], torch.ones(3)), REWARDS[:, :1])
+    assert torch.isfinite(td_targets(REWARDS, nan, TURNS)).all()
+
+
+def test_targets_carry_no_gradient():
+    values = torch.ones(3, 3, requires_grad=True)
+    assert not td_targets(REWARDS, values, TURNS, lam=0.5).requires_grad
+
+
+@pytest.mark.parametrize("option", [{"gamma_turn": 1.1}, {"lam": -0.1}])
+def test_discounts_out_of_range(option):
+    with pytest.raises(ValueError, match=next(iter(option))):
+        td_targets(REWARDS, REWARDS, TURNS, **option)
+
+
+def test_binary_loss_is_cross_entropy():
+    predicted, target = torch.tensor([0.0, 2.0]), torch.tensor([1.0, 0.0])
+    expected = -(torch.sigmoid(predicted[0]).log() + (1 - torch.sigmoid(predicted[1])).log()) / 2
+    torch.testing.assert_close(team_loss(predicted, target, binary=True), expected)
+
+
+def test_encoder_reads_all_of_a_long_text():
+    def states(ids):
+        return ids.unsqueeze(-1).double()
+
+    encoder = LastHiddenState(lambda text: [int(c) for c in text], states, chunk=2)
+    assert encoder(["1", "12", "12345"]).tolist() == [[1.0], [2.0], [pytest.approx(11 / 3)]]
+    with pytest.raises(ValueError, match="chunk: 0"):
+        LastHiddenState(list, states, chunk=0)
