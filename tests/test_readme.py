@@ -23,6 +23,9 @@ READMES = sorted(
     path for path in ROOT.rglob("README.md") if not {".venv", "outputs", ".pytest_cache"} & set(path.parts[:-1])
 )
 TINY = "tests/test_shipped.py::test_script_parses"
+MARFT = "tests/marft/test_marft_script.py::test_without_a_gpu_it_points_to_the_tiny_run"
+SHOWN = "tests/marft/test_marft_script.py::test_what_the_readme_shows"
+DEEPSCALER = "tests/preprocess/test_preprocess_deepscaler.py::test_the_hubs_data_set_is_the_default"
 REFUSAL = "tests/test_shipped.py::test_gpu_script_without_a_gpu_points_to_the_tiny_run"
 INSTALL = "tests/test_readme.py::test_what_the_gpu_installation_names_exists"
 SERVES = "tests/sandbox/test_sandbox_serve.py::test_a_unix_socket_of_this_user_only"
@@ -33,6 +36,8 @@ SOAK = "tests/examples/test_examples_sandbox.py::test_mixed_jobs_are_answered_ri
 EXPLAINED = {
     "bash recipe/retool_ma/run_tiny_cpu.sh": ("takes minutes and installs", TINY),
     "SEED=1 bash recipe/retool_ma/run_tiny_cpu.sh": ("takes minutes and installs", TINY),
+    "bash recipe/marft/run_tiny_cpu.sh": ("takes minutes and installs", TINY),
+    "bash recipe/marft/run_tiny_cpu.sh 1": ("takes minutes and installs", TINY),
     "bash tests/run.sh": ("runs this test", TINY),
     "uv venv --python 3.12 .venv-gpu": ("makes an environment", INSTALL),
     "source .venv-gpu/bin/activate": ("makes an environment", INSTALL),
@@ -56,6 +61,15 @@ EXPLAINED = {
         "needs a GPU",
         REFUSAL,
     ),
+    "python preprocess/deepscaler.py --local_dir data/deepscaler": ("downloads the data set", DEEPSCALER),
+    "MODEL_PATH=Qwen/Qwen2.5-3B-Instruct bash recipe/marft/run_qwen2_5-3b_marft.sh trainer.n_gpus_per_node=4": (
+        "needs a GPU",
+        MARFT,
+    ),
+    "MODEL_PATH=MODEL WORKFLOW=workflows/workflow_marft_code.yaml DATA_DIR=data/code "
+    "bash recipe/marft/run_qwen2_5-3b_marft.sh": ("needs a GPU", MARFT),
+    "SHOW=1 bash recipe/marft/run_qwen2_5-3b_marft.sh algorithm.adv_estimator=gae_marft "
+    "rollout.multi_turn.max_assistant_turns=3": ("is run there with this Python", SHOWN),
     "verl-dag sandbox serve": ("serves until it is stopped", SERVES),
     "verl-dag sandbox serve --socket /run/user/1000/sandbox.sock": ("serves until it is stopped", SERVES),
     "verl-dag sandbox serve --host 0.0.0.0 --token-file token --max-concurrent 32 --memory-mb 2048": (
@@ -93,7 +107,7 @@ EXPLAINED |= {command: ("needs a server that runs", REQUESTS) for command in com
 @pytest.fixture
 def project(tmp_path, monkeypatch) -> Path:
     """A working directory with the project's folders and the files that the READMEs take as given."""
-    for name in ("recipe", "workflows", "examples", "preprocess"):
+    for name in ("recipe", "workflows", "examples", "preprocess", "envs"):
         (tmp_path / name).symlink_to(ROOT / name)
     rows = [{"problem": f"What is {i} + {i}?", "answer": str(2 * i), "year": 2010 + i} for i in range(20)]
     for name in ("amc.jsonl", "problems.jsonl", "aime24.jsonl"):
