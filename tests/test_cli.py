@@ -92,3 +92,31 @@ def test_the_module_can_be_run():
     arguments = [sys.executable, "-m", "recipe.dag.cli", "validate", SHARED]
     done = subprocess.run(arguments, cwd=ROOT, capture_output=True, text=True, check=True)
     assert "OK" in done.stdout
+
+
+SIIRL = ROOT / "tests" / "workflow" / "siirl" / "marft.yaml"
+
+
+def test_warnings_go_to_stderr_and_fail_nothing(run):
+    for command in ("validate", "plan"):
+        code, out, err = run(command, str(SIIRL))
+        assert code == 0 and out.strip()
+        assert f"{SIIRL}:4:1: warning: actor_1_config: unknown key" in err
+        assert all(": warning: " in line for line in err.splitlines())
+
+
+def test_import_prints_or_writes_a_file_that_loads(run, tmp_path):
+    code, out, err = run("import", str(SIIRL))
+    assert (code, err) == (0, "") and out.startswith("# Made from marft.yaml")
+    new = str(tmp_path / "new.yaml")
+    assert run("import", str(SIIRL), "-o", new) == (0, f"{new}: written\n", "")
+    assert run("validate", new) == (0, f"{new}: OK (2 agents, 2 policies, 2 rollout nodes)\n", "")
+    code, out, err = run("import", str(SIIRL), "-o", new)
+    assert (code, out) == (2, "") and "is there already" in err
+    code, out, err = run("import", str(SIIRL), "-o", str(tmp_path / "no" / "new.yaml"))
+    assert code == 2 and "cannot be written" in err and "Traceback" not in err
+
+
+def test_import_of_a_broken_file_writes_nothing(run, bad, tmp_path):
+    code, out, err = run("import", bad, "-o", str(tmp_path / "new.yaml"))
+    assert (code, out) == (2, "") and "did you mean `policies`?" in err and not (tmp_path / "new.yaml").exists()

@@ -7,6 +7,7 @@ thin function here; what it needs is imported inside it, so that `validate` and 
 from __future__ import annotations
 
 import sys
+from collections.abc import Iterable
 from enum import StrEnum
 from pathlib import Path
 from typing import Annotated
@@ -14,6 +15,7 @@ from typing import Annotated
 import typer
 
 from recipe.dag.errors import UserError
+from recipe.dag.workflow.problem import Problem
 
 app = typer.Typer(
     name="verl-dag",
@@ -50,6 +52,7 @@ def validate(
             failed = True
             typer.echo(str(error), err=True)
         else:
+            _warn(workflow.warnings)
             counts = [_count(len(workflow.agents), "agent"), _count(len(workflow.policies), "policy", "policies")]
             typer.echo(f"{file}: OK ({', '.join([*counts, _count(len(workflow.rollout_nodes), 'rollout node')])})")
     if failed:
@@ -67,7 +70,30 @@ def plan(
     from recipe.dag.workflow.plan import make_plan
 
     renderers = {"text": render.to_text, "mermaid": render.to_mermaid, "json": render.to_json}
-    typer.echo(renderers[format](make_plan(load_workflow(file))))
+    workflow = load_workflow(file)
+    _warn(workflow.warnings)
+    typer.echo(renderers[format](make_plan(workflow)))
+
+
+@app.command("import")
+def import_(
+    file: Annotated[str, typer.Argument(metavar="FILE", help="A workflow file of siiRL.", show_default=False)],
+    output: Annotated[Path | None, typer.Option("--output", "-o", help="A new file. (default: stdout)")] = None,
+) -> None:
+    """Rewrite a siiRL workflow file in this language; comments say what nothing reads."""
+    from recipe.dag.workflow.importer import import_workflow
+
+    if output is not None and output.exists():
+        raise UserError(f"{output}: is there already; remove it, or choose another name")
+    text = import_workflow(file, output)
+    if output is None:
+        typer.echo(text, nl=False)
+        return
+    try:
+        output.write_text(text, encoding="utf-8")
+    except OSError as error:
+        raise UserError(f"{output}: cannot be written: {error.strerror}") from error
+    typer.echo(f"{output}: written")
 
 
 @app.command()
@@ -217,6 +243,11 @@ def serve(
         grace_s=grace_s,
         log_level="warning" if quiet else "info",
     )
+
+
+def _warn(warnings: Iterable[Problem]) -> None:
+    for problem in warnings:
+        typer.echo(problem.as_warning(), err=True)
 
 
 def _count(number: int, noun: str, plural: str = "") -> str:

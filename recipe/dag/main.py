@@ -178,6 +178,8 @@ def launch(
     if config.model_path:
         os.environ["MODEL_PATH"] = str(config.model_path)
     workflow = load_workflow(config.workflow)
+    for warning in workflow.warnings:
+        print(warning.as_warning(), file=sys.stderr)
     if evaluate_only:
         check_output(config)
         workflow = evaluation_of(workflow, weights=weights, temperature=config.validation.temperature)

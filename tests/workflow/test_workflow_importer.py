@@ -1,0 +1,77 @@
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from ruamel.yaml import YAML
+
+from recipe.dag.workflow.compact import _flow, to_yaml
+from recipe.dag.workflow.importer import import_workflow
+from recipe.dag.workflow.loader import load_workflow
+
+SIIRL = Path(__file__).parent / "siirl"
+ROOT = Path(__file__).parents[2]
+FOREIGN = sorted([*SIIRL.glob("*.yaml"), *SIIRL.glob("*.json")])
+OWN = sorted([*ROOT.glob("workflows/*.yaml"), *ROOT.glob("examples/**/workflow*.yaml")])
+
+
+def unplaced(workflow):
+    """But for where it is written and what was said of the original."""
+    return workflow.model_copy(update={"path": "", "warnings": ()})
+
+
+@pytest.mark.parametrize("file", FOREIGN, ids=lambda path: path.name)
+def test_an_imported_file_loads_to_the_same_workflow(file, tmp_path):
+    for code in SIIRL.glob("*.py"):
+        (tmp_path / code.name).write_text(code.read_text())
+    (tmp_path / file.name).write_text(file.read_text())
+    (tmp_path / "new.yaml").write_text(import_workflow(tmp_path / file.name))
+    old, new = load_workflow(tmp_path / file.name), load_workflow(tmp_path / "new.yaml")
+    assert unplaced(new) == unplaced(old)
+    assert new.warnings == ()
+
+
+@pytest.mark.parametrize("file", OWN, ids=lambda path: path.name)
+def test_our_own_files_survive_it_too(file, tmp_path):
+    (tmp_path / "new.yaml").write_text(import_workflow(file, tmp_path / "new.yaml"))
+    old, new = load_workflow(file), load_workflow(tmp_path / "new.yaml")
+    assert to_yaml(unplaced(new)).count("\n") == to_yaml(unplaced(old)).count("\n")
+    assert (new.agents, new.policies, new.loops, new.algorithm, new.episode) == (
+        old.agents, old.policies, old.loops, old.algorithm, old.episode,
+    )  # fmt: skip
+    assert [node.node_id for node in new.nodes] == [node.node_id for node in old.nodes]
+
+
+def test_marft_becomes_short_and_says_what_became_of_the_rest():
+    text = import_workflow(SIIRL / "marft.yaml")
+    comments = [line for line in text.splitlines() if line.startswith("#")]
+    assert comments[0] == "# Made from marft.yaml by `verl-dag import`."
+    assert sum("unknown key, nothing reads it" in line for line in comments) == 2
+    assert any('line 9: nodes[0].config["rollout.n"]: ' in line for line in comments)
+    assert len(comments) == 3 + len(load_workflow(SIIRL / "marft.yaml").warnings)
+    body = text.splitlines()[len(comments) :]
+    assert "critic: {share: policy_0}" in text and "!Ref" not in text and len(body) < 60
+
+
+def test_another_folder_gets_paths_of_its_own(tmp_path):
+    (tmp_path / "deep").mkdir()
+    output = tmp_path / "deep" / "new.yaml"
+    output.write_text(import_workflow(SIIRL / "marft.yaml", output))
+    old, new = load_workflow(SIIRL / "marft.yaml"), load_workflow(output)
+    path = new.node("rollout_reasoner").agent_options.process_path
+    assert path.startswith("..") and (output.parent / path).resolve() == (SIIRL / "process.py").resolve()
+    assert new.algorithm == old.algorithm
+
+
+VALUES = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False, allow_infinity=False) | st.text(),
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(), inner, max_size=3),
+    max_leaves=8,
+)
+
+
+@given(VALUES)
+def test_every_value_is_read_back_as_it_was(value):
+    assert YAML(typ="safe", pure=True).load(f"a: {_flow(value)}\n") == {"a": value}
