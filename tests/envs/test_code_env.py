@@ -10,7 +10,7 @@ from types import SimpleNamespace
 import pytest
 
 from envs.code_env import CodeEnv, program_in
-from recipe.dag.episode.env import load_envs, needs_sandbox
+from recipe.dag.episode.env_class import load_envs, needs_sandbox
 from recipe.dag.errors import SandboxFault, UserError
 from recipe.dag.sandbox.launch import LocalSandbox
 from recipe.dag.tools.sandbox_client import RunResult, SandboxClient

@@ -4,7 +4,7 @@ import asyncio
 
 import pytest
 
-from recipe.dag.episode.env import load_env
+from recipe.dag.episode.env_class import load_env
 from recipe.dag.errors import UserError
 from recipe.dag.workflow.user_code import load_object
 

@@ -15,7 +15,7 @@ from typing import Any
 from recipe.dag.episode.call import Attempt, Caller
 from recipe.dag.episode.client import PolicyEndpoint
 from recipe.dag.episode.compute import load_compute
-from recipe.dag.episode.env import load_envs
+from recipe.dag.episode.env_class import load_envs
 from recipe.dag.episode.failure import decide, describe
 from recipe.dag.episode.graph import EpisodeNode, episode_graph
 from recipe.dag.episode.record import Episode

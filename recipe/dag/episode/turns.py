@@ -6,7 +6,7 @@ here the moves are made and written down.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Awaitable, Callable, Mapping
 from functools import partial
 from typing import Any
 
@@ -14,15 +14,14 @@ from recipe.dag.episode.call import Attempt, Caller
 from recipe.dag.episode.compute import Ballot, Computation
 from recipe.dag.episode.condition import holds
 from recipe.dag.episode.context import Context, Output
-from recipe.dag.episode.env import EnvClass, LiveEnv, choose_env
+from recipe.dag.episode.env_class import EnvClass
 from recipe.dag.episode.graph import EpisodeGraph, EpisodeNode, Slot
-from recipe.dag.episode.hooks import Answer
 from recipe.dag.episode.record import Call, Episode, Result, Skip, ToolResult
 from recipe.dag.episode.schedule import Schedule, Task
-from recipe.dag.episode.seeds import env_seed
-from recipe.dag.episode.tasks import Work, together, unfold
+from recipe.dag.episode.stage import Stage
+from recipe.dag.episode.tasks import Work, unfold
 from recipe.dag.episode.view import Memory, Reader, Turn, View, loop_reader, reader_of, remember, view
-from recipe.dag.errors import EnvFault, HookFault
+from recipe.dag.errors import HookFault
 from recipe.dag.workflow.schema import Condition, EpisodeSpec
 
 Mover = Caller | Ballot | Computation
@@ -42,15 +41,7 @@ class Rollout:
         """`movers` by node id; `envs` by the entry of env_path. Raises EnvFault where no env fits the sample."""
         self._graph, self._movers, self._spec, self._attempt = graph, movers, spec, attempt
         self._episode: Episode = attempt.episode
-        chosen = {place.id: choose_env(place.node, self._episode.sample) for place in graph.nodes}
-        self._env_of = {node: env for node, env in chosen.items() if env is not None}
-        self._players = graph.players(self._env_of)
-        watching = [place.agent.name for place in graph.nodes if place.node.agent_options.obs_with_env]
-        watching += [self._agent(node) for node in self._env_of]
-        watchers = list(dict.fromkeys(watching))
-        self._envs = {
-            name: LiveEnv(envs[name], watchers, spec.call_timeout_s) for name in dict.fromkeys(self._env_of.values())
-        }
+        self._stage = Stage(graph, envs, self._episode.sample, spec.call_timeout_s)
         self._memory = Memory()
         self._transcripts: dict[tuple[int, Slot], str] = {}
         """By turn and slot: what a node's post_process returned as token ids, siiRL's way."""
@@ -59,7 +50,7 @@ class Rollout:
         """All turns. The episode's calls are there even if it raises, those under way included."""
         episode = self._episode
         try:
-            await self._reset()
+            self._memory.obs = await self._stage.reset(self._attempt.seed, episode.uid)
             for number in range(self._spec.max_turns):
                 turn = Turn(number)
                 await self._play_turn(turn)
@@ -70,31 +61,12 @@ class Rollout:
                     return
             episode.ended_by = "turns"
         finally:
-            await together(self._close(env) for env in self._envs.values())
-
-    async def _reset(self) -> None:
-        # Where several nodes step one env, its first observation is given to the first of them.
-        owners = {env: node for node, env in reversed(self._env_of.items())}
-
-        async def reset(name: str, env: LiveEnv) -> None:
-            seed = env_seed(self._attempt.seed, uid=self._episode.uid, env=name)
-            players = [self._agent(node) for node in self._players[owners[name]]]
-            found[name] = await env.reset(self._episode.sample, seed, players)
-
-        found: dict[str, dict[str, Any]] = {}
-        await together(reset(name, env) for name, env in self._envs.items())
-        self._memory.obs = {owners[name]: found[name] for name in self._envs}
-
-    async def _close(self, env: LiveEnv) -> None:
-        try:
-            await env.close()
-        except EnvFault as fault:
             # What the episode earned is known by now: counted, but no reason to lose it.
-            self._episode.faults.append(fault.record())
+            episode.faults += [fault.record() for fault in await self._stage.close()]
 
     async def _play_turn(self, turn: Turn) -> None:
         schedule = Schedule(
-            self._graph, self._env_of, allowed=partial(self._allowed, turn), again=partial(self._again, turn)
+            self._graph, self._stage.env_of, allowed=partial(self._allowed, turn), again=partial(self._again, turn)
         )
 
         async def do(task: Task) -> list[Work]:
@@ -128,30 +100,38 @@ class Rollout:
 
     def _holds(self, condition: Condition, reader: Reader, turn: Turn) -> bool:
         seen = view(self._graph, reader, turn, self._memory)
-        by_env = {self._env_of[node]: info for node, info in seen.infos.items()}
-        infos = {node: by_env[env] for node, env in self._env_of.items() if env in by_env}
-        return holds(condition, seen.said, infos, self._episode.sample)
+        return holds(condition, seen.said, self._stage.infos(seen.infos), self._episode.sample)
 
     async def _move(self, place: EpisodeNode, round: int, turn: Turn) -> None:
         slot, mover = (place.id, round), self._movers[place.id]
         seen = view(self._graph, reader_of(place, round), turn, self._memory)
-        context = self._context(place, round, turn, seen)
-        if not isinstance(mover, Caller):
-            context.call_tool = partial(_no_tools, place.id)
-            output = turn.said[slot] = await mover.run(context)
-            turn.done |= {slot} if output.done else set()
+        if isinstance(mover, Caller):
+            await self._call(mover, slot, turn, seen)
             return
-        node, agent = place.node, place.agent
-        call = Call(place.id, agent.name, node.agent_group, agent.policy, turn.number, round=round)
-        context.call_tool = partial(_call_tool, mover, call, self._attempt)
+        context = self._context(place, round, turn, seen, partial(_no_tools, place.id))
+        output = turn.said[slot] = await mover.run(context)
+        if output.done:
+            turn.done.add(slot)
+
+    async def _call(self, caller: Caller, slot: Slot, turn: Turn, seen: View) -> None:
+        place, agent, round = caller.place, caller.agent, slot[1]
+        call = Call(place.id, agent.name, place.node.agent_group, agent.policy, turn.number, round=round)
         turn.calls[slot] = call
-        answer = await mover.move(call, context, self._attempt, self._transcript(seen))
+        context = self._context(place, round, turn, seen, partial(_call_tool, caller, call, self._attempt))
+        answer = await caller.move(call, context, self._attempt, self._transcript(seen))
         turn.said[slot] = call
         if call.stop_reason == "length" and not call.generations:
             turn.full.add(slot)
-        self._take(answer, mover, slot, turn)
+        if answer.output.done:
+            turn.done.add(slot)
+        if answer.ids is not None:
+            # Special tokens stay in: the next agent's hook gets these ids again, from its own tokenizer.
+            text = caller.endpoint.tokenizer.decode(answer.ids, skip_special_tokens=False)
+            self._transcripts[turn.number, slot] = text
 
-    def _context(self, place: EpisodeNode, round: int, turn: Turn, seen: View) -> Context:
+    def _context(
+        self, place: EpisodeNode, round: int, turn: Turn, seen: View, call_tool: Callable[..., Awaitable[ToolResult]]
+    ) -> Context:
         episode, name = self._episode, self._agent(place.id)
         obs = None
         if place.node.agent_options.obs_with_env:
@@ -169,7 +149,7 @@ class Rollout:
             history=[call for call in [*episode.calls, *seen.moves] if call.agent == name],
             obs=obs,
             validate=self._attempt.validate,
-            call_tool=_no_tools,
+            call_tool=call_tool,
             results={node: said for node, said in seen.said.items() if isinstance(said, Output)},
             round=round,
             max_rounds=self._graph.loops[place.loop].max_rounds if place.loop else 1,
@@ -187,36 +167,11 @@ class Rollout:
         last = max(calls, key=lambda call: (call.turn, self._graph.causal((call.node, call.round))))
         return self._transcripts.get((last.turn, (last.node, last.round)))
 
-    def _take(self, answer: Answer, caller: Caller, slot: Slot, turn: Turn) -> None:
-        if answer.output.done:
-            turn.done.add(slot)
-        if answer.ids is not None:
-            # Special tokens stay in: the next agent's hook gets these ids again, from its own tokenizer.
-            text = caller.endpoint.tokenizer.decode(answer.ids, skip_special_tokens=False)
-            self._transcripts[turn.number, slot] = text
-
     async def _step(self, place: EpisodeNode, round: int, turn: Turn) -> None:
-        slot, env = (place.id, round), self._envs[self._env_of[place.id]]
-        played = [self._played(name, round, place.loop, turn) for name in self._players[place.id]]
-        players = [self._agent(name) for name in self._players[place.id]]
-        actions = [call.text if call else "" for call in played]
-        result = await env.step(actions, self._episode.sample.get("ground_truth"), players)
-        turn.obs[slot], turn.infos[slot] = result.obs, result.info
-        turn.calls[slot].env_info = result.info
-        turn.done |= {slot} if result.done else set()
-        if place.node.agent_options.rewards_with_env:
-            for call, reward in zip(played, result.rewards, strict=True):
-                if call is not None:
-                    call.reward = (call.reward or 0.0) + reward
-        said = result.obs.get(place.agent.name)
-        if (turn.number, slot) in self._transcripts and isinstance(said, str):
-            self._transcripts[turn.number, slot] = said
-
-    def _played(self, node: str, round: int, loop: str | None, turn: Turn) -> Call | None:
-        """Its call of this round, or for an env outside of its loop the latest; None where it was skipped."""
-        if self._graph.by_id[node].loop == loop:
-            return turn.calls.get((node, round))
-        return next((turn.calls[slot] for slot in reversed(turn.calls) if slot[0] == node), None)
+        obs = await self._stage.step(place, round, turn)
+        said, at = obs.get(place.agent.name), (turn.number, (place.id, round))
+        if at in self._transcripts and isinstance(said, str):
+            self._transcripts[at] = said
 
 
 async def _call_tool(caller: Caller, call: Call, attempt: Attempt, name: str, /, **arguments: Any) -> ToolResult:

@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 
 from omegaconf import DictConfig
 
-from recipe.dag.episode.env import needs_sandbox
+from recipe.dag.episode.env_class import needs_sandbox
 from recipe.dag.policy.config import policy_config
 from recipe.dag.policy.placement import create, plan_pools
 from recipe.dag.policy.policy import PolicyRuntime
