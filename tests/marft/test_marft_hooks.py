@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import json
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 from hypothesis import given
@@ -14,6 +16,7 @@ from recipe.dag.episode.context import Context
 from recipe.dag.episode.record import Call, Episode, Generation
 from recipe.dag.episode.runner import EpisodeRunner
 from recipe.dag.errors import HookFault, UserError
+from recipe.dag.tools.sandbox_client import RunResult
 from recipe.dag.workflow.loader import load_workflow
 from recipe.marft import prompts
 from recipe.marft.hooks import Actor, Reasoner, env_outcome
@@ -186,3 +189,23 @@ def test_a_whole_episode_of_the_shipped_workflow():
     second = sides["actor"].prompts[1]
     assert r"An earlier attempt:" in second and r"\boxed{4}" in second and "steps:\n2*2*2\n" in second
     assert not any("8" in prompt for side in sides.values() for prompt in side.prompts)
+
+
+def test_a_whole_episode_on_programs():
+    """The run's sandbox reaches the env; half of the tests pass, then all; no test is ever shown."""
+    flow = load_workflow(ROOT / "workflows" / "workflow_marft_code.yaml")
+    programs = ["```python\nprint(1)\n```", "```python\nprint(input())\n```"]
+    sides = {"reasoner": Scripted("Print one.", "Print the input."), "actor": Scripted(*programs)}
+    endpoints = {name: PolicyEndpoint(side, side, 9999) for name, side in sides.items()}
+
+    async def run_code(program, *, stdin, **kwargs):
+        return RunResult("success", stdin if "input" in program else "1", "", 0, 0.0, 1)
+
+    runner = EpisodeRunner(flow, endpoints, {}, seed=0, sandbox=SimpleNamespace(run_code=run_code))
+    truth = json.dumps({"inputs": ["1", "hidden"], "outputs": ["1", "hidden"]})
+    sample = {"prompt": [{"role": "user", "content": "Repeat the input."}], "ground_truth": truth}
+    episode = asyncio.run(runner.run(sample, "u", 0, step=0))
+    assert episode.fault is None and (episode.turns, episode.done, episode.outcome) == (2, True, 1.0)
+    assert [made.reward for made in episode.calls] == [0.0, 0.5, 0.0, 1.0]
+    assert "passed 1 of 2 tests; 1 gave a wrong result" in sides["actor"].prompts[1]
+    assert not any("hidden" in prompt for side in sides.values() for prompt in side.prompts)
