@@ -29,7 +29,8 @@ def test_the_teacher_is_careless_at_its_rates(teacher):
     for problem, (reasoner, actor) in lessons:
         right += reasoner.answer == problem.expression.replace(" ", "")
         followed += actor.answer == f"\\boxed{{{eval(reasoner.answer)}}}"
-        assert reasoner.answer in actor.messages[-1]["content"] and problem.text in actor.messages[-1]["content"]
+        asked = [lesson.messages[-1]["content"] for lesson in (reasoner, actor)]
+        assert problem.text in asked[0] and problem.text not in asked[1] and reasoner.answer in asked[1]
     assert right / 1500 == pytest.approx(1 - WRONG_FORMULA, abs=0.05)
     assert followed / 1500 == pytest.approx(1 - WRONG_ANSWER, abs=0.05)
 
