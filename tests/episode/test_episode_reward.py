@@ -108,6 +108,23 @@ def test_a_frozen_agent_needs_no_reward(world):
     assert episode.fault is None and [call.reward for call in episode.calls_of("agent1")] == [None, None]
 
 
+@pytest.mark.parametrize(
+    ("reward", "problem"), [("1.0", ""), ("[]", ""), ("[1.0]", "1 rewards for the 0 calls of agent1")]
+)
+def test_a_reward_for_an_agent_that_was_skipped_goes_nowhere(world, reward, problem):
+    nodes = [
+        {"node_id": "a"},
+        {"node_id": "b", "agent_group": 1, "when": {"sample": "missing", "exists": True}},
+        {"node_id": "r", "node_role": "REWARD", "dependencies": ["a", "b"], "executable_ref": "reward.py:score"},
+    ]
+    code = f"def score(episode):\n    return {{'agent0': 2.0, 'agent1': {reward}}}\n"
+    episode = world.play(world.workflow(nodes, files={"reward.py": code}))
+    if problem:
+        assert problem in episode.fault["message"]
+    else:
+        assert episode.fault is None and [call.reward for call in episode.calls] == [2.0]
+
+
 def call(agent: int, turn: int, reward: float | None, *, tokens: int = 1) -> Call:
     mask = [1] * tokens
     return Call(f"n{agent}", f"agent{agent}", agent, "main", turn, response_mask=mask, reward=reward)

@@ -48,20 +48,22 @@ async def score(
     episode: Episode,
     nodes: Collection[RewardNode],
     *,
+    agents: Collection[str],
     trained: Collection[str],
     limit_s: float,
     share_in_agent: bool = False,
 ) -> None:
     """Add every node's rewards to the calls. A float goes to the agent's last call that sampled something (its last
-    one, if none did) and 0.0 to its others. `share_in_agent`: then `share` them. Each agent in `trained` that has calls
-    must get a reward from some node, the env or another agent. Raises RewardFault, GraderFault."""
+    one, if none did) and 0.0 to its others; what an agent gets that did not move goes nowhere. `share_in_agent`: then
+    `share` them. Each agent in `trained` that has calls must get a reward from some node, the env or another agent.
+    `agents`: all of the workflow. Raises RewardFault, GraderFault."""
     for node in nodes:
         copy = scratch(episode)
         with boundary(RewardFault, node.where):
             async with limited(limit_s, RewardFault, "the reward function", node.where):
                 values = await invoke(node.function, copy, **deepcopy(node.kwargs))
         episode.outcome, episode.info = _outcome(copy.outcome, node.where), _info(copy.info, node.where)
-        _add(episode, values, node.where)
+        _add(episode, values, agents, node.where)
     if share_in_agent:
         share(episode.calls)
     if nodes:
@@ -119,12 +121,11 @@ def _copy(call: Call) -> Call:
     )
 
 
-def _add(episode: Episode, values: Any, where: str) -> None:
+def _add(episode: Episode, values: Any, agents: Collection[str], where: str) -> None:
     if not isinstance(values, dict):
         raise RewardFault(f"returned {type(values).__name__}, not a dict of rewards by agent name", where=where)
-    agents = sorted({call.agent for call in episode.calls})
     if strange := [name for name in values if name not in agents]:
-        raise RewardFault(f"returned rewards for {strange}; the episode's agents are {agents}", where=where)
+        raise RewardFault(f"returned rewards for {strange}; the agents are {sorted(agents)}", where=where)
     # All are checked before the first is added: an episode is scored whole or not at all.
     checked = {name: _per_call(name, value, episode.calls_of(name), where) for name, value in values.items()}
     for name, per_call in checked.items():

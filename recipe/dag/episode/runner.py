@@ -95,6 +95,7 @@ class EpisodeRunner:
                     await score(
                         attempt.episode,
                         self._rewards,
+                        agents={agent.name for agent in self._workflow.agents},
                         trained=self._trained,
                         limit_s=spec.call_timeout_s,
                         share_in_agent=self._share,
