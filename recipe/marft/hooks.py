@@ -11,7 +11,7 @@ from typing import Any
 from recipe.dag.episode.context import Context, Message, Output
 from recipe.dag.episode.record import Episode
 from recipe.dag.errors import HookFault, UserError
-from recipe.dag.reward.answer import extract_answer
+from recipe.dag.reward.answer import after_thinking, extract_answer
 from recipe.marft import prompts
 
 
@@ -55,7 +55,7 @@ class _Role:
         post_chat_template: str = "",
     ) -> Output:
         """`post_chat_template` is put, as it is, before what the agent hands over."""
-        text = _answer_text(tokenizer, response_ids, context)
+        text = after_thinking(_required(context).call.text)
         return Output(text=post_chat_template + text, parsed=self.parse(text))
 
     def parse(self, text: str) -> dict[str, Any]:
@@ -108,14 +108,3 @@ def _fields(context: Context, obs: Any) -> dict[str, str]:
         "feedback": feedback,
         "reasoning": reasoning,
     }
-
-
-def _answer_text(tokenizer: Any, response_ids: list[int], context: Context | None) -> str:
-    """The model's text after its reasoning span; nothing if the span never ended."""
-    if context is not None and context.call is not None:
-        text = context.call.text
-    else:
-        text = tokenizer.decode(response_ids, skip_special_tokens=True)
-    if "</think>" in text:
-        return text.rpartition("</think>")[2]
-    return "" if text.lstrip().startswith("<think>") else text

@@ -14,7 +14,7 @@ from typing import Any
 from recipe.dag.episode.context import Context, Message, Output
 from recipe.dag.episode.record import Call
 from recipe.dag.errors import HookFault, UserError
-from recipe.dag.reward.answer import extract_answer
+from recipe.dag.reward.answer import after_thinking, extract_answer
 from recipe.retool_ma import prompts
 from recipe.retool_ma.plan import parse_plan, plan_json, plan_of
 from recipe.retool_ma.scoring import outcome_reward, role_rewards, team_reward
@@ -230,6 +230,4 @@ def _answer_text(tokenizer: Any, response_ids: list[int], context: Context | Non
         text = context.call.text
     else:
         text = tokenizer.decode(response_ids, skip_special_tokens=True)
-    if "</think>" in text:
-        return text.rpartition("</think>")[2]
-    return "" if text.lstrip().startswith("<think>") else text
+    return after_thinking(text)

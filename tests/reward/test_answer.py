@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from recipe.dag.reward.answer import extract_answer, first_number, hopeless, normalize, quick_equal
+from recipe.dag.reward.answer import after_thinking, extract_answer, first_number, hopeless, normalize, quick_equal
 
 
 @pytest.mark.parametrize(
@@ -168,3 +168,17 @@ def test_heavy_but_fair_predictions(text):
 def test_a_truth_that_is_as_heavy_makes_it_fair():
     assert not hopeless("2^{100000}", "3 \\cdot 2^{100000}")
     assert not hopeless("1" * 3000, "2" * 3000)
+
+
+@pytest.mark.parametrize(
+    ("text", "after"),
+    [
+        ("<think>a</think>b", "b"),
+        ("a</think>b</think>c", "c"),
+        (" <think>never ends", ""),
+        ("b <think> is a tag", "b <think> is a tag"),
+        ("", ""),
+    ],
+)
+def test_thinking_is_no_answer(text, after):
+    assert after_thinking(text) == after

@@ -31,6 +31,13 @@ def extract_answer(text: str, *, strict: bool = False) -> str | None:
     return numbers[-1] if numbers else None
 
 
+def after_thinking(text: str) -> str:
+    """What a model wrote after its <think> span; nothing if the span never ended."""
+    if "</think>" in text:
+        return text.rpartition("</think>")[2]
+    return "" if text.lstrip().startswith("<think>") else text
+
+
 def _boxed(text: str, start: int) -> str:
     """What stands in the braces opening at `start`, or the single token there; "" when the braces never close."""
     if start >= len(text):
