@@ -2,17 +2,23 @@
 
 from __future__ import annotations
 
+import asyncio
+import io
 from types import SimpleNamespace
 
 import pytest
 import torch
+from torch.distributed.tensor import DTensor
+from torch.utils._pytree import tree_map
 from transformers import AutoModelForTokenClassification
 
 from recipe.dag.episode.row import Row
 from recipe.dag.train import kernels
 from recipe.dag.train.critics import critic_batches, value_metrics
 from recipe.dag.train.kernels import PolicyBatch
-from recipe.dag.workflow.schema import Critic, Workflow
+from recipe.dag.train.step import TrainingStep
+from recipe.dag.workflow.schema import Algorithm, Critic, Workflow
+from recipe.dag.workflow.training_chain import derive_training_chain
 
 CLIP = 0.2  # the engine fixture's critic
 
@@ -199,3 +205,32 @@ def test_explained_variance():
     assert found["critic/explained_variance"] == pytest.approx(0) and found["critic/value_mean"] == 2.5
     batch.columns["returns"] = batch.columns["values"]
     assert "critic/explained_variance" not in value_metrics(batch)
+
+
+def test_an_actor_whose_turn_it_is_not_keeps_weights_optimizer_and_schedule_while_its_critic_learns(
+    engine, policy, plain
+):
+    actor, critic = engine.worker.actor.engine, engine.worker.critic.engine
+    mine = engine.workflow.policies["main"].model_copy(update={"train_cycle": 1, "reference": False})
+    algorithm = Algorithm(estimator="gae", lam=0.9)
+    policies = {"main": mine, "other": mine}
+    nodes = derive_training_chain(policies, engine.workflow.agents, [], algorithm)
+    flow = engine.workflow.model_copy(update={"policies": policies, "algorithm": algorithm, "nodes": nodes})
+    policy.pool = SimpleNamespace(lock=asyncio.Lock())
+    methods = ("compute_values", "update_critic", "compute_log_prob", "update_actor")
+    policy.workers = SimpleNamespace(**{name: getattr(engine.worker, name) for name in methods})
+
+    def state_of(it) -> bytes:
+        parts = it.module.state_dict(), it.optimizer.state_dict(), it.lr_scheduler.state_dict()
+        buffer = io.BytesIO()
+        torch.save(tree_map(lambda x: x.full_tensor() if isinstance(x, DTensor) else x, parts), buffer)
+        return buffer.getvalue()
+
+    rows = some_rows()
+    for index, row in enumerate(rows):
+        row.call_rewards = (float(index),)
+    before = state_of(actor), state_of(critic)
+    step = TrainingStep(flow, {"main": policy}, rows, step=1, seed=0)  # the other's turn
+    asyncio.run(step.run())
+    assert state_of(actor) == before[0] and state_of(critic) != before[1]
+    assert step.metrics()["policy/main/critic/grad_norm"] > 0 and "policy/main/grad_norm" not in step.metrics()

@@ -2,19 +2,25 @@ from __future__ import annotations
 
 import asyncio
 import math
+import threading
+import time
 from types import SimpleNamespace
 
 import pytest
 import torch
 
 from recipe.dag.episode.row import Row
+from recipe.dag.errors import UserError
 from recipe.dag.train import kernels
 from recipe.dag.train.batch import to_tensordict
 from recipe.dag.train.metrics import mismatch, token_metrics
 from recipe.dag.train.packing import PAD
-from recipe.dag.train.step import TrainingStep, keep_informative, split_by_policy
+from recipe.dag.train.selection import keep_informative, split_by_policy
+from recipe.dag.train.step import TrainingStep
+from recipe.dag.train.trainer import Trainer
 from recipe.dag.workflow.loader import load_workflow
 from recipe.dag.workflow.schema import Algorithm
+from recipe.dag.workflow.training_chain import derive_training_chain
 
 TWO_POLICIES = """\
 dag_id: two
@@ -155,3 +161,164 @@ def test_a_step_without_rows_is_nothing(workflow, trace):
     step = TrainingStep(workflow, {}, [row(policy="fixed")], seed=0)
     asyncio.run(step.run())
     assert trace == [] and step.metrics() == {}
+
+
+CHAINED = """\
+dag_id: chained
+agents: [{name: left, policy: a}, {name: right, policy: b}, {name: judge, policy: fixed}]
+policies:
+  a: {model: {path: m}, critic: {}, train_cycle: 1}
+  b: {model: {path: m}, critic: {share: a}, train_cycle: 1}
+  fixed: {model: {path: m}, frozen: true}
+algorithm: {estimator: gae_chain, lam: 0.5, whiten: false}
+nodes:
+  - {node_id: l, node_type: MODEL_INFERENCE, node_role: ROLLOUT, agent: left}
+  - {node_id: r, node_type: MODEL_INFERENCE, node_role: ROLLOUT, agent: right, dependencies: [l]}
+  - {node_id: j, node_type: MODEL_INFERENCE, node_role: ROLLOUT, agent: judge, dependencies: [r]}
+  - {node_id: reward, node_type: COMPUTE, node_role: REWARD, dependencies: [j], executable_ref: score.py:score}
+"""
+
+
+@pytest.fixture
+def chained(tmp_path):
+    (tmp_path / "score.py").write_text("def score(episode): return {}\n")
+    (tmp_path / "chained.yaml").write_text(CHAINED)
+    return load_workflow(tmp_path / "chained.yaml")
+
+
+@pytest.fixture
+def critics(monkeypatch, trace):
+    """`trace` with critics, too: each row is worth what its policy's place in the alphabet says."""
+
+    def values(policy, batch):
+        trace.append(("values", policy.name))
+        batch.columns["values"] = [
+            torch.full((len(r.response_ids),), {"a": 0.25, "b": 0.5}[r.policy]) for r in batch.rows
+        ]
+
+    def update_critic(policy, batch, critic, *, seed):
+        trace.append(("update_critic", policy.name))
+        assert len(batch.columns["returns"]) == len(batch.columns["values"]) == len(batch.rows)
+
+    monkeypatch.setattr(kernels, "values", values)
+    monkeypatch.setattr(kernels, "update_critic", update_critic)
+    monkeypatch.setattr(kernels, "prepare_critic", lambda *args: None)
+    return trace
+
+
+def chain_rows(rewards=(0.0, 0.0, 1.0)) -> list[Row]:
+    rows = [row(reward, policy=policy, mask=(1,)) for reward, policy in zip(rewards, ("a", "b", "fixed"), strict=True)]
+    for position, one in enumerate(rows):
+        one.call_positions = (position,)
+    return rows
+
+
+def policies_of(*names: str, shared_pool: bool = True) -> dict[str, SimpleNamespace]:
+    pool = SimpleNamespace(lock=asyncio.Lock())
+    pools = {name: pool if shared_pool else SimpleNamespace(lock=asyncio.Lock()) for name in names}
+    return {name: SimpleNamespace(name=name, pool=pools[name]) for name in names}
+
+
+def test_a_shared_critic_is_asked_and_updated_once_and_actors_take_turns(chained, critics):
+    for number, turn in enumerate("ab"):
+        step = TrainingStep(chained, policies_of("a", "b"), chain_rows(), step=number, seed=0)
+        asyncio.run(step.run())
+        assert [e for e in critics if e[0] != "prepare"] == [
+            ("old_log_probs", turn),
+            ("values", "a"),
+            ("update_critic", "a"),
+            ("update_actor", turn),
+        ]
+        critics.clear()
+
+
+def test_chained_credit_goes_through_all_policies_and_past_frozen_ones(chained, critics):
+    step = TrainingStep(chained, policies_of("a", "b"), chain_rows(), seed=0)
+    asyncio.run(step.run())
+    # the judge's reward stands on b's token, the last one that somebody learns from
+    last = 1.0 - 0.5
+    assert step.batches["b"].columns["advantages"][0].tolist() == [last]
+    assert step.batches["a"].columns["advantages"][0].tolist() == [0.5 - 0.25 + 0.5 * last]
+    metrics = step.metrics()
+    assert metrics["policy/a/critic/value_mean"] == 0.25 and metrics["policy/b/critic/value_mean"] == 0.5
+
+
+def test_only_critics_learn_during_their_warm_up(chained, critics):
+    flow = chained.model_copy(update={"algorithm": chained.algorithm.model_copy(update={"critic_warmup": 1})})
+    asyncio.run(TrainingStep(flow, policies_of("a", "b"), chain_rows(), step=0, seed=0).run())
+    assert [kind for kind, _ in critics if kind != "prepare"] == ["values", "update_critic"]
+
+
+def test_values_that_no_node_computes_are_missed_with_the_policys_name(chained, critics):
+    flow = chained.model_copy(update={"nodes": tuple(n for n in chained.nodes if n.node_id != "a.values")})
+    with pytest.raises(UserError, match="gae_chain needs a critic: policies.a has none, or no CRITIC node"):
+        asyncio.run(TrainingStep(flow, policies_of("a", "b"), chain_rows(), seed=0).run())
+
+
+def test_the_kl_to_the_reference_is_taken_from_the_rewards(workflow, monkeypatch, trace):
+    policies = {name: spec.model_copy(update={"reference": True}) for name, spec in workflow.policies.items()}
+    algorithm = Algorithm(estimator="reinforce", kl_reward_coef=0.5)
+    base = [node for node in workflow.nodes if "." not in node.node_id]
+    nodes = derive_training_chain(policies, workflow.agents, base, algorithm)
+    flow = workflow.model_copy(update={"policies": policies, "algorithm": algorithm, "nodes": (*base, *nodes)})
+
+    def put(column, value):
+        return lambda policy, batch: batch.columns.update({column: [torch.tensor(value)] * len(batch.rows)})
+
+    monkeypatch.setattr(kernels, "old_log_probs", put("old_log_probs", [-1.0, 9.0, -2.0]))
+    monkeypatch.setattr(kernels, "reference_log_probs", put("ref_log_prob", [-3.0, 0.0, -2.5]))
+    step = TrainingStep(flow, policies_of("a", "b"), [row(1.0)], seed=0)
+    asyncio.run(step.run())
+    assert step.batches["a"].columns["advantages"][0].tolist() == [1 - 0.5 * 2 - 0.5 * 0.5, 0, 1 - 0.5 * 0.5]
+
+
+def test_the_reference_is_missed_with_the_policys_name(workflow, trace):
+    flow = workflow.model_copy(update={"algorithm": Algorithm(kl_reward_coef=0.5)})
+    with pytest.raises(UserError, match="kl_reward_coef: policies.a needs `reference: true`"):
+        asyncio.run(TrainingStep(flow, policies_of("a", "b"), [row(1.0)], seed=0).run())
+
+
+@pytest.mark.parametrize("kernel", ["old_log_probs", "update_actor"])
+def test_policies_of_different_pools_work_at_the_same_time(workflow, trace, monkeypatch, kernel):
+    together = threading.Barrier(2)  # is passed by nobody unless both are under way
+    monkeypatch.setattr(kernels, kernel, lambda *args, **kwargs: together.wait(timeout=30))
+    step = TrainingStep(workflow, policies_of("a", "b", shared_pool=False), [row(policy=p) for p in "ab"], seed=0)
+    asyncio.run(step.run())
+    assert not together.broken
+
+
+def test_policies_of_one_pool_never_do(workflow, trace, monkeypatch):
+    inside, most = [], []
+
+    def kernel(policy, batch, *args, **kwargs):
+        inside.append(policy.name)
+        most.append(len(inside))
+        time.sleep(0.01)
+        inside.remove(policy.name)
+
+    for kind in ("old_log_probs", "update_actor"):
+        monkeypatch.setattr(kernels, kind, kernel)
+    asyncio.run(TrainingStep(workflow, policies_of("a", "b"), [row(policy=p) for p in "ab"], seed=0).run())
+    assert most == [1] * 4
+
+
+def test_weights_of_different_pools_are_synced_at_the_same_time_and_of_one_pool_in_turn():
+    async def main() -> list[str]:
+        together, order = asyncio.Barrier(2), []
+
+        def policy(name: str, pool: object) -> SimpleNamespace:
+            async def sync_weights(version: int) -> None:
+                order.append(f"{name} begins")
+                if name != "c":
+                    await asyncio.wait_for(together.wait(), 30)
+                order.append(f"{name} ends")
+
+            return SimpleNamespace(pool=pool, sync_weights=sync_weights)
+
+        one, other = object(), object()
+        trained = [policy("a", one), policy("b", other), policy("c", one)]
+        await Trainer._sync_weights(SimpleNamespace(trained=trained), 1)
+        return order
+
+    order = asyncio.run(main())
+    assert order.index("c begins") > order.index("a ends")

@@ -5,7 +5,7 @@ Invariant: a checkpoint is written beside its final name and renamed when whole;
 
     checkpoints/global_step_20/<policy>/actor/...     verl's FSDP shards, and `huggingface/` to load elsewhere
     checkpoints/global_step_20/<policy>/critic/...    its critic's, where it has one of its own
-    checkpoints/global_step_20/run.json               step, seed, policies, world sizes
+    checkpoints/global_step_20/run.json               step, seed, policies, world sizes, batches of samples used
     checkpoints/latest_checkpointed_iteration.txt
 """
 
@@ -81,9 +81,14 @@ def find(root: Path, *, mode: str, path: str | None) -> Path | None:
     return folder
 
 
+def read(folder: Path) -> dict[str, Any]:
+    """All that a checkpoint says about its run."""
+    return json.loads((folder / "run.json").read_text())
+
+
 def check(folder: Path, facts: dict[str, Any]) -> int:
     """The step of a checkpoint whose facts fit this run. Raises UserError naming the first that does not."""
-    stored = json.loads((folder / "run.json").read_text())
+    stored = read(folder)
     for key, value in facts.items():
         if stored.get(key) != value:
             raise UserError(

@@ -12,9 +12,7 @@ from collections.abc import Callable
 
 import torch
 
-from recipe.dag.credit.batch import CreditBatch
 from recipe.dag.credit.estimator import SPANNING, WITH_VALUES, estimate
-from recipe.dag.credit.group import zero_variance
 from recipe.dag.episode.row import Row
 from recipe.dag.errors import UserError
 from recipe.dag.policy.policy import PolicyRuntime
@@ -23,27 +21,9 @@ from recipe.dag.train.critics import CriticBatch, critic_batches, value_metrics
 from recipe.dag.train.kernels import PolicyBatch
 from recipe.dag.train.metrics import token_metrics
 from recipe.dag.train.schedule import run_nodes
+from recipe.dag.train.selection import select_rows
 from recipe.dag.train.turns import actor_learns
-from recipe.dag.workflow.schema import Algorithm, Node, NodeRole, Workflow
-
-
-def split_by_policy(rows: list[Row], workflow: Workflow) -> dict[str, list[Row]]:
-    """Rows of each trained policy, in order; frozen policies' rows are not trained on."""
-    split: dict[str, list[Row]] = {name: [] for name in workflow.trained_policies()}
-    for row in rows:
-        if row.policy in split:
-            split[row.policy].append(row)
-    return split
-
-
-def keep_informative(rows: list[Row], algorithm: Algorithm) -> list[Row]:
-    """Without the rows whose group has one reward only, where the algorithm says so."""
-    if not algorithm.drop_zero_variance or not rows:
-        return rows
-    batch = CreditBatch.from_rows(rows, prompts="prompt_hash" in algorithm.group_by)
-    options = {key: getattr(algorithm, key) for key in ("group_by", "stat_unit", "gamma_turn")}
-    flat = zero_variance(batch, **options)
-    return [row for row, is_flat in zip(rows, flat, strict=True) if not is_flat]
+from recipe.dag.workflow.schema import Node, NodeRole, Workflow
 
 
 class TrainingStep:
@@ -54,13 +34,9 @@ class TrainingStep:
         self, workflow: Workflow, policies: dict[str, PolicyRuntime], rows: list[Row], *, step: int = 0, seed: int
     ):
         self.workflow, self.policies, self.step, self.seed = workflow, policies, step, seed
-        split = {
-            name: keep_informative(mine, workflow.algorithm) for name, mine in split_by_policy(rows, workflow).items()
-        }
-        self.batches = {name: PolicyBatch(mine) for name, mine in split.items() if mine}
+        chosen, self.world = select_rows(rows, workflow)
+        self.batches = {name: PolicyBatch(mine) for name, mine in chosen.items() if mine}
         self.critics = critic_batches(workflow, self.batches)
-        self.world = [row for row in rows if row.policy not in split]
-        """Rows of frozen policies: nobody learns from them, but credit may have to know what they earned."""
         recomputed = {self._policy_of(node) for node in workflow.of_role(NodeRole.ACTOR) if node.only_forward_compute}
         for name, batch in self.batches.items():
             if name not in recomputed:

@@ -10,6 +10,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
+from functools import partial
 from pathlib import Path
 
 from omegaconf import DictConfig
@@ -27,6 +28,7 @@ from recipe.dag.report.progress import Progress
 from recipe.dag.report.results import write_results
 from recipe.dag.train import checkpoint
 from recipe.dag.train.data import Sample, Sampler
+from recipe.dag.train.gathering import Gathered, gather
 from recipe.dag.train.setup import Toolbox
 from recipe.dag.train.step import TrainingStep
 from recipe.dag.train.tracking import Trackers
@@ -78,6 +80,8 @@ class Trainer:
         self.checkpoints = Path(config.trainer.default_local_dir)
         self.trained = [policy for policy in policies.values() if policy.trained]
         self.total = int(config.trainer.total_training_steps)
+        self.drawn = 0
+        """Batches of samples that the steps so far have rolled out."""
         self.accuracies: dict[int, float] = {}
 
     async def train(self) -> None:
@@ -110,25 +114,18 @@ class Trainer:
 
     async def _step(self, step: int) -> None:
         started = time.monotonic()
-        picks = self.sampler.batch(step)
-        samples = [(self.train_samples[index], f"{epoch}-{index}") for index, epoch in picks]
-        n = int(self.config.actor_rollout_ref.rollout.n)
-        episodes = await roll_out(self.config, self.runner, samples, n, step, validate=False, title=f"step {step}")
+        gathered = await self._gather(step)
+        episodes = gathered.episodes
         metrics = rollout_metrics(
             episodes, self.workflow, versions={name: policy.version for name, policy in self.policies.items()}
         )
-        metrics |= self.toolbox.metrics()
+        metrics |= self.toolbox.metrics() | gathered.metrics
         metrics["timing/rollout"] = time.monotonic() - started
-        spec = self.workflow.episode
-        rows = rows_of(
-            episodes,
-            merge=spec.merge_rows and not self._counts_rows(),
-            on_failure=spec.on_failure,
-            train_turns=spec.train_turns,
-        )
 
         await asyncio.gather(*[policy.sleep() for policy in self.trained])
-        training = TrainingStep(self.workflow, self.policies, rows, step=step - 1, seed=self.config.seed + step)
+        training = TrainingStep(
+            self.workflow, self.policies, gathered.rows, step=step - 1, seed=self.config.seed + step
+        )
         mark = time.monotonic()
         await training.run()
         metrics |= training.metrics()
@@ -144,6 +141,25 @@ class Trainer:
         await self._report(step, metrics)
         if self._due(step, self.config.trainer.save_freq):
             await self._save(step)
+
+    async def _gather(self, step: int) -> Gathered:
+        async def roll_out_batch(number: int) -> list[Episode]:
+            picks = self.sampler.batch(self.drawn + number + 1)
+            samples = [(self.train_samples[index], f"{epoch}-{index}") for index, epoch in picks]
+            n = int(self.config.actor_rollout_ref.rollout.n)
+            title = f"step {step}" + f", batch {number + 1}" * bool(number)
+            return await roll_out(self.config, self.runner, samples, n, step, validate=False, title=title)
+
+        spec = self.workflow.episode
+        to_rows = partial(
+            rows_of,
+            merge=spec.merge_rows and not self._counts_rows(),
+            on_failure=spec.on_failure,
+            train_turns=spec.train_turns,
+        )
+        gathered = await gather(roll_out_batch, to_rows, self.workflow, groups=self.sampler.batch_size)
+        self.drawn += gathered.batches
+        return gathered
 
     def _counts_rows(self) -> bool:
         """Whether the loss averages over rows, so that a merged row would count once for all its calls."""
@@ -164,8 +180,16 @@ class Trainer:
         return metrics | {"timing/validation": time.monotonic() - started}
 
     async def _sync_weights(self, version: int) -> None:
+        """Policies of one pool in turn, pools at the same time."""
+
+        async def sync(policies: list[PolicyRuntime]) -> None:
+            for policy in policies:
+                await policy.sync_weights(version)
+
+        pools: dict[int, list[PolicyRuntime]] = {}
         for policy in self.trained:
-            await policy.sync_weights(version)
+            pools.setdefault(id(policy.pool), []).append(policy)
+        await asyncio.gather(*[sync(policies) for policies in pools.values()])
 
     def _facts(self) -> dict:
         critics = [policy.name for policy in self.trained if policy.critic]
@@ -182,8 +206,8 @@ class Trainer:
             for policy in self.trained:
                 policy.save(folder / policy.name, step)
 
-        keep = self.config.report.keep_checkpoints
-        await asyncio.to_thread(checkpoint.save, self.checkpoints, step, self._facts(), write, keep=keep)
+        keep, facts = self.config.report.keep_checkpoints, {**self._facts(), "drawn": self.drawn}
+        await asyncio.to_thread(checkpoint.save, self.checkpoints, step, facts, write, keep=keep)
 
     async def _resume(self) -> int:
         trainer = self.config.trainer
@@ -191,6 +215,7 @@ class Trainer:
         if folder is None:
             return 0
         step = checkpoint.check(folder, self._facts())
+        self.drawn = checkpoint.read(folder).get("drawn", step)
         for policy in self.trained:
             await asyncio.to_thread(policy.load, folder / policy.name)
         print(f"resumed from {folder}")

@@ -1,0 +1,54 @@
+"""Which rows a step learns from.
+
+Invariant: pure, and in the order of the rows. Where the algorithm leaves out what carries no gradient, a chained
+estimator loses whole groups of episodes and never a link out of a chain.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from recipe.dag.credit.batch import CreditBatch
+from recipe.dag.credit.estimator import SPANNING
+from recipe.dag.credit.group import zero_variance
+from recipe.dag.episode.row import Row
+from recipe.dag.workflow.schema import Algorithm, Workflow
+
+
+def select_rows(rows: Sequence[Row], workflow: Workflow) -> tuple[dict[str, list[Row]], list[Row]]:
+    """(the rows that each trained policy learns from, the rows of frozen policies that credit may have to know)."""
+    algorithm = workflow.algorithm
+    if algorithm.drop_zero_variance and algorithm.estimator in SPANNING:
+        uids = set(informative_uids(rows, workflow))
+        rows = [row for row in rows if row.uid in uids]
+        chosen = split_by_policy(rows, workflow)
+    else:
+        split = split_by_policy(rows, workflow)
+        chosen = {name: keep_informative(mine, algorithm) for name, mine in split.items()}
+    return chosen, [row for row in rows if row.policy not in chosen]
+
+
+def split_by_policy(rows: Sequence[Row], workflow: Workflow) -> dict[str, list[Row]]:
+    """Rows of each trained policy, in order; frozen policies' rows are not trained on."""
+    split: dict[str, list[Row]] = {name: [] for name in workflow.trained_policies()}
+    for row in rows:
+        if row.policy in split:
+            split[row.policy].append(row)
+    return split
+
+
+def keep_informative(rows: list[Row], algorithm: Algorithm) -> list[Row]:
+    """Without the rows whose group has one reward only, where the algorithm says so."""
+    if not algorithm.drop_zero_variance or not rows:
+        return rows
+    batch = CreditBatch.from_rows(rows, prompts="prompt_hash" in algorithm.group_by)
+    options = {key: getattr(algorithm, key) for key in ("group_by", "stat_unit", "gamma_turn")}
+    flat = zero_variance(batch, **options)
+    return [row for row, is_flat in zip(rows, flat, strict=True) if not is_flat]
+
+
+def informative_uids(rows: Sequence[Row], workflow: Workflow) -> list[str]:
+    """Groups of episodes in which at least one trained policy has rewards to compare, in the order of the rows."""
+    split = split_by_policy(rows, workflow).values()
+    found = {row.uid for mine in split for row in keep_informative(mine, workflow.algorithm)}
+    return [uid for uid in dict.fromkeys(row.uid for row in rows) if uid in found]

@@ -1,0 +1,123 @@
+from __future__ import annotations
+
+import asyncio
+from types import SimpleNamespace
+
+import pytest
+
+from recipe.dag.episode.record import Call, Episode
+from recipe.dag.episode.rows import rows_of
+from recipe.dag.train import trainer
+from recipe.dag.train.data import Sampler
+from recipe.dag.train.gathering import gather
+from recipe.dag.train.selection import informative_uids, select_rows
+from recipe.dag.workflow.schema import Workflow
+
+
+def workflow(max_batches: int | None = None, estimator: str = "grpo") -> Workflow:
+    algorithm = {"estimator": estimator, "drop_zero_variance": True}
+    if max_batches is not None:
+        algorithm["dynamic_sampling"] = {"max_batches": max_batches}
+    policies = {name: {"model": {"path": "m"}} for name in ("p", "q")} | {"f": {"model": {"path": "m"}, "frozen": True}}
+    agents = [{"name": name, "policy": name} for name in policies]
+    return Workflow(path="w", dag_id="w", agents=agents, policies=policies, nodes=[], algorithm=algorithm)
+
+
+def episode(uid: str, index: int, reward: float, policies: str = "p") -> Episode:
+    calls = []
+    for policy in policies:
+        call = Call(policy, policy, 0, policy, 0, [1], [2], [1], [-1.0])
+        call.reward = reward
+        calls.append(call)
+    return Episode(uid=uid, index=index, sample={}, calls=calls)
+
+
+def group(uid: str, rewards: str, policies: str = "p") -> list[Episode]:
+    return [episode(uid, index, float(reward), policies) for index, reward in enumerate(rewards)]
+
+
+def run(batches: list[list[Episode]], flow: Workflow, groups: int = 2):
+    asked = []
+
+    async def roll_out(number: int) -> list[Episode]:
+        asked.append(number)
+        return batches[number]
+
+    gathered = asyncio.run(gather(roll_out, rows_of, flow, groups=groups))
+    assert asked == list(range(gathered.batches))
+    return gathered
+
+
+def uids(rows) -> list[str]:
+    return list(dict.fromkeys(row.uid for row in rows))
+
+
+def test_without_dynamic_sampling_a_step_is_one_batch():
+    found = run([group("a", "11") + group("b", "01")], workflow())
+    assert (found.batches, uids(found.rows), found.metrics) == (1, ["a", "b"], {})
+
+
+def test_batches_are_drawn_until_enough_groups_have_something_to_compare():
+    batches = [
+        group("a", "11") + group("b", "01"),
+        group("c", "00") + group("d", "00"),
+        group("e", "10") + group("g", "01"),
+    ]
+    found = run(batches, workflow(5))
+    assert found.batches == 3 and uids(found.rows) == ["b", "e"]  # g is one more than the step needs
+    assert len(found.episodes) == 12
+    assert found.metrics == {"dynamic_sampling/batches": 3, "dynamic_sampling/groups": 2}
+
+
+def test_what_the_last_batch_that_is_allowed_leaves_is_used():
+    batches = [group("a", "11") + group("b", "01"), group("c", "00"), group("d", "01")]
+    found = run(batches, workflow(2))
+    assert (found.batches, uids(found.rows)) == (2, ["b"])
+    assert run([group("a", "11")], workflow(1)).rows == []
+
+
+def test_a_group_is_informative_if_it_is_to_any_trained_policy():
+    rows = rows_of([*group("a", "01", "f"), *group("b", "10", "q"), *group("c", "11", "pq"), *group("d", "01", "pqf")])
+    assert informative_uids(rows, workflow()) == ["b", "d"]
+
+
+def test_a_chained_estimator_loses_whole_groups_only():
+    episodes = group("a", "01", "pqf") + group("b", "11", "pqf")
+    for one in episodes[:2]:
+        one.calls[1].reward = 1.0  # q has nothing to compare in group a, but its links stay in the chains
+    rows = rows_of(episodes)
+    chosen, world = select_rows(rows, workflow(estimator="gae_chain"))
+    assert {name: uids(mine) for name, mine in chosen.items()} == {"p": ["a"], "q": ["a"]} and uids(world) == ["a"]
+    chosen, world = select_rows(rows, workflow())
+    assert {name: uids(mine) for name, mine in chosen.items()} == {"p": ["a"], "q": []} and uids(world) == ["a", "b"]
+
+
+@pytest.mark.parametrize("resumed_after", [0, 1, 2])
+def test_a_resumed_run_draws_the_samples_that_it_would_have_drawn(monkeypatch, resumed_after):
+    """Each sample's fate depends on itself, so steps roll out one to three batches."""
+
+    async def roll_out(config, runner, samples, n, step, *, validate, title):
+        return [e for sample, uid in samples for e in group(uid, "01" if sample["lucky"] else "11")]
+
+    monkeypatch.setattr(trainer, "roll_out", roll_out)
+    samples = [{"lucky": i % 3 == 0} for i in range(20)]
+    rollout = SimpleNamespace(actor_rollout_ref=SimpleNamespace(rollout=SimpleNamespace(n=2)))
+
+    def fresh(drawn: int) -> SimpleNamespace:
+        sampler = Sampler(len(samples), 4, seed=3)
+        made = SimpleNamespace(
+            workflow=workflow(3), sampler=sampler, train_samples=samples, config=rollout, runner=None, drawn=drawn
+        )
+        made._counts_rows = lambda: False
+        return made
+
+    def steps(run, numbers) -> list[list[str]]:
+        return [uids(asyncio.run(trainer.Trainer._gather(run, step)).rows) for step in numbers]
+
+    whole = fresh(0)
+    expected = steps(whole, range(1, 5))
+    assert whole.drawn > 4 and all(expected)
+    first = fresh(0)
+    before = steps(first, range(1, resumed_after + 1))
+    again = fresh(first.drawn)  # what a checkpoint keeps
+    assert before + steps(again, range(resumed_after + 1, 5)) == expected
