@@ -1,0 +1,97 @@
+"""The hooks and the reward of a debate: everybody answers in a box, and is paid for a right answer.
+
+Invariant: a hook is stateless; it shows the problem, what the nodes before it said, and what to do. `parsed["answer"]`
+is what stands in the last box, and absent where there is none, so that an empty answer agrees with nobody.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from recipe.dag.episode.context import Context, Message, Output
+from recipe.dag.episode.record import Episode
+from recipe.dag.errors import HookFault, UserError
+from recipe.dag.reward.answer import extract_answer
+from recipe.dag.reward.grader import grade
+
+BOX = "Finish with your answer in \\boxed{}."
+
+
+class _Speaker:
+    instruction: str
+
+    def pre_process(
+        self,
+        tokenizer: Any,
+        prompt_ids: Any,
+        obs: Any,
+        *,
+        context: Context | None = None,
+        instruction: str | None = None,
+    ) -> list[Message]:
+        """`instruction` replaces the built-in one."""
+        return _messages(context, self.instruction if instruction is None else instruction)
+
+    def post_process(
+        self, tokenizer: Any, prompt_ids: Any, response_ids: list[int], *, context: Context | None = None
+    ) -> Output:
+        text = _required(context).call.text
+        answer = extract_answer(text, strict=True)
+        return Output(parsed={} if answer is None else {"answer": answer})
+
+
+class Solver(_Speaker):
+    instruction = f"Solve the problem step by step. {BOX}"
+
+
+class Judge(_Speaker):
+    instruction = f"Weigh what was said and decide which answer is right. {BOX}"
+
+
+class Debater(_Speaker):
+    """Speaks for one of the solvers."""
+
+    def pre_process(
+        self,
+        tokenizer: Any,
+        prompt_ids: Any,
+        obs: Any,
+        *,
+        mine: str,
+        context: Context | None = None,
+        instruction: str = "Look for mistakes in what the others said, and defend the answer of {mine} unless it is wrong.",
+    ) -> list[Message]:
+        """`mine`: the node whose answer it defends."""
+        return _messages(context, f"{instruction.replace('{mine}', mine)} {BOX}")
+
+
+async def right_answers(
+    episode: Episode, *, judge: str = "judge", grade_timeout_s: float = 10.0
+) -> dict[str, list[float]]:
+    """1.0 for every call whose answer is right, 0.0 for the others; the last answer of the node `judge` is the episode's
+    outcome. Raises GraderFault."""
+    truth = str(episode.sample.get("ground_truth"))
+    verdicts: dict[str | None, float] = {None: 0.0}
+    for answer in dict.fromkeys(call.parsed.get("answer") for call in episode.calls):
+        if answer is not None:
+            verdicts[answer] = float(await grade(answer, truth, timeout_s=grade_timeout_s))
+    decided = [call for call in episode.calls if call.node == judge]
+    if not decided:
+        names = ", ".join(dict.fromkeys(call.node for call in episode.calls)) or "none"
+        raise UserError(f"right_answers: node '{judge}' made no call; nodes that did: {names}; set executable_kwargs.judge")
+    episode.outcome = verdicts[decided[-1].parsed.get("answer")]
+    episode.info.update(answer=decided[-1].parsed.get("answer") or "", rounds=1 + max(c.round for c in episode.calls))
+    agents = dict.fromkeys(call.agent for call in episode.calls)
+    return {a: [verdicts[call.parsed.get("answer")] for call in episode.calls_of(a)] for a in agents}
+
+
+def _required(context: Context | None) -> Context:
+    if context is None:
+        raise HookFault("these hooks need the episode's context")
+    return context
+
+
+def _messages(context: Context | None, instruction: str) -> list[Message]:
+    context = _required(context)
+    said = [f"{node} said:\n{call.text}" for node, call in context.upstream.items() if call.turn == context.turn]
+    return [{"role": "user", "content": "\n\n".join([context.problem, *said, instruction])}]
