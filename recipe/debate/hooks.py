@@ -78,7 +78,9 @@ async def right_answers(
     decided = [call for call in episode.calls if call.node == judge]
     if not decided:
         names = ", ".join(dict.fromkeys(call.node for call in episode.calls)) or "none"
-        raise UserError(f"right_answers: node '{judge}' made no call; nodes that did: {names}; set executable_kwargs.judge")
+        raise UserError(
+            f"right_answers: node '{judge}' made no call; nodes that did: {names}; set executable_kwargs.judge"
+        )
     episode.outcome = verdicts[decided[-1].parsed.get("answer")]
     episode.info.update(answer=decided[-1].parsed.get("answer") or "", rounds=1 + max(c.round for c in episode.calls))
     agents = dict.fromkeys(call.agent for call in episode.calls)
