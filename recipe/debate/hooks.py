@@ -59,7 +59,7 @@ class Debater(_Speaker):
         *,
         mine: str,
         context: Context | None = None,
-        instruction: str = "Look for mistakes in what the others said, and defend the answer of {mine} unless it is wrong.",
+        instruction: str = "Look for mistakes in what was said, and defend the answer of {mine} unless it is wrong.",
     ) -> list[Message]:
         """`mine`: the node whose answer it defends."""
         return _messages(context, f"{instruction.replace('{mine}', mine)} {BOX}")
