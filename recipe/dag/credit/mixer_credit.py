@@ -1,7 +1,7 @@
 """Advantages out of a mixer's team value, for siblings: G answers of N calls each to one prompt.
 
-Invariant: what a call is compared with contains nothing that could react to it. `peers[i, j]` says that call j may stand
-in call i's baseline; calls that come after i in the graph are left out: a baseline that knows how they reacted
+Invariant: what a call is compared with contains nothing that could react to it. `peers[i, j]`: call j may stand in
+call i's baseline. Calls that come after i in the graph are left out of it: a baseline that knows how they reacted
 to i's message knows the message, and biases the gradient. All three forms are functions of differences of team
 values, so moving a constant from one utility to another changes none of them.
 """
