@@ -24,7 +24,15 @@ def composed():
 @pytest.fixture
 def configure(composed):
     def make(
-        overrides: dict | None = None, *, run: dict | None = None, sharing: int = 1, platform: str = "cpu", **algorithm
+        overrides: dict | None = None,
+        *,
+        run: dict | None = None,
+        sharing: int = 1,
+        crowded: bool = False,
+        platform: str = "cpu",
+        critic: dict | None = None,
+        lr: float | None = None,
+        **algorithm,
     ):
         config = OmegaConf.merge(composed, run or {})
         policies = {
@@ -32,14 +40,16 @@ def configure(composed):
                 "model": {"path": "m"},
                 "config": overrides or {},
                 "reference": bool(algorithm.get("kl_loss_coef")),
+                "critic": critic,
+                "lr": lr,
             },
             "other": {"model": {"path": "o"}},
         }
         agents = [{"name": "a", "policy": "main"}]
         flow = Workflow(path="w", dag_id="w", agents=agents, policies=policies, nodes=[], algorithm=algorithm)
-        return policy_config(
-            config, flow, "main", model_path="models/m", sharing=sharing, updates=12, platform=platform
-        )
+        paths = {"model_path": "models/m", "critic_path": None if critic is None else "models/c"}
+        shape = {"sharing": sharing, "crowded": crowded, "updates": 12, "platform": platform}
+        return policy_config(config, flow, "main", **paths, **shape)
 
     return make
 
@@ -79,10 +89,16 @@ def test_the_algorithm_arrives(configure):
     assert (actor.loss_agg_mode, actor.entropy_coeff, actor.ppo_epochs) == ("seq-mean-token-sum", 0.01, 3)
     assert (actor.use_kl_loss, actor.kl_loss_coef) == (True, 0.05)
     assert configure().actor_rollout_ref.actor.use_kl_loss is False
+    assert configure(clip_ratio_c=5.0).actor_rollout_ref.actor.clip_ratio_c == 5.0
+    assert configure(lr=2e-5).actor_rollout_ref.actor.optim.lr == 2e-5
+    actor = configure(policy_loss="cpgd", policy_drift_coef=0.25).actor_rollout_ref.actor
+    assert (actor.policy_loss.loss_mode, actor.policy_loss.ppo_kl_coef) == ("cpgd", 0.25)
+    actor = configure(policy_loss="gspo").actor_rollout_ref.actor
+    assert (actor.policy_loss.loss_mode, actor.loss_agg_mode) == ("gspo", "seq-mean-token-mean")
 
 
 def test_the_runs_seed_and_length_arrive(configure):
-    config = configure(run={"seed": 7, "trainer": {"total_training_steps": 12}})
+    config = configure(run={"seed": 7})
     actor = config.actor_rollout_ref.actor
     assert (actor.data_loader_seed, actor.fsdp_config.seed, actor.optim.total_training_steps) == (7, 7, 12)
 
@@ -178,3 +194,77 @@ def test_what_verl_leaves_open_takes_any_key(configure, platform):
     node = configure(overrides, platform=platform).actor_rollout_ref
     assert (node.model.override_config.attention_dropout, node.model.override_config.rope_theta) == (0.1, 5.0)
     assert node.rollout.engine_kwargs.sglang.x == 1
+
+
+def test_a_policy_without_a_critic_has_none(configure):
+    assert configure().critic.enable is None
+
+
+@pytest.mark.parametrize("platform", ["cpu", "cuda"])
+def test_a_critic_is_made_like_its_actor_with_an_optimizer_of_its_own(configure, platform):
+    spec = {"lr": 3e-4, "cliprange_value": 0.3, "epochs": 2, "config": {"optim": {"weight_decay": 0.5}}}
+    overrides = {"actor.optim.lr": 1e-6, "model.override_config": {"attn_implementation": "sdpa"}}
+    config = configure(overrides, critic=spec, platform=platform)
+    critic, model = config.critic, config.critic.model
+    assert (critic.enable, critic.strategy, critic.cliprange_value, critic.ppo_epochs) == (True, "fsdp2", 0.3, 2)
+    assert (critic.optim.lr, critic.optim.weight_decay) == (3e-4, 0.5)
+    assert config.actor_rollout_ref.actor.optim.lr == 1e-6
+    assert (model.path, model.tokenizer_path) == ("models/c", "models/m")
+    assert model.override_config == {"attn_implementation": "sdpa"}
+    for key in ("use_remove_padding", "enable_gradient_checkpointing"):
+        assert model[key] == config.actor_rollout_ref.model[key]
+    if platform == "cpu":
+        assert critic.fsdp.mixed_precision.param_dtype == "fp32" and not model.use_remove_padding
+
+
+def test_a_critic_has_the_actors_micro_batches_unless_it_says_so(configure):
+    rows = {"actor.use_dynamic_bsz": False, "actor.ppo_micro_batch_size_per_gpu": 6}
+    assert configure(rows, critic={}).critic.ppo_micro_batch_size_per_gpu == 6
+    own = configure(rows, critic={"config": {"ppo_micro_batch_size_per_gpu": 9}})
+    assert own.critic.ppo_micro_batch_size_per_gpu == 9 and not own.critic.use_dynamic_bsz
+    assert configure({"actor.ppo_max_token_len_per_gpu": 4321}, critic={}).critic.ppo_max_token_len_per_gpu == 4321
+    with pytest.raises(UserError, match="critic.ppo_max_token_len_per_gpu=149 is below the longest row, 150"):
+        configure(critic={"config": {"ppo_max_token_len_per_gpu": 149}})
+
+
+def test_an_unknown_key_of_a_critic_names_it(configure):
+    with pytest.raises(UserError, match="^policies.main.critic.config.optim.rate: "):
+        configure(critic={"config": {"optim.rate": 1}})
+
+
+def test_verl_accepts_a_critics_configuration(configure, tiny_model):
+    from verl.utils.config import omega_conf_to_dataclass
+
+    config = configure(critic={"lr": 3e-4}).critic
+    config.model.path = config.model.tokenizer_path = str(tiny_model)
+    made = omega_conf_to_dataclass(config)
+    assert (made.optim.lr, made.engine.strategy) == (3e-4, "fsdp2")
+
+
+OFFLOAD = ("param_offload", "optimizer_offload")
+
+
+def offloads(config) -> list[list[bool]]:
+    return [
+        [engine[key] for key in OFFLOAD] for engine in (config.actor_rollout_ref.actor.fsdp_config, config.critic.fsdp)
+    ]
+
+
+def test_trained_models_that_crowd_a_gpu_leave_it_between_their_turns(configure):
+    assert offloads(configure(critic={}, platform="cuda", crowded=True)) == [[True, True], [True, True]]
+    assert offloads(configure(critic={}, platform="cuda")) == [[False, False], [False, False]]
+    assert offloads(configure(critic={}, crowded=True)) == [[False, False], [False, False]]  # a CPU has nowhere to go
+
+
+def test_what_the_user_says_about_offloading_stands(configure):
+    said = {"actor.fsdp_config": {"param_offload": False}}
+    critic = {"config": {"fsdp": {"optimizer_offload": False}}}
+    config = configure(said, critic=critic, platform="cuda", crowded=True)
+    assert offloads(config) == [[False, True], [True, False]]
+    run = {"actor_rollout_ref": {"actor": {"fsdp_config": {"param_offload": True}}}}
+    assert offloads(configure(run=run, platform="cuda"))[0] == [True, False]
+
+
+def test_fsdps_own_offloading_takes_the_place_of_verls(configure):
+    config = configure({"actor.fsdp_config.offload_policy": True}, platform="cuda", crowded=True)
+    assert offloads(config)[0] == [False, False]

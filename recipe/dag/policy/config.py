@@ -44,13 +44,13 @@ def policy_config(
     model_path: str,
     critic_path: str | None = None,
     sharing: int = 1,
-    trained: int = 1,
+    crowded: bool = False,
     updates: int,
     platform: str,
 ) -> DictConfig:
     """The configuration of policy `name`. `critic_path`: the model of the critic in its processes, if there is one.
-    `sharing` policies share its GPUs and so the servers' memory; `trained` models (actors and critics) share them, too,
-    and leave them between their turns where the configuration does not say. `updates`: of the run's steps, those in
+    `sharing` policies share its GPUs and so the servers' memory; where they are `crowded` with trained models, those
+    leave the GPUs between their turns, unless the configuration says otherwise. `updates`: of the run's steps, those in
     which its actor learns."""
     policy = workflow.policies[name]
     config = copy.deepcopy(run)
@@ -83,7 +83,7 @@ def policy_config(
         apply_critic(config, run, name, policy.critic, model_path=critic_path, cpu=platform == "cpu")
     with open_dict(config):
         for engine in (config.actor_rollout_ref.actor.fsdp_config, config.critic.fsdp):
-            _apply_offload(engine, leaves=platform != "cpu" and trained > 1)
+            _apply_offload(engine, leaves=crowded and platform != "cpu")
     return config
 
 

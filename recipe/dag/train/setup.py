@@ -42,7 +42,7 @@ async def start_policies(
                 model_path=models.policies[name],
                 critic_path=models.critics.get(name),
                 sharing=len(share.policies),
-                trained=trained,
+                crowded=len(share.policies) > 1 and trained > 1,
                 updates=actor_updates(workflow, name, run.trainer.total_training_steps),
                 platform=platform,
             )
