@@ -6,7 +6,7 @@ import asyncio
 
 import pytest
 
-from recipe.dag.episode import tasks
+from recipe.dag.episode import stall, tasks
 from recipe.dag.episode.batch import run_batch
 from recipe.dag.episode.rows import rows_of
 from recipe.dag.errors import UserError
@@ -256,6 +256,17 @@ def test_an_env_that_catches_every_cancellation_costs_one_episode_of_a_batch(wor
                 except asyncio.CancelledError:
                     continue"""
     costs_one(six(world, breaking(step=again, word="async")), "step", "step took longer than 1 s", calls=2)
+
+
+@pytest.mark.parametrize("word", ["", "async"])
+def test_only_async_code_that_blocks_is_named(world, monkeypatch, caplog, word):
+    monkeypatch.setattr(stall, "BLOCKED_S", 0.4)
+    six(world, breaking(step="import time; time.sleep(0.9)", word=word))
+    # A busy machine may stop everything for a while, too; that is told as well, but not of the env.
+    told = [record.getMessage() for record in caplog.records if record.name == stall.__name__]
+    of_env = [text for text in told if "env.py" in text and "in step" in text]
+    assert len(of_env) == (1 if word else 0)
+    assert all("async code must not block" in text for text in of_env)
 
 
 def costs_one(episodes, method: str, message: str, *, calls: int) -> None:

@@ -14,6 +14,7 @@ from typing import Any
 from recipe.dag.episode.failure import most_common
 from recipe.dag.episode.record import Episode
 from recipe.dag.episode.runner import EpisodeRunner
+from recipe.dag.episode.stall import watched_loop
 from recipe.dag.episode.tasks import together
 from recipe.dag.errors import UserError
 
@@ -39,7 +40,8 @@ async def run_batch(
             on_done(episode)
         return episode
 
-    episodes = await together(one(sample, uid, index) for sample, uid in samples for index in range(n))
+    with watched_loop():
+        episodes = await together(one(sample, uid, index) for sample, uid in samples for index in range(n))
     if episodes and all(episode.fault for episode in episodes):
         raise UserError(f"step {step}: all {len(episodes)} episodes failed; most often: {most_common(episodes)}")
     return episodes
