@@ -4,6 +4,7 @@ import json
 
 import pytest
 
+from recipe.dag.episode.record import Result, Skip
 from recipe.dag.report.results import results_list, summarise, write_results
 
 
@@ -123,6 +124,23 @@ def test_other_agents_show_what_they_parsed_and_lost_calls_are_no_attempts(make_
     assert item["trajectory"][2]["metadata"] == {"code": "print(", "tool_metadata": {}, "tool_response": ""}
     assert item["code_runs"] == [] and item["metrics"]["code_execution"]["pass_rate"] == 0.0
     assert item["metrics"]["reward_breakdown"] == {} and item["metrics"]["is_correct"] is None
+
+
+def test_rounds_results_and_skipped_nodes_are_shown_where_there_are_any(make_call, make_episode, tmp_path):
+    vote = Result("vote", 0, 1, "4", {"answer": "4", "share": 1.0, "votes": {"4": 2}})
+    skip = Skip("judge", "judge", 0, 0, "when")
+    talk = make_episode("u0", calls=[make_call(round=0), make_call(round=1)], results=[vote], skips=[skip])
+    silent = make_episode("u1", calls=[], skips=[skip], outcome=0.0)
+    first, second = results_list([talk, silent])
+    assert [move.get("round") for move in first["trajectory"]] == [None, 1]
+    assert first["results"] == [
+        {"node": "vote", "turn": 0, "round": 1, "text": "4", "parsed": {"answer": "4", "share": 1.0, "votes": {"4": 2}}}
+    ]
+    shown = [{"node": "judge", "agent": "judge", "turn": 0, "round": 0, "reason": "when"}]
+    assert first["skips"] == second["skips"] == shown
+    assert "results" not in second and second["trajectory"] == []
+    assert summarise([talk, silent])["avg_trajectory_length"] == 1.0
+    assert write_results(tmp_path, [talk, silent])["num_samples"] == 2
 
 
 def test_rewards_of_several_calls_add_up(make_call, make_episode):

@@ -1,12 +1,14 @@
 """results.json and summary.json: what an evaluation hands to people and scripts.
 
 Invariant: one item per episode, in dataset order; an episode that a fault ended has an "error" and no "metrics", and
-enters no average. The keys are those of ReTool-MA's files, so that scripts written for them go on working.
+enters no average. The keys are those of ReTool-MA's files, so that scripts written for them go on working; what its
+episodes cannot have (rounds of a loop, results of vote and compute nodes, skipped nodes) is added where there is any.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import asdict
 from pathlib import Path
 from statistics import fmean
 from typing import Any
@@ -100,6 +102,8 @@ def _item(episode: Episode) -> dict[str, Any]:
         ],
         "final_reward": _final_reward(episode),
     }
+    item |= {"results": [asdict(result) for result in episode.results]} if episode.results else {}
+    item |= {"skips": [asdict(skip) for skip in episode.skips]} if episode.skips else {}
     if episode.fault is not None:
         fault = episode.fault
         where = f" at {fault['where']}" if fault.get("where") else ""
@@ -133,7 +137,7 @@ def _move(turn: int, call: Call, episode: Episode) -> dict[str, Any]:
         "agent_output": call.text,
         "agent_reward": call.reward,
         "metadata": metadata,
-    }
+    } | ({"round": call.round} if call.round else {})
 
 
 def _planner(call: Call, episode: Episode) -> dict[str, Any]:
