@@ -13,6 +13,7 @@ import random
 import sys
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
+from operator import add, floordiv, mod, mul, sub
 from pathlib import Path
 
 if __name__ == "__main__" and not __package__:
@@ -155,12 +156,26 @@ FAMILIES = (
     ),
 )
 
-MENTAL = tuple(
-    replace(family, ranges=(LITTLE, LITTLE))
-    for family in FAMILIES
-    if family.name in ("buy", "give", "times", "share", "remainder", "boxes")
+
+def _little(name: str, text: str, operator: str, *, fits: Callable[..., bool] = lambda a, b: True) -> Family:
+    solve = {"+": add, "-": sub, "*": mul, "//": floordiv, "%": mod}[operator]
+    return Family(name, text, f"{{a}} {operator} {{b}}", solve, (LITTLE, LITTLE), fits)
+
+
+MENTAL = (
+    *(
+        replace(family, ranges=(LITTLE, LITTLE))
+        for family in FAMILIES
+        if family.name in ("buy", "give", "times", "boxes", "share", "remainder")
+    ),
+    _little("find", "{who} had {a} {things} and finds {b} more. How many now?", "+"),
+    _little("lose", "{who} had {a} {things} and loses {b}. How many now?", "-", fits=lambda a, b: b <= a),
+    _little(
+        "piles", "{who} puts {a} {things} into {b} equal piles. How many in each?", "//", fits=lambda a, b: a % b == 0
+    ),
+    _little("over", "{who} shares {a} {things} among {b} friends. How many are left over?", "%"),
 )
-"""One operation on little numbers: for models that calculate by themselves."""
+"""One operation on little numbers, each in two families: for models that calculate by themselves."""
 
 
 def generate(

@@ -12,7 +12,7 @@ name=marft_tiny$([ "$seed" = 0 ] || echo "_seed$seed")
 workflow=${WORKFLOW:-workflows/workflow_marft_tiny.yaml}
 python preprocess/arithmetic.py --mental --local_dir "outputs/$name/data" --train_size 2048 --test_size 64 --seed "$seed"
 python -m recipe.tiny.build --workflow "$workflow" --teacher recipe/marft/teacher.py:Teacher \
-  --output "outputs/$name/model" --seed "$seed" --steps 1500 --batch_size 32
+  --output "outputs/$name/model" --seed "$seed" --problems 6000 --steps 1200 --batch_size 32
 export MODEL_PATH="outputs/$name/model"
 exec python -m recipe.dag.main --config-path recipe/marft/config --config-name tiny_cpu \
   workflow="$workflow" seed="$seed" trainer.experiment_name="$name" "$@"
