@@ -296,3 +296,49 @@ def test_three_policies_train_on_a_cpu(material, tmp_path):
     for policy in policies:
         assert metrics[f"policy/{policy}/rows"] == 16
         assert (out / "checkpoints" / "global_step_1" / policy / "actor" / "huggingface" / "config.json").is_file()
+
+
+CHAINED = """
+dag_id: chained
+agents:
+  - {name: reasoner, policy: reasoner, sampling: {max_tokens: 12}}
+  - {name: actor, policy: actor, sampling: {max_tokens: 8}}
+policies:
+  reasoner: {model: {path: "${oc.env:MODEL_PATH}"}, critic: {lr: 1.0e-3}, train_cycle: 1}
+  actor: {model: {path: "${oc.env:MODEL_PATH}"}, critic: {share: reasoner}, train_cycle: 1, lr: 2.0e-3}
+episode: {max_turns: 2}
+algorithm: {estimator: gae_chain, lam: 0.95}
+nodes:
+  - {node_id: reason, node_type: MODEL_INFERENCE, node_role: ROLLOUT, agent: reasoner}
+  - {node_id: act, node_type: MODEL_INFERENCE, node_role: ROLLOUT, agent: actor, dependencies: [reason]}
+  - {node_id: reward, node_type: COMPUTE, node_role: REWARD, dependencies: [act], executable_ref: score.py:score}
+"""
+SCORE = """
+def score(episode):
+    said = "".join(call.text for call in episode.calls)
+    return {"reasoner": 0.0, "actor": len(set(said)) / (1 + len(said))}
+"""
+
+
+def test_policies_with_a_shared_critic_take_turns_and_go_on_after_a_checkpoint(material, tmp_path):
+    (tmp_path / "score.py").write_text(SCORE)
+    workflow = tmp_path / "chained.yaml"
+    workflow.write_text(CHAINED)
+    short = ["trainer.total_training_steps=2", "trainer.test_freq=-1", "trainer.val_before_train=false"]
+    out = tmp_path / "chained"
+    metrics = finish(start(material, out, *short, workflow=workflow), out)
+
+    for step, (learns, waits) in enumerate([("reasoner", "actor"), ("actor", "reasoner")], start=1):
+        assert metrics[step][f"policy/{learns}/grad_norm"] > 0 and f"policy/{waits}/grad_norm" not in metrics[step]
+        assert metrics[step]["policy/reasoner/critic/loss"] > 0 and "policy/actor/critic/loss" not in metrics[step]
+    assert metrics[2]["policy/actor/lr"] == 2e-3 and metrics[1]["policy/reasoner/lr"] != 2e-3
+    for name in ("reasoner", "actor"):
+        assert metrics[1][f"policy/{name}/critic/value_mean"] == 0 != metrics[2][f"policy/{name}/critic/value_mean"]
+    first = out / "checkpoints" / "global_step_1"
+    assert (first / "reasoner" / "critic").is_dir() and not (first / "actor" / "critic").exists()
+
+    again = tmp_path / "again"
+    resume = ["trainer.resume_mode=resume_path", f"trainer.resume_from_path={first}"]
+    resumed = finish(start(material, again, *short, *resume, workflow=workflow), again)
+    assert list(resumed) == [2]
+    assert comparable(resumed[2]) == pytest.approx(comparable(metrics[2]), rel=1e-5, abs=1e-6)

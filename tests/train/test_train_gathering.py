@@ -4,14 +4,16 @@ import asyncio
 from types import SimpleNamespace
 
 import pytest
+import torch
 
+from recipe.dag.credit.estimator import estimate
 from recipe.dag.episode.record import Call, Episode
 from recipe.dag.episode.rows import rows_of
 from recipe.dag.train import trainer
 from recipe.dag.train.data import Sampler
 from recipe.dag.train.gathering import gather
 from recipe.dag.train.selection import informative_uids, select_rows
-from recipe.dag.workflow.schema import Workflow
+from recipe.dag.workflow.schema import Algorithm, Workflow
 
 
 def workflow(max_batches: int | None = None, estimator: str = "grpo") -> Workflow:
@@ -90,6 +92,23 @@ def test_a_chained_estimator_loses_whole_groups_only():
     assert {name: uids(mine) for name, mine in chosen.items()} == {"p": ["a"], "q": ["a"]} and uids(world) == ["a"]
     chosen, world = select_rows(rows, workflow())
     assert {name: uids(mine) for name, mine in chosen.items()} == {"p": ["a"], "q": []} and uids(world) == ["a", "b"]
+
+
+def test_what_a_call_without_tokens_earned_is_left_to_chained_credit():
+    one = episode("a", 0, 1.0, "pqp")
+    one.calls[1].response_ids, one.calls[1].response_mask, one.calls[1].rollout_log_probs = [], [], []
+    one.calls[2].train = False
+    assert [row.policy for row in rows_of([one])] == ["p"]
+    rows = rows_of([one], silent=True)
+    assert [(row.policy, row.response_ids, row.call_positions) for row in rows[1:]] == [
+        ("q", [], (1,)),
+        ("p", [], (2,)),
+    ]
+    algorithm = Algorithm(estimator="gae_chain", whiten=False)
+    chosen, world = select_rows(rows, workflow().model_copy(update={"algorithm": algorithm}))
+    assert {name: len(mine) for name, mine in chosen.items()} == {"p": 1, "q": 0} and len(world) == 2
+    _, returns = estimate("gae_chain", rows, algorithm, values=[torch.zeros(1), None, None])
+    assert returns[0].tolist() == [3.0]
 
 
 @pytest.mark.parametrize("resumed_after", [0, 1, 2])

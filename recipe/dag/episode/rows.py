@@ -15,7 +15,12 @@ from recipe.dag.episode.row import Row
 
 
 def rows_of(
-    episodes: Sequence[Episode], *, merge: bool = True, on_failure: str = "retry", train_turns: str = "all"
+    episodes: Sequence[Episode],
+    *,
+    merge: bool = True,
+    on_failure: str = "retry",
+    train_turns: str = "all",
+    silent: bool = False,
 ) -> list[Row]:
     """The rows of all policies, frozen ones included, in the order of the episodes and their calls.
 
@@ -23,16 +28,21 @@ def rows_of(
     post_process took out, calls without a sampled token, and with train_turns `last` those of earlier turns than the
     last in which the episode sampled anything. A call that nobody rewarded counts 0.0. With `merge`, a call whose
     prompt repeats an earlier row of the same episode, agent, policy and node token by token, and goes on, joins that
-    row.
+    row. With `silent`, a call of a turn that is trained on, itself left out and yet rewarded, becomes a row without
+    response tokens: credit that chains calls hands its reward on.
     """
     rows: list[Row] = []
     for episode in _kept(episodes, on_failure):
         open_rows: dict[tuple[str, str, str], Row] = {}
         first = _first_turn(episode, train_turns)
         for position, call in enumerate(episode.calls):
-            if not call.train or 1 not in call.response_mask or call.turn < first:
+            if call.turn < first:
                 continue
             row = _row(episode, call, position)
+            if not call.train or 1 not in call.response_mask:
+                if silent and call.reward:
+                    rows.append(replace(row, response_ids=[], response_mask=[], rollout_log_probs=[], call_ends=(0,)))
+                continue
             key = (row.agent, row.policy, row.node)
             earlier = open_rows.get(key) if merge else None
             if earlier is not None and _extends(row, earlier):

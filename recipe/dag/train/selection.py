@@ -16,16 +16,18 @@ from recipe.dag.workflow.schema import Algorithm, Workflow
 
 
 def select_rows(rows: Sequence[Row], workflow: Workflow) -> tuple[dict[str, list[Row]], list[Row]]:
-    """(the rows that each trained policy learns from, the rows of frozen policies that credit may have to know)."""
+    """(the rows that each trained policy learns from, the rows that credit may have to know: of frozen policies, and
+    those without a sampled token)."""
     algorithm = workflow.algorithm
+    split = split_by_policy(rows, workflow)
     if algorithm.drop_zero_variance and algorithm.estimator in SPANNING:
         uids = set(informative_uids(rows, workflow))
         rows = [row for row in rows if row.uid in uids]
-        chosen = split_by_policy(rows, workflow)
-    else:
         split = split_by_policy(rows, workflow)
-        chosen = {name: keep_informative(mine, algorithm) for name, mine in split.items()}
-    return chosen, [row for row in rows if row.policy not in chosen]
+    elif algorithm.drop_zero_variance:
+        split = {name: keep_informative(mine, algorithm) for name, mine in split.items()}
+    chosen = {name: [row for row in mine if 1 in row.response_mask] for name, mine in split.items()}
+    return chosen, [row for row in rows if row.policy not in chosen or 1 not in row.response_mask]
 
 
 def split_by_policy(rows: Sequence[Row], workflow: Workflow) -> dict[str, list[Row]]:

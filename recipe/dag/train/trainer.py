@@ -15,6 +15,7 @@ from pathlib import Path
 
 from omegaconf import DictConfig
 
+from recipe.dag.credit.estimator import SPANNING
 from recipe.dag.episode.batch import run_batch
 from recipe.dag.episode.record import Episode
 from recipe.dag.episode.rows import rows_of
@@ -156,6 +157,7 @@ class Trainer:
             merge=spec.merge_rows and not self._counts_rows(),
             on_failure=spec.on_failure,
             train_turns=spec.train_turns,
+            silent=self.workflow.algorithm.estimator in SPANNING,
         )
         gathered = await gather(roll_out_batch, to_rows, self.workflow, groups=self.sampler.batch_size)
         self.drawn += gathered.batches
