@@ -189,6 +189,27 @@ class E:
     assert [c.reward for c in world.play(flow).calls] == [1.0, 1.0]
 
 
+def test_an_agent_that_its_env_rewarded_once_is_rewarded(world):
+    """Its env was not stepped in the first turn."""
+    code = """
+class E:
+    async def step(self, actions, ground_truth): return None, 1.0, False
+def score(episode):
+    return {"agent1": 0.0} if episode.calls_of("agent1") else {}
+"""
+    watch = {"obs_with_env": True}
+    step = {"env_path": ["e.py:E"], "rewards_with_env": True}
+    nodes = [
+        {"node_id": "a", "agent_options": watch},
+        {"node_id": "b", "agent_group": 1, "when": {"node": "b2", "exists": True}, "agent_options": {**watch, **step}},
+        {"node_id": "b2", "agent_group": 1, "dependencies": ["a"]},
+        {"node_id": "r", "node_role": "REWARD", "dependencies": ["b2"], "executable_ref": "e.py:score"},
+    ]
+    episode = world.play(world.workflow(nodes, files={"e.py": code}, episode={"max_turns": 2}))
+    assert episode.fault is None
+    assert [(c.node, c.reward) for c in episode.calls if c.agent == "agent0"] == [("a", None), ("a", 1.0)]
+
+
 def test_chained_credit_and_sharing_exclude_each_other(world):
     algorithm = {"share_reward_in_agent": True, "estimator": "gae_chain"}
     with pytest.raises(UserError, match="gae_chain carries rewards back itself"):

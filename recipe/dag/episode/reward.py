@@ -67,8 +67,8 @@ async def score(
     if share_in_agent:
         share(episode.calls)
     if nodes:
-        bare = {call.agent for call in episode.calls if call.reward is None}
-        if missing := sorted(bare & set(trained)):
+        moved, rewarded = ({c.agent for c in calls} for calls in (episode.calls, _rewarded(episode.calls)))
+        if missing := sorted((moved - rewarded) & set(trained)):
             where = ", ".join(node.where for node in nodes)
             raise RewardFault(f"no reward for {', '.join(missing)}", where=where)
 
@@ -83,7 +83,7 @@ def share(calls: Sequence[Call]) -> None:
     """
     for turn in dict.fromkeys(call.turn for call in calls):
         moved = [call for call in calls if call.turn == turn]
-        rewarded = [call for call in moved if call.reward is not None]
+        rewarded = _rewarded(moved)
         if not rewarded:
             continue
         last = max(rewarded, key=lambda call: call.agent_group).agent
@@ -92,6 +92,10 @@ def share(calls: Sequence[Call]) -> None:
             own = [call for call in moved if call.agent == agent]
             for call, reward in zip(own, _at_last(own, total), strict=True):
                 call.reward = reward
+
+
+def _rewarded(calls: Sequence[Call]) -> list[Call]:
+    return [call for call in calls if call.reward is not None]
 
 
 def scratch(episode: Episode) -> Episode:
