@@ -53,6 +53,7 @@ def make_rows(count: int, tokens: int, calls: int, *, ragged: bool, seed: int = 
                 call_ends=tuple(length * (call + 1) // calls for call in range(calls)),
                 call_rewards=rewards,
                 call_turns=tuple(range(calls)),
+                call_rounds=(0,) * calls,
                 call_positions=tuple(call * len(AGENTS) + agent for call in range(calls)),
             )
         )

@@ -59,7 +59,7 @@ def chained_gae(
     first = lengths.cumsum(0) - lengths
     landing = torch.maximum(counts.cumsum(0) - 1, first[chain])
     heard = lengths[chain] > 0
-    rewards = batch.penalties[tokens].index_add(0, landing[heard], batch.outcomes[calls][heard])
+    rewards = batch.penalties[tokens].index_add_(0, landing[heard], batch.outcomes[calls][heard])
     known = values[tokens]
     found = scan(rewards, known, lengths, gamma=gamma, lam=lam)
     advantages, returns = torch.zeros_like(values), torch.zeros_like(values)
@@ -85,25 +85,19 @@ def scan(rewards: Tensor, values: Tensor, lengths: Tensor, *, gamma: float, lam:
     """Advantages [T] of chains that lie end to end: delta_t = r_t + gamma V_{t+1} - V_t and
     A_t = delta_t + gamma lam A_{t+1}. `rewards` and `values` are [T], `lengths` [K] sums to T.
 
-    One pass from the last tokens backwards for all chains at once. The tokens are laid out by their place in the chain,
-    longest chain first, so those that still go on are the first ones of each place and no room is spent on padding."""
+    One pass from the last tokens backwards for all chains at once, in place: sorted by length, the chains that still go
+    on at a token are the first ones, so nothing is padded and nothing is moved."""
     if not len(rewards):
         return torch.zeros_like(rewards)
     starts = lengths.cumsum(0) - lengths
-    ranks = lengths.argsort(descending=True, stable=True).argsort()
-    going_on = len(lengths) - torch.bincount(lengths).cumsum(0)[:-1]
-    offsets = going_on.cumsum(0) - going_on
-    place = torch.arange(len(rewards)) - starts.repeat_interleave(lengths)
-    laid = offsets[place].add_(ranks.repeat_interleave(lengths))
-    del place
-    delta = rewards - values
-    delta[:-1].add_(values[1:], alpha=gamma)
+    advantage = rewards - values
+    advantage[:-1].add_(values[1:], alpha=gamma)
     last = (starts + lengths - 1)[(lengths > 0) & (starts + lengths < len(values))]
-    delta[last] -= gamma * values[last + 1]
-    advantage = torch.empty_like(delta)
-    advantage[laid] = delta
-    begin, count = offsets.tolist(), going_on.tolist()
-    for t in range(len(count) - 2, -1, -1):
-        following = advantage[begin[t + 1] : begin[t + 1] + count[t + 1]]
-        advantage[begin[t] : begin[t] + count[t + 1]].add_(following, alpha=gamma * lam)
-    return advantage[laid]
+    advantage[last] -= gamma * values[last + 1]
+    first = starts[lengths.argsort(descending=True)]
+    going_on = (len(lengths) - torch.bincount(lengths).cumsum(0)).tolist()  # at t: chains longer than t
+    following = advantage[1:]
+    for t in range(len(going_on) - 3, -1, -1):
+        here = first[: going_on[t + 1]] + t
+        advantage.index_add_(0, here, following.index_select(0, here), alpha=gamma * lam)
+    return advantage
