@@ -161,6 +161,41 @@ def test_an_env_that_is_done_ends_its_loop(world):
     assert (episode.turns, episode.ended_by, episode.calls[-1].node) == (1, "done", "after")
 
 
+def test_an_env_behind_a_loop_takes_the_last_round_and_is_known_to_all_who_step_it(world):
+    code = """
+class E:
+    def __init__(self): self.count = 0
+    async def step(self, actions, ground_truth):
+        self.count += 1
+        return None, 1.0, False, {"count": self.count, "actions": actions}
+"""
+    step = {"env_path": ["env.py:E"], "rewards_with_env": True}
+    nodes = [
+        {"node_id": "talk", "agent_options": {"obs_with_env": True}},
+        {"node_id": "one", "agent_group": 1, "dependencies": ["talk"], "agent_options": step},
+        {"node_id": "two", "agent_group": 2, "dependencies": ["one"], "agent_options": step},
+        # The env has been stepped again since `one` stepped it.
+        {
+            "node_id": "end",
+            "agent_group": 3,
+            "dependencies": ["two"],
+            "when": {"env": "one", "key": "count", "equals": 2},
+        },
+    ]
+    flow = world.workflow(nodes, files={"env.py": code}, loops={"l": {"nodes": ["talk"], "max_rounds": 3}})
+    said = iter(["first", "second", "third"])
+    episode = world.play(flow, world.Client(lambda p, s, request: next(said) if request.endswith("0") else "ok"))
+    assert [call.env_info.get("actions") for call in episode.calls[3:]] == [["third", "ok"], ["third", "ok"], None]
+    assert [(call.node, call.reward) for call in episode.calls] == [
+        ("talk", None),
+        ("talk", None),
+        ("talk", 2.0),
+        ("one", 1.0),
+        ("two", 1.0),
+        ("end", None),
+    ]
+
+
 def test_a_skipped_player_acts_with_nothing_and_earns_nothing(world):
     code = """
 class E:

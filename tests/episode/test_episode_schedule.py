@@ -88,6 +88,8 @@ def test_moves_follow_their_dependencies_and_never_the_clock(world, shape, seed)
         rounds = range(schedule.rounds.get(place.loop, 0) + 1)
         assert {slot for slot in {*moved, *schedule.skipped} if slot[0] == place.id} == {(place.id, r) for r in rounds}
     assert len(log) == len(set(log))
+    steps = {(task.node, task.round) for _, task in log if task.kind == "step"}
+    assert steps == {slot for slot in moved if slot[0] in shape.envs}
 
     def before(event: str, task: Task, node: str, rounds) -> bool:
         """All that `node` did in `rounds` ended before `task` started."""
