@@ -63,16 +63,19 @@ def validate(
 def plan(
     file: Annotated[str, typer.Argument(metavar="FILE", help="A workflow file.", show_default=False)],
     format: Annotated[PlanFormat, typer.Option("--format", help="How to show it.")] = PlanFormat.text,
+    mermaid: Annotated[bool, typer.Option("--mermaid", help="The same as --format mermaid.")] = False,
 ) -> None:
-    """Show what a workflow will do: agents, policies, order, training chain, token budget."""
+    """Show what a workflow will do: agents, policies, order, training chain, token budget, memory of the weights."""
     from recipe.dag.workflow import render
     from recipe.dag.workflow.loader import load_workflow
+    from recipe.dag.workflow.memory import estimate
     from recipe.dag.workflow.plan import make_plan
 
     renderers = {"text": render.to_text, "mermaid": render.to_mermaid, "json": render.to_json}
     workflow = load_workflow(file)
     _warn(workflow.warnings)
-    typer.echo(renderers[format](make_plan(workflow)))
+    planned = make_plan(workflow).model_copy(update={"memory": estimate(workflow)})
+    typer.echo(renderers["mermaid" if mermaid else format](planned))
 
 
 @app.command("import")

@@ -59,7 +59,7 @@ class Debater(_Speaker):
         *,
         mine: str,
         context: Context | None = None,
-        instruction: str = "Look for mistakes in what was said, and defend the answer of {mine} unless it is wrong.",
+        instruction: str = "Look for mistakes in what was said, then defend the answer of {mine} unless it is wrong.",
     ) -> list[Message]:
         """`mine`: the node whose answer it defends."""
         return _messages(context, f"{instruction.replace('{mine}', mine)} {BOX}")
@@ -68,8 +68,8 @@ class Debater(_Speaker):
 async def right_answers(
     episode: Episode, *, judge: str = "judge", grade_timeout_s: float = 10.0
 ) -> dict[str, list[float]]:
-    """1.0 for every call whose answer is right, 0.0 for the others; the last answer of the node `judge` is the episode's
-    outcome. Raises GraderFault."""
+    """1.0 for every call whose answer is right, 0.0 for the others; what the node `judge` answers last is the outcome.
+    Raises GraderFault."""
     truth = str(episode.sample.get("ground_truth"))
     verdicts: dict[str | None, float] = {None: 0.0}
     for answer in dict.fromkeys(call.parsed.get("answer") for call in episode.calls):

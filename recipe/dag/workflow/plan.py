@@ -1,13 +1,17 @@
 """What a workflow will do, as data: who runs when, who trains whom, and how much it may generate.
 
-Invariant: a plan is a function of the workflow alone; it reads no environment variable and no model.
+Invariant: a plan is a function of the workflow alone; it reads no environment variable and no model. Only `memory`,
+which is there when it was asked for, depends on the machine.
 """
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from pathlib import Path
 
+from recipe.dag.workflow.describe import in_words
 from recipe.dag.workflow.graph import graph_of, levels
+from recipe.dag.workflow.memory import PolicyMemory
 from recipe.dag.workflow.schema import Agent, Frozen, Node, Sampling, ToolLoop, Workflow
 from recipe.dag.workflow.training_chain import is_derived
 
@@ -20,8 +24,10 @@ class PlannedAgent(Frozen):
     tools: tuple[str, ...]
     tool_loop: ToolLoop | None
     nodes: tuple[str, ...]
+    moves: int
+    """Per turn, at most: its nodes, those in a loop once per round."""
     max_generated_tokens: int
-    """Per episode: nodes x turns x generations per call x max_tokens."""
+    """Per episode: moves x turns x generations per call x max_tokens."""
 
 
 class PlannedPolicy(Frozen):
@@ -30,6 +36,10 @@ class PlannedPolicy(Frozen):
     """As written, `${oc.env:NAME}` included."""
     trained: bool
     reference: bool
+    critic: str | None
+    """The policy whose critic it uses: itself, or the one that it shares with."""
+    lr: float | None
+    train_cycle: int | None
     gpus: int | None
     agents: tuple[str, ...]
     max_generated_tokens: int
@@ -45,9 +55,21 @@ class PlannedNode(Frozen):
     agent: str | None
     """Rollout nodes."""
     policy: str | None
-    """Rollout and training nodes."""
+    """Rollout and training nodes; None for what serves all policies."""
     runs: str | None
     """The user's file and object."""
+    when: str | None
+    """The condition on which it runs, in words."""
+    envs: tuple[str, ...]
+    """That it may step."""
+
+
+class PlannedLoop(Frozen):
+    name: str
+    nodes: tuple[str, ...]
+    max_rounds: int
+    until: str | None
+    """The condition that ends it earlier, in words."""
 
 
 class Plan(Frozen):
@@ -60,6 +82,7 @@ class Plan(Frozen):
     agents: tuple[PlannedAgent, ...]
     policies: tuple[PlannedPolicy, ...]
     nodes: tuple[PlannedNode, ...]
+    loops: tuple[PlannedLoop, ...]
     rollout: tuple[tuple[str, ...], ...]
     """Node ids; those of one level run at the same time."""
     scoring: tuple[tuple[str, ...], ...]
@@ -67,6 +90,7 @@ class Plan(Frozen):
     training_derived: bool
     max_generated_tokens: int
     """Per episode. Prompts come on top: their length depends on the data."""
+    memory: tuple[PolicyMemory, ...] = ()
 
     def node(self, node_id: str) -> PlannedNode:
         return next(node for node in self.nodes if node.node_id == node_id)
@@ -75,8 +99,6 @@ class Plan(Frozen):
 def make_plan(workflow: Workflow) -> Plan:
     agents = tuple(_agent(workflow, index, agent) for index, agent in enumerate(workflow.agents))
     training = workflow.training_nodes
-    rollout = workflow.rollout_nodes
-    scoring = tuple(node for node in workflow.nodes if node not in training and node not in rollout)
     return Plan(
         file=Path(workflow.path).name,
         dag_id=workflow.dag_id,
@@ -87,8 +109,14 @@ def make_plan(workflow: Workflow) -> Plan:
         agents=agents,
         policies=tuple(_policy(workflow, name, agents) for name in workflow.policies),
         nodes=tuple(_node(workflow, node) for node in workflow.nodes),
-        rollout=_levels(rollout),
-        scoring=_levels(scoring),
+        loops=tuple(
+            PlannedLoop(
+                name=name, nodes=loop.nodes, max_rounds=loop.max_rounds, until=loop.until and in_words(loop.until)
+            )
+            for name, loop in workflow.loops.items()
+        ),
+        rollout=_rollout(workflow),
+        scoring=_levels(workflow.reward_nodes),
         training=_levels(training),
         training_derived=any(is_derived(node.node_id) for node in training),
         max_generated_tokens=sum(agent.max_generated_tokens for agent in agents),
@@ -97,6 +125,8 @@ def make_plan(workflow: Workflow) -> Plan:
 
 def _agent(workflow: Workflow, index: int, agent: Agent) -> PlannedAgent:
     nodes = tuple(node.node_id for node in workflow.rollout_nodes if node.agent_group == index)
+    rounds = {name: loop.max_rounds for loop in workflow.loops.values() for name in loop.nodes}
+    moves = sum(rounds.get(name, 1) for name in nodes)
     generations = agent.tool_loop.max_generations if agent.tool_loop else 1
     return PlannedAgent(
         name=agent.name,
@@ -106,7 +136,8 @@ def _agent(workflow: Workflow, index: int, agent: Agent) -> PlannedAgent:
         tools=agent.tools,
         tool_loop=agent.tool_loop,
         nodes=nodes,
-        max_generated_tokens=len(nodes) * workflow.episode.max_turns * generations * agent.sampling.max_tokens,
+        moves=moves,
+        max_generated_tokens=moves * workflow.episode.max_turns * generations * agent.sampling.max_tokens,
     )
 
 
@@ -118,6 +149,9 @@ def _policy(workflow: Workflow, name: str, agents: tuple[PlannedAgent, ...]) -> 
         path=policy.model.path,
         trained=not policy.frozen,
         reference=policy.reference,
+        critic=workflow.critic_owner(name),
+        lr=policy.lr,
+        train_cycle=policy.train_cycle,
         gpus=policy.gpus,
         agents=tuple(agent.name for agent in users),
         max_generated_tokens=sum(agent.max_generated_tokens for agent in users),
@@ -135,7 +169,22 @@ def _node(workflow: Workflow, node: Node) -> PlannedNode:
         agent=agent.name if agent else None,
         policy=agent.policy if agent else node.policy,
         runs=node.agent_options.process_path or node.executable_ref,
+        when=node.when and in_words(node.when),
+        envs=node.agent_options.env_path,
     )
+
+
+def _rollout(workflow: Workflow) -> tuple[tuple[str, ...], ...]:
+    """Who depends on a node of a loop from outside waits for all of it."""
+    body = {name: loop.nodes for loop in workflow.loops.values() for name in loop.nodes}
+
+    def waits(node: Node) -> Iterable[str]:
+        for name in node.dependencies:
+            yield from body.get(name, (name,)) if node.node_id not in body.get(name, ()) else (name,)
+
+    nodes = workflow.episode_nodes
+    graph = {node.node_id: tuple(dict.fromkeys(waits(node))) for node in nodes}
+    return tuple(tuple(level) for level in levels(graph))
 
 
 def _levels(nodes: tuple[Node, ...]) -> tuple[tuple[str, ...], ...]:

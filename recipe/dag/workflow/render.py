@@ -1,4 +1,4 @@
-"""A plan as text for a terminal, as a Mermaid flowchart, or as JSON.
+"""A plan as text for a terminal, or as JSON.
 
 Invariant: equal plans give equal text, so the output can be compared and committed.
 """
@@ -8,11 +8,15 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from recipe.dag.algorithms import ENTRIES
-from recipe.dag.workflow.plan import Plan, PlannedAgent, PlannedNode, PlannedPolicy
+from recipe.dag.workflow.memory import ADAM, GRADIENT, MASTER, REFERENCE, SERVING, PolicyMemory
+from recipe.dag.workflow.mermaid import step_name, to_mermaid
+from recipe.dag.workflow.plan import Plan, PlannedAgent, PlannedLoop, PlannedNode, PlannedPolicy
 from recipe.dag.workflow.training_chain import is_derived
 
-COLOURS = ("#cfe2ff", "#d1e7dd", "#fff3cd", "#f8d7da", "#e2d9f3", "#cff4fc", "#ffe5d0", "#d3d3d3")
-_STEPS = {"ADVANTAGE": "advantage", "REFERENCE": "reference log-probs"}
+__all__ = ["to_json", "to_mermaid", "to_text"]
+
+GB = 1e9
+WIDTH = 160
 
 
 def to_json(plan: Plan) -> str:
@@ -24,10 +28,11 @@ def to_text(plan: Plan) -> str:
     lines += [" ".join(plan.description.split())] if plan.description.strip() else []
     header = ["group", "name", "policy", "nodes", "sampling", "tools"]
     lines += ["", "Agents", *_table(header, map(_agent_row, plan.agents))]
-    header = ["name", "model", "weights", "agents", "GPUs"]
+    header = ["name", "model", "weights", "critic", "agents", "GPUs"]
     lines += ["", "Policies", *_table(header, map(_policy_row, plan.policies))]
     turns = f"up to {plan.max_turns} turns" if plan.max_turns > 1 else "1 turn"
     lines += ["", f"Rollout ({turns} per episode; nodes of one line run in parallel)", *_numbered(plan, plan.rollout)]
+    lines += ["", "Loops", *map(_loop, plan.loops)] if plan.loops else []
     lines += ["", "Scoring", *(_numbered(plan, plan.scoring) or ["  the env's rewards"])]
     lines += ["", f"Training ({'derived' if plan.training_derived else 'declared'}; {_credit(plan)})"]
     lines += _numbered(plan, plan.training) or ["  none: every policy is frozen"]
@@ -36,46 +41,8 @@ def to_text(plan: Plan) -> str:
     budget += [(f"policy {policy.name}", policy.max_generated_tokens, "") for policy in plan.policies]
     budget += [("total", plan.max_generated_tokens, "")]
     lines += _table(None, [[name, f"{tokens:,}", how] for name, tokens, how in budget])
+    lines += _memory(plan.memory) if plan.memory else []
     return "\n".join(line.rstrip() for line in lines)
-
-
-def to_mermaid(plan: Plan) -> str:
-    """A flowchart as GitHub draws it: solid edges carry data, dotted ones only order the policies' updates."""
-    # Declared ids may be Mermaid keywords ("end"), so nodes get ids of their own.
-    ids = {node.node_id: f"n{index}" for index, node in enumerate(plan.nodes)}
-    colour = {policy.name: f"p{index}" for index, policy in enumerate(plan.policies)}
-    training = {name for level in plan.training for name in level}
-
-    def box(node: PlannedNode) -> str:
-        shape = f'["{_label(node)}"]' if node.policy else f'{{{{"{_label(node)}"}}}}'
-        return f"{ids[node.node_id]}{shape}" + (f":::{colour[node.policy]}" if node.policy else "")
-
-    lines = ["flowchart TD"]
-    lines += [f"  {box(node)}" for node in plan.nodes if node.node_id not in training]
-    for policy in plan.policies:
-        mine = [node for node in plan.nodes if node.node_id in training and node.policy == policy.name]
-        if mine:
-            lines.append(f'  subgraph train_{colour[policy.name]}["training of policy {policy.name}"]')
-            lines += [f"    {box(node)}" for node in mine] + ["  end"]
-    for node in plan.nodes:
-        for dependency in node.dependencies:
-            crosses = {dependency, node.node_id} <= training and plan.node(dependency).policy != node.policy
-            lines.append(f"  {ids[dependency]} {'-.->' if crosses else '-->'} {ids[node.node_id]}")
-    for index, policy in enumerate(plan.policies):
-        style = "stroke:#333,color:#111" + ("" if policy.trained else ",stroke-dasharray:4 3")
-        lines.append(f"  classDef {colour[policy.name]} fill:{COLOURS[index % len(COLOURS)]},{style}")
-    return "\n".join(lines)
-
-
-def _label(node: PlannedNode) -> str:
-    second = node.agent or _step_name(node)
-    return f"{node.node_id}<br/>{second}" + (f" ({node.policy})" if node.agent else "")
-
-
-def _step_name(node: PlannedNode) -> str:
-    if node.node_role == "ACTOR":
-        return "old log-probs" if node.only_forward_compute else "update"
-    return _STEPS.get(node.node_role, node.node_role.lower())
 
 
 def _agent_row(agent: PlannedAgent) -> list[str]:
@@ -92,22 +59,62 @@ def _agent_row(agent: PlannedAgent) -> list[str]:
 
 
 def _policy_row(policy: PlannedPolicy) -> list[str]:
-    weights = ("trained" if policy.trained else "frozen") + (", reference kept" if policy.reference else "")
+    weights = "trained" if policy.trained else "frozen"
+    weights += f" at lr {policy.lr:g}" if policy.lr is not None else ""
+    weights += f" in turns of {policy.train_cycle} steps" if policy.train_cycle else ""
+    weights += ", reference kept" if policy.reference else ""
+    critic = {None: "-", policy.name: "its own"}.get(policy.critic, f"that of {policy.critic}")
     shared = " (shared)" if len(policy.agents) > 1 else ""
-    return [policy.name, policy.path, weights, ", ".join(policy.agents) + shared, str(policy.gpus or "shared")]
+    agents = ", ".join(policy.agents) + shared
+    return [policy.name, policy.path, weights, critic, agents, str(policy.gpus or "shared")]
+
+
+def _loop(loop: PlannedLoop) -> str:
+    rounds = f"up to {loop.max_rounds} rounds, until {loop.until}" if loop.until else f"{loop.max_rounds} rounds"
+    return f"  {loop.name}: {', '.join(loop.nodes)}; {rounds}"
+
+
+def _memory(memory: Sequence[PolicyMemory]) -> list[str]:
+    bytes_each = f"weights {MASTER}, gradients {GRADIENT}, Adam {ADAM}, reference {REFERENCE} (fp32), serving {SERVING}"
+    title = (
+        f"Memory in GB, over all devices (bytes per parameter: {bytes_each} (bf16); activations and KV cache on top)"
+    )
+    header = ["policy", "parameters", "weights", "gradients", "Adam", "reference", "critic", "serving", "total"]
+    rows = []
+    for part in memory:
+        if part.parameters is None:
+            rows.append([part.policy, "unknown", *["-"] * 7])
+            continue
+        sizes = (part.weights, part.gradients, part.optimizer, part.reference, part.critic, part.serving, part.total)
+        count = f"{part.parameters / 1e9:.2f} B" if part.parameters >= 1e7 else f"{part.parameters / 1e6:.2f} M"
+        rows.append([part.policy, count, *(f"{size / GB:.1f}" if size >= GB / 20 else _small(size) for size in sizes)])
+    why = [f"  {part.policy} is unknown: {part.unknown}" for part in memory if part.parameters is None]
+    return ["", title, *_table(header, rows), *why]
+
+
+def _small(size: int) -> str:
+    return "-" if size == 0 else f"{size / GB:.3f}"
 
 
 def _numbered(plan: Plan, levels: Sequence[Sequence[str]]) -> list[str]:
-    rows = [" | ".join(_shown(plan.node(name)) for name in level) for level in levels]
-    return [f"  {number}. {row}" for number, row in enumerate(rows, 1)]
+    lines = []
+    for number, level in enumerate(levels, 1):
+        cells = [_shown(plan.node(name)) for name in level]
+        row = f"  {number}. {' | '.join(cells)}"
+        indent = " " * (len(str(number)) + 3)
+        lines += [row] if len(row) <= WIDTH else [f"  {number}. {cells[0]}", *(f"{indent}| {c}" for c in cells[1:])]
+    return lines
 
 
 def _shown(node: PlannedNode) -> str:
     if is_derived(node.node_id):
         return node.node_id
-    parts = [node.agent or (_step_name(node) if node.policy else node.runs or "")]
-    parts += [node.runs] if node.agent and node.runs else []
-    parts += [f"after {', '.join(node.dependencies)}"] if node.agent and node.dependencies else []
+    inside = node.node_role in ("ROLLOUT", "VOTE", "DEFAULT")
+    parts = [node.agent or (step_name(node) if node.policy or inside else node.runs or "")]
+    parts += [node.runs] if inside and node.runs else []
+    parts += [f"after {', '.join(node.dependencies)}"] if inside and node.dependencies else []
+    parts += [f"if {node.when}"] if node.when else []
+    parts += [f"env {' or '.join(node.envs)}"] if node.envs else []
     return f"{node.node_id} [{', '.join(part for part in parts if part)}]"
 
 
@@ -119,7 +126,8 @@ def _credit(plan: Plan) -> str:
 
 def _product(plan: Plan, agent: PlannedAgent) -> str:
     generations = agent.tool_loop.max_generations if agent.tool_loop else 1
-    factors = [(len(agent.nodes), "node"), (plan.max_turns, "turn"), (generations, "generation")]
+    moves = (len(agent.nodes), "node") if agent.moves == len(agent.nodes) else (agent.moves, "move")
+    factors = [moves, (plan.max_turns, "turn"), (generations, "generation")]
     counted = " x ".join(f"{count} {noun}{'s' if count != 1 else ''}" for count, noun in factors)
     return f"{counted} x {agent.sampling.max_tokens} tokens"
 
