@@ -325,6 +325,7 @@ def test_policies_with_a_shared_critic_take_turns_and_go_on_after_a_checkpoint(m
     workflow = tmp_path / "chained.yaml"
     workflow.write_text(CHAINED)
     short = ["trainer.total_training_steps=2", "trainer.test_freq=-1", "trainer.val_before_train=false"]
+    short.append("trainer.logger=[console]")
     out = tmp_path / "chained"
     metrics = finish(start(material, out, *short, workflow=workflow), out)
 

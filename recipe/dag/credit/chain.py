@@ -21,10 +21,10 @@ def gae_chain(
 ) -> tuple[list[Tensor], list[Tensor]]:
     """(advantages, returns) of the rows of all policies: one float32 tensor per row, 0 where the mask is 0.
 
-    Rows without values (of frozen policies, or without a token) are what the others' world does: their tokens are not in the chain, their
-    rewards go where `chained_gae` puts those of a call without tokens. `whiten` acts on each policy's sampled tokens by
-    themselves. Raises ValueError for calls that do not know their position in the episode, or share one, and for a
-    gamma or lam outside [0, 1].
+    Rows without values (of frozen policies, or without a token) are what the others' world does: their tokens are not
+    in the chain, their rewards go where `chained_gae` puts those of a call without tokens. `whiten` acts on each
+    policy's sampled tokens by themselves. Raises ValueError for calls that do not know their position in the episode,
+    or share one, and for a gamma or lam outside [0, 1].
     """
     learns, values = batch.mask & batch.valued, batch.values
     episodes = list(zip(batch.uid, batch.episode, strict=True))

@@ -72,7 +72,7 @@ def policy_config(
         if not node.actor.use_dynamic_bsz:  # one size for every pass, so that one layout of the rows fits all of them
             node.rollout.log_prob_micro_batch_size_per_gpu = node.actor.ppo_micro_batch_size_per_gpu
             node.ref.log_prob_micro_batch_size_per_gpu = node.actor.ppo_micro_batch_size_per_gpu
-        node.actor.optim.total_training_steps = updates
+        node.actor.optim.total_training_steps = max(updates, 1)
     if node.actor.use_dynamic_bsz and node.actor.ppo_max_token_len_per_gpu < node.rollout.max_model_len:
         raise UserError(
             f"actor_rollout_ref.actor.ppo_max_token_len_per_gpu={node.actor.ppo_max_token_len_per_gpu} is below the "
