@@ -70,6 +70,10 @@ EXPLAINED = {
     "bash recipe/marft/run_qwen2_5-3b_marft.sh": ("needs a GPU", MARFT),
     "SHOW=1 bash recipe/marft/run_qwen2_5-3b_marft.sh algorithm.adv_estimator=gae_marft "
     "rollout.multi_turn.max_assistant_turns=3": ("is run there with this Python", SHOWN),
+    "verl-dag import old.yaml -o new.yaml": (
+        "needs a file of siiRL's",
+        "tests/test_cli.py::test_import_prints_or_writes_a_file_that_loads",
+    ),
     "verl-dag sandbox serve": ("serves until it is stopped", SERVES),
     "verl-dag sandbox serve --socket /run/user/1000/sandbox.sock": ("serves until it is stopped", SERVES),
     "verl-dag sandbox serve --host 0.0.0.0 --token-file token --max-concurrent 32 --memory-mb 2048": (
@@ -187,10 +191,11 @@ def test_tables_are_whole(readme):
         assert len({line.replace(r"\|", "").count("|") for line in table.splitlines()}) == 1, table
 
 
-def test_the_diagram_is_what_plan_prints():
-    (diagram,) = blocks(ROOT / "README.md", "mermaid")
-    plan = make_plan(load_workflow(ROOT / "workflows" / "workflow_retool_ma.yaml"))
-    assert diagram.strip() == render.to_mermaid(plan).strip()
+def test_the_diagrams_are_what_plan_prints():
+    diagrams = blocks(ROOT / "README.md", "mermaid")
+    for diagram, name in zip(diagrams, ("retool_ma", "debate"), strict=True):
+        plan = make_plan(load_workflow(ROOT / "workflows" / f"workflow_{name}.yaml"))
+        assert diagram.strip() == render.to_mermaid(plan).strip()
 
 
 def test_the_memory_table_is_arithmetic():
