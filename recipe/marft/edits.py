@@ -15,20 +15,24 @@ from typing import Any
 from ruamel.yaml import YAML
 
 from recipe.dag.errors import UserError
+from recipe.dag.workflow.importer import import_workflow
+from recipe.dag.workflow.loader import load_workflow
 from recipe.dag.workflow.paths import resolve_path, split_ref
 
 KL_COEF = 0.001
 """verl's default of algorithm.kl_ctrl.kl_coef."""
 
 
-def edited(text: str, edits: Mapping[str, Any], *, source: Path, batch_size: int) -> str:
-    """`text` of the file `source`, for a copy anywhere. `edits`: by section and key, as `recipe.marft.flags` makes
-    them. `batch_size`: samples per step, which siiRL's mini-batch sizes are parts of. Raises UserError."""
+def edited(source: Path, edits: Mapping[str, Any], *, batch_size: int) -> str:
+    """The text of a copy that may lie anywhere; a file in siiRL's form is rewritten into this language's first.
+    `edits`: by section and key, as `recipe.marft.flags` makes them. `batch_size`: samples per step, which siiRL's
+    mini-batch sizes are parts of. Raises UserError, WorkflowError."""
     yaml = YAML()
     yaml.preserve_quotes, yaml.width = True, 120
-    data = yaml.load(text)
-    if not isinstance(data, dict) or not data.get("agents") or not data.get("policies"):
-        raise UserError(f"{source}: has no `agents` and `policies`; rewrite it with `verl-dag import` first")
+    load_workflow(source)  # its mistakes are told at their places in this file, not in the copy
+    data = yaml.load(source.read_text())
+    if "agents" not in data:
+        data = yaml.load(import_workflow(source))
     edits = dict(edits)
     _kl(data, edits)
     for key, value in edits.items():

@@ -16,6 +16,7 @@ import pyarrow.parquet as pq
 
 from recipe.dag import main as engine
 from recipe.dag.errors import UserError
+from recipe.dag.workflow.problem import WorkflowError
 from recipe.marft.edits import edited
 from recipe.marft.flags import Translation, translate
 
@@ -35,7 +36,7 @@ def prepared(config_name: str, arguments: list[str]) -> tuple[list[str], Path, s
     source = Path(str(config.workflow))
     if not source.is_file():
         raise UserError(f"{source}: no such workflow")
-    text = edited(source.read_text(), out.edits, source=source, batch_size=int(config.data.train_batch_size))
+    text = edited(source, out.edits, batch_size=int(config.data.train_batch_size))
     out.overrides["workflow"] = str(copy)
     return _listed(out), copy, text
 
@@ -69,6 +70,9 @@ def main(argv: Sequence[str] | None = None) -> int:
             partial = copy.with_name(f".{copy.name}.{os.getpid()}")
             partial.write_text(text)
             os.replace(partial, copy)
+    except WorkflowError as error:
+        print(error, file=sys.stderr)
+        return 2
     except UserError as error:
         print(f"error: {error}", file=sys.stderr)
         return 2

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 
 import pyarrow as pa
@@ -11,6 +12,7 @@ import yaml
 
 from recipe.dag.errors import UserError
 from recipe.dag.workflow.loader import load_workflow
+from recipe.dag.workflow.problem import WorkflowError
 from recipe.marft.edits import edited
 from recipe.marft.flags import FLAGS, translate
 from recipe.marft.train import main, prepared
@@ -168,13 +170,8 @@ REFUSED = [
 
 def derived(arguments: str, tmp_path: Path):
     out = translate(arguments.split())
-    text = edited(
-        WORKFLOW.read_text(),
-        out.edits,
-        source=WORKFLOW,
-        batch_size=int(out.overrides.get("data.train_batch_size", 128)),
-    )
-    (tmp_path / "w.yaml").write_text(text)
+    batch_size = int(out.overrides.get("data.train_batch_size", 128))
+    (tmp_path / "w.yaml").write_text(edited(WORKFLOW, out.edits, batch_size=batch_size))
     return load_workflow(tmp_path / "w.yaml")
 
 
@@ -226,27 +223,80 @@ def test_short_names_and_our_own_keys():
         translate(["trainer.nnodes"])
 
 
-def test_shared_critics_keep_their_owners_settings():
-    head, _, tail = WORKFLOW.read_text().rpartition("critic: {lr: 1.0e-5, cliprange_value: 0.5}")
-    text = f"{head}critic: {{share: reasoner}}{tail}"
-    policies = yaml.safe_load(edited(text, {"critic.lr": 2.0}, source=WORKFLOW, batch_size=1))["policies"]
-    assert policies["reasoner"]["critic"] == {"lr": 2.0, "cliprange_value": 0.5} and policies["actor"]["critic"] == {
-        "share": "reasoner"
-    }
+MARFT = WORKFLOW.read_text()
+CRITIC = "critic: {lr: 1.0e-5, cliprange_value: 0.5}"
+
+
+def written(tmp_path: Path, text: str) -> Path:
+    (tmp_path / "recipe").symlink_to(ROOT / "recipe")
+    (tmp_path / "envs").symlink_to(ROOT / "envs")
+    (tmp_path / "own.yaml").write_text(text)
+    return tmp_path / "own.yaml"
+
+
+def test_shared_critics_keep_their_owners_settings(tmp_path):
+    head, _, tail = MARFT.rpartition(CRITIC)
+    file = written(tmp_path, f"{head}critic: {{share: reasoner}}{tail}")
+    policies = yaml.safe_load(edited(file, {"critic.lr": 2.0}, batch_size=1))["policies"]
+    assert policies["reasoner"]["critic"] == {"lr": 2.0, "cliprange_value": 0.5}
+    assert policies["actor"]["critic"] == {"share": "reasoner"}
+
+
+CHAIN = r"estimator: gae_chain\n  gamma.*\n  lam.*\n  whiten.*"
+NO_CRITIC = re.sub(CHAIN, "estimator: grpo", MARFT.replace(CRITIC, ""))
+NO_ENV = (ROOT / "workflows" / "workflow_no_tool.yaml").read_text()
 
 
 @pytest.mark.parametrize(
     ("text", "edits", "message"),
     [
-        ("dag_id: x\nnodes: []\n", {"algorithm.gamma": 1}, "no `agents` and `policies`"),
-        ("agents: [{name: a}]\npolicies: {p: {model: {path: m}}}\n", {"critic.lr": 1}, "no place for critic.lr"),
-        ("agents: [{name: a}]\npolicies: {p: {frozen: true}}\n", {"policy.lr": 1}, "no place for policy.lr"),
-        ("agents: [{name: a}]\npolicies: {p: {}}\n", {"use_kl_loss": True}, "kl_loss_coef above 0"),
+        (NO_CRITIC, {"critic.lr": 1}, "no place for critic.lr"),
+        (NO_ENV, {"rewards_with_env": True}, "no place for rewards_with_env"),
+        (MARFT.replace("kl_loss_coef: 0.01", "kl_reward_coef: 0.01"), {"use_kl_loss": True}, "kl_loss_coef above 0"),
+        (MARFT.replace("gae_chain", "gea"), {"algorithm.gamma": 0.5}, "own.yaml:.*gea"),
     ],
 )
-def test_an_edit_without_a_place_is_refused(text, edits, message):
-    with pytest.raises(UserError, match=message):
-        edited(text, edits, source=WORKFLOW, batch_size=1)
+def test_an_edit_without_a_place_is_refused(text, edits, message, tmp_path):
+    with pytest.raises((UserError, WorkflowError), match=message):
+        edited(written(tmp_path, text), edits, batch_size=1)
+
+
+def test_siirls_own_file_is_rewritten_first(tmp_path):
+    nodes = [
+        {"node_id": "r", "node_type": "MODEL_INFERENCE", "node_role": "ROLLOUT", "agent_group": 0},
+        {
+            "node_id": "a",
+            "node_type": "MODEL_INFERENCE",
+            "node_role": "ROLLOUT",
+            "agent_group": 1,
+            "dependencies": ["r"],
+        },
+    ]
+    for node, name in zip(nodes, ("Reasoner", "Actor"), strict=True):
+        node["agent_options"] = {"obs_with_env": True, "process_path": f"recipe/marft/hooks.py:{name}"}
+    nodes[1]["agent_options"] |= {"env_path": ["envs/math_env.py:MathEnv"]}
+    chain = [
+        ("f", "COMPUTE", "REWARD", 1, {}),
+        ("lp0", "MODEL_TRAIN", "ACTOR", 0, {"only_forward_compute": True}),
+        ("lp1", "MODEL_TRAIN", "ACTOR", 1, {"only_forward_compute": True}),
+        ("v0", "MODEL_TRAIN", "CRITIC", 0, {"only_forward_compute": True}),
+        ("v1", "MODEL_TRAIN", "CRITIC", 1, {"only_forward_compute": True}),
+        ("adv", "COMPUTE", "ADVANTAGE", 1, {}),
+        ("c0", "MODEL_TRAIN", "CRITIC", 0, {}),
+        ("c1", "MODEL_TRAIN", "CRITIC", 1, {}),
+        ("u0", "MODEL_TRAIN", "ACTOR", 0, {}),
+        ("u1", "MODEL_TRAIN", "ACTOR", 1, {}),
+    ]
+    for name, kind, role, group, more in chain:
+        last = {"dependencies": [nodes[-1]["node_id"]]}
+        nodes.append({"node_id": name, "node_type": kind, "node_role": role, "agent_group": group, **last, **more})
+    file = written(tmp_path, yaml.safe_dump({"dag_id": "marft", "nodes": nodes}))
+    edits = translate(["algorithm.adv_estimator=gae_marft", "rollout.temperature=0.5", "critic.optim.lr=1e-4"]).edits
+    (tmp_path / "elsewhere").mkdir()
+    (tmp_path / "elsewhere" / "w.yaml").write_text(edited(file, edits, batch_size=1))
+    flow = load_workflow(tmp_path / "elsewhere" / "w.yaml")
+    assert flow.algorithm.estimator == "gae_chain" and len(flow.trained_policies()) == 2
+    assert agents(temperature=0.5)(flow) and critics(lr=1e-4)(flow)
 
 
 def test_epochs_become_steps(tmp_path):
