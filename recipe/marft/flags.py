@@ -23,6 +23,8 @@ class Translation:
     """Of the run's configuration."""
     edits: dict[str, Any] = field(default_factory=dict)
     """Of the workflow, for `recipe.marft.edits`."""
+    greedy: bool = False
+    """Validation takes the likeliest token, whatever temperature another flag names."""
 
 
 Rule = Callable[[str, str, Translation], None]
@@ -40,11 +42,11 @@ def renamed(key: str) -> Rule:
     return rule
 
 
-def workflow(*keys: str, kind: Callable[[str, str], Any] | None = None) -> Rule:
-    """These edits of the workflow get the value, read as a `kind` of value."""
+def workflow(key: str, kind: Callable[[str, str], Any] | None = None) -> Rule:
+    """This edit of the workflow gets the value, read as a `kind` of value."""
 
     def rule(flag: str, value: str, out: Translation) -> None:
-        out.edits |= dict.fromkeys(keys, (kind or number)(flag, value))
+        out.edits[key] = (kind or number)(flag, value)
 
     return rule
 
@@ -102,8 +104,13 @@ def text(flag: str, value: str) -> str:
 
 
 def do_sample(flag: str, value: str, out: Translation) -> None:
-    if not truth(flag, value):
-        out.edits["validation.temperature"] = 0.0
+    out.greedy = not truth(flag, value)
+
+
+def clip_ratio(flag: str, value: str, out: Translation) -> None:
+    """The two ends may have flags of their own, before or after this one."""
+    for key in ("algorithm.clip_ratio_low", "algorithm.clip_ratio_high"):
+        out.edits.setdefault(key, number(flag, value))
 
 
 def tokens(flag: str, value: str, out: Translation) -> None:
@@ -202,7 +209,7 @@ FLAGS: dict[str, Rule] = {
     f"{RUN}.actor.ppo_micro_batch_size_per_gpu": micro_batch,
     f"{RUN}.actor.use_dynamic_bsz": as_it_is,
     f"{RUN}.actor.ppo_epochs": workflow("algorithm.epochs"),
-    f"{RUN}.actor.clip_ratio": workflow("algorithm.clip_ratio_low", "algorithm.clip_ratio_high"),
+    f"{RUN}.actor.clip_ratio": clip_ratio,
     f"{RUN}.actor.clip_ratio_low": workflow("algorithm.clip_ratio_low"),
     f"{RUN}.actor.clip_ratio_high": workflow("algorithm.clip_ratio_high"),
     f"{RUN}.actor.clip_ratio_c": workflow("algorithm.clip_ratio_c"),
@@ -248,6 +255,8 @@ def translate(arguments: list[str]) -> Translation:
             )
         except UserError as error:
             wrong.append(str(error))
+    if out.greedy:
+        out.edits["validation.temperature"] = 0.0
     if wrong:
         raise UserError("\nerror: ".join(wrong))
     return out
