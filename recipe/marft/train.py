@@ -18,7 +18,8 @@ from recipe.dag import main as engine
 from recipe.dag.errors import UserError
 from recipe.dag.workflow.problem import WorkflowError
 from recipe.marft.edits import edited
-from recipe.marft.flags import Translation, translate
+from recipe.marft.flags import translate
+from recipe.marft.rules import Translation
 
 CONFIG = Path(__file__).parent / "config"
 
