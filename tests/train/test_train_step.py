@@ -272,6 +272,33 @@ def test_the_kl_to_the_reference_is_taken_from_the_rewards(workflow, monkeypatch
     assert step.batches["a"].columns["advantages"][0].tolist() == [1 - 0.5 * 2 - 0.5 * 0.5, 0, 1 - 0.5 * 0.5]
 
 
+def test_log_probs_are_computed_in_the_turns_of_others_only_where_the_rewards_need_them(chained, critics, monkeypatch):
+    def put(kind: str, column: str):
+        def kernel(policy, batch):
+            critics.append((kind, policy.name))
+            batch.columns[column] = [torch.zeros(len(row.response_ids)) for row in batch.rows]
+
+        return kernel
+
+    monkeypatch.setattr(kernels, "old_log_probs", put("old_log_probs", "old_log_probs"))
+    monkeypatch.setattr(kernels, "reference_log_probs", put("reference", "ref_log_prob"))
+    base = [node for node in chained.nodes if "." not in node.node_id]
+    policies = {name: spec.model_copy(update={"reference": not spec.frozen}) for name, spec in chained.policies.items()}
+    for weight, who in ((0.0, "a"), (0.5, "ab")):
+        algorithm = chained.algorithm.model_copy(update={"kl_reward_coef": weight})
+        nodes = derive_training_chain(policies, chained.agents, base, algorithm)
+        # siiRL's files do not call a reference node forward only: it is one anyway
+        nodes = [
+            n.model_copy(update={"only_forward_compute": n.node_role != "REFERENCE" and n.only_forward_compute})
+            for n in nodes
+        ]
+        flow = chained.model_copy(update={"policies": policies, "algorithm": algorithm, "nodes": (*base, *nodes)})
+        asyncio.run(TrainingStep(flow, policies_of("a", "b"), chain_rows(), step=0, seed=0).run())
+        for kind in ("old_log_probs", "reference"):
+            assert sorted(name for seen, name in critics if seen == kind) == list(who)
+        critics.clear()
+
+
 def test_the_reference_is_missed_with_the_policys_name(workflow, trace):
     flow = workflow.model_copy(update={"algorithm": Algorithm(kl_reward_coef=0.5)})
     with pytest.raises(UserError, match="kl_reward_coef: policies.a needs `reference: true`"):

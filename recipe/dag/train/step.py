@@ -49,18 +49,16 @@ class TrainingStep:
     def _policy_of(self, node: Node) -> str:
         return node.policy or self.workflow.agent_of(node).policy
 
-    def _learns(self, policy: str) -> bool:
-        return actor_learns(self.workflow, policy, self.step)
-
     def _has_work(self, node: Node) -> bool:
         name, algorithm = self._policy_of(node), self.workflow.algorithm
         if node.node_role == NodeRole.ADVANTAGE and algorithm.estimator in SPANNING:
             return bool(self.batches)
         if node.node_role == NodeRole.CRITIC:
             return self.workflow.critic_owner(name) in self.critics
-        if node.node_role == NodeRole.ADVANTAGE or algorithm.kl_reward_coef > 0 and node.only_forward_compute:
-            return name in self.batches
-        return name in self.batches and self._learns(name)
+        learns = node.node_role == NodeRole.ACTOR and not node.only_forward_compute
+        # log-probs serve the update, and the rewards where the KL is taken from them
+        rewards = node.node_role == NodeRole.ADVANTAGE or not learns and algorithm.kl_reward_coef > 0
+        return name in self.batches and (rewards or actor_learns(self.workflow, name, self.step))
 
     async def _execute(self, node: Node) -> None:
         name = self._policy_of(node)

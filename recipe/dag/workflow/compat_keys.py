@@ -53,6 +53,7 @@ ALGORITHM_KEYS = {
     "actor.loss_agg_mode": "loss_agg",
     "actor.policy_loss.loss_mode": "policy_loss",
     "actor.use_cpgd_loss": "policy_loss",
+    "actor.policy_drift_coeff": "policy_drift_coef",
 }
 
 _RUN = "the run's configuration says this, for all policies; nothing reads it here: pass `{}` to the run"
