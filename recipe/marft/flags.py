@@ -138,16 +138,22 @@ def translate(arguments: list[str]) -> Translation:
         key, equals, value = argument.partition("=")
         if not equals:
             raise UserError(f"{argument}: write it as key=value")
-        key = key.lstrip("+")
-        full = f"{RUN}.{key}" if key.startswith(SHORT) and f"{RUN}.{key}" in FLAGS else key
+        flag = _flag(key)
+        if flag is None:
+            out.overrides[key] = value
+            continue
         try:
-            FLAGS[full](full, value, out) if full in FLAGS else out.overrides.__setitem__(
-                argument.partition("=")[0], value
-            )
+            FLAGS[flag](flag, value, out)
         except UserError as error:
             wrong.append(str(error))
-    if out.greedy:
-        out.edits["validation.temperature"] = 0.0
     if wrong:
         raise UserError("\nerror: ".join(wrong))
+    if out.greedy:
+        out.edits["validation.temperature"] = 0.0
     return out
+
+
+def _flag(key: str) -> str | None:
+    """siiRL's full name of a flag; None for a key that is none of its flags."""
+    names = (key, f"{RUN}.{key}") if key.startswith(SHORT) else (key,)
+    return next((name for name in names if name in FLAGS), None)
