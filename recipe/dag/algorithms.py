@@ -13,6 +13,7 @@ from typing import Any
 
 ESTIMATOR = "selected by algorithm.estimator"
 REWARD = "called in a reward node"
+BLOCK = "switched on by the block algorithm.<name>"
 LIBRARY = "library: a function, which no run uses by itself"
 
 
@@ -124,12 +125,13 @@ CATALOGUE: tuple[Entry, ...] = (
     _function(REWARD, "with outcome", "MARTI", "an outcome per episode", "credit.shaping:with_outcome", beta=0.5),
     _function(REWARD, "influence", "UMAD, arXiv 2603.01221", _TURNS, "credit.shaping:influence", bonus=0.2),
     _function(
-        LIBRARY,
+        BLOCK,
         "happo",
         "arXiv 2109.11251",
-        "a policy per agent, updated one after the other; shared weights are refused",
-        "credit.happo:log_ratio",
-        level="sequence_sum",
+        "a policy per agent, none shared; every agent's reward is the team's; with any estimator",
+        "workflow.schema:Happo",
+        order="random",
+        ratio="sequence_mean",
         bound=2.0,
     ),
     _function(
@@ -212,7 +214,7 @@ def contradictions(estimator: str, given: Mapping[str, Any]) -> dict[str, Any]:
 def table() -> str:
     """The catalogue as text, one paragraph per use."""
     paragraphs = []
-    for use in (ESTIMATOR, REWARD, LIBRARY):
+    for use in (ESTIMATOR, BLOCK, REWARD, LIBRARY):
         lines = [f"# {use}"]
         for entry in CATALOGUE:
             if entry.use == use:

@@ -9,7 +9,7 @@ from importlib import import_module
 
 import pytest
 
-from recipe.dag.algorithms import CATALOGUE, ENTRIES, ESTIMATOR, LIBRARY, REWARD, SELECTABLE, contradictions
+from recipe.dag.algorithms import BLOCK, CATALOGUE, ENTRIES, ESTIMATOR, LIBRARY, REWARD, SELECTABLE, contradictions
 from recipe.dag.workflow.loader import load_workflow
 from recipe.dag.workflow.problem import WorkflowError
 from recipe.dag.workflow.schema import Algorithm
@@ -59,8 +59,11 @@ def test_what_is_a_function_only_is_refused_by_a_workflow(load, entry):
 def test_every_entry_points_at_its_function(entry):
     module, name = entry.where.split(":")
     function = getattr(import_module(f"recipe.dag.{module}"), name)
-    assert entry.source and entry.assumes and entry.use in (ESTIMATOR, REWARD, LIBRARY)
-    if entry.use != ESTIMATOR:
+    assert entry.source and entry.assumes and entry.use in (ESTIMATOR, BLOCK, REWARD, LIBRARY)
+    if entry.use == BLOCK:
+        assert {key: function.model_fields[key].default for key in function.model_fields} == entry.options
+        assert entry.name in Algorithm.model_fields
+    elif entry.use != ESTIMATOR:
         parameters = inspect.signature(function).parameters
         assert {key: parameters[key].default for key in entry.options} == entry.options
 

@@ -80,6 +80,11 @@ def old_log_probs(policy: PolicyRuntime, batch: PolicyBatch) -> None:
     batch.columns["entropy"] = _rows_of(batch, output["entropy"])
 
 
+def log_probs(policy: PolicyRuntime, batch: PolicyBatch) -> list[torch.Tensor]:
+    """What the policy gives its rows now, after an update."""
+    return _rows_of(batch, _forward(batch, policy.workers.compute_log_prob, entropy=False)["log_probs"])
+
+
 def reference_log_probs(policy: PolicyRuntime, batch: PolicyBatch) -> None:
     output = _forward(batch, policy.workers.compute_ref_log_prob, entropy=False)
     batch.columns["ref_log_prob"] = _rows_of(batch, output["log_probs"])

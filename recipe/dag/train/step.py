@@ -22,6 +22,7 @@ from recipe.dag.train.kernels import PolicyBatch
 from recipe.dag.train.metrics import token_metrics
 from recipe.dag.train.schedule import run_nodes
 from recipe.dag.train.selection import select_rows
+from recipe.dag.train.sequential import CompoundFactor, in_sequence
 from recipe.dag.train.turns import actor_learns
 from recipe.dag.workflow.schema import Node, NodeRole, Workflow
 
@@ -42,9 +43,14 @@ class TrainingStep:
             if name not in recomputed:
                 batch.columns["old_log_probs"] = [torch.tensor(row.rollout_log_probs) for row in batch.rows]
         self.timing: dict[str, float] = {}
+        self.factor: CompoundFactor | None = None
 
     async def run(self) -> None:
-        await run_nodes([node for node in self.workflow.training_nodes if self._has_work(node)], self._execute)
+        nodes, happo = [n for n in self.workflow.training_nodes if self._has_work(n)], self.workflow.algorithm.happo
+        if happo is not None:
+            nodes, order = in_sequence(self.workflow, nodes, self._policy_of, seed=self.seed, step=self.step)
+            self.factor = CompoundFactor(happo, order)
+        await run_nodes(nodes, self._execute)
 
     def _policy_of(self, node: Node) -> str:
         return node.policy or self.workflow.agent_of(node).policy
@@ -159,7 +165,11 @@ class TrainingStep:
 
     def _update(self, name: str) -> None:
         policy, batch = self._actor(name)
+        if self.factor is not None:
+            self.factor.weigh(batch)
         kernels.update_actor(policy, batch, self.workflow.algorithm, seed=self.seed)
+        if self.factor is not None and name != self.factor.last:
+            self.factor.follow(batch, kernels.log_probs(policy, batch))
 
     def metrics(self) -> dict[str, float]:
         metrics = {f"timing/{node_id}": seconds for node_id, seconds in self.timing.items()}

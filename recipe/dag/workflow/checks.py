@@ -11,6 +11,7 @@ from recipe.dag.workflow.algorithm_checks import check_algorithm
 from recipe.dag.workflow.condition_checks import check_condition_order, check_conditions
 from recipe.dag.workflow.draft import Draft
 from recipe.dag.workflow.flow_checks import check_dependencies, check_flow
+from recipe.dag.workflow.happo_checks import check_happo
 from recipe.dag.workflow.loop_checks import check_loop_order, check_loops
 from recipe.dag.workflow.names import check_names
 from recipe.dag.workflow.node_checks import check_nodes
@@ -40,4 +41,5 @@ def check_workflow(draft: Draft) -> list[Problem]:
         if not loose:
             problems += [*check_loop_order(draft), *check_condition_order(draft)]
         problems += [*check_flow(draft), *check_training(draft)]
+        problems += check_happo(draft)
     return problems

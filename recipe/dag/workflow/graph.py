@@ -9,7 +9,7 @@ from __future__ import annotations
 import heapq
 from collections.abc import Iterable, Mapping, Sequence
 
-from recipe.dag.workflow.schema import Node
+from recipe.dag.workflow.schema import Node, NodeRole
 
 Graph = Mapping[str, Sequence[str]]
 
@@ -89,6 +89,16 @@ def ancestors(graph: Graph, node: str) -> set[str]:
             found.add(current)
             stack.extend(graph[current])
     return found
+
+
+def agents_heard(nodes: Iterable[Node]) -> dict[int, tuple[int, ...]]:
+    """Agent (its agent_group) -> the other agents whose messages stand before one of its own in a turn."""
+    nodes = list(nodes)
+    graph, speaker = graph_of(nodes), {n.node_id: n.agent_group for n in nodes if n.node_role is NodeRole.ROLLOUT}
+    heard: dict[int, set[int]] = {group: set() for group in speaker.values()}
+    for node, group in speaker.items():
+        heard[group] |= {speaker[before] for before in ancestors(graph, node) if before in speaker} - {group}
+    return {group: tuple(sorted(others)) for group, others in heard.items()}
 
 
 def sinks(graph: Graph) -> list[str]:

@@ -171,6 +171,18 @@ class DynamicSampling(Frozen):
     """The most batches that one step may roll out; it then trains on what there is."""
 
 
+class Happo(Frozen):
+    """Policies learn one after the other; what an update did to an episode's messages weighs the advantages of the
+    policies after it (HAPPO, arXiv 2109.11251). Each agent needs a policy of its own."""
+
+    order: Literal["random", "reverse_topological"] = "random"
+    """random: drawn anew in every step. reverse_topological: whoever speaks last learns first."""
+    ratio: Literal["sequence_sum", "sequence_mean", "clamped"] = "sequence_mean"
+    """What an update did. sequence_sum: the exact ratio of all that an agent said. sequence_mean: its geometric mean
+    per token, an approximation that does not grow with length. clamped: the exact one, within 1 / bound and bound."""
+    bound: float = Field(2.0, ge=1.0)
+
+
 class Algorithm(Frozen):
     estimator: Literal[
         "grpo",
@@ -232,6 +244,8 @@ class Algorithm(Frozen):
     """Leave out rows whose group has one reward only (they carry no gradient, but dilute the mean)."""
     dynamic_sampling: DynamicSampling | None = None
     """Roll out more samples in place of those whose groups were left out; needs drop_zero_variance."""
+    happo: Happo | None = None
+    """Sequential updates; without it, policies learn from the same advantages, in no order."""
 
     @model_validator(mode="after")
     def _as_the_estimator_has_it(self) -> Algorithm:

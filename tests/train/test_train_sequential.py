@@ -1,0 +1,117 @@
+from __future__ import annotations
+
+import asyncio
+import math
+from types import SimpleNamespace
+
+import pytest
+import torch
+
+from recipe.dag.episode.row import Row
+from recipe.dag.train import kernels
+from recipe.dag.train.step import TrainingStep
+from recipe.dag.workflow.loader import load_workflow
+
+WORKFLOW = """\
+dag_id: two
+agents: [{name: left, policy: a}, {name: right, policy: b}]
+policies: {a: {model: {path: m}}, b: {model: {path: m}}}
+algorithm: {group_by: [uid, agent], scale: none, happo: {order: reverse_topological, ratio: sequence_sum}}
+nodes:
+  - {node_id: l, node_type: MODEL_INFERENCE, node_role: ROLLOUT, agent: left}
+  - {node_id: r, node_type: MODEL_INFERENCE, node_role: ROLLOUT, agent: right, dependencies: [l]}
+  - {node_id: reward, node_type: COMPUTE, node_role: REWARD, dependencies: [r], executable_ref: score.py:score}
+"""
+
+
+def row(policy: str, episode: int, reward: float, mask=(1, 0, 1)) -> Row:
+    agent = {"a": "left", "b": "right"}[policy]
+    ids, log_probs = [5] * len(mask), [-1.0 * bit for bit in mask]
+    return Row("u", episode, agent, agent[0], 0, policy, 0, [3], ids, list(mask), log_probs, reward)
+
+
+@pytest.fixture
+def workflow(tmp_path):
+    (tmp_path / "score.py").write_text("def score(episode): return {}\n")
+    (tmp_path / "two.yaml").write_text(WORKFLOW)
+    return load_workflow(tmp_path / "two.yaml")
+
+
+@pytest.fixture
+def run(monkeypatch, workflow):
+    """Runs a step in which an update adds `moved[policy]` to the log-prob of every token of its rows."""
+
+    def run(rows, moved, *, step=0, order="reverse_topological", shared_pool=False):
+        events: list[tuple] = []
+
+        def old_log_probs(policy, batch):
+            events.append(("old", policy.name))
+            batch.columns["old_log_probs"] = [torch.full((len(r.response_ids),), -2.0) for r in batch.rows]
+
+        def update_actor(policy, batch, algorithm, *, seed):
+            events.append(("update", policy.name, [v.clone() for v in batch.columns["advantages"]]))
+
+        def log_probs(policy, batch):
+            events.append(("new", policy.name))
+            return [old + moved[policy.name] for old in batch.columns["old_log_probs"]]
+
+        for kernel in (old_log_probs, update_actor, log_probs):
+            monkeypatch.setattr(kernels, kernel.__name__, kernel)
+        monkeypatch.setattr(kernels, "prepare", lambda *args: None)
+        happo = workflow.algorithm.happo.model_copy(update={"order": order})
+        flow = workflow.model_copy(update={"algorithm": workflow.algorithm.model_copy(update={"happo": happo})})
+        pools = [SimpleNamespace(lock=asyncio.Lock()) for _ in range(2)]
+        policies = {
+            name: SimpleNamespace(name=name, pool=pools[0 if shared_pool else place])
+            for place, name in enumerate(("a", "b"))
+        }
+        training = TrainingStep(flow, policies, rows, step=step, seed=3)
+        asyncio.run(training.run())
+        return events, training
+
+    return run
+
+
+ROWS = [row("a", 0, 1.0), row("a", 1, 0.0), row("b", 0, 1.0), row("b", 1, 0.0)]
+
+
+@pytest.mark.parametrize("shared_pool", [True, False])
+def test_the_second_policys_advantages_are_weighed_by_the_first_ones_update(run, shared_pool):
+    events, training = run(ROWS, {"b": 0.25}, shared_pool=shared_pool)
+    assert {event[:2] for event in events[:2]} == {("old", "a"), ("old", "b")}
+    assert [event[:2] for event in events[2:]] == [("update", "b"), ("new", "b"), ("update", "a")]
+    first, second = events[2][2], events[4][2]
+    assert [v.tolist() for v in first] == [[0.5, 0, 0.5], [-0.5, 0, -0.5]]
+    # two sampled tokens per row: the factor of an episode is exp(2 * .25)
+    factor = math.exp(0.5)
+    assert [v.tolist() for v in second] == [pytest.approx([s * factor, 0, s * factor]) for s in (0.5, -0.5)]
+    metrics = training.metrics()
+    assert metrics["policy/b/happo_factor/max"] == 1.0
+    assert metrics["policy/a/happo_factor/mean"] == pytest.approx(factor)
+
+
+def test_a_policy_that_did_not_move_changes_nothing(run):
+    events, _ = run(ROWS, {"b": 0.0})
+    updates = [event[2] for event in events if event[0] == "update"]
+    assert all(torch.equal(one, other) for one, other in zip(*updates, strict=True))
+
+
+def test_episodes_in_which_the_first_policy_said_nothing_keep_their_advantages(run):
+    rows = [row("a", 0, 1.0), row("a", 1, 0.0), row("b", 1, 1.0), row("b", 2, 0.0)]
+    events, _ = run(rows, {"b": 0.5})
+    second = events[-1][2]
+    assert second[0].tolist() == [0.5, 0, 0.5]
+    assert second[1].tolist() == pytest.approx([-0.5 * math.e, 0, -0.5 * math.e])
+
+
+def test_a_policy_without_rows_is_no_link_of_the_chain(run):
+    events, _ = run(ROWS[:2], {})
+    assert [event[:2] for event in events] == [("old", "a"), ("update", "a")]
+
+
+def test_random_order_changes_from_step_to_step_and_repeats_after_a_resume(run):
+    orders = [
+        [event[1] for event in run(ROWS, {"a": 0.0, "b": 0.0}, step=step, order="random")[0] if event[0] == "update"]
+        for step in [*range(8), *range(8)]
+    ]
+    assert orders[:8] == orders[8:] and {tuple(order) for order in orders} == {("a", "b"), ("b", "a")}
