@@ -30,8 +30,8 @@ def check_policies(draft: Draft) -> Iterator[Problem]:
             if policy.frozen and getattr(policy, key) is not None:
                 yield say((*path, key), "a frozen policy is not trained; remove it", key=True)
     cycling = [(name, policy) for name, policy in draft.each_policy() if policy.train_cycle and not policy.frozen]
-    written = [name for name in draft.policies if draft.has("policies", name, "train_cycle")]
-    if len(cycling) == len(written) == 1 and draft.whole:
+    unread = any(problem.where.endswith(".train_cycle") for problem in draft.problems)
+    if len(cycling) == 1 and draft.whole and not unread:
         message = f"only policy `{cycling[0][0]}` has a train_cycle, so nobody takes turns with it; remove it"
         yield say(("policies", cycling[0][0], "train_cycle"), message, key=True)
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 from enum import StrEnum
 from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, PlainValidator, model_validator
+from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, model_validator
 from pydantic_core import PydanticCustomError
 
 from recipe.dag.algorithms import ENTRIES
@@ -30,7 +30,7 @@ def _scalar(value: Any) -> Any:
     raise PydanticCustomError("scalar_type", "expected text, a number, true or false")
 
 
-Scalar = Annotated[str | float | bool | None, PlainValidator(_scalar)]
+Scalar = Annotated[Any, AfterValidator(_scalar)]
 """As written: 1 is a number, "1" is text."""
 
 
