@@ -143,6 +143,8 @@ ENVS = [
 CRITICS = [
     ("missing", ("  one: {", "  §one: {"), ("a}, critic: {}", "a}"), ("critic: {share: one}", "critic: {}"),
      "estimator `gae_chain` needs a critic: give policy `one`"),
+    ("null", ("  one: {", "  §one: {"), ("a}, critic: {}", "a}, critic: null"), ("critic: {share: one}", "critic: {}"),
+     "estimator `gae_chain` needs a critic: give policy `one`"),
     ("unread", ("critic: {}, ", "§critic: {}, "), ("critic: {share: one}, ", ""), ("gae_chain", "grpo"),
      "estimator `grpo` reads no values"),
     ("share nobody", ("share: one", "share: §on"), "no policy `on`; did you mean `one`?"),

@@ -76,7 +76,7 @@ def _check_critic(draft: Draft, name: str, policy: Policy) -> Iterator[Problem]:
     path: KeyPath = ("policies", name, "critic")
     needed = draft.algorithm.estimator in WITH_CRITIC
     if critic is None:
-        if needed and not policy.frozen and not draft.has(*path):
+        if needed and not policy.frozen and not _spoilt(draft, name):
             message = f"estimator `{draft.algorithm.estimator}` needs a critic: give policy `{name}` `critic: {{}}`"
             yield say(path[:2], message, key=True)
         return
@@ -100,7 +100,7 @@ def _check_share(draft: Draft, name: str, critic: Critic, path: KeyPath) -> Iter
         yield say(at, "a critic cannot share itself; remove `share`")
     elif target not in draft.policies:
         yield say(at, f"no policy `{target}`{did_you_mean(target, [n for n in draft.policies if n != name])}")
-    elif (owner := draft.policies[target]) is None or draft.has("policies", target, "critic") and owner.critic is None:
+    elif (owner := draft.policies[target]) is None or _spoilt(draft, target):
         return  # reported there
     elif owner.critic is None:
         yield say(at, f"policy `{target}` has no critic to share; give it `critic: {{}}`")
@@ -109,6 +109,11 @@ def _check_share(draft: Draft, name: str, critic: Critic, path: KeyPath) -> Iter
             yield say(at, f"`{name}` and `{target}` share each other's critic; one of them must have its own")
     elif owner.critic.share is not None:
         yield say(at, f"policy `{target}` itself shares the critic of `{owner.critic.share}`; name that one")
+
+
+def _spoilt(draft: Draft, policy: str) -> bool:
+    """The policy's critic could not be read, or not all of it."""
+    return any(problem.where.startswith(f"policies.{policy}.critic") for problem in draft.problems)
 
 
 def _unread(draft: Draft, key: str) -> bool:
