@@ -28,9 +28,10 @@ class Env(Protocol):
 
     `obs` is one value for everyone, a list with one entry per player (the order of `actions`), or a dict by agent name.
     A list always means "per player": an observation that is itself a list goes into a dict or a list of lists. `reward`
-    is a number for every player, a list per player, or a dict by agent name. `done` ends the episode after the turn. A
-    fourth value, `info`, is a dict of JSON for the workflow's conditions and the record. A player whose node was
-    skipped acts with "", so that there are always as many; what it is rewarded goes nowhere.
+    is a number for every player (with gae_chain for the last one, whose reward the chain carries back to the others), a
+    list per player, or a dict by agent name. `done` ends the episode after the turn. A fourth value, `info`, is a dict
+    of JSON for the workflow's conditions and the record. A player whose node was skipped acts with "", so that there
+    are always as many; what it is rewarded goes nowhere.
     """
 
     def reset(self, sample: dict[str, Any], seed: int) -> Any: ...
@@ -77,7 +78,7 @@ class LiveEnv:
         obs, reward, done, info = (*result, {})[:4]
         return Step(
             observations(obs, players, self._watchers, where),
-            rewards(reward, players, where),
+            rewards(reward, players, where, chained=self._env.chained),
             _bool(done, where),
             _info(info, where),
         )
@@ -111,8 +112,9 @@ def observations(obs: Any, players: list[str], watchers: list[str], where: str) 
     return dict.fromkeys(watchers, obs)
 
 
-def rewards(reward: Any, players: list[str], where: str) -> list[float]:
-    """One finite number per player. By agent name: an agent that plays twice gets its reward at its last action."""
+def rewards(reward: Any, players: list[str], where: str, *, chained: bool = False) -> list[float]:
+    """One finite number per player. By agent name: an agent that plays twice gets its reward at its last action.
+    `chained`: a single number is the last player's."""
     if hasattr(reward, "tolist"):
         reward = reward.tolist()
     if isinstance(reward, dict):
@@ -121,7 +123,7 @@ def rewards(reward: Any, players: list[str], where: str) -> list[float]:
         last = {name: position for position, name in enumerate(players)}
         reward = [reward[name] if last[name] == position else 0.0 for position, name in enumerate(players)]
     if not isinstance(reward, list | tuple):
-        reward = [reward] * len(players)
+        reward = [0.0] * (len(players) - 1) + [reward] if chained else [reward] * len(players)
     if len(reward) != len(players):
         raise EnvFault(f"returned {len(reward)} rewards for {len(players)} players", where=where)
     return [_finite(value, where) for value in reward]

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from recipe.dag.episode.condition import look_up
@@ -27,6 +27,8 @@ class EnvClass:
     reset_arguments: frozenset[str]
     kwargs: dict[str, Any] = field(default_factory=dict)
     sandbox: SandboxClient | None = None
+    chained: bool = False
+    """Credit runs along the chain of calls: what a number rewards is the last player's, or it would count twice."""
 
 
 def choose_env(node: Node, sample: Mapping[str, Any]) -> str | None:
@@ -56,7 +58,8 @@ def load_envs(workflow: Workflow, sandbox: SandboxClient | None = None) -> dict[
             problem = f"env_path names {len(options.env_path)} envs; say by `env_route` which one an episode gets"
             raise UserError(f"node {node.node_id}: {problem}")
     names = [name for node in workflow.rollout_nodes for name in node.agent_options.env_path]
-    return {name: load_env(name, workflow, sandbox) for name in dict.fromkeys(names)}
+    chained = workflow.algorithm.estimator == "gae_chain"
+    return {n: replace(load_env(n, workflow, sandbox), chained=chained) for n in dict.fromkeys(names)}
 
 
 def load_env(name: str, workflow: Workflow, sandbox: SandboxClient | None = None) -> EnvClass:
