@@ -179,7 +179,12 @@ MENTAL = (
 
 
 def generate(
-    seed: int, n: int, exclude: Iterable[Problem] = (), families: Sequence[Family] = FAMILIES
+    seed: int,
+    n: int,
+    exclude: Iterable[Problem] = (),
+    families: Sequence[Family] = FAMILIES,
+    *,
+    distinct_expressions: bool = False,
 ) -> list[Problem]:
     """`n` problems with distinct texts, the families in equal parts and in random order.
 
@@ -188,26 +193,29 @@ def generate(
     rng = random.Random(seed)
     excluded = {key for problem in exclude for key in (problem.text, (problem.family, problem.operands))}
     texts: set[str] = set()
+    expressions: set[str] = set()
     problems: list[Problem] = []
     misses = 0
     while len(problems) < n:
         problem = families[len(problems) % len(families)].draw(rng)
-        if problem.text in texts or problem.text in excluded or (problem.family, problem.operands) in excluded:
+        known = problem.text in texts or problem.text in excluded or (problem.family, problem.operands) in excluded
+        if known or (distinct_expressions and problem.expression in expressions):
             misses += 1
             if misses > _MAX_MISSES + n:
                 raise UserError(f"found only {len(problems)} of {n} distinct problems; ask for fewer")
             continue
         texts.add(problem.text)
+        expressions.add(problem.expression)
         problems.append(problem)
     rng.shuffle(problems)
     return problems
 
 
-def splits(
-    seed: int, train_size: int, test_size: int, families: Sequence[Family] = FAMILIES
-) -> tuple[list[Problem], list[Problem]]:
-    """(train, test) as the script writes them; no two seeds share a random stream."""
-    test = generate(2 * seed, test_size, families=families)
+def splits(seed: int, train_size: int, test_size: int, *, mental: bool = False) -> tuple[list[Problem], list[Problem]]:
+    """(train, test) as the script writes them; no two seeds share a random stream. Of `mental` test problems, no two
+    have one expression, so that training may show each of them in its other sentence."""
+    families = MENTAL if mental else FAMILIES
+    test = generate(2 * seed, test_size, families=families, distinct_expressions=mental)
     return generate(2 * seed + 1, train_size, exclude=test, families=families), test
 
 
@@ -223,8 +231,7 @@ def main(argv: Sequence[str] | None = None) -> None:
         lowest = 0 if name == "seed" else 1
         if getattr(options, name) < lowest:
             raise UserError(f"--{name} {getattr(options, name)}: must be {lowest} or more")
-    families = MENTAL if options.mental else FAMILIES
-    train, test = splits(options.seed, options.train_size, options.test_size, families)
+    train, test = splits(options.seed, options.train_size, options.test_size, mental=options.mental)
     common.write(
         options.local_dir,
         {

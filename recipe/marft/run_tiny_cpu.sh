@@ -10,7 +10,7 @@ case ${1:-} in '' | *[!0-9]*) ;; *) seed=$1; shift ;; esac
 . recipe/dag/scripts/cpu_env.sh
 name=marft_tiny$([ "$seed" = 0 ] || echo "_seed$seed")
 workflow=${WORKFLOW:-workflows/workflow_marft_tiny.yaml}
-python preprocess/arithmetic.py --mental --local_dir "outputs/$name/data" --train_size 2048 --test_size 64 --seed "$seed"
+python preprocess/arithmetic.py --mental --local_dir "outputs/$name/data" --train_size 4096 --test_size 64 --seed "$seed"
 python -m recipe.tiny.build --workflow "$workflow" --teacher recipe/marft/teacher.py:Teacher \
   --output "outputs/$name/model" --seed "$seed" --problems 6000 --steps 1200 --batch_size 32
 export MODEL_PATH="outputs/$name/model"

@@ -9,12 +9,12 @@ from __future__ import annotations
 import asyncio
 import random
 
-from preprocess.arithmetic import MENTAL, Problem, splits
+from preprocess.arithmetic import Problem, splits
 from recipe.dag.errors import UserError
 from recipe.dag.workflow.schema import Workflow
 from recipe.tiny.dialogue import Demonstration, Dialogue
 
-WRONG_FORMULA, WRONG_ANSWER = 0.45, 0.2
+WRONG_FORMULA, WRONG_ANSWER = 0.5, 0.25
 """How often the reasoner picks another formula, and the actor writes down a number of the formula."""
 
 FORMULAS = ("{0} + {1}", "{0} - {1}", "{0} * {1}", "{0} // {1}", "{0} % {1}")
@@ -31,7 +31,7 @@ class Teacher:
         self._dialogue = Dialogue(workflow)
 
     def problems(self, count: int, test_size: int) -> list[Problem]:
-        return splits(self._seed, count, test_size, MENTAL)[0]
+        return splits(self._seed, count, test_size, mental=True)[0]
 
     def teach(self, problem: Problem) -> list[Demonstration]:
         """One demonstration for each of the two nodes."""

@@ -36,10 +36,10 @@ def test_the_teacher_is_careless_at_its_rates(teacher):
 
 
 def test_no_test_problem_is_taught(teacher):
-    from preprocess.arithmetic import MENTAL, splits
+    from preprocess.arithmetic import splits
 
     taught = {(p.family, p.operands) for p in teacher.problems(2048, 64)}
-    assert not taught & {(p.family, p.operands) for p in splits(0, 2048, 64, MENTAL)[1]}
+    assert not taught & {(p.family, p.operands) for p in splits(0, 2048, 64, mental=True)[1]}
 
 
 def test_dialogues_fit_the_configured_lengths(teacher):

@@ -71,9 +71,9 @@ def test_asking_for_more_than_there_are_is_an_error(monkeypatch):
 
 
 def test_mental_problems_have_one_operation_on_little_numbers(tmp_path):
-    main(["--local_dir", str(tmp_path), "--mental", "--train_size", "600"])
+    main(["--local_dir", str(tmp_path), "--mental", "--train_size", "2048"])
     train, test = (pq.read_table(tmp_path / f"{split}.parquet").to_pylist() for split in ("train", "test"))
-    assert (len(train), len(test)) == (600, 64)
+    assert (len(train), len(test)) == (2048, 64)
     for row in train + test:
         a, operator, b = row["extra_info"]["expression"].split()
         assert operator in ("+", "-", "*", "//", "%") and {int(a), int(b)} <= set(range(2, 13))
@@ -82,6 +82,7 @@ def test_mental_problems_have_one_operation_on_little_numbers(tmp_path):
     assert families == {row["extra_info"]["family"] for row in test} == {family.name for family in MENTAL}
     numbers = [{(r["extra_info"]["family"], r["extra_info"]["expression"]) for r in part} for part in (train, test)]
     assert not numbers[0] & numbers[1]
+    assert len({row["extra_info"]["expression"] for row in test}) == 64
 
 
 @pytest.mark.parametrize("option", ["--train_size=0", "--test_size=-1", "--seed=-1"])
