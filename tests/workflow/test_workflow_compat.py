@@ -145,6 +145,12 @@ def test_the_files_own_algorithm_and_episode_come_first(load_text):
     assert "algorithm.epochs holds for all policies, and algorithm.epochs says 4" in one(workflow, "ppo_epochs")
 
 
+@pytest.mark.parametrize(("more", "turns"), [("", "last"), (", rollout.multi_turn.use_all_traj: true", "all")])
+def test_of_several_turns_the_last_is_trained_on_unless_the_file_says_otherwise(more, turns, load_text):
+    config = f"config: {{rollout.multi_turn.max_assistant_turns: 3{more}}}"
+    assert load_text(TEXT.replace("agent_group: 0}", f"agent_group: 0, {config}}}")).episode.train_turns == turns
+
+
 def test_cpgd_is_an_option_of_the_loss(load_text):
     workflow = load_text(TEXT.replace("agent_group: 0}", "agent_group: 0, config: {actor.use_cpgd_loss: true}}"))
     assert workflow.algorithm.policy_loss == "cpgd"

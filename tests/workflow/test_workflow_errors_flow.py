@@ -231,6 +231,11 @@ CASES = [
 ]
 
 
+def test_no_kind_of_mistake_comes_twice():
+    names = [case.id for case in CASES]
+    assert len(set(names)) == len(names) >= 90
+
+
 @pytest.mark.parametrize("base", [GOOD, TRAIN])
 def test_the_file_that_the_cases_break_is_good(base, load_text):
     assert load_text(base).dag_id == "demo"

@@ -69,7 +69,7 @@ def set_algorithm(source: Source, result: Source, nodes: Nodes) -> None:
         if algorithm["drop_zero_variance"] is True:
             algorithm.setdefault("dynamic_sampling", {})
         result.origins["algorithm", "dynamic_sampling"] = Origin(source, ("nodes", nodes.sampling[0]))
-    _set_retries(source, result, nodes)
+    _set_episode(source, result, nodes)
 
 
 def _set_reference(
@@ -96,9 +96,11 @@ def _set_reference(
         result.warnings.append(source.problem(place, message))
 
 
-def _set_retries(source: Source, result: Source, nodes: Nodes) -> None:
+def _set_episode(source: Source, result: Source, nodes: Nodes) -> None:
     given = {index: node["retry_limit"] for index, node in nodes.raw.items() if node.get("retry_limit")}
     episode = result.data.setdefault("episode", {})
+    if ("episode", "max_turns") in result.origins and "train_turns" not in episode:
+        episode["train_turns"] = "last"  # siiRL's use_all_traj is false by default
     for index, limit in given.items():
         place = ("nodes", index, "retry_limit")
         if role_of(nodes.raw[index]) == "ROLLOUT" and isinstance(episode, dict) and "retries" not in episode:
