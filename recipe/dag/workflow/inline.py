@@ -50,7 +50,7 @@ class _Inner:
 
     def agent_of(self, node: Any) -> str | None:
         """The name by which that file calls the node's agent."""
-        if not isinstance(node, dict) or str(node.get("node_role", "")).upper() != "ROLLOUT":
+        if not _rolls_out(node):
             return None
         if "agent" in node:
             return node["agent"] if isinstance(node["agent"], str) else None
@@ -119,9 +119,13 @@ class _Expansion:
         self.stands_for[piece.node_id] = ([f"{piece.node_id}__{name}" for name in graph], ends)
         ours = self.counterparts(piece, inner, path)
         for index, node in inner.kept.items():
-            if isinstance(node, dict) and (agent := inner.agent_of(node)) is not None and agent not in ours:
-                continue
-            self.inline(piece, inner, index, node, ours, path)
+            agent = inner.agent_of(node)
+            if agent is None and _rolls_out(node) and "agent" not in node:
+                message = "say whose node this is by name (`agent: name`); its group names no agent of this file"
+                self.result.problems.append(inner.source.problem(("nodes", index), message))
+                self.result.unread.add(piece.node_id)
+            elif agent is None or agent in ours:
+                self.inline(piece, inner, index, node, ours, path)
         self.bring("loops", {f"{piece.node_id}__{n}": (n, v) for n, v in inner.loops.items()}, inner, piece, path)
         self.bring("envs", {n: (n, v) for n, v in inner.envs.items()}, inner, piece, path)
 
@@ -152,9 +156,7 @@ class _Expansion:
             self.result.unread.add(piece.node_id)
         nodes = inner.data.get("nodes")
         kept = {i: n for i, n in enumerate(nodes if isinstance(nodes, list) else []) if not _left_out(n)}
-        if piece.node_id not in self.result.unread and not any(
-            isinstance(n, dict) and str(n.get("node_role", "")).upper() == "ROLLOUT" for n in kept.values()
-        ):
+        if piece.node_id not in self.result.unread and not any(map(_rolls_out, kept.values())):
             self.say((*path, "workflow"), f"`{piece.workflow}` has no rollout node to take over")
         parts = {key: inner.data.get(key) for key in ("loops", "envs")}
         agents = inner.data.get("agents")
@@ -239,6 +241,10 @@ class _Expansion:
                 new.append(end)
         node["dependencies"] = new
         self.result.origins |= origins
+
+
+def _rolls_out(node: Any) -> bool:
+    return isinstance(node, dict) and str(node.get("node_role", "")).upper() == "ROLLOUT"
 
 
 def _left_out(node: Any) -> bool:
