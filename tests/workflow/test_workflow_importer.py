@@ -75,3 +75,28 @@ VALUES = st.recursive(
 @given(VALUES)
 def test_every_value_is_read_back_as_it_was(value):
     assert YAML(typ="safe", pure=True).load(f"a: {_flow(value)}\n") == {"a": value}
+
+
+DECLARED = """\
+dag_id: declared
+description: "Text: with a colon, a # and a 'quote'."
+agents: [{name: a, policy: main, sampling: {temperature: 0.5}, chat_template_kwargs: {enable_thinking: false}}]
+policies: {main: {model: {path: "${oc.env:MODEL_PATH}"}, critic: {lr: 1.0e-5, config: {optim.weight_decay: 0.1}}}}
+algorithm: {estimator: gae, lam: 0.9}
+nodes:
+  - {node_id: say, node_type: MODEL_INFERENCE, node_role: ROLLOUT, agent: a, config: {rollout.dtype: bfloat16}}
+  - {node_id: score, node_type: COMPUTE, node_role: REWARD, dependencies: [say], executable_ref: rewards.py:score}
+  - {node_id: "1", node_type: MODEL_TRAIN, node_role: CRITIC, dependencies: [score], only_forward_compute: true}
+  - {node_id: "yes", node_type: COMPUTE, node_role: ADVANTAGE, dependencies: [score, "1"]}
+  - {node_id: learn, node_type: MODEL_TRAIN, node_role: CRITIC, dependencies: ["1", "yes"], config: {strategy: fsdp2}}
+  - {node_id: update, node_type: MODEL_TRAIN, node_role: ACTOR, dependencies: ["1", "yes"]}
+"""
+
+
+def test_a_declared_chain_stays_declared(load_text):
+    old = load_text(DECLARED, "old.yaml")
+    new = load_text(to_yaml(old), "new.yaml")
+    assert unplaced(new) == unplaced(old)
+    assert [node.node_id for node in new.training_nodes] == ["1", "yes", "learn", "update"]
+    assert new.policies["main"].critic.config == {"optim.weight_decay": 0.1, "strategy": "fsdp2"}
+    assert new.policies["main"].config == {"rollout.dtype": "bfloat16"}
