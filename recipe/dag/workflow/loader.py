@@ -7,21 +7,21 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from recipe.dag.workflow.checks import check_workflow
-from recipe.dag.workflow.compat import is_foreign, translate
+from recipe.dag.workflow.checks.policy import warn_of_policies
+from recipe.dag.workflow.checks.training import TRAINING, policy_of
+from recipe.dag.workflow.checks.whole import check_workflow
 from recipe.dag.workflow.draft import Draft
 from recipe.dag.workflow.draft_nodes import read_draft
 from recipe.dag.workflow.graph import graph_of, topological_order
 from recipe.dag.workflow.inline import expand
 from recipe.dag.workflow.overrides import with_overrides
-from recipe.dag.workflow.policy_checks import warn_of_policies
 from recipe.dag.workflow.problem import KeyPath, Problem, WorkflowError, each_once
 from recipe.dag.workflow.rebase import rebased, rebased_node
 from recipe.dag.workflow.refs import resolve_refs
 from recipe.dag.workflow.schema import EnvSpec, Node, Workflow
+from recipe.dag.workflow.siirl.translate import is_foreign, translate
 from recipe.dag.workflow.source import read_source
 from recipe.dag.workflow.training_chain import derive_training_chain
-from recipe.dag.workflow.training_checks import TRAINING, policy_of
 
 
 def load_workflow(path: str | Path) -> Workflow:

@@ -9,11 +9,11 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any
 
+from recipe.dag.workflow.checks.training import policy_of
 from recipe.dag.workflow.draft import Draft
 from recipe.dag.workflow.pieces import shown
 from recipe.dag.workflow.problem import KeyPath, Problem, render_path
 from recipe.dag.workflow.schema import Node, NodeRole, Policy
-from recipe.dag.workflow.training_checks import policy_of
 
 READERS = (NodeRole.ROLLOUT, NodeRole.ACTOR, NodeRole.REFERENCE, NodeRole.CRITIC)
 

@@ -26,6 +26,11 @@ def is_module(place: str) -> bool:
     return not place.endswith(".py") and all(part.isidentifier() for part in place.split("."))
 
 
+def names_env(entry: str) -> bool:
+    """A name under `envs` rather than `file.py:Class`."""
+    return not any(sign in entry for sign in ":./")
+
+
 def project_root(folder: Path) -> Path | None:
     marks = ("recipe", ".git", "pyproject.toml")
     return next((f for f in (folder, *folder.parents) if any((f / mark).exists() for mark in marks)), None)

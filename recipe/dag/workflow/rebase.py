@@ -9,8 +9,7 @@ import os
 from pathlib import Path
 
 from recipe.dag.errors import UserError
-from recipe.dag.workflow.node_checks import names_env
-from recipe.dag.workflow.paths import is_module, resolve_path, split_ref
+from recipe.dag.workflow.paths import is_module, names_env, resolve_path, split_ref
 from recipe.dag.workflow.schema import Node
 
 

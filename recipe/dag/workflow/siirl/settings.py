@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from recipe.dag.workflow.compat_nodes import Nodes, role_of
+from recipe.dag.workflow.siirl.nodes import Nodes, role_of
 from recipe.dag.workflow.source import Origin, Source, nowhere
 from recipe.dag.workflow.training_chain import WITH_CRITIC
 

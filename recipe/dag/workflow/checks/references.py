@@ -11,9 +11,8 @@ from pathlib import Path
 from typing import Any
 
 from recipe.dag.errors import UserError
-from recipe.dag.workflow.node_checks import names_env
 from recipe.dag.workflow.outline import OPAQUE, Definition, Opaque, Outline, Signature, read_outline, signature
-from recipe.dag.workflow.paths import find_source, is_module, split_ref
+from recipe.dag.workflow.paths import find_source, is_module, names_env, split_ref
 from recipe.dag.workflow.problem import KeyPath, Problem, did_you_mean, listing
 from recipe.dag.workflow.schema import Agent, EnvSpec, Node, NodeRole
 from recipe.dag.workflow.source import Source

@@ -6,9 +6,9 @@ Invariant: an unknown dependency and a cycle are errors wherever they stand, as 
 
 from __future__ import annotations
 
-from recipe.dag.workflow.compat_nodes import Nodes
 from recipe.dag.workflow.graph import find_cycles
 from recipe.dag.workflow.problem import KeyPath, did_you_mean
+from recipe.dag.workflow.siirl.nodes import Nodes
 from recipe.dag.workflow.source import Source
 
 

@@ -8,11 +8,11 @@ from __future__ import annotations
 
 from typing import Any
 
-from recipe.dag.workflow.compat_graph import check_graph, relink
-from recipe.dag.workflow.compat_nodes import Nodes, read_nodes
-from recipe.dag.workflow.compat_policies import make_policies
-from recipe.dag.workflow.compat_settings import set_algorithm, set_rewards
 from recipe.dag.workflow.problem import closest
+from recipe.dag.workflow.siirl.graph import check_graph, relink
+from recipe.dag.workflow.siirl.nodes import Nodes, read_nodes
+from recipe.dag.workflow.siirl.policies import make_policies
+from recipe.dag.workflow.siirl.settings import set_algorithm, set_rewards
 from recipe.dag.workflow.source import Origin, Source, nowhere
 
 KEPT = ("dag_id", "description", "global_config", "envs", "episode", "loops", "algorithm")

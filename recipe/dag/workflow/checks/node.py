@@ -1,14 +1,15 @@
 """Checks of each node's options: what its role does not read is an error.
 
-Invariant: see checks.
+Invariant: a node that passes has nothing that nobody reads.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator
 
+from recipe.dag.workflow.checks.loop import check_vote
 from recipe.dag.workflow.draft import Draft
-from recipe.dag.workflow.loop_checks import check_vote
+from recipe.dag.workflow.paths import names_env
 from recipe.dag.workflow.problem import KeyPath, Problem, did_you_mean
 from recipe.dag.workflow.schema import EPISODE_ROLES, Node, NodeRole
 
@@ -78,8 +79,3 @@ def _check_env_route(draft: Draft, node: Node, path: KeyPath) -> Iterator[Proble
             yield say((*at, "env_route"), "there is nothing to choose from; name several under `env_path`", key=True)
         if not all(options.env_route.split(".")):
             yield say((*at, "env_route"), "write a path into the sample, such as `data_source` or `extra_info.env`")
-
-
-def names_env(entry: str) -> bool:
-    """A name under `envs` rather than `file.py:Class`."""
-    return not any(sign in entry for sign in ":./")

@@ -1,6 +1,6 @@
 """Checks of agents: their policy, sampling and tools, and that each has something to do; and of envs.
 
-Invariant: see checks.
+Invariant: an agent that passes can sample, and does something.
 """
 
 from __future__ import annotations

@@ -8,7 +8,9 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Any
 
-from recipe.dag.workflow.compat_keys import (
+from recipe.dag.workflow.pieces import shown
+from recipe.dag.workflow.problem import KeyPath, Problem, render_path
+from recipe.dag.workflow.siirl.keys import (
     ACTOR_KEYS,
     AGENT_KEYS,
     ALGORITHM_KEYS,
@@ -18,9 +20,7 @@ from recipe.dag.workflow.compat_keys import (
     flat,
     translated,
 )
-from recipe.dag.workflow.compat_nodes import Nodes, options_of
-from recipe.dag.workflow.pieces import shown
-from recipe.dag.workflow.problem import KeyPath, Problem, render_path
+from recipe.dag.workflow.siirl.nodes import Nodes, options_of
 from recipe.dag.workflow.source import Origin, Source
 
 MODEL_PATH = "${oc.env:MODEL_PATH}"

@@ -1,0 +1,1 @@
+"""Checks of a draft: every mistake at once, each at its place. `whole` runs them all."""
