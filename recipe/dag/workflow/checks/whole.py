@@ -10,6 +10,7 @@ from recipe.dag.workflow.checks.agent import check_agents, check_envs
 from recipe.dag.workflow.checks.algorithm import check_algorithm
 from recipe.dag.workflow.checks.condition import check_condition_order, check_conditions
 from recipe.dag.workflow.checks.flow import check_dependencies, check_flow
+from recipe.dag.workflow.checks.happo import check_happo
 from recipe.dag.workflow.checks.loop import check_loop_order, check_loops
 from recipe.dag.workflow.checks.names import check_names
 from recipe.dag.workflow.checks.node import check_nodes
@@ -17,7 +18,6 @@ from recipe.dag.workflow.checks.policy import check_policies
 from recipe.dag.workflow.checks.references import References
 from recipe.dag.workflow.checks.training import check_training
 from recipe.dag.workflow.draft import Draft
-from recipe.dag.workflow.happo_checks import check_happo
 from recipe.dag.workflow.overrides import check_overrides
 from recipe.dag.workflow.problem import Problem
 
