@@ -337,6 +337,7 @@ def test_policies_with_a_shared_critic_take_turns_and_go_on_after_a_checkpoint(m
         assert metrics[1][f"policy/{name}/critic/value_mean"] == 0 != metrics[2][f"policy/{name}/critic/value_mean"]
     first = out / "checkpoints" / "global_step_1"
     assert (first / "reasoner" / "critic").is_dir() and not (first / "actor" / "critic").exists()
+    assert json.loads((first / "run.json").read_text())["drawn"] == 1
 
     again = tmp_path / "again"
     resume = ["trainer.resume_mode=resume_path", f"trainer.resume_from_path={first}"]
