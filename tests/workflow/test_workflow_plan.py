@@ -115,3 +115,27 @@ def test_plans_do_not_depend_on_the_hash_seed():
         for seed in ("1", "2", "3")
     }
     assert len(outputs) == 1
+
+
+@pytest.mark.parametrize(
+    ("name", "line"),
+    [
+        ("grpo", "Training (derived; estimator grpo, groups by uid, agent)"),
+        ("cpgd", "Training (derived; estimator grpo, groups by uid, agent, loss cpgd)"),
+        ("dapo", "Training (derived; estimator grpo, groups by uid, agent, up to 3 batches a step)"),
+        ("ppo", "  1. main.old_log_probs | main.values"),
+        ("marft", "  2. chain.advantage"),
+    ],
+)
+def test_the_text_says_how_a_shipped_workflow_learns(name, line):
+    workflow = load_workflow(ROOT / "workflows" / f"workflow_{name}.yaml")
+    assert line in to_text(make_plan(workflow)).splitlines()
+
+
+def test_policies_that_learn_one_after_the_other_are_said_to(tmp_path):
+    text = DEBATE.replace(", frozen: true", "").replace("nodes:\n", "algorithm: {happo: {}}\nnodes:\n", 1)
+    text = text.replace("name: right, policy: weak", "name: right, policy: other")
+    text = text.replace("policies:\n", "policies:\n  other: {model: {path: small}}\n", 1)
+    (tmp_path / "score.py").write_text("def score(episode): return {}\n")
+    (tmp_path / "debate.yaml").write_text(text)
+    assert "policies one after the other (random)" in to_text(make_plan(load_workflow(tmp_path / "debate.yaml")))

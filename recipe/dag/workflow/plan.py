@@ -78,6 +78,11 @@ class Plan(Frozen):
     description: str
     estimator: str
     group_by: tuple[str, ...]
+    policy_loss: str
+    happo_order: str | None
+    """In which order the policies learn one after the other; None: side by side."""
+    max_batches: int
+    """That a step may roll out; more than 1 with dynamic sampling."""
     max_turns: int
     agents: tuple[PlannedAgent, ...]
     policies: tuple[PlannedPolicy, ...]
@@ -105,6 +110,9 @@ def make_plan(workflow: Workflow) -> Plan:
         description=workflow.description,
         estimator=workflow.algorithm.estimator,
         group_by=workflow.algorithm.group_by,
+        policy_loss=workflow.algorithm.policy_loss,
+        happo_order=workflow.algorithm.happo and workflow.algorithm.happo.order,
+        max_batches=workflow.algorithm.dynamic_sampling.max_batches if workflow.algorithm.dynamic_sampling else 1,
         max_turns=workflow.episode.max_turns,
         agents=agents,
         policies=tuple(_policy(workflow, name, agents) for name in workflow.policies),

@@ -121,7 +121,10 @@ def _shown(node: PlannedNode) -> str:
 def _credit(plan: Plan) -> str:
     grouped = "group_by" in ENTRIES[plan.estimator].options
     groups = f", groups by {', '.join(plan.group_by)}" if grouped else ""
-    return f"estimator {plan.estimator}{groups}"
+    loss = f", loss {plan.policy_loss}" if plan.policy_loss != "vanilla" else ""
+    order = f", policies one after the other ({plan.happo_order.replace('_', ' ')})" if plan.happo_order else ""
+    sampling = f", up to {plan.max_batches} batches a step" if plan.max_batches > 1 else ""
+    return f"estimator {plan.estimator}{groups}{loss}{order}{sampling}"
 
 
 def _product(plan: Plan, agent: PlannedAgent) -> str:
