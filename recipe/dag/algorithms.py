@@ -12,7 +12,7 @@ from types import MappingProxyType
 from typing import Any
 
 ESTIMATOR = "selected by algorithm.estimator"
-REWARD = "called in a reward node"
+REWARD = "a reward node: executable_ref recipe.dag.reward.credit:shaped with shaping <name>, or :<name>"
 BLOCK = "switched on by the block algorithm.<name>"
 LIBRARY = "library: a function, which no run uses by itself"
 
@@ -103,18 +103,18 @@ CATALOGUE: tuple[Entry, ...] = (
         "credit.chain:gae_chain",
         **GAE,
     ),
-    _function(REWARD, "vote marginals", "difference rewards", "a vote", "credit.vote:marginals", ties="first"),
+    _function(REWARD, "vote_marginals", "difference rewards", "a vote", "credit.vote:marginals", ties="first"),
     _function(
-        REWARD, "team and local", "AT-GRPO, arXiv 2510.11062", _TURNS, "credit.shaping:team_local", team=1.0, local=1.0
+        REWARD, "team_local", "AT-GRPO, arXiv 2510.11062", _TURNS, "credit.shaping:team_local", team=1.0, local=1.0
     ),
-    _function(REWARD, "shared reward", "CORY, arXiv 2410.06101", _TURNS, "credit.shaping:shared"),
-    _function(REWARD, "discounted turns", "returns per turn", _TURNS, "credit.shaping:discounted", gamma=1.0),
+    _function(REWARD, "shared", "CORY, arXiv 2410.06101", _TURNS, "credit.shaping:shared"),
+    _function(REWARD, "discounted", "returns per turn", _TURNS, "credit.shaping:discounted", gamma=1.0),
     _function(
-        REWARD, "verifier sum", "MAPoRL, arXiv 2502.18439", "scores in [0, 1]", "credit.shaping:verifier_sum", gamma=0.3
+        REWARD, "verifier_sum", "MAPoRL, arXiv 2502.18439", "scores in [0, 1]", "credit.shaping:verifier_sum", gamma=0.3
     ),
     _function(
         REWARD,
-        "incentives",
+        "debate_incentives",
         "MAPoRL, arXiv 2502.18439",
         "a debate of at least two agents and two turns",
         "credit.incentive:incentives",
@@ -122,7 +122,7 @@ CATALOGUE: tuple[Entry, ...] = (
     ),
     _function(REWARD, "margin", "MARTI", _TURNS, "credit.shaping:margin", alpha=0.5),
     _function(REWARD, "quality", "MARTI", "rewards in [0, 1]", "credit.shaping:quality", alpha=0.5),
-    _function(REWARD, "with outcome", "MARTI", "an outcome per episode", "credit.shaping:with_outcome", beta=0.5),
+    _function(REWARD, "with_outcome", "MARTI", "an outcome per episode", "credit.shaping:with_outcome", beta=0.5),
     _function(REWARD, "influence", "UMAD, arXiv 2603.01221", _TURNS, "credit.shaping:influence", bonus=0.2),
     _function(
         BLOCK,

@@ -10,6 +10,7 @@ from importlib import import_module
 import pytest
 
 from recipe.dag.algorithms import BLOCK, CATALOGUE, ENTRIES, ESTIMATOR, LIBRARY, REWARD, SELECTABLE, contradictions
+from recipe.dag.reward import credit
 from recipe.dag.workflow.loader import load_workflow
 from recipe.dag.workflow.problem import WorkflowError
 from recipe.dag.workflow.schema import Algorithm
@@ -66,6 +67,12 @@ def test_every_entry_points_at_its_function(entry):
     elif entry.use != ESTIMATOR:
         parameters = inspect.signature(function).parameters
         assert {key: parameters[key].default for key in entry.options} == entry.options
+
+
+def test_every_reward_function_is_a_reward_node():
+    names = {entry.name for entry in CATALOGUE if entry.use == REWARD}
+    assert names == {*credit.SHAPINGS, "vote_marginals", "debate_incentives"}
+    assert all(hasattr(credit, name) for name in names - set(credit.SHAPINGS))
 
 
 @pytest.mark.parametrize(
