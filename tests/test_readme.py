@@ -34,6 +34,7 @@ REQUESTS = "tests/sandbox/test_sandbox_readme.py::test_requests_run"
 BENCH = "tests/examples/test_examples_sandbox.py::test_the_benchmark_measures_every_workload"
 SOAK = "tests/examples/test_examples_sandbox.py::test_mixed_jobs_are_answered_right_and_nothing_grows"
 GAMES = "tests/examples/test_examples_games.py::test_the_command_writes_its_table_and_figure"
+PLAY = "tests/examples/test_examples_games_play.py::test_layouts_differ_in_weights_and_prompts_alone"
 EXPLAINED = {
     "bash recipe/retool_ma/run_tiny_cpu.sh": ("takes minutes and installs", TINY),
     "SEED=1 bash recipe/retool_ma/run_tiny_cpu.sh": ("takes minutes and installs", TINY),
@@ -84,6 +85,7 @@ EXPLAINED = {
     "python examples/bench_sandbox.py --quick": ("takes half a minute", BENCH),
     "python examples/soak_sandbox.py": ("takes minutes", SOAK),
     "python examples/games/compare.py": ("takes a minute", GAMES),
+    "bash examples/games/run_tiny_cpu.sh": ("takes minutes and installs", PLAY),
 }
 MADE_BY_A_RUN = ("data/", "outputs/", "model/", "tensorboard/", "checkpoints/")
 

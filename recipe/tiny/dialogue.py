@@ -14,6 +14,7 @@ from typing import Any, Protocol
 from preprocess.arithmetic import Problem
 from recipe.dag.episode.context import Context, Message
 from recipe.dag.episode.record import Call, ToolResult
+from recipe.dag.workflow.graph import ancestors, graph_of
 from recipe.dag.workflow.schema import Node, Workflow
 from recipe.dag.workflow.user_code import load_object
 
@@ -41,7 +42,7 @@ class Dialogue:
     """Plays a teacher's answers through a workflow's rollout nodes, one turn."""
 
     def __init__(self, workflow: Workflow):
-        self._workflow = workflow
+        self._workflow, self._graph = workflow, graph_of(workflow.nodes)
         self._hooks = {
             node.node_id: load_object(node.agent_options.process_path, workflow.path)()
             for node in workflow.rollout_nodes
@@ -55,7 +56,8 @@ class Dialogue:
         upstream: dict[str, Call] = {}
         demonstrations = []
         for node, answer in zip(self._workflow.rollout_nodes, answers, strict=True):
-            context = self._context(node, sample, upstream, call_tool)
+            before = ancestors(self._graph, node.node_id)
+            context = self._context(node, sample, {n: c for n, c in upstream.items() if n in before}, call_tool)
             hook, options = self._hooks[node.node_id], node.agent_options
             messages = hook.pre_process(None, [], None, context=context, **options.pre_process_kwargs)
             demonstrations.append(Demonstration(node.node_id, tuple(messages), answer))
