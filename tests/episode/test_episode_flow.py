@@ -234,6 +234,23 @@ def test_a_branch_inside_a_loop_and_who_waits_for_it(world):
     assert skips(good) == [("fixer", 0, 0, "when"), ("reader", 0, 0, "dependencies")]
 
 
+def test_a_round_in_which_nobody_moves_is_the_last(world):
+    """Where the solvers agree there is no debate."""
+    nodes = {
+        "a": {},
+        "b": {},
+        "talk": {"dependencies": ["a", "b"], "when": {"none_of": [{"agree": ["a", "b"]}]}},
+        "vote": {"node_role": "VOTE", "dependencies": ["talk"]},
+        "judge": {"dependencies": ["a", "b", "vote"]},
+    }
+    flow = flow_of(world, nodes, loops={"debate": {"nodes": ["talk", "vote"], "max_rounds": 3}})
+    episode = world.play(flow, says(world, agent0="is 4", agent1="be 4", agent4="so 4"))
+    assert skips(episode) == [("talk", 0, 0, "when"), ("vote", 0, 0, "dependencies")]
+    assert [call.node for call in episode.calls] == ["a", "b", "judge"]
+    episode = world.play(flow, says(world, agent0="is 4", agent1="be 5", agent2="so", agent4="so 4"))
+    assert [call.round for call in episode.calls_of("agent2")] == [0, 1, 2] and not episode.skips
+
+
 def test_an_agent_that_is_done_ends_its_loop_and_the_turn_is_finished(world):
     client = says(world, **TALK, agent2=["stop 1", "2", "3"], agent3=["4", "5", "6"])
     episode = world.play(debate(world, episode={"max_turns": 4}), client)

@@ -117,12 +117,13 @@ def test_skipped_moves_and_rounds_are_told_per_agent(make_call, make_episode):
 
     talk = [move("a", "left", turn, round) for turn, rounds in ((0, 3), (1, 1)) for round in range(rounds)]
     judge = Skip("judge", "judge", 1, 0, "when")
-    first = make_episode(calls=[*talk, move("judge", "judge")], skips=[judge], ended_by="done")
+    away = Skip("a", "left", 2, 0, "when")
+    first = make_episode(calls=[*talk, move("judge", "judge")], skips=[judge, away], ended_by="done")
     second = make_episode(
         index=1, calls=[move("a", "left")], skips=[Skip("judge", "judge", 0, 0, "when")], ended_by="turns"
     )
     for metrics in (rollout_metrics([first, second]), rollout_metrics([first, second], looped_workflow())):
-        assert metrics["agent/left/rounds"] == pytest.approx((3 + 1 + 1) / 3)
+        assert metrics["agent/left/rounds"] == pytest.approx((3 + 1 + 0 + 1) / 4)
         assert metrics["agent/judge/skipped"] == pytest.approx(2 / 3)
         assert "agent/judge/rounds" not in metrics
         assert [metrics[f"episode/ended_by/{reason}"] for reason in ("done", "length", "turns")] == [0.5, 0.0, 0.5]

@@ -32,7 +32,7 @@ class Schedule:
         again: Callable[[str, int], bool],
     ) -> None:
         """`envs`: the env that each node steps, by node id. `allowed(node, round)`: its `when` holds. `again(loop,
-        round)`: another round is wanted; asked only while there is one left."""
+        round)`: another round is wanted; asked only while there is one left and somebody moved."""
         self._graph, self._envs, self._players = graph, envs, graph.players(envs)
         self._allowed, self._again = allowed, again
         self.skipped: dict[Slot, Literal["when", "dependencies"]] = {}
@@ -70,7 +70,10 @@ class Schedule:
                 round = self.rounds[loop]
                 if loop not in self._ended and all(self._finished((place.id, round)) for place in body):
                     moving = True
-                    if round + 1 < self._graph.loops[loop].max_rounds and self._again(loop, round):
+                    # Where nobody moved nothing is new, so the next round would be the same.
+                    idle = all((place.id, round) in self.skipped for place in body)
+                    last = idle or round + 1 == self._graph.loops[loop].max_rounds
+                    if not last and self._again(loop, round):
                         self.rounds[loop] += 1
                     else:
                         self._ended.add(loop)

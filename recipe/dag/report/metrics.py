@@ -36,9 +36,9 @@ def rollout_metrics(
 
     With `workflow`, agents come in its order, agents that never moved are shown with `calls` 0, and tool keys appear
     for the agents that declare tools, `skipped` (share of the moves that were passed over) if a node has a condition,
-    and `rounds` (mean per turn) for agents in loops; without it, where the episodes show such things. `versions`
-    (current weight version by policy) adds `policy/<name>/staleness`, the mean number of updates by which the calls'
-    weights lag behind.
+    and `rounds` (mean per turn, 0 for one without) for agents in loops; without it, where the episodes show such
+    things. `versions` (current weight version by policy) adds `policy/<name>/staleness`, the mean number of updates by
+    which the calls' weights lag behind.
     """
     good = [episode for episode in episodes if episode.fault is None]
     calls = [call for episode in good for call in episode.calls]
@@ -135,7 +135,8 @@ def _flow_metrics(good: Sequence[Episode], agent: str, *, branches: bool, loops:
             moves.append(float(isinstance(move, Skip)))
             if move.node in loops:
                 key = (number, move.turn, move.node)
-                rounds[key] = max(rounds.get(key, 0.0), move.round + 1.0)
+                moved = 0.0 if isinstance(move, Skip) else move.round + 1.0
+                rounds[key] = max(rounds.get(key, 0.0), moved)
     metrics = _stats("skipped", moves) if branches or any(moves) else {}
     return metrics | _stats("rounds", list(rounds.values()))
 

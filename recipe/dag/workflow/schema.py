@@ -285,7 +285,8 @@ class Condition(Frozen):
 
 class Loop(Frozen):
     """Rollout nodes that run again, all of them, round after round inside one turn. In a round they see the round
-    before; who depends on one of them waits for the last round."""
+    before; who depends on one of them waits for the last round. A round that ends the episode, or in which all were
+    skipped, is the last."""
 
     nodes: tuple[str, ...]
     max_rounds: int = Field(ge=1)
