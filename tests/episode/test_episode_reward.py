@@ -36,7 +36,7 @@ def scored(world, *bodies: str, word: str = "", frozen: bool = False, algorithm:
         policies=policies,
         files={"reward.py": code},
         algorithm=algorithm or {},
-        episode={"max_turns": 2, "call_timeout_s": 0.5},
+        episode={"max_turns": 2, "call_timeout_s": 0.5 if "wait()" in code else 60.0},
     )
 
 
