@@ -63,6 +63,30 @@ nodes:
   - {node_id: two, node_type: MODEL_INFERENCE, node_role: ROLLOUT, agent: a, dependencies: [one],
      when: {env: one, key: x, exists: true}}
 """
+SIIRL["all.yaml"] = """\
+dag_id: demo
+global_config: {a: {b: 4}}
+episode: {timeout_s: 10}
+algorithm: {lam: 0.9}
+nodes:
+  - {node_id: think, node_type: MODEL_INFERENCE, node_role: ROLLOUT, agent_group: 0, retry_limit: 2,
+     config: {model.path: x, rollout.temperature: 0.7, rollout: {top_p: 0.9, n: 2}, actor.kl_loss_coef: 0.01}}
+  - {node_id: answer, node_type: MODEL_INFERENCE, node_role: ROLLOUT, agent_group: 2, dependencies: [think],
+     config: {rollout.multi_turn.max_assistant_turns: 3, actor.use_kl_loss: true, actor.clip_ratio: 0.3},
+     agent_options: {env_path: [envs.py:Arithmetic, envs.py:Programs], obs_with_env: true, process_path: process.py}}
+  - {node_id: load, node_type: DATA_LOAD}
+  - {node_id: reward, node_type: COMPUTE, node_role: REWARD, agent_group: 2, dependencies: [answer, load]}
+  - {node_id: filter, node_type: COMPUTE, node_role: DYNAMIC_SAMPLING, dependencies: [reward], filter_plugin: a.b}
+  - {node_id: v, node_type: MODEL_TRAIN, node_role: CRITIC, only_forward_compute: true, dependencies: [filter],
+     config: {optim.lr: 1.0e-5, model.path: y, cliprange_value: 0.5, fsdp.x: !Ref global_config.a.b}}
+  - {node_id: w, node_type: MODEL_TRAIN, node_role: CRITIC, agent_group: 2, dependencies: [v],
+     agent_options: {share_instance: 0}}
+  - {node_id: adv, node_type: COMPUTE, node_role: ADVANTAGE, agent_group: 2, dependencies: [w]}
+  - {node_id: ref, node_type: MODEL_TRAIN, node_role: REFERENCE, dependencies: [adv]}
+  - {node_id: train, node_type: MODEL_TRAIN, node_role: ACTOR, dependencies: [ref], agent_options: {train_cycle: 15}}
+  - {node_id: train_2, node_type: MODEL_TRAIN, node_role: ACTOR, agent_group: 2, dependencies: [train],
+     agent_options: {train_cycle: 5}, config: {model.path: z, actor.optim.lr: 1.0e-6}}
+"""
 
 
 def spoil(data, text):
