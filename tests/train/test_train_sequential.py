@@ -2,10 +2,12 @@ from __future__ import annotations
 
 import asyncio
 import math
+from functools import partial
 from types import SimpleNamespace
 
 import pytest
 import torch
+from verl.utils import tensordict_utils as tu
 
 from recipe.dag.episode.row import Row
 from recipe.dag.train import kernels
@@ -115,3 +117,55 @@ def test_random_order_changes_from_step_to_step_and_repeats_after_a_resume(run):
         for step in [*range(8), *range(8)]
     ]
     assert orders[:8] == orders[8:] and {tuple(order) for order in orders} == {("a", "b"), ("b", "a")}
+
+
+@pytest.fixture
+def nudged(engine):
+    """verl's own worker, whose optimizer step moves every weight a little against its gradient; put back afterwards."""
+    actor = engine.worker.actor.engine
+    parameters = [p for p in actor.module.parameters() if p.requires_grad]
+    before = [p.detach().clone() for p in parameters]
+
+    def step() -> float:
+        with torch.no_grad():
+            for p in parameters:
+                p.sub_(0.05 * p.grad.sign())
+        return 1.0
+
+    def call(name, data):
+        tu.assign_non_tensor(data, use_dynamic_bsz=False, max_token_len_per_gpu=None, micro_batch_size_per_gpu=2)
+        return getattr(engine.worker, name)(data)
+
+    methods = ("compute_log_prob", "compute_ref_log_prob", "update_actor")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(actor, "optimizer_step", step)
+        patch.setattr(actor, "lr_scheduler_step", lambda: 0.0)
+        yield SimpleNamespace(
+            config=engine.config,
+            data_parallel_size=1,
+            workers=SimpleNamespace(**{name: partial(call, name) for name in methods}),
+            tokenizer=SimpleNamespace(pad_token_id=0),
+        )
+    with torch.no_grad():
+        for p, old in zip(parameters, before, strict=True):
+            p.copy_(old)
+
+
+def test_log_probs_after_an_update_are_those_of_the_new_weights(engine, nudged):
+    algorithm = engine.workflow.algorithm.model_copy(update={"kl_loss_coef": 0.0})
+    rows = [row("a", 0, 1.0, mask=(1, 0, 1)), row("a", 1, 0.0, mask=(1, 1))]
+    batch, fresh = kernels.PolicyBatch(rows), kernels.PolicyBatch(rows)
+    kernels.prepare(nudged, batch, algorithm)
+    kernels.old_log_probs(nudged, batch)
+    kernels.reference_log_probs(nudged, batch)
+    batch.columns["advantages"] = [torch.tensor([1.0, 0.0, 1.0]), torch.tensor([-1.0, -1.0])]
+    kernels.update_actor(nudged, batch, algorithm, seed=0)
+    after = kernels.log_probs(nudged, batch)
+    kernels.prepare(nudged, fresh, algorithm)
+    kernels.old_log_probs(nudged, fresh)
+    for new, expected, old, one in zip(
+        after, fresh.columns["old_log_probs"], batch.columns["old_log_probs"], rows, strict=True
+    ):
+        sampled = torch.tensor(one.response_mask).bool()
+        torch.testing.assert_close(new[sampled], expected[sampled])
+        assert (new - old)[sampled].abs().min() > 1e-4
