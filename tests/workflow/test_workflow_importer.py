@@ -37,11 +37,11 @@ def test_an_imported_file_loads_to_the_same_workflow(file, tmp_path):
 def test_our_own_files_survive_it_too(file, tmp_path):
     (tmp_path / "new.yaml").write_text(import_workflow(file, tmp_path / "new.yaml"))
     old, new = load_workflow(file), load_workflow(tmp_path / "new.yaml")
-    assert to_yaml(unplaced(new)).count("\n") == to_yaml(unplaced(old)).count("\n")
     assert (new.agents, new.policies, new.loops, new.algorithm, new.episode) == (
         old.agents, old.policies, old.loops, old.algorithm, old.episode,
     )  # fmt: skip
-    assert [node.node_id for node in new.nodes] == [node.node_id for node in old.nodes]
+    parts = {"agent_options", "executable_ref"}  # which name files, from another folder
+    assert [node.model_dump(exclude=parts) for node in new.nodes] == [n.model_dump(exclude=parts) for n in old.nodes]
 
 
 def test_marft_becomes_short_and_says_what_became_of_the_rest():
