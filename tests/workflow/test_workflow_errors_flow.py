@@ -68,8 +68,8 @@ CONDITIONS = [
     ("key typo", ("{node: vote, key", "{node: vote, §kee"), "did you mean `key`?"),
     ("unknown node", ("{node: vote", "{node: §vot"), "no node `vot`; did you mean `vote`?"),
     ("reward asked", ("{node: vote", "{node: §score"), "it runs after the episode"),
-    ("late node", ("dependencies: [pro]}", "dependencies: [pro], when: {node: §contra, exists: true}}"),
-     "`contra` has not run when `note` asks for it"),
+    ("late node", ("dependencies: [pro]}", "dependencies: [pro], when: {node: §vote, exists: true}}"),
+     "`vote` has not run when `note` asks for it"),
     ("late until", (UNTIL, "{node: §verdict, exists: true}"), "`verdict` has not run when loop `debate` asks"),
     ("env of none", (WHEN, "{env: §draft, key: level, equals: 1}"), "`draft` steps no env; `verdict` does"),
     ("env without key", ("until: {agree: [pro, contra]}", "until: §{env: pro, equals: 1}"),
@@ -234,6 +234,11 @@ CASES = [
 def test_no_kind_of_mistake_comes_twice():
     names = [case.id for case in CASES]
     assert len(set(names)) == len(names) >= 90
+
+
+def test_who_depends_on_one_node_of_a_loop_may_ask_for_the_others(load_text):
+    text = GOOD.replace("dependencies: [pro]}", "dependencies: [pro], when: {node: contra, exists: true}}")
+    assert load_text(text).node("note").when.node == "contra"
 
 
 @pytest.mark.parametrize("base", [GOOD, TRAIN])

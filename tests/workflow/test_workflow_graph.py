@@ -11,6 +11,7 @@ from recipe.dag.workflow.graph import (
     levels,
     sinks,
     topological_order,
+    with_whole_loops,
 )
 
 NAMES = [f"n{index}" for index in range(9)]
@@ -86,6 +87,13 @@ def test_ancestors_are_the_transitive_dependencies(graph):
 def test_a_cycle_is_told_in_the_direction_of_the_data():
     assert find_cycle({"c": ["b"], "a": ["c"], "b": ["a"], "x": []}) == ["c", "a", "b", "c"]
     assert find_cycles({"a": ["a"], "b": ["c"], "c": ["b"]}) == [["a", "a"], ["b", "c", "b"]]
+
+
+def test_a_loop_is_waited_for_as_a_whole_from_outside():
+    graph = {"a": [], "b": ["a"], "c": ["a", "b"], "d": ["b"], "e": ["d", "b"]}
+    assert with_whole_loops(graph, [("b", "c")]) == {
+        "a": (), "b": ("a",), "c": ("a", "b"), "d": ("b", "c"), "e": ("d", "b", "c"),
+    }  # fmt: skip
 
 
 def test_sinks_are_what_nothing_depends_on():

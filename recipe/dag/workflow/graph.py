@@ -118,6 +118,17 @@ def contract(graph: Graph, groups: Mapping[str, Iterable[str]]) -> dict[str, tup
     return {name: tuple(depends) for name, depends in result.items()}
 
 
+def with_whole_loops(graph: Graph, loops: Iterable[Sequence[str]]) -> dict[str, tuple[str, ...]]:
+    """The graph in which whoever depends on one node of a loop from outside depends on all of its nodes."""
+    body = {node: tuple(nodes) for nodes in loops for node in nodes}
+
+    def waits(node: str, dependency: str) -> tuple[str, ...]:
+        whole = body.get(dependency, (dependency,))
+        return (dependency,) if node in whole else whole
+
+    return {n: tuple(dict.fromkeys(w for d in depends for w in waits(n, d))) for n, depends in graph.items()}
+
+
 def _followers(graph: Graph) -> dict[str, list[str]]:
     followers: dict[str, list[str]] = {node: [] for node in graph}
     for node, depends in graph.items():

@@ -6,11 +6,10 @@ which is there when it was asked for, depends on the machine.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
 from pathlib import Path
 
 from recipe.dag.workflow.describe import in_words
-from recipe.dag.workflow.graph import graph_of, levels
+from recipe.dag.workflow.graph import graph_of, levels, with_whole_loops
 from recipe.dag.workflow.memory import PolicyMemory
 from recipe.dag.workflow.schema import Agent, Frozen, Node, Sampling, ToolLoop, Workflow
 from recipe.dag.workflow.training_chain import is_derived
@@ -183,15 +182,7 @@ def _node(workflow: Workflow, node: Node) -> PlannedNode:
 
 
 def _rollout(workflow: Workflow) -> tuple[tuple[str, ...], ...]:
-    """Who depends on a node of a loop from outside waits for all of it."""
-    body = {name: loop.nodes for loop in workflow.loops.values() for name in loop.nodes}
-
-    def waits(node: Node) -> Iterable[str]:
-        for name in node.dependencies:
-            yield from body.get(name, (name,)) if node.node_id not in body.get(name, ()) else (name,)
-
-    nodes = workflow.episode_nodes
-    graph = {node.node_id: tuple(dict.fromkeys(waits(node))) for node in nodes}
+    graph = with_whole_loops(graph_of(workflow.episode_nodes), [loop.nodes for loop in workflow.loops.values()])
     return tuple(tuple(level) for level in levels(graph))
 
 

@@ -10,7 +10,7 @@ import re
 from collections.abc import Iterator
 
 from recipe.dag.workflow.draft import Draft
-from recipe.dag.workflow.graph import ancestors, graph_of
+from recipe.dag.workflow.graph import ancestors, graph_of, with_whole_loops
 from recipe.dag.workflow.problem import KeyPath, Problem, listing
 from recipe.dag.workflow.schema import EPISODE_ROLES, Condition, NodeRole
 
@@ -29,7 +29,7 @@ def check_conditions(draft: Draft) -> Iterator[Problem]:
 def check_condition_order(draft: Draft) -> Iterator[Problem]:
     """Needs a graph without cycles."""
     nodes = draft.by_id()
-    graph = graph_of(nodes.values())
+    graph = with_whole_loops(graph_of(nodes.values()), [loop.nodes for _, loop in draft.each_loop()])
     if draft.episode.max_turns > 1:
         return  # whoever comes later is seen as it was in the turn before
     for path, condition, guarded, loop_name in draft.each_condition():
