@@ -235,6 +235,7 @@ def test_an_agent_that_is_not_updated_is_frozen(load_text):
     text = text.replace("    agent_options: {share_instance: 0}", "").replace("     dependencies: [values], \n", "")
     workflow = load_text(text.replace(", agent_options: {share_instance: 0}", ""))
     assert workflow.policies["policy_1"].frozen and workflow.trained_policies() == ("policy_0",)
+    assert one(workflow, "no ACTOR node updates this agent").startswith("4:5: nodes[1]: ")
 
 
 def test_json_says_where_it_is_wrong(folder):

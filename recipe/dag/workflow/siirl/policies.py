@@ -131,6 +131,8 @@ def _policy(source: Source, result: Source, nodes: Nodes, group: int, name: str,
         result.origins[(*at, "lr")] = Origin(source, path)
     updates = [i for i in nodes.of_group(group, "ACTOR") if not nodes.raw[i].get("only_forward_compute")]
     if not updates:
+        message = "no ACTOR node updates this agent, so its policy is frozen"
+        result.warnings.append(result.problem(at, message))
         return policy | {"frozen": True}
     for index in updates[1:]:
         message = f"agent_group {group} has another update of its actor; keep one"
