@@ -98,6 +98,9 @@ def test_a_call_that_sampled_nothing_leaves_its_reward_to_the_one_before_it(make
     batch = CreditBatch.from_rows(rows)
     assert [row.tolist() for row in ippo(batch, stream="agent", **FREE)[0]] == [[0.0], [7.0], []]
     assert [row.tolist() for row in ippo(batch, **FREE)[0]] == [[0.0], [2.0], []]
+    late = make_row(8.0, episode=1, position=0, mask=(1,))
+    batch = CreditBatch.from_rows([make_row(4.0, position=0, mask=()), make_row(1.0, position=1, mask=(1,)), late])
+    assert [row.tolist() for row in ippo(batch, stream="agent", **FREE)[0]] == [[], [5.0], [8.0]]
     empty = CreditBatch.from_rows([])
     assert ippo(empty) == mappo(empty) == ([], [])
 
@@ -112,9 +115,9 @@ def test_unknown_options_and_missing_positions_are_refused(make_row):
 
 
 def test_joint_history_holds_what_all_said_and_tells_roles_and_speakers_apart():
-    said = [Said("a", 0, "four"), Said("b", 0, "x" * 30)]
+    said = [Said("a", 0, "four"), Said("b", 0, "x" * 20 + "y" * 10)]
     text = joint_history("2 + 2?", said, "a", max_chars=10)
-    assert text == "2 + 2?\n\n[turn 0] a:\nfour\n\n[turn 0] b:\nxxxxx\n[...]\nxxxxx\n\n[next] a:"
+    assert text == "2 + 2?\n\n[turn 0] a:\nfour\n\n[turn 0] b:\nxxxxx\n[...]\nyyyyy\n\n[next] a:"
     assert joint_history("q", [Said("a", 0, "x"), Said("b", 0, "y")], "a") != joint_history(
         "q", [Said("a", 0, "y"), Said("b", 0, "x")], "a"
     )

@@ -59,6 +59,16 @@ def test_forms_by_hand_for_the_sum():
     assert found.tolist() == [[7.0, 5.0], [15.0, 17.0]]
 
 
+def test_the_local_form_counts_each_utility_by_the_slope_of_the_team_value():
+    def weighted(utilities, state, mask):
+        return (utilities * mask * torch.tensor([3.0, 0.5])).sum(-1)
+
+    utilities = torch.tensor([[1.0, 0.0], [3.0, 4.0]])
+    found = sloped(weighted, utilities, STATE, everyone(utilities))
+    assert found.tolist() == [[-3.0, -1.0], [3.0, 1.0]]
+    assert torch.equal(found, counterfactual(weighted, utilities, STATE, PARALLEL, everyone(utilities)))
+
+
 def test_moving_a_constant_between_utilities_changes_no_credit():
     """The raw utilities, which MAVERL pays out, change."""
     torch.manual_seed(0)

@@ -91,6 +91,12 @@ def test_influence_of_changes_that_cancel_is_exactly_zero():
     assert shaping.influence(rewards, everyone(rewards))[0, 0, 3] == 0.5
 
 
+def test_who_did_not_move_in_both_turns_was_not_influenced():
+    rewards = table([[0.0, 0.0], [0.0, 1.0]])
+    mask = torch.tensor([[[True, False], [True, True]]])
+    assert shaping.influence(rewards, mask).tolist() == [[[0.0, 0.0], [0.0, 1.0]]]
+
+
 def test_no_agent_sees_anothers_bonus():
     """UMAD's code adds the bonus in place while it walks through the agents, so the order of agents matters."""
     rewards, mask = sample(3)
