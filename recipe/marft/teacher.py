@@ -14,7 +14,7 @@ from recipe.dag.errors import UserError
 from recipe.dag.workflow.schema import Workflow
 from recipe.tiny.dialogue import Demonstration, Dialogue
 
-WRONG_FORMULA, WRONG_ANSWER = 0.5, 0.25
+WRONG_FORMULA, WRONG_ANSWER = 0.55, 0.3
 """How often the reasoner picks another formula, and the actor writes down a number of the formula."""
 
 FORMULAS = ("{0} + {1}", "{0} - {1}", "{0} * {1}", "{0} // {1}", "{0} % {1}")
