@@ -135,6 +135,14 @@ CATALOGUE: tuple[Entry, ...] = (
         bound=2.0,
     ),
     _function(
+        BLOCK,
+        "cory",
+        "arXiv 2410.06101",
+        "as many trained policies as roles; rewards are shared (shaping shared); the pioneer is deployed alone",
+        "workflow.schema:Cory",
+        every=5,
+    ),
+    _function(
         LIBRARY,
         "ippo",
         "arXiv 2011.09533",
@@ -191,13 +199,6 @@ CATALOGUE: tuple[Entry, ...] = (
         "credit.uncertainty:uncertainty_weighted",
         alpha=0.25,
         bound=5.0,
-    ),
-    _function(
-        LIBRARY,
-        "cory",
-        "arXiv 2410.06101",
-        "as many policies as roles; the reward is shared; the pioneer is deployed alone",
-        "credit.rotation:bindings",
     ),
 )
 

@@ -125,13 +125,14 @@ def test_a_resumed_run_draws_the_samples_that_it_would_have_drawn(monkeypatch, r
     def fresh(drawn: int) -> SimpleNamespace:
         sampler = Sampler(len(samples), 4, seed=3)
         made = SimpleNamespace(
-            workflow=workflow(3), sampler=sampler, train_samples=samples, config=rollout, runner=None, drawn=drawn
+            workflow=workflow(3), sampler=sampler, train_samples=samples, config=rollout, drawn=drawn
         )
         made._counts_rows = lambda: False
+        made._runner_of = lambda workflow: None
         return made
 
     def steps(run, numbers) -> list[list[str]]:
-        return [uids(asyncio.run(trainer.Trainer._gather(run, step)).rows) for step in numbers]
+        return [uids(asyncio.run(trainer.Trainer._gather(run, step, run.workflow)).rows) for step in numbers]
 
     whole = fresh(0)
     expected = steps(whole, range(1, 5))

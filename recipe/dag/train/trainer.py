@@ -29,6 +29,7 @@ from recipe.dag.report.progress import Progress
 from recipe.dag.report.results import write_results
 from recipe.dag.train import checkpoint
 from recipe.dag.train.data import Sample, Sampler
+from recipe.dag.train.exchange import as_bound
 from recipe.dag.train.gathering import Gathered, gather
 from recipe.dag.train.setup import Toolbox
 from recipe.dag.train.step import TrainingStep
@@ -74,8 +75,8 @@ class Trainer:
     ):
         self.config, self.workflow, self.policies, self.toolbox = config, workflow, policies, toolbox
         self.train_samples, self.val_samples = train_samples, val_samples
-        endpoints = {name: policy.endpoint for name, policy in policies.items()}
-        self.runner = EpisodeRunner(workflow, endpoints, toolbox.tools, seed=config.seed, sandbox=toolbox.client)
+        self.runners: dict[tuple[str, ...], EpisodeRunner] = {}
+        self.runner = self._runner_of(workflow)
         self.sampler = Sampler(len(train_samples), config.data.train_batch_size, config.seed)
         self.out = Path(config.output_dir)
         self.checkpoints = Path(config.trainer.default_local_dir)
@@ -113,20 +114,29 @@ class Trainer:
             print(f"validation accuracy {before:.3f} at step {first}, {after:.3f} at step {last}")
         print(f"results: {self.out}/results.json, summary.json, metrics.jsonl, episodes.jsonl, curve.png")
 
+    def _runner_of(self, workflow: Workflow) -> EpisodeRunner:
+        """One for each binding of agents to policies."""
+        key = tuple(agent.policy for agent in workflow.agents)
+        if key not in self.runners:
+            endpoints = {name: policy.endpoint for name, policy in self.policies.items()}
+            self.runners[key] = EpisodeRunner(
+                workflow, endpoints, self.toolbox.tools, seed=self.config.seed, sandbox=self.toolbox.client
+            )
+        return self.runners[key]
+
     async def _step(self, step: int) -> None:
         started = time.monotonic()
-        gathered = await self._gather(step)
+        workflow = as_bound(self.workflow, step - 1)
+        gathered = await self._gather(step, workflow)
         episodes = gathered.episodes
         metrics = rollout_metrics(
-            episodes, self.workflow, versions={name: policy.version for name, policy in self.policies.items()}
+            episodes, workflow, versions={name: policy.version for name, policy in self.policies.items()}
         )
         metrics |= self.toolbox.metrics() | gathered.metrics
         metrics["timing/rollout"] = time.monotonic() - started
 
         await asyncio.gather(*[policy.sleep() for policy in self.trained])
-        training = TrainingStep(
-            self.workflow, self.policies, gathered.rows, step=step - 1, seed=self.config.seed + step
-        )
+        training = TrainingStep(workflow, self.policies, gathered.rows, step=step - 1, seed=self.config.seed + step)
         mark = time.monotonic()
         await training.run()
         metrics |= training.metrics()
@@ -143,23 +153,25 @@ class Trainer:
         if self._due(step, self.config.trainer.save_freq):
             await self._save(step)
 
-    async def _gather(self, step: int) -> Gathered:
+    async def _gather(self, step: int, workflow: Workflow) -> Gathered:
+        runner = self._runner_of(workflow)
+
         async def roll_out_batch(number: int) -> list[Episode]:
             picks = self.sampler.batch(self.drawn + number + 1)
             samples = [(self.train_samples[index], f"{epoch}-{index}") for index, epoch in picks]
             n = int(self.config.actor_rollout_ref.rollout.n)
             title = f"step {step}" + f", batch {number + 1}" * bool(number)
-            return await roll_out(self.config, self.runner, samples, n, step, validate=False, title=title)
+            return await roll_out(self.config, runner, samples, n, step, validate=False, title=title)
 
-        spec = self.workflow.episode
+        spec = workflow.episode
         to_rows = partial(
             rows_of,
             merge=spec.merge_rows and not self._counts_rows(),
             on_failure=spec.on_failure,
             train_turns=spec.train_turns,
-            silent=self.workflow.algorithm.estimator in SPANNING,
+            silent=workflow.algorithm.estimator in SPANNING,
         )
-        gathered = await gather(roll_out_batch, to_rows, self.workflow, groups=self.sampler.batch_size)
+        gathered = await gather(roll_out_batch, to_rows, workflow, groups=self.sampler.batch_size)
         self.drawn += gathered.batches
         return gathered
 

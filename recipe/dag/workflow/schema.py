@@ -183,6 +183,16 @@ class Happo(Frozen):
     bound: float = Field(2.0, ge=1.0)
 
 
+class Cory(Frozen):
+    """Agents exchange policies every few steps (CORY, arXiv 2410.06101): with a pioneer and an observer who hears it,
+    both policies learn both roles, and either can be deployed alone. Validation is with the policies as declared."""
+
+    roles: tuple[str, ...]
+    """The agents, in the order in which their policies move on."""
+    every: int = Field(5, ge=1)
+    """Steps."""
+
+
 class Algorithm(Frozen):
     estimator: Literal[
         "grpo",
@@ -244,6 +254,8 @@ class Algorithm(Frozen):
     """Leave out rows whose group has one reward only (they carry no gradient, but dilute the mean)."""
     dynamic_sampling: DynamicSampling | None = None
     """Roll out more samples in place of those whose groups were left out; needs drop_zero_variance."""
+    cory: Cory | None = None
+    """Role exchange; without it, agents keep their policies."""
     happo: Happo | None = None
     """Sequential updates; without it, policies learn from the same advantages, in no order."""
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 from recipe.dag.workflow.checks.agent import check_agents, check_envs
 from recipe.dag.workflow.checks.algorithm import check_algorithm
 from recipe.dag.workflow.checks.condition import check_condition_order, check_conditions
+from recipe.dag.workflow.checks.cory import check_cory
 from recipe.dag.workflow.checks.flow import check_dependencies, check_flow
 from recipe.dag.workflow.checks.happo import check_happo
 from recipe.dag.workflow.checks.loop import check_loop_order, check_loops
@@ -41,5 +42,5 @@ def check_workflow(draft: Draft) -> list[Problem]:
         if not loose:
             problems += [*check_loop_order(draft), *check_condition_order(draft)]
         problems += [*check_flow(draft), *check_training(draft)]
-        problems += check_happo(draft)
+        problems += [*check_happo(draft), *check_cory(draft)]
     return problems
