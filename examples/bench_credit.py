@@ -3,8 +3,9 @@
     python examples/bench_credit.py [--rows 4096] [--tokens 2048] [--calls 2] [--rounds 3] [--ragged]
 
 Each row holds `calls` merged calls, every agent has a row in every episode. `--ragged` draws lengths up to `tokens`.
-Prints, per estimator, the median seconds of the rounds from rows to advantages, the memory that it needed beyond what
-was there before, per token, and the same at a quarter of the rows: equal numbers mean that memory is linear in tokens.
+Prints, per estimator, the median seconds of the rounds from rows to advantages, those of the CPU (a busy machine makes
+the first ones longer), the memory that it needed beyond what was there before, per token, and the same at a quarter of
+the rows: equal numbers mean that memory is linear in tokens.
 Needs Linux, whose /proc tells the peak.
 """
 
@@ -65,22 +66,23 @@ def peak_bytes() -> int:
     return int(line.split()[1]) * 1024
 
 
-def measure(name: str, rows: list[Row], rounds: int) -> tuple[float, float]:
-    """(median seconds, bytes beyond what was there)."""
+def measure(name: str, rows: list[Row], rounds: int) -> tuple[float, float, float]:
+    """(median seconds, median seconds of the CPU, bytes beyond what was there)."""
     algorithm = Algorithm(estimator=name)
     values = [torch.zeros(len(row.response_mask)) for row in rows] if name in WITH_VALUES else None
-    seconds, needed = [], []
+    seconds, busy, needed = [], [], []
     for _ in range(rounds):
         gc.collect()
         ctypes.CDLL(None).malloc_trim(0)
         Path("/proc/self/clear_refs").write_text("5")  # the peak starts again at what is there now
         before = peak_bytes()
-        started = time.perf_counter()
+        started, worked = time.perf_counter(), time.process_time()
         result = estimate(name, rows, algorithm, values=values)
         seconds.append(time.perf_counter() - started)
+        busy.append(time.process_time() - worked)
         needed.append(peak_bytes() - before)
         del result
-    return statistics.median(seconds), max(needed)
+    return statistics.median(seconds), statistics.median(busy), max(needed)
 
 
 def main() -> None:
@@ -95,11 +97,11 @@ def main() -> None:
     few = rows[: max(len(AGENTS), len(rows) // 4 // len(AGENTS) * len(AGENTS))]
     tokens, fewer = (sum(len(row.response_mask) for row in some) for some in (rows, few))
     print(f"{len(rows)} rows, {tokens} tokens, {torch.get_num_threads()} threads")
-    print(f"{'estimator':24} {'seconds':>8} {'MiB':>8} {'bytes/token':>12} {'at a quarter':>13}")
+    print(f"{'estimator':24} {'seconds':>8} {'CPU s':>8} {'MiB':>8} {'bytes/token':>12} {'at a quarter':>13}")
     for name in ESTIMATORS:
-        _, some = measure(name, few, given.rounds)
-        seconds, all_ = measure(name, rows, given.rounds)
-        print(f"{name:24} {seconds:8.2f} {all_ / 2**20:8.0f} {all_ / tokens:12.1f} {some / fewer:13.1f}")
+        *_, some = measure(name, few, given.rounds)
+        seconds, busy, all_ = measure(name, rows, given.rounds)
+        print(f"{name:24} {seconds:8.2f} {busy:8.2f} {all_ / 2**20:8.0f} {all_ / tokens:12.1f} {some / fewer:13.1f}")
 
 
 if __name__ == "__main__":

@@ -163,3 +163,10 @@ def test_kl_in_the_reward_equals_the_closed_form_of_a_two_token_policy(make_row)
     _, returns = reinforce_pp(batch)
     closed = p * math.log(p / q) + (1 - p) * math.log((1 - p) / (1 - q))
     assert torch.cat(returns).mean().item() == pytest.approx(1.0 - beta * closed)
+
+
+@given(rewards=REWARDS)
+def test_returns_without_discount_are_the_limit_of_those_with_a_little(make_row, rewards):
+    batch = CreditBatch.from_rows(mixed_rows(make_row, rewards))
+    whole, nearly = (torch.cat(reinforce(batch, gamma=gamma)[1]) for gamma in (1.0, 1.0 - 1e-12))
+    torch.testing.assert_close(whole, nearly)

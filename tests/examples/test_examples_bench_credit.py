@@ -17,5 +17,5 @@ def test_every_estimator_is_measured(option):
     command = [sys.executable, "examples/bench_credit.py", "--rows", "64", "--tokens", "16", "--rounds", "1", *option]
     run = subprocess.run(command, cwd=ROOT, env={"PYTHONPATH": str(ROOT)}, capture_output=True, text=True, timeout=300)
     assert run.returncode == 0, run.stderr[-2000:]
-    lines = re.findall(r"^(\w+) +\d+\.\d\d +\d+ +\d+\.\d +\d+\.\d$", run.stdout, re.M)
+    lines = re.findall(r"^(\w+) +\d+\.\d\d +\d+\.\d\d +\d+ +\d+\.\d +\d+\.\d$", run.stdout, re.M)
     assert lines == list(ESTIMATORS)
