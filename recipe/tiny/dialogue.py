@@ -35,7 +35,7 @@ class Teacher(Protocol):
         """The first `count` of the training split whose test split has `test_size`."""
 
     def teach(self, problem: Problem) -> list[Demonstration]:
-        """One demonstration for each rollout node."""
+        """One demonstration for each rollout node that speaks."""
 
 
 class Dialogue:
@@ -49,13 +49,19 @@ class Dialogue:
         }
 
     async def demonstrate(
-        self, problem: Problem, answers: Sequence[str], call_tool: Callable[..., Awaitable[ToolResult]] | None = None
+        self,
+        problem: Problem,
+        answers: Sequence[str | None],
+        call_tool: Callable[..., Awaitable[ToolResult]] | None = None,
     ) -> list[Demonstration]:
-        """`answers`: one per rollout node, in their order; `call_tool` stands in for the agents' tools."""
+        """`answers`: one per rollout node, in their order, None for a node that is skipped; `call_tool` stands in for
+        the agents' tools."""
         sample = {"prompt": [{"role": "user", "content": problem.text}], "ground_truth": str(problem.answer)}
         upstream: dict[str, Call] = {}
         demonstrations = []
         for node, answer in zip(self._workflow.rollout_nodes, answers, strict=True):
+            if answer is None:
+                continue
             before = ancestors(self._graph, node.node_id)
             context = self._context(node, sample, {n: c for n, c in upstream.items() if n in before}, call_tool)
             hook, options = self._hooks[node.node_id], node.agent_options
