@@ -40,6 +40,11 @@ EXPLAINED = {
     "SEED=1 bash recipe/retool_ma/run_tiny_cpu.sh": ("takes minutes and installs", TINY),
     "bash recipe/marft/run_tiny_cpu.sh": ("takes minutes and installs", TINY),
     "bash recipe/marft/run_tiny_cpu.sh 1": ("takes minutes and installs", TINY),
+    "bash recipe/debate/run_tiny_cpu.sh": ("takes minutes and installs", TINY),
+    "MODEL_PATH=MODEL WORKFLOW=workflows/workflow_debate.yaml bash recipe/retool_ma/run_qwen2_5-3b.sh": (
+        "needs a GPU",
+        REFUSAL,
+    ),
     "bash tests/run.sh": ("runs this test", TINY),
     "uv venv --python 3.12 .venv-gpu": ("makes an environment", INSTALL),
     "source .venv-gpu/bin/activate": ("makes an environment", INSTALL),

@@ -1,0 +1,57 @@
+"""The debate's laptop run: what its teacher shows, and that it fits the configured lengths."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from recipe.dag.errors import UserError
+from recipe.dag.reward.answer import extract_answer
+from recipe.dag.workflow.loader import load_workflow
+from recipe.debate.teacher import NODES, WRONG_SOLUTION, Teacher
+from recipe.tiny.build import encode
+from recipe.tiny.tokenizer import build_tokenizer
+
+ROOT = Path(__file__).parents[2]
+
+
+@pytest.fixture(scope="module")
+def lessons():
+    teacher = Teacher(load_workflow(ROOT / "workflows" / "workflow_debate.yaml"), 0)
+    return [(problem, teacher.teach(problem)) for problem in teacher.problems(1000, 64)]
+
+
+def test_only_who_differs_debates(lessons):
+    for _, lesson in lessons:
+        said = {d.role: extract_answer(d.answer, strict=True) for d in lesson}
+        differ = said["solve_left"] != said["solve_right"]
+        assert set(said) == set(NODES if differ else (*NODES[:2], "judge"))
+    assert any(len(lesson) == 5 for _, lesson in lessons) and any(len(lesson) == 3 for _, lesson in lessons)
+
+
+def test_the_teacher_is_careless_at_its_rate(lessons):
+    wrong = [WRONG_SOLUTION * (str(problem.answer) not in map(str, problem.operands)) for problem, _ in lessons]
+    right = [lesson[0].answer == f"\\boxed{{{problem.answer}}}" for problem, lesson in lessons]
+    # A number of the problem may happen to be its answer.
+    low, high = 1 - WRONG_SOLUTION, 1 - sum(wrong) / len(wrong)
+    assert low - 0.05 <= sum(right) / len(right) <= high + 0.05
+
+
+def test_everybody_hears_what_was_said_before(lessons):
+    for problem, lesson in lessons:
+        *before, judge = lesson
+        assert problem.text in judge.messages[-1]["content"]
+        assert all(f"{d.role} said:\n{d.answer}" in judge.messages[-1]["content"] for d in before)
+
+
+def test_dialogues_fit_the_configured_lengths(lessons):
+    demonstrations = [d for _, lesson in lessons[:600] for d in lesson]
+    tokenizer = build_tokenizer(demonstrations)
+    for ids, in_answer in (encode(tokenizer, d) for d in demonstrations):
+        assert len(ids) - sum(in_answer) <= 120 and sum(in_answer) <= 16  # config/tiny_cpu.yaml, half of it for rounds
+
+
+def test_another_workflow_is_refused():
+    with pytest.raises(UserError, match="knows the nodes solve_left, .* not rollout_reasoner, rollout_actor"):
+        Teacher(load_workflow(ROOT / "workflows" / "workflow_marft_tiny.yaml"), 0)
