@@ -6,6 +6,7 @@ import json
 import os
 import shutil
 import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -77,7 +78,7 @@ def test_script_parses(script):
     assert (done.returncode, done.stderr) == (0, "")
 
 
-@pytest.mark.parametrize("script", [s for s in SCRIPTS if s.parent.name in ("retool_ma", "marft")], ids=relative)
+@pytest.mark.parametrize("script", [s for s in SCRIPTS if s.parent.name in ("retool_ma", "marft", "debate")], ids=relative)
 def test_run_script_names_files_that_exist(script):
     words = script.read_text().replace('"', " ").replace("{", " ").replace("}", " ").replace(":-", " ").split()
     named = [w.partition(":")[0] for w in words if w.startswith(("recipe/", "preprocess/", "workflows/"))]
@@ -113,3 +114,18 @@ def test_gpu_script_without_a_model_points_to_the_tiny_run(tools):
     smi.write_text(f"#!{shutil.which('bash')}\necho 'GPU 0: a card'\n")
     smi.chmod(0o755)
     expect_refusal(run_gpu_script(str(tools)), "set MODEL_PATH")
+
+
+@pytest.mark.parametrize(("extra", "asked"), [(None, "[cpu]"), ("dev", "[cpu,dev]")])
+def test_overrides_of_a_run_are_no_packages(extra, asked, tmp_path):
+    """A sourced file sees the arguments of the script that sources it."""
+    python = tmp_path / "venv" / "bin" / "python"
+    python.parent.mkdir(parents=True)
+    python.write_text(f'#!/bin/sh\necho "$@" >> {tmp_path}/asked\n')
+    python.chmod(0o755)
+    environment = {"PATH": "/usr/bin:/bin", "PYTHON": sys.executable, "VERL_DAG_VENV": str(tmp_path / "venv")}
+    environment |= {"VERL_DAG_EXTRA": extra} if extra else {}
+    script = f"set -eu; . {ROOT}/recipe/dag/scripts/cpu_env.sh"
+    subprocess.run(["bash", "-c", script, "run", "trainer.total_training_steps=3"], env=environment, check=True)
+    *_, last = (tmp_path / "asked").read_text().splitlines()
+    assert last.endswith(f"-e {ROOT}{asked}") and "trainer" not in (tmp_path / "asked").read_text()

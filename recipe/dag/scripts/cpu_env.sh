@@ -1,8 +1,9 @@
 # Source me: puts a Python environment without CUDA on PATH, made on first use in .venv (or $VERL_DAG_VENV).
-#   . recipe/dag/scripts/cpu_env.sh [extra ...]        extra: dev
+#   . recipe/dag/scripts/cpu_env.sh        VERL_DAG_EXTRA=dev before it: what the tests need, too
+# (By a variable, since a sourced file sees the arguments of the script that sources it.)
 _root=$(cd "$(dirname "${BASH_SOURCE[0]}")/../../.." && pwd)
 _venv=${VERL_DAG_VENV:-$_root/.venv}
-_extras=$(IFS=,; echo "cpu${*:+,$*}")
+_extras=cpu${VERL_DAG_EXTRA:+,$VERL_DAG_EXTRA}
 _python=${PYTHON:-}
 if [ -z "$_python" ]; then
   for _candidate in python3.11 python3.12 python3 python; do
