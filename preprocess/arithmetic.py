@@ -162,18 +162,24 @@ def _little(name: str, text: str, operator: str, *, fits: Callable[..., bool] = 
     return Family(name, text, f"{{a}} {operator} {{b}}", solve, (LITTLE, LITTLE), fits)
 
 
+def _contains(a: int, b: int) -> bool:
+    """Something is shared out: 4 books in boxes of 6 would leave the boxes empty."""
+    return b <= a
+
+
 MENTAL = (
     *(
         replace(family, ranges=(LITTLE, LITTLE))
         for family in FAMILIES
-        if family.name in ("buy", "give", "times", "boxes", "share", "remainder")
+        if family.name in ("buy", "give", "times", "boxes", "share")
     ),
+    *(replace(family, ranges=(LITTLE, LITTLE), allowed=_contains) for family in FAMILIES if family.name == "remainder"),
     _little("find", "{who} had {a} {things} and finds {b} more. How many now?", "+"),
-    _little("lose", "{who} had {a} {things} and loses {b}. How many now?", "-", fits=lambda a, b: b <= a),
+    _little("lose", "{who} had {a} {things} and loses {b}. How many now?", "-", fits=_contains),
     _little(
         "piles", "{who} puts {a} {things} into {b} equal piles. How many in each?", "//", fits=lambda a, b: a % b == 0
     ),
-    _little("over", "{who} shares {a} {things} among {b} friends. How many are left over?", "%"),
+    _little("over", "{who} shares {a} {things} among {b} friends. How many are left over?", "%", fits=_contains),
 )
 """One operation on little numbers, each in two families: for models that calculate by themselves."""
 
