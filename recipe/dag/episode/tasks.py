@@ -35,42 +35,37 @@ async def together(coroutines: Iterable[Coroutine[Any, Any, T]]) -> list[T]:
     failure hide that the caller really was.
     """
     tasks = [asyncio.create_task(coroutine) for coroutine in coroutines]
-    pending, failed, cancelled = set(tasks), None, None
-    while pending:
-        try:
-            done, pending = await asyncio.wait(pending, return_when=asyncio.FIRST_EXCEPTION)
-        except asyncio.CancelledError as error:
-            done, cancelled = set(), error
-        # All of them are asked: asyncio complains about an exception that nobody has looked at.
-        broken = [task for task in tasks if task in done and _failed(task)]
-        failed = failed or next(iter(broken), None)
-        if failed or cancelled:
-            for task in pending:
-                task.cancel()
-    if cancelled:
-        raise cancelled
-    if failed:
-        failed.result()
+    await _all(tasks, asyncio.FIRST_EXCEPTION, lambda _: [])
     return [task.result() for task in tasks]
 
 
 async def unfold(works: Iterable[Work]) -> None:
     """Run all `works` at once, then at once whatever each of them returns, until none is left. The first that raises
     cancels the others; it is raised as it is."""
-    pending, failed, cancelled = {asyncio.create_task(work()) for work in works}, None, None
+    tasks = [asyncio.create_task(work()) for work in works]
+    await _all(tasks, asyncio.FIRST_COMPLETED, lambda over: [asyncio.create_task(work()) for work in over.result()])
+
+
+async def _all(tasks: list[asyncio.Task], when: str, after: Callable[[asyncio.Task], list[asyncio.Task]]) -> None:
+    """Wait for `tasks` and those that come `after` them, which are added to the list. `when`: of asyncio.wait, how soon
+    to look at what is over. Of several that fail together the first in the list is raised."""
+    pending, failed, cancelled = set(tasks), None, None
     while pending:
         try:
-            done, pending = await asyncio.wait(pending, return_when=asyncio.FIRST_COMPLETED)
+            done, pending = await asyncio.wait(pending, return_when=when)
         except asyncio.CancelledError as error:
             done, cancelled = set(), error
+        over = [task for task in tasks if task in done]
         # All of them are asked: asyncio complains about an exception that nobody has looked at.
-        broken = [task for task in done if _failed(task)]
+        broken = [task for task in over if _failed(task)]
         failed = failed or next(iter(broken), None)
         if failed or cancelled:
             for task in pending:
                 task.cancel()
         else:
-            pending |= {asyncio.create_task(work()) for task in done for work in task.result()}
+            new = [following for task in over for following in after(task)]
+            tasks += new
+            pending |= set(new)
     if cancelled:
         raise cancelled
     if failed:
