@@ -204,6 +204,10 @@ CATALOGUE: tuple[Entry, ...] = (
 
 ENTRIES: Mapping[str, Entry] = MappingProxyType({entry.name: entry for entry in CATALOGUE})
 SELECTABLE: tuple[str, ...] = tuple(entry.name for entry in CATALOGUE if entry.use == ESTIMATOR)
+WITH_VALUES = frozenset({"gae", "gae_chain"})
+"""Estimators that need a critic's values."""
+SPANNING = frozenset({"gae_chain"})
+"""Estimators that see the rows of all policies at once, and carry rewards from one agent to another."""
 
 
 def contradictions(estimator: str, given: Mapping[str, Any]) -> dict[str, Any]:

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 from torch import Tensor
 
-from recipe.dag.algorithms import ENTRIES, contradictions
+from recipe.dag.algorithms import ENTRIES, SPANNING, WITH_VALUES, contradictions
 from recipe.dag.credit.batch import CreditBatch
 from recipe.dag.credit.chain import gae_chain
 from recipe.dag.credit.gae import gae
@@ -43,10 +43,6 @@ ESTIMATORS: dict[str, Estimator] = {
     "gae": gae,
     "gae_chain": gae_chain,
 }
-SPANNING = frozenset({"gae_chain"})
-"""Estimators that see the rows of all policies at once."""
-WITH_VALUES = frozenset({"gae", "gae_chain"})
-"""Estimators that need a critic's values."""
 
 
 def estimate(

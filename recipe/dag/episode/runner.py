@@ -12,6 +12,7 @@ import logging
 import time
 from typing import Any
 
+from recipe.dag.algorithms import SPANNING
 from recipe.dag.episode.call import Attempt, Caller
 from recipe.dag.episode.client import PolicyEndpoint
 from recipe.dag.episode.compute import load_compute
@@ -55,7 +56,7 @@ class EpisodeRunner:
         self._envs = load_envs(workflow, sandbox)
         self._rewards = load_rewards(workflow)
         self._share = workflow.algorithm.share_reward_in_agent
-        if self._share and workflow.algorithm.estimator == "gae_chain":
+        if self._share and workflow.algorithm.estimator in SPANNING:
             raise UserError(f"{workflow.path}: gae_chain carries rewards back itself; remove share_reward_in_agent")
         agents = [workflow.agent_of(node) for node in workflow.rollout_nodes]
         self._trained = frozenset(agent.name for agent in agents if not workflow.policies[agent.policy].frozen)

@@ -8,8 +8,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from recipe.dag.algorithms import SPANNING
 from recipe.dag.credit.batch import CreditBatch
-from recipe.dag.credit.estimator import SPANNING
 from recipe.dag.credit.group import zero_variance
 from recipe.dag.episode.row import Row
 from recipe.dag.workflow.schema import Algorithm, Workflow

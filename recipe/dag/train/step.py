@@ -12,7 +12,8 @@ from collections.abc import Callable
 
 import torch
 
-from recipe.dag.credit.estimator import SPANNING, WITH_VALUES, estimate
+from recipe.dag.algorithms import SPANNING, WITH_VALUES
+from recipe.dag.credit.estimator import estimate
 from recipe.dag.episode.row import Row
 from recipe.dag.errors import UserError
 from recipe.dag.policy.policy import PolicyRuntime

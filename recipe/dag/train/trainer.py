@@ -15,7 +15,7 @@ from pathlib import Path
 
 from omegaconf import DictConfig
 
-from recipe.dag.credit.estimator import SPANNING
+from recipe.dag.algorithms import SPANNING
 from recipe.dag.episode.batch import run_batch
 from recipe.dag.episode.record import Episode
 from recipe.dag.episode.rows import rows_of

@@ -8,11 +8,9 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
+from recipe.dag.algorithms import SPANNING
 from recipe.dag.workflow.graph import graph_of, sinks
 from recipe.dag.workflow.schema import Agent, Algorithm, Node, NodeRole, NodeType, Policy
-
-WITH_CRITIC = ("gae", "gae_chain")
-"""Estimators that need values."""
 
 
 def critic_owners(policies: Mapping[str, Policy]) -> dict[str, str]:
@@ -68,7 +66,7 @@ def derive_training_chain(
             needed += [step.node_id for step in mine]
         return needed
 
-    if algorithm.estimator == "gae_chain":
+    if algorithm.estimator in SPANNING:
         chain = node("advantage", "chain", NodeRole.ADVANTAGE, inputs(list(trained)))
         # A policy may be called `chain`; the node still is nobody's.
         advantages = dict.fromkeys(trained, chain.model_copy(update={"policy": None, "agent_group": 0}))

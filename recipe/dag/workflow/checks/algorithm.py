@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from recipe.dag.algorithms import ENTRIES, SELECTABLE, contradictions
+from recipe.dag.algorithms import ENTRIES, SELECTABLE, SPANNING, contradictions
 from recipe.dag.workflow.draft import Draft
 from recipe.dag.workflow.problem import Problem
 from recipe.dag.workflow.schema import Algorithm
@@ -27,7 +27,7 @@ def check_algorithm(draft: Draft) -> Iterator[Problem]:
             yield say(("algorithm", "group_by", position), f"`{key}` is listed twice")
     if not any(problem.where == "algorithm.estimator" for problem in draft.problems):
         yield from _check_unread(draft, algorithm)
-    if algorithm.share_reward_in_agent and algorithm.estimator == "gae_chain":
+    if algorithm.share_reward_in_agent and algorithm.estimator in SPANNING:
         message = "gae_chain carries the last agent's reward back to the others; sharing it too would count it twice"
         yield say(("algorithm", "share_reward_in_agent"), message, key=True)
     if algorithm.dynamic_sampling is not None and not algorithm.drop_zero_variance:

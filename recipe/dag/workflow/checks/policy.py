@@ -7,11 +7,11 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
+from recipe.dag.algorithms import WITH_VALUES
 from recipe.dag.workflow.draft import Draft
 from recipe.dag.workflow.interpolation import check_env
 from recipe.dag.workflow.problem import KeyPath, Problem, did_you_mean
 from recipe.dag.workflow.schema import Critic, Model, Policy
-from recipe.dag.workflow.training_chain import WITH_CRITIC
 
 
 def check_policies(draft: Draft) -> Iterator[Problem]:
@@ -74,7 +74,7 @@ def _check_reference(draft: Draft, name: str, policy: Policy) -> Iterator[Proble
 def _check_critic(draft: Draft, name: str, policy: Policy) -> Iterator[Problem]:
     say, critic = draft.source.problem, policy.critic
     path: KeyPath = ("policies", name, "critic")
-    needed = draft.algorithm.estimator in WITH_CRITIC
+    needed = draft.algorithm.estimator in WITH_VALUES
     if critic is None:
         if needed and not policy.frozen and not _spoilt(draft, name):
             message = f"estimator `{draft.algorithm.estimator}` needs a critic: give policy `{name}` `critic: {{}}`"

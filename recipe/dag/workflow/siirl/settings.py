@@ -7,9 +7,9 @@ from __future__ import annotations
 
 from typing import Any
 
+from recipe.dag.algorithms import WITH_VALUES
 from recipe.dag.workflow.siirl.nodes import Nodes, role_of
 from recipe.dag.workflow.source import Origin, Source, nowhere
-from recipe.dag.workflow.training_chain import WITH_CRITIC
 
 ENV_OUTCOME = "recipe.marft.hooks:env_outcome"
 """Stands in for a REWARD node that leaves the reward to the env."""
@@ -61,7 +61,7 @@ def set_algorithm(source: Source, result: Source, nodes: Nodes) -> None:
         if advantages:
             result.origins["algorithm", "estimator"] = Origin(source, ("nodes", advantages[0], "node_role"))
     estimator = algorithm.get("estimator", "grpo")
-    if len(nodes.groups) > 1 and trained and estimator not in WITH_CRITIC and "share_reward_in_agent" not in algorithm:
+    if len(nodes.groups) > 1 and trained and estimator not in WITH_VALUES and "share_reward_in_agent" not in algorithm:
         algorithm["share_reward_in_agent"] = True
     _set_reference(source, result, nodes, algorithm, trained)
     if nodes.sampling:
