@@ -78,7 +78,10 @@ def test_script_parses(script):
     assert (done.returncode, done.stderr) == (0, "")
 
 
-@pytest.mark.parametrize("script", [s for s in SCRIPTS if s.parent.name in ("retool_ma", "marft", "debate")], ids=relative)
+RECIPES = [script for script in SCRIPTS if script.parent.name in ("retool_ma", "marft", "debate")]
+
+
+@pytest.mark.parametrize("script", RECIPES, ids=relative)
 def test_run_script_names_files_that_exist(script):
     words = script.read_text().replace('"', " ").replace("{", " ").replace("}", " ").replace(":-", " ").split()
     named = [w.partition(":")[0] for w in words if w.startswith(("recipe/", "preprocess/", "workflows/"))]

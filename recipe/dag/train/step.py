@@ -8,12 +8,13 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 import torch
 
 from recipe.dag.algorithms import SPANNING, WITH_VALUES
 from recipe.dag.credit.estimator import estimate
+from recipe.dag.episode.record import Episode
 from recipe.dag.episode.row import Row
 from recipe.dag.errors import UserError
 from recipe.dag.policy.policy import PolicyRuntime
@@ -30,12 +31,21 @@ from recipe.dag.workflow.schema import Node, NodeRole, Workflow
 
 class TrainingStep:
     """Runs the training nodes of one step; `step` counts from 0. Policies and critics without rows in this step are
-    left as they are, and so are actors whose turn it is not."""
+    left as they are, and so are actors whose turn it is not. `episodes`: what the rows are of, for credit that reads
+    what was said (a row's calls are `episodes[uid, episode].calls[call_positions[i]]`)."""
 
     def __init__(
-        self, workflow: Workflow, policies: dict[str, PolicyRuntime], rows: list[Row], *, step: int = 0, seed: int
+        self,
+        workflow: Workflow,
+        policies: dict[str, PolicyRuntime],
+        rows: list[Row],
+        *,
+        episodes: Sequence[Episode] = (),
+        step: int = 0,
+        seed: int,
     ):
         self.workflow, self.policies, self.step, self.seed = workflow, policies, step, seed
+        self.episodes = {(episode.uid, episode.index): episode for episode in episodes}
         chosen, self.world = select_rows(rows, workflow)
         self.batches = {name: PolicyBatch(mine) for name, mine in chosen.items() if mine}
         self.critics = critic_batches(workflow, self.batches)

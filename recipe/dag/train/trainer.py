@@ -136,7 +136,9 @@ class Trainer:
         metrics["timing/rollout"] = time.monotonic() - started
 
         await asyncio.gather(*[policy.sleep() for policy in self.trained])
-        training = TrainingStep(workflow, self.policies, gathered.rows, step=step - 1, seed=self.config.seed + step)
+        training = TrainingStep(
+            workflow, self.policies, gathered.rows, episodes=episodes, step=step - 1, seed=self.config.seed + step
+        )
         mark = time.monotonic()
         await training.run()
         metrics |= training.metrics()
