@@ -148,7 +148,7 @@ def main(argv: list[str] | None = None) -> int:
     except UserError as error:
         print(f"error: {error}", file=sys.stderr)
         return 2
-    torch.set_num_threads(os.cpu_count() or 1)
+    torch.set_num_threads(int(os.environ.get("OMP_NUM_THREADS") or os.cpu_count() or 1))
     problems = teacher.problems(args.problems, args.test_size)
     demonstrations = [d for problem in problems for d in teacher.teach(problem)]
     tokenizer = build_tokenizer(demonstrations[:3000])

@@ -1,0 +1,180 @@
+"""Four estimators on the tiny ReTool-MA: equal data, equal first weights, equal tokens.
+
+    python examples/compare_estimators.py [--seeds 0 1 2] [--steps 30] [--jobs 1] [--output outputs/estimators]
+
+Each run goes through `recipe.dag.main`, with workflows/workflow_retool_ma.yaml and another `algorithm` (written to
+OUTPUT/ESTIMATOR.yaml). Runs of one seed start from one model. Writes table.md and figure.png; a run that was killed
+goes on where it was, and a finished one is not run again. Three to five minutes a run on two cores.
+
+Tokens are those that the policy sampled while it learned. Runs have equal steps of equally many episodes, but not of
+equally long answers; curves and table end where the run with the fewest tokens ends.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import subprocess
+import sys
+from bisect import bisect_right
+from concurrent.futures import ThreadPoolExecutor
+from itertools import accumulate
+from pathlib import Path
+from statistics import fmean
+
+import yaml
+from matplotlib.backends.backend_agg import FigureCanvasAgg
+from matplotlib.figure import Figure
+
+from recipe.dag.report.curve import COLOURS
+
+ROOT = Path(__file__).resolve().parents[1]
+WORKFLOW = ROOT / "workflows" / "workflow_retool_ma.yaml"
+ALGORITHMS: dict[str, dict] = {
+    "grpo": {"estimator": "grpo", "group_by": ["uid"]},
+    "dr_mas": {"estimator": "dr_mas"},
+    "gae_chain": {"estimator": "gae_chain"},
+    "reinforce_pp": {"estimator": "reinforce_pp"},
+}
+"""grpo as it was published: one group per problem, whoever spoke. dr_mas: one per problem and agent."""
+CRITIC = {"lr": 1.0e-3}
+ACCURACY, VALIDATION, SAMPLED = "episode/accuracy", "val/accuracy", "tokens/sampled"
+
+Curve = list[tuple[int, float]]
+"""(tokens so far, accuracy)"""
+
+
+def workflow_with(name: str) -> dict:
+    """The shipped workflow with another algorithm. A chain carries every reward back to whoever spoke before, so the
+    node that pays the others for the verifier's success is left out there: it would count twice."""
+    workflow = yaml.safe_load(WORKFLOW.read_text())
+    workflow["algorithm"] = ALGORITHMS[name]
+    if name == "gae_chain":
+        workflow["policies"]["main"]["critic"] = CRITIC
+        workflow["nodes"] = [node for node in workflow["nodes"] if node["node_id"] != "team"]
+    return workflow
+
+
+def build(seed: int, output: Path, steps: int | None) -> None:
+    """The data and the first weights of a seed; what is there is kept."""
+    data = ["--local_dir", str(output / "data"), "--train_size", "2048", "--test_size", "64", "--seed", str(seed)]
+    run([str(ROOT / "preprocess" / "arithmetic.py"), *data], output / "data.log")
+    model = ["--workflow", str(WORKFLOW), "--teacher", "recipe/retool_ma/teacher.py:Teacher", "--seed", str(seed)]
+    model += ["--output", str(output / "model")] + ([] if steps is None else ["--steps", str(steps)])
+    run(["-m", "recipe.tiny.build", *model], output / "model.log")
+
+
+def train(name: str, seed: int, output: Path, steps: int, overrides: list[str]) -> Path:
+    """Returns the run's metrics.jsonl."""
+    workflow, shared, folder = output / f"{name}.yaml", output / f"seed{seed}", output / f"{name}_seed{seed}"
+    folder.mkdir(parents=True, exist_ok=True)
+    arguments = ["--config-path", str(ROOT / "recipe" / "retool_ma" / "config"), "--config-name", "tiny_cpu"]
+    arguments += [f"workflow={workflow}", f"seed={seed}", f"output_dir={folder}", f"model_path={shared / 'model'}"]
+    arguments += [f"data.{kind}_files={shared / 'data' / name}.parquet" for kind, name in FILES.items()]
+    arguments += [f"trainer.experiment_name={folder.name}", f"trainer.total_training_steps={steps}"]
+    run(["-m", "recipe.dag.main", *arguments, "trainer.logger=[console]", *overrides], folder / "run.log")
+    print(f"{name}, seed {seed}: done", flush=True)
+    return folder / "metrics.jsonl"
+
+
+FILES = {"train": "train", "val": "test"}
+
+
+def run(arguments: list[str], log: Path) -> None:
+    """A Python process whose output goes to `log`. Raises SystemExit with the log's end if it fails."""
+    log.parent.mkdir(parents=True, exist_ok=True)
+    with log.open("a") as file:
+        done = subprocess.run([sys.executable, *arguments], stdout=file, stderr=subprocess.STDOUT, cwd=ROOT)
+    if done.returncode:
+        tail = "\n".join(log.read_text(errors="replace").splitlines()[-15:])
+        raise SystemExit(f"{' '.join(arguments[:2])} failed ({done.returncode}); the end of {log}:\n{tail}")
+
+
+def curves(metrics_jsonl: Path) -> dict[str, Curve]:
+    """Accuracy in training and in validation over the tokens sampled before it was measured, and in `sampled` the
+    tokens after every step."""
+    lines = {line["step"]: line for line in map(json.loads, metrics_jsonl.read_text().splitlines())}
+    steps = [step for step in sorted(lines) if step > 0]
+    after = dict(zip([0, *steps], accumulate([0.0, *(lines[s][SAMPLED] for s in steps)]), strict=True))
+    before = {step: after[earlier] for earlier, step in zip([0, *steps], steps, strict=False)}
+    return {
+        ACCURACY: [(before[step], lines[step][ACCURACY]) for step in steps],
+        VALIDATION: [(after[step], line[VALIDATION]) for step, line in sorted(lines.items()) if VALIDATION in line],
+        SAMPLED: [(after[step], step) for step in steps],
+    }
+
+
+def at(curve: Curve, tokens: float) -> float:
+    """The last value that was measured within `tokens`."""
+    return curve[bisect_right(curve, (tokens, float("inf"))) - 1][1]
+
+
+def latest(curve: Curve, tokens: float) -> list[float]:
+    """The last fifth of the values that were measured within `tokens`, at least one."""
+    values = [value for place, value in curve if place <= tokens]
+    return values[-max(1, len(values) // 5) :]
+
+
+def report(found: dict[str, list[dict[str, Curve]]], output: Path) -> str:
+    """Writes table.md and figure.png; returns the table."""
+    budget = min(one[SAMPLED][-1][0] for seeds in found.values() for one in seeds)
+    grid = [budget * part / 30 for part in range(31)]
+    figure = Figure(figsize=(11, 4.5), layout="constrained")
+    FigureCanvasAgg(figure)
+    axes = figure.subplots(1, 2, sharey=True)
+    seeds = len(next(iter(found.values())))
+    lines = [
+        f"Unseen problems solved, by tokens sampled in training (of {budget:,.0f}); mean of {seeds} seeds, then each",
+        "",
+        "| estimator | at first | half the tokens | all | each seed, all | in training, last fifth |",
+        "|---|---|---|---|---|---|",
+    ]
+    for colour, (name, runs) in zip(COLOURS, found.items(), strict=False):
+        for axis, key in zip(axes, (ACCURACY, VALIDATION), strict=True):
+            values = [[at(one[key], tokens) for tokens in grid] for one in runs]
+            columns = list(zip(*values, strict=True))
+            axis.plot(grid, list(map(fmean, columns)), color=colour, label=name)
+            axis.fill_between(grid, list(map(min, columns)), list(map(max, columns)), color=colour, alpha=0.12)
+        cells = [fmean(at(one[VALIDATION], part * budget) for one in runs) for part in (0, 0.5, 1)]
+        last = [at(one[VALIDATION], budget) for one in runs]
+        late = fmean(fmean(latest(one[ACCURACY], budget)) for one in runs)
+        row = [*(f"{cell:.3f}" for cell in cells), " ".join(f"{value:.3f}" for value in last), f"{late:.3f}"]
+        lines.append(f"| {name} | {' | '.join(row)} |")
+    for axis, title in zip(axes, ("training (sampled)", "unseen problems"), strict=True):
+        axis.set(title=title, xlabel="tokens sampled", ylim=(0, 1))
+        axis.grid(alpha=0.3)
+    axes[0].set_ylabel("solved")
+    axes[1].legend(loc="lower right", frameon=False)
+    figure.savefig(output / "figure.png", dpi=130)
+    table = "\n".join(lines) + "\n"
+    (output / "table.md").write_text(table)
+    return table
+
+
+def main(given: list[str] | None = None) -> None:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--seeds", type=int, nargs="+", default=[0, 1, 2])
+    parser.add_argument("--estimators", nargs="+", choices=ALGORITHMS, default=list(ALGORITHMS))
+    parser.add_argument("--steps", type=int, default=30)
+    parser.add_argument("--model-steps", type=int, help="of the model's supervised start; the recipe's own by default")
+    parser.add_argument("--jobs", type=int, default=1, help="runs at a time; each wants two cores")
+    parser.add_argument("--output", type=Path, default=Path("outputs/estimators"))
+    parser.add_argument("overrides", nargs="*", metavar="key=value", help="of every run, after --")
+    options = parser.parse_args(given)
+    output = options.output.resolve()
+    output.mkdir(parents=True, exist_ok=True)
+    for name in options.estimators:
+        (output / f"{name}.yaml").write_text(yaml.safe_dump(workflow_with(name), sort_keys=False))
+    os.environ.setdefault("OMP_NUM_THREADS", str(max(1, (os.cpu_count() or 1) // options.jobs)))
+    with ThreadPoolExecutor(options.jobs) as pool:
+        list(pool.map(lambda seed: build(seed, output / f"seed{seed}", options.model_steps), options.seeds))
+        pairs = [(name, seed) for seed in options.seeds for name in options.estimators]
+        files = pool.map(lambda pair: train(*pair, output, options.steps, options.overrides), pairs)
+        made = dict(zip(pairs, files, strict=True))
+    found = {name: [curves(made[name, seed]) for seed in options.seeds] for name in options.estimators}
+    print(report(found, output))
+
+
+if __name__ == "__main__":
+    main()

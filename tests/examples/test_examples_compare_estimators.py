@@ -1,0 +1,67 @@
+import importlib.util
+import json
+import sys
+from pathlib import Path
+
+import pytest
+
+from recipe.dag.workflow.loader import load_workflow
+
+ROOT = Path(__file__).resolve().parents[2]
+spec = importlib.util.spec_from_file_location("compare_estimators", ROOT / "examples" / "compare_estimators.py")
+compare = importlib.util.module_from_spec(spec)
+sys.modules[spec.name] = compare
+spec.loader.exec_module(compare)
+
+
+@pytest.fixture(autouse=True)
+def model_path(monkeypatch):
+    monkeypatch.setenv("MODEL_PATH", "somewhere")
+
+
+@pytest.mark.parametrize("name", compare.ALGORITHMS)
+def test_every_estimator_gives_a_workflow_that_loads(name, tmp_path):
+    path = tmp_path / f"{name}.yaml"
+    path.write_text(compare.yaml.safe_dump(compare.workflow_with(name), sort_keys=False))
+    workflow = load_workflow(path)
+    assert workflow.algorithm.estimator == compare.ALGORITHMS[name]["estimator"]
+    assert (workflow.policies["main"].critic is not None) == (name == "gae_chain")
+    assert ("team" in {node.node_id for node in workflow.nodes}) == (name != "gae_chain")
+
+
+def metrics(path, accuracies, validations, tokens):
+    lines = [{"step": 0, "val/accuracy": validations[0]}]
+    for step, accuracy in enumerate(accuracies, 1):
+        line = {"step": step, "episode/accuracy": accuracy, "tokens/sampled": tokens}
+        lines.append(line | ({"val/accuracy": validations[step]} if step in validations else {}))
+    path.write_text("".join(json.dumps(line) + "\n" for line in lines))
+    return path
+
+
+def test_an_accuracy_stands_at_the_tokens_it_was_trained_with(tmp_path):
+    found = compare.curves(metrics(tmp_path / "m.jsonl", [0.1, 0.2, 0.3], {0: 0.05, 2: 0.25}, 10.0))
+    assert found[compare.ACCURACY] == [(0.0, 0.1), (10.0, 0.2), (20.0, 0.3)]  # rolled out before the step's update
+    assert found[compare.VALIDATION] == [(0.0, 0.05), (20.0, 0.25)]
+    assert found[compare.SAMPLED][-1] == (30.0, 3)
+
+
+@pytest.mark.parametrize(("tokens", "value"), [(0.0, 0.1), (9.9, 0.1), (10.0, 0.2), (99.0, 0.2)])
+def test_at_reads_the_last_measurement_within_the_budget(tokens, value):
+    assert compare.at([(0.0, 0.1), (10.0, 0.2)], tokens) == value
+
+
+def test_the_run_with_the_fewest_tokens_sets_the_budget(tmp_path):
+    short = metrics(tmp_path / "short.jsonl", [0.1, 0.5], {0: 0.1, 2: 0.5}, 10.0)
+    long = metrics(tmp_path / "long.jsonl", [0.1, 0.9], {0: 0.1, 1: 0.4, 2: 0.9}, 15.0)
+    table = compare.report({"short": [compare.curves(short)], "long": [compare.curves(long)]}, tmp_path)
+    assert "(of 20)" in table
+    rows = {line.split(" | ")[0].strip("| "): line for line in table.splitlines()[4:]}
+    assert rows["short"].startswith("| short | 0.100 | 0.100 | 0.500 | 0.500 |")
+    assert rows["long"].startswith("| long | 0.100 | 0.100 | 0.400 | 0.400 |")  # its 30 tokens are beyond the 20
+    assert (tmp_path / "figure.png").stat().st_size > 10_000
+    assert (tmp_path / "table.md").read_text() == table
+
+
+def test_a_run_that_fails_shows_the_end_of_its_log(tmp_path):
+    with pytest.raises(SystemExit, match="boom"):
+        compare.run(["-c", "raise ValueError('boom')"], tmp_path / "log")
