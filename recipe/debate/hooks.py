@@ -8,11 +8,12 @@ from __future__ import annotations
 
 from typing import Any
 
-from recipe.dag.episode.context import Context, Message, Output
+from recipe.dag.episode.context import Context, Message, Output, required
 from recipe.dag.episode.record import Episode
-from recipe.dag.errors import HookFault, UserError
+from recipe.dag.errors import UserError
 from recipe.dag.reward.answer import extract_answer
 from recipe.dag.reward.grader import grade
+from recipe.dag.reward.outcome import ground_truth
 
 BOX = "Finish with your answer in \\boxed{}."
 
@@ -35,7 +36,7 @@ class _Speaker:
     def post_process(
         self, tokenizer: Any, prompt_ids: Any, response_ids: list[int], *, context: Context | None = None
     ) -> Output:
-        text = _required(context).call.text
+        text = required(context).call.text
         answer = extract_answer(text, strict=True)
         return Output(parsed={} if answer is None else {"answer": answer})
 
@@ -70,7 +71,7 @@ async def right_answers(
 ) -> dict[str, list[float]]:
     """1.0 for every call whose answer is right, 0.0 for the others; what the node `judge` answers last is the outcome.
     Raises GraderFault."""
-    truth = str(episode.sample.get("ground_truth"))
+    truth = ground_truth(episode)
     verdicts: dict[str | None, float] = {None: 0.0}
     for answer in dict.fromkeys(call.parsed.get("answer") for call in episode.calls):
         if answer is not None:
@@ -87,13 +88,7 @@ async def right_answers(
     return {a: [verdicts[call.parsed.get("answer")] for call in episode.calls_of(a)] for a in agents}
 
 
-def _required(context: Context | None) -> Context:
-    if context is None:
-        raise HookFault("these hooks need the episode's context")
-    return context
-
-
 def _messages(context: Context | None, instruction: str) -> list[Message]:
-    context = _required(context)
+    context = required(context)
     said = [f"{node} said:\n{call.text}" for node, call in context.upstream.items() if call.turn == context.turn]
     return [{"role": "user", "content": "\n\n".join([context.problem, *said, instruction])}]

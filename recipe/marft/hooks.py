@@ -8,11 +8,13 @@ from __future__ import annotations
 
 from typing import Any
 
-from recipe.dag.episode.context import Context, Message, Output
-from recipe.dag.episode.record import Episode
-from recipe.dag.errors import HookFault, UserError
+from recipe.dag.episode.context import Context, Message, Output, required
+from recipe.dag.errors import UserError
 from recipe.dag.reward.answer import after_thinking, extract_answer
+from recipe.dag.reward.outcome import env_outcome
 from recipe.marft import prompts
+
+__all__ = ["Actor", "Reasoner", "env_outcome"]
 
 
 class _Role:
@@ -35,7 +37,7 @@ class _Role:
     ) -> list[Message]:
         """`task` (math or code) chooses the built-in texts, `pre_chat_template` and `system` replace them;
         `system: ""` leaves the system message out."""
-        context = _required(context)
+        context = required(context)
         where = f"node '{context.node}': pre_process_kwargs"
         if task not in self.templates:
             raise UserError(f"{where}.task: {task!r} is unknown; choose one of {', '.join(self.templates)}")
@@ -55,7 +57,7 @@ class _Role:
         post_chat_template: str = "",
     ) -> Output:
         """`post_chat_template` is put, as it is, before what the agent hands over."""
-        text = after_thinking(_required(context).call.text)
+        text = after_thinking(required(context).call.text)
         return Output(text=post_chat_template + text, parsed=self.parse(text))
 
     def parse(self, text: str) -> dict[str, Any]:
@@ -76,25 +78,6 @@ class Actor(_Role):
     def parse(self, text: str) -> dict[str, Any]:
         answer = extract_answer(text, strict=True)
         return {} if answer is None else {"answer": answer}
-
-
-def env_outcome(episode: Episode, *, solved_at: float = 1.0) -> dict[str, float]:
-    """For the REWARD node of a workflow whose env rewards: the episode is solved (`outcome` 1.0) if the last reward is
-    at least `solved_at`. Adds no reward of its own."""
-    reward = episode.calls[-1].reward if episode.calls else None
-    if reward is None:
-        raise UserError(
-            "env_outcome: the last call has no reward; set rewards_with_env: true on the node with env_path"
-        )
-    episode.outcome = float(reward >= solved_at)
-    episode.info["final_reward"] = reward
-    return {}
-
-
-def _required(context: Context | None) -> Context:
-    if context is None:
-        raise HookFault("these hooks need the episode's context")
-    return context
 
 
 def _fields(context: Context, obs: Any) -> dict[str, str]:

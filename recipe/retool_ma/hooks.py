@@ -11,13 +11,14 @@ from __future__ import annotations
 
 from typing import Any
 
-from recipe.dag.episode.context import Context, Message, Output
+from recipe.dag.episode.context import Context, Message, Output, required
 from recipe.dag.episode.record import Call
-from recipe.dag.errors import HookFault, UserError
+from recipe.dag.errors import UserError
 from recipe.dag.reward.answer import after_thinking, extract_answer
+from recipe.dag.reward.outcome import outcome_reward, team_reward
 from recipe.retool_ma import prompts
 from recipe.retool_ma.plan import parse_plan, plan_json, plan_of
-from recipe.retool_ma.scoring import outcome_reward, role_rewards, team_reward
+from recipe.retool_ma.scoring import role_rewards
 from recipe.retool_ma.snippet import EMPTY_CODE, execution_log, extract_code
 from recipe.retool_ma.verdict import parse_verdict
 
@@ -39,7 +40,7 @@ class Planner:
         executor: str = "execute",
         verifier: str = "verify",
     ) -> list[Message]:
-        context = _required(context)
+        context = required(context)
         last = next((call for call in reversed(context.history) if call.node == context.node), None)
         fields = {
             "problem": context.problem,
@@ -72,7 +73,7 @@ class Executor:
         planner: str = "plan",
         verifier: str = "verify",
     ) -> list[Message]:
-        context = _required(context)
+        context = required(context)
         fields = {
             "problem": context.problem,
             **_plan_fields(_upstream(context, "planner", planner)),
@@ -91,7 +92,7 @@ class Executor:
         code_timeout: float = 20.0,
     ) -> Output:
         """`code_timeout`: seconds. An answer without code is a failed run."""
-        context = _required(context)
+        context = required(context)
         code = extract_code(_answer_text(tokenizer, response_ids, context))
         # The tool is called without code too: it refuses, and the refusal is recorded as an invalid call.
         result = await context.call_tool(tool, code=code, timeout=code_timeout)
@@ -121,7 +122,7 @@ class Verifier:
         planner: str = "plan",
         executor: str = "execute",
     ) -> list[Message]:
-        context = _required(context)
+        context = required(context)
         fields = {
             "problem": context.problem,
             **_plan_fields(_upstream(context, "planner", planner)),
@@ -134,7 +135,7 @@ class Verifier:
     def post_process(
         self, tokenizer: Any, prompt_ids: Any, response_ids: list[int], *, context: Context | None = None
     ) -> Output:
-        context = _required(context)
+        context = required(context)
         verdict = parse_verdict(_answer_text(tokenizer, response_ids, context), may_revise=_may_revise(context))
         parsed = {"answer": verdict.answer, "verdict": verdict.kind, "feedback": verdict.feedback}
         return Output(parsed=parsed, done=verdict.kind == "final")
@@ -156,7 +157,7 @@ class _Alone:
         prompt: str | None = None,
         system: str | None = None,
     ) -> list[Message]:
-        context = _required(context)
+        context = required(context)
         template, system = self.prompt if prompt is None else prompt, self.system if system is None else system
         return _messages(context, template, system, {"problem": context.problem})
 
@@ -176,12 +177,6 @@ class Reasoner(_Alone):
     """The baseline without a tool. Field: problem."""
 
     prompt, system = prompts.REASONER, prompts.REASONER_SYSTEM
-
-
-def _required(context: Context | None) -> Context:
-    if context is None:
-        raise HookFault("these hooks need the episode's context")
-    return context
 
 
 def _messages(context: Context, prompt: str, system: str, fields: dict[str, str]) -> list[Message]:

@@ -1,4 +1,4 @@
-"""Reward nodes: what each agent of a finished episode earns.
+"""ReTool-MA's reward node: what each agent of a finished episode earns.
 
 Invariant: an episode is graded once, before anything is set on it; a grader that fails raises and leaves the episode
 ungraded. Rewards are lists with one value per call of the agent, in the order of its calls.
@@ -6,14 +6,12 @@ ungraded. Rewards are lists with one value per call of the agent, in the order o
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from recipe.dag.episode.record import Call, Episode
 from recipe.dag.errors import GraderFault, UserError
-from recipe.dag.reward.answer import extract_answer
-from recipe.dag.reward.grader import grade
+from recipe.dag.reward.outcome import answer_of, graded, ground_truth
 from recipe.retool_ma.plan import plan_of
 from recipe.retool_ma.rewards import (
     Coefficients,
@@ -83,60 +81,9 @@ async def role_rewards(
     return {agent: [rewards.get(id(call), 0.0) for call in episode.calls_of(agent)] for agent in agents}
 
 
-async def outcome_reward(
-    episode: Episode, *, agent: str = "solver", grade_timeout_s: float = 10.0
-) -> dict[str, list[float]]:
-    """1 for a right answer, 0 for a wrong one, on the last call of `agent`; for the single-agent baselines.
-
-    Sets `episode.outcome` and `episode.info`. Raises GraderFault if the answer cannot be graded.
-    """
-    calls = episode.calls_of(agent)
-    if not calls:
-        names = ", ".join(dict.fromkeys(call.agent for call in episode.calls)) or "none"
-        raise UserError(
-            f"outcome_reward: agent '{agent}' made no call; agents that did: {names}; set executable_kwargs.agent"
-        )
-    answer = answer_of(calls[-1])
-    outcome = await _outcome(answer, ground_truth(episode), Coefficients(), grade_timeout_s)
-    episode.outcome = outcome
-    episode.info.update(final_reward=outcome, answer=answer or "")
-    return {agent: [0.0] * (len(calls) - 1) + [outcome]}
-
-
-def team_reward(
-    episode: Episode, *, weight: float = 0.5, agents: Sequence[str] | None = None
-) -> dict[str, list[float]]:
-    """`weight` times the episode's outcome on every call of `agents` (all that moved where None).
-
-    A reward node of its own, after the one that grades: the published role rewards pay a planner and an executor for
-    any program that runs, right or wrong."""
-    if episode.outcome is None:
-        raise UserError("team_reward: the episode is not graded yet; make this node depend on the node that grades")
-    moved = dict.fromkeys(call.agent for call in episode.calls)
-    unknown = [name for name in agents or () if name not in moved]
-    if unknown:
-        raise UserError(f"team_reward: agent '{unknown[0]}' made no call; agents that did: {', '.join(moved)}")
-    return {name: [weight * episode.outcome] * len(episode.calls_of(name)) for name in agents or moved}
-
-
-def ground_truth(episode: Episode) -> str:
-    truth = episode.sample.get("ground_truth")
-    if truth is None:
-        raise UserError(f"sample {episode.uid}: no ground_truth; the data needs reward_model.ground_truth")
-    return str(truth)
-
-
-def answer_of(call: Call) -> str | None:
-    """What the hook found, or what stands in the text of an agent whose hook looks for no answer."""
-    answer = call.parsed["answer"] if "answer" in call.parsed else extract_answer(call.text)
-    return None if answer is None else str(answer)
-
-
 async def _outcome(answer: str | None, truth: str, c: Coefficients, timeout_s: float) -> float:
-    if answer is None:
-        return 0.0
     try:
-        return float(await grade(answer, truth, timeout_s=timeout_s))
+        return await graded(answer, truth, timeout_s)
     except GraderFault:
         if c.compat:
             return -1.0

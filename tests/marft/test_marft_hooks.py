@@ -13,13 +13,13 @@ from hypothesis import strategies as st
 
 from recipe.dag.episode.client import PolicyEndpoint
 from recipe.dag.episode.context import Context
-from recipe.dag.episode.record import Call, Episode, Generation
+from recipe.dag.episode.record import Call, Generation
 from recipe.dag.episode.runner import EpisodeRunner
 from recipe.dag.errors import HookFault, UserError
 from recipe.dag.tools.sandbox_client import RunResult
 from recipe.dag.workflow.loader import load_workflow
 from recipe.marft import prompts
-from recipe.marft.hooks import Actor, Reasoner, env_outcome
+from recipe.marft.hooks import Actor, Reasoner
 from recipe.marft.prompts import render
 
 ROOT = Path(__file__).parents[2]
@@ -132,22 +132,6 @@ def test_post_chat_template_stands_before_the_answer():
 def test_hooks_without_an_episode_are_a_fault():
     with pytest.raises(HookFault):
         Reasoner().pre_process(None, [], None)
-
-
-@pytest.mark.parametrize(
-    ("reward", "solved_at", "outcome"), [(1.0, 1.0, 1.0), (0.5, 1.0, 0.0), (0.5, 0.5, 1.0), (0.0, 1.0, 0.0)]
-)
-def test_the_envs_last_reward_is_the_outcome(reward, solved_at, outcome):
-    calls = [call("reason", ""), call("act", "")]
-    calls[0].reward, calls[1].reward = 0.0, reward
-    episode = Episode("u", 0, {}, calls)
-    assert env_outcome(episode, solved_at=solved_at) == {}
-    assert (episode.outcome, episode.info) == (outcome, {"final_reward": reward})
-
-
-def test_an_env_that_rewards_nobody_is_the_users_mistake():
-    with pytest.raises(UserError, match="rewards_with_env"):
-        env_outcome(Episode("u", 0, {}, [call("act", "")]))
 
 
 class Scripted:

@@ -8,8 +8,8 @@ import pytest
 
 from recipe.dag.episode.record import Call, Episode
 from recipe.dag.errors import GraderFault, UserError
-from recipe.retool_ma import scoring
-from recipe.retool_ma.scoring import outcome_reward, role_rewards
+from recipe.dag.reward import outcome
+from recipe.retool_ma.scoring import role_rewards
 
 
 def call(node: str, agent: str, turn: int = 0, text: str = "", **parsed) -> Call:
@@ -42,7 +42,7 @@ def timeout(monkeypatch):
     async def grade(prediction, truth, timeout_s):
         raise GraderFault("timed out")
 
-    monkeypatch.setattr(scoring, "grade", grade)
+    monkeypatch.setattr(outcome, "grade", grade)
 
 
 def test_a_solved_episode():
@@ -137,19 +137,3 @@ def test_wiring_mistakes_are_one_line(case, options, message):
         rewards(case, **options)
     assert message in str(error.value)
     assert "\n" not in str(error.value)
-
-
-@pytest.mark.parametrize(("answer", "reward"), [("42.0", 1.0), ("41", 0.0), (None, 0.0)])
-def test_outcome_reward(answer, reward):
-    case = episode(call("solve", "solver"), call("solve", "solver", answer=answer))
-    assert asyncio.run(outcome_reward(case)) == {"solver": [0.0, reward]}
-    assert (case.outcome, case.info) == (reward, {"final_reward": reward, "answer": answer or ""})
-
-
-def test_outcome_reward_of_an_agent_that_is_not_there(timeout):
-    case = episode(call("solve", "reasoner", answer="42"))
-    with pytest.raises(UserError, match="agent 'solver' made no call; agents that did: reasoner"):
-        asyncio.run(outcome_reward(case))
-    with pytest.raises(GraderFault):
-        asyncio.run(outcome_reward(case, agent="reasoner"))
-    assert case.outcome is None

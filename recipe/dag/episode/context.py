@@ -11,6 +11,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from recipe.dag.episode.record import Call, ToolResult
+from recipe.dag.errors import HookFault
 
 Message = dict[str, Any]
 """{"role": ..., "content": ...}, as chat templates take it."""
@@ -65,3 +66,10 @@ class Context:
     def problem(self) -> str:
         """The text of the sample's last user message."""
         return next((m["content"] for m in reversed(self.sample["prompt"]) if m["role"] == "user"), "")
+
+
+def required(context: Context | None) -> Context:
+    """For hooks that cannot do without. Raises HookFault."""
+    if context is None:
+        raise HookFault("this hook needs the episode's context")
+    return context

@@ -11,9 +11,9 @@ from recipe.dag.algorithms import WITH_VALUES
 from recipe.dag.workflow.siirl.nodes import Nodes, role_of
 from recipe.dag.workflow.source import Origin, Source, nowhere
 
-ENV_OUTCOME = "recipe.marft.hooks:env_outcome"
+ENV_OUTCOME = "recipe.dag.reward.outcome:env_outcome"
 """Stands in for a REWARD node that leaves the reward to the env."""
-RULE_REWARD = "recipe.retool_ma.hooks:outcome_reward"
+RULE_REWARD = "recipe.dag.reward.outcome:outcome_reward"
 """Stands in for siiRL's rule-based reward."""
 KL_LOSS_COEF = 0.001
 """The default of siiRL's actor."""

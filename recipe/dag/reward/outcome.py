@@ -1,0 +1,81 @@
+"""Reward nodes that any workflow can use: was the episode solved, and who is paid for it.
+
+Invariant: an episode is graded once, before anything is set on it; a grader that fails raises and leaves the episode
+ungraded. Rewards are lists with one value per call of the agent, in the order of its calls.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from recipe.dag.episode.record import Call, Episode
+from recipe.dag.errors import UserError
+from recipe.dag.reward.answer import extract_answer
+from recipe.dag.reward.grader import grade
+
+
+async def outcome_reward(
+    episode: Episode, *, agent: str = "solver", grade_timeout_s: float = 10.0
+) -> dict[str, list[float]]:
+    """1 for a right answer, 0 for a wrong one, on the last call of `agent`; for the single-agent baselines.
+
+    Sets `episode.outcome` and `episode.info`. Raises GraderFault if the answer cannot be graded.
+    """
+    calls = episode.calls_of(agent)
+    if not calls:
+        names = ", ".join(dict.fromkeys(call.agent for call in episode.calls)) or "none"
+        raise UserError(
+            f"outcome_reward: agent '{agent}' made no call; agents that did: {names}; set executable_kwargs.agent"
+        )
+    answer = answer_of(calls[-1])
+    outcome = await graded(answer, ground_truth(episode), grade_timeout_s)
+    episode.outcome = outcome
+    episode.info.update(final_reward=outcome, answer=answer or "")
+    return {agent: [0.0] * (len(calls) - 1) + [outcome]}
+
+
+def team_reward(
+    episode: Episode, *, weight: float = 0.5, agents: Sequence[str] | None = None
+) -> dict[str, list[float]]:
+    """`weight` times the episode's outcome on every call of `agents` (all that moved where None).
+
+    A reward node of its own, after the one that grades: the published role rewards pay a planner and an executor for
+    any program that runs, right or wrong."""
+    if episode.outcome is None:
+        raise UserError("team_reward: the episode is not graded yet; make this node depend on the node that grades")
+    moved = dict.fromkeys(call.agent for call in episode.calls)
+    unknown = [name for name in agents or () if name not in moved]
+    if unknown:
+        raise UserError(f"team_reward: agent '{unknown[0]}' made no call; agents that did: {', '.join(moved)}")
+    return {name: [weight * episode.outcome] * len(episode.calls_of(name)) for name in agents or moved}
+
+
+def env_outcome(episode: Episode, *, solved_at: float = 1.0) -> dict[str, float]:
+    """For the REWARD node of a workflow whose env rewards: the episode is solved (`outcome` 1.0) if the last reward is
+    at least `solved_at`. Adds no reward of its own."""
+    reward = episode.calls[-1].reward if episode.calls else None
+    if reward is None:
+        raise UserError(
+            "env_outcome: the last call has no reward; set rewards_with_env: true on the node with env_path"
+        )
+    episode.outcome = float(reward >= solved_at)
+    episode.info["final_reward"] = reward
+    return {}
+
+
+def ground_truth(episode: Episode) -> str:
+    truth = episode.sample.get("ground_truth")
+    if truth is None:
+        raise UserError(f"sample {episode.uid}: no ground_truth; the data needs reward_model.ground_truth")
+    return str(truth)
+
+
+def answer_of(call: Call) -> str | None:
+    """What the hook found, or what stands in the text of an agent whose hook looks for no answer."""
+    answer = call.parsed["answer"] if "answer" in call.parsed else extract_answer(call.text)
+    return None if answer is None else str(answer)
+
+
+async def graded(answer: str | None, truth: str, timeout_s: float) -> float:
+    """1.0 right, 0.0 wrong or none. Raises GraderFault."""
+    return 0.0 if answer is None else float(await grade(answer, truth, timeout_s=timeout_s))
