@@ -12,26 +12,16 @@ from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
 from recipe.dag.errors import UserError
+from recipe.dag.workflow.dotted import flat
 
 
 def apply_overrides(
     config: DictConfig, defaults: DictConfig, branch: str, given: dict[str, Any], *, where: str
 ) -> None:
     """Put `given` into `config.<branch>` in place; `defaults` says what verl leaves empty."""
-    for key, value in flatten(given).items():
+    for key, value, _ in flat(given):
         try:
             parent = OmegaConf.select(defaults, f"{branch}.{key}".rpartition(".")[0])
             OmegaConf.update(config, f"{branch}.{key}", value, merge=True, force_add=parent == {})
         except OmegaConfBaseException as error:
             raise UserError(f"{where}.{key}: {str(error).splitlines()[0]}") from error
-
-
-def flatten(config: dict[str, Any], prefix: str = "") -> dict[str, Any]:
-    """Nested keys to dotted ones; empty dictionaries are values."""
-    flat = {}
-    for key, value in config.items():
-        if isinstance(value, dict) and value:
-            flat |= flatten(value, f"{prefix}{key}.")
-        else:
-            flat[f"{prefix}{key}"] = value
-    return flat

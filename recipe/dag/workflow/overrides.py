@@ -10,6 +10,7 @@ from collections.abc import Iterator
 from typing import Any
 
 from recipe.dag.workflow.checks.training import policy_of
+from recipe.dag.workflow.dotted import flat
 from recipe.dag.workflow.draft import Draft
 from recipe.dag.workflow.pieces import shown
 from recipe.dag.workflow.problem import KeyPath, Problem, render_path
@@ -47,14 +48,14 @@ def with_overrides(draft: Draft) -> dict[str, Policy]:
 def _overrides(draft: Draft) -> Iterator[tuple[str, bool, str, Any, KeyPath]]:
     """(policy, of its critic, dotted key, value, place) of every override, the policies' own first."""
     for name, policy in draft.each_policy():
-        for key, value, path in _flat(policy.config, ("policies", name, "config")):
+        for key, value, path in flat(policy.config, ("policies", name, "config")):
             yield name, False, key, value, path
         critic = policy.critic.config if policy.critic else {}
-        for key, value, path in _flat(critic, ("policies", name, "critic", "config")):
+        for key, value, path in flat(critic, ("policies", name, "critic", "config")):
             yield name, True, key, value, path
     for index, node in draft.each_node():
         owner = _owner(draft, index, node)
-        for key, value, path in _flat(node.config, ("nodes", index, "config")):
+        for key, value, path in flat(node.config, ("nodes", index, "config")):
             if owner is not None:
                 yield owner, node.node_role is NodeRole.CRITIC, key, value, path
 
@@ -66,11 +67,3 @@ def _owner(draft: Draft, index: int, node: Node) -> str | None:
         return policy_of(draft, index, node)
     agent = draft.agents[node.agent_group] if draft.agents else None
     return agent.policy if agent is not None and agent.policy in draft.policies else None
-
-
-def _flat(config: dict[str, Any], path: KeyPath, prefix: str = "") -> Iterator[tuple[str, Any, KeyPath]]:
-    for key, value in config.items():
-        if isinstance(value, dict) and value:
-            yield from _flat(value, (*path, key), f"{prefix}{key}.")
-        else:
-            yield f"{prefix}{key}", value, (*path, key)

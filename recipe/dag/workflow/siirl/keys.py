@@ -6,10 +6,7 @@ warning; none is lost silently.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from typing import Any
-
-from recipe.dag.workflow.problem import KeyPath
 
 ACTOR_KEYS = {
     "model.path": "model.path",
@@ -72,15 +69,6 @@ UNREAD = {
     "ppo_mini_batch_size": _STEPS,
     "model_params": "nothing reads it; `gpus` under the policy places it",
 }
-
-
-def flat(config: dict[str, Any], path: KeyPath, prefix: str = "") -> Iterator[tuple[str, Any, KeyPath]]:
-    """(dotted key, value, place) of every value that is no mapping."""
-    for key, value in config.items():
-        if isinstance(value, dict) and value:
-            yield from flat(value, (*path, key), f"{prefix}{key}.")
-        else:
-            yield f"{prefix}{key}", value, (*path, key)
 
 
 def translated(name: str, key: str, value: Any) -> tuple[str, Any]:

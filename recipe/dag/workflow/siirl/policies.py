@@ -8,6 +8,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Any
 
+from recipe.dag.workflow.dotted import flat
 from recipe.dag.workflow.pieces import shown
 from recipe.dag.workflow.problem import KeyPath, Problem, render_path
 from recipe.dag.workflow.siirl.keys import (
@@ -17,7 +18,6 @@ from recipe.dag.workflow.siirl.keys import (
     CRITIC_KEYS,
     EPISODE_KEYS,
     UNREAD,
-    flat,
     translated,
 )
 from recipe.dag.workflow.siirl.nodes import Nodes, options_of
