@@ -97,3 +97,8 @@ def boundary(fault: type[Fault], where: str = "") -> Iterator[None]:
         raise fault(f"timed out {error}".strip(), where=where) from error
     except Exception as error:
         raise fault(f"{type(error).__name__}: {error}", where=where) from error
+
+
+def described(value: object) -> str:
+    """What user code returned, short enough for a message."""
+    return f"{type(value).__name__} {value!r}"[:200]

@@ -16,9 +16,9 @@ from recipe.dag.episode.context import Context, Output
 from recipe.dag.episode.graph import EpisodeNode
 from recipe.dag.episode.hooks import checked
 from recipe.dag.episode.tasks import invoke, limited
-from recipe.dag.errors import HookFault, UserError, boundary
+from recipe.dag.errors import HookFault, UserError, boundary, described
 from recipe.dag.workflow.schema import NodeRole, Vote, Workflow
-from recipe.dag.workflow.user_code import load_object
+from recipe.dag.workflow.user_code import load_function
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,8 +55,7 @@ class Computation:
         elif isinstance(found, dict):
             found = Output(parsed=found)
         elif not isinstance(found, Output):
-            problem = f"returned {type(found).__name__} {found!r}"[:200]
-            raise HookFault(f"{problem}, not an Output, a str or a dict", where=self.where)
+            raise HookFault(f"returned {described(found)}, not an Output, a str or a dict", where=self.where)
         output = checked(found, self.where)
         return Output(output.text or "", deepcopy(output.parsed), output.done)
 
@@ -68,8 +67,6 @@ def load_compute(place: EpisodeNode, workflow: Workflow) -> Ballot | Computation
         return Ballot(place, node.vote or Vote())
     if node.executable_ref is None:
         raise UserError(f"node {node.node_id}: a DEFAULT node needs `executable_ref: file.py:function`")
-    function = load_object(node.executable_ref, workflow.path)
-    if not callable(function):
-        raise UserError(f"node {node.node_id}: {node.executable_ref} is no function; write it as file.py:function")
+    function = load_function(node.executable_ref, workflow.path, node.node_id)
     where = f"node {node.node_id}: {node.executable_ref}"
     return Computation(place, where, function, workflow.episode.call_timeout_s)

@@ -16,7 +16,7 @@ from typing import Any, Protocol
 
 from recipe.dag.episode.env_class import EnvClass
 from recipe.dag.episode.tasks import invoke, limited
-from recipe.dag.errors import EnvFault, boundary
+from recipe.dag.errors import EnvFault, boundary, described
 
 CLOSE_LIMIT_S = 5.0
 
@@ -73,7 +73,7 @@ class LiveEnv:
         result = await self._call("step", self._instance.step, list(actions), ground_truth)
         if not isinstance(result, tuple | list) or len(result) not in (3, 4):
             raise EnvFault(
-                f"returned {_shown(result)}, not (obs, reward, done) or (obs, reward, done, info)", where=where
+                f"returned {described(result)}, not (obs, reward, done) or (obs, reward, done, info)", where=where
             )
         obs, reward, done, info = (*result, {})[:4]
         return Step(
@@ -132,7 +132,7 @@ def rewards(reward: Any, players: list[str], where: str, *, chained: bool = Fals
 def _bool(done: Any, where: str) -> bool:
     plain = done.tolist() if hasattr(done, "tolist") else done
     if not isinstance(plain, Real) or plain not in (0, 1):
-        raise EnvFault(f"returned done = {_shown(done)}, not a bool", where=where)
+        raise EnvFault(f"returned done = {described(done)}, not a bool", where=where)
     return bool(plain)
 
 
@@ -140,7 +140,7 @@ def _info(info: Any, where: str) -> dict[str, Any]:
     if info is None:
         return {}
     if not isinstance(info, dict):
-        raise EnvFault(f"returned info = {_shown(info)}, not a dict", where=where)
+        raise EnvFault(f"returned info = {described(info)}, not a dict", where=where)
     try:
         plain = {name: value.tolist() if hasattr(value, "tolist") else value for name, value in info.items()}
         return json.loads(json.dumps(plain, allow_nan=False))  # a copy: the env may go on changing its own
@@ -150,9 +150,5 @@ def _info(info: Any, where: str) -> dict[str, Any]:
 
 def _finite(value: Any, where: str) -> float:
     if not isinstance(value, Real) or not math.isfinite(value):
-        raise EnvFault(f"returned the reward {_shown(value)}, not a finite number", where=where)
+        raise EnvFault(f"returned the reward {described(value)}, not a finite number", where=where)
     return float(value)
-
-
-def _shown(value: Any) -> str:
-    return f"{type(value).__name__} {value!r}"[:200]

@@ -17,7 +17,7 @@ from typing import Any
 from recipe.dag.episode.chat import as_ids
 from recipe.dag.episode.context import Context, Message, Output
 from recipe.dag.episode.tasks import guarded
-from recipe.dag.errors import Fault, HookFault, UserError
+from recipe.dag.errors import Fault, HookFault, UserError, described
 from recipe.dag.workflow.schema import Node, Workflow
 from recipe.dag.workflow.user_code import load_object
 
@@ -82,7 +82,7 @@ class Hooks:
             return ids
         if isinstance(result, list) and result and all(isinstance(m, dict) and "role" in m for m in result):
             return result
-        raise HookFault(f"returned {_shown(result)}, not token ids or messages", where=self.pre.where)
+        raise HookFault(f"returned {described(result)}, not token ids or messages", where=self.pre.where)
 
     async def post_process(
         self, tokenizer: Any, prompt_ids: list[int], response_ids: list[int], context: Context
@@ -99,7 +99,7 @@ class Hooks:
             return Answer(checked(result, self.post.where))
         ids = as_ids(result)
         if ids is None:
-            raise HookFault(f"returned {_shown(result)}, not token ids, a str or an Output", where=self.post.where)
+            raise HookFault(f"returned {described(result)}, not token ids, a str or an Output", where=self.post.where)
         return Answer(Output(text=tokenizer.decode(ids, skip_special_tokens=True)), ids)
 
 
@@ -160,15 +160,11 @@ def default_prompt(context: Context, dependencies: tuple[str, ...], peers: tuple
 def checked(output: Output, where: str) -> Output:
     """An Output that a record can hold. Raises HookFault."""
     if output.text is not None and not isinstance(output.text, str):
-        raise HookFault(f"returned an Output whose text is {_shown(output.text)}", where=where)
+        raise HookFault(f"returned an Output whose text is {described(output.text)}", where=where)
     if not isinstance(output.parsed, dict):
-        raise HookFault(f"returned an Output whose parsed is {_shown(output.parsed)}, not a dict", where=where)
+        raise HookFault(f"returned an Output whose parsed is {described(output.parsed)}, not a dict", where=where)
     try:
         json.dumps(output.parsed)
     except (TypeError, ValueError) as error:
         raise HookFault(f"returned an Output whose parsed is no JSON: {error}", where=where) from error
     return output
-
-
-def _shown(value: Any) -> str:
-    return f"{type(value).__name__} {value!r}"[:200]

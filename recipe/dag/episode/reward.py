@@ -17,9 +17,9 @@ from typing import Any
 
 from recipe.dag.episode.record import Call, Episode
 from recipe.dag.episode.tasks import invoke, limited
-from recipe.dag.errors import RewardFault, UserError, boundary
+from recipe.dag.errors import RewardFault, boundary
 from recipe.dag.workflow.schema import Workflow
-from recipe.dag.workflow.user_code import load_object
+from recipe.dag.workflow.user_code import load_function
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,9 +37,7 @@ def load_rewards(workflow: Workflow) -> tuple[RewardNode, ...]:
     for node in workflow.reward_nodes:
         if node.executable_ref is None:
             continue
-        function = load_object(node.executable_ref, workflow.path)
-        if not callable(function):
-            raise UserError(f"node {node.node_id}: {node.executable_ref} is no function; write it as file.py:function")
+        function = load_function(node.executable_ref, workflow.path, node.node_id)
         found.append(RewardNode(node.executable_ref, function, dict(node.executable_kwargs)))
     return tuple(found)
 

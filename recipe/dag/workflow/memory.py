@@ -8,8 +8,8 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from recipe.dag.workflow.model_size import ModelSize, UnknownSize, size_of
-from recipe.dag.workflow.schema import Frozen, Model, Workflow
+from recipe.dag.workflow.model_size import UnknownSize, size_of
+from recipe.dag.workflow.schema import Frozen, Workflow
 
 MASTER, GRADIENT, ADAM = 4, 4, 8
 """Bytes per trained parameter: fp32 weights, fp32 gradients, two fp32 moments."""
@@ -50,7 +50,7 @@ def _policy(workflow: Workflow, name: str, environ: Mapping[str, str] | None) ->
     critic = policy.critic if policy.critic is not None and policy.critic.share is None and not policy.frozen else None
     try:
         size = size_of(policy.model.path, environ)
-        values = _size(critic.model or policy.model, environ).value_parameters if critic else 0
+        values = size_of((critic.model or policy.model).path, environ).value_parameters if critic else 0
     except UnknownSize as unknown:
         return PolicyMemory(policy=name, parameters=None, unknown=str(unknown))
     trained = 0 if policy.frozen else size.parameters
@@ -64,7 +64,3 @@ def _policy(workflow: Workflow, name: str, environ: Mapping[str, str] | None) ->
         critic=values * (MASTER + GRADIENT + ADAM),
         serving=size.parameters * SERVING,
     )
-
-
-def _size(model: Model, environ: Mapping[str, str] | None) -> ModelSize:
-    return size_of(model.path, environ)

@@ -12,6 +12,7 @@ import importlib
 import importlib.util
 import sys
 import threading
+from collections.abc import Callable
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -36,6 +37,14 @@ def load_object(ref: str, base: str | Path) -> Any:
             raise UserError(f"{place}: there is no `{name}` in it{did_you_mean(part, names)}")
         found = getattr(found, part)
     return found
+
+
+def load_function(ref: str, base: str | Path, node_id: str) -> Callable[..., Any]:
+    """What `executable_ref` of a node names. Raises UserError."""
+    function = load_object(ref, base)
+    if not callable(function):
+        raise UserError(f"node {node_id}: {ref} is no function; write it as file.py:function")
+    return function
 
 
 def module_name(path: Path) -> str:
