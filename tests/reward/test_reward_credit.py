@@ -53,6 +53,13 @@ def test_votes_pay_the_pivotal_ballots():
     assert paid(scored, change) == {"x": [2.0, 0.0], "y": [2.0], "z": [1.0]}
 
 
+def test_ballots_are_equal_where_a_vote_node_takes_them_for_equal():
+    ballots = [call("x", 0, 1.0, node="s1", answer=4), call("y", 0, 1.0, node="s2", answer=" 4 ")]
+    scored = episode(*ballots, call("z", 0, 0.0, node="s3", answer="5"))
+    change = vote_marginals(scored, voters=["s3", "s1", "s2"])
+    assert paid(scored, change) == {"x": [1.0], "y": [1.0], "z": [0.0]}  # without either, 5 would have won the tie
+
+
 @pytest.mark.parametrize(
     ("options", "message"),
     [

@@ -6,9 +6,11 @@ Invariant: pure. Two answers are equal if their normal forms are the same text; 
 from __future__ import annotations
 
 import json
+from collections import Counter
 from collections.abc import Sequence
 from typing import Any, Literal
 
+from recipe.dag.credit.vote import majority as most_frequent
 from recipe.dag.episode.context import Output
 
 
@@ -32,17 +34,10 @@ def majority(answers: Sequence[Any], key: str, ties: Literal["first", "none"]) -
     and `ties` is none. `share` is the winner's part of the votes cast (0.0 without a winner), `votes` the count of each
     normal form, the most frequent first. With `ties` first, a tie goes to the one that stands first in `answers`.
     """
-    votes: dict[str, int] = {}
-    written: dict[str, Any] = {}
-    for answer in answers:
-        if answer is not None:
-            form = normalised(answer)
-            votes[form] = votes.get(form, 0) + 1
-            written.setdefault(form, answer)
-    ranked = sorted(votes, key=lambda form: -votes[form])  # stable: ties stay in the order of `answers`
-    tied = len(ranked) > 1 and votes[ranked[0]] == votes[ranked[1]]
-    if not ranked or (tied and ties == "none"):
-        return Output(text="", parsed={key: None, "share": 0.0, "votes": {form: votes[form] for form in ranked}})
-    first = ranked[0]
-    share = votes[first] / sum(votes.values())
-    return Output(text=first, parsed={key: written[first], "share": share, "votes": {f: votes[f] for f in ranked}})
+    forms = [None if answer is None else normalised(answer) for answer in answers]
+    votes = dict(Counter(form for form in forms if form is not None).most_common())  # ties stay in their order
+    winner = most_frequent(forms, ties)
+    if winner is None:
+        return Output(text="", parsed={key: None, "share": 0.0, "votes": votes})
+    share = votes[winner] / sum(votes.values())
+    return Output(text=winner, parsed={key: answers[forms.index(winner)], "share": share, "votes": votes})

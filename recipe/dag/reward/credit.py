@@ -17,6 +17,7 @@ import torch
 from recipe.dag.credit import shaping as shapings
 from recipe.dag.credit.incentive import Incentives, incentives
 from recipe.dag.credit.vote import marginals
+from recipe.dag.episode.answers import normalised
 from recipe.dag.episode.record import Call, Episode
 from recipe.dag.errors import UserError
 
@@ -71,9 +72,11 @@ def vote_marginals(
 ) -> dict[str, list[float]]:
     """The last call of each node in `voters` (a VOTE node's dependencies, in their order) gets, in place of its own
     reward, `weight` times what the vote earned with its ballot and would not have earned without it. A ballot is worth
-    the reward of whoever cast it. A voter that did not move abstains."""
+    the reward of whoever cast it, and equal to another where a VOTE node takes them for equal. A voter that did not
+    move abstains."""
     last = {node: index for index, call in enumerate(episode.calls) for node in [call.node] if node in voters}
-    ballots = [episode.calls[last[node]].parsed.get(key) if node in last else None for node in voters]
+    said = [episode.calls[last[node]].parsed.get(key) if node in last else None for node in voters]
+    ballots = [None if answer is None else normalised(answer) for answer in said]
     worth = {
         ballot: episode.calls[last[node]].reward or 0.0
         for node, ballot in zip(voters, ballots, strict=True)
