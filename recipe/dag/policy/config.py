@@ -90,8 +90,7 @@ def policy_config(
 def _apply_algorithm(actor: DictConfig, algorithm: Algorithm, policy: Policy, run: DictConfig) -> None:
     actor.clip_ratio_low, actor.clip_ratio_high = algorithm.clip_ratio_low, algorithm.clip_ratio_high
     actor.clip_ratio = algorithm.clip_ratio_low
-    # an average over sequences is what gspo means
-    actor.loss_agg_mode = "seq-mean-token-mean" if algorithm.policy_loss == "gspo" else algorithm.loss_agg
+    actor.loss_agg_mode = algorithm.loss_agg
     actor.clip_ratio_c = algorithm.clip_ratio_c
     actor.policy_loss.loss_mode = algorithm.policy_loss
     if algorithm.policy_loss == "cpgd":

@@ -179,8 +179,7 @@ class Trainer:
 
     def _counts_rows(self) -> bool:
         """Whether the loss averages over rows, so that a merged row would count once for all its calls."""
-        algorithm = self.workflow.algorithm
-        return algorithm.loss_agg == "seq-mean-token-mean" or algorithm.policy_loss == "gspo"
+        return self.workflow.algorithm.loss_agg == "seq-mean-token-mean"
 
     def _due(self, step: int, frequency: int) -> bool:
         return frequency > 0 and (step % frequency == 0 or step == self.total)

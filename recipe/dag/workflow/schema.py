@@ -260,9 +260,10 @@ class Algorithm(Frozen):
     """Sequential updates; without it, policies learn from the same advantages, in no order."""
 
     @model_validator(mode="after")
-    def _as_the_estimator_has_it(self) -> Algorithm:
-        """What the estimator sets and the user did not."""
-        for key, value in ENTRIES[self.estimator].options.items():
+    def _as_estimator_and_loss_have_it(self) -> Algorithm:
+        """What the estimator and the loss set and the user did not."""
+        averages = {"loss_agg": "seq-mean-token-mean"} if self.policy_loss == "gspo" else {}
+        for key, value in {**ENTRIES[self.estimator].options, **averages}.items():
             if key not in self.model_fields_set:
                 object.__setattr__(self, key, value)
         return self

@@ -34,9 +34,8 @@ def check_algorithm(draft: Draft) -> Iterator[Problem]:
         message = "dynamic sampling replaces groups that were left out; set `drop_zero_variance: true`"
         yield say(("algorithm", "dynamic_sampling"), message, key=True)
     if algorithm.policy_loss == "gspo" and algorithm.loss_agg != "seq-mean-token-mean":
-        if draft.has("algorithm", "loss_agg"):
-            message = "gspo averages over each sequence: `loss_agg: seq-mean-token-mean`, or leave it out"
-            yield say(("algorithm", "loss_agg"), message)
+        message = "gspo averages over each sequence: `loss_agg: seq-mean-token-mean`, or leave it out"
+        yield say(("algorithm", "loss_agg"), message)
 
 
 def _check_unread(draft: Draft, algorithm: Algorithm) -> Iterator[Problem]:
