@@ -1,16 +1,22 @@
-"""What tests with real models share: verl on its CPU platform, a tiny random Qwen2, verl's worker in this process."""
+"""What tests of several folders share: verl on its CPU platform, a tiny random Qwen2, verl's worker in this process, a
+scripted server, the scripts that need a GPU."""
 
 from __future__ import annotations
 
 import asyncio
 import os
+import shutil
+import subprocess
+import sys
 import tempfile
+from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
 
 import hypothesis
 import pytest
 
+from recipe.dag.episode.record import Generation
 from recipe.dag.main import compose_config, prepare_environment
 from recipe.dag.workflow.loader import load_workflow
 from recipe.dag.workflow.schema import Critic
@@ -30,6 +36,66 @@ nodes:
   - {node_id: solve, node_type: MODEL_INFERENCE, node_role: ROLLOUT, agent: solver}
   - {node_id: reward, node_type: COMPUTE, node_role: REWARD, dependencies: [solve], executable_ref: score.py:score}
 """
+
+
+class ScriptedServer:
+    """A policy's server with its tokenizer, one token per character: says `answer(prompt)`, keeps all `prompts`."""
+
+    eos_token_id = 0
+
+    def __init__(self, answer: Callable[[str], str]):
+        self.answer, self.prompts = answer, []
+
+    def encode(self, text, add_special_tokens=True):
+        return [ord(c) for c in text]
+
+    def decode(self, ids, skip_special_tokens=False):
+        return "".join(chr(i) for i in ids if i)
+
+    def apply_chat_template(self, messages, tokenize=True, return_dict=True, **kwargs):
+        text = "".join(message["content"] for message in messages)
+        return {"input_ids": self.encode(text)} if tokenize and return_dict else self.encode(text) if tokenize else text
+
+    async def generate(self, request_id, prompt_ids, sampling):
+        self.prompts.append(self.decode(prompt_ids))
+        ids = [*self.encode(self.answer(self.prompts[-1])), 0]
+        return Generation(ids, [-0.5] * len(ids), "stop")
+
+
+@pytest.fixture(scope="session")
+def scripted_server() -> type[ScriptedServer]:
+    return ScriptedServer
+
+
+class GpuScript:
+    """Runs scripts that need a GPU on a PATH with what they need before they start Python, and no nvidia-smi."""
+
+    def __init__(self, folder: Path):
+        self.folder = folder
+        for name in ("bash", "dirname", "grep"):
+            (folder / name).symlink_to(shutil.which(name))
+
+    def pretend_there_is_a_gpu(self) -> None:
+        smi = self.folder / "nvidia-smi"
+        smi.write_text(f"#!{shutil.which('bash')}\necho 'GPU 0: a card'\n")
+        smi.chmod(0o755)
+
+    def run(self, script: Path, *arguments: str, **env: str) -> subprocess.CompletedProcess:
+        env = {"PATH": str(self.folder), "HOME": os.environ.get("HOME", "/"), "PYTHON": sys.executable, **env}
+        command = [shutil.which("bash"), str(script), *arguments]
+        return subprocess.run(command, env=env, capture_output=True, text=True, cwd="/")
+
+    def expect_refusal(self, script: Path, what: str, **env: str) -> None:
+        """One line that says `what`, and points to the tiny run of the script's recipe."""
+        done = self.run(script, **env)
+        assert (done.returncode, done.stdout) == (2, "")
+        assert done.stderr.count("\n") == 1 and what in done.stderr
+        assert f"bash recipe/{script.parent.name}/run_tiny_cpu.sh" in done.stderr
+
+
+@pytest.fixture
+def gpu_script(tmp_path) -> GpuScript:
+    return GpuScript(tmp_path)
 
 
 @pytest.fixture(scope="session")

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
-import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -20,9 +18,11 @@ from recipe.dag.workflow.plan import make_plan
 
 ROOT = Path(__file__).parents[1]
 WORKFLOWS = sorted([*ROOT.glob("workflows/*.yaml"), *ROOT.glob("examples/**/workflow*.yaml")])
-CONFIGS = sorted(ROOT.glob("recipe/*/config/*.yaml"))
+CONFIGS = sorted([*ROOT.glob("recipe/*/config/*.yaml"), *ROOT.glob("examples/*/config/*.yaml")])
 PROFILES = sorted(CONFIG_FOLDER.glob("profile/*.yaml"))
-SCRIPTS = sorted([*ROOT.glob("recipe/**/*.sh"), ROOT / "tests" / "run.sh", ROOT / ".ci" / "run"])
+SCRIPTS = sorted(
+    [*ROOT.glob("recipe/**/*.sh"), *ROOT.glob("examples/**/*.sh"), ROOT / "tests" / "run.sh", ROOT / ".ci" / "run"]
+)
 REQUIRED = ["workflow=w.yaml", "data.train_files=train.parquet"]
 
 
@@ -78,57 +78,95 @@ def test_script_parses(script):
     assert (done.returncode, done.stderr) == (0, "")
 
 
-RECIPES = [script for script in SCRIPTS if script.parent.name in ("retool_ma", "marft", "debate")]
+RECIPES = [script for script in SCRIPTS if script.parent.name in ("retool_ma", "marft", "debate", "games")]
 
 
 @pytest.mark.parametrize("script", RECIPES, ids=relative)
 def test_run_script_names_files_that_exist(script):
     words = script.read_text().replace('"', " ").replace("{", " ").replace("}", " ").replace(":-", " ").split()
-    named = [w.partition(":")[0] for w in words if w.startswith(("recipe/", "preprocess/", "workflows/"))]
+    named = [w.partition(":")[0] for w in words if w.startswith(("recipe/", "preprocess/", "workflows/", "examples/"))]
+    named = [word for word in named if "$" not in word]
     assert named and [word for word in named if not (ROOT / word).exists()] == []
 
 
-def run_gpu_script(path: str, **env: str) -> subprocess.CompletedProcess:
-    script = ROOT / "recipe" / "retool_ma" / "run_qwen2_5-3b.sh"
-    env = {"PATH": path, "HOME": os.environ.get("HOME", "/"), **env}
-    return subprocess.run([shutil.which("bash"), str(script)], env=env, capture_output=True, text=True)
+GPU_SCRIPT = ROOT / "recipe" / "retool_ma" / "run_qwen2_5-3b.sh"
 
 
-def expect_refusal(done: subprocess.CompletedProcess, what: str) -> None:
-    assert (done.returncode, done.stdout) == (2, "")
-    assert done.stderr.count("\n") == 1 and what in done.stderr
-    assert "bash recipe/retool_ma/run_tiny_cpu.sh" in done.stderr
+def test_gpu_script_without_a_gpu_points_to_the_tiny_run(gpu_script):
+    gpu_script.expect_refusal(GPU_SCRIPT, "no NVIDIA GPU", MODEL_PATH="model")
+
+
+def test_gpu_script_without_a_model_points_to_the_tiny_run(gpu_script):
+    gpu_script.pretend_there_is_a_gpu()
+    gpu_script.expect_refusal(GPU_SCRIPT, "set MODEL_PATH")
 
 
 @pytest.fixture
-def tools(tmp_path) -> Path:
-    """A PATH with what the script needs before it starts Python, and no nvidia-smi."""
-    for name in ("bash", "dirname", "grep"):
-        (tmp_path / name).symlink_to(shutil.which(name))
-    return tmp_path
+def started(tmp_path):
+    """Runs bash with a Python that only writes down what it is asked: one (MODEL_PATH, arguments) per process."""
+    python, log = tmp_path / "venv" / "bin" / "python", tmp_path / "asked"
+    python.parent.mkdir(parents=True)
+    python.write_text(f"""#!/bin/bash\n(printf '%s\\t' "${{MODEL_PATH:-}}" "$@"; echo) >> {log}\n""")
+    python.chmod(0o755)
 
+    def run(*arguments: str, **env: str) -> list[tuple[str, list[str]]]:
+        env = {"PATH": "/usr/bin:/bin", "PYTHON": sys.executable, "VERL_DAG_VENV": str(tmp_path / "venv"), **env}
+        log.unlink(missing_ok=True)
+        done = subprocess.run(["bash", *arguments], env=env, cwd=ROOT, capture_output=True, text=True)
+        assert done.returncode == 0, done.stderr
+        lines = log.read_text().splitlines() if log.exists() else []
+        return [(model, words[:-1]) for model, *words in (line.split("\t") for line in lines)]
 
-def test_gpu_script_without_a_gpu_points_to_the_tiny_run(tools):
-    expect_refusal(run_gpu_script(str(tools), MODEL_PATH="model"), "no NVIDIA GPU")
-
-
-def test_gpu_script_without_a_model_points_to_the_tiny_run(tools):
-    smi = tools / "nvidia-smi"
-    smi.write_text(f"#!{shutil.which('bash')}\necho 'GPU 0: a card'\n")
-    smi.chmod(0o755)
-    expect_refusal(run_gpu_script(str(tools)), "set MODEL_PATH")
+    return run
 
 
 @pytest.mark.parametrize(("extra", "asked"), [(None, "[cpu]"), ("dev", "[cpu,dev]")])
-def test_overrides_of_a_run_are_no_packages(extra, asked, tmp_path):
+def test_overrides_of_a_run_are_no_packages(extra, asked, started):
     """A sourced file sees the arguments of the script that sources it."""
-    python = tmp_path / "venv" / "bin" / "python"
-    python.parent.mkdir(parents=True)
-    python.write_text(f'#!/bin/sh\necho "$@" >> {tmp_path}/asked\n')
-    python.chmod(0o755)
-    environment = {"PATH": "/usr/bin:/bin", "PYTHON": sys.executable, "VERL_DAG_VENV": str(tmp_path / "venv")}
-    environment |= {"VERL_DAG_EXTRA": extra} if extra else {}
     script = f"set -eu; . {ROOT}/recipe/dag/scripts/cpu_env.sh"
-    subprocess.run(["bash", "-c", script, "run", "trainer.total_training_steps=3"], env=environment, check=True)
-    *_, last = (tmp_path / "asked").read_text().splitlines()
-    assert last.endswith(f"-e {ROOT}{asked}") and "trainer" not in (tmp_path / "asked").read_text()
+    overrides = ("run", "trainer.total_training_steps=3")
+    calls = started("-c", script, *overrides, **({"VERL_DAG_EXTRA": extra} if extra else {}))
+    assert calls[-1][1][-1] == f"{ROOT}{asked}"
+    assert not any("trainer" in word for _, words in calls for word in words)
+
+
+@pytest.mark.parametrize("recipe", ["retool_ma", "marft", "debate"])
+@pytest.mark.parametrize(
+    ("arguments", "env", "seed", "overrides"),
+    [
+        ((), {}, "0", []),
+        (("2", "a=1"), {}, "2", ["a=1"]),
+        (("a=1", "b=2"), {"SEED": "3"}, "3", ["a=1", "b=2"]),
+        (("007", "a=1"), {"SEED": "3"}, "007", ["a=1"]),
+    ],
+)
+def test_a_tiny_run_takes_a_seed_before_overrides(recipe, arguments, env, seed, overrides, started):
+    script = ROOT / "recipe" / recipe / "run_tiny_cpu.sh"
+    data, model, (path, train) = [call for call in started(script, *arguments, **env) if "pip" not in call[1]]
+    name = f"{recipe}_tiny" + (f"_seed{seed}" if seed != "0" else "")
+    assert data[1][:3] == ["preprocess/arithmetic.py", "--local_dir", f"outputs/{name}/data"]
+    assert all(words[words.index("--seed") + 1] == seed for _, words in (data, model))
+    assert model[1][model[1].index("--output") + 1] == path == f"outputs/{name}/model"
+    assert f"seed={seed}" in train and f"trainer.experiment_name={name}" in train
+    assert train[len(train) - len(overrides) :] == overrides and "--config-path" in train
+    named = [
+        word.partition("=")[2] or word.partition(":")[0] for _, words in (data, model, ("", train)) for word in words
+    ]
+    named = [word for word in named if word.startswith(("recipe/", "preprocess/", "workflows/"))]
+    assert len(named) == 5 and all((ROOT / word).exists() for word in named)
+
+
+def test_the_games_run_takes_names_and_beginnings_of_names(started):
+    script = ROOT / "examples" / "games" / "run_tiny_cpu.sh"
+    calls = [words for _, words in started(script, "climbing", "relay_4", SEED="1") if "pip" not in words]
+    trained = [words for words in calls if "recipe.dag.main" in words]
+    names = [word.partition("=")[2] for words in trained for word in words if "experiment_name" in word]
+    plays = ("climbing_simultaneous", "climbing_sequential", "climbing_fast_follower", "relay_4")
+    assert names == [f"games_{play}_seed1" for play in plays]
+    files = [word.partition("=")[2] for words in trained for word in words if word.startswith("workflow=")]
+    assert (
+        all((ROOT / file).is_file() for file in files[:3]) and files[3] == "outputs/games_relay_4_seed1/workflow.yaml"
+    )
+    assert ["examples/games/sized.py", "relay_4", "--output", files[3]] in calls
+    wrong = subprocess.run(["bash", script, "chess"], capture_output=True, text=True)
+    assert (wrong.returncode, wrong.stdout) == (2, "") and "chess: no such game; choose of anti" in wrong.stderr

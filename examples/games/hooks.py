@@ -1,18 +1,18 @@
-"""Two players of a small game, as agents of a workflow: each says one letter.
+"""Players of small games, as agents of a workflow: each says one letter or one digit.
 
 Invariant: hooks are stateless. A player is told which one it is only where the workflow says so (`role: true`), and
-what another one chose only where its node depends on the other's.
+what another one said only where its node depends on the other's.
 """
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, ClassVar
 
 from recipe.dag.episode.context import Context, Message, Output
-from recipe.dag.episode.record import Episode
+from recipe.dag.episode.record import Call, Episode
 from recipe.dag.errors import HookFault
 
-LETTERS = "abc"
+LETTERS, DIGITS = "abcde", "01234"
 GAMES = {
     "anti_coordination": ((0.0, 1.0), (1.0, 0.0)),
     "separating": ((0.0, 2.0), (2.0, -1.0)),
@@ -21,6 +21,8 @@ GAMES = {
 
 
 class Player:
+    says: ClassVar[str] = LETTERS
+
     def pre_process(
         self,
         tokenizer: Any,
@@ -35,27 +37,62 @@ class Player:
             raise HookFault("a player needs the context")
         lines = [f"You are player {context.agent}."] if role else []
         lines += [f"The other player chose {call.text.strip() or 'nothing'}." for call in context.upstream.values()]
-        return [{"role": "user", "content": " ".join([*lines, f"Choose {' or '.join(LETTERS[:actions])}."])}]
+        lines += self.told(context, actions)
+        return [{"role": "user", "content": " ".join([*lines, f"Choose {' or '.join(self.says[:actions])}."])}]
+
+    def told(self, context: Context, actions: int) -> list[str]:
+        """What this player alone is told."""
+        return []
 
     def post_process(
-        self,
-        tokenizer: Any,
-        prompt_ids: Any,
-        response_ids: list[int],
-        *,
-        context: Context | None = None,
-        actions: int = 2,
+        self, tokenizer: Any, prompt_ids: Any, response_ids: list[int], *, context: Context | None = None
     ) -> Output:
-        """`action` is None where the answer is none of the letters."""
+        """`action` is None where the answer is no letter (digit) of the game."""
         said = context.call.text.strip() if context is not None and context.call is not None else ""
-        return Output(parsed={"action": LETTERS.index(said) if said in tuple(LETTERS[:actions]) else None})
+        return Output(parsed={"action": self.says.index(said) if said in tuple(self.says) else None})
 
 
-def payoff(episode: Episode, *, game: str = "anti_coordination") -> dict[str, list[float]]:
-    """Both players earn the table's entry; its worst one if either chose nothing."""
+class Speaker(Player):
+    """Knows the round's number and says a letter."""
+
+    def told(self, context: Context, actions: int) -> list[str]:
+        return [f"The number is {number_of(context.sample, actions)}."]
+
+
+class Guesser(Player):
+    """Hears the letter and says which number it is."""
+
+    says = DIGITS
+
+
+def number_of(sample: dict[str, Any], symbols: int) -> int:
+    return int(sample["ground_truth"]) % symbols
+
+
+def payoff(episode: Episode, *, game: str) -> dict[str, list[float]]:
+    """Both players earn the table's entry; its worst one if either chose nothing that is in it."""
     table = GAMES[game]
-    row, column = (call.parsed["action"] for call in sorted(episode.calls, key=lambda call: call.agent))
-    worst = min(min(line) for line in table)
-    earned = worst if row is None or column is None else table[row][column]
-    episode.outcome = float(earned == max(max(line) for line in table))
+    row, column = (call.parsed["action"] for call in _by_agent(episode))
+    known = range(len(table))
+    worst, best = min(map(min, table)), max(map(max, table))
+    earned = table[row][column] if row in known and column in known else worst
+    episode.outcome = float(earned == best)
     return {call.agent: [earned] for call in episode.calls}
+
+
+def guessed(episode: Episode, *, symbols: int, guesser: str = "guesser") -> dict[str, list[float]]:
+    """Both players earn 1 if the number was guessed."""
+    (guess,) = episode.calls_of(guesser)
+    episode.outcome = float(guess.parsed["action"] == number_of(episode.sample, symbols))
+    return {call.agent: [episode.outcome] for call in episode.calls}
+
+
+def additive(episode: Episode, *, right: str) -> dict[str, list[float]]:
+    """The team earns 1 for each player that said its letter of `right`; every player gets the same share of that."""
+    hits = [call.text.strip() == letter for call, letter in zip(_by_agent(episode), right, strict=True)]
+    episode.outcome = float(all(hits))
+    return {call.agent: [sum(hits) / len(hits)] for call in episode.calls}
+
+
+def _by_agent(episode: Episode) -> list[Call]:
+    return sorted(episode.calls, key=lambda call: call.agent_group)

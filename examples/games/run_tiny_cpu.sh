@@ -1,22 +1,36 @@
 #!/usr/bin/env bash
-# Anti-coordination played by a 1M-parameter model through the real trainer, in three layouts of parameters:
-# one policy for both players (shared), one that is told its role (role_token), a policy each with HAPPO (separate).
-#   bash examples/games/run_tiny_cpu.sh [LAYOUT ...]                   SEED=1 for another seed
-# Everything goes into outputs/games_LAYOUT. The payoff of every step is episode/reward in its metrics.jsonl.
+# Small games, played by 1M-parameter models that know the letters and nothing else, through the real trainer.
+#   bash examples/games/run_tiny_cpu.sh [GAME ...]          SEED=1 for another seed
+# A GAME is one below or the beginning of some: climbing plays three. Without one, all are played, which takes long.
+# relay_K takes 2 to 5 symbols, additive_N 2 to 8 players. A game's run goes into outputs/games_GAME; a table and a figure
+# of all that have been played go into outputs/games. The same command resumes a run that was killed.
 set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/../.."
-. recipe/dag/scripts/cpu_env.sh
+games="anti_coordination_shared anti_coordination_role_token anti_coordination_separate
+  separating_simultaneous separating_happo
+  climbing_simultaneous climbing_sequential climbing_fast_follower
+  relay_2 relay_3 relay_4 relay_5 additive_2 additive_4 additive_8"
+chosen=""
+for word in ${*:-$games}; do
+  found=""
+  for game in $games additive_3 additive_5 additive_6 additive_7; do
+    case $game in "$word") found=$game; break ;; "$word"_*) found="$found $game" ;; esac
+  done
+  [ -n "$found" ] || { echo "error: $word: no such game; choose of" $games >&2; exit 2; }
+  chosen="$chosen $found"
+done
+. recipe/dag/scripts/tiny_cpu.sh
 seed=${SEED:-0}
-data=outputs/games_data$([ "$seed" = 0 ] || echo "_seed$seed")
-python preprocess/arithmetic.py --local_dir "$data" --train_size 256 --test_size 64 --seed "$seed"
-[ $# -gt 0 ] || set -- shared role_token separate
-for layout in "$@"; do
-  name=games_$layout$([ "$seed" = 0 ] || echo "_seed$seed")
-  workflow=examples/games/workflow_$layout.yaml
-  python -m recipe.tiny.build --workflow "$workflow" --teacher examples/games/teacher.py:Teacher \
-    --output "outputs/$name/model" --seed "$seed" --problems 512 --steps 100
-  MODEL_PATH="outputs/$name/model" python -m recipe.dag.main --config-path recipe/retool_ma/config \
-    --config-name tiny_cpu workflow="$workflow" seed="$seed" trainer.experiment_name="$name" \
-    data.train_files="$data/train.parquet" data.val_files="$data/test.parquet" data.train_batch_size=8 \
-    trainer.total_training_steps=30 trainer.test_freq=-1 trainer.save_freq=30 trainer.val_before_train=false
+python examples/games/rounds.py --local_dir outputs/games_data
+for game in $chosen; do
+  name=$(with_seed "games_$game" "$seed")
+  workflow=examples/games/workflows/workflow_$game.yaml
+  case $game in relay_* | additive_*)
+    workflow=outputs/$name/workflow.yaml
+    python examples/games/sized.py "$game" --output "$workflow" ;;
+  esac
+  make_model "$name" "$seed" "$workflow" examples/games/teacher.py:Teacher --problems 1024 --steps 100
+  (train "$name" "$seed" "$workflow" examples/games/config \
+    data.train_files=outputs/games_data/train.parquet data.val_files=outputs/games_data/test.parquet)
+  python examples/games/curves.py
 done

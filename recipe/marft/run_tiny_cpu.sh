@@ -5,14 +5,12 @@
 # The same command resumes a run that was killed. Everything goes into outputs/marft_tiny (with a seed: ..._seed1).
 set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/../.."
-seed=${SEED:-0}
-case ${1:-} in '' | *[!0-9]*) ;; *) seed=$1; shift ;; esac
-. recipe/dag/scripts/cpu_env.sh
-name=marft_tiny$([ "$seed" = 0 ] || echo "_seed$seed")
+. recipe/dag/scripts/tiny_cpu.sh
+seed=$(seed_of "$@")
+[ "${1:-}" != "$seed" ] || shift
+name=$(with_seed marft_tiny "$seed")
 workflow=${WORKFLOW:-workflows/workflow_marft_tiny.yaml}
-python preprocess/arithmetic.py --mental --local_dir "outputs/$name/data" --train_size 4096 --test_size 64 --seed "$seed"
-python -m recipe.tiny.build --workflow "$workflow" --teacher recipe/marft/teacher.py:Teacher \
-  --output "outputs/$name/model" --seed "$seed" --problems 6000 --steps 1200 --batch_size 32
-export MODEL_PATH="outputs/$name/model"
-exec python -m recipe.dag.main --config-path recipe/marft/config --config-name tiny_cpu \
-  workflow="$workflow" seed="$seed" trainer.experiment_name="$name" "$@"
+python preprocess/arithmetic.py --local_dir "outputs/$name/data" --mental --train_size 4096 --test_size 64 --seed "$seed"
+make_model "$name" "$seed" "$workflow" recipe/marft/teacher.py:Teacher \
+  --problems 6000 --steps 1200 --batch_size 32
+train "$name" "$seed" "$workflow" recipe/marft/config "$@"

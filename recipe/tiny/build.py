@@ -55,14 +55,16 @@ def encode(tokenizer: Qwen2Tokenizer, d: Demonstration) -> tuple[list[int], list
 
 
 def batches(examples: list[tuple[list[int], list[int]]], size: int, pad: int, seed: int):
-    """Endless shuffled batches of about equally long examples: (ids, in_answer, mask), each [size, longest]."""
+    """Endless shuffled batches of about equally long examples: (ids, in_answer, mask), each [size, longest]. There must
+    be `size` examples or more."""
     order = torch.Generator().manual_seed(seed)
+    pieces = min(16, len(examples) // size)
     while True:
         shuffled = torch.randperm(len(examples), generator=order).tolist()
         # neighbours in length share a batch, in pools small enough to keep the order random
-        for start in range(0, len(shuffled) - 16 * size + 1, 16 * size):
-            pool = sorted(shuffled[start : start + 16 * size], key=lambda i: len(examples[i][0]))
-            for piece in torch.randperm(16, generator=order).tolist():
+        for start in range(0, len(shuffled) - pieces * size + 1, pieces * size):
+            pool = sorted(shuffled[start : start + pieces * size], key=lambda i: len(examples[i][0]))
+            for piece in torch.randperm(pieces, generator=order).tolist():
                 chosen = [examples[i] for i in pool[piece * size : (piece + 1) * size]]
                 lengths = torch.tensor([len(ids) for ids, _ in chosen])
                 longest = int(lengths.max())
@@ -145,12 +147,17 @@ def main(argv: list[str] | None = None) -> int:
     try:
         workflow = load_workflow(args.workflow)
         teacher: Teacher = load_object(args.teacher, args.workflow)(workflow, args.seed)
+        problems = teacher.problems(args.problems, args.test_size)
+        demonstrations = [d for problem in problems for d in teacher.teach(problem)]
+        if len(demonstrations) < args.batch_size:
+            raise UserError(
+                f"--problems {args.problems} make {len(demonstrations)} demonstrations, fewer than --batch_size "
+                f"{args.batch_size}; ask for more problems or a smaller batch"
+            )
     except UserError as error:
         print(f"error: {error}", file=sys.stderr)
         return 2
     torch.set_num_threads(int(os.environ.get("OMP_NUM_THREADS") or os.cpu_count() or 1))
-    problems = teacher.problems(args.problems, args.test_size)
-    demonstrations = [d for problem in problems for d in teacher.teach(problem)]
     tokenizer = build_tokenizer(demonstrations[:3000])
     examples = [encode(tokenizer, d) for d in demonstrations]
     model = new_model(tokenizer, args.seed)

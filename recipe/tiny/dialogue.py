@@ -11,12 +11,18 @@ from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
-from preprocess.arithmetic import Problem
 from recipe.dag.episode.context import Context, Message
 from recipe.dag.episode.record import Call, ToolResult
 from recipe.dag.workflow.graph import ancestors, graph_of
 from recipe.dag.workflow.schema import Node, Workflow
 from recipe.dag.workflow.user_code import load_object
+
+
+class Problem(Protocol):
+    """`preprocess.arithmetic.Problem` is one."""
+
+    text: str
+    answer: int
 
 
 @dataclass(frozen=True, slots=True)

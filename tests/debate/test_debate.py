@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from recipe.dag.episode.client import PolicyEndpoint
-from recipe.dag.episode.record import Call, Episode, Generation
+from recipe.dag.episode.record import Call, Episode
 from recipe.dag.episode.runner import EpisodeRunner
 from recipe.dag.errors import HookFault, UserError
 from recipe.dag.workflow.loader import load_workflow
@@ -18,41 +18,25 @@ from recipe.debate.hooks import Solver, right_answers
 FILE = Path(__file__).parents[2] / "workflows" / "workflow_debate.yaml"
 
 
-class Scripted:
-    """A server with its tokenizer, one token per character: answers by what the last line of the prompt asks."""
+@pytest.fixture
+def play(scripted_server):
+    """Plays an episode; `solve`, `solve_left` (in its defence), `solve_right`, `judge`: the answers in order."""
 
-    eos_token_id = 0
+    def play(**answers: list[str]) -> tuple[Episode, list[str]]:
+        left = {key: list(value) for key, value in answers.items()}
 
-    def __init__(self, **answers: list[str]):
-        """`solve`, `solve_left` (in its defence), `solve_right`, `judge`: the answers in order."""
-        self.answers, self.prompts = {key: list(value) for key, value in answers.items()}, []
+        def answer(prompt: str) -> str:
+            defended = re.search(r"defend the answer of (\w+)", prompt)
+            return left[defended[1] if defended else "judge" if "decide which" in prompt else "solve"].pop(0)
 
-    def encode(self, text, add_special_tokens=True):
-        return [ord(c) for c in text]
+        server = scripted_server(answer)
+        runner = EpisodeRunner(load_workflow(FILE), {"main": PolicyEndpoint(server, server, 9999)}, {}, seed=0)
+        sample = {"prompt": [{"role": "user", "content": "What is 2^3?"}], "ground_truth": "8"}
+        episode = asyncio.run(runner.run(sample, "u", 0, step=0))
+        assert episode.fault is None, episode.fault
+        return episode, server.prompts
 
-    def decode(self, ids, skip_special_tokens=False):
-        return "".join(chr(i) for i in ids if i)
-
-    def apply_chat_template(self, messages, tokenize=True, return_dict=True, **kwargs):
-        text = "".join(message["content"] for message in messages)
-        return {"input_ids": self.encode(text)} if tokenize and return_dict else self.encode(text) if tokenize else text
-
-    async def generate(self, request_id, prompt_ids, sampling):
-        prompt = self.decode(prompt_ids)
-        self.prompts.append(prompt)
-        defended = re.search(r"defend the answer of (\w+)", prompt)
-        key = defended[1] if defended else "judge" if "decide which" in prompt else "solve"
-        ids = [*self.encode(self.answers[key].pop(0)), 0]
-        return Generation(ids, [-0.5] * len(ids), "stop")
-
-
-def play(**answers) -> tuple[Episode, list[str]]:
-    server = Scripted(**answers)
-    runner = EpisodeRunner(load_workflow(FILE), {"main": PolicyEndpoint(server, server, 9999)}, {}, seed=0)
-    sample = {"prompt": [{"role": "user", "content": "What is 2^3?"}], "ground_truth": "8"}
-    episode = asyncio.run(runner.run(sample, "u", 0, step=0))
-    assert episode.fault is None, episode.fault
-    return episode, server.prompts
+    return play
 
 
 def test_it_is_four_agents_in_forty_lines():
@@ -62,14 +46,14 @@ def test_it_is_four_agents_in_forty_lines():
     assert workflow.loops["debate"].max_rounds == 3 and workflow.trained_policies() == ("main",)
 
 
-def test_solvers_who_agree_are_not_asked_to_debate():
+def test_solvers_who_agree_are_not_asked_to_debate(play):
     episode, prompts = play(solve=[r"\boxed{8}", r"\boxed{8}"], judge=[r"\boxed{8}"])
     assert [call.node for call in episode.calls] == ["solve_left", "solve_right", "judge"]
     assert {skip.node for skip in episode.skips} == {"defend_left", "defend_right"}
     assert episode.outcome == 1.0 and len(prompts) == 3
 
 
-def test_the_debate_ends_when_both_sides_say_the_same():
+def test_the_debate_ends_when_both_sides_say_the_same(play):
     left, right = [r"\boxed{6}", r"you are right: \boxed{8}"], [r"\boxed{8}", r"\boxed{8}"]
     episode, prompts = play(
         solve=[r"\boxed{6}", r"\boxed{8}"], solve_left=left, solve_right=right, judge=[r"\boxed{8}"]
@@ -81,7 +65,7 @@ def test_the_debate_ends_when_both_sides_say_the_same():
     assert "you are right" in prompts[-1] and prompts[0].startswith("What is 2^3?\n\nSolve")
 
 
-def test_it_ends_after_three_rounds_without_agreement():
+def test_it_ends_after_three_rounds_without_agreement(play):
     episode, _ = play(
         solve=[r"\boxed{6}", "no idea"],
         solve_left=[r"\boxed{6}"] * 3,

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from recipe.dag.episode.client import PolicyEndpoint
 from recipe.dag.episode.context import Context
-from recipe.dag.episode.record import Call, Generation
+from recipe.dag.episode.record import Call
 from recipe.dag.episode.runner import EpisodeRunner
 from recipe.dag.errors import HookFault, UserError
 from recipe.dag.tools.sandbox_client import RunResult
@@ -134,35 +134,16 @@ def test_hooks_without_an_episode_are_a_fault():
         Reasoner().pre_process(None, [], None)
 
 
-class Scripted:
-    """A policy's server with its tokenizer: one token per character, answers by agent and turn."""
-
-    eos_token_id = 0
-
-    def __init__(self, *answers: str):
-        self.answers, self.prompts = list(answers), []
-
-    def encode(self, text, add_special_tokens=True):
-        return [ord(c) for c in text]
-
-    def decode(self, ids, skip_special_tokens=False):
-        return "".join(chr(i) for i in ids if i)
-
-    def apply_chat_template(self, messages, tokenize=True, return_dict=True, **kwargs):
-        text = "".join(f"[{m['role']}]{m['content']}" for m in messages)
-        ids = self.encode(text)
-        return text if not tokenize else {"input_ids": ids} if return_dict else ids
-
-    async def generate(self, request_id, prompt_ids, sampling):
-        self.prompts.append(self.decode(prompt_ids))
-        ids = [*self.encode(self.answers.pop(0)), 0]
-        return Generation(ids, [-0.5] * len(ids), "stop")
+@pytest.fixture
+def saying(scripted_server):
+    """A server that says these, one after the other."""
+    return lambda *answers: scripted_server(lambda prompt, left=iter(answers): next(left))
 
 
-def test_a_whole_episode_of_the_shipped_workflow():
+def test_a_whole_episode_of_the_shipped_workflow(saying):
     """Two turns: wrong, told so, right. What was sampled is kept as it was sampled; the reward is the actor's alone."""
     flow = load_workflow(ROOT / "workflows" / "workflow_marft.yaml")
-    sides = {"reasoner": Scripted("2*2", "2*2*2"), "actor": Scripted(r"\boxed{4}", r"\boxed{8}")}
+    sides = {"reasoner": saying("2*2", "2*2*2"), "actor": saying(r"\boxed{4}", r"\boxed{8}")}
     endpoints = {name: PolicyEndpoint(side, side, 9999) for name, side in sides.items()}
     runner = EpisodeRunner(flow, endpoints, {}, seed=0)
     sample = {"prompt": [{"role": "user", "content": "What is 2^3?"}], "ground_truth": "8"}
@@ -175,11 +156,11 @@ def test_a_whole_episode_of_the_shipped_workflow():
     assert not any("8" in prompt for side in sides.values() for prompt in side.prompts)
 
 
-def test_a_whole_episode_on_programs():
+def test_a_whole_episode_on_programs(saying):
     """The run's sandbox reaches the env; half of the tests pass, then all; no test is ever shown."""
     flow = load_workflow(ROOT / "workflows" / "workflow_marft_code.yaml")
     programs = ["```python\nprint(1)\n```", "```python\nprint(input())\n```"]
-    sides = {"reasoner": Scripted("Print one.", "Print the input."), "actor": Scripted(*programs)}
+    sides = {"reasoner": saying("Print one.", "Print the input."), "actor": saying(*programs)}
     endpoints = {name: PolicyEndpoint(side, side, 9999) for name, side in sides.items()}
 
     async def run_code(program, *, stdin, **kwargs):

@@ -1,0 +1,111 @@
+"""Workflows of the games that come in sizes: relay_2 to relay_5 by symbols, additive_2 to additive_8 by players.
+
+    python examples/games/sized.py relay_3 [--output workflow.yaml]
+
+`additive_N` gives all players the team's reward.
+"""
+
+from __future__ import annotations
+
+import argparse
+import re
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+NAMES = ("one", "two", "three", "four", "five", "six", "seven", "eight")
+RIGHT = "abbabaab"
+"""Each player's right action."""
+RELAY = """\
+dag_id: relay_{size}
+description: A number goes through a message of one letter; {size} numbers, {size} letters, a policy per player.
+agents:
+  - {{name: speaker, policy: speaker, sampling: {{max_tokens: 2}}}}
+  - {{name: guesser, policy: guesser, sampling: {{max_tokens: 2}}}}
+policies:
+  speaker: {{model: {{path: "${{oc.env:MODEL_PATH}}"}}}}
+  guesser: {{model: {{path: "${{oc.env:MODEL_PATH}}"}}}}
+algorithm: {{estimator: dr_mas}}
+nodes:
+  - node_id: speak
+    node_type: MODEL_INFERENCE
+    node_role: ROLLOUT
+    agent: speaker
+    agent_options: {{process_path: examples/games/hooks.py:Speaker, pre_process_kwargs: {{actions: {size}}}}}
+  - node_id: guess
+    node_type: MODEL_INFERENCE
+    node_role: ROLLOUT
+    agent: guesser
+    dependencies: [speak]
+    agent_options: {{process_path: examples/games/hooks.py:Guesser, pre_process_kwargs: {{actions: {size}}}}}
+  - node_id: guessed
+    node_type: COMPUTE
+    node_role: REWARD
+    dependencies: [guess]
+    executable_ref: examples/games/hooks.py:guessed
+    executable_kwargs: {{symbols: {size}}}
+"""
+ADDITIVE = """\
+dag_id: {name}
+description: {size} players who choose at the same time, each with a right action of its own; one policy, told its role.
+agents:
+{agents}
+policies:
+  main: {{model: {{path: "${{oc.env:MODEL_PATH}}"}}}}
+algorithm: {{estimator: {estimator}}}
+x-plays: &plays
+  node_type: MODEL_INFERENCE
+  node_role: ROLLOUT
+  agent_options: {{process_path: examples/games/hooks.py:Player, pre_process_kwargs: {{role: true}}}}
+nodes:
+{nodes}
+  - node_id: team
+    node_type: COMPUTE
+    node_role: REWARD
+    dependencies: [{names}]
+    executable_ref: examples/games/hooks.py:additive
+    executable_kwargs: {{right: {right}}}
+"""
+
+
+def workflow_of(game: str) -> str:
+    """The YAML text. Raises ValueError for a game that is none of them."""
+    found = re.fullmatch(r"(relay|additive)_(\d)", game)
+    most = {"relay": 5, "additive": len(NAMES)}
+    if not found or not 2 <= int(found[2]) <= most[found[1]]:
+        raise ValueError(f"{game}: is none of relay_2 to relay_5, additive_2 to additive_8")
+    size = int(found[2])
+    if found[1] == "relay":
+        return RELAY.format(size=size)
+    names = NAMES[:size]
+    return ADDITIVE.format(
+        name=game,
+        size=size,
+        estimator="dr_mas",
+        agents="\n".join(f"  - {{name: {name}, policy: main, sampling: {{max_tokens: 2}}}}" for name in names),
+        nodes="\n".join(f"  - {{<<: *plays, node_id: {name}, agent: {name}}}" for name in names),
+        names=", ".join(names),
+        right=RIGHT[:size],
+    )
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("game")
+    parser.add_argument("--output", type=Path, help="the file; on stdout without it")
+    options = parser.parse_args(argv)
+    try:
+        text = workflow_of(options.game)
+    except ValueError as error:
+        print(f"error: {error}", file=sys.stderr)
+        return 2
+    if options.output is None:
+        print(text, end="")
+    else:
+        options.output.parent.mkdir(parents=True, exist_ok=True)
+        options.output.write_text(text)
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

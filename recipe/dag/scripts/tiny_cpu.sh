@@ -1,0 +1,22 @@
+# Source me in the repository's root: the steps of a recipe's run on a laptop, with a model of a million parameters.
+#   . recipe/dag/scripts/tiny_cpu.sh
+# Functions alone, and the environment: nothing here reads the arguments of the script that sources it.
+. recipe/dag/scripts/cpu_env.sh
+
+# seed_of "$@": the first argument where it is a number, else $SEED, else 0
+seed_of() { case ${1:-} in '' | *[!0-9]*) echo "${SEED:-0}" ;; *) echo "$1" ;; esac; }
+
+# with_seed NAME SEED: the run's name; seed 0 does not show in it
+with_seed() { echo "$1$([ "$2" = 0 ] || echo "_seed$2")"; }
+
+# make_model NAME SEED WORKFLOW TEACHER [options of recipe.tiny.build]
+make_model() {
+  python -m recipe.tiny.build --output "outputs/$1/model" --seed "$2" --workflow "$3" --teacher "$4" "${@:5}"
+}
+
+# train NAME SEED WORKFLOW CONFIG_FOLDER [hydra overrides]: the shell becomes the run, so a signal to it is the run's
+train() {
+  export MODEL_PATH="outputs/$1/model"
+  exec python -m recipe.dag.main --config-path "$4" --config-name tiny_cpu \
+    trainer.experiment_name="$1" seed="$2" workflow="$3" "${@:5}"
+}
