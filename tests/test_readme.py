@@ -34,7 +34,8 @@ REQUESTS = "tests/sandbox/test_sandbox_readme.py::test_requests_run"
 BENCH = "tests/examples/test_examples_sandbox.py::test_the_benchmark_measures_every_workload"
 SOAK = "tests/examples/test_examples_sandbox.py::test_mixed_jobs_are_answered_right_and_nothing_grows"
 GAMES = "tests/examples/test_examples_games.py::test_the_command_writes_its_table_and_figure"
-PLAY = "tests/examples/test_examples_games_play.py::test_layouts_differ_in_weights_and_prompts_alone"
+PLAY = "tests/test_shipped.py::test_the_games_run_takes_names_and_beginnings_of_names"
+CURVES = "tests/examples/test_examples_games_curves.py::test_seeds_of_a_game_are_one_line_over_the_steps_that_all_have"
 EXPLAINED = {
     "bash recipe/retool_ma/run_tiny_cpu.sh": ("takes minutes and installs", TINY),
     "SEED=1 bash recipe/retool_ma/run_tiny_cpu.sh": ("takes minutes and installs", TINY),
@@ -91,6 +92,7 @@ EXPLAINED = {
     "python examples/soak_sandbox.py": ("takes minutes", SOAK),
     "python examples/games/compare.py": ("takes a minute", GAMES),
     "bash examples/games/run_tiny_cpu.sh": ("takes minutes and installs", PLAY),
+    "python examples/games/curves.py": ("needs runs", CURVES),
 }
 MADE_BY_A_RUN = ("data/", "outputs/", "model/", "tensorboard/", "checkpoints/")
 

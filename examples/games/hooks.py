@@ -8,9 +8,8 @@ from __future__ import annotations
 
 from typing import Any, ClassVar
 
-from recipe.dag.episode.context import Context, Message, Output
+from recipe.dag.episode.context import Context, Message, Output, required
 from recipe.dag.episode.record import Call, Episode
-from recipe.dag.errors import HookFault
 
 LETTERS, DIGITS = "abcde", "01234"
 GAMES = {
@@ -33,8 +32,7 @@ class Player:
         actions: int = 2,
         role: bool = False,
     ) -> list[Message]:
-        if context is None:
-            raise HookFault("a player needs the context")
+        context = required(context)
         lines = [f"You are player {context.agent}."] if role else []
         lines += [f"The other player chose {call.text.strip() or 'nothing'}." for call in context.upstream.values()]
         lines += self.told(context, actions)
@@ -48,7 +46,7 @@ class Player:
         self, tokenizer: Any, prompt_ids: Any, response_ids: list[int], *, context: Context | None = None
     ) -> Output:
         """`action` is None where the answer is no letter (digit) of the game."""
-        said = context.call.text.strip() if context is not None and context.call is not None else ""
+        said = required(context).call.text.strip()
         return Output(parsed={"action": self.says.index(said) if said in tuple(self.says) else None})
 
 
