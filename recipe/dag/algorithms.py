@@ -103,6 +103,21 @@ CATALOGUE: tuple[Entry, ...] = (
         "credit.chain:gae_chain",
         **GAE,
     ),
+    _estimator(
+        "ippo",
+        "arXiv 2011.09533",
+        f"{_CRITIC}, which reads what its agents read",
+        "credit.critic:ippo",
+        **{"stream": "call", "level": "action", **GAE, "lam": 0.95},
+    ),
+    _estimator(
+        "mappo",
+        "arXiv 2103.01955",
+        "all trained policies share one critic; it reads all that was said, but not what an env showed; rewards are "
+        "not copied to other agents",
+        "credit.critic:mappo",
+        **{"level": "action", **GAE, "lam": 0.95, "history_chars": 4000},
+    ),
     _function(REWARD, "vote_marginals", "difference rewards", "a vote", "credit.vote:marginals", ties="first"),
     _function(
         REWARD, "team_local", "AT-GRPO, arXiv 2510.11062", _TURNS, "credit.shaping:team_local", team=1.0, local=1.0
@@ -141,29 +156,6 @@ CATALOGUE: tuple[Entry, ...] = (
         "as many trained policies as roles; rewards are shared (shaping shared); the pioneer is deployed alone",
         "workflow.schema:Cory",
         every=5,
-    ),
-    _function(
-        LIBRARY,
-        "ippo",
-        "arXiv 2011.09533",
-        "a critic per agent that reads what the agent reads",
-        "credit.critic:ippo",
-        stream="call",
-        level="action",
-        gamma=1.0,
-        lam=0.95,
-        whiten=True,
-    ),
-    _function(
-        LIBRARY,
-        "mappo",
-        "arXiv 2103.01955",
-        "one critic that reads all that was said; each reward counts once",
-        "credit.critic:mappo",
-        level="action",
-        gamma=1.0,
-        lam=0.95,
-        whiten=True,
     ),
     _function(LIBRARY, "vdn", "arXiv 1706.05296", "credit only against calls that cannot react", "credit.mixer:VDN"),
     _function(
@@ -204,10 +196,17 @@ CATALOGUE: tuple[Entry, ...] = (
 
 ENTRIES: Mapping[str, Entry] = MappingProxyType({entry.name: entry for entry in CATALOGUE})
 SELECTABLE: tuple[str, ...] = tuple(entry.name for entry in CATALOGUE if entry.use == ESTIMATOR)
-WITH_VALUES = frozenset({"gae", "gae_chain"})
+WITH_VALUES = frozenset({"gae", "gae_chain", "ippo", "mappo"})
 """Estimators that need a critic's values."""
-SPANNING = frozenset({"gae_chain"})
+SPANNING = frozenset({"gae_chain", "mappo"})
 """Estimators that see the rows of all policies at once, and carry rewards from one agent to another."""
+CENTRAL = frozenset({"mappo"})
+"""Estimators with one critic for all, which reads the joint history: each call is a row of its own."""
+
+
+def chains_calls(algorithm: Any) -> bool:
+    """Whether credit goes from one call to another, so that a call must not be taken out of an episode."""
+    return algorithm.estimator in SPANNING or (algorithm.estimator == "ippo" and algorithm.stream == "agent")
 
 
 def contradictions(estimator: str, given: Mapping[str, Any]) -> dict[str, Any]:

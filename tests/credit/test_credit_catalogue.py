@@ -9,7 +9,17 @@ from importlib import import_module
 
 import pytest
 
-from recipe.dag.algorithms import BLOCK, CATALOGUE, ENTRIES, ESTIMATOR, LIBRARY, REWARD, SELECTABLE, contradictions
+from recipe.dag.algorithms import (
+    BLOCK,
+    CATALOGUE,
+    ENTRIES,
+    ESTIMATOR,
+    LIBRARY,
+    REWARD,
+    SELECTABLE,
+    WITH_VALUES,
+    contradictions,
+)
 from recipe.dag.reward import credit
 from recipe.dag.workflow.loader import load_workflow
 from recipe.dag.workflow.problem import WorkflowError
@@ -40,7 +50,7 @@ def load(tmp_path):
 
 @pytest.mark.parametrize("name", SELECTABLE)
 def test_every_selectable_name_loads_with_its_options(load, name):
-    algorithm = load(f"estimator: {name}", ", critic: {}" if name.startswith("gae") else "")
+    algorithm = load(f"estimator: {name}", ", critic: {}" if name in WITH_VALUES else "")
     entry = ENTRIES[name]
     assert {key: getattr(algorithm, key) for key in entry.options} == entry.options
     assert set(entry.options) <= set(Algorithm.model_fields)

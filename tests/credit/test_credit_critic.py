@@ -93,16 +93,50 @@ def test_row_order_and_padding_change_nothing(make_row, seed, padding, order):
         assert not row[4:].any()
 
 
+def no_values(rows):
+    """A critic that expects nothing."""
+    return CreditBatch.from_rows(rows, values=[torch.zeros(len(row.response_mask)) for row in rows])
+
+
 def test_a_call_that_sampled_nothing_leaves_its_reward_to_the_one_before_it(make_row):
     rows = [make_row(r, position=i, turn=i, mask=m) for i, (r, m) in enumerate([(1.0, (0,)), (2.0, (1,)), (4.0, ())])]
-    batch = CreditBatch.from_rows(rows)
+    batch = no_values(rows)
     assert [row.tolist() for row in ippo(batch, stream="agent", **FREE)[0]] == [[0.0], [7.0], []]
     assert [row.tolist() for row in ippo(batch, **FREE)[0]] == [[0.0], [2.0], []]
     late = make_row(8.0, episode=1, position=0, mask=(1,))
-    batch = CreditBatch.from_rows([make_row(4.0, position=0, mask=()), make_row(1.0, position=1, mask=(1,)), late])
+    batch = no_values([make_row(4.0, position=0, mask=()), make_row(1.0, position=1, mask=(1,)), late])
     assert [row.tolist() for row in ippo(batch, stream="agent", **FREE)[0]] == [[], [5.0], [8.0]]
     empty = CreditBatch.from_rows([])
     assert ippo(empty) == mappo(empty) == ([], [])
+
+
+@pytest.mark.parametrize("level", ["action", "token"])
+def test_calls_without_values_are_no_steps_and_their_rewards_move_to_the_one_before(make_row, level):
+    """A frozen policy's call between two others: discounting does not count it, and its reward is not lost."""
+    rows = [
+        make_row(1.0, agent="a", policy="p", position=0, mask=(1,)),
+        make_row(2.0, agent="f", policy="frozen", position=1, mask=(1,)),
+        make_row(4.0, agent="b", policy="q", position=2, mask=(1,)),
+    ]
+    values = [torch.tensor([0.5]), None, torch.tensor([0.25])]
+    batch = CreditBatch.from_rows(rows, values=values, one_policy=False)
+    advantages, returns = mappo(batch, level=level, gamma=0.5, lam=0.0, whiten=False)
+    assert first(advantages) == [3.0 + 0.5 * 0.25 - 0.5, 0.0, 4.0 - 0.25]
+    assert first(returns) == [3.0 + 0.5 * 0.25, 0.0, 4.0]
+
+
+@pytest.mark.parametrize("level", ["action", "token"])
+def test_each_policy_is_whitened_by_itself_over_its_tokens(make_row, level):
+    rows, values = debate(make_row, 3)
+    rows = [replace(row, policy=row.agent) for row in rows]
+    advantages, _ = mappo(CreditBatch.from_rows(rows, values=values, one_policy=False), level=level)
+    raw, _ = mappo(CreditBatch.from_rows(rows, values=values, one_policy=False), level=level, **FREE)
+    for policy in "ab":
+        mine = [i for i, row in enumerate(rows) if row.policy == policy]
+        sampled = torch.cat([advantages[i][torch.tensor(rows[i].response_mask).bool()] for i in mine]).double()
+        assert sampled.mean().item() == pytest.approx(0, abs=1e-6) and sampled.var().item() == pytest.approx(1)
+        order = sorted(mine, key=lambda i: raw[i][0].item())
+        assert order == sorted(mine, key=lambda i: advantages[i][0].item())
 
 
 def test_unknown_options_and_missing_positions_are_refused(make_row):

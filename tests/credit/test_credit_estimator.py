@@ -88,7 +88,7 @@ def test_every_option_of_the_estimators_can_be_set_in_a_workflow_or_is_a_library
     for name, estimator in ESTIMATORS.items():
         options = {p.name for p in inspect.signature(estimator).parameters.values() if p.kind is p.KEYWORD_ONLY}
         assert options - set(Algorithm.model_fields) <= {"eps", "same_prompt"}
-        assert options - {"eps", "same_prompt"} == set(ENTRIES[name].options) - {"critic_warmup"}
+        assert options - {"eps", "same_prompt"} == set(ENTRIES[name].options) - {"critic_warmup", "history_chars"}
 
 
 def test_prompts_are_hashed_when_a_workflow_groups_by_them(make_row):

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from recipe.dag.credit.batch import CreditBatch
 from recipe.dag.credit.estimator import estimate
 from recipe.dag.credit.gae import gae, scan
-from recipe.dag.credit.whiten import whitened
+from recipe.dag.credit.whiten import standardised, standardised_by
 from recipe.dag.workflow.schema import Algorithm
 
 MASKS = [(1, 1, 0, 1), (1,), (0, 1, 1, 1, 0), (0, 0), ()]
@@ -135,10 +135,21 @@ def test_order_and_padding_change_nothing(make_row, seed, padding):
 
 
 def test_whitening_is_over_sampled_tokens_and_counts_a_zero_as_a_value():
-    values, mask = torch.tensor([0.0, 5.0, 1.0, 2.0], dtype=torch.float64), torch.tensor([True, False, True, True])
-    found = whitened(values, mask)
-    assert found[mask].mean().item() == pytest.approx(0) and found[mask].var().item() == pytest.approx(1, abs=1e-6)
-    assert found[1] == 0 and found[2] == 0 and found[0] == pytest.approx(-1)
+    values, counts = torch.tensor([0.0, 5.0, 1.0, 2.0], dtype=torch.float64), torch.tensor([1, 0, 1, 1])
+    found = standardised(values, counts)
+    assert found[counts > 0].mean().item() == pytest.approx(0) and found[counts > 0].var().item() == pytest.approx(1)
+    assert found[2] == 0 and found[0] == pytest.approx(-1)
+
+
+@given(st.lists(st.tuples(st.floats(-3, 3), st.integers(0, 4), st.integers(0, 1)), min_size=1, max_size=6))
+def test_counting_a_value_is_repeating_it_and_policies_are_apart(values):
+    given, counts, members = (torch.tensor(column) for column in zip(*values, strict=True))
+    given, members = given.double(), members.long()
+    repeated = standardised_by(given.repeat_interleave(counts), members.repeat_interleave(counts))
+    found = standardised_by(given, members, counts).repeat_interleave(counts)
+    torch.testing.assert_close(found, repeated, atol=1e-6, rtol=1e-6)
+    mine = members.repeat_interleave(counts) == 0
+    torch.testing.assert_close(found[mine], standardised(given.repeat_interleave(counts)[mine]), atol=1e-6, rtol=1e-6)
 
 
 def test_returns_are_not_whitened(make_row):

@@ -127,7 +127,7 @@ def test_a_resumed_run_draws_the_samples_that_it_would_have_drawn(monkeypatch, r
         made = SimpleNamespace(
             workflow=workflow(3), sampler=sampler, train_samples=samples, config=rollout, drawn=drawn
         )
-        made._counts_rows = lambda: False
+        made._one_call_per_row = lambda: False
         made._runner_of = lambda workflow: None
         return made
 

@@ -167,6 +167,10 @@ CRITICS = [
      ("{share: one}, train_cycle: 5", "{}"), "a frozen policy is not trained"),
     ("lonely cycle", ("critic: {}, train_cycle: 5", "critic: {}, §train_cycle: 5"), ("one}, train_cycle: 5", "one}"),
      "nobody takes turns with it"),
+    ("two of mappo", ("critic: {share: one}", "§critic: {}"), ("gae_chain", "mappo"),
+     "has one critic, which reads what all say; that of `one` is the first, so write `critic: {share: one}` here"),
+    ("none of mappo", ("  two: {", "  §two: {"), (", critic: {share: one}", ""), ("gae_chain", "mappo"),
+     "estimator `mappo` needs a critic: give policy `two`"),
     ("no cycle", ("critic: {}, train_cycle: 5", "critic: {}, train_cycle: §0"), "at least 1, got 0"),
 ]  # fmt: skip
 
@@ -184,6 +188,14 @@ ALGORITHM = [
     ("sequences", ("gae_chain}", "gae_chain, policy_loss: gspo, loss_agg: §token-mean}"), "gspo averages over each"),
     ("kl in reward", ("  one:", "  §one:"), ("two: {", "two: {reference: true, "),
      ("gae_chain}", "gae_chain, kl_reward_coef: 0.1}"), "algorithm.kl_reward_coef is above 0, so policy `one` needs"),
+    ("reward of mappo", ("gae_chain}", "mappo, §share_reward_in_agent: true}"), "mappo carries the last agent's"),
+    ("stream of gae", ("gae_chain}", "gae_chain, §stream: agent}"), "estimator `gae_chain` does not read this"),
+    ("level of gae", ("gae_chain}", "gae_chain, §level: token}"), "estimator `gae_chain` does not read this"),
+    ("history of ippo", ("gae_chain}", "ippo, §history_chars: 9}"), "estimator `ippo` does not read this"),
+    ("stream of mappo", ("gae_chain}", "mappo, §stream: agent}"), "estimator `mappo` does not read this"),
+    ("stream", ("gae_chain}", "ippo, stream: §row}"), "expected one of `call`, `agent`"),
+    ("level", ("gae_chain}", "mappo, level: §word}"), "expected one of `action`, `token`"),
+    ("short history", ("gae_chain}", "mappo, history_chars: §1}"), "at least 2, got 1"),
     ("lam range", ("gae_chain}", "gae_chain, lam: §1.5}"), "at most 1, got 1.5"),
     ("turns", ("algorithm:", "episode: {train_turns: §first}\nalgorithm:"), "expected one of `all`, `last`"),
 ]  # fmt: skip

@@ -48,8 +48,10 @@ class CreditBatch:
     """[C] float64, without the penalties."""
     penalties: Tensor
     """[N] float64, what is added to the reward of each token (KL in the reward); 0 where the mask is 0."""
+    penalised: bool
+    """Whether there are penalties at all."""
     values: Tensor
-    """[N] float64, the critic's; 0 where there is none."""
+    """[N], the critic's, in its own precision; 0 where there is none."""
     valued: Tensor
     """[N] bool, True in rows that have values."""
     row_of_call: tuple[int, ...]
@@ -99,7 +101,7 @@ class CreditBatch:
         mask = mask[: sum(len(row.response_mask) for row in rows)].bool()
         lengths = torch.tensor(calls["length"], dtype=torch.int64)
         outcome = torch.tensor(calls["outcome"], dtype=torch.float64)
-        penalty = _per_token(rows, mask, penalties, "penalty")
+        penalty = _per_token(rows, mask, penalties, "penalty").double()
         rewards = outcome
         if penalties is not None:
             call_of_token = torch.arange(len(lengths)).repeat_interleave(lengths)
@@ -111,6 +113,7 @@ class CreditBatch:
             rewards=rewards,
             outcomes=outcome,
             penalties=penalty,
+            penalised=penalties is not None,
             values=_per_token(rows, mask, values, "value"),
             valued=_given(rows, mask, values),
             call_lengths=lengths,
@@ -122,25 +125,40 @@ class CreditBatch:
         """[C] per call -> [N] per token, 0 where the mask is 0."""
         return values.repeat_interleave(self.call_lengths) * self.mask
 
-    def tokens_of(self, policy: str) -> Tensor:
-        """[N] bool, True in the rows of `policy`."""
-        mine = torch.tensor([name == policy for name in self.policy], dtype=torch.bool)
-        return mine.repeat_interleave(torch.tensor(self.row_lengths, dtype=torch.int64))
+    def sampled(self) -> Tensor:
+        """[C] int64, sampled tokens of each call."""
+        so_far = torch.cat([torch.zeros(1, dtype=torch.int32), self.mask.cumsum(0, dtype=torch.int32)])
+        return so_far[torch.cat([self.call_lengths.new_zeros(1), self.call_lengths.cumsum(0)])].diff().long()
+
+    def policy_of(self, calls: Tensor, counts: Tensor | None = None) -> Tensor | None:
+        """[M] int64 for M calls, equal for calls of one policy; each number `counts[m]` times where given. None: all
+        rows are of one policy."""
+        names = {name: number for number, name in enumerate(dict.fromkeys(self.policy))}
+        if len(names) < 2:
+            return None
+        found = torch.tensor([names[self.policy[row]] for row in self.row_of_call], dtype=torch.int64)[calls]
+        return found if counts is None else found.repeat_interleave(counts)
 
     def per_row(self, tokens: Tensor) -> list[Tensor]:
         """[N] -> B tensors, float32, each as long as its row's response."""
         return list(tokens.to(torch.float32).split(list(self.row_lengths)))
 
+    def place(self, tokens: Tensor, values: Tensor) -> list[Tensor]:
+        """[T] values of the tokens at [T] -> B tensors, float32, 0 for all other tokens."""
+        found = torch.zeros(len(self.mask), dtype=torch.float32)
+        found[tokens] = values.to(torch.float32)
+        return self.per_row(found)
+
 
 def _per_token(rows: Sequence[Row], mask: Tensor, given: Sequence[Tensor | None] | None, what: str) -> Tensor:
-    """[N] float64, 0 outside the mask and for rows that have none."""
+    """[N], as precise as given, 0 outside the mask and for rows that have none."""
     if given is None:
         return torch.zeros((), dtype=torch.float64).expand(len(mask))  # one number, however many tokens
     for row, one in zip(rows, given, strict=True):
         if one is not None and len(one) != len(row.response_mask):
             raise ValueError(f"{_where(row)}: {len(one)} {what}s for a response of {len(row.response_mask)} tokens")
     parts = [torch.zeros(len(row.response_mask)) if one is None else one for row, one in zip(rows, given, strict=True)]
-    tokens = torch.cat(parts).to(torch.float64) if parts else torch.zeros(0, dtype=torch.float64)
+    tokens = torch.cat(parts) if parts else torch.zeros(0, dtype=torch.float64)
     tokens.masked_fill_(~mask, 0.0)
     if len(tokens) and not torch.isfinite(torch.stack(torch.aminmax(tokens))).all():
         sizes = [len(part) for part in parts]

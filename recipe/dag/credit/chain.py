@@ -8,12 +8,12 @@ agents would count them twice. Statistics never mix policies.
 
 from __future__ import annotations
 
-import torch
+from collections.abc import Hashable, Sequence
+
 from torch import Tensor
 
 from recipe.dag.credit.batch import CreditBatch
 from recipe.dag.credit.gae import chained_gae
-from recipe.dag.credit.whiten import whitened
 
 
 def gae_chain(
@@ -26,20 +26,22 @@ def gae_chain(
     policy's sampled tokens by themselves. Raises ValueError for calls that do not know their position in the episode,
     or share one, and for a gamma or lam outside [0, 1].
     """
-    learns, values = batch.mask & batch.valued, batch.values
-    episodes = list(zip(batch.uid, batch.episode, strict=True))
-    number = {episode: index for index, episode in enumerate(sorted(set(episodes)))}
-    chain = [number[episode] for episode in episodes]
+    order, chain = in_order(batch, list(zip(batch.uid, batch.episode, strict=True)))
+    return chained_gae(batch, order, chain, gamma=gamma, lam=lam).per_row(batch, whiten=whiten)
+
+
+def in_order(batch: CreditBatch, keys: Sequence[Hashable]) -> tuple[list[int], list[int]]:
+    """(the calls, those with one key next to each other in the order in which they were made; which chain is whose).
+    `keys` [C]. Raises ValueError for calls that do not know their position in the episode, or share one."""
+    number = {key: index for index, key in enumerate(dict.fromkeys(keys))}
+    chain = [number[key] for key in keys]
+    if len(number) == len(chain):
+        return list(range(len(chain))), chain
     order = sorted(range(len(chain)), key=lambda call: (chain[call], _position(batch, call)))
     for call, following in zip(order, order[1:], strict=False):
         if chain[call] == chain[following] and batch.position[call] == batch.position[following]:
             raise ValueError(f"{_where(batch, call)}: two calls are at position {batch.position[call]}")
-    advantages, returns = chained_gae(batch, learns, values, order, chain, gamma=gamma, lam=lam)
-    if whiten:
-        raw, advantages = advantages, torch.zeros_like(advantages)
-        for policy in set(batch.policy):
-            advantages += whitened(raw, learns & batch.tokens_of(policy))
-    return batch.per_row(advantages), batch.per_row(returns)
+    return order, chain
 
 
 def _position(batch: CreditBatch, call: int) -> int:

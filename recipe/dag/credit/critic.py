@@ -14,8 +14,9 @@ import torch
 from torch import Tensor
 
 from recipe.dag.credit.batch import CreditBatch
-from recipe.dag.credit.gae import chained_gae, scan
-from recipe.dag.credit.whiten import whitened
+from recipe.dag.credit.chain import in_order
+from recipe.dag.credit.gae import chained_gae, check_discounts, scan, tokens_of
+from recipe.dag.credit.whiten import standardised_by
 
 
 @dataclass(frozen=True)
@@ -76,53 +77,45 @@ def _credit(
     batch: CreditBatch, keys: Sequence[Hashable], level: str, gamma: float, lam: float, whiten: bool
 ) -> tuple[list[Tensor], list[Tensor]]:
     _check("level", level, ("action", "token"))
-    for name, value in (("gamma", gamma), ("lam", lam)):
-        if not 0.0 <= value <= 1.0:
-            raise ValueError(f"{name}: {value} is not between 0 and 1")
-    number = {key: index for index, key in enumerate(dict.fromkeys(keys))}
-    chain = [number[key] for key in keys]
-    if len(number) < len(chain) and None in batch.position:
-        call = batch.position.index(None)
-        raise ValueError(
-            f"row of uid {batch.uid[call]}, episode {batch.episode[call]}, agent {batch.agent[call]}: its calls do not "
-            "say at which position they are (call_positions)"
-        )
-    order = sorted(range(len(chain)), key=lambda call: (chain[call], batch.position[call] or 0))
+    check_discounts(gamma, lam)
+    order, chain = in_order(batch, keys)
     if level == "token":
-        advantages, returns = chained_gae(batch, batch.mask, batch.values, order, chain, gamma=gamma, lam=lam)
-    else:
-        advantages, returns = (batch.spread(part) for part in _per_call(batch, order, chain, gamma, lam))
-    return batch.per_row(whitened(advantages, batch.mask) if whiten else advantages), batch.per_row(returns)
+        return chained_gae(batch, order, chain, gamma=gamma, lam=lam).per_row(batch, whiten=whiten)
+    steps, counts, advantages, returns = _per_call(batch, order, chain, gamma, lam)
+    if whiten:
+        advantages = standardised_by(advantages, batch.policy_of(steps), counts)
+    return _spread(batch, steps, advantages), _spread(batch, steps, returns)
 
 
 def _per_call(
     batch: CreditBatch, order: Sequence[int], chain: Sequence[int], gamma: float, lam: float
-) -> tuple[Tensor, Tensor]:
-    """(advantages, returns) [C]. A call that sampled nothing is no step; its reward goes to the one before it in the
-    chain, or to the first one if there is none."""
-    ends = batch.call_lengths.cumsum(0)
-    so_far = torch.cat([torch.zeros(1, dtype=torch.int64), batch.mask.cumsum(0)])
-    sampled = so_far[ends] > so_far[ends - batch.call_lengths]
-    tokens = batch.mask.nonzero().squeeze(1)
-    values = torch.zeros_like(batch.rewards)
-    values[sampled] = batch.values[tokens[so_far[(ends - batch.call_lengths)[sampled]]]]
-    speaks = sampled.tolist()
-    steps = [call for call in order if speaks[call]]
+) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    """(the S calls that are steps, in order; how many tokens each sampled; their advantages; their returns). A call
+    that sampled nothing or that no critic valued is no step; its reward goes to the one before it in the chain, or to
+    the first one if there is none."""
+    everyone = torch.arange(len(batch.row_of_call))
+    tokens, counts = tokens_of(batch.call_lengths, everyone, batch.mask & batch.valued)
+    speaks = (counts > 0).tolist()
+    steps = torch.tensor([call for call in order if speaks[call]], dtype=torch.int64)
+    values = batch.values[tokens[(counts.cumsum(0) - counts)[steps]]].double()
     lengths = torch.zeros(max(chain, default=-1) + 1, dtype=torch.int64)
-    lengths.index_add_(
-        0, torch.tensor([chain[call] for call in steps], dtype=torch.int64), torch.ones_like(ends[steps])
-    )
+    lengths.index_add_(0, torch.tensor(chain, dtype=torch.int64)[steps], torch.ones_like(steps))
     first = (lengths.cumsum(0) - lengths).tolist()
+    present = (lengths > 0).tolist()
     rewards, earned, place = batch.rewards.tolist(), [0.0] * len(steps), -1
     for call in order:
         place += speaks[call]
-        if lengths[chain[call]]:
+        if present[chain[call]]:
             earned[max(place, first[chain[call]])] += rewards[call]
-    found = scan(torch.tensor(earned, dtype=torch.float64), values[steps], lengths, gamma=gamma, lam=lam)
-    advantages, returns = torch.zeros_like(values), torch.zeros_like(values)
-    advantages[steps] = found
-    returns[steps] = found + values[steps]
-    return advantages, returns
+    found = scan(torch.tensor(earned, dtype=torch.float64), values, lengths, gamma=gamma, lam=lam)
+    return steps, counts[steps], found, found + values
+
+
+def _spread(batch: CreditBatch, steps: Tensor, values: Tensor) -> list[Tensor]:
+    """[S] values of calls -> per row, on every sampled token of the call; 0 for calls that are no steps."""
+    calls = torch.zeros(len(batch.row_of_call), dtype=torch.float32)
+    calls[steps] = values.float()
+    return batch.per_row(batch.spread(calls))
 
 
 def _check(name: str, value: str, known: Sequence[str]) -> None:

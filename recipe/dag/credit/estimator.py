@@ -15,6 +15,7 @@ from torch import Tensor
 from recipe.dag.algorithms import ENTRIES, SPANNING, WITH_VALUES, contradictions
 from recipe.dag.credit.batch import CreditBatch
 from recipe.dag.credit.chain import gae_chain
+from recipe.dag.credit.critic import ippo, mappo
 from recipe.dag.credit.gae import gae
 from recipe.dag.credit.group import group_relative
 from recipe.dag.credit.reinforce import reinforce, reinforce_pp, reinforce_pp_baseline
@@ -42,6 +43,8 @@ ESTIMATORS: dict[str, Estimator] = {
     "reinforce_pp_baseline": reinforce_pp_baseline,
     "gae": gae,
     "gae_chain": gae_chain,
+    "ippo": ippo,
+    "mappo": mappo,
 }
 
 

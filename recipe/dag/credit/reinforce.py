@@ -13,9 +13,9 @@ import torch
 from torch import Tensor
 
 from recipe.dag.credit.batch import CreditBatch
-from recipe.dag.credit.gae import chained_gae
+from recipe.dag.credit.gae import Chained, chained_gae
 from recipe.dag.credit.group import centred
-from recipe.dag.credit.whiten import scaled, whitened
+from recipe.dag.credit.whiten import scaled, standardised
 
 
 def reinforce(batch: CreditBatch, *, gamma: float = 1.0) -> tuple[list[Tensor], list[Tensor]]:
@@ -25,7 +25,11 @@ def reinforce(batch: CreditBatch, *, gamma: float = 1.0) -> tuple[list[Tensor], 
     (tool results in between do not discount), less the penalties from it on, discounted likewise. Raises ValueError for
     a gamma outside [0, 1].
     """
-    returns = batch.per_row(_to_go(batch, gamma))
+    if _whole(batch, gamma):
+        returns = _spread(batch, batch.rewards)
+    else:
+        found = _to_go(batch, gamma)
+        returns = batch.place(found.tokens, found.returns)
     return returns, returns
 
 
@@ -35,8 +39,10 @@ def reinforce_pp(batch: CreditBatch, *, gamma: float = 1.0, eps: float = 1e-8) -
     Returns as in `reinforce`. Advantage = (return - mean) / sqrt(var + eps), sample variance; exactly 0 if all returns
     are equal. A call without sampled tokens has no token to learn from and counts in nothing.
     """
-    returns = _to_go(batch, gamma)
-    return batch.per_row(whitened(returns, batch.mask, eps)), batch.per_row(returns)
+    if _whole(batch, gamma):
+        return _spread(batch, standardised(batch.rewards, batch.sampled(), eps)), _spread(batch, batch.rewards)
+    found = _to_go(batch, gamma)
+    return batch.place(found.tokens, standardised(found.returns, eps=eps)), batch.place(found.tokens, found.returns)
 
 
 def reinforce_pp_baseline(
@@ -52,16 +58,20 @@ def reinforce_pp_baseline(
     tokens of the policy. Dividing does not shift, so a group without a difference stays at exactly 0.
     """
     away, earned = centred(batch, group_by=group_by, stat_unit=stat_unit)
-    tokens = batch.spread(torch.tensor(away, dtype=torch.float64))
-    return batch.per_row(scaled(tokens, batch.mask, eps)), batch.per_row(
-        batch.spread(torch.tensor(earned, dtype=torch.float64))
-    )
+    distances = scaled(torch.tensor(away, dtype=torch.float64), batch.sampled(), eps)
+    return _spread(batch, distances), _spread(batch, torch.tensor(earned, dtype=torch.float64))
 
 
-def _to_go(batch: CreditBatch, gamma: float) -> Tensor:
-    if gamma == 1.0 and not batch.penalties.any():
-        return batch.spread(batch.rewards)  # what the chain comes to, at a third of its cost
+def _whole(batch: CreditBatch, gamma: float) -> bool:
+    """Every token's return is its call's reward, so tokens need not be looked at one by one."""
+    return gamma == 1.0 and not batch.penalised
+
+
+def _spread(batch: CreditBatch, values: Tensor) -> list[Tensor]:
+    return batch.per_row(batch.spread(values.to(torch.float32)))
+
+
+def _to_go(batch: CreditBatch, gamma: float) -> Chained:
     calls = range(len(batch.row_of_call))
-    nothing = torch.zeros((), dtype=torch.float64).expand(len(batch.mask))
     # without values and with lam 1, an advantage is the discounted sum of the rewards to come
-    return chained_gae(batch, batch.mask, nothing, calls, calls, gamma=gamma, lam=1.0)[0]
+    return chained_gae(batch, calls, calls, gamma=gamma, lam=1.0, learns=batch.mask)

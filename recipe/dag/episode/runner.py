@@ -57,7 +57,8 @@ class EpisodeRunner:
         self._rewards = load_rewards(workflow)
         self._share = workflow.algorithm.share_reward_in_agent
         if self._share and workflow.algorithm.estimator in SPANNING:
-            raise UserError(f"{workflow.path}: gae_chain carries rewards back itself; remove share_reward_in_agent")
+            name = workflow.algorithm.estimator
+            raise UserError(f"{workflow.path}: {name} carries rewards back itself; remove share_reward_in_agent")
         agents = [workflow.agent_of(node) for node in workflow.rollout_nodes]
         self._trained = frozenset(agent.name for agent in agents if not workflow.policies[agent.policy].frozen)
 

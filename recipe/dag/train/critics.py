@@ -1,15 +1,18 @@
 """Who shares which critic, and the rows on their way to it and back.
 
 Invariant: a critic belongs to one policy and learns from the rows of all policies that share it, in the policies'
-order, in one forward pass and one update per step. Pure.
+order, in one forward pass and one update per step. Whatever it reads before a response, it values and learns the tokens
+of the response. Pure.
 """
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import torch
 
+from recipe.dag.episode.row import Row
 from recipe.dag.train.kernels import PolicyBatch
 from recipe.dag.workflow.schema import Critic, Workflow
 
@@ -22,7 +25,7 @@ class CriticBatch:
     shares: dict[str, PolicyBatch]
     """The batches of the policies that use it."""
     batch: PolicyBatch
-    """Their rows, end to end."""
+    """Their rows, end to end, as the critic reads them."""
     updated: bool = False
 
     def hand_out(self, column: str) -> None:
@@ -36,19 +39,21 @@ class CriticBatch:
         self.batch.columns[column] = [one for share in self.shares.values() for one in share.columns[column]]
 
 
-def critic_batches(workflow: Workflow, batches: dict[str, PolicyBatch]) -> dict[str, CriticBatch]:
-    """By owner; a critic without rows in this step is not there."""
+def critic_batches(
+    workflow: Workflow, batches: dict[str, PolicyBatch], seen: Callable[[str, Row], Row] | None = None
+) -> dict[str, CriticBatch]:
+    """By owner; a critic without rows in this step is not there. `seen(owner, row)`: the row with the prompt that the
+    owner's critic reads in place of the policy's."""
     shares: dict[str, dict[str, PolicyBatch]] = {}
     for name, batch in batches.items():
         owner = workflow.critic_owner(name)
         if owner is not None:
             shares.setdefault(owner, {})[name] = batch
-    return {
-        owner: CriticBatch(
-            workflow.policies[owner].critic, mine, PolicyBatch([row for share in mine.values() for row in share.rows])
-        )
-        for owner, mine in shares.items()
-    }
+    found = {}
+    for owner, mine in shares.items():
+        rows = [row if seen is None else seen(owner, row) for share in mine.values() for row in share.rows]
+        found[owner] = CriticBatch(workflow.policies[owner].critic, mine, PolicyBatch(rows))
+    return found
 
 
 def value_metrics(batch: PolicyBatch) -> dict[str, float]:

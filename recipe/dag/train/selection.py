@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from recipe.dag.algorithms import SPANNING
+from recipe.dag.algorithms import chains_calls
 from recipe.dag.credit.batch import CreditBatch
 from recipe.dag.credit.group import zero_variance
 from recipe.dag.episode.row import Row
@@ -20,7 +20,7 @@ def select_rows(rows: Sequence[Row], workflow: Workflow) -> tuple[dict[str, list
     those without a sampled token)."""
     algorithm = workflow.algorithm
     split = split_by_policy(rows, workflow)
-    if algorithm.drop_zero_variance and algorithm.estimator in SPANNING:
+    if algorithm.drop_zero_variance and chains_calls(algorithm):
         uids = set(informative_uids(rows, workflow))
         rows = [row for row in rows if row.uid in uids]
         split = split_by_policy(rows, workflow)

@@ -12,13 +12,14 @@ from collections.abc import Callable, Sequence
 
 import torch
 
-from recipe.dag.algorithms import SPANNING, WITH_VALUES
+from recipe.dag.algorithms import CENTRAL, SPANNING, WITH_VALUES, chains_calls
 from recipe.dag.credit.estimator import estimate
 from recipe.dag.episode.record import Episode
 from recipe.dag.episode.row import Row
 from recipe.dag.errors import UserError
 from recipe.dag.policy.policy import PolicyRuntime
 from recipe.dag.train import kernels
+from recipe.dag.train.central import JointReader
 from recipe.dag.train.critics import CriticBatch, critic_batches, value_metrics
 from recipe.dag.train.kernels import PolicyBatch
 from recipe.dag.train.metrics import token_metrics
@@ -48,7 +49,15 @@ class TrainingStep:
         self.episodes = {(episode.uid, episode.index): episode for episode in episodes}
         chosen, self.world = select_rows(rows, workflow)
         self.batches = {name: PolicyBatch(mine) for name, mine in chosen.items() if mine}
-        self.critics = critic_batches(workflow, self.batches)
+        self.reader: JointReader | None = None
+        if workflow.algorithm.estimator in CENTRAL:
+            self.reader = JointReader(
+                self.episodes,
+                tokenizer_of=lambda owner: policies[owner].tokenizer,
+                limit_of=lambda owner: policies[owner].endpoint.max_model_len,
+                max_chars=workflow.algorithm.history_chars,
+            )
+        self.critics = critic_batches(workflow, self.batches, self.reader)
         recomputed = {self._policy_of(node) for node in workflow.of_role(NodeRole.ACTOR) if node.only_forward_compute}
         for name, batch in self.batches.items():
             if name not in recomputed:
@@ -129,7 +138,8 @@ class TrainingStep:
             critic.hand_out("values")
 
     def _advantage(self, name: str) -> None:
-        self._credit([name], [])
+        mine = [row for row in self.world if row.policy == name] if chains_calls(self.workflow.algorithm) else []
+        self._credit([name], mine)
 
     def _joint_advantage(self, name: str) -> None:
         self._credit(list(self.batches), self.world)
@@ -191,4 +201,6 @@ class TrainingStep:
             metrics |= {f"policy/{name}/{key}": value for key, value in values.items()}
         for owner, critic in self.critics.items():
             metrics |= {f"policy/{owner}/critic/{key}": value for key, value in critic.batch.metrics.items()}
+            if self.reader is not None and self.reader.rows:
+                metrics[f"policy/{owner}/critic/history_shortened"] = self.reader.shortened / self.reader.rows
         return metrics

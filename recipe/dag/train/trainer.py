@@ -15,7 +15,7 @@ from pathlib import Path
 
 from omegaconf import DictConfig
 
-from recipe.dag.algorithms import SPANNING
+from recipe.dag.algorithms import CENTRAL, chains_calls
 from recipe.dag.episode.batch import run_batch
 from recipe.dag.episode.record import Episode
 from recipe.dag.episode.rows import rows_of
@@ -168,18 +168,20 @@ class Trainer:
         spec = workflow.episode
         to_rows = partial(
             rows_of,
-            merge=spec.merge_rows and not self._counts_rows(),
+            merge=spec.merge_rows and not self._one_call_per_row(),
             on_failure=spec.on_failure,
             train_turns=spec.train_turns,
-            silent=workflow.algorithm.estimator in SPANNING,
+            silent=chains_calls(workflow.algorithm),
         )
         gathered = await gather(roll_out_batch, to_rows, workflow, groups=self.sampler.batch_size)
         self.drawn += gathered.batches
         return gathered
 
-    def _counts_rows(self) -> bool:
-        """Whether the loss averages over rows, so that a merged row would count once for all its calls."""
-        return self.workflow.algorithm.loss_agg == "seq-mean-token-mean"
+    def _one_call_per_row(self) -> bool:
+        """Whether the loss averages over rows, so that a merged row would count once for all its calls, or each call is
+        valued after a prompt of its own."""
+        algorithm = self.workflow.algorithm
+        return algorithm.loss_agg == "seq-mean-token-mean" or algorithm.estimator in CENTRAL
 
     def _due(self, step: int, frequency: int) -> bool:
         return frequency > 0 and (step % frequency == 0 or step == self.total)

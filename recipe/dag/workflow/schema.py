@@ -206,8 +206,11 @@ class Algorithm(Frozen):
         "reinforce_pp_baseline",
         "gae",
         "gae_chain",
+        "ippo",
+        "mappo",
     ] = "grpo"
-    """gae: over each row's own tokens. gae_chain: one chain over turns, agents and tokens of an episode (MARFT).
+    """gae: over each row's own tokens. gae_chain: one chain over turns, agents and tokens of an episode (MARFT). ippo:
+    a critic per policy that reads what its agents read. mappo: one critic for all, which reads what everybody said.
     `verl-dag algorithms` lists all with what they assume; rloo, magrpo, at_grpo, dr_mas and m_grpo are grpo with
     options set."""
     group_by: tuple[Literal["uid", "agent", "turn", "round", "node", "prompt_hash"], ...] = ("uid", "agent")
@@ -220,13 +223,20 @@ class Algorithm(Frozen):
     """The grpo family: a call is worth its own reward and the later ones of its agent at its node, discounted once per
     call. None: its own."""
     gamma: float = Field(1.0, ge=0.0, le=1.0)
-    """reinforce, reinforce_pp, gae, gae_chain: discount per token."""
+    """reinforce, reinforce_pp, gae, gae_chain: discount per token. ippo, mappo: per step (`level`)."""
     lam: float = Field(1.0, ge=0.0, le=1.0)
-    """gae, gae_chain: how far errors of later values reach back."""
+    """All with critics: how far errors of later values reach back. 0.95 for ippo and mappo."""
     whiten: bool = True
-    """gae, gae_chain: advantages of a policy's tokens get mean 0 and variance 1."""
+    """All with critics: advantages of a policy's tokens get mean 0 and variance 1."""
+    stream: Literal["call", "agent"] = "call"
+    """ippo: what one chain of steps is. call: each call by itself. agent: an agent's calls of an episode, so that what
+    it earns later reaches its earlier calls."""
+    level: Literal["action", "token"] = "action"
+    """ippo, mappo: what a step is. action: a whole call, valued before its first token. token: each sampled token."""
+    history_chars: int = Field(4000, ge=2)
+    """mappo: the critic sees a longer message's beginning and end, in characters; less where it would not fit."""
     share_reward_in_agent: bool = False
-    """Every agent's calls get the last agent's reward. Not with gae_chain, which carries it back already."""
+    """Every agent's calls get the last agent's reward. Not with gae_chain and mappo, which carry it back already."""
     kl_reward_coef: float = Field(0.0, ge=0.0)
     """Weight of the KL to the reference that is subtracted from the reward of each token."""
     kl_loss_coef: float = Field(0.0, ge=0.0)

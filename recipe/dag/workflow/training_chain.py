@@ -27,8 +27,8 @@ def derive_training_chain(
 ) -> tuple[Node, ...]:
     """What trains each policy that is not frozen, after `nodes` (rollout and compute), in the policies' order.
 
-    A critic has one forward and one update node, named after the policy that owns it, whoever shares it. With gae_chain
-    one advantage node, `chain.advantage` of no policy, reads the values of all.
+    A critic has one forward and one update node, named after the policy that owns it, whoever shares it. With an
+    estimator in SPANNING one advantage node, `chain.advantage` of no policy, reads the values of all.
     """
     scored = tuple(sinks(graph_of(nodes)))
     trained = {name: policy for name, policy in policies.items() if not policy.frozen}

@@ -28,7 +28,10 @@ def check_algorithm(draft: Draft) -> Iterator[Problem]:
     if not any(problem.where == "algorithm.estimator" for problem in draft.problems):
         yield from _check_unread(draft, algorithm)
     if algorithm.share_reward_in_agent and algorithm.estimator in SPANNING:
-        message = "gae_chain carries the last agent's reward back to the others; sharing it too would count it twice"
+        message = (
+            f"{algorithm.estimator} carries the last agent's reward back to the others; sharing it too would count it "
+            "twice"
+        )
         yield say(("algorithm", "share_reward_in_agent"), message, key=True)
     if algorithm.dynamic_sampling is not None and not algorithm.drop_zero_variance:
         message = "dynamic sampling replaces groups that were left out; set `drop_zero_variance: true`"

@@ -7,11 +7,12 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from recipe.dag.algorithms import WITH_VALUES
+from recipe.dag.algorithms import CENTRAL, WITH_VALUES
 from recipe.dag.workflow.draft import Draft
 from recipe.dag.workflow.interpolation import check_env
 from recipe.dag.workflow.problem import KeyPath, Problem, did_you_mean
 from recipe.dag.workflow.schema import Critic, Model, Policy
+from recipe.dag.workflow.training_chain import critic_owners
 
 
 def check_policies(draft: Draft) -> Iterator[Problem]:
@@ -29,6 +30,8 @@ def check_policies(draft: Draft) -> Iterator[Problem]:
         for key in ("train_cycle", "lr"):
             if policy.frozen and getattr(policy, key) is not None:
                 yield say((*path, key), "a frozen policy is not trained; remove it", key=True)
+    if draft.algorithm.estimator in CENTRAL:
+        yield from _check_central(draft)
     cycling = [(name, policy) for name, policy in draft.each_policy() if policy.train_cycle and not policy.frozen]
     unread = any(problem.where.endswith(".train_cycle") for problem in draft.problems)
     if len(cycling) == 1 and draft.whole and not unread:
@@ -89,6 +92,20 @@ def _check_critic(draft: Draft, name: str, policy: Policy) -> Iterator[Problem]:
         yield from _check_model(draft, critic.model, (*path, "model"))
     if critic.share is not None:
         yield from _check_share(draft, name, critic, path)
+
+
+def _check_central(draft: Draft) -> Iterator[Problem]:
+    """One critic for all policies that are trained."""
+    owners = critic_owners(dict(draft.each_policy()))
+    shared = [policy.critic.share for name, policy in draft.each_policy() if name in owners and policy.critic.share]
+    centre = next((name for name in (*shared, *owners) if owners.get(name) == name), None)
+    for name, owner in owners.items():
+        if owner == name != centre and not _spoilt(draft, name):
+            message = (
+                f"estimator `{draft.algorithm.estimator}` has one critic, which reads what all say; that of `{centre}` "
+                f"is the first, so write `critic: {{share: {centre}}}` here"
+            )
+            yield draft.source.problem(("policies", name, "critic"), message, key=True)
 
 
 def _check_share(draft: Draft, name: str, critic: Critic, path: KeyPath) -> Iterator[Problem]:

@@ -24,7 +24,7 @@ Placed = tuple[int, Node]
 
 def policy_of(draft: Draft, index: int, node: Node) -> str | None:
     """The policy a training node acts on; None where the file leaves it open or names none that exists, and of the one
-    advantage node of gae_chain."""
+    advantage node of an estimator that spans all."""
     if serves_all(draft, node):
         return None
     if node.policy is not None:
@@ -50,7 +50,7 @@ def check_training(draft: Draft) -> Iterator[Problem]:
         return
     if draft.algorithm.estimator in SPANNING and len(shared) != 1:
         at = ("nodes", shared[1][0]) if shared else ("nodes",)
-        message = "gae_chain has one ADVANTAGE node, for all policies; declare that one"
+        message = f"{draft.algorithm.estimator} has one ADVANTAGE node, for all policies; declare that one"
         yield draft.source.problem(at, message, key=not shared)
     steps = {}
     for name, policy in draft.each_policy():
@@ -95,7 +95,7 @@ def _check_policy_keys(draft: Draft) -> Iterator[Problem]:
         named = [key for key in ("policy", "agent", "agent_group") if draft.has("nodes", index, key)]
         if serves_all(draft, node):
             for key in named:
-                message = "under gae_chain this node serves all policies; remove it"
+                message = f"under {draft.algorithm.estimator} this node serves all policies; remove it"
                 yield say(("nodes", index, key), message, key=True)
         elif node.policy is not None and not trains:
             yield say(at, "only training nodes name a policy; a rollout node has its agent's", key=True)

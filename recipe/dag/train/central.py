@@ -1,0 +1,62 @@
+"""What a centralised critic reads: the joint history in place of the agent's own prompt (MAPPO, credit/critic.py).
+
+Invariant: before a call stands all that was said in the episode before it, and nothing else that was said: the calls
+of an episode stand in causal order, so none of the earlier ones is an answer to it. A message of a peer that moved at
+the same time is read too, which a value may know since the call could not change it. The response is never cut. Pure,
+but for its count.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Hashable, Mapping
+from dataclasses import dataclass, replace
+from typing import Any
+
+from recipe.dag.credit.critic import Said, joint_history
+from recipe.dag.episode.record import Episode
+from recipe.dag.episode.row import Row
+
+SHORTEST = 16
+"""Characters of a message below which shortening it further saves nothing: its mark of what is left out has as many."""
+
+
+@dataclass(slots=True)
+class JointReader:
+    """Rows as the one critic reads them. `episodes` by (uid, index); `limit_of`: by critic owner, the most tokens of a
+    row; `tokenizer_of`: its tokenizer, whose vocabulary is that of all who share the critic."""
+
+    episodes: Mapping[Hashable, Episode]
+    tokenizer_of: Callable[[str], Any]
+    limit_of: Callable[[str], int]
+    max_chars: int
+    rows: int = 0
+    shortened: int = 0
+    """Rows whose history would not fit: its messages are shortened by halves, and where that does not suffice the
+    beginning of the question is left out."""
+
+    def __call__(self, owner: str, row: Row) -> Row:
+        """The row with the joint history as its prompt, plain text without a chat template. Raises ValueError for a row
+        of several calls, or of an episode that is not there."""
+        where = f"row of uid {row.uid}, episode {row.episode}, agent {row.agent}"
+        if len(row.call_positions) != 1:
+            raise ValueError(f"{where}: a centralised critic reads one call at a time; its row holds several")
+        if (row.uid, row.episode) not in self.episodes:
+            raise ValueError(f"{where}: a centralised critic needs its episode, which was not handed over")
+        episode = self.episodes[row.uid, row.episode]
+        room = self.limit_of(owner) - len(row.response_ids)
+        return replace(row, prompt_ids=self._history(episode, row.call_positions[0], self.tokenizer_of(owner), room))
+
+    def _history(self, episode: Episode, position: int, tokenizer: Any, room: int) -> list[int]:
+        question = "\n\n".join(str(message["content"]) for message in episode.sample["prompt"])
+        said = [Said(call.agent, call.turn, call.text) for call in episode.calls[:position]]
+        speaker, chars = episode.calls[position].agent, self.max_chars
+        self.rows += 1
+        while True:
+            text = joint_history(question, said, speaker, max_chars=chars)
+            ids = list(tokenizer.encode(text, add_special_tokens=False))
+            if len(ids) <= room:
+                return ids
+            self.shortened += chars == self.max_chars
+            if chars <= SHORTEST or not said:
+                return ids[len(ids) - max(room, 1) :]
+            chars = max(chars // 2, SHORTEST)
