@@ -48,7 +48,7 @@ class Engine(Protocol):
     ) -> Execution:
         """Run one program; nothing of it lives on when this returns. Raises SandboxError when it cannot be set up.
 
-        work: directory under the engine's root, read-write at /work and the job's working directory; fresh when None.
+        work: directory under the engine's root, read-write at /session, the job's working directory; fresh when None.
         shares: directories under the engine's root, read-only at /in/NAME.
         """
 

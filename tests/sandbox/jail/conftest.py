@@ -48,13 +48,18 @@ class Box:
                 "files": sum(len(files) + len(folders) for _, folders, files in os.walk(self.root)),
             }
 
+    def full(self) -> bool:
+        """Whether the jails that wait for jobs are all there: those that are to come would count as leaks."""
+        kinds = self.engine.status().get("zygotes", {}).values()
+        return all(kind["waiting"] >= kind["ahead"] for kind in kinds)
+
     def settle(self, wanted: dict[str, int] | None = None) -> dict[str, int]:
         """The counts when they are those wanted, or have stopped changing; whatever they are when patience ends."""
         before, deadline = None, time.monotonic() + PATIENCE_S
         while time.monotonic() < deadline:
             self.wait(asyncio.sleep(0.01))
             counts = self.counts()
-            if counts == (wanted or before):
+            if counts == (wanted or before) and self.full():
                 break
             before = counts
         return counts

@@ -8,6 +8,8 @@ import socket
 
 import pytest
 
+from recipe.dag.sandbox.jail.exposure import SESSION
+
 TRIES = """
 import errno, os, sys
 def attempt(name, act):
@@ -128,7 +130,7 @@ def test_system_cannot_be_written(box):
         "'/proc/sys/kernel/core_pattern',\n"
         " '/proc/sysrq-trigger', '/proc/sys/kernel/hostname', site + '/x.pth', sys.prefix + '/x', "
         "sys.executable, '/in/x',\n"
-        " '/work/x', '/var/x', '/usr/src/x', '/.host/x', '/.empty/x', '/.code/x']\n"
+        f" '{SESSION}/x', '/var/x', '/usr/src/x', '/.host/x', '/.empty/x', '/.code/x']\n"
         "for p in places: attempt(p, lambda: open(p, 'a'))"
     )
     for place, answer in answers(box.run(code)).items():

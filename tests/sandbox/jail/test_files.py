@@ -10,6 +10,7 @@ from contextlib import contextmanager
 
 import pytest
 
+from recipe.dag.sandbox.jail.exposure import SESSION
 from recipe.dag.sandbox.outcome import SandboxError
 
 
@@ -117,7 +118,7 @@ def test_fetched_files_are_bounded_together(box):
 def test_a_directory_that_lasts(box):
     with directory(box, "sessions/one") as work:
         first = box.run("import os; open('kept', 'w').write('text'); print(os.getcwd())", work=work)
-        assert first.run.stdout == "/work\n"
+        assert first.run.stdout == f"{SESSION}\n"
         second = box.run(
             "import helper\nprint(open('kept').read(), helper.x, __file__)",
             work=work,
@@ -126,9 +127,9 @@ def test_a_directory_that_lasts(box):
         assert second.run.stdout == "text 5 /tmp/tmp_sandbox/tmp_program.py\n"
         assert (work / "kept").read_text() == "text"
         assert sorted(os.listdir(work)) in (["helper.py", "kept"], ["__pycache__", "helper.py", "kept"])
-        fresh = box.run("import os; print(os.path.exists('/work/kept'), os.getcwd())")
+        fresh = box.run(f"import os; print(os.path.exists('{SESSION}/kept'), os.getcwd())")
         assert fresh.run.stdout == "False /tmp/tmp_sandbox\n"
-        assert box.run("cat kept; pwd", language="bash", work=work).run.stdout == "text/work\n"
+        assert box.run("cat kept; pwd", language="bash", work=work).run.stdout == f"text{SESSION}\n"
         assert box.run("", work=work, fetch=["kept", "*.py"]).files == {
             "kept": encoded("text"),
             "helper.py": encoded("x = 5"),
@@ -154,9 +155,9 @@ def test_other_sessions_are_out_of_sight(box):
     with directory(box, "sessions/mine") as mine, directory(box, "sessions2") as other:
         (other / "secret").write_text("hidden")
         code = (
-            "import os, glob\nprint([p for p in ('/work/../sessions2', '/.host/sessions2', '/.host/sessions') if "
+            f"import os, glob\nprint([p for p in ('{SESSION}/../sessions2', '/.host/sessions2', '/.host/sessions') if "
             "os.path.exists(p)])\n"
-            "print([p for top in ('tmp', 'work', 'in', 'root', '.host', 'var') for p in "
+            "print([p for top in ('tmp', 'session', 'in', 'root', '.host', 'var') for p in "
             "glob.glob(f'/{top}/**/secret', recursive=True)])"
         )
         assert box.run(code, work=mine).run.stdout == "[]\n[]\n"

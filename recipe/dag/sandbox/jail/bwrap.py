@@ -20,7 +20,7 @@ from typing import Any
 
 from recipe.dag.sandbox.jail import protocol, rootfs, routing, seccomp
 from recipe.dag.sandbox.jail.engine import COLD_PYTHON, JailEngine
-from recipe.dag.sandbox.jail.exposure import under
+from recipe.dag.sandbox.jail.exposure import SESSION, under
 from recipe.dag.sandbox.jail.handle import Jail
 from recipe.dag.sandbox.jail.helper import Helper, NotStarted
 from recipe.dag.sandbox.jail.launcher import FIRST, STAGE, staged
@@ -162,7 +162,7 @@ class BwrapEngine(JailEngine):
         for name, value in settings["environment"].items():
             said += ["--setenv", name, value]
         said += ["--perms", "1777", "--size", str(self._disk_mb << 20), "--tmpfs", "/tmp", "--proc", "/proc"]
-        said += ["--dir", "/var", "--dir", "/in", "--dir", "/work"]
+        said += ["--dir", "/var", "--dir", "/in", "--dir", SESSION]
         for path in (*rootfs.system_directories(), *settings["expose"]):
             said += ["--ro-bind", self._bound(path), path]
         if os.path.isdir("/usr/src"):
@@ -188,7 +188,7 @@ class BwrapEngine(JailEngine):
     def _granted(self, job: Mapping[str, Any]) -> list[str]:
         said, root = [], self._bound(str(self._root))
         if job["work"] is not None:
-            said += ["--bind", f"{root}/{job['work']}", "/work"]
+            said += ["--bind", f"{root}/{job['work']}", SESSION]
         for name, place in job["shares"].items():
             said += ["--ro-bind", f"{root}/{place}", f"/in/{name}"]
         return said

@@ -11,7 +11,9 @@ import sys
 
 SYSTEM = ("/usr", "/bin", "/sbin", "/lib", "/lib32", "/lib64", "/libx32", "/nix/store", "/gnu/store")
 """Directories are bound; where a distribution has merged them into /usr, they are symlinks and stay such."""
-_TOO_MUCH = ("/", "/home", "/root", "/var", "/etc", "/tmp", "/mnt", "/opt", "/srv", "/work", "/proc", "/sys", "/dev")
+SESSION = "/session"
+"""Inside a jail: the directory that lasts from one job of a session to the next, and such a job's working directory."""
+_TOO_MUCH = ("/", "/home", "/root", "/var", "/etc", "/tmp", "/mnt", "/opt", "/srv", "/proc", "/sys", "/dev", SESSION)
 
 
 def interpreter() -> list[str]:

@@ -12,7 +12,7 @@ import struct
 from collections.abc import Mapping, Sequence
 
 from recipe.dag.sandbox.jail import rootfs, syscalls
-from recipe.dag.sandbox.jail.exposure import under
+from recipe.dag.sandbox.jail.exposure import SESSION, under
 from recipe.dag.sandbox.jail.seccomp import Filter
 
 NAMESPACES = syscalls.NEWUSER | syscalls.NEWNS | syscalls.NEWPID | syscalls.NEWIPC | syscalls.NEWUTS | syscalls.NEWNET
@@ -43,7 +43,7 @@ def make_places(places: Sequence[str]) -> None:
 def grant(work: str | None, shares: Mapping[str, str], host: bool, expose: Sequence[str]) -> None:
     """Mount a job's own directories, named relative to the engine's root, then cover that root."""
     if work is not None:
-        _cover("/work", expose, lambda: _bind(work, "/work", writable=True))
+        _cover(SESSION, expose, lambda: _bind(work, SESSION, writable=True))
     if shares:
         syscalls.mount("tmpfs", "/in", "tmpfs", _QUIET, "size=64k,nr_inodes=1k,mode=755")
         for name, source in shares.items():
@@ -100,7 +100,7 @@ def _bind(source: str, target: str, *, writable: bool) -> None:
 
 
 def _cover(target: str, expose: Sequence[str], mount) -> None:
-    """Mount over `target` and have what is exposed below it show again: the interpreter may live in /tmp or /work."""
+    """Mount over `target` and have what is exposed below it show again: the interpreter may live in /tmp."""
     below = [(path, os.open(path, os.O_PATH)) for path in expose if under(path, (target,))]
     mount()
     for path, descriptor in below:

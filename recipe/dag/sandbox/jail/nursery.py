@@ -92,7 +92,9 @@ class Nursery:
         self._refuse("the sandbox is closed")
 
     def status(self) -> dict[str, object]:
-        return {"waiting": len(self._waiting), "forked": self._forked}
+        """`waiting` jails of `ahead` that there shall be; none without a zygote."""
+        ahead = 0 if self._zygote is None else self._ahead
+        return {"waiting": len(self._waiting), "ahead": ahead, "forked": self._forked}
 
     def number(self) -> int | None:
         """The zygote's process number."""

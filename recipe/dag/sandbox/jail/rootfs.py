@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from contextlib import suppress
 
 from recipe.dag.sandbox.jail import syscalls
-from recipe.dag.sandbox.jail.exposure import SYSTEM, under
+from recipe.dag.sandbox.jail.exposure import SESSION, SYSTEM, under
 
 HOST = "/.host"
 """Where the engine's root directory is mounted, out of sight of jobs: each jail covers it before its job starts."""
@@ -45,7 +45,7 @@ def build(expose: Sequence[str], host: str | None) -> None:
     syscalls.mount("tmpfs", "/tmp", "tmpfs", syscalls.MS_NOSUID | syscalls.MS_NODEV, "size=4m,nr_inodes=10k,mode=755")
     os.chdir("/tmp")
     os.umask(0o022)
-    for name in ("proc", "dev", "tmp", "etc", "in", "work", "var", COVER[1:], HOST[1:]):
+    for name in ("proc", "dev", "tmp", "etc", "in", SESSION[1:], "var", COVER[1:], HOST[1:]):
         os.mkdir(name)
     for path, source in sources.items():
         os.makedirs(path[1:], exist_ok=True)

@@ -15,6 +15,7 @@ from contextlib import suppress
 from typing import Any
 
 from recipe.dag.sandbox.jail import protocol, supervisor, watchdog
+from recipe.dag.sandbox.jail.exposure import SESSION
 from recipe.dag.sandbox.jail.handle import Jail
 from recipe.dag.sandbox.jail.inside import SCRATCH
 from recipe.dag.sandbox.jail.pump import Pump
@@ -81,7 +82,7 @@ class Run:
             later = [descriptor for stage in streams[1:] for descriptor in stage]
             if self._files is not None:
                 later.append(self._files)
-            directory = "/work" if job["work"] else SCRATCH
+            directory = SESSION if job["work"] else SCRATCH
             rest = {"stages": self._stages[1:], "fetch": fetch, "directory": directory}
             protocol.send(self._jail.connection, rest, later)
         finally:

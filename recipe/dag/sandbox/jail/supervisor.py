@@ -17,6 +17,7 @@ from collections.abc import Callable, Mapping
 from typing import Any, NoReturn
 
 from recipe.dag.sandbox.jail import files, inside, program, protocol
+from recipe.dag.sandbox.jail.exposure import SESSION
 from recipe.dag.sandbox.jail.inside import SCRATCH
 from recipe.dag.sandbox.jail.seccomp import Filter
 
@@ -75,7 +76,7 @@ class Supervisor:
             inside.grant(job["work"], job["shares"], self._settings["host"], self._settings["expose"])
         inside.settle(self._seccomp)
         files.write_whole(job["path"], job["code"].encode())
-        directory = "/work" if job["work"] else SCRATCH
+        directory = SESSION if job["work"] else SCRATCH
         os.chdir(directory)
         if job["files"]:
             files.write(job["files"])
