@@ -6,7 +6,7 @@ import asyncio
 
 import pytest
 
-from recipe.dag.episode import stall, tasks
+from recipe.dag.episode import env, stall, tasks
 from recipe.dag.episode.batch import run_batch
 from recipe.dag.episode.rows import rows_of
 from recipe.dag.errors import UserError
@@ -295,15 +295,45 @@ def test_an_env_that_catches_every_cancellation_costs_one_episode_of_a_batch(wor
     costs_one(six(world, breaking(step=again, word="async")), "step", "step took longer than 1.5 s", calls=2)
 
 
-@pytest.mark.parametrize("word", ["", "async"])
-def test_only_async_code_that_blocks_is_named(world, monkeypatch, caplog, word):
+BLOCK = "threading.Event().wait()"
+"""Without `await`: on a shared loop, nothing else would run."""
+
+
+@pytest.mark.parametrize("method", ["reset", "step"])
+def test_async_code_that_blocks_costs_one_episode_of_a_batch(world, monkeypatch, method):
+    monkeypatch.setattr(tasks, "CLEAN_UP_S", 0.05)
+    monkeypatch.setattr(env, "CLOSE_LIMIT_S", 0.05)
+    episodes = six(world, breaking(**{method: BLOCK}, word="async"))
+    costs_one(episodes, method, f"{method} took longer than 1.5 s", calls=2 if method == "step" else 0)
+
+
+def test_async_code_that_blocks_when_it_is_closed_costs_nothing(world, monkeypatch):
+    monkeypatch.setattr(tasks, "CLEAN_UP_S", 0.05)
+    monkeypatch.setattr(env, "CLOSE_LIMIT_S", 0.05)
+    episodes = six(world, breaking(close=BLOCK, word="async"))
+    assert [episode.fault for episode in episodes] == [None] * 6
+    assert [len(episode.faults) for episode in episodes] == [0, 0, 1, 0, 0, 0]
+
+
+def test_async_code_that_exits_costs_one_episode_of_a_batch(world):
+    costs_one(six(world, breaking(step="raise SystemExit(3)", word="async")), "step", "SystemExit(3)", calls=2)
+
+
+def test_a_hook_that_blocks_all_episodes_is_named(world, monkeypatch, caplog):
     monkeypatch.setattr(stall, "BLOCKED_S", 0.4)
-    six(world, breaking(step="import time; time.sleep(0.9)", word=word))
-    # A busy machine may stop everything for a while, too; that is told as well, but not of the env.
+    hook = """
+import time
+class H:
+    async def pre_process(self, tokenizer, prompt_ids, obs, *, context):
+        time.sleep(0.9)
+        return [{"role": "user", "content": "go"}]
+"""
+    nodes = [{"node_id": "a", "agent_options": {"process_path": "hook.py:H"}}]
+    batch(world, world.workflow(nodes, files={"hook.py": hook}), [world.sample()])
+    # A busy machine may stop everything for a while, too; that is told as well, but not of the hook.
     told = [record.getMessage() for record in caplog.records if record.name == stall.__name__]
-    of_env = [text for text in told if "env.py" in text and "in step" in text]
-    assert len(of_env) == (1 if word else 0)
-    assert all("async code must not block" in text for text in of_env)
+    of_hook = [text for text in told if "hook.py" in text and "in pre_process" in text]
+    assert len(of_hook) == 1 and "async code must not block" in of_hook[0]
 
 
 def costs_one(episodes, method: str, message: str, *, calls: int) -> None:

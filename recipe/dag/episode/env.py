@@ -1,8 +1,9 @@
 """Environments: the user's class, one instance per episode, behind checks and time limits.
 
 Invariant: what leaves this module is well formed: an observation per agent, a finite reward per player, a bool, and an
-info that is JSON. All else is an EnvFault. Sync methods run in threads, one at a time per instance (but for `close`,
-which may come while a step that outlived its limit is still running).
+info that is JSON. All else is an EnvFault. Methods run in threads, sync ones one at a time per instance (but for
+`close`, which may come while a step that outlived its limit is still running), async ones on the instance's own loop: a
+method that never returns holds up its own episode alone.
 """
 
 from __future__ import annotations
@@ -15,6 +16,7 @@ from numbers import Real
 from typing import Any, Protocol
 
 from recipe.dag.episode.env_class import EnvClass
+from recipe.dag.episode.own_loop import OnLoop, OwnLoop
 from recipe.dag.episode.tasks import invoke, limited
 from recipe.dag.errors import EnvFault, boundary, described
 
@@ -22,9 +24,9 @@ CLOSE_LIMIT_S = 5.0
 
 
 class Env(Protocol):
-    """What users write. Methods may be async, and must not block then: they run on the loop that all episodes share. A
-    class without reset, or one whose reset takes fewer arguments, works too; a reset with an argument `sandbox` is
-    given the run's SandboxClient.
+    """What users write. Methods may be async; those of an instance run on an event loop of its own, so instances must
+    not share what belongs to a loop (an HTTP client). A class without reset, or one whose reset takes fewer arguments,
+    works too; a reset with an argument `sandbox` is given the run's SandboxClient.
 
     `obs` is one value for everyone, a list with one entry per player (the order of `actions`), or a dict by agent name.
     A list always means "per player": an observation that is itself a list goes into a dict or a list of lists. `reward`
@@ -56,6 +58,7 @@ class LiveEnv:
         """`watchers`: the agents that see the env. `limit_s` holds for each call of a method."""
         self._env, self._watchers, self._limit_s = env, watchers, limit_s
         self._instance: Any = None
+        self._loop = OwnLoop()
 
     async def reset(self, sample: dict[str, Any], seed: int, players: list[str]) -> dict[str, Any]:
         """Make the instance and return its first observation by agent name. `players`: agent names."""
@@ -63,7 +66,7 @@ class LiveEnv:
         function = getattr(self._instance, "reset", None)
         if function is None:
             return {}
-        offered = {"sample": sample, "seed": seed, "sandbox": self._env.sandbox}
+        offered = {"sample": sample, "seed": seed, "sandbox": self._env.sandbox and OnLoop(self._env.sandbox)}
         obs = await self._call("reset", function, **{name: offered[name] for name in self._env.reset_arguments})
         return observations(obs, players, self._watchers, f"{self._env.path}:reset")
 
@@ -86,14 +89,17 @@ class LiveEnv:
     async def close(self) -> None:
         """Give the env's resources back, if it has a close. Raises EnvFault; an env that was never made is skipped."""
         function = getattr(self._instance, "close", None)
-        if function is not None:
-            await self._call("close", function, limit_s=min(CLOSE_LIMIT_S, self._limit_s))
+        try:
+            if function is not None:
+                await self._call("close", function, limit_s=min(CLOSE_LIMIT_S, self._limit_s))
+        finally:
+            self._loop.close()
 
     async def _call(self, method: str, function: Any, *args: Any, limit_s: float | None = None, **kwargs: Any) -> Any:
         where = f"{self._env.path}:{method}"
         with boundary(EnvFault, where):
             async with limited(limit_s or self._limit_s, EnvFault, method, where):
-                return await invoke(function, *args, **kwargs)
+                return await invoke(function, *args, awaited=self._loop.run, **kwargs)
 
 
 def observations(obs: Any, players: list[str], watchers: list[str], where: str) -> dict[str, Any]:

@@ -121,8 +121,14 @@ async def _stop(task: asyncio.Task) -> None:
     task._log_destroy_pending = False
 
 
-async def invoke(function: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
-    """Call user code without letting it block the loop: coroutine functions run here, all others in a thread.
+async def invoke(
+    function: Callable[..., Any],
+    *args: Any,
+    awaited: Callable[[Awaitable[Any]], Awaitable[Any]] = guarded,
+    **kwargs: Any,
+) -> Any:
+    """Call user code without letting it block the loop: coroutine functions run where `awaited` awaits them, by default
+    here, all others in a thread.
 
     A thread per call and not a pool: a pool's few threads would all be taken by the first few calls that hang.
     """
@@ -130,7 +136,13 @@ async def invoke(function: Callable[..., Any], *args: Any, **kwargs: Any) -> Any
         result = await _in_thread(lambda: function(*args, **kwargs))
     else:
         result = function(*args, **kwargs)
-    return await guarded(result) if inspect.isawaitable(result) else result
+    return await awaited(result) if inspect.isawaitable(result) else result
+
+
+def plain_error(raised: BaseException) -> Exception:
+    """A future refuses StopIteration, and SystemExit out of a task would end the loop."""
+    plain = isinstance(raised, Exception) and not isinstance(raised, StopIteration)
+    return raised if plain else RuntimeError(repr(raised))
 
 
 async def _in_thread(function: Callable[[], T]) -> T:
@@ -150,9 +162,7 @@ async def _in_thread(function: Callable[[], T]) -> T:
         try:
             result = function()
         except BaseException as raised:
-            # A future refuses StopIteration, and SystemExit out of a task would end the loop.
-            plain = isinstance(raised, Exception) and not isinstance(raised, StopIteration)
-            error = raised if plain else RuntimeError(repr(raised))
+            error = plain_error(raised)
         try:
             loop.call_soon_threadsafe(settle, result, error)
         except RuntimeError:
