@@ -7,7 +7,7 @@ the same to all three. A name may stand under `algorithm.estimator` if and only 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from types import MappingProxyType
 from typing import Any
 
@@ -29,6 +29,8 @@ class Entry:
     """Options and their defaults: keys of `algorithm`, or the function's own."""
     fixed: Mapping[str, Any]
     """Options that make it this algorithm: another value given explicitly is an error."""
+    inner: Mapping[str, Any] = field(default_factory=dict)
+    """Keys of the block `algorithm.mixer`, and their defaults."""
 
     @property
     def options(self) -> dict[str, Any]:
@@ -38,10 +40,22 @@ class Entry:
 GROUP = {"group_by": ("uid", "agent"), "stat_unit": "call", "center": "mean", "scale": "std", "gamma_turn": None}
 GAE = {"gamma": 1.0, "lam": 1.0, "whiten": True, "critic_warmup": 0}
 """The schema's defaults."""
+MIXER = {
+    **{"hidden": 64, "lr": 1e-3, "epochs": 4, "batch_size": 64, "weight_decay": 0.01, "replay_steps": 4},
+    **{"gamma_turn": 1.0, "lam": 1.0, "target_tau": 0.01, "form": "control_variate", "full_at": 0.5, "peers": {}},
+    "encoder": {"model": None, "chunk": 512},
+}
+QMIX_ONLY = {"mixing_hidden": 32}
 
 
 def _estimator(name: str, source: str, assumes: str, where: str, **free: Any) -> Entry:
     return Entry(name, source, assumes, where, ESTIMATOR, MappingProxyType(free), MappingProxyType({}))
+
+
+def _mixer(name: str, source: str, assumes: str, **inner: Any) -> Entry:
+    grouped = {key: value for key, value in GROUP.items() if key != "gamma_turn"}
+    options = (MappingProxyType(grouped), MappingProxyType({}), MappingProxyType({**MIXER, **inner}))
+    return Entry(name, source, assumes, "credit.mixer_fit:TeamValue", ESTIMATOR, *options)
 
 
 def _preset(
@@ -118,6 +132,12 @@ CATALOGUE: tuple[Entry, ...] = (
         "credit.critic:mappo",
         **{"level": "action", **GAE, "lam": 0.95, "history_chars": 4000},
     ),
+    _mixer(
+        "vdn",
+        "arXiv 1706.05296",
+        f"{_SEVERAL}; rewards are the team's, not copied to other agents; credit only against calls that cannot react",
+    ),
+    _mixer("qmix", "arXiv 1803.11485", "as vdn; the team's value rises with each message's", **QMIX_ONLY),
     _function(REWARD, "vote_marginals", "difference rewards", "a vote", "credit.vote:marginals", ties="first"),
     _function(
         REWARD, "team_local", "AT-GRPO, arXiv 2510.11062", _TURNS, "credit.shaping:team_local", team=1.0, local=1.0
@@ -157,15 +177,6 @@ CATALOGUE: tuple[Entry, ...] = (
         "workflow.schema:Cory",
         every=5,
     ),
-    _function(LIBRARY, "vdn", "arXiv 1706.05296", "credit only against calls that cannot react", "credit.mixer:VDN"),
-    _function(
-        LIBRARY,
-        "qmix",
-        "arXiv 1803.11485",
-        "as vdn; the team's value rises with each agent's",
-        "credit.mixer:QMIX",
-        hidden=32,
-    ),
     _function(
         LIBRARY,
         "mixer credit",
@@ -198,15 +209,18 @@ ENTRIES: Mapping[str, Entry] = MappingProxyType({entry.name: entry for entry in 
 SELECTABLE: tuple[str, ...] = tuple(entry.name for entry in CATALOGUE if entry.use == ESTIMATOR)
 WITH_VALUES = frozenset({"gae", "gae_chain", "ippo", "mappo"})
 """Estimators that need a critic's values."""
-SPANNING = frozenset({"gae_chain", "mappo"})
+MIXED = frozenset({"vdn", "qmix"})
+"""Estimators that learn the team's value on the driver, with `algorithm.mixer`."""
+SPANNING = frozenset({"gae_chain", "mappo"}) | MIXED
 """Estimators that see the rows of all policies at once, and carry rewards from one agent to another."""
 CENTRAL = frozenset({"mappo"})
 """Estimators with one critic for all, which reads the joint history: each call is a row of its own."""
 
 
 def chains_calls(algorithm: Any) -> bool:
-    """Whether credit goes from one call to another, so that a call must not be taken out of an episode."""
-    return algorithm.estimator in SPANNING or (algorithm.estimator == "ippo" and algorithm.stream == "agent")
+    """Whether credit goes from row to row, so that a call must not be taken out of an episode's rows (vdn and qmix read
+    the episode itself)."""
+    return algorithm.estimator in SPANNING - MIXED or (algorithm.estimator == "ippo" and algorithm.stream == "agent")
 
 
 def contradictions(estimator: str, given: Mapping[str, Any]) -> dict[str, Any]:
@@ -234,4 +248,5 @@ def _options(entry: Entry) -> str:
         return f"[{', '.join(value)}]" if isinstance(value, tuple) else str(value)
 
     fixed = [f"{key}={shown(value)} (fixed)" for key, value in entry.fixed.items()]
-    return ", ".join([*fixed, *(f"{key}={shown(value)}" for key, value in entry.free.items())])
+    free = {**entry.free, **{f"mixer.{key}": value for key, value in entry.inner.items()}}
+    return ", ".join([*fixed, *(f"{key}={shown(value)}" for key, value in free.items())])

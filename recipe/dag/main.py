@@ -137,6 +137,7 @@ async def run(config: DictConfig, workflow: Workflow, *, platform: str, evaluate
     columns = Columns(data.input_key, data.label_key, data.prompt_split, data.add_prompt_suffix or "")
     train = []
     if not evaluate_only:
+        setup.check_samples(config, workflow)
         train = load_samples(data.train_files, max_samples=data.train_max_samples, columns=columns)
     val = []
     if data.val_files:
@@ -159,7 +160,12 @@ async def run(config: DictConfig, workflow: Workflow, *, platform: str, evaluate
                 accuracy = f"accuracy {summary['final_accuracy']:.4f}"
                 print(f"{accuracy}, {counts}, {seconds:.0f} s: {config.output_dir}/summary.json")
             else:
-                loop = trainer.Trainer(config, workflow, policies, toolbox, train_samples=train, val_samples=val)
+                mixing = await asyncio.to_thread(
+                    setup.open_mixing, config, workflow, models, policies, platform=platform
+                )
+                loop = trainer.Trainer(
+                    config, workflow, policies, toolbox, train_samples=train, val_samples=val, mixing=mixing
+                )
                 await loop.train()
     finally:
         await toolbox.close()

@@ -160,11 +160,34 @@ def test_binary_loss_is_cross_entropy():
     torch.testing.assert_close(team_loss(predicted, target, binary=True), expected)
 
 
-def test_encoder_reads_all_of_a_long_text():
-    def states(ids):
-        return ids.unsqueeze(-1).double()
+def sums(ids: torch.Tensor, mask: torch.Tensor) -> torch.Tensor:
+    """States [B, L, 1] of a causal model: at each token the sum so far, of an id 99 that no text has where padded."""
+    return torch.where(mask == 1, ids, 99).cumsum(1).unsqueeze(-1).double()
 
-    encoder = LastHiddenState(lambda text: [int(c) for c in text], states, chunk=2)
-    assert encoder(["1", "12", "12345"]).tolist() == [[1.0], [2.0], [pytest.approx(11 / 3)]]
+
+def digits(text: str) -> list[int]:
+    return [int(c) for c in text]
+
+
+def test_encoder_reads_all_of_a_long_text():
+    encoder = LastHiddenState(digits, sums, chunk=2)
+    assert encoder(["1", "12", "12345"]).tolist() == [[1.0], [3.0], [pytest.approx((3 + 7 + 5) / 3)]]
     with pytest.raises(ValueError, match="chunk: 0"):
-        LastHiddenState(list, states, chunk=0)
+        LastHiddenState(digits, sums, chunk=0)
+
+
+@pytest.mark.parametrize("batch_tokens", [1, 4, 7, 1000])
+def test_which_texts_share_a_batch_changes_no_state(batch_tokens):
+    seen = []
+
+    def hidden(ids, mask):
+        seen.append(tuple(ids.shape))
+        return sums(ids, mask)
+
+    texts = ["1", "1234", "98", "", "777777777", "1"]
+    encoder = LastHiddenState(lambda text: digits(text) or [0], hidden, chunk=4, batch_tokens=batch_tokens)
+    alone = [encoder([text])[0].tolist() for text in texts]
+    seen.clear()
+    assert encoder(texts).tolist() == alone
+    assert all(rows == 1 or rows * length <= batch_tokens for rows, length in seen)
+    assert sum(rows for rows, _ in seen) == 8

@@ -12,12 +12,13 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 from torch import Tensor
 
-from recipe.dag.algorithms import ENTRIES, SPANNING, WITH_VALUES, contradictions
+from recipe.dag.algorithms import ENTRIES, MIXED, SPANNING, WITH_VALUES, contradictions
 from recipe.dag.credit.batch import CreditBatch
 from recipe.dag.credit.chain import gae_chain
 from recipe.dag.credit.critic import ippo, mappo
 from recipe.dag.credit.gae import gae
 from recipe.dag.credit.group import group_relative
+from recipe.dag.credit.mixer_credit import compared
 from recipe.dag.credit.reinforce import reinforce, reinforce_pp, reinforce_pp_baseline
 from recipe.dag.errors import UserError
 
@@ -45,6 +46,8 @@ ESTIMATORS: dict[str, Estimator] = {
     "gae_chain": gae_chain,
     "ippo": ippo,
     "mappo": mappo,
+    "vdn": compared,
+    "qmix": compared,
 }
 
 
@@ -75,7 +78,7 @@ def estimate(
         rows,
         values=values,
         penalties=penalties,
-        one_policy=name not in SPANNING,
+        one_policy=name not in SPANNING - MIXED,
         prompts="prompt_hash" in config.get("group_by", ()),
     )
     return estimator(batch, **config)

@@ -9,7 +9,7 @@ actions; `mixer_credit` turns values into advantages of a policy gradient.
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Protocol
 
 import torch
@@ -26,21 +26,51 @@ class Encoder(Protocol):
 
 class LastHiddenState:
     """The default encoder: the last token's hidden state of a frozen language model, averaged over chunks, so that the
-    end of a long text counts like its beginning and nothing is cut off."""
+    end of a long text counts like its beginning and nothing is cut off. Which texts share a batch depends on the texts
+    of the call alone, so the same call gives the same bits."""
 
-    def __init__(self, tokenize: Callable[[str], list[int]], hidden: Callable[[Tensor], Tensor], *, chunk: int = 512):
-        """`tokenize`: text -> at least one token id. `hidden`: ids [1, L] -> last layer's states [1, L, D]. `chunk`:
-        tokens that the model reads at once."""
+    def __init__(
+        self,
+        tokenize: Callable[[str], list[int]],
+        hidden: Callable[[Tensor, Tensor], Tensor],
+        *,
+        chunk: int = 512,
+        batch_tokens: int = 16384,
+    ):
+        """`tokenize`: text -> at least one token id. `hidden`: ids [B, L] and mask [B, L] (1: a token, 0: padding on
+        the right) -> last layer's states [B, L, D]. `chunk`: tokens that the model reads at once. `batch_tokens`: at
+        most so many in a batch, padding included."""
         if chunk < 1:
             raise ValueError(f"chunk: {chunk} is not at least 1")
-        self.tokenize, self.hidden, self.chunk = tokenize, hidden, chunk
+        self.tokenize, self.hidden, self.chunk, self.batch_tokens = tokenize, hidden, chunk, batch_tokens
 
     @torch.no_grad()
     def __call__(self, texts: Sequence[str]) -> Tensor:
-        return torch.stack([self._one(torch.tensor([self.tokenize(text)])) for text in texts])
+        chunks = [torch.tensor(self.tokenize(text)).split(self.chunk) for text in texts]
+        pieces = [piece for text in chunks for piece in text]
+        order = sorted(range(len(pieces)), key=lambda index: len(pieces[index]))
+        states: list[Tensor] = [torch.empty(0)] * len(pieces)
+        while order:
+            # the longest first, so that what does not fit fails at once
+            count = max(1, self.batch_tokens // len(pieces[order[-1]]))
+            batch, order = order[-count:], order[:-count]
+            for index, state in zip(batch, self._last([pieces[index] for index in batch]), strict=True):
+                states[index] = state
+        return torch.stack([torch.stack(part).mean(0) for part in _parts(states, [len(text) for text in chunks])])
 
-    def _one(self, ids: Tensor) -> Tensor:
-        return torch.stack([self.hidden(part)[0, -1].float() for part in ids.split(self.chunk, dim=1)]).mean(0)
+    def _last(self, pieces: Sequence[Tensor]) -> Tensor:
+        """[B, D]"""
+        lengths = torch.tensor([len(piece) for piece in pieces])
+        ids = torch.nn.utils.rnn.pad_sequence(list(pieces), batch_first=True)
+        mask = (torch.arange(ids.shape[1]) < lengths.unsqueeze(1)).long()
+        return self.hidden(ids, mask)[torch.arange(len(ids)), lengths - 1].float().cpu()
+
+
+def _parts(items: Sequence[Tensor], counts: Sequence[int]) -> Iterator[Sequence[Tensor]]:
+    start = 0
+    for count in counts:
+        yield items[start : start + count]
+        start += count
 
 
 class Utility(nn.Module):

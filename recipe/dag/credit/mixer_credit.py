@@ -8,49 +8,35 @@ values, so moving a constant from one utility to another changes none of them.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 
 import torch
 from torch import Tensor
 
-from recipe.dag.errors import UserError
+from recipe.dag.causality import Graph, descendants
+from recipe.dag.credit.batch import CreditBatch
+from recipe.dag.credit.group import group_relative
 
 Mixer = Callable[[Tensor, Tensor, Tensor], Tensor]
 """(utilities [..., N], state [..., S], mask [..., N]) -> team value [...]"""
 
 
-def peers_of(graph: Mapping[str, Sequence[str]], calls: Sequence[str]) -> Tensor:
+def peers_of(graph: Graph, calls: Sequence[str]) -> Tensor:
     """[N, N] bool: `calls[j]` may stand in the baseline of `calls[i]`, being another call that does not come after it.
-    `graph`: call -> calls it depends on; calls of later turns are nodes of their own (`unrolled`)."""
-    after = {call: _descendants(graph, call) for call in calls}
+    `graph`: call -> calls it depends on; calls of later rounds and turns are nodes of their own."""
+    after = descendants(graph, calls)
     rows = [[other != call and other not in after[call] for other in calls] for call in calls]
     return torch.tensor(rows, dtype=torch.bool).reshape(len(calls), len(calls))
 
 
-def unrolled(graph: Mapping[str, Sequence[str]], turns: int) -> dict[str, tuple[str, ...]]:
-    """The graph of `turns` passes: ids become `node@turn`, and every node of a later turn comes after all nodes of the
-    turn before, because histories and env steps carry over."""
-    nodes: dict[str, tuple[str, ...]] = {}
-    for turn in range(turns):
-        before = tuple(f"{node}@{turn - 1}" for node in graph) if turn else ()
-        for node, depends in graph.items():
-            nodes[f"{node}@{turn}"] = (*(f"{d}@{turn}" for d in depends if d in graph), *before)
-    return nodes
-
-
-def check_baseline(graph: Mapping[str, Sequence[str]], call: str, conditions: Sequence[str]) -> None:
-    """Raises UserError if a baseline for `call` would read `call` itself or what comes after it."""
-    after = _descendants(graph, call)
-    for other in conditions:
-        if other == call or other in after:
-            what = "its own message" if other == call else f"`{other}`, which comes after it and may react to it"
-            raise UserError(f"node {call}: the mixer's baseline would condition on {what}; leave it out")
-
-
-def counterfactual(mixer: Mixer, utilities: Tensor, state: Tensor, peers: Tensor, mask: Tensor) -> Tensor:
+def counterfactual(
+    mixer: Mixer, utilities: Tensor, state: Tensor, peers: Tensor, mask: Tensor, calls: Sequence[int] | None = None
+) -> Tensor:
     """Form A [G, N]: the team value with the message, less the mean over all G siblings' messages in its place.
-    utilities [G, N], state [S] of the common prompt, mask [G, N]: the call took place."""
-    grid, own, there = _swapped(mixer, utilities, state, peers, mask)
+    utilities [G, N], state [S] of the common prompt, mask [G, N]: the call took place; `calls`: the only ones to give
+    credit to, the others get 0."""
+    mask, made = _only(mask, calls), mask
+    grid, own, there = _swapped(mixer, utilities, state, peers, made, mask)
     mean = (grid * there).sum(1) / there.sum(1).clamp_min(1)
     return torch.where(mask, own - mean, 0.0)
 
@@ -67,36 +53,64 @@ def sloped(mixer: Mixer, utilities: Tensor, state: Tensor, mask: Tensor) -> Tens
 
 
 def control_variate(
-    mixer: Mixer, utilities: Tensor, state: Tensor, peers: Tensor, mask: Tensor, returns: Tensor
+    mixer: Mixer,
+    utilities: Tensor,
+    state: Tensor,
+    peers: Tensor,
+    mask: Tensor,
+    returns: Tensor,
+    calls: Sequence[int] | None = None,
 ) -> Tensor:
     """Form C [G, N], the default: the true return [G] less the mean team value over the other siblings' messages in its
     place. Unbiased whatever the mixer learned, since a message has no part in its own baseline. 0 for a call that no
-    sibling made."""
-    grid, _, there = _swapped(mixer, utilities, state, peers, mask)
+    sibling made. `calls`: as in `counterfactual`."""
+    mask, made = _only(mask, calls), mask
+    grid, _, there = _swapped(mixer, utilities, state, peers, made, mask)
     others = there & ~torch.eye(len(utilities), dtype=torch.bool).unsqueeze(-1)
     count = others.sum(1)
     mean = (grid * others).sum(1) / count.clamp_min(1)
     return torch.where(mask & (count > 0), returns.unsqueeze(-1) - mean, 0.0)
 
 
+def _only(mask: Tensor, calls: Sequence[int] | None) -> Tensor:
+    if calls is None:
+        return mask
+    kept = torch.zeros(mask.shape[-1], dtype=torch.bool)
+    kept[list(calls)] = True
+    return mask & kept
+
+
 @torch.no_grad()
 def _swapped(
-    mixer: Mixer, utilities: Tensor, state: Tensor, peers: Tensor, mask: Tensor
+    mixer: Mixer, utilities: Tensor, state: Tensor, peers: Tensor, made: Tensor, credited: Tensor
 ) -> tuple[Tensor, Tensor, Tensor]:
     """(grid [G, G, N], own [G, N], there [G, G, N]): grid[g, h, i] is the team value of sibling g's calls, those after
-    i left out, with i's message taken from sibling h; own is its diagonal; there: h made call i."""
+    i left out, with i's message taken from sibling h, and 0 for a call that nobody is to be credited with; own is its
+    diagonal; there: h made call i."""
     siblings, calls = utilities.shape
     states = state.expand(siblings, siblings, -1)
-    grid = []
-    for call in range(calls):
+    table = utilities.new_zeros(siblings, siblings, calls)
+    for call in credited.any(0).nonzero().flatten().tolist():
         mixed = utilities.unsqueeze(1).repeat(1, siblings, 1)
         mixed[:, :, call] = utilities[:, call]
-        present = (mask & peers[call]).unsqueeze(1).repeat(1, siblings, 1)
-        present[:, :, call] = mask[:, call]
-        grid.append(mixer(mixed, states, present))
-    table = torch.stack(grid, dim=-1)
+        present = (made & peers[call]).unsqueeze(1).repeat(1, siblings, 1)
+        present[:, :, call] = made[:, call]
+        table[:, :, call] = mixer(mixed, states, present)
     own = table.diagonal(dim1=0, dim2=1).T
-    return table, own, mask.unsqueeze(0).expand(siblings, -1, -1)
+    return table, own, made.unsqueeze(0).expand(siblings, -1, -1)
+
+
+def compared(
+    batch: CreditBatch,
+    *,
+    group_by: Sequence[str] = ("uid", "agent"),
+    stat_unit: str = "call",
+    center: str = "mean",
+    scale: str = "std",
+) -> tuple[list[Tensor], list[Tensor]]:
+    """vdn and qmix: `group_relative` of rows whose rewards are what the team's value credits the calls with. Discounts
+    over turns are in them already."""
+    return group_relative(batch, group_by=group_by, stat_unit=stat_unit, center=center, scale=scale)
 
 
 def explained_variance(predicted: Tensor, actual: Tensor) -> float:
@@ -118,13 +132,3 @@ def mixer_weight(held_out: float, *, full: float = 0.5) -> float:
 def blended(group: Tensor, mixed: Tensor, weight: float) -> Tensor:
     """(1 - weight) of the group-relative advantages and `weight` of the mixer's; 0 and 1 are exact."""
     return group if weight == 0.0 else mixed if weight == 1.0 else (1.0 - weight) * group + weight * mixed
-
-
-def _descendants(graph: Mapping[str, Sequence[str]], call: str) -> set[str]:
-    found: set[str] = set()
-    grown = True
-    while grown:
-        new = {node for node, depends in graph.items() if node not in found and ({call} | found) & set(depends)}
-        grown = bool(new)
-        found |= new
-    return found

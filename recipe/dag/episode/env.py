@@ -30,7 +30,7 @@ class Env(Protocol):
 
     `obs` is one value for everyone, a list with one entry per player (the order of `actions`), or a dict by agent name.
     A list always means "per player": an observation that is itself a list goes into a dict or a list of lists. `reward`
-    is a number for every player (with gae_chain and mappo for the last one, whose reward the chain carries back to the
+    is a number for every player (with gae_chain, mappo, vdn and qmix for the last one: credit carries its reward to the
     others), a list per player, or a dict by agent name. `done` ends the episode after the turn. A fourth value, `info`,
     is a dict of JSON for the workflow's conditions and the record. A player whose node was skipped acts with "", so
     that there are always as many; what it is rewarded goes nowhere.

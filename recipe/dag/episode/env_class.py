@@ -29,7 +29,8 @@ class EnvClass:
     kwargs: dict[str, Any] = field(default_factory=dict)
     sandbox: SandboxClient | None = None
     chained: bool = False
-    """Credit runs along the chain of calls: what a number rewards is the last player's, or it would count twice."""
+    """Credit carries rewards from agent to agent: what a number rewards is the last player's, or it would count
+    twice."""
 
 
 def choose_env(node: Node, sample: Mapping[str, Any]) -> str | None:

@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from recipe.dag.errors import UserError
-from recipe.dag.workflow.graph import contract, graph_of, topological_order
+from recipe.dag.workflow.graph import causal_order, graph_of
 from recipe.dag.workflow.schema import Agent, Loop, Node, NodeRole, Workflow
 
 Slot = tuple[str, int]
@@ -118,14 +118,11 @@ def _loop_of(workflow: Workflow, inside: Mapping[str, Node]) -> dict[str, str]:
 
 def _causal_order(workflow: Workflow, inside: Mapping[str, Node], loop_of: Mapping[str, str]) -> list[Node]:
     """Topological with each loop as one vertex; inside a loop, topological too."""
-    graph = graph_of(inside.values())
-    bodies = {f"loop {loop}": [name for name in inside if loop_of.get(name) == loop] for loop in workflow.loops}
+    loops = {loop: [name for name in inside if loop_of.get(name) == loop] for loop in workflow.loops}
     try:
-        units = topological_order(contract(graph, bodies))
+        return [inside[name] for name in causal_order(graph_of(inside.values()), loops)]
     except ValueError as error:
         raise UserError(f"{workflow.path}: {error}; put the nodes between into the loop, too") from error
-    order = (topological_order({name: graph[name] for name in bodies.get(unit, (unit,))}) for unit in units)
-    return [inside[name] for names in order for name in names]
 
 
 def _whole(workflow: Workflow, name: str, loop: str | None, loop_of: Mapping[str, str]) -> tuple[str, ...]:

@@ -5,6 +5,7 @@ Invariant: a checkpoint is written beside its final name and renamed when whole;
 
     checkpoints/global_step_20/<policy>/actor/...     verl's FSDP shards, and `huggingface/` to load elsewhere
     checkpoints/global_step_20/<policy>/critic/...    its critic's, where it has one of its own
+    checkpoints/global_step_20/mixer.pt               what vdn and qmix learned (train/mixing.py)
     checkpoints/global_step_20/run.json               step, seed, policies, world sizes, batches of samples used
     checkpoints/latest_checkpointed_iteration.txt
 """

@@ -20,6 +20,8 @@ class ModelPaths:
 
     policies: dict[str, str]
     critics: dict[str, str]
+    encoder: str | None = None
+    """What a mixer reads texts with; None where there is none."""
 
 
 def find_models(workflow: Workflow) -> ModelPaths:
@@ -35,7 +37,15 @@ def find_models(workflow: Workflow) -> ModelPaths:
             _check_vocabulary(workflow, policies, name, critic.share)
         elif critic is not None:
             critics[name] = _critic(workflow, name)
-    return ModelPaths(policies, critics)
+    return ModelPaths(policies, critics, _encoder(workflow, policies))
+
+
+def _encoder(workflow: Workflow, policies: dict[str, str]) -> str | None:
+    mixer, trained = workflow.algorithm.mixer, workflow.trained_policies()
+    if mixer is None or not trained:
+        return None
+    model = mixer.encoder.model
+    return policies[trained[0]] if model is None else _load(model, "algorithm.mixer.encoder.model.path")[0]
 
 
 def _critic(workflow: Workflow, name: str) -> str:

@@ -11,14 +11,18 @@ from dataclasses import dataclass, field
 
 from omegaconf import DictConfig
 
+from recipe.dag.algorithms import MIXED
 from recipe.dag.episode.env_class import needs_sandbox
+from recipe.dag.errors import UserError
 from recipe.dag.policy.config import policy_config
+from recipe.dag.policy.encoder import start_encoder
 from recipe.dag.policy.placement import create, plan_pools
 from recipe.dag.policy.policy import PolicyRuntime
 from recipe.dag.sandbox.launch import LocalSandbox
 from recipe.dag.tools.code_interpreter import CodeInterpreter
 from recipe.dag.tools.sandbox_client import SandboxClient, check_sandbox
 from recipe.dag.tools.tool import Tool
+from recipe.dag.train.mixing import Mixing
 from recipe.dag.train.models import ModelPaths
 from recipe.dag.train.turns import actor_updates
 from recipe.dag.workflow.schema import Workflow
@@ -56,6 +60,34 @@ async def start_policies(
             )
             await policies[name].start()
     return {name: policies[name] for name in workflow.policies}
+
+
+def check_samples(run: DictConfig, workflow: Workflow) -> None:
+    """Raises UserError where credit compares siblings and there are none."""
+    if workflow.algorithm.estimator in MIXED and int(run.actor_rollout_ref.rollout.n) < 2:
+        raise UserError(
+            f"algorithm.estimator: {workflow.algorithm.estimator} compares the episodes of a sample, and there is one; "
+            "raise actor_rollout_ref.rollout.n"
+        )
+
+
+def open_mixing(
+    run: DictConfig, workflow: Workflow, models: ModelPaths, policies: dict[str, PolicyRuntime], *, platform: str
+) -> Mixing | None:
+    """What learns the team's value, with its encoder beside the first trained policy; None for other estimators."""
+    if models.encoder is None:
+        return None
+    encoder, first = workflow.algorithm.mixer.encoder, workflow.trained_policies()[0]
+    model = encoder.model or workflow.policies[first].model
+    reader = start_encoder(
+        policies[first].pool,
+        models.encoder,
+        platform=platform,
+        chunk=encoder.chunk,
+        tokenizer=model.tokenizer_path,
+        trust=model.trust_remote_code,
+    )
+    return Mixing(workflow, reader, seed=run.seed, lock=None if platform == "cpu" else policies[first].pool.lock)
 
 
 @dataclass(slots=True)

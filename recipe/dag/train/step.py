@@ -9,10 +9,11 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import Callable, Sequence
+from contextlib import nullcontext
 
 import torch
 
-from recipe.dag.algorithms import CENTRAL, SPANNING, WITH_VALUES, chains_calls
+from recipe.dag.algorithms import CENTRAL, MIXED, SPANNING, WITH_VALUES, chains_calls
 from recipe.dag.credit.estimator import estimate
 from recipe.dag.episode.record import Episode
 from recipe.dag.episode.row import Row
@@ -23,6 +24,7 @@ from recipe.dag.train.central import JointReader
 from recipe.dag.train.critics import CriticBatch, critic_batches, value_metrics
 from recipe.dag.train.kernels import PolicyBatch
 from recipe.dag.train.metrics import token_metrics
+from recipe.dag.train.mixing import Credits, Mixing, credited
 from recipe.dag.train.schedule import run_nodes
 from recipe.dag.train.selection import select_rows
 from recipe.dag.train.sequential import CompoundFactor, in_sequence
@@ -33,7 +35,8 @@ from recipe.dag.workflow.schema import Node, NodeRole, Workflow
 class TrainingStep:
     """Runs the training nodes of one step; `step` counts from 0. Policies and critics without rows in this step are
     left as they are, and so are actors whose turn it is not. `episodes`: what the rows are of, for credit that reads
-    what was said (a row's calls are `episodes[uid, episode].calls[call_positions[i]]`)."""
+    what was said (a row's calls are `episodes[uid, episode].calls[call_positions[i]]`). `mixing`: what vdn and qmix
+    learned so far; they need it and the episodes."""
 
     def __init__(
         self,
@@ -42,11 +45,13 @@ class TrainingStep:
         rows: list[Row],
         *,
         episodes: Sequence[Episode] = (),
+        mixing: Mixing | None = None,
         step: int = 0,
         seed: int,
     ):
         self.workflow, self.policies, self.step, self.seed = workflow, policies, step, seed
         self.episodes = {(episode.uid, episode.index): episode for episode in episodes}
+        self.mixing = mixing
         chosen, self.world = select_rows(rows, workflow)
         self.batches = {name: PolicyBatch(mine) for name, mine in chosen.items() if mine}
         self.reader: JointReader | None = None
@@ -91,8 +96,9 @@ class TrainingStep:
         if node.node_role == NodeRole.CRITIC:
             name = self.workflow.critic_owner(name)
         kernel = self._kernel(node)
-        if node.node_role == NodeRole.ADVANTAGE:  # on the driver: it needs no policy's devices
-            await self._timed(node, kernel, name)
+        if node.node_role == NodeRole.ADVANTAGE:  # on the driver: it needs no policy's devices, but for an encoder
+            async with (self.mixing and self.mixing.lock) or nullcontext():
+                await self._timed(node, kernel, name)
             return
         async with self.policies[name].pool.lock:
             await self._timed(node, kernel, name)
@@ -142,11 +148,26 @@ class TrainingStep:
         self._credit([name], mine)
 
     def _joint_advantage(self, name: str) -> None:
-        self._credit(list(self.batches), self.world)
+        if self.workflow.algorithm.estimator in MIXED:
+            self._mixed_advantage()
+        else:
+            self._credit(list(self.batches), self.world)
 
-    def _credit(self, names: list[str], world: list[Row]) -> None:
+    def _mixed_advantage(self) -> None:
+        """What the team earned, divided among the calls; then, as grpo does it, calls are compared."""
+        seen = {(row.uid, row.episode) for batch in self.batches.values() for row in batch.rows}
+        seen |= {(row.uid, row.episode) for row in self.world}
+        played = [episode for key, episode in self.episodes.items() if key in seen]
+        credits = self.mixing.learn(played, seed=self.seed)
+        for name in self.batches:
+            self._credit([name], [], credits)
+
+    def _credit(self, names: list[str], world: list[Row], credits: Credits | None = None) -> None:
+        """`credits`: what calls count for instead of their own rewards."""
         algorithm, batches = self.workflow.algorithm, [self.batches[name] for name in names]
         rows = [row for batch in batches for row in batch.rows] + world
+        if credits is not None:
+            rows = [credited(row, credits[row.uid, row.episode]) for row in rows]
         nothing: list[torch.Tensor | None] = [None] * len(world)
         values = None
         if algorithm.estimator in WITH_VALUES:
@@ -203,4 +224,4 @@ class TrainingStep:
             metrics |= {f"policy/{owner}/critic/{key}": value for key, value in critic.batch.metrics.items()}
             if self.reader is not None and self.reader.rows:
                 metrics[f"policy/{owner}/critic/history_shortened"] = self.reader.shortened / self.reader.rows
-        return metrics
+        return metrics | (self.mixing.metrics if self.mixing is not None and self.batches else {})

@@ -31,6 +31,7 @@ from recipe.dag.train import checkpoint
 from recipe.dag.train.data import Sample, Sampler
 from recipe.dag.train.exchange import as_bound
 from recipe.dag.train.gathering import Gathered, gather
+from recipe.dag.train.mixing import Mixing
 from recipe.dag.train.setup import Toolbox
 from recipe.dag.train.step import TrainingStep
 from recipe.dag.train.tracking import Trackers
@@ -72,7 +73,9 @@ class Trainer:
         *,
         train_samples: list[Sample],
         val_samples: list[Sample],
+        mixing: Mixing | None = None,
     ):
+        self.mixing = mixing
         self.config, self.workflow, self.policies, self.toolbox = config, workflow, policies, toolbox
         self.train_samples, self.val_samples = train_samples, val_samples
         self.runners: dict[tuple[str, ...], EpisodeRunner] = {}
@@ -137,7 +140,13 @@ class Trainer:
 
         await asyncio.gather(*[policy.sleep() for policy in self.trained])
         training = TrainingStep(
-            workflow, self.policies, gathered.rows, episodes=episodes, step=step - 1, seed=self.config.seed + step
+            workflow,
+            self.policies,
+            gathered.rows,
+            episodes=episodes,
+            mixing=self.mixing,
+            step=step - 1,
+            seed=self.config.seed + step,
         )
         mark = time.monotonic()
         await training.run()
@@ -222,6 +231,8 @@ class Trainer:
         def write(folder: Path) -> None:
             for policy in self.trained:
                 policy.save(folder / policy.name, step)
+            if self.mixing is not None:
+                self.mixing.save(folder)
 
         keep, facts = self.config.report.keep_checkpoints, {**self._facts(), "drawn": self.drawn}
         await asyncio.to_thread(checkpoint.save, self.checkpoints, step, facts, write, keep=keep)
@@ -235,6 +246,8 @@ class Trainer:
         self.drawn = checkpoint.read(folder).get("drawn", step)
         for policy in self.trained:
             await asyncio.to_thread(policy.load, folder / policy.name)
+        if self.mixing is not None:
+            self.mixing.load(folder)
         print(f"resumed from {folder}")
         return step
 

@@ -118,6 +118,17 @@ def contract(graph: Graph, groups: Mapping[str, Iterable[str]]) -> dict[str, tup
     return {name: tuple(depends) for name, depends in result.items()}
 
 
+def causal_order(graph: Graph, loops: Mapping[str, Sequence[str]]) -> list[str]:
+    """Topological with each loop as one vertex; inside a loop, topological too. Raises ValueError on a cycle."""
+    bodies = {f"loop {name}": [node for node in graph if node in nodes] for name, nodes in loops.items()}
+    order = topological_order(contract(graph, bodies))
+    inner = (
+        topological_order({n: graph[n] for n in bodies.get(unit, ())}) if unit not in graph else [unit]
+        for unit in order
+    )
+    return [node for nodes in inner for node in nodes]
+
+
 def with_whole_loops(graph: Graph, loops: Iterable[Sequence[str]]) -> dict[str, tuple[str, ...]]:
     """The graph in which whoever depends on one node of a loop from outside depends on all of its nodes."""
     body = {node: tuple(nodes) for nodes in loops for node in nodes}

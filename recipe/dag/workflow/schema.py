@@ -9,15 +9,12 @@ from __future__ import annotations
 from enum import StrEnum
 from typing import Annotated, Any, Literal
 
-from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, model_validator
+from pydantic import AfterValidator, BeforeValidator, Field, model_validator
 from pydantic_core import PydanticCustomError
 
-from recipe.dag.algorithms import ENTRIES
+from recipe.dag.algorithms import ENTRIES, MIXED
+from recipe.dag.workflow.blocks import Cory, DynamicSampling, Frozen, Happo, Mixer, Model
 from recipe.dag.workflow.problem import Problem
-
-
-class Frozen(BaseModel):
-    model_config = ConfigDict(extra="forbid", frozen=True)
 
 
 def _scalar_as_one(value: Any) -> Any:
@@ -104,13 +101,6 @@ class Agent(Frozen):
     chat_template_kwargs: dict[str, Any] = {}
 
 
-class Model(Frozen):
-    path: str
-    """A local directory or hub name; `${oc.env:NAME}` is read when the run starts."""
-    tokenizer_path: str | None = None
-    trust_remote_code: bool = False
-
-
 class Critic(Frozen):
     """A value model with an optimizer of its own, on its policy's devices."""
 
@@ -163,36 +153,6 @@ class EpisodeSpec(Frozen):
     """Calls of one agent whose prompts grow append-only become one row."""
 
 
-class DynamicSampling(Frozen):
-    """A step rolls out further batches of samples until as many groups with different rewards are there as a batch has
-    samples (DAPO)."""
-
-    max_batches: int = Field(3, ge=1)
-    """The most batches that one step may roll out; it then trains on what there is."""
-
-
-class Happo(Frozen):
-    """Policies learn one after the other; what an update did to an episode's messages weighs the advantages of the
-    policies after it (HAPPO, arXiv 2109.11251). Each agent needs a policy of its own."""
-
-    order: Literal["random", "reverse_topological"] = "random"
-    """random: drawn anew in every step. reverse_topological: whoever speaks last learns first."""
-    ratio: Literal["sequence_sum", "sequence_mean", "clamped"] = "sequence_mean"
-    """What an update did. sequence_sum: the exact ratio of all that an agent said. sequence_mean: its geometric mean
-    per token, an approximation that does not grow with length. clamped: the exact one, within 1 / bound and bound."""
-    bound: float = Field(2.0, ge=1.0)
-
-
-class Cory(Frozen):
-    """Agents exchange policies every few steps (CORY, arXiv 2410.06101): with a pioneer and an observer who hears it,
-    both policies learn both roles, and either can be deployed alone. Validation is with the policies as declared."""
-
-    roles: tuple[str, ...]
-    """The agents, in the order in which their policies move on."""
-    every: int = Field(5, ge=1)
-    """Steps."""
-
-
 class Algorithm(Frozen):
     estimator: Literal[
         "grpo",
@@ -208,6 +168,8 @@ class Algorithm(Frozen):
         "gae_chain",
         "ippo",
         "mappo",
+        "vdn",
+        "qmix",
     ] = "grpo"
     """gae: over each row's own tokens. gae_chain: one chain over turns, agents and tokens of an episode (MARFT). ippo:
     a critic per policy that reads what its agents read. mappo: one critic for all, which reads what everybody said.
@@ -236,7 +198,8 @@ class Algorithm(Frozen):
     history_chars: int = Field(4000, ge=2)
     """mappo: the critic sees a longer message's beginning and end, in characters; less where it would not fit."""
     share_reward_in_agent: bool = False
-    """Every agent's calls get the last agent's reward. Not with gae_chain and mappo, which carry it back already."""
+    """Every agent's calls get the last agent's reward. Not with gae_chain, mappo, vdn and qmix, which hand rewards on
+    themselves."""
     kl_reward_coef: float = Field(0.0, ge=0.0)
     """Weight of the KL to the reference that is subtracted from the reward of each token."""
     kl_loss_coef: float = Field(0.0, ge=0.0)
@@ -268,6 +231,8 @@ class Algorithm(Frozen):
     """Role exchange; without it, agents keep their policies."""
     happo: Happo | None = None
     """Sequential updates; without it, policies learn from the same advantages, in no order."""
+    mixer: Mixer | None = None
+    """Of vdn and qmix, which have the default one where it is absent."""
 
     @model_validator(mode="after")
     def _as_estimator_and_loss_have_it(self) -> Algorithm:
@@ -276,6 +241,8 @@ class Algorithm(Frozen):
         for key, value in {**ENTRIES[self.estimator].options, **averages}.items():
             if key not in self.model_fields_set:
                 object.__setattr__(self, key, value)
+        if self.mixer is None and self.estimator in MIXED:
+            object.__setattr__(self, "mixer", Mixer())
         return self
 
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
-from recipe.dag.algorithms import SPANNING
+from recipe.dag.algorithms import MIXED, SPANNING
 from recipe.dag.workflow.graph import graph_of, sinks
 from recipe.dag.workflow.schema import Agent, Algorithm, Node, NodeRole, NodeType, Policy
 
@@ -28,7 +28,8 @@ def derive_training_chain(
     """What trains each policy that is not frozen, after `nodes` (rollout and compute), in the policies' order.
 
     A critic has one forward and one update node, named after the policy that owns it, whoever shares it. With an
-    estimator in SPANNING one advantage node, `chain.advantage` of no policy, reads the values of all.
+    estimator in SPANNING one advantage node of no policy, `chain.advantage`, reads the values of all; with vdn and qmix
+    it is `mixer.advantage`.
     """
     scored = tuple(sinks(graph_of(nodes)))
     trained = {name: policy for name, policy in policies.items() if not policy.frozen}
@@ -67,9 +68,10 @@ def derive_training_chain(
         return needed
 
     if algorithm.estimator in SPANNING:
-        chain = node("advantage", "chain", NodeRole.ADVANTAGE, inputs(list(trained)))
-        # A policy may be called `chain`; the node still is nobody's.
-        advantages = dict.fromkeys(trained, chain.model_copy(update={"policy": None, "agent_group": 0}))
+        name = "mixer" if algorithm.estimator in MIXED else "chain"
+        joint = node("advantage", name, NodeRole.ADVANTAGE, inputs(list(trained)))
+        # A policy may be called like that; the node still is nobody's.
+        advantages = dict.fromkeys(trained, joint.model_copy(update={"policy": None, "agent_group": 0}))
     else:
         advantages = {name: node("advantage", name, NodeRole.ADVANTAGE, inputs([name])) for name in trained}
     updates = [

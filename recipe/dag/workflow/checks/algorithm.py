@@ -29,8 +29,7 @@ def check_algorithm(draft: Draft) -> Iterator[Problem]:
         yield from _check_unread(draft, algorithm)
     if algorithm.share_reward_in_agent and algorithm.estimator in SPANNING:
         message = (
-            f"{algorithm.estimator} carries the last agent's reward back to the others; sharing it too would count it "
-            "twice"
+            f"{algorithm.estimator} carries the last agent's reward to the others; sharing it too would count it twice"
         )
         yield say(("algorithm", "share_reward_in_agent"), message, key=True)
     if algorithm.dynamic_sampling is not None and not algorithm.drop_zero_variance:

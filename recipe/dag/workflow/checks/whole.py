@@ -13,6 +13,7 @@ from recipe.dag.workflow.checks.cory import check_cory
 from recipe.dag.workflow.checks.flow import check_dependencies, check_flow
 from recipe.dag.workflow.checks.happo import check_happo
 from recipe.dag.workflow.checks.loop import check_loop_order, check_loops
+from recipe.dag.workflow.checks.mixer import check_mixer, check_mixer_peers
 from recipe.dag.workflow.checks.names import check_names
 from recipe.dag.workflow.checks.node import check_nodes
 from recipe.dag.workflow.checks.policy import check_policies
@@ -27,6 +28,7 @@ def check_workflow(draft: Draft) -> list[Problem]:
     """Everything that is wrong with a draft beyond what reading its pieces found."""
     references = References(draft.source)
     problems = [*check_names(draft), *check_agents(draft), *check_policies(draft), *check_algorithm(draft)]
+    problems += check_mixer(draft)
     problems += [*check_envs(draft), *check_nodes(draft), *check_conditions(draft), *check_overrides(draft)]
     for index, agent in draft.each_agent():
         problems += references.check_agent(agent, ("agents", index))
@@ -39,8 +41,11 @@ def check_workflow(draft: Draft) -> list[Problem]:
     broken = list(check_dependencies(draft))
     problems += [*loose, *broken]
     if draft.whole and not broken:
+        disorder = [] if loose else list(check_loop_order(draft))
         if not loose:
-            problems += [*check_loop_order(draft), *check_condition_order(draft)]
+            problems += [*disorder, *check_condition_order(draft)]
+        if not loose and not disorder:
+            problems += check_mixer_peers(draft)
         problems += [*check_flow(draft), *check_training(draft)]
         problems += [*check_happo(draft), *check_cory(draft)]
     return problems

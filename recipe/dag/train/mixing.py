@@ -1,0 +1,215 @@
+"""What learns the team's value while a run goes on: estimators vdn and qmix.
+
+Invariant: a step's credit is made with the weights that the steps before left, and its weight against the plain return
+with their explained variance, so that no baseline knows the return that it is taken from. Only then does the step's
+fit begin. All that the next step reads is in the checkpoint.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import dataclasses
+import math
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from recipe.dag.causality import check_baseline
+from recipe.dag.credit.mixer import Encoder, Target
+from recipe.dag.credit.mixer_credit import blended, explained_variance, mixer_weight, peers_of
+from recipe.dag.credit.mixer_fit import (
+    Encoded,
+    Layout,
+    TeamValue,
+    among_siblings,
+    credit,
+    fit,
+    joined,
+    returns_of,
+    team_values,
+)
+from recipe.dag.episode.record import Call, Episode
+from recipe.dag.episode.row import Row
+from recipe.dag.errors import UserError
+from recipe.dag.workflow.moves import Move, moves_of, reactions
+from recipe.dag.workflow.schema import Workflow
+
+FILE = "mixer.pt"
+SMOOTHING = 0.2
+"""How much of the running explained variance is the newest step's."""
+LEAST = -1.0
+"""What an explained variance counts for at least: a bad start must not outlast what is learned after it."""
+
+Credits = dict[tuple[str, int], list[float]]
+"""(uid, episode) -> what each of its calls is credited with."""
+
+
+class Mixing:
+    """Utilities, mixer, optimizer, replay and the running explained variance."""
+
+    def __init__(self, workflow: Workflow, encoder: Encoder, *, seed: int, lock: asyncio.Lock | None = None):
+        """`lock`: of the devices that the encoder shares; None where it shares none."""
+        self.kind, self.spec = workflow.algorithm.estimator, workflow.algorithm.mixer
+        self.encoder, self.seed, self.lock = encoder, seed, lock
+        self.moves = moves_of(workflow.nodes, workflow.loops, workflow.episode.max_turns)
+        self.layout = layout_of(workflow, self.moves)
+        self.columns = {move: column for column, move in enumerate(self.moves)}
+        self.model: TeamValue | None = None
+        self.target: Target | None = None
+        self.replay: list[Encoded] = []
+        self.explained = 0.0
+        """Running mean of the steps so far, of what differs among siblings."""
+        self.metrics: dict[str, float] = {}
+
+    def learn(self, episodes: Sequence[Episode], *, seed: int) -> Credits:
+        """What the calls of a step's episodes are credited with, then the fit to what they earned."""
+        episodes = [episode for episode in episodes if episode.calls]
+        data = self._encoded(episodes)
+        if self.model is None:
+            self._build(data.vectors.shape[1])
+            self.model.standardise(data)
+        returns = returns_of(data, gamma_turn=self.spec.gamma_turn)
+        weight = mixer_weight(self.explained, full=self.spec.full_at)
+        mixed = credit(self.model, data, returns, form=self.spec.form)
+        plain = returns.gather(1, torch.tensor(self.layout.turns).expand(len(returns), -1))
+        credits = blended(plain, mixed, weight)
+        held_out = explained_variance(
+            among_siblings(team_values(self.model, data)[0], data), among_siblings(returns, data)
+        )
+        self.explained += SMOOTHING * (max(held_out, LEAST) - self.explained)
+        loss = self._fit(data, seed)
+        self.metrics = {"mixer/explained_variance": held_out, "mixer/weight": weight, "mixer/loss": loss}
+        return {
+            (episode.uid, episode.index): [credits[row, self._column(call)].item() for call in episode.calls]
+            for row, episode in enumerate(episodes)
+        }
+
+    def _column(self, call: Call) -> int:
+        return self.columns[Move(call.node, call.turn, call.round)]
+
+    def _encoded(self, episodes: Sequence[Episode]) -> Encoded:
+        index: dict[str, int] = {}
+        groups: dict[str, int] = {}
+        message = torch.full((len(episodes), len(self.moves)), -1)
+        rewards = torch.zeros(len(episodes), max(self.layout.turns) + 1, dtype=torch.float64)
+        question, group, turns = [], [], []
+        for row, episode in enumerate(episodes):
+            question.append(index.setdefault(question_of(episode), len(index)))
+            group.append(groups.setdefault(episode.uid, len(groups)))
+            turns.append(1 + max(call.turn for call in episode.calls))
+            for call in episode.calls:
+                message[row, self._column(call)] = index.setdefault(call.text, len(index))
+            for turn in range(turns[-1]):
+                earned = (call.reward or 0.0 for call in episode.calls if call.turn == turn)
+                rewards[row, turn] = math.fsum(earned)
+        texts = list(index)
+        vectors = self.encoder(texts).float()
+        if not torch.isfinite(vectors).all():
+            bad = texts[int((~torch.isfinite(vectors).all(1)).nonzero()[0])]
+            raise UserError(f"algorithm.mixer.encoder: a feature of {bad[:80]!r} is not finite; name another model")
+        return Encoded(
+            vectors, torch.tensor(question), message, rewards, turns=torch.tensor(turns), group=torch.tensor(group)
+        )
+
+    def _build(self, dimension: int) -> None:
+        spec = self.spec
+        with torch.random.fork_rng(devices=[]):
+            torch.manual_seed(self.seed)
+            self.model = TeamValue(
+                self.layout, dimension, mixer=self.kind, hidden=spec.hidden, mixing_hidden=spec.mixing_hidden
+            )
+        self.optimizer = torch.optim.AdamW(self.model.parameters(), lr=spec.lr, weight_decay=spec.weight_decay)
+
+    def _fit(self, data: Encoded, seed: int) -> float:
+        spec = self.spec
+        if self.target is None and spec.lam < 1.0:
+            self.target = Target(self.model)
+        try:
+            loss = fit(
+                self.model,
+                self.optimizer,
+                joined([*self.replay, data]),
+                epochs=spec.epochs,
+                batch_size=spec.batch_size,
+                seed=seed,
+                gamma_turn=spec.gamma_turn,
+                lam=spec.lam,
+                target=self.target,
+                tau=spec.target_tau,
+            )
+        except ValueError as error:
+            raise UserError(f"algorithm.mixer: {error}; lower algorithm.mixer.lr, or scale the rewards") from error
+        self.replay = [*self.replay, data][-spec.replay_steps :] if spec.replay_steps else []
+        return loss
+
+    def save(self, folder: Path) -> None:
+        """Into `folder`/mixer.pt. Before the first step that had anything to learn from, there is nothing but zeros."""
+        state: dict[str, Any] = {"made": self._made(), "explained": self.explained, "replay": []}
+        if self.model is not None:
+            state["dimension"] = self.model.question_mean.shape[0]
+            state["model"], state["optimizer"] = self.model.state_dict(), self.optimizer.state_dict()
+            state["target"] = self.target.module.state_dict() if self.target is not None else None
+            state["replay"] = [{f.name: getattr(e, f.name) for f in dataclasses.fields(e)} for e in self.replay]
+        torch.save(state, folder / FILE)
+
+    def load(self, folder: Path) -> None:
+        """Raises UserError where the checkpoint holds no mixer, or one that was made otherwise."""
+        if not (folder / FILE).is_file():
+            raise UserError(
+                f"{folder}: no {FILE} in it, so {self.kind} cannot go on from here; set trainer.resume_mode=disable to "
+                "start anew"
+            )
+        state = torch.load(folder / FILE, weights_only=True)
+        for key, value in self._made().items():
+            if state["made"].get(key) != value:
+                raise UserError(
+                    f"{folder / FILE}: made with {key}={state['made'].get(key)!r}, this run has {value!r}; use the "
+                    "same, or set trainer.resume_mode=disable"
+                )
+        self.explained = state["explained"]
+        self.replay = [Encoded(**fields) for fields in state["replay"]]
+        if "model" not in state:
+            return
+        self._build(state["dimension"])
+        self.model.load_state_dict(state["model"])
+        self.optimizer.load_state_dict(state["optimizer"])
+        for group in self.optimizer.param_groups:  # what this run's file says
+            group["lr"], group["weight_decay"] = self.spec.lr, self.spec.weight_decay
+        if state["target"] is not None:
+            self.target = Target(self.model)
+            self.target.module.load_state_dict(state["target"])
+
+    def _made(self) -> dict[str, Any]:
+        """What the saved weights fit to."""
+        spec = self.spec
+        widths = {"hidden": spec.hidden} | ({"mixing_hidden": spec.mixing_hidden} if self.kind == "qmix" else {})
+        return {"estimator": self.kind, "calls": [move.id for move in self.moves], **widths}
+
+
+def credited(row: Row, credits: Sequence[float]) -> Row:
+    """The row with what its calls are credited with in place of their rewards; `credits`: of all calls of its
+    episode."""
+    mine = tuple(credits[position] for position in row.call_positions)
+    return dataclasses.replace(row, call_rewards=mine, reward=math.fsum(mine))
+
+
+def layout_of(workflow: Workflow, moves: Sequence[Move]) -> Layout:
+    """One role per node. Raises UserError for peers that could react."""
+    graph = reactions(workflow.nodes, workflow.loops, workflow.agents, workflow.episode.max_turns)
+    ids, nodes = [move.id for move in moves], [move.node for move in moves]
+    peers = peers_of(graph, ids)
+    for node, allowed in workflow.algorithm.mixer.peers.items():
+        mine = torch.tensor([name == node for name in nodes])
+        peers[mine] &= torch.tensor([name in allowed for name in nodes])
+    for call, row in zip(ids, peers.tolist(), strict=True):
+        check_baseline(graph, call, [other for other, read in zip(ids, row, strict=True) if read])
+    names = list(dict.fromkeys(nodes))
+    return Layout(tuple(names.index(name) for name in nodes), tuple(move.turn for move in moves), peers)
+
+
+def question_of(episode: Episode) -> str:
+    """What all siblings were asked."""
+    contents = (message["content"] for message in episode.sample["prompt"])
+    return "\n\n".join(content if isinstance(content, str) else str(content) for content in contents)

@@ -1,0 +1,94 @@
+"""The blocks of a workflow's `algorithm`, and the models that it and the policies name.
+
+Invariant: as in `schema`, which offers all of them under its own name.
+"""
+
+from __future__ import annotations
+
+from typing import Literal
+
+from pydantic import BaseModel, ConfigDict, Field
+
+
+class Frozen(BaseModel):
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+
+class Model(Frozen):
+    path: str
+    """A local directory or hub name; `${oc.env:NAME}` is read when the run starts."""
+    tokenizer_path: str | None = None
+    trust_remote_code: bool = False
+
+
+class DynamicSampling(Frozen):
+    """A step rolls out further batches of samples until as many groups with different rewards are there as a batch has
+    samples (DAPO)."""
+
+    max_batches: int = Field(3, ge=1)
+    """The most batches that one step may roll out; it then trains on what there is."""
+
+
+class Happo(Frozen):
+    """Policies learn one after the other; what an update did to an episode's messages weighs the advantages of the
+    policies after it (HAPPO, arXiv 2109.11251). Each agent needs a policy of its own."""
+
+    order: Literal["random", "reverse_topological"] = "random"
+    """random: drawn anew in every step. reverse_topological: whoever speaks last learns first."""
+    ratio: Literal["sequence_sum", "sequence_mean", "clamped"] = "sequence_mean"
+    """What an update did. sequence_sum: the exact ratio of all that an agent said. sequence_mean: its geometric mean
+    per token, an approximation that does not grow with length. clamped: the exact one, within 1 / bound and bound."""
+    bound: float = Field(2.0, ge=1.0)
+
+
+class Cory(Frozen):
+    """Agents exchange policies every few steps (CORY, arXiv 2410.06101): with a pioneer and an observer who hears it,
+    both policies learn both roles, and either can be deployed alone. Validation is with the policies as declared."""
+
+    roles: tuple[str, ...]
+    """The agents, in the order in which their policies move on."""
+    every: int = Field(5, ge=1)
+    """Steps."""
+
+
+class Encoder(Frozen):
+    """Turns texts into vectors for a mixer: the last hidden state of a frozen model, averaged over chunks."""
+
+    model: Model | None = None
+    """A language or embedding model; the first trained policy's initial one where absent."""
+    chunk: int = Field(512, ge=1)
+    """Tokens that it reads at once. A longer text is read in pieces, none of it is cut off."""
+
+
+class Mixer(Frozen):
+    """What vdn and qmix learn the team's value with. All of it is learned on the driver, from whole messages; only the
+    encoder is a language model."""
+
+    hidden: int = Field(64, ge=1)
+    """Width of the network that gives a message its utility."""
+    mixing_hidden: int = Field(32, ge=1)
+    """qmix: width of the mixing network."""
+    lr: float = Field(1e-3, gt=0.0)
+    epochs: int = Field(4, ge=1)
+    """Over a step's episodes and those of the replayed steps."""
+    batch_size: int = Field(64, ge=1)
+    """Turns of episodes per optimizer step."""
+    weight_decay: float = Field(0.01, ge=0.0)
+    replay_steps: int = Field(4, ge=0)
+    """So many earlier steps' episodes are learned from again; the older ones answer to policies that are gone."""
+    gamma_turn: float = Field(1.0, ge=0.0, le=1.0)
+    """Discount of the team's reward per turn."""
+    lam: float = Field(1.0, ge=0.0, le=1.0)
+    """1: the team's value is fitted to the returns as they were (Monte Carlo). Below, to TD(lambda) targets over turns,
+    from a slow copy of utilities and mixer."""
+    target_tau: float = Field(0.01, gt=0.0, le=1.0)
+    """With lam below 1: how far the slow copy goes towards the learner after each optimizer step."""
+    form: Literal["control_variate", "counterfactual", "sloped"] = "control_variate"
+    """control_variate: the team's return less what it would have been expected to be without this message; unbiased
+    whatever the mixer learned. counterfactual: the team value with the message less that with the siblings' in its
+    place. sloped: the message's utility less its siblings', times the slope of the team value in it."""
+    full_at: float = Field(0.5, gt=0.0, le=1.0)
+    """Held-out explained variance at which the credit is all the mixer's; at 0 and below it has no say."""
+    encoder: Encoder = Encoder()
+    peers: dict[str, tuple[str, ...]] = {}
+    """Node -> the nodes whose messages its baseline may read; where absent, every call that cannot react to its own."""
