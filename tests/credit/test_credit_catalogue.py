@@ -15,6 +15,7 @@ from recipe.dag.algorithms import (
     ENTRIES,
     ESTIMATOR,
     LIBRARY,
+    MIXED,
     REWARD,
     SELECTABLE,
     WITH_VALUES,
@@ -23,7 +24,7 @@ from recipe.dag.algorithms import (
 from recipe.dag.reward import credit
 from recipe.dag.workflow.loader import load_workflow
 from recipe.dag.workflow.problem import WorkflowError
-from recipe.dag.workflow.schema import Algorithm
+from recipe.dag.workflow.schema import Algorithm, Mixer
 
 WORKFLOW = """\
 dag_id: small
@@ -54,6 +55,9 @@ def test_every_selectable_name_loads_with_its_options(load, name):
     entry = ENTRIES[name]
     assert {key: getattr(algorithm, key) for key in entry.options} == entry.options
     assert set(entry.options) <= set(Algorithm.model_fields)
+    assert entry.inner == (algorithm.mixer.model_dump(include=set(entry.inner)) if name in MIXED else {})
+    if name == "qmix":
+        assert set(entry.inner) == set(Mixer.model_fields)
     if name in ("grpo", "gae"):
         assert all(Algorithm.model_fields[key].default == value for key, value in entry.options.items())
 

@@ -32,6 +32,11 @@ class Layout:
     peers: Tensor
     """[N, N] bool: call j may stand in call i's baseline."""
 
+    @property
+    def seen(self) -> Tensor:
+        """[N, N] bool: call j is call i, or may stand in its baseline."""
+        return self.peers | torch.eye(len(self.turns), dtype=torch.bool)
+
 
 @dataclass(frozen=True)
 class Encoded:
@@ -146,7 +151,7 @@ def credit(model: TeamValue, data: Encoded, returns: Tensor, *, form: str = "con
     that no sibling made. `returns` [E, T]: see `returns_of`."""
     _, utilities, state = team_values(model, data)
     out = torch.zeros(data.message.shape, dtype=torch.float64)
-    peers, turn_of = model.layout.peers, model.turn
+    peers, turn_of, seen = model.layout.peers, model.turn, model.layout.seen
     for group in data.group.unique():
         members = (data.group == group).nonzero().flatten()
         for turn in range(int(data.turns[members].max())):
@@ -159,7 +164,9 @@ def credit(model: TeamValue, data: Encoded, returns: Tensor, *, form: str = "con
             elif form == "counterfactual":
                 found = counterfactual(model.mixer, *given, peers, made, calls)
             else:
-                found = sloped(model.mixer, *given, made)
+                found = torch.zeros(made.shape)
+                for call in calls:  # a slope, too, must not depend on what comes after
+                    found[:, call] = sloped(model.mixer, *given, made & seen[call])[:, call]
             out[there.unsqueeze(1), torch.tensor(calls)] = found[:, calls].double()
     return out
 
@@ -169,11 +176,10 @@ def views(layout: Layout, data: Encoded, episode: Tensor, turn: Tensor) -> tuple
     of that turn's calls, itself with what its baseline may see."""
     turn_of = torch.tensor(layout.turns)
     made = (data.message[episode] >= 0) & (turn_of <= turn.unsqueeze(1))
-    seen = layout.peers | torch.eye(len(turn_of), dtype=torch.bool)
     own = made & (turn_of == turn.unsqueeze(1))
     point, call = own.nonzero(as_tuple=True)
     points = torch.cat([torch.arange(len(episode)), point])
-    masks = torch.cat([made, made[point] & seen[call]])
+    masks = torch.cat([made, made[point] & layout.seen[call]])
     unique = torch.cat([points.unsqueeze(1), masks.long()], dim=1).unique(dim=0)
     return unique[:, 0].contiguous(), unique[:, 1:].bool()
 

@@ -1,0 +1,183 @@
+from __future__ import annotations
+
+import pytest
+import torch
+
+from recipe.dag.credit.mixer import Target
+from recipe.dag.credit.mixer_credit import control_variate, explained_variance, peers_of
+from recipe.dag.credit.mixer_fit import (
+    Encoded,
+    Layout,
+    TeamValue,
+    among_siblings,
+    credit,
+    fit,
+    joined,
+    returns_of,
+    team_values,
+    views,
+)
+
+CHAIN = Layout((0, 1), (0, 0), peers_of({"a": (), "b": ("a",)}, ["a", "b"]))
+PARALLEL = Layout((0, 1), (0, 0), peers_of({"a": (), "b": ()}, ["a", "b"]))
+TWO_TURNS = {"a@0": (), "b@0": ("a@0",), "a@1": ("a@0", "b@0"), "b@1": ("a@1", "b@0", "a@0")}
+TURNS = Layout((0, 1, 0, 1), (0, 0, 1, 1), peers_of(TWO_TURNS, list(TWO_TURNS)))
+
+
+def encoded(message, rewards, *, group=None, turns=None, questions=None, seed=0, size=4, words=6) -> Encoded:
+    """Vectors of `words` messages and, behind them, as many questions."""
+    rewards = torch.tensor(rewards, dtype=torch.float64)
+    vectors = torch.randn(2 * words, size, generator=torch.Generator().manual_seed(seed))
+    group = torch.tensor(group or [0] * len(rewards))
+    turns = torch.tensor(turns or [rewards.shape[1]] * len(rewards))
+    return Encoded(
+        vectors, torch.tensor(questions or [words] * len(rewards)), torch.tensor(message), rewards, turns, group
+    )
+
+
+def model_of(layout: Layout, *, mixer="vdn", seed=0, size=4) -> TeamValue:
+    torch.manual_seed(seed)
+    return TeamValue(layout, size, mixer=mixer, hidden=16, mixing_hidden=8)
+
+
+def optimizer_of(model: TeamValue, lr=1e-2) -> torch.optim.Optimizer:
+    return torch.optim.AdamW(model.parameters(), lr=lr, weight_decay=0.0)
+
+
+def additive(count: int, *, noise=0.0, seed=0) -> Encoded:
+    """Two agents say one of six words each; a word is worth its number modulo 3."""
+    generator = torch.Generator().manual_seed(seed)
+    message = torch.randint(0, 6, (count, 2), generator=generator)
+    worth = (message % 3).sum(1, keepdim=True).double()
+    rewards = worth + noise * torch.randn(count, 1, generator=generator, dtype=torch.float64)
+    return encoded(message.tolist(), rewards.tolist(), group=[i // 8 for i in range(count)])
+
+
+def test_views_are_all_calls_and_what_each_baseline_may_see():
+    data = encoded([[0, 1], [2, -1], [-1, -1]], [[1.0]] * 3)
+    point, mask = views(CHAIN, data, *data.points())
+    assert list(zip(point.tolist(), mask.int().tolist(), strict=True)) == [
+        (0, [1, 0]),  # `a` alone; `b` with its ancestor sees all
+        (0, [1, 1]),
+        (1, [1, 0]),
+        (2, [0, 0]),
+    ]
+    point, mask = views(TURNS, encoded([[0, 1, 2, 3]], [[1.0, 1.0]]), torch.tensor([0, 0]), torch.tensor([0, 1]))
+    assert [(p, m) for p, m in zip(point.tolist(), mask.int().tolist(), strict=True)] == [
+        (0, [1, 0, 0, 0]),
+        (0, [1, 1, 0, 0]),
+        (1, [1, 1, 1, 0]),
+        (1, [1, 1, 1, 1]),
+    ]
+
+
+def test_turns_are_valued_by_what_was_said_until_then():
+    data, model = encoded([[0, 1, 2, 3], [0, 1, -1, -1]], [[1.0, 2.0], [4.0, 0.0]], turns=[2, 1]), model_of(TURNS)
+    values, utilities, _ = team_values(model, data)
+    later = encoded([[0, 1, 5, 4], [0, 1, -1, -1]], [[1.0, 2.0], [4.0, 0.0]], turns=[2, 1])
+    changed = team_values(model, later)[0]
+    assert values[0, 0] == changed[0, 0] and values[0, 1] != changed[0, 1]
+    assert values[1, 1] == 0 and not utilities[1, 1].any()
+    torch.testing.assert_close(values[0, 0], utilities[0, 0, :2].sum())
+    torch.testing.assert_close(values[0, 1], utilities[0, 1].sum())
+    assert returns_of(data, gamma_turn=0.5).tolist() == [[2.0, 2.0], [4.0, 0.0]]
+
+
+def test_credit_of_one_turn_is_the_control_variate_of_each_group():
+    data = encoded([[0, 1], [2, 3], [4, 5], [1, 1]], [[1.0], [2.0], [4.0], [8.0]], group=[0, 0, 1, 1])
+    model = model_of(PARALLEL, mixer="qmix")
+    _, utilities, state = team_values(model, data)
+    found = credit(model, data, returns_of(data))
+    made = torch.ones(2, 2, dtype=torch.bool)
+    for members in ([0, 1], [2, 3]):
+        given = utilities[members, 0], state[members[0], 0], PARALLEL.peers, made
+        direct = control_variate(model.mixer, *given, data.rewards[members, 0].float())
+        torch.testing.assert_close(found[members], direct.double())
+
+
+@pytest.mark.parametrize("form", ["control_variate", "counterfactual", "sloped"])
+@pytest.mark.parametrize("mixer", ["vdn", "qmix"])
+def test_credit_reads_nothing_that_comes_after(form, mixer):
+    """But what comes before, and at the same time, does count."""
+    model, rewards = model_of(TURNS, mixer=mixer), [[1.0, 2.0], [4.0, 1.0], [0.0, 3.0]]
+    said = [[0, 1, 2, 3], [1, 2, 3, 4], [5, 0, 1, 2]]
+    data = encoded(said, rewards)
+    base = credit(model, data, returns_of(data), form=form)
+    for call in range(4):
+        other = [row.copy() for row in said]
+        other[0][call] = (other[0][call] + 1) % 6
+        found = credit(model, encoded(other, rewards), returns_of(data), form=form)
+        assert torch.equal(found[:, :call], base[:, :call])
+        assert not torch.equal(found[:, call:], base[:, call:])
+    assert base.any()
+
+
+def test_calls_that_were_not_made_and_those_without_siblings_get_nothing():
+    data = encoded([[0, 1], [2, -1], [-1, -1], [3, 4]], [[1.0], [2.0], [3.0], [4.0]], group=[0, 0, 0, 1])
+    found = credit(model_of(PARALLEL), data, returns_of(data))
+    assert found[0, 0] != 0 and found[1, 0] != 0
+    assert found[0, 1] == 0 and not found[1:, 1].any() and not found[2:].any()
+
+
+def test_what_differs_among_siblings():
+    data = encoded([[0] * 4] * 3, [[1.0, 1.0], [3.0, 2.0], [7.0, 0.0]], group=[0, 0, 1], turns=[2, 2, 1])
+    # turn by turn: 2 less than 3 and as much more; an only child differs from nobody
+    assert among_siblings(data.rewards, data).tolist() == [-1.0, -0.5, 1.0, 0.5, 0.0]
+
+
+def test_joined_parts_keep_their_vectors_and_siblings():
+    one, other = additive(8), encoded([[0, -1]], [[5.0]], seed=3)
+    both = joined([one, other])
+    assert both.vectors[both.message[8, 0]].equal(other.vectors[0]) and both.message[8, 1] == -1
+    assert both.vectors[both.question[8]].equal(other.vectors[6])
+    assert both.group.tolist() == [0] * 8 + [1] and both.rewards[8, 0] == 5
+
+
+@pytest.mark.parametrize("mixer", ["vdn", "qmix"])
+def test_a_fit_finds_the_additive_reward_and_the_partial_one_of_a_baseline(mixer):
+    data, fresh, model = additive(128), additive(64, seed=5), model_of(CHAIN, mixer=mixer)
+    model.standardise(data)
+    first = fit(model, optimizer_of(model), data, epochs=1, batch_size=32, seed=0)
+    last = fit(model, optimizer_of(model), data, epochs=120, batch_size=32, seed=1)
+    # what is left is the variance of the second message's worth, in the views of the first alone
+    assert last < first / 3 and 0.25 < last < 0.5
+    values = team_values(model, fresh)[0]
+    assert explained_variance(among_siblings(values, fresh), among_siblings(fresh.rewards, fresh)) > 0.9
+    utilities, state, _ = model.parts(fresh, *fresh.points())
+    alone = model.mixer(utilities, state, torch.tensor([True, False]).expand(64, -1)).detach()
+    expected = (fresh.message[:, 0] % 3).float() + 1.0
+    assert (alone - expected).abs().mean() < 0.35
+
+
+def test_the_same_seed_gives_the_same_weights_and_another_does_not():
+    def weights(seed):
+        model = model_of(PARALLEL)
+        fit(model, optimizer_of(model), additive(32), epochs=2, batch_size=8, seed=seed)
+        return torch.cat([parameter.flatten() for parameter in model.parameters()])
+
+    assert torch.equal(weights(1), weights(1)) and not torch.equal(weights(1), weights(2))
+
+
+def test_targets_bootstrap_from_the_slow_copy_that_follows():
+    rewards = [[0.0, 1.0], [0.0, 1.0]]
+    data = encoded([[0, 1, 2, 3], [1, 2, 3, 4]], rewards)
+
+    def first_turn_after(lam, bias):
+        model = model_of(TURNS)
+        target = Target(model)
+        with torch.no_grad():
+            target.module.utility.layers[-1].bias.add_(bias)
+        before = target.module.utility.layers[0].weight.clone()
+        fit(model, optimizer_of(model), data, epochs=60, batch_size=8, seed=0, lam=lam, target=target, tau=0.001)
+        assert not torch.equal(before, target.module.utility.layers[0].weight)
+        return team_values(model, data)[0][:, 0].mean().item()
+
+    assert first_turn_after(0.0, 10.0) > 10  # four calls of the next turn, each 10 too dear
+    assert abs(first_turn_after(1.0, 10.0) - 1.0) < 0.3
+
+
+def test_a_loss_that_is_not_finite_is_an_error():
+    data = encoded([[0, 1]], [[float("inf")]])
+    model = model_of(PARALLEL)
+    with pytest.raises(ValueError, match="the loss of the team value is inf"):
+        fit(model, optimizer_of(model), data, epochs=1, batch_size=8, seed=0)

@@ -1,0 +1,328 @@
+from __future__ import annotations
+
+import asyncio
+import random
+from types import SimpleNamespace
+
+import pytest
+import torch
+
+from recipe.dag.credit.estimator import estimate
+from recipe.dag.episode.record import Call, Episode
+from recipe.dag.episode.rows import rows_of
+from recipe.dag.errors import UserError
+from recipe.dag.main import compose_config
+from recipe.dag.train import kernels
+from recipe.dag.train.mixing import FILE, Mixing, credited, question_of
+from recipe.dag.train.setup import check_samples
+from recipe.dag.train.step import TrainingStep
+from recipe.dag.workflow.loader import load_workflow
+
+WORDS = [f"word {i}" for i in range(12)]
+QUESTIONS = [f"question {i}" for i in range(6)]
+ASKED = 8
+SIBLINGS = 8
+
+
+@pytest.fixture(autouse=True)
+def one_thread():
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(threads)
+
+
+def encode(texts) -> torch.Tensor:
+    """Each text a random point of its own."""
+    generators = (torch.Generator().manual_seed(sum(ord(c) * 31**k for k, c in enumerate(t)) % 2**31) for t in texts)
+    return torch.stack([torch.randn(16, generator=generator) for generator in generators])
+
+
+def worth(text: str) -> float:
+    return float(WORDS.index(text) % 3)
+
+
+@pytest.fixture
+def workflow_of(tmp_path):
+    """Agents a0, a1, ... at nodes n0, n1, ...: side by side, or in a chain; the last one may be frozen."""
+    (tmp_path / "score.py").write_text("def score(episode):\n    return {}\n")
+
+    def make(
+        agents: int, *, chain=False, frozen=False, algorithm="estimator: vdn", turns=1, policy="{model: {path: m}}"
+    ):
+        last = agents - 1
+        names = [f"{{name: a{i}, policy: {'fixed' if frozen and i == last else 'main'}}}" for i in range(agents)]
+        nodes = [
+            f"{{node_id: n{i}, node_type: MODEL_INFERENCE, node_role: ROLLOUT, agent: a{i}"
+            + (f", dependencies: [n{i - 1}]}}" if chain and i else "}")
+            for i in range(agents)
+        ]
+        ends = ", ".join(f"n{i}" for i in range(agents))
+        nodes.append(
+            f"{{node_id: reward, node_type: COMPUTE, node_role: REWARD, dependencies: [{ends}], "
+            "executable_ref: score.py:score}"
+        )
+        fixed = ", fixed: {model: {path: m}, frozen: true}" if frozen else ""
+        text = f"dag_id: team\nagents: [{', '.join(names)}]\npolicies: {{main: {policy}{fixed}}}\n"
+        text += f"episode: {{max_turns: {turns}}}\nalgorithm: {{{algorithm}}}\nnodes:\n"
+        (tmp_path / "team.yaml").write_text(text + "".join(f"  - {node}\n" for node in nodes))
+        return load_workflow(tmp_path / "team.yaml")
+
+    return make
+
+
+def call_of(node: int, text: str, reward: float | None = 0.0, *, turn=0, policy="main") -> Call:
+    tokens = {"prompt_ids": [3], "response_ids": [5, 6], "response_mask": [1, 1], "rollout_log_probs": [-1.0, -2.0]}
+    return Call(f"n{node}", f"a{node}", node, policy, turn, text=text, reward=reward, **tokens)
+
+
+def episode_of(uid: str, index: int, question: str, calls: list[Call]) -> Episode:
+    return Episode(uid, index, {"prompt": [{"role": "user", "content": question}]}, calls=calls)
+
+
+def play(step: int, agents: int, reward, *, turns=1, seed=0) -> list[Episode]:
+    """A step's episodes of random words; the last agent gets the team's reward of each turn."""
+    draw, episodes = random.Random(1000 * seed + step), []
+    for group in range(ASKED):
+        question = draw.choice(QUESTIONS)
+        for index in range(SIBLINGS):
+            calls = []
+            for turn in range(turns):
+                said = [call_of(node, draw.choice(WORDS), turn=turn) for node in range(agents)]
+                said[-1].reward = reward([call.text for call in said], draw)
+                calls += said
+            episodes.append(episode_of(f"{step}-{group}", index, question, calls))
+    return episodes
+
+
+def sum_of(said, draw) -> float:
+    return sum(map(worth, said)) + draw.gauss(0.0, 0.3)
+
+
+def noise(said, draw) -> float:
+    return draw.gauss(0.0, 1.0)
+
+
+def correlation(episodes, values) -> float:
+    """Of what each call counts for with what its word is worth, both less their siblings' mean."""
+    counted, worths = [], []
+    for start in range(0, len(episodes), SIBLINGS):
+        group = episodes[start : start + SIBLINGS]
+        for node in range(len(group[0].calls)):
+            counted.append(torch.tensor([values(episode, node) for episode in group], dtype=torch.float64))
+            worths.append(torch.tensor([worth(episode.calls[node].text) for episode in group], dtype=torch.float64))
+    columns = (torch.cat([one - one.mean() for one in column]) for column in (counted, worths))
+    return torch.corrcoef(torch.stack(list(columns)))[0, 1].item()
+
+
+def shared(episode: Episode, node: int) -> float:
+    return sum(call.reward for call in episode.calls)
+
+
+@pytest.mark.parametrize("estimator", ["vdn", "qmix"])
+def test_credit_comes_to_tell_agents_apart_where_the_shared_reward_cannot(workflow_of, estimator):
+    mixing = Mixing(workflow_of(6, algorithm=f"estimator: {estimator}"), encode, seed=0)
+    mine, theirs, weights = [], [], []
+    for step in range(14):
+        episodes = play(step, 6, sum_of)
+        credits = mixing.learn(episodes, seed=step)
+        mine.append(correlation(episodes, lambda e, node, c=credits: c[e.uid, e.index][node]))
+        theirs.append(correlation(episodes, shared))
+        weights.append(mixing.metrics["mixer/weight"])
+    assert weights[0] == 0.0 and mine[0] == pytest.approx(theirs[0])
+    assert weights[-1] == 1.0 and mixing.metrics["mixer/explained_variance"] > 0.6
+    assert mine[-1] > 0.7 > 0.5 > max(theirs)
+
+
+def team_rows(rows, episodes):
+    """Rows in which every call is paid what the team earned."""
+    totals = {(e.uid, e.index): sum(call.reward for call in e.calls) for e in episodes}
+    return [credited(row, [totals[row.uid, row.episode]] * 9) for row in rows]
+
+
+def test_without_anything_to_explain_the_weight_stays_at_0_and_the_result_is_grpos(workflow_of):
+    workflow = workflow_of(3, algorithm="estimator: qmix")
+    mixing = Mixing(workflow, encode, seed=0)
+    for step in range(8):
+        episodes = play(step, 3, noise)
+        rows = rows_of(episodes)
+        credits = mixing.learn(episodes, seed=step)
+        found = estimate("qmix", [credited(row, credits[row.uid, row.episode]) for row in rows], workflow.algorithm)
+        plain = estimate("grpo", team_rows(rows, episodes), SimpleNamespace())
+        assert mixing.metrics["mixer/weight"] == 0.0 and mixing.explained <= 0.0
+        assert all(torch.equal(a, b) for a, b in zip(found[0], plain[0], strict=True))
+        assert any(advantage.any() for advantage in found[0])
+
+
+def learned(workflow, *, steps=8, agents=3, turns=1) -> Mixing:
+    mixing = Mixing(workflow, encode, seed=0)
+    for step in range(steps):
+        mixing.learn(play(step, agents, sum_of, turns=turns), seed=step)
+    return mixing
+
+
+def again(mixing: Mixing, workflow, folder) -> Mixing:
+    """Another one in the same state."""
+    folder.mkdir(exist_ok=True)
+    mixing.save(folder)
+    copy = Mixing(workflow, encode, seed=99)
+    copy.load(folder)
+    return copy
+
+
+@pytest.mark.parametrize("form", ["control_variate", "counterfactual", "sloped"])
+@pytest.mark.parametrize("chain", [True, False])
+def test_what_comes_after_a_call_has_no_part_in_its_credit(workflow_of, tmp_path, chain, form):
+    workflow = workflow_of(3, chain=chain, algorithm=f"estimator: qmix, mixer: {{form: {form}}}")
+    mixing = learned(workflow)
+    episodes, other = play(50, 3, sum_of), play(50, 3, sum_of)
+    for episode in other[:SIBLINGS:2]:
+        episode.calls[1].text = WORDS[(WORDS.index(episode.calls[1].text) + 1) % 12]
+    straight = again(mixing, workflow, tmp_path / "a").learn(episodes, seed=0)
+    copy = again(mixing, workflow, tmp_path / "b")
+    changed = copy.learn(other, seed=0)
+    assert copy.metrics["mixer/weight"] > 0.5
+    group = [(episode.uid, episode.index) for episode in episodes[:SIBLINGS]]
+    before, after = ([[found[key][node] for key in group] for node in range(3)] for found in (straight, changed))
+    assert (before[0] == after[0]) == chain
+    assert before[1] != after[1] and before[2] != after[2]
+    assert all(straight[key] == changed[key] for key in straight if key not in group)
+
+
+@pytest.mark.parametrize("options", ["", ", mixer: {lam: 0.5, target_tau: 0.1, gamma_turn: 0.9, replay_steps: 2}"])
+def test_a_resumed_run_goes_on_bit_by_bit(workflow_of, tmp_path, options):
+    workflow = workflow_of(2, turns=2, algorithm=f"estimator: qmix{options}")
+    mixing = learned(workflow, steps=3, agents=2, turns=2)
+    copy = again(mixing, workflow, tmp_path / "saved")
+    for step in (3, 4):
+        episodes = play(step, 2, sum_of, turns=2)
+        assert mixing.learn(episodes, seed=step) == copy.learn(episodes, seed=step)
+        assert mixing.metrics == copy.metrics
+    for name in ("one", "two"):
+        (tmp_path / name).mkdir()
+    mixing.save(tmp_path / "one")
+    copy.save(tmp_path / "two")
+    assert (tmp_path / "one" / FILE).read_bytes() == (tmp_path / "two" / FILE).read_bytes()
+    assert (mixing.target is None) == (options == "")
+
+
+def test_a_checkpoint_without_a_mixer_or_with_another_one_is_refused(workflow_of, tmp_path):
+    workflow = workflow_of(2)
+    with pytest.raises(UserError, match=f"no {FILE} in it, so vdn cannot go on.*resume_mode=disable"):
+        Mixing(workflow, encode, seed=0).load(tmp_path)
+    Mixing(workflow, encode, seed=0).save(tmp_path)  # before the first step
+    fresh = Mixing(workflow, encode, seed=0)
+    fresh.load(tmp_path)
+    assert fresh.model is None and fresh.explained == 0.0
+    for other, what in (
+        (workflow_of(2, algorithm="estimator: qmix"), "estimator='vdn', this run has 'qmix'"),
+        (workflow_of(3), "calls="),
+        (workflow_of(2, algorithm="estimator: vdn, mixer: {hidden: 8}"), "hidden=64, this run has 8"),
+    ):
+        with pytest.raises(UserError, match=what):
+            Mixing(other, encode, seed=0).load(tmp_path)
+
+
+def test_peers_that_the_file_names_are_all_that_a_baseline_reads(workflow_of):
+    workflow = workflow_of(3, algorithm="estimator: vdn, mixer: {peers: {n0: [n2], n1: []}}")
+    peers = Mixing(workflow, encode, seed=0).layout.peers
+    assert peers.int().tolist() == [[0, 0, 1], [0, 0, 0], [1, 1, 0]]
+
+
+def test_calls_that_were_not_made_and_fixed_agents_count_as_what_they_are(workflow_of):
+    """Rewards reach the others through whoever got them; an episode that lacks a call has nothing in its place."""
+    workflow = workflow_of(3, frozen=True)
+    mixing = Mixing(workflow, encode, seed=0)
+    episodes = play(0, 3, sum_of)
+    for episode in episodes:
+        episode.calls[2].policy = "fixed"
+    skipped = episodes[0]
+    skipped.calls = skipped.calls[::2]
+    credits = mixing.learn(episodes, seed=0)
+    assert credits[skipped.uid, 0] == [skipped.calls[1].reward] * 2
+    assert credits[episodes[1].uid, 1] == [episodes[1].calls[2].reward] * 3
+    assert mixing.replay[0].message[0].tolist()[1] == -1
+
+
+def test_returns_are_from_a_calls_turn_on(workflow_of):
+    workflow = workflow_of(1, turns=2, algorithm="estimator: vdn, mixer: {gamma_turn: 0.5}")
+    said = [call_of(0, WORDS[0], 1.0), call_of(0, WORDS[1], 4.0, turn=1)]
+    episodes = [episode_of("u", 0, "q", said), episode_of("u", 1, "q", [call_of(0, WORDS[2], None)])]
+    assert Mixing(workflow, encode, seed=0).learn(episodes, seed=0) == {("u", 0): [3.0, 4.0], ("u", 1): [0.0]}
+
+
+def test_a_single_sibling_learns_nothing(workflow_of):
+    workflow = workflow_of(2)
+    mixing = learned(workflow, steps=12, agents=2)
+    episodes = [episode_of("alone", 0, "question 0", [call_of(0, WORDS[0]), call_of(1, WORDS[2], 5.0)])]
+    credits = mixing.learn(episodes, seed=0)
+    assert mixing.metrics["mixer/weight"] == 1.0 and credits == {("alone", 0): [0.0, 0.0]}
+    rows = [credited(row, credits[row.uid, row.episode]) for row in rows_of(episodes)]
+    assert not any(advantage.any() for advantage in estimate("vdn", rows, workflow.algorithm)[0])
+
+
+def test_features_and_losses_that_are_not_finite_are_told(workflow_of):
+    def broken(texts):
+        return torch.tensor([[float("nan") if text == WORDS[3] else 1.0] for text in texts])
+
+    with pytest.raises(UserError, match="a feature of 'word 3' is not finite"):
+        Mixing(workflow_of(2), broken, seed=0).learn(play(0, 2, sum_of), seed=0)
+    wild = Mixing(workflow_of(2, algorithm="estimator: vdn, mixer: {lr: 1.0e+30}"), encode, seed=0)
+    with pytest.raises(UserError, match="the loss of the team value is .*lower algorithm.mixer.lr"):
+        wild.learn(play(0, 2, sum_of), seed=0)
+
+
+def test_a_question_is_all_of_its_messages():
+    prompt = [{"role": "system", "content": "Be brief."}, {"role": "user", "content": "Why?"}]
+    assert question_of(Episode("u", 0, {"prompt": prompt})) == "Be brief.\n\nWhy?"
+
+
+def step_of(workflow, mixing, episodes, monkeypatch, **columns) -> TrainingStep:
+    """A step whose old log-probs are the server's, run without a model."""
+    for kernel in ("prepare", "update_actor"):
+        monkeypatch.setattr(kernels, kernel, lambda *args, **kwargs: None)
+
+    def put(column, value):
+        return lambda policy, batch: batch.columns.update({column: [torch.tensor(value)] * len(batch.rows)})
+
+    monkeypatch.setattr(kernels, "old_log_probs", put("old_log_probs", [-1.0, -2.0]))
+    monkeypatch.setattr(kernels, "reference_log_probs", put("ref_log_prob", [-1.5, -2.5]))
+    policies = {"main": SimpleNamespace(name="main", pool=SimpleNamespace(lock=asyncio.Lock()))}
+    rows = rows_of([episode for episode in episodes if not episode.fault])
+    step = TrainingStep(workflow, policies, rows, episodes=episodes, mixing=mixing, seed=7)
+    asyncio.run(step.run())
+    return step
+
+
+def test_a_step_compares_credits_as_grpo_does_and_leaves_faults_out(workflow_of, monkeypatch):
+    workflow = workflow_of(3, frozen=True, algorithm="estimator: qmix, scale: none, group_by: [uid]")
+    mixing, episodes = Mixing(workflow, encode, seed=0), play(0, 3, sum_of)
+    for episode in episodes:
+        episode.calls[2].policy = "fixed"
+    episodes[3].fault = {"boundary": "sandbox"}
+    step = step_of(workflow, mixing, episodes, monkeypatch)
+    assert len(mixing.replay[0].group) == len(episodes) - 1
+    batch = step.batches["main"]
+    plain = estimate("grpo", team_rows(batch.rows, episodes), SimpleNamespace(scale="none", group_by=("uid",)))
+    assert all(torch.equal(a, b) for a, b in zip(batch.columns["advantages"], plain[0], strict=True))
+    assert {"mixer/explained_variance", "mixer/weight", "mixer/loss", "timing/mixer.advantage"} <= step.metrics().keys()
+
+
+def test_what_the_kl_takes_from_the_rewards_is_each_calls_own(workflow_of, monkeypatch):
+    workflow = workflow_of(
+        2, algorithm="estimator: vdn, scale: none, kl_reward_coef: 0.5", policy="{model: {path: m}, reference: true}"
+    )
+    episodes = play(0, 2, sum_of)
+    episodes[0].calls[0].response_mask = [1, 0]  # only -0.25 is taken from it, and -0.5 from the others
+    batch = step_of(workflow, Mixing(workflow, encode, seed=0), episodes, monkeypatch).batches["main"]
+    team = team_rows(batch.rows, episodes)
+    plain = estimate("grpo", team, SimpleNamespace(scale="none"))[0]
+    away = batch.columns["advantages"][0][0] - plain[0][0]
+    assert away.item() == pytest.approx(0.25 * (1 - 1 / SIBLINGS), abs=1e-6)
+
+
+def test_one_episode_per_sample_is_refused_before_the_run_starts(workflow_of):
+    run = compose_config("dag", ["workflow=w.yaml", "data.train_files=none", "actor_rollout_ref.rollout.n=1"])
+    with pytest.raises(UserError, match="vdn compares the episodes of a sample.*raise actor_rollout_ref.rollout.n"):
+        check_samples(run, workflow_of(2))
+    check_samples(run, workflow_of(2, algorithm="estimator: grpo"))
