@@ -1,11 +1,12 @@
-"""Seconds and peak memory of every estimator on one large batch.
+"""Seconds and peak memory of every estimator, and of what weighs advantages or shapes rewards, on one large batch.
 
     python examples/bench_credit.py [--rows 4096] [--tokens 2048] [--calls 2] [--rounds 3] [--ragged]
 
 Each row holds `calls` merged calls, every agent has a row in every episode. `--ragged` draws lengths up to `tokens`.
-Prints, per estimator, the median seconds of the rounds from rows to advantages, those of the CPU (a busy machine makes
-the first ones longer), the memory that it needed beyond what was there before, per token, and the same at a quarter of
-the rows: equal numbers mean that memory is linear in tokens.
+`uncertainty` and `happo` are the weights' cost on top of an estimator's, `shaping` and `vote` the rewards' of all
+episodes. Prints, for each, the median seconds of the rounds from rows to advantages, those of the CPU (a busy machine
+makes the first ones longer), the memory that it needed beyond what was there before, per token, and the same at a
+quarter of the rows: equal numbers mean that memory is linear in tokens.
 Needs Linux, whose /proc tells the peak.
 """
 
@@ -17,11 +18,16 @@ import gc
 import random
 import statistics
 import time
+from collections.abc import Callable
 from pathlib import Path
 
 import torch
 
 from recipe.dag.credit.estimator import ESTIMATORS, WITH_VALUES, estimate
+from recipe.dag.credit.happo import log_ratio, sampled_mask, weigh
+from recipe.dag.credit.shaping import influence, margin, verifier_sum
+from recipe.dag.credit.uncertainty import surprise, uncertainty_weights, weighted
+from recipe.dag.credit.vote import marginals
 from recipe.dag.episode.row import Row
 from recipe.dag.workflow.schema import Algorithm
 
@@ -31,7 +37,7 @@ AGENTS, GROUP = ("planner", "executor"), 8
 def make_rows(count: int, tokens: int, calls: int, *, ragged: bool, seed: int = 0) -> list[Row]:
     """`count` rows of one policy: groups of 8 episodes, two agents each; every fourth token is masked."""
     rng = random.Random(seed)
-    mask, zeros = [1, 1, 1, 0] * (tokens // 4 + 1), [0.0] * tokens
+    mask, log_probs = [1, 1, 1, 0] * (tokens // 4 + 1), [-1.0, -0.5, -2.0, 0.0] * (tokens // 4 + 1)
     rows = []
     for index in range(count):
         episode, agent = divmod(index, len(AGENTS))
@@ -49,12 +55,14 @@ def make_rows(count: int, tokens: int, calls: int, *, ragged: bool, seed: int = 
                 prompt_ids=[1],
                 response_ids=mask[:length],
                 response_mask=mask[:length],
-                rollout_log_probs=zeros[:length],
+                rollout_log_probs=log_probs[:length],
                 reward=sum(rewards),
                 call_ends=tuple(length * (call + 1) // calls for call in range(calls)),
                 call_rewards=rewards,
                 call_turns=tuple(range(calls)),
                 call_rounds=(0,) * calls,
+                call_branches=("",) * calls,
+                call_parts=tuple({"right": reward, "short": 1.0 - reward} for reward in rewards),
                 call_positions=tuple(call * len(AGENTS) + agent for call in range(calls)),
             )
         )
@@ -66,10 +74,52 @@ def peak_bytes() -> int:
     return int(line.split()[1]) * 1024
 
 
-def measure(name: str, rows: list[Row], rounds: int) -> tuple[float, float, float]:
-    """(median seconds, median seconds of the CPU, bytes beyond what was there)."""
+def uncertainty(rows: list[Row]) -> Callable[[], object]:
+    advantages = [torch.ones(len(row.response_mask)) for row in rows]
+    groups = [(row.uid, row.agent) for row in rows]
+
+    def work() -> object:
+        surprises = [surprise(row.rollout_log_probs, row.response_mask) for row in rows]
+        return weighted(advantages, uncertainty_weights(surprises, groups))
+
+    return work
+
+
+def happo(rows: list[Row]) -> Callable[[], object]:
+    old = [torch.zeros(len(row.response_mask)) for row in rows]
+    new, episodes = [one + 1e-3 for one in old], [(row.uid, row.episode) for row in rows]
+
+    def work() -> object:
+        masks = [sampled_mask(row.response_mask) for row in rows]
+        return weigh(old, episodes, log_ratio(new, old, masks, episodes))
+
+    return work
+
+
+def shaping(rows: list[Row]) -> Callable[[], object]:
+    table = torch.tensor([row.call_rewards for row in rows], dtype=torch.float64)
+    rewards = table.reshape(-1, len(AGENTS), table.shape[1]).transpose(1, 2).contiguous()
+    mask = torch.ones_like(rewards, dtype=torch.bool)
+    return lambda: [shape(rewards, mask) for shape in (margin, influence, verifier_sum)]
+
+
+def vote(rows: list[Row]) -> Callable[[], object]:
+    return lambda: [marginals(row.call_rewards, {1.0: 1.0}) for row in rows]
+
+
+OTHERS = {"uncertainty": uncertainty, "happo": happo, "shaping": shaping, "vote": vote}
+
+
+def work_of(name: str, rows: list[Row]) -> Callable[[], object]:
+    if name in OTHERS:
+        return OTHERS[name](rows)
     algorithm = Algorithm(estimator=name)
     values = [torch.zeros(len(row.response_mask)) for row in rows] if name in WITH_VALUES else None
+    return lambda: estimate(name, rows, algorithm, values=values)
+
+
+def measure(work: Callable[[], object], rounds: int) -> tuple[float, float, float]:
+    """(median seconds, median seconds of the CPU, bytes beyond what was there)."""
     seconds, busy, needed = [], [], []
     for _ in range(rounds):
         gc.collect()
@@ -77,7 +127,7 @@ def measure(name: str, rows: list[Row], rounds: int) -> tuple[float, float, floa
         Path("/proc/self/clear_refs").write_text("5")  # the peak starts again at what is there now
         before = peak_bytes()
         started, worked = time.perf_counter(), time.process_time()
-        result = estimate(name, rows, algorithm, values=values)
+        result = work()
         seconds.append(time.perf_counter() - started)
         busy.append(time.process_time() - worked)
         needed.append(peak_bytes() - before)
@@ -98,9 +148,9 @@ def main() -> None:
     tokens, fewer = (sum(len(row.response_mask) for row in some) for some in (rows, few))
     print(f"{len(rows)} rows, {tokens} tokens, {torch.get_num_threads()} threads")
     print(f"{'estimator':24} {'seconds':>8} {'CPU s':>8} {'MiB':>8} {'bytes/token':>12} {'at a quarter':>13}")
-    for name in ESTIMATORS:
-        *_, some = measure(name, few, given.rounds)
-        seconds, busy, all_ = measure(name, rows, given.rounds)
+    for name in (*ESTIMATORS, *OTHERS):
+        *_, some = measure(work_of(name, few), given.rounds)
+        seconds, busy, all_ = measure(work_of(name, rows), given.rounds)
         print(f"{name:24} {seconds:8.2f} {busy:8.2f} {all_ / 2**20:8.0f} {all_ / tokens:12.1f} {some / fewer:13.1f}")
 
 

@@ -118,6 +118,13 @@ CATALOGUE: tuple[Entry, ...] = (
         **GAE,
     ),
     _estimator(
+        "gdpo",
+        "arXiv 2601.05242",
+        f"{_SEVERAL}; several nodes pay rewards, each a component by its node_id (an env's: of the node that steps it)",
+        "credit.gdpo:gdpo",
+        **{"weights": {}, "group_by": GROUP["group_by"], "stat_unit": "call"},
+    ),
+    _estimator(
         "ippo",
         "arXiv 2011.09533",
         f"{_CRITIC}, which reads what its agents read",
@@ -178,31 +185,22 @@ CATALOGUE: tuple[Entry, ...] = (
         every=5,
     ),
     _function(
+        BLOCK,
+        "uncertainty",
+        "UMAD, arXiv 2603.01221",
+        "several episodes per sample; with any estimator; a group is the rows of one sample and agent",
+        "workflow.blocks:Uncertainty",
+        alpha=0.25,
+        bound=5.0,
+    ),
+    _function(
         LIBRARY,
         "mixer credit",
         "COMA, DOP (arXiv 2007.12322)",
         "siblings answered one prompt; weighed by held-out explained variance",
         "credit.mixer_credit:control_variate",
     ),
-    _function(
-        LIBRARY,
-        "gdpo",
-        "arXiv 2601.05242",
-        "several reward components per call",
-        "credit.gdpo:gdpo",
-        group_by=("uid", "agent"),
-        stat_unit="call",
-    ),
     _function(LIBRARY, "call alignment", "M-GRPO, arXiv 2511.13288", "a varying number of calls", "credit.align:align"),
-    _function(
-        LIBRARY,
-        "uncertainty weight",
-        "UMAD, arXiv 2603.01221",
-        "behaviour log-probs",
-        "credit.uncertainty:uncertainty_weighted",
-        alpha=0.25,
-        bound=5.0,
-    ),
 )
 
 ENTRIES: Mapping[str, Entry] = MappingProxyType({entry.name: entry for entry in CATALOGUE})

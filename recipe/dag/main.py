@@ -193,6 +193,11 @@ def launch(
         raise UserError(f"{config.workflow}: every policy is frozen, so there is nothing to train; use verl-dag eval")
     elif not config.data.train_files:
         raise UserError("data.train_files: training needs problems; pass data.train_files=FILE")
+    elif workflow.algorithm.uncertainty is not None and config.actor_rollout_ref.rollout.n < 2:
+        raise UserError(
+            f"{config.workflow}: algorithm.uncertainty compares the episodes of a sample; set "
+            "actor_rollout_ref.rollout.n to at least 2, or remove it"
+        )
     platform = choose_platform(config)
     prepare_environment(platform)
     asyncio.run(run(config, workflow, platform=platform, evaluate_only=evaluate_only))

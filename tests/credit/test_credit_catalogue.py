@@ -100,7 +100,18 @@ def test_every_reward_function_is_a_reward_node():
         ("estimator: reinforce_pp, gamma_turn: 0.5", "algorithm.gamma_turn", "does not read this"),
         ("estimator: magrpo, gamma: 0.5", "algorithm.gamma", "does not read this"),
         ("estimator: drmas", "algorithm.estimator", "did you mean `dr_mas`"),
-        ("group_by: [uid, branch]", "algorithm.group_by", "prompt_hash"),
+        ("group_by: [uid, tree]", "algorithm.group_by", "prompt_hash"),
+        ("group_by: [uid, branch]", "algorithm.group_by[1]", "nothing branches here"),
+        ("estimator: grpo, weights: {reward: 2}", "algorithm.weights", "`grpo` does not read this"),
+        ("estimator: gdpo, weights: {rewards: 2}", "algorithm.weights.rewards", "did you mean `reward`?"),
+        ("estimator: gdpo, weights: {solve: 2}", "algorithm.weights.solve", "no node `solve` pays a reward"),
+        ("estimator: gdpo, weights: {reward: much}", "algorithm.weights.reward", "expected a number"),
+        ("estimator: gdpo, scale: none", "algorithm.scale", "`gdpo` does not read this"),
+        (
+            "estimator: gdpo, drop_zero_variance: true, gamma_turn: 0.5",
+            "algorithm.gamma_turn",
+            "`gdpo` does not read this",
+        ),
     ],
 )
 def test_options_that_contradict_or_are_not_read_are_errors_at_their_place(load, algorithm, where, what):
@@ -114,6 +125,7 @@ def test_an_option_that_agrees_with_the_preset_or_is_left_free_is_none(load):
     assert load("estimator: rloo, scale: none").scale == "none"
     assert load("estimator: magrpo, gamma_turn: 0.5").gamma_turn == 0.5
     assert load("estimator: magrpo").gamma_turn == 0.9
+    assert load("estimator: gdpo, weights: {reward: 0}").weights == {"reward": 0.0}
     assert contradictions("rloo", {"scale": "none", "lam": 3}) == {}
     assert contradictions("rloo", {"scale": "std"}) == {"scale": "none"}
 

@@ -22,7 +22,8 @@ from recipe.dag.workflow.schema import Algorithm
 
 
 def rows_of(make_row):
-    return [make_row(r, episode=i, turn=i % 2, mask=(1, 0, 1), position=0) for i, r in enumerate([1.0, 0.0, 0.5, 2.0])]
+    rows = [make_row(r, episode=i, turn=i % 2, mask=(1, 0, 1), position=0) for i, r in enumerate([1.0, 0.0, 0.5, 2.0])]
+    return [dataclasses.replace(row, call_parts=({"right": row.reward},)) for row in rows]
 
 
 VALUES = [torch.tensor([0.5, 9.0, -0.25]), torch.zeros(3), torch.ones(3), torch.tensor([0.0, 0.0, 0.75])]

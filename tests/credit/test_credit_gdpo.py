@@ -1,20 +1,33 @@
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
 from recipe.dag.credit.batch import CreditBatch
+from recipe.dag.credit.estimator import estimate
 from recipe.dag.credit.gdpo import gdpo
+from recipe.dag.train.selection import keep_informative
+from recipe.dag.workflow.schema import Algorithm
 
 PAIRS = st.lists(st.tuples(st.integers(0, 8), st.integers(0, 1)), min_size=2, max_size=6)
+NAMES = ("right", "short")
+
+
+def rows_of(make_row, components, mask=(1, 1)):
+    """One row per tuple of components."""
+    return [
+        replace(make_row(float(sum(parts)), episode=i, mask=mask), call_parts=(dict(zip(NAMES, parts, strict=False)),))
+        for i, parts in enumerate(components)
+    ]
 
 
 def credit(make_row, components, **options):
-    rows = [make_row(0.0, episode=i, mask=(1, 1)) for i in range(len(components))]
-    table = torch.tensor(components, dtype=torch.float64)
-    return torch.stack(gdpo(CreditBatch.from_rows(rows), table, **options))[:, 0]
+    advantages, _ = gdpo(CreditBatch.from_rows(rows_of(make_row, components)), **options)
+    return torch.stack(advantages)[:, 0]
 
 
 def test_small_components_count_as_much_as_large_ones(make_row):
@@ -32,10 +45,42 @@ def test_scale_and_shift_of_a_component_do_not_matter(make_row, pairs, factor, s
 def test_a_constant_component_and_one_without_weight_are_nothing(make_row, pairs):
     one = credit(make_row, [(a, 5) for a, _ in pairs])
     assert torch.equal(one, credit(make_row, [(a,) for a, _ in pairs]))
-    assert torch.equal(one, credit(make_row, pairs, weights=(1.0, 0.0)))
+    assert torch.equal(one, credit(make_row, pairs, weights={"short": 0.0}))
 
 
-def test_wrong_shapes_are_refused(make_row):
-    for components, weights in (([(1.0, 2.0)], (1.0,)), ([(1.0,), (2.0,)], (1.0, 1.0))):
-        with pytest.raises(ValueError, match="does not fit"):
-            credit(make_row, components, weights=weights)
+@given(pairs=PAIRS, padding=st.integers(0, 3), seed=st.randoms())
+def test_order_and_padding_change_nothing(make_row, pairs, padding, seed):
+    rows, order = rows_of(make_row, pairs), list(range(len(pairs)))
+    seed.shuffle(order)
+    longer = rows_of(make_row, pairs, mask=(1, 1, *[0] * padding))
+    plain, moved = gdpo(CreditBatch.from_rows(rows)), gdpo(CreditBatch.from_rows([longer[i] for i in order]))
+    for one, other in zip(plain, moved, strict=True):
+        for place, i in enumerate(order):
+            torch.testing.assert_close(other[place][:2], one[i])
+            assert not other[place][2:].any()
+
+
+def test_weights_are_by_name_and_the_return_is_the_weighted_sum(make_row):
+    pairs = [(1.0, 0.0), (0.0, 0.0), (0.0, 1.0)]
+    heavy = credit(make_row, pairs, weights={"right": 3.0})
+    assert heavy[0] > heavy[2] > heavy[1]
+    assert heavy[0] / heavy[2] == pytest.approx((3 * 2 - 1) / (2 - 3), rel=1e-5)  # in thirds of a deviation
+    algorithm = Algorithm(estimator="gdpo", weights={"right": 3.0})
+    _, returns = estimate("gdpo", rows_of(make_row, pairs), algorithm)
+    assert [row[0].item() for row in returns] == [3.0, 0.0, 1.0]
+
+
+def test_rows_that_do_not_say_who_paid_them_are_refused(make_row):
+    with pytest.raises(ValueError, match="do not say who paid them"):
+        gdpo(CreditBatch.from_rows([make_row(1.0)]))
+    assert gdpo(CreditBatch.from_rows([])) == ([], [])
+
+
+def test_a_group_whose_sums_are_equal_is_left_out_only_if_its_components_are_too(make_row):
+    rows = rows_of(make_row, [(1.0, 0.0), (0.0, 1.0)])
+    for weights, kept in (({}, 2), ({"right": 0.0}, 2), ({"right": 0.0, "short": 0.0}, 0)):
+        algorithm = Algorithm(estimator="gdpo", drop_zero_variance=True, weights=weights)
+        assert len(keep_informative(rows, algorithm)) == kept
+    assert keep_informative(rows, Algorithm(drop_zero_variance=True)) == []
+    same = rows_of(make_row, [(1.0, 0.0), (1.0, 0.0)])
+    assert keep_informative(same, Algorithm(estimator="gdpo", drop_zero_variance=True)) == []

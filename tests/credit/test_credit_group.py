@@ -11,6 +11,8 @@ from hypothesis import strategies as st
 from recipe.dag.algorithms import ENTRIES
 from recipe.dag.credit.batch import CreditBatch
 from recipe.dag.credit.group import group_relative, zero_variance
+from recipe.dag.train.selection import keep_informative
+from recipe.dag.workflow.schema import Algorithm
 
 REWARDS = st.lists(st.integers(-40, 40).map(lambda k: k / 8), min_size=2, max_size=8)
 
@@ -117,8 +119,32 @@ def test_merged_rows_that_do_not_name_their_turns_cannot_be_grouped_by_them(make
     row = dataclasses.replace(merge([make_row(1, turn=0), make_row(2, turn=1)]), call_turns=())
     batch = CreditBatch.from_rows([row])
     group_relative(batch)
-    with pytest.raises(ValueError, match="uid u, episode 0, agent solver merges calls"):
+    with pytest.raises(ValueError, match="uid u, episode 0, agent solver does not name its calls' turns"):
         group_relative(batch, group_by=("uid", "turn"))
+
+
+def test_agents_of_one_role_are_compared_with_each_other(make_row):
+    rows = [make_row(r, agent=a, node=a) for a, r in (("left", 1.0), ("right", 0.0), ("judge", 5.0))]
+    debaters = [dataclasses.replace(row, role="debater") if row.agent != "judge" else row for row in rows]
+    options = {"group_by": ("uid", "role"), "scale": "none"}
+    assert [a[0].item() for a in group_relative(CreditBatch.from_rows(debaters), **options)[0]] == [0.5, -0.5, 0.0]
+    assert [a[0].item() for a in group_relative(CreditBatch.from_rows(rows), **options)[0]] == [0.0] * 3
+
+
+def test_episodes_are_compared_with_those_that_took_the_same_way(make_row):
+    ways = ("", "0.0 without check", "", "0.0 without check")
+    rows = [
+        dataclasses.replace(make_row(r, episode=i), call_branches=(way,))
+        for i, (r, way) in enumerate(zip((1.0, 0.0, 0.0, 0.0), ways, strict=True))
+    ]
+    batch, options = CreditBatch.from_rows(rows), {"group_by": ("uid", "agent", "branch")}
+    advantages, _ = group_relative(batch, scale="none", **options)
+    assert [a[0].item() for a in advantages] == [0.5, 0.0, -0.5, 0.0]
+    assert zero_variance(batch, **options) == [False, True, False, True]
+    algorithm = Algorithm(drop_zero_variance=True, **options)
+    assert keep_informative(rows, algorithm) == [rows[0], rows[2]]
+    with pytest.raises(ValueError, match="does not name its calls' branches"):
+        group_relative(CreditBatch.from_rows([make_row(1.0)]), **options)
 
 
 def test_returns_are_what_the_unit_earned(make_row):

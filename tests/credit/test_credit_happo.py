@@ -8,8 +8,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from recipe.dag.credit.happo import LARGEST, advance, log_ratio, refuse_shared, update_order, weigh
-from recipe.dag.errors import UserError
+from recipe.dag.credit.happo import LARGEST, advance, log_ratio, sampled_mask, update_order, weigh
 
 GAME = torch.tensor([[0.0, 2.0], [2.0, -1.0]], dtype=torch.float64)
 
@@ -178,7 +177,5 @@ def test_reverse_topological_order_updates_followers_first():
         update_order(["a"], "sorted", seed=0, step=0)
 
 
-def test_shared_parameters_are_refused_by_name():
-    refuse_shared({"a": "one", "b": "two"})
-    with pytest.raises(UserError, match="a, c share policy `one`"):
-        refuse_shared({"a": "one", "b": "two", "c": "one"})
+def test_a_rows_mask_is_a_tensor_of_what_was_sampled():
+    assert sampled_mask([1, 0, 1]).tolist() == [True, False, True] and sampled_mask([]).tolist() == []

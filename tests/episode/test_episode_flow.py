@@ -96,6 +96,32 @@ def test_a_branch_runs_what_its_condition_says(world, route, ran, skipped):
     assert [row.agent for row in rows_of([episode])] == [call.agent for call in episode.calls]
 
 
+def branches(episode: Episode) -> dict[tuple, str]:
+    return {(call.node, call.turn, call.round): call.branch for call in episode.calls}
+
+
+def test_a_branch_is_what_was_skipped_on_the_way_to_a_call(world):
+    lines = {"agent1": "by math", "agent2": "by code", "agent3": "deeper", "agent4": "joined"}
+    math, code = (world.play(router(world), says(world, agent0=f"go {way}", **lines)) for way in ("math", "code"))
+    # that it took this way itself is no news to an alternative
+    assert branches(math) == {
+        ("route", 0, 0): "",
+        ("math", 0, 0): "",
+        ("join", 0, 0): "0.0 without code; 0.0 without deep",
+    }
+    assert branches(code)["join", 0, 0] == "0.0 without math" and branches(code)["deep", 0, 0] == ""
+    rows = rows_of([math], merge=False)
+    assert [row.call_branches for row in rows] == [(call.branch,) for call in math.calls]
+
+
+def test_a_branch_remembers_the_turns_before_and_no_peers_of_this_one(world):
+    nodes = {"solve": {}, "hint": {"when": {"node": "solve", "matches": "help"}}, "peer": {}}
+    flow = flow_of(world, nodes, episode={"max_turns": 2})
+    episode = world.play(flow, says(world, agent0=["please help", "fine"], agent1="a hint", agent2="hm"))
+    assert moves(episode) == [("solve", 0, 0), ("peer", 0, 0), ("solve", 1, 0), ("hint", 1, 0), ("peer", 1, 0)]
+    assert list(branches(episode).values()) == ["", "", *["0.0 without hint"] * 3]
+
+
 def test_a_join_hears_only_the_branch_that_ran(world):
     client = says(world, agent0="go math", agent1="by math", agent4="joined")
     episode = world.play(router(world), client)
@@ -161,6 +187,15 @@ def test_a_loop_runs_until_its_condition_holds(world):
     assert [(row.node, row.round, row.call_positions) for row in rows] == [
         (call.node, call.round, (position,)) for position, call in enumerate(episode.calls)
     ]
+
+
+def test_a_branch_tells_how_long_the_loops_before_a_call_ran(world):
+    short = world.play(debate(world, until=AGREE), says(world, **TALK, agent2=["4"], agent3=["4"]))
+    client = says(world, **TALK, agent2=["5", "4", "4"], agent3=["4", "4", "4"])
+    long = world.play(debate(world, until=AGREE, episode={"max_turns": 2}), client)
+    assert branches(short)["judge", 0, 0] == "0 debate x1" and branches(long)["judge", 0, 0] == "0 debate x2"
+    assert branches(long)["talk_a", 0, 1] == "" and branches(long)["talk_a", 1, 0] == "0 debate x2"
+    assert branches(long)["judge", 1, 0] == "0 debate x2; 1 debate x1"
 
 
 @pytest.mark.parametrize("until", [None, AGREE])

@@ -1,10 +1,11 @@
 from __future__ import annotations
 
+import json
 from dataclasses import replace
 
 import pytest
 
-from recipe.dag.episode.record import Call
+from recipe.dag.episode.record import Call, Episode
 from recipe.dag.episode.reward import share
 from recipe.dag.episode.rows import rows_of
 from recipe.dag.errors import UserError
@@ -156,6 +157,48 @@ def test_sharing_gives_every_agent_the_last_ones_reward_of_the_turn(calls, expec
     assert [c.reward for c in calls] == expected
     share(calls)
     assert [c.reward for c in calls] == expected
+
+
+def test_sharing_moves_every_part_of_a_reward():
+    calls = [call(0, 0, 3.0), call(1, 0, 1.0), call(0, 0, None, tokens=0), call(1, 0, 0.5)]
+    for one, parts in zip(calls, ({"own": 3.0}, {"a": 0.5, "b": 0.5}, {}, {"a": 0.5}), strict=True):
+        one.reward_parts = parts
+    share(calls)
+    assert [c.reward for c in calls] == [1.5, 1.0, 0.0, 0.5]
+    assert [c.reward_parts for c in calls] == [{"a": 1.0, "b": 0.5}, {"a": 0.5, "b": 0.5}, {}, {"a": 0.5}]
+
+
+def test_calls_keep_what_each_node_paid_and_old_records_load_without_it(world):
+    code = """
+class E:
+    async def step(self, actions, ground_truth): return None, [0.0, 1.0], False
+def grade(episode): return {"agent0": 0.5, "agent1": -0.25}
+def style(episode):
+    assert episode.calls[1].reward_parts == {"b": 1.0, "grade": -0.25}
+    episode.calls[1].reward_parts.clear()
+    return {"agent1": 2.0}
+"""
+    watch = {"obs_with_env": True}
+    step = {**watch, "env_path": ["e.py:E"], "rewards_with_env": True}
+    nodes = [
+        {"node_id": "a", "agent_options": watch},
+        {"node_id": "b", "agent_group": 1, "agent_options": step},
+        *(
+            {"node_id": name, "node_role": "REWARD", "dependencies": ["b"], "executable_ref": f"e.py:{name}"}
+            for name in ("grade", "style")
+        ),
+    ]
+    episode = world.play(world.workflow(nodes, files={"e.py": code}))
+    assert episode.fault is None
+    parts = [{"b": 0.0, "grade": 0.5}, {"b": 1.0, "grade": -0.25, "style": 2.0}]
+    assert [c.reward_parts for c in episode.calls] == parts and [c.reward for c in episode.calls] == [0.5, 2.75]
+    assert [row.call_parts for row in rows_of([episode])] == [(part,) for part in parts]
+    data = json.loads(json.dumps(episode.to_json()))
+    assert Episode.from_json(data) == episode
+    for one in data["calls"]:
+        del one["reward_parts"], one["role"], one["branch"]
+    old = Episode.from_json(data)
+    assert [(c.reward_parts, c.role, c.branch) for c in old.calls] == [({}, "", "")] * 2
 
 
 def test_a_workflow_shares_rewards_before_it_asks_who_has_none(world):

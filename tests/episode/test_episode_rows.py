@@ -48,6 +48,17 @@ def test_calls_that_grow_by_appending_are_one_row():
     assert len(rows_of([episode(*calls)], merge=False)) == 3
 
 
+def test_role_branches_and_parts_are_kept_through_merging_and_splitting():
+    calls = (
+        call([1], [2], role="debater", branch="", reward_parts={"grade": 1.0}),
+        call([1, 2, 3], [4], turn=1, role="debater", branch="0.0 without hint"),
+    )
+    (merged,) = rows_of([episode(*calls)])
+    assert merged.role == "debater" and merged.call_branches == ("", "0.0 without hint")
+    assert merged.call_parts == ({"grade": 1.0}, {})
+    assert split_row(merged) == rows_of([episode(*calls)], merge=False)
+
+
 def test_rounds_and_positions_are_kept_through_merging_and_splitting():
     calls = (
         call([1], [2], agent="other", node="other"),

@@ -243,6 +243,21 @@ def test_chained_credit_goes_through_all_policies_and_past_frozen_ones(chained, 
     assert metrics["policy/a/critic/value_mean"] == 0.25 and metrics["policy/b/critic/value_mean"] == 0.5
 
 
+def test_what_a_policy_was_unsure_of_weighs_less_within_its_sample_and_agent(workflow, trace):
+    flow = workflow.model_copy(
+        update={"algorithm": Algorithm(estimator="reinforce", uncertainty={"alpha": 0.5, "bound": 2.0})}
+    )
+    rows = [row(1.0, mask=mask) for mask in ((1,), (1, 1), (1, 1, 1))]  # mean log-probs -1, -1.5, -2
+    alone = row(1.0, uid="other", mask=(1, 1, 1))
+    step = TrainingStep(flow, policies_of("a", "b"), [*rows, alone], seed=0)
+    asyncio.run(step.run())
+    found = [one[0].item() for one in step.batches["a"].columns["advantages"]]
+    assert found == pytest.approx([math.exp(0.5), 1.0, math.exp(-0.5), 1.0])
+    assert step.batches["a"].columns["returns"][0].tolist() == [1.0]
+    metrics = step.metrics()
+    assert metrics["policy/a/uncertainty_weight/max"] == pytest.approx(math.exp(0.5))
+
+
 def test_only_critics_learn_during_their_warm_up(chained, critics):
     flow = chained.model_copy(update={"algorithm": chained.algorithm.model_copy(update={"critic_warmup": 1})})
     asyncio.run(TrainingStep(flow, policies_of("a", "b"), chain_rows(), step=0, seed=0).run())

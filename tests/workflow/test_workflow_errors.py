@@ -27,6 +27,9 @@ nodes:
 """
 
 SCORE = GOOD[GOOD.index("  - {node_id: score") :]
+SHAPE = SCORE.replace("score, node", "shape, node").replace(
+    "rewards.py:score", "§recipe.dag.reward.credit:debate_incentives"
+)
 ADV = "  - {node_id: adv, node_type: COMPUTE, node_role: ADVANTAGE, policy: main, dependencies: [score]}\n"
 OLD = """\
   - {node_id: old, node_type: MODEL_TRAIN, node_role: ACTOR, policy: main, dependencies: [score],
@@ -140,6 +143,16 @@ GRAPH = [
     ("frozen reference", ("main: {", "main: {frozen: true, reference: §true, "), "needs no reference"),
     ("unread gamma", ("estimator: grpo", "§gamma: 0.9"), "does not read this"),
     ("unread groups", ("grpo", "reinforce_pp, §group_by: [uid]"), "does not read this"),
+    ("unread role", ("{name: critic", "{§role: judge, name: critic"), "nobody reads a role unless"),
+    ("no branches", ("estimator: grpo", "group_by: [uid, agent, §branch]"), "nothing branches here"),
+    ("uncertain", ("grpo}", "grpo, uncertainty: {alpha: §-1}}"), "at least 0, got -1"),
+    ("unbound", ("grpo}", "grpo, uncertainty: {bound: §0}}"), "a number above 0, got 0"),
+    ("component", ("grpo", "gdpo, weights: {§scores: 2}"), "no node `scores` pays a reward; did you mean `score`?"),
+    ("component of an env", ("grpo", "gdpo, weights: {§write: 2}"), "no node `write` pays a reward"),
+    ("KL of gdpo", ("main: {", "main: {reference: true, "), ("grpo", "gdpo, §kl_reward_coef: 0.1"),
+     "the KL is none of them; use `kl_loss_coef`"),
+    ("shaping under gdpo", ("grpo", "gdpo"),
+     ("  - {node_id: score", SHAPE + "  - {node_id: score"), "it is no component"),
     ("group twice", ("estimator: grpo", "group_by: [uid, §uid]"), "listed twice"),
     ("config of a reward", ("{node_id: score", "{§config: {a: 1}, node_id: score"), "no model to configure"),
     ("config disagrees", ("main: {", "main: {config: {rollout: {top_k: 3}}, "),

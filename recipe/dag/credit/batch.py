@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 from array import array
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from hashlib import blake2b
 from typing import TYPE_CHECKING
@@ -20,7 +20,7 @@ from torch import Tensor
 if TYPE_CHECKING:
     from recipe.dag.episode.row import Row
 
-PER_CALL = ("uid", "episode", "agent", "turn", "round", "node", "position", "row_of_call")
+PER_CALL = ("uid", "episode", "agent", "role", "turn", "round", "node", "branch", "position", "parts", "row_of_call")
 
 
 @dataclass(frozen=True)
@@ -30,16 +30,22 @@ class CreditBatch:
     policy: tuple[str, ...]
     """[B] whose weights sampled the row."""
     uid: tuple[str, ...]
-    """[C], as are the next seven."""
+    """[C], as are the next ten."""
     episode: tuple[int, ...]
     agent: tuple[str, ...]
+    role: tuple[str, ...]
+    """The agent's name where it has none."""
     turn: tuple[int | None, ...]
     """None: a merged row that does not say."""
     round: tuple[int | None, ...]
     """None: a merged row that does not say."""
     node: tuple[str, ...]
+    branch: tuple[str | None, ...]
+    """Which way its episode took to it; None: a row that does not say."""
     position: tuple[int | None, ...]
     """In its episode, from 0; None: a row that does not say."""
+    parts: tuple[Mapping[str, float] | None, ...]
+    """The outcome by the node that paid it; None: a row that does not say."""
     prompt_hash: tuple[str, ...] | None
     """Equal for calls with the same prompt, token by token; None if nobody asked for it."""
     rewards: Tensor
@@ -87,9 +93,12 @@ class CreditBatch:
             calls["uid"] += [row.uid] * count
             calls["episode"] += [row.episode] * count
             calls["agent"] += [row.agent] * count
+            calls["role"] += [row.role or row.agent] * count
             calls["turn"] += row.call_turns or ([row.turn] if count == 1 else [None] * count)
             calls["round"] += row.call_rounds or ([row.round] if count == 1 else [None] * count)
             calls["node"] += [row.node] * count
+            calls["branch"] += row.call_branches or [None] * count
+            calls["parts"] += row.call_parts or [None] * count
             calls["position"] += row.call_positions or [None] * count
             calls["row_of_call"] += [index] * count
             calls["outcome"] += row.call_rewards
@@ -124,6 +133,10 @@ class CreditBatch:
     def spread(self, values: Tensor) -> Tensor:
         """[C] per call -> [N] per token, 0 where the mask is 0."""
         return values.repeat_interleave(self.call_lengths) * self.mask
+
+    def learns(self) -> Tensor:
+        """[N] bool, True for sampled tokens that have values."""
+        return self.mask & self.valued
 
     def sampled(self) -> Tensor:
         """[C] int64, sampled tokens of each call."""
@@ -169,8 +182,8 @@ def _per_token(rows: Sequence[Row], mask: Tensor, given: Sequence[Tensor | None]
 
 def _given(rows: Sequence[Row], mask: Tensor, given: Sequence[Tensor | None] | None) -> Tensor:
     """[N] bool, True in rows that have something."""
-    if given is None:
-        return torch.zeros((), dtype=torch.bool).expand(len(mask))
+    if given is None or all(one is not None for one in given):
+        return torch.tensor(given is not None).expand(len(mask))
     lengths = torch.tensor([len(row.response_mask) for row in rows], dtype=torch.int64)
     return torch.tensor([one is not None for one in given], dtype=torch.bool).repeat_interleave(lengths)
 
@@ -194,12 +207,10 @@ def _check(row: Row) -> None:
     ends = row.call_ends
     if not len(ends) == len(row.call_rewards):
         raise ValueError(f"{where}: {len(ends)} calls but {len(row.call_rewards)} call rewards")
-    if row.call_turns and len(row.call_turns) != len(ends):
-        raise ValueError(f"{where}: {len(ends)} calls but {len(row.call_turns)} call turns")
-    if row.call_rounds and len(row.call_rounds) != len(ends):
-        raise ValueError(f"{where}: {len(ends)} calls but {len(row.call_rounds)} call rounds")
-    if row.call_positions and len(row.call_positions) != len(ends):
-        raise ValueError(f"{where}: {len(ends)} calls but {len(row.call_positions)} call positions")
+    for what in ("turns", "rounds", "positions", "branches", "parts"):
+        given = getattr(row, f"call_{what}")
+        if given and len(given) != len(ends):
+            raise ValueError(f"{where}: {len(ends)} calls but {len(given)} call {what}")
     if list(ends) != sorted(ends) or ends[0] < 0 or ends[-1] != len(row.response_mask):
         raise ValueError(f"{where}: call_ends {ends} do not tile a response of {len(row.response_mask)} tokens")
     for reward in row.call_rewards:

@@ -94,7 +94,7 @@ def _per_call(
     that sampled nothing or that no critic valued is no step; its reward goes to the one before it in the chain, or to
     the first one if there is none."""
     everyone = torch.arange(len(batch.row_of_call))
-    tokens, counts = tokens_of(batch.call_lengths, everyone, batch.mask & batch.valued)
+    tokens, counts = tokens_of(batch.call_lengths, everyone, batch.learns())
     speaks = (counts > 0).tolist()
     steps = torch.tensor([call for call in order if speaks[call]], dtype=torch.int64)
     values = batch.values[tokens[(counts.cumsum(0) - counts)[steps]]].double()

@@ -17,6 +17,7 @@ from recipe.dag.credit.batch import CreditBatch
 from recipe.dag.credit.chain import gae_chain
 from recipe.dag.credit.critic import ippo, mappo
 from recipe.dag.credit.gae import gae
+from recipe.dag.credit.gdpo import gdpo
 from recipe.dag.credit.group import group_relative
 from recipe.dag.credit.mixer_credit import compared
 from recipe.dag.credit.reinforce import reinforce, reinforce_pp, reinforce_pp_baseline
@@ -44,6 +45,7 @@ ESTIMATORS: dict[str, Estimator] = {
     "reinforce_pp_baseline": reinforce_pp_baseline,
     "gae": gae,
     "gae_chain": gae_chain,
+    "gdpo": gdpo,
     "ippo": ippo,
     "mappo": mappo,
     "vdn": compared,

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 
 import torch
 from torch import Tensor
@@ -31,7 +32,7 @@ def gae(
 
 @dataclass(frozen=True)
 class Chained:
-    """What `chained_gae` found: T tokens, those that learn, chain by chain."""
+    """What `chained_gae` found of the T tokens that learn, in whatever order."""
 
     tokens: Tensor
     """[T] int64, their places among the batch's N tokens."""
@@ -67,7 +68,7 @@ def chained_gae(
     """
     check_discounts(gamma, lam)
     if learns is None:
-        learns, values = batch.mask & batch.valued, batch.values
+        learns, values = batch.learns(), batch.values
     calls = torch.tensor(order, dtype=torch.int64)
     if not len(calls):
         nothing = torch.zeros(0, dtype=torch.float64)
@@ -78,14 +79,16 @@ def chained_gae(
     first = lengths.cumsum(0) - lengths
     landing = torch.maximum(counts.cumsum(0) - 1, first[chain])
     heard = lengths[chain] > 0
-    rewards = batch.penalties[tokens] if batch.penalised else torch.zeros(len(tokens), dtype=torch.float64)
-    rewards.index_add_(0, landing[heard], batch.outcomes[calls][heard])
-    if values is None:
-        found = scan(rewards, torch.zeros(1, dtype=torch.float64).expand(len(tokens)), lengths, gamma=gamma, lam=lam)
-        return Chained(tokens, batch.policy_of(calls, counts), found, found)
-    known = values[tokens].double()
-    found = scan(rewards, known, lengths, gamma=gamma, lam=lam)
-    return Chained(tokens, batch.policy_of(calls, counts), found, known.add_(found))
+    steps = Steps.of(lengths)
+    members = batch.policy_of(calls, counts)
+    tokens, members = tokens[steps.order], None if members is None else members[steps.order]
+    known = None if values is None else values[tokens].double()
+    found = torch.zeros(len(tokens), dtype=torch.float64) if known is None else known.neg()
+    if batch.penalised:
+        found += batch.penalties[tokens]
+    found.index_add_(0, steps.place(chain[heard], (landing - first[chain])[heard]), batch.outcomes[calls][heard])
+    steps.scan_(found, known, gamma=gamma, lam=lam)
+    return Chained(tokens, members, found, found if known is None else known.add_(found))
 
 
 def tokens_of(call_lengths: Tensor, calls: Tensor, learns: Tensor) -> tuple[Tensor, Tensor]:
@@ -106,23 +109,53 @@ def check_discounts(gamma: float, lam: float) -> None:
             raise ValueError(f"{name}: {value} is not between 0 and 1")
 
 
-def scan(rewards: Tensor, values: Tensor, lengths: Tensor, *, gamma: float, lam: float) -> Tensor:
-    """Advantages [T] of chains that lie end to end: delta_t = r_t + gamma V_{t+1} - V_t and
-    A_t = delta_t + gamma lam A_{t+1}. `rewards` and `values` are [T], `lengths` [K] sums to T.
+@dataclass(frozen=True)
+class Steps:
+    """Chains laid out step by step: first the first token of every chain, then the second ones, and so on; in a step
+    the longest chains stand first, so those that go on are the first ones of the step. Nothing is padded."""
 
-    One pass from the last tokens backwards for all chains at once, in place: sorted by length, the chains that still go
-    on at a token are the first ones, so nothing is padded and nothing is moved."""
+    order: Tensor
+    """[T] int64: where the tokens stand if the chains lie end to end."""
+    starts: Tensor
+    """[S + 1] int64, where each step begins among the T tokens."""
+    rank: Tensor
+    """[K] int64, each chain's place in its steps."""
+
+    @classmethod
+    def of(cls, lengths: Tensor) -> Steps:
+        """`lengths` [K] int64 of the chains."""
+        ranked = lengths.argsort(descending=True, stable=True)
+        first = (lengths.cumsum(0) - lengths)[ranked]
+        going_on = (len(lengths) - torch.bincount(lengths).cumsum(0))[:-1]  # at t: chains longer than t
+        starts = torch.cat([going_on.new_zeros(1), going_on.cumsum(0)])
+        order, bounds = torch.empty(int(lengths.sum()), dtype=torch.int64), starts.tolist()
+        for t, (begin, end) in enumerate(pairwise(bounds)):
+            torch.add(first[: end - begin], t, out=order[begin:end])
+        rank = torch.empty_like(ranked)
+        rank[ranked] = torch.arange(len(ranked))
+        return cls(order, starts, rank)
+
+    def place(self, chain: Tensor, step: Tensor) -> Tensor:
+        """Where the tokens stand that are number `step` of chain `chain`."""
+        return self.starts[step] + self.rank[chain]
+
+    def scan_(self, advantage: Tensor, values: Tensor | None, *, gamma: float, lam: float) -> None:
+        """r_t - V_t becomes the advantage, in place: delta_t = r_t + gamma V_{t+1} - V_t and
+        A_t = delta_t + gamma lam A_{t+1}. `advantage` and `values` (0 throughout where absent) are [T], in the order of
+        the steps."""
+        bounds = self.starts.tolist()
+        for begin, middle, end in zip(bounds[-3::-1], bounds[-2:0:-1], bounds[:1:-1], strict=True):
+            here = advantage[begin : begin + end - middle]
+            if values is not None:
+                here.add_(values[middle:end], alpha=gamma)
+            here.add_(advantage[middle:end], alpha=gamma * lam)
+
+
+def scan(rewards: Tensor, values: Tensor, lengths: Tensor, *, gamma: float, lam: float) -> Tensor:
+    """Advantages [T] of chains that lie end to end: `rewards` and `values` are [T], `lengths` [K] sums to T."""
     if not len(rewards):
         return torch.zeros_like(rewards)
-    starts = lengths.cumsum(0) - lengths
-    advantage = rewards - values
-    advantage[:-1].add_(values[1:], alpha=gamma)
-    last = (starts + lengths - 1)[(lengths > 0) & (starts + lengths < len(values))]
-    advantage[last] -= gamma * values[last + 1]
-    first = starts[lengths.argsort(descending=True)]
-    going_on = (len(lengths) - torch.bincount(lengths).cumsum(0)).tolist()  # at t: chains longer than t
-    following = advantage[1:]
-    for t in range(len(going_on) - 3, -1, -1):
-        here = first[: going_on[t + 1]] + t
-        advantage.index_add_(0, here, following.index_select(0, here), alpha=gamma * lam)
-    return advantage
+    steps = Steps.of(lengths)
+    found = (rewards - values)[steps.order]
+    steps.scan_(found, values[steps.order], gamma=gamma, lam=lam)
+    return torch.empty_like(found).index_copy_(0, steps.order, found)

@@ -19,7 +19,8 @@ from torch import Tensor
 
 from recipe.dag.credit.batch import CreditBatch
 
-KEYS = ("uid", "agent", "turn", "round", "node", "prompt_hash")
+KEYS = ("uid", "agent", "role", "turn", "round", "node", "branch", "prompt_hash")
+PLURAL = {"turn": "turns", "round": "rounds", "branch": "branches"}
 SAME = 1e-12
 """Spread, relative or absolute, within which rewards count as equal: sums of equal parts differ by rounding alone."""
 
@@ -65,11 +66,14 @@ def zero_variance(
     group_by: Sequence[str] = ("uid", "agent"),
     stat_unit: str = "call",
     gamma_turn: float | None = None,
+    rewards: Sequence[float] | None = None,
 ) -> list[bool]:
     """Per row: True if none of its calls can carry a gradient, because their groups earned one and the same. A row that
-    merges calls of several groups is False as soon as one of them has something to compare."""
+    merges calls of several groups is False as soon as one of them has something to compare. `rewards`: per call, in
+    place of the batch's."""
     flat = [True] * len(batch.row_lengths)
-    rewards = batch.rewards.tolist() if gamma_turn is None else _to_go(batch, stat_unit, gamma_turn)
+    if rewards is None:
+        rewards = batch.rewards.tolist() if gamma_turn is None else _to_go(batch, stat_unit, gamma_turn)
     for units, values in _groups(batch, group_by, stat_unit, rewards):
         if not _all_same(values):
             for call in (call for unit in units for call in unit):
@@ -93,11 +97,19 @@ def _all_same(values: list[float]) -> bool:
     return math.isclose(min(values), max(values), rel_tol=SAME, abs_tol=SAME)
 
 
-def centred(batch: CreditBatch, *, group_by: Sequence[str], stat_unit: str) -> tuple[list[float], list[float]]:
-    """(what each call's unit earned less its group's mean, what it earned), per call."""
+def compared(
+    batch: CreditBatch,
+    rewards: Sequence[float],
+    *,
+    group_by: Sequence[str],
+    stat_unit: str,
+    scale: str = "none",
+    eps: float = 0.0,
+) -> tuple[list[float], list[float]]:
+    """(how far each call's unit is from its group's mean, what it earned), per call; `rewards`: per call."""
     away, earned = [0.0] * len(batch.uid), [0.0] * len(batch.uid)
-    for units, values in _groups(batch, group_by, stat_unit, batch.rewards.tolist()):
-        for unit, value, distance in zip(units, values, _relative(values, "mean", "none", 0.0), strict=True):
+    for units, values in _groups(batch, group_by, stat_unit, rewards):
+        for unit, value, distance in zip(units, values, _relative(values, "mean", scale, eps), strict=True):
             for call in unit:
                 away[call], earned[call] = distance, value
     return away, earned
@@ -124,8 +136,8 @@ def _column(batch: CreditBatch, key: str) -> Sequence:
         raise ValueError("prompts were not hashed; make the batch with `from_rows(rows, prompts=True)`")
     if None in column:
         raise ValueError(
-            f"{_where(batch, column.index(None))} merges calls without naming their {key}s (call_{key}s), which are "
-            "needed to group or order them"
+            f"{_where(batch, column.index(None))} does not name its calls' {PLURAL[key]} (call_{PLURAL[key]}), which "
+            "are needed to group or order them"
         )
     return column
 

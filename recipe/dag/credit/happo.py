@@ -19,8 +19,6 @@ from collections.abc import Hashable, Mapping, Sequence
 import torch
 from torch import Tensor
 
-from recipe.dag.errors import UserError
-
 LEVELS = ("sequence_sum", "sequence_mean", "clamped")
 """sequence_sum: the exact ratio of what an agent said in an episode, all its tokens. sequence_mean: exp of the mean
 log-ratio of its tokens (as in GSPO), an approximation that long answers cannot blow up. clamped: the exact ratio kept
@@ -48,8 +46,7 @@ def log_ratio(
         raise ValueError(f"bound: {bound} is not at least 1")
     parts: dict[Hashable, list[Tensor]] = defaultdict(list)
     for after, before, sampled, name in zip(new, old, mask, episode, strict=True):
-        sampled = sampled.bool()
-        parts[name].append((after.double() - before.double())[sampled])
+        parts[name].append((after.double() - before.double())[sampled.bool()])
     found = {}
     for name, differences in parts.items():
         tokens = torch.cat(differences)
@@ -61,6 +58,13 @@ def log_ratio(
         limit = math.log(bound) if level == "clamped" else LARGEST
         found[name] = min(max(total, -limit), limit)
     return found
+
+
+def sampled_mask(mask: Sequence[int]) -> Tensor:
+    """[n] bool of a row's mask."""
+    if not len(mask):
+        return torch.zeros(0, dtype=torch.bool)
+    return torch.frombuffer(bytearray(mask), dtype=torch.uint8).bool()  # walks the list in C
 
 
 def advance(log_factor: Mapping[Hashable, float], ratios: Mapping[Hashable, float]) -> dict[Hashable, float]:
@@ -103,16 +107,3 @@ def update_order(
         found.append(last[0])
         left.remove(last[0])
     return found
-
-
-def refuse_shared(policy_of: Mapping[str, str]) -> None:
-    """Raises UserError if two agents share a policy."""
-    agents: dict[str, list[str]] = defaultdict(list)
-    for agent, policy in policy_of.items():
-        agents[policy].append(agent)
-    for policy, names in agents.items():
-        if len(names) > 1:
-            raise UserError(
-                f"algorithm.estimator: happo updates agents one after the other, but {', '.join(names)} share policy "
-                f"`{policy}`; give each a policy of its own or choose another estimator"
-            )

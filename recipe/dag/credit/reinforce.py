@@ -14,7 +14,7 @@ from torch import Tensor
 
 from recipe.dag.credit.batch import CreditBatch
 from recipe.dag.credit.gae import Chained, chained_gae
-from recipe.dag.credit.group import centred
+from recipe.dag.credit.group import compared
 from recipe.dag.credit.whiten import scaled, standardised
 
 
@@ -57,7 +57,7 @@ def reinforce_pp_baseline(
     Distance to the mean of the group (0 for a group of one), divided once by its root mean square over all sampled
     tokens of the policy. Dividing does not shift, so a group without a difference stays at exactly 0.
     """
-    away, earned = centred(batch, group_by=group_by, stat_unit=stat_unit)
+    away, earned = compared(batch, batch.rewards.tolist(), group_by=group_by, stat_unit=stat_unit)
     distances = scaled(torch.tensor(away, dtype=torch.float64), batch.sampled(), eps)
     return _spread(batch, distances), _spread(batch, torch.tensor(earned, dtype=torch.float64))
 

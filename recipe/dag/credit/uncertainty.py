@@ -9,27 +9,28 @@ from __future__ import annotations
 import math
 from collections import defaultdict
 from collections.abc import Hashable, Sequence
+from itertools import compress
 
 from torch import Tensor
 
 
-def uncertainty_weighted(
-    advantages: Sequence[Tensor],
-    log_probs: Sequence[Tensor],
-    mask: Sequence[Tensor],
-    group: Sequence[Hashable],
-    *,
-    alpha: float = 0.25,
-    bound: float = 5.0,
-) -> list[Tensor]:
-    """A * exp(-alpha z), one tensor per row, where z is the row's mean negative log-prob over its sampled tokens, in
-    standard deviations (n - 1) from the mean of its group, at most `bound` away. Rows without sampled tokens count in
-    no group."""
+def surprise(log_probs: Sequence[float], mask: Sequence[int]) -> float | None:
+    """Mean negative log-prob (nats) of a row's sampled tokens under the policy that sampled them; None if there are
+    none."""
+    sampled = sum(mask)
+    return -sum(compress(log_probs, mask)) / sampled if sampled else None
+
+
+def uncertainty_weights(
+    surprises: Sequence[float | None], group: Sequence[Hashable], *, alpha: float = 0.25, bound: float = 5.0
+) -> list[float]:
+    """exp(-alpha z) per row, where z is the row's `surprise` in standard deviations (n - 1) from the mean of its group,
+    at most `bound` away. Rows without sampled tokens count in no group and weigh 1."""
     groups: dict[Hashable, dict[int, float]] = defaultdict(dict)
-    for index, (values, sampled, name) in enumerate(zip(log_probs, mask, group, strict=True)):
-        if sampled.any():
-            groups[name][index] = -values.double()[sampled.bool()].mean().item()
-    weights = [1.0] * len(advantages)
+    for index, (value, name) in enumerate(zip(surprises, group, strict=True)):
+        if value is not None:
+            groups[name][index] = value
+    weights = [1.0] * len(surprises)
     for members in groups.values():
         mean = math.fsum(members.values()) / len(members)
         squares = math.fsum((value - mean) ** 2 for value in members.values())
@@ -37,4 +38,9 @@ def uncertainty_weighted(
             deviation = math.sqrt(squares / (len(members) - 1))
             for index, value in members.items():
                 weights[index] = math.exp(-alpha * min(max((value - mean) / deviation, -bound), bound))
-    return [values * weight for values, weight in zip(advantages, weights, strict=True)]
+    return weights
+
+
+def weighted(advantages: Sequence[Tensor], weights: Sequence[float]) -> list[Tensor]:
+    """Each row's advantages times its weight; a weight of 1 leaves every bit as it is."""
+    return [values if weight == 1.0 else values * weight for values, weight in zip(advantages, weights, strict=True)]

@@ -80,6 +80,12 @@ class Call:
     """Of the loop that the node stands in, from 0 in every turn; 0 outside of loops."""
     env_info: dict[str, Any] = field(default_factory=dict)
     """What the env said besides, in the step that this node made."""
+    reward_parts: dict[str, float] = field(default_factory=dict)
+    """What `reward` adds up, by the node that paid it: a reward node, or a rollout node for its env."""
+    role: str = ""
+    """The agent's role, or its name where it has none; empty in records that are older than roles."""
+    branch: str = ""
+    """What conditions decided on the way here (episode/branch.py): the nodes that were skipped, the rounds of loops."""
 
 
 @dataclass(slots=True)

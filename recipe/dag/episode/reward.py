@@ -26,6 +26,8 @@ from recipe.dag.workflow.user_code import load_function
 class RewardNode:
     """`function(episode, **kwargs) -> {agent: float | one float per call}`, sync (run in a thread) or async."""
 
+    node: str
+    """Its id, under which calls keep what it paid."""
     where: str
     function: Callable[..., Any]
     kwargs: dict[str, Any]
@@ -38,7 +40,7 @@ def load_rewards(workflow: Workflow) -> tuple[RewardNode, ...]:
         if node.executable_ref is None:
             continue
         function = load_function(node.executable_ref, workflow.path, node.node_id)
-        found.append(RewardNode(node.executable_ref, function, dict(node.executable_kwargs)))
+        found.append(RewardNode(node.node_id, node.executable_ref, function, dict(node.executable_kwargs)))
     return tuple(found)
 
 
@@ -61,7 +63,7 @@ async def score(
             async with limited(limit_s, RewardFault, "the reward function", node.where):
                 values = await invoke(node.function, copy, **deepcopy(node.kwargs))
         episode.outcome, episode.info = _outcome(copy.outcome, node.where), _info(copy.info, node.where)
-        _add(episode, values, agents, node.where)
+        _add(episode, values, agents, node)
     if share_in_agent:
         share(episode.calls)
     if nodes:
@@ -77,7 +79,8 @@ def share(calls: Sequence[Call]) -> None:
     The last agent is the one with the highest agent_group of those that moved in the turn and have a reward. What all
     its calls of the turn got together replaces the rewards of every other agent in it: it goes to the agent's last call
     of the turn that sampled something, and 0.0 to its others. So each agent gets a turn's reward once, however often it
-    moved, and nothing beside it. A turn in which nobody was rewarded stays as it is.
+    moved, and nothing beside it. Each part of the reward goes where the whole goes. A turn in which nobody was rewarded
+    stays as it is.
     """
     for turn in dict.fromkeys(call.turn for call in calls):
         moved = [call for call in calls if call.turn == turn]
@@ -85,11 +88,21 @@ def share(calls: Sequence[Call]) -> None:
         if not rewarded:
             continue
         last = max(rewarded, key=lambda call: call.agent_group).agent
-        total = sum(call.reward for call in rewarded if call.agent == last)
+        paid = [call for call in rewarded if call.agent == last]
+        total, parts = sum(call.reward for call in paid), _summed(paid)
         for agent in dict.fromkeys(call.agent for call in moved if call.agent != last):
             own = [call for call in moved if call.agent == agent]
-            for call, reward in zip(own, _at_last(own, total), strict=True):
-                call.reward = reward
+            at = _last_that_learns(own)
+            for place, call in enumerate(own):
+                call.reward, call.reward_parts = (total, dict(parts)) if place == at else (0.0, {})
+
+
+def _summed(calls: Sequence[Call]) -> dict[str, float]:
+    """What each node paid for them together."""
+    total: dict[str, float] = {}
+    for node, reward in (part for call in calls for part in call.reward_parts.items()):
+        total[node] = total.get(node, 0.0) + reward
+    return total
 
 
 def _rewarded(calls: Sequence[Call]) -> list[Call]:
@@ -119,11 +132,13 @@ def _copy(call: Call) -> Call:
         rollout_log_probs=list(call.rollout_log_probs),
         parsed=deepcopy(call.parsed),
         env_info=deepcopy(call.env_info),
+        reward_parts=dict(call.reward_parts),
         tool_results=deepcopy(call.tool_results),
     )
 
 
-def _add(episode: Episode, values: Any, agents: Collection[str], where: str) -> None:
+def _add(episode: Episode, values: Any, agents: Collection[str], node: RewardNode) -> None:
+    where = node.where
     if not isinstance(values, dict):
         raise RewardFault(f"returned {type(values).__name__}, not a dict of rewards by agent name", where=where)
     if strange := [name for name in values if name not in agents]:
@@ -132,7 +147,13 @@ def _add(episode: Episode, values: Any, agents: Collection[str], where: str) -> 
     checked = {name: _per_call(name, value, episode.calls_of(name), where) for name, value in values.items()}
     for name, per_call in checked.items():
         for call, reward in zip(episode.calls_of(name), per_call, strict=True):
-            call.reward = (call.reward or 0.0) + reward
+            pay(call, node.node, reward)
+
+
+def pay(call: Call, node: str, reward: float) -> None:
+    """Add what a node pays to the call's reward."""
+    call.reward = (call.reward or 0.0) + reward
+    call.reward_parts[node] = call.reward_parts.get(node, 0.0) + reward
 
 
 def _per_call(agent: str, value: Any, calls: Sequence[Call], where: str) -> list[float]:
@@ -146,9 +167,13 @@ def _per_call(agent: str, value: Any, calls: Sequence[Call], where: str) -> list
 
 
 def _at_last(calls: Sequence[Call], reward: float) -> list[float]:
-    """All of it at the last call that can learn from it: one whose prompt did not fit has no tokens."""
-    at = max((place for place, call in enumerate(calls) if any(call.response_mask)), default=len(calls) - 1)
+    at = _last_that_learns(calls)
     return [reward if place == at else 0.0 for place in range(len(calls))]
+
+
+def _last_that_learns(calls: Sequence[Call]) -> int:
+    """A call whose prompt did not fit has no tokens; the last one, if all are so."""
+    return max((place for place, call in enumerate(calls) if any(call.response_mask)), default=len(calls) - 1)
 
 
 def _outcome(value: Any, where: str) -> float | None:

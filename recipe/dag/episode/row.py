@@ -37,6 +37,12 @@ class Row:
     """Of each merged call."""
     call_positions: tuple[int, ...] = ()
     """Of each merged call: its index in the episode's calls, which stand in causal order. Chained credit needs them."""
+    role: str = ""
+    """Of its agent; empty: the agent's name."""
+    call_branches: tuple[str, ...] = ()
+    """Of each merged call: which way the episode took to it."""
+    call_parts: tuple[dict[str, float], ...] = ()
+    """Of each merged call: its reward by the node that paid it."""
 
     def __post_init__(self) -> None:
         if not len(self.response_ids) == len(self.response_mask) == len(self.rollout_log_probs):

@@ -73,8 +73,12 @@ def left_out(episodes: Sequence[Episode], *, on_failure: str = "retry", train_tu
 def split_row(row: Row) -> list[Row]:
     """One row per call: what rows_of makes without merging."""
     rows, end = [], 0
-    calls = zip(row.call_ends, row.call_rewards, row.call_turns, row.call_rounds, row.call_positions, strict=True)
-    for stop, reward, turn, round, position in calls:
+    calls = zip(
+        *(row.call_ends, row.call_rewards, row.call_turns, row.call_rounds, row.call_positions),
+        *(row.call_branches, row.call_parts),
+        strict=True,
+    )
+    for stop, reward, turn, round, position, branch, parts in calls:
         # A call begins with a token of its own; what is masked before it was in its prompt.
         start = row.response_mask.index(1, end)
         rows.append(
@@ -92,6 +96,8 @@ def split_row(row: Row) -> list[Row]:
                 round=round,
                 call_rounds=(round,),
                 call_positions=(position,),
+                call_branches=(branch,),
+                call_parts=(parts,),
             )
         )
         end = stop
@@ -127,6 +133,9 @@ def _row(episode: Episode, call: Call, position: int) -> Row:
         round=call.round,
         call_rounds=(call.round,),
         call_positions=(position,),
+        role=call.role,
+        call_branches=(call.branch,),
+        call_parts=(dict(call.reward_parts),),
     )
 
 
@@ -148,3 +157,5 @@ def _extend(row: Row, later: Row) -> None:
     row.call_turns += (later.turn,)
     row.call_rounds += (later.round,)
     row.call_positions += later.call_positions
+    row.call_branches += later.call_branches
+    row.call_parts += later.call_parts

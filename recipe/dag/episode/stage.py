@@ -13,6 +13,7 @@ from recipe.dag.episode.env import LiveEnv
 from recipe.dag.episode.env_class import EnvClass, choose_env
 from recipe.dag.episode.graph import EpisodeGraph, EpisodeNode
 from recipe.dag.episode.record import Call
+from recipe.dag.episode.reward import pay
 from recipe.dag.episode.seeds import env_seed
 from recipe.dag.episode.tasks import together
 from recipe.dag.episode.view import Turn
@@ -63,7 +64,7 @@ class Stage:
         if place.node.agent_options.rewards_with_env:
             for call, reward in zip(played, said.rewards, strict=True):
                 if call is not None:
-                    call.reward = (call.reward or 0.0) + reward
+                    pay(call, place.id, reward)
         return said.obs
 
     def infos(self, by_node: Mapping[str, dict[str, Any]]) -> dict[str, dict[str, Any]]:

@@ -10,6 +10,7 @@ from collections.abc import Awaitable, Callable, Mapping
 from functools import partial
 from typing import Any
 
+from recipe.dag.episode.branch import branch_after, branch_of
 from recipe.dag.episode.call import Attempt, Caller
 from recipe.dag.episode.compute import Ballot, Computation
 from recipe.dag.episode.condition import holds
@@ -43,6 +44,8 @@ class Rollout:
         self._episode: Episode = attempt.episode
         self._stage = Stage(graph, envs, self._episode.sample, spec.call_timeout_s)
         self._memory = Memory()
+        self._branch = ""
+        """What the turns so far have decided."""
         self._transcripts: dict[tuple[int, Slot], str] = {}
         """By turn and slot: what a node's post_process returned as token ids, siiRL's way."""
 
@@ -80,6 +83,10 @@ class Rollout:
 
     def _write_down(self, turn: Turn, schedule: Schedule) -> None:
         episode, order = self._episode, self._graph.causal
+        decided = turn.number, schedule.skipped, schedule.rounds, self._branch
+        for slot, call in turn.calls.items():
+            call.branch = branch_of(self._graph, slot, *decided)
+        self._branch = branch_after(self._graph, *decided)
         episode.calls += [turn.calls[slot] for slot in sorted(turn.calls, key=order)]
         for slot in sorted(turn.said, key=order):
             if isinstance(said := turn.said[slot], Output):
@@ -116,6 +123,7 @@ class Rollout:
     async def _call(self, caller: Caller, slot: Slot, turn: Turn, seen: View) -> None:
         place, agent, round = caller.place, caller.agent, slot[1]
         call = Call(place.id, agent.name, place.node.agent_group, agent.policy, turn.number, round=round)
+        call.role = agent.role or agent.name
         turn.calls[slot] = call
         context = self._context(place, round, turn, seen, partial(_call_tool, caller, call, self._attempt))
         answer = await caller.move(call, context, self._attempt, self._transcript(seen))

@@ -10,6 +10,7 @@ from collections.abc import Sequence
 
 from recipe.dag.algorithms import chains_calls
 from recipe.dag.credit.batch import CreditBatch
+from recipe.dag.credit.gdpo import components
 from recipe.dag.credit.group import zero_variance
 from recipe.dag.episode.row import Row
 from recipe.dag.workflow.schema import Algorithm, Workflow
@@ -45,8 +46,11 @@ def keep_informative(rows: list[Row], algorithm: Algorithm) -> list[Row]:
         return rows
     batch = CreditBatch.from_rows(rows, prompts="prompt_hash" in algorithm.group_by)
     options = {key: getattr(algorithm, key) for key in ("group_by", "stat_unit", "gamma_turn")}
-    flat = zero_variance(batch, **options)
-    return [row for row, is_flat in zip(rows, flat, strict=True) if not is_flat]
+    columns = [None]
+    if algorithm.estimator == "gdpo":  # components may differ where their sums do not
+        columns = [column for _, column in components(batch, algorithm.weights).values()]
+    flat = [zero_variance(batch, rewards=column, **options) for column in columns]
+    return [row for index, row in enumerate(rows) if not all(one[index] for one in flat)]
 
 
 def informative_uids(rows: Sequence[Row], workflow: Workflow) -> list[str]:

@@ -10,7 +10,7 @@ from collections.abc import Callable, Hashable, Sequence
 
 import torch
 
-from recipe.dag.credit.happo import advance, log_ratio, update_order, weigh
+from recipe.dag.credit.happo import advance, log_ratio, sampled_mask, update_order, weigh
 from recipe.dag.episode.row import Row
 from recipe.dag.train.kernels import PolicyBatch
 from recipe.dag.workflow.graph import agents_heard
@@ -63,7 +63,7 @@ class CompoundFactor:
         ratios = log_ratio(
             log_probs,
             batch.columns["old_log_probs"],
-            [torch.tensor(row.response_mask) for row in batch.rows],
+            [sampled_mask(row.response_mask) for row in batch.rows],
             [_episode(row) for row in batch.rows],
             level=self.happo.ratio,
             bound=self.happo.bound,

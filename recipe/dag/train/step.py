@@ -15,6 +15,7 @@ import torch
 
 from recipe.dag.algorithms import CENTRAL, MIXED, SPANNING, WITH_VALUES, chains_calls
 from recipe.dag.credit.estimator import estimate
+from recipe.dag.credit.uncertainty import surprise, uncertainty_weights, weighted
 from recipe.dag.episode.record import Episode
 from recipe.dag.episode.row import Row
 from recipe.dag.errors import UserError
@@ -29,7 +30,7 @@ from recipe.dag.train.schedule import run_nodes
 from recipe.dag.train.selection import select_rows
 from recipe.dag.train.sequential import CompoundFactor, in_sequence
 from recipe.dag.train.turns import actor_learns
-from recipe.dag.workflow.schema import Node, NodeRole, Workflow
+from recipe.dag.workflow.schema import Node, NodeRole, Uncertainty, Workflow
 
 
 class TrainingStep:
@@ -185,6 +186,9 @@ class TrainingStep:
             for batch in batches:
                 batch.columns[column] = found[start : start + len(batch.rows)]
                 start += len(batch.rows)
+        if algorithm.uncertainty is not None:
+            for batch in batches:
+                _weigh_uncertainty(batch, algorithm.uncertainty)
 
     def _penalties(self, name: str) -> list[torch.Tensor]:
         """What the KL to the reference takes from the reward of each token."""
@@ -225,3 +229,14 @@ class TrainingStep:
             if self.reader is not None and self.reader.rows:
                 metrics[f"policy/{owner}/critic/history_shortened"] = self.reader.shortened / self.reader.rows
         return metrics | (self.mixing.metrics if self.mixing is not None and self.batches else {})
+
+
+def _weigh_uncertainty(batch: PolicyBatch, options: Uncertainty) -> None:
+    weights = uncertainty_weights(
+        [surprise(row.rollout_log_probs, row.response_mask) for row in batch.rows],
+        [(row.uid, row.agent) for row in batch.rows],
+        alpha=options.alpha,
+        bound=options.bound,
+    )
+    batch.columns["advantages"] = weighted(batch.columns["advantages"], weights)
+    batch.metrics |= {"uncertainty_weight/min": min(weights), "uncertainty_weight/max": max(weights)}

@@ -41,6 +41,16 @@ class Happo(Frozen):
     bound: float = Field(2.0, ge=1.0)
 
 
+class Uncertainty(Frozen):
+    """What a policy was unsure of weighs less (UMAD, arXiv 2603.01221): exp(-alpha z), where z is the mean negative
+    log-prob of a row's tokens, as the server sampled them, in standard deviations of the rows of its sample and agent.
+    """
+
+    alpha: float = Field(0.25, ge=0.0)
+    bound: float = Field(5.0, gt=0.0)
+    """Of z, to either side."""
+
+
 class Cory(Frozen):
     """Agents exchange policies every few steps (CORY, arXiv 2410.06101): with a pioneer and an observer who hears it,
     both policies learn both roles, and either can be deployed alone. Validation is with the policies as declared."""

@@ -13,7 +13,7 @@ from pydantic import AfterValidator, BeforeValidator, Field, model_validator
 from pydantic_core import PydanticCustomError
 
 from recipe.dag.algorithms import ENTRIES, MIXED
-from recipe.dag.workflow.blocks import Cory, DynamicSampling, Frozen, Happo, Mixer, Model
+from recipe.dag.workflow.blocks import Cory, DynamicSampling, Frozen, Happo, Mixer, Model, Uncertainty
 from recipe.dag.workflow.problem import Problem
 
 
@@ -93,6 +93,8 @@ class Agent(Frozen):
 
     name: str
     policy: str
+    role: str | None = None
+    """What `algorithm.group_by: [role]` pools agents by; the name where absent."""
     sampling: Sampling = Sampling()
     validation: ValidationSampling = ValidationSampling()
     tools: tuple[str, ...] = ()
@@ -166,6 +168,7 @@ class Algorithm(Frozen):
         "reinforce_pp_baseline",
         "gae",
         "gae_chain",
+        "gdpo",
         "ippo",
         "mappo",
         "vdn",
@@ -175,8 +178,13 @@ class Algorithm(Frozen):
     a critic per policy that reads what its agents read. mappo: one critic for all, which reads what everybody said.
     `verl-dag algorithms` lists all with what they assume; rloo, magrpo, at_grpo, dr_mas and m_grpo are grpo with
     options set."""
-    group_by: tuple[Literal["uid", "agent", "turn", "round", "node", "prompt_hash"], ...] = ("uid", "agent")
-    """prompt_hash: calls with the same prompt, token by token."""
+    group_by: tuple[Literal["uid", "agent", "role", "turn", "round", "node", "branch", "prompt_hash"], ...] = (
+        "uid",
+        "agent",
+    )
+    """What calls must have in common to be compared. role: `agents[].role`, which pools agents of one policy. branch:
+    episodes that took the same way to the call (on it the same nodes were skipped and loops ran as many rounds).
+    prompt_hash: the same prompt, token by token. Calls of different policies are never compared."""
     stat_unit: Literal["call", "trajectory"] = "call"
     """What counts once in a group's statistics: each row, or the sum of an episode's rewards in the group."""
     center: Literal["mean", "leave_one_out"] = "mean"
@@ -190,6 +198,9 @@ class Algorithm(Frozen):
     """All with critics: how far errors of later values reach back. 0.95 for ippo and mappo."""
     whiten: bool = True
     """All with critics: advantages of a policy's tokens get mean 0 and variance 1."""
+    weights: dict[str, float] = {}
+    """gdpo: of the reward's components, by the node that pays: a reward node, or a rollout node with rewards_with_env.
+    1 where absent."""
     stream: Literal["call", "agent"] = "call"
     """ippo: what one chain of steps is. call: each call by itself. agent: an agent's calls of an episode, so that what
     it earns later reaches its earlier calls."""
@@ -229,6 +240,8 @@ class Algorithm(Frozen):
     """Roll out more samples in place of those whose groups were left out; needs drop_zero_variance."""
     cory: Cory | None = None
     """Role exchange; without it, agents keep their policies."""
+    uncertainty: Uncertainty | None = None
+    """Weights on the advantages of any estimator; needs several episodes per sample."""
     happo: Happo | None = None
     """Sequential updates; without it, policies learn from the same advantages, in no order."""
     mixer: Mixer | None = None

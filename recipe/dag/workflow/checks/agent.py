@@ -27,6 +27,9 @@ def check_agents(draft: Draft) -> Iterator[Problem]:
         if policy is not None and not policy.frozen and agent.sampling.temperature == 0:
             message = "a trained policy cannot sample at temperature 0; greedy decoding goes under `validation`"
             yield say((*path, "sampling", "temperature"), message)
+        if agent.role is not None and "role" not in draft.algorithm.group_by and not _spoilt(draft):
+            message = "nobody reads a role unless `algorithm.group_by` names `role`; do so, or remove it"
+            yield say((*path, "role"), message, key=True)
         if agent.tool_loop is not None and not agent.tools:
             message = "a tool loop needs tools; add `tools: [code_interpreter]` or remove it"
             yield say((*path, "tool_loop"), message, key=True)
@@ -38,6 +41,11 @@ def check_agents(draft: Draft) -> Iterator[Problem]:
         ):
             message = f"agent `{agent.name}` has no rollout node; add one (`agent: {agent.name}`) or remove the agent"
             yield say((*path, "name"), message)
+
+
+def _spoilt(draft: Draft) -> bool:
+    """How calls are grouped could not be read."""
+    return any(problem.where.startswith("algorithm.group_by") for problem in draft.problems)
 
 
 def check_envs(draft: Draft) -> Iterator[Problem]:

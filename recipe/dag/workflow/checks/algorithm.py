@@ -25,6 +25,9 @@ def check_algorithm(draft: Draft) -> Iterator[Problem]:
     for position, key in enumerate(algorithm.group_by):
         if key in algorithm.group_by[:position]:
             yield say(("algorithm", "group_by", position), f"`{key}` is listed twice")
+        elif key == "branch" and draft.whole and not draft.loops and all(node.when is None for node in draft.nodes):
+            message = "nothing branches here: no node has a `when`, and there are no loops; remove it"
+            yield say(("algorithm", "group_by", position), message)
     if not any(problem.where == "algorithm.estimator" for problem in draft.problems):
         yield from _check_unread(draft, algorithm)
     if algorithm.share_reward_in_agent and algorithm.estimator in SPANNING:
@@ -48,6 +51,8 @@ def _check_unread(draft: Draft, algorithm: Algorithm) -> Iterator[Problem]:
             yield draft.source.problem(("algorithm", key), message, key=True)
     entry = ENTRIES[algorithm.estimator]
     read = {*entry.options, *(GROUPING if algorithm.drop_zero_variance else ())}
+    if entry.name == "gdpo":  # which compares what each node paid, and not what came of it later
+        read -= {"gamma_turn"}
     given = {key: getattr(algorithm, key) for key in sorted(READ) if draft.has("algorithm", key)}
     for key in sorted(given.keys() - read):
         message = f"estimator `{entry.name}` does not read this; remove it or choose another estimator"

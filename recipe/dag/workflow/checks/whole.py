@@ -11,6 +11,7 @@ from recipe.dag.workflow.checks.algorithm import check_algorithm
 from recipe.dag.workflow.checks.condition import check_condition_order, check_conditions
 from recipe.dag.workflow.checks.cory import check_cory
 from recipe.dag.workflow.checks.flow import check_dependencies, check_flow
+from recipe.dag.workflow.checks.gdpo import check_gdpo
 from recipe.dag.workflow.checks.happo import check_happo
 from recipe.dag.workflow.checks.loop import check_loop_order, check_loops
 from recipe.dag.workflow.checks.mixer import check_mixer, check_mixer_peers
@@ -47,5 +48,5 @@ def check_workflow(draft: Draft) -> list[Problem]:
         if not loose and not disorder:
             problems += check_mixer_peers(draft)
         problems += [*check_flow(draft), *check_training(draft)]
-        problems += [*check_happo(draft), *check_cory(draft)]
+        problems += [*check_happo(draft), *check_cory(draft), *check_gdpo(draft)]
     return problems
