@@ -344,3 +344,49 @@ def test_policies_with_a_shared_critic_take_turns_and_go_on_after_a_checkpoint(m
     resumed = finish(start(material, again, *short, *resume, workflow=workflow), again)
     assert list(resumed) == [2]
     assert comparable(resumed[2]) == pytest.approx(comparable(metrics[2]), rel=1e-5, abs=1e-6)
+
+
+MIXED = """
+dag_id: mixed
+agents:
+  - {name: left, policy: main, sampling: {max_tokens: 8}}
+  - {name: right, policy: main, sampling: {max_tokens: 8}}
+  - {name: judge, policy: judge, sampling: {max_tokens: 4}}
+policies:
+  main: {model: {path: "${oc.env:MODEL_PATH}"}}
+  judge: {model: {path: "${oc.env:MODEL_PATH}"}, frozen: true}
+episode: {max_turns: 2}
+algorithm: {estimator: qmix, mixer: {lam: 0.5, encoder: {chunk: 16}, peers: {right: []}}}
+nodes:
+  - {node_id: left, node_type: MODEL_INFERENCE, node_role: ROLLOUT, agent: left}
+  - {node_id: right, node_type: MODEL_INFERENCE, node_role: ROLLOUT, agent: right}
+  - {node_id: judge, node_type: MODEL_INFERENCE, node_role: ROLLOUT, agent: judge, dependencies: [left, right]}
+  - {node_id: reward, node_type: COMPUTE, node_role: REWARD, dependencies: [judge], executable_ref: score.py:score}
+"""
+LENGTHS = """
+def score(episode):
+    said = [float(len(set(call.text))) for call in episode.calls if call.agent != "judge"]
+    return {"left": 0.0, "right": 0.0, "judge": sum(said) / 10}
+"""
+
+
+def test_a_mixer_divides_the_teams_reward_and_goes_on_after_a_checkpoint(material, tmp_path):
+    (tmp_path / "score.py").write_text(LENGTHS)
+    workflow = tmp_path / "mixed.yaml"
+    workflow.write_text(MIXED)
+    short = ["trainer.total_training_steps=2", "trainer.test_freq=-1", "trainer.val_before_train=false"]
+    short.append("trainer.logger=[console]")
+    out = tmp_path / "mixed"
+    metrics = finish(start(material, out, *short, workflow=workflow), out)
+    assert metrics[1]["mixer/weight"] == 0.0
+    for step in (1, 2):  # all of the reward is the judge's, who does not learn: it comes to the others by credit
+        assert metrics[step]["policy/main/grad_norm"] > 0 and metrics[step]["policy/main/rows"] == 64
+        assert metrics[step]["mixer/loss"] > 0 and metrics[step]["mixer/explained_variance"] < 1
+    first = out / "checkpoints" / "global_step_1"
+    assert (first / "mixer.pt").is_file()
+
+    again = tmp_path / "again"
+    resume = ["trainer.resume_mode=resume_path", f"trainer.resume_from_path={first}"]
+    resumed = finish(start(material, again, *short, *resume, workflow=workflow), again)
+    assert list(resumed) == [2]
+    assert comparable(resumed[2]) == pytest.approx(comparable(metrics[2]), rel=1e-5, abs=1e-6)

@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 import torch
 
@@ -144,7 +146,7 @@ def test_a_fit_finds_the_additive_reward_and_the_partial_one_of_a_baseline(mixer
     values = team_values(model, fresh)[0]
     assert explained_variance(among_siblings(values, fresh), among_siblings(fresh.rewards, fresh)) > 0.9
     utilities, state, _ = model.parts(fresh, *fresh.points())
-    alone = model.mixer(utilities, state, torch.tensor([True, False]).expand(64, -1)).detach()
+    alone = model.value(utilities, state, torch.tensor([True, False]).expand(64, -1)).detach()
     expected = (fresh.message[:, 0] % 3).float() + 1.0
     assert (alone - expected).abs().mean() < 0.35
 
@@ -181,3 +183,18 @@ def test_a_loss_that_is_not_finite_is_an_error():
     model = model_of(PARALLEL)
     with pytest.raises(ValueError, match="the loss of the team value is inf"):
         fit(model, optimizer_of(model), data, epochs=1, batch_size=8, seed=0)
+
+
+def test_the_scale_of_the_rewards_does_not_matter():
+    def fitted(scale, shift):
+        data, model = additive(64), model_of(PARALLEL, mixer="qmix")
+        data = replace(data, rewards=scale * data.rewards + shift)
+        model.standardise_returns(data, returns_of(data))
+        fit(model, optimizer_of(model), data, epochs=5, batch_size=16, seed=0)
+        return (team_values(model, data)[0] - shift) / scale, data, model
+
+    values, data, model = fitted(1.0, 0.0)
+    torch.testing.assert_close(fitted(100.0, 50.0)[0], values, atol=1e-2, rtol=1e-2)
+    assert model.return_mean == data.rewards.mean() and model.return_std == pytest.approx(
+        data.rewards.std(correction=0)
+    )

@@ -62,8 +62,8 @@ class Encoded:
 
 class TeamValue(nn.Module):
     """Utilities and mixer over encoded calls. A call's features are the question, the message, its role, its turn and
-    the turn that is valued; the state is the question and that turn. Questions and messages are brought to mean 0 and
-    variance 1 by what the first step's were."""
+    the turn that is valued; the state is the question and that turn. Questions, messages and returns are brought to
+    mean 0 and variance 1 by what the first step's were, so that no option depends on the scale of the rewards."""
 
     def __init__(self, layout: Layout, dimension: int, *, mixer: str, hidden: int = 64, mixing_hidden: int = 32):
         super().__init__()
@@ -74,6 +74,8 @@ class TeamValue(nn.Module):
         for name in ("question", "message"):
             self.register_buffer(f"{name}_mean", torch.zeros(dimension))
             self.register_buffer(f"{name}_std", torch.ones(dimension))
+        self.register_buffer("return_mean", torch.zeros(()))
+        self.register_buffer("return_std", torch.ones(()))
         self.utility = Utility(2 * dimension + self.role.shape[1] + 2, hidden)
         self.mixer = VDN() if mixer == "vdn" else QMIX(dimension + 1, len(layout.turns), mixing_hidden)
 
@@ -86,6 +88,17 @@ class TeamValue(nn.Module):
             std = vectors.std(0, correction=0)
             getattr(self, f"{name}_mean").copy_(vectors.mean(0))
             getattr(self, f"{name}_std").copy_(torch.where(std > 1e-6, std, 1.0))
+
+    @torch.no_grad()
+    def standardise_returns(self, data: Encoded, returns: Tensor) -> None:
+        found = returns[data.points()].float()
+        std = found.std(correction=0)
+        self.return_mean.copy_(found.mean())
+        self.return_std.copy_(torch.where(std > 1e-6, std, 1.0))
+
+    def value(self, utilities: Tensor, state: Tensor, mask: Tensor) -> Tensor:
+        """The team value [...], in units of the return; see VDN and QMIX."""
+        return self.return_mean + self.return_std * self.mixer(utilities, state, mask)
 
     def parts(self, data: Encoded, episode: Tensor, turn: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         """(utilities [P, N], state [P, S], calls made by then [P, N]) of the points (episode [P], turn [P])."""
@@ -124,7 +137,7 @@ def team_values(model: TeamValue, data: Encoded, *, batch_size: int = 256) -> tu
     found: list[Tensor] = []
     for where in torch.arange(len(episode)).split(batch_size):
         utilities, state, made = model.parts(data, episode[where], turn[where])
-        value = model.mixer(utilities, state, made)
+        value = model.value(utilities, state, made)
         found.append(torch.cat([value.unsqueeze(-1), utilities, state], dim=-1))
     grid = torch.zeros(count, turns, found[0].shape[-1])
     grid[episode, turn] = torch.cat(found)
@@ -160,13 +173,13 @@ def credit(model: TeamValue, data: Encoded, returns: Tensor, *, form: str = "con
             made = (data.message[there] >= 0) & (turn_of <= turn)
             given = (utilities[there, turn], state[there[0], turn])
             if form == "control_variate":
-                found = control_variate(model.mixer, *given, peers, made, returns[there, turn].float(), calls)
+                found = control_variate(model.value, *given, peers, made, returns[there, turn].float(), calls)
             elif form == "counterfactual":
-                found = counterfactual(model.mixer, *given, peers, made, calls)
+                found = counterfactual(model.value, *given, peers, made, calls)
             else:
                 found = torch.zeros(made.shape)
                 for call in calls:  # a slope, too, must not depend on what comes after
-                    found[:, call] = sloped(model.mixer, *given, made & seen[call])[:, call]
+                    found[:, call] = sloped(model.value, *given, made & seen[call])[:, call]
             out[there.unsqueeze(1), torch.tensor(calls)] = found[:, calls].double()
     return out
 
@@ -229,7 +242,7 @@ def fit(
         for chosen in torch.randperm(len(episode), generator=shuffle).split(batch_size):
             utilities, state, _ = model.parts(data, episode[chosen], turn[chosen])
             within, sample = _samples(starts, chosen)
-            loss = team_loss(model.mixer(utilities[within], state[within], mask[sample]), goals[chosen[within]])
+            loss = team_loss(model.value(utilities[within], state[within], mask[sample]), goals[chosen[within]])
             if not torch.isfinite(loss):
                 raise ValueError(f"the loss of the team value is {loss.item()}, not finite")
             optimizer.zero_grad()

@@ -67,7 +67,8 @@ class Mixing:
         """What the calls of a step's episodes are credited with, then the fit to what they earned."""
         episodes = [episode for episode in episodes if episode.calls]
         data = self._encoded(episodes)
-        if self.model is None:
+        first = self.model is None
+        if first:
             self._build(data.vectors.shape[1])
             self.model.standardise(data)
         returns = returns_of(data, gamma_turn=self.spec.gamma_turn)
@@ -79,6 +80,8 @@ class Mixing:
             among_siblings(team_values(self.model, data)[0], data), among_siblings(returns, data)
         )
         self.explained += SMOOTHING * (max(held_out, LEAST) - self.explained)
+        if first:  # not before: this step's values must not know its returns
+            self.model.standardise_returns(data, returns)
         loss = self._fit(data, seed)
         self.metrics = {"mixer/explained_variance": held_out, "mixer/weight": weight, "mixer/loss": loss}
         return {
