@@ -390,3 +390,22 @@ def test_a_mixer_divides_the_teams_reward_and_goes_on_after_a_checkpoint(materia
     resumed = finish(start(material, again, *short, *resume, workflow=workflow), again)
     assert list(resumed) == [2]
     assert comparable(resumed[2]) == pytest.approx(comparable(metrics[2]), rel=1e-5, abs=1e-6)
+
+
+def test_two_policies_train_with_one_critic_of_what_both_said(material, tmp_path):
+    (tmp_path / "score.py").write_text(SCORE)
+    workflow = tmp_path / "central.yaml"
+    central = CHAINED.replace("estimator: gae_chain, lam: 0.95", "estimator: mappo").replace(", train_cycle: 1", "")
+    workflow.write_text(central)
+    short = ["trainer.total_training_steps=2", "trainer.test_freq=-1", "trainer.val_before_train=false"]
+    short += ["trainer.logger=[console]", "trainer.save_freq=-1"]
+    out = tmp_path / "central"
+    metrics = finish(start(material, out, *short, workflow=workflow), out)
+
+    for step in (1, 2):
+        for name in ("reasoner", "actor"):
+            assert metrics[step][f"policy/{name}/grad_norm"] > 0
+            assert metrics[step][f"policy/{name}/rows"] == 32  # 16 episodes of two turns, each call by itself
+        assert metrics[step]["policy/reasoner/critic/loss"] > 0 and "policy/actor/critic/loss" not in metrics[step]
+        assert metrics[step]["policy/reasoner/critic/history_shortened"] == 0
+    assert metrics[1]["policy/actor/critic/value_mean"] == 0 != metrics[2]["policy/actor/critic/value_mean"]
