@@ -57,11 +57,11 @@ class Dialogue:
     async def demonstrate(
         self,
         problem: Problem,
-        answers: Sequence[str | None],
+        answers: Sequence[str | Callable[[Sequence[Message]], str] | None],
         call_tool: Callable[..., Awaitable[ToolResult]] | None = None,
     ) -> list[Demonstration]:
-        """`answers`: one per rollout node, in their order, None for a node that is skipped; `call_tool` stands in for
-        the agents' tools."""
+        """`answers`: one per rollout node, in their order: a text, a function of the prompt, or None for a node that is
+        skipped; `call_tool` stands in for the agents' tools."""
         sample = {"prompt": [{"role": "user", "content": problem.text}], "ground_truth": str(problem.answer)}
         upstream: dict[str, Call] = {}
         demonstrations = []
@@ -72,6 +72,7 @@ class Dialogue:
             context = self._context(node, sample, {n: c for n, c in upstream.items() if n in before}, call_tool)
             hook, options = self._hooks[node.node_id], node.agent_options
             messages = hook.pre_process(None, [], None, context=context, **options.pre_process_kwargs)
+            answer = answer if isinstance(answer, str) else answer(messages)
             demonstrations.append(Demonstration(node.node_id, tuple(messages), answer))
             context.call = call = self._call(node, answer)
             output = hook.post_process(None, [], [], context=context, **options.post_process_kwargs)
