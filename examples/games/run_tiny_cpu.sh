@@ -2,20 +2,21 @@
 # Small games, played by 1M-parameter models that know the letters and nothing else, through the real trainer.
 #   bash examples/games/run_tiny_cpu.sh [GAME ...]          SEED=1 for another seed
 # A GAME is one below or the beginning of some: climbing plays three. Without one, all are played, which takes long.
-# relay_K takes 2 to 5 symbols, additive_N 2 to 8 players. A game's run goes into outputs/games_GAME; a table and a figure
-# of all that have been played go into outputs/games. The same command resumes a run that was killed.
+# relay_K has 2 to 5 symbols, additive_N and additive_vdn_N 2 to 8 players. A game's run goes into outputs/games_GAME; a
+# table and a figure of all that have been played go into outputs/games. The same command resumes a run that was killed.
 set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/../.."
 games="anti_coordination_shared anti_coordination_role_token anti_coordination_separate
   separating_simultaneous separating_happo
   climbing_simultaneous climbing_sequential climbing_fast_follower
-  relay_2 relay_3 relay_4 relay_5 additive_2 additive_4 additive_8"
+  relay_2 relay_3 relay_4 relay_5
+  additive_2 additive_4 additive_8 additive_vdn_2 additive_vdn_4 additive_vdn_8"
 chosen=""
 for word in ${*:-$games}; do
-  found=""
-  for game in $games additive_3 additive_5 additive_6 additive_7; do
-    case $game in "$word") found=$game; break ;; "$word"_*) found="$found $game" ;; esac
-  done
+  case $word in
+    relay_[2-5] | additive_[2-8] | additive_vdn_[2-8]) found=$word ;;
+    *) found=""; for game in $games; do case $game in "$word" | "$word"_*) found="$found $game" ;; esac; done ;;
+  esac
   [ -n "$found" ] || { echo "error: $word: no such game; choose of" $games >&2; exit 2; }
   chosen="$chosen $found"
 done

@@ -2,7 +2,7 @@
 
     python examples/games/sized.py relay_3 [--output workflow.yaml]
 
-`additive_N` gives all players the team's reward.
+`additive_N` gives all players the team's reward; `additive_vdn_N` lets a VDN mixer divide it.
 """
 
 from __future__ import annotations
@@ -70,10 +70,9 @@ nodes:
 
 def workflow_of(game: str) -> str:
     """The YAML text. Raises ValueError for a game that is none of them."""
-    found = re.fullmatch(r"(relay|additive)_(\d)", game)
-    most = {"relay": 5, "additive": len(NAMES)}
-    if not found or not 2 <= int(found[2]) <= most[found[1]]:
-        raise ValueError(f"{game}: is none of relay_2 to relay_5, additive_2 to additive_8")
+    found = re.fullmatch(r"(relay|additive|additive_vdn)_(\d)", game)
+    if not found or not 2 <= int(found[2]) <= (5 if found[1] == "relay" else len(NAMES)):
+        raise ValueError(f"{game}: is none of relay_2 to relay_5, additive_2 to additive_8, additive_vdn_2 to _8")
     size = int(found[2])
     if found[1] == "relay":
         return RELAY.format(size=size)
@@ -81,7 +80,7 @@ def workflow_of(game: str) -> str:
     return ADDITIVE.format(
         name=game,
         size=size,
-        estimator="dr_mas",
+        estimator="vdn" if found[1] == "additive_vdn" else "dr_mas",
         agents="\n".join(f"  - {{name: {name}, policy: main, sampling: {{max_tokens: 2}}}}" for name in names),
         nodes="\n".join(f"  - {{<<: *plays, node_id: {name}, agent: {name}}}" for name in names),
         names=", ".join(names),

@@ -19,7 +19,7 @@ from recipe.dag.workflow.user_code import load_object
 ROOT = Path(__file__).resolve().parents[2]
 GAMES = ROOT / "examples" / "games"
 WORKFLOWS = GAMES / "workflows"
-SIZED = [*(f"relay_{n}" for n in range(2, 6)), *(f"additive_{n}" for n in range(2, 9))]
+SIZED = [*(f"relay_{n}" for n in range(2, 6)), *(f"additive{vdn}_{n}" for vdn in ("", "_vdn") for n in range(2, 9))]
 
 
 def module(name):
@@ -115,11 +115,12 @@ def test_sized_games_are_valid_workflows(name, sized):
         assert {node.agent_options.pre_process_kwargs["actions"] for node in workflow.rollout_nodes} == {size}
         assert workflow.reward_nodes[0].executable_kwargs == {"symbols": size}
     else:
+        assert workflow.algorithm.estimator == ("vdn" if "vdn" in name else "dr_mas")
         assert len(workflow.agents) == size and all(not node.dependencies for node in workflow.rollout_nodes)
         assert len(workflow.reward_nodes[0].executable_kwargs["right"]) == size
 
 
-@pytest.mark.parametrize("name", ["relay_1", "relay_6", "additive_1", "additive_9", "chess_3", "relay"])
+@pytest.mark.parametrize("name", ["relay_1", "relay_6", "additive_1", "additive_vdn_9", "chess_3", "relay"])
 def test_games_of_other_sizes_are_refused(name, capsys):
     assert module("sized").main([name]) == 2
     assert f"error: {name}: is none of relay_2 to relay_5" in capsys.readouterr().err
