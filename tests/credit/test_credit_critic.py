@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import random
 from dataclasses import replace
+from functools import partial
 
 import pytest
 import torch
@@ -14,6 +15,7 @@ from recipe.dag.credit.critic import Said, ippo, joint_history, mappo
 from recipe.dag.credit.gae import gae
 
 FREE = {"whiten": False}
+ORDERS = st.permutations(range(12))
 
 
 def debate(make_row, seed, mask=(1, 1, 0, 1)):
@@ -80,17 +82,54 @@ def test_undiscounted_action_and_token_level_agree_at_the_first_token(make_row, 
     assert first(action) == pytest.approx(first(token), abs=1e-5)
 
 
-@given(seed=st.integers(0, 999), padding=st.integers(1, 5), order=st.permutations(range(12)))
-@settings(max_examples=30)
-def test_row_order_and_padding_change_nothing(make_row, seed, padding, order):
+FORMS = {
+    "mappo": mappo,
+    "mappo, token": partial(mappo, level="token"),
+    "ippo": ippo,
+    "ippo, agent": partial(ippo, stream="agent"),
+    "ippo, agent, token": partial(ippo, stream="agent", level="token"),
+}
+
+
+@given(form=st.sampled_from(list(FORMS)), seed=st.integers(0, 999), padding=st.integers(1, 5), order=ORDERS)
+@settings(max_examples=20)
+def test_row_order_and_padding_change_nothing(make_row, form, seed, padding, order):
     rows, values = debate(make_row, seed)
-    straight = mappo(CreditBatch.from_rows(rows, values=values))[0]
+    straight = FORMS[form](CreditBatch.from_rows(rows, values=values))
     longer, more = debate(make_row, seed, mask=(1, 1, 0, 1) + (0,) * padding)
     more = [torch.cat([value, torch.full((padding,), 7.0)]) for value in values]
-    shuffled = CreditBatch.from_rows([longer[i] for i in order], values=[more[i] for i in order])
-    for place, row in zip(order, mappo(shuffled)[0], strict=True):
-        torch.testing.assert_close(row[:4], straight[place])
-        assert not row[4:].any()
+    shuffled = FORMS[form](CreditBatch.from_rows([longer[i] for i in order], values=[more[i] for i in order]))
+    for expected, found in zip(straight, shuffled, strict=True):
+        for place, row in zip(order, found, strict=True):
+            torch.testing.assert_close(row[:4], expected[place])
+            assert not row[4:].any()
+
+
+def paid(rows, change):
+    return [replace(row, reward=change(row.reward), call_rewards=(change(row.reward),)) for row in rows]
+
+
+@given(form=st.sampled_from(list(FORMS)), seed=st.integers(0, 999), factor=st.floats(0.1, 50))
+@settings(max_examples=20)
+def test_rewards_and_values_in_another_unit_scale_the_credit_and_not_what_is_whitened(make_row, form, seed, factor):
+    rows, values = debate(make_row, seed)
+    other = CreditBatch.from_rows(
+        paid(rows, lambda r: r * factor), values=[value.double() * factor for value in values]
+    )
+    batch = CreditBatch.from_rows(rows, values=values)
+    for one, scaled in zip(FORMS[form](batch, gamma=0.9, **FREE), FORMS[form](other, gamma=0.9, **FREE), strict=True):
+        torch.testing.assert_close(torch.cat(scaled), torch.cat(one) * factor, rtol=1e-4, atol=1e-5)
+    torch.testing.assert_close(torch.cat(FORMS[form](other)[0]), torch.cat(FORMS[form](batch)[0]), rtol=1e-4, atol=1e-4)
+
+
+@given(seed=st.integers(0, 999), shift=st.floats(-5, 5))
+@settings(max_examples=20)
+def test_a_critic_that_foresees_a_bonus_takes_it_out_of_the_credit(make_row, seed, shift):
+    """Where a call is an episode of its own; in a chain a bonus on every call would count once per call."""
+    rows, values = debate(make_row, seed)
+    moved = CreditBatch.from_rows(paid(rows, lambda r: r + shift), values=[value + shift for value in values])
+    plain = ippo(CreditBatch.from_rows(rows, values=values), **FREE)[0]
+    torch.testing.assert_close(torch.cat(ippo(moved, **FREE)[0]), torch.cat(plain), rtol=1e-4, atol=1e-5)
 
 
 def no_values(rows):
