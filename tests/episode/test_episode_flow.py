@@ -9,7 +9,7 @@ import pytest
 
 from recipe.dag.episode.record import Episode
 from recipe.dag.episode.rows import rows_of
-from tests.episode.flows import branches, flow_of, router, says, skips, voters
+from tests.episode.flows import branches, flow_of, moves, router, says, skips, voters
 
 
 @pytest.mark.parametrize(
