@@ -246,5 +246,7 @@ def _options(entry: Entry) -> str:
         return f"[{', '.join(value)}]" if isinstance(value, tuple) else str(value)
 
     fixed = [f"{key}={shown(value)} (fixed)" for key, value in entry.fixed.items()]
-    free = {**entry.free, **{f"mixer.{key}": value for key, value in entry.inner.items()}}
+    encoder = {f"encoder.{key}": value for key, value in entry.inner.get("encoder", {}).items()}
+    inner = {key: value for key, value in entry.inner.items() if key != "encoder"} | encoder
+    free = {**entry.free, **{f"mixer.{key}": value for key, value in inner.items()}}
     return ", ".join([*fixed, *(f"{key}={shown(value)}" for key, value in free.items())])

@@ -43,6 +43,9 @@ class TextEncoder:
         self._encode = LastHiddenState(self._tokenize, self._hidden, chunk=chunk)
 
     def __call__(self, texts: Sequence[str]) -> Tensor:
+        return self.encode(texts)
+
+    def encode(self, texts: Sequence[str]) -> Tensor:
         if self.device == "cpu":
             return self._encode(texts)
         self.model.to(self.device)
@@ -62,20 +65,23 @@ class TextEncoder:
 
 
 class RemoteEncoder:
-    """A TextEncoder in a Ray actor on the first device of `pool`."""
+    """A TextEncoder in a Ray actor on the first device of `pool`. It is ready when this returns."""
 
     def __init__(self, pool: Pool, path: str, **options):
         import ray
         from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 
-        group = pool.resources.get_placement_groups(device_name="cuda")[0]
+        devices = pool.resources
+        group = devices.get_placement_groups(device_name="cuda" if devices.use_gpu else "cpu")[0]
         place = PlacementGroupSchedulingStrategy(placement_group=group, placement_group_bundle_index=0)
-        share = 1 / pool.resources.max_colocate_count
+        share = 1 / devices.max_colocate_count if devices.use_gpu else 0
         actor = ray.remote(TextEncoder).options(num_gpus=share, num_cpus=1, scheduling_strategy=place)
-        self._get, self._actor = ray.get, actor.remote(path, device="cuda", **options)
+        self._get = ray.get
+        self._actor = actor.remote(path, device="cuda" if devices.use_gpu else "cpu", **options)
+        self._get(self._actor.encode.remote(["ready"]))
 
     def __call__(self, texts: Sequence[str]) -> Tensor:
-        return self._get(self._actor.__call__.remote(list(texts)))
+        return self._get(self._actor.encode.remote(list(texts)))
 
 
 def start_encoder(pool: Pool, path: str, *, platform: str, **options) -> TextEncoder | RemoteEncoder:
