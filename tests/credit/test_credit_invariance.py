@@ -1,0 +1,91 @@
+"""What holds for every estimator that a workflow may name: neither the order of the rows nor padding matters, nor,
+where rewards are compared, a shift or the scale of all of them."""
+
+from __future__ import annotations
+
+import math
+import random
+from dataclasses import replace
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from recipe.dag.algorithms import ENTRIES, SELECTABLE, WITH_VALUES
+from recipe.dag.credit.estimator import estimate
+from recipe.dag.workflow.schema import Algorithm
+
+COMPARED = [name for name in SELECTABLE if name not in WITH_VALUES and name != "reinforce"]
+"""Their advantages are distances between rewards."""
+SCALED = [name for name in COMPARED if ENTRIES[name].options.get("scale", "std") == "std"]
+SEEDS = st.integers(0, 10_000)
+SHIFTS = st.integers(-20, 20).map(lambda k: k / 4)
+
+
+def rows_of(make_row, seed, shift=0.0, factor=1.0, padding=0):
+    """Two samples, three episodes each, two agents that speak twice; each call's mask ends in a sampled token."""
+    rng, rows = random.Random(seed), []
+    for index in range(6):
+        for position in range(4):
+            mask = tuple(rng.choices([0, 1], k=rng.randrange(3))) + (1,) + (0,) * padding
+            reward = factor * rng.randrange(-8, 9) / 8 + shift
+            agent = "ab"[position % 2]
+            row = make_row(
+                reward, uid=f"u{index // 3}", episode=index % 3, agent=agent, node=agent, turn=position // 2,
+                mask=mask, position=position,
+            )  # fmt: skip
+            rows.append(replace(row, call_parts=({"reward": reward},)))
+    return rows
+
+
+def advantages(name, rows):
+    """Each row's, over the tokens that it sampled; values are a function of the row's place in its episode."""
+    values = None
+    if name in WITH_VALUES:
+        places = [(row.episode + 2 * row.call_positions[0]) / 7 for row in rows]
+        values = [torch.arange(len(row.response_mask)) / 5 + place for row, place in zip(rows, places, strict=True)]
+    found, _ = estimate(name, rows, Algorithm(estimator=name), values=values)
+    return [tokens[torch.tensor(row.response_mask) == 1] for tokens, row in zip(found, rows, strict=True)]
+
+
+@pytest.mark.parametrize("name", SELECTABLE)
+@given(seed=SEEDS, padding=st.integers(0, 5))
+@settings(max_examples=15)
+def test_neither_the_order_of_the_rows_nor_padding_matters(make_row, name, seed, padding):
+    rows = rows_of(make_row, seed)
+    order = list(range(len(rows)))
+    random.Random(seed).shuffle(order)
+    padded = rows_of(make_row, seed, padding=padding)
+    plain, moved = advantages(name, rows), advantages(name, [padded[index] for index in order])
+    for index, found in zip(order, moved, strict=True):
+        torch.testing.assert_close(found, plain[index], atol=1e-5, rtol=1e-5)
+
+
+@pytest.mark.parametrize("name", COMPARED)
+@given(seed=SEEDS, shift=SHIFTS)
+@settings(max_examples=15)
+def test_a_shift_of_all_rewards_does_not_matter(make_row, name, seed, shift):
+    """Of a discounted return (magrpo) every turn is shifted, by as much for each who is compared."""
+    plain, moved = (torch.cat(advantages(name, rows_of(make_row, seed, s))) for s in (0.0, shift))
+    torch.testing.assert_close(moved, plain, atol=1e-4, rtol=1e-4)
+
+
+@pytest.mark.parametrize("name", COMPARED)
+@given(seed=SEEDS, factor=st.sampled_from([0.5, 3.0, 40.0]))
+@settings(max_examples=10)
+def test_scale_matters_only_where_nothing_divides_by_it(make_row, name, seed, factor):
+    plain, scaled = (torch.cat(advantages(name, rows_of(make_row, seed, factor=f))) for f in (1.0, factor))
+    expected = plain if name in SCALED else factor * plain
+    torch.testing.assert_close(scaled, expected, atol=1e-3, rtol=1e-3)
+
+
+def test_the_kl_in_the_reward_of_a_policy_of_two_tokens_is_its_closed_form(make_row):
+    """The mean, over what the policy samples, of reward less penalty is the reward less the weight times KL(p, q)."""
+    p, q, weight = (0.8, 0.2), (0.3, 0.7), 0.25
+    said = [token for token, probability in enumerate(p) for _ in range(round(10 * probability))]
+    rows = [make_row(1.0, episode=index, mask=(1,)) for index in range(len(said))]
+    penalties = [torch.tensor([weight * (math.log(q[token]) - math.log(p[token]))]) for token in said]
+    found, _ = estimate("reinforce", rows, Algorithm(estimator="reinforce"), penalties=penalties)
+    kl = sum(a * math.log(a / b) for a, b in zip(p, q, strict=True))
+    assert torch.cat(found).mean().item() == pytest.approx(1.0 - weight * kl)
