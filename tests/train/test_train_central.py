@@ -72,6 +72,14 @@ def test_before_a_call_stands_what_was_said_before_it_and_the_response_is_its_ow
     assert rows[2].prompt_ids == [1, 2]
 
 
+def test_a_message_is_encoded_once_however_many_histories_it_stands_in():
+    asked, rows = [], rows_of([episode()], merge=False)
+    one = reader()
+    one.tokenizer_of = lambda owner: SimpleNamespace(encode=lambda text, add_special_tokens: asked.append(text) or [1])
+    assert [len(one("b", row).prompt_ids) for row in rows] == [2, 3, 4]
+    assert len(asked) == len(set(asked)) == 1 + 2 + 3  # the question, what two said, who speaks
+
+
 def test_a_history_that_would_not_fit_loses_the_middle_of_messages_first_then_its_beginning():
     row = rows_of([episode()], merge=False)[2]
     whole = text_of(reader()("b", row))

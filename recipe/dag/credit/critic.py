@@ -32,6 +32,12 @@ def joint_history(question: str, said: Sequence[Said], speaker: str, *, max_char
     """What a centralised critic reads before `speaker` moves: the question, who said what in which turn, and who is to
     move. A message longer than `max_chars` keeps its beginning and its end; none is left out. Roles are written out, so
     agents that say the same are told apart."""
+    return "".join(history_parts(question, said, speaker, max_chars=max_chars))
+
+
+def history_parts(question: str, said: Sequence[Said], speaker: str, *, max_chars: int = 4000) -> list[str]:
+    """The joint history in pieces: the question, one for each message, and who is to move. A later call's history
+    begins with the pieces of an earlier one's, but for the last."""
     if max_chars < 2:
         raise ValueError(f"max_chars: {max_chars} is not at least 2")
     parts = [question]
@@ -39,8 +45,8 @@ def joint_history(question: str, said: Sequence[Said], speaker: str, *, max_char
         text = message.text
         if len(text) > max_chars:
             text = f"{text[: max_chars // 2]}\n[...]\n{text[len(text) - max_chars // 2 :]}"
-        parts.append(f"[turn {message.turn}] {message.agent}:\n{text}")
-    return "\n\n".join([*parts, f"[next] {speaker}:"])
+        parts.append(f"\n\n[turn {message.turn}] {message.agent}:\n{text}")
+    return [*parts, f"\n\n[next] {speaker}:"]
 
 
 def ippo(

@@ -9,15 +9,16 @@ but for its count.
 from __future__ import annotations
 
 from collections.abc import Callable, Hashable, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
+from itertools import chain
 from typing import Any
 
-from recipe.dag.credit.critic import Said, joint_history
+from recipe.dag.credit.critic import Said, history_parts
 from recipe.dag.episode.record import Episode
 from recipe.dag.episode.row import Row
 
 SHORTEST = 16
-"""Characters of a message below which shortening it further saves nothing: its mark of what is left out has as many."""
+"""Characters to which messages are shortened at most; the mark of what is left out has half as many."""
 
 
 @dataclass(slots=True)
@@ -33,6 +34,8 @@ class JointReader:
     shortened: int = 0
     """Rows whose history would not fit: its messages are shortened by halves, and where that does not suffice the
     beginning of the question is left out."""
+    _encoded: dict[tuple[str, str], list[int]] = field(default_factory=dict)
+    """Token ids by owner and piece: a message stands in the histories of all later calls."""
 
     def __call__(self, owner: str, row: Row) -> Row:
         """The row with the joint history as its prompt, plain text without a chat template. Raises ValueError for a row
@@ -44,19 +47,24 @@ class JointReader:
             raise ValueError(f"{where}: a centralised critic needs its episode, which was not handed over")
         episode = self.episodes[row.uid, row.episode]
         room = self.limit_of(owner) - len(row.response_ids)
-        return replace(row, prompt_ids=self._history(episode, row.call_positions[0], self.tokenizer_of(owner), room))
+        return replace(row, prompt_ids=self._history(episode, row.call_positions[0], owner, room))
 
-    def _history(self, episode: Episode, position: int, tokenizer: Any, room: int) -> list[int]:
+    def _history(self, episode: Episode, position: int, owner: str, room: int) -> list[int]:
         question = "\n\n".join(str(message["content"]) for message in episode.sample["prompt"])
         said = [Said(call.agent, call.turn, call.text) for call in episode.calls[:position]]
         speaker, chars = episode.calls[position].agent, self.max_chars
         self.rows += 1
         while True:
-            text = joint_history(question, said, speaker, max_chars=chars)
-            ids = list(tokenizer.encode(text, add_special_tokens=False))
+            parts = history_parts(question, said, speaker, max_chars=chars)
+            ids = list(chain.from_iterable(self._ids(owner, part) for part in parts))
             if len(ids) <= room:
                 return ids
             self.shortened += chars == self.max_chars
             if chars <= SHORTEST or not said:
                 return ids[len(ids) - max(room, 1) :]
             chars = max(chars // 2, SHORTEST)
+
+    def _ids(self, owner: str, text: str) -> list[int]:
+        if (owner, text) not in self._encoded:
+            self._encoded[owner, text] = list(self.tokenizer_of(owner).encode(text, add_special_tokens=False))
+        return self._encoded[owner, text]
