@@ -11,11 +11,10 @@ from __future__ import annotations
 
 import argparse
 import json
-import statistics
 import sys
 from pathlib import Path
 
-from bench_step_time import WARM_UP, prepare, run
+from bench_step_time import medians_of, parser, prepare, run, write_report
 
 REWARD = """\
 def reward(episode):
@@ -73,33 +72,15 @@ def measure(placement: str, out: Path, args: argparse.Namespace) -> list[dict[st
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--model", required=True)
-    parser.add_argument("--out", type=Path, default=Path("outputs/bench_placement"))
-    parser.add_argument("--placement", action="append", choices=PLACEMENTS, help="only this one; no ratio then")
-    parser.add_argument("--steps", type=int, default=5)
-    parser.add_argument("--batch", type=int, default=32, help="prompts a step")
-    parser.add_argument("--n", type=int, default=4, help="episodes a prompt")
-    parser.add_argument("--prompt", type=int, default=128)
-    parser.add_argument("--response", type=int, default=512)
-    parser.add_argument("overrides", nargs="*")
-    args = parser.parse_args()
+    options = parser(__doc__.splitlines()[0], "outputs/bench_placement", steps=5)
+    options.add_argument("--placement", action="append", choices=PLACEMENTS, help="only this one; no ratio then")
+    args = options.parse_args()
     out = args.out.absolute()
     prepare(out, args.batch * args.steps)
     steps = {name: measure(name, out, args) for name in args.placement or PLACEMENTS}
-    medians = {}
-    for name, values in steps.items():
-        if len(values) <= WARM_UP:
-            sys.exit(f"error: {name} reported {len(values)} steps, see {out}/{name}.log; raise --steps")
-        medians[name] = statistics.median(value["timing/step"] for value in values[WARM_UP:])
-    report = {
-        "speedup": medians["one"] / medians["two"] if len(medians) == 2 else None,
-        "median_s": medians,
-        "steps": steps,
-        "arguments": {key: str(value) for key, value in vars(args).items()},
-    }
-    (out / "placement.json").write_text(json.dumps(report, indent=1))
-    print(json.dumps(report, indent=1))
+    medians = medians_of({name: [value["timing/step"] for value in values] for name, values in steps.items()}, out)
+    speedup = medians["one"] / medians["two"] if len(medians) == 2 else None
+    write_report(out / "placement.json", args, speedup=speedup, median_s=medians, steps=steps)
 
 
 if __name__ == "__main__":

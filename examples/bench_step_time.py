@@ -126,32 +126,43 @@ def ours(out: Path, args: argparse.Namespace) -> list[float]:
     return [json.loads(line)["timing/step"] for line in (out / "ours" / "metrics.jsonl").read_text().splitlines()]
 
 
-def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+def parser(description: str, out: str, steps: int) -> argparse.ArgumentParser:
+    """The options of every comparison of step times."""
+    parser = argparse.ArgumentParser(description=description)
     parser.add_argument("--model", required=True)
-    parser.add_argument("--out", type=Path, default=Path("outputs/bench_step_time"))
-    parser.add_argument("--steps", type=int, default=6)
+    parser.add_argument("--out", type=Path, default=Path(out))
+    parser.add_argument("--steps", type=int, default=steps)
     parser.add_argument("--batch", type=int, default=32, help="prompts a step")
     parser.add_argument("--n", type=int, default=4, help="episodes a prompt")
     parser.add_argument("--prompt", type=int, default=128)
     parser.add_argument("--response", type=int, default=512)
     parser.add_argument("overrides", nargs="*")
-    args = parser.parse_args()
-    out = args.out.absolute()
-    prepare(out, args.batch * args.steps)
-    times = {"stock": stock(out, args), "ours": ours(out, args)}
+    return parser
+
+
+def medians_of(times: dict[str, list[float]], out: Path) -> dict[str, float]:
+    """Per arm, of its steps' seconds without the first ones; exits where there are no others."""
     for name, values in times.items():
         if len(values) <= WARM_UP:
             sys.exit(f"error: {name} reported {len(values)} steps, see {out}/{name}.log; raise --steps")
-    medians = {name: statistics.median(values[WARM_UP:]) for name, values in times.items()}
-    report = {
-        "ratio": medians["ours"] / medians["stock"],
-        "median_s": medians,
-        "steps_s": times,
-        "arguments": {key: str(value) for key, value in vars(args).items()},
-    }
-    (out / "step_time.json").write_text(json.dumps(report, indent=1))
-    print(json.dumps(report, indent=1))
+    return {name: statistics.median(values[WARM_UP:]) for name, values in times.items()}
+
+
+def write_report(file: Path, args: argparse.Namespace, **found: object) -> None:
+    """Writes and prints what was found, and with which arguments."""
+    report = json.dumps(found | {"arguments": {key: str(value) for key, value in vars(args).items()}}, indent=1)
+    file.write_text(report)
+    print(report)
+
+
+def main() -> None:
+    args = parser(__doc__.splitlines()[0], "outputs/bench_step_time", steps=6).parse_args()
+    out = args.out.absolute()
+    prepare(out, args.batch * args.steps)
+    times = {"stock": stock(out, args), "ours": ours(out, args)}
+    medians = medians_of(times, out)
+    ratio = medians["ours"] / medians["stock"]
+    write_report(out / "step_time.json", args, ratio=ratio, median_s=medians, steps_s=times)
 
 
 if __name__ == "__main__":
