@@ -14,6 +14,10 @@ from itertools import compress
 from torch import Tensor
 
 
+SAME = 1e-12
+"""Spread (nats), relative or absolute, within which rows are equally sure."""
+
+
 def surprise(log_probs: Sequence[float], mask: Sequence[int]) -> float | None:
     """Mean negative log-prob (nats) of a row's sampled tokens under the policy that sampled them; None if there are
     none."""
@@ -34,7 +38,9 @@ def uncertainty_weights(
     for members in groups.values():
         mean = math.fsum(members.values()) / len(members)
         squares = math.fsum((value - mean) ** 2 for value in members.values())
-        if len(members) > 1 and not math.isclose(min(members.values()), max(members.values()), rel_tol=1e-12):
+        if len(members) > 1 and not math.isclose(
+            min(members.values()), max(members.values()), rel_tol=SAME, abs_tol=SAME
+        ):
             deviation = math.sqrt(squares / (len(members) - 1))
             for index, value in members.items():
                 weights[index] = math.exp(-alpha * min(max((value - mean) / deviation, -bound), bound))
