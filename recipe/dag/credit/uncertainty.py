@@ -13,7 +13,6 @@ from itertools import compress
 
 from torch import Tensor
 
-
 SAME = 1e-12
 """Spread (nats), relative or absolute, within which rows are equally sure."""
 
