@@ -38,6 +38,14 @@ def test_agent_metrics(make_call, make_episode):
     assert agent == expected
 
 
+def test_numbers_that_reward_nodes_report_are_averaged(make_episode, fault):
+    infos = [{"contribution/solve": 1.0, "answer": "4", "parsed": True}, {"contribution/solve": 0.0}, {"rounds": 2}]
+    episodes = [make_episode(info=info) for info in infos]
+    metrics = rollout_metrics([*episodes, make_episode(info={"rounds": 9}, fault=fault, faults=[fault])])
+    info = {key: value for key, value in metrics.items() if key.startswith("info/")}
+    assert info == {"info/contribution/solve": 0.5, "info/parsed": 1.0, "info/rounds": 2.0}
+
+
 def test_tool_metrics_tell_failed_from_refused_from_lost(make_call, make_episode, make_result):
     results = [make_result(s) for s in ("success", "failed", "timeout", "success", "invalid", "fault")]
     calls = [make_call(tool_results=results), make_call()]

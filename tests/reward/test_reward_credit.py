@@ -51,6 +51,7 @@ def test_votes_pay_the_pivotal_ballots():
     voters = ["s1", "s2", "s3", "s4"]
     change = vote_marginals(scored, voters=voters, ties="none", weight=2.0)
     assert paid(scored, change) == {"x": [2.0, 0.0], "y": [2.0], "z": [1.0]}
+    assert scored.info == {f"contribution/s{n}": value for n, value in enumerate([1.0, 0.0, 1.0, 0.0], start=1)}
 
 
 def test_ballots_are_equal_where_a_vote_node_takes_them_for_equal():

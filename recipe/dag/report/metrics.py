@@ -34,6 +34,8 @@ def rollout_metrics(
 ) -> dict[str, float]:
     """Flat metrics, each key led by `prefix`. Lengths in tokens, times in seconds, rates in [0, 1].
 
+    `info/<key>` is the mean of what reward nodes and envs put into `episode.info`, where that is a number.
+
     With `workflow`, agents come in its order, agents that never moved are shown with `calls` 0, and tool keys appear
     for the agents that declare tools, `skipped` (share of the moves that were passed over) if a node has a condition,
     and `rounds` (mean per turn, 0 for one without) for agents in loops; without it, where the episodes show such
@@ -89,6 +91,9 @@ def _episode_metrics(episodes: Sequence[Episode], good: Sequence[Episode]) -> di
     metrics |= _stats("episode/seconds", [e.seconds for e in good], "mean", "max")
     metrics |= _stats("episode/masked", [float(e.fault is not None) for e in episodes])
     metrics |= _stats("episode/attempts", [float(e.attempts) for e in episodes])
+    said = [(key, float(value)) for e in good for key, value in e.info.items() if isinstance(value, int | float)]
+    for name in dict.fromkeys(key for key, _ in said):
+        metrics |= _stats(f"info/{name}", [value for key, value in said if key == name])
     metrics["tokens/prompt"] = sum(len(call.prompt_ids) for e in good for call in e.calls)
     metrics["tokens/sampled"] = sum(sum(call.response_mask) for e in good for call in e.calls)
     return metrics

@@ -73,7 +73,8 @@ def vote_marginals(
     """The last call of each node in `voters` (a VOTE node's dependencies, in their order) gets, in place of its own
     reward, `weight` times what the vote earned with its ballot and would not have earned without it. A ballot is worth
     the reward of whoever cast it, and equal to another where a VOTE node takes them for equal. A voter that did not
-    move abstains."""
+    move abstains. `episode.info["contribution/<node>"]` is what the vote would have lost without it (0.0 for one that
+    abstained): its mean is the leave-one-agent-out report (`info/contribution/<node>` in the metrics)."""
     last = {node: index for index, call in enumerate(episode.calls) for node in [call.node] if node in voters}
     said = [episode.calls[last[node]].parsed.get(key) if node in last else None for node in voters]
     ballots = [None if answer is None else normalised(answer) for answer in said]
@@ -84,6 +85,7 @@ def vote_marginals(
     }
     change = [0.0] * len(episode.calls)
     for node, marginal in zip(voters, marginals(ballots, worth, ties), strict=True):
+        episode.info[f"contribution/{node}"] = marginal
         if node in last:
             change[last[node]] = weight * marginal - (episode.calls[last[node]].reward or 0.0)
     return _by_agent(episode.calls, change)
