@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import asyncio
+import hashlib
 import math
 from functools import partial
 from types import SimpleNamespace
@@ -90,6 +91,32 @@ def test_the_second_policys_advantages_are_weighed_by_the_first_ones_update(run,
     metrics = training.metrics()
     assert metrics["policy/b/happo_factor/max"] == 1.0
     assert metrics["policy/a/happo_factor/mean"] == pytest.approx(factor)
+
+
+@pytest.mark.parametrize("happo", [True, False])
+def test_behaviour_log_probs_have_one_hash_from_the_first_update_to_the_last(workflow, monkeypatch, happo):
+    """Weights that an update moved can no longer say with which probability something was sampled."""
+    weights, hashes = {"a": -1.0, "b": -2.0}, []
+
+    def current(policy, batch):
+        return [torch.full((len(r.response_ids),), weights[policy.name]) for r in batch.rows]
+
+    def update_actor(policy, batch, algorithm, *, seed):
+        known = [(*b.columns["old_log_probs"], *map(torch.tensor, (r.rollout_log_probs for r in b.rows)))
+                 for b in step.batches.values()]  # fmt: skip
+        hashes.append(hashlib.sha256(b"".join(x.numpy().tobytes() for parts in known for x in parts)).hexdigest())
+        weights[policy.name] += 1.0
+
+    monkeypatch.setattr(kernels, "old_log_probs", lambda p, b: b.columns.update(old_log_probs=current(p, b)))
+    monkeypatch.setattr(kernels, "log_probs", current)
+    monkeypatch.setattr(kernels, "update_actor", update_actor)
+    monkeypatch.setattr(kernels, "prepare", lambda *args: None)
+    algorithm = workflow.algorithm if happo else workflow.algorithm.model_copy(update={"happo": None})
+    pool = SimpleNamespace(lock=asyncio.Lock())
+    policies = {name: SimpleNamespace(name=name, pool=pool) for name in ("a", "b")}
+    step = TrainingStep(workflow.model_copy(update={"algorithm": algorithm}), policies, ROWS, step=0, seed=3)
+    asyncio.run(step.run())
+    assert len(hashes) == 2 and len(set(hashes)) == 1
 
 
 def test_a_policy_that_did_not_move_changes_nothing(run):
