@@ -102,6 +102,7 @@ def test_every_reward_function_is_a_reward_node():
         ("estimator: drmas", "algorithm.estimator", "did you mean `dr_mas`"),
         ("group_by: [uid, tree]", "algorithm.group_by", "prompt_hash"),
         ("group_by: [uid, branch]", "algorithm.group_by[1]", "nothing branches here"),
+        ("estimator: reinforce, group_by: [uid, branch]", "algorithm.group_by", "does not read this"),
         ("estimator: grpo, weights: {reward: 2}", "algorithm.weights", "`grpo` does not read this"),
         ("estimator: gdpo, weights: {rewards: 2}", "algorithm.weights.rewards", "did you mean `reward`?"),
         ("estimator: gdpo, weights: {solve: 2}", "algorithm.weights.solve", "no node `solve` pays a reward"),

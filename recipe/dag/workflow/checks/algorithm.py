@@ -22,10 +22,11 @@ LOSSES = {"clip_ratio_c": "vanilla", "policy_drift_coef": "cpgd"}
 
 def check_algorithm(draft: Draft) -> Iterator[Problem]:
     say, algorithm = draft.source.problem, draft.algorithm
+    grouped = "group_by" in ENTRIES[algorithm.estimator].options or algorithm.drop_zero_variance
     for position, key in enumerate(algorithm.group_by):
         if key in algorithm.group_by[:position]:
             yield say(("algorithm", "group_by", position), f"`{key}` is listed twice")
-        elif key == "branch" and draft.whole and not draft.loops and all(node.when is None for node in draft.nodes):
+        elif key == "branch" and grouped and draft.whole and not _branches(draft):
             message = "nothing branches here: no node has a `when`, and there are no loops; remove it"
             yield say(("algorithm", "group_by", position), message)
     if not any(problem.where == "algorithm.estimator" for problem in draft.problems):
@@ -41,6 +42,10 @@ def check_algorithm(draft: Draft) -> Iterator[Problem]:
     if algorithm.policy_loss == "gspo" and algorithm.loss_agg != "seq-mean-token-mean":
         message = "gspo averages over each sequence: `loss_agg: seq-mean-token-mean`, or leave it out"
         yield say(("algorithm", "loss_agg"), message)
+
+
+def _branches(draft: Draft) -> bool:
+    return bool(draft.loops) or any(node.when is not None for _, node in draft.each_node())
 
 
 def _check_unread(draft: Draft, algorithm: Algorithm) -> Iterator[Problem]:
