@@ -55,7 +55,7 @@ def _estimator(name: str, source: str, assumes: str, where: str, **free: Any) ->
 def _mixer(name: str, source: str, assumes: str, **inner: Any) -> Entry:
     grouped = {key: value for key, value in GROUP.items() if key != "gamma_turn"}
     options = (MappingProxyType(grouped), MappingProxyType({}), MappingProxyType({**MIXER, **inner}))
-    return Entry(name, source, assumes, "credit.mixer_fit:TeamValue", ESTIMATOR, *options)
+    return Entry(name, source, assumes, "credit.team_value:TeamValue", ESTIMATOR, *options)
 
 
 def _preset(

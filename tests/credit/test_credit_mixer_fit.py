@@ -7,17 +7,16 @@ import torch
 
 from recipe.dag.credit.mixer import Target
 from recipe.dag.credit.mixer_credit import control_variate, explained_variance, peers_of
-from recipe.dag.credit.mixer_fit import (
+from recipe.dag.credit.mixer_fit import fit, views
+from recipe.dag.credit.team_value import (
     Encoded,
     Layout,
     TeamValue,
     among_siblings,
     credit,
-    fit,
     joined,
     returns_of,
     team_values,
-    views,
 )
 
 CHAIN = Layout((0, 1), (0, 0), peers_of({"a": (), "b": ("a",)}, ["a", "b"]))

@@ -13,7 +13,8 @@ from recipe.dag.episode.rows import rows_of
 from recipe.dag.errors import UserError
 from recipe.dag.main import compose_config
 from recipe.dag.train import kernels
-from recipe.dag.train.mixing import FILE, Mixing, credited, question_of
+from recipe.dag.train.mixing import FILE, Mixing, credited
+from recipe.dag.train.said import question_of
 from recipe.dag.train.setup import check_samples
 from recipe.dag.train.step import TrainingStep
 from recipe.dag.workflow.loader import load_workflow

@@ -16,24 +16,23 @@ from typing import Any
 
 import torch
 
-from recipe.dag.causality import check_baseline
 from recipe.dag.credit.mixer import Encoder, Target
-from recipe.dag.credit.mixer_credit import blended, explained_variance, mixer_weight, peers_of
-from recipe.dag.credit.mixer_fit import (
+from recipe.dag.credit.mixer_credit import blended, explained_variance, mixer_weight
+from recipe.dag.credit.mixer_fit import fit
+from recipe.dag.credit.team_value import (
     Encoded,
-    Layout,
     TeamValue,
     among_siblings,
     credit,
-    fit,
     joined,
     returns_of,
     team_values,
 )
-from recipe.dag.episode.record import Call, Episode
+from recipe.dag.episode.record import Episode
 from recipe.dag.episode.row import Row
 from recipe.dag.errors import UserError
-from recipe.dag.workflow.moves import Move, moves_of, reactions
+from recipe.dag.train.said import encoded, layout_of, move_of
+from recipe.dag.workflow.moves import moves_of
 from recipe.dag.workflow.schema import Workflow
 
 FILE = "mixer.pt"
@@ -55,7 +54,6 @@ class Mixing:
         self.encoder, self.seed, self.lock = encoder, seed, lock
         self.moves = moves_of(workflow.nodes, workflow.loops, workflow.episode.max_turns)
         self.layout = layout_of(workflow, self.moves)
-        self.columns = {move: column for column, move in enumerate(self.moves)}
         self.model: TeamValue | None = None
         self.target: Target | None = None
         self.replay: list[Encoded] = []
@@ -66,7 +64,7 @@ class Mixing:
     def learn(self, episodes: Sequence[Episode], *, seed: int) -> Credits:
         """What the calls of a step's episodes are credited with, then the fit to what they earned."""
         episodes = [episode for episode in episodes if episode.calls]
-        data = self._encoded(episodes)
+        data = encoded(episodes, self.moves, self.encoder)
         first = self.model is None
         if first:
             self._build(data.vectors.shape[1])
@@ -84,37 +82,11 @@ class Mixing:
             self.model.standardise_returns(data, returns)
         loss = self._fit(data, seed)
         self.metrics = {"mixer/explained_variance": held_out, "mixer/weight": weight, "mixer/loss": loss}
+        columns = {move: column for column, move in enumerate(self.moves)}
         return {
-            (episode.uid, episode.index): [credits[row, self._column(call)].item() for call in episode.calls]
+            (episode.uid, episode.index): [credits[row, columns[move_of(call)]].item() for call in episode.calls]
             for row, episode in enumerate(episodes)
         }
-
-    def _column(self, call: Call) -> int:
-        return self.columns[Move(call.node, call.turn, call.round)]
-
-    def _encoded(self, episodes: Sequence[Episode]) -> Encoded:
-        index: dict[str, int] = {}
-        groups: dict[str, int] = {}
-        message = torch.full((len(episodes), len(self.moves)), -1)
-        rewards = torch.zeros(len(episodes), max(self.layout.turns) + 1, dtype=torch.float64)
-        question, group, turns = [], [], []
-        for row, episode in enumerate(episodes):
-            question.append(index.setdefault(question_of(episode), len(index)))
-            group.append(groups.setdefault(episode.uid, len(groups)))
-            turns.append(1 + max(call.turn for call in episode.calls))
-            for call in episode.calls:
-                message[row, self._column(call)] = index.setdefault(call.text, len(index))
-            for turn in range(turns[-1]):
-                earned = (call.reward or 0.0 for call in episode.calls if call.turn == turn)
-                rewards[row, turn] = math.fsum(earned)
-        texts = list(index)
-        vectors = self.encoder(texts).float()
-        if not torch.isfinite(vectors).all():
-            bad = texts[int((~torch.isfinite(vectors).all(1)).nonzero()[0])]
-            raise UserError(f"algorithm.mixer.encoder: a feature of {bad[:80]!r} is not finite; name another model")
-        return Encoded(
-            vectors, torch.tensor(question), message, rewards, turns=torch.tensor(turns), group=torch.tensor(group)
-        )
 
     def _build(self, dimension: int) -> None:
         spec = self.spec
@@ -196,23 +168,3 @@ def credited(row: Row, credits: Sequence[float]) -> Row:
     episode."""
     mine = tuple(credits[position] for position in row.call_positions)
     return dataclasses.replace(row, call_rewards=mine, reward=math.fsum(mine))
-
-
-def layout_of(workflow: Workflow, moves: Sequence[Move]) -> Layout:
-    """One role per node. Raises UserError for peers that could react."""
-    graph = reactions(workflow.nodes, workflow.loops, workflow.agents, workflow.episode.max_turns)
-    ids, nodes = [move.id for move in moves], [move.node for move in moves]
-    peers = peers_of(graph, ids)
-    for node, allowed in workflow.algorithm.mixer.peers.items():
-        mine = torch.tensor([name == node for name in nodes])
-        peers[mine] &= torch.tensor([name in allowed for name in nodes])
-    for call, row in zip(ids, peers.tolist(), strict=True):
-        check_baseline(graph, call, [other for other, read in zip(ids, row, strict=True) if read])
-    names = list(dict.fromkeys(nodes))
-    return Layout(tuple(names.index(name) for name in nodes), tuple(move.turn for move in moves), peers)
-
-
-def question_of(episode: Episode) -> str:
-    """What all siblings were asked."""
-    contents = (message["content"] for message in episode.sample["prompt"])
-    return "\n\n".join(content if isinstance(content, str) else str(content) for content in contents)
