@@ -152,6 +152,10 @@ class CreditBatch:
         found = torch.tensor([names[self.policy[row]] for row in self.row_of_call], dtype=torch.int64)[calls]
         return found if counts is None else found.repeat_interleave(counts)
 
+    def where(self, call: int) -> str:
+        """For messages."""
+        return _words(self.uid[call], self.episode[call], self.agent[call])
+
     def per_row(self, tokens: Tensor) -> list[Tensor]:
         """[N] -> B tensors, float32, each as long as its row's response."""
         return list(tokens.to(torch.float32).split(list(self.row_lengths)))
@@ -199,7 +203,11 @@ def _prompt_hashes(row: Row) -> Iterator[str]:
 
 
 def _where(row: Row) -> str:
-    return f"row of uid {row.uid}, episode {row.episode}, agent {row.agent}"
+    return _words(row.uid, row.episode, row.agent)
+
+
+def _words(uid: str, episode: int, agent: str) -> str:
+    return f"row of uid {uid}, episode {episode}, agent {agent}"
 
 
 def _check(row: Row) -> None:

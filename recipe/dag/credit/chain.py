@@ -40,16 +40,12 @@ def in_order(batch: CreditBatch, keys: Sequence[Hashable]) -> tuple[list[int], l
     order = sorted(range(len(chain)), key=lambda call: (chain[call], _position(batch, call)))
     for call, following in zip(order, order[1:], strict=False):
         if chain[call] == chain[following] and batch.position[call] == batch.position[following]:
-            raise ValueError(f"{_where(batch, call)}: two calls are at position {batch.position[call]}")
+            raise ValueError(f"{batch.where(call)}: two calls are at position {batch.position[call]}")
     return order, chain
 
 
 def _position(batch: CreditBatch, call: int) -> int:
     position = batch.position[call]
     if position is None:
-        raise ValueError(f"{_where(batch, call)}: its calls do not say at which position they are (call_positions)")
+        raise ValueError(f"{batch.where(call)}: its calls do not say at which position they are (call_positions)")
     return position
-
-
-def _where(batch: CreditBatch, call: int) -> str:
-    return f"row of uid {batch.uid[call]}, episode {batch.episode[call]}, agent {batch.agent[call]}"

@@ -15,7 +15,8 @@ from torch import Tensor
 
 from recipe.dag.credit.batch import CreditBatch
 from recipe.dag.credit.chain import in_order
-from recipe.dag.credit.gae import chained_gae, check_discounts, scan, tokens_of
+from recipe.dag.credit.gae import chained_gae, scan, tokens_of
+from recipe.dag.credit.options import check_choice, check_units
 from recipe.dag.credit.whiten import standardised_by
 
 
@@ -63,7 +64,7 @@ def ippo(
     `stream="call"`: every call is an episode of its own. `stream="agent"`: an agent's calls of an episode follow each
     other, so what it earns later reaches its earlier calls. Raises ValueError for unknown options, for calls that do
     not know their position, and for a gamma or lam outside [0, 1]."""
-    _check("stream", stream, ("call", "agent"))
+    check_choice("stream", stream, ("call", "agent"))
     keys: Sequence[Hashable] = range(len(batch.uid))
     if stream == "agent":
         keys = list(zip(batch.uid, batch.episode, batch.agent, strict=True))
@@ -82,8 +83,8 @@ def mappo(
 def _credit(
     batch: CreditBatch, keys: Sequence[Hashable], level: str, gamma: float, lam: float, whiten: bool
 ) -> tuple[list[Tensor], list[Tensor]]:
-    _check("level", level, ("action", "token"))
-    check_discounts(gamma, lam)
+    check_choice("level", level, ("action", "token"))
+    check_units(gamma=gamma, lam=lam)
     order, chain = in_order(batch, keys)
     if level == "token":
         return chained_gae(batch, order, chain, gamma=gamma, lam=lam).per_row(batch, whiten=whiten)
@@ -122,8 +123,3 @@ def _spread(batch: CreditBatch, steps: Tensor, values: Tensor) -> list[Tensor]:
     calls = torch.zeros(len(batch.row_of_call), dtype=torch.float32)
     calls[steps] = values.float()
     return batch.per_row(batch.spread(calls))
-
-
-def _check(name: str, value: str, known: Sequence[str]) -> None:
-    if value not in known:
-        raise ValueError(f"{name}: {value!r} is none of {', '.join(known)}")

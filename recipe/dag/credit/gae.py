@@ -14,6 +14,7 @@ import torch
 from torch import Tensor
 
 from recipe.dag.credit.batch import CreditBatch
+from recipe.dag.credit.options import check_units
 from recipe.dag.credit.whiten import standardised_by
 
 
@@ -66,7 +67,7 @@ def chained_gae(
     that has none there (it sampled nothing, or its policy has no values) leaves its outcome to the chain's token before
     it, or to the chain's first token if none is before it; in a chain without tokens nobody is there to learn.
     """
-    check_discounts(gamma, lam)
+    check_units(gamma=gamma, lam=lam)
     if learns is None:
         learns, values = batch.learns(), batch.values
     calls = torch.tensor(order, dtype=torch.int64)
@@ -100,13 +101,6 @@ def tokens_of(call_lengths: Tensor, calls: Tensor, learns: Tensor) -> tuple[Tens
         counts, first = counts[calls], first[calls]
         tokens = tokens[torch.arange(len(tokens)).add_((first - counts.cumsum(0) + counts).repeat_interleave(counts))]
     return tokens, counts
-
-
-def check_discounts(gamma: float, lam: float) -> None:
-    """Raises ValueError for one outside [0, 1]."""
-    for name, value in (("gamma", gamma), ("lam", lam)):
-        if not 0.0 <= value <= 1.0:
-            raise ValueError(f"{name}: {value} is not between 0 and 1")
 
 
 @dataclass(frozen=True)

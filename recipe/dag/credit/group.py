@@ -18,6 +18,7 @@ import torch
 from torch import Tensor
 
 from recipe.dag.credit.batch import CreditBatch
+from recipe.dag.credit.options import check_choice, check_units
 
 KEYS = ("uid", "agent", "role", "turn", "round", "node", "branch", "prompt_hash")
 PLURAL = {"turn": "turns", "round": "rounds", "branch": "branches"}
@@ -46,8 +47,8 @@ def group_relative(
     which it is to be grouped or ordered, and, with `same_prompt` (a tree of alternatives), for a group whose members
     answered different prompts.
     """
-    _check_option("center", center, ("mean", "leave_one_out"))
-    _check_option("scale", scale, ("std", "none"))
+    check_choice("center", center, ("mean", "leave_one_out"))
+    check_choice("scale", scale, ("std", "none"))
     rewards = batch.rewards.tolist() if gamma_turn is None else _to_go(batch, stat_unit, gamma_turn)
     advantages, returns = [0.0] * len(batch.uid), [0.0] * len(batch.uid)
     for units, values in _groups(batch, group_by, stat_unit, rewards):
@@ -119,7 +120,7 @@ def _groups(
     batch: CreditBatch, group_by: Sequence[str], stat_unit: str, rewards: Sequence[float]
 ) -> Iterator[tuple[list[list[int]], list[float]]]:
     """Per group: its units, each a list of indices into the batch's columns, and what each unit earned."""
-    _check_option("stat_unit", stat_unit, ("call", "trajectory"))
+    check_choice("stat_unit", stat_unit, ("call", "trajectory"))
     columns = [_column(batch, key) for key in group_by]
     groups: dict[tuple, dict[object, list[int]]] = defaultdict(lambda: defaultdict(list))
     for call, trajectory in enumerate(zip(batch.uid, batch.episode, strict=True)):
@@ -130,13 +131,13 @@ def _groups(
 
 
 def _column(batch: CreditBatch, key: str) -> Sequence:
-    _check_option("group_by", key, KEYS)
+    check_choice("group_by", key, KEYS)
     column = getattr(batch, key)
     if column is None:
         raise ValueError("prompts were not hashed; make the batch with `from_rows(rows, prompts=True)`")
     if None in column:
         raise ValueError(
-            f"{_where(batch, column.index(None))} does not name its calls' {PLURAL[key]} (call_{PLURAL[key]}), which "
+            f"{batch.where(column.index(None))} does not name its calls' {PLURAL[key]} (call_{PLURAL[key]}), which "
             "are needed to group or order them"
         )
     return column
@@ -144,8 +145,7 @@ def _column(batch: CreditBatch, key: str) -> Sequence:
 
 def _to_go(batch: CreditBatch, stat_unit: str, gamma: float) -> list[float]:
     """Per call: its reward and the later ones of its agent at its node in the episode, discounted once per call."""
-    if not 0.0 <= gamma <= 1.0:
-        raise ValueError(f"gamma_turn: {gamma} is not between 0 and 1")
+    check_units(gamma_turn=gamma)
     if stat_unit != "call":
         raise ValueError("gamma_turn: a trajectory is worth the sum of its rewards already; needs stat_unit call")
     turns, rounds = _column(batch, "turn"), _column(batch, "round")
@@ -166,15 +166,6 @@ def _check_prompts(batch: CreditBatch, units: Sequence[Sequence[int]]) -> None:
     for call in calls[1:]:
         if prompts[call] != prompts[calls[0]]:
             raise ValueError(
-                f"{_where(batch, call)} answered another prompt than {_where(batch, calls[0])}, though both are "
+                f"{batch.where(call)} answered another prompt than {batch.where(calls[0])}, though both are "
                 "alternatives in one group"
             )
-
-
-def _where(batch: CreditBatch, call: int) -> str:
-    return f"row of uid {batch.uid[call]}, episode {batch.episode[call]}, agent {batch.agent[call]}"
-
-
-def _check_option(name: str, value: str, known: Sequence[str]) -> None:
-    if value not in known:
-        raise ValueError(f"{name}: {value!r} is none of {', '.join(known)}")

@@ -19,6 +19,8 @@ from collections.abc import Hashable, Mapping, Sequence
 import torch
 from torch import Tensor
 
+from recipe.dag.credit.options import check_choice
+
 LEVELS = ("sequence_sum", "sequence_mean", "clamped")
 """sequence_sum: the exact ratio of what an agent said in an episode, all its tokens. sequence_mean: exp of the mean
 log-ratio of its tokens (as in GSPO), an approximation that long answers cannot blow up. clamped: the exact ratio kept
@@ -40,8 +42,7 @@ def log_ratio(
     """Per episode, log(pi_new / pi_old) of what one agent said in it. `new` and `old`: log-probs (nats), one tensor per
     row; `mask`: True where sampled; `episode`: which one each row belongs to (several rows may belong to one). Episodes
     in which the agent sampled nothing are left out."""
-    if level not in LEVELS:
-        raise ValueError(f"ratio level: {level!r} is none of {', '.join(LEVELS)}")
+    check_choice("ratio level", level, LEVELS)
     if not bound >= 1.0:
         raise ValueError(f"bound: {bound} is not at least 1")
     parts: dict[Hashable, list[Tensor]] = defaultdict(list)

@@ -16,6 +16,8 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
+from recipe.dag.credit.options import check_units
+
 
 class Encoder(Protocol):
     """Texts to features, frozen."""
@@ -124,8 +126,7 @@ class Target:
     @torch.no_grad()
     def follow(self, online: nn.Module, tau: float = 1.0) -> None:
         """Go `tau` of the way to the online weights; 1 copies them."""
-        if not 0.0 <= tau <= 1.0:
-            raise ValueError(f"tau: {tau} is not between 0 and 1")
+        check_units(tau=tau)
         for mine, theirs in zip(self.module.state_dict().values(), online.state_dict().values(), strict=True):
             mine.copy_(torch.lerp(mine, theirs, tau) if mine.is_floating_point() and tau < 1.0 else theirs)
 
@@ -135,9 +136,7 @@ def td_targets(rewards: Tensor, values: Tensor, turns: Tensor, *, gamma_turn: fl
     target's team value of the calls of each turn; `turns` [E]: how many each episode had. The last turn's target is its
     reward; before it, r_t + gamma_turn ((1 - lam) Q'_{t+1} + lam y_{t+1}). lam = 1 is the Monte-Carlo return, which
     reads no values. 0 behind an episode's end."""
-    for name, value in (("gamma_turn", gamma_turn), ("lam", lam)):
-        if not 0.0 <= value <= 1.0:
-            raise ValueError(f"{name}: {value} is not between 0 and 1")
+    check_units(gamma_turn=gamma_turn, lam=lam)
     values, out = values.detach(), torch.zeros_like(rewards)
     for t in range(rewards.shape[1] - 1, -1, -1):
         target = rewards[:, t]

@@ -10,6 +10,8 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from recipe.dag.credit.options import check_units
+
 
 def team_local(rewards: Tensor, mask: Tensor, *, team: float = 1.0, local: float = 1.0) -> Tensor:
     """`team` times the mean reward of the agents that moved in this turn, plus `local` times one's own (AT-GRPO,
@@ -26,7 +28,7 @@ def shared(rewards: Tensor, mask: Tensor) -> Tensor:
 def discounted(rewards: Tensor, mask: Tensor, *, gamma: float = 1.0) -> Tensor:
     """One's own reward and one's later ones, discounted by `gamma` per turn; a turn in which the agent did not move
     discounts, too, because time passed for its peers."""
-    _check_unit("gamma", gamma)
+    check_units(gamma=gamma)
     own, later = _clean(rewards, mask), torch.zeros_like(rewards[:, 0])
     out = torch.zeros_like(own)
     for t in range(rewards.shape[1] - 1, -1, -1):
@@ -38,7 +40,7 @@ def discounted(rewards: Tensor, mask: Tensor, *, gamma: float = 1.0) -> Tensor:
 def verifier_sum(scores: Tensor, mask: Tensor, *, gamma: float = 0.3) -> Tensor:
     """MAPoRL's reward (arXiv 2502.18439): one's own score and the discounted means over agents of the later turns,
     divided by the sum of the discounts, so that it stays a score. A turn in which nobody moved has no weight."""
-    _check_unit("gamma", gamma)
+    check_units(gamma=gamma)
     own = _clean(scores, mask)
     means, moved = _mean(own, mask, dim=2), mask.any(2).to(own.dtype)
     future, weight = torch.zeros_like(means[:, 0]), torch.zeros_like(means[:, 0])
@@ -103,8 +105,3 @@ def _history(rewards: Tensor, mask: Tensor) -> tuple[Tensor, Tensor, Tensor]:
     count = mask.cumsum(1) - mask.long()
     earlier = (own.cumsum(1) - own) / count.clamp_min(1)
     return own, earlier, count > 0
-
-
-def _check_unit(name: str, value: float) -> None:
-    if not 0.0 <= value <= 1.0:
-        raise ValueError(f"{name}: {value} is not between 0 and 1")

@@ -12,14 +12,15 @@ from collections import Counter
 from collections.abc import Hashable, Mapping, Sequence
 from dataclasses import dataclass
 
+from recipe.dag.credit.options import check_choice
+
 TIES = ("first", "none")
 
 
 def majority(ballots: Sequence[Hashable | None], ties: str = "first") -> Hashable | None:
     """The most frequent ballot. Among equally frequent ones, the one that was cast first (`ties="first"`), or nobody
     (`"none"`). None if nobody cast one."""
-    if ties not in TIES:
-        raise ValueError(f"ties: {ties!r} is none of {', '.join(TIES)}")
+    check_choice("ties", ties, TIES)
     counts = Counter(ballot for ballot in ballots if ballot is not None)
     most = max(counts.values(), default=0)
     leaders = [ballot for ballot, count in counts.items() if count == most]
