@@ -74,7 +74,10 @@ def start(
 
 
 def finish(run: subprocess.Popen, out: Path) -> dict[int, dict]:
-    assert run.wait(timeout=400) == 0, (out.parent / f"{out.name}.log").read_text()[-4000:]
+    try:
+        assert run.wait(timeout=400) == 0, (out.parent / f"{out.name}.log").read_text()[-4000:]
+    finally:
+        run.kill()  # it would train on beside the tests that follow
     return steps(out)
 
 
