@@ -4,7 +4,7 @@
 
 Each run goes through `recipe.dag.main`, with workflows/workflow_retool_ma.yaml and another `algorithm` (written to
 OUTPUT/ESTIMATOR.yaml). Runs of one seed start from one model. Writes table.md and figure.png; a run that was killed
-goes on where it was, and a finished one is not run again. Three to five minutes a run on two cores.
+goes on where it was, and a finished one is not run again. Three to five minutes a run on two cores, an hour in all.
 
 Tokens are those that the policy sampled while it learned. Runs have equal steps of equally many episodes, but not of
 equally long answers; curves and table end where the run with the fewest tokens ends.
