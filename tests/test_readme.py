@@ -93,6 +93,10 @@ EXPLAINED = {
     "python examples/games/compare.py": ("takes a minute", GAMES),
     "bash examples/games/run_tiny_cpu.sh": ("takes minutes and installs", PLAY),
     "python examples/games/curves.py": ("needs runs", CURVES),
+    "python examples/compare_estimators.py": (
+        "takes an hour",
+        "tests/examples/test_examples_compare_estimators.py::test_every_run_is_started_as_its_configuration_has_it",
+    ),
 }
 MADE_BY_A_RUN = ("data/", "outputs/", "model/", "tensorboard/", "checkpoints/")
 

@@ -5,6 +5,7 @@ from pathlib import Path
 
 import pytest
 
+from recipe.dag.main import compose_config
 from recipe.dag.workflow.loader import load_workflow
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -60,6 +61,30 @@ def test_the_run_with_the_fewest_tokens_sets_the_budget(tmp_path):
     assert rows["long"].startswith("| long | 0.100 | 0.100 | 0.400 | 0.400 |")  # its 30 tokens are beyond the 20
     assert (tmp_path / "figure.png").stat().st_size > 10_000
     assert (tmp_path / "table.md").read_text() == table
+
+
+def test_every_run_is_started_as_its_configuration_has_it(tmp_path, monkeypatch, capsys):
+    started = []
+
+    def run(arguments, log):
+        if arguments[1] != "recipe.dag.main":
+            return
+        name, folder, overrides = arguments[5], Path(arguments[3]), arguments[6:]
+        config = compose_config(name, overrides, folder)
+        started.append(
+            (Path(config.workflow).stem, config.seed, config.model_path, config.trainer.total_training_steps)
+        )
+        assert config.data.train_files == str(tmp_path / f"seed{config.seed}" / "data" / "train.parquet")
+        assert config.data.val_files == str(tmp_path / f"seed{config.seed}" / "data" / "test.parquet")
+        assert config.trainer.save_freq == 7
+        metrics(Path(config.output_dir) / "metrics.jsonl", [0.1, 0.5], {0: 0.1, 2: 0.5}, 10.0)
+
+    monkeypatch.setattr(compare, "run", run)
+    given = ["--seeds", "0", "4", "--steps", "2", "--output", str(tmp_path), "--", "trainer.save_freq=7"]
+    compare.main(given)
+    models = {seed: str(tmp_path / f"seed{seed}" / "model") for seed in (0, 4)}
+    assert started == [(name, seed, models[seed], 2) for seed in (0, 4) for name in compare.ALGORITHMS]
+    assert capsys.readouterr().out.count("0.500") >= len(compare.ALGORITHMS)
 
 
 def test_a_run_that_fails_shows_the_end_of_its_log(tmp_path):
