@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import asyncio
 import json
 from dataclasses import replace
 
@@ -9,6 +10,7 @@ from recipe.dag.episode.record import Call, Episode
 from recipe.dag.episode.reward import share
 from recipe.dag.episode.rows import rows_of
 from recipe.dag.errors import UserError
+from recipe.dag.report.metrics import rollout_metrics
 
 HEAD = "from recipe.dag.errors import GraderFault\nimport asyncio, threading\nimport numpy as np\n"
 
@@ -288,3 +290,29 @@ def test_a_node_without_a_function_leaves_the_rewards_to_the_env(world):
 def test_a_reward_that_is_no_function_is_refused(world):
     with pytest.raises(UserError, match="node r0: reward.py is no function"):
         world.runner(scored(world, "return {}", executable_ref="reward.py"))
+
+
+def test_a_coachs_answer_that_cannot_be_read_is_no_score_but_a_counted_fault(world):
+    """As in MARTI's coaching, where such an answer counts 5 of 10."""
+    code = """
+import re
+
+REPLIES = {"u0": "Score: 8", "u1": "I would rather not say.", "u2": "Score: 0"}
+
+def coach(episode):
+    found = re.fullmatch(r"Score: (\\d+)", REPLIES[episode.uid])
+    if found is None:
+        raise ValueError(f"no score in {REPLIES[episode.uid]!r}")
+    return {"agent0": int(found[1]) / 10}
+"""
+    nodes = [
+        {"node_id": "solve"},
+        {"node_id": "coach", "node_role": "REWARD", "dependencies": ["solve"], "executable_ref": "coach.py:coach"},
+    ]
+    runner = world.runner(world.workflow(nodes, files={"coach.py": code}))
+    episodes = [asyncio.run(runner.run(world.sample(), uid, 0, step=0)) for uid in ("u0", "u1", "u2")]
+    assert [(row.uid, row.reward) for row in rows_of(episodes)] == [("u0", 0.8), ("u2", 0.0)]
+    assert episodes[1].calls[0].reward is None and "no score in" in episodes[1].fault["message"]
+    metrics = rollout_metrics(episodes)
+    assert metrics["faults/reward"] == 1.0 and metrics["episode/masked"] == pytest.approx(1 / 3)
+    assert metrics["agent/agent0/reward/mean"] == pytest.approx(0.4)
