@@ -16,6 +16,7 @@ from typing import Any
 from recipe.dag.credit.critic import Said, history_parts
 from recipe.dag.episode.record import Episode
 from recipe.dag.episode.row import Row
+from recipe.dag.train.said import question_of
 
 SHORTEST = 16
 """Characters to which messages are shortened at most; the mark of what is left out has half as many."""
@@ -50,12 +51,11 @@ class JointReader:
         return replace(row, prompt_ids=self._history(episode, row.call_positions[0], owner, room))
 
     def _history(self, episode: Episode, position: int, owner: str, room: int) -> list[int]:
-        question = "\n\n".join(str(message["content"]) for message in episode.sample["prompt"])
         said = [Said(call.agent, call.turn, call.text) for call in episode.calls[:position]]
         speaker, chars = episode.calls[position].agent, self.max_chars
         self.rows += 1
         while True:
-            parts = history_parts(question, said, speaker, max_chars=chars)
+            parts = history_parts(question_of(episode), said, speaker, max_chars=chars)
             ids = list(chain.from_iterable(self._ids(owner, part) for part in parts))
             if len(ids) <= room:
                 return ids

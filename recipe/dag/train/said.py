@@ -68,5 +68,4 @@ def layout_of(workflow: Workflow, moves: Sequence[Move]) -> Layout:
 
 def question_of(episode: Episode) -> str:
     """What all siblings were asked."""
-    contents = (message["content"] for message in episode.sample["prompt"])
-    return "\n\n".join(content if isinstance(content, str) else str(content) for content in contents)
+    return "\n\n".join(str(message["content"]) for message in episode.sample["prompt"])
