@@ -71,14 +71,12 @@ def train(name: str, seed: int, output: Path, steps: int, overrides: list[str]) 
     folder.mkdir(parents=True, exist_ok=True)
     arguments = ["--config-path", str(ROOT / "recipe" / "retool_ma" / "config"), "--config-name", "tiny_cpu"]
     arguments += [f"workflow={workflow}", f"seed={seed}", f"output_dir={folder}", f"model_path={shared / 'model'}"]
-    arguments += [f"data.{kind}_files={shared / 'data' / name}.parquet" for kind, name in FILES.items()]
+    data = shared / "data"
+    arguments += [f"data.train_files={data / 'train.parquet'}", f"data.val_files={data / 'test.parquet'}"]
     arguments += [f"trainer.experiment_name={folder.name}", f"trainer.total_training_steps={steps}"]
     run(["-m", "recipe.dag.main", *arguments, "trainer.logger=[console]", *overrides], folder / "run.log")
     print(f"{name}, seed {seed}: done", flush=True)
     return folder / "metrics.jsonl"
-
-
-FILES = {"train": "train", "val": "test"}
 
 
 def run(arguments: list[str], log: Path) -> None:

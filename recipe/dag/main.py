@@ -84,15 +84,16 @@ def choose_platform(config: DictConfig) -> str:
 
 def prepare_environment(platform: str) -> None:
     """What verl and every Ray process must find in their environment; before `import verl`."""
-    import torch
-
     # verl lists the engines that are not installed, one warning each
     warnings.filterwarnings("ignore", message=r"\w+ engine is not available")
+    threads = os.cpu_count() or 1
     if platform == "cpu":
         os.environ["VERL_PLATFORM"] = "cpu"
+    else:
+        import torch
+
+        threads = (threads - 2) // max(1, torch.cuda.device_count())
     # Ray gives a process one thread; optimizers in host memory (FSDP2's offloading) want what there is
-    cores = os.cpu_count() or 1
-    threads = cores if platform == "cpu" else (cores - 2) // max(1, torch.cuda.device_count())
     os.environ.setdefault("OMP_NUM_THREADS", str(max(1, threads)))
     modules = [m for m in os.environ.get("VERL_USE_EXTERNAL_MODULES", "").split(",") if m]
     if "recipe.dag.platform.plugin" not in modules:
