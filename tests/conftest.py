@@ -196,3 +196,14 @@ def engine(tiny_model, tmp_path_factory) -> SimpleNamespace:
             os.environ.pop(name, None)
             if name in before:
                 os.environ[name] = before[name]
+
+
+@pytest.fixture
+def one_thread():
+    """For tiny tensors: threads that wait for a busy core would cost a hundred times the work."""
+    import torch
+
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(threads)

@@ -3,7 +3,6 @@ from __future__ import annotations
 from collections.abc import Callable
 
 import pytest
-import torch
 
 from recipe.dag.episode.row import Row
 
@@ -76,9 +75,5 @@ def merge() -> Callable[[list[Row]], Row]:
 
 
 @pytest.fixture(autouse=True)
-def one_thread():
-    """Tensors here are tiny; threads that wait for a busy core would cost a hundred times the work."""
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(threads)
+def _alone(one_thread):
+    """For every test here."""

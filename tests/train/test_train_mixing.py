@@ -19,18 +19,12 @@ from recipe.dag.train.setup import check_samples
 from recipe.dag.train.step import TrainingStep
 from recipe.dag.workflow.loader import load_workflow
 
+pytestmark = pytest.mark.usefixtures("one_thread")
+
 WORDS = [f"word {i}" for i in range(12)]
 QUESTIONS = [f"question {i}" for i in range(6)]
 ASKED = 8
 SIBLINGS = 8
-
-
-@pytest.fixture(autouse=True)
-def one_thread():
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(threads)
 
 
 def encode(texts) -> torch.Tensor:
