@@ -316,6 +316,8 @@ nodes:
   - {node_id: act, node_type: MODEL_INFERENCE, node_role: ROLLOUT, agent: actor, dependencies: [reason]}
   - {node_id: reward, node_type: COMPUTE, node_role: REWARD, dependencies: [act], executable_ref: score.py:score}
 """
+TWO_STEPS = ["trainer.total_training_steps=2", "trainer.test_freq=-1", "trainer.val_before_train=false"]
+TWO_STEPS.append("trainer.logger=[console]")
 SCORE = """
 def score(episode):
     said = "".join(call.text for call in episode.calls)
@@ -323,14 +325,27 @@ def score(episode):
 """
 
 
+def two_steps(material, tmp_path, workflow: str, score: str, *overrides: str) -> tuple[dict[int, dict], Path]:
+    """(metrics by step, the run's folder) of two steps of `workflow`, whose rewards `score` gives."""
+    (tmp_path / "score.py").write_text(score)
+    (tmp_path / "workflow.yaml").write_text(workflow)
+    out = tmp_path / "first"
+    run = start(material, out, *TWO_STEPS, *overrides, workflow=tmp_path / "workflow.yaml")
+    return finish(run, out), out
+
+
+def goes_on_from(checkpoint: Path, material, tmp_path, metrics: dict[int, dict]) -> None:
+    """A run that resumes from the first step's checkpoint makes the second step as `two_steps` did."""
+    resume = ["trainer.resume_mode=resume_path", f"trainer.resume_from_path={checkpoint}"]
+    again = tmp_path / "again"
+    run = start(material, again, *TWO_STEPS, *resume, workflow=tmp_path / "workflow.yaml")
+    resumed = finish(run, again)
+    assert list(resumed) == [2]
+    assert comparable(resumed[2]) == pytest.approx(comparable(metrics[2]), rel=1e-5, abs=1e-6)
+
+
 def test_policies_with_a_shared_critic_take_turns_and_go_on_after_a_checkpoint(material, tmp_path):
-    (tmp_path / "score.py").write_text(SCORE)
-    workflow = tmp_path / "chained.yaml"
-    workflow.write_text(CHAINED)
-    short = ["trainer.total_training_steps=2", "trainer.test_freq=-1", "trainer.val_before_train=false"]
-    short.append("trainer.logger=[console]")
-    out = tmp_path / "chained"
-    metrics = finish(start(material, out, *short, workflow=workflow), out)
+    metrics, out = two_steps(material, tmp_path, CHAINED, SCORE)
 
     for step, (learns, waits) in enumerate([("reasoner", "actor"), ("actor", "reasoner")], start=1):
         assert metrics[step][f"policy/{learns}/grad_norm"] > 0 and f"policy/{waits}/grad_norm" not in metrics[step]
@@ -341,12 +356,7 @@ def test_policies_with_a_shared_critic_take_turns_and_go_on_after_a_checkpoint(m
     first = out / "checkpoints" / "global_step_1"
     assert (first / "reasoner" / "critic").is_dir() and not (first / "actor" / "critic").exists()
     assert json.loads((first / "run.json").read_text())["drawn"] == 1
-
-    again = tmp_path / "again"
-    resume = ["trainer.resume_mode=resume_path", f"trainer.resume_from_path={first}"]
-    resumed = finish(start(material, again, *short, *resume, workflow=workflow), again)
-    assert list(resumed) == [2]
-    assert comparable(resumed[2]) == pytest.approx(comparable(metrics[2]), rel=1e-5, abs=1e-6)
+    goes_on_from(first, material, tmp_path, metrics)
 
 
 MIXED = """
@@ -374,36 +384,19 @@ def score(episode):
 
 
 def test_a_mixer_divides_the_teams_reward_and_goes_on_after_a_checkpoint(material, tmp_path):
-    (tmp_path / "score.py").write_text(LENGTHS)
-    workflow = tmp_path / "mixed.yaml"
-    workflow.write_text(MIXED)
-    short = ["trainer.total_training_steps=2", "trainer.test_freq=-1", "trainer.val_before_train=false"]
-    short.append("trainer.logger=[console]")
-    out = tmp_path / "mixed"
-    metrics = finish(start(material, out, *short, workflow=workflow), out)
+    metrics, out = two_steps(material, tmp_path, MIXED, LENGTHS)
     assert metrics[1]["mixer/weight"] == 0.0
     for step in (1, 2):  # all of the reward is the judge's, who does not learn: it comes to the others by credit
         assert metrics[step]["policy/main/grad_norm"] > 0 and metrics[step]["policy/main/rows"] == 64
         assert metrics[step]["mixer/loss"] > 0 and metrics[step]["mixer/explained_variance"] < 1
     first = out / "checkpoints" / "global_step_1"
     assert (first / "mixer.pt").is_file()
-
-    again = tmp_path / "again"
-    resume = ["trainer.resume_mode=resume_path", f"trainer.resume_from_path={first}"]
-    resumed = finish(start(material, again, *short, *resume, workflow=workflow), again)
-    assert list(resumed) == [2]
-    assert comparable(resumed[2]) == pytest.approx(comparable(metrics[2]), rel=1e-5, abs=1e-6)
+    goes_on_from(first, material, tmp_path, metrics)
 
 
 def test_two_policies_train_with_one_critic_of_what_both_said(material, tmp_path):
-    (tmp_path / "score.py").write_text(SCORE)
-    workflow = tmp_path / "central.yaml"
     central = CHAINED.replace("estimator: gae_chain, lam: 0.95", "estimator: mappo").replace(", train_cycle: 1", "")
-    workflow.write_text(central)
-    short = ["trainer.total_training_steps=2", "trainer.test_freq=-1", "trainer.val_before_train=false"]
-    short += ["trainer.logger=[console]", "trainer.save_freq=-1"]
-    out = tmp_path / "central"
-    metrics = finish(start(material, out, *short, workflow=workflow), out)
+    metrics, _ = two_steps(material, tmp_path, central, SCORE, "trainer.save_freq=-1")
 
     for step in (1, 2):
         for name in ("reasoner", "actor"):
