@@ -134,8 +134,8 @@ CATALOGUE: tuple[Entry, ...] = (
     _estimator(
         "mappo",
         "arXiv 2103.01955",
-        "all trained policies share one critic; it reads all that was said, but not what an env showed; rewards are "
-        "not copied to other agents",
+        "all trained policies share one critic, which reads all that was said and shown; rewards are not copied to "
+        "other agents",
         "credit.critic:mappo",
         **{"level": "action", **GAE, "lam": 0.95, "history_chars": 4000},
     ),

@@ -189,11 +189,21 @@ def test_unknown_options_and_missing_positions_are_refused(make_row):
 
 def test_joint_history_holds_what_all_said_and_tells_roles_and_speakers_apart():
     said = [Said("a", 0, "four"), Said("b", 0, "x" * 20 + "y" * 10)]
-    text = joint_history("2 + 2?", said, "a", max_chars=10)
+    a, b = Said("a", 1, "not yet said"), Said("b", 1, "")
+    text = joint_history("2 + 2?", said, a, max_chars=10)
     assert text == "2 + 2?\n\n[turn 0] a:\nfour\n\n[turn 0] b:\nxxxxx\n[...]\nyyyyy\n\n[next] a:"
-    assert joint_history("q", [Said("a", 0, "x"), Said("b", 0, "y")], "a") != joint_history(
-        "q", [Said("a", 0, "y"), Said("b", 0, "x")], "a"
+    assert joint_history("q", [Said("a", 0, "x"), Said("b", 0, "y")], a) != joint_history(
+        "q", [Said("a", 0, "y"), Said("b", 0, "x")], a
     )
-    assert joint_history("q", said, "a") != joint_history("q", said, "b")
+    assert joint_history("q", said, a) != joint_history("q", said, b)
     with pytest.raises(ValueError, match="max_chars: 1"):
-        joint_history("q", said, "a", max_chars=1)
+        joint_history("q", said, a, max_chars=1)
+
+
+def test_joint_history_holds_what_envs_showed_once_a_turn():
+    said = [Said("a", 0, "left", shown="a door"), Said("b", 0, "right", shown="a door"), Said("a", 1, "up", "a wall")]
+    text = joint_history("Out?", said, Said("b", 1, "", shown="x" * 9), max_chars=6)
+    assert text == (
+        "Out?\n\n[turn 0] shown to a:\na door\n\n[turn 0] a:\nleft\n\n[turn 0] b:\nright"
+        "\n\n[turn 1] shown to a:\na wall\n\n[turn 1] a:\nup\n\n[turn 1] shown to b:\nxxx\n[...]\nxxx\n\n[next] b:"
+    )

@@ -52,7 +52,7 @@ def test_an_env_lives_through_its_episode_and_speaks_per_agent(world):
     assert [call.reward for call in episode.calls] == [1.0, 1.0, 1.0, 2.0]
     seen = [call.prompt_text.split("Observation:\n")[1].split("<")[0] for call in episode.calls]
     # b sees what was there before its own step of this turn.
-    assert seen == ["start0", "start1", "obs0.1", "obs1.1"]
+    assert seen == ["start0", "start1", "obs0.1", "obs1.1"] == [call.observation for call in episode.calls]
     reset, first, second, close = load_object("env.py:E", flow.path).log
     assert reset[:2] == ("reset", "4") and 0 <= reset[2] < 2**31
     assert (first, second, close) == ((["01", "12"], "4"), (["03", "14"], "4"), "close")

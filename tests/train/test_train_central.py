@@ -72,6 +72,19 @@ def test_before_a_call_stands_what_was_said_before_it_and_the_response_is_its_ow
     assert rows[2].prompt_ids == [1, 2]
 
 
+def test_what_envs_showed_stands_there_too_and_shrinks_like_a_message():
+    row, one = rows_of([episode()], merge=False)[0], reader(limit=60, max_chars=50)
+    one.episodes["u", 0].calls[0].observation = "o" * 50
+    assert (
+        text_of(one("b", row))
+        == f"2 + 2?\n\n[turn 0] shown to left:\n{'o' * 8}\n[...]\n{'o' * 8}\n\n[next] left:"[-58:]
+    )
+    assert one.shortened == 1
+    one = reader()
+    one.episodes["u", 0].calls[0].observation = "a door"
+    assert text_of(one("b", row)) == "2 + 2?\n\n[turn 0] shown to left:\na door\n\n[next] left:"
+
+
 def test_a_message_is_encoded_once_however_many_histories_it_stands_in():
     asked, rows = [], rows_of([episode()], merge=False)
     one = reader()

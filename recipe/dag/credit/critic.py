@@ -22,32 +22,46 @@ from recipe.dag.credit.whiten import standardised_by
 
 @dataclass(frozen=True)
 class Said:
-    """A message of the joint history."""
+    """A move of the joint history."""
 
     agent: str
     turn: int
     text: str
+    shown: str = ""
+    """What an env had shown the agent before."""
 
 
-def joint_history(question: str, said: Sequence[Said], speaker: str, *, max_chars: int = 4000) -> str:
-    """What a centralised critic reads before `speaker` moves: the question, who said what in which turn, and who is to
-    move. A message longer than `max_chars` keeps its beginning and its end; none is left out. Roles are written out, so
-    agents that say the same are told apart."""
+def joint_history(question: str, said: Sequence[Said], speaker: Said, *, max_chars: int = 4000) -> str:
+    """What a centralised critic reads before `speaker` moves: the question, who was shown and said what in which turn,
+    what the speaker is shown, and who it is. Its text is not read. A piece longer than `max_chars` keeps its beginning
+    and its end; none is left out, but for an observation that several see in one turn, which stands there once. Roles
+    are written out, so agents that say the same are told apart."""
     return "".join(history_parts(question, said, speaker, max_chars=max_chars))
 
 
-def history_parts(question: str, said: Sequence[Said], speaker: str, *, max_chars: int = 4000) -> list[str]:
-    """The joint history in pieces: the question, one for each message, and who is to move. A later call's history
-    begins with the pieces of an earlier one's, but for the last."""
+def history_parts(question: str, said: Sequence[Said], speaker: Said, *, max_chars: int = 4000) -> list[str]:
+    """The joint history in pieces: the question, one for each observation and message, and who is to move. A later
+    call's history begins with the pieces of an earlier one's, but for the last."""
     if max_chars < 2:
         raise ValueError(f"max_chars: {max_chars} is not at least 2")
-    parts = [question]
+    parts, seen = [question], set[tuple[int, str]]()
+
+    def show(by: Said) -> None:
+        if by.shown and (by.turn, by.shown) not in seen:
+            seen.add((by.turn, by.shown))
+            parts.append(f"\n\n[turn {by.turn}] shown to {by.agent}:\n{_shortened(by.shown, max_chars)}")
+
     for message in said:
-        text = message.text
-        if len(text) > max_chars:
-            text = f"{text[: max_chars // 2]}\n[...]\n{text[len(text) - max_chars // 2 :]}"
-        parts.append(f"\n\n[turn {message.turn}] {message.agent}:\n{text}")
-    return [*parts, f"\n\n[next] {speaker}:"]
+        show(message)
+        parts.append(f"\n\n[turn {message.turn}] {message.agent}:\n{_shortened(message.text, max_chars)}")
+    show(speaker)
+    return [*parts, f"\n\n[next] {speaker.agent}:"]
+
+
+def _shortened(text: str, max_chars: int) -> str:
+    if len(text) <= max_chars:
+        return text
+    return f"{text[: max_chars // 2]}\n[...]\n{text[len(text) - max_chars // 2 :]}"
 
 
 def ippo(

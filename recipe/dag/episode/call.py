@@ -21,7 +21,7 @@ from recipe.dag.episode.record import Call, Episode, Generation, ToolResult
 from recipe.dag.episode.seeds import generation_seed
 from recipe.dag.episode.tasks import limited
 from recipe.dag.episode.tool_loop import answer, call_tool, requests_in
-from recipe.dag.errors import HookFault, TimeoutFault, UserError, boundary
+from recipe.dag.errors import EnvFault, HookFault, TimeoutFault, UserError, boundary
 from recipe.dag.tools.tool import Tool
 from recipe.dag.workflow.schema import Workflow
 
@@ -99,6 +99,9 @@ class Caller:
     async def _prompt(self, call: Call, context: Context, attempt: Attempt, transcript: str | None) -> None:
         tokenizer = self.endpoint.tokenizer
         given: list[int] = []
+        if context.obs is not None:
+            with boundary(EnvFault, self.where):
+                call.observation = str(context.obs)
         if self.hooks.pre is not None and transcript is not None and not self.hooks.pre.names_context:
             given = list(tokenizer.encode(transcript, add_special_tokens=False))
         elif self.hooks.pre is not None:

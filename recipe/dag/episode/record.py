@@ -61,6 +61,8 @@ class Call:
     rollout_log_probs: list[float] = field(default_factory=list)
     """0.0 where the mask is 0."""
     prompt_text: str = ""
+    observation: str = ""
+    """What its env had shown the agent before; empty where it watches none."""
     text: str = ""
     """What the agent hands over: the answer without special tokens, or what post_process made of it."""
     parsed: dict[str, Any] = field(default_factory=dict)

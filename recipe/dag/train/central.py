@@ -1,7 +1,7 @@
 """What a centralised critic reads: the joint history in place of the agent's own prompt (MAPPO, credit/critic.py).
 
-Invariant: before a call stands all that was said in the episode before it, and nothing else that was said: the calls
-of an episode stand in causal order, so none of the earlier ones is an answer to it. A message of a peer that moved at
+Invariant: before a call stands all that was said and shown in the episode before it, and nothing else: the calls of an
+episode stand in causal order, so none of the earlier ones is an answer to it. A message of a peer that moved at
 the same time is read too, which a value may know since the call could not change it. The response is never cut. Pure,
 but for its count.
 """
@@ -51,8 +51,8 @@ class JointReader:
         return replace(row, prompt_ids=self._history(episode, row.call_positions[0], owner, room))
 
     def _history(self, episode: Episode, position: int, owner: str, room: int) -> list[int]:
-        said = [Said(call.agent, call.turn, call.text) for call in episode.calls[:position]]
-        speaker, chars = episode.calls[position].agent, self.max_chars
+        *said, speaker = (Said(c.agent, c.turn, c.text, c.observation) for c in episode.calls[: position + 1])
+        chars = self.max_chars
         self.rows += 1
         while True:
             parts = history_parts(question_of(episode), said, speaker, max_chars=chars)
@@ -60,7 +60,7 @@ class JointReader:
             if len(ids) <= room:
                 return ids
             self.shortened += chars == self.max_chars
-            if chars <= SHORTEST or not said:
+            if chars <= SHORTEST or not (said or speaker.shown):
                 return ids[len(ids) - max(room, 1) :]
             chars = max(chars // 2, SHORTEST)
 

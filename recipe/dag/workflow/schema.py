@@ -165,9 +165,9 @@ class Algorithm(Frozen):
         "qmix",
     ] = "grpo"
     """gae: over each row's own tokens. gae_chain: one chain over turns, agents and tokens of an episode (MARFT). ippo:
-    a critic per policy that reads what its agents read. mappo: one critic for all, which reads what everybody said.
-    `verl-dag algorithms` lists all with what they assume; rloo, magrpo, at_grpo, dr_mas and m_grpo are grpo with
-    options set."""
+    a critic per policy that reads what its agents read. mappo: one critic for all, which reads what everybody said and
+    was shown. `verl-dag algorithms` lists all with what they assume; rloo, magrpo, at_grpo, dr_mas and m_grpo are grpo
+    with options set."""
     group_by: tuple[Literal["uid", "agent", "role", "turn", "round", "node", "branch", "prompt_hash"], ...] = (
         "uid",
         "agent",
