@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
+from recipe.dag.workflow.checks.algorithm import warn_of_algorithm
 from recipe.dag.workflow.checks.policy import warn_of_policies
 from recipe.dag.workflow.checks.training import TRAINING, policy_of
 from recipe.dag.workflow.checks.whole import check_workflow
@@ -74,5 +75,5 @@ def _env_at_home(draft: Draft, name: str, env: EnvSpec) -> EnvSpec:
 
 
 def _warnings(draft: Draft) -> tuple[Problem, ...]:
-    found = [*draft.source.warnings, *warn_of_policies(draft)]
+    found = [*draft.source.warnings, *warn_of_policies(draft), *warn_of_algorithm(draft)]
     return tuple(each_once(found))

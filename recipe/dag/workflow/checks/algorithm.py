@@ -44,6 +44,20 @@ def check_algorithm(draft: Draft) -> Iterator[Problem]:
         yield say(("algorithm", "loss_agg"), message)
 
 
+def warn_of_algorithm(draft: Draft) -> Iterator[Problem]:
+    """What is legal, yet seldom meant."""
+    if "role" not in draft.algorithm.group_by:
+        return
+    policies_of: dict[str, dict[str, None]] = {}
+    for _, agent in draft.each_agent():
+        policies_of.setdefault(agent.role or agent.name, {})[agent.policy] = None
+    at = ("algorithm", "group_by", draft.algorithm.group_by.index("role"))
+    for role, policies in policies_of.items():
+        if len(policies) > 1:
+            message = f"role `{role}` has several policies ({', '.join(policies)}), whose calls are not compared"
+            yield draft.source.problem(at, message)
+
+
 def _branches(draft: Draft) -> bool:
     return bool(draft.loops) or any(node.when is not None for _, node in draft.each_node())
 
