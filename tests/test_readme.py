@@ -42,6 +42,11 @@ EXPLAINED = {
     "bash recipe/marft/run_tiny_cpu.sh": ("takes minutes and installs", TINY),
     "bash recipe/marft/run_tiny_cpu.sh 1": ("takes minutes and installs", TINY),
     "bash recipe/debate/run_tiny_cpu.sh": ("takes minutes and installs", TINY),
+    "bash recipe/cory/run_tiny_cpu.sh": ("takes minutes and installs", TINY),
+    "MODEL_PATH=MODEL WORKFLOW=workflows/workflow_cory.yaml bash recipe/retool_ma/run_qwen2_5-3b.sh": (
+        "needs a GPU",
+        REFUSAL,
+    ),
     "MODEL_PATH=MODEL WORKFLOW=workflows/workflow_debate.yaml bash recipe/retool_ma/run_qwen2_5-3b.sh": (
         "needs a GPU",
         REFUSAL,

@@ -111,6 +111,16 @@ def test_conditions_combine():
     assert check(all_of=[yes, {"any_of": [no, {"none_of": [no]}]}])
 
 
+def test_a_phase_is_training_unless_it_is_validation():
+    training, validation = Condition(phase="training"), Condition(phase="validation")
+    for validate in (False, True):
+        said = {"results": {}, "infos": {}, "sample": {}, "validate": validate}
+        assert holds(validation, **said) is validate
+        assert holds(training, **said) is not validate
+        assert holds(Condition(none_of=[{"all_of": [{"phase": "training"}]}]), **said) is validate
+    assert check(phase="training")
+
+
 def test_odd_samples_are_no_error():
     odd = {"blob": b"\x00", "set": {1, 2}, "mixed": {1: "a", "b": 2}}
     for path in odd:

@@ -19,6 +19,7 @@ from recipe.dag.workflow.schema import Condition
         ({"sample": "kind", "one_of": ["x", 1, False]}, "the sample's kind is one of 'x', 1, false"),
         ({"agree": ["a", "b", "c"]}, "a, b and c agree on answer"),
         ({"agree": ["a", "b"], "key": "plan"}, "a and b agree on plan"),
+        ({"none_of": [{"phase": "validation"}]}, "not (in validation)"),
         ({"none_of": [{"agree": ["a", "b"]}]}, "not (a and b agree on answer)"),
         (
             {

@@ -139,3 +139,9 @@ def test_policies_that_learn_one_after_the_other_are_said_to(tmp_path):
     (tmp_path / "score.py").write_text("def score(episode): return {}\n")
     (tmp_path / "debate.yaml").write_text(text)
     assert "policies one after the other (random)" in to_text(make_plan(load_workflow(tmp_path / "debate.yaml")))
+
+
+def test_roles_that_are_exchanged_are_said_to_be():
+    plan = make_plan(load_workflow(ROOT / "workflows" / "workflow_cory.yaml"))
+    assert (plan.exchange, plan.exchange_every) == (("pioneer", "observer"), 5)
+    assert "pioneer and observer exchange policies every 5 steps" in to_text(plan)

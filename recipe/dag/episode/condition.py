@@ -26,16 +26,24 @@ class Said(Protocol):
 
 
 def holds(
-    condition: Condition, results: Mapping[str, Said], infos: Mapping[str, Mapping[str, Any]], sample: Mapping[str, Any]
+    condition: Condition,
+    results: Mapping[str, Said],
+    infos: Mapping[str, Mapping[str, Any]],
+    sample: Mapping[str, Any],
+    *,
+    validate: bool = False,
 ) -> bool:
-    """`results` and `infos` (of the env that a node steps) by node id; nodes that have none yet are absent."""
+    """`results` and `infos` (of the env that a node steps) by node id; nodes that have none yet are absent. `validate`:
+    the episode is one of validation."""
     for group, verdict in (
         (condition.all_of, lambda parts: all(parts)),
         (condition.any_of, lambda parts: any(parts)),
         (condition.none_of, lambda parts: not any(parts)),
     ):
         if group is not None:
-            return verdict(holds(part, results, infos, sample) for part in group)
+            return verdict(holds(part, results, infos, sample, validate=validate) for part in group)
+    if condition.phase is not None:
+        return condition.phase == ("validation" if validate else "training")
     if condition.agree is not None:
         key = AGREE_KEY if condition.key is None else condition.key
         answers = [_said(results, name, key) for name in condition.agree]

@@ -107,7 +107,8 @@ class Rollout:
 
     def _holds(self, condition: Condition, reader: Reader, turn: Turn) -> bool:
         seen = view(self._graph, reader, turn, self._memory)
-        return holds(condition, seen.said, self._stage.infos(seen.infos), self._episode.sample)
+        infos, sample = self._stage.infos(seen.infos), self._episode.sample
+        return holds(condition, seen.said, infos, sample, validate=self._attempt.validate)
 
     async def _move(self, place: EpisodeNode, round: int, turn: Turn) -> None:
         slot, mover = (place.id, round), self._movers[place.id]

@@ -34,8 +34,9 @@ class Journal:
         self._warned = False
 
     def episodes(self, step: int, episodes: Iterable[Episode], split: str = "train") -> int:
-        """A line each: `step`, `split` ("train" or "val") and the episode's fields. Returns how many were written: the
-        step has room for `max_per_step` of each split, and a file that cannot be written is warned of once."""
+        """A line each: `step`, `split` ("train" or "validation") and the episode's fields. Returns how many were
+        written: the step has room for `max_per_step` of each split, and a file that cannot be written is warned of
+        once."""
         room = self.max_per_step - self._written[step, split]
         count = 0
         try:

@@ -26,6 +26,8 @@ def _words(condition: Condition, *, inside: bool) -> str:
     if condition.agree is not None:
         *most, last = condition.agree
         return f"{', '.join(most)} and {last} agree on {condition.key or 'answer'}"
+    if condition.phase is not None:
+        return f"in {condition.phase}"
     return f"{_subject(condition)} {_test(condition)}"
 
 

@@ -24,9 +24,9 @@ Scalar = Annotated[Any, AfterValidator(_scalar)]
 
 
 class Condition(Frozen):
-    """What decides a branch or ends a loop. One subject (node, env, sample or agree) with one test, or one of all_of,
-    any_of, none_of. A subject that is not there (a node that was skipped, a key that nobody set) fails every test but
-    `exists: false`."""
+    """What decides a branch or ends a loop. One subject (node, env or sample) with one test, or one of agree, phase,
+    all_of, any_of, none_of, which need none. A subject that is not there (a node that was skipped, a key that nobody
+    set) fails every test but `exists: false`."""
 
     node: str | None = None
     """The latest result of this rollout, vote or compute node: `parsed[key]`, or its text without a key."""
@@ -35,7 +35,9 @@ class Condition(Frozen):
     sample: str | None = None
     """A dotted path into the sample: `extra_info.level`."""
     agree: tuple[str, ...] | None = None
-    """These nodes' latest `parsed[key]` are there and all equal; needs no test."""
+    """These nodes' latest `parsed[key]` are there and all equal."""
+    phase: Literal["training", "validation"] | None = None
+    """What the episode is for; an evaluation counts as validation."""
     key: str | None = None
     """For `agree`, `answer` where absent."""
     equals: Scalar = None

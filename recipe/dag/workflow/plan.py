@@ -80,6 +80,10 @@ class Plan(Frozen):
     policy_loss: str
     happo_order: str | None
     """In which order the policies learn one after the other; None: side by side."""
+    exchange: tuple[str, ...]
+    """Agents whose policies change hands (CORY)."""
+    exchange_every: int | None
+    """Steps."""
     max_batches: int
     """That a step may roll out; more than 1 with dynamic sampling."""
     max_turns: int
@@ -111,6 +115,8 @@ def make_plan(workflow: Workflow) -> Plan:
         group_by=workflow.algorithm.group_by,
         policy_loss=workflow.algorithm.policy_loss,
         happo_order=workflow.algorithm.happo and workflow.algorithm.happo.order,
+        exchange=workflow.algorithm.cory.roles if workflow.algorithm.cory else (),
+        exchange_every=workflow.algorithm.cory and workflow.algorithm.cory.every,
         max_batches=workflow.algorithm.dynamic_sampling.max_batches if workflow.algorithm.dynamic_sampling else 1,
         max_turns=workflow.episode.max_turns,
         agents=agents,

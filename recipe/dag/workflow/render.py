@@ -123,6 +123,9 @@ def _credit(plan: Plan) -> str:
     groups = f", groups by {', '.join(plan.group_by)}" if grouped else ""
     loss = f", loss {plan.policy_loss}" if plan.policy_loss != "vanilla" else ""
     order = f", policies one after the other ({plan.happo_order.replace('_', ' ')})" if plan.happo_order else ""
+    if plan.exchange:
+        steps = f"{plan.exchange_every} steps" if plan.exchange_every > 1 else "step"
+        order += f", {' and '.join(plan.exchange)} exchange policies every {steps}"
     sampling = f", up to {plan.max_batches} batches a step" if plan.max_batches > 1 else ""
     return f"estimator {plan.estimator}{groups}{loss}{order}{sampling}"
 

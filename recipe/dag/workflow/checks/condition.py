@@ -15,7 +15,8 @@ from recipe.dag.workflow.problem import KeyPath, Problem, listing
 from recipe.dag.workflow.schema import EPISODE_ROLES, Condition, NodeRole
 
 JOINS = ("all_of", "any_of", "none_of")
-SUBJECTS = ("node", "env", "sample", "agree", *JOINS)
+UNTESTED = ("agree", "phase", *JOINS)
+SUBJECTS = ("node", "env", "sample", *UNTESTED)
 TESTS = ("equals", "one_of", "at_least", "at_most", "matches", "exists")
 
 
@@ -74,15 +75,15 @@ def _check_form(draft: Draft, condition: Condition, path: KeyPath) -> Iterator[P
     subject = subjects[0]
     for other in subjects[1:]:
         yield say((*path, other), f"a condition has one subject, here `{subject}`; join two with `all_of`", key=True)
+    for test in tests if subject in UNTESTED else ():
+        yield say((*path, test), f"`{subject}` needs no test; remove it", key=True)
     if subject in (*JOINS, "agree"):
-        for test in tests:
-            yield say((*path, test), f"`{subject}` needs no test; remove it", key=True)
         what, least = ("nodes", 2) if subject == "agree" else ("conditions", 1)
         if len(getattr(condition, subject)) < least:
             yield say((*path, subject), f"`{subject}` needs at least {least} {what if least > 1 else what[:-1]}")
-    elif not tests and not known:
+    elif subject not in UNTESTED and not tests and not known:
         yield say(path, f"`{subject}` needs a test: one of {listing(TESTS)}")
-    for test in () if subject in (*JOINS, "agree") else tests[1:]:
+    for test in () if subject in UNTESTED else tests[1:]:
         yield say((*path, test), f"a condition has one test, here `{tests[0]}`; join two with `all_of`", key=True)
     if condition.key is not None and subject not in ("node", "env", "agree"):
         yield say((*path, "key"), f"nobody reads `key` next to `{subject}`; remove it", key=True)

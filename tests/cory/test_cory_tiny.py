@@ -1,0 +1,47 @@
+"""CORY's laptop run: what its teacher shows, and that it fits the configured lengths."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from recipe.cory.teacher import REPEATED, WRONG_FIRST, Teacher
+from recipe.dag.errors import UserError
+from recipe.dag.reward.answer import extract_answer
+from recipe.dag.workflow.loader import load_workflow
+from recipe.tiny.build import encode
+from recipe.tiny.tokenizer import build_tokenizer
+
+ROOT = Path(__file__).parents[2]
+
+
+@pytest.fixture(scope="module")
+def lessons():
+    teacher = Teacher(load_workflow(ROOT / "workflows" / "workflow_cory.yaml"), 0)
+    return [(problem, teacher.teach(problem)) for problem in teacher.problems(1000, 64)]
+
+
+def test_the_teacher_is_careless_at_its_rates_and_the_observer_hears_the_pioneer(lessons):
+    said = [[extract_answer(d.answer, strict=True) for d in lesson] for _, lesson in lessons]
+    truths = [str(problem.answer) for problem, _ in lessons]
+    astray = [index for index, (first, _) in enumerate(said) if first != truths[index]]
+    followed = sum(said[index][0] == said[index][1] for index in astray)
+    # A number of the problem may happen to be its answer.
+    assert WRONG_FIRST - 0.15 <= len(astray) / len(said) <= WRONG_FIRST + 0.05
+    assert followed / len(astray) == pytest.approx(REPEATED, abs=0.06)
+    assert all({said[index][1]} <= {said[index][0], truths[index]} for index in range(len(said)))
+    for _, (pioneer, observer) in lessons:
+        assert f"pioneer said:\n{pioneer.answer}" in observer.messages[-1]["content"]
+
+
+def test_dialogues_fit_the_configured_lengths(lessons):
+    demonstrations = [d for _, lesson in lessons[:600] for d in lesson]
+    tokenizer = build_tokenizer(demonstrations)
+    for ids, in_answer in (encode(tokenizer, d) for d in demonstrations):
+        assert len(ids) - sum(in_answer) <= 120 and sum(in_answer) <= 16  # config/tiny_cpu.yaml
+
+
+def test_another_workflow_is_refused():
+    with pytest.raises(UserError, match="knows the nodes pioneer, observer, not solve_left"):
+        Teacher(load_workflow(ROOT / "workflows" / "workflow_debate.yaml"), 0)

@@ -1,0 +1,120 @@
+"""Algorithms that reach across policies, two steps each, through the whole path."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+
+from tests.end_to_end.runs import ROOT, episodes_of, goes_on_from, two_steps
+
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
+
+CHAINED = """
+dag_id: chained
+agents:
+  - {name: reasoner, policy: reasoner, sampling: {max_tokens: 12}}
+  - {name: actor, policy: actor, sampling: {max_tokens: 8}}
+policies:
+  reasoner: {model: {path: "${oc.env:MODEL_PATH}"}, critic: {lr: 1.0e-3}, train_cycle: 1}
+  actor: {model: {path: "${oc.env:MODEL_PATH}"}, critic: {share: reasoner}, train_cycle: 1, lr: 2.0e-3}
+episode: {max_turns: 2}
+algorithm: {estimator: gae_chain, lam: 0.95}
+nodes:
+  - {node_id: reason, node_type: MODEL_INFERENCE, node_role: ROLLOUT, agent: reasoner}
+  - {node_id: act, node_type: MODEL_INFERENCE, node_role: ROLLOUT, agent: actor, dependencies: [reason]}
+  - {node_id: reward, node_type: COMPUTE, node_role: REWARD, dependencies: [act], executable_ref: score.py:score}
+"""
+SCORE = """
+def score(episode):
+    said = "".join(call.text for call in episode.calls)
+    return {"reasoner": 0.0, "actor": len(set(said)) / (1 + len(said))}
+"""
+
+
+def test_policies_with_a_shared_critic_take_turns_and_go_on_after_a_checkpoint(material, tmp_path):
+    metrics, out = two_steps(material, tmp_path, CHAINED, SCORE)
+
+    for step, (learns, waits) in enumerate([("reasoner", "actor"), ("actor", "reasoner")], start=1):
+        assert metrics[step][f"policy/{learns}/grad_norm"] > 0 and f"policy/{waits}/grad_norm" not in metrics[step]
+        assert metrics[step]["policy/reasoner/critic/loss"] > 0 and "policy/actor/critic/loss" not in metrics[step]
+    assert metrics[2]["policy/actor/lr"] == 2e-3 and metrics[1]["policy/reasoner/lr"] != 2e-3
+    for name in ("reasoner", "actor"):
+        assert metrics[1][f"policy/{name}/critic/value_mean"] == 0 != metrics[2][f"policy/{name}/critic/value_mean"]
+    first = out / "checkpoints" / "global_step_1"
+    assert (first / "reasoner" / "critic").is_dir() and not (first / "actor" / "critic").exists()
+    assert json.loads((first / "run.json").read_text())["drawn"] == 1
+    goes_on_from(first, material, tmp_path, metrics)
+
+
+MIXED = """
+dag_id: mixed
+agents:
+  - {name: left, policy: main, sampling: {max_tokens: 8}}
+  - {name: right, policy: main, sampling: {max_tokens: 8}}
+  - {name: judge, policy: judge, sampling: {max_tokens: 4}}
+policies:
+  main: {model: {path: "${oc.env:MODEL_PATH}"}}
+  judge: {model: {path: "${oc.env:MODEL_PATH}"}, frozen: true}
+episode: {max_turns: 2}
+algorithm: {estimator: qmix, mixer: {lam: 0.5, encoder: {chunk: 16}, peers: {right: []}}}
+nodes:
+  - {node_id: left, node_type: MODEL_INFERENCE, node_role: ROLLOUT, agent: left}
+  - {node_id: right, node_type: MODEL_INFERENCE, node_role: ROLLOUT, agent: right}
+  - {node_id: judge, node_type: MODEL_INFERENCE, node_role: ROLLOUT, agent: judge, dependencies: [left, right]}
+  - {node_id: reward, node_type: COMPUTE, node_role: REWARD, dependencies: [judge], executable_ref: score.py:score}
+"""
+LENGTHS = """
+def score(episode):
+    said = [float(len(set(call.text))) for call in episode.calls if call.agent != "judge"]
+    return {"left": 0.0, "right": 0.0, "judge": sum(said) / 10}
+"""
+
+
+def test_a_mixer_divides_the_teams_reward_and_goes_on_after_a_checkpoint(material, tmp_path):
+    metrics, out = two_steps(material, tmp_path, MIXED, LENGTHS)
+    assert metrics[1]["mixer/weight"] == 0.0
+    for step in (1, 2):  # all of the reward is the judge's, who does not learn: it comes to the others by credit
+        assert metrics[step]["policy/main/grad_norm"] > 0 and metrics[step]["policy/main/rows"] == 64
+        assert metrics[step]["mixer/loss"] > 0 and metrics[step]["mixer/explained_variance"] < 1
+    first = out / "checkpoints" / "global_step_1"
+    assert (first / "mixer.pt").is_file()
+    goes_on_from(first, material, tmp_path, metrics)
+
+
+def test_two_policies_train_with_one_critic_of_what_both_said(material, tmp_path):
+    central = CHAINED.replace("estimator: gae_chain, lam: 0.95", "estimator: mappo").replace(", train_cycle: 1", "")
+    metrics, _ = two_steps(material, tmp_path, central, SCORE, "trainer.save_freq=-1")
+
+    for step in (1, 2):
+        for name in ("reasoner", "actor"):
+            assert metrics[step][f"policy/{name}/grad_norm"] > 0
+            assert metrics[step][f"policy/{name}/rows"] == 32  # 16 episodes of two turns, each call by itself
+        assert metrics[step]["policy/reasoner/critic/loss"] > 0 and "policy/actor/critic/loss" not in metrics[step]
+        assert metrics[step]["policy/reasoner/critic/history_shortened"] == 0
+    assert metrics[1]["policy/actor/critic/value_mean"] == 0 != metrics[2]["policy/actor/critic/value_mean"]
+
+
+SCORED_BY_LENGTH = """
+def right_answers(episode, judge):
+    assert episode.call_at(judge) is not None
+    episode.outcome = 0.0
+    return {call.agent: 0.1 + len(set(call.text)) / 10 for call in episode.calls}
+"""
+
+
+def test_roles_change_hands_and_the_pioneer_is_validated_alone(material, tmp_path):
+    cory = (ROOT / "workflows" / "workflow_cory.yaml").read_text().replace("every: 5", "every: 1")
+    cory = cory.replace("recipe/debate/hooks.py:right_answers", "score.py:right_answers").replace("512", "16")
+    metrics, out = two_steps(material, tmp_path, cory, SCORED_BY_LENGTH, "trainer.test_freq=2")
+
+    for step, (pioneer, observer) in enumerate([("first", "second"), ("second", "first")], start=1):
+        calls = [episode["calls"] for episode in episodes_of(out) if episode["step"] == step]
+        assert calls and all([call["policy"] for call in two] == [pioneer, observer] for two in calls)
+        assert all(one["reward"] == other["reward"] > 0 for one, other in calls)
+        assert all(metrics[step][f"policy/{name}/grad_norm"] > 0 for name in (pioneer, observer))
+    alone = episodes_of(out, "validation")
+    assert alone and all([call["policy"] for call in episode["calls"]] == ["first"] for episode in alone)
+    assert all([skip["node"] for skip in episode["skips"]] == ["observer"] for episode in alone)
+    assert metrics[2]["val/accuracy"] == 0.0
+    goes_on_from(out / "checkpoints" / "global_step_1", material, tmp_path, metrics, "trainer.test_freq=2")
