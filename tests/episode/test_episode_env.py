@@ -279,6 +279,28 @@ def test_what_is_no_env_is_refused_at_once(world, code, message):
 
 
 @pytest.mark.parametrize(
+    ("head", "actions"),
+    [
+        ("def step(self, actions, ground_truth):", "actions"),
+        ("def step(self, ground_truth, actions):", "actions"),
+        ("def step(self, *, actions, ground_truth):", "actions"),
+        ("async def step(self, actions, **kwargs):", "actions"),
+        ("def step(self, **kwargs):", "kwargs['actions']"),
+        ("@staticmethod\n    def step(ground_truth, actions):", "actions"),
+        ("@classmethod\n    def step(cls, ground_truth, actions):", "actions"),
+        ("def step(self, said, truth):", "said"),
+        ("def step(self, ground_truth, answer):", "ground_truth"),
+        ("def step(self, actions, ground_truth, /):", "actions"),
+        ("def step(self, *args):", "args[0]"),
+    ],
+)
+def test_a_step_gets_its_arguments_by_name_where_it_calls_them_so(world, head, actions):
+    code = f"class E:\n    {head}\n        return None, float(isinstance({actions}, list)), True"
+    episode = world.play(game(world, code))
+    assert [call.reward for call in episode.calls] == [1.0, 1.0]
+
+
+@pytest.mark.parametrize(
     ("signature", "given"),
     [
         ("self", set()),

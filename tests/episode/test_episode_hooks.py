@@ -169,6 +169,7 @@ class Solver:
     ("code", "ref", "message"),
     [
         ("x = 1", "hooks.py", "neither pre_process nor post_process"),
+        ("pre_process = 5", "hooks.py", "hooks.py: pre_process is int 5, not a function"),
         ("class A:\n    def __init__(self, n): ...", "hooks.py:A", "takes no arguments"),
         ("x = 1", "hooks.py:B", "B"),
     ],

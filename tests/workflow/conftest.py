@@ -43,6 +43,16 @@ class ShortStep(Env):
     def step(self, actions): return "", 0.0, True
 class OddReset(Env):
     def reset(self, difficulty): return ""
+class Swapped(Env):
+    def step(self, ground_truth, *, actions, extra=None): return "", 0.0, True
+class Yielding(Env):
+    async def step(self, actions, ground_truth):
+        later = lambda: (yield)
+        yield "", 0.0, True
+class Later(Env):
+    def step(self, actions, ground_truth):
+        def each(): yield from actions
+        return list(each()), 0.0, True
 """,
     "rewards.py": """
 def score(episode, *, weight=1.0): return {}

@@ -180,11 +180,17 @@ USER_CODE = [
     ("no env class", ("env.py:Env", "§env.py:Envv"), "did you mean `Env`?"),
     ("env file alone", ("env.py:Env", "§env.py"), "write `file.py:Class`"),
     ("env step", ("env.py:Env", "§env.py:ShortStep"), "step of `env.py:ShortStep` must take"),
+    ("env yields", ("env.py:Env", "§env.py:Yielding"), "step of `env.py:Yielding` yields, so it is a generator"),
     ("env reset", ("env.py:Env", "§env.py:OddReset"), "needs the argument `difficulty`"),
     ("flag without env", ("env_path: env.py:Env", "§obs_with_env: true"), "no node has an env"),
     (
         "rewards of no env",
         ("agent_group: 1", "agent_group: 1, agent_options: {§rewards_with_env: true}"),
+        "steps no env",
+    ),
+    (
+        "rewards of an empty list",
+        ("agent_group: 1", "agent_group: 1, agent_options: {env_path: [], §rewards_with_env: true}"),
         "steps no env",
     ),
     ("no reward file", ("rewards.py:score", "§reward.py:score"), "no such file `reward.py`"),
@@ -219,6 +225,10 @@ CHAIN = [
      ("[adv, old]", "[adv, old, ref]"), "policy `main` keeps no reference"),
     ("no reference node", ("  main: {", "  §main: {reference: true, "), ("estimator: grpo", "kl_loss_coef: 0.1"),
      "no REFERENCE node computes it"),
+    ("servers' log-probs", ("estimator: grpo", "estimator: grpo, old_log_probs: §rollout"),
+     "`old` recomputes those of policy `main`; remove it, or write `trainer`"),
+    ("trainer's log-probs", ("estimator: grpo", "estimator: grpo, old_log_probs: §trainer"), (OLD, ""),
+     ("[adv, old]", "[adv]"), "policy `main` has no ACTOR forward node, so its servers' log-probs are taken"),
     ("reward after update", (", dependencies: [judge]", ", dependencies: [judge, §old]"),
      (OLD, OLD.replace(", dependencies: [score]", "")),
      "cannot depend on `old` (ACTOR)"),
@@ -236,6 +246,11 @@ CASES = [
 @pytest.mark.parametrize("base", [GOOD, TRAIN])
 def test_the_file_that_the_cases_break_is_good(base, load_text):
     assert load_text(base).dag_id == "demo"
+
+
+@pytest.mark.parametrize("env", ["Swapped", "Later"])
+def test_an_env_may_take_its_arguments_by_name_and_have_generators_inside(env, load_text):
+    assert load_text(GOOD.replace("env.py:Env", f"env.py:{env}")).dag_id == "demo"
 
 
 @pytest.mark.parametrize(("base", "edits", "message"), CASES)

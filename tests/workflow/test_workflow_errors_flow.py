@@ -138,6 +138,8 @@ ENVS = [
     ("missing kwargs", ("env.py:Sized, kwargs: {size: 3}", "§env.py:Sized"), "__init__ needs the argument `size`"),
     ("kwargs of nothing", ("math: {path: env.py:Env}", "math: {path: env.py:Env, kwargs: {§size: 3}}"),
      "__init__ takes no `size`"),
+    ("kwargs of nobody's constructor", ("env.py:Sized, kwargs: {size: 3}", "env.py:Swapped, kwargs: {§size: 3}"),
+     "__init__ takes no `size`"),
     ("no path", ("math: {path: env.py:Env}", "math: §{kwargs: {}}"), "envs.math.path: missing"),
     ("route of a file", (ROUTE, "{env_path: §maths}"), (GOOD[GOOD.index("envs:"):GOOD.index("algorithm")], ""),
      "there is no `maths` under `envs`; declare it there"),

@@ -129,10 +129,20 @@ def test_an_evaluation_of_frozen_policies_needs_no_reward(load):
 
 
 def test_an_env_may_score_instead_of_a_node(load):
-    text = TEXT.replace("env_path: env.py:Env", "env_path: env.py:Env, rewards_with_env: true")
-    workflow = load(text.replace(SCORE, ""))
+    text = TEXT.replace("env_path: env.py:Env", "env_path: env.py:Env, rewards_with_env: true").replace(SCORE, "")
+    plays = text.replace("agent: critic,", "agent: critic, agent_options: {obs_with_env: true},")
+    workflow = load(plays)
     assert workflow.node("main.update").dependencies == ("main.old_log_probs", "main.advantage")
     assert workflow.node("main.advantage").dependencies == ("judge", "check")
+
+
+def test_whom_no_env_rewards_must_be_rewarded_otherwise(load):
+    text = TEXT.replace("env_path: env.py:Env", "env_path: env.py:Env, rewards_with_env: true").replace(SCORE, "")
+    with pytest.raises(WorkflowError, match=r"12:5: nodes\[0\]: nothing rewards agent `critic`, which is trained"):
+        load(text)
+    load(text.replace("{estimator: grpo", "{share_reward_in_agent: true, estimator: grpo"))
+    frozen = text.replace("critic, policy: main", "critic, policy: fixed")
+    load(frozen.replace("policies:\n", "policies:\n  fixed: {model: {path: m}, frozen: true}\n"))
 
 
 @pytest.mark.parametrize("ref", ["json:dumps", "pkg.score:score"])

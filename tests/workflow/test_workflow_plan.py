@@ -132,6 +132,21 @@ def test_the_text_says_how_a_shipped_workflow_learns(name, line):
     assert line in to_text(make_plan(workflow)).splitlines()
 
 
+def test_a_declared_chain_says_what_each_node_does(tmp_path):
+    chain = """
+  - {node_id: adv, node_type: COMPUTE, node_role: ADVANTAGE, dependencies: [reward, worth]}
+  - {node_id: worth, node_type: MODEL_TRAIN, node_role: CRITIC, policy: weak, only_forward_compute: true,
+     dependencies: [reward]}
+  - {node_id: learn, node_type: MODEL_TRAIN, node_role: CRITIC, policy: weak, dependencies: [adv, worth]}
+  - {node_id: up, node_type: MODEL_TRAIN, node_role: ACTOR, policy: weak, dependencies: [adv, worth]}
+"""
+    text = DEBATE.replace("{path: small}", "{path: small}, critic: {}").rstrip() + chain
+    (tmp_path / "score.py").write_text("def score(episode): return {}\n")
+    (tmp_path / "flow.yaml").write_text(text.replace("nodes:\n", "algorithm: {estimator: gae_chain}\nnodes:\n", 1))
+    shown = to_text(make_plan(load_workflow(tmp_path / "flow.yaml")))
+    assert "  1. worth [values]\n  2. adv [advantage]\n  3. learn [critic update] | up [update]\n" in shown
+
+
 def test_policies_that_learn_one_after_the_other_are_said_to(tmp_path):
     text = DEBATE.replace(", frozen: true", "").replace("nodes:\n", "algorithm: {happo: {}}\nnodes:\n", 1)
     text = text.replace("name: right, policy: weak", "name: right, policy: other")

@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from numbers import Real
 from typing import Any, Protocol
 
-from recipe.dag.episode.env_class import EnvClass
+from recipe.dag.episode.env_class import STEP, EnvClass
 from recipe.dag.episode.own_loop import OnLoop, OwnLoop
 from recipe.dag.episode.tasks import invoke, limited
 from recipe.dag.errors import EnvFault, boundary, described
@@ -26,7 +26,8 @@ CLOSE_LIMIT_S = 5.0
 class Env(Protocol):
     """What users write. Methods may be async; those of an instance run on an event loop of its own, so instances must
     not share what belongs to a loop (an HTTP client). A class without reset, or one whose reset takes fewer arguments,
-    works too; a reset with an argument `sandbox` is given the run's SandboxClient.
+    works too; a reset with an argument `sandbox` is given the run's SandboxClient. A step that calls its arguments as
+    below gets them by name, in whatever order they stand; any other one gets them in this order.
 
     `obs` is one value for everyone, a list with one entry per player (the order of `actions`), or a dict by agent name.
     A list always means "per player": an observation that is itself a list goes into a dict or a list of lists. `reward`
@@ -73,7 +74,10 @@ class LiveEnv:
     async def step(self, actions: list[str], ground_truth: Any, players: list[str]) -> Step:
         """`players`: the agent that each action is of."""
         where = f"{self._env.path}:step"
-        result = await self._call("step", self._instance.step, list(actions), ground_truth)
+        args, kwargs = (list(actions), ground_truth), {}
+        if self._env.step_by_name:
+            args, kwargs = (), dict(zip(STEP, args, strict=True))
+        result = await self._call("step", self._instance.step, *args, **kwargs)
         if not isinstance(result, tuple | list) or len(result) not in (3, 4):
             raise EnvFault(
                 f"returned {described(result)}, not (obs, reward, done) or (obs, reward, done, info)", where=where

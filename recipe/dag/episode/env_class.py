@@ -18,14 +18,19 @@ from recipe.dag.tools.sandbox_client import SandboxClient
 from recipe.dag.workflow.schema import Node, Workflow
 from recipe.dag.workflow.user_code import load_object
 
+STEP = ("actions", "ground_truth")
+"""What `step` is given."""
+
 
 @dataclass(frozen=True, slots=True)
 class EnvClass:
-    """A loaded class, what its constructor is given and what its reset takes."""
+    """A loaded class, what its constructor is given and how its methods are called."""
 
     path: str
     cls: type
     reset_arguments: frozenset[str]
+    step_by_name: bool = True
+    """siiRL's way; else by position."""
     kwargs: dict[str, Any] = field(default_factory=dict)
     sandbox: SandboxClient | None = None
     chained: bool = False
@@ -72,15 +77,24 @@ def load_env(name: str, workflow: Workflow, sandbox: SandboxClient | None = None
     cls = load_object(path, workflow.path)
     if not inspect.isclass(cls) or not callable(getattr(cls, "step", None)):
         raise UserError(f"{path}: an env is a class with a method step(actions, ground_truth)")
-    reset = getattr(cls, "reset", None)
+    reset, by_name = getattr(cls, "reset", None), _takes_by_name(cls)
     if reset is None:
-        return EnvClass(path, cls, frozenset(), kwargs)
+        return EnvClass(path, cls, frozenset(), by_name, kwargs)
     parameters = list(inspect.signature(reset).parameters.values())[1:]
     if any(p.kind is inspect.Parameter.VAR_KEYWORD for p in parameters):
-        return EnvClass(path, cls, frozenset({"sample", "seed"}), kwargs)
+        return EnvClass(path, cls, frozenset({"sample", "seed"}), by_name, kwargs)
     offered = frozenset(p.name for p in parameters) & {"sample", "seed", "sandbox"}
     optional = (inspect.Parameter.VAR_POSITIONAL,)
     strange = [p.name for p in parameters if p.name not in offered and p.default is p.empty and p.kind not in optional]
     if strange:
         raise UserError(f"{path}: reset asks for {', '.join(strange)}; it is given sample, seed and sandbox")
-    return EnvClass(path, cls, offered, kwargs, sandbox)
+    return EnvClass(path, cls, offered, by_name, kwargs, sandbox)
+
+
+def _takes_by_name(cls: type) -> bool:
+    given = () if isinstance(inspect.getattr_static(cls, "step"), staticmethod | classmethod) else (None,)
+    try:
+        inspect.signature(cls.step).bind(*given, **dict.fromkeys(STEP))
+    except (TypeError, ValueError):
+        return False
+    return True

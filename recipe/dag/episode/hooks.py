@@ -131,6 +131,8 @@ def _hook(holder: Any, name: str, path: str, kwargs: dict[str, Any]) -> Hook | N
     function = getattr(holder, name, None)
     if function is None:
         return None
+    if not callable(function):
+        raise UserError(f"{path}: {name} is {described(function)}, not a function")
     parameters = inspect.signature(function).parameters
     named = "context" in parameters
     takes = named or any(p.kind is inspect.Parameter.VAR_KEYWORD for p in parameters.values())

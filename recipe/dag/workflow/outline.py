@@ -47,16 +47,28 @@ class Outline:
             found = body[name]
             return OPAQUE if isinstance(found, ast.ClassDef) else found
         inherited: Opaque | None = None
-        for base in owner.bases:
-            base = base.value if isinstance(base, ast.Subscript) else base
-            known = self.names.get(base.id, OPAQUE) if isinstance(base, ast.Name) else OPAQUE
-            if isinstance(base, ast.Name) and base.id in ("object", "Protocol", "Generic", "ABC"):
-                continue
-            if not isinstance(known, ast.ClassDef):
+        for known in self._bases(owner):
+            if known is OPAQUE:
                 inherited = OPAQUE
-            elif base.id not in seen and (found := self.method(known, name, seen | {owner.name})) is not None:
+            elif known.name not in seen and (found := self.method(known, name, seen | {owner.name})) is not None:
                 return found
         return inherited
+
+    def decorated(self, owner: ast.ClassDef, seen: frozenset[str] = frozenset()) -> bool:
+        """A decorator or a metaclass, of the class or of a base, may have given it methods that stand nowhere."""
+        if owner.decorator_list or owner.keywords:
+            return True
+        bases = [base for base in self._bases(owner) if base is not OPAQUE and base.name not in seen]
+        return any(self.decorated(base, seen | {owner.name}) for base in bases)
+
+    def _bases(self, owner: ast.ClassDef) -> Iterator[ast.ClassDef | Opaque]:
+        """Those that stand in the same file, and OPAQUE for each other; not the ones that add no methods."""
+        for base in owner.bases:
+            base = base.value if isinstance(base, ast.Subscript) else base
+            if isinstance(base, ast.Name) and base.id in ("object", "Protocol", "Generic", "ABC"):
+                continue
+            known = self.names.get(base.id, OPAQUE) if isinstance(base, ast.Name) else OPAQUE
+            yield known if isinstance(known, ast.ClassDef) else OPAQUE
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,6 +82,7 @@ class Signature:
     keywords: dict[str, bool]
     """Keyword-only names -> must be given."""
     kwargs: bool
+    generator: bool = False
 
     def misfits(
         self, arguments: tuple[str, ...], keywords: Iterable[str], optional: frozenset[str]
@@ -128,7 +141,20 @@ def signature(function: Function | Opaque, *, method: bool) -> Signature | Opaqu
         varargs=arguments.vararg is not None,
         keywords=keywords,
         kwargs=arguments.kwarg is not None,
+        generator=_yields(function.body),
     )
+
+
+def _yields(body: list[ast.stmt]) -> bool:
+    """The function itself, not one that is defined in it."""
+    left: list[ast.AST] = list(body)
+    while left:
+        node = left.pop()
+        if isinstance(node, ast.Yield | ast.YieldFrom):
+            return True
+        if not isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.Lambda | ast.ClassDef):
+            left += ast.iter_child_nodes(node)
+    return False
 
 
 def _names(body: list[ast.stmt]) -> dict[str, Definition]:

@@ -110,12 +110,12 @@ def _shown(node: PlannedNode) -> str:
     if is_derived(node.node_id):
         return node.node_id
     inside = node.node_role in ("ROLLOUT", "VOTE", "DEFAULT")
-    parts = [node.agent or (step_name(node) if node.policy or inside else node.runs or "")]
+    parts = [node.agent or (node.node_role == "REWARD" and node.runs) or step_name(node)]
     parts += [node.runs] if inside and node.runs else []
     parts += [f"after {', '.join(node.dependencies)}"] if inside and node.dependencies else []
     parts += [f"if {node.when}"] if node.when else []
     parts += [f"env {' or '.join(node.envs)}"] if node.envs else []
-    return f"{node.node_id} [{', '.join(part for part in parts if part)}]"
+    return f"{node.node_id} [{', '.join(parts)}]"
 
 
 def _credit(plan: Plan) -> str:

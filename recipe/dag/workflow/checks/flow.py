@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
+from recipe.dag.algorithms import SPANNING
 from recipe.dag.workflow.draft import Draft
 from recipe.dag.workflow.graph import ancestors, find_cycles, graph_of
 from recipe.dag.workflow.problem import KeyPath, Problem
@@ -61,9 +62,34 @@ def check_flow(draft: Draft) -> Iterator[Problem]:
     if NodeRole.ROLLOUT not in roles:
         yield say(("nodes",), "there is no rollout node (node_type: MODEL_INFERENCE, node_role: ROLLOUT)", key=True)
     trained = any(not policy.frozen for _, policy in draft.each_policy())
-    scored = NodeRole.REWARD in roles or any(node.agent_options.rewards_with_env for node in nodes.values())
+    envs = [node.agent_options for node in nodes.values() if node.agent_options.env_path]
+    scored = NodeRole.REWARD in roles or any(options.rewards_with_env for options in envs)
     # A compute node that says neither its role nor its function may have been meant to score.
     unclear = any(n.node_role is NodeRole.DEFAULT and n.executable_ref is None for n in nodes.values())
     if trained and not scored and not unclear:
         message = "nothing scores the episode; add a REWARD node or `rewards_with_env: true`, or freeze the policies"
         yield say(("nodes",), message, key=True)
+    if scored and NodeRole.REWARD not in roles:
+        yield from _check_players(draft)
+
+
+def _check_players(draft: Draft) -> Iterator[Problem]:
+    """Where envs alone reward: each agent that learns plays one, unless credit or sharing brings it another's."""
+    algorithm = draft.algorithm
+    if algorithm.estimator in SPANNING or algorithm.share_reward_in_agent:
+        return
+    players = {
+        node.agent_group
+        for _, node in draft.each_node()
+        if node.agent_options.obs_with_env or node.agent_options.rewards_with_env
+    }
+    for index, node in draft.each_node():
+        agent = draft.agents[node.agent_group]
+        frozen = draft.policies[agent.policy].frozen
+        if node.node_role is NodeRole.ROLLOUT and node.agent_group not in players and not frozen:
+            players.add(node.agent_group)
+            message = (
+                f"nothing rewards agent `{agent.name}`, which is trained: let it play the env (`agent_options: "
+                "{obs_with_env: true}`), or add a REWARD node"
+            )
+            yield draft.source.problem(("nodes", index), message)

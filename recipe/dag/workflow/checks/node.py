@@ -57,7 +57,9 @@ def _check_agent_options(draft: Draft, node: Node, path: KeyPath) -> Iterator[Pr
     envs = {env for _, other in draft.each_node() for env in other.agent_options.env_path}
     if draft.whole and node.agent_options.obs_with_env and not envs:
         yield say((*at, "obs_with_env"), "no node has an env; add `env_path: file.py:Class` or remove it", key=True)
-    if node.agent_options.rewards_with_env and not draft.has(*at, "env_path"):
+    # An entry that could not be read was reported; the list may be empty without it.
+    spoilt = any(problem.where.startswith(say((*at, "env_path"), "").where) for problem in draft.problems)
+    if node.agent_options.rewards_with_env and not node.agent_options.env_path and not spoilt:
         message = "this node steps no env; move it to the one with `env_path`, or add that"
         yield say((*at, "rewards_with_env"), message, key=True)
 

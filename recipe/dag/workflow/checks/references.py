@@ -152,7 +152,10 @@ class References:
             if method is None:
                 yield self.source.problem(here, f"`{ref}` has no method `{name}`; it needs {listing(methods)}")
                 continue
-            yield from self.check_call(signature(method, method=True), arguments, {}, f"{name} of `{ref}`", here, here)
+            shape, by_name = signature(method, method=True), frozenset[str]()
+            if methods is _ENV and isinstance(shape, Signature) and not any(shape.misfits((), arguments, frozenset())):
+                arguments, by_name = (), frozenset(arguments)  # in whatever order
+            yield from self.check_call(shape, arguments, {}, f"{name} of `{ref}`", here, here, by_name or _CONTEXT)
 
     def check_constructor(
         self,
@@ -164,8 +167,8 @@ class References:
         kwargs_at: KeyPath = (),
     ) -> Iterator[Problem]:
         init = outline.method(owner, "__init__")
-        shape = OPAQUE if owner.bases or owner.decorator_list else Signature((), 0, 0, False, {}, False)
-        shape = shape if init is None else signature(init, method=True)
+        bare = OPAQUE if outline.decorated(owner) else Signature((), 0, 0, False, {}, False)
+        shape = bare if init is None else signature(init, method=True)
         if isinstance(shape, Signature):
             how = "with `kwargs` alone" if kwargs else "without arguments"
             for keyword, text in shape.misfits((), kwargs or {}, frozenset()):
@@ -185,6 +188,8 @@ class References:
     ) -> Iterator[Problem]:
         if not isinstance(shape, Signature):
             return
+        if shape.generator:
+            yield self.source.problem(here, f"{name} yields, so it is a generator; it must return")
         for keyword, text in shape.misfits(arguments, kwargs, optional):
             if keyword:
                 yield self.source.problem((*kwargs_at, keyword), f"{name} {text}", key=True)

@@ -62,6 +62,7 @@ def check_training(draft: Draft) -> Iterator[Problem]:
         else:
             steps[name] = Steps(name, mine, shared)
             yield from _check_parts(draft, steps[name])
+    yield from _check_old_log_probs(draft, steps)
     yield from _check_order(draft, steps)
 
 
@@ -144,6 +145,22 @@ def _check_parts(draft: Draft, steps: Steps) -> Iterator[Problem]:
         if owner is not None:
             message = f"policy `{name}` shares the critic of `{owner}`, whose nodes do this; remove it"
         yield say(("nodes", index), message)
+
+
+def _check_old_log_probs(draft: Draft, steps: dict[str, Steps]) -> Iterator[Problem]:
+    """A declared chain decides itself; an option that says otherwise would be read by nobody."""
+    at: KeyPath = ("algorithm", "old_log_probs")
+    for name, mine in steps.items() if draft.has(*at) else ():
+        passes = mine.of(NodeRole.ACTOR, True)
+        if draft.algorithm.old_log_probs == "trainer" and not passes:
+            message = (
+                f"policy `{name}` has no ACTOR forward node, so its servers' log-probs are taken; add one "
+                "(only_forward_compute: true), or write `rollout`"
+            )
+            yield draft.source.problem(at, message)
+        elif draft.algorithm.old_log_probs == "rollout" and passes:
+            message = f"`{passes[0][1].node_id}` recomputes those of policy `{name}`; remove it, or write `trainer`"
+            yield draft.source.problem(at, message)
 
 
 def _check_order(draft: Draft, steps: dict[str, Steps]) -> Iterator[Problem]:
