@@ -92,8 +92,6 @@ def test_marft_is_two_agents_with_weights_of_their_own_and_one_critic():
     assert (first.train_cycle, second.train_cycle, first.reference, second.reference) == (15, 15, True, True)
     assert first.model.path == "${oc.env:MODEL_PATH}"
     assert first.config == {
-        "rollout.log_prob_micro_batch_size_per_gpu": 16,
-        "ref.log_prob_micro_batch_size_per_gpu": 16,
         "rollout.tensor_model_parallel_size": 4,
         "rollout.gpu_memory_utilization": 0.3,
     }
@@ -111,13 +109,18 @@ def test_parked_anchors_and_what_nothing_reads_are_named_once_each():
     ]
     assert sum('config["rollout.n"]' in line for line in lines) == 2  # one per anchor, however often it is used
     assert sum("rewards_with_env" in line for line in lines) == 1
-    assert len(lines) == 6
+    passes = [
+        line for line in lines if line.endswith("write `actor.ppo_micro_batch_size_per_gpu`, which serves every pass")
+    ]
+    assert [line.partition(": ")[0] for line in passes] == ["5:3", "6:3", "11:3", "12:3"]
+    assert len(lines) == 10
 
 
 def test_refs_and_overrides_reach_the_policy_and_its_critic():
     policy = load_workflow(SIIRL / "ppo.yaml").policies["policy_0"]
-    assert policy.config["rollout.log_prob_micro_batch_size_per_gpu"] == 8
-    assert policy.critic.lr == 1e-5 and policy.critic.config == {"ppo_micro_batch_size_per_gpu": 4}
+    assert policy.config["actor.ppo_micro_batch_size_per_gpu"] == 8 and policy.config["actor.use_dynamic_bsz"] is False
+    assert policy.critic.lr == 1e-5
+    assert policy.critic.config == {"ppo_micro_batch_size_per_gpu": 4, "use_dynamic_bsz": False}
 
 
 CONFIG = """{model.path: org/model, actor.optim.lr: 2.0e-6, actor.kl_loss_coef: 0.01, actor.clip_ratio: 0.3,
@@ -129,7 +132,7 @@ CONFIG = """{model.path: org/model, actor.optim.lr: 2.0e-6, actor.kl_loss_coef: 
 def test_options_go_where_they_are_honoured(load_text):
     workflow = load_text(TEXT.replace("agent_group: 0}", f"agent_group: 0, config: {CONFIG}}}"))
     agent, policy = workflow.agents[0], workflow.policies["policy_0"]
-    assert (policy.model.path, policy.lr, policy.config) == ("org/model", 2e-6, {"actor.grad_clip": 0.5})
+    assert (policy.model.path, policy.lr, policy.config) == ("org/model", 2e-6, {"actor.optim.clip_grad": 0.5})
     assert (agent.sampling.temperature, agent.sampling.top_p, agent.sampling.max_tokens) == (0.7, 0.9, 99)
     assert agent.validation.temperature == 0
     assert workflow.policies["policy_1"].model.path == "${oc.env:MODEL_PATH}"
@@ -175,7 +178,7 @@ def test_a_zero_is_a_value(load_text):
         ("agent_group: 0}", "agent_group: 0, agent_options: {obs: x}}", "unknown key, nothing reads it"),
         ("agent_group: 0}", "agent_group: 0, agent_options: {train_cycle: 3}}", "the ACTOR node's counts"),
         ("agent_group: 0}", "agent_group: 0, config: {rollout.name: vllm}}", "the run chooses the server"),
-        ("agent_group: 0}", "agent_group: 0, config: {actor.ppo_mini_batch_size: 8}}", "`mini_batches`"),
+        ("agent_group: 0}", "agent_group: 0, config: {actor.ppo_mini_batch_size: 8}}", "`algorithm.mini_batches`"),
         ("agent_group: 0}", "agent_group: 0, config: {model_params: 7B}}", "`gpus` under the policy"),
         ("[env.py:Bare]", "[env.py:Bare, env.py:Env]", "only the first env is used, as there"),
         ("node_type: MODEL_INFERENCE, node_role: ROLLOUT, agent_group: 0",
@@ -202,7 +205,7 @@ def test_what_is_not_honoured_is_named(old, new, message, load_text):
         ("[answer]", "[anser]", "6:93: nodes[2].dependencies[0]: no node `anser`; did you mean `answer`?"),
         ("[reward]", "[reward, train]", "cycle: values -> shared -> advantage -> learn -> train -> values"),
         ("node_id: learn", "node_id: values", "nodes[6].node_id: another node is called `values`; names must differ"),
-        ("dependencies: [shared]", "dependencies: shared", "nodes[5].dependencies: expected a list of node ids"),
+        ("dependencies: [shared]", "dependencies: shared", "nodes[5].dependencies: expected a list, got 'shared'"),
         ("ROLLOUT, agent_group: 0", "ROLOUT, agent_group: 0", "nodes[0].node_role: expected one of"),
         ("share_instance: 0", "share_instance: 7", "share_instance: no agent_group 7; the groups are [0, 1]"),
         ("train_answer, node_type: MODEL_TRAIN, node_role: ACTOR, agent_group: 1",

@@ -155,8 +155,9 @@ GRAPH = [
      ("  - {node_id: score", SHAPE + "  - {node_id: score"), "it is no component"),
     ("group twice", ("estimator: grpo", "group_by: [uid, §uid]"), "listed twice"),
     ("config of a reward", ("{node_id: score", "{§config: {a: 1}, node_id: score"), "no model to configure"),
-    ("config disagrees", ("main: {", "main: {config: {rollout: {top_k: 3}}, "),
-     ("agent_group: 1", "agent_group: 1, config: {§rollout.top_k: 2}"), "policies.main.config.rollout.top_k says 3"),
+    ("config disagrees", ("main: {", "main: {config: {rollout: {max_num_seqs: 3}}, "),
+     ("agent_group: 1", "agent_group: 1, config: {§rollout.max_num_seqs: 2}"),
+     "policies.main.config.rollout.max_num_seqs says 3"),
 ]  # fmt: skip
 
 USER_CODE = [

@@ -15,7 +15,7 @@ envs: {quiz: {path: env.py:Env}}
 loops:
   rounds: {nodes: [claim, answer], max_rounds: 2, until: {agree: [claim, answer]}}
 nodes:
-  - {node_id: open, node_type: MODEL_INFERENCE, node_role: ROLLOUT, agent: pro, config: {rollout.top_k: 5}}
+  - {node_id: open, node_type: MODEL_INFERENCE, node_role: ROLLOUT, agent: pro, config: {rollout.max_num_seqs: 5}}
   - {node_id: claim, node_type: MODEL_INFERENCE, node_role: ROLLOUT, agent_group: 0, dependencies: [open],
      agent_options: {env_path: quiz}}
   - {node_id: answer, node_type: MODEL_INFERENCE, node_role: ROLLOUT, agent_group: 1, dependencies: [open],
@@ -83,7 +83,7 @@ def test_agents_are_those_of_the_same_name_or_the_mapped_ones(write):
     assert named == {
         "start": "critic", "sub__open": "pro", "sub__claim": "pro", "sub__answer": "critic", "end": "judge",
     }  # fmt: skip
-    assert workflow.policies["main"].config == {"rollout.top_k": 5}
+    assert workflow.policies["main"].config == {"rollout.max_num_seqs": 5}
 
 
 def test_conditions_follow_the_new_names(write):

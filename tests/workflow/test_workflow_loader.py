@@ -22,7 +22,7 @@ agents:
   - {name: writer, policy: main}
   - {name: critic, policy: main, validation: {temperature: 0}, tools: [code_interpreter], tool_loop: {format: fenced}}
 policies:
-  main: {model: {path: "${oc.env:MODEL_PATH,tiny}"}, config: {actor: {optim.lr: 1e-6}}}
+  main: {model: {path: "${oc.env:MODEL_PATH,tiny}"}, config: {actor: {optim.weight_decay: 1e-6}}}
 episode: {max_turns: 2, retries: 0}
 algorithm: {estimator: grpo, group_by: [uid, agent, turn]}
 nodes:
@@ -103,7 +103,7 @@ def test_names_merge_keys_and_scalars_are_read(load):
 
 
 def test_overrides_of_nodes_and_refs_end_in_their_policy(load):
-    assert load(TEXT).policies["main"].config == {"actor.optim.lr": 1e-6, "rollout.memory": 0.4}
+    assert load(TEXT).policies["main"].config == {"actor.optim.weight_decay": 1e-6, "rollout.memory": 0.4}
 
 
 def test_nodes_come_in_topological_order_with_the_files_order_among_equals(load):

@@ -52,8 +52,9 @@ class Draft:
         return self.source.has(path)
 
     def missing(self, node: str) -> bool:
-        """There is no such node, nor could it be in a sub-workflow that was not read."""
-        return node not in self.node_ids and not any(node.startswith(f"{sub}__") for sub in self.source.unread)
+        """There is no such node; nor could it be one whose name could not be read, or stand in such a sub-workflow."""
+        inside = any(node.startswith(f"{sub}__") for sub in self.source.unread)
+        return not inside and not {node, ""} & set(self.node_ids)
 
     def no_node(self, path: KeyPath, name: str, *, but: str = "") -> str:
         """What to say of `name`, which stands at `path` and names no node; `but`: a node that is not meant."""

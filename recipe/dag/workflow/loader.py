@@ -15,7 +15,7 @@ from recipe.dag.workflow.draft import Draft
 from recipe.dag.workflow.draft_nodes import read_draft
 from recipe.dag.workflow.graph import graph_of, topological_order
 from recipe.dag.workflow.inline import expand
-from recipe.dag.workflow.overrides import with_overrides
+from recipe.dag.workflow.overrides import Override, placed_overrides, with_overrides
 from recipe.dag.workflow.problem import KeyPath, Problem, WorkflowError, each_once
 from recipe.dag.workflow.rebase import rebased, rebased_node
 from recipe.dag.workflow.refs import resolve_refs
@@ -27,13 +27,7 @@ from recipe.dag.workflow.training_chain import derive_training_chain
 
 def load_workflow(path: str | Path) -> Workflow:
     """Raises WorkflowError, whose `problems` are everything that is wrong with the file."""
-    source = read_source(path)
-    resolve_refs(source)
-    source = translate(source) if is_foreign(source) else expand(source)
-    draft = read_draft(source)
-    problems = [*draft.problems, *check_workflow(draft)]
-    if problems:
-        raise WorkflowError(problems)
+    draft = _checked(path)
     policies = with_overrides(draft)
     return Workflow(
         path=str(Path(path).resolve()),
@@ -48,6 +42,23 @@ def load_workflow(path: str | Path) -> Workflow:
         nodes=_nodes(draft),
         warnings=_warnings(draft),
     )
+
+
+def load_overrides(path: str | Path) -> tuple[Override, ...]:
+    """What the file sets of verl's configuration, for `policy.overrides` to compare with what verl knows. Raises
+    WorkflowError."""
+    return tuple(placed_overrides(_checked(path)))
+
+
+def _checked(path: str | Path) -> Draft:
+    source = read_source(path)
+    resolve_refs(source)
+    source = translate(source) if is_foreign(source) else expand(source)
+    draft = read_draft(source)
+    problems = [*draft.problems, *check_workflow(draft)]
+    if problems:
+        raise WorkflowError(problems)
+    return draft
 
 
 def _nodes(draft: Draft) -> tuple[Node, ...]:

@@ -13,26 +13,24 @@ from recipe.dag.workflow.source import Source
 
 
 def check_graph(source: Source, result: Source, nodes: Nodes) -> bool:
-    """Names and dependencies of the nodes that are not kept; the others' are checked like everybody's."""
+    """Names and dependencies of the nodes that are not kept; the others' are checked like everybody's. Where a node's
+    name could not be read, an unknown one may be that."""
     say, before = result.problems.append, len(result.problems)
     names = {index: node["node_id"] for index, node in nodes.raw.items() if isinstance(node.get("node_id"), str)}
     seen: set[str] = set()
     for index, node in nodes.raw.items():
         path: KeyPath = ("nodes", index)
         if index not in nodes.kept:
-            if index not in names:
-                say(source.problem((*path, "node_id"), "missing; this key is required"))
-            elif names[index] in seen:
+            if names.get(index) in seen:
                 message = f"another node is called `{names[index]}`; names must differ"
                 say(source.problem((*path, "node_id"), message))
             for position, name in enumerate(_listed(node)):
-                if name not in names.values():
+                if name not in names.values() and len(names) == len(nodes.raw):
                     others = [other for other in names.values() if other != names.get(index)]
                     message = f"no node `{name}`{did_you_mean(name, others)}"
                     say(source.problem((*path, "dependencies", position), message))
-            if node.get("dependencies") is not None and not isinstance(node["dependencies"], list):
-                say(source.problem((*path, "dependencies"), "expected a list of node ids"))
-        seen.add(names.get(index, ""))
+        if index in names:
+            seen.add(names[index])
     graph = {name: _listed(nodes.raw[index]) for index, name in names.items()}
     for cycle in find_cycles(graph) if len(graph) == len(names) else ():
         index = next(i for i, name in names.items() if name == cycle[0])

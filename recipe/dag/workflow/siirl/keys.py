@@ -1,26 +1,29 @@
 """Where the dotted keys of siiRL's node `config` go here.
 
-Invariant: a key is moved to the option that does the same, kept as an override of verl's configuration, or named in a
-warning; none is lost silently.
+Invariant: a key is moved to the option that does the same; of the others, those that `verl_keys` knows are named in a
+warning and the rest stay overrides of verl's configuration. None is lost silently.
 """
 
 from __future__ import annotations
 
 from typing import Any
 
+from recipe.dag.workflow.verl_keys import why_not
+
 ACTOR_KEYS = {
     "model.path": "model.path",
     "model.tokenizer_path": "model.tokenizer_path",
     "model.trust_remote_code": "model.trust_remote_code",
     "actor.optim.lr": "lr",
+    "actor.grad_clip": "config.actor.optim.clip_grad",
 }
-"""Of a rollout, actor or reference node -> of its policy. What no table names stays an override of verl's."""
+"""Of a rollout, actor or reference node -> of its policy."""
 
 CRITIC_KEYS = {
     "model.path": "model.path",
-    "model.tokenizer_path": "model.tokenizer_path",
     "model.trust_remote_code": "model.trust_remote_code",
     "optim.lr": "lr",
+    "grad_clip": "config.optim.clip_grad",
     "cliprange_value": "cliprange_value",
     "ppo_epochs": "epochs",
 }
@@ -32,6 +35,7 @@ AGENT_KEYS = {
     "rollout.top_k": "sampling.top_k",
     "rollout.repetition_penalty": "sampling.repetition_penalty",
     "rollout.response_length": "sampling.max_tokens",
+    "rollout.ignore_eos": "sampling.ignore_eos",
     "rollout.val_kwargs.temperature": "validation.temperature",
     "rollout.val_kwargs.top_p": "validation.top_p",
     "rollout.val_kwargs.top_k": "validation.top_k",
@@ -53,22 +57,21 @@ ALGORITHM_KEYS = {
     "actor.policy_drift_coeff": "policy_drift_coef",
 }
 
-_RUN = "the run's configuration says this, for all policies; nothing reads it here: pass `{}` to the run"
-_STEPS = "nothing reads it; optimizer steps are counted by `mini_batches`, not by their size"
-UNREAD = {
-    "rollout.n": _RUN.format("actor_rollout_ref.rollout.n=..."),
-    "rollout.name": "the run chooses the server; nothing reads it here",
-    "rollout.mode": "the server works on token ids, asynchronously; nothing reads it here",
-    "rollout.prompt_length": _RUN.format("data.max_prompt_length=..."),
-    "rollout.val_kwargs.n": _RUN.format("validation.n=..."),
-    "rollout.val_kwargs.do_sample": "nothing reads it; greedy is `validation: {temperature: 0}` of the agent",
-    "rollout.multi_turn.enable": "nothing reads it; `episode.max_turns` says how many turns there are",
-    "rollout.agent.num_workers": "nothing reads it; all episodes run at once",
-    "rollout.agent.agent_name": "nothing reads it; the workflow is the agent loop",
-    "actor.ppo_mini_batch_size": _STEPS,
-    "ppo_mini_batch_size": _STEPS,
-    "model_params": "nothing reads it; `gpus` under the policy places it",
-}
+USE_KL_LOSS = "actor.use_kl_loss"
+REWARDS_WITH_ENV = "rollout.agent.rewards_with_env"
+TRUTHS = (USE_KL_LOSS, REWARDS_WITH_ENV, "actor.use_cpgd_loss", "rollout.multi_turn.use_all_traj")
+"""Keys that are true or false; text is neither."""
+_BRANCHES = ("actor_rollout_ref", "critic", "reward_model", "algorithm", "data", "trainer", "dag")
+_OF_THE_ACTOR = ("actor", "rollout", "ref")
+
+
+def unread(key: str, *, role: str, policy: str) -> str | None:
+    """What to say of a key that neither siiRL's node of this role reads nor anything here; None of one that is read."""
+    critic = role == "CRITIC"
+    branch = key.partition(".")[0]
+    if branch in _BRANCHES or critic and branch in _OF_THE_ACTOR:
+        return f"nothing reads this of {role} nodes, there as here"
+    return why_not(key, critic=critic, policy=policy)
 
 
 def translated(name: str, key: str, value: Any) -> tuple[str, Any]:
@@ -77,4 +80,6 @@ def translated(name: str, key: str, value: Any) -> tuple[str, Any]:
         return name, "cpgd" if value else "vanilla"
     if key == "rollout.multi_turn.use_all_traj":
         return name, "all" if value else "last"
+    if key == "rollout.multi_turn.max_assistant_turns" and value is None:
+        return name, 1  # siiRL's default is null, which its loop reads as 1
     return name, value

@@ -33,13 +33,12 @@ def set_rewards(source: Source, result: Source, nodes: Nodes) -> None:
         if role_of(nodes.raw[index]) != "REWARD" or "executable_ref" in node:
             continue
         place = ("nodes", index, "node_role")
-        if steps:
+        if steps and nodes.env_rewards:
             node["executable_ref"] = ENV_OUTCOME
-            if nodes.env_rewards:
-                for step in steps:
-                    nodes.kept[step]["agent_options"]["rewards_with_env"] = True
-                    at = ("nodes", nodes.places[step], "agent_options", "rewards_with_env")
-                    result.origins[at] = Origin(source, ("nodes", step, "agent_options", "env_path"))
+            for step in steps:
+                nodes.kept[step]["agent_options"]["rewards_with_env"] = True
+                at = ("nodes", nodes.places[step], "agent_options", "rewards_with_env")
+                result.origins[at] = Origin(source, ("nodes", step, "agent_options", "env_path"))
             message = "without `executable_ref` the env's rewards count (`rewards_with_env: true` where it is stepped)"
         else:
             node["executable_ref"] = RULE_REWARD
@@ -80,7 +79,12 @@ def _set_reference(
     first = next((index for index, role in nodes.training.items() if role == "REFERENCE"), None)
     key = "kl_loss_coef" if coefs[0] else "kl_reward_coef"
     place = result.origin(("algorithm", key)).path if first is None else ("nodes", first, "node_role")
-    if referring and coefs == [None, None]:
+    if nodes.kl_loss is not None and coefs[0] is not None and not coefs[0]:
+        message = "algorithm.kl_loss_coef holds for all policies, and it is 0; this one is not used"
+        result.warnings.append(source.problem(nodes.kl_loss, message, key=True))
+    elif nodes.kl_loss is not None and first is None:
+        place = nodes.kl_loss
+    if (referring or nodes.kl_loss is not None) and coefs == [None, None]:
         coefs[0] = algorithm["kl_loss_coef"] = KL_LOSS_COEF
         message = f"algorithm.kl_loss_coef is {KL_LOSS_COEF}, siiRL's default; 0 there leaves the reference out"
         result.warnings.append(source.problem(place, message))

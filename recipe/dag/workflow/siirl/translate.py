@@ -41,7 +41,7 @@ def translate(source: Source) -> Source:
         if isinstance(data.get(key), dict):
             data[key] = dict(data[key])
     nodes = read_nodes(source, result)
-    if not check_graph(source, result, nodes):
+    if not check_graph(source, result, nodes) or not nodes.sound:
         result.unread.add("")
     _write_nodes(source, result, nodes)
     make_policies(source, result, nodes)
