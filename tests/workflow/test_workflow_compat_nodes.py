@@ -1,4 +1,4 @@
-"""What siiRL's training and sampling nodes say: read as strictly as nodes that stay, and named where nothing reads it."""
+"""siiRL's training and sampling nodes: read as strictly as nodes that stay; what nothing reads of them is named."""
 
 from __future__ import annotations
 
@@ -88,7 +88,8 @@ THREE = TEXT.replace(
 ) + (
     "  - {node_id: more, node_type: MODEL_TRAIN, node_role: CRITIC, agent_group: 2, dependencies: [advantage],\n"
     "     agent_options: {share_instance: 0}}\n"
-    "  - {node_id: train_check, node_type: MODEL_TRAIN, node_role: ACTOR, agent_group: 2, dependencies: [more]OPTIONS}\n"
+    "  - {node_id: train_check, node_type: MODEL_TRAIN, node_role: ACTOR, agent_group: 2, dependencies: [more]\n"
+    "     OPTIONS}\n"
 )
 
 
