@@ -42,12 +42,15 @@ def validate(
     files: Annotated[list[str], typer.Argument(metavar="FILE...", help="Workflow files.", show_default=False)],
 ) -> None:
     """Check workflow files: one line per mistake (file:line:col: where: what), exit code 1 if there is any."""
+    from recipe.dag.main import check_overrides, has_verl
     from recipe.dag.workflow.loader import load_workflow
 
     failed = False
     for file in files:
         try:
             workflow = load_workflow(file)
+            if has_verl():  # whose configuration says which keys there are
+                check_overrides(file)
         except UserError as error:
             failed = True
             typer.echo(str(error), err=True)

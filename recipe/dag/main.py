@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING
 
 from recipe.dag.errors import UserError
 from recipe.dag.evaluate import check_output, evaluation_of
-from recipe.dag.workflow.loader import load_workflow
+from recipe.dag.workflow.loader import load_overrides, load_workflow
 from recipe.dag.workflow.problem import WorkflowError
 from recipe.dag.workflow.schema import Workflow
 
@@ -56,6 +56,10 @@ def compose_config(name: str, overrides: list[str], folder: Path | None = None) 
     return config
 
 
+def has_verl() -> bool:
+    return importlib.util.find_spec("verl") is not None
+
+
 def verl_config_folder() -> Path:
     """Found without importing verl, which takes seconds and must not happen before the platform is chosen."""
     spec = importlib.util.find_spec("verl")
@@ -68,6 +72,20 @@ def _first_lines(error: Exception) -> str:
     cause = error.__cause__ if error.__cause__ is not None else error
     lines = [line.strip() for line in f"{error}\n{cause}".splitlines() if line.strip()]
     return " ".join(dict.fromkeys(lines[:3]))
+
+
+def check_overrides(file: str | Path, config: DictConfig | None = None) -> None:
+    """Raises WorkflowError where a workflow overrides what verl's configuration does not have. `config`: the run's;
+    verl's own with this project's defaults where absent."""
+    from recipe.dag.policy.overrides import misfits
+
+    overrides = load_overrides(file)
+    if not overrides:
+        return
+    if config is None:
+        config = compose_config("dag", ["workflow=any"])
+    if found := list(misfits(config, overrides)):
+        raise WorkflowError(found)
 
 
 def choose_platform(config: DictConfig) -> str:
@@ -190,6 +208,7 @@ def launch(
     if config.model_path:
         os.environ["MODEL_PATH"] = str(config.model_path)
     workflow = load_workflow(config.workflow)
+    check_overrides(config.workflow, config)
     for warning in workflow.warnings:
         print(warning.as_warning(), file=sys.stderr)
     if evaluate_only:
