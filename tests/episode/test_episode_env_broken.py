@@ -119,6 +119,7 @@ def costs_one(episodes, method: str, message: str, *, calls: int) -> None:
         ("raise ValueError('boom')", "ValueError: boom"),
         ("raise StopAsyncIteration", "StopAsyncIteration"),
         ("return None, float('nan'), False", "not a finite number"),
+        ("return None, [1.0, -4e38], False", "not a finite number"),
         ("return None, [1.0, np.float32('nan')], False", "not a finite number"),
         ("return None, 0.0, float('nan')", "returned done = float nan, not a bool"),
         ("return None, 0.0, 2", "returned done = int 2, not a bool"),

@@ -180,7 +180,7 @@ def test_rounds_make_every_number_equally_frequent(tmp_path):
 def test_layouts_differ_in_weights_and_prompts_alone():
     shared, token, separate = (shipped(f"anti_coordination_{name}") for name in ("shared", "role_token", "separate"))
     assert len(shared.policies) == len(token.policies) == 1 and len(separate.policies) == 2
-    assert separate.algorithm.happo is not None and shared.algorithm.happo is None
+    assert separate.algorithm == shared.algorithm == token.algorithm
     assert [n.agent_options.pre_process_kwargs for n in token.rollout_nodes] == [{"role": True}] * 2
     assert [n.agent_options.pre_process_kwargs for n in shared.rollout_nodes] == [{}] * 2
 

@@ -62,6 +62,12 @@ def test_a_policy_per_agent_loads(load):
             "hear each other: left -> right",
         ),
         ({"happo": "order: sorted"}, "algorithm.happo.order", "expected one of `random`"),
+        ({"algorithm": ", drop_zero_variance: true"}, "algorithm.drop_zero_variance", "follows all that agents said"),
+        (
+            {"algorithm": "}\nepisode: {max_turns: 2, train_turns: last"},
+            "episode.train_turns",
+            "not the last turn alone",
+        ),
         ({"node": UPDATES}, "algorithm.happo", "only_forward_compute: true"),
     ],
 )

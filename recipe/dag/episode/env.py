@@ -9,13 +9,13 @@ method that never returns holds up its own episode alone.
 from __future__ import annotations
 
 import json
-import math
 from copy import deepcopy
 from dataclasses import dataclass
 from numbers import Real
 from typing import Any, Protocol
 
 from recipe.dag.episode.env_class import STEP, EnvClass
+from recipe.dag.episode.number import as_number
 from recipe.dag.episode.own_loop import OnLoop, OwnLoop
 from recipe.dag.episode.tasks import invoke, limited
 from recipe.dag.errors import EnvFault, boundary, described
@@ -159,6 +159,7 @@ def _info(info: Any, where: str) -> dict[str, Any]:
 
 
 def _finite(value: Any, where: str) -> float:
-    if not isinstance(value, Real) or not math.isfinite(value):
+    number = as_number(value)
+    if number is None:
         raise EnvFault(f"returned the reward {described(value)}, not a finite number", where=where)
-    return float(value)
+    return number

@@ -8,13 +8,12 @@ over, once they are checked.
 from __future__ import annotations
 
 import json
-import math
 from collections.abc import Callable, Collection, Sequence
 from copy import deepcopy
 from dataclasses import dataclass, replace
-from numbers import Real
 from typing import Any
 
+from recipe.dag.episode.number import as_number
 from recipe.dag.episode.record import Call, Episode
 from recipe.dag.episode.tasks import invoke, limited
 from recipe.dag.errors import RewardFault, boundary
@@ -181,11 +180,10 @@ def _outcome(value: Any, where: str) -> float | None:
 
 
 def _finite(value: Any, what: str, where: str) -> float:
-    if hasattr(value, "item"):
-        value = value.item()
-    if not isinstance(value, Real) or not math.isfinite(value):
+    number = as_number(value)
+    if number is None:
         raise RewardFault(f"{what} is {value!r}, not a finite number", where=where)
-    return float(value)
+    return number
 
 
 def _info(info: Any, where: str) -> dict[str, Any]:

@@ -41,7 +41,8 @@ def in_sequence(
 
 
 class CompoundFactor:
-    """What the updates so far did to the probability of what was said in each episode."""
+    """What the updates so far did to the probability of what was said in each episode, but for calls that a hook took
+    out of training."""
 
     def __init__(self, happo: Happo, order: Sequence[str]):
         self.happo, self.last = happo, order[-1] if order else None

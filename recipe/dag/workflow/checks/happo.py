@@ -34,6 +34,12 @@ def check_happo(draft: Draft) -> Iterator[Problem]:
     if draft.algorithm.old_log_probs != "trainer":
         message = "the compound factor compares the trainer's log-probs before and after an update; use `trainer`"
         yield say(("algorithm", "old_log_probs"), message)
+    if draft.algorithm.drop_zero_variance:
+        message = "the compound factor follows all that agents said, and this leaves some of it out; remove it"
+        yield say(("algorithm", "drop_zero_variance"), message, key=True)
+    if draft.episode.train_turns == "last" and draft.episode.max_turns > 1:
+        message = "the compound factor follows all that agents said, not the last turn alone; write `all`"
+        yield say(("episode", "train_turns"), message)
     yield from _check_forward(draft)
     trained = {group for group, agent in draft.each_agent() if agent.policy in agents_of}
     heard = agents_heard(node for _, node in draft.each_node())
