@@ -4,6 +4,7 @@ from pathlib import Path
 
 import pytest
 
+from recipe.dag.workflow.importer import import_workflow
 from recipe.dag.workflow.loader import load_workflow
 from recipe.dag.workflow.problem import WorkflowError
 
@@ -162,3 +163,42 @@ def test_mistakes_are_told_in_the_file_where_they_are(edit, talk, expected, writ
     assert len(found) == len(expected)
     for line, wanted in zip(found, expected, strict=True):
         assert wanted in line
+
+
+SAYS = "talk.yaml:{}: `main.yaml` decides this; nothing reads it here"
+PRO = "talk.yaml:2:{}: agents[0].{}: agent `pro` of `main.yaml` takes its place; nothing reads this here"
+PLAIN = "{name: pro, policy: theirs}"
+SAMPLED = "{name: pro, policy: theirs, sampling: {top_k: 5}, tools: [code_interpreter]}"
+
+
+@pytest.mark.parametrize(
+    ("main", "talk", "expected"),
+    [
+        (("", ""), ("envs:", "episode: {max_turns: 4}\nenvs:"), [SAYS.format("4:1: episode")]),
+        (("", ""), ("envs:", "algorithm: {epochs: 2}\nenvs:"), [SAYS.format("4:1: algorithm")]),
+        (("nodes:", "episode: {max_turns: 4}\nnodes:"), ("envs:", "episode: {max_turns: 4}\nenvs:"), []),
+        (("", ""), (PLAIN, SAMPLED), [PRO.format(38, "sampling"), PRO.format(60, "tools")]),
+        (
+            ("{name: pro, policy: main}", SAMPLED.replace("theirs", "main")),
+            ("{name: pro, policy: theirs}", SAMPLED),
+            [],
+        ),
+    ],
+)
+def test_what_the_including_file_decides_is_warned_of(write, main, talk, expected):
+    workflow = load_workflow(write(MAIN.replace(*main, 1), TALK.replace(*talk, 1)))
+    assert [f"{Path(p.file).name}:{p.line}:{p.column}: {p.where}: {p.message}" for p in workflow.warnings] == expected
+
+
+def test_warnings_of_a_sub_workflow_of_a_sub_workflow_arrive(write, folder):
+    path = write(talk=TALK.replace("envs:", "episode: {max_turns: 4}\nenvs:", 1))
+    lines = ["dag_id: outer", "agents: [{name: pro, policy: main}, {name: critic, policy: main}]"]
+    lines += ["policies: {main: {model: {path: a}}}", "nodes:", "  - {node_id: all, workflow: middle.yaml}"]
+    reward = MAIN.splitlines()[-1].replace("[end]", "[all]")
+    (folder / "outer.yaml").write_text("\n".join([*lines, reward]))
+    middle = [line for line in path.read_text().splitlines() if "node_id: end" not in line and "when:" not in line]
+    (folder / "middle.yaml").write_text("\n".join(middle).replace(", {name: judge, policy: main}", ""))
+    (warning,) = load_workflow(folder / "outer.yaml").warnings
+    assert warning.message == "`middle.yaml` decides this; nothing reads it here"
+    comments = [line for line in import_workflow(folder / "outer.yaml").splitlines() if line.startswith("#   ")]
+    assert comments == ["#   talk.yaml, line 4: episode: `middle.yaml` decides this; nothing reads it here"]

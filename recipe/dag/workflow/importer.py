@@ -37,5 +37,6 @@ def _comments(workflow: Workflow, name: str) -> list[str]:
         lines += ["", f"What {name} says and nothing reads, or what is done in its place:"]
     for problem in workflow.warnings:
         where = f"{problem.where}: " if problem.where else ""
-        lines.append(f"  line {problem.line}: {where}{' '.join(problem.message.split())}")
+        file = "" if Path(problem.file).name == name else f"{Path(problem.file).name}, "
+        lines.append(f"  {file}line {problem.line}: {where}{' '.join(problem.message.split())}")
     return lines

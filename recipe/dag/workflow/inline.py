@@ -13,6 +13,7 @@ from typing import Any
 
 from recipe.dag.errors import UserError
 from recipe.dag.workflow.graph import sinks
+from recipe.dag.workflow.inner import Inner, left_out, named, overruled, rolls_out
 from recipe.dag.workflow.paths import resolve_path
 from recipe.dag.workflow.pieces import parse_piece
 from recipe.dag.workflow.problem import KeyPath, WorkflowError, did_you_mean
@@ -21,9 +22,6 @@ from recipe.dag.workflow.rename import renamed_condition, renamed_list
 from recipe.dag.workflow.schema import SubWorkflow
 from recipe.dag.workflow.source import Origin, Source, read_source
 
-LEFT_OUT = ("REWARD", "ADVANTAGE", "ACTOR", "CRITIC", "REFERENCE")
-"""Roles whose nodes stay behind."""
-
 
 def expand(source: Source, including: tuple[Path, ...] = ()) -> Source:
     """The source with every sub-workflow inlined; itself where there is none. `including`: the files that led here."""
@@ -31,33 +29,6 @@ def expand(source: Source, including: tuple[Path, ...] = ()) -> Source:
     if not isinstance(nodes, list) or not any(isinstance(node, dict) and "workflow" in node for node in nodes):
         return source
     return _Expansion(source, (*including, Path(source.file).resolve())).run(nodes)
-
-
-@dataclass(slots=True)
-class _Inner:
-    """What one sub-workflow brings."""
-
-    source: Source
-    kept: dict[int, Any]
-    """Its nodes by their place in its file."""
-    loops: dict[str, Any]
-    envs: dict[str, Any]
-    agents: list[Any]
-
-    @property
-    def ids(self) -> list[str]:
-        return [node["node_id"] for node in self.kept.values() if _named(node)]
-
-    def agent_of(self, node: Any) -> str | None:
-        """The name by which that file calls the node's agent."""
-        if not _rolls_out(node):
-            return None
-        if "agent" in node:
-            return node["agent"] if isinstance(node["agent"], str) else None
-        group = node.get("agent_group", 0)
-        known = isinstance(group, int) and 0 <= group < len(self.agents) and isinstance(self.agents[group], dict)
-        name = self.agents[group].get("name") if known else None
-        return name if isinstance(name, str) else None
 
 
 @dataclass(slots=True)
@@ -114,13 +85,15 @@ class _Expansion:
             self.stands_for[_key(data.get("node_id"))] = ([], [])
             return
         inner = self.open(piece, path)
-        graph = {node["node_id"]: _listed(node, "dependencies") for node in inner.kept.values() if _named(node)}
+        graph = {node["node_id"]: _listed(node, "dependencies") for node in inner.kept.values() if named(node)}
         ends = [f"{piece.node_id}__{name}" for name in sinks(graph)]
         self.stands_for[piece.node_id] = ([f"{piece.node_id}__{name}" for name in graph], ends)
         ours = self.counterparts(piece, inner, path)
+        if inner.source is not self.source:
+            self.result.warnings += overruled(inner, self.source, ours)
         for index, node in inner.kept.items():
             agent = inner.agent_of(node)
-            if agent is None and _rolls_out(node) and "agent" not in node:
+            if agent is None and rolls_out(node) and "agent" not in node:
                 message = "say whose node this is by name (`agent: name`); its group names no agent of this file"
                 self.result.problems.append(inner.source.problem(("nodes", index), message))
                 self.result.unread.add(piece.node_id)
@@ -129,9 +102,9 @@ class _Expansion:
         self.bring("loops", {f"{piece.node_id}__{n}": (n, v) for n, v in inner.loops.items()}, inner, piece, path)
         self.bring("envs", {n: (n, v) for n, v in inner.envs.items()}, inner, piece, path)
 
-    def open(self, piece: SubWorkflow, path: KeyPath) -> _Inner:
+    def open(self, piece: SubWorkflow, path: KeyPath) -> Inner:
         """Its parts; none where the file cannot be read, which is reported."""
-        nothing = _Inner(self.source, {}, {}, {}, [])
+        nothing = Inner(self.source, {}, {}, {}, [])
         base = self.source.origin(path).source.file
         try:
             file = resolve_path(piece.workflow, base)
@@ -152,18 +125,19 @@ class _Expansion:
         resolve_refs(inner)
         inner = expand(inner, self.including)
         self.result.problems += inner.problems
+        self.result.warnings += inner.warnings
         if inner.unread or inner.problems:
             self.result.unread.add(piece.node_id)
         nodes = inner.data.get("nodes")
-        kept = {i: n for i, n in enumerate(nodes if isinstance(nodes, list) else []) if not _left_out(n)}
-        if piece.node_id not in self.result.unread and not any(map(_rolls_out, kept.values())):
+        kept = {i: n for i, n in enumerate(nodes if isinstance(nodes, list) else []) if not left_out(n)}
+        if piece.node_id not in self.result.unread and not any(map(rolls_out, kept.values())):
             self.say((*path, "workflow"), f"`{piece.workflow}` has no rollout node to take over")
         parts = {key: inner.data.get(key) for key in ("loops", "envs")}
         agents = inner.data.get("agents")
         found = {key: value if isinstance(value, dict) else {} for key, value in parts.items()}
-        return _Inner(inner, kept, found["loops"], found["envs"], agents if isinstance(agents, list) else [])
+        return Inner(inner, kept, found["loops"], found["envs"], agents if isinstance(agents, list) else [])
 
-    def counterparts(self, piece: SubWorkflow, inner: _Inner, path: KeyPath) -> dict[str, str]:
+    def counterparts(self, piece: SubWorkflow, inner: Inner, path: KeyPath) -> dict[str, str]:
         """Their agent -> ours."""
         agents = self.source.data.get("agents")
         known = [a["name"] for a in agents if isinstance(a, dict) and "name" in a] if isinstance(agents, list) else []
@@ -186,14 +160,14 @@ class _Expansion:
         return ours
 
     def inline(
-        self, piece: SubWorkflow, inner: _Inner, index: int, node: Any, ours: dict[str, str], path: KeyPath
+        self, piece: SubWorkflow, inner: Inner, index: int, node: Any, ours: dict[str, str], path: KeyPath
     ) -> None:
         place = self.add(node, Origin(inner.source, ("nodes", index)))
         if not isinstance(node, dict):
             return
         new = self.nodes[place]
         names = {name: f"{piece.node_id}__{name}" for name in inner.ids}
-        if _named(node):
+        if named(node):
             new["node_id"] = names[node["node_id"]]
         if (agent := inner.agent_of(node)) is not None:
             new.pop("agent_group", None)
@@ -207,7 +181,7 @@ class _Expansion:
             self.result.origins["nodes", place, "dependencies"] = Origin(self.source, (*path, "dependencies"))
 
     def bring(
-        self, key: str, pieces: dict[str, tuple[str, Any]], inner: _Inner, piece: SubWorkflow, path: KeyPath
+        self, key: str, pieces: dict[str, tuple[str, Any]], inner: Inner, piece: SubWorkflow, path: KeyPath
     ) -> None:
         """Its loops or envs: `pieces` is new name -> (name there, data)."""
         if not pieces:
@@ -241,18 +215,6 @@ class _Expansion:
                 new.append(end)
         node["dependencies"] = new
         self.result.origins |= origins
-
-
-def _rolls_out(node: Any) -> bool:
-    return isinstance(node, dict) and str(node.get("node_role", "")).upper() == "ROLLOUT"
-
-
-def _left_out(node: Any) -> bool:
-    return isinstance(node, dict) and str(node.get("node_role", "")).upper() in LEFT_OUT
-
-
-def _named(node: Any) -> bool:
-    return isinstance(node, dict) and isinstance(node.get("node_id"), str)
 
 
 def _listed(node: dict[str, Any], key: str) -> list[str]:

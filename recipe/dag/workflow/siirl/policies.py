@@ -57,7 +57,7 @@ def _policy(source: Source, result: Source, nodes: Nodes, group: int, number: in
     if "lr" in options.values:
         policy["lr"], path = options.values["lr"]
         result.origins[(*at, "lr")] = Origin(source, path)
-    for index in updates[1:]:
+    for index in updates[1:] if nodes.sound else ():
         message = f"agent_group {group} has another update of its actor; keep one"
         result.problems.append(source.problem(("nodes", index), message))
     if cycle := options_of(nodes.raw[updates[0]]).get("train_cycle"):
