@@ -41,6 +41,13 @@ def test_scale_and_shift_of_a_component_do_not_matter(make_row, pairs, factor, s
     torch.testing.assert_close(moved, credit(make_row, pairs), atol=1e-3, rtol=0)
 
 
+def test_who_paid_nothing_paid_zero(make_row):
+    rows = rows_of(make_row, [(1.0, 0.0), (0.0, 1.0)])
+    left_out = [replace(row, call_parts=({k: v for k, v in row.call_parts[0].items() if v},)) for row in rows]
+    for one, other in zip(gdpo(CreditBatch.from_rows(left_out)), gdpo(CreditBatch.from_rows(rows)), strict=True):
+        assert torch.equal(torch.cat(one), torch.cat(other))
+
+
 @given(pairs=PAIRS)
 def test_a_constant_component_and_one_without_weight_are_nothing(make_row, pairs):
     one = credit(make_row, [(a, 5) for a, _ in pairs])

@@ -179,3 +179,17 @@ def test_reverse_topological_order_updates_followers_first():
 
 def test_a_rows_mask_is_a_tensor_of_what_was_sampled():
     assert sampled_mask([1, 0, 1]).tolist() == [True, False, True] and sampled_mask([]).tolist() == []
+
+
+def test_ratios_are_as_exact_as_their_log_probs():
+    for kind in (torch.float32, torch.bfloat16):
+        new, old = torch.tensor([-0.1, -2.7], dtype=kind), torch.tensor([-3.3, -0.01], dtype=kind)
+        exact = sum(new.tolist()) - sum(old.tolist())
+        found = log_ratio([new], [old], [torch.ones(2, dtype=torch.bool)], ["e"])
+        assert found["e"] == pytest.approx(exact, abs=1e-12)
+
+
+@pytest.mark.parametrize("value", [math.inf, -math.inf, math.nan])
+def test_a_log_prob_that_is_not_finite_is_refused(value):
+    with pytest.raises(ValueError, match="episode e: a log-prob is not finite"):
+        log_ratio([torch.tensor([value])], [torch.tensor([-1.0])], [torch.ones(1)], ["e"])

@@ -165,6 +165,14 @@ def test_kl_in_the_reward_equals_the_closed_form_of_a_two_token_policy(make_row)
     assert torch.cat(returns).mean().item() == pytest.approx(1.0 - beta * closed)
 
 
+@pytest.mark.parametrize("estimator", [reinforce, reinforce_pp])
+def test_a_token_pays_its_own_penalty_and_the_later_ones_of_its_call(make_row, merge, estimator):
+    first, second = make_row(1.0, mask=(1, 0, 1, 1)), make_row(2.0, turn=1, mask=(1, 1))
+    penalties = torch.tensor([-0.5, 9.0, -0.25, 0.125, -4.0, -1.0])
+    _, (returns,) = estimator(CreditBatch.from_rows([merge([first, second])], penalties=[penalties]))
+    assert returns.tolist() == [0.375, 0.0, 0.875, 1.125, -3.0, 1.0]
+
+
 @given(rewards=REWARDS)
 def test_returns_without_discount_are_the_limit_of_those_with_a_little(make_row, rewards):
     batch = CreditBatch.from_rows(mixed_rows(make_row, rewards))

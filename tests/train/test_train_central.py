@@ -110,6 +110,24 @@ def test_a_history_that_would_not_fit_loses_the_middle_of_messages_first_then_it
     assert short("b", row).response_ids == row.response_ids
 
 
+@pytest.mark.parametrize(("limit", "left"), [(20, 18), (3, 1), (2, 1), (1, 1)])
+def test_a_question_that_would_not_fit_loses_its_beginning_but_never_all(limit, left):
+    """A critic may have less room than the policy that answered."""
+    row, one = rows_of([episode()], merge=False)[0], reader(limit=limit)
+    one.episodes["u", 0].sample["prompt"][0]["content"] = "long " * 50
+    whole = "long " * 50 + "\n\n[next] left:"
+    assert text_of(one("b", row)) == whole[-left:] and (one.rows, one.shortened) == (1, 1)
+
+
+def test_pieces_are_encoded_without_special_tokens_in_between():
+    one = reader()
+    one.tokenizer_of = lambda owner: SimpleNamespace(
+        encode=lambda text, add_special_tokens=True: [1] * add_special_tokens + list(map(ord, text))
+    )
+    row = rows_of([episode()], merge=False)[2]
+    assert text_of(one("b", row)) == text_of(reader()("b", row))
+
+
 def test_rows_that_cannot_be_read_are_named():
     row = rows_of([episode()], merge=False)[0]
     row.call_positions = (0, 1)

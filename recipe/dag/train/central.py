@@ -60,7 +60,7 @@ class JointReader:
             if len(ids) <= room:
                 return ids
             self.shortened += chars == self.max_chars
-            if chars <= SHORTEST or not (said or speaker.shown):
+            if chars <= SHORTEST:
                 return ids[len(ids) - max(room, 1) :]
             chars = max(chars // 2, SHORTEST)
 
