@@ -32,6 +32,15 @@ def test_truths_are_honoured(load_text):
     assert load_text(with_config(f"{{{turns}: false}}")).episode.train_turns == "last"
 
 
+@pytest.mark.parametrize("low", ["actor.clip_ratio_low: 0.1, ", ""])
+@pytest.mark.parametrize("high", [", actor: {clip_ratio_high: 0.4}", ""])
+def test_an_end_of_the_clip_range_comes_before_both(low, high, load_text):
+    workflow = load_text(with_config(f"{{{low}actor.clip_ratio: 0.3{high}}}"))
+    algorithm = workflow.algorithm
+    assert (algorithm.clip_ratio_low, algorithm.clip_ratio_high) == (0.1 if low else 0.3, 0.4 if high else 0.3)
+    assert said(workflow) == said(load_text(TEXT))
+
+
 def test_no_number_of_turns_is_one(load_text):
     assert load_text(with_config("{rollout.multi_turn.max_assistant_turns: null}")).episode.max_turns == 1
 

@@ -65,7 +65,8 @@ nodes:
 """
 SIIRL["all.yaml"] = """\
 dag_id: demo
-global_config: {a: {b: 4}}
+global_config: {a: {b: 4}, c: !Ref global_config.a.b, d: {actor.optim.eps: !Ref global_config.c}}
+parked: &parked {rollout.agent.rewards_with_env: false, actor.optim.eps: !Ref global_config.c}
 episode: {timeout_s: 10}
 algorithm: {lam: 0.9}
 nodes:
@@ -82,10 +83,10 @@ nodes:
   - {node_id: w, node_type: MODEL_TRAIN, node_role: CRITIC, agent_group: 2, dependencies: [v],
      agent_options: {share_instance: 0}}
   - {node_id: adv, node_type: COMPUTE, node_role: ADVANTAGE, agent_group: 2, dependencies: [w]}
-  - {node_id: ref, node_type: MODEL_TRAIN, node_role: REFERENCE, dependencies: [adv]}
+  - {node_id: ref, node_type: MODEL_TRAIN, node_role: REFERENCE, dependencies: [adv], config: !Ref global_config.d}
   - {node_id: train, node_type: MODEL_TRAIN, node_role: ACTOR, dependencies: [ref], agent_options: {train_cycle: 15}}
   - {node_id: train_2, node_type: MODEL_TRAIN, node_role: ACTOR, agent_group: 2, dependencies: [train],
-     agent_options: {train_cycle: 5}, config: {model.path: z, actor.optim.lr: 1.0e-6}}
+     agent_options: {train_cycle: 5}, config: {<<: *parked, model.path: z, actor.optim.lr: 1.0e-6}}
 """
 
 

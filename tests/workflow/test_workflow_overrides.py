@@ -53,6 +53,11 @@ def test_what_the_workflow_says_itself_or_nobody_reads_is_an_error(where, keys, 
     expect_one_problem(TEXT, ((where, keys),), message)
 
 
+def test_a_critics_tokenizer_is_its_policys(expect_one_problem):
+    edit = ("critic: {lr: 1.0e-6", "critic: {model: {path: v, §tokenizer_path: t}, lr: 1.0e-6")
+    expect_one_problem(TEXT, (edit,), "a critic reads the tokens of its policy; remove it")
+
+
 def test_a_number_of_rows_switches_batches_by_tokens_off(load_text):
     rows = (("actor.optim.weight_decay: 0", "actor: {ppo_micro_batch_size_per_gpu: 4}"), ("grad: 0", "optim.eps: 1"))
     text = TEXT

@@ -90,6 +90,9 @@ def _check_critic(draft: Draft, name: str, policy: Policy) -> Iterator[Problem]:
         yield say(path, message, key=True)
     if critic.model is not None:
         yield from _check_model(draft, critic.model, (*path, "model"))
+        if critic.model.tokenizer_path is not None:
+            message = "a critic reads the tokens of its policy; remove it"
+            yield say((*path, "model", "tokenizer_path"), message, key=True)
     if critic.share is not None:
         yield from _check_share(draft, name, critic, path)
 

@@ -16,6 +16,7 @@ from recipe.dag.workflow.siirl.keys import (
     ACTOR_KEYS,
     AGENT_KEYS,
     ALGORITHM_KEYS,
+    CLIP_RATIO,
     CRITIC_KEYS,
     EPISODE_KEYS,
     REWARDS_WITH_ENV,
@@ -68,7 +69,7 @@ def read_config(source: Source, result: Source, nodes: Nodes, index: int, option
         elif key == USE_KL_LOSS:
             _set(source, result, "algorithm", "kl_loss_coef", 0.0, path)
         elif key == REWARDS_WITH_ENV:
-            nodes.env_rewards = value
+            nodes.env_rewards = nodes.env_rewards and value
         elif key in AGENT_KEYS:
             options.put(AGENT_KEYS[key], value, path, f"agent_{number}")
         else:
@@ -90,14 +91,15 @@ def _entries(
     source: Source, result: Source, nodes: Nodes, index: int, number: int
 ) -> Iterator[tuple[str, Any, KeyPath]]:
     """(dotted key, value, place) of what a node's config says to somebody; the rest is told. Whether there is a KL at
-    all comes before its weight."""
+    all comes before its weight, and the ends of the clip range before what stands for both."""
     at: KeyPath = ("nodes", index, "config")
     config, role = nodes.raw[index].get("config"), role_of(nodes.raw[index])
     if config is not None and not isinstance(config, dict):
         result.problems.append(source.problem(at, f"expected a mapping, got {shown(config)}"))
         return
     known = CRITIC_KEYS.keys() if role == "CRITIC" else _KNOWN
-    for key, value, path in sorted(flat(config or {}, at), key=lambda entry: entry[0] != USE_KL_LOSS):
+    order = {USE_KL_LOSS: 0, CLIP_RATIO: 2}
+    for key, value, path in sorted(flat(config or {}, at), key=lambda entry: order.get(entry[0], 1)):
         if key not in known and (message := unread(key, role=role, policy=f"policy_{number}")):
             result.warnings.append(source.problem(path, message, key=True))
         elif role != "CRITIC" and key in TRUTHS and not isinstance(value, bool):
@@ -117,8 +119,11 @@ def _settle_rows(source: Source, result: Source, options: Options, *, critic: bo
 
 def _algorithm(source: Source, result: Source, key: str, value: Any, path: KeyPath) -> None:
     name, value = translated(ALGORITHM_KEYS[key], key, value)
-    for part in ("clip_ratio_low", "clip_ratio_high") if name == "clip_ratio" else (name,):
-        _set(source, result, "algorithm", part, value, path)
+    for part in ("clip_ratio_low", "clip_ratio_high") if key == CLIP_RATIO else (name,):
+        first = result.origins.get(("algorithm", part))
+        own = first is not None and str(first.path[-1]).endswith(part)
+        if key != CLIP_RATIO or not own:
+            _set(source, result, "algorithm", part, value, path)
 
 
 def _set(source: Source, result: Source, block: str, key: str, value: Any, path: KeyPath) -> None:

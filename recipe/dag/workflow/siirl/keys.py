@@ -45,7 +45,7 @@ EPISODE_KEYS = {"rollout.multi_turn.max_assistant_turns": "max_turns", "rollout.
 
 ALGORITHM_KEYS = {
     "actor.kl_loss_coef": "kl_loss_coef",
-    "actor.clip_ratio": "clip_ratio",
+    "actor.clip_ratio": "clip_ratio_low",  # and clip_ratio_high
     "actor.clip_ratio_low": "clip_ratio_low",
     "actor.clip_ratio_high": "clip_ratio_high",
     "actor.clip_ratio_c": "clip_ratio_c",
@@ -57,6 +57,7 @@ ALGORITHM_KEYS = {
     "actor.policy_drift_coeff": "policy_drift_coef",
 }
 
+CLIP_RATIO = "actor.clip_ratio"
 USE_KL_LOSS = "actor.use_kl_loss"
 REWARDS_WITH_ENV = "rollout.agent.rewards_with_env"
 TRUTHS = (USE_KL_LOSS, REWARDS_WITH_ENV, "actor.use_cpgd_loss", "rollout.multi_turn.use_all_traj")
