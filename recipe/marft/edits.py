@@ -1,112 +1,109 @@
 """A workflow with values of a command line in it.
 
-Invariant: the text keeps its comments and order; what an edit cannot find a place for is a UserError, never ignored.
+Invariant: the text keeps its comments and order, and loads; what an edit cannot find a place for, and what is wrong
+with the edited workflow, is a UserError that names the argument, never ignored and never written.
 """
 
 from __future__ import annotations
 
-import io
 import math
 from collections.abc import Iterator, Mapping
-from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
-from ruamel.yaml import YAML
+from ruamel.yaml.error import YAMLError
 
 from recipe.dag.errors import UserError
 from recipe.dag.workflow.importer import import_workflow
+from recipe.dag.workflow.json_text import json_as_yaml
 from recipe.dag.workflow.loader import load_workflow
-from recipe.dag.workflow.paths import resolve_path, split_ref
+from recipe.dag.workflow.problem import KeyPath, WorkflowError
+from recipe.dag.workflow.schema import Workflow
+from recipe.marft.credit import set_env_rewards, set_estimator, set_kl
+from recipe.marft.rules import Edit
+from recipe.marft.workflow_copy import WorkflowCopy
 
-KL_COEF = 0.001
-"""verl's default of algorithm.kl_ctrl.kl_coef."""
 
-
-def edited(source: Path, edits: Mapping[str, Any], *, batch_size: int) -> str:
-    """The text of a copy that may lie anywhere; a file in siiRL's form is rewritten into this language's first.
+def edited(source: Workflow, edits: Mapping[str, Edit], *, batch_size: int, at: Path) -> tuple[str, Workflow]:
+    """The text of a copy, and what it loads to. A file in siiRL's form is rewritten into this language's first.
     `edits`: by section and key, as `recipe.marft.flags` makes them. `batch_size`: samples per step, which siiRL's
-    mini-batch sizes are parts of. Raises UserError, WorkflowError."""
-    yaml = YAML()
-    yaml.preserve_quotes, yaml.width = True, 120
-    load_workflow(source)  # its mistakes are told at their places in this file, not in the copy
-    data = yaml.load(source.read_text())
-    if "agents" not in data:
-        data = yaml.load(import_workflow(source))
-    edits = dict(edits)
-    _kl(data, edits)
-    for key, value in edits.items():
-        section, _, name = key.partition(".")
-        if name == "mini_batch_size":
-            name, value = "mini_batches", max(1, math.ceil(batch_size / value))
-        places = list(_places(data, section, name))
-        if not places:
-            raise UserError(f"{source}: there is no place for {key}={value}")
-        for place in places:
-            _set(place, name or section, value)
-    _anchor(data, source)
-    out = io.StringIO()
-    yaml.dump(data, out)
-    return out.getvalue()
+    mini-batch sizes are parts of. `at`: where the copy will be. Raises UserError."""
+    copy, edits = _copy_of(Path(source.path)), dict(edits)
+    if "agents" not in copy.data:
+        copy = WorkflowCopy(import_workflow(source.path))
+        if "episode.max_turns" in edits and "train_turns" not in source.episode.model_fields_set:
+            copy.set(("episode", "train_turns"), "last", edits["episode.max_turns"].argument)  # siiRL's default
+    set_estimator(copy, edits)
+    set_kl(copy, edits)
+    set_env_rewards(copy, edits)
+    clip = edits.pop("clip_ratio", None)
+    for key in ("algorithm.clip_ratio_low", "algorithm.clip_ratio_high") if clip is not None else ():
+        edits.setdefault(key, clip)
+    do_sample = edits.pop("do_sample", None)
+    for key, edit in edits.items():
+        _apply(copy, key, edit, batch_size)
+    if do_sample is not None:
+        _do_sample(copy, do_sample)
+    copy.anchor(Path(source.path))
+    text = f"# {source.path}, changed by {copy.arguments()}\n\n{copy.text()}"
+    try:
+        return text, load_workflow(at, text)
+    except WorkflowError as error:
+        lines = {
+            (copy.blamed(found), " ".join(found.message.split())): found.where for found in reversed(error.problems)
+        }
+        text = "\nerror: ".join(f"{argument}: {where}: {what}" for (argument, what), where in reversed(lines.items()))
+        raise UserError(text) from error
 
 
-def _anchor(data: Any, source: Path) -> None:
-    """Files that the workflow names by a relative path, by their absolute one."""
-    for key, value in data.items() if isinstance(data, dict) else enumerate(data):
-        if isinstance(value, dict | list):
-            _anchor(value, source)
-        elif isinstance(value, str) and split_ref(value)[0].endswith((".py", ".yaml", ".yml")):
-            with suppress(UserError):  # a text that only looks like a file
-                file, name = resolve_path(value, source), split_ref(value)[1]
-                data[key] = f"{file}:{name}" if name else str(file)
+def _copy_of(path: Path) -> WorkflowCopy:
+    try:
+        text = path.read_text("utf-8-sig")
+        return WorkflowCopy(json_as_yaml(text, str(path)) if path.suffix == ".json" else text)
+    except (UnicodeDecodeError, YAMLError) as error:
+        raise UserError(f"{path}: flags can change a workflow in UTF-8 only; save it as that") from error
 
 
-def _places(data: dict[str, Any], section: str, name: str) -> Iterator[dict[str, Any]]:
+def _apply(copy: WorkflowCopy, key: str, edit: Edit, batch_size: int) -> None:
+    section, _, name = key.partition(".")
+    value: Any = edit.value
+    if name == "mini_batch_size":
+        if value > batch_size:
+            raise UserError(f"{edit.argument}: is more than data.train_batch_size={batch_size}")
+        name, value = "mini_batches", math.ceil(batch_size / value)
+    elif name == "max_turns" and value is None:
+        value = 1
+    elif name == "train_turns":
+        value = "all" if value else "last"
+    elif name == "model":
+        value = {"path": str(value)}
+    places = list(_places(copy, section))
+    if not places:
+        what = "its estimator has no critic" if section == "critic" else "no policy is trained"
+        raise UserError(f"{edit.argument}: the workflow has no place for it ({what}); leave it out")
+    for place in places:
+        copy.set((*place, *name.split(".")), value, edit.argument)
+
+
+def _places(copy: WorkflowCopy, section: str) -> Iterator[KeyPath]:
     if section in ("algorithm", "episode"):
-        yield data.setdefault(section, {})
+        yield (section,)
     elif section in ("sampling", "validation"):
-        yield from (agent.setdefault(section, {}) for agent in data["agents"])
+        yield from (("agents", index, section) for index in range(len(copy.data["agents"])))
     elif section == "policy":
-        yield from _trained(data)
+        yield from copy.trained()
     elif section == "critic":
-        critics = [policy["critic"] for policy in _trained(data) if policy.get("critic") is not None]
-        yield from (critic for critic in critics if "share" not in critic)
-    elif section == "rewards_with_env":
-        options = [node["agent_options"] for node in data.get("nodes") or () if node.get("agent_options")]
-        yield from (option for option in options if option.get("env_path"))
+        critics = ((*policy, "critic") for policy in copy.trained())
+        yield from (path for path in critics if copy.get(*path) is not None and "share" not in copy.get(*path))
 
 
-def _set(place: dict[str, Any], key: str, value: Any) -> None:
-    *parents, last = key.split(".")
-    for parent in parents:
-        place = place.setdefault(parent, {})
-    place[last] = {"path": value} if key == "model" else value
-
-
-def _trained(data: dict[str, Any]) -> list[dict[str, Any]]:
-    return [policy for policy in data["policies"].values() if not policy.get("frozen")]
-
-
-def _kl(data: dict[str, Any], edits: dict[str, Any]) -> None:
-    """siiRL switches the KL and weighs it by different flags; here a weight of 0 is off, and the reference goes with
-    the weights."""
-    algorithm = data.setdefault("algorithm", {})
-    if (in_loss := edits.pop("use_kl_loss", None)) is not None:
-        coef = edits.pop("algorithm.kl_loss_coef", algorithm.get("kl_loss_coef", 0)) if in_loss else 0
-        if in_loss and not coef:
-            raise UserError(
-                "actor_rollout_ref.actor.use_kl_loss=True needs actor_rollout_ref.actor.kl_loss_coef above 0"
-            )
-        algorithm["kl_loss_coef"] = coef
-        edits.pop("algorithm.kl_loss_coef", None)
-    coef = edits.pop("kl_coef", KL_COEF)
-    if (in_reward := edits.pop("use_kl_in_reward", None)) is not None:
-        algorithm["kl_reward_coef"] = coef if in_reward else 0
-    if in_loss is None and in_reward is None:
-        return
-    needed = bool(algorithm.get("kl_loss_coef") or algorithm.get("kl_reward_coef"))
-    for policy in _trained(data):
-        if needed:
-            policy["reference"] = True
-        else:
-            policy.pop("reference", None)
+def _do_sample(copy: WorkflowCopy, edit: Edit) -> None:
+    """Without it, validation takes the likeliest token, whatever temperature there is."""
+    for index, agent in enumerate(copy.data["agents"]):
+        path = ("agents", index, "validation", "temperature")
+        own, trained = copy.get(*path), copy.get("agents", index, "sampling", "temperature")
+        if not edit.value:
+            copy.set(path, 0.0, edit.argument)
+        elif (trained if own is None else own) == 0:
+            message = f"agent `{agent['name']}` validates at temperature 0; add rollout.val_kwargs.temperature=1.0"
+            raise UserError(f"{edit.argument}: {message}")

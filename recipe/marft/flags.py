@@ -1,159 +1,189 @@
 """What each flag of siiRL's MARFT script means here.
 
-Invariant: every flag is in `FLAGS` under siiRL's name. It becomes keys of the run or edits of the workflow, or is
-refused by its name with the reason; none is dropped in silence. Pure.
+Invariant: every flag is in `FLAGS` under siiRL's name, with the kind of value that it takes. It becomes keys of the run
+or edits of the workflow, or is refused by its name with the reason; none is dropped in silence. Pure.
 """
 
 from __future__ import annotations
 
 from recipe.dag.errors import UserError
+from recipe.marft.kinds import (
+    ABOVE_ONE,
+    COUNT,
+    FINITE,
+    NOT_NEGATIVE,
+    PART,
+    PATH,
+    PATHS,
+    POSITIVE,
+    SHARE,
+    TEXT,
+    TRUTH,
+    names,
+    one_of,
+    or_null,
+    whole,
+)
 from recipe.marft.rules import (
     RUN,
-    Rule,
+    Edit,
+    Flag,
     Translation,
     as_it_is,
-    choice,
-    clip_ratio,
-    do_sample,
-    epochs,
-    micro_batch,
-    mini_batch,
+    logger,
     only,
     refused,
     renamed,
-    text,
     tokens,
-    truth,
-    turns,
     workflow,
 )
 
-FLAGS: dict[str, Rule] = {
-    "algorithm.adv_estimator": choice(
-        gae_marft={"algorithm.estimator": "gae_chain"},
-        gae={"algorithm.estimator": "gae"},
-        grpo={"algorithm.estimator": "grpo"},
-        cpgd={"algorithm.estimator": "grpo", "algorithm.policy_loss": "cpgd"},
-    ),
-    "algorithm.gamma": workflow("algorithm.gamma"),
-    "algorithm.lam": workflow("algorithm.lam"),
-    "algorithm.share_reward_in_agent": workflow("algorithm.share_reward_in_agent", kind=truth),
-    "algorithm.use_kl_in_reward": workflow("use_kl_in_reward", kind=truth),
-    "algorithm.kl_ctrl.kl_coef": workflow("kl_coef"),
-    "algorithm.kl_ctrl.type": only("fixed", reason="the weight of the KL stays as it is"),
-    "dag.workflow_path": renamed("workflow"),
-    "dag.custom_pipeline_fn": refused("a graph is a YAML file here; pass it as dag.workflow_path=FILE"),
-    "dag.enable_perf": only("false", reason="times are measured in every run (timing/... in metrics.jsonl)"),
+ACTOR, CRITIC, SERVER = f"{RUN}.actor", "critic", f"{RUN}.rollout"
+TOP_K = whole(1, -1)
+EVERY = whole(1, 0, -1)
+KL_TYPES = ("kl", "k1", "abs", "mse", "k2", "low_var_kl", "k3")
+"""verl's estimators of the KL; with a `+` behind it, the gradient is that of k2."""
+TRACKERS = ("console", "tensorboard", "wandb", "swanlab", "mlflow", "clearml", "trackio", "file", "vemlp_wandb")
+ONE_SIZE = f"one size serves all passes: {ACTOR}.ppo_micro_batch_size_per_gpu"
+
+FLAGS: dict[str, Flag] = {
+    "algorithm.adv_estimator": workflow("adv_estimator", one_of("gae_marft", "gae", "grpo", "cpgd")),
+    "algorithm.gamma": workflow("algorithm.gamma", SHARE),
+    "algorithm.lam": workflow("algorithm.lam", SHARE),
+    "algorithm.share_reward_in_agent": workflow("algorithm.share_reward_in_agent", TRUTH),
+    "algorithm.use_kl_in_reward": workflow("use_kl_in_reward", TRUTH),
+    "algorithm.kl_ctrl.kl_coef": workflow("kl_reward_coef", NOT_NEGATIVE),
+    "algorithm.kl_ctrl.type": only("fixed", TEXT, "the weight of the KL stays as it is"),
+    "dag.workflow_path": renamed("workflow", PATH),
+    "dag.custom_pipeline_fn": refused("a graph is a YAML file here; pass it as dag.workflow_path=FILE", but=None),
+    "dag.enable_perf": only(False, TRUTH, "times are measured in every run (timing/... in metrics.jsonl)"),
     "dag.backend_threshold": refused("verl chooses the communication backends"),
-    "dag.env_enable": refused("a node has an env if its agent_options.env_path names one"),
-    "dag.environment_path": refused("a node names its env in agent_options.env_path"),
-    f"{RUN}.model.path": renamed("model_path"),
-    f"{RUN}.model.use_remove_padding": as_it_is,
-    f"{RUN}.model.enable_gradient_checkpointing": as_it_is,
-    f"{RUN}.rollout.name": only("sglang", reason="SGLang is the only server on GPUs"),
-    f"{RUN}.rollout.mode": only("async", reason="the server takes and gives token ids, text is never encoded again"),
-    f"{RUN}.rollout.agent.rewards_with_env": workflow("rewards_with_env", kind=truth),
-    f"{RUN}.rollout.agent.agent_name": refused("agents are named under `agents` in the workflow"),
-    f"{RUN}.rollout.agent.num_workers": refused("episodes are not run by workers; rollout.max_in_flight bounds them"),
-    f"{RUN}.rollout.agent.custom_async_server": refused("the server is SGLang"),
-    f"{RUN}.rollout.multi_turn.enable": refused("turns are on where max_assistant_turns is above 1"),
-    f"{RUN}.rollout.multi_turn.max_assistant_turns": workflow("episode.max_turns"),
-    f"{RUN}.rollout.multi_turn.use_all_traj": workflow("episode.train_turns", kind=turns),
-    f"{RUN}.rollout.n": as_it_is,
-    f"{RUN}.rollout.temperature": workflow("sampling.temperature"),
-    f"{RUN}.rollout.top_p": workflow("sampling.top_p"),
-    f"{RUN}.rollout.top_k": workflow("sampling.top_k"),
-    f"{RUN}.rollout.val_kwargs.n": renamed("validation.n"),
-    f"{RUN}.rollout.val_kwargs.temperature": workflow("validation.temperature"),
-    f"{RUN}.rollout.val_kwargs.top_p": workflow("validation.top_p"),
-    f"{RUN}.rollout.val_kwargs.top_k": workflow("validation.top_k"),
-    f"{RUN}.rollout.val_kwargs.do_sample": do_sample,
-    f"{RUN}.rollout.prompt_length": renamed("data.max_prompt_length"),
-    f"{RUN}.rollout.response_length": tokens,
-    f"{RUN}.rollout.max_model_len": as_it_is,
-    f"{RUN}.rollout.tensor_model_parallel_size": as_it_is,
-    f"{RUN}.rollout.gpu_memory_utilization": as_it_is,
-    f"{RUN}.rollout.free_cache_engine": only(
-        "true", reason="servers give their memory back while models train, else two policies do not fit"
+    "dag.env_enable": refused("a node has an env if its agent_options.env_path names one", but=False),
+    "dag.environment_path": refused("a node names its env in agent_options.env_path", but=None),
+    f"{RUN}.model.path": renamed("model_path", PATH),
+    f"{RUN}.model.use_remove_padding": as_it_is(TRUTH),
+    f"{RUN}.model.enable_gradient_checkpointing": as_it_is(TRUTH),
+    f"{SERVER}.name": only("sglang", TEXT, "SGLang is the only server on GPUs"),
+    f"{SERVER}.mode": only("async", TEXT, "the server takes and gives token ids, text is never encoded again"),
+    f"{SERVER}.agent.rewards_with_env": workflow("rewards_with_env", TRUTH),
+    f"{SERVER}.agent.agent_name": refused("agents are named under `agents` in the workflow"),
+    f"{SERVER}.agent.num_workers": refused("episodes are not run by workers; rollout.max_in_flight bounds them"),
+    f"{SERVER}.agent.custom_async_server": refused("the server is SGLang"),
+    f"{SERVER}.multi_turn.enable": refused("turns are on where max_assistant_turns is above 1"),
+    f"{SERVER}.multi_turn.max_assistant_turns": workflow("episode.max_turns", or_null(COUNT)),
+    f"{SERVER}.multi_turn.use_all_traj": workflow("episode.train_turns", TRUTH),
+    f"{SERVER}.n": as_it_is(COUNT),
+    f"{SERVER}.temperature": workflow("sampling.temperature", POSITIVE),
+    f"{SERVER}.top_p": workflow("sampling.top_p", PART),
+    f"{SERVER}.top_k": workflow("sampling.top_k", TOP_K),
+    f"{SERVER}.val_kwargs.n": renamed("validation.n", COUNT),
+    f"{SERVER}.val_kwargs.temperature": workflow("validation.temperature", NOT_NEGATIVE),
+    f"{SERVER}.val_kwargs.top_p": workflow("validation.top_p", PART),
+    f"{SERVER}.val_kwargs.top_k": workflow("validation.top_k", TOP_K),
+    f"{SERVER}.val_kwargs.do_sample": workflow("do_sample", TRUTH),
+    f"{SERVER}.prompt_length": renamed("data.max_prompt_length", COUNT),
+    f"{SERVER}.response_length": tokens(COUNT),
+    f"{SERVER}.max_model_len": as_it_is(or_null(COUNT)),
+    f"{SERVER}.tensor_model_parallel_size": as_it_is(COUNT),
+    f"{SERVER}.gpu_memory_utilization": as_it_is(PART),
+    f"{SERVER}.free_cache_engine": only(
+        True, TRUTH, "servers give their memory back while models train, else two policies do not fit"
     ),
-    f"{RUN}.rollout.enforce_eager": as_it_is,
-    f"{RUN}.rollout.enable_chunked_prefill": as_it_is,
-    f"{RUN}.rollout.log_prob_micro_batch_size_per_gpu": refused(
-        f"one size serves all passes: {RUN}.actor.ppo_micro_batch_size_per_gpu"
-    ),
-    f"{RUN}.ref.log_prob_micro_batch_size_per_gpu": refused(
-        f"one size serves all passes: {RUN}.actor.ppo_micro_batch_size_per_gpu"
-    ),
-    "data.train_files": as_it_is,
-    "data.val_files": as_it_is,
-    "data.train_batch_size": as_it_is,
-    "data.max_prompt_length": as_it_is,
-    "data.max_response_length": tokens,
-    "data.return_raw_chat": only("true", reason="chat messages are all that hooks get"),
+    f"{SERVER}.enforce_eager": as_it_is(TRUTH),
+    f"{SERVER}.enable_chunked_prefill": as_it_is(TRUTH),
+    f"{SERVER}.log_prob_micro_batch_size_per_gpu": refused(ONE_SIZE),
+    f"{RUN}.ref.log_prob_micro_batch_size_per_gpu": refused(ONE_SIZE),
+    "data.train_files": as_it_is(PATHS),
+    "data.val_files": as_it_is(or_null(PATHS)),
+    "data.train_batch_size": as_it_is(COUNT),
+    "data.max_prompt_length": as_it_is(COUNT),
+    "data.max_response_length": tokens(COUNT),
+    "data.return_raw_chat": only(True, TRUTH, "chat messages are all that hooks get"),
     "data.filter_overlong_prompts": only(
-        "false", reason="an episode whose prompt leaves no room to answer ends unanswered (prompt_too_long)"
+        False, TRUTH, "an episode whose prompt leaves no room to answer ends unanswered (prompt_too_long)"
     ),
-    "data.truncation": only("error", reason="no prompt is ever cut"),
-    "data.shuffle": only("true", reason="the order of the samples follows from `seed`"),
-    f"{RUN}.actor.optim.lr": workflow("policy.lr"),
-    f"{RUN}.actor.ppo_mini_batch_size": mini_batch,
-    f"{RUN}.actor.ppo_micro_batch_size_per_gpu": micro_batch,
-    f"{RUN}.actor.use_dynamic_bsz": as_it_is,
-    f"{RUN}.actor.ppo_epochs": workflow("algorithm.epochs"),
-    f"{RUN}.actor.clip_ratio": clip_ratio,
-    f"{RUN}.actor.clip_ratio_low": workflow("algorithm.clip_ratio_low"),
-    f"{RUN}.actor.clip_ratio_high": workflow("algorithm.clip_ratio_high"),
-    f"{RUN}.actor.clip_ratio_c": workflow("algorithm.clip_ratio_c"),
-    f"{RUN}.actor.entropy_coeff": workflow("algorithm.entropy_coef"),
-    f"{RUN}.actor.grad_clip": renamed(f"{RUN}.actor.optim.clip_grad"),
-    f"{RUN}.actor.use_kl_loss": workflow("use_kl_loss", kind=truth),
-    f"{RUN}.actor.kl_loss_coef": workflow("algorithm.kl_loss_coef"),
-    f"{RUN}.actor.kl_loss_type": as_it_is,
-    "critic.model.path": workflow("critic.model", kind=text),
-    "critic.optim.lr": workflow("critic.lr"),
-    "critic.cliprange_value": workflow("critic.cliprange_value"),
-    "critic.grad_clip": renamed("critic.optim.clip_grad"),
-    "critic.ppo_epochs": workflow("critic.epochs"),
-    "critic.ppo_mini_batch_size": mini_batch,
-    "critic.ppo_micro_batch_size_per_gpu": micro_batch,
-    "critic.use_dynamic_bsz": workflow("critic.config.use_dynamic_bsz", kind=truth),
-    "trainer.critic_warmup": workflow("algorithm.critic_warmup"),
-    "trainer.total_epochs": epochs,
-    "trainer.val_before_train": as_it_is,
-    "trainer.save_freq": as_it_is,
-    "trainer.test_freq": as_it_is,
-    "trainer.logger": as_it_is,
-    "trainer.n_gpus_per_node": as_it_is,
-    "trainer.nnodes": as_it_is,
+    "data.truncation": only("error", TEXT, "no prompt is ever cut"),
+    "data.shuffle": only(True, TRUTH, "the order of the samples follows from `seed`"),
+    f"{ACTOR}.optim.lr": workflow("policy.lr", POSITIVE),
+    f"{ACTOR}.ppo_mini_batch_size": workflow("algorithm.mini_batch_size", COUNT),
+    f"{ACTOR}.ppo_micro_batch_size_per_gpu": as_it_is(COUNT),
+    f"{ACTOR}.use_dynamic_bsz": as_it_is(TRUTH),
+    f"{ACTOR}.ppo_epochs": workflow("algorithm.epochs", COUNT),
+    f"{ACTOR}.clip_ratio": workflow("clip_ratio", NOT_NEGATIVE),
+    f"{ACTOR}.clip_ratio_low": workflow("algorithm.clip_ratio_low", NOT_NEGATIVE),
+    f"{ACTOR}.clip_ratio_high": workflow("algorithm.clip_ratio_high", NOT_NEGATIVE),
+    f"{ACTOR}.clip_ratio_c": workflow("algorithm.clip_ratio_c", ABOVE_ONE),
+    f"{ACTOR}.entropy_coeff": workflow("algorithm.entropy_coef", FINITE),
+    f"{ACTOR}.grad_clip": renamed(f"{ACTOR}.optim.clip_grad", POSITIVE),
+    f"{ACTOR}.use_kl_loss": workflow("use_kl_loss", TRUTH),
+    f"{ACTOR}.kl_loss_coef": workflow("kl_loss_coef", NOT_NEGATIVE),
+    f"{ACTOR}.kl_loss_type": as_it_is(one_of(*KL_TYPES, *(f"{name}+" for name in KL_TYPES))),
+    "critic.model.path": workflow("critic.model", PATH),
+    "critic.optim.lr": workflow("critic.lr", POSITIVE),
+    "critic.cliprange_value": workflow("critic.cliprange_value", POSITIVE),
+    "critic.grad_clip": renamed("critic.optim.clip_grad", POSITIVE),
+    "critic.ppo_epochs": workflow("critic.epochs", COUNT),
+    "critic.ppo_mini_batch_size": workflow("critic.mini_batch_size", COUNT),
+    "critic.ppo_micro_batch_size_per_gpu": as_it_is(COUNT),
+    "critic.use_dynamic_bsz": workflow("critic.config.use_dynamic_bsz", TRUTH),
+    "trainer.critic_warmup": workflow("algorithm.critic_warmup", whole(0)),
+    "trainer.total_epochs": workflow("total_epochs", COUNT),
+    "trainer.val_before_train": as_it_is(TRUTH),
+    "trainer.save_freq": as_it_is(EVERY),
+    "trainer.test_freq": as_it_is(EVERY),
+    "trainer.logger": logger(names(*TRACKERS)),
+    "trainer.n_gpus_per_node": as_it_is(COUNT),
+    "trainer.nnodes": as_it_is(COUNT),
 }
-"""By siiRL's full name; `rollout.`, `actor.` and `model.` may stand for `actor_rollout_ref.rollout.` and so on."""
+"""By siiRL's full name; `rollout.`, `actor.` and so on may stand for `actor_rollout_ref.rollout.`."""
 SHORT = ("rollout.", "actor.", "ref.", "model.")
+OWN = ("rollout.max_in_flight", "rollout.progress")
+"""Keys of this engine's that begin like a short name."""
 
 
 def translate(arguments: list[str]) -> Translation:
-    """`key=value` each; a key that is no flag of siiRL's is this engine's and goes on as it is. Raises UserError, with
-    a line for each flag that has no meaning here."""
+    """`key=value` each; a key that is no flag of siiRL's is this engine's and goes on as it is. hydra's `+key` and
+    `++key` of a flag are the flag. Raises UserError, with a line for each flag that has no meaning here."""
     out, wrong = Translation(), []
     for argument in arguments:
-        key, equals, value = argument.partition("=")
-        if not equals:
-            raise UserError(f"{argument}: write it as key=value")
-        flag = _flag(key)
-        if flag is None:
-            out.overrides[key] = value
-            continue
-        try:
-            FLAGS[flag](flag, value, out)
-        except UserError as error:
-            wrong.append(str(error))
+        name, equals, text = argument.partition("=")
+        name = name.strip()
+        key = name.lstrip("+~")
+        sign, key = name[: len(name) - len(key)], full_name(key)
+        if not equals and sign != "~":
+            wrong.append(f"{argument}: write it as key=value")
+        elif key not in FLAGS:
+            out.overrides[f"{sign}{key}"] = text if equals else None
+        elif sign == "~":
+            wrong.append(f"{argument}: a flag cannot be taken away; leave it out, or pass {key}=VALUE")
+        else:
+            try:
+                given = out.given[key] = FLAGS[key].kind.read(key, text)
+                FLAGS[key].rule(given, out)
+            except UserError as error:
+                wrong.append(str(error))
+    wrong += _micro_batches(out)
     if wrong:
         raise UserError("\nerror: ".join(wrong))
-    if out.greedy:
-        out.edits["validation.temperature"] = 0.0
     return out
 
 
-def _flag(key: str) -> str | None:
-    """siiRL's full name of a flag; None for a key that is none of its flags."""
-    names = (key, f"{RUN}.{key}") if key.startswith(SHORT) else (key,)
-    return next((name for name in names if name in FLAGS), None)
+def full_name(key: str) -> str:
+    return f"{RUN}.{key}" if key.startswith(SHORT) and key not in OWN else key
+
+
+def _micro_batches(out: Translation) -> list[str]:
+    """Here batches are made by token count unless one says otherwise; then a count of rows would not be read."""
+    wrong = []
+    for owner in (ACTOR, CRITIC):
+        rows = out.given.get(f"{owner}.ppo_micro_batch_size_per_gpu")
+        by_tokens = out.given.get(f"{owner}.use_dynamic_bsz")
+        if rows is None:
+            continue
+        if by_tokens is not None and by_tokens.value is True:
+            wrong.append(f"{rows}: nothing reads it beside {by_tokens}; leave one of them out")
+        elif by_tokens is None and owner == ACTOR:
+            out.overrides[f"{ACTOR}.use_dynamic_bsz"] = "False"
+        elif by_tokens is None:
+            out.edits["critic.config.use_dynamic_bsz"] = Edit(False, str(rows))
+    return wrong

@@ -1,137 +1,117 @@
-"""The ways in which a flag gets a meaning: functions of (flag, value) that add to a `Translation`.
+"""The ways in which a flag gets a meaning: functions that add what was given to a `Translation`.
 
 Invariant: a rule adds something, finds that the value says what happens anyway, or raises a UserError that begins with
-the flag. Pure.
+the flag; values come checked (`recipe.marft.kinds`). Two flags never say different things of one and the same. Pure.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, NamedTuple
 
 from recipe.dag.errors import UserError
+from recipe.marft.kinds import ANY, Given, Kind
 
 RUN = "actor_rollout_ref"
+
+
+class Edit(NamedTuple):
+    """One change of the workflow."""
+
+    value: Any
+    argument: str
+    """What brought it, as it was passed."""
 
 
 @dataclass
 class Translation:
     """What a command line means here."""
 
-    overrides: dict[str, str] = field(default_factory=dict)
-    """Of the run's configuration."""
-    edits: dict[str, Any] = field(default_factory=dict)
+    overrides: dict[str, str | None] = field(default_factory=dict)
+    """Of the run's configuration, in hydra's grammar; None: no `=` and no value (`~key`)."""
+    edits: dict[str, Edit] = field(default_factory=dict)
     """Of the workflow, for `recipe.marft.edits`."""
-    greedy: bool = False
-    """Validation takes the likeliest token, whatever temperature another flag names."""
+    given: dict[str, Given] = field(default_factory=dict)
+    """By flag, the last one of each."""
+    _claims: dict[str, Given] = field(default_factory=dict)
+
+    def override(self, key: str, given: Given, text: str | None = None) -> None:
+        self._claim(key, given)
+        self.overrides[key] = given.text if text is None else text
+
+    def edit(self, key: str, given: Given) -> None:
+        self._claim(key, given)
+        self.edits[key] = Edit(given.value, str(given))
+
+    def _claim(self, what: str, given: Given) -> None:
+        """A flag may be given again, as on any command line; two flags for one thing must agree."""
+        before = self._claims.setdefault(what, given)
+        if before.flag != given.flag and before.value != given.value:
+            raise UserError(f"{given}: {before} says otherwise of the same; give one of them")
+        self._claims[what] = given
 
 
-Rule = Callable[[str, str, Translation], None]
-"""(flag, value, what to add to). Raises UserError."""
+Rule = Callable[[Given, Translation], None]
+"""Raises UserError."""
 
 
-def as_it_is(flag: str, value: str, out: Translation) -> None:
-    out.overrides[flag] = value
+class Flag(NamedTuple):
+    kind: Kind
+    rule: Rule
 
 
-def renamed(key: str) -> Rule:
-    def rule(flag: str, value: str, out: Translation) -> None:
-        out.overrides[key] = value
-
-    return rule
+def as_it_is(kind: Kind) -> Flag:
+    return Flag(kind, lambda given, out: out.override(given.flag, given))
 
 
-def workflow(key: str, kind: Callable[[str, str], Any] | None = None) -> Rule:
-    """This edit of the workflow gets the value, read as a `kind` of value."""
-
-    def rule(flag: str, value: str, out: Translation) -> None:
-        out.edits[key] = (kind or number)(flag, value)
-
-    return rule
+def renamed(key: str, kind: Kind) -> Flag:
+    return Flag(kind, lambda given, out: out.override(key, given))
 
 
-def only(*allowed: str, reason: str) -> Rule:
-    """Means what happens here anyway when it is one of `allowed`; else it is refused."""
-
-    def rule(flag: str, value: str, out: Translation) -> None:
-        if value.lower() not in allowed:
-            raise UserError(f"{flag}={value}: {reason}; leave it out or write {allowed[0]}")
-
-    return rule
+def workflow(key: str, kind: Kind) -> Flag:
+    """This edit of the workflow gets the value."""
+    return Flag(kind, lambda given, out: out.edit(key, given))
 
 
-def refused(reason: str) -> Rule:
-    def rule(flag: str, value: str, out: Translation) -> None:
-        raise UserError(f"{flag}={value}: {reason}")
+def only(value: Any, kind: Kind, reason: str) -> Flag:
+    """Means what happens here anyway; any other value is refused."""
 
-    return rule
+    def rule(given: Given, out: Translation) -> None:
+        if given.value != value:
+            raise UserError(f"{given}: {reason}; leave it out or write {value}")
 
-
-def choice(**choices: dict[str, Any]) -> Rule:
-    """Each value stands for edits of its own."""
-
-    def rule(flag: str, value: str, out: Translation) -> None:
-        if value not in choices:
-            raise UserError(f"{flag}={value}: choose one of {', '.join(choices)}")
-        out.edits |= choices[value]
-
-    return rule
+    return Flag(kind, rule)
 
 
-def number(flag: str, value: str) -> float | int:
-    try:
-        return int(value)
-    except ValueError:
-        try:
-            return float(value)
-        except ValueError as error:
-            raise UserError(f"{flag}={value}: a number is needed") from error
+_NONE = object()
 
 
-def truth(flag: str, value: str) -> bool:
-    if value.lower() not in ("true", "false"):
-        raise UserError(f"{flag}={value}: True or False is needed")
-    return value.lower() == "true"
+def refused(reason: str, *, but: Any = _NONE) -> Flag:
+    """`but`: siiRL's default, which asks for nothing."""
+
+    def rule(given: Given, out: Translation) -> None:
+        if given.value is not but:
+            raise UserError(f"{given}: {reason}")
+
+    return Flag(ANY, rule)
 
 
-def turns(flag: str, value: str) -> str:
-    return "all" if truth(flag, value) else "last"
+def tokens(kind: Kind) -> Flag:
+    """Of a whole call, and of each of its generations."""
+
+    def rule(given: Given, out: Translation) -> None:
+        out.override("data.max_response_length", given)
+        out.edit("sampling.max_tokens", given)
+
+    return Flag(kind, rule)
 
 
-def text(flag: str, value: str) -> str:
-    return value.strip("'\"")
+def logger(kind: Kind) -> Flag:
+    """A name may stand alone, as in siiRL's defaults."""
+    alone = Kind(kind.takes, lambda value: kind.accepts([value] if isinstance(value, str) else value))
 
+    def rule(given: Given, out: Translation) -> None:
+        out.override(given.flag, given, f"[{given.text}]" if isinstance(given.value, str) else None)
 
-def do_sample(flag: str, value: str, out: Translation) -> None:
-    out.greedy = not truth(flag, value)
-
-
-def clip_ratio(flag: str, value: str, out: Translation) -> None:
-    """The two ends may have flags of their own, before or after this one."""
-    for key in ("algorithm.clip_ratio_low", "algorithm.clip_ratio_high"):
-        out.edits.setdefault(key, number(flag, value))
-
-
-def tokens(flag: str, value: str, out: Translation) -> None:
-    out.overrides["data.max_response_length"] = value
-    out.edits["sampling.max_tokens"] = number(flag, value)
-
-
-def micro_batch(flag: str, value: str, out: Translation) -> None:
-    """Here batches are made by token count unless one says otherwise; then a count of rows would not be read."""
-    out.overrides[flag] = value
-    if flag.startswith("critic."):
-        out.edits.setdefault("critic.config.use_dynamic_bsz", False)
-    else:
-        out.overrides.setdefault(f"{RUN}.actor.use_dynamic_bsz", "False")
-
-
-def mini_batch(flag: str, value: str, out: Translation) -> None:
-    out.edits["critic.mini_batch_size" if flag.startswith("critic.") else "algorithm.mini_batch_size"] = number(
-        flag, value
-    )
-
-
-def epochs(flag: str, value: str, out: Translation) -> None:
-    out.edits["total_epochs"] = number(flag, value)
+    return Flag(alone, rule)

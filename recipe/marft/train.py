@@ -1,7 +1,7 @@
 """`python -m recipe.marft.train [--show] [--config-name NAME] key=value ...`: MARFT, with siiRL's flags or our own.
 
-Invariant: what a flag changes in the workflow is changed in a copy, `workflow.yaml` in the run's folder; the run then
-is an ordinary one of `recipe.dag.main`.
+Invariant: what a flag changes in the workflow is changed in a copy, `workflow.yaml` in the run's folder, which is
+checked before it is written; the run then is an ordinary one of `recipe.dag.main`.
 """
 
 from __future__ import annotations
@@ -10,47 +10,119 @@ import argparse
 import os
 import sys
 from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
 
+import pyarrow as pa
 import pyarrow.parquet as pq
+from omegaconf import DictConfig, OmegaConf
+from omegaconf.errors import OmegaConfBaseException
 
 from recipe.dag import main as engine
 from recipe.dag.errors import UserError
-from recipe.dag.workflow.problem import WorkflowError
+from recipe.dag.workflow.loader import load_workflow
+from recipe.dag.workflow.problem import Problem, WorkflowError
+from recipe.marft.credit import COMPARING
 from recipe.marft.edits import edited
-from recipe.marft.flags import translate
+from recipe.marft.flags import ACTOR, CRITIC, translate
+from recipe.marft.kinds import COUNT, Given, Kind, or_null, whole
 from recipe.marft.rules import Translation
 
 CONFIG = Path(__file__).parent / "config"
 
 
-def prepared(config_name: str, arguments: list[str]) -> tuple[list[str], Path, str | None]:
-    """(hydra overrides, the workflow's copy, its text); None for the text where no flag changes the workflow."""
+@dataclass(frozen=True, slots=True)
+class Prepared:
+    overrides: list[str]
+    """hydra's."""
+    copy: Path
+    text: str | None
+    """The copy's; None where no flag changes the workflow."""
+    warnings: tuple[Problem, ...]
+    """Of the workflow that was named."""
+    untold: tuple[Problem, ...]
+    """Those that the run itself will not tell, because the copy has done what they say."""
+
+
+def prepared(config_name: str, arguments: list[str]) -> Prepared:
+    """Raises UserError, WorkflowError for all that can be known to be wrong before anything is started or written."""
     out = translate(arguments)
     config = engine.compose_config(config_name, _listed(out), CONFIG)
-    if (epochs := out.edits.pop("total_epochs", None)) is not None:
-        rows = _rows(config.data.train_files)
-        out.overrides["trainer.total_training_steps"] = str(max(1, int(epochs * rows // config.data.train_batch_size)))
-    copy = Path(config.output_dir) / "workflow.yaml"
+    try:
+        return _prepared(out, config)
+    except OmegaConfBaseException as error:
+        raise UserError(f"configuration: {str(error).splitlines()[0]}") from error
+
+
+def _prepared(out: Translation, config: DictConfig) -> Prepared:
+    _check(out, config)
+    if out.edits.pop("total_epochs", None) is not None:
+        out.overrides["trainer.total_training_steps"] = str(_steps(out, config))
+    copy, flow = Path(str(config.output_dir)) / "workflow.yaml", load_workflow(str(config.workflow))
+    engine.check_overrides(flow.path, config)
     if not out.edits:
-        return _listed(out), copy, None
-    source = Path(str(config.workflow))
-    if not source.is_file():
-        raise UserError(f"{source}: no such workflow")
-    text = edited(source, out.edits, batch_size=int(config.data.train_batch_size))
+        return Prepared(_listed(out), copy, None, flow.warnings, ())
+    text, loaded = edited(flow, out.edits, batch_size=_whole(config, "data.train_batch_size", COUNT), at=copy)
     out.overrides["workflow"] = str(copy)
-    return _listed(out), copy, text
+    told = {warning.message for warning in loaded.warnings}
+    untold = tuple(warning for warning in flow.warnings if warning.message not in told)
+    return Prepared(_listed(out), copy, text, flow.warnings, untold)
+
+
+def _check(out: Translation, config: DictConfig) -> None:
+    """What flags ask of the rest of the configuration."""
+    estimator = out.given.get("algorithm.adv_estimator")
+    if estimator is not None and estimator.value in COMPARING and config.actor_rollout_ref.rollout.n < 2:
+        raise UserError(f"{estimator}: compares the episodes of a sample, and there is one; add rollout.n=8")
+    rows = config.actor_rollout_ref.actor.ppo_micro_batch_size_per_gpu
+    for owner, size in ((ACTOR, rows), (CRITIC, config.critic.ppo_micro_batch_size_per_gpu or rows)):
+        by_tokens = out.given.get(f"{owner}.use_dynamic_bsz")
+        if by_tokens is not None and not by_tokens.value and size is None:
+            raise UserError(f"{by_tokens}: batches are then made by rows; add {owner}.ppo_micro_batch_size_per_gpu=4")
+
+
+def _steps(out: Translation, config: DictConfig) -> int:
+    epochs = out.given["trainer.total_epochs"]
+    if "trainer.total_training_steps" in out.overrides:
+        steps = out.overrides["trainer.total_training_steps"]
+        raise UserError(f"{epochs}: trainer.total_training_steps={steps} says otherwise of the same; give one of them")
+    rows = _rows(epochs, config.data.train_files)
+    limit = _whole(config, "data.train_max_samples", or_null(whole(1, -1)))
+    rows = rows if limit is None or limit < 0 else min(rows, limit)
+    return max(1, epochs.value * rows // _whole(config, "data.train_batch_size", COUNT))
+
+
+def _rows(epochs: Given, files: str | Sequence[str] | None) -> int:
+    names = [Path(name).expanduser() for name in ([files] if isinstance(files, str) else files or ())]
+    if not names or not all(name.suffix == ".parquet" and name.is_file() for name in names):
+        raise UserError(
+            f"{epochs}: only for parquet data.train_files that are there; give trainer.total_training_steps"
+        )
+    try:
+        return sum(pq.read_metadata(name).num_rows for name in names)
+    except (pa.ArrowException, OSError) as error:
+        raise UserError(f"{epochs}: data.train_files cannot be read: {str(error).splitlines()[0]}") from error
+
+
+def _whole(config: DictConfig, key: str, kind: Kind) -> int | None:
+    value = OmegaConf.select(config, key)
+    if not kind.accepts(value):
+        raise UserError(f"{key}={value}: it takes {kind.takes}")
+    return value
 
 
 def _listed(out: Translation) -> list[str]:
-    return [f"{key}={value}" for key, value in out.overrides.items()]
+    return [key if value is None else f"{key}={value}" for key, value in out.overrides.items()]
 
 
-def _rows(files: str | Sequence[str] | None) -> int:
-    names = [files] if isinstance(files, str) else list(files or ())
-    if not names or not all(name.endswith(".parquet") and Path(name).is_file() for name in names):
-        raise UserError("trainer.total_epochs: only for parquet data.train_files; give trainer.total_training_steps")
-    return sum(pq.read_metadata(name).num_rows for name in names)
+def _write(path: Path, text: str) -> None:
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        partial = path.with_name(f".{path.name}.{os.getpid()}")
+        partial.write_text(text)
+        os.replace(partial, path)
+    except OSError as error:
+        raise UserError(f"{path}: cannot write: {error.strerror or error}; pass another output_dir") from error
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -60,24 +132,23 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("arguments", nargs="*", metavar="key=value")
     args = parser.parse_args(argv)
     try:
-        overrides, copy, text = prepared(args.config_name, args.arguments)
+        run = prepared(args.config_name, args.arguments)
+        for warning in run.warnings if args.show else run.untold:
+            print(warning.as_warning(), file=sys.stderr)
         if args.show:
-            print("\n".join(overrides))
-            if text is not None:
-                print(f"\n# {copy}\n{text}", end="")
+            print("\n".join(run.overrides))
+            if run.text is not None:
+                print(f"\n# {run.copy}\n{run.text}", end="")
             return 0
-        if text is not None:
-            copy.parent.mkdir(parents=True, exist_ok=True)
-            partial = copy.with_name(f".{copy.name}.{os.getpid()}")
-            partial.write_text(text)
-            os.replace(partial, copy)
+        if run.text is not None:
+            _write(run.copy, run.text)
     except WorkflowError as error:
         print(error, file=sys.stderr)
         return 2
     except UserError as error:
         print(f"error: {error}", file=sys.stderr)
         return 2
-    return engine.main(["--config-path", str(CONFIG), "--config-name", args.config_name, *overrides])
+    return engine.main(["--config-path", str(CONFIG), "--config-name", args.config_name, *run.overrides])
 
 
 if __name__ == "__main__":

@@ -2,20 +2,15 @@
 
 from __future__ import annotations
 
-import re
 from pathlib import Path
 
-import pyarrow as pa
-import pyarrow.parquet as pq
 import pytest
 import yaml
 
 from recipe.dag.errors import UserError
 from recipe.dag.workflow.loader import load_workflow
-from recipe.dag.workflow.problem import WorkflowError
 from recipe.marft.edits import edited
-from recipe.marft.flags import FLAGS, translate
-from recipe.marft.train import main, prepared
+from recipe.marft.flags import FLAGS, KL_TYPES, OWN, SHORT, TRACKERS, translate
 
 ROOT = Path(__file__).parents[2]
 WORKFLOW = ROOT / "workflows" / "workflow_marft.yaml"
@@ -56,6 +51,12 @@ IN_THE_WORKFLOW = [
     ("algorithm.use_kl_in_reward=True", algorithm(kl_reward_coef=0.001)),
     ("algorithm.use_kl_in_reward=True algorithm.kl_ctrl.kl_coef=0.02", algorithm(kl_reward_coef=0.02)),
     ("algorithm.use_kl_in_reward=False algorithm.kl_ctrl.kl_coef=0.02", algorithm(kl_reward_coef=0.0)),
+    ("algorithm.adv_estimator=gae", algorithm(estimator="gae", share_reward_in_agent=True)),
+    ("algorithm.adv_estimator=grpo", algorithm(estimator="grpo", share_reward_in_agent=True)),
+    ("algorithm.adv_estimator=grpo", actors(critic=None, reference=True)),
+    ("algorithm.adv_estimator=grpo trainer.critic_warmup=0", algorithm(estimator="grpo")),
+    ("algorithm.adv_estimator=cpgd", algorithm(estimator="grpo", policy_loss="cpgd")),
+    ("algorithm.adv_estimator=gae algorithm.share_reward_in_agent=False", algorithm(share_reward_in_agent=False)),
     (f"{GPU}.agent.rewards_with_env=True", lambda flow: flow.node("rollout_actor").agent_options.rewards_with_env),
     (f"{GPU}.multi_turn.max_assistant_turns=5", episode(max_turns=5)),
     (f"{GPU}.multi_turn.use_all_traj=True", episode(train_turns="all")),
@@ -83,6 +84,15 @@ IN_THE_WORKFLOW = [
     (f"{ACTOR}.use_kl_loss=False", actors(reference=False)),
     (f"{ACTOR}.use_kl_loss=True", actors(reference=True)),
     (f"{ACTOR}.kl_loss_coef=0.05", algorithm(kl_loss_coef=0.05)),
+    (f"{ACTOR}.kl_loss_coef=0", actors(reference=False)),
+    (f"{ACTOR}.use_kl_loss=True {ACTOR}.kl_loss_coef=0", actors(reference=False)),
+    (f"{ACTOR}.use_kl_loss=False {ACTOR}.kl_loss_coef=0.05", actors(reference=False)),
+    (f"{ACTOR}.kl_loss_coef=0 algorithm.use_kl_in_reward=True", actors(reference=True)),
+    (f"{GPU}.val_kwargs.do_sample=True", validation(temperature=None)),
+    (f"{GPU}.multi_turn.max_assistant_turns=null", episode(max_turns=1)),
+    (f"{ACTOR}.ppo_mini_batch_size=128", algorithm(mini_batches=1)),
+    (f"{ACTOR}.ppo_mini_batch_size=50", algorithm(mini_batches=3)),
+    ("critic.ppo_micro_batch_size_per_gpu=4", critics(config={"use_dynamic_bsz": False})),
     (
         "critic.model.path=org/value",
         critics(model={"path": "org/value", "tokenizer_path": None, "trust_remote_code": False}),
@@ -102,6 +112,10 @@ IN_THE_RUN = [
     (f"{GPU}.response_length=99", {"data.max_response_length": "99"}),
     (f"{ACTOR}.grad_clip=0.5", {f"{ACTOR}.optim.clip_grad": "0.5"}),
     ("critic.grad_clip=0.5", {"critic.optim.clip_grad": "0.5"}),
+    ("trainer.logger=wandb", {"trainer.logger": "[wandb]"}),
+    ("data.val_files=null", {"data.val_files": "null"}),
+    ("data.train_files=[a,b]", {"data.train_files": "[a,b]"}),
+    (f"{GPU}.max_model_len=null", {f"{GPU}.max_model_len": "null"}),
     (
         f"{ACTOR}.ppo_micro_batch_size_per_gpu=4",
         {f"{ACTOR}.ppo_micro_batch_size_per_gpu": "4", f"{ACTOR}.use_dynamic_bsz": "False"},
@@ -143,9 +157,12 @@ AS_HERE = [
     "data.filter_overlong_prompts=False",
     "data.truncation=error",
     "data.shuffle=True",
+    "dag.custom_pipeline_fn=null",
+    "dag.env_enable=False",
+    "dag.environment_path=null",
 ]
 REFUSED = [
-    ("algorithm.adv_estimator=rloo", "choose one of gae_marft, gae, grpo, cpgd"),
+    ("algorithm.adv_estimator=rloo", "it takes one of gae_marft, gae, grpo, cpgd"),
     ("algorithm.kl_ctrl.type=adaptive", "the weight of the KL"),
     ("dag.custom_pipeline_fn=m:f", "a graph is a YAML file"),
     ("dag.enable_perf=True", "times are measured in every run"),
@@ -165,21 +182,19 @@ REFUSED = [
     ("data.filter_overlong_prompts=True", "prompt_too_long"),
     ("data.truncation=left", "no prompt is ever cut"),
     ("data.shuffle=False", "`seed`"),
-    (f"{GPU}.temperature=warm", "a number is needed"),
+    (f"{GPU}.temperature=warm", "it takes a number above 0"),
     (f"{ACTOR}.use_kl_loss=1", "True or False"),
 ]
 
 
-def derived(arguments: str, tmp_path: Path):
-    out = translate(arguments.split())
-    batch_size = int(out.overrides.get("data.train_batch_size", 128))
-    (tmp_path / "w.yaml").write_text(edited(WORKFLOW, out.edits, batch_size=batch_size))
-    return load_workflow(tmp_path / "w.yaml")
+def derived(arguments: str):
+    edits = translate(arguments.split()).edits
+    return edited(load_workflow(WORKFLOW), edits, batch_size=128, at=Path("workflow.yaml"))[1]
 
 
 @pytest.mark.parametrize(("arguments", "holds"), IN_THE_WORKFLOW, ids=[arguments for arguments, _ in IN_THE_WORKFLOW])
-def test_flag_of_the_workflow(arguments, holds, tmp_path):
-    assert holds(derived(arguments, tmp_path))
+def test_flag_of_the_workflow(arguments, holds):
+    assert holds(derived(arguments))
 
 
 @pytest.mark.parametrize(("argument", "overrides"), IN_THE_RUN, ids=[argument for argument, _ in IN_THE_RUN])
@@ -214,147 +229,72 @@ def test_all_refusals_are_told_at_once():
 
 
 def test_short_names_and_our_own_keys():
-    out = translate(["rollout.n=4", "rollout.max_in_flight=9", "+profile=gpu_32gb", "sandbox.timeout_s=3"])
+    out = translate(
+        ["rollout.n=4", "rollout.max_in_flight=9", "+profile=gpu_32gb", "sandbox.timeout_s=3", "~trainer.x"]
+    )
     assert out.overrides == {
         f"{GPU}.n": "4",
         "rollout.max_in_flight": "9",
         "+profile": "gpu_32gb",
         "sandbox.timeout_s": "3",
+        "~trainer.x": None,
     }
-    with pytest.raises(UserError, match="key=value"):
-        translate(["trainer.nnodes"])
+    assert translate(["+actor.fsdp_config.x=1"]).overrides == {f"+{ACTOR}.fsdp_config.x": "1"}
 
 
-MARFT = WORKFLOW.read_text()
-CRITIC = "critic: {lr: 1.0e-5, cliprange_value: 0.5}"
+def test_no_key_of_ours_is_taken_for_a_short_name():
+    ours = yaml.safe_load((ROOT / "recipe" / "dag" / "config" / "dag.yaml").read_text())
+    keys = {f"{block}.{key}" for block, values in ours.items() if isinstance(values, dict) for key in values}
+    assert {key for key in keys if key.startswith(SHORT)} == set(OWN)
 
 
-def written(tmp_path: Path, text: str) -> Path:
-    (tmp_path / "recipe").symlink_to(ROOT / "recipe")
-    (tmp_path / "envs").symlink_to(ROOT / "envs")
-    (tmp_path / "own.yaml").write_text(text)
-    return tmp_path / "own.yaml"
-
-
-def test_shared_critics_keep_their_owners_settings(tmp_path):
-    head, _, tail = MARFT.rpartition(CRITIC)
-    file = written(tmp_path, f"{head}critic: {{share: reasoner}}{tail}")
-    policies = yaml.safe_load(edited(file, {"critic.lr": 2.0}, batch_size=1))["policies"]
-    assert policies["reasoner"]["critic"] == {"lr": 2.0, "cliprange_value": 0.5}
-    assert policies["actor"]["critic"] == {"share": "reasoner"}
-
-
-CHAIN = r"estimator: gae_chain\n  gamma.*\n  lam.*\n  whiten.*"
-NO_CRITIC = re.sub(CHAIN, "estimator: grpo", MARFT.replace(CRITIC, ""))
-NO_ENV = (ROOT / "workflows" / "workflow_no_tool.yaml").read_text()
+@pytest.mark.parametrize("sign", ["+", "++"])
+def test_hydras_signs_do_not_hide_a_flag(sign):
+    assert translate([f"{sign}algorithm.gamma=0.9"]).edits["algorithm.gamma"].value == 0.9
+    assert translate([f"{sign}rollout.n=2"]).overrides == {f"{GPU}.n": "2"}
+    with pytest.raises(UserError, match="data.shuffle=False: "):
+        translate([f"{sign}data.shuffle=False"])
 
 
 @pytest.mark.parametrize(
-    ("text", "edits", "message"),
+    ("arguments", "message"),
     [
-        (NO_CRITIC, {"critic.lr": 1}, "no place for critic.lr"),
-        (NO_ENV, {"rewards_with_env": True}, "no place for rewards_with_env"),
-        (MARFT.replace("kl_loss_coef: 0.01", "kl_reward_coef: 0.01"), {"use_kl_loss": True}, "kl_loss_coef above 0"),
-        (MARFT.replace("gae_chain", "gea"), {"algorithm.gamma": 0.5}, "own.yaml:.*gea"),
+        ("trainer.nnodes", "^trainer.nnodes: write it as key=value"),
+        ("foo", "^foo: write it as key=value"),
+        ("~algorithm.gamma", "^~algorithm.gamma: a flag cannot be taken away"),
+        ("~rollout.n=1", "^~rollout.n=1: a flag cannot be taken away"),
+        ("rollout.prompt_length=9 data.max_prompt_length=8", f"^data.max_prompt_length=8: {GPU}.prompt_length=9 says"),
+        (
+            "data.max_response_length=8 rollout.response_length=9",
+            f"^{GPU}.response_length=9: data.max_response_length=8",
+        ),
+        (
+            "actor.ppo_micro_batch_size_per_gpu=4 actor.use_dynamic_bsz=True",
+            f"^{ACTOR}.ppo_micro_batch_size_per_gpu=4: nothing reads it beside {ACTOR}.use_dynamic_bsz=True",
+        ),
+        (
+            "critic.use_dynamic_bsz=true critic.ppo_micro_batch_size_per_gpu=4",
+            "^critic.ppo_micro_batch_size_per_gpu=4: nothing reads it beside critic.use_dynamic_bsz=true",
+        ),
     ],
 )
-def test_an_edit_without_a_place_is_refused(text, edits, message, tmp_path):
-    with pytest.raises((UserError, WorkflowError), match=message):
-        edited(written(tmp_path, text), edits, batch_size=1)
+def test_what_would_be_lost_is_refused(arguments, message):
+    with pytest.raises(UserError, match=message):
+        translate(arguments.split())
 
 
-def test_siirls_own_file_is_rewritten_first(tmp_path):
-    nodes = [
-        {"node_id": "r", "node_type": "MODEL_INFERENCE", "node_role": "ROLLOUT", "agent_group": 0},
-        {
-            "node_id": "a",
-            "node_type": "MODEL_INFERENCE",
-            "node_role": "ROLLOUT",
-            "agent_group": 1,
-            "dependencies": ["r"],
-        },
-    ]
-    for node, name in zip(nodes, ("Reasoner", "Actor"), strict=True):
-        node["agent_options"] = {"obs_with_env": True, "process_path": f"recipe/marft/hooks.py:{name}"}
-    nodes[1]["agent_options"] |= {"env_path": ["envs/math_env.py:MathEnv"]}
-    chain = [
-        ("f", "COMPUTE", "REWARD", 1, {}),
-        ("lp0", "MODEL_TRAIN", "ACTOR", 0, {"only_forward_compute": True}),
-        ("lp1", "MODEL_TRAIN", "ACTOR", 1, {"only_forward_compute": True}),
-        ("v0", "MODEL_TRAIN", "CRITIC", 0, {"only_forward_compute": True}),
-        ("v1", "MODEL_TRAIN", "CRITIC", 1, {"only_forward_compute": True}),
-        ("adv", "COMPUTE", "ADVANTAGE", 1, {}),
-        ("c0", "MODEL_TRAIN", "CRITIC", 0, {}),
-        ("c1", "MODEL_TRAIN", "CRITIC", 1, {}),
-        ("u0", "MODEL_TRAIN", "ACTOR", 0, {}),
-        ("u1", "MODEL_TRAIN", "ACTOR", 1, {}),
-    ]
-    for name, kind, role, group, more in chain:
-        last = {"dependencies": [nodes[-1]["node_id"]]}
-        nodes.append({"node_id": name, "node_type": kind, "node_role": role, "agent_group": group, **last, **more})
-    file = written(tmp_path, yaml.safe_dump({"dag_id": "marft", "nodes": nodes}))
-    edits = translate(["algorithm.adv_estimator=gae_marft", "rollout.temperature=0.5", "critic.optim.lr=1e-4"]).edits
-    (tmp_path / "elsewhere").mkdir()
-    (tmp_path / "elsewhere" / "w.yaml").write_text(edited(file, edits, batch_size=1))
-    flow = load_workflow(tmp_path / "elsewhere" / "w.yaml")
-    assert flow.algorithm.estimator == "gae_chain" and len(flow.trained_policies()) == 2
-    assert agents(temperature=0.5)(flow) and critics(lr=1e-4)(flow)
+def test_a_flag_that_is_given_again_counts_as_given_last():
+    out = translate(["trainer.logger=[console]", "trainer.logger=[file]", "algorithm.lam=0.1", "algorithm.lam=0.2"])
+    assert (out.overrides, out.edits["algorithm.lam"].value) == ({"trainer.logger": "[file]"}, 0.2)
+    agreeing = translate(["data.max_response_length=64", "rollout.response_length=64"])
+    assert agreeing.overrides == {"data.max_response_length": "64"}
 
 
-def test_epochs_become_steps(tmp_path):
-    pq.write_table(pa.table({"x": list(range(100))}), tmp_path / "train.parquet")
-    arguments = [f"workflow={WORKFLOW}", f"data.train_files={tmp_path}/train.parquet", "data.train_batch_size=8"]
-    overrides, _, text = prepared("qwen2_5_3b", [*arguments, "trainer.total_epochs=3"])
-    assert "trainer.total_training_steps=37" in overrides and text is None
-    with pytest.raises(UserError, match="total_training_steps"):
-        prepared("qwen2_5_3b", [f"workflow={WORKFLOW}", "data.train_files=x.json", "trainer.total_epochs=3"])
+def test_verl_knows_what_the_flags_may_name():
+    import torch
+    from verl.trainer.ppo.core_algos import kl_penalty
+    from verl.utils.tracking import Tracking
 
-
-SCRIPT = (
-    "algorithm.adv_estimator=gae_marft dag.workflow_path={workflow} data.train_files=t.parquet "
-    "data.val_files=v.parquet data.train_batch_size=128 data.max_prompt_length=10240 "
-    "data.max_response_length=2048 data.truncation=error data.return_raw_chat=True "
-    "actor_rollout_ref.model.path=Qwen/Qwen2.5-3B-Instruct actor_rollout_ref.actor.optim.lr=1e-6 "
-    "actor_rollout_ref.model.use_remove_padding=True actor_rollout_ref.model.enable_gradient_checkpointing=True "
-    "actor_rollout_ref.actor.ppo_mini_batch_size=64 actor_rollout_ref.actor.ppo_micro_batch_size_per_gpu=4 "
-    "actor_rollout_ref.actor.clip_ratio=0.2 actor_rollout_ref.actor.grad_clip=0.5 "
-    "actor_rollout_ref.actor.use_kl_loss=True actor_rollout_ref.actor.kl_loss_coef=0.01 "
-    "actor_rollout_ref.actor.kl_loss_type=low_var_kl actor_rollout_ref.rollout.name=sglang "
-    "actor_rollout_ref.rollout.n=1 actor_rollout_ref.rollout.max_model_len=12288 "
-    "actor_rollout_ref.rollout.tensor_model_parallel_size=4 actor_rollout_ref.rollout.gpu_memory_utilization=0.3 "
-    "actor_rollout_ref.rollout.enforce_eager=False actor_rollout_ref.rollout.enable_chunked_prefill=False "
-    "actor_rollout_ref.rollout.agent.rewards_with_env=True "
-    "actor_rollout_ref.rollout.multi_turn.max_assistant_turns=3 "
-    "actor_rollout_ref.rollout.multi_turn.use_all_traj=False critic.optim.lr=1e-5 critic.use_dynamic_bsz=False "
-    "critic.cliprange_value=0.5 critic.model.path=Qwen/Qwen2.5-3B-Instruct algorithm.use_kl_in_reward=False "
-    "algorithm.kl_ctrl.kl_coef=0.001 trainer.critic_warmup=0 trainer.val_before_train=False trainer.save_freq=30 "
-    "trainer.test_freq=10"
-)
-"""A command line in the manner of siiRL's script, without what is refused."""
-
-
-def test_a_whole_command_line_is_shown_and_writes_nothing(tmp_path, monkeypatch, capsys):
-    monkeypatch.chdir(tmp_path)
-    assert main(["--show", *SCRIPT.format(workflow=WORKFLOW).split()]) == 0
-    overrides, _, text = capsys.readouterr().out.partition("\n\n# ")
-    expected = {"workflow=outputs/marft_3b/workflow.yaml", "actor_rollout_ref.rollout.tensor_model_parallel_size=4"}
-    assert expected <= set(overrides.splitlines())
-    assert "kl_loss_coef: 0.01" in text and list(tmp_path.iterdir()) == []
-
-
-def test_a_run_gets_the_copy(tmp_path, monkeypatch):
-    monkeypatch.chdir(tmp_path)
-    started = []
-    monkeypatch.setattr("recipe.dag.main.main", lambda argv: started.append(argv) or 0)
-    assert main([f"workflow={WORKFLOW}", "data.train_files=t.parquet", "output_dir=out", "algorithm.gamma=0.5"]) == 0
-    (argv,) = started
-    assert "workflow=out/workflow.yaml" in argv and load_workflow(tmp_path / "out/workflow.yaml").algorithm.gamma == 0.5
-    assert main([f"workflow={WORKFLOW}", "data.train_files=t.parquet", "output_dir=plain"]) == 0
-    assert f"workflow={WORKFLOW}" in started[1] and not (tmp_path / "plain").exists()
-
-
-def test_mistakes_are_lines_on_stderr(capsys):
-    assert main([f"workflow={WORKFLOW}", "data.shuffle=False"]) == 2
-    assert capsys.readouterr().err.startswith("error: data.shuffle=False: ")
-    assert main(["workflow=none.yaml", "algorithm.gamma=1"]) == 2
-    assert "none.yaml: no such workflow" in capsys.readouterr().err
+    assert set(TRACKERS) <= set(Tracking.supported_backend)
+    one = torch.ones(1)
+    assert all(kl_penalty(one, one, f"{name}{sign}").isfinite() for name in KL_TYPES for sign in ("", "+"))

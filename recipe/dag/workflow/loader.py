@@ -21,13 +21,14 @@ from recipe.dag.workflow.rebase import rebased, rebased_node
 from recipe.dag.workflow.refs import resolve_refs
 from recipe.dag.workflow.schema import EnvSpec, Node, Workflow
 from recipe.dag.workflow.siirl.translate import is_foreign, translate
-from recipe.dag.workflow.source import read_source
+from recipe.dag.workflow.source import parse_source, read_source
 from recipe.dag.workflow.training_chain import derive_training_chain
 
 
-def load_workflow(path: str | Path) -> Workflow:
-    """Raises WorkflowError, whose `problems` are everything that is wrong with the file."""
-    draft = _checked(path)
+def load_workflow(path: str | Path, text: str | None = None) -> Workflow:
+    """Raises WorkflowError, whose `problems` are everything that is wrong with the file. `text`: what the file would
+    hold, if it is not written yet."""
+    draft = _checked(path, text)
     policies = with_overrides(draft)
     return Workflow(
         path=str(Path(path).resolve()),
@@ -50,8 +51,8 @@ def load_overrides(path: str | Path) -> tuple[Override, ...]:
     return tuple(placed_overrides(_checked(path)))
 
 
-def _checked(path: str | Path) -> Draft:
-    source = read_source(path)
+def _checked(path: str | Path, text: str | None = None) -> Draft:
+    source = read_source(path) if text is None else parse_source(text.encode(), str(path))
     resolve_refs(source)
     source = translate(source) if is_foreign(source) else expand(source)
     draft = read_draft(source)

@@ -1,0 +1,144 @@
+"""What follows from a flag that changes credit: the estimator, the KL, who pays the reward.
+
+Invariant: with an estimator comes what it reads and goes what it does not, so that the workflow is whole again; what
+another flag of the same command line asks for is never taken away.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from recipe.dag.algorithms import ENTRIES, MIXED, SPANNING, WITH_VALUES
+from recipe.dag.errors import UserError
+from recipe.dag.workflow.checks.algorithm import GROUPING, LOSSES, READ
+from recipe.dag.workflow.problem import KeyPath
+from recipe.dag.workflow.schema import Algorithm
+from recipe.dag.workflow.siirl.settings import ENV_OUTCOME, KL_LOSS_COEF, RULE_REWARD
+from recipe.marft.rules import RUN, Edit
+from recipe.marft.workflow_copy import WorkflowCopy
+
+ESTIMATORS = {
+    "gae_marft": {"estimator": "gae_chain"},
+    "gae": {"estimator": "gae"},
+    "grpo": {"estimator": "grpo"},
+    "cpgd": {"estimator": "grpo", "policy_loss": "cpgd"},
+}
+COMPARING = ("grpo", "cpgd")
+"""Estimators that compare the episodes of a sample."""
+KL = (
+    ("use_kl_in_reward", "kl_reward_coef", 0.001, "algorithm.use_kl_in_reward"),
+    ("use_kl_loss", "kl_loss_coef", KL_LOSS_COEF, f"{RUN}.actor.use_kl_loss"),
+)
+"""(switch, weight, siiRL's default of the weight, the switch's flag)."""
+
+Edits = dict[str, Edit]
+
+
+def set_estimator(copy: WorkflowCopy, edits: Edits) -> None:
+    edit = edits.pop("adv_estimator", None)
+    before = _estimator(copy)
+    if edit is not None:
+        for key, value in ESTIMATORS[edit.value].items():
+            copy.set(("algorithm", key), value, edit.argument)
+        _leave_out_unread(copy, edits, edit)
+        _share_reward(copy, edits, edit, before)
+        _set_critics(copy, edit)
+    warmup = edits.get("algorithm.critic_warmup")
+    if _estimator(copy) not in WITH_VALUES and warmup is not None and warmup.value == 0:
+        del edits["algorithm.critic_warmup"]  # there is no critic to wait for
+
+
+def set_kl(copy: WorkflowCopy, edits: Edits) -> None:
+    """siiRL switches the KL and weighs it by different flags; here a weight of 0 is off, and the reference goes with
+    the weights."""
+    last = None
+    for switch, weight, default, flag in KL:
+        on, coef = edits.pop(switch, None), edits.pop(weight, None)
+        if on is None and coef is None:
+            continue
+        before = copy.get("algorithm", weight) or 0
+        if on is None and coef.value and not before:
+            raise UserError(f"{coef.argument}: nothing reads it without {flag}=True; add that, or leave this out")
+        last = on or coef
+        value = 0 if on is not None and not on.value else coef.value if coef is not None else before or default
+        copy.set(("algorithm", weight), value, (coef if coef is not None and value else last).argument)
+    if last is None:
+        return
+    needed = any(copy.get("algorithm", weight) for _, weight, _, _ in KL)
+    for policy in copy.trained():
+        if needed:
+            copy.set((*policy, "reference"), True, last.argument)
+        else:
+            copy.drop((*policy, "reference"), last.argument)
+
+
+def set_env_rewards(copy: WorkflowCopy, edits: Edits) -> None:
+    """Either the envs pay, or siiRL's rule: the answer of the agent that was in the env is compared with the ground
+    truth."""
+    edit = edits.pop("rewards_with_env", None)
+    if edit is None:
+        return
+    steps = copy.stepping()
+    if not steps and edit.value:
+        raise UserError(f"{edit.argument}: no node of the workflow has an env (agent_options.env_path); leave it out")
+    if any(copy.get(*step, "agent_options", "pre_process_kwargs", "task") == "code" for step in steps) > edit.value:
+        raise UserError(f"{edit.argument}: only the env can judge a program; leave it out")
+    paying = any(copy.get(*step, "agent_options", "rewards_with_env") for step in steps)
+    for step in steps:
+        copy.set((*step, "agent_options", "rewards_with_env"), edit.value, edit.argument)
+    if paying == edit.value or not steps:
+        return
+    old, new = (RULE_REWARD, ENV_OUTCOME) if edit.value else (ENV_OUTCOME, RULE_REWARD)
+    rewards: list[KeyPath] = [
+        ("nodes", i) for i, node in enumerate(copy.data["nodes"]) if node.get("node_role") == "REWARD"
+    ]
+    scoring = [path for path in rewards if _names(copy.get(*path, "executable_ref"), old)]
+    if not edit.value and not rewards:
+        raise UserError(f"{edit.argument}: no REWARD node would pay in the env's place; add one, or leave it out")
+    for path in scoring:
+        copy.set((*path, "executable_ref"), new, edit.argument)
+        copy.drop((*path, "executable_kwargs"), edit.argument)
+        if not edit.value:
+            copy.set((*path, "executable_kwargs"), {"agent": _agent_of(copy, steps[-1])}, edit.argument)
+
+
+def _estimator(copy: WorkflowCopy) -> str:
+    return copy.get("algorithm", "estimator") or Algorithm().estimator
+
+
+def _leave_out_unread(copy: WorkflowCopy, edits: Edits, edit: Edit) -> None:
+    estimator = _estimator(copy)
+    read = {*ENTRIES[estimator].options, *(GROUPING if copy.get("algorithm", "drop_zero_variance") else ())}
+    loss = copy.get("algorithm", "policy_loss") or Algorithm().policy_loss
+    unread = (READ - read) | {key for key, reader in LOSSES.items() if reader != loss}
+    unread |= {"mixer"} - ({"mixer"} if estimator in MIXED else set())
+    for key in sorted(unread):
+        if f"algorithm.{key}" not in edits:
+            copy.drop(("algorithm", key), edit.argument)
+
+
+def _share_reward(copy: WorkflowCopy, edits: Edits, edit: Edit, before: str) -> None:
+    """An estimator that carries rewards from agent to agent needs no sharing; what replaces it does, as in siiRL."""
+    if "algorithm.share_reward_in_agent" in edits:
+        return
+    if _estimator(copy) in SPANNING:
+        copy.drop(("algorithm", "share_reward_in_agent"), edit.argument)
+    elif before in SPANNING and len(copy.data["agents"]) > 1:
+        copy.set(("algorithm", "share_reward_in_agent"), True, edit.argument)
+
+
+def _set_critics(copy: WorkflowCopy, edit: Edit) -> None:
+    for policy in copy.trained():
+        if _estimator(copy) not in WITH_VALUES:
+            copy.drop((*policy, "critic"), edit.argument)
+        elif copy.get(*policy, "critic") is None:
+            copy.set((*policy, "critic"), {}, edit.argument)
+
+
+def _names(ref: Any, function: str) -> bool:
+    """`recipe/marft/hooks.py:env_outcome` hands on what `recipe.dag.reward.outcome:env_outcome` is."""
+    return isinstance(ref, str) and ref.rpartition(":")[2] == function.rpartition(":")[2]
+
+
+def _agent_of(copy: WorkflowCopy, node: KeyPath) -> str:
+    return copy.get(*node, "agent") or copy.data["agents"][copy.get(*node, "agent_group") or 0]["name"]

@@ -1,0 +1,118 @@
+"""The kinds of values that flags take.
+
+Invariant: a value is what hydra reads it as, and `Kind.read` is the one place where it is checked. What passes can be
+written into the workflow or the run's configuration as it is. Pure.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+from hydra.core.override_parser.overrides_parser import OverridesParser
+from hydra.errors import HydraException
+
+from recipe.dag.errors import UserError
+
+
+@dataclass(frozen=True, slots=True)
+class Given:
+    """A flag as it was passed."""
+
+    flag: str
+    """siiRL's full name."""
+    text: str
+    """What stands behind the `=`."""
+    value: Any = None
+    """The text as its kind reads it."""
+
+    def __str__(self) -> str:
+        return " ".join(f"{self.flag}={self.text}".split())
+
+
+@dataclass(frozen=True, slots=True)
+class Kind:
+    takes: str
+    """What a user is told to write: `a whole number, 1 or more`."""
+    accepts: Callable[[Any], bool]
+    choices: tuple[Any, ...] = ()
+    """All values there are, where they can be listed."""
+
+    def read(self, flag: str, text: str) -> Given:
+        """Raises UserError, which names the flag and what it takes."""
+        given = Given(flag, text, hydra_value(text))
+        if not self.accepts(given.value):
+            raise UserError(f"{given}: it takes {self.takes}")
+        return given
+
+
+class _Unreadable:
+    """No value of any kind."""
+
+
+def hydra_value(text: str) -> Any:
+    """A sweep (`1,2`) and what hydra cannot read are values of no kind."""
+    try:
+        return OverridesParser.create().parse_override(f"key={text}").value()
+    except (HydraException, ValueError, RecursionError):
+        return _Unreadable()
+
+
+def whole(low: int = 1, *also: int) -> Kind:
+    takes = f"a whole number, {low} or more"
+    if also:
+        takes += f" ({', '.join(map(str, also))} is off)"
+    return Kind(takes, lambda value: type(value) is int and (value >= low or value in also))
+
+
+def number(takes: str = "a number", within: Callable[[float], bool] = lambda value: True) -> Kind:
+    """A finite one; `within`: the range that `takes` puts into words."""
+
+    def accepts(value: Any) -> bool:
+        if type(value) not in (int, float) or abs(value) > 1e300:  # far beyond any use, and an int may have no float
+            return False
+        return math.isfinite(value) and within(value)
+
+    return Kind(takes, accepts)
+
+
+def or_null(kind: Kind) -> Kind:
+    choices = (*kind.choices, None) if kind.choices else ()
+    return Kind(f"{kind.takes}, or null", lambda value: value is None or kind.accepts(value), choices)
+
+
+def one_of(*choices: str) -> Kind:
+    listed = ", ".join(map(str, choices))
+    return Kind(f"one of {listed}", lambda value: value in choices, choices)
+
+
+def _is_text(value: Any) -> bool:
+    return isinstance(value, str) and bool(value.strip())
+
+
+def _are_names(value: Any, among: tuple[str, ...]) -> bool:
+    return isinstance(value, list) and bool(value) and all(name in among for name in value)
+
+
+def names(*among: str) -> Kind:
+    return Kind(f"a list [...] of {', '.join(among)}", lambda value: _are_names(value, among))
+
+
+TRUTH = Kind("True or False", lambda value: type(value) is bool, (True, False))
+TEXT = Kind("a text", _is_text)
+PATH = Kind("a path", _is_text)
+PATHS = Kind(
+    "a path, or a list [A,B] of paths",
+    lambda value: _is_text(value) or isinstance(value, list) and bool(value) and all(map(_is_text, value)),
+)
+ANY = Kind("a value", lambda value: True)
+
+COUNT = whole(1)
+FINITE = number()
+POSITIVE = number("a number above 0", lambda value: value > 0)
+NOT_NEGATIVE = number("a number of at least 0", lambda value: value >= 0)
+SHARE = number("a number from 0 to 1", lambda value: 0 <= value <= 1)
+PART = number("a number above 0, up to 1", lambda value: 0 < value <= 1)
+ABOVE_ONE = number("a number above 1", lambda value: value > 1)

@@ -1,0 +1,192 @@
+"""The command line: what is checked before anything starts, what is shown, what is written."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+
+from recipe.dag.errors import UserError
+from recipe.dag.workflow.loader import load_workflow
+from recipe.marft.flags import FLAGS
+from recipe.marft.train import main, prepared
+
+ROOT = Path(__file__).parents[2]
+WORKFLOW = ROOT / "workflows" / "workflow_marft.yaml"
+SIIRL = ROOT / "tests" / "workflow" / "siirl" / "marft.yaml"
+RUN = "actor_rollout_ref"
+
+
+def prepare(*arguments: str):
+    return prepared("qwen2_5_3b", [f"workflow={WORKFLOW}", "data.train_files=t.parquet", *arguments])
+
+
+@pytest.fixture
+def parquet(tmp_path) -> str:
+    pq.write_table(pa.table({"x": list(range(100))}), tmp_path / "train.parquet")
+    return f"data.train_files={tmp_path}/train.parquet"
+
+
+@pytest.mark.parametrize(
+    ("arguments", "steps"),
+    [
+        ("data.train_batch_size=8 trainer.total_epochs=3", 37),
+        ("data.train_batch_size=8 trainer.total_epochs=3 data.train_max_samples=16", 6),
+        ("data.train_batch_size=8 trainer.total_epochs=3 data.train_max_samples=-1", 37),
+        ("data.train_batch_size=8 trainer.total_epochs=3 data.train_max_samples=null", 37),
+        ("data.train_batch_size=8 trainer.total_epochs=3 data.train_max_samples=1000", 37),
+        ("data.train_batch_size=128 trainer.total_epochs=1", 1),
+    ],
+)
+def test_epochs_become_steps(arguments, steps, parquet):
+    run = prepare(parquet, *arguments.split())
+    assert f"trainer.total_training_steps={steps}" in run.overrides and run.text is None
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ("data.train_files=x.json", "trainer.total_epochs=3: only for parquet data.train_files"),
+        ("data.train_files=none.parquet", "trainer.total_epochs=3: only for parquet data.train_files"),
+        ("trainer.total_training_steps=9", "trainer.total_epochs=3: trainer.total_training_steps=9 says otherwise"),
+        ("data.train_max_samples=0", "data.train_max_samples=0: it takes a whole number"),
+        ("data.train_max_samples=abc", "data.train_max_samples=abc: it takes a whole number"),
+        ("data.train_batch_size=0", "data.train_batch_size=0: it takes a whole number"),
+    ],
+)
+def test_epochs_that_cannot_be_counted(arguments, message, parquet):
+    with pytest.raises(UserError, match=f"^{message}"):
+        prepare(parquet, *arguments.split(), "trainer.total_epochs=3")
+
+
+def test_epochs_of_a_broken_file(tmp_path):
+    (tmp_path / "train.parquet").write_text("no parquet")
+    with pytest.raises(UserError, match="^trainer.total_epochs=3: data.train_files cannot be read"):
+        prepare(f"data.train_files={tmp_path}/train.parquet", "trainer.total_epochs=3")
+
+
+ROWS = "batches are then made by rows; add"
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ("algorithm.adv_estimator=grpo", "algorithm.adv_estimator=grpo: compares the episodes of a sample"),
+        ("algorithm.adv_estimator=cpgd rollout.n=1", "algorithm.adv_estimator=cpgd: compares the episodes of a sample"),
+        ("actor.use_dynamic_bsz=False", f"{RUN}.actor.use_dynamic_bsz=False: {ROWS} {RUN}.actor.ppo_micro_batch_size"),
+        ("critic.use_dynamic_bsz=False", f"critic.use_dynamic_bsz=False: {ROWS} critic.ppo_micro_batch_size_per_gpu"),
+        ("no.such.key=1", "configuration: Could not override 'no.such.key'"),
+        ("output_dir=${none}", "configuration: Interpolation key 'none' not found"),
+        ("data.train_batch_size=4 actor.ppo_mini_batch_size=8", f"{RUN}.actor.ppo_mini_batch_size=8: is more than"),
+        ("algorithm.gamma=nan", "algorithm.gamma=nan: it takes a number from 0 to 1"),
+        ("algorithm.share_reward_in_agent=True", "algorithm.share_reward_in_agent=True: algorithm.share_reward_in"),
+    ],
+)
+@pytest.mark.parametrize("show", [[], ["--show"]], ids=["run", "show"])
+def test_what_is_wrong_is_one_line_and_nothing_is_written(arguments, message, show, tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    files = [f"workflow={WORKFLOW}", "data.train_files=t.parquet"]
+    assert main([*show, *files, *arguments.split()]) == 2
+    out, err = capsys.readouterr()
+    assert out == "" and err.count("\n") == 1 and err.startswith(f"error: {message}")
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    ["algorithm.adv_estimator=grpo rollout.n=2", "critic.use_dynamic_bsz=False actor.ppo_micro_batch_size_per_gpu=4"],
+)
+def test_flags_that_complete_each_other(arguments):
+    assert prepare(*arguments.split()).text is not None
+
+
+BAD = ("", "-4", "0", "nan", "abc", "[1,2]", "{}", "yes", "null", "1,2", "[", "1e400", "${x}")
+
+
+@pytest.mark.parametrize("flag", FLAGS)
+def test_no_value_of_any_flag_is_a_traceback(flag):
+    """It is legal, or one line on the flag; alone, so that each value meets whatever is behind the check."""
+    for value in BAD:
+        try:
+            prepare("data.train_files=t.parquet", f"{flag}={value}")
+        except UserError as error:
+            assert str(error).startswith((f"{flag}={value}: ", "configuration: ", f"{value}: no such file"))
+            assert "\n" not in str(error)
+
+
+SCRIPT = (
+    "algorithm.adv_estimator=gae_marft dag.workflow_path={workflow} data.train_files=t.parquet "
+    "data.val_files=v.parquet data.train_batch_size=128 data.max_prompt_length=10240 "
+    "data.max_response_length=2048 data.truncation=error data.return_raw_chat=True "
+    "actor_rollout_ref.model.path=Qwen/Qwen2.5-3B-Instruct actor_rollout_ref.actor.optim.lr=1e-6 "
+    "actor_rollout_ref.model.use_remove_padding=True actor_rollout_ref.model.enable_gradient_checkpointing=True "
+    "actor_rollout_ref.actor.ppo_mini_batch_size=64 actor_rollout_ref.actor.ppo_micro_batch_size_per_gpu=4 "
+    "actor_rollout_ref.actor.clip_ratio=0.2 actor_rollout_ref.actor.grad_clip=0.5 "
+    "actor_rollout_ref.actor.use_kl_loss=True actor_rollout_ref.actor.kl_loss_coef=0.01 "
+    "actor_rollout_ref.actor.kl_loss_type=low_var_kl actor_rollout_ref.rollout.name=sglang "
+    "actor_rollout_ref.rollout.n=1 actor_rollout_ref.rollout.max_model_len=12288 "
+    "actor_rollout_ref.rollout.tensor_model_parallel_size=4 actor_rollout_ref.rollout.gpu_memory_utilization=0.3 "
+    "actor_rollout_ref.rollout.enforce_eager=False actor_rollout_ref.rollout.enable_chunked_prefill=False "
+    "actor_rollout_ref.rollout.agent.rewards_with_env=True "
+    "actor_rollout_ref.rollout.multi_turn.max_assistant_turns=3 "
+    "actor_rollout_ref.rollout.multi_turn.use_all_traj=False critic.optim.lr=1e-5 critic.use_dynamic_bsz=False "
+    "critic.cliprange_value=0.5 critic.model.path=Qwen/Qwen2.5-3B-Instruct algorithm.use_kl_in_reward=False "
+    "algorithm.kl_ctrl.kl_coef=0.001 trainer.critic_warmup=0 trainer.val_before_train=False trainer.save_freq=30 "
+    "trainer.test_freq=10"
+)
+"""A command line in the manner of siiRL's script, without what is refused."""
+
+
+def test_a_whole_command_line_is_shown_and_writes_nothing(tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    assert main(["--show", *SCRIPT.format(workflow=WORKFLOW).split()]) == 0
+    overrides, _, text = capsys.readouterr().out.partition("\n\n# ")
+    expected = {"workflow=outputs/marft_3b/workflow.yaml", "actor_rollout_ref.rollout.tensor_model_parallel_size=4"}
+    assert expected <= set(overrides.splitlines())
+    assert "kl_loss_coef: 0.01" in text and list(tmp_path.iterdir()) == []
+
+
+def test_a_run_gets_the_copy(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    started = []
+    monkeypatch.setattr("recipe.dag.main.main", lambda argv: started.append(argv) or 0)
+    files = [f"workflow={WORKFLOW}", "data.train_files=t.parquet"]
+    assert main([*files, "output_dir=out", "algorithm.gamma=0.5"]) == 0
+    (argv,) = started
+    copy = tmp_path / "out/workflow.yaml"
+    assert "workflow=out/workflow.yaml" in argv and load_workflow(copy).algorithm.gamma == 0.5
+    assert main([*files, "output_dir=out", "algorithm.gamma=0.25", "algorithm.lam=7"]) == 2
+    assert load_workflow(copy).algorithm.gamma == 0.5 and len(started) == 1
+    assert main([*files, "output_dir=plain"]) == 0
+    assert f"workflow={WORKFLOW}" in started[1] and not (tmp_path / "plain").exists()
+
+
+def test_a_folder_that_cannot_be_written(tmp_path, capsys):
+    (tmp_path / "out").write_text("a file")
+    files = [f"workflow={WORKFLOW}", "data.train_files=t.parquet", f"output_dir={tmp_path}/out"]
+    assert main([*files, "algorithm.gamma=0.5"]) == 2
+    err = capsys.readouterr().err
+    assert err.startswith(f"error: {tmp_path}/out/workflow.yaml: cannot write: ") and err.count("\n") == 1
+
+
+@pytest.mark.parametrize("arguments", [[], ["algorithm.gamma=0.5"]])
+@pytest.mark.parametrize("show", [[], ["--show"]], ids=["run", "show"])
+def test_a_workflow_that_is_not_there_or_wrong(show, arguments, tmp_path, capsys):
+    assert main([*show, f"workflow={tmp_path}/none.yaml", *arguments]) == 2
+    assert capsys.readouterr().err == f"{tmp_path}/none.yaml: no such file\n"
+    (tmp_path / "own.yaml").write_text(WORKFLOW.read_text().replace("gae_chain", "gea"))
+    assert main([*show, f"workflow={tmp_path}/own.yaml", *arguments]) == 2
+    assert "own.yaml:34:14: algorithm.estimator: " in capsys.readouterr().err
+
+
+def test_warnings_of_siirls_file_are_told_once(tmp_path, monkeypatch, capsys):
+    """With a copy, which has done what they say, here; without one, by the run."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr("recipe.dag.main.main", lambda argv: 0)
+    files = [f"workflow={WORKFLOW}", f"dag.workflow_path={SIIRL}", "data.train_files=t.parquet"]
+    warnings = [warning.as_warning() for warning in load_workflow(SIIRL).warnings]
+    for arguments, told in ((["algorithm.gamma=0.5"], warnings), ([], []), (["--show"], warnings)):
+        assert main([*files, *arguments]) == 0
+        assert capsys.readouterr().err.splitlines() == told
