@@ -37,7 +37,7 @@ def parser(description: str, prompt_split: str) -> argparse.ArgumentParser:
     args.add_argument("--input", required=True, help="JSON, JSON Lines or parquet file, or hub data set (owner/name)")
     args.add_argument("--local_dir", required=True, type=Path, help="where train.parquet and test.parquet go")
     args.add_argument("--test_input", help="test problems of their own; else --test_size rows of --input are held out")
-    args.add_argument("--test_size", type=_test_size, help="rows held out, or 'all'; a quarter if not given")
+    args.add_argument("--test_size", type=test_size, help="rows held out, or 'all'; a quarter if not given")
     args.add_argument("--input_key", help=f"column of the problem; if not given, one of {', '.join(PROBLEM_KEYS)}")
     args.add_argument("--label_key", help=f"column of the answer; if not given, one of {', '.join(ANSWER_KEYS)}")
     args.add_argument("--prompt_split", default=prompt_split, help="split of a hub data set")
@@ -135,7 +135,7 @@ def _positive(text: str) -> int:
     return int(text)
 
 
-def _test_size(text: str) -> int | str:
+def test_size(text: str) -> int | str:
     if text != "all" and not text.isdecimal():
         raise argparse.ArgumentTypeError(f"'{text}' is neither a number of rows nor 'all'")
     return text if text == "all" else int(text)

@@ -10,6 +10,7 @@ import argparse
 import sys
 from collections import Counter
 from collections.abc import Sequence
+from decimal import Decimal
 from pathlib import Path
 from typing import Any
 
@@ -43,9 +44,10 @@ def items_of(rows: list[dict[str, Any]]) -> tuple[list[Item], Counter[str]]:
 
 
 def _text(value: Any) -> str:
-    """A whole number or text, without space around it; "" for anything else."""
-    if isinstance(value, int) and not isinstance(value, bool):
-        value = str(value)
+    """A number as a person writes it, or text without space around it; "" for anything else."""
+    if isinstance(value, int | float | Decimal) and not isinstance(value, bool):
+        number = Decimal(str(value))
+        value = f"{number:f}" if number.is_finite() else ""
     return value.strip() if isinstance(value, str) else ""
 
 
@@ -54,13 +56,13 @@ def main(argv: Sequence[str] | None = None) -> None:
     parser.add_argument("--local_dir", required=True, type=Path, help="where train.parquet and test.parquet go")
     parser.add_argument("--input", default=HUB_NAME, help="JSON, JSON Lines or parquet file, or hub data set")
     parser.add_argument("--prompt_split", default="train", help="split of a hub data set")
-    parser.add_argument("--test_size", type=int, default=500, help="rows held out")
+    parser.add_argument("--test_size", type=common.test_size, default=500, help="rows held out, or 'all'")
     parser.add_argument("--max_samples", type=int, help="use the first rows only")
     parser.add_argument("--instruction", default=INSTRUCTION, help="text put after each problem")
     parser.add_argument("--seed", type=int, default=0, help="of the choice of the rows held out")
     options = parser.parse_args(argv)
     for name in ("test_size", "max_samples"):
-        if (value := getattr(options, name)) is not None and value < 1:
+        if isinstance(value := getattr(options, name), int) and value < 1:
             raise UserError(f"--{name} {value}: must be 1 or more")
     items, bad = items_of(read_rows(options.input, options.prompt_split)[: options.max_samples])
     for reason, count in sorted(bad.items()):

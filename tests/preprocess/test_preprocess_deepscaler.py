@@ -7,6 +7,7 @@ import os
 import subprocess
 import sys
 import types
+from decimal import Decimal
 from pathlib import Path
 
 import pyarrow as pa
@@ -41,7 +42,8 @@ def convert(tmp_path: Path, rows: list, *options: str, name: str = "in.json") ->
     else:
         source.write_text(json.dumps(rows) if name == "in.json" else "".join(json.dumps(row) + "\n" for row in rows))
     deepscaler.main(["--input", str(source), "--local_dir", str(out), *options])
-    return tuple(pq.read_table(out / f"{split}.parquet").to_pylist() for split in ("train", "test"))
+    parts = (out / f"{split}.parquet" for split in ("train", "test"))
+    return tuple(pq.read_table(part).to_pylist() if part.exists() else [] for part in parts)
 
 
 @pytest.mark.parametrize("name", ["in.json", "in.jsonl", "in.parquet"])
@@ -82,12 +84,34 @@ def test_bad_rows_are_left_out_and_counted(tmp_path, capsys):
     ]
 
 
-def test_numbers_and_a_missing_solution_are_fine(tmp_path):
+def test_a_missing_solution_is_fine(tmp_path):
     rows = [{"problem": f"p{n}", "answer": n} for n in range(3)]
     train, test = convert(tmp_path, rows, "--test_size", "1", "--instruction", " Box it.")
-    assert sorted(row["reward_model"]["ground_truth"] for row in train + test) == ["0", "1", "2"]
     assert all(row["prompt"][0]["content"].endswith(" Box it.") for row in train + test)
     assert {row["extra_info"]["solution"] for row in train + test} == {""}
+
+
+@pytest.mark.parametrize(
+    ("answers", "truths", "name"),
+    [
+        ([0, 1, 2], ["0", "1", "2"], "in.json"),
+        ([1.5, -0.25, 1e-7, 1e22, 2.0], ["1.5", "-0.25", "0.0000001", "10000000000000000000000", "2.0"], "in.jsonl"),
+        ([float("nan"), 1.5, float("inf"), True, 3], ["1.5", "3"], "in.jsonl"),
+        ([0.5, 1.0], ["0.5", "1.0"], "in.parquet"),
+        ([Decimal("1.50"), Decimal("2.25")], ["1.50", "2.25"], "in.parquet"),
+        (["1.5", " 3/2 "], ["1.5", "3/2"], "in.json"),
+    ],
+)
+def test_numbers_are_answers(answers, truths, name, tmp_path):
+    """As a person writes them: no exponent, nothing rounded; what is not finite is none."""
+    rows = [{"problem": f"p{n}", "answer": answer} for n, answer in enumerate(answers)]
+    _, test = convert(tmp_path, rows, "--test_size", "all", name=name)
+    assert [row["reward_model"]["ground_truth"] for row in test] == truths
+
+
+def test_all_rows_may_be_held_out(tmp_path, capsys):
+    train, test = convert(tmp_path, ROWS, "--test_size", "all")
+    assert (train, len(test)) == ([], len(ROWS)) and "train: 0 rows, not written" in capsys.readouterr().out
 
 
 @pytest.mark.parametrize(
