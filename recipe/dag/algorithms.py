@@ -31,6 +31,8 @@ class Entry:
     """Options that make it this algorithm: another value given explicitly is an error."""
     inner: Mapping[str, Any] = field(default_factory=dict)
     """Keys of the block `algorithm.mixer`, and their defaults."""
+    needs: Mapping[str, Any] = field(default_factory=dict)
+    """What it assumes of options that every estimator reads: another value given explicitly is an error, too."""
 
     @property
     def options(self) -> dict[str, Any]:
@@ -59,14 +61,22 @@ def _mixer(name: str, source: str, assumes: str, **inner: Any) -> Entry:
 
 
 def _preset(
-    name: str, source: str, assumes: str, gamma_turn: float | None = None, free: tuple[str, ...] = (), **changes: Any
+    name: str,
+    source: str,
+    assumes: str,
+    gamma_turn: float | None = None,
+    free: tuple[str, ...] = (),
+    once: bool = False,
+    **changes: Any,
 ) -> Entry:
-    """The options of the group-relative estimator, with `changes`; they may be set if they are in `free`."""
+    """The options of the group-relative estimator, with `changes`; they may be set if they are in `free`. `once`: no
+    ratio is clipped, so that one update per step is all that it allows."""
     options = {key: value for key, value in {**GROUP, **changes}.items() if key != "gamma_turn"}
     fixed = {key: value for key, value in options.items() if key not in free}
     given = {**{key: options[key] for key in free}, "gamma_turn": gamma_turn}
-    where = "credit.group:group_relative"
-    return Entry(name, source, assumes, where, ESTIMATOR, MappingProxyType(given), MappingProxyType(fixed))
+    where, needs = "credit.group:group_relative", {"epochs": 1, "mini_batches": 1} if once else {}
+    options = (MappingProxyType(given), MappingProxyType(fixed))
+    return Entry(name, source, assumes, where, ESTIMATOR, *options, needs=MappingProxyType(needs))
 
 
 def _function(use: str, name: str, source: str, assumes: str, where: str, **free: Any) -> Entry:
@@ -84,14 +94,15 @@ CATALOGUE: tuple[Entry, ...] = (
         "CoMLRL, arXiv 2508.04652",
         f"{_SEVERAL}; every agent's reward is the team's; one update per step (epochs 1, mini_batches 1)",
         gamma_turn=0.9,
-        group_by=("uid", "agent", "node", "turn"),
+        group_by=("uid", "agent", "node", "turn", "round"),
         scale="none",
+        once=True,
     ),
     _preset(
         "at_grpo",
         "PettingLLMs, arXiv 2510.11062",
         f"{_SEVERAL}; without a tree of alternatives, later turns compare answers to different histories",
-        group_by=("uid", "agent", "turn"),
+        group_by=("uid", "agent", "turn", "round"),
     ),
     _preset("dr_mas", "arXiv 2602.08847", f"{_SEVERAL}; all turns of an agent are compared with each other"),
     _preset(
@@ -222,8 +233,8 @@ def chains_calls(algorithm: Any) -> bool:
 
 
 def contradictions(estimator: str, given: Mapping[str, Any]) -> dict[str, Any]:
-    """Keys of `given` whose values are not those that `estimator` fixes, with the values that it fixes."""
-    fixed = ENTRIES[estimator].fixed
+    """Keys of `given` whose values are not those that `estimator` fixes or needs, with the values that it has."""
+    fixed = {**ENTRIES[estimator].fixed, **ENTRIES[estimator].needs}
     return {key: value for key, value in fixed.items() if key in given and given[key] != value}
 
 
@@ -245,7 +256,7 @@ def _options(entry: Entry) -> str:
     def shown(value: Any) -> str:
         return f"[{', '.join(value)}]" if isinstance(value, tuple) else str(value)
 
-    fixed = [f"{key}={shown(value)} (fixed)" for key, value in entry.fixed.items()]
+    fixed = [f"{key}={shown(value)} (fixed)" for key, value in {**entry.fixed, **entry.needs}.items()]
     encoder = {f"encoder.{key}": value for key, value in entry.inner.get("encoder", {}).items()}
     inner = {key: value for key, value in entry.inner.items() if key != "encoder"} | encoder
     free = {**entry.free, **{f"mixer.{key}": value for key, value in inner.items()}}

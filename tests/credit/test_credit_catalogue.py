@@ -102,6 +102,16 @@ def test_every_reward_function_is_a_reward_node():
         ("estimator: drmas", "algorithm.estimator", "did you mean `dr_mas`"),
         ("group_by: [uid, tree]", "algorithm.group_by", "prompt_hash"),
         ("group_by: [uid, branch]", "algorithm.group_by[1]", "nothing branches here"),
+        ("group_by: [uid, round]", "algorithm.group_by[1]", "there are no loops"),
+        ("gamma_turn: 0.5, stat_unit: trajectory", "algorithm.gamma_turn", "choose `stat_unit: call`"),
+        ("estimator: rloo, gamma_turn: 0, stat_unit: trajectory", "algorithm.gamma_turn", "choose `stat_unit: call`"),
+        (
+            "estimator: reinforce, drop_zero_variance: true, stat_unit: trajectory, gamma_turn: 1",
+            "algorithm.gamma_turn",
+            "choose `stat_unit: call`",
+        ),
+        ("estimator: magrpo, epochs: 4", "algorithm.epochs", "`magrpo` has 1 here: one update per step"),
+        ("estimator: magrpo, mini_batches: 4", "algorithm.mini_batches", "one update per step"),
         ("estimator: reinforce, group_by: [uid, branch]", "algorithm.group_by", "does not read this"),
         ("estimator: grpo, weights: {reward: 2}", "algorithm.weights", "`grpo` does not read this"),
         ("estimator: gdpo, weights: {rewards: 2}", "algorithm.weights.rewards", "did you mean `reward`?"),
@@ -126,6 +136,10 @@ def test_an_option_that_agrees_with_the_preset_or_is_left_free_is_none(load):
     assert load("estimator: rloo, scale: none").scale == "none"
     assert load("estimator: magrpo, gamma_turn: 0.5").gamma_turn == 0.5
     assert load("estimator: magrpo").gamma_turn == 0.9
+    assert load("estimator: magrpo, epochs: 1").epochs == 1
+    assert load("estimator: grpo, epochs: 4, mini_batches: 4").mini_batches == 4
+    assert load("estimator: magrpo, group_by: [uid, agent, node, turn, round]").group_by[-1] == "round"
+    assert load("stat_unit: trajectory").gamma_turn is None
     assert load("estimator: gdpo, weights: {reward: 0}").weights == {"reward": 0.0}
     assert contradictions("rloo", {"scale": "none", "lam": 3}) == {}
     assert contradictions("rloo", {"scale": "std"}) == {"scale": "none"}
@@ -143,3 +157,4 @@ def test_the_command_lists_everything_without_torch():
         assert any(line.startswith(f"{entry.name} ") for line in lines)
     text = " ".join(done.stdout.split())
     assert "center=leave_one_out" in text and "arXiv 2602.08847" in text and "gamma_turn=0.9" in text
+    assert "epochs=1 (fixed)" in text

@@ -61,8 +61,8 @@ def test_the_schemas_defaults_are_the_estimators(make_row):
 
 PRESETS = {
     "rloo": {"group_by": ("uid", "agent"), "center": "leave_one_out", "scale": "none"},
-    "magrpo": {"group_by": ("uid", "agent", "node", "turn"), "scale": "none", "gamma_turn": 0.9},
-    "at_grpo": {"group_by": ("uid", "agent", "turn")},
+    "magrpo": {"group_by": ("uid", "agent", "node", "turn", "round"), "scale": "none", "gamma_turn": 0.9},
+    "at_grpo": {"group_by": ("uid", "agent", "turn", "round")},
     "dr_mas": {"group_by": ("uid", "agent")},
     "m_grpo": {"group_by": ("uid", "agent")},
 }
@@ -97,6 +97,26 @@ def test_prompts_are_hashed_when_a_workflow_groups_by_them(make_row):
     rows[3] = dataclasses.replace(rows[3], prompt_ids=[1, 2])
     advantages, _ = estimate("grpo", rows, Algorithm(group_by=("uid", "prompt_hash"), scale="none"))
     assert [round(row[0].item(), 6) for row in advantages] == [0.5, -0.5, 0.0, 0.0]
+
+
+@pytest.mark.parametrize(
+    ("name", "rewards", "expected"),
+    [
+        # (episode, round): what is discounted over more rounds is not compared with what is over fewer
+        ("magrpo", [[1.0, 1.0], [1.0, 1.0]], [[0.0, 0.0], [0.0, 0.0]]),
+        ("magrpo", [[0.0, 1.0], [0.0, 0.0]], [[0.45, 0.5], [-0.45, -0.5]]),
+        ("at_grpo", [[0.0, 1.0], [0.0, 1.0]], [[0.0, 0.0], [0.0, 0.0]]),
+        ("at_grpo", [[0.0, 1.0], [2.0, 1.0]], [[-(0.5**0.5), 0.0], [0.5**0.5, 0.0]]),
+    ],
+)
+def test_a_round_is_compared_with_the_same_round(make_row, name, rewards, expected):
+    rows = [
+        dataclasses.replace(make_row(reward, episode=e, position=k, mask=(1,)), round=k, call_rounds=(k,))
+        for e, of_episode in enumerate(rewards)
+        for k, reward in enumerate(of_episode)
+    ]
+    found, _ = estimate(name, rows, Algorithm(estimator=name))
+    assert torch.cat(found).view(2, 2).tolist() == [pytest.approx(row, abs=1e-5) for row in expected]
 
 
 def test_unknown_estimator(make_row):

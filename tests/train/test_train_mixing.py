@@ -316,8 +316,27 @@ def test_what_the_kl_takes_from_the_rewards_is_each_calls_own(workflow_of, monke
     assert away.item() == pytest.approx(0.25 * (1 - 1 / SIBLINGS), abs=1e-6)
 
 
-def test_one_episode_per_sample_is_refused_before_the_run_starts(workflow_of):
+@pytest.mark.parametrize(
+    ("algorithm", "turns", "refused"),
+    [
+        ("estimator: vdn", 2, "vdn compares the episodes of a sample"),
+        ("estimator: grpo", 1, "grpo compares a call with the same one"),
+        ("estimator: grpo", 2, None),  # with its agent's other turn
+        ("estimator: at_grpo", 2, "at_grpo compares a call with the same one"),
+        ("estimator: rloo, stat_unit: trajectory", 2, "rloo compares a call with the same one"),
+        ("group_by: [uid]", 1, None),
+        ("group_by: [agent]", 1, None),
+        ("estimator: reinforce_pp_baseline", 1, "reinforce_pp_baseline compares a call with the same one"),
+        ("estimator: reinforce_pp", 1, None),
+    ],
+)
+def test_one_episode_per_sample_is_refused_before_the_run_starts(workflow_of, algorithm, turns, refused):
+    workflow = workflow_of(2, algorithm=algorithm, turns=turns)
     run = compose_config("dag", ["workflow=w.yaml", "data.train_files=none", "actor_rollout_ref.rollout.n=1"])
-    with pytest.raises(UserError, match="vdn compares the episodes of a sample.*raise actor_rollout_ref.rollout.n"):
-        check_samples(run, workflow_of(2))
-    check_samples(run, workflow_of(2, algorithm="estimator: grpo"))
+    if refused is None:
+        check_samples(run, workflow)
+    else:
+        with pytest.raises(UserError, match=f"{refused}.*raise actor_rollout_ref.rollout.n"):
+            check_samples(run, workflow)
+    run.actor_rollout_ref.rollout.n = 2
+    check_samples(run, workflow)

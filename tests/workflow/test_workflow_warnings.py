@@ -43,3 +43,57 @@ def test_what_is_seldom_meant_is_warned_of(tmp_path, old, new, expected):
     (tmp_path / "flow.yaml").write_text(TEXT.replace(old, new, 1))
     found = load_workflow(tmp_path / "flow.yaml").warnings
     assert [f"{p.line}:{p.column}: {p.where}: {p.message}" for p in found] == expected
+
+
+ROUNDS = """\
+dag_id: demo
+agents: [{name: solver, policy: one}, {name: still, policy: two}]
+policies: {one: {model: {path: m}}, two: {model: {path: m}, frozen: true}}
+episode: {max_turns: 1}
+algorithm: {group_by: [uid, agent], gamma_turn: 0.9}
+loops: {again: {nodes: [l], max_rounds: 1}}
+nodes:
+  - {node_id: l, node_type: MODEL_INFERENCE, node_role: ROLLOUT, agent: solver}
+  - {node_id: r, node_type: MODEL_INFERENCE, node_role: ROLLOUT, agent: solver}
+  - {node_id: s, node_type: MODEL_INFERENCE, node_role: ROLLOUT, agent: still}
+  - {node_id: pay, node_type: COMPUTE, node_role: REWARD, dependencies: [l, r, s], executable_ref: score.py:score}
+"""
+TURNS, LOOP = ("max_turns: 1", "max_turns: 3"), ("max_rounds: 1", "max_rounds: 3")
+CRITIC = ("one: {", "one: {critic: {}, ")
+
+
+@pytest.mark.parametrize(
+    ("edits", "keys"),
+    [
+        ([], None),
+        ([TURNS], "`turn`"),
+        ([TURNS, ("uid, agent]", "uid, agent, turn]")], None),
+        ([TURNS, ("uid, agent]", "uid, agent, prompt_hash]")], None),
+        ([TURNS, ("gamma_turn: 0.9", "gamma_turn: 0")], None),
+        ([TURNS, (", gamma_turn: 0.9", "")], None),
+        ([TURNS, ("max_turns", "train_turns: last, max_turns")], None),
+        ([LOOP], "`node`, `round`"),
+        ([LOOP, ("nodes: [l]", "nodes: [l, r]")], "`round`"),
+        ([LOOP, ("nodes: [l]", "nodes: [s]")], None),
+        ([LOOP, ("uid, agent]", "uid, agent, round]")], "`node`"),
+        ([LOOP, ("uid, agent]", "uid, agent, node]")], "`round`"),
+        ([LOOP, TURNS], "`node`, `turn`, `round`"),
+        ([LOOP, ("group_by: [uid, agent], gamma_turn: 0.9", "estimator: magrpo")], None),
+        ([TURNS, ("group_by: [uid, agent]", "estimator: dr_mas")], "`grpo`:`turn`"),
+        ([TURNS, CRITIC, ("group_by: [uid, agent]", "estimator: gae, drop_zero_variance: true")], "`turn`"),
+    ],
+)
+def test_discounted_sums_of_more_and_of_fewer_calls_are_not_to_be_compared(tmp_path, edits, keys):
+    (tmp_path / "score.py").write_text("def score(episode): return {}\n")
+    text = ROUNDS
+    for old, new in edits:
+        assert old in text
+        text = text.replace(old, new)
+    (tmp_path / "flow.yaml").write_text(text)
+    found = load_workflow(tmp_path / "flow.yaml").warnings
+    assert len(found) == (keys is not None)
+    for problem in found:
+        assert (problem.line, problem.where) == (5, "algorithm.gamma_turn")
+        which = keys.rpartition(":")[2]
+        mend = f"choose `grpo` and group by {which}, too" if ":" in keys else f"group by {which}, too"
+        assert problem.message.endswith(f"with calls that have fewer; {mend}")

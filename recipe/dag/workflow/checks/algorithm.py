@@ -5,11 +5,13 @@ Invariant: what a reader finds under `algorithm` is in force.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 
 from recipe.dag.algorithms import ENTRIES, SELECTABLE, SPANNING, contradictions
 from recipe.dag.workflow.draft import Draft
-from recipe.dag.workflow.problem import Problem
+from recipe.dag.workflow.groups import horizons, pooled
+from recipe.dag.workflow.moves import Move
+from recipe.dag.workflow.problem import Problem, listing
 from recipe.dag.workflow.schema import Algorithm
 
 READ = {key for name in SELECTABLE for key in ENTRIES[name].options}
@@ -23,12 +25,19 @@ LOSSES = {"clip_ratio_c": "vanilla", "policy_drift_coef": "cpgd"}
 def check_algorithm(draft: Draft) -> Iterator[Problem]:
     say, algorithm = draft.source.problem, draft.algorithm
     grouped = "group_by" in ENTRIES[algorithm.estimator].options or algorithm.drop_zero_variance
+    free = not _fixed(algorithm)
     for position, key in enumerate(algorithm.group_by):
         if key in algorithm.group_by[:position]:
             yield say(("algorithm", "group_by", position), f"`{key}` is listed twice")
         elif key == "branch" and grouped and draft.whole and not _branches(draft):
             message = "nothing branches here: no node has a `when`, and there are no loops; remove it"
             yield say(("algorithm", "group_by", position), message)
+        elif key == "round" and grouped and free and draft.whole and not draft.loops:
+            message = "nothing runs in rounds here: there are no loops; remove it"
+            yield say(("algorithm", "group_by", position), message)
+    if algorithm.gamma_turn is not None and algorithm.stat_unit == "trajectory" and _reads(algorithm, "gamma_turn"):
+        message = "a trajectory is worth the sum of its rewards already; remove this, or choose `stat_unit: call`"
+        yield say(("algorithm", "gamma_turn"), message, key=True)
     if not any(problem.where == "algorithm.estimator" for problem in draft.problems):
         yield from _check_unread(draft, algorithm)
     if algorithm.share_reward_in_agent and algorithm.estimator in SPANNING:
@@ -46,6 +55,11 @@ def check_algorithm(draft: Draft) -> Iterator[Problem]:
 
 def warn_of_algorithm(draft: Draft) -> Iterator[Problem]:
     """What is legal, yet seldom meant."""
+    yield from _warn_of_roles(draft)
+    yield from _warn_of_horizons(draft)
+
+
+def _warn_of_roles(draft: Draft) -> Iterator[Problem]:
     if "role" not in draft.algorithm.group_by:
         return
     policies_of: dict[str, dict[str, None]] = {}
@@ -56,6 +70,36 @@ def warn_of_algorithm(draft: Draft) -> Iterator[Problem]:
         if len(policies) > 1:
             message = f"role `{role}` has several policies ({', '.join(policies)}), whose calls are not compared"
             yield draft.source.problem(at, message)
+
+
+def _warn_of_horizons(draft: Draft) -> Iterator[Problem]:
+    """A discounted sum of more calls is larger where every reward is the same."""
+    algorithm, at = draft.algorithm, ("algorithm", "gamma_turn")
+    if not (algorithm.gamma_turn and draft.has(*at) and _reads(algorithm, "gamma_turn")):
+        return
+    if "prompt_hash" in algorithm.group_by or not (mixed := _unequal(draft, algorithm.group_by)):
+        return
+    missing = [key for key in ("node", "turn", "round") if any(len({getattr(m, key) for m in g}) > 1 for g in mixed)]
+    for key in tuple(missing):
+        fewer = [other for other in missing if other != key]
+        missing = missing if _unequal(draft, (*algorithm.group_by, *fewer)) else fewer
+    which = listing(missing)
+    mend = f"choose `grpo` and group by {which}, too" if _fixed(algorithm) else f"group by {which}, too"
+    message = f"calls with more of their node's calls after them are compared with calls that have fewer; {mend}"
+    yield draft.source.problem(at, message, key=True)
+
+
+def _unequal(draft: Draft, group_by: Collection[str]) -> list[list[Move]]:
+    """Groups in which the discounted sums have different numbers of terms."""
+    trained = [name for name, policy in draft.each_policy() if not policy.frozen]
+    loops, nodes = dict(draft.each_loop()), [node for _, node in draft.each_node()]
+    groups = pooled(nodes, loops, draft.agents, draft.episode, trained, group_by)
+    left = horizons(groups)
+    return [group for group in groups if len({left[move] for move in group}) > 1]
+
+
+def _fixed(algorithm: Algorithm) -> bool:
+    return "group_by" in ENTRIES[algorithm.estimator].fixed
 
 
 def _branches(draft: Draft) -> bool:
@@ -69,13 +113,18 @@ def _check_unread(draft: Draft, algorithm: Algorithm) -> Iterator[Problem]:
             message = f"policy_loss `{algorithm.policy_loss}` does not read this, only `{loss}` does; remove it"
             yield draft.source.problem(("algorithm", key), message, key=True)
     entry = ENTRIES[algorithm.estimator]
-    read = {*entry.options, *(GROUPING if algorithm.drop_zero_variance else ())}
-    if entry.name == "gdpo":  # which compares what each node paid, and not what came of it later
-        read -= {"gamma_turn"}
-    given = {key: getattr(algorithm, key) for key in sorted(READ) if draft.has("algorithm", key)}
-    for key in sorted(given.keys() - read):
+    given = {key: getattr(algorithm, key) for key in sorted(READ | entry.needs.keys()) if draft.has("algorithm", key)}
+    for key in (key for key in given if key in READ and not _reads(algorithm, key)):
         message = f"estimator `{entry.name}` does not read this; remove it or choose another estimator"
         yield draft.source.problem(("algorithm", key), message, key=True)
-    for key in contradictions(entry.name, given):
-        message = f"estimator `{entry.name}` has another value here; remove it, or choose `grpo` to set it freely"
+    for key, value in contradictions(entry.name, given).items():
+        has = f"{value} here: one update per step" if key in entry.needs else "another value here"
+        message = f"estimator `{entry.name}` has {has}; remove it, or choose `grpo` to set it freely"
         yield draft.source.problem(("algorithm", key), message, key=True)
+
+
+def _reads(algorithm: Algorithm, key: str) -> bool:
+    """Whether the estimator, or what finds groups without differences, reads this option of some estimators."""
+    if key == "gamma_turn" and algorithm.estimator == "gdpo":
+        return False  # it compares what each node paid, and not what came of it later
+    return key in ENTRIES[algorithm.estimator].options or (algorithm.drop_zero_variance and key in GROUPING)
