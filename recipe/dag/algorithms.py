@@ -55,8 +55,10 @@ def _estimator(name: str, source: str, assumes: str, where: str, **free: Any) ->
 
 
 def _mixer(name: str, source: str, assumes: str, **inner: Any) -> Entry:
-    grouped = {key: value for key, value in GROUP.items() if key != "gamma_turn"}
-    options = (MappingProxyType(grouped), MappingProxyType({}), MappingProxyType({**MIXER, **inner}))
+    """Calls of different turns have different returns to go, and each call has its own."""
+    grouped = {"group_by": ("uid", "agent", "turn"), "center": "mean", "scale": "std"}
+    fixed = {"stat_unit": "call"}
+    options = (MappingProxyType(grouped), MappingProxyType(fixed), MappingProxyType({**MIXER, **inner}))
     return Entry(name, source, assumes, "credit.team_value:TeamValue", ESTIMATOR, *options)
 
 

@@ -1,14 +1,15 @@
 from __future__ import annotations
 
 import itertools
+import math
 
 import pytest
 import torch
 
 from recipe.dag.causality import check_baseline
+from recipe.dag.credit.estimator import estimate
 from recipe.dag.credit.mixer import QMIX, VDN
 from recipe.dag.credit.mixer_credit import (
-    blended,
     control_variate,
     counterfactual,
     explained_variance,
@@ -17,6 +18,7 @@ from recipe.dag.credit.mixer_credit import (
     sloped,
 )
 from recipe.dag.errors import UserError
+from recipe.dag.workflow.schema import Algorithm
 
 STATE = torch.ones(1)
 PARALLEL = peers_of({"a": (), "b": ()}, ["a", "b"])
@@ -160,8 +162,54 @@ def test_the_gate():
     assert explained_variance(-actual, actual) == pytest.approx(-3.0)
     assert explained_variance(actual, torch.ones(4)) == 0.0
     assert [mixer_weight(ev) for ev in (-2.0, 0.0, 0.25, 0.5, 1.0)] == [0.0, 0.0, 0.5, 1.0, 1.0]
-    group, mixed = torch.ones(2), torch.full((2,), 3.0)
-    assert blended(group, mixed, 0.0) is group and blended(group, mixed, 1.0) is mixed
-    assert blended(group, mixed, 0.25).tolist() == [1.5, 1.5]
     with pytest.raises(ValueError, match="full: 0"):
         mixer_weight(0.1, full=0.0)
+
+
+def gradient_of_advantages(make_row, siblings: int, weight: float, center: str) -> float:
+    """Exact: the mean over siblings of E[advantage times the gradient of log pi] in the first agent's logit, of the
+    advantages that a run computes; the two agents answer side by side, with probability .3 of action 1."""
+    total, algorithm = 0.0, Algorithm(estimator="vdn", scale="none", center=center)
+    for joint in itertools.product(itertools.product((0, 1), repeat=2), repeat=siblings):
+        probability, returns = 1.0, torch.tensor([PAYOFF[a][b] for a, b in joint], dtype=torch.float64)
+        for a, b in joint:
+            probability *= (0.3 if a else 0.7) * (0.3 if b else 0.7)
+        values = torch.tensor([[JUNK[0][a], JUNK[1][b]] for a, b in joint], dtype=torch.float64)
+        mixed = weight * control_variate(VDN(), values, STATE, PARALLEL, everyone(values), returns)[:, 0]
+        rows = [make_row((1 - weight) * r, episode=g, position=0, mask=(1,)) for g, r in enumerate(returns.tolist())]
+        found, _ = estimate("vdn", rows, algorithm, credits=[[one] for one in mixed.tolist()])
+        total += probability * sum(one.item() * (a - 0.3) for one, (a, _) in zip(found, joint, strict=True))
+    return total / siblings
+
+
+@pytest.mark.parametrize("siblings", [2, 3, 4])
+@pytest.mark.parametrize("weight", [0.0, 0.5, 1.0])
+@pytest.mark.parametrize("center", ["leave_one_out", "mean"])
+def test_advantages_have_the_true_gradient_whatever_the_mixer_learned(make_row, siblings, weight, center):
+    """Centring takes 1 / G of the plain share's gradient, as in every GRPO, and nothing of the mixer's."""
+    true = 0.3 * 0.7 * ((0.7 * 2 + 0.3 * -1) - 0.3 * 2)
+    plain = (siblings - 1) / siblings if center == "mean" else 1.0
+    found = gradient_of_advantages(make_row, siblings, weight, center)
+    assert found == pytest.approx(((1 - weight) * plain + weight) * true, abs=1e-6)
+
+
+def test_credits_are_scaled_with_what_is_compared_but_not_centred(make_row):
+    rows = [make_row(reward, episode=g, mask=(1,)) for g, reward in enumerate((1.0, 3.0))]
+
+    def of(*credits, **options):
+        given = [[credit] for credit in credits] if credits else None
+        return [one.item() for one in estimate("vdn", rows, Algorithm(estimator="vdn", **options), credits=given)[0]]
+
+    assert of(4.0, 6.0, scale="none") == [3.0, 7.0]
+    assert of(4.0, 6.0) == pytest.approx([3 / 58**0.5, 7 / 58**0.5], abs=1e-5)
+    assert of(4.0, 6.0, center="leave_one_out", scale="none") == [2.0, 8.0]
+    assert of() == of(0.0, 0.0) == [-of()[1], of()[1]]
+    alike = [make_row(2.0, episode=g, mask=(1,)) for g in range(2)]
+    found = estimate("vdn", alike, Algorithm(estimator="vdn", scale="none"), credits=[[1.0], [-2.0]])[0]
+    assert [one.item() for one in found] == [1.0, -2.0]  # equal returns may hide who helped
+
+
+@pytest.mark.parametrize(("credits", "message"), [([[1.0, 2.0]], "1 calls but 2 credits"), ([[math.nan]], "finite")])
+def test_credits_that_do_not_fit_their_rows(make_row, credits, message):
+    with pytest.raises(ValueError, match=f"row of uid u, episode 0.*{message}"):
+        estimate("vdn", [make_row(1.0)], Algorithm(estimator="vdn"), credits=credits)

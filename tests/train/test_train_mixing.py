@@ -13,7 +13,7 @@ from recipe.dag.episode.rows import rows_of
 from recipe.dag.errors import UserError
 from recipe.dag.main import compose_config
 from recipe.dag.train import kernels
-from recipe.dag.train.mixing import FILE, Mixing, credited
+from recipe.dag.train.mixing import FILE, Credit, Mixing, credited
 from recipe.dag.train.said import question_of
 from recipe.dag.train.setup import check_samples
 from recipe.dag.train.step import TrainingStep
@@ -121,7 +121,7 @@ def test_credit_comes_to_tell_agents_apart_where_the_shared_reward_cannot(workfl
     for step in range(14):
         episodes = play(step, 6, sum_of)
         credits = mixing.learn(episodes, seed=step)
-        mine.append(correlation(episodes, lambda e, node, c=credits: c[e.uid, e.index][node]))
+        mine.append(correlation(episodes, lambda e, node, c=credits: sum(c[e.uid, e.index][node])))
         theirs.append(correlation(episodes, shared))
         weights.append(mixing.metrics["mixer/weight"])
     assert weights[0] == 0.0 and mine[0] == pytest.approx(theirs[0])
@@ -132,7 +132,13 @@ def test_credit_comes_to_tell_agents_apart_where_the_shared_reward_cannot(workfl
 def team_rows(rows, episodes):
     """Rows in which every call is paid what the team earned."""
     totals = {(e.uid, e.index): sum(call.reward for call in e.calls) for e in episodes}
-    return [credited(row, [totals[row.uid, row.episode]] * 9) for row in rows]
+    return [credited(row, [Credit(totals[row.uid, row.episode], 0.0)] * 9)[0] for row in rows]
+
+
+def compared(estimator, rows, credits, algorithm) -> list[torch.Tensor]:
+    """Advantages of the rows whose calls are credited with that."""
+    plain, mixed = zip(*(credited(row, credits[row.uid, row.episode]) for row in rows), strict=True)
+    return estimate(estimator, plain, algorithm, credits=mixed)[0]
 
 
 def test_without_anything_to_explain_the_weight_stays_at_0_and_the_result_is_grpos(workflow_of):
@@ -142,11 +148,28 @@ def test_without_anything_to_explain_the_weight_stays_at_0_and_the_result_is_grp
         episodes = play(step, 3, noise)
         rows = rows_of(episodes)
         credits = mixing.learn(episodes, seed=step)
-        found = estimate("qmix", [credited(row, credits[row.uid, row.episode]) for row in rows], workflow.algorithm)
+        found = compared("qmix", rows, credits, workflow.algorithm)
         plain = estimate("grpo", team_rows(rows, episodes), SimpleNamespace())
         assert mixing.metrics["mixer/weight"] == 0.0 and mixing.explained <= 0.0
-        assert all(torch.equal(a, b) for a, b in zip(found[0], plain[0], strict=True))
-        assert any(advantage.any() for advantage in found[0])
+        assert all(torch.equal(a, b) for a, b in zip(found, plain[0], strict=True))
+        assert any(advantage.any() for advantage in found)
+
+
+@pytest.mark.parametrize("pay", [lambda said, draw: 1.0, noise], ids=["the same every turn", "by the turn"])
+@pytest.mark.parametrize("gamma", [1.0, 0.5])
+def test_without_anything_to_explain_turns_count_as_grpo_counts_them(workflow_of, pay, gamma):
+    """Several turns: a call is compared with those of its own turn, by what the team earned from there on."""
+    workflow = workflow_of(2, turns=2, algorithm=f"estimator: vdn, mixer: {{gamma_turn: {gamma}}}")
+    episodes = play(0, 2, pay, turns=2)
+    rows = rows_of(episodes)
+    found = compared("vdn", rows, Mixing(workflow, encode, seed=0).learn(episodes, seed=0), workflow.algorithm)
+    for episode in episodes:
+        for call in episode.calls:  # everybody gets the team's reward of the turn
+            call.reward = episode.calls[2 * call.turn + 1].reward
+    options = SimpleNamespace(group_by=("uid", "agent", "turn"), gamma_turn=gamma)
+    plain = estimate("grpo", rows_of(episodes), options)[0]
+    assert all(torch.equal(a, b) for a, b in zip(found, plain, strict=True))
+    assert any(advantage.any() for advantage in found) == (pay is noise)
 
 
 def learned(workflow, *, steps=8, agents=3, turns=1) -> Mixing:
@@ -234,8 +257,8 @@ def test_calls_that_were_not_made_and_fixed_agents_count_as_what_they_are(workfl
     skipped = episodes[0]
     skipped.calls = skipped.calls[::2]
     credits = mixing.learn(episodes, seed=0)
-    assert credits[skipped.uid, 0] == [skipped.calls[1].reward] * 2
-    assert credits[episodes[1].uid, 1] == [episodes[1].calls[2].reward] * 3
+    assert credits[skipped.uid, 0] == [(skipped.calls[1].reward, 0.0)] * 2
+    assert credits[episodes[1].uid, 1] == [(episodes[1].calls[2].reward, 0.0)] * 3
     assert mixing.replay[0].message[0].tolist()[1] == -1
 
 
@@ -243,7 +266,10 @@ def test_returns_are_from_a_calls_turn_on(workflow_of):
     workflow = workflow_of(1, turns=2, algorithm="estimator: vdn, mixer: {gamma_turn: 0.5}")
     said = [call_of(0, WORDS[0], 1.0), call_of(0, WORDS[1], 4.0, turn=1)]
     episodes = [episode_of("u", 0, "q", said), episode_of("u", 1, "q", [call_of(0, WORDS[2], None)])]
-    assert Mixing(workflow, encode, seed=0).learn(episodes, seed=0) == {("u", 0): [3.0, 4.0], ("u", 1): [0.0]}
+    assert Mixing(workflow, encode, seed=0).learn(episodes, seed=0) == {
+        ("u", 0): [(3.0, 0.0), (4.0, 0.0)],
+        ("u", 1): [(0.0, 0.0)],
+    }
 
 
 def test_a_single_sibling_learns_nothing(workflow_of):
@@ -251,9 +277,9 @@ def test_a_single_sibling_learns_nothing(workflow_of):
     mixing = learned(workflow, steps=12, agents=2)
     episodes = [episode_of("alone", 0, "question 0", [call_of(0, WORDS[0]), call_of(1, WORDS[2], 5.0)])]
     credits = mixing.learn(episodes, seed=0)
-    assert mixing.metrics["mixer/weight"] == 1.0 and credits == {("alone", 0): [0.0, 0.0]}
-    rows = [credited(row, credits[row.uid, row.episode]) for row in rows_of(episodes)]
-    assert not any(advantage.any() for advantage in estimate("vdn", rows, workflow.algorithm)[0])
+    assert mixing.metrics["mixer/weight"] == 1.0 and credits == {("alone", 0): [(0.0, 0.0)] * 2}
+    found = compared("vdn", rows_of(episodes), credits, workflow.algorithm)
+    assert not any(advantage.any() for advantage in found)
 
 
 def test_features_and_losses_that_are_not_finite_are_told(workflow_of):

@@ -62,6 +62,7 @@ CASES = [
     ("left out groups", ("{estimator: qmix", "{§drop_zero_variance: true, estimator: qmix"), "equal returns may hide"),
     ("reward for all", ("{estimator: qmix", "{§share_reward_in_agent: true, estimator: qmix"),
      "qmix carries the last agent's reward to the others"),
+    ("whole episodes", ("{estimator: qmix", "{§stat_unit: trajectory, estimator: qmix"), "has another value here"),
     ("discount per call", ("{estimator: qmix", "{§gamma_turn: 0.5, estimator: qmix"), "does not read this"),
     ("critic", ("one: {", "one: {§critic: {}, "), "critic"),
 ]  # fmt: skip
@@ -101,7 +102,7 @@ def test_one_advantage_node_and_no_critics_are_planned(load_text):
         *("one.old_log_probs", "two.old_log_probs", "mixer.advantage", "one.update", "two.update")
     }
     text = to_text(make_plan(workflow))
-    assert "estimator qmix, groups by uid, agent" in text and "mixer.advantage" in text
+    assert "estimator qmix, groups by uid, agent, turn" in text and "mixer.advantage" in text
 
 
 def after(workflow, move: str) -> set[str]:

@@ -56,6 +56,9 @@ class CreditBatch:
     """[N] float64, what is added to the reward of each token (KL in the reward); 0 where the mask is 0."""
     penalised: bool
     """Whether there are penalties at all."""
+    credits: Tensor | None
+    """[C] float64, what a mixer credits the calls with beside their rewards, less a baseline of its own; None: nobody
+    does."""
     values: Tensor
     """[N], the critic's, in its own precision; 0 where there is none."""
     valued: Tensor
@@ -76,13 +79,14 @@ class CreditBatch:
         *,
         values: Sequence[Tensor | None] | None = None,
         penalties: Sequence[Tensor | None] | None = None,
+        credits: Sequence[Sequence[float]] | None = None,
         one_policy: bool = True,
         prompts: bool = False,
     ) -> CreditBatch:
-        """`values` and `penalties`: one tensor per row, as long as its response, or None for a row without. `prompts`:
-        hash what stood before each call. Raises ValueError, naming uid, episode and agent, for a reward, value or
-        penalty that is not finite, calls that do not tile their row, and, with `one_policy`, rows of more than one
-        policy."""
+        """`values` and `penalties`: one tensor per row, as long as its response, or None for a row without. `credits`:
+        per row one number per call. `prompts`: hash what stood before each call. Raises ValueError, naming uid, episode
+        and agent, for a reward, value, penalty or credit that is not finite, calls that do not tile their row, and,
+        with `one_policy`, rows of more than one policy."""
         policies = sorted({row.policy for row in rows})
         if one_policy and len(policies) > 1:
             raise ValueError(f"credit is computed per policy, but the rows are of {', '.join(policies)}")
@@ -123,6 +127,7 @@ class CreditBatch:
             outcomes=outcome,
             penalties=penalty,
             penalised=penalties is not None,
+            credits=None if credits is None else _per_call(rows, credits),
             values=_per_token(rows, mask, values, "value"),
             valued=_given(rows, mask, values),
             call_lengths=lengths,
@@ -165,6 +170,16 @@ class CreditBatch:
         found = torch.zeros(len(self.mask), dtype=torch.float32)
         found[tokens] = values.to(torch.float32)
         return self.per_row(found)
+
+
+def _per_call(rows: Sequence[Row], credits: Sequence[Sequence[float]]) -> Tensor:
+    """[C] float64"""
+    for row, mine in zip(rows, credits, strict=True):
+        if len(mine) != len(row.call_ends):
+            raise ValueError(f"{_where(row)}: {len(row.call_ends)} calls but {len(mine)} credits")
+        if not all(map(math.isfinite, mine)):
+            raise ValueError(f"{_where(row)}: a credit is not finite")
+    return torch.tensor([one for mine in credits for one in mine], dtype=torch.float64)
 
 
 def _per_token(rows: Sequence[Row], mask: Tensor, given: Sequence[Tensor | None] | None, what: str) -> Tensor:

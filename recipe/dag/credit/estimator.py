@@ -60,12 +60,14 @@ def estimate(
     *,
     values: Sequence[Tensor | None] | None = None,
     penalties: Sequence[Tensor | None] | None = None,
+    credits: Sequence[Sequence[float]] | None = None,
 ) -> tuple[list[Tensor], list[Tensor]]:
     """(advantages, returns) of one policy's rows, or of all policies' (`SPANNING`), in their order. `algorithm` is a
     workflow's, or anything with its fields; those that it lacks are what the catalogue says, or else the estimator's
     defaults. `values` and `penalties` (what is added to each token's reward): per row a tensor as long as its response,
-    or None. Raises UserError for an unknown name and for options that the name contradicts, ValueError for bad rows and
-    for values that are needed and not there."""
+    or None. `credits`: per row, what a mixer credits its calls with beside their rewards. Raises UserError for an
+    unknown name and for options that the name contradicts, ValueError for bad rows and for values that are needed and
+    not there."""
     if name not in ESTIMATORS:
         raise UserError(f"algorithm.estimator: {name!r} is unknown; choose one of {', '.join(ESTIMATORS)}")
     if name in WITH_VALUES and values is None:
@@ -80,6 +82,7 @@ def estimate(
         rows,
         values=values,
         penalties=penalties,
+        credits=credits,
         one_policy=name not in SPANNING - MIXED,
         prompts="prompt_hash" in config.get("group_by", ()),
     )

@@ -28,6 +28,7 @@ SAME = 1e-12
 
 def group_relative(
     batch: CreditBatch,
+    credits: Sequence[float] | None = None,
     *,
     group_by: Sequence[str] = ("uid", "agent"),
     stat_unit: str = "call",
@@ -45,7 +46,8 @@ def group_relative(
     once per call; None: its own. The return of a token is what its unit earned. A call without sampled tokens counts in
     the statistics. Raises ValueError for an unknown option, for a merged row that does not name the turns or rounds by
     which it is to be grouped or ordered, and, with `same_prompt` (a tree of alternatives), for a group whose members
-    answered different prompts.
+    answered different prompts. `credits`: per call, what is added to it without being centred, because it has a
+    baseline of its own already; both are divided by the root mean square of their sum.
     """
     check_choice("center", center, ("mean", "leave_one_out"))
     check_choice("scale", scale, ("std", "none"))
@@ -54,7 +56,8 @@ def group_relative(
     for units, values in _groups(batch, group_by, stat_unit, rewards):
         if same_prompt:
             _check_prompts(batch, units)
-        for unit, value, advantage in zip(units, values, _relative(values, center, scale, eps), strict=True):
+        beside = [math.fsum(credits[call] for call in unit) for unit in units] if credits is not None else None
+        for unit, value, advantage in zip(units, values, _relative(values, center, scale, eps, beside), strict=True):
             for call in unit:
                 advantages[call], returns[call] = advantage, value
     spread = (batch.spread(torch.tensor(column, dtype=torch.float32)) for column in (advantages, returns))
@@ -82,16 +85,21 @@ def zero_variance(
     return flat
 
 
-def _relative(values: list[float], center: str, scale: str, eps: float) -> list[float]:
+def _relative(
+    values: list[float], center: str, scale: str, eps: float, beside: list[float] | None = None
+) -> list[float]:
     count = len(values)
-    if _all_same(values):
+    same = _all_same(values)
+    if count == 1 or same and beside is None:
         return [0.0] * count
     mean = math.fsum(values) / count
-    centred = [value - mean for value in values]
-    spread = math.sqrt(math.fsum(c * c for c in centred) / (count - 1)) + eps if scale == "std" else 1.0
+    centred = [0.0 if same else value - mean for value in values]
+    beside = beside or [0.0] * count
+    away = [c + b for c, b in zip(centred, beside, strict=True)]
+    spread = math.sqrt(math.fsum(a * a for a in away) / (count - 1)) + eps if scale == "std" else 1.0
     # x - mean(others) = n / (n - 1) * (x - mean)
     factor = count / (count - 1) if center == "leave_one_out" else 1.0
-    return [factor * c / spread for c in centred]
+    return [(factor * c + b) / spread for c, b in zip(centred, beside, strict=True)]
 
 
 def _all_same(values: list[float]) -> bool:

@@ -37,7 +37,7 @@ def counterfactual(
     credit to, the others get 0."""
     mask, made = _only(mask, calls), mask
     grid, own, there = _swapped(mixer, utilities, state, peers, made, mask)
-    mean = (grid * there).sum(1) / there.sum(1).clamp_min(1)
+    mean = (grid.double() * there).sum(1) / there.sum(1).clamp_min(1)
     return torch.where(mask, own - mean, 0.0)
 
 
@@ -68,7 +68,7 @@ def control_variate(
     grid, _, there = _swapped(mixer, utilities, state, peers, made, mask)
     others = there & ~torch.eye(len(utilities), dtype=torch.bool).unsqueeze(-1)
     count = others.sum(1)
-    mean = (grid * others).sum(1) / count.clamp_min(1)
+    mean = (grid.double() * others).sum(1) / count.clamp_min(1)
     return torch.where(mask & (count > 0), returns.unsqueeze(-1) - mean, 0.0)
 
 
@@ -103,14 +103,16 @@ def _swapped(
 def compared(
     batch: CreditBatch,
     *,
-    group_by: Sequence[str] = ("uid", "agent"),
+    group_by: Sequence[str] = ("uid", "agent", "turn"),
     stat_unit: str = "call",
     center: str = "mean",
     scale: str = "std",
 ) -> tuple[list[Tensor], list[Tensor]]:
-    """vdn and qmix: `group_relative` of rows whose rewards are what the team's value credits the calls with. Discounts
-    over turns are in them already."""
-    return group_relative(batch, group_by=group_by, stat_unit=stat_unit, center=center, scale=scale)
+    """vdn and qmix: `group_relative` of rows whose rewards are the team's return from each call's turn on, discounts
+    over turns included, and beside it the batch's credits, which are not centred: what a sibling was credited with had
+    this call's own message in its baseline. Without credits it is grpo with the team's reward."""
+    credits = batch.credits.tolist() if batch.credits is not None else None
+    return group_relative(batch, credits, group_by=group_by, stat_unit=stat_unit, center=center, scale=scale)
 
 
 def explained_variance(predicted: Tensor, actual: Tensor) -> float:
@@ -127,8 +129,3 @@ def mixer_weight(held_out: float, *, full: float = 0.5) -> float:
     if not full > 0.0:
         raise ValueError(f"full: {full} is not above 0")
     return min(max(held_out / full, 0.0), 1.0)
-
-
-def blended(group: Tensor, mixed: Tensor, weight: float) -> Tensor:
-    """(1 - weight) of the group-relative advantages and `weight` of the mixer's; 0 and 1 are exact."""
-    return group if weight == 0.0 else mixed if weight == 1.0 else (1.0 - weight) * group + weight * mixed

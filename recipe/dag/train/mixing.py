@@ -12,12 +12,12 @@ import dataclasses
 import math
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 
 from recipe.dag.credit.mixer import Encoder, Target
-from recipe.dag.credit.mixer_credit import blended, explained_variance, mixer_weight
+from recipe.dag.credit.mixer_credit import explained_variance, mixer_weight
 from recipe.dag.credit.mixer_fit import fit
 from recipe.dag.credit.team_value import (
     Encoded,
@@ -41,7 +41,17 @@ SMOOTHING = 0.2
 LEAST = -1.0
 """What an explained variance counts for at least: a bad start must not outlast what is learned after it."""
 
-Credits = dict[tuple[str, int], list[float]]
+
+class Credit(NamedTuple):
+    """What one call counts for."""
+
+    plain: float
+    """Of the team's return from its turn on: the share that is yet to be compared with its siblings'."""
+    mixed: float
+    """The share that the mixer gave it, which has its baseline already."""
+
+
+Credits = dict[tuple[str, int], list[Credit]]
 """(uid, episode) -> what each of its calls is credited with."""
 
 
@@ -71,9 +81,10 @@ class Mixing:
             self.model.standardise(data)
         returns = returns_of(data, gamma_turn=self.spec.gamma_turn)
         weight = mixer_weight(self.explained, full=self.spec.full_at)
-        mixed = credit(self.model, data, returns, form=self.spec.form)
-        plain = returns.gather(1, torch.tensor(self.layout.turns).expand(len(returns), -1))
-        credits = blended(plain, mixed, weight)
+        plain = (1.0 - weight) * returns.gather(1, torch.tensor(self.layout.turns).expand(len(returns), -1))
+        mixed = torch.zeros_like(plain)
+        if weight > 0.0:
+            mixed = weight * credit(self.model, data, returns, form=self.spec.form)
         held_out = explained_variance(
             among_siblings(team_values(self.model, data)[0], data), among_siblings(returns, data)
         )
@@ -83,8 +94,9 @@ class Mixing:
         loss = self._fit(data, seed)
         self.metrics = {"mixer/explained_variance": held_out, "mixer/weight": weight, "mixer/loss": loss}
         columns = {move: column for column, move in enumerate(self.moves)}
+        shares = torch.stack([plain, mixed], dim=-1).tolist()
         return {
-            (episode.uid, episode.index): [credits[row, columns[move_of(call)]].item() for call in episode.calls]
+            (episode.uid, episode.index): [Credit(*shares[row][columns[move_of(call)]]) for call in episode.calls]
             for row, episode in enumerate(episodes)
         }
 
@@ -163,8 +175,9 @@ class Mixing:
         return {"estimator": self.kind, "calls": [move.id for move in self.moves], **widths}
 
 
-def credited(row: Row, credits: Sequence[float]) -> Row:
-    """The row with what its calls are credited with in place of their rewards; `credits`: of all calls of its
+def credited(row: Row, credits: Sequence[Credit]) -> tuple[Row, list[float]]:
+    """(the row with the plain share in place of its calls' rewards, their mixed share); `credits`: of all calls of its
     episode."""
-    mine = tuple(credits[position] for position in row.call_positions)
-    return dataclasses.replace(row, call_rewards=mine, reward=math.fsum(mine))
+    mine = [credits[position] for position in row.call_positions]
+    plain = tuple(credit.plain for credit in mine)
+    return dataclasses.replace(row, call_rewards=plain, reward=math.fsum(plain)), [credit.mixed for credit in mine]

@@ -167,8 +167,9 @@ class TrainingStep:
         """`credits`: what calls count for instead of their own rewards."""
         algorithm, batches = self.workflow.algorithm, [self.batches[name] for name in names]
         rows = [row for batch in batches for row in batch.rows] + world
+        mixed = None
         if credits is not None:
-            rows = [credited(row, credits[row.uid, row.episode]) for row in rows]
+            rows, mixed = zip(*(credited(row, credits[row.uid, row.episode]) for row in rows), strict=True)
         nothing: list[torch.Tensor | None] = [None] * len(world)
         values = None
         if algorithm.estimator in WITH_VALUES:
@@ -180,7 +181,7 @@ class TrainingStep:
                     )
             values = [one for batch in batches for one in batch.columns["values"]] + nothing
         penalties = [one for n in names for one in self._penalties(n)] + nothing if algorithm.kl_reward_coef else None
-        results = estimate(algorithm.estimator, rows, algorithm, values=values, penalties=penalties)
+        results = estimate(algorithm.estimator, rows, algorithm, values=values, penalties=penalties, credits=mixed)
         for column, found in zip(("advantages", "returns"), results, strict=True):
             start = 0
             for batch in batches:

@@ -94,9 +94,11 @@ class Mixer(Frozen):
     target_tau: float = Field(0.01, gt=0.0, le=1.0)
     """With lam below 1: how far the slow copy goes towards the learner after each optimizer step."""
     form: Literal["control_variate", "counterfactual", "sloped"] = "control_variate"
-    """control_variate: the team's return less what it would have been expected to be without this message; unbiased
-    whatever the mixer learned. counterfactual: the team value with the message less that with the siblings' in its
-    place. sloped: the message's utility less its siblings', times the slope of the team value in it."""
+    """control_variate: the team's return less what it would have been expected to be without this message, which
+    leaves the expected gradient as it is, whatever the mixer learned (with `scale: std` only up to the group's
+    deviation, which siblings share, as in grpo). counterfactual: the team value with the message less that with the
+    siblings' in its place. sloped: the message's utility less its siblings', times the slope of the team value in it.
+    """
     full_at: float = Field(0.5, gt=0.0, le=1.0)
     """Held-out explained variance at which the credit is all the mixer's; at 0 and below it has no say."""
     encoder: Encoder = Encoder()
