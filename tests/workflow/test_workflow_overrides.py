@@ -23,6 +23,7 @@ POLICYS, CRITICS, NODES = "{actor.optim.weight_decay: 0}", "{grad: 0}", "{rollou
         (POLICYS, "{§actor.optim.lr: 5.0e-5}", "`policies.p.lr` says this; set it there"),
         (POLICYS, "{actor: {optim: {§lr: 1.0e-6}}}", "`policies.p.lr` says this; set it there"),
         (POLICYS, "{§model.path: other}", "`policies.p.model.path` says this"),
+        (POLICYS, "{§model.lora_rank: 16}", "LoRA policies are not supported yet; remove it"),
         (POLICYS, "{§actor.clip_ratio_low: 0.9}", "`algorithm.clip_ratio_low` says this, for all policies"),
         (POLICYS, "{§actor.ppo_epochs: 1}", "`algorithm.epochs` says this"),
         (POLICYS, "{§actor.use_kl_loss: true}", "`algorithm.kl_loss_coef` says this"),

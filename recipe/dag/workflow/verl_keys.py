@@ -18,11 +18,14 @@ _ROWS = "nothing reads it; write `{}`, which serves every pass"
 _CLIP = "nothing reads it; write `{}`"
 _LOADER = "nothing reads it; the order of the rows follows from the run's `seed`"
 _ALWAYS = "nothing reads it here; {}"
+_LORA = "LoRA policies are not supported yet; remove it"
 
 ACTOR: dict[str, str] = {
     "model.path": _POLICY.format("model.path"),
     "model.tokenizer_path": _POLICY.format("model.tokenizer_path"),
     "model.trust_remote_code": _POLICY.format("model.trust_remote_code"),
+    "model.lora_rank": _LORA,
+    "model.lora_adapter_path": _LORA,
     "actor.optim.lr": _POLICY.format("lr"),
     "actor.optim.total_training_steps": _COUNTED,
     "actor.clip_ratio": _ALGORITHM.format("clip_ratio_low` and `algorithm.clip_ratio_high"),
@@ -81,6 +84,7 @@ CRITIC: dict[str, str] = {
     "model.path": _CRITIC.format("model.path"),
     "model.tokenizer_path": "a critic reads the tokens of its policy: `policies.<name>.model.tokenizer_path`",
     "model.trust_remote_code": _CRITIC.format("model.trust_remote_code"),
+    "model.lora_rank": _LORA,
     "optim.lr": _CRITIC.format("lr"),
     "optim.total_training_steps": _COUNTED,
     "cliprange_value": _CRITIC.format("cliprange_value"),
