@@ -7,6 +7,7 @@ or edits of the workflow, or is refused by its name with the reason; none is dro
 from __future__ import annotations
 
 from recipe.dag.errors import UserError
+from recipe.dag.workflow.verl_keys import why_not
 from recipe.marft.kinds import (
     ABOVE_ONE,
     COUNT,
@@ -137,6 +138,14 @@ FLAGS: dict[str, Flag] = {
 }
 """By siiRL's full name; `rollout.`, `actor.` and so on may stand for `actor_rollout_ref.rollout.`."""
 SHORT = ("rollout.", "actor.", "ref.", "model.")
+_REWARD = "nothing reads it; a REWARD node of the workflow, or an env, pays the reward"
+UNREAD = {
+    "algorithm": "nothing reads it; the workflow's `algorithm` says how agents learn",
+    "reward": _REWARD,
+    "reward_model": _REWARD,
+    "custom_reward_function": _REWARD,
+}
+"""Blocks of verl's configuration that the engine does not read."""
 OWN = ("rollout.max_in_flight", "rollout.progress")
 """Keys of this engine's that begin like a short name."""
 
@@ -152,6 +161,8 @@ def translate(arguments: list[str]) -> Translation:
         sign, key = name[: len(name) - len(key)], full_name(key)
         if not equals and sign != "~":
             wrong.append(f"{argument}: write it as key=value")
+        elif key not in FLAGS and (reason := unread(key)) is not None:
+            wrong.append(f"{argument}: {reason}")
         elif key not in FLAGS:
             out.overrides[f"{sign}{key}"] = text if equals else None
         elif sign == "~":
@@ -170,6 +181,14 @@ def translate(arguments: list[str]) -> Translation:
 
 def full_name(key: str) -> str:
     return f"{RUN}.{key}" if key.startswith(SHORT) and key not in OWN else key
+
+
+def unread(key: str) -> str | None:
+    """Why a key of verl's configuration that is no flag has no effect; None where it may have one."""
+    block, _, rest = key.partition(".")
+    if block in (RUN, CRITIC):
+        return why_not(rest, critic=block == CRITIC, policy="<name>")
+    return UNREAD.get(block)
 
 
 def _micro_batches(out: Translation) -> list[str]:

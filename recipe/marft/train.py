@@ -13,19 +13,17 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-import pyarrow as pa
-import pyarrow.parquet as pq
-from omegaconf import DictConfig, OmegaConf
+from omegaconf import DictConfig
 from omegaconf.errors import OmegaConfBaseException
 
 from recipe.dag import main as engine
 from recipe.dag.errors import UserError
 from recipe.dag.workflow.loader import load_workflow
 from recipe.dag.workflow.problem import Problem, WorkflowError
-from recipe.marft.credit import COMPARING
+from recipe.marft.checks import check_flags, check_policies, steps_of, whole_number
 from recipe.marft.edits import edited
-from recipe.marft.flags import ACTOR, CRITIC, translate
-from recipe.marft.kinds import COUNT, Given, Kind, or_null, whole
+from recipe.marft.flags import translate
+from recipe.marft.kinds import COUNT
 from recipe.marft.rules import Translation
 
 CONFIG = Path(__file__).parent / "config"
@@ -55,60 +53,20 @@ def prepared(config_name: str, arguments: list[str]) -> Prepared:
 
 
 def _prepared(out: Translation, config: DictConfig) -> Prepared:
-    _check(out, config)
+    check_flags(out, config)
     if out.edits.pop("total_epochs", None) is not None:
-        out.overrides["trainer.total_training_steps"] = str(_steps(out, config))
+        out.overrides["trainer.total_training_steps"] = str(steps_of(out, config))
     copy, flow = Path(str(config.output_dir)) / "workflow.yaml", load_workflow(str(config.workflow))
     engine.check_overrides(flow.path, config)
     if not out.edits:
+        check_policies(config, flow)
         return Prepared(_listed(out), copy, None, flow.warnings, ())
-    text, loaded = edited(flow, out.edits, batch_size=_whole(config, "data.train_batch_size", COUNT), at=copy)
+    text, loaded = edited(flow, out.edits, batch_size=whole_number(config, "data.train_batch_size", COUNT), at=copy)
+    check_policies(config, loaded)
     out.overrides["workflow"] = str(copy)
     told = {warning.message for warning in loaded.warnings}
     untold = tuple(warning for warning in flow.warnings if warning.message not in told)
     return Prepared(_listed(out), copy, text, flow.warnings, untold)
-
-
-def _check(out: Translation, config: DictConfig) -> None:
-    """What flags ask of the rest of the configuration."""
-    estimator = out.given.get("algorithm.adv_estimator")
-    if estimator is not None and estimator.value in COMPARING and config.actor_rollout_ref.rollout.n < 2:
-        raise UserError(f"{estimator}: compares the episodes of a sample, and there is one; add rollout.n=8")
-    rows = config.actor_rollout_ref.actor.ppo_micro_batch_size_per_gpu
-    for owner, size in ((ACTOR, rows), (CRITIC, config.critic.ppo_micro_batch_size_per_gpu or rows)):
-        by_tokens = out.given.get(f"{owner}.use_dynamic_bsz")
-        if by_tokens is not None and not by_tokens.value and size is None:
-            raise UserError(f"{by_tokens}: batches are then made by rows; add {owner}.ppo_micro_batch_size_per_gpu=4")
-
-
-def _steps(out: Translation, config: DictConfig) -> int:
-    epochs = out.given["trainer.total_epochs"]
-    if "trainer.total_training_steps" in out.overrides:
-        steps = out.overrides["trainer.total_training_steps"]
-        raise UserError(f"{epochs}: trainer.total_training_steps={steps} says otherwise of the same; give one of them")
-    rows = _rows(epochs, config.data.train_files)
-    limit = _whole(config, "data.train_max_samples", or_null(whole(1, -1)))
-    rows = rows if limit is None or limit < 0 else min(rows, limit)
-    return max(1, epochs.value * rows // _whole(config, "data.train_batch_size", COUNT))
-
-
-def _rows(epochs: Given, files: str | Sequence[str] | None) -> int:
-    names = [Path(name).expanduser() for name in ([files] if isinstance(files, str) else files or ())]
-    if not names or not all(name.suffix == ".parquet" and name.is_file() for name in names):
-        raise UserError(
-            f"{epochs}: only for parquet data.train_files that are there; give trainer.total_training_steps"
-        )
-    try:
-        return sum(pq.read_metadata(name).num_rows for name in names)
-    except (pa.ArrowException, OSError) as error:
-        raise UserError(f"{epochs}: data.train_files cannot be read: {str(error).splitlines()[0]}") from error
-
-
-def _whole(config: DictConfig, key: str, kind: Kind) -> int | None:
-    value = OmegaConf.select(config, key)
-    if not kind.accepts(value):
-        raise UserError(f"{key}={value}: it takes {kind.takes}")
-    return value
 
 
 def _listed(out: Translation) -> list[str]:

@@ -5,12 +5,11 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-import yaml
 
 from recipe.dag.errors import UserError
 from recipe.dag.workflow.loader import load_workflow
 from recipe.marft.edits import edited
-from recipe.marft.flags import FLAGS, KL_TYPES, OWN, SHORT, TRACKERS, translate
+from recipe.marft.flags import FLAGS, KL_TYPES, TRACKERS, translate
 
 ROOT = Path(__file__).parents[2]
 WORKFLOW = ROOT / "workflows" / "workflow_marft.yaml"
@@ -220,74 +219,6 @@ def test_every_flag_has_a_test():
     tested = {argument.partition("=")[0] for case in cases for argument in case.split()}
     assert set(FLAGS) - tested == {"trainer.total_epochs"}  # test_epochs_become_steps
     assert len(FLAGS) > 70
-
-
-def test_all_refusals_are_told_at_once():
-    with pytest.raises(UserError) as error:
-        translate([f"{GPU}.name=vllm", "data.train_batch_size=8", "data.shuffle=False"])
-    assert [line.partition("=")[0] for line in str(error.value).split("\n")] == [f"{GPU}.name", "error: data.shuffle"]
-
-
-def test_short_names_and_our_own_keys():
-    out = translate(
-        ["rollout.n=4", "rollout.max_in_flight=9", "+profile=gpu_32gb", "sandbox.timeout_s=3", "~trainer.x"]
-    )
-    assert out.overrides == {
-        f"{GPU}.n": "4",
-        "rollout.max_in_flight": "9",
-        "+profile": "gpu_32gb",
-        "sandbox.timeout_s": "3",
-        "~trainer.x": None,
-    }
-    assert translate(["+actor.fsdp_config.x=1"]).overrides == {f"+{ACTOR}.fsdp_config.x": "1"}
-
-
-def test_no_key_of_ours_is_taken_for_a_short_name():
-    ours = yaml.safe_load((ROOT / "recipe" / "dag" / "config" / "dag.yaml").read_text())
-    keys = {f"{block}.{key}" for block, values in ours.items() if isinstance(values, dict) for key in values}
-    assert {key for key in keys if key.startswith(SHORT)} == set(OWN)
-
-
-@pytest.mark.parametrize("sign", ["+", "++"])
-def test_hydras_signs_do_not_hide_a_flag(sign):
-    assert translate([f"{sign}algorithm.gamma=0.9"]).edits["algorithm.gamma"].value == 0.9
-    assert translate([f"{sign}rollout.n=2"]).overrides == {f"{GPU}.n": "2"}
-    with pytest.raises(UserError, match="data.shuffle=False: "):
-        translate([f"{sign}data.shuffle=False"])
-
-
-@pytest.mark.parametrize(
-    ("arguments", "message"),
-    [
-        ("trainer.nnodes", "^trainer.nnodes: write it as key=value"),
-        ("foo", "^foo: write it as key=value"),
-        ("~algorithm.gamma", "^~algorithm.gamma: a flag cannot be taken away"),
-        ("~rollout.n=1", "^~rollout.n=1: a flag cannot be taken away"),
-        ("rollout.prompt_length=9 data.max_prompt_length=8", f"^data.max_prompt_length=8: {GPU}.prompt_length=9 says"),
-        (
-            "data.max_response_length=8 rollout.response_length=9",
-            f"^{GPU}.response_length=9: data.max_response_length=8",
-        ),
-        (
-            "actor.ppo_micro_batch_size_per_gpu=4 actor.use_dynamic_bsz=True",
-            f"^{ACTOR}.ppo_micro_batch_size_per_gpu=4: nothing reads it beside {ACTOR}.use_dynamic_bsz=True",
-        ),
-        (
-            "critic.use_dynamic_bsz=true critic.ppo_micro_batch_size_per_gpu=4",
-            "^critic.ppo_micro_batch_size_per_gpu=4: nothing reads it beside critic.use_dynamic_bsz=true",
-        ),
-    ],
-)
-def test_what_would_be_lost_is_refused(arguments, message):
-    with pytest.raises(UserError, match=message):
-        translate(arguments.split())
-
-
-def test_a_flag_that_is_given_again_counts_as_given_last():
-    out = translate(["trainer.logger=[console]", "trainer.logger=[file]", "algorithm.lam=0.1", "algorithm.lam=0.2"])
-    assert (out.overrides, out.edits["algorithm.lam"].value) == ({"trainer.logger": "[file]"}, 0.2)
-    agreeing = translate(["data.max_response_length=64", "rollout.response_length=64"])
-    assert agreeing.overrides == {"data.max_response_length": "64"}
 
 
 def test_verl_knows_what_the_flags_may_name():

@@ -77,6 +77,11 @@ ROWS = "batches are then made by rows; add"
         ("algorithm.adv_estimator=cpgd rollout.n=1", "algorithm.adv_estimator=cpgd: compares the episodes of a sample"),
         ("actor.use_dynamic_bsz=False", f"{RUN}.actor.use_dynamic_bsz=False: {ROWS} {RUN}.actor.ppo_micro_batch_size"),
         ("critic.use_dynamic_bsz=False", f"critic.use_dynamic_bsz=False: {ROWS} critic.ppo_micro_batch_size_per_gpu"),
+        ("rollout.tensor_model_parallel_size=4", f"{RUN}.rollout.tensor_model_parallel_size=4: servers of 4 GPUs do"),
+        (
+            "data.max_prompt_length=20000",
+            f"{RUN}.actor.ppo_max_token_len_per_gpu=16384 is below the longest row, 22048",
+        ),
         ("no.such.key=1", "configuration: Could not override 'no.such.key'"),
         ("output_dir=${none}", "configuration: Interpolation key 'none' not found"),
         ("data.train_batch_size=4 actor.ppo_mini_batch_size=8", f"{RUN}.actor.ppo_mini_batch_size=8: is more than"),
@@ -134,7 +139,7 @@ SCRIPT = (
     "actor_rollout_ref.rollout.multi_turn.use_all_traj=False critic.optim.lr=1e-5 critic.use_dynamic_bsz=False "
     "critic.cliprange_value=0.5 critic.model.path=Qwen/Qwen2.5-3B-Instruct algorithm.use_kl_in_reward=False "
     "algorithm.kl_ctrl.kl_coef=0.001 trainer.critic_warmup=0 trainer.val_before_train=False trainer.save_freq=30 "
-    "trainer.test_freq=10"
+    "trainer.test_freq=10 trainer.n_gpus_per_node=8 trainer.nnodes=1"
 )
 """A command line in the manner of siiRL's script, without what is refused."""
 
@@ -185,7 +190,12 @@ def test_warnings_of_siirls_file_are_told_once(tmp_path, monkeypatch, capsys):
     """With a copy, which has done what they say, here; without one, by the run."""
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr("recipe.dag.main.main", lambda argv: 0)
-    files = [f"workflow={WORKFLOW}", f"dag.workflow_path={SIIRL}", "data.train_files=t.parquet"]
+    files = [
+        f"workflow={WORKFLOW}",
+        f"dag.workflow_path={SIIRL}",
+        "data.train_files=t.parquet",
+        "trainer.n_gpus_per_node=4",
+    ]
     warnings = [warning.as_warning() for warning in load_workflow(SIIRL).warnings]
     for arguments, told in ((["algorithm.gamma=0.5"], warnings), ([], []), (["--show"], warnings)):
         assert main([*files, *arguments]) == 0

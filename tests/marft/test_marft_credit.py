@@ -1,0 +1,102 @@
+"""What goes with an estimator, a weight of the KL and the envs' rewards."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from recipe.dag.errors import UserError
+from recipe.dag.workflow.loader import load_workflow
+from recipe.dag.workflow.schema import Workflow
+from recipe.marft.credit import ESTIMATORS
+from recipe.marft.edits import edited
+from recipe.marft.flags import FLAGS, translate
+
+ROOT = Path(__file__).parents[2]
+WORKFLOWS = ROOT / "workflows"
+MARFT = (WORKFLOWS / "workflow_marft.yaml").read_text()
+NO_KL = MARFT.replace("  kl_loss_coef: 0.01\n", "").replace("    reference: true\n", "")
+SIIRL = ROOT / "tests" / "workflow" / "siirl"
+SHIPPED = sorted(WORKFLOWS.glob("*.yaml")) + sorted(SIIRL.glob("*.yaml")) + sorted(SIIRL.glob("*.json"))
+
+
+def change(source: Path, arguments: str) -> tuple[str, Workflow]:
+    edits = translate(arguments.split()).edits
+    return edited(load_workflow(source), edits, batch_size=128, at=Path("workflow.yaml"))
+
+
+def written(tmp_path: Path, text: str) -> Path:
+    for folder in ("recipe", "envs"):
+        (tmp_path / folder).symlink_to(ROOT / folder)
+    (tmp_path / "own.yaml").write_text(text)
+    return tmp_path / "own.yaml"
+
+
+def values(flag: str) -> list[str]:
+    return ["null" if choice is None else str(choice) for choice in FLAGS[flag].kind.choices]
+
+
+ENUMERATED = [f"{flag}={value}" for flag in FLAGS for value in values(flag)]
+
+
+@pytest.mark.parametrize("argument", ENUMERATED)
+def test_every_value_of_an_enumerated_flag_loads_or_is_refused_by_its_name(argument):
+    for workflow in ("workflow_marft.yaml", "workflow_ppo.yaml", "workflow_grpo.yaml"):
+        try:
+            text, flow = change(WORKFLOWS / workflow, argument)
+        except UserError as error:
+            assert str(error).startswith(f"{argument}: ") and "\n" not in str(error)
+        else:
+            assert load_workflow("copy.yaml", text) == flow.model_copy(
+                update={"path": str(Path("copy.yaml").resolve())}
+            )
+
+
+@pytest.mark.parametrize("estimator", ESTIMATORS)
+@pytest.mark.parametrize("source", SHIPPED, ids=[path.name for path in SHIPPED])
+def test_any_workflow_takes_any_estimator(source, estimator):
+    flow = change(source, f"algorithm.adv_estimator={estimator} actor.kl_loss_coef=0")[1]
+    assert flow.algorithm.estimator == ESTIMATORS[estimator]["estimator"]
+    assert all((policy.critic is None) == (flow.algorithm.estimator == "grpo") for policy in flow.policies.values())
+    assert not any(policy.reference for policy in flow.policies.values())
+
+
+@pytest.mark.parametrize(
+    ("text", "arguments", "reward", "loss"),
+    [
+        (NO_KL, "actor.use_kl_loss=True", 0, 0.001),
+        (NO_KL, "actor.use_kl_loss=True actor.kl_loss_coef=0.3", 0, 0.3),
+        (NO_KL, "algorithm.use_kl_in_reward=True", 0.001, 0),
+        (MARFT.replace("kl_loss_coef: 0.01", "kl_reward_coef: 0.7"), "algorithm.use_kl_in_reward=True", 0.7, 0),
+        (MARFT.replace("kl_loss_coef: 0.01", "kl_reward_coef: 0.7"), "algorithm.kl_ctrl.kl_coef=0.1", 0.1, 0),
+        (MARFT, "actor.use_kl_loss=True", 0, 0.01),
+        (MARFT, "actor.use_kl_loss=False algorithm.use_kl_in_reward=False", 0, 0),
+        (MARFT, "algorithm.use_kl_in_reward=True algorithm.kl_ctrl.kl_coef=0", 0, 0.01),
+    ],
+)
+def test_the_weights_of_the_kl_and_the_reference(text, arguments, reward, loss, tmp_path):
+    flow = change(written(tmp_path, text), arguments)[1]
+    assert (flow.algorithm.kl_reward_coef, flow.algorithm.kl_loss_coef) == (reward, loss)
+    assert {policy.reference for policy in flow.policies.values()} == {bool(reward or loss)}
+
+
+@pytest.mark.parametrize(
+    ("source", "agent"), [(WORKFLOWS / "workflow_marft.yaml", "actor"), (SIIRL / "marft.yaml", "agent_1")]
+)
+def test_without_the_envs_rewards_the_rule_pays(source, agent, tmp_path):
+    text, flow = change(source, "rollout.agent.rewards_with_env=False")
+    (reward,) = flow.reward_nodes
+    assert reward.executable_ref == "recipe.dag.reward.outcome:outcome_reward"
+    assert reward.executable_kwargs == {"agent": agent}
+    assert not any(node.agent_options.rewards_with_env for node in flow.rollout_nodes)
+    (tmp_path / "off.yaml").write_text(text)
+    flow = change(tmp_path / "off.yaml", "rollout.agent.rewards_with_env=True")[1]
+    (reward,) = flow.reward_nodes
+    assert reward.executable_ref.endswith(":env_outcome") and reward.executable_kwargs == {}
+    assert any(node.agent_options.rewards_with_env for node in flow.rollout_nodes)
+
+
+def test_programs_have_no_rule():
+    with pytest.raises(UserError, match="rewards_with_env=False: only the env can judge a program"):
+        change(WORKFLOWS / "workflow_marft_code.yaml", "rollout.agent.rewards_with_env=False")
