@@ -7,37 +7,11 @@ the same to all three. A name may stand under `algorithm.estimator` if and only 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
 from types import MappingProxyType
 from typing import Any
 
-ESTIMATOR = "selected by algorithm.estimator"
-REWARD = "a reward node: executable_ref recipe.dag.reward.credit:shaped with shaping <name>, or :<name>"
-BLOCK = "switched on by the block algorithm.<name>"
-LIBRARY = "library: a function, which no run uses by itself"
-
-
-@dataclass(frozen=True)
-class Entry:
-    name: str
-    source: str
-    assumes: str
-    where: str
-    """The function, as module:name under recipe.dag."""
-    use: str
-    free: Mapping[str, Any]
-    """Options and their defaults: keys of `algorithm`, or the function's own."""
-    fixed: Mapping[str, Any]
-    """Options that make it this algorithm: another value given explicitly is an error."""
-    inner: Mapping[str, Any] = field(default_factory=dict)
-    """Keys of the block `algorithm.mixer`, and their defaults."""
-    needs: Mapping[str, Any] = field(default_factory=dict)
-    """What it assumes of options that every estimator reads: another value given explicitly is an error, too."""
-
-    @property
-    def options(self) -> dict[str, Any]:
-        return {**self.free, **self.fixed}
-
+from recipe.dag.entry import BLOCK, ESTIMATOR, LIBRARY, REWARD, SHAPING, Entry
+from recipe.dag.rewards import REWARDS
 
 GROUP = {"group_by": ("uid", "agent"), "stat_unit": "call", "center": "mean", "scale": "std", "gamma_turn": None}
 GAE = {"gamma": 1.0, "lam": 1.0, "whiten": True, "critic_warmup": 0}
@@ -85,7 +59,7 @@ def _function(use: str, name: str, source: str, assumes: str, where: str, **free
     return Entry(name, source, assumes, where, use, MappingProxyType(free), MappingProxyType({}))
 
 
-_SEVERAL, _TURNS = "several episodes per sample", "rewards per agent and turn"
+_SEVERAL = "several episodes per sample"
 _CRITIC = "every trained policy has a critic"
 
 CATALOGUE: tuple[Entry, ...] = (
@@ -158,27 +132,7 @@ CATALOGUE: tuple[Entry, ...] = (
         f"{_SEVERAL}; rewards are the team's, not copied to other agents; credit only against calls that cannot react",
     ),
     _mixer("qmix", "arXiv 1803.11485", "as vdn; the team's value rises with each message's", **QMIX_ONLY),
-    _function(REWARD, "vote_marginals", "difference rewards", "a vote", "credit.vote:marginals", ties="first"),
-    _function(
-        REWARD, "team_local", "AT-GRPO, arXiv 2510.11062", _TURNS, "credit.shaping:team_local", team=1.0, local=1.0
-    ),
-    _function(REWARD, "shared", "CORY, arXiv 2410.06101", _TURNS, "credit.shaping:shared"),
-    _function(REWARD, "discounted", "returns per turn", _TURNS, "credit.shaping:discounted", gamma=1.0),
-    _function(
-        REWARD, "verifier_sum", "MAPoRL, arXiv 2502.18439", "scores in [0, 1]", "credit.shaping:verifier_sum", gamma=0.3
-    ),
-    _function(
-        REWARD,
-        "debate_incentives",
-        "MAPoRL, arXiv 2502.18439",
-        "a debate of at least two agents and two turns",
-        "credit.incentive:incentives",
-        threshold=0.5,
-    ),
-    _function(REWARD, "margin", "MARTI", _TURNS, "credit.shaping:margin", alpha=0.5),
-    _function(REWARD, "quality", "MARTI", "rewards in [0, 1]", "credit.shaping:quality", alpha=0.5),
-    _function(REWARD, "with_outcome", "MARTI", "an outcome per episode", "credit.shaping:with_outcome", beta=0.5),
-    _function(REWARD, "influence", "UMAD, arXiv 2603.01221", _TURNS, "credit.shaping:influence", bonus=0.2),
+    *REWARDS,
     _function(
         BLOCK,
         "happo",
@@ -234,6 +188,15 @@ def chains_calls(algorithm: Any) -> bool:
     return algorithm.estimator in SPANNING - MIXED or (algorithm.estimator == "ippo" and algorithm.stream == "agent")
 
 
+def carries_back(algorithm: Any) -> bool:
+    """Whether the estimator itself credits a call with what is earned after it."""
+    if algorithm.estimator in MIXED:
+        return algorithm.mixer.gamma_turn > 0
+    if "gamma_turn" in ENTRIES[algorithm.estimator].options:
+        return bool(algorithm.gamma_turn)
+    return chains_calls(algorithm)
+
+
 def contradictions(estimator: str, given: Mapping[str, Any]) -> dict[str, Any]:
     """Keys of `given` whose values are not those that `estimator` fixes or needs, with the values that it has."""
     fixed = {**ENTRIES[estimator].fixed, **ENTRIES[estimator].needs}
@@ -243,12 +206,13 @@ def contradictions(estimator: str, given: Mapping[str, Any]) -> dict[str, Any]:
 def table() -> str:
     """The catalogue as text, one paragraph per use."""
     paragraphs = []
-    for use in (ESTIMATOR, BLOCK, REWARD, LIBRARY):
+    for use in (ESTIMATOR, BLOCK, REWARD, SHAPING, LIBRARY):
         lines = [f"# {use}"]
         for entry in CATALOGUE:
             if entry.use == use:
                 lines += [f"{entry.name} ({entry.source})", f"    assumes: {entry.assumes}"]
-                lines += [f"    options: {_options(entry)}"] if entry.options else []
+                options = _options(entry)
+                lines += [f"    options: {options}"] if options else []
                 lines += [f"    code: recipe.dag.{entry.where}"]
         paragraphs.append("\n".join(lines))
     return "\n\n".join(paragraphs)
@@ -258,8 +222,9 @@ def _options(entry: Entry) -> str:
     def shown(value: Any) -> str:
         return f"[{', '.join(value)}]" if isinstance(value, tuple) else str(value)
 
+    must = [f"{key} (required)" for key in entry.takes if key not in entry.free]
     fixed = [f"{key}={shown(value)} (fixed)" for key, value in {**entry.fixed, **entry.needs}.items()]
     encoder = {f"encoder.{key}": value for key, value in entry.inner.get("encoder", {}).items()}
     inner = {key: value for key, value in entry.inner.items() if key != "encoder"} | encoder
     free = {**entry.free, **{f"mixer.{key}": value for key, value in inner.items()}}
-    return ", ".join([*fixed, *(f"{key}={shown(value)}" for key, value in free.items())])
+    return ", ".join([*must, *fixed, *(f"{key}={shown(value)}" for key, value in free.items())])

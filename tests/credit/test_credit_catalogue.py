@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import inspect
 import subprocess
 import sys
@@ -18,10 +19,16 @@ from recipe.dag.algorithms import (
     MIXED,
     REWARD,
     SELECTABLE,
+    SHAPING,
     WITH_VALUES,
     contradictions,
 )
+from recipe.dag.credit import shaping
+from recipe.dag.credit.incentive import Incentives
+from recipe.dag.credit.vote import TIES
+from recipe.dag.entry import MUST
 from recipe.dag.reward import credit
+from recipe.dag.rewards import CALLED, SHAPED, SHAPED_TAKES, SHAPINGS
 from recipe.dag.workflow.loader import load_workflow
 from recipe.dag.workflow.problem import WorkflowError
 from recipe.dag.workflow.schema import Algorithm, Mixer
@@ -34,6 +41,7 @@ algorithm: {{{algorithm}}}
 nodes:
   - {{node_id: solve, node_type: MODEL_INFERENCE, node_role: ROLLOUT, agent: solver}}
   - {{node_id: reward, node_type: COMPUTE, node_role: REWARD, dependencies: [solve], executable_ref: score.py:score}}
+  - {{node_id: more, node_type: COMPUTE, node_role: REWARD, dependencies: [solve], executable_ref: score.py:score}}
 """
 
 
@@ -74,20 +82,38 @@ def test_what_is_a_function_only_is_refused_by_a_workflow(load, entry):
 def test_every_entry_points_at_its_function(entry):
     module, name = entry.where.split(":")
     function = getattr(import_module(f"recipe.dag.{module}"), name)
-    assert entry.source and entry.assumes and entry.use in (ESTIMATOR, BLOCK, REWARD, LIBRARY)
+    assert entry.source and entry.assumes and entry.use in (ESTIMATOR, BLOCK, REWARD, SHAPING, LIBRARY)
     if entry.use == BLOCK:
         fields = function.model_fields
         assert {key: field.default for key, field in fields.items() if not field.is_required()} == entry.options
         assert entry.name in Algorithm.model_fields
-    elif entry.use != ESTIMATOR:
-        parameters = inspect.signature(function).parameters
-        assert {key: parameters[key].default for key in entry.options} == entry.options
+    elif entry.use in (REWARD, SHAPING):
+        assert options_of(function) == {key: option.default for key, option in entry.takes.items()}
+    elif entry.use == LIBRARY:
+        assert callable(function) and not entry.options
 
 
-def test_every_reward_function_is_a_reward_node():
-    names = {entry.name for entry in CATALOGUE if entry.use == REWARD}
-    assert names == {*credit.SHAPINGS, "vote_marginals", "debate_incentives"}
-    assert all(hasattr(credit, name) for name in names - set(credit.SHAPINGS))
+def options_of(function):
+    """Keyword-only parameters and their defaults."""
+    found = inspect.signature(function).parameters.values()
+    return {p.name: MUST if p.default is p.empty else p.default for p in found if p.kind is p.KEYWORD_ONLY}
+
+
+def test_every_function_of_the_reward_nodes_is_in_the_catalogue():
+    public = {name for name, found in vars(credit).items() if inspect.isfunction(found) and name[0] != "_"}
+    here = {name for name in public if getattr(credit, name).__module__ == credit.__name__}
+    called = {f"reward.credit:{name}" for name in here} - {SHAPED} | {"reward.outcome:team_reward"}
+    assert called == set(CALLED)
+    assert options_of(credit.shaped) == {key: option.default for key, option in SHAPED_TAKES.items()}
+    functions = {name for name, found in vars(shaping).items() if inspect.isfunction(found) and name[0] != "_"}
+    assert functions - {"check_units", "conditional_quality"} == set(SHAPINGS) == set(credit.SHAPINGS)
+
+
+def test_the_options_of_what_is_chosen_are_those_of_its_function():
+    assert CALLED["reward.credit:vote_marginals"].takes["ties"].choices == TIES
+    assert SHAPED_TAKES["shaping"].choices == tuple(credit.SHAPINGS)
+    weights = {field.name: field.default for field in dataclasses.fields(Incentives)}
+    assert weights.items() <= CALLED["reward.credit:debate_incentives"].free.items()
 
 
 @pytest.mark.parametrize(
@@ -116,6 +142,7 @@ def test_every_reward_function_is_a_reward_node():
         ("estimator: grpo, weights: {reward: 2}", "algorithm.weights", "`grpo` does not read this"),
         ("estimator: gdpo, weights: {rewards: 2}", "algorithm.weights.rewards", "did you mean `reward`?"),
         ("estimator: gdpo, weights: {solve: 2}", "algorithm.weights.solve", "no node `solve` pays a reward"),
+        ("estimator: gdpo, weights: {reward: 0, more: 0.0}", "algorithm.weights", "all weights are 0"),
         ("estimator: gdpo, weights: {reward: much}", "algorithm.weights.reward", "expected a number"),
         ("estimator: gdpo, scale: none", "algorithm.scale", "`gdpo` does not read this"),
         (
@@ -157,4 +184,4 @@ def test_the_command_lists_everything_without_torch():
         assert any(line.startswith(f"{entry.name} ") for line in lines)
     text = " ".join(done.stdout.split())
     assert "center=leave_one_out" in text and "arXiv 2602.08847" in text and "gamma_turn=0.9" in text
-    assert "epochs=1 (fixed)" in text
+    assert "epochs=1 (fixed)" in text and "voters (required), key=answer" in text

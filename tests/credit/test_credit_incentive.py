@@ -66,6 +66,21 @@ def test_debaters_who_did_not_move_neither_persuade_nor_are_persuaded():
     assert not incentives(scores, alone, WEIGHTS).any()
 
 
+def test_peers_of_the_earlier_turn_alone_were_not_persuaded():
+    """Whoever is gone turned to nothing, though a score of nobody is below the threshold."""
+    scores = torch.tensor([[[1.0, 1.0], [1.0, 0.0]]], dtype=torch.float64)
+    gone = torch.tensor([[[True, True], [True, False]]])
+    assert not incentives(scores, gone, WEIGHTS).any()
+
+
+@pytest.mark.parametrize(("score", "sides"), [(0.7, 1.0), (0.69, 0.0)])
+def test_a_score_at_the_threshold_is_right(score, sides):
+    scores = torch.tensor([[[0.0, score], [score, score]]], dtype=torch.float64)
+    everyone = torch.ones_like(scores, dtype=torch.bool)
+    found = incentives(scores, everyone, Incentives(follow=1.0, attract=8.0), threshold=0.7)
+    assert found.tolist() == [[[0.0, 8.0 * sides], [1.0 * sides, 0.0]]]
+
+
 def test_without_weights_nothing_is_added():
     assert not any(bonus_of(scores, Incentives()).any() for scores in tables(2, 2))
 

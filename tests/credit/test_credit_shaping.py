@@ -97,6 +97,16 @@ def test_who_did_not_move_in_both_turns_was_not_influenced():
     assert shaping.influence(rewards, mask).tolist() == [[[0.0, 0.0], [0.0, 1.0]]]
 
 
+def test_conditional_quality_pays_true_verdicts_alone():
+    """All four verdicts on two answers, one that is missing, and one by who did not move."""
+    verdicts = table([[1.0, 0.0, 1.0, 0.0, float("nan"), 1.0]])
+    judged = table([[1.0, 1.0, 0.0, 0.0, 0.0, 1.0]])
+    mask = torch.tensor([[[True] * 5 + [False]]])
+    rewards = torch.full_like(verdicts, 0.25)
+    found = shaping.conditional_quality(rewards, mask, verdicts, judged)
+    assert found.tolist() == [[[1.0, 0.0, 0.0, 1.0, 0.25, 0.0]]]
+
+
 def test_no_agent_sees_anothers_bonus():
     """UMAD's code adds the bonus in place while it walks through the agents, so the order of agents matters."""
     rewards, mask = sample(3)

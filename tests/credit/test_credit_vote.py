@@ -1,13 +1,12 @@
 from __future__ import annotations
 
 import itertools
-import math
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from recipe.dag.credit.vote import leave_one_agent_out, majority, marginals, vote_report
+from recipe.dag.credit.vote import majority, marginals
 
 BALLOTS = st.lists(st.sampled_from(["a", "b", "c", None]), max_size=7)
 TIES = st.sampled_from(["first", "none"])
@@ -81,26 +80,3 @@ def test_abstentions_are_worth_nothing_and_change_nothing(ballots, ties, extra):
 def test_unknown_tie_rule():
     with pytest.raises(ValueError, match="ties: 'last'"):
         majority(["a"], "last")
-
-
-def test_report_of_contributions():
-    report = leave_one_agent_out([1.0, 0.0, 1.0], {"x": [0.0, 0.0, None], "y": [1.0, 1.0, 1.0], "z": [None] * 3})
-    assert set(report) == {"x", "y"}
-    assert (report["x"].mean, report["x"].episodes) == (0.5, 2)
-    assert report["x"].standard_error == pytest.approx(0.5)
-    assert report["y"].mean == pytest.approx(-1 / 3)
-    assert math.isnan(leave_one_agent_out([1.0], {"x": [0.0]})["x"].standard_error)
-    with pytest.raises(ValueError, match="agent x: 1 outcomes"):
-        leave_one_agent_out([1.0, 0.0], {"x": [1.0]})
-
-
-@given(votes=st.lists(BALLOTS.filter(lambda b: len(b) >= 3), min_size=1, max_size=6), ties=TIES)
-def test_the_report_of_a_vote_is_the_mean_of_the_marginals(votes, ties):
-    names = "ABCDEFG"
-    ballots = [dict(zip(names, cast, strict=False)) for cast in votes]
-    report = vote_report(ballots, [{"a": 1.0}] * len(votes), ties)
-    for agent, contribution in report.items():
-        place = names.index(agent)
-        worths = [marginals(cast, {"a": 1.0}, ties)[place] for cast in votes if len(cast) > place]
-        assert contribution.episodes == len(worths)
-        assert contribution.mean == pytest.approx(sum(worths) / len(worths))

@@ -22,7 +22,7 @@ FILE = Path(__file__).parents[2] / "workflows" / "workflow_debate.yaml"
 def play(scripted_server):
     """Plays an episode; `solve`, `solve_left` (in its defence), `solve_right`, `judge`: the answers in order."""
 
-    def play(**answers: list[str]) -> tuple[Episode, list[str]]:
+    def play(file: Path = FILE, /, **answers: list[str]) -> tuple[Episode, list[str]]:
         left = {key: list(value) for key, value in answers.items()}
 
         def answer(prompt: str) -> str:
@@ -30,7 +30,7 @@ def play(scripted_server):
             return left[defended[1] if defended else "judge" if "decide which" in prompt else "solve"].pop(0)
 
         server = scripted_server(answer)
-        runner = EpisodeRunner(load_workflow(FILE), {"main": PolicyEndpoint(server, server, 9999)}, {}, seed=0)
+        runner = EpisodeRunner(load_workflow(file), {"main": PolicyEndpoint(server, server, 9999)}, {}, seed=0)
         sample = {"prompt": [{"role": "user", "content": "What is 2^3?"}], "ground_truth": "8"}
         episode = asyncio.run(runner.run(sample, "u", 0, step=0))
         assert episode.fault is None, episode.fault
@@ -74,6 +74,39 @@ def test_it_ends_after_three_rounds_without_agreement(play):
     )
     assert len(episode.calls) == 2 + 2 * 3 + 1
     assert episode.outcome == 0.0 and all(call.reward == 0.0 for call in episode.calls)
+
+
+PLAYERS = "players: [[solve_left, defend_left], [solve_right, defend_right]]"
+
+
+@pytest.mark.parametrize(
+    ("function", "kwargs", "expected"),
+    [
+        # right are solve_right, defend_right, in the second round defend_left, the judge
+        ("debate_incentives", f"attract: 0.5, follow: 0.25, {PLAYERS}", [0.0, 1.0, 0.0, 1.5, 1.25, 1.0, 1.0]),
+        ("shaped", f"shaping: margin, alpha: 1.0, {PLAYERS}", [0.0, 1.0, 0.0, 1.0, 2.0, 1.0, 1.0]),
+        ("shaped", "shaping: margin, alpha: 1.0", [0.0, 1.0, 0.0, 1.0, 2.0, 1.0, 1.0]),
+        ("shaped", f"shaping: shared, {PLAYERS}", [1.0, 1.0, 1.0, 1.0, 2.0, 2.0, 1.0]),
+    ],
+)
+def test_its_rewards_can_be_shaped(play, tmp_path, monkeypatch, function, kwargs, expected):
+    monkeypatch.chdir(FILE.parents[1])  # where recipe/debate is
+    node = f"""\
+  - {{node_id: shape, node_type: COMPUTE, node_role: REWARD, dependencies: [reward],
+     executable_ref: "recipe.dag.reward.credit:{function}", executable_kwargs: {{{kwargs}}}}}
+"""
+    (tmp_path / "shaped.yaml").write_text(FILE.read_text() + node)
+    right = [r"\boxed{8}"] * 2
+    episode, _ = play(
+        tmp_path / "shaped.yaml",
+        solve=[r"\boxed{6}", right[0]],
+        solve_left=[r"\boxed{6}", right[0]],
+        solve_right=right,
+        judge=right[:1],
+    )
+    assert [call.reward for call in episode.calls] == expected
+    agreed, _ = play(tmp_path / "shaped.yaml", solve=right, judge=right[:1])
+    assert [call.node for call in agreed.calls] == ["solve_left", "solve_right", "judge"]
 
 
 def test_an_unknown_judge_and_a_missing_context_are_named():

@@ -1,10 +1,12 @@
 from __future__ import annotations
 
+import itertools
+
 import pytest
 
 from recipe.dag.episode.record import Call, Episode
 from recipe.dag.errors import UserError
-from recipe.dag.reward.credit import SHAPINGS, debate_incentives, shaped, vote_marginals
+from recipe.dag.reward.credit import SHAPINGS, conditional_quality, debate_incentives, shaped, vote_marginals
 
 
 def episode(*calls: Call, outcome: float | None = None) -> Episode:
@@ -74,6 +76,47 @@ def test_mistakes_are_named(options, message):
         shaped(episode(call("a", 0, 1.0)), **options)
 
 
-def test_an_agent_that_moves_twice_in_a_round_has_no_turns():
-    with pytest.raises(UserError, match="agent a moved twice in turn 0, round 0"):
-        shaped(episode(call("a", 0, 1.0, node="m"), call("a", 0, 1.0, node="n")), shaping="margin")
+def test_an_agent_at_two_nodes_is_two_that_move():
+    scored = episode(call("a", 0, 1.0, node="m"), call("a", 0, 0.0, node="n"), call("a", 1, 1.0, node="n"))
+    assert paid(scored, shaped(scored, shaping="shared")) == {"a": [1.0, 1.0, 1.0]}
+    assert paid(scored, shaped(scored, shaping="margin")) == {"a": [1.0, 0.0, 1.5]}
+
+
+def test_players_join_nodes_stage_by_stage_and_leave_out_the_others():
+    """A solver, and then, round by round, the one that defends its answer; a judge."""
+    talk = [call("a", 0, 1.0), call("b", 0, 0.0), call("c", 0, 0.0, node="for_a"), call("c", 0, 1.0, node="for_b")]
+    more = [call("c", 0, 1.0, node="for_a", round=1), call("c", 0, 1.0, node="for_b", round=1), call("j", 0, 0.5)]
+    scored, players = episode(*talk, *more), [["a", "for_a"], ["b", "for_b"]]
+    change = shaped(scored, shaping="margin", alpha=1.0, players=players)
+    assert paid(scored, change) == {"a": [1.0], "b": [0.0], "c": [-1.0, 2.0, 1.5, 1.5], "j": [0.5]}
+    change = debate_incentives(scored, follow=1.0, leave=10.0, attract=100.0, repel=1000.0, players=players)
+    # both change sides: a to where b was, and b to where a was; then a's defender is persuaded, too
+    assert change == {"a": [100.0 - 0.0], "b": [-100.0], "c": [-1.0, 1.0 + 100.0, 1.0, 0.0], "j": [0.0]}
+    assert not any(debate_incentives(episode(call("j", 0, 1.0)), follow=1.0, players=players)["j"])
+
+
+@pytest.mark.parametrize("rewards", list(itertools.permutations([0.0, 1.0, 0.5])))
+def test_a_ballot_is_worth_the_mean_of_those_who_cast_it(rewards):
+    scored = episode(*(call(f"a{k}", 0, r, answer=a) for k, (r, a) in enumerate(zip(rewards, "544", strict=True))))
+    vote_marginals(scored, voters=["a0", "a1", "a2"], ties="none")
+    shared = (rewards[1] + rewards[2]) / 2
+    assert scored.info == {"contribution/a0": 0.0, "contribution/a1": shared, "contribution/a2": shared}
+
+
+@pytest.mark.parametrize(
+    ("verdict", "right", "options", "expected"),
+    [
+        (True, 1.0, {}, 1.0),
+        (True, 0.0, {}, 0.0),
+        (False, 0.0, {}, 1.0),
+        (False, 1.0, {}, 0.0),
+        (None, 1.0, {}, 0.25),
+        ("CORRECT", 0.5, {"right": "CORRECT"}, 1.0),
+        ("CORRECT", 0.5, {"right": "CORRECT", "threshold": 0.6}, 0.0),
+    ],
+)
+def test_who_judges_is_paid_for_a_true_verdict(verdict, right, options, expected):
+    before = [call("v", 0, 0.25, verdict=True), call("g", 0, right)]  # nothing to judge yet
+    scored = episode(*before, call("v", 0, 0.25, round=1, verdict=verdict))
+    change = conditional_quality(scored, verifier="v", generator="g", **options)
+    assert paid(scored, change) == {"v": [0.25, expected], "g": [right]}

@@ -22,17 +22,20 @@ nodes:
 def load(tmp_path):
     (tmp_path / "score.py").write_text("def score(episode):\n    return {}\n")
 
-    def write_and_load(cory, extra=""):
-        path = tmp_path / "workflow.yaml"
-        path.write_text(WORKFLOW.format(cory=cory, extra=extra))
-        return load_workflow(path).algorithm.cory
+    def write_and_load(cory, extra="", edits=()):
+        path, text = tmp_path / "workflow.yaml", WORKFLOW.format(cory=cory, extra=extra)
+        for old, new in edits:
+            assert old in text
+            text = text.replace(old, new, 1)
+        path.write_text(text)
+        return load_workflow(path)
 
     return write_and_load
 
 
 def test_different_agents_with_different_policies_load(load):
-    assert load("roles: [pioneer, observer], every: 3").every == 3
-    assert load("roles: [pioneer, observer]").every == 5
+    assert load("roles: [pioneer, observer], every: 3").algorithm.cory.every == 3
+    assert load("roles: [pioneer, observer]").algorithm.cory.every == 5
 
 
 @pytest.mark.parametrize(
@@ -55,3 +58,38 @@ def test_mistakes_are_named_at_their_place(load, cory, extra, where, what):
     with pytest.raises(WorkflowError) as error:
         load(cory, extra)
     assert where in str(error.value) and what in str(error.value)
+
+
+ALONE = ("score.py:score", '"recipe.dag.reward.outcome:outcome_reward", executable_kwargs: {agent: observer}')
+DEAF = ("agent: observer, dependencies: [first]", "agent: observer")
+NOT_HEARD = "algorithm.cory.roles[1]: `observer` hears none of the others; let a node of it depend on one of theirs"
+NOT_SHARED = (
+    "algorithm.cory: every role is paid for itself alone; add a REWARD node `recipe.dag.reward.credit:shaped` with "
+    "`{shaping: shared}`"
+)
+
+
+def shaped(name):
+    node = (
+        "  - {node_id: team, node_type: COMPUTE, node_role: REWARD, dependencies: [reward], "
+        f"executable_ref: 'recipe.dag.reward.credit:shaped', executable_kwargs: {{shaping: {name}}}}}\n"
+    )
+    return ("  - {node_id: reward", node + "  - {node_id: reward")
+
+
+@pytest.mark.parametrize(
+    ("edits", "expected"),
+    [
+        ([], []),  # a function of the user's may share
+        ([DEAF], [NOT_HEARD]),
+        ([DEAF, ("nodes:", "loops: {talk: {nodes: [first, second], max_rounds: 2}}\nnodes:")], []),
+        ([DEAF, ("nodes:", "episode: {max_turns: 2}\nnodes:")], []),
+        ([ALONE], [NOT_SHARED]),
+        ([ALONE, shaped("margin")], [NOT_SHARED]),
+        ([ALONE, shaped("shared")], []),
+        ([ALONE, ("algorithm: {", "algorithm: {share_reward_in_agent: true, ")], []),
+    ],
+)
+def test_roles_that_certainly_learn_nothing_of_each_other_are_warned_of(load, edits, expected):
+    found = load("roles: [pioneer, observer]", edits=edits).warnings
+    assert [f"{problem.where}: {problem.message}" for problem in found] == expected

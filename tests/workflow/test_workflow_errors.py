@@ -28,7 +28,7 @@ nodes:
 
 SCORE = GOOD[GOOD.index("  - {node_id: score") :]
 SHAPE = SCORE.replace("score, node", "shape, node").replace(
-    "rewards.py:score", "§recipe.dag.reward.credit:debate_incentives"
+    "rewards.py:score}", "§recipe.dag.reward.credit:shaped, executable_kwargs: {shaping: margin}}"
 )
 ADV = "  - {node_id: adv, node_type: COMPUTE, node_role: ADVANTAGE, policy: main, dependencies: [score]}\n"
 OLD = """\
@@ -153,6 +153,8 @@ GRAPH = [
      "the KL is none of them; use `kl_loss_coef`"),
     ("shaping under gdpo", ("grpo", "gdpo"),
      ("  - {node_id: score", SHAPE + "  - {node_id: score"), "it is no component"),
+    ("one component", ("grpo", "§gdpo"), "`score` alone pays; choose `grpo`"),
+    ("no rounds", ("estimator: grpo", "group_by: [uid, agent, §round]"), "nothing runs in rounds here"),
     ("group twice", ("estimator: grpo", "group_by: [uid, §uid]"), "listed twice"),
     ("config of a reward", ("{node_id: score", "{§config: {a: 1}, node_id: score"), "no model to configure"),
     ("config disagrees", ("main: {", "main: {config: {rollout: {max_num_seqs: 3}}, "),

@@ -68,6 +68,15 @@ def quality(rewards: Tensor, mask: Tensor, *, alpha: float = 0.5) -> Tensor:
     return torch.where(mask, own + alpha * torch.where(started, bonus, 0.0), 0.0)
 
 
+def conditional_quality(
+    rewards: Tensor, mask: Tensor, verdicts: Tensor, judged: Tensor, *, threshold: float = 0.5
+) -> Tensor:
+    """MARTI's conditional quality, for who judges: 1 if the verdict (1: right, 0: wrong, nan: none) equals whether what
+    it judges has a score of at least `threshold`, else 0. Moves without a verdict keep their reward. All [E, T, A]."""
+    fits = (verdicts >= 0.5) == (judged >= threshold)
+    return torch.where(mask, torch.where(verdicts.isnan(), _clean(rewards, mask), fits.to(rewards.dtype)), 0.0)
+
+
 def with_outcome(rewards: Tensor, mask: Tensor, outcome: Tensor, *, beta: float = 0.5) -> Tensor:
     """Adds `beta` times the episode's outcome [E] to every move (MARTI's *_with_outcome)."""
     return torch.where(mask, _clean(rewards, mask) + beta * outcome[:, None, None], 0.0)

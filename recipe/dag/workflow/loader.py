@@ -8,6 +8,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from recipe.dag.workflow.checks.algorithm import warn_of_algorithm
+from recipe.dag.workflow.checks.cory import warn_of_cory
 from recipe.dag.workflow.checks.policy import warn_of_policies
 from recipe.dag.workflow.checks.training import TRAINING, policy_of
 from recipe.dag.workflow.checks.whole import check_workflow
@@ -87,5 +88,5 @@ def _env_at_home(draft: Draft, name: str, env: EnvSpec) -> EnvSpec:
 
 
 def _warnings(draft: Draft) -> tuple[Problem, ...]:
-    found = [*draft.source.warnings, *warn_of_policies(draft), *warn_of_algorithm(draft)]
+    found = [*draft.source.warnings, *warn_of_policies(draft), *warn_of_algorithm(draft), *warn_of_cory(draft)]
     return tuple(each_once(found))

@@ -8,10 +8,11 @@ from __future__ import annotations
 
 from pathlib import Path
 
+from recipe.dag.algorithms import ENTRIES, MIXED
 from recipe.dag.workflow.describe import in_words
 from recipe.dag.workflow.graph import graph_of, levels, with_whole_loops
 from recipe.dag.workflow.memory import PolicyMemory
-from recipe.dag.workflow.schema import Agent, Frozen, Node, Sampling, ToolLoop, Workflow
+from recipe.dag.workflow.schema import Agent, Algorithm, Frozen, Node, Sampling, ToolLoop, Workflow
 from recipe.dag.workflow.training_chain import is_derived
 
 
@@ -77,6 +78,10 @@ class Plan(Frozen):
     description: str
     estimator: str
     group_by: tuple[str, ...]
+    gamma_turn: float | None
+    """Discount per call, in the comparison within groups or in the team's value; None: there is none."""
+    uncertainty: float | None
+    """How much an answer's uncertainty lowers its weight; None: not at all."""
     policy_loss: str
     happo_order: str | None
     """In which order the policies learn one after the other; None: side by side."""
@@ -113,6 +118,8 @@ def make_plan(workflow: Workflow) -> Plan:
         description=workflow.description,
         estimator=workflow.algorithm.estimator,
         group_by=workflow.algorithm.group_by,
+        gamma_turn=_gamma_turn(workflow.algorithm),
+        uncertainty=workflow.algorithm.uncertainty and workflow.algorithm.uncertainty.alpha,
         policy_loss=workflow.algorithm.policy_loss,
         happo_order=workflow.algorithm.happo and workflow.algorithm.happo.order,
         exchange=workflow.algorithm.cory.roles if workflow.algorithm.cory else (),
@@ -134,6 +141,12 @@ def make_plan(workflow: Workflow) -> Plan:
         training_derived=any(is_derived(node.node_id) for node in training),
         max_generated_tokens=sum(agent.max_generated_tokens for agent in agents),
     )
+
+
+def _gamma_turn(algorithm: Algorithm) -> float | None:
+    if algorithm.estimator in MIXED:
+        return algorithm.mixer.gamma_turn
+    return algorithm.gamma_turn if "gamma_turn" in ENTRIES[algorithm.estimator].options else None
 
 
 def _agent(workflow: Workflow, index: int, agent: Agent) -> PlannedAgent:

@@ -121,6 +121,8 @@ def _shown(node: PlannedNode) -> str:
 def _credit(plan: Plan) -> str:
     grouped = "group_by" in ENTRIES[plan.estimator].options
     groups = f", groups by {', '.join(plan.group_by)}" if grouped else ""
+    groups += f", rewards to go at gamma_turn {plan.gamma_turn:g}" if plan.gamma_turn is not None else ""
+    groups += f", weights by uncertainty (alpha {plan.uncertainty:g})" if plan.uncertainty is not None else ""
     loss = f", loss {plan.policy_loss}" if plan.policy_loss != "vanilla" else ""
     order = f", policies one after the other ({plan.happo_order.replace('_', ' ')})" if plan.happo_order else ""
     if plan.exchange:

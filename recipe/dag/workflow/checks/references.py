@@ -11,7 +11,16 @@ from pathlib import Path
 from typing import Any
 
 from recipe.dag.errors import UserError
-from recipe.dag.workflow.outline import OPAQUE, Definition, Opaque, Outline, Signature, read_outline, signature
+from recipe.dag.workflow.outline import (
+    OPAQUE,
+    Definition,
+    Function,
+    Opaque,
+    Outline,
+    Signature,
+    read_outline,
+    signature,
+)
 from recipe.dag.workflow.paths import find_source, is_module, names_env, split_ref
 from recipe.dag.workflow.problem import KeyPath, Problem, did_you_mean, listing
 from recipe.dag.workflow.schema import Agent, EnvSpec, Node, NodeRole
@@ -220,6 +229,19 @@ class References:
             names = [n for n, d in outline.names.items() if d is not OPAQUE and not n.startswith("_")]
             yield self.source.problem(here, f"`{place}` defines no `{name}`{did_you_mean(name, names)}")
         return found
+
+    def definition(self, ref: str, here: KeyPath) -> str | None:
+        """`folder/file.py:function` of the function that `ref` names, where it is defined; None where the files do not
+        say."""
+        (_, name), base = split_ref(ref), Path(self.source.origin(here).source.file)
+        try:
+            found = self.follow(self.read(ref, base), name, base) if name else None
+        except (UserError, SyntaxError, ValueError):
+            return None
+        if found is None or not isinstance(found[1], Function):
+            return None
+        path = next(path for path, outline in self.outlines.items() if outline is found[0])
+        return f"{path.as_posix()}:{found[1].name}"
 
     def read(self, ref: str, base: Path) -> Outline:
         """`base`: the file that names it."""

@@ -19,6 +19,8 @@ from recipe.dag.workflow.checks.names import check_names
 from recipe.dag.workflow.checks.node import check_nodes
 from recipe.dag.workflow.checks.policy import check_policies
 from recipe.dag.workflow.checks.references import References
+from recipe.dag.workflow.checks.reward import check_rewards
+from recipe.dag.workflow.checks.reward_option import check_reward_options
 from recipe.dag.workflow.checks.training import check_training
 from recipe.dag.workflow.draft import Draft
 from recipe.dag.workflow.overrides import check_overrides
@@ -38,6 +40,8 @@ def check_workflow(draft: Draft) -> list[Problem]:
             problems += references.check_env(env, ("envs", name))
     for index, node in draft.each_node():
         problems += references.check_node(node, ("nodes", index))
+    options = list(check_reward_options(draft, references))
+    problems += options
     loose = list(check_loops(draft))
     broken = list(check_dependencies(draft))
     problems += [*loose, *broken]
@@ -48,5 +52,6 @@ def check_workflow(draft: Draft) -> list[Problem]:
         if not loose and not disorder:
             problems += check_mixer_peers(draft)
         problems += [*check_flow(draft), *check_training(draft)]
-        problems += [*check_happo(draft), *check_cory(draft), *check_gdpo(draft)]
+        problems += [] if options else check_rewards(draft, references)
+        problems += [*check_happo(draft), *check_cory(draft), *check_gdpo(draft, references)]
     return problems

@@ -1,0 +1,163 @@
+"""The project's own reward nodes: one mistake is one problem, at the marked place; what is sound loads.
+
+A case edits a good file. `§` in a replacement stands right before the character that the problem must point at, and is
+taken out again.
+"""
+
+from __future__ import annotations
+
+import pytest
+
+from recipe.dag.workflow.loader import load_workflow
+from recipe.dag.workflow.problem import WorkflowError
+
+GOOD = """\
+dag_id: demo
+agents: [{name: left, policy: p}, {name: right, policy: p}, {name: judge, policy: p}]
+policies: {p: {model: {path: m}, critic: {}}}
+algorithm: {estimator: gae}
+episode: {max_turns: 1}
+nodes:
+  - {node_id: l, node_type: MODEL_INFERENCE, node_role: ROLLOUT, agent: left}
+  - {node_id: r, node_type: MODEL_INFERENCE, node_role: ROLLOUT, agent: right}
+  - {node_id: both, node_type: COMPUTE, node_role: VOTE, dependencies: [l, r]}
+  - {node_id: j, node_type: MODEL_INFERENCE, node_role: ROLLOUT, agent: judge, dependencies: [both]}
+  - {node_id: grade, node_type: COMPUTE, node_role: REWARD, dependencies: [j], executable_ref: score.py:score}
+  - {node_id: pay, node_type: COMPUTE, node_role: REWARD, dependencies: [grade], executable_ref: WHAT}
+"""
+CREDIT, VOTERS = "recipe.dag.reward.credit", "voters: [l, r]"
+NO_GRADE = (
+    ("dependencies: [grade]", "dependencies: [j]"),
+    ("score.py:score", f'"{CREDIT}:shaped", executable_kwargs: {{shaping: margin}}'),
+)
+
+
+def shaped(options: str, ref: str = f"{CREDIT}:shaped") -> tuple[str, str]:
+    return ("WHAT", f"{ref}, executable_kwargs: {{{options}}}")
+
+
+def votes(options: str) -> tuple[str, str]:
+    return shaped(options, f"{CREDIT}:vote_marginals")
+
+
+def incentives(options: str) -> tuple[str, str]:
+    return shaped(options, f"{CREDIT}:debate_incentives")
+
+
+def estimator(options: str) -> tuple[str, str]:
+    return ("estimator: gae", f"estimator: {options}")
+
+
+TEAM = ("WHAT", "§recipe.dag.reward.outcome:team_reward")
+PLAIN = ("critic: {}", "reference: false")
+LOOP = ("nodes:", "loops: {talk: {nodes: [l, r], max_rounds: 2}}\nnodes:")
+
+OPTIONS = [
+    ("shaping", [shaped("shaping: §marginn")], "expected one of `team_local`, "),
+    ("near", [shaped("shaping: §marginn")], "got 'marginn'; did you mean `margin`?"),
+    ("shaping is no text", [shaped("shaping: §3")], "expected one of `team_local`, "),
+    ("other option", [shaped("shaping: margin, §beta: 1")], "shaping `margin` takes no `beta`; there is `alpha`"),
+    ("misspelt", [shaped("shaping: margin, §alfa: 1")], "takes no `alfa`; did you mean `alpha`?"),
+    ("no options", [shaped("shaping: shared, §gamma: 1")], "takes no `gamma`; it has none; remove this"),
+    ("range", [shaped("shaping: discounted, gamma: §3")], "expected a number from 0 to 1, got 3"),
+    ("kind", [shaped("shaping: margin, alpha: §much")], "expected a number, got 'much'"),
+    ("truth", [shaped("shaping: margin, alpha: §true")], "expected a number, got true"),
+    ("in a file", [shaped("shaping: §marginn", "recipe/dag/reward/credit.py:shaped")], "did you mean `margin`?"),
+    ("imported", [shaped("shaping: §marginn", "mine.py:mine")], "did you mean `margin`?"),
+    ("negative", [incentives("follow: §-1")], "expected a number of at least 0, got -1"),
+    ("no weight", [("WHAT", f"§{CREDIT}:debate_incentives")], "all its weights are 0"),
+    ("all 0", [shaped("leave: 0, attract: 0.0, threshold: 0.5", f"§{CREDIT}:debate_incentives")], "one of `follow`"),
+    ("one player", [incentives("attract: 1, players: §[[l, j]]")], "expected at least 2 lists of nodes"),
+    ("no list", [shaped("shaping: margin, players: [§l, [r]]")], "expected a list of nodes, got 'l'"),
+    ("uneven", [shaped("shaping: margin, players: [[l, j], §[r]]")], "as many nodes as the first"),
+    ("player twice", [shaped("shaping: margin, players: [[l], [§l]]")], "`l` is listed twice"),
+    ("no player", [shaped("shaping: margin, players: [[l], [§rr]]")], "no node `rr`; did you mean `r`?"),
+    ("ties", [votes(f"{VOTERS}, ties: §maybe")], "expected one of `first`, `none`, got 'maybe'"),
+    ("no voters", [("WHAT", f"§{CREDIT}:vote_marginals")], "needs the argument `voters`"),
+    ("one voter", [votes("voters: §[l]")], "expected a list of at least 2 nodes"),
+    ("unknown voter", [votes("voters: [l, §rr]")], "no node `rr`; did you mean `r`?"),
+    ("voter twice", [votes("voters: [l, r, §r]")], "listed twice"),
+    ("voter without a voice", [votes("voters: [l, §both]"), ("VOTE", "DEFAULT, executable_ref: score.py:count")],
+     "`both` is a DEFAULT node, in which no agent speaks"),
+    ("other order", [votes("voters: §[r, l]")], "the vote `both` counts `l`, `r`, in this order; say the same here"),
+    ("other ties", [votes(f"{VOTERS}, ties: §none")], "the vote `both` has `ties: first`"),
+    ("ties of the vote", [votes(VOTERS), (f"{CREDIT}:v", f"§{CREDIT}:v"), ("VOTE,", "VOTE, vote: {ties: none},")],
+     "the vote `both` has `ties: none`; say the same here"),
+    ("other key", [votes(f"{VOTERS}, key: §verdict")], "the vote `both` has `key: answer`"),
+    ("text", [votes(f"{VOTERS}, key: §3")], "expected text, got 3"),
+    ("no verifier", [shaped("verifier: §jj, generator: l", f"{CREDIT}:conditional_quality")], "no node `jj`"),
+    ("no scalar", [shaped("verifier: j, generator: l, right: §[1]", f"{CREDIT}:conditional_quality")], "got a list"),
+    ("agent", [shaped("agents: [§lefty]", "recipe.dag.reward.outcome:team_reward")], "did you mean `left`?"),
+    ("not graded", [*NO_GRADE, shaped("shaping: §with_outcome")], "no node before it grades"),
+    ("team not graded", [*NO_GRADE, TEAM], "no node before it grades"),
+]  # fmt: skip
+
+TWICE = [
+    ("copied team", [estimator("gae_chain"), TEAM], "gae_chain hands rewards on itself"),
+    ("copied twice to one", [estimator("gae_chain"), ("max_turns: 1", "max_turns: 2"),
+     shaped("agents: [left]", "§recipe.dag.reward.outcome:team_reward")], "`team_reward` pays several calls"),
+    ("in rounds", [estimator("gae_chain"), LOOP, shaped("agents: [left]", "§recipe.dag.reward.outcome:team_reward")],
+     "`team_reward` pays several calls"),
+    ("imported", [estimator("mappo"), ("WHAT", "§mine.py:team_reward")], "`team_reward` pays several calls"),
+    *((name, [estimator("mappo"), shaped(f"shaping: §{name}")], f"`{name}` pays several calls for one reward")
+      for name in ("shared", "team_local", "with_outcome", "verifier_sum")),
+    ("chained", [estimator("gae_chain"), shaped("shaping: §discounted")], "comes after it, and so does gae_chain"),
+    ("vdn", [estimator("vdn"), PLAIN, shaped("shaping: §discounted")], "and so does vdn"),
+    ("qmix", [estimator("qmix"), PLAIN, shaped("shaping: §verifier_sum")], "`verifier_sum` pays several calls"),
+    ("magrpo", [estimator("magrpo"), PLAIN, shaped("shaping: §verifier_sum")], "and so does magrpo: it would"),
+    ("ippo", [estimator("ippo, stream: agent"), shaped("shaping: §discounted")], "and so does ippo"),
+    ("grpo", [estimator("grpo, gamma_turn: 0.5"), PLAIN, shaped("shaping: §discounted")], "this node, or `gamma_turn`"),
+]  # fmt: skip
+
+SOUND = [
+    [votes(VOTERS)],
+    [votes(f"{VOTERS}, ties: none, weight: -0.5"), ("VOTE,", "VOTE, vote: {ties: none},")],
+    [votes("voters: [r, j]"), ("VOTE", "DEFAULT, executable_ref: score.py:count")],
+    [shaped("shaping: with_outcome, beta: 0")],
+    [shaped("shaping: discounted, gamma: 0, players: null")],
+    [shaped("shaping: margin, players: [[l, j]]")],
+    [incentives("attract: 0.5, players: [[l], [r]]")],
+    [shaped("verifier: j, generator: l, right: 1", f"{CREDIT}:conditional_quality")],
+    [estimator("gae_chain"), shaped("shaping: margin")],
+    [estimator("gae_chain"), shaped("agents: [left]", "recipe.dag.reward.outcome:team_reward")],
+    [estimator("gae_chain"), ("WHAT", "score.py:team_reward")],
+    [estimator("ippo"), shaped("shaping: verifier_sum")],
+    [estimator("magrpo, gamma_turn: 0"), PLAIN, shaped("shaping: discounted")],
+    [estimator("vdn, mixer: {gamma_turn: 0}"), PLAIN, shaped("shaping: discounted")],
+    [estimator("grpo"), PLAIN, shaped("shaping: verifier_sum")],
+    [("dependencies: [grade]", "dependencies: [j]"), ("WHAT", "recipe.dag.reward.outcome:team_reward")],
+]
+
+
+@pytest.fixture
+def load(tmp_path):
+    code = "def score(episode): return {}\ndef team_reward(episode): return {}\ndef count(context): return {}\n"
+    (tmp_path / "score.py").write_text(code)
+    imports = "credit import shaped as mine", "outcome import team_reward"
+    (tmp_path / "mine.py").write_text("".join(f"from recipe.dag.reward.{line}\n" for line in imports))
+
+    def load(edits):
+        text = GOOD
+        for old, new in edits:
+            assert old in text
+            text = text.replace(old, new, 1)
+        marked = next(((n, line.index("§") + 1) for n, line in enumerate(text.splitlines(), 1) if "§" in line), None)
+        (tmp_path / "flow.yaml").write_text(text.replace("§", ""))
+        return marked, lambda: load_workflow(tmp_path / "flow.yaml")
+
+    return load
+
+
+@pytest.mark.parametrize(("edits", "what"), [case[1:] for case in OPTIONS + TWICE], ids=[c[0] for c in OPTIONS + TWICE])
+def test_one_mistake_is_one_problem_at_its_place(load, edits, what):
+    marked, read = load(edits)
+    with pytest.raises(WorkflowError) as error:
+        read()
+    assert [(p.line, p.column) for p in error.value.problems] == [marked], str(error.value)
+    assert what in error.value.problems[0].message
+
+
+@pytest.mark.parametrize("edits", SOUND, ids=range(len(SOUND)))
+def test_what_is_sound_loads(load, edits):
+    _, read = load(edits)
+    assert not read().warnings
