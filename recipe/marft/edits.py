@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from ruamel.yaml.error import YAMLError
 
@@ -24,8 +24,16 @@ from recipe.marft.rules import Edit
 from recipe.marft.workflow_copy import WorkflowCopy
 
 
-def edited(source: Workflow, edits: Mapping[str, Edit], *, batch_size: int, at: Path) -> tuple[str, Workflow]:
-    """The text of a copy, and what it loads to. A file in siiRL's form is rewritten into this language's first.
+class Edited(NamedTuple):
+    text: str
+    flow: Workflow
+    """What the text loads to."""
+    decided: tuple[str, ...]
+    """The options that the edits set, as the workflow's warnings write them."""
+
+
+def edited(source: Workflow, edits: Mapping[str, Edit], *, batch_size: int, at: Path) -> Edited:
+    """A copy of the workflow, with the edits. A file in siiRL's form is rewritten into this language's first.
     `edits`: by section and key, as `recipe.marft.flags` makes them. `batch_size`: samples per step, which siiRL's
     mini-batch sizes are parts of. `at`: where the copy will be. Raises UserError."""
     copy, edits = _copy_of(Path(source.path)), dict(edits)
@@ -47,7 +55,7 @@ def edited(source: Workflow, edits: Mapping[str, Edit], *, batch_size: int, at: 
     copy.anchor(Path(source.path))
     text = f"# {source.path}, changed by {copy.arguments()}\n\n{copy.text()}"
     try:
-        return text, load_workflow(at, text)
+        return Edited(text, load_workflow(at, text), copy.decided())
     except WorkflowError as error:
         lines = {
             (copy.blamed(found), " ".join(found.message.split())): found.where for found in reversed(error.problems)

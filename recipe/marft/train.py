@@ -13,7 +13,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from omegaconf import DictConfig
+from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
 from recipe.dag import main as engine
@@ -37,7 +37,7 @@ class Prepared:
     text: str | None
     """The copy's; None where no flag changes the workflow."""
     warnings: tuple[Problem, ...]
-    """Of the workflow that was named."""
+    """Of the workflow that was named, but for those on what a flag decides."""
     untold: tuple[Problem, ...]
     """Those that the run itself will not tell, because the copy has done what they say."""
 
@@ -53,6 +53,8 @@ def prepared(config_name: str, arguments: list[str]) -> Prepared:
 
 
 def _prepared(out: Translation, config: DictConfig) -> Prepared:
+    for key in out.overrides:  # an interpolation that leads nowhere raises here, and not in the run
+        OmegaConf.select(config, key.lstrip("+~"))
     check_flags(out, config)
     if out.edits.pop("total_epochs", None) is not None:
         out.overrides["trainer.total_training_steps"] = str(steps_of(out, config))
@@ -61,12 +63,15 @@ def _prepared(out: Translation, config: DictConfig) -> Prepared:
     if not out.edits:
         check_policies(config, flow)
         return Prepared(_listed(out), copy, None, flow.warnings, ())
-    text, loaded = edited(flow, out.edits, batch_size=whole_number(config, "data.train_batch_size", COUNT), at=copy)
+    text, loaded, decided = edited(
+        flow, out.edits, batch_size=whole_number(config, "data.train_batch_size", COUNT), at=copy
+    )
     check_policies(config, loaded)
     out.overrides["workflow"] = str(copy)
+    warnings = tuple(warning for warning in flow.warnings if not any(name in warning.message for name in decided))
     told = {warning.message for warning in loaded.warnings}
-    untold = tuple(warning for warning in flow.warnings if warning.message not in told)
-    return Prepared(_listed(out), copy, text, flow.warnings, untold)
+    untold = tuple(warning for warning in warnings if warning.message not in told)
+    return Prepared(_listed(out), copy, text, warnings, untold)
 
 
 def _listed(out: Translation) -> list[str]:

@@ -78,6 +78,10 @@ class WorkflowCopy:
         """All that changed something, in the order in which they did."""
         return " ".join(dict.fromkeys(self._brought.values()))
 
+    def decided(self) -> tuple[str, ...]:
+        """The options that were set, by their path and by their name in backquotes."""
+        return tuple(name for place in self._brought for name in (place, f"`{place.rpartition('.')[2]}`"))
+
     def anchor(self, source: Path) -> None:
         """Files that the workflow names by a relative path get their absolute one."""
         for place, key, value in list(_texts(self.data)):

@@ -23,7 +23,7 @@ SHIPPED = sorted(WORKFLOWS.glob("*.yaml")) + sorted(SIIRL.glob("*.yaml")) + sort
 
 def change(source: Path, arguments: str) -> tuple[str, Workflow]:
     edits = translate(arguments.split()).edits
-    return edited(load_workflow(source), edits, batch_size=128, at=Path("workflow.yaml"))
+    return edited(load_workflow(source), edits, batch_size=128, at=Path("workflow.yaml"))[:2]
 
 
 def written(tmp_path: Path, text: str) -> Path:

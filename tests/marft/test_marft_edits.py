@@ -24,7 +24,7 @@ CRITIC = "critic: {lr: 1.0e-5, cliprange_value: 0.5}"
 
 
 def change(source: Path, arguments: str, at: Path = Path("workflow.yaml")) -> tuple[str, Workflow]:
-    return edited(load_workflow(source), translate(arguments.split()).edits, batch_size=128, at=at)
+    return edited(load_workflow(source), translate(arguments.split()).edits, batch_size=128, at=at)[:2]
 
 
 def written(tmp_path: Path, text: str, name: str = "own.yaml") -> Path:

@@ -83,6 +83,7 @@ ROWS = "batches are then made by rows; add"
             f"{RUN}.actor.ppo_max_token_len_per_gpu=16384 is below the longest row, 22048",
         ),
         ("no.such.key=1", "configuration: Could not override 'no.such.key'"),
+        ("model.path=${none}", "configuration: Interpolation key 'none' not found"),
         ("output_dir=${none}", "configuration: Interpolation key 'none' not found"),
         ("data.train_batch_size=4 actor.ppo_mini_batch_size=8", f"{RUN}.actor.ppo_mini_batch_size=8: is more than"),
         ("algorithm.gamma=nan", "algorithm.gamma=nan: it takes a number from 0 to 1"),
@@ -200,3 +201,17 @@ def test_warnings_of_siirls_file_are_told_once(tmp_path, monkeypatch, capsys):
     for arguments, told in ((["algorithm.gamma=0.5"], warnings), ([], []), (["--show"], warnings)):
         assert main([*files, *arguments]) == 0
         assert capsys.readouterr().err.splitlines() == told
+
+
+@pytest.mark.parametrize(
+    ("argument", "of"),
+    [
+        ("rollout.agent.rewards_with_env=False", "without `executable_ref` the env's rewards count"),
+        ("actor.kl_loss_coef=0.5", "algorithm.kl_loss_coef is 0.001"),
+    ],
+)
+def test_a_warning_of_what_a_flag_decides_is_not_told(argument, of):
+    arguments = [f"workflow={SIIRL}", "trainer.n_gpus_per_node=4"]
+    before, after = (prepare(*arguments, *more).warnings for more in ([], [argument]))
+    (gone,) = (warning.message for warning in before if warning not in after)
+    assert of in gone and len(after) == len(before) - 1
