@@ -7,6 +7,7 @@ what is wrong with the result can be told of that argument.
 from __future__ import annotations
 
 import io
+import re
 from collections.abc import Iterator
 from contextlib import suppress
 from copy import deepcopy
@@ -27,7 +28,7 @@ class WorkflowCopy:
         self._yaml.preserve_quotes, self._yaml.width = True, 120
         self.data: dict[str, Any] = self._yaml.load(text)
         _unfold(self.data, set())
-        self._brought: dict[str, str] = {}
+        self._brought: dict[str, tuple[str, Any]] = {}
 
     def text(self) -> str:
         out = io.StringIO()
@@ -52,13 +53,13 @@ class WorkflowCopy:
                 place[key] = {}
             place = place[key]
         place[last] = value
-        self._brought[render_path(path)] = argument
+        self._brought[render_path(path)] = argument, value
 
     def drop(self, path: KeyPath, argument: str) -> None:
         *parents, last = path
         if self.get(*path) is not None:
             self.get(*parents).pop(last)
-            self._brought[render_path(path)] = argument
+            self._brought[render_path(path)] = argument, None
 
     def trained(self) -> list[KeyPath]:
         """The policies that are not frozen."""
@@ -70,13 +71,18 @@ class WorkflowCopy:
         return [("nodes", i) for i, node in nodes if (node.get("agent_options") or {}).get("env_path")]
 
     def blamed(self, problem: Problem) -> str:
-        """The argument to which a problem of the edited workflow goes back; all of them where no one stands out."""
+        """The argument to which a problem of the edited workflow goes back: it changed that place, or what it set is
+        named in the message. All of them where no one stands out."""
         near = [place for place in self._brought if _holds(place, problem.where) or _holds(problem.where, place)]
-        return self._brought[max(near, key=len)] if near else self.arguments()
+        if near:
+            return self._brought[max(near, key=len)][0]
+        words = set(re.findall(r"\w+", problem.message))
+        named = [argument for argument, value in self._brought.values() if isinstance(value, str) and value in words]
+        return named[0] if named else self.arguments()
 
     def arguments(self) -> str:
         """All that changed something, in the order in which they did."""
-        return " ".join(dict.fromkeys(self._brought.values()))
+        return " ".join(dict.fromkeys(argument for argument, _ in self._brought.values()))
 
     def decided(self) -> tuple[str, ...]:
         """The options that were set, by their path and by their name in backquotes."""

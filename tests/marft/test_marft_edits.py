@@ -163,16 +163,11 @@ def test_an_alias_is_changed_where_it_is_meant(tmp_path):
 def test_who_is_blamed():
     copy = WorkflowCopy("algorithm: {gamma: 1}\nagents: [{sampling: {}}]\n")
     copy.set(("algorithm", "gamma"), 2, "gamma=2")
-    copy.set(("algorithm", "lam"), 2, "lam=2")
+    copy.set(("algorithm", "estimator"), "gae_chain", "estimator=chain")
     copy.set(("agents", 0, "sampling", "top_p"), 9, "top_p=9")
     blamed = {
         where: copy.blamed(Problem("f", 1, 1, where, "wrong"))
-        for where in (
-            "algorithm.gamma",
-            "algorithm.lam.x",
-            "agents[0].sampling.top_p",
-            "agents[0].sampling",
-            "policies.a",
-        )
+        for where in ("algorithm.gamma", "algorithm.gamma.x", "agents[0].sampling", "policies.a")
     }
-    assert list(blamed.values()) == ["gamma=2", "lam=2", "top_p=9", "top_p=9", "gamma=2 lam=2 top_p=9"]
+    assert list(blamed.values()) == ["gamma=2", "gamma=2", "top_p=9", "gamma=2 estimator=chain top_p=9"]
+    assert copy.blamed(Problem("f", 1, 1, "nodes[3]", "gae_chain hands rewards on")) == "estimator=chain"
