@@ -132,6 +132,22 @@ def test_the_text_says_how_a_shipped_workflow_learns(name, line):
     assert line in to_text(make_plan(workflow)).splitlines()
 
 
+@pytest.mark.parametrize(
+    ("algorithm", "credit"),
+    [
+        ("estimator: grpo, gamma_turn: 0", "grpo, groups by uid, agent, rewards to go at gamma_turn 0"),
+        ("estimator: magrpo", "magrpo, groups by uid, agent, node, turn, round, rewards to go at gamma_turn 0.9"),
+        ("estimator: vdn, mixer: {gamma_turn: 0.5}", "vdn, groups by uid, agent, turn, rewards to go at gamma_turn 0.5"),
+        ("uncertainty: {alpha: 0.5}", "grpo, groups by uid, agent, weights by uncertainty (alpha 0.5)"),
+        ("estimator: reinforce, uncertainty: {alpha: 0}", "reinforce, weights by uncertainty (alpha 0)"),
+    ],
+)
+def test_the_text_says_what_credit_discounts_and_weighs(tmp_path, algorithm, credit):
+    (tmp_path / "score.py").write_text("def score(episode): return {}\n")
+    (tmp_path / "flow.yaml").write_text(DEBATE.replace("episode: {max_turns: 2}", f"algorithm: {{{algorithm}}}"))
+    assert f"Training (derived; estimator {credit})" in to_text(make_plan(load_workflow(tmp_path / "flow.yaml")))
+
+
 def test_a_declared_chain_says_what_each_node_does(tmp_path):
     chain = """
   - {node_id: adv, node_type: COMPUTE, node_role: ADVANTAGE, dependencies: [reward, worth]}
