@@ -136,6 +136,7 @@ def test_the_options_of_what_is_chosen_are_those_of_its_function():
             "algorithm.gamma_turn",
             "choose `stat_unit: call`",
         ),
+        ("estimator: magrpo, stat_unit: trajectory", "algorithm.stat_unit", "`magrpo` has another value"),
         ("estimator: magrpo, epochs: 4", "algorithm.epochs", "`magrpo` has 1 here: one update per step"),
         ("estimator: magrpo, mini_batches: 4", "algorithm.mini_batches", "one update per step"),
         ("estimator: reinforce, group_by: [uid, branch]", "algorithm.group_by", "does not read this"),

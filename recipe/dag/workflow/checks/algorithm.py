@@ -35,7 +35,8 @@ def check_algorithm(draft: Draft) -> Iterator[Problem]:
         elif key == "round" and grouped and free and draft.whole and not draft.loops:
             message = "nothing runs in rounds here: there are no loops; remove it"
             yield say(("algorithm", "group_by", position), message)
-    if algorithm.gamma_turn is not None and algorithm.stat_unit == "trajectory" and _reads(algorithm, "gamma_turn"):
+    summed = algorithm.stat_unit == "trajectory" and "stat_unit" not in ENTRIES[algorithm.estimator].fixed
+    if algorithm.gamma_turn is not None and summed and _reads(algorithm, "gamma_turn"):
         message = "a trajectory is worth the sum of its rewards already; remove this, or choose `stat_unit: call`"
         yield say(("algorithm", "gamma_turn"), message, key=True)
     if not any(problem.where == "algorithm.estimator" for problem in draft.problems):
