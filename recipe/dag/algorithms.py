@@ -18,7 +18,8 @@ GAE = {"gamma": 1.0, "lam": 1.0, "whiten": True, "critic_warmup": 0}
 """The schema's defaults."""
 MIXER = {
     **{"hidden": 64, "lr": 1e-3, "epochs": 4, "batch_size": 64, "weight_decay": 0.01, "replay_steps": 4},
-    **{"gamma_turn": 1.0, "lam": 1.0, "target_tau": 0.01, "form": "control_variate", "full_at": 0.5, "peers": {}},
+    **{"gamma_turn": 1.0, "lam": 1.0, "target_tau": 0.01, "loss": "squared", "form": "control_variate", "full_at": 0.5},
+    "peers": {},
     "encoder": {"model": None, "chunk": 512},
 }
 QMIX_ONLY = {"mixing_hidden": 32}

@@ -4,7 +4,7 @@ import pytest
 import torch
 from torch import nn
 
-from recipe.dag.credit.mixer import QMIX, VDN, LastHiddenState, Target, Utility, td_targets, team_loss
+from recipe.dag.credit.mixer import QMIX, VDN, LastHiddenState, Target, Utility, team_loss
 
 PAYOFF = torch.tensor([[0.0, 1.0], [1.0, 8.0]])
 CLIMBING = torch.tensor([[11.0, -30.0, 0.0], [-30.0, 7.0, 6.0], [0.0, 0.0, 5.0]])
@@ -103,7 +103,7 @@ def test_calls_that_did_not_take_place_add_nothing(mixer):
 
 
 def test_target_equals_the_online_critic_and_mixer_at_first_and_does_not_follow_by_itself():
-    online = nn.ModuleDict({"utility": Utility(3, 4), "mixer": QMIX(state=2, agents=2, hidden=4)})
+    online = nn.ModuleDict({"utility": Utility(1, 1, 4), "mixer": QMIX(state=2, agents=2, hidden=4)})
     target = Target(online)
     same = [torch.equal(a, b) for a, b in zip(target.module.parameters(), online.parameters(), strict=True)]
     assert all(same) and len(same) == 14
@@ -121,37 +121,6 @@ def test_target_equals_the_online_critic_and_mixer_at_first_and_does_not_follow_
     assert not any(parameter.requires_grad for parameter in target.module.parameters())
     with pytest.raises(ValueError, match="tau: 1.5"):
         target.follow(online, 1.5)
-
-
-REWARDS = torch.tensor([[1.0, 2.0, 4.0], [1.0, 2.0, 99.0], [3.0, 99.0, 99.0]])
-TURNS = torch.tensor([3, 2, 1])
-
-
-def test_targets_by_hand():
-    values = torch.tensor([[9.0, 10.0, 20.0], [9.0, 10.0, 99.0], [9.0, 99.0, 99.0]])
-    full = td_targets(REWARDS, values, TURNS, gamma_turn=0.5, lam=1.0)
-    assert full.tolist() == [[3.0, 4.0, 4.0], [2.0, 2.0, 0.0], [3.0, 0.0, 0.0]]
-    one_step = td_targets(REWARDS, values, TURNS, gamma_turn=0.5, lam=0.0)
-    assert one_step.tolist() == [[6.0, 12.0, 4.0], [6.0, 2.0, 0.0], [3.0, 0.0, 0.0]]
-    half = td_targets(REWARDS, values, TURNS, gamma_turn=0.5, lam=0.5)
-    assert half.tolist() == [[5.5, 8.0, 4.0], [4.0, 2.0, 0.0], [3.0, 0.0, 0.0]]
-
-
-def test_terminal_targets_are_the_rewards_and_read_no_values():
-    nan = torch.full((3, 3), float("nan"))
-    assert torch.equal(td_targets(REWARDS[:, :1], nan[:, :1], torch.ones(3)), REWARDS[:, :1])
-    assert torch.isfinite(td_targets(REWARDS, nan, TURNS)).all()
-
-
-def test_targets_carry_no_gradient():
-    values = torch.ones(3, 3, requires_grad=True)
-    assert not td_targets(REWARDS, values, TURNS, lam=0.5).requires_grad
-
-
-@pytest.mark.parametrize("option", [{"gamma_turn": 1.1}, {"lam": -0.1}])
-def test_discounts_out_of_range(option):
-    with pytest.raises(ValueError, match=next(iter(option))):
-        td_targets(REWARDS, REWARDS, TURNS, **option)
 
 
 def test_binary_loss_is_cross_entropy():

@@ -7,17 +7,10 @@ import torch
 
 from recipe.dag.credit.mixer import Target
 from recipe.dag.credit.mixer_credit import control_variate, explained_variance, peers_of
+from recipe.dag.credit.mixer_data import Encoded, Layout, joined, returns_of
 from recipe.dag.credit.mixer_fit import fit, views
-from recipe.dag.credit.team_value import (
-    Encoded,
-    Layout,
-    TeamValue,
-    among_siblings,
-    credit,
-    joined,
-    returns_of,
-    team_values,
-)
+from recipe.dag.credit.team_value import TeamValue, team_values
+from recipe.dag.credit.team_value_credit import among_siblings, credit
 
 CHAIN = Layout((0, 1), (0, 0), peers_of({"a": (), "b": ("a",)}, ["a", "b"]))
 PARALLEL = Layout((0, 1), (0, 0), peers_of({"a": (), "b": ()}, ["a", "b"]))
@@ -74,7 +67,7 @@ def test_views_are_all_calls_and_what_each_baseline_may_see():
 
 def test_turns_are_valued_by_what_was_said_until_then():
     data, model = encoded([[0, 1, 2, 3], [0, 1, -1, -1]], [[1.0, 2.0], [4.0, 0.0]], turns=[2, 1]), model_of(TURNS)
-    values, utilities, _ = team_values(model, data)
+    values, utilities = team_values(model, data)
     later = encoded([[0, 1, 5, 4], [0, 1, -1, -1]], [[1.0, 2.0], [4.0, 0.0]], turns=[2, 1])
     changed = team_values(model, later)[0]
     assert values[0, 0] == changed[0, 0] and values[0, 1] != changed[0, 1]
@@ -87,11 +80,12 @@ def test_turns_are_valued_by_what_was_said_until_then():
 def test_credit_of_one_turn_is_the_control_variate_of_each_group():
     data = encoded([[0, 1], [2, 3], [4, 5], [1, 1]], [[1.0], [2.0], [4.0], [8.0]], group=[0, 0, 1, 1])
     model = model_of(PARALLEL, mixer="qmix")
-    _, utilities, state = team_values(model, data)
+    _, utilities = team_values(model, data)
+    state = model.states(model.prepared(data), torch.arange(4), torch.zeros(4, dtype=torch.int64))
     found = credit(model, data, returns_of(data))
     made = torch.ones(2, 2, dtype=torch.bool)
     for members in ([0, 1], [2, 3]):
-        given = utilities[members, 0], state[members[0], 0], PARALLEL.peers, made
+        given = utilities[members, 0], state[members[0]], PARALLEL.peers, made
         direct = control_variate(model.mixer, *given, data.rewards[members, 0].float())
         torch.testing.assert_close(found[members], direct.double())
 
@@ -144,7 +138,8 @@ def test_a_fit_finds_the_additive_reward_and_the_partial_one_of_a_baseline(mixer
     assert last < first / 3 and 0.25 < last < 0.5
     values = team_values(model, fresh)[0]
     assert explained_variance(among_siblings(values, fresh), among_siblings(fresh.rewards, fresh)) > 0.9
-    utilities, state, _ = model.parts(fresh, *fresh.points())
+    prepared, points = model.prepared(fresh), fresh.points()
+    utilities, state = model.parts(prepared, *points).utilities, model.states(prepared, *points)
     alone = model.value(utilities, state, torch.tensor([True, False]).expand(64, -1)).detach()
     expected = (fresh.message[:, 0] % 3).float() + 1.0
     assert (alone - expected).abs().mean() < 0.35

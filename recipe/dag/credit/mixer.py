@@ -76,21 +76,29 @@ def _parts(items: Sequence[Tensor], counts: Sequence[int]) -> Iterator[Sequence[
 
 
 class Utility(nn.Module):
-    """Features [..., D] of one call (state and message, encoded) to its utility [...]. Calls of a role share one."""
+    """A call's utility from its question, its message and a few features more. Calls of a role share one."""
 
-    def __init__(self, features: int, hidden: int = 64):
+    def __init__(self, dimension: int, more: int, hidden: int = 64):
         super().__init__()
-        self.layers = nn.Sequential(nn.Linear(features, hidden), nn.ReLU(), nn.Linear(hidden, 1))
+        self.widths = (dimension, dimension, more)
+        self.layers = nn.Sequential(nn.Linear(sum(self.widths), hidden), nn.ReLU(), nn.Linear(hidden, 1))
 
-    def forward(self, features: Tensor) -> Tensor:
-        return self.layers(features).squeeze(-1)
+    def forward(self, questions: Tensor, messages: Tensor, more: Tensor, question: Tensor, message: Tensor) -> Tensor:
+        """[M] of M calls: questions [Q, D] and messages [K, D], each different one once; more [M, F]; question [M] and
+        message [M] say which one is whose."""
+        first, bend, last = self.layers
+        of_question, of_message, of_more = first.weight.split(self.widths, dim=1)
+        inner = functional.linear(more, of_more, first.bias)
+        inner = inner + functional.linear(questions, of_question).index_select(0, question)
+        inner = inner + functional.linear(messages, of_message).index_select(0, message)
+        return last(bend(inner)).squeeze(-1)
 
 
 class VDN(nn.Module):
     """The sum of the utilities."""
 
-    def forward(self, utilities: Tensor, state: Tensor, mask: Tensor) -> Tensor:
-        """utilities [..., N], state [..., S] (not read), mask [..., N] (the call took place) -> [...]"""
+    def forward(self, utilities: Tensor, state: Tensor, mask: Tensor, where: Tensor | None = None) -> Tensor:
+        """utilities [..., N], state [..., S] and where (not read), mask [..., N] (the call took place) -> [...]"""
         return torch.where(mask, utilities, 0.0).sum(-1)
 
 
@@ -109,12 +117,17 @@ class QMIX(nn.Module):
     def positive(weights: Tensor) -> Tensor:
         return weights.abs()
 
-    def forward(self, utilities: Tensor, state: Tensor, mask: Tensor) -> Tensor:
-        """utilities [..., N], state [..., S], mask [..., N] (the call took place) -> [...]"""
-        weight_in = self.positive(self.weight_in(state)).unflatten(-1, (self.agents, self.hidden))
-        present = torch.where(mask, utilities, 0.0).unsqueeze(-2)
-        inner = functional.elu((present @ weight_in).squeeze(-2) + self.bias_in(state))
-        return (inner * self.positive(self.weight_out(state))).sum(-1) + self.value(state).squeeze(-1)
+    def forward(self, utilities: Tensor, state: Tensor, mask: Tensor, where: Tensor | None = None) -> Tensor:
+        """utilities [..., N], state [..., S], whose leading dimensions may be 1 where many share it, mask [..., N] (the
+        call took place) -> [...]. `where` [V]: which of the states [U, S] is whose, with utilities [V, N]."""
+        made = [self.positive(self.weight_in(state)), self.bias_in(state), self.positive(self.weight_out(state))]
+        made.append(self.value(state))
+        if where is not None:
+            made = [one.index_select(0, where) for one in made]
+        weight_in, bias_in, weight_out, value = made
+        present = torch.where(mask, utilities, 0.0)
+        inner = torch.einsum("...n,...nh->...h", present, weight_in.unflatten(-1, (self.agents, self.hidden)))
+        return torch.einsum("...h,...h->...", functional.elu(inner + bias_in), weight_out) + value.squeeze(-1)
 
 
 class Target:
@@ -127,24 +140,11 @@ class Target:
     def follow(self, online: nn.Module, tau: float = 1.0) -> None:
         """Go `tau` of the way to the online weights; 1 copies them."""
         check_units(tau=tau)
-        for mine, theirs in zip(self.module.state_dict().values(), online.state_dict().values(), strict=True):
-            mine.copy_(torch.lerp(mine, theirs, tau) if mine.is_floating_point() and tau < 1.0 else theirs)
-
-
-def td_targets(rewards: Tensor, values: Tensor, turns: Tensor, *, gamma_turn: float = 1.0, lam: float = 1.0) -> Tensor:
-    """Targets [E, T] of the team value, without gradient. `rewards` [E, T]: the team's, per turn; `values` [E, T]: the
-    target's team value of the calls of each turn; `turns` [E]: how many each episode had. The last turn's target is its
-    reward; before it, r_t + gamma_turn ((1 - lam) Q'_{t+1} + lam y_{t+1}). lam = 1 is the Monte-Carlo return, which
-    reads no values. 0 behind an episode's end."""
-    check_units(gamma_turn=gamma_turn, lam=lam)
-    values, out = values.detach(), torch.zeros_like(rewards)
-    for t in range(rewards.shape[1] - 1, -1, -1):
-        target = rewards[:, t]
-        if t + 1 < rewards.shape[1]:
-            following = lam * out[:, t + 1] + ((1.0 - lam) * values[:, t + 1] if lam < 1.0 else 0.0)
-            target = target + gamma_turn * torch.where(turns > t + 1, following, 0.0)
-        out[:, t] = torch.where(turns > t, target, 0.0)
-    return out.detach()
+        mine, theirs = list(self.module.parameters()), list(online.parameters())
+        if tau < 1.0:
+            torch._foreach_lerp_(mine, theirs, tau)
+        else:
+            torch._foreach_copy_(mine, theirs)
 
 
 def team_loss(predicted: Tensor, target: Tensor, *, binary: bool = False) -> Tensor:

@@ -32,23 +32,24 @@ def peers_of(graph: Graph, calls: Sequence[str]) -> Tensor:
 def counterfactual(
     mixer: Mixer, utilities: Tensor, state: Tensor, peers: Tensor, mask: Tensor, calls: Sequence[int] | None = None
 ) -> Tensor:
-    """Form A [G, N]: the team value with the message, less the mean over all G siblings' messages in its place.
-    utilities [G, N], state [S] of the common prompt, mask [G, N]: the call took place; `calls`: the only ones to give
-    credit to, the others get 0."""
+    """Form A [..., G, N] float64: the team value with the message, less the mean over all G siblings' messages in its
+    place. utilities [..., G, N], state [..., S] of the common prompt, mask [..., G, N]: the call took place; `calls`:
+    the only ones to give credit to, the others get 0."""
     mask, made = _only(mask, calls), mask
-    grid, own, there = _swapped(mixer, utilities, state, peers, made, mask)
-    mean = (grid.double() * there).sum(1) / there.sum(1).clamp_min(1)
+    grid = _swapped(mixer, utilities, state, peers, made, mask)
+    there = made.unsqueeze(-3)
+    mean = (grid * there).sum(-2) / there.sum(-2).clamp_min(1)
+    own = grid.diagonal(dim1=-3, dim2=-2).transpose(-1, -2)
     return torch.where(mask, own - mean, 0.0)
 
 
 def sloped(mixer: Mixer, utilities: Tensor, state: Tensor, mask: Tensor) -> Tensor:
-    """Form B [G, N]: the utility less the siblings' mean, times the slope of the team value in it (DOP, arXiv
+    """Form B [..., G, N]: the utility less the siblings' mean, times the slope of the team value in it (DOP, arXiv
     2007.12322). Reads no baseline, so it needs no `peers`, but it is a linearisation."""
     with torch.enable_grad():
         points = utilities.detach().requires_grad_(True)
-        total = mixer(points, state.expand(len(points), -1), mask).sum()
-        slopes = torch.autograd.grad(total, points)[0]
-    mean = torch.where(mask, utilities, 0.0).sum(0) / mask.sum(0).clamp_min(1)
+        slopes = torch.autograd.grad(mixer(points, state.unsqueeze(-2), mask).sum(), points)[0]
+    mean = torch.where(mask, utilities, 0.0).sum(-2, keepdim=True) / mask.sum(-2, keepdim=True).clamp_min(1)
     return torch.where(mask, slopes * (utilities.detach() - mean.detach()), 0.0)
 
 
@@ -61,15 +62,16 @@ def control_variate(
     returns: Tensor,
     calls: Sequence[int] | None = None,
 ) -> Tensor:
-    """Form C [G, N], the default: the true return [G] less the mean team value over the other siblings' messages in its
-    place. Unbiased whatever the mixer learned, since a message has no part in its own baseline. 0 for a call that no
-    sibling made. `calls`: as in `counterfactual`."""
+    """Form C [..., G, N] float64, the default: the true return [..., G] less the mean team value over the other
+    siblings' messages in its place. Its expected gradient is the return's whatever the mixer learned, since a message
+    has no part in its own baseline; to centre it among siblings would undo that. 0 for a call that no sibling made.
+    `calls`: as in `counterfactual`."""
     mask, made = _only(mask, calls), mask
-    grid, _, there = _swapped(mixer, utilities, state, peers, made, mask)
-    others = there & ~torch.eye(len(utilities), dtype=torch.bool).unsqueeze(-1)
-    count = others.sum(1)
-    mean = (grid.double() * others).sum(1) / count.clamp_min(1)
-    return torch.where(mask & (count > 0), returns.unsqueeze(-1) - mean, 0.0)
+    grid = _swapped(mixer, utilities, state, peers, made, mask)
+    others = made.unsqueeze(-3) & ~torch.eye(made.shape[-2], dtype=torch.bool).unsqueeze(-1)
+    count = others.sum(-2)
+    mean = (grid * others).sum(-2) / count.clamp_min(1)
+    return torch.where(mask & (count > 0), returns.double().unsqueeze(-1) - mean, 0.0)
 
 
 def _only(mask: Tensor, calls: Sequence[int] | None) -> Tensor:
@@ -81,23 +83,18 @@ def _only(mask: Tensor, calls: Sequence[int] | None) -> Tensor:
 
 
 @torch.no_grad()
-def _swapped(
-    mixer: Mixer, utilities: Tensor, state: Tensor, peers: Tensor, made: Tensor, credited: Tensor
-) -> tuple[Tensor, Tensor, Tensor]:
-    """(grid [G, G, N], own [G, N], there [G, G, N]): grid[g, h, i] is the team value of sibling g's calls, those after
-    i left out, with i's message taken from sibling h, and 0 for a call that nobody is to be credited with; own is its
-    diagonal; there: h made call i."""
-    siblings, calls = utilities.shape
-    states = state.expand(siblings, siblings, -1)
-    table = utilities.new_zeros(siblings, siblings, calls)
-    for call in credited.any(0).nonzero().flatten().tolist():
-        mixed = utilities.unsqueeze(1).repeat(1, siblings, 1)
-        mixed[:, :, call] = utilities[:, call]
-        present = (made & peers[call]).unsqueeze(1).repeat(1, siblings, 1)
-        present[:, :, call] = made[:, call]
-        table[:, :, call] = mixer(mixed, states, present)
-    own = table.diagonal(dim1=0, dim2=1).T
-    return table, own, made.unsqueeze(0).expand(siblings, -1, -1)
+def _swapped(mixer: Mixer, utilities: Tensor, state: Tensor, peers: Tensor, made: Tensor, credited: Tensor) -> Tensor:
+    """grid [..., G, G, N] float64: grid[g, h, i] is the team value of sibling g's calls, those after i left out, with
+    i's message taken from sibling h as if h had made the call, and 0 for a call that nobody is to be credited with."""
+    siblings, calls = utilities.shape[-2:]
+    one = utilities.unsqueeze(-2).expand(*utilities.shape[:-1], siblings, calls)
+    table = torch.zeros(one.shape, dtype=torch.float64)
+    for call in credited.flatten(0, -2).any(0).nonzero().flatten().tolist():
+        mixed, present = one.clone(), (made & peers[call]).unsqueeze(-2).expand(one.shape).clone()
+        mixed[..., call] = utilities[..., call].unsqueeze(-2)
+        present[..., call] = True
+        table[..., call] = mixer(mixed, state[..., None, None, :], present).double()
+    return table
 
 
 def compared(

@@ -18,16 +18,10 @@ import torch
 
 from recipe.dag.credit.mixer import Encoder, Target
 from recipe.dag.credit.mixer_credit import explained_variance, mixer_weight
+from recipe.dag.credit.mixer_data import Encoded, joined, returns_of
 from recipe.dag.credit.mixer_fit import fit
-from recipe.dag.credit.team_value import (
-    Encoded,
-    TeamValue,
-    among_siblings,
-    credit,
-    joined,
-    returns_of,
-    team_values,
-)
+from recipe.dag.credit.team_value import TeamValue, team_values
+from recipe.dag.credit.team_value_credit import among_siblings, credit
 from recipe.dag.episode.record import Episode
 from recipe.dag.episode.row import Row
 from recipe.dag.errors import UserError
@@ -38,6 +32,8 @@ from recipe.dag.workflow.schema import Workflow
 FILE = "mixer.pt"
 SMOOTHING = 0.2
 """How much of the running explained variance is the newest step's."""
+ROUNDING = 1e-9
+"""By which a sum of rewards may miss 0 or 1."""
 LEAST = -1.0
 """What an explained variance counts for at least: a bad start must not outlast what is learned after it."""
 
@@ -80,14 +76,15 @@ class Mixing:
             self._build(data.vectors.shape[1])
             self.model.standardise(data)
         returns = returns_of(data, gamma_turn=self.spec.gamma_turn)
+        if self.spec.loss == "binary":
+            _check_binary(episodes, returns)
+        values, utilities = team_values(self.model, data)
         weight = mixer_weight(self.explained, full=self.spec.full_at)
         plain = (1.0 - weight) * returns.gather(1, torch.tensor(self.layout.turns).expand(len(returns), -1))
         mixed = torch.zeros_like(plain)
         if weight > 0.0:
-            mixed = weight * credit(self.model, data, returns, form=self.spec.form)
-        held_out = explained_variance(
-            among_siblings(team_values(self.model, data)[0], data), among_siblings(returns, data)
-        )
+            mixed = weight * credit(self.model, data, returns, form=self.spec.form, utilities=utilities)
+        held_out = explained_variance(among_siblings(values, data), among_siblings(returns, data))
         self.explained += SMOOTHING * (max(held_out, LEAST) - self.explained)
         if first:  # not before: this step's values must not know its returns
             self.model.standardise_returns(data, returns)
@@ -105,9 +102,16 @@ class Mixing:
         with torch.random.fork_rng(devices=[]):
             torch.manual_seed(self.seed)
             self.model = TeamValue(
-                self.layout, dimension, mixer=self.kind, hidden=spec.hidden, mixing_hidden=spec.mixing_hidden
+                self.layout,
+                dimension,
+                mixer=self.kind,
+                hidden=spec.hidden,
+                mixing_hidden=spec.mixing_hidden,
+                binary=spec.loss == "binary",
             )
-        self.optimizer = torch.optim.AdamW(self.model.parameters(), lr=spec.lr, weight_decay=spec.weight_decay)
+        self.optimizer = torch.optim.AdamW(
+            self.model.parameters(), lr=spec.lr, weight_decay=spec.weight_decay, fused=True
+        )
 
     def _fit(self, data: Encoded, seed: int) -> float:
         spec = self.spec
@@ -172,7 +176,20 @@ class Mixing:
         """What the saved weights fit to."""
         spec = self.spec
         widths = {"hidden": spec.hidden} | ({"mixing_hidden": spec.mixing_hidden} if self.kind == "qmix" else {})
-        return {"estimator": self.kind, "calls": [move.id for move in self.moves], **widths}
+        calls = [move.id for move in self.moves]
+        return {"estimator": self.kind, "loss": spec.loss, "calls": calls, **widths}
+
+
+def _check_binary(episodes: Sequence[Episode], returns: torch.Tensor) -> None:
+    """Raises UserError for a return that is no probability."""
+    outside = ((returns < -ROUNDING) | (returns > 1.0 + ROUNDING)).nonzero()
+    if len(outside):
+        row, turn = outside[0].tolist()
+        raise UserError(
+            f"algorithm.mixer.loss: binary needs returns from 0 to 1, but the team of sample {episodes[row].uid}, "
+            f"episode {episodes[row].index}, earned {returns[row, turn].item():g} from turn {turn} on; set loss: squared, "
+            "or scale the rewards"
+        )
 
 
 def credited(row: Row, credits: Sequence[Credit]) -> tuple[Row, list[float]]:

@@ -14,7 +14,7 @@ import torch
 from recipe.dag.causality import check_baseline
 from recipe.dag.credit.mixer import Encoder
 from recipe.dag.credit.mixer_credit import peers_of
-from recipe.dag.credit.team_value import Encoded, Layout
+from recipe.dag.credit.mixer_data import Encoded, Layout
 from recipe.dag.episode.record import Call, Episode
 from recipe.dag.errors import UserError
 from recipe.dag.workflow.moves import Move, reactions

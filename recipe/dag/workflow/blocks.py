@@ -93,6 +93,9 @@ class Mixer(Frozen):
     from a slow copy of utilities and mixer."""
     target_tau: float = Field(0.01, gt=0.0, le=1.0)
     """With lam below 1: how far the slow copy goes towards the learner after each optimizer step."""
+    loss: Literal["squared", "binary"] = "squared"
+    """Of the team's value to its return. binary: the value is a probability, fitted by cross entropy; the team's return
+    from each turn on must lie in [0, 1]."""
     form: Literal["control_variate", "counterfactual", "sloped"] = "control_variate"
     """control_variate: the team's return less what it would have been expected to be without this message, which
     leaves the expected gradient as it is, whatever the mixer learned (with `scale: std` only up to the group's
