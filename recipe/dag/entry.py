@@ -68,6 +68,8 @@ class Entry:
     """Reward nodes: pays several calls for one and the same reward."""
     discounts: bool = False
     """Reward nodes: pays a call for what is earned after it."""
+    peers: bool = False
+    """Reward nodes: compares who moved in the same turn and the next, so that it matters who that is."""
     graded: bool = False
     """Reward nodes: reads the episode's outcome, which a node before it must have set."""
 
@@ -77,7 +79,7 @@ class Entry:
 
 
 def reward_entry(name: str, source: str, assumes: str, where: str, use: str, /, **more: Any) -> Entry:
-    """`more`: `copies`, `discounts`, `graded`, and options by name."""
+    """`more`: `copies`, `discounts`, `peers`, `graded`, and options by name."""
     takes = {key: option for key, option in more.items() if isinstance(option, Option)}
     free = {key: option.default for key, option in takes.items() if option.default is not MUST}
     traits = {key: value for key, value in more.items() if key not in takes}

@@ -47,6 +47,7 @@ REWARDS: tuple[Entry, ...] = (
         "a debate of at least two players and two turns, scores in [0, 1], one weight above 0",
         "reward.credit:debate_incentives",
         REWARD,
+        peers=True,
         **{name: _number(0.0, 0.0) for name in ("follow", "leave", "repel", "attract")},
         threshold=_number(0.5),
         players=Option(Kind.PLAYERS, None, low=2),
@@ -85,6 +86,7 @@ REWARDS: tuple[Entry, ...] = (
         SHAPING,
         copies=True,
         discounts=True,
+        peers=True,
         gamma=_unit(0.3),
     ),
     reward_entry("margin", "MARTI", _TURNS, "credit.shaping:margin", SHAPING, alpha=_number(0.5)),
@@ -100,7 +102,13 @@ REWARDS: tuple[Entry, ...] = (
         beta=_number(0.5),
     ),
     reward_entry(
-        "influence", "UMAD, arXiv 2603.01221", _TURNS, "credit.shaping:influence", SHAPING, bonus=_number(0.2)
+        "influence",
+        "UMAD, arXiv 2603.01221",
+        _TURNS,
+        "credit.shaping:influence",
+        SHAPING,
+        peers=True,
+        bonus=_number(0.2),
     ),
 )
 SHAPINGS = {entry.name: entry for entry in REWARDS if entry.use == SHAPING}

@@ -137,7 +137,10 @@ def test_the_text_says_how_a_shipped_workflow_learns(name, line):
     [
         ("estimator: grpo, gamma_turn: 0", "grpo, groups by uid, agent, rewards to go at gamma_turn 0"),
         ("estimator: magrpo", "magrpo, groups by uid, agent, node, turn, round, rewards to go at gamma_turn 0.9"),
-        ("estimator: vdn, mixer: {gamma_turn: 0.5}", "vdn, groups by uid, agent, turn, rewards to go at gamma_turn 0.5"),
+        (
+            "estimator: vdn, mixer: {gamma_turn: 0.5}",
+            "vdn, groups by uid, agent, turn, rewards to go at gamma_turn 0.5",
+        ),
         ("uncertainty: {alpha: 0.5}", "grpo, groups by uid, agent, weights by uncertainty (alpha 0.5)"),
         ("estimator: reinforce, uncertainty: {alpha: 0}", "reinforce, weights by uncertainty (alpha 0)"),
     ],

@@ -161,3 +161,22 @@ def test_one_mistake_is_one_problem_at_its_place(load, edits, what):
 def test_what_is_sound_loads(load, edits):
     _, read = load(edits)
     assert not read().warnings
+
+
+@pytest.mark.parametrize(
+    ("edits", "warned"),
+    [
+        ([LOOP, shaped("shaping: §influence")], True),
+        ([LOOP, shaped("shaping: §verifier_sum")], True),
+        ([LOOP, shaped("attract: 1", f"§{CREDIT}:debate_incentives")], True),
+        ([LOOP, incentives("attract: 1, players: [[l], [r]]")], False),
+        ([LOOP, shaped("shaping: margin")], False),
+        ([LOOP, ("nodes: [l, r]", "nodes: [l, r, j, both]"), shaped("shaping: influence")], False),
+        ([shaped("shaping: influence")], False),
+    ],
+)
+def test_who_speaks_outside_of_the_rounds_that_are_compared_is_warned_of(load, edits, warned):
+    marked, read = load(edits)
+    found = read().warnings
+    assert [(problem.line, problem.column) for problem in found] == ([marked] if warned else [])
+    assert all("`players: [[l], [r]]`" in problem.message for problem in found)

@@ -10,6 +10,7 @@ from pathlib import Path
 from recipe.dag.workflow.checks.algorithm import warn_of_algorithm
 from recipe.dag.workflow.checks.cory import warn_of_cory
 from recipe.dag.workflow.checks.policy import warn_of_policies
+from recipe.dag.workflow.checks.reward import warn_of_rewards
 from recipe.dag.workflow.checks.training import TRAINING, policy_of
 from recipe.dag.workflow.checks.whole import check_workflow
 from recipe.dag.workflow.draft import Draft
@@ -88,5 +89,11 @@ def _env_at_home(draft: Draft, name: str, env: EnvSpec) -> EnvSpec:
 
 
 def _warnings(draft: Draft) -> tuple[Problem, ...]:
-    found = [*draft.source.warnings, *warn_of_policies(draft), *warn_of_algorithm(draft), *warn_of_cory(draft)]
+    found = [
+        *draft.source.warnings,
+        *warn_of_policies(draft),
+        *warn_of_algorithm(draft),
+        *warn_of_cory(draft),
+        *warn_of_rewards(draft),
+    ]
     return tuple(each_once(found))

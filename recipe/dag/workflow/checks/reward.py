@@ -52,6 +52,23 @@ def check_rewards(draft: Draft, references: References) -> Iterator[Problem]:
             yield from _check_vote(draft, index, node)
 
 
+def warn_of_rewards(draft: Draft) -> Iterator[Problem]:
+    """Needs a sound draft."""
+    rounds = {name: loop.max_rounds for _, loop in draft.each_loop() for name in loop.nodes}
+    spoken = [node.node_id for _, node in draft.each_node() if node.node_role is NodeRole.ROLLOUT]
+    inside = [name for name in spoken if rounds.get(name, 1) > 1]
+    if not inside or len(inside) == len(spoken):
+        return
+    for index, node, entry in catalogued(draft, References(draft.source)):
+        if entry.peers and node.executable_kwargs.get("players") is None:
+            players = ", ".join(f"[{name}]" for name in inside)
+            message = (
+                f"`{entry.name}` compares all who speak in a round, and nodes outside of loops speak in the first one; "
+                f"say who takes part: `players: [{players}]`"
+            )
+            yield draft.source.problem(_place(index, entry), message)
+
+
 def _place(index: int, entry: Entry) -> KeyPath:
     return ("nodes", index, *(("executable_kwargs", "shaping") if entry.name in SHAPINGS else ("executable_ref",)))
 
