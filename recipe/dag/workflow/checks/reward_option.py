@@ -113,7 +113,7 @@ def _players(draft: Draft, at: KeyPath, value: Any, least: int) -> Iterator[tupl
     seen: list[str] = []
     for place, nodes in enumerate(value):
         yield from _names(draft, at, (place,), nodes, seen, 1)
-        if isinstance(nodes, list) and isinstance(value[0], list) and len(nodes) != len(value[0]):
+        if isinstance(nodes, list) and nodes and isinstance(value[0], list) and len(nodes) != len(value[0]):
             yield (place,), "every player needs as many nodes as the first: the k-th ones of all are of one stage"
 
 
