@@ -49,7 +49,7 @@ def compose_config(name: str, overrides: list[str], folder: Path | None = None) 
         with initialize_config_dir(str(folder), version_base=None):
             config = compose(name, overrides=[search, *overrides])
         missing = sorted(key for key in OmegaConf.missing_keys(config) if not key.startswith(("critic.", "reward")))
-    except (HydraException, OmegaConfBaseException) as error:
+    except (HydraException, OmegaConfBaseException, ValueError) as error:  # ValueError: hydra's, of config groups
         raise UserError(f"configuration: {_first_lines(error)}") from error
     if missing:
         raise UserError(f"configuration: no value for {', '.join(missing)}; pass it as {missing[0]}=...")

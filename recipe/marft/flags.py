@@ -159,8 +159,10 @@ def translate(arguments: list[str]) -> Translation:
         name = name.strip()
         key = name.lstrip("+~")
         sign, key = name[: len(name) - len(key)], full_name(key)
-        if not equals and sign != "~":
+        if sign not in ("", "+", "++", "~") or not key or not equals and sign != "~":
             wrong.append(f"{argument}: write it as key=value")
+        elif any(flag.startswith(f"{key}.") for flag in FLAGS):
+            wrong.append(f"{argument}: has keys of its own; set them one by one")
         elif key not in FLAGS and (reason := unread(key)) is not None:
             wrong.append(f"{argument}: {reason}")
         elif key not in FLAGS:

@@ -84,6 +84,7 @@ ROWS = "batches are then made by rows; add"
         ),
         ("no.such.key=1", "configuration: Could not override 'no.such.key'"),
         ("model.path=${none}", "configuration: Interpolation key 'none' not found"),
+        ("model_engine=3", "configuration: Config group override must be"),
         ("output_dir=${none}", "configuration: Interpolation key 'none' not found"),
         ("data.train_batch_size=4 actor.ppo_mini_batch_size=8", f"{RUN}.actor.ppo_mini_batch_size=8: is more than"),
         ("algorithm.gamma=nan", "algorithm.gamma=nan: it takes a number from 0 to 1"),
@@ -93,6 +94,7 @@ ROWS = "batches are then made by rows; add"
 @pytest.mark.parametrize("show", [[], ["--show"]], ids=["run", "show"])
 def test_what_is_wrong_is_one_line_and_nothing_is_written(arguments, message, show, tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr("recipe.dag.main.main", lambda argv: pytest.fail("a run was started"))
     files = [f"workflow={WORKFLOW}", "data.train_files=t.parquet"]
     assert main([*show, *files, *arguments.split()]) == 2
     out, err = capsys.readouterr()

@@ -55,6 +55,12 @@ def test_hydras_signs_do_not_hide_a_flag(sign):
     [
         ("trainer.nnodes", "^trainer.nnodes: write it as key=value"),
         ("foo", "^foo: write it as key=value"),
+        ("=3", "^=3: write it as key=value"),
+        ("~", "^~: write it as key=value"),
+        ("+++rollout.n=3", r"^\+\+\+rollout.n=3: write it as key=value"),
+        ("critic=null", "^critic=null: has keys of its own"),
+        ("~rollout.multi_turn", "^~rollout.multi_turn: has keys of its own"),
+        ("+algorithm.kl_ctrl={}", r"^\+algorithm.kl_ctrl={}: has keys of its own"),
         ("~algorithm.gamma", "^~algorithm.gamma: a flag cannot be taken away"),
         ("~rollout.n=1", "^~rollout.n=1: a flag cannot be taken away"),
         ("rollout.prompt_length=9 data.max_prompt_length=8", f"^data.max_prompt_length=8: {GPU}.prompt_length=9 says"),
