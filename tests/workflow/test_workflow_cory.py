@@ -18,9 +18,16 @@ nodes:
 """
 
 
+ENV = """
+class Env:
+    def step(self, actions, ground_truth):
+        return "", 0.0, True
+"""
+
+
 @pytest.fixture
 def load(tmp_path):
-    (tmp_path / "score.py").write_text("def score(episode):\n    return {}\n")
+    (tmp_path / "score.py").write_text("def score(episode):\n    return {}\n" + ENV)
 
     def write_and_load(cory, extra="", edits=()):
         path, text = tmp_path / "workflow.yaml", WORKFLOW.format(cory=cory, extra=extra)
@@ -62,6 +69,8 @@ def test_mistakes_are_named_at_their_place(load, cory, extra, where, what):
 
 ALONE = ("score.py:score", '"recipe.dag.reward.outcome:outcome_reward", executable_kwargs: {agent: observer}')
 DEAF = ("agent: observer, dependencies: [first]", "agent: observer")
+ITSELF = ("agent: echo, dependencies: [second]", "agent: observer, dependencies: [second]")
+PLAYS = ("agent: pioneer}", "agent: pioneer, agent_options: {env_path: score.py:Env, rewards_with_env: true}}")
 NOT_HEARD = "algorithm.cory.roles[1]: `observer` hears none of the others; let a node of it depend on one of theirs"
 NOT_SHARED = (
     "algorithm.cory: every role is paid for itself alone; add a REWARD node `recipe.dag.reward.credit:shaped` with "
@@ -82,11 +91,13 @@ def shaped(name):
     [
         ([], []),  # a function of the user's may share
         ([DEAF], [NOT_HEARD]),
+        ([DEAF, ITSELF, (", {name: echo, policy: b}", "")], [NOT_HEARD]),
         ([DEAF, ("nodes:", "loops: {talk: {nodes: [first, second], max_rounds: 2}}\nnodes:")], []),
         ([DEAF, ("nodes:", "episode: {max_turns: 2}\nnodes:")], []),
         ([ALONE], [NOT_SHARED]),
         ([ALONE, shaped("margin")], [NOT_SHARED]),
         ([ALONE, shaped("shared")], []),
+        ([ALONE, PLAYS], []),
         ([ALONE, ("algorithm: {", "algorithm: {share_reward_in_agent: true, ")], []),
     ],
 )

@@ -52,6 +52,13 @@ TEAM = ("WHAT", "§recipe.dag.reward.outcome:team_reward")
 PLAIN = ("critic: {}", "reference: false")
 LOOP = ("nodes:", "loops: {talk: {nodes: [l, r], max_rounds: 2}}\nnodes:")
 
+ALL = "  - {node_id: all, node_type: COMPUTE, node_role: VOTE, dependencies: [l, r, j]}\n"
+TWO_VOTES = ("  - {node_id: grade", ALL + "  - {node_id: grade")
+GRADED_LATER = (
+    ("dependencies: [grade]", "dependencies: [j]"),
+    ("dependencies: [j], executable_ref: score", "dependencies: [pay], executable_ref: score"),
+)
+
 OPTIONS = [
     ("shaping", [shaped("shaping: §marginn")], "expected one of `team_local`, "),
     ("near", [shaped("shaping: §marginn")], "got 'marginn'; did you mean `margin`?"),
@@ -80,6 +87,7 @@ OPTIONS = [
     ("voter without a voice", [votes("voters: [l, §both]"), ("VOTE", "DEFAULT, executable_ref: score.py:count")],
      "`both` is a DEFAULT node, in which no agent speaks"),
     ("other order", [votes("voters: §[r, l]")], "the vote `both` counts `l`, `r`, in this order; say the same here"),
+    ("nearest vote", [votes("voters: §[j, l, r]"), TWO_VOTES], "the vote `all` counts `l`, `r`, `j`, in this order"),
     ("other ties", [votes(f"{VOTERS}, ties: §none")], "the vote `both` has `ties: first`"),
     ("ties of the vote", [votes(VOTERS), (f"{CREDIT}:v", f"§{CREDIT}:v"), ("VOTE,", "VOTE, vote: {ties: none},")],
      "the vote `both` has `ties: none`; say the same here"),
@@ -90,6 +98,7 @@ OPTIONS = [
     ("agent", [shaped("agents: [§lefty]", "recipe.dag.reward.outcome:team_reward")], "did you mean `left`?"),
     ("not graded", [*NO_GRADE, shaped("shaping: §with_outcome")], "no node before it grades"),
     ("team not graded", [*NO_GRADE, TEAM], "no node before it grades"),
+    ("graded later", [*GRADED_LATER, TEAM], "no node before it grades"),
 ]  # fmt: skip
 
 TWICE = [
@@ -113,6 +122,8 @@ SOUND = [
     [votes(VOTERS)],
     [votes(f"{VOTERS}, ties: none, weight: -0.5"), ("VOTE,", "VOTE, vote: {ties: none},")],
     [votes("voters: [r, j]"), ("VOTE", "DEFAULT, executable_ref: score.py:count")],
+    [votes("voters: [l, r, j]"), TWO_VOTES],
+    [votes(VOTERS), ("  - {node_id: both", ALL + "  - {node_id: both")],
     [shaped("shaping: with_outcome, beta: 0")],
     [shaped("shaping: discounted, gamma: 0, players: null")],
     [shaped("shaping: margin, players: [[l, j]]")],

@@ -59,6 +59,10 @@ nodes:
   - {node_id: pay, node_type: COMPUTE, node_role: REWARD, dependencies: [l, r, s], executable_ref: score.py:score}
 """
 TURNS, LOOP = ("max_turns: 1", "max_turns: 3"), ("max_rounds: 1", "max_rounds: 3")
+ROLES = [
+    ("solver, policy: one}", "solver, policy: one, role: same}, {name: other, policy: one, role: same}"),
+    ("agent: solver}\n  - {node_id: s", "agent: other}\n  - {node_id: s"),
+]
 CRITIC = ("one: {", "one: {critic: {}, ")
 
 
@@ -76,6 +80,9 @@ CRITIC = ("one: {", "one: {critic: {}, ")
         ([LOOP, ("nodes: [l]", "nodes: [l, r]")], "`round`"),
         ([LOOP, ("nodes: [l]", "nodes: [s]")], None),
         ([LOOP, ("uid, agent]", "uid, agent, round]")], "`node`"),
+        ([LOOP, ("uid, agent]", "uid, role, round]"), *ROLES], "`node`"),
+        ([LOOP, ("uid, agent]", "uid, agent, role, round]"), *ROLES], None),
+        ([LOOP, ("nodes: [l]", "nodes: [s]"), (", frozen: true", ""), ("uid, agent]", "uid, round]")], None),
         ([LOOP, ("uid, agent]", "uid, agent, node]")], "`round`"),
         ([LOOP, TURNS], "`node`, `turn`, `round`"),
         ([LOOP, ("group_by: [uid, agent], gamma_turn: 0.9", "estimator: magrpo")], None),
