@@ -21,7 +21,7 @@ START = {"separating": (0.7, 0.3)}
 """How often each action is chosen, where the game asks for a certain start."""
 NOISE = 0.5
 """Standard deviation of the inclinations in the other games, in logits."""
-HABIT = 0.4
+HABIT = 0.6
 """How often the teacher follows its habit in the relay."""
 _HEARD = re.compile(r"(?:number is|player chose) (\w)\.")
 

@@ -9,7 +9,7 @@ import logging
 import os
 from pathlib import Path
 
-from omegaconf import DictConfig, OmegaConf
+from omegaconf import DictConfig, ListConfig, OmegaConf
 
 from recipe.dag.errors import UserError
 from recipe.dag.workflow.schema import Workflow
@@ -17,13 +17,19 @@ from recipe.dag.workflow.schema import Workflow
 logger = logging.getLogger(__name__)
 
 
+def backends_of(given: str | ListConfig | None) -> list[str]:
+    """`trainer.logger`, one name or several, without the console, which has its own, shorter line
+    (report/console.py)."""
+    names = [given] if isinstance(given, str) else list(given or ())
+    return [name for name in names if name != "console"]
+
+
 class Trackers:
     def __init__(self, config: DictConfig, workflow: Workflow):
         from verl.utils.tracking import Tracking
 
         out = Path(config.output_dir).absolute()
-        # the console has its own, shorter line (report/console.py)
-        backends = [name for name in OmegaConf.to_container(config.trainer.logger) if name != "console"]
+        backends = backends_of(config.trainer.logger)
         os.environ.setdefault("TENSORBOARD_DIR", str(out / "tensorboard"))
         os.environ.setdefault("VERL_FILE_LOGGER_PATH", str(out / "tracking.jsonl"))
         os.environ.setdefault("SWANLAB_LOG_DIR", str(out / "swanlab"))
