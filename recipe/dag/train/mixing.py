@@ -187,8 +187,8 @@ def _check_binary(episodes: Sequence[Episode], returns: torch.Tensor) -> None:
         row, turn = outside[0].tolist()
         raise UserError(
             f"algorithm.mixer.loss: binary needs returns from 0 to 1, but the team of sample {episodes[row].uid}, "
-            f"episode {episodes[row].index}, earned {returns[row, turn].item():g} from turn {turn} on; set loss: squared, "
-            "or scale the rewards"
+            f"episode {episodes[row].index}, earned {returns[row, turn].item():g} from turn {turn} on; set "
+            "loss: squared, or scale the rewards"
         )
 
 
