@@ -17,9 +17,9 @@ GROUP = {"group_by": ("uid", "agent"), "stat_unit": "call", "center": "mean", "s
 GAE = {"gamma": 1.0, "lam": 1.0, "whiten": True, "critic_warmup": 0}
 """The schema's defaults."""
 MIXER = {
-    **{"hidden": 64, "lr": 1e-3, "epochs": 4, "batch_size": 64, "weight_decay": 0.01, "replay_steps": 4},
+    **{"hidden": 64, "lr": 1e-3, "epochs": 4, "batch_size": 64, "steps_per_epoch": 40, "weight_decay": 0.01},
     **{"gamma_turn": 1.0, "lam": 1.0, "target_tau": 0.01, "loss": "squared", "form": "control_variate", "full_at": 0.5},
-    "peers": {},
+    **{"replay_steps": 4, "peers": {}},
     "encoder": {"model": None, "chunk": 512},
 }
 QMIX_ONLY = {"mixing_hidden": 32}

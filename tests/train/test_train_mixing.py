@@ -1,14 +1,13 @@
 from __future__ import annotations
 
 import asyncio
-import random
 from types import SimpleNamespace
 
 import pytest
 import torch
 
 from recipe.dag.credit.estimator import estimate
-from recipe.dag.episode.record import Call, Episode
+from recipe.dag.episode.record import Episode
 from recipe.dag.episode.rows import rows_of
 from recipe.dag.errors import UserError
 from recipe.dag.main import compose_config
@@ -17,85 +16,9 @@ from recipe.dag.train.mixing import FILE, Credit, Mixing, credited
 from recipe.dag.train.said import question_of
 from recipe.dag.train.setup import check_samples
 from recipe.dag.train.step import TrainingStep
-from recipe.dag.workflow.loader import load_workflow
+from tests.train.plays import SIBLINGS, WORDS, again, call_of, encode, episode_of, learned, noise, play, sum_of, worth
 
 pytestmark = pytest.mark.usefixtures("one_thread")
-
-WORDS = [f"word {i}" for i in range(12)]
-QUESTIONS = [f"question {i}" for i in range(6)]
-ASKED = 8
-SIBLINGS = 8
-
-
-def encode(texts) -> torch.Tensor:
-    """Each text a random point of its own."""
-    generators = (torch.Generator().manual_seed(sum(ord(c) * 31**k for k, c in enumerate(t)) % 2**31) for t in texts)
-    return torch.stack([torch.randn(16, generator=generator) for generator in generators])
-
-
-def worth(text: str) -> float:
-    return float(WORDS.index(text) % 3)
-
-
-@pytest.fixture
-def workflow_of(tmp_path):
-    """Agents a0, a1, ... at nodes n0, n1, ...: side by side, or in a chain; the last one may be frozen."""
-    (tmp_path / "score.py").write_text("def score(episode):\n    return {}\n")
-
-    def make(
-        agents: int, *, chain=False, frozen=False, algorithm="estimator: vdn", turns=1, policy="{model: {path: m}}"
-    ):
-        last = agents - 1
-        names = [f"{{name: a{i}, policy: {'fixed' if frozen and i == last else 'main'}}}" for i in range(agents)]
-        nodes = [
-            f"{{node_id: n{i}, node_type: MODEL_INFERENCE, node_role: ROLLOUT, agent: a{i}"
-            + (f", dependencies: [n{i - 1}]}}" if chain and i else "}")
-            for i in range(agents)
-        ]
-        ends = ", ".join(f"n{i}" for i in range(agents))
-        nodes.append(
-            f"{{node_id: reward, node_type: COMPUTE, node_role: REWARD, dependencies: [{ends}], "
-            "executable_ref: score.py:score}"
-        )
-        fixed = ", fixed: {model: {path: m}, frozen: true}" if frozen else ""
-        text = f"dag_id: team\nagents: [{', '.join(names)}]\npolicies: {{main: {policy}{fixed}}}\n"
-        text += f"episode: {{max_turns: {turns}}}\nalgorithm: {{{algorithm}}}\nnodes:\n"
-        (tmp_path / "team.yaml").write_text(text + "".join(f"  - {node}\n" for node in nodes))
-        return load_workflow(tmp_path / "team.yaml")
-
-    return make
-
-
-def call_of(node: int, text: str, reward: float | None = 0.0, *, turn=0, policy="main") -> Call:
-    tokens = {"prompt_ids": [3], "response_ids": [5, 6], "response_mask": [1, 1], "rollout_log_probs": [-1.0, -2.0]}
-    return Call(f"n{node}", f"a{node}", node, policy, turn, text=text, reward=reward, **tokens)
-
-
-def episode_of(uid: str, index: int, question: str, calls: list[Call]) -> Episode:
-    return Episode(uid, index, {"prompt": [{"role": "user", "content": question}]}, calls=calls)
-
-
-def play(step: int, agents: int, reward, *, turns=1, seed=0) -> list[Episode]:
-    """A step's episodes of random words; the last agent gets the team's reward of each turn."""
-    draw, episodes = random.Random(1000 * seed + step), []
-    for group in range(ASKED):
-        question = draw.choice(QUESTIONS)
-        for index in range(SIBLINGS):
-            calls = []
-            for turn in range(turns):
-                said = [call_of(node, draw.choice(WORDS), turn=turn) for node in range(agents)]
-                said[-1].reward = reward([call.text for call in said], draw)
-                calls += said
-            episodes.append(episode_of(f"{step}-{group}", index, question, calls))
-    return episodes
-
-
-def sum_of(said, draw) -> float:
-    return sum(map(worth, said)) + draw.gauss(0.0, 0.3)
-
-
-def noise(said, draw) -> float:
-    return draw.gauss(0.0, 1.0)
 
 
 def correlation(episodes, values) -> float:
@@ -170,22 +93,6 @@ def test_without_anything_to_explain_turns_count_as_grpo_counts_them(workflow_of
     plain = estimate("grpo", rows_of(episodes), options)[0]
     assert all(torch.equal(a, b) for a, b in zip(found, plain, strict=True))
     assert any(advantage.any() for advantage in found) == (pay is noise)
-
-
-def learned(workflow, *, steps=8, agents=3, turns=1) -> Mixing:
-    mixing = Mixing(workflow, encode, seed=0)
-    for step in range(steps):
-        mixing.learn(play(step, agents, sum_of, turns=turns), seed=step)
-    return mixing
-
-
-def again(mixing: Mixing, workflow, folder) -> Mixing:
-    """Another one in the same state."""
-    folder.mkdir(exist_ok=True)
-    mixing.save(folder)
-    copy = Mixing(workflow, encode, seed=99)
-    copy.load(folder)
-    return copy
 
 
 @pytest.mark.parametrize("form", ["control_variate", "counterfactual", "sloped"])

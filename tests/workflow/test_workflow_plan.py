@@ -147,7 +147,7 @@ def test_the_text_says_how_a_shipped_workflow_learns(name, line):
 )
 def test_the_text_says_what_credit_discounts_and_weighs(tmp_path, algorithm, credit):
     (tmp_path / "score.py").write_text("def score(episode): return {}\n")
-    (tmp_path / "flow.yaml").write_text(DEBATE.replace("episode: {max_turns: 2}", f"algorithm: {{{algorithm}}}"))
+    (tmp_path / "flow.yaml").write_text(DEBATE.replace("nodes:\n", f"algorithm: {{{algorithm}}}\nnodes:\n", 1))
     assert f"Training (derived; estimator {credit})" in to_text(make_plan(load_workflow(tmp_path / "flow.yaml")))
 
 

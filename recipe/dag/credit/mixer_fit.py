@@ -50,27 +50,29 @@ def fit(
     *,
     epochs: int,
     batch_size: int,
+    steps: int | None = None,
     seed: int,
     gamma_turn: float = 1.0,
     lam: float = 1.0,
     target: Target | None = None,
     tau: float = 0.01,
 ) -> float:
-    """Regress the team value on the targets of `td_targets`, `batch_size` points per optimizer step; returns the mean
-    loss of the last epoch. `target`: whose values lam < 1 bootstraps from; it follows by `tau` after every optimizer
-    step. Raises ValueError for a loss that is not finite."""
+    """Regress the team value on the targets of `td_targets`, `batch_size` points per optimizer step, or more where an
+    epoch would take more than `steps`; returns the mean loss of the last epoch. `target`: whose values lam < 1
+    bootstraps from; it follows by `tau` after every optimizer step. Raises ValueError for a loss that is not finite."""
     shuffle = torch.Generator().manual_seed(seed)
     episode, turn = data.points()
     prepared, piece = model.prepared(data), _pieces(data.group[episode])
     point, mask = views(model.layout, data, episode, turn)
     starts = torch.searchsorted(point, torch.arange(len(episode) + 1))
+    size = max(batch_size, math.ceil(len(episode) / steps)) if steps is not None else batch_size
     total = count = 0.0
     for _ in range(epochs):
         values = team_values(target.module, data, prepared)[0].double() if target is not None else data.rewards
         goals = td_targets(data.rewards, values, data.turns, gamma_turn=gamma_turn, lam=lam)[episode, turn].float()
         total = count = 0.0
         order = torch.randperm(int(piece.max()) + 1, generator=shuffle)[piece].argsort(stable=True)
-        for chosen in order.split(batch_size):
+        for chosen in order.split(size):
             parts = model.parts(prepared, episode[chosen], turn[chosen])
             within, sample = _samples(starts, chosen)
             utilities = parts.utilities.index_select(0, within)

@@ -124,6 +124,7 @@ class Mixing:
                 joined([*self.replay, data]),
                 epochs=spec.epochs,
                 batch_size=spec.batch_size,
+                steps=spec.steps_per_epoch,
                 seed=seed,
                 gamma_turn=spec.gamma_turn,
                 lam=spec.lam,

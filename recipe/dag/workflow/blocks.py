@@ -83,6 +83,8 @@ class Mixer(Frozen):
     """Over a step's episodes and those of the replayed steps."""
     batch_size: int = Field(64, ge=1)
     """Turns of episodes per optimizer step."""
+    steps_per_epoch: int = Field(40, ge=1)
+    """Optimizer steps at most: where there are more turns than that many batches hold, batches are larger."""
     weight_decay: float = Field(0.01, ge=0.0)
     replay_steps: int = Field(4, ge=0)
     """So many earlier steps' episodes are learned from again; the older ones answer to policies that are gone."""

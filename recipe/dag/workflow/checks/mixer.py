@@ -35,6 +35,10 @@ def check_mixer(draft: Draft) -> Iterator[Problem]:
             )
     if algorithm.mixer.lam == 1.0 and draft.has(*PATH, "target_tau"):
         yield say((*PATH, "target_tau"), "with `lam: 1` there is no slow copy; remove it, or lower lam", key=True)
+    if draft.episode.max_turns == 1 and not any(problem.where.startswith("episode") for problem in draft.problems):
+        for key in ("lam", "gamma_turn"):
+            if draft.has(*PATH, key):
+                yield say((*PATH, key), "with `episode.max_turns: 1` no later turn pays; remove it", key=True)
     if algorithm.drop_zero_variance:
         message = "equal returns may hide who helped, so vdn and qmix learn from them, too; remove it"
         yield say(("algorithm", "drop_zero_variance"), message, key=True)

@@ -1,0 +1,157 @@
+"""What holds for every mixer and form of credit: neither the order of the episodes nor that of the calls matters, nor a
+constant moved from one utility to another, nor turns and calls that nobody ever made."""
+
+from __future__ import annotations
+
+import copy
+from dataclasses import replace
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from recipe.dag.credit.mixer_credit import control_variate, counterfactual, peers_of, sloped
+from recipe.dag.credit.mixer_data import Encoded, Layout, returns_of
+from recipe.dag.credit.mixer_fit import fit
+from recipe.dag.credit.team_value import TeamValue, team_values
+from recipe.dag.credit.team_value_credit import among_siblings, credit
+
+GRAPH = {"a@0": (), "b@0": ("a@0",), "c@0": (), "a@1": ("a@0", "b@0", "c@0"), "c@1": ("a@0", "b@0", "c@0")}
+"""A chain beside a third agent; in the second turn `a` and `c` answer at the same time."""
+LAYOUT = Layout((0, 1, 2, 0, 2), (0, 0, 0, 1, 1), peers_of(GRAPH, list(GRAPH)))
+FORMS, MIXERS = ("control_variate", "counterfactual", "sloped"), ("vdn", "qmix")
+SEEDS = st.integers(0, 10_000)
+EVERY = [pytest.param(mixer, form, id=f"{mixer}-{form}") for mixer in MIXERS for form in FORMS]
+
+
+def data_of(seed: int, *, absent: float = 0.2) -> Encoded:
+    """Two samples, of four and three siblings; some calls, and with the calls of a turn some turns, are not there."""
+    draw = torch.Generator().manual_seed(seed)
+    count = 7
+    message = torch.randint(0, 5, (count, 5), generator=draw)
+    message = torch.where(torch.rand(count, 5, generator=draw) < absent, -1, message)
+    turns = 1 + (torch.rand(count, generator=draw) < 0.7).long()
+    message[turns == 1, 3:] = -1
+    rewards = torch.randn(count, 2, generator=draw, dtype=torch.float64)
+    rewards[turns == 1, 1] = 0.0
+    group = torch.tensor([0, 0, 0, 0, 1, 1, 1])
+    return Encoded(torch.randn(7, 4, generator=draw), 5 + group, message, rewards, turns, group)
+
+
+def model_of(mixer: str, seed: int, layout: Layout = LAYOUT) -> TeamValue:
+    """In double precision, so that the order of sums is no difference."""
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(seed)
+        return TeamValue(layout, 4, mixer=mixer, hidden=6, mixing_hidden=3)
+
+
+def close(found, expected):
+    torch.testing.assert_close(found, expected, atol=1e-5, rtol=1e-5)
+
+
+@pytest.mark.parametrize(("mixer", "form"), EVERY)
+@given(seed=SEEDS)
+@settings(max_examples=15, deadline=None)
+def test_the_order_of_episodes_does_not_matter(mixer, form, seed):
+    data, model = data_of(seed), model_of(mixer, seed)
+    order = torch.randperm(7, generator=torch.Generator().manual_seed(seed))
+    moved = replace(
+        data,
+        **{name: getattr(data, name)[order] for name in ("question", "message", "rewards", "turns", "group")},
+    )
+    close(credit(model, moved, returns_of(moved), form=form), credit(model, data, returns_of(data), form=form)[order])
+    found, expected = (torch.zeros(7, 2, dtype=torch.float64) for _ in range(2))
+    found[moved.points()], expected[data.points()] = (among_siblings(d.rewards, d) for d in (moved, data))
+    close(found, expected[order])
+
+
+@pytest.mark.parametrize(("mixer", "form"), EVERY)
+@given(seed=SEEDS)
+@settings(max_examples=15, deadline=None)
+def test_the_order_in_which_calls_are_listed_does_not_matter(mixer, form, seed):
+    data, model = data_of(seed), model_of(mixer, seed)
+    order = torch.randperm(5, generator=torch.Generator().manual_seed(seed))
+    names = [list(GRAPH)[i] for i in order]
+    roles, turns = (tuple(column[i] for i in order) for column in (LAYOUT.roles, LAYOUT.turns))
+    other = model_of(mixer, seed, Layout(roles, turns, peers_of(GRAPH, names)))
+    if mixer == "qmix":  # each call has weights of its own there
+        for mine, theirs in zip(other.mixer.weight_in.parameters(), model.mixer.weight_in.parameters(), strict=True):
+            mine.data.copy_(theirs.detach().unflatten(0, (5, 3))[order].flatten(0, 1))
+    moved = replace(data, message=data.message[:, order])
+    expected = credit(model, data, returns_of(data), form=form)[:, order]
+    close(credit(other, moved, returns_of(moved), form=form), expected)
+
+
+@pytest.mark.parametrize("form", FORMS)
+@given(seed=SEEDS, constant=st.integers(-80, 80).map(lambda k: k / 8))
+@settings(max_examples=15, deadline=None)
+def test_a_constant_moved_from_one_agent_to_another_changes_no_credit(form, seed, constant):
+    """In every turn, and where both are always there; what raw utilities would pay out changes with it."""
+    data = data_of(seed, absent=0.0)
+    model, values = model_of("vdn", seed), None
+    before = credit(model, data, returns_of(data), form=form)
+    values, utilities = team_values(model, data)
+    there = (data.message >= 0).unsqueeze(1) & (utilities != 0)
+    moved = torch.where(there, utilities + constant * torch.tensor([1.0, 0.0, -1.0, 1.0, -1.0]), 0.0)
+    found = credit(model, data, returns_of(data), form=form, utilities=moved)
+    if form == "control_variate":  # a chain's partial baseline moves, but by the same for all siblings
+        groups = [data.group == 0, data.group == 1]
+        for calls, siblings in ((c, g) for c in range(5) for g in groups):
+            mine = siblings & (data.message[:, calls] >= 0)
+            away = (found - before)[mine, calls]
+            if mine.sum() > 1:
+                close(away, away[:1].expand_as(away))
+    else:
+        close(found, before)
+
+
+@given(seed=SEEDS, constant=st.integers(-80, 80).map(lambda k: k / 8))
+@settings(max_examples=15, deadline=None)
+def test_side_by_side_no_form_of_credit_changes_at_all(seed, constant):
+    draw = torch.Generator().manual_seed(seed)
+    utilities = torch.randn(4, 3, generator=draw, dtype=torch.float64)
+    moved = utilities + constant * torch.tensor([1.0, -1.0, 0.0], dtype=torch.float64)
+    returns, state = torch.randn(4, generator=draw, dtype=torch.float64), torch.ones(1)
+    peers, mask = peers_of({"a": (), "b": (), "c": ()}, "abc"), torch.ones(4, 3, dtype=torch.bool)
+    vdn = model_of("vdn", 0).mixer
+    for form in (
+        lambda u: counterfactual(vdn, u, state, peers, mask),
+        lambda u: sloped(vdn, u, state, mask),
+        lambda u: control_variate(vdn, u, state, peers, mask, returns),
+    ):
+        torch.testing.assert_close(form(moved), form(utilities))
+
+
+@pytest.mark.parametrize(("mixer", "form"), EVERY)
+@given(seed=SEEDS)
+@settings(max_examples=15, deadline=None)
+def test_calls_and_turns_that_nobody_made_may_as_well_be_absent(mixer, form, seed):
+    """Neither the credit nor what a fit learns of the others changes; `span` is kept, as it scales the turns."""
+    data = data_of(seed)
+    graph = GRAPH | {"d@0": ("a@0",), "d@2": ("a@1",)}
+    longer = Layout((*LAYOUT.roles, 2, 2), (*LAYOUT.turns, 0, 2), peers_of(graph, list(graph)))
+    padded = replace(
+        data,
+        message=torch.cat([data.message, torch.full((7, 2), -1)], dim=1),
+        rewards=torch.cat([data.rewards, torch.zeros(7, 1, dtype=torch.float64)], dim=1),
+    )
+    model = model_of(mixer, seed)
+    other = model_of(mixer, seed, longer)
+    model.span = other.span
+    for name, mine in other.named_parameters():
+        theirs = model.get_parameter(name).data
+        mine.data[: len(theirs)] = theirs
+    losses = []
+    for one, given_ in ((model, data), (other, padded)):
+        found = credit(one, given_, returns_of(given_), form=form)
+        losses.append((found[:, :5], fit_loss(one, given_)))
+    close(losses[1][0], losses[0][0])
+    assert not found[:, 5:].any()
+    assert losses[0][1] == pytest.approx(losses[1][1], rel=1e-4)
+
+
+def fit_loss(model: TeamValue, data: Encoded) -> float:
+    learner = copy.deepcopy(model)
+    optimizer = torch.optim.SGD(learner.parameters(), lr=1e-3)
+    return fit(learner, optimizer, data, epochs=3, batch_size=4, seed=0)
