@@ -49,8 +49,10 @@ def test_forms_by_hand_for_the_sum():
     assert counterfactual(VDN(), utilities, STATE, PARALLEL, mask).tolist() == [[-1.0, -2.0], [1.0, 2.0]]
     assert sloped(VDN(), utilities, STATE, mask).tolist() == [[-1.0, -2.0], [1.0, 2.0]]
     found = control_variate(VDN(), utilities, STATE, PARALLEL, mask, returns)
-    # the other sibling's message next to one's own peer: 3 + 0, 1 + 4; 1 + 4, 3 + 0
-    assert found.tolist() == [[7.0, 5.0], [15.0, 17.0]]
+    # the other sibling's message next to one's own peer: 3 + 0, 1 + 4; 1 + 4, 3 + 0; and it earned 13, and 9, too much
+    assert found.tolist() == [[-6.0, -8.0], [6.0, 8.0]]
+    nothing = control_variate(VDN(), 0 * utilities, STATE, PARALLEL, mask, returns)
+    assert nothing.tolist() == [[-10.0, -10.0], [10.0, 10.0]]
 
 
 def test_the_local_form_counts_each_utility_by_the_slope_of_the_team_value():
@@ -151,7 +153,20 @@ def test_a_good_critic_lowers_the_variance_and_a_message_is_no_part_of_its_own_b
     changed = utilities.clone()
     changed[0, 0] = 100.0
     other = returns.unsqueeze(-1) - control_variate(VDN(), changed, STATE, PARALLEL, everyone(utilities), returns)
-    assert base[0, 0] == other[0, 0] and base[1, 0] != other[1, 0]
+    assert base[0, 0] == other[0, 0] and base[1, 1] != other[1, 1]
+
+
+def test_a_value_that_is_right_but_for_its_level_is_as_good(make_row):
+    """What it misses for all siblings is no news of any of them."""
+    utilities = torch.tensor([[0.0, 1.0], [5.0, 1.0], [5.0, 0.0]])
+    for level in (0.0, 40.0):
+
+        def off(utilities, state, mask, level=level):
+            return level + VDN()(utilities, state, mask)
+
+        found = control_variate(off, utilities, STATE, PARALLEL, everyone(utilities), utilities.sum(-1))
+        away = utilities - (utilities.sum(0) - utilities) / 2  # from the mean of the others, for each call by itself
+        torch.testing.assert_close(found, away.double())
 
 
 def test_the_gate():

@@ -192,3 +192,36 @@ def test_the_scale_of_the_rewards_does_not_matter():
     assert model.return_mean == data.rewards.mean() and model.return_std == pytest.approx(
         data.rewards.std(correction=0)
     )
+
+
+def test_an_epoch_takes_no_more_steps_than_asked_for_and_batches_no_smaller_than_given():
+    taken = []
+
+    class Counting(torch.optim.SGD):
+        def step(self, closure=None):
+            taken[-1] += 1
+
+    for batch_size, steps in ((8, None), (8, 100), (8, 5), (8, 1), (64, 5)):
+        model = model_of(PARALLEL)
+        taken.append(0)
+        fit(
+            model,
+            Counting(model.parameters(), lr=0.1),
+            additive(64),
+            epochs=2,
+            batch_size=batch_size,
+            steps=steps,
+            seed=0,
+        )
+    assert taken == [16, 16, 10, 2, 2]
+
+
+def test_views_of_more_calls_than_a_number_has_bits():
+    count = 130
+    layout = Layout((0,) * count, (0,) * count, ~torch.eye(count, dtype=torch.bool))
+    data = encoded([[0] * count, [0] * 70 + [-1] * 60], [[1.0], [1.0]])
+    point, mask = views(layout, data, *data.points())
+    assert point.tolist() == [0, 1] and mask.sum(1).tolist() == [130, 70]
+    alone = Layout(layout.roles, layout.turns, torch.zeros(count, count, dtype=torch.bool))
+    point, mask = views(alone, data, *data.points())
+    assert point.bincount().tolist() == [131, 71] and (mask.sum(1) == 1).sum() == 200

@@ -40,7 +40,6 @@ def data_of(seed: int, *, absent: float = 0.2) -> Encoded:
 
 
 def model_of(mixer: str, seed: int, layout: Layout = LAYOUT) -> TeamValue:
-    """In double precision, so that the order of sums is no difference."""
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
         return TeamValue(layout, 4, mixer=mixer, hidden=6, mixing_hidden=3)
@@ -87,23 +86,15 @@ def test_the_order_in_which_calls_are_listed_does_not_matter(mixer, form, seed):
 @given(seed=SEEDS, constant=st.integers(-80, 80).map(lambda k: k / 8))
 @settings(max_examples=15, deadline=None)
 def test_a_constant_moved_from_one_agent_to_another_changes_no_credit(form, seed, constant):
-    """In every turn, and where both are always there; what raw utilities would pay out changes with it."""
+    """In every turn, where both are always there, and for the partial baselines of a chain."""
     data = data_of(seed, absent=0.0)
-    model, values = model_of("vdn", seed), None
+    model = model_of("vdn", seed)
     before = credit(model, data, returns_of(data), form=form)
-    values, utilities = team_values(model, data)
+    utilities = team_values(model, data)[1]
     there = (data.message >= 0).unsqueeze(1) & (utilities != 0)
     moved = torch.where(there, utilities + constant * torch.tensor([1.0, 0.0, -1.0, 1.0, -1.0]), 0.0)
     found = credit(model, data, returns_of(data), form=form, utilities=moved)
-    if form == "control_variate":  # a chain's partial baseline moves, but by the same for all siblings
-        groups = [data.group == 0, data.group == 1]
-        for calls, siblings in ((c, g) for c in range(5) for g in groups):
-            mine = siblings & (data.message[:, calls] >= 0)
-            away = (found - before)[mine, calls]
-            if mine.sum() > 1:
-                close(away, away[:1].expand_as(away))
-    else:
-        close(found, before)
+    close(found, before)
 
 
 @given(seed=SEEDS, constant=st.integers(-80, 80).map(lambda k: k / 8))

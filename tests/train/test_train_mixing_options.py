@@ -171,8 +171,7 @@ def test_a_probability_learns_what_the_team_earns_and_refuses_other_returns(work
     data = encoded(episodes, mixing.moves, encode)
     values = team_values(mixing.model, data)[0]
     assert 0.0 <= values.min() and values.max() <= 1.0 and mixing.metrics["mixer/explained_variance"] > 0.4
-    expected = credit(mixing.model, data, returns_of(data))
-    assert expected.abs().max() <= 1.0  # a return less a probability
+    assert credit(mixing.model, data, returns_of(data), form="counterfactual").abs().max() <= 1.0
     episodes[9].calls[1].reward = 1.5
     with pytest.raises(UserError, match="binary needs returns .* sample 7-1, episode 1, earned 1.5 from turn"):
         mixing.learn(episodes, seed=9)

@@ -39,8 +39,7 @@ def counterfactual(
     grid = _swapped(mixer, utilities, state, peers, made, mask)
     there = made.unsqueeze(-3)
     mean = (grid * there).sum(-2) / there.sum(-2).clamp_min(1)
-    own = grid.diagonal(dim1=-3, dim2=-2).transpose(-1, -2)
-    return torch.where(mask, own - mean, 0.0)
+    return torch.where(mask, _own(grid) - mean, 0.0)
 
 
 def sloped(mixer: Mixer, utilities: Tensor, state: Tensor, mask: Tensor) -> Tensor:
@@ -62,16 +61,24 @@ def control_variate(
     returns: Tensor,
     calls: Sequence[int] | None = None,
 ) -> Tensor:
-    """Form C [..., G, N] float64, the default: the true return [..., G] less the mean team value over the other
-    siblings' messages in its place. Its expected gradient is the return's whatever the mixer learned, since a message
-    has no part in its own baseline; to centre it among siblings would undo that. 0 for a call that no sibling made.
-    `calls`: as in `counterfactual`."""
+    """Form C [..., G, N] float64, the default: the true return [..., G] less the mean over the other siblings of the
+    team value with their message in its place and of how far their return was from their own value, which corrects the
+    value's level. Its expected gradient is the return's whatever the mixer learned, since a message has no part in its
+    own baseline; to centre it among siblings would undo that. A value that says nothing leaves the return less the
+    others' mean. 0 for a call that no sibling made. `calls`: as in `counterfactual`."""
     mask, made = _only(mask, calls), mask
     grid = _swapped(mixer, utilities, state, peers, made, mask)
     others = made.unsqueeze(-3) & ~torch.eye(made.shape[-2], dtype=torch.bool).unsqueeze(-1)
     count = others.sum(-2)
-    mean = (grid * others).sum(-2) / count.clamp_min(1)
-    return torch.where(mask & (count > 0), returns.double().unsqueeze(-1) - mean, 0.0)
+    returns = returns.double().unsqueeze(-1)
+    missed = returns - _own(grid)
+    mean = ((grid + missed.unsqueeze(-3)) * others).sum(-2) / count.clamp_min(1)
+    return torch.where(mask & (count > 0), returns - mean, 0.0)
+
+
+def _own(grid: Tensor) -> Tensor:
+    """[..., G, N]: the value with a sibling's own message."""
+    return grid.diagonal(dim1=-3, dim2=-2).transpose(-1, -2)
 
 
 def _only(mask: Tensor, calls: Sequence[int] | None) -> Tensor:
