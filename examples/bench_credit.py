@@ -6,7 +6,9 @@ Each row holds `calls` merged calls, every agent has a row in every episode. `--
 `uncertainty` and `happo` are the weights' cost on top of an estimator's, `shaping` and `vote` the rewards' of all
 episodes. Prints, for each, the median seconds of the rounds from rows to advantages, those of the CPU (a busy machine
 makes the first ones longer), the memory that it needed beyond what was there before, per token, and the same at a
-quarter of the rows: equal numbers mean that memory is linear in tokens.
+quarter of the rows: equal numbers mean that memory is linear in tokens. `mixer` has all that vdn and qmix do on the
+driver beside it, but for the encoder, which is a language model: the credit of one step's episodes, and the fit to them
+and to the replayed ones, both with the workflow's defaults, over random vectors of `--width` numbers.
 Needs Linux, whose /proc tells the peak.
 """
 
@@ -23,9 +25,15 @@ from pathlib import Path
 
 import torch
 
+from recipe.dag.algorithms import MIXED
 from recipe.dag.credit.estimator import ESTIMATORS, WITH_VALUES, estimate
 from recipe.dag.credit.happo import log_ratio, sampled_mask, weigh
+from recipe.dag.credit.mixer_credit import peers_of
+from recipe.dag.credit.mixer_data import Encoded, Layout, joined, returns_of
+from recipe.dag.credit.mixer_fit import fit
 from recipe.dag.credit.shaping import influence, margin, verifier_sum
+from recipe.dag.credit.team_value import TeamValue, team_values
+from recipe.dag.credit.team_value_credit import among_siblings, credit
 from recipe.dag.credit.uncertainty import surprise, uncertainty_weights, weighted
 from recipe.dag.credit.vote import marginals
 from recipe.dag.episode.row import Row
@@ -107,6 +115,47 @@ def vote(rows: list[Row]) -> Callable[[], object]:
     return lambda: [marginals(row.call_rewards, {1.0: 1.0}) for row in rows]
 
 
+def encoded(rows: list[Row], width: int, seed: int = 0) -> tuple[Layout, Encoded]:
+    """The rows' episodes, every message another one: in each turn, the second agent answers the first."""
+    turns = len(rows[0].call_ends)
+    calls = [f"{agent}@{turn}" for turn in range(turns) for agent in AGENTS]
+    graph = {call: calls[:place] for place, call in enumerate(calls)}
+    layout = Layout((0, 1) * turns, tuple(place // 2 for place in range(len(calls))), peers_of(graph, calls))
+    count = len(rows) // len(AGENTS)
+    group = torch.arange(count) // GROUP
+    vectors = torch.randn(
+        count * len(calls) + int(group.max()) + 1, width, generator=torch.Generator().manual_seed(seed)
+    )
+    rewards = torch.tensor([row.call_rewards for row in rows], dtype=torch.float64)
+    return layout, Encoded(
+        vectors,
+        count * len(calls) + group,
+        torch.arange(count * len(calls)).reshape(count, len(calls)),
+        rewards.reshape(count, len(AGENTS), turns).sum(1),
+        torch.full((count,), turns),
+        group,
+    )
+
+
+def mixing(name: str, rows: list[Row], width: int) -> dict[str, Callable[[], object]]:
+    """By part: what vdn and qmix do once in a step."""
+    spec, (layout, data) = Algorithm(estimator=name).mixer, encoded(rows, width)
+    model = TeamValue(layout, width, mixer=name, hidden=spec.hidden, mixing_hidden=spec.mixing_hidden)
+    model.standardise(data)
+    optimizer = torch.optim.AdamW(model.parameters(), lr=spec.lr, weight_decay=spec.weight_decay, fused=True)
+
+    def divide() -> object:
+        values, utilities = team_values(model, data)
+        return credit(model, data, returns_of(data), utilities=utilities), among_siblings(values, data)
+
+    def learn() -> object:
+        replayed = joined([data] * (1 + spec.replay_steps))
+        options = {"epochs": spec.epochs, "batch_size": spec.batch_size, "steps": spec.steps_per_epoch}
+        return fit(model, optimizer, replayed, **options, seed=0)
+
+    return {"credit": divide, "fit": learn}
+
+
 OTHERS = {"uncertainty": uncertainty, "happo": happo, "shaping": shaping, "vote": vote}
 
 
@@ -141,6 +190,7 @@ def main() -> None:
     parser.add_argument("--tokens", type=int, default=2048)
     parser.add_argument("--calls", type=int, default=2)
     parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--width", type=int, default=896)
     parser.add_argument("--ragged", action="store_true")
     given = parser.parse_args()
     rows = make_rows(given.rows, given.tokens, given.calls, ragged=given.ragged)
@@ -152,6 +202,11 @@ def main() -> None:
         *_, some = measure(work_of(name, few), given.rounds)
         seconds, busy, all_ = measure(work_of(name, rows), given.rounds)
         print(f"{name:24} {seconds:8.2f} {busy:8.2f} {all_ / 2**20:8.0f} {all_ / tokens:12.1f} {some / fewer:13.1f}")
+    print(f"{'mixer':24} {'seconds':>8} {'CPU s':>8} {'MiB':>8}")
+    for name in sorted(MIXED, reverse=True):
+        for part, work in mixing(name, rows, given.width).items():
+            seconds, busy, needed = measure(work, given.rounds)
+            print(f"{name + ', ' + part:24} {seconds:8.2f} {busy:8.2f} {needed / 2**20:8.0f}")
 
 
 if __name__ == "__main__":

@@ -19,3 +19,5 @@ def test_every_estimator_is_measured(option):
     assert run.returncode == 0, run.stderr[-2000:]
     lines = re.findall(r"^(\w+) +\d+\.\d\d +\d+\.\d\d +\d+ +\d+\.\d +\d+\.\d$", run.stdout, re.M)
     assert lines == [*ESTIMATORS, "uncertainty", "happo", "shaping", "vote"]
+    parts = re.findall(r"^(\w+), (\w+) +\d+\.\d\d +\d+\.\d\d +\d+$", run.stdout, re.M)
+    assert parts == [(name, part) for name in ("vdn", "qmix") for part in ("credit", "fit")]

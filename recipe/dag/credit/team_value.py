@@ -102,8 +102,8 @@ class TeamValue(nn.Module):
         made = data.message >= 0
         said, place = data.message[made].unique(return_inverse=True)
         message = torch.full_like(data.message, -1).masked_scatter(made, place)
-        texts = self._scaled("question", data.vectors[asked]), self._scaled("message", data.vectors[said])
-        return Prepared(texts[0], question, texts[1], message)
+        questions, messages = data.vectors.index_select(0, asked), data.vectors.index_select(0, said)
+        return Prepared(self._scale("question", questions), question, self._scale("message", messages), message)
 
     def value(self, utilities: Tensor, state: Tensor, mask: Tensor) -> Tensor:
         """The team value [...], in units of the return; see VDN and QMIX."""
@@ -146,9 +146,10 @@ class TeamValue(nn.Module):
     def _state(self, questions: Tensor, turn: Tensor) -> Tensor:
         return torch.cat([questions, self._fraction(turn).unsqueeze(-1)], dim=-1)
 
-    def _scaled(self, name: str, vectors: Tensor) -> Tensor:
-        away = (vectors - getattr(self, f"{name}_mean")) / getattr(self, f"{name}_std")
-        return away.clamp(-CLIP, CLIP)
+    def _scale(self, name: str, vectors: Tensor) -> Tensor:
+        """In place: they are as large as all that the encoder said."""
+        vectors = vectors.sub_(getattr(self, f"{name}_mean")).div_(getattr(self, f"{name}_std"))
+        return vectors.clamp_(-CLIP, CLIP)
 
     def _fraction(self, turn: Tensor) -> Tensor:
         return turn.float() / self.span
