@@ -50,6 +50,7 @@ def estimator(options: str) -> tuple[str, str]:
 
 TEAM = ("WHAT", "§recipe.dag.reward.outcome:team_reward")
 PLAIN = ("critic: {}", "reference: false")
+TURNS = ("max_turns: 1", "max_turns: 2")
 LOOP = ("nodes:", "loops: {talk: {nodes: [l, r], max_rounds: 2}}\nnodes:")
 
 ALL = "  - {node_id: all, node_type: COMPUTE, node_role: VOTE, dependencies: [l, r, j]}\n"
@@ -134,7 +135,7 @@ SOUND = [
     [estimator("gae_chain"), ("WHAT", "score.py:team_reward")],
     [estimator("ippo"), shaped("shaping: verifier_sum")],
     [estimator("magrpo, gamma_turn: 0"), PLAIN, shaped("shaping: discounted")],
-    [estimator("vdn, mixer: {gamma_turn: 0}"), PLAIN, shaped("shaping: discounted")],
+    [estimator("vdn, mixer: {gamma_turn: 0}"), TURNS, PLAIN, shaped("shaping: discounted")],
     [estimator("grpo"), PLAIN, shaped("shaping: verifier_sum")],
     [("dependencies: [grade]", "dependencies: [j]"), ("WHAT", "recipe.dag.reward.outcome:team_reward")],
 ]
