@@ -78,7 +78,7 @@ def test_script_parses(script):
     assert (done.returncode, done.stderr) == (0, "")
 
 
-RECIPES = [script for script in SCRIPTS if script.parent.name in ("retool_ma", "marft", "debate", "games")]
+RECIPES = [script for script in SCRIPTS if script.parent.name in ("retool_ma", "marft", "debate", "cory", "games")]
 
 
 @pytest.mark.parametrize("script", RECIPES, ids=relative)
@@ -130,7 +130,7 @@ def test_overrides_of_a_run_are_no_packages(extra, asked, started):
     assert not any("trainer" in word for _, words in calls for word in words)
 
 
-@pytest.mark.parametrize("recipe", ["retool_ma", "marft", "debate"])
+@pytest.mark.parametrize("recipe", ["retool_ma", "marft", "debate", "cory"])
 @pytest.mark.parametrize(
     ("arguments", "env", "seed", "overrides"),
     [

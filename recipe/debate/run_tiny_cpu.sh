@@ -6,11 +6,4 @@
 set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/../.."
 . recipe/dag/scripts/tiny_cpu.sh
-seed=$(seed_of "$@")
-[ "${1:-}" != "$seed" ] || shift
-name=$(with_seed debate_tiny "$seed")
-workflow=${WORKFLOW:-workflows/workflow_debate.yaml}
-python preprocess/arithmetic.py --local_dir "outputs/$name/data" --mental --train_size 4096 --test_size 64 --seed "$seed"
-make_model "$name" "$seed" "$workflow" recipe/debate/teacher.py:Teacher \
-  --problems 6000 --steps 1200
-train "$name" "$seed" "$workflow" recipe/debate/config "$@"
+tiny_run debate workflows/workflow_debate.yaml "--mental --train_size 4096" "--problems 6000 --steps 1200" "$@"

@@ -6,11 +6,5 @@
 set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/../.."
 . recipe/dag/scripts/tiny_cpu.sh
-seed=$(seed_of "$@")
-[ "${1:-}" != "$seed" ] || shift
-name=$(with_seed marft_tiny "$seed")
-workflow=${WORKFLOW:-workflows/workflow_marft_tiny.yaml}
-python preprocess/arithmetic.py --local_dir "outputs/$name/data" --mental --train_size 4096 --test_size 64 --seed "$seed"
-make_model "$name" "$seed" "$workflow" recipe/marft/teacher.py:Teacher \
-  --problems 6000 --steps 1200 --batch_size 32
-train "$name" "$seed" "$workflow" recipe/marft/config "$@"
+tiny_run marft workflows/workflow_marft_tiny.yaml \
+  "--mental --train_size 4096" "--problems 6000 --steps 1200 --batch_size 32" "$@"

@@ -5,10 +5,4 @@
 set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/../.."
 . recipe/dag/scripts/tiny_cpu.sh
-seed=$(seed_of "$@")
-[ "${1:-}" != "$seed" ] || shift
-name=$(with_seed retool_ma_tiny "$seed")
-workflow=${WORKFLOW:-workflows/workflow_retool_ma.yaml}
-python preprocess/arithmetic.py --local_dir "outputs/$name/data" --train_size 2048 --test_size 64 --seed "$seed"
-make_model "$name" "$seed" "$workflow" recipe/retool_ma/teacher.py:Teacher
-train "$name" "$seed" "$workflow" recipe/retool_ma/config "$@"
+tiny_run retool_ma workflows/workflow_retool_ma.yaml "--train_size 2048" "" "$@"
