@@ -21,6 +21,7 @@ from typing import TYPE_CHECKING
 
 from recipe.dag.errors import UserError
 from recipe.dag.evaluate import check_output, evaluation_of
+from recipe.dag.train.samples import check_samples
 from recipe.dag.workflow.loader import load_overrides, load_workflow
 from recipe.dag.workflow.problem import WorkflowError
 from recipe.dag.workflow.schema import Workflow
@@ -161,7 +162,6 @@ async def run(config: DictConfig, workflow: Workflow, *, platform: str, evaluate
     columns = Columns(data.input_key, data.label_key, data.prompt_split, data.add_prompt_suffix or "")
     train = []
     if not evaluate_only:
-        setup.check_samples(config, workflow)
         train = load_samples(data.train_files, max_samples=data.train_max_samples, columns=columns)
     val = []
     if data.val_files:
@@ -218,11 +218,8 @@ def launch(
         raise UserError(f"{config.workflow}: every policy is frozen, so there is nothing to train; use verl-dag eval")
     elif not config.data.train_files:
         raise UserError("data.train_files: training needs problems; pass data.train_files=FILE")
-    elif workflow.algorithm.uncertainty is not None and config.actor_rollout_ref.rollout.n < 2:
-        raise UserError(
-            f"{config.workflow}: algorithm.uncertainty compares the episodes of a sample; set "
-            "actor_rollout_ref.rollout.n to at least 2, or remove it"
-        )
+    else:
+        check_samples(config, workflow)
     platform = choose_platform(config)
     prepare_environment(platform)
     asyncio.run(run(config, workflow, platform=platform, evaluate_only=evaluate_only))

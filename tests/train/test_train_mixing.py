@@ -14,7 +14,7 @@ from recipe.dag.main import compose_config
 from recipe.dag.train import kernels
 from recipe.dag.train.mixing import FILE, Credit, Mixing, credited
 from recipe.dag.train.said import question_of
-from recipe.dag.train.setup import check_samples
+from recipe.dag.train.samples import check_samples
 from recipe.dag.train.step import TrainingStep
 from tests.train.plays import SIBLINGS, WORDS, again, call_of, encode, episode_of, learned, noise, play, sum_of, worth
 

@@ -11,9 +11,7 @@ from dataclasses import dataclass, field
 
 from omegaconf import DictConfig
 
-from recipe.dag.algorithms import ENTRIES, MIXED
 from recipe.dag.episode.env_class import needs_sandbox
-from recipe.dag.errors import UserError
 from recipe.dag.policy.config import policy_config
 from recipe.dag.policy.encoder import start_encoder
 from recipe.dag.policy.placement import create, plan_pools
@@ -25,7 +23,6 @@ from recipe.dag.tools.tool import Tool
 from recipe.dag.train.mixing import Mixing
 from recipe.dag.train.models import ModelPaths
 from recipe.dag.train.turns import actor_updates
-from recipe.dag.workflow.groups import pooled
 from recipe.dag.workflow.schema import Workflow
 from recipe.dag.workflow.user_code import load_object
 
@@ -61,28 +58,6 @@ async def start_policies(
             )
             await policies[name].start()
     return {name: policies[name] for name in workflow.policies}
-
-
-def check_samples(run: DictConfig, workflow: Workflow) -> None:
-    """Raises UserError where credit compares siblings and there are none."""
-    if int(run.actor_rollout_ref.rollout.n) > 1:
-        return
-    name, why = workflow.algorithm.estimator, ""
-    if name in MIXED:
-        why = "compares the episodes of a sample, and there is one"
-    elif "group_by" in ENTRIES[name].options and _alone(workflow):
-        why = "compares a call with the same one of the sample's other episodes, and there is no other"
-    if why:
-        raise UserError(f"algorithm.estimator: {name} {why}; raise actor_rollout_ref.rollout.n")
-
-
-def _alone(workflow: Workflow) -> bool:
-    """Whether, of one episode, each group holds one unit at most."""
-    algorithm = workflow.algorithm
-    if "uid" not in algorithm.group_by or algorithm.stat_unit == "trajectory":
-        return "uid" in algorithm.group_by
-    places = (workflow.rollout_nodes, workflow.loops, workflow.agents, workflow.episode)
-    return all(len(group) == 1 for group in pooled(*places, workflow.trained_policies(), algorithm.group_by))
 
 
 def open_mixing(

@@ -1,0 +1,40 @@
+"""Whether a run has as many episodes of a sample as its credit compares.
+
+Invariant: a function of the run's configuration and the workflow, known before anything is started.
+"""
+
+from __future__ import annotations
+
+from omegaconf import DictConfig
+
+from recipe.dag.algorithms import ENTRIES, MIXED
+from recipe.dag.errors import UserError
+from recipe.dag.workflow.groups import pooled
+from recipe.dag.workflow.schema import Workflow
+
+
+def check_samples(run: DictConfig, workflow: Workflow) -> None:
+    """Raises UserError where credit compares siblings and there are none."""
+    if int(run.actor_rollout_ref.rollout.n) > 1:
+        return
+    if workflow.algorithm.uncertainty is not None:
+        raise UserError(
+            f"{run.workflow}: algorithm.uncertainty compares the episodes of a sample; set "
+            "actor_rollout_ref.rollout.n to at least 2, or remove it"
+        )
+    name, why = workflow.algorithm.estimator, ""
+    if name in MIXED:
+        why = "compares the episodes of a sample, and there is one"
+    elif "group_by" in ENTRIES[name].options and _alone(workflow):
+        why = "compares a call with the same one of the sample's other episodes, and there is no other"
+    if why:
+        raise UserError(f"algorithm.estimator: {name} {why}; raise actor_rollout_ref.rollout.n")
+
+
+def _alone(workflow: Workflow) -> bool:
+    """Whether, of one episode, each group holds one unit at most."""
+    algorithm = workflow.algorithm
+    if "uid" not in algorithm.group_by or algorithm.stat_unit == "trajectory":
+        return "uid" in algorithm.group_by
+    places = (workflow.rollout_nodes, workflow.loops, workflow.agents, workflow.episode)
+    return all(len(group) == 1 for group in pooled(*places, workflow.trained_policies(), algorithm.group_by))
