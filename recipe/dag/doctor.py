@@ -13,10 +13,10 @@ import subprocess
 import sys
 from collections.abc import Callable
 from importlib import metadata
-from importlib.util import find_spec
 from pathlib import Path
 
 from recipe.dag.errors import UserError
+from recipe.dag.policy.attention import missing_attention
 
 ROOT = Path(__file__).resolve().parents[2]
 GIB = 2**30
@@ -93,9 +93,9 @@ def check_sglang() -> str:
 
 
 def check_flash_attn() -> str:
-    if find_spec("flash_attn") is None:
-        raise Note("not installed; training uses torch's sdpa, without packing of rows")
-    return _version("flash-attn") or "installed"
+    if reason := missing_attention("flash_attention_2"):
+        raise Note(f"{reason}; training uses torch's sdpa, without packing of rows")
+    return _version("flash-attn")
 
 
 def check_memory() -> str:

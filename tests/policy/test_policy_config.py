@@ -5,6 +5,7 @@ from omegaconf import OmegaConf
 
 from recipe.dag.errors import UserError
 from recipe.dag.main import compose_config
+from recipe.dag.policy import config as config_module
 from recipe.dag.policy.config import max_model_len, policy_config
 from recipe.dag.workflow.schema import Workflow
 
@@ -139,6 +140,36 @@ def test_a_gpu_keeps_its_rollout(configure):
     config = configure({"model.override_config": {"attn_implementation": "eager"}}, platform="cuda")
     assert config.actor_rollout_ref.rollout.name == "sglang"
     assert config.actor_rollout_ref.model.override_config.attn_implementation == "eager"
+
+
+@pytest.mark.parametrize("installed", [True, False])
+def test_a_gpu_without_flash_attn_trains_with_sdpa_and_unpacked_rows(configure, monkeypatch, installed):
+    monkeypatch.setattr(
+        config_module, "missing_attention", lambda name: None if installed or name == "sdpa" else "gone"
+    )
+    config = configure({"model.use_remove_padding": True}, platform="cuda", critic={})
+    for model in (config.actor_rollout_ref.model, config.critic.model):
+        assert model.override_config == ({} if installed else {"attn_implementation": "sdpa"})
+        assert model.use_remove_padding == installed
+
+
+def test_flash_attn_4_alone_is_no_reason_to_ask_for_flash_attention_2(configure, tmp_path, monkeypatch):
+    (tmp_path / "flash_attn/cute").mkdir(parents=True)
+    (tmp_path / "flash_attn/cute/__init__.py").write_text("")
+    monkeypatch.syspath_prepend(str(tmp_path))
+    model = configure(platform="cuda").actor_rollout_ref.model
+    assert model.override_config == {"attn_implementation": "sdpa"} and not model.use_remove_padding
+
+
+def test_an_attention_that_is_asked_for_and_missing_is_an_error(configure, monkeypatch):
+    monkeypatch.setattr(
+        config_module, "missing_attention", lambda name: "it is gone" if name == "flash_attention_2" else None
+    )
+    flash = {"attn_implementation": "flash_attention_2"}
+    with pytest.raises(UserError, match="policy main: actor_rollout_ref.*flash_attention_2, but it is gone"):
+        configure({"model.override_config": flash}, platform="cuda")
+    with pytest.raises(UserError, match="policy main: critic.model.*flash_attention_2, but it is gone; install it"):
+        configure(platform="cuda", critic={"config": {"model": {"override_config": flash}}})
 
 
 def test_every_pass_has_one_micro_batch_size(configure):

@@ -8,15 +8,17 @@ know is a UserError that names the policy.
 from __future__ import annotations
 
 import copy
-import importlib.util
 
 from omegaconf import DictConfig, OmegaConf, open_dict
 
 from recipe.dag.errors import UserError
+from recipe.dag.policy.attention import missing_attention
 from recipe.dag.policy.critic_config import FP32, apply_critic
 from recipe.dag.policy.overrides import apply_overrides
 from recipe.dag.workflow.schema import Algorithm, Policy, Workflow
 
+FLASH = "flash_attention_2"
+"""verl's default attention."""
 CPU_CONFIG = {
     "model": {"use_remove_padding": False, "enable_gradient_checkpointing": False},
     "actor": {
@@ -81,10 +83,23 @@ def policy_config(
         )
     if critic_path is not None:
         apply_critic(config, run, name, policy.critic, model_path=critic_path, cpu=platform == "cpu")
+    _check_attention(config.actor_rollout_ref.model, "actor_rollout_ref", name)
+    if critic_path is not None:
+        _check_attention(config.critic.model, "critic", name)
     with open_dict(config):
         for engine in (config.actor_rollout_ref.actor.fsdp_config, config.critic.fsdp):
             _apply_offload(engine, leaves=crowded and platform != "cpu")
     return config
+
+
+def _check_attention(model: DictConfig, part: str, name: str) -> None:
+    """Raise UserError for an attention whose package is missing: transformers would ask a hub for its kernels."""
+    implementation = model.override_config.get("attn_implementation", FLASH)
+    if reason := missing_attention(implementation):
+        raise UserError(
+            f"policy {name}: {part}.model.override_config.attn_implementation={implementation}, but {reason}; "
+            "install it, or set sdpa"
+        )
 
 
 def _apply_algorithm(actor: DictConfig, algorithm: Algorithm, policy: Policy, run: DictConfig) -> None:
@@ -123,6 +138,6 @@ def _apply_platform(config: DictConfig, platform: str) -> None:
             engine.mixed_precision = FP32
         node.model.override_config = {**overrides, "attn_implementation": "sdpa"}
         config.trainer.device = "cpu"
-    elif "attn_implementation" not in overrides and importlib.util.find_spec("flash_attn") is None:
+    elif "attn_implementation" not in overrides and missing_attention(FLASH):
         node.model.override_config = {**overrides, "attn_implementation": "sdpa"}
         node.model.use_remove_padding = False

@@ -1,0 +1,33 @@
+"""Which FlashAttention packages training can use.
+
+Invariant: a package counts when its own distribution is installed and its kernels import. Several distributions share
+the import name flash_attn: SGLang brings flash-attn-4, whose kernels `flash_attention_2` cannot use.
+"""
+
+from __future__ import annotations
+
+from importlib import import_module, metadata
+
+PACKAGES = {
+    "flash_attention_2": ("flash-attn", "flash_attn", ("flash_attn_func", "flash_attn_varlen_func")),
+    "flash_attention_3": ("flash-attn-3", "flash_attn_interface", ("flash_attn_func", "flash_attn_varlen_func")),
+    "flash_attention_4": ("flash-attn-4", "flash_attn.cute", ("flash_attn_func", "flash_attn_varlen_func")),
+}
+"""Value of attn_implementation -> distribution, module, functions that transformers imports from it."""
+
+
+def missing_attention(implementation: str) -> str | None:
+    """Return why `implementation` cannot be used on this machine; None when it can, or when it needs no package."""
+    if implementation not in PACKAGES:
+        return None
+    distribution, module, functions = PACKAGES[implementation]
+    try:
+        metadata.version(distribution)
+    except metadata.PackageNotFoundError:
+        return f"{distribution} is not installed"
+    try:
+        kernels = import_module(module)
+    except Exception as error:  # a wheel built for another torch fails with whatever its binary raises
+        return f"{distribution} does not import ({' '.join(str(error).split())})"
+    absent = [name for name in functions if not hasattr(kernels, name)]
+    return f"{distribution} has no {absent[0]}" if absent else None
