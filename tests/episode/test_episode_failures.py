@@ -339,3 +339,22 @@ def test_a_record_survives_json(world):
     flow = pipeline(world)
     for episode in play_batch(world, flow, sampler, calc, uids=2, n=2):
         assert Episode.from_json(json.loads(json.dumps(episode.to_json(), allow_nan=False))) == episode
+
+
+def test_calls_say_when_they_started_and_a_repeated_episode_counts_from_its_first_attempt(world):
+    tries = []
+
+    async def script(prompt, sampling, request):
+        tries.append(request)
+        await asyncio.sleep(0.02)
+        if len(tries) <= 3:  # so often a generation is tried
+            raise ConnectionError("down")
+        return "ok"
+
+    nodes = [{"node_id": "plan"}, {"node_id": "solve", "agent_group": 1, "dependencies": ["plan"]}]
+    episode = world.play(world.workflow(nodes), world.Client(script))
+    plan, solve = episode.calls
+    assert episode.attempts == 2 and episode.fault is None
+    assert plan.start_seconds >= 3 * 0.02, "the first attempt took that long"
+    assert plan.start_seconds + plan.seconds <= solve.start_seconds
+    assert solve.start_seconds + solve.seconds <= episode.seconds

@@ -9,7 +9,9 @@ from types import SimpleNamespace
 import pytest
 import torch
 
+from recipe.dag.episode.record import Call, Episode
 from recipe.dag.episode.row import Row
+from recipe.dag.episode.rows import rows_of
 from recipe.dag.errors import UserError
 from recipe.dag.train import kernels
 from recipe.dag.train.batch import to_tensordict
@@ -364,3 +366,28 @@ def test_weights_of_different_pools_are_synced_at_the_same_time_and_of_one_pool_
 
     order = asyncio.run(main())
     assert order.index("c begins") > order.index("a ends")
+
+
+def test_each_call_of_an_episode_gets_the_mean_advantage_of_its_sampled_tokens(workflow, trace):
+    def call(reward: float, response: list[int], mask: list[int], *, prompt=(3,), policy="a", train=True) -> Call:
+        tokens = {"prompt_ids": list(prompt), "response_ids": response, "response_mask": mask}
+        return Call(
+            "l", "left", 0, policy, 0, **tokens, rollout_log_probs=[-1.0] * len(mask), reward=reward, train=train
+        )
+
+    # the second call goes on where the first one ended, so both are in one row
+    first, second = call(1.0, [5, 6, 7], [1, 0, 1]), call(3.0, [9], [1], prompt=(3, 5, 6, 7, 8))
+    left_out, frozen = call(9.0, [5], [1], train=False), call(9.0, [5], [1], policy="fixed")
+    episode = Episode("u", 0, {}, calls=[left_out, first, frozen, second])
+    rows = rows_of([episode])
+    assert [row.call_positions for row in rows if row.policy == "a"] == [(1, 3)]
+    flow = workflow.model_copy(update={"algorithm": Algorithm(estimator="reinforce", gamma=0.5)})
+    asyncio.run(TrainingStep(flow, policies_of("a", "b"), rows, episodes=[episode], seed=0).run())
+    (row,) = (row for row in rows if row.policy == "a")
+    step = TrainingStep(flow, policies_of("a", "b"), rows, seed=0)
+    asyncio.run(step.run())
+    values = step.batches["a"].columns["advantages"][0]
+    assert len(set(values[[0, 2]].tolist())) == 2, "the first call's tokens differ, or a mean could not be told apart"
+    assert first.advantage == pytest.approx((values[0] + values[2]).item() / 2)
+    assert second.advantage == values[4].item() and len(row.response_ids) == 5
+    assert left_out.advantage is None and frozen.advantage is None

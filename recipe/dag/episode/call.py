@@ -34,6 +34,8 @@ class Attempt:
     seed: int
     step: int
     validate: bool
+    started: float = field(default_factory=time.perf_counter)
+    """When the episode's first attempt started, on `time.perf_counter`."""
     tool_state: dict[str, dict] = field(default_factory=dict)
     """By tool name."""
     sample_ids: dict[str, list[int]] = field(default_factory=dict)
@@ -72,6 +74,7 @@ class Caller:
         """Fill `call` in. `transcript`: what a hook in siiRL's form gets as prompt_ids in place of the sample's
         messages. Raises Faults; the call then holds what was done until then."""
         started = time.perf_counter()
+        call.start_seconds = started - attempt.started
         deadline = asyncio.get_running_loop().time() + self.spec.call_timeout_s
         try:
             async with limited(self.spec.call_timeout_s, TimeoutFault, "the call", self.where):

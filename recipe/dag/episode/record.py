@@ -88,6 +88,10 @@ class Call:
     """The agent's role, or its name where it has none; empty in records that are older than roles."""
     branch: str = ""
     """What conditions decided on the way here (episode/branch.py): the nodes that were skipped, the rounds of loops."""
+    start_seconds: float = 0.0
+    """From the start of the episode, earlier attempts included, to the start of this call."""
+    advantage: float | None = None
+    """Mean over the sampled tokens of what the estimator gave them. None: the call was left out of training."""
 
 
 @dataclass(slots=True)

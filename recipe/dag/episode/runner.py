@@ -72,7 +72,7 @@ class EpisodeRunner:
         while True:
             attempts += 1
             episode = Episode(uid, index, copy.deepcopy(sample), faults=faults, attempts=attempts)
-            fault = await self._attempt(Attempt(episode, self._seed, step, validate))
+            fault = await self._attempt(Attempt(episode, self._seed, step, validate, started))
             episode.seconds = time.perf_counter() - started
             if fault is None:
                 return episode

@@ -33,6 +33,22 @@ def token_metrics(rows: list[Row], columns: dict[str, list[torch.Tensor]]) -> di
     return metrics
 
 
+def call_advantages(rows: list[Row], advantages: list[torch.Tensor]) -> dict[tuple[str, int, int], float]:
+    """Return the mean advantage of each call's sampled tokens, by (uid, episode, position among the episode's calls).
+    `advantages`: one tensor of the response's length per row. Rows that do not say which calls they hold have none."""
+    means = {}
+    for row, values in zip(rows, advantages, strict=True):
+        if not row.call_positions:
+            continue
+        mask, start = torch.tensor(row.response_mask).bool(), 0
+        for end, position in zip(row.call_ends, row.call_positions, strict=True):
+            sampled = values[start:end][mask[start:end]]
+            if len(sampled):
+                means[row.uid, row.episode, position] = sampled.double().mean().item()
+            start = end
+    return means
+
+
 def mismatch(trainer: torch.Tensor, server: torch.Tensor) -> dict[str, float]:
     """Distance between two log-prob vectors [N] of the same tokens."""
     difference = (trainer - server).abs()

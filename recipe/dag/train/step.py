@@ -24,7 +24,7 @@ from recipe.dag.train import kernels
 from recipe.dag.train.central import JointReader
 from recipe.dag.train.critics import CriticBatch, critic_batches, value_metrics
 from recipe.dag.train.kernels import PolicyBatch
-from recipe.dag.train.metrics import token_metrics
+from recipe.dag.train.metrics import call_advantages, token_metrics
 from recipe.dag.train.mixing import Credits, Mixing, credited
 from recipe.dag.train.schedule import run_nodes
 from recipe.dag.train.selection import select_rows
@@ -190,6 +190,14 @@ class TrainingStep:
         if algorithm.uncertainty is not None:
             for batch in batches:
                 _weigh_uncertainty(batch, algorithm.uncertainty)
+        for batch in batches:
+            self._record_advantages(batch)
+
+    def _record_advantages(self, batch: PolicyBatch) -> None:
+        """Write each call's mean advantage into its episode's record."""
+        for (uid, index, position), mean in call_advantages(batch.rows, batch.columns["advantages"]).items():
+            if (episode := self.episodes.get((uid, index))) is not None:
+                episode.calls[position].advantage = mean
 
     def _penalties(self, name: str) -> list[torch.Tensor]:
         """What the KL to the reference takes from the reward of each token."""
