@@ -1,11 +1,12 @@
 """Clears up after a server, however it ended: `python -I janitor.py ROOT`, with the server at the other end of stdin.
 
 Invariant: when stdin ends, the server is gone; then its jobs are ended, and ROOT and what stdin named, one path a line,
-are removed. It stands alone and uses the standard library only, so that a process of a few megabytes can wait.
+are removed. It uses the standard library and `removal.py` beside it alone, so that a process of a few megabytes can
+wait.
 """
 
+import importlib.util
 import os
-import shutil
 import signal
 import sys
 import time
@@ -29,6 +30,11 @@ def jobs_under(root):
 
 def main():
     root = sys.argv[1]
+    removal = load_removal()
+    meant = None
+    with suppress(OSError):
+        # Held open: what takes its name after it must not be taken for it.
+        meant = os.open(root, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
     # Its terminal's signals are for the server; the end of stdin is what counts here.
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
         signal.signal(number, signal.SIG_IGN)
@@ -40,8 +46,9 @@ def main():
         for pid in left:
             with suppress(OSError):
                 os.kill(pid, signal.SIGKILL)
-        shutil.rmtree(root, onerror=unlock)
-        if not left and not os.path.lexists(root):
+        if meant is not None:
+            removal.remove(root, meant)
+        if not left and (meant is None or not removal.leads_to(root, meant)):
             break
         time.sleep(0.1)
     for path in named.splitlines():
@@ -49,15 +56,13 @@ def main():
             os.unlink(path)
 
 
-def unlock(_function, path, _error):
-    """Again, where a job took away its own permissions."""
-    with suppress(OSError):
-        os.chmod(os.path.dirname(path), 0o700)
-        if os.path.isdir(path) and not os.path.islink(path):
-            os.chmod(path, 0o700)
-            shutil.rmtree(path, ignore_errors=True)
-        else:
-            os.unlink(path)
+def load_removal():
+    """`python -I` finds no module of this package."""
+    path = os.path.join(os.path.dirname(os.path.abspath(__file__)), "removal.py")
+    spec = importlib.util.spec_from_file_location("removal", path)
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
 
 
 main()

@@ -22,7 +22,7 @@ from contextlib import suppress
 from pathlib import Path
 
 from recipe.dag.errors import SandboxFault, UserError
-from recipe.dag.sandbox import survivors, workspace
+from recipe.dag.sandbox import removal, survivors
 from recipe.dag.sandbox.fair_queue import default_slots
 
 logger = logging.getLogger(__name__)
@@ -62,6 +62,8 @@ class LocalSandbox:
         self._port = 0
         self._process: subprocess.Popen[bytes] | None = None
         self._root: Path | None = None
+        self._folder: int | None = None
+        """The root, held open: it is removed as this directory, not as whatever has its name by then."""
         self._lock = threading.Lock()
 
     @property
@@ -127,6 +129,7 @@ class LocalSandbox:
 
     def _launch(self) -> None:
         self._root = Path(tempfile.mkdtemp(prefix="verl-dag-sandbox-"))
+        self._folder = os.open(self._root, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
         command = [sys.executable, "-P", "-m", "recipe.dag.sandbox.embedded"]
         options = {
             "port": self._port,
@@ -187,4 +190,6 @@ class LocalSandbox:
                 survivors.kill(set(survivors.anywhere(self._root)))
         root, self._root = self._root, None
         if root is not None:
-            workspace.remove(root)
+            removal.remove(root, self._folder)
+            os.close(self._folder)
+            self._folder = None

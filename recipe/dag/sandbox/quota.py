@@ -11,6 +11,8 @@ from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from recipe.dag.sandbox import removal
+
 MAX_ENTRIES = 50_000
 """Files and directories in one session."""
 _ENTRY_BYTES = 512
@@ -62,9 +64,7 @@ def roll_back(directory: Path, before: Usage) -> None:
 
 def unlock(directory: Path) -> None:
     """Give back to this user the directories that a job locked. Blocks; call it when the job is dead."""
-    for folder, folders, _ in os.walk(directory):
+    for _, folders, _, handle in os.fwalk(directory):
         for name in folders:
-            path = os.path.join(folder, name)
             with suppress(OSError):
-                if not os.path.islink(path) and not os.access(path, os.R_OK | os.W_OK | os.X_OK):
-                    os.chmod(path, 0o700)
+                os.close(removal.open_unlocked(name, handle))

@@ -11,11 +11,12 @@ import glob
 import itertools
 import os
 import re
-import shutil
 import stat
 import tempfile
 from collections.abc import Iterable, Mapping
 from pathlib import Path
+
+from recipe.dag.sandbox import removal
 
 _FETCH_BYTES = 16 << 20
 """All fetched files of a job together."""
@@ -78,20 +79,8 @@ def _matches(directory: Path, name: str) -> list[str]:
 
 
 def remove(directory: Path) -> None:
-    """Delete it, also where the job took away its own permissions. Blocks; never raises."""
-
-    def unlock(_function: object, path: str, _error: object) -> None:
-        try:
-            os.chmod(os.path.dirname(path), 0o700)
-            if os.path.isdir(path) and not os.path.islink(path):
-                os.chmod(path, 0o700)
-                shutil.rmtree(path, ignore_errors=True)
-            else:
-                os.unlink(path)
-        except OSError:
-            pass
-
-    shutil.rmtree(directory, onerror=unlock)
+    """Delete it, also where the job took away its own permissions; nothing else changes. Blocks; never raises."""
+    removal.remove(directory)
 
 
 def _inside(directory: Path, name: str) -> Path:
