@@ -141,8 +141,8 @@ CATALOGUE: tuple[Entry, ...] = (
         "a policy per agent, none shared; every agent's reward is the team's; with any estimator",
         "workflow.schema:Happo",
         order="random",
-        ratio="sequence_mean",
-        bound=2.0,
+        ratio="clamped",
+        bound=4.0,
     ),
     _function(
         BLOCK,
@@ -187,6 +187,17 @@ def chains_calls(algorithm: Any) -> bool:
     """Whether credit goes from row to row, so that a call must not be taken out of an episode's rows (vdn and qmix read
     the episode itself)."""
     return algorithm.estimator in SPANNING - MIXED or (algorithm.estimator == "ippo" and algorithm.stream == "agent")
+
+
+def advantages_per_turn(algorithm: Any) -> bool:
+    """Whether the advantages of an episode differ by turn by construction: its estimator values what is left from each
+    turn on, or compares turn by turn. Otherwise one return is every turn's."""
+    options = ENTRIES[algorithm.estimator].options
+    if algorithm.estimator in WITH_VALUES | MIXED:
+        return True
+    if "gamma_turn" in options and algorithm.stat_unit == "call" and algorithm.gamma_turn is not None:
+        return True
+    return "group_by" in options and "turn" in algorithm.group_by
 
 
 def carries_back(algorithm: Any) -> bool:

@@ -56,12 +56,12 @@ def test_factors_multiply_over_agents_and_over_an_agents_rows():
 def test_masked_tokens_do_not_count_whatever_they_hold():
     new, old = rows([-1.0, float("nan")]), rows([-2.0, 3.0])
     assert log_ratio(new, old, [torch.tensor([True, False])], ["e"]) == {"e": 1.0}
-    with pytest.raises(ValueError, match="episode e: a log-prob is not finite"):
+    with pytest.raises(ValueError, match="unit e: a log-prob is not finite"):
         log_ratio(new, old, ones(new), ["e"])
 
 
 @pytest.mark.parametrize(
-    ("level", "expected"), [("sequence_sum", 8.0), ("sequence_mean", 2.0), ("clamped", math.log(2))]
+    ("level", "expected"), [("sequence_sum", 8.0), ("sequence_mean", 2.0), ("clamped", math.log(4))]
 )
 def test_ratio_levels(level, expected):
     new, old = rows([0.0] * 4), rows([-2.0] * 4)
@@ -191,5 +191,5 @@ def test_ratios_are_as_exact_as_their_log_probs():
 
 @pytest.mark.parametrize("value", [math.inf, -math.inf, math.nan])
 def test_a_log_prob_that_is_not_finite_is_refused(value):
-    with pytest.raises(ValueError, match="episode e: a log-prob is not finite"):
+    with pytest.raises(ValueError, match="unit e: a log-prob is not finite"):
         log_ratio([torch.tensor([value])], [torch.tensor([-1.0])], [torch.ones(1)], ["e"])

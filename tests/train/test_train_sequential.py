@@ -12,8 +12,11 @@ from verl.utils import tensordict_utils as tu
 
 from recipe.dag.episode.row import Row
 from recipe.dag.train import kernels
+from recipe.dag.train.kernels import PolicyBatch
+from recipe.dag.train.sequential import CompoundFactor
 from recipe.dag.train.step import TrainingStep
 from recipe.dag.workflow.loader import load_workflow
+from recipe.dag.workflow.schema import Algorithm, Happo
 
 WORKFLOW = """\
 dag_id: two
@@ -144,6 +147,59 @@ def test_random_order_changes_from_step_to_step_and_repeats_after_a_resume(run):
         for step in [*range(8), *range(8)]
     ]
     assert orders[:8] == orders[8:] and {tuple(order) for order in orders} == {("a", "b"), ("b", "a")}
+
+
+def two_turns(policy: str, episode: int, *, merged: bool) -> list[Row]:
+    """A call of two tokens in turn 0 and one of one token in turn 1, as one row or as two."""
+    agent = {"a": "left", "b": "right"}[policy]
+    if not merged:
+        return [
+            Row("u", episode, agent, agent[0], turn, policy, 0, [3], [5] * size, [1] * size, [-1.0] * size, 0.0)
+            for turn, size in ((0, 2), (1, 1))
+        ]
+    calls = {"call_ends": (2, 4), "call_rewards": (0.0, 0.0), "call_turns": (0, 1)}
+    return [Row("u", episode, agent, agent[0], 0, policy, 0, [3], [5] * 4, [1, 1, 0, 1], [-1.0] * 4, 0.0, **calls)]
+
+
+def factors(algorithm: Algorithm, *, merged: bool) -> list[float]:
+    """By what policy b's tokens are weighed, turn by turn, after an update of policy a that doubled the probability of
+    each token of its second turn."""
+    factor = CompoundFactor(algorithm, ["a", "b"])
+    first, second = (PolicyBatch(two_turns(name, 0, merged=merged)) for name in ("a", "b"))
+    for batch in (first, second):
+        batch.columns["advantages"] = [torch.ones(len(r.response_ids)) for r in batch.rows]
+        batch.columns["old_log_probs"] = [torch.full((len(r.response_ids),), -3.0) for r in batch.rows]
+    factor.weigh(first)
+    moved = [-3.0, -3.0, math.nan, -3.0 + math.log(2)] if merged else [-3.0, -3.0, -3.0 + math.log(2)]
+    factor.follow(first, torch.tensor(moved).split([len(r.response_ids) for r in first.rows]))
+    factor.weigh(second)
+    weighed = torch.cat(second.columns["advantages"]).tolist()
+    return [weighed[0], weighed[-1]]
+
+
+@pytest.mark.parametrize("merged", [True, False])
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"estimator": "grpo", "stat_unit": "call", "gamma_turn": 1.0},
+        {"estimator": "grpo", "stat_unit": "call", "group_by": ["uid", "agent", "turn"]},
+        {"estimator": "magrpo"},
+        {"estimator": "gae_chain"},
+        {"estimator": "mappo"},
+        {"estimator": "vdn"},
+    ],
+    ids=lambda options: "-".join(map(str, options.values())),
+)
+def test_advantages_of_a_turn_are_weighed_by_what_was_said_in_that_turn(options, merged):
+    """Kuba et al.: the factor at time step t is made of ratios at t. An update moved turn 1 only."""
+    algorithm = Algorithm(**options, happo=Happo())
+    assert factors(algorithm, merged=merged) == [1.0, pytest.approx(2.0)]
+
+
+@pytest.mark.parametrize("merged", [True, False])
+def test_a_return_that_all_turns_share_is_weighed_by_what_was_said_in_all_of_them(merged):
+    algorithm = Algorithm(estimator="grpo", stat_unit="trajectory", happo=Happo())
+    assert factors(algorithm, merged=merged) == [pytest.approx(2.0), pytest.approx(2.0)]
 
 
 @pytest.fixture

@@ -44,7 +44,7 @@ def load(tmp_path):
 def test_a_policy_per_agent_loads(load):
     workflow = load("order: reverse_topological, ratio: clamped, bound: 1.5")
     assert (workflow.algorithm.happo.order, workflow.algorithm.happo.bound) == ("reverse_topological", 1.5)
-    assert load().algorithm.happo.ratio == "sequence_mean"
+    assert (load().algorithm.happo.ratio, load().algorithm.happo.bound) == ("clamped", 4.0)
     assert agents_heard(workflow.episode_nodes) == {0: (), 2: (0,), 1: (0, 2)}
 
 
@@ -54,7 +54,7 @@ def test_a_policy_per_agent_loads(load):
         ({"left": "b", "extra": ", frozen: true"}, "algorithm.happo", "left, right share policy `b`"),
         ({"extra": ", frozen: true"}, "algorithm.happo", "at least two that are trained"),
         ({"extra": ", train_cycle: 1"}, "policies.a.train_cycle", "every policy learns in every step"),
-        ({"happo": "bound: 1.5"}, "algorithm.happo.bound", "only `ratio: clamped` reads this"),
+        ({"happo": "ratio: sequence_sum, bound: 1.5"}, "algorithm.happo.bound", "only `ratio: clamped` reads this"),
         ({"algorithm": ", old_log_probs: rollout"}, "algorithm.old_log_probs", "before and after an update"),
         (
             {"happo": "order: reverse_topological", "node": AGAIN},

@@ -172,7 +172,8 @@ def test_policies_that_learn_one_after_the_other_are_said_to(tmp_path):
     text = text.replace("policies:\n", "policies:\n  other: {model: {path: small}}\n", 1)
     (tmp_path / "score.py").write_text("def score(episode): return {}\n")
     (tmp_path / "debate.yaml").write_text(text)
-    assert "policies one after the other (random)" in to_text(make_plan(load_workflow(tmp_path / "debate.yaml")))
+    shown = to_text(make_plan(load_workflow(tmp_path / "debate.yaml")))
+    assert "policies one after the other (random; factor clamped at 4 per episode)" in shown
 
 
 def test_roles_that_are_exchanged_are_said_to_be():

@@ -1,7 +1,8 @@
 """Policies that learn one after the other, each from what the updates before it did (HAPPO, credit/happo.py).
 
 Invariant: the order is a function of the workflow, the seed and the step. All behaviour log-probs are known before the
-first update; an episode's factor changes only by the update of a policy that said something in it.
+first update; the factor of a unit (an episode, or one turn of it where advantages differ by turn) changes only by the
+update of a policy that said something in it.
 """
 
 from __future__ import annotations
@@ -9,12 +10,14 @@ from __future__ import annotations
 from collections.abc import Callable, Hashable, Sequence
 
 import torch
+from torch import Tensor
 
+from recipe.dag.algorithms import advantages_per_turn
 from recipe.dag.credit.happo import advance, log_ratio, sampled_mask, update_order, weigh
 from recipe.dag.episode.row import Row
 from recipe.dag.train.kernels import PolicyBatch
 from recipe.dag.workflow.graph import agents_heard
-from recipe.dag.workflow.schema import Happo, Node, NodeRole, Workflow
+from recipe.dag.workflow.schema import Algorithm, Node, NodeRole, Workflow
 
 
 def in_sequence(
@@ -41,36 +44,52 @@ def in_sequence(
 
 
 class CompoundFactor:
-    """What the updates so far did to the probability of what was said in each episode, but for calls that a hook took
-    out of training."""
+    """What the updates so far did to the probability of what was said in each unit, but for calls that a hook took out
+    of training. All rounds of a loop are of their turn."""
 
-    def __init__(self, happo: Happo, order: Sequence[str]):
-        self.happo, self.last = happo, order[-1] if order else None
+    def __init__(self, algorithm: Algorithm, order: Sequence[str]):
+        self.happo, self.last = algorithm.happo, order[-1] if order else None
+        self.per_turn = advantages_per_turn(algorithm)
         self.log_factor: dict[Hashable, float] = {}
 
     def weigh(self, batch: PolicyBatch) -> None:
         """Multiply the policy's advantages, before its update."""
-        episodes = [_episode(row) for row in batch.rows]
-        batch.columns["advantages"] = weigh(batch.columns["advantages"], episodes, self.log_factor)
-        factors = torch.tensor([self.log_factor.get(name, 0.0) for name in set(episodes)], dtype=torch.float64).exp()
+        units = [unit for row in batch.rows for unit in self._units(row)]
+        pieces = weigh(self._cut(batch.rows, batch.columns["advantages"]), units, self.log_factor)
+        batch.columns["advantages"] = self._join(batch.rows, pieces)
+        logs = [self.log_factor.get(unit, 0.0) for unit in dict.fromkeys(units)]
+        factors = torch.tensor(logs, dtype=torch.float64).exp()
         batch.metrics |= {
             "happo_factor/mean": factors.mean().item(),
+            "happo_factor/std": factors.std(correction=0).item(),
             "happo_factor/min": factors.min().item(),
             "happo_factor/max": factors.max().item(),
         }
 
-    def follow(self, batch: PolicyBatch, log_probs: Sequence[torch.Tensor]) -> None:
-        """Take in what the policy's update did; `log_probs` are those after it, one tensor per row."""
+    def follow(self, batch: PolicyBatch, log_probs: Sequence[Tensor]) -> None:
+        """Multiply the factors by what the policy's update did; `log_probs` are those after it, one tensor per row."""
         ratios = log_ratio(
-            log_probs,
-            batch.columns["old_log_probs"],
-            [sampled_mask(row.response_mask) for row in batch.rows],
-            [_episode(row) for row in batch.rows],
+            self._cut(batch.rows, log_probs),
+            self._cut(batch.rows, batch.columns["old_log_probs"]),
+            self._cut(batch.rows, [sampled_mask(row.response_mask) for row in batch.rows]),
+            [unit for row in batch.rows for unit in self._units(row)],
             level=self.happo.ratio,
             bound=self.happo.bound,
         )
         self.log_factor = advance(self.log_factor, ratios)
 
+    def _units(self, row: Row) -> list[Hashable]:
+        """Those of the pieces of a row: one per merged call where factors are per turn."""
+        if not self.per_turn:
+            return [(row.uid, row.episode)]
+        return [(row.uid, row.episode, turn) for turn in row.call_turns or (row.turn,)]
 
-def _episode(row: Row) -> Hashable:
-    return row.uid, row.episode
+    def _cut(self, rows: Sequence[Row], columns: Sequence[Tensor]) -> list[Tensor]:
+        """The pieces of per-token columns, in the rows' order."""
+        cuts = [row.call_ends[:-1] if self.per_turn else () for row in rows]
+        return [piece for column, at in zip(columns, cuts, strict=True) for piece in column.tensor_split(at)]
+
+    def _join(self, rows: Sequence[Row], pieces: Sequence[Tensor]) -> list[Tensor]:
+        """Undo `_cut`."""
+        left = iter(pieces)
+        return [torch.cat([next(left) for _ in self._units(row)]) for row in rows]

@@ -75,7 +75,7 @@ class TrainingStep:
         nodes, happo = [n for n in self.workflow.training_nodes if self._has_work(n)], self.workflow.algorithm.happo
         if happo is not None:
             nodes, order = in_sequence(self.workflow, nodes, self._policy_of, seed=self.seed, step=self.step)
-            self.factor = CompoundFactor(happo, order)
+            self.factor = CompoundFactor(self.workflow.algorithm, order)
         await run_nodes(nodes, self._execute)
 
     def _policy_of(self, node: Node) -> str:

@@ -30,15 +30,18 @@ class DynamicSampling(Frozen):
 
 
 class Happo(Frozen):
-    """Policies learn one after the other; what an update did to an episode's messages weighs the advantages of the
-    policies after it (HAPPO, arXiv 2109.11251). Each agent needs a policy of its own."""
+    """Policies learn one after the other; what an update did to the probability of an agent's messages weighs the
+    advantages of the policies after it (HAPPO, arXiv 2109.11251): those of the same turn where advantages differ by
+    turn, those of the whole episode where its return is every turn's. Each agent needs a policy of its own."""
 
     order: Literal["random", "reverse_topological"] = "random"
     """random: drawn anew in every step. reverse_topological: whoever speaks last learns first."""
-    ratio: Literal["sequence_sum", "sequence_mean", "clamped"] = "sequence_mean"
-    """What an update did. sequence_sum: the exact ratio of all that an agent said. sequence_mean: its geometric mean
-    per token, an approximation that does not grow with length. clamped: the exact one, within 1 / bound and bound."""
-    bound: float = Field(2.0, ge=1.0)
+    ratio: Literal["sequence_sum", "sequence_mean", "clamped"] = "clamped"
+    """What an update did. clamped: the exact ratio of all that an agent said, within 1 / bound and bound. sequence_sum:
+    the exact one, whose variance grows with length. sequence_mean: its geometric mean per token, which is 1 within a
+    thousandth from a hundred tokens on, so that the policies after an update hardly feel it."""
+    bound: float = Field(4.0, gt=1.0)
+    """Of one policy's ratio; factors of several policies multiply."""
 
 
 class Uncertainty(Frozen):

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from recipe.dag.algorithms import ENTRIES, MIXED
+from recipe.dag.algorithms import ENTRIES, MIXED, advantages_per_turn
 from recipe.dag.workflow.describe import in_words
 from recipe.dag.workflow.graph import graph_of, levels, with_whole_loops
 from recipe.dag.workflow.memory import PolicyMemory
@@ -85,6 +85,8 @@ class Plan(Frozen):
     policy_loss: str
     happo_order: str | None
     """In which order the policies learn one after the other; None: side by side."""
+    happo_factor: str | None
+    """What an update weighs the later ones' advantages by, in words."""
     exchange: tuple[str, ...]
     """Agents whose policies change hands (CORY)."""
     exchange_every: int | None
@@ -122,6 +124,7 @@ def make_plan(workflow: Workflow) -> Plan:
         uncertainty=workflow.algorithm.uncertainty and workflow.algorithm.uncertainty.alpha,
         policy_loss=workflow.algorithm.policy_loss,
         happo_order=workflow.algorithm.happo and workflow.algorithm.happo.order,
+        happo_factor=_happo_factor(workflow.algorithm),
         exchange=workflow.algorithm.cory.roles if workflow.algorithm.cory else (),
         exchange_every=workflow.algorithm.cory and workflow.algorithm.cory.every,
         max_batches=workflow.algorithm.dynamic_sampling.max_batches if workflow.algorithm.dynamic_sampling else 1,
@@ -147,6 +150,13 @@ def _gamma_turn(algorithm: Algorithm) -> float | None:
     if algorithm.estimator in MIXED:
         return algorithm.mixer.gamma_turn
     return algorithm.gamma_turn if "gamma_turn" in ENTRIES[algorithm.estimator].options else None
+
+
+def _happo_factor(algorithm: Algorithm) -> str | None:
+    if algorithm.happo is None:
+        return None
+    bound = f" at {algorithm.happo.bound:g}" if algorithm.happo.ratio == "clamped" else ""
+    return f"{algorithm.happo.ratio}{bound} per {'turn' if advantages_per_turn(algorithm) else 'episode'}"
 
 
 def _agent(workflow: Workflow, index: int, agent: Agent) -> PlannedAgent:

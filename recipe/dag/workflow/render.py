@@ -124,7 +124,10 @@ def _credit(plan: Plan) -> str:
     groups += f", rewards to go at gamma_turn {plan.gamma_turn:g}" if plan.gamma_turn is not None else ""
     groups += f", weights by uncertainty (alpha {plan.uncertainty:g})" if plan.uncertainty is not None else ""
     loss = f", loss {plan.policy_loss}" if plan.policy_loss != "vanilla" else ""
-    order = f", policies one after the other ({plan.happo_order.replace('_', ' ')})" if plan.happo_order else ""
+    order = ""
+    if plan.happo_order:
+        how = f"{plan.happo_order.replace('_', ' ')}; factor {plan.happo_factor.replace('_', ' ')}"
+        order = f", policies one after the other ({how})"
     if plan.exchange:
         steps = f"{plan.exchange_every} steps" if plan.exchange_every > 1 else "step"
         order += f", {' and '.join(plan.exchange)} exchange policies every {steps}"
