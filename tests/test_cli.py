@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import json
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -44,7 +45,7 @@ def test_validate_prints_ok_for_every_good_file(run):
 
 def test_validate_goes_on_after_a_bad_file_and_fails(run, bad):
     code, out, err = run("validate", bad, SHARED, "nowhere.yaml")
-    assert code == 1
+    assert code == 2
     assert out == f"{SHARED}: OK (3 agents, 1 policy, 3 rollout nodes)\n"
     lines = err.splitlines()
     assert f"{bad}:3:1: polices: unknown key; did you mean `policies`?" in lines[-2]
@@ -66,6 +67,19 @@ def test_plan_of_a_missing_or_bad_file_is_lines_and_exit_code_2(run, bad):
     assert run("plan", "nowhere.yaml") == (2, "", "nowhere.yaml: no such file\n")
     code, out, err = run("plan", bad)
     assert (code, out) == (2, "") and err.count("\n") >= 2 and "Traceback" not in err
+
+
+def test_plan_checks_what_validate_checks_and_ends_with_the_same_code(run, tmp_path):
+    path = tmp_path / "workflow.yaml"
+    path.write_text(Path(SHARED).read_text().replace("\n  main:\n", "\n  main:\n    config: {rollout.dtipe: x}\n", 1))
+    validated, planned = run("validate", str(path)), run("plan", str(path))
+    assert validated == planned == (2, "", validated[2])
+    assert validated[2].count("\n") == 1 and "has no `dtipe`; did you mean `dtype`?" in validated[2]
+
+
+def test_the_version_names_verls_too(run):
+    code, out, err = run("--version")
+    assert (code, err) == (0, "") and re.fullmatch(r"verl-dag \d+\.\d+\.\d+ \(verl 0\.9\.1\)\n", out)
 
 
 def test_a_wrong_format_is_a_usage_error(run):

@@ -7,15 +7,20 @@ thin function here; what it needs is imported inside it, so that `validate` and 
 from __future__ import annotations
 
 import sys
+import tomllib
 from collections.abc import Iterable
 from enum import StrEnum
+from importlib import metadata
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from recipe.dag.errors import UserError
 from recipe.dag.workflow.problem import Problem
+
+if TYPE_CHECKING:
+    from recipe.dag.workflow.schema import Workflow
 
 app = typer.Typer(
     name="verl-dag",
@@ -32,25 +37,40 @@ class PlanFormat(StrEnum):
     json = "json"
 
 
+def _print_version(wanted: bool) -> None:
+    if wanted:
+        from recipe.dag.doctor import pinned_verl
+
+        typer.echo(f"verl-dag {own_version()} (verl {pinned_verl()})")
+        raise typer.Exit
+
+
+def own_version() -> str:
+    """Of the installed package, or of the checkout that this is."""
+    file = Path(__file__).resolve().parents[2] / "pyproject.toml"
+    if file.is_file():
+        return tomllib.loads(file.read_text())["project"]["version"]
+    return metadata.version("verl-dag")
+
+
 @app.callback()
-def _root() -> None:
-    """Keeps commands as commands while there is only one."""
+def _root(
+    version: Annotated[
+        bool,
+        typer.Option("--version", callback=_print_version, is_eager=True, help="Print this version and verl's."),
+    ] = False,
+) -> None: ...
 
 
 @app.command()
 def validate(
     files: Annotated[list[str], typer.Argument(metavar="FILE...", help="Workflow files.", show_default=False)],
 ) -> None:
-    """Check workflow files: one line per mistake (file:line:col: where: what), exit code 1 if there is any."""
-    from recipe.dag.main import check_overrides, has_verl
-    from recipe.dag.workflow.loader import load_workflow
-
+    """Check workflow files: one line per mistake (file:line:col: where: what), exit code 2 if there is any."""
     failed = False
     for file in files:
         try:
-            workflow = load_workflow(file)
-            if has_verl():  # whose configuration says which keys there are
-                check_overrides(file)
+            workflow = _load(file)
         except UserError as error:
             failed = True
             typer.echo(str(error), err=True)
@@ -59,7 +79,7 @@ def validate(
             counts = [_count(len(workflow.agents), "agent"), _count(len(workflow.policies), "policy", "policies")]
             typer.echo(f"{file}: OK ({', '.join([*counts, _count(len(workflow.rollout_nodes), 'rollout node')])})")
     if failed:
-        raise typer.Exit(1)
+        raise typer.Exit(2)
 
 
 @app.command()
@@ -70,12 +90,11 @@ def plan(
 ) -> None:
     """Show what a workflow will do: agents, policies, order, training chain, token budget, memory of the weights."""
     from recipe.dag.workflow import render
-    from recipe.dag.workflow.loader import load_workflow
     from recipe.dag.workflow.memory import estimate
     from recipe.dag.workflow.plan import make_plan
 
     renderers = {"text": render.to_text, "mermaid": render.to_mermaid, "json": render.to_json}
-    workflow = load_workflow(file)
+    workflow = _load(file)
     _warn(workflow.warnings)
     planned = make_plan(workflow).model_copy(update={"memory": estimate(workflow)})
     typer.echo(renderers["mermaid" if mermaid else format](planned))
@@ -249,6 +268,17 @@ def serve(
         grace_s=grace_s,
         log_level="warning" if quiet else "info",
     )
+
+
+def _load(file: str) -> Workflow:
+    """The workflow, its overrides of verl's configuration checked, too. Raises UserError."""
+    from recipe.dag.main import check_overrides, has_verl
+    from recipe.dag.workflow.loader import load_workflow
+
+    workflow = load_workflow(file)
+    if has_verl():  # whose configuration says which keys there are
+        check_overrides(file)
+    return workflow
 
 
 def _warn(warnings: Iterable[Problem]) -> None:

@@ -89,5 +89,5 @@ def test_validate_tells_it_without_importing_verl(write):
     done = subprocess.run(
         [sys.executable, "-c", command, str(write("{rollout.dtipe: x}"))], capture_output=True, text=True, check=False
     )
-    assert done.returncode == 1 and done.stderr.count("\n") == 1
+    assert done.returncode == 2 and done.stderr.count("\n") == 1
     assert "workflow.yaml:3:43: policies.p.config" in done.stderr and "did you mean `dtype`?" in done.stderr

@@ -106,6 +106,8 @@ GRAPH = [
     ("unknown agent", ("agent: writer", "agent: §writter"), "no agent `writter`; did you mean `writer`?"),
     ("agent and group", ("agent_group: 1", "agent_group: 1, §agent: critic"), "not both"),
     ("agent by index", ("agent: writer", "agent: §0"), "its index goes under `agent_group`"),
+    ("no agent", ("  - {node_id: write", "  - §{node_id: write"), ("agent: writer,\n", ""),
+     "a ROLLOUT node of a workflow with several agents says whose it is: add `agent: ...`, one of `writer`, `critic`"),
     ("group range", ("agent_group: 1", "agent_group: §2"), "no agent 2; agent_group is an index from 0 to 1"),
     ("negative group", ("agent_group: 1", "agent_group: §-1"), "at least 0"),
     ("unknown dependency", ("[judge]", "[§juge]"), "no node `juge`; did you mean `judge`?"),

@@ -153,6 +153,9 @@ def test_a_sub_workflow_may_have_one_of_its_own(write, folder):
         (("", ""), "dag_id: talk\nnodes: [\n", ["talk.yaml:3:1: : YAML syntax"]),
         (("", ""), "dag_id: talk\nnodes:\n  - {node_id: a, node_type: MODEL_INFERENCE, node_role: ROLLOUT}\n",
          ["talk.yaml:3:5: nodes[0]: say whose node this is by name (`agent: name`)"]),
+        (("", ""), "dag_id: talk\nagents: [{name: judge, policy: p}, {name: critic, policy: p}]\nnodes:\n"
+         "  - {node_id: a, node_type: MODEL_INFERENCE, node_role: ROLLOUT}\n",
+         ["talk.yaml:4:5: nodes[0]: say whose node this is by name (`agent: name`)"]),
         (("", ""), "dag_id: talk\nnodes: []\n", ["nodes[1].workflow: `parts/talk.yaml` has no rollout node"]),
         (("", ""), "dag_id: talk\nnodes:\n  - {node_id: again, workflow: ../main.yaml}\n",
          ["talk.yaml:3:32: nodes[0].workflow: the file includes itself: main.yaml -> talk.yaml -> main.yaml"]),

@@ -32,6 +32,7 @@ nodes:
   - {<<: *rollout, node_id: check, agent_group: 1, dependencies: [write]}
   - <<: *rollout
     node_id: write
+    agent: writer
     agent_options: {env_path: env.py:Env}
     config: {rollout.memory: !Ref global_config.server.memory}
 """

@@ -122,7 +122,11 @@ def test_plans_do_not_depend_on_the_hash_seed():
     [
         ("grpo", "Training (derived; estimator grpo, groups by uid, agent)"),
         ("cpgd", "Training (derived; estimator grpo, groups by uid, agent, loss cpgd)"),
-        ("dapo", "Training (derived; estimator grpo, groups by uid, agent, up to 3 batches a step)"),
+        (
+            "dapo",
+            "Training (derived; estimator grpo, groups by uid, agent, ratios clipped at 1 - 0.2 and 1 + 0.28, "
+            "up to 3 batches a step)",
+        ),
         ("ppo", "  1. main.old_log_probs | main.values"),
         ("marft", "  2. chain.advantage"),
     ],
@@ -135,6 +139,10 @@ def test_the_text_says_how_a_shipped_workflow_learns(name, line):
 @pytest.mark.parametrize(
     ("algorithm", "credit"),
     [
+        (
+            "policy_loss: gspo",
+            "grpo, groups by uid, agent, loss gspo, ratios clipped at 1 - 0.0003 and 1 + 0.0004",
+        ),
         ("estimator: grpo, gamma_turn: 0", "grpo, groups by uid, agent, rewards to go at gamma_turn 0"),
         ("estimator: magrpo", "magrpo, groups by uid, agent, node, turn, round, rewards to go at gamma_turn 0.9"),
         (

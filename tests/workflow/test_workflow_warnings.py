@@ -45,6 +45,31 @@ def test_what_is_seldom_meant_is_warned_of(tmp_path, old, new, expected):
     assert [f"{p.line}:{p.column}: {p.where}: {p.message}" for p in found] == expected
 
 
+@pytest.mark.parametrize(
+    ("options", "clip", "warned"),
+    [
+        ("policy_loss: gspo", (3e-4, 4e-4), []),
+        ("policy_loss: gspo, clip_ratio_high: 1.0e-3", (3e-4, 1e-3), []),
+        ("policy_loss: gspo, clip_ratio_low: 0.2", (0.2, 4e-4), ["clip_ratio_low"]),
+        (
+            "policy_loss: gspo, clip_ratio_low: 0.2, clip_ratio_high: 0.28",
+            (0.2, 0.28),
+            ["clip_ratio_low", "clip_ratio_high"],
+        ),
+        ("policy_loss: vanilla", (0.2, 0.2), []),
+        ("policy_loss: cpgd, clip_ratio_high: 0.28", (0.2, 0.28), []),
+    ],
+)
+def test_gspo_clips_at_the_papers_ratios_and_warns_of_a_tokens(tmp_path, options, clip, warned):
+    (tmp_path / "score.py").write_text("def score(episode): return {}\n")
+    text = TEXT.replace("algorithm: {group_by: [uid, role]}", f"algorithm: {{{options}}}").replace(", role: solver", "")
+    (tmp_path / "flow.yaml").write_text(text)
+    workflow = load_workflow(tmp_path / "flow.yaml")
+    assert (workflow.algorithm.clip_ratio_low, workflow.algorithm.clip_ratio_high) == clip
+    assert [p.where for p in workflow.warnings] == [f"algorithm.{key}" for key in warned]
+    assert all("gspo clips a sequence's mean ratio" in p.message for p in workflow.warnings)
+
+
 ROUNDS = """\
 dag_id: demo
 agents: [{name: solver, policy: one}, {name: still, policy: two}]

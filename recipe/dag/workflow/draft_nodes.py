@@ -81,10 +81,15 @@ def _normal_node(draft: Draft, data: dict[str, Any], path: tuple) -> tuple[dict[
 
 
 def _misplaced(draft: Draft, node: Node, path: KeyPath) -> Iterator[Problem]:
-    """What keeps a node out of every graph: a role that its type has not, an unknown agent."""
+    """What keeps a node out of every graph: a role that its type has not, no agent or an unknown one."""
     if node.node_role not in ROLES[node.node_type]:
         message = f"a {node.node_type} node cannot be {node.node_role}; its roles are {listing(ROLES[node.node_type])}"
         yield draft.source.problem((*path, "node_role" if draft.has(*path, "node_role") else "node_type"), message)
+    named = any(draft.has(*path, key) for key in ("agent", "agent_group"))
+    if node.node_role is NodeRole.ROLLOUT and len(draft.agents) > 1 and not named:
+        names = listing(filter(None, draft.agent_names))
+        message = f"a ROLLOUT node of a workflow with several agents says whose it is: add `agent: ...`, one of {names}"
+        yield draft.source.problem(path, f"{message} (or its index, `agent_group: ...`)")
     if draft.agents and node.agent_group >= len(draft.agents):
         last = len(draft.agents) - 1
         message = f"no agent {node.agent_group}; agent_group is an index from 0 to {last}, or write `agent: name`"

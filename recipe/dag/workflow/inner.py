@@ -41,7 +41,7 @@ class Inner:
             return None
         if "agent" in node:
             return node["agent"] if isinstance(node["agent"], str) else None
-        group = node.get("agent_group", 0)
+        group = node.get("agent_group", 0 if len(self.agents) == 1 else None)
         known = isinstance(group, int) and 0 <= group < len(self.agents) and isinstance(self.agents[group], dict)
         name = self.agents[group].get("name") if known else None
         return name if isinstance(name, str) else None

@@ -83,6 +83,8 @@ class Plan(Frozen):
     uncertainty: float | None
     """How much an answer's uncertainty lowers its weight; None: not at all."""
     policy_loss: str
+    clip: tuple[float, float]
+    """How far below and above 1 an importance ratio counts."""
     happo_order: str | None
     """In which order the policies learn one after the other; None: side by side."""
     happo_factor: str | None
@@ -123,6 +125,7 @@ def make_plan(workflow: Workflow) -> Plan:
         gamma_turn=_gamma_turn(workflow.algorithm),
         uncertainty=workflow.algorithm.uncertainty and workflow.algorithm.uncertainty.alpha,
         policy_loss=workflow.algorithm.policy_loss,
+        clip=(workflow.algorithm.clip_ratio_low, workflow.algorithm.clip_ratio_high),
         happo_order=workflow.algorithm.happo and workflow.algorithm.happo.order,
         happo_factor=_happo_factor(workflow.algorithm),
         exchange=workflow.algorithm.cory.roles if workflow.algorithm.cory else (),

@@ -17,6 +17,8 @@ __all__ = ["to_json", "to_mermaid", "to_text"]
 
 GB = 1e9
 WIDTH = 160
+CLIP = (0.2, 0.2)
+"""PPO's, which need not be shown."""
 
 
 def to_json(plan: Plan) -> str:
@@ -123,7 +125,10 @@ def _credit(plan: Plan) -> str:
     groups = f", groups by {', '.join(plan.group_by)}" if grouped else ""
     groups += f", rewards to go at gamma_turn {plan.gamma_turn:g}" if plan.gamma_turn is not None else ""
     groups += f", weights by uncertainty (alpha {plan.uncertainty:g})" if plan.uncertainty is not None else ""
+    low, high = plan.clip
     loss = f", loss {plan.policy_loss}" if plan.policy_loss != "vanilla" else ""
+    if plan.clip != CLIP:
+        loss += f", ratios clipped at 1 - {low:g} and 1 + {high:g}"
     order = ""
     if plan.happo_order:
         how = f"{plan.happo_order.replace('_', ' ')}; factor {plan.happo_factor.replace('_', ' ')}"

@@ -145,6 +145,10 @@ class EpisodeSpec(Frozen):
     """Calls of one agent whose prompts grow append-only become one row."""
 
 
+GSPO_CLIP = {"clip_ratio_low": 3e-4, "clip_ratio_high": 4e-4}
+"""Of the ratio of whole sequences (arXiv 2507.18071, section 5.1); a token's 0.2 would clip nothing there."""
+
+
 class Algorithm(Frozen):
     estimator: Literal[
         "grpo",
@@ -206,7 +210,9 @@ class Algorithm(Frozen):
     kl_loss_coef: float = Field(0.0, ge=0.0)
     """Weight of the KL to the reference in the actor's loss; above 0 the policy needs `reference: true`."""
     clip_ratio_low: float = Field(0.2, ge=0.0)
+    """How far below 1 a ratio may count; with gspo 3e-4 where absent."""
     clip_ratio_high: float = Field(0.2, ge=0.0)
+    """The same above 1; with gspo 4e-4 where absent."""
     clip_ratio_c: float = Field(3.0, gt=1.0)
     """Dual clip: bounds the loss of tokens with negative advantage."""
     policy_loss: Literal["vanilla", "gspo", "cpgd"] = "vanilla"
@@ -240,8 +246,8 @@ class Algorithm(Frozen):
     @model_validator(mode="after")
     def _as_estimator_and_loss_have_it(self) -> Algorithm:
         """What the estimator and the loss set and the user did not."""
-        averages = {"loss_agg": "seq-mean-token-mean"} if self.policy_loss == "gspo" else {}
-        for key, value in {**ENTRIES[self.estimator].options, **averages}.items():
+        of_loss = {"loss_agg": "seq-mean-token-mean", **GSPO_CLIP} if self.policy_loss == "gspo" else {}
+        for key, value in {**ENTRIES[self.estimator].options, **of_loss}.items():
             if key not in self.model_fields_set:
                 object.__setattr__(self, key, value)
         if self.mixer is None and self.estimator in MIXED:

@@ -12,7 +12,7 @@ from recipe.dag.workflow.draft import Draft
 from recipe.dag.workflow.groups import horizons, pooled
 from recipe.dag.workflow.moves import Move
 from recipe.dag.workflow.problem import Problem, listing
-from recipe.dag.workflow.schema import Algorithm
+from recipe.dag.workflow.schema import GSPO_CLIP, Algorithm
 
 READ = {key for name in SELECTABLE for key in ENTRIES[name].options}
 """Options that some estimators read and others do not."""
@@ -20,6 +20,8 @@ GROUPING = ("group_by", "stat_unit", "gamma_turn")
 """What also decides which groups earned one and the same."""
 LOSSES = {"clip_ratio_c": "vanilla", "policy_drift_coef": "cpgd"}
 """Option -> the policy loss that reads it."""
+LARGE_GSPO_CLIP = 0.01
+"""Above this no update of a sequence's mean log-probability is clipped."""
 
 
 def check_algorithm(draft: Draft) -> Iterator[Problem]:
@@ -56,8 +58,20 @@ def check_algorithm(draft: Draft) -> Iterator[Problem]:
 
 def warn_of_algorithm(draft: Draft) -> Iterator[Problem]:
     """What is legal, yet seldom meant."""
+    yield from _warn_of_clip(draft)
     yield from _warn_of_roles(draft)
     yield from _warn_of_horizons(draft)
+
+
+def _warn_of_clip(draft: Draft) -> Iterator[Problem]:
+    """A ratio that is averaged over a sequence moves by about 1e-3, so a token's clip never takes effect."""
+    if draft.algorithm.policy_loss != "gspo":
+        return
+    for key, usual in GSPO_CLIP.items():
+        value = getattr(draft.algorithm, key)
+        if draft.has("algorithm", key) and value > LARGE_GSPO_CLIP:
+            message = f"gspo clips a sequence's mean ratio, which never gets to {value:g}; the paper has {usual:g}"
+            yield draft.source.problem(("algorithm", key), message)
 
 
 def _warn_of_roles(draft: Draft) -> Iterator[Problem]:
