@@ -16,6 +16,7 @@ from collections.abc import Sequence
 from typing import Any, Literal
 
 from envs.code_tests import Case, cases_of, passed, program_for
+from recipe.dag.episode.markup import after_thinking
 from recipe.dag.errors import UserError
 from recipe.dag.tools.sandbox_client import SandboxClient
 
@@ -98,7 +99,8 @@ class CodeEnv:
 
 
 def program_in(text: str) -> str | None:
-    """The last block of Python, or without a language, that is not blank."""
+    """Return the last block of Python, or without a language, that is not blank; thoughts are not searched."""
+    text = after_thinking(text)
     blocks = [block for language, block in _BLOCK.findall(text) if language.lower() in _PYTHON and block.strip()]
     return textwrap.dedent(blocks[-1]).strip("\n") if blocks else None
 

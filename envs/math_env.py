@@ -30,7 +30,7 @@ class MathEnv:
     async def step(self, actions: list[str], ground_truth: Any) -> tuple[list[str], list[float], bool]:
         """(what each player did and whether it was right, 1.0 or 0.0 for the last player and 0.0 for the others,
         solved). Raises GraderFault."""
-        answer = extract_answer(actions[-1], strict=True)
+        answer = extract_answer(actions[-1])
         solved = answer is not None and await grade(answer, str(ground_truth), timeout_s=self._grade_timeout_s)
         verdict = RIGHT if solved else WRONG
         rewards = [0.0] * (len(actions) - 1) + [float(solved)]

@@ -11,9 +11,8 @@ from typing import Any
 from recipe.dag.episode.context import Context, Message, Output, required
 from recipe.dag.episode.record import Episode
 from recipe.dag.errors import UserError
-from recipe.dag.reward.answer import extract_answer
 from recipe.dag.reward.grader import grade
-from recipe.dag.reward.outcome import ground_truth
+from recipe.dag.reward.outcome import final_answer, ground_truth
 
 BOX = "Finish with your answer in \\boxed{}."
 
@@ -36,8 +35,7 @@ class _Speaker:
     def post_process(
         self, tokenizer: Any, prompt_ids: Any, response_ids: list[int], *, context: Context | None = None
     ) -> Output:
-        text = required(context).call.text
-        answer = extract_answer(text, strict=True)
+        answer = final_answer(required(context).call)
         return Output(parsed={} if answer is None else {"answer": answer})
 
 

@@ -9,9 +9,9 @@ from __future__ import annotations
 from typing import Any
 
 from recipe.dag.episode.context import Context, Message, Output, required
+from recipe.dag.episode.record import Call
 from recipe.dag.errors import UserError
-from recipe.dag.reward.answer import after_thinking, extract_answer
-from recipe.dag.reward.outcome import env_outcome
+from recipe.dag.reward.outcome import env_outcome, final_answer, written_in
 from recipe.marft import prompts
 
 __all__ = ["Actor", "Reasoner", "env_outcome"]
@@ -57,10 +57,12 @@ class _Role:
         post_chat_template: str = "",
     ) -> Output:
         """`post_chat_template` is put, as it is, before what the agent hands over."""
-        text = after_thinking(required(context).call.text)
-        return Output(text=post_chat_template + text, parsed=self.parse(text))
+        call = required(context).call
+        # A tool call that nothing followed is no action: the env must not grade what stands in it.
+        text = "" if call.ended_in_tool_call else written_in(call)
+        return Output(text=post_chat_template + text, parsed=self.parse(call))
 
-    def parse(self, text: str) -> dict[str, Any]:
+    def parse(self, call: Call) -> dict[str, Any]:
         return {}
 
 
@@ -75,8 +77,8 @@ class Actor(_Role):
 
     templates = prompts.ACTORS
 
-    def parse(self, text: str) -> dict[str, Any]:
-        answer = extract_answer(text, strict=True)
+    def parse(self, call: Call) -> dict[str, Any]:
+        answer = final_answer(call)
         return {} if answer is None else {"answer": answer}
 
 

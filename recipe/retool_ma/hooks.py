@@ -12,10 +12,11 @@ from __future__ import annotations
 from typing import Any
 
 from recipe.dag.episode.context import Context, Message, Output, required
+from recipe.dag.episode.markup import after_thinking
 from recipe.dag.episode.record import Call
 from recipe.dag.errors import UserError
-from recipe.dag.reward.answer import after_thinking, extract_answer
-from recipe.dag.reward.outcome import outcome_reward, team_reward
+from recipe.dag.reward.answer import extract_answer
+from recipe.dag.reward.outcome import final_answer, outcome_reward, team_reward, written_in
 from recipe.retool_ma import prompts
 from recipe.retool_ma.plan import parse_plan, plan_json, plan_of
 from recipe.retool_ma.scoring import role_rewards
@@ -133,10 +134,21 @@ class Verifier:
         return _messages(context, default if prompt is None else prompt, system, fields)
 
     def post_process(
-        self, tokenizer: Any, prompt_ids: Any, response_ids: list[int], *, context: Context | None = None
+        self,
+        tokenizer: Any,
+        prompt_ids: Any,
+        response_ids: list[int],
+        *,
+        context: Context | None = None,
+        compat: bool = False,
     ) -> Output:
+        """`compat`: without a box, take the last number for the answer, as was published."""
         context = required(context)
-        verdict = parse_verdict(_answer_text(tokenizer, response_ids, context), may_revise=_may_revise(context))
+        call, text = context.call, _answer_text(tokenizer, response_ids, context)
+        if call is not None and call.ended_in_tool_call and not compat:
+            text = ""
+        complete = call is None or call.stop_reason != "length"
+        verdict = parse_verdict(text, may_revise=_may_revise(context), complete=complete, compat=compat)
         parsed = {"answer": verdict.answer, "verdict": verdict.kind, "feedback": verdict.feedback}
         return Output(parsed=parsed, done=verdict.kind == "final")
 
@@ -162,9 +174,23 @@ class _Alone:
         return _messages(context, template, system, {"problem": context.problem})
 
     def post_process(
-        self, tokenizer: Any, prompt_ids: Any, response_ids: list[int], *, context: Context | None = None
+        self,
+        tokenizer: Any,
+        prompt_ids: Any,
+        response_ids: list[int],
+        *,
+        context: Context | None = None,
+        compat: bool = False,
+        answer_tag: bool = False,
     ) -> Output:
-        return Output(parsed={"answer": extract_answer(_answer_text(tokenizer, response_ids, context))})
+        """`compat`: without a box, take the last number for the answer, as was published. `answer_tag`: prefer what
+        stands in <answer>...</answer>."""
+        if context is not None and context.call is not None:
+            answer = final_answer(context.call, compat=compat, tagged=answer_tag)
+        else:
+            text = _answer_text(tokenizer, response_ids, context)
+            answer = extract_answer(text, strict=not compat, tagged=answer_tag)
+        return Output(parsed={"answer": answer})
 
 
 class Solver(_Alone):
@@ -220,9 +246,7 @@ def _may_revise(context: Context) -> bool:
 
 
 def _answer_text(tokenizer: Any, response_ids: list[int], context: Context | None) -> str:
-    """The model's text after its reasoning span; nothing if the span never ended."""
+    """Return the model's text without its thoughts."""
     if context is not None and context.call is not None:
-        text = context.call.text
-    else:
-        text = tokenizer.decode(response_ids, skip_special_tokens=True)
-    return after_thinking(text)
+        return written_in(context.call)
+    return after_thinking(tokenizer.decode(response_ids, skip_special_tokens=True))

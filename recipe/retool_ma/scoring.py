@@ -64,7 +64,7 @@ async def role_rewards(
         run, plan = runs[call.turn], plan_by_turn.get(call.turn, {})
         rewards[id(call)] = executor_reward(c, success=run.success, code_plan=plan.get("code_plan", ""), code=run.code)
 
-    answer = answer_of(reviews[-1])
+    answer = answer_of(reviews[-1], compat=c.compat)
     outcome = await _outcome(answer, truth, c, grade_timeout_s)
     last_run = runs[programs[-1].turn]
     rewards[id(reviews[-1])] = verifier_reward(

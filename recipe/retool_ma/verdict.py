@@ -12,6 +12,7 @@ from typing import Literal
 from recipe.dag.reward.answer import extract_answer
 
 _FINAL = re.compile(r"\bFINAL\s+ANSWER\b", re.IGNORECASE)
+_ANNOUNCED = re.compile(r"\bFINAL\s+ANSWER\W{0,4}:", re.IGNORECASE)
 _REVISE = re.compile(r"^[\s*#>_-]*REVISE\W{0,3}:[\s*]*", re.MULTILINE)
 
 
@@ -23,18 +24,32 @@ class Verdict:
     """What the next turn's planner is told; "" after a final answer."""
 
 
-def parse_verdict(text: str, *, may_revise: bool) -> Verdict:
+def parse_verdict(text: str, *, may_revise: bool, complete: bool = True, compat: bool = False) -> Verdict:
+    """Read what the verifier decided. `complete`: the text was not cut off. `compat`: the published reading, in which
+    any number counts as an answer where there is no box."""
     final = _last(_FINAL, text)
     revise = _last(_REVISE, text) if may_revise else None
     if revise and (final is None or revise.start() > final.start()):
         return Verdict("revise", feedback=text[revise.end() :].rstrip("* \n") or "The plan has to change.")
-    answer = extract_answer(text[final.start() :]) if final else None
-    if answer is None:
-        # Undecided between two rounds, only a box counts as an answer: any number in the review would end the episode.
-        answer = extract_answer(text, strict=may_revise)
+    answer = _published(text, final, may_revise) if compat else _boxed(text, complete)
     if answer is None:
         return Verdict("none", feedback="The review of this plan came to no answer." if may_revise else "")
     return Verdict("final", answer=answer)
+
+
+def _boxed(text: str, complete: bool) -> str | None:
+    """The last box; where "FINAL ANSWER:" is written, the last one after it: an answer without a box is none, and no
+    reason to take an earlier box for it."""
+    announced = _last(_ANNOUNCED, text)
+    return extract_answer(text[announced.start() :] if announced else text, complete=complete)
+
+
+def _published(text: str, final: re.Match[str] | None, may_revise: bool) -> str | None:
+    answer = extract_answer(text[final.start() :], strict=False) if final else None
+    if answer is None:
+        # Undecided between two rounds, only a box counts as an answer: any number in the review would end the episode.
+        answer = extract_answer(text, strict=may_revise)
+    return answer
 
 
 def _last(pattern: re.Pattern[str], text: str) -> re.Match[str] | None:

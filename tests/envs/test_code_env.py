@@ -120,6 +120,8 @@ def test_a_sandbox_that_is_down_is_a_fault():
         ("```python\na = '```'\ncut", "a = '```'\ncut"),
         ("```python\na\n```\n```python\n\n```", "a"),
         ("a", None),
+        ("<think>\n```python\na\n```\n</think>none", None),
+        ("```python\na\n```\n<think>\n```python\nb\n```", "a"),
     ],
 )
 def test_the_last_python_block_is_the_program(text, code):

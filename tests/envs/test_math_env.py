@@ -25,6 +25,9 @@ def step(actions: list[str], truth: object = "42"):
         (r"\boxed{42}", 42, True),
         ("the answer is 42", "42", False),
         (r"\boxed{}", "42", False),
+        (r"<think>\boxed{42}</think> no", "42", False),
+        ("```python\nprint(r'\\boxed{42}')\n```", "42", False),
+        (r"so \boxed{42", "42", False),
         ("", "42", False),
     ],
 )

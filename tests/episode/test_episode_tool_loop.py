@@ -241,3 +241,41 @@ def test_a_template_that_cannot_show_tool_results_is_refused(world, monkeypatch)
     monkeypatch.setattr(world.Tokenizer, "apply_chat_template", template)
     with pytest.raises(UserError, match="policy main: the chat template cannot show the roles user, assistant"):
         world.runner(looped(world), tools=[calculator(world)])
+
+
+@pytest.mark.parametrize(
+    ("text", "code"),
+    [
+        ("```python\n1\n```", "1\n"),
+        ("```py\n1\n```", "1\n"),
+        ("```python3\n1\n```", "1\n"),
+        ("```Python\n1\n```", "1\n"),
+        ("``` python\n1\n```", "1\n"),
+        ("- so:\n  ```python\n  if 1:\n      2\n  ```\n", "if 1:\n    2\n"),
+        ("```python\n1\n", "1\n"),
+        ("```python\n1", "1"),
+        ("```pytorch\n1\n```", None),
+        ("```\n1\n```", None),
+        ("say ```python\n1\n```", None),
+    ],
+)
+def test_a_fence_may_be_written_as_models_write_it(text, code):
+    requests = requests_in(text, ToolLoop(format="fenced"), ("calc",))
+    assert [request.arguments["code"] for request in requests] == ([] if code is None else [code])
+
+
+@pytest.mark.parametrize("form", ["fenced", "hermes"])
+@pytest.mark.parametrize(
+    ("thought", "runs"),
+    [
+        ("<think>{}</think>done", False),
+        ("<think>{}", False),
+        ("<think>a<think>b</think>\n{}\n</think>done", False),
+        ("{}\n</think>done", False),
+        ("<think>a</think>\n{}", True),
+        ("\n{}\n<think>a", True),
+    ],
+)
+def test_what_the_model_only_thinks_of_calling_is_not_called(form, thought, runs):
+    block = "\n```python\n1\n```\n" if form == "fenced" else call(code="1")
+    assert bool(requests_in(thought.replace("{}", block), ToolLoop(format=form), ("calc",))) is runs

@@ -170,8 +170,30 @@ def test_verifier_may_ask_for_another_turn_while_there_is_one():
     assert offers == {(0, 1): False, (0, 2): True, (1, 2): False, (1, 3): True}
     asked = answer(Verifier(), context("verify", text="REVISE: use 4", max_turns=2))
     assert asked == Output(parsed={"answer": None, "verdict": "revise", "feedback": "use 4"}, done=False)
-    late = answer(Verifier(), context("verify", text="REVISE: use 4", turn=1, max_turns=2))
-    assert (late.parsed["verdict"], late.parsed["answer"], late.done) == ("final", "4", True)
+    last = context("verify", text="REVISE: use 4", turn=1, max_turns=2)
+    late = answer(Verifier(), last)
+    assert (late.parsed["verdict"], late.parsed["answer"], late.done) == ("none", None, False)
+    published = answer(Verifier(), last, compat=True)
+    assert (published.parsed["verdict"], published.parsed["answer"], published.done) == ("final", "4", True)
+
+
+@pytest.mark.parametrize(
+    ("text", "ending", "expected"),
+    [
+        ("FINAL ANSWER: \\boxed{4}", {"stop_reason": "stop"}, "4"),
+        ("FINAL ANSWER: \\boxed{4} as", {"stop_reason": "length"}, "4"),
+        ("FINAL ANSWER: \\boxed 4", {"stop_reason": "length"}, None),
+        ("then 12 and", {"stop_reason": "length"}, None),
+        ("\\boxed{17}", {"stop_reason": "max_generations", "ended_in_tool_call": True}, None),
+        ("\\boxed{17}", {"stop_reason": "stop", "opened_thinking": True}, None),
+    ],
+)
+@pytest.mark.parametrize("hook", [Solver, Reasoner, Verifier])
+def test_no_hook_takes_an_answer_that_was_not_given(hook, text, ending, expected):
+    view = context("solve", text=text)
+    for name, value in ending.items():
+        setattr(view.call, name, value)
+    assert answer(hook(), view).parsed["answer"] == expected
 
 
 def test_the_next_turns_planner_and_executor_see_the_feedback():
@@ -192,10 +214,23 @@ def test_feedback_of_this_turn_is_not_the_last_turns():
 @pytest.mark.parametrize("hook", [Solver, Reasoner])
 @pytest.mark.parametrize(
     ("text", "expected"),
-    [("FINAL ANSWER: \\boxed{\\frac{1}{2}}", "\\frac{1}{2}"), ("3, so 4", "4"), ("<think>so 4", None), ("", None)],
+    [
+        ("FINAL ANSWER: \\boxed{\\frac{1}{2}}", "\\frac{1}{2}"),
+        ("3, so 4", None),
+        ("<think>so \\boxed{4}", None),
+        ("", None),
+    ],
 )
 def test_baselines_extract_their_answer(hook, text, expected):
     assert answer(hook(), context("solve", text=text)) == Output(parsed={"answer": expected})
+
+
+@pytest.mark.parametrize("hook", [Solver, Reasoner])
+def test_baselines_can_read_the_answer_tag_or_as_was_published(hook):
+    view = context("solve", text="\\boxed{1} <answer>2</answer> or 3")
+    read = [answer(hook(), view, **options).parsed["answer"] for options in ({}, {"answer_tag": True})]
+    assert read == ["1", "2"]
+    assert answer(hook(), context("solve", text="3, so 4"), compat=True).parsed["answer"] == "4"
 
 
 def test_ids_are_decoded_where_there_is_no_call():
@@ -204,7 +239,7 @@ def test_ids_are_decoded_where_there_is_no_call():
             assert skip_special_tokens
             return "".join(map(chr, ids))
 
-    assert Reasoner().post_process(Tokenizer(), [], [52, 50]).parsed == {"answer": "42"}
+    assert Reasoner().post_process(Tokenizer(), [], list(map(ord, "\\boxed{42}"))).parsed == {"answer": "42"}
 
 
 def test_the_file_loads_by_path():

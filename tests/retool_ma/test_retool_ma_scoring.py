@@ -116,7 +116,7 @@ def test_another_agent_gets_no_reward_and_an_agents_other_call_gets_none():
 
 def test_upstream_hooks_of_the_users_own():
     own_plan = call("plan", "planner", text='{"code_plan": "numbers", "expected_output": "42"}')
-    case = episode(own_plan, execute(), call("verify", "verifier", text="so the answer is 42"))
+    case = episode(own_plan, execute(), call("verify", "verifier", text="so \\boxed{42}"))
     assert rewards(case) == {"planner": [0.8], "executor": [1.0], "verifier": [1.0]}
     assert case.info["plan_parsed"] == 0.0
 

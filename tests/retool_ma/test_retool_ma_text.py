@@ -150,10 +150,12 @@ def test_execution_log_shows_all_code_and_the_heads_of_the_streams():
     ("text", "may_revise", "kind", "answer", "feedback"),
     [
         (r"All fits. FINAL ANSWER: \boxed{\frac{1}{2}}", False, "final", r"\frac{1}{2}", ""),
-        (r"I see \boxed{3}. **Final Answer:** 42", False, "final", "42", ""),
-        ("FINAL ANSWER: x + 1", False, "final", "x + 1", ""),
-        ("The program printed 7", False, "final", "7", ""),
-        ("REVISE: use 3 colours", False, "final", "3", ""),
+        (r"I see \boxed{3}. **Final Answer:** 42", False, "none", None, ""),
+        (r"My final answer is \boxed{3}.", False, "final", "3", ""),
+        (r"\boxed{3} is my final answer.", False, "final", "3", ""),
+        ("FINAL ANSWER: x + 1", False, "none", None, ""),
+        ("The program printed 7", False, "none", None, ""),
+        ("REVISE: use 3 colours", False, "none", None, ""),
         ("No idea", False, "none", None, ""),
         ("REVISE: use 3 colours\nnot 4", True, "revise", None, "use 3 colours\nnot 4"),
         ("**REVISE:** count again.**", True, "revise", None, "count again."),
@@ -162,9 +164,26 @@ def test_execution_log_shows_all_code_and_the_heads_of_the_streams():
         ("FINAL ANSWER: \\boxed{5}\nREVISE: no, count again", True, "revise", None, "no, count again"),
         (r"Clearly \boxed{5}", True, "final", "5", ""),
         ("The plan has 3 steps", True, "none", None, "The review of this plan came to no answer."),
-        ("We revise: it is fine. FINAL ANSWER: 5", True, "final", "5", ""),
+        ("FINAL ANSWER: 5", True, "none", None, "The review of this plan came to no answer."),
+        (r"We revise: it is fine. FINAL ANSWER: \boxed{5}", True, "final", "5", ""),
     ],
 )
 def test_verdicts(text, may_revise, kind, answer, feedback):
     verdict = parse_verdict(text, may_revise=may_revise)
+    assert (verdict.kind, verdict.answer, verdict.feedback) == (kind, answer, feedback)
+
+
+@pytest.mark.parametrize(
+    ("text", "may_revise", "kind", "answer", "feedback"),
+    [
+        (r"I see \boxed{3}. **Final Answer:** 42", False, "final", "42", ""),
+        ("FINAL ANSWER: x + 1", False, "final", "x + 1", ""),
+        ("The program printed 7", False, "final", "7", ""),
+        ("REVISE: use 3 colours", False, "final", "3", ""),
+        ("We revise: it is fine. FINAL ANSWER: 5", True, "final", "5", ""),
+        ("The plan has 3 steps", True, "none", None, "The review of this plan came to no answer."),
+    ],
+)
+def test_compat_reads_verdicts_as_was_published(text, may_revise, kind, answer, feedback):
+    verdict = parse_verdict(text, may_revise=may_revise, compat=True)
     assert (verdict.kind, verdict.answer, verdict.feedback) == (kind, answer, feedback)

@@ -2,6 +2,8 @@ r"""Answers found and compared without algebra."""
 
 from __future__ import annotations
 
+import re
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -48,8 +50,56 @@ def test_boxed_answers(text, answer):
         ("no number", None),
     ],
 )
-def test_fallbacks(text, answer):
+def test_fallbacks_are_the_published_behaviour_and_off_by_default(text, answer):
+    assert extract_answer(text, strict=False) == answer
+    boxed = re.findall(r"\\boxed\{(.*)\}", text)
+    assert extract_answer(text) == (boxed[-1] if boxed else None)
+
+
+@pytest.mark.parametrize(
+    ("text", "complete", "answer"),
+    [
+        ("then 12 and", False, None),
+        (r"so \boxed{1", False, None),
+        (r"so \boxed 1", False, None),
+        (r"so \boxed 1", True, "1"),
+        (r"so \boxed 12. And", False, "12"),
+        (r"\boxed{12} and then", False, "12"),
+    ],
+)
+def test_a_text_that_was_cut_off_answers_only_with_a_complete_box(text, complete, answer):
+    assert extract_answer(text, complete=complete) == answer
+
+
+@pytest.mark.parametrize(
+    ("text", "answer"),
+    [
+        (r"<think>\boxed{1}</think>none", None),
+        (r"<think>a <think>b</think> \boxed{1}", None),
+        (r"\boxed{1} it was. Here: <think> \boxed{2}", "1"),
+        ("```python\nprint(r'\\boxed{17}')\n```", None),
+        ("```py\nprint(r'\\boxed{17}')", None),
+        ('<tool_call>{"code": "\\boxed{17}"}</tool_call>', None),
+        ("```python\nx\n```\nso \\boxed{3}", "3"),
+    ],
+)
+def test_thoughts_tool_calls_and_programs_hold_no_answer(text, answer):
     assert extract_answer(text) == answer
+
+
+@pytest.mark.parametrize(
+    ("text", "answer"),
+    [
+        (r"<answer>\boxed{1}</answer> but \boxed{2}", "1"),
+        ("<answer> 7 </answer>", "7"),
+        ("<answer>1</answer> no, <answer>2</answer>", "2"),
+        ("<answer>1</answer> <answer> </answer>", "1"),
+        (r"\boxed{5} <answer>cut", "5"),
+        ("<answer>cut", None),
+    ],
+)
+def test_a_recipe_may_prefer_the_answer_tag(text, answer):
+    assert extract_answer(text, tagged=True) == answer
 
 
 @pytest.mark.parametrize(
@@ -175,10 +225,18 @@ def test_a_truth_that_is_as_heavy_makes_it_fair():
     [
         ("<think>a</think>b", "b"),
         ("a</think>b</think>c", "c"),
-        (" <think>never ends", ""),
-        ("b <think> is a tag", "b <think> is a tag"),
+        (" <think>never ends", " "),
+        ("a<think>b<think>c</think>d</think>e", "ae"),
+        ("a<think>b<think>c</think>d", "a"),
+        ("a<think>b</think>c<think>d</think>e", "ace"),
+        ("b <think> takes the rest", "b "),
         ("", ""),
     ],
 )
 def test_thinking_is_no_answer(text, after):
     assert after_thinking(text) == after
+
+
+def test_a_thought_that_the_prompt_has_opened_lasts_until_it_is_closed():
+    assert after_thinking("a</think>b", opened=True) == "b"
+    assert after_thinking("all of it", opened=True) == ""

@@ -17,6 +17,7 @@ from recipe.dag.episode.context import Context
 from recipe.dag.episode.generation import generate
 from recipe.dag.episode.graph import EpisodeNode
 from recipe.dag.episode.hooks import Answer, load_hooks
+from recipe.dag.episode.markup import OPEN_TAG
 from recipe.dag.episode.record import Call, Episode, Generation, ToolResult
 from recipe.dag.episode.seeds import generation_seed
 from recipe.dag.episode.tasks import limited
@@ -24,6 +25,9 @@ from recipe.dag.episode.tool_loop import answer, call_tool, requests_in
 from recipe.dag.errors import EnvFault, HookFault, TimeoutFault, UserError, boundary
 from recipe.dag.tools.tool import Tool
 from recipe.dag.workflow.schema import Workflow
+
+_TAIL = 16
+"""Tokens that hold <think> and the white space behind it, in whatever vocabulary."""
 
 
 @dataclass(slots=True)
@@ -87,7 +91,8 @@ class Caller:
         finally:
             call.seconds = time.perf_counter() - started
         output = result.output
-        call.text = call.text if output.text is None else output.text
+        if output.text is not None and output.text != call.text:
+            call.completion, call.text = call.text, output.text
         call.parsed, call.train = output.parsed, output.train
         return result
 
@@ -135,21 +140,22 @@ class Caller:
                 return
             # With special tokens: in some vocabularies the tool call's tags are special.
             raw = tokenizer.decode(made.response_ids[:-1], skip_special_tokens=False)
-            requests = requests_in(raw, loop, self.agent.tools)
+            requests = requests_in(raw, loop, self.agent.tools, opened_thinking=call.opened_thinking)
             if not requests:
                 return
             if call.generations == limit:
-                call.stop_reason = "max_generations"
+                call.stop_reason, call.ended_in_tool_call = "max_generations", True
                 return
             shown = await answer(requests, loop, self.tools, attempt.tool_state, call.tool_results)
             between = self._continuation(shown)
             if self._room(call) - len(between) < 1:
-                call.stop_reason = "length"
+                call.stop_reason, call.ended_in_tool_call = "length", True
                 return
             _append(call, between, [0.0] * len(between), sampled=0)
 
     async def _generation(self, call: Call, attempt: Attempt, deadline: float) -> Generation:
         episode, agent = attempt.episode, self.agent
+        call.opened_thinking = self._opens_thinking(call)
         sampling = agent.sampling.model_dump()
         if attempt.validate:
             sampling |= agent.validation.model_dump(exclude_none=True)
@@ -185,6 +191,11 @@ class Caller:
         call.weight_version = min(made.weight_version, call.weight_version) if call.generations else made.weight_version
         call.generations += 1
         return made
+
+    def _opens_thinking(self, call: Call) -> bool:
+        """Whether the generation prompt ends with <think>, as templates of reasoning models do."""
+        tail = (call.response_ids or call.prompt_ids)[-_TAIL:]
+        return self.endpoint.tokenizer.decode(tail, skip_special_tokens=False).rstrip().endswith(OPEN_TAG)
 
     def _continuation(self, messages: list[dict]) -> list[int]:
         return continuation_ids(

@@ -69,6 +69,8 @@ class Call:
     """What post_process found in it; downstream hooks and rewards read this."""
     tool_results: list[ToolResult] = field(default_factory=list)
     stop_reason: str = ""
+    """Of its last generation: stop, or length (it was cut off). max_generations: that asked for a tool, and there may
+    not be another one. length without a generation: the prompt did not fit."""
     generations: int = 0
     weight_version: int = 0
     temperature: float = 1.0
@@ -92,6 +94,12 @@ class Call:
     """From the start of the episode, earlier attempts included, to the start of this call."""
     advantage: float | None = None
     """Mean over the sampled tokens of what the estimator gave them. None: the call was left out of training."""
+    completion: str | None = None
+    """The model's last generation, where post_process replaced it in `text`; None: `text` is it."""
+    ended_in_tool_call: bool = False
+    """Its last generation asked for a tool, and a limit left no room for another one: it never answered."""
+    opened_thinking: bool = False
+    """The prompt of its last generation ended with <think>, so that the generation began as a thought."""
 
 
 @dataclass(slots=True)

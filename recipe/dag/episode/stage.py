@@ -12,6 +12,7 @@ from typing import Any
 from recipe.dag.episode.env import LiveEnv
 from recipe.dag.episode.env_class import EnvClass, choose_env
 from recipe.dag.episode.graph import EpisodeGraph, EpisodeNode
+from recipe.dag.episode.markup import after_thinking
 from recipe.dag.episode.record import Call
 from recipe.dag.episode.reward import pay
 from recipe.dag.episode.seeds import env_seed
@@ -53,7 +54,7 @@ class Stage:
         """Step the node's env and write down in `turn` what it said; returns its observations by agent name."""
         slot, players = (place.id, round), self._players[place.id]
         played = [self._played(name, round, place.loop, turn) for name in players]
-        actions = [call.text if call else "" for call in played]
+        actions = [_action(call) for call in played]
         said = await self._envs[self.env_of[place.id]].step(
             actions, self._sample.get("ground_truth"), self._agents(players)
         )
@@ -84,6 +85,14 @@ class Stage:
 
     def _agents(self, nodes: Mapping[str, Any] | tuple[str, ...]) -> list[str]:
         return [self._graph.by_id[node].agent.name for node in nodes]
+
+
+def _action(call: Call | None) -> str:
+    """What the env is given; "" where the node was skipped, or its model never came to an answer."""
+    if call is None:
+        return ""
+    silent = call.ended_in_tool_call or not after_thinking(call.text, opened=call.opened_thinking)
+    return "" if silent and call.completion is None else call.text
 
 
 async def _close(env: LiveEnv) -> EnvFault | None:

@@ -6,21 +6,17 @@ Invariant: whatever the model writes ends as a ToolResult. Only what the model d
 from __future__ import annotations
 
 import json
-import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
 from recipe.dag.episode.context import Message
+from recipe.dag.episode.markup import TOOL_CALL, after_thinking, python_blocks
 from recipe.dag.episode.record import ToolResult
 from recipe.dag.episode.tasks import guarded, together
 from recipe.dag.errors import Fault, ToolFault, boundary
 from recipe.dag.tools.tool import Tool
 from recipe.dag.workflow.schema import ToolLoop
-
-# A call that the model forgot to close is read to the end of the text.
-_HERMES = re.compile(r"<tool_call>(.*?)(?:</tool_call>|\Z)", re.DOTALL)
-_FENCED = re.compile(r"^```python[ \t]*\n(.*?)^```", re.DOTALL | re.MULTILINE)
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,12 +28,14 @@ class Request:
     problem: str = ""
 
 
-def requests_in(text: str, loop: ToolLoop, names: tuple[str, ...]) -> list[Request]:
-    """The tool calls in one generation; none makes it the final answer. `names`: the agent's tools."""
+def requests_in(text: str, loop: ToolLoop, names: tuple[str, ...], *, opened_thinking: bool = False) -> list[Request]:
+    """Return the tool calls in one complete generation; none makes it the final answer. Calls in a thought are none.
+    `names`: the agent's tools. `opened_thinking`: the prompt ends with <think>."""
+    text = after_thinking(text, opened=opened_thinking)
     if loop.format == "fenced":
-        blocks = _FENCED.findall(text)
+        blocks = python_blocks(text)
         return [Request(names[0], {"code": blocks[-1]})] if blocks else []
-    found = [_hermes(block, names) for block in _HERMES.findall(text)]
+    found = [_hermes(block, names) for block in TOOL_CALL.findall(text)]
     refused = f"not run: at most {loop.max_parallel} tool call(s) per message are run"
     return [
         request if position < loop.max_parallel else replace(request, problem=request.problem or refused)

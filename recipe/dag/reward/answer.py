@@ -9,33 +9,44 @@ from __future__ import annotations
 import re
 from fractions import Fraction
 
+from recipe.dag.episode.markup import after_thinking, prose
+
 _BOX = re.compile(r"\\(?:boxed|fbox)(?![a-zA-Z])\s*")
 _ANSWER_IS = re.compile(r"answer\s*(?:is|:)\s*:?[ \t]*", re.IGNORECASE)
+_TAGGED = re.compile(r"<answer>((?:(?!<answer>).)*?)</answer>", re.DOTALL | re.IGNORECASE)
 _PLAIN_NUMBER = re.compile(r"(?:(?<![\w)])-)?(?:(?:\d{1,3}(?:,\d{3})+|\d+)(?:\.\d+)?(?:\s*/\s*\d+)?|\.\d+)")
 
 
-def extract_answer(text: str, *, strict: bool = False) -> str | None:
-    r"""The answer that a solution ends with, or None.
+def extract_answer(text: str, *, strict: bool = True, complete: bool = True, tagged: bool = False) -> str | None:
+    r"""Return the answer that a solution gives, or None.
 
-    The last \boxed{...} or \fbox{...} whose braces balance and which is not blank. Unless `strict`, then what follows
-    the last "answer is", then the last number.
+    The last \boxed{...} or \fbox{...} whose braces balance and which is not blank. Thoughts, tool calls and Python
+    blocks are not searched. `tagged`: what stands in the last <answer>...</answer>, its last box if it has one, is
+    preferred. `complete` False: the text was cut off, so that a box without braces at its end may lack digits.
+    Not `strict`, the published behaviour: without a box, what follows the last "answer is", then the last number.
     """
-    for start in reversed([match.end() for match in _BOX.finditer(text)]):
-        if inside := _boxed(text, start):
-            return inside
+    text = prose(text) if strict else after_thinking(text)
+    if tagged:
+        for inside in reversed(_TAGGED.findall(text)):
+            if inside.strip():
+                return _last_box(inside, complete=True) or inside.strip()
+    if inside := _last_box(text, complete=complete or not strict):
+        return inside
     if strict:
         return None
-    if said := list(_ANSWER_IS.finditer(text)):
-        return _sentence(text[said[-1].end() :].partition("\n")[0]) or None
+    if matches := list(_ANSWER_IS.finditer(text)):
+        return _sentence(text[matches[-1].end() :].partition("\n")[0]) or None
     numbers = _PLAIN_NUMBER.findall(text)
     return numbers[-1] if numbers else None
 
 
-def after_thinking(text: str) -> str:
-    """What a model wrote after its <think> span; nothing if the span never ended."""
-    if "</think>" in text:
-        return text.rpartition("</think>")[2]
-    return "" if text.lstrip().startswith("<think>") else text
+def _last_box(text: str, *, complete: bool) -> str:
+    for start in reversed([match.end() for match in _BOX.finditer(text)]):
+        inside = _boxed(text, start)
+        cut_off = not complete and text[start : start + 1] != "{" and start + len(inside) == len(text)
+        if inside and not cut_off:
+            return inside
+    return ""
 
 
 def _boxed(text: str, start: int) -> str:

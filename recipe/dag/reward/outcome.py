@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from recipe.dag.episode.markup import after_thinking
 from recipe.dag.episode.record import Call, Episode
 from recipe.dag.errors import UserError
 from recipe.dag.reward.answer import extract_answer
@@ -15,9 +16,10 @@ from recipe.dag.reward.grader import grade
 
 
 async def outcome_reward(
-    episode: Episode, *, agent: str = "solver", grade_timeout_s: float = 10.0
+    episode: Episode, *, agent: str = "solver", grade_timeout_s: float = 10.0, compat: bool = False
 ) -> dict[str, list[float]]:
-    """1 for a right answer, 0 for a wrong one, on the last call of `agent`; for the single-agent baselines.
+    """1 for a right answer, 0 for a wrong one or none, on the last call of `agent`; for the single-agent baselines.
+    `compat`: where the agent's hook looks for no answer, take the last number of any text, as was published.
 
     Sets `episode.outcome` and `episode.info`. Raises GraderFault if the answer cannot be graded.
     """
@@ -27,7 +29,7 @@ async def outcome_reward(
         raise UserError(
             f"outcome_reward: agent '{agent}' made no call; agents that did: {names}; set executable_kwargs.agent"
         )
-    answer = answer_of(calls[-1])
+    answer = answer_of(calls[-1], compat=compat)
     outcome = await graded(answer, ground_truth(episode), grade_timeout_s)
     episode.outcome = outcome
     episode.info.update(final_reward=outcome, answer=answer or "")
@@ -70,9 +72,28 @@ def ground_truth(episode: Episode) -> str:
     return str(truth)
 
 
-def answer_of(call: Call) -> str | None:
-    """What the hook found, or what stands in the text of an agent whose hook looks for no answer."""
-    answer = call.parsed["answer"] if "answer" in call.parsed else extract_answer(call.text)
+def written_in(call: Call) -> str:
+    """Return what the model wrote last, without its thoughts; a tool's output is never part of it."""
+    text = call.text if call.completion is None else call.completion
+    return after_thinking(text, opened=call.opened_thinking)
+
+
+def final_answer(call: Call, *, compat: bool = False, tagged: bool = False) -> str | None:
+    r"""Return the answer that the model gave in the format asked for (see `extract_answer`), or None: there is none
+    where a limit ended the call in a tool call, or cut it off before an answer was complete.
+
+    `compat`: the published behaviour, which takes the last number of whatever was written last.
+    """
+    if compat:
+        return extract_answer(written_in(call), strict=False)
+    if call.ended_in_tool_call:
+        return None
+    return extract_answer(written_in(call), complete=call.stop_reason != "length", tagged=tagged)
+
+
+def answer_of(call: Call, *, compat: bool = False) -> str | None:
+    """Return the answer that the agent's hook read, or the one in its text where the hook looks for none."""
+    answer = call.parsed["answer"] if "answer" in call.parsed else final_answer(call, compat=compat)
     return None if answer is None else str(answer)
 
 
