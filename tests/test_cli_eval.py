@@ -247,6 +247,54 @@ def test_doctor_goes_on_after_a_failure_and_says_so(verl_dag, monkeypatch):
     assert verl_dag("doctor").code == 1
 
 
+NVIDIA_SMI = "#!/bin/sh\necho '{driver}'\n"
+
+
+@pytest.fixture
+def gpu_host(tmp_path, monkeypatch):
+    """A machine with this driver, glibc, Python and (SGLang's version or None)."""
+
+    def make(driver="580.95.05", glibc="2.36", python=(3, 12), sglang="0.5.12"):
+        (tmp_path / "nvidia-smi").write_text(NVIDIA_SMI.format(driver=driver))
+        (tmp_path / "nvidia-smi").chmod(0o755)
+        monkeypatch.setenv("PATH", f"{tmp_path}{os.pathsep}{os.environ['PATH']}")
+        monkeypatch.setattr(doctor.platform, "libc_ver", lambda: ("glibc", glibc))
+        monkeypatch.setattr(doctor.platform, "machine", lambda: "x86_64")
+        monkeypatch.setattr(doctor.sys, "version_info", (*python, 3))
+        monkeypatch.setattr(doctor, "_version", lambda package: sglang)
+
+    return make
+
+
+def test_doctor_finds_a_gpu_host_fit(gpu_host):
+    gpu_host()
+    assert doctor.check_gpu_host().startswith("driver 580.95.05, glibc 2.36, Python 3.12: fit")
+
+
+@pytest.mark.parametrize(
+    ("machine", "reason"),
+    [
+        ({"driver": "535.183.01"}, "driver 535.183.01 is older than 580"),
+        ({"glibc": "2.31"}, "glibc 2.31 is older than 2.34"),
+        ({"python": (3, 11)}, "for Python 3.12, not 3.11"),
+    ],
+)
+def test_doctor_names_what_a_gpu_host_lacks(gpu_host, machine, reason):
+    gpu_host(**machine)
+    with pytest.raises(doctor.Unfit, match=reason):
+        doctor.check_gpu_host()
+    gpu_host(**machine, sglang=None)
+    with pytest.raises(doctor.Note, match=reason):
+        doctor.check_gpu_host()
+
+
+@pytest.mark.parametrize("answer", ["", "NVIDIA-SMI has failed"])
+def test_doctor_says_without_a_driver_what_the_gpu_installation_needs(gpu_host, answer):
+    gpu_host(driver=answer)
+    with pytest.raises(doctor.Note, match=r"needs driver 580, glibc 2\.34, Python 3\.12"):
+        doctor.check_gpu_host()
+
+
 def test_doctor_wants_the_pinned_verl(monkeypatch):
     assert doctor.check_verl().startswith(doctor.pinned_verl())
     monkeypatch.setattr(doctor, "_version", lambda package: "0.0.1")

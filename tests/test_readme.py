@@ -7,7 +7,6 @@ import re
 import shlex
 import subprocess
 import sys
-import tomllib
 from pathlib import Path
 
 import pytest
@@ -15,6 +14,7 @@ import pytest
 import recipe.dag.main
 from recipe.dag import cli
 from recipe.dag.workflow import render
+from recipe.dag.workflow.interpolation import resolve_env
 from recipe.dag.workflow.loader import load_workflow
 from recipe.dag.workflow.plan import make_plan
 
@@ -27,7 +27,8 @@ MARFT = "tests/marft/test_marft_script.py::test_without_a_gpu_it_points_to_the_t
 SHOWN = "tests/marft/test_marft_script.py::test_what_the_readme_shows"
 DEEPSCALER = "tests/preprocess/test_preprocess_deepscaler.py::test_the_hubs_data_set_is_the_default"
 REFUSAL = "tests/test_shipped.py::test_gpu_script_without_a_gpu_points_to_the_tiny_run"
-INSTALL = "tests/test_readme.py::test_what_the_gpu_installation_names_exists"
+INSTALL = "tests/test_install.py::test_the_lock_satisfies_pyproject"
+ORDER = "tests/test_readme.py::test_commands_work_in_the_order_in_which_they_are_typed"
 SERVES = "tests/sandbox/test_sandbox_serve.py::test_a_unix_socket_of_this_user_only"
 TOKEN = "tests/sandbox/test_sandbox_serve.py::test_a_token_opens_other_addresses"
 REQUESTS = "tests/sandbox/test_sandbox_readme.py::test_requests_run"
@@ -53,8 +54,9 @@ EXPLAINED = {
     ),
     "bash tests/run.sh": ("runs this test", TINY),
     "uv venv --python 3.12 .venv-gpu": ("makes an environment", INSTALL),
-    "source .venv-gpu/bin/activate": ("makes an environment", INSTALL),
-    "uv pip install -e '.[gpu]' --override uv-overrides.txt": ("installs a CUDA stack", INSTALL),
+    "source .venv/bin/activate": ("changes the shell", ORDER),
+    "source .venv-gpu/bin/activate": ("changes the shell", ORDER),
+    "uv pip install --no-deps -r requirements-gpu.lock -e .": ("installs a CUDA stack", INSTALL),
     "verl-dag doctor": (
         "loads verl in a process of its own",
         "tests/test_cli_eval.py::test_doctor_finds_this_machine_fit",
@@ -110,9 +112,12 @@ def blocks(readme: Path, language: str) -> list[str]:
     return re.findall(rf"^```{language}\n(.*?)^```", readme.read_text(), re.MULTILINE | re.DOTALL)
 
 
+def commands_of(readme: Path) -> list[str]:
+    return [line for block in blocks(readme, "bash") for line in joined(block)]
+
+
 def commands() -> list[str]:
-    lines = [line for readme in READMES for block in blocks(readme, "bash") for line in joined(block)]
-    return list(dict.fromkeys(lines))
+    return list(dict.fromkeys(line for readme in READMES for line in commands_of(readme)))
 
 
 def joined(block: str) -> list[str]:
@@ -155,11 +160,12 @@ def test_command_runs(command, project, monkeypatch, capfd):
     started = []
 
     async def start(config, workflow, **kwargs):
+        assert all(resolve_env(policy.model.path, "model.path") for policy in workflow.policies.values())
         started.append((config, workflow))
 
     monkeypatch.setattr(recipe.dag.main, "run", start)
     monkeypatch.setattr(recipe.dag.main, "prepare_environment", lambda platform: None)
-    monkeypatch.setenv("MODEL_PATH", "unused")
+    monkeypatch.delenv("MODEL_PATH", raising=False)
     program, *arguments = shlex.split(command)
     if program == "python":
         subprocess.run([sys.executable, *arguments], check=True)
@@ -175,6 +181,52 @@ def test_command_runs(command, project, monkeypatch, capfd):
         config, workflow = started[0]
         assert not workflow.trained_policies() and not workflow.training_nodes
         assert Path(config.data.val_files).exists() or config.data.val_files.startswith("outputs/")
+
+
+SHELL = {
+    # what a machine has before anything is installed; an environment brings the rest
+    "bash": """#!/bin/sh
+case $1 in
+  *run_tiny_cpu.sh | tests/run.sh) make_environment .venv ;;
+  *run_qwen*) case $VIRTUAL_ENV in */.venv-gpu) ;; *) echo "$1: not the environment for GPUs" >&2; exit 1 ;; esac ;;
+esac
+""",
+    "uv": """#!/bin/sh
+case "$*" in
+  "venv --python 3.12 "*) make_environment "$4" ;;
+  *) [ -n "$VIRTUAL_ENV" ] || { echo "uv: no environment" >&2; exit 1; } ;;
+esac
+""",
+    "make_environment": """#!/bin/sh
+/bin/mkdir -p "$1/bin"
+for program in python verl-dag; do
+  printf '#!/bin/sh\\n' > "$1/bin/$program"; /bin/chmod +x "$1/bin/$program"
+done
+printf 'export VIRTUAL_ENV=%s PATH=%s:$PATH\\n' "$PWD/$1" "$PWD/$1/bin" > "$1/bin/activate"
+""",
+    "curl": "#!/bin/sh\n",
+}
+
+
+@pytest.mark.parametrize("readme", READMES, ids=lambda path: str(path.relative_to(ROOT)))
+def test_commands_work_in_the_order_in_which_they_are_typed(readme, tmp_path):
+    """One shell per README, without an environment. The other READMEs refer to the one in the root for making them."""
+    tools, clone = tmp_path / "tools", tmp_path / "clone"
+    tools.mkdir(), clone.mkdir()
+    for name, text in SHELL.items():
+        (tools / name).write_text(text)
+        (tools / name).chmod(0o755)
+    typed = commands_of(readme)
+    if readme.parent != ROOT:
+        for name in (".venv", ".venv-gpu"):
+            subprocess.run([tools / "make_environment", name], cwd=clone, check=True)
+        beginning = readme.read_text().partition("source .venv")[0]
+        assert "README.md)" in beginning or "README.md#" in beginning, "does not say how to make the environment"
+    script = "\n".join(["set -e", *(f"{line} || {{ echo {shlex.quote(line)} >&2; exit 1; }}" for line in typed)])
+    done = subprocess.run(
+        ["/bin/bash", "-c", script], cwd=clone, env={"PATH": str(tools)}, capture_output=True, text=True
+    )
+    assert (done.returncode, done.stderr) == (0, "")
 
 
 def test_every_command_runs_or_is_explained():
@@ -224,10 +276,3 @@ def test_the_memory_table_is_arithmetic():
     for row in rows:
         billions, *sizes = [float(number) for number in re.findall(r"\| ([\d.]+) G?B", row)]
         assert sizes == pytest.approx([billions * factor for factor in (4, 4, 8, 16, 2)], abs=0.051)
-
-
-def test_what_the_gpu_installation_names_exists():
-    extras = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["optional-dependencies"]
-    assert {"gpu", "flash"} <= extras.keys()
-    (override,) = (ROOT / "uv-overrides.txt").read_text().split()
-    assert override in extras["gpu"]

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import os
+import platform
 import re
 import shutil
 import subprocess
@@ -22,6 +23,8 @@ ROOT = Path(__file__).resolve().parents[2]
 GIB = 2**30
 MIN_MEMORY_GIB, MIN_DISK_GIB = 4, 5
 """Below these even the tiny run is at risk."""
+GPU_PYTHON, GPU_GLIBC, GPU_DRIVER = (3, 12), (2, 34), 580
+"""Needs of the GPU installation: the Python of requirements-gpu.lock, SGLang's wheels, CUDA 13."""
 
 
 class Unfit(Exception):
@@ -62,6 +65,27 @@ def check_torch() -> str:
     names = [torch.cuda.get_device_name(index) for index in range(torch.cuda.device_count())]
     free, total = (number / GIB for number in torch.cuda.mem_get_info())
     return f"{torch.__version__}, {len(names)} x {names[0]}, {free:.0f} of {total:.0f} GiB free on the first"
+
+
+def check_gpu_host() -> str:
+    """Compare driver, glibc and Python with what the GPU installation needs."""
+    glibc, python = _libc(), ".".join(map(str, sys.version_info[:2]))
+    needs = f"driver {GPU_DRIVER}, glibc {_dotted(GPU_GLIBC)}, Python {_dotted(GPU_PYTHON)} on Linux x86-64"
+    driver = _driver()
+    if driver is None:
+        raise Note(f"no NVIDIA driver; a GPU installation needs {needs}")
+    lacks = []
+    if int(driver.partition(".")[0]) < GPU_DRIVER:
+        lacks.append(f"driver {driver} is older than {GPU_DRIVER}, which CUDA 13 needs; update it")
+    if _numbers(glibc) < GPU_GLIBC:
+        lacks.append(f"glibc {glibc or 'missing'} is older than {_dotted(GPU_GLIBC)}, which SGLang's wheels need")
+    if platform.machine() not in ("x86_64", "AMD64"):
+        lacks.append(f"requirements-gpu.lock is for x86-64, not {platform.machine()}")
+    if sys.version_info[:2] != GPU_PYTHON:
+        lacks.append(f"requirements-gpu.lock is for Python {_dotted(GPU_PYTHON)}, not {python}")
+    if lacks:
+        raise (Unfit if _version("sglang") else Note)("; ".join(lacks))
+    return f"driver {driver}, glibc {glibc}, Python {python}: fit for the GPU installation"
 
 
 def check_verl() -> str:
@@ -167,6 +191,30 @@ def _version(package: str) -> str | None:
         return None
 
 
+def _driver() -> str | None:
+    """Return the version of the NVIDIA driver; None where nvidia-smi is missing or reports none."""
+    command = ["nvidia-smi", "--query-gpu=driver_version", "--format=csv,noheader"]
+    try:
+        done = subprocess.run(command, capture_output=True, text=True, timeout=30)
+    except (OSError, subprocess.TimeoutExpired):
+        return None
+    version = re.match(r"\d+(?:\.\d+)*", done.stdout.strip())
+    return version[0] if version and not done.returncode else None
+
+
+def _libc() -> str:
+    name, version = platform.libc_ver()
+    return version if name == "glibc" else ""
+
+
+def _numbers(version: str) -> tuple[int, ...]:
+    return tuple(int(part) for part in re.findall(r"\d+", version))
+
+
+def _dotted(version: tuple[int, ...]) -> str:
+    return ".".join(map(str, version))
+
+
 def _missing(package: str, mend: str) -> str:
     raise Unfit(f"{package} is not installed; {mend}")
 
@@ -180,6 +228,7 @@ def _has_cuda() -> bool:
 CHECKS: dict[str, Callable[[], str]] = {
     "python": check_python,
     "torch": check_torch,
+    "gpu-host": check_gpu_host,
     "verl": check_verl,
     "ray": check_ray,
     "sglang": check_sglang,

@@ -65,7 +65,7 @@ def verl_config_folder() -> Path:
     """Found without importing verl, which takes seconds and must not happen before the platform is chosen."""
     spec = importlib.util.find_spec("verl")
     if spec is None:
-        raise UserError("verl is not installed; pip install -e '.[cpu]' (or '.[gpu]' on a CUDA host)")
+        raise UserError("verl is not installed in this Python; activate the environment, or make one (README.md)")
     return Path(spec.origin).parent / "trainer" / "config"
 
 
