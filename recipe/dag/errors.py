@@ -1,15 +1,22 @@
 """Every failure is classified once, where it crosses a boundary.
 
-Invariant: a `Fault` names the boundary it crossed and whether the infrastructure is to blame. An infrastructure fault
-is retried, then masked and counted; it never becomes a reward. A `UserError` is a mistake in what the user wrote or
-passed: one clear line, exit code 2, nothing half-written.
+Invariant: a `Fault` names the boundary it crossed and its cause. What the infrastructure caused is retried, then masked
+and counted; it never becomes a reward. A `UserError` is a mistake in what the user wrote or passed: one clear line,
+exit code 2, nothing half-written.
 """
 
 from __future__ import annotations
 
 import asyncio
+import errno
+import socket
 from collections.abc import Iterator
 from contextlib import contextmanager
+from typing import Literal
+
+Cause = Literal["infrastructure", "user_code", "time_limit", "engine"]
+"""infrastructure: another try may succeed. user_code: a bug in a hook, env or reward function, which the same input
+meets again. time_limit: such code took too long. engine: anything else."""
 
 
 class UserError(Exception):
@@ -17,21 +24,38 @@ class UserError(Exception):
 
 
 class Fault(Exception):
-    """A failure inside one episode. `infra` faults are retried; the others are data about the user's code or the
-    model."""
+    """A failure inside one episode. `infra` faults are retried."""
 
     boundary = "episode"
     infra = False
+    runs_user_code = False
+    """Whether what is behind the boundary is the user's."""
 
-    def __init__(self, message: str, *, where: str = "", infra: bool | None = None):
+    def __init__(self, message: str, *, where: str = "", infra: bool | None = None, time_limit: bool = False):
+        """`time_limit`: it had to be stopped."""
         super().__init__(message)
         self.where = where
+        self.time_limit = time_limit
         if infra is not None:
             self.infra = infra
 
+    @property
+    def cause(self) -> Cause:
+        if self.infra:
+            return "infrastructure"
+        if self.time_limit:
+            return "time_limit"
+        return "user_code" if self.runs_user_code else "engine"
+
     def record(self) -> dict:
         """The JSON-able form that an episode record keeps."""
-        return {"boundary": self.boundary, "infra": self.infra, "where": self.where, "message": str(self)[:2000]}
+        return {
+            "boundary": self.boundary,
+            "infra": self.infra,
+            "cause": self.cause,
+            "where": self.where,
+            "message": str(self)[:2000],
+        }
 
 
 class ModelServerFault(Fault):
@@ -61,19 +85,19 @@ class GraderFault(Fault):
 class HookFault(Fault):
     """A pre_process or post_process hook raised or returned something that is no prompt."""
 
-    boundary, infra = "hook", False
+    boundary, infra, runs_user_code = "hook", False, True
 
 
 class EnvFault(Fault):
     """An environment raised, hung or returned something that is no (obs, reward, done)."""
 
-    boundary, infra = "env", False
+    boundary, infra, runs_user_code = "env", False, True
 
 
 class RewardFault(Fault):
     """A reward function raised or returned a value that is not finite."""
 
-    boundary, infra = "reward", False
+    boundary, infra, runs_user_code = "reward", False, True
 
 
 class TimeoutFault(Fault):
@@ -82,10 +106,68 @@ class TimeoutFault(Fault):
     boundary, infra = "timeout", True
 
 
+_TRANSIENT = frozenset(
+    getattr(errno, name)
+    for name in (
+        *("EMFILE", "ENFILE", "ENOMEM", "EAGAIN", "ENOSPC", "EDQUOT", "EIO", "ESTALE", "EBUSY", "EADDRINUSE"),
+        *("ECONNREFUSED", "ECONNRESET", "ECONNABORTED", "EPIPE", "ETIMEDOUT", "EADDRNOTAVAIL", "ENOBUFS"),
+        *("ENETDOWN", "ENETUNREACH", "ENETRESET", "EHOSTDOWN", "EHOSTUNREACH", "ENOTCONN", "ESHUTDOWN"),
+    )
+)
+"""What the system says of exhaustion and of the network. A missing file or permission is the user's to fix."""
+_TRANSIENT_STATUS = frozenset({408, 425, 429, 500, 502, 503, 504})
+"""Of HTTP: the server failed or is overloaded. A refused request (400, 401, 404) would be refused again."""
+_TRANSPORT = frozenset(
+    {
+        *(("httpx", "TransportError"), ("httpcore", "NetworkError"), ("httpcore", "TimeoutException")),
+        *(("httpcore", "ProtocolError"), ("requests", "ConnectionError"), ("requests", "Timeout")),
+        *(("requests", "ChunkedEncodingError"), ("urllib3", "HTTPError"), ("aiohttp", "ClientConnectionError")),
+        *(("aiohttp", "ClientPayloadError"), ("openai", "APIConnectionError"), ("anthropic", "APIConnectionError")),
+        *(("grpc", "RpcError"), ("websockets", "ConnectionClosed"), ("redis", "ConnectionError")),
+    }
+)
+"""Top-level module and name of other libraries' base classes, so that none has to be installed or imported."""
+
+
+def is_infrastructure(error: BaseException) -> bool:
+    """Whether `error`, or what it was raised from, says that another try may succeed: a connection, a time-out of the
+    code's own, exhausted descriptors, memory, threads or disk, an HTTP answer of an overloaded server."""
+    seen: set[int] = set()
+    current: BaseException | None = error
+    while current is not None and id(current) not in seen:
+        if _is_transient(current):
+            return True
+        seen.add(id(current))
+        current = current.__cause__ or (None if current.__suppress_context__ else current.__context__)
+    return False
+
+
+def _is_transient(error: BaseException) -> bool:
+    if isinstance(error, Fault):
+        return error.infra
+    if isinstance(error, ConnectionError | TimeoutError | MemoryError | socket.gaierror):
+        return True
+    if isinstance(error, OSError) and error.errno in _TRANSIENT:
+        return True
+    if isinstance(error, RuntimeError) and str(error) == "can't start new thread":
+        return True
+    if any((cls.__module__.partition(".")[0], cls.__name__) in _TRANSPORT for cls in type(error).__mro__):
+        return True
+    answers = (error, getattr(error, "response", None))
+    return any(_status(answer) in _TRANSIENT_STATUS for answer in answers)
+
+
+def _status(answer: object) -> int | None:
+    """httpx, requests and openai call it status_code, aiohttp status, urllib code."""
+    values = (getattr(answer, name, None) for name in ("status_code", "status", "code"))
+    return next((value for value in values if isinstance(value, int)), None)
+
+
 @contextmanager
 def boundary(fault: type[Fault], where: str = "") -> Iterator[None]:
     """Turn anything that escapes into `fault`, keeping faults that are already classified and cancellation. A fault
-    that does not say where it happened gets this `where`."""
+    that does not say where it happened gets this `where`; what `is_infrastructure` is an `infra` fault whatever the
+    boundary."""
     try:
         yield
     except Fault as classified:
@@ -93,10 +175,11 @@ def boundary(fault: type[Fault], where: str = "") -> Iterator[None]:
         raise
     except (UserError, asyncio.CancelledError):
         raise
-    except TimeoutError as error:
-        raise fault(f"timed out {error}".strip(), where=where) from error
     except Exception as error:
-        raise fault(f"{type(error).__name__}: {error}", where=where) from error
+        infra = True if is_infrastructure(error) else None
+        # asyncio's own time-outs say nothing, and the built-in one is better known than its name here.
+        text = f"timed out {error}".strip() if isinstance(error, TimeoutError) else f"{type(error).__name__}: {error}"
+        raise fault(text, where=where, infra=infra) from error
 
 
 def described(value: object) -> str:

@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from recipe.dag.episode import generation
+from recipe.dag.episode import failure, generation
 from recipe.dag.episode.client import PolicyEndpoint
 from recipe.dag.episode.record import Generation, ToolResult
 from recipe.dag.episode.runner import EpisodeRunner
@@ -104,6 +104,7 @@ class Tool:
 @pytest.fixture(autouse=True)
 def no_backoff(monkeypatch):
     monkeypatch.setattr(generation, "BACKOFF_S", 0.0)
+    monkeypatch.setattr(failure, "BACKOFF_S", 0.0)
 
 
 @pytest.fixture

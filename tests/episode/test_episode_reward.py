@@ -319,3 +319,38 @@ def coach(episode):
     metrics = rollout_metrics(episodes)
     assert metrics["faults/reward"] == 1.0 and metrics["episode/masked"] == pytest.approx(1 / 3)
     assert metrics["agent/agent0/reward/mean"] == pytest.approx(0.4)
+
+
+JUDGE = """
+import errno, httpx
+tries = []
+
+def score(episode):
+    tries.append(episode.uid)
+    if len(tries) == 1:
+        {error}
+    return {{"agent0": 1.0}}
+"""
+
+
+@pytest.mark.parametrize(
+    ("error", "attempts", "cause"),
+    [
+        ("raise ConnectionRefusedError(111, 'refused')", 2, "infrastructure"),
+        ("raise httpx.ReadTimeout('slow')", 2, "infrastructure"),
+        ("raise OSError(errno.EMFILE, 'Too many open files')", 2, "infrastructure"),
+        ("raise KeyError('rubric')", 1, "user_code"),
+    ],
+)
+def test_an_error_of_the_infrastructure_inside_a_reward_is_tried_again_and_a_bug_is_not(world, error, attempts, cause):
+    flow = world.workflow(
+        [
+            {"node_id": "a"},
+            {"node_id": "r", "node_role": "REWARD", "dependencies": ["a"], "executable_ref": "reward.py:score"},
+        ],
+        files={"reward.py": JUDGE.format(error=error)},
+    )
+    episode = world.play(flow)
+    assert (episode.attempts, [fault["cause"] for fault in episode.faults]) == (attempts, [cause])
+    assert (episode.fault is None) == (attempts == 2)
+    assert [call.reward for call in episode.calls] == ([1.0] if attempts == 2 else [None])

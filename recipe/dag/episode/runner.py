@@ -17,7 +17,7 @@ from recipe.dag.episode.call import Attempt, Caller
 from recipe.dag.episode.client import PolicyEndpoint
 from recipe.dag.episode.compute import load_compute
 from recipe.dag.episode.env_class import load_envs
-from recipe.dag.episode.failure import decide, describe
+from recipe.dag.episode.failure import decide, describe, pause_s
 from recipe.dag.episode.graph import EpisodeNode, episode_graph
 from recipe.dag.episode.record import Episode
 from recipe.dag.episode.reward import load_rewards, score
@@ -87,6 +87,7 @@ class EpisodeRunner:
                 return episode
             if decision == "fail":
                 raise UserError(f"episode {uid}-{index}: {describe(episode.fault)} (on_failure: fail)") from fault
+            await asyncio.sleep(pause_s(attempts))
 
     async def _attempt(self, attempt: Attempt) -> Fault | None:
         spec = self._workflow.episode

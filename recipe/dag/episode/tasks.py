@@ -86,7 +86,7 @@ async def limited(seconds: float, fault: type[Fault], what: str, where: str = ""
     except TimeoutError as error:
         if not scope.expired():
             raise
-        raise fault(f"{what} took longer than {seconds:.3g} s", where=where) from error
+        raise fault(f"{what} took longer than {seconds:.3g} s", where=where, time_limit=True) from error
 
 
 async def guarded(awaitable: Awaitable[T]) -> T:
