@@ -162,6 +162,16 @@ CATALOGUE: tuple[Entry, ...] = (
         bound=5.0,
     ),
     _function(
+        BLOCK,
+        "importance",
+        "truncated: fengyao.notion.site/off-policy-rl; masked: IcePop, arXiv 2510.18855",
+        "old_log_probs of the trainer; with any estimator and policy loss",
+        "workflow.blocks:Importance",
+        cap=2.0,
+        level="token",
+        mode="truncate",
+    ),
+    _function(
         LIBRARY,
         "mixer credit",
         "COMA, DOP (arXiv 2007.12322)",

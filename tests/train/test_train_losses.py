@@ -89,7 +89,9 @@ def cpgd(log_ratio, advantage):
 FORMULAS = {"vanilla": vanilla, "gspo": gspo, "cpgd": cpgd}
 
 
-def reference(model, rows, columns, loss: str, *, kl: bool, entropy: bool) -> tuple[torch.Tensor, float]:
+def reference(
+    model, rows, columns, loss: str, *, kl: bool, entropy: bool, importance: bool
+) -> tuple[torch.Tensor, float]:
     """(gradient, fraction of tokens that it leaves alone) of the loss over all rows as one mini-batch."""
     total, count, still = 0.0, 0, 0
     for index, row in enumerate(rows):
@@ -99,6 +101,8 @@ def reference(model, rows, columns, loss: str, *, kl: bool, entropy: bool) -> tu
         old, ref, advantage = (columns[key][index][mask] for key in ("old_log_probs", "ref_log_prob", "advantages"))
         losses = FORMULAS[loss](log_prob - old, advantage)
         still += int((torch.autograd.grad(losses.sum(), log_prob, retain_graph=True)[0] == 0).sum())
+        if importance:
+            losses = losses * columns["rollout_is_weights"][index][mask]
         if kl:
             losses = losses + KL * ((ref - log_prob).exp() - (ref - log_prob) - 1)
         if entropy:
@@ -111,7 +115,9 @@ def reference(model, rows, columns, loss: str, *, kl: bool, entropy: bool) -> tu
     return torch.cat([p.grad.flatten() for p in model.parameters()]), still / tokens
 
 
-CASES = [(loss, "", size) for loss in FORMULAS for size in (1, 4)] + [("vanilla", "kl", 2), ("vanilla", "entropy", 2)]
+CASES = [(loss, "", size) for loss in FORMULAS for size in (1, 4)]
+CASES += [(loss, "importance", 3) for loss in FORMULAS]
+CASES += [("vanilla", "kl", 2), ("vanilla", "entropy", 2), ("vanilla", "kl importance", 2)]
 
 
 @pytest.mark.parametrize(("loss", "extra", "micro_batch"), CASES)
@@ -121,7 +127,7 @@ def test_the_gradient_is_that_of_the_formula(engine, rows, plain, columns, monke
         "clip_ratio_low": LOW,
         "clip_ratio_high": HIGH,
         "clip_ratio_c": DUAL,
-        "use_kl_loss": extra == "kl",
+        "use_kl_loss": "kl" in extra,
         "kl_loss_coef": KL,
         "entropy_coeff": ENTROPY,
         "loss_agg_mode": "seq-mean-token-mean" if loss == "gspo" else "token-mean",
@@ -147,11 +153,15 @@ def test_the_gradient_is_that_of_the_formula(engine, rows, plain, columns, monke
         config=engine_config, data_parallel_size=1, workers=worker, tokenizer=SimpleNamespace(pad_token_id=0)
     )
     monkeypatch.setattr(actor.engine.engine_config, "micro_batch_size_per_gpu", micro_batch, raising=False)
+    if "importance" in extra:
+        draw = torch.Generator().manual_seed(2)
+        columns["rollout_is_weights"] = [2 * torch.rand(len(row.response_ids), generator=draw) for row in rows]
     batch = PolicyBatch(rows, columns=dict(columns))
     algorithm = Algorithm(entropy_coef=ENTROPY if extra == "entropy" else 0.0)
     kernels.prepare(policy, batch, algorithm)
     kernels.update_actor(policy, batch, algorithm, seed=0)
-    expected, still = reference(plain, rows, columns, loss, kl=extra == "kl", entropy=extra == "entropy")
+    terms = {name: name in extra for name in ("kl", "entropy", "importance")}
+    expected, still = reference(plain, rows, columns, loss, **terms)
     assert (seen["gradient"] - expected).norm() < 1e-4 * expected.norm()
     if loss == "vanilla":
         assert 0.1 < still < 0.9 and batch.metrics["pg_clipfrac_lower"] > 0  # both clips are under test

@@ -38,7 +38,8 @@ class PolicyBatch:
     mini_batches: int = 1
     data: TensorDict | None = None
     columns: dict[str, list[torch.Tensor]] = field(default_factory=dict)
-    """Per-token tensors in row order: old_log_probs, ref_log_prob, entropy, values, advantages, returns."""
+    """Per-token tensors in row order: old_log_probs, ref_log_prob, entropy, values, advantages, returns, and
+    rollout_is_weights, which verl's losses multiply with."""
     metrics: dict[str, float] = field(default_factory=dict)
 
 
@@ -108,7 +109,7 @@ def update_critic(policy: PolicyRuntime, batch: PolicyBatch, critic: Critic, *, 
 
 def update_actor(policy: PolicyRuntime, batch: PolicyBatch, algorithm: Algorithm, *, seed: int) -> None:
     """`epochs` passes over the rows in `mini_batches` optimizer steps each."""
-    for name in ("old_log_probs", "advantages", "ref_log_prob"):
+    for name in ("old_log_probs", "advantages", "ref_log_prob", "rollout_is_weights"):
         if name in batch.columns:
             add_column(batch.data, name, batch.columns[name], batch.order)
     _assign_update(batch, epochs=algorithm.epochs, seed=seed, calculate_entropy=algorithm.entropy_coef != 0)

@@ -15,6 +15,7 @@ import torch
 
 from recipe.dag.algorithms import CENTRAL, MIXED, SPANNING, WITH_VALUES, chains_calls
 from recipe.dag.credit.estimator import estimate
+from recipe.dag.credit.importance import importance_weights
 from recipe.dag.credit.uncertainty import surprise, uncertainty_weights, weighted
 from recipe.dag.episode.record import Episode
 from recipe.dag.episode.row import Row
@@ -30,7 +31,7 @@ from recipe.dag.train.schedule import run_nodes
 from recipe.dag.train.selection import select_rows
 from recipe.dag.train.sequential import CompoundFactor, in_sequence
 from recipe.dag.train.turns import actor_learns
-from recipe.dag.workflow.schema import Node, NodeRole, Uncertainty, Workflow
+from recipe.dag.workflow.schema import Importance, Node, NodeRole, Uncertainty, Workflow
 
 
 class TrainingStep:
@@ -133,7 +134,10 @@ class TrainingStep:
         return policy, critic
 
     def _old_log_probs(self, name: str) -> None:
-        kernels.old_log_probs(*self._actor(name))
+        policy, batch = self._actor(name)
+        kernels.old_log_probs(policy, batch)
+        if self.workflow.algorithm.importance is not None:
+            _weigh_importance(batch, self.workflow.algorithm.importance)
 
     def _reference(self, name: str) -> None:
         kernels.reference_log_probs(*self._actor(name))
@@ -238,6 +242,19 @@ class TrainingStep:
             if self.reader is not None and self.reader.rows:
                 metrics[f"policy/{owner}/critic/history_shortened"] = self.reader.shortened / self.reader.rows
         return metrics | (self.mixing.metrics if self.mixing is not None and self.batches else {})
+
+
+def _weigh_importance(batch: PolicyBatch, options: Importance) -> None:
+    """Add the weights of the rows' tokens, which the update multiplies its loss with."""
+    rows = batch.rows
+    batch.columns["rollout_is_weights"], metrics = importance_weights(
+        batch.columns["old_log_probs"],
+        [torch.tensor(row.rollout_log_probs) for row in rows],
+        [torch.tensor(row.response_mask) for row in rows],
+        [row.call_ends for row in rows],
+        **options.model_dump(),
+    )
+    batch.metrics |= metrics
 
 
 def _weigh_uncertainty(batch: PolicyBatch, options: Uncertainty) -> None:

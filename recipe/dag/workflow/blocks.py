@@ -54,6 +54,17 @@ class Uncertainty(Frozen):
     """Of z, to either side."""
 
 
+class Importance(Frozen):
+    """Corrects for a server that samples with slightly other probabilities than the trainer's: each token's policy
+    loss, whatever the loss, is multiplied by the ratio of the two, bounded."""
+
+    cap: float = Field(2.0, gt=1.0)
+    level: Literal["token", "sequence"] = "token"
+    """What has one ratio: each token, or all sampled tokens of a call together (unbiased, of far higher variance)."""
+    mode: Literal["truncate", "mask"] = "truncate"
+    """truncate: a ratio above `cap` counts as `cap`. mask: one outside of 1 / cap and cap counts as 0."""
+
+
 class Cory(Frozen):
     """Agents exchange policies every few steps (CORY, arXiv 2410.06101): with a pioneer and an observer who hears it,
     both policies learn both roles, and either can be deployed alone. Validation is with the policies as declared."""

@@ -85,6 +85,8 @@ class Plan(Frozen):
     policy_loss: str
     clip: tuple[float, float]
     """How far below and above 1 an importance ratio counts."""
+    importance: str | None
+    """How the loss is corrected for the server's log-probs, in words; None: not at all."""
     happo_order: str | None
     """In which order the policies learn one after the other; None: side by side."""
     happo_factor: str | None
@@ -126,6 +128,7 @@ def make_plan(workflow: Workflow) -> Plan:
         uncertainty=workflow.algorithm.uncertainty and workflow.algorithm.uncertainty.alpha,
         policy_loss=workflow.algorithm.policy_loss,
         clip=(workflow.algorithm.clip_ratio_low, workflow.algorithm.clip_ratio_high),
+        importance=_importance(workflow.algorithm),
         happo_order=workflow.algorithm.happo and workflow.algorithm.happo.order,
         happo_factor=_happo_factor(workflow.algorithm),
         exchange=workflow.algorithm.cory.roles if workflow.algorithm.cory else (),
@@ -153,6 +156,15 @@ def _gamma_turn(algorithm: Algorithm) -> float | None:
     if algorithm.estimator in MIXED:
         return algorithm.mixer.gamma_turn
     return algorithm.gamma_turn if "gamma_turn" in ENTRIES[algorithm.estimator].options else None
+
+
+def _importance(algorithm: Algorithm) -> str | None:
+    if algorithm.importance is None:
+        return None
+    options = algorithm.importance
+    unit = {"token": "token", "sequence": "call"}[options.level]
+    how = {"truncate": "truncated", "mask": "masked"}[options.mode]
+    return f"importance ratios per {unit} {how} at {options.cap:g}"
 
 
 def _happo_factor(algorithm: Algorithm) -> str | None:

@@ -129,6 +129,7 @@ def _credit(plan: Plan) -> str:
     loss = f", loss {plan.policy_loss}" if plan.policy_loss != "vanilla" else ""
     if plan.clip != CLIP:
         loss += f", ratios clipped at 1 - {low:g} and 1 + {high:g}"
+    loss += f", {plan.importance}" if plan.importance else ""
     order = ""
     if plan.happo_order:
         how = f"{plan.happo_order.replace('_', ' ')}; factor {plan.happo_factor.replace('_', ' ')}"

@@ -12,7 +12,7 @@ from typing import Annotated, Any, Literal
 from pydantic import BeforeValidator, Field, model_validator
 
 from recipe.dag.algorithms import ENTRIES, MIXED
-from recipe.dag.workflow.blocks import Cory, DynamicSampling, Frozen, Happo, Mixer, Model, Uncertainty
+from recipe.dag.workflow.blocks import Cory, DynamicSampling, Frozen, Happo, Importance, Mixer, Model, Uncertainty
 from recipe.dag.workflow.flow import Condition, Loop, Vote
 from recipe.dag.workflow.problem import Problem
 
@@ -226,6 +226,9 @@ class Algorithm(Frozen):
     old_log_probs: Literal["trainer", "rollout"] = "trainer"
     """What importance ratios are taken against. trainer: recomputed before the update, so that a ratio starts at 1.
     rollout: the server's own, which saves a forward pass and corrects for the server's different arithmetic."""
+    importance: Importance | None = None
+    """Weights on the loss where the server's log-probs differ from the trainer's; without it, the difference is only
+    measured (logprob_diff)."""
     epochs: int = Field(1, ge=1)
     mini_batches: int = Field(1, ge=1)
     """Optimizer steps per epoch and step of the run."""

@@ -7,10 +7,10 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
+from recipe.dag.workflow.checks.loss import check_forward_passes
 from recipe.dag.workflow.draft import Draft
 from recipe.dag.workflow.graph import agents_heard, find_cycle
 from recipe.dag.workflow.problem import Problem
-from recipe.dag.workflow.schema import NodeRole
 
 
 def check_happo(draft: Draft) -> Iterator[Problem]:
@@ -40,19 +40,10 @@ def check_happo(draft: Draft) -> Iterator[Problem]:
     if draft.episode.train_turns == "last" and draft.episode.max_turns > 1:
         message = "the compound factor follows all that agents said, not the last turn alone; write `all`"
         yield say(("episode", "train_turns"), message)
-    yield from _check_forward(draft)
+    yield from check_forward_passes(draft, path)
     trained = {group for group, agent in draft.each_agent() if agent.policy in agents_of}
     heard = agents_heard(node for _, node in draft.each_node())
     heard = {group: tuple(trained.intersection(others)) for group, others in heard.items() if group in trained}
     if happo.order == "reverse_topological" and (cycle := find_cycle(heard)):
         names = " -> ".join(draft.agents[group].name for group in cycle)
         yield say((*path, "order"), f"these agents hear each other: {names}; use `random`")
-
-
-def _check_forward(draft: Draft) -> Iterator[Problem]:
-    """A declared training chain must know the log-probs before the updates."""
-    actors = [node for _, node in draft.each_node() if node.node_role is NodeRole.ACTOR]
-    updates = sum(not node.only_forward_compute for node in actors)
-    if updates > len(actors) - updates:
-        message = "every policy needs an ACTOR node with `only_forward_compute: true`; add the missing ones"
-        yield draft.source.problem(("algorithm", "happo"), message, key=True)

@@ -14,6 +14,7 @@ from recipe.dag.workflow.checks.flow import check_dependencies, check_flow
 from recipe.dag.workflow.checks.gdpo import check_gdpo
 from recipe.dag.workflow.checks.happo import check_happo
 from recipe.dag.workflow.checks.loop import check_loop_order, check_loops
+from recipe.dag.workflow.checks.loss import check_loss
 from recipe.dag.workflow.checks.mixer import check_mixer, check_mixer_peers
 from recipe.dag.workflow.checks.names import check_names
 from recipe.dag.workflow.checks.node import check_nodes
@@ -53,5 +54,5 @@ def check_workflow(draft: Draft) -> list[Problem]:
             problems += check_mixer_peers(draft)
         problems += [*check_flow(draft), *check_training(draft)]
         problems += [] if options else check_rewards(draft, references)
-        problems += [*check_happo(draft), *check_cory(draft), *check_gdpo(draft, references)]
+        problems += [*check_loss(draft), *check_happo(draft), *check_cory(draft), *check_gdpo(draft, references)]
     return problems

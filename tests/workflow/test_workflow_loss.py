@@ -1,0 +1,67 @@
+from __future__ import annotations
+
+import pytest
+
+from recipe.dag.workflow.loader import load_workflow
+from recipe.dag.workflow.plan import make_plan
+from recipe.dag.workflow.problem import WorkflowError
+from recipe.dag.workflow.render import to_text
+
+WORKFLOW = """\
+dag_id: alone
+agents: [{{name: solver, policy: main{agent}}}]
+policies: {{main: {{model: {{path: m}}}}}}
+algorithm: {{{algorithm}}}
+nodes:
+  - {{node_id: solve, node_type: MODEL_INFERENCE, node_role: ROLLOUT, agent: solver}}
+  - {{node_id: reward, node_type: COMPUTE, node_role: REWARD, dependencies: [solve], executable_ref: score.py:score}}
+{nodes}"""
+CHAIN = """  - {node_id: adv, node_type: COMPUTE, node_role: ADVANTAGE, dependencies: [reward]}
+  - {node_id: up, node_type: MODEL_TRAIN, node_role: ACTOR, dependencies: [adv]}
+"""
+
+
+@pytest.fixture
+def load(tmp_path):
+    (tmp_path / "score.py").write_text("def score(episode):\n    return {}\n")
+
+    def write_and_load(algorithm: str, *, nodes: str = "", agent: str = ""):
+        path = tmp_path / "workflow.yaml"
+        path.write_text(WORKFLOW.format(algorithm=algorithm, nodes=nodes, agent=agent))
+        return load_workflow(path)
+
+    return write_and_load
+
+
+def test_importance_weights_are_off_by_default_and_truncated_per_token_where_asked_for(load):
+    assert load("").algorithm.importance is None
+    importance = load("importance: {}").algorithm.importance
+    assert (importance.cap, importance.level, importance.mode) == (2.0, "token", "truncate")
+
+
+@pytest.mark.parametrize(
+    ("algorithm", "shown"),
+    [
+        ("importance: {}", "importance ratios per token truncated at 2"),
+        ("importance: {cap: 5, level: sequence, mode: mask}", "importance ratios per call masked at 5"),
+    ],
+)
+def test_the_plan_shows_what_weighs_the_loss(load, algorithm, shown):
+    assert shown in to_text(make_plan(load(algorithm)))
+
+
+@pytest.mark.parametrize(
+    ("algorithm", "more", "where", "what"),
+    [
+        ("importance: {}, old_log_probs: rollout", {}, "4:13: algorithm.importance:", "against the server already"),
+        ("importance: {}", {"nodes": CHAIN}, "4:13: algorithm.importance:", "`only_forward_compute: true`"),
+        ("importance: {cap: 1}", {}, "algorithm.importance.cap", "a number above 1"),
+        ("importance: {level: turn}", {}, "algorithm.importance.level", "`token`"),
+        ("importance: {threshold: 2}", {}, "algorithm.importance.threshold", "unknown key"),
+    ],
+)
+def test_a_weight_that_nothing_could_compute_is_an_error_at_its_place(load, algorithm, more, where, what):
+    with pytest.raises(WorkflowError) as error:
+        load(algorithm, **more)
+    assert where in str(error.value) and what in str(error.value)
+    assert len(error.value.problems) == 1
