@@ -172,7 +172,7 @@ async def run(config: DictConfig, workflow: Workflow, *, platform: str, evaluate
     if evaluate_only and platform == "cpu":  # the CPU server's cache has a row for each request
         rollout = config.actor_rollout_ref.rollout
         rollout.max_num_seqs = min(rollout.max_num_seqs, config.rollout.max_in_flight, len(val) * config.validation.n)
-    toolbox = await setup.Toolbox.open(config, workflow)
+    toolbox = await setup.Toolbox.open(config, workflow, [*train, *val])
     try:
         with ray_cluster(config, platform):
             policies = await setup.start_policies(config, workflow, models, platform=platform)

@@ -75,7 +75,9 @@ CASES = [
 
 @pytest.fixture
 def files(folder):
-    (folder / "tool.py").write_text("class Tool:\n    async def execute(self, arguments, state): ...\n")
+    (folder / "tool.py").write_text(
+        "class Tool:\n    async def execute(self, arguments, state): ...\n    async def close(self): ...\n"
+    )
 
 
 def test_the_file_that_the_cases_break_is_good(load_text, files):

@@ -8,7 +8,9 @@ from __future__ import annotations
 
 import asyncio
 import time
+from collections.abc import Callable
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any
 
 from recipe.dag.episode.chat import continuation_ids, end_of_turn_id, render
@@ -21,7 +23,8 @@ from recipe.dag.episode.markup import OPEN_TAG
 from recipe.dag.episode.record import Call, Episode, Generation, ToolResult
 from recipe.dag.episode.seeds import generation_seed
 from recipe.dag.episode.tasks import limited
-from recipe.dag.episode.tool_loop import answer, call_tool, requests_in
+from recipe.dag.episode.tool_loop import answer, requests_in
+from recipe.dag.episode.toolset import Toolset
 from recipe.dag.errors import EnvFault, HookFault, TimeoutFault, UserError, boundary
 from recipe.dag.tools.tool import Tool
 from recipe.dag.workflow.schema import Workflow
@@ -41,7 +44,7 @@ class Attempt:
     started: float = field(default_factory=time.perf_counter)
     """When the episode's first attempt started, on `time.perf_counter`."""
     tool_state: dict[str, dict] = field(default_factory=dict)
-    """By tool name."""
+    """By `ToolSpec.key`."""
     sample_ids: dict[str, list[int]] = field(default_factory=dict)
     """The sample's messages as an agent's template renders them, by agent name."""
 
@@ -52,22 +55,22 @@ class Caller:
     def __init__(
         self, place: EpisodeNode, workflow: Workflow, endpoint: PolicyEndpoint, tools: dict[str, Tool]
     ) -> None:
-        """`tools`: the agent's own. Raises UserError for hooks, tools or chat templates that cannot work."""
-        self.place, self.agent, self.endpoint, self.tools = place, place.agent, endpoint, tools
+        """`tools` by `ToolSpec.key`. Raises UserError for hooks, tools or chat templates that cannot work."""
+        self.place, self.agent, self.endpoint = place, place.agent, endpoint
+        self.tools = Toolset(self.agent, tools)
         self.hooks = load_hooks(place.node, workflow)
         self.spec = workflow.episode
         self.where = f"node {place.id}"
-        self._schemas = [tool.schema for tool in tools.values()]
         self._shown_schemas = None
         self._end_of_turn = None
         if self.agent.tool_loop is not None:
             self._prepare_tool_loop()
 
     def _prepare_tool_loop(self) -> None:
-        if not self.tools:
+        if not self.tools.names:
             raise UserError(f"agent {self.agent.name}: a tool_loop needs at least one tool in `tools`")
         hermes = self.agent.tool_loop.format == "hermes"
-        self._shown_schemas = self._schemas if hermes else None
+        self._shown_schemas = self.tools.schemas if hermes else None
         try:
             self._end_of_turn = end_of_turn_id(self.endpoint.tokenizer, **self.agent.chat_template_kwargs)
             self._continuation([{"role": "tool" if hermes else "user", "content": "-"}])
@@ -98,11 +101,24 @@ class Caller:
 
     async def call_tool(self, call: Call, attempt: Attempt, name: str, arguments: dict[str, Any]) -> ToolResult:
         """For hooks: run one of the agent's tools and record it in `call`."""
-        if name not in self.tools:
-            known = ", ".join(self.tools) or "none"
+        tool = self.tools.name_of(name)
+        if tool is None:
+            known = ", ".join(self.tools.names) or "none"
             problem = f"called the tool {name!r}, which agent {self.agent.name} does not declare ({known})"
             raise HookFault(problem, where=self.where)
-        return await call_tool(self.tools, name, arguments, attempt.tool_state, call.tool_results.append)
+        return await self._run(attempt, tool, arguments, call.tool_results.append, by_model=False)
+
+    async def _run(
+        self,
+        attempt: Attempt,
+        name: str,
+        arguments: dict[str, Any],
+        keep: Callable[[ToolResult], None],
+        *,
+        by_model: bool = True,
+    ) -> ToolResult:
+        sample = attempt.episode.sample
+        return await self.tools.call(name, arguments, sample, attempt.tool_state, keep, by_model=by_model)
 
     async def _prompt(self, call: Call, context: Context, attempt: Attempt, transcript: str | None) -> None:
         tokenizer = self.endpoint.tokenizer
@@ -140,13 +156,13 @@ class Caller:
                 return
             # With special tokens: in some vocabularies the tool call's tags are special.
             raw = tokenizer.decode(made.response_ids[:-1], skip_special_tokens=False)
-            requests = requests_in(raw, loop, self.agent.tools, opened_thinking=call.opened_thinking)
+            requests = requests_in(raw, loop, self.tools.names, opened_thinking=call.opened_thinking)
             if not requests:
                 return
             if call.generations == limit:
                 call.stop_reason, call.ended_in_tool_call = "max_generations", True
                 return
-            shown = await answer(requests, loop, self.tools, attempt.tool_state, call.tool_results)
+            shown = await answer(requests, loop, partial(self._run, attempt), call.tool_results)
             between = self._continuation(shown)
             if self._room(call) - len(between) < 1:
                 call.stop_reason, call.ended_in_tool_call = "length", True

@@ -114,7 +114,4 @@ def _caller(
     agent = place.agent
     if agent.policy not in endpoints:
         raise UserError(f"agent {agent.name}: no server for its policy {agent.policy}")
-    if missing := [name for name in agent.tools if name not in tools]:
-        known = ", ".join(sorted(tools)) or "none"
-        raise UserError(f"agent {agent.name}: there is no tool {', '.join(missing)}; there is {known}")
-    return Caller(place, workflow, endpoints[agent.policy], {name: tools[name] for name in agent.tools})
+    return Caller(place, workflow, endpoints[agent.policy], tools)

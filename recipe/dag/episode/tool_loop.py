@@ -6,16 +6,14 @@ Invariant: whatever the model writes ends as a ToolResult. Only what the model d
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Mapping
+from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, replace
 from typing import Any
 
 from recipe.dag.episode.context import Message
 from recipe.dag.episode.markup import TOOL_CALL, after_thinking, python_blocks
 from recipe.dag.episode.record import ToolResult
-from recipe.dag.episode.tasks import guarded, together
-from recipe.dag.errors import Fault, ToolFault, boundary
-from recipe.dag.tools.tool import Tool
+from recipe.dag.episode.tasks import together
 from recipe.dag.workflow.schema import ToolLoop
 
 
@@ -64,35 +62,11 @@ def _hermes(block: str, names: tuple[str, ...]) -> Request:
     return Request(name, arguments)
 
 
-async def call_tool(
-    tools: Mapping[str, Tool],
-    name: str,
-    arguments: dict[str, Any],
-    state: dict[str, dict],
-    keep: Callable[[ToolResult], None],
-) -> ToolResult:
-    """Run one tool; `keep` takes the record of it. `state` is the episode's, by tool name. Raises only Faults."""
-    try:
-        with boundary(ToolFault, f"tool {name}"):
-            result = await guarded(tools[name].execute(arguments, state.setdefault(name, {})))
-            if not isinstance(result, ToolResult):
-                raise ToolFault(f"returned {type(result).__name__}, not a ToolResult", where=f"tool {name}")
-            if result.status == "fault":
-                raise ToolFault(result.text or "could not run", where=f"tool {name}")
-    except Fault as fault:
-        keep(ToolResult(name, arguments, "fault", str(fault)))
-        raise
-    keep(result)
-    return result
+Run = Callable[[str, dict[str, Any], Callable[[ToolResult], None]], Awaitable[ToolResult]]
+"""`await run(name, arguments, keep)` runs a tool; `keep` takes the record of it."""
 
 
-async def answer(
-    requests: list[Request],
-    loop: ToolLoop,
-    tools: Mapping[str, Tool],
-    state: dict[str, dict],
-    results: list[ToolResult],
-) -> list[Message]:
+async def answer(requests: list[Request], loop: ToolLoop, run: Run, results: list[ToolResult]) -> list[Message]:
     """Run the requests, all at once, append their results to `results` in the order asked for, and return the messages
     that show them to the model."""
     slots: list[list[ToolResult]] = [[] for _ in requests]
@@ -102,7 +76,7 @@ async def answer(
             result = ToolResult(request.name, request.arguments, "invalid", request.problem)
             slot.append(result)
         else:
-            result = await call_tool(tools, request.name, request.arguments, state, slot.append)
+            result = await run(request.name, request.arguments, slot.append)
         result = replace(result, text=truncate(result.text, loop.max_response_chars, loop.truncate))
         slot[-1] = result
         if loop.format == "fenced":

@@ -19,10 +19,13 @@ _FENCE = re.compile(r"\s*```[ \t]*[\w+-]*[ \t]*\n(.*?)\n?[ \t]*```\s*", re.DOTAL
 
 
 class CodeInterpreter:
-    """timeout_s: for calls that name none, in seconds; max_timeout_s: the most that a call may ask for.
+    """timeout_s: for calls that name none, in seconds; max_timeout_s: the most that the model may ask for (what a hook
+    asks for is the user's, and honoured).
     auto_print: print the value of a last line that is an expression, as a notebook does."""
 
     name = "code_interpreter"
+    create_kwargs = ("ground_truth",)
+    """What a sample's create_kwargs may hold: verl's data sets repeat the truth there, which reward nodes read."""
 
     def __init__(
         self,
@@ -52,7 +55,11 @@ class CodeInterpreter:
                             "type": "string",
                             "description": "A complete Python program; print what you want to see.",
                         },
-                        "timeout": {"type": "number", "description": f"Seconds it may take, {timeout_s:g} by default."},
+                        "timeout": {
+                            "type": "number",
+                            "description": f"Seconds it may take, {timeout_s:g} by default, "
+                            f"{self._max_timeout_s:g} at most.",
+                        },
                     },
                     "required": ["code"],
                 },
@@ -60,12 +67,19 @@ class CodeInterpreter:
         }
 
     async def execute(self, arguments: dict[str, Any], state: dict[str, Any]) -> ToolResult:
-        """Raises SandboxFault."""
+        """Run what a model asks for. Raises SandboxFault."""
+        return await self._run(arguments, self._max_timeout_s)
+
+    async def execute_for_hook(self, arguments: dict[str, Any], state: dict[str, Any]) -> ToolResult:
+        """Run what an agent's hook asks for, for as long as it says. Raises SandboxFault."""
+        return await self._run(arguments, math.inf)
+
+    async def _run(self, arguments: dict[str, Any], max_timeout_s: float) -> ToolResult:
         code = arguments.get("code")
         code = source_of(code) if isinstance(code, str) else ""
         if not code:
             return ToolResult(self.name, arguments, "invalid", "empty_code")
-        timeout_s = self._timeout(arguments.get("timeout"))
+        timeout_s = self._timeout(arguments.get("timeout"), max_timeout_s)
         if timeout_s is None:
             return ToolResult(self.name, arguments, "invalid", "timeout must be a positive number of seconds")
         if self._auto_print:
@@ -76,14 +90,15 @@ class CodeInterpreter:
     async def close(self) -> None:
         """The client belongs to who made it."""
 
-    def _timeout(self, given: Any) -> float | None:
+    def _timeout(self, given: Any, max_timeout_s: float) -> float | None:
         if given is None:
             return self._timeout_s
         try:
             seconds = math.nan if isinstance(given, bool) else float(given)
         except (TypeError, ValueError, OverflowError):
             return None
-        return min(seconds, self._max_timeout_s) if seconds > 0 else None
+        seconds = min(seconds, max_timeout_s)
+        return seconds if 0 < seconds < math.inf else None
 
     def _shown(self, arguments: dict[str, Any], result: RunResult) -> ToolResult:
         stdout = clip(result.stdout, self._max_output_chars)

@@ -16,9 +16,10 @@ import numpy as np
 
 from recipe.dag.errors import UserError
 from recipe.dag.train.problems import read_rows, row_of, to_items
+from recipe.dag.train.tool_columns import columns_of
 
 Sample = dict[str, Any]
-"""prompt (messages), ground_truth, data_source, extra_info."""
+"""prompt (messages), ground_truth, data_source, extra_info; agent_name and tools_kwargs where the row has them."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,7 +81,7 @@ def _sample(row: dict[str, Any], where: str) -> Sample:
     extra = row.get("extra_info") or {}
     if not isinstance(extra, dict):
         raise UserError(f"{where}: column extra_info must be a struct, not {type(extra).__name__}")
-    return {
+    return columns_of(row, where) | {
         "prompt": [dict(message) for message in prompt],
         "ground_truth": truth if isinstance(truth, str) else json.dumps(truth),
         "data_source": row.get("data_source") or "",

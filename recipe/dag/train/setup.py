@@ -7,11 +7,14 @@ written.
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from typing import Any
 
 from omegaconf import DictConfig
 
 from recipe.dag.episode.env_class import needs_sandbox
+from recipe.dag.errors import UserError
 from recipe.dag.policy.config import policy_config
 from recipe.dag.policy.encoder import start_encoder
 from recipe.dag.policy.placement import create, plan_pools
@@ -19,11 +22,13 @@ from recipe.dag.policy.policy import PolicyRuntime
 from recipe.dag.sandbox.launch import LocalSandbox
 from recipe.dag.tools.code_interpreter import CodeInterpreter
 from recipe.dag.tools.sandbox_client import SandboxClient, check_sandbox
-from recipe.dag.tools.tool import Tool
+from recipe.dag.tools.tool import Tool, check_tool, tool_name
 from recipe.dag.train.mixing import Mixing
 from recipe.dag.train.models import ModelPaths
+from recipe.dag.train.tool_columns import check_columns
 from recipe.dag.train.turns import actor_updates
-from recipe.dag.workflow.schema import Workflow
+from recipe.dag.workflow.blocks import CodeInterpreterOptions
+from recipe.dag.workflow.schema import ToolSpec, Workflow
 from recipe.dag.workflow.user_code import load_object
 
 
@@ -79,6 +84,19 @@ def open_mixing(
     return Mixing(workflow, reader, seed=run.seed, lock=None if platform == "cpu" else policies[first].pool.lock)
 
 
+def own_tool(spec: ToolSpec, workflow: Workflow) -> Tool:
+    """Make a tool of the user's own. Raises UserError where it cannot be made, or does not follow the protocol."""
+    made = load_object(spec.path, workflow.path)
+    try:
+        tool = made(**spec.kwargs)
+    except UserError:
+        raise
+    except Exception as error:
+        raise UserError(f"tool {spec.path}: {type(error).__name__}: {error}; see its kwargs") from error
+    check_tool(tool, spec.path)
+    return tool
+
+
 @dataclass(slots=True)
 class Toolbox:
     """The tools that the workflow's agents declare, and the sandbox behind them and behind its envs."""
@@ -88,11 +106,16 @@ class Toolbox:
     local: LocalSandbox | None = None
 
     @classmethod
-    async def open(cls, run: DictConfig, workflow: Workflow) -> Toolbox:
-        """Start the local sandbox where no URL is configured. Raises UserError if a configured one does not answer."""
+    async def open(cls, run: DictConfig, workflow: Workflow, samples: Sequence[Mapping[str, Any]] = ()) -> Toolbox:
+        """Start the local sandbox where no URL is configured. Raises UserError for a tool that cannot work, for a
+        sample whose tools_kwargs ask for what no tool has, and if a configured sandbox does not answer."""
         box = cls()
-        names = {name for agent in workflow.agents for name in agent.tools}
-        if "code_interpreter" in names or needs_sandbox(workflow):
+        specs = {tool.key: tool for agent in workflow.agents for tool in agent.tools}
+        box.tools = {key: own_tool(spec, workflow) for key, spec in specs.items() if spec.path is not None}
+        built_in = {key: spec for key, spec in specs.items() if spec.path is None}
+        named = {tool_name(tool, key): tool for key, tool in box.tools.items()}
+        check_columns(samples, workflow, named | {str(spec): CodeInterpreter for spec in built_in.values()})
+        if built_in or needs_sandbox(workflow):
             if run.sandbox.url:
                 await check_sandbox(run.sandbox.url, token=run.sandbox.token)
                 box.client = SandboxClient(
@@ -109,12 +132,10 @@ class Toolbox:
                 box.client = SandboxClient(
                     url, max_concurrent=local.max_concurrent, token=local.token, on_unreachable=local.ensure
                 )
-        if "code_interpreter" in names:
-            box.tools["code_interpreter"] = CodeInterpreter(
-                box.client, timeout_s=run.sandbox.timeout_s, memory_mb=run.sandbox.memory_mb
-            )
-        for name in names - box.tools.keys():
-            box.tools[name] = load_object(name, workflow.path)()
+        for key, spec in built_in.items():
+            options = CodeInterpreterOptions(**spec.kwargs).model_dump(exclude_none=True)
+            defaults = {"timeout_s": run.sandbox.timeout_s, "memory_mb": run.sandbox.memory_mb}
+            box.tools[key] = CodeInterpreter(box.client, **defaults | options)
         return box
 
     def metrics(self) -> dict[str, float]:

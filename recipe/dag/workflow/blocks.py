@@ -14,6 +14,21 @@ class Frozen(BaseModel):
     model_config = ConfigDict(extra="forbid", frozen=True)
 
 
+class CodeInterpreterOptions(Frozen):
+    """`kwargs` of the tool `code_interpreter`; what is absent is the run's (`sandbox.timeout_s`, `sandbox.memory_mb`)
+    or the tool's own default."""
+
+    timeout_s: float | None = Field(None, gt=0.0)
+    """Of a program, where the call names none."""
+    max_timeout_s: float | None = Field(None, gt=0.0)
+    """The most that the model may ask for; a hook gets what it asks for."""
+    max_output_chars: int | None = Field(None, ge=1)
+    """Of each stream."""
+    memory_mb: int | None = Field(None, ge=1)
+    auto_print: bool = False
+    """Print the value of a last line that is an expression, as a notebook does."""
+
+
 class Model(Frozen):
     path: str
     """A local directory or hub name; `${oc.env:NAME}` is read when the run starts."""

@@ -12,11 +12,23 @@ from typing import Any
 
 from recipe.dag.workflow.pieces import parse_piece, shown
 from recipe.dag.workflow.problem import KeyPath, Problem, did_you_mean
-from recipe.dag.workflow.schema import Agent, Algorithm, Condition, EnvSpec, EpisodeSpec, Loop, Node, Policy
+from recipe.dag.workflow.schema import Agent, Algorithm, Condition, EnvSpec, EpisodeSpec, Loop, Node, Policy, ToolSpec
 from recipe.dag.workflow.source import Source
 
 TOP_LEVEL = (
-    *("dag_id", "description", "global_config", "agents", "policies", "envs", "episode", "loops", "algorithm", "nodes"),
+    *(
+        "dag_id",
+        "description",
+        "global_config",
+        "agents",
+        "policies",
+        "tools",
+        "envs",
+        "episode",
+        "loops",
+        "algorithm",
+        "nodes",
+    ),
 )
 
 
@@ -28,6 +40,7 @@ class Draft:
     agents: list[Agent | None] = field(default_factory=list)
     agent_names: list[str] = field(default_factory=list)
     policies: dict[str, Policy | None] = field(default_factory=dict)
+    tools: dict[str, ToolSpec | None] = field(default_factory=dict)
     envs: dict[str, EnvSpec | None] = field(default_factory=dict)
     loops: dict[str, Loop | None] = field(default_factory=dict)
     nodes: list[Node | None] = field(default_factory=list)
@@ -41,7 +54,7 @@ class Draft:
         """Every piece could be read, and no two share a name."""
         pieces = (
             *(*self.agents, *self.policies.values(), *self.nodes),
-            *(*self.envs.values(), *self.loops.values()),
+            *(*self.tools.values(), *self.envs.values(), *self.loops.values()),
         )
         unique = all(len(set(names)) == len(names) for names in (self.agent_names, self.node_ids))
         there = self.agents and self.policies and self.nodes and not self.source.unread
@@ -161,9 +174,9 @@ def _first_agent_group(source: Source) -> tuple | None:
 
 
 def read_mappings(draft: Draft) -> None:
-    """policies, envs and loops: named pieces."""
+    """policies, tools, envs and loops: named pieces."""
     example = '{main: {model: {path: "${oc.env:MODEL_PATH}"}}}'
-    kinds = (("policies", Policy, example, ()), ("envs", EnvSpec, None, ("path",)))
+    kinds = (("policies", Policy, example, ()), ("tools", ToolSpec, None, ()), ("envs", EnvSpec, None, ("path",)))
     for key, model, wanted, essential in (*kinds, ("loops", Loop, None, ("nodes", "max_rounds"))):
         pieces = getattr(draft, key)
         for name, data in collection(draft, key, dict, wanted).items():
@@ -180,3 +193,18 @@ def read_settings(draft: Draft) -> None:
             draft.problems += problems
             if piece is not None:
                 setattr(draft, name, piece)
+
+
+def resolve_tools(draft: Draft) -> None:
+    """Put what stands under `tools` in the place of its name; a name that means nothing stays, for the checks."""
+    for index, agent in draft.each_agent():
+        tools = tuple(_resolved(draft, tool) for tool in agent.tools)
+        if tools != agent.tools:
+            draft.agents[index] = agent.model_copy(update={"tools": tools})
+
+
+def _resolved(draft: Draft, tool: ToolSpec) -> ToolSpec:
+    spec = draft.tools.get(tool.name or "") if tool.path is None else None
+    if spec is None or tool.kwargs:
+        return tool
+    return spec if spec.path or spec.name else spec.model_copy(update={"name": tool.name})

@@ -15,6 +15,7 @@ from recipe.dag.workflow.draft import (
     read_mappings,
     read_settings,
     read_top_level,
+    resolve_tools,
     text_of,
 )
 from recipe.dag.workflow.pieces import parse_piece, shown
@@ -35,6 +36,7 @@ def read_draft(source: Source) -> Draft:
     read_top_level(draft)
     read_agents(draft)
     read_mappings(draft)
+    resolve_tools(draft)
     _read_nodes(draft)
     read_settings(draft)
     return draft

@@ -14,8 +14,6 @@ from typing import NamedTuple
 from recipe.dag.workflow.graph import causal_order, graph_of, topological_order
 from recipe.dag.workflow.schema import EPISODE_ROLES, Agent, Loop, Node, NodeRole
 
-STATELESS_TOOLS = frozenset({"code_interpreter"})
-
 
 class Move(NamedTuple):
     node: str
@@ -100,13 +98,14 @@ def _one_env(one: Node, other: Node) -> bool:
 
 def _sharing_tools(node: Node, nodes: Sequence[Node], agents: Sequence[Agent | None]) -> list[str]:
     """Other nodes whose agents use a tool that this one's uses and that remembers calls."""
-    mine = _tools(node, agents) - STATELESS_TOOLS
-    return [other.node_id for other in nodes if other is not node and mine & _tools(other, agents)]
+    own = _tools(node, agents)
+    return [other.node_id for other in nodes if other is not node and own & _tools(other, agents)]
 
 
 def _tools(node: Node, agents: Sequence[Agent | None]) -> set[str]:
     agent = agents[node.agent_group] if node.node_role is NodeRole.ROLLOUT else None
-    return set(agent.tools) if agent is not None else set()
+    # A built-in tool remembers nothing.
+    return {tool.key for tool in agent.tools if tool.path is not None} if agent is not None else set()
 
 
 def _whole(name: str, loops: Mapping[str, Loop]) -> Sequence[str]:

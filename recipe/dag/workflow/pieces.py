@@ -117,7 +117,7 @@ def _set_aside(model: type[BaseModel], data: Any, detail: dict[str, Any]) -> tup
         data, depth = data[loc[depth]], depth + 1
     value = data.pop(loc[depth], None)
     meant = _meant(model, detail)
-    if meant is not None:
+    if meant is not None and depth == len(loc) - 1:  # in a list, all of the list is set aside
         data.setdefault(meant[-1], value)
     return loc[: depth + 1]
 

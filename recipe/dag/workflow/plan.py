@@ -184,7 +184,7 @@ def _agent(workflow: Workflow, index: int, agent: Agent) -> PlannedAgent:
         agent_group=index,
         policy=agent.policy,
         sampling=agent.sampling,
-        tools=agent.tools,
+        tools=tuple(map(str, agent.tools)),
         tool_loop=agent.tool_loop,
         nodes=nodes,
         moves=moves,

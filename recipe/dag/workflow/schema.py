@@ -6,6 +6,7 @@ key is an error, and `0` is a value, not "unset". A superset of siiRL's schema (
 
 from __future__ import annotations
 
+import json
 from enum import StrEnum
 from typing import Annotated, Any, Literal
 
@@ -65,6 +66,32 @@ class ValidationSampling(Frozen):
     max_tokens: int | None = Field(None, ge=1)
 
 
+class ToolSpec(Frozen):
+    """A tool: a built-in one, one under `tools`, or the user's own."""
+
+    name: str | None = None
+    """A built-in tool, or one under `tools`. Models call a tool by the name in its schema."""
+    path: str | None = None
+    """`file.py:Class`"""
+    kwargs: dict[str, Any] = {}
+    """Of its constructor; of a built-in tool, its options."""
+
+    @property
+    def key(self) -> str:
+        """Agents whose tools have the same key share one instance."""
+        return str(self) + (json.dumps(self.kwargs, sort_keys=True, default=str) if self.kwargs else "")
+
+    def __str__(self) -> str:
+        return self.path or self.name or ""
+
+
+def _tool_by_name(value: Any) -> Any:
+    """`code_interpreter` or `file.py:Class` stands for a tool without options."""
+    if not isinstance(value, str):
+        return value
+    return ToolSpec(path=value) if ":" in value else ToolSpec(name=value)
+
+
 class ToolLoop(Frozen):
     """The engine parses tool calls out of each generation, runs them and lets the model go on, within one call."""
 
@@ -87,7 +114,8 @@ class Agent(Frozen):
     """What `algorithm.group_by: [role]` pools agents by; the name where absent."""
     sampling: Sampling = Sampling()
     validation: ValidationSampling = ValidationSampling()
-    tools: tuple[str, ...] = ()
+    tools: tuple[Annotated[ToolSpec, BeforeValidator(_tool_by_name)], ...] = ()
+    """A list of names, of `file.py:Class`, or of mappings with name or path, and kwargs."""
     tool_loop: ToolLoop | None = None
     """Without one, only the agent's hook calls its tools."""
     chat_template_kwargs: dict[str, Any] = {}

@@ -6,7 +6,9 @@ Invariant: an agent that passes can sample, and does something.
 from __future__ import annotations
 
 from collections.abc import Iterator
+from typing import Any
 
+from recipe.dag.sandbox.wire import MAX_RUN_S
 from recipe.dag.workflow.draft import Draft
 from recipe.dag.workflow.problem import KeyPath, Problem, did_you_mean
 from recipe.dag.workflow.schema import NodeRole
@@ -34,7 +36,7 @@ def check_agents(draft: Draft) -> Iterator[Problem]:
             message = "a tool loop needs tools; add `tools: [code_interpreter]` or remove it"
             yield say((*path, "tool_loop"), message, key=True)
         for position, tool in enumerate(agent.tools):
-            if tool in agent.tools[:position]:
+            if any(tool.key == other.key for other in agent.tools[:position]):
                 yield say((*path, "tools", position), f"`{tool}` is listed twice")
         if draft.whole and not any(
             node.node_role is NodeRole.ROLLOUT and node.agent_group == index for _, node in draft.each_node()
@@ -48,9 +50,59 @@ def _spoilt(draft: Draft) -> bool:
     return any(problem.where.startswith("algorithm.group_by") for problem in draft.problems)
 
 
+def warn_of_time_limits(draft: Draft) -> Iterator[Problem]:
+    """A program's time that is never granted in full: the call, or the sandbox, ends before it is over."""
+    limits = (
+        (draft.episode.call_timeout_s, "episode.call_timeout_s ends the call after {:g} s; raise that"),
+        (draft.episode.timeout_s, "episode.timeout_s ends the episode after {:g} s; raise that"),
+        (MAX_RUN_S, "the sandbox ends every program after {:g} s"),
+    )
+    times: list[tuple[KeyPath, Any]] = [
+        (("nodes", index, "agent_options", "post_process_kwargs", "code_timeout"), value)
+        for index, node in draft.each_node()
+        if (value := node.agent_options.post_process_kwargs.get("code_timeout")) is not None
+    ]
+    pieces = [(("tools", name), spec) for name, spec in draft.tools.items() if spec is not None]
+    pieces += [
+        (("agents", index, "tools", position), tool)
+        for index, agent in draft.each_agent()
+        for position, tool in enumerate(agent.tools)
+        if draft.has("agents", index, "tools", position, "kwargs")
+    ]
+    times += [
+        ((*at, "kwargs", key), spec.kwargs[key])
+        for at, spec in pieces
+        for key in ("timeout_s", "max_timeout_s")
+        if spec.path is None and key in spec.kwargs
+    ]
+    for at, seconds in times:
+        if isinstance(seconds, int | float) and not isinstance(seconds, bool):
+            for limit, why in limits:
+                if seconds >= limit:
+                    yield draft.source.problem(at, f"{seconds:g} s are not granted: {why.format(limit)}, or lower this")
+                    break
+
+
 def check_envs(draft: Draft) -> Iterator[Problem]:
     used = {entry for _, node in draft.each_node() for entry in node.agent_options.env_path}
     for name in draft.envs:
         if draft.whole and name not in used:
             message = f"no node steps env `{name}`; name it in a node's `env_path` or remove it"
             yield draft.source.problem(("envs", name), message, key=True)
+
+
+def check_unused_tools(draft: Draft) -> Iterator[Problem]:
+    agents = draft.source.data.get("agents")
+    used = {name for agent in agents for name in _named_tools(agent)} if isinstance(agents, list) else set()
+    for name in draft.tools:
+        if draft.whole and name not in used:
+            message = f"no agent uses tool `{name}`; name it in an agent's `tools` or remove it"
+            yield draft.source.problem(("tools", name), message, key=True)
+
+
+def _named_tools(agent: Any) -> Iterator[str]:
+    tools = agent.get("tools") if isinstance(agent, dict) else None
+    for tool in tools if isinstance(tools, list) else []:
+        name = tool.get("name") if isinstance(tool, dict) else tool
+        if isinstance(name, str):
+            yield name

@@ -6,11 +6,12 @@ Invariant: the user's files are read, never run, so that checking is fast and ha
 from __future__ import annotations
 
 import ast
-from collections.abc import Generator, Iterator
+from collections.abc import Generator, Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
 from recipe.dag.errors import UserError
+from recipe.dag.workflow.blocks import CodeInterpreterOptions
 from recipe.dag.workflow.outline import (
     OPAQUE,
     Definition,
@@ -22,8 +23,9 @@ from recipe.dag.workflow.outline import (
     signature,
 )
 from recipe.dag.workflow.paths import find_source, is_module, names_env, split_ref
+from recipe.dag.workflow.pieces import parse_piece
 from recipe.dag.workflow.problem import KeyPath, Problem, did_you_mean, listing
-from recipe.dag.workflow.schema import Agent, EnvSpec, Node, NodeRole
+from recipe.dag.workflow.schema import Agent, EnvSpec, Node, NodeRole, ToolSpec
 from recipe.dag.workflow.source import Source
 
 BUILTIN_TOOLS = ("code_interpreter",)
@@ -33,7 +35,7 @@ _HOOKS = {
     "post_process": ("tokenizer", "prompt_ids", "response_ids"),
 }
 _ENV = {"step": ("actions", "ground_truth")}
-_TOOL = {"execute": ("arguments", "state")}
+_TOOL = {"execute": ("arguments", "state"), "close": ()}
 # An env need not have a reset; one that is there is called by name with those of the three that it takes.
 _RESET = frozenset({"sample", "seed", "sandbox"})
 _CONTEXT = frozenset({"context"})
@@ -50,17 +52,37 @@ class References:
         self.outlines: dict[Path, Outline] = {}
 
     def check_agent(self, agent: Agent, path: KeyPath) -> Iterator[Problem]:
+        declared = self.source.data.get("tools")
         for index, tool in enumerate(agent.tools):
             at = (*path, "tools", index)
-            if tool in BUILTIN_TOOLS:
-                continue
-            if ":" not in tool:
-                message = f"no tool `{tool}`{did_you_mean(tool, BUILTIN_TOOLS)} (your own tool: `file.py:Class`)"
+            written = _at(self.source.data, at)
+            name = written.get("name") if isinstance(written, dict) else written
+            if not isinstance(declared, dict) or name not in declared:
+                yield from self.check_tool(tool, at, known=declared if isinstance(declared, dict) else ())
+            elif isinstance(written, dict) and len(written) > 1:
+                message = f"`tools.{name}` says this already; give the name alone"
                 yield self.source.problem(at, message)
-                continue
-            found = yield from self.look_up(tool, at, "Class")
+
+    def check_tool(
+        self, tool: ToolSpec, at: KeyPath, *, name: str | None = None, known: Iterable[str] = ()
+    ) -> Iterator[Problem]:
+        """`name`: the key under `tools` that it stands at. `known`: other names that there are."""
+        whole = at if name is not None or isinstance(_at(self.source.data, at), dict) else None
+        here = (*at, "path") if whole and tool.path else at
+        if tool.path is not None:
+            found = yield from self.look_up(tool.path, here, "Class")
             if found is not None:
-                yield from self.check_class(found, tool, at, _TOOL)
+                yield from self.check_class(found, tool.path, here, _TOOL, tool.kwargs, (*at, "kwargs"))
+            return
+        called = tool.name or name or ""
+        if called not in BUILTIN_TOOLS:
+            names = [*BUILTIN_TOOLS, *known]
+            message = f"no tool `{called}`{did_you_mean(called, names)} (your own tool: `file.py:Class`)"
+            if not called:
+                message = "give the tool a `name` (code_interpreter) or a `path` (`file.py:Class`)"
+            yield self.source.problem((*at, "name") if whole and tool.name else at, message)
+        else:
+            yield from parse_piece(CodeInterpreterOptions, tool.kwargs, self.source, (*at, "kwargs"))[1]
 
     def check_node(self, node: Node, path: KeyPath) -> Iterator[Problem]:
         options, at = node.agent_options, (*path, "agent_options")
@@ -156,10 +178,14 @@ class References:
             yield self.source.problem(here, f"`{ref}` is a function; name a class with {listing(methods)}")
             return
         yield from self.check_constructor(outline, owner, ref, here, kwargs or {}, kwargs_at)
+        if missing := [name for name in methods if outline.method(owner, name) is None]:
+            yield self.source.problem(here, f"`{ref}` has no method {listing(missing)}; it needs {listing(methods)}")
         for name, arguments in methods.items():
             method = outline.method(owner, name)
             if method is None:
-                yield self.source.problem(here, f"`{ref}` has no method `{name}`; it needs {listing(methods)}")
+                continue
+            if methods is _TOOL and isinstance(method, ast.FunctionDef) and not method.decorator_list:
+                yield self.source.problem(here, f"{name} of `{ref}` must be `async def`")
                 continue
             shape, by_name = signature(method, method=True), frozenset[str]()
             if methods is _ENV and isinstance(shape, Signature) and not any(shape.misfits((), arguments, frozenset())):
@@ -261,3 +287,13 @@ class References:
             return self.follow(read, target.rpartition(":")[2], base, hops - 1) or (outline, OPAQUE)
         except (UserError, SyntaxError, ValueError):
             return outline, OPAQUE
+
+
+def _at(data: Any, path: KeyPath) -> Any:
+    """What the file says there; None where it says nothing."""
+    for part in path:
+        if isinstance(data, list) and isinstance(part, int) and part < len(data):
+            data = data[part]
+        else:
+            data = data.get(part) if isinstance(data, dict) else None
+    return data

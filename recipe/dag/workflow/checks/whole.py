@@ -6,7 +6,7 @@ problem. Checks that need the whole file (an unused policy) wait until all of it
 
 from __future__ import annotations
 
-from recipe.dag.workflow.checks.agent import check_agents, check_envs
+from recipe.dag.workflow.checks.agent import check_agents, check_envs, check_unused_tools
 from recipe.dag.workflow.checks.algorithm import check_algorithm
 from recipe.dag.workflow.checks.condition import check_condition_order, check_conditions
 from recipe.dag.workflow.checks.cory import check_cory
@@ -33,9 +33,18 @@ def check_workflow(draft: Draft) -> list[Problem]:
     references = References(draft.source)
     problems = [*check_names(draft), *check_agents(draft), *check_policies(draft), *check_algorithm(draft)]
     problems += check_mixer(draft)
-    problems += [*check_envs(draft), *check_nodes(draft), *check_conditions(draft), *check_overrides(draft)]
+    problems += [
+        *check_unused_tools(draft),
+        *check_envs(draft),
+        *check_nodes(draft),
+        *check_conditions(draft),
+        *check_overrides(draft),
+    ]
     for index, agent in draft.each_agent():
         problems += references.check_agent(agent, ("agents", index))
+    for name, tool in draft.tools.items():
+        if tool is not None:
+            problems += references.check_tool(tool, ("tools", name), name=name)
     for name, env in draft.envs.items():
         if env is not None:
             problems += references.check_env(env, ("envs", name))

@@ -1,0 +1,93 @@
+"""Tools of a workflow file: names, files, mappings; at the top level and by agent."""
+
+from __future__ import annotations
+
+import pytest
+
+from recipe.dag.workflow.problem import WorkflowError
+from recipe.dag.workflow.schema import ToolSpec
+
+GOOD = """\
+dag_id: demo
+tools:
+  finder: {path: tool.py:Search, kwargs: {index: maths}}
+  code_interpreter: {kwargs: {timeout_s: 30, auto_print: true}}
+agents:
+  - {name: left, policy: main, tools: [finder, code_interpreter]}
+  - {name: right, policy: main, tools: [{path: tool.py:Search, kwargs: {index: art}}, {name: finder}]}
+policies: {main: {model: {path: m}}}
+nodes:
+  - {node_id: l, node_type: MODEL_INFERENCE, node_role: ROLLOUT, agent: left, agent_options: {process_path: h.py:Hook}}
+  - {node_id: r, node_type: MODEL_INFERENCE, node_role: ROLLOUT, agent: right}
+  - {node_id: score, node_type: COMPUTE, node_role: REWARD, dependencies: [l, r], executable_ref: rewards.py:score}
+"""
+CASES = [
+    ("unknown name", ("[finder, ", "[§findr, "), "no tool `findr`; did you mean `finder`?"),
+    ("unknown built-in", ("[finder, code", "[finder, code_interpreter, §code_x"), "no tool `code_x"),
+    ("neither", ("{name: finder}", "§{kwargs: {}}"), "give the tool a `name`"),
+    ("unused", ("tools:\n", "tools:\n  §spare: {path: tool.py:Search}\n"), "no agent uses tool `spare`"),
+    ("kwargs", ("index: maths", "§indx: maths"), "did you mean `index`?"),
+    ("kwargs by agent", ("index: art", "§indx: art"), "did you mean `index`?"),
+    ("options", ("auto_print: true", "§auto_prnt: true"), "did you mean `auto_print`?"),
+    ("option's value", ("timeout_s: 30", "timeout_s: §0"), "a number above 0, got 0"),
+    ("said twice", ("{name: finder}", "§{name: finder, kwargs: {index: x}}"), "`tools.finder` says this already"),
+    ("misspelt key", ("path: tool.py:Search, kwargs: {index: art}", "§pth: tool.py:Search"), "did you mean `path`?"),
+    ("without close", ("tool.py:Search, kwargs: {index: maths}", "§tool.py:Open"), "has no method `close`"),
+    ("not async", ("tool.py:Search, kwargs: {index: maths}", "§tool.py:Sync"), "must be `async def`"),
+    ("signature", ("tool.py:Search, kwargs: {index: maths}", "§tool.py:Narrow"), "must take the positional arguments"),
+    ("listed twice", ("{name: finder}", "§{path: tool.py:Search, kwargs: {index: art}}"), "is listed twice"),
+]
+
+
+@pytest.fixture(autouse=True)
+def files(folder):
+    execute, close = "    async def execute(self, arguments, state): ...\n", "    async def close(self): ...\n"
+    init = "    def __init__(self, index='all'): ...\n"
+    (folder / "tool.py").write_text(
+        f"class Search:\n{init}{execute}{close}"
+        f"class Open:\n{execute}"
+        f"class Sync:\n{execute.replace('async ', '')}{close}"
+        f"class Narrow:\n{execute.replace(', state', '')}{close}"
+    )
+    (folder / "h.py").write_text(
+        "class Hook:\n    def post_process(self, tokenizer, prompt_ids, response_ids, *, code_timeout=1.0): ...\n"
+    )
+
+
+def test_a_name_stands_for_what_is_declared_under_it(load_text):
+    left, right = load_text(GOOD).agents
+    finder = ToolSpec(path="tool.py:Search", kwargs={"index": "maths"})
+    code = ToolSpec(name="code_interpreter", kwargs={"timeout_s": 30, "auto_print": True})
+    assert left.tools == (finder, code)
+    assert right.tools == (ToolSpec(path="tool.py:Search", kwargs={"index": "art"}), finder)
+
+
+@pytest.mark.parametrize(("edits", "message"), [pytest.param(case[1:-1], case[-1], id=case[0]) for case in CASES])
+def test_one_mistake_is_one_problem_at_its_place(edits, message, expect_one_problem):
+    expect_one_problem(GOOD, edits, message)
+
+
+@pytest.mark.parametrize(
+    ("seconds", "limits", "warning"),
+    [
+        (20, "", ""),
+        (119, "", ""),
+        (120, "", "episode.call_timeout_s ends the call after 120 s"),
+        (120, "episode: {call_timeout_s: 600}", ""),
+        (500, "episode: {call_timeout_s: 600}", "episode.timeout_s ends the episode after 300 s"),
+        (7200, "episode: {call_timeout_s: 9000, timeout_s: 9000}", "the sandbox ends every program after 3600 s"),
+    ],
+)
+def test_time_that_would_not_be_granted_is_reported(load_text, seconds, limits, warning):
+    hook = f"h.py:Hook, post_process_kwargs: {{code_timeout: {seconds}}}"
+    for text, where in (
+        (GOOD.replace("h.py:Hook", hook), "code_timeout"),
+        (GOOD.replace("timeout_s: 30", f"max_timeout_s: {seconds}"), "max_timeout_s"),
+    ):
+        found = load_text(text + limits).warnings
+        assert [where in problem.where and warning in problem.message for problem in found] == [True] * bool(warning)
+
+
+def test_tools_must_be_a_mapping(load_text):
+    with pytest.raises(WorkflowError, match="expected a mapping"):
+        load_text(GOOD[: GOOD.index("tools:")] + "tools: [code_interpreter]\n" + GOOD[GOOD.index("agents:") :])
