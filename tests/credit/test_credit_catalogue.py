@@ -132,7 +132,7 @@ def test_the_options_of_what_is_chosen_are_those_of_its_function():
         ("gamma_turn: 0.5, stat_unit: trajectory", "algorithm.gamma_turn", "choose `stat_unit: call`"),
         ("estimator: rloo, gamma_turn: 0, stat_unit: trajectory", "algorithm.gamma_turn", "choose `stat_unit: call`"),
         (
-            "estimator: reinforce, drop_zero_variance: true, stat_unit: trajectory, gamma_turn: 1",
+            "estimator: reinforce_pp_baseline, drop_zero_variance: true, stat_unit: trajectory, gamma_turn: 1",
             "algorithm.gamma_turn",
             "choose `stat_unit: call`",
         ),
@@ -186,3 +186,18 @@ def test_the_command_lists_everything_without_torch():
     text = " ".join(done.stdout.split())
     assert "center=leave_one_out" in text and "arXiv 2602.08847" in text and "gamma_turn=0.9" in text
     assert "epochs=1 (fixed)" in text and "voters (required), key=answer" in text
+
+
+@pytest.mark.parametrize("name", [n for n in SELECTABLE if "group_by" not in ENTRIES[n].options])
+def test_what_compares_no_groups_leaves_none_out(load, name):
+    """With one episode per sample it would train nothing, and with several it would drop rows that carry gradient."""
+    with pytest.raises(WorkflowError) as error:
+        load(f"estimator: {name}, drop_zero_variance: true")
+    problems = [problem for problem in error.value.problems if "drop_zero_variance" in problem.where]
+    assert [f"{name} compares no groups" in problem.message for problem in problems] == [True]
+
+
+def test_the_estimators_that_compare_no_groups_are_those_of_one_episode_or_a_critic():
+    assert {n for n in SELECTABLE if "group_by" not in ENTRIES[n].options} == {
+        *("reinforce", "reinforce_pp", "gae", "gae_chain", "ippo", "mappo")
+    }

@@ -58,7 +58,7 @@ def test_shipped_graphs_load(file):
         ("ppo_late_actor.yaml", "gae", False),
         ("dapo.yaml", "grpo", True),
         ("dapo_early.yaml", "grpo", True),
-        ("dapo_draft.yaml", "gae", True),
+        ("dapo_draft.yaml", "gae", False),
         ("dapo_rebalance.yaml", "grpo", True),
         ("embodied.yaml", "grpo", False),
         ("embodied_late.yaml", "grpo", True),

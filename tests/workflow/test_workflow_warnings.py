@@ -112,7 +112,6 @@ CRITIC = ("one: {", "one: {critic: {}, ")
         ([LOOP, TURNS], "`node`, `turn`, `round`"),
         ([LOOP, ("group_by: [uid, agent], gamma_turn: 0.9", "estimator: magrpo")], None),
         ([TURNS, ("group_by: [uid, agent]", "estimator: dr_mas")], "`grpo`:`turn`"),
-        ([TURNS, CRITIC, ("group_by: [uid, agent]", "estimator: gae, drop_zero_variance: true")], "`turn`"),
     ],
 )
 def test_discounted_sums_of_more_and_of_fewer_calls_are_not_to_be_compared(tmp_path, edits, keys):

@@ -48,6 +48,12 @@ def check_algorithm(draft: Draft) -> Iterator[Problem]:
             f"{algorithm.estimator} carries the last agent's reward to the others; sharing it too would count it twice"
         )
         yield say(("algorithm", "share_reward_in_agent"), message, key=True)
+    if algorithm.drop_zero_variance and "group_by" not in ENTRIES[algorithm.estimator].options:
+        message = (
+            f"{algorithm.estimator} compares no groups: a row carries gradient whatever its siblings earned; remove "
+            "this, or choose an estimator that compares the episodes of a sample (grpo)"
+        )
+        yield say(("algorithm", "drop_zero_variance"), message, key=True)
     if algorithm.dynamic_sampling is not None and not algorithm.drop_zero_variance:
         message = "dynamic sampling replaces groups that were left out; set `drop_zero_variance: true`"
         yield say(("algorithm", "dynamic_sampling"), message, key=True)

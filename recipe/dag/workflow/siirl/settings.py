@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from recipe.dag.algorithms import WITH_VALUES
+from recipe.dag.algorithms import ENTRIES, WITH_VALUES
 from recipe.dag.workflow.siirl.nodes import Nodes, role_of
 from recipe.dag.workflow.source import Origin, Source, nowhere
 
@@ -63,7 +63,11 @@ def set_algorithm(source: Source, result: Source, nodes: Nodes) -> None:
     if len(nodes.groups) > 1 and trained and estimator not in WITH_VALUES and "share_reward_in_agent" not in algorithm:
         algorithm["share_reward_in_agent"] = True
     _set_reference(source, result, nodes, algorithm, trained)
-    if nodes.sampling:
+    entry = ENTRIES.get(estimator)
+    if nodes.sampling and entry is not None and "group_by" not in entry.options:
+        message = f"{estimator} compares no groups of episodes, so none is left out and no sample is drawn again"
+        result.warnings.append(source.problem(("nodes", nodes.sampling[0]), message))
+    elif nodes.sampling:
         algorithm.setdefault("drop_zero_variance", True)
         if algorithm["drop_zero_variance"] is True:
             algorithm.setdefault("dynamic_sampling", {})
