@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import errno
 import socket
+import subprocess
 import urllib.error
 import urllib.request
+from concurrent.futures.process import BrokenProcessPool
 
 import aiohttp
 import httpx
@@ -19,6 +21,7 @@ from recipe.dag.errors import (
     HookFault,
     ModelServerFault,
     RewardFault,
+    ToolFault,
     UserError,
     boundary,
     is_infrastructure,
@@ -47,6 +50,10 @@ TRANSIENT = [
     socket.gaierror(-3, "Temporary failure in name resolution"),
     MemoryError(),
     RuntimeError("can't start new thread"),
+    EOFError(),
+    BrokenProcessPool("a worker died"),
+    subprocess.TimeoutExpired("judge", 1),
+    ExceptionGroup("two", [TimeoutError(), ConnectionResetError()]),
     httpx.ConnectError("refused"),
     httpx.ReadTimeout("slow"),
     httpx.RemoteProtocolError("gone"),
@@ -66,6 +73,7 @@ BUGS = [
     FileNotFoundError(errno.ENOENT, "rubric.txt"),
     PermissionError(errno.EACCES, "rubric.txt"),
     RuntimeError("broken"),
+    ExceptionGroup("two", [TimeoutError(), TypeError()]),
     urllib.error.HTTPError("http://judge", 401, "who are you", {}, None),
     status_error(404),
     requests_error(400),
@@ -79,7 +87,7 @@ def shown(error: Exception) -> str:
 
 
 @pytest.mark.parametrize("error", TRANSIENT, ids=shown)
-@pytest.mark.parametrize("fault", [HookFault, EnvFault, RewardFault])
+@pytest.mark.parametrize("fault", [HookFault, EnvFault, RewardFault, ToolFault])
 def test_what_another_try_may_repair_is_the_infrastructures(error, fault):
     with pytest.raises(fault) as raised, boundary(fault, "reward.py:score"):
         raise error
@@ -87,12 +95,13 @@ def test_what_another_try_may_repair_is_the_infrastructures(error, fault):
 
 
 @pytest.mark.parametrize("error", BUGS, ids=shown)
-@pytest.mark.parametrize("fault", [HookFault, EnvFault, RewardFault])
+@pytest.mark.parametrize("fault", [HookFault, EnvFault, RewardFault, ToolFault])
 def test_a_bug_is_the_user_codes(error, fault):
     with pytest.raises(fault) as raised, boundary(fault, "reward.py:score"):
         raise error
     assert (raised.value.cause, raised.value.infra) == ("user_code", False)
-    assert raised.value.record()["cause"] == "user_code"
+    record = raised.value.record()
+    assert record["cause"] == "user_code" and "test_errors.py:" in record["source"]
 
 
 def test_what_an_error_was_raised_from_counts():

@@ -10,13 +10,18 @@ from __future__ import annotations
 import asyncio
 import errno
 import socket
-from collections.abc import Iterator
+import subprocess
+from collections.abc import Callable, Iterator
+from concurrent.futures import BrokenExecutor
 from contextlib import contextmanager
-from typing import Literal
+from http.client import HTTPException
+from typing import Any, Literal
+
+from recipe.dag.location import defined_at, raised_at, user_line
 
 Cause = Literal["infrastructure", "user_code", "time_limit", "engine"]
-"""infrastructure: another try may succeed. user_code: a bug in a hook, env or reward function, which the same input
-meets again. time_limit: such code took too long. engine: anything else."""
+"""infrastructure: another try may succeed. user_code: a bug in a hook, env, tool or reward function, which the same
+input meets again. time_limit: such code took too long. engine: anything else."""
 
 
 class UserError(Exception):
@@ -31,10 +36,19 @@ class Fault(Exception):
     runs_user_code = False
     """Whether what is behind the boundary is the user's."""
 
-    def __init__(self, message: str, *, where: str = "", infra: bool | None = None, time_limit: bool = False):
-        """`time_limit`: it had to be stopped."""
+    def __init__(
+        self,
+        message: str,
+        *,
+        where: str = "",
+        infra: bool | None = None,
+        time_limit: bool = False,
+        source: str = "",
+    ):
+        """`where`: the node and function. `time_limit`: it had to be stopped. `source`: file:line of the user's
+        code."""
         super().__init__(message)
-        self.where = where
+        self.where, self.source = where, source
         self.time_limit = time_limit
         if infra is not None:
             self.infra = infra
@@ -54,6 +68,7 @@ class Fault(Exception):
             "infra": self.infra,
             "cause": self.cause,
             "where": self.where,
+            "source": self.source,
             "message": str(self)[:2000],
         }
 
@@ -71,9 +86,9 @@ class SandboxFault(Fault):
 
 
 class ToolFault(Fault):
-    """A tool's own implementation raised."""
+    """A tool's own implementation raised, or returned something that is no ToolResult."""
 
-    boundary, infra = "tool", True
+    boundary, infra, runs_user_code = "tool", False, True
 
 
 class GraderFault(Fault):
@@ -115,6 +130,9 @@ _TRANSIENT = frozenset(
     )
 )
 """What the system says of exhaustion and of the network. A missing file or permission is the user's to fix."""
+_LOST = (ConnectionError, TimeoutError, MemoryError, EOFError, HTTPException, socket.gaierror)
+_LOST += (BrokenExecutor, subprocess.TimeoutExpired)
+"""A connection, a limit of the code's own, memory, or another process."""
 _TRANSIENT_STATUS = frozenset({408, 425, 429, 500, 502, 503, 504})
 """Of HTTP: the server failed or is overloaded. A refused request (400, 401, 404) would be refused again."""
 _TRANSPORT = frozenset(
@@ -124,6 +142,7 @@ _TRANSPORT = frozenset(
         *(("requests", "ChunkedEncodingError"), ("urllib3", "HTTPError"), ("aiohttp", "ClientConnectionError")),
         *(("aiohttp", "ClientPayloadError"), ("openai", "APIConnectionError"), ("anthropic", "APIConnectionError")),
         *(("grpc", "RpcError"), ("websockets", "ConnectionClosed"), ("redis", "ConnectionError")),
+        *(("ray", "RayActorError"), ("ray", "RaySystemError"), ("torch", "OutOfMemoryError")),
     }
 )
 """Top-level module and name of other libraries' base classes, so that none has to be installed or imported."""
@@ -145,7 +164,9 @@ def is_infrastructure(error: BaseException) -> bool:
 def _is_transient(error: BaseException) -> bool:
     if isinstance(error, Fault):
         return error.infra
-    if isinstance(error, ConnectionError | TimeoutError | MemoryError | socket.gaierror):
+    if isinstance(error, BaseExceptionGroup):
+        return all(map(is_infrastructure, error.exceptions))
+    if isinstance(error, _LOST):
         return True
     if isinstance(error, OSError) and error.errno in _TRANSIENT:
         return True
@@ -164,14 +185,17 @@ def _status(answer: object) -> int | None:
 
 
 @contextmanager
-def boundary(fault: type[Fault], where: str = "") -> Iterator[None]:
+def boundary(fault: type[Fault], where: str = "", function: Callable[..., Any] | None = None) -> Iterator[None]:
     """Turn anything that escapes into `fault`, keeping faults that are already classified and cancellation. A fault
     that does not say where it happened gets this `where`; what `is_infrastructure` is an `infra` fault whatever the
-    boundary."""
+    boundary. A bug is located at the line of the user's code that raised, or at `function` if it returned something
+    wrong."""
     try:
         yield
     except Fault as classified:
         classified.where = classified.where or where
+        if not classified.infra and not classified.time_limit:
+            classified.source = classified.source or user_line(classified) or defined_at(function)
         raise
     except (UserError, asyncio.CancelledError):
         raise
@@ -179,7 +203,7 @@ def boundary(fault: type[Fault], where: str = "") -> Iterator[None]:
         infra = True if is_infrastructure(error) else None
         # asyncio's own time-outs say nothing, and the built-in one is better known than its name here.
         text = f"timed out {error}".strip() if isinstance(error, TimeoutError) else f"{type(error).__name__}: {error}"
-        raise fault(text, where=where, infra=infra) from error
+        raise fault(text, where=where, infra=infra, source=raised_at(error)) from error
 
 
 def described(value: object) -> str:

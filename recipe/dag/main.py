@@ -182,6 +182,9 @@ async def run(config: DictConfig, workflow: Workflow, *, platform: str, evaluate
                 counts = f"{summary['num_samples']} episodes, {summary['num_errors']} errors"
                 seconds = time.monotonic() - started
                 accuracy = f"accuracy {summary['final_accuracy']:.4f}"
+                if summary["num_errors"]:
+                    accuracy += f" ({summary['final_accuracy_all']:.4f} with errors as not solved)"
+                    counts += f" (most often: {summary['most_frequent_error']})"
                 print(f"{accuracy}, {counts}, {seconds:.0f} s: {config.output_dir}/summary.json")
             else:
                 mixing = await asyncio.to_thread(

@@ -130,7 +130,8 @@ def test_a_hook_or_env_that_raises_costs_its_episodes_alone_and_a_killed_local_s
     workflow = tmp_path / "workflow_raising.yaml"
     shipped = (ROOT / "workflows" / "workflow_retool_ma.yaml").read_text()
     here = "      process_path: raising.py:Unlucky\n      env_path: raising.py:Trap\n"
-    workflow.write_text(shipped.replace("      process_path: recipe/retool_ma/hooks.py:Verifier\n", here))
+    shipped = shipped.replace("      process_path: recipe/retool_ma/hooks.py:Verifier\n", here)
+    workflow.write_text(shipped.replace("  on_failure: retry", "  on_user_error: mask\n  on_failure: retry"))
     out = tmp_path / "raising"
     short = ["trainer.total_training_steps=2", "trainer.test_freq=-1", "trainer.save_freq=-1"]
     run = start(material, out, *short, "trainer.val_before_train=false", workflow=workflow)
@@ -150,6 +151,41 @@ def test_a_hook_or_env_that_raises_costs_its_episodes_alone_and_a_killed_local_s
     assert all(first[key] == clean[key] for key in spared)
     lost = len(first) - len(spared)
     assert metrics[1]["faults/total"] == lost and metrics[1]["episode/masked"] == lost / len(first)
+
+
+CARELESS = """
+from recipe.retool_ma.hooks import Verifier
+
+calls = []
+
+
+class Careless(Verifier):
+    def pre_process(self, *args, context, **kwargs):
+        calls.append(context.uid)
+        if len(calls) > 40:
+            return self.tepmlate
+        return super().pre_process(*args, context=context, **kwargs)
+"""
+
+
+def test_a_bug_in_a_hook_ends_the_run_in_one_line_and_keeps_what_was_learned(material, tmp_path):
+    (tmp_path / "careless.py").write_text(CARELESS)
+    workflow = tmp_path / "workflow_careless.yaml"
+    shipped = (ROOT / "workflows" / "workflow_retool_ma.yaml").read_text()
+    workflow.write_text(shipped.replace("recipe/retool_ma/hooks.py:Verifier", "careless.py:Careless"))
+    out = tmp_path / "careless"
+    options = ["trainer.total_training_steps=9", "trainer.test_freq=-1", "trainer.val_before_train=false"]
+    run = start(material, out, *options, "trainer.save_freq=9", workflow=workflow)
+    try:
+        assert run.wait(timeout=400) == 2, log_of(out)[-4000:]
+    finally:
+        run.kill()
+    (error,) = [line for line in log_of(out).splitlines() if line.startswith("error: ")]
+    assert f"{tmp_path}/careless.py:11: hook fault" in error and "has no attribute 'tepmlate'" in error
+    assert "on_user_error: mask" in error and "Traceback" not in log_of(out)
+    last = max(steps(out))
+    tracker = out / "checkpoints" / "latest_checkpointed_iteration.txt"
+    assert 1 <= last < 9 and tracker.read_text() == str(last)
 
 
 def truth_of(out: Path) -> dict[tuple, str]:

@@ -125,7 +125,7 @@ def test_rewards_may_be_numpys(world):
     ],
 )
 def test_a_broken_env_is_a_fault_and_never_a_reward(world, code, message):
-    episode = world.play(game(world, code))
+    episode = world.play(game(world, code, on_user_error="mask"))
     cause = "infrastructure" if "TimeoutError" in code else "user_code"
     assert (episode.fault["boundary"], episode.fault["cause"]) == ("env", cause)
     assert episode.fault["where"].startswith("env.py:E:")

@@ -42,7 +42,9 @@ def routed(world, **keys):
         },
     ]
     envs = {"maths": {"path": "env.py:Maths", "kwargs": {"level": 3}}}
-    return world.workflow(nodes, files={"env.py": TWO}, envs=envs, episode={"max_turns": 2}, **keys)
+    return world.workflow(
+        nodes, files={"env.py": TWO}, envs=envs, episode={"max_turns": 2, "on_user_error": "mask"}, **keys
+    )
 
 
 def test_each_episode_gets_the_env_that_its_sample_names(world):

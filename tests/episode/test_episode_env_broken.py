@@ -45,7 +45,8 @@ def six(world, code: str):
     ]
     # Long enough for a busy machine, where nothing waits for ever.
     limit = 1.5 if "Event().wait()" in code else 60.0
-    flow = world.workflow(nodes, files={"env.py": code}, episode={"call_timeout_s": limit})
+    episode = {"call_timeout_s": limit, "on_user_error": "mask"}
+    flow = world.workflow(nodes, files={"env.py": code}, episode=episode)
     return batch(world, flow, [world.sample(bad=k == 2) for k in range(6)])
 
 

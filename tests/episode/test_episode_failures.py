@@ -12,7 +12,18 @@ from recipe.dag.episode.failure import decide
 from recipe.dag.episode.generation import check
 from recipe.dag.episode.record import Episode, Generation
 from recipe.dag.episode.rows import left_out, rows_of
-from recipe.dag.errors import EnvFault, GraderFault, HookFault, ModelServerFault, RewardFault, SandboxFault, UserError
+from recipe.dag.errors import (
+    EnvFault,
+    Fault,
+    GraderFault,
+    HookFault,
+    ModelServerFault,
+    RewardFault,
+    SandboxFault,
+    ToolFault,
+    UserError,
+)
+from recipe.dag.workflow.schema import EpisodeSpec
 
 REWARD = """
 def score(episode):
@@ -182,19 +193,125 @@ def test_fail_stops_the_run_and_names_the_fault(world):
 
 
 @pytest.mark.parametrize("fault", [ModelServerFault, SandboxFault, GraderFault])
-def test_infrastructure_faults_are_retried_as_often_as_the_workflow_says(fault):
-    assert [decide(fault("x"), "retry", attempt=k, retries=2) for k in (1, 2, 3)] == ["retry", "retry", "mask"]
-    assert decide(fault("x"), "retry", attempt=1, retries=0) == "mask"
-    assert decide(fault("x"), "mask", attempt=1, retries=2) == "mask"
-    assert decide(fault("x"), "drop_group", attempt=1, retries=2) == "mask"
-    assert decide(fault("x"), "fail", attempt=1, retries=2) == "fail"
+@pytest.mark.parametrize("on_user_error", ["fail", "mask"])
+def test_infrastructure_faults_are_retried_as_often_as_the_workflow_says(fault, on_user_error):
+    def decision(on_failure: str, *, attempt: int = 1, retries: int = 2) -> str:
+        spec = EpisodeSpec(on_failure=on_failure, retries=retries, on_user_error=on_user_error)
+        return decide(fault("x"), spec, attempt=attempt)
+
+    assert [decision("retry", attempt=k) for k in (1, 2, 3)] == ["retry", "retry", "mask"]
+    assert decision("retry", retries=0) == "mask"
+    assert decision("mask") == decision("drop_group") == "mask"
+    assert decision("fail") == "fail"
 
 
-@pytest.mark.parametrize("fault", [HookFault, EnvFault, RewardFault])
-def test_user_code_is_not_run_again(fault):
-    assert decide(fault("x"), "retry", attempt=1, retries=2) == "mask"
-    assert decide(fault("x", infra=True), "retry", attempt=1, retries=2) == "retry"
-    assert decide(fault("x"), "fail", attempt=1, retries=2) == "fail"
+@pytest.mark.parametrize("fault", [HookFault, EnvFault, RewardFault, ToolFault, Fault])
+def test_an_error_of_user_code_ends_the_run_and_is_never_run_again(fault):
+    for on_failure in ("retry", "mask", "drop_group", "fail"):
+        assert decide(fault("x"), EpisodeSpec(on_failure=on_failure), attempt=1) == "fail"
+    for on_failure in ("retry", "mask", "drop_group"):
+        spec = EpisodeSpec(on_failure=on_failure, on_user_error="mask")
+        assert decide(fault("x"), spec, attempt=1) == "mask"
+    assert decide(fault("x", infra=True), EpisodeSpec(), attempt=1) == "retry"
+
+
+def user_code(world, tmp_path, *, hook: str = "", reward: str = "", compute: str = "", env: str = "", **episode):
+    """A workflow in which one kind of user code has a bug in its second line, for the sample u1 alone."""
+    for name, body in {"hook": hook, "reward": reward, "compute": compute, "env": env}.items():
+        (tmp_path / f"{name}.py").write_text(body)
+    options = {"process_path": "hook.py"} if hook else {}
+    options |= {"env_path": ["env.py:E"], "rewards_with_env": True} if env else {}
+    nodes = [{"node_id": "a", "agent_options": options}]
+    if reward:
+        role = {"node_role": "REWARD", "dependencies": ["a"]}
+        nodes.append({"node_id": "r", **role, "executable_ref": "reward.py:score"})
+    if compute:
+        role = {"node_role": "DEFAULT", "dependencies": ["a"]}
+        nodes.append({"node_id": "c", **role, "executable_ref": "compute.py:merge"})
+    return world.workflow(nodes, episode=episode)
+
+
+BUGS = {
+    "hook": ("def post_process(t, p, r, context):\n    return {}[context.uid] if context.uid == 'u1' else None", 2),
+    "reward": ("def score(episode):\n    return {'agent0': [1.0] * (2 if episode.uid == 'u1' else 1)}", 1),
+    "compute": ("def merge(context):\n    return 'x' + (1 if context.uid == 'u1' else '')", 2),
+    "env": (
+        "class E:\n    def reset(self, sample):\n        self.bad = sample['bad']\n"
+        "    def step(self, actions, ground_truth):\n        return None, float('nan') if self.bad else 1.0, True",
+        4,
+    ),
+}
+"""The code, and the line that a report names: the one that raised, or where a function with a wrong result begins."""
+
+
+@pytest.mark.parametrize("kind", BUGS)
+def test_a_bug_in_user_code_ends_the_run_in_one_line_that_names_file_and_line(world, tmp_path, monkeypatch, kind):
+    monkeypatch.chdir(tmp_path)
+    code, line = BUGS[kind]
+    flow = user_code(world, tmp_path, **{kind: code})
+    with pytest.raises(UserError) as raised:
+        asyncio.run(run_batch(world.runner(flow), [(world.sample(bad=k == 1), f"u{k}") for k in range(4)], 1, step=0))
+    text = str(raised.value)
+    assert text.startswith(f"{kind}.py:{line}: ") and "\n" not in text
+    assert "episode u1-0" in text and "on_user_error: mask" in text
+
+
+@pytest.mark.parametrize("kind", BUGS)
+def test_a_bug_in_user_code_costs_its_episodes_alone_where_the_workflow_says_so(world, tmp_path, kind):
+    flow = user_code(world, tmp_path, **{kind: BUGS[kind][0]}, on_user_error="mask")
+    samples = [(world.sample(bad=k == 1), f"u{k}") for k in range(4)]
+    episodes = asyncio.run(run_batch(world.runner(flow), samples, 1, step=0))
+    assert [bool(episode.fault) for episode in episodes] == [False, True, False, False]
+    assert episodes[1].fault["source"].endswith(f"{kind}.py:{BUGS[kind][1]}") and not episodes[1].fault["infra"]
+
+
+@pytest.mark.parametrize(
+    "error", ["ConnectionResetError('peer')", "TimeoutError()", "OSError(errno.EMFILE, 'too many open files')"]
+)
+def test_what_the_machine_or_the_network_did_to_user_code_is_retried(world, tmp_path, error):
+    code = "import errno\ntries = []\ndef score(episode):\n    tries.append(1)\n    if len(tries) == 1:\n"
+    code += f"        raise {error}\n    return {{'agent0': 1.0}}\n"
+    episode = world.play(user_code(world, tmp_path, reward=code))
+    assert episode.fault is None and episode.attempts == 2 and episode.calls[0].reward == 1.0
+    assert [(fault["boundary"], fault["infra"]) for fault in episode.faults] == [("reward", True)]
+
+
+def lossy(world, share: float, **episode):
+    """Runs 20 episodes of which a share is lost to the model's server."""
+
+    def script(prompt, sampling, request):
+        if int(request.split("-")[0][1:]) < 20 * share:
+            raise ModelServerFault("503")
+        return "x"
+
+    flow = world.workflow([{"node_id": "a"}], episode={"retries": 0, **episode})
+    runner = world.runner(flow, world.Client(script))
+    samples = [(world.sample(), f"u{k}") for k in range(20)]
+    return asyncio.run(run_batch(runner, samples, 1, step=7))
+
+
+def test_a_batch_that_loses_more_episodes_than_allowed_ends_the_run(world):
+    assert sum(episode.fault is not None for episode in lossy(world, 0.5)) == 10
+    with pytest.raises(UserError) as raised:
+        lossy(world, 0.55)
+    assert str(raised.value) == (
+        "step 7: 11 of 20 episodes failed, more than `episode.max_masked` (0.5) allows; "
+        "most often: model fault in node a, policy main: 503 (11 of 11)"
+    )
+    assert len(lossy(world, 0.95, max_masked=1.0)) == 20
+    with pytest.raises(UserError, match="5 of 20 episodes failed"):
+        lossy(world, 0.25, max_masked=0.2)
+
+
+def test_a_small_batch_is_not_judged_by_its_share(world):
+    def script(prompt, sampling, request):
+        if request.startswith("u0"):
+            return "x"
+        raise ModelServerFault("503")
+
+    runner = world.runner(world.workflow([{"node_id": "a"}], episode={"retries": 0}), world.Client(script))
+    episodes = asyncio.run(run_batch(runner, [(world.sample(), f"u{k}") for k in range(4)], 1, step=0))
+    assert sum(episode.fault is not None for episode in episodes) == 3
 
 
 @pytest.mark.parametrize(

@@ -10,9 +10,9 @@ from recipe.dag.errors import UserError
 IMPORT = "from recipe.dag.episode.context import Output\n"
 
 
-def solo(world, code: str, *, ref: str = "hooks.py", group: int = 0, **keys):
-    options = {"process_path": ref, **keys}
-    return world.workflow([{"node_id": "solve", "agent_options": options}], files={"hooks.py": code})
+def solo(world, code: str, *, ref: str = "hooks.py", group: int = 0, on_user_error: str = "fail", **keys):
+    nodes = [{"node_id": "solve", "agent_options": {"process_path": ref, **keys}}]
+    return world.workflow(nodes, files={"hooks.py": code}, episode={"on_user_error": on_user_error})
 
 
 SIIRL = """
@@ -112,7 +112,7 @@ def test_an_output_takes_the_call_out_of_training(world):
 @pytest.mark.parametrize(
     ("code", "function", "message"),
     [
-        ("def pre_process(t, p, o):\n    raise KeyError('x')", "pre_process", "KeyError: 'x' (line 2)"),
+        ("def pre_process(t, p, o):\n    raise KeyError('x')", "pre_process", "KeyError: 'x'"),
         (
             "def pre_process(t, p, o):\n    return 'text'",
             "pre_process",
@@ -132,7 +132,7 @@ def test_an_output_takes_the_call_out_of_training(world):
     ],
 )
 def test_a_broken_hook_is_a_fault_that_names_it(world, code, function, message):
-    episode = world.play(solo(world, code))
+    episode = world.play(solo(world, code, on_user_error="mask"))
     assert episode.fault["boundary"] == "hook" and not episode.fault["infra"]
     assert episode.fault["where"] == f"hooks.py:{function}"
     assert message in episode.fault["message"]
@@ -141,7 +141,7 @@ def test_a_broken_hook_is_a_fault_that_names_it(world, code, function, message):
 
 def test_a_template_that_fails_on_a_hooks_messages_is_a_hook_fault(world):
     code = "def pre_process(t, p, o):\n    return [{'role': 'user'}]"
-    episode = world.play(solo(world, code))
+    episode = world.play(solo(world, code, on_user_error="mask"))
     assert episode.fault["boundary"] == "hook" and "KeyError: 'content'" in episode.fault["message"]
 
 
@@ -201,7 +201,8 @@ async def post_process(tokenizer, prompt_ids, response_ids, context):
 
 def test_a_tool_that_the_agent_does_not_declare_is_a_hook_fault(world):
     code = "async def post_process(t, p, r, context):\n    await context.call_tool('calc')"
-    episode = world.play(solo(world, code), tools=[world.Tool("calc", lambda a, s: "x")])
+    flow = solo(world, code, on_user_error="mask")
+    episode = world.play(flow, tools=[world.Tool("calc", lambda a, s: "x")])
     assert episode.fault["boundary"] == "hook" and "agent0 does not declare" in episode.fault["message"]
 
 

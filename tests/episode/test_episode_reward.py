@@ -15,7 +15,7 @@ from recipe.dag.report.metrics import rollout_metrics
 HEAD = "from recipe.dag.errors import GraderFault\nimport asyncio, threading\nimport numpy as np\n"
 
 
-def scored(world, *bodies: str, word: str = "", frozen: bool = False, algorithm: dict | None = None, **keys):
+def scored(world, *bodies: str, word: str = "", frozen: bool = False, algorithm=None, on_user_error="fail", **keys):
     """Agents agent0 and agent1, two turns, one reward node per body."""
     code = HEAD + "".join(f"{word}def score{k}(episode, **kwargs):\n    {body}\n" for k, body in enumerate(bodies))
     nodes = [
@@ -39,7 +39,7 @@ def scored(world, *bodies: str, word: str = "", frozen: bool = False, algorithm:
         policies=policies,
         files={"reward.py": code},
         algorithm=algorithm or {},
-        episode={"max_turns": 2, "call_timeout_s": 0.5 if "wait()" in code else 60.0},
+        episode={"max_turns": 2, "call_timeout_s": 0.5 if "wait()" in code else 60.0, "on_user_error": on_user_error},
     )
 
 
@@ -98,7 +98,7 @@ def test_arguments_come_from_the_workflow(world):
     ],
 )
 def test_a_broken_reward_is_a_fault_and_never_a_reward(world, body, message):
-    episode = world.play(scored(world, body))
+    episode = world.play(scored(world, body, on_user_error="mask"))
     assert episode.fault["boundary"] == "reward" and episode.fault["where"] == "reward.py:score0"
     assert message in episode.fault["message"]
     assert episode.attempts == 1
@@ -124,7 +124,7 @@ def test_a_reward_for_an_agent_that_was_skipped_goes_nowhere(world, reward, prob
         {"node_id": "r", "node_role": "REWARD", "dependencies": ["a", "b"], "executable_ref": "reward.py:score"},
     ]
     code = f"def score(episode):\n    return {{'agent0': 2.0, 'agent1': {reward}}}\n"
-    episode = world.play(world.workflow(nodes, files={"reward.py": code}))
+    episode = world.play(world.workflow(nodes, files={"reward.py": code}, episode={"on_user_error": "mask"}))
     if problem:
         assert problem in episode.fault["message"]
     else:
@@ -312,7 +312,7 @@ def coach(episode):
         {"node_id": "solve"},
         {"node_id": "coach", "node_role": "REWARD", "dependencies": ["solve"], "executable_ref": "coach.py:coach"},
     ]
-    runner = world.runner(world.workflow(nodes, files={"coach.py": code}))
+    runner = world.runner(world.workflow(nodes, files={"coach.py": code}, episode={"on_user_error": "mask"}))
     episodes = [asyncio.run(runner.run(world.sample(), uid, 0, step=0)) for uid in ("u0", "u1", "u2")]
     assert [(row.uid, row.reward) for row in rows_of(episodes)] == [("u0", 0.8), ("u2", 0.0)]
     assert episodes[1].calls[0].reward is None and "no score in" in episodes[1].fault["message"]
@@ -349,6 +349,7 @@ def test_an_error_of_the_infrastructure_inside_a_reward_is_tried_again_and_a_bug
             {"node_id": "r", "node_role": "REWARD", "dependencies": ["a"], "executable_ref": "reward.py:score"},
         ],
         files={"reward.py": JUDGE.format(error=error)},
+        episode={"on_user_error": "mask"},
     )
     episode = world.play(flow)
     assert (episode.attempts, [fault["cause"] for fault in episode.faults]) == (attempts, [cause])

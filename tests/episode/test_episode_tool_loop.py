@@ -194,16 +194,25 @@ def test_a_tool_that_ran_and_failed_is_shown_but_one_that_could_not_run_never_is
     assert not any("connection refused" in prompt for _, prompt, _ in client.requests)
 
 
-@pytest.mark.parametrize("result", [ValueError("bug"), ToolResult("calc", {}, "fault", "no sandbox"), 3])
-def test_a_broken_tool_is_an_infrastructure_fault(world, result):
+@pytest.mark.parametrize(
+    ("result", "infra"),
+    [
+        (ValueError("bug"), False),
+        (3, False),
+        (ConnectionResetError("peer"), True),
+        (ToolResult("calc", {}, "fault", "no sandbox"), True),
+    ],
+)
+def test_a_tool_that_raises_is_an_error_of_the_user_and_one_that_could_not_run_is_not(world, result, infra):
     def work(arguments, state):
         if isinstance(result, Exception):
             raise result
         return result
 
     client = world.Client(lambda *_: call())
-    episode = world.play(looped(world, episode={"retries": 0}), client, [world.Tool("calc", work)])
-    assert (episode.fault["boundary"], episode.fault["infra"], episode.fault["where"]) == ("tool", True, "tool calc")
+    spec = {"retries": 0, "on_user_error": "mask"}
+    episode = world.play(looped(world, episode=spec), client, [world.Tool("calc", work)])
+    assert (episode.fault["boundary"], episode.fault["infra"], episode.fault["where"]) == ("tool", infra, "tool calc")
 
 
 def test_tool_state_lasts_one_episode_and_starts_afresh_with_a_retry(world):

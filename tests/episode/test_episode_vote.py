@@ -123,7 +123,8 @@ def test_a_compute_node_may_end_the_episode(world):
     ],
 )
 def test_a_broken_compute_node_costs_its_episode(world, ref, message):
-    flow = computed(world, ref, episode={"call_timeout_s": 1.5 if "hang" in ref else 60.0})
+    spec = {"call_timeout_s": 1.5 if "hang" in ref else 60.0, "on_user_error": "mask"}
+    flow = computed(world, ref, episode=spec)
     episode = world.play(flow, says(world, agent0="3", agent1="4"))
     assert episode.fault["boundary"] == "hook" and message in episode.fault["message"]
     assert episode.fault["where"].startswith("node merge")

@@ -43,3 +43,26 @@ def test_times_stand_alone():
 )
 def test_token_counts_are_short(count, shown):
     assert step_line(1, 5, {"tokens/sampled": count}) == f"step 1/5 | {shown} tokens"
+
+
+def test_faults_are_quoted_and_accuracy_is_given_over_all_episodes_where_some_were_lost():
+    metrics = {
+        "episode/accuracy": 0.743,
+        "episode/accuracy_all": 0.409,
+        "val/accuracy": 0.5,
+        "val/accuracy_all": 0.5,
+        "faults/total": 14.0,
+        "episode/masked": 0.45,
+        "val/faults/total": 1.0,
+        "val/episode/masked": 0.0,
+    }
+    bug = "rewards.py:12: reward fault in rewards.py:score: returned 1 rewards for the 2 calls of solver (14 of 14)"
+    assert step_line(1, 5, metrics, fault=bug, val_fault="model fault: 503 (1 of 1)") == (
+        f"step 1/5 | acc 0.743 (all 0.409) val 0.500 | 14 faults, 45.0% masked: {bug} | "
+        "val 1 faults, 0.0% masked: model fault: 503 (1 of 1)"
+    )
+
+
+def test_a_step_that_trained_nothing_says_so():
+    assert step_line(1, 5, {"train/rows": 0.0}) == "step 1/5 | NO ROW TRAINED"
+    assert step_line(1, 5, {"train/rows": 3.0}) == "step 1/5"

@@ -73,6 +73,7 @@ def test_episode_metrics_and_masking(make_call, make_episode, make_result, fault
     expected = {
         "episode/count": 4,
         "episode/accuracy": 0.5,
+        "episode/accuracy_all": pytest.approx(1 / 3),
         "episode/reward": 0.75,
         "episode/turns": pytest.approx(4 / 3),
         "episode/seconds/mean": 2.0,
@@ -189,3 +190,15 @@ def test_validation_tells_data_sources_apart(make_episode):
 
 def test_ungraded_validation_has_no_accuracy(make_episode):
     assert "val/accuracy" not in validation_metrics([make_episode(outcome=None)])
+
+
+def test_a_lost_episode_counts_as_not_solved_in_the_accuracy_over_all(make_episode, fault):
+    """A reward that fails on every wrong answer must not raise the accuracy."""
+    lost = {"fault": fault, "faults": [fault], "outcome": None}
+    episodes = [make_episode("a", 0, outcome=1.0), make_episode("a", 1, **lost), make_episode("b", 0, **lost)]
+    metrics = validation_metrics(episodes)
+    assert (metrics["val/accuracy"], metrics["val/accuracy_all"]) == (1.0, 0.25)
+    assert metrics["val/episode/accuracy"] == 1.0 and metrics["val/episode/accuracy_all"] == pytest.approx(1 / 3)
+    whole = validation_metrics([make_episode("a", outcome=1.0), make_episode("b", outcome=0.0)])
+    assert whole["val/accuracy"] == whole["val/accuracy_all"] == 0.5
+    assert not [key for key in validation_metrics([make_episode(**lost)]) if "accuracy" in key]

@@ -12,7 +12,7 @@ from recipe.dag.episode.rows import rows_of
 from recipe.dag.train import trainer
 from recipe.dag.train.data import Sampler
 from recipe.dag.train.gathering import gather
-from recipe.dag.train.selection import informative_uids, select_rows
+from recipe.dag.train.selection import IdleSteps, informative_uids, select_rows
 from recipe.dag.workflow.schema import Algorithm, Workflow
 
 
@@ -141,3 +141,21 @@ def test_a_resumed_run_draws_the_samples_that_it_would_have_drawn(monkeypatch, r
     before = steps(first, range(1, resumed_after + 1))
     again = fresh(first.drawn)  # what a checkpoint keeps
     assert before + steps(again, range(resumed_after + 1, 5)) == expected
+
+
+def test_several_steps_in_a_row_without_a_trained_row_are_warned_of(caplog):
+    idle = IdleSteps(Algorithm(drop_zero_variance=True))
+    for step, trained in enumerate([0, 0, 4, 0, 0, 0, 0], start=1):
+        idle.count(step, trained=trained, rows=8)
+    (text,) = [record.getMessage() for record in caplog.records]
+    assert text.startswith("steps 4 to 6 trained nothing: in every group all rewards are equal")
+    caplog.clear()
+    idle = IdleSteps(Algorithm())
+    for step in range(1, 7):
+        idle.count(step, trained=0, rows=0)
+    texts = [record.getMessage() for record in caplog.records]
+    assert [text.partition(":")[0] for text in texts] == [
+        "steps 1 to 3 trained nothing",
+        "steps 1 to 6 trained nothing",
+    ]
+    assert all("sampled a token" in text for text in texts)

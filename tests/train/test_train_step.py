@@ -162,7 +162,7 @@ def test_no_policy_is_updated_before_all_old_log_probs_are_known(workflow, trace
 def test_a_step_without_rows_is_nothing(workflow, trace):
     step = TrainingStep(workflow, {}, [row(policy="fixed")], seed=0)
     asyncio.run(step.run())
-    assert trace == [] and step.metrics() == {}
+    assert trace == [] and step.metrics() == {"train/rows": 0.0}
 
 
 CHAINED = """\

@@ -11,12 +11,10 @@ import asyncio
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from recipe.dag.episode.failure import most_common
 from recipe.dag.episode.record import Episode
 from recipe.dag.episode.runner import EpisodeRunner
 from recipe.dag.episode.stall import watched_loop
 from recipe.dag.episode.tasks import together
-from recipe.dag.errors import UserError
 
 
 async def run_batch(
@@ -30,7 +28,7 @@ async def run_batch(
     on_done: Callable[[Episode], None] | None = None,
 ) -> list[Episode]:
     """n episodes of each (sample, uid): all of the first sample, then all of the second. `on_done` is called on the
-    loop as each one ends, in the order of time. Raises UserError if every single one failed."""
+    loop as each one ends, in the order of time. Raises UserError if too many failed."""
     places = asyncio.Semaphore(max_in_flight)
 
     async def one(sample: dict[str, Any], uid: str, index: int) -> Episode:
@@ -42,6 +40,5 @@ async def run_batch(
 
     with watched_loop():
         episodes = await together(one(sample, uid, index) for sample, uid in samples for index in range(n))
-    if episodes and all(episode.fault for episode in episodes):
-        raise UserError(f"step {step}: all {len(episodes)} episodes failed; most often: {most_common(episodes)}")
+    runner.check_masked(episodes, f"step {step}")
     return episodes

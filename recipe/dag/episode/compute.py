@@ -47,16 +47,16 @@ class Computation:
 
     async def run(self, context: Context) -> Output:
         """Raises HookFault, also when it takes longer than `limit_s`."""
-        with boundary(HookFault, self.where):
+        with boundary(HookFault, self.where, self.function):
             async with limited(self.limit_s, HookFault, "the function", self.where):
                 found = await invoke(self.function, context, **deepcopy(self.place.node.executable_kwargs))
-        if isinstance(found, str):
-            found = Output(text=found)
-        elif isinstance(found, dict):
-            found = Output(parsed=found)
-        elif not isinstance(found, Output):
-            raise HookFault(f"returned {described(found)}, not an Output, a str or a dict", where=self.where)
-        output = checked(found, self.where)
+            if isinstance(found, str):
+                found = Output(text=found)
+            elif isinstance(found, dict):
+                found = Output(parsed=found)
+            elif not isinstance(found, Output):
+                raise HookFault(f"returned {described(found)}, not an Output, a str or a dict", where=self.where)
+            output = checked(found, self.where)
         return Output(output.text or "", deepcopy(output.parsed), output.done)
 
 

@@ -68,8 +68,10 @@ class LiveEnv:
         if function is None:
             return {}
         offered = {"sample": sample, "seed": seed, "sandbox": self._env.sandbox and OnLoop(self._env.sandbox)}
-        obs = await self._call("reset", function, **{name: offered[name] for name in self._env.reset_arguments})
-        return observations(obs, players, self._watchers, f"{self._env.path}:reset")
+        where = f"{self._env.path}:reset"
+        with boundary(EnvFault, where, function):
+            obs = await self._call("reset", function, **{name: offered[name] for name in self._env.reset_arguments})
+            return observations(obs, players, self._watchers, where)
 
     async def step(self, actions: list[str], ground_truth: Any, players: list[str]) -> Step:
         """`players`: the agent that each action is of."""
@@ -77,18 +79,19 @@ class LiveEnv:
         args, kwargs = (list(actions), ground_truth), {}
         if self._env.step_by_name:
             args, kwargs = (), dict(zip(STEP, args, strict=True))
-        result = await self._call("step", self._instance.step, *args, **kwargs)
-        if not isinstance(result, tuple | list) or len(result) not in (3, 4):
-            raise EnvFault(
-                f"returned {described(result)}, not (obs, reward, done) or (obs, reward, done, info)", where=where
+        with boundary(EnvFault, where, self._instance.step):
+            result = await self._call("step", self._instance.step, *args, **kwargs)
+            if not isinstance(result, tuple | list) or len(result) not in (3, 4):
+                raise EnvFault(
+                    f"returned {described(result)}, not (obs, reward, done) or (obs, reward, done, info)", where=where
+                )
+            obs, reward, done, info = (*result, {})[:4]
+            return Step(
+                observations(obs, players, self._watchers, where),
+                rewards(reward, players, where, chained=self._env.chained),
+                _bool(done, where),
+                _info(info, where),
             )
-        obs, reward, done, info = (*result, {})[:4]
-        return Step(
-            observations(obs, players, self._watchers, where),
-            rewards(reward, players, where, chained=self._env.chained),
-            _bool(done, where),
-            _info(info, where),
-        )
 
     async def close(self) -> None:
         """Give the env's resources back, if it has a close. Raises EnvFault; an env that was never made is skipped."""

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import inspect
 import json
-import traceback
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from types import ModuleType
@@ -17,7 +16,7 @@ from typing import Any
 from recipe.dag.episode.chat import as_ids
 from recipe.dag.episode.context import Context, Message, Output
 from recipe.dag.episode.tasks import guarded
-from recipe.dag.errors import Fault, HookFault, UserError, described
+from recipe.dag.errors import HookFault, UserError, boundary, described
 from recipe.dag.workflow.schema import Node, Workflow
 from recipe.dag.workflow.user_code import load_object
 
@@ -38,18 +37,9 @@ class Hook:
 
     async def __call__(self, *args: Any, context: Context) -> Any:
         extra = {"context": context} if self.takes_context else {}
-        try:
+        with boundary(HookFault, self.where, self.function):
             result = self.function(*args, **self.kwargs, **extra)
             return await guarded(result) if inspect.isawaitable(result) else result
-        except (Fault, UserError):
-            raise
-        except Exception as error:
-            raise HookFault(f"{type(error).__name__}: {error}{self._line(error)}", where=self.where) from error
-
-    def _line(self, error: Exception) -> str:
-        code = getattr(inspect.unwrap(self.function), "__code__", None)
-        lines = [f.lineno for f in traceback.extract_tb(error.__traceback__) if code and f.filename == code.co_filename]
-        return f" (line {lines[-1]})" if lines else ""
 
 
 @dataclass(slots=True)
@@ -76,13 +66,14 @@ class Hooks:
         """Ids to feed as they are, or messages to template. Never empty."""
         if self.pre is None:
             return default_prompt(context, self.dependencies, self.peers)
-        result = await self.pre(tokenizer, prompt_ids, context.obs, context=context)
-        ids = as_ids(result)
-        if ids:
-            return ids
-        if isinstance(result, list) and result and all(isinstance(m, dict) and "role" in m for m in result):
-            return result
-        raise HookFault(f"returned {described(result)}, not token ids or messages", where=self.pre.where)
+        with boundary(HookFault, self.pre.where, self.pre.function):
+            result = await self.pre(tokenizer, prompt_ids, context.obs, context=context)
+            ids = as_ids(result)
+            if ids:
+                return ids
+            if isinstance(result, list) and result and all(isinstance(m, dict) and "role" in m for m in result):
+                return result
+            raise HookFault(f"returned {described(result)}, not token ids or messages")
 
     async def post_process(
         self, tokenizer: Any, prompt_ids: list[int], response_ids: list[int], context: Context
@@ -90,17 +81,18 @@ class Hooks:
         """`output.text` None: the call keeps its own text."""
         if self.post is None:
             return Answer(Output())
-        result = await self.post(tokenizer, prompt_ids, response_ids, context=context)
-        if result is None:
-            return Answer(Output())
-        if isinstance(result, str):
-            return Answer(Output(text=result))
-        if isinstance(result, Output):
-            return Answer(checked(result, self.post.where))
-        ids = as_ids(result)
-        if ids is None:
-            raise HookFault(f"returned {described(result)}, not token ids, a str or an Output", where=self.post.where)
-        return Answer(Output(text=tokenizer.decode(ids, skip_special_tokens=True)), ids)
+        with boundary(HookFault, self.post.where, self.post.function):
+            result = await self.post(tokenizer, prompt_ids, response_ids, context=context)
+            if result is None:
+                return Answer(Output())
+            if isinstance(result, str):
+                return Answer(Output(text=result))
+            if isinstance(result, Output):
+                return Answer(checked(result, self.post.where))
+            ids = as_ids(result)
+            if ids is None:
+                raise HookFault(f"returned {described(result)}, not token ids, a str or an Output")
+            return Answer(Output(text=tokenizer.decode(ids, skip_special_tokens=True)), ids)
 
 
 def load_hooks(node: Node, workflow: Workflow) -> Hooks:

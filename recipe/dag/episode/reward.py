@@ -17,6 +17,7 @@ from recipe.dag.episode.number import as_number
 from recipe.dag.episode.record import Call, Episode
 from recipe.dag.episode.tasks import invoke, limited
 from recipe.dag.errors import RewardFault, boundary
+from recipe.dag.location import defined_at
 from recipe.dag.workflow.schema import Workflow
 from recipe.dag.workflow.user_code import load_function
 
@@ -58,18 +59,19 @@ async def score(
     `agents`: all of the workflow. Raises RewardFault, GraderFault."""
     for node in nodes:
         copy = scratch(episode)
-        with boundary(RewardFault, node.where):
+        with boundary(RewardFault, node.where, node.function):
             async with limited(limit_s, RewardFault, "the reward function", node.where):
                 values = await invoke(node.function, copy, **deepcopy(node.kwargs))
-        episode.outcome, episode.info = _outcome(copy.outcome, node.where), _info(copy.info, node.where)
-        _add(episode, values, agents, node)
+            episode.outcome, episode.info = _outcome(copy.outcome, node.where), _info(copy.info, node.where)
+            _add(episode, values, agents, node)
     if share_in_agent:
         share(episode.calls)
     if nodes:
         moved, rewarded = ({c.agent for c in calls} for calls in (episode.calls, _rewarded(episode.calls)))
         if missing := sorted((moved - rewarded) & set(trained)):
             where = ", ".join(node.where for node in nodes)
-            raise RewardFault(f"no reward for {', '.join(missing)}", where=where)
+            source = defined_at([*nodes][-1].function)
+            raise RewardFault(f"no reward for {', '.join(missing)}", where=where, source=source)
 
 
 def share(calls: Sequence[Call]) -> None:

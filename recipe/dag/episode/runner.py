@@ -10,6 +10,7 @@ import asyncio
 import copy
 import logging
 import time
+from collections.abc import Sequence
 from typing import Any
 
 from recipe.dag.algorithms import SPANNING
@@ -17,7 +18,7 @@ from recipe.dag.episode.call import Attempt, Caller
 from recipe.dag.episode.client import PolicyEndpoint
 from recipe.dag.episode.compute import load_compute
 from recipe.dag.episode.env_class import load_envs
-from recipe.dag.episode.failure import decide, describe, pause_s
+from recipe.dag.episode.failure import check_masked, decide, describe, pause_s, run_error
 from recipe.dag.episode.graph import EpisodeNode, episode_graph
 from recipe.dag.episode.record import Episode
 from recipe.dag.episode.reward import load_rewards, score
@@ -63,8 +64,8 @@ class EpisodeRunner:
         self._trained = frozenset(agent.name for agent in agents if not workflow.policies[agent.policy].frozen)
 
     async def run(self, sample: dict[str, Any], uid: str, index: int, *, step: int, validate: bool = False) -> Episode:
-        """One episode. A fault that ended it stands in `episode.fault`. Raises UserError where the workflow says
-        `on_failure: fail`, or the user's code is at fault before anything runs."""
+        """One episode. A fault that ended it stands in `episode.fault`. Raises UserError for an error of the user's
+        code (unless the workflow says `on_user_error: mask`), and for any fault where it says `on_failure: fail`."""
         if not isinstance(prompt := sample.get("prompt"), list):
             raise UserError(f"sample {uid}: `prompt` must be a list of chat messages, not {type(prompt).__name__}")
         spec, started, attempts = self._workflow.episode, time.perf_counter(), 0
@@ -81,13 +82,17 @@ class EpisodeRunner:
                 raise asyncio.CancelledError
             episode.fault = fault.record()
             faults.append(episode.fault)
-            decision = decide(fault, spec.on_failure, attempt=attempts, retries=spec.retries)
+            decision = decide(fault, spec, attempt=attempts)
             log.info("episode %s-%s attempt %s: %s: %s", uid, index, attempts, decision, describe(episode.fault))
             if decision == "mask":
                 return episode
             if decision == "fail":
-                raise UserError(f"episode {uid}-{index}: {describe(episode.fault)} (on_failure: fail)") from fault
+                raise run_error(fault, f"episode {uid}-{index}", spec) from fault
             await asyncio.sleep(pause_s(attempts))
+
+    def check_masked(self, episodes: Sequence[Episode], title: str) -> None:
+        """Raises UserError where more of a batch's episodes failed than the workflow allows."""
+        check_masked(episodes, self._workflow.episode, title)
 
     async def _attempt(self, attempt: Attempt) -> Fault | None:
         spec = self._workflow.episode

@@ -67,13 +67,13 @@ class Toolset:
         state = states.setdefault(self._keys[name], copy.deepcopy(options.get("create_kwargs") or {}))
         execute = tool.execute if by_model else getattr(tool, "execute_for_hook", tool.execute)
         try:
-            with boundary(ToolFault, f"tool {name}"):
+            with boundary(ToolFault, f"tool {name}", execute):
                 extra = copy.deepcopy(options.get("execute_kwargs") or {})
                 result = await guarded(execute(arguments, state, **extra))
                 if not isinstance(result, ToolResult):
                     raise ToolFault(f"returned {type(result).__name__}, not a ToolResult", where=f"tool {name}")
                 if result.status == "fault":
-                    raise ToolFault(result.text or "could not run", where=f"tool {name}")
+                    raise ToolFault(result.text or "could not run", where=f"tool {name}", infra=True)
         except Fault as fault:
             keep(ToolResult(name, arguments, "fault", str(fault)))
             raise

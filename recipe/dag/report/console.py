@@ -11,10 +11,12 @@ PHASES = ("rollout", "train", "sync", "validation")
 """What is shown of the step's time, in this order; `train` is made of nodes, whose times are in metrics.jsonl."""
 
 
-def step_line(step: int, total: int, metrics: Mapping[str, float]) -> str:
+def step_line(step: int, total: int, metrics: Mapping[str, float], *, fault: str = "", val_fault: str = "") -> str:
     """`step  12/200 | acc 0.438 val 0.512 | reward planner +0.31 executor +0.62 | 123k tokens | 61 s: rollout 12`.
 
-    Times are the keys `timing/<phase>` in seconds, `timing/step` being the whole.
+    Times are the keys `timing/<phase>` in seconds, `timing/step` being the whole. Where episodes were lost, the
+    accuracy over all of them stands beside the one over the others: `acc 0.743 (all 0.409)`. `fault`, `val_fault`: the
+    most frequent one of the step's episodes, and of its validation's.
     """
     parts = [f"step {step:>{len(str(total))}}/{total}"]
     parts.append(" ".join([*_shown(metrics, "acc", "episode/accuracy"), *_shown(metrics, "val", "val/accuracy")]))
@@ -26,13 +28,24 @@ def step_line(step: int, total: int, metrics: Mapping[str, float]) -> str:
     parts.append(" ".join(["reward", *rewards]) if rewards else "")
     parts.append(f"{_short(metrics['tokens/sampled'])} tokens" if "tokens/sampled" in metrics else "")
     parts.append(_times(metrics))
-    faults, masked = metrics.get("faults/total", 0), metrics.get("episode/masked", 0)
-    parts.append(f"{faults:.0f} faults, {masked:.1%} masked" if faults or masked else "")
+    parts.append("NO ROW TRAINED" if metrics.get("train/rows") == 0 else "")
+    parts += [_faults(metrics, fault), _faults(metrics, val_fault, "val/")]
     return " | ".join(part for part in parts if part)
 
 
 def _shown(metrics: Mapping[str, float], word: str, key: str) -> list[str]:
-    return [f"{word} {metrics[key]:.3f}"] if key in metrics else []
+    if key not in metrics:
+        return []
+    of_all = metrics.get(f"{key}_all", metrics[key])
+    return [f"{word} {metrics[key]:.3f}" + (f" (all {of_all:.3f})" if of_all != metrics[key] else "")]
+
+
+def _faults(metrics: Mapping[str, float], fault: str, prefix: str = "") -> str:
+    faults, masked = metrics.get(f"{prefix}faults/total", 0), metrics.get(f"{prefix}episode/masked", 0)
+    if not faults and not masked:
+        return ""
+    counts = f"{prefix.replace('/', ' ')}{faults:.0f} faults, {masked:.1%} masked"
+    return f"{counts}: {fault}" if fault else counts
 
 
 def _times(metrics: Mapping[str, float]) -> str:

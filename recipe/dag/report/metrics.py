@@ -5,7 +5,8 @@ is absent when no episode was graded, a reward when no call was scored, tool rat
 what was looked for and not found (faults, masked episodes, retried tools) are true zeros.
 
 What went wrong is counted over all episodes; everything else over the episodes that ended without a fault, the ones
-that can be trained on.
+that can be trained on. `accuracy_all` stands beside each accuracy: there an episode that a fault ended counts as not
+solved, so that no fault can raise it.
 """
 
 from __future__ import annotations
@@ -62,13 +63,14 @@ def rollout_metrics(
 
 def validation_metrics(episodes: Sequence[Episode], workflow: Workflow | None = None) -> dict[str, float]:
     """`rollout_metrics` under `val/`, plus `val/accuracy` (over problems, each the mean of its episodes), the same per
-    data source where there are several, and with n > 1 episodes per problem `val/pass@<k>` for k = 1, 2, 4, ... and
-    n."""
+    data source where there are several, `val/accuracy_all`, and with n > 1 episodes per problem `val/pass@<k>` for k =
+    1, 2, 4, ... and n."""
     metrics = rollout_metrics(episodes, workflow, prefix="val/")
     problems = outcomes_by_problem(episodes)
     if not problems:
         return metrics
     metrics["val/accuracy"] = average_at_n(problems)
+    metrics["val/accuracy_all"] = average_at_n(outcomes_by_problem(episodes, lost=True))
     sources = dict.fromkeys(episode.sample.get("data_source") for episode in episodes)
     if len(sources) > 1:
         for source in sources:
@@ -81,7 +83,10 @@ def validation_metrics(episodes: Sequence[Episode], workflow: Workflow | None = 
 
 def _episode_metrics(episodes: Sequence[Episode], good: Sequence[Episode]) -> dict[str, float]:
     metrics: dict[str, float] = {"episode/count": len(episodes)}
-    metrics |= _stats("episode/accuracy", [e.outcome for e in good if e.outcome is not None])
+    graded = [e.outcome for e in good if e.outcome is not None]
+    metrics |= _stats("episode/accuracy", graded)
+    # Only of a workflow that grades: of others a lost episode says nothing about accuracy.
+    metrics |= _stats("episode/accuracy_all", graded + [0.0] * (len(episodes) - len(good)) if graded else [])
     rewards = [[call.reward for call in e.calls if call.reward is not None] for e in good]
     metrics |= _stats("episode/reward", [sum(own) for own in rewards if own])
     metrics |= _stats("episode/turns", [float(e.turns) for e in good])

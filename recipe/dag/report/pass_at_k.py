@@ -1,7 +1,7 @@
 """Accuracy over several episodes per problem.
 
-Invariant: an episode that was not graded, or that a fault ended, is no wrong answer: it is left out, and the estimate
-rests on the ones that remain.
+Invariant: an episode that was not graded is no wrong answer: it is left out, and the estimate rests on the ones that
+remain. One that a fault ended is left out, too, unless it is asked for as not solved.
 """
 
 from __future__ import annotations
@@ -16,12 +16,15 @@ SOLVED = 0.5
 """An outcome from here on counts as correct."""
 
 
-def outcomes_by_problem(episodes: Iterable[Episode]) -> list[list[bool]]:
+def outcomes_by_problem(episodes: Iterable[Episode], *, lost: bool = False) -> list[list[bool]]:
     """Per problem (`uid`), in order of first appearance: whether each graded episode solved it. Problems without one
-    are left out."""
+    are left out. `lost`: with the episodes that a fault ended, as not solved."""
     problems: dict[str, list[bool]] = {}
     for episode in episodes:
-        if episode.fault is None and episode.outcome is not None:
+        if episode.fault is not None:
+            if lost:
+                problems.setdefault(episode.uid, []).append(False)
+        elif episode.outcome is not None:
             problems.setdefault(episode.uid, []).append(episode.outcome >= SOLVED)
     return list(problems.values())
 

@@ -13,6 +13,7 @@ from pathlib import Path
 from statistics import fmean
 from typing import Any
 
+from recipe.dag.episode.failure import most_frequent
 from recipe.dag.episode.record import Call, Episode, ToolResult
 from recipe.dag.report.jsonfile import replace_file, to_json
 from recipe.dag.report.pass_at_k import SOLVED, average_at_n, outcomes_by_problem, pass_at_k
@@ -46,21 +47,25 @@ def results_list(episodes: Sequence[Episode]) -> list[dict[str, Any]]:
 def summarise(episodes: Sequence[Episode]) -> dict[str, Any]:
     """Over the episodes without a fault; `num_errors` counts the others. A ratio of nothing is 0.0.
 
-    `final_accuracy` is over the graded episodes. Pass rates are pooled: passes over attempts of all correct (incorrect)
-    episodes. With several episodes per problem: `samples_per_problem` n, `avg@n`, and unbiased `pass@k` for k = 1 ...
-    n.
+    `final_accuracy` is over the graded episodes, `final_accuracy_all` over these and the `num_errors` others, which
+    count as not solved; `most_frequent_error` quotes what ended most of them. Pass rates are pooled: passes over
+    attempts of all correct (incorrect) episodes. With several episodes per problem: `samples_per_problem` n, `avg@n`,
+    and unbiased `pass@k` for k = 1 ... n.
     """
     good = [episode for episode in episodes if episode.fault is None]
     graded = [episode for episode in good if _is_correct(episode) is not None]
     attempts = sum(len(_code_runs(episode)) for episode in good)
     passes = sum(result.ok for episode in good for result in _code_runs(episode))
+    solved, lost = sum(bool(_is_correct(episode)) for episode in graded), len(episodes) - len(good)
     rewards: dict[str, list[float]] = {}
     for call in (call for episode in good for call in episode.calls if call.reward is not None):
         rewards.setdefault(call.agent, []).append(call.reward)
     summary = {
         "num_samples": len(good),
-        "num_errors": len(episodes) - len(good),
-        "final_accuracy": _ratio(sum(bool(_is_correct(episode)) for episode in graded), len(graded)),
+        "num_errors": lost,
+        **({"most_frequent_error": most_frequent(e.fault for e in episodes if e.fault is not None)} if lost else {}),
+        "final_accuracy": _ratio(solved, len(graded)),
+        "final_accuracy_all": _ratio(solved, len(graded) + lost),
         "avg_trajectory_length": _ratio(sum(len(episode.calls) for episode in good), len(good)),
         "code_metrics": {
             "total_attempts": attempts,

@@ -6,6 +6,7 @@ estimator loses whole groups of episodes and never a link out of a chain.
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Sequence
 
 from recipe.dag.algorithms import chains_calls
@@ -14,6 +15,11 @@ from recipe.dag.credit.gdpo import components
 from recipe.dag.credit.group import zero_variance
 from recipe.dag.episode.row import Row
 from recipe.dag.workflow.schema import Algorithm, Workflow
+
+logger = logging.getLogger(__name__)
+
+IDLE_STEPS = 3
+"""So many steps in a row without a trained row are warned of, and again after every further such number."""
 
 
 def select_rows(rows: Sequence[Row], workflow: Workflow) -> tuple[dict[str, list[Row]], list[Row]]:
@@ -58,3 +64,24 @@ def informative_uids(rows: Sequence[Row], workflow: Workflow) -> list[str]:
     split = split_by_policy(rows, workflow).values()
     found = {row.uid for mine in split for row in keep_informative(mine, workflow.algorithm)}
     return [uid for uid in dict.fromkeys(row.uid for row in rows) if uid in found]
+
+
+class IdleSteps:
+    """Warns where several steps in a row train nothing."""
+
+    def __init__(self, algorithm: Algorithm) -> None:
+        self._drops = algorithm.drop_zero_variance
+        self._count = 0
+
+    def count(self, step: int, *, trained: int, rows: int) -> None:
+        """`rows`: of the step's episodes; `trained`: those that were learned from."""
+        self._count = 0 if trained else self._count + 1
+        if not self._count or self._count % IDLE_STEPS:
+            return
+        why = "no call of a trained policy sampled a token that may be trained"
+        if rows and self._drops:
+            why = (
+                "in every group all rewards are equal, and algorithm.drop_zero_variance leaves such groups out; the "
+                "problems are all too easy or all too hard, or the reward does not tell answers apart"
+            )
+        logger.warning("steps %d to %d trained nothing: %s", step - self._count + 1, step, why)

@@ -232,6 +232,7 @@ class TrainingStep:
 
     def metrics(self) -> dict[str, float]:
         metrics = {f"timing/{node_id}": seconds for node_id, seconds in self.timing.items()}
+        metrics["train/rows"] = float(sum(len(batch.rows) for batch in self.batches.values()))
         for name, batch in self.batches.items():
             values = batch.metrics | token_metrics(batch.rows, batch.columns)
             if "values" in batch.columns:

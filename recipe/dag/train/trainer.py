@@ -17,9 +17,11 @@ from omegaconf import DictConfig
 
 from recipe.dag.algorithms import CENTRAL, chains_calls
 from recipe.dag.episode.batch import run_batch
+from recipe.dag.episode.failure import most_frequent
 from recipe.dag.episode.record import Episode
 from recipe.dag.episode.rows import rows_of
 from recipe.dag.episode.runner import EpisodeRunner
+from recipe.dag.errors import UserError
 from recipe.dag.policy.policy import PolicyRuntime
 from recipe.dag.report.console import step_line
 from recipe.dag.report.curve import draw_curve
@@ -32,6 +34,7 @@ from recipe.dag.train.data import Sample, Sampler
 from recipe.dag.train.exchange import as_bound
 from recipe.dag.train.gathering import Gathered, gather
 from recipe.dag.train.mixing import Mixing
+from recipe.dag.train.selection import IdleSteps
 from recipe.dag.train.setup import Toolbox
 from recipe.dag.train.step import TrainingStep
 from recipe.dag.train.tracking import Trackers
@@ -88,6 +91,13 @@ class Trainer:
         self.drawn = 0
         """Batches of samples that the steps so far have rolled out."""
         self.accuracies: dict[int, float] = {}
+        self.faults: dict[str, str] = {}
+        """What the step line quotes of the step under way."""
+        self.idle = IdleSteps(workflow.algorithm)
+        self.complete: int | None = None
+        """The step whose weights the policies hold; None while they are changed."""
+        self.saved = 0
+        """Of the last checkpoint."""
 
     async def train(self) -> None:
         step = await self._resume()
@@ -101,6 +111,7 @@ class Trainer:
         self.journal.truncate_after(step if step else -1)
         self.trackers = Trackers(self.config, self.workflow)
         failed = True
+        self.complete = self.saved = step
         try:
             await self._sync_weights(step)
             if step == 0 and self.config.trainer.val_before_train and self.val_samples:
@@ -109,6 +120,9 @@ class Trainer:
                 step += 1
                 await self._step(step)
             failed = False
+        except UserError:
+            await self._keep_complete_step()
+            raise
         finally:
             self.trackers.finish(exit_code=1 if failed else 0)
         if self.accuracies:
@@ -137,7 +151,9 @@ class Trainer:
         )
         metrics |= self.toolbox.metrics() | gathered.metrics
         metrics["timing/rollout"] = time.monotonic() - started
+        self.faults["fault"] = most_frequent(fault for episode in episodes for fault in episode.faults)
 
+        self.complete = None
         await asyncio.gather(*[policy.sleep() for policy in self.trained])
         training = TrainingStep(
             workflow,
@@ -152,17 +168,33 @@ class Trainer:
         await training.run()
         metrics |= training.metrics()
         metrics["timing/train"] = time.monotonic() - mark
+        self.idle.count(step, trained=int(metrics["train/rows"]), rows=len(gathered.rows))
 
         mark = time.monotonic()
         await self._sync_weights(step)
         metrics["timing/sync"] = time.monotonic() - mark
+        self.complete, stopped = step, None
         if self._due(step, self.config.trainer.test_freq) and self.val_samples:
-            metrics |= await self._validate(step)
+            try:
+                metrics |= await self._validate(step)
+            except UserError as error:  # the step has been learned, and is reported before it ends the run
+                stopped = error
         metrics["timing/step"] = time.monotonic() - started
         self.journal.episodes(step, episodes)
         await self._report(step, metrics)
+        if stopped is not None:
+            raise stopped
         if self._due(step, self.config.trainer.save_freq):
             await self._save(step)
+
+    async def _keep_complete_step(self) -> None:
+        """Save the last complete step before an error ends the run, unless it is saved or checkpoints are off."""
+        if self.complete is None or self.complete <= self.saved or self.config.trainer.save_freq <= 0:
+            return
+        try:
+            await self._save(self.complete)
+        except Exception as error:  # the error that ends the run is the one to report
+            logger.warning("step %d was not saved: %s: %s", self.complete, type(error).__name__, error)
 
     async def _gather(self, step: int, workflow: Workflow) -> Gathered:
         runner = self._runner_of(workflow)
@@ -203,6 +235,7 @@ class Trainer:
         write_results(self.out, episodes)
         self.journal.episodes(step, episodes, split="validation")
         metrics = validation_metrics(episodes, self.workflow)
+        self.faults["val_fault"] = most_frequent(fault for episode in episodes for fault in episode.faults)
         return metrics | {"timing/validation": time.monotonic() - started}
 
     async def _sync_weights(self, version: int) -> None:
@@ -236,6 +269,7 @@ class Trainer:
 
         keep, facts = self.config.report.keep_checkpoints, {**self._facts(), "drawn": self.drawn}
         await asyncio.to_thread(checkpoint.save, self.checkpoints, step, facts, write, keep=keep)
+        self.saved = step
 
     async def _resume(self) -> int:
         trainer = self.config.trainer
@@ -256,7 +290,8 @@ class Trainer:
             self.accuracies[step] = metrics["val/accuracy"]
         self.journal.metrics(step, metrics)
         self.trackers.log(metrics, step)
-        print(step_line(step, self.total, metrics), flush=True)
+        print(step_line(step, self.total, metrics, **self.faults), flush=True)
+        self.faults.clear()
         try:
             await asyncio.to_thread(draw_curve, self.out / "metrics.jsonl", self.out / "curve.png")
         except Exception as error:  # a picture of what metrics.jsonl holds: no reason to stop a run

@@ -168,6 +168,13 @@ class EpisodeSpec(Frozen):
     on_failure: Literal["retry", "mask", "drop_group", "fail"] = "retry"
     """retry: run the episode again with fresh state, then mask it. mask: leave its rows out. drop_group: leave out all
     episodes of the sample. fail: stop the run."""
+    on_user_error: Literal["fail", "mask"] = "fail"
+    """What an error of the user's code does (a hook, env, tool or reward that raises or returns what it must not;
+    timeouts and lost connections are none). fail: stop the run. mask: leave the episode out, or with `on_failure:
+    drop_group` its sample; it is not retried."""
+    max_masked: float = Field(0.5, gt=0, le=1)
+    """Stop the run where a larger share of a batch's episodes is lost to faults; 1: never. Batches of fewer than 16
+    episodes are not judged."""
     retries: int = Field(1, ge=0)
     merge_rows: bool = True
     """Calls of one agent whose prompts grow append-only become one row."""

@@ -1,0 +1,160 @@
+"""What the loop keeps and reports when an error ends it."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from types import SimpleNamespace
+
+import pytest
+from omegaconf import OmegaConf
+
+from recipe.dag.episode.record import Call, Episode
+from recipe.dag.errors import UserError
+from recipe.dag.train import trainer
+from recipe.dag.workflow.schema import Workflow
+
+FAULT = {"boundary": "sandbox", "infra": True, "where": "execute", "message": "connection refused"}
+
+
+def workflow() -> Workflow:
+    policies = {"main": {"model": {"path": "m"}}}
+    agents = [{"name": "solver", "policy": "main"}]
+    return Workflow(path="w", dag_id="w", agents=agents, policies=policies, nodes=[])
+
+
+class Step:
+    """Trains nothing, and takes as many rows as it is given."""
+
+    def __init__(self, workflow, policies, rows, **_keys):
+        self.rows = rows
+
+    async def run(self) -> None: ...
+
+    def metrics(self) -> dict[str, float]:
+        return {"train/rows": float(len(self.rows))}
+
+
+@pytest.fixture
+def loop(monkeypatch, tmp_path):
+    """`loop(ends_at, ...)`: a trainer of 5 steps, and the steps that it has saved. `ends_at`: (step, validation) whose
+    rollout ends the run."""
+
+    def make(ends_at: tuple[int, bool] | None, *, save_freq: int = 2, test_freq: int = -1, rewards: str = "01"):
+        async def roll_out(config, runner, samples, n, step, *, validate, title):
+            if (step, validate) == ends_at:
+                raise UserError("rewards.py:3: KeyError: 'answer'")
+            call = {"agent_group": 0, "policy": "main", "turn": 0, "response_ids": [1], "response_mask": [1]}
+            return [
+                Episode(
+                    uid, index, sample, calls=[Call("n", "solver", **call, rollout_log_probs=[0.0], reward=float(r))]
+                )
+                for sample, uid in samples
+                for index, r in enumerate(rewards)
+            ]
+
+        saved: list[int] = []
+        monkeypatch.setattr(trainer, "roll_out", roll_out)
+        monkeypatch.setattr(trainer, "TrainingStep", Step)
+        monkeypatch.setattr(trainer, "Trackers", lambda *_: SimpleNamespace(log=lambda *_: None, finish=lambda **_: 0))
+        monkeypatch.setattr(trainer, "draw_curve", lambda *_: None)
+        monkeypatch.setattr(trainer.checkpoint, "save", lambda root, step, *_args, **_keys: saved.append(step))
+        config = {
+            "seed": 0,
+            "output_dir": str(tmp_path),
+            "data": {"train_batch_size": 1},
+            "actor_rollout_ref": {"rollout": {"n": 2}},
+            "validation": {"n": 2},
+            "report": {"episodes_per_step": 4, "keep_checkpoints": 1},
+            "trainer": {
+                "default_local_dir": str(tmp_path / "checkpoints"),
+                "total_training_steps": 5,
+                "val_before_train": False,
+                "save_freq": save_freq,
+                "test_freq": test_freq,
+                "resume_mode": "auto",
+                "resume_from_path": None,
+            },
+        }
+        samples = [{"prompt": [{"role": "user", "content": "2 + 2"}]}]
+        monkeypatch.setattr(trainer.Trainer, "_runner_of", lambda self, workflow: None)
+        toolbox = SimpleNamespace(metrics=dict)
+        made = trainer.Trainer(
+            OmegaConf.create(config), workflow(), {}, toolbox, train_samples=samples, val_samples=samples
+        )
+        return made, saved
+
+    return make
+
+
+def reported(folder) -> list[int]:
+    return [json.loads(line)["step"] for line in (folder / "metrics.jsonl").read_text().splitlines()]
+
+
+@pytest.mark.parametrize(
+    ("ends_at", "save_freq", "kept"),
+    [
+        ((4, False), 2, [2, 3]),
+        ((5, False), 2, [2, 4]),  # saved already
+        ((1, False), 2, []),  # nothing is learned yet
+        ((4, False), -1, []),  # checkpoints are off
+    ],
+)
+def test_an_error_that_ends_the_run_leaves_a_checkpoint_of_the_last_complete_step(
+    loop, tmp_path, ends_at, save_freq, kept
+):
+    made, saved = loop(ends_at, save_freq=save_freq)
+    with pytest.raises(UserError, match="rewards.py:3"):
+        asyncio.run(made.train())
+    assert saved == kept
+    path = tmp_path / "metrics.jsonl"
+    assert (reported(tmp_path) if path.exists() else []) == list(range(1, ends_at[0]))
+
+
+def test_a_step_whose_validation_ends_the_run_is_reported_and_kept(loop, tmp_path):
+    made, saved = loop((3, True), test_freq=3)
+    with pytest.raises(UserError, match="rewards.py:3"):
+        asyncio.run(made.train())
+    assert saved == [2, 3] and reported(tmp_path) == [1, 2, 3]
+
+
+def test_an_error_in_the_middle_of_an_update_keeps_nothing_of_that_step(loop, monkeypatch):
+    made, saved = loop(None, save_freq=5)
+
+    async def run(self) -> None:
+        if made.drawn == 3:
+            raise UserError("estimator gae needs a critic")
+
+    monkeypatch.setattr(Step, "run", run)
+    with pytest.raises(UserError, match="needs a critic"):
+        asyncio.run(made.train())
+    assert saved == []
+
+
+def test_a_checkpoint_that_cannot_be_written_hides_no_error(loop, monkeypatch, caplog):
+    made, _ = loop((4, False), save_freq=5)
+
+    def full(*_args, **_keys):
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(trainer.checkpoint, "save", full)
+    with pytest.raises(UserError, match="rewards.py:3"):
+        asyncio.run(made.train())
+    assert "step 3 was not saved: OSError" in caplog.text
+
+
+def test_the_step_line_quotes_the_most_frequent_fault(loop, monkeypatch, capsys):
+    made, _ = loop(None)
+    plain = trainer.roll_out
+
+    async def lossy(config, runner, samples, n, step, **keys):
+        episodes = await plain(config, runner, samples, n, step, **keys)
+        if step == 2:
+            episodes[0].fault, episodes[0].faults = FAULT, [FAULT, FAULT]
+        return episodes
+
+    monkeypatch.setattr(trainer, "roll_out", lossy)
+    asyncio.run(made.train())
+    lines = [line for line in capsys.readouterr().out.splitlines() if line.startswith("step ")]
+    assert lines[1].endswith("2 faults, 50.0% masked: sandbox fault in execute: connection refused (2 of 2)")
+    assert not [line for line in lines[:1] + lines[2:] if "fault" in line]
