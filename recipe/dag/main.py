@@ -20,7 +20,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from recipe.dag.errors import UserError
-from recipe.dag.evaluate import check_output, evaluation_of
+from recipe.dag.evaluate import check_output, evaluation_of, find_checkpoint
+from recipe.dag.report.run_record import write_run_record
 from recipe.dag.train.samples import check_samples
 from recipe.dag.workflow.loader import load_overrides, load_workflow
 from recipe.dag.workflow.problem import WorkflowError
@@ -152,10 +153,16 @@ def ray_cluster(config: DictConfig, platform: str):
         ray.shutdown()
 
 
-async def run(config: DictConfig, workflow: Workflow, *, platform: str, evaluate_only: bool) -> None:
-    from recipe.dag.train import setup, trainer
+async def run(
+    config: DictConfig, workflow: Workflow, *, platform: str, evaluate_only: bool, evaluated: Path | None = None
+) -> None:
+    """`evaluated`: the checkpoint whose weights are evaluated, where they are of one."""
+    from omegaconf import OmegaConf
+
     from recipe.dag.train.data import Columns, load_samples
+    from recipe.dag.train.fingerprint import fingerprint_of
     from recipe.dag.train.models import find_models
+    from recipe.dag.train.resume import find_start, launch_facts, report_evaluated
 
     models = await asyncio.to_thread(find_models, workflow)
     data = config.data
@@ -172,8 +179,30 @@ async def run(config: DictConfig, workflow: Workflow, *, platform: str, evaluate
     if evaluate_only and platform == "cpu":  # the CPU server's cache has a row for each request
         rollout = config.actor_rollout_ref.rollout
         rollout.max_num_seqs = min(rollout.max_num_seqs, config.rollout.max_in_flight, len(val) * config.validation.n)
+    fingerprint, start = await asyncio.to_thread(fingerprint_of, config, workflow, models, train, val), None
+    if evaluated is not None:
+        report_evaluated(evaluated, fingerprint)
+    if not evaluate_only:
+        start = find_start(config, workflow, fingerprint, samples=len(train), platform=platform)
+        total = int(config.trainer.total_training_steps)
+        if start is not None and start.step >= total:
+            print(
+                f"the checkpoint is at step {start.step} of {total}: nothing to do; "
+                "raise trainer.total_training_steps to go on"
+            )
+            return
+
+    from recipe.dag.train import setup, trainer
+
     toolbox = await setup.Toolbox.open(config, workflow, [*train, *val])
     try:
+        write_run_record(
+            config.output_dir,
+            config=OmegaConf.to_container(config, resolve=True),
+            workflow=workflow,
+            fingerprint=fingerprint.items,
+            launch=launch_facts(config, platform=platform, start=start, evaluated=evaluated),
+        )
         with ray_cluster(config, platform):
             policies = await setup.start_policies(config, workflow, models, platform=platform)
             if evaluate_only:
@@ -191,7 +220,15 @@ async def run(config: DictConfig, workflow: Workflow, *, platform: str, evaluate
                     setup.open_mixing, config, workflow, models, policies, platform=platform
                 )
                 loop = trainer.Trainer(
-                    config, workflow, policies, toolbox, train_samples=train, val_samples=val, mixing=mixing
+                    config,
+                    workflow,
+                    policies,
+                    toolbox,
+                    train_samples=train,
+                    val_samples=val,
+                    mixing=mixing,
+                    start=start,
+                    fingerprint=fingerprint.items,
                 )
                 await loop.train()
     finally:
@@ -216,6 +253,7 @@ def launch(
         print(warning.as_warning(), file=sys.stderr)
     if evaluate_only:
         check_output(config)
+        weights = find_checkpoint(weights) if weights is not None else None
         workflow = evaluation_of(workflow, weights=weights, temperature=config.validation.temperature)
     elif not workflow.trained_policies():
         raise UserError(f"{config.workflow}: every policy is frozen, so there is nothing to train; use verl-dag eval")
@@ -225,7 +263,7 @@ def launch(
         check_samples(config, workflow)
     platform = choose_platform(config)
     prepare_environment(platform)
-    asyncio.run(run(config, workflow, platform=platform, evaluate_only=evaluate_only))
+    asyncio.run(run(config, workflow, platform=platform, evaluate_only=evaluate_only, evaluated=weights))
 
 
 def main(argv: list[str] | None = None) -> int:

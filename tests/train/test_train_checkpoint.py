@@ -1,13 +1,12 @@
 from __future__ import annotations
 
-import json
 from pathlib import Path
 
 import pytest
 
 from recipe.dag.errors import UserError
 from recipe.dag.train import checkpoint
-from recipe.dag.train.checkpoint import TRACKER, check, find, policy_folder, save
+from recipe.dag.train.checkpoint import TRACKER, find, policy_folder, read, save
 
 FACTS = {"policies": {"main": 1}, "seed": 0}
 
@@ -31,7 +30,7 @@ def test_a_checkpoint_is_complete_and_found_again(tmp_path):
     assert (tmp_path / TRACKER).read_text() == "20"
     assert entries(tmp_path) == {"global_step_20", TRACKER}
     assert find(tmp_path, mode="auto", path=None) == folder
-    assert check(folder, FACTS) == 20
+    assert read(folder) == {"step": 20, **FACTS}
 
 
 def test_a_write_that_fails_leaves_the_old_checkpoint_and_nothing_new(tmp_path):
@@ -116,16 +115,16 @@ def test_find_by_path(tmp_path):
 
 
 def test_find_refuses_an_unknown_mode_and_a_tracker_that_points_nowhere(tmp_path):
-    with pytest.raises(UserError, match="resume_mode=always.*auto, disable or resume_path"):
+    with pytest.raises(UserError, match="resume_mode=always.*auto, disable, force or resume_path"):
         find(tmp_path, mode="always", path=None)
     (tmp_path / TRACKER).write_text("8")
     with pytest.raises(UserError, match="global_step_8.*resume_mode=disable"):
         find(tmp_path, mode="auto", path=None)
 
 
-@pytest.mark.parametrize("changed", [{"seed": 1}, {"policies": {"main": 2}}, {"train_samples": 5}], ids=str)
-def test_check_names_what_differs(tmp_path, changed):
-    folder = save(tmp_path, 1, FACTS, write_weights("a"), keep=1)
-    with pytest.raises(UserError, match=f"{next(iter(changed))}=.*resume_mode=disable"):
-        check(folder, {**FACTS, **changed})
-    assert json.loads((folder / "run.json").read_text()) == {"step": 1, **FACTS}
+def test_force_resumes_as_auto_and_from_a_path_where_one_is_set(tmp_path):
+    assert find(tmp_path, mode="force", path=None) is None
+    last = save(tmp_path / "mine", 1, FACTS, write_weights("a"), keep=1)
+    other = save(tmp_path / "other", 7, FACTS, write_weights("b"), keep=1)
+    assert find(tmp_path / "mine", mode="force", path=None) == last
+    assert find(tmp_path / "mine", mode="force", path=str(other)) == other

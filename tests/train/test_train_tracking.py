@@ -1,9 +1,14 @@
 from __future__ import annotations
 
+import json
+import os
+from types import SimpleNamespace
+
 import pytest
 from omegaconf import OmegaConf
 
-from recipe.dag.train.tracking import backends_of
+from recipe.dag.train.tracking import Trackers, backends_of
+from recipe.dag.workflow.loader import load_workflow
 
 
 @pytest.mark.parametrize(
@@ -19,3 +24,96 @@ from recipe.dag.train.tracking import backends_of
 )
 def test_the_console_is_no_tracker_and_one_name_need_not_be_a_list(given, backends):
     assert backends_of(OmegaConf.create(f"logger: {given}").logger) == backends
+
+
+TRACKED = """\
+dag_id: tracked
+agents: [{name: solver, policy: main}]
+policies: {main: {model: {path: m}}}
+nodes:
+  - {node_id: solve, node_type: MODEL_INFERENCE, node_role: ROLLOUT, agent: solver}
+  - {node_id: reward, node_type: COMPUTE, node_role: REWARD, dependencies: [solve], executable_ref: score.py:score}
+"""
+VARIABLES = [
+    f"{name}_{what}" for name in ("WANDB", "SWANLAB") for what in ("API_KEY", "DIR", "MODE", "RESUME", "RUN_ID")
+]
+
+
+@pytest.fixture
+def track(tmp_path, monkeypatch):
+    """`track(step)`: the trackers of a run in `out` that goes on after `step`."""
+    (tmp_path / "score.py").write_text("def score(episode):\n    return {}\n")
+    (tmp_path / "flow.yaml").write_text(TRACKED)
+    for name in VARIABLES:
+        monkeypatch.delenv(name, raising=False)
+
+    def track(step: int, *, out: str = "out", logger: str = "file", **sandbox: str) -> Trackers:
+        trainer = {"logger": [logger], "project_name": "p", "experiment_name": "n"}
+        config = {"output_dir": str(tmp_path / out), "trainer": trainer, "sandbox": sandbox}
+        (tmp_path / out).mkdir(exist_ok=True)
+        return Trackers(OmegaConf.create(config), load_workflow(tmp_path / "flow.yaml"), step=step)
+
+    return track
+
+
+@pytest.fixture
+def seen(monkeypatch):
+    """What a tracker that starts finds in its environment and gets as its settings, launch by launch."""
+    launches = []
+
+    class Tracking:
+        def __init__(self, project, experiment, backends, settings):
+            launches.append(SimpleNamespace(settings=settings, **{name: os.environ.get(name) for name in VARIABLES}))
+
+    monkeypatch.setattr("verl.utils.tracking.Tracking", Tracking)
+    return launches
+
+
+def test_wandb_and_swanlab_go_on_in_one_run_until_the_run_starts_anew(track, seen, tmp_path):
+    track(0), track(20), track(40), track(0), track(5), track(5, out="other")
+    for name in ("WANDB_RUN_ID", "SWANLAB_RUN_ID"):
+        first, *resumed, anew, again, other = [getattr(launch, name) for launch in seen]
+        assert resumed == [first, first] and anew == again
+        assert len({first, anew, other}) == 3
+    assert {(launch.WANDB_RESUME, launch.SWANLAB_RESUME) for launch in seen} == {("allow", "allow")}
+    assert seen[0].WANDB_DIR == str(tmp_path / "out") and seen[-1].WANDB_DIR == str(tmp_path / "other")
+
+
+def test_what_the_user_set_for_a_tracker_stays_and_nothing_is_left_behind(track, seen, monkeypatch):
+    monkeypatch.setenv("WANDB_RUN_ID", "mine")
+    monkeypatch.setenv("WANDB_API_KEY", "abcdefgh")
+    before = dict(os.environ)
+    track(0)
+    assert (seen[0].WANDB_RUN_ID, seen[0].WANDB_MODE, seen[0].SWANLAB_MODE) == ("mine", None, "offline")
+    assert dict(os.environ) == before
+
+
+def test_trackers_get_no_secret(track, seen):
+    track(0, token="abcdefgh", url="http://me:pass@host")
+    assert seen[0].settings["sandbox"] == {"token": "***", "url": "http://***@host"}
+    assert seen[0].settings["dag"]["dag_id"] == "tracked"
+
+
+def test_the_file_of_a_resumed_run_keeps_what_was_known_at_its_checkpoint(track, tmp_path):
+    first = track(0)
+    for step in range(1, 6):
+        first.log({"x": step}, step)
+    first.finish(exit_code=1)
+    resumed = track(3)
+    resumed.log({"x": 40}, 4)
+    resumed.finish(exit_code=0)
+    lines = [json.loads(line) for line in (tmp_path / "out" / "tracking.jsonl").read_text().splitlines()]
+    assert [(line["step"], line["data"]["x"]) for line in lines] == [(1, 1), (2, 2), (3, 3), (4, 40)]
+
+
+@pytest.mark.slow
+def test_wandb_itself_writes_into_the_output_and_keeps_its_id(track, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    for step in (0, 3):
+        trackers = track(step, logger="wandb")
+        trackers.log({"x": 1.0}, step + 1)
+        trackers.finish(exit_code=0)
+    runs = [folder.name for folder in (tmp_path / "out" / "wandb").glob("offline-run-*")]
+    id = json.loads((tmp_path / "out" / "run" / "tracking.json").read_text())["id"]
+    assert runs and all(name.endswith(f"-{id}") for name in runs)
+    assert not (tmp_path / "wandb").exists()

@@ -56,7 +56,8 @@ def loop(monkeypatch, tmp_path):
         saved: list[int] = []
         monkeypatch.setattr(trainer, "roll_out", roll_out)
         monkeypatch.setattr(trainer, "TrainingStep", Step)
-        monkeypatch.setattr(trainer, "Trackers", lambda *_: SimpleNamespace(log=lambda *_: None, finish=lambda **_: 0))
+        trackers = SimpleNamespace(log=lambda *_: None, finish=lambda **_: 0)
+        monkeypatch.setattr(trainer, "Trackers", lambda *_, **_keys: trackers)
         monkeypatch.setattr(trainer, "draw_curve", lambda *_: None)
         monkeypatch.setattr(trainer.checkpoint, "save", lambda root, step, *_args, **_keys: saved.append(step))
         config = {

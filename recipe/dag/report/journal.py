@@ -60,7 +60,7 @@ class Journal:
         with -1 to start over in the same folder."""
         for path in (self.episodes_path, self.metrics_path):
             if path.exists():
-                replace_file(path, _lines_until(path, step))
+                replace_file(path, lines_until(path, step))
         self._written = Counter({key: count for key, count in self._written.items() if key[0] <= step})
 
 
@@ -80,7 +80,8 @@ def _append(path: Path, line: bytes) -> None:
         os.close(handle)
 
 
-def _lines_until(path: Path, step: int) -> Iterator[bytes]:
+def lines_until(path: Path, step: int) -> Iterator[bytes]:
+    """Yield the whole lines whose `step` is at most this one."""
     with path.open("rb") as file:
         for line in file:
             try:

@@ -6,7 +6,8 @@ Invariant: a checkpoint is written beside its final name and renamed when whole;
     checkpoints/global_step_20/<policy>/actor/...     verl's FSDP shards, and `huggingface/` to load elsewhere
     checkpoints/global_step_20/<policy>/critic/...    its critic's, where it has one of its own
     checkpoints/global_step_20/mixer.pt               what vdn and qmix learned (train/mixing.py)
-    checkpoints/global_step_20/run.json               step, seed, policies, world sizes, batches of samples used
+    checkpoints/global_step_20/run.json               step, policies and their processes, batches of samples used, and
+                                                      the run's fingerprint (train/fingerprint.py)
     checkpoints/latest_checkpointed_iteration.txt
 """
 
@@ -61,7 +62,10 @@ def _steps(root: Path) -> list[int]:
 
 
 def find(root: Path, *, mode: str, path: str | None) -> Path | None:
-    """The checkpoint to resume from: `mode` auto (the tracker's, if any), disable, or resume_path."""
+    """Return the checkpoint to resume from: `mode` auto (the tracker's, if any), disable, resume_path, or force, which
+    is resume_path where there is a path and auto elsewhere."""
+    if mode == "force":
+        mode = "auto" if path is None else "resume_path"
     if mode == "disable":
         return None
     if mode == "resume_path":
@@ -70,7 +74,7 @@ def find(root: Path, *, mode: str, path: str | None) -> Path | None:
             raise UserError(f"trainer.resume_from_path: {path} is no checkpoint (no run.json in it)")
         return folder
     if mode != "auto":
-        raise UserError(f"trainer.resume_mode={mode} is unknown; choose auto, disable or resume_path")
+        raise UserError(f"trainer.resume_mode={mode} is unknown; choose auto, disable, force or resume_path")
     tracker = root / TRACKER
     if not tracker.is_file():
         return None
@@ -85,15 +89,3 @@ def find(root: Path, *, mode: str, path: str | None) -> Path | None:
 def read(folder: Path) -> dict[str, Any]:
     """All that a checkpoint says about its run."""
     return json.loads((folder / "run.json").read_text())
-
-
-def check(folder: Path, facts: dict[str, Any]) -> int:
-    """The step of a checkpoint whose facts fit this run. Raises UserError naming the first that does not."""
-    stored = read(folder)
-    for key, value in facts.items():
-        if stored.get(key) != value:
-            raise UserError(
-                f"checkpoint {folder} was made with {key}={stored.get(key)!r}, this run has {value!r}: "
-                "use another trainer.experiment_name, or trainer.resume_mode=disable"
-            )
-    return int(stored["step"])

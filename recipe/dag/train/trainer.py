@@ -34,6 +34,7 @@ from recipe.dag.train.data import Sample, Sampler
 from recipe.dag.train.exchange import as_bound
 from recipe.dag.train.gathering import Gathered, gather
 from recipe.dag.train.mixing import Mixing
+from recipe.dag.train.resume import Start
 from recipe.dag.train.selection import IdleSteps
 from recipe.dag.train.setup import Toolbox
 from recipe.dag.train.step import TrainingStep
@@ -77,8 +78,11 @@ class Trainer:
         train_samples: list[Sample],
         val_samples: list[Sample],
         mixing: Mixing | None = None,
+        start: Start | None = None,
+        fingerprint: dict | None = None,
     ):
-        self.mixing = mixing
+        """`start`: the checkpoint to go on from. `fingerprint`: what checkpoints say that the run is."""
+        self.mixing, self.start, self.fingerprint = mixing, start, fingerprint
         self.config, self.workflow, self.policies, self.toolbox = config, workflow, policies, toolbox
         self.train_samples, self.val_samples = train_samples, val_samples
         self.runners: dict[tuple[str, ...], EpisodeRunner] = {}
@@ -101,15 +105,9 @@ class Trainer:
 
     async def train(self) -> None:
         step = await self._resume()
-        if step >= self.total:
-            print(
-                f"the checkpoint is at step {step} of {self.total}: nothing to do; "
-                "raise trainer.total_training_steps to go on"
-            )
-            return
         self.journal = Journal(self.out, max_per_step=self.config.report.episodes_per_step)
         self.journal.truncate_after(step if step else -1)
-        self.trackers = Trackers(self.config, self.workflow)
+        self.trackers = Trackers(self.config, self.workflow, step=step)
         failed = True
         self.complete = self.saved = step
         try:
@@ -255,9 +253,8 @@ class Trainer:
         return {
             "policies": {p.name: p.workers.world_size for p in self.trained},
             **({"critics": critics} if critics else {}),
-            "seed": self.config.seed,
-            "train_batch_size": self.config.data.train_batch_size,
-            "train_samples": len(self.train_samples),
+            "drawn": self.drawn,
+            "fingerprint": self.fingerprint,
         }
 
     async def _save(self, step: int) -> None:
@@ -267,23 +264,20 @@ class Trainer:
             if self.mixing is not None:
                 self.mixing.save(folder)
 
-        keep, facts = self.config.report.keep_checkpoints, {**self._facts(), "drawn": self.drawn}
-        await asyncio.to_thread(checkpoint.save, self.checkpoints, step, facts, write, keep=keep)
+        keep = self.config.report.keep_checkpoints
+        await asyncio.to_thread(checkpoint.save, self.checkpoints, step, self._facts(), write, keep=keep)
         self.saved = step
 
     async def _resume(self) -> int:
-        trainer = self.config.trainer
-        folder = checkpoint.find(self.checkpoints, mode=trainer.resume_mode, path=trainer.resume_from_path)
-        if folder is None:
+        if self.start is None:
             return 0
-        step = checkpoint.check(folder, self._facts())
-        self.drawn = checkpoint.read(folder).get("drawn", step)
+        folder, self.drawn = self.start.folder, self.start.drawn
         for policy in self.trained:
             await asyncio.to_thread(policy.load, folder / policy.name)
         if self.mixing is not None:
             self.mixing.load(folder)
         print(f"resumed from {folder}")
-        return step
+        return self.start.step
 
     async def _report(self, step: int, metrics: dict[str, float]) -> None:
         if "val/accuracy" in metrics:

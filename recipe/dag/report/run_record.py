@@ -1,0 +1,140 @@
+"""What a run was: `run/1/`, `run/2/`, ... in its folder, one for each launch.
+
+Invariant: a launch's folder is complete or absent, and never changed or replaced by a later launch. No secret is in it.
+
+    run/1/launch.json       command line, seed, versions, commit, when it started, what it resumed or evaluated
+    run/1/config.yaml       the configuration as composed and resolved
+    run/1/workflow.yaml     the workflow file as it was written
+    run/1/workflow.json     the workflow as it was understood: defaults, presets and training chain filled in
+    run/1/fingerprint.json  digests of the code, models and problems, and all else that a resume compares
+"""
+
+from __future__ import annotations
+
+import os
+import platform
+import shutil
+import subprocess
+import sys
+import tempfile
+from collections.abc import Mapping
+from datetime import UTC, datetime
+from importlib import metadata
+from pathlib import Path
+from typing import Any
+
+from ruamel.yaml import YAML
+
+from recipe.dag.errors import UserError
+from recipe.dag.report.jsonfile import to_json
+from recipe.dag.report.secrets import command_without_secrets, text_without_secrets, without_secrets
+from recipe.dag.workflow.schema import Workflow
+
+FOLDER = "run"
+PACKAGES = (
+    "verl-dag",
+    "verl",
+    "torch",
+    "transformers",
+    "ray",
+    "sglang",
+    "tensordict",
+    "flash-attn",
+    "numpy",
+    "pydantic",
+)
+_PROJECT = Path(__file__).resolve().parents[3]
+
+
+def write_run_record(
+    output: str | Path,
+    *,
+    config: Mapping[str, Any],
+    workflow: Workflow,
+    fingerprint: Mapping[str, Any],
+    launch: Mapping[str, Any],
+) -> Path:
+    """Write the next `run/N` of `output` and return it. `config`: resolved. `launch`: what only this launch knows, such
+    as the checkpoint that it resumes from. Raises UserError where the folder cannot be written."""
+    folder = Path(output) / FOLDER
+    source = Path(workflow.path)
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        partial = Path(tempfile.mkdtemp(dir=folder, prefix=".partial_"))
+        try:
+            partial.chmod(0o755)
+            _write_json(partial / "launch.json", {**_surroundings(), **launch})
+            with (partial / "config.yaml").open("w", encoding="utf-8") as file:
+                yaml = YAML(typ="safe")
+                yaml.default_flow_style = False
+                yaml.dump(without_secrets(config), file)
+            text = text_without_secrets(source.read_text(encoding="utf-8-sig"))
+            (partial / f"workflow{source.suffix}").write_text(text, encoding="utf-8")
+            name = "workflow.json" if source.suffix != ".json" else "workflow_resolved.json"
+            _write_json(partial / name, workflow.model_dump(mode="json"))
+            _write_json(partial / "fingerprint.json", fingerprint)
+            return _number(partial, folder)
+        except BaseException:
+            shutil.rmtree(partial, ignore_errors=True)
+            raise
+    except OSError as error:
+        raise UserError(f"{folder}: cannot be written: {error.strerror or error}; pass another output_dir") from error
+
+
+def launches(output: str | Path) -> list[Path]:
+    """Return the folders of the launches so far, the latest last."""
+    folders = (path for path in (Path(output) / FOLDER).glob("*") if path.name.isdecimal())
+    return sorted(folders, key=lambda path: int(path.name))
+
+
+def _number(partial: Path, folder: Path) -> Path:
+    """Rename `partial` to the first number after the last launch's; another launch may take one at the same time."""
+    number = max((int(path.name) for path in launches(folder.parent)), default=0)
+    while True:
+        number += 1
+        try:
+            os.rename(partial, folder / str(number))
+        except OSError:
+            if not (folder / str(number)).exists():
+                raise
+        else:
+            return folder / str(number)
+
+
+def _write_json(path: Path, data: Mapping[str, Any]) -> None:
+    path.write_bytes(to_json(without_secrets(data), indent=1) + b"\n")
+
+
+def _surroundings() -> dict[str, Any]:
+    return {
+        "command": command_without_secrets(list(getattr(sys, "orig_argv", sys.argv))),
+        "folder": os.getcwd(),
+        "started": datetime.now(UTC).isoformat(timespec="seconds"),
+        "versions": {"python": platform.python_version(), **{name: _version(name) for name in PACKAGES}},
+        "machine": platform.platform(),
+        "checkout": _checkout(),
+    }
+
+
+def _version(package: str) -> str | None:
+    try:
+        return metadata.version(package)
+    except metadata.PackageNotFoundError:
+        return None
+
+
+def _checkout() -> dict[str, Any] | None:
+    """The commit of this project's checkout, and whether tracked files differ from it; None where it is installed."""
+    if _git("ls-files", "--error-unmatch", str(Path(__file__).resolve())) is None:
+        return None
+    return {"commit": _git("rev-parse", "HEAD"), "dirty": bool(_git("status", "--porcelain", "--untracked-files=no"))}
+
+
+def _git(*arguments: str) -> str | None:
+    try:
+        done = subprocess.run(
+            ["git", "--no-optional-locks", "-C", str(_PROJECT), *arguments], capture_output=True, text=True, timeout=20
+        )
+    except (OSError, subprocess.TimeoutExpired):
+        return None
+    return done.stdout.strip() if done.returncode == 0 else None

@@ -1,0 +1,90 @@
+"""The files of code that a workflow names, with the files of the same project that they import.
+
+Invariant: nothing is imported or run. A file's name does not depend on where the project lies: it is relative to the
+project's root. The engine's own files are not the user's.
+"""
+
+from __future__ import annotations
+
+import ast
+from collections.abc import Iterator
+from pathlib import Path
+
+from recipe.dag.errors import UserError
+from recipe.dag.workflow.paths import find_source, is_module, names_env, project_root, split_ref
+from recipe.dag.workflow.schema import Workflow
+
+ENGINE = Path(__file__).resolve().parents[1]
+
+
+def user_files(workflow: Workflow) -> dict[str, Path]:
+    """Return the hooks, envs, rewards, compute functions and tools of `workflow` and what they import, by the name that
+    `portable_name` gives them."""
+    pending, files = [path for ref in _refs(workflow) if (path := _source(ref, workflow.path))], {}
+    while pending:
+        path = pending.pop()
+        if path in files.values() or ENGINE in path.parents:
+            continue
+        name = portable_name(path)
+        files[str(path) if name in files else name] = path
+        pending += _imported(path)
+    return dict(sorted(files.items()))
+
+
+def portable_name(path: Path) -> str:
+    """Return `path` relative to the project that it belongs to, or its bare name where it belongs to none."""
+    root = project_root(path.parent)
+    return path.relative_to(root).as_posix() if root is not None else path.name
+
+
+def portable_ref(ref: str, base: str | Path) -> str:
+    """Return `file.py:Name` with the file's portable name; modules and names of envs as they are."""
+    file, name = split_ref(ref)
+    path = None if is_module(file) else _source(ref, base)
+    if path is None:
+        return ref
+    return f"{portable_name(path)}:{name}" if name else portable_name(path)
+
+
+def _refs(workflow: Workflow) -> Iterator[str]:
+    for node in workflow.nodes:
+        options = node.agent_options
+        yield from (ref for ref in (node.executable_ref, options.process_path) if ref is not None)
+        yield from (ref for ref in options.env_path if not names_env(ref))
+    yield from (env.path for env in workflow.envs.values())
+    yield from (tool.path for agent in workflow.agents for tool in agent.tools if tool.path is not None)
+
+
+def _source(ref: str, base: str | Path) -> Path | None:
+    try:
+        return find_source(ref, base)
+    except UserError:  # the name of an env
+        return None
+
+
+def _imported(path: Path) -> list[Path]:
+    """The files that `path` imports, looked up beside it and from its project's root."""
+    try:
+        tree = ast.parse(path.read_bytes())
+    except (OSError, SyntaxError, ValueError):  # reported where the file is loaded
+        return []
+    roots = [folder for folder in (path.parent, project_root(path.parent)) if folder is not None]
+    files = []
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Import):
+            files += [_module(roots, alias.name.split(".")) for alias in node.names]
+        elif isinstance(node, ast.ImportFrom):
+            folders = [path.parents[node.level - 1]] if node.level else roots
+            parts = node.module.split(".") if node.module else []
+            files.append(_module(folders, parts))
+            files += [_module(folders, [*parts, alias.name]) for alias in node.names]
+    return [file for file in files if file is not None and "site-packages" not in file.parts]
+
+
+def _module(roots: list[Path], parts: list[str]) -> Path | None:
+    for root in roots if parts else ():
+        path = root.joinpath(*parts)
+        for candidate in (path.with_name(f"{path.name}.py"), path / "__init__.py"):
+            if candidate.is_file():
+                return candidate.resolve()
+    return None

@@ -1,0 +1,71 @@
+from __future__ import annotations
+
+import pytest
+
+from recipe.dag.report.secrets import command_without_secrets, is_secret, text_without_secrets, without_secrets
+
+
+@pytest.mark.parametrize(
+    "name", ["token", "sandbox.token", "api_key", "WANDB_KEY", "OPENAI_API_KEY", "aws_secret_access_key", "db-password"]
+)
+def test_names_of_secrets(name):
+    assert is_secret(name)
+
+
+@pytest.mark.parametrize(
+    "name", ["max_tokens", "eos_token", "tokenizer_path", "input_key", "label_key", "ppo_max_token_len_per_gpu", "key"]
+)
+def test_names_of_no_secrets(name):
+    assert not is_secret(name)
+
+
+def test_a_configuration_keeps_all_but_its_secrets():
+    config = {
+        "sandbox": {"token": "abcdefgh", "url": "https://me:pass@host:8080/run?api_key=k123&n=4", "timeout_s": 20},
+        "envs": [{"kwargs": {"password": 1234, "name": "chess"}}, ("a", None, True, 0.5)],
+        "data": {"input_key": "problem", "token": None},
+        "model": {"api_key": "${oc.env:OPENAI_API_KEY}", "eos_token": "</s>"},
+    }
+    assert without_secrets(config) == {
+        "sandbox": {"token": "***", "url": "https://***@host:8080/run?api_key=***", "timeout_s": 20},
+        "envs": [{"kwargs": {"password": "***", "name": "chess"}}, ["a", None, True, 0.5]],
+        "data": {"input_key": "problem", "token": None},
+        "model": {"api_key": "${oc.env:OPENAI_API_KEY}", "eos_token": "</s>"},
+    }
+    assert config["sandbox"]["token"] == "abcdefgh", "the run's own is left as it was"
+
+
+def test_a_text_of_yaml_keeps_its_form():
+    text = """\
+envs:
+  shop: {path: "shop.py:Shop", kwargs: {api_key: "k-1, 2", port: 80}}   # a shop
+  bank:
+    token: tok123
+    secret: ''
+    max_tokens: 12
+    nested_token:
+      name: x
+url: "redis://:hunter2@host/0"
+key: ${oc.env:API_KEY}
+api_key: ${oc.env:API_KEY}
+"""
+    expected = text.replace('"k-1, 2"', "***").replace("tok123", "***").replace(":hunter2@", "***@")
+    assert text_without_secrets(text) == expected
+
+
+def test_values_of_secret_environment_variables_and_keys_of_known_forms_are_hidden_anywhere(monkeypatch):
+    monkeypatch.setenv("OPENAI_API_KEY", "plain-looking-value")
+    monkeypatch.setenv("MY_TOKEN", "plain-looking-value-2")
+    monkeypatch.setenv("SHORT_TOKEN", "main")
+    monkeypatch.setenv("MODEL_PATH", "/models/main")
+    text = "at plain-looking-value and plain-looking-value-2 of main in /models/main with hf_" + "a1" * 17
+    assert text_without_secrets(text) == "at *** and *** of main in /models/main with ***"
+    assert without_secrets({"note": "plain-looking-value"}) == {"note": "***"}
+
+
+def test_a_command_line_hides_what_is_assigned_and_what_stands_behind_an_option():
+    command = ["python", "-m", "recipe.dag.main", "sandbox.token=abc", "+envs.kwargs.api_key=x", "seed=1"]
+    assert command_without_secrets([*command, "--api-key", "abc", "--data", "d"]) == [
+        *("python", "-m", "recipe.dag.main", "sandbox.token=***", "+envs.kwargs.api_key=***", "seed=1"),
+        *("--api-key", "***", "--data", "d"),
+    ]
