@@ -2,15 +2,21 @@
 
 from __future__ import annotations
 
+import json
 import os
 import signal
 import time
+from pathlib import Path
 
 import pytest
 
-from tests.end_to_end.runs import comparable, finish, start, steps
+from tests.end_to_end.runs import comparable, episodes_of, finish, start, steps
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
+
+
+def launch_of(out: Path, number: int) -> dict:
+    return json.loads((out / "run" / str(number) / "launch.json").read_text())
 
 
 def test_a_run_measures_and_writes_what_it_promises(whole):
@@ -21,6 +27,9 @@ def test_a_run_measures_and_writes_what_it_promises(whole):
     assert all(metrics[step]["policy/main/grad_norm"] > 0 for step in (1, 2, 3))
     for name in ("results.json", "summary.json", "curve.png", "episodes.jsonl", "tracking.jsonl", "tensorboard"):
         assert (whole / name).exists(), name
+    assert launch_of(whole, 1)["resumed_from"] is None
+    calls = [call for episode in episodes_of(whole) for call in episode["calls"]]
+    assert any(call["advantage"] for call in calls) and any(call["start_seconds"] > 0 for call in calls)
 
 
 def test_a_killed_run_goes_on_as_if_nothing_had_happened(material, whole, tmp_path):
@@ -35,6 +44,10 @@ def test_a_killed_run_goes_on_as_if_nothing_had_happened(material, whole, tmp_pa
     assert 3 not in steps(out), "the run was over before it was killed"
     again = finish(start(material, out), out)
     assert "resumed from" in (tmp_path / "killed.log").read_text()
+    assert launch_of(out, 1)["resumed_from"] is None
+    assert launch_of(out, 2)["resumed_from"] == str(out / "checkpoints" / f"global_step_{launch_of(out, 2)['step']}")
+    lines = [json.loads(line)["step"] for line in (out / "tracking.jsonl").read_text().splitlines()]
+    assert sorted(set(lines)) == lines == [0, 1, 2, 3]
     assert sorted(again) == [0, 1, 2, 3]
     for step in (1, 2, 3):
         assert comparable(again[step]) == pytest.approx(comparable(steps(whole)[step]), rel=1e-5, abs=1e-6), step
