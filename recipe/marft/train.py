@@ -63,6 +63,11 @@ def _prepared(out: Translation, config: DictConfig) -> Prepared:
     if not out.edits:
         check_policies(config, flow)
         return Prepared(_listed(out), copy, None, flow.warnings, ())
+    if copy.exists() and copy.samefile(flow.path):
+        raise UserError(
+            f"output_dir={config.output_dir}: {copy} is the workflow itself, which the run would replace; "
+            "pass another output_dir"
+        )
     text, loaded, decided = edited(
         flow, out.edits, batch_size=whole_number(config, "data.train_batch_size", COUNT), at=copy
     )

@@ -145,6 +145,10 @@ def main(argv: list[str] | None = None) -> int:
         return 0
     started = time.monotonic()
     try:
+        if args.output.exists() and not (stamp.is_file() or args.output.is_dir() and not any(args.output.iterdir())):
+            raise UserError(
+                f"--output {args.output} is there and was not made by this command; name another folder, or remove it"
+            )
         workflow = load_workflow(args.workflow)
         teacher: Teacher = load_object(args.teacher, args.workflow)(workflow, args.seed)
         problems = teacher.problems(args.problems, args.test_size)

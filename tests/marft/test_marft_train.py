@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 from pathlib import Path
 
 import pyarrow as pa
@@ -177,6 +178,15 @@ def test_a_folder_that_cannot_be_written(tmp_path, capsys):
     assert main([*files, "algorithm.gamma=0.5"]) == 2
     err = capsys.readouterr().err
     assert err.startswith(f"error: {tmp_path}/out/workflow.yaml: cannot write: ") and err.count("\n") == 1
+
+
+def test_a_workflow_is_not_replaced_by_its_copy(tmp_path, capsys):
+    shutil.copy(WORKFLOW, tmp_path / "workflow.yaml")
+    text = (tmp_path / "workflow.yaml").read_text()
+    arguments = [f"workflow={tmp_path}/workflow.yaml", f"output_dir={tmp_path}", "data.train_files=t.parquet"]
+    assert main([*arguments, "algorithm.gamma=0.5"]) == 2
+    assert "is the workflow itself" in capsys.readouterr().err
+    assert (tmp_path / "workflow.yaml").read_text() == text
 
 
 @pytest.mark.parametrize("arguments", [[], ["algorithm.gamma=0.5"]])

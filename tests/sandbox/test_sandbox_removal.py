@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import base64
 import os
+import socket
 import stat
 import subprocess
 import sys
@@ -142,3 +144,58 @@ def test_a_local_sandbox_leaves_the_folder_for_temporary_files_as_it_was(tmp_pat
     assert stat.S_IMODE(shared.stat().st_mode) == 0o1777
     inner = [path for path in before if path != str(shared)]
     assert {path: facts(Path(path)) for path in inner} == {path: before[path] for path in inner}
+
+
+def test_a_socket_of_another_server_that_took_the_name_stays(tmp_path):
+    root, path = tmp_path / "root", tmp_path / "s"
+    root.mkdir()
+    with socket.socket(socket.AF_UNIX) as first, socket.socket(socket.AF_UNIX) as second:
+        first.bind(str(path))
+        line = f"{removal.identity(path.lstat())} {path}\0"
+        path.unlink()
+        second.bind(str(path))
+        command = [sys.executable, "-I", "-S", str(JANITOR), str(root)]
+        subprocess.run(command, input=line.encode(), check=True, timeout=60)
+        assert path.is_socket()
+        line = f"{removal.identity(path.lstat())} {path}\0"
+        subprocess.run(command, input=line.encode(), check=True, timeout=60)
+        assert not path.exists()
+
+
+def test_files_are_written_and_deleted_in_the_directory_whatever_links_a_job_left(tmp_path):
+    work, home = tmp_path / "work", tmp_path / "home"
+    work.mkdir()
+    home.mkdir()
+    for name in ("main.py", "data"):
+        (home / name).write_text("kept")
+        (work / name).symlink_to(home / name)
+    os.link(home / "data", work / "hard")
+    (work / "folder").symlink_to(home)
+    content = base64.b64encode(b"new").decode()
+    workspace.write_files(work, {"data": content, "hard": content, "deep/er": content})
+    with pytest.raises(workspace.SandboxError, match="folder/data"):
+        workspace.write_files(work, {"folder/data": content})
+    assert [(work / name).read_text() for name in ("data", "hard", "deep/er")] == ["new"] * 3
+    workspace.delete_files(work, ("main.py", "absent", "folder"))
+    assert sorted(path.name for path in work.iterdir()) == ["data", "deep", "hard"]
+    work.rename(tmp_path / "moved")
+    work.symlink_to(home)
+    workspace.delete_files(work, ("main.py",))
+    assert sorted(path.read_text() for path in home.iterdir()) == ["kept", "kept"]
+
+
+def test_a_forked_child_that_exits_leaves_the_sandbox_to_its_parent():
+    local = LocalSandbox(max_concurrent=1, **RLIMITS)
+    asyncio.run(local.start())
+    try:
+        root = local.root
+        child = os.fork()
+        if child == 0:
+            try:
+                local.close()
+            finally:
+                os._exit(0)
+        os.waitpid(child, 0)
+        assert root.is_dir() and local._answers()
+    finally:
+        local.close()

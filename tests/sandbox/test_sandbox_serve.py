@@ -123,6 +123,21 @@ def test_a_unix_socket_of_this_user_only(serve, tmp_path):
     assert [line for line in log_of(tmp_path) if line["event"] == "request"][0]["client"] == f"pid {os.getpid()}"
 
 
+def test_a_file_that_is_no_socket_is_not_taken_for_a_dead_one(env, tmp_path):
+    path = tmp_path / "data.parquet"
+    path.write_text("precious")
+    done = subprocess.run(
+        [sys.executable, "-m", "recipe.dag.cli", "sandbox", "serve", "--socket", str(path)]
+        + ["--isolation=rlimits", "--i-accept-unsandboxed"],
+        env=env,
+        capture_output=True,
+        text=True,
+        timeout=60,
+    )
+    assert done.returncode == 2 and "something is there already" in done.stderr
+    assert path.read_text() == "precious"
+
+
 def test_a_socket_that_lives_is_not_taken_and_one_that_is_dead_is(serve, env, tmp_path):
     path = tmp_path / "s"
     first, _ = serve("--socket", str(path))

@@ -37,3 +37,11 @@ def test_too_few_demonstrations_are_refused(tmp_path, capsys):
     assert message in capsys.readouterr().err and not (tmp_path / "model").exists()
     assert main([*arguments, "--problems", "4", "--batch_size", "8", "--steps", "2"]) == 0
     assert (tmp_path / "model" / "config.json").is_file()
+
+
+def test_a_folder_that_this_command_did_not_make_is_not_replaced(tmp_path, capsys):
+    (tmp_path / "notes").write_text("precious")
+    arguments = ["--workflow", str(ROOT / "workflows" / "workflow_marft_tiny.yaml")]
+    arguments += ["--teacher", f"{ROOT}/recipe/marft/teacher.py:Teacher", "--problems", "8", "--batch_size", "8"]
+    assert main([*arguments, "--steps", "1", "--output", str(tmp_path)]) == 2
+    assert capsys.readouterr().err.count("\n") == 1 and [path.name for path in tmp_path.iterdir()] == ["notes"]

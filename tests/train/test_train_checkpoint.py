@@ -128,3 +128,12 @@ def test_force_resumes_as_auto_and_from_a_path_where_one_is_set(tmp_path):
     other = save(tmp_path / "other", 7, FACTS, write_weights("b"), keep=1)
     assert find(tmp_path / "mine", mode="force", path=None) == last
     assert find(tmp_path / "mine", mode="force", path=str(other)) == other
+
+
+def test_a_folder_of_the_same_name_that_is_no_checkpoint_of_these_is_kept(tmp_path):
+    (tmp_path / "global_step_1" / "actor").mkdir(parents=True)
+    (tmp_path / "global_step_1.kept").mkdir()
+    save(tmp_path, 1, FACTS, write_weights("a"), keep=1)
+    save(tmp_path, 1, FACTS, write_weights("b"), keep=1)
+    assert entries(tmp_path) == {"global_step_1", "global_step_1.kept", "global_step_1.kept1", TRACKER}
+    assert [path.name for path in (tmp_path / "global_step_1.kept1").iterdir()] == ["actor"]

@@ -34,7 +34,7 @@ def replace_file(path: str | Path, chunks: Iterable[bytes]) -> None:
             file.writelines(chunks)
             file.flush()
             os.fsync(file.fileno())
-        os.chmod(temporary, 0o644)
+            os.fchmod(file.fileno(), 0o644)
         os.replace(temporary, path)
     except BaseException:
         Path(temporary).unlink(missing_ok=True)

@@ -83,7 +83,7 @@ class Executor:
             if source.name in (files or {}):
                 raise SandboxError(f"files: {source.name!r} is the name of the program itself")
             workspace.write_files(directory, files or {})
-            source.write_text(code, encoding="utf-8")
+            workspace.write_file(directory, source.name, code.encode())
             compiled = None
             if language == "cpp":
                 command = ["./main.out"]
@@ -101,8 +101,7 @@ class Executor:
             if work is None:
                 await asyncio.shield(asyncio.to_thread(workspace.remove, directory))
             else:
-                for name in (_SOURCES[language], "main.out"):
-                    (work / name).unlink(missing_ok=True)
+                workspace.delete_files(work, (_SOURCES[language], "main.out"))
 
     async def _run(
         self, argv: Sequence[str], directory: Path, timeout_s: float, stdin: str | None, limits: Limits
@@ -146,7 +145,7 @@ class Executor:
         self._running[directory] = None
         pause, deadline = 0.001, time.monotonic() + _KILL_S
         while left := self._runaways(directory) | (known & survivors.children(os.getpid())):
-            survivors.kill(left.union(*(survivors.descendants(pid) for pid in left)))
+            survivors.kill_children(left)
             if not survivors.reap(left):
                 continue
             if time.monotonic() > deadline:

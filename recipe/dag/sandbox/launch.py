@@ -61,6 +61,7 @@ class LocalSandbox:
         self.engine = ""
         self._port = 0
         self._process: subprocess.Popen[bytes] | None = None
+        self._starter = os.getpid()
         self._root: Path | None = None
         self._folder: int | None = None
         """The root, held open: it is removed as this directory, not as whatever has its name by then."""
@@ -94,6 +95,8 @@ class LocalSandbox:
 
     def close(self) -> None:
         """`stop` for when there is no event loop; runs at interpreter exit too."""
+        if os.getpid() != self._starter:
+            return  # a forked child that exits: the server and its files are its parent's
         with self._lock:
             atexit.unregister(self.close)
             self._end()
@@ -128,6 +131,7 @@ class LocalSandbox:
             self.restarts += 1
 
     def _launch(self) -> None:
+        self._starter = os.getpid()
         self._root = Path(tempfile.mkdtemp(prefix="verl-dag-sandbox-"))
         self._folder = os.open(self._root, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
         command = [sys.executable, "-P", "-m", "recipe.dag.sandbox.embedded"]
@@ -187,7 +191,7 @@ class LocalSandbox:
             process.stdin.close()
             process.stdout.close()
             if not clean:
-                survivors.kill(set(survivors.anywhere(self._root)))
+                survivors.kill_jobs(self._root)
         root, self._root = self._root, None
         if root is not None:
             removal.remove(root, self._folder)

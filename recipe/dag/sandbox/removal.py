@@ -43,6 +43,19 @@ def leads_to(path: str | os.PathLike[str], directory: int, *, dir_fd: int | None
     return os.path.samestat(status, os.fstat(directory))
 
 
+def identity(status: os.stat_result) -> str:
+    """What tells a file from others that had or will have its name. The number of a deleted one is soon given again, so
+    the time when it was made counts."""
+    return f"{status.st_dev}:{status.st_ino}:{status.st_mtime_ns}"
+
+
+def unlink(path: str | bytes, meant: str) -> None:
+    """Delete the file with that identity; another of that name is left alone. Never raises."""
+    with suppress(OSError):
+        if identity(os.lstat(path)) == meant:
+            os.unlink(path)
+
+
 def open_unlocked(name: str, above: int) -> int:
     """A descriptor of the directory `name` in `above`, to read. One of this user's that is locked is made 0700 first.
     Raises OSError, also for a symlink."""

@@ -11,6 +11,7 @@ import os
 import resource
 import signal
 import socket
+import stat
 import subprocess
 import sys
 import tempfile
@@ -29,6 +30,7 @@ from recipe.dag.sandbox.fair_queue import FairQueue, default_slots
 from recipe.dag.sandbox.guard import is_loopback
 from recipe.dag.sandbox.limits import Limits
 from recipe.dag.sandbox.outcome import Unavailable
+from recipe.dag.sandbox.removal import identity
 from recipe.dag.sandbox.server import SandboxServer
 from recipe.dag.sandbox.sessions import Sessions
 
@@ -86,8 +88,9 @@ def run(options: Options, read_token: Callable[[], str], announce: Callable[[dic
 
     def listening(facts: dict[str, Any]) -> None:
         if "socket" in facts:
-            # Only what this server bound: another's must stay.
-            janitor.stdin.write(os.fsencode(os.path.abspath(facts["socket"])) + b"\n")
+            # Only what this server bound: another's must stay, also one that took its name.
+            path = os.path.abspath(facts["socket"])
+            janitor.stdin.write(os.fsencode(f"{identity(os.lstat(path))} {path}\0"))
         announce(facts)
 
     try:
@@ -168,14 +171,16 @@ def _clear_socket(path: str) -> None:
     """Remove what a killed server left. Raises UserError where a server listens, or where something else lies."""
     if not os.path.lexists(path):
         return
-    with socket.socket(socket.AF_UNIX) as probe:
-        try:
-            probe.connect(path)
-        except ConnectionRefusedError:
-            os.unlink(path)
-            return
-        except OSError:
-            pass
+    # A file that is no socket refuses connections, too.
+    if stat.S_ISSOCK(os.lstat(path).st_mode):
+        with socket.socket(socket.AF_UNIX) as probe:
+            try:
+                probe.connect(path)
+            except ConnectionRefusedError:
+                os.unlink(path)
+                return
+            except OSError:
+                pass
     raise UserError(f"--socket {path}: something is there already; name another path, or remove it")
 
 

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import asyncio
 import os
-import secrets
 import shutil
 import stat
 from contextlib import contextmanager, suppress
@@ -17,7 +16,7 @@ from typing import Any
 from aiohttp import web
 from pydantic import Field
 
-from recipe.dag.sandbox import beneath, body, wire
+from recipe.dag.sandbox import beneath, body, wire, workspace
 from recipe.dag.sandbox.jobs import MAX_PATIENCE_S
 from recipe.dag.sandbox.sessions import DEFAULT_QUOTA_MB, DEFAULT_TTL_S, Session, Sessions
 
@@ -84,7 +83,7 @@ class SessionRoutes:
                 )
             with _named():
                 name = request.match_info["name"]
-                await asyncio.to_thread(_write, session.path, name, data, self._sessions.owner)
+                await asyncio.to_thread(workspace.write_file, session.path, name, data, self._sessions.owner)
             await self._sessions.measure(session)
         return web.json_response({"bytes": len(data)}, status=201)
 
@@ -119,15 +118,6 @@ def _named():
         raise wire.Invalid(f"not possible in this session: {os.strerror(error.errno or 0)}", 409) from None
 
 
-@contextmanager
-def _opened(directory: Path):
-    handle = os.open(directory, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
-    try:
-        yield handle
-    finally:
-        os.close(handle)
-
-
 def _list(directory: Path) -> list[dict[str, Any]]:
     """Regular files, the first in the order of their names."""
     found = []
@@ -146,7 +136,7 @@ def _list(directory: Path) -> list[dict[str, Any]]:
 
 
 def _read(directory: Path, name: str) -> bytes:
-    with _opened(directory) as handle:
+    with workspace.opened(directory) as handle:
         descriptor = beneath.open_file(handle, name)
     with open(descriptor, "rb") as file:
         if os.fstat(descriptor).st_size > body.MAX_BODY_BYTES:
@@ -154,29 +144,9 @@ def _read(directory: Path, name: str) -> bytes:
         return file.read(body.MAX_BODY_BYTES)
 
 
-def _write(directory: Path, name: str, data: bytes, owner: int) -> None:
-    """Whole or not at all, and belonging to whom jobs run as."""
-    *parents, last = beneath.parts_of(name)
-    with _opened(directory) as handle:
-        folder = beneath.open_folder(handle, tuple(parents), create=True, owner=owner)
-    temporary = f".upload-{secrets.token_hex(8)}"
-    try:
-        descriptor = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o644, dir_fd=folder)
-        try:
-            with open(descriptor, "wb") as file:
-                file.write(data)
-                os.fchown(descriptor, owner, owner)
-            os.rename(temporary, last, src_dir_fd=folder, dst_dir_fd=folder)
-        except BaseException:
-            os.unlink(temporary, dir_fd=folder)
-            raise
-    finally:
-        os.close(folder)
-
-
 def _delete(directory: Path, name: str) -> None:
     *parents, last = beneath.parts_of(name)
-    with _opened(directory) as handle:
+    with workspace.opened(directory) as handle:
         folder = beneath.open_folder(handle, tuple(parents))
     try:
         if stat.S_ISDIR(os.stat(last, dir_fd=folder, follow_symlinks=False).st_mode):

@@ -2,7 +2,9 @@
 
 Invariant: orphans of a job become children of this process (it is their subreaper), so looking at our own children is
 enough. A child belongs to a job when its environment or its working directory says so; in a process that runs nothing
-but jobs (`exclusive`), a child that belongs to no running job is ended as well.
+but jobs (`exclusive`), a child that belongs to no running job is ended as well. A signal goes to the process that was
+looked at, never to another that has its number by now. It imports nothing of this package, so that the janitor can load
+it by itself.
 """
 
 from __future__ import annotations
@@ -10,13 +12,15 @@ from __future__ import annotations
 import ctypes
 import os
 import signal
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import suppress
 from pathlib import Path
 
 MARKER = "SANDBOX_JOB"
 """The environment variable that names a job's directory."""
 _PR_SET_CHILD_SUBREAPER = 36
+_PARENT, _TERMINAL, _STARTED = 1, 4, 19
+"""Fields of /proc/PID/stat, counted from the state."""
 _LISTS_CHILDREN = os.path.exists(f"/proc/{os.getpid()}/task/{os.getpid()}/children")
 
 
@@ -44,8 +48,7 @@ def _children_by_parent(pid: int) -> set[int]:
     found = set()
     for name in filter(str.isdigit, os.listdir("/proc")):
         with suppress(OSError):
-            # The name in brackets may hold anything, brackets too.
-            if int(Path(f"/proc/{name}/stat").read_text().rpartition(")")[2].split()[1]) == pid:
+            if int(_status(int(name))[_PARENT]) == pid:
                 found.add(int(name))
     return found
 
@@ -78,14 +81,64 @@ def belongs(where: str | None, directory: Path) -> bool:
 def anywhere(root: Path) -> Iterator[int]:
     """Processes that belong to a job under `root`. Reads all of /proc: for clearing up after a crash."""
     for name in os.listdir("/proc"):
-        if name.isdigit() and int(name) != os.getpid() and belongs(owner(int(name)), root):
+        if name.isdigit() and int(name) != os.getpid() and is_job(int(name), root):
             yield int(name)
 
 
-def kill(pids: set[int]) -> None:
-    for pid in pids:
-        with suppress(ProcessLookupError, PermissionError):
-            os.kill(pid, signal.SIGKILL)
+def is_job(pid: int, root: Path) -> bool:
+    """Whether it belongs to a job under `root`. A working directory alone makes no job of a process that is older than
+    this one, which was there before all jobs, or that has a terminal: somebody looks at the files there."""
+    with suppress(OSError):
+        for entry in Path(f"/proc/{pid}/environ").read_bytes().split(b"\0"):
+            if entry.startswith(MARKER.encode() + b"=") and belongs(os.fsdecode(entry.partition(b"=")[2]), root):
+                return True
+    with suppress(OSError):
+        where = os.readlink(f"/proc/{pid}/cwd").removesuffix(" (deleted)")
+        if belongs(where, root):
+            fields, ours = _status(pid), _status(os.getpid())
+            return int(fields[_TERMINAL]) == 0 and int(fields[_STARTED]) >= int(ours[_STARTED])
+    return False
+
+
+def kill_jobs(root: Path) -> set[int]:
+    """End the processes that belong to jobs under `root`; returns them. Reads all of /proc."""
+    left = set(anywhere(root))
+    for pid in left:
+        _kill(pid, lambda pid: is_job(pid, root))
+    return left
+
+
+def kill_children(pids: set[int]) -> None:
+    """End children of this process, and all that descends from them."""
+    ours = os.getpid()
+    for child in pids:
+        for pid in descendants(child):
+            # One whose parent is gone by now is a child of this process.
+            _kill(pid, lambda pid, child=child: _parent(pid) == ours or pid in descendants(child))
+        _kill(child, lambda pid: _parent(pid) == ours)
+
+
+def _kill(pid: int, meant: Callable[[int], bool]) -> None:
+    """The process is taken hold of first and looked at then, so that what is signalled is what was looked at."""
+    with suppress(OSError):
+        handle = os.pidfd_open(pid)
+        try:
+            if meant(pid):
+                signal.pidfd_send_signal(handle, signal.SIGKILL)
+        finally:
+            os.close(handle)
+
+
+def _parent(pid: int) -> int | None:
+    with suppress(OSError):
+        return int(_status(pid)[_PARENT])
+    return None
+
+
+def _status(pid: int) -> list[str]:
+    """The fields of /proc/PID/stat from the state on. Raises OSError."""
+    # The name in brackets before them may hold anything, brackets too.
+    return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
 
 
 def reap(pids: set[int]) -> set[int]:

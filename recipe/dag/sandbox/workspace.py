@@ -13,10 +13,11 @@ import os
 import re
 import stat
 import tempfile
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
-from recipe.dag.sandbox import removal
+from recipe.dag.sandbox import beneath, removal
 
 _FETCH_BYTES = 16 << 20
 """All fetched files of a job together."""
@@ -43,13 +44,50 @@ def write_files(directory: Path, files: Mapping[str, str | None]) -> None:
     for name, content in files.items():
         if content is None or SKIPPED in name:
             continue
-        path = _inside(directory, name)
+        _inside(directory, name)
         try:
-            data = base64.b64decode(content, validate=True)
-            path.parent.mkdir(parents=True, exist_ok=True)
-            path.write_bytes(data)
+            write_file(directory, name, base64.b64decode(content, validate=True))
         except (binascii.Error, ValueError, OSError) as error:
             raise SandboxError(f"files: {name!r}: {error}") from error
+
+
+def write_file(directory: Path, name: str, data: bytes, owner: int = -1) -> None:
+    """Write a file, whole or not at all, with the folders that lead to it; what is new belongs to `owner`. Another file
+    of that name is replaced, not written to: it could be a link. Raises ValueError, OSError."""
+    *parents, last = beneath.parts_of(name)
+    with opened(directory) as handle:
+        folder = beneath.open_folder(handle, tuple(parents), create=True, owner=owner)
+    temporary = f".upload-{os.urandom(8).hex()}"
+    try:
+        descriptor = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o644, dir_fd=folder)
+        try:
+            with open(descriptor, "wb") as file:
+                file.write(data)
+                os.fchown(descriptor, owner, owner)
+            os.rename(temporary, last, src_dir_fd=folder, dst_dir_fd=folder)
+        except BaseException:
+            os.unlink(temporary, dir_fd=folder)
+            raise
+    finally:
+        os.close(folder)
+
+
+def delete_files(directory: Path, names: Iterable[str]) -> None:
+    """Delete entries of the directory itself; those that are not there, or are folders, are left out."""
+    with suppress(OSError), opened(directory) as handle:
+        for name in names:
+            with suppress(OSError):
+                os.unlink(name, dir_fd=handle)
+
+
+@contextmanager
+def opened(directory: Path) -> Iterator[int]:
+    """A descriptor of the directory. Raises OSError where it is a symlink by now."""
+    handle = os.open(directory, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)
+    try:
+        yield handle
+    finally:
+        os.close(handle)
 
 
 def fetch_files(directory: Path, names: Iterable[str]) -> dict[str, str]:

@@ -13,6 +13,7 @@ Invariant: a checkpoint is written beside its final name and renamed when whole;
 
 from __future__ import annotations
 
+import itertools
 import json
 import os
 import shutil
@@ -46,6 +47,8 @@ def save(root: Path, step: int, facts: dict[str, Any], write: Callable[[Path], N
     except BaseException:
         shutil.rmtree(partial, ignore_errors=True)
         raise
+    if final.exists() and not (final / "run.json").is_file():
+        os.replace(final, _free_name(final))  # not one of these: verl's own trainer uses the same names
     shutil.rmtree(final, ignore_errors=True)
     os.replace(partial, final)
     tracker = root / f".{TRACKER}"
@@ -55,6 +58,11 @@ def save(root: Path, step: int, facts: dict[str, Any], write: Callable[[Path], N
         for old in sorted(s for s in _steps(root) if s <= step)[:-keep]:
             shutil.rmtree(step_folder(root, old), ignore_errors=True)
     return final
+
+
+def _free_name(folder: Path) -> Path:
+    names = (folder.with_name(f"{folder.name}.kept{number or ''}") for number in itertools.count())
+    return next(name for name in names if not os.path.lexists(name))
 
 
 def _steps(root: Path) -> list[int]:

@@ -16,6 +16,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+from recipe.dag.sandbox import beneath, workspace
 from recipe.dag.sandbox.jail import exposure, routing
 from recipe.dag.sandbox.jail.handle import Jail
 from recipe.dag.sandbox.jail.inside import SCRATCH
@@ -57,7 +58,8 @@ class JailEngine(ABC):
     async def start(self) -> None:
         """Raises Unavailable."""
         if self.owner is not None:
-            os.chmod(self._root, 0o711)
+            with workspace.opened(self._root) as root:
+                os.fchmod(root, 0o711)
         self._watch = asyncio.get_running_loop().create_task(self._watch_jobs())
 
     async def close(self) -> None:
@@ -187,13 +189,23 @@ class JailEngine(ABC):
         if place.split(os.sep)[0] in ("..", ".") or not os.path.isdir(path):
             raise SandboxError(f"{path} is no directory under the sandbox's root {self._root}")
         if self.owner is not None:
-            if os.stat(path).st_uid != self.owner:
-                os.chown(path, self.owner, self.owner)
-            for parent in Path(self._root, place).parents:
-                if parent == self._root:
-                    break
-                os.chmod(parent, parent.stat().st_mode & 0o7777 | 0o711)
+            self._hand_over(tuple(place.split(os.sep)))
         return place
+
+    def _hand_over(self, parts: tuple[str, ...]) -> None:
+        """Give a directory under the root to the jobs' user, and let that user pass through those above it. By
+        descriptor: what is changed lies under the root, whatever its name leads to."""
+        with workspace.opened(self._root) as root:
+            for depth in range(1, len(parts) + 1):
+                folder = beneath.open_folder(root, parts[:depth])
+                try:
+                    status = os.fstat(folder)
+                    if depth < len(parts):
+                        os.fchmod(folder, status.st_mode & 0o7777 | 0o711)
+                    elif status.st_uid != self.owner:
+                        os.fchown(folder, self.owner, self.owner)
+                finally:
+                    os.close(folder)
 
     async def _watch_jobs(self) -> None:
         while True:

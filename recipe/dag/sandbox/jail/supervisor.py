@@ -149,6 +149,9 @@ def finish(leader: int) -> int | None:
 
 
 def _end_all() -> None:
+    if os.getpid() != 1:
+        # Outside of a namespace of its own -1 would mean every process of this user.
+        raise RuntimeError("only the first process of a jail ends all others")
     try:
         os.kill(-1, signal.SIGKILL)
     except ProcessLookupError:

@@ -1,0 +1,93 @@
+"""Which processes are a job's, and who is signalled."""
+
+from __future__ import annotations
+
+import fcntl
+import os
+import pty
+import subprocess
+import sys
+import termios
+import time
+from pathlib import Path
+
+import pytest
+
+from recipe.dag.sandbox import survivors
+
+JANITOR = Path(survivors.__file__).with_name("janitor.py")
+SLEEP = [sys.executable, "-c", "import time; print(flush=True); time.sleep(600)"]
+
+
+def started(command: list[str], **options: object) -> subprocess.Popen:
+    process = subprocess.Popen(command, stdout=subprocess.PIPE, **options)
+    process.stdout.readline()
+    return process
+
+
+@pytest.fixture
+def processes():
+    """`add(...)` starts one that sleeps, and ends it with the test."""
+    running: list[subprocess.Popen] = []
+
+    def add(**options: object) -> subprocess.Popen:
+        running.append(started(SLEEP, **options))
+        return running[-1]
+
+    yield add
+    for process in running:
+        process.kill()
+        process.wait()
+        process.stdout.close()
+
+
+def test_a_shell_that_looks_at_a_jobs_files_outlives_the_janitor(processes, tmp_path):
+    root = tmp_path / "root"
+    (root / "job").mkdir(parents=True)
+    janitor = subprocess.Popen([sys.executable, "-I", "-S", str(JANITOR), str(root)], stdin=subprocess.PIPE)
+    while not any(os.readlink(path) == str(root) for path in Path(f"/proc/{janitor.pid}/fd").iterdir()):
+        time.sleep(0.01)  # /proc counts a process's age in hundredths of a second
+    time.sleep(0.05)
+    master, terminal = pty.openpty()
+
+    def take_terminal() -> None:
+        os.setsid()
+        fcntl.ioctl(terminal, termios.TIOCSCTTY, 0)
+
+    shell = processes(cwd=root / "job", preexec_fn=take_terminal)
+    by_folder = processes(cwd=root / "job", start_new_session=True)
+    by_name = processes(cwd="/", env=os.environ | {survivors.MARKER: str(root / "job")})
+    other = processes(cwd="/", env=os.environ | {survivors.MARKER: f"{root}-of-another/job"})
+    janitor.stdin.close()
+    assert janitor.wait(60) == 0 and not root.exists()
+    assert [by_folder.wait(10), by_name.wait(10)] == [-9, -9]
+    assert shell.poll() is None and other.poll() is None
+    os.close(master)
+    os.close(terminal)
+
+
+def test_a_process_that_was_there_before_the_server_is_no_job_by_its_folder(processes, tmp_path):
+    older = processes(cwd=tmp_path, start_new_session=True)
+    time.sleep(0.05)
+    code = "import sys; from recipe.dag.sandbox import survivors; print(survivors.kill_jobs(sys.argv[1]))"
+    done = subprocess.run([sys.executable, "-c", code, str(tmp_path)], capture_output=True, text=True, cwd=os.getcwd())
+    assert done.stdout == "set()\n" and older.poll() is None, done
+
+
+def test_a_number_that_belongs_to_another_process_by_now_is_not_signalled(processes):
+    """As after a reuse: the number that was noted is that of a process which is not this one's child."""
+    middle = "import subprocess, sys, time; print(subprocess.Popen(['sleep', '600']).pid, flush=True); time.sleep(600)"
+    parent = subprocess.Popen([sys.executable, "-c", middle], stdout=subprocess.PIPE, text=True)
+    grandchild = int(parent.stdout.readline())
+    try:
+        survivors.kill_children({grandchild})
+        assert survivors.children(parent.pid) == {grandchild}
+        assert survivors._status(grandchild)[0] != "Z"
+        survivors.kill_children({parent.pid})
+        assert parent.wait(10) == -9
+        while os.path.exists(f"/proc/{grandchild}") and survivors._status(grandchild)[0] != "Z":
+            time.sleep(0.01)
+    finally:
+        parent.kill()
+        parent.wait()
+        parent.stdout.close()
