@@ -10,12 +10,14 @@ from typing import Any
 
 from recipe.dag.errors import UserError
 from recipe.dag.reward.answer import extract_answer
+from recipe.dag.reward.gold import boxed_answer_is_right, earned_by
 from recipe.dag.reward.grader import grade
 
 RIGHT = "This led to the right answer."
 WRONG = "This did not lead to the right answer."
 
 
+@earned_by(boxed_answer_is_right)
 class MathEnv:
     """`grade_timeout_s`: seconds for one comparison."""
 

@@ -31,15 +31,17 @@ def run(main: Callable[[Sequence[str] | None], None], argv: Sequence[str] | None
     return 0
 
 
-def parser(description: str, prompt_split: str) -> argparse.ArgumentParser:
-    """The options that every benchmark's script has."""
+def parser(description: str, prompt_split: str, hub_name: str | None = None) -> argparse.ArgumentParser:
+    """Return the options that every benchmark's script has. `hub_name`: default of --input, else required."""
     args = argparse.ArgumentParser(description=description, formatter_class=argparse.ArgumentDefaultsHelpFormatter)
-    args.add_argument("--input", required=True, help="JSON, JSON Lines or parquet file, or hub data set (owner/name)")
+    what = "JSON, JSON Lines or parquet file, hub data set (owner/name) or a folder laid out like one"
+    args.add_argument("--input", required=hub_name is None, default=hub_name, help=what)
     args.add_argument("--local_dir", required=True, type=Path, help="where train.parquet and test.parquet go")
     args.add_argument("--test_input", help="test problems of their own; else --test_size rows of --input are held out")
     args.add_argument("--test_size", type=test_size, help="rows held out, or 'all'; a quarter if not given")
     args.add_argument("--input_key", help=f"column of the problem; if not given, one of {', '.join(PROBLEM_KEYS)}")
     args.add_argument("--label_key", help=f"column of the answer; if not given, one of {', '.join(ANSWER_KEYS)}")
+    args.add_argument("--name", help="configuration of a hub data set; if not given, the usual one")
     args.add_argument("--prompt_split", default=prompt_split, help="split of a hub data set")
     args.add_argument("--test_prompt_split", help="split of a hub --test_input; --prompt_split if not given")
     args.add_argument("--max_samples", type=_positive, help="use the first rows of --input only")
@@ -57,14 +59,15 @@ def convert(
 ) -> None:
     """Read, check, split and write as `options` (of `parser`) say. `keep` chooses rows of --input."""
     keys = (options.input_key, options.label_key)
-    items = to_items(read_rows(options.input, options.prompt_split), options.input, *keys, clean_answer)
+    rows = read_rows(options.input, options.prompt_split, options.name)
+    items = to_items(rows, options.input, *keys, clean_answer)
     items = [item for item in items if keep(item.source)][: options.max_samples]
     if not items:
         raise UserError(f"{options.input}: no row is left after filtering")
     if options.test_input:
         if options.test_size is not None:
             raise UserError("--test_size and --test_input exclude each other; drop one of them")
-        test_rows = read_rows(options.test_input, options.test_prompt_split or options.prompt_split)
+        test_rows = read_rows(options.test_input, options.test_prompt_split or options.prompt_split, options.name)
         test = to_items(test_rows, options.test_input, *keys, clean_answer)
     else:
         items, test = hold_out(items, options.test_size, options.seed)

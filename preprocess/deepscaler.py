@@ -55,6 +55,7 @@ def main(argv: Sequence[str] | None = None) -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.ArgumentDefaultsHelpFormatter)
     parser.add_argument("--local_dir", required=True, type=Path, help="where train.parquet and test.parquet go")
     parser.add_argument("--input", default=HUB_NAME, help="JSON, JSON Lines or parquet file, or hub data set")
+    parser.add_argument("--name", help="configuration of a hub data set")
     parser.add_argument("--prompt_split", default="train", help="split of a hub data set")
     parser.add_argument("--test_size", type=common.test_size, default=500, help="rows held out, or 'all'")
     parser.add_argument("--max_samples", type=int, help="use the first rows only")
@@ -64,7 +65,7 @@ def main(argv: Sequence[str] | None = None) -> None:
     for name in ("test_size", "max_samples"):
         if isinstance(value := getattr(options, name), int) and value < 1:
             raise UserError(f"--{name} {value}: must be 1 or more")
-    items, bad = items_of(read_rows(options.input, options.prompt_split)[: options.max_samples])
+    items, bad = items_of(read_rows(options.input, options.prompt_split, options.name)[: options.max_samples])
     for reason, count in sorted(bad.items()):
         print(f"left out {count} rows {reason}")
     if not items:

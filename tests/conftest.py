@@ -207,3 +207,40 @@ def one_thread():
     torch.set_num_threads(1)
     yield
     torch.set_num_threads(threads)
+
+
+GSM8K_CARD = """\
+---
+configs:
+- config_name: main
+  data_files:
+  - {split: train, path: main/train-*}
+  - {split: test, path: main/test-*}
+- config_name: socratic
+  data_files:
+  - {split: train, path: socratic/train-*}
+---
+"""
+
+
+@pytest.fixture
+def gsm8k(tmp_path, monkeypatch) -> Path:
+    """A folder laid out like openai/gsm8k on the hub, with 8 training problems and 4 test problems."""
+    import datasets
+    import pyarrow as pa
+    import pyarrow.parquet as pq
+
+    monkeypatch.setattr(datasets.config, "HF_DATASETS_CACHE", tmp_path / "cache")
+    folder = tmp_path / "gsm8k"
+    for configuration, split, count in (("main", "train", 8), ("main", "test", 4), ("socratic", "train", 2)):
+        rows = [
+            {
+                "question": f"{configuration} {split}: Ann sells {n} clips, then 1000 more. How many?",
+                "answer": f"First she sells {n}.\nThen {n}+1000=<<{n}+1000={1000 + n}>>{1000 + n} clips.\n#### 1,00{n}",
+            }
+            for n in range(count)
+        ]
+        (folder / configuration).mkdir(parents=True, exist_ok=True)
+        pq.write_table(pa.Table.from_pylist(rows), folder / configuration / f"{split}-00000-of-00001.parquet")
+    (folder / "README.md").write_text(GSM8K_CARD)
+    return folder

@@ -188,7 +188,7 @@ def test_retool_ma_keys_mean_ours(verl_dag):
     data, node = done.config.data, done.config.actor_rollout_ref
     assert (done.code, done.model, done.config.output_dir) == (0, "models/m", "here")
     assert (data.max_prompt_length, data.max_response_length, data.train_batch_size) == (900, 300, 4)
-    assert (data.val_files, data.prompt_split, data.input_key, data.label_key) == ("amc.jsonl", "train", "q", "a")
+    assert (data.val_files, data.val_split, data.input_key, data.label_key) == ("amc.jsonl", "train", "q", "a")
     assert data.add_prompt_suffix == "!" and done.config.validation.max_samples == 5
     assert (done.config.trainer.n_gpus_per_node, node.rollout.tensor_model_parallel_size) == (4, 2)
     assert str(node.model.use_remove_padding).lower() == "false"

@@ -8,6 +8,7 @@ import pytest
 
 from recipe.dag.errors import UserError
 from recipe.dag.main import launch
+from recipe.dag.train import setup
 
 ROOT = Path(__file__).parents[1]
 
@@ -19,3 +20,29 @@ def test_uncertainty_weights_need_several_episodes_per_sample(tmp_path):
     files = [f"workflow={path}", "data.train_files=train.parquet"]
     with pytest.raises(UserError, match=r"unsure.yaml: algorithm.uncertainty compares .*rollout.n to at least 2"):
         launch("dag", [*files, "actor_rollout_ref.rollout.n=1"])
+
+
+def launch_on_gsm8k(folder: Path, model: Path, *overrides: str) -> None:
+    """Up to where the first process would start, which raises ConnectionError."""
+    files = [f"data.{split}_files={folder}" for split in ("train", "val")]
+    names = ["data.train_name=main", "data.val_name=main", "platform=cpu", f"model_path={model}"]
+    launch("dag", [f"workflow={ROOT}/workflows/workflow_no_tool.yaml", *files, *names, *overrides])
+
+
+@pytest.fixture
+def nothing_starts(monkeypatch):
+    async def open_toolbox(*arguments):
+        raise ConnectionError("started")
+
+    monkeypatch.setattr(setup.Toolbox, "open", open_toolbox)
+    monkeypatch.setenv("MODEL_PATH", "")
+
+
+def test_gsm8k_can_be_trained_on_from_the_hub_as_it_is(gsm8k, tiny_model, nothing_starts):
+    with pytest.raises(ConnectionError, match="started"):
+        launch_on_gsm8k(gsm8k, tiny_model)
+
+
+def test_data_of_which_no_answer_can_be_right_is_refused_before_anything_starts(gsm8k, tiny_model, nothing_starts):
+    with pytest.raises(UserError, match="data.train_files: 8 of 8 ground truths looked at are never graded right"):
+        launch_on_gsm8k(gsm8k, tiny_model, "data.answer_format=text")

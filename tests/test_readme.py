@@ -26,6 +26,7 @@ TINY = "tests/test_shipped.py::test_script_parses"
 MARFT = "tests/marft/test_marft_script.py::test_without_a_gpu_it_points_to_the_tiny_run"
 SHOWN = "tests/marft/test_marft_script.py::test_what_the_readme_shows"
 DEEPSCALER = "tests/preprocess/test_preprocess_deepscaler.py::test_the_hubs_data_set_is_the_default"
+GSM8K = "tests/preprocess/test_preprocess_gsm8k.py::test_the_hubs_splits_become_the_two_files"
 REFUSAL = "tests/test_shipped.py::test_gpu_script_without_a_gpu_points_to_the_tiny_run"
 INSTALL = "tests/test_install.py::test_the_lock_satisfies_pyproject"
 ORDER = "tests/test_readme.py::test_commands_work_in_the_order_in_which_they_are_typed"
@@ -77,6 +78,7 @@ EXPLAINED = {
         REFUSAL,
     ),
     "python preprocess/deepscaler.py --local_dir data/deepscaler": ("downloads the data set", DEEPSCALER),
+    "python preprocess/gsm8k.py --local_dir data/gsm8k": ("downloads the data set", GSM8K),
     "MODEL_PATH=Qwen/Qwen2.5-3B-Instruct bash recipe/marft/run_qwen2_5-3b_marft.sh trainer.n_gpus_per_node=4": (
         "needs a GPU",
         MARFT,

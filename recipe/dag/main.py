@@ -16,6 +16,7 @@ import os
 import sys
 import time
 import warnings
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -159,6 +160,7 @@ async def run(
     """`evaluated`: the checkpoint whose weights are evaluated, where they are of one."""
     from omegaconf import OmegaConf
 
+    from recipe.dag.reward.gold import check_gold
     from recipe.dag.train.data import Columns, load_samples
     from recipe.dag.train.fingerprint import fingerprint_of
     from recipe.dag.train.models import find_models
@@ -166,14 +168,24 @@ async def run(
 
     models = await asyncio.to_thread(find_models, workflow)
     data = config.data
-    columns = Columns(data.input_key, data.label_key, data.prompt_split, data.add_prompt_suffix or "")
+    columns = Columns(
+        data.input_key,
+        data.label_key,
+        data.train_split,
+        data.train_name,
+        data.answer_format,
+        data.add_prompt_suffix or "",
+    )
     train = []
     if not evaluate_only:
         train = load_samples(data.train_files, max_samples=data.train_max_samples, columns=columns)
+        await check_gold(workflow, train, "data.train_files")
     val = []
     if data.val_files:
         limit = config.validation.max_samples if config.validation.max_samples is not None else data.val_max_samples
+        columns = replace(columns, split=data.val_split, name=data.val_name)
         val = load_samples(data.val_files, max_samples=limit, what="data.val_files", columns=columns)
+        await check_gold(workflow, val, "data.val_files")
     elif evaluate_only:
         raise UserError("data.val_files: an evaluation needs problems; pass --data FILE, or data.val_files=FILE")
     if evaluate_only and platform == "cpu":  # the CPU server's cache has a row for each request

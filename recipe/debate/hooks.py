@@ -11,6 +11,7 @@ from typing import Any
 from recipe.dag.episode.context import Context, Message, Output, required
 from recipe.dag.episode.record import Episode
 from recipe.dag.errors import UserError
+from recipe.dag.reward.gold import boxed_answer_is_right, earned_by
 from recipe.dag.reward.grader import grade
 from recipe.dag.reward.outcome import final_answer, ground_truth
 
@@ -64,6 +65,7 @@ class Debater(_Speaker):
         return _messages(context, f"{instruction.replace('{mine}', mine)} {BOX}")
 
 
+@earned_by(boxed_answer_is_right)
 async def right_answers(
     episode: Episode, *, judge: str = "judge", grade_timeout_s: float = 10.0
 ) -> dict[str, list[float]]:

@@ -11,6 +11,7 @@ from typing import Any
 
 from recipe.dag.episode.record import Call, Episode
 from recipe.dag.errors import GraderFault, UserError
+from recipe.dag.reward.gold import boxed_answer_is_right, earned_by
 from recipe.dag.reward.outcome import answer_of, graded, ground_truth
 from recipe.retool_ma.plan import plan_of
 from recipe.retool_ma.rewards import (
@@ -35,6 +36,7 @@ class Run:
     stdout: str = ""
 
 
+@earned_by(boxed_answer_is_right)
 async def role_rewards(
     episode: Episode,
     *,

@@ -195,17 +195,17 @@ def test_a_failed_write_leaves_neither_file_nor_a_temporary(tmp_path, monkeypatc
 def test_a_hub_name_goes_to_the_hub(tmp_path, monkeypatch):
     asked = []
 
-    def load_dataset(name, split):
-        asked.append((name, split))
+    def load_dataset(path, name=None, *, split):
+        asked.append((path, name, split))
         if split == "none":
             raise ValueError("Unknown split\n'none'")
         return types.SimpleNamespace(to_list=lambda: ROWS)
 
     monkeypatch.setitem(sys.modules, "datasets", types.SimpleNamespace(load_dataset=load_dataset))
     options = ["--input", "someone/amc-12", "--local_dir", str(tmp_path / "out"), "--prompt_split"]
-    amc.main([*options, "validation"])
-    assert asked == [("someone/amc-12", "validation")]
-    with pytest.raises(UserError, match=r"'none'.*Unknown split 'none'$"):
+    amc.main([*options, "validation", "--name", "2023"])
+    assert asked == [("someone/amc-12", "2023", "validation")]
+    with pytest.raises(UserError, match=r"'none' .*Unknown split 'none'; see --prompt_split and --name$"):
         amc.main([*options, "none"])
     monkeypatch.setitem(sys.modules, "datasets", None)
     with pytest.raises(UserError, match="pip install datasets"):

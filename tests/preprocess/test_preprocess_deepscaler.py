@@ -134,13 +134,13 @@ def test_bad_input_is_one_line_and_leaves_nothing(tmp_path, rows, options, messa
 def test_the_hubs_data_set_is_the_default(tmp_path, monkeypatch):
     asked = []
 
-    def load_dataset(name, split):
-        asked.append((name, split))
+    def load_dataset(path, name=None, *, split):
+        asked.append((path, name, split))
         return types.SimpleNamespace(to_list=lambda: ROWS)
 
     monkeypatch.setitem(sys.modules, "datasets", types.SimpleNamespace(load_dataset=load_dataset))
     deepscaler.main(["--local_dir", str(tmp_path), "--test_size", "2"])
-    assert asked == [(HUB_NAME, "train")] and (tmp_path / "train.parquet").is_file()
+    assert asked == [(HUB_NAME, None, "train")] and (tmp_path / "train.parquet").is_file()
 
 
 def test_the_script_runs_by_itself_from_anywhere(tmp_path):

@@ -12,9 +12,11 @@ from recipe.dag.episode.markup import after_thinking
 from recipe.dag.episode.record import Call, Episode
 from recipe.dag.errors import UserError
 from recipe.dag.reward.answer import extract_answer
+from recipe.dag.reward.gold import boxed_answer_is_right, earned_by
 from recipe.dag.reward.grader import grade
 
 
+@earned_by(boxed_answer_is_right)
 async def outcome_reward(
     episode: Episode, *, agent: str = "solver", grade_timeout_s: float = 10.0, compat: bool = False
 ) -> dict[str, list[float]]:

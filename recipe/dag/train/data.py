@@ -15,6 +15,7 @@ from typing import Any
 import numpy as np
 
 from recipe.dag.errors import UserError
+from recipe.dag.train.ground_truth import ground_truths
 from recipe.dag.train.problems import read_rows, row_of, to_items
 from recipe.dag.train.tool_columns import columns_of
 
@@ -29,8 +30,12 @@ class Columns:
     input_key: str | None = None
     """Column of the problem; None: found by name."""
     label_key: str | None = None
-    prompt_split: str = "test"
+    split: str = "train"
     """Of a hub data set."""
+    name: str | None = None
+    """Of a hub data set's configuration; None: the usual one."""
+    answer_format: str = "auto"
+    """How the ground truth is written in the answer column (`ground_truth.FORMATS`)."""
     add_prompt_suffix: str = ""
 
 
@@ -49,7 +54,8 @@ def load_samples(
         if path.suffix and not path.exists():
             raise UserError(f"{what}: {name} does not exist; make it with a script of preprocess/")
         try:
-            rows = read_rows(name, columns.prompt_split)
+            part = what.removesuffix("_files")
+            rows = read_rows(name, columns.split, columns.name, options=f"{part}_split and {part}_name")
             if "reward_model" not in rows[0] and not isinstance(rows[0].get("prompt"), list):
                 rows = _in_schema(rows, name, columns)
         except UserError as error:
@@ -65,8 +71,12 @@ def load_samples(
 
 def _in_schema(rows: list[dict[str, Any]], name: str, columns: Columns) -> list[dict[str, Any]]:
     items = to_items(rows, name, columns.input_key, columns.label_key)
+    truths = ground_truths([item.answer for item in items], name, columns.answer_format)
     source, suffix = Path(name).stem, columns.add_prompt_suffix
-    return [row_of(source, item.problem + suffix, item.answer, i, "test") for i, item in enumerate(items)]
+    return [
+        row_of(source, item.problem + suffix, truth, index, columns.split)
+        for index, (item, truth) in enumerate(zip(items, truths, strict=True))
+    ]
 
 
 def _sample(row: dict[str, Any], where: str) -> Sample:

@@ -1,4 +1,4 @@
-"""Problem files: rows with a problem and an answer, as JSON, JSON Lines, parquet or a hub data set.
+"""Problem files: rows with a problem and an answer, as JSON, JSON Lines, parquet, a hub data set or a copy of one.
 
 Invariant: every row is checked before one is used, and what is wrong is a UserError that names file, row and key.
 """
@@ -18,9 +18,11 @@ import pyarrow.parquet as pq
 from recipe.dag.errors import UserError
 
 PROBLEM_KEYS = ("problem", "prompt", "question", "Problem", "Question")
-ANSWER_KEYS = ("answer", "Answer")
+ANSWER_KEYS = ("answer", "Answer", "solution")
 _HUB_NAME = re.compile(r"[\w.-]+/[\w.-]+")
 _FILE_SUFFIXES = (".json", ".jsonl", ".parquet")
+DEFAULT_CONFIGURATIONS = {"openai/gsm8k": "main"}
+"""Hub data sets that cannot be loaded without the name of a configuration, and the usual one."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,15 +45,19 @@ def row_of(data_source: str, prompt: str, answer: str, index: int, split: str, *
     }
 
 
-def read_rows(name: str, split: str) -> list[dict[str, Any]]:
-    """The rows of a local file, whatever its suffix claims, or of a hub data set's `split`."""
+def read_rows(
+    name: str, split: str, configuration: str | None = None, *, options: str = "--prompt_split and --name"
+) -> list[dict[str, Any]]:
+    """Read the rows of a local file, whatever its suffix claims, or of the `split` of a hub data set or of a folder
+    laid out like one. `configuration`: which part of the data set (`load_dataset`'s name). `options`: what sets the
+    two, for the error. Raises UserError."""
     path = Path(name).expanduser()
     if path.is_file():
         rows = _read_file(path)
     elif path.is_dir():
-        raise UserError(f"{name}: is a folder; pass a file in it")
+        rows = _read_hub(str(path), split, configuration, options)
     elif _HUB_NAME.fullmatch(name) and path.suffix not in _FILE_SUFFIXES and not name.startswith("."):
-        rows = _read_hub(name, split)
+        rows = _read_hub(name, split, configuration or DEFAULT_CONFIGURATIONS.get(name), options)
     else:
         raise UserError(f"{name}: no such file; pass a .json, .jsonl or .parquet file, or a hub data set (owner/name)")
     if not rows:
@@ -110,16 +116,17 @@ def _parse_json(text: str, path: Path) -> list[Any]:
     return rows
 
 
-def _read_hub(name: str, split: str) -> list[dict[str, Any]]:
+def _read_hub(name: str, split: str, configuration: str | None, options: str) -> list[dict[str, Any]]:
     try:
         import datasets
     except ImportError as error:
         raise UserError(f"{name}: reading from the hub needs `pip install datasets`; or pass a local file") from error
     try:
-        return datasets.load_dataset(name, split=split).to_list()
+        return datasets.load_dataset(name, configuration, split=split).to_list()
     except Exception as error:  # the hub client's failures have no common type
         reason = " ".join(str(error).split())[:300]
-        raise UserError(f"{name}: no such file, and the hub has no split '{split}' of it to give: {reason}") from error
+        part = f"split '{split}'" + (f" of configuration '{configuration}'" if configuration else "")
+        raise UserError(f"{name}: {part} cannot be loaded as a data set: {reason}; see {options}") from error
 
 
 def _present(row: dict[str, Any], keys: tuple[str, ...]) -> str:
