@@ -95,6 +95,7 @@ class Dialogue:
             obs=None,
             validate=False,
             call_tool=call_tool,
+            calls=list(upstream.values()),
         )
 
     def _call(self, node: Node, text: str) -> Call:

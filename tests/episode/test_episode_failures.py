@@ -103,7 +103,7 @@ def test_a_sandbox_killed_mid_run_costs_episodes_but_changes_none(world):
     def dying(arguments, state):
         nonlocal runs
         runs += 1
-        if 20 < runs < 60:
+        if 20 < runs < 90:
             raise SandboxFault("connection refused")
         return calc(arguments, state)
 

@@ -1,10 +1,13 @@
 from __future__ import annotations
 
 import asyncio
+import copy
 
 import pytest
 
-from recipe.dag.episode.hooks import load_hooks
+from recipe.dag.episode.context import Context
+from recipe.dag.episode.hooks import default_prompt, load_hooks
+from recipe.dag.episode.record import Call
 from recipe.dag.errors import UserError
 
 IMPORT = "from recipe.dag.episode.context import Output\n"
@@ -220,3 +223,42 @@ def pre_process(tokenizer, prompt_ids, obs, context):
 
     assert ["q!<" in episode.calls[0].prompt_text for episode in asyncio.run(main())] == [True, True]
     assert sample == world.sample("q")
+
+
+@pytest.mark.parametrize(
+    ("prompt", "expected"),
+    [
+        ([{"role": "user", "content": "2+2?"}], [{"role": "user", "content": "2+2?\n\nagent0:\nfour"}]),
+        (
+            [{"role": "system", "content": "be brief"}],
+            [{"role": "system", "content": "be brief"}, {"role": "user", "content": "agent0:\nfour"}],
+        ),
+        (
+            [{"role": "user", "content": [{"type": "text", "text": "2+2?"}]}],
+            [
+                {
+                    "role": "user",
+                    "content": [{"type": "text", "text": "2+2?"}, {"type": "text", "text": "\n\nagent0:\nfour"}],
+                }
+            ],
+        ),
+    ],
+)
+def test_the_default_prompt_alternates_as_templates_ask_for(prompt, expected):
+    call = Call("plan", "agent0", 0, "main", 0, text="four")
+    context = Context(
+        sample={"prompt": prompt},
+        uid="u",
+        episode=0,
+        turn=0,
+        max_turns=1,
+        agent="agent1",
+        node="solve",
+        upstream={"plan": call},
+        history=[],
+        obs=None,
+        validate=False,
+        call_tool=None,
+    )
+    before = copy.deepcopy(prompt)
+    assert default_prompt(context, ("plan",)) == expected and prompt == before

@@ -186,6 +186,33 @@ def test_repetition_penalty_weakens_what_was_seen(monkeypatch):
     assert shares == pytest.approx(torch.softmax(penalised, -1).tolist(), abs=1e-3)
 
 
+def test_presence_and_frequency_penalties_count_the_response_alone(monkeypatch):
+    request = Request([3, 3], 9, presence_penalty=0.5, frequency_penalty=0.25, response_ids=[0, 0, 4])
+    penalised = LOGITS.clone()
+    penalised[0], penalised[4] = 2.0 - 0.5 - 2 * 0.25, 0.0 - 0.5 - 0.25
+    shares, log_probs = enumerate_tokens(monkeypatch, request)
+    assert shares == pytest.approx(torch.softmax(penalised, -1).tolist(), abs=1e-3)
+    assert log_probs[0] == pytest.approx(torch.log_softmax(penalised, -1)[0].item(), abs=1e-5)
+
+
+def test_min_p_leaves_out_what_is_far_less_probable_than_the_best(monkeypatch):
+    probs = torch.softmax(LOGITS, -1)
+    expected = torch.where(probs >= 0.2 * probs.max(), probs, 0.0)
+    assert 0 < int((expected == 0).sum()) < len(LOGITS) - 1
+    shares, log_probs = enumerate_tokens(monkeypatch, Request([1], 1, min_p=0.2))
+    assert shares == pytest.approx((expected / expected.sum()).tolist(), abs=1e-3)
+    assert log_probs[0] == pytest.approx(probs[0].log().item(), abs=1e-5)
+
+
+def test_a_stop_string_ends_a_request_and_its_last_token_stays_in_the_answer(model):
+    (whole,) = run(model, [Request([5, 6], 12, seed=1)], max_requests=1, joining=1)
+    stopped = Request([5, 6], 12, seed=1, stopped=lambda ids: len(ids) == 3)
+    (cut,) = run(model, [stopped], max_requests=1, joining=1)
+    assert len(whole.response_ids) == 12
+    assert (cut.response_ids, cut.stop_reason) == (whole.response_ids[:3], "stop")
+    assert cut.log_probs == pytest.approx(whole.log_probs[:3], abs=TOLERANCE)
+
+
 def test_each_request_of_a_batch_keeps_its_own_sampling():
     batch = [Request([1], 1, top_k=1), Request([1], 1), Request([0], 1, temperature=0.0, repetition_penalty=9.0)]
     alone = [sample(LOGITS[None], [deepcopy(request)]) for request in batch]

@@ -9,6 +9,7 @@ from types import SimpleNamespace
 
 import pytest
 import torch
+from transformers import AutoTokenizer
 
 from recipe.dag.episode.row import Row
 from recipe.dag.platform.rollout_server import RolloutServer
@@ -101,6 +102,31 @@ def test_stop_tokens_are_the_models_and_the_requests(server):
         server.stop_token_ids = frozenset({stop})
         assert (await generate(server, [5, 6], max_tokens=30, ignore_eos=False)).token_ids == cut
         assert (await generate(server, [5, 6], max_tokens=30)).token_ids == free.token_ids
+
+    asyncio.run(main())
+
+
+def test_stop_strings_end_an_answer_without_touching_its_tokens(server, tiny_model):
+    tokenizer = AutoTokenizer.from_pretrained(tiny_model)
+
+    async def main() -> None:
+        free = await generate(server, [5, 6], max_tokens=30, seed=1)
+        assert server.tokenizer is None  # nothing was decoded
+        stop = tokenizer.decode(free.token_ids[3:5])
+        assert stop not in tokenizer.decode(free.token_ids[:4])
+        cut = await generate(server, [5, 6], max_tokens=30, seed=1, stop=["never there", stop])
+        assert (cut.token_ids, cut.stop_reason) == (free.token_ids[:5], "stop")
+        assert cut.log_probs == free.log_probs[:5]
+        assert (await generate(server, [5, 6], max_tokens=30, seed=1, stop=[])).token_ids == free.token_ids
+
+    asyncio.run(main())
+
+
+def test_penalties_and_min_p_reach_the_generator(server):
+    async def main() -> None:
+        free = await generate(server, [5, 6], max_tokens=30, seed=1)
+        for option in ({"presence_penalty": 2.0}, {"frequency_penalty": 2.0}, {"min_p": 1.0}):
+            assert (await generate(server, [5, 6], max_tokens=30, seed=1, **option)).token_ids != free.token_ids, option
 
     asyncio.run(main())
 

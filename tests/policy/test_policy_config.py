@@ -33,6 +33,7 @@ def configure(composed):
         platform: str = "cpu",
         critic: dict | None = None,
         lr: float | None = None,
+        sampling: dict | None = None,
         **algorithm,
     ):
         config = OmegaConf.merge(composed, run or {})
@@ -46,7 +47,7 @@ def configure(composed):
             },
             "other": {"model": {"path": "o"}},
         }
-        agents = [{"name": "a", "policy": "main"}]
+        agents = [{"name": "a", "policy": "main", "sampling": sampling or {}}]
         flow = Workflow(path="w", dag_id="w", agents=agents, policies=policies, nodes=[], algorithm=algorithm)
         paths = {"model_path": "models/m", "critic_path": None if critic is None else "models/c"}
         shape = {"sharing": sharing, "crowded": crowded, "updates": 12, "platform": platform}
@@ -114,6 +115,13 @@ def test_the_context_holds_prompt_and_response_unless_the_run_says(configure, co
     run = {"actor_rollout_ref": {"rollout": {"max_model_len": 120}}}
     assert configure(run=run).actor_rollout_ref.rollout.max_model_len == 120
     assert max_model_len(composed) == 150
+
+
+def test_a_server_decodes_where_an_agent_has_stop_strings(configure):
+    """SGLang's scheduler has no tokenizer otherwise, and dies of the first one."""
+    skips = [configure(sampling=sampling, platform="cuda").actor_rollout_ref.rollout.skip_tokenizer_init
+             for sampling in ({}, {"stop": ["."]})]  # fmt: skip
+    assert skips == [True, False]
 
 
 def test_sharing_policies_divide_the_servers_memory(configure):

@@ -16,7 +16,7 @@ from typing import Any
 from recipe.dag.episode.chat import continuation_ids, end_of_turn_id, render
 from recipe.dag.episode.client import PolicyEndpoint
 from recipe.dag.episode.context import Context
-from recipe.dag.episode.generation import generate
+from recipe.dag.episode.generation import cut_at_stop, generate
 from recipe.dag.episode.graph import EpisodeNode
 from recipe.dag.episode.hooks import Answer, load_hooks
 from recipe.dag.episode.markup import OPEN_TAG
@@ -150,12 +150,14 @@ class Caller:
             return
         limit = loop.max_generations if loop else 1
         while True:
-            made = await self._generation(call, attempt, deadline)
+            made, stopped = await self._generation(call, attempt, deadline)
             call.text = tokenizer.decode(made.response_ids, skip_special_tokens=True)
-            if loop is None or made.stop_reason != "stop" or made.response_ids[-1:] != [self._end_of_turn]:
+            ended = made.response_ids[-1:] == [self._end_of_turn]
+            if loop is None or made.stop_reason != "stop" or not (ended or stopped):
                 return
             # With special tokens: in some vocabularies the tool call's tags are special.
-            raw = tokenizer.decode(made.response_ids[:-1], skip_special_tokens=False)
+            said = made.response_ids[:-1] if ended else made.response_ids
+            raw = tokenizer.decode(said, skip_special_tokens=False)
             requests = requests_in(raw, loop, self.tools.names, opened_thinking=call.opened_thinking)
             if not requests:
                 return
@@ -163,18 +165,21 @@ class Caller:
                 call.stop_reason, call.ended_in_tool_call = "max_generations", True
                 return
             shown = await answer(requests, loop, partial(self._run, attempt), call.tool_results)
-            between = self._continuation(shown)
+            # A stop string ended the generation before the token that ends the turn.
+            between = ([] if ended else [self._end_of_turn]) + self._continuation(shown)
             if self._room(call) - len(between) < 1:
                 call.stop_reason, call.ended_in_tool_call = "length", True
                 return
             _append(call, between, [0.0] * len(between), sampled=0)
 
-    async def _generation(self, call: Call, attempt: Attempt, deadline: float) -> Generation:
+    async def _generation(self, call: Call, attempt: Attempt, deadline: float) -> tuple[Generation, bool]:
+        """Ask the server, append its answer to `call`, and return it, and whether a stop string ended it."""
         episode, agent = attempt.episode, self.agent
         call.opened_thinking = self._opens_thinking(call)
         sampling = agent.sampling.model_dump()
         if attempt.validate:
             sampling |= agent.validation.model_dump(exclude_none=True)
+        stop = sampling["stop"] = list(sampling["stop"])
         sampling["max_tokens"] = min(sampling["max_tokens"], self._room(call))
         sampling["seed"] = generation_seed(
             attempt.seed,
@@ -201,12 +206,13 @@ class Caller:
             )
         finally:
             call.generation_seconds += time.perf_counter() - started
+        made, stopped = cut_at_stop(made, self.endpoint.tokenizer, stop)
         _append(call, made.response_ids, made.log_probs, sampled=1)
         call.stop_reason, call.temperature = made.stop_reason, sampling["temperature"]
         # The oldest weights: staleness is counted from them.
         call.weight_version = min(made.weight_version, call.weight_version) if call.generations else made.weight_version
         call.generations += 1
-        return made
+        return made, stopped
 
     def _opens_thinking(self, call: Call) -> bool:
         """Whether the generation prompt ends with <think>, as templates of reasoning models do."""

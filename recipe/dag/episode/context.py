@@ -61,6 +61,9 @@ class Context:
     """Of the loop that the node stands in, from 0 in every turn."""
     max_rounds: int = 1
     """1 outside of loops."""
+    calls: list[Call] = field(default_factory=list)
+    """All calls of the episode that the node can know of, in causal order: those of the turns before and, of this turn,
+    its ancestors' and those of its loop's earlier rounds. `upstream` has the latest one of each node."""
 
     @property
     def problem(self) -> str:

@@ -7,7 +7,10 @@ server that fails, hangs or answers nonsense is asked again with the very same s
 from __future__ import annotations
 
 import asyncio
+import bisect
 import math
+from collections.abc import Sequence
+from dataclasses import replace
 from numbers import Integral, Real
 from typing import Any
 
@@ -54,6 +57,24 @@ async def generate(
             faults.append(fault.record())
         await asyncio.sleep(BACKOFF_S * 2**attempt)
     return await ask(1.0)
+
+
+def cut_at_stop(made: Generation, tokenizer: Any, stop: Sequence[str]) -> tuple[Generation, bool]:
+    """Return the generation up to the token with which the first of the `stop` strings is complete, and whether there
+    was one. Tokens are never split nor encoded again: whatever else that token holds stays, with its log-prob. Servers
+    that end a generation themselves are left nothing to cut."""
+
+    def stopped(count: int) -> bool:
+        text = tokenizer.decode(made.response_ids[:count], skip_special_tokens=False)
+        return any(string in text for string in stop)
+
+    total = len(made.response_ids)
+    if not stop or not stopped(total):
+        return made, False
+    first = bisect.bisect_left(range(total), True, key=lambda count: stopped(count))
+    return replace(
+        made, response_ids=made.response_ids[:first], log_probs=made.log_probs[:first], stop_reason="stop"
+    ), True
 
 
 def check(answer: Generation, max_tokens: int, where: str = "") -> None:

@@ -132,10 +132,13 @@ def _hook(holder: Any, name: str, path: str, kwargs: dict[str, Any]) -> Hook | N
 
 
 def default_prompt(context: Context, dependencies: tuple[str, ...], peers: tuple[str, ...] = ()) -> list[Message]:
-    """The sample's messages; then one message with what the dependencies said, each call by its agent's name and each
-    vote or compute node's result by the node's, and in the later rounds of a loop what its nodes said before. A node
-    with none of these sees from the second turn on what all nodes said in the turn before. Last, the env's
-    observation."""
+    """Return the sample's messages with what the dependencies said, each call by its agent's name and each vote or
+    compute node's result by the node's, and in the later rounds of a loop what its nodes said before. A node with none
+    of these sees from the second turn on what all nodes said in the turn before. Last, the env's observation.
+
+    All of it is put behind the text of the sample's last message, or in a message of its own where that is not the
+    user's.
+    """
     names = dict.fromkeys([*dependencies, *(peers if context.round else ())]) or [*context.upstream, *context.results]
     parts = []
     for name in names:
@@ -148,7 +151,19 @@ def default_prompt(context: Context, dependencies: tuple[str, ...], peers: tuple
     if context.obs is not None:
         parts.append(f"Observation:\n{context.obs}")
     messages = list(context.sample["prompt"])
-    return [*messages, {"role": "user", "content": "\n\n".join(parts)}] if parts else messages
+    if not parts:
+        return messages
+    text = "\n\n".join(parts)
+    if messages and messages[-1]["role"] == "user":  # templates that alternate take no two of them in a row
+        *messages, last = messages
+        return [*messages, {**last, "content": _joined(last["content"], text)}]
+    return [*messages, {"role": "user", "content": text}]
+
+
+def _joined(content: Any, text: str) -> Any:
+    if isinstance(content, list):  # parts of text, as chat templates have them
+        return [*content, {"type": "text", "text": f"\n\n{text}"}]
+    return f"{content}\n\n{text}"
 
 
 def checked(output: Output, where: str) -> Output:

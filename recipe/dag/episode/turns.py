@@ -142,6 +142,7 @@ class Rollout:
         self, place: EpisodeNode, round: int, turn: Turn, seen: View, call_tool: Callable[..., Awaitable[ToolResult]]
     ) -> Context:
         episode, name = self._episode, self._agent(place.id)
+        calls = [*episode.calls, *seen.moves]
         obs = None
         if place.node.agent_options.obs_with_env:
             for said in seen.obs.values():
@@ -155,13 +156,14 @@ class Rollout:
             agent=name,
             node=place.id,
             upstream={node: said for node, said in seen.said.items() if isinstance(said, Call)},
-            history=[call for call in [*episode.calls, *seen.moves] if call.agent == name],
+            history=[call for call in calls if call.agent == name],
             obs=obs,
             validate=self._attempt.validate,
             call_tool=call_tool,
             results={node: said for node, said in seen.said.items() if isinstance(said, Output)},
             round=round,
             max_rounds=self._graph.loops[place.loop].max_rounds if place.loop else 1,
+            calls=calls,
         )
 
     def _agent(self, node: str) -> str:

@@ -2,7 +2,7 @@
 
 Invariant: a request's tokens depend on its prompt, its sampling parameters and its seed, never on what else is in the
 batch: randomness is counter-based (seed, position), not a shared stream. Log-probs are those of the sampled tokens
-after temperature and before top-p/top-k, in nats, as SGLang reports them.
+after penalties and temperature and before top-k, top-p and min-p, in nats, as SGLang reports them.
 
 transformers' own continuous batching has one random stream for all requests, so what it samples depends on who else is
 there and a resumed run could not repeat a killed one; on short requests it reached a quarter of this speed
@@ -11,6 +11,7 @@ there and a resumed run could not repeat a killed one; on short requests it reac
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -26,7 +27,12 @@ class Request:
     temperature: float = 1.0
     top_p: float = 1.0
     top_k: int = -1
+    min_p: float = 0.0
     repetition_penalty: float = 1.0
+    presence_penalty: float = 0.0
+    frequency_penalty: float = 0.0
+    stopped: Callable[[list[int]], bool] | None = None
+    """Whether the response so far holds a stop string."""
     stop_token_ids: frozenset[int] = frozenset()
     seed: int = 0
     handle: Any = None
@@ -84,9 +90,12 @@ def sample(logits: torch.Tensor, requests: list[Request]) -> tuple[list[int], li
     """One token for each row of `logits` [B, V] and its log-prob after temperature. Temperature 0 takes the best
     token."""
     logits = logits.float()
-    if any(r.repetition_penalty != 1.0 for r in requests):
+    if any(r.repetition_penalty != 1.0 or r.presence_penalty or r.frequency_penalty for r in requests):
         logits = logits.clone()
         for row, request in zip(logits, requests, strict=True):
+            # As SGLang has it: presence and frequency count the response alone, repetition the prompt as well.
+            said, counts = torch.tensor(request.response_ids, dtype=torch.long).unique(return_counts=True)
+            row[said] -= request.presence_penalty + request.frequency_penalty * counts
             seen = torch.tensor(sorted({*request.prompt_ids, *request.response_ids}))
             row[seen] = torch.where(
                 row[seen] > 0, row[seen] / request.repetition_penalty, row[seen] * request.repetition_penalty
@@ -94,7 +103,7 @@ def sample(logits: torch.Tensor, requests: list[Request]) -> tuple[list[int], li
     temperature = torch.tensor([r.temperature if r.temperature > 0 else 1.0 for r in requests])
     log_probs = torch.log_softmax(logits / temperature[:, None], dim=-1)
     probs = log_probs.double().exp()
-    if any(r.top_k > 0 or r.top_p < 1.0 for r in requests):
+    if any(r.top_k > 0 or r.top_p < 1.0 or r.min_p > 0 for r in requests):
         probs = truncate(probs, requests)
     cumulative = probs.cumsum(-1)
     seeds = np.array([r.seed for r in requests], dtype=np.uint64)
@@ -107,12 +116,14 @@ def sample(logits: torch.Tensor, requests: list[Request]) -> tuple[list[int], li
 
 
 def truncate(probs: torch.Tensor, requests: list[Request]) -> torch.Tensor:
-    """Zero what top-k and top-p leave out. `probs` [B, V]; not renormalised."""
+    """Zero what top-k, top-p and min-p leave out. `probs` [B, V]; not renormalised."""
     ordered, order = probs.sort(-1, descending=True)
     rank = torch.arange(probs.shape[-1])
     top_k = torch.tensor([r.top_k if r.top_k > 0 else probs.shape[-1] for r in requests])
     top_p = torch.tensor([r.top_p for r in requests], dtype=probs.dtype)
+    min_p = torch.tensor([r.min_p for r in requests], dtype=probs.dtype)
     keep = (rank < top_k[:, None]) & (ordered.cumsum(-1) - ordered < top_p[:, None])
+    keep &= ordered >= min_p[:, None] * ordered[:, :1]
     return torch.zeros_like(probs).scatter(-1, order, ordered * keep)
 
 
@@ -169,7 +180,7 @@ class Generator:
         for request, token, log_prob in zip(requests, tokens, log_probs, strict=True):
             request.response_ids.append(token)
             request.log_probs.append(log_prob)
-            if token in request.stop_token_ids:
+            if token in request.stop_token_ids or request.stopped and request.stopped(request.response_ids):
                 request.stop_reason = "stop"
             elif len(request.response_ids) >= request.max_tokens or self._full(request):
                 request.stop_reason = "length"

@@ -37,6 +37,7 @@ class CPUReplica(RolloutReplica):
             max_len=self.config.max_model_len,
             load_format=self.config.load_format,
             trust_remote_code=self.model_config.trust_remote_code,
+            tokenizer_path=self.model_config.tokenizer_path,
         )
         await handle.wake_up.remote()
         self.servers = [handle]

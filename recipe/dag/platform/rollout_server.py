@@ -25,7 +25,17 @@ Settle = Callable[..., None]
 class RolloutServer:
     """Runs as a Ray actor. `model_path` gives the architecture and, unless `load_format` is "dummy", the weights."""
 
-    def __init__(self, model_path: str, *, max_requests: int, max_len: int, load_format: str, trust_remote_code: bool):
+    def __init__(
+        self,
+        model_path: str,
+        *,
+        max_requests: int,
+        max_len: int,
+        load_format: str,
+        trust_remote_code: bool,
+        tokenizer_path: str | None = None,
+    ):
+        """`tokenizer_path`: read by the first request that has stop strings; the model's where absent."""
         from transformers import AutoConfig, AutoModelForCausalLM, GenerationConfig
 
         torch.set_num_threads(int(os.environ.get("OMP_NUM_THREADS") or os.cpu_count() or 1))
@@ -42,6 +52,11 @@ class RolloutServer:
         self.stop_token_ids = frozenset([eos] if isinstance(eos, int) else eos or [])
         self.generator = Generator(model, max_requests=max_requests, max_len=max_len)
         self.max_len = max_len
+        self.tokenizer_source = {
+            "pretrained_model_name_or_path": tokenizer_path or model_path,
+            "trust_remote_code": trust_remote_code,
+        }
+        self.tokenizer: Any = None
         self.version = 0
         self.waiting: list[Request] = []
         self.inbox: queue.SimpleQueue = queue.SimpleQueue()
@@ -66,7 +81,11 @@ class RolloutServer:
             temperature=float(sampling_params.get("temperature", 1.0)),
             top_p=float(sampling_params.get("top_p", 1.0)),
             top_k=int(sampling_params.get("top_k", -1)),
+            min_p=float(sampling_params.get("min_p", 0.0)),
             repetition_penalty=float(sampling_params.get("repetition_penalty", 1.0)),
+            presence_penalty=float(sampling_params.get("presence_penalty", 0.0)),
+            frequency_penalty=float(sampling_params.get("frequency_penalty", 0.0)),
+            stopped=self._stop_test(sampling_params.get("stop")),
             stop_token_ids=frozenset()
             if ignore_eos
             else self.stop_token_ids | frozenset(sampling_params.get("stop_token_ids") or ()),
@@ -75,6 +94,24 @@ class RolloutServer:
         if request.max_tokens == 0:
             return self._output(request, "length", self.version)
         return await self._post(lambda future: self._enqueue(request, future))
+
+    def _stop_test(self, stop: str | list[str] | None) -> Callable[[list[int]], bool] | None:
+        """Return whether a response holds one of the strings; None without any. Only its end is decoded: a string has
+        no more tokens than bytes, and characters of the token before it may belong to its first one."""
+        strings = [stop] if isinstance(stop, str) else list(stop or ())
+        if not strings:
+            return None
+        if self.tokenizer is None:
+            from transformers import AutoTokenizer
+
+            self.tokenizer = AutoTokenizer.from_pretrained(**self.tokenizer_source)
+        tail = max(len(string.encode()) for string in strings) + 4
+
+        def stopped(ids: list[int]) -> bool:
+            text = self.tokenizer.decode(ids[-tail:], skip_special_tokens=False)
+            return any(string in text for string in strings)
+
+        return stopped
 
     async def load_weights(self, weights: dict[str, torch.Tensor], version: int) -> None:
         """Replace all weights in place. Raises when a parameter is missing, unknown or of another shape."""

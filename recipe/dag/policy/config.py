@@ -64,6 +64,8 @@ def policy_config(
         node.rollout.gpu_memory_utilization = node.rollout.gpu_memory_utilization / sharing
         node.rollout.max_model_len = max_model_len(run)
         node.rollout.max_num_seqs = max(int(node.rollout.max_num_seqs), 1)
+        if has_stop_strings(workflow, name):  # SGLang's scheduler decodes to find them
+            node.rollout.skip_tokenizer_init = False
     _apply_algorithm(node.actor, workflow.algorithm, policy, run)
     apply_overrides(config, run, "actor_rollout_ref", policy.config, where=f"policies.{name}.config")
     with open_dict(config):
@@ -100,6 +102,12 @@ def _check_attention(model: DictConfig, part: str, name: str) -> None:
             f"policy {name}: {part}.model.override_config.attn_implementation={implementation}, but {reason}; "
             "install it, or set sdpa"
         )
+
+
+def has_stop_strings(workflow: Workflow, policy: str) -> bool:
+    """Return whether an agent of the policy samples with stop strings, in training or validation."""
+    agents = [agent for agent in workflow.agents if agent.policy == policy]
+    return any(agent.sampling.stop or agent.validation.stop for agent in agents)
 
 
 def _apply_algorithm(actor: DictConfig, algorithm: Algorithm, policy: Policy, run: DictConfig) -> None:

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from recipe.dag.workflow.checks.agent import warn_of_time_limits
+from recipe.dag.workflow.checks.agent import warn_of_sampling, warn_of_time_limits
 from recipe.dag.workflow.checks.algorithm import warn_of_algorithm
 from recipe.dag.workflow.checks.cory import warn_of_cory
 from recipe.dag.workflow.checks.policy import warn_of_policies
@@ -92,6 +92,7 @@ def _env_at_home(draft: Draft, name: str, env: EnvSpec) -> EnvSpec:
 def _warnings(draft: Draft) -> tuple[Problem, ...]:
     found = [
         *draft.source.warnings,
+        *warn_of_sampling(draft),
         *warn_of_time_limits(draft),
         *warn_of_policies(draft),
         *warn_of_algorithm(draft),

@@ -52,7 +52,11 @@ def _agent_row(agent: PlannedAgent) -> list[str]:
     parts = [f"temperature {sampling.temperature:g}", f"max_tokens {sampling.max_tokens}"]
     parts += [f"top_p {sampling.top_p:g}"] if sampling.top_p < 1 else []
     parts += [f"top_k {sampling.top_k}"] if sampling.top_k > 0 else []
+    parts += [f"min_p {sampling.min_p:g}"] if sampling.min_p > 0 else []
     parts += [f"repetition_penalty {sampling.repetition_penalty:g}"] if sampling.repetition_penalty != 1 else []
+    parts += [f"presence_penalty {sampling.presence_penalty:g}"] if sampling.presence_penalty else []
+    parts += [f"frequency_penalty {sampling.frequency_penalty:g}"] if sampling.frequency_penalty else []
+    parts += [f"stop {' '.join(map(repr, sampling.stop))}"] if sampling.stop else []
     parts += ["ignore_eos"] if sampling.ignore_eos else []
     loop = agent.tool_loop
     how = f" ({loop.format} loop, up to {loop.max_generations} generations)" if loop else " (called by its hook)"

@@ -22,6 +22,9 @@ def _scalar_as_one(value: Any) -> Any:
     return (value,) if isinstance(value, str) else tuple(value) if isinstance(value, list) else value
 
 
+StopStrings = Annotated[tuple[Annotated[str, Field(min_length=1)], ...], BeforeValidator(_scalar_as_one)]
+
+
 class NodeType(StrEnum):
     MODEL_INFERENCE = "MODEL_INFERENCE"
     MODEL_TRAIN = "MODEL_TRAIN"
@@ -50,7 +53,15 @@ class Sampling(Frozen):
     top_p: float = Field(1.0, gt=0.0, le=1.0)
     top_k: int = -1
     """-1 keeps the whole vocabulary."""
+    min_p: float = Field(0.0, ge=0.0, le=1.0)
+    """Tokens less probable than this share of the most probable one are left out."""
     repetition_penalty: float = Field(1.0, gt=0.0)
+    presence_penalty: float = Field(0.0, ge=-2.0, le=2.0)
+    """Taken off the logit of each token that the generation holds already."""
+    frequency_penalty: float = Field(0.0, ge=-2.0, le=2.0)
+    """The same, once for each time that it occurs."""
+    stop: StopStrings = ()
+    """Texts that end a generation; they stay in it, as they were sampled."""
     max_tokens: int = Field(512, ge=1)
     """Per generation, in tokens."""
     ignore_eos: bool = False
@@ -63,6 +74,11 @@ class ValidationSampling(Frozen):
     temperature: float | None = Field(None, ge=0.0)
     top_p: float | None = Field(None, gt=0.0, le=1.0)
     top_k: int | None = None
+    min_p: float | None = Field(None, ge=0.0, le=1.0)
+    repetition_penalty: float | None = Field(None, gt=0.0)
+    presence_penalty: float | None = Field(None, ge=-2.0, le=2.0)
+    frequency_penalty: float | None = Field(None, ge=-2.0, le=2.0)
+    stop: StopStrings | None = None
     max_tokens: int | None = Field(None, ge=1)
 
 

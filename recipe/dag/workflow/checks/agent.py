@@ -50,6 +50,33 @@ def _spoilt(draft: Draft) -> bool:
     return any(problem.where.startswith("algorithm.group_by") for problem in draft.problems)
 
 
+NEUTRAL = {
+    "top_p": 1.0,
+    "top_k": -1,
+    "min_p": 0.0,
+    "repetition_penalty": 1.0,
+    "presence_penalty": 0.0,
+    "frequency_penalty": 0.0,
+}
+"""Options that change what a token is drawn from, and at what value they do not."""
+
+
+def warn_of_sampling(draft: Draft) -> Iterator[Problem]:
+    """Sampling of trained policies from another distribution than the trainer's."""
+    for index, agent in draft.each_agent():
+        policy = draft.policies.get(agent.policy)
+        if policy is None or policy.frozen:
+            continue
+        for key, neutral in NEUTRAL.items():
+            if (value := getattr(agent.sampling, key)) != neutral:
+                message = (
+                    f"the trainer's log-probs do not know {key} {value:g}: tokens are drawn from another distribution "
+                    "than the one in the importance ratio, which biases the updates; move it to `validation`, or "
+                    f"leave it at {neutral:g}"
+                )
+                yield draft.source.problem(("agents", index, "sampling", key), message)
+
+
 def warn_of_time_limits(draft: Draft) -> Iterator[Problem]:
     """A program's time that is never granted in full: the call, or the sandbox, ends before it is over."""
     limits = (
