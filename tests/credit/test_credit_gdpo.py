@@ -77,6 +77,20 @@ def test_weights_are_by_name_and_the_return_is_the_weighted_sum(make_row):
     assert [row[0].item() for row in returns] == [3.0, 0.0, 1.0]
 
 
+def test_the_scale_is_the_root_mean_square_over_tokens_not_over_calls(make_row):
+    """Advantages 2/3 and -1/3 deviations of 1, 1 and 4 sampled tokens: mean square (a^2 + b^2 + 4 b^2) / 6."""
+    rows = [
+        replace(make_row(reward, episode=i, mask=mask), call_parts=({"right": reward},))
+        for i, (reward, mask) in enumerate([(1.0, (1, 0, 0)), (0.0, (1,)), (0.0, (1, 1, 0, 1, 1))])
+    ]
+    advantages, _ = gdpo(CreditBatch.from_rows(rows))
+    square = (4 + 1 + 4 * 1) / 6
+    expected = [2 / square**0.5, -1 / square**0.5, -1 / square**0.5]
+    assert [row[0].item() for row in advantages] == pytest.approx(expected, rel=1e-5)
+    sampled = torch.cat(advantages)[torch.cat([torch.tensor(row.response_mask) for row in rows]).bool()]
+    assert sampled.double().square().mean().item() == pytest.approx(1.0, rel=1e-5)
+
+
 def test_rows_that_do_not_say_who_paid_them_are_refused(make_row):
     with pytest.raises(ValueError, match="do not say who paid them"):
         gdpo(CreditBatch.from_rows([make_row(1.0)]))

@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from recipe.dag.train.packing import PAD, layout, scatter_back
+from recipe.dag.train.packing import PAD, end_to_end, layout, scatter_back
 
 LENGTHS = st.lists(st.integers(1, 4000), min_size=1, max_size=70)
 SIZES = st.fixed_dictionaries(
@@ -71,6 +71,36 @@ def test_scatter_back_undoes_the_layout(lengths, sizes):
 @given(LENGTHS, SIZES)
 def test_the_layout_is_a_function_of_the_lengths(lengths, sizes):
     assert layout(list(lengths), **sizes) == layout(lengths, **sizes)
+
+
+@given(LENGTHS, SIZES, st.text(max_size=3))
+def test_a_shuffled_layout_has_the_same_shape_and_rows_and_is_a_function_of_its_seed(lengths, sizes, seed):
+    plain, shuffled = layout(lengths, **sizes), layout(lengths, **sizes, shuffle=seed)
+    assert (len(shuffled[0]), shuffled[1]) == (len(plain[0]), plain[1])
+    assert sorted(shuffled[0]) == sorted(plain[0])
+    assert shuffled == layout(lengths, **sizes, shuffle=seed)
+    count = sizes["ranks"] * plain[1]
+    held = [sum(i != PAD for i in piece) for piece in pieces_of(shuffled[0], count)]
+    assert max(held) - min(held) <= 1
+
+
+@given(st.lists(st.integers(1, 4000), min_size=8, max_size=70), st.integers(1, 4), st.integers(1, 3), st.text())
+def test_shuffled_pieces_weigh_about_the_same(lengths, ranks, mini_batches, seed):
+    order, mini_batches = layout(lengths, ranks=ranks, mini_batches=mini_batches, shuffle=seed)
+    weights = [sum(lengths[i] for i in piece if i != PAD) for piece in pieces_of(order, ranks * mini_batches)]
+    assert max(weights) - min(weights) <= 2 * max(lengths)
+
+
+def test_rows_share_a_mini_batch_with_other_rows_from_seed_to_seed():
+    layouts = [layout([7] * 12, ranks=1, mini_batches=3, shuffle=str(seed))[0] for seed in range(20)]
+    partners = {tuple(sorted(piece)) for order in layouts for piece in pieces_of(order, 3) if 0 in piece}
+    assert len(partners) > 8
+
+
+def test_epochs_lie_end_to_end_in_every_ranks_part():
+    first, second = [0, 1, 2, 3, 4, PAD], [3, 0, 1, 4, PAD, 2]
+    assert end_to_end([first, second], ranks=2) == [0, 1, 2, 3, 0, 1, 3, 4, PAD, 4, PAD, 2]
+    assert end_to_end([first], ranks=3) == first
 
 
 def test_fewer_rows_than_ranks_make_one_mini_batch():

@@ -6,6 +6,7 @@ it.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 import torch
@@ -18,7 +19,7 @@ from verl.workers.utils.padding import response_from_nested
 from recipe.dag.episode.row import Row
 from recipe.dag.policy.policy import PolicyRuntime
 from recipe.dag.train.batch import add_column, to_tensordict
-from recipe.dag.train.packing import layout, scatter_back
+from recipe.dag.train.packing import end_to_end, layout, scatter_back
 from recipe.dag.workflow.schema import Algorithm, Critic
 
 CRITIC_METRICS = {
@@ -54,15 +55,25 @@ def prepare_critic(policy: PolicyRuntime, batch: PolicyBatch, critic: Critic) ->
 
 
 def _prepare(policy: PolicyRuntime, batch: PolicyBatch, mini_batches: int, model: DictConfig) -> None:
-    lengths = [len(row.prompt_ids) + len(row.response_ids) for row in batch.rows]
-    batch.order, batch.mini_batches = layout(
-        lengths,
+    batch.order, batch.mini_batches = _layout(policy, batch.rows, mini_batches, model)
+    batch.data = to_tensordict(batch.rows, batch.order, pad_token_id=_pad(policy))
+
+
+def _layout(
+    policy: PolicyRuntime, rows: list[Row], mini_batches: int, model: DictConfig, shuffle: str | None = None
+) -> tuple[list[int], int]:
+    return layout(
+        [len(row.prompt_ids) + len(row.response_ids) for row in rows],
         ranks=policy.data_parallel_size,
         mini_batches=mini_batches,
         micro_batch=1 if model.use_dynamic_bsz else model.ppo_micro_batch_size_per_gpu,
+        shuffle=shuffle,
     )
+
+
+def _pad(policy: PolicyRuntime) -> int:
     pad = policy.tokenizer.pad_token_id
-    batch.data = to_tensordict(batch.rows, batch.order, pad_token_id=pad if pad is not None else 0)
+    return pad if pad is not None else 0
 
 
 def _forward(batch: PolicyBatch, call, *, entropy: bool) -> TensorDict:
@@ -99,36 +110,56 @@ def values(policy: PolicyRuntime, batch: PolicyBatch) -> None:
 
 def update_critic(policy: PolicyRuntime, batch: PolicyBatch, critic: Critic, *, seed: int) -> None:
     """`epochs` passes over the rows in `mini_batches` optimizer steps each."""
-    for name in ("values", "returns"):
-        add_column(batch.data, name, batch.columns[name], batch.order)
-    _assign_update(batch, epochs=critic.epochs, seed=seed, calculate_entropy=False)
-    output = policy.workers.update_critic(batch.data)
+    data = _passes(policy, batch, ("values", "returns"), policy.config.critic, epochs=critic.epochs, seed=seed)
+    _assign_update(data, calculate_entropy=False)
+    output = policy.workers.update_critic(data)
     metrics = reduce_metrics(tu.get(output, "metrics"))
     batch.metrics |= {CRITIC_METRICS.get(name, name): float(value) for name, value in metrics.items() if name != "loss"}
 
 
 def update_actor(policy: PolicyRuntime, batch: PolicyBatch, algorithm: Algorithm, *, seed: int) -> None:
     """`epochs` passes over the rows in `mini_batches` optimizer steps each."""
-    for name in ("old_log_probs", "advantages", "ref_log_prob", "rollout_is_weights"):
-        if name in batch.columns:
-            add_column(batch.data, name, batch.columns[name], batch.order)
-    _assign_update(batch, epochs=algorithm.epochs, seed=seed, calculate_entropy=algorithm.entropy_coef != 0)
-    output = policy.workers.update_actor(batch.data)
+    names = ("old_log_probs", "advantages", "ref_log_prob", "rollout_is_weights")
+    model = policy.config.actor_rollout_ref.actor
+    data = _passes(policy, batch, names, model, epochs=algorithm.epochs, seed=seed)
+    _assign_update(data, calculate_entropy=algorithm.entropy_coef != 0)
+    output = policy.workers.update_actor(data)
     for name, value in reduce_metrics(tu.get(output, "metrics")).items():
         batch.metrics[name.removeprefix("actor/")] = float(value)
 
 
-def _assign_update(batch: PolicyBatch, *, epochs: int, seed: int, calculate_entropy: bool) -> None:
+def _passes(
+    policy: PolicyRuntime, batch: PolicyBatch, names: Sequence[str], model: DictConfig, *, epochs: int, seed: int
+) -> TensorDict:
+    """Return the rows with the columns `names`, and how verl is to pass over them. The first epoch's mini-batches are
+    those of the forward passes; each later one deals the rows out anew, so that no two rows always share a step. verl
+    repeats data as it is, so that all epochs then lie end to end: `epochs` copies of the rows on their way to the
+    workers."""
+    data, order, copies = batch.data, batch.order, 1
+    if epochs > 1 and batch.mini_batches > 1:
+        anew = [_layout(policy, batch.rows, batch.mini_batches, model, f"{seed} {e}")[0] for e in range(1, epochs)]
+        order, copies = end_to_end([order, *anew], policy.data_parallel_size), epochs
+        data = to_tensordict(batch.rows, order, pad_token_id=_pad(policy))
+    for name in names:
+        if name in batch.columns:
+            add_column(data, name, batch.columns[name], order)
     calls = sum(len(row.call_ends) for row in batch.rows)
     tu.assign_non_tensor(
-        batch.data,
+        data,
+        global_batch_size=calls / batch.mini_batches,
+        num_mini_batch=batch.mini_batches * copies,
+        epochs=epochs // copies,
+        seed=seed,
+    )
+    return data
+
+
+def _assign_update(data: TensorDict, *, calculate_entropy: bool) -> None:
+    tu.assign_non_tensor(
+        data,
         calculate_entropy=calculate_entropy,
         compute_loss=True,
         distillation_use_topk=False,
         distillation_only=False,
-        global_batch_size=calls / batch.mini_batches,
-        num_mini_batch=batch.mini_batches,
-        epochs=epochs,
-        seed=seed,
         dataloader_kwargs={"shuffle": False},
     )
