@@ -46,3 +46,15 @@ def test_gsm8k_can_be_trained_on_from_the_hub_as_it_is(gsm8k, tiny_model, nothin
 def test_data_of_which_no_answer_can_be_right_is_refused_before_anything_starts(gsm8k, tiny_model, nothing_starts):
     with pytest.raises(UserError, match="data.train_files: 8 of 8 ground truths looked at are never graded right"):
         launch_on_gsm8k(gsm8k, tiny_model, "data.answer_format=text")
+
+
+def test_sampling_that_the_trainer_does_not_know_is_reported_in_training_alone(tmp_path, tiny_model, capsys):
+    text = (ROOT / "workflows" / "workflow_no_tool.yaml").read_text()
+    path = tmp_path / "narrow.yaml"
+    path.write_text(text.replace("temperature: 0.8,", "temperature: 0.8, top_p: 0.9,"))
+    options = [f"workflow={path}", f"model_path={tiny_model}", "platform=cpu", f"output_dir={tmp_path}/out"]
+    for evaluate_only, count in ((False, 1), (True, 0)):
+        with pytest.raises(UserError, match="needs problems"):  # the next thing that is missing
+            launch("dag", options, evaluate_only=evaluate_only)
+        shown = capsys.readouterr().err
+        assert shown.count("the trainer's log-probs do not know top_p 0.9") == count

@@ -262,7 +262,8 @@ def launch(
     workflow = load_workflow(config.workflow)
     check_overrides(config.workflow, config)
     for warning in workflow.warnings:
-        print(warning.as_warning(), file=sys.stderr)
+        if not (evaluate_only and warning.training_only):
+            print(warning.as_warning(), file=sys.stderr)
     if evaluate_only:
         check_output(config)
         weights = find_checkpoint(weights) if weights is not None else None

@@ -8,7 +8,7 @@ from __future__ import annotations
 import difflib
 import re
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from recipe.dag.errors import UserError
 
@@ -25,6 +25,8 @@ class Problem:
     where: str
     """`nodes[3].agent_options.env_path`; empty for the whole file."""
     message: str
+    training_only: bool = field(default=False, compare=False)
+    """Of a warning: an evaluation has no reason to show it."""
 
     def __str__(self) -> str:
         return self._line()

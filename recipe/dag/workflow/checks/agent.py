@@ -6,6 +6,7 @@ Invariant: an agent that passes can sample, and does something.
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import replace
 from typing import Any
 
 from recipe.dag.sandbox.wire import MAX_RUN_S
@@ -74,7 +75,8 @@ def warn_of_sampling(draft: Draft) -> Iterator[Problem]:
                     "than the one in the importance ratio, which biases the updates; move it to `validation`, or "
                     f"leave it at {neutral:g}"
                 )
-                yield draft.source.problem(("agents", index, "sampling", key), message)
+                problem = draft.source.problem(("agents", index, "sampling", key), message)
+                yield replace(problem, training_only=True)
 
 
 def warn_of_time_limits(draft: Draft) -> Iterator[Problem]:
