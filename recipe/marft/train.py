@@ -7,6 +7,7 @@ checked before it is written; the run then is an ordinary one of `recipe.dag.mai
 from __future__ import annotations
 
 import argparse
+import contextlib
 import os
 import sys
 from collections.abc import Sequence
@@ -18,6 +19,7 @@ from omegaconf.errors import OmegaConfBaseException
 
 from recipe.dag import main as engine
 from recipe.dag.errors import UserError
+from recipe.dag.report.run_record import launches
 from recipe.dag.workflow.loader import load_workflow
 from recipe.dag.workflow.problem import Problem, WorkflowError
 from recipe.marft.checks import check_flags, check_policies, steps_of, whole_number
@@ -93,6 +95,21 @@ def _write(path: Path, text: str) -> None:
         raise UserError(f"{path}: cannot write: {error.strerror or error}; pass another output_dir") from error
 
 
+def _content(path: Path) -> str | None:
+    return path.read_text() if path.is_file() else None
+
+
+def _take_back(path: Path, before: str | None, folder_is_new: bool) -> None:
+    """Leave the copy of the run before, or nothing: this one was refused, so it has no launch of its own."""
+    if before is not None:
+        _write(path, before)
+        return
+    path.unlink(missing_ok=True)
+    if folder_is_new:
+        with contextlib.suppress(OSError):  # something else was written into it
+            path.parent.rmdir()
+
+
 def main(argv: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(prog="python -m recipe.marft.train", description=__doc__.splitlines()[0])
     parser.add_argument("--config-name", default="qwen2_5_3b", help=f"a file in {CONFIG.name}/, without .yaml")
@@ -108,6 +125,8 @@ def main(argv: Sequence[str] | None = None) -> int:
             if run.text is not None:
                 print(f"\n# {run.copy}\n{run.text}", end="")
             return 0
+        before, folder_is_new = _content(run.copy), not run.copy.parent.exists()
+        earlier = launches(run.copy.parent)
         if run.text is not None:
             _write(run.copy, run.text)
     except WorkflowError as error:
@@ -116,7 +135,10 @@ def main(argv: Sequence[str] | None = None) -> int:
     except UserError as error:
         print(f"error: {error}", file=sys.stderr)
         return 2
-    return engine.main(["--config-path", str(CONFIG), "--config-name", args.config_name, *run.overrides])
+    code = engine.main(["--config-path", str(CONFIG), "--config-name", args.config_name, *run.overrides])
+    if code == 2 and run.text is not None and launches(run.copy.parent) == earlier:
+        _take_back(run.copy, before, folder_is_new)
+    return code
 
 
 if __name__ == "__main__":

@@ -172,6 +172,26 @@ def test_a_run_gets_the_copy(tmp_path, monkeypatch):
     assert f"workflow={WORKFLOW}" in started[1] and not (tmp_path / "plain").exists()
 
 
+def test_a_refused_run_leaves_the_copy_of_the_run_before_it_or_nothing(tmp_path, monkeypatch):
+    out, codes = tmp_path / "out", [2, 0, 2, 2]
+
+    def run(argv):
+        if len(codes) == 1:  # this one gets under way before it ends with an error
+            (out / "run" / "1").mkdir(parents=True)
+        return codes.pop(0)
+
+    monkeypatch.setattr("recipe.dag.main.main", run)
+    command = [f"workflow={WORKFLOW}", "data.train_files=t.parquet", f"output_dir={out}"]
+    assert main([*command, "algorithm.gamma=0.5"]) == 2
+    assert not out.exists()
+    assert main([*command, "algorithm.gamma=0.6"]) == 0
+    assert load_workflow(out / "workflow.yaml").algorithm.gamma == 0.6
+    assert main([*command, "algorithm.gamma=0.7"]) == 2
+    assert load_workflow(out / "workflow.yaml").algorithm.gamma == 0.6
+    assert main([*command, "algorithm.gamma=0.8"]) == 2
+    assert load_workflow(out / "workflow.yaml").algorithm.gamma == 0.8
+
+
 def test_a_folder_that_cannot_be_written(tmp_path, capsys):
     (tmp_path / "out").write_text("a file")
     files = [f"workflow={WORKFLOW}", "data.train_files=t.parquet", f"output_dir={tmp_path}/out"]

@@ -17,7 +17,7 @@ from recipe.dag.errors import UserError
 from recipe.dag.main import compose_config, launch
 from recipe.dag.report.run_record import launches
 from recipe.dag.train import checkpoint, setup
-from recipe.dag.train.data import load_samples
+from recipe.dag.train.data import Columns, load_samples
 from recipe.dag.train.fingerprint import Fingerprint, fingerprint_of
 from recipe.dag.train.models import find_models
 from recipe.dag.train.resume import find_start
@@ -86,7 +86,8 @@ def inputs(project: Path, *more: str) -> tuple[DictConfig, Workflow, Fingerprint
         key, _, value = override.partition("=")
         OmegaConf.update(config, key, yaml.load(value))
     flow = load_workflow(config.workflow)
-    data = [load_samples(files) for files in (config.data.train_files, config.data.val_files)]
+    files = {"train": config.data.train_files, "test": config.data.val_files}
+    data = [load_samples(names, columns=Columns(split=split)) for split, names in files.items()]
     return config, flow, fingerprint_of(config, flow, find_models(flow), *data), len(data[0])
 
 
@@ -250,6 +251,25 @@ def test_a_finished_run_says_so_before_anything_is_started(project, capsys):
     save(project)
     launch("dag", overrides_of(project, "trainer.total_training_steps=3"))
     assert "the checkpoint is at step 3 of 3: nothing to do" in capsys.readouterr().out
+
+
+def test_a_checkpoint_keeps_no_secret_and_another_one_is_no_difference(project, monkeypatch):
+    shop = "class Shop:\n    def __init__(self, **kwargs): pass\n    def reset(self, sample, seed): pass\n"
+    (project / "shop.py").write_text(shop + "    def step(self, actions, truth): pass\n")
+    edit(
+        project / "flow.yaml",
+        "nodes:\n",
+        "envs: {shop: {path: 'shop.py:Shop', kwargs: {token: tok123, n: 1}}}\nnodes:\n",
+    )
+    edit(project / "flow.yaml", "hooks.py}", "hooks.py, env_path: shop, rewards_with_env: true}")
+    kept = (save(project) / "run.json").read_text()
+    assert "tok123" not in kept and '"n": 1' in kept
+    edit(project / "flow.yaml", "tok123", "tok456")
+    with pytest.raises(Started):
+        go(project)
+    edit(project / "flow.yaml", "n: 1", "n: 2")
+    with pytest.raises(UserError, match="\n  envs.shop.kwargs.n: was 1, now 2\n"):
+        go(project)
 
 
 def test_an_option_that_an_earlier_version_did_not_know_is_no_difference_unless_it_is_used(project):

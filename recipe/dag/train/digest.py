@@ -67,5 +67,8 @@ def _digest(items: Iterable[Any]) -> str:
 def _cached_commit(name: str) -> str:
     from huggingface_hub import try_to_load_from_cache
 
-    cached = try_to_load_from_cache(name, "config.json")
+    try:
+        cached = try_to_load_from_cache(name, "config.json")
+    except ValueError:  # no name of a model at all; reported where it is loaded
+        return ""
     return Path(cached).parent.name if isinstance(cached, str) else ""

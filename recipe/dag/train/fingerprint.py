@@ -14,6 +14,7 @@ from typing import Any
 
 from omegaconf import DictConfig
 
+from recipe.dag.report.secrets import without_secrets
 from recipe.dag.train.data import Sample
 from recipe.dag.train.digest import file_digest, model_digest, samples_digest
 from recipe.dag.train.learned_config import flatten, is_learned, learned_config, repeated_keys
@@ -27,7 +28,8 @@ Items = dict[str, Any]
 @dataclass(frozen=True, slots=True)
 class Fingerprint:
     items: Items
-    """What a checkpoint keeps: `learned` (workflow, files, models, data, configuration) and `validation`."""
+    """What a checkpoint keeps, without secrets: `learned` (workflow, files, models, data, configuration) and
+    `validation`."""
     chosen: Items
     """Without the workflow's options that are as by default: one that an earlier version did not know is no difference
     unless it is among these."""
@@ -53,7 +55,7 @@ def fingerprint_of(
         sampling = {agent["name"]: agent.pop("validation", {}) for agent in dump["agents"]}
         checked = {"agents": sampling, "data.val_files": data, "validation.n": run.validation.n}
         variants.append({"learned": {"workflow": _canonical(workflow, dump), **learned}, "validation": checked})
-    return Fingerprint(*variants, repeated_keys(run))
+    return Fingerprint(*map(without_secrets, variants), repeated_keys(run))
 
 
 def differences(stored: Items, now: Fingerprint) -> tuple[list[str], list[str]]:
