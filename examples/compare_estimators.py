@@ -32,12 +32,12 @@ from recipe.dag.report.curve import COLOURS
 ROOT = Path(__file__).resolve().parents[1]
 WORKFLOW = ROOT / "workflows" / "workflow_retool_ma.yaml"
 ALGORITHMS: dict[str, dict] = {
-    "grpo": {"estimator": "grpo", "group_by": ["uid"]},
-    "dr_mas": {"estimator": "dr_mas"},
+    "grpo_pooled": {"estimator": "grpo", "group_by": ["uid"]},
+    "grpo": {"estimator": "grpo"},
     "gae_chain": {"estimator": "gae_chain"},
     "reinforce_pp": {"estimator": "reinforce_pp"},
 }
-"""grpo as it was published: one group per problem, whoever spoke. dr_mas: one per problem and agent."""
+"""grpo_pooled: one group per problem, all agents in it. grpo: one per problem and agent."""
 CRITIC = {"lr": 1.0e-3}
 ACCURACY, VALIDATION, SAMPLED = "episode/accuracy", "val/accuracy", "tokens/sampled"
 

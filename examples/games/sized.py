@@ -25,7 +25,7 @@ agents:
 policies:
   speaker: {{model: {{path: "${{oc.env:MODEL_PATH}}"}}}}
   guesser: {{model: {{path: "${{oc.env:MODEL_PATH}}"}}}}
-algorithm: {{estimator: dr_mas}}
+algorithm: {{estimator: grpo}}
 nodes:
   - node_id: speak
     node_type: MODEL_INFERENCE
@@ -80,7 +80,7 @@ def workflow_of(game: str) -> str:
     return ADDITIVE.format(
         name=game,
         size=size,
-        estimator="vdn" if found[1] == "additive_vdn" else "dr_mas",
+        estimator="vdn" if found[1] == "additive_vdn" else "grpo",
         agents="\n".join(f"  - {{name: {name}, policy: main, sampling: {{max_tokens: 2}}}}" for name in names),
         nodes="\n".join(f"  - {{<<: *plays, node_id: {name}, agent: {name}}}" for name in names),
         names=", ".join(names),

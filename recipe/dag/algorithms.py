@@ -13,7 +13,8 @@ from typing import Any
 from recipe.dag.entry import BLOCK, ESTIMATOR, LIBRARY, REWARD, SHAPING, Entry
 from recipe.dag.rewards import REWARDS
 
-GROUP = {"group_by": ("uid", "agent"), "stat_unit": "call", "center": "mean", "scale": "std", "gamma_turn": None}
+WORTH = {"group_by": ("uid", "agent"), "stat_unit": "trajectory", "gamma_turn": None}
+GROUP = {**WORTH, "center": "mean", "scale": "std"}
 GAE = {"gamma": 1.0, "lam": 1.0, "whiten": True, "critic_warmup": 0}
 """The schema's defaults."""
 MIXER = {
@@ -72,20 +73,9 @@ CATALOGUE: tuple[Entry, ...] = (
         f"{_SEVERAL}; every agent's reward is the team's; one update per step (epochs 1, mini_batches 1)",
         gamma_turn=0.9,
         group_by=("uid", "agent", "node", "turn", "round"),
+        stat_unit="call",
         scale="none",
         once=True,
-    ),
-    _preset(
-        "at_grpo",
-        "PettingLLMs, arXiv 2510.11062",
-        f"{_SEVERAL}; without a tree of alternatives, later turns compare answers to different histories",
-        group_by=("uid", "agent", "turn", "round"),
-    ),
-    _preset("dr_mas", "arXiv 2602.08847", f"{_SEVERAL}; all turns of an agent are compared with each other"),
-    _preset(
-        "m_grpo",
-        "arXiv 2511.13288",
-        f"{_SEVERAL}; rows are padded, so calls are neither repeated nor dropped to reach a fixed number",
     ),
     _estimator("reinforce", "Williams 1992", "no baseline", "credit.reinforce:reinforce", gamma=1.0),
     _estimator("reinforce_pp", "arXiv 2501.03262", "one episode is enough", "credit.reinforce:reinforce_pp", gamma=1.0),
@@ -94,10 +84,9 @@ CATALOGUE: tuple[Entry, ...] = (
         "arXiv 2501.03262",
         _SEVERAL,
         "credit.reinforce:reinforce_pp_baseline",
-        group_by=("uid", "agent"),
-        stat_unit="call",
+        **WORTH,
     ),
-    _estimator("gae", "PPO, arXiv 1506.02438; IPPO with a policy per agent", _CRITIC, "credit.gae:gae", **GAE),
+    _estimator("gae", "PPO, arXiv 1506.02438; IPPO with a policy per agent", _CRITIC, "credit.chain:gae", **GAE),
     _estimator(
         "gae_chain",
         "MARFT, arXiv 2504.16129",
@@ -110,14 +99,14 @@ CATALOGUE: tuple[Entry, ...] = (
         "arXiv 2601.05242",
         f"{_SEVERAL}; several nodes pay rewards, each a component by its node_id (an env's: of the node that steps it)",
         "credit.gdpo:gdpo",
-        **{"weights": {}, "group_by": GROUP["group_by"], "stat_unit": "call"},
+        **{"weights": {}, **WORTH},
     ),
     _estimator(
         "ippo",
         "arXiv 2011.09533",
         f"{_CRITIC}, which reads what its agents read",
         "credit.critic:ippo",
-        **{"stream": "call", "level": "action", **GAE, "lam": 0.95},
+        **{"stream": "agent", "level": "action", **GAE, "lam": 0.95},
     ),
     _estimator(
         "mappo",
@@ -178,7 +167,6 @@ CATALOGUE: tuple[Entry, ...] = (
         "siblings answered one prompt; weighed by held-out explained variance",
         "credit.mixer_credit:control_variate",
     ),
-    _function(LIBRARY, "call alignment", "M-GRPO, arXiv 2511.13288", "a varying number of calls", "credit.align:align"),
 )
 
 ENTRIES: Mapping[str, Entry] = MappingProxyType({entry.name: entry for entry in CATALOGUE})
@@ -193,10 +181,21 @@ CENTRAL = frozenset({"mappo"})
 """Estimators with one critic for all, which reads the joint history: each call is a row of its own."""
 
 
+REMOVED: Mapping[str, str] = MappingProxyType(
+    {
+        "at_grpo": "no tree of alternatives is sampled; write `estimator: grpo, group_by: [uid, agent, turn, round]`",
+        "dr_mas": "grpo compares each agent with itself already; write `estimator: grpo`",
+        "m_grpo": "no calls are aligned, and grpo compares each agent with itself already; write `estimator: grpo`",
+    }
+)
+"""Names that meant an estimator of another name, and what to write."""
+
+
 def chains_calls(algorithm: Any) -> bool:
-    """Whether credit goes from row to row, so that a call must not be taken out of an episode's rows (vdn and qmix read
-    the episode itself)."""
-    return algorithm.estimator in SPANNING - MIXED or (algorithm.estimator == "ippo" and algorithm.stream == "agent")
+    """Whether one chain of tokens runs through calls that the policy of one row did not make, or that have values of
+    their own: an episode is then left out whole or not at all (vdn and qmix read the episode itself)."""
+    streams = algorithm.estimator == "ippo" and algorithm.stream == "agent"
+    return algorithm.estimator in SPANNING - MIXED or algorithm.estimator == "gae" or streams
 
 
 def advantages_per_turn(algorithm: Any) -> bool:
@@ -211,12 +210,12 @@ def advantages_per_turn(algorithm: Any) -> bool:
 
 
 def carries_back(algorithm: Any) -> bool:
-    """Whether the estimator itself credits a call with what is earned after it."""
+    """Whether the estimator itself credits a call with what its agent earns after it."""
     if algorithm.estimator in MIXED:
         return algorithm.mixer.gamma_turn > 0
-    if "gamma_turn" in ENTRIES[algorithm.estimator].options:
-        return bool(algorithm.gamma_turn)
-    return chains_calls(algorithm)
+    if "stat_unit" in ENTRIES[algorithm.estimator].options:
+        return algorithm.stat_unit == "trajectory" or bool(algorithm.gamma_turn)
+    return algorithm.estimator != "ippo" or algorithm.stream == "agent"
 
 
 def contradictions(estimator: str, given: Mapping[str, Any]) -> dict[str, Any]:

@@ -98,6 +98,7 @@ REWARDS: tuple[Entry, ...] = (
         "credit.shaping:with_outcome",
         SHAPING,
         copies=True,
+        discounts=True,
         graded=True,
         beta=_number(0.5),
     ),

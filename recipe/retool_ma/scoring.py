@@ -48,9 +48,10 @@ async def role_rewards(
 ) -> dict[str, list[float]]:
     """Agent name -> reward per call. `planner`, `executor`, `verifier` are node ids; `options` are `Coefficients`.
 
-    Plans and programs are judged in each turn by that turn's run; the review by the episode's outcome, on the last one.
-    Sets `episode.outcome` (1.0 or 0.0) and `episode.info`. Raises GraderFault if the answer cannot be graded; in compat
-    mode the outcome is then -1 and the episode unsolved.
+    Plans and programs are judged in each turn by that turn's run, and count for their share of the turns: further turns
+    pay nothing by themselves. The reviews are judged by the episode's outcome, which stands on the last one. Sets
+    `episode.outcome` (1.0 or 0.0) and `episode.info`. Raises GraderFault if the answer cannot be graded; in compat mode
+    the outcome is then -1 and the episode unsolved.
     """
     c = coefficients(options)
     truth = ground_truth(episode)
@@ -61,10 +62,12 @@ async def role_rewards(
     rewards: dict[int, float] = {}
     for call in plans:
         run, plan = runs.get(call.turn, Run()), plan_by_turn[call.turn]
-        rewards[id(call)] = planner_reward(c, success=run.success, expected=plan["expected_output"], stdout=run.stdout)
+        reward = planner_reward(c, success=run.success, expected=plan["expected_output"], stdout=run.stdout)
+        rewards[id(call)] = reward / len(plans)
     for call in programs:
         run, plan = runs[call.turn], plan_by_turn.get(call.turn, {})
-        rewards[id(call)] = executor_reward(c, success=run.success, code_plan=plan.get("code_plan", ""), code=run.code)
+        reward = executor_reward(c, success=run.success, code_plan=plan.get("code_plan", ""), code=run.code)
+        rewards[id(call)] = reward / len(programs)
 
     answer = answer_of(reviews[-1], compat=c.compat)
     outcome = await _outcome(answer, truth, c, grade_timeout_s)

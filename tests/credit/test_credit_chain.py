@@ -9,8 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from recipe.dag.credit.batch import CreditBatch
-from recipe.dag.credit.chain import gae_chain
-from recipe.dag.credit.gae import gae
+from recipe.dag.credit.chain import gae, gae_chain
 from recipe.dag.episode.row import Row
 
 MASKS = [(1, 1, 0, 1), (1,), (0, 1, 1), (1, 0, 0, 1, 1)]

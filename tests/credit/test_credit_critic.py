@@ -10,9 +10,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from recipe.dag.credit.batch import CreditBatch
-from recipe.dag.credit.chain import gae_chain
+from recipe.dag.credit.chain import gae, gae_chain
 from recipe.dag.credit.critic import Said, ippo, joint_history, mappo
-from recipe.dag.credit.gae import gae
 
 FREE = {"whiten": False}
 ORDERS = st.permutations(range(12))
@@ -45,7 +44,7 @@ def test_marfts_published_fixture(make_row):
 def test_one_step_episodes_are_reward_less_value(make_row):
     rows, values = debate(make_row, 0)
     batch = CreditBatch.from_rows(rows, values=values)
-    advantages, returns = ippo(batch, **FREE)
+    advantages, returns = ippo(batch, stream="call", **FREE)
     expected = [row.reward - value[0].item() for row, value in zip(rows, values, strict=True)]
     assert first(advantages) == pytest.approx(expected)
     assert first(returns) == pytest.approx([row.reward for row in rows])
@@ -128,8 +127,8 @@ def test_a_critic_that_foresees_a_bonus_takes_it_out_of_the_credit(make_row, see
     """Where a call is an episode of its own; in a chain a bonus on every call would count once per call."""
     rows, values = debate(make_row, seed)
     moved = CreditBatch.from_rows(paid(rows, lambda r: r + shift), values=[value + shift for value in values])
-    plain = ippo(CreditBatch.from_rows(rows, values=values), **FREE)[0]
-    torch.testing.assert_close(torch.cat(ippo(moved, **FREE)[0]), torch.cat(plain), rtol=1e-4, atol=1e-5)
+    plain = ippo(CreditBatch.from_rows(rows, values=values), stream="call", **FREE)[0]
+    torch.testing.assert_close(torch.cat(ippo(moved, stream="call", **FREE)[0]), torch.cat(plain), rtol=1e-4, atol=1e-5)
 
 
 def no_values(rows):
@@ -141,7 +140,7 @@ def test_a_call_that_sampled_nothing_leaves_its_reward_to_the_one_before_it(make
     rows = [make_row(r, position=i, turn=i, mask=m) for i, (r, m) in enumerate([(1.0, (0,)), (2.0, (1,)), (4.0, ())])]
     batch = no_values(rows)
     assert [row.tolist() for row in ippo(batch, stream="agent", **FREE)[0]] == [[0.0], [7.0], []]
-    assert [row.tolist() for row in ippo(batch, **FREE)[0]] == [[0.0], [2.0], []]
+    assert [row.tolist() for row in ippo(batch, stream="call", **FREE)[0]] == [[0.0], [2.0], []]
     late = make_row(8.0, episode=1, position=0, mask=(1,))
     batch = no_values([make_row(4.0, position=0, mask=()), make_row(1.0, position=1, mask=(1,)), late])
     assert [row.tolist() for row in ippo(batch, stream="agent", **FREE)[0]] == [[], [5.0], [8.0]]

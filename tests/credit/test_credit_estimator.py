@@ -12,9 +12,8 @@ import torch
 
 from recipe.dag.algorithms import ENTRIES, SELECTABLE
 from recipe.dag.credit.batch import CreditBatch
-from recipe.dag.credit.chain import gae_chain
+from recipe.dag.credit.chain import gae, gae_chain
 from recipe.dag.credit.estimator import ESTIMATORS, estimate
-from recipe.dag.credit.gae import gae
 from recipe.dag.credit.group import group_relative
 from recipe.dag.credit.reinforce import reinforce_pp
 from recipe.dag.errors import UserError
@@ -61,11 +60,16 @@ def test_the_schemas_defaults_are_the_estimators(make_row):
 
 PRESETS = {
     "rloo": {"group_by": ("uid", "agent"), "center": "leave_one_out", "scale": "none"},
-    "magrpo": {"group_by": ("uid", "agent", "node", "turn", "round"), "scale": "none", "gamma_turn": 0.9},
-    "at_grpo": {"group_by": ("uid", "agent", "turn", "round")},
-    "dr_mas": {"group_by": ("uid", "agent")},
-    "m_grpo": {"group_by": ("uid", "agent")},
+    "magrpo": {
+        "group_by": ("uid", "agent", "node", "turn", "round"),
+        "stat_unit": "call",
+        "scale": "none",
+        "gamma_turn": 0.9,
+    },
 }
+
+
+OWN_REWARDS = {"group_by": ("uid", "agent", "turn", "round"), "stat_unit": "call", "gamma_turn": 0.0}
 
 
 @pytest.mark.parametrize("name", PRESETS)
@@ -81,15 +85,15 @@ def test_an_option_that_contradicts_the_preset_is_refused(make_row, name):
     center = "mean" if name == "rloo" else "leave_one_out"
     with pytest.raises(UserError, match=f"algorithm.center: {name} has .*, not '{center}'"):
         estimate(name, rows_of(make_row), Algorithm(estimator=name, center=center))
-    estimate(name, rows_of(make_row), Algorithm(estimator=name, gamma_turn=0.5))
+    estimate(name, rows_of(make_row), Algorithm(estimator=name, stat_unit="call", gamma_turn=0.5))
 
 
 def test_every_option_of_the_estimators_can_be_set_in_a_workflow_or_is_a_librarys():
     """Keyword-only parameters that `algorithm` lacks would silently keep their defaults."""
     for name, estimator in ESTIMATORS.items():
         options = {p.name for p in inspect.signature(estimator).parameters.values() if p.kind is p.KEYWORD_ONLY}
-        assert options - set(Algorithm.model_fields) <= {"eps", "same_prompt"}
-        assert options - {"eps", "same_prompt"} == set(ENTRIES[name].options) - {"critic_warmup", "history_chars"}
+        assert options - set(Algorithm.model_fields) <= {"eps"}
+        assert options - {"eps"} == set(ENTRIES[name].options) - {"critic_warmup", "history_chars"}
 
 
 def test_prompts_are_hashed_when_a_workflow_groups_by_them(make_row):
@@ -100,22 +104,23 @@ def test_prompts_are_hashed_when_a_workflow_groups_by_them(make_row):
 
 
 @pytest.mark.parametrize(
-    ("name", "rewards", "expected"),
+    ("options", "rewards", "expected"),
     [
         # (episode, round): what is discounted over more rounds is not compared with what is over fewer
-        ("magrpo", [[1.0, 1.0], [1.0, 1.0]], [[0.0, 0.0], [0.0, 0.0]]),
-        ("magrpo", [[0.0, 1.0], [0.0, 0.0]], [[0.45, 0.5], [-0.45, -0.5]]),
-        ("at_grpo", [[0.0, 1.0], [0.0, 1.0]], [[0.0, 0.0], [0.0, 0.0]]),
-        ("at_grpo", [[0.0, 1.0], [2.0, 1.0]], [[-(0.5**0.5), 0.0], [0.5**0.5, 0.0]]),
+        ({"estimator": "magrpo"}, [[1.0, 1.0], [1.0, 1.0]], [[0.0, 0.0], [0.0, 0.0]]),
+        ({"estimator": "magrpo"}, [[0.0, 1.0], [0.0, 0.0]], [[0.45, 0.5], [-0.45, -0.5]]),
+        (OWN_REWARDS, [[0.0, 1.0], [0.0, 1.0]], [[0.0, 0.0], [0.0, 0.0]]),
+        (OWN_REWARDS, [[0.0, 1.0], [2.0, 1.0]], [[-(0.5**0.5), 0.0], [0.5**0.5, 0.0]]),
     ],
 )
-def test_a_round_is_compared_with_the_same_round(make_row, name, rewards, expected):
+def test_a_round_is_compared_with_the_same_round(make_row, options, rewards, expected):
     rows = [
         dataclasses.replace(make_row(reward, episode=e, position=k, mask=(1,)), round=k, call_rounds=(k,))
         for e, of_episode in enumerate(rewards)
         for k, reward in enumerate(of_episode)
     ]
-    found, _ = estimate(name, rows, Algorithm(estimator=name))
+    algorithm = Algorithm(**options)
+    found, _ = estimate(algorithm.estimator, rows, algorithm)
     assert torch.cat(found).view(2, 2).tolist() == [pytest.approx(row, abs=1e-5) for row in expected]
 
 

@@ -8,8 +8,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from recipe.dag.credit.batch import CreditBatch
+from recipe.dag.credit.chain import gae
 from recipe.dag.credit.estimator import estimate
-from recipe.dag.credit.gae import gae, scan
+from recipe.dag.credit.gae import scan
 from recipe.dag.credit.whiten import standardised, standardised_by
 from recipe.dag.workflow.schema import Algorithm
 

@@ -81,8 +81,27 @@ def test_leave_one_out_is_the_distance_to_the_mean_of_the_others(make_row):
 def test_trajectory_weighs_each_episode_once(make_row):
     # Episode 0 moves three times for 1 in all, episode 1 once for 0.
     rows = [make_row(r, episode=0, turn=t) for t, r in enumerate([0.2, 0.3, 0.5])] + [make_row(0.0, episode=1)]
-    assert advantages(rows, stat_unit="trajectory", scale="none") == pytest.approx([0.5, 0.5, 0.5, -0.5])
-    assert advantages(rows, stat_unit="call", scale="none") == pytest.approx([-0.05, 0.05, 0.25, -0.25])
+    assert advantages(rows, scale="none") == pytest.approx([0.5, 0.5, 0.5, -0.5])
+    # own rewards: the mean of the episodes' means, 1/3 and 0
+    own = [value - 1 / 6 for value in (0.2, 0.3, 0.5, 0.0)]
+    assert advantages(rows, stat_unit="call", scale="none") == pytest.approx(own)
+    # less the mean of the others', which is that of the other episode
+    others = [0.2, 0.3, 0.5, -1 / 3]
+    assert advantages(rows, stat_unit="call", scale="none", center="leave_one_out") == pytest.approx(others)
+
+
+def test_an_outcome_on_the_last_call_belongs_to_all_calls_of_its_agent(make_row):
+    """At whichever nodes, turns and rounds it made them; a call without sampled tokens hands its reward on."""
+    rows = [
+        make_row(0.0, turn=0, node="draft"),
+        make_row(0.0, turn=1, node="draft"),
+        make_row(0.0, turn=1, node="revise"),
+        make_row(1.0, turn=2, mask=()),
+    ]
+    assert [r.tolist() for r in group_relative(CreditBatch.from_rows(rows))[1]] == [[1, 1, 0, 1]] * 3 + [[]]
+    other = make_row(0.0, episode=1)
+    found, _ = group_relative(CreditBatch.from_rows([*rows, other]), scale="none")
+    assert [tokens[:1].tolist() for tokens in found] == [[0.5]] * 3 + [[]] + [[-0.5]]
 
 
 def test_trajectories_of_different_samples_stay_apart_without_uid_in_the_group(make_row):
@@ -91,10 +110,11 @@ def test_trajectories_of_different_samples_stay_apart_without_uid_in_the_group(m
 
 
 def test_group_by_turn_and_node(make_row):
+    own = {"stat_unit": "call", "scale": "none"}
     rows = [make_row(r, episode=e, turn=t) for e, t, r in [(0, 0, 1), (1, 0, 0), (0, 1, 5), (1, 1, 5)]]
-    assert advantages(rows, group_by=("uid", "agent", "turn"), scale="none") == pytest.approx([0.5, -0.5, 0, 0])
+    assert advantages(rows, group_by=("uid", "agent", "turn"), **own) == pytest.approx([0.5, -0.5, 0, 0])
     rows = [make_row(r, episode=e, node=n) for e, n, r in [(0, "x", 1), (1, "x", 0), (0, "y", 5), (1, "y", 5)]]
-    assert advantages(rows, group_by=("uid", "node"), scale="none") == pytest.approx([0.5, -0.5, 0, 0])
+    assert advantages(rows, group_by=("uid", "node"), **own) == pytest.approx([0.5, -0.5, 0, 0])
 
 
 @pytest.mark.parametrize("group_by", [("uid", "agent"), ("uid", "agent", "turn"), ("uid", "node")])
@@ -147,11 +167,11 @@ def test_episodes_are_compared_with_those_that_took_the_same_way(make_row):
         group_relative(CreditBatch.from_rows([make_row(1.0)]), **options)
 
 
-def test_returns_are_what_the_unit_earned(make_row):
+def test_returns_are_what_the_call_is_worth(make_row):
     rows = [make_row(r, episode=e, turn=t, mask=(1, 0)) for e, t, r in [(0, 0, 1.0), (0, 1, 2.0), (1, 0, 0.5)]]
     batch = CreditBatch.from_rows(rows)
-    assert [r.tolist() for r in group_relative(batch)[1]] == [[1, 0], [2, 0], [0.5, 0]]
-    assert [r.tolist() for r in group_relative(batch, stat_unit="trajectory")[1]] == [[3, 0], [3, 0], [0.5, 0]]
+    assert [r.tolist() for r in group_relative(batch)[1]] == [[3, 0], [3, 0], [0.5, 0]]
+    assert [r.tolist() for r in group_relative(batch, stat_unit="call")[1]] == [[1, 0], [2, 0], [0.5, 0]]
 
 
 def test_zero_variance_of_a_merged_row_needs_all_its_groups_flat(make_row, merge):
@@ -161,7 +181,8 @@ def test_zero_variance_of_a_merged_row_needs_all_its_groups_flat(make_row, merge
         make_row(1, episode=2, turn=0),
         make_row(4, uid="other"),
     ]
-    assert zero_variance(CreditBatch.from_rows(rows), group_by=("uid", "turn")) == [False, False, True, True]
+    options = {"group_by": ("uid", "turn"), "stat_unit": "call"}
+    assert zero_variance(CreditBatch.from_rows(rows), **options) == [False, False, True, True]
 
 
 @pytest.mark.parametrize(
@@ -207,18 +228,32 @@ def test_shuffled_agents_turns_and_rounds_keep_their_own_groups(make_row):
         dataclasses.replace(make_row(r, episode=e), round=round_, call_rounds=())
         for e, round_, r in [(0, 0, 1), (1, 0, 0), (0, 1, 5), (1, 1, 5)]
     ]
-    assert advantages(rows, group_by=("uid", "round"), scale="none") == pytest.approx([0.5, -0.5, 0, 0])
+    own = {"stat_unit": "call", "scale": "none"}
+    assert advantages(rows, group_by=("uid", "round"), **own) == pytest.approx([0.5, -0.5, 0, 0])
 
 
 def test_discount_over_an_agents_own_turns_and_rounds(make_row):
-    """Two rounds in turn 0, one in turn 1; the other agent and the other node earn for themselves."""
+    """Two rounds in turn 0, one in turn 1 at two nodes; the other agent and the other episode earn for themselves."""
     mine = [(0, 0, 1.0), (0, 1, 2.0), (1, 0, 4.0)]
     rows = [dataclasses.replace(make_row(r, turn=t), round=k) for t, k, r in mine]
-    rows += [make_row(8.0, turn=1, agent="other"), make_row(16.0, turn=1, node="else"), make_row(32.0, episode=1)]
+    rows = [dataclasses.replace(row, call_positions=(i,)) for i, row in enumerate(rows)]
+    rows += [make_row(16.0, turn=1, node="else", position=3)]
+    rows += [make_row(8.0, turn=1, agent="other"), make_row(32.0, episode=1)]
     random.Random(2).shuffle(rows)
-    _, returns = group_relative(CreditBatch.from_rows(rows), gamma_turn=0.5)
+    _, returns = group_relative(CreditBatch.from_rows(rows), stat_unit="call", gamma_turn=0.5)
     found = {row.reward: tokens[0].item() for row, tokens in zip(rows, returns, strict=True)}
-    assert found == {1.0: 3.0, 2.0: 4.0, 4.0: 4.0, 8.0: 8.0, 16.0: 16.0, 32.0: 32.0}
+    assert found == {1.0: 7.0, 2.0: 12.0, 4.0: 20.0, 8.0: 8.0, 16.0: 16.0, 32.0: 32.0}
+
+
+def test_a_node_behind_a_loop_moves_after_its_last_round(make_row):
+    """Though its own round is 0; positions say so."""
+    moves = [("talk", 0), ("talk", 1), ("sum", 0)]
+    rows = [
+        dataclasses.replace(make_row(float(place == 2), node=node, position=place), round=k)
+        for place, (node, k) in enumerate(moves)
+    ]
+    _, returns = group_relative(CreditBatch.from_rows(rows), stat_unit="call", gamma_turn=0.5)
+    assert [tokens[0].item() for tokens in returns] == [0.25, 0.5, 1.0]
 
 
 def test_magrpo_gives_every_agent_the_same_centred_team_return(make_row):
@@ -238,7 +273,7 @@ def test_magrpo_gives_every_agent_the_same_centred_team_return(make_row):
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"gamma_turn": 1.5}, "gamma_turn: 1.5"),
+        ({"gamma_turn": 1.5, "stat_unit": "call"}, "gamma_turn: 1.5"),
         ({"gamma_turn": 1.0, "stat_unit": "trajectory"}, "needs stat_unit call"),
     ],
 )
@@ -249,36 +284,18 @@ def test_bad_discounts_over_turns_are_refused(make_row, options, message):
 
 def test_zero_variance_sees_the_discounted_returns(make_row):
     rows = [make_row(r, episode=e, turn=t) for e, t, r in [(0, 0, 0), (0, 1, 1), (1, 0, 0), (1, 1, 0)]]
-    options = {"group_by": ("uid", "turn")}
+    options = {"group_by": ("uid", "turn"), "stat_unit": "call"}
     assert zero_variance(CreditBatch.from_rows(rows), **options) == [True, False, True, False]
     assert zero_variance(CreditBatch.from_rows(rows), **options, gamma_turn=1.0) == [False] * 4
 
 
-def prompted(make_row, prompt, reward=0.0, **changes):
-    return dataclasses.replace(make_row(reward, **changes), prompt_ids=prompt)
-
-
-def test_siblings_of_a_tree_must_share_their_prompt(make_row):
-    rows = [prompted(make_row, [1, 2], 1.0, episode=0), prompted(make_row, [1, 2], 0.0, episode=1)]
-    assert advantages(rows, same_prompt=False)[0] > 0
+def test_prompts_are_compared_where_they_were_hashed(make_row):
+    rows = [make_row(1.0), dataclasses.replace(make_row(0.0, episode=1), prompt_ids=[1, 3])]
     batch = CreditBatch.from_rows(rows, prompts=True)
-    group_relative(batch, same_prompt=True)
-    rows[1] = prompted(make_row, [1, 3], episode=1)
-    with pytest.raises(ValueError, match="episode 1, agent solver answered another prompt than .*episode 0"):
-        group_relative(CreditBatch.from_rows(rows, prompts=True), same_prompt=True)
-    group_relative(CreditBatch.from_rows(rows, prompts=True), same_prompt=True, group_by=("uid", "prompt_hash"))
+    assert group_relative(batch, scale="none")[0][0].any()
+    assert not torch.cat(group_relative(batch, scale="none", group_by=("uid", "prompt_hash"))[0]).any()
     with pytest.raises(ValueError, match="prompts were not hashed"):
         group_relative(CreditBatch.from_rows(rows), group_by=("prompt_hash",))
-
-
-def test_siblings_that_are_not_selected_are_in_the_loss(make_row):
-    """A tree keeps the best of three answers and goes on from there; all three have an advantage."""
-    siblings = [prompted(make_row, [1], r, episode=i) for i, r in enumerate([1.0, 0.0, 0.5])]
-    later = [prompted(make_row, [1, 7, 7], r, episode=i, turn=1) for i, r in enumerate([1.0, 0.0, 0.0])]
-    batch = CreditBatch.from_rows(siblings + later, prompts=True)
-    found, _ = group_relative(batch, group_by=("uid", "agent", "turn"), same_prompt=True, scale="none")
-    assert [tokens[0].item() for tokens in found[:3]] == pytest.approx([0.5, -0.5, 0.0])
-    assert all(tokens.any() for tokens in found[3:])
 
 
 def test_the_prompt_of_a_merged_call_is_all_that_stood_before_it(make_row):

@@ -79,7 +79,8 @@ def test_merged_rows_get_what_the_separate_rows_get(make_row, merge, gamma):
     rng = random.Random(1)
     masks = [(1, 1), (0, 0, 1, 1), (0, 1, 0), ()]
     episodes = [
-        [make_row(rng.random(), episode=e, turn=t, mask=masks[(e + t) % 4]) for t in range(3)] for e in range(4)
+        [make_row(rng.random(), episode=e, turn=t, position=t, mask=masks[(e + t) % 4]) for t in range(3)]
+        for e in range(4)
     ]
     apart = reinforce_pp(CreditBatch.from_rows([row for rows in episodes for row in rows]), gamma=gamma)
     merged = reinforce_pp(CreditBatch.from_rows([merge(rows) for rows in episodes]), gamma=gamma)
@@ -107,8 +108,8 @@ def test_order_of_the_rows_does_not_matter(make_row, rewards, seed, gamma):
 
 @given(rewards=REWARDS, padding=st.integers(1, 9), gamma=st.sampled_from([1.0, 0.9]))
 def test_padding_does_not_matter(make_row, rewards, padding, gamma):
-    plain = [make_row(r, mask=(1, 1, 0, 1)) for r in rewards]
-    padded = [make_row(r, mask=(1, 1, 0, 1) + (0,) * padding) for r in rewards]
+    plain = [make_row(r, episode=i, mask=(1, 1, 0, 1)) for i, r in enumerate(rewards)]
+    padded = [make_row(r, episode=i, mask=(1, 1, 0, 1) + (0,) * padding) for i, r in enumerate(rewards)]
     short, _ = reinforce_pp(CreditBatch.from_rows(plain), gamma=gamma)
     long, _ = reinforce_pp(CreditBatch.from_rows(padded), gamma=gamma)
     torch.testing.assert_close(torch.stack(long)[:, :4], torch.stack(short))
@@ -122,7 +123,7 @@ def test_gamma_out_of_range_is_refused(make_row, gamma):
 
 
 def test_reinforce_is_the_return(make_row):
-    batch = CreditBatch.from_rows([make_row(2.0, mask=(1, 0, 1, 1, 0)), make_row(-1.0, mask=(1,))])
+    batch = CreditBatch.from_rows([make_row(2.0, mask=(1, 0, 1, 1, 0)), make_row(-1.0, episode=1, mask=(1,))])
     advantages, returns = reinforce(batch, gamma=0.5)
     assert [row.tolist() for row in advantages] == [row.tolist() for row in returns] == [[0.5, 0, 1, 2, 0], [-1]]
 
@@ -166,11 +167,11 @@ def test_kl_in_the_reward_equals_the_closed_form_of_a_two_token_policy(make_row)
 
 
 @pytest.mark.parametrize("estimator", [reinforce, reinforce_pp])
-def test_a_token_pays_its_own_penalty_and_the_later_ones_of_its_call(make_row, merge, estimator):
+def test_a_token_pays_its_own_penalty_and_the_later_ones_of_its_trajectory(make_row, merge, estimator):
     first, second = make_row(1.0, mask=(1, 0, 1, 1)), make_row(2.0, turn=1, mask=(1, 1))
     penalties = torch.tensor([-0.5, 9.0, -0.25, 0.125, -4.0, -1.0])
     _, (returns,) = estimator(CreditBatch.from_rows([merge([first, second])], penalties=[penalties]))
-    assert returns.tolist() == [0.375, 0.0, 0.875, 1.125, -3.0, 1.0]
+    assert returns.tolist() == [-2.625, 0.0, -2.125, -1.875, -3.0, 1.0]
 
 
 @given(rewards=REWARDS)

@@ -115,7 +115,7 @@ def test_sized_games_are_valid_workflows(name, sized):
         assert {node.agent_options.pre_process_kwargs["actions"] for node in workflow.rollout_nodes} == {size}
         assert workflow.reward_nodes[0].executable_kwargs == {"symbols": size}
     else:
-        assert workflow.algorithm.estimator == ("vdn" if "vdn" in name else "dr_mas")
+        assert workflow.algorithm.estimator == ("vdn" if "vdn" in name else "grpo")
         assert len(workflow.agents) == size and all(not node.dependencies for node in workflow.rollout_nodes)
         assert len(workflow.reward_nodes[0].executable_kwargs["right"]) == size
 

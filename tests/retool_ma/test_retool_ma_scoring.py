@@ -86,22 +86,30 @@ def test_a_grader_timeout_is_minus_one_in_compat_mode(timeout):
     assert (case.outcome, case.info["final_reward"]) == (0.0, -1.0)
 
 
-def test_each_turn_is_judged_by_its_own_run_and_the_review_by_the_last():
+def test_each_turn_is_judged_by_its_own_run_for_its_share_and_the_review_by_the_last():
     case = episode(
         *(plan(0, expected="42"), execute(0, "failed"), verify(0, None)),
         *(plan(1, expected="42"), execute(1), verify(1, None)),
         *(plan(2, code_plan="numbers primes"), execute(2, stdout="41"), verify(2)),
     )
     assert rewards(case) == {
-        "planner": [-0.2, 0.8, 0.4],
-        "executor": [0.0, 1.0, pytest.approx(0.8)],
+        "planner": [pytest.approx(reward / 3) for reward in (-0.2, 0.8, 0.4)],
+        "executor": [pytest.approx(reward / 3) for reward in (0.0, 1.0, 0.8)],
         "verifier": [0.0, 0.0, 1.0],
     }
 
 
+def test_a_further_turn_pays_nothing_by_itself():
+    once = episode(plan(), execute(), verify())
+    twice = episode(plan(0), execute(0), verify(0, None), plan(1), execute(1), verify(1))
+    assert {name: sum(paid) for name, paid in rewards(once).items()} == pytest.approx(
+        {name: sum(paid) for name, paid in rewards(twice).items()}
+    )
+
+
 def test_a_turn_without_a_run_is_a_failed_plan():
     case = episode(plan(0), execute(0), verify(0, None), plan(1), verify(1))
-    assert rewards(case) == {"planner": [0.4, -0.2], "executor": [1.0], "verifier": [0.0, 1.0]}
+    assert rewards(case) == {"planner": [0.2, -0.1], "executor": [1.0], "verifier": [0.0, 1.0]}
 
 
 def test_other_node_ids_and_agents_that_share_a_role():

@@ -177,8 +177,8 @@ def test_the_comparison_sees_a_wrong_mask(gradient, alone):
     assert distance(gradient(rows, micro_batch=2), alone["token-mean", "trainer"]) > 0.01
 
 
-def test_the_comparison_sees_the_calls_rewards_swapped(gradient, alone):
-    rows = [replace(row, call_rewards=row.call_rewards[::-1]) for row in rows_of(episodes())]
+def test_the_comparison_sees_a_trajectorys_reward_changed(gradient, alone):
+    rows = [replace(row, call_rewards=(row.reward + index, 0.0, 0.0)) for index, row in enumerate(rows_of(episodes()))]
     assert distance(gradient(rows, micro_batch=2), alone["token-mean", "trainer"]) > 0.01
 
 

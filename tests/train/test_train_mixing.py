@@ -89,7 +89,7 @@ def test_without_anything_to_explain_turns_count_as_grpo_counts_them(workflow_of
     for episode in episodes:
         for call in episode.calls:  # everybody gets the team's reward of the turn
             call.reward = episode.calls[2 * call.turn + 1].reward
-    options = SimpleNamespace(group_by=("uid", "agent", "turn"), gamma_turn=gamma)
+    options = SimpleNamespace(group_by=("uid", "agent", "turn"), stat_unit="call", gamma_turn=gamma)
     plain = estimate("grpo", rows_of(episodes), options)[0]
     assert all(torch.equal(a, b) for a, b in zip(found, plain, strict=True))
     assert any(advantage.any() for advantage in found) == (pay is noise)
@@ -253,13 +253,13 @@ def test_what_the_kl_takes_from_the_rewards_is_each_calls_own(workflow_of, monke
     ("algorithm", "turns", "refused"),
     [
         ("estimator: vdn", 2, "vdn compares the episodes of a sample"),
-        ("estimator: grpo", 1, "grpo compares a call with the same one"),
-        ("estimator: grpo", 2, None),  # with its agent's other turn
-        ("estimator: at_grpo", 2, "at_grpo compares a call with the same one"),
-        ("estimator: rloo, stat_unit: trajectory", 2, "rloo compares a call with the same one"),
+        ("estimator: grpo", 1, "grpo compares an agent with itself"),
+        ("estimator: grpo", 2, "grpo compares an agent with itself"),
+        ("estimator: magrpo", 2, "magrpo compares an agent with itself"),
+        ("estimator: rloo, stat_unit: call, gamma_turn: 1", 2, "rloo compares an agent with itself"),
         ("group_by: [uid]", 1, None),
         ("group_by: [agent]", 1, None),
-        ("estimator: reinforce_pp_baseline", 1, "reinforce_pp_baseline compares a call with the same one"),
+        ("estimator: reinforce_pp_baseline", 1, "reinforce_pp_baseline compares an agent with itself"),
         ("estimator: reinforce_pp", 1, None),
     ],
 )

@@ -199,7 +199,7 @@ ALGORITHM = [
     ("level of gae", ("gae_chain}", "gae_chain, §level: token}"), "estimator `gae_chain` does not read this"),
     ("history of ippo", ("gae_chain}", "ippo, §history_chars: 9}"), "estimator `ippo` does not read this"),
     ("stream of mappo", ("gae_chain}", "mappo, §stream: agent}"), "estimator `mappo` does not read this"),
-    ("stream", ("gae_chain}", "ippo, stream: §row}"), "expected one of `call`, `agent`"),
+    ("stream", ("gae_chain}", "ippo, stream: §row}"), "expected one of `agent`, `call`"),
     ("level", ("gae_chain}", "mappo, level: §word}"), "expected one of `action`, `token`"),
     ("short history", ("gae_chain}", "mappo, history_chars: §1}"), "at least 2, got 1"),
     ("lam range", ("gae_chain}", "gae_chain, lam: §1.5}"), "at most 1, got 1.5"),

@@ -104,19 +104,19 @@ OPTIONS = [
 
 TWICE = [
     ("copied team", [estimator("gae_chain"), TEAM], "gae_chain hands rewards on itself"),
-    ("copied twice to one", [estimator("gae_chain"), ("max_turns: 1", "max_turns: 2"),
-     shaped("agents: [left]", "§recipe.dag.reward.outcome:team_reward")], "`team_reward` pays several calls"),
-    ("in rounds", [estimator("gae_chain"), LOOP, shaped("agents: [left]", "§recipe.dag.reward.outcome:team_reward")],
-     "`team_reward` pays several calls"),
-    ("imported", [estimator("mappo"), ("WHAT", "§mine.py:team_reward")], "`team_reward` pays several calls"),
+    ("imported", [estimator("mappo"), ("WHAT", "§mine.py:team_reward")], "`team_reward` pays several agents"),
     *((name, [estimator("mappo"), shaped(f"shaping: §{name}")], f"`{name}` pays several calls for one reward")
       for name in ("shared", "team_local", "with_outcome", "verifier_sum")),
     ("chained", [estimator("gae_chain"), shaped("shaping: §discounted")], "comes after it, and so does gae_chain"),
     ("vdn", [estimator("vdn"), PLAIN, shaped("shaping: §discounted")], "and so does vdn"),
     ("qmix", [estimator("qmix"), PLAIN, shaped("shaping: §verifier_sum")], "`verifier_sum` pays several calls"),
-    ("magrpo", [estimator("magrpo"), PLAIN, shaped("shaping: §verifier_sum")], "and so does magrpo: it would"),
-    ("ippo", [estimator("ippo, stream: agent"), shaped("shaping: §discounted")], "and so does ippo"),
-    ("grpo", [estimator("grpo, gamma_turn: 0.5"), PLAIN, shaped("shaping: §discounted")], "this node, or `gamma_turn`"),
+    ("magrpo", [estimator("magrpo"), TURNS, PLAIN, shaped("shaping: §verifier_sum")], "and so does magrpo: it would"),
+    ("ippo", [estimator("ippo"), TURNS, shaped("shaping: §discounted")], "and so does ippo"),
+    ("gae", [TURNS, shaped("shaping: §discounted")], "and so does gae: it would count twice; remove this node"),
+    ("grpo", [estimator("grpo"), TURNS, PLAIN, shaped("shaping: §discounted")], "node, or set `gamma_turn: 0`"),
+    ("outcome of every turn", [estimator("grpo"), LOOP, PLAIN, shaped("shaping: §with_outcome")], "`gamma_turn: 0`"),
+    ("rewards to go", [estimator("grpo, gamma_turn: 0.5, group_by: [uid, agent, turn]"), TURNS, PLAIN,
+     shaped("shaping: §discounted")], "node, or set `gamma_turn: 0`"),
 ]  # fmt: skip
 
 SOUND = [
@@ -132,8 +132,11 @@ SOUND = [
     [shaped("verifier: j, generator: l, right: 1", f"{CREDIT}:conditional_quality")],
     [estimator("gae_chain"), shaped("shaping: margin")],
     [estimator("gae_chain"), shaped("agents: [left]", "recipe.dag.reward.outcome:team_reward")],
+    [estimator("gae_chain"), TURNS, shaped("agents: [left]", "recipe.dag.reward.outcome:team_reward")],
+    [estimator("gae_chain"), LOOP, shaped("agents: [left]", "recipe.dag.reward.outcome:team_reward")],
     [estimator("gae_chain"), ("WHAT", "score.py:team_reward")],
     [estimator("ippo"), shaped("shaping: verifier_sum")],
+    [estimator("grpo, gamma_turn: 0"), TURNS, PLAIN, shaped("shaping: discounted")],
     [estimator("magrpo, gamma_turn: 0"), PLAIN, shaped("shaping: discounted")],
     [estimator("vdn, mixer: {gamma_turn: 0}"), TURNS, PLAIN, shaped("shaping: discounted")],
     [estimator("grpo"), PLAIN, shaped("shaping: verifier_sum")],
@@ -179,7 +182,7 @@ def test_what_is_sound_loads(load, edits):
     ("edits", "warned"),
     [
         ([LOOP, shaped("shaping: §influence")], True),
-        ([LOOP, shaped("shaping: §verifier_sum")], True),
+        ([LOOP, estimator("grpo, gamma_turn: 0"), PLAIN, shaped("shaping: §verifier_sum")], True),
         ([LOOP, shaped("attract: 1", f"§{CREDIT}:debate_incentives")], True),
         ([LOOP, incentives("attract: 1, players: [[l], [r]]")], False),
         ([LOOP, shaped("shaping: margin")], False),

@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 
 from recipe.dag.workflow.loader import load_workflow
+from recipe.dag.workflow.problem import WorkflowError
 
 TEXT = """\
 dag_id: demo
@@ -88,30 +89,34 @@ ROLES = [
     ("solver, policy: one}", "solver, policy: one, role: same}, {name: other, policy: one, role: same}"),
     ("agent: solver}\n  - {node_id: s", "agent: other}\n  - {node_id: s"),
 ]
-CRITIC = ("one: {", "one: {critic: {}, ")
 
 
 @pytest.mark.parametrize(
     ("edits", "keys"),
     [
-        ([], None),
-        ([TURNS], "`turn`"),
-        ([TURNS, ("uid, agent]", "uid, agent, turn]")], None),
+        ([], "`node`"),  # one agent at two nodes
+        ([("uid, agent]", "uid, agent, node]")], None),
+        ([TURNS], "`node`, `turn`"),
+        ([TURNS, ("uid, agent]", "uid, node, turn]")], None),
         ([TURNS, ("uid, agent]", "uid, agent, prompt_hash]")], None),
         ([TURNS, ("gamma_turn: 0.9", "gamma_turn: 0")], None),
         ([TURNS, (", gamma_turn: 0.9", "")], None),
-        ([TURNS, ("max_turns", "train_turns: last, max_turns")], None),
+        ([TURNS, ("max_turns", "train_turns: last, max_turns")], "`node`"),
         ([LOOP], "`node`, `round`"),
-        ([LOOP, ("nodes: [l]", "nodes: [l, r]")], "`round`"),
-        ([LOOP, ("nodes: [l]", "nodes: [s]")], None),
+        ([LOOP, ("nodes: [l]", "nodes: [l, r]")], "`node`, `round`"),
+        ([LOOP, ("nodes: [l]", "nodes: [l, r]"), ("uid, agent]", "uid, node]")], "`round`"),
+        ([LOOP, ("nodes: [l]", "nodes: [s]")], "`node`"),
         ([LOOP, ("uid, agent]", "uid, agent, round]")], "`node`"),
         ([LOOP, ("uid, agent]", "uid, role, round]"), *ROLES], "`node`"),
         ([LOOP, ("uid, agent]", "uid, agent, role, round]"), *ROLES], None),
-        ([LOOP, ("nodes: [l]", "nodes: [s]"), (", frozen: true", ""), ("uid, agent]", "uid, round]")], None),
+        (
+            [LOOP, ("nodes: [l]", "nodes: [s]"), (", frozen: true", ""), ("uid, agent]", "uid, agent, round, node]")],
+            None,
+        ),
         ([LOOP, ("uid, agent]", "uid, agent, node]")], "`round`"),
         ([LOOP, TURNS], "`node`, `turn`, `round`"),
         ([LOOP, ("group_by: [uid, agent], gamma_turn: 0.9", "estimator: magrpo")], None),
-        ([TURNS, ("group_by: [uid, agent]", "estimator: dr_mas")], "`grpo`:`turn`"),
+        ([TURNS, ("group_by: [uid, agent]", "estimator: reinforce_pp_baseline, group_by: [uid, node]")], "`turn`"),
     ],
 )
 def test_discounted_sums_of_more_and_of_fewer_calls_are_not_to_be_compared(tmp_path, edits, keys):
@@ -125,6 +130,33 @@ def test_discounted_sums_of_more_and_of_fewer_calls_are_not_to_be_compared(tmp_p
     assert len(found) == (keys is not None)
     for problem in found:
         assert (problem.line, problem.where) == (5, "algorithm.gamma_turn")
-        which = keys.rpartition(":")[2]
-        mend = f"choose `grpo` and group by {which}, too" if ":" in keys else f"group by {which}, too"
-        assert problem.message.endswith(f"with calls that have fewer; {mend}")
+        assert problem.message.endswith(f"with calls that have fewer; group by {keys}, too")
+
+
+OWN = ("gamma_turn: 0.9", "stat_unit: call")
+IPPO = ("group_by: [uid, agent], gamma_turn: 0.9", "estimator: ippo, stream: call")
+
+
+@pytest.mark.parametrize(
+    ("edits", "place", "message"),
+    [
+        ([TURNS, OWN], "algorithm.stat_unit", "agent `solver` may move more than once"),
+        ([OWN], "algorithm.stat_unit", "`gamma_turn: 1.0` for all, `gamma_turn: 0.0`"),
+        ([("one: {", "one: {critic: {}, "), IPPO], "algorithm.stream", "use `stream: agent`"),
+        ([("agent: solver}\n  - {node_id: s", "agent: still}\n  - {node_id: s"), OWN], "", ""),
+    ],
+)
+def test_own_rewards_alone_must_be_meant_where_an_agent_moves_more_than_once(tmp_path, edits, place, message):
+    (tmp_path / "score.py").write_text("def score(episode): return {}\n")
+    text = ROUNDS
+    for old, new in edits:
+        assert old in text
+        text = text.replace(old, new)
+    (tmp_path / "flow.yaml").write_text(text)
+    if not place:
+        load_workflow(tmp_path / "flow.yaml")
+        return
+    with pytest.raises(WorkflowError) as error:
+        load_workflow(tmp_path / "flow.yaml")
+    assert [problem.where for problem in error.value.problems] == [place]
+    assert message in str(error.value)

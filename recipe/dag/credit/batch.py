@@ -1,8 +1,8 @@
 """Rows as columns over calls.
 
 Invariant: the call is the unit. The calls of a row tile its response tokens, and the rows lie end to end with no
-padding, so neither padding nor the merging of rows can change what an estimator computes (`gae` alone takes the row for
-its unit). Rewards are finite and kept in float64.
+padding, so neither padding nor the merging of rows can change what an estimator computes. Rewards are finite and kept
+in float64.
 """
 
 from __future__ import annotations
@@ -147,6 +147,10 @@ class CreditBatch:
         """[C] int64, sampled tokens of each call."""
         so_far = torch.cat([torch.zeros(1, dtype=torch.int32), self.mask.cumsum(0, dtype=torch.int32)])
         return so_far[torch.cat([self.call_lengths.new_zeros(1), self.call_lengths.cumsum(0)])].diff().long()
+
+    def trajectories(self) -> Iterator[tuple[str, int, str]]:
+        """[C] (uid, episode, agent), equal for the calls of one agent in one episode."""
+        return zip(self.uid, self.episode, self.agent, strict=True)
 
     def policy_of(self, calls: Tensor, counts: Tensor | None = None) -> Tensor | None:
         """[M] int64 for M calls, equal for calls of one policy; each number `counts[m]` times where given. None: all

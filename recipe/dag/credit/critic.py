@@ -67,7 +67,7 @@ def _shortened(text: str, max_chars: int) -> str:
 def ippo(
     batch: CreditBatch,
     *,
-    stream: str = "call",
+    stream: str = "agent",
     level: str = "action",
     gamma: float = 1.0,
     lam: float = 0.95,
@@ -75,13 +75,13 @@ def ippo(
 ) -> tuple[list[Tensor], list[Tensor]]:
     """(advantages, returns): one float32 tensor per row, 0 where the mask is 0 (IPPO, arXiv 2011.09533).
 
-    `stream="call"`: every call is an episode of its own. `stream="agent"`: an agent's calls of an episode follow each
-    other, so what it earns later reaches its earlier calls. Raises ValueError for unknown options, for calls that do
-    not know their position, and for a gamma or lam outside [0, 1]."""
+    `stream="agent"`: an agent's calls of an episode follow each other, so what it earns later reaches its earlier
+    calls. `stream="call"`: every call is an episode of its own, worth its own reward. Raises ValueError for unknown
+    options, for calls that do not know their position, and for a gamma or lam outside [0, 1]."""
     check_choice("stream", stream, ("call", "agent"))
     keys: Sequence[Hashable] = range(len(batch.uid))
     if stream == "agent":
-        keys = list(zip(batch.uid, batch.episode, batch.agent, strict=True))
+        keys = list(batch.trajectories())
     return _credit(batch, keys, level, gamma, lam, whiten)
 
 

@@ -14,9 +14,8 @@ from torch import Tensor
 
 from recipe.dag.algorithms import ENTRIES, MIXED, SPANNING, WITH_VALUES, contradictions
 from recipe.dag.credit.batch import CreditBatch
-from recipe.dag.credit.chain import gae_chain
+from recipe.dag.credit.chain import gae, gae_chain
 from recipe.dag.credit.critic import ippo, mappo
-from recipe.dag.credit.gae import gae
 from recipe.dag.credit.gdpo import gdpo
 from recipe.dag.credit.group import group_relative
 from recipe.dag.credit.mixer_credit import compared
@@ -37,9 +36,6 @@ ESTIMATORS: dict[str, Estimator] = {
     "grpo": group_relative,
     "rloo": group_relative,
     "magrpo": group_relative,
-    "at_grpo": group_relative,
-    "dr_mas": group_relative,
-    "m_grpo": group_relative,
     "reinforce": reinforce,
     "reinforce_pp": reinforce_pp,
     "reinforce_pp_baseline": reinforce_pp_baseline,

@@ -18,19 +18,6 @@ from recipe.dag.credit.options import check_units
 from recipe.dag.credit.whiten import standardised_by
 
 
-def gae(
-    batch: CreditBatch, *, gamma: float = 1.0, lam: float = 1.0, whiten: bool = True
-) -> tuple[list[Tensor], list[Tensor]]:
-    """(advantages, returns): one float32 tensor per row, 0 where the mask is 0. Each row is a chain of its own: what
-    its calls earn reaches back to the row's first token and no further.
-
-    `whiten` gives the advantages mean 0 and variance 1 over all sampled tokens of a policy; the returns, which are what
-    the values should have been, stay as they are. Raises ValueError for a gamma or lam outside [0, 1].
-    """
-    calls = range(len(batch.row_of_call))
-    return chained_gae(batch, calls, batch.row_of_call, gamma=gamma, lam=lam).per_row(batch, whiten=whiten)
-
-
 @dataclass(frozen=True)
 class Chained:
     """What `chained_gae` found of the T tokens that learn, in whatever order."""

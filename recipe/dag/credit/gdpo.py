@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from recipe.dag.credit.batch import CreditBatch
-from recipe.dag.credit.group import compared
+from recipe.dag.credit.group import center_by_group
 from recipe.dag.credit.whiten import scaled
 
 
@@ -22,22 +22,25 @@ def gdpo(
     *,
     weights: Mapping[str, float] | None = None,
     group_by: Sequence[str] = ("uid", "agent"),
-    stat_unit: str = "call",
+    stat_unit: str = "trajectory",
+    gamma_turn: float | None = None,
     eps: float = 1e-8,
 ) -> tuple[list[Tensor], list[Tensor]]:
     """(advantages, returns): one float32 tensor per row, 0 where the mask is 0.
 
     Each component's distance to the mean of the group, in standard deviations (n - 1), times its weight (1 where
     `weights` does not name it); their sum is divided once by its root mean square over the policy's sampled tokens. The
-    return of a token is the weighted sum of what its unit earned. Raises ValueError for rows that do not say who paid
-    their calls.
+    return of a token is the weighted sum of what its call is worth (`worth_of_calls`). Raises ValueError for rows that
+    do not say who paid their calls.
     """
     calls = len(batch.uid)
     advantages, returns = (torch.zeros(calls, dtype=torch.float64) for _ in range(2))
     for weight, rewards in components(batch, weights or {}).values():
-        away, earned = compared(batch, rewards, group_by=group_by, stat_unit=stat_unit, scale="std", eps=0.0)
-        advantages += weight * torch.tensor(away, dtype=torch.float64)
-        returns += weight * torch.tensor(earned, dtype=torch.float64)
+        distances, worth = center_by_group(
+            batch, rewards, group_by=group_by, stat_unit=stat_unit, gamma_turn=gamma_turn, scale="std"
+        )
+        advantages += weight * torch.tensor(distances, dtype=torch.float64)
+        returns += weight * torch.tensor(worth, dtype=torch.float64)
     columns = scaled(advantages, batch.sampled(), eps), returns
     return tuple(batch.per_row(batch.spread(column.to(torch.float32))) for column in columns)
 

@@ -31,7 +31,7 @@ class Env(Protocol):
 
     `obs` is one value for everyone, a list with one entry per player (the order of `actions`), or a dict by agent name.
     A list always means "per player": an observation that is itself a list goes into a dict or a list of lists. `reward`
-    is a number for every player (with gae_chain, mappo, vdn and qmix for the last one: credit carries its reward to the
+    is a number for every agent (with gae_chain, mappo, vdn and qmix for the last one: credit carries its reward to the
     others), a list per player, or a dict by agent name. `done` ends the episode after the turn. A fourth value, `info`,
     is a dict of JSON for the workflow's conditions and the record. A player whose node was skipped acts with "", so
     that there are always as many; what it is rewarded goes nowhere.
@@ -126,8 +126,8 @@ def observations(obs: Any, players: list[str], watchers: list[str], where: str) 
 
 
 def rewards(reward: Any, players: list[str], where: str, *, chained: bool = False) -> list[float]:
-    """One finite number per player. By agent name: an agent that plays twice gets its reward at its last action.
-    `chained`: a single number is the last player's."""
+    """One finite number per player. By agent name, or one number for all: an agent that plays twice gets its reward at
+    its last action. `chained`: a single number is the last player's."""
     if hasattr(reward, "tolist"):
         reward = reward.tolist()
     if isinstance(reward, dict):
@@ -136,7 +136,9 @@ def rewards(reward: Any, players: list[str], where: str, *, chained: bool = Fals
         last = {name: position for position, name in enumerate(players)}
         reward = [reward[name] if last[name] == position else 0.0 for position, name in enumerate(players)]
     if not isinstance(reward, list | tuple):
-        reward = [0.0] * (len(players) - 1) + [reward] if chained else [reward] * len(players)
+        last = {name: position for position, name in enumerate(players)}
+        paid = {len(players) - 1} if chained else set(last.values())
+        reward = [reward if position in paid else 0.0 for position in range(len(players))]
     if len(reward) != len(players):
         raise EnvFault(f"returned {len(reward)} rewards for {len(players)} players", where=where)
     return [_finite(value, where) for value in reward]

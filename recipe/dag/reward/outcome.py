@@ -1,7 +1,7 @@
 """Reward nodes that any workflow can use: was the episode solved, and who is paid for it.
 
 Invariant: an episode is graded once, before anything is set on it; a grader that fails raises and leaves the episode
-ungraded. Rewards are lists with one value per call of the agent, in the order of its calls.
+ungraded. An outcome is one number per agent: what each of its calls is worth of it is the estimator's to say.
 """
 
 from __future__ import annotations
@@ -19,8 +19,8 @@ from recipe.dag.reward.grader import grade
 @earned_by(boxed_answer_is_right)
 async def outcome_reward(
     episode: Episode, *, agent: str = "solver", grade_timeout_s: float = 10.0, compat: bool = False
-) -> dict[str, list[float]]:
-    """1 for a right answer, 0 for a wrong one or none, on the last call of `agent`; for the single-agent baselines.
+) -> dict[str, float]:
+    """Return 1 for a right answer of `agent`, 0 for a wrong one or none; for the single-agent baselines.
     `compat`: where the agent's hook looks for no answer, take the last number of any text, as was published.
 
     Sets `episode.outcome` and `episode.info`. Raises GraderFault if the answer cannot be graded.
@@ -35,13 +35,11 @@ async def outcome_reward(
     outcome = await graded(answer, ground_truth(episode), grade_timeout_s)
     episode.outcome = outcome
     episode.info.update(final_reward=outcome, answer=answer or "")
-    return {agent: [0.0] * (len(calls) - 1) + [outcome]}
+    return {agent: outcome}
 
 
-def team_reward(
-    episode: Episode, *, weight: float = 0.5, agents: Sequence[str] | None = None
-) -> dict[str, list[float]]:
-    """`weight` times the episode's outcome on every call of `agents` (all that moved where None).
+def team_reward(episode: Episode, *, weight: float = 0.5, agents: Sequence[str] | None = None) -> dict[str, float]:
+    """Return `weight` times the episode's outcome for each of `agents` (all that moved where None).
 
     A reward node of its own, after the one that grades: the published role rewards pay a planner and an executor for
     any program that runs, right or wrong."""
@@ -51,7 +49,7 @@ def team_reward(
     unknown = [name for name in agents or () if name not in moved]
     if unknown:
         raise UserError(f"team_reward: agent '{unknown[0]}' made no call; agents that did: {', '.join(moved)}")
-    return {name: [weight * episode.outcome] * len(episode.calls_of(name)) for name in agents or moved}
+    return {name: weight * episode.outcome for name in agents or moved}
 
 
 def env_outcome(episode: Episode, *, solved_at: float = 1.0) -> dict[str, float]:

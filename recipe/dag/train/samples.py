@@ -26,15 +26,17 @@ def check_samples(run: DictConfig, workflow: Workflow) -> None:
     if name in MIXED:
         why = "compares the episodes of a sample, and there is one"
     elif "group_by" in ENTRIES[name].options and _alone(workflow):
-        why = "compares a call with the same one of the sample's other episodes, and there is no other"
+        why = "compares an agent with itself in the sample's other episodes, and there is no other"
     if why:
         raise UserError(f"algorithm.estimator: {name} {why}; raise actor_rollout_ref.rollout.n")
 
 
 def _alone(workflow: Workflow) -> bool:
-    """Whether, of one episode, each group holds one unit at most."""
-    algorithm = workflow.algorithm
-    if "uid" not in algorithm.group_by or algorithm.stat_unit == "trajectory":
-        return "uid" in algorithm.group_by
+    """Whether, of one episode, each group holds one trajectory at most."""
+    group_by = workflow.algorithm.group_by
+    if "uid" not in group_by:
+        return False
+    agent_of = {node.node_id: node.agent_group for node in workflow.rollout_nodes}
     places = (workflow.rollout_nodes, workflow.loops, workflow.agents, workflow.episode)
-    return all(len(group) == 1 for group in pooled(*places, workflow.trained_policies(), algorithm.group_by))
+    groups = pooled(*places, workflow.trained_policies(), group_by)
+    return all(len({agent_of[move.node] for move in group}) == 1 for group in groups)

@@ -23,8 +23,9 @@ IDLE_STEPS = 3
 
 
 def select_rows(rows: Sequence[Row], workflow: Workflow) -> tuple[dict[str, list[Row]], list[Row]]:
-    """(the rows that each trained policy learns from, the rows that credit may have to know: of frozen policies, and
-    those without a sampled token)."""
+    """Return (the rows that each trained policy learns from, the other rows of their episodes, whose rewards credit may
+    have to know: of frozen policies, without a sampled token, or left out because their group earned one and the
+    same)."""
     algorithm = workflow.algorithm
     split = split_by_policy(rows, workflow)
     if algorithm.drop_zero_variance and chains_calls(algorithm):
@@ -32,9 +33,10 @@ def select_rows(rows: Sequence[Row], workflow: Workflow) -> tuple[dict[str, list
         rows = [row for row in rows if row.uid in uids]
         split = split_by_policy(rows, workflow)
     elif algorithm.drop_zero_variance:
-        split = {name: keep_informative(mine, algorithm) for name, mine in split.items()}
-    chosen = {name: [row for row in mine if 1 in row.response_mask] for name, mine in split.items()}
-    return chosen, [row for row in rows if row.policy not in chosen or 1 not in row.response_mask]
+        split = {name: keep_informative(policy_rows, algorithm) for name, policy_rows in split.items()}
+    chosen = {name: [row for row in policy_rows if 1 in row.response_mask] for name, policy_rows in split.items()}
+    learned = {id(row) for policy_rows in chosen.values() for row in policy_rows}
+    return chosen, [row for row in rows if id(row) not in learned]
 
 
 def split_by_policy(rows: Sequence[Row], workflow: Workflow) -> dict[str, list[Row]]:

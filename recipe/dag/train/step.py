@@ -13,7 +13,7 @@ from contextlib import nullcontext
 
 import torch
 
-from recipe.dag.algorithms import CENTRAL, MIXED, SPANNING, WITH_VALUES, chains_calls
+from recipe.dag.algorithms import CENTRAL, MIXED, SPANNING, WITH_VALUES
 from recipe.dag.credit.estimator import estimate
 from recipe.dag.credit.importance import importance_weights
 from recipe.dag.credit.uncertainty import surprise, uncertainty_weights, weighted
@@ -149,8 +149,7 @@ class TrainingStep:
             critic.hand_out("values")
 
     def _advantage(self, name: str) -> None:
-        mine = [row for row in self.world if row.policy == name] if chains_calls(self.workflow.algorithm) else []
-        self._credit([name], mine)
+        self._credit([name], [row for row in self.world if row.policy == name])
 
     def _joint_advantage(self, name: str) -> None:
         if self.workflow.algorithm.estimator in MIXED:

@@ -15,7 +15,7 @@ from pathlib import Path
 
 from omegaconf import DictConfig
 
-from recipe.dag.algorithms import CENTRAL, chains_calls
+from recipe.dag.algorithms import CENTRAL, MIXED
 from recipe.dag.episode.batch import run_batch
 from recipe.dag.episode.failure import most_frequent
 from recipe.dag.episode.record import Episode
@@ -210,7 +210,7 @@ class Trainer:
             merge=spec.merge_rows and not self._one_call_per_row(),
             on_failure=spec.on_failure,
             train_turns=spec.train_turns,
-            silent=chains_calls(workflow.algorithm),
+            silent=workflow.algorithm.estimator not in MIXED,  # which read the episodes themselves
         )
         gathered = await gather(roll_out_batch, to_rows, workflow, groups=self.sampler.batch_size)
         self.drawn += gathered.batches

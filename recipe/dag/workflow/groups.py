@@ -37,10 +37,21 @@ def pooled(
     return list(found.values())
 
 
-def horizons(groups: Sequence[Sequence[Move]]) -> dict[Move, int]:
-    """How many moves of its own node may follow each."""
-    moves = sorted((move for group in groups for move in group), reverse=True)
-    found: dict[Move, int] = {}
-    for before, move in zip([None, *moves], moves, strict=False):
-        found[move] = found[before] + 1 if before is not None and before.node == move.node else 0
-    return found
+def horizons(groups: Sequence[Sequence[Move]], nodes: Sequence[Node], loops: Mapping[str, Loop]) -> dict[Move, int]:
+    """Return how many moves of its own agent may follow each."""
+    agent_of = {node.node_id: node.agent_group for node in nodes}
+    place = {node.node_id: index for index, node in enumerate(nodes)}
+    # a loop is run through before what stands behind it, round by round
+    entry = {name: min(place[other] for other in loop.nodes) for loop in loops.values() for name in loop.nodes}
+    moves = sorted(
+        (move for group in groups for move in group),
+        key=lambda move: (move.turn, entry.get(move.node, place[move.node]), move.round, place[move.node]),
+        reverse=True,
+    )
+    following: dict[int, int] = {}
+    left: dict[Move, int] = {}
+    for move in moves:
+        agent = agent_of[move.node]
+        left[move] = following.get(agent, 0)
+        following[agent] = left[move] + 1
+    return left

@@ -13,8 +13,9 @@ from typing import Any, TypeVar, get_args
 
 from pydantic import BaseModel, ValidationError
 
+from recipe.dag.algorithms import REMOVED
 from recipe.dag.workflow.problem import KeyPath, Problem, closest, did_you_mean, listing
-from recipe.dag.workflow.schema import AgentOptions, Node, Policy
+from recipe.dag.workflow.schema import AgentOptions, Algorithm, Node, Policy
 from recipe.dag.workflow.source import Source
 
 Piece = TypeVar("Piece", bound=BaseModel)
@@ -69,6 +70,8 @@ def _problem(model: type[BaseModel], detail: dict[str, Any], source: Source, pat
         return source.problem(at, message, key=True)
     if kind == "missing":
         return source.problem(at, "missing; this key is required")
+    if (model, *loc) == (Algorithm, "estimator") and detail["input"] in REMOVED:
+        return source.problem(at, f"there is no `{detail['input']}`: {REMOVED[detail['input']]}")
     return source.problem(at, _words(detail))
 
 

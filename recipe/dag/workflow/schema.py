@@ -205,9 +205,6 @@ class Algorithm(Frozen):
         "grpo",
         "rloo",
         "magrpo",
-        "at_grpo",
-        "dr_mas",
-        "m_grpo",
         "reinforce",
         "reinforce_pp",
         "reinforce_pp_baseline",
@@ -219,10 +216,10 @@ class Algorithm(Frozen):
         "vdn",
         "qmix",
     ] = "grpo"
-    """gae: over each row's own tokens. gae_chain: one chain over turns, agents and tokens of an episode (MARFT). ippo:
-    a critic per policy that reads what its agents read. mappo: one critic for all, which reads what everybody said and
-    was shown. `verl-dag algorithms` lists all with what they assume; rloo, magrpo, at_grpo, dr_mas and m_grpo are grpo
-    with options set."""
+    """gae: over the tokens of an agent's trajectory. gae_chain: one chain over turns, agents and tokens of an episode
+    (MARFT). ippo: a critic per policy that reads what its agents read. mappo: one critic for all, which reads what
+    everybody said and was shown. `verl-dag algorithms` lists all with what they assume; rloo and magrpo are grpo with
+    options set."""
     group_by: tuple[Literal["uid", "agent", "role", "turn", "round", "node", "branch", "prompt_hash"], ...] = (
         "uid",
         "agent",
@@ -230,13 +227,14 @@ class Algorithm(Frozen):
     """What calls must have in common to be compared. role: `agents[].role`, which pools agents of one policy. branch:
     episodes that took the same way to the call (on it the same nodes were skipped and loops ran as many rounds).
     prompt_hash: the same prompt, token by token. Calls of different policies are never compared."""
-    stat_unit: Literal["call", "trajectory"] = "call"
-    """What counts once in a group's statistics: each row, or the sum of an episode's rewards in the group."""
+    stat_unit: Literal["call", "trajectory"] = "trajectory"
+    """What a call is worth. trajectory: all that its agent earns in the episode. call: its own reward and, with
+    gamma_turn, the later ones of its agent. Either way, a trajectory counts once in its group's mean and deviation."""
     center: Literal["mean", "leave_one_out"] = "mean"
     scale: Literal["std", "none"] = "std"
     gamma_turn: float | None = Field(None, ge=0.0, le=1.0)
-    """The grpo family: a call is worth its own reward and the later ones of its agent at its node, discounted once per
-    call. None: its own."""
+    """Makes stat_unit `call`: how much of its agent's later rewards a call is worth, per turn or round in between; 0:
+    its own reward only. `stat_unit: call` needs it where an agent moves more than once in an episode."""
     gamma: float = Field(1.0, ge=0.0, le=1.0)
     """reinforce, reinforce_pp, gae, gae_chain: discount per token. ippo, mappo: per step (`level`)."""
     lam: float = Field(1.0, ge=0.0, le=1.0)
@@ -246,9 +244,9 @@ class Algorithm(Frozen):
     weights: dict[str, float] = {}
     """gdpo: of the reward's components, by the node that pays: a reward node, or a rollout node with rewards_with_env.
     1 where absent."""
-    stream: Literal["call", "agent"] = "call"
-    """ippo: what one chain of steps is. call: each call by itself. agent: an agent's calls of an episode, so that what
-    it earns later reaches its earlier calls."""
+    stream: Literal["agent", "call"] = "agent"
+    """ippo: what one chain of steps is. agent: an agent's calls of an episode, so that what it earns later reaches its
+    earlier calls. call: each call by itself, for agents that move once."""
     level: Literal["action", "token"] = "action"
     """ippo, mappo: what a step is. action: a whole call, valued before its first token. token: each sampled token."""
     history_chars: int = Field(4000, ge=2)
@@ -301,7 +299,8 @@ class Algorithm(Frozen):
     def _as_estimator_and_loss_have_it(self) -> Algorithm:
         """What the estimator and the loss set and the user did not."""
         of_loss = {"loss_agg": "seq-mean-token-mean", **GSPO_CLIP} if self.policy_loss == "gspo" else {}
-        for key, value in {**ENTRIES[self.estimator].options, **of_loss}.items():
+        by_call = {"stat_unit": "call"} if self.gamma_turn is not None else {}
+        for key, value in {**ENTRIES[self.estimator].options, **by_call, **of_loss}.items():
             if key not in self.model_fields_set:
                 object.__setattr__(self, key, value)
         if self.mixer is None and self.estimator in MIXED:

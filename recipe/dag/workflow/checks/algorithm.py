@@ -39,10 +39,11 @@ def check_algorithm(draft: Draft) -> Iterator[Problem]:
             yield say(("algorithm", "group_by", position), message)
     summed = algorithm.stat_unit == "trajectory" and "stat_unit" not in ENTRIES[algorithm.estimator].fixed
     if algorithm.gamma_turn is not None and summed and _reads(algorithm, "gamma_turn"):
-        message = "a trajectory is worth the sum of its rewards already; remove this, or choose `stat_unit: call`"
+        message = "a trajectory is worth the sum of its rewards already; remove this, or add `stat_unit: call`"
         yield say(("algorithm", "gamma_turn"), message, key=True)
     if not any(problem.where == "algorithm.estimator" for problem in draft.problems):
         yield from _check_unread(draft, algorithm)
+        yield from _check_own_rewards(draft, algorithm)
     if algorithm.share_reward_in_agent and algorithm.estimator in SPANNING:
         message = (
             f"{algorithm.estimator} carries the last agent's reward to the others; sharing it too would count it twice"
@@ -60,6 +61,38 @@ def check_algorithm(draft: Draft) -> Iterator[Problem]:
     if algorithm.policy_loss == "gspo" and algorithm.loss_agg != "seq-mean-token-mean":
         message = "gspo averages over each sequence: `loss_agg: seq-mean-token-mean`, or leave it out"
         yield say(("algorithm", "loss_agg"), message)
+
+
+def _check_own_rewards(draft: Draft, algorithm: Algorithm) -> Iterator[Problem]:
+    """A call that is worth its own reward alone gets nothing of an outcome, which stands on its agent's last call."""
+    if not draft.whole or (agent := repeated_agent(draft)) is None:
+        return
+    again = f"agent `{agent}` may move more than once in an episode"
+    if algorithm.estimator == "ippo" and algorithm.stream == "call":
+        message = f"{again}, and its earlier calls would get nothing of what it earns later; use `stream: agent`"
+        yield draft.source.problem(("algorithm", "stream"), message, key=True)
+    free = "gamma_turn" in ENTRIES[algorithm.estimator].free
+    if free and algorithm.stat_unit == "call" and algorithm.gamma_turn is None:
+        message = (
+            f"{again}: say how much of its later rewards a call is worth, `gamma_turn: 1.0` for all, `gamma_turn: 0.0` "
+            "for its own reward only; or use `stat_unit: trajectory`"
+        )
+        yield draft.source.problem(("algorithm", "stat_unit"), message, key=True)
+
+
+def repeated_agent(draft: Draft) -> str | None:
+    """Return an agent of a trained policy that may move more than once in an episode. Needs a whole draft."""
+    nodes = {node.node_id: node for _, node in draft.each_node()}
+    for moves in _pooled(draft, ("agent",)):
+        if len(moves) > 1:
+            return draft.agents[nodes[moves[0].node].agent_group].name
+    return None
+
+
+def _pooled(draft: Draft, group_by: Collection[str]) -> list[list[Move]]:
+    trained = [name for name, policy in draft.each_policy() if not policy.frozen]
+    loops, nodes = dict(draft.each_loop()), [node for _, node in draft.each_node()]
+    return pooled(nodes, loops, draft.agents, draft.episode, trained, group_by)
 
 
 def warn_of_algorithm(draft: Draft) -> Iterator[Problem]:
@@ -104,18 +137,18 @@ def _warn_of_horizons(draft: Draft) -> Iterator[Problem]:
     for key in tuple(missing):
         fewer = [other for other in missing if other != key]
         missing = missing if _unequal(draft, (*algorithm.group_by, *fewer)) else fewer
-    which = listing(missing)
-    mend = f"choose `grpo` and group by {which}, too" if _fixed(algorithm) else f"group by {which}, too"
-    message = f"calls with more of their node's calls after them are compared with calls that have fewer; {mend}"
+    message = (
+        "calls with more of their agent's calls after them are compared with calls that have fewer; "
+        f"group by {listing(missing)}, too"
+    )
     yield draft.source.problem(at, message, key=True)
 
 
 def _unequal(draft: Draft, group_by: Collection[str]) -> list[list[Move]]:
     """Groups in which the discounted sums have different numbers of terms."""
-    trained = [name for name, policy in draft.each_policy() if not policy.frozen]
     loops, nodes = dict(draft.each_loop()), [node for _, node in draft.each_node()]
-    groups = pooled(nodes, loops, draft.agents, draft.episode, trained, group_by)
-    left = horizons(groups)
+    groups = _pooled(draft, group_by)
+    left = horizons(groups, nodes, loops)
     return [group for group in groups if len({left[move] for move in group}) > 1]
 
 
@@ -146,6 +179,4 @@ def _check_unread(draft: Draft, algorithm: Algorithm) -> Iterator[Problem]:
 
 def _reads(algorithm: Algorithm, key: str) -> bool:
     """Whether the estimator, or what finds groups without differences, reads this option of some estimators."""
-    if key == "gamma_turn" and algorithm.estimator == "gdpo":
-        return False  # it compares what each node paid, and not what came of it later
     return key in ENTRIES[algorithm.estimator].options or (algorithm.drop_zero_variance and key in GROUPING)

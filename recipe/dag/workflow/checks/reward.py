@@ -8,9 +8,10 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from recipe.dag.algorithms import SPANNING, carries_back
-from recipe.dag.entry import Entry
+from recipe.dag.algorithms import ENTRIES, SPANNING, carries_back
+from recipe.dag.entry import REWARD, Entry
 from recipe.dag.rewards import CALLED, SHAPED, SHAPINGS
+from recipe.dag.workflow.checks.algorithm import repeated_agent
 from recipe.dag.workflow.checks.references import References
 from recipe.dag.workflow.draft import Draft
 from recipe.dag.workflow.graph import graph_of, topological_order
@@ -75,14 +76,15 @@ def _place(index: int, entry: Entry) -> KeyPath:
 
 def _check_twice(draft: Draft, index: int, node: Node, entry: Entry) -> Iterator[Problem]:
     algorithm, say = draft.algorithm, draft.source.problem
-    if entry.copies and algorithm.estimator in SPANNING and _paid_calls(draft, node) > 1:
+    if entry.copies and algorithm.estimator in SPANNING and _payments(draft, node, entry) > 1:
+        several = "agents" if entry.use == REWARD else "calls"
         message = (
-            f"`{entry.name}` pays several calls for one reward, and {algorithm.estimator} hands rewards on itself: it "
-            "would count more than once; remove this node"
+            f"`{entry.name}` pays several {several} for one reward, and {algorithm.estimator} hands rewards on itself: "
+            "it would count more than once; remove this node"
         )
         yield say(_place(index, entry), message)
-    elif entry.discounts and carries_back(algorithm):
-        own = ", or `gamma_turn`" if draft.has("algorithm", "gamma_turn") else ""
+    elif entry.discounts and carries_back(algorithm) and (algorithm.estimator in SPANNING or repeated_agent(draft)):
+        own = ", or set `gamma_turn: 0`" if "gamma_turn" in ENTRIES[algorithm.estimator].free else ""
         message = (
             f"`{entry.name}` pays a call for what comes after it, and so does {algorithm.estimator}: it would count "
             f"twice; remove this node{own}"
@@ -90,10 +92,12 @@ def _check_twice(draft: Draft, index: int, node: Node, entry: Entry) -> Iterator
         yield say(_place(index, entry), message)
 
 
-def _paid_calls(draft: Draft, node: Node) -> int:
-    """How many calls of an episode it may pay; of several turns, two are counted."""
+def _payments(draft: Draft, node: Node, entry: Entry) -> int:
+    """How many agents a reward function, or calls of an episode a shaping may pay; of several turns, two count."""
     names = node.executable_kwargs.get("agents")
     agents = {group for group, agent in draft.each_agent() if names is None or agent.name in names}
+    if entry.use == REWARD:
+        return len(agents)
     nodes = [other for _, other in draft.each_node() if other.agent_group in agents]
     return len(moves_of(nodes, dict(draft.each_loop()), min(draft.episode.max_turns, 2)))
 

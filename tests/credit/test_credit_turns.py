@@ -1,0 +1,230 @@
+"""What every estimator gives agents that move once, in two turns, or in a loop that each episode ends by itself; and
+the table of it in docs/credit.md."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from itertools import product
+from math import fsum
+from pathlib import Path
+from statistics import fmean
+
+import pytest
+import torch
+
+from recipe.dag.algorithms import SELECTABLE, SPANNING, WITH_VALUES
+from recipe.dag.credit.estimator import estimate
+from recipe.dag.workflow.schema import Algorithm
+
+PAGE = Path(__file__).parents[2] / "docs" / "credit.md"
+EPISODES = 4
+SHAPES = {
+    "one call": [[(0, 0)]] * EPISODES,
+    "two turns": [[(0, 0), (1, 0)]] * EPISODES,
+    "three turns": [[(0, 0), (1, 0), (2, 0)]] * EPISODES,
+    "loop": [[(0, r) for r in range(rounds)] for rounds in (1, 2, 3, 2)],
+    "turns that stop early": [[(t, 0) for t in range(turns)] for turns in (3, 1, 2, 1)],
+}
+"""Per episode the (turn, round) of its agent's calls."""
+OUTCOMES = {"all solved": (1.0,) * EPISODES, "all failed": (0.0,) * EPISODES, "half": (1.0, 0.0, 0.0, 1.0)}
+WITHOUT_BASELINE = {"reinforce"}
+"""Its advantage is the return."""
+
+
+def algorithm_of(name, **options):
+    return Algorithm(estimator=name, **options)
+
+
+def rows_of(make_row, shape, rewards_of):
+    """One row per call; `rewards_of`: per episode the rewards of its calls."""
+    rows = []
+    for episode, (steps, rewards) in enumerate(zip(shape, rewards_of, strict=True)):
+        for position, ((turn, round_), reward) in enumerate(zip(steps, rewards, strict=True)):
+            row = make_row(reward, episode=episode, turn=turn, position=position, mask=(1,))
+            row = replace(row, round=round_, call_rounds=(round_,), call_parts=({"grade": reward},))
+            rows.append(replace(row, call_branches=("",)))
+    return rows
+
+
+def paid_at_the_end(shape, outcomes):
+    return [[0.0] * (len(steps) - 1) + [outcome] for steps, outcome in zip(shape, outcomes, strict=True)]
+
+
+def advantages(algorithm, rows, expected=0.0):
+    """Of the one token of each row; critics value every token at `expected`."""
+    values = [torch.full((1,), expected) for _ in rows] if algorithm.estimator in WITH_VALUES else None
+    found, _ = estimate(algorithm.estimator, rows, algorithm, values=values)
+    return [tokens.item() for tokens in found]
+
+
+def team_returns(shape, rewards_of):
+    """vdn and qmix get the team's rewards to go, from the turn of a call on, in place of its own."""
+    return [
+        [fsum(r for (turn, _), r in zip(steps, rewards, strict=True) if turn >= own) for own, _ in steps]
+        for steps, rewards in zip(shape, rewards_of, strict=True)
+    ]
+
+
+def credited(make_row, name, shape, rewards_of):
+    """(the rows, their advantages); critics have learned the mean outcome."""
+    paid = team_returns(shape, rewards_of) if name in ("vdn", "qmix") else rewards_of
+    rows = rows_of(make_row, shape, paid)
+    return rows, advantages(algorithm_of(name), rows, fmean(map(fsum, rewards_of)))
+
+
+@pytest.mark.parametrize("shape", SHAPES)
+@pytest.mark.parametrize("outcome", ["all solved", "all failed"])
+@pytest.mark.parametrize("name", SELECTABLE)
+def test_episodes_that_all_earned_the_same_give_no_gradient(make_row, name, outcome, shape):
+    if name in WITHOUT_BASELINE and outcome == "all solved":
+        pytest.skip("it has no baseline: every token gets the return")
+    if name == "magrpo" and shape in ("loop", "turns that stop early") and outcome == "all solved":
+        pytest.skip("its discount pays a solution for being early; see the next test")
+    steps = SHAPES[shape]
+    _, found = credited(make_row, name, steps, paid_at_the_end(steps, OUTCOMES[outcome]))
+    assert found == [0.0] * len(found)
+
+
+@pytest.mark.parametrize("shape", SHAPES)
+def test_magrpo_without_its_discount_gives_no_gradient_either(make_row, shape):
+    steps = SHAPES[shape]
+    rows = rows_of(make_row, steps, paid_at_the_end(steps, OUTCOMES["all solved"]))
+    found = advantages(algorithm_of("magrpo", gamma_turn=1.0), rows)
+    assert found == [0.0] * len(found)
+
+
+@pytest.mark.parametrize("shape", SHAPES)
+@pytest.mark.parametrize("name", [name for name in SELECTABLE if name not in WITHOUT_BASELINE])
+def test_every_call_of_a_solved_episode_is_above_and_of_a_failed_one_below(make_row, name, shape):
+    steps, outcomes = SHAPES[shape], OUTCOMES["half"]
+    rows, found = credited(make_row, name, steps, paid_at_the_end(steps, outcomes))
+    last_alone = {"turns that stop early": {("magrpo", 2), ("vdn", 2), ("qmix", 2)}, "loop": {("magrpo", 2)}}
+    for row, advantage in zip(rows, found, strict=True):
+        if (name, row.turn + row.round) in last_alone.get(shape, ()):
+            continue  # these compare calls of one turn or round, and only one or two episodes came so far
+        assert advantage > 0 if outcomes[row.episode] else advantage <= 0
+
+
+@pytest.mark.parametrize("name", [name for name in SELECTABLE if name not in WITHOUT_BASELINE | {"vdn", "qmix"}])
+def test_a_revision_that_helps_is_paid_more_than_one_that_does_not(make_row, name):
+    """Episodes 0 and 1 ask for a second turn; it helps the first. Both calls of it are paid more than both of the
+    other, and more than a wrong answer at once."""
+    steps = [[(0, 0), (1, 0)], [(0, 0), (1, 0)], [(0, 0)], [(0, 0)]]
+    _, found = credited(make_row, name, steps, paid_at_the_end(steps, (1.0, 0.0, 1.0, 0.0)))
+    asked, answered, asked_in_vain, answered_wrongly, right, wrong = found
+    assert asked > asked_in_vain and answered > answered_wrongly and asked > wrong
+    assert min(asked, right) > 0 > max(asked_in_vain, wrong)
+
+
+def stopping_game(algorithm, make_row, solved, bonus):
+    """The expected push towards talking on: two actions at each of three turns, stop or talk, equally likely; episodes
+    end when they stop. Whether one is solved is independent of it, with probability `solved`; talking on pays `bonus`
+    at once and costs it at the end. The sum over all groups of three episodes of probability times advantage times the
+    score of the decision, +0.5 for talk and -0.5 for stop, over the calls' mean, is the gradient; it is 0 in truth."""
+    lengths, push = (1, 2, 3), 0.0
+    chance = {1: 0.5, 2: 0.25, 3: 0.25}
+    outcomes = {1.0: solved, 0.0: 1.0 - solved}
+    for group in product(product(lengths, outcomes), repeat=3):
+        probability = 1.0
+        for length, outcome in group:
+            probability *= chance[length] * outcomes[outcome]
+        shape = [[(turn, 0) for turn in range(length)] for length, _ in group]
+        rewards = [[bonus] * (length - 1) + [outcome - bonus * (length - 1)] for length, outcome in group]
+        rows = rows_of(make_row, shape, rewards)
+        for row, advantage in zip(rows, advantages(algorithm, rows), strict=True):
+            if row.turn < 2:  # the last turn leaves no choice
+                talks = row.turn + 1 < group[row.episode][0]
+                push += probability * advantage * (0.5 if talks else -0.5)
+    return push
+
+
+FREE = {"whiten": False}
+
+
+@pytest.mark.parametrize("solved", [0.2, 0.5, 0.9])
+@pytest.mark.parametrize("bonus", [0.0, 0.4])
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"estimator": "grpo"},
+        {"estimator": "grpo", "group_by": ("uid", "agent", "turn", "round")},
+        {"estimator": "grpo", "gamma_turn": 1.0, "group_by": ("uid", "agent", "turn", "round")},
+        {"estimator": "rloo"},
+        {"estimator": "magrpo", "gamma_turn": 1.0},
+        {"estimator": "reinforce"},
+        {"estimator": "gae", **FREE},
+        {"estimator": "gae_chain", **FREE},
+        {"estimator": "ippo", "lam": 1.0, **FREE},
+        {"estimator": "mappo", "lam": 1.0, **FREE},
+        {"estimator": "gdpo"},
+        {"estimator": "reinforce_pp_baseline"},
+    ],
+    ids=lambda options: "-".join(str(value) for value in options.values()),
+)
+def test_nothing_is_gained_by_talking_for_its_own_sake(make_row, options, solved, bonus):
+    """By enumeration. What divides by a deviation over the batch's tokens is exact for even odds only; the rest is of
+    the order of one over the batch, which here is one group of three."""
+    push = stopping_game(Algorithm(**options), make_row, solved, bonus)
+    batch_wide = options["estimator"] in ("gdpo", "reinforce_pp_baseline")
+    assert push == pytest.approx(0.0, abs=0.03 if batch_wide else 1e-6)
+
+
+def test_own_rewards_alone_do_prefer_talking_where_it_pays_at_once(make_row):
+    """The game sees what it is for: calls that are worth their own reward only."""
+    options = {"estimator": "grpo", "gamma_turn": 0.0}
+    assert stopping_game(Algorithm(**options), make_row, 0.5, 0.4) > 0.1
+
+
+def test_two_steps_are_learned_that_only_their_end_pays(make_row):
+    """Two turns of two actions each, rewarded at the end if both are right. The default learns the first as well."""
+    torch.manual_seed(0)
+    logits = torch.full((2, 2), 0.0)
+    algorithm = Algorithm()
+    for step in range(60):
+        actions = torch.stack([torch.multinomial(p, 64, replacement=True) for p in logits.softmax(1)], dim=1)
+        shape = [[(0, 0), (1, 0)]] * 8
+        for begin in range(0, 64, 8):
+            group = actions[begin : begin + 8].tolist()
+            rows = rows_of(make_row, shape, [[0.0, float(a == b == 1)] for a, b in group])
+            for row, advantage in zip(rows, advantages(algorithm, rows), strict=True):
+                score = -logits[row.turn].softmax(0)
+                score[group[row.episode][row.turn]] += 1
+                logits[row.turn] += 0.02 * advantage * score
+        assert step == 0 or logits.isfinite().all()
+    assert logits.softmax(1)[:, 1].min() > 0.9
+
+
+def table(make_row):
+    """Mean advantage of the first calls and of the last ones, of solved and of failed episodes."""
+    header = ["estimator", *(f"{shape}, {outcome}" for shape in TABLE_SHAPES for outcome in TABLE_OUTCOMES)]
+    lines = [f"| {' | '.join(header)} |", f"|{'---|' * len(header)}"]
+    for name in SELECTABLE:
+        cells = [_cell(make_row, name, SHAPES[s], OUTCOMES[o]) for s in TABLE_SHAPES for o in TABLE_OUTCOMES]
+        lines.append(f"| `{name}` | {' | '.join(cells)} |")
+    return "\n".join(lines)
+
+
+TABLE_SHAPES, TABLE_OUTCOMES = ("one call", "two turns", "loop"), ("all solved", "all failed", "half")
+
+
+def _cell(make_row, name, shape, outcomes):
+    """`first / last` advantage of a solved episode, then of a failed one; one number where all are equal."""
+    rows, found = credited(make_row, name, shape, paid_at_the_end(shape, outcomes))
+    parts = []
+    for outcome in sorted(set(outcomes), reverse=True):
+        index = outcomes.index(outcome)
+        of_episode = [a for row, a in zip(rows, found, strict=True) if row.episode == index]
+        ends = dict.fromkeys(f"{a:+.2f}" if round(a, 2) else "0" for a in (of_episode[0], of_episode[-1]))
+        parts.append(" / ".join(ends))
+    return "; ".join(parts)
+
+
+def test_the_page_shows_the_table(make_row):
+    """To renew it, put what this prints on a failure between the marks."""
+    text = PAGE.read_text()
+    shown = text.partition("<!-- table -->\n")[2].partition("\n<!-- end of table -->")[0]
+    assert shown == table(make_row), table(make_row)
+
+
+def test_the_table_covers_what_a_workflow_can_name():
+    assert set(SPANNING) <= set(SELECTABLE) and len(SELECTABLE) == 13
