@@ -23,7 +23,7 @@ def episode(*calls: Call) -> Episode:
 @pytest.mark.parametrize(("answer", "reward"), [("42.0", 1.0), ("41", 0.0), (None, 0.0)])
 def test_outcome_reward(answer, reward):
     case = episode(call("solve", "solver"), call("solve", "solver", answer=answer))
-    assert asyncio.run(outcome_reward(case)) == {"solver": [0.0, reward]}
+    assert asyncio.run(outcome_reward(case)) == {"solver": reward}
     assert (case.outcome, case.info) == (reward, {"final_reward": reward, "answer": answer or ""})
 
 
@@ -59,7 +59,7 @@ def test_the_team_is_paid_for_a_solved_episode():
     with pytest.raises(UserError, match="not graded yet"):
         team_reward(case)
     case.outcome = 1.0
-    assert team_reward(case, weight=0.25) == {"planner": [0.25, 0.25], "executor": [0.25]}
-    assert team_reward(case, agents=["executor"]) == {"executor": [0.5]}
+    assert team_reward(case, weight=0.25) == {"planner": 0.25, "executor": 0.25}
+    assert team_reward(case, agents=["executor"]) == {"executor": 0.5}
     with pytest.raises(UserError, match="agent 'judge' made no call; agents that did: planner, executor"):
         team_reward(case, agents=["judge"])

@@ -43,10 +43,13 @@ def workflow(tmp_path):
     return load_workflow(tmp_path / "two.yaml")
 
 
-def row(reward: float = 0.0, *, policy: str = "a", uid: str = "u", temperature: float = 1.0, mask=(1, 0, 1)) -> Row:
+def row(
+    reward: float = 0.0, *, policy: str = "a", uid: str = "u", episode=0, temperature: float = 1.0, mask=(1, 0, 1)
+) -> Row:
     ids = list(range(5, 5 + len(mask)))
     log_probs = [-float(i + 1) * bit for i, bit in enumerate(mask)]
-    return Row(uid, 0, "left", "l", 0, policy, 0, [3, 4], ids, list(mask), log_probs, reward, temperature=temperature)
+    response = ([3, 4], ids, list(mask), log_probs, reward)
+    return Row(uid, episode, "left", "l", 0, policy, 0, *response, temperature=temperature)
 
 
 def test_rows_go_to_their_policies_in_order_and_frozen_ones_are_left_out(workflow):
@@ -56,7 +59,8 @@ def test_rows_go_to_their_policies_in_order_and_frozen_ones_are_left_out(workflo
 
 
 def test_rows_without_anything_to_compare_are_left_out_where_asked():
-    rows = [row(1, uid="same"), row(0, uid="mixed"), row(1, uid="same"), row(1, uid="mixed")]
+    rewards = [(1, "same", 0), (0, "mixed", 0), (1, "same", 1), (1, "mixed", 1)]
+    rows = [row(reward, uid=uid, episode=episode) for reward, uid, episode in rewards]
     assert keep_informative(rows, Algorithm()) == rows
     assert [r.uid for r in keep_informative(rows, Algorithm(drop_zero_variance=True))] == ["mixed", "mixed"]
     assert keep_informative([], Algorithm(drop_zero_variance=True)) == []
@@ -249,7 +253,8 @@ def test_what_a_policy_was_unsure_of_weighs_less_within_its_sample_and_agent(wor
     flow = workflow.model_copy(
         update={"algorithm": Algorithm(estimator="reinforce", uncertainty={"alpha": 0.5, "bound": 2.0})}
     )
-    rows = [row(1.0, mask=mask) for mask in ((1,), (1, 1), (1, 1, 1))]  # mean log-probs -1, -1.5, -2
+    masks = (1,), (1, 1), (1, 1, 1)
+    rows = [row(1.0, episode=episode, mask=mask) for episode, mask in enumerate(masks)]  # mean log-probs -1, -1.5, -2
     alone = row(1.0, uid="other", mask=(1, 1, 1))
     step = TrainingStep(flow, policies_of("a", "b"), [*rows, alone], seed=0)
     asyncio.run(step.run())
