@@ -22,6 +22,7 @@ from typing import TYPE_CHECKING
 
 from recipe.dag.errors import UserError
 from recipe.dag.evaluate import check_output, evaluation_of, find_checkpoint
+from recipe.dag.open_files import raise_limit, shortage
 from recipe.dag.report.run_record import write_run_record
 from recipe.dag.train.samples import check_samples
 from recipe.dag.workflow.loader import load_overrides, load_workflow
@@ -276,6 +277,8 @@ def launch(
         check_samples(config, workflow)
     platform = choose_platform(config)
     prepare_environment(platform)
+    if warning := shortage(int(config.rollout.max_in_flight), raise_limit()):
+        print(f"warning: {warning}", file=sys.stderr)
     asyncio.run(run(config, workflow, platform=platform, evaluate_only=evaluate_only, evaluated=weights))
 
 

@@ -1,7 +1,7 @@
 """An event loop in a thread of its own, for async user code that may block it.
 
-Invariant: what runs there can hold up nobody else. Code that neither awaits nor ends cannot be stopped: its thread is
-left behind, as that of a sync function is.
+Invariant: what runs there can hold up nobody else, and takes no descriptor but those that it opens itself. Code that
+neither awaits nor ends cannot be stopped: its thread is left behind, as that of a sync function is.
 """
 
 from __future__ import annotations
@@ -14,6 +14,7 @@ from concurrent.futures import Future
 from typing import Any
 
 from recipe.dag.episode import tasks
+from recipe.dag.episode.light_loop import LightLoop
 
 
 class OwnLoop:
@@ -26,7 +27,7 @@ class OwnLoop:
         """Await user code there. If this is cancelled, the code is cancelled there, as `guarded` does it, and waited
         for: not longer than `guarded` gives it, since it may be blocking its loop."""
         if self._loop is None:
-            self._loop = asyncio.new_event_loop()
+            self._loop = LightLoop()
             threading.Thread(target=_serve, args=(self._loop,), daemon=True, name="episode-env").start()
         work = _Work(self._loop, awaitable)
         done = asyncio.wrap_future(work.done)

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import asyncio
 import os
-import resource
 import signal
 import socket
 import stat
@@ -24,6 +23,7 @@ from typing import Any
 from aiohttp import web
 
 from recipe.dag.errors import UserError
+from recipe.dag.open_files import raise_limit
 from recipe.dag.sandbox import log
 from recipe.dag.sandbox.engines import choose
 from recipe.dag.sandbox.fair_queue import FairQueue, default_slots
@@ -82,7 +82,7 @@ def check(options: Options, *, with_token: bool) -> None:
 def run(options: Options, read_token: Callable[[], str], announce: Callable[[dict[str, Any]], None]) -> None:
     """Serve until SIGTERM or SIGINT. Raises UserError when it cannot start."""
     log.set_up(options.log_level)
-    _allow_many_files()
+    raise_limit()  # a job takes several descriptors, a client one
     root = options.root or tempfile.mkdtemp(prefix="verl-dag-sandbox-")
     janitor = _start_janitor(root)
 
@@ -189,9 +189,3 @@ def _start_janitor(root: str) -> subprocess.Popen[bytes]:
     return subprocess.Popen(
         command, bufsize=0, stdin=subprocess.PIPE, stdout=subprocess.DEVNULL, cwd="/", start_new_session=True
     )
-
-
-def _allow_many_files() -> None:
-    """A job takes several descriptors, a client one."""
-    _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
