@@ -161,6 +161,15 @@ CATALOGUE: tuple[Entry, ...] = (
         mode="truncate",
     ),
     _function(
+        BLOCK,
+        "overlong",
+        "DAPO, arXiv 2503.14476",
+        "with any estimator; what is left out of the loss stays in the baselines",
+        "workflow.blocks:Overlong",
+        mask=False,
+        penalty=None,
+    ),
+    _function(
         LIBRARY,
         "mixer credit",
         "COMA, DOP (arXiv 2007.12322)",
@@ -199,14 +208,9 @@ def chains_calls(algorithm: Any) -> bool:
 
 
 def advantages_per_turn(algorithm: Any) -> bool:
-    """Whether the advantages of an episode differ by turn by construction: its estimator values what is left from each
-    turn on, or compares turn by turn. Otherwise one return is every turn's."""
-    options = ENTRIES[algorithm.estimator].options
-    if algorithm.estimator in WITH_VALUES | MIXED:
-        return True
-    if "gamma_turn" in options and algorithm.stat_unit == "call" and algorithm.gamma_turn is not None:
-        return True
-    return "group_by" in options and "turn" in algorithm.group_by
+    """Whether the advantages of an episode differ by turn by construction: each call is worth something of its own, or
+    what is earned from it on. Otherwise (`stat_unit: trajectory`) one return is every turn's."""
+    return "stat_unit" not in ENTRIES[algorithm.estimator].options or algorithm.stat_unit == "call"
 
 
 def carries_back(algorithm: Any) -> bool:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from types import SimpleNamespace
 
 import pytest
@@ -72,23 +73,41 @@ GRADIENT: list[torch.Tensor] = []
 """Of the step under way."""
 
 
-def update(policy, kind: str, *, epochs: int, mini_batches: int, seed: int = 0) -> None:
+def update(
+    policy,
+    kind: str,
+    *,
+    epochs: int,
+    mini_batches: int,
+    seed: int = 0,
+    outside: Collection[int] = (),
+    keep: bool = True,
+) -> PolicyBatch:
+    """`outside`: rows that the loss leaves out; without `keep` they are not there at all."""
     batch, draw = PolicyBatch(some_rows()), torch.Generator().manual_seed(6)
+    for index in outside:
+        batch.rows[index].call_learns = (False,)
 
     def noise() -> list[torch.Tensor]:
         return [torch.randn(len(row.response_ids), generator=draw) for row in batch.rows]
 
+    columns = [noise(), noise(), noise()]
+    if not keep:
+        left = [index for index in range(COUNT) if index not in outside]
+        batch.rows = [batch.rows[index] for index in left]
+        columns = [[column[index] for index in left] for column in columns]
     if kind == "actor":
         algorithm = Algorithm(epochs=epochs, mini_batches=mini_batches)
         kernels.prepare(policy, batch, algorithm)
-        batch.columns["advantages"] = noise()
-        batch.columns |= {name: [value - 4.5 for value in noise()] for name in ("old_log_probs", "ref_log_prob")}
+        old, reference = ([value - 4.5 for value in column] for column in columns[1:])
+        batch.columns |= {"advantages": columns[0], "old_log_probs": old, "ref_log_prob": reference}
         kernels.update_actor(policy, batch, algorithm, seed=seed)
     else:
         critic = Critic(epochs=epochs, mini_batches=mini_batches)
         kernels.prepare_critic(policy, batch, critic)
-        batch.columns |= {"values": noise(), "returns": noise()}
+        batch.columns |= {"values": columns[0], "returns": columns[1]}
         kernels.update_critic(policy, batch, critic, seed=seed)
+    return batch
 
 
 @pytest.mark.parametrize("kind", ["actor", "critic"])
@@ -132,3 +151,49 @@ def test_the_mean_of_the_mini_batches_gradients_is_the_whole_batchs(engine, poli
         mean = torch.stack([gradient for _, gradient, _ in steps[2 * epoch : 2 * epoch + 2]]).mean(0)
         assert (mean - whole).norm() < 1e-5 * whole.norm()
     assert whole.norm() > 1e-3
+
+
+@pytest.mark.parametrize("loss", ["token-mean", "seq-mean-token-sum", "seq-mean-token-mean"])
+@pytest.mark.parametrize(("epochs", "mini_batches"), [(1, 1), (3, 2)])
+def test_rows_outside_of_the_loss_leave_the_gradient_of_the_others(
+    engine, policy, steps, monkeypatch, loss, epochs, mini_batches
+):
+    monkeypatch.setitem(engine.worker.loss_fn.keywords["config"].__dict__, "loss_agg_mode", loss)
+    options = {"epochs": epochs, "mini_batches": mini_batches, "outside": (0, 3)}
+    batch = update(policy, "actor", **options)
+    assert batch.metrics["outside_loss"] == pytest.approx(2 / COUNT)
+    masked = steps[:]
+    steps.clear()
+    update(policy, "actor", **options, keep=False)
+    assert len(masked) == len(steps) == epochs * mini_batches
+    for (names, gradient, _), (kept, expected, _) in zip(masked, steps, strict=True):
+        assert names == kept and not {0, 3} & set(names)
+        assert (gradient - expected).norm() < 1e-5 * expected.norm()
+
+
+def test_nothing_is_updated_where_the_loss_leaves_out_every_row(policy, steps):
+    batch = update(policy, "actor", epochs=2, mini_batches=1, outside=range(COUNT))
+    assert steps == [] and batch.metrics == {"outside_loss": 1.0}
+
+
+def test_critics_learn_from_rows_outside_of_the_loss(policy, steps):
+    update(policy, "critic", epochs=1, mini_batches=1, outside=(0, 3))
+    assert [names for names, _, _ in steps] == [list(range(COUNT))]
+
+
+def test_a_call_outside_of_the_loss_leaves_the_gradient_of_its_rows_other_call(engine, policy, steps, monkeypatch):
+    """Of two merged calls, the second alone: the same as a row whose prompt holds the first."""
+    monkeypatch.setitem(engine.worker.loss_fn.keywords["config"].__dict__, "loss_agg_mode", "seq-mean-token-sum")
+    tokens, mask = [40, 41, 42, 43, 44], [1, 1, 0, 1, 1]
+    calls = {"call_ends": (2, 5), "call_rewards": (0.0, 0.0), "call_turns": (0, 1), "call_learns": (False, True)}
+    merged = Row("u", 0, "a", "n", 0, "main", 0, [2, 3], tokens, mask, [0.0] * 5, 0.0, **calls)
+    alone = Row("u", 0, "a", "n", 0, "main", 0, [2, 3, 40, 41, 42], tokens[3:], [1, 1], [0.0] * 2, 0.0)
+    algorithm = Algorithm(loss_agg="seq-mean-token-sum")
+    for row in (merged, alone):
+        size = len(row.response_ids)
+        columns = {name: [torch.full((size,), value)] for name, value in (("advantages", 1.0), ("old_log_probs", -4.5))}
+        batch = PolicyBatch([row], columns=columns | {"ref_log_prob": columns["old_log_probs"]})
+        kernels.prepare(policy, batch, algorithm)
+        kernels.update_actor(policy, batch, algorithm, seed=0)
+    (_, found, _), (_, expected, _) = steps
+    assert (found - expected).norm() < 1e-5 * expected.norm() and expected.norm() > 1e-3

@@ -16,6 +16,9 @@ nodes:
   - {{node_id: solve, node_type: MODEL_INFERENCE, node_role: ROLLOUT, agent: solver}}
   - {{node_id: reward, node_type: COMPUTE, node_role: REWARD, dependencies: [solve], executable_ref: score.py:score}}
 {nodes}"""
+EXTRA = """\
+  - {node_id: overlong, node_type: COMPUTE, node_role: REWARD, dependencies: [solve], executable_ref: score.py:score}
+"""
 CHAIN = """  - {node_id: adv, node_type: COMPUTE, node_role: ADVANTAGE, dependencies: [reward]}
   - {node_id: up, node_type: MODEL_TRAIN, node_role: ACTOR, dependencies: [adv]}
 """
@@ -50,6 +53,17 @@ def test_the_plan_shows_what_weighs_the_loss(load, algorithm, shown):
     assert shown in to_text(make_plan(load(algorithm)))
 
 
+def test_a_penalty_for_length_is_a_component_of_gdpo(load):
+    algorithm = "estimator: gdpo, overlong: {penalty: {buffer: 9}}, weights: {overlong: 0.5}"
+    assert load(algorithm).algorithm.weights == {"overlong": 0.5}
+    with pytest.raises(WorkflowError, match="no node `overlong` pays a reward"):
+        load("estimator: gdpo, weights: {overlong: 0.5}", nodes=EXTRA.replace("overlong", "other"))
+
+
+def test_void_turns_can_be_dropped_where_an_agent_has_tools(load):
+    assert load("drop_void_turns: true", agent=", tools: [code_interpreter]").algorithm.drop_void_turns
+
+
 @pytest.mark.parametrize(
     ("algorithm", "more", "where", "what"),
     [
@@ -58,6 +72,12 @@ def test_the_plan_shows_what_weighs_the_loss(load, algorithm, shown):
         ("importance: {cap: 1}", {}, "algorithm.importance.cap", "a number above 1"),
         ("importance: {level: turn}", {}, "algorithm.importance.level", "`token`"),
         ("importance: {threshold: 2}", {}, "algorithm.importance.threshold", "unknown key"),
+        ("overlong: {}", {}, "4:13: algorithm.overlong:", "so it does nothing"),
+        ("overlong: {mask: false}", {}, "4:13: algorithm.overlong:", "so it does nothing"),
+        ("overlong: {penalty: {}}", {}, "algorithm.overlong.penalty", "buffer"),
+        ("overlong: {penalty: {buffer: 513}}", {}, "4:42: algorithm.overlong.penalty.buffer:", "512 tokens at most"),
+        ("overlong: {penalty: {buffer: 9}}", {"nodes": EXTRA}, "nodes[2].node_id", "name this node otherwise"),
+        ("drop_void_turns: true", {}, "4:13: algorithm.drop_void_turns:", "no agent that learns has tools"),
     ],
 )
 def test_a_weight_that_nothing_could_compute_is_an_error_at_its_place(load, algorithm, more, where, what):

@@ -125,7 +125,12 @@ def test_plans_do_not_depend_on_the_hash_seed():
         (
             "dapo",
             "Training (derived; estimator grpo, groups by uid, agent, ratios clipped at 1 - 0.2 and 1 + 0.28, "
-            "up to 3 batches a step)",
+            "without calls that were cut off, the last 256 tokens cost up to 1, up to 3 batches a step)",
+        ),
+        (
+            "simpletir",
+            "Training (derived; estimator grpo, groups by uid, agent, importance ratios per token truncated at 2, "
+            "without agents of void turns)",
         ),
         ("ppo", "  1. main.old_log_probs | main.values"),
         ("marft", "  2. chain.advantage"),
@@ -175,7 +180,9 @@ def test_a_declared_chain_says_what_each_node_does(tmp_path):
 
 
 def test_policies_that_learn_one_after_the_other_are_said_to(tmp_path):
-    text = DEBATE.replace(", frozen: true", "").replace("nodes:\n", "algorithm: {happo: {}}\nnodes:\n", 1)
+    text = DEBATE.replace(", frozen: true", "").replace(
+        "nodes:\n", "algorithm: {stat_unit: trajectory, happo: {}}\nnodes:\n", 1
+    )
     text = text.replace("name: right, policy: weak", "name: right, policy: other")
     text = text.replace("policies:\n", "policies:\n  other: {model: {path: small}}\n", 1)
     (tmp_path / "score.py").write_text("def score(episode): return {}\n")

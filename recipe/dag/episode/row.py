@@ -43,9 +43,21 @@ class Row:
     """Of each merged call: which way the episode took to it."""
     call_parts: tuple[dict[str, float], ...] = ()
     """Of each merged call: its reward by the node that paid it."""
+    call_learns: tuple[bool, ...] = ()
+    """Of each merged call: whether the policy's loss has it. A call that it leaves out still counts in baselines."""
 
     def __post_init__(self) -> None:
         if not len(self.response_ids) == len(self.response_mask) == len(self.rollout_log_probs):
             raise ValueError(f"row {self.uid}/{self.episode}/{self.node}: ids, mask and log-probs differ in length")
         if not self.call_ends:
             self.call_ends, self.call_rewards = (len(self.response_ids),), (self.reward,)
+        if not self.call_learns:
+            self.call_learns = (True,) * len(self.call_ends)
+
+    def loss_mask(self) -> list[int]:
+        """Return the response mask, 0 over the calls that the loss leaves out."""
+        if all(self.call_learns):
+            return self.response_mask
+        starts = (0, *self.call_ends)
+        calls = zip(starts, self.call_ends, self.call_learns, strict=False)
+        return [bit * learns for start, end, learns in calls for bit in self.response_mask[start:end]]

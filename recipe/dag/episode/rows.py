@@ -7,7 +7,7 @@ merged or not: a merge saves computing a shared prefix twice and changes no grad
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from dataclasses import replace
 
 from recipe.dag.episode.record import Call, Episode
@@ -21,6 +21,7 @@ def rows_of(
     on_failure: str = "retry",
     train_turns: str = "all",
     silent: bool = False,
+    outside_loss: Callable[[Episode], Collection[int]] | None = None,
 ) -> list[Row]:
     """The rows of all policies, frozen ones included, in the order of the episodes and their calls.
 
@@ -29,16 +30,19 @@ def rows_of(
     last in which the episode sampled anything. A call that nobody rewarded counts 0.0. With `merge`, a call whose
     prompt repeats an earlier row of the same episode, agent, policy and node token by token, and goes on, joins that
     row. With `silent`, a call of a turn that is trained on, itself left out and yet rewarded, becomes a row without
-    response tokens: credit that chains calls hands its reward on.
+    response tokens: credit that chains calls hands its reward on. `outside_loss`: positions of an episode's calls that
+    stay in their rows and baselines, but not in the policy's loss.
     """
     rows: list[Row] = []
     for episode in _kept(episodes, on_failure):
         open_rows: dict[tuple[str, str, str], Row] = {}
         first = _first_turn(episode, train_turns)
+        outside = outside_loss(episode) if outside_loss is not None else ()
         for position, call in enumerate(episode.calls):
             if call.turn < first:
                 continue
             row = _row(episode, call, position)
+            row.call_learns = (position not in outside,)
             if not call.train or 1 not in call.response_mask:
                 if silent and call.reward:
                     rows.append(replace(row, response_ids=[], response_mask=[], rollout_log_probs=[], call_ends=(0,)))
@@ -75,10 +79,10 @@ def split_row(row: Row) -> list[Row]:
     rows, end = [], 0
     calls = zip(
         *(row.call_ends, row.call_rewards, row.call_turns, row.call_rounds, row.call_positions),
-        *(row.call_branches, row.call_parts),
+        *(row.call_branches, row.call_parts, row.call_learns),
         strict=True,
     )
-    for stop, reward, turn, round, position, branch, parts in calls:
+    for stop, reward, turn, round, position, branch, parts, learns in calls:
         # A call begins with a token of its own; what is masked before it was in its prompt.
         start = row.response_mask.index(1, end)
         rows.append(
@@ -98,6 +102,7 @@ def split_row(row: Row) -> list[Row]:
                 call_positions=(position,),
                 call_branches=(branch,),
                 call_parts=(parts,),
+                call_learns=(learns,),
             )
         )
         end = stop
@@ -159,3 +164,4 @@ def _extend(row: Row, later: Row) -> None:
     row.call_positions += later.call_positions
     row.call_branches += later.call_branches
     row.call_parts += later.call_parts
+    row.call_learns += later.call_learns

@@ -18,15 +18,16 @@ def nested(values: list[torch.Tensor]) -> torch.Tensor:
     return torch.nested.as_nested_tensor(values, layout=torch.jagged)
 
 
-def to_tensordict(rows: list[Row], order: list[int], *, pad_token_id: int) -> TensorDict:
-    """prompts, responses, response_mask, loss_mask, input_ids, position_ids and rollout_log_probs, in `order`."""
+def to_tensordict(rows: list[Row], order: list[int], *, pad_token_id: int, masked: bool = False) -> TensorDict:
+    """prompts, responses, response_mask, loss_mask, input_ids, position_ids and rollout_log_probs, in `order`.
+    `masked`: both masks are 0 over calls that the loss leaves out."""
     columns: dict[str, list[torch.Tensor]] = {}
     temperatures = []
     for index in order:
         row = rows[index] if index != PAD else None
         prompt = torch.tensor(row.prompt_ids if row else [pad_token_id])
         response = torch.tensor(row.response_ids if row else [pad_token_id])
-        mask = torch.tensor(row.response_mask if row else [0])
+        mask = torch.tensor((row.loss_mask() if masked else row.response_mask) if row else [0])
         fields = {
             "prompts": prompt,
             "responses": response,

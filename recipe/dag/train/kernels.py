@@ -19,7 +19,7 @@ from verl.workers.utils.padding import response_from_nested
 from recipe.dag.episode.row import Row
 from recipe.dag.policy.policy import PolicyRuntime
 from recipe.dag.train.batch import add_column, to_tensordict
-from recipe.dag.train.packing import end_to_end, layout, scatter_back
+from recipe.dag.train.packing import PAD, end_to_end, layout, scatter_back
 from recipe.dag.workflow.schema import Algorithm, Critic
 
 CRITIC_METRICS = {
@@ -55,20 +55,28 @@ def prepare_critic(policy: PolicyRuntime, batch: PolicyBatch, critic: Critic) ->
 
 
 def _prepare(policy: PolicyRuntime, batch: PolicyBatch, mini_batches: int, model: DictConfig) -> None:
-    batch.order, batch.mini_batches = _layout(policy, batch.rows, mini_batches, model)
+    members = range(len(batch.rows))
+    batch.order, batch.mini_batches = _layout(policy, batch.rows, members, mini_batches, model)
     batch.data = to_tensordict(batch.rows, batch.order, pad_token_id=_pad(policy))
 
 
 def _layout(
-    policy: PolicyRuntime, rows: list[Row], mini_batches: int, model: DictConfig, shuffle: str | None = None
+    policy: PolicyRuntime,
+    rows: list[Row],
+    members: Sequence[int],
+    mini_batches: int,
+    model: DictConfig,
+    shuffle: str | None = None,
 ) -> tuple[list[int], int]:
-    return layout(
-        [len(row.prompt_ids) + len(row.response_ids) for row in rows],
+    """`layout` of the rows at `members`."""
+    order, mini_batches = layout(
+        [len(rows[i].prompt_ids) + len(rows[i].response_ids) for i in members],
         ranks=policy.data_parallel_size,
         mini_batches=mini_batches,
         micro_batch=1 if model.use_dynamic_bsz else model.ppo_micro_batch_size_per_gpu,
         shuffle=shuffle,
     )
+    return [PAD if i == PAD else members[i] for i in order], mini_batches
 
 
 def _pad(policy: PolicyRuntime) -> int:
@@ -118,10 +126,16 @@ def update_critic(policy: PolicyRuntime, batch: PolicyBatch, critic: Critic, *, 
 
 
 def update_actor(policy: PolicyRuntime, batch: PolicyBatch, algorithm: Algorithm, *, seed: int) -> None:
-    """`epochs` passes over the rows in `mini_batches` optimizer steps each."""
+    """`epochs` passes over the rows in `mini_batches` optimizer steps each, without the calls that the loss leaves out;
+    where that is all of them, nothing is updated."""
+    calls = [learns for row in batch.rows for learns in row.call_learns]
+    if not all(calls):
+        batch.metrics["outside_loss"] = 1.0 - sum(calls) / len(calls)
+    if not any(calls):
+        return
     names = ("old_log_probs", "advantages", "ref_log_prob", "rollout_is_weights")
     model = policy.config.actor_rollout_ref.actor
-    data = _passes(policy, batch, names, model, epochs=algorithm.epochs, seed=seed)
+    data = _passes(policy, batch, names, model, epochs=algorithm.epochs, seed=seed, masked=not all(calls))
     _assign_update(data, calculate_entropy=algorithm.entropy_coef != 0)
     output = policy.workers.update_actor(data)
     for name, value in reduce_metrics(tu.get(output, "metrics")).items():
@@ -129,25 +143,38 @@ def update_actor(policy: PolicyRuntime, batch: PolicyBatch, algorithm: Algorithm
 
 
 def _passes(
-    policy: PolicyRuntime, batch: PolicyBatch, names: Sequence[str], model: DictConfig, *, epochs: int, seed: int
+    policy: PolicyRuntime,
+    batch: PolicyBatch,
+    names: Sequence[str],
+    model: DictConfig,
+    *,
+    epochs: int,
+    seed: int,
+    masked: bool = False,
 ) -> TensorDict:
     """Return the rows with the columns `names`, and how verl is to pass over them. The first epoch's mini-batches are
     those of the forward passes; each later one deals the rows out anew, so that no two rows always share a step. verl
     repeats data as it is, so that all epochs then lie end to end: `epochs` copies of the rows on their way to the
-    workers."""
-    data, order, copies = batch.data, batch.order, 1
-    if epochs > 1 and batch.mini_batches > 1:
-        anew = [_layout(policy, batch.rows, batch.mini_batches, model, f"{seed} {e}")[0] for e in range(1, epochs)]
-        order, copies = end_to_end([order, *anew], policy.data_parallel_size), epochs
-        data = to_tensordict(batch.rows, order, pad_token_id=_pad(policy))
+    workers. `masked`: calls that the loss leaves out have mask 0 and count in no divisor; rows of such calls alone are
+    not there."""
+    rows, data, order, mini_batches = batch.rows, batch.data, batch.order, batch.mini_batches
+    members = [i for i, row in enumerate(rows) if not masked or any(row.call_learns)]
+    if masked:
+        order, mini_batches = _layout(policy, rows, members, mini_batches, model)
+    copies = epochs if mini_batches > 1 else 1
+    anew = [_layout(policy, rows, members, mini_batches, model, f"{seed} {e}")[0] for e in range(1, copies)]
+    if anew:
+        order = end_to_end([order, *anew], policy.data_parallel_size)
+    if masked or anew:
+        data = to_tensordict(rows, order, pad_token_id=_pad(policy), masked=masked)
     for name in names:
         if name in batch.columns:
             add_column(data, name, batch.columns[name], order)
-    calls = sum(len(row.call_ends) for row in batch.rows)
+    calls = sum(sum(rows[i].call_learns) if masked else len(rows[i].call_ends) for i in members)
     tu.assign_non_tensor(
         data,
-        global_batch_size=calls / batch.mini_batches,
-        num_mini_batch=batch.mini_batches * copies,
+        global_batch_size=calls / mini_batches,
+        num_mini_batch=mini_batches * copies,
         epochs=epochs // copies,
         seed=seed,
     )

@@ -15,7 +15,7 @@ def token_metrics(rows: list[Row], columns: dict[str, list[torch.Tensor]]) -> di
     mask = torch.cat([torch.tensor(row.response_mask) for row in rows]).bool()
     metrics = {
         "rows": float(len(rows)),
-        "trained_tokens": float(mask.sum()),
+        "trained_tokens": float(sum(sum(row.loss_mask()) for row in rows)),
         "total_tokens": float(sum(len(row.prompt_ids) + len(row.response_ids) for row in rows)),
     }
     if "entropy" in columns:

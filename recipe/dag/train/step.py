@@ -231,7 +231,9 @@ class TrainingStep:
 
     def metrics(self) -> dict[str, float]:
         metrics = {f"timing/{node_id}": seconds for node_id, seconds in self.timing.items()}
-        metrics["train/rows"] = float(sum(len(batch.rows) for batch in self.batches.values()))
+        metrics["train/rows"] = float(
+            sum(any(row.call_learns) for batch in self.batches.values() for row in batch.rows)
+        )
         for name, batch in self.batches.items():
             values = batch.metrics | token_metrics(batch.rows, batch.columns)
             if "values" in batch.columns:

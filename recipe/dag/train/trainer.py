@@ -30,6 +30,7 @@ from recipe.dag.report.metrics import rollout_metrics, validation_metrics
 from recipe.dag.report.progress import Progress
 from recipe.dag.report.results import write_results
 from recipe.dag.train import checkpoint
+from recipe.dag.train.call_filter import outside_loss, penalise_overlong
 from recipe.dag.train.data import Sample, Sampler
 from recipe.dag.train.exchange import as_bound
 from recipe.dag.train.gathering import Gathered, gather
@@ -202,7 +203,9 @@ class Trainer:
             samples = [(self.train_samples[index], f"{epoch}-{index}") for index, epoch in picks]
             n = int(self.config.actor_rollout_ref.rollout.n)
             title = f"step {step}" + f", batch {number + 1}" * bool(number)
-            return await roll_out(self.config, runner, samples, n, step, validate=False, title=title)
+            episodes = await roll_out(self.config, runner, samples, n, step, validate=False, title=title)
+            penalise_overlong(episodes, workflow)
+            return episodes
 
         spec = workflow.episode
         to_rows = partial(
@@ -211,6 +214,7 @@ class Trainer:
             on_failure=spec.on_failure,
             train_turns=spec.train_turns,
             silent=workflow.algorithm.estimator not in MIXED,  # which read the episodes themselves
+            outside_loss=partial(outside_loss, workflow=workflow),
         )
         gathered = await gather(roll_out_batch, to_rows, workflow, groups=self.sampler.batch_size)
         self.drawn += gathered.batches

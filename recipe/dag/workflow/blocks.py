@@ -80,6 +80,29 @@ class Importance(Frozen):
     """truncate: a ratio above `cap` counts as `cap`. mask: one outside of 1 / cap and cap counts as 0."""
 
 
+class OverlongPenalty(Frozen):
+    """A generation that reaches into the last `buffer` tokens before its agent's `max_tokens` costs its call from 0 to
+    `weight`, linearly; one that was cut off costs all of it (DAPO's soft overlong punishment, arXiv 2503.14476)."""
+
+    buffer: int = Field(ge=1)
+    """Tokens."""
+    weight: float = Field(1.0, gt=0.0)
+    """In units of the reward."""
+
+
+OVERLONG = "overlong"
+"""The part of a call's reward that the penalty is, as if a node of this name had paid it."""
+
+
+class Overlong(Frozen):
+    """What becomes of calls that were cut off, or nearly."""
+
+    mask: bool = False
+    """Calls that a limit of tokens or generations cut off are left out of the policy's loss (DAPO's overlong filter).
+    Their rewards stay in the baselines, and critics learn from them."""
+    penalty: OverlongPenalty | None = None
+
+
 class Cory(Frozen):
     """Agents exchange policies every few steps (CORY, arXiv 2410.06101): with a pioneer and an observer who hears it,
     both policies learn both roles, and either can be deployed alone. Validation is with the policies as declared."""

@@ -85,6 +85,8 @@ class Plan(Frozen):
     policy_loss: str
     clip: tuple[float, float]
     """How far below and above 1 an importance ratio counts."""
+    outside_loss: tuple[str, ...]
+    """What length costs, and which calls the loss leaves out, in words."""
     importance: str | None
     """How the loss is corrected for the server's log-probs, in words; None: not at all."""
     happo_order: str | None
@@ -128,6 +130,7 @@ def make_plan(workflow: Workflow) -> Plan:
         uncertainty=workflow.algorithm.uncertainty and workflow.algorithm.uncertainty.alpha,
         policy_loss=workflow.algorithm.policy_loss,
         clip=(workflow.algorithm.clip_ratio_low, workflow.algorithm.clip_ratio_high),
+        outside_loss=_outside_loss(workflow.algorithm),
         importance=_importance(workflow.algorithm),
         happo_order=workflow.algorithm.happo and workflow.algorithm.happo.order,
         happo_factor=_happo_factor(workflow.algorithm),
@@ -156,6 +159,15 @@ def _gamma_turn(algorithm: Algorithm) -> float | None:
     if algorithm.estimator in MIXED:
         return algorithm.mixer.gamma_turn
     return algorithm.gamma_turn if "gamma_turn" in ENTRIES[algorithm.estimator].options else None
+
+
+def _outside_loss(algorithm: Algorithm) -> tuple[str, ...]:
+    overlong = algorithm.overlong
+    mask = ("without calls that were cut off",) if overlong and overlong.mask else ()
+    void = ("without agents of void turns",) if algorithm.drop_void_turns else ()
+    penalty = overlong.penalty if overlong else None
+    costs = (f"the last {penalty.buffer} tokens cost up to {penalty.weight:g}",) if penalty else ()
+    return (*mask, *void, *costs)
 
 
 def _importance(algorithm: Algorithm) -> str | None:

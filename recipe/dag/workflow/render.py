@@ -134,6 +134,7 @@ def _credit(plan: Plan) -> str:
     if plan.clip != CLIP:
         loss += f", ratios clipped at 1 - {low:g} and 1 + {high:g}"
     loss += f", {plan.importance}" if plan.importance else ""
+    loss += "".join(f", {part}" for part in plan.outside_loss)
     order = ""
     if plan.happo_order:
         how = f"{plan.happo_order.replace('_', ' ')}; factor {plan.happo_factor.replace('_', ' ')}"

@@ -13,7 +13,17 @@ from typing import Annotated, Any, Literal
 from pydantic import BeforeValidator, Field, model_validator
 
 from recipe.dag.algorithms import ENTRIES, MIXED
-from recipe.dag.workflow.blocks import Cory, DynamicSampling, Frozen, Happo, Importance, Mixer, Model, Uncertainty
+from recipe.dag.workflow.blocks import (
+    Cory,
+    DynamicSampling,
+    Frozen,
+    Happo,
+    Importance,
+    Mixer,
+    Model,
+    Overlong,
+    Uncertainty,
+)
 from recipe.dag.workflow.flow import Condition, Loop, Vote
 from recipe.dag.workflow.problem import Problem
 
@@ -284,6 +294,11 @@ class Algorithm(Frozen):
     loss_agg: Literal["token-mean", "seq-mean-token-sum", "seq-mean-token-mean"] = "token-mean"
     drop_zero_variance: bool = False
     """Leave out rows whose group has one reward only (they carry no gradient, but dilute the mean)."""
+    overlong: Overlong | None = None
+    """What becomes of calls that were cut off, or nearly; without it, they are trained like all others."""
+    drop_void_turns: bool = False
+    """Agents with tools: a turn of the model that gives neither code nor an answer takes all calls of its agent in the
+    episode out of the policy's loss (SimpleTIR, arXiv 2509.02479). Their rewards stay in the baselines."""
     dynamic_sampling: DynamicSampling | None = None
     """Roll out more samples in place of those whose groups were left out; needs drop_zero_variance."""
     cory: Cory | None = None

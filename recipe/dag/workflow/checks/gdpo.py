@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
+from recipe.dag.workflow.blocks import OVERLONG
 from recipe.dag.workflow.checks.references import References
 from recipe.dag.workflow.checks.reward import engine_function
 from recipe.dag.workflow.draft import Draft
@@ -24,11 +25,12 @@ def check_gdpo(draft: Draft, references: References) -> Iterator[Problem]:
 
 
 def _paying(draft: Draft) -> list[str]:
+    overlong = draft.algorithm.overlong
     return [
         node.node_id
         for _, node in draft.each_node()
         if node.node_role is NodeRole.REWARD or node.agent_options.rewards_with_env
-    ]
+    ] + [OVERLONG] * (overlong is not None and overlong.penalty is not None)
 
 
 def _check_several(draft: Draft) -> Iterator[Problem]:

@@ -1,0 +1,163 @@
+"""Calls that the loss leaves out: which, what they pay, and that baselines keep them."""
+
+from __future__ import annotations
+
+import asyncio
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+import torch
+
+from recipe.dag.episode.record import Call, Episode, ToolResult
+from recipe.dag.episode.rows import rows_of, split_row
+from recipe.dag.train import kernels, trainer
+from recipe.dag.train.call_filter import outside_loss, overlong_share, penalise_overlong
+from recipe.dag.train.data import Sampler
+from recipe.dag.train.step import TrainingStep
+from recipe.dag.workflow.loader import load_workflow
+
+ROOT = Path(__file__).parents[2]
+BOX = "It is \\boxed{4}."
+
+
+def call(agent: str = "a0", *, mask=(1, 1), stop="stop", policy="main", reward: float | None = 1.0, **more) -> Call:
+    tokens = {"prompt_ids": [3], "response_ids": [5] * len(mask), "response_mask": list(mask)}
+    return Call(
+        agent.replace("a", "n"), agent, 0, policy, 0, **tokens, rollout_log_probs=[-1.0] * len(mask), stop_reason=stop,
+        reward=reward, **more,
+    )  # fmt: skip
+
+
+def episode(*calls: Call, index: int = 0) -> Episode:
+    return Episode("u", index, {}, calls=list(calls))
+
+
+@pytest.fixture
+def dapo():
+    """Its agent generates 1,024 tokens at most; the last 256 of them cost."""
+    return load_workflow(ROOT / "workflows" / "workflow_dapo.yaml")
+
+
+@pytest.fixture
+def simpletir():
+    return load_workflow(ROOT / "workflows" / "workflow_simpletir.yaml")
+
+
+@pytest.mark.parametrize(
+    ("mask", "stop", "share"),
+    [
+        ([1] * 6, "stop", 0.0),
+        ([1] * 7, "stop", 0.25),
+        ([1] * 10, "stop", 1.0),
+        ([1] * 6 + [0] * 9 + [1] * 8, "stop", 0.5),
+        ([1] * 2, "length", 1.0),
+        ([1] * 7, "max_generations", 0.25),
+        ([], "length", 0.0),
+    ],
+)
+def test_a_generation_costs_more_the_further_it_reaches_into_the_buffer(mask, stop, share):
+    """Ten tokens at most, the last four of them cost; what a tool put in between does not count."""
+    assert overlong_share(call(mask=mask, stop=stop), 10, 4) == share
+
+
+def test_the_penalty_is_a_part_of_the_reward_of_scored_calls_of_trained_policies(dapo):
+    long = [1] * (768 + 64)
+    calls = [
+        call("solver", mask=long),
+        call("solver"),
+        call("solver", mask=long, reward=None),
+        call("solver", mask=long, policy="frozen"),
+    ]
+    faulty = episode(call("solver", mask=long))
+    faulty.fault = {"boundary": "tool"}
+    penalise_overlong([episode(*calls), faulty], dapo)
+    assert [one.reward for one in calls] == [0.75, 1.0, None, 1.0] and faulty.calls[0].reward == 1.0
+    assert calls[0].reward_parts == {"overlong": -0.25} and calls[1].reward_parts == {}
+
+
+def test_calls_that_a_limit_cut_off_are_outside_of_the_loss(dapo):
+    played = episode(*[call("solver", stop=stop) for stop in ("stop", "length", "abort", "max_generations")])
+    assert outside_loss(played, dapo) == {1, 3}
+    algorithm = dapo.algorithm.model_copy(update={"overlong": None})
+    assert outside_loss(played, dapo.model_copy(update={"algorithm": algorithm})) == set()
+
+
+def code(status: str) -> list[ToolResult]:
+    return [ToolResult("code_interpreter", {"code": "1"}, status, "")]
+
+
+@pytest.mark.parametrize(
+    ("given", "void"),
+    [
+        ({"text": BOX}, False),
+        ({"text": "I am not sure.", "tool_results": code("success")}, True),  # its last turn
+        ({"text": "```python\n1\n```", "stop": "max_generations", "ended_in_tool_call": True}, False),
+        ({"text": "Let me th", "stop": "length"}, True),
+        ({"text": "Four.", "parsed": {"answer": "4"}}, False),
+        ({"text": BOX, "parsed": {"answer": None}}, True),
+    ],
+)
+def test_a_turn_of_a_tool_loop_is_void_without_code_and_answer(simpletir, given, void):
+    played = episode(call("solver", **given), call("other"), call("solver", text=BOX))
+    assert outside_loss(played, simpletir) == ({0, 2} if void else set())
+
+
+@pytest.mark.parametrize(("status", "void"), [("success", False), ("failed", False), ("invalid", True)])
+def test_a_turn_whose_hook_runs_the_tools_is_void_where_none_ran(simpletir, status, void):
+    agent = simpletir.agents[0].model_copy(update={"tool_loop": None})
+    flow = simpletir.model_copy(update={"agents": (agent,)})
+    played = episode(call("solver", text="log", tool_results=code(status)))
+    assert outside_loss(played, flow) == ({0} if void else set())
+
+
+def test_rows_say_which_of_their_calls_learn_merged_or_not():
+    first, second = call(), call(mask=(1,))
+    second.prompt_ids = [3, 5, 5, 8]
+    (row,) = rows_of([episode(first, second)], outside_loss=lambda e: {0})
+    assert row.call_learns == (False, True) and row.loss_mask() == [0, 0, 0, 1]
+    assert row.response_mask == [1, 1, 0, 1]
+    assert [one.call_learns for one in split_row(row)] == [(False,), (True,)]
+    separate = rows_of([episode(first, second)], merge=False, outside_loss=lambda e: {0})
+    assert [one.loss_mask() for one in separate] == [[0, 0], [1]]
+
+
+def advantages(workflow, episodes, monkeypatch, outside) -> list[float]:
+    given = {}
+    monkeypatch.setattr(kernels, "prepare", lambda *args: None)
+    monkeypatch.setattr(
+        kernels, "old_log_probs", lambda p, b: b.columns.update(old_log_probs=[torch.zeros(2) for _ in b.rows])
+    )
+    monkeypatch.setattr(kernels, "update_actor", lambda p, b, a, *, seed: given.update(b.columns))
+    policies = {"main": SimpleNamespace(name="main", pool=SimpleNamespace(lock=asyncio.Lock()))}
+    step = TrainingStep(workflow, policies, rows_of(episodes, outside_loss=lambda e: outside), seed=0)
+    asyncio.run(step.run())
+    assert step.metrics()["policy/main/trained_tokens"] == (0 if outside else 2 * len(episodes))
+    return [one[0].item() for one in given["advantages"]]
+
+
+def test_a_call_outside_of_the_loss_stays_in_the_baseline(workflow_of, monkeypatch):
+    workflow = workflow_of(1, algorithm="estimator: grpo, scale: none")
+    episodes = [episode(call(reward=reward), index=i) for i, reward in enumerate((1.0, 0.0, 0.5))]
+    assert advantages(workflow, episodes, monkeypatch, {0}) == advantages(workflow, episodes, monkeypatch, ())
+
+
+def test_a_run_charges_for_length_and_leaves_out_what_was_cut_off(dapo, monkeypatch):
+    long, cut = call("solver", mask=[1] * 896), call("solver", stop="length")
+    played = [episode(long), episode(cut, index=1)]
+
+    async def roll_out(*args, **kwargs):
+        return played
+
+    monkeypatch.setattr(trainer, "roll_out", roll_out)
+    run = SimpleNamespace(
+        _runner_of=lambda workflow: None,
+        _one_call_per_row=lambda: False,
+        sampler=Sampler(1, 1, 0),
+        train_samples=[{}],
+        drawn=0,
+        config=SimpleNamespace(actor_rollout_ref=SimpleNamespace(rollout=SimpleNamespace(n=2))),
+    )
+    gathered = asyncio.run(trainer.Trainer._gather(run, 1, dapo))
+    assert [row.reward for row in gathered.rows] == [0.5, 0.0]
+    assert [row.call_learns for row in gathered.rows] == [(True,), (False,)]
