@@ -1,8 +1,9 @@
 """A Qwen2-architecture checkpoint with random weights and a small tokenizer, for throughput and plumbing.
 
-    python examples/random_model.py OUT [--shape 0.5b|1.5b|3b|7b|tiny]
+    python examples/random_model.py OUT [--shape 0.5b|1.5b|3b|7b|tiny] [--vocab_size 151936]
 
 Random weights rarely stop by themselves, so every generation runs to its limit: good for timing, useless for answers.
+Time and memory on a GPU depend on the vocabulary: 151936 is Qwen2.5's. Ids beyond the tokenizer's decode to nothing.
 """
 
 from __future__ import annotations
@@ -13,7 +14,7 @@ import torch
 from tokenizers import pre_tokenizers, trainers
 from transformers import AutoModelForCausalLM, Qwen2Config, Qwen2Tokenizer
 
-SHAPES = {  # hidden, intermediate, layers, heads, key-value heads: Qwen2.5's, with a 4,096-token vocabulary
+SHAPES = {  # hidden, intermediate, layers, heads, key-value heads: Qwen2.5's
     "tiny": (128, 512, 4, 4, 2),
     "0.5b": (896, 4864, 24, 14, 2),
     "1.5b": (1536, 8960, 28, 12, 2),
@@ -31,7 +32,10 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("out")
     parser.add_argument("--shape", default="0.5b", choices=SHAPES)
+    parser.add_argument("--vocab_size", type=int, default=4096, help="of the model, at least the tokenizer's 4096")
     args = parser.parse_args()
+    if args.vocab_size < 4096:
+        parser.error(f"--vocab_size {args.vocab_size}: the tokenizer has 4096")
 
     blank = Qwen2Tokenizer().backend_tokenizer
     trainer = trainers.BpeTrainer(
@@ -48,7 +52,7 @@ def main() -> None:
     tokenizer.chat_template = CHAT_TEMPLATE
     hidden, intermediate, layers, heads, kv_heads = SHAPES[args.shape]
     config = Qwen2Config(
-        vocab_size=4096,
+        vocab_size=args.vocab_size,
         hidden_size=hidden,
         intermediate_size=intermediate,
         num_hidden_layers=layers,
