@@ -77,7 +77,6 @@ def shared_overrides(out: Path, args: argparse.Namespace) -> list[str]:
         "actor_rollout_ref.rollout.gpu_memory_utilization=0.4",
         f"actor_rollout_ref.rollout.n={args.n}",
         "actor_rollout_ref.actor.use_dynamic_bsz=True",
-        "actor_rollout_ref.rollout.log_prob_use_dynamic_bsz=True",
         f"actor_rollout_ref.actor.ppo_max_token_len_per_gpu={max(32768, tokens)}",
         f"actor_rollout_ref.rollout.log_prob_max_token_len_per_gpu={max(32768, tokens)}",
         "trainer.n_gpus_per_node=1",

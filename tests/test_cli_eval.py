@@ -181,7 +181,7 @@ def test_retool_ma_keys_mean_ours(verl_dag):
         "max_samples": 5,
         "save_path": "here",
     }
-    keys = {"packing_samples": "false", "prompt_data": "amc.jsonl", "prompt_split": "train", "input_key": "q"}
+    keys = {"packing_samples": False, "prompt_data": "amc.jsonl", "prompt_split": "train", "input_key": "q"}
     keys |= {"label_key": "a", "add_prompt_suffix": "!"} | {f"default_agent.{key}": v for key, v in agent.items()}
     overrides = [option(key, value) for key, value in keys.items()]
     done = verl_dag("eval", SHARED, "--config-name", "ma_retool_ma", *overrides)

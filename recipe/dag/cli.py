@@ -272,7 +272,8 @@ def serve(
 
 def _load(file: str) -> Workflow:
     """The workflow, its overrides of verl's configuration checked, too. Raises UserError."""
-    from recipe.dag.main import check_overrides, has_verl
+    from recipe.dag.main import check_overrides
+    from recipe.dag.settings.compose import has_verl
     from recipe.dag.workflow.loader import load_workflow
 
     workflow = load_workflow(file)

@@ -10,8 +10,6 @@ from __future__ import annotations
 import argparse
 import asyncio
 import contextlib
-import importlib.util
-import math
 import os
 import sys
 import time
@@ -24,6 +22,9 @@ from recipe.dag.errors import UserError
 from recipe.dag.evaluate import check_output, evaluation_of, find_checkpoint
 from recipe.dag.open_files import raise_limit, shortage
 from recipe.dag.report.run_record import write_run_record
+from recipe.dag.settings.compose import CONFIG_FOLDER, compose_config, typed_settings
+from recipe.dag.settings.effects import check_effects
+from recipe.dag.settings.verl_run import NO_EFFECT
 from recipe.dag.train.samples import check_samples
 from recipe.dag.workflow.loader import load_overrides, load_workflow
 from recipe.dag.workflow.problem import WorkflowError
@@ -32,50 +33,7 @@ from recipe.dag.workflow.schema import Workflow
 if TYPE_CHECKING:
     from omegaconf import DictConfig
 
-CONFIG_FOLDER = Path(__file__).parent / "config"
 ROOT = Path(__file__).resolve().parents[2]
-
-
-def compose_config(name: str, overrides: list[str], folder: Path | None = None) -> DictConfig:
-    """Compose `name`.yaml of `folder` over `dag.yaml` and verl's defaults. Raises UserError for an unknown file, key or
-    value."""
-    from hydra import compose, initialize_config_dir
-    from hydra.errors import HydraException
-    from omegaconf import OmegaConf
-    from omegaconf.errors import OmegaConfBaseException
-
-    folder = (folder or CONFIG_FOLDER).resolve()
-    if not (folder / f"{name}.yaml").is_file():
-        raise UserError(f"configuration: {folder / name}.yaml does not exist; see --config-path and --config-name")
-    OmegaConf.register_new_resolver("product", lambda *numbers: math.prod(map(int, numbers)), replace=True)
-    search = f"hydra.searchpath=[file://{CONFIG_FOLDER},file://{verl_config_folder()}]"
-    try:
-        with initialize_config_dir(str(folder), version_base=None):
-            config = compose(name, overrides=[search, *overrides])
-        missing = sorted(key for key in OmegaConf.missing_keys(config) if not key.startswith(("critic.", "reward")))
-    except (HydraException, OmegaConfBaseException, ValueError) as error:  # ValueError: hydra's, of config groups
-        raise UserError(f"configuration: {_first_lines(error)}") from error
-    if missing:
-        raise UserError(f"configuration: no value for {', '.join(missing)}; pass it as {missing[0]}=...")
-    return config
-
-
-def has_verl() -> bool:
-    return importlib.util.find_spec("verl") is not None
-
-
-def verl_config_folder() -> Path:
-    """Found without importing verl, which takes seconds and must not happen before the platform is chosen."""
-    spec = importlib.util.find_spec("verl")
-    if spec is None:
-        raise UserError("verl is not installed in this Python; activate the environment, or make one (README.md)")
-    return Path(spec.origin).parent / "trainer" / "config"
-
-
-def _first_lines(error: Exception) -> str:
-    cause = error.__cause__ if error.__cause__ is not None else error
-    lines = [line.strip() for line in f"{error}\n{cause}".splitlines() if line.strip()]
-    return " ".join(dict.fromkeys(lines[:3]))
 
 
 def check_overrides(file: str | Path, config: DictConfig | None = None) -> None:
@@ -262,6 +220,10 @@ def launch(
         os.environ["MODEL_PATH"] = str(config.model_path)
     workflow = load_workflow(config.workflow)
     check_overrides(config.workflow, config)
+    typed = typed_settings(overrides, folder)
+    check_effects(typed, config, workflow, evaluate_only=evaluate_only)
+    for key in typed.keys() & NO_EFFECT.keys():
+        print(f"warning: {typed[key].argument} has no effect: {NO_EFFECT[key]}", file=sys.stderr)
     for warning in workflow.warnings:
         if not (evaluate_only and warning.training_only):
             print(warning.as_warning(), file=sys.stderr)

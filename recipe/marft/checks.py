@@ -16,10 +16,10 @@ from omegaconf import DictConfig, OmegaConf
 from recipe.dag.errors import UserError
 from recipe.dag.policy.config import policy_config
 from recipe.dag.policy.placement import plan_pools
+from recipe.dag.settings.kinds import COUNT, Given, Kind, or_null, whole
 from recipe.dag.workflow.schema import Workflow
 from recipe.marft.credit import COMPARING
 from recipe.marft.flags import ACTOR, CRITIC, SERVER
-from recipe.marft.kinds import COUNT, Given, Kind, or_null, whole
 from recipe.marft.rules import Translation
 
 

@@ -7,8 +7,7 @@ or edits of the workflow, or is refused by its name with the reason; none is dro
 from __future__ import annotations
 
 from recipe.dag.errors import UserError
-from recipe.dag.workflow.verl_keys import why_not
-from recipe.marft.kinds import (
+from recipe.dag.settings.kinds import (
     ABOVE_ONE,
     COUNT,
     FINITE,
@@ -20,11 +19,14 @@ from recipe.marft.kinds import (
     SHARE,
     TEXT,
     TRUTH,
+    hydra_value,
     names,
     one_of,
     or_null,
     whole,
 )
+from recipe.dag.settings.values import ANY_KL, EVERY, TRACKERS
+from recipe.dag.settings.verl_run import refusal, says_the_same
 from recipe.marft.rules import (
     RUN,
     Edit,
@@ -35,16 +37,13 @@ from recipe.marft.rules import (
     only,
     refused,
     renamed,
+    switched,
     tokens,
     workflow,
 )
 
 ACTOR, CRITIC, SERVER = f"{RUN}.actor", "critic", f"{RUN}.rollout"
 TOP_K = whole(1, -1)
-EVERY = whole(1, 0, -1)
-KL_TYPES = ("kl", "k1", "abs", "mse", "k2", "low_var_kl", "k3")
-"""verl's estimators of the KL; with a `+` behind it, the gradient is that of k2."""
-TRACKERS = ("console", "tensorboard", "wandb", "swanlab", "mlflow", "clearml", "trackio", "file", "vemlp_wandb")
 ONE_SIZE = f"one size serves all passes: {ACTOR}.ppo_micro_batch_size_per_gpu"
 
 FLAGS: dict[str, Flag] = {
@@ -91,7 +90,9 @@ FLAGS: dict[str, Flag] = {
         True, TRUTH, "servers give their memory back while models train, else two policies do not fit"
     ),
     f"{SERVER}.enforce_eager": as_it_is(TRUTH),
-    f"{SERVER}.enable_chunked_prefill": as_it_is(TRUTH),
+    f"{SERVER}.enable_chunked_prefill": switched(
+        TRUTH, {True: None, False: (f"{SERVER}.engine_kwargs.sglang.chunked_prefill_size", "-1")}
+    ),
     f"{SERVER}.log_prob_micro_batch_size_per_gpu": refused(ONE_SIZE),
     f"{RUN}.ref.log_prob_micro_batch_size_per_gpu": refused(ONE_SIZE),
     "data.train_files": as_it_is(PATHS),
@@ -118,7 +119,7 @@ FLAGS: dict[str, Flag] = {
     f"{ACTOR}.grad_clip": renamed(f"{ACTOR}.optim.clip_grad", POSITIVE),
     f"{ACTOR}.use_kl_loss": workflow("use_kl_loss", TRUTH),
     f"{ACTOR}.kl_loss_coef": workflow("kl_loss_coef", NOT_NEGATIVE),
-    f"{ACTOR}.kl_loss_type": as_it_is(one_of(*KL_TYPES, *(f"{name}+" for name in KL_TYPES))),
+    f"{ACTOR}.kl_loss_type": as_it_is(ANY_KL),
     "critic.model.path": workflow("critic.model", PATH),
     "critic.optim.lr": workflow("critic.lr", POSITIVE),
     "critic.cliprange_value": workflow("critic.cliprange_value", POSITIVE),
@@ -138,14 +139,6 @@ FLAGS: dict[str, Flag] = {
 }
 """By siiRL's full name; `rollout.`, `actor.` and so on may stand for `actor_rollout_ref.rollout.`."""
 SHORT = ("rollout.", "actor.", "ref.", "model.")
-_REWARD = "nothing reads it; a REWARD node of the workflow, or an env, pays the reward"
-UNREAD = {
-    "algorithm": "nothing reads it; the workflow's `algorithm` says how agents learn",
-    "reward": _REWARD,
-    "reward_model": _REWARD,
-    "custom_reward_function": _REWARD,
-}
-"""Blocks of verl's configuration that the engine does not read."""
 OWN = ("rollout.max_in_flight", "rollout.progress")
 """Keys of this engine's that begin like a short name."""
 
@@ -163,7 +156,7 @@ def translate(arguments: list[str]) -> Translation:
             wrong.append(f"{argument}: write it as key=value")
         elif any(flag.startswith(f"{key}.") for flag in FLAGS):
             wrong.append(f"{argument}: has keys of its own; set them one by one")
-        elif key not in FLAGS and (reason := unread(key)) is not None:
+        elif key not in FLAGS and not says_the_same(key, hydra_value(text)) and (reason := refusal(key)) is not None:
             wrong.append(f"{argument}: {reason}")
         elif key not in FLAGS:
             out.overrides[f"{sign}{key}"] = text if equals else None
@@ -183,14 +176,6 @@ def translate(arguments: list[str]) -> Translation:
 
 def full_name(key: str) -> str:
     return f"{RUN}.{key}" if key.startswith(SHORT) and key not in OWN else key
-
-
-def unread(key: str) -> str | None:
-    """Why a key of verl's configuration that is no flag has no effect; None where it may have one."""
-    block, _, rest = key.partition(".")
-    if block in (RUN, CRITIC):
-        return why_not(rest, critic=block == CRITIC, policy="<name>")
-    return UNREAD.get(block)
 
 
 def _micro_batches(out: Translation) -> list[str]:

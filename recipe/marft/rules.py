@@ -1,17 +1,18 @@
 """The ways in which a flag gets a meaning: functions that add what was given to a `Translation`.
 
 Invariant: a rule adds something, finds that the value says what happens anyway, or raises a UserError that begins with
-the flag; values come checked (`recipe.marft.kinds`). Two flags never say different things of one and the same. Pure.
+the flag; values come checked (`recipe.dag.settings.kinds`). Two flags never say different things of one
+and the same. Pure.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
 from recipe.dag.errors import UserError
-from recipe.marft.kinds import ANY, Given, Kind
+from recipe.dag.settings.kinds import ANY, Given, Kind
 
 RUN = "actor_rollout_ref"
 
@@ -67,6 +68,16 @@ def as_it_is(kind: Kind) -> Flag:
 
 def renamed(key: str, kind: Kind) -> Flag:
     return Flag(kind, lambda given, out: out.override(key, given))
+
+
+def switched(kind: Kind, keys: Mapping[Any, tuple[str, str] | None]) -> Flag:
+    """Value -> the key that it means and that one's value; None: what happens anyway."""
+
+    def rule(given: Given, out: Translation) -> None:
+        if (meant := keys[given.value]) is not None:
+            out.override(meant[0], given, meant[1])
+
+    return Flag(kind, rule)
 
 
 def workflow(key: str, kind: Kind) -> Flag:

@@ -20,12 +20,14 @@ from omegaconf.errors import OmegaConfBaseException
 from recipe.dag import main as engine
 from recipe.dag.errors import UserError
 from recipe.dag.report.run_record import launches
+from recipe.dag.settings.compose import typed_settings
+from recipe.dag.settings.effects import check_effects
+from recipe.dag.settings.kinds import COUNT
 from recipe.dag.workflow.loader import load_workflow
 from recipe.dag.workflow.problem import Problem, WorkflowError
 from recipe.marft.checks import check_flags, check_policies, steps_of, whole_number
 from recipe.marft.edits import edited
 from recipe.marft.flags import translate
-from recipe.marft.kinds import COUNT
 from recipe.marft.rules import Translation
 
 CONFIG = Path(__file__).parent / "config"
@@ -62,7 +64,9 @@ def _prepared(out: Translation, config: DictConfig) -> Prepared:
         out.overrides["trainer.total_training_steps"] = str(steps_of(out, config))
     copy, flow = Path(str(config.output_dir)) / "workflow.yaml", load_workflow(str(config.workflow))
     engine.check_overrides(flow.path, config)
+    typed = typed_settings(_listed(out))
     if not out.edits:
+        check_effects(typed, config, flow)
         check_policies(config, flow)
         return Prepared(_listed(out), copy, None, flow.warnings, ())
     if copy.exists() and copy.samefile(flow.path):
@@ -73,6 +77,7 @@ def _prepared(out: Translation, config: DictConfig) -> Prepared:
     text, loaded, decided = edited(
         flow, out.edits, batch_size=whole_number(config, "data.train_batch_size", COUNT), at=copy
     )
+    check_effects(typed, config, loaded)
     check_policies(config, loaded)
     out.overrides["workflow"] = str(copy)
     warnings = tuple(warning for warning in flow.warnings if not any(name in warning.message for name in decided))

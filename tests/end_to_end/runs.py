@@ -30,7 +30,8 @@ def start(
         *(f"data.train_files={data}/train.parquet", f"data.val_files={data}/test.parquet"),
         *("data.train_batch_size=4", "actor_rollout_ref.rollout.n=4", "trainer.total_training_steps=3"),
         *("trainer.save_freq=1", "trainer.test_freq=3", "trainer.logger=[console,tensorboard,file]"),
-        *(*material.options, *overrides),
+        *([] if any(key.startswith("sandbox.url=") for key in overrides) else material.options),
+        *overrides,
     ]
     out.mkdir(parents=True, exist_ok=True)
     log = (out.parent / f"{out.name}.log").open("a")

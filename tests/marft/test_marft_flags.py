@@ -7,9 +7,10 @@ from pathlib import Path
 import pytest
 
 from recipe.dag.errors import UserError
+from recipe.dag.settings.values import KL_TYPES, TRACKERS
 from recipe.dag.workflow.loader import load_workflow
 from recipe.marft.edits import edited
-from recipe.marft.flags import FLAGS, KL_TYPES, TRACKERS, translate
+from recipe.marft.flags import FLAGS, translate
 
 ROOT = Path(__file__).parents[2]
 WORKFLOW = ROOT / "workflows" / "workflow_marft.yaml"
@@ -111,6 +112,7 @@ IN_THE_RUN = [
     (f"{GPU}.response_length=99", {"data.max_response_length": "99"}),
     (f"{ACTOR}.grad_clip=0.5", {f"{ACTOR}.optim.clip_grad": "0.5"}),
     ("critic.grad_clip=0.5", {"critic.optim.clip_grad": "0.5"}),
+    (f"{GPU}.enable_chunked_prefill=False", {f"{GPU}.engine_kwargs.sglang.chunked_prefill_size": "-1"}),
     ("trainer.logger=wandb", {"trainer.logger": "[wandb]"}),
     ("data.val_files=null", {"data.val_files": "null"}),
     ("data.train_files=[a,b]", {"data.train_files": "[a,b]"}),
@@ -130,7 +132,6 @@ IN_THE_RUN = [
             f"{GPU}.tensor_model_parallel_size": "2",
             f"{GPU}.gpu_memory_utilization": "0.3",
             f"{GPU}.enforce_eager": "False",
-            f"{GPU}.enable_chunked_prefill": "False",
             f"{ACTOR}.use_dynamic_bsz": "True",
             f"{ACTOR}.kl_loss_type": "low_var_kl",
             "data.train_files": "a.parquet",
@@ -147,6 +148,7 @@ IN_THE_RUN = [
     ],
 ]
 AS_HERE = [
+    f"{GPU}.enable_chunked_prefill=True",
     "algorithm.kl_ctrl.type=fixed",
     "dag.enable_perf=False",
     f"{GPU}.name=sglang",

@@ -70,7 +70,7 @@ def test_a_critics_overrides_are_those_of_verls_critic(write, composed):
     [
         "{rollout.max_num_seqs: 3, actor.optim.weight_decay: 0, actor.fsdp_config.param_offload: true}",
         "{model.override_config.attn_implementation: sdpa, rollout: {engine_kwargs: {sglang: {any: {thing: 1}}}}}",
-        "{rollout.mtp.enable: true, ref.log_prob_max_token_len_per_gpu: 9000, rollout.max_model_len: null}",
+        "{model.mtp.enable: true, ref.log_prob_max_token_len_per_gpu: 9000, rollout.max_model_len: null}",
     ],
 )
 def test_what_verl_has_or_leaves_open_passes(config, write, composed):

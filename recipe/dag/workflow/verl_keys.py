@@ -2,7 +2,8 @@
 
 Invariant: a setting has one place. What an option of the workflow or the run's configuration decides, what the engine
 itself sets, and what nothing reads, stands in these tables; every other key under verl's `actor_rollout_ref` and
-`critic` is free.
+`critic` is free. `recipe.dag.settings.verl_reads` lists those, and a test that every key of verl's is in one of both.
+In a message `@` stands before a key of the same branch.
 """
 
 from __future__ import annotations
@@ -14,18 +15,37 @@ _ALGORITHM = "`algorithm.{}` says this, for all policies; set it there"
 _RUN = "the run's configuration says this, for all policies; nothing reads it here: pass `{}` to the run"
 _COUNTED = "the engine counts the steps; `trainer.total_training_steps=...` of the run says how many there are"
 _STEPS = "nothing reads it; optimizer steps are counted by `{}`, not by their size"
-_ROWS = "nothing reads it; write `{}`, which serves every pass"
-_CLIP = "nothing reads it; write `{}`"
+_ROWS = "nothing reads it; write `@{}`, which serves every pass"
+_WRITE = "nothing reads it; write `@{}`"
 _LOADER = "nothing reads it; the order of the rows follows from the run's `seed`"
 _ALWAYS = "nothing reads it here; {}"
+_SERVER = "SGLang does not read it; write `@rollout.engine_kwargs.sglang.{}`"
+_ON = "SGLang does it unless `@rollout.engine_kwargs.sglang.{}` is {}; set that instead"
+_LOSS = "no loss of `algorithm.policy_loss` reads it; remove it"
+_ENTROPY = "the {} computes no entropy; remove it"
+_OTHER = "only {} reads it; remove it"
+_PROFILER = "nothing starts verl's profiler here; remove it"
+_CLASS = "verl names its own classes; remove it"
+_QAT = "SGLang takes no weights of quantization-aware training; remove it"
 _LORA = "LoRA policies are not supported yet; remove it"
 
 ACTOR: dict[str, str] = {
     "model.path": _POLICY.format("model.path"),
     "model.tokenizer_path": _POLICY.format("model.tokenizer_path"),
     "model.trust_remote_code": _POLICY.format("model.trust_remote_code"),
+    "model.custom_chat_template": "prompts would not have it; put it into the folder that `model.tokenizer_path` names",
+    "model.lora": _LORA,
     "model.lora_rank": _LORA,
+    "model.lora_alpha": _LORA,
     "model.lora_adapter_path": _LORA,
+    "model.target_modules": _LORA,
+    "model.exclude_modules": _LORA,
+    "model.tiled_mlp": _ALWAYS.format("remove it"),
+    "model.mtp.enable_train": _OTHER.format("Megatron"),
+    "model.mtp.detach_encoder": _OTHER.format("Megatron"),
+    "model.mtp.mtp_loss_scaling_factor": _OTHER.format("Megatron"),
+    "model.mtp.method": _OTHER.format("vLLM"),
+    "model.mtp.num_speculative_tokens": _OTHER.format("vLLM"),
     "actor.optim.lr": _POLICY.format("lr"),
     "actor.optim.total_training_steps": _COUNTED,
     "actor.clip_ratio": _ALGORITHM.format("clip_ratio_low` and `algorithm.clip_ratio_high"),
@@ -38,18 +58,57 @@ ACTOR: dict[str, str] = {
     "actor.loss_agg_mode": _ALGORITHM.format("loss_agg"),
     "actor.policy_loss.ppo_kl_coef": _ALGORITHM.format("policy_drift_coef"),
     "actor.policy_loss": _ALGORITHM.format("policy_loss"),
+    "actor.loss_scale_factor": _LOSS,
+    "actor.tau_pos": _LOSS,
+    "actor.tau_neg": _LOSS,
+    "actor.freeze_vision_tower": _ALWAYS.format("all weights are trained"),
+    "actor.calculate_entropy": _ALWAYS.format("the entropy is always among the metrics"),
+    "actor.calculate_sum_pi_squared": _ALWAYS.format("remove it"),
+    "actor.use_prefix_grouper": _ALWAYS.format("remove it"),
+    "actor.use_fused_kernels": _WRITE.format("model.use_fused_kernels"),
+    "actor.use_remove_padding": _WRITE.format("model.use_remove_padding"),
+    "actor.use_torch_compile": _WRITE.format("actor.fsdp_config.use_torch_compile"),
+    "actor.checkpoint.async_save": _OTHER.format("Megatron"),
+    "actor.checkpoint.strict": _OTHER.format("Megatron"),
+    "actor.qat": _QAT,
+    "actor.fsdp_config.qat": _QAT,
+    "actor.fsdp_config.turbo_config": _OTHER.format("the strategy fsdp_turbo"),
+    "actor.fsdp_config.strategy": _WRITE.format("actor.strategy"),
+    "actor.fsdp_config.dtype": _WRITE.format("actor.fsdp_config.mixed_precision.param_dtype"),
+    "actor.fsdp_config.forward_only": _ALWAYS.format("an actor is trained"),
     "actor.ppo_epochs": _ALGORITHM.format("epochs"),
     "actor.ppo_mini_batch_size": _STEPS.format("algorithm.mini_batches"),
     "actor.ppo_micro_batch_size": _ROWS.format("actor.ppo_micro_batch_size_per_gpu"),
-    "actor.grad_clip": _CLIP.format("actor.optim.clip_grad"),
+    "actor.grad_clip": _WRITE.format("actor.optim.clip_grad"),
     "actor.shuffle": _LOADER,
     "actor.data_loader_seed": _LOADER,
     "actor.fsdp_config.seed": _RUN.format("seed=..."),
+    "actor.profiler": _PROFILER,
+    "ref.profiler": _PROFILER,
+    "rollout.profiler": _PROFILER,
     "actor.rollout_n": _RUN.format("actor_rollout_ref.rollout.n=..."),
     "ref.rollout_n": _RUN.format("actor_rollout_ref.rollout.n=..."),
     "ref.log_prob_micro_batch_size": _ROWS.format("actor.ppo_micro_batch_size_per_gpu"),
     "ref.log_prob_micro_batch_size_per_gpu": _ROWS.format("actor.ppo_micro_batch_size_per_gpu"),
     "ref.log_prob_use_dynamic_bsz": _ROWS.format("actor.use_dynamic_bsz"),
+    "ref.use_torch_compile": _ENTROPY.format("reference"),
+    "ref.entropy_from_logits_with_chunking": _ENTROPY.format("reference"),
+    "ref.entropy_from_logits_chunk_size": _ENTROPY.format("reference"),
+    "ref.entropy_checkpointing": _ENTROPY.format("reference"),
+    "ref.fsdp_config.use_torch_compile": _ENTROPY.format("reference"),
+    "ref.fsdp_config.entropy_from_logits_with_chunking": _ENTROPY.format("reference"),
+    "ref.fsdp_config.entropy_from_logits_chunk_size": _ENTROPY.format("reference"),
+    "ref.fsdp_config.entropy_checkpointing": _ENTROPY.format("reference"),
+    "ref.fsdp_config.param_offload": _ALWAYS.format("verl always keeps a reference in host memory"),
+    "ref.fsdp_config.offload_policy": _ALWAYS.format("verl always keeps a reference in host memory"),
+    "ref.fsdp_config.optimizer_offload": _ALWAYS.format("a reference has no optimizer"),
+    "ref.fsdp_config.use_no_sync_for_gradient_accumulation": _ALWAYS.format("a reference has no gradients"),
+    "ref.fsdp_config.forward_only": _ALWAYS.format("a reference is never trained"),
+    "ref.fsdp_config.seed": _RUN.format("seed=..."),
+    "ref.fsdp_config.strategy": _WRITE.format("ref.strategy"),
+    "ref.fsdp_config.dtype": _WRITE.format("ref.fsdp_config.mixed_precision.param_dtype"),
+    "ref.fsdp_config.qat": _QAT,
+    "ref.fsdp_config.turbo_config": _OTHER.format("the strategy fsdp_turbo"),
     "rollout.log_prob_micro_batch_size": _ROWS.format("actor.ppo_micro_batch_size_per_gpu"),
     "rollout.log_prob_micro_batch_size_per_gpu": _ROWS.format("actor.ppo_micro_batch_size_per_gpu"),
     "rollout.log_prob_use_dynamic_bsz": _ROWS.format("actor.use_dynamic_bsz"),
@@ -75,6 +134,27 @@ ACTOR: dict[str, str] = {
     "rollout.agent.num_workers": "nothing reads it; all episodes run at once",
     "rollout.agent.rewards_with_env": "nothing reads it; `agent_options.rewards_with_env` of the node says it",
     "rollout.calculate_log_probs": _ALWAYS.format("the server always gives them"),
+    "rollout.nnodes": _RUN.format("trainer.nnodes=..."),
+    "rollout.n_gpus_per_node": _RUN.format("trainer.n_gpus_per_node=..."),
+    "rollout.enable_chunked_prefill": _ON.format("chunked_prefill_size", "-1"),
+    "rollout.enable_prefix_caching": _ON.format("disable_radix_cache", "true"),
+    "rollout.max_num_batched_tokens": _SERVER.format("max_prefill_tokens"),
+    "rollout.cudagraph_capture_sizes": _SERVER.format("cuda_graph_bs"),
+    "rollout.scheduling_policy": _SERVER.format("schedule_policy"),
+    "rollout.logprobs_mode": _OTHER.format("vLLM"),
+    "rollout.quantization_config_file": _OTHER.format("vLLM"),
+    "rollout.engine_kwargs.vllm": _OTHER.format("vLLM"),
+    "rollout.engine_kwargs.trtllm": _OTHER.format("TensorRT-LLM"),
+    "rollout.multi_stage_wake_up": _OTHER.format("vLLM"),
+    "rollout.pipeline_model_parallel_size": _OTHER.format("vLLM"),
+    "rollout.layered_summon": _LORA,
+    "rollout.over_sample_rate": "nothing reads it; `algorithm.dynamic_sampling` rolls out more samples than it keeps",
+    "rollout.trace": "nothing reads it; all calls are in the episodes.jsonl of the output folder",
+    "rollout.enable_rollout_routing_replay": _ALWAYS.format("the trainer replays no routing"),
+    "rollout.moe_load_balance_metrics_interval": _ALWAYS.format("remove it"),
+    "rollout.mtp": _WRITE.format("model.mtp"),
+    "rollout.qat": _QAT,
+    "rollout.disaggregation": _ALWAYS.format("prefill and decode run on the same servers"),
     "model_params": "nothing reads it; `gpus` under the policy places it",
 }
 """Under `actor_rollout_ref`: key -> what to say of it, and of all keys under it that have no entry of their own."""
@@ -84,7 +164,15 @@ CRITIC: dict[str, str] = {
     "model.path": _CRITIC.format("model.path"),
     "model.tokenizer_path": "a critic reads the tokens of its policy: `policies.<name>.model.tokenizer_path`",
     "model.trust_remote_code": _CRITIC.format("model.trust_remote_code"),
+    "model.custom_chat_template": _ALWAYS.format("a critic reads the tokens of its policy"),
+    "model.lora": _LORA,
     "model.lora_rank": _LORA,
+    "model.lora_alpha": _LORA,
+    "model.lora_adapter_path": _LORA,
+    "model.target_modules": _LORA,
+    "model.exclude_modules": _LORA,
+    "model.tiled_mlp": _ALWAYS.format("remove it"),
+    "model.mtp": _OTHER.format("a language model"),
     "optim.lr": _CRITIC.format("lr"),
     "optim.total_training_steps": _COUNTED,
     "cliprange_value": _CRITIC.format("cliprange_value"),
@@ -94,10 +182,21 @@ CRITIC: dict[str, str] = {
     "forward_micro_batch_size": _ROWS.format("ppo_micro_batch_size_per_gpu"),
     "forward_micro_batch_size_per_gpu": _ROWS.format("ppo_micro_batch_size_per_gpu"),
     "forward_max_token_len_per_gpu": _ROWS.format("ppo_max_token_len_per_gpu"),
-    "grad_clip": _CLIP.format("optim.clip_grad"),
+    "grad_clip": _WRITE.format("optim.clip_grad"),
     "shuffle": _LOADER,
     "data_loader_seed": _LOADER,
     "fsdp.seed": _RUN.format("seed=..."),
+    "fsdp.strategy": _WRITE.format("strategy"),
+    "fsdp.dtype": _WRITE.format("fsdp.mixed_precision.param_dtype"),
+    "fsdp.forward_only": _ALWAYS.format("a critic is trained"),
+    "fsdp.use_torch_compile": _ENTROPY.format("critic"),
+    "fsdp.entropy_from_logits_with_chunking": _ENTROPY.format("critic"),
+    "fsdp.entropy_from_logits_chunk_size": _ENTROPY.format("critic"),
+    "fsdp.entropy_checkpointing": _ENTROPY.format("critic"),
+    "fsdp.qat": _QAT,
+    "fsdp.turbo_config": _OTHER.format("the strategy fsdp_turbo"),
+    "checkpoint.async_save": _OTHER.format("Megatron"),
+    "profiler": _PROFILER,
     "rollout_n": _RUN.format("actor_rollout_ref.rollout.n=..."),
     "model_params": "nothing reads it; `gpus` under the policy places it",
 }
@@ -106,12 +205,17 @@ CRITIC: dict[str, str] = {
 
 def why_not(key: str, *, critic: bool, policy: str) -> str | None:
     """What to say of a dotted key in the `config` of `policy` or its critic; None of one that may be set there."""
+    message = reason_of(key, critic=critic)
+    return None if message is None else message.replace("<name>", policy).replace("@", "")
+
+
+def reason_of(key: str, *, critic: bool) -> str | None:
+    """The message of the key itself or else of the nearest block that it is in, its placeholders as they are."""
     table = CRITIC if critic else ACTOR
     parts = key.split(".")
-    for length in range(len(parts), 0, -1):
-        if (message := table.get(".".join(parts[:length]))) is not None:
-            return message.replace("<name>", policy)
-    return None
+    if parts[-1] == "_target_":
+        return _CLASS
+    return next((table[at] for n in range(len(parts), 0, -1) if (at := ".".join(parts[:n])) in table), None)
 
 
 def rows_key(critic: bool) -> tuple[str, str]:

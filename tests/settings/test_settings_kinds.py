@@ -5,8 +5,7 @@ from __future__ import annotations
 import pytest
 
 from recipe.dag.errors import UserError
-from recipe.marft.flags import FLAGS
-from recipe.marft.kinds import (
+from recipe.dag.settings.kinds import (
     ABOVE_ONE,
     COUNT,
     FINITE,
@@ -23,6 +22,7 @@ from recipe.marft.kinds import (
     or_null,
     whole,
 )
+from recipe.marft.flags import FLAGS
 
 KINDS = [
     (COUNT, {"1": 1, "1_000": 1000, " 7 ": 7}, ["0", "-4", "1.0", "2e3"]),

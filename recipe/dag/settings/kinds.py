@@ -1,7 +1,7 @@
-"""The kinds of values that flags take.
+"""The kinds of values that keys of the run's configuration and flags take.
 
-Invariant: a value is what hydra reads it as, and `Kind.read` is the one place where it is checked. What passes can be
-written into the workflow or the run's configuration as it is. Pure.
+Invariant: a value is what hydra reads it as, and `Kind.accepts` is the one place where it is checked. What passes can
+be written into the workflow or the run's configuration as it is. Pure.
 """
 
 from __future__ import annotations
@@ -100,6 +100,8 @@ def names(*among: str) -> Kind:
     return Kind(f"a list [...] of {', '.join(among)}", lambda value: _are_names(value, among))
 
 
+STRING = Kind("a text", lambda value: isinstance(value, str))
+LIST = Kind("a list [...]", lambda value: isinstance(value, list))
 TRUTH = Kind("True or False", lambda value: type(value) is bool, (True, False))
 TEXT = Kind("a text", _is_text)
 PATH = Kind("a path", _is_text)

@@ -1,0 +1,110 @@
+"""From a configuration file and what was typed to the run's configuration.
+
+Invariant: a configuration that comes back has every key that was asked for in force, and values of the right kinds;
+everything else is a UserError with a line for each key, before anything is started. verl is found, not imported: that
+takes seconds and must not happen before the platform is chosen.
+"""
+
+from __future__ import annotations
+
+import copy
+import functools
+import importlib.util
+import math
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+
+from hydra import compose, initialize_config_dir
+from hydra.errors import HydraException
+from omegaconf import DictConfig, OmegaConf
+from omegaconf.errors import OmegaConfBaseException
+
+from recipe.dag.errors import UserError
+from recipe.dag.settings.schema import Schema, plain
+from recipe.dag.settings.typed import Typed, parse
+from recipe.dag.workflow.dotted import flat
+
+CONFIG_FOLDER = Path(__file__).resolve().parents[1] / "config"
+
+
+def compose_config(name: str, overrides: Sequence[str], folder: Path | None = None) -> DictConfig:
+    """Compose `name`.yaml of `folder` over `dag.yaml` and verl's defaults, with what `overrides` set. Raises UserError
+    for an unknown file, and for keys and values that would have no effect."""
+    folder = (folder or CONFIG_FOLDER).resolve()
+    if not (folder / f"{name}.yaml").is_file():
+        raise UserError(f"configuration: {folder / name}.yaml does not exist; see --config-path and --config-name")
+    arguments = parse(overrides, [CONFIG_FOLDER, folder])
+    schema = Schema(default_config())
+    own = name == "dag" and folder == CONFIG_FOLDER and not arguments.profiles
+    config = copy.deepcopy(default_config()) if own else _compose(name, arguments.profiles, folder)
+    wrong = list(schema.check_file(config))
+    settings = []
+    for typed in arguments.settings:
+        leaves = list(_leaves(typed))
+        wrong += [message for leaf in leaves if (message := schema.check_typed(leaf, config)) is not None]
+        settings += leaves
+    _raise(wrong)
+    try:
+        for typed in settings:
+            OmegaConf.update(config, typed.key, typed.value, merge=True, force_add=True)
+        wrong = list(schema.check_values(config, {typed.key: typed for typed in settings}))
+        missing = sorted(key for key in OmegaConf.missing_keys(config) if not key.startswith(("critic.", "reward")))
+    except OmegaConfBaseException as error:
+        raise UserError(f"configuration: {_first_lines(error)}") from error
+    _raise(wrong)
+    if missing:
+        raise UserError(f"configuration: no value for {', '.join(missing)}; pass it as {missing[0]}=...")
+    return config
+
+
+def typed_settings(overrides: Sequence[str], folder: Path | None = None) -> dict[str, Typed]:
+    """What `overrides` set, by dotted key; of a mapping its leaves."""
+    arguments = parse(overrides, [CONFIG_FOLDER, (folder or CONFIG_FOLDER).resolve()])
+    return {leaf.key: leaf for typed in arguments.settings for leaf in _leaves(typed)}
+
+
+@functools.cache
+def default_config() -> DictConfig:
+    """dag.yaml over verl's defaults. Not to be changed."""
+    return _compose("dag", (), CONFIG_FOLDER)
+
+
+def has_verl() -> bool:
+    return importlib.util.find_spec("verl") is not None
+
+
+def verl_config_folder() -> Path:
+    spec = importlib.util.find_spec("verl")
+    if spec is None:
+        raise UserError("verl is not installed in this Python; activate the environment, or make one (README.md)")
+    return Path(spec.origin).parent / "trainer" / "config"
+
+
+def _compose(name: str, profiles: Sequence[str], folder: Path) -> DictConfig:
+    OmegaConf.register_new_resolver("product", lambda *numbers: math.prod(map(int, numbers)), replace=True)
+    search = f"hydra.searchpath=[file://{CONFIG_FOLDER},file://{verl_config_folder()}]"
+    try:
+        with initialize_config_dir(str(folder), version_base=None):
+            return compose(name, overrides=[search, *profiles])
+    except (HydraException, OmegaConfBaseException, ValueError) as error:  # ValueError: hydra's, of config groups
+        raise UserError(f"configuration: {_first_lines(error)}") from error
+
+
+def _leaves(typed: Typed) -> Iterator[Typed]:
+    """A mapping sets each of its keys; an empty one is a value."""
+    if not isinstance(typed.value, dict):
+        yield typed
+        return
+    for key, value, _ in flat({typed.key: typed.value}):
+        yield Typed(key, plain(value), typed.argument)
+
+
+def _raise(messages: Sequence[str]) -> None:
+    if messages:
+        raise UserError("\nerror: ".join(dict.fromkeys(messages)))
+
+
+def _first_lines(error: Exception) -> str:
+    cause = error.__cause__ if error.__cause__ is not None else error
+    lines = [line.strip() for line in f"{error}\n{cause}".splitlines() if line.strip()]
+    return " ".join(dict.fromkeys(lines[:3]))

@@ -1,0 +1,145 @@
+"""Whether keys that a user typed have an effect together with the workflow and with each other.
+
+Invariant: only typed keys are checked. A configuration file serves many workflows, so it may set what one of them does
+not need; who types a key means this run.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any
+
+from omegaconf import DictConfig, OmegaConf
+
+from recipe.dag.errors import UserError
+from recipe.dag.settings.typed import Typed
+from recipe.dag.workflow.schema import Workflow
+
+RUN = "actor_rollout_ref"
+
+
+def _is(value: Any) -> Callable[[Any], bool]:
+    return lambda other: other == value
+
+
+def _is_set(value: Any) -> bool:
+    return value is not None
+
+
+_ACTOR, _FSDP, _OPTIMIZER = f"{RUN}.actor", f"{RUN}.actor.fsdp_config", f"{RUN}.actor.optim"
+_SERVER = ("sandbox.url", _is_set, "the run's own sandbox does not read it, only a server at sandbox.url=...")
+_OWN = ("sandbox.url", _is(None), "the server at sandbox.url isolates programs as it was started; remove it")
+_BY_ROWS = ("use_dynamic_bsz", _is(False), "micro-batches are made by tokens; add {}=false to make them by rows")
+_BY_TOKENS = ("use_dynamic_bsz", _is(True), "micro-batches are made by rows; add {}=true to make them by tokens")
+_COSINE = ("optim.lr_scheduler_type", _is("cosine"), "only a cosine schedule reads it; add {}=cosine")
+_CHUNKS = ("entropy_from_logits_with_chunking", _is(True), "the entropy is not computed in chunks; add {}=true")
+_PADDED = ("pad_to_length", _is(True), "rows are not padded to a length; add {}=true")
+_FSDP_1 = (f"{RUN}.actor.strategy", _is("fsdp"), "only FSDP 1 reads it; add {}=fsdp")
+
+Need = tuple[str, Callable[[Any], bool], str]
+"""(another key, what its value must be, what to say where it is not; `{}` is the other key)"""
+
+
+def _under(branch: str, need: Need) -> Need:
+    return (f"{branch}.{need[0]}", *need[1:])
+
+
+NEEDS: dict[str, Need] = {
+    **dict.fromkeys(("sandbox.max_concurrent", "sandbox.margin_s", "sandbox.token"), _SERVER),
+    **dict.fromkeys(("sandbox.isolation", "sandbox.accept_unsandboxed"), _OWN),
+    "data.val_max_samples": ("validation.max_samples", _is(None), "`{}` says this; set that one"),
+    "trainer.resume_from_path": (
+        "trainer.resume_mode",
+        _is("resume_path"),
+        "only that mode reads it; add {}=resume_path",
+    ),
+    f"{_ACTOR}.ppo_micro_batch_size_per_gpu": _under(_ACTOR, _BY_ROWS),
+    f"{_ACTOR}.ppo_max_token_len_per_gpu": _under(_ACTOR, _BY_TOKENS),
+    f"{RUN}.rollout.log_prob_max_token_len_per_gpu": _under(_ACTOR, _BY_TOKENS),
+    f"{RUN}.ref.log_prob_max_token_len_per_gpu": _under(_ACTOR, _BY_TOKENS),
+    "critic.ppo_micro_batch_size_per_gpu": _under(_ACTOR, _BY_ROWS),
+    "critic.ppo_max_token_len_per_gpu": _under(_ACTOR, _BY_TOKENS),
+    **{f"{_OPTIMIZER}.{key}": _under(_ACTOR, _COSINE) for key in ("min_lr_ratio", "num_cycles", "zero_indexed_step")},
+    **{f"critic.optim.{key}": _under("critic", _COSINE) for key in ("min_lr_ratio", "num_cycles", "zero_indexed_step")},
+    f"{_ACTOR}.entropy_from_logits_chunk_size": _under(_FSDP, _CHUNKS),
+    f"{_FSDP}.entropy_from_logits_chunk_size": _under(_FSDP, _CHUNKS),
+    **{f"{at}.pad_to_length_bucket": _under(at, _PADDED) for at in (_FSDP, f"{RUN}.ref.fsdp_config", "critic.fsdp")},
+    **{
+        f"{at}.{key}": _FSDP_1
+        for at in (_FSDP, f"{RUN}.ref.fsdp_config", "critic.fsdp")
+        for key in ("use_orig_params", "wrap_policy.min_num_params")
+    },
+}
+"""Typed keys that only count beside another one's value."""
+_SCHEDULE_BY_OLD_NAME = "warmup_style"
+
+
+def check_effects(
+    typed: Mapping[str, Typed], config: DictConfig, workflow: Workflow, *, evaluate_only: bool = False
+) -> None:
+    """Raises UserError with a line for each typed key that nothing of this run reads. `config`: as composed. In an
+    evaluation what belongs to training may stand: the same command line serves both."""
+    wrong = [f"{typed[key].argument}: {message}" for key, message in _without_effect(typed, config, workflow)]
+    if not evaluate_only:
+        wrong += [f"{typed[key].argument}: {message}" for key, message in _not_trained(typed, config, workflow)]
+    if wrong:
+        raise UserError("\nerror: ".join(dict.fromkeys(wrong)))
+
+
+def _without_effect(typed: Mapping[str, Typed], config: DictConfig, workflow: Workflow) -> Iterator[tuple[str, str]]:
+    """(key, what to say) whether the run trains or not."""
+    for key in typed:
+        if key.startswith(("sandbox.", "data.")) and (message := _unmet(key, config, workflow)) is not None:
+            yield key, message
+    if "model_path" in typed and config.model_path and not _asks_for_model_path(workflow):
+        message = "no policy's model is ${oc.env:MODEL_PATH}; set `policies.<name>.model.path` in the workflow"
+        yield "model_path", message
+
+
+def _asks_for_model_path(workflow: Workflow) -> bool:
+    models = [policy.model for policy in workflow.policies.values()]
+    models += [policy.critic.model for policy in workflow.policies.values() if policy.critic is not None]
+    if workflow.algorithm.mixer is not None:
+        models.append(workflow.algorithm.mixer.encoder.model)
+    return any(model is not None and "oc.env:MODEL_PATH" in model.path for model in models)
+
+
+def _not_trained(typed: Mapping[str, Typed], config: DictConfig, workflow: Workflow) -> Iterator[tuple[str, str]]:
+    trained = [workflow.policies[name] for name in workflow.trained_policies()]
+    critics = [policy.critic for policy in trained if policy.critic is not None and policy.critic.share is None]
+    for key in typed:
+        branch, _, rest = key.partition(".")
+        message = None if key.startswith(("sandbox.", "data.")) else _unmet(key, config, workflow)
+        owners = critics if branch == "critic" else trained
+        if key == "validation.temperature":
+            message = "only `verl-dag eval` reads it; write `validation: {temperature: ...}` of the agents"
+        elif branch == "critic" and not critics:
+            message = f"no policy of the workflow has a critic (estimator {workflow.algorithm.estimator}); remove it"
+        elif key.startswith(f"{RUN}.ref.") and not any(policy.reference for policy in trained):
+            message = "no policy keeps a reference (`reference: true` and `algorithm.kl_loss_coef`); remove it"
+        elif key == f"{RUN}.actor.kl_loss_type" and not workflow.algorithm.kl_loss_coef:
+            message = "there is no KL in the loss; set `algorithm.kl_loss_coef` in the workflow"
+        elif key in (f"{_OPTIMIZER}.lr", "critic.optim.lr") and all(owner.lr is not None for owner in owners):
+            where = "critic.lr" if branch == "critic" else "lr"
+            message = f"`policies.<name>.{where}` of the workflow says this; set it there"
+        elif branch in (RUN, "critic") and owners and all(rest in owner.config for owner in owners):
+            where = "critic.config" if branch == "critic" else "config"
+            message = f"`policies.<name>.{where}` of the workflow says this; set it there"
+        if message is not None:
+            yield key, message
+
+
+def _unmet(key: str, config: DictConfig, workflow: Workflow) -> str | None:
+    """What to say of a key that needs another one's value, if that is not there."""
+    if key not in NEEDS:
+        return None
+    other, fits, message = NEEDS[key]
+    branch, _, rest = other.partition(".")
+    policies = workflow.policies.values()
+    configs = [policy.config for policy in policies] if branch == RUN else []
+    configs += [policy.critic.config for policy in policies if policy.critic is not None]
+    own = {name.rpartition(".")[2] for given in configs for name in given}
+    schedule = OmegaConf.select(config, f"{other.rpartition('.')[0]}.{_SCHEDULE_BY_OLD_NAME}")
+    if rest.rpartition(".")[2] in own or fits(OmegaConf.select(config, other)) or fits(schedule) and schedule:
+        return None
+    return message.format(other)

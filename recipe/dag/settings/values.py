@@ -1,0 +1,136 @@
+"""Which kind of value each key of the run's configuration takes.
+
+Invariant: a key's kind is what `KINDS` says, or else that of its default; a key whose default is null has an entry.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from recipe.dag.settings.kinds import (
+    ANY,
+    COUNT,
+    FINITE,
+    LIST,
+    NOT_NEGATIVE,
+    PART,
+    PATH,
+    PATHS,
+    POSITIVE,
+    STRING,
+    TEXT,
+    TRUTH,
+    Kind,
+    names,
+    one_of,
+    or_null,
+    whole,
+)
+
+TRACKERS = ("console", "tensorboard", "wandb", "swanlab", "mlflow", "clearml", "trackio", "file", "vemlp_wandb")
+KL_TYPES = ("kl", "k1", "abs", "mse", "k2", "low_var_kl", "k3")
+"""verl's estimators of the KL; with a `+` behind it, the gradient is that of k2."""
+EVERY = whole(1, 0, -1)
+ANY_KL = one_of(*KL_TYPES, *(f"{name}+" for name in KL_TYPES))
+WHOLE = Kind("a whole number", lambda value: type(value) is int)
+_LOGGERS = names(*TRACKERS)
+LOGGER = Kind(
+    f"{_LOGGERS.takes}, or one of them",
+    lambda value: value is None or value == [] or _LOGGERS.accepts([value] if isinstance(value, str) else value),
+)
+_CONTENTS = names("model", "optimizer", "extra", "hf_model")
+_BETAS = Kind("two numbers [A,B]", lambda value: isinstance(value, list) and all(map(FINITE.accepts, value)))
+_STRATEGY = one_of("fsdp", "fsdp2")
+_TEXT_OR_NULL, _COUNT_OR_NULL, _TRUTH_OR_NULL = or_null(TEXT), or_null(COUNT), or_null(TRUTH)
+_RUN = "actor_rollout_ref"
+
+
+def _optimizer(branch: str) -> dict[str, Kind]:
+    return {
+        f"{branch}.lr": NOT_NEGATIVE,
+        f"{branch}.betas": _BETAS,
+        f"{branch}.clip_grad": POSITIVE,
+        f"{branch}.weight_decay": NOT_NEGATIVE,
+        f"{branch}.lr_scheduler_type": one_of("constant", "cosine"),
+        f"{branch}.warmup_style": or_null(one_of("constant", "cosine")),
+        f"{branch}.min_lr_ratio": or_null(NOT_NEGATIVE),
+        f"{branch}.override_optimizer_config": ANY,
+    }
+
+
+def _branch(model: str, engine: str, actor: str) -> dict[str, Kind]:
+    return {
+        f"{model}.hf_config_path": _TEXT_OR_NULL,
+        f"{model}.external_lib": ANY,
+        f"{engine}.param_offload": _TRUTH_OR_NULL,
+        f"{engine}.optimizer_offload": _TRUTH_OR_NULL,
+        f"{actor}.ppo_micro_batch_size_per_gpu": _COUNT_OR_NULL,
+        f"{actor}.ppo_max_token_len_per_gpu": COUNT,
+        f"{actor}.strategy": _STRATEGY,
+        f"{actor}.checkpoint.save_contents": _CONTENTS,
+        f"{actor}.checkpoint.load_contents": _CONTENTS,
+        **_optimizer(f"{actor}.optim"),
+    }
+
+
+KINDS: dict[str, Kind] = {
+    "workflow": PATH,
+    "seed": whole(0),
+    "output_dir": PATH,
+    "model_path": _TEXT_OR_NULL,
+    "sandbox.url": _TEXT_OR_NULL,
+    "sandbox.token": _TEXT_OR_NULL,
+    "sandbox.max_concurrent": COUNT,
+    "sandbox.timeout_s": POSITIVE,
+    "sandbox.margin_s": NOT_NEGATIVE,
+    "sandbox.memory_mb": COUNT,
+    "rollout.max_in_flight": COUNT,
+    "validation.n": COUNT,
+    "validation.max_samples": or_null(WHOLE),
+    "validation.temperature": or_null(FINITE),
+    "data.train_files": or_null(PATHS),
+    "data.val_files": or_null(PATHS),
+    "data.train_batch_size": COUNT,
+    "data.max_prompt_length": COUNT,
+    "data.max_response_length": COUNT,
+    "data.train_max_samples": or_null(WHOLE),
+    "data.val_max_samples": or_null(WHOLE),
+    "data.input_key": _TEXT_OR_NULL,
+    "data.label_key": _TEXT_OR_NULL,
+    **dict.fromkeys(("data.train_name", "data.val_name"), _TEXT_OR_NULL),
+    "data.add_prompt_suffix": or_null(STRING),
+    "trainer.logger": LOGGER,
+    "trainer.n_gpus_per_node": COUNT,
+    "trainer.nnodes": COUNT,
+    "trainer.total_training_steps": COUNT,
+    "trainer.save_freq": EVERY,
+    "trainer.test_freq": EVERY,
+    "trainer.default_local_dir": PATH,
+    "trainer.resume_from_path": _TEXT_OR_NULL,
+    "ray_kwargs.ray_init.num_cpus": _COUNT_OR_NULL,
+    "ray_kwargs.ray_init.runtime_env.py_executable": _TEXT_OR_NULL,
+    **_branch(f"{_RUN}.model", f"{_RUN}.actor.fsdp_config", f"{_RUN}.actor"),
+    **_branch("critic.model", "critic.fsdp", "critic"),
+    "critic.loss_scale_factor": or_null(POSITIVE),
+    f"{_RUN}.actor.kl_loss_type": ANY_KL,
+    f"{_RUN}.ref.strategy": _STRATEGY,
+    f"{_RUN}.rollout.n": COUNT,
+    f"{_RUN}.rollout.gpu_memory_utilization": PART,
+    f"{_RUN}.rollout.tensor_model_parallel_size": COUNT,
+    f"{_RUN}.rollout.max_model_len": _COUNT_OR_NULL,
+    f"{_RUN}.rollout.router_config_path": _TEXT_OR_NULL,
+    f"{_RUN}.rollout.quantization": _TEXT_OR_NULL,
+    f"{_RUN}.rollout.checkpoint_engine.custom_backend_module": _TEXT_OR_NULL,
+    f"{_RUN}.rollout.prometheus.served_model_name": _TEXT_OR_NULL,
+}
+"""Keys that take more, or less, than a value of their default's type."""
+
+
+def kind_of(key: str, default: Any) -> Kind:
+    """`default`: the key's value where nothing sets it."""
+    if key in KINDS:
+        return KINDS[key]
+    if isinstance(default, bool):
+        return TRUTH
+    by_type = {int: WHOLE, float: FINITE, str: STRING, list: LIST}
+    return by_type.get(type(default), ANY)

@@ -1,0 +1,65 @@
+"""Keys of verl's `actor_rollout_ref` and `critic` that its workers and servers read in the way in which they run here.
+
+Invariant: with the refusals of `recipe.dag.workflow.verl_keys` this is a closed list: a test finds every key of verl's
+composed configuration in one of both. `*` stands for any keys. Read by hand from verl 0.9.1: `engine_workers.py`,
+`engine/fsdp/`, `workers/config/`, `rollout/sglang_rollout/`, `rollout/llm_server.py`, `checkpoint_engine/`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+_OPTIMIZER = (
+    "optimizer optimizer_impl lr_warmup_steps_ratio weight_decay lr_warmup_steps betas clip_grad min_lr_ratio "
+    "num_cycles lr_scheduler_type zero_indexed_step warmup_style override_optimizer_config.*"
+)
+_SHARDING = (
+    "wrap_policy.* reshard_after_forward fsdp_size forward_prefetch model_dtype use_orig_params full_determinism "
+    "ulysses_sequence_parallel_size pad_to_length pad_to_length_bucket mixed_precision.*"
+)
+_TRAINED = "param_offload optimizer_offload offload_policy use_no_sync_for_gradient_accumulation"
+_ENTROPY = "entropy_from_logits_with_chunking entropy_from_logits_chunk_size entropy_checkpointing"
+_MODEL = (
+    "hf_config_path use_shm external_lib override_config.* enable_gradient_checkpointing enable_activation_offload "
+    "use_remove_padding use_liger use_fused_kernels fused_kernel_options.*"
+)
+_CHECKPOINT = "save_contents load_contents"
+
+ACTOR: dict[str, str] = {
+    "actor": "strategy use_dynamic_bsz ppo_micro_batch_size_per_gpu ppo_max_token_len_per_gpu kl_loss_type "
+    f"ulysses_sequence_parallel_size pad_to_length {_ENTROPY}",
+    "actor.optim": _OPTIMIZER,
+    "actor.fsdp_config": f"{_SHARDING} {_TRAINED} {_ENTROPY} use_torch_compile",
+    "actor.checkpoint": _CHECKPOINT,
+    "ref": "strategy log_prob_max_token_len_per_gpu ulysses_sequence_parallel_size pad_to_length",
+    "ref.fsdp_config": _SHARDING,
+    "model": _MODEL,
+    "model.mtp": "enable enable_rollout speculative_algorithm speculative_num_steps speculative_eagle_topk "
+    "speculative_num_draft_tokens",
+    "rollout": "dtype gpu_memory_utilization enforce_eager free_cache_engine tensor_model_parallel_size "
+    "data_parallel_size expert_parallel_size max_model_len max_num_seqs load_format log_prob_max_token_len_per_gpu "
+    "disable_log_stats skip_tokenizer_init router_config_path full_determinism quantization",
+    "rollout.engine_kwargs.sglang": "*",
+    "rollout.checkpoint_engine": "backend update_weights_bucket_megabytes engine_kwargs.* custom_backend_module",
+    "rollout.prometheus": "enable port file served_model_name",
+}
+"""Under `actor_rollout_ref`: block -> names of its keys."""
+
+CRITIC: dict[str, str] = {
+    "": "strategy use_dynamic_bsz ppo_micro_batch_size_per_gpu ppo_max_token_len_per_gpu loss_agg_mode "
+    "loss_scale_factor ulysses_sequence_parallel_size",
+    "optim": _OPTIMIZER,
+    "fsdp": f"{_SHARDING} {_TRAINED}",
+    "model": _MODEL,
+    "checkpoint": _CHECKPOINT,
+}
+"""The same under `critic`."""
+
+ABSENT = ("mixed_precision",)
+"""Blocks that verl's workers read and its YAML files do not have: only its dataclasses do."""
+
+
+def keys_of(table: dict[str, str]) -> Iterator[str]:
+    """The dotted keys of a table; those of a block with any keys end in `.*`."""
+    for block, names in table.items():
+        yield from (f"{block}.{name}" if block else name for name in names.split())

@@ -1,0 +1,102 @@
+"""Typed keys that only count together with the workflow or with another key."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from recipe.dag.errors import UserError
+from recipe.dag.settings.compose import compose_config, typed_settings
+from recipe.dag.settings.effects import NEEDS, check_effects
+from recipe.dag.settings.verl_run import refusal
+from recipe.dag.workflow.loader import load_workflow
+
+ROOT = Path(__file__).parents[2]
+RUN = "actor_rollout_ref"
+TEXT = """\
+dag_id: demo
+agents: [{name: a, policy: p}]
+policies: {p: {model: {path: WEIGHTS}, lr: LR, config: CONFIG}}
+algorithm: {estimator: grpo}
+nodes:
+  - {node_id: a, node_type: MODEL_INFERENCE, node_role: ROLLOUT, agent: a}
+  - {node_id: r, node_type: COMPUTE, node_role: REWARD, dependencies: [a], executable_ref: "json:dumps"}
+"""
+
+
+@pytest.fixture
+def check(tmp_path):
+    def check(arguments: str, *, lr="null", config="{}", model="m", evaluate_only=False):
+        path = tmp_path / "workflow.yaml"
+        path.write_text(TEXT.replace("LR", lr).replace("CONFIG", config).replace("WEIGHTS", model))
+        typed = [f"workflow={path}", *arguments.split()]
+        workflow = load_workflow(path)
+        check_effects(typed_settings(typed), compose_config("dag", typed), workflow, evaluate_only=evaluate_only)
+
+    return check
+
+
+@pytest.mark.parametrize(
+    ("argument", "cure", "message"),
+    [
+        (f"{RUN}.actor.ppo_micro_batch_size_per_gpu=4", f"{RUN}.actor.use_dynamic_bsz=false", "made by tokens; add"),
+        (
+            f"{RUN}.actor.optim.min_lr_ratio=0.1",
+            f"{RUN}.actor.optim.lr_scheduler_type=cosine",
+            "only a cosine schedule",
+        ),
+        (f"{RUN}.actor.optim.num_cycles=1.0", f"{RUN}.actor.optim.warmup_style=cosine", "only a cosine schedule"),
+        (f"{RUN}.actor.fsdp_config.use_orig_params=true", f"{RUN}.actor.strategy=fsdp", "only FSDP 1 reads it"),
+        (f"{RUN}.actor.fsdp_config.pad_to_length_bucket=64", f"{RUN}.actor.pad_to_length=true", "not padded"),
+        ("trainer.resume_from_path=x", "trainer.resume_mode=resume_path", "only that mode reads it"),
+        ("sandbox.max_concurrent=4", "sandbox.url=http://x", "only a server at sandbox.url"),
+    ],
+)
+def test_a_key_that_needs_another_is_refused_without_it(check, argument, cure, message):
+    with pytest.raises(UserError) as refused:
+        check(argument)
+    assert str(refused.value).startswith(f"{argument}: ") and message in str(refused.value)
+    assert "\n" not in str(refused.value)
+    check(f"{argument} {cure}")
+
+
+@pytest.mark.parametrize(
+    ("argument", "message"),
+    [
+        ("critic.optim.weight_decay=0", "no policy of the workflow has a critic (estimator grpo); remove it"),
+        (f"{RUN}.ref.fsdp_config.fsdp_size=2", "no policy keeps a reference"),
+        (f"{RUN}.actor.kl_loss_type=k3", "there is no KL in the loss; set `algorithm.kl_loss_coef`"),
+        ("validation.temperature=0.5", "only `verl-dag eval` reads it"),
+    ],
+)
+def test_what_the_workflow_does_not_use_is_refused_in_training_only(check, argument, message):
+    with pytest.raises(UserError) as refused:
+        check(argument)
+    assert message in str(refused.value) and "\n" not in str(refused.value)
+    check(argument, evaluate_only=True)
+
+
+def test_what_every_policy_sets_itself_is_not_set_by_the_run(check):
+    lr, decay = f"{RUN}.actor.optim.lr=1e-5", f"{RUN}.actor.optim.weight_decay=0"
+    check(f"{lr} {decay}")
+    with pytest.raises(UserError, match=r"`policies.<name>.lr` of the workflow says this; set it there"):
+        check(lr, lr="1.0e-6")
+    with pytest.raises(UserError, match=r"`policies.<name>.config` of the workflow says this; set it there"):
+        check(decay, config="{actor.optim.weight_decay: 0.1}")
+
+
+def test_a_policys_own_config_may_make_a_key_count(check):
+    check(f"{RUN}.actor.ppo_micro_batch_size_per_gpu=4", config="{actor.use_dynamic_bsz: false}")
+
+
+@pytest.mark.parametrize("evaluate_only", [False, True])
+def test_a_model_that_no_policy_asks_for_is_refused(check, evaluate_only):
+    with pytest.raises(UserError, match=r"^model_path=other: no policy's model is \$\{oc.env:MODEL_PATH\}"):
+        check("model_path=other", evaluate_only=evaluate_only)
+    check("model_path=other", model='"${oc.env:MODEL_PATH}"', evaluate_only=evaluate_only)
+
+
+def test_the_table_names_keys_that_a_run_reads():
+    named = [*NEEDS, *(other for other, *_ in NEEDS.values())]
+    assert [key for key in named if refusal(key) is not None] == []
