@@ -13,7 +13,9 @@ import pytest
 import torch
 
 from recipe.dag.algorithms import SELECTABLE, SPANNING, WITH_VALUES
+from recipe.dag.credit.batch import CreditBatch
 from recipe.dag.credit.estimator import estimate
+from recipe.dag.credit.group import zero_variance
 from recipe.dag.workflow.schema import Algorithm
 
 PAGE = Path(__file__).parents[2] / "docs" / "credit.md"
@@ -83,6 +85,15 @@ def test_episodes_that_all_earned_the_same_give_no_gradient(make_row, name, outc
     steps = SHAPES[shape]
     _, found = credited(make_row, name, steps, paid_at_the_end(steps, OUTCOMES[outcome]))
     assert found == [0.0] * len(found)
+
+
+@pytest.mark.parametrize("shape", SHAPES)
+@pytest.mark.parametrize("outcome", OUTCOMES)
+def test_solved_and_failed_groups_are_not_informative(make_row, outcome, shape):
+    """What dynamic sampling counts (DAPO)."""
+    steps = SHAPES[shape]
+    batch = CreditBatch.from_rows(rows_of(make_row, steps, paid_at_the_end(steps, OUTCOMES[outcome])))
+    assert set(zero_variance(batch)) == {outcome != "half"}
 
 
 @pytest.mark.parametrize("shape", SHAPES)
