@@ -6,6 +6,9 @@ from dataclasses import replace
 
 import pytest
 
+from recipe.dag.credit.batch import CreditBatch
+from recipe.dag.credit.group import group_relative
+from recipe.dag.episode.batch import run_batch
 from recipe.dag.episode.record import Call, Episode
 from recipe.dag.episode.reward import share
 from recipe.dag.episode.rows import rows_of
@@ -355,3 +358,73 @@ def test_an_error_of_the_infrastructure_inside_a_reward_is_tried_again_and_a_bug
     assert (episode.attempts, [fault["cause"] for fault in episode.faults]) == (attempts, [cause])
     assert (episode.fault is None) == (attempts == 2)
     assert [call.reward for call in episode.calls] == ([1.0] if attempts == 2 else [None])
+
+
+def summed(episode) -> list[tuple]:
+    return [(call.agent, call.reward, call.train, call.unscored) for call in episode.calls]
+
+
+@pytest.mark.parametrize("word", ["", "async "])
+def test_none_takes_the_call_out_and_leaves_the_others(world, word):
+    episode = world.play(scored(world, "return {'agent0': [None, 1.0], 'agent1': 0.5}", word=word))
+    assert episode.fault is None
+    assert summed(episode) == [
+        ("agent0", None, False, True),
+        ("agent1", 0.0, True, False),
+        ("agent0", 1.0, True, False),
+        ("agent1", 0.5, True, False),
+    ]
+    assert [(row.agent, row.reward) for row in rows_of([episode])] == [
+        ("agent1", 0.0),
+        ("agent0", 1.0),
+        ("agent1", 0.5),
+    ]
+    # Credit that chains calls gets no row for it either: there is no reward to hand on.
+    assert len(rows_of([episode], silent=True)) == 3 and rows_of([episode], team=True) == []
+    assert Episode.from_json(json.loads(json.dumps(episode.to_json()))) == episode
+    metrics = rollout_metrics([episode])
+    assert (metrics["agent/agent0/unscored"], metrics["agent/agent1/unscored"]) == (1.0, 0.0)
+
+
+def test_none_for_an_agent_is_none_for_each_of_its_calls_and_no_missing_reward(world):
+    episode = world.play(scored(world, "return {'agent0': None, 'agent1': 1}"))
+    assert episode.fault is None
+    assert [(call.agent, call.unscored) for call in episode.calls] == [("agent0", True), ("agent1", False)] * 2
+
+
+def test_what_another_node_pays_for_an_unscored_call_is_dropped_in_any_order(world):
+    unknown, known = "return {'agent0': [None, 2.0]}", "return {'agent0': [4.0, 4.0], 'agent1': 1}"
+    for bodies in ((unknown, known), (known, unknown)):
+        episode = world.play(scored(world, *bodies))
+        assert [(call.reward, len(call.reward_parts)) for call in episode.calls_of("agent0")] == [(None, 0), (6.0, 2)]
+
+
+def test_none_leaves_the_group_compared_without_it(world):
+    body = "return {'agent0': None if episode.index == 0 else float(episode.index), 'agent1': 1}"
+    flow = scored(world, body)
+
+    async def main():
+        return await run_batch(world.runner(flow), [(world.sample("q"), "u")], 3, step=0)
+
+    rows = [row for row in rows_of(asyncio.run(main())) if row.agent == "agent0"]
+    assert {row.episode for row in rows} == {1, 2}
+    advantages, _ = group_relative(CreditBatch.from_rows(rows), scale="none")
+    assert [pytest.approx(-0.5), pytest.approx(0.5)] == sorted({column[0].item() for column in advantages})
+
+
+def test_a_call_that_a_reward_function_takes_out_keeps_its_reward_and_does_not_train(world):
+    body = "episode.calls.reverse(); episode.calls[-1].train = False; return {'agent0': [3.0, 1.0], 'agent1': 0}"
+    episode = world.play(scored(world, body))
+    assert summed(episode)[0] == ("agent0", 3.0, False, False) and all(call.train for call in episode.calls[1:])
+    assert len(rows_of([episode])) == 3 and len(rows_of([episode], silent=True)) == 4
+
+
+def test_sharing_what_is_unknown_leaves_the_turn_out(world):
+    flow = scored(world, "return {'agent0': 1, 'agent1': [None, 2.0]}", algorithm={"share_reward_in_agent": True})
+    episode = world.play(flow)
+    assert summed(episode) == [
+        ("agent0", None, False, True),
+        ("agent1", None, False, True),
+        ("agent0", 2.0, True, False),
+        ("agent1", 2.0, True, False),
+    ]

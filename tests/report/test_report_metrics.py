@@ -31,6 +31,7 @@ def test_agent_metrics(make_call, make_episode):
         "response_length/max": 6.0,
         "prompt_length/mean": 12.5,
         "truncated": 0.25,
+        "unscored": 0,
         "void": 0.5,
         "generations": 1.5,
     }

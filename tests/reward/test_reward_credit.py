@@ -40,6 +40,27 @@ def test_outcome_and_incentives_and_calls_that_nobody_paid():
     assert paid(debate, debate_incentives(debate, attract=0.25)) == {"a": [1.25, 1.0], "b": [0.0, 1.0]}
 
 
+def test_a_call_that_is_unscored_is_as_if_it_had_not_been_made():
+    debate = episode(call("a", 0, 1.0), call("b", 0, 0.0), call("c", 0, 0.5))
+    alone = paid(debate, shaped(debate, shaping="margin"))
+    unknown = call("d", 0, None)
+    unknown.unscored = True
+    debate.calls.append(unknown)
+    assert {name: reward for name, reward in paid(debate, shaped(debate, shaping="margin")).items() if name != "d"} == (
+        alone
+    )
+    ballots = [call("x", 0, 1.0, node="s1", answer="4"), call("y", 0, 0.0, node="s2", answer="5")]
+    two = vote_marginals(episode(*ballots), voters=["s1", "s2", "s3"])
+    third = call("z", 0, None, node="s3", answer="5")
+    third.unscored = True
+    three = vote_marginals(episode(*ballots, third), voters=["s1", "s2", "s3"])
+    assert three == two | {"z": [0.0]}
+    answer, verdict = call("g", 0, None, node="g"), call("v", 0, 0.5, node="v", verdict=True)
+    answer.unscored = True
+    judged = conditional_quality(episode(answer, verdict), verifier="v", generator="g")
+    assert judged == {"g": [0.0], "v": [0.0]}
+
+
 @pytest.mark.parametrize("name", SHAPINGS)
 def test_every_shaping_can_be_named(name):
     scored = episode(call("a", 0, 1.0), call("b", 0, 0.5), outcome=0.5)

@@ -160,6 +160,16 @@ def test_an_episode_without_calls_is_left_out(workflow_of):
     assert len(credits) == len(episodes) and ("silent", 0) not in credits
 
 
+def test_an_episode_whose_team_reward_is_unknown_is_left_out(workflow_of):
+    mixing, episodes = Mixing(workflow_of(1), encode, seed=0), play(0, 1, sum_of)
+    episodes[0].calls[-1].unscored = True
+    credits = mixing.learn(episodes, seed=0)
+    assert len(credits) == len(episodes) - 1 and (episodes[0].uid, episodes[0].index) not in credits
+    for episode in episodes:
+        episode.calls[-1].unscored = True
+    assert Mixing(workflow_of(1), encode, seed=0).learn(episodes, seed=0) == {}
+
+
 def test_a_probability_learns_what_the_team_earns_and_refuses_other_returns(workflow_of):
     def won(said, draw):
         return float("word 1" in said or "word 2" in said)

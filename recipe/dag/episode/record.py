@@ -77,7 +77,7 @@ class Call:
     reward: float | None = None
     """Set by the reward nodes, or by the env."""
     train: bool = True
-    """False: the row is left out of the loss (post_process said so)."""
+    """False: the call is left out of the loss (post_process or a reward function said so)."""
     seconds: float = 0.0
     generation_seconds: float = 0.0
     round: int = 0
@@ -94,6 +94,8 @@ class Call:
     """From the start of the episode, earlier attempts included, to the start of this call."""
     advantage: float | None = None
     """Mean over the sampled tokens of what the estimator gave them. None: the call was left out of training."""
+    unscored: bool = False
+    """A reward function returned None for it: it has no reward, and is left out of the loss and of all statistics."""
     completion: str | None = None
     """The model's last generation, where post_process replaced it in `text`; None: `text` is it."""
     ended_in_tool_call: bool = False

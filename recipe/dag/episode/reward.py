@@ -2,7 +2,7 @@
 
 Invariant: a function works on a copy, so that it can neither change what is trained on nor, when it outlived its limit
 and goes on in its thread, touch an episode that has been handed on. Only its return value, outcome and info are taken
-over, once they are checked.
+over, once they are checked, and which calls it took out of training by `call.train = False`.
 """
 
 from __future__ import annotations
@@ -24,7 +24,8 @@ from recipe.dag.workflow.user_code import load_function
 
 @dataclass(frozen=True, slots=True)
 class RewardNode:
-    """`function(episode, **kwargs) -> {agent: float | one float per call}`, sync (run in a thread) or async."""
+    """`function(episode, **kwargs) -> {agent: float | None | one float or None per call}`, sync (run in a thread) or
+    async. None: it cannot score the call."""
 
     node: str
     """Its id, under which calls keep what it paid."""
@@ -54,20 +55,28 @@ async def score(
     share_in_agent: bool = False,
 ) -> None:
     """Add every node's rewards to the calls. A float goes to the agent's last call that sampled something (its last
-    one, if none did) and 0.0 to its others; what an agent gets that did not move goes nowhere. `share_in_agent`: then
-    `share` them. Each agent in `trained` that has calls must get a reward from some node, the env or another agent.
-    `agents`: all of the workflow. Raises RewardFault, GraderFault."""
+    one, if none did) and 0.0 to its others; what an agent gets that did not move goes nowhere. A call for which some
+    node returns None is `unscored`: what others paid for it is dropped, since the sum would be incomplete.
+    `share_in_agent`: then `share` them. Each agent in `trained` that has calls must get a reward, or None, from some
+    node, the env or another agent. `agents`: all of the workflow. Raises RewardFault, GraderFault."""
     for node in nodes:
         copy = scratch(episode)
+        copies = list(copy.calls)  # the function may change the list
         with boundary(RewardFault, node.where, node.function):
             async with limited(limit_s, RewardFault, "the reward function", node.where):
                 values = await invoke(node.function, copy, **deepcopy(node.kwargs))
             episode.outcome, episode.info = _outcome(copy.outcome, node.where), _info(copy.info, node.where)
             _add(episode, values, agents, node)
+        for call, changed in zip(episode.calls, copies, strict=True):
+            call.train = call.train and bool(changed.train)
+    for call in episode.calls:
+        if call.unscored:
+            call.train, call.reward, call.reward_parts = False, None, {}
     if share_in_agent:
         share(episode.calls)
     if nodes:
-        moved, rewarded = ({c.agent for c in calls} for calls in (episode.calls, _rewarded(episode.calls)))
+        settled = [call for call in episode.calls if call.reward is not None or call.unscored]
+        moved, rewarded = ({c.agent for c in calls} for calls in (episode.calls, settled))
         if missing := sorted((moved - rewarded) & set(trained)):
             where = ", ".join(node.where for node in nodes)
             source = defined_at([*nodes][-1].function)
@@ -80,19 +89,24 @@ def share(calls: Sequence[Call]) -> None:
     The last agent is the one with the highest agent_group of those that moved in the turn and have a reward. What all
     its calls of the turn got together replaces the rewards of every other agent in it: it goes to the agent's last call
     of the turn that sampled something, and 0.0 to its others. So each agent gets a turn's reward once, however often it
-    moved, and nothing beside it. Each part of the reward goes where the whole goes. A turn in which nobody was rewarded
-    stays as it is.
+    moved, and nothing beside it. Each part of the reward goes where the whole goes. A turn without any
+    reward stays as it is. Where the last agent has a call that is unscored, all calls of the turn are.
     """
     for turn in dict.fromkeys(call.turn for call in calls):
         moved = [call for call in calls if call.turn == turn]
-        rewarded = _rewarded(moved)
-        if not rewarded:
+        settled = [call for call in moved if call.reward is not None or call.unscored]
+        if not settled:
             continue
-        last = max(rewarded, key=lambda call: call.agent_group).agent
+        last = max(settled, key=lambda call: call.agent_group).agent
+        if any(call.unscored for call in settled if call.agent == last):
+            for call in moved:
+                call.unscored, call.train, call.reward, call.reward_parts = True, False, None, {}
+            continue
+        rewarded = [call for call in moved if call.reward is not None]
         paid = [call for call in rewarded if call.agent == last]
         total, parts = sum(call.reward for call in paid), _summed(paid)
         for agent in dict.fromkeys(call.agent for call in moved if call.agent != last):
-            own = [call for call in moved if call.agent == agent]
+            own = [call for call in moved if call.agent == agent and not call.unscored]
             at = _last_that_learns(own)
             for place, call in enumerate(own):
                 call.reward, call.reward_parts = (total, dict(parts)) if place == at else (0.0, {})
@@ -104,10 +118,6 @@ def _summed(calls: Sequence[Call]) -> dict[str, float]:
     for node, reward in (part for call in calls for part in call.reward_parts.items()):
         total[node] = total.get(node, 0.0) + reward
     return total
-
-
-def _rewarded(calls: Sequence[Call]) -> list[Call]:
-    return [call for call in calls if call.reward is not None]
 
 
 def scratch(episode: Episode) -> Episode:
@@ -148,7 +158,10 @@ def _add(episode: Episode, values: Any, agents: Collection[str], node: RewardNod
     checked = {name: _per_call(name, value, episode.calls_of(name), where) for name, value in values.items()}
     for name, per_call in checked.items():
         for call, reward in zip(episode.calls_of(name), per_call, strict=True):
-            pay(call, node.node, reward)
+            if reward is None:
+                call.unscored = True
+            else:
+                pay(call, node.node, reward)
 
 
 def pay(call: Call, node: str, reward: float) -> None:
@@ -157,14 +170,16 @@ def pay(call: Call, node: str, reward: float) -> None:
     call.reward_parts[node] = call.reward_parts.get(node, 0.0) + reward
 
 
-def _per_call(agent: str, value: Any, calls: Sequence[Call], where: str) -> list[float]:
+def _per_call(agent: str, value: Any, calls: Sequence[Call], where: str) -> list[float | None]:
+    if value is None:
+        return [None] * len(calls)
     if hasattr(value, "tolist"):
         value = value.tolist()
     if not isinstance(value, list | tuple):
         return _at_last(calls, _finite(value, f"the reward of {agent}", where))
     if len(value) != len(calls):
         raise RewardFault(f"returned {len(value)} rewards for the {len(calls)} calls of {agent}", where=where)
-    return [_finite(reward, f"a reward of {agent}", where) for reward in value]
+    return [None if reward is None else _finite(reward, f"a reward of {agent}", where) for reward in value]
 
 
 def _at_last(calls: Sequence[Call], reward: float) -> list[float]:

@@ -22,19 +22,23 @@ def rows_of(
     train_turns: str = "all",
     silent: bool = False,
     outside_loss: Callable[[Episode], Collection[int]] | None = None,
+    team: bool = False,
 ) -> list[Row]:
     """The rows of all policies, frozen ones included, in the order of the episodes and their calls.
 
     Left out, as `left_out` counts them: episodes that a fault ended (drop_group: with their whole group), calls that
-    post_process took out, calls without a sampled token, and with train_turns `last` those of earlier turns than the
-    last in which the episode sampled anything. A call that nobody rewarded counts 0.0. With `merge`, a call whose
-    prompt repeats an earlier row of the same episode, agent, policy and node token by token, and goes on, joins that
-    row. With `silent`, a call of a turn that is trained on, itself left out and yet rewarded, becomes a row without
-    response tokens: credit that chains calls hands its reward on. `outside_loss`: positions of an episode's calls that
-    stay in their rows and baselines, but not in the policy's loss.
+    post_process or a reward function took out, calls without a sampled token, and with train_turns `last` those of
+    earlier turns than the last in which the episode sampled anything. A call that no node rewarded counts 0.0. With
+    `merge`, a call whose prompt repeats an earlier row of the same episode, agent, policy and node token by token, and
+    goes on, joins that row. With `silent`, a call of a turn that is trained on, itself left out and yet rewarded,
+    becomes a row without response tokens: credit that chains calls hands its reward on (an unscored one has none).
+    `outside_loss`: positions of an episode's calls that stay in their rows and baselines, but not in the policy's loss.
+    `team`: episodes with an unscored call are left out whole, since what all agents earned together is unknown.
     """
     rows: list[Row] = []
     for episode in _kept(episodes, on_failure):
+        if team and any(call.unscored for call in episode.calls):
+            continue
         open_rows: dict[tuple[str, str, str], Row] = {}
         first = _first_turn(episode, train_turns)
         outside = outside_loss(episode) if outside_loss is not None else ()
@@ -58,8 +62,8 @@ def rows_of(
 
 
 def left_out(episodes: Sequence[Episode], *, on_failure: str = "retry", train_turns: str = "all") -> dict[str, int]:
-    """What rows_of leaves out: `episodes_masked`, and in the other episodes `calls_untrained` (post_process said so),
-    `calls_empty` (no sampled token) and `calls_earlier` (of a turn before the last)."""
+    """What rows_of leaves out: `episodes_masked`, and in the other episodes `calls_untrained` (post_process or a
+    reward function said so), `calls_empty` (no sampled token) and `calls_earlier` (of a turn before the last)."""
     kept = list(_kept(episodes, on_failure))
     counts = Counter(episodes_masked=len(episodes) - len(kept), calls_untrained=0, calls_empty=0, calls_earlier=0)
     for episode in kept:

@@ -118,6 +118,7 @@ def _agent_metrics(calls: Sequence[Call], uses_tools: bool) -> dict[str, float]:
     metrics |= _stats("response_length", [float(sum(call.response_mask)) for call in calls], "mean", "max")
     metrics |= _stats("prompt_length", [float(len(call.prompt_ids)) for call in calls], "mean")
     metrics |= _stats("truncated", [float(call.stop_reason == "length") for call in calls])
+    metrics |= {"unscored": sum(call.unscored for call in calls)} if calls else {}
     metrics |= _stats("void", [float(_is_void(call)) for call in calls])
     metrics |= _stats("generations", [float(call.generations) for call in calls])
     if uses_tools:

@@ -77,7 +77,7 @@ def conditional_quality(
     subject = None
     for call, place in zip(episode.calls, places, strict=True):
         if call.node == generator:
-            subject = call.reward or 0.0
+            subject = None if call.unscored else call.reward or 0.0
         elif call.node == verifier and subject is not None and call.parsed.get(key) is not None:
             verdicts[place] = float(normalised(call.parsed[key]) == normalised(right))
             judged[place] = subject
@@ -93,7 +93,8 @@ def vote_marginals(
     the mean reward of those who cast it, and equal to another where a VOTE node takes them for equal. A voter that did
     not move abstains. `episode.info["contribution/<node>"]` is what the vote would have lost without it (0.0 for one
     that abstained): its mean is the leave-one-agent-out report (`info/contribution/<node>` in the metrics)."""
-    last = {node: index for index, call in enumerate(episode.calls) for node in [call.node] if node in voters}
+    calls = [(index, call) for index, call in enumerate(episode.calls) if call.node in voters and not call.unscored]
+    last = {call.node: index for index, call in calls}
     said = [episode.calls[last[node]].parsed.get(key) if node in last else None for node in voters]
     ballots = [None if answer is None else normalised(answer) for answer in said]
     paid: dict[str, list[float]] = {}
@@ -125,7 +126,7 @@ def _table(
     mask, places = torch.zeros_like(rewards, dtype=torch.bool), []
     for call in episode.calls:
         column, stage = seats.get(call.node, (None, None))
-        place = None if column is None else (0, order[call.turn, stage, call.round], column)
+        place = None if column is None or call.unscored else (0, order[call.turn, stage, call.round], column)
         if place is not None:
             rewards[place], mask[place] = call.reward or 0.0, True
         places.append(place)

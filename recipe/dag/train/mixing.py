@@ -69,7 +69,10 @@ class Mixing:
 
     def learn(self, episodes: Sequence[Episode], *, seed: int) -> Credits:
         """What the calls of a step's episodes are credited with, then the fit to what they earned."""
-        episodes = [episode for episode in episodes if episode.calls]
+        # What an unscored call earned is unknown, and with it what the team did.
+        episodes = [e for e in episodes if e.calls and not any(call.unscored for call in e.calls)]
+        if not episodes:
+            return {}
         data = encoded(episodes, self.moves, self.encoder)
         first = self.model is None
         if first:

@@ -214,6 +214,7 @@ class Trainer:
             on_failure=spec.on_failure,
             train_turns=spec.train_turns,
             silent=workflow.algorithm.estimator not in MIXED,  # which read the episodes themselves
+            team=workflow.algorithm.estimator in MIXED,
             outside_loss=partial(outside_loss, workflow=workflow),
         )
         gathered = await gather(roll_out_batch, to_rows, workflow, groups=self.sampler.batch_size)
