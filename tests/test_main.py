@@ -2,10 +2,15 @@
 
 from __future__ import annotations
 
+import os
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
+from typer.testing import CliRunner
 
+from recipe.dag.cli import app
 from recipe.dag.errors import UserError
 from recipe.dag.main import launch
 from recipe.dag.train import setup
@@ -58,3 +63,49 @@ def test_sampling_that_the_trainer_does_not_know_is_reported_in_training_alone(t
             launch("dag", options, evaluate_only=evaluate_only)
         shown = capsys.readouterr().err
         assert shown.count("the trainer's log-probs do not know top_p 0.9") == count
+
+
+@pytest.fixture
+def broken(tmp_path):
+    """A workflow whose hooks import what is not there."""
+    hooks = "import helper\n\ndef pre_process(tokenizer, prompt_ids, obs):\n    return [1]\n"
+    (tmp_path / "hooks.py").write_text(hooks)
+    (tmp_path / "helper.py").write_text("\nimport not_there\n")
+    text = (ROOT / "workflows" / "workflow_no_tool.yaml").read_text()
+    path = tmp_path / "broken.yaml"
+    text = text.replace("recipe/retool_ma/hooks.py:Reasoner", "hooks.py")
+    path.write_text(text.replace("recipe/", f"{ROOT}/recipe/"))
+    return path
+
+
+@pytest.mark.parametrize("evaluate_only", [False, True])
+def test_code_that_cannot_be_imported_is_refused_before_anything_is_started_or_written(
+    broken, tmp_path, monkeypatch, evaluate_only
+):
+    monkeypatch.setattr("recipe.dag.main.run", lambda *_args, **_keys: pytest.fail("the run was started"))
+    monkeypatch.setattr("recipe.dag.main.prepare_environment", lambda _platform: None)
+    monkeypatch.setenv("MODEL_PATH", "m")
+    out = tmp_path / "out"
+    options = [f"workflow={broken}", "data.train_files=train.parquet", "data.val_files=val.parquet", "platform=cpu"]
+    with pytest.raises(UserError, match=r"hooks.py: cannot be loaded: .*'not_there' \(.*helper.py:2\)"):
+        launch("dag", [*options, f"output_dir={out}"], evaluate_only=evaluate_only)
+    assert not out.exists()
+
+
+def test_validate_imports_only_where_it_is_asked_to(broken):
+    runner = CliRunner()
+    assert runner.invoke(app, ["validate", str(broken)]).exit_code == 0
+    done = runner.invoke(app, ["validate", "--load", str(broken)])
+    assert done.exit_code == 2 and "helper.py:2" in done.output
+
+
+def test_a_helper_beside_hooks_is_found_by_the_console_script(broken, tmp_path):
+    """Which has another sys.path[0] than `python -m`."""
+    (tmp_path / "helper.py").write_text("IDS = [1]\n")
+    script = tmp_path / "bin" / "verl-dag"
+    script.parent.mkdir()
+    script.write_text("from recipe.dag.cli import main\nmain()\n")
+    env = {**os.environ, "PYTHONPATH": str(ROOT)}
+    command = [sys.executable, str(script), "validate", "--load", str(broken)]
+    done = subprocess.run(command, cwd=tmp_path.parent, env=env, capture_output=True, text=True, timeout=120)
+    assert done.returncode == 0 and "OK" in done.stdout, done.stderr

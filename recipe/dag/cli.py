@@ -65,12 +65,20 @@ def _root(
 @app.command()
 def validate(
     files: Annotated[list[str], typer.Argument(metavar="FILE...", help="Workflow files.", show_default=False)],
+    load: Annotated[
+        bool, typer.Option("--load", help="Also import the hooks, envs, tools and rewards, as a run does at its start.")
+    ] = False,
 ) -> None:
-    """Check workflow files: one line per mistake (file:line:col: where: what), exit code 2 if there is any."""
+    """Check workflow files: one line per mistake (file:line:col: where: what), exit code 2 if there is any. The Python
+    files that they name are read, but not run without --load."""
     failed = False
     for file in files:
         try:
             workflow = _load(file)
+            if load:
+                from recipe.dag.episode.load import load_user_code
+
+                load_user_code(workflow)
         except UserError as error:
             failed = True
             typer.echo(str(error), err=True)

@@ -18,6 +18,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from recipe.dag.episode.load import load_user_code
 from recipe.dag.errors import UserError
 from recipe.dag.evaluate import check_output, evaluation_of, find_checkpoint
 from recipe.dag.open_files import raise_limit, shortage
@@ -239,6 +240,7 @@ def launch(
         check_samples(config, workflow)
     platform = choose_platform(config)
     prepare_environment(platform)
+    load_user_code(workflow)  # it may import verl, which reads that environment
     if warning := shortage(int(config.rollout.max_in_flight), raise_limit()):
         print(f"warning: {warning}", file=sys.stderr)
     asyncio.run(run(config, workflow, platform=platform, evaluate_only=evaluate_only, evaluated=weights))

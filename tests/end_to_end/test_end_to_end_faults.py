@@ -131,7 +131,9 @@ def test_a_hook_or_env_that_raises_costs_its_episodes_alone_and_a_killed_local_s
     shipped = (ROOT / "workflows" / "workflow_retool_ma.yaml").read_text()
     here = "      process_path: raising.py:Unlucky\n      env_path: raising.py:Trap\n"
     shipped = shipped.replace("      process_path: recipe/retool_ma/hooks.py:Verifier\n", here)
-    workflow.write_text(shipped.replace("  on_failure: retry", "  on_user_error: mask\n  on_failure: retry"))
+    workflow.write_text(
+        shipped.replace("  on_failure: retry", "  on_user_error: mask\n  max_masked: 1.0\n  on_failure: retry")
+    )
     out = tmp_path / "raising"
     short = ["trainer.total_training_steps=2", "trainer.test_freq=-1", "trainer.save_freq=-1"]
     run = start(material, out, *short, "trainer.val_before_train=false", workflow=workflow)

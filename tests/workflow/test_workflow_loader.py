@@ -173,3 +173,26 @@ def test_whatever_stands_in_a_file_only_workflow_errors_come_out(load, data):
         assert error.problems and all(p.line >= 1 and p.column >= 1 for p in error.problems)
     else:
         assert all(math.isfinite(agent.sampling.temperature) for agent in workflow.agents)
+
+
+def test_what_a_file_imports_from_beside_it_is_read_there(tmp_path):
+    """Another folder's helper.py says nothing about this one."""
+    (tmp_path / "pyproject.toml").touch()
+    (tmp_path / "helper.py").write_text("def score(episode, scale): ...\n")
+    for name in ("flows", "mine"):
+        (tmp_path / name).mkdir()
+    (tmp_path / "mine" / "rewards.py").write_text("from helper import score\n")
+    (tmp_path / "mine" / "helper.py").write_text("def score(episode):\n    return {}\n")
+    text = """\
+dag_id: beside
+agents: [{name: solver, policy: main}]
+policies: {main: {model: {path: m}}}
+nodes:
+  - {node_id: solve, node_type: MODEL_INFERENCE, node_role: ROLLOUT, agent: solver}
+  - {node_id: pay, node_type: COMPUTE, node_role: REWARD, dependencies: [solve], executable_ref: mine/rewards.py:score}
+"""
+    (tmp_path / "flows" / "flow.yaml").write_text(text)
+    assert load_workflow(tmp_path / "flows" / "flow.yaml").dag_id == "beside"
+    (tmp_path / "mine" / "helper.py").write_text("def score(episode, scale): ...\n")
+    with pytest.raises(WorkflowError, match="needs the argument `scale`"):
+        load_workflow(tmp_path / "flows" / "flow.yaml")

@@ -17,6 +17,7 @@ from recipe.dag.episode.chat import as_ids
 from recipe.dag.episode.context import Context, Message, Output
 from recipe.dag.episode.tasks import guarded
 from recipe.dag.errors import HookFault, UserError, boundary, described
+from recipe.dag.location import raised_at
 from recipe.dag.workflow.schema import Node, Workflow
 from recipe.dag.workflow.user_code import load_object
 
@@ -110,7 +111,8 @@ def load_hooks(node: Node, workflow: Workflow) -> Hooks:
         try:
             holder = holder()
         except Exception as error:
-            raise UserError(f"{where}: {type(error).__name__}: {error}; a hook class takes no arguments") from error
+            text = f"{type(error).__name__}: {error} ({raised_at(error)})"
+            raise UserError(f"{where}: {text}; a hook class takes no arguments") from error
     pre = _hook(holder, "pre_process", options.process_path, options.pre_process_kwargs)
     post = _hook(holder, "post_process", options.process_path, options.post_process_kwargs)
     if pre is None and post is None:

@@ -15,6 +15,7 @@ from omegaconf import DictConfig
 
 from recipe.dag.episode.env_class import needs_sandbox
 from recipe.dag.errors import UserError
+from recipe.dag.location import raised_at
 from recipe.dag.policy.config import policy_config
 from recipe.dag.policy.encoder import start_encoder
 from recipe.dag.policy.placement import create, plan_pools
@@ -92,7 +93,8 @@ def own_tool(spec: ToolSpec, workflow: Workflow) -> Tool:
     except UserError:
         raise
     except Exception as error:
-        raise UserError(f"tool {spec.path}: {type(error).__name__}: {error}; see its kwargs") from error
+        text = f"{type(error).__name__}: {error} ({raised_at(error)})"
+        raise UserError(f"tool {spec.path}: {text}; see its kwargs") from error
     check_tool(tool, spec.path)
     return tool
 

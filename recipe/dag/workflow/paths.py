@@ -54,6 +54,19 @@ def resolve_path(ref: str, base: str | Path) -> Path:
     raise UserError(f"no such file `{place}`; looked in {', '.join(map(str, folders))}")
 
 
+def find_beside(folder: Path, module: str) -> Path | None:
+    """The file `module`.py in `folder`, or the folder of that name, absolute; None where there is none, and for modules
+    of the standard library."""
+    if module in sys.stdlib_module_names or not module.isidentifier():
+        return None
+    package, file = folder / module, folder / f"{module}.py"
+    if (package / "__init__.py").is_file():
+        return package.resolve()
+    if file.is_file():
+        return file.resolve()
+    return package.resolve() if package.is_dir() else None
+
+
 def find_source(ref: str, base: str | Path) -> Path:
     """Like resolve_path, and finds `pkg.mod` without importing anything."""
     place, _ = split_ref(ref)

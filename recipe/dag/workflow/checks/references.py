@@ -22,7 +22,7 @@ from recipe.dag.workflow.outline import (
     read_outline,
     signature,
 )
-from recipe.dag.workflow.paths import find_source, is_module, names_env, split_ref
+from recipe.dag.workflow.paths import find_beside, find_source, is_module, names_env, split_ref
 from recipe.dag.workflow.pieces import parse_piece
 from recipe.dag.workflow.problem import KeyPath, Problem, did_you_mean, listing
 from recipe.dag.workflow.schema import Agent, EnvSpec, Node, NodeRole, ToolSpec
@@ -282,8 +282,10 @@ class References:
         if found is not OPAQUE or name not in outline.imports or not hops:
             return None if found is None else (outline, found)
         target = outline.imports[name]
+        folder = next((path.parent for path, known in self.outlines.items() if known is outline), base)
         try:
-            read = self.read(target, base)
+            # beside the file that imports it, as when it is run
+            read = self.read(target, folder if find_beside(folder, target.partition(":")[0].split(".")[0]) else base)
             return self.follow(read, target.rpartition(":")[2], base, hops - 1) or (outline, OPAQUE)
         except (UserError, SyntaxError, ValueError):
             return outline, OPAQUE

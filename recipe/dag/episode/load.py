@@ -1,0 +1,26 @@
+"""Loading all the code that a workflow names, before a run starts anything.
+
+Invariant: what passes here is found and can be imported by the run, which loads it in the same process.
+"""
+
+from __future__ import annotations
+
+from recipe.dag.episode.env_class import load_envs
+from recipe.dag.episode.hooks import load_hooks
+from recipe.dag.episode.reward import load_rewards
+from recipe.dag.workflow.schema import NodeRole, Workflow
+from recipe.dag.workflow.user_code import load_function, load_object
+
+
+def load_user_code(workflow: Workflow) -> None:
+    """Import the files of all hooks, envs, compute nodes, tools and rewards; hook classes are made, too. Raises
+    UserError with the file and line of the user's code."""
+    for node in workflow.rollout_nodes:
+        load_hooks(node, workflow)
+    load_envs(workflow)
+    for node in workflow.of_role(NodeRole.DEFAULT):
+        if node.executable_ref is not None:
+            load_function(node.executable_ref, workflow.path, node.node_id)
+    for path in {tool.path for agent in workflow.agents for tool in agent.tools if tool.path is not None}:
+        load_object(path, workflow.path)
+    load_rewards(workflow)
