@@ -198,6 +198,14 @@ def test_a_project_that_was_moved_or_whose_comments_about_it_changed_is_the_same
         go(moved)
 
 
+def test_what_ends_a_run_is_no_difference(project):
+    """So that a run that an error has ended goes on without the episodes that raise it."""
+    save(project)
+    edit(project / "flow.yaml", "dag_id: pair", "episode: {on_user_error: mask, max_masked: 0.9}\ndag_id: pair")
+    with pytest.raises(Started):
+        go(project)
+
+
 def test_problems_count_by_content_not_by_file(project):
     save(project)
     (project / "lines").mkdir()

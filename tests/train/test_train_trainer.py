@@ -102,12 +102,14 @@ def reported(folder) -> list[int]:
     ],
 )
 def test_an_error_that_ends_the_run_leaves_a_checkpoint_of_the_last_complete_step(
-    loop, tmp_path, ends_at, save_freq, kept
+    loop, tmp_path, capsys, ends_at, save_freq, kept
 ):
     made, saved = loop(ends_at, save_freq=save_freq)
     with pytest.raises(UserError, match="rewards.py:3"):
         asyncio.run(made.train())
     assert saved == kept
+    announced = [line for line in capsys.readouterr().out.splitlines() if line.startswith("saved ")]
+    assert len(announced) == (kept == [2, 3])
     path = tmp_path / "metrics.jsonl"
     assert (reported(tmp_path) if path.exists() else []) == list(range(1, ends_at[0]))
 

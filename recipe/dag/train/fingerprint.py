@@ -87,6 +87,8 @@ def _canonical(workflow: Workflow, dump: Items) -> Items:
     """`dump` without names, places and resources; agents and nodes by their names, code by its portable name."""
     for key in ("path", "description", "dag_id", "warnings"):
         dump.pop(key, None)
+    for key in ("on_user_error", "max_masked"):  # they decide whether a run goes on, not what it learned so far
+        dump.get("episode", {}).pop(key, None)
     for agent in dump["agents"]:
         for tool in agent.get("tools", ()):
             if tool.get("path") is not None:

@@ -194,6 +194,9 @@ class Trainer:
             await self._save(self.complete)
         except Exception as error:  # the error that ends the run is the one to report
             logger.warning("step %d was not saved: %s: %s", self.complete, type(error).__name__, error)
+            return
+        folder = checkpoint.step_folder(self.checkpoints, self.complete)
+        print(f"saved {folder}; to go on from it after a change of the code, add trainer.resume_mode=force", flush=True)
 
     async def _gather(self, step: int, workflow: Workflow) -> Gathered:
         runner = self._runner_of(workflow)
