@@ -287,8 +287,8 @@ def test_an_option_that_an_earlier_version_did_not_know_is_no_difference_unless_
     (folder / "run.json").write_text(json.dumps(facts))
     with pytest.raises(Started):
         go(project)
-    edit(project / "flow.yaml", "estimator: grpo", "estimator: grpo, stat_unit: trajectory")
-    with pytest.raises(UserError, match="algorithm.stat_unit: was not there, now trajectory"):
+    edit(project / "flow.yaml", "estimator: grpo", "estimator: grpo, stat_unit: call")
+    with pytest.raises(UserError, match="algorithm.stat_unit: was not there, now call"):
         go(project)
 
 
