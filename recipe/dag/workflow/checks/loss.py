@@ -12,17 +12,22 @@ from collections.abc import Iterator
 from recipe.dag.workflow.blocks import OVERLONG
 from recipe.dag.workflow.draft import Draft
 from recipe.dag.workflow.problem import KeyPath, Problem
-from recipe.dag.workflow.schema import NodeRole
+from recipe.dag.workflow.schema import Agent, NodeRole
 
 
 def check_loss(draft: Draft) -> Iterator[Problem]:
     """Needs a whole draft."""
     yield from _check_importance(draft)
     yield from _check_overlong(draft)
-    trained = [agent for _, agent in draft.each_agent() if not draft.policies[agent.policy].frozen]
+    trained = [agent for _, agent in draft.each_agent() if _learns(draft, agent)]
     if draft.algorithm.drop_void_turns and not any(agent.tools for agent in trained):
         message = "a void turn is one without code or answer, and no agent that learns has tools; remove it"
         yield draft.source.problem(("algorithm", "drop_void_turns"), message, key=True)
+
+
+def _learns(draft: Draft, agent: Agent) -> bool:
+    policy = draft.policies.get(agent.policy)  # another check reports an unknown one
+    return policy is not None and not policy.frozen
 
 
 def _check_overlong(draft: Draft) -> Iterator[Problem]:
@@ -35,7 +40,7 @@ def _check_overlong(draft: Draft) -> Iterator[Problem]:
         return
     for _, agent in draft.each_agent():
         limit = agent.sampling.max_tokens
-        if not draft.policies[agent.policy].frozen and overlong.penalty.buffer > limit:
+        if _learns(draft, agent) and overlong.penalty.buffer > limit:
             message = f"agent `{agent.name}` generates {limit} tokens at most; make it smaller"
             yield say((*path, "penalty", "buffer"), message)
     for index, node in draft.each_node():
