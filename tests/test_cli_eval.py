@@ -57,8 +57,9 @@ def verl_dag(monkeypatch, capsys, tmp_path):
     def run(*arguments) -> SimpleNamespace:
         started = SimpleNamespace(config=None, workflow=None, evaluate_only=None)
 
-        async def start(config, workflow, *, platform, evaluate_only):
+        async def start(config, workflow, *, platform, evaluate_only, evaluated):
             started.config, started.workflow, started.evaluate_only = config, workflow, evaluate_only
+            started.evaluated = evaluated
             started.model = os.environ.get("MODEL_PATH")
 
         monkeypatch.setattr(recipe.dag.main, "run", start)
@@ -120,6 +121,7 @@ def test_a_checkpoint_means_the_last_step_unless_one_is_named(verl_dag, checkpoi
     root = checkpoint(latest=10)
     done = verl_dag("eval", SHARED, "--checkpoint", f"outputs/{given}", "--data", "x", "--output", "o")
     assert done.workflow.policies["main"].model.path.endswith("global_step_10/main/actor/huggingface")
+    assert done.evaluated.name == "global_step_10"
     assert find_checkpoint(root / "global_step_20") == root / "global_step_20"
 
 
@@ -332,4 +334,6 @@ def test_an_evaluation_of_a_checkpoint_for_real(tiny_model, tmp_path):
     assert all(item["trajectory"][0]["agent_output"] for item in results)
     summary = json.loads((tmp_path / "out" / "summary.json").read_text())
     assert summary["final_accuracy"] == pytest.approx(1 / 3) and summary["samples_per_problem"] == 2
-    assert sorted(path.name for path in (tmp_path / "out").iterdir()) == ["results.json", "summary.json"]
+    assert sorted(path.name for path in (tmp_path / "out").iterdir()) == ["results.json", "run", "summary.json"]
+    launch = json.loads((tmp_path / "out" / "run" / "1" / "launch.json").read_text())
+    assert Path(launch["evaluated"]).name == "global_step_1" and "eval" in launch["command"]
