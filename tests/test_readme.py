@@ -23,6 +23,7 @@ READMES = sorted(
     path for path in ROOT.rglob("README.md") if not {".venv", "outputs", ".pytest_cache"} & set(path.parts[:-1])
 )
 TINY = "tests/test_shipped.py::test_script_parses"
+SEEDED = "tests/test_shipped.py::test_a_tiny_run_takes_a_seed_before_overrides"
 MARFT = "tests/marft/test_marft_script.py::test_without_a_gpu_it_points_to_the_tiny_run"
 SHOWN = "tests/marft/test_marft_script.py::test_what_the_readme_shows"
 DEEPSCALER = "tests/preprocess/test_preprocess_deepscaler.py::test_the_hubs_data_set_is_the_default"
@@ -41,6 +42,7 @@ CURVES = "tests/examples/test_examples_games_curves.py::test_seeds_of_a_game_are
 EXPLAINED = {
     "bash recipe/retool_ma/run_tiny_cpu.sh": ("takes minutes and installs", TINY),
     "SEED=1 bash recipe/retool_ma/run_tiny_cpu.sh": ("takes minutes and installs", TINY),
+    "bash recipe/retool_ma/run_tiny_revise_cpu.sh": ("takes minutes and installs", SEEDED),
     "bash recipe/marft/run_tiny_cpu.sh": ("takes minutes and installs", TINY),
     "bash recipe/marft/run_tiny_cpu.sh 1": ("takes minutes and installs", TINY),
     "bash recipe/debate/run_tiny_cpu.sh": ("takes minutes and installs", TINY),

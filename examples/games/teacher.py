@@ -15,7 +15,7 @@ from dataclasses import dataclass
 
 from recipe.dag.workflow.schema import Workflow
 from recipe.dag.workflow.user_code import load_object
-from recipe.tiny.dialogue import Demonstration, Dialogue
+from recipe.tiny.dialogue import Demonstration, Dialogue, Script
 
 START = {"separating": (0.7, 0.3)}
 """How often each action is chosen, where the game asks for a certain start."""
@@ -49,7 +49,7 @@ class Teacher:
         return [Round(f"Round {number}.", number) for number in range(count)]
 
     def teach(self, problem: Round) -> list[Demonstration]:
-        return asyncio.run(self._dialogue.demonstrate(problem, self._players))
+        return asyncio.run(self._dialogue.demonstrate(problem, Script(self._players)))
 
     def _choose(self, prompt: str, says: str) -> str:
         heard = _HEARD.search(prompt)

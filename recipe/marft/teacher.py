@@ -12,7 +12,7 @@ import random
 from preprocess.arithmetic import Problem, splits
 from recipe.dag.errors import UserError
 from recipe.dag.workflow.schema import Workflow
-from recipe.tiny.dialogue import Demonstration, Dialogue
+from recipe.tiny.dialogue import Demonstration, Dialogue, Script
 
 WRONG_FORMULA, WRONG_ANSWER = 0.55, 0.3
 """How often the reasoner picks another formula, and the actor writes down a number of the formula."""
@@ -43,4 +43,4 @@ class Teacher:
         if self._rng.random() < WRONG_ANSWER:
             value = self._rng.choice(problem.operands)
         answers = [formula.replace(" ", ""), f"\\boxed{{{value}}}"]  # each token less is a forward less
-        return asyncio.run(self._dialogue.demonstrate(problem, answers))
+        return asyncio.run(self._dialogue.demonstrate(problem, Script(answers)))

@@ -8,16 +8,22 @@ from __future__ import annotations
 
 import asyncio
 import random
+from collections.abc import Iterator
 from typing import Any
 
 from preprocess.arithmetic import Problem, splits
 from recipe.dag.episode.record import ToolResult
 from recipe.dag.errors import UserError
 from recipe.dag.workflow.schema import Workflow
-from recipe.tiny.dialogue import Demonstration, Dialogue
+from recipe.tiny.dialogue import Demonstration, Dialogue, Script
 
 WRONG_PLAN, BROKEN_CODE, WRONG_ANSWER = 0.47, 0.04, 0.04
 """How often the planner picks another formula, the executor forgets a bracket, the verifier misreads the output."""
+WRONG_PLAN_AGAIN, BROKEN_CODE_OFTEN = 0.25, 0.12
+"""Where there are revision rounds: of later plans, and of all programs."""
+NOTICED, NEEDLESS = 0.5, 0.1
+"""How often the verifier asks for another plan while turns are left: of a wrong one, of a right one. It always does
+after a program that failed."""
 
 FORMULAS = {
     2: ("{0} + {1}", "{0} - {1}", "{0} * {1}", "{0} // {1}", "{0} % {1}", "({0} + {1}) // 2"),
@@ -26,38 +32,50 @@ FORMULAS = {
 
 
 class Teacher:
-    """Walks problems through a planner -> executor -> verifier workflow. Raises UserError for another one."""
+    """Walks problems through a planner -> executor -> verifier workflow, with as many turns as it has. Raises UserError
+    for another one."""
 
     def __init__(self, workflow: Workflow, seed: int):
         if len(workflow.rollout_nodes) != 3:
             nodes = len(workflow.rollout_nodes)
             raise UserError(f"{workflow.path}: the teacher knows planner -> executor -> verifier, not {nodes} nodes")
         self.seed, self.rng = seed, random.Random(seed)
-        self.dialogue = Dialogue(workflow)
+        self.dialogue, self.max_turns = Dialogue(workflow), workflow.episode.max_turns
 
     def problems(self, count: int, test_size: int) -> list[Problem]:
         return splits(self.seed, count, test_size)[0]
 
     def teach(self, problem: Problem) -> list[Demonstration]:
-        """One demonstration for each rollout node, each made from the ones before it."""
-        return asyncio.run(self._teach(problem))
+        """One demonstration for each move, each made from the ones before it."""
+        return asyncio.run(self.dialogue.demonstrate(problem, *self._turns(problem)))
 
-    async def _teach(self, problem: Problem) -> list[Demonstration]:
-        formula = self._formula(problem).replace(" ", "")  # each token less is a forward less
-        broken = self.rng.random() < BROKEN_CODE
-        stdout = str(eval(formula))  # a formula of ours, never a model's
-        answers = [
-            f'{{"reasoning": "", "code_plan": "print({formula})", "expected_output": ""}}',
-            f"```python\nprint({formula}{'' if broken else ')'}\n```",
-            f"FINAL ANSWER: \\boxed{{{self._reading(problem, '' if broken else stdout)}}}",
-        ]
-        return await self.dialogue.demonstrate(problem, answers, _run(broken, stdout))
+    def _turns(self, problem: Problem) -> Iterator[Script]:
+        for turn in range(self.max_turns):
+            formula = self._formula(problem, WRONG_PLAN_AGAIN if turn else WRONG_PLAN)
+            broken = self.rng.random() < (BROKEN_CODE_OFTEN if self.max_turns > 1 else BROKEN_CODE)
+            code = formula.replace(" ", "")  # each token less is a forward less
+            stdout = "" if broken else str(eval(code))  # a formula of ours, never a model's
+            feedback = self._feedback(problem, formula, broken) if turn + 1 < self.max_turns else ""
+            answers = [
+                f'{{"reasoning": "", "code_plan": "print({code})", "expected_output": ""}}',
+                f"```python\nprint({code}{'' if broken else ')'}\n```",
+                feedback or f"FINAL ANSWER: \\boxed{{{self._reading(problem, stdout)}}}",
+            ]
+            yield Script(answers, _run(broken, stdout))
+            if not feedback:
+                return
 
-    def _formula(self, problem: Problem) -> str:
-        if self.rng.random() >= WRONG_PLAN:
+    def _formula(self, problem: Problem, wrong: float) -> str:
+        if self.rng.random() >= wrong:
             return problem.expression
         others = [f.format(*problem.operands) for f in FORMULAS[len(problem.operands)]]
         return self.rng.choice([formula for formula in others if formula != problem.expression])
+
+    def _feedback(self, problem: Problem, formula: str, broken: bool) -> str:
+        if broken:
+            return "REVISE: the program failed"
+        asks = self.rng.random() < (NEEDLESS if formula == problem.expression else NOTICED)
+        return "REVISE: another formula" if asks else ""
 
     def _reading(self, problem: Problem, stdout: str) -> str:
         if stdout and self.rng.random() >= WRONG_ANSWER:

@@ -12,8 +12,9 @@ from dataclasses import dataclass
 from typing import Any, Protocol
 
 from recipe.dag.episode.context import Context, Message
+from recipe.dag.episode.graph import episode_graph
 from recipe.dag.episode.record import Call, ToolResult
-from recipe.dag.workflow.graph import ancestors, graph_of
+from recipe.dag.episode.view import Memory, Turn, View, reader_of, remember, view
 from recipe.dag.workflow.schema import Node, Workflow
 from recipe.dag.workflow.user_code import load_object
 
@@ -27,11 +28,21 @@ class Problem(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Demonstration:
-    """One training example: a chat prompt and the answer to it. `role`: the node's id."""
+    """One training example: a chat prompt and the answer to it. `role`: the node's id; `turn` counts from 0."""
 
     role: str
     messages: tuple[Message, ...]
     answer: str
+    turn: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Script:
+    """What a teacher says in one turn. `answers`: one per rollout node, in their order: a text, a function of the
+    prompt, or None for a node that is skipped; `call_tool` stands in for the agents' tools."""
+
+    answers: Sequence[str | Callable[[Sequence[Message]], str] | None]
+    call_tool: Callable[..., Awaitable[ToolResult]] | None = None
 
 
 class Teacher(Protocol):
@@ -45,59 +56,65 @@ class Teacher(Protocol):
 
 
 class Dialogue:
-    """Plays a teacher's answers through a workflow's rollout nodes, one turn."""
+    """Plays a teacher's answers through a workflow's rollout nodes, turn by turn."""
 
     def __init__(self, workflow: Workflow):
-        self._workflow, self._graph = workflow, graph_of(workflow.nodes)
+        self._workflow, self._graph = workflow, episode_graph(workflow)
         self._hooks = {
             node.node_id: load_object(node.agent_options.process_path, workflow.path)()
             for node in workflow.rollout_nodes
         }
 
-    async def demonstrate(
-        self,
-        problem: Problem,
-        answers: Sequence[str | Callable[[Sequence[Message]], str] | None],
-        call_tool: Callable[..., Awaitable[ToolResult]] | None = None,
-    ) -> list[Demonstration]:
-        """`answers`: one per rollout node, in their order: a text, a function of the prompt, or None for a node that is
-        skipped; `call_tool` stands in for the agents' tools."""
+    async def demonstrate(self, problem: Problem, *turns: Script) -> list[Demonstration]:
+        """One demonstration for each node that speaks, in the order in which they do. Raises ValueError for a turn that
+        an episode would not have: a node has ended it before, or the workflow has no more."""
         sample = {"prompt": [{"role": "user", "content": problem.text}], "ground_truth": str(problem.answer)}
-        upstream: dict[str, Call] = {}
-        demonstrations = []
-        for node, answer in zip(self._workflow.rollout_nodes, answers, strict=True):
-            if answer is None:
-                continue
-            before = ancestors(self._graph, node.node_id)
-            context = self._context(node, sample, {n: c for n, c in upstream.items() if n in before}, call_tool)
-            hook, options = self._hooks[node.node_id], node.agent_options
-            messages = hook.pre_process(None, [], None, context=context, **options.pre_process_kwargs)
-            answer = answer if isinstance(answer, str) else answer(messages)
-            demonstrations.append(Demonstration(node.node_id, tuple(messages), answer))
-            context.call = call = self._call(node, answer)
-            output = hook.post_process(None, [], [], context=context, **options.post_process_kwargs)
-            output = await output if asyncio.iscoroutine(output) else output
-            call.text, call.parsed = output.text if output.text is not None else call.text, output.parsed
-            upstream[node.node_id] = call
+        demonstrations: list[Demonstration] = []
+        memory, earlier = Memory(), []
+        for number, script in enumerate(turns):
+            turn = Turn(number)
+            for node, answer in zip(self._workflow.rollout_nodes, script.answers, strict=True):
+                if answer is None:
+                    continue
+                seen = view(self._graph, reader_of(self._graph.by_id[node.node_id], 0), turn, memory)
+                context = self._context(node, sample, number, seen, earlier, script.call_tool)
+                hook, options = self._hooks[node.node_id], node.agent_options
+                messages = hook.pre_process(None, [], None, context=context, **options.pre_process_kwargs)
+                answer = answer if isinstance(answer, str) else answer(messages)
+                demonstrations.append(Demonstration(node.node_id, tuple(messages), answer, number))
+                context.call = call = self._call(node, answer, number)
+                output = hook.post_process(None, [], [], context=context, **options.post_process_kwargs)
+                output = await output if asyncio.iscoroutine(output) else output
+                call.text, call.parsed = output.text if output.text is not None else call.text, output.parsed
+                turn.said[node.node_id, 0] = call
+                if output.done:
+                    turn.done.add((node.node_id, 0))
+            memory, earlier = remember(self._graph, turn, memory), [*earlier, *turn.said.values()]
+            ended = bool(turn.done) or number + 1 == self._workflow.episode.max_turns
+            if ended and number + 1 < len(turns):
+                raise ValueError(f"the episode ends after turn {number}, and the teacher speaks in {len(turns)} turns")
         return demonstrations
 
-    def _context(self, node: Node, sample: dict[str, Any], upstream: dict[str, Call], call_tool: Any) -> Context:
+    def _context(
+        self, node: Node, sample: dict[str, Any], turn: int, seen: View, earlier: Sequence[Call], call_tool: Any
+    ) -> Context:
+        agent, calls = self._workflow.agent_of(node).name, [*earlier, *seen.moves]
         return Context(
             sample=sample,
             uid="",
             episode=0,
-            turn=0,
+            turn=turn,
             max_turns=self._workflow.episode.max_turns,
-            agent=self._workflow.agent_of(node).name,
+            agent=agent,
             node=node.node_id,
-            upstream=dict(upstream),
-            history=[],
+            upstream=dict(seen.said),
+            history=[call for call in calls if call.agent == agent],
             obs=None,
             validate=False,
             call_tool=call_tool,
-            calls=list(upstream.values()),
+            calls=calls,
         )
 
-    def _call(self, node: Node, text: str) -> Call:
+    def _call(self, node: Node, text: str, turn: int) -> Call:
         agent = self._workflow.agent_of(node)
-        return Call(node.node_id, agent.name, node.agent_group, agent.policy, 0, text=text, stop_reason="stop")
+        return Call(node.node_id, agent.name, node.agent_group, agent.policy, turn, text=text, stop_reason="stop")

@@ -14,7 +14,7 @@ from typing import ClassVar
 from preprocess.arithmetic import Problem, splits
 from recipe.dag.errors import UserError
 from recipe.dag.workflow.schema import Workflow
-from recipe.tiny.dialogue import Demonstration, Dialogue
+from recipe.tiny.dialogue import Demonstration, Dialogue, Script
 
 
 class MentalTeacher(ABC):
@@ -38,7 +38,7 @@ class MentalTeacher(ABC):
         """One demonstration for each node that speaks."""
         said = self.say(problem)
         answers = [f"\\boxed{{{said[name]}}}" if name in said else None for name in self._order]
-        return asyncio.run(self._dialogue.demonstrate(problem, answers))
+        return asyncio.run(self._dialogue.demonstrate(problem, Script(answers)))
 
     @abstractmethod
     def say(self, problem: Problem) -> Mapping[str, str]:

@@ -25,10 +25,12 @@ START_OF_TURN, END_OF_TURN, PADDING = "<|im_start|>", "<|im_end|>", "<|endoftext
 
 
 def common_segments(demonstrations: list[Demonstration]) -> list[str]:
-    """The pieces of text that the dialogues of one role share, over all roles, longest first."""
+    """The pieces of text that the dialogues of one role share in one turn, over all roles and turns, longest first."""
     segments: set[str] = set()
-    for role in dict.fromkeys(d.role for d in demonstrations):
-        dialogues = [[*(m["content"] for m in d.messages), d.answer] for d in demonstrations if d.role == role][:12]
+    moves: dict[tuple[str, int], list[list[str]]] = {}
+    for d in demonstrations:
+        moves.setdefault((d.role, d.turn), []).append([*(m["content"] for m in d.messages), d.answer])
+    for dialogues in (texts[:12] for texts in moves.values()):
         for texts in zip(*dialogues, strict=True):
             pieces = [texts[0]]
             for text in texts[1:]:

@@ -21,14 +21,14 @@ train() {
     trainer.experiment_name="$1" seed="$2" workflow="$3" "${@:5}"
 }
 
-# tiny_run RECIPE WORKFLOW DATA_OPTIONS MODEL_OPTIONS "$@": the whole run of recipe/RECIPE, on arithmetic and with its own
-# teacher. $WORKFLOW goes before WORKFLOW; the options are words of preprocess/arithmetic.py and recipe.tiny.build.
+# tiny_run RECIPE[/VARIANT] WORKFLOW DATA_OPTIONS MODEL_OPTIONS "$@": the whole run of recipe/RECIPE, on arithmetic and with
+# its own teacher. $WORKFLOW goes before WORKFLOW; the options are words of preprocess/arithmetic.py and recipe.tiny.build.
 tiny_run() {
-  local recipe=$1 workflow=${WORKFLOW:-$2} data_options=$3 model_options=$4 seed name
+  local recipe=${1%%/*} run=${1//\//_} workflow=${WORKFLOW:-$2} data_options=$3 model_options=$4 seed name
   shift 4
   seed=$(seed_of "$@")
   [ "${1:-}" != "$seed" ] || shift
-  name=$(with_seed "${recipe}_tiny" "$seed")
+  name=$(with_seed "${run}_tiny" "$seed")
   # shellcheck disable=SC2086  # options are words
   python preprocess/arithmetic.py --local_dir "outputs/$name/data" $data_options --test_size 64 --seed "$seed"
   # shellcheck disable=SC2086
