@@ -7,8 +7,12 @@ own policy. One process per rank holds all models of a policy, which take turns.
 
 from __future__ import annotations
 
+import random
+import zlib
 from functools import partial
 
+import numpy as np
+import torch
 import verl.workers.rollout.base as rollout_base
 from tensordict import TensorDict
 from torch.distributed import init_process_group, is_initialized
@@ -40,6 +44,7 @@ class PolicyWorker(ActorRolloutRefWorker):
 
     def __init__(self, config, role: str, critic=None, **kwargs):
         super().__init__(config=config, role=role, **kwargs)
+        self.seed_random_state(0)  # before weights without a checkpoint, such as a critic's head, are drawn
         self.critic_config = critic
         self.critic: TrainingWorker | None = None
         losses.register()
@@ -47,6 +52,21 @@ class PolicyWorker(ActorRolloutRefWorker):
             register_cpu_engine()
             if not is_initialized():  # verl would ask for "cpu:gloo,cpu:gloo", which torch refuses
                 init_process_group("gloo", rank=self.rank, world_size=self.world_size)
+
+    @register(dispatch_mode=Dispatch.ONE_TO_ALL)
+    def seed_random_state(self, step: int):
+        """Set the random state of Python, numpy and torch to what the run's seed, the policy, the rank and `step` say.
+
+        A step's state does not depend on earlier steps, so a resumed run draws what an uninterrupted one would have.
+        """
+        policy = self.config.rollout.custom["policy"]
+        words = np.random.SeedSequence(
+            [self.config.actor.data_loader_seed, zlib.crc32(policy.encode()), self.rank, step]
+        ).generate_state(2)
+        random.seed(int(words[0]))
+        np.random.seed(words[0])
+        # torch's own seeds every device that there is
+        torch.manual_seed(int(words[0]) << 32 | int(words[1]))
 
     @register(dispatch_mode=Dispatch.ONE_TO_ALL)
     def init_model(self):
