@@ -57,7 +57,7 @@ def verl_dag(monkeypatch, capsys, tmp_path):
     def run(*arguments) -> SimpleNamespace:
         started = SimpleNamespace(config=None, workflow=None, evaluate_only=None)
 
-        async def start(config, workflow, *, platform, evaluate_only, evaluated):
+        async def start(config, workflow, *, evaluate_only, evaluated, **_options):
             started.config, started.workflow, started.evaluate_only = config, workflow, evaluate_only
             started.evaluated = evaluated
             started.model = os.environ.get("MODEL_PATH")
@@ -108,12 +108,18 @@ def test_eval_options_land_in_the_configuration(verl_dag):
     options = ["--input-key", "q", "--label_key", "a", "--output", "out dir", "-n", 4, "--max-samples", 7, "--seed", 3]
     config = verl_dag("eval", SHARED, "--data", "it's.jsonl", *options, "data.max_prompt_length=99").config
     assert (config.data.val_files, config.data.input_key, config.data.label_key) == ("it's.jsonl", "q", "a")
-    assert (config.output_dir, config.validation.n, config.validation.max_samples) == ("out dir", 4, 7)
+    assert (Path(config.output_dir), config.validation.n, config.validation.max_samples) == (
+        Path.cwd() / "out dir",
+        4,
+        7,
+    )
     assert (config.seed, config.data.max_prompt_length) == (3, 99)
 
 
 def test_eval_without_output_has_a_folder_of_its_own(verl_dag):
-    assert verl_dag("eval", SHARED, "--data", "x").config.output_dir == "outputs/eval_workflow_retool_ma"
+    assert verl_dag("eval", SHARED, "--data", "x").config.output_dir == str(
+        Path("outputs/eval_workflow_retool_ma").absolute()
+    )
 
 
 @pytest.mark.parametrize("given", ["run", "run/checkpoints"])
@@ -188,7 +194,7 @@ def test_retool_ma_keys_mean_ours(verl_dag):
     overrides = [option(key, value) for key, value in keys.items()]
     done = verl_dag("eval", SHARED, "--config-name", "ma_retool_ma", *overrides)
     data, node = done.config.data, done.config.actor_rollout_ref
-    assert (done.code, done.model, done.config.output_dir) == (0, "models/m", "here")
+    assert (done.code, done.model, Path(done.config.output_dir)) == (0, "models/m", Path.cwd() / "here")
     assert (data.max_prompt_length, data.max_response_length, data.train_batch_size) == (900, 300, 4)
     assert (data.val_files, data.val_split, data.input_key, data.label_key) == ("amc.jsonl", "train", "q", "a")
     assert data.add_prompt_suffix == "!" and done.config.validation.max_samples == 5

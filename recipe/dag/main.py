@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import argparse
 import asyncio
-import contextlib
 import os
 import sys
 import time
@@ -21,8 +20,11 @@ from typing import TYPE_CHECKING
 from recipe.dag.episode.load import load_user_code
 from recipe.dag.errors import UserError
 from recipe.dag.evaluate import check_output, evaluation_of, find_checkpoint
+from recipe.dag.interrupt import Interrupted, Interruption
 from recipe.dag.open_files import raise_limit, shortage
+from recipe.dag.report.console import announce
 from recipe.dag.report.run_record import write_run_record
+from recipe.dag.run_paths import absolute, make_absolute
 from recipe.dag.settings.compose import CONFIG_FOLDER, compose_config, typed_settings
 from recipe.dag.settings.effects import check_effects
 from recipe.dag.settings.verl_run import NO_EFFECT
@@ -33,6 +35,9 @@ from recipe.dag.workflow.schema import Workflow
 
 if TYPE_CHECKING:
     from omegaconf import DictConfig
+
+    from recipe.dag.policy.cluster import Cluster
+    from recipe.dag.policy.policy import PolicyRuntime
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -79,48 +84,30 @@ def prepare_environment(platform: str) -> None:
     modules = [m for m in os.environ.get("VERL_USE_EXTERNAL_MODULES", "").split(",") if m]
     if "recipe.dag.platform.plugin" not in modules:
         os.environ["VERL_USE_EXTERNAL_MODULES"] = ",".join([*modules, "recipe.dag.platform.plugin"])
-    paths = [str(ROOT), *[p for p in os.environ.get("PYTHONPATH", "").split(os.pathsep) if p]]
+    paths = [str(ROOT), *[absolute(p) for p in os.environ.get("PYTHONPATH", "").split(os.pathsep) if p]]
     os.environ["PYTHONPATH"] = os.pathsep.join(dict.fromkeys(paths))
     os.environ.setdefault("RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO", "0")
     os.environ.setdefault("RAY_DEDUP_LOGS", "1")
 
 
-@contextlib.contextmanager
-def ray_cluster(config: DictConfig, platform: str):
-    """Ray with verl's runtime environment; the cluster is shut down with the run unless it was there before."""
-    import ray
-    from omegaconf import OmegaConf
-    from verl.trainer.constants_ppo import get_ppo_ray_runtime_env
-
-    env = OmegaConf.to_container(OmegaConf.create(get_ppo_ray_runtime_env(config)))
-    carried = (
-        "VERL_PLATFORM",
-        "OMP_NUM_THREADS",
-        "VERL_USE_EXTERNAL_MODULES",
-        "PYTHONPATH",
-        "RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO",
-    )
-    env.setdefault("env_vars", {}).update({name: os.environ[name] for name in carried if name in os.environ})
-    options = OmegaConf.to_container(config.ray_kwargs.ray_init, resolve=True)
-    options["runtime_env"] = {**env, **{k: v for k, v in options.pop("runtime_env", {}).items() if v is not None}}
-    if options.get("num_cpus") is None and platform == "cpu":
-        options["num_cpus"] = 64  # logical: verl asks for one per colocated process, and they take turns
-    if os.environ.get("RAY_ADDRESS"):
-        options.pop("num_cpus", None)
-    ray.init(**{key: value for key, value in options.items() if value is not None})
-    try:
-        yield
-    finally:
-        ray.shutdown()
-
-
 async def run(
-    config: DictConfig, workflow: Workflow, *, platform: str, evaluate_only: bool, evaluated: Path | None = None
+    config: DictConfig,
+    workflow: Workflow,
+    *,
+    platform: str,
+    evaluate_only: bool,
+    stop: Interruption,
+    cluster: Cluster,
+    evaluated: Path | None = None,
 ) -> None:
     """`evaluated`: the checkpoint whose weights are evaluated, where they are of one."""
+    announce("looking at the models and the problems")
     from omegaconf import OmegaConf
 
+    from recipe.dag.policy.shards import check_loadable
+    from recipe.dag.policy.shared_folders import check_folders
     from recipe.dag.reward.gold import check_gold
+    from recipe.dag.train import checkpoint
     from recipe.dag.train.data import Columns, load_samples
     from recipe.dag.train.fingerprint import fingerprint_of
     from recipe.dag.train.models import find_models
@@ -163,11 +150,19 @@ async def run(
                 "raise trainer.total_training_steps to go on"
             )
             return
+        if start is not None:
+            check_loadable(start.folder, checkpoint.read(start.folder), config, workflow)
 
+    announce("loading verl")
     from recipe.dag.train import setup, trainer
 
+    cluster.join()
+    stop.install()  # ray.init has put its own handler there
     toolbox = await setup.Toolbox.open(config, workflow, [*train, *val])
+    policies: dict[str, PolicyRuntime] = {}
     try:
+        written = None if evaluate_only else Path(config.trainer.default_local_dir)
+        check_folders(written, models.folders(), cluster.nodes())
         write_run_record(
             config.output_dir,
             config=OmegaConf.to_container(config, resolve=True),
@@ -175,34 +170,39 @@ async def run(
             fingerprint=fingerprint.items,
             launch=launch_facts(config, platform=platform, start=start, evaluated=evaluated),
         )
-        with ray_cluster(config, platform):
-            policies = await setup.start_policies(config, workflow, models, platform=platform)
-            if evaluate_only:
-                started = time.monotonic()
-                summary = await trainer.evaluate(config, workflow, policies, toolbox, val)
-                counts = f"{summary['num_samples']} episodes, {summary['num_errors']} errors"
-                seconds = time.monotonic() - started
-                accuracy = f"accuracy {summary['final_accuracy']:.4f}"
-                if summary["num_errors"]:
-                    accuracy += f" ({summary['final_accuracy_all']:.4f} with errors as not solved)"
-                    counts += f" (most often: {summary['most_frequent_error']})"
-                print(f"{accuracy}, {counts}, {seconds:.0f} s: {config.output_dir}/summary.json")
-            else:
-                mixing = await asyncio.to_thread(
-                    setup.open_mixing, config, workflow, models, policies, platform=platform
-                )
-                loop = trainer.Trainer(
-                    config,
-                    workflow,
-                    policies,
-                    toolbox,
-                    train_samples=train,
-                    val_samples=val,
-                    mixing=mixing,
-                    start=start,
-                    fingerprint=fingerprint.items,
-                )
-                await loop.train()
+        cluster.start()
+        stop.install()
+        await setup.start_policies(config, workflow, models, policies, platform=platform)
+        if evaluate_only:
+            started = time.monotonic()
+            summary = await trainer.evaluate(config, workflow, policies, toolbox, val)
+            counts = f"{summary['num_samples']} episodes, {summary['num_errors']} errors"
+            seconds = time.monotonic() - started
+            accuracy = f"accuracy {summary['final_accuracy']:.4f}"
+            if summary["num_errors"]:
+                accuracy += f" ({summary['final_accuracy_all']:.4f} with errors as not solved)"
+                counts += f" (most often: {summary['most_frequent_error']})"
+            print(f"{accuracy}, {counts}, {seconds:.0f} s: {config.output_dir}/summary.json")
+        else:
+            mixing = await asyncio.to_thread(setup.open_mixing, config, workflow, models, policies, platform=platform)
+            loop = trainer.Trainer(
+                config,
+                workflow,
+                policies,
+                toolbox,
+                train_samples=train,
+                val_samples=val,
+                mixing=mixing,
+                start=start,
+                fingerprint=fingerprint.items,
+                stop=stop,
+            )
+            await loop.train()
+    except BaseException:
+        # a thread that waits for a worker ends with it; Ray must not be shut down under that thread
+        for policy in policies.values():
+            policy.kill()
+        raise
     finally:
         await toolbox.close()
 
@@ -215,8 +215,31 @@ def launch(
     evaluate_only: bool = False,
     weights: Path | None = None,
 ) -> None:
-    """Compose, check and run; `weights`: a checkpoint to evaluate. Raises UserError before anything is started."""
+    """Compose, check and run; `weights`: a checkpoint to evaluate. Raises UserError before anything is started, and
+    SystemExit with the shell's code after a signal has ended the run."""
+    with Interruption() as stop:
+        try:
+            _launch(name, overrides, folder, stop, evaluate_only=evaluate_only, weights=weights)
+        except Interrupted as interrupted:
+            left = "no results were written" if evaluate_only else "the same command resumes from the last checkpoint"
+            print(f"interrupted ({interrupted}); {left}", file=sys.stderr)
+            raise SystemExit(interrupted.exit_code) from None
+        if stop.summary:
+            print(stop.summary, file=sys.stderr)
+            raise SystemExit(128 + stop.signum)
+
+
+def _launch(
+    name: str,
+    overrides: list[str],
+    folder: Path | None,
+    stop: Interruption,
+    *,
+    evaluate_only: bool,
+    weights: Path | None,
+) -> None:
     config = compose_config(name, overrides, folder)
+    make_absolute(config)
     if config.model_path:
         os.environ["MODEL_PATH"] = str(config.model_path)
     workflow = load_workflow(config.workflow)
@@ -243,7 +266,14 @@ def launch(
     load_user_code(workflow)  # it may import verl, which reads that environment
     if warning := shortage(int(config.rollout.max_in_flight), raise_limit()):
         print(f"warning: {warning}", file=sys.stderr)
-    asyncio.run(run(config, workflow, platform=platform, evaluate_only=evaluate_only, evaluated=weights))
+    from recipe.dag.policy.cluster import Cluster
+    from recipe.dag.policy.placement import plan_pools
+
+    shares = plan_pools(workflow, nnodes=config.trainer.nnodes, n_gpus_per_node=config.trainer.n_gpus_per_node)
+    # Ray is shut down after the event loop, whose threads may wait for it until then
+    with Cluster(config, shares, platform=platform) as cluster:
+        options = {"platform": platform, "evaluate_only": evaluate_only, "evaluated": weights}
+        asyncio.run(stop.run(run(config, workflow, **options, stop=stop, cluster=cluster)))
 
 
 def main(argv: list[str] | None = None) -> int:
@@ -263,9 +293,6 @@ def main(argv: list[str] | None = None) -> int:
     except UserError as error:
         print(f"error: {error}", file=sys.stderr)
         return 2
-    except KeyboardInterrupt:
-        print("interrupted; the same command resumes from the last checkpoint", file=sys.stderr)
-        return 130
     return 0
 
 

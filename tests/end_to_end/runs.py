@@ -21,11 +21,16 @@ def environment(**more: str) -> dict[str, str]:
 
 
 def start(
-    material: SimpleNamespace, out: Path, *overrides: str, workflow: Path | str = "workflow_retool_ma.yaml"
+    material: SimpleNamespace,
+    out: Path,
+    *overrides: str,
+    workflow: Path | str = "workflow_retool_ma.yaml",
+    cwd: Path = ROOT,
+    **env: str,
 ) -> subprocess.Popen:
     data = material.folder / "data"
     command = [
-        *(sys.executable, "-m", "recipe.dag.main", "--config-path", "recipe/retool_ma/config"),
+        *(sys.executable, "-m", "recipe.dag.main", "--config-path", f"{ROOT}/recipe/retool_ma/config"),
         *("--config-name", "tiny_cpu", f"workflow={ROOT / 'workflows' / workflow}", f"output_dir={out}"),
         *(f"data.train_files={data}/train.parquet", f"data.val_files={data}/test.parquet"),
         *("data.train_batch_size=4", "actor_rollout_ref.rollout.n=4", "trainer.total_training_steps=3"),
@@ -37,8 +42,8 @@ def start(
     log = (out.parent / f"{out.name}.log").open("a")
     return subprocess.Popen(
         command,
-        cwd=ROOT,
-        env=environment(MODEL_PATH=f"{material.folder}/model"),
+        cwd=cwd,
+        env=environment(**{"MODEL_PATH": f"{material.folder}/model", **env}),
         stdout=log,
         stderr=subprocess.STDOUT,
         start_new_session=True,

@@ -9,12 +9,13 @@ from functools import cache
 from pathlib import Path
 
 import pytest
+import torch
 from omegaconf import DictConfig, OmegaConf
 from ruamel.yaml import YAML
 
-from recipe.dag import main as engine
 from recipe.dag.errors import UserError
 from recipe.dag.main import compose_config, launch
+from recipe.dag.policy.cluster import Cluster
 from recipe.dag.report.run_record import launches
 from recipe.dag.train import checkpoint, setup
 from recipe.dag.train.data import Columns, load_samples
@@ -102,7 +103,20 @@ def save(project: Path, **facts) -> Path:
     """The checkpoint that the run's third step leaves; `facts` replace what it says of the run."""
     said = {"policies": {"main": 1}, "drawn": 3, "fingerprint": inputs(project)[2].items} | facts
     said = {key: value for key, value in said.items() if value is not None}
-    return checkpoint.save(project / "out" / "checkpoints", 3, said, lambda folder: None, keep=2)
+    return checkpoint.save(project / "out" / "checkpoints", 3, said, write_shards, keep=2)
+
+
+def write_shards(folder: Path) -> None:
+    actor = folder / "main" / "actor"
+    actor.mkdir(parents=True)
+    for name in ("model", "optim", "extra_state"):
+        torch.save({}, actor / f"{name}_world_size_1_rank_0.pt")
+
+
+def reported(capsys) -> str:
+    """What a launch has said on stderr, without the phases that it announces."""
+    lines = capsys.readouterr().err.splitlines(keepends=True)
+    return "".join(line for line in lines if not line.endswith(" ...\n"))
 
 
 def edit(path: Path, old: str, new: str) -> None:
@@ -166,7 +180,7 @@ def test_a_refusal_says_how_to_start_anew_or_to_go_on_all_the_same_and_both_work
     assert "(trainer.resume_mode=force):\n  data.train_batch_size: was 32, now 2\n  seed: was 0, now 1\n" in told
     with pytest.raises(Started):
         launch("dag", overrides_of(project, "seed=1", "trainer.resume_mode=disable"))
-    assert capsys.readouterr().err == ""
+    assert reported(capsys) == ""
 
 
 @pytest.mark.parametrize(
@@ -301,7 +315,7 @@ def test_an_evaluation_of_a_checkpoint_says_what_is_not_as_in_training(project, 
         options = [o for o in overrides_of(project, *more) if not o.startswith(("output_dir", "data.train"))]
         with pytest.raises(Started):
             launch("dag", [*options, f"output_dir={project}/eval"], evaluate_only=True, weights=project / "out")
-        return capsys.readouterr().err
+        return reported(capsys)
 
     # another estimator, n, learning rate or other problems have no part in an evaluation
     edit(project / "flow.yaml", "grpo", "reinforce")
@@ -320,15 +334,22 @@ def test_the_fingerprint_is_kept_in_the_checkpoint_and_what_it_is_made_of_in_the
     async def open_toolbox(*args):
         return setup.Toolbox()
 
-    def cluster(config, platform):
+    def start(cluster):
         (seen["launch"],) = launches(project / "out")
         raise Started
 
     monkeypatch.setattr(setup.Toolbox, "open", open_toolbox)
-    monkeypatch.setattr(engine, "ray_cluster", cluster)
+    monkeypatch.setattr(Cluster, "start", start)
     with pytest.raises(Started):
         launch("dag", overrides_of(project))
     kept = json.loads((seen["launch"] / "fingerprint.json").read_text())
     assert kept == json.loads((save(project) / "run.json").read_text())["fingerprint"]
     facts = json.loads((seen["launch"] / "launch.json").read_text())
     assert (facts["seed"], facts["platform"], facts["resumed_from"]) == (0, "cpu", None)
+
+
+def test_a_checkpoint_without_its_weights_is_refused_before_anything_is_started(project):
+    folder = save(project)
+    (folder / "main" / "actor" / "model_world_size_1_rank_0.pt").unlink()
+    with pytest.raises(UserError, match="global_step_3: main/actor/model_world_size_1_rank_0.pt is missing"):
+        launch("dag", overrides_of(project))

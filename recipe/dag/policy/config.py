@@ -15,6 +15,7 @@ from recipe.dag.errors import UserError
 from recipe.dag.policy.attention import missing_attention
 from recipe.dag.policy.critic_config import FP32, apply_critic
 from recipe.dag.policy.overrides import apply_overrides
+from recipe.dag.run_paths import absolute_if_local, make_absolute
 from recipe.dag.workflow.schema import Algorithm, Policy, Workflow
 
 FLASH = "flash_attention_2"
@@ -59,7 +60,7 @@ def policy_config(
     node = config.actor_rollout_ref
     with open_dict(node):
         node.model.path = model_path
-        node.model.tokenizer_path = policy.model.tokenizer_path
+        node.model.tokenizer_path = absolute_if_local(policy.model.tokenizer_path)
         node.model.trust_remote_code = policy.model.trust_remote_code
         node.rollout.gpu_memory_utilization = node.rollout.gpu_memory_utilization / sharing
         node.rollout.max_model_len = max_model_len(run)
@@ -89,6 +90,7 @@ def policy_config(
     if critic_path is not None:
         _check_attention(config.critic.model, "critic", name)
     with open_dict(config):
+        make_absolute(config)
         for engine in (config.actor_rollout_ref.actor.fsdp_config, config.critic.fsdp):
             _apply_offload(engine, leaves=crowded and platform != "cpu")
     return config

@@ -21,6 +21,16 @@ class Share:
     processes_on_nodes: tuple[int, ...]
     policies: tuple[str, ...]
 
+    def slots(self, platform: str) -> int:
+        """Return how many CPUs Ray reserves beside each device, and into how many parts it cuts a GPU."""
+        # a policy is at most a trainer and, frozen, a placeholder for its server; each takes a part of a GPU. Without
+        # GPUs nothing is cut, and an actor holds a CPU only while Ray places it.
+        return 1 if platform == "cpu" else 2 * len(self.policies) + 1
+
+    def groups(self, platform: str) -> tuple[int, ...]:
+        """Return the number of processes that Ray places together on one node, for each such group."""
+        return (1,) if platform == "cpu" else self.processes_on_nodes
+
 
 def plan_pools(workflow: Workflow, *, nnodes: int, n_gpus_per_node: int) -> tuple[Share, ...]:
     """Policies with `gpus` get a pool of their own; the others share what is left."""
@@ -52,8 +62,7 @@ class Pool:
 def create(share: Share, *, platform: str) -> Pool:
     from verl.single_controller.ray import RayResourcePool
 
-    # a policy is at most a trainer and, frozen, a placeholder for its server; each takes one slot per device
-    slots = 2 * len(share.policies) + 1
-    nodes = [1] if platform == "cpu" else list(share.processes_on_nodes)
-    pool = RayResourcePool(nodes, use_gpu=platform != "cpu", max_colocate_count=slots)
+    pool = RayResourcePool(
+        list(share.groups(platform)), use_gpu=platform != "cpu", max_colocate_count=share.slots(platform)
+    )
     return Pool(pool, len(share.policies))

@@ -19,6 +19,8 @@ from verl.utils.device import get_device_name
 from recipe.dag.episode.client import PolicyEndpoint
 from recipe.dag.policy.placement import Pool
 from recipe.dag.policy.servers import PolicyServerManager, ServerClient
+from recipe.dag.policy.shards import Saved
+from recipe.dag.report.console import announce
 
 
 class PolicyRuntime:
@@ -29,6 +31,7 @@ class PolicyRuntime:
         self.trained, self.reference, self.critic = trained, reference, critic
         self.version = 0
         self.workers: Any = None
+        self.replicas: list[Any] = []
         model = config.actor_rollout_ref.model
         self.tokenizer = hf_tokenizer(model.tokenizer_path or model.path, trust_remote_code=model.trust_remote_code)
         self.endpoint: PolicyEndpoint | None = None
@@ -36,12 +39,16 @@ class PolicyRuntime:
     async def start(self) -> None:
         """Launch workers, then servers, and leave the servers asleep (trained) or ready (frozen)."""
         if self.trained:
+            held = ["the reference"] * self.reference + ["a critic"] * self.critic
+            also = f", with {' and '.join(held)}" if held else ""
+            announce(f"policy {self.name}: loading {self.config.actor_rollout_ref.model.path} to train it{also}")
             await asyncio.to_thread(self._start_workers)
         else:
             with open_dict(self.config):
                 self.config.actor_rollout_ref.rollout.load_format = "auto"
                 self.config.actor_rollout_ref.rollout.nnodes = 1  # not 0: verl's word for servers without a trainer
         on_cpu = get_device_name() == "cpu"
+        announce(f"policy {self.name}: starting its inference servers")
         manager = await PolicyServerManager.create(
             self.config, self.name, worker_group=self.workers, frozen_pool=None if on_cpu else self.pool.resources
         )
@@ -70,6 +77,14 @@ class PolicyRuntime:
         self.workers = RayWorkerGroup(self.pool.resources, worker, device_name=get_device_name())
         self.workers.init_model()
 
+    def kill(self) -> None:
+        """End all processes at once. Calls that wait for one of them raise Ray's error."""
+        import ray
+
+        workers = self.workers.workers if self.workers is not None else []
+        for actor in [*workers, *(server for replica in self.replicas for server in replica.servers)]:
+            ray.kill(actor)
+
     @property
     def data_parallel_size(self) -> int:
         return max(self.workers._query_dispatch_info("actor")) + 1
@@ -83,11 +98,24 @@ class PolicyRuntime:
         if self.trained:
             await self.sync.sleep_replicas()
 
+    def seed(self, step: int) -> None:
+        """Set the random state of every worker to that of `step`, whatever it has drawn before."""
+        self.workers.seed_random_state(step)
+
     def save(self, folder: Path, step: int) -> None:
         """Into `folder`/actor and, with a critic, `folder`/critic."""
         self.workers.save_checkpoint(str(folder / "actor"), None, step)
         if self.critic:
             self.workers.save_critic(str(folder / "critic"), step)
+
+    def saved(self) -> list[Saved]:
+        """Return what `save` must have left, by folders inside the checkpoint."""
+        actor, critic = self.config.actor_rollout_ref.actor, self.config.critic
+        ranks = self.workers.world_size
+        models = [Saved.of(f"{self.name}/actor", ranks, actor.strategy, actor.checkpoint.save_contents)]
+        if self.critic:
+            models.append(Saved.of(f"{self.name}/critic", ranks, critic.strategy, critic.checkpoint.save_contents))
+        return models
 
     def load(self, folder: Path) -> None:
         self.workers.load_checkpoint(str(folder / "actor"))

@@ -1,14 +1,21 @@
-"""One line per step for whoever watches the run; everything else stands in metrics.jsonl.
+"""What a run prints: one line per step, and one for each phase that takes more than a few seconds without a step.
 
-Invariant: the line shows what the metrics hold and leaves out what they lack.
+Invariant: a step's line shows what the metrics hold and leaves out what they lack. Phases go to stderr, as progress
+does.
 """
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Mapping
 
 PHASES = ("rollout", "train", "sync", "validation")
 """What is shown of the step's time, in this order; `train` is made of nodes, whose times are in metrics.jsonl."""
+
+
+def announce(phase: str) -> None:
+    """Print what the run does from now on, such as `starting Ray`, where nothing else is printed for a while."""
+    print(f"{phase} ...", file=sys.stderr, flush=True)
 
 
 def step_line(step: int, total: int, metrics: Mapping[str, float], *, fault: str = "", val_fault: str = "") -> str:

@@ -107,6 +107,7 @@ KINDS: dict[str, Kind] = {
     "trainer.test_freq": EVERY,
     "trainer.default_local_dir": PATH,
     "trainer.resume_from_path": _TEXT_OR_NULL,
+    "ray_kwargs.ray_init.address": _TEXT_OR_NULL,
     "ray_kwargs.ray_init.num_cpus": _COUNT_OR_NULL,
     "ray_kwargs.ray_init.runtime_env.py_executable": _TEXT_OR_NULL,
     **_branch(f"{_RUN}.model", f"{_RUN}.actor.fsdp_config", f"{_RUN}.actor"),

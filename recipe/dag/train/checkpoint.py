@@ -35,7 +35,8 @@ def policy_folder(folder: Path, policy: str) -> Path:
 
 
 def save(root: Path, step: int, facts: dict[str, Any], write: Callable[[Path], None], *, keep: int) -> Path:
-    """`write(folder)` puts the policies into a folder that takes its name only when it returns."""
+    """`write(folder)` puts the policies into a folder, and raises where one of their files is not there afterwards; the
+    folder takes its name only when it returns."""
     final = step_folder(root, step)
     for abandoned in root.glob(".partial_*"):
         shutil.rmtree(abandoned, ignore_errors=True)

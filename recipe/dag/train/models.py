@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from recipe.dag.errors import UserError
+from recipe.dag.run_paths import absolute_if_local
 from recipe.dag.workflow.interpolation import resolve_env
 from recipe.dag.workflow.schema import Model, Workflow
 
@@ -22,6 +23,11 @@ class ModelPaths:
     critics: dict[str, str]
     encoder: str | None = None
     """What a mixer reads texts with; None where there is none."""
+
+    def folders(self) -> list[str]:
+        """Return the models that are folders of this machine."""
+        paths = {*self.policies.values(), *self.critics.values(), *([self.encoder] if self.encoder else [])}
+        return sorted(path for path in paths if Path(path).is_dir())
 
 
 def find_models(workflow: Workflow) -> ModelPaths:
@@ -92,7 +98,7 @@ def _load(model: Model, where: str):
         )
     if local.is_dir() and not (local / "config.json").is_file():
         raise UserError(f"{where}: {path} holds no config.json, so it is no model directory")
-    path = str(local) if local.is_dir() else path
+    path = absolute_if_local(path)
     try:
         return path, AutoConfig.from_pretrained(path, trust_remote_code=model.trust_remote_code)
     except Exception as error:

@@ -20,6 +20,7 @@ from recipe.dag.policy.config import policy_config
 from recipe.dag.policy.encoder import start_encoder
 from recipe.dag.policy.placement import create, plan_pools
 from recipe.dag.policy.policy import PolicyRuntime
+from recipe.dag.report.console import announce
 from recipe.dag.sandbox.launch import LocalSandbox
 from recipe.dag.tools.code_interpreter import CodeInterpreter
 from recipe.dag.tools.sandbox_client import SandboxClient, check_sandbox
@@ -34,10 +35,13 @@ from recipe.dag.workflow.user_code import load_object
 
 
 async def start_policies(
-    run: DictConfig, workflow: Workflow, models: ModelPaths, *, platform: str
-) -> dict[str, PolicyRuntime]:
-    """Launch every policy in turn: a server sizes its memory by what is free when it starts."""
-    policies: dict[str, PolicyRuntime] = {}
+    run: DictConfig, workflow: Workflow, models: ModelPaths, policies: dict[str, PolicyRuntime], *, platform: str
+) -> None:
+    """Launch every policy in turn, because a server sizes its memory by what is free when it starts.
+
+    Each is put into `policies` before it is launched, so that the caller can end what has started when one fails; at
+    the end they are in the workflow's order.
+    """
     for share in plan_pools(workflow, nnodes=run.trainer.nnodes, n_gpus_per_node=run.trainer.n_gpus_per_node):
         pool = await asyncio.to_thread(create, share, platform=platform)
         actors = [name for name in share.policies if not workflow.policies[name].frozen]
@@ -63,7 +67,8 @@ async def start_policies(
                 critic=name in models.critics,
             )
             await policies[name].start()
-    return {name: policies[name] for name in workflow.policies}
+    for name in workflow.policies:
+        policies[name] = policies.pop(name)
 
 
 def open_mixing(
@@ -72,6 +77,7 @@ def open_mixing(
     """What learns the team's value, with its encoder beside the first trained policy; None for other estimators."""
     if models.encoder is None:
         return None
+    announce("loading the mixer's text encoder")
     encoder, first = workflow.algorithm.mixer.encoder, workflow.trained_policies()[0]
     model = encoder.model or workflow.policies[first].model
     reader = start_encoder(
@@ -127,6 +133,7 @@ class Toolbox:
                     token=run.sandbox.token,
                 )
             else:
+                announce("starting the sandbox")
                 box.local = local = LocalSandbox(
                     isolation=run.sandbox.isolation, accept_unsandboxed=run.sandbox.accept_unsandboxed
                 )

@@ -22,8 +22,10 @@ from recipe.dag.episode.record import Episode
 from recipe.dag.episode.rows import rows_of
 from recipe.dag.episode.runner import EpisodeRunner
 from recipe.dag.errors import UserError
+from recipe.dag.interrupt import Interruption, Stopped
 from recipe.dag.policy.policy import PolicyRuntime
-from recipe.dag.report.console import step_line
+from recipe.dag.policy.shards import check_written
+from recipe.dag.report.console import announce, step_line
 from recipe.dag.report.curve import draw_curve
 from recipe.dag.report.journal import Journal
 from recipe.dag.report.metrics import rollout_metrics, validation_metrics
@@ -81,9 +83,12 @@ class Trainer:
         mixing: Mixing | None = None,
         start: Start | None = None,
         fingerprint: dict | None = None,
+        stop: Interruption | None = None,
     ):
-        """`start`: the checkpoint to go on from. `fingerprint`: what checkpoints say that the run is."""
+        """`start`: the checkpoint to go on from. `fingerprint`: what checkpoints say that the run is. `stop`: the
+        signals that end it early."""
         self.mixing, self.start, self.fingerprint = mixing, start, fingerprint
+        self.stop = stop or Interruption()
         self.config, self.workflow, self.policies, self.toolbox = config, workflow, policies, toolbox
         self.train_samples, self.val_samples = train_samples, val_samples
         self.runners: dict[tuple[str, ...], EpisodeRunner] = {}
@@ -111,19 +116,19 @@ class Trainer:
         self.trackers = Trackers(self.config, self.workflow, step=step)
         failed = True
         self.complete = self.saved = step
+        self.stop.take_notice()
         try:
+            announce("sending the weights to the inference servers")
             await self._sync_weights(step)
-            if step == 0 and self.config.trainer.val_before_train and self.val_samples:
-                await self._report(0, await self._validate(0))
-            while step < self.total:
-                step += 1
-                await self._step(step)
+            step = await self._steps(step)
             failed = False
         except UserError:
             await self._keep_complete_step()
             raise
         finally:
             self.trackers.finish(exit_code=1 if failed else 0)
+        if step < self.total:
+            return
         if self.accuracies:
             first, last = min(self.accuracies), max(self.accuracies)
             before, after = self.accuracies[first], self.accuracies[last]
@@ -140,10 +145,33 @@ class Trainer:
             )
         return self.runners[key]
 
+    async def _steps(self, step: int) -> int:
+        """Make the steps after `step`. Returns the last that was made: SIGTERM ends them early, after a checkpoint."""
+        try:
+            if step == 0 and self.config.trainer.val_before_train and self.val_samples:
+                await self._report(0, await self.stop.until_asked(self._validate(0)))
+            while step < self.total and not self.stop.asked:
+                await self._step(step + 1)
+                step += 1
+        except Stopped:  # nothing has been learned since `step`
+            pass
+        if step < self.total:
+            await self._leave(step)
+        return step
+
+    async def _leave(self, step: int) -> None:
+        if step > self.saved and self.config.trainer.save_freq > 0:
+            await self._save(step)
+        kept = "no checkpoint was saved"
+        if self.saved:
+            kept = f"the same command resumes from {checkpoint.step_folder(self.checkpoints, self.saved)}"
+        self.stop.summary = f"stopped by SIGTERM after step {step} of {self.total}; {kept}"
+
     async def _step(self, step: int) -> None:
+        """Raises Stopped where SIGTERM comes before anything is learned."""
         started = time.monotonic()
         workflow = as_bound(self.workflow, step - 1)
-        gathered = await self._gather(step, workflow)
+        gathered = await self.stop.until_asked(self._gather(step, workflow))
         episodes = gathered.episodes
         metrics = rollout_metrics(
             episodes, workflow, versions={name: policy.version for name, policy in self.policies.items()}
@@ -154,6 +182,7 @@ class Trainer:
 
         self.complete = None
         await asyncio.gather(*[policy.sleep() for policy in self.trained])
+        await asyncio.gather(*[asyncio.to_thread(policy.seed, step) for policy in self.trained])
         training = TrainingStep(
             workflow,
             self.policies,
@@ -175,9 +204,11 @@ class Trainer:
         self.complete, stopped = step, None
         if self._due(step, self.config.trainer.test_freq) and self.val_samples:
             try:
-                metrics |= await self._validate(step)
+                metrics |= await self.stop.until_asked(self._validate(step))
             except UserError as error:  # the step has been learned, and is reported before it ends the run
                 stopped = error
+            except Stopped:  # SIGTERM costs it no more than its validation
+                pass
         metrics["timing/step"] = time.monotonic() - started
         self.journal.episodes(step, episodes)
         await self._report(step, metrics)
@@ -271,7 +302,9 @@ class Trainer:
                 policy.save(folder / policy.name, step)
             if self.mixing is not None:
                 self.mixing.save(folder)
+            check_written(folder, [model for policy in self.trained for model in policy.saved()])
 
+        announce(f"saving step {step}")
         keep = self.config.report.keep_checkpoints
         await asyncio.to_thread(checkpoint.save, self.checkpoints, step, self._facts(), write, keep=keep)
         self.saved = step

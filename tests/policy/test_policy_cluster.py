@@ -1,0 +1,109 @@
+"""The Ray of a run, without starting one."""
+
+from __future__ import annotations
+
+import socket
+from concurrent import futures
+
+import grpc
+import pytest
+from ray.core.generated import gcs_service_pb2, gcs_service_pb2_grpc
+
+from recipe.dag.errors import UserError
+from recipe.dag.policy import cluster
+from recipe.dag.policy.cluster import Cluster, find_address
+from recipe.dag.policy.placement import Share
+from recipe.dag.settings.compose import compose_config
+
+SHARES = (Share((2,), ("main",)),)
+
+
+@pytest.fixture(autouse=True)
+def no_ray_of_this_machine(monkeypatch, tmp_path):
+    monkeypatch.delenv("RAY_ADDRESS", raising=False)
+    monkeypatch.delenv("RAY_AUTH_MODE", raising=False)
+    monkeypatch.delenv("RAY_AUTH_TOKEN", raising=False)
+    monkeypatch.setenv("RAY_TMPDIR", str(tmp_path))
+
+
+def closed_port() -> int:
+    with socket.socket() as sock:
+        sock.bind(("127.0.0.1", 0))
+        return sock.getsockname()[1]
+
+
+@pytest.fixture
+def token_server():
+    """The part of a Ray's head that every joining process asks first; it wants a token."""
+
+    class Head(gcs_service_pb2_grpc.NodeInfoGcsServiceServicer):
+        def GetClusterId(self, request, context):
+            if ("authorization", "Bearer secret") not in context.invocation_metadata():
+                context.abort(grpc.StatusCode.UNAUTHENTICATED, "InvalidAuthToken")
+            return gcs_service_pb2.GetClusterIdReply()
+
+    server = grpc.server(futures.ThreadPoolExecutor(2))
+    gcs_service_pb2_grpc.add_NodeInfoGcsServiceServicer_to_server(Head(), server)
+    port = server.add_insecure_port("0.0.0.0:0")  # Ray asks by the address of this machine
+    server.start()
+    yield f"127.0.0.1:{port}"
+    server.stop(0)
+
+
+def config(*overrides: str):
+    return compose_config("dag", ["workflow=w", *overrides])
+
+
+def test_without_an_address_a_run_has_a_ray_of_its_own():
+    assert find_address(None) is None
+    assert find_address("local") is None
+
+
+def test_an_address_without_a_ray_is_refused_at_once(monkeypatch):
+    address = f"127.0.0.1:{closed_port()}"
+    with pytest.raises(UserError, match=f"ray_init.address={address}: no Ray answers at .*ray start --head"):
+        find_address(address)
+    monkeypatch.setenv("RAY_ADDRESS", address)
+    with pytest.raises(UserError, match=f"^RAY_ADDRESS={address}: no Ray answers"):
+        find_address(None)
+    with pytest.raises(UserError, match="a client's address"):
+        find_address("ray://somewhere:10001")
+
+
+def test_the_address_that_a_dead_ray_left_behind_is_passed_over(monkeypatch):
+    monkeypatch.setattr("ray._private.services.canonicalize_bootstrap_address", lambda _: f"127.0.0.1:{closed_port()}")
+    assert find_address(None) is None
+
+
+def test_a_ray_that_wants_a_token_is_refused_at_once_where_there_is_none(token_server, monkeypatch, tmp_path):
+    monkeypatch.setenv("HOME", str(tmp_path))
+    monkeypatch.setattr(cluster, "_has_token", lambda: False)
+    with pytest.raises(UserError, match="asks for its token: copy ~/.ray/auth_token"):
+        find_address(token_server)
+
+
+def test_options_of_a_ray_of_ones_own_are_not_passed_to_a_joined_one(monkeypatch):
+    monkeypatch.setattr(cluster, "_refusal", lambda host_port: "")
+    joined = Cluster(
+        config("ray_kwargs.ray_init.num_cpus=3", "ray_kwargs.ray_init.address=10.0.0.1:6379"), SHARES, platform="cpu"
+    )
+    assert joined.address.host_port == "10.0.0.1:6379"
+    assert joined.options.keys() == {"runtime_env", "log_to_driver"}
+
+
+def test_a_ray_of_its_own_gets_the_cpus_that_the_run_asks_for(monkeypatch):
+    monkeypatch.setattr("torch.cuda.device_count", lambda: 2)
+    monkeypatch.setattr("os.cpu_count", lambda: 4)
+    assert Cluster(config(), SHARES, platform="cuda").options["num_cpus"] == 7
+    assert Cluster(config(), SHARES, platform="cpu").options["num_cpus"] == 4
+
+
+def test_what_a_machine_lacks_is_refused_before_ray_starts(monkeypatch):
+    monkeypatch.setattr("torch.cuda.device_count", lambda: 1)
+    with pytest.raises(UserError, match="asks for 2 GPUs .* this machine has 1 free"):
+        Cluster(config(), SHARES, platform="cuda")
+    monkeypatch.setattr("torch.cuda.device_count", lambda: 2)
+    with pytest.raises(UserError, match="leave ray_kwargs.ray_init.num_cpus=3 out, or raise it to 7"):
+        Cluster(config("ray_kwargs.ray_init.num_cpus=3"), SHARES, platform="cuda")
+    with pytest.raises(UserError, match="trainer.nnodes=2 needs a Ray that spans the machines"):
+        Cluster(config("trainer.nnodes=2"), SHARES, platform="cuda")
