@@ -8,11 +8,11 @@ from __future__ import annotations
 from collections.abc import Collection, Iterator
 
 from recipe.dag.algorithms import ENTRIES, SELECTABLE, SPANNING, contradictions
+from recipe.dag.workflow.algorithm import GSPO_CLIP, Algorithm
 from recipe.dag.workflow.draft import Draft
 from recipe.dag.workflow.groups import horizons, pooled
 from recipe.dag.workflow.moves import Move
 from recipe.dag.workflow.problem import Problem, listing
-from recipe.dag.workflow.schema import GSPO_CLIP, Algorithm
 
 READ = {key for name in SELECTABLE for key in ENTRIES[name].options}
 """Options that some estimators read and others do not."""
