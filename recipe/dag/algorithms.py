@@ -128,7 +128,7 @@ CATALOGUE: tuple[Entry, ...] = (
         "happo",
         "arXiv 2109.11251",
         "a policy per agent, none shared; every agent's reward is the team's; with any estimator",
-        "workflow.schema:Happo",
+        "workflow.blocks:Happo",
         order="random",
         ratio="clamped",
         bound=4.0,
@@ -138,7 +138,7 @@ CATALOGUE: tuple[Entry, ...] = (
         "cory",
         "arXiv 2410.06101",
         "as many trained policies as roles; rewards are shared (shaping shared); the pioneer is deployed alone",
-        "workflow.schema:Cory",
+        "workflow.blocks:Cory",
         every=5,
     ),
     _function(

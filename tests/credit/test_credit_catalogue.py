@@ -30,9 +30,10 @@ from recipe.dag.credit.vote import TIES
 from recipe.dag.entry import MUST
 from recipe.dag.reward import credit
 from recipe.dag.rewards import CALLED, SHAPED, SHAPED_TAKES, SHAPINGS
+from recipe.dag.workflow.blocks import Mixer
 from recipe.dag.workflow.loader import load_workflow
 from recipe.dag.workflow.problem import WorkflowError
-from recipe.dag.workflow.schema import Algorithm, Mixer
+from recipe.dag.workflow.schema import Algorithm
 
 WORKFLOW = """\
 dag_id: small

@@ -15,8 +15,9 @@ from recipe.dag.train import kernels
 from recipe.dag.train.kernels import PolicyBatch
 from recipe.dag.train.sequential import CompoundFactor
 from recipe.dag.train.step import TrainingStep
+from recipe.dag.workflow.blocks import Happo
 from recipe.dag.workflow.loader import load_workflow
-from recipe.dag.workflow.schema import Algorithm, Happo
+from recipe.dag.workflow.schema import Algorithm
 
 WORKFLOW = """\
 dag_id: two

@@ -5,10 +5,10 @@ from __future__ import annotations
 import pytest
 
 from recipe.dag.causality import descendants
+from recipe.dag.workflow.blocks import Mixer
 from recipe.dag.workflow.moves import Move, moves_of, reactions
 from recipe.dag.workflow.plan import make_plan
 from recipe.dag.workflow.render import to_text
-from recipe.dag.workflow.schema import Mixer
 
 GOOD = """\
 dag_id: demo

@@ -31,7 +31,8 @@ from recipe.dag.train.schedule import run_nodes
 from recipe.dag.train.selection import select_rows
 from recipe.dag.train.sequential import CompoundFactor, in_sequence
 from recipe.dag.train.turns import actor_learns
-from recipe.dag.workflow.schema import Importance, Node, NodeRole, Uncertainty, Workflow
+from recipe.dag.workflow.blocks import Importance, Uncertainty
+from recipe.dag.workflow.schema import Node, NodeRole, Workflow
 
 
 class TrainingStep:
