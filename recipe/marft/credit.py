@@ -10,7 +10,7 @@ from typing import Any
 
 from recipe.dag.algorithms import ENTRIES, MIXED, SPANNING, WITH_VALUES
 from recipe.dag.errors import UserError
-from recipe.dag.workflow.checks.algorithm import GROUPING, LOSSES, READ
+from recipe.dag.workflow.checks.algorithm import LOSSES, READ
 from recipe.dag.workflow.problem import KeyPath
 from recipe.dag.workflow.schema import Algorithm
 from recipe.dag.workflow.siirl.settings import ENV_OUTCOME, KL_LOSS_COEF, RULE_REWARD
@@ -108,10 +108,12 @@ def _estimator(copy: WorkflowCopy) -> str:
 
 def _leave_out_unread(copy: WorkflowCopy, edits: Edits, edit: Edit) -> None:
     estimator = _estimator(copy)
-    read = {*ENTRIES[estimator].options, *(GROUPING if copy.get("algorithm", "drop_zero_variance") else ())}
+    read = set(ENTRIES[estimator].options)
     loss = copy.get("algorithm", "policy_loss") or Algorithm().policy_loss
     unread = (READ - read) | {key for key, reader in LOSSES.items() if reader != loss}
     unread |= {"mixer"} - ({"mixer"} if estimator in MIXED else set())
+    if "group_by" not in ENTRIES[estimator].options:
+        unread |= {"drop_zero_variance", "dynamic_sampling"}
     for key in sorted(unread):
         if f"algorithm.{key}" not in edits:
             copy.drop(("algorithm", key), edit.argument)

@@ -53,8 +53,13 @@ def test_every_value_of_an_enumerated_flag_loads_or_is_refused_by_its_name(argum
             )
 
 
-PAYING_MANY = ("workflow_cory.yaml", "workflow_retool_ma.yaml", "workflow_retool_ma_separate.yaml")
-"""With a reward node that pays several calls for one reward, which a chain of credit would count again."""
+PAYING_MANY = (
+    "workflow_cory.yaml",
+    "workflow_retool_ma.yaml",
+    "workflow_retool_ma_revise.yaml",
+    "workflow_retool_ma_separate.yaml",
+)
+"""With a reward node that pays several agents for one reward, which a chain of credit would count again."""
 
 
 @pytest.mark.parametrize("estimator", ESTIMATORS)

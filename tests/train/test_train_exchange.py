@@ -71,7 +71,7 @@ def test_a_run_rolls_out_and_trains_with_the_policies_of_its_step_and_validates_
             pass
 
         def metrics(self):
-            return {}
+            return {"train/rows": 1.0}
 
     monkeypatch.setattr("recipe.dag.train.trainer.EpisodeRunner", Runner)
     monkeypatch.setattr("recipe.dag.train.trainer.roll_out", roll_out)

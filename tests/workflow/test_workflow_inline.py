@@ -171,7 +171,7 @@ def test_mistakes_are_told_in_the_file_where_they_are(edit, talk, expected, writ
 SAYS = "talk.yaml:{}: `main.yaml` decides this; nothing reads it here"
 PRO = "talk.yaml:2:{}: agents[0].{}: agent `pro` of `main.yaml` takes its place; nothing reads this here"
 PLAIN = "{name: pro, policy: theirs}"
-SAMPLED = "{name: pro, policy: theirs, sampling: {top_k: 5}, tools: [code_interpreter]}"
+SAMPLED = "{name: pro, policy: theirs, sampling: {temperature: 0.5}, tools: [code_interpreter]}"
 
 
 @pytest.mark.parametrize(
@@ -180,7 +180,7 @@ SAMPLED = "{name: pro, policy: theirs, sampling: {top_k: 5}, tools: [code_interp
         (("", ""), ("envs:", "episode: {max_turns: 4}\nenvs:"), [SAYS.format("4:1: episode")]),
         (("", ""), ("envs:", "algorithm: {epochs: 2}\nenvs:"), [SAYS.format("4:1: algorithm")]),
         (("nodes:", "episode: {max_turns: 4}\nnodes:"), ("envs:", "episode: {max_turns: 4}\nenvs:"), []),
-        (("", ""), (PLAIN, SAMPLED), [PRO.format(38, "sampling"), PRO.format(60, "tools")]),
+        (("", ""), (PLAIN, SAMPLED), [PRO.format(38, "sampling"), PRO.format(68, "tools")]),
         (
             ("{name: pro, policy: main}", SAMPLED.replace("theirs", "main")),
             ("{name: pro, policy: theirs}", SAMPLED),

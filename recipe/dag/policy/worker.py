@@ -32,8 +32,11 @@ rollout_base._ROLLOUT_REGISTRY[("sglang", "async")] = "recipe.dag.policy.sglang.
 
 
 def register_cpu_engine() -> None:
+    """Let verl's FSDP2 engine run on the CPU. Once per process: verl refuses a second registration."""
     import verl.workers.engine.fsdp.transformer_impl as fsdp
 
+    if "cpu" in EngineRegistry._engines.get("language_model", {}).get("fsdp2", {}):
+        return
     EngineRegistry.register("language_model", ["fsdp2"], "cpu")(fsdp.FSDPEngineWithLMHead)
     # pinned memory needs an accelerator, and a forward-only engine asks for it through this name
     fsdp.CPUOffloadPolicy = lambda **kwargs: None
