@@ -148,12 +148,13 @@ def project(tmp_path, monkeypatch) -> Path:
         (tmp_path / name).write_text("".join(json.dumps(row) + "\n" for row in mine))
     for name in ("AIME_1983_2024.json", "math_test.json"):
         (tmp_path / name).write_text(json.dumps(rows))
-    model = tmp_path / "outputs/retool_ma_tiny/checkpoints/global_step_30/main/actor/huggingface"
-    model.mkdir(parents=True)
-    (model / "config.json").write_text("{}")
-    step = model.parents[2]
-    (step / "run.json").write_text('{"step": 30}')
-    (step.parent / "latest_checkpointed_iteration.txt").write_text("30")
+    for run in ("retool_ma_tiny", "retool_ma_revise_tiny"):
+        model = tmp_path / "outputs" / run / "checkpoints/global_step_30/main/actor/huggingface"
+        model.mkdir(parents=True)
+        (model / "config.json").write_text("{}")
+        step = model.parents[2]
+        (step / "run.json").write_text('{"step": 30}')
+        (step.parent / "latest_checkpointed_iteration.txt").write_text("30")
     monkeypatch.chdir(tmp_path)
     return tmp_path
 
