@@ -19,11 +19,8 @@ from recipe.tiny.dialogue import Demonstration, Dialogue, Script
 
 WRONG_PLAN, BROKEN_CODE, WRONG_ANSWER = 0.47, 0.04, 0.04
 """How often the planner picks another formula, the executor forgets a bracket, the verifier misreads the output."""
-WRONG_PLAN_AGAIN, BROKEN_CODE_OFTEN = 0.25, 0.12
-"""Where there are revision rounds: of later plans, and of all programs."""
-NOTICED, NEEDLESS = 0.5, 0.1
-"""How often the verifier asks for another plan while turns are left: of a wrong one, of a right one. It always does
-after a program that failed."""
+WRONG_PLAN_AGAIN, WRONG_REVIEW, BROKEN_CODE_OFTEN = 0.25, 0.25, 0.12
+"""Where there are revision rounds: of later plans, of the formulas that a verifier compares plans with, of programs."""
 
 FORMULAS = {
     2: ("{0} + {1}", "{0} - {1}", "{0} * {1}", "{0} // {1}", "{0} % {1}", "({0} + {1}) // 2"),
@@ -55,14 +52,15 @@ class Teacher:
             broken = self.rng.random() < (BROKEN_CODE_OFTEN if self.max_turns > 1 else BROKEN_CODE)
             code = formula.replace(" ", "")  # each token less is a forward less
             stdout = "" if broken else str(eval(code))  # a formula of ours, never a model's
-            feedback = self._feedback(problem, formula, broken) if turn + 1 < self.max_turns else ""
+            review = self._review(problem, formula, broken) if turn + 1 < self.max_turns else ""
+            asks = "REVISE" in review
             answers = [
                 f'{{"reasoning": "", "code_plan": "print({code})", "expected_output": ""}}',
                 f"```python\nprint({code}{'' if broken else ')'}\n```",
-                feedback or f"FINAL ANSWER: \\boxed{{{self._reading(problem, stdout)}}}",
+                review if asks else f"{review}FINAL ANSWER: \\boxed{{{self._reading(problem, stdout)}}}",
             ]
-            yield Script(answers, _run(broken, stdout))
-            if not feedback:
+            yield Script(answers, _run(stdout, self._error(code) if broken else ""))
+            if not asks:
                 return
 
     def _formula(self, problem: Problem, wrong: float) -> str:
@@ -71,11 +69,19 @@ class Teacher:
         others = [f.format(*problem.operands) for f in FORMULAS[len(problem.operands)]]
         return self.rng.choice([formula for formula in others if formula != problem.expression])
 
-    def _feedback(self, problem: Problem, formula: str, broken: bool) -> str:
+    def _review(self, problem: Problem, formula: str, broken: bool) -> str:
+        """While turns are left, the verifier writes down the formula that it expects, and sends another one back."""
         if broken:
             return "REVISE: the program failed"
-        asks = self.rng.random() < (NEEDLESS if formula == problem.expression else NOTICED)
-        return "REVISE: another formula" if asks else ""
+        expected = self._formula(problem, WRONG_REVIEW)
+        verdict = "" if expected == formula else "REVISE: another formula"
+        return f"{expected.replace(' ', '')}\n{verdict}"
+
+    def _error(self, code: str) -> str:
+        """As the sandbox words it where the next plan is made from it, and in short where none is."""
+        error = "SyntaxError: '(' was never closed"
+        where = f'  File "/tmp/tmp_sandbox/tmp_program.py", line 1\n    print({code}\n         ^\n'
+        return where + error if self.max_turns > 1 else error
 
     def _reading(self, problem: Problem, stdout: str) -> str:
         if stdout and self.rng.random() >= WRONG_ANSWER:
@@ -83,10 +89,9 @@ class Teacher:
         return str(self.rng.choice(problem.operands))
 
 
-def _run(broken: bool, stdout: str):
+def _run(stdout: str, error: str):
     async def call_tool(name: str, **arguments: Any) -> ToolResult:
-        if broken:
-            error = "SyntaxError: '(' was never closed"
+        if error:
             return ToolResult(name, arguments, "failed", error, stderr=error, return_code=1)
         return ToolResult(name, arguments, "success", stdout + "\n", stdout=stdout + "\n", return_code=0)
 

@@ -25,18 +25,36 @@ START_OF_TURN, END_OF_TURN, PADDING = "<|im_start|>", "<|im_end|>", "<|endoftext
 
 
 def common_segments(demonstrations: list[Demonstration]) -> list[str]:
-    """The pieces of text that the dialogues of one role share in one turn, over all roles and turns, longest first."""
+    """The pieces of text that the dialogues of one role share in a turn, over all roles and turns, longest first."""
     segments: set[str] = set()
-    moves: dict[tuple[str, int], list[list[str]]] = {}
+    roles: dict[str, dict[int, list[list[str]]]] = {}
     for d in demonstrations:
-        moves.setdefault((d.role, d.turn), []).append([*(m["content"] for m in d.messages), d.answer])
-    for dialogues in (texts[:12] for texts in moves.values()):
-        for texts in zip(*dialogues, strict=True):
-            pieces = [texts[0]]
-            for text in texts[1:]:
-                pieces = [part for piece in pieces for part in _shared(piece, text)]
-            segments.update(piece for piece in pieces if len(piece) >= SHORTEST_SEGMENT)
+        turns = roles.setdefault(d.role, {})
+        turns.setdefault(d.turn, []).append([*(m["content"] for m in d.messages), d.answer])
+    for turns in roles.values():
+        first = [dialogues[:12] for dialogues in turns.values()]
+        # What the turns share is a segment in each: one that reaches beyond it in one turn would hide another's.
+        joint = _common([texts for dialogues in first for texts in dialogues]) if len(first) > 1 else []
+        segments.update(part for dialogues in first for piece in _common(dialogues) for part in _cut(piece, joint))
     return sorted(segments, key=lambda s: (-len(s), s))
+
+
+def _common(dialogues: list[list[str]]) -> list[str]:
+    common: list[str] = []
+    for texts in zip(*dialogues, strict=True):
+        pieces = [texts[0]]
+        for text in texts[1:]:
+            pieces = [part for piece in pieces for part in _shared(piece, text)]
+        common += [piece for piece in pieces if len(piece) >= SHORTEST_SEGMENT]
+    return common
+
+
+def _cut(piece: str, at: list[str]) -> list[str]:
+    for part in at:
+        before, found, after = piece.partition(part)
+        if found:
+            return [*_cut(before, at), part, *_cut(after, at)]
+    return [piece] if len(piece) >= SHORTEST_SEGMENT else []
 
 
 def _shared(piece: str, text: str) -> list[str]:
