@@ -107,3 +107,16 @@ def test_what_a_machine_lacks_is_refused_before_ray_starts(monkeypatch):
         Cluster(config("ray_kwargs.ray_init.num_cpus=3"), SHARES, platform="cuda")
     with pytest.raises(UserError, match="trainer.nnodes=2 needs a Ray that spans the machines"):
         Cluster(config("trainer.nnodes=2"), SHARES, platform="cuda")
+
+
+def test_environment_variables_that_the_user_adds_leave_the_runs_own_in_place(monkeypatch):
+    started = {}
+    monkeypatch.setattr("ray.init", lambda **options: started.update(options))
+    monkeypatch.setattr("os.cpu_count", lambda: 8)
+    monkeypatch.setenv("PYTHONPATH", "/code")
+    monkeypatch.setenv("VERL_PLATFORM", "cpu")
+    asked = "ray_kwargs.ray_init.runtime_env.env_vars"
+    Cluster(config(f"+{asked}.MINE=here", f"+{asked}.VERL_PLATFORM=other"), SHARES, platform="cpu").start()
+    variables = started["runtime_env"]["env_vars"]
+    assert variables["MINE"] == "here" and variables["PYTHONPATH"] == "/code"
+    assert variables["VERL_PLATFORM"] == "other", "what the user says wins"

@@ -49,7 +49,12 @@ def check(tmp_path):
         (f"{RUN}.actor.optim.num_cycles=1.0", f"{RUN}.actor.optim.warmup_style=cosine", "only a cosine schedule"),
         (f"{RUN}.actor.fsdp_config.use_orig_params=true", f"{RUN}.actor.strategy=fsdp", "only FSDP 1 reads it"),
         (f"{RUN}.actor.fsdp_config.pad_to_length_bucket=64", f"{RUN}.actor.pad_to_length=true", "not padded"),
-        ("trainer.resume_from_path=x", "trainer.resume_mode=resume_path", "only that mode reads it"),
+        (
+            "trainer.resume_from_path=x",
+            "trainer.resume_mode=resume_path",
+            "only the modes resume_path and force read it",
+        ),
+        ("trainer.resume_from_path=x", "trainer.resume_mode=force", "only the modes resume_path and force read it"),
         ("sandbox.max_concurrent=4", "sandbox.url=http://x", "only a server at sandbox.url"),
     ],
 )
@@ -84,6 +89,19 @@ def test_what_every_policy_sets_itself_is_not_set_by_the_run(check):
         check(lr, lr="1.0e-6")
     with pytest.raises(UserError, match=r"`policies.<name>.config` of the workflow says this; set it there"):
         check(decay, config="{actor.optim.weight_decay: 0.1}")
+
+
+@pytest.mark.parametrize(
+    "argument",
+    [
+        "trainer.resume_from_path=null",
+        f"{RUN}.actor.ppo_micro_batch_size_per_gpu=null",
+        f"{RUN}.ref.fsdp_config.param_offload=True",
+        "critic.model.lora_rank=0",
+    ],
+)
+def test_a_key_that_says_what_happens_anyway_is_no_mistake(check, argument):
+    check(argument)
 
 
 def test_a_policys_own_config_may_make_a_key_count(check):

@@ -97,6 +97,7 @@ class Cluster:
         env = OmegaConf.to_container(OmegaConf.create(get_ppo_ray_runtime_env(self.config)))
         env.setdefault("env_vars", {}).update({name: os.environ[name] for name in CARRIED if name in os.environ})
         asked = {key: value for key, value in self.options.get("runtime_env", {}).items() if value is not None}
+        env["env_vars"] |= asked.pop("env_vars", {})
         try:
             ray.init(address=address, **{**self.options, "runtime_env": {**env, **asked}})
         except (ConnectionError, RuntimeError, TypeError, ValueError) as error:

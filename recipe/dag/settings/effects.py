@@ -13,6 +13,7 @@ from omegaconf import DictConfig, OmegaConf
 
 from recipe.dag.errors import UserError
 from recipe.dag.settings.typed import Typed
+from recipe.dag.settings.verl_run import says_the_same
 from recipe.dag.workflow.schema import Workflow
 
 RUN = "actor_rollout_ref"
@@ -20,6 +21,10 @@ RUN = "actor_rollout_ref"
 
 def _is(value: Any) -> Callable[[Any], bool]:
     return lambda other: other == value
+
+
+def _is_among(*values: Any) -> Callable[[Any], bool]:
+    return lambda other: other in values
 
 
 def _is_set(value: Any) -> bool:
@@ -50,8 +55,8 @@ NEEDS: dict[str, Need] = {
     "data.val_max_samples": ("validation.max_samples", _is(None), "`{}` says this; set that one"),
     "trainer.resume_from_path": (
         "trainer.resume_mode",
-        _is("resume_path"),
-        "only that mode reads it; add {}=resume_path",
+        _is_among("resume_path", "force"),
+        "only the modes resume_path and force read it; add {}=resume_path",
     ),
     f"{_ACTOR}.ppo_micro_batch_size_per_gpu": _under(_ACTOR, _BY_ROWS),
     f"{_ACTOR}.ppo_max_token_len_per_gpu": _under(_ACTOR, _BY_TOKENS),
@@ -79,6 +84,12 @@ def check_effects(
 ) -> None:
     """Raises UserError with a line for each typed key that nothing of this run reads. `config`: as composed. In an
     evaluation what belongs to training may stand: the same command line serves both."""
+    # a null asks for nothing, and what happens anyway needs nothing to have an effect
+    typed = {
+        key: setting
+        for key, setting in typed.items()
+        if setting.value is not None and not says_the_same(key, setting.value)
+    }
     wrong = [f"{typed[key].argument}: {message}" for key, message in _without_effect(typed, config, workflow)]
     if not evaluate_only:
         wrong += [f"{typed[key].argument}: {message}" for key, message in _not_trained(typed, config, workflow)]
