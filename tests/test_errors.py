@@ -8,6 +8,7 @@ import subprocess
 import urllib.error
 import urllib.request
 from concurrent.futures.process import BrokenProcessPool
+from http.client import InvalidURL
 
 import aiohttp
 import httpx
@@ -130,6 +131,19 @@ def test_what_an_error_was_raised_from_counts():
     with pytest.raises(KeyError) as raised:
         handled()
     assert not is_infrastructure(raised.value), "what was handled, and put aside by `from None`, is no cause"
+
+
+def test_a_bug_in_the_code_that_handles_a_lost_connection_is_a_bug():
+    def score():
+        try:
+            raise ConnectionError
+        except ConnectionError:
+            return {}["score"]
+
+    with pytest.raises(KeyError) as error:
+        score()
+    assert not is_infrastructure(error.value)
+    assert not is_infrastructure(InvalidURL("no host"))
 
 
 def test_code_that_took_too_long_is_neither():

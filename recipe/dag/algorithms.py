@@ -207,6 +207,18 @@ def chains_calls(algorithm: Any) -> bool:
     return algorithm.estimator in SPANNING - MIXED or algorithm.estimator == "gae" or streams
 
 
+def unscored_scope(algorithm: Any) -> str:
+    """Which calls an unscored call takes out with it, since what they are worth is unknown: `call` (itself alone),
+    `earlier` (its agent's calls up to it), `trajectory` (all of its agent's) or `episode`."""
+    if algorithm.estimator in SPANNING:
+        return "episode"
+    if "stat_unit" in ENTRIES[algorithm.estimator].options:
+        if algorithm.stat_unit == "trajectory":
+            return "trajectory"
+        return "earlier" if algorithm.gamma_turn else "call"
+    return "call" if algorithm.estimator == "ippo" and algorithm.stream == "call" else "earlier"
+
+
 def advantages_per_turn(algorithm: Any) -> bool:
     """Whether the advantages of an episode differ by turn by construction: each call is worth something of its own, or
     what is earned from it on. Otherwise (`stat_unit: trajectory`) one return is every turn's."""

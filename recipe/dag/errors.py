@@ -14,7 +14,7 @@ import subprocess
 from collections.abc import Callable, Iterator
 from concurrent.futures import BrokenExecutor
 from contextlib import contextmanager
-from http.client import HTTPException
+from http.client import HTTPException, InvalidURL
 from typing import Any, Literal
 
 from recipe.dag.location import defined_at, raised_at, user_line
@@ -133,6 +133,7 @@ _TRANSIENT = frozenset(
 _LOST = (ConnectionError, TimeoutError, MemoryError, EOFError, HTTPException, socket.gaierror)
 _LOST += (BrokenExecutor, subprocess.TimeoutExpired)
 """A connection, a limit of the code's own, memory, or another process."""
+_BUGS = (NameError, AttributeError, TypeError, LookupError, AssertionError)
 _TRANSIENT_STATUS = frozenset({408, 425, 429, 500, 502, 503, 504})
 """Of HTTP: the server failed or is overloaded. A refused request (400, 401, 404) would be refused again."""
 _TRANSPORT = frozenset(
@@ -157,7 +158,9 @@ def is_infrastructure(error: BaseException) -> bool:
         if _is_transient(current):
             return True
         seen.add(id(current))
-        current = current.__cause__ or (None if current.__suppress_context__ else current.__context__)
+        # A bug in the code that handles an error of the infrastructure is a bug.
+        hidden = current.__suppress_context__ or isinstance(current, _BUGS)
+        current = current.__cause__ or (None if hidden else current.__context__)
     return False
 
 
@@ -167,7 +170,7 @@ def _is_transient(error: BaseException) -> bool:
     if isinstance(error, BaseExceptionGroup):
         return all(map(is_infrastructure, error.exceptions))
     if isinstance(error, _LOST):
-        return True
+        return not isinstance(error, InvalidURL)
     if isinstance(error, OSError) and error.errno in _TRANSIENT:
         return True
     if isinstance(error, RuntimeError) and str(error) == "can't start new thread":

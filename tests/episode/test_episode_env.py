@@ -4,6 +4,7 @@ import asyncio
 
 import pytest
 
+from recipe.dag.episode.env import rewards
 from recipe.dag.episode.env_class import load_env
 from recipe.dag.errors import UserError
 from recipe.dag.workflow.user_code import load_object
@@ -314,3 +315,17 @@ def test_a_step_gets_its_arguments_by_name_where_it_calls_them_so(world, head, a
 def test_reset_is_given_what_it_takes(world, signature, given):
     flow = game(world, f"class E:\n    def reset({signature}): ...\n    def step(self, a, g): ...")
     assert load_env("env.py:E", flow).reset_arguments == given
+
+
+@pytest.mark.parametrize(
+    ("reward", "acted", "chained", "paid"),
+    [
+        (1.0, [True, True, True], False, [0.0, 1.0, 1.0]),
+        (1.0, [True, False, True], False, [1.0, 0.0, 1.0]),  # its second node was skipped
+        ({"a": 2.0, "b": 3.0}, [True, False, True], False, [2.0, 0.0, 3.0]),
+        (1.0, [True, True, False], True, [0.0, 1.0, 0.0]),
+        (1.0, [False, False, True], False, [1.0, 0.0, 1.0]),  # it did not act; what it is paid goes nowhere
+    ],
+)
+def test_an_agent_is_paid_once_at_its_last_action(reward, acted, chained, paid):
+    assert rewards(reward, ["a", "a", "b"], "here", chained=chained, acted=acted) == paid

@@ -6,6 +6,7 @@ from dataclasses import replace
 
 import pytest
 
+from recipe.dag.algorithms import unscored_scope
 from recipe.dag.credit.batch import CreditBatch
 from recipe.dag.credit.group import group_relative
 from recipe.dag.episode.batch import run_batch
@@ -14,6 +15,7 @@ from recipe.dag.episode.reward import share
 from recipe.dag.episode.rows import rows_of
 from recipe.dag.errors import UserError
 from recipe.dag.report.metrics import rollout_metrics
+from recipe.dag.workflow.schema import Algorithm
 
 HEAD = "from recipe.dag.errors import GraderFault\nimport asyncio, threading\nimport numpy as np\n"
 
@@ -380,7 +382,7 @@ def test_none_takes_the_call_out_and_leaves_the_others(world, word):
         ("agent1", 0.5),
     ]
     # Credit that chains calls gets no row for it either: there is no reward to hand on.
-    assert len(rows_of([episode], silent=True)) == 3 and rows_of([episode], team=True) == []
+    assert len(rows_of([episode], silent=True)) == 3 and rows_of([episode], unscored="episode") == []
     assert Episode.from_json(json.loads(json.dumps(episode.to_json()))) == episode
     metrics = rollout_metrics([episode])
     assert (metrics["agent/agent0/unscored"], metrics["agent/agent1/unscored"]) == (1.0, 0.0)
@@ -397,6 +399,34 @@ def test_what_another_node_pays_for_an_unscored_call_is_dropped_in_any_order(wor
     for bodies in ((unknown, known), (known, unknown)):
         episode = world.play(scored(world, *bodies))
         assert [(call.reward, len(call.reward_parts)) for call in episode.calls_of("agent0")] == [(None, 0), (6.0, 2)]
+
+
+@pytest.mark.parametrize(
+    ("scope", "kept"), [("call", [0, 1, 3]), ("earlier", [1, 3]), ("trajectory", [1, 3]), ("episode", [])]
+)
+def test_calls_that_are_worth_something_unknown_go_with_the_unscored_one(world, scope, kept):
+    """Else what could not be scored would count as nothing earned."""
+    episode = world.play(scored(world, "return {'agent0': [1.0, None], 'agent1': 1}"))
+    assert [call.agent for call in episode.calls] == ["agent0", "agent1", "agent0", "agent1"]
+    rows = rows_of([episode], unscored=scope, merge=False)
+    assert sorted(row.call_positions[0] for row in rows) == kept
+
+
+@pytest.mark.parametrize(
+    ("options", "scope"),
+    [
+        ({}, "trajectory"),
+        ({"gamma_turn": 0.0}, "call"),
+        ({"gamma_turn": 0.9}, "earlier"),
+        ({"estimator": "reinforce_pp"}, "earlier"),
+        ({"estimator": "gae"}, "earlier"),
+        ({"estimator": "ippo", "stream": "call"}, "call"),
+        ({"estimator": "mappo"}, "episode"),
+        ({"estimator": "qmix"}, "episode"),
+    ],
+)
+def test_what_an_unscored_call_takes_with_it_follows_from_the_estimator(options, scope):
+    assert unscored_scope(Algorithm(**options)) == scope
 
 
 def test_none_leaves_the_group_compared_without_it(world):

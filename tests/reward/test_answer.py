@@ -65,6 +65,8 @@ def test_fallbacks_are_the_published_behaviour_and_off_by_default(text, answer):
         (r"so \boxed 1", True, "1"),
         (r"so \boxed 12. And", False, "12"),
         (r"\boxed{12} and then", False, "12"),
+        (r"First \boxed{5}. No, it is \boxed{7", False, None),
+        (r"First \boxed{5}. No, it is \boxed{7", True, "5"),
     ],
 )
 def test_a_text_that_was_cut_off_answers_only_with_a_complete_box(text, complete, answer):

@@ -265,6 +265,21 @@ def test_what_a_policy_was_unsure_of_weighs_less_within_its_sample_and_agent(wor
     assert metrics["policy/a/uncertainty_weight/max"] == pytest.approx(math.exp(0.5))
 
 
+@pytest.mark.parametrize("estimator", ["grpo", "reinforce_pp_baseline"])
+def test_rows_that_are_left_out_change_nothing_for_those_that_are_kept(workflow, trace, estimator):
+    """Their zeros would count in what divides the others."""
+    kept = [row(float(episode == 1), uid="mixed", episode=episode) for episode in range(2)]
+    dropped = [row(1.0, uid=f"same{group}", episode=episode) for group in range(9) for episode in range(2)]
+    options = {"estimator": estimator, "drop_zero_variance": True}
+    flow = workflow.model_copy(update={"algorithm": Algorithm(**options)})
+    found = []
+    for rows in (kept, kept + dropped):
+        step = TrainingStep(flow, policies_of("a", "b"), rows, seed=0)
+        asyncio.run(step.run())
+        found.append(torch.stack(step.batches["a"].columns["advantages"]))
+    assert found[0].any() and torch.equal(*found)
+
+
 def test_only_critics_learn_during_their_warm_up(chained, critics):
     flow = chained.model_copy(update={"algorithm": chained.algorithm.model_copy(update={"critic_warmup": 1})})
     asyncio.run(TrainingStep(flow, policies_of("a", "b"), chain_rows(), step=0, seed=0).run())

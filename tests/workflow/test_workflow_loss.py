@@ -53,9 +53,11 @@ def test_the_plan_shows_what_weighs_the_loss(load, algorithm, shown):
     assert shown in to_text(make_plan(load(algorithm)))
 
 
-def test_a_penalty_for_length_is_a_component_of_gdpo(load):
-    algorithm = "estimator: gdpo, overlong: {penalty: {buffer: 9}}, weights: {overlong: 0.5}"
-    assert load(algorithm).algorithm.weights == {"overlong": 0.5}
+def test_a_penalty_for_length_would_lose_its_size_under_gdpo_and_leave_the_range_of_a_binary_mixer(load):
+    with pytest.raises(WorkflowError, match="overlong.penalty: gdpo divides each reward by its own deviation"):
+        load("estimator: gdpo, overlong: {penalty: {buffer: 9}}", nodes=EXTRA.replace("overlong", "other"))
+    with pytest.raises(WorkflowError, match="overlong.penalty: it makes returns negative"):
+        load("estimator: vdn, mixer: {loss: binary}, overlong: {penalty: {buffer: 9}}")
     with pytest.raises(WorkflowError, match="no node `overlong` pays a reward"):
         load("estimator: gdpo, weights: {overlong: 0.5}", nodes=EXTRA.replace("overlong", "other"))
 

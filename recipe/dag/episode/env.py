@@ -9,6 +9,7 @@ method that never returns holds up its own episode alone.
 from __future__ import annotations
 
 import json
+from collections.abc import Sequence
 from copy import deepcopy
 from dataclasses import dataclass
 from numbers import Real
@@ -73,8 +74,10 @@ class LiveEnv:
             obs = await self._call("reset", function, **{name: offered[name] for name in self._env.reset_arguments})
             return observations(obs, players, self._watchers, where)
 
-    async def step(self, actions: list[str], ground_truth: Any, players: list[str]) -> Step:
-        """`players`: the agent that each action is of."""
+    async def step(
+        self, actions: list[str], ground_truth: Any, players: list[str], acted: Sequence[bool] | None = None
+    ) -> Step:
+        """`players`: the agent that each action is of; `acted`: whether its node was run (all, where absent)."""
         where = f"{self._env.path}:step"
         args, kwargs = (list(actions), ground_truth), {}
         if self._env.step_by_name:
@@ -88,7 +91,7 @@ class LiveEnv:
             obs, reward, done, info = (*result, {})[:4]
             return Step(
                 observations(obs, players, self._watchers, where),
-                rewards(reward, players, where, chained=self._env.chained),
+                rewards(reward, players, where, chained=self._env.chained, acted=acted),
                 _bool(done, where),
                 _info(info, where),
             )
@@ -125,19 +128,25 @@ def observations(obs: Any, players: list[str], watchers: list[str], where: str) 
     return dict.fromkeys(watchers, obs)
 
 
-def rewards(reward: Any, players: list[str], where: str, *, chained: bool = False) -> list[float]:
+def rewards(
+    reward: Any, players: list[str], where: str, *, chained: bool = False, acted: Sequence[bool] | None = None
+) -> list[float]:
     """One finite number per player. By agent name, or one number for all: an agent that plays twice gets its reward at
-    its last action. `chained`: a single number is the last player's."""
+    its last action; a node that was skipped made none. `chained`: a single number is the last player's."""
+    acted = [True] * len(players) if acted is None else acted
+    last: dict[str, int] = {}
+    for position, name in enumerate(players):
+        if acted[position] or name not in last:
+            last[name] = position
     if hasattr(reward, "tolist"):
         reward = reward.tolist()
     if isinstance(reward, dict):
         if set(reward) != set(players):
             raise EnvFault(f"returned rewards for {sorted(map(str, reward))}; its players are {players}", where=where)
-        last = {name: position for position, name in enumerate(players)}
         reward = [reward[name] if last[name] == position else 0.0 for position, name in enumerate(players)]
     if not isinstance(reward, list | tuple):
-        last = {name: position for position, name in enumerate(players)}
-        paid = {len(players) - 1} if chained else set(last.values())
+        final = max((position for position, moved in enumerate(acted) if moved), default=len(players) - 1)
+        paid = {final} if chained else set(last.values())
         reward = [reward if position in paid else 0.0 for position in range(len(players))]
     if len(reward) != len(players):
         raise EnvFault(f"returned {len(reward)} rewards for {len(players)} players", where=where)

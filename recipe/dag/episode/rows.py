@@ -22,7 +22,7 @@ def rows_of(
     train_turns: str = "all",
     silent: bool = False,
     outside_loss: Callable[[Episode], Collection[int]] | None = None,
-    team: bool = False,
+    unscored: str = "call",
 ) -> list[Row]:
     """The rows of all policies, frozen ones included, in the order of the episodes and their calls.
 
@@ -33,22 +33,21 @@ def rows_of(
     goes on, joins that row. With `silent`, a call of a turn that is trained on, itself left out and yet rewarded,
     becomes a row without response tokens: credit that chains calls hands its reward on (an unscored one has none).
     `outside_loss`: positions of an episode's calls that stay in their rows and baselines, but not in the policy's loss.
-    `team`: episodes with an unscored call are left out whole, since what all agents earned together is unknown.
+    `unscored`: which other calls go with one that could not be scored (`algorithms.unscored_scope`).
     """
     rows: list[Row] = []
     for episode in _kept(episodes, on_failure):
-        if team and any(call.unscored for call in episode.calls):
-            continue
+        unknown = _unknown(episode, unscored)
         open_rows: dict[tuple[str, str, str], Row] = {}
         first = _first_turn(episode, train_turns)
         outside = outside_loss(episode) if outside_loss is not None else ()
         for position, call in enumerate(episode.calls):
-            if call.turn < first:
+            if call.turn < first or position in unknown:
                 continue
             row = _row(episode, call, position)
             row.call_learns = (position not in outside,)
             if not call.train or 1 not in call.response_mask:
-                if silent and call.reward:
+                if silent and (call.reward or any(call.reward_parts.values())):
                     rows.append(replace(row, response_ids=[], response_mask=[], rollout_log_probs=[], call_ends=(0,)))
                 continue
             key = (row.agent, row.policy, row.node)
@@ -116,6 +115,18 @@ def split_row(row: Row) -> list[Row]:
 def _kept(episodes: Iterable[Episode], on_failure: str) -> Iterator[Episode]:
     dropped = {episode.uid for episode in episodes if episode.fault} if on_failure == "drop_group" else set()
     return (episode for episode in episodes if not episode.fault and episode.uid not in dropped)
+
+
+def _unknown(episode: Episode, scope: str) -> set[int]:
+    """Positions of the calls whose worth depends on a call that could not be scored."""
+    unscored = [(position, call.agent) for position, call in enumerate(episode.calls) if call.unscored]
+    if scope == "episode":
+        return set(range(len(episode.calls))) if unscored else set()
+    if scope == "call":
+        return {position for position, _ in unscored}
+    # up to which position each agent's calls are out: the last unscored one, or the end
+    last = {agent: position if scope == "earlier" else len(episode.calls) for position, agent in unscored}
+    return {position for position, call in enumerate(episode.calls) if position <= last.get(call.agent, -1)}
 
 
 def _first_turn(episode: Episode, train_turns: str) -> int:

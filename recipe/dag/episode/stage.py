@@ -56,7 +56,7 @@ class Stage:
         played = [self._played(name, round, place.loop, turn) for name in players]
         actions = [_action(call) for call in played]
         said = await self._envs[self.env_of[place.id]].step(
-            actions, self._sample.get("ground_truth"), self._agents(players)
+            actions, self._sample.get("ground_truth"), self._agents(players), [call is not None for call in played]
         )
         turn.obs[slot], turn.infos[slot] = said.obs, said.info
         turn.calls[slot].env_info = said.info

@@ -42,8 +42,10 @@ def extract_answer(text: str, *, strict: bool = True, complete: bool = True, tag
 
 def _last_box(text: str, *, complete: bool) -> str:
     for start in reversed([match.end() for match in _BOX.finditer(text)]):
-        inside = _boxed(text, start)
-        cut_off = not complete and text[start : start + 1] != "{" and start + len(inside) == len(text)
+        inside, braced = _boxed(text, start), text[start : start + 1] == "{"
+        if not complete and (start == len(text) or (braced and not _closes(text, start))):
+            return ""  # the box that the text was cut off in was to replace those before it
+        cut_off = not complete and not braced and start + len(inside) == len(text)
         if inside and not cut_off:
             return inside
     return ""
@@ -55,6 +57,12 @@ def _boxed(text: str, start: int) -> str:
         return ""
     if text[start] != "{":
         return re.match(r"[^\s$.,;}]*", text[start:])[0]
+    end = _closes(text, start)
+    return text[start + 1 : end].strip() if end else ""
+
+
+def _closes(text: str, start: int) -> int:
+    """Where the brace that opens at `start` closes; 0 if it never does."""
     depth, at = 0, start
     while at < len(text):
         if text[at] == "\\":
@@ -62,9 +70,9 @@ def _boxed(text: str, start: int) -> str:
             continue
         depth += (text[at] == "{") - (text[at] == "}")
         if depth == 0:
-            return text[start + 1 : at].strip()
+            return at
         at += 1
-    return ""
+    return 0
 
 
 def _sentence(text: str) -> str:

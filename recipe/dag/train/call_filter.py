@@ -43,6 +43,8 @@ def is_truncated(call: Call) -> bool:
 def is_void(call: Call, *, loops: bool) -> bool:
     """Whether a turn of the model gave neither code nor an answer. `loops`: the engine runs the tools, so that every
     generation but the last one called some; else the agent's hook does, after the only one."""
+    if 1 not in call.response_mask:  # its prompt did not fit
+        return False
     acted = call.ended_in_tool_call if loops else any(result.status != "invalid" for result in call.tool_results)
     return not acted and not (answer_of(call) or "").strip()
 

@@ -10,6 +10,7 @@ import asyncio
 import time
 from collections.abc import Callable, Sequence
 from contextlib import nullcontext
+from dataclasses import replace
 
 import torch
 
@@ -150,7 +151,7 @@ class TrainingStep:
             critic.hand_out("values")
 
     def _advantage(self, name: str) -> None:
-        self._credit([name], [row for row in self.world if row.policy == name])
+        self._credit([name], [_without_tokens(row) for row in self.world if row.policy == name])
 
     def _joint_advantage(self, name: str) -> None:
         if self.workflow.algorithm.estimator in MIXED:
@@ -258,6 +259,11 @@ def _weigh_importance(batch: PolicyBatch, options: Importance) -> None:
         **options.model_dump(),
     )
     batch.metrics |= metrics
+
+
+def _without_tokens(row: Row) -> Row:
+    """A row that is not trained on: its rewards belong to trajectories, its tokens to no statistic."""
+    return replace(row, response_ids=[], response_mask=[], rollout_log_probs=[], call_ends=(0,) * len(row.call_ends))
 
 
 def _weigh_uncertainty(batch: PolicyBatch, options: Uncertainty) -> None:

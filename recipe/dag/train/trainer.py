@@ -15,7 +15,7 @@ from pathlib import Path
 
 from omegaconf import DictConfig
 
-from recipe.dag.algorithms import CENTRAL, MIXED
+from recipe.dag.algorithms import CENTRAL, MIXED, unscored_scope
 from recipe.dag.episode.batch import run_batch
 from recipe.dag.episode.failure import most_frequent
 from recipe.dag.episode.record import Episode
@@ -248,7 +248,7 @@ class Trainer:
             on_failure=spec.on_failure,
             train_turns=spec.train_turns,
             silent=workflow.algorithm.estimator not in MIXED,  # which read the episodes themselves
-            team=workflow.algorithm.estimator in MIXED,
+            unscored=unscored_scope(workflow.algorithm),
             outside_loss=partial(outside_loss, workflow=workflow),
         )
         gathered = await gather(roll_out_batch, to_rows, workflow, groups=self.sampler.batch_size)

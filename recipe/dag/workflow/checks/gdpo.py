@@ -7,7 +7,6 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from recipe.dag.workflow.blocks import OVERLONG
 from recipe.dag.workflow.checks.references import References
 from recipe.dag.workflow.checks.reward import engine_function
 from recipe.dag.workflow.draft import Draft
@@ -25,12 +24,11 @@ def check_gdpo(draft: Draft, references: References) -> Iterator[Problem]:
 
 
 def _paying(draft: Draft) -> list[str]:
-    overlong = draft.algorithm.overlong
     return [
         node.node_id
         for _, node in draft.each_node()
         if node.node_role is NodeRole.REWARD or node.agent_options.rewards_with_env
-    ] + [OVERLONG] * (overlong is not None and overlong.penalty is not None)
+    ]
 
 
 def _check_several(draft: Draft) -> Iterator[Problem]:
@@ -52,6 +50,11 @@ def _check_components(draft: Draft, references: References) -> Iterator[Problem]
     if algorithm.kl_reward_coef > 0:
         message = "gdpo compares what nodes pay, and the KL is none of them; use `kl_loss_coef`"
         yield say(("algorithm", "kl_reward_coef"), message, key=True)
+    if algorithm.overlong is not None and algorithm.overlong.penalty is not None:
+        message = (
+            "gdpo divides each reward by its own deviation, so a penalty's size is lost; use `mask: true`, or grpo"
+        )
+        yield say(("algorithm", "overlong", "penalty"), message, key=True)
     for index, node in draft.each_node():
         if (engine_function(references, node, index) or "").startswith(SHAPING):
             message = "this node changes the sum of the others' rewards, so it is no component; remove it under gdpo"

@@ -38,6 +38,10 @@ def _check_overlong(draft: Draft) -> Iterator[Problem]:
         yield say(path, "neither `mask: true` nor a `penalty`, so it does nothing; add one, or remove it", key=True)
     if overlong.penalty is None:
         return
+    mixer = draft.algorithm.mixer
+    if mixer is not None and mixer.loss == "binary":
+        message = "it makes returns negative, and `mixer.loss: binary` needs them between 0 and 1; use `squared`"
+        yield say((*path, "penalty"), message, key=True)
     for _, agent in draft.each_agent():
         limit = agent.sampling.max_tokens
         if _learns(draft, agent) and overlong.penalty.buffer > limit:
