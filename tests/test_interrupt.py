@@ -43,6 +43,17 @@ async def library(stop):
     stop.install()
     await starts(stop)
 
+async def ray_starts(stop):
+    import signal
+    signal.signal(signal.SIGTERM, lambda signum, frame: sys.exit(signum))
+    print("ready", flush=True)
+    while True:
+        time.sleep(0.05)
+
+async def exits(stop):
+    print("ready", flush=True)
+    sys.exit(3)
+
 with Interruption() as stop:
     try:
         if sys.argv[1] == "imports":
@@ -81,6 +92,11 @@ def pending(pid: int) -> bool:
 @pytest.mark.parametrize("part", ["starts", "library"])
 def test_a_signal_gives_up_what_is_under_way_and_cleans_up(part, number):
     assert run(part, number) == (128 + number, ["cleaned up", f"interrupted by {number.name}"])
+
+
+def test_sigterm_while_ray_starts_is_an_interruption_and_another_exit_is_none():
+    assert run("ray_starts", signal.SIGTERM) == (143, ["interrupted by SIGTERM"])
+    assert run("exits") == (3, [])
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])

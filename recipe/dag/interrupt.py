@@ -79,6 +79,12 @@ class Interruption:
             if self.signum is None:
                 raise
             raise Interrupted(self.signum) from None
+        except SystemExit as error:
+            # ray.init has a handler of its own for SIGTERM from before it connects: `sys.exit(signum)`
+            if self.signum is not None or error.code != signal.SIGTERM:
+                raise
+            self.signum = signal.SIGTERM
+            raise Interrupted(signal.SIGTERM) from None
         finally:
             self._task = None
             for number in self._before:

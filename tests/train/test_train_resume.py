@@ -85,7 +85,7 @@ def inputs(project: Path, *more: str) -> tuple[DictConfig, Workflow, Fingerprint
     config = copy.deepcopy(_defaults())
     for override in overrides_of(project, *more):
         key, _, value = override.partition("=")
-        OmegaConf.update(config, key, yaml.load(value))
+        OmegaConf.update(config, key, yaml.load(value), force_add=".engine_kwargs." in key)
     flow = load_workflow(config.workflow)
     files = {"train": config.data.train_files, "test": config.data.val_files}
     data = [load_samples(names, columns=Columns(split=split)) for split, names in files.items()]
@@ -192,6 +192,14 @@ def test_a_refusal_says_how_to_start_anew_or_to_go_on_all_the_same_and_both_work
         ["actor_rollout_ref.actor.ppo_max_token_len_per_gpu=9000", "actor_rollout_ref.rollout.max_num_seqs=7"],
         ["actor_rollout_ref.actor.use_dynamic_bsz=false", "actor_rollout_ref.actor.ppo_micro_batch_size_per_gpu=2"],
         ["actor_rollout_ref.rollout.gpu_memory_utilization=0.7", "trainer.project_name=other"],
+        [
+            f"actor_rollout_ref.rollout.engine_kwargs.sglang.{option}"
+            for option in (
+                *("mem_fraction_static=0.5", "cuda_graph_max_bs=8", "max_prefill_tokens=4096", "log_level=info"),
+                *("max_running_requests=8", "attention_backend=fa3", "schedule_policy=lpm", "sampling_backend=pytorch"),
+                *("grammar_backend=none", "chunked_prefill_size=2048", "skip_tokenizer_init=false"),
+            )
+        ],
     ],
     ids=lambda options: options[0],
 )
@@ -267,6 +275,31 @@ def test_what_cannot_be_loaded_is_refused_even_where_it_is_forced(project, facts
     save(project, **facts)
     with pytest.raises(UserError, match=problem):
         go(project, "trainer.resume_mode=force")
+
+
+def test_a_resource_that_an_earlier_version_counted_is_no_difference(project):
+    kept = copy.deepcopy(inputs(project)[2].items)
+    kept["learned"]["configuration"]["actor_rollout_ref"]["actor_rollout_ref.rollout.skip_tokenizer_init"] = True
+    save(project, fingerprint=kept)
+    with pytest.raises(Started):
+        go(project)
+
+
+@pytest.mark.parametrize("unknown", ["stored", "now"])
+def test_a_model_whose_content_one_run_could_not_see_is_compared_by_its_name(project, unknown):
+    def hide(items):
+        items["learned"]["models"]["policies.main.model"]["digest"] = ""
+
+    config, flow, now, samples = inputs(project)
+    kept = copy.deepcopy(now.items)
+    for items in (kept,) if unknown == "stored" else (now.items, now.chosen):
+        hide(items)
+    folder = save(project, fingerprint=kept)
+    assert find_start(config, flow, now, samples=samples, platform="cpu").folder == folder
+    kept["learned"]["models"]["policies.main.model"]["name"] = "org/other"
+    save(project, fingerprint=kept)
+    with pytest.raises(UserError, match="policies.main.model: was org/other"):
+        find_start(config, flow, now, samples=samples, platform="cpu")
 
 
 def test_a_finished_run_says_so_before_anything_is_started(project, capsys):

@@ -23,6 +23,8 @@ from recipe.dag.workflow.schema import Workflow
 from recipe.dag.workflow.user_files import portable_ref, user_files
 
 Items = dict[str, Any]
+_SECTIONS = ("actor_rollout_ref", "critic", "config")
+"""What holds keys of verl's configuration, dotted."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -144,9 +146,13 @@ def _differing(was: Items, now: Items, chosen: Items, path: tuple[str, ...]) -> 
             if key in chosen:
                 yield where, f"{_place(where)}: was not there, now {_shown(now[key])}"
         elif key not in now:
+            if path and path[-1] in _SECTIONS and (was[key] == {} or not is_learned(key)):
+                continue  # an earlier version counted it
             yield where, f"{_place(where)}: was {_shown(was[key])}, now not there"
         elif _is_content(was[key]) and _is_content(now[key]):
-            if was[key]["digest"] != now[key]["digest"]:
+            # content that one of the runs could not see, such as a hub's model that was not in the cache yet
+            by = "digest" if was[key]["digest"] and now[key]["digest"] else "name"
+            if was[key][by] != now[key][by]:
                 yield where, f"{_place(where)}: was {_shown(was[key])}, now {_shown(now[key])}"
         elif isinstance(was[key], dict) and isinstance(now[key], dict):
             inner = chosen.get(key, {})

@@ -22,10 +22,12 @@ _FOLDERS = {
     *("trace", "turbo_config", "val_kwargs", "wrap_policy"),
 }
 _RESOURCE = re.compile(
-    r"caching|checkpointing|chunk|cudagraph|dynamic_bsz|eager|free_cache|fsdp_size|full_determinism|fused|gpu_memory"
+    r"caching|checkpointing|chunk|cuda_?graph|dynamic_bsz|eager|free_cache|fsdp_size|full_determinism|fused|gpu_memory"
     r"|hybrid_engine|impl_backend|layered_summon|liger|load_balance|load_format|log_stats|max_num_|max_token_len"
     r"|micro_batch|n_gpus|nccl|nnodes|no_sync|offload|pad_to_length|parallel_size|prefetch|remove_padding|reshard"
     r"|scheduling_policy|torch_compile|total_training_steps|use_shm|wake_up|^_target_$|^mode$|^name$|seed$|^strict$"
+    r"|mem_fraction|max_prefill_tokens|max_running_requests|log_level|schedule_policy|skip_tokenizer_init"
+    r"|(?:attention|sampling|grammar)_backend"
     r"|^path$|^tokenizer_path$|^hf_config_path$|^router_config_path$"
 )
 _REFERENCE = re.compile(r"\$\{(?:oc\.select:)?([\w.]+)(?:,[^{}]*)?\}")
@@ -33,7 +35,7 @@ _REFERENCE = re.compile(r"\$\{(?:oc\.select:)?([\w.]+)(?:,[^{}]*)?\}")
 
 def learned_config(run: DictConfig, *, critics: bool) -> dict[str, dict[str, Any]]:
     """Return the values, JSON-able, by section and dotted key. `critics`: whether a policy has one."""
-    values = dict(flatten(OmegaConf.to_container(run, resolve=True)))
+    values = {k: value for k, value in flatten(OmegaConf.to_container(run, resolve=True)) if value != {}}
     sections = {"run": {key: values[key] for key in KEYS if key in values}}
     for section in ("actor_rollout_ref", "critic") if critics else ("actor_rollout_ref",):
         keys = [key for key in values if key.startswith(f"{section}.") and is_learned(key)]
