@@ -39,6 +39,8 @@ class Interruption:
         self.signum: int | None = None
         self.summary = ""
         """How a run that SIGTERM stopped has ended; "" for one that did all its work."""
+        self.way_back = "nothing was trained"
+        """How a run that is given up goes on."""
         self._task: asyncio.Task | None = None
         self._loop: asyncio.AbstractEventLoop | None = None
         self._notice: asyncio.Event | None = None

@@ -111,7 +111,7 @@ async def run(
     from recipe.dag.train.data import Columns, load_samples
     from recipe.dag.train.fingerprint import fingerprint_of
     from recipe.dag.train.models import find_models
-    from recipe.dag.train.resume import find_start, launch_facts, report_evaluated
+    from recipe.dag.train.resume import find_start, launch_facts, report_evaluated, way_back
 
     models = await asyncio.to_thread(find_models, workflow)
     data = config.data
@@ -143,6 +143,7 @@ async def run(
         report_evaluated(evaluated, fingerprint)
     if not evaluate_only:
         start = find_start(config, workflow, fingerprint, samples=len(train), platform=platform)
+        stop.way_back = way_back(config, start, 0 if start is None else start.step)
         total = int(config.trainer.total_training_steps)
         if start is not None and start.step >= total:
             print(
@@ -221,7 +222,7 @@ def launch(
         try:
             _launch(name, overrides, folder, stop, evaluate_only=evaluate_only, weights=weights)
         except Interrupted as interrupted:
-            left = "no results were written" if evaluate_only else "the same command resumes from the last checkpoint"
+            left = "no results were written" if evaluate_only else stop.way_back
             print(f"interrupted ({interrupted}); {left}", file=sys.stderr)
             raise SystemExit(interrupted.exit_code) from None
         if stop.summary:

@@ -21,7 +21,7 @@ from recipe.dag.train import checkpoint, setup
 from recipe.dag.train.data import Columns, load_samples
 from recipe.dag.train.fingerprint import Fingerprint, fingerprint_of
 from recipe.dag.train.models import find_models
-from recipe.dag.train.resume import find_start
+from recipe.dag.train.resume import Start, find_start, way_back
 from recipe.dag.workflow.loader import load_workflow
 from recipe.dag.workflow.schema import Workflow
 
@@ -300,6 +300,32 @@ def test_a_model_whose_content_one_run_could_not_see_is_compared_by_its_name(pro
     save(project, fingerprint=kept)
     with pytest.raises(UserError, match="policies.main.model: was org/other"):
         find_start(config, flow, now, samples=samples, platform="cpu")
+
+
+@pytest.mark.parametrize(
+    ("mode", "path", "started", "saved", "line"),
+    [
+        ("auto", None, 0, 0, "no checkpoint was saved"),
+        ("auto", None, 0, 4, "the same command resumes from out/global_step_4"),
+        ("force", None, 3, 4, "the same command resumes from out/global_step_4"),
+        ("disable", None, 0, 4, "resume from out/global_step_4 with trainer.resume_mode=auto"),
+        ("resume_path", "there/global_step_3", 3, 3, "the same command resumes from there/global_step_3"),
+        *(
+            (
+                mode,
+                "there/global_step_3",
+                3,
+                4,
+                "resume from out/global_step_4 with trainer.resume_mode=auto and without trainer.resume_from_path",
+            )
+            for mode in ("resume_path", "force")
+        ),
+    ],
+)
+def test_how_a_run_that_ended_early_goes_on(mode, path, started, saved, line):
+    trainer = {"default_local_dir": "out", "resume_mode": mode, "resume_from_path": path}
+    start = Start(Path(path or "out/global_step_3"), started, started) if started else None
+    assert way_back(OmegaConf.create({"trainer": trainer}), start, saved) == line
 
 
 def test_a_finished_run_says_so_before_anything_is_started(project, capsys):

@@ -146,6 +146,30 @@ def test_a_checkpoint_that_cannot_be_written_hides_no_error(loop, monkeypatch, c
     assert "step 3 was not saved: OSError" in caplog.text
 
 
+@pytest.mark.parametrize(
+    ("mode", "advice"),
+    [
+        ("auto", "the same command resumes from {}"),
+        ("disable", "resume from {} with trainer.resume_mode=auto"),
+    ],
+)
+def test_a_stopped_run_says_how_it_goes_on(loop, monkeypatch, tmp_path, mode, advice):
+    made, saved = loop(None, save_freq=100)
+    made.config.trainer.resume_mode = mode
+    gather = made._gather
+
+    async def gather_until_asked(step, workflow):
+        if step == 3:
+            made.stop._notice.set()
+        return await gather(step, workflow)
+
+    monkeypatch.setattr(made, "_gather", gather_until_asked)
+    asyncio.run(made.train())
+    (last,) = saved
+    said = advice.format(tmp_path / "checkpoints" / f"global_step_{last}")
+    assert made.stop.summary == f"stopped by SIGTERM after step {last} of 5; {said}"
+
+
 def test_the_step_line_quotes_the_most_frequent_fault(loop, monkeypatch, capsys):
     made, _ = loop(None)
     plain = trainer.roll_out

@@ -60,6 +60,20 @@ def find_start(run: DictConfig, workflow: Workflow, now: Fingerprint, *, samples
     return Start(folder, step, int(stored.get("drawn", step)))
 
 
+def way_back(run: DictConfig, start: Start | None, saved: int) -> str:
+    """Say how a run that ends early goes on. `saved`: the step of its last checkpoint, `start`'s included; 0: none."""
+    if start is not None and saved == start.step:
+        return f"the same command resumes from {start.folder}"
+    if not saved:
+        return "no checkpoint was saved"
+    folder, path = checkpoint.step_folder(Path(run.trainer.default_local_dir), saved), run.trainer.resume_from_path
+    mode = run.trainer.resume_mode
+    if mode == "auto" or mode == "force" and path is None:
+        return f"the same command resumes from {folder}"
+    without = "" if path is None else " and without trainer.resume_from_path"
+    return f"resume from {folder} with trainer.resume_mode=auto{without}"
+
+
 def launch_facts(
     run: DictConfig, *, platform: str, start: Start | None = None, evaluated: Path | None = None
 ) -> dict[str, Any]:

@@ -37,7 +37,7 @@ from recipe.dag.train.data import Sample, Sampler
 from recipe.dag.train.exchange import as_bound
 from recipe.dag.train.gathering import Gathered, gather
 from recipe.dag.train.mixing import Mixing
-from recipe.dag.train.resume import Start
+from recipe.dag.train.resume import Start, way_back
 from recipe.dag.train.selection import IdleSteps
 from recipe.dag.train.setup import Toolbox
 from recipe.dag.train.step import TrainingStep
@@ -162,10 +162,7 @@ class Trainer:
     async def _leave(self, step: int) -> None:
         if step > self.saved and self.config.trainer.save_freq > 0:
             await self._save(step)
-        kept = "no checkpoint was saved"
-        if self.saved:
-            kept = f"the same command resumes from {checkpoint.step_folder(self.checkpoints, self.saved)}"
-        self.stop.summary = f"stopped by SIGTERM after step {step} of {self.total}; {kept}"
+        self.stop.summary = f"stopped by SIGTERM after step {step} of {self.total}; {self.stop.way_back}"
 
     async def _step(self, step: int) -> None:
         """Raises Stopped where SIGTERM comes before anything is learned."""
@@ -308,6 +305,7 @@ class Trainer:
         keep = self.config.report.keep_checkpoints
         await asyncio.to_thread(checkpoint.save, self.checkpoints, step, self._facts(), write, keep=keep)
         self.saved = step
+        self.stop.way_back = way_back(self.config, self.start, step)
 
     async def _resume(self) -> int:
         if self.start is None:
