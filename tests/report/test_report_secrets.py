@@ -6,14 +6,46 @@ from recipe.dag.report.secrets import command_without_secrets, is_secret, text_w
 
 
 @pytest.mark.parametrize(
-    "name", ["token", "sandbox.token", "api_key", "WANDB_KEY", "OPENAI_API_KEY", "aws_secret_access_key", "db-password"]
+    "name",
+    [
+        "token",
+        "sandbox.token",
+        "api_key",
+        "WANDB_KEY",
+        "OPENAI_API_KEY",
+        "aws_secret_access_key",
+        "db-password",
+        "tokens",
+        "shop.tokens",
+        "access_tokens",
+        "api_keys",
+        "secrets",
+        "passwords",
+        "Authorization",
+        "Proxy-Authorization",
+    ],
 )
 def test_names_of_secrets(name):
     assert is_secret(name)
 
 
 @pytest.mark.parametrize(
-    "name", ["max_tokens", "eos_token", "tokenizer_path", "input_key", "label_key", "ppo_max_token_len_per_gpu", "key"]
+    "name",
+    [
+        "max_tokens",
+        "eos_token",
+        "tokenizer_path",
+        "input_key",
+        "label_key",
+        "ppo_max_token_len_per_gpu",
+        "key",
+        "stop_tokens",
+        "max_new_tokens",
+        "num_batched_tokens",
+        "skip_special_tokens",
+        "keys",
+        "class",
+    ],
 )
 def test_names_of_no_secrets(name):
     assert not is_secret(name)
@@ -69,3 +101,43 @@ def test_a_command_line_hides_what_is_assigned_and_what_stands_behind_an_option(
         *("python", "-m", "recipe.dag.main", "sandbox.token=***", "+envs.kwargs.api_key=***", "seed=1"),
         *("--api-key", "***", "--data", "d"),
     ]
+
+
+def test_lists_of_secrets_are_hidden_item_by_item_and_numbers_of_tokens_are_kept():
+    config = {"api_keys": ["a1", "${oc.env:KEY}", ["b2"]], "tokens": ("t1", 7), "step": {"tokens": 512}, "secrets": []}
+    assert without_secrets(config) == {
+        "api_keys": ["***", "${oc.env:KEY}", ["***"]],
+        "tokens": ["***", 7],
+        "step": {"tokens": 512},
+        "secrets": [],
+    }
+    text = """\
+shop: {api_keys: [k1, "k 2"], tokens: 512, secrets: []}
+bank:
+  tokens:
+    - t1
+    - "t 2"
+  next: x
+agents:
+  token:
+  - name: solver
+"""
+    expected = text.replace('[k1, "k 2"]', "***").replace('\n    - t1\n    - "t 2"', " ***")
+    assert text_without_secrets(text) == expected
+
+
+@pytest.mark.parametrize("scheme", ["Bearer", "Basic"])
+def test_credentials_of_a_header_are_hidden_with_their_scheme(scheme):
+    assert without_secrets({"headers": {"Authorization": f"{scheme} abc"}}) == {"headers": {"Authorization": "***"}}
+    assert without_secrets([f"Authorization: {scheme} abc", "seed: 1"]) == ["Authorization: ***", "seed: 1"]
+    assert text_without_secrets(f'{{"Authorization": "{scheme} abc"}}') == '{"Authorization": ***}'
+    assert command_without_secrets(["-H", f"Authorization: {scheme} abc"]) == ["-H", "Authorization: ***"]
+    kept = f"Authorization: {scheme} ${{oc.env:SHOP}}"
+    assert text_without_secrets(kept) == kept
+
+
+def test_a_password_with_an_at_sign_is_hidden_whole():
+    assert text_without_secrets("see http://u:p@ss@host/a and http://v:q@host") == (
+        "see http://***@host/a and http://***@host"
+    )
+    assert text_without_secrets("http://host/a@b") == "http://host/a@b"

@@ -12,7 +12,7 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 HIDDEN = "***"
-_SECRET = {"apikey", "credential", "credentials", "passwd", "password", "secret", "token"}
+_SECRET = {"apikey", "authorization", "credential", "passwd", "password", "secret", "token"}
 _PAIRS = {("access", "key"), ("api", "key"), ("auth", "key"), ("private", "key"), ("secret", "key"), ("wandb", "key")}
 _VOCABULARY = {
     "bos",
@@ -31,18 +31,27 @@ _VOCABULARY = {
     "unk",
 }
 """What makes a `..._token` one of a tokenizer, or a number of them."""
+_TOKENS_OF = {"access", "api", "auth", "bearer", "hf", "refresh", "secret"}
+"""What makes `..._tokens` several secrets; those of a text are counted and listed under many names."""
 _SHORTEST = 8
 """Characters of an environment variable's value below which hiding it would hide ordinary words."""
 _NAME = re.compile(r"""([\w.-]+)["']?[ \t]*[=:][ \t]*""")
-_VALUE = re.compile(r"""\$\{[^}\n]*\}|"[^"\n]*"|'[^'\n]*'|[^\s,}\]'"{\[]+""")
+_VALUE = re.compile(
+    r"""(?:(?:Basic|Bearer|Digest|Token)[ ]+)?\$\{[^}\n]*\}|"[^"\n]*"|'[^'\n]*'"""
+    r"""|\[[^\]]*\]|(?:\n[ ]*-[ ]+(?![\w.-]+:\s)[^\n]+)+|(?:(?:Basic|Bearer|Digest|Token)[ ]+)?[^\s,}\]'"{\[]+"""
+)
+"""Of one name: an interpolation, a text, a list on one line or one item a line, the credentials of a header, a word."""
 _OPTION = re.compile(r"--?([\w-]+)")
-_USERINFO = re.compile(r"(\w+://)[^/\s@'\"]+@")
+_USERINFO = re.compile(r"(\w+://)[^/\s'\"]+@")
 _KEYS = re.compile(r"\b(?:sk-[\w-]{16,}|hf_\w{16,}|gh[pousr]_\w{20,}|xox[abp]-[\w-]{10,}|AKIA\w{12,})")
 
 
 def is_secret(name: str) -> bool:
     """Whether a key, option or variable of this name holds a secret."""
     words = [word for word in re.split(r"[^a-z0-9]+", name.lower()) if word]
+    if words[-1:] == ["tokens"]:
+        return words == ["tokens"] or name.lower().endswith(".tokens") or words[-2] in _TOKENS_OF
+    words[-1:] = [word.removesuffix("s") for word in words[-1:]]
     if words[-1:] == ["token"] and len(words) > 1 and words[-2] in _VOCABULARY:
         return False
     return bool(words) and (words[-1] in _SECRET or tuple(words[-2:]) in _PAIRS)
@@ -76,7 +85,10 @@ def command_without_secrets(arguments: list[str]) -> list[str]:
 
 
 def _under(key: str, value: Any) -> Any:
+    if is_secret(key) and isinstance(value, (list, tuple)):
+        return [_under(key, item) for item in value]
     hide = is_secret(key) and isinstance(value, str | int | float) and value != "" and not _interpolated(value)
+    hide = hide and not _counts(key, value)
     return HIDDEN if hide and not isinstance(value, bool) else without_secrets(value)
 
 
@@ -85,16 +97,21 @@ def _pieces(text: str) -> Iterator[str]:
     end = 0
     for name in _NAME.finditer(text):
         value = _VALUE.match(text, name.end()) if is_secret(name[1]) and name.start() >= end else None
-        if value is not None and value[0].strip("\"'") not in ("", "null", "None", "true", "false"):
-            if not _interpolated(value[0].strip("\"'")):
+        if value is not None and value[0].strip("\"'") not in ("", "[]", "null", "None", "true", "false"):
+            if not _interpolated(value[0].strip("\"'")) and not _counts(name[1], value[0]):
                 yield text[end : value.start()]
-                yield HIDDEN
+                yield HIDDEN if value[0][0] != "\n" else f" {HIDDEN}"
                 end = value.end()
     yield text[end:]
 
 
 def _interpolated(value: Any) -> bool:
-    return isinstance(value, str) and value.startswith("${")
+    return isinstance(value, str) and re.match(r"(?:(?:Basic|Bearer|Digest|Token) +)?\$\{", value) is not None
+
+
+def _counts(name: str, value: Any) -> bool:
+    """Whether `value` is a number of tokens, or their ids."""
+    return name.lower().endswith("tokens") and re.fullmatch(r"[-\d.,\s\[\]]+", str(value)) is not None
 
 
 def _environment() -> list[str]:
