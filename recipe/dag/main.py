@@ -269,7 +269,10 @@ def _launch(
         print(f"warning: {warning}", file=sys.stderr)
     from recipe.dag.policy.cluster import Cluster
     from recipe.dag.policy.placement import plan_pools
+    from recipe.dag.policy.shards import shortfall
 
+    if not evaluate_only and config.trainer.save_freq > 0 and (warning := shortfall(config, workflow)):
+        print(f"warning: {warning}", file=sys.stderr)
     shares = plan_pools(workflow, nnodes=config.trainer.nnodes, n_gpus_per_node=config.trainer.n_gpus_per_node)
     # Ray is shut down after the event loop, whose threads may wait for it until then
     with Cluster(config, shares, platform=platform) as cluster:

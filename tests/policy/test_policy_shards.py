@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from recipe.dag.errors import UserError
-from recipe.dag.policy.shards import Saved, check_loadable, check_written, missing_files
+from recipe.dag.policy.shards import Saved, check_loadable, check_written, missing_files, shortfall
 from recipe.dag.settings.compose import compose_config
 from recipe.dag.workflow.schema import Workflow
 
@@ -74,3 +74,15 @@ def test_a_checkpoint_without_weights_is_refused_in_one_line_where_a_run_would_r
     (tmp_path / "main" / "actor" / "model_world_size_2_rank_1.pt").unlink()
     with pytest.raises(UserError, match=r"main/actor/model_world_size_2_rank_1.pt is missing .*resume_mode=disable"):
         check_loadable(tmp_path, facts, config, workflow)
+
+
+def test_contents_that_a_run_would_load_and_does_not_save_are_named():
+    policies = {"main": {"model": {"path": "m"}}, "fixed": {"model": {"path": "m"}, "frozen": True}}
+    agents = [{"name": name, "policy": name} for name in policies]
+    flow = Workflow(path="w", dag_id="w", agents=agents, policies=policies, nodes=[])
+    contents = "actor_rollout_ref.actor.checkpoint"
+    assert shortfall(compose_config("dag", ["workflow=w"]), flow) is None
+    few = compose_config("dag", ["workflow=w", f"{contents}.save_contents=[model,hf_model]"])
+    assert "asks for optimizer of main/actor, extra of main/actor, which" in shortfall(few, flow)
+    flow.policies["main"].config["actor.checkpoint.load_contents"] = ["model"]
+    assert shortfall(few, flow) is None

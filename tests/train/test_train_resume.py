@@ -407,6 +407,15 @@ def test_the_fingerprint_is_kept_in_the_checkpoint_and_what_it_is_made_of_in_the
     assert (facts["seed"], facts["platform"], facts["resumed_from"]) == (0, "cpu", None)
 
 
+def test_a_run_that_could_not_resume_from_what_it_saves_warns_at_launch(project, capsys):
+    options = ["trainer.resume_mode=disable", "actor_rollout_ref.actor.checkpoint.save_contents=[model,extra]"]
+    for save_freq, count in ((2, 1), (-1, 0)):
+        with pytest.raises(Started):
+            launch("dag", overrides_of(project, *options, f"trainer.save_freq={save_freq}"))
+        lines = reported(capsys)
+        assert lines.count("warning: the run cannot resume from its checkpoints") == count == len(lines.splitlines())
+
+
 def test_a_checkpoint_without_its_weights_is_refused_before_anything_is_started(project):
     folder = save(project)
     (folder / "main" / "actor" / "model_world_size_1_rank_0.pt").unlink()

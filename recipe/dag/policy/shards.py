@@ -78,7 +78,30 @@ def check_loadable(folder: Path, facts: dict[str, Any], config: DictConfig, work
         )
 
 
-def _to_load(facts: dict[str, Any], config: DictConfig, workflow: Workflow) -> Iterator[Saved]:
+def shortfall(config: DictConfig, workflow: Workflow) -> str | None:
+    """Say which contents the run's checkpoints will lack to resume from; None where they will lack none."""
+    names = workflow.trained_policies()
+    critics = [name for name in names if workflow.critic_owner(name) == name]
+    facts = {"policies": dict.fromkeys(names, 1), "critics": critics}
+    lacking = [
+        f"{kind} of {loaded.folder}"
+        for loaded, saved in zip(
+            _to_load(facts, config, workflow), _to_load(facts, config, workflow, "save_contents"), strict=True
+        )
+        for kind in loaded.contents
+        if kind not in saved.contents
+    ]
+    if not lacking:
+        return None
+    return (
+        f"the run cannot resume from its checkpoints: `checkpoint.load_contents` asks for {', '.join(lacking)}, which "
+        "`checkpoint.save_contents` leaves out"
+    )
+
+
+def _to_load(
+    facts: dict[str, Any], config: DictConfig, workflow: Workflow, key: str = "load_contents"
+) -> Iterator[Saved]:
     for name, world_size in facts["policies"].items():
         policy = workflow.policies.get(name)
         if policy is None:
@@ -89,8 +112,8 @@ def _to_load(facts: dict[str, Any], config: DictConfig, workflow: Workflow) -> I
         for folder, (branch, prefix, overrides) in models.items():
             own = {key: value for key, value, _ in flat(overrides)}
             strategy = own.get(f"{prefix}strategy", config.actor_rollout_ref.actor.strategy)
-            default = OmegaConf.select(config, f"{branch}.checkpoint.load_contents")
-            contents = own.get(f"{prefix}checkpoint.load_contents", default)
+            default = OmegaConf.select(config, f"{branch}.checkpoint.{key}")
+            contents = own.get(f"{prefix}checkpoint.{key}", default)
             yield Saved.of(f"{name}/{folder}", world_size, strategy, contents)
 
 
