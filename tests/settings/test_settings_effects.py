@@ -27,12 +27,12 @@ nodes:
 
 @pytest.fixture
 def check(tmp_path):
-    def check(arguments: str, *, lr="null", config="{}", model="m", evaluate_only=False):
+    def check(arguments: str, *, lr="null", config="{}", model="m", evaluate_only=False, name="dag"):
         path = tmp_path / "workflow.yaml"
         path.write_text(TEXT.replace("LR", lr).replace("CONFIG", config).replace("WEIGHTS", model))
         typed = [f"workflow={path}", *arguments.split()]
         workflow = load_workflow(path)
-        check_effects(typed_settings(typed), compose_config("dag", typed), workflow, evaluate_only=evaluate_only)
+        check_effects(typed_settings(typed), compose_config(name, typed), workflow, evaluate_only=evaluate_only)
 
     return check
 
@@ -113,6 +113,21 @@ def test_a_model_that_no_policy_asks_for_is_refused(check, evaluate_only):
     with pytest.raises(UserError, match=r"^model_path=other: no policy's model is \$\{oc.env:MODEL_PATH\}"):
         check("model_path=other", evaluate_only=evaluate_only)
     check("model_path=other", model='"${oc.env:MODEL_PATH}"', evaluate_only=evaluate_only)
+
+
+@pytest.mark.parametrize(
+    ("argument", "message"),
+    [
+        ("default_agent.pretrain=other", "no policy's model is"),
+        ("default_agent.temperature=0.5", "only `verl-dag eval` reads it"),
+    ],
+)
+def test_a_key_that_stands_for_another_is_checked_as_that_one(check, argument, message):
+    with pytest.raises(UserError) as refused:
+        check(argument, name="ma_retool_ma")
+    assert str(refused.value).startswith(f"{argument}: ") and message in str(refused.value)
+    check("default_agent.pretrain=other", name="ma_retool_ma", model='"${oc.env:MODEL_PATH}"')
+    check("default_agent.temperature=0.5", name="ma_retool_ma", evaluate_only=True)
 
 
 def test_the_table_names_keys_that_a_run_reads():

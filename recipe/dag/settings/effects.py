@@ -14,6 +14,7 @@ from omegaconf import DictConfig, OmegaConf
 from recipe.dag.errors import UserError
 from recipe.dag.settings.typed import Typed
 from recipe.dag.settings.verl_run import says_the_same
+from recipe.dag.train.learned_config import repeated_keys
 from recipe.dag.workflow.schema import Workflow
 
 RUN = "actor_rollout_ref"
@@ -76,6 +77,8 @@ NEEDS: dict[str, Need] = {
     },
 }
 """Typed keys that only count beside another one's value."""
+_ALIASED = ("model_path", "validation.temperature")
+"""Keys that other ones of a configuration file, such as `default_agent.pretrain`, may stand for."""
 _SCHEDULE_BY_OLD_NAME = "warmup_style"
 
 
@@ -84,6 +87,8 @@ def check_effects(
 ) -> None:
     """Raises UserError with a line for each typed key that nothing of this run reads. `config`: as composed. In an
     evaluation what belongs to training may stand: the same command line serves both."""
+    aliases = repeated_keys(config)
+    typed = {**{key: typed[aliases[key]] for key in _ALIASED if aliases.get(key) in typed}, **typed}
     # a null asks for nothing, and what happens anyway needs nothing to have an effect
     typed = {
         key: setting
