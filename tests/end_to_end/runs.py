@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import signal
 import subprocess
 import sys
 from pathlib import Path
@@ -18,6 +19,11 @@ TWO_STEPS.append("trainer.logger=[console]")
 
 def environment(**more: str) -> dict[str, str]:
     return {**os.environ, "PYTHONPATH": str(ROOT), **more}
+
+
+def _hear_interrupts() -> None:
+    """A shell's background job ignores SIGINT, and so would the runs of tests in one."""
+    signal.signal(signal.SIGINT, signal.SIG_DFL)
 
 
 def start(
@@ -47,6 +53,7 @@ def start(
         stdout=log,
         stderr=subprocess.STDOUT,
         start_new_session=True,
+        preexec_fn=_hear_interrupts,
     )
 
 
