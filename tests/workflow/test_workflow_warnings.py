@@ -91,6 +91,17 @@ ROLES = [
 ]
 
 
+def write_rounds(tmp_path, edits):
+    """Write ROUNDS with `edits`, and the reward that it names."""
+    (tmp_path / "score.py").write_text("def score(episode): return {}\n")
+    text = ROUNDS
+    for old, new in edits:
+        assert old in text
+        text = text.replace(old, new)
+    (tmp_path / "flow.yaml").write_text(text)
+    return tmp_path / "flow.yaml"
+
+
 @pytest.mark.parametrize(
     ("edits", "keys"),
     [
@@ -120,13 +131,8 @@ ROLES = [
     ],
 )
 def test_discounted_sums_of_more_and_of_fewer_calls_are_not_to_be_compared(tmp_path, edits, keys):
-    (tmp_path / "score.py").write_text("def score(episode): return {}\n")
-    text = ROUNDS
-    for old, new in edits:
-        assert old in text
-        text = text.replace(old, new)
-    (tmp_path / "flow.yaml").write_text(text)
-    found = load_workflow(tmp_path / "flow.yaml").warnings
+    path = write_rounds(tmp_path, edits)
+    found = load_workflow(path).warnings
     assert len(found) == (keys is not None)
     for problem in found:
         assert (problem.line, problem.where) == (5, "algorithm.gamma_turn")
@@ -147,16 +153,11 @@ IPPO = ("group_by: [uid, agent], gamma_turn: 0.9", "estimator: ippo, stream: cal
     ],
 )
 def test_own_rewards_alone_must_be_meant_where_an_agent_moves_more_than_once(tmp_path, edits, place, message):
-    (tmp_path / "score.py").write_text("def score(episode): return {}\n")
-    text = ROUNDS
-    for old, new in edits:
-        assert old in text
-        text = text.replace(old, new)
-    (tmp_path / "flow.yaml").write_text(text)
+    path = write_rounds(tmp_path, edits)
     if not place:
-        load_workflow(tmp_path / "flow.yaml")
+        load_workflow(path)
         return
     with pytest.raises(WorkflowError) as error:
-        load_workflow(tmp_path / "flow.yaml")
+        load_workflow(path)
     assert [problem.where for problem in error.value.problems] == [place]
     assert message in str(error.value)
