@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import fcntl
 import os
 import pty
@@ -25,6 +26,15 @@ def started(command: list[str], **options: object) -> subprocess.Popen:
     return process
 
 
+def open_paths(pid: int) -> set[str]:
+    """What the process `pid` has open at this moment; a descriptor that it closes meanwhile is not among them."""
+    found = set()
+    for link in Path(f"/proc/{pid}/fd").iterdir():
+        with contextlib.suppress(FileNotFoundError):
+            found.add(os.readlink(link))
+    return found
+
+
 @pytest.fixture
 def processes():
     """`add(...)` starts one that sleeps, and ends it with the test."""
@@ -45,9 +55,9 @@ def test_a_shell_that_looks_at_a_jobs_files_outlives_the_janitor(processes, tmp_
     root = tmp_path / "root"
     (root / "job").mkdir(parents=True)
     janitor = subprocess.Popen([sys.executable, "-I", "-S", str(JANITOR), str(root)], stdin=subprocess.PIPE)
-    while not any(os.readlink(path) == str(root) for path in Path(f"/proc/{janitor.pid}/fd").iterdir()):
-        time.sleep(0.01)  # /proc counts a process's age in hundredths of a second
-    time.sleep(0.05)
+    while str(root) not in open_paths(janitor.pid):
+        time.sleep(0.01)
+    time.sleep(0.05)  # /proc counts a process's age in hundredths of a second
     master, terminal = pty.openpty()
 
     def take_terminal() -> None:

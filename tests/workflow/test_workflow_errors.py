@@ -100,6 +100,8 @@ GRAPH = [
     ("agent twice", ("name: critic", "name: §writer"), "another agent is called `writer`"),
     ("node twice", ("node_id: judge", "node_id: §write"), ("[judge]", "[write]"), "another node is called `write`"),
     ("bad name", ("name: critic", "name: §the critic"), "use letters, digits"),
+    ("no name", ("name: critic", "name: §''"), "agents[1].name: must not be empty"),
+    ("no id", ("node_id: write", "node_id: §''"), "nodes[0].node_id: must not be empty"),
     ("unknown policy", ("critic, policy: main", "critic, policy: §mian"), "no policy `mian`; did you mean `main`?"),
     ("unused policy", ("  main:", "  §spare: {model: {path: x}}\n  main:"), "no agent uses policy `spare`"),
     ("idle agent", ("policies:", "  - {name: §idle, policy: main}\npolicies:"), "agent `idle` has no rollout node"),

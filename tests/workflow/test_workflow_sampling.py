@@ -50,7 +50,7 @@ def test_stop_strings_are_one_or_several(load_text):
     ("edit", "message"),
     [
         ("stop: §3", "expected a list, got 3"),
-        ("stop: [§'']", "at least 1 character"),
+        ("stop: [§'']", "must not be empty"),
         ("min_p: §2", "a number of at most 1, got 2"),
         ("presence_penalty: §3", "a number of at most 2, got 3"),
         ("§min: 0.1", "did you mean `min_p`?"),

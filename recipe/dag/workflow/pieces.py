@@ -77,6 +77,8 @@ def _problem(model: type[BaseModel], detail: dict[str, Any], source: Source, pat
 
 def _words(detail: dict[str, Any]) -> str:
     kind, context, value = detail["type"], detail.get("ctx", {}), detail.get("input")
+    if kind == "string_too_short" and not value:
+        return "must not be empty"
     expected = {
         "string_type": "text",
         "bool_type": "true or false",

@@ -124,7 +124,7 @@ class ToolLoop(Frozen):
 class Agent(Frozen):
     """A role. Its index in the list is its agent_group."""
 
-    name: str
+    name: str = Field(min_length=1)
     policy: str
     role: str | None = None
     """What `algorithm.group_by: [role]` pools agents by; the name where absent."""
@@ -220,7 +220,7 @@ class EnvSpec(Frozen):
 
 
 class Node(Frozen):
-    node_id: str
+    node_id: str = Field(min_length=1)
     node_type: NodeType
     node_role: NodeRole = NodeRole.DEFAULT
     only_forward_compute: bool = False
@@ -243,7 +243,7 @@ class SubWorkflow(Frozen):
     """In the place of a node: the rollout, vote and compute nodes of another workflow file, with their loops and envs.
     Its ids become `<node_id>__<id>`; its agents are the ones of this file that are called the same."""
 
-    node_id: str
+    node_id: str = Field(min_length=1)
     workflow: str
     """The file, looked up like all others."""
     agents: dict[str, str] = {}
