@@ -20,6 +20,7 @@ from recipe.dag.episode.row import Row
 from recipe.dag.policy.policy import PolicyRuntime
 from recipe.dag.train.batch import add_column, to_tensordict
 from recipe.dag.train.packing import PAD, end_to_end, layout, scatter_back
+from recipe.dag.train.throughput import Pass, measured
 from recipe.dag.workflow.schema import Algorithm, Critic
 
 CRITIC_METRICS = {
@@ -42,6 +43,8 @@ class PolicyBatch:
     """Per-token tensors in row order: old_log_probs, ref_log_prob, entropy, values, advantages, returns, and
     rollout_is_weights, which verl's losses multiply with."""
     metrics: dict[str, float] = field(default_factory=dict)
+    passes: list[Pass] = field(default_factory=list)
+    """Over the rows, in the order in which they were made."""
 
 
 def prepare(policy: PolicyRuntime, batch: PolicyBatch, algorithm: Algorithm) -> None:
@@ -84,9 +87,10 @@ def _pad(policy: PolicyRuntime) -> int:
     return pad if pad is not None else 0
 
 
-def _forward(batch: PolicyBatch, call, *, entropy: bool) -> TensorDict:
+def _forward(batch: PolicyBatch, call, kind: str, *, entropy: bool) -> TensorDict:
     tu.assign_non_tensor(batch.data, calculate_entropy=entropy, compute_loss=False)
-    return call(batch.data)
+    with measured(batch.passes, kind, batch.rows):
+        return call(batch.data)
 
 
 def _rows_of(batch: PolicyBatch, output: torch.Tensor) -> list[torch.Tensor]:
@@ -95,24 +99,24 @@ def _rows_of(batch: PolicyBatch, output: torch.Tensor) -> list[torch.Tensor]:
 
 
 def old_log_probs(policy: PolicyRuntime, batch: PolicyBatch) -> None:
-    output = _forward(batch, policy.workers.compute_log_prob, entropy=True)
+    output = _forward(batch, policy.workers.compute_log_prob, "log_prob", entropy=True)
     batch.columns["old_log_probs"] = _rows_of(batch, output["log_probs"])
     batch.columns["entropy"] = _rows_of(batch, output["entropy"])
 
 
 def log_probs(policy: PolicyRuntime, batch: PolicyBatch) -> list[torch.Tensor]:
     """What the policy gives its rows now, after an update."""
-    return _rows_of(batch, _forward(batch, policy.workers.compute_log_prob, entropy=False)["log_probs"])
+    return _rows_of(batch, _forward(batch, policy.workers.compute_log_prob, "log_prob", entropy=False)["log_probs"])
 
 
 def reference_log_probs(policy: PolicyRuntime, batch: PolicyBatch) -> None:
-    output = _forward(batch, policy.workers.compute_ref_log_prob, entropy=False)
+    output = _forward(batch, policy.workers.compute_ref_log_prob, "reference", entropy=False)
     batch.columns["ref_log_prob"] = _rows_of(batch, output["log_probs"])
 
 
 def values(policy: PolicyRuntime, batch: PolicyBatch) -> None:
     """What the critic of `policy` expects before each response token."""
-    output = _forward(batch, policy.workers.compute_values, entropy=False)
+    output = _forward(batch, policy.workers.compute_values, "values", entropy=False)
     batch.columns["values"] = _rows_of(batch, output["values"])
 
 
@@ -120,9 +124,14 @@ def update_critic(policy: PolicyRuntime, batch: PolicyBatch, critic: Critic, *, 
     """`epochs` passes over the rows in `mini_batches` optimizer steps each."""
     data = _passes(policy, batch, ("values", "returns"), policy.config.critic, epochs=critic.epochs, seed=seed)
     _assign_update(data, calculate_entropy=False)
-    output = policy.workers.update_critic(data)
-    metrics = reduce_metrics(tu.get(output, "metrics"))
-    batch.metrics |= {CRITIC_METRICS.get(name, name): float(value) for name, value in metrics.items() if name != "loss"}
+    with measured(batch.passes, "critic_update", batch.rows, epochs=critic.epochs):
+        output = policy.workers.update_critic(data)
+        metrics = reduce_metrics(tu.get(output, "metrics"))
+    batch.metrics |= {
+        CRITIC_METRICS.get(name, name): float(value)
+        for name, value in metrics.items()
+        if name not in ("loss", "mfu") and not name.startswith("perf/")
+    }
 
 
 def update_actor(policy: PolicyRuntime, batch: PolicyBatch, algorithm: Algorithm, *, seed: int) -> None:
@@ -137,9 +146,13 @@ def update_actor(policy: PolicyRuntime, batch: PolicyBatch, algorithm: Algorithm
     model = policy.config.actor_rollout_ref.actor
     data = _passes(policy, batch, names, model, epochs=algorithm.epochs, seed=seed, masked=not all(calls))
     _assign_update(data, calculate_entropy=algorithm.entropy_coef != 0)
-    output = policy.workers.update_actor(data)
-    for name, value in reduce_metrics(tu.get(output, "metrics")).items():
-        batch.metrics[name.removeprefix("actor/")] = float(value)
+    learned = [row for row in batch.rows if any(row.call_learns)]
+    with measured(batch.passes, "update", learned, epochs=algorithm.epochs):
+        output = policy.workers.update_actor(data)
+        metrics = reduce_metrics(tu.get(output, "metrics"))
+    for name, value in metrics.items():
+        if name != "mfu":  # of the mean mini-batch, and of every device, CPUs included
+            batch.metrics[name.removeprefix("actor/")] = float(value)
 
 
 def _passes(

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import nullcontext
 from dataclasses import replace
 
@@ -31,6 +31,7 @@ from recipe.dag.train.mixing import Credits, Mixing, credited
 from recipe.dag.train.schedule import run_nodes
 from recipe.dag.train.selection import select_rows
 from recipe.dag.train.sequential import CompoundFactor, in_sequence
+from recipe.dag.train.throughput import ModelFlops, memory_metrics, throughput_metrics
 from recipe.dag.train.turns import actor_learns
 from recipe.dag.workflow.blocks import Importance, Uncertainty
 from recipe.dag.workflow.schema import Node, NodeRole, Workflow
@@ -40,7 +41,8 @@ class TrainingStep:
     """Runs the training nodes of one step; `step` counts from 0. Policies and critics without rows in this step are
     left as they are, and so are actors whose turn it is not. `episodes`: what the rows are of, for credit that reads
     what was said (a row's calls are `episodes[uid, episode].calls[call_positions[i]]`). `mixing`: what vdn and qmix
-    learned so far; they need it and the episodes."""
+    learned so far; they need it and the episodes. `flops`: of the policies whose share of their devices' peak is
+    measured."""
 
     def __init__(
         self,
@@ -50,9 +52,11 @@ class TrainingStep:
         *,
         episodes: Sequence[Episode] = (),
         mixing: Mixing | None = None,
+        flops: Mapping[str, ModelFlops] | None = None,
         step: int = 0,
         seed: int,
     ):
+        self.flops = flops or {}
         self.workflow, self.policies, self.step, self.seed = workflow, policies, step, seed
         self.episodes = {(episode.uid, episode.index): episode for episode in episodes}
         self.mixing = mixing
@@ -238,10 +242,18 @@ class TrainingStep:
         )
         for name, batch in self.batches.items():
             values = batch.metrics | token_metrics(batch.rows, batch.columns)
+            memory = {key: values.pop(key) for key in list(values) if key.startswith("perf/")}
             if "values" in batch.columns:
                 values |= value_metrics(batch)
             metrics |= {f"policy/{name}/{key}": value for key, value in values.items()}
+            perf = throughput_metrics(batch.passes, self.flops.get(name)) | memory_metrics(memory)
+            metrics |= {f"perf/{name}/{key}": value for key, value in perf.items()}
+        if rows := [row for batch in self.batches.values() for row in batch.rows]:
+            metrics["rows/tokens_computed"] = float(sum(len(row.prompt_ids) + len(row.response_ids) for row in rows))
+            metrics["rows/tokens_trained"] = float(sum(sum(row.loss_mask()) for row in rows))
         for owner, critic in self.critics.items():
+            perf = throughput_metrics(critic.batch.passes, None)
+            metrics |= {f"perf/{owner}/{key}": value for key, value in perf.items()}
             metrics |= {f"policy/{owner}/critic/{key}": value for key, value in critic.batch.metrics.items()}
             if self.reader is not None and self.reader.rows:
                 metrics[f"policy/{owner}/critic/history_shortened"] = self.reader.shortened / self.reader.rows

@@ -41,6 +41,7 @@ from recipe.dag.train.resume import Start, way_back
 from recipe.dag.train.selection import IdleSteps
 from recipe.dag.train.setup import Toolbox
 from recipe.dag.train.step import TrainingStep
+from recipe.dag.train.throughput import ModelFlops, find_flops
 from recipe.dag.train.tracking import Trackers
 from recipe.dag.workflow.schema import Workflow
 
@@ -104,6 +105,7 @@ class Trainer:
         self.faults: dict[str, str] = {}
         """What the step line quotes of the step under way."""
         self.idle = IdleSteps(workflow.algorithm)
+        self.flops: dict[str, ModelFlops] = {}
         self.complete: int | None = None
         """The step whose weights the policies hold; None while they are changed."""
         self.saved = 0
@@ -111,6 +113,9 @@ class Trainer:
 
     async def train(self) -> None:
         step = await self._resume()
+        for policy in self.trained:
+            if (flops := await asyncio.to_thread(find_flops, policy)) is not None:
+                self.flops[policy.name] = flops
         self.journal = Journal(self.out, max_per_step=self.config.report.episodes_per_step)
         self.journal.truncate_after(step if step else -1)
         self.trackers = Trackers(self.config, self.workflow, step=step)
@@ -175,6 +180,7 @@ class Trainer:
         )
         metrics |= self.toolbox.metrics() | gathered.metrics
         metrics["timing/rollout"] = time.monotonic() - started
+        metrics["perf/rollout/tokens_per_s"] = metrics["tokens/sampled"] / max(metrics["timing/rollout"], 1e-9)
         self.faults["fault"] = most_frequent(fault for episode in episodes for fault in episode.faults)
 
         self.complete = None
@@ -186,6 +192,7 @@ class Trainer:
             gathered.rows,
             episodes=episodes,
             mixing=self.mixing,
+            flops=self.flops,
             step=step - 1,
             seed=self.config.seed + step,
         )

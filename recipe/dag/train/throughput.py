@@ -1,0 +1,110 @@
+"""How fast a policy's models compute: tokens per second, and the share of what its devices could do.
+
+Invariant: computed on the driver from the rows' lengths and the wall time of the worker call, transfers included. What
+is not known (the peak of a CPU, or of a device that verl's table lacks) is absent, not 0.
+"""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any
+
+from transformers import AutoConfig
+from verl.utils.device import get_device_name
+from verl.utils.flops_counter import ESTIMATE_FUNC, get_device_flops
+
+from recipe.dag.episode.row import Row
+from recipe.dag.policy.policy import PolicyRuntime
+from recipe.dag.workflow.model_size import UnknownSize, size_of
+
+FORWARD_SHARE = 1 / 3
+"""Of the FLOPs of a forward and a backward pass; recomputed activations count in neither."""
+
+
+@dataclass(frozen=True, slots=True)
+class Pass:
+    """One worker call over a policy's rows."""
+
+    kind: str
+    """log_prob, reference, values, update or critic_update."""
+    lengths: tuple[int, ...]
+    """Tokens of each row, prompt and response, each as often as it was computed."""
+    seconds: float
+
+    @property
+    def tokens_per_s(self) -> float:
+        return sum(self.lengths) / max(self.seconds, 1e-9)
+
+
+@contextmanager
+def measured(passes: list[Pass], kind: str, rows: Iterable[Row], *, epochs: int = 1) -> Iterator[None]:
+    """Append the pass that the body makes over `rows`."""
+    lengths = tuple(len(row.prompt_ids) + len(row.response_ids) for row in rows) * epochs
+    started = time.monotonic()
+    yield
+    passes.append(Pass(kind, lengths, time.monotonic() - started))
+
+
+@dataclass(frozen=True, slots=True)
+class ModelFlops:
+    """What a token costs a policy's model, and what its devices could do."""
+
+    config: Any
+    """transformers' configuration of the model."""
+    parameters: int | None
+    """For families that verl has no formula for; None: not known."""
+    peak: float
+    """FLOP/s of all devices of the policy's trainer together."""
+
+    def of_update(self, lengths: Sequence[int]) -> float | None:
+        """Return the FLOPs of a forward and a backward pass over sequences of these lengths; None where unknown."""
+        formula = ESTIMATE_FUNC.get(self.config.model_type)
+        if formula is not None:
+            return formula(self.config, sum(lengths), list(lengths), 1.0) * 1e12
+        return None if self.parameters is None else 6.0 * self.parameters * sum(lengths)
+
+    def utilization(self, done: Pass) -> float | None:
+        """Return the share of the devices' peak that the pass used, in [0, 1]; None where unknown."""
+        flops = self.of_update(done.lengths)
+        if flops is None:
+            return None
+        return flops * (1.0 if done.kind == "update" else FORWARD_SHARE) / max(done.seconds, 1e-9) / self.peak
+
+
+def find_flops(policy: PolicyRuntime) -> ModelFlops | None:
+    """Ask a worker of `policy` for its device; None where verl's table has no peak for it, and on a CPU."""
+    if get_device_name() == "cpu":
+        return None
+    peak = policy.workers.execute_func_rank_zero(get_device_flops, "B")  # B: as it is, in FLOP/s
+    if not math.isfinite(peak):
+        return None
+    model = policy.config.actor_rollout_ref.model
+    try:
+        parameters = size_of(model.path).parameters
+    except UnknownSize:
+        parameters = None
+    config = AutoConfig.from_pretrained(model.path, trust_remote_code=model.trust_remote_code)
+    return ModelFlops(config, parameters, peak * policy.workers.world_size)
+
+
+def throughput_metrics(passes: Sequence[Pass], flops: ModelFlops | None) -> dict[str, float]:
+    """Return `<kind>_tokens_per_s` of each kind of pass, `mfu` of the update and `log_prob_mfu`."""
+    metrics: dict[str, float] = {}
+    for kind in dict.fromkeys(done.kind for done in passes):
+        own = [done for done in passes if done.kind == kind]
+        whole = Pass(kind, tuple(n for done in own for n in done.lengths), sum(done.seconds for done in own))
+        metrics[f"{kind}_tokens_per_s"] = whole.tokens_per_s
+        if flops is not None and kind in ("update", "log_prob"):
+            share = flops.utilization(whole)
+            if share is not None:
+                metrics["mfu" if kind == "update" else f"{kind}_mfu"] = share
+    return metrics
+
+
+def memory_metrics(reported: dict[str, float]) -> dict[str, float]:
+    """Return what an update says of the memory, in GiB, without the zeros of a device that does not count it."""
+    return {name.removeprefix("perf/"): value for name, value in reported.items() if value > 0}

@@ -1,0 +1,132 @@
+"""Tokens per second, the share of a device's peak, and the memory that verl's workers report."""
+
+from __future__ import annotations
+
+import asyncio
+from types import SimpleNamespace
+
+import pytest
+from transformers import Qwen2Config
+from verl.utils.flops_counter import FlopsCounter, get_device_flops
+
+from recipe.dag.episode.row import Row
+from recipe.dag.train import kernels, throughput
+from recipe.dag.train.kernels import PolicyBatch
+from recipe.dag.train.step import TrainingStep
+from recipe.dag.train.throughput import ModelFlops, Pass, find_flops, measured, throughput_metrics
+from recipe.dag.workflow.schema import Algorithm
+
+QWEN = Qwen2Config(vocab_size=1000, hidden_size=64, intermediate_size=128, num_hidden_layers=2, num_attention_heads=4)
+
+
+def row(prompt: int, response: int, **fields) -> Row:
+    tokens = ([3] * prompt, [4] * response, [1] * response, [-1.0] * response)
+    return Row("u", 0, "solver", "solve", 0, "main", 0, *tokens, 1.0, **fields)
+
+
+def test_a_pass_counts_prompts_and_responses_once_an_epoch():
+    passes: list[Pass] = []
+    with measured(passes, "update", [row(5, 3), row(2, 1)], epochs=2):
+        pass
+    assert passes[0].kind == "update" and sum(passes[0].lengths) == 2 * (8 + 3) and passes[0].seconds >= 0
+
+
+def test_a_pass_that_fails_is_not_counted():
+    passes: list[Pass] = []
+    with pytest.raises(RuntimeError), measured(passes, "update", [row(5, 3)]):
+        raise RuntimeError
+    assert passes == []
+
+
+def test_utilization_is_that_of_verls_counter_for_the_families_that_it_knows():
+    flops, lengths, seconds = ModelFlops(QWEN, None, 1e12), (100, 300), 0.5
+    tera_per_s, _ = FlopsCounter(QWEN).estimate_flops(list(lengths), seconds)
+    update, forward = (flops.utilization(Pass(kind, lengths, seconds)) for kind in ("update", "log_prob"))
+    assert update == pytest.approx(tera_per_s * 1e12 / 1e12) and forward == pytest.approx(update / 3)
+
+
+def test_utilization_of_other_families_takes_six_flops_a_parameter_and_token():
+    other = SimpleNamespace(model_type="of_tomorrow")
+    assert ModelFlops(other, 10_000, 1e9).utilization(Pass("update", (50, 50), 2.0)) == pytest.approx(6e4 * 100 / 2e9)
+    assert ModelFlops(other, None, 1e9).utilization(Pass("update", (50, 50), 2.0)) is None
+
+
+def test_passes_of_one_kind_are_counted_together_and_unknown_shares_are_absent():
+    passes = [Pass("log_prob", (30,), 1.0), Pass("log_prob", (10,), 1.0), Pass("update", (40,), 4.0)]
+    assert throughput_metrics(passes, None) == {"log_prob_tokens_per_s": 20.0, "update_tokens_per_s": 10.0}
+    assert set(throughput_metrics(passes, ModelFlops(QWEN, None, 1e12))) == {
+        *("log_prob_tokens_per_s", "update_tokens_per_s", "log_prob_mfu", "mfu")
+    }
+
+
+def fake_policy(peak_of: dict) -> SimpleNamespace:
+    workers = SimpleNamespace(world_size=2, execute_func_rank_zero=lambda function, unit: function(unit, **peak_of))
+    model = SimpleNamespace(path="m", trust_remote_code=False)
+    return SimpleNamespace(workers=workers, config=SimpleNamespace(actor_rollout_ref=SimpleNamespace(model=model)))
+
+
+def test_the_peak_is_that_of_all_devices_by_verls_table(monkeypatch):
+    monkeypatch.setattr(throughput, "get_device_name", lambda: "cuda")
+    monkeypatch.setattr(throughput.AutoConfig, "from_pretrained", lambda *_args, **_keys: QWEN)
+    assert find_flops(fake_policy({"device_name": "NVIDIA H100 80GB HBM3"})).peak == pytest.approx(2 * 989e12)
+    assert find_flops(fake_policy({"device_name": "of tomorrow"})) is None
+    assert get_device_flops("B", device_name="NVIDIA H100 80GB HBM3") == 989e12
+
+
+def test_a_cpu_has_no_peak():
+    assert find_flops(fake_policy({"device_name": "CPU"})) is None
+
+
+class FakeWorkers:
+    """Answers an update as verl's worker does; memory in GiB."""
+
+    def __init__(self, allocated: float):
+        self.metrics = {
+            "actor/pg_loss": [0.5],
+            "mfu": [0.3],
+            "perf/max_memory_allocated_gb": [allocated],
+            "perf/cpu_memory_used_gb": [4.0],
+        }
+
+    def update_actor(self, data):
+        from verl.utils import tensordict_utils as tu
+
+        return tu.get_tensordict({}, non_tensor_dict={"metrics": dict(self.metrics)})
+
+
+@pytest.mark.parametrize("allocated", [0.0, 61.8])
+def test_a_step_reports_rates_memory_and_tokens_of_its_rows(monkeypatch, tmp_path, allocated):
+    from tests.train.test_train_step import TWO_POLICIES, load_workflow
+
+    (tmp_path / "score.py").write_text("def score(episode): return {}\n")
+    (tmp_path / "two.yaml").write_text(TWO_POLICIES)
+    workflow = load_workflow(tmp_path / "two.yaml").model_copy(update={"algorithm": Algorithm(epochs=2)})
+    config = SimpleNamespace(
+        actor_rollout_ref=SimpleNamespace(actor=SimpleNamespace(use_dynamic_bsz=True, ppo_micro_batch_size_per_gpu=1))
+    )
+    policy = SimpleNamespace(
+        name="a",
+        config=config,
+        data_parallel_size=1,
+        workers=FakeWorkers(allocated),
+        pool=SimpleNamespace(lock=asyncio.Lock()),
+        tokenizer=SimpleNamespace(pad_token_id=0),
+    )
+
+    def old_log_probs(policy, batch: PolicyBatch) -> None:
+        with measured(batch.passes, "log_prob", batch.rows):
+            batch.columns["old_log_probs"] = [kernels.torch.zeros(len(r.response_ids)) for r in batch.rows]
+
+    monkeypatch.setattr(kernels, "old_log_probs", old_log_probs)
+    rows = [row(5, 3), row(2, 1)]
+    for r in rows:
+        r.policy, r.agent, r.node = "a", "left", "l"
+    step = TrainingStep(workflow, {"a": policy}, rows, flops={"a": ModelFlops(QWEN, None, 1e12)}, seed=0)
+    asyncio.run(step.run())
+    metrics = step.metrics()
+    assert metrics["rows/tokens_computed"] == 11 and metrics["rows/tokens_trained"] == 4
+    rates = {"log_prob_tokens_per_s", "update_tokens_per_s", "mfu", "log_prob_mfu", "cpu_memory_used_gb"}
+    memory = {"max_memory_allocated_gb"} if allocated else set()
+    assert {key for key in metrics if key.startswith("perf/")} == {f"perf/a/{key}" for key in rates | memory}
+    assert sum(step.batches["a"].passes[-1].lengths) == 2 * 11
+    assert metrics["policy/a/pg_loss"] == 0.5 and "policy/a/mfu" not in metrics
