@@ -22,7 +22,7 @@ from recipe.dag.errors import UserError
 from recipe.dag.evaluate import check_output, evaluation_of, find_checkpoint
 from recipe.dag.interrupt import Interrupted, Interruption
 from recipe.dag.open_files import raise_limit, shortage
-from recipe.dag.report.console import announce
+from recipe.dag.report.phases import PHASES, announce, end_phase
 from recipe.dag.report.run_record import write_run_record
 from recipe.dag.run_paths import absolute, make_absolute
 from recipe.dag.settings.compose import CONFIG_FOLDER, compose_config, typed_settings
@@ -175,6 +175,7 @@ async def run(
         stop.install()
         await setup.start_policies(config, workflow, models, policies, platform=platform)
         if evaluate_only:
+            PHASES.ready()
             started = time.monotonic()
             summary = await trainer.evaluate(config, workflow, policies, toolbox, val)
             counts = f"{summary['num_samples']} episodes, {summary['num_errors']} errors"
@@ -220,7 +221,10 @@ def launch(
     SystemExit with the shell's code after a signal has ended the run."""
     with Interruption() as stop:
         try:
-            _launch(name, overrides, folder, stop, evaluate_only=evaluate_only, weights=weights)
+            try:
+                _launch(name, overrides, folder, stop, evaluate_only=evaluate_only, weights=weights)
+            finally:
+                end_phase()
         except Interrupted as interrupted:
             left = "no results were written" if evaluate_only else stop.way_back
             print(f"interrupted ({interrupted}); {left}", file=sys.stderr)
@@ -262,6 +266,7 @@ def _launch(
         raise UserError("data.train_files: training needs problems; pass data.train_files=FILE")
     else:
         check_samples(config, workflow)
+    announce("importing torch and Ray")
     platform = choose_platform(config)
     prepare_environment(platform)
     load_user_code(workflow)  # it may import verl, which reads that environment

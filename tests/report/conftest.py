@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+import io
+import threading
 from collections.abc import Callable
 
 import pytest
@@ -58,3 +60,30 @@ def make_result() -> Callable[..., ToolResult]:
 @pytest.fixture(scope="session")
 def fault() -> dict:
     return {"boundary": "sandbox", "infra": True, "where": "execute", "message": "connection refused"}
+
+
+class Terminal(io.StringIO):
+    def isatty(self) -> bool:
+        return True
+
+
+class Lines(io.StringIO):
+    """Lets a test wait until so many lines were printed."""
+
+    def __init__(self, wanted: int):
+        super().__init__()
+        self.wanted, self.enough = wanted, threading.Event()
+
+    def flush(self) -> None:
+        if self.getvalue().count("\n") >= self.wanted:
+            self.enough.set()
+
+
+@pytest.fixture
+def terminal() -> Terminal:
+    return Terminal()
+
+
+@pytest.fixture(scope="session")
+def lines() -> type[Lines]:
+    return Lines

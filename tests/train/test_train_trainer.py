@@ -65,6 +65,7 @@ def loop(monkeypatch, tmp_path):
             "output_dir": str(tmp_path),
             "data": {"train_batch_size": 1},
             "actor_rollout_ref": {"rollout": {"n": 2}},
+            "rollout": {"progress": True},
             "validation": {"n": 2},
             "report": {"episodes_per_step": 4, "keep_checkpoints": 1},
             "trainer": {

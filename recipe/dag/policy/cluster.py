@@ -16,7 +16,7 @@ from omegaconf import DictConfig, OmegaConf
 from recipe.dag.errors import UserError
 from recipe.dag.policy.placement import Share
 from recipe.dag.policy.resources import Node, check_resources, cpus_needed
-from recipe.dag.report.console import announce
+from recipe.dag.report.phases import announce
 
 ANSWER_S, RELEASE_S = 10, 15
 """How long a Ray may take to answer, and to free what a run that has just ended held."""

@@ -20,7 +20,7 @@ from recipe.dag.episode.client import PolicyEndpoint
 from recipe.dag.policy.placement import Pool
 from recipe.dag.policy.servers import PolicyServerManager, ServerClient
 from recipe.dag.policy.shards import Saved
-from recipe.dag.report.console import announce
+from recipe.dag.report.phases import announce
 
 
 class PolicyRuntime:

@@ -1,21 +1,14 @@
-"""What a run prints: one line per step, and one for each phase that takes more than a few seconds without a step.
+"""What a run prints: one line per step.
 
-Invariant: a step's line shows what the metrics hold and leaves out what they lack. Phases go to stderr, as progress
-does.
+Invariant: a step's line shows what the metrics hold and leaves out what they lack.
 """
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Mapping
 
 PHASES = ("rollout", "train", "sync", "validation")
 """What is shown of the step's time, in this order; `train` is made of nodes, whose times are in metrics.jsonl."""
-
-
-def announce(phase: str) -> None:
-    """Print what the run does from now on, such as `starting Ray`, where nothing else is printed for a while."""
-    print(f"{phase} ...", file=sys.stderr, flush=True)
 
 
 def step_line(step: int, total: int, metrics: Mapping[str, float], *, fault: str = "", val_fault: str = "") -> str:
@@ -33,7 +26,7 @@ def step_line(step: int, total: int, metrics: Mapping[str, float], *, fault: str
         if key.startswith("agent/") and key.endswith("/reward/mean")
     ]
     parts.append(" ".join(["reward", *rewards]) if rewards else "")
-    parts.append(f"{_short(metrics['tokens/sampled'])} tokens" if "tokens/sampled" in metrics else "")
+    parts.append(f"{short_count(metrics['tokens/sampled'])} tokens" if "tokens/sampled" in metrics else "")
     parts.append(_times(metrics))
     parts.append("NO ROW TRAINED" if metrics.get("train/rows") == 0 else "")
     parts += [_faults(metrics, fault), _faults(metrics, val_fault, "val/")]
@@ -65,7 +58,8 @@ def _seconds(value: float) -> str:
     return f"{value:.1f}" if value < 10 else f"{value:.0f}"
 
 
-def _short(count: float) -> str:
+def short_count(count: float) -> str:
+    """Return a count in three or four characters and a unit: 1.2k, 15.1M."""
     for limit, unit in ((1e9, "G"), (1e6, "M"), (1e3, "k")):
         if count >= limit:
             return f"{count / limit:.{0 if count >= 100 * limit else 1}f}{unit}"

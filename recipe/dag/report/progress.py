@@ -1,31 +1,28 @@
-"""How far the step's episodes are.
+"""How far the step's episodes and its training passes are.
 
-Invariant: a slow step and a hung one look different. On a terminal a bar with a running clock is drawn and taken away
-again; elsewhere a line is printed every interval whether or not anything finished, and says how long ago the last
-episode did. What is done within one interval prints nothing.
+Invariant: episodes are counted as they end. A training pass is one call of the workers, which says nothing until it is
+over: how far it is, is estimated from the speed of the last pass of its kind, said to be an estimate, and not given for
+a first pass nor beyond the estimated end.
 """
 
 from __future__ import annotations
 
-import sys
 import threading
 import time
-from collections.abc import Callable
-from typing import TextIO
-
-from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, ProgressColumn, Task, TextColumn, TimeElapsedColumn
-from rich.progress import Progress as Bar
-from rich.text import Text
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 
 from recipe.dag.episode.record import Episode
+from recipe.dag.report.console import short_count
+from recipe.dag.report.display import Activity, Display
+
+SHORT_S = 1.0
 
 
-class Progress:
-    """`with Progress(total, "step 3") as progress: ... progress.update(episode)` as each episode ends. Thread-safe.
+class Progress(Activity):
+    """`with Progress(total, "step 3") as progress: ... progress.update(episode)` as each episode ends.
 
-    `enabled=False` counts in silence. `running` tells how many episodes are under way; without it, all that are not
-    done count as running.
+    `running` returns how many episodes are under way; without it, all that are not done count as running.
     """
 
     def __init__(
@@ -35,85 +32,93 @@ class Progress:
         *,
         enabled: bool = True,
         running: Callable[[], int] | None = None,
-        stream: TextIO | None = None,
-        interval_s: float = 10.0,
+        display: Display | None = None,
     ):
-        self.total = total
-        self.label = label
-        self.done = 0
-        self.faults = 0
-        self._enabled = enabled
+        super().__init__(label, enabled=enabled, display=display)
+        self.total, self.done, self.faults = total, 0, 0
         self._running = running or (lambda: self.total - self.done)
-        self._stream = stream or sys.stderr
-        self._interval_s = interval_s
-        self._started = self._last = time.monotonic()
+        self._last = self.started
         self._lock = threading.Lock()
-        self._ended = threading.Event()
-        self._thread: threading.Thread | None = None
-        self._bar: Bar | None = None
 
     def __enter__(self) -> Progress:
-        self._started = self._last = time.monotonic()
-        if not self._enabled:
-            return self
-        if self._stream.isatty():
-            self._bar = Bar(
-                TextColumn("{task.description}"),
-                BarColumn(),
-                MofNCompleteColumn(),
-                TimeElapsedColumn(),
-                _StateColumn(self),
-                console=Console(file=self._stream),
-                transient=True,
-            )
-            self._task = self._bar.add_task(self.label, total=self.total)
-            self._bar.start()
-        else:
-            self._thread = threading.Thread(target=self._print_lines, name="progress", daemon=True)
-            self._thread.start()
+        super().__enter__()
+        self._last = self.started
         return self
 
-    def __exit__(self, *exception: object) -> None:
-        self._ended.set()
-        if self._bar:
-            self._bar.stop()
-        if self._thread:
-            self._thread.join()
-
     def update(self, episode: Episode) -> None:
-        """One episode has ended, with or without a fault."""
+        """Count an episode that has ended, with or without a fault."""
         with self._lock:
             self.done += 1
             self.faults += episode.fault is not None
             self._last = time.monotonic()
-            if self._bar:
-                self._bar.update(self._task, completed=self.done)
+
+    def fraction(self, now: float) -> float | None:
+        return self.done / max(self.total, 1)
 
     def line(self, now: float | None = None) -> str:
-        """The state as one line; `now` on time.monotonic's clock."""
         now = time.monotonic() if now is None else now
-        return f"{self.label}: {self.done}/{self.total} in {now - self._started:.0f} s, {self.state(now)}"
+        with self._lock:
+            return f"{self.label}: {self.done}/{self.total} in {now - self.started:.0f} s, {self._rest(now)}"
 
     def state(self, now: float) -> str:
-        speed = self.done / max(now - self._started, 1e-9)
+        with self._lock:
+            return f"{self.done}/{self.total}, {self._rest(now)}"
+
+    def _rest(self, now: float) -> str:
+        speed = self.done / max(now - self.started, 1e-9)
         text = f"{speed:.2f} episodes/s, {self._running()} running, {self.faults} faults"
         # Within one interval, silence is nothing unusual.
         quiet = now - self._last
-        return text + (f", nothing finished for {quiet:.0f} s" if quiet > self._interval_s else "")
-
-    def _print_lines(self) -> None:
-        while not self._ended.wait(self._interval_s):
-            with self._lock:
-                text = self.line()
-            print(text, file=self._stream, flush=True)
+        return text + (f", nothing finished for {quiet:.0f} s" if quiet > self._display.interval_s else "")
 
 
-class _StateColumn(ProgressColumn):
-    """Drawn anew at every refresh of the bar, so that it goes on counting while nothing finishes."""
+class TrainingPass(Activity):
+    """A worker call over `tokens` tokens, or other work where they are None; `speed`: tokens per second of the last one
+    of its kind, None before it."""
 
-    def __init__(self, progress: Progress):
-        super().__init__()
-        self._progress = progress
+    def __init__(
+        self,
+        label: str,
+        tokens: int | None,
+        speed: float | None,
+        *,
+        enabled: bool = True,
+        display: Display | None = None,
+    ):
+        super().__init__(label, enabled=enabled, display=display)
+        self.tokens, self.speed = tokens, speed
 
-    def render(self, task: Task) -> Text:
-        return Text(self._progress.state(time.monotonic()))
+    def fraction(self, now: float) -> float | None:
+        if not self.tokens or not self.speed:
+            return None
+        share = (now - self.started) * self.speed / self.tokens
+        return share if share < 1 else None
+
+    def state(self, now: float) -> str:
+        if self.tokens is None:
+            return ""
+        text = f"{short_count(self.tokens)} tokens"
+        if not self.speed:
+            return f"{text}, first pass: kernels may compile, speed not known yet"
+        share = self.fraction(now)
+        last = f"the last pass's {short_count(self.speed)} tokens/s"
+        return f"{text}, {f'about {share:.0%} done at' if share is not None else 'longer than at'} {last}"
+
+
+class TrainingPasses:
+    """Shows a run's training passes and keeps their speeds, by kind."""
+
+    def __init__(self, *, enabled: bool = True, display: Display | None = None):
+        self._enabled, self._display = enabled, display
+        self._speeds: dict[str, float] = {}
+
+    @contextmanager
+    def show(self, label: str, tokens: int | None, *, kind: str) -> Iterator[None]:
+        """Show the body as a pass over `tokens` tokens. Its speed counts for the next pass of the same `kind`, unless
+        it fails, or is over within SHORT_S, as a pass that finds nothing to do is."""
+        started = time.monotonic()
+        with TrainingPass(label, tokens, self._speeds.get(kind), enabled=self._enabled, display=self._display):
+            yield
+        seconds = time.monotonic() - started
+        if tokens and seconds >= SHORT_S:
+            self._speeds[kind] = tokens / seconds

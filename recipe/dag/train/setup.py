@@ -20,7 +20,7 @@ from recipe.dag.policy.config import policy_config
 from recipe.dag.policy.encoder import start_encoder
 from recipe.dag.policy.placement import create, plan_pools
 from recipe.dag.policy.policy import PolicyRuntime
-from recipe.dag.report.console import announce
+from recipe.dag.report.phases import announce
 from recipe.dag.sandbox.launch import LocalSandbox
 from recipe.dag.tools.code_interpreter import CodeInterpreter
 from recipe.dag.tools.sandbox_client import SandboxClient, check_sandbox

@@ -22,6 +22,7 @@ from recipe.dag.episode.record import Episode
 from recipe.dag.episode.row import Row
 from recipe.dag.errors import UserError
 from recipe.dag.policy.policy import PolicyRuntime
+from recipe.dag.report.progress import TrainingPasses
 from recipe.dag.train import kernels
 from recipe.dag.train.central import JointReader
 from recipe.dag.train.critics import CriticBatch, critic_batches, value_metrics
@@ -42,7 +43,7 @@ class TrainingStep:
     left as they are, and so are actors whose turn it is not. `episodes`: what the rows are of, for credit that reads
     what was said (a row's calls are `episodes[uid, episode].calls[call_positions[i]]`). `mixing`: what vdn and qmix
     learned so far; they need it and the episodes. `flops`: of the policies whose share of their devices' peak is
-    measured."""
+    measured. `passes`: what shows the passes while they run."""
 
     def __init__(
         self,
@@ -53,10 +54,11 @@ class TrainingStep:
         episodes: Sequence[Episode] = (),
         mixing: Mixing | None = None,
         flops: Mapping[str, ModelFlops] | None = None,
+        passes: TrainingPasses | None = None,
         step: int = 0,
         seed: int,
     ):
-        self.flops = flops or {}
+        self.flops, self.passes = flops or {}, passes or TrainingPasses(enabled=False)
         self.workflow, self.policies, self.step, self.seed = workflow, policies, step, seed
         self.episodes = {(episode.uid, episode.index): episode for episode in episodes}
         self.mixing = mixing
@@ -113,8 +115,17 @@ class TrainingStep:
 
     async def _timed(self, node: Node, kernel: Callable[[str], None], name: str) -> None:
         started = time.monotonic()
-        await asyncio.to_thread(kernel, name)
+        label = f"{_title(node)} of {name}"
+        with self.passes.show(f"step {self.step + 1}: {label}", self._tokens(node, name), kind=label):
+            await asyncio.to_thread(kernel, name)
         self.timing[node.node_id] = time.monotonic() - started
+
+    def _tokens(self, node: Node, name: str) -> int | None:
+        """Return how many tokens a worker reads for the node; None for work of the driver."""
+        if node.node_role == NodeRole.ADVANTAGE:
+            return None
+        batch = self.critics[name].batch if node.node_role == NodeRole.CRITIC else self.batches[name]
+        return sum(len(row.prompt_ids) + len(row.response_ids) for row in batch.rows)
 
     def _kernel(self, node: Node) -> Callable[[str], None]:
         if node.node_role == NodeRole.ADVANTAGE:
@@ -258,6 +269,15 @@ class TrainingStep:
             if self.reader is not None and self.reader.rows:
                 metrics[f"policy/{owner}/critic/history_shortened"] = self.reader.shortened / self.reader.rows
         return metrics | (self.mixing.metrics if self.mixing is not None and self.batches else {})
+
+
+def _title(node: Node) -> str:
+    """Return what a person calls the node's work."""
+    if node.node_role == NodeRole.CRITIC:
+        return "values" if node.only_forward_compute else "critic update"
+    if node.node_role == NodeRole.ACTOR:
+        return "log-probs" if node.only_forward_compute else "update"
+    return "reference log-probs" if node.node_role == NodeRole.REFERENCE else "advantages"
 
 
 def _weigh_importance(batch: PolicyBatch, options: Importance) -> None:

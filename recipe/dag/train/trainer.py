@@ -25,11 +25,13 @@ from recipe.dag.errors import UserError
 from recipe.dag.interrupt import Interruption, Stopped
 from recipe.dag.policy.policy import PolicyRuntime
 from recipe.dag.policy.shards import check_written
-from recipe.dag.report.console import announce, step_line
+from recipe.dag.report.console import step_line
 from recipe.dag.report.curve import draw_curve
+from recipe.dag.report.display import Activity
 from recipe.dag.report.journal import Journal
 from recipe.dag.report.metrics import rollout_metrics, validation_metrics
-from recipe.dag.report.progress import Progress
+from recipe.dag.report.phases import PHASES, announce, phase
+from recipe.dag.report.progress import Progress, TrainingPasses
 from recipe.dag.report.results import write_results
 from recipe.dag.train import checkpoint
 from recipe.dag.train.call_filter import outside_loss, penalise_overlong
@@ -106,6 +108,9 @@ class Trainer:
         """What the step line quotes of the step under way."""
         self.idle = IdleSteps(workflow.algorithm)
         self.flops: dict[str, ModelFlops] = {}
+        self.passes = TrainingPasses(enabled=config.rollout.progress)
+        self.startup: float | None = None
+        """Seconds from the process's start to the first rollout, until they are reported."""
         self.complete: int | None = None
         """The step whose weights the policies hold; None while they are changed."""
         self.saved = 0
@@ -125,6 +130,7 @@ class Trainer:
         try:
             announce("sending the weights to the inference servers")
             await self._sync_weights(step)
+            self.startup = PHASES.ready()
             step = await self._steps(step)
             failed = False
         except UserError:
@@ -193,6 +199,7 @@ class Trainer:
             episodes=episodes,
             mixing=self.mixing,
             flops=self.flops,
+            passes=self.passes,
             step=step - 1,
             seed=self.config.seed + step,
         )
@@ -203,7 +210,8 @@ class Trainer:
         self.idle.count(step, trained=int(metrics["train/rows"]), rows=len(gathered.rows))
 
         mark = time.monotonic()
-        await self._sync_weights(step)
+        with Activity(f"step {step}: weights to the inference servers", enabled=self.config.rollout.progress):
+            await self._sync_weights(step)
         metrics["timing/sync"] = time.monotonic() - mark
         self.complete, stopped = step, None
         if self._due(step, self.config.trainer.test_freq) and self.val_samples:
@@ -240,7 +248,7 @@ class Trainer:
             picks = self.sampler.batch(self.drawn + number + 1)
             samples = [(self.train_samples[index], f"{epoch}-{index}") for index, epoch in picks]
             n = int(self.config.actor_rollout_ref.rollout.n)
-            title = f"step {step}" + f", batch {number + 1}" * bool(number)
+            title = f"step {step}: rollout" + f", batch {number + 1}" * bool(number)
             episodes = await roll_out(self.config, runner, samples, n, step, validate=False, title=title)
             penalise_overlong(episodes, workflow)
             return episodes
@@ -272,7 +280,9 @@ class Trainer:
         started = time.monotonic()
         samples = [(sample, f"val-{index}") for index, sample in enumerate(self.val_samples)]
         n = self.config.validation.n
-        episodes = await roll_out(self.config, self.runner, samples, n, step, validate=True, title="validation")
+        episodes = await roll_out(
+            self.config, self.runner, samples, n, step, validate=True, title=f"step {step}: validation"
+        )
         write_results(self.out, episodes)
         self.journal.episodes(step, episodes, split="validation")
         metrics = validation_metrics(episodes, self.workflow)
@@ -308,9 +318,9 @@ class Trainer:
                 self.mixing.save(folder)
             check_written(folder, [model for policy in self.trained for model in policy.saved()])
 
-        announce(f"saving step {step}")
         keep = self.config.report.keep_checkpoints
-        await asyncio.to_thread(checkpoint.save, self.checkpoints, step, self._facts(), write, keep=keep)
+        with phase(f"saving step {step}"):
+            await asyncio.to_thread(checkpoint.save, self.checkpoints, step, self._facts(), write, keep=keep)
         self.saved = step
         self.stop.way_back = way_back(self.config, self.start, step)
 
@@ -326,6 +336,8 @@ class Trainer:
         return self.start.step
 
     async def _report(self, step: int, metrics: dict[str, float]) -> None:
+        if self.startup is not None:
+            metrics["timing/startup"], self.startup = self.startup, None
         if "val/accuracy" in metrics:
             self.accuracies[step] = metrics["val/accuracy"]
         self.journal.metrics(step, metrics)

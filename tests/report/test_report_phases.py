@@ -1,0 +1,47 @@
+from __future__ import annotations
+
+import io
+import time
+
+import pytest
+
+from recipe.dag.report.display import Display
+from recipe.dag.report.phases import FIRST, Phases
+
+
+def test_a_log_has_one_line_for_each_phase_with_the_time_since_the_process_started():
+    stream = io.StringIO()
+    phases = Phases(Display(stream), started=time.time() - 64)
+    phases.begin("starting Ray")
+    phases.begin("loading the weights")
+    phases.end()
+    assert stream.getvalue().splitlines() == ["1:04 starting Ray ...", "1:04 loading the weights ..."]
+
+
+def test_the_end_of_the_start_names_all_phases_with_their_seconds():
+    stream = io.StringIO()
+    phases = Phases(Display(stream), started=time.time() - 64)
+    phases.begin("starting Ray")
+    phases.begin("loading the weights")
+    whole = phases.ready()
+    assert list(phases.seconds) == [FIRST, "starting Ray", "loading the weights"]
+    assert whole >= 64 and phases.seconds[FIRST] >= 64 and sum(phases.seconds.values()) == pytest.approx(whole, abs=1)
+    last = stream.getvalue().splitlines()[-1]
+    assert last.startswith("1:04 ready after 64 s: imports and configuration 64, starting Ray 0.")
+
+
+def test_a_phase_that_comes_again_counts_once_with_all_its_seconds():
+    phases = Phases(Display(io.StringIO()), started=time.time())
+    for name in ("saving", "loading", "saving"):
+        phases.begin(name)
+    phases.end()
+    phases.end()
+    assert list(phases.seconds) == [FIRST, "saving", "loading"]
+
+
+def test_a_terminal_gets_a_line_with_its_seconds_when_a_phase_ends(terminal):
+    phases = Phases(Display(terminal), started=time.time())
+    phases.begin("starting Ray")
+    assert "starting Ray ..." not in terminal.getvalue()
+    phases.end()
+    assert "0:00 starting Ray: 0.0 s\n" in terminal.getvalue()
