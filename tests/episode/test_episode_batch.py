@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 
 import pytest
 
@@ -161,6 +162,7 @@ class E:
 def test_a_fault_while_winding_up_does_not_keep_a_cancelled_episode_alive(world):
     code = """
 import asyncio
+import gc
 async def pre_process(tokenizer, prompt_ids, obs):
     try:
         await asyncio.Event().wait()
@@ -265,3 +267,25 @@ def test_invoke_takes_functions_of_every_colour():
         return [await invoke(coroutine, 1), await invoke(lambda x: x + 2, x=1), await invoke(Callable(), 1)]
 
     assert asyncio.run(main()) == [2, 3, 4]
+
+
+def test_the_collector_is_calmed_for_the_rollout_and_left_as_it_was(world):
+    before, seen = (gc.get_threshold(), gc.get_freeze_count()), []
+
+    async def main():
+        async def script(prompt, sampling, request):
+            seen.append((gc.get_threshold(), gc.get_freeze_count()))
+            return "x"
+
+        runner = world.runner(one_node(world), world.Client(script))
+        await asyncio.gather(*(run_batch(runner, samples(world, 1), 1, step=0) for _ in range(2)))
+        broken = world.workflow(
+            [{"node_id": "a", "agent_options": {"process_path": "h.py"}}], files={"h.py": "def pre_process(*_): 1 / 0"}
+        )
+        with pytest.raises(UserError):
+            await run_batch(world.runner(broken, world.Client(script)), samples(world, 1), 1, step=0)
+
+    asyncio.run(main())
+    assert len(seen) == 2
+    assert all(thresholds[0] > before[0][0] and frozen > before[1] for thresholds, frozen in seen)
+    assert (gc.get_threshold(), gc.get_freeze_count()) == before

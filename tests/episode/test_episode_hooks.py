@@ -262,3 +262,50 @@ def test_the_default_prompt_alternates_as_templates_ask_for(prompt, expected):
     )
     before = copy.deepcopy(prompt)
     assert default_prompt(context, ("plan",)) == expected and prompt == before
+
+
+READERS = {
+    "by name": "def pre_process(tokenizer, prompt_ids, obs): return prompt_ids",
+    "in a comprehension": "def pre_process(tokenizer, ids, obs): return [i for _ in obs or '1' for i in ids]",
+    "in a closure": "def pre_process(tokenizer, ids, obs):\n    def inner(): return ids\n    return inner()",
+    "with all arguments": "def pre_process(*arguments): return arguments[1]",
+    "through locals": "def pre_process(tokenizer, ids, obs): return locals()['ids']",
+    "by keyword": "def made(ids): return ids\ndef pre_process(tokenizer, ids, obs): return made(ids=ids)",
+    "behind a decorator": (
+        "import functools\ndef wrap(f):\n    @functools.wraps(f)\n    def g(*a, **k): return f(*a, **k)\n    return g\n"
+        "@wrap\ndef pre_process(tokenizer, ids, obs): return ids"
+    ),
+    "as a method": "class C:\n    def hook(self, tokenizer, ids, obs): return ids\npre_process = C().hook",
+    "as an object": "class C:\n    def __call__(self, tokenizer, ids, obs): return ids\npre_process = C()",
+    "as a coroutine": "async def pre_process(tokenizer, ids, obs): return ids",
+}
+
+
+def rendered(world, code: str, monkeypatch) -> tuple[list[int], int]:
+    """The ids of the hook's prompt, and how often the template was used."""
+    times, render = [], world.Tokenizer.apply_chat_template
+    monkeypatch.setattr(
+        world.Tokenizer, "apply_chat_template", lambda *a, **keys: [times.append(1), render(*a, **keys)][1]
+    )
+    episode = world.play(solo(world, code))
+    assert episode.fault is None, episode.fault
+    return episode.calls[0].prompt_ids, len(times)
+
+
+@pytest.mark.parametrize("code", READERS.values(), ids=READERS)
+def test_a_hook_that_reads_the_samples_ids_gets_them(world, code, monkeypatch):
+    ids, times = rendered(world, code, monkeypatch)
+    assert world.Tokenizer().decode(ids).startswith("<|im_start|>user\nquestion") and times == 1
+
+
+@pytest.mark.parametrize(
+    "code",
+    [
+        "def pre_process(tokenizer, prompt_ids, obs): return [{'role': 'user', 'content': 'mine'}]",
+        "class Hooks:\n    def pre_process(self, tokenizer, prompt_ids, obs, *, context):\n"
+        "        return [{'role': 'user', 'content': 'mine'}]\npre_process = Hooks().pre_process",
+    ],
+)
+def test_nothing_is_rendered_for_a_hook_that_does_not_read_it(world, code, monkeypatch):
+    ids, times = rendered(world, code, monkeypatch)
+    assert "mine" in world.Tokenizer().decode(ids) and times == 1

@@ -8,13 +8,45 @@ more.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Sequence
+import gc
+import threading
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from typing import Any
 
 from recipe.dag.episode.record import Episode
 from recipe.dag.episode.runner import EpisodeRunner
 from recipe.dag.episode.stall import watched_loop
 from recipe.dag.episode.tasks import together
+
+GC_THRESHOLDS = 50_000, 50, 100
+"""New objects before a collection, and collections of one generation before the next one's."""
+_collector = threading.Lock()
+_rollouts = 0
+"""Under way in this process, on any loop."""
+_before = gc.get_threshold()
+
+
+@contextmanager
+def rare_collections() -> Iterator[None]:
+    """Keep the garbage collector from what exists already, and have it look at the rest less often. Records live until
+    the step ends: to look through them every 700 objects, as Python does, doubles what a call costs at 4,096 episodes.
+    """
+    global _rollouts, _before
+    with _collector:
+        _rollouts += 1
+        if _rollouts == 1:
+            _before = gc.get_threshold()
+            gc.freeze()
+            gc.set_threshold(*GC_THRESHOLDS)
+    try:
+        yield
+    finally:
+        with _collector:
+            _rollouts -= 1
+            if _rollouts == 0:
+                gc.set_threshold(*_before)
+                gc.unfreeze()
 
 
 async def run_batch(
@@ -38,7 +70,7 @@ async def run_batch(
             on_done(episode)
         return episode
 
-    with watched_loop():
+    with watched_loop(), rare_collections():
         episodes = await together(one(sample, uid, index) for sample, uid in samples for index in range(n))
     runner.check_masked(episodes, f"step {step}")
     return episodes

@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
 
-from recipe.dag.episode.chat import continuation_ids, end_of_turn_id, render
+from recipe.dag.episode.chat import continuation_ids, continue_off_loop, end_of_turn_id, render_off_loop
 from recipe.dag.episode.client import PolicyEndpoint
 from recipe.dag.episode.context import Context
 from recipe.dag.episode.generation import cut_at_stop, generate
@@ -73,7 +73,8 @@ class Caller:
         self._shown_schemas = self.tools.schemas if hermes else None
         try:
             self._end_of_turn = end_of_turn_id(self.endpoint.tokenizer, **self.agent.chat_template_kwargs)
-            self._continuation([{"role": "tool" if hermes else "user", "content": "-"}])
+            messages = [{"role": "tool" if hermes else "user", "content": "-"}]
+            continuation_ids(self.endpoint.tokenizer, messages, **self._continuation_options())
         except UserError as error:
             raise UserError(f"policy {self.agent.policy}: {error}") from error
 
@@ -127,22 +128,24 @@ class Caller:
             with boundary(EnvFault, self.where):
                 call.observation = str(context.obs)
         if self.hooks.pre is not None and transcript is not None and not self.hooks.pre.names_context:
-            given = list(tokenizer.encode(transcript, add_special_tokens=False))
-        elif self.hooks.pre is not None:
+            given = await self.endpoint.codec.encode(transcript)
+        elif self.hooks.pre is not None and self.hooks.pre.reads_prompt_ids:
             if self.agent.name not in attempt.sample_ids:
-                attempt.sample_ids[self.agent.name] = self._render(attempt.episode.sample["prompt"])
+                attempt.sample_ids[self.agent.name] = await self._render(attempt.episode.sample["prompt"])
             given = list(attempt.sample_ids[self.agent.name])
         prompt = await self.hooks.pre_process(tokenizer, given, context)
-        call.prompt_ids = self._render(prompt) if isinstance(prompt[0], dict) else prompt
-        call.prompt_text = tokenizer.decode(call.prompt_ids, skip_special_tokens=False)
+        call.prompt_ids = await self._render(prompt) if isinstance(prompt[0], dict) else prompt
+        call.prompt_text = partial(self.endpoint.codec.decode, call.prompt_ids, skip_special_tokens=False)
 
-    def _render(self, messages: list[dict]) -> list[int]:
-        options = self.agent.chat_template_kwargs
+    async def _render(self, messages: list[dict]) -> list[int]:
+        endpoint, options = self.endpoint, self.agent.chat_template_kwargs
         with boundary(HookFault, f"{self.where}, chat template of policy {self.agent.policy}"):
-            return render(self.endpoint.tokenizer, messages, tools=self._shown_schemas, **options)
+            return await render_off_loop(
+                endpoint.codec, endpoint.tokenizer, messages, tools=self._shown_schemas, **options
+            )
 
     async def _respond(self, call: Call, attempt: Attempt, deadline: float) -> None:
-        loop, tokenizer = self.agent.tool_loop, self.endpoint.tokenizer
+        loop, decode = self.agent.tool_loop, self.endpoint.codec.decode
         if self._room(call) < 1:
             info = attempt.episode.info
             info["prompt_too_long"] = info.get("prompt_too_long", 0) + 1
@@ -151,13 +154,13 @@ class Caller:
         limit = loop.max_generations if loop else 1
         while True:
             made, stopped = await self._generation(call, attempt, deadline)
-            call.text = tokenizer.decode(made.response_ids, skip_special_tokens=True)
+            call.text = decode(made.response_ids, skip_special_tokens=True)
             ended = made.response_ids[-1:] == [self._end_of_turn]
             if loop is None or made.stop_reason != "stop" or not (ended or stopped):
                 return
             # With special tokens: in some vocabularies the tool call's tags are special.
             said = made.response_ids[:-1] if ended else made.response_ids
-            raw = tokenizer.decode(said, skip_special_tokens=False)
+            raw = decode(said, skip_special_tokens=False)
             requests = requests_in(raw, loop, self.tools.names, opened_thinking=call.opened_thinking)
             if not requests:
                 return
@@ -166,7 +169,7 @@ class Caller:
                 return
             shown = await answer(requests, loop, partial(self._run, attempt), call.tool_results)
             # A stop string ended the generation before the token that ends the turn.
-            between = ([] if ended else [self._end_of_turn]) + self._continuation(shown)
+            between = ([] if ended else [self._end_of_turn]) + await self._continuation(shown)
             if self._room(call) - len(between) < 1:
                 call.stop_reason, call.ended_in_tool_call = "length", True
                 return
@@ -217,22 +220,20 @@ class Caller:
     def _opens_thinking(self, call: Call) -> bool:
         """Whether the generation prompt ends with <think>, as templates of reasoning models do."""
         tail = (call.response_ids or call.prompt_ids)[-_TAIL:]
-        return self.endpoint.tokenizer.decode(tail, skip_special_tokens=False).rstrip().endswith(OPEN_TAG)
+        return self.endpoint.codec.decode(tail, skip_special_tokens=False).rstrip().endswith(OPEN_TAG)
 
-    def _continuation(self, messages: list[dict]) -> list[int]:
-        return continuation_ids(
-            self.endpoint.tokenizer,
-            messages,
-            end_of_turn=self._end_of_turn,
-            tools=self._shown_schemas,
-            **self.agent.chat_template_kwargs,
-        )
+    async def _continuation(self, messages: list[dict]) -> list[int]:
+        endpoint = self.endpoint
+        return await continue_off_loop(endpoint.codec, endpoint.tokenizer, messages, **self._continuation_options())
+
+    def _continuation_options(self) -> dict[str, Any]:
+        return {"end_of_turn": self._end_of_turn, "tools": self._shown_schemas, **self.agent.chat_template_kwargs}
 
     def _room(self, call: Call) -> int:
         return self.endpoint.max_model_len - len(call.prompt_ids) - len(call.response_ids)
 
 
 def _append(call: Call, ids: list[int], log_probs: list[float], *, sampled: int) -> None:
-    call.response_ids += [int(token) for token in ids]
-    call.rollout_log_probs += [float(value) for value in log_probs]
+    call.response_ids += map(int, ids)
+    call.rollout_log_probs += map(float, log_probs)
     call.response_mask += [sampled] * len(ids)

@@ -5,9 +5,10 @@ Invariant: the runner knows nothing of Ray or of any server. `policy/` implement
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, Protocol
 
+from recipe.dag.episode.codec import TextCodec
 from recipe.dag.episode.record import Generation
 
 
@@ -26,3 +27,7 @@ class PolicyEndpoint:
     """A transformers tokenizer, or what has its apply_chat_template, encode, decode, eos_token_id."""
     max_model_len: int
     """Prompt and response together, in tokens."""
+    codec: TextCodec = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.codec = TextCodec(self.tokenizer)

@@ -11,9 +11,10 @@ import bisect
 import math
 from collections.abc import Sequence
 from dataclasses import replace
-from numbers import Integral, Real
+from numbers import Real
 from typing import Any
 
+from recipe.dag.episode.chat import plain_ids
 from recipe.dag.episode.client import GenerationClient
 from recipe.dag.episode.record import Generation
 from recipe.dag.episode.tasks import limited
@@ -85,11 +86,17 @@ def check(answer: Generation, max_tokens: int, where: str = "") -> None:
         problem = f"{len(ids)} tokens with {len(log_probs)} log-probs"
     elif len(ids) > max_tokens:
         problem = f"{len(ids)} tokens where {max_tokens} were asked for"
-    elif not all(isinstance(token, Integral) and not isinstance(token, bool) and token >= 0 for token in ids):
+    elif plain_ids(ids) is None:
         problem = "token ids that are no token ids"
-    elif not all(isinstance(value, Real) and math.isfinite(value) for value in log_probs):
+    elif not _all_finite(log_probs):
         problem = "log-probs that are not finite"
     elif answer.stop_reason not in ("stop", "length"):
         problem = f"stop_reason {answer.stop_reason!r}"
     if problem:
         raise ModelServerFault(f"the server answered {problem}", where=where)
+
+
+def _all_finite(values: Sequence[Any]) -> bool:
+    if not set(map(type, values)) <= {float, int}:  # a check per kind and not per token
+        values = [value if isinstance(value, Real) else math.nan for value in values]
+    return all(map(math.isfinite, values))

@@ -6,6 +6,7 @@ Sync hooks run on the event loop, where they must be quick (they format and pars
 
 from __future__ import annotations
 
+import dis
 import inspect
 import json
 from collections.abc import Callable
@@ -35,6 +36,8 @@ class Hook:
     takes_context: bool = False
     names_context: bool = False
     """By name, not through **kwargs: then it is written for this engine, not for siiRL."""
+    reads_prompt_ids: bool = True
+    """False: its code never touches its second argument, so nothing needs to be rendered and encoded for it."""
 
     async def __call__(self, *args: Any, context: Context) -> Any:
         extra = {"context": context} if self.takes_context else {}
@@ -130,7 +133,27 @@ def _hook(holder: Any, name: str, path: str, kwargs: dict[str, Any]) -> Hook | N
     parameters = inspect.signature(function).parameters
     named = "context" in parameters
     takes = named or any(p.kind is inspect.Parameter.VAR_KEYWORD for p in parameters.values())
-    return Hook(function, f"{path}:{name}", kwargs, takes_context=takes, names_context=named)
+    reads = _reads_argument(function, 1)
+    return Hook(function, f"{path}:{name}", kwargs, takes_context=takes, names_context=named, reads_prompt_ids=reads)
+
+
+_SEES_ALL_LOCALS = {"locals", "vars", "eval", "exec", "dir", "_getframe", "currentframe", "stack"}
+
+
+def _reads_argument(function: Callable[..., Any], position: int) -> bool:
+    """Whether the function may read that positional argument (after `self`). True wherever that is not certain."""
+    code = getattr(function, "__code__", None)
+    if code is None:
+        return True
+    position += inspect.ismethod(function)
+    if position >= code.co_argcount or _SEES_ALL_LOCALS & set(code.co_names):
+        return True
+    name = code.co_varnames[position]
+    # Closures and comprehensions read it through a cell.
+    if name in code.co_cellvars:
+        return True
+    touched = (step.argval for step in dis.get_instructions(code))
+    return any(name == what or isinstance(what, tuple) and name in what for what in touched)
 
 
 def default_prompt(context: Context, dependencies: tuple[str, ...], peers: tuple[str, ...] = ()) -> list[Message]:

@@ -1,7 +1,8 @@
 """The record of one episode: plain data, JSON-able, enough to train from, to report on and to look at.
 
 Invariant: tokens are the truth and text is a view. What was sampled is kept as ids with the log-probs that the server
-reported; nothing here is ever decoded and encoded again. A record never holds live objects.
+reported; nothing here is ever decoded and encoded again. A record never holds live objects, but for the tokenizer that
+a prompt's text waits for until it is read.
 """
 
 from __future__ import annotations
@@ -102,6 +103,33 @@ class Call:
     """Its last generation asked for a tool, and a limit left no room for another one: it never answered."""
     opened_thinking: bool = False
     """The prompt of its last generation ended with <think>, so that the generation began as a thought."""
+
+
+class Deferred:
+    """An attribute that may be set to a function: it is called when the attribute is first read."""
+
+    def __init__(self, slot: Any) -> None:
+        self._slot = slot
+
+    def __get__(self, record: Any, owner: type | None = None) -> Any:
+        if record is None:
+            return self
+        value = self._slot.__get__(record)
+        if callable(value):
+            value = value()
+            self._slot.__set__(record, value)
+        return value
+
+    def __set__(self, record: Any, value: Any) -> None:
+        self._slot.__set__(record, value)
+
+    def unread(self, record: Any) -> Any:
+        """Return what it was set to, for a copy of the record."""
+        return self._slot.__get__(record)
+
+
+# Few calls are looked at, and to decode a prompt costs more than most of what else is done to it.
+Call.prompt_text = Deferred(Call.prompt_text)
 
 
 @dataclass(slots=True)

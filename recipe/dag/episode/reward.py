@@ -9,12 +9,13 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Collection, Sequence
-from copy import deepcopy
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, fields, replace
+from functools import partial
 from typing import Any
 
+from recipe.dag.episode.copying import plain_copy
 from recipe.dag.episode.number import as_number
-from recipe.dag.episode.record import Call, Episode
+from recipe.dag.episode.record import Call, Deferred, Episode
 from recipe.dag.episode.tasks import invoke, limited
 from recipe.dag.errors import RewardFault, boundary
 from recipe.dag.location import defined_at
@@ -64,7 +65,7 @@ async def score(
         copies = list(copy.calls)  # the function may change the list
         with boundary(RewardFault, node.where, node.function):
             async with limited(limit_s, RewardFault, "the reward function", node.where):
-                values = await invoke(node.function, copy, **deepcopy(node.kwargs))
+                values = await invoke(node.function, copy, **plain_copy(node.kwargs))
             episode.outcome, episode.info = _outcome(copy.outcome, node.where), _info(copy.info, node.where)
             _add(episode, values, agents, node)
         for call, changed in zip(episode.calls, copies, strict=True):
@@ -120,32 +121,42 @@ def _summed(calls: Sequence[Call]) -> dict[str, float]:
     return total
 
 
+class ScratchCall(Call):
+    """A call whose token lists are copied when they are first read: most reward functions read none."""
+
+    __slots__ = ()
+
+
+_TOKENS = ("prompt_ids", "response_ids", "response_mask", "rollout_log_probs")
+for _name in _TOKENS:
+    setattr(ScratchCall, _name, Deferred(getattr(Call, _name)))
+_REST = [field.name for field in fields(Call) if field.name not in (*_TOKENS, "prompt_text", "tool_results")]
+
+
 def scratch(episode: Episode) -> Episode:
     """A copy that shares nothing mutable with `episode`."""
     return replace(
         episode,
-        sample=deepcopy(episode.sample),
+        sample=plain_copy(episode.sample),
         calls=[_copy(call) for call in episode.calls],
-        results=deepcopy(episode.results),
-        skips=deepcopy(episode.skips),
-        info=deepcopy(episode.info),
-        faults=deepcopy(episode.faults),
+        results=[replace(result, parsed=plain_copy(result.parsed)) for result in episode.results],
+        skips=[replace(skip) for skip in episode.skips],
+        info=plain_copy(episode.info),
+        fault=plain_copy(episode.fault),
+        faults=plain_copy(episode.faults),
     )
 
 
-def _copy(call: Call) -> Call:
-    # Not deepcopy: it takes milliseconds for some thousand tokens.
-    return replace(
-        call,
-        prompt_ids=list(call.prompt_ids),
-        response_ids=list(call.response_ids),
-        response_mask=list(call.response_mask),
-        rollout_log_probs=list(call.rollout_log_probs),
-        parsed=deepcopy(call.parsed),
-        env_info=deepcopy(call.env_info),
-        reward_parts=dict(call.reward_parts),
-        tool_results=deepcopy(call.tool_results),
-    )
+def _copy(call: Call) -> ScratchCall:
+    copy = ScratchCall.__new__(ScratchCall)
+    for name in _TOKENS:
+        setattr(copy, name, partial(list, getattr(call, name)))
+    copy.prompt_text = Call.prompt_text.unread(call)
+    for name in _REST:
+        value = getattr(call, name)
+        setattr(copy, name, plain_copy(value))
+    copy.tool_results = [replace(result, arguments=plain_copy(result.arguments)) for result in call.tool_results]
+    return copy
 
 
 def _add(episode: Episode, values: Any, agents: Collection[str], node: RewardNode) -> None:

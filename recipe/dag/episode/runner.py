@@ -7,7 +7,6 @@ another. Each attempt starts from a fresh copy of the sample, with fresh envs an
 from __future__ import annotations
 
 import asyncio
-import copy
 import logging
 import time
 from collections.abc import Sequence
@@ -17,6 +16,7 @@ from recipe.dag.algorithms import SPANNING
 from recipe.dag.episode.call import Attempt, Caller
 from recipe.dag.episode.client import PolicyEndpoint
 from recipe.dag.episode.compute import load_compute
+from recipe.dag.episode.copying import plain_copy
 from recipe.dag.episode.env_class import load_envs
 from recipe.dag.episode.failure import check_masked, decide, describe, pause_s, run_error
 from recipe.dag.episode.graph import EpisodeNode, episode_graph
@@ -72,7 +72,7 @@ class EpisodeRunner:
         faults: list[dict[str, Any]] = []
         while True:
             attempts += 1
-            episode = Episode(uid, index, copy.deepcopy(sample), faults=faults, attempts=attempts)
+            episode = Episode(uid, index, plain_copy(sample), faults=faults, attempts=attempts)
             fault = await self._attempt(Attempt(episode, self._seed, step, validate, started))
             episode.seconds = time.perf_counter() - started
             if fault is None:

@@ -1,8 +1,8 @@
 """Waiting for other code: several coroutines at once, for a limited time, or for code that blocks.
 
 Invariant: when a function here returns or raises, no coroutine that it started is still running. Only what cannot be
-stopped goes on, and nobody waits for it, not even the end of the process: a blocking function, in a daemon thread of
-its own, and a coroutine of the user's that catches every cancellation.
+stopped goes on, and nobody waits for it, not even the end of the process: a blocking function, in a daemon thread that
+it keeps, and a coroutine of the user's that catches every cancellation.
 """
 
 from __future__ import annotations
@@ -10,14 +10,15 @@ from __future__ import annotations
 import asyncio
 import inspect
 import logging
-import threading
 from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Iterable
 from contextlib import asynccontextmanager
 from typing import Any, TypeVar
 
+from recipe.dag.episode.threads import WorkerThreads
 from recipe.dag.errors import Fault
 
 log = logging.getLogger(__name__)
+_threads = WorkerThreads()
 
 CLEAN_UP_S = 5.0
 STUBBORN_S = (0.2, 0.2, 0.2)
@@ -128,10 +129,7 @@ async def invoke(
     **kwargs: Any,
 ) -> Any:
     """Call user code without letting it block the loop: coroutine functions run where `awaited` awaits them, by default
-    here, all others in a thread.
-
-    A thread per call and not a pool: a pool's few threads would all be taken by the first few calls that hang.
-    """
+    here, all others in a thread. Calls that hang keep their threads, and hold up no others."""
     if not inspect.iscoroutinefunction(function):
         result = await _in_thread(lambda: function(*args, **kwargs))
     else:
@@ -168,5 +166,5 @@ async def _in_thread(function: Callable[[], T]) -> T:
         except RuntimeError:
             return  # The loop has closed: nobody waits any more.
 
-    threading.Thread(target=work, daemon=True, name="episode-user-code").start()
+    _threads.run(work)
     return await future

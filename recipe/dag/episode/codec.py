@@ -1,0 +1,120 @@
+"""Texts to token ids and back, without what transformers does per token, and encoding away from the event loop.
+
+Invariant: the results are those of the tokenizer's own `encode` and `decode`. Texts that wait at the same time are
+encoded in one batch: a thread that takes the GIL once per batch does not slow the loop down, one that takes it per text
+does.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import copy
+import os
+import weakref
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, field
+from typing import Any
+
+SHORT = 512
+"""Characters that are encoded sooner than another thread has them."""
+
+
+@dataclass(slots=True)
+class _Queue:
+    """What waits on one event loop."""
+
+    waiting: list[tuple[str, asyncio.Future[list[int]]]] = field(default_factory=list)
+    busy: bool = False
+
+
+class TextCodec:
+    """A tokenizer's `encode` and `decode`, for any number of coroutines and event loops."""
+
+    def __init__(self, tokenizer: Any) -> None:
+        self._tokenizer = tokenizer
+        self._backend: Any = None
+        self._threads: ThreadPoolExecutor | None = None
+        self._process = 0
+        self._queues: weakref.WeakKeyDictionary[asyncio.AbstractEventLoop, _Queue] = weakref.WeakKeyDictionary()
+        self.direct = _keeps(tokenizer, "__call__", "encode", "_encode_plus")
+        """Whether it is Rust that encodes; other tokenizers encode where they are called."""
+        self._decode = tokenizer._decode if _keeps(tokenizer, "decode") else tokenizer.decode
+
+    async def encode(self, text: str) -> list[int]:
+        """Return the ids of `text` without special tokens around it."""
+        if not self.direct or len(text) <= SHORT:
+            return list(self._tokenizer.encode(text, add_special_tokens=False))
+        loop = asyncio.get_running_loop()
+        queue = self._queues.get(loop)
+        if queue is None:
+            queue = self._queues[loop] = _Queue()
+        future: asyncio.Future[list[int]] = loop.create_future()
+        queue.waiting.append((text, future))
+        if not queue.busy:
+            queue.busy = True
+            loop.call_soon(self._start, loop, queue)  # not at once: others of this iteration join the batch
+        return await future
+
+    def decode(self, ids: list[int], *, skip_special_tokens: bool) -> str:
+        """Return the text of `ids`, which must be a list of Python's integers: they are not checked one by one."""
+        return self._decode(ids, skip_special_tokens=skip_special_tokens)
+
+    def _start(self, loop: asyncio.AbstractEventLoop, queue: _Queue) -> None:
+        batch, queue.waiting = [entry for entry in queue.waiting if not entry[1].done()], []
+        if not batch:
+            queue.busy = False
+            return
+        self._prepare()
+        self._threads.submit(self._work, loop, queue, batch)
+
+    def _prepare(self) -> None:
+        if self._process != os.getpid():  # a forked child has none of its parent's threads
+            self._process = os.getpid()
+            self._threads = ThreadPoolExecutor(1, "episode-encoding")
+
+    def _work(self, loop: asyncio.AbstractEventLoop, queue: _Queue, batch: list[tuple[str, asyncio.Future]]) -> None:
+        if self._backend is None:
+            self._backend = _own_backend(self._tokenizer)
+        try:
+            found = self._backend.encode_batch_fast([text for text, _ in batch], add_special_tokens=False)
+            results: list[Any] = [encoding.ids for encoding in found]
+        except Exception:  # one text that cannot be encoded is one call's problem
+            results = [self._encode_one(text) for text, _ in batch]
+        try:
+            loop.call_soon_threadsafe(self._settle, loop, queue, batch, results)
+        except RuntimeError:
+            return  # the loop has closed: nothing waits any more
+
+    def _encode_one(self, text: str) -> list[int] | Exception:
+        try:
+            return self._backend.encode_batch_fast([text], add_special_tokens=False)[0].ids
+        except Exception as error:
+            return error
+
+    def _settle(self, loop: asyncio.AbstractEventLoop, queue: _Queue, batch: list, results: list) -> None:
+        for (_, future), result in zip(batch, results, strict=True):
+            if future.done():
+                continue
+            if isinstance(result, Exception):
+                future.set_exception(result)
+            else:
+                future.set_result(result)
+        self._start(loop, queue)
+
+
+def _keeps(tokenizer: Any, *methods: str) -> bool:
+    """Whether it is one of transformers' tokenizers in Rust whose class does not override `methods`."""
+    base = next((kind for kind in type(tokenizer).__mro__ if kind.__name__ == "TokenizersBackend"), None)
+    if base is None or not hasattr(tokenizer.backend_tokenizer, "encode_batch_fast"):
+        return False
+    return all(getattr(type(tokenizer), name) is getattr(base, name) for name in methods)
+
+
+def _own_backend(tokenizer: Any) -> Any:
+    """A copy that only this module uses: hooks on the loop's thread may change how the tokenizer truncates or pads, and
+    Rust refuses that while another thread encodes."""
+    backend = copy.deepcopy(tokenizer.backend_tokenizer)
+    backend.no_truncation()
+    backend.no_padding()
+    backend.encode_special_tokens = tokenizer.split_special_tokens
+    return backend
