@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 
 from recipe.dag import cli
+from tests.workflow.shapes import QWEN, write_config
 
 ROOT = Path(__file__).parents[1]
 WORKFLOWS = ROOT / "workflows"
@@ -61,6 +62,35 @@ def test_plan_shows_text_by_default(run):
 def test_plan_in_other_formats(run):
     assert run("plan", SHARED, "--format", "mermaid")[1].startswith("flowchart TD\n")
     assert json.loads(run("plan", SHARED, "--format", "json")[1])["dag_id"] == "retool_ma"
+
+
+def test_plan_says_whether_a_run_fits_its_gpus(run, tmp_path, monkeypatch):
+    monkeypatch.setenv("MODEL_PATH", write_config(tmp_path / "m", QWEN["3b"]))
+    fused = "actor_rollout_ref.model.use_fused_kernels=true"
+    code, out, err = run("plan", SHARED, fused, "--gpu_gb", "80")
+    assert (code, err) == (0, "")
+    assert "GPUs of each machine: 1 of 80.0 GB" in out and "micro-batches: 16,384 tokens; offload: none" in out
+    assert out.splitlines()[-1] == "  fits: 72.5 of 80.0 GB"
+    last = run("plan", SHARED, fused, "--gpu_gb", "24")[1].splitlines()[-1]
+    assert (
+        last.startswith("  does not fit: optimizer step of main needs 63.9 GB of each GPU's 24.0") and "; pass " in last
+    )
+    code, out, err = run("plan", SHARED, fused, "+profile=gpu_32gb")
+    assert "each GPU" not in err and "  fits: " in out.splitlines()[-1] and "of 32.0 GB" in out
+    gpus = json.loads(run("plan", SHARED, fused, "trainer.n_gpus_per_node=4", "--gpu_gb", "80", "--format", "json")[1])
+    assert gpus["gpus"][0]["gpus"] == 4 and gpus["gpus"][0]["problem"] is None
+
+
+def test_plan_says_why_there_is_no_estimate(run, monkeypatch):
+    monkeypatch.setattr("recipe.dag.workflow.machine._gpus", lambda environ: ())
+    monkeypatch.delenv("MODEL_PATH", raising=False)
+    last = "Memory of each GPU: not estimated, {}"
+    assert run("plan", SHARED)[1].splitlines()[-1] == last.format("no GPU's memory is known here; pass --gpu_gb 80")
+    shown = run("plan", SHARED, "--gpu_gb", "80")[1].splitlines()[-1]
+    assert shown == last.format("environment variable MODEL_PATH is not set")
+    tiny = ("--config-path", str(ROOT / "recipe/retool_ma/config"), "--config-name", "tiny_cpu")
+    assert run("plan", SHARED, *tiny)[1].splitlines()[-1] == "Memory of each GPU: none is used (platform=cpu)"
+    assert run("plan", SHARED, "trainer.n_gpus=2")[0] == 2
 
 
 def test_plan_of_a_missing_or_bad_file_is_lines_and_exit_code_2(run, bad):

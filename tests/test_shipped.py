@@ -49,7 +49,8 @@ def test_configuration_composes_and_resolves(file):
     config = compose_config(file.stem, REQUIRED, file.parent)
     OmegaConf.to_container(config.data, resolve=True)
     OmegaConf.to_container(config.actor_rollout_ref, resolve=True)
-    assert config.workflow == "w.yaml" and config.output_dir and int(config.trainer.n_gpus_per_node) >= 1
+    assert config.workflow == "w.yaml" and config.output_dir
+    assert config.trainer.n_gpus_per_node in (None, 1), "null: all that are visible; ReTool-MA's own keys say 1"
 
 
 @pytest.mark.parametrize("profile", PROFILES, ids=relative)

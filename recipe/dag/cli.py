@@ -6,13 +6,15 @@ thin function here; what it needs is imported inside it, so that `validate` and 
 
 from __future__ import annotations
 
+import json
+import os
 import sys
 import tomllib
 from collections.abc import Iterable
 from enum import StrEnum
 from importlib import metadata
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
@@ -62,6 +64,13 @@ def _root(
 ) -> None: ...
 
 
+_Overrides = Annotated[
+    list[str] | None, typer.Argument(metavar="key=value ...", help="Hydra overrides.", show_default=False)
+]
+_ConfigPath = Annotated[Path | None, typer.Option("--config-path", help="Folder of the configuration.")]
+_ConfigName = Annotated[str, typer.Option("--config-name", help="A file in that folder, without .yaml.")]
+
+
 @app.command()
 def validate(
     files: Annotated[list[str], typer.Argument(metavar="FILE...", help="Workflow files.", show_default=False)],
@@ -95,8 +104,18 @@ def plan(
     file: Annotated[str, typer.Argument(metavar="FILE", help="A workflow file.", show_default=False)],
     format: Annotated[PlanFormat, typer.Option("--format", help="How to show it.")] = PlanFormat.text,
     mermaid: Annotated[bool, typer.Option("--mermaid", help="The same as --format mermaid.")] = False,
+    overrides: _Overrides = None,
+    gpu_gb: Annotated[
+        float | None,
+        typer.Option(
+            "--gpu-gb", "--gpu_gb", min=1, help="Memory of each GPU, 10^9 bytes. (default: of this machine's)"
+        ),
+    ] = None,
+    config_path: _ConfigPath = None,
+    config_name: _ConfigName = "dag",
 ) -> None:
-    """Show what a workflow will do: agents, policies, order, training chain, token budget, memory of the weights."""
+    """Show what a workflow will do: agents, policies, order, training chain, token budget, and the memory of each GPU
+    with a verdict, under the run's configuration (--config-name, key=value ...)."""
     from recipe.dag.workflow import render
     from recipe.dag.workflow.memory import estimate
     from recipe.dag.workflow.plan import make_plan
@@ -104,7 +123,8 @@ def plan(
     renderers = {"text": render.to_text, "mermaid": render.to_mermaid, "json": render.to_json}
     workflow = _load(file)
     _warn(workflow.warnings)
-    planned = make_plan(workflow).model_copy(update={"memory": estimate(workflow)})
+    gpus = _plan_gpus(workflow, config_name, overrides or [], config_path, gpu_gb)
+    planned = make_plan(workflow).model_copy(update={"memory": estimate(workflow), **gpus})
     typer.echo(renderers["mermaid" if mermaid else format](planned))
 
 
@@ -135,13 +155,6 @@ def algorithms() -> None:
     from recipe.dag.algorithms import table
 
     typer.echo(table())
-
-
-_Overrides = Annotated[
-    list[str] | None, typer.Argument(metavar="key=value ...", help="Hydra overrides.", show_default=False)
-]
-_ConfigPath = Annotated[Path | None, typer.Option("--config-path", help="Folder of the configuration.")]
-_ConfigName = Annotated[str, typer.Option("--config-name", help="A file in that folder, without .yaml.")]
 
 
 @app.command()
@@ -288,6 +301,36 @@ def _load(file: str) -> Workflow:
     if has_verl():  # whose configuration says which keys there are
         check_overrides(file)
     return workflow
+
+
+def _plan_gpus(
+    workflow: Workflow, name: str, overrides: list[str], folder: Path | None, gpu_gb: float | None
+) -> dict[str, Any]:
+    """Estimate the memory of each GPU of a run with this configuration; `gpu_gb` in place of this machine's GPUs."""
+    from recipe.dag.settings.compose import compose_config, has_verl
+    from recipe.dag.settings.defaults import apply, decide, describe
+    from recipe.dag.workflow.gpu_memory import GB
+    from recipe.dag.workflow.machine import Machine, this_machine
+
+    if not has_verl() and not overrides and gpu_gb is None:
+        return {
+            "no_gpus": "Memory of each GPU: not estimated, since verl, whose configuration a run has, is not installed"
+        }
+    config = compose_config(name, [f"workflow={json.dumps(workflow.path)}", *overrides], folder)
+    if config.platform == "cpu":
+        return {"no_gpus": "Memory of each GPU: none is used (platform=cpu)"}
+    if config.model_path:
+        os.environ["MODEL_PATH"] = str(config.model_path)
+    machine = this_machine()
+    if gpu_gb is not None:
+        machine = Machine((int(gpu_gb * GB),) * max(len(machine.gpu_bytes), 1), machine.host_bytes)
+    decision = decide(config, workflow, machine, visible=len(machine.gpu_bytes) or 1)
+    if decision.unknown:
+        hint = "; pass --gpu_gb 80" if gpu_gb is None and not machine.gpu_bytes else ""
+        return {"no_gpus": f"Memory of each GPU: not estimated, {decision.unknown}{hint}"}
+    apply(config, decision)
+    trains = bool(workflow.trained_policies())
+    return {"gpus": decision.memory, "choices": tuple(describe(decision, machine, config, trains=trains))}
 
 
 def _warn(warnings: Iterable[Problem]) -> None:

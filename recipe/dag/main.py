@@ -13,6 +13,7 @@ import os
 import sys
 import time
 import warnings
+from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -66,6 +67,25 @@ def choose_platform(config: DictConfig) -> str:
     if config.platform == "cuda" and not available:
         raise UserError("platform=cuda, but torch sees no GPU; run on a CUDA host or with platform=cpu")
     return "cuda" if available and config.platform != "cpu" else "cpu"
+
+
+def choose_defaults(config: DictConfig, workflow: Workflow, platform: str) -> Iterator[str]:
+    """Decide what `config` leaves open, write it there, and yield what to print of it. Raises UserError where a run
+    on GPUs cannot be placed on those that are visible."""
+    import torch
+
+    from recipe.dag.settings import defaults
+    from recipe.dag.workflow.machine import this_machine
+
+    if platform == "cpu":
+        defaults.apply(config, defaults.on_cpu(config))
+        return
+    machine = this_machine()
+    decision = defaults.decide(config, workflow, machine, visible=torch.cuda.device_count())
+    defaults.apply(config, decision)
+    defaults.check_servers(config, workflow)
+    yield from defaults.describe(decision, machine, config, trains=bool(workflow.trained_policies()))
+    yield from defaults.describe_memory(decision, machine)
 
 
 def prepare_environment(platform: str) -> None:
@@ -278,6 +298,8 @@ def _launch(
 
     if not evaluate_only and config.trainer.save_freq > 0 and (warning := shortfall(config, workflow)):
         print(f"warning: {warning}", file=sys.stderr)
+    for line in choose_defaults(config, workflow, platform):
+        print(line, file=sys.stderr)
     shares = plan_pools(workflow, nnodes=config.trainer.nnodes, n_gpus_per_node=config.trainer.n_gpus_per_node)
     # Ray is shut down after the event loop, whose threads may wait for it until then
     with Cluster(config, shares, platform=platform) as cluster:

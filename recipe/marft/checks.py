@@ -17,6 +17,7 @@ from recipe.dag.errors import UserError
 from recipe.dag.policy.config import policy_config
 from recipe.dag.policy.placement import plan_pools
 from recipe.dag.settings.kinds import COUNT, Given, Kind, or_null, whole
+from recipe.dag.workflow.machine import this_machine
 from recipe.dag.workflow.schema import Workflow
 from recipe.marft.credit import COMPARING
 from recipe.marft.flags import ACTOR, CRITIC, SERVER
@@ -68,7 +69,8 @@ def whole_number(config: DictConfig, key: str, kind: Kind) -> int | None:
 def check_policies(config: DictConfig, flow: Workflow) -> None:
     """That there are GPUs for all policies, and that each one's configuration fits them and the lengths of its rows."""
     platform = "cpu" if config.platform == "cpu" else "cuda"
-    for share in plan_pools(flow, nnodes=config.trainer.nnodes, n_gpus_per_node=config.trainer.n_gpus_per_node):
+    visible = config.trainer.n_gpus_per_node or max(len(this_machine().gpu_bytes), 1)
+    for share in plan_pools(flow, nnodes=config.trainer.nnodes, n_gpus_per_node=visible):
         gpus = sum(share.processes_on_nodes)
         for name in share.policies:
             critic = "" if flow.critic_owner(name) == name else None

@@ -1,22 +1,20 @@
 """What the weights of a workflow's policies take, in bytes, before anything is started.
 
-Invariant: arithmetic on parameter counts, over all devices of a policy together. Activations, logits and the KV cache
-come on top.
+Invariant: arithmetic on parameter counts, over all devices of a policy together. What each GPU holds, activations,
+logits and the KV cache included, is `gpu_memory`'s.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 
+from recipe.dag.workflow.gpu_memory import REFERENCE
 from recipe.dag.workflow.model_size import UnknownSize, size_of
 from recipe.dag.workflow.schema import Frozen, Workflow
+from recipe.dag.workflow.trainer_memory import ADAM, BF16, GRADIENT, MASTER
 
-MASTER, GRADIENT, ADAM = 4, 4, 8
-"""Bytes per trained parameter: fp32 weights, fp32 gradients, two fp32 moments."""
-REFERENCE = 4
-"""verl keeps the frozen copy in fp32, too."""
-SERVING = 2
-"""bf16, in each replica of the server."""
+SERVING = BF16
+"""Bytes per parameter in each replica of the server."""
 
 
 class PolicyMemory(Frozen):

@@ -1,4 +1,4 @@
-"""How many parameters a model has, from its config.json alone.
+"""How many parameters a model has, and of which shapes, from its config.json alone.
 
 Invariant: no weights are read, nothing is downloaded, and a model of a shape that is not understood has no number.
 """
@@ -21,6 +21,25 @@ class ModelSize:
     parameters: int
     value_parameters: int
     """The same body under a value head."""
+    hidden: int
+    layers: int
+    vocabulary: int
+    key_value_width: int
+    """Key-value heads x their width: what a token keeps in the cache, per layer, once for keys and once for values."""
+    mlp_width: int
+    """Of the MLP, or of the experts that a token visits together."""
+    layer_parameters: int
+    """Of one layer, all its experts included."""
+
+    @property
+    def root_parameters(self) -> int:
+        """Parameters outside the layers: embeddings, a head of its own, the last norm."""
+        return self.parameters - self.layers * self.layer_parameters
+
+    @property
+    def cache_bytes_per_token(self) -> int:
+        """Bytes that a token takes in a server's KV cache (bf16)."""
+        return 2 * 2 * self.layers * self.key_value_width
 
 
 class UnknownSize(Exception):
@@ -69,8 +88,20 @@ def _count(config: dict[str, Any]) -> ModelSize:
     if experts:
         inner = config.get("moe_intermediate_size") or config["intermediate_size"]
         mlp = experts * 3 * hidden * inner + hidden * experts
+        mlp_width = inner * int(config.get("num_experts_per_tok") or 1)
     else:
-        mlp = 3 * hidden * config["intermediate_size"]
-    body = vocabulary * hidden + layers * (attention + mlp + 2 * hidden) + hidden
+        mlp_width = config["intermediate_size"]
+        mlp = 3 * hidden * mlp_width
+    layer = attention + mlp + 2 * hidden
+    body = vocabulary * hidden + layers * layer + hidden
     head = 0 if config.get("tie_word_embeddings", False) else vocabulary * hidden
-    return ModelSize(body + head, body + hidden + 1)
+    return ModelSize(
+        parameters=body + head,
+        value_parameters=body + hidden + 1,
+        hidden=hidden,
+        layers=layers,
+        vocabulary=vocabulary,
+        key_value_width=groups * width,
+        mlp_width=mlp_width,
+        layer_parameters=layer,
+    )

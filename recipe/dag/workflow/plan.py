@@ -1,7 +1,7 @@
 """What a workflow will do, as data: who runs when, who trains whom, and how much it may generate.
 
-Invariant: a plan is a function of the workflow alone; it reads no environment variable and no model. Only `memory`,
-which is there when it was asked for, depends on the machine.
+Invariant: a plan is a function of the workflow alone; it reads no environment variable and no model. Only `memory` and
+`gpus`, which are there when they were asked for, depend on the machine.
 """
 
 from __future__ import annotations
@@ -10,6 +10,7 @@ from pathlib import Path
 
 from recipe.dag.algorithms import ENTRIES, MIXED, advantages_per_turn
 from recipe.dag.workflow.describe import in_words
+from recipe.dag.workflow.gpu_memory import PoolMemory
 from recipe.dag.workflow.graph import graph_of, levels, with_whole_loops
 from recipe.dag.workflow.memory import PolicyMemory
 from recipe.dag.workflow.schema import Agent, Algorithm, Frozen, Node, Sampling, ToolLoop, Workflow
@@ -112,6 +113,11 @@ class Plan(Frozen):
     max_generated_tokens: int
     """Per episode. Prompts come on top: their length depends on the data."""
     memory: tuple[PolicyMemory, ...] = ()
+    gpus: tuple[PoolMemory, ...] = ()
+    choices: tuple[str, ...] = ()
+    """What the configuration leaves to the machine, in words."""
+    no_gpus: str | None = None
+    """Why `gpus` is empty, where it was asked for."""
 
     def node(self, node_id: str) -> PlannedNode:
         return next(node for node in self.nodes if node.node_id == node_id)

@@ -8,14 +8,14 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from recipe.dag.algorithms import ENTRIES
-from recipe.dag.workflow.memory import ADAM, GRADIENT, MASTER, REFERENCE, SERVING, PolicyMemory
+from recipe.dag.workflow.memory_table import gpu_table, weights_table
 from recipe.dag.workflow.mermaid import step_name, to_mermaid
 from recipe.dag.workflow.plan import Plan, PlannedAgent, PlannedLoop, PlannedNode, PlannedPolicy
+from recipe.dag.workflow.text_table import table
 from recipe.dag.workflow.training_chain import is_derived
 
 __all__ = ["to_json", "to_mermaid", "to_text"]
 
-GB = 1e9
 WIDTH = 160
 CLIP = (0.2, 0.2)
 """PPO's, which need not be shown."""
@@ -29,9 +29,9 @@ def to_text(plan: Plan) -> str:
     lines = [f"{plan.dag_id} ({plan.file})"]
     lines += [" ".join(plan.description.split())] if plan.description.strip() else []
     header = ["group", "name", "policy", "nodes", "sampling", "tools"]
-    lines += ["", "Agents", *_table(header, map(_agent_row, plan.agents))]
+    lines += ["", "Agents", *table(header, map(_agent_row, plan.agents))]
     header = ["name", "model", "weights", "critic", "agents", "GPUs"]
-    lines += ["", "Policies", *_table(header, map(_policy_row, plan.policies))]
+    lines += ["", "Policies", *table(header, map(_policy_row, plan.policies))]
     turns = f"up to {plan.max_turns} turns" if plan.max_turns > 1 else "1 turn"
     lines += ["", f"Rollout ({turns} per episode; nodes of one line run in parallel)", *_numbered(plan, plan.rollout)]
     lines += ["", "Loops", *map(_loop, plan.loops)] if plan.loops else []
@@ -42,8 +42,10 @@ def to_text(plan: Plan) -> str:
     budget = [(f"agent {agent.name}", agent.max_generated_tokens, _product(plan, agent)) for agent in plan.agents]
     budget += [(f"policy {policy.name}", policy.max_generated_tokens, "") for policy in plan.policies]
     budget += [("total", plan.max_generated_tokens, "")]
-    lines += _table(None, [[name, f"{tokens:,}", how] for name, tokens, how in budget])
-    lines += _memory(plan.memory) if plan.memory else []
+    lines += table(None, [[name, f"{tokens:,}", how] for name, tokens, how in budget])
+    lines += weights_table(plan.memory) if plan.memory else []
+    lines += ["", *plan.choices, *gpu_table(plan.gpus)] if plan.gpus else []
+    lines += ["", plan.no_gpus] if plan.no_gpus else []
     return "\n".join(line.rstrip() for line in lines)
 
 
@@ -78,28 +80,6 @@ def _policy_row(policy: PlannedPolicy) -> list[str]:
 def _loop(loop: PlannedLoop) -> str:
     rounds = f"up to {loop.max_rounds} rounds, until {loop.until}" if loop.until else f"{loop.max_rounds} rounds"
     return f"  {loop.name}: {', '.join(loop.nodes)}; {rounds}"
-
-
-def _memory(memory: Sequence[PolicyMemory]) -> list[str]:
-    bytes_each = f"weights {MASTER}, gradients {GRADIENT}, Adam {ADAM}, reference {REFERENCE} (fp32), serving {SERVING}"
-    title = (
-        f"Memory in GB, over all devices (bytes per parameter: {bytes_each} (bf16); activations and KV cache on top)"
-    )
-    header = ["policy", "parameters", "weights", "gradients", "Adam", "reference", "critic", "serving", "total"]
-    rows = []
-    for part in memory:
-        if part.parameters is None:
-            rows.append([part.policy, "unknown", *["-"] * 7])
-            continue
-        sizes = (part.weights, part.gradients, part.optimizer, part.reference, part.critic, part.serving, part.total)
-        count = f"{part.parameters / 1e9:.2f} B" if part.parameters >= 1e7 else f"{part.parameters / 1e6:.2f} M"
-        rows.append([part.policy, count, *(f"{size / GB:.1f}" if size >= GB / 20 else _small(size) for size in sizes)])
-    why = [f"  {part.policy} is unknown: {part.unknown}" for part in memory if part.parameters is None]
-    return ["", title, *_table(header, rows), *why]
-
-
-def _small(size: int) -> str:
-    return "-" if size == 0 else f"{size / GB:.3f}"
 
 
 def _numbered(plan: Plan, levels: Sequence[Sequence[str]]) -> list[str]:
@@ -152,9 +132,3 @@ def _product(plan: Plan, agent: PlannedAgent) -> str:
     factors = [moves, (plan.max_turns, "turn"), (generations, "generation")]
     counted = " x ".join(f"{count} {noun}{'s' if count != 1 else ''}" for count, noun in factors)
     return f"{counted} x {agent.sampling.max_tokens} tokens"
-
-
-def _table(header: list[str] | None, rows: Sequence[list[str]] | map) -> list[str]:
-    table = ([header] if header else []) + list(rows)
-    widths = [max(len(row[column]) for row in table) for column in range(len(table[0]))]
-    return ["  " + "  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)) for row in table]

@@ -1,0 +1,124 @@
+"""From a run's configuration and workflow to the pools whose memory is estimated.
+
+Invariant: a policy's own `config` goes before the run's, as in the run. What a configuration leaves open (null) is an
+argument, so that a choice can be tried before it is made. Reads the models' config.json files, and nothing else.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from omegaconf import DictConfig, OmegaConf
+
+from recipe.dag.policy.placement import plan_pools
+from recipe.dag.workflow.dotted import flat
+from recipe.dag.workflow.gpu_memory import PolicyOnGpu, Pool
+from recipe.dag.workflow.model_size import size_of
+from recipe.dag.workflow.schema import Workflow
+from recipe.dag.workflow.trainer_memory import Head, TrainerOptions
+
+RUN = "actor_rollout_ref"
+TOKENS = 16384
+"""Tokens of a micro-batch where nothing speaks against it."""
+FLASH = ("flash_attention_2", "flash_attention_3", "flash_attention_4")
+
+
+@dataclass(frozen=True, slots=True)
+class Open:
+    """What stands in for keys that are null."""
+
+    tokens: int
+    offload: bool
+
+
+def longest_row(config: DictConfig) -> int:
+    """Return the most tokens that a row may have, prompt and response together."""
+    data = config.data
+    return int(_select(config, f"{RUN}.rollout.max_model_len") or data.max_prompt_length + data.max_response_length)
+
+
+def default_tokens(longest: int) -> int:
+    """Return the tokens of a micro-batch where neither the configuration nor the memory says otherwise."""
+    return max(TOKENS, longest)
+
+
+def pools_of(
+    config: DictConfig, workflow: Workflow, gpus: int, choice: Open, environ: Mapping[str, str] | None = None
+) -> tuple[Pool, ...]:
+    """Return the pools of a run on `gpus` GPUs of each machine. Raises UserError where they are too few for the
+    policies, and UnknownSize where a model's shape is not known."""
+    shares = plan_pools(workflow, nnodes=config.trainer.nnodes, n_gpus_per_node=gpus)
+    return tuple(
+        Pool(
+            sum(share.processes_on_nodes),
+            tuple(_policy(config, workflow, name, choice, environ) for name in share.policies),
+        )
+        for share in shares
+    )
+
+
+def is_open(config: DictConfig, workflow: Workflow, key: str) -> bool:
+    """Whether a key below `actor_rollout_ref` is null for a trained policy, so that a choice has an effect."""
+    return any(PolicyKeys(config, workflow, name)[key] is None for name in workflow.trained_policies())
+
+
+class PolicyKeys:
+    """A policy's keys below `actor_rollout_ref`: its own `config`, else the run's."""
+
+    def __init__(self, config: DictConfig, workflow: Workflow, name: str):
+        self.run = config
+        self.own = {key: value for key, value, _ in flat(workflow.policies[name].config)}
+
+    def __getitem__(self, key: str) -> Any:
+        return self.own[key] if key in self.own else _select(self.run, f"{RUN}.{key}")
+
+
+def _select(config: DictConfig, key: str) -> Any:
+    return OmegaConf.select(config, key, default=None)
+
+
+def _policy(
+    config: DictConfig, workflow: Workflow, name: str, choice: Open, environ: Mapping[str, str] | None
+) -> PolicyOnGpu:
+    policy, keys = workflow.policies[name], PolicyKeys(config, workflow, name)
+    critic = None
+    if not policy.frozen and policy.critic is not None and policy.critic.share is None:
+        critic = size_of((policy.critic.model or policy.model).path, environ)
+    return PolicyOnGpu(
+        name=name,
+        size=size_of(policy.model.path, environ),
+        trainer=None if policy.frozen else _trainer(keys, longest_row(config), choice),
+        critic=critic,
+        reference=policy.reference,
+        server_share=float(keys["rollout.gpu_memory_utilization"] or 0.5),
+        tensor_parallel=int(keys["rollout.tensor_model_parallel_size"] or 1),
+        longest_row=longest_row(config),
+    )
+
+
+def _trainer(keys: PolicyKeys, longest: int, choice: Open) -> TrainerOptions:
+    if keys["actor.use_dynamic_bsz"] is False:
+        tokens = int(keys["actor.ppo_micro_batch_size_per_gpu"] or 1) * longest
+    else:
+        tokens = int(keys["actor.ppo_max_token_len_per_gpu"] or choice.tokens)
+    offload = {
+        key: choice.offload if (value := keys[f"actor.fsdp_config.{key}"]) is None else bool(value)
+        for key in ("param_offload", "optimizer_offload")
+    }
+    return TrainerOptions(
+        tokens=tokens,
+        **offload,
+        offload_policy=bool(keys["actor.fsdp_config.offload_policy"]),
+        head=_head(keys),
+        checkpointing=keys["model.enable_gradient_checkpointing"] is not False,
+    )
+
+
+def _head(keys: PolicyKeys) -> Head:
+    if keys["model.use_remove_padding"] is False:
+        return Head.PADDED
+    if keys["model.use_fused_kernels"]:
+        return Head.FUSED
+    return Head.PACKED if keys["model.override_config.attn_implementation"] in FLASH else Head.CHUNKED

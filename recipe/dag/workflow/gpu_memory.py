@@ -1,0 +1,284 @@
+"""What each GPU of a run holds at its fullest moments, whether that fits, and which lines to change where it does not.
+
+Invariant: pure arithmetic. Policies of one pool share its GPUs: their servers sample together, their trainers take
+turns, and what is not offloaded stays. An estimate, not a measurement; `RESERVE` of each GPU is left free for what it
+cannot know.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+
+from recipe.dag.workflow.model_size import ModelSize
+from recipe.dag.workflow.schema import Frozen
+from recipe.dag.workflow.trainer_memory import (
+    BF16,
+    MASTER,
+    Moment,
+    TrainerOptions,
+    host_bytes,
+    resident_bytes,
+    update_moments,
+)
+
+GB = 10**9
+CONTEXT = 600_000_000
+"""CUDA's context and libraries in one process."""
+NCCL = 400_000_000
+"""Buffers of a process that talks to other GPUs."""
+SERVER_BESIDE = GB
+"""CUDA graphs and workspaces of a server, beside its static share; they stay while it sleeps."""
+RESERVE = 0.04
+"""Share of a GPU that is left free: fragments of the allocator, and the error of the estimate."""
+ACTOR = "actor_rollout_ref.actor"
+FSDP = f"{ACTOR}.fsdp_config"
+GPU_NUMBERS = (2, 4, 8, 16, 32)
+TOKEN_NUMBERS = (8192, 4096, 2048)
+SERVER_SHARES = (None, 0.4, 0.3, 0.2, 0.6, 0.7, 0.8)
+"""What a change may be; None: as it is."""
+REFERENCE = 4
+"""Bytes per parameter of a reference, which verl keeps in host memory."""
+
+
+@dataclass(frozen=True, slots=True)
+class PolicyOnGpu:
+    """A policy as far as the memory of its GPUs depends on it."""
+
+    name: str
+    size: ModelSize
+    trainer: TrainerOptions | None
+    """None: it is frozen."""
+    critic: ModelSize | None = None
+    reference: bool = False
+    server_share: float = 0.5
+    """Of the memory that is free when its servers start; before it is divided among the pool's policies."""
+    tensor_parallel: int = 1
+    longest_row: int = 4096
+
+
+@dataclass(frozen=True, slots=True)
+class Pool:
+    """GPUs and the policies that share them."""
+
+    gpus: int
+    policies: tuple[PolicyOnGpu, ...]
+
+
+class Phase(Frozen):
+    """Bytes on each GPU of a pool, at the fullest moment of a phase."""
+
+    name: str
+    weights: int
+    gradients: int
+    optimizer: int
+    activations: int
+    servers: int
+    """Their static shares: weights and KV cache."""
+    processes: int
+    """CUDA contexts, graphs, buffers."""
+
+    @property
+    def used(self) -> int:
+        return self.weights + self.gradients + self.optimizer + self.activations + self.servers + self.processes
+
+
+class PoolMemory(Frozen):
+    """The estimate of one pool."""
+
+    policies: tuple[str, ...]
+    gpus: int
+    available: int
+    """Bytes of each GPU."""
+    phases: tuple[Phase, ...]
+    cache_tokens: dict[str, int]
+    """Of each policy: the tokens that the KV cache of one of its servers has room for."""
+    host: int
+    """Bytes of host memory for what is offloaded and for references."""
+    problem: str | None
+    """Why it does not fit."""
+    change: tuple[str, ...] = ()
+    """Lines with which it would, as they are typed behind a command."""
+    enough_gpus: int | None = None
+    """With how many GPUs for the pool it would fit as it is, where they are not enough."""
+
+    @property
+    def used(self) -> int:
+        return max(phase.used for phase in self.phases)
+
+    @property
+    def fits(self) -> bool:
+        return self.problem is None
+
+
+def estimate_pool(pool: Pool, available: int) -> PoolMemory:
+    """Return what each GPU of `pool`, with `available` bytes, will hold."""
+    shares = _server_shares(pool, available)
+    phases = tuple(_phases(pool, shares))
+    cache = {policy.name: _cache_tokens(policy, shares[policy.name]) for policy in pool.policies}
+    return PoolMemory(
+        policies=tuple(policy.name for policy in pool.policies),
+        gpus=pool.gpus,
+        available=available,
+        phases=phases,
+        cache_tokens={name: max(tokens, 0) for name, tokens in cache.items()},
+        host=sum(_host(policy) for policy in pool.policies),
+        problem=_problem(pool, phases, cache, available),
+    )
+
+
+def judge_pool(pool: Pool, available: int) -> PoolMemory:
+    """Return the estimate of `pool`, with what to change where it does not fit."""
+    memory = estimate_pool(pool, available)
+    if memory.fits:
+        return memory
+    more = (number for number in GPU_NUMBERS if number > pool.gpus)
+    enough = next((n for n in more if estimate_pool(replace(pool, gpus=n), available).fits), None)
+    return memory.model_copy(update={"change": find_change(pool, available), "enough_gpus": enough})
+
+
+def limit(available: int) -> int:
+    """Return how many bytes of a GPU a run may plan for."""
+    return int(available * (1 - RESERVE))
+
+
+def _problem(pool: Pool, phases: Sequence[Phase], cache: dict[str, int], available: int) -> str | None:
+    fullest = max(phases, key=lambda phase: phase.used)
+    if fullest.used > limit(available):
+        return (
+            f"{fullest.name} needs {fullest.used / GB:.1f} GB of each GPU's {available / GB:.1f} "
+            f"({RESERVE:.0%} are kept free)"
+        )
+    for policy in pool.policies:
+        if cache[policy.name] < policy.longest_row:
+            room = f"{max(cache[policy.name], 0):,} tokens"
+            return f"the KV cache of {policy.name} has room for {room}, and a row may have {policy.longest_row:,}"
+    return None
+
+
+def _processes(pool: Pool) -> int:
+    context = CONTEXT + (NCCL if pool.gpus > 1 else 0)
+    trainers = sum(policy.trainer is not None for policy in pool.policies)
+    return trainers * context + len(pool.policies) * (CONTEXT + SERVER_BESIDE)
+
+
+def _server_shares(pool: Pool, available: int) -> dict[str, int]:
+    """Bytes of each policy's static share: a part of what is free when its server starts, one policy after another."""
+    taken, shares = 0, {}
+    for policy in pool.policies:
+        if policy.trainer is not None:
+            taken += CONTEXT + _at_start(policy, pool.gpus)
+        share = max(available - taken - CONTEXT, 0) * policy.server_share / len(pool.policies)
+        shares[policy.name] = int(share)
+        taken += CONTEXT + SERVER_BESIDE
+        if policy.trainer is None:  # servers of trained policies sleep until the first rollout
+            taken += shares[policy.name]
+    return shares
+
+
+def _at_start(policy: PolicyOnGpu, gpus: int) -> int:
+    """Before the first update: weights without the optimizer's state."""
+    if policy.trainer.offload_policy or policy.trainer.param_offload:
+        return 0
+    return MASTER * _parameters(policy) // gpus
+
+
+def _parameters(policy: PolicyOnGpu) -> int:
+    return policy.size.parameters + (policy.critic.value_parameters if policy.critic else 0)
+
+
+def _cache_tokens(policy: PolicyOnGpu, share: int) -> int:
+    weights = BF16 * policy.size.parameters // policy.tensor_parallel
+    return (share - weights) * policy.tensor_parallel // policy.size.cache_bytes_per_token
+
+
+def _phases(pool: Pool, shares: dict[str, int]) -> Iterator[Phase]:
+    processes = _processes(pool)
+    trained = [policy for policy in pool.policies if policy.trainer is not None]
+    frozen = sum(shares[policy.name] for policy in pool.policies if policy.trainer is None)
+    weights = sum(_resident(policy, pool.gpus, weights=True) for policy in trained)
+    optimizer = sum(_resident(policy, pool.gpus, weights=False) for policy in trained)
+    yield Phase(
+        name="rollout",
+        weights=weights,
+        gradients=0,
+        optimizer=optimizer,
+        activations=0,
+        servers=sum(shares.values()),
+        processes=processes,
+    )
+    for policy in trained:
+        for what, moments, own in _updates(policy, pool.gpus):
+            for name, moment in moments.items():
+                yield Phase(
+                    name=f"{name} of {what}",
+                    weights=weights - own[0] + moment.weights,
+                    gradients=moment.gradients,
+                    optimizer=optimizer - own[1] + moment.optimizer,
+                    activations=moment.activations,
+                    servers=frozen,
+                    processes=processes,
+                )
+
+
+def _updates(policy: PolicyOnGpu, gpus: int) -> Iterator[tuple[str, dict[str, Moment], tuple[int, int]]]:
+    """(what learns, its moments, the bytes of its weights and optimizer that stay anyway), of the actor and critic."""
+    for critic, size in ((False, policy.size), (True, policy.critic)):
+        if size is None:
+            continue
+        parameters = size.value_parameters if critic else size.parameters
+        own = tuple(_part(parameters, gpus, policy.trainer, weights=weights) for weights in (True, False))
+        what = f"{policy.name}'s critic" if critic else policy.name
+        yield what, update_moments(size, gpus, policy.trainer, critic=critic), own
+
+
+def _resident(policy: PolicyOnGpu, gpus: int, *, weights: bool) -> int:
+    return _part(_parameters(policy), gpus, policy.trainer, weights=weights)
+
+
+def _part(parameters: int, gpus: int, options: TrainerOptions, *, weights: bool) -> int:
+    """Of what stays between updates, the weights or the optimizer's state."""
+    other = replace(options, optimizer_offload=True) if weights else replace(options, param_offload=True)
+    return resident_bytes(parameters, gpus, other)
+
+
+def _host(policy: PolicyOnGpu) -> int:
+    if policy.trainer is None:
+        return 0
+    reference = REFERENCE * policy.size.parameters if policy.reference else 0
+    return reference + host_bytes(_parameters(policy), policy.trainer)
+
+
+def find_change(pool: Pool, available: int) -> tuple[str, ...]:
+    """Return the smallest change of a run's configuration with which `pool` fits, as `key=value`; () where none was
+    found."""
+    changes = sorted(_changes(pool), key=lambda change: change[0])
+    return next((lines for _, lines, changed in changes if estimate_pool(changed, available).fits), ())
+
+
+def _changes(pool: Pool) -> Iterator[tuple[int, tuple[str, ...], Pool]]:
+    """(what it costs, lines, the pool with them)"""
+    trained = [policy.trainer for policy in pool.policies if policy.trainer is not None]
+    longest = max(policy.longest_row for policy in pool.policies)
+    now = max((trainer.tokens for trainer in trained), default=0)
+    tokens = [None, *(number for number in TOKEN_NUMBERS if longest <= number < now)]
+    modes: list[tuple[int, tuple[str, ...], dict[str, bool]]] = [(0, (), {})]
+    if not all(trainer.offloaded for trainer in trained):
+        offload = {"param_offload": True, "optimizer_offload": True}
+        modes.append((2, tuple(f"{FSDP}.{key}=true" for key in offload), offload))
+    if not all(trainer.offload_policy for trainer in trained):
+        # slowest: every layer comes from host memory, and the CPU steps the optimizer
+        modes.append((4, (f"{FSDP}.offload_policy=true",), {"offload_policy": True}))
+    for (cost, lines, offload), budget, share in itertools.product(modes, tokens, SERVER_SHARES):
+        more = (f"{ACTOR}.ppo_max_token_len_per_gpu={budget}",) if budget else ()
+        more += (f"actor_rollout_ref.rollout.gpu_memory_utilization={share}",) if share else ()
+        policies = tuple(_changed(policy, offload, budget, share) for policy in pool.policies)
+        yield cost + len(more), (*lines, *more), replace(pool, policies=policies)
+
+
+def _changed(policy: PolicyOnGpu, offload: dict[str, bool], tokens: int | None, share: float | None) -> PolicyOnGpu:
+    trainer = policy.trainer
+    if trainer is not None:
+        trainer = replace(trainer, **offload, tokens=tokens or trainer.tokens)
+    return replace(policy, trainer=trainer, server_share=share or policy.server_share)

@@ -1,0 +1,152 @@
+"""What training a model takes on each GPU, in bytes: states, activations, the head, and the peak of an update.
+
+Invariant: pure arithmetic on a model's shape. The factors hold for verl's FSDP2 engine in bf16 over fp32 master
+weights; tests hold the result to peaks measured on an H100.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from enum import StrEnum
+
+from recipe.dag.workflow.model_size import ModelSize
+
+MASTER, GRADIENT, ADAM = 4, 4, 8
+"""Bytes per trained parameter: fp32 weights, fp32 gradients, two fp32 moments."""
+OPTIMIZER_SCRATCH = 4
+"""Adam takes the root of all second moments at once: one more copy in fp32 while it steps."""
+BF16 = 2
+LAYER_SAVED = (4, 16)
+"""bf16 values that a layer keeps per token for its backward pass, in (widths of the MLP, widths of the model)."""
+LAYER_GRADIENTS = (3, 4)
+"""The same of the gradients that live while it runs."""
+FUSED_COLUMNS = 9504
+"""Columns of the vocabulary whose gradients verl's fused kernel holds at a time."""
+CHUNK_ROWS = 1024
+"""Tokens whose logits exist at a time where the head is not fused."""
+CHUNK_BYTES = 2 + 4 + 4
+"""Per logit of a chunk: bf16, its fp32 copy, the gradient."""
+UNSHARDED_LAYERS = 2
+"""FSDP2 fetches the next layer while one computes."""
+
+
+class Head(StrEnum):
+    """How logits become log-probs."""
+
+    FUSED = "fused"
+    CHUNKED = "chunked"
+    PACKED = "packed"
+    """All logits of a micro-batch at once."""
+    PADDED = "padded"
+    """The same, and a copy of them without the padding."""
+
+
+LOGIT_COPIES = {Head.PACKED: 2, Head.PADDED: 3}
+"""Arrays of tokens x vocabulary in bf16 that live together."""
+
+
+@dataclass(frozen=True, slots=True)
+class TrainerOptions:
+    """How a policy trains, as far as memory depends on it."""
+
+    tokens: int
+    """Of a micro-batch."""
+    param_offload: bool = False
+    """Weights are in host memory while others take their turn."""
+    optimizer_offload: bool = False
+    offload_policy: bool = False
+    """FSDP2's own: weights, gradients and optimizer are in host memory at all times."""
+    head: Head = Head.FUSED
+    checkpointing: bool = True
+
+    @property
+    def offloaded(self) -> bool:
+        return self.offload_policy or (self.param_offload and self.optimizer_offload)
+
+
+@dataclass(frozen=True, slots=True)
+class Moment:
+    """What one GPU holds at one moment of an update, in bytes."""
+
+    weights: int
+    """Master weights, and the bf16 copies that are gathered."""
+    gradients: int
+    optimizer: int
+    activations: int
+    """With the buffers of the head."""
+
+    @property
+    def total(self) -> int:
+        return self.weights + self.gradients + self.optimizer + self.activations
+
+
+def head_bytes(size: ModelSize, tokens: int, head: Head) -> int:
+    """Return the most that the head takes in its backward pass."""
+    if head is Head.FUSED:
+        return tokens * BF16 * (min(FUSED_COLUMNS, size.vocabulary) + size.hidden)
+    if head is Head.CHUNKED:
+        return min(tokens, CHUNK_ROWS) * size.vocabulary * CHUNK_BYTES
+    return tokens * size.vocabulary * BF16 * LOGIT_COPIES[head]
+
+
+def activation_bytes(size: ModelSize, tokens: int, head: Head = Head.FUSED, *, checkpointing: bool = True) -> int:
+    """Return the most that activations and head take together: layers run backward after the head has."""
+    saved = _per_layer(size, LAYER_SAVED) * tokens
+    working = _per_layer(size, LAYER_GRADIENTS) * tokens
+    if not checkpointing:
+        return size.layers * saved + max(working, head_bytes(size, tokens, head))
+    inputs = size.layers * tokens * size.hidden * BF16
+    return inputs + max(saved + working, head_bytes(size, tokens, head))
+
+
+def _per_layer(size: ModelSize, widths: tuple[int, int]) -> int:
+    return BF16 * (widths[0] * size.mlp_width + widths[1] * size.hidden)
+
+
+def resident_bytes(parameters: int, gpus: int, options: TrainerOptions) -> int:
+    """Return what stays on a GPU between updates."""
+    if options.offload_policy:
+        return 0
+    each = (0 if options.param_offload else MASTER) + (0 if options.optimizer_offload else ADAM)
+    return each * parameters // gpus
+
+
+def host_bytes(parameters: int, options: TrainerOptions) -> int:
+    """Return what is kept in host memory, over all GPUs."""
+    if options.offload_policy:
+        return (MASTER + GRADIENT + ADAM) * parameters
+    return (MASTER * options.param_offload + ADAM * options.optimizer_offload) * parameters
+
+
+def update_moments(size: ModelSize, gpus: int, options: TrainerOptions, *, critic: bool = False) -> dict[str, Moment]:
+    """Return the two moments at which an update takes the most: `backward` and `optimizer step`.
+
+    `critic`: the model has a value head, so there are no logits.
+    """
+    parameters = size.value_parameters if critic else size.parameters
+    sharded = 0 if options.offload_policy else parameters // gpus
+    root = parameters - size.layers * size.layer_parameters
+    layer = size.layer_parameters
+    activations = (
+        activation_bytes(size, options.tokens, Head.FUSED, checkpointing=options.checkpointing)
+        if critic
+        else activation_bytes(size, options.tokens, options.head, checkpointing=options.checkpointing)
+    )
+    gathered = BF16 * (root + UNSHARDED_LAYERS * layer)
+    # the embedding's gradient is reduced in fp32 at the end, when the activations are gone
+    activations = max(activations, GRADIENT * root)
+    backward = Moment(
+        weights=MASTER * sharded + gathered,
+        gradients=GRADIENT * sharded + BF16 * (root + layer),
+        optimizer=ADAM * sharded,
+        activations=activations,
+    )
+    if options.offload_policy:
+        return {"backward": backward}
+    step = Moment(
+        weights=MASTER * sharded,
+        gradients=GRADIENT * sharded,
+        optimizer=(ADAM + OPTIMIZER_SCRATCH) * sharded,
+        activations=0,
+    )
+    return {"backward": backward, "optimizer step": step}

@@ -1,0 +1,158 @@
+"""What a run takes where its configuration says null, as a function of the machine."""
+
+from __future__ import annotations
+
+import pytest
+
+from recipe.dag.errors import UserError
+from recipe.dag.settings.compose import compose_config
+from recipe.dag.settings.defaults import apply, check_servers, decide, describe, describe_memory, on_cpu
+from recipe.dag.workflow.machine import Machine
+from recipe.dag.workflow.schema import Workflow
+from tests.workflow.shapes import QWEN, write_config
+
+CARD = 85_500_000_000
+FUSED = "actor_rollout_ref.model.use_fused_kernels=true"
+ACTOR = "actor_rollout_ref.actor"
+
+
+def machine(gpus: int, size: int = CARD) -> Machine:
+    return Machine((size,) * gpus, 2 * 10**12)
+
+
+@pytest.fixture
+def decided(tmp_path):
+    """Decides for policies of a model; returns the decision and the configuration with it."""
+
+    def make(model: str, on: Machine, *overrides: str, policies: int = 1, config: dict | None = None, name="dag"):
+        path = write_config(tmp_path / model, QWEN[model]) if model in QWEN else model
+        names = [f"p{index}" for index in range(policies)]
+        flow = Workflow(
+            path="w.yaml",
+            dag_id="w",
+            agents=[{"name": f"a{name}", "policy": name} for name in names],
+            policies={name: {"model": {"path": path}, "config": config or {}} for name in names},
+            nodes=[],
+        )
+        run = compose_config(name, ["workflow=w.yaml", FUSED, *overrides])
+        decision = decide(run, flow, on, environ={})
+        apply(run, decision)
+        check_servers(run, flow)
+        return decision, run
+
+    return make
+
+
+def state(run) -> tuple:
+    fsdp = run.actor_rollout_ref.actor.fsdp_config
+    return (
+        run.trainer.n_gpus_per_node,
+        run.actor_rollout_ref.actor.ppo_max_token_len_per_gpu,
+        fsdp.param_offload,
+        fsdp.optimizer_offload,
+    )
+
+
+@pytest.mark.parametrize(
+    ("model", "policies", "gpus", "expected"),
+    [
+        ("3b", 1, 1, (1, 16384, False, False)),
+        ("3b", 1, 2, (2, 16384, False, False)),
+        ("3b", 1, 4, (4, 16384, False, False)),
+        ("3b", 1, 8, (8, 16384, False, False)),
+        ("0.5b", 3, 1, (1, 16384, False, False)),
+        ("3b", 3, 1, (1, 16384, True, True)),
+        ("3b", 3, 2, (2, 16384, True, True)),
+        ("3b", 3, 4, (4, 16384, False, False)),
+        ("3b", 3, 8, (8, 16384, False, False)),
+        ("7b", 1, 4, (4, 16384, False, False)),
+    ],
+)
+def test_a_run_takes_all_gpus_and_offloads_only_where_it_would_not_fit(model, policies, gpus, expected, decided):
+    decision, run = decided(model, machine(gpus), policies=policies)
+    assert state(run) == expected and all(pool.fits for pool in decision.memory)
+    assert (run.critic.fsdp.param_offload, run.critic.ppo_max_token_len_per_gpu) == (expected[2], expected[1])
+
+
+def test_micro_batches_shrink_before_anything_is_offloaded(decided):
+    overrides = (
+        "actor_rollout_ref.model.use_remove_padding=false",
+        "actor_rollout_ref.rollout.gpu_memory_utilization=0.2",
+    )
+    choices = [state(decided("1.5b", machine(1, size * 10**9), *overrides)[1])[1:3] for size in (60, 42, 36)]
+    assert choices == [(16384, False), (8192, False), (4096, False)]
+
+
+def test_what_is_set_is_left_as_it_is(decided):
+    overrides = (
+        "trainer.n_gpus_per_node=2",
+        f"{ACTOR}.ppo_max_token_len_per_gpu=5000",
+        f"{ACTOR}.fsdp_config.param_offload=true",
+        f"{ACTOR}.fsdp_config.optimizer_offload=false",
+    )
+    assert state(decided("0.5b", machine(8), *overrides)[1]) == (2, 5000, True, False)
+
+
+def test_a_policys_own_configuration_counts(decided):
+    tokens = {"actor": {"ppo_max_token_len_per_gpu": 131072}}
+    decision, _ = decided("3b", machine(1), config=tokens)
+    assert not decision.memory[0].fits and "backward of p0" in decision.memory[0].problem
+    plain, _ = decided("3b", machine(1), config={"model.use_fused_kernels": False})
+    fused, _ = decided("3b", machine(1))
+    padded, _ = decided("3b", machine(1), config={"model.use_remove_padding": False})
+    activations = [d.memory[0].phases[1].activations for d in (fused, plain, padded)]
+    assert activations[0] <= activations[1] < activations[2]
+
+
+def test_rows_longer_than_the_usual_budget_raise_it(decided):
+    assert state(decided("0.5b", machine(1), "data.max_prompt_length=20000")[1])[1] == 22048
+
+
+def test_a_card_plans_for_no_more_than_it_is_told_to(decided):
+    decision, run = decided("3b", machine(1), "+profile=gpu_32gb")
+    assert decision.memory[0].available == 32 * 10**9 and decision.memory[0].fits
+    assert not run.actor_rollout_ref.actor.fsdp_config.param_offload
+    assert not decided("3b", machine(1), "gpu_memory_gb=32")[0].memory[0].fits
+
+
+def test_the_smallest_card_counts(decided):
+    decision, _ = decided("0.5b", Machine((CARD, 24 * 10**9)))
+    assert decision.memory[0].available == 24 * 10**9
+
+
+@pytest.mark.parametrize("model", ["/no/such/model", "org/never-downloaded"])
+def test_an_unknown_model_leaves_the_offload_open(model, decided):
+    decision, run = decided(model, machine(4))
+    assert state(run) == (4, 16384, None, None) and "no config.json" in decision.unknown
+    assert "memory: not estimated (no config.json" in next(describe_memory(decision, machine(4)))
+
+
+def test_no_gpu_and_too_few_gpus_are_one_line(decided):
+    with pytest.raises(UserError, match="^trainer.n_gpus_per_node: no GPU is visible here; pass a number"):
+        decided("0.5b", machine(0))
+    with pytest.raises(UserError, match=r"tensor_model_parallel_size=4: servers of 4 GPUs do not fit into the 2 of"):
+        decided("0.5b", machine(2), "actor_rollout_ref.rollout.tensor_model_parallel_size=4")
+
+
+def test_decisions_are_printed_in_words(decided):
+    decision, run = decided("3b", machine(1), policies=3)
+    assert list(describe(decision, machine(1), run, trains=True)) == [
+        "GPUs of each machine: 1 of 85.5 GB, all that are visible",
+        "micro-batches: 16,384 tokens; offload: param_offload, optimizer_offload",
+    ]
+    assert list(describe_memory(decision, machine(1))) == ["memory of p0, p1, p2 on each GPU: fits: 68.3 of 85.5 GB"]
+    poor = Machine((CARD,), 64 * 10**9)
+    assert list(describe_memory(decision, poor))[-1] == (
+        "warning: what is offloaded takes 111 GB of host memory, and this machine has 64"
+    )
+    decision, run = decided("7b", machine(1))
+    assert next(describe_memory(decision, machine(1))).startswith("warning: memory of p0 on each GPU: does not fit: ")
+    assert list(describe(decision, machine(1), run, trains=False)) == [
+        "GPUs of each machine: 1 of 85.5 GB, all that are visible"
+    ]
+
+
+def test_without_gpus_a_run_has_one_process_per_policy():
+    run = compose_config("dag", ["workflow=w.yaml"])
+    apply(run, on_cpu(run))
+    assert state(run) == (1, 16384, None, None)

@@ -1,0 +1,81 @@
+"""What training takes, against peaks measured on one H100 (torch.cuda.max_memory_allocated)."""
+
+from __future__ import annotations
+
+import pytest
+
+from recipe.dag.workflow.trainer_memory import (
+    Head,
+    TrainerOptions,
+    activation_bytes,
+    head_bytes,
+    host_bytes,
+    resident_bytes,
+    update_moments,
+)
+from tests.workflow.shapes import qwen
+
+GB = 1e9
+
+
+@pytest.fixture
+def three(tmp_path):
+    """Qwen2.5-3B with its vocabulary of 151,936 tokens."""
+    return qwen("3b", tmp_path)
+
+
+@pytest.mark.parametrize(("head", "measured"), [(Head.PADDED, 22.1), (Head.PACKED, 18.7), (Head.FUSED, 15.8)])
+def test_activations_and_head_are_within_15_percent_of_the_measured_passes(head, measured, three):
+    """bf16 weights and gradients without an optimizer, micro-batches of 8,192 tokens."""
+    estimate = (2 + 2) * three.parameters + activation_bytes(three, 8192, head)
+    assert estimate / GB == pytest.approx(measured, rel=0.15)
+
+
+def test_the_peak_of_an_fsdp_update_is_within_15_percent_of_the_measured_one(three):
+    """verl's FSDP2 engine, fp32 master weights and Adam on the card, 16,384 tokens a micro-batch, fused head."""
+    peak = max(moment.total for moment in update_moments(three, 1, TrainerOptions(16384)).values())
+    assert peak / GB == pytest.approx(61.8, rel=0.15)
+
+
+def test_the_fused_head_takes_far_less_than_logits_and_grows_with_the_vocabulary_no_more(three):
+    assert head_bytes(three, 16384, Head.FUSED) < 0.1 * head_bytes(three, 16384, Head.PACKED)
+    assert head_bytes(three, 16384, Head.CHUNKED) == head_bytes(three, 4096, Head.CHUNKED)
+    assert head_bytes(three, 16384, Head.PADDED) == 16384 * 151936 * 2 * 3
+
+
+def test_without_checkpointing_every_layer_keeps_its_activations(three):
+    plain = activation_bytes(three, 8192, checkpointing=False)
+    assert plain > 5 * activation_bytes(three, 8192)
+
+
+def test_states_are_sharded_over_the_gpus_and_activations_are_not(three):
+    one, four = (update_moments(three, gpus, TrainerOptions(16384))["backward"] for gpus in (1, 4))
+    assert four.optimizer == pytest.approx(one.optimizer / 4, rel=1e-6) and four.activations == one.activations
+
+
+def test_a_critic_has_no_logits(three):
+    moments = update_moments(three, 1, TrainerOptions(8192, head=Head.PADDED), critic=True)
+    assert moments["backward"].activations < head_bytes(three, 8192, Head.PADDED)
+    assert moments["optimizer step"].weights == 4 * three.value_parameters
+
+
+@pytest.mark.parametrize(
+    ("options", "resident", "host"),
+    [
+        ({}, 12, 0),
+        ({"param_offload": True}, 8, 4),
+        ({"optimizer_offload": True}, 4, 8),
+        ({"param_offload": True, "optimizer_offload": True}, 0, 12),
+        ({"offload_policy": True}, 0, 16),
+    ],
+    ids=str,
+)
+def test_what_leaves_the_gpu_is_in_host_memory(options, resident, host):
+    trainer = TrainerOptions(4096, **options)
+    assert (resident_bytes(100, 1, trainer), host_bytes(100, trainer)) == (resident * 100, host * 100)
+
+
+def test_fsdps_own_offloading_keeps_one_layers_weights_and_no_optimizer(three):
+    moments = update_moments(three, 1, TrainerOptions(4096, offload_policy=True))
+    assert moments.keys() == {"backward"} and moments["backward"].optimizer == 0
+    assert moments["backward"].total < 5 * GB
