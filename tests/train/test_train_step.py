@@ -21,7 +21,7 @@ from recipe.dag.train.selection import keep_informative, split_by_policy
 from recipe.dag.train.step import TrainingStep
 from recipe.dag.train.trainer import Trainer
 from recipe.dag.workflow.loader import load_workflow
-from recipe.dag.workflow.schema import Algorithm
+from recipe.dag.workflow.schema import Algorithm, NodeRole
 from recipe.dag.workflow.training_chain import derive_training_chain
 
 TWO_POLICIES = """\
@@ -364,6 +364,41 @@ def test_policies_of_one_pool_never_do(workflow, trace, monkeypatch):
         monkeypatch.setattr(kernels, kind, kernel)
     asyncio.run(TrainingStep(workflow, policies_of("a", "b"), [row(policy=p) for p in "ab"], seed=0).run())
     assert most == [1] * 4
+
+
+def test_batches_are_built_while_another_policy_has_the_pool(workflow, trace, monkeypatch):
+    prepared = {name: threading.Event() for name in "ab"}
+    other = {"a": "b", "b": "a"}
+
+    def prepare(policy, batch, algorithm):
+        batch.data = object()
+        prepared[policy.name].set()
+
+    def kernel(policy, batch, *args, **kwargs):
+        assert prepared[other[policy.name]].wait(30)
+
+    monkeypatch.setattr(kernels, "prepare", prepare)
+    monkeypatch.setattr(kernels, "old_log_probs", kernel)
+    asyncio.run(TrainingStep(workflow, policies_of("a", "b"), [row(policy=p) for p in "ab"], seed=0).run())
+
+
+def test_a_batch_is_built_once_for_nodes_that_run_at_the_same_time(workflow, trace, monkeypatch):
+    built = []
+
+    def prepare(policy, batch, algorithm):
+        time.sleep(0.01)
+        built.append(policy.name)
+        batch.data = object()
+
+    monkeypatch.setattr(kernels, "prepare", prepare)
+
+    async def main() -> None:
+        step = TrainingStep(workflow, policies_of("a"), [row(policy="a")], seed=0)
+        nodes = [node for node in workflow.training_nodes if node.node_role == NodeRole.ACTOR]
+        await asyncio.gather(*(step._execute(node) for node in nodes if step._policy_of(node) == "a"))
+
+    asyncio.run(main())
+    assert built == ["a"]
 
 
 def test_weights_of_different_pools_are_synced_at_the_same_time_and_of_one_pool_in_turn():

@@ -41,7 +41,8 @@ class Journal:
         count = 0
         try:
             for episode in islice(episodes, room):
-                _append(self.episodes_path, to_json({"step": step, "split": split} | episode.to_json()) + b"\n")
+                fields = {name: getattr(episode, name) for name in episode.__slots__}
+                _append(self.episodes_path, to_json({"step": step, "split": split} | fields) + b"\n")
                 count += 1
         except OSError as error:
             if not self._warned:

@@ -6,6 +6,7 @@ is either the old one or the new one, never a part.
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import math
 import os
@@ -14,9 +15,19 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
+import orjson
+
+_PASS = orjson.OPT_PASSTHROUGH_DATETIME | orjson.OPT_NON_STR_KEYS
+
 
 def to_json(data: Any, indent: int | None = None) -> bytes:
-    """UTF-8. Arrays and numpy numbers become lists and numbers, what JSON has no word for becomes its text."""
+    """UTF-8. Records (dataclasses) become objects, arrays and numpy numbers lists and numbers, and what JSON has no
+    word for becomes its text."""
+    if indent is None:
+        try:
+            return orjson.dumps(data, default=_plain, option=_PASS)
+        except TypeError:
+            pass  # integers of more than 64 bits, lone surrogates, deep nesting: what the standard library writes
     try:
         text = json.dumps(data, indent=indent, ensure_ascii=False, allow_nan=False, default=_plain)
     except ValueError:
@@ -42,6 +53,10 @@ def replace_file(path: str | Path, chunks: Iterable[bytes]) -> None:
 
 
 def _plain(value: Any) -> Any:
+    if dataclasses.is_dataclass(value) and not isinstance(value, type):
+        return {field.name: getattr(value, field.name) for field in dataclasses.fields(value)}
+    if isinstance(value, tuple):
+        return list(value)
     return value.tolist() if hasattr(value, "tolist") else str(value)
 
 

@@ -6,6 +6,7 @@ Invariant: jagged tensors only, so no token is padding; a padding row is one tok
 
 from __future__ import annotations
 
+import numpy as np
 import torch
 from tensordict import TensorDict
 from verl.utils import tensordict_utils as tu
@@ -18,6 +19,11 @@ def nested(values: list[torch.Tensor]) -> torch.Tensor:
     return torch.nested.as_nested_tensor(values, layout=torch.jagged)
 
 
+def as_tensor(values: list, dtype: type) -> torch.Tensor:
+    """By way of numpy, which reads a list several times faster than torch does."""
+    return torch.from_numpy(np.array(values, dtype))
+
+
 def to_tensordict(rows: list[Row], order: list[int], *, pad_token_id: int, masked: bool = False) -> TensorDict:
     """prompts, responses, response_mask, loss_mask, input_ids, position_ids and rollout_log_probs, in `order`.
     `masked`: both masks are 0 over calls that the loss leaves out."""
@@ -25,9 +31,9 @@ def to_tensordict(rows: list[Row], order: list[int], *, pad_token_id: int, maske
     temperatures = []
     for index in order:
         row = rows[index] if index != PAD else None
-        prompt = torch.tensor(row.prompt_ids if row else [pad_token_id])
-        response = torch.tensor(row.response_ids if row else [pad_token_id])
-        mask = torch.tensor((row.loss_mask() if masked else row.response_mask) if row else [0])
+        prompt = as_tensor(row.prompt_ids if row else [pad_token_id], np.int64)
+        response = as_tensor(row.response_ids if row else [pad_token_id], np.int64)
+        mask = as_tensor((row.loss_mask() if masked else row.response_mask) if row else [0], np.int64)
         fields = {
             "prompts": prompt,
             "responses": response,
@@ -35,7 +41,7 @@ def to_tensordict(rows: list[Row], order: list[int], *, pad_token_id: int, maske
             "loss_mask": mask,
             "input_ids": torch.cat([prompt, response]),
             "position_ids": torch.arange(len(prompt) + len(response)),
-            "rollout_log_probs": torch.tensor(row.rollout_log_probs if row else [0.0], dtype=torch.float32),
+            "rollout_log_probs": as_tensor(row.rollout_log_probs if row else [0.0], np.float32),
         }
         for name, value in fields.items():
             columns.setdefault(name, []).append(value)

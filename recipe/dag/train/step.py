@@ -8,10 +8,12 @@ from __future__ import annotations
 
 import asyncio
 import time
+from collections import defaultdict
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import nullcontext
 from dataclasses import replace
 
+import numpy as np
 import torch
 
 from recipe.dag.algorithms import CENTRAL, MIXED, SPANNING, WITH_VALUES
@@ -24,6 +26,7 @@ from recipe.dag.errors import UserError
 from recipe.dag.policy.policy import PolicyRuntime
 from recipe.dag.report.progress import TrainingPasses
 from recipe.dag.train import kernels
+from recipe.dag.train.batch import as_tensor
 from recipe.dag.train.central import JointReader
 from recipe.dag.train.critics import CriticBatch, critic_batches, value_metrics
 from recipe.dag.train.kernels import PolicyBatch
@@ -76,8 +79,10 @@ class TrainingStep:
         recomputed = {self._policy_of(node) for node in workflow.of_role(NodeRole.ACTOR) if node.only_forward_compute}
         for name, batch in self.batches.items():
             if name not in recomputed:
-                batch.columns["old_log_probs"] = [torch.tensor(row.rollout_log_probs) for row in batch.rows]
+                batch.columns["old_log_probs"] = [as_tensor(row.rollout_log_probs, np.float32) for row in batch.rows]
         self.timing: dict[str, float] = {}
+        self.preparing: defaultdict[str, asyncio.Lock] = defaultdict(asyncio.Lock)
+        """By policy: its nodes share one batch."""
         self.factor: CompoundFactor | None = None
 
     async def run(self) -> None:
@@ -110,6 +115,9 @@ class TrainingStep:
             async with (self.mixing and self.mixing.lock) or nullcontext():
                 await self._timed(node, kernel, name)
             return
+        prepare = self._critic if node.node_role == NodeRole.CRITIC else self._actor
+        async with self.preparing[name]:  # tensors are the driver's work: others may use the pool meanwhile
+            await asyncio.to_thread(prepare, name)
         async with self.policies[name].pool.lock:
             await self._timed(node, kernel, name)
 
@@ -285,8 +293,8 @@ def _weigh_importance(batch: PolicyBatch, options: Importance) -> None:
     rows = batch.rows
     batch.columns["rollout_is_weights"], metrics = importance_weights(
         batch.columns["old_log_probs"],
-        [torch.tensor(row.rollout_log_probs) for row in rows],
-        [torch.tensor(row.response_mask) for row in rows],
+        [as_tensor(row.rollout_log_probs, np.float32) for row in rows],
+        [as_tensor(row.response_mask, np.int64) for row in rows],
         [row.call_ends for row in rows],
         **options.model_dump(),
     )
