@@ -5,6 +5,7 @@ loopback.
 from __future__ import annotations
 
 import asyncio
+import gc
 import os
 import signal
 from collections.abc import AsyncIterator, Awaitable, Callable
@@ -130,6 +131,30 @@ def test_a_refused_request_is_not_repeated():
     with pytest.raises(SandboxFault, match="HTTP 422"):
         asyncio.run(with_stub(refuse))
     assert len(calls) == 1
+
+
+def test_a_redirect_is_not_followed():
+    calls = []
+
+    async def redirect(request: web.Request) -> web.Response:
+        calls.append(request)
+        raise web.HTTPFound("/run_code")
+
+    with pytest.raises(SandboxFault, match="HTTP 302"):
+        asyncio.run(with_stub(redirect))
+    assert len(calls) == 1
+
+
+def test_a_client_that_was_not_closed_ends_with_its_loop_in_silence(caplog):
+    async def scenario(client: SandboxClient) -> str:
+        async with serving(always(finished("out"))) as client.url:
+            return (await client.run_code("x")).stdout
+
+    client = SandboxClient("none")
+    assert [asyncio.run(scenario(client)) for _ in range(2)] == ["out", "out"]
+    del client
+    gc.collect()
+    assert not caplog.records
 
 
 def test_a_server_that_hangs_is_given_up():

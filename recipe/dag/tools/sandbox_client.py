@@ -15,7 +15,7 @@ from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-import httpx
+import aiohttp
 from tenacity import AsyncRetrying, RetryCallState, retry_if_exception_type, stop_after_attempt, wait_random_exponential
 
 from recipe.dag.errors import SandboxFault, UserError
@@ -25,6 +25,12 @@ logger = logging.getLogger(__name__)
 _COMPILE_S = 20.0
 _RETRIED = (429, 500, 502, 503, 504)
 _MAX_PAUSE_S = 5.0
+_NAMES = (
+    (aiohttp.ConnectionTimeoutError, "ConnectTimeout"),
+    (aiohttp.ServerTimeoutError, "ReadTimeout"),
+    (aiohttp.ClientConnectorError, "ConnectError"),
+)
+"""What a fault's message calls aiohttp's errors; others keep their names."""
 
 
 @dataclass(frozen=True)
@@ -49,11 +55,23 @@ class _Unavailable(Exception):
         self.unreachable = unreachable
 
 
+class _Connector(aiohttp.TCPConnector):
+    """Counts as closed once its loop has ended: there is nothing left to wait for then, and nothing to complain of."""
+
+    @property
+    def closed(self) -> bool:
+        return super().closed or self._loop.is_closed()
+
+    def __del__(self) -> None:
+        if not self.closed:
+            super().__del__()
+
+
 @dataclass
 class _Connection:
     """What belongs to one event loop."""
 
-    http: httpx.AsyncClient
+    http: aiohttp.ClientSession
     slots: asyncio.Semaphore
     recovery: asyncio.Task[None] | None = field(default=None)
 
@@ -100,9 +118,12 @@ class SandboxClient:
         memory_mb: int = 1024,
     ) -> RunResult:
         """Run one program, with `files` by relative name in its working directory. Raises SandboxFault."""
-        if (bad := next((at for at, char in enumerate(code) if "\ud800" <= char <= "\udfff"), None)) is not None:
+        try:
+            code.encode()
+        except UnicodeEncodeError as error:
             # Servers answer this with a 500; it is the code's fault all the same.
-            return RunResult("failed", "", f"SyntaxError: not valid UTF-8: lone surrogate at position {bad}", 1, 0.0, 1)
+            problem = f"SyntaxError: not valid UTF-8: lone surrogate at position {error.start}"
+            return RunResult("failed", "", problem, 1, 0.0, 1)
         if language == "python" and "\0" in code:
             # Interpreters before 3.11.4 drop the rest of such a line and run what is left.
             return RunResult("failed", "", "SyntaxError: source code cannot contain null bytes", 1, 0.0, 1)
@@ -116,7 +137,7 @@ class SandboxClient:
             "files": {name: base64.b64encode(data).decode() for name, data in (files or {}).items()},
         }
         content = json.dumps(body).encode()
-        timeout = httpx.Timeout(timeout_s + self._margin_s, connect=self._connect_timeout_s, pool=None)
+        timeout = aiohttp.ClientTimeout(sock_connect=self._connect_timeout_s, sock_read=timeout_s + self._margin_s)
         retrying = AsyncRetrying(
             stop=stop_after_attempt(1 + self._retries),
             wait=wait_random_exponential(multiplier=0.5, max=_MAX_PAUSE_S),
@@ -135,42 +156,47 @@ class SandboxClient:
 
     async def ping(self) -> bool:
         """Whether the server answers now."""
+        timeout = aiohttp.ClientTimeout(total=self._connect_timeout_s)
+        request = self._connection().http.get(f"{self.url}/v1/ping", headers=self._headers, timeout=timeout)
         try:
-            answer = await self._connection().http.get(
-                f"{self.url}/v1/ping", headers=self._headers, timeout=self._connect_timeout_s
-            )
-        except httpx.TransportError:
+            async with request as answer:
+                return answer.status == 200
+        except (aiohttp.ClientError, TimeoutError):
             return False
-        return answer.status_code == 200
 
     async def close(self) -> None:
         """Close this event loop's connections. The client can be used again."""
         connection = self._connections.pop(asyncio.get_running_loop(), None)
         if connection is not None:
-            await connection.http.aclose()
+            await connection.http.close()
 
     def _connection(self) -> _Connection:
         loop = asyncio.get_running_loop()
         if loop not in self._connections:
-            limits = httpx.Limits(max_connections=self._max_concurrent, max_keepalive_connections=self._max_concurrent)
-            # Proxies are for the network; a sandbox is next door.
-            http = httpx.AsyncClient(limits=limits, trust_env=False)
+            # Proxies and cookies are for the network; a sandbox is next door. `slots` limits the connections.
+            http = aiohttp.ClientSession(connector=_Connector(limit=0), cookie_jar=aiohttp.DummyCookieJar())
             self._connections[loop] = _Connection(http, asyncio.Semaphore(self._max_concurrent))
         return self._connections[loop]
 
-    async def _post(self, http: httpx.AsyncClient, content: bytes, timeout: httpx.Timeout, attempt: int) -> RunResult:
+    async def _post(
+        self, http: aiohttp.ClientSession, content: bytes, timeout: aiohttp.ClientTimeout, attempt: int
+    ) -> RunResult:
         try:
-            answer = await http.post(f"{self.url}/run_code", content=content, headers=self._headers, timeout=timeout)
-        except httpx.TransportError as error:
-            raise _Unavailable(f"{type(error).__name__}: {error}".rstrip(": "), unreachable=True) from error
-        if answer.status_code in _RETRIED:
-            raise _Unavailable(f"HTTP {answer.status_code}: {answer.text[:200]}")
-        if answer.status_code != 200:
-            raise SandboxFault(f"HTTP {answer.status_code}: {answer.text[:500]}", where=self.url)
+            async with http.post(
+                f"{self.url}/run_code", data=content, headers=self._headers, timeout=timeout, allow_redirects=False
+            ) as answer:
+                status, body = answer.status, await answer.read()
+        except (aiohttp.ClientError, ConnectionError, TimeoutError) as error:
+            name = next((name for kind, name in _NAMES if isinstance(error, kind)), type(error).__name__)
+            raise _Unavailable(f"{name}: {error}".rstrip(": "), unreachable=True) from error
+        if status in _RETRIED:
+            raise _Unavailable(f"HTTP {status}: {_text(body)[:200]}")
+        if status != 200:
+            raise SandboxFault(f"HTTP {status}: {_text(body)[:500]}", where=self.url)
         try:
-            return read_answer(answer.json(), attempt)
+            return read_answer(json.loads(body), attempt)
         except (ValueError, TypeError, KeyError, AttributeError) as error:
-            raise _Unavailable(f"unreadable answer ({type(error).__name__}: {error}): {answer.text[:200]}") from error
+            raise _Unavailable(f"unreadable answer ({type(error).__name__}: {error}): {_text(body)[:200]}") from error
 
     async def _recover(self, state: RetryCallState) -> None:
         error = state.outcome.exception()
@@ -214,18 +240,24 @@ def root_of(url: str) -> str:
     return url.strip().rstrip("/").removesuffix("/run_code").rstrip("/")
 
 
+def _text(body: bytes) -> str:
+    return body.decode("utf-8", "replace")
+
+
 def _authorization(token: str | None) -> dict[str, str]:
     return {"Authorization": f"Bearer {token}"} if token else {}
 
 
 async def check_sandbox(url: str, *, token: str | None = None, timeout_s: float = 10.0) -> None:
     """Raise UserError unless a sandbox answers at `url`."""
-    root = root_of(url)
+    root, timeout = root_of(url), aiohttp.ClientTimeout(total=timeout_s)
     try:
-        async with httpx.AsyncClient(trust_env=False, timeout=timeout_s, headers=_authorization(token)) as http:
-            answer = await http.get(f"{root}/v1/ping")
-        problem = "" if answer.status_code == 200 else f"HTTP {answer.status_code} to /v1/ping"
-    except (httpx.HTTPError, httpx.InvalidURL) as error:
+        async with (
+            aiohttp.ClientSession(headers=_authorization(token), timeout=timeout) as http,
+            http.get(f"{root}/v1/ping", allow_redirects=False) as answer,
+        ):
+            problem = "" if answer.status == 200 else f"HTTP {answer.status} to /v1/ping"
+    except (aiohttp.ClientError, OSError, ValueError) as error:  # aiohttp lets yarl's ValueError for a bad URL through
         problem = str(error) or type(error).__name__
     if problem:
         raise UserError(
