@@ -220,10 +220,15 @@ async def run(
                 stop=stop,
             )
             await loop.train()
-    except BaseException:
+    except BaseException as error:
         # a thread that waits for a worker ends with it; Ray must not be shut down under that thread
         for policy in policies.values():
             policy.kill()
+        pointer = await asyncio.to_thread(cluster.pointer) if isinstance(error, Exception) else ""
+        if pointer and isinstance(error, UserError):
+            raise UserError(f"{error} ({pointer})") from error
+        if pointer:
+            error.add_note(pointer)
         raise
     finally:
         await toolbox.close()

@@ -5,7 +5,9 @@ from __future__ import annotations
 import os
 import signal
 import time
+from pathlib import Path
 
+import psutil
 import pytest
 
 from tests.end_to_end.runs import comparable, finish, log_of, start, steps
@@ -14,17 +16,31 @@ pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
 
 
 def signalled(run, out, number: int, ready) -> str:
-    """Send a signal once `ready()`, wait for the end and return the log."""
+    """Send a signal once `ready()`, wait for the end and return the log. No process of the run outlives it."""
     deadline = time.monotonic() + 300
     while not ready():
         assert run.poll() is None and time.monotonic() < deadline, log_of(out)[-4000:]
         time.sleep(0.02)
+    family = psutil.Process(run.pid).children(recursive=True)
     os.kill(run.pid, number)
     try:
         assert run.wait(timeout=120) == 128 + number, log_of(out)[-4000:]
     finally:
         run.kill()
+    _, alive = psutil.wait_procs(family, timeout=60)
+    # what is dead but unread by the machine's first process is gone, too
+    alive = [process for process in alive if process.is_running() and process.status() != psutil.STATUS_ZOMBIE]
+    assert not alive, [" ".join(process.cmdline()) for process in alive]
     return log_of(out)
+
+
+def whole_checkpoint(folder: Path) -> bool:
+    """Whether all files of a step are there, and the tracker names it."""
+    shards = [
+        folder / "main" / "actor" / f"{name}_world_size_1_rank_0.pt" for name in ("model", "optim", "extra_state")
+    ]
+    tracker = folder.parent / "latest_checkpointed_iteration.txt"
+    return all(shard.stat().st_size for shard in shards) and folder.name == f"global_step_{tracker.read_text()}"
 
 
 def test_a_terminated_run_saves_the_last_step_and_goes_on_as_if_nothing_had_happened(material, whole, tmp_path):
@@ -38,10 +54,31 @@ def test_a_terminated_run_saves_the_last_step_and_goes_on_as_if_nothing_had_happ
         -2000:
     ]
     assert "Traceback" not in log and "SIGTERM received" not in log
+    assert whole_checkpoint(kept)
     again = finish(start(material, out), out)
     assert sorted(again) == [0, 1, 2, 3]
     for step in (1, 2, 3):
         assert comparable(again[step]) == pytest.approx(comparable(steps(whole)[step]), rel=1e-5, abs=1e-6), step
+
+
+def test_a_run_that_is_terminated_while_it_starts_says_so_in_one_line(material, tmp_path):
+    out = tmp_path / "terminated"
+    run = start(material, out, "trainer.val_before_train=false")
+    log = signalled(run, out, signal.SIGTERM, lambda: "starting its inference servers" in log_of(out))
+    assert log.endswith("interrupted (SIGTERM); no checkpoint was saved\n"), log[-2000:]
+    assert "Traceback" not in log
+
+
+def test_the_terminal_shows_phases_and_steps_and_the_processes_lines_are_in_files(whole):
+    log = log_of(whole)
+    phases = ["importing torch and Ray", "loading verl", "starting Ray", "loading", "starting its inference servers"]
+    at = [log.index(f"{phase}") for phase in phases]
+    assert at == sorted(at) and at[-1] < log.index("ready after ") < log.index("step 1/3")
+    assert "\r" not in log and "local Ray instance" not in log
+    assert "local Ray instance" in (whole / "logs" / "ray.log").read_text()
+    assert any(path.name != "ray.log" and path.stat().st_size for path in (whole / "logs").iterdir())
+    first = min(steps(whole).values(), key=lambda line: line["step"])
+    assert first["timing/startup"] > 0 and "timing/startup" not in steps(whole)[2]
 
 
 @pytest.mark.parametrize("while_it", ["starts", "trains"])

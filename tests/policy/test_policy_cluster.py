@@ -13,6 +13,7 @@ from recipe.dag.errors import UserError
 from recipe.dag.policy import cluster
 from recipe.dag.policy.cluster import Cluster, find_address
 from recipe.dag.policy.placement import Share
+from recipe.dag.report.phases import end_phase
 from recipe.dag.settings.compose import compose_config
 
 SHARES = (Share((2,), ("main",)),)
@@ -24,6 +25,8 @@ def no_ray_of_this_machine(monkeypatch, tmp_path):
     monkeypatch.delenv("RAY_AUTH_MODE", raising=False)
     monkeypatch.delenv("RAY_AUTH_TOKEN", raising=False)
     monkeypatch.setenv("RAY_TMPDIR", str(tmp_path))
+    yield
+    end_phase()
 
 
 def closed_port() -> int:
@@ -109,14 +112,26 @@ def test_what_a_machine_lacks_is_refused_before_ray_starts(monkeypatch):
         Cluster(config("trainer.nnodes=2"), SHARES, platform="cuda")
 
 
-def test_environment_variables_that_the_user_adds_leave_the_runs_own_in_place(monkeypatch):
+def test_environment_variables_that_the_user_adds_leave_the_runs_own_in_place(monkeypatch, tmp_path):
     started = {}
     monkeypatch.setattr("ray.init", lambda **options: started.update(options))
     monkeypatch.setattr("os.cpu_count", lambda: 8)
     monkeypatch.setenv("PYTHONPATH", "/code")
     monkeypatch.setenv("VERL_PLATFORM", "cpu")
     asked = "ray_kwargs.ray_init.runtime_env.env_vars"
-    Cluster(config(f"+{asked}.MINE=here", f"+{asked}.VERL_PLATFORM=other"), SHARES, platform="cpu").start()
+    asks = [f"+{asked}.MINE=here", f"+{asked}.VERL_PLATFORM=other", f"output_dir={tmp_path}"]
+    Cluster(config(*asks), SHARES, platform="cpu").start()
     variables = started["runtime_env"]["env_vars"]
     assert variables["MINE"] == "here" and variables["PYTHONPATH"] == "/code"
     assert variables["VERL_PLATFORM"] == "other", "what the user says wins"
+    assert started["log_to_driver"] is True, "the lines go to files"
+
+
+def test_an_error_points_to_what_the_processes_printed_where_they_printed_anything(tmp_path):
+    made = Cluster(config(f"output_dir={tmp_path}"), SHARES, platform="cpu")
+    with made:
+        assert made.pointer() == "" and not (tmp_path / "logs").exists()
+        made.logs.open()
+        assert made.pointer() == ""
+        made.logs.take({"pid": 7, "actor_name": "server", "ip": "a", "localhost": "a", "lines": ["out of memory"]})
+        assert made.pointer() == f"what the run's processes printed is in {tmp_path}/logs"

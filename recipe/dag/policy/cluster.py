@@ -10,11 +10,13 @@ import os
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass
+from pathlib import Path
 
 from omegaconf import DictConfig, OmegaConf
 
 from recipe.dag.errors import UserError
 from recipe.dag.policy.placement import Share
+from recipe.dag.policy.process_logs import ProcessLogs
 from recipe.dag.policy.resources import Node, check_resources, cpus_needed
 from recipe.dag.report.phases import announce
 
@@ -50,6 +52,7 @@ class Cluster:
         """Raises UserError where no Ray answers at the address to join, and where the run does not fit a Ray of its
         own."""
         self.config, self.shares, self.platform = config, shares, platform
+        self.logs = ProcessLogs(Path(config.output_dir) / "logs")
         options = OmegaConf.to_container(config.ray_kwargs.ray_init, resolve=True)
         self.options = {key: value for key, value in options.items() if value is not None}
         self.address = find_address(self.options.pop("address", None))
@@ -60,12 +63,19 @@ class Cluster:
                 self.options.pop(key, None)
 
     def __enter__(self) -> Cluster:
+        self.logs.quiet()
         return self
 
     def __exit__(self, *_exception: object) -> None:
         import ray
 
         ray.shutdown()
+        self.logs.close()
+
+    def pointer(self) -> str:
+        """Return where to read what the run's processes printed before they ended; "" where they did not."""
+        self.logs.settle()
+        return f"what the run's processes printed is in {self.logs.folder}" if self.logs.written else ""
 
     def join(self) -> None:
         """Connect to a Ray that is there, where one is. Raises UserError where the run does not fit it."""
@@ -77,6 +87,7 @@ class Cluster:
 
     def start(self) -> None:
         """Start a Ray of the run's own, where none was joined."""
+        self.logs.open()
         if self.address is None:
             announce("starting Ray")
             self._init(address="local")
@@ -99,7 +110,10 @@ class Cluster:
         asked = {key: value for key, value in self.options.get("runtime_env", {}).items() if value is not None}
         env["env_vars"] |= asked.pop("env_vars", {})
         try:
-            ray.init(address=address, **{**self.options, "runtime_env": {**env, **asked}})
+            console = bool(self.options.pop("log_to_driver", False))
+            options = {**self.options, "log_to_driver": True, "runtime_env": {**env, **asked}}
+            ray.init(address=address, **options)
+            self.logs.follow(console=console)
         except (ConnectionError, RuntimeError, TypeError, ValueError) as error:
             reason = " ".join(str(error).split())
             raise UserError(f"ray_kwargs.ray_init: {self.address or 'Ray'} did not start: {reason}") from error
