@@ -16,6 +16,7 @@ from typing import Any
 from recipe.dag.episode.chat import continuation_ids, continue_off_loop, end_of_turn_id, render_off_loop
 from recipe.dag.episode.client import PolicyEndpoint
 from recipe.dag.episode.context import Context
+from recipe.dag.episode.conversation import Conversation
 from recipe.dag.episode.generation import cut_at_stop, generate
 from recipe.dag.episode.graph import EpisodeNode
 from recipe.dag.episode.hooks import Answer, load_hooks
@@ -47,6 +48,8 @@ class Attempt:
     """By `ToolSpec.key`."""
     sample_ids: dict[str, list[int]] = field(default_factory=dict)
     """The sample's messages as an agent's template renders them, by agent name."""
+    conversations: dict[str, Conversation] = field(default_factory=dict)
+    """By node id, of agents with `memory: chat`."""
 
 
 class Caller:
@@ -65,15 +68,20 @@ class Caller:
         self._end_of_turn = None
         if self.agent.tool_loop is not None:
             self._prepare_tool_loop()
+        if self.agent.memory == "chat":
+            self._prepare_continuation("user")
 
     def _prepare_tool_loop(self) -> None:
         if not self.tools.names:
             raise UserError(f"agent {self.agent.name}: a tool_loop needs at least one tool in `tools`")
         hermes = self.agent.tool_loop.format == "hermes"
         self._shown_schemas = self.tools.schemas if hermes else None
+        self._prepare_continuation("tool" if hermes else "user")
+
+    def _prepare_continuation(self, role: str) -> None:
         try:
             self._end_of_turn = end_of_turn_id(self.endpoint.tokenizer, **self.agent.chat_template_kwargs)
-            messages = [{"role": "tool" if hermes else "user", "content": "-"}]
+            messages = [{"role": role, "content": "-"}]
             continuation_ids(self.endpoint.tokenizer, messages, **self._continuation_options())
         except UserError as error:
             raise UserError(f"policy {self.agent.policy}: {error}") from error
@@ -88,6 +96,8 @@ class Caller:
             async with limited(self.spec.call_timeout_s, TimeoutFault, "the call", self.where):
                 await self._prompt(call, context, attempt, transcript)
                 await self._respond(call, attempt, deadline)
+                if self.agent.memory == "chat":
+                    attempt.conversations[self.place.id].last = call
                 context.call = call
                 result = await self.hooks.post_process(
                     self.endpoint.tokenizer, list(call.prompt_ids), list(call.response_ids), context
@@ -133,9 +143,26 @@ class Caller:
             if self.agent.name not in attempt.sample_ids:
                 attempt.sample_ids[self.agent.name] = await self._render(attempt.episode.sample["prompt"])
             given = list(attempt.sample_ids[self.agent.name])
-        prompt = await self.hooks.pre_process(tokenizer, given, context)
-        call.prompt_ids = await self._render(prompt) if isinstance(prompt[0], dict) else prompt
+        if self.agent.memory == "chat":
+            call.prompt_ids = await self._go_on(given, context, attempt)
+        else:
+            prompt = await self.hooks.pre_process(tokenizer, given, context)
+            call.prompt_ids = await self._render(prompt) if isinstance(prompt[0], dict) else prompt
         call.prompt_text = partial(self.endpoint.codec.decode, call.prompt_ids, skip_special_tokens=False)
+
+    async def _go_on(self, given: list[int], context: Context, attempt: Attempt) -> list[int]:
+        """Return the conversation's ids, with what is said to the agent now."""
+        conversation, hooks = attempt.conversations.setdefault(self.place.id, Conversation()), self.hooks
+        context.continues = conversation.last is not None
+        if hooks.pre is None:
+            messages = conversation.default_messages(context, hooks.dependencies, hooks.peers)
+        else:
+            prompt = await hooks.pre_process(self.endpoint.tokenizer, given, context)
+            with boundary(HookFault, hooks.pre.where, hooks.pre.function):
+                messages = conversation.said(prompt)
+        if conversation.last is None:
+            return await self._render(messages)
+        return conversation.ids(self._end_of_turn) + await self._continuation(messages)
 
     async def _render(self, messages: list[dict]) -> list[int]:
         endpoint, options = self.endpoint, self.agent.chat_template_kwargs

@@ -65,6 +65,10 @@ class Context:
     """All calls of the episode that the node can know of, in causal order: those of the turns before and, of this turn,
     its ancestors' and those of its loop's earlier rounds. `upstream` has the latest one of each node."""
 
+    continues: bool = False
+    """With `memory: chat`: the node was called before in this episode, and what pre_process returns is appended to its
+    conversation. False in a node's first call, and without memory always."""
+
     @property
     def problem(self) -> str:
         """The text of the sample's last user message."""

@@ -16,6 +16,7 @@ from typing import Any
 
 from recipe.dag.episode.chat import as_ids
 from recipe.dag.episode.context import Context, Message, Output
+from recipe.dag.episode.record import Call
 from recipe.dag.episode.tasks import guarded
 from recipe.dag.errors import HookFault, UserError, boundary, described
 from recipe.dag.location import raised_at
@@ -118,6 +119,12 @@ def load_hooks(node: Node, workflow: Workflow) -> Hooks:
             raise UserError(f"{where}: {text}; a hook class takes no arguments") from error
     pre = _hook(holder, "pre_process", options.process_path, options.pre_process_kwargs)
     post = _hook(holder, "post_process", options.process_path, options.post_process_kwargs)
+    agent = workflow.agent_of(node)
+    if agent.memory == "chat" and pre is not None and not pre.takes_context:
+        raise UserError(
+            f"{where}: its pre_process takes no `context`, so it renders token ids of its own, and agent "
+            f"{agent.name} has `memory: chat`, which appends messages: return messages, or remove `memory`"
+        )
     if pre is None and post is None:
         kind = "file" if isinstance(holder, ModuleType) else "class"
         raise UserError(f"{where}: the {kind} defines neither pre_process nor post_process")
@@ -157,24 +164,9 @@ def _reads_argument(function: Callable[..., Any], position: int) -> bool:
 
 
 def default_prompt(context: Context, dependencies: tuple[str, ...], peers: tuple[str, ...] = ()) -> list[Message]:
-    """Return the sample's messages with what the dependencies said, each call by its agent's name and each vote or
-    compute node's result by the node's, and in the later rounds of a loop what its nodes said before. A node with none
-    of these sees from the second turn on what all nodes said in the turn before. Last, the env's observation.
-
-    All of it is put behind the text of the sample's last message, or in a message of its own where that is not the
-    user's.
-    """
-    names = dict.fromkeys([*dependencies, *(peers if context.round else ())]) or [*context.upstream, *context.results]
-    parts = []
-    for name in names:
-        if name in context.upstream:
-            call = context.upstream[name]
-            parts.append(f"{call.agent}:\n{call.text}")
-        elif name in context.results:
-            result = context.results[name]
-            parts.append(f"{name}:\n{result.text or json.dumps(result.parsed)}")
-    if context.obs is not None:
-        parts.append(f"Observation:\n{context.obs}")
+    """Return the sample's messages with what `heard` gives, put behind the text of the last message, or in a message of
+    its own where that is not the user's."""
+    parts = [text for _, _, text in heard(context, dependencies, peers)]
     messages = list(context.sample["prompt"])
     if not parts:
         return messages
@@ -183,6 +175,28 @@ def default_prompt(context: Context, dependencies: tuple[str, ...], peers: tuple
         *messages, last = messages
         return [*messages, {**last, "content": _joined(last["content"], text)}]
     return [*messages, {"role": "user", "content": text}]
+
+
+def heard(
+    context: Context, dependencies: tuple[str, ...], peers: tuple[str, ...] = ()
+) -> list[tuple[str, Call | Output | None, str]]:
+    """Return (node, its call or result, text) of what the default prompt shows beside the sample: what the dependencies
+    said, each call by its agent's name and each vote or compute node's result by the node's, and in the later rounds of
+    a loop what its nodes said before. A node with none of these sees from the second turn on what all nodes said in the
+    turn before. Last, the env's observation, with no node and no call.
+    """
+    names = dict.fromkeys([*dependencies, *(peers if context.round else ())]) or [*context.upstream, *context.results]
+    parts: list[tuple[str, Call | Output | None, str]] = []
+    for name in names:
+        if name in context.upstream:
+            call = context.upstream[name]
+            parts.append((name, call, f"{call.agent}:\n{call.text}"))
+        elif name in context.results:
+            result = context.results[name]
+            parts.append((name, result, f"{name}:\n{result.text or json.dumps(result.parsed)}"))
+    if context.obs is not None:
+        parts.append(("", None, f"Observation:\n{context.obs}"))
+    return parts
 
 
 def _joined(content: Any, text: str) -> Any:

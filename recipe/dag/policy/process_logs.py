@@ -75,6 +75,8 @@ class ProcessLogs:
 
     def take(self, batch: Mapping[str, Any]) -> None:
         """Append a process's lines to its file. `batch`: as Ray's log monitor sends it."""
+        if not any(line.strip() for line in batch["lines"]):
+            return
         self._last = time.monotonic()
         with self._lock:
             if not self._opened:

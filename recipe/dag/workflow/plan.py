@@ -24,6 +24,7 @@ class PlannedAgent(Frozen):
     sampling: Sampling
     tools: tuple[str, ...]
     tool_loop: ToolLoop | None
+    memory: str
     nodes: tuple[str, ...]
     moves: int
     """Per turn, at most: its nodes, those in a loop once per round."""
@@ -204,6 +205,7 @@ def _agent(workflow: Workflow, index: int, agent: Agent) -> PlannedAgent:
         sampling=agent.sampling,
         tools=tuple(map(str, agent.tools)),
         tool_loop=agent.tool_loop,
+        memory=agent.memory,
         nodes=nodes,
         moves=moves,
         max_generated_tokens=moves * workflow.episode.max_turns * generations * agent.sampling.max_tokens,

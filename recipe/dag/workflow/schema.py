@@ -134,6 +134,9 @@ class Agent(Frozen):
     """A list of names, of `file.py:Class`, or of mappings with name or path, and kwargs."""
     tool_loop: ToolLoop | None = None
     """Without one, only the agent's hook calls its tools."""
+    memory: Literal["none", "chat"] = "none"
+    """none: every call has a prompt of its own. chat: in an episode each node of the agent keeps its conversation as
+    token ids and only appends what was said since, so that its calls become one row."""
     chat_template_kwargs: dict[str, Any] = {}
 
 

@@ -36,6 +36,12 @@ def check_agents(draft: Draft) -> Iterator[Problem]:
         if agent.tool_loop is not None and not agent.tools:
             message = "a tool loop needs tools; add `tools: [code_interpreter]` or remove it"
             yield say((*path, "tool_loop"), message, key=True)
+        if agent.memory == "chat" and draft.whole and not _called_again(draft, index):
+            message = (
+                "`chat` has no effect: each node of the agent is called once an episode; put one into a loop, raise "
+                "`episode.max_turns`, or remove it"
+            )
+            yield say((*path, "memory"), message, key=True)
         for position, tool in enumerate(agent.tools):
             if any(tool.key == other.key for other in agent.tools[:position]):
                 yield say((*path, "tools", position), f"`{tool}` is listed twice")
@@ -44,6 +50,13 @@ def check_agents(draft: Draft) -> Iterator[Problem]:
         ):
             message = f"agent `{agent.name}` has no rollout node; add one (`agent: {agent.name}`) or remove the agent"
             yield say((*path, "name"), message)
+
+
+def _called_again(draft: Draft, agent: int) -> bool:
+    """Return whether a node of the agent may be called more than once in an episode."""
+    looped = {node for _, loop in draft.each_loop() if loop.max_rounds > 1 for node in loop.nodes}
+    own = {node.node_id for _, node in draft.each_node() if node.agent_group == agent}
+    return draft.episode.max_turns > 1 or bool(own & looped)
 
 
 def _spoilt(draft: Draft) -> bool:
