@@ -71,7 +71,13 @@ def test_a_run_that_is_terminated_while_it_starts_says_so_in_one_line(material, 
 
 def test_the_terminal_shows_phases_and_steps_and_the_processes_lines_are_in_files(whole):
     log = log_of(whole)
-    phases = ["importing torch and Ray", "loading verl", "starting Ray", "loading", "starting its inference servers"]
+    phases = [
+        "importing torch and Ray",
+        "loading verl",
+        "starting Ray",
+        "policy main: loading",
+        "its inference servers",
+    ]
     at = [log.index(f"{phase}") for phase in phases]
     assert at == sorted(at) and at[-1] < log.index("ready after ") < log.index("step 1/3")
     assert "\r" not in log and "local Ray instance" not in log
