@@ -89,6 +89,11 @@ async def right_answers(
 
 
 def _messages(context: Context | None, instruction: str) -> list[Message]:
+    """Where the conversation goes on (`memory: chat`), the other side's reply stands for all that was said before."""
     context = required(context)
-    said = [f"{node} said:\n{call.text}" for node, call in context.upstream.items() if call.turn == context.turn]
-    return [{"role": "user", "content": "\n\n".join([context.problem, *said, instruction])}]
+    calls = {node: call for node, call in context.upstream.items() if call.turn == context.turn}
+    if context.continues:
+        calls = {node: call for node, call in calls.items() if call.agent == context.agent and node != context.node}
+    problem = [] if context.continues else [context.problem]
+    said = [f"{node} said:\n{call.text}" for node, call in calls.items()]
+    return [{"role": "user", "content": "\n\n".join([*problem, *said, instruction])}]

@@ -10,6 +10,7 @@ import pytest
 
 from recipe.dag.episode.client import PolicyEndpoint
 from recipe.dag.episode.record import Call, Episode
+from recipe.dag.episode.rows import rows_of
 from recipe.dag.episode.runner import EpisodeRunner
 from recipe.dag.errors import HookFault, UserError
 from recipe.dag.workflow.loader import load_workflow
@@ -74,6 +75,32 @@ def test_it_ends_after_three_rounds_without_agreement(play):
     )
     assert len(episode.calls) == 2 + 2 * 3 + 1
     assert episode.outcome == 0.0 and all(call.reward == 0.0 for call in episode.calls)
+
+
+def test_a_debater_that_remembers_hears_the_other_sides_reply_alone(scripted_server, tmp_path):
+    class Chat(scripted_server):
+        def apply_chat_template(self, messages, tokenize=True, return_dict=True, **kwargs):
+            text = "".join(f"<{m['role']}>{m['content']}\0" for m in messages)
+            return self.encode(text) if tokenize else text
+
+    def episode_of(memory: str) -> Episode:
+        file = tmp_path / f"{memory}.yaml"
+        file.write_text(FILE.read_text().replace("{max_tokens: 384}}", f"{{max_tokens: 384}}, memory: {memory}}}"))
+        server = Chat(lambda prompt: f"{'so ' * 60}{len(prompt)}")  # never the same answer
+        runner = EpisodeRunner(load_workflow(file), {"main": PolicyEndpoint(server, server, 9999)}, {}, seed=0)
+        sample = {"prompt": [{"role": "user", "content": "What is 2^3?"}], "ground_truth": "8"}
+        return asyncio.run(runner.run(sample, "u", 0, step=0))
+
+    chat, anew = episode_of("chat"), episode_of("none")
+    second = [call for call in chat.calls if call.node == "defend_left"][1]
+    added = "".join(chr(i) for i in second.prompt_ids).rpartition("<user>")[2]
+    assert added.startswith("defend_right said:") and added.count(" said:") == 1 and "2^3" not in added
+    assert "Look for mistakes" in added
+    lengths = [
+        sum(len(row.prompt_ids) + len(row.response_ids) for row in rows_of([episode])) for episode in (chat, anew)
+    ]
+    assert [len(row.call_ends) for row in rows_of([chat]) if row.agent == "debater"] == [3, 3]
+    assert lengths[0] < 0.8 * lengths[1]
 
 
 PLAYERS = "players: [[solve_left, defend_left], [solve_right, defend_right]]"
