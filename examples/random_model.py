@@ -1,14 +1,19 @@
-"""A Qwen2-architecture checkpoint with random weights and a small tokenizer, for throughput and plumbing.
+"""A Qwen2-architecture checkpoint with random weights and Qwen2.5's size of vocabulary, for throughput and plumbing.
 
-    python examples/random_model.py OUT [--shape 0.5b|1.5b|3b|7b|tiny] [--vocab_size 151936]
+    python examples/random_model.py OUT [--shape 0.5b|1.5b|3b|7b|tiny] [--vocab_size 4096]
 
 Random weights rarely stop by themselves, so every generation runs to its limit: good for timing, useless for answers.
-Time and memory on a GPU depend on the vocabulary: 151936 is Qwen2.5's. Ids beyond the tokenizer's decode to nothing.
+Time and memory on a GPU depend on the vocabulary, so 151936 is the default. All but 4096 of its tokens are made of
+Greek letters and put together in one way: what a random model says is as many tokens when the next agent reads it.
 """
 
 from __future__ import annotations
 
 import argparse
+import itertools
+import json
+from collections.abc import Iterator
+from pathlib import Path
 
 import torch
 from tokenizers import pre_tokenizers, trainers
@@ -28,28 +33,66 @@ CHAT_TEMPLATE = (
 )
 
 
-def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("out")
-    parser.add_argument("--shape", default="0.5b", choices=SHAPES)
-    parser.add_argument("--vocab_size", type=int, default=4096, help="of the model, at least the tokenizer's 4096")
-    args = parser.parse_args()
-    if args.vocab_size < 4096:
-        parser.error(f"--vocab_size {args.vocab_size}: the tokenizer has 4096")
+LATIN = 4096
+"""Tokens that are learned from English and Python."""
+GREEK = "αβγδεζηθικλμνξοπρστυφχψω"
+ROOT = Path(__file__).resolve().parents[1]
 
-    blank = Qwen2Tokenizer().backend_tokenizer
+
+def texts() -> Iterator[str]:
+    for file in sorted([*ROOT.glob("README.md"), *ROOT.glob("recipe/*/README.md"), *ROOT.glob("recipe/*/prompts.py")]):
+        yield file.read_text(encoding="utf-8")
+    yield from (f"{a} plus {b} is {a + b}; def f(x): return x + {a}\n" for a in range(99) for b in range(99))
+
+
+def greek_merges() -> Iterator[tuple[str, str]]:
+    """Yield byte-level merges, in order: letters, pairs of letters, then words of one, two and three pairs.
+
+    A pair is a letter of GREEK's first half and one of its second, so that a word has one way to be put together.
+    """
+    to_bytes = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
+    letters = [to_bytes.pre_tokenize_str(letter)[0][0] for letter in GREEK]
+    yield from ((letter[0], letter[1]) for letter in letters)
+    half = len(letters) // 2
+    yield from itertools.product(letters[:half], letters[half:])
+    pairs = ["".join(pair) for pair in itertools.product(letters[:half], letters[half:])]
+    for length in range(3):
+        for start in itertools.product(pairs, repeat=length):
+            yield from (("".join(["Ġ", *start]), pair) for pair in pairs)
+
+
+def tokenizer_of(size: int) -> Qwen2Tokenizer:
+    """Return a tokenizer of `size` tokens, LATIN or more."""
+    learned = Qwen2Tokenizer().backend_tokenizer
     trainer = trainers.BpeTrainer(
-        vocab_size=4096,
+        vocab_size=LATIN,
         special_tokens=SPECIAL,
         initial_alphabet=pre_tokenizers.ByteLevel.alphabet(),
         show_progress=False,
     )
-    blank.train_from_iterator(
-        (f"{a} plus {b} is {a + b}; def f(x): return x + {a}\n" for a in range(99) for b in range(99)), trainer
-    )
-    tokenizer = Qwen2Tokenizer(blank.get_vocab(), [], unk_token=None, eos_token=SPECIAL[2], pad_token=SPECIAL[0])
+    learned.train_from_iterator(texts(), trainer)
+    model = json.loads(learned.to_str())["model"]
+    vocabulary, merges = dict(model["vocab"]), [tuple(merge) for merge in model["merges"]]
+    for first, second in greek_merges():
+        if len(vocabulary) >= size:
+            break
+        vocabulary.setdefault(first + second, len(vocabulary))
+        merges.append((first, second))
+    tokenizer = Qwen2Tokenizer(vocabulary, merges, unk_token=None, eos_token=SPECIAL[2], pad_token=SPECIAL[0])
     tokenizer.add_special_tokens({"additional_special_tokens": SPECIAL[1:2]})
     tokenizer.chat_template = CHAT_TEMPLATE
+    return tokenizer
+
+
+def main(argv: list[str] | None = None) -> None:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("out")
+    parser.add_argument("--shape", default="0.5b", choices=SHAPES)
+    parser.add_argument("--vocab_size", type=int, default=151936, help=f"of model and tokenizer, {LATIN} or more")
+    args = parser.parse_args(argv)
+    if args.vocab_size < LATIN:
+        parser.error(f"--vocab_size {args.vocab_size}: must be {LATIN} or more")
+    tokenizer = tokenizer_of(args.vocab_size)
     hidden, intermediate, layers, heads, kv_heads = SHAPES[args.shape]
     config = Qwen2Config(
         vocab_size=args.vocab_size,

