@@ -109,7 +109,7 @@ EXPLAINED = {
         "tests/examples/test_examples_compare_estimators.py::test_every_run_is_started_as_its_configuration_has_it",
     ),
 }
-MADE_BY_A_RUN = ("config.yaml", "run/", "data/", "outputs/", "model/", "tensorboard/", "checkpoints/")
+MADE_BY_A_RUN = ("logs/", "config.yaml", "run/", "data/", "outputs/", "model/", "tensorboard/", "checkpoints/")
 
 
 def blocks(readme: Path, language: str) -> list[str]:

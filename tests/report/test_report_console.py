@@ -63,6 +63,18 @@ def test_faults_are_quoted_and_accuracy_is_given_over_all_episodes_where_some_we
     )
 
 
+def test_on_gpus_the_share_of_the_peak_and_the_memory_are_shown():
+    metrics = {
+        "perf/a/mfu": 0.381,
+        "perf/b/mfu": 0.3,
+        "perf/a/log_prob_mfu": 0.5,
+        "perf/a/max_memory_allocated_gb": 61.84,
+        "perf/b/max_memory_allocated_gb": 20.0,
+    }
+    assert step_line(1, 5, metrics) == "step 1/5 | mfu 38% 30%, 61.8 GiB"
+    assert step_line(1, 5, {"perf/a/max_memory_allocated_gb": 20.0}) == "step 1/5 | 20.0 GiB"
+
+
 def test_a_step_that_trained_nothing_says_so():
     assert step_line(1, 5, {"train/rows": 0.0}) == "step 1/5 | NO ROW TRAINED"
     assert step_line(1, 5, {"train/rows": 3.0}) == "step 1/5"

@@ -73,6 +73,10 @@ def test_the_peak_is_that_of_all_devices_by_verls_table(monkeypatch):
     assert get_device_flops("B", device_name="NVIDIA H100 80GB HBM3") == 989e12
 
 
+def test_a_worker_looks_up_its_own_device(engine):
+    assert engine.worker.execute_func_rank_zero(get_device_flops, "B") == get_device_flops("B", device_name="CPU")
+
+
 def test_a_cpu_has_no_peak():
     assert find_flops(fake_policy({"device_name": "CPU"})) is None
 

@@ -17,8 +17,8 @@ from pathlib import Path
 from typing import Any
 
 HANDLER = "verl_dag_files"
-SETTLE_S, POLL_S = 1.0, 0.25
-"""How long the last lines of a process that died may take, and how long silence means that there are none."""
+SETTLE_S, SILENCE_S = 2.0, 0.5
+"""How long the last lines of a process that died may take, and after how much silence there are none to come."""
 
 
 class ProcessLogs:
@@ -90,9 +90,10 @@ class ProcessLogs:
 
     def settle(self) -> None:
         """Wait until the last lines of processes that have died are here."""
-        deadline = time.monotonic() + SETTLE_S
-        while time.monotonic() < deadline and time.monotonic() - self._last < POLL_S:
-            time.sleep(POLL_S / 5)
+        started = now = time.monotonic()
+        while now - started < SETTLE_S and now - max(started, self._last) < SILENCE_S:
+            time.sleep(SILENCE_S / 10)
+            now = time.monotonic()
 
     def close(self) -> None:
         """Leave Ray's logger and dispatcher as they were."""

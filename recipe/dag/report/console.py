@@ -15,8 +15,9 @@ def step_line(step: int, total: int, metrics: Mapping[str, float], *, fault: str
     """`step  12/200 | acc 0.438 val 0.512 | reward planner +0.31 executor +0.62 | 123k tokens | 61 s: rollout 12`.
 
     Times are the keys `timing/<phase>` in seconds, `timing/step` being the whole. Where episodes were lost, the
-    accuracy over all of them stands beside the one over the others: `acc 0.743 (all 0.409)`. `fault`, `val_fault`: the
-    most frequent one of the step's episodes, and of its validation's.
+    accuracy over all of them stands beside the one over the others: `acc 0.743 (all 0.409)`. On GPUs, `mfu 38%, 61.8
+    GiB` is each policy's share of the peak in its update, and the highest memory. `fault`, `val_fault`: the most
+    frequent one of the step's episodes, and of its validation's.
     """
     parts = [f"step {step:>{len(str(total))}}/{total}"]
     parts.append(" ".join([*_shown(metrics, "acc", "episode/accuracy"), *_shown(metrics, "val", "val/accuracy")]))
@@ -28,6 +29,7 @@ def step_line(step: int, total: int, metrics: Mapping[str, float], *, fault: str
     parts.append(" ".join(["reward", *rewards]) if rewards else "")
     parts.append(f"{short_count(metrics['tokens/sampled'])} tokens" if "tokens/sampled" in metrics else "")
     parts.append(_times(metrics))
+    parts.append(_devices(metrics))
     parts.append("NO ROW TRAINED" if metrics.get("train/rows") == 0 else "")
     parts += [_faults(metrics, fault), _faults(metrics, val_fault, "val/")]
     return " | ".join(part for part in parts if part)
@@ -52,6 +54,14 @@ def _times(metrics: Mapping[str, float]) -> str:
     named = [f"{phase} {_seconds(metrics[f'timing/{phase}'])}" for phase in PHASES if f"timing/{phase}" in metrics]
     whole = [f"{_seconds(metrics['timing/step'])} s"] if "timing/step" in metrics else []
     return ": ".join([*whole, " ".join(named)] if named else whole)
+
+
+def _devices(metrics: Mapping[str, float]) -> str:
+    """`mfu 38%, 61.8 GiB`: of the policies' updates, and the highest peak of their memory."""
+    shares = [f"{value:.0%}" for key, value in metrics.items() if key.startswith("perf/") and key.endswith("/mfu")]
+    peaks = [value for key, value in metrics.items() if key.endswith("/max_memory_allocated_gb")]
+    parts = [f"mfu {' '.join(shares)}"] if shares else []
+    return ", ".join([*parts, f"{max(peaks):.1f} GiB"] if peaks else parts)
 
 
 def _seconds(value: float) -> str:
