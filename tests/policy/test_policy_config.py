@@ -131,12 +131,10 @@ def test_sharing_policies_divide_the_servers_memory(configure):
 
 
 def test_the_cpu_forces_what_it_cannot_do_without(configure):
-    forced = configure({"rollout.name": "sglang", "actor.use_torch_compile": True, "model.use_remove_padding": True})
+    forced = configure({"rollout.name": "sglang", "actor.use_torch_compile": True})
     node = forced.actor_rollout_ref
     assert (node.rollout.name, node.rollout.tensor_model_parallel_size, node.rollout.dtype) == ("cpu", 1, "float32")
-    assert not node.actor.use_torch_compile and not node.model.use_remove_padding
-    assert not node.model.enable_gradient_checkpointing
-    assert node.model.override_config.attn_implementation == "sdpa"
+    assert not node.actor.use_torch_compile and not node.model.enable_gradient_checkpointing
     for engine in (node.actor.fsdp_config, node.ref.fsdp_config):
         assert engine.mixed_precision.param_dtype == engine.mixed_precision.reduce_dtype == "fp32"
         assert not engine.use_torch_compile
@@ -150,23 +148,48 @@ def test_a_gpu_keeps_its_rollout(configure):
     assert config.actor_rollout_ref.model.override_config.attn_implementation == "eager"
 
 
-@pytest.mark.parametrize("installed", [True, False])
-def test_a_gpu_without_flash_attn_trains_with_sdpa_and_unpacked_rows(configure, monkeypatch, installed):
-    monkeypatch.setattr(
-        config_module, "missing_attention", lambda name: None if installed or name == "sdpa" else "gone"
-    )
-    config = configure({"model.use_remove_padding": True}, platform="cuda", critic={})
+@pytest.mark.parametrize("platform", ["cuda", "cpu"])
+def test_rows_are_packed_and_scored_without_logits(configure, platform):
+    """The same on a laptop and on a GPU, but for the kernels."""
+    config = configure(platform=platform, critic={})
     for model in (config.actor_rollout_ref.model, config.critic.model):
-        assert model.override_config == ({} if installed else {"attn_implementation": "sdpa"})
-        assert model.use_remove_padding == installed
+        assert model.use_remove_padding and model.override_config == {"attn_implementation": "varlen"}
+        assert not model.use_fused_kernels  # verl's own would exchange the forward of the model's class
+    assert (
+        config.actor_rollout_ref.model.fused_kernel_options.impl_backend == {"cuda": "triton", "cpu": "torch"}[platform]
+    )
 
 
-def test_flash_attn_4_alone_is_no_reason_to_ask_for_flash_attention_2(configure, tmp_path, monkeypatch):
-    (tmp_path / "flash_attn/cute").mkdir(parents=True)
-    (tmp_path / "flash_attn/cute/__init__.py").write_text("")
-    monkeypatch.syspath_prepend(str(tmp_path))
+def test_whoever_wants_padding_or_logits_gets_them(configure):
+    model = configure({"model.use_remove_padding": False}, platform="cuda").actor_rollout_ref.model
+    assert model.override_config == {"attn_implementation": "sdpa"} and not model.use_remove_padding
+    model = configure({"model.use_fused_kernels": False}, platform="cuda").actor_rollout_ref.model
+    assert model.use_remove_padding and model.fused_kernel_options.impl_backend is None
+    model = configure({"model.fused_kernel_options.impl_backend": "torch"}, platform="cuda").actor_rollout_ref.model
+    assert model.fused_kernel_options.impl_backend == "torch"
+
+
+def test_rows_cut_over_gpus_keep_verls_attention(configure, monkeypatch):
+    monkeypatch.setattr(config_module, "missing_attention", lambda name: None)
+    model = configure({"actor.fsdp_config.ulysses_sequence_parallel_size": 2}, platform="cuda").actor_rollout_ref.model
+    assert model.override_config == {"attn_implementation": "flash_attention_2"} and model.use_remove_padding
+
+
+def test_a_torch_without_the_kernel_trains_on_padded_rows(configure, monkeypatch):
+    monkeypatch.setattr(config_module, "missing_attention", lambda name: "old" if name == "varlen" else None)
     model = configure(platform="cuda").actor_rollout_ref.model
     assert model.override_config == {"attn_implementation": "sdpa"} and not model.use_remove_padding
+
+
+def test_flash_attention_of_a_gpus_workflow_is_packed_on_the_cpu_all_the_same(configure):
+    model = configure({"model.override_config": {"attn_implementation": "flash_attention_2"}}).actor_rollout_ref.model
+    assert model.override_config == {"attn_implementation": "varlen"}
+
+
+def test_packed_attention_for_padded_rows_is_an_error(configure):
+    asked = {"model.override_config": {"attn_implementation": "varlen"}, "model.use_remove_padding": False}
+    with pytest.raises(UserError, match="needs packed rows: set actor_rollout_ref.model.use_remove_padding=true"):
+        configure(asked, platform="cuda")
 
 
 def test_an_attention_that_is_asked_for_and_missing_is_an_error(configure, monkeypatch):
@@ -253,7 +276,7 @@ def test_a_critic_is_made_like_its_actor_with_an_optimizer_of_its_own(configure,
     for key in ("use_remove_padding", "enable_gradient_checkpointing"):
         assert model[key] == config.actor_rollout_ref.model[key]
     if platform == "cpu":
-        assert critic.fsdp.mixed_precision.param_dtype == "fp32" and not model.use_remove_padding
+        assert critic.fsdp.mixed_precision.param_dtype == "fp32"
 
 
 def test_a_critic_has_the_actors_micro_batches_unless_it_says_so(configure):

@@ -12,17 +12,15 @@ import copy
 from omegaconf import DictConfig, OmegaConf, open_dict
 
 from recipe.dag.errors import UserError
-from recipe.dag.policy.attention import missing_attention
+from recipe.dag.policy.attention import FLASH, PACKAGES, PADDED, VARLEN, missing_attention
 from recipe.dag.policy.critic_config import FP32, apply_critic
 from recipe.dag.policy.overrides import apply_overrides
 from recipe.dag.run_paths import absolute_if_local, make_absolute
 from recipe.dag.settings.gpu_pools import default_tokens
 from recipe.dag.workflow.schema import Algorithm, Policy, Workflow
 
-FLASH = "flash_attention_2"
-"""verl's default attention."""
 CPU_CONFIG = {
-    "model": {"use_remove_padding": False, "enable_gradient_checkpointing": False},
+    "model": {"enable_gradient_checkpointing": False},
     "actor": {
         "use_torch_compile": False,
         "fsdp_config": {"use_torch_compile": False, "param_offload": False, "optimizer_offload": False},
@@ -102,11 +100,11 @@ def policy_config(
 def _check_attention(model: DictConfig, part: str, name: str) -> None:
     """Raise UserError for an attention whose package is missing: transformers would ask a hub for its kernels."""
     implementation = model.override_config.get("attn_implementation", FLASH)
+    written = f"policy {name}: {part}.model.override_config.attn_implementation={implementation}"
     if reason := missing_attention(implementation):
-        raise UserError(
-            f"policy {name}: {part}.model.override_config.attn_implementation={implementation}, but {reason}; "
-            "install it, or set sdpa"
-        )
+        raise UserError(f"{written}, but {reason}; install it, or set {PADDED}")
+    if implementation == VARLEN and not model.use_remove_padding:
+        raise UserError(f"{written} needs packed rows: set {part}.model.use_remove_padding=true, or set {PADDED}")
 
 
 def has_stop_strings(workflow: Workflow, policy: str) -> bool:
@@ -142,15 +140,27 @@ def _apply_offload(engine: DictConfig, *, leaves: bool) -> None:
 
 
 def _apply_platform(config: DictConfig, platform: str) -> None:
-    node = config.actor_rollout_ref
-    overrides = node.model.override_config
     if platform == "cpu":
-        config.actor_rollout_ref = OmegaConf.merge(node, CPU_CONFIG)
-        node = config.actor_rollout_ref
-        for engine in (node.actor.fsdp_config, node.ref.fsdp_config):
+        config.actor_rollout_ref = OmegaConf.merge(config.actor_rollout_ref, CPU_CONFIG)
+        for engine in (config.actor_rollout_ref.actor.fsdp_config, config.actor_rollout_ref.ref.fsdp_config):
             engine.mixed_precision = FP32
-        node.model.override_config = {**overrides, "attn_implementation": "sdpa"}
         config.trainer.device = "cpu"
-    elif "attn_implementation" not in overrides and missing_attention(FLASH):
-        node.model.override_config = {**overrides, "attn_implementation": "sdpa"}
-        node.model.use_remove_padding = False
+    node = config.actor_rollout_ref
+    model, cut = node.model, _ulysses(node) > 1
+    written = model.override_config.get("attn_implementation")
+    if written is None or platform == "cpu" and written in PACKAGES:
+        if missing_attention(VARLEN) and not cut:
+            model.use_remove_padding = False
+        packed = FLASH if cut else VARLEN
+        chosen = packed if model.use_remove_padding else PADDED
+        model.override_config = {**model.override_config, "attn_implementation": chosen}
+    backend = model.fused_kernel_options.impl_backend or ("torch" if platform == "cpu" else "triton")
+    # verl's own switch exchanges the forward of a model's class; recipe.dag.policy.engine reads the backend instead
+    model.fused_kernel_options = {"impl_backend": backend if model.use_fused_kernels else None}
+    model.use_fused_kernels = False
+
+
+def _ulysses(node: DictConfig) -> int:
+    return max(
+        int(node.actor.ulysses_sequence_parallel_size), int(node.actor.fsdp_config.ulysses_sequence_parallel_size)
+    )

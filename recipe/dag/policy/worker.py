@@ -1,8 +1,9 @@
 """verl's actor/rollout/reference worker, with the policy's critic beside them and this package's engines and rollouts.
 
 Invariant: a worker process registers what it needs when this module is imported and its worker made: the FSDP2 engines
-for the CPU, the value engine, the losses, the CPU rollout adapter, and an SGLang adapter that finds the server of its
-own policy. One process per rank holds all models of a policy, which take turns. Nothing in verl is replaced.
+of packed rows, the value engine, the attention, the losses, the CPU rollout adapter, and an SGLang adapter that finds
+the server of its own policy. One process per rank holds all models of a policy, which take turns. Nothing in verl is
+replaced.
 """
 
 from __future__ import annotations
@@ -13,6 +14,7 @@ from functools import partial
 
 import numpy as np
 import torch
+import verl.workers.engine.fsdp.transformer_impl as fsdp
 import verl.workers.rollout.base as rollout_base
 from tensordict import TensorDict
 from torch.distributed import init_process_group, is_initialized
@@ -21,25 +23,22 @@ from verl.utils.config import omega_conf_to_dataclass
 from verl.utils.device import get_device_name
 from verl.utils.memory_utils import aggressive_empty_cache
 from verl.workers.config import TrainingWorkerConfig
-from verl.workers.engine.base import EngineRegistry
 from verl.workers.engine_workers import ActorRolloutRefWorker, TrainingWorker
 from verl.workers.utils.losses import value_loss
 
-from recipe.dag.policy import losses, value_model
+from recipe.dag.policy import engine, losses, value_model, varlen
 
 rollout_base._ROLLOUT_REGISTRY[("cpu", "async")] = "recipe.dag.platform.rollout.CPUServerAdapter"
 rollout_base._ROLLOUT_REGISTRY[("sglang", "async")] = "recipe.dag.policy.sglang.PolicyServerAdapter"
 
 
-def register_cpu_engine() -> None:
-    """Let verl's FSDP2 engine run on the CPU. Once per process: verl refuses a second registration."""
-    import verl.workers.engine.fsdp.transformer_impl as fsdp
-
-    if "cpu" in EngineRegistry._engines.get("language_model", {}).get("fsdp2", {}):
-        return
-    EngineRegistry.register("language_model", ["fsdp2"], "cpu")(fsdp.FSDPEngineWithLMHead)
-    # pinned memory needs an accelerator, and a forward-only engine asks for it through this name
-    fsdp.CPUOffloadPolicy = lambda **kwargs: None
+def register_engines() -> None:
+    """Let verl build this package's engines and attention in this process."""
+    varlen.register()
+    engine.register()
+    if get_device_name() == "cpu":
+        # pinned memory needs an accelerator, and a forward-only engine asks for it through this name
+        fsdp.CPUOffloadPolicy = lambda **kwargs: None
 
 
 class PolicyWorker(ActorRolloutRefWorker):
@@ -51,10 +50,10 @@ class PolicyWorker(ActorRolloutRefWorker):
         self.critic_config = critic
         self.critic: TrainingWorker | None = None
         losses.register()
-        if get_device_name() == "cpu":
-            register_cpu_engine()
-            if not is_initialized():  # verl would ask for "cpu:gloo,cpu:gloo", which torch refuses
-                init_process_group("gloo", rank=self.rank, world_size=self.world_size)
+        register_engines()
+        if get_device_name() == "cpu" and not is_initialized():
+            # verl would ask for "cpu:gloo,cpu:gloo", which torch refuses
+            init_process_group("gloo", rank=self.rank, world_size=self.world_size)
 
     @register(dispatch_mode=Dispatch.ONE_TO_ALL)
     def seed_random_state(self, step: int):

@@ -1,0 +1,102 @@
+"""verl's FSDP2 engines on packed rows: lengths are known once per micro-batch, log-probs come without logits.
+
+Invariant: the engines differ from verl's in how they compute, not in what: rows, masks, losses, optimizer, checkpoints
+and every configuration key are verl's. They are registered under a (device, vendor) key, which wins over verl's own.
+"""
+
+from __future__ import annotations
+
+import logging
+
+import torch
+from tensordict import TensorDict
+from torch import Tensor
+from verl.utils import tensordict_utils as tu
+from verl.utils.device import get_device_name, get_vendor
+from verl.workers.engine.base import EngineRegistry
+from verl.workers.engine.fsdp.transformer_impl import FSDPEngineWithLMHead
+
+from recipe.dag.policy import linear_head
+from recipe.dag.policy.linear_head import Scored
+
+logger = logging.getLogger(__name__)
+
+
+class PackedInputs:
+    """For an engine of verl's: gives the model where packed rows start, so that no layer has to look for it."""
+
+    def prepare_model_inputs(self, micro_batch: TensorDict) -> tuple[dict, dict]:
+        inputs, output_args = super().prepare_model_inputs(micro_batch)
+        if self.packs(micro_batch):
+            offsets = micro_batch["input_ids"].offsets()
+            ends, longest = offsets.to(torch.int32), int(offsets.diff().max())
+            inputs |= {"cu_seq_lens_q": ends, "cu_seq_lens_k": ends, "max_length_q": longest, "max_length_k": longest}
+        return inputs, output_args
+
+    def packs(self, micro_batch: TensorDict) -> bool:
+        """Return whether rows are packed as this package knows it: not cut over GPUs, not padded to a bucket."""
+        packed = tu.get_non_tensor_data(micro_batch, "use_remove_padding", True)
+        return packed and not self.use_ulysses_sp and not self.pad_to_length
+
+
+class PolicyEngine(PackedInputs, FSDPEngineWithLMHead):
+    """Of packed rows, scores the tokens that the policy sampled. `fused_kernel_options.impl_backend` of the model's
+    configuration chooses how: triton or torch, without logits, or null, from the model's logits."""
+
+    fused = False
+
+    def _build_module(self) -> torch.nn.Module:
+        module = super()._build_module()
+        backend = (self.model_config.fused_kernel_options or {}).get("impl_backend")
+        if backend is not None and self.use_remove_padding and not (self.use_ulysses_sp or self.pad_to_length):
+            if reason := linear_head.why_not(module):
+                logger.warning("%s: log-probs are computed from logits: %s", type(module).__name__, reason)
+            else:
+                linear_head.install(module, backend)
+                self.fused = True
+        return module
+
+    def prepare_model_inputs(self, micro_batch: TensorDict) -> tuple[dict, dict]:
+        inputs, output_args = super().prepare_model_inputs(micro_batch)
+        if self.packs(micro_batch):
+            tokens, temperature = output_args["input_ids_rmpad_rolled"], micro_batch["temperature"]
+            positions = sampled_positions(micro_batch["input_ids"], micro_batch["response_mask"])
+            if isinstance(temperature, Tensor):
+                temperature = output_args["temperature_rmpad"][positions]
+            output_args["scored"] = Scored(positions, tokens[positions], temperature)
+            if self.fused:
+                inputs["scored"] = output_args["scored"]
+        return inputs, output_args
+
+    def prepare_model_outputs(self, output, output_args: dict, micro_batch: TensorDict, logits_processor_func) -> dict:
+        if not self.packs(micro_batch):
+            return super().prepare_model_outputs(output, output_args, micro_batch, logits_processor_func)
+        scored, ids = output_args["scored"], micro_batch["input_ids"]
+        if not self.fused:
+            log_probs, entropy = linear_head.score_logits(output.logits.squeeze(0), scored)
+            output = {"log_probs": log_probs, "entropy": entropy}
+        if not tu.get_non_tensor_data(micro_batch, "calculate_entropy", False):
+            output = {"log_probs": output["log_probs"]}
+        blank = torch.zeros(ids.values().shape, device=ids.device)
+        return {
+            name: torch.nested.nested_tensor_from_jagged(blank.index_copy(0, scored.positions, values), ids.offsets())
+            for name, values in output.items()
+        }
+
+
+def sampled_positions(input_ids: Tensor, response_mask: Tensor) -> Tensor:
+    """Return the positions [sampled], among the packed tokens, whose next token the policy sampled. Both arguments are
+    jagged, [rows, tokens]; the mask covers the last tokens of each row. Where nothing was sampled, the first position,
+    so that the parameters get a gradient on every rank."""
+    rows, masks, mask = input_ids.offsets(), response_mask.offsets(), response_mask.values()
+    shifts = (rows[1:] - masks[1:] - 1).repeat_interleave(masks.diff())
+    sampled = (torch.arange(len(mask), device=mask.device) + shifts)[mask != 0]
+    return sampled if len(sampled) else shifts.new_zeros(1)
+
+
+def register() -> None:
+    """Make verl's TrainingWorker build PolicyEngine in this process."""
+    device, vendor = get_device_name(), get_vendor()
+    taken = EngineRegistry._engines.get("language_model", {}).get("fsdp2", {})
+    if (device, vendor) not in taken:
+        EngineRegistry.register("language_model", ["fsdp2"], device, vendor)(PolicyEngine)

@@ -1,0 +1,124 @@
+"""Log-probs and entropies of tokens from hidden states, without logits in memory.
+
+Invariant: what is not asked for is not computed: of a packed micro-batch, the positions whose next token is trained or
+reported go through the vocabulary, and of these never more than a chunk at a time. Forward and backward agree with
+logits / temperature, log_softmax and gather, to what the precision allows. verl has the kernels; this module gives them
+what they ask for.
+"""
+
+from __future__ import annotations
+
+import types
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+from torch.utils.checkpoint import checkpoint
+
+TRITON = "triton"
+TORCH = "torch"
+TRITON_WIDTH = 128
+"""verl's Triton kernel takes hidden sizes that are a multiple of this."""
+CHUNK_BYTES = 256 * 2**20
+"""What the logits of one chunk may take in fp32, where torch computes them ..."""
+MIN_CHUNK = 128
+"""... but no fewer tokens than these."""
+
+
+@dataclass(frozen=True, slots=True)
+class Scored:
+    """What to score in a micro-batch. No pytree, so FSDP's casts of floating-point inputs leave the temperatures."""
+
+    positions: Tensor
+    """[scored]: indices into the packed tokens."""
+    tokens: Tensor
+    """[scored]: the tokens that follow them."""
+    temperature: float | Tensor
+    """Of all, or [scored] of each."""
+
+
+def why_not(model: torch.nn.Module) -> str | None:
+    """Return why `model` cannot be given this head: its log-probs are more than its hidden states times its output
+    embeddings. None where it can."""
+    config, output = model.config.get_text_config(), model.get_output_embeddings()
+    if not isinstance(output, torch.nn.Linear):
+        return f"its output layer is a {type(output).__name__}"
+    if output.bias is not None:
+        return "its output layer has a bias"
+    if model.base_model is model:
+        return "it has no base model"
+    for name, neutral in {"final_logit_softcapping": None, "logit_scale": 1.0, "logits_scaling": 1.0}.items():
+        value = getattr(config, name, None)
+        if value is not None and value != neutral:
+            return f"it changes its logits ({name}={value})"
+    return None
+
+
+def install(model: torch.nn.Module, backend: str) -> None:
+    """Let this one model's forward take `scored` and return {"log_probs", "entropy"}, [scored] each. Its class, and so
+    every other model of its family in this process, stays as it is."""
+
+    def forward(self, scored: Scored, **inputs: object) -> dict[str, Tensor]:
+        hidden = self.base_model(**inputs).last_hidden_state
+        hidden = hidden.reshape(-1, hidden.shape[-1])[scored.positions]
+        log_probs, entropy = score(hidden, self.get_output_embeddings().weight, scored, backend)
+        return {"log_probs": log_probs, "entropy": entropy}
+
+    model.forward = types.MethodType(forward, model)
+
+
+def score(hidden: Tensor, weight: Tensor, scored: Scored, backend: str) -> tuple[Tensor, Tensor]:
+    """Return log-probs and entropies [scored] in fp32, for hidden states [scored, width] and the weight
+    [vocabulary, width]."""
+    temperature = scored.temperature
+    if isinstance(temperature, Tensor):
+        # logits / t = (hidden / t) @ weight, so each row can have a temperature of its own
+        hidden, temperature = (hidden.float() / temperature.unsqueeze(-1)).to(hidden.dtype), 1.0
+    if hidden.dtype != weight.dtype:
+        hidden = hidden.to(weight.dtype)
+    if backend == TRITON and _fits_triton(hidden):
+        from verl.utils.kernel.linear_cross_entropy import linear_cross_entropy
+
+        log_probs, entropy = linear_cross_entropy(
+            hidden.contiguous(), weight.contiguous(), scored.tokens, temperature, "none"
+        )
+    else:
+        from verl.utils.experimental.torch_functional import FusedLinearForPPOFunction
+
+        log_probs, entropy = FusedLinearForPPOFunction.apply(
+            hidden, weight, scored.tokens, temperature, _chunk(weight.shape[0])
+        )
+    return log_probs.float(), entropy.float()
+
+
+def score_logits(logits: Tensor, scored: Scored) -> tuple[Tensor, Tensor]:
+    """The same from logits [tokens, vocabulary], which a model had to make: a chunk of them at a time in fp32, computed
+    again for the gradient."""
+    chunk = _chunk(logits.shape[-1])
+    parts = []
+    for start in range(0, len(scored.positions), chunk):
+        part = slice(start, start + chunk)
+        temperature = scored.temperature
+        if isinstance(temperature, Tensor):
+            temperature = temperature[part].unsqueeze(-1)
+        inputs = logits, scored.positions[part], scored.tokens[part], temperature
+        parts.append(checkpoint(_score_chunk, *inputs, use_reentrant=False))
+    log_probs, entropies = zip(*parts, strict=True)
+    return torch.cat(log_probs), torch.cat(entropies)
+
+
+def _score_chunk(
+    logits: Tensor, positions: Tensor, tokens: Tensor, temperature: float | Tensor
+) -> tuple[Tensor, Tensor]:
+    scores = (logits[positions].float() / temperature).log_softmax(-1)
+    return scores.gather(-1, tokens.unsqueeze(-1)).squeeze(-1), -(scores.exp() * scores).sum(-1)
+
+
+def _chunk(vocabulary: int) -> int:
+    """How many tokens' logits, in fp32, CHUNK_BYTES hold."""
+    return max(CHUNK_BYTES // (4 * vocabulary), MIN_CHUNK)
+
+
+def _fits_triton(hidden: Tensor) -> bool:
+    half = hidden.dtype in (torch.bfloat16, torch.float16)
+    return hidden.is_cuda and half and hidden.shape[-1] % TRITON_WIDTH == 0

@@ -1,0 +1,151 @@
+"""One rank of a training step, for tests that compare engines: python spmd_step.py RANK WORLD MODEL OUT.
+
+Every rank runs the driver's half of the step itself and gathers what the others computed, so that the step is the
+product's own, from the layout of the rows to the optimizer. Writes OUT/<engine>.pt for each engine of ENGINES.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import sys
+from functools import partial
+from pathlib import Path
+from types import SimpleNamespace
+
+ENGINES = {
+    "padded": ["model.use_remove_padding=false"],  # verl's engine: sdpa under a mask, logits
+    "packed": [],
+    "packed_logits": ["model.use_fused_kernels=false"],
+}
+WORKFLOW = """\
+dag_id: tiny
+agents: [{{name: solver, policy: main}}]
+policies: {{main: {{model: {{path: {model}}}, reference: true, critic: {{cliprange_value: 0.2}}}}}}
+algorithm: {{estimator: gae, kl_loss_coef: 0.1, entropy_coef: 0.01, policy_loss: {loss}, loss_agg: {agg}}}
+nodes:
+  - {{node_id: solve, node_type: MODEL_INFERENCE, node_role: ROLLOUT, agent: solver}}
+  - {{node_id: reward, node_type: COMPUTE, node_role: REWARD, dependencies: [solve], executable_ref: score.py:score}}
+"""
+
+
+def episodes() -> list:
+    """Nine ragged conversations with a tool's tokens in the middle, sampled at three temperatures."""
+    import torch
+
+    from recipe.dag.episode.record import Call, Episode
+
+    draw = torch.Generator().manual_seed(3)
+
+    def some(low: int, high: int) -> list[int]:
+        return torch.randint(2, 96, (int(torch.randint(low, high, (1,), generator=draw)),), generator=draw).tolist()
+
+    made = []
+    for index in range(9):
+        episode = Episode(uid=f"u{index // 3}", index=index % 3, sample={}, turns=1, done=True)
+        first, tool, last = some(2, 20), some(0, 9), some(2, 12)
+        mask = [1] * len(first) + [0] * len(tool) + [1] * len(last)
+        log_probs = [-5.0 if bit else 0.0 for bit in mask]
+        call = Call("solve", "solver", 0, "main", 0, some(1, 60), first + tool + last, mask, log_probs)
+        call.temperature = (1.0, 0.7, 1.3)[index % 3]
+        call.reward = float(torch.randn(1, generator=draw))
+        episode.calls.append(call)
+        made.append(episode)
+    return made
+
+
+def run(rank: int, world: int, model: str, out: Path) -> None:
+    from recipe.dag.main import compose_config, prepare_environment
+
+    prepare_environment("cpu")
+    import torch
+    import torch.distributed as dist
+    from verl.utils import tensordict_utils as tu
+
+    from recipe.dag.episode.rows import rows_of
+    from recipe.dag.policy.config import policy_config
+    from recipe.dag.policy.worker import PolicyWorker
+    from recipe.dag.train.step import TrainingStep
+    from recipe.dag.workflow.loader import load_workflow
+
+    torch.set_num_threads(1)
+    dist.init_process_group("gloo", init_method=f"file://{out}/store", rank=rank, world_size=world)
+
+    def gathered(method, data):
+        """As verl dispatches: each rank gets an equal part of the rows, in order."""
+        output = method(tu.chunk_tensordict(data, world)[rank])
+        parts = [None] * world
+        dist.all_gather_object(parts, {key: output[key].unbind() for key in output.keys() if key != "metrics"})
+        joined = {key: [row for part in parts for row in part[key]] for key in parts[0]}
+        columns = {key: torch.nested.as_nested_tensor(rows, layout=torch.jagged) for key, rows in joined.items()}
+        return tu.get_tensordict(columns, {"metrics": tu.get(output, "metrics", default={})})
+
+    for name, overrides in ENGINES.items():
+        for loss, agg in (("vanilla", "token-mean"), ("cpgd", "seq-mean-token-sum")):
+            flow = out / f"{name}_{loss}_{rank}.yaml"
+            flow.write_text(WORKFLOW.format(model=model, loss=loss, agg=agg))
+            (out / "score.py").write_text("def score(episode): return {}\n")
+            workflow = load_workflow(flow)
+            settings = ["actor.ppo_max_token_len_per_gpu=150", "actor.optim.lr=0.01", *overrides]
+            run = compose_config(
+                "dag",
+                [
+                    *(f"actor_rollout_ref.{setting}" for setting in settings),
+                    f"workflow={flow}",
+                    "data.train_files=none",
+                    "data.max_prompt_length=64",
+                    "data.max_response_length=64",
+                ],
+            )
+            paths = {"model_path": model, "critic_path": model}
+            config = policy_config(run, workflow, "main", **paths, updates=100, platform="cpu")
+            worker = PolicyWorker(config.actor_rollout_ref, role="actor_rollout_ref", critic=config.critic)
+            worker.init_model()
+            with torch.no_grad():  # else the KL to the reference has no gradient
+                for parameter in worker.ref.engine.module.parameters():
+                    parameter.mul_(1.05)
+                for parameter in worker.critic.engine.module.score.parameters():  # else all values are 0
+                    parameter.fill_(0.1)
+            engine, found = worker.actor.engine, {}
+            step_of = engine.optimizer_step
+
+            def record(engine=engine, found=found, step_of=step_of) -> float:
+                found["gradient"] = flat(p.grad for p in engine.module.parameters())
+                return step_of()
+
+            engine.optimizer_step = record
+            methods = ("compute_log_prob", "compute_ref_log_prob", "compute_values", "update_actor", "update_critic")
+            policy = SimpleNamespace(
+                config=config,
+                data_parallel_size=world,
+                workers=SimpleNamespace(**{m: partial(gathered, getattr(worker, m)) for m in methods}),
+                tokenizer=SimpleNamespace(pad_token_id=0),
+                pool=SimpleNamespace(lock=asyncio.Lock()),
+            )
+            rows = rows_of(episodes())
+            step = TrainingStep(workflow, {"main": policy}, rows, seed=0)
+            asyncio.run(step.run())
+            columns = step.batches["main"].columns
+            masks = [torch.tensor(row.response_mask).bool() for row in rows]
+            for key in ("old_log_probs", "ref_log_prob", "entropy", "values"):
+                found[key] = torch.cat([column[mask] for column, mask in zip(columns[key], masks, strict=True)])
+            found["weights"] = flat(engine.module.parameters())
+            found["critic"] = flat(worker.critic.engine.module.parameters())
+            found["attention"] = engine.module.config._attn_implementation
+            found["fused"] = getattr(engine, "fused", None)
+            if rank == 0:
+                torch.save(found, out / f"{name}_{loss}.pt")
+    dist.destroy_process_group()
+
+
+def flat(tensors):
+    import torch
+
+    return torch.cat([t.full_tensor().detach().flatten() for t in tensors])
+
+
+if __name__ == "__main__":
+    rank, world, model, out = int(sys.argv[1]), int(sys.argv[2]), sys.argv[3], Path(sys.argv[4])
+    os.environ |= {"RANK": str(rank), "WORLD_SIZE": str(world), "LOCAL_RANK": str(rank), "LOCAL_WORLD_SIZE": str(world)}
+    os.environ |= {"MASTER_ADDR": "localhost", "MASTER_PORT": "0"}
+    run(rank, world, model, out)

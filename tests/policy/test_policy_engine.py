@@ -1,0 +1,72 @@
+"""Packed rows, our attention and our head compute what verl's padded engine computes, on one rank and on two."""
+
+from __future__ import annotations
+
+import itertools
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+
+from recipe.dag.policy.engine import sampled_positions
+
+SCRIPT = Path(__file__).with_name("spmd_step.py")
+LOSSES = ("vanilla", "cpgd")
+
+
+@pytest.fixture(scope="module")
+def steps(tiny_model, tmp_path_factory) -> dict[tuple[int, str, str], dict]:
+    """(ranks, engine, loss) -> what a training step computed there."""
+    found = {}
+    for world in (1, 2):
+        out = tmp_path_factory.mktemp(f"ranks{world}")
+        arguments = [str(world), str(tiny_model), str(out)]
+        env = os.environ | {"PYTHONPATH": str(SCRIPT.parents[2]), "OMP_NUM_THREADS": "1"}
+        ranks = [
+            subprocess.Popen(
+                [sys.executable, str(SCRIPT), str(rank), *arguments], stderr=subprocess.PIPE, text=True, env=env
+            )
+            for rank in range(world)
+        ]
+        errors = [process.communicate(timeout=540)[1] for process in ranks]
+        assert [process.returncode for process in ranks] == [0] * world, "\n".join(errors)[-4000:]
+        for path in out.glob("*.pt"):
+            engine, _, loss = path.stem.rpartition("_")
+            found[world, engine, loss] = torch.load(path)
+    return found
+
+
+def test_each_engine_is_the_one_that_it_is_called(steps):
+    kinds = {name: (step["attention"], bool(step["fused"])) for (_, name, _), step in steps.items()}
+    assert kinds == {"padded": ("sdpa", False), "packed": ("varlen", True), "packed_logits": ("varlen", False)}
+
+
+@pytest.mark.parametrize("loss", LOSSES)
+@pytest.mark.parametrize(("ranks", "name"), itertools.product((1, 2), ("padded", "packed", "packed_logits")))
+@pytest.mark.parametrize(
+    "what", ["old_log_probs", "ref_log_prob", "entropy", "values", "gradient", "weights", "critic"]
+)
+def test_a_step_is_that_of_padded_rows_on_one_rank(steps, ranks, name, loss, what):
+    expected, found = steps[1, "padded", loss][what], steps[ranks, name, loss][what]
+    assert expected.abs().max() > 1e-3
+    if what == "gradient":  # of a norm that depends on the loss
+        assert float((found - expected).norm() / expected.norm()) < 1e-5
+    elif what in ("weights", "critic"):  # Adam's first step is lr * sign(gradient): compare where that is no noise
+        assert float((found - expected).abs().median()) < 1e-6
+        assert float((found - expected).norm() / expected.norm()) < 1e-3
+    else:
+        torch.testing.assert_close(found, expected, atol=1e-5, rtol=1e-5)
+
+
+def test_only_tokens_that_the_policy_sampled_are_scored():
+    def nested(*rows):
+        return torch.nested.as_nested_tensor([torch.tensor(row) for row in rows], layout=torch.jagged)
+
+    ids = nested([10, 11, 12, 13, 14], [20, 21], [30, 31, 32])
+    positions = sampled_positions(ids, nested([1, 0, 1], [1], [1, 1]))
+    assert positions.tolist() == [1, 3, 5, 7, 8]
+    assert ids.values()[positions + 1].tolist() == [12, 14, 21, 31, 32]
+    assert sampled_positions(ids, nested([0, 0, 0], [0], [0, 0])).tolist() == [0]

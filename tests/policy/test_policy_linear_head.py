@@ -1,0 +1,97 @@
+"""The head without logits against logits."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+
+import pytest
+import torch
+from transformers import LlamaConfig, LlamaForCausalLM, Qwen2Config, Qwen2ForCausalLM, Qwen3Config, Qwen3ForCausalLM
+
+from recipe.dag.policy import linear_head
+from recipe.dag.policy.linear_head import Scored
+
+TOKENS, WIDTH, VOCABULARY = 37, 16, 300
+
+
+def inputs() -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    draw = torch.Generator().manual_seed(0)
+    hidden = torch.randn(TOKENS, WIDTH, generator=draw).requires_grad_()
+    weight = torch.randn(VOCABULARY, WIDTH, generator=draw).requires_grad_()
+    return hidden, weight, torch.randint(0, VOCABULARY, (TOKENS,), generator=draw)
+
+
+def expected(hidden, weight, tokens, temperature) -> tuple[torch.Tensor, torch.Tensor]:
+    logits = (hidden @ weight.t()) / temperature
+    log_probs = logits.log_softmax(-1)
+    return log_probs.gather(-1, tokens[:, None])[:, 0], -(log_probs.exp() * log_probs).sum(-1)
+
+
+@pytest.mark.parametrize("logits", [False, True], ids=["hidden", "logits"])
+@pytest.mark.parametrize("temperatures", [1.0, 0.7, "each"])
+def test_log_probs_entropies_and_gradients_are_those_of_logits(monkeypatch, temperatures, logits):
+    monkeypatch.setattr(linear_head, "CHUNK_BYTES", 0)  # the smallest chunk there is ...
+    monkeypatch.setattr(linear_head, "MIN_CHUNK", 10)  # ... in four parts, the last one short
+    hidden, weight, tokens = inputs()
+    each = torch.rand(TOKENS, generator=torch.Generator().manual_seed(2)) + 0.5
+    temperature = each if temperatures == "each" else temperatures
+    scored = Scored(torch.arange(TOKENS), tokens, temperature)
+    if logits:
+        found = linear_head.score_logits(hidden @ weight.t(), scored)
+    else:
+        found = linear_head.score(hidden, weight, scored, "torch")
+    wanted = expected(hidden, weight, tokens, temperature[:, None] if temperatures == "each" else temperature)
+    factors = torch.randn(2, TOKENS, generator=torch.Generator().manual_seed(3))
+    losses = [
+        sum((value * factor).sum() for value, factor in zip(two, factors, strict=True)) for two in (found, wanted)
+    ]
+    for one, other in zip(found, wanted, strict=True):
+        torch.testing.assert_close(one, other, atol=1e-5, rtol=1e-5)
+    for one, other in zip(*(torch.autograd.grad(loss, (hidden, weight)) for loss in losses), strict=True):
+        torch.testing.assert_close(one, other, atol=1e-4, rtol=1e-4)
+
+
+SHAPE = {"hidden_size": 32, "intermediate_size": 64, "num_hidden_layers": 2, "num_attention_heads": 4, "vocab_size": 50}
+FAMILIES = [(LlamaConfig, LlamaForCausalLM), (Qwen2Config, Qwen2ForCausalLM), (Qwen3Config, Qwen3ForCausalLM)]
+
+
+@pytest.mark.parametrize(("config", "family"), FAMILIES, ids=lambda value: value.__name__)
+@pytest.mark.parametrize("tied", [True, False])
+def test_one_model_gets_the_head_and_its_family_keeps_its_own(config, family, tied):
+    torch.manual_seed(0)
+    model = family(config(**SHAPE, tie_word_embeddings=tied)).eval()
+    ids = torch.randint(0, 50, (1, 12))
+    logits = model(input_ids=ids).logits[0]
+    assert linear_head.why_not(model) is None
+    linear_head.install(model, "torch")
+    scored = Scored(torch.tensor([2, 5, 11]), torch.tensor([7, 8, 9]), 1.0)
+    found = model(input_ids=ids, scored=scored, use_cache=False)["log_probs"]
+    torch.testing.assert_close(found, logits.log_softmax(-1)[scored.positions, scored.tokens], atol=1e-5, rtol=1e-5)
+    assert family(config(**SHAPE))(input_ids=ids).logits.shape == (1, 12, 50)
+
+
+def model_with(bias: bool = False, **config: object) -> SimpleNamespace:
+    text = SimpleNamespace(**config)
+    return SimpleNamespace(
+        config=SimpleNamespace(get_text_config=lambda: text),
+        get_output_embeddings=lambda: torch.nn.Linear(4, 5, bias=bias),
+        base_model=object(),
+    )
+
+
+@pytest.mark.parametrize(
+    ("model", "reason"),
+    [
+        (model_with(bias=True), "bias"),
+        (model_with(final_logit_softcapping=30.0), r"final_logit_softcapping=30.0"),
+        (model_with(logit_scale=0.0625), "logit_scale"),
+        (model_with(logits_scaling=8.0), "logits_scaling"),
+    ],
+    ids=lambda value: value if isinstance(value, str) else "",
+)
+def test_models_whose_log_probs_are_more_than_a_product_keep_their_logits(model, reason):
+    assert reason in linear_head.why_not(model)
+
+
+def test_models_with_neutral_options_are_given_it():
+    assert linear_head.why_not(model_with(final_logit_softcapping=None, logit_scale=1.0)) is None

@@ -1,0 +1,103 @@
+"""Packed attention against torch's own, row by row."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch.nn.functional import scaled_dot_product_attention
+from transformers import Qwen2Config, Qwen2ForCausalLM
+
+from recipe.dag.policy import varlen
+from recipe.dag.policy.varlen import attend
+
+LENGTHS = [1, 5, 7, 2, 16, 3, 33, 1]
+
+
+def states(lengths: list[int], *, heads: int = 4, shared: int = 2, seed: int = 0) -> tuple[torch.Tensor, ...]:
+    draw = torch.Generator().manual_seed(seed)
+    tokens = sum(lengths)
+    return tuple(
+        torch.randn(1, count, tokens, 8, generator=draw, dtype=torch.double).requires_grad_()
+        for count in (heads, shared, shared)
+    )
+
+
+def positions(lengths: list[int]) -> torch.Tensor:
+    return torch.cat([torch.arange(length) for length in lengths]).unsqueeze(0)
+
+
+def row_by_row(query, key, value, lengths, *, scale, window=None) -> torch.Tensor:
+    parts = []
+    for q, k, v in zip(*(t.split(lengths, dim=2) for t in (query, key, value)), strict=True):
+        distance = torch.arange(q.shape[2])[:, None] - torch.arange(q.shape[2])
+        mask = (distance >= 0) & (distance < (window or 10**6))
+        parts.append(scaled_dot_product_attention(q, k, v, attn_mask=mask, scale=scale, enable_gqa=True))
+    return torch.cat(parts, dim=2).transpose(1, 2)
+
+
+@pytest.mark.parametrize("window", [None, 1, 4, 100])
+@pytest.mark.parametrize("shared", [1, 2, 4])
+def test_each_row_sees_itself_alone(window, shared):
+    inputs = states(LENGTHS, shared=shared)
+    found, _ = attend(None, *inputs, None, scaling=0.3, sliding_window=window, position_ids=positions(LENGTHS))
+    expected = row_by_row(*inputs, LENGTHS, scale=0.3, window=window)
+    torch.testing.assert_close(found, expected)
+    weights = torch.randn(found.shape, dtype=found.dtype, generator=torch.Generator().manual_seed(1))
+    for one, other in zip(
+        torch.autograd.grad((found * weights).sum(), inputs),
+        torch.autograd.grad((expected * weights).sum(), inputs),
+        strict=True,
+    ):
+        torch.testing.assert_close(one, other)
+
+
+def test_given_lengths_replace_positions():
+    inputs = states(LENGTHS)
+    ends = torch.tensor([0, *LENGTHS]).cumsum(0).to(torch.int32)
+    found, _ = attend(None, *inputs, None, cu_seq_lens_q=ends, max_length_q=max(LENGTHS))
+    torch.testing.assert_close(found, attend(None, *inputs, None, position_ids=positions(LENGTHS))[0])
+
+
+@pytest.mark.parametrize(
+    ("wrong", "message"),
+    [
+        ({"dropout": 0.1}, "no dropout"),
+        ({"attention_mask": torch.ones(1)}, "no attention mask"),
+        ({"softcap": 50.0}, "no softcap, which this model needs; set sdpa"),
+        ({"s_aux": torch.ones(4)}, "no s_aux"),
+        ({"position_ids": None}, "needs position_ids"),
+    ],
+    ids=lambda value: str(value)[:20],
+)
+def test_what_it_lacks_is_said(wrong, message):
+    options = {"attention_mask": None, "position_ids": positions(LENGTHS)} | wrong
+    with pytest.raises(ValueError, match=message):
+        attend(None, *states(LENGTHS), options.pop("attention_mask"), **options)
+
+
+def test_a_padded_batch_is_refused():
+    two = [torch.cat([t, t]) for t in states([4])]
+    with pytest.raises(ValueError, match="this batch has 2"):
+        attend(None, *two, None, position_ids=positions([4]))
+
+
+@pytest.mark.parametrize("sliding", [False, True])
+def test_a_model_of_transformers_runs_on_it(sliding):
+    varlen.register()
+    shape = {"hidden_size": 32, "intermediate_size": 64, "num_hidden_layers": 2, "vocab_size": 50}
+    config = Qwen2Config(
+        **shape,
+        num_attention_heads=4,
+        num_key_value_heads=2,
+        use_sliding_window=sliding,
+        sliding_window=3,
+        max_window_layers=1,
+        attn_implementation="varlen",
+    )
+    torch.manual_seed(0)
+    model = Qwen2ForCausalLM(config).eval()
+    ids = torch.randint(0, 50, (1, sum(LENGTHS)))
+    packed = model(input_ids=ids, position_ids=positions(LENGTHS), use_cache=False).logits
+    model.set_attn_implementation("sdpa")
+    alone = [model(input_ids=row, use_cache=False).logits for row in ids.split(LENGTHS, dim=1)]
+    torch.testing.assert_close(packed, torch.cat(alone, dim=1), atol=1e-5, rtol=1e-5)
