@@ -118,7 +118,7 @@ def check_sglang() -> str:
 
 def check_flash_attn() -> str:
     if reason := missing_attention("flash_attention_2"):
-        raise Note(f"{reason}; training uses torch's sdpa, without packing of rows")
+        raise Note(f"{reason}; training needs it only where rows are cut over GPUs (ulysses_sequence_parallel_size)")
     return _version("flash-attn")
 
 

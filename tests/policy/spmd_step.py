@@ -22,7 +22,8 @@ WORKFLOW = """\
 dag_id: tiny
 agents: [{{name: solver, policy: main}}]
 policies: {{main: {{model: {{path: {model}}}, reference: true, critic: {{cliprange_value: 0.2}}}}}}
-algorithm: {{estimator: gae, kl_loss_coef: 0.1, entropy_coef: 0.01, policy_loss: {loss}, loss_agg: {agg}}}
+algorithm: {{estimator: gae, kl_loss_coef: 0.1, entropy_coef: 0.01, policy_loss: {loss}, loss_agg: {agg},
+  old_log_probs: trainer}}
 nodes:
   - {{node_id: solve, node_type: MODEL_INFERENCE, node_role: ROLLOUT, agent: solver}}
   - {{node_id: reward, node_type: COMPUTE, node_role: REWARD, dependencies: [solve], executable_ref: score.py:score}}

@@ -65,7 +65,7 @@ def test_an_attention_of_torch_needs_no_package():
 
 def test_doctor_reports_the_fallback_where_flash_attn_4_is_alone(install):
     install_version_4(install)
-    with pytest.raises(doctor.Note, match="flash-attn is not installed; training uses torch's sdpa"):
+    with pytest.raises(doctor.Note, match="flash-attn is not installed; training needs it only"):
         doctor.check_flash_attn()
 
 

@@ -101,7 +101,7 @@ def test_a_new_critic_expects_nothing(first_values):
 
 def test_the_critic_needs_no_flash_attention(engine):
     config = engine.worker.critic.engine.module.config
-    assert config._attn_implementation == "sdpa"
+    assert config._attn_implementation == "varlen"
 
 
 def test_values_are_those_of_the_plain_model(policy, plain):

@@ -11,10 +11,11 @@ from types import SimpleNamespace
 import pytest
 import torch
 from verl.utils import tensordict_utils as tu
-from verl.workers.utils.losses import ppo_loss
 
 from recipe.dag.episode.record import Call, Episode
 from recipe.dag.episode.rows import rows_of
+from recipe.dag.policy.losses import actor_loss
+from recipe.dag.train.metrics import token_metrics
 from recipe.dag.train.packing import PAD
 from recipe.dag.train.step import TrainingStep
 
@@ -104,7 +105,7 @@ def gradient(engine):
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(actor.engine, "optimizer_step", record)
         patch.setattr(actor.engine, "lr_scheduler_step", lambda: 0.0)
-        assert actor.loss_fn.func is ppo_loss
+        assert actor.loss_fn.func is actor_loss
         yield compute
 
 
@@ -150,6 +151,20 @@ def test_order_and_micro_batches_change_no_gradient(gradient, alone, loss, sizes
     rows = rows_of(episodes(), merge=False)
     shuffled = [rows[i] for i in torch.randperm(len(rows), generator=torch.Generator().manual_seed(3))]
     assert distance(gradient(shuffled, loss=loss, **sizes), alone[loss, "trainer"]) < TOLERANCE
+
+
+@pytest.mark.parametrize("loss", LOSSES)
+@pytest.mark.parametrize("temperature", [1.0, 0.7])
+def test_the_first_update_needs_no_pass_over_the_old_weights(gradient, loss, temperature):
+    """... and reports what that pass would have."""
+    rows = rows_of(episodes(temperature=temperature))
+    with_pass, without = (gradient(rows, loss=loss, old=old, micro_batch=2) for old in ("trainer", "auto"))
+    assert "old_log_probs" not in without.columns and "entropy" not in without.columns
+    assert distance(without, with_pass) < TOLERANCE
+    told = token_metrics(rows, with_pass.columns)
+    for name in ("entropy", "logprob_diff/mean", "logprob_diff/max", "logprob_pearson"):
+        assert without.metrics[name] == pytest.approx(told[name], rel=1e-4), name
+    assert not [name for name in without.metrics if "sum" in name]
 
 
 def test_merged_rows_get_the_log_probs_and_advantages_of_their_calls(gradient, alone):

@@ -109,7 +109,7 @@ def test_overrides_of_nodes_and_refs_end_in_their_policy(load):
 
 def test_nodes_come_in_topological_order_with_the_files_order_among_equals(load):
     ids = [node.node_id for node in load(TEXT).nodes]
-    assert ids == ["write", "judge", "check", "score", "main.old_log_probs", "main.advantage", "main.update"]
+    assert ids == ["write", "judge", "check", "score", "main.advantage", "main.update"]
 
 
 def test_loading_twice_gives_the_same_workflow(load):
@@ -133,7 +133,7 @@ def test_an_env_may_score_instead_of_a_node(load):
     text = TEXT.replace("env_path: env.py:Env", "env_path: env.py:Env, rewards_with_env: true").replace(SCORE, "")
     plays = text.replace("agent: critic,", "agent: critic, agent_options: {obs_with_env: true},")
     workflow = load(plays)
-    assert workflow.node("main.update").dependencies == ("main.old_log_probs", "main.advantage")
+    assert workflow.node("main.update").dependencies == ("main.advantage",)
     assert workflow.node("main.advantage").dependencies == ("judge", "check")
 
 

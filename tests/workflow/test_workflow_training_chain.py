@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+import pytest
+
 from recipe.dag.workflow.schema import Agent, Algorithm, Model, Node, Policy
 from recipe.dag.workflow.training_chain import derive_training_chain
 
@@ -13,10 +15,39 @@ def episode_nodes():
     return (rollout, Node(node_id="r", node_type="COMPUTE", node_role="REWARD", dependencies=("a",)))
 
 
+RECOMPUTED = Algorithm(old_log_probs="trainer")
+
+
+@pytest.mark.parametrize(
+    ("algorithm", "computed"),
+    [
+        ({}, False),
+        ({"old_log_probs": "trainer"}, True),
+        ({"old_log_probs": "rollout"}, False),
+        ({"mini_batches": 2}, True),
+        ({"epochs": 2}, True),
+        ({"mini_batches": 2, "old_log_probs": "rollout"}, False),
+        ({"importance": {}}, True),
+        ({"happo": {}}, True),
+        ({"kl_reward_coef": 0.1}, True),
+        ({"kl_loss_coef": 0.1}, False),
+        ({"policy_loss": "cpgd"}, False),
+        ({"uncertainty": {}}, False),
+    ],
+    ids=str,
+)
+def test_old_log_probs_are_computed_where_something_depends_on_them(algorithm, computed):
+    agents = [Agent(name="x", policy="main")]
+    chain = derive_training_chain(
+        policies(main={"reference": True}), agents, episode_nodes(), Algorithm.model_validate(algorithm)
+    )
+    assert ("main.old_log_probs" in [node.node_id for node in chain]) is computed
+
+
 def test_the_derived_chain_fixes_all_log_probs_before_any_update():
     agents = [Agent(name="x", policy="first"), Agent(name="y", policy="cold"), Agent(name="z", policy="second")]
     chain = derive_training_chain(
-        policies(first={"reference": True}, cold={"frozen": True}, second={}), agents, episode_nodes(), Algorithm()
+        policies(first={"reference": True}, cold={"frozen": True}, second={}), agents, episode_nodes(), RECOMPUTED
     )
     assert [node.node_id for node in chain] == [
         "first.old_log_probs", "first.reference", "second.old_log_probs",

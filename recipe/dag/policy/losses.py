@@ -1,4 +1,5 @@
-"""Policy losses that verl does not have, in the form in which verl looks them up.
+"""Policy losses that verl does not have, in the form in which verl looks them up, and the first update without old
+log-probs.
 
 Invariant: `register` makes them known in this process, and `policy_loss.loss_mode` names them. Each is per token and
 aggregated by verl's `agg_loss`, so micro-batches and padding change no gradient.
@@ -10,17 +11,56 @@ import math
 from typing import Any
 
 import torch
+from tensordict import TensorDict
 from torch import Tensor
 from verl.trainer.ppo.core_algos import agg_loss, register_policy_loss
+from verl.utils.metric import AggregationType, Metric
 from verl.utils.torch_functional import masked_mean
 from verl.workers.config import ActorConfig
+from verl.workers.utils.losses import ppo_loss
+from verl.workers.utils.padding import response_from_nested
 
+SUM = "on_policy_sum/"
+"""Prefix of the metrics that `recipe.dag.train.metrics.on_policy_metrics` takes."""
 DRIFT_CLIP = 1.0
 """Bounds the weight of a token in the drift's gradient from above; from below it is -1 anyway."""
 
 
 def register() -> None:
     register_policy_loss("cpgd")(cpgd)
+
+
+def actor_loss(
+    model_output: dict[str, Tensor], data: TensorDict, dp_group: Any = None, *, config: ActorConfig
+) -> tuple[Tensor, dict[str, Any]]:
+    """verl's loss. Rows without `old_log_probs` are those of the only update of their weights: what the policy gives
+    them now is what it gave them before, so every ratio is 1 and its gradient the advantage's. The metrics then have
+    what a pass over the old weights would have told, as sums (`recipe.dag.train.metrics.on_policy_metrics`)."""
+    metrics = {}
+    if "old_log_probs" not in data.keys():
+        log_probs, mask = model_output["log_probs"].detach(), data["response_mask"]
+        data["old_log_probs"] = response_from_nested(log_probs, mask)
+        metrics = _sums(data["old_log_probs"], data["rollout_log_probs"], model_output["entropy"], mask)
+        if not config.entropy_coeff:
+            model_output = {name: value for name, value in model_output.items() if name != "entropy"}
+    loss, of_loss = ppo_loss(config, model_output, data, dp_group)
+    return loss, of_loss | metrics
+
+
+@torch.no_grad()
+def _sums(trainer: Tensor, server: Tensor, entropy: Tensor, mask: Tensor) -> dict[str, Metric]:
+    """Over sampled tokens; all jagged, `entropy` over prompts and responses."""
+    sampled = mask.values() != 0
+    x, y = (values.values()[sampled].double() for values in (trainer, server))
+    entropies = response_from_nested(entropy, mask).values()[sampled]
+    difference = (x - y).abs()
+    sums = {"tokens": sampled.sum(), "entropy": entropies.sum(), "difference": difference.sum()}
+    sums |= {"x": x.sum(), "y": y.sum(), "xx": (x * x).sum(), "yy": (y * y).sum(), "xy": (x * y).sum()}
+    most = difference.max() if len(difference) else difference.new_zeros(())
+    return {
+        **{f"{SUM}{name}": Metric(AggregationType.SUM, value.item()) for name, value in sums.items()},
+        f"{SUM}most": Metric(AggregationType.MAX, most.item()),
+    }
 
 
 def cpgd(

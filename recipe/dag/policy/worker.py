@@ -73,6 +73,8 @@ class PolicyWorker(ActorRolloutRefWorker):
     @register(dispatch_mode=Dispatch.ONE_TO_ALL)
     def init_model(self):
         super().init_model()
+        if "actor" in self.role:
+            self.actor.set_loss_fn(partial(losses.actor_loss, config=self.loss_fn.keywords["config"]))
         if self.critic_config is not None:
             value_model.register()
             config = omega_conf_to_dataclass(self.critic_config)

@@ -45,13 +45,14 @@ def to_tensordict(rows: list[Row], order: list[int], *, pad_token_id: int, maske
         }
         for name, value in fields.items():
             columns.setdefault(name, []).append(value)
-        temperatures.append(row.temperature if row else 1.0)
-    data = TensorDict({name: nested(values) for name, values in columns.items()}, batch_size=[len(order)])
-    if all(t == 1.0 for t in temperatures):
-        tu.assign_non_tensor(data, temperature=1.0)  # verl then leaves the logits as they are
-    else:
         # greedy rows are trained at temperature 1: that is what their log-probs mean
-        data["temperature"] = torch.tensor([t if t > 0 else 1.0 for t in temperatures])
+        temperatures.append((row.temperature or 1.0) if row else None)
+    data = TensorDict({name: nested(values) for name, values in columns.items()}, batch_size=[len(order)])
+    different = {temperature for temperature in temperatures if temperature is not None}
+    if len(different) == 1:
+        tu.assign_non_tensor(data, temperature=different.pop())  # of all rows, which kernels take as it is
+    else:
+        data["temperature"] = torch.tensor([temperature or 1.0 for temperature in temperatures])
     return data
 
 

@@ -19,6 +19,7 @@ from verl.workers.utils.padding import response_from_nested
 from recipe.dag.episode.row import Row
 from recipe.dag.policy.policy import PolicyRuntime
 from recipe.dag.train.batch import add_column, to_tensordict
+from recipe.dag.train.metrics import on_policy_metrics
 from recipe.dag.train.packing import PAD, end_to_end, layout, scatter_back
 from recipe.dag.train.throughput import Pass, measured
 from recipe.dag.workflow.schema import Algorithm, Critic
@@ -145,11 +146,12 @@ def update_actor(policy: PolicyRuntime, batch: PolicyBatch, algorithm: Algorithm
     names = ("old_log_probs", "advantages", "ref_log_prob", "rollout_is_weights")
     model = policy.config.actor_rollout_ref.actor
     data = _passes(policy, batch, names, model, epochs=algorithm.epochs, seed=seed, masked=not all(calls))
-    _assign_update(data, calculate_entropy=algorithm.entropy_coef != 0)
+    _assign_update(data, calculate_entropy=algorithm.entropy_coef != 0 or "old_log_probs" not in batch.columns)
     learned = [row for row in batch.rows if any(row.call_learns)]
     with measured(batch.passes, "update", learned, epochs=algorithm.epochs):
         output = policy.workers.update_actor(data)
         metrics = reduce_metrics(tu.get(output, "metrics"))
+    batch.metrics |= on_policy_metrics(metrics)
     for name, value in metrics.items():
         if name != "mfu":  # of the mean mini-batch, and of every device, CPUs included
             batch.metrics[name.removeprefix("actor/")] = float(value)

@@ -8,6 +8,7 @@ from __future__ import annotations
 import torch
 
 from recipe.dag.episode.row import Row
+from recipe.dag.policy.losses import SUM
 
 
 def token_metrics(rows: list[Row], columns: dict[str, list[torch.Tensor]]) -> dict[str, float]:
@@ -27,7 +28,7 @@ def token_metrics(rows: list[Row], columns: dict[str, list[torch.Tensor]]) -> di
         trainer = torch.cat(columns["old_log_probs"])[mask].double()
         server = torch.cat([torch.tensor(row.rollout_log_probs) for row in rows])[mask].double()
         metrics |= mismatch(trainer, server)
-    if "ref_log_prob" in columns:
+    if {"ref_log_prob", "old_log_probs"} <= columns.keys():
         log_ratio = torch.cat(columns["ref_log_prob"])[mask] - torch.cat(columns["old_log_probs"])[mask]
         metrics["reference_kl"] = (log_ratio.exp() - 1 - log_ratio).mean().item()
     return metrics
@@ -56,3 +57,20 @@ def mismatch(trainer: torch.Tensor, server: torch.Tensor) -> dict[str, float]:
     if trainer.std() > 0 and server.std() > 0:
         metrics["logprob_pearson"] = torch.corrcoef(torch.stack([trainer, server]))[0, 1].item()
     return metrics
+
+
+def on_policy_metrics(metrics: dict[str, float]) -> dict[str, float]:
+    """Take the sums under SUM out of `metrics`, and return the entropy and the `mismatch` that they stand for; nothing
+    without them."""
+    sums = {name.removeprefix(SUM): metrics.pop(name) for name in list(metrics) if name.startswith(SUM)}
+    if not sums or not sums["tokens"]:
+        return {}
+    # ranks average their sums, so only ratios of them mean anything
+    entropy, difference, x, y, xx, yy, xy = (
+        sums[name] / sums["tokens"] for name in ("entropy", "difference", "x", "y", "xx", "yy", "xy")
+    )
+    found = {"entropy": entropy, "logprob_diff/mean": difference, "logprob_diff/max": sums["most"]}
+    spread = (xx - x * x) * (yy - y * y)
+    if xx - x * x > 0 and yy - y * y > 0:
+        found["logprob_pearson"] = (xy - x * y) / spread**0.5
+    return found

@@ -39,6 +39,7 @@ from recipe.dag.train.throughput import ModelFlops, memory_metrics, throughput_m
 from recipe.dag.train.turns import actor_learns
 from recipe.dag.workflow.blocks import Importance, Uncertainty
 from recipe.dag.workflow.schema import Node, NodeRole, Workflow
+from recipe.dag.workflow.training_chain import is_derived
 
 
 class TrainingStep:
@@ -76,14 +77,22 @@ class TrainingStep:
                 max_chars=workflow.algorithm.history_chars,
             )
         self.critics = critic_batches(workflow, self.batches, self.reader)
-        recomputed = {self._policy_of(node) for node in workflow.of_role(NodeRole.ACTOR) if node.only_forward_compute}
-        for name, batch in self.batches.items():
-            if name not in recomputed:
-                batch.columns["old_log_probs"] = [as_tensor(row.rollout_log_probs, np.float32) for row in batch.rows]
+        for name in self._trained_against_the_servers() & self.batches.keys():
+            batch = self.batches[name]
+            batch.columns["old_log_probs"] = [as_tensor(row.rollout_log_probs, np.float32) for row in batch.rows]
         self.timing: dict[str, float] = {}
         self.preparing: defaultdict[str, asyncio.Lock] = defaultdict(asyncio.Lock)
         """By policy: its nodes share one batch."""
         self.factor: CompoundFactor | None = None
+
+    def _trained_against_the_servers(self) -> set[str]:
+        """Return the policies whose ratios start from the servers' log-probs: no node computes the trainer's, and a
+        derived chain leaves it out for no other reason (`old_log_probs: auto`)."""
+        actors = self.workflow.of_role(NodeRole.ACTOR)
+        auto = self.workflow.algorithm.old_log_probs == "auto"
+        recomputed = {self._policy_of(node) for node in actors if node.only_forward_compute}
+        left_out = {self._policy_of(node) for node in actors if auto and is_derived(node.node_id)}
+        return {self._policy_of(node) for node in actors} - recomputed - left_out
 
     async def run(self) -> None:
         nodes, happo = [n for n in self.workflow.training_nodes if self._has_work(n)], self.workflow.algorithm.happo

@@ -89,9 +89,11 @@ class Algorithm(Frozen):
     critic_warmup: int = Field(0, ge=0)
     """Steps at the start in which only critics learn."""
     entropy_coef: float = 0.0
-    old_log_probs: Literal["trainer", "rollout"] = "trainer"
+    old_log_probs: Literal["auto", "trainer", "rollout"] = "auto"
     """What importance ratios are taken against. trainer: recomputed before the update, so that a ratio starts at 1.
-    rollout: the server's own, which saves a forward pass and corrects for the server's different arithmetic."""
+    rollout: the server's own, which saves a forward pass and corrects for the server's different arithmetic. auto: as
+    trainer, without the pass where all ratios are 1 whatever it finds: one update of the weights, and nothing else that
+    reads it."""
     importance: Importance | None = None
     """Weights on the loss where the server's log-probs differ from the trainer's; without it, the difference is only
     measured (logprob_diff)."""
@@ -116,6 +118,14 @@ class Algorithm(Frozen):
     """Sequential updates; without it, policies learn from the same advantages, in no order."""
     mixer: Mixer | None = None
     """Of vdn and qmix, which have the default one where it is absent."""
+
+    @property
+    def recomputes_old_log_probs(self) -> bool:
+        """Whether the trainer computes the rows' log-probs before it updates on them."""
+        if self.old_log_probs != "auto":
+            return self.old_log_probs == "trainer"
+        read = self.importance is not None or self.happo is not None or self.kl_reward_coef > 0
+        return read or self.epochs * self.mini_batches > 1
 
     @model_validator(mode="after")
     def _as_estimator_and_loss_have_it(self) -> Algorithm:

@@ -51,7 +51,7 @@ def derive_training_chain(
 
     forward: list[Node] = []
     for name, policy in trained.items():
-        if algorithm.old_log_probs == "trainer":
+        if algorithm.recomputes_old_log_probs:
             forward.append(node("old_log_probs", name, NodeRole.ACTOR, scored, forward=True))
         if policy.reference:
             forward.append(node("reference", name, NodeRole.REFERENCE, scored, forward=True))

@@ -31,7 +31,7 @@ def check_happo(draft: Draft) -> Iterator[Problem]:
             yield say(("policies", policy, "train_cycle"), message, key=True)
     if happo.ratio != "clamped" and draft.has(*path, "bound"):
         yield say((*path, "bound"), "only `ratio: clamped` reads this; remove it", key=True)
-    if draft.algorithm.old_log_probs != "trainer":
+    if draft.algorithm.old_log_probs == "rollout":
         message = "the compound factor compares the trainer's log-probs before and after an update; use `trainer`"
         yield say(("algorithm", "old_log_probs"), message)
     if draft.algorithm.drop_zero_variance:
