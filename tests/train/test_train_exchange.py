@@ -13,7 +13,7 @@ WORKFLOW = """\
 dag_id: cory
 agents: [{name: pioneer, policy: a}, {name: observer, policy: b}, {name: judge, policy: fixed}]
 policies: {a: {model: {path: m}}, b: {model: {path: m}}, fixed: {model: {path: m}, frozen: true}}
-algorithm: {cory: {roles: [pioneer, observer], every: 2}}
+algorithm: {old_log_probs: trainer, cory: {roles: [pioneer, observer], every: 2}}
 nodes:
   - {node_id: first, node_type: MODEL_INFERENCE, node_role: ROLLOUT, agent: pioneer}
   - {node_id: second, node_type: MODEL_INFERENCE, node_role: ROLLOUT, agent: observer, dependencies: [first]}

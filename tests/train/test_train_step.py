@@ -28,6 +28,7 @@ TWO_POLICIES = """\
 dag_id: two
 agents: [{name: left, policy: a}, {name: right, policy: b}, {name: judge, policy: fixed}]
 policies: {a: {model: {path: m}}, b: {model: {path: m}}, fixed: {model: {path: m}, frozen: true}}
+algorithm: {old_log_probs: trainer}
 nodes:
   - {node_id: l, node_type: MODEL_INFERENCE, node_role: ROLLOUT, agent: left}
   - {node_id: r, node_type: MODEL_INFERENCE, node_role: ROLLOUT, agent: right}
@@ -176,7 +177,7 @@ policies:
   a: {model: {path: m}, critic: {}, train_cycle: 1}
   b: {model: {path: m}, critic: {share: a}, train_cycle: 1}
   fixed: {model: {path: m}, frozen: true}
-algorithm: {estimator: gae_chain, lam: 0.5, whiten: false}
+algorithm: {estimator: gae_chain, lam: 0.5, whiten: false, old_log_probs: trainer}
 nodes:
   - {node_id: l, node_type: MODEL_INFERENCE, node_role: ROLLOUT, agent: left}
   - {node_id: r, node_type: MODEL_INFERENCE, node_role: ROLLOUT, agent: right, dependencies: [l]}
