@@ -85,6 +85,7 @@ def test_a_run_rolls_out_and_trains_with_the_policies_of_its_step_and_validates_
         trainer=SimpleNamespace(default_local_dir="c", total_training_steps=4, test_freq=3, save_freq=0),
         actor_rollout_ref=SimpleNamespace(rollout=SimpleNamespace(n=1)),
         validation=SimpleNamespace(n=1),
+        rollout=SimpleNamespace(progress=False),
     )
     toolbox = SimpleNamespace(tools={}, client=None, metrics=lambda: {})
     trainer = Trainer(config, workflow, {}, toolbox, train_samples=[{}], val_samples=[{}])
