@@ -64,7 +64,7 @@ def test_a_run_rolls_out_and_trains_with_the_policies_of_its_step_and_validates_
         return SimpleNamespace(episodes=[], rows=[], metrics={}, batches=1)
 
     class Step:
-        def __init__(self, workflow, policies, rows, *, episodes, mixing, step, seed):
+        def __init__(self, workflow, policies, rows, *, step, **rest):
             seen["trained"].append((step, policies_of(workflow)[:2]))
 
         async def run(self):

@@ -17,6 +17,7 @@ from recipe.dag.errors import UserError
 from recipe.dag.main import compose_config, launch
 from recipe.dag.policy.cluster import Cluster
 from recipe.dag.report.run_record import launches
+from recipe.dag.settings import defaults
 from recipe.dag.train import checkpoint, setup
 from recipe.dag.train.data import Columns, load_samples
 from recipe.dag.train.fingerprint import Fingerprint, fingerprint_of
@@ -86,6 +87,7 @@ def inputs(project: Path, *more: str) -> tuple[DictConfig, Workflow, Fingerprint
     for override in overrides_of(project, *more):
         key, _, value = override.partition("=")
         OmegaConf.update(config, key, yaml.load(value), force_add=".engine_kwargs." in key)
+    defaults.apply(config, defaults.on_cpu(config))
     flow = load_workflow(config.workflow)
     files = {"train": config.data.train_files, "test": config.data.val_files}
     data = [load_samples(names, columns=Columns(split=split)) for split, names in files.items()]

@@ -50,7 +50,7 @@ def to_tensordict(rows: list[Row], order: list[int], *, pad_token_id: int, maske
     data = TensorDict({name: nested(values) for name, values in columns.items()}, batch_size=[len(order)])
     different = {temperature for temperature in temperatures if temperature is not None}
     if len(different) == 1:
-        tu.assign_non_tensor(data, temperature=different.pop())  # of all rows, which kernels take as it is
+        tu.assign_non_tensor(data, temperature=float(different.pop()))  # of all rows, which kernels take as it is
     else:
         data["temperature"] = torch.tensor([temperature or 1.0 for temperature in temperatures])
     return data
