@@ -101,8 +101,8 @@ def hold_out(items: list[Item], test_size: int | str | None, seed: int) -> tuple
 
 def without(items: list[Item], others: list[Item]) -> list[Item]:
     """The items whose problem is not among the others', spacing and letter case aside."""
-    taken = {_text_key(item.problem) for item in others}
-    return [item for item in items if _text_key(item.problem) not in taken]
+    taken = {text_key(item.problem) for item in others}
+    return [item for item in items if text_key(item.problem) not in taken]
 
 
 def write(local_dir: Path, splits: dict[str, list[dict[str, Any]]]) -> None:
@@ -128,7 +128,8 @@ def write(local_dir: Path, splits: dict[str, list[dict[str, Any]]]) -> None:
         print(f"{split}: {len(rows)} rows -> {target}" if rows else f"{split}: 0 rows, not written{left}")
 
 
-def _text_key(problem: str) -> str:
+def text_key(problem: str) -> str:
+    """Return what two problems have in common that differ in spacing and letter case alone."""
     return "".join(problem.lower().split())
 
 

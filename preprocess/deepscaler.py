@@ -31,7 +31,7 @@ def items_of(rows: list[dict[str, Any]]) -> tuple[list[Item], Counter[str]]:
     bad: Counter[str] = Counter()
     seen: dict[str, str] = {}
     for row in rows:
-        problem, answer = _text(row.get("problem")), _text(row.get("answer"))
+        problem, answer = text_of(row.get("problem")), text_of(row.get("answer"))
         key = "".join(problem.lower().split())
         if not problem or not answer:
             bad["without a problem" if not problem else "without an answer"] += 1
@@ -43,7 +43,7 @@ def items_of(rows: list[dict[str, Any]]) -> tuple[list[Item], Counter[str]]:
     return items, bad
 
 
-def _text(value: Any) -> str:
+def text_of(value: Any) -> str:
     """A number as a person writes it, or text without space around it; "" for anything else."""
     if isinstance(value, int | float | Decimal) and not isinstance(value, bool):
         number = Decimal(str(value))
@@ -81,7 +81,7 @@ def main(argv: Sequence[str] | None = None) -> None:
                     item.answer,
                     index,
                     split,
-                    solution=_text(item.source.get("solution")),
+                    solution=text_of(item.source.get("solution")),
                 )
                 for index, item in enumerate(part)
             ]

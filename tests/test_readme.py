@@ -27,6 +27,7 @@ SEEDED = "tests/test_shipped.py::test_a_tiny_run_takes_a_seed_before_overrides"
 MARFT = "tests/marft/test_marft_script.py::test_without_a_gpu_it_points_to_the_tiny_run"
 SHOWN = "tests/marft/test_marft_script.py::test_what_the_readme_shows"
 DEEPSCALER = "tests/preprocess/test_preprocess_deepscaler.py::test_the_hubs_data_set_is_the_default"
+COMPETITION = "tests/preprocess/test_preprocess_competition.py::test_the_hubs_data_sets_are_the_default"
 GSM8K = "tests/preprocess/test_preprocess_gsm8k.py::test_the_hubs_splits_become_the_two_files"
 REFUSAL = "tests/test_shipped.py::test_gpu_script_without_a_gpu_points_to_the_tiny_run"
 INSTALL = "tests/test_install.py::test_the_lock_satisfies_pyproject"
@@ -75,11 +76,13 @@ EXPLAINED = {
     ),
     "MODEL_PATH=MODEL WORKFLOW=workflows/workflow_single_agent_tool.yaml bash recipe/retool_ma/run_qwen2_5-3b.sh "
     "data.max_response_length=3072": ("needs a GPU", REFUSAL),
-    "DATA_DIR=data/amc MODEL_PATH=MODEL bash recipe/retool_ma/run_qwen2_5-3b.sh trainer.total_training_steps=100": (
+    "DATA_DIR=data/competition MODEL_PATH=MODEL bash recipe/retool_ma/run_qwen2_5-3b.sh "
+    "trainer.total_training_steps=100": (
         "needs a GPU",
         REFUSAL,
     ),
     "python preprocess/deepscaler.py --local_dir data/deepscaler": ("downloads the data set", DEEPSCALER),
+    "python preprocess/competition.py --local_dir data/competition": ("downloads the data sets", COMPETITION),
     "python preprocess/gsm8k.py --local_dir data/gsm8k": ("downloads the data set", GSM8K),
     "MODEL_PATH=Qwen/Qwen2.5-3B-Instruct bash recipe/marft/run_qwen2_5-3b_marft.sh trainer.n_gpus_per_node=4": (
         "needs a GPU",

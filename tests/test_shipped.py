@@ -102,6 +102,16 @@ def test_gpu_script_without_a_model_points_to_the_tiny_run(gpu_script):
     gpu_script.expect_refusal(GPU_SCRIPT, "set MODEL_PATH")
 
 
+def test_gpu_script_without_data_says_how_to_make_it(gpu_script, tmp_path):
+    gpu_script.pretend_there_is_a_gpu()
+    missing = {"MODEL_PATH": "model", "DATA_DIR": str(tmp_path / "none"), "PYTHON": "/bin/echo"}
+    done = gpu_script.run(GPU_SCRIPT, **missing)
+    command = f"python preprocess/competition.py --local_dir {tmp_path / 'none'}"
+    assert done.returncode == 2 and done.stderr.endswith(f"does not exist; make it: {command}\n")
+    given = gpu_script.run(GPU_SCRIPT, "data.train_files=mine.jsonl", **missing)
+    assert given.returncode == 0 and given.stdout.endswith("data.train_files=mine.jsonl\n")
+
+
 @pytest.fixture
 def started(tmp_path):
     """Runs bash with a Python that only writes down what it is asked: one (MODEL_PATH, arguments) per process."""

@@ -1,7 +1,8 @@
 #!/usr/bin/env bash
 # ReTool-MA on a CUDA host: Qwen2.5-3B-Instruct (or any chat model), SGLang rollouts, FSDP2 training.
 #   MODEL_PATH=/models/Qwen2.5-3B-Instruct bash recipe/retool_ma/run_qwen2_5-3b.sh [hydra overrides]
-# DATA_DIR holds train.parquet and test.parquet (preprocess/amc.py, aime.py, math500.py, gsm8k.py; default data/amc).
+# DATA_DIR holds train.parquet and test.parquet (default data/competition, which preprocess/competition.py makes: 40,000
+# problems to train on, AMC and AIME to validate on; other data: preprocess/deepscaler.py, aime.py, math500.py, gsm8k.py).
 # WORKFLOW=workflows/workflow_retool_ma_separate.yaml trains three policies. WANDB_KEY or SWANLAB_API_KEY turn loggers on.
 set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/../.."
@@ -9,7 +10,11 @@ tiny="without either, try: bash recipe/retool_ma/run_tiny_cpu.sh"
 command -v nvidia-smi >/dev/null && nvidia-smi -L 2>/dev/null | grep -q GPU || { echo "error: no NVIDIA GPU here; $tiny" >&2; exit 2; }
 [ -n "${MODEL_PATH:-}" ] || { echo "error: set MODEL_PATH to a chat model (a folder or a hub name); $tiny" >&2; exit 2; }
 export MODEL_PATH
-data=${DATA_DIR:-data/amc}
+data=${DATA_DIR:-data/competition}
+case " $* " in *data.train_files=*) ;; *)
+  [ -f "$data/train.parquet" ] || {
+    echo "error: $data/train.parquet does not exist; make it: python preprocess/competition.py --local_dir $data" >&2; exit 2; } ;;
+esac
 loggers=console,tensorboard
 [ -z "${WANDB_KEY:-}" ] || { export WANDB_API_KEY=$WANDB_KEY; loggers+=,wandb; }
 [ -z "${SWANLAB_API_KEY:-}" ] || loggers+=,swanlab
