@@ -101,6 +101,7 @@ def prepare_environment(platform: str) -> None:
         threads = (threads - 2) // max(1, torch.cuda.device_count())
     # Ray gives a process one thread; optimizers in host memory (FSDP2's offloading) want what there is
     os.environ.setdefault("OMP_NUM_THREADS", str(max(1, threads)))
+    os.environ.setdefault("VERL_LOGGING_LEVEL", "WARN")  # verl's own default, but for its platforms
     modules = [m for m in os.environ.get("VERL_USE_EXTERNAL_MODULES", "").split(",") if m]
     if "recipe.dag.platform.plugin" not in modules:
         os.environ["VERL_USE_EXTERNAL_MODULES"] = ",".join([*modules, "recipe.dag.platform.plugin"])

@@ -97,12 +97,12 @@ class TrainingPass(Activity):
     def state(self, now: float) -> str:
         if self.tokens is None:
             return ""
-        text = f"{short_count(self.tokens)} tokens"
+        tokens = f"{short_count(self.tokens)} tokens"
         if not self.speed:
-            return f"{text}, first pass: kernels may compile, speed not known yet"
+            return f"{tokens}, first pass: kernels may compile, speed not known yet"
         share = self.fraction(now)
-        last = f"the last pass's {short_count(self.speed)} tokens/s"
-        return f"{text}, {f'about {share:.0%} done at' if share is not None else 'longer than at'} {last}"
+        speed = f"at the last pass's {short_count(self.speed)} tokens/s"
+        return f"about {share:.0%} of {tokens}, {speed}" if share is not None else f"{tokens}, longer than {speed}"
 
 
 class TrainingPasses:

@@ -276,9 +276,9 @@ class TrainingStep:
             metrics |= {f"policy/{name}/{key}": value for key, value in values.items()}
             perf = throughput_metrics(batch.passes, self.flops.get(name)) | memory_metrics(memory)
             metrics |= {f"perf/{name}/{key}": value for key, value in perf.items()}
-        if rows := [row for batch in self.batches.values() for row in batch.rows]:
-            metrics["rows/tokens_computed"] = float(sum(len(row.prompt_ids) + len(row.response_ids) for row in rows))
-            metrics["rows/tokens_trained"] = float(sum(sum(row.loss_mask()) for row in rows))
+        for kind, count in (("computed", "total_tokens"), ("trained", "trained_tokens")):
+            if self.batches:
+                metrics[f"rows/tokens_{kind}"] = sum(metrics[f"policy/{name}/{count}"] for name in self.batches)
         for owner, critic in self.critics.items():
             perf = throughput_metrics(critic.batch.passes, None)
             metrics |= {f"perf/{owner}/{key}": value for key, value in perf.items()}
