@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import signal
 import subprocess
 import sys
 from pathlib import Path
@@ -10,6 +11,7 @@ from pathlib import Path
 import pytest
 from typer.testing import CliRunner
 
+from recipe.dag import main
 from recipe.dag.cli import app
 from recipe.dag.errors import UserError
 from recipe.dag.main import launch
@@ -109,3 +111,27 @@ def test_a_helper_beside_hooks_is_found_by_the_console_script(broken, tmp_path):
     command = [sys.executable, str(script), "validate", "--load", str(broken)]
     done = subprocess.run(command, cwd=tmp_path.parent, env=env, capture_output=True, text=True, timeout=120)
     assert done.returncode == 0 and "OK" in done.stdout, done.stderr
+
+
+@pytest.mark.parametrize("evaluate_only", [False, True])
+def test_what_breaks_under_a_signal_to_all_processes_ends_the_run_in_one_line(monkeypatch, capsys, evaluate_only):
+    def dies(name, overrides, folder, stop, **_keys):
+        stop.signum, stop.way_back = signal.SIGTERM, "the same command resumes from global_step_3"
+        raise RuntimeError("The actor died.\n  and a page about it")
+
+    monkeypatch.setattr(main, "_launch", dies)
+    with pytest.raises(SystemExit) as ended:
+        main.launch("dag", [], evaluate_only=evaluate_only)
+    left = "no results were written" if evaluate_only else "the same command resumes from global_step_3"
+    assert ended.value.code == 143
+    assert capsys.readouterr().err == f"interrupted (SIGTERM: RuntimeError: The actor died.); {left}\n"
+
+
+@pytest.mark.parametrize("error", [RuntimeError("a bug"), UserError("a mistake")])
+def test_without_a_signal_an_error_stays_what_it_is(monkeypatch, error):
+    def fails(*_args, **_keys):
+        raise error
+
+    monkeypatch.setattr(main, "_launch", fails)
+    with pytest.raises(type(error), match=str(error)):
+        main.launch("dag", [])

@@ -16,7 +16,7 @@ import warnings
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NoReturn
 
 from recipe.dag.episode.load import load_user_code
 from recipe.dag.errors import UserError
@@ -252,12 +252,25 @@ def launch(
             finally:
                 end_phase()
         except Interrupted as interrupted:
-            left = "no results were written" if evaluate_only else stop.way_back
-            print(f"interrupted ({interrupted}); {left}", file=sys.stderr)
-            raise SystemExit(interrupted.exit_code) from None
+            _end_interrupted(stop, interrupted, evaluate_only=evaluate_only)
+        except UserError:
+            raise
+        except Exception as error:
+            if stop.signum is None:
+                raise
+            # the run's processes had the signal, too (Slurm sends it to all), and ended under it
+            cause = f": {type(error).__name__}: {next(iter(str(error).splitlines()), '')}"
+            _end_interrupted(stop, Interrupted(stop.signum), cause, evaluate_only=evaluate_only)
         if stop.summary:
             print(stop.summary, file=sys.stderr)
             raise SystemExit(128 + stop.signum)
+
+
+def _end_interrupted(stop: Interruption, signalled: Interrupted, cause: str = "", *, evaluate_only: bool) -> NoReturn:
+    """Say how a run that a signal ended goes on, and end it with the shell's code. `cause`: what ended under it."""
+    left = "no results were written" if evaluate_only else stop.way_back
+    print(f"interrupted ({signalled}{cause}); {left}", file=sys.stderr)
+    raise SystemExit(signalled.exit_code) from None
 
 
 def _launch(

@@ -15,14 +15,14 @@ from tests.end_to_end.runs import comparable, finish, log_of, start, steps
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
 
 
-def signalled(run, out, number: int, ready) -> str:
+def signalled(run, out, number: int, ready, send=os.kill) -> str:
     """Send a signal once `ready()`, wait for the end and return the log. No process of the run outlives it."""
     deadline = time.monotonic() + 300
     while not ready():
         assert run.poll() is None and time.monotonic() < deadline, log_of(out)[-4000:]
         time.sleep(0.02)
     family = psutil.Process(run.pid).children(recursive=True)
-    os.kill(run.pid, number)
+    send(run.pid, number)
     try:
         assert run.wait(timeout=120) == 128 + number, log_of(out)[-4000:]
     finally:
@@ -59,6 +59,15 @@ def test_a_terminated_run_saves_the_last_step_and_goes_on_as_if_nothing_had_happ
     assert sorted(again) == [0, 1, 2, 3]
     for step in (1, 2, 3):
         assert comparable(again[step]) == pytest.approx(comparable(steps(whole)[step]), rel=1e-5, abs=1e-6), step
+
+
+def test_a_signal_to_all_processes_of_a_run_ends_it_in_one_line_and_leaves_a_whole_checkpoint(material, tmp_path):
+    out = tmp_path / "cancelled"
+    run = start(material, out, "trainer.total_training_steps=99", "trainer.test_freq=-1")
+    log = signalled(run, out, signal.SIGTERM, lambda: "saving step 3" in log_of(out), send=os.killpg)
+    *_, last = log.splitlines()
+    assert "SIGTERM" in last and "the same command resumes from" in last and "Traceback" not in log, log[-4000:]
+    assert whole_checkpoint(Path(last.rpartition("resumes from ")[2]))
 
 
 def test_a_run_that_is_terminated_while_it_starts_says_so_in_one_line(material, tmp_path):
