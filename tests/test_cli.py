@@ -66,18 +66,17 @@ def test_plan_in_other_formats(run):
 
 def test_plan_says_whether_a_run_fits_its_gpus(run, tmp_path, monkeypatch):
     monkeypatch.setenv("MODEL_PATH", write_config(tmp_path / "m", QWEN["3b"]))
-    fused = "actor_rollout_ref.model.use_fused_kernels=true"
-    code, out, err = run("plan", SHARED, fused, "--gpu_gb", "80")
+    code, out, err = run("plan", SHARED, "--gpu_gb", "80")
     assert (code, err) == (0, "")
     assert "GPUs of each machine: 1 of 80.0 GB" in out and "micro-batches: 16,384 tokens; offload: none" in out
     assert out.splitlines()[-1] == "  fits: 72.5 of 80.0 GB"
-    last = run("plan", SHARED, fused, "--gpu_gb", "24")[1].splitlines()[-1]
+    last = run("plan", SHARED, "--gpu_gb", "24")[1].splitlines()[-1]
     assert (
         last.startswith("  does not fit: optimizer step of main needs 63.9 GB of each GPU's 24.0") and "; pass " in last
     )
-    code, out, err = run("plan", SHARED, fused, "+profile=gpu_32gb")
+    code, out, err = run("plan", SHARED, "+profile=gpu_32gb")
     assert "each GPU" not in err and "  fits: " in out.splitlines()[-1] and "of 32.0 GB" in out
-    gpus = json.loads(run("plan", SHARED, fused, "trainer.n_gpus_per_node=4", "--gpu_gb", "80", "--format", "json")[1])
+    gpus = json.loads(run("plan", SHARED, "trainer.n_gpus_per_node=4", "--gpu_gb", "80", "--format", "json")[1])
     assert gpus["gpus"][0]["gpus"] == 4 and gpus["gpus"][0]["problem"] is None
 
 

@@ -14,8 +14,12 @@ from typer.testing import CliRunner
 from recipe.dag import main
 from recipe.dag.cli import app
 from recipe.dag.errors import UserError
-from recipe.dag.main import launch
+from recipe.dag.main import choose_defaults, launch
+from recipe.dag.settings.compose import compose_config
 from recipe.dag.train import setup
+from recipe.dag.workflow.loader import load_workflow
+from recipe.dag.workflow.machine import Machine
+from tests.workflow.shapes import QWEN, write_config
 
 ROOT = Path(__file__).parents[1]
 
@@ -135,3 +139,30 @@ def test_without_a_signal_an_error_stays_what_it_is(monkeypatch, error):
     monkeypatch.setattr(main, "_launch", fails)
     with pytest.raises(type(error), match=str(error)):
         main.launch("dag", [])
+
+
+@pytest.fixture
+def two_cards(monkeypatch, tmp_path):
+    """A machine with two GPUs of 80 GB, and a model of 3B parameters at MODEL_PATH."""
+    monkeypatch.setattr("torch.cuda.device_count", lambda: 2)
+    monkeypatch.setattr("recipe.dag.workflow.machine.this_machine", lambda: Machine((80 * 10**9,) * 2, 10**12))
+    monkeypatch.setenv("MODEL_PATH", write_config(tmp_path / "m", QWEN["3b"]))
+
+
+def test_a_run_says_what_it_chose_and_whether_it_fits_before_it_starts(two_cards):
+    config = compose_config("dag", ["workflow=w"])
+    workflow = load_workflow(ROOT / "workflows" / "workflow_retool_ma.yaml")
+    assert list(choose_defaults(config, workflow, "cuda")) == [
+        "GPUs of each machine: 2 of 80.0 GB, all that are visible",
+        "micro-batches: 16,384 tokens; offload: none",
+        "memory of main on each GPU: fits: 57.4 of 80.0 GB",
+    ]
+    assert config.trainer.n_gpus_per_node == 2 and not config.actor_rollout_ref.actor.fsdp_config.param_offload
+    assert list(choose_defaults(config, workflow, "cpu")) == []
+
+
+def test_servers_that_do_not_fit_the_gpus_end_a_run_before_it_starts(two_cards):
+    config = compose_config("dag", ["workflow=w", "actor_rollout_ref.rollout.tensor_model_parallel_size=4"])
+    workflow = load_workflow(ROOT / "workflows" / "workflow_retool_ma.yaml")
+    with pytest.raises(UserError, match="servers of 4 GPUs do not fit into the 2 of policy `main`"):
+        list(choose_defaults(config, workflow, "cuda"))

@@ -10,6 +10,7 @@ from transformers import LlamaConfig, LlamaForCausalLM, Qwen2Config, Qwen2ForCau
 
 from recipe.dag.policy import linear_head
 from recipe.dag.policy.linear_head import Scored
+from recipe.dag.workflow import trainer_memory
 
 TOKENS, WIDTH, VOCABULARY = 37, 16, 300
 
@@ -30,8 +31,8 @@ def expected(hidden, weight, tokens, temperature) -> tuple[torch.Tensor, torch.T
 @pytest.mark.parametrize("logits", [False, True], ids=["hidden", "logits"])
 @pytest.mark.parametrize("temperatures", [1.0, 0.7, "each"])
 def test_log_probs_entropies_and_gradients_are_those_of_logits(monkeypatch, temperatures, logits):
-    monkeypatch.setattr(linear_head, "CHUNK_BYTES", 0)  # the smallest chunk there is ...
-    monkeypatch.setattr(linear_head, "MIN_CHUNK", 10)  # ... in four parts, the last one short
+    monkeypatch.setattr(trainer_memory, "CHUNK_BYTES", 0)  # the smallest chunk there is ...
+    monkeypatch.setattr(trainer_memory, "MIN_CHUNK", 10)  # ... in four parts, the last one short
     hidden, weight, tokens = inputs()
     each = torch.rand(TOKENS, generator=torch.Generator().manual_seed(2)) + 0.5
     temperature = each if temperatures == "each" else temperatures

@@ -9,10 +9,10 @@ from recipe.dag.settings.compose import compose_config
 from recipe.dag.settings.defaults import apply, check_servers, decide, describe, describe_memory, on_cpu
 from recipe.dag.workflow.machine import Machine
 from recipe.dag.workflow.schema import Workflow
-from tests.workflow.shapes import QWEN, write_config
+from recipe.dag.workflow.trainer_memory import Head, activation_bytes
+from tests.workflow.shapes import QWEN, qwen, write_config
 
 CARD = 85_500_000_000
-FUSED = "actor_rollout_ref.model.use_fused_kernels=true"
 ACTOR = "actor_rollout_ref.actor"
 
 
@@ -34,7 +34,7 @@ def decided(tmp_path):
             policies={name: {"model": {"path": path}, "config": config or {}} for name in names},
             nodes=[],
         )
-        run = compose_config(name, ["workflow=w.yaml", FUSED, *overrides])
+        run = compose_config(name, ["workflow=w.yaml", *overrides])
         decision = decide(run, flow, on, environ={})
         apply(run, decision)
         check_servers(run, flow)
@@ -97,11 +97,23 @@ def test_a_policys_own_configuration_counts(decided):
     tokens = {"actor": {"ppo_max_token_len_per_gpu": 131072}}
     decision, _ = decided("3b", machine(1), config=tokens)
     assert not decision.memory[0].fits and "backward of p0" in decision.memory[0].problem
-    plain, _ = decided("3b", machine(1), config={"model.use_fused_kernels": False})
-    fused, _ = decided("3b", machine(1))
-    padded, _ = decided("3b", machine(1), config={"model.use_remove_padding": False})
-    activations = [d.memory[0].phases[1].activations for d in (fused, plain, padded)]
-    assert activations[0] <= activations[1] < activations[2]
+
+
+@pytest.mark.parametrize(
+    ("config", "head"),
+    [
+        ({}, Head.FUSED),
+        ({"model.fused_kernel_options.impl_backend": "torch"}, Head.CHUNKED),
+        ({"model.use_fused_kernels": False}, Head.LOGITS),
+        ({"actor.ulysses_sequence_parallel_size": 2}, Head.PACKED),
+        ({"model.use_remove_padding": False}, Head.PADDED),
+    ],
+    ids=str,
+)
+def test_the_way_to_the_log_probs_decides_what_they_take(config, head, decided, tmp_path):
+    decision, _ = decided("3b", machine(1), config=config)
+    size = qwen("3b", tmp_path)
+    assert decision.memory[0].phases[1].activations == activation_bytes(size, decision.tokens, head)
 
 
 def test_rows_longer_than_the_usual_budget_raise_it(decided):

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 
 from recipe.dag.workflow.trainer_memory import (
@@ -40,7 +42,13 @@ def test_the_peak_of_an_fsdp_update_is_within_15_percent_of_the_measured_one(thr
 def test_the_fused_head_takes_far_less_than_logits_and_grows_with_the_vocabulary_no_more(three):
     assert head_bytes(three, 16384, Head.FUSED) < 0.1 * head_bytes(three, 16384, Head.PACKED)
     assert head_bytes(three, 16384, Head.CHUNKED) == head_bytes(three, 4096, Head.CHUNKED)
+    assert head_bytes(three, 16384, Head.LOGITS) > head_bytes(three, 16384, Head.PADDED)
     assert head_bytes(three, 16384, Head.PADDED) == 16384 * 151936 * 2 * 3
+
+
+def test_a_width_that_the_kernel_does_not_take_is_computed_in_chunks(three):
+    odd = replace(three, hidden=three.hidden + 64)
+    assert head_bytes(odd, 8192, Head.FUSED) == head_bytes(three, 8192, Head.CHUNKED)
 
 
 def test_without_checkpointing_every_layer_keeps_its_activations(three):

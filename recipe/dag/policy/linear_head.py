@@ -15,14 +15,10 @@ import torch
 from torch import Tensor
 from torch.utils.checkpoint import checkpoint
 
+from recipe.dag.workflow.trainer_memory import FUSED_WIDTH, chunk_tokens
+
 TRITON = "triton"
 TORCH = "torch"
-TRITON_WIDTH = 128
-"""verl's Triton kernel takes hidden sizes that are a multiple of this."""
-CHUNK_BYTES = 256 * 2**20
-"""What the logits of one chunk may take in fp32, where torch computes them ..."""
-MIN_CHUNK = 128
-"""... but no fewer tokens than these."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,7 +82,7 @@ def score(hidden: Tensor, weight: Tensor, scored: Scored, backend: str) -> tuple
         from verl.utils.experimental.torch_functional import FusedLinearForPPOFunction
 
         log_probs, entropy = FusedLinearForPPOFunction.apply(
-            hidden, weight, scored.tokens, temperature, _chunk(weight.shape[0])
+            hidden, weight, scored.tokens, temperature, chunk_tokens(weight.shape[0])
         )
     return log_probs.float(), entropy.float()
 
@@ -94,7 +90,7 @@ def score(hidden: Tensor, weight: Tensor, scored: Scored, backend: str) -> tuple
 def score_logits(logits: Tensor, scored: Scored) -> tuple[Tensor, Tensor]:
     """The same from logits [tokens, vocabulary], which a model had to make: a chunk of them at a time in fp32, computed
     again for the gradient."""
-    chunk = _chunk(logits.shape[-1])
+    chunk = chunk_tokens(logits.shape[-1])
     parts = []
     for start in range(0, len(scored.positions), chunk):
         part = slice(start, start + chunk)
@@ -114,11 +110,6 @@ def _score_chunk(
     return scores.gather(-1, tokens.unsqueeze(-1)).squeeze(-1), -(scores.exp() * scores).sum(-1)
 
 
-def _chunk(vocabulary: int) -> int:
-    """How many tokens' logits, in fp32, CHUNK_BYTES hold."""
-    return max(CHUNK_BYTES // (4 * vocabulary), MIN_CHUNK)
-
-
 def _fits_triton(hidden: Tensor) -> bool:
     half = hidden.dtype in (torch.bfloat16, torch.float16)
-    return hidden.is_cuda and half and hidden.shape[-1] % TRITON_WIDTH == 0
+    return hidden.is_cuda and half and hidden.shape[-1] % FUSED_WIDTH == 0

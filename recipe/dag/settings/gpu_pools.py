@@ -22,7 +22,6 @@ from recipe.dag.workflow.trainer_memory import Head, TrainerOptions
 RUN = "actor_rollout_ref"
 TOKENS = 16384
 """Tokens of a micro-batch where nothing speaks against it."""
-FLASH = ("flash_attention_2", "flash_attention_3", "flash_attention_4")
 
 
 @dataclass(frozen=True, slots=True)
@@ -119,6 +118,9 @@ def _trainer(keys: PolicyKeys, longest: int, choice: Open) -> TrainerOptions:
 def _head(keys: PolicyKeys) -> Head:
     if keys["model.use_remove_padding"] is False:
         return Head.PADDED
-    if keys["model.use_fused_kernels"]:
-        return Head.FUSED
-    return Head.PACKED if keys["model.override_config.attn_implementation"] in FLASH else Head.CHUNKED
+    cut = max(int(keys[f"actor.{key}ulysses_sequence_parallel_size"] or 1) for key in ("", "fsdp_config."))
+    if cut > 1 or keys["actor.fsdp_config.pad_to_length"]:
+        return Head.PACKED
+    if not keys["model.use_fused_kernels"]:
+        return Head.LOGITS
+    return Head.CHUNKED if keys["model.fused_kernel_options.impl_backend"] == "torch" else Head.FUSED

@@ -22,10 +22,14 @@ LAYER_GRADIENTS = (3, 4)
 """The same of the gradients that live while it runs."""
 FUSED_COLUMNS = 9504
 """Columns of the vocabulary whose gradients verl's fused kernel holds at a time."""
-CHUNK_ROWS = 1024
-"""Tokens whose logits exist at a time where the head is not fused."""
-CHUNK_BYTES = 2 + 4 + 4
-"""Per logit of a chunk: bf16, its fp32 copy, the gradient."""
+FUSED_WIDTH = 128
+"""The kernel takes hidden sizes that are a multiple of this; for others torch computes a chunk of logits at a time."""
+CHUNK_BYTES = 256 * 2**20
+"""What the logits of such a chunk may take in fp32 ..."""
+MIN_CHUNK = 128
+"""... but no fewer tokens than these."""
+CHUNK_COPIES = 4
+"""Of a chunk in fp32, which live together: logits, log-probs, probabilities, gradient."""
 UNSHARDED_LAYERS = 2
 """FSDP2 fetches the next layer while one computes."""
 
@@ -34,14 +38,18 @@ class Head(StrEnum):
     """How logits become log-probs."""
 
     FUSED = "fused"
+    """Without logits, by a kernel."""
     CHUNKED = "chunked"
+    """Without logits, by torch, a chunk of tokens at a time."""
+    LOGITS = "logits"
+    """From all logits of a packed micro-batch, which the model makes, a chunk at a time."""
     PACKED = "packed"
-    """All logits of a micro-batch at once."""
+    """The same, by verl itself, at once."""
     PADDED = "padded"
-    """The same, and a copy of them without the padding."""
+    """By verl itself, which takes the padding out of a copy."""
 
 
-LOGIT_COPIES = {Head.PACKED: 2, Head.PADDED: 3}
+LOGIT_COPIES = {Head.LOGITS: 3, Head.PACKED: 2, Head.PADDED: 3}
 """Arrays of tokens x vocabulary in bf16 that live together."""
 
 
@@ -82,11 +90,18 @@ class Moment:
 
 def head_bytes(size: ModelSize, tokens: int, head: Head) -> int:
     """Return the most that the head takes in its backward pass."""
-    if head is Head.FUSED:
+    if head is Head.FUSED and size.hidden % FUSED_WIDTH == 0:
         return tokens * BF16 * (min(FUSED_COLUMNS, size.vocabulary) + size.hidden)
-    if head is Head.CHUNKED:
-        return min(tokens, CHUNK_ROWS) * size.vocabulary * CHUNK_BYTES
-    return tokens * size.vocabulary * BF16 * LOGIT_COPIES[head]
+    chunk = 4 * CHUNK_COPIES * size.vocabulary * min(tokens, chunk_tokens(size.vocabulary))
+    if head in (Head.FUSED, Head.CHUNKED):
+        return chunk
+    logits = tokens * size.vocabulary * BF16 * LOGIT_COPIES[head]
+    return logits + chunk if head is Head.LOGITS else logits
+
+
+def chunk_tokens(vocabulary: int) -> int:
+    """Return how many tokens' logits exist at a time where torch computes them in chunks."""
+    return max(CHUNK_BYTES // (4 * vocabulary), MIN_CHUNK)
 
 
 def activation_bytes(size: ModelSize, tokens: int, head: Head = Head.FUSED, *, checkpointing: bool = True) -> int:
