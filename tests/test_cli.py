@@ -90,6 +90,9 @@ def test_plan_says_why_there_is_no_estimate(run, monkeypatch):
     tiny = ("--config-path", str(ROOT / "recipe/retool_ma/config"), "--config-name", "tiny_cpu")
     assert run("plan", SHARED, *tiny)[1].splitlines()[-1] == "Memory of each GPU: none is used (platform=cpu)"
     assert run("plan", SHARED, "trainer.n_gpus=2")[0] == 2
+    monkeypatch.setattr("recipe.dag.settings.compose.has_verl", lambda: False)
+    code, out, _ = run("plan", SHARED)
+    assert code == 0 and "since verl, whose configuration a run has, is not installed" in out.splitlines()[-1]
 
 
 def test_plan_of_a_missing_or_bad_file_is_lines_and_exit_code_2(run, bad):
