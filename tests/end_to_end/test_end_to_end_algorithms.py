@@ -118,3 +118,33 @@ def test_roles_change_hands_and_the_pioneer_is_validated_alone(material, tmp_pat
     assert all([skip["node"] for skip in episode["skips"]] == ["observer"] for episode in alone)
     assert metrics[2]["val/accuracy"] == 0.0
     goes_on_from(out / "checkpoints" / "global_step_1", material, tmp_path, metrics, "trainer.test_freq=2")
+
+
+REMEMBERS = """
+dag_id: remembers
+agents:
+  - {name: left, policy: main, sampling: {max_tokens: 10}, memory: chat}
+  - {name: right, policy: main, sampling: {max_tokens: 10}, memory: chat}
+policies: {main: {model: {path: "${oc.env:MODEL_PATH}"}}}
+loops: {talk: {nodes: [propose, check], max_rounds: 3}}
+algorithm: {estimator: grpo, group_by: [uid, agent]}
+nodes:
+  - {node_id: propose, node_type: MODEL_INFERENCE, node_role: ROLLOUT, agent: left}
+  - {node_id: check, node_type: MODEL_INFERENCE, node_role: ROLLOUT, agent: right, dependencies: [propose]}
+  - {node_id: reward, node_type: COMPUTE, node_role: REWARD, dependencies: [check], executable_ref: score.py:score}
+"""
+LENGTHS = """
+def score(episode):
+    return {call.agent: len(call.text) / 40 for call in episode.calls}
+"""
+
+
+def test_agents_that_remember_train_on_one_row_each_with_the_servers_log_probs(material, tmp_path):
+    metrics, out = two_steps(material, tmp_path, REMEMBERS, LENGTHS)
+    for step in (1, 2):
+        calls = [call for episode in episodes_of(out) if episode["step"] == step for call in episode["calls"]]
+        alone = sum(len(call["prompt_ids"]) + len(call["response_ids"]) for call in calls)
+        assert metrics[step]["policy/main/rows"] == 2 * 16 and len(calls) == 3 * 2 * 16
+        assert metrics[step]["rows/tokens_trained"] == sum(sum(call["response_mask"]) for call in calls)
+        assert metrics[step]["rows/tokens_computed"] < 0.6 * alone
+        assert metrics[step]["policy/main/logprob_diff/max"] < 1e-3 and metrics[step]["policy/main/grad_norm"] > 0

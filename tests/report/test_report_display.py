@@ -46,7 +46,7 @@ def test_no_thread_outlives_an_activity_that_fails():
 def test_a_terminal_shows_bars_of_all_that_is_under_way_and_is_left_clean(terminal):
     display = Display(terminal)
     with Half("update of a", display=display), Activity("update of b", display=display):
-        display.refresh()
+        display._live.refresh()
         shown = terminal.getvalue()
     assert "update of a" in shown and "update of b" in shown and "half of it" in shown
     assert "\x1b[2K" in terminal.getvalue()[len(shown) :]

@@ -37,7 +37,7 @@ def test_a_terminal_shows_how_many_are_done(make_episode, terminal):
     display = Display(terminal)
     with Progress(2, "step 1", display=display) as progress:
         progress.update(make_episode())
-        display.refresh()
+        display._live.refresh()
         shown = terminal.getvalue()
     assert "step 1" in shown and "1/2" in shown and "1 running" in shown
     assert progress.fraction(0.0) == 0.5

@@ -116,12 +116,6 @@ class Display:
                 return
         print(text, file=self.stream, flush=True)
 
-    def refresh(self) -> None:
-        """Draw the bars now."""
-        with self._lock:
-            if self._live is not None:
-                self._live.refresh()
-
     def _print_lines(self, activity: Activity, ended: threading.Event) -> None:
         while not ended.wait(self.interval_s):
             print(activity.line(), file=self.stream, flush=True)
