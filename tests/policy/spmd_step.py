@@ -1,7 +1,8 @@
 """One rank of a training step, for tests that compare engines: python spmd_step.py RANK WORLD MODEL OUT.
 
 Every rank runs the driver's half of the step itself and gathers what the others computed, so that the step is the
-product's own, from the layout of the rows to the optimizer. Writes OUT/<engine>.pt for each engine of ENGINES.
+product's own, from the layout of the rows to the optimizer. Reads OUT/score.py, a reward, and writes
+OUT/<engine>_<loss>.pt for each engine of ENGINES.
 """
 
 from __future__ import annotations
@@ -66,6 +67,7 @@ def run(rank: int, world: int, model: str, out: Path) -> None:
     from recipe.dag.episode.rows import rows_of
     from recipe.dag.policy.config import policy_config
     from recipe.dag.policy.worker import PolicyWorker
+    from recipe.dag.settings import defaults
     from recipe.dag.train.step import TrainingStep
     from recipe.dag.workflow.loader import load_workflow
 
@@ -85,7 +87,6 @@ def run(rank: int, world: int, model: str, out: Path) -> None:
         for loss, agg in (("vanilla", "token-mean"), ("cpgd", "seq-mean-token-sum")):
             flow = out / f"{name}_{loss}_{rank}.yaml"
             flow.write_text(WORKFLOW.format(model=model, loss=loss, agg=agg))
-            (out / "score.py").write_text("def score(episode): return {}\n")
             workflow = load_workflow(flow)
             settings = ["actor.ppo_max_token_len_per_gpu=150", "actor.optim.lr=0.01", *overrides]
             run = compose_config(
@@ -98,6 +99,7 @@ def run(rank: int, world: int, model: str, out: Path) -> None:
                     "data.max_response_length=64",
                 ],
             )
+            defaults.apply(run, defaults.on_cpu(run))
             paths = {"model_path": model, "critic_path": model}
             config = policy_config(run, workflow, "main", **paths, updates=100, platform="cpu")
             worker = PolicyWorker(config.actor_rollout_ref, role="actor_rollout_ref", critic=config.critic)

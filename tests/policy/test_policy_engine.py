@@ -23,6 +23,7 @@ def steps(tiny_model, tmp_path_factory) -> dict[tuple[int, str, str], dict]:
     found = {}
     for world in (1, 2):
         out = tmp_path_factory.mktemp(f"ranks{world}")
+        (out / "score.py").write_text("def score(episode): return {}\n")
         arguments = [str(world), str(tiny_model), str(out)]
         env = os.environ | {"PYTHONPATH": str(SCRIPT.parents[2]), "OMP_NUM_THREADS": "1"}
         ranks = [
