@@ -161,6 +161,19 @@ def test_a_run_says_what_it_chose_and_whether_it_fits_before_it_starts(two_cards
     assert list(choose_defaults(config, workflow, "cpu")) == []
 
 
+def test_a_model_of_the_hub_is_looked_up_before_its_memory_is_estimated(two_cards, monkeypatch, tmp_path):
+    monkeypatch.setenv("MODEL_PATH", "org/model")
+    monkeypatch.setenv("HF_HUB_CACHE", str(tmp_path / "hub"))
+
+    def download(path, **_options):
+        write_config(tmp_path / "hub" / "models--org--model" / "snapshots" / "1", QWEN["0.5b"])
+
+    monkeypatch.setattr("transformers.AutoConfig.from_pretrained", download)
+    config = compose_config("dag", ["workflow=w"])
+    workflow = load_workflow(ROOT / "workflows" / "workflow_retool_ma.yaml")
+    assert list(choose_defaults(config, workflow, "cuda"))[-1].startswith("memory of main on each GPU: fits: ")
+
+
 def test_servers_that_do_not_fit_the_gpus_end_a_run_before_it_starts(two_cards):
     config = compose_config("dag", ["workflow=w", "actor_rollout_ref.rollout.tensor_model_parallel_size=4"])
     workflow = load_workflow(ROOT / "workflows" / "workflow_retool_ma.yaml")

@@ -75,11 +75,13 @@ def choose_defaults(config: DictConfig, workflow: Workflow, platform: str) -> It
     import torch
 
     from recipe.dag.settings import defaults
+    from recipe.dag.train.models import find_models
     from recipe.dag.workflow.machine import this_machine
 
     if platform == "cpu":
         defaults.apply(config, defaults.on_cpu(config))
         return
+    find_models(workflow)  # a hub's config.json comes into the cache, where the estimate looks for it
     machine = this_machine()
     decision = defaults.decide(config, workflow, machine, visible=torch.cuda.device_count())
     defaults.apply(config, decision)
