@@ -61,7 +61,6 @@ def test_given_lengths_replace_positions():
 @pytest.mark.parametrize(
     ("wrong", "message"),
     [
-        ({"dropout": 0.1}, "no dropout"),
         ({"attention_mask": torch.ones(1)}, "no attention mask"),
         ({"softcap": 50.0}, "no softcap, which this model needs; set sdpa"),
         ({"s_aux": torch.ones(4)}, "no s_aux"),
@@ -73,6 +72,18 @@ def test_what_it_lacks_is_said(wrong, message):
     options = {"attention_mask": None, "position_ids": positions(LENGTHS)} | wrong
     with pytest.raises(ValueError, match=message):
         attend(None, *states(LENGTHS), options.pop("attention_mask"), **options)
+
+
+def test_dropout_drops():
+    inputs = states([64])
+    with torch.random.fork_rng():
+        torch.manual_seed(0)
+        total = torch.stack(
+            [attend(None, *inputs, None, position_ids=positions([64]), dropout=0.5)[0] for _ in range(400)]
+        )
+    assert not torch.equal(total[0], total[1])
+    whole, _ = attend(None, *inputs, None, position_ids=positions([64]))
+    assert float((total.mean(0) - whole).norm() / whole.norm()) < 0.15
 
 
 def test_a_padded_batch_is_refused():

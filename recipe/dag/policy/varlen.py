@@ -49,17 +49,17 @@ def attend(
         raise ValueError(
             f"attn_implementation {VARLEN} takes packed rows, [1, tokens]; this batch has {query.shape[0]}"
         )
-    if attention_mask is not None or dropout:
-        raise ValueError(f"attn_implementation {VARLEN} knows no attention mask and no dropout; set sdpa instead")
+    if attention_mask is not None:
+        raise ValueError(f"attn_implementation {VARLEN} knows no attention mask; set sdpa instead")
     if lacks := [name for name in ("softcap", "s_aux", "head_mask") if unread.get(name) is not None]:
         raise ValueError(f"attn_implementation {VARLEN} has no {lacks[0]}, which this model needs; set sdpa instead")
     if cu_seq_lens_q is None:
         cu_seq_lens_q, max_length_q = _lengths(position_ids, query.shape[2])
     query, key, value = (states.squeeze(0).transpose(0, 1) for states in (query, key, value))
-    if query.is_cuda and query.dtype in (torch.bfloat16, torch.float16):
+    if query.is_cuda and query.dtype in (torch.bfloat16, torch.float16) and not dropout:  # the kernel has none
         out = _kernel(query, key, value, cu_seq_lens_q, int(max_length_q), scaling, sliding_window)
     else:
-        out = _by_length(query, key, value, cu_seq_lens_q.tolist(), scaling, sliding_window)
+        out = _by_length(query, key, value, cu_seq_lens_q.tolist(), scaling, sliding_window, dropout)
     return out.unsqueeze(0), None
 
 
@@ -89,7 +89,7 @@ def _kernel(
 
 
 def _by_length(
-    query: Tensor, key: Tensor, value: Tensor, ends: list[int], scale: float | None, window: int | None
+    query: Tensor, key: Tensor, value: Tensor, ends: list[int], scale: float | None, window: int | None, dropout: float
 ) -> Tensor:
     """The same in plain torch: rows whose lengths have as many bits are padded to each other (to less than twice their
     tokens) and attend in one call. A causal row never sees the padding, which is behind it."""
@@ -103,8 +103,9 @@ def _by_length(
         index, real = starts + steps.minimum(lengths - 1), steps < lengths
         states = (t[index].transpose(1, 2) for t in (query, key, value))  # [rows, heads, length, head_dim]
         mask = None if window is None or window >= len(steps) else _band(steps, window)
+        gqa = query.shape[1] != key.shape[1]
         out = scaled_dot_product_attention(
-            *states, attn_mask=mask, is_causal=mask is None, scale=scale, enable_gqa=query.shape[1] != key.shape[1]
+            *states, attn_mask=mask, dropout_p=dropout, is_causal=mask is None, scale=scale, enable_gqa=gqa
         )
         found.append(out.transpose(1, 2)[real])
         places.append(index[real])
