@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Collection, Sequence
-from dataclasses import dataclass, fields, replace
+from dataclasses import MISSING, dataclass, fields, replace
 from functools import partial
 from typing import Any
 
@@ -130,7 +130,8 @@ class ScratchCall(Call):
 _TOKENS = ("prompt_ids", "response_ids", "response_mask", "rollout_log_probs")
 for _name in _TOKENS:
     setattr(ScratchCall, _name, Deferred(getattr(Call, _name)))
-_REST = [field.name for field in fields(Call) if field.name not in (*_TOKENS, "prompt_text", "tool_results")]
+_TREES = [field.name for field in fields(Call) if field.default_factory is dict]
+_VALUES = [field.name for field in fields(Call) if field.default_factory is MISSING and field.name != "prompt_text"]
 
 
 def scratch(episode: Episode) -> Episode:
@@ -152,9 +153,10 @@ def _copy(call: Call) -> ScratchCall:
     for name in _TOKENS:
         setattr(copy, name, partial(list, getattr(call, name)))
     copy.prompt_text = Call.prompt_text.unread(call)
-    for name in _REST:
-        value = getattr(call, name)
-        setattr(copy, name, plain_copy(value))
+    for name in _VALUES:
+        setattr(copy, name, getattr(call, name))
+    for name in _TREES:
+        setattr(copy, name, plain_copy(getattr(call, name)))
     copy.tool_results = [replace(result, arguments=plain_copy(result.arguments)) for result in call.tool_results]
     return copy
 
