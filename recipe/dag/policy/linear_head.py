@@ -90,23 +90,21 @@ def score(hidden: Tensor, weight: Tensor, scored: Scored, backend: str) -> tuple
 def score_logits(logits: Tensor, scored: Scored) -> tuple[Tensor, Tensor]:
     """The same from logits [tokens, vocabulary], which a model had to make: a chunk of them at a time in fp32, computed
     again for the gradient."""
-    chunk = chunk_tokens(logits.shape[-1])
-    parts = []
-    for start in range(0, len(scored.positions), chunk):
-        part = slice(start, start + chunk)
-        temperature = scored.temperature
-        if isinstance(temperature, Tensor):
-            temperature = temperature[part].unsqueeze(-1)
-        inputs = logits, scored.positions[part], scored.tokens[part], temperature
-        parts.append(checkpoint(_score_chunk, *inputs, use_reentrant=False))
+    chunk, temperature = chunk_tokens(logits.shape[-1]), scored.temperature
+    rows = logits[scored.positions].split(chunk)  # one gradient of all, where slices would have one of that size each
+    tokens = scored.tokens.split(chunk)
+    temperatures = temperature.split(chunk) if isinstance(temperature, Tensor) else [temperature] * len(rows)
+    parts = [
+        checkpoint(_score_chunk, *inputs, use_reentrant=False)
+        for inputs in zip(rows, tokens, temperatures, strict=True)
+    ]
     log_probs, entropies = zip(*parts, strict=True)
     return torch.cat(log_probs), torch.cat(entropies)
 
 
-def _score_chunk(
-    logits: Tensor, positions: Tensor, tokens: Tensor, temperature: float | Tensor
-) -> tuple[Tensor, Tensor]:
-    scores = (logits[positions].float() / temperature).log_softmax(-1)
+def _score_chunk(logits: Tensor, tokens: Tensor, temperature: float | Tensor) -> tuple[Tensor, Tensor]:
+    scale = temperature.unsqueeze(-1) if isinstance(temperature, Tensor) else temperature
+    scores = (logits.float() / scale).log_softmax(-1)
     return scores.gather(-1, tokens.unsqueeze(-1)).squeeze(-1), -(scores.exp() * scores).sum(-1)
 
 
