@@ -1,9 +1,17 @@
-"""Step time of a one-agent workflow against stock verl: same model, prompts, lengths, batch and engine, in one run.
+"""Step time of workflows against stock verl: same model, prompts, lengths, batch and engine, in one run.
 
-    python examples/bench_step_time.py --model MODEL --out outputs/bench [--steps 6] [key=value ...]
+    python examples/bench_step_time.py --model MODEL [--arms stock,tuned,ours,three] [--steps 6] [key=value ...]
 
-On a CUDA host. Trailing overrides go to both (verl's keys). The first two steps of each arm compile and are left out;
-the figure is the ratio of the medians of the rest. Writes OUT/step_time.json and prints it.
+On a CUDA host. The arms:
+
+- stock: verl's trainer with its defaults for a machine without flash-attn: padded rows, sdpa, logits
+- tuned: the same, tuned by hand: this project's packed attention, verl's own fused head
+- ours: a workflow of one agent
+- three: a workflow of three agents that share its weights and make a third of its episodes each
+
+Trailing overrides go to all (verl's keys). The first two steps of each arm compile and are left out; the figures are
+the ratios of the medians of the rest. `--fill` lengthens each problem to about the length of a prompt. Writes
+OUT/step_time.json and prints it.
 """
 
 from __future__ import annotations
@@ -15,21 +23,39 @@ import re
 import statistics
 import subprocess
 import sys
+from functools import partial
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[1]
 WARM_UP = 2
+TEMPLATE_TOKENS = 64
+"""What a chat template adds to a problem, at most."""
+RATIOS = (("ours", "stock"), ("ours", "tuned"), ("three", "ours"))
+ATTENTION = "packed_attention"
+"""A module in OUT that gives verl's workers this project's attention."""
+PADDED = (
+    "actor_rollout_ref.model.use_remove_padding=False",
+    "+actor_rollout_ref.model.override_config.attn_implementation=sdpa",
+)
+PACKED = (
+    "actor_rollout_ref.model.use_remove_padding=True",
+    "+actor_rollout_ref.model.override_config.attn_implementation=varlen",
+    f"actor_rollout_ref.model.external_lib={ATTENTION}",
+    "actor_rollout_ref.model.use_fused_kernels=True",
+    "actor_rollout_ref.model.fused_kernel_options.impl_backend=triton",
+)
+AGENT = "{name: solver%d, policy: main, sampling: {temperature: 1.0, max_tokens: %d}}"
+NODE = "  - {node_id: solve%d, node_type: MODEL_INFERENCE, node_role: ROLLOUT, agent: solver%d}\n"
 WORKFLOW = """\
-dag_id: one_agent
-agents: [{name: solver, policy: main, sampling: {temperature: 1.0, max_tokens: %(response)d}}]
+dag_id: step_time
+agents: [%(agents)s]
 policies: {main: {model: {path: "%(model)s"}}}
 algorithm: {estimator: grpo, group_by: [uid]}
 nodes:
-  - {node_id: solve, node_type: MODEL_INFERENCE, node_role: ROLLOUT, agent: solver}
-  - node_id: reward
+%(nodes)s  - node_id: reward
     node_type: COMPUTE
     node_role: REWARD
-    dependencies: [solve]
+    dependencies: [%(ids)s]
     executable_ref: %(reward)s:workflow_reward
 """
 REWARD = """\
@@ -38,16 +64,24 @@ def compute_score(data_source, solution_str, ground_truth, extra_info=None, **kw
 
 
 def workflow_reward(episode):
-    episode.outcome = compute_score("", episode.calls[-1].text, "")
-    return {"solver": episode.outcome}
+    scores = {call.agent: compute_score("", call.text, "") for call in episode.calls}
+    episode.outcome = sum(scores.values()) / len(scores)
+    return scores
 """
 
 
-def prepare(out: Path, rows: int) -> None:
+def prepare(out: Path, rows: int, *, model: str | None = None, tokens: int = 0) -> None:
+    """Write problems and rewards. With a `model`, each problem has about `tokens` of its tokens."""
     import pandas as pd
 
     out.mkdir(parents=True, exist_ok=True)
     problems = [f"{17 + i % 83} plus {11 + i % 89} is" for i in range(rows)]
+    if model is not None:
+        from transformers import AutoTokenizer
+
+        tokenizer = AutoTokenizer.from_pretrained(model)
+        size = len(tokenizer.encode(problems[0]))
+        problems = [" ".join([problem] * max(1, tokens // (size + 1))) for problem in problems]
     frame = pd.DataFrame(
         {
             "data_source": "toy",
@@ -59,6 +93,7 @@ def prepare(out: Path, rows: int) -> None:
     )
     frame.to_parquet(out / "train.parquet")
     (out / "reward.py").write_text(REWARD)
+    (out / f"{ATTENTION}.py").write_text("from recipe.dag.policy import varlen\n\nvarlen.register()\n")
 
 
 def shared_overrides(out: Path, args: argparse.Namespace) -> list[str]:
@@ -70,12 +105,9 @@ def shared_overrides(out: Path, args: argparse.Namespace) -> list[str]:
         f"data.max_prompt_length={args.prompt}",
         f"data.max_response_length={args.response}",
         "actor_rollout_ref.actor.strategy=fsdp2",
-        "actor_rollout_ref.model.use_remove_padding=False",
-        "+actor_rollout_ref.model.override_config.attn_implementation=sdpa",
         "actor_rollout_ref.rollout.name=sglang",
         "actor_rollout_ref.rollout.tensor_model_parallel_size=1",
         "actor_rollout_ref.rollout.gpu_memory_utilization=0.4",
-        f"actor_rollout_ref.rollout.n={args.n}",
         "actor_rollout_ref.actor.use_dynamic_bsz=True",
         f"actor_rollout_ref.actor.ppo_max_token_len_per_gpu={max(32768, tokens)}",
         f"actor_rollout_ref.rollout.log_prob_max_token_len_per_gpu={max(32768, tokens)}",
@@ -91,7 +123,7 @@ def shared_overrides(out: Path, args: argparse.Namespace) -> list[str]:
 
 
 def run(command: list[str], log: Path) -> str:
-    env = {**os.environ, "PYTHONPATH": os.pathsep.join([str(ROOT), os.environ.get("PYTHONPATH", "")])}
+    env = {**os.environ, "PYTHONPATH": os.pathsep.join([str(ROOT), str(log.parent), os.environ.get("PYTHONPATH", "")])}
     with log.open("w") as stream:
         code = subprocess.run(command, cwd=ROOT, env=env, stdout=stream, stderr=subprocess.STDOUT).returncode
     text = log.read_text(errors="replace")
@@ -100,7 +132,8 @@ def run(command: list[str], log: Path) -> str:
     return text
 
 
-def stock(out: Path, args: argparse.Namespace) -> list[float]:
+def verl(name: str, model: tuple[str, ...], out: Path, args: argparse.Namespace) -> list[float]:
+    """Seconds of each step of verl's own trainer."""
     command = [
         *(sys.executable, "-m", "verl.trainer.main_ppo", "algorithm.adv_estimator=grpo"),
         f"actor_rollout_ref.model.path={args.model}",
@@ -108,21 +141,41 @@ def stock(out: Path, args: argparse.Namespace) -> list[float]:
         f"reward.custom_reward_function.path={out}/reward.py",
         "reward.custom_reward_function.name=compute_score",
         *("actor_rollout_ref.rollout.agent.num_workers=2", "reward.num_workers=2"),
+        f"actor_rollout_ref.rollout.n={args.n}",
+        *model,
         *shared_overrides(out, args),
     ]
-    return [float(x) for x in re.findall(r"timing_s/step:(?:np\.float64\()?([0-9.]+)", run(command, out / "stock.log"))]
+    log = run(command, out / f"{name}.log")
+    return [float(seconds) for seconds in re.findall(r"timing_s/step:(?:np\.float64\()?([0-9.]+)", log)]
 
 
-def ours(out: Path, args: argparse.Namespace) -> list[float]:
-    workflow = out / "workflow_one_agent.yaml"
-    workflow.write_text(WORKFLOW % {"model": args.model, "response": args.response, "reward": out / "reward.py"})
+def workflow(name: str, agents: int, out: Path, args: argparse.Namespace) -> list[float]:
+    """Seconds of each step of a workflow whose agents, side by side, make as many episodes together as one would."""
+    file = out / f"workflow_{name}.yaml"
+    values = {
+        "agents": ", ".join(AGENT % (index, args.response) for index in range(agents)),
+        "nodes": "".join(NODE % (index, index) for index in range(agents)),
+        "ids": ", ".join(f"solve{index}" for index in range(agents)),
+        "model": args.model,
+        "reward": out / "reward.py",
+    }
+    file.write_text(WORKFLOW % values)
     command = [
-        *(sys.executable, "-m", "recipe.dag.main", f"workflow={workflow}", f"output_dir={out}/ours"),
+        *(sys.executable, "-m", "recipe.dag.main", f"workflow={file}", f"output_dir={out}/{name}"),
         *("trainer.resume_mode=disable", "rollout.progress=false"),
+        f"actor_rollout_ref.rollout.n={args.n // agents}",
         *shared_overrides(out, args),
     ]
-    run(command, out / "ours.log")
-    return [json.loads(line)["timing/step"] for line in (out / "ours" / "metrics.jsonl").read_text().splitlines()]
+    run(command, out / f"{name}.log")
+    return [json.loads(line)["timing/step"] for line in (out / name / "metrics.jsonl").read_text().splitlines()]
+
+
+ARMS = {
+    "stock": partial(verl, "stock", PADDED),
+    "tuned": partial(verl, "tuned", PACKED),
+    "ours": partial(workflow, "ours", 1),
+    "three": partial(workflow, "three", 3),
+}
 
 
 def parser(description: str, out: str, steps: int) -> argparse.ArgumentParser:
@@ -155,13 +208,22 @@ def write_report(file: Path, args: argparse.Namespace, **found: object) -> None:
 
 
 def main() -> None:
-    args = parser(__doc__.splitlines()[0], "outputs/bench_step_time", steps=6).parse_args()
+    options = parser(__doc__.splitlines()[0], "outputs/bench_step_time", steps=6)
+    options.add_argument("--arms", default="stock,ours", help=f"of {', '.join(ARMS)}")
+    options.add_argument("--fill", action="store_true", help="problems of about --prompt tokens")
+    args = options.parse_args()
+    arms = args.arms.split(",")
+    if unknown := [name for name in arms if name not in ARMS]:
+        options.error(f"--arms: there is no {unknown[0]}; choose of {', '.join(ARMS)}")
+    if "three" in arms and args.n % 3:
+        options.error(f"--n {args.n}: three agents share the episodes of a prompt; give a multiple of 3")
     out = args.out.absolute()
-    prepare(out, args.batch * args.steps)
-    times = {"stock": stock(out, args), "ours": ours(out, args)}
+    room = args.prompt - TEMPLATE_TOKENS
+    prepare(out, args.batch * args.steps, model=args.model if args.fill else None, tokens=room)
+    times = {name: ARMS[name](out, args) for name in arms}
     medians = medians_of(times, out)
-    ratio = medians["ours"] / medians["stock"]
-    write_report(out / "step_time.json", args, ratio=ratio, median_s=medians, steps_s=times)
+    ratios = {f"{one}/{other}": medians[one] / medians[other] for one, other in RATIOS if {one, other} <= set(arms)}
+    write_report(out / "step_time.json", args, ratios=ratios, median_s=medians, steps_s=times)
 
 
 if __name__ == "__main__":

@@ -8,6 +8,11 @@ from importlib import import_module
 from pathlib import Path
 
 import pytest
+from transformers import AttentionInterface
+
+from recipe.dag.policy import varlen
+from recipe.dag.settings.compose import compose_config
+from recipe.dag.workflow.loader import load_workflow
 
 EXAMPLES = Path(__file__).resolve().parents[2] / "examples"
 
@@ -37,3 +42,62 @@ def test_the_report_says_with_which_arguments(bench, tmp_path, capsys):
     report = json.loads((tmp_path / "r.json").read_text())
     assert report["ratio"] == 0.5 and report["arguments"]["overrides"] == "['trainer.nnodes=2']"
     assert json.loads(capsys.readouterr().out) == report
+
+
+@pytest.fixture
+def step_time(monkeypatch):
+    monkeypatch.syspath_prepend(str(EXAMPLES))
+    return import_module("bench_step_time")
+
+
+def arguments(bench, *more: str):
+    return bench.parser("what", "outputs/x", steps=3).parse_args(["--model", "m", "--n", "12", *more])
+
+
+@pytest.mark.parametrize(("arm", "agents", "episodes"), [("ours", 1, 12), ("three", 3, 4)])
+def test_arms_of_one_and_three_agents_make_the_same_number_of_episodes(
+    step_time, monkeypatch, tmp_path, arm, agents, episodes
+):
+    commands = []
+    monkeypatch.setattr(step_time, "run", lambda command, log: commands.append(command))
+    (tmp_path / arm).mkdir()
+    (tmp_path / arm / "metrics.jsonl").write_text('{"timing/step": 2.5}\n')
+    step_time.prepare(tmp_path, 3)
+    assert step_time.ARMS[arm](tmp_path, arguments(step_time)) == [2.5]
+    flow = load_workflow(tmp_path / f"workflow_{arm}.yaml")
+    assert len(flow.agents) == agents and len(flow.policies) == 1
+    assert f"actor_rollout_ref.rollout.n={episodes}" in commands[0]
+    overrides = [word for word in commands[0][3:] if "=" in word]
+    assert compose_config("dag", overrides).actor_rollout_ref.model.use_remove_padding  # known keys, and packed
+
+
+@pytest.mark.parametrize(("arm", "attention"), [("stock", "sdpa"), ("tuned", "varlen")])
+def test_verls_arms_differ_in_how_rows_are_computed(step_time, monkeypatch, tmp_path, arm, attention):
+    commands, log = [], "step:1 - timing_s/step:4.5 - x:1\nstep:2 - timing_s/step:np.float64(3.25)"
+    monkeypatch.setattr(step_time, "run", lambda command, file: commands.append(command) or log)
+    step_time.prepare(tmp_path, 3)
+    assert step_time.ARMS[arm](tmp_path, arguments(step_time)) == [4.5, 3.25]
+    assert f"+actor_rollout_ref.model.override_config.attn_implementation={attention}" in commands[0]
+
+
+def test_verls_workers_get_the_attention_by_a_module_beside_the_data(step_time, monkeypatch, tmp_path):
+    step_time.prepare(tmp_path, 3)
+    monkeypatch.syspath_prepend(str(tmp_path))
+    import_module(step_time.ATTENTION)
+    assert AttentionInterface()["varlen"] is varlen.attend
+
+
+def test_problems_are_filled_to_about_a_prompt(step_time, tiny_model, tmp_path):
+    import pandas as pd
+
+    step_time.prepare(tmp_path, 2, model=str(tiny_model), tokens=60)
+    problems = pd.read_parquet(tmp_path / "train.parquet").prompt
+    assert problems[0][0]["content"].startswith("17 plus 11 is 17 plus 11 is")
+
+
+def test_an_unknown_arm_and_episodes_that_three_cannot_share_are_one_line(step_time, monkeypatch, capsys):
+    for words, line in ((["--arms", "mine"], "there is no mine"), (["--arms", "three", "--n", "4"], "a multiple of 3")):
+        monkeypatch.setattr(sys, "argv", ["bench", "--model", "m", *words])
+        with pytest.raises(SystemExit):
+            step_time.main()
+        assert line in capsys.readouterr().err
