@@ -13,6 +13,7 @@ from recipe.dag.policy.linear_head import Scored
 from recipe.dag.workflow import trainer_memory
 
 TOKENS, WIDTH, VOCABULARY = 37, 16, 300
+needs_gpu = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
 
 
 def inputs() -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
@@ -103,3 +104,24 @@ def test_models_whose_log_probs_are_more_than_a_product_keep_their_logits(model,
 
 def test_models_with_neutral_options_are_given_it():
     assert linear_head.why_not(model_with(final_logit_softcapping=None, logit_scale=1.0)) is None
+
+
+@needs_gpu
+@pytest.mark.parametrize("temperature", [1.0, 0.7, "each"])
+def test_verls_kernel_computes_what_the_chunks_do(temperature):
+    """With Qwen's vocabulary, in bf16, as GPUs train: gradients, too."""
+    tokens, width, vocabulary = 1000, 896, 151_936
+    torch.manual_seed(0)
+    hidden = torch.randn(tokens, width, device="cuda")
+    weight = torch.randn(vocabulary, width, device="cuda") * 0.05
+    words = torch.randint(0, vocabulary, (tokens,), device="cuda")
+    if temperature == "each":
+        temperature = torch.rand(tokens, device="cuda") + 0.5
+    scored, factors = Scored(torch.arange(tokens), words, temperature), torch.randn(2, tokens, device="cuda")
+    found = {}
+    for backend, dtype in (("triton", torch.bfloat16), ("torch", torch.float32)):
+        inputs = [t.to(dtype).requires_grad_() for t in (hidden, weight)]
+        values = torch.stack(linear_head.score(*inputs, scored, backend))
+        found[backend] = [values, *torch.autograd.grad((values * factors).sum(), inputs)]
+    for half, full in zip(found["triton"], found["torch"], strict=True):
+        assert float((half.float() - full).norm() / full.norm()) < 0.02

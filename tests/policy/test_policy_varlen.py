@@ -11,6 +11,7 @@ from recipe.dag.policy import varlen
 from recipe.dag.policy.varlen import attend
 
 LENGTHS = [1, 5, 7, 2, 16, 3, 33, 1]
+needs_gpu = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
 
 
 def states(lengths: list[int], *, heads: int = 4, shared: int = 2, seed: int = 0) -> tuple[torch.Tensor, ...]:
@@ -112,3 +113,21 @@ def test_a_model_of_transformers_runs_on_it(sliding):
     model.set_attn_implementation("sdpa")
     alone = [model(input_ids=row, use_cache=False).logits for row in ids.split(LENGTHS, dim=1)]
     torch.testing.assert_close(packed, torch.cat(alone, dim=1), atol=1e-5, rtol=1e-5)
+
+
+@needs_gpu
+@pytest.mark.parametrize("window", [None, 4])
+@pytest.mark.parametrize("shared", [2, 4])
+def test_torchs_kernel_computes_what_the_plain_path_does(window, shared):
+    """In bf16, as GPUs train: gradients, too."""
+    lengths = [300, 1, 77, 512, 64]
+    plain = [t.detach().repeat(1, 1, 1, 8).cuda() for t in states(lengths, shared=shared)]  # heads of 64
+    where = positions(lengths).cuda()
+    found = {}
+    for dtype in (torch.bfloat16, torch.float32):
+        inputs = [t.to(dtype).requires_grad_() for t in plain]
+        out, _ = attend(None, *inputs, None, scaling=0.1, sliding_window=window, position_ids=where)
+        weights = torch.randn(out.shape, generator=torch.Generator().manual_seed(1)).cuda()
+        found[dtype] = [out, *torch.autograd.grad((out.float() * weights).sum(), inputs)]
+    for half, full in zip(found[torch.bfloat16], found[torch.float32], strict=True):
+        assert float((half.float() - full).norm() / full.norm()) < 0.01
