@@ -340,6 +340,8 @@ def test_an_evaluation_of_a_checkpoint_for_real(tiny_model, tmp_path):
     assert all(item["trajectory"][0]["agent_output"] for item in results)
     summary = json.loads((tmp_path / "out" / "summary.json").read_text())
     assert summary["final_accuracy"] == pytest.approx(1 / 3) and summary["samples_per_problem"] == 2
-    assert sorted(path.name for path in (tmp_path / "out").iterdir()) == ["results.json", "run", "summary.json"]
+    assert sorted(path.name for path in (tmp_path / "out").iterdir()) == [
+        *("logs", "results.json", "run", "summary.json")
+    ]
     launch = json.loads((tmp_path / "out" / "run" / "1" / "launch.json").read_text())
     assert Path(launch["evaluated"]).name == "global_step_1" and "eval" in launch["command"]

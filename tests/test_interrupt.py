@@ -69,7 +69,13 @@ with Interruption() as stop:
 def run(part: str, *numbers: int) -> tuple[int, list[str]]:
     """The exit code and the output of a part of the program that gets signals once it is ready."""
     with subprocess.Popen(
-        [sys.executable, "-c", PROGRAM, part], cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True
+        [sys.executable, "-c", PROGRAM, part],
+        cwd=ROOT,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        # a shell's background job ignores SIGINT, and so would its children
+        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),
     ) as process:
         assert process.stdout.readline() == "ready\n"
         for number in numbers:

@@ -114,6 +114,7 @@ KINDS: dict[str, Kind] = {
     **_branch(f"{_RUN}.model", f"{_RUN}.actor.fsdp_config", f"{_RUN}.actor"),
     **_branch("critic.model", "critic.fsdp", "critic"),
     "critic.loss_scale_factor": or_null(POSITIVE),
+    f"{_RUN}.model.fused_kernel_options.impl_backend": or_null(one_of("triton", "torch")),
     f"{_RUN}.actor.kl_loss_type": ANY_KL,
     f"{_RUN}.ref.strategy": _STRATEGY,
     f"{_RUN}.rollout.n": COUNT,
