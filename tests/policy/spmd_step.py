@@ -109,11 +109,11 @@ def run(rank: int, world: int, model: str, out: Path) -> None:
                     parameter.mul_(1.05)
                 for parameter in worker.critic.engine.module.score.parameters():  # else all values are 0
                     parameter.fill_(0.1)
-            engine, found = worker.actor.engine, {}
+            engine, results = worker.actor.engine, {}
             step_of = engine.optimizer_step
 
-            def record(engine=engine, found=found, step_of=step_of) -> float:
-                found["gradient"] = flat(p.grad for p in engine.module.parameters())
+            def record(engine=engine, results=results, step_of=step_of) -> float:
+                results["gradient"] = flat(p.grad for p in engine.module.parameters())
                 return step_of()
 
             engine.optimizer_step = record
@@ -131,13 +131,13 @@ def run(rank: int, world: int, model: str, out: Path) -> None:
             columns = step.batches["main"].columns
             masks = [torch.tensor(row.response_mask).bool() for row in rows]
             for key in ("old_log_probs", "ref_log_prob", "entropy", "values"):
-                found[key] = torch.cat([column[mask] for column, mask in zip(columns[key], masks, strict=True)])
-            found["weights"] = flat(engine.module.parameters())
-            found["critic"] = flat(worker.critic.engine.module.parameters())
-            found["attention"] = engine.module.config._attn_implementation
-            found["fused"] = getattr(engine, "fused", None)
+                results[key] = torch.cat([column[mask] for column, mask in zip(columns[key], masks, strict=True)])
+            results["weights"] = flat(engine.module.parameters())
+            results["critic"] = flat(worker.critic.engine.module.parameters())
+            results["attention"] = engine.module.config._attn_implementation
+            results["fused"] = getattr(engine, "fused", None)
             if rank == 0:
-                torch.save(found, out / f"{name}_{loss}.pt")
+                torch.save(results, out / f"{name}_{loss}.pt")
     dist.destroy_process_group()
 
 

@@ -160,7 +160,7 @@ def test_rows_are_packed_and_scored_without_logits(configure, platform):
     )
 
 
-def test_whoever_wants_padding_or_logits_gets_them(configure):
+def test_padding_and_logits_can_be_asked_for(configure):
     model = configure({"model.use_remove_padding": False}, platform="cuda").actor_rollout_ref.model
     assert model.override_config == {"attn_implementation": "sdpa"} and not model.use_remove_padding
     model = configure({"model.use_fused_kernels": False}, platform="cuda").actor_rollout_ref.model

@@ -96,7 +96,7 @@ def _by_length(
     groups: dict[int, list[tuple[int, int]]] = {}
     for start, end in zip(ends, ends[1:], strict=False):
         groups.setdefault((end - start).bit_length(), []).append((start, end - start))
-    found, places = [], []
+    outputs, places = [], []
     for rows in groups.values():
         starts, lengths = torch.tensor(rows, device=query.device).unsqueeze(-1).unbind(1)
         steps = torch.arange(max(length for _, length in rows), device=query.device)
@@ -107,9 +107,9 @@ def _by_length(
         out = scaled_dot_product_attention(
             *states, attn_mask=mask, dropout_p=dropout, is_causal=mask is None, scale=scale, enable_gqa=gqa
         )
-        found.append(out.transpose(1, 2)[real])
+        outputs.append(out.transpose(1, 2)[real])
         places.append(index[real])
-    return torch.cat(found)[torch.cat(places).argsort()]
+    return torch.cat(outputs)[torch.cat(places).argsort()]
 
 
 def _band(steps: Tensor, window: int) -> Tensor:

@@ -69,8 +69,8 @@ def on_policy_metrics(metrics: dict[str, float]) -> dict[str, float]:
     entropy, difference, x, y, xx, yy, xy = (
         sums[name] / sums["tokens"] for name in ("entropy", "difference", "x", "y", "xx", "yy", "xy")
     )
-    found = {"entropy": entropy, "logprob_diff/mean": difference, "logprob_diff/max": sums["most"]}
+    values = {"entropy": entropy, "logprob_diff/mean": difference, "logprob_diff/max": sums["most"]}
     spread = (xx - x * x) * (yy - y * y)
     if xx - x * x > 0 and yy - y * y > 0:
-        found["logprob_pearson"] = (xy - x * y) / spread**0.5
-    return found
+        values["logprob_pearson"] = (xy - x * y) / spread**0.5
+    return values
