@@ -35,8 +35,11 @@ class PackedInputs:
 
     def packs(self, micro_batch: TensorDict) -> bool:
         """Return whether rows are packed as this package knows it: not cut over GPUs, not padded to a bucket."""
-        packed = tu.get_non_tensor_data(micro_batch, "use_remove_padding", True)
-        return packed and not self.use_ulysses_sp and not self.pad_to_length
+        return tu.get_non_tensor_data(micro_batch, "use_remove_padding", True) and self.keeps_rows_whole
+
+    @property
+    def keeps_rows_whole(self) -> bool:
+        return not (self.use_ulysses_sp or self.pad_to_length)
 
 
 class PolicyEngine(PackedInputs, FSDPEngineWithLMHead):
@@ -48,7 +51,7 @@ class PolicyEngine(PackedInputs, FSDPEngineWithLMHead):
     def _build_module(self) -> torch.nn.Module:
         module = super()._build_module()
         backend = (self.model_config.fused_kernel_options or {}).get("impl_backend")
-        if backend is not None and self.use_remove_padding and not (self.use_ulysses_sp or self.pad_to_length):
+        if backend is not None and self.use_remove_padding and self.keeps_rows_whole:
             if reason := linear_head.why_not(module):
                 logger.warning("%s: log-probs are computed from logits: %s", type(module).__name__, reason)
             else:
