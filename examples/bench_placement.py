@@ -3,8 +3,9 @@
     python examples/bench_placement.py --model MODEL [--out FOLDER] [--steps 5] [--placement one] [key=value ...]
 
 On a host with two CUDA GPUs. Two agents, reasoner and actor, chained as in MARFT; everything but the placement is the
-same. Trailing overrides go to both (verl's keys). The first two steps of each arm compile and are left out; the figure
-is the ratio of the medians of the rest. Writes OUT/placement.json and prints it.
+same. Trailing overrides go to both (verl's keys). The first steps of each arm compile and are left out (`--warm_up`,
+2);
+the figure is the ratio of the medians of the rest. Writes OUT/placement.json and prints it.
 """
 
 from __future__ import annotations
@@ -78,7 +79,9 @@ def main() -> None:
     out = args.out.absolute()
     prepare(out, args.batch * args.steps)
     steps = {name: measure(name, out, args) for name in args.placement or PLACEMENTS}
-    medians = medians_of({name: [value["timing/step"] for value in values] for name, values in steps.items()}, out)
+    medians = medians_of(
+        {name: [value["timing/step"] for value in values] for name, values in steps.items()}, out, args.warm_up
+    )
     speedup = medians["one"] / medians["two"] if len(medians) == 2 else None
     write_report(out / "placement.json", args, speedup=speedup, median_s=medians, steps=steps)
 

@@ -9,8 +9,9 @@ On a CUDA host. The arms:
 - ours: a workflow of one agent
 - three: a workflow of three agents that share its weights and make a third of its episodes each
 
-Trailing overrides go to all (verl's keys). The first two steps of each arm compile and are left out; the figures are
-the ratios of the medians of the rest. `--fill` lengthens each problem to about the length of a prompt. Writes
+Trailing overrides go to all (verl's keys). The first steps of each arm compile and are left out (`--warm_up`, 2); the
+figures are the ratios of the medians of the rest. `--fill` lengthens each problem to about the length of a prompt.
+`--tokens` go into a micro-batch; stock keeps their logits and takes `--stock_tokens`, as many as fit. Writes
 OUT/step_time.json and prints it.
 """
 
@@ -27,7 +28,6 @@ from functools import partial
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[1]
-WARM_UP = 2
 TEMPLATE_TOKENS = 64
 """What a chat template adds to a problem, at most."""
 RATIOS = (("ours", "stock"), ("ours", "tuned"), ("three", "ours"))
@@ -96,8 +96,8 @@ def prepare(out: Path, rows: int, *, model: str | None = None, tokens: int = 0) 
     (out / f"{ATTENTION}.py").write_text("from recipe.dag.policy import varlen\n\nvarlen.register()\n")
 
 
-def shared_overrides(out: Path, args: argparse.Namespace) -> list[str]:
-    tokens = args.prompt + args.response
+def shared_overrides(out: Path, args: argparse.Namespace, tokens: int) -> list[str]:
+    tokens = max(tokens, args.prompt + args.response)
     return [
         f"data.train_files={out}/train.parquet",
         f"data.val_files={out}/train.parquet",
@@ -109,8 +109,8 @@ def shared_overrides(out: Path, args: argparse.Namespace) -> list[str]:
         "actor_rollout_ref.rollout.tensor_model_parallel_size=1",
         "actor_rollout_ref.rollout.gpu_memory_utilization=0.4",
         "actor_rollout_ref.actor.use_dynamic_bsz=True",
-        f"actor_rollout_ref.actor.ppo_max_token_len_per_gpu={max(32768, tokens)}",
-        f"actor_rollout_ref.rollout.log_prob_max_token_len_per_gpu={max(32768, tokens)}",
+        f"actor_rollout_ref.actor.ppo_max_token_len_per_gpu={tokens}",
+        f"actor_rollout_ref.rollout.log_prob_max_token_len_per_gpu={tokens}",
         "trainer.n_gpus_per_node=1",
         "trainer.nnodes=1",
         f"trainer.total_training_steps={args.steps}",
@@ -143,7 +143,7 @@ def verl(name: str, model: tuple[str, ...], out: Path, args: argparse.Namespace)
         *("actor_rollout_ref.rollout.agent.num_workers=2", "reward.num_workers=2"),
         f"actor_rollout_ref.rollout.n={args.n}",
         *model,
-        *shared_overrides(out, args),
+        *shared_overrides(out, args, args.stock_tokens if model is PADDED else args.tokens),
     ]
     log = run(command, out / f"{name}.log")
     return [float(seconds) for seconds in re.findall(r"timing_s/step:(?:np\.float64\()?([0-9.]+)", log)]
@@ -164,7 +164,7 @@ def workflow(name: str, agents: int, out: Path, args: argparse.Namespace) -> lis
         *(sys.executable, "-m", "recipe.dag.main", f"workflow={file}", f"output_dir={out}/{name}"),
         *("trainer.resume_mode=disable", "rollout.progress=false"),
         f"actor_rollout_ref.rollout.n={args.n // agents}",
-        *shared_overrides(out, args),
+        *shared_overrides(out, args, args.tokens),
     ]
     run(command, out / f"{name}.log")
     return [json.loads(line)["timing/step"] for line in (out / name / "metrics.jsonl").read_text().splitlines()]
@@ -184,6 +184,7 @@ def parser(description: str, out: str, steps: int) -> argparse.ArgumentParser:
     parser.add_argument("--model", required=True)
     parser.add_argument("--out", type=Path, default=Path(out))
     parser.add_argument("--steps", type=int, default=steps)
+    parser.add_argument("--warm_up", type=int, default=2, help="steps that are left out")
     parser.add_argument("--batch", type=int, default=32, help="prompts a step")
     parser.add_argument("--n", type=int, default=4, help="episodes a prompt")
     parser.add_argument("--prompt", type=int, default=128)
@@ -192,12 +193,12 @@ def parser(description: str, out: str, steps: int) -> argparse.ArgumentParser:
     return parser
 
 
-def medians_of(times: dict[str, list[float]], out: Path) -> dict[str, float]:
-    """Per arm, of its steps' seconds without the first ones; exits where there are no others."""
+def medians_of(times: dict[str, list[float]], out: Path, warm_up: int) -> dict[str, float]:
+    """Per arm, of its steps' seconds without the first `warm_up`; exits where there are no others."""
     for name, values in times.items():
-        if len(values) <= WARM_UP:
+        if len(values) <= warm_up:
             sys.exit(f"error: {name} reported {len(values)} steps, see {out}/{name}.log; raise --steps")
-    return {name: statistics.median(values[WARM_UP:]) for name, values in times.items()}
+    return {name: statistics.median(values[warm_up:]) for name, values in times.items()}
 
 
 def write_report(file: Path, args: argparse.Namespace, **found: object) -> None:
@@ -207,10 +208,17 @@ def write_report(file: Path, args: argparse.Namespace, **found: object) -> None:
     print(report)
 
 
-def main() -> None:
+def step_options() -> argparse.ArgumentParser:
     options = parser(__doc__.splitlines()[0], "outputs/bench_step_time", steps=6)
     options.add_argument("--arms", default="stock,ours", help=f"of {', '.join(ARMS)}")
+    options.add_argument("--tokens", type=int, default=16384, help="of a micro-batch")
+    options.add_argument("--stock_tokens", type=int, default=8192, help="of a micro-batch whose logits are kept")
     options.add_argument("--fill", action="store_true", help="problems of about --prompt tokens")
+    return options
+
+
+def main() -> None:
+    options = step_options()
     args = options.parse_args()
     arms = args.arms.split(",")
     if unknown := [name for name in arms if name not in ARMS]:
@@ -220,8 +228,11 @@ def main() -> None:
     out = args.out.absolute()
     room = args.prompt - TEMPLATE_TOKENS
     prepare(out, args.batch * args.steps, model=args.model if args.fill else None, tokens=room)
-    times = {name: ARMS[name](out, args) for name in arms}
-    medians = medians_of(times, out)
+    times: dict[str, list[float]] = {}
+    for name in arms:
+        times[name] = ARMS[name](out, args)
+        print(f"{name}: {', '.join(f'{seconds:.1f}' for seconds in times[name])} s", flush=True)
+    medians = medians_of(times, out, args.warm_up)
     ratios = {f"{one}/{other}": medians[one] / medians[other] for one, other in RATIOS if {one, other} <= set(arms)}
     write_report(out / "step_time.json", args, ratios=ratios, median_s=medians, steps_s=times)
 

@@ -1,8 +1,10 @@
 """A Qwen2-architecture checkpoint with random weights and Qwen2.5's size of vocabulary, for throughput and plumbing.
 
-    python examples/random_model.py OUT [--shape 0.5b|1.5b|3b|7b|tiny] [--vocab_size 4096]
+    python examples/random_model.py OUT [--shape 0.5b|1.5b|3b|7b|tiny] [--vocab_size 4096] [--mean_tokens 300]
 
 Random weights rarely stop by themselves, so every generation runs to its limit: good for timing, useless for answers.
+`--mean_tokens` makes them stop after that many tokens on average (their lengths are geometric), as real rows differ,
+where agents sample at `--temperature`.
 Time and memory on a GPU depend on the vocabulary, so 151936 is the default. All but 4096 of its tokens are made of
 Greek letters and put together in one way: what a random model says is as many tokens when the next agent reads it.
 """
@@ -12,12 +14,13 @@ from __future__ import annotations
 import argparse
 import itertools
 import json
+import math
 from collections.abc import Iterator
 from pathlib import Path
 
 import torch
 from tokenizers import pre_tokenizers, trainers
-from transformers import AutoModelForCausalLM, Qwen2Config, Qwen2Tokenizer
+from transformers import AutoModelForCausalLM, PreTrainedModel, Qwen2Config, Qwen2Tokenizer
 
 SHAPES = {  # hidden, intermediate, layers, heads, key-value heads: Qwen2.5's
     "tiny": (128, 512, 4, 4, 2),
@@ -35,6 +38,8 @@ CHAT_TEMPLATE = (
 
 LATIN = 4096
 """Tokens that are learned from English and Python."""
+CONSTANT = 50.0
+"""Of the residual stream's first dimension: as long as all others together, about."""
 GREEK = "αβγδεζηθικλμνξοπρστυφχψω"
 ROOT = Path(__file__).resolve().parents[1]
 
@@ -84,12 +89,38 @@ def tokenizer_of(size: int) -> Qwen2Tokenizer:
     return tokenizer
 
 
+@torch.no_grad()
+def stop_after(model: PreTrainedModel, tokens: int, eos: int, temperature: float) -> None:
+    """Make the end of a turn as likely as one in `tokens`, after any text, where it samples at `temperature`.
+
+    One dimension of the residual stream is the same constant for every token. No layer reads or writes it, and the
+    final norm scales it to what the logit of the end needs beyond the others'.
+    """
+    inner, words = model.model, model.get_input_embeddings().weight
+    words[:, 0] = CONSTANT
+    words[eos] = 0
+    words[eos, 0] = 2 * CONSTANT
+    for layer in inner.layers:
+        layer.input_layernorm.weight[0] = layer.post_attention_layernorm.weight[0] = 0
+        layer.self_attn.o_proj.weight[0] = layer.mlp.down_proj.weight[0] = 0
+    ids = torch.randint(eos + 1, len(words), (4, 128), device=words.device)
+    hidden = inner(ids).last_hidden_state.float().flatten(0, 1)
+    constant, rest = hidden[:, 0].mean(), hidden[:, 1:]
+    others = torch.cat([(rest @ part[:, 1:].float().T) / temperature for part in words.split(16384)], dim=1)
+    lead = temperature * (others.logsumexp(dim=1).mean() - math.log(tokens - 1))
+    inner.norm.weight[0] = lead / (CONSTANT * constant)
+
+
 def main(argv: list[str] | None = None) -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("out")
     parser.add_argument("--shape", default="0.5b", choices=SHAPES)
     parser.add_argument("--vocab_size", type=int, default=151936, help=f"of model and tokenizer, {LATIN} or more")
+    parser.add_argument("--mean_tokens", type=int, help="of a generation, 2 or more; without it, they never stop")
+    parser.add_argument("--temperature", type=float, default=0.8, help="at which --mean_tokens holds")
     args = parser.parse_args(argv)
+    if args.mean_tokens is not None and args.mean_tokens < 2:
+        parser.error(f"--mean_tokens {args.mean_tokens}: must be 2 or more")
     if args.vocab_size < LATIN:
         parser.error(f"--vocab_size {args.vocab_size}: must be {LATIN} or more")
     tokenizer = tokenizer_of(args.vocab_size)
@@ -112,6 +143,8 @@ def main(argv: list[str] | None = None) -> None:
     torch.manual_seed(0)
     with torch.device(device):
         model = AutoModelForCausalLM.from_config(config, dtype=torch.bfloat16 if device == "cuda" else torch.float32)
+    if args.mean_tokens:
+        stop_after(model, args.mean_tokens, tokenizer.eos_token_id, args.temperature)
     model.save_pretrained(args.out)
     tokenizer.save_pretrained(args.out)
     print(f"{args.out}: {sum(p.numel() for p in model.parameters()) / 1e6:.1f}M parameters")

@@ -3,7 +3,8 @@ from __future__ import annotations
 import random
 
 import pytest
-from transformers import AutoConfig, AutoTokenizer
+import torch
+from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer
 
 from examples import random_model
 
@@ -21,6 +22,19 @@ def test_the_vocabulary_is_qwens_unless_another_is_asked_for(tmp_path, capsys):
     assert len(tokenizer) == 6000 and tokenizer.eos_token == "<|im_end|>"
     with pytest.raises(SystemExit):
         random_model.main([str(tmp_path), "--vocab_size", "100"])
+
+
+def test_generations_stop_after_so_many_tokens_on_average(tmp_path):
+    random_model.main([str(tmp_path), "--shape", "tiny", "--vocab_size", "5000", "--mean_tokens", "20"])
+    model = AutoModelForCausalLM.from_pretrained(tmp_path)
+    prompts = torch.randint(10, 5000, (256, 5))
+    torch.manual_seed(0)
+    sampling = {"do_sample": True, "top_k": 0, "temperature": 0.8, "max_new_tokens": 200}
+    out = model.generate(prompts, attention_mask=torch.ones_like(prompts), **sampling)
+    lengths = (out[:, 5:] != model.config.pad_token_id).sum(1).float()
+    assert lengths.mean() == pytest.approx(20, rel=0.25) and lengths.std() == pytest.approx(20, rel=0.35)
+    with pytest.raises(SystemExit):
+        random_model.main([str(tmp_path), "--mean_tokens", "1"])
 
 
 def test_what_a_random_model_says_is_about_as_many_tokens_when_it_is_read_again(full):

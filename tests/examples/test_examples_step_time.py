@@ -24,9 +24,11 @@ def bench(request, monkeypatch):
 
 
 def test_medians_leave_out_the_steps_that_compile(bench, tmp_path):
-    assert bench.medians_of({"a": [90.0, 50.0, 3.0, 1.0, 2.0], "b": [9.0, 9.0, 4.0]}, tmp_path) == {"a": 2.0, "b": 4.0}
+    times = {"a": [90.0, 50.0, 3.0, 1.0, 2.0], "b": [9.0, 9.0, 4.0]}
+    assert bench.medians_of(times, tmp_path, 2) == {"a": 2.0, "b": 4.0}
+    assert bench.medians_of(times, tmp_path, 1) == {"a": 2.5, "b": 6.5}
     with pytest.raises(SystemExit, match=r"b reported 2 steps, see .*/b\.log; raise --steps"):
-        bench.medians_of({"a": [1.0] * 5, "b": [1.0, 2.0]}, tmp_path)
+        bench.medians_of({"a": [1.0] * 5, "b": [1.0, 2.0]}, tmp_path, 2)
 
 
 def test_without_a_model_it_asks_for_one(bench, monkeypatch, capsys):
@@ -51,7 +53,7 @@ def step_time(monkeypatch):
 
 
 def arguments(bench, *more: str):
-    return bench.parser("what", "outputs/x", steps=3).parse_args(["--model", "m", "--n", "12", *more])
+    return bench.step_options().parse_args(["--model", "m", "--n", "12", *more])
 
 
 @pytest.mark.parametrize(("arm", "agents", "episodes"), [("ours", 1, 12), ("three", 3, 4)])
@@ -71,13 +73,14 @@ def test_arms_of_one_and_three_agents_make_the_same_number_of_episodes(
     assert compose_config("dag", overrides).actor_rollout_ref.model.use_remove_padding  # known keys, and packed
 
 
-@pytest.mark.parametrize(("arm", "attention"), [("stock", "sdpa"), ("tuned", "varlen")])
-def test_verls_arms_differ_in_how_rows_are_computed(step_time, monkeypatch, tmp_path, arm, attention):
+@pytest.mark.parametrize(("arm", "attention", "tokens"), [("stock", "sdpa", 8192), ("tuned", "varlen", 16384)])
+def test_verls_arms_differ_in_how_rows_are_computed(step_time, monkeypatch, tmp_path, arm, attention, tokens):
     commands, log = [], "step:1 - timing_s/step:4.5 - x:1\nstep:2 - timing_s/step:np.float64(3.25)"
     monkeypatch.setattr(step_time, "run", lambda command, file: commands.append(command) or log)
     step_time.prepare(tmp_path, 3)
     assert step_time.ARMS[arm](tmp_path, arguments(step_time)) == [4.5, 3.25]
     assert f"+actor_rollout_ref.model.override_config.attn_implementation={attention}" in commands[0]
+    assert f"actor_rollout_ref.actor.ppo_max_token_len_per_gpu={tokens}" in commands[0]
 
 
 def test_verls_workers_get_the_attention_by_a_module_beside_the_data(step_time, monkeypatch, tmp_path):

@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import json
+import os
+import subprocess
+import sys
 from types import SimpleNamespace
 
 import pytest
@@ -107,21 +111,35 @@ def test_models_with_neutral_options_are_given_it():
 
 
 @needs_gpu
-@pytest.mark.parametrize("temperature", [1.0, 0.7, "each"])
+@pytest.mark.parametrize("temperature", ["1.0", "0.7", "each"])
 def test_verls_kernel_computes_what_the_chunks_do(temperature):
     """With Qwen's vocabulary, in bf16, as GPUs train: gradients, too."""
+    env = {
+        key: value for key, value in os.environ.items() if key != "VERL_PLATFORM"
+    }  # which the other tests set to cpu
+    done = subprocess.run([sys.executable, __file__, temperature], env=env, capture_output=True, text=True, timeout=300)
+    assert done.returncode == 0, done.stderr
+    errors = json.loads(done.stdout.splitlines()[-1])
+    assert len(errors) == 3 and max(errors) < 0.02
+
+
+def kernel_errors(temperature: str) -> list[float]:
+    """Relative errors of values, gradient of the hidden states, and gradient of the embeddings."""
     tokens, width, vocabulary = 1000, 896, 151_936
     torch.manual_seed(0)
     hidden = torch.randn(tokens, width, device="cuda")
     weight = torch.randn(vocabulary, width, device="cuda") * 0.05
     words = torch.randint(0, vocabulary, (tokens,), device="cuda")
-    if temperature == "each":
-        temperature = torch.rand(tokens, device="cuda") + 0.5
-    scored, factors = Scored(torch.arange(tokens), words, temperature), torch.randn(2, tokens, device="cuda")
+    heat = torch.rand(tokens, device="cuda") + 0.5 if temperature == "each" else float(temperature)
+    scored, factors = Scored(torch.arange(tokens), words, heat), torch.randn(2, tokens, device="cuda")
     found = {}
     for backend, dtype in (("triton", torch.bfloat16), ("torch", torch.float32)):
         inputs = [t.to(dtype).requires_grad_() for t in (hidden, weight)]
         values = torch.stack(linear_head.score(*inputs, scored, backend))
         found[backend] = [values, *torch.autograd.grad((values * factors).sum(), inputs)]
-    for half, full in zip(found["triton"], found["torch"], strict=True):
-        assert float((half.float() - full).norm() / full.norm()) < 0.02
+    pairs = zip(found["triton"], found["torch"], strict=True)
+    return [float((half.float() - full).norm() / full.norm()) for half, full in pairs]
+
+
+if __name__ == "__main__":
+    print(json.dumps(kernel_errors(sys.argv[1])))

@@ -1,0 +1,191 @@
+"""Tokens per second and memory of the trainer's engines on the same rows: log-probs with entropies, and the update.
+
+    python examples/bench_training.py MODEL [--arms packed,logits,padded] [--rows 48] [--shortest 300] [--longest 2000]
+
+On a CUDA device, or on the CPU with a small model. Each arm has a process of its own, with the worker that a run's
+policy has, nothing offloaded. The arms:
+
+- packed: packed rows, no logits: this project's default
+- logits: packed rows, log-probs from logits, a chunk at a time
+- padded: verl's engine without flash-attn: padded rows, sdpa, logits
+
+The first pass of each kind compiles and is left out; figures are means over the others (`--passes`), and count every
+token, prompts included. Half of a row is a prompt. The peak is what torch allocated; `estimate` is what `verl-dag plan`
+says of it. Writes OUT/training.json and prints a table.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import random
+import subprocess
+import sys
+from pathlib import Path
+from types import SimpleNamespace
+
+from rich.console import Console
+from rich.table import Table
+
+ROOT = Path(__file__).resolve().parents[1]
+ARMS = {
+    "packed": ("fused", ()),
+    "logits": ("logits", ("actor_rollout_ref.model.use_fused_kernels=false",)),
+    "padded": ("padded", ("actor_rollout_ref.model.use_remove_padding=false",)),
+}
+"""Of each: its head, as the estimate knows it, and its keys."""
+WORKFLOW = """\
+dag_id: bench
+agents: [{name: solver, policy: main}]
+policies: {main: {model: {path: "%s"}}}
+algorithm: {old_log_probs: trainer}
+nodes:
+  - {node_id: solve, node_type: MODEL_INFERENCE, node_role: ROLLOUT, agent: solver}
+  - {node_id: reward, node_type: COMPUTE, node_role: REWARD, dependencies: [solve], executable_ref: score.py:score}
+"""
+
+
+def parse(argv: list[str] | None) -> argparse.Namespace:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("model")
+    parser.add_argument("--arms", default=",".join(ARMS), help=f"of {', '.join(ARMS)}")
+    parser.add_argument("--rows", type=int, default=48)
+    parser.add_argument("--shortest", type=int, default=300, help="row, in tokens")
+    parser.add_argument("--longest", type=int, default=2000)
+    parser.add_argument("--tokens", type=int, default=16384, help="of a packed micro-batch")
+    parser.add_argument("--padded_tokens", type=int, default=8192, help="of a padded one, whose logits are kept")
+    parser.add_argument("--passes", type=int, default=3)
+    parser.add_argument("--out", type=Path, default=Path("outputs/bench_training"))
+    parser.add_argument("--arm", choices=ARMS, help=argparse.SUPPRESS)  # of this process
+    args = parser.parse_args(argv)
+    if unknown := [name for name in args.arms.split(",") if name not in ARMS]:
+        parser.error(f"--arms: there is no {unknown[0]}; choose of {', '.join(ARMS)}")
+    if args.passes < 2:
+        parser.error("--passes: 2 or more, since the first one is left out")
+    return args
+
+
+def measure(args: argparse.Namespace) -> dict[str, float]:
+    """One arm, in this process."""
+    os.environ |= {"RANK": "0", "WORLD_SIZE": "1", "LOCAL_RANK": "0", "LOCAL_WORLD_SIZE": "1"}
+    os.environ |= {"MASTER_ADDR": "localhost", "MASTER_PORT": "0"}
+    import torch
+
+    from recipe.dag.main import compose_config, prepare_environment
+
+    gpu = torch.cuda.is_available()
+    platform = "cuda" if gpu else "cpu"
+    prepare_environment(platform)
+    import torch.distributed as dist
+
+    from recipe.dag.episode.row import Row
+    from recipe.dag.policy.config import policy_config
+    from recipe.dag.policy.worker import PolicyWorker
+    from recipe.dag.settings import defaults
+    from recipe.dag.train import kernels, throughput
+    from recipe.dag.workflow.loader import load_workflow
+
+    out = args.out.absolute()
+    dist.init_process_group(
+        "nccl" if gpu else "gloo", init_method=f"file://{out}/store_{args.arm}", rank=0, world_size=1
+    )
+    tokens = args.padded_tokens if args.arm == "padded" else args.tokens
+    file = out / "workflow.yaml"
+    workflow = load_workflow(file)
+    run = compose_config(
+        "dag",
+        [
+            f"workflow={file}",
+            "data.train_files=none",
+            f"data.max_prompt_length={args.longest}",
+            f"data.max_response_length={args.longest}",
+            f"actor_rollout_ref.actor.ppo_max_token_len_per_gpu={max(tokens, args.longest)}",
+            *ARMS[args.arm][1],
+        ],
+    )
+    defaults.apply(run, defaults.Decision(gpus=1, tokens=tokens, offload=False))
+    config = policy_config(run, workflow, "main", model_path=args.model, updates=10, platform=platform)
+    worker = PolicyWorker(config.actor_rollout_ref, role="actor")
+    worker.init_model()
+    workers = SimpleNamespace(
+        compute_log_prob=worker.compute_log_prob,
+        update_actor=worker.update_actor,
+        execute_func_rank_zero=lambda function, *arguments: function(*arguments),
+        world_size=1,
+    )
+    pad = SimpleNamespace(pad_token_id=0)
+    policy = SimpleNamespace(config=config, data_parallel_size=1, workers=workers, tokenizer=pad)
+    draw = random.Random(1)
+    lengths = [draw.randint(args.shortest, args.longest) for _ in range(args.rows)]
+    ids = [[draw.randint(3, 4000) for _ in range(length)] for length in lengths]
+    rows = [
+        Row(f"u{i}", 0, "solver", "solve", 0, "main", 0, text[:half], text[half:], [1] * rest, [-9.0] * rest, 1.0)
+        for i, text in enumerate(ids)
+        for half in [len(text) // 2]
+        for rest in [len(text) - half]
+    ]
+    passes = []
+    if gpu:
+        torch.cuda.reset_peak_memory_stats()
+    for number in range(args.passes):
+        batch = kernels.PolicyBatch(rows)
+        kernels.prepare(policy, batch, workflow.algorithm)
+        kernels.old_log_probs(policy, batch)
+        batch.columns["advantages"] = [torch.ones(len(row.response_ids)) for row in rows]
+        kernels.update_actor(policy, batch, workflow.algorithm, seed=0)
+        passes += batch.passes if number else []
+    found = throughput.throughput_metrics(passes, throughput.find_flops(policy))
+    if gpu:
+        found["peak_gb"] = torch.cuda.max_memory_allocated() / 1e9
+    dist.destroy_process_group()
+    return found | {"tokens": tokens}
+
+
+def estimate_gb(model: str, arm: str, tokens: int) -> float:
+    """What an update takes by the estimate, without the processes' own."""
+    from recipe.dag.workflow.model_size import size_of
+    from recipe.dag.workflow.trainer_memory import Head, TrainerOptions, update_moments
+
+    moments = update_moments(size_of(model), 1, TrainerOptions(tokens, head=Head(ARMS[arm][0])))
+    return max(moment.total for moment in moments.values()) / 1e9
+
+
+def report(model: str, results: dict[str, dict[str, float]]) -> None:
+    table = Table("arm", "tokens", "log-probs, tok/s", "update, tok/s", "share of peak", "peak, GB", "estimate, GB")
+    for name, found in results.items():
+        peak = (f"{found['peak_gb']:.1f}", f"{found['estimate_gb']:.1f}") if "peak_gb" in found else ("-", "-")
+        share = f"{found['mfu']:.2f}" if "mfu" in found else "-"
+        speeds = (f"{found[f'{kind}_tokens_per_s']:,.0f}" for kind in ("log_prob", "update"))
+        table.add_row(name, f"{found['tokens']:,}", *speeds, share, *peak)
+    Console().print(table)
+
+
+def main(argv: list[str] | None = None) -> None:
+    args = parse(argv)
+    args.out.mkdir(parents=True, exist_ok=True)
+    if args.arm:
+        (args.out / f"{args.arm}.json").write_text(json.dumps(measure(args)))
+        return
+    (args.out / "workflow.yaml").write_text(WORKFLOW % args.model)
+    (args.out / "score.py").write_text("def score(episode):\n    return {}\n")
+    results = {}
+    for arm in args.arms.split(","):
+        (args.out / f"store_{arm}").unlink(missing_ok=True)
+        command = [sys.executable, __file__, *(sys.argv[1:] if argv is None else argv), "--arm", arm]
+        path = os.pathsep.join([str(ROOT), os.environ.get("PYTHONPATH", "")])
+        with (args.out / f"{arm}.log").open("w") as log:
+            code = subprocess.run(command, env=os.environ | {"PYTHONPATH": path}, stdout=log, stderr=log).returncode
+        if code:
+            print(f"{arm}: failed, see {args.out / arm}.log", flush=True)
+            continue
+        results[arm] = json.loads((args.out / f"{arm}.json").read_text())
+        results[arm]["estimate_gb"] = estimate_gb(args.model, arm, int(results[arm]["tokens"]))
+    (args.out / "training.json").write_text(json.dumps({"model": args.model, "arms": results}, indent=1))
+    report(args.model, results)
+    if len(results) < len(args.arms.split(",")):
+        sys.exit(1)
+
+
+if __name__ == "__main__":
+    main()
