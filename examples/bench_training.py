@@ -29,6 +29,7 @@ from rich.console import Console
 from rich.table import Table
 
 ROOT = Path(__file__).resolve().parents[1]
+sys.path.insert(0, str(ROOT))  # where the project is not installed, another package may be called recipe
 ARMS = {
     "packed": ("fused", ()),
     "logits": ("logits", ("actor_rollout_ref.model.use_fused_kernels=false",)),
@@ -85,6 +86,7 @@ def measure(args: argparse.Namespace) -> dict[str, float]:
     from recipe.dag.settings import defaults
     from recipe.dag.train import kernels, throughput
     from recipe.dag.workflow.loader import load_workflow
+    from recipe.dag.workflow.model_size import size_of
 
     out = args.out.absolute()
     dist.init_process_group(
@@ -118,7 +120,8 @@ def measure(args: argparse.Namespace) -> dict[str, float]:
     policy = SimpleNamespace(config=config, data_parallel_size=1, workers=workers, tokenizer=pad)
     draw = random.Random(1)
     lengths = [draw.randint(args.shortest, args.longest) for _ in range(args.rows)]
-    ids = [[draw.randint(3, 4000) for _ in range(length)] for length in lengths]
+    words = range(3, size_of(args.model).vocabulary)
+    ids = [draw.choices(words, k=length) for length in lengths]
     rows = [
         Row(f"u{i}", 0, "solver", "solve", 0, "main", 0, text[:half], text[half:], [1] * rest, [-9.0] * rest, 1.0)
         for i, text in enumerate(ids)

@@ -1,0 +1,39 @@
+"""The comparison of training engines, on the CPU."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+
+from examples import bench_training
+
+
+def test_an_arm_measures_both_passes_and_is_reported(tiny_model, tmp_path, capfd):
+    small = ["--rows", "6", "--shortest", "10", "--longest", "40", "--passes", "2"]
+    bench_training.main([str(tiny_model), "--arms", "packed", *small, "--out", str(tmp_path)])
+    found = json.loads((tmp_path / "training.json").read_text())["arms"]["packed"]
+    assert found["log_prob_tokens_per_s"] > 0 and found["update_tokens_per_s"] > 0
+    assert found["tokens"] == 16384 and found["estimate_gb"] > 0 and "peak_gb" not in found
+    assert "packed" in capfd.readouterr().out
+
+
+def test_an_arm_that_fails_is_named_with_its_log(tmp_path, capfd):
+    with pytest.raises(SystemExit) as ended:
+        bench_training.main([str(tmp_path / "no_model"), "--arms", "logits", "--out", str(tmp_path)])
+    assert ended.value.code == 1
+    assert f"logits: failed, see {tmp_path}/logits.log" in capfd.readouterr().out
+
+
+@pytest.mark.parametrize(
+    ("words", "line"), [(["--arms", "mine"], "there is no mine"), (["--passes", "1"], "the first one is left out")]
+)
+def test_what_it_cannot_measure_is_one_line(words, line, capsys):
+    with pytest.raises(SystemExit):
+        bench_training.main(["model", *words])
+    assert line in capsys.readouterr().err
+
+
+def test_the_estimate_is_of_the_arms_own_head(tiny_model):
+    packed, padded = (bench_training.estimate_gb(str(tiny_model), arm, 4096) for arm in ("packed", "padded"))
+    assert 0 < packed <= padded
