@@ -46,6 +46,7 @@ EXPLAINED = {
     "bash recipe/retool_ma/run_tiny_revise_cpu.sh": ("takes minutes and installs", SEEDED),
     "bash recipe/marft/run_tiny_cpu.sh": ("takes minutes and installs", TINY),
     "bash recipe/marft/run_tiny_cpu.sh 1": ("takes minutes and installs", TINY),
+    "bash recipe/marft/run_tiny_cpu.sh 2": ("takes minutes and installs", TINY),
     "bash recipe/debate/run_tiny_cpu.sh": ("takes minutes and installs", TINY),
     "bash recipe/cory/run_tiny_cpu.sh": ("takes minutes and installs", TINY),
     "MODEL_PATH=MODEL WORKFLOW=workflows/workflow_cory.yaml bash recipe/retool_ma/run_qwen2_5-3b.sh": (

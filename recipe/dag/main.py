@@ -197,6 +197,10 @@ async def run(
         cluster.start()
         stop.install()
         await setup.start_policies(config, workflow, models, policies, platform=platform)
+        batches = [len(val) * config.validation.n]
+        if not evaluate_only:
+            batches.append(config.data.train_batch_size * config.actor_rollout_ref.rollout.n)
+        await toolbox.start_processes(config, policies, episodes=max(batches))
         if evaluate_only:
             PHASES.ready()
             started = time.monotonic()

@@ -53,6 +53,21 @@ def test_a_killed_run_goes_on_as_if_nothing_had_happened(material, whole, tmp_pa
         assert comparable(again[step]) == pytest.approx(comparable(steps(whole)[step]), rel=1e-5, abs=1e-6), step
 
 
+def test_a_step_is_the_same_however_many_processes_play_its_episodes(material, whole, tmp_path):
+    out = tmp_path / "spread"
+    last = ["trainer.total_training_steps=1", "trainer.save_freq=-1", "trainer.test_freq=-1"]
+    metrics = finish(start(material, out, "rollout.processes=2", *last), out)
+    assert comparable(metrics[1]) == pytest.approx(comparable(steps(whole)[1]), rel=1e-5, abs=1e-6)
+    logs = sorted(file.name.partition("-")[0] for file in (out / "logs").iterdir())
+    found, alone = (
+        {(e["uid"], e["index"]): [call["response_ids"] for call in e["calls"]] for e in episodes_of(folder)
+         if e["step"] == 1}
+        for folder in (out, whole)
+    )  # fmt: skip
+    assert len(found) == 16 and found == alone
+    assert "PolicyWorker" in logs
+
+
 def test_three_policies_train_on_a_cpu(material, tmp_path):
     out = tmp_path / "separate"
     run = start(

@@ -51,10 +51,6 @@ def test_a_run_rolls_out_and_trains_with_the_policies_of_its_step_and_validates_
     """Step 3 of a run is the first one in which the roles are exchanged."""
     seen: dict[str, list] = {"rolled": [], "trained": []}
 
-    class Runner:
-        def __init__(self, workflow, *args, **kwargs):
-            self.workflow = workflow
-
     async def roll_out(config, runner, samples, n, step, *, validate, title):
         seen["rolled"].append((validate, policies_of(runner.workflow)[:2]))
         return []
@@ -73,7 +69,6 @@ def test_a_run_rolls_out_and_trains_with_the_policies_of_its_step_and_validates_
         def metrics(self):
             return {"train/rows": 1.0}
 
-    monkeypatch.setattr("recipe.dag.train.trainer.EpisodeRunner", Runner)
     monkeypatch.setattr("recipe.dag.train.trainer.roll_out", roll_out)
     monkeypatch.setattr("recipe.dag.train.trainer.gather", gather)
     monkeypatch.setattr("recipe.dag.train.trainer.TrainingStep", Step)
@@ -87,7 +82,9 @@ def test_a_run_rolls_out_and_trains_with_the_policies_of_its_step_and_validates_
         validation=SimpleNamespace(n=1),
         rollout=SimpleNamespace(progress=False),
     )
-    toolbox = SimpleNamespace(tools={}, client=None, metrics=lambda: {})
+    toolbox = SimpleNamespace(
+        metrics=lambda: {}, runner=lambda config, workflow, policies: SimpleNamespace(workflow=workflow)
+    )
     trainer = Trainer(config, workflow, {}, toolbox, train_samples=[{}], val_samples=[{}])
     trainer.journal = SimpleNamespace(episodes=lambda *a, **k: None)
 

@@ -59,8 +59,26 @@ async def run_batch(
     max_in_flight: int = 512,
     on_done: Callable[[Episode], None] | None = None,
 ) -> list[Episode]:
+    """`play_batch`. Raises UserError if too many failed, too."""
+    episodes = await play_batch(
+        runner, samples, n, step=step, validate=validate, max_in_flight=max_in_flight, on_done=on_done
+    )
+    runner.check_masked(episodes, f"step {step}")
+    return episodes
+
+
+async def play_batch(
+    runner: EpisodeRunner,
+    samples: Sequence[tuple[dict[str, Any], str]],
+    n: int,
+    *,
+    step: int,
+    validate: bool = False,
+    max_in_flight: int = 512,
+    on_done: Callable[[Episode], None] | None = None,
+) -> list[Episode]:
     """n episodes of each (sample, uid): all of the first sample, then all of the second. `on_done` is called on the
-    loop as each one ends, in the order of time. Raises UserError if too many failed."""
+    loop as each one ends, in the order of time. Raises UserError for an error of the user's code."""
     places = asyncio.Semaphore(max_in_flight)
 
     async def one(sample: dict[str, Any], uid: str, index: int) -> Episode:
@@ -71,6 +89,4 @@ async def run_batch(
         return episode
 
     with watched_loop(), rare_collections():
-        episodes = await together(one(sample, uid, index) for sample, uid in samples for index in range(n))
-    runner.check_masked(episodes, f"step {step}")
-    return episodes
+        return await together(one(sample, uid, index) for sample, uid in samples for index in range(n))

@@ -7,6 +7,7 @@ trains, its servers sleep (hybrid placement); a frozen policy has servers only. 
 from __future__ import annotations
 
 import asyncio
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -16,11 +17,25 @@ from verl.utils import hf_tokenizer
 from verl.utils.config import omega_conf_to_dataclass
 from verl.utils.device import get_device_name
 
-from recipe.dag.episode.client import PolicyEndpoint
+from recipe.dag.episode.client import GenerationClient, PolicyEndpoint
 from recipe.dag.policy.placement import Pool
 from recipe.dag.policy.servers import PolicyServerManager, ServerClient
 from recipe.dag.policy.shards import Saved
 from recipe.dag.report.phases import announce
+
+
+@dataclass(frozen=True, slots=True)
+class PolicySpec:
+    """What another process meets a policy by."""
+
+    client: GenerationClient
+    tokenizer: str
+    trust_remote_code: bool
+    max_model_len: int
+
+    def endpoint(self) -> PolicyEndpoint:
+        tokenizer = hf_tokenizer(self.tokenizer, trust_remote_code=self.trust_remote_code)
+        return PolicyEndpoint(self.client, tokenizer, self.max_model_len)
 
 
 class PolicyRuntime:
@@ -60,6 +75,11 @@ class PolicyRuntime:
             await self.sync.sleep_replicas()
         client = ServerClient(manager.get_client(), self.name, seeded=on_cpu)
         self.endpoint = PolicyEndpoint(client, self.tokenizer, rollout.max_model_len)
+
+    def spec(self) -> PolicySpec:
+        model, endpoint = self.config.actor_rollout_ref.model, self.endpoint
+        path = model.tokenizer_path or model.path
+        return PolicySpec(endpoint.client, path, model.trust_remote_code, endpoint.max_model_len)
 
     def _start_workers(self) -> None:
         import ray

@@ -86,6 +86,9 @@ KINDS: dict[str, Kind] = {
     "sandbox.margin_s": NOT_NEGATIVE,
     "sandbox.memory_mb": COUNT,
     "rollout.max_in_flight": COUNT,
+    "rollout.processes": Kind(
+        "auto, or a whole number, 1 or more", lambda value: value == "auto" or COUNT.accepts(value)
+    ),
     "validation.n": COUNT,
     "validation.max_samples": or_null(WHOLE),
     "validation.temperature": or_null(FINITE),

@@ -40,6 +40,7 @@ from recipe.dag.train.exchange import as_bound
 from recipe.dag.train.gathering import Gathered, gather
 from recipe.dag.train.mixing import Mixing
 from recipe.dag.train.resume import Start, way_back
+from recipe.dag.train.rollout_processes import SpreadRunner
 from recipe.dag.train.selection import IdleSteps
 from recipe.dag.train.setup import Toolbox
 from recipe.dag.train.step import TrainingStep
@@ -52,7 +53,7 @@ logger = logging.getLogger(__name__)
 
 async def roll_out(
     config: DictConfig,
-    runner: EpisodeRunner,
+    runner: EpisodeRunner | SpreadRunner,
     samples: list[tuple[Sample, str]],
     n: int,
     step: int,
@@ -62,8 +63,8 @@ async def roll_out(
 ) -> list[Episode]:
     """n episodes of each (sample, uid), with a progress bar."""
     with Progress(len(samples) * n, title, enabled=config.rollout.progress) as progress:
-        return await run_batch(
-            runner,
+        play = runner.run_batch if isinstance(runner, SpreadRunner) else partial(run_batch, runner)
+        return await play(
             samples,
             n,
             step=step,
@@ -94,7 +95,7 @@ class Trainer:
         self.stop = stop or Interruption()
         self.config, self.workflow, self.policies, self.toolbox = config, workflow, policies, toolbox
         self.train_samples, self.val_samples = train_samples, val_samples
-        self.runners: dict[tuple[str, ...], EpisodeRunner] = {}
+        self.runners: dict[tuple[str, ...], EpisodeRunner | SpreadRunner] = {}
         self.runner = self._runner_of(workflow)
         self.sampler = Sampler(len(train_samples), config.data.train_batch_size, config.seed)
         self.out = Path(config.output_dir)
@@ -146,14 +147,11 @@ class Trainer:
             print(f"validation accuracy {before:.3f} at step {first}, {after:.3f} at step {last}")
         print(f"results: {self.out}/results.json, summary.json, metrics.jsonl, episodes.jsonl, curve.png")
 
-    def _runner_of(self, workflow: Workflow) -> EpisodeRunner:
+    def _runner_of(self, workflow: Workflow) -> EpisodeRunner | SpreadRunner:
         """One for each binding of agents to policies."""
         key = tuple(agent.policy for agent in workflow.agents)
         if key not in self.runners:
-            endpoints = {name: policy.endpoint for name, policy in self.policies.items()}
-            self.runners[key] = EpisodeRunner(
-                workflow, endpoints, self.toolbox.tools, seed=self.config.seed, sandbox=self.toolbox.client
-            )
+            self.runners[key] = self.toolbox.runner(self.config, workflow, self.policies)
         return self.runners[key]
 
     async def _steps(self, step: int) -> int:
@@ -354,8 +352,7 @@ async def evaluate(
     config: DictConfig, workflow: Workflow, policies: dict[str, PolicyRuntime], toolbox: Toolbox, samples: list[Sample]
 ) -> dict:
     """Run the workflow on `samples` without training; writes results.json and summary.json and returns the summary."""
-    endpoints = {name: policy.endpoint for name, policy in policies.items()}
-    runner = EpisodeRunner(workflow, endpoints, toolbox.tools, seed=config.seed, sandbox=toolbox.client)
+    runner = toolbox.runner(config, workflow, policies)
     pairs = [(sample, f"val-{index}") for index, sample in enumerate(samples)]
     episodes = await roll_out(config, runner, pairs, config.validation.n, 0, validate=True, title="evaluation")
     return write_results(Path(config.output_dir), episodes)

@@ -1,0 +1,283 @@
+"""Large batches of episodes, played by several processes beside the run's own.
+
+Invariant: a record does not depend on which process made it, nor on how many there are: each one has the workflow, the
+policies' servers, tools and hooks of its own, and the same seeds. All episodes of a problem are played by one process.
+When `play` returns or raises, nothing of it runs any more. The local sandbox stays the run's: only that restarts it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import os
+import sys
+from collections import defaultdict
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+from concurrent.futures import Future
+from dataclasses import dataclass
+from typing import Any
+
+import ray
+from ray.exceptions import RayActorError
+from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
+
+from recipe.dag.episode.batch import play_batch, run_batch
+from recipe.dag.episode.client import PolicyEndpoint
+from recipe.dag.episode.record import Episode
+from recipe.dag.episode.runner import EpisodeRunner
+from recipe.dag.episode.shipment import pack, unpack
+from recipe.dag.errors import SandboxFault, UserError
+from recipe.dag.open_files import raise_limit
+from recipe.dag.policy.policy import PolicySpec
+from recipe.dag.tools.sandbox_client import SandboxClient
+from recipe.dag.tools.tool import Tool
+from recipe.dag.workflow.schema import Workflow
+
+logger = logging.getLogger(__name__)
+
+EPISODES_EACH = 512
+"""Fewer are not worth a process: one plays about 300 a second."""
+MOST = 16
+SHIP_EVERY_S = 0.2
+STOP_S = 10.0
+Samples = Sequence[tuple[dict[str, Any], str]]
+
+
+def choose_processes(setting: int | str, episodes: int, cores: int) -> int:
+    """Return how many processes play a batch of so many episodes; 1 is the run's own. `setting`: auto, or a number."""
+    if setting != "auto":
+        return max(1, min(int(setting), episodes))
+    return max(1, min(episodes // EPISODES_EACH, cores, MOST))
+
+
+@dataclass(frozen=True, slots=True)
+class WorkerSpec:
+    """What a process is told once."""
+
+    policies: Mapping[str, PolicySpec]
+    sandbox: Mapping[str, Any] | None
+    """SandboxClient's arguments."""
+    restarts: bool
+    """The run can restart the sandbox."""
+    make_tools: Callable[[Workflow, SandboxClient | None], dict[str, Tool]]
+    seed: int
+    threads: int
+    """For tokenizing."""
+    folder: str
+    path: tuple[str, ...]
+    environ: Mapping[str, str]
+
+
+class RolloutWorker:
+    """One process; an async actor of Ray's."""
+
+    def __init__(self, spec: WorkerSpec):
+        os.chdir(spec.folder)
+        sys.path += [place for place in spec.path if place not in sys.path]
+        os.environ |= {name: value for name, value in spec.environ.items() if name not in os.environ}
+        os.environ["RAYON_NUM_THREADS"] = str(spec.threads)
+        raise_limit()
+        self._spec = spec
+        self._endpoints = {name: policy.endpoint() for name, policy in spec.policies.items()}
+        self._runners: dict[tuple[str, ...], EpisodeRunner] = {}
+        self._tools: dict[str, Tool] | None = None
+        recover = self._ask_for_sandbox if spec.restarts else None
+        self._sandbox = SandboxClient(**spec.sandbox, on_unreachable=recover) if spec.sandbox else None
+        self._asked: Future[None] | None = None
+        self._told = True
+        self._task: asyncio.Task | None = None
+
+    async def ready(self) -> None:
+        """Returns once the process has started."""
+
+    async def play(
+        self, workflow: Workflow, samples: Samples, n: int, options: dict[str, Any]
+    ) -> AsyncIterator[tuple[str, Any]]:
+        """Yield ("episodes", packed ones that have ended), ("sandbox", None) where that does not answer, and ("error",
+        text) where an error of the user's code ends the run."""
+        ended: list[Episode] = []
+        try:
+            runner = self._runner(workflow)
+            self._task = asyncio.ensure_future(play_batch(runner, samples, n, on_done=ended.append, **options))
+            while ended or not self._task.done():
+                await asyncio.wait((self._task,), timeout=SHIP_EVERY_S)
+                batch, ended[:] = ended[:], []
+                if batch:
+                    yield "episodes", [pack(episode) for episode in batch]
+                if not self._told:
+                    self._told = True
+                    yield "sandbox", None
+            await self._task
+        except UserError as error:
+            yield "error", str(error)
+
+    async def sandbox_was_looked_at(self) -> None:
+        """The answer to ("sandbox", None)."""
+        asked, self._asked = self._asked, None
+        if asked is not None:
+            asked.set_result(None)
+
+    async def stop(self) -> None:
+        """End what `play` has begun."""
+        if self._task is not None:
+            self._task.cancel()
+            await asyncio.gather(self._task, return_exceptions=True)
+        await self.sandbox_was_looked_at()
+
+    async def close(self) -> None:
+        for tool in (self._tools or {}).values():
+            await tool.close()
+        if self._sandbox is not None:
+            await self._sandbox.close()
+
+    def _runner(self, workflow: Workflow) -> EpisodeRunner:
+        key = tuple(agent.policy for agent in workflow.agents)
+        if key not in self._runners:
+            if self._tools is None:
+                self._tools = self._spec.make_tools(workflow, self._sandbox)
+            self._runners[key] = EpisodeRunner(
+                workflow, self._endpoints, self._tools, seed=self._spec.seed, sandbox=self._sandbox
+            )
+        return self._runners[key]
+
+    async def _ask_for_sandbox(self) -> None:
+        """May be awaited on any loop of this process."""
+        if self._asked is None:
+            self._asked, self._told = Future(), False
+        await asyncio.wrap_future(self._asked)
+
+
+class RolloutProcesses:
+    """The driver's side of `count` RolloutWorkers."""
+
+    def __init__(self, workers: Sequence[Any], endpoints: Mapping[str, PolicyEndpoint], ensure: Callable | None):
+        self._workers, self._endpoints, self._ensure = workers, endpoints, ensure
+
+    @classmethod
+    async def start(
+        cls,
+        count: int,
+        policies: Mapping[str, PolicySpec],
+        endpoints: Mapping[str, PolicyEndpoint],
+        *,
+        make_tools: Callable[[Workflow, SandboxClient | None], dict[str, Tool]],
+        sandbox: Mapping[str, Any] | None = None,
+        ensure: Callable | None = None,
+        seed: int,
+    ) -> RolloutProcesses:
+        """Start them on this machine. `sandbox`: SandboxClient's arguments, for all of them together; `ensure`
+        restarts it."""
+        if sandbox is not None:
+            sandbox = {**sandbox, "max_concurrent": -(-sandbox["max_concurrent"] // count)}
+        spec = WorkerSpec(
+            policies,
+            sandbox,
+            ensure is not None,
+            make_tools,
+            seed,
+            threads=max(1, cores() // count),
+            folder=os.getcwd(),
+            path=tuple(os.path.abspath(place) for place in sys.path),
+            environ=dict(os.environ),
+        )
+        here = NodeAffinitySchedulingStrategy(ray.get_runtime_context().get_node_id(), soft=False)
+        worker = ray.remote(RolloutWorker).options(num_cpus=0, scheduling_strategy=here)
+        workers = [worker.remote(spec) for _ in range(count)]
+        await asyncio.gather(*(worker.ready.remote() for worker in workers))
+        return cls(workers, endpoints, ensure)
+
+    @property
+    def count(self) -> int:
+        return len(self._workers)
+
+    async def play(
+        self,
+        workflow: Workflow,
+        samples: Samples,
+        n: int,
+        *,
+        count: int,
+        max_in_flight: int = 512,
+        on_done: Callable[[Episode], None] | None = None,
+        **options: Any,
+    ) -> list[Episode]:
+        """What `play_batch` returns, by the first `count` processes. Raises UserError."""
+        count = min(count, len(samples))
+        options["max_in_flight"] = -(-max_in_flight // count)
+        found: dict[tuple[str, int], list[Episode]] = defaultdict(list)
+
+        def take(episode: Episode) -> None:
+            found[episode.uid, episode.index].append(unpack(episode, self._endpoints))
+            if on_done is not None:
+                on_done(episode)
+
+        workers = self._workers[:count]
+        tasks = [
+            asyncio.ensure_future(self._follow(worker, workflow, samples[number::count], n, options, take))
+            for number, worker in enumerate(workers)
+        ]
+        try:
+            await asyncio.gather(*tasks)
+        except RayActorError as error:
+            raise UserError(
+                f"a process that plays episodes died ({' '.join(str(error).split())[:300]}); rollout.processes=1 plays "
+                "all of them in the run's own"
+            ) from error
+        finally:
+            if not all(task.done() and not task.cancelled() and task.exception() is None for task in tasks):
+                for task in tasks:
+                    task.cancel()
+                await self._end(workers, "stop")
+                await asyncio.gather(*tasks, return_exceptions=True)
+        return [found[uid, index].pop(0) for _, uid in samples for index in range(n)]
+
+    async def _follow(
+        self, worker: Any, workflow: Workflow, samples: Samples, n: int, options: dict, take: Callable
+    ) -> None:
+        async for reference in worker.play.remote(workflow, samples, n, options):
+            kind, value = await reference
+            if kind == "error":
+                raise UserError(value)
+            if kind == "sandbox":
+                try:
+                    await self._ensure()
+                except (SandboxFault, OSError) as error:  # the next tries show whether it helped
+                    logger.warning("the sandbox could not be brought back: %s", error)
+                await worker.sandbox_was_looked_at.remote()
+            else:
+                for episode in value:
+                    take(episode)
+
+    async def close(self) -> None:
+        await self._end(self._workers, "close")
+        for worker in self._workers:
+            ray.kill(worker)
+
+    async def _end(self, workers: Sequence[Any], method: str) -> None:
+        """Call it on each of them, dead ones included, without waiting for ever."""
+        calls = [asyncio.wrap_future(getattr(worker, method).remote().future()) for worker in workers]
+        await asyncio.wait(calls, timeout=STOP_S)
+        for call in calls:
+            if call.done() and not call.cancelled():
+                call.exception()
+
+
+class SpreadRunner:
+    """An EpisodeRunner whose large batches are played by `processes`."""
+
+    def __init__(self, runner: EpisodeRunner, workflow: Workflow, processes: RolloutProcesses, setting: int | str):
+        self._runner, self._workflow, self._processes, self._setting = runner, workflow, processes, setting
+
+    async def run_batch(self, samples: Samples, n: int, *, step: int, **options: Any) -> list[Episode]:
+        """What `run_batch` returns and raises."""
+        count = min(choose_processes(self._setting, len(samples) * n, cores()), self._processes.count)
+        if count == 1:
+            return await run_batch(self._runner, samples, n, step=step, **options)
+        episodes = await self._processes.play(self._workflow, samples, n, count=count, step=step, **options)
+        self._runner.check_masked(episodes, f"step {step}")
+        return episodes
+
+
+def cores() -> int:
+    """Of this machine, those that this process may use."""
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1

@@ -1,0 +1,326 @@
+"""Batches that several processes play. The workers run in this process here, behind what looks like Ray's actors, and
+everything between them and the driver is pickled; tests/end_to_end has the real ones."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import pickle
+import sys
+from concurrent.futures import Future
+from functools import partial
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+from ray.exceptions import RayActorError
+
+from recipe.dag.episode.batch import run_batch
+from recipe.dag.episode.client import PolicyEndpoint
+from recipe.dag.episode.runner import EpisodeRunner
+from recipe.dag.errors import SandboxFault, UserError
+from recipe.dag.tools.sandbox_client import SandboxClient
+from recipe.dag.train import rollout_processes
+from recipe.dag.train.rollout_processes import (
+    RolloutProcesses,
+    RolloutWorker,
+    SpreadRunner,
+    WorkerSpec,
+    choose_processes,
+)
+from recipe.dag.workflow.loader import load_workflow
+
+FLOW = """\
+dag_id: two
+agents: [{name: asker, policy: main}, {name: teller, policy: main}]
+policies: {main: {model: {path: m}, frozen: true}}
+episode: {on_failure: mask, max_masked: 1.0, retries: 0}
+nodes:
+  - {node_id: ask, node_type: MODEL_INFERENCE, node_role: ROLLOUT, agent: asker}
+  - {node_id: tell, node_type: MODEL_INFERENCE, node_role: ROLLOUT, agent: teller, dependencies: [ask],
+     agent_options: {process_path: hook.py:Hook}}
+  - {node_id: reward, node_type: COMPUTE, node_role: REWARD, dependencies: [tell], executable_ref: hook.py:score}
+"""
+HOOK = """
+import asyncio, random
+from recipe.dag.episode.context import Output
+class Hook:
+    async def post_process(self, tokenizer, prompt_ids, response_ids, context):
+        uid = context.sample["name"]
+        await asyncio.sleep(random.random() / 50)
+        if context.sample.get("bad"):
+            raise ValueError("the hook's own")
+        while context.sample.get("hangs"):
+            await asyncio.sleep(0.01)
+        return Output(uid.upper(), {"length": len(response_ids)})
+def score(episode):
+    return {"asker": 0.0, "teller": float(len(episode.calls[-1].response_ids))}
+"""
+
+
+class Reference:
+    """What a method of a Ray actor returns."""
+
+    def __init__(self, coroutine):
+        self.task = asyncio.ensure_future(coroutine)
+
+    def __await__(self):
+        return self.task.__await__()
+
+    def future(self):
+        found = Future()
+        self.task.add_done_callback(lambda task: found.set_result(None))
+        return found
+
+
+class Actor:
+    """A worker behind Ray's manners: arguments and results are copies."""
+
+    def __init__(self, worker: RolloutWorker, dies: bool = False):
+        self.worker, self.dies, self.called = worker, dies, []
+
+    def __getattr__(self, name):
+        def remote(*args):
+            self.called.append(name)
+            method = getattr(self.worker, name)
+            args = pickle.loads(pickle.dumps(args))
+            return self.stream(method(*args)) if name == "play" else Reference(method(*args))
+
+        return SimpleNamespace(remote=remote)
+
+    async def stream(self, messages):
+        async for message in messages:
+            if self.dies:
+                raise RayActorError(error_msg="it was killed")
+
+            async def value(message=message):
+                return pickle.loads(pickle.dumps(message))
+
+            yield Reference(value())
+
+
+class Server:
+    """Says the prompt's length in letters; picklable."""
+
+    async def generate(self, request_id, prompt_ids, sampling):
+        from recipe.dag.episode.record import Generation
+
+        ids = [97 + (len(prompt_ids) + sampling["seed"]) % 20] * (1 + sampling["seed"] % 5)
+        return Generation([*ids, 0], [-0.25 - 1 / (3 + k) for k in range(len(ids) + 1)], "stop")
+
+
+@pytest.fixture
+def flow(tmp_path):
+    (tmp_path / "hook.py").write_text(HOOK)
+    (tmp_path / "w.yaml").write_text(FLOW)
+    return load_workflow(tmp_path / "w.yaml")
+
+
+@pytest.fixture
+def many(flow, scripted_server):
+    """`many(count, **)`: processes over `count` workers, with `.actors` and the `.runner` beside them."""
+    tokenizer = scripted_server(lambda prompt: "")
+    endpoint = PolicyEndpoint(Server(), tokenizer, 4096)
+    policy = SimpleNamespace(endpoint=lambda: endpoint)
+
+    def make(count: int, *, sandbox=None, ensure=None, dies=(), make_tools=lambda workflow, client: {}):
+        environ = {"FROM_THE_DRIVER": "yes"}
+        spec = WorkerSpec(
+            {"main": policy}, sandbox, ensure is not None, make_tools, 7, 1, os.getcwd(), ("/nowhere",), environ
+        )
+        actors = [Actor(RolloutWorker(spec), dies=number in dies) for number in range(count)]
+        processes = RolloutProcesses(actors, {"main": endpoint}, ensure)
+        processes.actors = actors
+        processes.runner = EpisodeRunner(flow, {"main": endpoint}, {}, seed=7)
+        return processes
+
+    environ, path, folder = dict(os.environ), list(sys.path), Path.cwd()
+    yield make
+    os.chdir(folder)
+    sys.path[:] = path
+    os.environ.clear()
+    os.environ.update(environ)
+
+
+def samples(count: int, **changes) -> list:
+    return [
+        ({"prompt": [{"role": "user", "content": "x" * k}], "name": f"s{k}"} | changes, f"u{k}") for k in range(count)
+    ]
+
+
+def plain(episodes) -> list[dict]:
+    clocks = {"seconds", "generation_seconds", "start_seconds"}
+
+    def without(value):
+        if isinstance(value, dict):
+            return {key: without(item) for key, item in value.items() if key not in clocks}
+        return [without(item) for item in value] if isinstance(value, list) else value
+
+    return [without(episode.to_json()) for episode in episodes]
+
+
+@pytest.mark.parametrize("count", [1, 2, 3, 8])
+def test_records_are_those_of_one_process_in_the_order_of_the_samples(many, flow, count):
+    async def both():
+        processes, done = many(8), []
+        spread = SpreadRunner(processes.runner, flow, processes, count)
+        found = await spread.run_batch(samples(7), 3, step=2, max_in_flight=4, on_done=done.append)
+        assert len(done) == 21 and all(any(e is episode for e in found) for episode in done)
+        assert sum("play" in actor.called for actor in processes.actors) == (min(count, 7) if count > 1 else 0)
+        return found, await run_batch(processes.runner, samples(7), 3, step=2)
+
+    found, alone = asyncio.run(both())
+    assert plain(found) == plain(alone)
+    assert [episode.uid for episode in found[:4]] == ["u0", "u0", "u0", "u1"]
+    assert found[4].calls[1].text == "S1" and found[4].calls[1].prompt_text.startswith("x")
+
+
+def test_an_error_of_a_hook_ends_all_of_them_with_its_line(many, flow):
+    async def play():
+        processes = many(2)
+        rows = samples(3, hangs=True)
+        rows[1][0].update(bad=True, hangs=False)  # the other process would never end
+        with pytest.raises(UserError, match=r"the hook's own"):
+            await processes.play(flow, rows, 2, count=2, step=0)
+        assert all("stop" in actor.called for actor in processes.actors)
+        assert asyncio.all_tasks() == {asyncio.current_task()}
+
+    asyncio.run(play())
+
+
+def test_a_batch_that_is_given_up_leaves_nothing_behind(many, flow):
+    async def play():
+        task = asyncio.ensure_future(many(2).play(flow, samples(4, hangs=True), 2, count=2, step=0))
+        await asyncio.sleep(0.2)
+        task.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await task
+        assert asyncio.all_tasks() == {asyncio.current_task()}
+
+    asyncio.run(play())
+
+
+def test_too_many_masked_episodes_are_counted_over_all_processes(many, flow, tmp_path):
+    (tmp_path / "strict.yaml").write_text(FLOW.replace("max_masked: 1.0", "max_masked: 0.4, on_user_error: mask"))
+    strict = load_workflow(tmp_path / "strict.yaml")
+
+    async def play(bad: int):
+        processes = many(2)
+        runner = EpisodeRunner(strict, processes._endpoints, {}, seed=7)
+        rows = samples(20)
+        for number in range(bad):
+            rows[number * 2][0]["bad"] = True  # all in one process
+        return await SpreadRunner(runner, strict, processes, 2).run_batch(rows, 1, step=0)
+
+    assert sum(episode.fault is not None for episode in asyncio.run(play(8))) == 8
+    with pytest.raises(UserError, match="9 of 20"):
+        asyncio.run(play(9))
+
+
+def test_a_process_that_dies_is_one_line(many, flow):
+    with pytest.raises(UserError, match=r"plays episodes died \(.*it was killed.*\); rollout.processes=1"):
+        asyncio.run(many(2, dies=[1]).play(flow, samples(4), 1, count=2, step=0))
+
+
+class AsksForSandbox:
+    """A tool whose server is down until it was looked at."""
+
+    name, schema = "t", None
+
+    def __init__(self, client: SandboxClient):
+        self.client = client
+
+
+@pytest.mark.parametrize("fails", [False, True])
+def test_the_run_restarts_its_sandbox_for_them(many, flow, monkeypatch, fails):
+    looked = []
+
+    async def ensure():
+        looked.append(1)
+        if fails:
+            raise SandboxFault("it does not start", where="sandbox")
+
+    async def play():
+        processes = many(2, sandbox={"url": "http://127.0.0.1:9", "max_concurrent": 4}, ensure=ensure)
+        plays = rollout_processes.play_batch
+
+        async def with_fault(runner, *args, **options):
+            worker = next(a.worker for a in processes.actors if runner in a.worker._runners.values())
+            waits = [worker._sandbox._on_unreachable() for _ in range(3)]  # of three loops, say
+            await asyncio.gather(*waits)
+            return await plays(runner, *args, **options)
+
+        monkeypatch.setattr(rollout_processes, "play_batch", with_fault)
+        assert len(await processes.play(flow, samples(4), 1, count=2, step=0)) == 4
+
+    asyncio.run(asyncio.wait_for(play(), 20))
+    assert len(looked) == 2  # once for each process
+
+
+def test_they_find_what_the_run_finds(many):
+    many(1)
+    assert os.environ["FROM_THE_DRIVER"] == "yes" and sys.path[-1] == "/nowhere"
+
+
+def test_tools_are_made_once_and_closed(many, flow):
+    made, closed = [], []
+
+    class Tool:
+        async def close(self):
+            closed.append(self)
+
+    def make_tools(workflow, client):
+        made.append(Tool())
+        return {"own": made[-1]}
+
+    async def play():
+        worker = many(1, make_tools=make_tools).actors[0].worker
+        assert worker._runner(flow) is worker._runner(flow)
+        await worker.close()
+
+    asyncio.run(play())
+    assert len(made) == 1 and closed == made
+
+
+@pytest.mark.parametrize(
+    ("setting", "episodes", "cores", "count"),
+    [
+        ("auto", 256, 64, 1),
+        ("auto", 1023, 64, 1),
+        ("auto", 1024, 64, 2),
+        ("auto", 4096, 2, 2),
+        ("auto", 4096, 1, 1),
+        ("auto", 4096, 64, 8),
+        ("auto", 100_000, 256, rollout_processes.MOST),
+        (3, 100, 1, 3),
+        (3, 2, 64, 2),
+        (1, 100_000, 64, 1),
+    ],
+)
+def test_auto_is_a_process_for_so_many_episodes_and_cores(setting, episodes, cores, count):
+    assert choose_processes(setting, episodes, cores) == count
+
+
+def test_they_share_what_the_sandbox_lets_in(monkeypatch):
+    started = []
+
+    class Remote:
+        def __init__(self, cls):
+            pass
+
+        def options(self, **options):
+            return self
+
+        def remote(self, spec):
+            started.append(spec)
+            done = asyncio.get_running_loop().create_future()
+            done.set_result(None)
+            return SimpleNamespace(ready=SimpleNamespace(remote=lambda: done))
+
+    node = SimpleNamespace(get_node_id=lambda: "ab" * 28)
+    fake = SimpleNamespace(remote=Remote, get_runtime_context=lambda: node)
+    monkeypatch.setattr(rollout_processes, "ray", fake)
+    start = partial(RolloutProcesses.start, make_tools=dict, sandbox={"url": "u", "max_concurrent": 7}, seed=0)
+    processes = asyncio.run(start(3, {}, {}))
+    assert processes.count == 3 and [spec.sandbox["max_concurrent"] for spec in started] == [3, 3, 3]
+    assert all(Path(place).is_absolute() for place in started[0].path) and not started[0].restarts
