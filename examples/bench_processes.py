@@ -76,7 +76,9 @@ async def play(counts: list[int], episodes: int, wait: float, rounds: int, folde
         for count in counts:
             spread, times = SpreadRunner(runner, flow, processes, count), []
             await spread.run_batch(samples[:count], 1, step=0)  # imports and templates of the first call
+            played: list[Any] = []
             for _ in range(rounds):
+                played.clear()
                 started = time.perf_counter()
                 played = await spread.run_batch(samples, group, step=0, max_in_flight=len(samples) * group)
                 times.append(time.perf_counter() - started)
@@ -101,7 +103,7 @@ def main(argv: list[str] | None = None) -> None:
     import ray
 
     logging.disable(logging.WARNING)
-    path = os.pathsep.join(sys.path[:2])
+    path = os.pathsep.join([*sys.path[:2], os.environ.get("PYTHONPATH", "")])
     ray.init(
         address="local", include_dashboard=False, log_to_driver=False, runtime_env={"env_vars": {"PYTHONPATH": path}}
     )

@@ -209,11 +209,13 @@ class Toolbox:
         return {"sandbox/restarts": float(self.local.restarts)} if self.local is not None else {}
 
     async def close(self) -> None:
-        if self.processes is not None:
-            await self.processes.close()
-        for tool in self.tools.values():
-            await tool.close()
-        if self.client is not None:
-            await self.client.close()
-        if self.local is not None:
-            await self.local.stop()
+        try:
+            if self.processes is not None:
+                await self.processes.close()
+        finally:  # whatever has become of Ray
+            for tool in self.tools.values():
+                await tool.close()
+            if self.client is not None:
+                await self.client.close()
+            if self.local is not None:
+                await self.local.stop()
