@@ -3,9 +3,8 @@
     python examples/bench_placement.py --model MODEL [--out FOLDER] [--steps 5] [--placement one] [key=value ...]
 
 On a host with two CUDA GPUs. Two agents, reasoner and actor, chained as in MARFT; everything but the placement is the
-same. Trailing overrides go to both (verl's keys). The first steps of each arm compile and are left out (`--warm_up`,
-2);
-the figure is the ratio of the medians of the rest. Writes OUT/placement.json and prints it.
+same. Trailing overrides go to both (verl's keys). The first `--warm_up` steps of each arm compile and are left out; the
+figure is the ratio of the medians of the rest. Writes OUT/placement.json and prints it.
 """
 
 from __future__ import annotations

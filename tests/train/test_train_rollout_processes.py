@@ -20,14 +20,9 @@ from recipe.dag.episode.client import PolicyEndpoint
 from recipe.dag.episode.runner import EpisodeRunner
 from recipe.dag.errors import SandboxFault, UserError
 from recipe.dag.tools.sandbox_client import SandboxClient
-from recipe.dag.train import rollout_processes
-from recipe.dag.train.rollout_processes import (
-    RolloutProcesses,
-    RolloutWorker,
-    SpreadRunner,
-    WorkerSpec,
-    choose_processes,
-)
+from recipe.dag.train import rollout_processes, rollout_worker
+from recipe.dag.train.rollout_processes import RolloutProcesses, SpreadRunner, choose_processes
+from recipe.dag.train.rollout_worker import RolloutWorker, WorkerSpec
 from recipe.dag.workflow.loader import load_workflow
 
 FLOW = """\
@@ -242,7 +237,7 @@ def test_the_run_restarts_its_sandbox_for_them(many, flow, monkeypatch, fails):
 
     async def play():
         processes = many(2, sandbox={"url": "http://127.0.0.1:9", "max_concurrent": 4}, ensure=ensure)
-        plays = rollout_processes.play_batch
+        plays = rollout_worker.play_batch
 
         async def with_fault(runner, *args, **options):
             worker = next(a.worker for a in processes.actors if runner in a.worker._runners.values())
@@ -250,7 +245,7 @@ def test_the_run_restarts_its_sandbox_for_them(many, flow, monkeypatch, fails):
             await asyncio.gather(*waits)
             return await plays(runner, *args, **options)
 
-        monkeypatch.setattr(rollout_processes, "play_batch", with_fault)
+        monkeypatch.setattr(rollout_worker, "play_batch", with_fault)
         assert len(await processes.play(flow, samples(4), 1, count=2, step=0)) == 4
 
     asyncio.run(asyncio.wait_for(play(), 20))
@@ -301,8 +296,11 @@ def test_auto_is_a_process_for_so_many_episodes_and_cores(setting, episodes, cor
     assert choose_processes(setting, episodes, cores) == count
 
 
-def test_they_share_what_the_sandbox_lets_in(monkeypatch):
-    started = []
+@pytest.fixture
+def fake_ray(monkeypatch):
+    """`.specs` of the workers that were started; their `ready` returns `.ready()`."""
+    specs: list[WorkerSpec] = []
+    fake = SimpleNamespace(specs=specs, ready=lambda: None)
 
     class Remote:
         def __init__(self, cls):
@@ -312,15 +310,30 @@ def test_they_share_what_the_sandbox_lets_in(monkeypatch):
             return self
 
         def remote(self, spec):
-            started.append(spec)
-            done = asyncio.get_running_loop().create_future()
-            done.set_result(None)
-            return SimpleNamespace(ready=SimpleNamespace(remote=lambda: done))
+            specs.append(spec)
+
+            async def ready():
+                return fake.ready()
+
+            return SimpleNamespace(ready=SimpleNamespace(remote=ready))
 
     node = SimpleNamespace(get_node_id=lambda: "ab" * 28)
-    fake = SimpleNamespace(remote=Remote, get_runtime_context=lambda: node)
-    monkeypatch.setattr(rollout_processes, "ray", fake)
+    monkeypatch.setattr(rollout_processes, "ray", SimpleNamespace(remote=Remote, get_runtime_context=lambda: node))
+    return fake
+
+
+def test_they_share_what_the_sandbox_lets_in(fake_ray):
     start = partial(RolloutProcesses.start, make_tools=dict, sandbox={"url": "u", "max_concurrent": 7}, seed=0)
     processes = asyncio.run(start(3, {}, {}))
-    assert processes.count == 3 and [spec.sandbox["max_concurrent"] for spec in started] == [3, 3, 3]
-    assert all(Path(place).is_absolute() for place in started[0].path) and not started[0].restarts
+    assert processes.count == 3 and [spec.sandbox["max_concurrent"] for spec in fake_ray.specs] == [3, 3, 3]
+    first = fake_ray.specs[0]
+    assert all(Path(place).is_absolute() for place in first.path) and not first.restarts
+
+
+def test_processes_that_do_not_start_are_one_line(fake_ray):
+    def ready():
+        raise RayActorError(error_msg="no module named verl")
+
+    fake_ray.ready = ready
+    with pytest.raises(UserError, match=r"did not start \(.*no module named verl.*\); rollout.processes=1 plays all"):
+        asyncio.run(RolloutProcesses.start(2, {}, {}, make_tools=dict, seed=0))

@@ -12,25 +12,23 @@ import logging
 import os
 import sys
 from collections import defaultdict
-from collections.abc import AsyncIterator, Callable, Mapping, Sequence
-from concurrent.futures import Future
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import ray
 from ray.exceptions import RayActorError
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
-from recipe.dag.episode.batch import play_batch, run_batch
+from recipe.dag.episode.batch import run_batch
 from recipe.dag.episode.client import PolicyEndpoint
 from recipe.dag.episode.record import Episode
 from recipe.dag.episode.runner import EpisodeRunner
-from recipe.dag.episode.shipment import pack, unpack
+from recipe.dag.episode.shipment import unpack
 from recipe.dag.errors import SandboxFault, UserError
-from recipe.dag.open_files import raise_limit
 from recipe.dag.policy.policy import PolicySpec
 from recipe.dag.tools.sandbox_client import SandboxClient
 from recipe.dag.tools.tool import Tool
+from recipe.dag.train.rollout_worker import RolloutWorker, Samples, WorkerSpec
 from recipe.dag.workflow.schema import Workflow
 
 logger = logging.getLogger(__name__)
@@ -38,9 +36,8 @@ logger = logging.getLogger(__name__)
 EPISODES_EACH = 512
 """Fewer are not worth a process: one plays about 300 a second."""
 MOST = 16
-SHIP_EVERY_S = 0.2
-STOP_S = 10.0
-Samples = Sequence[tuple[dict[str, Any], str]]
+START_S, STOP_S = 300.0, 10.0
+ALONE = "rollout.processes=1 plays all of them in the run's own"
 
 
 def choose_processes(setting: int | str, episodes: int, cores: int) -> int:
@@ -48,103 +45,6 @@ def choose_processes(setting: int | str, episodes: int, cores: int) -> int:
     if setting != "auto":
         return max(1, min(int(setting), episodes))
     return max(1, min(episodes // EPISODES_EACH, cores, MOST))
-
-
-@dataclass(frozen=True, slots=True)
-class WorkerSpec:
-    """What a process is told once."""
-
-    policies: Mapping[str, PolicySpec]
-    sandbox: Mapping[str, Any] | None
-    """SandboxClient's arguments."""
-    restarts: bool
-    """The run can restart the sandbox."""
-    make_tools: Callable[[Workflow, SandboxClient | None], dict[str, Tool]]
-    seed: int
-    threads: int
-    """For tokenizing."""
-    folder: str
-    path: tuple[str, ...]
-    environ: Mapping[str, str]
-
-
-class RolloutWorker:
-    """One process; an async actor of Ray's."""
-
-    def __init__(self, spec: WorkerSpec):
-        os.chdir(spec.folder)
-        sys.path += [place for place in spec.path if place not in sys.path]
-        os.environ |= {name: value for name, value in spec.environ.items() if name not in os.environ}
-        os.environ["RAYON_NUM_THREADS"] = str(spec.threads)
-        raise_limit()
-        self._spec = spec
-        self._endpoints = {name: policy.endpoint() for name, policy in spec.policies.items()}
-        self._runners: dict[tuple[str, ...], EpisodeRunner] = {}
-        self._tools: dict[str, Tool] | None = None
-        recover = self._ask_for_sandbox if spec.restarts else None
-        self._sandbox = SandboxClient(**spec.sandbox, on_unreachable=recover) if spec.sandbox else None
-        self._asked: Future[None] | None = None
-        self._told = True
-        self._task: asyncio.Task | None = None
-
-    async def ready(self) -> None:
-        """Returns once the process has started."""
-
-    async def play(
-        self, workflow: Workflow, samples: Samples, n: int, options: dict[str, Any]
-    ) -> AsyncIterator[tuple[str, Any]]:
-        """Yield ("episodes", packed ones that have ended), ("sandbox", None) where that does not answer, and ("error",
-        text) where an error of the user's code ends the run."""
-        ended: list[Episode] = []
-        try:
-            runner = self._runner(workflow)
-            self._task = asyncio.ensure_future(play_batch(runner, samples, n, on_done=ended.append, **options))
-            while ended or not self._task.done():
-                await asyncio.wait((self._task,), timeout=SHIP_EVERY_S)
-                batch, ended[:] = ended[:], []
-                if batch:
-                    yield "episodes", [pack(episode) for episode in batch]
-                if not self._told:
-                    self._told = True
-                    yield "sandbox", None
-            await self._task
-        except UserError as error:
-            yield "error", str(error)
-
-    async def sandbox_was_looked_at(self) -> None:
-        """The answer to ("sandbox", None)."""
-        asked, self._asked = self._asked, None
-        if asked is not None:
-            asked.set_result(None)
-
-    async def stop(self) -> None:
-        """End what `play` has begun."""
-        if self._task is not None:
-            self._task.cancel()
-            await asyncio.gather(self._task, return_exceptions=True)
-        await self.sandbox_was_looked_at()
-
-    async def close(self) -> None:
-        for tool in (self._tools or {}).values():
-            await tool.close()
-        if self._sandbox is not None:
-            await self._sandbox.close()
-
-    def _runner(self, workflow: Workflow) -> EpisodeRunner:
-        key = tuple(agent.policy for agent in workflow.agents)
-        if key not in self._runners:
-            if self._tools is None:
-                self._tools = self._spec.make_tools(workflow, self._sandbox)
-            self._runners[key] = EpisodeRunner(
-                workflow, self._endpoints, self._tools, seed=self._spec.seed, sandbox=self._sandbox
-            )
-        return self._runners[key]
-
-    async def _ask_for_sandbox(self) -> None:
-        """May be awaited on any loop of this process."""
-        if self._asked is None:
-            self._asked, self._told = Future(), False
-        await asyncio.wrap_future(self._asked)
 
 
 class RolloutProcesses:
@@ -166,7 +66,7 @@ class RolloutProcesses:
         seed: int,
     ) -> RolloutProcesses:
         """Start them on this machine. `sandbox`: SandboxClient's arguments, for all of them together; `ensure`
-        restarts it."""
+        restarts it. Raises UserError where they do not start."""
         if sandbox is not None:
             sandbox = {**sandbox, "max_concurrent": -(-sandbox["max_concurrent"] // count)}
         spec = WorkerSpec(
@@ -183,7 +83,11 @@ class RolloutProcesses:
         here = NodeAffinitySchedulingStrategy(ray.get_runtime_context().get_node_id(), soft=False)
         worker = ray.remote(RolloutWorker).options(num_cpus=0, scheduling_strategy=here)
         workers = [worker.remote(spec) for _ in range(count)]
-        await asyncio.gather(*(worker.ready.remote() for worker in workers))
+        try:
+            await asyncio.wait_for(asyncio.gather(*(worker.ready.remote() for worker in workers)), START_S)
+        except (RayActorError, TimeoutError) as error:
+            reason = " ".join(str(error).split())[:300] or f"no answer within {START_S:.0f} s"
+            raise UserError(f"the processes that play episodes did not start ({reason}); {ALONE}") from error
         return cls(workers, endpoints, ensure)
 
     @property
@@ -219,10 +123,8 @@ class RolloutProcesses:
         try:
             await asyncio.gather(*tasks)
         except RayActorError as error:
-            raise UserError(
-                f"a process that plays episodes died ({' '.join(str(error).split())[:300]}); rollout.processes=1 plays "
-                "all of them in the run's own"
-            ) from error
+            reason = " ".join(str(error).split())[:300]
+            raise UserError(f"a process that plays episodes died ({reason}); {ALONE}") from error
         finally:
             if not all(task.done() and not task.cancelled() and task.exception() is None for task in tasks):
                 for task in tasks:
