@@ -67,7 +67,7 @@ FLAGS: dict[str, Flag] = {
     f"{SERVER}.mode": only("async", TEXT, "the server takes and gives token ids, text is never encoded again"),
     f"{SERVER}.agent.rewards_with_env": workflow("rewards_with_env", TRUTH),
     f"{SERVER}.agent.agent_name": refused("agents are named under `agents` in the workflow"),
-    f"{SERVER}.agent.num_workers": refused("episodes are not run by workers; rollout.max_in_flight bounds them"),
+    f"{SERVER}.agent.num_workers": refused("rollout.processes says how many processes play episodes"),
     f"{SERVER}.agent.custom_async_server": refused("the server is SGLang"),
     f"{SERVER}.multi_turn.enable": refused("turns are on where max_assistant_turns is above 1"),
     f"{SERVER}.multi_turn.max_assistant_turns": workflow("episode.max_turns", or_null(COUNT)),
@@ -139,7 +139,7 @@ FLAGS: dict[str, Flag] = {
 }
 """By siiRL's full name; `rollout.`, `actor.` and so on may stand for `actor_rollout_ref.rollout.`."""
 SHORT = ("rollout.", "actor.", "ref.", "model.")
-OWN = ("rollout.max_in_flight", "rollout.progress")
+OWN = ("rollout.max_in_flight", "rollout.processes", "rollout.progress")
 """Keys of this engine's that begin like a short name."""
 
 

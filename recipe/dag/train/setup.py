@@ -175,7 +175,7 @@ class Toolbox:
                     "token": local.token,
                 }
             box.client = SandboxClient(**box.sandbox, on_unreachable=box.local and box.local.ensure)
-        box.tools = own | built_in_tools(workflow, box.client, **interpreter_defaults(run))
+        box.tools = own | (built_in_tools(workflow, box.client, **interpreter_defaults(run)) if built_in else {})
         return box
 
     async def start_processes(self, run: DictConfig, policies: Mapping[str, PolicyRuntime], *, episodes: int) -> None:
