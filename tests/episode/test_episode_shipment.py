@@ -33,8 +33,8 @@ def episode(**changes) -> Episode:
     return Episode("u", 1, {"prompt": [], "n": 3}, [call], fault=None, info={"a": 1.5})
 
 
-def travel(made: Episode, endpoint: Endpoint) -> Episode:
-    return unpack(pickle.loads(pickle.dumps(pack(made))), {"main": endpoint})
+def travel(sent: Episode, endpoint: Endpoint) -> Episode:
+    return unpack(pickle.loads(pickle.dumps(pack(sent))), {"main": endpoint})
 
 
 @pytest.mark.parametrize(
@@ -62,15 +62,15 @@ def test_token_lists_travel_as_arrays_that_are_copied_at_once():
 
 
 def test_a_prompt_that_nobody_has_decoded_is_decoded_where_it_is_read():
-    here, there, made = Endpoint(), Endpoint(), episode()
-    made.calls[0].prompt_text = lambda: here.decode([9], skip_special_tokens=False)
-    assert isinstance(Call.prompt_text.unread(pack(made).calls[0]), Undecoded)
-    arrived = travel(made, there)
+    here, there, sent = Endpoint(), Endpoint(), episode()
+    sent.calls[0].prompt_text = lambda: here.decode([9], skip_special_tokens=False)
+    assert isinstance(Call.prompt_text.unread(pack(sent).calls[0]), Undecoded)
+    arrived = travel(sent, there)
     assert (here.decoded, there.decoded) == (0, 0)
     assert arrived.calls[0].prompt_text == f"{[1, 2**40, 3]} False" and (here.decoded, there.decoded) == (0, 1)
 
 
 def test_a_prompt_that_was_decoded_travels_as_its_text():
-    made, there = episode(), Endpoint()
-    made.calls[0].prompt_text = "what is 1 + 1?"
-    assert travel(made, there).calls[0].prompt_text == "what is 1 + 1?" and there.decoded == 0
+    sent, there = episode(), Endpoint()
+    sent.calls[0].prompt_text = "what is 1 + 1?"
+    assert travel(sent, there).calls[0].prompt_text == "what is 1 + 1?" and there.decoded == 0

@@ -50,19 +50,10 @@ def rare_collections() -> Iterator[None]:
 
 
 async def run_batch(
-    runner: EpisodeRunner,
-    samples: Sequence[tuple[dict[str, Any], str]],
-    n: int,
-    *,
-    step: int,
-    validate: bool = False,
-    max_in_flight: int = 512,
-    on_done: Callable[[Episode], None] | None = None,
+    runner: EpisodeRunner, samples: Sequence[tuple[dict[str, Any], str]], n: int, *, step: int, **options: Any
 ) -> list[Episode]:
-    """`play_batch`. Raises UserError if too many failed, too."""
-    episodes = await play_batch(
-        runner, samples, n, step=step, validate=validate, max_in_flight=max_in_flight, on_done=on_done
-    )
+    """Return what `play_batch` does with these options. Raises UserError if too many failed, too."""
+    episodes = await play_batch(runner, samples, n, step=step, **options)
     runner.check_masked(episodes, f"step {step}")
     return episodes
 
