@@ -19,7 +19,6 @@ from recipe.dag.episode.batch import run_batch
 from recipe.dag.episode.client import PolicyEndpoint
 from recipe.dag.episode.runner import EpisodeRunner
 from recipe.dag.errors import SandboxFault, UserError
-from recipe.dag.tools.sandbox_client import SandboxClient
 from recipe.dag.train import rollout_processes, rollout_worker
 from recipe.dag.train.rollout_processes import RolloutProcesses, SpreadRunner, choose_processes
 from recipe.dag.train.rollout_worker import RolloutWorker, WorkerSpec
@@ -63,9 +62,9 @@ class Reference:
         return self.task.__await__()
 
     def future(self):
-        found = Future()
-        self.task.add_done_callback(lambda task: found.set_result(None))
-        return found
+        future = Future()
+        self.task.add_done_callback(lambda task: future.set_result(None))
+        return future
 
 
 class Actor:
@@ -217,15 +216,6 @@ def test_a_process_that_dies_is_one_line(many, flow):
         asyncio.run(many(2, dies=[1]).play(flow, samples(4), 1, count=2, step=0))
 
 
-class AsksForSandbox:
-    """A tool whose server is down until it was looked at."""
-
-    name, schema = "t", None
-
-    def __init__(self, client: SandboxClient):
-        self.client = client
-
-
 @pytest.mark.parametrize("fails", [False, True])
 def test_the_run_restarts_its_sandbox_for_them(many, flow, monkeypatch, fails):
     looked = []
@@ -241,8 +231,12 @@ def test_the_run_restarts_its_sandbox_for_them(many, flow, monkeypatch, fails):
 
         async def with_fault(runner, *args, **options):
             worker = next(a.worker for a in processes.actors if runner in a.worker._runners.values())
-            waits = [worker._sandbox._on_unreachable() for _ in range(3)]  # of three loops, say
-            await asyncio.gather(*waits)
+            waits = [asyncio.ensure_future(worker._sandbox._on_unreachable()) for _ in range(3)]
+            waits.append(asyncio.to_thread(asyncio.run, worker._sandbox._on_unreachable()))  # on another loop
+            await asyncio.sleep(0)
+            waits[0].cancel()  # its episode was given up: the others wait on
+            ended = await asyncio.gather(*waits, return_exceptions=True)
+            assert [type(error) for error in ended] == [asyncio.CancelledError, *[type(None)] * 3]
             return await plays(runner, *args, **options)
 
         monkeypatch.setattr(rollout_worker, "play_batch", with_fault)
@@ -258,15 +252,15 @@ def test_they_find_what_the_run_finds(many):
 
 
 def test_tools_are_made_once_and_closed(many, flow):
-    made, closed = [], []
+    tools, closed = [], []
 
     class Tool:
         async def close(self):
             closed.append(self)
 
     def make_tools(workflow, client):
-        made.append(Tool())
-        return {"own": made[-1]}
+        tools.append(Tool())
+        return {"own": tools[-1]}
 
     async def play():
         worker = many(1, make_tools=make_tools).actors[0].worker
@@ -274,7 +268,7 @@ def test_tools_are_made_once_and_closed(many, flow):
         await worker.close()
 
     asyncio.run(play())
-    assert len(made) == 1 and closed == made
+    assert len(tools) == 1 and closed == tools
 
 
 @pytest.mark.parametrize(

@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import os
 import sys
+import threading
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass
@@ -63,6 +64,7 @@ class RolloutWorker:
         self._tools: dict[str, Tool] | None = None
         recover = self._ask_for_sandbox if spec.restarts else None
         self._sandbox = SandboxClient(**spec.sandbox, on_unreachable=recover) if spec.sandbox else None
+        self._lock = threading.Lock()  # over the next two: envs have loops of their own
         self._asked: Future[None] | None = None
         self._told = True
         self._task: asyncio.Task | None = None
@@ -93,7 +95,8 @@ class RolloutWorker:
 
     async def sandbox_was_looked_at(self) -> None:
         """The answer to ("sandbox", None)."""
-        asked, self._asked = self._asked, None
+        with self._lock:
+            asked, self._asked = self._asked, None
         if asked is not None:
             asked.set_result(None)
 
@@ -122,6 +125,8 @@ class RolloutWorker:
 
     async def _ask_for_sandbox(self) -> None:
         """May be awaited on any loop of this process."""
-        if self._asked is None:
-            self._asked, self._told = Future(), False
-        await asyncio.wrap_future(self._asked)
+        with self._lock:
+            if self._asked is None:
+                self._asked, self._told = Future(), False
+            asked = self._asked
+        await asyncio.shield(asyncio.wrap_future(asked))  # one that is given up must not cancel it for the others
