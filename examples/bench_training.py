@@ -138,11 +138,11 @@ def measure(args: argparse.Namespace) -> dict[str, float]:
         batch.columns["advantages"] = [torch.ones(len(row.response_ids)) for row in rows]
         kernels.update_actor(policy, batch, workflow.algorithm, seed=0)
         passes += batch.passes if number else []
-    found = throughput.throughput_metrics(passes, throughput.find_flops(policy))
+    metrics = throughput.throughput_metrics(passes, throughput.find_flops(policy))
     if gpu:
-        found["peak_gb"] = torch.cuda.max_memory_allocated() / 1e9
+        metrics["peak_gb"] = torch.cuda.max_memory_allocated() / 1e9
     dist.destroy_process_group()
-    return found | {"tokens": tokens}
+    return metrics | {"tokens": tokens}
 
 
 def estimate_gb(model: str, arm: str, tokens: int) -> float:
@@ -176,9 +176,8 @@ def main(argv: list[str] | None = None) -> None:
     for arm in args.arms.split(","):
         (args.out / f"store_{arm}").unlink(missing_ok=True)
         command = [sys.executable, __file__, *(sys.argv[1:] if argv is None else argv), "--arm", arm]
-        path = os.pathsep.join([str(ROOT), os.environ.get("PYTHONPATH", "")])
         with (args.out / f"{arm}.log").open("w") as log:
-            code = subprocess.run(command, env=os.environ | {"PYTHONPATH": path}, stdout=log, stderr=log).returncode
+            code = subprocess.run(command, stdout=log, stderr=log).returncode
         if code:
             print(f"{arm}: failed, see {args.out / arm}.log", flush=True)
             continue

@@ -108,10 +108,10 @@ class RolloutProcesses:
         """What `play_batch` returns, by the first `count` processes. Raises UserError."""
         count = min(count, len(samples))
         options["max_in_flight"] = -(-max_in_flight // count)
-        found: dict[tuple[str, int], list[Episode]] = defaultdict(list)
+        arrived: dict[tuple[str, int], list[Episode]] = defaultdict(list)
 
         def take(episode: Episode) -> None:
-            found[episode.uid, episode.index].append(unpack(episode, self._endpoints))
+            arrived[episode.uid, episode.index].append(unpack(episode, self._endpoints))
             if on_done is not None:
                 on_done(episode)
 
@@ -122,16 +122,16 @@ class RolloutProcesses:
         ]
         try:
             await asyncio.gather(*tasks)
-        except RayActorError as error:
+        except BaseException as error:  # CancelledError, too
+            for task in tasks:
+                task.cancel()
+            await self._end(workers, "stop")
+            await asyncio.gather(*tasks, return_exceptions=True)
+            if not isinstance(error, RayActorError):
+                raise
             reason = " ".join(str(error).split())[:300]
             raise UserError(f"a process that plays episodes died ({reason}); {ALONE}") from error
-        finally:
-            if not all(task.done() and not task.cancelled() and task.exception() is None for task in tasks):
-                for task in tasks:
-                    task.cancel()
-                await self._end(workers, "stop")
-                await asyncio.gather(*tasks, return_exceptions=True)
-        return [found[uid, index].pop(0) for _, uid in samples for index in range(n)]
+        return [arrived[uid, index].pop(0) for _, uid in samples for index in range(n)]
 
     async def _follow(
         self, worker: Any, workflow: Workflow, samples: Samples, n: int, options: dict, take: Callable

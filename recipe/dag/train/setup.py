@@ -113,6 +113,11 @@ def tool_specs(workflow: Workflow) -> dict[str, ToolSpec]:
     return {tool.key: tool for agent in workflow.agents for tool in agent.tools}
 
 
+def own_tools(workflow: Workflow) -> dict[str, Tool]:
+    """Make the user's own tools that the workflow's agents have. Raises UserError."""
+    return {key: own_tool(spec, workflow) for key, spec in tool_specs(workflow).items() if spec.path is not None}
+
+
 def built_in_tools(workflow: Workflow, client: SandboxClient | None, **defaults: float) -> dict[str, Tool]:
     """Make the tools of this package that the workflow's agents have. `defaults`: options that these do not name."""
     tools: dict[str, Tool] = {}
@@ -129,8 +134,7 @@ def interpreter_defaults(run: DictConfig) -> dict[str, float]:
 
 def make_tools(workflow: Workflow, client: SandboxClient | None, **defaults: float) -> dict[str, Tool]:
     """Make all tools that the workflow's agents have. Raises UserError."""
-    own = {key: own_tool(spec, workflow) for key, spec in tool_specs(workflow).items() if spec.path is not None}
-    return own | built_in_tools(workflow, client, **defaults)
+    return own_tools(workflow) | built_in_tools(workflow, client, **defaults)
 
 
 @dataclass(slots=True)
@@ -150,9 +154,8 @@ class Toolbox:
         """Start the local sandbox where no URL is configured. Raises UserError for a tool that cannot work, for a
         sample whose tools_kwargs ask for what no tool has, and if a configured sandbox does not answer."""
         box = cls()
-        specs = tool_specs(workflow)
-        own = {key: own_tool(spec, workflow) for key, spec in specs.items() if spec.path is not None}
-        built_in = {key: spec for key, spec in specs.items() if spec.path is None}
+        own = own_tools(workflow)
+        built_in = {key: spec for key, spec in tool_specs(workflow).items() if spec.path is None}
         named = {tool_name(tool, key): tool for key, tool in own.items()}
         check_columns(samples, workflow, named | {str(spec): CodeInterpreter for spec in built_in.values()})
         if built_in or needs_sandbox(workflow):
