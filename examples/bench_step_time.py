@@ -2,7 +2,8 @@
 
     python examples/bench_step_time.py --model MODEL [--arms stock,tuned,ours,three] [--steps 6] [key=value ...]
 
-On a CUDA host. The arms:
+On a CUDA host. Arms run one after the other; those that a slash separates (`--arms stock/tuned,ours,three`) run side by
+side, each part on a GPU of its own. The arms:
 
 - stock: verl's trainer with its defaults for a machine without flash-attn: padded rows, sdpa, logits
 - tuned: the same, tuned by hand: this project's packed attention, verl's own fused head
@@ -24,6 +25,7 @@ import re
 import statistics
 import subprocess
 import sys
+from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from pathlib import Path
 
@@ -122,8 +124,11 @@ def shared_overrides(out: Path, args: argparse.Namespace, tokens: int) -> list[s
     ]
 
 
-def run(command: list[str], log: Path) -> str:
+def run(command: list[str], log: Path, gpu: str | None = None) -> str:
+    """Runs it on the GPU of that number; None: on those that are visible."""
     env = {**os.environ, "PYTHONPATH": os.pathsep.join([str(ROOT), str(log.parent), os.environ.get("PYTHONPATH", "")])}
+    if gpu is not None:
+        env["CUDA_VISIBLE_DEVICES"] = gpu
     with log.open("w") as stream:
         code = subprocess.run(command, cwd=ROOT, env=env, stdout=stream, stderr=subprocess.STDOUT).returncode
     text = log.read_text(errors="replace")
@@ -145,7 +150,7 @@ def verl(name: str, model: tuple[str, ...], out: Path, args: argparse.Namespace)
         *model,
         *shared_overrides(out, args, args.stock_tokens if model is PADDED else args.tokens),
     ]
-    log = run(command, out / f"{name}.log")
+    log = run(command, out / f"{name}.log", args.gpu)
     return [float(seconds) for seconds in re.findall(r"timing_s/step:(?:np\.float64\()?([0-9.]+)", log)]
 
 
@@ -166,7 +171,7 @@ def workflow(name: str, agents: int, out: Path, args: argparse.Namespace) -> lis
         f"actor_rollout_ref.rollout.n={args.n // agents}",
         *shared_overrides(out, args, args.tokens),
     ]
-    run(command, out / f"{name}.log")
+    run(command, out / f"{name}.log", args.gpu)
     return [json.loads(line)["timing/step"] for line in (out / name / "metrics.jsonl").read_text().splitlines()]
 
 
@@ -210,17 +215,40 @@ def write_report(file: Path, args: argparse.Namespace, **found: object) -> None:
 
 def step_options() -> argparse.ArgumentParser:
     options = parser(__doc__.splitlines()[0], "outputs/bench_step_time", steps=6)
-    options.add_argument("--arms", default="stock,ours", help=f"of {', '.join(ARMS)}")
+    options.add_argument("--arms", default="stock,ours", help=f"of {', '.join(ARMS)}; a slash: beside each other")
+    options.set_defaults(gpu=None)
     options.add_argument("--tokens", type=int, default=16384, help="of a micro-batch")
     options.add_argument("--stock_tokens", type=int, default=8192, help="of a micro-batch whose logits are kept")
     options.add_argument("--fill", action="store_true", help="problems of about --prompt tokens")
     return options
 
 
+def measure(parts: list[list[str]], out: Path, args: argparse.Namespace) -> dict[str, list[float]]:
+    """Seconds of each step of each arm."""
+    gpus: list[str | None] = [None]
+    if len(parts) > 1:
+        visible = os.environ.get("CUDA_VISIBLE_DEVICES")
+        gpus = visible.split(",") if visible else [str(index) for index in range(len(parts))]
+        if len(gpus) < len(parts):
+            sys.exit(f"error: --arms has {len(parts)} parts, and {len(gpus)} GPUs are visible")
+    times: dict[str, list[float]] = {}
+
+    def measure_part(part: list[str], gpu: str | None) -> None:
+        own = argparse.Namespace(**{**vars(args), "gpu": gpu})
+        for name in part:
+            times[name] = ARMS[name](out, own)
+            print(f"{name}: {', '.join(f'{seconds:.1f}' for seconds in times[name])} s", flush=True)
+
+    with ThreadPoolExecutor(len(parts)) as pool:
+        list(pool.map(measure_part, parts, gpus))  # raises what a part raised
+    return times
+
+
 def main() -> None:
     options = step_options()
     args = options.parse_args()
-    arms = args.arms.split(",")
+    parts = [part.split(",") for part in args.arms.split("/")]
+    arms = [name for part in parts for name in part]
     if unknown := [name for name in arms if name not in ARMS]:
         options.error(f"--arms: there is no {unknown[0]}; choose of {', '.join(ARMS)}")
     if "three" in arms and args.n % 3:
@@ -228,10 +256,7 @@ def main() -> None:
     out = args.out.absolute()
     room = args.prompt - TEMPLATE_TOKENS
     prepare(out, args.batch * args.steps, model=args.model if args.fill else None, tokens=room)
-    times: dict[str, list[float]] = {}
-    for name in arms:
-        times[name] = ARMS[name](out, args)
-        print(f"{name}: {', '.join(f'{seconds:.1f}' for seconds in times[name])} s", flush=True)
+    times = measure(parts, out, args)
     medians = medians_of(times, out, args.warm_up)
     ratios = {f"{one}/{other}": medians[one] / medians[other] for one, other in RATIOS if {one, other} <= set(arms)}
     write_report(out / "step_time.json", args, ratios=ratios, median_s=medians, steps_s=times)

@@ -155,7 +155,7 @@ def test_a_run_says_what_it_chose_and_whether_it_fits_before_it_starts(two_cards
     assert list(choose_defaults(config, workflow, "cuda")) == [
         "GPUs of each machine: 2 of 80.0 GB, all that are visible",
         "micro-batches: 16,384 tokens; offload: none",
-        "memory of main on each GPU: fits: 57.4 of 80.0 GB",
+        "memory of main on each GPU: fits: 58.1 of 80.0 GB",
     ]
     assert config.trainer.n_gpus_per_node == 2 and not config.actor_rollout_ref.actor.fsdp_config.param_offload
     assert list(choose_defaults(config, workflow, "cpu")) == []

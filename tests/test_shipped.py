@@ -112,6 +112,25 @@ def test_gpu_script_without_data_says_how_to_make_it(gpu_script, tmp_path):
     assert given.returncode == 0 and given.stdout.endswith("data.train_files=mine.jsonl\n")
 
 
+SMALL_SCRIPT = ROOT / "recipe" / "retool_ma" / "run_smollm2.sh"
+
+
+def test_the_small_models_script_without_a_gpu_points_to_the_tiny_run(gpu_script):
+    gpu_script.expect_refusal(SMALL_SCRIPT, "no NVIDIA GPU")
+
+
+def test_the_small_models_script_takes_a_seed_before_overrides(gpu_script):
+    gpu_script.pretend_there_is_a_gpu()
+    done = gpu_script.run(SMALL_SCRIPT, "2", "trainer.total_training_steps=3", PYTHON="/bin/echo")
+    assert done.returncode == 0, done.stderr
+    *made, data, run = (line.split() for line in done.stdout.splitlines())
+    assert made in ([], [["examples/small_model.py", "outputs/smollm2"]]), "made once"
+    assert data[:3] == ["preprocess/arithmetic.py", "--local_dir", "outputs/retool_ma_smollm2_seed2/data"]
+    assert run[-1] == "trainer.total_training_steps=3" and "seed=2" in run
+    assert "trainer.experiment_name=retool_ma_smollm2_seed2" in run
+    assert "workflow=workflows/workflow_retool_ma_small.yaml" in run
+
+
 @pytest.fixture
 def started(tmp_path):
     """Runs bash with a Python that only writes down what it is asked: one (MODEL_PATH, arguments) per process."""

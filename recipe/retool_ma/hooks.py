@@ -4,11 +4,13 @@ Invariant: a hook is stateless; everything it knows of the episode comes from `c
 `pre_process_kwargs` and `post_process_kwargs` is a named argument here, so one that nobody reads is an error.
 
 Shared options of every `pre_process`: `prompt` and `system` replace the built-in texts (`system: ""` leaves the system
-message out), and may use the fields that the role's class names.
+message out), and may use the fields that the role's class names. `examples`, a list of `{user: ..., assistant: ...}`,
+come before the prompt as an exchange that went before, and show a small model what is wanted.
 """
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from recipe.dag.episode.context import Context, Message, Output, required
@@ -38,6 +40,7 @@ class Planner:
         context: Context | None = None,
         prompt: str | None = None,
         system: str = prompts.PLANNER_SYSTEM,
+        examples: Sequence[Mapping[str, str]] = (),
         executor: str = "execute",
         verifier: str = "verify",
     ) -> list[Message]:
@@ -50,7 +53,7 @@ class Planner:
             "feedback": _feedback(context, verifier),
         }
         default = prompts.PLANNER_AGAIN if fields["feedback"] else prompts.PLANNER
-        return _messages(context, default if prompt is None else prompt, system, fields)
+        return _messages(context, default if prompt is None else prompt, system, fields, examples)
 
     def post_process(
         self, tokenizer: Any, prompt_ids: Any, response_ids: list[int], *, context: Context | None = None
@@ -71,6 +74,7 @@ class Executor:
         context: Context | None = None,
         prompt: str = prompts.EXECUTOR,
         system: str = prompts.EXECUTOR_SYSTEM,
+        examples: Sequence[Mapping[str, str]] = (),
         planner: str = "plan",
         verifier: str = "verify",
     ) -> list[Message]:
@@ -80,7 +84,7 @@ class Executor:
             **_plan_fields(_upstream(context, "planner", planner)),
             "feedback": _feedback(context, verifier),
         }
-        return _messages(context, prompt, system, fields)
+        return _messages(context, prompt, system, fields, examples)
 
     async def post_process(
         self,
@@ -120,6 +124,7 @@ class Verifier:
         context: Context | None = None,
         prompt: str | None = None,
         system: str = prompts.VERIFIER_SYSTEM,
+        examples: Sequence[Mapping[str, str]] = (),
         planner: str = "plan",
         executor: str = "execute",
     ) -> list[Message]:
@@ -131,7 +136,7 @@ class Verifier:
             "feedback": _feedback(context, context.node),
         }
         default = prompts.VERIFIER_MAY_REVISE if _may_revise(context) else prompts.VERIFIER
-        return _messages(context, default if prompt is None else prompt, system, fields)
+        return _messages(context, default if prompt is None else prompt, system, fields, examples)
 
     def post_process(
         self,
@@ -168,10 +173,11 @@ class _Alone:
         context: Context | None = None,
         prompt: str | None = None,
         system: str | None = None,
+        examples: Sequence[Mapping[str, str]] = (),
     ) -> list[Message]:
         context = required(context)
         template, system = self.prompt if prompt is None else prompt, self.system if system is None else system
-        return _messages(context, template, system, {"problem": context.problem})
+        return _messages(context, template, system, {"problem": context.problem}, examples)
 
     def post_process(
         self,
@@ -205,12 +211,13 @@ class Reasoner(_Alone):
     prompt, system = prompts.REASONER, prompts.REASONER_SYSTEM
 
 
-def _messages(context: Context, prompt: str, system: str, fields: dict[str, str]) -> list[Message]:
+def _messages(
+    context: Context, prompt: str, system: str, fields: dict[str, str], examples: Sequence[Mapping[str, str]]
+) -> list[Message]:
     where = f"node '{context.node}': pre_process_kwargs"
-    user = {"role": "user", "content": prompts.render(prompt, fields, f"{where}.prompt")}
-    if not system:
-        return [user]
-    return [{"role": "system", "content": prompts.render(system, fields, f"{where}.system")}, user]
+    messages = [{"role": "system", "content": prompts.render(system, fields, f"{where}.system")}] if system else []
+    messages += prompts.exchanges(examples, f"{where}.examples")
+    return [*messages, {"role": "user", "content": prompts.render(prompt, fields, f"{where}.prompt")}]
 
 
 def _upstream(context: Context, role: str, node: str) -> Call:

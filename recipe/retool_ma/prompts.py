@@ -7,7 +7,7 @@ in the template's LaTeX and in the values pass through untouched, and a value is
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from functools import lru_cache
 
 from recipe.dag.errors import UserError
@@ -107,6 +107,7 @@ Solve this problem step by step.
 Finish with this line:
 FINAL ANSWER: \\boxed{value}"""
 
+_ROLES = ("user", "assistant")
 _FIELD = re.compile(r"(\{+)([A-Za-z_]\w*)(\}+)")
 _LATEX_BEFORE = re.compile(r"(?:\\[A-Za-z]+\*?|[\^_\]])\Z")
 
@@ -119,6 +120,17 @@ def render(template: str, fields: Mapping[str, str], where: str = "prompt") -> s
     """
     parts = _parse(template, tuple(fields), where)
     return "".join(fields[part] if is_field else part for part, is_field in parts)
+
+
+def exchanges(examples: Sequence[Mapping[str, str]], where: str = "examples") -> list[dict[str, str]]:
+    """The messages of `examples`, each a `{user, assistant}`; nothing in them is rendered. Raises UserError."""
+    if isinstance(examples, str) or not isinstance(examples, Sequence):
+        raise UserError(f"{where}: must be a list of {{user: ..., assistant: ...}}")
+    for index, example in enumerate(examples):
+        texts = example if isinstance(example, Mapping) else {}
+        if set(texts) != set(_ROLES) or not all(isinstance(text, str) for text in texts.values()):
+            raise UserError(f"{where}[{index}]: must be {{user: ..., assistant: ...}}, two texts")
+    return [{"role": role, "content": example[role]} for example in examples for role in _ROLES]
 
 
 @lru_cache(maxsize=256)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import sys
+from functools import partial
 from importlib import import_module
 from pathlib import Path
 
@@ -61,7 +62,7 @@ def test_arms_of_one_and_three_agents_make_the_same_number_of_episodes(
     step_time, monkeypatch, tmp_path, arm, agents, episodes
 ):
     commands = []
-    monkeypatch.setattr(step_time, "run", lambda command, log: commands.append(command))
+    monkeypatch.setattr(step_time, "run", lambda command, log, gpu: commands.append(command))
     (tmp_path / arm).mkdir()
     (tmp_path / arm / "metrics.jsonl").write_text('{"timing/step": 2.5}\n')
     step_time.prepare(tmp_path, 3)
@@ -76,7 +77,7 @@ def test_arms_of_one_and_three_agents_make_the_same_number_of_episodes(
 @pytest.mark.parametrize(("arm", "attention", "tokens"), [("stock", "sdpa", 8192), ("tuned", "varlen", 16384)])
 def test_verls_arms_differ_in_how_rows_are_computed(step_time, monkeypatch, tmp_path, arm, attention, tokens):
     commands, log = [], "step:1 - timing_s/step:4.5 - x:1\nstep:2 - timing_s/step:np.float64(3.25)"
-    monkeypatch.setattr(step_time, "run", lambda command, file: commands.append(command) or log)
+    monkeypatch.setattr(step_time, "run", lambda command, file, gpu: commands.append(command) or log)
     step_time.prepare(tmp_path, 3)
     assert step_time.ARMS[arm](tmp_path, arguments(step_time)) == [4.5, 3.25]
     assert f"+actor_rollout_ref.model.override_config.attn_implementation={attention}" in commands[0]
@@ -104,3 +105,21 @@ def test_an_unknown_arm_and_episodes_that_three_cannot_share_are_one_line(step_t
         with pytest.raises(SystemExit):
             step_time.main()
         assert line in capsys.readouterr().err
+
+
+def test_arms_that_a_slash_separates_run_on_gpus_of_their_own(step_time, monkeypatch, tmp_path):
+    started = []
+
+    def arm(name, out, args):
+        started.append((name, args.gpu))
+        return [1.0]
+
+    monkeypatch.setattr(step_time, "ARMS", {name: partial(arm, name) for name in ("stock", "tuned", "ours")})
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "4,7")
+    parts = [["stock"], ["tuned", "ours"]]
+    assert set(step_time.measure(parts, tmp_path, arguments(step_time))) == {"stock", "tuned", "ours"}
+    assert sorted(started) == [("ours", "7"), ("stock", "4"), ("tuned", "7")]
+    step_time.measure([["stock", "ours"]], tmp_path, arguments(step_time))
+    assert started[3:] == [("stock", None), ("ours", None)]
+    with pytest.raises(SystemExit, match="3 parts, and 2 GPUs"):
+        step_time.measure([["stock"], ["tuned"], ["ours"]], tmp_path, arguments(step_time))

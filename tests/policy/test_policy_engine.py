@@ -7,11 +7,14 @@ import os
 import subprocess
 import sys
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import torch
 
+from recipe.dag.policy import engine
 from recipe.dag.policy.engine import sampled_positions
+from recipe.dag.policy.value_model import ValueEngine
 
 SCRIPT = Path(__file__).with_name("spmd_step.py")
 LOSSES = ("vanilla", "cpgd")
@@ -71,3 +74,25 @@ def test_only_tokens_that_the_policy_sampled_are_scored():
     assert positions.tolist() == [1, 3, 5, 7, 8]
     assert ids.values()[positions + 1].tolist() == [12, 14, 21, 31, 32]
     assert sampled_positions(ids, nested([0, 0, 0], [0], [0, 0])).tolist() == [0]
+
+
+def test_what_is_offloaded_leaves_the_gpu_after_the_optimizers_state_was_moved(monkeypatch):
+    done = []
+
+    class Verls:
+        def to(self, device, model, optimizer, grad):
+            done.append((device, model, optimizer))
+
+    class Engine(engine.LeavesTheGPU, Verls):
+        pass
+
+    gpu = SimpleNamespace(synchronize=lambda: done.append("synchronize"), empty_cache=lambda: done.append("empty"))
+    monkeypatch.setattr(engine, "get_torch_device", lambda: gpu)
+    monkeypatch.setattr(engine, "get_device_name", lambda: "cuda")
+    Engine().to("cuda")
+    Engine().to("cpu", model=True, optimizer=False)
+    assert done == [("cuda", True, True), ("cpu", True, False)], "verl's own has emptied it after the weights"
+    done.clear()
+    Engine().to("cpu")
+    assert done == [("cpu", True, True), "synchronize", "empty"]
+    assert issubclass(engine.PolicyEngine, engine.LeavesTheGPU) and issubclass(ValueEngine, engine.LeavesTheGPU)

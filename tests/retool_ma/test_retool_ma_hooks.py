@@ -83,6 +83,37 @@ def test_the_prompt_and_the_system_message_can_be_replaced():
     assert Solver().pre_process(None, [], None, context=view, system="", prompt="") == [{"role": "user", "content": ""}]
 
 
+@pytest.mark.parametrize("hook", [Planner, Executor, Verifier, Solver, Reasoner])
+def test_examples_come_between_the_system_message_and_the_prompt_as_they_are(hook):
+    view = context("here", call("plan", plan=PLAN), call("execute", **RUN))
+    plain = hook().pre_process(None, [], None, context=view)
+    shown = [{"user": "1 + {problem}?", "assistant": "{2}"}, {"assistant": "3", "user": "1 + 2?"}]
+    messages = hook().pre_process(None, [], None, context=view, examples=shown)
+    assert messages == [
+        plain[0],
+        {"role": "user", "content": "1 + {problem}?"},
+        {"role": "assistant", "content": "{2}"},
+        {"role": "user", "content": "1 + 2?"},
+        {"role": "assistant", "content": "3"},
+        plain[1],
+    ]
+
+
+@pytest.mark.parametrize(
+    ("examples", "named"),
+    [
+        ("text", "examples: must be a list of"),
+        ({"user": "a", "assistant": "b"}, "examples: must be a list of"),
+        ([{"user": "a", "assistant": "b"}, {"user": "a"}], r"examples\[1\]: must be"),
+        ([{"user": "a", "assistant": 7}], r"examples\[0\]: must be"),
+        ([["a", "b"]], r"examples\[0\]: must be"),
+    ],
+)
+def test_examples_of_another_form_are_one_line(examples, named):
+    with pytest.raises(UserError, match=rf"node 'here': pre_process_kwargs.{named}"):
+        Solver().pre_process(None, [], None, context=context("here"), examples=examples)
+
+
 @pytest.mark.parametrize("option", ["prompt", "system"])
 @pytest.mark.parametrize("hook", [Planner, Executor, Verifier, Solver, Reasoner])
 def test_an_unknown_field_names_node_and_option(hook, option):

@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 
 from recipe.dag.errors import UserError
 from recipe.dag.settings.compose import compose_config
 from recipe.dag.settings.defaults import apply, check_servers, decide, describe, describe_memory, on_cpu
+from recipe.dag.settings.gpu_pools import useful_tokens
+from recipe.dag.workflow.gpu_memory import PolicyOnGpu, Pool
 from recipe.dag.workflow.machine import Machine
 from recipe.dag.workflow.schema import Workflow
-from recipe.dag.workflow.trainer_memory import Head, activation_bytes
+from recipe.dag.workflow.trainer_memory import Head, TrainerOptions, activation_bytes
 from tests.workflow.shapes import QWEN, qwen, write_config
 
 CARD = 85_500_000_000
@@ -60,7 +64,9 @@ def state(run) -> tuple:
         ("3b", 1, 2, (2, 16384, False, False)),
         ("3b", 1, 4, (4, 16384, False, False)),
         ("3b", 1, 8, (8, 16384, False, False)),
-        ("0.5b", 3, 1, (1, 16384, False, False)),
+        ("0.5b", 1, 1, (1, 32768, False, False)),
+        ("0.5b", 3, 1, (1, 32768, False, False)),
+        ("0.2b", 1, 1, (1, 65536, False, False)),
         ("3b", 3, 1, (1, 16384, True, True)),
         ("3b", 3, 2, (2, 16384, True, True)),
         ("3b", 3, 4, (4, 16384, False, False)),
@@ -117,7 +123,16 @@ def test_the_way_to_the_log_probs_decides_what_they_take(config, head, decided, 
 
 
 def test_rows_longer_than_the_usual_budget_raise_it(decided):
-    assert state(decided("0.5b", machine(1), "data.max_prompt_length=20000")[1])[1] == 22048
+    assert state(decided("3b", machine(1), "data.max_prompt_length=20000")[1])[1] == 22048
+    assert state(decided("0.5b", machine(1), "data.max_prompt_length=20000")[1])[1] == 32768
+    assert state(decided("0.5b", machine(1), "data.max_prompt_length=40000")[1])[1] == 42048
+
+
+def test_the_largest_trained_model_says_how_many_tokens_are_of_use(tmp_path):
+    small, large = (PolicyOnGpu(name, qwen(name, tmp_path), TrainerOptions(8192)) for name in ("0.2b", "3b"))
+    frozen = replace(large, trainer=None)
+    assert useful_tokens((Pool(1, (small,)), Pool(1, (frozen,)))) == 65536
+    assert useful_tokens((Pool(1, (small, large)),)) == useful_tokens((Pool(1, (small,)), Pool(1, (large,)))) == 16384
 
 
 def test_a_card_plans_for_no_more_than_it_is_told_to(decided):
@@ -152,7 +167,7 @@ def test_decisions_are_printed_in_words(decided):
         "GPUs of each machine: 1 of 85.5 GB, all that are visible",
         "micro-batches: 16,384 tokens; offload: param_offload, optimizer_offload",
     ]
-    assert list(describe_memory(decision, machine(1))) == ["memory of p0, p1, p2 on each GPU: fits: 68.3 of 85.5 GB"]
+    assert list(describe_memory(decision, machine(1))) == ["memory of p0, p1, p2 on each GPU: fits: 72.2 of 85.5 GB"]
     poor = Machine((CARD,), 64 * 10**9)
     assert list(describe_memory(decision, poor))[-1] == (
         "warning: what is offloaded takes 111 GB of host memory, and this machine has 64"

@@ -37,7 +37,7 @@ def test_runs_that_fit_an_80_gb_card_are_said_to(model, policies, gpus, pool):
 def test_the_flagship_keeps_its_optimizer_on_the_card_and_stays_below_76_gb(pool):
     rollout, backward, step = estimate_pool(pool("3b"), H100).phases
     assert rollout.optimizer == 8 * 3_085_938_688 and rollout.used < 76 * GB
-    assert step.used / GB == pytest.approx(61.8 + 2.2, rel=0.05), "the measured peak, and the processes' contexts"
+    assert step.used / GB == pytest.approx(61.8 + 3.5, rel=0.05), "the measured peak, and the processes' contexts"
     assert backward.gradients > 0 == rollout.gradients
 
 
@@ -53,7 +53,7 @@ def test_three_policies_of_3b_on_one_card_fit_where_their_states_leave_it_betwee
 def test_what_is_too_large_for_the_card_even_alone_passes_through_it_or_takes_more_gpus(pool):
     memory = judge_pool(pool("7b", param_offload=True, optimizer_offload=True), H100)
     assert memory.change == (f"{FSDP}.offload_policy=true",) and memory.enough_gpus == 2
-    assert memory.problem.startswith("optimizer step of p0 needs 154.5 GB of each GPU's 85.5")
+    assert memory.problem.startswith("optimizer step of p0 needs 155.8 GB of each GPU's 85.5")
 
 
 def test_a_change_is_the_smallest_with_which_it_fits(pool):
@@ -89,7 +89,7 @@ def test_a_critic_and_a_reference_are_counted(pool, tmp_path):
 def test_the_table_ends_with_the_verdict(pool):
     lines = gpu_table([judge_pool(pool("3b"), H100), judge_pool(pool("3b", policies=3), H100)])
     assert lines[1] == "Memory of 1 GPU with p0, in GB (estimate; 85.5 available)"
-    assert "  fits: 75.2 of 85.5 GB" in lines
+    assert "  fits: 75.9 of 85.5 GB" in lines
     last = verdict(judge_pool(pool("3b", policies=3), H100))
-    assert lines[-1] == f"  {last}" and last.startswith("does not fit: rollout needs 146.4 GB of each GPU's 85.5")
+    assert lines[-1] == f"  {last}" and last.startswith("does not fit: rollout needs 149.1 GB of each GPU's 85.5")
     assert last.endswith(f"; pass {FSDP}.param_offload=true {FSDP}.optimizer_offload=true, or give it 4 GPUs")

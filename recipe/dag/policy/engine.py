@@ -12,7 +12,7 @@ import torch
 from tensordict import TensorDict
 from torch import Tensor
 from verl.utils import tensordict_utils as tu
-from verl.utils.device import get_device_name, get_vendor
+from verl.utils.device import get_device_name, get_torch_device, get_vendor
 from verl.workers.engine.base import EngineRegistry
 from verl.workers.engine.fsdp.transformer_impl import FSDPEngineWithLMHead
 
@@ -42,7 +42,18 @@ class PackedInputs:
         return not (self.use_ulysses_sp or self.pad_to_length)
 
 
-class PolicyEngine(PackedInputs, FSDPEngineWithLMHead):
+class LeavesTheGPU:
+    """For an engine of verl's: what is offloaded leaves the GPU. verl empties the allocator's cache before it moves the
+    optimizer's state, whose memory would stay taken while other policies of the card train."""
+
+    def to(self, device: str, model: bool = True, optimizer: bool = True, grad: bool = True) -> None:
+        super().to(device=device, model=model, optimizer=optimizer, grad=grad)
+        if optimizer and device == "cpu" and device != get_device_name():
+            get_torch_device().synchronize()  # the copies are asynchronous
+            get_torch_device().empty_cache()
+
+
+class PolicyEngine(LeavesTheGPU, PackedInputs, FSDPEngineWithLMHead):
     """Of packed rows, scores the tokens that the policy sampled. `fused_kernel_options.impl_backend` of the model's
     configuration chooses how: triton or torch, without logits, or null, from the model's logits."""
 

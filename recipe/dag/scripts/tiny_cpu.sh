@@ -2,12 +2,7 @@
 #   . recipe/dag/scripts/tiny_cpu.sh
 # Functions alone, and the environment: nothing here reads the arguments of the script that sources it.
 . recipe/dag/scripts/cpu_env.sh
-
-# seed_of "$@": the first argument where it is a number, else $SEED, else 0
-seed_of() { case ${1:-} in '' | *[!0-9]*) echo "${SEED:-0}" ;; *) echo "$1" ;; esac; }
-
-# with_seed NAME SEED: the run's name; seed 0 does not show in it
-with_seed() { echo "$1$([ "$2" = 0 ] || echo "_seed$2")"; }
+. recipe/dag/scripts/seed.sh
 
 # make_model NAME SEED WORKFLOW TEACHER [options of recipe.tiny.build]
 make_model() {

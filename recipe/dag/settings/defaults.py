@@ -13,14 +13,23 @@ from omegaconf import DictConfig, open_dict
 
 from recipe.dag.errors import UserError
 from recipe.dag.policy.placement import plan_pools
-from recipe.dag.settings.gpu_pools import RUN, Open, PolicyKeys, default_tokens, is_open, longest_row, pools_of
+from recipe.dag.settings.gpu_pools import (
+    RUN,
+    Open,
+    PolicyKeys,
+    default_tokens,
+    is_open,
+    longest_row,
+    pools_of,
+    useful_tokens,
+)
 from recipe.dag.workflow.gpu_memory import GB, PoolMemory, estimate_pool, judge_pool
 from recipe.dag.workflow.machine import Machine
 from recipe.dag.workflow.memory_table import verdict
 from recipe.dag.workflow.model_size import UnknownSize
 from recipe.dag.workflow.schema import Workflow
 
-TOKEN_CHOICES = (16384, 8192, 4096)
+TOKEN_CHOICES = (65536, 32768, 16384, 8192, 4096)
 OFFLOADS = ("param_offload", "optimizer_offload")
 
 
@@ -69,20 +78,21 @@ def decide(
     chosen = {"gpus": gpus, "all_visible": asked is None}
     if available is None:
         return Decision(tokens=tokens, offload=None, unknown="no GPU's memory is known here", **chosen)
-    for choice in _choices(config, workflow, longest):
-        try:
-            pools = pools_of(config, workflow, gpus, choice, environ)
-        except UnknownSize as unknown:
-            return Decision(tokens=tokens, offload=None, unknown=str(unknown), **chosen)
+    try:
+        most = useful_tokens(pools_of(config, workflow, gpus, Open(tokens, offload=False), environ))
+    except UnknownSize as unknown:
+        return Decision(tokens=tokens, offload=None, unknown=str(unknown), **chosen)
+    for choice in _choices(config, workflow, longest, most):
+        pools = pools_of(config, workflow, gpus, choice, environ)
         if all(estimate_pool(pool, available).fits for pool in pools):
             break
     memory = tuple(judge_pool(pool, available) for pool in pools)
     return Decision(tokens=choice.tokens, offload=choice.offload, memory=memory, **chosen)
 
 
-def _choices(config: DictConfig, workflow: Workflow, longest: int) -> Iterator[Open]:
-    """Yield what may stand in for null, best first."""
-    sizes = [number for number in TOKEN_CHOICES if number >= longest] or [longest]
+def _choices(config: DictConfig, workflow: Workflow, longest: int, most: int) -> Iterator[Open]:
+    """Yield what may stand in for null, best first: `most` tokens are of use, and a row may have `longest`."""
+    sizes = [number for number in TOKEN_CHOICES if longest <= number <= most] or [longest]
     if not is_open(config, workflow, "actor.ppo_max_token_len_per_gpu"):
         sizes = sizes[:1]
     can_offload = any(is_open(config, workflow, f"actor.fsdp_config.{key}") for key in OFFLOADS)

@@ -24,12 +24,13 @@ from recipe.dag.workflow.trainer_memory import (
 )
 
 GB = 10**9
-CONTEXT = 600_000_000
-"""CUDA's context and libraries in one process."""
+CONTEXT = 1_200_000_000
+"""CUDA's context, loaded kernels and libraries' workspaces in one process (measured: an idle trainer)."""
 NCCL = 400_000_000
 """Buffers of a process that talks to other GPUs."""
-SERVER_BESIDE = GB
-"""CUDA graphs and workspaces of a server, beside its static share; they stay while it sleeps."""
+SERVER_BESIDE = 1_100_000_000
+"""CUDA graphs and workspaces of a server, beside its static share; they stay while it sleeps (measured with
+3B parameters)."""
 RESERVE = 0.04
 """Share of a GPU that is left free: fragments of the allocator, and the error of the estimate."""
 ACTOR = "actor_rollout_ref.actor"
