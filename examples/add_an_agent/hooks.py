@@ -1,16 +1,13 @@
 """A critic for ReTool-MA: it reads the plan while the executor works, and the verifier reads it.
 
-Invariant: hooks are stateless; what they know of the episode comes from `context`.
+Invariant: an agent keeps nothing of an episode; what it knows comes from `context`.
 """
 
 from __future__ import annotations
 
 import re
-from typing import Any
 
-from recipe.dag.episode.context import Context, Message, Output
-from recipe.dag.episode.record import Episode
-from recipe.dag.errors import HookFault, UserError
+from recipe.dag import Agent, Context, Episode, Message, Output, UserError
 from recipe.retool_ma.hooks import Verifier
 
 PROMPT = """\
@@ -29,31 +26,24 @@ VERDICT: bad"""
 _VERDICT = re.compile(r"VERDICT:\s*(good|bad)", re.IGNORECASE)
 
 
-class Critic:
-    def pre_process(
-        self, tokenizer: Any, prompt_ids: Any, obs: Any, *, context: Context | None = None, planner: str = "plan"
-    ) -> list[Message]:
-        if context is None or planner not in context.upstream:
-            raise HookFault(f"the critic needs node '{planner}' among its dependencies")
+class Critic(Agent):
+    def prompt(self, context: Context, *, planner: str = "plan") -> list[Message]:
+        if planner not in context.upstream:
+            raise UserError(f"node '{context.node}': the critic needs node '{planner}' among its dependencies")
         plan = context.upstream[planner].text
         return [{"role": "user", "content": PROMPT.replace("{problem}", context.problem).replace("{plan}", plan)}]
 
-    def post_process(
-        self, tokenizer: Any, prompt_ids: Any, response_ids: list[int], *, context: Context | None = None
-    ) -> Output:
+    def parse(self, context: Context) -> Output:
         """`approves` is None where there is no verdict."""
-        text = context.call.text if context is not None and context.call is not None else ""
-        found = _VERDICT.findall(text)
-        return Output(parsed={"approves": found[-1].lower() == "good" if found else None})
+        verdicts = _VERDICT.findall(context.call.text)
+        return Output(parsed={"approves": verdicts[-1].lower() == "good" if verdicts else None})
 
 
 class VerifierWithCritique(Verifier):
     """ReTool-MA's verifier, which also sees what the critic said."""
 
-    def pre_process(
-        self, tokenizer: Any, prompt_ids: Any, obs: Any, *, context: Context | None = None, critic: str = "criticize"
-    ) -> list[Message]:
-        messages = super().pre_process(tokenizer, prompt_ids, obs, context=context)
+    def prompt(self, context: Context, *, critic: str = "criticize") -> list[Message]:
+        messages = super().prompt(context)
         critique = context.upstream[critic].text
         *before, last = messages
         return [*before, {**last, "content": f"A critic said of the plan below:\n{critique}\n\n{last['content']}"}]

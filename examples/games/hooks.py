@@ -8,8 +8,7 @@ from __future__ import annotations
 
 from typing import Any, ClassVar
 
-from recipe.dag.episode.context import Context, Message, Output, required
-from recipe.dag.episode.record import Call, Episode
+from recipe.dag import Agent, Call, Context, Episode, Message, Output
 
 LETTERS, DIGITS = "abcde", "01234"
 GAMES = {
@@ -19,20 +18,10 @@ GAMES = {
 }
 
 
-class Player:
+class Player(Agent):
     says: ClassVar[str] = LETTERS
 
-    def pre_process(
-        self,
-        tokenizer: Any,
-        prompt_ids: Any,
-        obs: Any,
-        *,
-        context: Context | None = None,
-        actions: int = 2,
-        role: bool = False,
-    ) -> list[Message]:
-        context = required(context)
+    def prompt(self, context: Context, *, actions: int = 2, role: bool = False) -> list[Message]:
         lines = [f"You are player {context.agent}."] if role else []
         lines += [f"The other player chose {call.text.strip() or 'nothing'}." for call in context.upstream.values()]
         lines += self.told(context, actions)
@@ -42,11 +31,9 @@ class Player:
         """What this player alone is told."""
         return []
 
-    def post_process(
-        self, tokenizer: Any, prompt_ids: Any, response_ids: list[int], *, context: Context | None = None
-    ) -> Output:
+    def parse(self, context: Context) -> Output:
         """`action` is None where the answer is no letter (digit) of the game."""
-        said = required(context).call.text.strip()
+        said = context.call.text.strip()
         return Output(parsed={"action": self.says.index(said) if said in tuple(self.says) else None})
 
 

@@ -6,11 +6,7 @@ is what stands in the last box, and absent where there is none, so that an empty
 
 from __future__ import annotations
 
-from typing import Any
-
-from recipe.dag.episode.context import Context, Message, Output, required
-from recipe.dag.episode.record import Episode
-from recipe.dag.errors import UserError
+from recipe.dag import Agent, Context, Episode, Message, Output, UserError
 from recipe.dag.reward.gold import boxed_answer_is_right, earned_by
 from recipe.dag.reward.grader import grade
 from recipe.dag.reward.outcome import final_answer, ground_truth
@@ -18,25 +14,15 @@ from recipe.dag.reward.outcome import final_answer, ground_truth
 BOX = "Finish with your answer in \\boxed{}."
 
 
-class _Speaker:
+class _Speaker(Agent):
     instruction: str
 
-    def pre_process(
-        self,
-        tokenizer: Any,
-        prompt_ids: Any,
-        obs: Any,
-        *,
-        context: Context | None = None,
-        instruction: str | None = None,
-    ) -> list[Message]:
+    def prompt(self, context: Context, *, instruction: str | None = None) -> list[Message]:
         """`instruction` replaces the built-in one."""
         return _messages(context, self.instruction if instruction is None else instruction)
 
-    def post_process(
-        self, tokenizer: Any, prompt_ids: Any, response_ids: list[int], *, context: Context | None = None
-    ) -> Output:
-        answer = final_answer(required(context).call)
+    def parse(self, context: Context) -> Output:
+        answer = final_answer(context.call)
         return Output(parsed={} if answer is None else {"answer": answer})
 
 
@@ -51,14 +37,11 @@ class Judge(_Speaker):
 class Debater(_Speaker):
     """Speaks for one of the solvers."""
 
-    def pre_process(
+    def prompt(
         self,
-        tokenizer: Any,
-        prompt_ids: Any,
-        obs: Any,
+        context: Context,
         *,
         mine: str,
-        context: Context | None = None,
         instruction: str = "Look for mistakes in what was said, then defend the answer of {mine} unless it is wrong.",
     ) -> list[Message]:
         """`mine`: the node whose answer it defends."""
@@ -88,9 +71,8 @@ async def right_answers(
     return {a: [verdicts[call.parsed.get("answer")] for call in episode.calls_of(a)] for a in agents}
 
 
-def _messages(context: Context | None, instruction: str) -> list[Message]:
+def _messages(context: Context, instruction: str) -> list[Message]:
     """Where the conversation goes on (`memory: chat`), the other side's reply stands for all that was said before."""
-    context = required(context)
     calls = {node: call for node, call in context.upstream.items() if call.turn == context.turn}
     if context.continues:
         calls = {node: call for node, call in calls.items() if call.agent == context.agent and node != context.node}

@@ -1,9 +1,10 @@
-"""The hooks of the ReTool-MA roles and of its single-agent baselines, and the reward functions that go with them.
+"""The agents of the ReTool-MA roles and of its single-agent baselines, and the reward functions that go with them.
 
-Invariant: a hook is stateless; everything it knows of the episode comes from `context`. Every option of
-`pre_process_kwargs` and `post_process_kwargs` is a named argument here, so one that nobody reads is an error.
+Invariant: an agent keeps nothing of an episode; everything it knows comes from `context`. Every option of
+`pre_process_kwargs` (of `prompt`) and `post_process_kwargs` (of `parse`) is a named argument here, so another one is an
+error.
 
-Shared options of every `pre_process`: `prompt` and `system` replace the built-in texts (`system: ""` leaves the system
+Shared options of every `prompt`: `prompt` and `system` replace the built-in texts (`system: ""` leaves the system
 message out), and may use the fields that the role's class names. `examples`, a list of `{user: ..., assistant: ...}`,
 come before the prompt as an exchange that went before, and show a small model what is wanted.
 """
@@ -11,13 +12,8 @@ come before the prompt as an exchange that went before, and show a small model w
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Any
 
-from recipe.dag.episode.context import Context, Message, Output, required
-from recipe.dag.episode.markup import after_thinking
-from recipe.dag.episode.record import Call
-from recipe.dag.errors import UserError
-from recipe.dag.reward.answer import extract_answer
+from recipe.dag import Agent, Call, Context, Message, Output, UserError
 from recipe.dag.reward.outcome import final_answer, outcome_reward, team_reward, written_in
 from recipe.retool_ma import prompts
 from recipe.retool_ma.plan import parse_plan, plan_json, plan_of
@@ -28,23 +24,19 @@ from recipe.retool_ma.verdict import parse_verdict
 __all__ = ["Executor", "Planner", "Reasoner", "Solver", "Verifier", "outcome_reward", "role_rewards", "team_reward"]
 
 
-class Planner:
+class Planner(Agent):
     """Fields: problem; in later turns also the last planner_plan, planner_reasoning, execution_log and feedback."""
 
-    def pre_process(
+    def prompt(
         self,
-        tokenizer: Any,
-        prompt_ids: Any,
-        obs: Any,
+        context: Context,
         *,
-        context: Context | None = None,
         prompt: str | None = None,
         system: str = prompts.PLANNER_SYSTEM,
         examples: Sequence[Mapping[str, str]] = (),
         executor: str = "execute",
         verifier: str = "verify",
     ) -> list[Message]:
-        context = required(context)
         last = next((call for call in reversed(context.history) if call.node == context.node), None)
         fields = {
             "problem": context.problem,
@@ -55,30 +47,24 @@ class Planner:
         default = prompts.PLANNER_AGAIN if fields["feedback"] else prompts.PLANNER
         return _messages(context, default if prompt is None else prompt, system, fields, examples)
 
-    def post_process(
-        self, tokenizer: Any, prompt_ids: Any, response_ids: list[int], *, context: Context | None = None
-    ) -> Output:
-        plan, parsed_ok = parse_plan(_answer_text(tokenizer, response_ids, context))
+    def parse(self, context: Context) -> Output:
+        plan, parsed_ok = parse_plan(written_in(context.call))
         return Output(text=plan_json(plan), parsed={"plan": plan, "parsed_ok": parsed_ok})
 
 
-class Executor:
+class Executor(Agent):
     """Fields: problem, planner_plan, planner_reasoning, feedback. Runs the code that the model wrote, once."""
 
-    def pre_process(
+    def prompt(
         self,
-        tokenizer: Any,
-        prompt_ids: Any,
-        obs: Any,
+        context: Context,
         *,
-        context: Context | None = None,
         prompt: str = prompts.EXECUTOR,
         system: str = prompts.EXECUTOR_SYSTEM,
         examples: Sequence[Mapping[str, str]] = (),
         planner: str = "plan",
         verifier: str = "verify",
     ) -> list[Message]:
-        context = required(context)
         fields = {
             "problem": context.problem,
             **_plan_fields(_upstream(context, "planner", planner)),
@@ -86,19 +72,15 @@ class Executor:
         }
         return _messages(context, prompt, system, fields, examples)
 
-    async def post_process(
+    async def parse(
         self,
-        tokenizer: Any,
-        prompt_ids: Any,
-        response_ids: list[int],
+        context: Context,
         *,
-        context: Context | None = None,
         tool: str = "code_interpreter",
         code_timeout: float = 20.0,
     ) -> Output:
         """`code_timeout`: seconds. An answer without code is a failed run."""
-        context = required(context)
-        code = extract_code(_answer_text(tokenizer, response_ids, context))
+        code = extract_code(written_in(context.call))
         # The tool is called without code too: it refuses, and the refusal is recorded as an invalid call.
         result = await context.call_tool(tool, code=code, timeout=code_timeout)
         if code:
@@ -109,26 +91,22 @@ class Executor:
         return Output(text=log, parsed={**run, "log": log})
 
 
-class Verifier:
+class Verifier(Agent):
     """Fields: problem, planner_plan, planner_reasoning, execution_log, feedback (its own of the last turn).
 
     While turns are left, it may ask for another one; an answer ends the episode.
     """
 
-    def pre_process(
+    def prompt(
         self,
-        tokenizer: Any,
-        prompt_ids: Any,
-        obs: Any,
+        context: Context,
         *,
-        context: Context | None = None,
         prompt: str | None = None,
         system: str = prompts.VERIFIER_SYSTEM,
         examples: Sequence[Mapping[str, str]] = (),
         planner: str = "plan",
         executor: str = "execute",
     ) -> list[Message]:
-        context = required(context)
         fields = {
             "problem": context.problem,
             **_plan_fields(_upstream(context, "planner", planner)),
@@ -138,77 +116,62 @@ class Verifier:
         default = prompts.VERIFIER_MAY_REVISE if _may_revise(context) else prompts.VERIFIER
         return _messages(context, default if prompt is None else prompt, system, fields, examples)
 
-    def post_process(
+    def parse(
         self,
-        tokenizer: Any,
-        prompt_ids: Any,
-        response_ids: list[int],
+        context: Context,
         *,
-        context: Context | None = None,
         compat: bool = False,
     ) -> Output:
         """`compat`: without a box, take the last number for the answer, as was published."""
-        context = required(context)
-        call, text = context.call, _answer_text(tokenizer, response_ids, context)
-        if call is not None and call.ended_in_tool_call and not compat:
+        call, text = context.call, written_in(context.call)
+        if call.ended_in_tool_call and not compat:
             text = ""
-        complete = call is None or call.stop_reason != "length"
+        complete = call.stop_reason != "length"
         verdict = parse_verdict(text, may_revise=_may_revise(context), complete=complete, compat=compat)
         parsed = {"answer": verdict.answer, "verdict": verdict.kind, "feedback": verdict.feedback}
         return Output(parsed=parsed, done=verdict.kind == "final")
 
 
-class _Alone:
+class _Alone(Agent):
     """An agent that answers by itself. Field: problem."""
 
-    prompt: str
-    system: str
+    template: str
+    instructions: str
 
-    def pre_process(
+    def prompt(
         self,
-        tokenizer: Any,
-        prompt_ids: Any,
-        obs: Any,
+        context: Context,
         *,
-        context: Context | None = None,
         prompt: str | None = None,
         system: str | None = None,
         examples: Sequence[Mapping[str, str]] = (),
     ) -> list[Message]:
-        context = required(context)
-        template, system = self.prompt if prompt is None else prompt, self.system if system is None else system
+        template = self.template if prompt is None else prompt
+        system = self.instructions if system is None else system
         return _messages(context, template, system, {"problem": context.problem}, examples)
 
-    def post_process(
+    def parse(
         self,
-        tokenizer: Any,
-        prompt_ids: Any,
-        response_ids: list[int],
+        context: Context,
         *,
-        context: Context | None = None,
         compat: bool = False,
         answer_tag: bool = False,
     ) -> Output:
         """`compat`: without a box, take the last number for the answer, as was published. `answer_tag`: prefer what
         stands in <answer>...</answer>."""
-        if context is not None and context.call is not None:
-            answer = final_answer(context.call, compat=compat, tagged=answer_tag)
-        else:
-            text = _answer_text(tokenizer, response_ids, context)
-            answer = extract_answer(text, strict=not compat, tagged=answer_tag)
-        return Output(parsed={"answer": answer})
+        return Output(parsed={"answer": final_answer(context.call, compat=compat, tagged=answer_tag)})
 
 
 class Solver(_Alone):
     """The single-agent tool baseline; its agent has `tool_loop: {format: fenced}`. Field: problem."""
 
-    prompt, system = prompts.SOLVER, prompts.SOLVER_SYSTEM
+    template, instructions = prompts.SOLVER, prompts.SOLVER_SYSTEM
 
 
 class Reasoner(_Alone):
     """The baseline without a tool. Field: problem."""
 
-    prompt, system = prompts.REASONER, prompts.REASONER_SYSTEM
+    template, instructions = prompts.REASONER, prompts.REASONER_SYSTEM
 
 
 def _messages(
@@ -250,10 +213,3 @@ def _feedback(context: Context, verifier: str) -> str:
 
 def _may_revise(context: Context) -> bool:
     return context.turn + 1 < context.max_turns
-
-
-def _answer_text(tokenizer: Any, response_ids: list[int], context: Context | None) -> str:
-    """Return the model's text without its thoughts."""
-    if context is not None and context.call is not None:
-        return written_in(context.call)
-    return after_thinking(tokenizer.decode(response_ids, skip_special_tokens=True))

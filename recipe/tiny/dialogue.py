@@ -6,17 +6,16 @@ sees exactly what reinforcement learning will.
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
 from recipe.dag.episode.context import Context, Message
 from recipe.dag.episode.graph import episode_graph
+from recipe.dag.episode.hooks import load_hooks
 from recipe.dag.episode.record import Call, ToolResult
 from recipe.dag.episode.view import Memory, Turn, View, reader_of, remember, view
 from recipe.dag.workflow.schema import Node, Workflow
-from recipe.dag.workflow.user_code import load_object
 
 
 class Problem(Protocol):
@@ -60,10 +59,7 @@ class Dialogue:
 
     def __init__(self, workflow: Workflow):
         self._workflow, self._graph = workflow, episode_graph(workflow)
-        self._hooks = {
-            node.node_id: load_object(node.agent_options.process_path, workflow.path)()
-            for node in workflow.rollout_nodes
-        }
+        self._hooks = {node.node_id: load_hooks(node, workflow) for node in workflow.rollout_nodes}
 
     async def demonstrate(self, problem: Problem, *turns: Script) -> list[Demonstration]:
         """One demonstration for each node that speaks, in the order in which they do. Raises ValueError for a turn that
@@ -78,13 +74,12 @@ class Dialogue:
                     continue
                 seen = view(self._graph, reader_of(self._graph.by_id[node.node_id], 0), turn, memory)
                 context = self._context(node, sample, number, seen, earlier, script.call_tool)
-                hook, options = self._hooks[node.node_id], node.agent_options
-                messages = hook.pre_process(None, [], None, context=context, **options.pre_process_kwargs)
+                hooks = self._hooks[node.node_id]
+                messages = await hooks.pre_process(None, [], context)
                 answer = answer if isinstance(answer, str) else answer(messages)
                 demonstrations.append(Demonstration(node.node_id, tuple(messages), answer, number))
                 context.call = call = self._call(node, answer, number)
-                output = hook.post_process(None, [], [], context=context, **options.post_process_kwargs)
-                output = await output if asyncio.iscoroutine(output) else output
+                output = (await hooks.post_process(None, [], [], context)).output
                 call.text, call.parsed = output.text if output.text is not None else call.text, output.parsed
                 turn.said[node.node_id, 0] = call
                 if output.done:

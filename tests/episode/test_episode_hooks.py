@@ -168,11 +168,87 @@ class Solver:
     assert [episode.calls[0].text for episode in asyncio.run(main())] == ["1 ['a', 'context'] solve"] * 3
 
 
+DERIVED = "from recipe.dag import Agent\nclass A(Agent):\n"
+AGENT = """
+from recipe.dag import Agent, Output
+
+class Solver(Agent):
+    def prompt(self, context, *, word="please"):
+        return [{"role": "user", "content": f"{context.problem}, {word}"}]
+
+    async def parse(self, context, *, end="!"):
+        return Output(text=context.call.text + end, parsed={"node": context.node})
+"""
+
+
+def test_an_agent_reads_its_context_and_nothing_else(world):
+    flow = solo(world, AGENT, ref="hooks.py:Solver", pre_process_kwargs={"word": "now"})
+    (call,) = world.play(flow, world.Client(lambda *_: "42")).calls
+    assert "user\nquestion, now<|im_end|>" in call.prompt_text
+    assert (call.text, call.completion, call.parsed) == ("42!", "42", {"node": "solve"})
+
+
+@pytest.mark.parametrize(
+    ("code", "ref"),
+    [
+        ("def prompt(context, word='please'): return [{'role': 'user', 'content': word}]", "hooks.py"),
+        ("def parse(context): return None", "hooks.py"),
+        ("def parse(context): return 'said: ' + context.call.text", "hooks.py"),
+        (
+            "from recipe.dag import Agent\nclass A(Agent):\n    def parse(self, context): return 'said: 42'",
+            "hooks.py:A",
+        ),
+    ],
+)
+def test_either_function_of_an_agent_may_be_missing_and_a_file_will_do(world, code, ref):
+    (call,) = world.play(solo(world, code, ref=ref), world.Client(lambda *_: "42")).calls
+    assert ("please" if "def prompt" in code else "question") in call.prompt_text
+    assert call.text == ("said: 42" if "said" in code else "42")
+
+
+def test_a_class_in_siirls_form_may_have_a_helper_called_parse(world):
+    code = """
+class Solver:
+    def pre_process(self, tokenizer, prompt_ids, obs):
+        return prompt_ids
+    def post_process(self, tokenizer, prompt_ids, response_ids):
+        return self.parse("helped")
+    def parse(self, text):
+        return text
+"""
+    (call,) = world.play(solo(world, code, ref="hooks.py:Solver")).calls
+    assert call.text == "helped"
+
+
+def test_what_parse_may_not_return_is_a_fault_that_names_it(world):
+    code = "def parse(context): return [1, 2]"
+    with pytest.raises(UserError, match=r"in hooks.py:parse: returned list \[1, 2\], not a str, an Output or None"):
+        world.play(solo(world, code))
+
+
+HALVES = """
+class A:
+    def prompt(self, context): ...
+    def post_process(self, tokenizer, prompt_ids, response_ids): ...
+class B:
+    def pre_process(self, tokenizer, prompt_ids, obs): ...
+    def parse(self, context): ...
+"""
+
+
 @pytest.mark.parametrize(
     ("code", "ref", "message"),
     [
-        ("x = 1", "hooks.py", "neither pre_process nor post_process"),
+        ("x = 1", "hooks.py", "neither prompt nor parse"),
         ("pre_process = 5", "hooks.py", "hooks.py: pre_process is int 5, not a function"),
+        ("prompt = 'text'", "hooks.py", "hooks.py: prompt is str 'text', not a function"),
+        (HALVES, "hooks.py:A", "the class defines prompt and post_process; write prompt and parse"),
+        (HALVES, "hooks.py:B", "the class defines parse and pre_process; write prompt and parse"),
+        (
+            "from recipe.dag import Agent\nclass A(Agent): ...",
+            "hooks.py:A",
+            "the class defines neither prompt nor parse",
+        ),
         ("class A:\n    def __init__(self, n): ...", "hooks.py:A", "takes no arguments"),
         ("x = 1", "hooks.py:B", "B"),
     ],

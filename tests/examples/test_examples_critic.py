@@ -5,7 +5,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from recipe.dag.errors import HookFault, UserError
+from recipe.dag.errors import UserError
 from recipe.dag.workflow.loader import load_workflow
 from recipe.dag.workflow.user_code import load_object
 
@@ -41,12 +41,10 @@ def test_the_critic_works_while_the_executor_does():
 
 
 def test_the_critic_sees_problem_and_plan_as_they_are(hooks):
-    (message,) = hooks.Critic().pre_process(
-        None, [], None, context=context(upstream={"plan": call("print({problem})")})
-    )
+    (message,) = hooks.Critic().prompt(context(upstream={"plan": call("print({problem})")}))
     assert "2 + {x}?" in message["content"] and "print({problem})" in message["content"]
-    with pytest.raises(HookFault, match="needs node 'plan'"):
-        hooks.Critic().pre_process(None, [], None, context=context())
+    with pytest.raises(UserError, match="needs node 'plan'"):
+        hooks.Critic().prompt(context())
 
 
 @pytest.mark.parametrize(
@@ -54,7 +52,7 @@ def test_the_critic_sees_problem_and_plan_as_they_are(hooks):
     [("Fine.\nVERDICT: good", True), ("verdict: GOOD\nNo.\nVerdict: bad", False), ("It is good.", None)],
 )
 def test_the_last_verdict_counts(hooks, text, approves):
-    output = hooks.Critic().post_process(None, [], [], context=context(call=call(text)))
+    output = hooks.Critic().parse(context(call=call(text)))
     assert output.parsed == {"approves": approves}
 
 
@@ -64,7 +62,7 @@ def test_the_verifier_reads_the_critique_before_its_instructions(hooks):
         "execute": call("log", log="Status: success"),
         "criticize": call("It forgets x."),
     }
-    messages = hooks.VerifierWithCritique().pre_process(None, [], None, context=context(upstream=upstream))
+    messages = hooks.VerifierWithCritique().prompt(context(upstream=upstream))
     assert [message["role"] for message in messages] == ["system", "user"]
     text = messages[-1]["content"]
     assert text.index("It forgets x.") < text.index("Status: success") < text.index("FINAL ANSWER:")

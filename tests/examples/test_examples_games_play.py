@@ -50,7 +50,7 @@ def test_players_know_their_role_and_the_other_ones_choice_only_where_they_are_t
     hooks = module("hooks")
 
     def told(context, player=hooks.Player, **options):
-        return player().pre_process(None, [], None, context=context, **options)[0]["content"]
+        return player().prompt(context, **options)[0]["content"]
 
     assert told(context("one")) == told(context("two")) == "Choose a or b."
     assert told(context("two"), role=True, actions=3) == "You are player two. Choose a or b or c."
@@ -65,10 +65,8 @@ def test_players_know_their_role_and_the_other_ones_choice_only_where_they_are_t
 )
 def test_an_answer_is_one_of_the_letters_or_nothing(text, action):
     hooks = module("hooks")
-    assert hooks.Player().post_process(None, [], [], context=context(text=text)).parsed == {"action": action}
-    assert hooks.Guesser().post_process(None, [], [], context=context(text=text)).parsed["action"] == (
-        0 if text == "0" else None
-    )
+    assert hooks.Player().parse(context(text=text)).parsed == {"action": action}
+    assert hooks.Guesser().parse(context(text=text)).parsed["action"] == (0 if text == "0" else None)
 
 
 def played(*actions, texts=(), number=0):

@@ -58,6 +58,7 @@ PAYING_MANY = (
     "workflow_retool_ma.yaml",
     "workflow_retool_ma_revise.yaml",
     "workflow_retool_ma_separate.yaml",
+    "workflow_retool_ma_small.yaml",
 )
 """With a reward node that pays several agents for one reward, which a chain of credit would count again."""
 

@@ -12,7 +12,7 @@ import pytest
 
 from recipe.dag.episode.context import Context, Output
 from recipe.dag.episode.record import Call, ToolResult
-from recipe.dag.errors import HookFault, SandboxFault, UserError
+from recipe.dag.errors import SandboxFault, UserError
 from recipe.retool_ma.hooks import Executor, Planner, Reasoner, Solver, Verifier
 
 PROBLEM = r"Find $x_{max}$ in $\{a\}$, {feedback} and \boxed{planner_plan}."
@@ -55,13 +55,13 @@ def context(node: str, *upstream: Call, text: str = "", turn: int = 0, max_turns
 
 
 def prompt(hook, view: Context, **options) -> str:
-    messages = hook.pre_process(None, [], None, context=view, **options)
+    messages = hook.prompt(view, **options)
     assert [message["role"] for message in messages] == ["system", "user"]
     return messages[1]["content"]
 
 
 def answer(hook, view: Context, **options) -> Output:
-    result = hook.post_process(None, [], [], context=view, **options)
+    result = hook.parse(view, **options)
     return asyncio.run(result) if inspect.isawaitable(result) else result
 
 
@@ -76,19 +76,19 @@ def test_the_prompt_and_the_system_message_can_be_replaced():
     view = context("execute", call("plan", plan=PLAN))
     own = prompt(Executor(), view, prompt="{problem}|{planner_reasoning}|{planner_plan}|{feedback}|\\boxed{value}")
     assert own == PROBLEM + "|why|" + json.dumps(PLAN) + "||\\boxed{value}"
-    messages = Executor().pre_process(None, [], None, context=view, system="As for {planner_reasoning}:")
+    messages = Executor().prompt(view, system="As for {planner_reasoning}:")
     assert messages[0] == {"role": "system", "content": "As for why:"}
-    messages = Executor().pre_process(None, [], None, context=view, system="", prompt="x")
+    messages = Executor().prompt(view, system="", prompt="x")
     assert messages == [{"role": "user", "content": "x"}]
-    assert Solver().pre_process(None, [], None, context=view, system="", prompt="") == [{"role": "user", "content": ""}]
+    assert Solver().prompt(view, system="", prompt="") == [{"role": "user", "content": ""}]
 
 
 @pytest.mark.parametrize("hook", [Planner, Executor, Verifier, Solver, Reasoner])
 def test_examples_come_between_the_system_message_and_the_prompt_as_they_are(hook):
     view = context("here", call("plan", plan=PLAN), call("execute", **RUN))
-    plain = hook().pre_process(None, [], None, context=view)
+    plain = hook().prompt(view)
     shown = [{"user": "1 + {problem}?", "assistant": "{2}"}, {"assistant": "3", "user": "1 + 2?"}]
-    messages = hook().pre_process(None, [], None, context=view, examples=shown)
+    messages = hook().prompt(view, examples=shown)
     assert messages == [
         plain[0],
         {"role": "user", "content": "1 + {problem}?"},
@@ -111,7 +111,7 @@ def test_examples_come_between_the_system_message_and_the_prompt_as_they_are(hoo
 )
 def test_examples_of_another_form_are_one_line(examples, named):
     with pytest.raises(UserError, match=rf"node 'here': pre_process_kwargs.{named}"):
-        Solver().pre_process(None, [], None, context=context("here"), examples=examples)
+        Solver().prompt(context("here"), examples=examples)
 
 
 @pytest.mark.parametrize("option", ["prompt", "system"])
@@ -119,13 +119,7 @@ def test_examples_of_another_form_are_one_line(examples, named):
 def test_an_unknown_field_names_node_and_option(hook, option):
     view = context("here", call("plan", plan=PLAN), call("execute", **RUN))
     with pytest.raises(UserError, match=rf"node 'here': pre_process_kwargs.{option}: unknown field \{{plan\}}"):
-        hook().pre_process(None, [], None, context=view, **{option: "{plan}"})
-
-
-@pytest.mark.parametrize("hook", [Planner, Executor, Verifier, Solver, Reasoner])
-def test_without_a_context_there_is_no_prompt(hook):
-    with pytest.raises(HookFault, match="context"):
-        hook().pre_process(None, [], None)
+        hook().prompt(view, **{option: "{plan}"})
 
 
 def test_a_missing_upstream_node_is_named():
@@ -262,15 +256,6 @@ def test_baselines_can_read_the_answer_tag_or_as_was_published(hook):
     read = [answer(hook(), view, **options).parsed["answer"] for options in ({}, {"answer_tag": True})]
     assert read == ["1", "2"]
     assert answer(hook(), context("solve", text="3, so 4"), compat=True).parsed["answer"] == "4"
-
-
-def test_ids_are_decoded_where_there_is_no_call():
-    class Tokenizer:
-        def decode(self, ids, skip_special_tokens):
-            assert skip_special_tokens
-            return "".join(map(chr, ids))
-
-    assert Reasoner().post_process(Tokenizer(), [], list(map(ord, "\\boxed{42}"))).parsed == {"answer": "42"}
 
 
 def test_the_file_loads_by_path():

@@ -28,6 +28,15 @@ class Built:
     def pre_process(self, tokenizer, prompt_ids, obs): return prompt_ids
 class Short:
     def pre_process(self, tokenizer, prompt_ids): return prompt_ids
+class Native:
+    def prompt(self, context, *, tone="plain"): return []
+    async def parse(self, context, *, strict=True): return None
+class Derived(Native):
+    def prompt(self, context, *, tone): return []
+class Bare:
+    def prompt(self): return []
+class Mine(unknown_base.Agent):
+    def parse(self, context, *, strict=True): return None
 class Hungry:
     def pre_process(self, tokenizer, prompt_ids, obs, template): return prompt_ids
 """,

@@ -1,4 +1,7 @@
-"""The user's pre_process and post_process around a call, and what stands in where a node has none.
+"""The user's code around a call, and the defaults of a node without any.
+
+An agent has `prompt(context)` and `parse(context)`; siiRL's form, `pre_process` and `post_process` with a tokenizer and
+token ids, is called as siiRL calls it.
 
 Invariant: whatever a hook does, the caller gets a prompt or an Answer, or a HookFault that names the file and function.
 Sync hooks run on the event loop, where they must be quick (they format and parse text); whatever waits must be async.
@@ -14,6 +17,7 @@ from dataclasses import dataclass, field
 from types import ModuleType
 from typing import Any
 
+from recipe.dag.episode.agent import Agent
 from recipe.dag.episode.chat import as_ids
 from recipe.dag.episode.context import Context, Message, Output
 from recipe.dag.episode.record import Call
@@ -24,16 +28,20 @@ from recipe.dag.workflow.schema import Node, Workflow
 from recipe.dag.workflow.user_code import load_object
 
 Prompt = list[int] | list[Message]
+NATIVE_FORM = ("prompt", "parse")
+SIIRL_FORM = ("pre_process", "post_process")
 
 
 @dataclass(frozen=True, slots=True)
 class Hook:
-    """One user function."""
+    """One user function, in either form."""
 
     function: Callable[..., Any]
     where: str
     """file:function"""
     kwargs: dict[str, Any] = field(default_factory=dict)
+    native: bool = False
+    """It is called with the context alone; otherwise with siiRL's arguments."""
     takes_context: bool = False
     names_context: bool = False
     """By name, not through **kwargs: then it is written for this engine, not for siiRL."""
@@ -41,7 +49,11 @@ class Hook:
     """False: its code never touches its second argument, so nothing needs to be rendered and encoded for it."""
 
     async def __call__(self, *args: Any, context: Context) -> Any:
-        extra = {"context": context} if self.takes_context else {}
+        extra: dict[str, Any] = {}
+        if self.native:
+            args = (context,)
+        elif self.takes_context:
+            extra["context"] = context
         with boundary(HookFault, self.where, self.function):
             result = self.function(*args, **self.kwargs, **extra)
             return await guarded(result) if inspect.isawaitable(result) else result
@@ -94,9 +106,10 @@ class Hooks:
                 return Answer(Output(text=result))
             if isinstance(result, Output):
                 return Answer(checked(result, self.post.where))
-            ids = as_ids(result)
+            ids = None if self.post.native else as_ids(result)
             if ids is None:
-                raise HookFault(f"returned {described(result)}, not token ids, a str or an Output")
+                wanted = "a str, an Output or None" if self.post.native else "token ids, a str or an Output"
+                raise HookFault(f"returned {described(result)}, not {wanted}")
             return Answer(Output(text=tokenizer.decode(ids, skip_special_tokens=True)), ids)
 
 
@@ -117,8 +130,9 @@ def load_hooks(node: Node, workflow: Workflow) -> Hooks:
         except Exception as error:
             text = f"{type(error).__name__}: {error} ({raised_at(error)})"
             raise UserError(f"{where}: {text}; a hook class takes no arguments") from error
-    pre = _hook(holder, "pre_process", options.process_path, options.pre_process_kwargs)
-    post = _hook(holder, "post_process", options.process_path, options.post_process_kwargs)
+    names = _names_of_form(holder, where)
+    pre = _hook(holder, names[0], options.process_path, options.pre_process_kwargs)
+    post = _hook(holder, names[1], options.process_path, options.post_process_kwargs)
     agent = workflow.agent_of(node)
     if agent.memory == "chat" and pre is not None and not pre.takes_context:
         raise UserError(
@@ -127,14 +141,42 @@ def load_hooks(node: Node, workflow: Workflow) -> Hooks:
         )
     if pre is None and post is None:
         kind = "file" if isinstance(holder, ModuleType) else "class"
-        raise UserError(f"{where}: the {kind} defines neither pre_process nor post_process")
+        raise UserError(f"{where}: the {kind} defines neither prompt nor parse")
     return Hooks(pre, post, named, peers)
 
 
-def _hook(holder: Any, name: str, path: str, kwargs: dict[str, Any]) -> Hook | None:
+def _names_of_form(holder: Any, where: str) -> tuple[str, str]:
+    """Return the names of the two functions in the form that `holder` is written in: siiRL's where it has one of those,
+    since a helper may be called parse. Raises UserError for a class with half of each."""
+    if not any(_defines(holder, name) for name in SIIRL_FORM):
+        return NATIVE_FORM
+    for name, native, other in zip(SIIRL_FORM, NATIVE_FORM, reversed(SIIRL_FORM), strict=True):
+        if inspect.ismethod(getattr(holder, native, None)) and _defines(holder, native) and not _defines(holder, name):
+            raise UserError(f"{where}: the class defines {native} and {other}; write prompt and parse")
+    return SIIRL_FORM
+
+
+def _defines(holder: Any, name: str) -> bool:
+    """Whether `holder` has an attribute of that name, other than what it inherits from Agent."""
     function = getattr(holder, name, None)
-    if function is None:
+    inherited = name in NATIVE_FORM and getattr(function, "__func__", None) is getattr(Agent, name)
+    return function is not None and not inherited
+
+
+def _hook(holder: Any, name: str, path: str, kwargs: dict[str, Any]) -> Hook | None:
+    if not _defines(holder, name):
         return None
+    function = getattr(holder, name)
+    if callable(function) and name in NATIVE_FORM:
+        return Hook(
+            function,
+            f"{path}:{name}",
+            kwargs,
+            native=True,
+            takes_context=True,
+            names_context=True,
+            reads_prompt_ids=False,
+        )
     if not callable(function):
         raise UserError(f"{path}: {name} is {described(function)}, not a function")
     parameters = inspect.signature(function).parameters

@@ -30,7 +30,8 @@ from recipe.dag.workflow.source import Source
 
 BUILTIN_TOOLS = ("code_interpreter",)
 
-_HOOKS = {
+_HOOKS = {"prompt": ("context",), "parse": ("context",)}
+_SIIRL_HOOKS = {
     "pre_process": ("tokenizer", "prompt_ids", "obs"),
     "post_process": ("tokenizer", "prompt_ids", "response_ids"),
 }
@@ -87,8 +88,8 @@ class References:
     def check_node(self, node: Node, path: KeyPath) -> Iterator[Problem]:
         options, at = node.agent_options, (*path, "agent_options")
         if node.node_role is NodeRole.ROLLOUT:
-            given = {"pre_process": options.pre_process_kwargs, "post_process": options.post_process_kwargs}
-            yield from self.check_hooks(options.process_path, at, given)
+            kwargs = (options.pre_process_kwargs, options.post_process_kwargs)
+            yield from self.check_hooks(options.process_path, at, kwargs)
             for index, ref in enumerate(options.env_path):
                 if not names_env(ref):
                     yield from self.check_env_class(ref, (*at, "env_path", index))
@@ -112,39 +113,44 @@ class References:
             shape = signature(reset, method=True)
             yield from self.check_call(shape, (), {}, f"reset of `{ref}`", at, at, _RESET)
 
-    def check_hooks(self, ref: str | None, at: KeyPath, given: dict[str, dict[str, Any]]) -> Iterator[Problem]:
-        """`given`: hook name -> its kwargs."""
+    def check_hooks(
+        self, ref: str | None, at: KeyPath, kwargs: tuple[dict[str, Any], dict[str, Any]]
+    ) -> Iterator[Problem]:
+        """`kwargs`: of the function that makes the prompt, and of the one that reads the answer."""
+        keys = ("pre_process_kwargs", "post_process_kwargs")
         if ref is None:
-            for name in (name for name, kwargs in given.items() if kwargs):
-                message = "nobody reads this without `process_path`"
-                yield self.source.problem((*at, f"{name}_kwargs"), message, key=True)
+            for key in (key for key, given in zip(keys, kwargs, strict=True) if given):
+                yield self.source.problem((*at, key), "nobody reads this without `process_path`", key=True)
             return
         here = (*at, "process_path")
         found = yield from self.look_up(ref, here, None)
         if found is None or found[1] is OPAQUE:
             return
         outline, owner = found
+        if owner is not None and not isinstance(owner, ast.ClassDef):
+            message = f"`{ref}` is a function; name the file, or a class with prompt or parse"
+            yield self.source.problem(here, message)
+            return
         if isinstance(owner, ast.ClassDef):
             yield from self.check_constructor(outline, owner, ref, here)
-            hooks = {name: outline.method(owner, name) for name in _HOOKS}
-        elif owner is None:
-            hooks = {name: outline.find(name) for name in _HOOKS}
-        else:
-            message = f"`{ref}` is a function; name the file, or a class with pre_process or post_process"
-            yield self.source.problem(here, message)
-            return
+        forms = [
+            {name: outline.find(name) if owner is None else outline.method(owner, name) for name in form}
+            for form in (_SIIRL_HOOKS, _HOOKS)
+        ]
+        hooks = next((form for form in forms if any(hook not in (None, OPAQUE) for hook in form.values())), forms[1])
         if not any(hooks.values()):
-            message = f"`{ref}` defines neither pre_process nor post_process"
-            yield self.source.problem(here, message)
+            yield self.source.problem(here, f"`{ref}` defines neither prompt nor parse")
             return
-        for name, hook in hooks.items():
-            kwargs_at = (*at, f"{name}_kwargs")
+        arguments = _HOOKS | _SIIRL_HOOKS
+        for (name, hook), key, given in zip(hooks.items(), keys, kwargs, strict=True):
             if hook is None:
-                if given[name]:
-                    yield self.source.problem(kwargs_at, f"`{ref}` has no {name} that could take this", key=True)
+                if given:
+                    message = f"`{ref}` has no {name} that could take this"
+                    yield self.source.problem((*at, key), message, key=True)
                 continue
             shape = signature(hook, method=owner is not None) if not isinstance(hook, ast.ClassDef) else OPAQUE
-            yield from self.check_call(shape, _HOOKS[name], given[name], f"{name} of `{ref}`", here, kwargs_at)
+            optional = frozenset[str]() if name in _HOOKS else _CONTEXT
+            yield from self.check_call(shape, arguments[name], given, f"{name} of `{ref}`", here, (*at, key), optional)
 
     def check_function(
         self, ref: str, path: KeyPath, arguments: tuple[str, ...], kwargs: dict[str, Any]
