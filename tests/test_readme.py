@@ -1,4 +1,4 @@
-"""Every command in a README runs here, or stands in EXPLAINED with the reason and the test that covers it."""
+"""Every command in a README or in docs/ runs here, or EXPLAINED has the reason and the test that covers it."""
 
 from __future__ import annotations
 
@@ -13,6 +13,7 @@ import pytest
 
 import recipe.dag.main
 from recipe.dag import cli
+from recipe.dag.episode.load import load_user_code
 from recipe.dag.workflow import render
 from recipe.dag.workflow.interpolation import resolve_env
 from recipe.dag.workflow.loader import load_workflow
@@ -21,7 +22,7 @@ from recipe.dag.workflow.plan import make_plan
 ROOT = Path(__file__).parents[1]
 READMES = sorted(
     path for path in ROOT.rglob("README.md") if not {".venv", "outputs", ".pytest_cache"} & set(path.parts[:-1])
-)
+) + sorted((ROOT / "docs").glob("*.md"))
 TINY = "tests/test_shipped.py::test_script_parses"
 SEEDED = "tests/test_shipped.py::test_a_tiny_run_takes_a_seed_before_overrides"
 MARFT = "tests/marft/test_marft_script.py::test_without_a_gpu_it_points_to_the_tiny_run"
@@ -238,7 +239,8 @@ def test_commands_work_in_the_order_in_which_they_are_typed(readme, tmp_path):
         for name in (".venv", ".venv-gpu"):
             subprocess.run([tools / "make_environment", name], cwd=clone, check=True)
         beginning = readme.read_text().partition("source .venv")[0]
-        assert "README.md)" in beginning or "README.md#" in beginning, "does not say how to make the environment"
+        places = ("README.md)", "README.md#", "docs/running.md)")
+        assert not typed or any(place in beginning for place in places), "does not say how to make the environment"
     script = "\n".join(["set -e", *(f"{line} || {{ echo {shlex.quote(line)} >&2; exit 1; }}" for line in typed)])
     done = subprocess.run(
         ["/bin/bash", "-c", script], cwd=clone, env={"PATH": str(tools)}, capture_output=True, text=True
@@ -281,7 +283,20 @@ def test_tables_are_whole(readme):
 
 
 def test_the_diagrams_are_what_plan_prints():
-    diagrams = blocks(ROOT / "README.md", "mermaid")
+    diagrams = [*blocks(ROOT / "README.md", "mermaid"), *blocks(ROOT / "docs" / "workflows.md", "mermaid")]
     for diagram, name in zip(diagrams, ("retool_ma", "debate"), strict=True):
         plan = make_plan(load_workflow(ROOT / "workflows" / f"workflow_{name}.yaml"))
         assert diagram.strip() == render.to_mermaid(plan).strip()
+
+
+def test_the_workflow_on_the_first_page_loads_and_trains_both_agents(tmp_path):
+    (text,) = blocks(ROOT / "README.md", "yaml")
+    (tmp_path / "workflow.yaml").write_text(text)
+    workflow = load_workflow(tmp_path / "workflow.yaml")
+    load_user_code(workflow)
+    assert [agent.name for agent in workflow.agents] == ["solver", "checker"] and workflow.warnings == ()
+    assert workflow.trained_policies() == ("main",)
+
+
+def test_the_first_page_is_short():
+    assert len((ROOT / "README.md").read_text().splitlines()) <= 140

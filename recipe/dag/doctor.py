@@ -110,7 +110,7 @@ def check_ray() -> str:
 def check_sglang() -> str:
     version = _version("sglang")
     if version is None and _has_cuda():
-        raise Unfit("not installed; GPU runs generate with it: see the installation for CUDA hosts in README.md")
+        raise Unfit("not installed; GPU runs generate with it: docs/running.md says how to install it")
     if version is None:
         raise Note("not installed; only GPU runs need it")
     return version
