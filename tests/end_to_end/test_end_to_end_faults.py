@@ -106,10 +106,10 @@ from recipe.retool_ma.hooks import Verifier
 
 
 class Unlucky(Verifier):
-    def pre_process(self, *args, context, **kwargs):
+    def prompt(self, context, **options):
         if context.episode == 1 and not context.validate:
             raise RuntimeError("no luck today")
-        return super().pre_process(*args, context=context, **kwargs)
+        return super().prompt(context, **options)
 
 
 class Trap:
@@ -162,11 +162,11 @@ calls = []
 
 
 class Careless(Verifier):
-    def pre_process(self, *args, context, **kwargs):
+    def prompt(self, context, **options):
         calls.append(context.uid)
         if len(calls) > 40:
             return self.tepmlate
-        return super().pre_process(*args, context=context, **kwargs)
+        return super().prompt(context, **options)
 """
 
 
