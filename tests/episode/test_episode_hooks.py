@@ -220,6 +220,18 @@ class Solver:
     assert call.text == "helped"
 
 
+def test_agents_own_parse_changes_nothing(world):
+    code = f"{DERIVED}    def parse(self, context): return super().parse(context)"
+    (call,) = world.play(solo(world, code, ref="hooks.py:A"), world.Client(lambda *_: "42")).calls
+    assert call.text == "42"
+
+
+def test_agents_own_prompt_says_what_to_do(world):
+    code = f"{DERIVED}    def prompt(self, context): return super().prompt(context)"
+    with pytest.raises(UserError, match="A: Agent.prompt has no messages to return; build them from `context`"):
+        world.play(solo(world, code, ref="hooks.py:A"))
+
+
 def test_what_parse_may_not_return_is_a_fault_that_names_it(world):
     code = "def parse(context): return [1, 2]"
     with pytest.raises(UserError, match=r"in hooks.py:parse: returned list \[1, 2\], not a str, an Output or None"):

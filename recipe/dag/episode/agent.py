@@ -9,6 +9,7 @@ from __future__ import annotations
 from typing import Any
 
 from recipe.dag.episode.context import Context, Message, Output
+from recipe.dag.errors import UserError
 
 
 class Agent:
@@ -21,10 +22,11 @@ class Agent:
 
     def prompt(self, context: Context, **options: Any) -> list[Message] | list[int]:
         """Return the messages that the model reads, or token ids that are fed as they are. Without it: the sample's
-        messages, followed by what the node's dependencies said."""
-        raise NotImplementedError
+        messages, followed by what the node's dependencies said. That default knows the node, so it is the engine's, and
+        calling this one raises UserError."""
+        raise UserError(f"{type(self).__name__}: Agent.prompt has no messages to return; build them from `context`")
 
     def parse(self, context: Context, **options: Any) -> Output | str | None:
         """Return what the call hands over, given `context.call`: its text, an Output with `parsed` data, or None to
-        leave the text as it is. Without it: the text."""
-        raise NotImplementedError
+        leave the text as it is, as without it."""
+        return None
