@@ -125,7 +125,7 @@ def shared_overrides(out: Path, args: argparse.Namespace, tokens: int) -> list[s
 
 
 def run(command: list[str], log: Path, gpu: str | None = None) -> str:
-    """Runs it on the GPU of that number; None: on those that are visible."""
+    """Run `command` on GPU number `gpu` (None: on all that are visible) and return its log."""
     env = {**os.environ, "PYTHONPATH": os.pathsep.join([str(ROOT), str(log.parent), os.environ.get("PYTHONPATH", "")])}
     if gpu is not None:
         env["CUDA_VISIBLE_DEVICES"] = gpu

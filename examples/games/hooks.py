@@ -33,8 +33,8 @@ class Player(Agent):
 
     def parse(self, context: Context) -> Output:
         """`action` is None where the answer is no letter (digit) of the game."""
-        said = context.call.text.strip()
-        return Output(parsed={"action": self.says.index(said) if said in tuple(self.says) else None})
+        choice = context.call.text.strip()
+        return Output(parsed={"action": self.says.index(choice) if choice in tuple(self.says) else None})
 
 
 class Speaker(Player):

@@ -6,7 +6,7 @@ error.
 
 Shared options of every `prompt`: `prompt` and `system` replace the built-in texts (`system: ""` leaves the system
 message out), and may use the fields that the role's class names. `examples`, a list of `{user: ..., assistant: ...}`,
-come before the prompt as an exchange that went before, and show a small model what is wanted.
+are few-shot examples: messages between the system message and the prompt.
 """
 
 from __future__ import annotations
@@ -72,13 +72,7 @@ class Executor(Agent):
         }
         return _messages(context, prompt, system, fields, examples)
 
-    async def parse(
-        self,
-        context: Context,
-        *,
-        tool: str = "code_interpreter",
-        code_timeout: float = 20.0,
-    ) -> Output:
+    async def parse(self, context: Context, *, tool: str = "code_interpreter", code_timeout: float = 20.0) -> Output:
         """`code_timeout`: seconds. An answer without code is a failed run."""
         code = extract_code(written_in(context.call))
         # The tool is called without code too: it refuses, and the refusal is recorded as an invalid call.
@@ -116,12 +110,7 @@ class Verifier(Agent):
         default = prompts.VERIFIER_MAY_REVISE if _may_revise(context) else prompts.VERIFIER
         return _messages(context, default if prompt is None else prompt, system, fields, examples)
 
-    def parse(
-        self,
-        context: Context,
-        *,
-        compat: bool = False,
-    ) -> Output:
+    def parse(self, context: Context, *, compat: bool = False) -> Output:
         """`compat`: without a box, take the last number for the answer, as was published."""
         call, text = context.call, written_in(context.call)
         if call.ended_in_tool_call and not compat:
@@ -150,13 +139,7 @@ class _Alone(Agent):
         system = self.instructions if system is None else system
         return _messages(context, template, system, {"problem": context.problem}, examples)
 
-    def parse(
-        self,
-        context: Context,
-        *,
-        compat: bool = False,
-        answer_tag: bool = False,
-    ) -> Output:
+    def parse(self, context: Context, *, compat: bool = False, answer_tag: bool = False) -> Output:
         """`compat`: without a box, take the last number for the answer, as was published. `answer_tag`: prefer what
         stands in <answer>...</answer>."""
         return Output(parsed={"answer": final_answer(context.call, compat=compat, tagged=answer_tag)})

@@ -123,7 +123,7 @@ def render(template: str, fields: Mapping[str, str], where: str = "prompt") -> s
 
 
 def exchanges(examples: Sequence[Mapping[str, str]], where: str = "examples") -> list[dict[str, str]]:
-    """The messages of `examples`, each a `{user, assistant}`; nothing in them is rendered. Raises UserError."""
+    """Return few-shot `examples`, each a `{user, assistant}`, as messages, no field replaced. Raises UserError."""
     if isinstance(examples, str) or not isinstance(examples, Sequence):
         raise UserError(f"{where}: must be a list of {{user: ..., assistant: ...}}")
     for index, example in enumerate(examples):

@@ -194,10 +194,7 @@ def test_an_agent_reads_its_context_and_nothing_else(world):
         ("def prompt(context, word='please'): return [{'role': 'user', 'content': word}]", "hooks.py"),
         ("def parse(context): return None", "hooks.py"),
         ("def parse(context): return 'said: ' + context.call.text", "hooks.py"),
-        (
-            "from recipe.dag import Agent\nclass A(Agent):\n    def parse(self, context): return 'said: 42'",
-            "hooks.py:A",
-        ),
+        (f"{DERIVED}    def parse(self, context): return 'said: 42'", "hooks.py:A"),
     ],
 )
 def test_either_function_of_an_agent_may_be_missing_and_a_file_will_do(world, code, ref):
@@ -256,11 +253,7 @@ class B:
         ("prompt = 'text'", "hooks.py", "hooks.py: prompt is str 'text', not a function"),
         (HALVES, "hooks.py:A", "the class defines prompt and post_process; write prompt and parse"),
         (HALVES, "hooks.py:B", "the class defines parse and pre_process; write prompt and parse"),
-        (
-            "from recipe.dag import Agent\nclass A(Agent): ...",
-            "hooks.py:A",
-            "the class defines neither prompt nor parse",
-        ),
+        (f"{DERIVED}    pass", "hooks.py:A", "the class defines neither prompt nor parse"),
         ("class A:\n    def __init__(self, n): ...", "hooks.py:A", "takes no arguments"),
         ("x = 1", "hooks.py:B", "B"),
     ],

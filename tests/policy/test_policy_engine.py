@@ -83,7 +83,7 @@ def test_what_is_offloaded_leaves_the_gpu_after_the_optimizers_state_was_moved(m
         def to(self, device, model, optimizer, grad):
             done.append((device, model, optimizer))
 
-    class Engine(engine.LeavesTheGPU, Verls):
+    class Engine(engine.FullOffload, Verls):
         pass
 
     gpu = SimpleNamespace(synchronize=lambda: done.append("synchronize"), empty_cache=lambda: done.append("empty"))
@@ -95,4 +95,4 @@ def test_what_is_offloaded_leaves_the_gpu_after_the_optimizers_state_was_moved(m
     done.clear()
     Engine().to("cpu")
     assert done == [("cpu", True, True), "synchronize", "empty"]
-    assert issubclass(engine.PolicyEngine, engine.LeavesTheGPU) and issubclass(ValueEngine, engine.LeavesTheGPU)
+    assert issubclass(engine.PolicyEngine, engine.FullOffload) and issubclass(ValueEngine, engine.FullOffload)

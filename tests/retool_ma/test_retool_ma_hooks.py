@@ -87,8 +87,8 @@ def test_the_prompt_and_the_system_message_can_be_replaced():
 def test_examples_come_between_the_system_message_and_the_prompt_as_they_are(hook):
     view = context("here", call("plan", plan=PLAN), call("execute", **RUN))
     plain = hook().prompt(view)
-    shown = [{"user": "1 + {problem}?", "assistant": "{2}"}, {"assistant": "3", "user": "1 + 2?"}]
-    messages = hook().prompt(view, examples=shown)
+    examples = [{"user": "1 + {problem}?", "assistant": "{2}"}, {"assistant": "3", "user": "1 + 2?"}]
+    messages = hook().prompt(view, examples=examples)
     assert messages == [
         plain[0],
         {"role": "user", "content": "1 + {problem}?"},

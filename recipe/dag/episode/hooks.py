@@ -150,9 +150,11 @@ def _names_of_form(holder: Any, where: str) -> tuple[str, str]:
     since a helper may be called parse. Raises UserError for a class with half of each."""
     if not any(_defines(holder, name) for name in SIIRL_FORM):
         return NATIVE_FORM
-    for name, native, other in zip(SIIRL_FORM, NATIVE_FORM, reversed(SIIRL_FORM), strict=True):
-        if inspect.ismethod(getattr(holder, native, None)) and _defines(holder, native) and not _defines(holder, name):
-            raise UserError(f"{where}: the class defines {native} and {other}; write prompt and parse")
+    halves = (("prompt", "pre_process", "post_process"), ("parse", "post_process", "pre_process"))
+    for native, counterpart, defined in halves:
+        is_method = inspect.ismethod(getattr(holder, native, None)) and _defines(holder, native)
+        if is_method and not _defines(holder, counterpart):
+            raise UserError(f"{where}: the class defines {native} and {defined}; write prompt and parse")
     return SIIRL_FORM
 
 

@@ -42,9 +42,9 @@ class PackedInputs:
         return not (self.use_ulysses_sp or self.pad_to_length)
 
 
-class LeavesTheGPU:
-    """For an engine of verl's: what is offloaded leaves the GPU. verl empties the allocator's cache before it moves the
-    optimizer's state, whose memory would stay taken while other policies of the card train."""
+class FullOffload:
+    """For an engine of verl's: offloading frees the GPU memory of the optimizer's state, too. verl empties the cache of
+    the allocator before it moves that state, whose memory would stay reserved while other policies on the GPU train."""
 
     def to(self, device: str, model: bool = True, optimizer: bool = True, grad: bool = True) -> None:
         super().to(device=device, model=model, optimizer=optimizer, grad=grad)
@@ -53,7 +53,7 @@ class LeavesTheGPU:
             get_torch_device().empty_cache()
 
 
-class PolicyEngine(LeavesTheGPU, PackedInputs, FSDPEngineWithLMHead):
+class PolicyEngine(FullOffload, PackedInputs, FSDPEngineWithLMHead):
     """Of packed rows, scores the tokens that the policy sampled. `fused_kernel_options.impl_backend` of the model's
     configuration chooses how: triton or torch, without logits, or null, from the model's logits."""
 

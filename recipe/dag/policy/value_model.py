@@ -13,7 +13,7 @@ from verl.utils.device import get_device_name, get_vendor
 from verl.workers.engine.base import EngineRegistry
 from verl.workers.engine.fsdp.transformer_impl import FSDPEngineWithValueHead
 
-from recipe.dag.policy.engine import LeavesTheGPU, PackedInputs
+from recipe.dag.policy.engine import FullOffload, PackedInputs
 
 HEADS = ("score", "classifier")
 """What transformers calls the last layer of its token classifiers."""
@@ -37,7 +37,7 @@ def load_value_model(local_path: str, torch_dtype: torch.dtype, model_config, tr
     return model
 
 
-class ValueEngine(LeavesTheGPU, PackedInputs, FSDPEngineWithValueHead):
+class ValueEngine(FullOffload, PackedInputs, FSDPEngineWithValueHead):
     def _build_module(self):
         # verl looks the loader up when it builds the module; this process builds one module at a time
         original, stock.load_valuehead_model = stock.load_valuehead_model, load_value_model
