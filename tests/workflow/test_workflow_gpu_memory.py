@@ -46,7 +46,7 @@ def test_three_policies_of_3b_on_one_card_fit_where_their_states_leave_it_betwee
     assert not memory.fits and memory.enough_gpus == 4
     assert memory.change == (f"{FSDP}.param_offload=true", f"{FSDP}.optimizer_offload=true")
     offloaded = estimate_pool(pool("3b", policies=3, param_offload=True, optimizer_offload=True), H100)
-    assert offloaded.fits and offloaded.host == 3 * 12 * 3_085_938_688
+    assert offloaded.fits and offloaded.host / GB == pytest.approx(162, rel=0.01)
     assert offloaded.phases[0].weights == offloaded.phases[0].optimizer == 0
 
 

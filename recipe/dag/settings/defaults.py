@@ -31,6 +31,11 @@ from recipe.dag.workflow.schema import Workflow
 
 TOKEN_CHOICES = (65536, 32768, 16384, 8192, 4096)
 OFFLOADS = ("param_offload", "optimizer_offload")
+HOST_BESIDE = 15 * GB
+"""Bytes of host memory for each policy on each GPU: its trainer, its server and a share of the driver's (measured with
+three policies of 3B on one GPU)."""
+RAY_KILLS_AT = 0.95
+"""Share of the host's memory at which Ray ends workers (`RAY_memory_usage_threshold`)."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -141,11 +146,19 @@ def describe_memory(decision: Decision, machine: Machine) -> Iterator[str]:
         yield f"memory: not estimated ({decision.unknown})"
     for pool in decision.memory:
         yield f"{'' if pool.fits else 'warning: '}memory of {', '.join(pool.policies)} on each GPU: {verdict(pool)}"
+    yield from _describe_host(decision, machine)
+
+
+def _describe_host(decision: Decision, machine: Machine) -> Iterator[str]:
     host = sum(pool.host for pool in decision.memory)
-    if machine.host_bytes is not None and host > machine.host_bytes:
+    if machine.host_bytes is None or not host:
+        return
+    beside = HOST_BESIDE * sum(len(pool.policies) * pool.gpus for pool in decision.memory)
+    if host + beside > RAY_KILLS_AT * machine.host_bytes:
         yield (
-            f"warning: what is offloaded takes {host / GB:.0f} GB of host memory, and this machine has "
-            f"{machine.host_bytes / GB:.0f}"
+            f"warning: what is offloaded takes {host / GB:.0f} GB of host memory, and the processes about "
+            f"{beside / GB:.0f}; this machine has {machine.host_bytes / GB:.0f}, and Ray ends a run at "
+            f"{RAY_KILLS_AT:.0%} of it"
         )
 
 

@@ -124,7 +124,7 @@ def estimate_pool(pool: Pool, available: int) -> PoolMemory:
         available=available,
         phases=phases,
         cache_tokens={name: max(tokens, 0) for name, tokens in cache.items()},
-        host=sum(_host(policy) for policy in pool.policies),
+        host=sum(_host(policy, pool.gpus) for policy in pool.policies),
         problem=_problem(pool, phases, cache, available),
     )
 
@@ -244,11 +244,11 @@ def _part(parameters: int, gpus: int, options: TrainerOptions, *, weights: bool)
     return resident_bytes(parameters, gpus, other)
 
 
-def _host(policy: PolicyOnGpu) -> int:
+def _host(policy: PolicyOnGpu, gpus: int) -> int:
     if policy.trainer is None:
         return 0
     reference = REFERENCE * policy.size.parameters if policy.reference else 0
-    return reference + host_bytes(_parameters(policy), policy.trainer)
+    return reference + host_bytes(policy.size, _parameters(policy), gpus, policy.trainer)
 
 
 def find_change(pool: Pool, available: int) -> tuple[str, ...]:

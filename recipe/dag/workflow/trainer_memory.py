@@ -126,11 +126,24 @@ def resident_bytes(parameters: int, gpus: int, options: TrainerOptions) -> int:
     return each * parameters // gpus
 
 
-def host_bytes(parameters: int, options: TrainerOptions) -> int:
-    """Return what is kept in host memory, over all GPUs."""
+def host_bytes(size: ModelSize, parameters: int, gpus: int, options: TrainerOptions) -> int:
+    """Return what is kept in host memory, over all GPUs. `parameters`: trained ones, a critic's included."""
+    pinned = pinned_growth(size, gpus)
     if options.offload_policy:
-        return (MASTER + GRADIENT + ADAM) * parameters
-    return (MASTER * options.param_offload + ADAM * options.optimizer_offload) * parameters
+        return int((MASTER + GRADIENT) * parameters * pinned) + ADAM * parameters  # FSDP2 steps Adam on the CPU
+    return int((MASTER * options.param_offload + ADAM * options.optimizer_offload) * parameters * pinned)
+
+
+def pinned_growth(size: ModelSize, gpus: int) -> float:
+    """Return how many times its size a model takes in pinned host memory: torch's allocator rounds each tensor up to a
+    power of two (c10's CachingHostAllocator), and FSDP2 cuts each tensor into as many parts as there are GPUs."""
+    matrices = [(size.vocabulary * size.hidden, 1)]
+    per_layer = [(size.mlp_width, 3), (size.hidden, 2), (size.key_value_width, 2)]
+    matrices += [(width * size.hidden, count * size.layers) for width, count in per_layer]
+    parts = [(max(MASTER * values // gpus, 1), count) for values, count in matrices]
+    return sum(2 ** (part - 1).bit_length() * count for part, count in parts) / sum(
+        part * count for part, count in parts
+    )
 
 
 def update_moments(size: ModelSize, gpus: int, options: TrainerOptions, *, critic: bool = False) -> dict[str, Moment]:
