@@ -25,8 +25,8 @@ from pathlib import Path
 
 import torch
 
-from recipe.dag.algorithms import MIXED
-from recipe.dag.credit.estimator import ESTIMATORS, WITH_VALUES, estimate
+from recipe.dag.algorithms.catalogue import SELECTABLE, make_algorithm
+from recipe.dag.credit.estimator import estimate
 from recipe.dag.credit.happo import log_ratio, sampled_mask, weigh
 from recipe.dag.credit.mixer_credit import peers_of
 from recipe.dag.credit.mixer_data import Encoded, Layout, joined, returns_of
@@ -37,7 +37,6 @@ from recipe.dag.credit.team_value_credit import among_siblings, credit
 from recipe.dag.credit.uncertainty import surprise, uncertainty_weights, weighted
 from recipe.dag.credit.vote import marginals
 from recipe.dag.episode.row import Row
-from recipe.dag.workflow.schema import Algorithm
 
 AGENTS, GROUP = ("planner", "executor"), 8
 
@@ -139,8 +138,8 @@ def encoded(rows: list[Row], width: int, seed: int = 0) -> tuple[Layout, Encoded
 
 def mixing(name: str, rows: list[Row], width: int) -> dict[str, Callable[[], object]]:
     """By part: what vdn and qmix do once in a step."""
-    spec, (layout, data) = Algorithm(estimator=name).mixer, encoded(rows, width)
-    model = TeamValue(layout, width, mixer=name, hidden=spec.hidden, mixing_hidden=spec.mixing_hidden)
+    spec, (layout, data) = make_algorithm(name).team_value, encoded(rows, width)
+    model = TeamValue(layout, width, mixer=name, **spec.widths)
     model.standardise(data)
     optimizer = torch.optim.AdamW(model.parameters(), lr=spec.lr, weight_decay=spec.weight_decay, fused=True)
 
@@ -162,9 +161,9 @@ OTHERS = {"uncertainty": uncertainty, "happo": happo, "shaping": shaping, "vote"
 def work_of(name: str, rows: list[Row]) -> Callable[[], object]:
     if name in OTHERS:
         return OTHERS[name](rows)
-    algorithm = Algorithm(estimator=name)
-    values = [torch.zeros(len(row.response_mask)) for row in rows] if name in WITH_VALUES else None
-    return lambda: estimate(name, rows, algorithm, values=values)
+    algorithm = make_algorithm(name)
+    values = [torch.zeros(len(row.response_mask)) for row in rows] if algorithm.needs_values else None
+    return lambda: estimate(algorithm, rows, values=values)
 
 
 def measure(work: Callable[[], object], rounds: int) -> tuple[float, float, float]:
@@ -198,12 +197,12 @@ def main() -> None:
     tokens, fewer = (sum(len(row.response_mask) for row in some) for some in (rows, few))
     print(f"{len(rows)} rows, {tokens} tokens, {torch.get_num_threads()} threads")
     print(f"{'estimator':24} {'seconds':>8} {'CPU s':>8} {'MiB':>8} {'bytes/token':>12} {'at a quarter':>13}")
-    for name in (*ESTIMATORS, *OTHERS):
+    for name in (*SELECTABLE, *OTHERS):
         *_, some = measure(work_of(name, few), given.rounds)
         seconds, busy, all_ = measure(work_of(name, rows), given.rounds)
         print(f"{name:24} {seconds:8.2f} {busy:8.2f} {all_ / 2**20:8.0f} {all_ / tokens:12.1f} {some / fewer:13.1f}")
     print(f"{'mixer':24} {'seconds':>8} {'CPU s':>8} {'MiB':>8}")
-    for name in sorted(MIXED, reverse=True):
+    for name in ("vdn", "qmix"):
         for part, work in mixing(name, rows, given.width).items():
             seconds, busy, needed = measure(work, given.rounds)
             print(f"{name + ', ' + part:24} {seconds:8.2f} {busy:8.2f} {needed / 2**20:8.0f}")

@@ -152,7 +152,7 @@ def import_(
 @app.command()
 def algorithms() -> None:
     """List the algorithms: source, use, assumptions, and the options with their defaults."""
-    from recipe.dag.algorithms import table
+    from recipe.dag.algorithms.catalogue import table
 
     typer.echo(table())
 

@@ -1,4 +1,4 @@
-"""One entry of the catalogue of algorithms, and what an option may be.
+"""One entry of the catalogue of reward nodes, and what an option may be.
 
 Invariant: data only, free of imports of ours.
 """
@@ -12,11 +12,8 @@ from enum import StrEnum
 from types import MappingProxyType
 from typing import Any
 
-ESTIMATOR = "selected by algorithm.estimator"
 REWARD = "a reward node: executable_ref is its code"
 SHAPING = "a reward node: executable_ref recipe.dag.reward.credit:shaped, its kwargs shaping=<name>, players=None, ..."
-BLOCK = "switched on by the block algorithm.<name>"
-LIBRARY = "library: a function, which no run uses by itself"
 MUST = object()
 """The default of an option that must be given."""
 
@@ -55,13 +52,7 @@ class Entry:
     """The function, as module:name under recipe.dag."""
     use: str
     free: Mapping[str, Any]
-    """Options and their defaults: keys of `algorithm`, or the function's own."""
-    fixed: Mapping[str, Any]
-    """Options that make it this algorithm: another value given explicitly is an error."""
-    inner: Mapping[str, Any] = field(default_factory=dict)
-    """Keys of the block `algorithm.mixer`, and their defaults."""
-    needs: Mapping[str, Any] = field(default_factory=dict)
-    """What it assumes of options that every estimator reads: another value given explicitly is an error, too."""
+    """Options of the function, and their defaults."""
     takes: Mapping[str, Option] = field(default_factory=dict)
     """Reward nodes: what each option may be, those without a default included."""
     copies: bool = False
@@ -73,15 +64,10 @@ class Entry:
     graded: bool = False
     """Reward nodes: reads the episode's outcome, which a node before it must have set."""
 
-    @property
-    def options(self) -> dict[str, Any]:
-        return {**self.free, **self.fixed}
-
 
 def reward_entry(name: str, source: str, assumes: str, where: str, use: str, /, **more: Any) -> Entry:
     """`more`: `copies`, `discounts`, `peers`, `graded`, and options by name."""
     takes = {key: option for key, option in more.items() if isinstance(option, Option)}
     free = {key: option.default for key, option in takes.items() if option.default is not MUST}
     traits = {key: value for key, value in more.items() if key not in takes}
-    options = (MappingProxyType(free), MappingProxyType({}))
-    return Entry(name, source, assumes, where, use, *options, takes=MappingProxyType(takes), **traits)
+    return Entry(name, source, assumes, where, use, MappingProxyType(free), takes=MappingProxyType(takes), **traits)

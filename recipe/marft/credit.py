@@ -8,11 +8,11 @@ from __future__ import annotations
 
 from typing import Any
 
-from recipe.dag.algorithms import ENTRIES, MIXED, SPANNING, WITH_VALUES
+from recipe.dag.algorithms.base import Algorithm
+from recipe.dag.algorithms.catalogue import DEFAULT, METHODS, algorithm_class
 from recipe.dag.errors import UserError
-from recipe.dag.workflow.checks.algorithm import LOSSES, READ
+from recipe.dag.workflow.checks.algorithm import LOSSES
 from recipe.dag.workflow.problem import KeyPath
-from recipe.dag.workflow.schema import Algorithm
 from recipe.dag.workflow.siirl.settings import ENV_OUTCOME, KL_LOSS_COEF, RULE_REWARD
 from recipe.marft.rules import RUN, Edit
 from recipe.marft.workflow_copy import WorkflowCopy
@@ -36,7 +36,7 @@ Edits = dict[str, Edit]
 
 def set_estimator(copy: WorkflowCopy, edits: Edits) -> None:
     edit = edits.pop("adv_estimator", None)
-    before = _estimator(copy)
+    before = _method(copy)
     if edit is not None:
         for key, value in ESTIMATORS[edit.value].items():
             copy.set(("algorithm", key), value, edit.argument)
@@ -44,7 +44,7 @@ def set_estimator(copy: WorkflowCopy, edits: Edits) -> None:
         _share_reward(copy, edits, edit, before)
         _set_critics(copy, edit)
     warmup = edits.get("algorithm.critic_warmup")
-    if _estimator(copy) not in WITH_VALUES and warmup is not None and warmup.value == 0:
+    if not _method(copy).needs_values and warmup is not None and warmup.value == 0:
         del edits["algorithm.critic_warmup"]  # there is no critic to wait for
 
 
@@ -102,36 +102,36 @@ def set_env_rewards(copy: WorkflowCopy, edits: Edits) -> None:
             copy.set((*path, "executable_kwargs"), {"agent": _agent_of(copy, steps[-1])}, edit.argument)
 
 
-def _estimator(copy: WorkflowCopy) -> str:
-    return copy.get("algorithm", "estimator") or Algorithm().estimator
+def _method(copy: WorkflowCopy) -> type[Algorithm]:
+    """Of a file that may still name an estimator that there is not; its own checks say so."""
+    return algorithm_class(copy.get("algorithm", "estimator")) or DEFAULT
 
 
 def _leave_out_unread(copy: WorkflowCopy, edits: Edits, edit: Edit) -> None:
-    estimator = _estimator(copy)
-    read = set(ENTRIES[estimator].options)
-    loss = copy.get("algorithm", "policy_loss") or Algorithm().policy_loss
-    unread = (READ - read) | {key for key, reader in LOSSES.items() if reader != loss}
-    unread |= {"mixer"} - ({"mixer"} if estimator in MIXED else set())
-    if "group_by" not in ENTRIES[estimator].options:
+    method = _method(copy)
+    loss = copy.get("algorithm", "policy_loss") or DEFAULT().policy_loss
+    unread = {key for other in METHODS for key in other.model_fields} - method.model_fields.keys()
+    unread |= {key for key, reader in LOSSES.items() if reader != loss}
+    if "group_by" not in method.model_fields:
         unread |= {"drop_zero_variance", "dynamic_sampling"}
     for key in sorted(unread):
         if f"algorithm.{key}" not in edits:
             copy.drop(("algorithm", key), edit.argument)
 
 
-def _share_reward(copy: WorkflowCopy, edits: Edits, edit: Edit, before: str) -> None:
+def _share_reward(copy: WorkflowCopy, edits: Edits, edit: Edit, before: type[Algorithm]) -> None:
     """An estimator that carries rewards from agent to agent needs no sharing; what replaces it does, as in siiRL."""
     if "algorithm.share_reward_in_agent" in edits:
         return
-    if _estimator(copy) in SPANNING:
+    if _method(copy).spans_policies:
         copy.drop(("algorithm", "share_reward_in_agent"), edit.argument)
-    elif before in SPANNING and len(copy.data["agents"]) > 1:
+    elif before.spans_policies and len(copy.data["agents"]) > 1:
         copy.set(("algorithm", "share_reward_in_agent"), True, edit.argument)
 
 
 def _set_critics(copy: WorkflowCopy, edit: Edit) -> None:
     for policy in copy.trained():
-        if _estimator(copy) not in WITH_VALUES:
+        if not _method(copy).needs_values:
             copy.drop((*policy, "critic"), edit.argument)
         elif copy.get(*policy, "critic") is None:
             copy.set((*policy, "critic"), {}, edit.argument)

@@ -11,29 +11,16 @@ from importlib import import_module
 
 import pytest
 
-from recipe.dag.algorithms import (
-    BLOCK,
-    CATALOGUE,
-    ENTRIES,
-    ESTIMATOR,
-    LIBRARY,
-    MIXED,
-    REWARD,
-    SELECTABLE,
-    SHAPING,
-    WITH_VALUES,
-    contradictions,
-)
+from recipe.dag.algorithms.base import Algorithm, options_of
+from recipe.dag.algorithms.catalogue import BLOCKS, ESTIMATORS, SELECTABLE, make_algorithm, readers
 from recipe.dag.credit import shaping
 from recipe.dag.credit.incentive import Incentives
 from recipe.dag.credit.vote import TIES
-from recipe.dag.entry import MUST
+from recipe.dag.entry import MUST, REWARD, SHAPING
 from recipe.dag.reward import credit
-from recipe.dag.rewards import CALLED, SHAPED, SHAPED_TAKES, SHAPINGS
-from recipe.dag.workflow.blocks import Mixer
+from recipe.dag.rewards import CALLED, REWARDS, SHAPED, SHAPED_TAKES, SHAPINGS
 from recipe.dag.workflow.loader import load_workflow
 from recipe.dag.workflow.problem import WorkflowError
-from recipe.dag.workflow.schema import Algorithm
 
 WORKFLOW = """\
 dag_id: small
@@ -61,41 +48,38 @@ def load(tmp_path):
 
 @pytest.mark.parametrize("name", SELECTABLE)
 def test_every_selectable_name_loads_with_its_options(load, name):
-    algorithm = load(f"estimator: {name}", ", critic: {}" if name in WITH_VALUES else "")
-    entry = ENTRIES[name]
-    assert {key: getattr(algorithm, key) for key in entry.options} == entry.options
-    assert set(entry.options) <= set(Algorithm.model_fields)
-    assert entry.inner == (algorithm.mixer.model_dump(include=set(entry.inner)) if name in MIXED else {})
-    if name == "qmix":
-        assert set(entry.inner) == set(Mixer.model_fields)
-    if name in ("grpo", "gae"):
-        assert all(Algorithm.model_fields[key].default == value for key, value in entry.options.items())
+    algorithm = load(f"estimator: {name}", ", critic: {}" if ESTIMATORS[name].needs_values else "")
+    assert type(algorithm) is ESTIMATORS[name] and algorithm == make_algorithm(name)
+    assert algorithm.source and algorithm.assumes and options_of(type(algorithm))
 
 
-@pytest.mark.parametrize(
-    "entry", [entry for entry in CATALOGUE if entry.use != ESTIMATOR], ids=lambda entry: entry.name
-)
-def test_what_is_a_function_only_is_refused_by_a_workflow(load, entry):
+def test_a_method_adds_its_options_to_the_common_ones_and_changes_none_but_what_it_holds():
+    for name, method in ESTIMATORS.items():
+        changed = {key for key in Algorithm.model_fields if key in method.__annotations__} - {"estimator"}
+        assert changed == ({"epochs", "mini_batches"} if name == "magrpo" else set())
+    assert readers("lam") == ("gae", "gae_chain", "ippo", "mappo") and readers("epochs") == readers("nothing") == ()
+
+
+@pytest.mark.parametrize("name", [*(entry.name for entry in REWARDS), *(block.__name__.lower() for block in BLOCKS)])
+def test_what_is_a_function_only_is_refused_by_a_workflow(load, name):
     with pytest.raises(WorkflowError, match="algorithm.estimator: expected one of"):
-        load(f"estimator: '{entry.name}'")
+        load(f"estimator: '{name}'")
 
 
-@pytest.mark.parametrize("entry", CATALOGUE, ids=lambda entry: entry.name)
-def test_every_entry_points_at_its_function(entry):
+@pytest.mark.parametrize("entry", REWARDS, ids=lambda entry: entry.name)
+def test_every_reward_entry_points_at_its_function(entry):
     module, name = entry.where.split(":")
     function = getattr(import_module(f"recipe.dag.{module}"), name)
-    assert entry.source and entry.assumes and entry.use in (ESTIMATOR, BLOCK, REWARD, SHAPING, LIBRARY)
-    if entry.use == BLOCK:
-        fields = function.model_fields
-        assert {key: field.default for key, field in fields.items() if not field.is_required()} == entry.options
-        assert entry.name in Algorithm.model_fields
-    elif entry.use in (REWARD, SHAPING):
-        assert options_of(function) == {key: option.default for key, option in entry.takes.items()}
-    elif entry.use == LIBRARY:
-        assert callable(function) and not entry.options
+    assert entry.source and entry.assumes and entry.use in (REWARD, SHAPING)
+    assert keyword_only(function) == {key: option.default for key, option in entry.takes.items()}
 
 
-def options_of(function):
+def test_every_block_stands_under_its_own_name():
+    for block in BLOCKS:
+        assert block.source and block.assumes and block.__name__.lower() in Algorithm.model_fields
+
+
+def keyword_only(function):
     """Keyword-only parameters and their defaults."""
     found = inspect.signature(function).parameters.values()
     return {p.name: MUST if p.default is p.empty else p.default for p in found if p.kind is p.KEYWORD_ONLY}
@@ -106,7 +90,7 @@ def test_every_function_of_the_reward_nodes_is_in_the_catalogue():
     here = {name for name in public if getattr(credit, name).__module__ == credit.__name__}
     called = {f"reward.credit:{name}" for name in here} - {SHAPED} | {"reward.outcome:team_reward"}
     assert called == set(CALLED)
-    assert options_of(credit.shaped) == {key: option.default for key, option in SHAPED_TAKES.items()}
+    assert keyword_only(credit.shaped) == {key: option.default for key, option in SHAPED_TAKES.items()}
     functions = {name for name, found in vars(shaping).items() if inspect.isfunction(found) and name[0] != "_"}
     assert functions - {"check_units", "conditional_quality"} == set(SHAPINGS) == set(credit.SHAPINGS)
 
@@ -174,8 +158,6 @@ def test_an_option_that_agrees_with_the_preset_or_is_left_free_is_none(load):
     assert load("stat_unit: trajectory").gamma_turn is None
     assert load("gamma_turn: 0.5").stat_unit == load("estimator: gdpo, gamma_turn: 0").stat_unit == "call"
     assert load("estimator: gdpo, weights: {reward: 0}").weights == {"reward": 0.0}
-    assert contradictions("rloo", {"scale": "none", "lam": 3}) == {}
-    assert contradictions("rloo", {"scale": "std"}) == {"scale": "none"}
 
 
 def test_the_command_lists_everything_without_torch():
@@ -186,14 +168,14 @@ def test_the_command_lists_everything_without_torch():
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     *lines, torch_is_there, _ = done.stdout.split("\n")
     assert torch_is_there == "False"
-    for entry in CATALOGUE:
-        assert any(line.startswith(f"{entry.name} ") for line in lines)
+    for name in (*SELECTABLE, *(entry.name for entry in REWARDS), *(block.__name__.lower() for block in BLOCKS)):
+        assert any(line.startswith(f"{name} ") for line in lines)
     text = " ".join(done.stdout.split())
     assert "center=leave_one_out" in text and "arXiv 2402.14740" in text and "gamma_turn=0.9" in text
-    assert "epochs=1 (fixed)" in text and "voters (required), key=answer" in text
+    assert "epochs=1 (fixed)" in text and "mixer.mixing_hidden=32" in text and "voters (required), key=answer" in text
 
 
-@pytest.mark.parametrize("name", [n for n in SELECTABLE if "group_by" not in ENTRIES[n].options])
+@pytest.mark.parametrize("name", [n for n in SELECTABLE if "group_by" not in ESTIMATORS[n].model_fields])
 def test_what_compares_no_groups_leaves_none_out(load, name):
     """With one episode per sample it would train nothing, and with several it would drop rows that carry gradient."""
     with pytest.raises(WorkflowError) as error:
@@ -203,6 +185,6 @@ def test_what_compares_no_groups_leaves_none_out(load, name):
 
 
 def test_the_estimators_that_compare_no_groups_are_those_of_one_episode_or_a_critic():
-    assert {n for n in SELECTABLE if "group_by" not in ENTRIES[n].options} == {
+    assert {n for n in SELECTABLE if "group_by" not in ESTIMATORS[n].model_fields} == {
         *("reinforce", "reinforce_pp", "gae", "gae_chain", "ippo", "mappo")
     }

@@ -1,23 +1,19 @@
 from __future__ import annotations
 
 import dataclasses
-import inspect
 import subprocess
 import sys
-from types import SimpleNamespace
-from typing import get_args
 
 import pytest
 import torch
+from pydantic import ValidationError
 
-from recipe.dag.algorithms import ENTRIES, SELECTABLE
+from recipe.dag.algorithms.catalogue import SELECTABLE, make_algorithm
 from recipe.dag.credit.batch import CreditBatch
 from recipe.dag.credit.chain import gae, gae_chain
-from recipe.dag.credit.estimator import ESTIMATORS, estimate
+from recipe.dag.credit.estimator import estimate
 from recipe.dag.credit.group import group_relative
 from recipe.dag.credit.reinforce import reinforce_pp
-from recipe.dag.errors import UserError
-from recipe.dag.workflow.schema import Algorithm
 
 
 def rows_of(make_row):
@@ -32,30 +28,19 @@ def same(one, other):
     return all(torch.equal(torch.cat(a), torch.cat(b)) for a, b in zip(one, other, strict=True))
 
 
-def test_the_table_is_what_a_workflow_may_name():
-    assert list(ESTIMATORS) == list(get_args(Algorithm.model_fields["estimator"].annotation)) == list(SELECTABLE)
-
-
 def test_a_workflows_algorithm_reaches_the_estimator(make_row):
     rows = rows_of(make_row)
     batch = CreditBatch.from_rows(rows)
     options = {"group_by": ("uid", "turn"), "stat_unit": "trajectory", "center": "leave_one_out", "scale": "none"}
-    assert same(estimate("grpo", rows, Algorithm(**options)), group_relative(batch, **options))
-    assert not same(estimate("grpo", rows, Algorithm(**options)), group_relative(batch))
-    assert same(estimate("reinforce_pp", rows, Algorithm(gamma=0.5)), reinforce_pp(batch, gamma=0.5))
-    assert not same(estimate("reinforce_pp", rows, Algorithm(gamma=0.5)), reinforce_pp(batch))
+    assert same(estimate(make_algorithm(**options), rows), group_relative(batch, **options))
+    assert not same(estimate(make_algorithm(**options), rows), group_relative(batch))
+    assert same(estimate(make_algorithm("reinforce_pp", gamma=0.5), rows), reinforce_pp(batch, gamma=0.5))
+    assert not same(estimate(make_algorithm("reinforce_pp", gamma=0.5), rows), reinforce_pp(batch))
     batch = CreditBatch.from_rows(rows, values=VALUES)
     options = {"gamma": 0.9, "lam": 0.5, "whiten": False}
     for name, estimator in (("gae", gae), ("gae_chain", gae_chain)):
-        found = estimate(name, rows, Algorithm(**options), values=VALUES)
+        found = estimate(make_algorithm(name, **options), rows, values=VALUES)
         assert same(found, estimator(batch, **options)) and not same(found, estimator(batch))
-
-
-def test_the_schemas_defaults_are_the_estimators(make_row):
-    rows = rows_of(make_row)
-    for name in ESTIMATORS:
-        plain = estimate(name, rows, SimpleNamespace(), values=VALUES)
-        assert same(estimate(name, rows, Algorithm(estimator=name), values=VALUES), plain)
 
 
 PRESETS = {
@@ -76,30 +61,21 @@ OWN_REWARDS = {"group_by": ("uid", "agent", "turn", "round"), "stat_unit": "call
 def test_presets_are_grpo_with_options(make_row, name):
     rows = rows_of(make_row)
     expected = group_relative(CreditBatch.from_rows(rows), **PRESETS[name])
-    assert same(estimate(name, rows, Algorithm(estimator=name)), expected)
-    assert same(estimate(name, rows, SimpleNamespace()), expected)
+    assert same(estimate(make_algorithm(name), rows), expected)
 
 
 @pytest.mark.parametrize("name", PRESETS)
-def test_an_option_that_contradicts_the_preset_is_refused(make_row, name):
+def test_an_option_that_contradicts_the_preset_is_refused(name):
     center = "mean" if name == "rloo" else "leave_one_out"
-    with pytest.raises(UserError, match=f"algorithm.center: {name} has .*, not '{center}'"):
-        estimate(name, rows_of(make_row), Algorithm(estimator=name, center=center))
-    estimate(name, rows_of(make_row), Algorithm(estimator=name, stat_unit="call", gamma_turn=0.5))
-
-
-def test_every_option_of_the_estimators_can_be_set_in_a_workflow_or_is_a_librarys():
-    """Keyword-only parameters that `algorithm` lacks would silently keep their defaults."""
-    for name, estimator in ESTIMATORS.items():
-        options = {p.name for p in inspect.signature(estimator).parameters.values() if p.kind is p.KEYWORD_ONLY}
-        assert options - set(Algorithm.model_fields) <= {"eps"}
-        assert options - {"eps"} == set(ENTRIES[name].options) - {"critic_warmup", "history_chars"}
+    with pytest.raises(ValidationError, match=f"center\n +estimator `{name}` has another value here"):
+        make_algorithm(name, center=center)
+    assert make_algorithm(name, stat_unit="call", gamma_turn=0.5).gamma_turn == 0.5
 
 
 def test_prompts_are_hashed_when_a_workflow_groups_by_them(make_row):
     rows = rows_of(make_row)
     rows[3] = dataclasses.replace(rows[3], prompt_ids=[1, 2])
-    advantages, _ = estimate("grpo", rows, Algorithm(group_by=("uid", "prompt_hash"), scale="none"))
+    advantages, _ = estimate(make_algorithm(group_by=("uid", "prompt_hash"), scale="none"), rows)
     assert [round(row[0].item(), 6) for row in advantages] == [0.5, -0.5, 0.0, 0.0]
 
 
@@ -119,20 +95,15 @@ def test_a_round_is_compared_with_the_same_round(make_row, options, rewards, exp
         for e, of_episode in enumerate(rewards)
         for k, reward in enumerate(of_episode)
     ]
-    algorithm = Algorithm(**options)
-    found, _ = estimate(algorithm.estimator, rows, algorithm)
+    algorithm = make_algorithm(**options)
+    found, _ = estimate(algorithm, rows)
     assert torch.cat(found).view(2, 2).tolist() == [pytest.approx(row, abs=1e-5) for row in expected]
-
-
-def test_unknown_estimator(make_row):
-    with pytest.raises(UserError, match="'vtrace' is unknown.*grpo, rloo"):
-        estimate("vtrace", rows_of(make_row), Algorithm())
 
 
 def test_estimators_change_nothing_in_the_rows(make_row):
     rows = rows_of(make_row)
-    for name in ESTIMATORS:
-        estimate(name, rows, Algorithm(estimator=name), values=VALUES)
+    for name in SELECTABLE:
+        estimate(make_algorithm(name), rows, values=VALUES)
     assert rows == rows_of(make_row)
 
 

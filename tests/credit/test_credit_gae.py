@@ -7,12 +7,12 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
+from recipe.dag.algorithms.catalogue import make_algorithm
 from recipe.dag.credit.batch import CreditBatch
 from recipe.dag.credit.chain import gae
 from recipe.dag.credit.estimator import estimate
 from recipe.dag.credit.gae import scan
 from recipe.dag.credit.whiten import standardised, standardised_by
-from recipe.dag.workflow.schema import Algorithm
 
 MASKS = [(1, 1, 0, 1), (1,), (0, 1, 1, 1, 0), (0, 0), ()]
 
@@ -163,15 +163,17 @@ def test_returns_are_not_whitened(make_row):
 def test_penalties_are_subtracted_from_a_calls_reward_by_estimators_of_calls(make_row):
     rows = [make_row(r, episode=i, mask=(1, 0, 1)) for i, r in enumerate((1.0, 1.0))]
     penalties = [torch.tensor([-0.25, -9.0, -0.25]), torch.zeros(3)]
-    algorithm = Algorithm(scale="none")
-    advantages, returns = estimate("grpo", rows, algorithm, penalties=penalties)
+    algorithm = make_algorithm(scale="none")
+    advantages, returns = estimate(algorithm, rows, penalties=penalties)
     assert [t.tolist() for t in advantages] == [[-0.25, 0, -0.25], [0.25, 0, 0.25]]
     assert returns[0].tolist() == [0.5, 0, 0.5]
 
 
 def test_reinforce_pp_pays_the_penalties_from_a_token_on(make_row):
     penalties = [torch.tensor([-0.5, -9.0, -0.25])]
-    _, returns = estimate("reinforce_pp", [make_row(1.0, mask=(1, 0, 1))], Algorithm(gamma=0.5), penalties=penalties)
+    _, returns = estimate(
+        make_algorithm("reinforce_pp", gamma=0.5), [make_row(1.0, mask=(1, 0, 1))], penalties=penalties
+    )
     assert returns[0].tolist() == [-0.5 + 0.5 * 0.75, 0, 0.75]
 
 
@@ -190,7 +192,7 @@ def test_bad_values_are_refused_with_their_row(make_row, values, message):
 def test_gae_without_values_and_with_impossible_discounts_is_refused(make_row):
     rows = [make_row(1.0, mask=(1, 1))]
     with pytest.raises(ValueError, match="gae needs a critic's values"):
-        estimate("gae", rows, Algorithm())
+        estimate(make_algorithm("gae"), rows)
     for name in ("gamma", "lam"):
         with pytest.raises(ValueError, match=f"{name}: 1.5"):
             of(rows, some_values(rows), **{name: 1.5})

@@ -7,11 +7,11 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
+from recipe.dag.algorithms.catalogue import make_algorithm
 from recipe.dag.credit.batch import CreditBatch
 from recipe.dag.credit.estimator import estimate
 from recipe.dag.credit.gdpo import gdpo
 from recipe.dag.train.selection import keep_informative
-from recipe.dag.workflow.schema import Algorithm
 
 PAIRS = st.lists(st.tuples(st.integers(0, 8), st.integers(0, 1)), min_size=2, max_size=6)
 NAMES = ("right", "short")
@@ -72,8 +72,8 @@ def test_weights_are_by_name_and_the_return_is_the_weighted_sum(make_row):
     heavy = credit(make_row, pairs, weights={"right": 3.0})
     assert heavy[0] > heavy[2] > heavy[1]
     assert heavy[0] / heavy[2] == pytest.approx((3 * 2 - 1) / (2 - 3), rel=1e-5)  # in thirds of a deviation
-    algorithm = Algorithm(estimator="gdpo", weights={"right": 3.0})
-    _, returns = estimate("gdpo", rows_of(make_row, pairs), algorithm)
+    algorithm = make_algorithm(estimator="gdpo", weights={"right": 3.0})
+    _, returns = estimate(algorithm, rows_of(make_row, pairs))
     assert [row[0].item() for row in returns] == [3.0, 0.0, 1.0]
 
 
@@ -100,8 +100,8 @@ def test_rows_that_do_not_say_who_paid_them_are_refused(make_row):
 def test_a_group_whose_sums_are_equal_is_left_out_only_if_its_components_are_too(make_row):
     rows = rows_of(make_row, [(1.0, 0.0), (0.0, 1.0)])
     for weights, kept in (({}, 2), ({"right": 0.0}, 2), ({"right": 0.0, "short": 0.0}, 0)):
-        algorithm = Algorithm(estimator="gdpo", drop_zero_variance=True, weights=weights)
+        algorithm = make_algorithm(estimator="gdpo", drop_zero_variance=True, weights=weights)
         assert len(keep_informative(rows, algorithm)) == kept
-    assert keep_informative(rows, Algorithm(drop_zero_variance=True)) == []
+    assert keep_informative(rows, make_algorithm(drop_zero_variance=True)) == []
     same = rows_of(make_row, [(1.0, 0.0), (1.0, 0.0)])
-    assert keep_informative(same, Algorithm(estimator="gdpo", drop_zero_variance=True)) == []
+    assert keep_informative(same, make_algorithm(estimator="gdpo", drop_zero_variance=True)) == []

@@ -12,13 +12,12 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from recipe.dag.algorithms import ENTRIES, SELECTABLE, WITH_VALUES
+from recipe.dag.algorithms.catalogue import ESTIMATORS, SELECTABLE, make_algorithm
 from recipe.dag.credit.estimator import estimate
-from recipe.dag.workflow.schema import Algorithm
 
-COMPARED = [name for name in SELECTABLE if name not in WITH_VALUES and name != "reinforce"]
+COMPARED = [name for name in SELECTABLE if not ESTIMATORS[name].needs_values and name != "reinforce"]
 """Their advantages are distances between rewards."""
-SCALED = [name for name in COMPARED if ENTRIES[name].options.get("scale", "std") == "std"]
+SCALED = [name for name in COMPARED if getattr(make_algorithm(name), "scale", "std") == "std"]
 SEEDS = st.integers(0, 10_000)
 SHIFTS = st.integers(-20, 20).map(lambda k: k / 4)
 
@@ -43,10 +42,10 @@ def rows_of(make_row, seed, shift=0.0, factor=1.0, padding=0):
 def advantages(name, rows):
     """Each row's, over the tokens that it sampled; values are a function of the row's place in its episode."""
     values = None
-    if name in WITH_VALUES:
+    if ESTIMATORS[name].needs_values:
         places = [(row.episode + 2 * row.call_positions[0]) / 7 for row in rows]
         values = [torch.arange(len(row.response_mask)) / 5 + place for row, place in zip(rows, places, strict=True)]
-    found, _ = estimate(name, rows, Algorithm(estimator=name), values=values)
+    found, _ = estimate(make_algorithm(name), rows, values=values)
     return [tokens[torch.tensor(row.response_mask) == 1] for tokens, row in zip(found, rows, strict=True)]
 
 
@@ -87,6 +86,6 @@ def test_the_kl_in_the_reward_of_a_policy_of_two_tokens_is_its_closed_form(make_
     said = [token for token, probability in enumerate(p) for _ in range(round(10 * probability))]
     rows = [make_row(1.0, episode=index, mask=(1,)) for index in range(len(said))]
     penalties = [torch.tensor([weight * (math.log(q[token]) - math.log(p[token]))]) for token in said]
-    found, _ = estimate("reinforce", rows, Algorithm(estimator="reinforce"), penalties=penalties)
+    found, _ = estimate(make_algorithm("reinforce"), rows, penalties=penalties)
     kl = sum(a * math.log(a / b) for a, b in zip(p, q, strict=True))
     assert torch.cat(found).mean().item() == pytest.approx(1.0 - weight * kl)

@@ -6,6 +6,7 @@ import math
 import pytest
 import torch
 
+from recipe.dag.algorithms.catalogue import make_algorithm
 from recipe.dag.causality import check_baseline
 from recipe.dag.credit.estimator import estimate
 from recipe.dag.credit.mixer import QMIX, VDN
@@ -18,7 +19,6 @@ from recipe.dag.credit.mixer_credit import (
     sloped,
 )
 from recipe.dag.errors import UserError
-from recipe.dag.workflow.schema import Algorithm
 
 STATE = torch.ones(1)
 PARALLEL = peers_of({"a": (), "b": ()}, ["a", "b"])
@@ -184,7 +184,7 @@ def test_the_gate():
 def gradient_of_advantages(make_row, siblings: int, weight: float, center: str) -> float:
     """Exact: the mean over siblings of E[advantage times the gradient of log pi] in the first agent's logit, of the
     advantages that a run computes; the two agents answer side by side, with probability .3 of action 1."""
-    total, algorithm = 0.0, Algorithm(estimator="vdn", scale="none", center=center)
+    total, algorithm = 0.0, make_algorithm(estimator="vdn", scale="none", center=center)
     for joint in itertools.product(itertools.product((0, 1), repeat=2), repeat=siblings):
         probability, returns = 1.0, torch.tensor([PAYOFF[a][b] for a, b in joint], dtype=torch.float64)
         for a, b in joint:
@@ -192,7 +192,7 @@ def gradient_of_advantages(make_row, siblings: int, weight: float, center: str) 
         values = torch.tensor([[JUNK[0][a], JUNK[1][b]] for a, b in joint], dtype=torch.float64)
         mixed = weight * control_variate(VDN(), values, STATE, PARALLEL, everyone(values), returns)[:, 0]
         rows = [make_row((1 - weight) * r, episode=g, position=0, mask=(1,)) for g, r in enumerate(returns.tolist())]
-        found, _ = estimate("vdn", rows, algorithm, credits=[[one] for one in mixed.tolist()])
+        found, _ = estimate(algorithm, rows, credits=[[one] for one in mixed.tolist()])
         total += probability * sum(one.item() * (a - 0.3) for one, (a, _) in zip(found, joint, strict=True))
     return total / siblings
 
@@ -213,18 +213,18 @@ def test_credits_are_scaled_with_what_is_compared_but_not_centred(make_row):
 
     def of(*credits, **options):
         given = [[credit] for credit in credits] if credits else None
-        return [one.item() for one in estimate("vdn", rows, Algorithm(estimator="vdn", **options), credits=given)[0]]
+        return [one.item() for one in estimate(make_algorithm("vdn", **options), rows, credits=given)[0]]
 
     assert of(4.0, 6.0, scale="none") == [3.0, 7.0]
     assert of(4.0, 6.0) == pytest.approx([3 / 58**0.5, 7 / 58**0.5], abs=1e-5)
     assert of(4.0, 6.0, center="leave_one_out", scale="none") == [2.0, 8.0]
     assert of() == of(0.0, 0.0) == [-of()[1], of()[1]]
     alike = [make_row(2.0, episode=g, mask=(1,)) for g in range(2)]
-    found = estimate("vdn", alike, Algorithm(estimator="vdn", scale="none"), credits=[[1.0], [-2.0]])[0]
+    found = estimate(make_algorithm("vdn", scale="none"), alike, credits=[[1.0], [-2.0]])[0]
     assert [one.item() for one in found] == [1.0, -2.0]  # equal returns may hide who helped
 
 
 @pytest.mark.parametrize(("credits", "message"), [([[1.0, 2.0]], "1 calls but 2 credits"), ([[math.nan]], "finite")])
 def test_credits_that_do_not_fit_their_rows(make_row, credits, message):
     with pytest.raises(ValueError, match=f"row of uid u, episode 0.*{message}"):
-        estimate("vdn", [make_row(1.0)], Algorithm(estimator="vdn"), credits=credits)
+        estimate(make_algorithm("vdn"), [make_row(1.0)], credits=credits)

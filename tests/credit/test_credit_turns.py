@@ -12,11 +12,10 @@ from statistics import fmean
 import pytest
 import torch
 
-from recipe.dag.algorithms import SELECTABLE, SPANNING, WITH_VALUES
+from recipe.dag.algorithms.catalogue import SELECTABLE, make_algorithm
 from recipe.dag.credit.batch import CreditBatch
 from recipe.dag.credit.estimator import estimate
 from recipe.dag.credit.group import zero_variance
-from recipe.dag.workflow.schema import Algorithm
 
 PAGE = Path(__file__).parents[2] / "docs" / "credit.md"
 EPISODES = 4
@@ -34,7 +33,7 @@ WITHOUT_BASELINE = {"reinforce"}
 
 
 def algorithm_of(name, **options):
-    return Algorithm(estimator=name, **options)
+    return make_algorithm(estimator=name, **options)
 
 
 def rows_of(make_row, shape, rewards_of):
@@ -54,8 +53,8 @@ def paid_at_the_end(shape, outcomes):
 
 def advantages(algorithm, rows, expected=0.0):
     """Of the one token of each row; critics value every token at `expected`."""
-    values = [torch.full((1,), expected) for _ in rows] if algorithm.estimator in WITH_VALUES else None
-    found, _ = estimate(algorithm.estimator, rows, algorithm, values=values)
+    values = [torch.full((1,), expected) for _ in rows] if algorithm.needs_values else None
+    found, _ = estimate(algorithm, rows, values=values)
     return [tokens.item() for tokens in found]
 
 
@@ -175,7 +174,7 @@ FREE = {"whiten": False}
 def test_nothing_is_gained_by_talking_for_its_own_sake(make_row, options, solved, bonus):
     """By enumeration. What divides by a deviation over the batch's tokens is exact for even odds only; the rest is of
     the order of one over the batch, which here is one group of three."""
-    push = stopping_game(Algorithm(**options), make_row, solved, bonus)
+    push = stopping_game(make_algorithm(**options), make_row, solved, bonus)
     batch_wide = options["estimator"] in ("gdpo", "reinforce_pp_baseline")
     assert push == pytest.approx(0.0, abs=0.03 if batch_wide else 1e-6)
 
@@ -183,14 +182,14 @@ def test_nothing_is_gained_by_talking_for_its_own_sake(make_row, options, solved
 def test_own_rewards_alone_do_prefer_talking_where_it_pays_at_once(make_row):
     """The game sees what it is for: calls that are worth their own reward only."""
     options = {"estimator": "grpo", "gamma_turn": 0.0}
-    assert stopping_game(Algorithm(**options), make_row, 0.5, 0.4) > 0.1
+    assert stopping_game(make_algorithm(**options), make_row, 0.5, 0.4) > 0.1
 
 
 def test_two_steps_are_learned_that_only_their_end_pays(make_row):
     """Two turns of two actions each, rewarded at the end if both are right. The default learns the first as well."""
     torch.manual_seed(0)
     logits = torch.full((2, 2), 0.0)
-    algorithm = Algorithm()
+    algorithm = make_algorithm()
     for step in range(60):
         actions = torch.stack([torch.multinomial(p, 64, replacement=True) for p in logits.softmax(1)], dim=1)
         shape = [[(0, 0), (1, 0)]] * 8
@@ -238,4 +237,4 @@ def test_the_page_shows_the_table(make_row):
 
 
 def test_the_table_covers_what_a_workflow_can_name():
-    assert set(SPANNING) <= set(SELECTABLE) and len(SELECTABLE) == 13
+    assert len(SELECTABLE) == 13

@@ -95,6 +95,31 @@ def test_two_policies_train_with_one_critic_of_what_both_said(material, tmp_path
     assert metrics[1]["policy/actor/critic/value_mean"] == 0 != metrics[2]["policy/actor/critic/value_mean"]
 
 
+OWN = """
+def score(episode):
+    return {call.agent: len(set(call.text)) / 10 for call in episode.calls}
+
+def centered(batch, *, scale=1.0):
+    assert batch.values.abs().sum() == 0 or batch.valued.all()
+    mean = batch.rewards.mean()
+    return (batch.rewards - mean) * scale
+"""
+
+
+def test_an_estimator_of_the_users_own_trains_policies_with_and_without_a_critic(material, tmp_path):
+    own = CHAINED.replace(
+        "estimator: gae_chain, lam: 0.95", "estimator: 'score.py:centered', estimator_kwargs: {scale: 2}"
+    )
+    own = own.replace(", train_cycle: 1", "").replace("critic: {share: reasoner}", "gpus: null")
+    metrics, out = two_steps(material, tmp_path, own, OWN)
+
+    for step in (1, 2):
+        for name in ("reasoner", "actor"):
+            assert metrics[step][f"policy/{name}/grad_norm"] > 0
+        assert metrics[step]["policy/reasoner/critic/loss"] > 0 and "policy/actor/critic/loss" not in metrics[step]
+    goes_on_from(out / "checkpoints" / "global_step_1", material, tmp_path, metrics)
+
+
 SCORED_BY_LENGTH = """
 def right_answers(episode, judge):
     assert episode.call_at(judge) is not None

@@ -10,11 +10,11 @@ from types import SimpleNamespace
 import pytest
 
 from envs.code_env import CodeEnv, program_in
+from recipe.dag.algorithms.catalogue import make_algorithm
 from recipe.dag.episode.env_class import load_envs, needs_sandbox
 from recipe.dag.errors import SandboxFault, UserError
 from recipe.dag.sandbox.launch import LocalSandbox
 from recipe.dag.tools.sandbox_client import RunResult, SandboxClient
-from recipe.dag.workflow.schema import Algorithm
 
 DOUBLE = json.dumps({"inputs": ["1\n", "20\n", "-3\n"], "outputs": ["2\n", "40\n", "-6\n"]})
 ADD = json.dumps({"inputs": [[1, 2], [5, -5]], "outputs": [[3], [0]], "fn_name": "add"})
@@ -145,7 +145,7 @@ def test_a_sample_without_tests_is_the_users_mistake():
 def test_the_run_learns_that_the_env_needs_its_sandbox():
     def flow(path, **envs):
         node = SimpleNamespace(node_id="n", agent_options=SimpleNamespace(env_path=(path,), env_route=None))
-        return SimpleNamespace(path=__file__, rollout_nodes=(node,), envs=envs, algorithm=Algorithm())
+        return SimpleNamespace(path=__file__, rollout_nodes=(node,), envs=envs, algorithm=make_algorithm())
 
     named = flow("code", code=SimpleNamespace(path="envs/code_env.py:CodeEnv", kwargs={"reward": "all"}))
     assert needs_sandbox(named) and needs_sandbox(flow("envs/code_env.py:CodeEnv"))

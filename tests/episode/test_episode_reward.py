@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import pytest
 
-from recipe.dag.algorithms import unscored_scope
+from recipe.dag.algorithms.catalogue import make_algorithm
 from recipe.dag.credit.batch import CreditBatch
 from recipe.dag.credit.group import group_relative
 from recipe.dag.episode.batch import run_batch
@@ -15,7 +15,6 @@ from recipe.dag.episode.reward import share
 from recipe.dag.episode.rows import rows_of
 from recipe.dag.errors import UserError
 from recipe.dag.report.metrics import rollout_metrics
-from recipe.dag.workflow.schema import Algorithm
 
 HEAD = "from recipe.dag.errors import GraderFault\nimport asyncio, threading\nimport numpy as np\n"
 
@@ -426,7 +425,7 @@ def test_calls_that_are_worth_something_unknown_go_with_the_unscored_one(world, 
     ],
 )
 def test_what_an_unscored_call_takes_with_it_follows_from_the_estimator(options, scope):
-    assert unscored_scope(Algorithm(**options)) == scope
+    assert make_algorithm(**options).unscored_scope == scope
 
 
 def test_none_leaves_the_group_compared_without_it(world):

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from recipe.dag.credit.estimator import ESTIMATORS
+from recipe.dag.algorithms.catalogue import SELECTABLE
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -18,6 +18,6 @@ def test_every_estimator_is_measured(option):
     run = subprocess.run(command, cwd=ROOT, env={"PYTHONPATH": str(ROOT)}, capture_output=True, text=True, timeout=300)
     assert run.returncode == 0, run.stderr[-2000:]
     lines = re.findall(r"^(\w+) +\d+\.\d\d +\d+\.\d\d +\d+ +\d+\.\d +\d+\.\d$", run.stdout, re.M)
-    assert lines == [*ESTIMATORS, "uncertainty", "happo", "shaping", "vote"]
+    assert lines == [*SELECTABLE, "uncertainty", "happo", "shaping", "vote"]
     parts = re.findall(r"^(\w+), (\w+) +\d+\.\d\d +\d+\.\d\d +\d+$", run.stdout, re.M)
     assert parts == [(name, part) for name in ("vdn", "qmix") for part in ("credit", "fit")]

@@ -12,12 +12,13 @@ from torch.distributed.tensor import DTensor
 from torch.utils._pytree import tree_map
 from transformers import AutoModelForTokenClassification
 
+from recipe.dag.algorithms.catalogue import make_algorithm
 from recipe.dag.episode.row import Row
 from recipe.dag.train import kernels
 from recipe.dag.train.critics import critic_batches, value_metrics
 from recipe.dag.train.kernels import PolicyBatch
 from recipe.dag.train.step import TrainingStep
-from recipe.dag.workflow.schema import Algorithm, Critic, Workflow
+from recipe.dag.workflow.schema import Critic, Workflow
 from recipe.dag.workflow.training_chain import derive_training_chain
 
 CLIP = 0.2  # the engine fixture's critic
@@ -212,7 +213,7 @@ def test_an_actor_whose_turn_it_is_not_keeps_weights_optimizer_and_schedule_whil
 ):
     actor, critic = engine.worker.actor.engine, engine.worker.critic.engine
     mine = engine.workflow.policies["main"].model_copy(update={"train_cycle": 1, "reference": False})
-    algorithm = Algorithm(estimator="gae", lam=0.9)
+    algorithm = make_algorithm(estimator="gae", lam=0.9)
     policies = {"main": mine, "other": mine}
     nodes = derive_training_chain(policies, engine.workflow.agents, [], algorithm)
     flow = engine.workflow.model_copy(update={"policies": policies, "algorithm": algorithm, "nodes": nodes})

@@ -9,10 +9,11 @@ import pytest
 import torch
 from verl.utils import tensordict_utils as tu
 
+from recipe.dag.algorithms.catalogue import make_algorithm
 from recipe.dag.episode.row import Row
 from recipe.dag.train import kernels
 from recipe.dag.train.kernels import PolicyBatch
-from recipe.dag.workflow.schema import Algorithm, Critic
+from recipe.dag.workflow.schema import Critic
 
 COUNT = 7
 """Rows; they do not divide by two or three."""
@@ -97,7 +98,7 @@ def update(
         batch.rows = [batch.rows[index] for index in left]
         columns = [[column[index] for index in left] for column in columns]
     if kind == "actor":
-        algorithm = Algorithm(epochs=epochs, mini_batches=mini_batches)
+        algorithm = make_algorithm(epochs=epochs, mini_batches=mini_batches)
         kernels.prepare(policy, batch, algorithm)
         old, reference = ([value - 4.5 for value in column] for column in columns[1:])
         batch.columns |= {"advantages": columns[0], "old_log_probs": old, "ref_log_prob": reference}
@@ -188,7 +189,7 @@ def test_a_call_outside_of_the_loss_leaves_the_gradient_of_its_rows_other_call(e
     calls = {"call_ends": (2, 5), "call_rewards": (0.0, 0.0), "call_turns": (0, 1), "call_learns": (False, True)}
     merged = Row("u", 0, "a", "n", 0, "main", 0, [2, 3], tokens, mask, [0.0] * 5, 0.0, **calls)
     alone = Row("u", 0, "a", "n", 0, "main", 0, [2, 3, 40, 41, 42], tokens[3:], [1, 1], [0.0] * 2, 0.0)
-    algorithm = Algorithm(loss_agg="seq-mean-token-sum")
+    algorithm = make_algorithm(loss_agg="seq-mean-token-sum")
     for row in (merged, alone):
         size = len(row.response_ids)
         columns = {name: [torch.full((size,), value)] for name, value in (("advantages", 1.0), ("old_log_probs", -4.5))}

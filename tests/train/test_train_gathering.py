@@ -6,6 +6,7 @@ from types import SimpleNamespace
 import pytest
 import torch
 
+from recipe.dag.algorithms.catalogue import make_algorithm
 from recipe.dag.credit.estimator import estimate
 from recipe.dag.episode.record import Call, Episode
 from recipe.dag.episode.rows import rows_of
@@ -13,7 +14,7 @@ from recipe.dag.train import trainer
 from recipe.dag.train.data import Sampler
 from recipe.dag.train.gathering import gather
 from recipe.dag.train.selection import IdleSteps, informative_uids, select_rows
-from recipe.dag.workflow.schema import Algorithm, Workflow
+from recipe.dag.workflow.schema import Workflow
 
 
 def workflow(max_batches: int | None = None, estimator: str = "grpo") -> Workflow:
@@ -83,13 +84,11 @@ def test_a_group_is_informative_if_it_is_to_any_trained_policy():
     assert informative_uids(rows, workflow()) == ["b", "d"]
 
 
-def test_a_chained_estimator_loses_whole_groups_only():
+def test_a_policy_loses_the_groups_in_which_it_has_nothing_to_compare():
     episodes = group("a", "01", "pqf") + group("b", "11", "pqf")
     for one in episodes[:2]:
-        one.calls[1].reward = 1.0  # q has nothing to compare in group a, but its links stay in the chains
+        one.calls[1].reward = 1.0  # q has nothing to compare in group a
     rows = rows_of(episodes)
-    chosen, world = select_rows(rows, workflow(estimator="gae_chain"))
-    assert {name: uids(mine) for name, mine in chosen.items()} == {"p": ["a"], "q": ["a"]} and uids(world) == ["a"]
     chosen, world = select_rows(rows, workflow())
     assert {name: uids(mine) for name, mine in chosen.items()} == {"p": ["a"], "q": []} and uids(world) == ["a", "b"]
 
@@ -104,10 +103,10 @@ def test_what_a_call_without_tokens_earned_is_left_to_chained_credit():
         ("q", [], (1,)),
         ("p", [], (2,)),
     ]
-    algorithm = Algorithm(estimator="gae_chain", whiten=False)
+    algorithm = make_algorithm(estimator="gae_chain", whiten=False)
     chosen, world = select_rows(rows, workflow().model_copy(update={"algorithm": algorithm}))
     assert {name: len(mine) for name, mine in chosen.items()} == {"p": 1, "q": 0} and len(world) == 2
-    _, returns = estimate("gae_chain", rows, algorithm, values=[torch.zeros(1), None, None])
+    _, returns = estimate(algorithm, rows, values=[torch.zeros(1), None, None])
     assert returns[0].tolist() == [3.0]
 
 
@@ -144,13 +143,13 @@ def test_a_resumed_run_draws_the_samples_that_it_would_have_drawn(monkeypatch, r
 
 
 def test_several_steps_in_a_row_without_a_trained_row_are_warned_of(caplog):
-    idle = IdleSteps(Algorithm(drop_zero_variance=True))
+    idle = IdleSteps(make_algorithm(drop_zero_variance=True))
     for step, trained in enumerate([0, 0, 4, 0, 0, 0, 0], start=1):
         idle.count(step, trained=trained, rows=8)
     (text,) = [record.getMessage() for record in caplog.records]
     assert text.startswith("steps 4 to 6 trained nothing: in every group all rewards are equal")
     caplog.clear()
-    idle = IdleSteps(Algorithm())
+    idle = IdleSteps(make_algorithm())
     for step in range(1, 7):
         idle.count(step, trained=0, rows=0)
     texts = [record.getMessage() for record in caplog.records]

@@ -9,10 +9,10 @@ import pytest
 import torch
 from transformers import AutoModelForCausalLM
 
+from recipe.dag.algorithms.catalogue import make_algorithm
 from recipe.dag.episode.row import Row
 from recipe.dag.train import kernels
 from recipe.dag.train.kernels import PolicyBatch
-from recipe.dag.workflow.schema import Algorithm
 
 LOW, HIGH, DUAL, DRIFT, KL, ENTROPY = 0.2, 0.3, 1.5, 0.4, 0.25, 0.125
 
@@ -157,7 +157,7 @@ def test_the_gradient_is_that_of_the_formula(engine, rows, plain, columns, monke
         draw = torch.Generator().manual_seed(2)
         columns["rollout_is_weights"] = [2 * torch.rand(len(row.response_ids), generator=draw) for row in rows]
     batch = PolicyBatch(rows, columns=dict(columns))
-    algorithm = Algorithm(entropy_coef=ENTROPY if extra == "entropy" else 0.0)
+    algorithm = make_algorithm(entropy_coef=ENTROPY if extra == "entropy" else 0.0)
     kernels.prepare(policy, batch, algorithm)
     kernels.update_actor(policy, batch, algorithm, seed=0)
     terms = {name: name in extra for name in ("kl", "entropy", "importance")}

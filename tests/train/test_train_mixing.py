@@ -6,6 +6,7 @@ from types import SimpleNamespace
 import pytest
 import torch
 
+from recipe.dag.algorithms.catalogue import make_algorithm
 from recipe.dag.credit.estimator import estimate
 from recipe.dag.episode.record import Episode
 from recipe.dag.episode.rows import rows_of
@@ -58,10 +59,10 @@ def team_rows(rows, episodes):
     return [credited(row, [Credit(totals[row.uid, row.episode], 0.0)] * 9)[0] for row in rows]
 
 
-def compared(estimator, rows, credits, algorithm) -> list[torch.Tensor]:
+def compared(rows, credits, algorithm) -> list[torch.Tensor]:
     """Advantages of the rows whose calls are credited with that."""
     plain, mixed = zip(*(credited(row, credits[row.uid, row.episode]) for row in rows), strict=True)
-    return estimate(estimator, plain, algorithm, credits=mixed)[0]
+    return estimate(algorithm, plain, credits=mixed)[0]
 
 
 def test_without_anything_to_explain_the_weight_stays_at_0_and_the_result_is_grpos(workflow_of):
@@ -71,8 +72,8 @@ def test_without_anything_to_explain_the_weight_stays_at_0_and_the_result_is_grp
         episodes = play(step, 3, noise)
         rows = rows_of(episodes)
         credits = mixing.learn(episodes, seed=step)
-        found = compared("qmix", rows, credits, workflow.algorithm)
-        plain = estimate("grpo", team_rows(rows, episodes), SimpleNamespace())
+        found = compared(rows, credits, workflow.algorithm)
+        plain = estimate(make_algorithm(), team_rows(rows, episodes))
         assert mixing.metrics["mixer/weight"] == 0.0 and mixing.explained <= 0.0
         assert all(torch.equal(a, b) for a, b in zip(found, plain[0], strict=True))
         assert any(advantage.any() for advantage in found)
@@ -85,12 +86,12 @@ def test_without_anything_to_explain_turns_count_as_grpo_counts_them(workflow_of
     workflow = workflow_of(2, turns=2, algorithm=f"estimator: vdn, mixer: {{gamma_turn: {gamma}}}")
     episodes = play(0, 2, pay, turns=2)
     rows = rows_of(episodes)
-    found = compared("vdn", rows, Mixing(workflow, encode, seed=0).learn(episodes, seed=0), workflow.algorithm)
+    found = compared(rows, Mixing(workflow, encode, seed=0).learn(episodes, seed=0), workflow.algorithm)
     for episode in episodes:
         for call in episode.calls:  # everybody gets the team's reward of the turn
             call.reward = episode.calls[2 * call.turn + 1].reward
-    options = SimpleNamespace(group_by=("uid", "agent", "turn"), stat_unit="call", gamma_turn=gamma)
-    plain = estimate("grpo", rows_of(episodes), options)[0]
+    options = make_algorithm(group_by=("uid", "agent", "turn"), stat_unit="call", gamma_turn=gamma)
+    plain = estimate(options, rows_of(episodes))[0]
     assert all(torch.equal(a, b) for a, b in zip(found, plain, strict=True))
     assert any(advantage.any() for advantage in found) == (pay is noise)
 
@@ -185,7 +186,7 @@ def test_a_single_sibling_learns_nothing(workflow_of):
     episodes = [episode_of("alone", 0, "question 0", [call_of(0, WORDS[0]), call_of(1, WORDS[2], 5.0)])]
     credits = mixing.learn(episodes, seed=0)
     assert mixing.metrics["mixer/weight"] == 1.0 and credits == {("alone", 0): [(0.0, 0.0)] * 2}
-    found = compared("vdn", rows_of(episodes), credits, workflow.algorithm)
+    found = compared(rows_of(episodes), credits, workflow.algorithm)
     assert not any(advantage.any() for advantage in found)
 
 
@@ -231,7 +232,7 @@ def test_a_step_compares_credits_as_grpo_does_and_leaves_faults_out(workflow_of,
     step = step_of(workflow, mixing, episodes, monkeypatch)
     assert len(mixing.replay[0].group) == len(episodes) - 1
     batch = step.batches["main"]
-    plain = estimate("grpo", team_rows(batch.rows, episodes), SimpleNamespace(scale="none", group_by=("uid",)))
+    plain = estimate(make_algorithm(scale="none", group_by=("uid",)), team_rows(batch.rows, episodes))
     assert all(torch.equal(a, b) for a, b in zip(batch.columns["advantages"], plain[0], strict=True))
     assert {"mixer/explained_variance", "mixer/weight", "mixer/loss", "timing/mixer.advantage"} <= step.metrics().keys()
 
@@ -244,7 +245,7 @@ def test_what_the_kl_takes_from_the_rewards_is_each_calls_own(workflow_of, monke
     episodes[0].calls[0].response_mask = [1, 0]  # only -0.25 is taken from it, and -0.5 from the others
     batch = step_of(workflow, Mixing(workflow, encode, seed=0), episodes, monkeypatch).batches["main"]
     team = team_rows(batch.rows, episodes)
-    plain = estimate("grpo", team, SimpleNamespace(scale="none"))[0]
+    plain = estimate(make_algorithm(scale="none"), team)[0]
     away = batch.columns["advantages"][0][0] - plain[0][0]
     assert away.item() == pytest.approx(0.25 * (1 - 1 / SIBLINGS), abs=1e-6)
 

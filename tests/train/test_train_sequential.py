@@ -10,6 +10,7 @@ import pytest
 import torch
 from verl.utils import tensordict_utils as tu
 
+from recipe.dag.algorithms.catalogue import make_algorithm
 from recipe.dag.episode.row import Row
 from recipe.dag.train import kernels
 from recipe.dag.train.kernels import PolicyBatch
@@ -17,7 +18,6 @@ from recipe.dag.train.sequential import CompoundFactor
 from recipe.dag.train.step import TrainingStep
 from recipe.dag.workflow.blocks import Happo
 from recipe.dag.workflow.loader import load_workflow
-from recipe.dag.workflow.schema import Algorithm
 
 WORKFLOW = """\
 dag_id: two
@@ -162,7 +162,7 @@ def two_turns(policy: str, episode: int, *, merged: bool) -> list[Row]:
     return [Row("u", episode, agent, agent[0], 0, policy, 0, [3], [5] * 4, [1, 1, 0, 1], [-1.0] * 4, 0.0, **calls)]
 
 
-def factors(algorithm: Algorithm, *, merged: bool) -> list[float]:
+def factors(algorithm, *, merged: bool) -> list[float]:
     """By what policy b's tokens are weighed, turn by turn, after an update of policy a that doubled the probability of
     each token of its second turn."""
     factor = CompoundFactor(algorithm, ["a", "b"])
@@ -193,13 +193,13 @@ def factors(algorithm: Algorithm, *, merged: bool) -> list[float]:
 )
 def test_advantages_of_a_turn_are_weighed_by_what_was_said_in_that_turn(options, merged):
     """Kuba et al.: the factor at time step t is made of ratios at t. An update moved turn 1 only."""
-    algorithm = Algorithm(**options, happo=Happo())
+    algorithm = make_algorithm(**options, happo=Happo())
     assert factors(algorithm, merged=merged) == [1.0, pytest.approx(2.0)]
 
 
 @pytest.mark.parametrize("merged", [True, False])
 def test_a_return_that_all_turns_share_is_weighed_by_what_was_said_in_all_of_them(merged):
-    algorithm = Algorithm(estimator="grpo", stat_unit="trajectory", happo=Happo())
+    algorithm = make_algorithm(estimator="grpo", stat_unit="trajectory", happo=Happo())
     assert factors(algorithm, merged=merged) == [pytest.approx(2.0), pytest.approx(2.0)]
 
 

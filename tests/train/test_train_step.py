@@ -9,6 +9,7 @@ from types import SimpleNamespace
 import pytest
 import torch
 
+from recipe.dag.algorithms.catalogue import make_algorithm
 from recipe.dag.episode.record import Call, Episode
 from recipe.dag.episode.row import Row
 from recipe.dag.episode.rows import rows_of
@@ -21,7 +22,7 @@ from recipe.dag.train.selection import keep_informative, split_by_policy
 from recipe.dag.train.step import TrainingStep
 from recipe.dag.train.trainer import Trainer
 from recipe.dag.workflow.loader import load_workflow
-from recipe.dag.workflow.schema import Algorithm, NodeRole
+from recipe.dag.workflow.schema import NodeRole
 from recipe.dag.workflow.training_chain import derive_training_chain
 
 TWO_POLICIES = """\
@@ -62,9 +63,9 @@ def test_rows_go_to_their_policies_in_order_and_frozen_ones_are_left_out(workflo
 def test_rows_without_anything_to_compare_are_left_out_where_asked():
     rewards = [(1, "same", 0), (0, "mixed", 0), (1, "same", 1), (1, "mixed", 1)]
     rows = [row(reward, uid=uid, episode=episode) for reward, uid, episode in rewards]
-    assert keep_informative(rows, Algorithm()) == rows
-    assert [r.uid for r in keep_informative(rows, Algorithm(drop_zero_variance=True))] == ["mixed", "mixed"]
-    assert keep_informative([], Algorithm(drop_zero_variance=True)) == []
+    assert keep_informative(rows, make_algorithm()) == rows
+    assert [r.uid for r in keep_informative(rows, make_algorithm(drop_zero_variance=True))] == ["mixed", "mixed"]
+    assert keep_informative([], make_algorithm(drop_zero_variance=True)) == []
 
 
 def test_a_tensordict_holds_the_rows_in_layout_order_and_padding_has_no_mask():
@@ -252,7 +253,7 @@ def test_chained_credit_goes_through_all_policies_and_past_frozen_ones(chained, 
 
 def test_what_a_policy_was_unsure_of_weighs_less_within_its_sample_and_agent(workflow, trace):
     flow = workflow.model_copy(
-        update={"algorithm": Algorithm(estimator="reinforce", uncertainty={"alpha": 0.5, "bound": 2.0})}
+        update={"algorithm": make_algorithm(estimator="reinforce", uncertainty={"alpha": 0.5, "bound": 2.0})}
     )
     masks = (1,), (1, 1), (1, 1, 1)
     rows = [row(1.0, episode=episode, mask=mask) for episode, mask in enumerate(masks)]  # mean log-probs -1, -1.5, -2
@@ -272,7 +273,7 @@ def test_rows_that_are_left_out_change_nothing_for_those_that_are_kept(workflow,
     kept = [row(float(episode == 1), uid="mixed", episode=episode) for episode in range(2)]
     dropped = [row(1.0, uid=f"same{group}", episode=episode) for group in range(9) for episode in range(2)]
     options = {"estimator": estimator, "drop_zero_variance": True}
-    flow = workflow.model_copy(update={"algorithm": Algorithm(**options)})
+    flow = workflow.model_copy(update={"algorithm": make_algorithm(**options)})
     found = []
     for rows in (kept, kept + dropped):
         step = TrainingStep(flow, policies_of("a", "b"), rows, seed=0)
@@ -295,7 +296,7 @@ def test_values_that_no_node_computes_are_missed_with_the_policys_name(chained, 
 
 def test_the_kl_to_the_reference_is_taken_from_the_rewards(workflow, monkeypatch, trace):
     policies = {name: spec.model_copy(update={"reference": True}) for name, spec in workflow.policies.items()}
-    algorithm = Algorithm(estimator="reinforce", kl_reward_coef=0.5)
+    algorithm = make_algorithm(estimator="reinforce", kl_reward_coef=0.5)
     base = [node for node in workflow.nodes if "." not in node.node_id]
     nodes = derive_training_chain(policies, workflow.agents, base, algorithm)
     flow = workflow.model_copy(update={"policies": policies, "algorithm": algorithm, "nodes": (*base, *nodes)})
@@ -338,7 +339,7 @@ def test_log_probs_are_computed_in_the_turns_of_others_only_where_the_rewards_ne
 
 
 def test_the_reference_is_missed_with_the_policys_name(workflow, trace):
-    flow = workflow.model_copy(update={"algorithm": Algorithm(kl_reward_coef=0.5)})
+    flow = workflow.model_copy(update={"algorithm": make_algorithm(kl_reward_coef=0.5)})
     with pytest.raises(UserError, match="kl_reward_coef: policies.a needs `reference: true`"):
         asyncio.run(TrainingStep(flow, policies_of("a", "b"), [row(1.0)], seed=0).run())
 
@@ -437,7 +438,7 @@ def test_each_call_of_an_episode_gets_the_mean_advantage_of_its_sampled_tokens(w
     episode = Episode("u", 0, {}, calls=[left_out, first, frozen, second])
     rows = rows_of([episode])
     assert [row.call_positions for row in rows if row.policy == "a"] == [(1, 3)]
-    flow = workflow.model_copy(update={"algorithm": Algorithm(estimator="reinforce", gamma=0.5)})
+    flow = workflow.model_copy(update={"algorithm": make_algorithm(estimator="reinforce", gamma=0.5)})
     asyncio.run(TrainingStep(flow, policies_of("a", "b"), rows, episodes=[episode], seed=0).run())
     (row,) = (row for row in rows if row.policy == "a")
     step = TrainingStep(flow, policies_of("a", "b"), rows, seed=0)

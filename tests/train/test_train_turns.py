@@ -15,7 +15,7 @@ def workflow(warmup: int = 0, **cycles: int | str | None) -> Workflow:
         for name, cycle in cycles.items()
     }
     agents = [{"name": name, "policy": name} for name in policies]
-    algorithm = {"critic_warmup": warmup}
+    algorithm = {"estimator": "gae", "critic_warmup": warmup}
     return Workflow(path="w", dag_id="w", agents=agents, policies=policies, nodes=[], algorithm=algorithm)
 
 

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import pytest
 
+from recipe.dag.algorithms.catalogue import make_algorithm
+from recipe.dag.algorithms.team_value import QmixMixer
 from recipe.dag.causality import descendants
-from recipe.dag.workflow.blocks import Mixer
 from recipe.dag.workflow.moves import Move, moves_of, reactions
 from recipe.dag.workflow.plan import make_plan
 from recipe.dag.workflow.render import to_text
@@ -52,7 +53,7 @@ CASES = [
     ("unknown peer", (PEERS, "{right: [§lift]}"), "no node `lift`; did you mean `left`?"),
     ("no message", (PEERS, "{judge: [left, §vote]}"), "`vote` is a VOTE node; a mixer values the messages"),
     ("peer twice", (PEERS, "{right: [left, §left]}"), "`left` is listed twice"),
-    ("block of another", ("estimator: qmix, mixer", "§mixer"), "estimator `grpo` learns no team value"),
+    ("block of another", ("estimator: qmix, mixer", "§mixer"), "estimator `grpo` does not read this (vdn, qmix would)"),
     ("option of qmix", ("qmix", "vdn"), ("hidden: 8", "§mixing_hidden: 8"), "`vdn` has no mixing network"),
     ("unread tau", ("hidden: 8", "§target_tau: 0.5"), "with `lam: 1` there is no slow copy"),
     ("one turn, lambda", ("hidden: 8", "§lam: 0.5"), "with `episode.max_turns: 1` no later turn pays"),
@@ -67,7 +68,7 @@ CASES = [
     ("left out groups", ("{estimator: qmix", "{§drop_zero_variance: true, estimator: qmix"), "equal returns may hide"),
     ("reward for all", ("{estimator: qmix", "{§share_reward_in_agent: true, estimator: qmix"),
      "qmix carries the last agent's reward to the others"),
-    ("whole episodes", ("{estimator: qmix", "{§stat_unit: trajectory, estimator: qmix"), "has another value here"),
+    ("whole episodes", ("{estimator: qmix", "{stat_unit: §trajectory, estimator: qmix"), "has another value here"),
     ("discount per call", ("{estimator: qmix", "{§gamma_turn: 0.5, estimator: qmix"), "does not read this"),
     ("critic", ("one: {", "one: {§critic: {}, "), "critic"),
 ]  # fmt: skip
@@ -82,7 +83,7 @@ def files(folder):
 
 def test_the_file_that_the_cases_break_is_good(load_text, files):
     mixer = load_text(GOOD).algorithm.mixer
-    assert mixer == Mixer(hidden=8, peers={"right": ("left",), "judge": ("left",)})
+    assert mixer == QmixMixer(hidden=8, peers={"right": ("left",), "judge": ("left",)})
 
 
 @pytest.mark.parametrize(("edits", "message"), [pytest.param(case[1:-1], case[-1], id=case[0]) for case in CASES])
@@ -93,8 +94,9 @@ def test_one_mistake_is_one_problem_at_its_place(edits, message, expect_one_prob
 @pytest.mark.parametrize("estimator", ["vdn", "qmix"])
 def test_without_a_block_there_is_the_default_one(load_text, estimator):
     block = GOOD[GOOD.index(", mixer") : GOOD.index("}\nloops")]
-    assert load_text(GOOD.replace(block, "").replace("qmix", estimator)).algorithm.mixer == Mixer()
-    assert load_text(GOOD.replace(block, "").replace("estimator: qmix", "estimator: grpo")).algorithm.mixer is None
+    expected = make_algorithm(estimator).mixer
+    assert load_text(GOOD.replace(block, "").replace("qmix", estimator)).algorithm.mixer == expected
+    assert load_text(GOOD.replace(block, "").replace("estimator: qmix", "estimator: grpo")).algorithm.team_value is None
 
 
 def test_nobody_is_allowed_in_every_workflow(load_text):

@@ -2,7 +2,8 @@ from __future__ import annotations
 
 import pytest
 
-from recipe.dag.workflow.schema import Agent, Algorithm, Model, Node, Policy
+from recipe.dag.algorithms.catalogue import make_algorithm
+from recipe.dag.workflow.schema import Agent, Model, Node, Policy
 from recipe.dag.workflow.training_chain import derive_training_chain
 
 
@@ -15,7 +16,7 @@ def episode_nodes():
     return (rollout, Node(node_id="r", node_type="COMPUTE", node_role="REWARD", dependencies=("a",)))
 
 
-RECOMPUTED = Algorithm(old_log_probs="trainer")
+RECOMPUTED = make_algorithm(old_log_probs="trainer")
 
 
 @pytest.mark.parametrize(
@@ -39,7 +40,7 @@ RECOMPUTED = Algorithm(old_log_probs="trainer")
 def test_old_log_probs_are_computed_where_something_depends_on_them(algorithm, computed):
     agents = [Agent(name="x", policy="main")]
     chain = derive_training_chain(
-        policies(main={"reference": True}), agents, episode_nodes(), Algorithm.model_validate(algorithm)
+        policies(main={"reference": True}), agents, episode_nodes(), make_algorithm(**algorithm)
     )
     assert ("main.old_log_probs" in [node.node_id for node in chain]) is computed
 
@@ -65,4 +66,4 @@ def test_the_derived_chain_fixes_all_log_probs_before_any_update():
 
 def test_nothing_is_derived_for_frozen_policies():
     agents = [Agent(name="x", policy="cold")]
-    assert derive_training_chain(policies(cold={"frozen": True}), agents, episode_nodes(), Algorithm()) == ()
+    assert derive_training_chain(policies(cold={"frozen": True}), agents, episode_nodes(), make_algorithm()) == ()

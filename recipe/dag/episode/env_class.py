@@ -11,7 +11,6 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from recipe.dag.algorithms import SPANNING
 from recipe.dag.episode.condition import look_up
 from recipe.dag.errors import EnvFault, UserError
 from recipe.dag.tools.sandbox_client import SandboxClient
@@ -65,7 +64,7 @@ def load_envs(workflow: Workflow, sandbox: SandboxClient | None = None) -> dict[
             problem = f"env_path names {len(options.env_path)} envs; say by `env_route` which one an episode gets"
             raise UserError(f"node {node.node_id}: {problem}")
     names = [name for node in workflow.rollout_nodes for name in node.agent_options.env_path]
-    chained = workflow.algorithm.estimator in SPANNING
+    chained = workflow.algorithm.spans_policies
     return {n: replace(load_env(n, workflow, sandbox), chained=chained) for n in dict.fromkeys(names)}
 
 

@@ -12,7 +12,6 @@ import time
 from collections.abc import Sequence
 from typing import Any
 
-from recipe.dag.algorithms import SPANNING
 from recipe.dag.episode.call import Attempt, Caller
 from recipe.dag.episode.client import PolicyEndpoint
 from recipe.dag.episode.compute import load_compute
@@ -57,7 +56,7 @@ class EpisodeRunner:
         self._envs = load_envs(workflow, sandbox)
         self._rewards = load_rewards(workflow)
         self._share = workflow.algorithm.share_reward_in_agent
-        if self._share and workflow.algorithm.estimator in SPANNING:
+        if self._share and workflow.algorithm.spans_policies:
             name = workflow.algorithm.estimator
             raise UserError(f"{workflow.path}: {name} carries rewards back itself; remove share_reward_in_agent")
         agents = [workflow.agent_of(node) for node in workflow.rollout_nodes]

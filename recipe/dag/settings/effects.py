@@ -115,8 +115,8 @@ def _without_effect(typed: Mapping[str, Typed], config: DictConfig, workflow: Wo
 def _asks_for_model_path(workflow: Workflow) -> bool:
     models = [policy.model for policy in workflow.policies.values()]
     models += [policy.critic.model for policy in workflow.policies.values() if policy.critic is not None]
-    if workflow.algorithm.mixer is not None:
-        models.append(workflow.algorithm.mixer.encoder.model)
+    if workflow.algorithm.team_value is not None:
+        models.append(workflow.algorithm.team_value.encoder.model)
     return any(model is not None and "oc.env:MODEL_PATH" in model.path for model in models)
 
 

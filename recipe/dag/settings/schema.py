@@ -12,15 +12,19 @@ from typing import Any
 
 from omegaconf import DictConfig, ListConfig, OmegaConf
 
+from recipe.dag.algorithms.catalogue import METHODS
 from recipe.dag.settings.typed import Typed
 from recipe.dag.settings.values import kind_of
 from recipe.dag.settings.verl_run import NO_EFFECT, is_read, refusal, says_the_same
 from recipe.dag.workflow.dotted import flat
 from recipe.dag.workflow.problem import closest
-from recipe.dag.workflow.schema import Algorithm, EpisodeSpec, Workflow
+from recipe.dag.workflow.schema import EpisodeSpec, Workflow
 
 _NOT_THERE = object()
-_BLOCKS = {"algorithm": Algorithm, "episode": EpisodeSpec}
+_BLOCKS = {
+    "algorithm": {key for method in METHODS for key in method.model_fields},
+    "episode": set(EpisodeSpec.model_fields),
+}
 """Blocks of a workflow whose keys are told from verl's of the same name."""
 _ELSEWHERE = "recipe/dag/config/dag.yaml lists the run's keys; agents, policies and learning are set in the workflow"
 
@@ -95,7 +99,7 @@ def plain(value: Any) -> Any:
 def _of_the_workflow(key: str) -> str | None:
     block, _, rest = key.partition(".")
     name = rest.partition(".")[0]
-    if block in _BLOCKS and name in _BLOCKS[block].model_fields:
+    if block in _BLOCKS and name in _BLOCKS[block]:
         return f"`{block}.{name}` of the workflow says this; set it there"
     if block in Workflow.model_fields and block not in (*_BLOCKS, "path"):
         return f"`{block}` is a part of the workflow; set it there"

@@ -14,6 +14,7 @@ from typing import Any
 
 from omegaconf import DictConfig
 
+from recipe.dag.algorithms.custom import Custom
 from recipe.dag.report.secrets import without_secrets
 from recipe.dag.train.data import Sample
 from recipe.dag.train.digest import file_digest, model_digest, samples_digest
@@ -101,6 +102,8 @@ def _canonical(workflow: Workflow, dump: Items) -> Items:
         _canonical_policy(policy)
     for env in dump.get("envs", {}).values():
         env["path"] = portable_ref(env["path"], workflow.path)
+    if isinstance(workflow.algorithm, Custom) and "algorithm" in dump:
+        dump["algorithm"]["estimator"] = portable_ref(workflow.algorithm.estimator, workflow.path)
     dump["agents"] = {agent.pop("name"): agent for agent in dump["agents"]}
     dump["nodes"] = {node.pop("node_id"): node for node in dump["nodes"]}
     if (encoder := ((dump.get("algorithm") or {}).get("mixer") or {}).get("encoder")) and encoder.get("model"):
@@ -146,6 +149,8 @@ def _differing(was: Items, now: Items, chosen: Items, path: tuple[str, ...]) -> 
             if key in chosen:
                 yield where, f"{_place(where)}: was not there, now {_shown(now[key])}"
         elif key not in now:
+            if path[-1:] == ("algorithm",):
+                continue  # the estimator does not read it; if it did before, the estimator is another one
             if path and path[-1] in _SECTIONS and (was[key] == {} or not is_learned(key)):
                 continue  # an earlier version counted it
             yield where, f"{_place(where)}: was {_shown(was[key])}, now not there"

@@ -56,7 +56,7 @@ class Mixing:
 
     def __init__(self, workflow: Workflow, encoder: Encoder, *, seed: int, lock: asyncio.Lock | None = None):
         """`lock`: of the devices that the encoder shares; None where it shares none."""
-        self.kind, self.spec = workflow.algorithm.estimator, workflow.algorithm.mixer
+        self.kind, self.spec = workflow.algorithm.estimator, workflow.algorithm.team_value
         self.encoder, self.seed, self.lock = encoder, seed, lock
         self.moves = moves_of(workflow.nodes, workflow.loops, workflow.episode.max_turns)
         self.layout = layout_of(workflow, self.moves)
@@ -108,9 +108,8 @@ class Mixing:
                 self.layout,
                 dimension,
                 mixer=self.kind,
-                hidden=spec.hidden,
-                mixing_hidden=spec.mixing_hidden,
                 binary=spec.loss == "binary",
+                **spec.widths,
             )
         self.optimizer = torch.optim.AdamW(
             self.model.parameters(), lr=spec.lr, weight_decay=spec.weight_decay, fused=True
@@ -179,9 +178,8 @@ class Mixing:
     def _made(self) -> dict[str, Any]:
         """What the saved weights fit to."""
         spec = self.spec
-        widths = {"hidden": spec.hidden} | ({"mixing_hidden": spec.mixing_hidden} if self.kind == "qmix" else {})
         calls = [move.id for move in self.moves]
-        return {"estimator": self.kind, "loss": spec.loss, "calls": calls, **widths}
+        return {"estimator": self.kind, "loss": spec.loss, "calls": calls, **spec.widths}
 
 
 def _check_binary(episodes: Sequence[Episode], returns: torch.Tensor) -> None:

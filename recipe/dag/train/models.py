@@ -47,7 +47,7 @@ def find_models(workflow: Workflow) -> ModelPaths:
 
 
 def _encoder(workflow: Workflow, policies: dict[str, str]) -> str | None:
-    mixer, trained = workflow.algorithm.mixer, workflow.trained_policies()
+    mixer, trained = workflow.algorithm.team_value, workflow.trained_policies()
     if mixer is None or not trained:
         return None
     model = mixer.encoder.model

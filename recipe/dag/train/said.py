@@ -57,7 +57,7 @@ def layout_of(workflow: Workflow, moves: Sequence[Move]) -> Layout:
     graph = reactions(workflow.nodes, workflow.loops, workflow.agents, workflow.episode.max_turns)
     ids, nodes = [move.id for move in moves], [move.node for move in moves]
     peers = peers_of(graph, ids)
-    for node, allowed in workflow.algorithm.mixer.peers.items():
+    for node, allowed in workflow.algorithm.team_value.peers.items():
         mine = torch.tensor([name == node for name in nodes])
         peers[mine] &= torch.tensor([name in allowed for name in nodes])
     for call, row in zip(ids, peers.tolist(), strict=True):

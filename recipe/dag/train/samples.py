@@ -7,7 +7,6 @@ from __future__ import annotations
 
 from omegaconf import DictConfig
 
-from recipe.dag.algorithms import ENTRIES, MIXED
 from recipe.dag.errors import UserError
 from recipe.dag.workflow.groups import pooled
 from recipe.dag.workflow.schema import Workflow
@@ -23,9 +22,9 @@ def check_samples(run: DictConfig, workflow: Workflow) -> None:
             "actor_rollout_ref.rollout.n to at least 2, or remove it"
         )
     name, why = workflow.algorithm.estimator, ""
-    if name in MIXED:
+    if workflow.algorithm.team_value is not None:
         why = "compares the episodes of a sample, and there is one"
-    elif "group_by" in ENTRIES[name].options and _alone(workflow):
+    elif workflow.algorithm.grouping and _alone(workflow):
         why = "compares an agent with itself in the sample's other episodes, and there is no other"
     if why:
         raise UserError(f"algorithm.estimator: {name} {why}; raise actor_rollout_ref.rollout.n")
@@ -33,7 +32,7 @@ def check_samples(run: DictConfig, workflow: Workflow) -> None:
 
 def _alone(workflow: Workflow) -> bool:
     """Whether, of one episode, each group holds one trajectory at most."""
-    group_by = workflow.algorithm.group_by
+    group_by = workflow.algorithm.grouping
     if "uid" not in group_by:
         return False
     agent_of = {node.node_id: node.agent_group for node in workflow.rollout_nodes}

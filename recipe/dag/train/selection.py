@@ -9,9 +9,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Sequence
 
-from recipe.dag.algorithms import chains_calls
 from recipe.dag.credit.batch import CreditBatch
-from recipe.dag.credit.gdpo import components
 from recipe.dag.credit.group import zero_variance
 from recipe.dag.episode.row import Row
 from recipe.dag.workflow.schema import Algorithm, Workflow
@@ -28,11 +26,7 @@ def select_rows(rows: Sequence[Row], workflow: Workflow) -> tuple[dict[str, list
     same)."""
     algorithm = workflow.algorithm
     split = split_by_policy(rows, workflow)
-    if algorithm.drop_zero_variance and chains_calls(algorithm):
-        uids = set(informative_uids(rows, workflow))
-        rows = [row for row in rows if row.uid in uids]
-        split = split_by_policy(rows, workflow)
-    elif algorithm.drop_zero_variance:
+    if algorithm.drop_zero_variance:
         split = {name: keep_informative(policy_rows, algorithm) for name, policy_rows in split.items()}
     chosen = {name: [row for row in policy_rows if 1 in row.response_mask] for name, policy_rows in split.items()}
     learned = {id(row) for policy_rows in chosen.values() for row in policy_rows}
@@ -52,12 +46,9 @@ def keep_informative(rows: list[Row], algorithm: Algorithm) -> list[Row]:
     """Without the rows whose group has one reward only, where the algorithm says so."""
     if not algorithm.drop_zero_variance or not rows:
         return rows
-    batch = CreditBatch.from_rows(rows, prompts="prompt_hash" in algorithm.group_by)
+    batch = CreditBatch.from_rows(rows, prompts="prompt_hash" in algorithm.grouping)
     options = {key: getattr(algorithm, key) for key in ("group_by", "stat_unit", "gamma_turn")}
-    columns = [None]
-    if algorithm.estimator == "gdpo":  # components may differ where their sums do not
-        columns = [column for _, column in components(batch, algorithm.weights).values()]
-    flat = [zero_variance(batch, rewards=column, **options) for column in columns]
+    flat = [zero_variance(batch, rewards=column, **options) for column in algorithm.reward_columns(batch)]
     return [row for index, row in enumerate(rows) if not all(one[index] for one in flat)]
 
 

@@ -12,7 +12,6 @@ from collections.abc import Callable, Hashable, Sequence
 import torch
 from torch import Tensor
 
-from recipe.dag.algorithms import advantages_per_turn
 from recipe.dag.credit.happo import advance, log_ratio, sampled_mask, update_order, weigh
 from recipe.dag.episode.row import Row
 from recipe.dag.train.kernels import PolicyBatch
@@ -49,7 +48,7 @@ class CompoundFactor:
 
     def __init__(self, algorithm: Algorithm, order: Sequence[str]):
         self.happo, self.last = algorithm.happo, order[-1] if order else None
-        self.per_turn = advantages_per_turn(algorithm)
+        self.per_turn = algorithm.advantages_per_turn
         self.log_factor: dict[Hashable, float] = {}
 
     def weigh(self, batch: PolicyBatch) -> None:

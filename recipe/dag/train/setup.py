@@ -81,7 +81,7 @@ def open_mixing(
     if models.encoder is None:
         return None
     announce("loading the mixer's text encoder")
-    encoder, first = workflow.algorithm.mixer.encoder, workflow.trained_policies()[0]
+    encoder, first = workflow.algorithm.team_value.encoder, workflow.trained_policies()[0]
     model = encoder.model or workflow.policies[first].model
     reader = start_encoder(
         policies[first].pool,

@@ -16,7 +16,6 @@ from dataclasses import replace
 import numpy as np
 import torch
 
-from recipe.dag.algorithms import CENTRAL, MIXED, SPANNING, WITH_VALUES
 from recipe.dag.credit.estimator import estimate
 from recipe.dag.credit.importance import importance_weights
 from recipe.dag.credit.uncertainty import surprise, uncertainty_weights, weighted
@@ -69,7 +68,7 @@ class TrainingStep:
         chosen, self.world = select_rows(rows, workflow)
         self.batches = {name: PolicyBatch(mine) for name, mine in chosen.items() if mine}
         self.reader: JointReader | None = None
-        if workflow.algorithm.estimator in CENTRAL:
+        if workflow.algorithm.joint_critic:
             self.reader = JointReader(
                 self.episodes,
                 tokenizer_of=lambda owner: policies[owner].tokenizer,
@@ -106,7 +105,7 @@ class TrainingStep:
 
     def _has_work(self, node: Node) -> bool:
         name, algorithm = self._policy_of(node), self.workflow.algorithm
-        if node.node_role == NodeRole.ADVANTAGE and algorithm.estimator in SPANNING:
+        if node.node_role == NodeRole.ADVANTAGE and algorithm.spans_policies:
             return bool(self.batches)
         if node.node_role == NodeRole.CRITIC:
             return self.workflow.critic_owner(name) in self.critics
@@ -146,7 +145,7 @@ class TrainingStep:
 
     def _kernel(self, node: Node) -> Callable[[str], None]:
         if node.node_role == NodeRole.ADVANTAGE:
-            return self._joint_advantage if self.workflow.algorithm.estimator in SPANNING else self._advantage
+            return self._joint_advantage if self.workflow.algorithm.spans_policies else self._advantage
         if node.node_role == NodeRole.REFERENCE:
             return self._reference
         if node.node_role == NodeRole.ACTOR:
@@ -186,7 +185,7 @@ class TrainingStep:
         self._credit([name], [_without_tokens(row) for row in self.world if row.policy == name])
 
     def _joint_advantage(self, name: str) -> None:
-        if self.workflow.algorithm.estimator in MIXED:
+        if self.workflow.algorithm.team_value is not None:
             self._mixed_advantage()
         else:
             self._credit(list(self.batches), self.world)
@@ -209,7 +208,7 @@ class TrainingStep:
             rows, mixed = zip(*(credited(row, credits[row.uid, row.episode]) for row in rows), strict=True)
         nothing: list[torch.Tensor | None] = [None] * len(world)
         values = None
-        if algorithm.estimator in WITH_VALUES:
+        if algorithm.needs_values or self._has_values(names):
             for name, batch in zip(names, batches, strict=True):
                 if "values" not in batch.columns:
                     raise UserError(
@@ -218,7 +217,7 @@ class TrainingStep:
                     )
             values = [one for batch in batches for one in batch.columns["values"]] + nothing
         penalties = [one for n in names for one in self._penalties(n)] + nothing if algorithm.kl_reward_coef else None
-        results = estimate(algorithm.estimator, rows, algorithm, values=values, penalties=penalties, credits=mixed)
+        results = estimate(algorithm, rows, values=values, penalties=penalties, credits=mixed, base=self.workflow.path)
         for column, found in zip(("advantages", "returns"), results, strict=True):
             start = 0
             for batch in batches:
@@ -229,6 +228,11 @@ class TrainingStep:
                 _weigh_uncertainty(batch, algorithm.uncertainty)
         for batch in batches:
             self._record_advantages(batch)
+
+    def _has_values(self, names: list[str]) -> bool:
+        """Whether critics valued all of these policies' rows for an estimator that may read them."""
+        valued = all("values" in self.batches[name].columns for name in names)
+        return self.workflow.algorithm.may_read_values and valued
 
     def _record_advantages(self, batch: PolicyBatch) -> None:
         """Write each call's mean advantage into its episode's record."""

@@ -15,7 +15,6 @@ from pathlib import Path
 
 from omegaconf import DictConfig
 
-from recipe.dag.algorithms import CENTRAL, MIXED, unscored_scope
 from recipe.dag.episode.batch import run_batch
 from recipe.dag.episode.failure import most_frequent
 from recipe.dag.episode.record import Episode
@@ -257,8 +256,8 @@ class Trainer:
             merge=spec.merge_rows and not self._one_call_per_row(),
             on_failure=spec.on_failure,
             train_turns=spec.train_turns,
-            silent=workflow.algorithm.estimator not in MIXED,  # which read the episodes themselves
-            unscored=unscored_scope(workflow.algorithm),
+            silent=workflow.algorithm.team_value is None,  # which read the episodes themselves
+            unscored=workflow.algorithm.unscored_scope,
             outside_loss=partial(outside_loss, workflow=workflow),
         )
         gathered = await gather(roll_out_batch, to_rows, workflow, groups=self.sampler.batch_size)
@@ -269,7 +268,7 @@ class Trainer:
         """Whether the loss averages over rows, so that a merged row would count once for all its calls, or each call is
         valued after a prompt of its own."""
         algorithm = self.workflow.algorithm
-        return algorithm.loss_agg == "seq-mean-token-mean" or algorithm.estimator in CENTRAL
+        return algorithm.loss_agg == "seq-mean-token-mean" or algorithm.joint_critic
 
     def _due(self, step: int, frequency: int) -> bool:
         return frequency > 0 and (step % frequency == 0 or step == self.total)

@@ -12,7 +12,7 @@ from recipe.dag.workflow.schema import Workflow
 def actor_learns(workflow: Workflow, policy: str, step: int) -> bool:
     """Not while only critics learn (`critic_warmup`), and in turn with others where `train_cycle` says so."""
     spec = workflow.policies[policy]
-    if spec.frozen or step < workflow.algorithm.critic_warmup:
+    if spec.frozen or step < workflow.algorithm.warmup_steps:
         return False
     if spec.train_cycle is None:
         return True

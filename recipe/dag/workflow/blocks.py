@@ -5,7 +5,7 @@ Invariant: as in `schema`, which offers all of them under its own name.
 
 from __future__ import annotations
 
-from typing import Literal
+from typing import ClassVar, Literal
 
 from pydantic import BaseModel, ConfigDict, Field
 
@@ -49,6 +49,9 @@ class Happo(Frozen):
     advantages of the policies after it (HAPPO, arXiv 2109.11251): those of the same turn where advantages differ by
     turn, those of the whole episode where its return is every turn's. Each agent needs a policy of its own."""
 
+    source: ClassVar[str] = "arXiv 2109.11251"
+    assumes: ClassVar[str] = "a policy per agent, none shared; every agent's reward is the team's; with any estimator"
+
     order: Literal["random", "reverse_topological"] = "random"
     """random: drawn anew in every step. reverse_topological: whoever speaks last learns first."""
     ratio: Literal["sequence_sum", "sequence_mean", "clamped"] = "clamped"
@@ -64,6 +67,11 @@ class Uncertainty(Frozen):
     log-prob of a row's tokens, as the server sampled them, in standard deviations of the rows of its sample and agent.
     """
 
+    source: ClassVar[str] = "UMAD, arXiv 2603.01221"
+    assumes: ClassVar[str] = (
+        "several episodes per sample; with any estimator; a group is the rows of one sample and agent"
+    )
+
     alpha: float = Field(0.25, ge=0.0)
     bound: float = Field(5.0, gt=0.0)
     """Of z, to either side."""
@@ -72,6 +80,9 @@ class Uncertainty(Frozen):
 class Importance(Frozen):
     """Corrects for a server that samples with slightly other probabilities than the trainer's: each token's policy
     loss, whatever the loss, is multiplied by the ratio of the two, bounded."""
+
+    source: ClassVar[str] = "truncated: fengyao.notion.site/off-policy-rl; masked: IcePop, arXiv 2510.18855"
+    assumes: ClassVar[str] = "old_log_probs of the trainer; with any estimator and policy loss"
 
     cap: float = Field(2.0, gt=1.0)
     level: Literal["token", "sequence"] = "token"
@@ -97,6 +108,9 @@ OVERLONG = "overlong"
 class Overlong(Frozen):
     """What becomes of calls that were cut off, or nearly."""
 
+    source: ClassVar[str] = "DAPO, arXiv 2503.14476"
+    assumes: ClassVar[str] = "with any estimator; what is left out of the loss stays in the baselines"
+
     mask: bool = False
     """Calls that a limit of tokens or generations cut off are left out of the policy's loss (DAPO's overlong filter).
     Their rewards stay in the baselines, and critics learn from them."""
@@ -106,6 +120,11 @@ class Overlong(Frozen):
 class Cory(Frozen):
     """Agents exchange policies every few steps (CORY, arXiv 2410.06101): with a pioneer and an observer who hears it,
     both policies learn both roles, and either can be deployed alone. Validation is with the policies as declared."""
+
+    source: ClassVar[str] = "arXiv 2410.06101"
+    assumes: ClassVar[str] = (
+        "as many trained policies as roles; rewards are shared (shaping shared); the pioneer is deployed alone"
+    )
 
     roles: tuple[str, ...]
     """The agents, in the order in which their policies move on."""
@@ -128,8 +147,6 @@ class Mixer(Frozen):
 
     hidden: int = Field(64, ge=1)
     """Width of the network that gives a message its utility."""
-    mixing_hidden: int = Field(32, ge=1)
-    """qmix: width of the mixing network."""
     lr: float = Field(1e-3, gt=0.0)
     epochs: int = Field(4, ge=1)
     """Over a step's episodes and those of the replayed steps."""
@@ -161,3 +178,8 @@ class Mixer(Frozen):
     encoder: Encoder = Encoder()
     peers: dict[str, tuple[str, ...]] = {}
     """Node -> the nodes whose messages its baseline may read; where absent, every call that cannot react to its own."""
+
+    @property
+    def widths(self) -> dict[str, int]:
+        """Of the networks."""
+        return {"hidden": self.hidden}

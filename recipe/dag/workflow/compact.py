@@ -10,7 +10,9 @@ import re
 from collections.abc import Iterable
 from typing import Any
 
-from recipe.dag.workflow.schema import Algorithm, Frozen, Node, NodeRole, Workflow
+from recipe.dag.algorithms.base import Algorithm
+from recipe.dag.algorithms.catalogue import DEFAULT
+from recipe.dag.workflow.schema import Frozen, Node, NodeRole, Workflow
 from recipe.dag.workflow.training_chain import is_derived
 
 WIDTH = 112
@@ -46,9 +48,9 @@ def _given(piece: Frozen) -> dict[str, Any]:
 
 def _algorithm(algorithm: Algorithm) -> dict[str, Any]:
     """Without what its estimator sets by itself."""
-    default = Algorithm(estimator=algorithm.estimator).model_dump(mode="json")
+    default = type(algorithm)(estimator=algorithm.estimator).model_dump(mode="json")
     found = algorithm.model_dump(mode="json")
-    named = {} if algorithm.estimator == Algorithm().estimator else {"estimator": algorithm.estimator}
+    named = {} if type(algorithm) is DEFAULT else {"estimator": algorithm.estimator}
     return named | {
         key: _given(getattr(algorithm, key)) if isinstance(value, dict) else value
         for key, value in found.items()

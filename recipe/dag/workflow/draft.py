@@ -8,9 +8,11 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any
 
-from recipe.dag.workflow.pieces import parse_piece, shown
+from recipe.dag.algorithms.grpo import Grpo
+from recipe.dag.workflow.pieces import parse_algorithm, parse_piece, shown
 from recipe.dag.workflow.problem import KeyPath, Problem, did_you_mean
 from recipe.dag.workflow.schema import Agent, Algorithm, Condition, EnvSpec, EpisodeSpec, Loop, Node, Policy, ToolSpec
 from recipe.dag.workflow.source import Source
@@ -46,7 +48,7 @@ class Draft:
     nodes: list[Node | None] = field(default_factory=list)
     node_ids: list[str] = field(default_factory=list)
     episode: EpisodeSpec = EpisodeSpec()
-    algorithm: Algorithm = Algorithm()
+    algorithm: Algorithm = Grpo()
     problems: list[Problem] = field(default_factory=list)
 
     @property
@@ -187,9 +189,9 @@ def read_mappings(draft: Draft) -> None:
 def read_settings(draft: Draft) -> None:
     """episode and algorithm: one piece each."""
     source = draft.source
-    for name, model in (("episode", EpisodeSpec), ("algorithm", Algorithm)):
+    for name, read in (("episode", partial(parse_piece, EpisodeSpec)), ("algorithm", parse_algorithm)):
         if name in source.data:
-            piece, problems = parse_piece(model, source.data[name], source, (name,))
+            piece, problems = read(source.data[name], source, (name,))
             draft.problems += problems
             if piece is not None:
                 setattr(draft, name, piece)

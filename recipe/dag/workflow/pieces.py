@@ -13,9 +13,11 @@ from typing import Any, TypeVar, get_args
 
 from pydantic import BaseModel, ValidationError
 
-from recipe.dag.algorithms import REMOVED
+from recipe.dag.algorithms.base import Algorithm
+from recipe.dag.algorithms.catalogue import DEFAULT, OWN, REMOVED, SELECTABLE, algorithm_class, readers
+from recipe.dag.workflow.blocks import Mixer
 from recipe.dag.workflow.problem import KeyPath, Problem, closest, did_you_mean, listing
-from recipe.dag.workflow.schema import AgentOptions, Algorithm, Node, Policy
+from recipe.dag.workflow.schema import AgentOptions, Node, Policy
 from recipe.dag.workflow.source import Source
 
 Piece = TypeVar("Piece", bound=BaseModel)
@@ -25,6 +27,7 @@ INSTEAD = {
     (Node, "filter_plugin"): "nodes have no filters; remove it (`algorithm.drop_zero_variance` may do)",
     (Node, "retry_limit"): "nodes are not retried one by one; remove it (`episode.retries` repeats the episode)",
     (AgentOptions, "train_cycle"): "this belongs to the policy; move it to `policies.<name>.train_cycle`",
+    (Mixer, "mixing_hidden"): "`vdn` has no mixing network, only qmix does; remove it",
     (AgentOptions, "share_instance"): "this belongs to the critic; write `policies.<name>.critic: {share: <policy>}`",
 }
 """What is said of keys that users know from elsewhere."""
@@ -66,17 +69,47 @@ def _problem(model: type[BaseModel], detail: dict[str, Any], source: Source, pat
     at = (*path, *loc)
     if kind == "extra_forbidden":
         owner = _model_at(model, loc[:-1])
-        message = INSTEAD.get((owner, loc[-1])) or f"unknown key{did_you_mean(str(loc[-1]), owner.model_fields)}"
+        message = INSTEAD.get((owner, loc[-1])) or _unread(owner, str(loc[-1]), source)
+        message = message or f"unknown key{did_you_mean(str(loc[-1]), owner.model_fields)}"
         return source.problem(at, message, key=True)
     if kind == "missing":
         return source.problem(at, "missing; this key is required")
-    if (model, *loc) == (Algorithm, "estimator") and detail["input"] in REMOVED:
-        return source.problem(at, f"there is no `{detail['input']}`: {REMOVED[detail['input']]}")
     return source.problem(at, _words(detail))
+
+
+def parse_algorithm(data: Any, source: Source, path: KeyPath) -> tuple[Algorithm | None, list[Problem]]:
+    """The block `algorithm`, an object of its estimator's class. Under an estimator that there is not, the options that
+    only some estimators read cannot be judged and are left out."""
+    estimator = data.get("estimator", DEFAULT().estimator) if isinstance(data, dict) else None
+    model = algorithm_class(estimator)
+    if model is not None or not isinstance(data, dict):
+        return parse_piece(model or DEFAULT, data, source, path)
+    if isinstance(estimator, str) and estimator in REMOVED:
+        message = f"there is no `{estimator}`: {REMOVED[estimator]}"
+    else:
+        message = _choice(estimator, [*SELECTABLE, OWN])
+    common = {key: value for key, value in data.items() if key != "estimator" and not readers(key)}
+    piece, problems = parse_piece(DEFAULT, common, source, path)
+    return piece, [source.problem((*path, "estimator"), message), *problems]
+
+
+def _unread(owner: type[BaseModel], key: str, source: Source) -> str | None:
+    """What is said of an option that only other estimators read."""
+    if not issubclass(owner, Algorithm) or not (names := readers(key)):
+        return None
+    estimator = source.data["algorithm"].get("estimator", DEFAULT().estimator)
+    return f"estimator `{estimator}` does not read this ({', '.join(names)} would); remove it"
+
+
+def _choice(value: Any, options: list[str]) -> str:
+    near = closest(value, options) if isinstance(value, str) else None
+    return f"expected one of {listing(options)}, got {shown(value)}" + (f"; did you mean `{near}`?" if near else "")
 
 
 def _words(detail: dict[str, Any]) -> str:
     kind, context, value = detail["type"], detail.get("ctx", {}), detail.get("input")
+    if kind == "held":
+        return detail["msg"]
     if kind == "string_too_short" and not value:
         return "must not be empty"
     expected = {
@@ -99,8 +132,7 @@ def _words(detail: dict[str, Any]) -> str:
         return f"expected {expected.format(**limits)}, got {shown(value)}"
     if kind in ("enum", "literal_error"):
         options = [option.strip("' ") for option in context["expected"].replace(" or ", ", ").split(",")]
-        near = closest(value, options) if isinstance(value, str) else None
-        return f"expected one of {listing(options)}, got {shown(value)}" + (f"; did you mean `{near}`?" if near else "")
+        return _choice(value, options)
     return f"{detail['msg'][:1].lower()}{detail['msg'][1:]}, got {shown(value)}"
 
 
@@ -133,7 +165,8 @@ def _meant(model: type[BaseModel], detail: dict[str, Any]) -> tuple | None:
         return None
     *parents, last = detail["loc"]
     owner = _model_at(model, tuple(parents))
-    meant = None if (owner, last) in INSTEAD else closest(str(last), owner.model_fields)
+    known = (owner, last) in INSTEAD or (issubclass(owner, Algorithm) and readers(str(last)))
+    meant = None if known else closest(str(last), owner.model_fields)
     return None if meant is None else (*parents, meant)
 
 

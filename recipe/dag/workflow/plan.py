@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from recipe.dag.algorithms import ENTRIES, MIXED, advantages_per_turn
 from recipe.dag.workflow.describe import in_words
 from recipe.dag.workflow.gpu_memory import PoolMemory
 from recipe.dag.workflow.graph import graph_of, levels, with_whole_loops
@@ -132,8 +131,8 @@ def make_plan(workflow: Workflow) -> Plan:
         dag_id=workflow.dag_id,
         description=workflow.description,
         estimator=workflow.algorithm.estimator,
-        group_by=workflow.algorithm.group_by,
-        gamma_turn=_gamma_turn(workflow.algorithm),
+        group_by=workflow.algorithm.grouping,
+        gamma_turn=workflow.algorithm.discount_per_turn,
         uncertainty=workflow.algorithm.uncertainty and workflow.algorithm.uncertainty.alpha,
         policy_loss=workflow.algorithm.policy_loss,
         clip=(workflow.algorithm.clip_ratio_low, workflow.algorithm.clip_ratio_high),
@@ -162,12 +161,6 @@ def make_plan(workflow: Workflow) -> Plan:
     )
 
 
-def _gamma_turn(algorithm: Algorithm) -> float | None:
-    if algorithm.estimator in MIXED:
-        return algorithm.mixer.gamma_turn
-    return algorithm.gamma_turn if "gamma_turn" in ENTRIES[algorithm.estimator].options else None
-
-
 def _outside_loss(algorithm: Algorithm) -> tuple[str, ...]:
     overlong = algorithm.overlong
     mask = ("without calls that were cut off",) if overlong and overlong.mask else ()
@@ -190,7 +183,7 @@ def _happo_factor(algorithm: Algorithm) -> str | None:
     if algorithm.happo is None:
         return None
     bound = f" at {algorithm.happo.bound:g}" if algorithm.happo.ratio == "clamped" else ""
-    return f"{algorithm.happo.ratio}{bound} per {'turn' if advantages_per_turn(algorithm) else 'episode'}"
+    return f"{algorithm.happo.ratio}{bound} per {'turn' if algorithm.advantages_per_turn else 'episode'}"
 
 
 def _agent(workflow: Workflow, index: int, agent: Agent) -> PlannedAgent:

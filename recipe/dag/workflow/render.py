@@ -7,7 +7,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from recipe.dag.algorithms import ENTRIES
 from recipe.dag.workflow.memory_table import gpu_table, weights_table
 from recipe.dag.workflow.mermaid import step_name, to_mermaid
 from recipe.dag.workflow.plan import Plan, PlannedAgent, PlannedLoop, PlannedNode, PlannedPolicy
@@ -106,8 +105,7 @@ def _shown(node: PlannedNode) -> str:
 
 
 def _credit(plan: Plan) -> str:
-    grouped = "group_by" in ENTRIES[plan.estimator].options
-    groups = f", groups by {', '.join(plan.group_by)}" if grouped else ""
+    groups = f", groups by {', '.join(plan.group_by)}" if plan.group_by else ""
     groups += f", rewards to go at gamma_turn {plan.gamma_turn:g}" if plan.gamma_turn is not None else ""
     groups += f", weights by uncertainty (alpha {plan.uncertainty:g})" if plan.uncertainty is not None else ""
     low, high = plan.clip

@@ -10,9 +10,11 @@ import json
 from enum import StrEnum
 from typing import Annotated, Any, Literal
 
-from pydantic import BeforeValidator, Field
+from pydantic import BeforeValidator, Field, SerializeAsAny
 
-from recipe.dag.workflow.algorithm import Algorithm
+from recipe.dag.algorithms.base import Algorithm
+from recipe.dag.algorithms.catalogue import make_algorithm
+from recipe.dag.algorithms.grpo import Grpo
 from recipe.dag.workflow.blocks import Frozen, Model
 from recipe.dag.workflow.flow import Condition, Loop, Vote
 from recipe.dag.workflow.problem import Problem
@@ -22,6 +24,12 @@ def _scalar_as_one(value: Any) -> Any:
     return (value,) if isinstance(value, str) else tuple(value) if isinstance(value, list) else value
 
 
+def _of_its_estimator(value: Any) -> Any:
+    return make_algorithm(**value) if isinstance(value, dict) else value
+
+
+AnyAlgorithm = Annotated[SerializeAsAny[Algorithm], BeforeValidator(_of_its_estimator)]
+"""An object of the estimator's class."""
 StopStrings = Annotated[tuple[Annotated[str, Field(min_length=1)], ...], BeforeValidator(_scalar_as_one)]
 
 
@@ -266,7 +274,7 @@ class Workflow(Frozen):
     envs: dict[str, EnvSpec] = {}
     episode: EpisodeSpec = EpisodeSpec()
     loops: dict[str, Loop] = {}
-    algorithm: Algorithm = Algorithm()
+    algorithm: AnyAlgorithm = Grpo()
     nodes: tuple[Node, ...]
     """Rollout and reward nodes as declared, then the training chain, declared or derived."""
     warnings: tuple[Problem, ...] = ()

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
-from recipe.dag.algorithms import MIXED, SPANNING
 from recipe.dag.workflow.graph import graph_of, sinks
 from recipe.dag.workflow.schema import Agent, Algorithm, Node, NodeRole, NodeType, Policy
 
@@ -28,8 +27,8 @@ def derive_training_chain(
     """What trains each policy that is not frozen, after `nodes` (rollout and compute), in the policies' order.
 
     A critic has one forward and one update node, named after the policy that owns it, whoever shares it. With an
-    estimator in SPANNING one advantage node of no policy, `chain.advantage`, reads the values of all; with vdn and qmix
-    it is `mixer.advantage`.
+    estimator that spans policies one advantage node of no policy, `chain.advantage`, reads the values of all; with vdn
+    and qmix it is `mixer.advantage`.
     """
     scored = tuple(sinks(graph_of(nodes)))
     trained = {name: policy for name, policy in policies.items() if not policy.frozen}
@@ -67,8 +66,8 @@ def derive_training_chain(
             needed += [step.node_id for step in mine]
         return needed
 
-    if algorithm.estimator in SPANNING:
-        name = "mixer" if algorithm.estimator in MIXED else "chain"
+    if algorithm.spans_policies:
+        name = "chain" if algorithm.team_value is None else "mixer"
         joint = node("advantage", name, NodeRole.ADVANTAGE, inputs(list(trained)))
         # A policy may be called like that; the node still is nobody's.
         advantages = dict.fromkeys(trained, joint.model_copy(update={"policy": None, "agent_group": 0}))

@@ -10,6 +10,7 @@ import ast
 from collections.abc import Iterator
 from pathlib import Path
 
+from recipe.dag.algorithms.custom import Custom
 from recipe.dag.errors import UserError
 from recipe.dag.workflow.paths import find_source, is_module, names_env, project_root, split_ref
 from recipe.dag.workflow.schema import Workflow
@@ -51,6 +52,8 @@ def _refs(workflow: Workflow) -> Iterator[str]:
         options = node.agent_options
         yield from (ref for ref in (node.executable_ref, options.process_path) if ref is not None)
         yield from (ref for ref in options.env_path if not names_env(ref))
+    if isinstance(workflow.algorithm, Custom):
+        yield workflow.algorithm.estimator
     yield from (env.path for env in workflow.envs.values())
     yield from (tool.path for agent in workflow.agents for tool in agent.tools if tool.path is not None)
 

@@ -30,7 +30,7 @@ def check_agents(draft: Draft) -> Iterator[Problem]:
         if policy is not None and not policy.frozen and agent.sampling.temperature == 0:
             message = "a trained policy cannot sample at temperature 0; greedy decoding goes under `validation`"
             yield say((*path, "sampling", "temperature"), message)
-        if agent.role is not None and "role" not in draft.algorithm.group_by and not _spoilt(draft):
+        if agent.role is not None and "role" not in draft.algorithm.grouping and not _spoilt(draft):
             message = "nobody reads a role unless `algorithm.group_by` names `role`; do so, or remove it"
             yield say((*path, "role"), message, key=True)
         if agent.tool_loop is not None and not agent.tools:

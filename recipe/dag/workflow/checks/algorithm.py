@@ -7,17 +7,14 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterator
 
-from recipe.dag.algorithms import ENTRIES, SELECTABLE, SPANNING, contradictions
-from recipe.dag.workflow.algorithm import GSPO_CLIP, Algorithm
+from recipe.dag.algorithms.base import GSPO_CLIP, Algorithm, is_held
+from recipe.dag.algorithms.grouped import Grouped
+from recipe.dag.algorithms.ippo import Ippo
 from recipe.dag.workflow.draft import Draft
 from recipe.dag.workflow.groups import horizons, pooled
 from recipe.dag.workflow.moves import Move
 from recipe.dag.workflow.problem import Problem, listing
 
-READ = {key for name in SELECTABLE for key in ENTRIES[name].options}
-"""Options that some estimators read and others do not."""
-GROUPING = ("group_by", "stat_unit", "gamma_turn")
-"""What also decides which groups earned one and the same."""
 LOSSES = {"clip_ratio_c": "vanilla", "policy_drift_coef": "cpgd"}
 """Option -> the policy loss that reads it."""
 LARGE_GSPO_CLIP = 0.01
@@ -26,30 +23,27 @@ LARGE_GSPO_CLIP = 0.01
 
 def check_algorithm(draft: Draft) -> Iterator[Problem]:
     say, algorithm = draft.source.problem, draft.algorithm
-    grouped = "group_by" in ENTRIES[algorithm.estimator].options or algorithm.drop_zero_variance
-    free = not _fixed(algorithm)
-    for position, key in enumerate(algorithm.group_by):
-        if key in algorithm.group_by[:position]:
+    for position, key in enumerate(algorithm.grouping):
+        if key in algorithm.grouping[:position]:
             yield say(("algorithm", "group_by", position), f"`{key}` is listed twice")
-        elif key == "branch" and grouped and draft.whole and not _branches(draft):
+        elif key == "branch" and draft.whole and not _branches(draft):
             message = "nothing branches here: no node has a `when`, and there are no loops; remove it"
             yield say(("algorithm", "group_by", position), message)
-        elif key == "round" and grouped and free and draft.whole and not draft.loops:
+        elif key == "round" and not is_held(type(algorithm), "group_by") and draft.whole and not draft.loops:
             message = "nothing runs in rounds here: there are no loops; remove it"
             yield say(("algorithm", "group_by", position), message)
-    summed = algorithm.stat_unit == "trajectory" and "stat_unit" not in ENTRIES[algorithm.estimator].fixed
-    if algorithm.gamma_turn is not None and summed and _reads(algorithm, "gamma_turn"):
+    if isinstance(algorithm, Grouped) and algorithm.gamma_turn is not None and algorithm.stat_unit == "trajectory":
         message = "a trajectory is worth the sum of its rewards already; remove this, or add `stat_unit: call`"
         yield say(("algorithm", "gamma_turn"), message, key=True)
+    yield from _check_loss_options(draft, algorithm)
     if not any(problem.where == "algorithm.estimator" for problem in draft.problems):
-        yield from _check_unread(draft, algorithm)
         yield from _check_own_rewards(draft, algorithm)
-    if algorithm.share_reward_in_agent and algorithm.estimator in SPANNING:
+    if algorithm.share_reward_in_agent and algorithm.spans_policies:
         message = (
             f"{algorithm.estimator} carries the last agent's reward to the others; sharing it too would count it twice"
         )
         yield say(("algorithm", "share_reward_in_agent"), message, key=True)
-    if algorithm.drop_zero_variance and "group_by" not in ENTRIES[algorithm.estimator].options:
+    if algorithm.drop_zero_variance and not algorithm.grouping:
         message = (
             f"{algorithm.estimator} compares no groups: a row carries gradient whatever its siblings earned; remove "
             "this, or choose an estimator that compares the episodes of a sample (grpo)"
@@ -68,11 +62,10 @@ def _check_own_rewards(draft: Draft, algorithm: Algorithm) -> Iterator[Problem]:
     if not draft.whole or (agent := repeated_agent(draft)) is None:
         return
     again = f"agent `{agent}` may move more than once in an episode"
-    if algorithm.estimator == "ippo" and algorithm.stream == "call":
+    if isinstance(algorithm, Ippo) and algorithm.stream == "call":
         message = f"{again}, and its earlier calls would get nothing of what it earns later; use `stream: agent`"
         yield draft.source.problem(("algorithm", "stream"), message, key=True)
-    free = "gamma_turn" in ENTRIES[algorithm.estimator].free
-    if free and algorithm.stat_unit == "call" and algorithm.gamma_turn is None:
+    if isinstance(algorithm, Grouped) and algorithm.stat_unit == "call" and algorithm.gamma_turn is None:
         message = (
             f"{again}: say how much of its later rewards a call is worth, `gamma_turn: 1.0` for all, `gamma_turn: 0.0` "
             "for its own reward only; or use `stat_unit: trajectory`"
@@ -114,12 +107,12 @@ def _warn_of_clip(draft: Draft) -> Iterator[Problem]:
 
 
 def _warn_of_roles(draft: Draft) -> Iterator[Problem]:
-    if "role" not in draft.algorithm.group_by:
+    if "role" not in draft.algorithm.grouping:
         return
     policies_of: dict[str, dict[str, None]] = {}
     for _, agent in draft.each_agent():
         policies_of.setdefault(agent.role or agent.name, {})[agent.policy] = None
-    at = ("algorithm", "group_by", draft.algorithm.group_by.index("role"))
+    at = ("algorithm", "group_by", draft.algorithm.grouping.index("role"))
     for role, policies in policies_of.items():
         if len(policies) > 1:
             message = f"role `{role}` has several policies ({', '.join(policies)}), whose calls are not compared"
@@ -129,7 +122,7 @@ def _warn_of_roles(draft: Draft) -> Iterator[Problem]:
 def _warn_of_horizons(draft: Draft) -> Iterator[Problem]:
     """A discounted sum of more calls is larger where every reward is the same."""
     algorithm, at = draft.algorithm, ("algorithm", "gamma_turn")
-    if not (algorithm.gamma_turn and draft.has(*at) and _reads(algorithm, "gamma_turn")):
+    if not isinstance(algorithm, Grouped) or not (algorithm.gamma_turn and draft.has(*at)):
         return
     if "prompt_hash" in algorithm.group_by or not (mixed := _unequal(draft, algorithm.group_by)):
         return
@@ -152,31 +145,13 @@ def _unequal(draft: Draft, group_by: Collection[str]) -> list[list[Move]]:
     return [group for group in groups if len({left[move] for move in group}) > 1]
 
 
-def _fixed(algorithm: Algorithm) -> bool:
-    return "group_by" in ENTRIES[algorithm.estimator].fixed
-
-
 def _branches(draft: Draft) -> bool:
     return bool(draft.loops) or any(node.when is not None for _, node in draft.each_node())
 
 
-def _check_unread(draft: Draft, algorithm: Algorithm) -> Iterator[Problem]:
-    """Options that this estimator or loss does not read, or that it has otherwise."""
+def _check_loss_options(draft: Draft, algorithm: Algorithm) -> Iterator[Problem]:
+    """Options that this policy loss does not read."""
     for key, loss in LOSSES.items():
         if draft.has("algorithm", key) and algorithm.policy_loss != loss:
             message = f"policy_loss `{algorithm.policy_loss}` does not read this, only `{loss}` does; remove it"
             yield draft.source.problem(("algorithm", key), message, key=True)
-    entry = ENTRIES[algorithm.estimator]
-    given = {key: getattr(algorithm, key) for key in sorted(READ | entry.needs.keys()) if draft.has("algorithm", key)}
-    for key in (key for key in given if key in READ and not _reads(algorithm, key)):
-        message = f"estimator `{entry.name}` does not read this; remove it or choose another estimator"
-        yield draft.source.problem(("algorithm", key), message, key=True)
-    for key, value in contradictions(entry.name, given).items():
-        has = f"{value} here: one update per step" if key in entry.needs else "another value here"
-        message = f"estimator `{entry.name}` has {has}; remove it, or choose `grpo` to set it freely"
-        yield draft.source.problem(("algorithm", key), message, key=True)
-
-
-def _reads(algorithm: Algorithm, key: str) -> bool:
-    """Whether the estimator, or what finds groups without differences, reads this option of some estimators."""
-    return key in ENTRIES[algorithm.estimator].options or (algorithm.drop_zero_variance and key in GROUPING)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from recipe.dag.algorithms import SPANNING
 from recipe.dag.causality import descendants
 from recipe.dag.rewards import CALLED, SHAPED
 from recipe.dag.workflow.checks.references import References
@@ -62,7 +61,7 @@ def warn_of_cory(draft: Draft) -> Iterator[Problem]:
 def _may_share(draft: Draft) -> bool:
     """Whether anything may pay one agent for what another one did."""
     algorithm, references = draft.algorithm, References(draft.source)
-    if algorithm.share_reward_in_agent or algorithm.estimator in SPANNING:
+    if algorithm.share_reward_in_agent or algorithm.spans_policies:
         return True
     for index, node in draft.each_node():
         if node.agent_options.rewards_with_env:

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from recipe.dag.algorithms import SPANNING
 from recipe.dag.workflow.draft import Draft
 from recipe.dag.workflow.graph import ancestors, find_cycles, graph_of
 from recipe.dag.workflow.problem import KeyPath, Problem
@@ -76,7 +75,7 @@ def check_flow(draft: Draft) -> Iterator[Problem]:
 def _check_players(draft: Draft) -> Iterator[Problem]:
     """Where envs alone reward: each agent that learns plays one, unless credit or sharing brings it another's."""
     algorithm = draft.algorithm
-    if algorithm.estimator in SPANNING or algorithm.share_reward_in_agent:
+    if algorithm.spans_policies or algorithm.share_reward_in_agent:
         return
     players = {
         node.agent_group

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
+from recipe.dag.algorithms.gdpo import Gdpo
 from recipe.dag.workflow.checks.references import References
 from recipe.dag.workflow.checks.reward import engine_function
 from recipe.dag.workflow.draft import Draft
@@ -19,7 +20,7 @@ SHAPING = "reward.credit:"
 
 def check_gdpo(draft: Draft, references: References) -> Iterator[Problem]:
     """Needs a whole draft."""
-    if draft.algorithm.estimator == "gdpo":
+    if isinstance(draft.algorithm, Gdpo):
         yield from list(_check_components(draft, references)) or _check_several(draft)
 
 

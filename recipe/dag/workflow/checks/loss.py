@@ -38,7 +38,7 @@ def _check_overlong(draft: Draft) -> Iterator[Problem]:
         yield say(path, "neither `mask: true` nor a `penalty`, so it does nothing; add one, or remove it", key=True)
     if overlong.penalty is None:
         return
-    mixer = draft.algorithm.mixer
+    mixer = draft.algorithm.team_value
     if mixer is not None and mixer.loss == "binary":
         message = "it makes returns negative, and `mixer.loss: binary` needs them between 0 and 1; use `squared`"
         yield say((*path, "penalty"), message, key=True)

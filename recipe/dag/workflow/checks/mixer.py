@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from recipe.dag.algorithms import MIXED, QMIX_ONLY
 from recipe.dag.causality import Graph, descendants, in_baseline, reacting
 from recipe.dag.workflow.draft import Draft
 from recipe.dag.workflow.moves import Move, moves_of, reactions
@@ -19,21 +18,11 @@ PATH: KeyPath = ("algorithm", "mixer")
 
 
 def check_mixer(draft: Draft) -> Iterator[Problem]:
-    """Keys that nobody reads."""
-    algorithm, say = draft.algorithm, draft.source.problem
-    if any(problem.where == "algorithm.estimator" for problem in draft.problems):
+    """Keys without an effect."""
+    algorithm, say, mixer = draft.algorithm, draft.source.problem, draft.algorithm.team_value
+    if mixer is None:
         return
-    if algorithm.estimator not in MIXED:
-        if draft.has(*PATH):
-            message = f"estimator `{algorithm.estimator}` learns no team value, only vdn and qmix do; remove it"
-            yield say(PATH, message, key=True)
-        return
-    for key in QMIX_ONLY:
-        if algorithm.estimator != "qmix" and draft.has(*PATH, key):
-            yield say(
-                (*PATH, key), f"`{algorithm.estimator}` has no mixing network, only qmix does; remove it", key=True
-            )
-    if algorithm.mixer.lam == 1.0 and draft.has(*PATH, "target_tau"):
+    if mixer.lam == 1.0 and draft.has(*PATH, "target_tau"):
         yield say((*PATH, "target_tau"), "with `lam: 1` there is no slow copy; remove it, or lower lam", key=True)
     if draft.episode.max_turns == 1 and not any(problem.where.startswith("episode") for problem in draft.problems):
         for key in ("lam", "gamma_turn"):
@@ -46,7 +35,7 @@ def check_mixer(draft: Draft) -> Iterator[Problem]:
 
 def check_mixer_peers(draft: Draft) -> Iterator[Problem]:
     """Needs a whole draft whose graph has no cycles."""
-    mixer, say, nodes = draft.algorithm.mixer, draft.source.problem, draft.by_id()
+    mixer, say, nodes = draft.algorithm.team_value, draft.source.problem, draft.by_id()
     if mixer is None or not mixer.peers:
         return
     places = list(nodes.values())

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from recipe.dag.algorithms import CENTRAL, WITH_VALUES
 from recipe.dag.workflow.draft import Draft
 from recipe.dag.workflow.interpolation import check_env
 from recipe.dag.workflow.problem import KeyPath, Problem, did_you_mean
@@ -30,7 +29,7 @@ def check_policies(draft: Draft) -> Iterator[Problem]:
         for key in ("train_cycle", "lr"):
             if policy.frozen and getattr(policy, key) is not None:
                 yield say((*path, key), "a frozen policy is not trained; remove it", key=True)
-    if draft.algorithm.estimator in CENTRAL:
+    if draft.algorithm.joint_critic:
         yield from _check_central(draft)
     cycling = [(name, policy) for name, policy in draft.each_policy() if policy.train_cycle and not policy.frozen]
     unread = any(problem.where.endswith(".train_cycle") for problem in draft.problems)
@@ -77,7 +76,7 @@ def _check_reference(draft: Draft, name: str, policy: Policy) -> Iterator[Proble
 def _check_critic(draft: Draft, name: str, policy: Policy) -> Iterator[Problem]:
     say, critic = draft.source.problem, policy.critic
     path: KeyPath = ("policies", name, "critic")
-    needed = draft.algorithm.estimator in WITH_VALUES
+    needed = draft.algorithm.needs_values
     if critic is None:
         if needed and not policy.frozen and not _spoilt(draft, name):
             message = f"estimator `{draft.algorithm.estimator}` needs a critic: give policy `{name}` `critic: {{}}`"
@@ -85,7 +84,7 @@ def _check_critic(draft: Draft, name: str, policy: Policy) -> Iterator[Problem]:
         return
     if policy.frozen:
         yield say(path, "a frozen policy needs no critic; remove it", key=True)
-    elif not needed and not _unread(draft, "estimator"):
+    elif not (needed or draft.algorithm.may_read_values) and not _unread(draft, "estimator"):
         message = f"estimator `{draft.algorithm.estimator}` reads no values; remove the critic, or choose `gae`"
         yield say(path, message, key=True)
     if critic.model is not None:

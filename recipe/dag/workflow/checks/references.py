@@ -10,6 +10,8 @@ from collections.abc import Generator, Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
+from recipe.dag.algorithms.base import Algorithm
+from recipe.dag.algorithms.custom import Custom
 from recipe.dag.errors import UserError
 from recipe.dag.workflow.blocks import CodeInterpreterOptions
 from recipe.dag.workflow.outline import (
@@ -35,6 +37,7 @@ _SIIRL_HOOKS = {
     "pre_process": ("tokenizer", "prompt_ids", "obs"),
     "post_process": ("tokenizer", "prompt_ids", "response_ids"),
 }
+_ESTIMATOR = {"credit": ("batch",)}
 _ENV = {"step": ("actions", "ground_truth")}
 _TOOL = {"execute": ("arguments", "state"), "close": ()}
 # An env need not have a reset; one that is there is called by name with those of the three that it takes.
@@ -96,6 +99,20 @@ class References:
         elif node.executable_ref is not None:
             arguments = ("context",) if node.node_role is NodeRole.DEFAULT else ("episode",)
             yield from self.check_function(node.executable_ref, path, arguments, node.executable_kwargs)
+
+    def check_estimator(self, algorithm: Algorithm) -> Iterator[Problem]:
+        if not isinstance(algorithm, Custom):
+            return
+        here, kwargs_at = ("algorithm", "estimator"), ("algorithm", "estimator_kwargs")
+        ref, kwargs = algorithm.estimator, algorithm.estimator_kwargs
+        found = yield from self.look_up(ref, here, "function")
+        if found is None or found[1] is OPAQUE:
+            return
+        if isinstance(found[1], ast.ClassDef):
+            yield from self.check_class(found, ref, here, _ESTIMATOR, kwargs, kwargs_at)
+            return
+        shape = signature(found[1], method=False)
+        yield from self.check_call(shape, ("batch",), kwargs, f"`{ref}`", here, kwargs_at, optional=frozenset())
 
     def check_env(self, env: EnvSpec, path: KeyPath) -> Iterator[Problem]:
         yield from self.check_env_class(env.path, (*path, "path"), env.kwargs, (*path, "kwargs"))

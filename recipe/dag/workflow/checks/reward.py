@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from recipe.dag.algorithms import ENTRIES, SPANNING, carries_back
 from recipe.dag.entry import REWARD, Entry
 from recipe.dag.rewards import CALLED, SHAPED, SHAPINGS
 from recipe.dag.workflow.checks.algorithm import repeated_agent
@@ -76,15 +75,15 @@ def _place(index: int, entry: Entry) -> KeyPath:
 
 def _check_twice(draft: Draft, index: int, node: Node, entry: Entry) -> Iterator[Problem]:
     algorithm, say = draft.algorithm, draft.source.problem
-    if entry.copies and algorithm.estimator in SPANNING and _payments(draft, node, entry) > 1:
+    if entry.copies and algorithm.spans_policies and _payments(draft, node, entry) > 1:
         several = "agents" if entry.use == REWARD else "calls"
         message = (
             f"`{entry.name}` pays several {several} for one reward, and {algorithm.estimator} hands rewards on itself: "
             "it would count more than once; remove this node"
         )
         yield say(_place(index, entry), message)
-    elif entry.discounts and carries_back(algorithm) and (algorithm.estimator in SPANNING or repeated_agent(draft)):
-        own = ", or set `gamma_turn: 0`" if "gamma_turn" in ENTRIES[algorithm.estimator].free else ""
+    elif entry.discounts and algorithm.carries_back and (algorithm.spans_policies or repeated_agent(draft)):
+        own = ", or set `gamma_turn: 0`" if "gamma_turn" in type(algorithm).model_fields else ""
         message = (
             f"`{entry.name}` pays a call for what comes after it, and so does {algorithm.estimator}: it would count "
             f"twice; remove this node{own}"

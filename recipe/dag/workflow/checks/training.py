@@ -9,7 +9,6 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 
-from recipe.dag.algorithms import SPANNING
 from recipe.dag.workflow.draft import Draft
 from recipe.dag.workflow.graph import ancestors, graph_of
 from recipe.dag.workflow.problem import KeyPath, Problem, did_you_mean
@@ -36,7 +35,7 @@ def policy_of(draft: Draft, index: int, node: Node) -> str | None:
 
 
 def serves_all(draft: Draft, node: Node) -> bool:
-    return node.node_role is NodeRole.ADVANTAGE and draft.algorithm.estimator in SPANNING
+    return node.node_role is NodeRole.ADVANTAGE and draft.algorithm.spans_policies
 
 
 def check_training(draft: Draft) -> Iterator[Problem]:
@@ -48,7 +47,7 @@ def check_training(draft: Draft) -> Iterator[Problem]:
     owners = {node.node_id: policy_of(draft, index, node) for index, node in training if (index, node) not in shared}
     if None in owners.values():
         return
-    if draft.algorithm.estimator in SPANNING and len(shared) != 1:
+    if draft.algorithm.spans_policies and len(shared) != 1:
         at = ("nodes", shared[1][0]) if shared else ("nodes",)
         message = f"{draft.algorithm.estimator} has one ADVANTAGE node, for all policies; declare that one"
         yield draft.source.problem(at, message, key=not shared)
@@ -117,7 +116,7 @@ def _check_parts(draft: Draft, steps: Steps) -> Iterator[Problem]:
     say, name, policy = draft.source.problem, steps.policy, draft.policies[steps.policy]
     owner = critic_owners(dict(draft.each_policy())).get(name)
     needed = [("ACTOR update node", steps.of(NodeRole.ACTOR, False))]
-    if not steps.shared and draft.algorithm.estimator not in SPANNING:
+    if not steps.shared and not draft.algorithm.spans_policies:
         needed.append(("ADVANTAGE node", steps.of(NodeRole.ADVANTAGE)))
     values, learns = steps.of(NodeRole.CRITIC, True), steps.of(NodeRole.CRITIC, False)
     if owner == name:

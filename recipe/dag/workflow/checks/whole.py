@@ -40,6 +40,7 @@ def check_workflow(draft: Draft) -> list[Problem]:
         *check_conditions(draft),
         *check_overrides(draft),
     ]
+    problems += references.check_estimator(draft.algorithm)
     for index, agent in draft.each_agent():
         problems += references.check_agent(agent, ("agents", index))
     for name, tool in draft.tools.items():

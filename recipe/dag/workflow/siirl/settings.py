@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from recipe.dag.algorithms import ENTRIES, WITH_VALUES
+from recipe.dag.algorithms.catalogue import algorithm_class
 from recipe.dag.workflow.siirl.nodes import Nodes, role_of
 from recipe.dag.workflow.source import Origin, Source, nowhere
 
@@ -60,11 +60,11 @@ def set_algorithm(source: Source, result: Source, nodes: Nodes) -> None:
         if advantages:
             result.origins["algorithm", "estimator"] = Origin(source, ("nodes", advantages[0], "node_role"))
     estimator = algorithm.get("estimator", "grpo")
-    if len(nodes.groups) > 1 and trained and estimator not in WITH_VALUES and "share_reward_in_agent" not in algorithm:
+    if len(nodes.groups) > 1 and trained and not _needs_values(estimator) and "share_reward_in_agent" not in algorithm:
         algorithm["share_reward_in_agent"] = True
     _set_reference(source, result, nodes, algorithm, trained)
-    entry = ENTRIES.get(estimator)
-    if nodes.sampling and entry is not None and "group_by" not in entry.options:
+    method = algorithm_class(estimator)
+    if nodes.sampling and method is not None and "group_by" not in method.model_fields:
         message = f"{estimator} compares no groups of episodes, so none is left out and no sample is drawn again"
         result.warnings.append(source.problem(("nodes", nodes.sampling[0]), message))
     elif nodes.sampling:
@@ -73,6 +73,11 @@ def set_algorithm(source: Source, result: Source, nodes: Nodes) -> None:
             algorithm.setdefault("dynamic_sampling", {})
         result.origins["algorithm", "dynamic_sampling"] = Origin(source, ("nodes", nodes.sampling[0]))
     _set_episode(source, result, nodes)
+
+
+def _needs_values(estimator: Any) -> bool:
+    method = algorithm_class(estimator)
+    return method is not None and method.needs_values
 
 
 def _set_reference(

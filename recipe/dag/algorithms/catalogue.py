@@ -1,0 +1,130 @@
+"""The catalogue of algorithms: what may stand under `algorithm`, and every block and reward node beside it.
+
+Invariant: a method is listed by its class and says everything else itself. Nothing here needs torch, so that the
+command line and the checks are fast.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from types import MappingProxyType
+from typing import Any
+
+from pydantic import BaseModel
+
+from recipe.dag.algorithms.base import Algorithm, is_held, options_of
+from recipe.dag.algorithms.custom import Custom
+from recipe.dag.algorithms.gae import Gae, GaeChain
+from recipe.dag.algorithms.gdpo import Gdpo
+from recipe.dag.algorithms.grpo import Grpo
+from recipe.dag.algorithms.ippo import Ippo
+from recipe.dag.algorithms.magrpo import Magrpo
+from recipe.dag.algorithms.mappo import Mappo
+from recipe.dag.algorithms.reinforce import Reinforce, ReinforcePP, ReinforcePPBaseline
+from recipe.dag.algorithms.rloo import Rloo
+from recipe.dag.algorithms.team_value import Qmix, Vdn
+from recipe.dag.entry import REWARD, SHAPING, Entry
+from recipe.dag.rewards import REWARDS
+from recipe.dag.workflow.blocks import Cory, Happo, Importance, Overlong, Uncertainty
+
+DEFAULT = Grpo
+METHODS: tuple[type[Algorithm], ...] = (
+    *(Grpo, Rloo, Magrpo, Reinforce, ReinforcePP, ReinforcePPBaseline),
+    *(Gae, GaeChain, Gdpo, Ippo, Mappo, Vdn, Qmix),
+)
+ESTIMATORS: Mapping[str, type[Algorithm]] = MappingProxyType(
+    {method.model_fields["estimator"].default: method for method in METHODS}
+)
+OWN = "file.py:function"
+"""How an estimator of the user's own is written."""
+SELECTABLE: tuple[str, ...] = tuple(ESTIMATORS)
+BLOCKS: tuple[type[BaseModel], ...] = (Happo, Cory, Uncertainty, Importance, Overlong)
+REMOVED: Mapping[str, str] = MappingProxyType(
+    {
+        "at_grpo": "no tree of alternatives is sampled; write `estimator: grpo, group_by: [uid, agent, turn, round]`",
+        "dr_mas": "grpo compares each agent with itself already; write `estimator: grpo`",
+        "m_grpo": "no calls are aligned, and grpo compares each agent with itself already; write `estimator: grpo`",
+    }
+)
+"""Names that meant an estimator of another name, and what to write."""
+
+
+def algorithm_class(estimator: Any) -> type[Algorithm] | None:
+    """Return the class of what stands under `algorithm.estimator`; None where it names nothing."""
+    if not isinstance(estimator, str):
+        return None
+    return Custom if ":" in estimator else ESTIMATORS.get(estimator)
+
+
+def make_algorithm(estimator: str = "grpo", **options: Any) -> Algorithm:
+    """Return the algorithm with these options. Raises pydantic's ValidationError, KeyError for an unknown name."""
+    return (algorithm_class(estimator) or ESTIMATORS[estimator])(estimator=estimator, **options)
+
+
+def readers(option: str) -> tuple[str, ...]:
+    """Return the estimators that read an option which not every one does; () for any other key."""
+    if option in Algorithm.model_fields:
+        return ()
+    methods = {**ESTIMATORS, OWN: Custom}
+    return tuple(name for name, method in methods.items() if option in method.model_fields)
+
+
+def table() -> str:
+    """Return the catalogue as text, one paragraph per use."""
+    paragraphs = ["\n".join(["# selected by algorithm.estimator", *_estimators()])]
+    paragraphs.append("\n".join(["# switched on by the block algorithm.<name>", *_blocks()]))
+    for use in (REWARD, SHAPING):
+        lines = [line for entry in REWARDS if entry.use == use for line in _reward(entry)]
+        paragraphs.append("\n".join([f"# {use}", *lines]))
+    return "\n\n".join(paragraphs)
+
+
+def _estimators() -> list[str]:
+    lines = []
+    for name, method in ESTIMATORS.items():
+        lines += _paragraph(name, method.source, method.assumes, _options(method), method.__module__)
+    return lines + [
+        f"{OWN} (your own)",
+        "    assumes: a function of a batch and estimator_kwargs; docs/algorithms.md says what it gets and returns",
+    ]
+
+
+def _blocks() -> list[str]:
+    lines = []
+    for block in BLOCKS:
+        fields = {key: field.default for key, field in block.model_fields.items() if not field.is_required()}
+        must = [f"{key} (required)" for key, field in block.model_fields.items() if field.is_required()]
+        options = ", ".join([*must, *(f"{key}={_shown(value)}" for key, value in fields.items())])
+        lines += _paragraph(block.__name__.lower(), block.source, block.assumes, options, block.__module__)
+    return lines
+
+
+def _reward(entry: Entry) -> list[str]:
+    must = [f"{key} (required)" for key in entry.takes if key not in entry.free]
+    options = ", ".join([*must, *(f"{key}={_shown(value)}" for key, value in entry.free.items())])
+    return _paragraph(entry.name, entry.source, entry.assumes, options, f"recipe.dag.{entry.where}")
+
+
+def _paragraph(name: str, source: str, assumes: str, options: str, where: str) -> list[str]:
+    lines = [f"{name} ({source})", f"    assumes: {assumes}"]
+    lines += [f"    options: {options}"] if options else []
+    return [*lines, f"    code: {where}"]
+
+
+def _options(method: type[Algorithm]) -> str:
+    parts = []
+    for key, value in options_of(method).items():
+        if isinstance(value, BaseModel):
+            inner = {**value.model_dump(), **_encoder(value)}
+            parts += [f"{key}.{name}={_shown(default)}" for name, default in inner.items() if name != "encoder"]
+        else:
+            parts.append(f"{key}={_shown(value)}" + (" (fixed)" if is_held(method, key) else ""))
+    return ", ".join(parts)
+
+
+def _encoder(value: BaseModel) -> dict[str, Any]:
+    return {f"encoder.{key}": default for key, default in value.model_dump().get("encoder", {}).items()}
+
+
+def _shown(value: Any) -> str:
+    return f"[{', '.join(value)}]" if isinstance(value, tuple) else str(value)

@@ -1,0 +1,42 @@
+"""MAPPO (arXiv 2103.01955): one critic for all, which reads what everybody said and was shown."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, ClassVar, Literal
+
+from pydantic import Field
+
+from recipe.dag.algorithms.base import Scope
+from recipe.dag.algorithms.gae import Valued
+from recipe.dag.algorithms.ippo import Level
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+    from recipe.dag.credit.batch import CreditBatch
+
+
+class Mappo(Valued):
+    source: ClassVar[str] = "arXiv 2103.01955"
+    assumes: ClassVar[str] = (
+        "all trained policies share one critic, which reads all that was said and shown; rewards are not copied to "
+        "other agents"
+    )
+    spans_policies: ClassVar[bool] = True
+    joint_critic: ClassVar[bool] = True
+
+    estimator: Literal["mappo"] = "mappo"
+    level: Level = "action"
+    """What a step is. action: a whole call, valued before its first token. token: each sampled token."""
+    lam: float = Field(0.95, ge=0.0, le=1.0)
+    history_chars: int = Field(4000, ge=2)
+    """The critic sees a longer message's beginning and end, in characters; less where it would not fit."""
+
+    def credit(self, batch: CreditBatch, base: str = "") -> tuple[list[Tensor], list[Tensor]]:
+        from recipe.dag.credit.critic import mappo
+
+        return mappo(batch, level=self.level, gamma=self.gamma, lam=self.lam, whiten=self.whiten)
+
+    @property
+    def unscored_scope(self) -> Scope:
+        return "episode"
