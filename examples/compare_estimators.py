@@ -52,7 +52,7 @@ def workflow_with(name: str) -> dict:
     workflow["algorithm"] = ALGORITHMS[name]
     if name == "gae_chain":
         workflow["policies"]["main"]["critic"] = CRITIC
-        workflow["nodes"] = [node for node in workflow["nodes"] if node["node_id"] != "team"]
+        workflow["nodes"] = [node for node in workflow["nodes"] if node["id"] != "team"]
     return workflow
 
 

@@ -67,6 +67,7 @@ EXPLAINED = {
         REFUSAL,
     ),
     "bash tests/run.sh": ("runs this test", TINY),
+    "bash tests/run.sh --fast": ("runs other tests", TINY),
     "uv venv --python 3.12 .venv-gpu": ("makes an environment", INSTALL),
     "source .venv/bin/activate": ("changes the shell", ORDER),
     "source .venv-gpu/bin/activate": ("changes the shell", ORDER),

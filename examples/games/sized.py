@@ -27,23 +27,16 @@ policies:
   guesser: {{model: {{path: "${{oc.env:MODEL_PATH}}"}}}}
 algorithm: {{estimator: grpo}}
 nodes:
-  - node_id: speak
-    node_type: MODEL_INFERENCE
-    node_role: ROLLOUT
+  - id: speak
     agent: speaker
-    agent_options: {{process_path: examples/games/hooks.py:Speaker, pre_process_kwargs: {{actions: {size}}}}}
-  - node_id: guess
-    node_type: MODEL_INFERENCE
-    node_role: ROLLOUT
+    hooks: examples/games/hooks.py:Speaker
+    prompt_options: {{actions: {size}}}
+  - id: guess
     agent: guesser
-    dependencies: [speak]
-    agent_options: {{process_path: examples/games/hooks.py:Guesser, pre_process_kwargs: {{actions: {size}}}}}
-  - node_id: guessed
-    node_type: COMPUTE
-    node_role: REWARD
-    dependencies: [guess]
-    executable_ref: examples/games/hooks.py:guessed
-    executable_kwargs: {{symbols: {size}}}
+    after: speak
+    hooks: examples/games/hooks.py:Guesser
+    prompt_options: {{actions: {size}}}
+  - {{id: guessed, reward: examples/games/hooks.py:guessed, args: {{symbols: {size}}}, after: guess}}
 """
 ADDITIVE = """\
 dag_id: {name}
@@ -53,18 +46,10 @@ agents:
 policies:
   main: {{model: {{path: "${{oc.env:MODEL_PATH}}"}}}}
 algorithm: {{estimator: {estimator}}}
-x-plays: &plays
-  node_type: MODEL_INFERENCE
-  node_role: ROLLOUT
-  agent_options: {{process_path: examples/games/hooks.py:Player, pre_process_kwargs: {{role: true}}}}
+x-plays: &plays {{hooks: examples/games/hooks.py:Player, prompt_options: {{role: true}}}}
 nodes:
 {nodes}
-  - node_id: team
-    node_type: COMPUTE
-    node_role: REWARD
-    dependencies: [{names}]
-    executable_ref: examples/games/hooks.py:additive
-    executable_kwargs: {{right: {right}}}
+  - {{id: team, reward: examples/games/hooks.py:additive, args: {{right: {right}}}, after: [{names}]}}
 """
 
 
@@ -82,7 +67,7 @@ def workflow_of(game: str) -> str:
         size=size,
         estimator="vdn" if found[1] == "additive_vdn" else "grpo",
         agents="\n".join(f"  - {{name: {name}, policy: main, sampling: {{max_tokens: 2}}}}" for name in names),
-        nodes="\n".join(f"  - {{<<: *plays, node_id: {name}, agent: {name}}}" for name in names),
+        nodes="\n".join(f"  - {{<<: *plays, id: {name}, agent: {name}}}" for name in names),
         names=", ".join(names),
         right=RIGHT[:size],
     )

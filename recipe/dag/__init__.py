@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from recipe.dag.errors import Fault, UserError
     from recipe.dag.tools.tool import Tool
 
-__version__ = "0.1.0"
+__version__ = "0.2.0"
 __all__ = [
     "Agent",
     "Call",

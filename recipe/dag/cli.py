@@ -95,8 +95,36 @@ def validate(
             _warn(workflow.warnings)
             counts = [_count(len(workflow.agents), "agent"), _count(len(workflow.policies), "policy", "policies")]
             typer.echo(f"{file}: OK ({', '.join([*counts, _count(len(workflow.rollout_nodes), 'rollout node')])})")
+            if (hint := _shorter(file)) is not None:
+                typer.echo(f"{file}: {hint}", err=True)
     if failed:
         raise typer.Exit(2)
+
+
+@app.command()
+def schema(
+    output: Annotated[
+        Path | None, typer.Option("--output", "-o", help="The file to write. (default: print it)")
+    ] = None,
+) -> None:
+    """Write the JSON schema of workflow files, with which editors complete and check them. A workflow names it in its
+    first line: `# yaml-language-server: $schema=workflow.schema.json`."""
+    from recipe.dag.workflow.json_schema import workflow_schema
+
+    text = json.dumps(workflow_schema(), indent=1, ensure_ascii=False) + "\n"
+    if output is None:
+        typer.echo(text, nl=False)
+    else:
+        output.write_text(text, encoding="utf-8")
+
+
+def _shorter(file: str) -> str | None:
+    from recipe.dag.workflow.short_form import shorter
+    from recipe.dag.workflow.siirl.translate import is_foreign
+    from recipe.dag.workflow.source import read_source
+
+    source = read_source(file)
+    return None if is_foreign(source) else shorter(source)
 
 
 @app.command()

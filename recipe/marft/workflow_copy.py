@@ -20,6 +20,7 @@ from ruamel.yaml.comments import merge_attrib
 from recipe.dag.errors import UserError
 from recipe.dag.workflow.paths import resolve_path, split_ref
 from recipe.dag.workflow.problem import KeyPath, Problem, render_path
+from recipe.dag.workflow.short_form import is_short, long_node
 
 
 class WorkflowCopy:
@@ -28,6 +29,8 @@ class WorkflowCopy:
         self._yaml.preserve_quotes, self._yaml.width = True, 120
         self.data: dict[str, Any] = self._yaml.load(text)
         _unfold(self.data, set())
+        if isinstance(nodes := self.data.get("nodes"), list):  # flags are of the long form
+            nodes[:] = [long_node(node)[0] if is_short(node) else node for node in nodes]
         self._brought: dict[str, tuple[str, Any]] = {}
 
     def text(self) -> str:

@@ -129,8 +129,9 @@ def test_a_hook_or_env_that_raises_costs_its_episodes_alone_and_a_killed_local_s
     (tmp_path / "raising.py").write_text(RAISING)
     workflow = tmp_path / "workflow_raising.yaml"
     shipped = (ROOT / "workflows" / "workflow_retool_ma.yaml").read_text()
-    here = "      process_path: raising.py:Unlucky\n      env_path: raising.py:Trap\n"
-    shipped = shipped.replace("      process_path: recipe/retool_ma/hooks.py:Verifier\n", here)
+    here = "    hooks: raising.py:Unlucky\n    env: raising.py:Trap\n"
+    assert (verifier := "    hooks: recipe/retool_ma/hooks.py:Verifier\n") in shipped
+    shipped = shipped.replace(verifier, here)
     workflow.write_text(
         shipped.replace("  on_failure: retry", "  on_user_error: mask\n  max_masked: 1.0\n  on_failure: retry")
     )

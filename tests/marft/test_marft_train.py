@@ -216,7 +216,7 @@ def test_a_workflow_that_is_not_there_or_wrong(show, arguments, tmp_path, capsys
     assert capsys.readouterr().err == f"{tmp_path}/none.yaml: no such file\n"
     (tmp_path / "own.yaml").write_text(WORKFLOW.read_text().replace("gae_chain", "gea"))
     assert main([*show, f"workflow={tmp_path}/own.yaml", *arguments]) == 2
-    assert "own.yaml:34:14: algorithm.estimator: " in capsys.readouterr().err
+    assert "own.yaml:35:14: algorithm.estimator: " in capsys.readouterr().err
 
 
 def test_warnings_of_siirls_file_are_told_once(tmp_path, monkeypatch, capsys):

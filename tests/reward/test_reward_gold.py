@@ -90,7 +90,7 @@ def test_a_users_reward_declares_its_own_check(tmp_path):
         "@earned_by(upper)\ndef score(episode):\n    return {}\n"
     )
     text = (ROOT / "workflows/workflow_no_tool.yaml").read_text()
-    text = text.replace("recipe/retool_ma/hooks.py:outcome_reward", "score.py:score").split("    executable_kwargs")[0]
+    text = text.replace("recipe/retool_ma/hooks.py:outcome_reward", "score.py:score").split("    args")[0]
     (tmp_path / "own.yaml").write_text(text)
     check(tmp_path / "own.yaml", ["YES"])
     with pytest.raises(UserError, match="1 of 1 ground truths .* 'no'"):

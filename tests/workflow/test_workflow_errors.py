@@ -125,7 +125,7 @@ GRAPH = [
      ("rewards.py:score}", "hooks.py:note}\n" + SCORE.replace("score, node", "second, node")[:-1]),
      "sees the whole episode"),
     ("no role", ("{node_id: score", "§{node_id: score"), (" node_role: REWARD,", ""),
-     (", executable_ref: rewards.py:score", ""), "needs `executable_ref: file.py:function` (or a node_role"),
+     (", executable_ref: rewards.py:score", ""), "what is this node? Give it `agent:`"),
     ("reward of nothing", ("[judge]", "§[]"), "must depend on the rollout nodes"),
     ("options of a reward", ("{node_id: score", "{§agent_options: {obs_with_env: false}, node_id: score"),
      "only ROLLOUT"),

@@ -119,7 +119,7 @@ VOTES = [
     ("options of a vote", ("vote: {key: answer}", "§agent_options: {obs_with_env: true}"), "only ROLLOUT nodes"),
     ("agent of a vote", ("node_role: VOTE,", "node_role: VOTE, §agent: left,"), "sees the whole episode"),
     ("compute without function", ("- {node_id: note", "- §{node_id: note"), ("executable_ref: hooks.py:note, ", ""),
-     "a DEFAULT node needs `executable_ref"),
+     "what is this node? Give it `agent:`"),
     ("compute's arguments", ("hooks.py:note", "§rewards.py:nothing"), "must take the positional arguments `context`"),
     ("compute's kwargs", ("hooks.py:note,", "hooks.py:note, executable_kwargs: {§lenght: 3},"), "mean `length`?"),
     ("compute after reward", ("dependencies: [pro]}", "dependencies: [§score]}"),

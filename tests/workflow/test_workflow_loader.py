@@ -77,7 +77,7 @@ def test_the_separate_workflow_has_three_policies_and_is_else_the_shared_one():
 def test_the_fourth_agent_of_the_comment_loads(tmp_path):
     path = WORKFLOWS[0].parent / "workflow_retool_ma.yaml"
     text = path.read_text().replace("recipe/", f"{path.parents[1]}/recipe/")
-    agent, node = re.findall(r"^#   (- \{.*(?:policy|node_id).*\})$", text, re.MULTILINE)
+    agent, node = re.findall(r"^#   (- \{.*(?:policy|id:).*\})$", text, re.MULTILINE)
     text = text.replace("\npolicies:\n", f"\n  {agent}\npolicies:\n") + f"  {node}\n"
     (tmp_path / "workflow.yaml").write_text(text)
     workflow = load_workflow(tmp_path / "workflow.yaml")

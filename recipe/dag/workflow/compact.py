@@ -12,7 +12,9 @@ from typing import Any
 
 from recipe.dag.algorithms.base import Algorithm
 from recipe.dag.algorithms.catalogue import DEFAULT
+from recipe.dag.workflow.checks.training import TRAINING
 from recipe.dag.workflow.schema import Frozen, Node, NodeRole, Workflow
+from recipe.dag.workflow.short_form import LONG
 from recipe.dag.workflow.training_chain import is_derived
 
 WIDTH = 112
@@ -52,20 +54,34 @@ def _algorithm(algorithm: Algorithm) -> dict[str, Any]:
     found = algorithm.model_dump(mode="json")
     named = {} if type(algorithm) is DEFAULT else {"estimator": algorithm.estimator}
     return named | {
-        key: _given(getattr(algorithm, key)) if isinstance(value, dict) else value
+        key: _given(getattr(algorithm, key)) if isinstance(getattr(algorithm, key), Frozen) else value
         for key, value in found.items()
         if value != default[key]
     }
 
 
 def _node(workflow: Workflow, node: Node) -> dict[str, Any]:
+    """In the short form, but for training nodes, which have none."""
     given = _given(node)
-    rollout = node.node_role is NodeRole.ROLLOUT
     given.pop("agent_group", None)
-    owner = {"agent": workflow.agent_of(node).name} if rollout else {}
-    first = ("node_id", "node_type", "node_role")
-    head = {key: given.pop(key) for key in first if key in given}
-    return head | owner | given
+    if node.node_role in TRAINING:
+        first = ("node_id", "node_type", "node_role")
+        return {key: given.pop(key) for key in first if key in given} | given
+    for key in ("node_type", "node_role"):
+        given.pop(key, None)
+    short: dict[str, Any] = {"id": given.pop("node_id")}
+    if node.node_role is NodeRole.ROLLOUT:
+        short["agent"] = workflow.agent_of(node).name
+    if "executable_ref" in given:
+        short["reward" if node.node_role is NodeRole.REWARD else "compute"] = given.pop("executable_ref")
+    given |= {("agent_options", key): value for key, value in given.pop("agent_options", {}).items()}
+    for key, place in LONG.items():
+        long = place[0] if len(place) == 1 else place
+        if key not in short and long in given:
+            value = given.pop(long)
+            alone = key in ("after", "env") and len(value) == 1
+            short[key] = value[0] if alone else value
+    return short | given
 
 
 def _entry(key: str, value: Any, indent: int, *, block: bool = False) -> list[str]:

@@ -80,7 +80,7 @@ class Draft:
         written = old if isinstance(old, str) else name
         places = [self.source.origin(("nodes", index)) for index in range(len(self.node_ids))]
         near = [
-            text_of(place.source.data["nodes"][place.path[1]], "node_id")
+            text_of(raw := place.source.data["nodes"][place.path[1]], "node_id") or text_of(raw, "id")
             for place in places
             if place.source is home.source
         ]

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
+from recipe.dag.algorithms.custom import Custom
 from recipe.dag.workflow.compact import to_yaml
 from recipe.dag.workflow.loader import load_workflow
 from recipe.dag.workflow.rebase import rebased, rebased_node
@@ -28,7 +29,11 @@ def _moved(workflow: Workflow, output: str | Path) -> Workflow:
         for name, env in workflow.envs.items()
     }
     nodes = tuple(rebased_node(node, workflow.path, output) for node in workflow.nodes)
-    return workflow.model_copy(update={"envs": envs, "nodes": nodes})
+    algorithm = workflow.algorithm
+    if isinstance(algorithm, Custom):
+        estimator = rebased(algorithm.estimator, workflow.path, output)
+        algorithm = algorithm.model_copy(update={"estimator": estimator})
+    return workflow.model_copy(update={"envs": envs, "nodes": nodes, "algorithm": algorithm})
 
 
 def _comments(workflow: Workflow, name: str) -> list[str]:

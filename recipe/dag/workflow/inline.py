@@ -20,6 +20,7 @@ from recipe.dag.workflow.problem import KeyPath, WorkflowError, did_you_mean
 from recipe.dag.workflow.refs import resolve_refs
 from recipe.dag.workflow.rename import renamed_condition, renamed_list
 from recipe.dag.workflow.schema import SubWorkflow
+from recipe.dag.workflow.short_form import in_long_form
 from recipe.dag.workflow.source import Origin, Source, read_source
 
 
@@ -123,7 +124,7 @@ class _Expansion:
             self.result.unread.add(piece.node_id)
             return nothing
         resolve_refs(inner)
-        inner = expand(inner, self.including)
+        inner = expand(in_long_form(inner), self.including)
         self.result.problems += inner.problems
         self.result.warnings += inner.warnings
         if inner.unread or inner.problems:

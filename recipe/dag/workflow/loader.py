@@ -23,6 +23,7 @@ from recipe.dag.workflow.problem import KeyPath, Problem, WorkflowError, each_on
 from recipe.dag.workflow.rebase import rebased, rebased_node
 from recipe.dag.workflow.refs import resolve_refs
 from recipe.dag.workflow.schema import EnvSpec, Node, Workflow
+from recipe.dag.workflow.short_form import in_long_form
 from recipe.dag.workflow.siirl.translate import is_foreign, translate
 from recipe.dag.workflow.source import parse_source, read_source
 from recipe.dag.workflow.training_chain import derive_training_chain
@@ -57,7 +58,7 @@ def load_overrides(path: str | Path) -> tuple[Override, ...]:
 def _checked(path: str | Path, text: str | None = None) -> Draft:
     source = read_source(path) if text is None else parse_source(text.encode(), str(path))
     resolve_refs(source)
-    source = translate(source) if is_foreign(source) else expand(source)
+    source = translate(source) if is_foreign(source) else expand(in_long_form(source))
     draft = read_draft(source)
     problems = [*draft.problems, *check_workflow(draft)]
     if problems:

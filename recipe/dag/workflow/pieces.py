@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import copy
 import json
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from typing import Any, TypeVar, get_args
 
 from pydantic import BaseModel, ValidationError
@@ -18,6 +18,7 @@ from recipe.dag.algorithms.catalogue import DEFAULT, OWN, REMOVED, SELECTABLE, a
 from recipe.dag.workflow.blocks import Mixer
 from recipe.dag.workflow.problem import KeyPath, Problem, closest, did_you_mean, listing
 from recipe.dag.workflow.schema import AgentOptions, Node, Policy
+from recipe.dag.workflow.short_form import KEYS
 from recipe.dag.workflow.source import Source
 
 Piece = TypeVar("Piece", bound=BaseModel)
@@ -70,7 +71,7 @@ def _problem(model: type[BaseModel], detail: dict[str, Any], source: Source, pat
     if kind == "extra_forbidden":
         owner = _model_at(model, loc[:-1])
         message = INSTEAD.get((owner, loc[-1])) or _unread(owner, str(loc[-1]), source)
-        message = message or f"unknown key{did_you_mean(str(loc[-1]), owner.model_fields)}"
+        message = message or f"unknown key{did_you_mean(str(loc[-1]), _known_keys(owner))}"
         return source.problem(at, message, key=True)
     if kind == "missing":
         return source.problem(at, "missing; this key is required")
@@ -91,6 +92,10 @@ def parse_algorithm(data: Any, source: Source, path: KeyPath) -> tuple[Algorithm
     common = {key: value for key, value in data.items() if key != "estimator" and not readers(key)}
     piece, problems = parse_piece(DEFAULT, common, source, path)
     return piece, [source.problem((*path, "estimator"), message), *problems]
+
+
+def _known_keys(owner: type[BaseModel]) -> Iterable[str]:
+    return (*KEYS, *owner.model_fields) if owner is Node else owner.model_fields
 
 
 def _unread(owner: type[BaseModel], key: str, source: Source) -> str | None:

@@ -36,8 +36,10 @@ def _check_options(draft: Draft, node: Node, path: KeyPath) -> Iterator[Problem]
     if node.only_forward_compute and role not in FORWARD:
         yield say((*path, "only_forward_compute"), "only MODEL_TRAIN nodes read this; remove it", key=True)
     if node.executable_ref is None and role in CALLED:
-        hint = "" if draft.has(*path, "node_role") else " (or a node_role: REWARD, VOTE, ADVANTAGE)"
-        yield say(path, f"a {role} node needs `executable_ref: file.py:function`{hint}")
+        message = f"a {role} node needs `executable_ref: file.py:function`"
+        if not draft.has(*path, "node_role"):
+            message = "what is this node? Give it `agent:`, `reward:`, `vote:`, `compute:` or `workflow:`"
+        yield say(path, message)
     for key in ("executable_ref", "executable_kwargs"):
         if role not in CALLED and draft.has(*path, key):
             hint = "; hooks go under agent_options.process_path" if role is NodeRole.ROLLOUT else ""

@@ -9,6 +9,7 @@ from __future__ import annotations
 from typing import Any
 
 from recipe.dag.workflow.problem import closest
+from recipe.dag.workflow.short_form import LONG
 from recipe.dag.workflow.siirl.graph import check_graph, relink
 from recipe.dag.workflow.siirl.nodes import Nodes, read_nodes
 from recipe.dag.workflow.siirl.policies import make_policies
@@ -23,7 +24,8 @@ def is_foreign(source: Source) -> bool:
     nodes = source.data.get("nodes")
     if not isinstance(nodes, list) or not nodes or {"agents", "policies"} & source.data.keys():
         return False
-    return not any(isinstance(node, dict) and {"agent", "workflow", "policy"} & node.keys() for node in nodes)
+    own = {"agent", "workflow", "policy", *LONG}
+    return not any(isinstance(node, dict) and own & node.keys() for node in nodes)
 
 
 def translate(source: Source) -> Source:

@@ -1,0 +1,155 @@
+"""The language of workflow files as a JSON schema, for editors that complete and check while one types.
+
+Invariant: generated from the classes that the loader reads files with, descriptions included. What takes more than one
+place to judge (a name that nothing declares, an option without an effect) is left to `verl-dag validate`.
+"""
+
+from __future__ import annotations
+
+import ast
+import inspect
+import sys
+import textwrap
+from functools import cache
+from typing import Any
+
+from pydantic import BaseModel
+from pydantic.json_schema import models_json_schema
+
+from recipe.dag.algorithms.catalogue import DEFAULT, ESTIMATORS, Custom
+from recipe.dag.workflow.schema import Agent, EnvSpec, EpisodeSpec, Loop, Node, Policy, SubWorkflow, ToolSpec
+from recipe.dag.workflow.short_form import LONG
+
+PIECES: tuple[type[BaseModel], ...] = (Agent, Policy, ToolSpec, EnvSpec, EpisodeSpec, Loop, Node, SubWorkflow)
+TEXTS = {"type": "array", "items": {"type": "string"}}
+ONE_OR_MORE = {"anyOf": [{"type": "string"}, TEXTS]}
+WRITTEN_AS: dict[tuple[str, str], dict[str, Any]] = {
+    ("Agent", "tools"): {
+        "type": "array",
+        "items": {"anyOf": [{"type": "string"}, {"$ref": "#/$defs/ToolSpec"}]},
+    },
+    **{(model, "stop"): ONE_OR_MORE for model in ("Sampling", "ValidationSampling")},
+    ("AgentOptions", "env_path"): ONE_OR_MORE,
+}
+"""Fields that take more forms in a file than in the object."""
+KEPT = {"description", "default", "title"}
+
+
+def workflow_schema() -> dict[str, Any]:
+    """Return the JSON schema (draft 2020-12) of a workflow file."""
+    methods = (*ESTIMATORS.values(), Custom)
+    models = [(model, "validation") for model in (*PIECES, *methods)]
+    _, collected = models_json_schema(models)
+    definitions: dict[str, Any] = collected["$defs"]
+    _describe(definitions, {model for model, _ in models})
+    for (model, name), form in WRITTEN_AS.items():
+        written = definitions[model]["properties"][name]
+        definitions[model]["properties"][name] = form | {key: written[key] for key in written.keys() & KEPT}
+    definitions["Node"] = _node(definitions)
+    definitions["Algorithm"] = _algorithm()
+    return {
+        "$schema": "https://json-schema.org/draft/2020-12/schema",
+        "title": "A verl-dag workflow",
+        "type": "object",
+        "required": ["dag_id", "agents", "policies", "nodes"],
+        "properties": {
+            "dag_id": {"type": "string", "description": "The workflow's name."},
+            "description": {"type": "string"},
+            "global_config": {"type": "object", "description": "What `!Ref global_config.a.b` may name."},
+            "agents": {"type": "array", "minItems": 1, "items": {"$ref": "#/$defs/Agent"}},
+            "policies": _named("Policy"),
+            "tools": _named("ToolSpec"),
+            "envs": _named("EnvSpec"),
+            "episode": {"$ref": "#/$defs/EpisodeSpec"},
+            "loops": _named("Loop"),
+            "algorithm": {"$ref": "#/$defs/Algorithm"},
+            "nodes": {"type": "array", "minItems": 1, "items": {"$ref": "#/$defs/Node"}},
+        },
+        "patternProperties": {"^x-": {}},
+        "additionalProperties": False,
+        "$defs": dict(sorted(definitions.items())),
+    }
+
+
+def _named(model: str) -> dict[str, Any]:
+    return {"type": "object", "additionalProperties": {"$ref": f"#/$defs/{model}"}}
+
+
+def _node(definitions: dict[str, Any]) -> dict[str, Any]:
+    """A node in the short form, in the long one, or with keys of both; a sub-workflow has keys of its own."""
+    long = definitions["Node"]["properties"]
+    options = definitions["AgentOptions"]["properties"]
+    short = {key: (options if len(place) == 2 else long)[place[-1]] for key, place in LONG.items()}
+    short["after"] = {**ONE_OR_MORE, "description": "The nodes that it waits for."}
+    short["id"] = {"type": "string", "description": "The node's name."}
+    short["reward"] = {"type": "string", "description": "A function that scores the episode: `file.py:function`."}
+    short["compute"] = {"type": "string", "description": "A function between the agents: `file.py:function`."}
+    properties = {
+        **short,
+        "agent": {"type": "string", "description": "The agent that speaks, by name."},
+        **long,
+        "node_role": {"type": "string", "description": long["node_role"].get("description", "")},
+        "node_type": {"type": "string"},
+        **{key: value for key, value in definitions["SubWorkflow"]["properties"].items() if key not in long},
+    }
+    return {
+        "type": "object",
+        "properties": properties,
+        "additionalProperties": False,
+        "anyOf": [{"required": ["id"]}, {"required": ["node_id"]}],
+    }
+
+
+def _algorithm() -> dict[str, Any]:
+    """The keys that may stand there are those of the estimator that stands there."""
+    chosen: dict[str, Any] = {"$ref": f"#/$defs/{DEFAULT.__name__}"}
+    for name, method in ESTIMATORS.items():
+        chosen = _if_estimator({"const": name}, {"$ref": f"#/$defs/{method.__name__}"}, chosen)
+    chosen = _if_estimator({"pattern": ":"}, {"$ref": f"#/$defs/{Custom.__name__}"}, chosen)
+    estimator = {
+        "description": "How rewards become advantages; `file.py:function` for your own.",
+        "anyOf": [{"enum": list(ESTIMATORS)}, {"type": "string", "pattern": ":"}],
+    }
+    return {"type": "object", "properties": {"estimator": estimator}, **chosen}
+
+
+def _if_estimator(test: dict[str, Any], then: dict[str, Any], otherwise: dict[str, Any]) -> dict[str, Any]:
+    condition = {"required": ["estimator"], "properties": {"estimator": test}}
+    return {"if": condition, "then": then, "else": otherwise}
+
+
+def _describe(definitions: dict[str, Any], models: set[type[BaseModel]]) -> None:
+    """Add the docstrings of fields as their descriptions, in every model that is reached."""
+    by_name = {model.__name__: model for model in _reached(models)}
+    for name, definition in definitions.items():
+        model = by_name.get(name)
+        for field, written in definition.get("properties", {}).items() if model is not None else ():
+            if text := _docstrings(model).get(field):
+                written["description"] = text
+
+
+def _reached(models: set[type[BaseModel]]) -> set[type[BaseModel]]:
+    """The models themselves, and all classes of the modules that define them or one of their bases."""
+    modules = {sys.modules[base.__module__] for model in models for base in model.__mro__ if _is_model(base)}
+    members = [value for module in modules for value in vars(module).values() if _is_model(value)]
+    modules |= {sys.modules[value.__module__] for value in members}
+    return {value for module in modules for value in vars(module).values() if _is_model(value)}
+
+
+def _is_model(value: Any) -> bool:
+    return inspect.isclass(value) and issubclass(value, BaseModel)
+
+
+@cache
+def _docstrings(model: type[BaseModel]) -> dict[str, str]:
+    """The strings below the fields of a class and its bases, by field."""
+    texts: dict[str, str] = {}
+    for base in reversed(model.__mro__):
+        if not _is_model(base) or base is BaseModel:
+            continue
+        body = ast.parse(textwrap.dedent(inspect.getsource(base))).body[0].body
+        for statement, below in zip(body, body[1:], strict=False):
+            if isinstance(statement, ast.AnnAssign) and isinstance(below, ast.Expr):
+                if isinstance(below.value, ast.Constant) and isinstance(below.value.value, str):
+                    texts[statement.target.id] = inspect.cleandoc(below.value.value).replace("\n", " ")
+    return texts

@@ -1,0 +1,118 @@
+"""The short form of a node is the long one with less to write: same workflow, mistakes at the key that was typed."""
+
+from __future__ import annotations
+
+import pytest
+
+HEAD = """\
+dag_id: pair
+agents: [{name: solver, policy: main}, {name: checker, policy: main}]
+policies: {main: {model: {path: here}}}
+episode: {max_turns: 2}
+envs: {game: {path: env.py:Env}}
+nodes:
+"""
+SHORT = (
+    HEAD
+    + """\
+  - {id: solve, agent: solver, hooks: hooks.py:Own, prompt_options: {shots: 2}, env: game, env_pays: true}
+  - {id: check, agent: checker, after: solve, sees_env: true}
+  - {id: pick, vote: {key: answer}, after: [solve, check]}
+  - {id: count, compute: score.py:count, after: pick}
+  - {id: pay, reward: score.py:score, args: {weight: 2.0}, after: count}
+"""
+)
+LONG = (
+    HEAD
+    + """\
+  - node_id: solve
+    node_type: MODEL_INFERENCE
+    node_role: ROLLOUT
+    agent: solver
+    agent_options:
+      process_path: hooks.py:Own
+      pre_process_kwargs: {shots: 2}
+      env_path: game
+      rewards_with_env: true
+  - {node_id: check, node_type: MODEL_INFERENCE, node_role: ROLLOUT, agent: checker, dependencies: [solve],
+     agent_options: {obs_with_env: true}}
+  - {node_id: pick, node_type: COMPUTE, node_role: VOTE, vote: {key: answer}, dependencies: [solve, check]}
+  - {node_id: count, node_type: COMPUTE, node_role: DEFAULT, executable_ref: score.py:count, dependencies: [pick]}
+  - {node_id: pay, node_type: COMPUTE, node_role: REWARD, executable_ref: score.py:score,
+     executable_kwargs: {weight: 2.0}, dependencies: [count]}
+"""
+)
+FILES = {
+    "hooks.py": "class Own:\n    def prompt(self, context, *, shots=0): ...\n",
+    "env.py": "class Env:\n    def step(self, actions, ground_truth): ...\n",
+    "score.py": "def count(context): ...\n\ndef score(episode, *, weight=1.0): ...\n",
+}
+
+
+@pytest.fixture(autouse=True)
+def files(folder):
+    for name, text in FILES.items():
+        (folder / name).write_text(text)
+
+
+def test_both_forms_are_one_workflow(load_text):
+    assert load_text(SHORT) == load_text(LONG)
+
+
+def test_short_and_long_nodes_and_keys_mix(load_text):
+    mixed = SHORT.replace("{id: pick, vote", "{node_id: pick, node_type: COMPUTE, node_role: vote, vote")
+    mixed = mixed.replace("args: {weight", "executable_kwargs: {weight").replace("{id: check", "{node_id: check")
+    assert load_text(mixed) == load_text(LONG)
+
+
+def test_the_type_follows_from_the_role(load_text):
+    shorter = "".join(
+        line.replace("node_type: MODEL_INFERENCE, ", "").replace("node_type: COMPUTE, ", "")
+        for line in LONG.splitlines(keepends=True)
+        if line.strip() != "node_type: MODEL_INFERENCE"
+    )
+    assert "node_type" not in shorter and load_text(shorter) == load_text(LONG)
+
+
+CASES = [
+    ("hook", ("hooks: hooks.py:Own", "hooks: §hooks.py:Owns"), "did you mean `Own`?"),
+    ("option of a hook", ("{shots: 2}", "{§shot: 2}"), "shot"),
+    ("dependency", ("after: solve", "after: §solv"), "did you mean `solve`?"),
+    ("dependency in a list", ("[solve, check]", "[solve, §chek]"), "did you mean `check`?"),
+    ("reward", ("score.py:score", "§score.py:scores"), "did you mean `score`?"),
+    ("argument", ("{weight: 2.0}", "{§height: 2.0}"), "height"),
+    ("route", ("env: game", "env: game, §env_route: a.b"), "nothing to choose from"),
+    ("kind of an env's flag", ("env_pays: true", "env_pays: §1"), "expected true or false"),
+    ("nothing said", ("- {id: count, compute: score.py:count, ", "- §{id: count, "), "what is this node?"),
+    ("two kinds", ("compute: score.py:count", "compute: score.py:count, §vote: {key: answer}"), "a node is one thing"),
+    ("twice", ("after: count", "dependencies: [count], §after: count"), "`dependencies` say the same"),
+    ("twice, deeper", ("sees_env: true", "agent_options: {obs_with_env: true}, §sees_env: true"),
+     "`agent_options.obs_with_env` say the same"),
+    ("unknown", ("after: solve", "after: solve, §aftr: x"), "unknown key"),
+    ("no agent", ("{id: check, agent: checker, ", "§{id: check, node_role: rollout, "), "says whose it is"),
+    ("unknown agent", ("agent: checker", "agent: §cheker"), "did you mean `checker`?"),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("edits", "message"), [pytest.param(case[1:-1], case[-1], id=case[0]) for case in CASES])
+def test_one_mistake_is_one_problem_at_the_key_that_was_typed(edits, message, expect_one_problem):
+    expect_one_problem(SHORT, edits, message)
+
+
+def test_a_sub_workflow_is_taken_in_whatever_form_either_file_has(load_text, folder):
+    (folder / "inner.yaml").write_text(SHORT)
+    outer = """\
+dag_id: outer
+agents: [{name: solver, policy: main}, {name: checker, policy: main}]
+policies: {main: {model: {path: here}}}
+episode: {max_turns: 2}
+nodes:
+  - {id: sub, workflow: inner.yaml}
+  - {id: last, agent: checker, after: sub}
+  - {id: pay, reward: score.py:score, after: last}
+"""
+    workflow = load_text(outer)
+    assert workflow.node("last").dependencies == ("sub__count",)
+    assert workflow.node("sub__solve").agent_options.process_path == "hooks.py:Own"
+    (folder / "inner.yaml").write_text(LONG)
+    assert load_text(outer).nodes == workflow.nodes
