@@ -9,8 +9,8 @@ if [[ "${1:-}" == --fast ]]; then
   shift
   ruff check .
   ruff format --check .
-  fast=(tests/workflow tests/credit tests/episode tests/reward tests/report tests/envs tests/tools tests/test_*.py)
-  skip=(tests/test_install.py tests/test_readme.py tests/test_cli_eval.py)
-  exec python -m pytest -n 2 -m "not slow" "${fast[@]}" "${skip[@]/#/--ignore=}" "$@"
+  fast=(tests/{workflow,credit,episode,reward,report,envs,tools})
+  fast+=(tests/test_{api,cli,errors,interrupt,main,run_paths,shipped}.py)
+  exec python -m pytest -n 2 -m "not slow" "${fast[@]}" "$@"
 fi
 exec python -m pytest "$@"

@@ -33,6 +33,15 @@ def test_uncertainty_weights_need_several_episodes_per_sample(tmp_path):
         launch("dag", [*files, "actor_rollout_ref.rollout.n=1"])
 
 
+def test_what_the_command_line_sets_in_the_workflow_is_checked_with_it():
+    files = [f"workflow={ROOT}/workflows/workflow_no_tool.yaml", "data.train_files=train.parquet"]
+    unsure = [*files, "workflow.algorithm.uncertainty={}", "actor_rollout_ref.rollout.n=1"]
+    with pytest.raises(UserError, match="algorithm.uncertainty compares"):
+        launch("dag", unsure)
+    with pytest.raises(UserError, match=r"^workflow.algorithm.epoch=2: algorithm.epoch: unknown key"):
+        launch("dag", [*files, "workflow.algorithm.epoch=2"])
+
+
 def launch_on_gsm8k(folder: Path, model: Path, *overrides: str) -> None:
     """Up to where the first process would start, which raises ConnectionError."""
     files = [f"data.{split}_files={folder}" for split in ("train", "val")]

@@ -10,7 +10,7 @@ import json
 import os
 import sys
 import tomllib
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from enum import StrEnum
 from importlib import metadata
 from pathlib import Path
@@ -22,6 +22,7 @@ from recipe.dag.errors import UserError
 from recipe.dag.workflow.problem import Problem
 
 if TYPE_CHECKING:
+    from recipe.dag.workflow.edits import Edit
     from recipe.dag.workflow.schema import Workflow
 
 app = typer.Typer(
@@ -65,7 +66,8 @@ def _root(
 
 
 _Overrides = Annotated[
-    list[str] | None, typer.Argument(metavar="key=value ...", help="Hydra overrides.", show_default=False)
+    list[str] | None,
+    typer.Argument(metavar="key=value ...", help="Settings of the run, and workflow.<key>=VALUE.", show_default=False),
 ]
 _ConfigPath = Annotated[Path | None, typer.Option("--config-path", help="Folder of the configuration.")]
 _ConfigName = Annotated[str, typer.Option("--config-name", help="A file in that folder, without .yaml.")]
@@ -116,6 +118,7 @@ def schema(
         typer.echo(text, nl=False)
     else:
         output.write_text(text, encoding="utf-8")
+        typer.echo(f"{output}: name it in a workflow's first line, `# yaml-language-server: $schema={output.name}`")
 
 
 def _shorter(file: str) -> str | None:
@@ -145,13 +148,15 @@ def plan(
     """Show what a workflow will do: agents, policies, order, training chain, token budget, and the memory of each GPU
     with a verdict, under the run's configuration (--config-name, key=value ...)."""
     from recipe.dag.workflow import render
+    from recipe.dag.workflow.edits import split_edits
     from recipe.dag.workflow.memory import estimate
     from recipe.dag.workflow.plan import make_plan
 
     renderers = {"text": render.to_text, "mermaid": render.to_mermaid, "json": render.to_json}
-    workflow = _load(file)
+    rest, edits = split_edits(overrides or [])
+    workflow = _load(file, edits)
     _warn(workflow.warnings)
-    gpus = _plan_gpus(workflow, config_name, overrides or [], config_path, gpu_gb)
+    gpus = _plan_gpus(workflow, config_name, rest, config_path, gpu_gb)
     planned = make_plan(workflow).model_copy(update={"memory": estimate(workflow), **gpus})
     typer.echo(renderers["mermaid" if mermaid else format](planned))
 
@@ -319,15 +324,15 @@ def serve(
     )
 
 
-def _load(file: str) -> Workflow:
+def _load(file: str, edits: Sequence[Edit] = ()) -> Workflow:
     """The workflow, its overrides of verl's configuration checked, too. Raises UserError."""
     from recipe.dag.main import check_overrides
     from recipe.dag.settings.compose import has_verl
-    from recipe.dag.workflow.loader import load_workflow
+    from recipe.dag.workflow.edits import load_edited
 
-    workflow = load_workflow(file)
+    workflow = load_edited(file, edits)
     if has_verl():  # whose configuration says which keys there are
-        check_overrides(file)
+        check_overrides(file, text=workflow.edited)
     return workflow
 
 

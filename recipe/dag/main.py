@@ -30,7 +30,8 @@ from recipe.dag.settings.compose import CONFIG_FOLDER, compose_config, typed_set
 from recipe.dag.settings.effects import check_effects
 from recipe.dag.settings.verl_run import NO_EFFECT
 from recipe.dag.train.samples import check_samples
-from recipe.dag.workflow.loader import load_overrides, load_workflow
+from recipe.dag.workflow.edits import load_edited, split_edits
+from recipe.dag.workflow.loader import load_overrides
 from recipe.dag.workflow.problem import WorkflowError
 from recipe.dag.workflow.schema import Workflow
 
@@ -43,12 +44,12 @@ if TYPE_CHECKING:
 ROOT = Path(__file__).resolve().parents[2]
 
 
-def check_overrides(file: str | Path, config: DictConfig | None = None) -> None:
+def check_overrides(file: str | Path, config: DictConfig | None = None, text: str | None = None) -> None:
     """Raises WorkflowError where a workflow overrides what verl's configuration does not have. `config`: the run's;
-    verl's own with this project's defaults where absent."""
+    verl's own with this project's defaults where absent. `text`: the file's, where the command line edits it."""
     from recipe.dag.policy.overrides import misfits
 
-    overrides = load_overrides(file)
+    overrides = load_overrides(file, text)
     if not overrides:
         return
     if config is None:
@@ -288,12 +289,13 @@ def _launch(
     evaluate_only: bool,
     weights: Path | None,
 ) -> None:
+    overrides, edits = split_edits(overrides)
     config = compose_config(name, overrides, folder)
     make_absolute(config)
     if config.model_path:
         os.environ["MODEL_PATH"] = str(config.model_path)
-    workflow = load_workflow(config.workflow)
-    check_overrides(config.workflow, config)
+    workflow = load_edited(config.workflow, edits)
+    check_overrides(config.workflow, config, workflow.edited)
     typed = typed_settings(overrides, folder)
     check_effects(typed, config, workflow, evaluate_only=evaluate_only)
     for key in typed.keys() & NO_EFFECT.keys():
@@ -339,7 +341,8 @@ def main(argv: list[str] | None = None) -> int:
     parser.add_argument(
         "--eval", action="store_true", help="evaluate only: every policy frozen, results.json and summary.json"
     )
-    parser.add_argument("overrides", nargs="*", metavar="key=value", help="hydra overrides")
+    keys = "settings of the run, and workflow.<key>=VALUE"
+    parser.add_argument("overrides", nargs="*", metavar="key=value", help=keys)
     args = parser.parse_args(argv)
     try:
         launch(args.config_name, args.overrides, args.config_path, evaluate_only=args.eval)

@@ -14,8 +14,8 @@ from recipe.dag.errors import UserError
 from recipe.dag.workflow.checks.algorithm import LOSSES
 from recipe.dag.workflow.problem import KeyPath
 from recipe.dag.workflow.siirl.settings import ENV_OUTCOME, KL_LOSS_COEF, RULE_REWARD
+from recipe.dag.workflow.workflow_copy import WorkflowCopy
 from recipe.marft.rules import RUN, Edit
-from recipe.marft.workflow_copy import WorkflowCopy
 
 ESTIMATORS = {
     "gae_marft": {"estimator": "gae_chain"},

@@ -19,9 +19,9 @@ from recipe.dag.workflow.json_text import json_as_yaml
 from recipe.dag.workflow.loader import load_workflow
 from recipe.dag.workflow.problem import KeyPath, WorkflowError
 from recipe.dag.workflow.schema import Workflow
+from recipe.dag.workflow.workflow_copy import WorkflowCopy
 from recipe.marft.credit import set_env_rewards, set_estimator, set_kl
 from recipe.marft.rules import Edit
-from recipe.marft.workflow_copy import WorkflowCopy
 
 
 class Edited(NamedTuple):

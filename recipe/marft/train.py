@@ -23,6 +23,7 @@ from recipe.dag.report.run_record import launches
 from recipe.dag.settings.compose import typed_settings
 from recipe.dag.settings.effects import check_effects
 from recipe.dag.settings.kinds import COUNT
+from recipe.dag.workflow.edits import PREFIX, split_edits
 from recipe.dag.workflow.loader import load_workflow
 from recipe.dag.workflow.problem import Problem, WorkflowError
 from recipe.marft.checks import check_flags, check_policies, steps_of, whole_number
@@ -49,7 +50,7 @@ class Prepared:
 def prepared(config_name: str, arguments: list[str]) -> Prepared:
     """Raises UserError, WorkflowError for all that can be known to be wrong before anything is started or written."""
     out = translate(arguments)
-    config = engine.compose_config(config_name, _listed(out), CONFIG)
+    config = engine.compose_config(config_name, split_edits(_listed(out))[0], CONFIG)
     try:
         return _prepared(out, config)
     except OmegaConfBaseException as error:
@@ -57,14 +58,15 @@ def prepared(config_name: str, arguments: list[str]) -> Prepared:
 
 
 def _prepared(out: Translation, config: DictConfig) -> Prepared:
-    for key in out.overrides:  # an interpolation that leads nowhere raises here, and not in the run
+    # an interpolation that leads nowhere raises here, and not in the run
+    for key in (key for key in out.overrides if not key.lstrip("+~").startswith(PREFIX)):
         OmegaConf.select(config, key.lstrip("+~"))
     check_flags(out, config)
     if out.edits.pop("total_epochs", None) is not None:
         out.overrides["trainer.total_training_steps"] = str(steps_of(out, config))
     copy, flow = Path(str(config.output_dir)) / "workflow.yaml", load_workflow(str(config.workflow))
     engine.check_overrides(flow.path, config)
-    typed = typed_settings(_listed(out))
+    typed = typed_settings(split_edits(_listed(out))[0])
     if not out.edits:
         check_effects(typed, config, flow)
         check_policies(config, flow)

@@ -111,13 +111,15 @@ def test_an_estimator_of_the_users_own_trains_policies_with_and_without_a_critic
         "estimator: gae_chain, lam: 0.95", "estimator: 'score.py:centered', estimator_kwargs: {scale: 2}"
     )
     own = own.replace(", train_cycle: 1", "").replace("critic: {share: reasoner}", "gpus: null")
-    metrics, out = two_steps(material, tmp_path, own, OWN)
+    typed = "workflow.algorithm.estimator_kwargs={scale: 3}"
+    metrics, out = two_steps(material, tmp_path, own, OWN, typed)
 
+    assert "scale: 3" in (out / "run" / "1" / "workflow.yaml").read_text()
     for step in (1, 2):
         for name in ("reasoner", "actor"):
             assert metrics[step][f"policy/{name}/grad_norm"] > 0
         assert metrics[step]["policy/reasoner/critic/loss"] > 0 and "policy/actor/critic/loss" not in metrics[step]
-    goes_on_from(out / "checkpoints" / "global_step_1", material, tmp_path, metrics)
+    goes_on_from(out / "checkpoints" / "global_step_1", material, tmp_path, metrics, typed)
 
 
 SCORED_BY_LENGTH = """

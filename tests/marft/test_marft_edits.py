@@ -12,9 +12,9 @@ from recipe.dag.errors import UserError
 from recipe.dag.workflow.loader import load_workflow
 from recipe.dag.workflow.problem import Problem
 from recipe.dag.workflow.schema import Workflow
+from recipe.dag.workflow.workflow_copy import WorkflowCopy
 from recipe.marft.edits import edited
 from recipe.marft.flags import translate
-from recipe.marft.workflow_copy import WorkflowCopy
 
 ROOT = Path(__file__).parents[2]
 WORKFLOWS = ROOT / "workflows"

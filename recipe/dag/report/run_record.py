@@ -4,7 +4,7 @@ Invariant: a launch's folder is complete or absent, and never changed or replace
 
     run/1/launch.json       command line, seed, versions, commit, when it started, what it resumed or evaluated
     run/1/config.yaml       the configuration as composed and resolved
-    run/1/workflow.yaml     the workflow file as it was written
+    run/1/workflow.yaml     the workflow file as it was written, with what the command line set in it
     run/1/workflow.json     the workflow as it was understood: defaults, presets and training chain filled in
     run/1/fingerprint.json  digests of the code, models and problems, and all else that a resume compares
 """
@@ -68,7 +68,7 @@ def write_run_record(
                 yaml = YAML(typ="safe")
                 yaml.default_flow_style = False
                 yaml.dump(without_secrets(config), file)
-            text = text_without_secrets(source.read_text(encoding="utf-8-sig"))
+            text = text_without_secrets(workflow.edited or source.read_text(encoding="utf-8-sig"))
             (partial / f"workflow{source.suffix}").write_text(text, encoding="utf-8")
             name = "workflow.json" if source.suffix != ".json" else "workflow_resolved.json"
             _write_json(partial / name, workflow.model_dump(mode="json"))

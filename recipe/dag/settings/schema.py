@@ -100,7 +100,7 @@ def _of_the_workflow(key: str) -> str | None:
     block, _, rest = key.partition(".")
     name = rest.partition(".")[0]
     if block in _BLOCKS and name in _BLOCKS[block]:
-        return f"`{block}.{name}` of the workflow says this; set it there"
+        return f"`{block}.{name}` of the workflow says this; set it there, or pass workflow.{key}=VALUE"
     if block in Workflow.model_fields and block not in (*_BLOCKS, "path"):
         return f"`{block}` is a part of the workflow; set it there"
     return None

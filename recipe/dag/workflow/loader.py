@@ -49,10 +49,10 @@ def load_workflow(path: str | Path, text: str | None = None) -> Workflow:
     )
 
 
-def load_overrides(path: str | Path) -> tuple[Override, ...]:
-    """What the file sets of verl's configuration, for `policy.overrides` to compare with what verl knows. Raises
-    WorkflowError."""
-    return tuple(placed_overrides(_checked(path)))
+def load_overrides(path: str | Path, text: str | None = None) -> tuple[Override, ...]:
+    """What the file sets of verl's configuration, for `policy.overrides` to compare with what verl knows. `text`: as in
+    `load_workflow`. Raises WorkflowError."""
+    return tuple(placed_overrides(_checked(path, text)))
 
 
 def _checked(path: str | Path, text: str | None = None) -> Draft:

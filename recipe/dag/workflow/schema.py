@@ -277,6 +277,8 @@ class Workflow(Frozen):
     algorithm: AnyAlgorithm = Grpo()
     nodes: tuple[Node, ...]
     """Rollout and reward nodes as declared, then the training chain, declared or derived."""
+    edited: str | None = Field(None, exclude=True)
+    """The file's text with what the command line set in it (`workflow.<key>=VALUE`); None where it set nothing."""
     warnings: tuple[Problem, ...] = ()
     """What the file says and a run does otherwise than its author may think; to be shown before it starts."""
 

@@ -1,0 +1,117 @@
+"""`workflow.<key>=VALUE`: what is set is in force, the file stays as it is, and mistakes name the argument."""
+
+from __future__ import annotations
+
+import pytest
+
+from recipe.dag.errors import UserError
+from recipe.dag.workflow.edits import load_edited, split_edits
+from recipe.dag.workflow.loader import load_workflow
+
+WORKFLOW = """\
+dag_id: pair   # a comment that stays
+agents:
+  - {name: solver, policy: main, sampling: {temperature: 1.0}}
+  - {name: checker, policy: main}
+policies: {main: {model: {path: here}}}
+algorithm: {estimator: grpo, group_by: [uid, agent]}
+nodes:
+  - {id: solve, agent: solver}
+  - {id: check, agent: checker, after: solve}
+  - {id: pay, reward: score.py:score, after: check}
+"""
+
+
+@pytest.fixture
+def edited(tmp_path):
+    def load(*arguments: str):
+        path = tmp_path / "workflow.yaml"
+        path.write_text(WORKFLOW)
+        (tmp_path / "score.py").write_text("def score(episode, *, weight=1.0): ...\n\ndef other(episode): ...\n")
+        rest, edits = split_edits(arguments)
+        assert rest == []
+        workflow = load_edited(path, edits)
+        assert path.read_text() == WORKFLOW
+        return workflow
+
+    return load
+
+
+def test_what_is_set_is_in_force(edited):
+    workflow = edited(
+        "workflow.algorithm.kl_loss_coef=0.001",
+        "+workflow.policies.main.reference=true",
+        "workflow.agents.solver.sampling.temperature=0.5",
+        "workflow.agents.*.sampling.max_tokens=64",
+        "workflow.nodes.pay.args.weight=2.0",
+        "workflow.nodes.check.when={phase: training}",
+        "workflow.episode.max_turns=2",
+        "workflow.algorithm.group_by=[uid, agent, turn]",
+    )
+    assert workflow.algorithm.kl_loss_coef == 0.001 and workflow.policies["main"].reference
+    assert [agent.sampling.temperature for agent in workflow.agents] == [0.5, 1.0]
+    assert [agent.sampling.max_tokens for agent in workflow.agents] == [64, 64]
+    assert workflow.node("pay").executable_kwargs == {"weight": 2.0}
+    assert workflow.node("check").when.phase == "training" and workflow.episode.max_turns == 2
+    assert workflow.algorithm.group_by == ("uid", "agent", "turn")
+    assert "# a comment that stays" in workflow.edited and "kl_loss_coef: 0.001" in workflow.edited
+
+
+def test_short_keys_and_removed_ones(edited):
+    workflow = edited(
+        "workflow.nodes.pay.reward=score.py:other",
+        "workflow.nodes.check.after=[]",
+        "workflow.nodes.pay.after=[solve, check]",
+        "workflow.algorithm.estimator=reinforce_pp",
+        "~workflow.algorithm.group_by",
+    )
+    assert workflow.node("pay").executable_ref == "score.py:other" and workflow.node("check").dependencies == ()
+    assert workflow.algorithm.estimator == "reinforce_pp"
+
+
+def test_without_edits_it_is_the_file(edited, tmp_path):
+    assert edited() == load_workflow(tmp_path / "workflow.yaml") and edited().edited is None
+
+
+def test_only_arguments_of_the_workflow_are_taken():
+    arguments = ["workflow=w.yaml", "trainer.nnodes=1", "workflow.algorithm.epochs=2", "++data.seed=1"]
+    rest, (edit,) = split_edits(arguments)
+    assert rest == [arguments[0], arguments[1], arguments[3]]
+    assert (edit.keys, edit.value, edit.removes) == (("algorithm", "epochs"), 2, False)
+
+
+@pytest.mark.parametrize(
+    ("argument", "message"),
+    [
+        ("workflow.algorithm.epoch=2", "algorithm.epoch: unknown key; did you mean `epochs`?"),
+        ("workflow.algorithm.estimator=gea", "did you mean `gae`?"),
+        ("workflow.algorithm.lam=0.5", "does not read this"),
+        ("workflow.algoritm.lam=0.5", "a workflow has no `algoritm`; did you mean `algorithm`?"),
+        ("workflow.agents.solvr.sampling.top_p=1", "no agent `solvr`; did you mean `solver`?"),
+        ("workflow.agents.solver.sampling.top_p=2", "expected a number of at most 1, got 2"),
+        ("workflow.agents.solver=x", "say which of its keys"),
+        ("workflow.nodes.chek.after=solve", "no node `chek`; did you mean `check`?"),
+        ("workflow.nodes.pay.reward=score.py:scores", "did you mean `score`?"),
+        ("workflow.policies.mein.lr=1", "no policy `mein`; did you mean `main`?"),
+        ("workflow.algorithm.epochs=[", "the value is no YAML"),
+        ("workflow.algorithm.epochs", "write workflow.<key>=VALUE"),
+        ("~workflow.algorithm.epochs=1", "to leave a key out"),
+        ("workflow.algorithm.kl_loss_coef=0.1", "needs `reference: true`"),
+    ],
+)
+def test_a_mistake_is_one_line_that_names_the_argument(edited, argument, message):
+    with pytest.raises(UserError) as error:
+        edited(argument)
+    assert str(error.value).startswith(f"{argument}: ") and message in str(error.value)
+    assert "\n" not in str(error.value)
+
+
+def test_a_file_of_json_and_one_of_siirl(tmp_path):
+    (tmp_path / "w.json").write_text(
+        '{"dag_id": "w", "agents": [{"name": "a", "policy": "p"}], "policies": {"p": {"model": {"path": "m"}, '
+        '"frozen": true}}, "nodes": [{"id": "n", "agent": "a"}]}'
+    )
+    assert load_edited(tmp_path / "w.json", split_edits(["workflow.dag_id=new"])[1]).dag_id == "new"
+    siirl = "tests/workflow/siirl/grpo.yaml"
+    with pytest.raises(UserError, match="is in siiRL's form; rewrite it first: verl-dag import"):
+        load_edited(siirl, split_edits(["workflow.algorithm.epochs=2"])[1])
