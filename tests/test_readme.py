@@ -21,7 +21,9 @@ from recipe.dag.workflow.plan import make_plan
 
 ROOT = Path(__file__).parents[1]
 READMES = sorted(
-    path for path in ROOT.rglob("README.md") if not {".venv", "outputs", ".pytest_cache"} & set(path.parts[:-1])
+    path
+    for path in ROOT.rglob("README.md")
+    if not {".venv", "outputs", ".pytest_cache", "new_task"} & set(path.parts[:-1])
 ) + sorted((ROOT / "docs").glob("*.md"))
 TINY = "tests/test_shipped.py::test_script_parses"
 SEEDED = "tests/test_shipped.py::test_a_tiny_run_takes_a_seed_before_overrides"
@@ -66,6 +68,7 @@ EXPLAINED = {
         "needs a GPU",
         REFUSAL,
     ),
+    "bash my_task/run_tiny_cpu.sh": ("takes a minute", "tests/test_new.py::test_it_trains_as_it_is"),
     "bash tests/run.sh": ("runs this test", TINY),
     "bash tests/run.sh --fast": ("runs other tests", TINY),
     "uv venv --python 3.12 .venv-gpu": ("makes an environment", INSTALL),

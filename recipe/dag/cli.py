@@ -104,6 +104,18 @@ def validate(
 
 
 @app.command()
+def new(
+    folder: Annotated[Path, typer.Argument(metavar="FOLDER", help="A new folder; its name is the task's.")],
+) -> None:
+    """Write a small task that trains on a laptop as it is: workflow, agents, reward, data, run script, tests."""
+    from recipe.dag.new import new_task
+
+    for file in new_task(folder):
+        typer.echo(str(file))
+    typer.echo(f"train it: bash {folder}/run_tiny_cpu.sh")
+
+
+@app.command()
 def schema(
     output: Annotated[
         Path | None, typer.Option("--output", "-o", help="The file to write. (default: print it)")
