@@ -1,0 +1,70 @@
+"""No feature without an example: every estimator, block, condition and kind of node occurs in a shipped workflow; and
+the gallery's workflows play."""
+
+from __future__ import annotations
+
+import asyncio
+from pathlib import Path
+
+import pytest
+
+from recipe.dag.algorithms.base import Algorithm
+from recipe.dag.algorithms.catalogue import BLOCKS, SELECTABLE
+from recipe.dag.episode.client import PolicyEndpoint
+from recipe.dag.episode.runner import EpisodeRunner
+from recipe.dag.workflow.flow import Condition
+from recipe.dag.workflow.loader import load_workflow
+from recipe.dag.workflow.schema import NodeRole
+from recipe.dag.workflow.source import read_source
+from tests.test_shipped import ROOT, WORKFLOWS
+
+GALLERY = sorted((ROOT / "examples" / "gallery").glob("workflow_*.yaml"))
+LOADED = [load_workflow(file) for file in WORKFLOWS]
+
+
+def conditions(found: Condition | None) -> list[Condition]:
+    if found is None:
+        return []
+    inner = [one for several in (found.all_of, found.any_of, found.none_of) for one in several or ()]
+    return [found, *(deeper for one in inner for deeper in conditions(one))]
+
+
+def test_every_estimator_and_block_has_a_workflow():
+    assert {workflow.algorithm.estimator for workflow in LOADED} >= set(SELECTABLE)
+    assert any(":" in workflow.algorithm.estimator for workflow in LOADED)
+    used = {name for name in Algorithm.model_fields for flow in LOADED if name in flow.algorithm.model_fields_set}
+    assert used >= {block.__name__.lower() for block in BLOCKS} | {"dynamic_sampling", "drop_zero_variance"}
+
+
+def test_every_condition_and_kind_of_node_has_a_workflow():
+    whens = [node.when for flow in LOADED for node in flow.nodes]
+    untils = [loop.until for flow in LOADED for loop in flow.loops.values()]
+    used = {key for when in (*whens, *untils) for one in conditions(when) for key in one.model_fields_set}
+    assert used >= set(Condition.model_fields)
+    roles = {node.node_role for flow in LOADED for node in flow.nodes}
+    assert roles >= {NodeRole.ROLLOUT, NodeRole.VOTE, NodeRole.REWARD, NodeRole.DEFAULT}
+    assert any(node.agent_options.env_route for flow in LOADED for node in flow.nodes)
+    assert any("workflow" in node for file in WORKFLOWS for node in read_source(file).data["nodes"])
+
+
+@pytest.mark.parametrize("file", GALLERY, ids=lambda path: path.stem)
+@pytest.mark.parametrize("said", ["42 (95 %)", "3 (40 %)", "nothing"])
+def test_a_workflow_of_the_gallery_plays(file: Path, said: str, scripted_server):
+    class Server(scripted_server):
+        """Ends each message with a token, as agents with a memory need it."""
+
+        def apply_chat_template(self, messages, tokenize=True, return_dict=True, **kwargs):
+            text = "".join(f"{message['content']}\0" for message in messages)
+            return self.encode(text) if tokenize else text
+
+    workflow, server = load_workflow(file), Server(lambda prompt: said)
+    endpoints = {name: PolicyEndpoint(server, server, 9999) for name in workflow.policies}
+    runner = EpisodeRunner(workflow, endpoints, {}, seed=0)
+    sample = {
+        "prompt": [{"role": "user", "content": "Which number?"}],
+        "ground_truth": "42",
+        "extra_info": {"level": 5, "game": "up"},
+    }
+    episode = asyncio.run(runner.run(sample, "u", 0, step=0))
+    assert episode.fault is None, episode.fault
+    assert episode.outcome == float(said.startswith("42")) and all(call.reward is not None for call in episode.calls)
