@@ -77,7 +77,10 @@ _ConfigName = Annotated[str, typer.Option("--config-name", help="A file in that 
 def validate(
     files: Annotated[list[str], typer.Argument(metavar="FILE...", help="Workflow files.", show_default=False)],
     load: Annotated[
-        bool, typer.Option("--load", help="Also import the hooks, envs, tools and rewards, as a run does at its start.")
+        bool,
+        typer.Option(
+            "--load", help="Also import the hooks, envs, tools, rewards and estimators, as a run does at its start."
+        ),
     ] = False,
 ) -> None:
     """Check workflow files: one line per mistake (file:line:col: where: what), exit code 2 if there is any. The Python
@@ -129,7 +132,10 @@ def schema(
     if output is None:
         typer.echo(text, nl=False)
     else:
-        output.write_text(text, encoding="utf-8")
+        try:
+            output.write_text(text, encoding="utf-8")
+        except OSError as error:
+            raise UserError(f"{output}: cannot be written: {error.strerror}") from error
         typer.echo(f"{output}: name it in a workflow's first line, `# yaml-language-server: $schema={output.name}`")
 
 
@@ -175,10 +181,11 @@ def plan(
 
 @app.command("import")
 def import_(
-    file: Annotated[str, typer.Argument(metavar="FILE", help="A workflow file of siiRL.", show_default=False)],
+    file: Annotated[str, typer.Argument(metavar="FILE", help="A workflow file of any form.", show_default=False)],
     output: Annotated[Path | None, typer.Option("--output", "-o", help="A new file. (default: stdout)")] = None,
 ) -> None:
-    """Rewrite a siiRL workflow file in this language; comments say what nothing reads."""
+    """Rewrite a workflow in the short form, siiRL's files and sub-workflows included. Its comments are not kept; new
+    ones say what nothing reads."""
     from recipe.dag.workflow.importer import import_workflow
 
     if output is not None and output.exists():
@@ -243,11 +250,12 @@ def evaluate(
     """Evaluate a workflow without training: every policy frozen, results.json and summary.json."""
     from recipe.dag.evaluate import check_model_option, option
     from recipe.dag.main import launch
+    from recipe.dag.workflow.edits import load_edited, split_edits
 
     if model is not None and checkpoint is not None:
         raise UserError("--model and --checkpoint exclude each other; drop one of them")
     if model is not None:
-        check_model_option(file)
+        check_model_option(load_edited(file, split_edits(overrides or [])[1]))
     options = {
         "model_path": model,
         "data.val_files": data,

@@ -11,7 +11,6 @@ from omegaconf import DictConfig
 
 from recipe.dag.errors import UserError
 from recipe.dag.train import checkpoint
-from recipe.dag.workflow.loader import load_workflow
 from recipe.dag.workflow.schema import Workflow
 
 
@@ -67,12 +66,14 @@ def find_checkpoint(folder: Path) -> Path:
     )
 
 
-def check_model_option(file: str) -> None:
+def check_model_option(workflow: Workflow) -> None:
     """--model needs a policy that asks for MODEL_PATH. Raises UserError."""
-    paths = {name: policy.model.path for name, policy in load_workflow(file).policies.items()}
+    paths = {name: policy.model.path for name, policy in workflow.policies.items()}
     if not any("oc.env:MODEL_PATH" in path for path in paths.values()):
         named = ", ".join(f"{name}: {path}" for name, path in paths.items())
-        raise UserError(f"{file}: --model has no effect, since no policy's model is ${{oc.env:MODEL_PATH}} ({named})")
+        raise UserError(
+            f"{workflow.path}: --model has no effect, since no policy's model is ${{oc.env:MODEL_PATH}} ({named})"
+        )
 
 
 def check_output(config: DictConfig) -> None:

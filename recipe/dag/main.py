@@ -55,6 +55,8 @@ def check_overrides(file: str | Path, config: DictConfig | None = None, text: st
     if config is None:
         config = compose_config("dag", ["workflow=any"])
     if found := list(misfits(config, overrides)):
+        if text is not None:  # places in the edited text are none in the file
+            found = [replace(problem, line=0, column=0) for problem in found]
         raise WorkflowError(found)
 
 

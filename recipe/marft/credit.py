@@ -9,7 +9,7 @@ from __future__ import annotations
 from typing import Any
 
 from recipe.dag.algorithms.base import Algorithm
-from recipe.dag.algorithms.catalogue import DEFAULT, METHODS, algorithm_class
+from recipe.dag.algorithms.catalogue import DEFAULT, METHODS, Custom, algorithm_class
 from recipe.dag.errors import UserError
 from recipe.dag.workflow.checks.algorithm import LOSSES
 from recipe.dag.workflow.problem import KeyPath
@@ -110,7 +110,7 @@ def _method(copy: WorkflowCopy) -> type[Algorithm]:
 def _leave_out_unread(copy: WorkflowCopy, edits: Edits, edit: Edit) -> None:
     method = _method(copy)
     loss = copy.get("algorithm", "policy_loss") or DEFAULT().policy_loss
-    unread = {key for other in METHODS for key in other.model_fields} - method.model_fields.keys()
+    unread = {key for other in (*METHODS, Custom) for key in other.model_fields} - method.model_fields.keys()
     unread |= {key for key, reader in LOSSES.items() if reader != loss}
     if "group_by" not in method.model_fields:
         unread |= {"drop_zero_variance", "dynamic_sampling"}

@@ -23,8 +23,7 @@ from recipe.dag.report.run_record import launches
 from recipe.dag.settings.compose import typed_settings
 from recipe.dag.settings.effects import check_effects
 from recipe.dag.settings.kinds import COUNT
-from recipe.dag.workflow.edits import PREFIX, split_edits
-from recipe.dag.workflow.loader import load_workflow
+from recipe.dag.workflow.edits import PREFIX, load_edited, split_edits
 from recipe.dag.workflow.problem import Problem, WorkflowError
 from recipe.marft.checks import check_flags, check_policies, steps_of, whole_number
 from recipe.marft.edits import edited
@@ -64,9 +63,10 @@ def _prepared(out: Translation, config: DictConfig) -> Prepared:
     check_flags(out, config)
     if out.edits.pop("total_epochs", None) is not None:
         out.overrides["trainer.total_training_steps"] = str(steps_of(out, config))
-    copy, flow = Path(str(config.output_dir)) / "workflow.yaml", load_workflow(str(config.workflow))
-    engine.check_overrides(flow.path, config)
-    typed = typed_settings(split_edits(_listed(out))[0])
+    settings, typed_edits = split_edits(_listed(out))
+    copy, flow = Path(str(config.output_dir)) / "workflow.yaml", load_edited(str(config.workflow), typed_edits)
+    engine.check_overrides(flow.path, config, flow.edited)
+    typed = typed_settings(settings)
     if not out.edits:
         check_effects(typed, config, flow)
         check_policies(config, flow)
@@ -81,6 +81,8 @@ def _prepared(out: Translation, config: DictConfig) -> Prepared:
     )
     check_effects(typed, config, loaded)
     check_policies(config, loaded)
+    for edit in typed_edits:  # the copy has them
+        del out.overrides[edit.argument.partition("=")[0]]
     out.overrides["workflow"] = str(copy)
     warnings = tuple(warning for warning in flow.warnings if not any(name in warning.message for name in decided))
     told = {warning.message for warning in loaded.warnings}

@@ -9,6 +9,7 @@ import torch
 
 from recipe.dag.algorithms.catalogue import make_algorithm
 from recipe.dag.credit.estimator import estimate
+from recipe.dag.episode.load import load_user_code
 from recipe.dag.errors import UserError
 from recipe.dag.workflow.loader import load_workflow
 from recipe.dag.workflow.problem import WorkflowError
@@ -81,6 +82,26 @@ def test_numbers_of_calls_reach_their_sampled_tokens_and_the_rewards_are_the_ret
     assert found == [[1.25, 0.0, 1.25], [-0.25, 0.0, -0.25]]
 
 
+@pytest.mark.parametrize("body", ["np.array([2.0, -1.0])", "(2.0, -1.0)", "batch.rewards * 2", "torch.tensor([2, -1])"])
+def test_numbers_come_in_any_container(own, rows, body):
+    workflow = own("estimator: 'own.py:f'", more=f"\nimport numpy as np\n\ndef f(batch):\n    return {body}\n")
+    assert advantages(workflow, rows)[0] == [[2.0, 0.0, 2.0], [-1.0, 0.0, -1.0]]
+
+
+@pytest.mark.parametrize(
+    ("more", "ref", "what"),
+    [
+        ("import nonexistent_module", "own.py:plain", "cannot be loaded: .*nonexistent_module"),
+        ("async def late(batch): ...", "own.py:late", "must be a function, not async"),
+        ("K = 3", "own.py:K", "must be a function, not async, or a class"),
+    ],
+)
+def test_code_that_cannot_be_loaded_is_found_before_a_run_starts(own, more, ref, what):
+    workflow = own(f"estimator: '{ref}'", more=f"\n{more}\n")
+    with pytest.raises(UserError, match=what):
+        load_user_code(workflow)
+
+
 def test_numbers_of_tokens_stay_where_they_are_and_masked_tokens_get_none(own, rows):
     found, returns = advantages(own("estimator: 'own.py:per_token'"), rows)
     assert found == [[0.0, 0.0, 2.0]] * 2 and returns[0] == [1.0, 0.0, 1.0]
@@ -96,13 +117,19 @@ def test_a_critic_is_optional_and_its_values_are_there(own, rows):
 @pytest.mark.parametrize(
     ("body", "message"),
     [
-        ("[1.0]", r"one number for each of the 2 calls, or one tensor for each of the 2 rows, not list \[1.0\]"),
+        (
+            "[1.0]",
+            r"one number for each of the 2 calls, or a list of one tensor for each of the 2 rows, not list \[1.0\]",
+        ),
         ("None", "not NoneType None"),
         ("'ab'", "not str 'ab'"),
         ("['a', 'b']", "not list"),
         ("[float('nan'), 1.0]", "returned advantages that are not finite"),
         ("([1.0, 1.0], [1.0])", "must return returns as one number"),
-        ("[torch.zeros(2), torch.zeros(3)]", "one tensor for each of the 2 rows"),
+        ("[torch.zeros(2), torch.zeros(3)]", "a list of one tensor for each of the 2 rows"),
+        ("torch.zeros(2, 1)", "one number for each of the 2 calls"),
+        ("[torch.zeros(3), 1.0]", "one number for each of the 2 calls"),
+        ("[10 ** 400, 1.0]", "one number for each of the 2 calls"),
     ],
 )
 def test_what_it_may_not_return_is_one_line(own, rows, body, message):
@@ -124,9 +151,9 @@ def test_what_it_raises_is_one_line_with_its_place(own, rows):
         ("estimator: 'other.py:plain'", "algorithm.estimator", "other.py"),
         ("estimator: 'own.py:plain', estimator_kwargs: {scale: 2}", "algorithm.estimator_kwargs.scale", "scale"),
         ("estimator: 'own.py:Own', estimator_kwargs: {by: 2}", "algorithm.estimator_kwargs.by", "__init__"),
-        ("estimator: 'own.py:plain', lam: 0.5", "algorithm.lam", "does not read this"),
+        ("estimator: 'own.py:plain', lam: 0.5", "algorithm.lam", "does not use this option"),
         ("estimator: 'own.py:plain', drop_zero_variance: true", "algorithm.drop_zero_variance", "compares no groups"),
-        ("estimator_kwargs: {scale: 2}", "algorithm.estimator_kwargs", "(file.py:function would)"),
+        ("estimator_kwargs: {scale: 2}", "algorithm.estimator_kwargs", "(only file.py:function)"),
         ("estimator: own.py", "algorithm.estimator", "`file.py:function`"),
     ],
 )

@@ -67,7 +67,7 @@ def test_presets_are_grpo_with_options(make_row, name):
 @pytest.mark.parametrize("name", PRESETS)
 def test_an_option_that_contradicts_the_preset_is_refused(name):
     center = "mean" if name == "rloo" else "leave_one_out"
-    with pytest.raises(ValidationError, match=f"center\n +estimator `{name}` has another value here"):
+    with pytest.raises(ValidationError, match=f"center\n +estimator `{name}` always has"):
         make_algorithm(name, center=center)
     assert make_algorithm(name, stat_unit="call", gamma_turn=0.5).gamma_turn == 0.5
 

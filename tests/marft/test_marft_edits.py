@@ -55,7 +55,11 @@ GPU = "actor_rollout_ref.rollout"
     ("text", "arguments", "message"),
     [
         (NO_CRITIC, "critic.optim.lr=1", "critic.optim.lr=1: the workflow has no place for it (its estimator has no"),
-        (NO_CRITIC, "algorithm.gamma=1", "algorithm.gamma=1: algorithm.gamma: estimator `grpo` does not read this"),
+        (
+            NO_CRITIC,
+            "algorithm.gamma=1",
+            "algorithm.gamma=1: algorithm.gamma: estimator `grpo` does not use this",
+        ),
         (NO_CRITIC, "trainer.critic_warmup=2", "trainer.critic_warmup=2: algorithm.critic_warmup: estimator `grpo`"),
         (MARFT, "algorithm.share_reward_in_agent=True", "algorithm.share_reward_in_agent=True: algorithm.share_reward"),
         (NO_ENV, "rollout.agent.rewards_with_env=True", f"{GPU}.agent.rewards_with_env=True: no node of the workflow"),

@@ -61,6 +61,8 @@ def test_short_keys_and_removed_ones(edited):
     workflow = edited(
         "workflow.nodes.pay.reward=score.py:other",
         "workflow.nodes.check.after=[]",
+        "workflow.nodes.check.after=solve",
+        "~workflow.nodes.check.after",
         "workflow.nodes.pay.after=[solve, check]",
         "workflow.algorithm.estimator=reinforce_pp",
         "~workflow.algorithm.group_by",
@@ -71,6 +73,25 @@ def test_short_keys_and_removed_ones(edited):
 
 def test_without_edits_it_is_the_file(edited, tmp_path):
     assert edited() == load_workflow(tmp_path / "workflow.yaml") and edited().edited is None
+
+
+def test_dotted_keys_of_a_config_are_edited_as_they_are_written(tmp_path):
+    text = WORKFLOW.replace("{path: here}", "{path: here}, config: {actor.optim.clip_grad: 1.0}")
+    (tmp_path / "w.yaml").write_text(text.replace("score.py:score", "recipe.dag.reward.outcome:outcome_reward"))
+    typed = [
+        "workflow.policies.main.config.actor.optim.clip_grad=0.5",
+        "workflow.policies.main.config.actor.clip_ratio_c=2.0",
+    ]
+    config = load_edited(tmp_path / "w.yaml", split_edits(typed[:1])[1]).policies["main"].config
+    assert config == {"actor.optim.clip_grad": 0.5}
+    left = load_edited(tmp_path / "w.yaml", split_edits(["~workflow.policies.main.config.actor.optim.clip_grad"])[1])
+    assert left.policies["main"].config == {}
+
+
+def test_a_warning_that_an_edit_brings_names_the_argument(edited):
+    argument = "workflow.algorithm={policy_loss: gspo, clip_ratio_low: 0.2}"
+    (warning,) = [problem for problem in edited(argument).warnings if "gspo" in problem.message]
+    assert warning.as_warning().startswith(f"{argument}: ")
 
 
 def test_only_arguments_of_the_workflow_are_taken():
@@ -85,15 +106,20 @@ def test_only_arguments_of_the_workflow_are_taken():
     [
         ("workflow.algorithm.epoch=2", "algorithm.epoch: unknown key; did you mean `epochs`?"),
         ("workflow.algorithm.estimator=gea", "did you mean `gae`?"),
-        ("workflow.algorithm.lam=0.5", "does not read this"),
+        ("workflow.algorithm.lam=0.5", "does not use this option"),
         ("workflow.algoritm.lam=0.5", "a workflow has no `algoritm`; did you mean `algorithm`?"),
         ("workflow.agents.solvr.sampling.top_p=1", "no agent `solvr`; did you mean `solver`?"),
         ("workflow.agents.solver.sampling.top_p=2", "expected a number of at most 1, got 2"),
         ("workflow.agents.solver=x", "say which of its keys"),
+        ("workflow.agents=1", "name one, as in workflow.agents.solver.<key>=VALUE"),
+        ("workflow.algorithm.group_by.0=uid", "is inside a value that has no keys"),
+        ("workflow.dag_id.x=1", "is inside a value that has no keys"),
+        ("~workflow.algorithm.gruop_by", "the file does not have this key"),
+        ("workflow.nodes.pay.after=chek", "no node `chek`"),
         ("workflow.nodes.chek.after=solve", "no node `chek`; did you mean `check`?"),
         ("workflow.nodes.pay.reward=score.py:scores", "did you mean `score`?"),
         ("workflow.policies.mein.lr=1", "no policy `mein`; did you mean `main`?"),
-        ("workflow.algorithm.epochs=[", "the value is no YAML"),
+        ("workflow.algorithm.epochs=[", "the value is not valid YAML"),
         ("workflow.algorithm.epochs", "write workflow.<key>=VALUE"),
         ("~workflow.algorithm.epochs=1", "to leave a key out"),
         ("workflow.algorithm.kl_loss_coef=0.1", "needs `reference: true`"),

@@ -53,7 +53,7 @@ CASES = [
     ("unknown peer", (PEERS, "{right: [§lift]}"), "no node `lift`; did you mean `left`?"),
     ("no message", (PEERS, "{judge: [left, §vote]}"), "`vote` is a VOTE node; a mixer values the messages"),
     ("peer twice", (PEERS, "{right: [left, §left]}"), "`left` is listed twice"),
-    ("block of another", ("estimator: qmix, mixer", "§mixer"), "estimator `grpo` does not read this (vdn, qmix would)"),
+    ("block of another", ("estimator: qmix, mixer", "§mixer"), "does not use this option (only vdn, qmix)"),
     ("option of qmix", ("qmix", "vdn"), ("hidden: 8", "§mixing_hidden: 8"), "`vdn` has no mixing network"),
     ("unread tau", ("hidden: 8", "§target_tau: 0.5"), "with `lam: 1` there is no slow copy"),
     ("one turn, lambda", ("hidden: 8", "§lam: 0.5"), "with `episode.max_turns: 1` no later turn pays"),
@@ -68,8 +68,8 @@ CASES = [
     ("left out groups", ("{estimator: qmix", "{§drop_zero_variance: true, estimator: qmix"), "equal returns may hide"),
     ("reward for all", ("{estimator: qmix", "{§share_reward_in_agent: true, estimator: qmix"),
      "qmix carries the last agent's reward to the others"),
-    ("whole episodes", ("{estimator: qmix", "{stat_unit: §trajectory, estimator: qmix"), "has another value here"),
-    ("discount per call", ("{estimator: qmix", "{§gamma_turn: 0.5, estimator: qmix"), "does not read this"),
+    ("whole episodes", ("{estimator: qmix", "{stat_unit: §trajectory, estimator: qmix"), "`qmix` always has call"),
+    ("discount per call", ("{estimator: qmix", "{§gamma_turn: 0.5, estimator: qmix"), "does not use this option"),
     ("critic", ("one: {", "one: {§critic: {}, "), "critic"),
 ]  # fmt: skip
 

@@ -4,6 +4,11 @@ from __future__ import annotations
 
 import pytest
 
+from recipe.dag.workflow.compact import to_yaml
+from recipe.dag.workflow.flow import Vote
+from recipe.dag.workflow.loader import load_workflow
+from recipe.dag.workflow.schema import NodeRole
+
 HEAD = """\
 dag_id: pair
 agents: [{name: solver, policy: main}, {name: checker, policy: main}]
@@ -88,6 +93,8 @@ CASES = [
     ("twice", ("after: count", "dependencies: [count], §after: count"), "`dependencies` say the same"),
     ("twice, deeper", ("sees_env: true", "agent_options: {obs_with_env: true}, §sees_env: true"),
      "`agent_options.obs_with_env` say the same"),
+    ("options of a reward", ("args: {weight: 2.0}", "args: {weight: 2.0}, §hooks: hooks.py:Own"), "only ROLLOUT nodes"),
+    ("no id", ("{id: check, ", "§{"), "give the node an `id`"),
     ("unknown", ("after: solve", "after: solve, §aftr: x"), "unknown key"),
     ("no agent", ("{id: check, agent: checker, ", "§{id: check, node_role: rollout, "), "says whose it is"),
     ("unknown agent", ("agent: checker", "agent: §cheker"), "did you mean `checker`?"),
@@ -97,6 +104,14 @@ CASES = [
 @pytest.mark.parametrize(("edits", "message"), [pytest.param(case[1:-1], case[-1], id=case[0]) for case in CASES])
 def test_one_mistake_is_one_problem_at_the_key_that_was_typed(edits, message, expect_one_problem):
     expect_one_problem(SHORT, edits, message)
+
+
+def test_a_vote_survives_the_import(load_text, folder):
+    plain = LONG.replace("vote: {key: answer}, ", "")
+    workflow = load_text(plain)
+    (folder / "short.yaml").write_text(to_yaml(workflow))
+    again = load_workflow(folder / "short.yaml").node("pick")
+    assert again.node_role is NodeRole.VOTE and again.vote == Vote() and again.dependencies == ("solve", "check")
 
 
 def test_a_sub_workflow_is_taken_in_whatever_form_either_file_has(load_text, folder):

@@ -25,13 +25,15 @@ GroupKey = Literal["uid", "agent", "role", "turn", "round", "node", "branch", "p
 Scope = Literal["call", "earlier", "trajectory", "episode"]
 
 
-def held(estimator: str, value: Any, why: str = "another value here") -> AfterValidator:
+def held(estimator: str, value: Any, why: str | None = None) -> AfterValidator:
     """Return a validator of an option that makes this estimator what it is, so that no other value may be given."""
+
+    shown = f"[{', '.join(value)}]" if isinstance(value, tuple) else value
 
     def check(given: Any) -> Any:
         if given != value:
             raise PydanticCustomError(
-                "held", f"estimator `{estimator}` has {why}; remove it, or choose `grpo` to set it freely"
+                "held", f"estimator `{estimator}` always has {why or shown}; remove this, or choose `grpo` to set it"
             )
         return given
 

@@ -7,10 +7,10 @@ the engine's concern. What is wrong with it is one line with the file and line o
 from __future__ import annotations
 
 import inspect
-from collections.abc import Sequence
+from collections.abc import Callable
+from functools import partial
+from numbers import Number
 from typing import TYPE_CHECKING, Any, ClassVar
-
-from pydantic import Field
 
 from recipe.dag.algorithms.base import Algorithm, Scope
 from recipe.dag.errors import UserError, described
@@ -33,58 +33,65 @@ class Custom(Algorithm):
     assumes: ClassVar[str] = "what you wrote"
     may_read_values: ClassVar[bool] = True
 
-    estimator: str = Field(pattern=".:.")
+    estimator: str
     estimator_kwargs: dict[str, Any] = {}
 
     @property
     def unscored_scope(self) -> Scope:
         return "trajectory"
 
-    def credit(self, batch: CreditBatch, base: str = "") -> tuple[list[Tensor], list[Tensor]]:
+    def load(self, base: str) -> Callable[[CreditBatch], Any]:
+        """Return what computes the credit of a batch. Raises UserError for code that cannot be imported or called."""
         found = load_object(self.estimator, base)
         try:
             if inspect.isclass(found):
-                result = found(**self.estimator_kwargs).credit(batch)
-            else:
-                result = found(batch, **self.estimator_kwargs)
+                return found(**self.estimator_kwargs).credit
         except UserError:
             raise
         except Exception as error:
-            text = f"{type(error).__name__}: {error} ({raised_at(error)})"
-            raise UserError(f"algorithm.estimator: {self.estimator}: {text}") from error
-        pair = result if isinstance(result, tuple) and len(result) == 2 else (result, batch.rewards)
+            raise self._failed(error) from error
+        if not callable(found) or inspect.iscoroutinefunction(found):
+            raise UserError(f"algorithm.estimator: {self.estimator} must be a function, not async, or a class")
+        return partial(found, **self.estimator_kwargs)
+
+    def credit(self, batch: CreditBatch, base: str = "") -> tuple[list[Tensor], list[Tensor]]:
+        function = self.load(base)
+        try:
+            result = function(batch)
+        except UserError:
+            raise
+        except Exception as error:
+            raise self._failed(error) from error
+        pair = (result, batch.rewards)
+        if isinstance(result, tuple) and len(result) == 2 and not any(isinstance(one, Number) for one in result):
+            pair = result
         return self._per_row(batch, pair[0], "advantages"), self._per_row(batch, pair[1], "returns")
 
+    def _failed(self, error: Exception) -> UserError:
+        text = " ".join(f"{type(error).__name__}: {error}".split())
+        return UserError(f"algorithm.estimator: {self.estimator}: {text} ({raised_at(error)})")
+
     def _per_row(self, batch: CreditBatch, values: Any, what: str) -> list[Tensor]:
-        """`values`: [C] numbers of calls, or one tensor per row."""
+        """`values`: [C] numbers of calls, or a list of one tensor per row."""
         import torch
 
-        if isinstance(values, list) and values and isinstance(values[0], torch.Tensor) and values[0].dim() == 1:
-            if [len(row) for row in values] != list(batch.row_lengths):
-                self._refuse(batch, values, what)
-            tokens = torch.cat([row.to(torch.float32) for row in values]) * batch.mask
-        else:
-            tokens = batch.spread(self._per_call(batch, values, what))
+        try:
+            if isinstance(values, list) and values and all(getattr(row, "ndim", 0) == 1 for row in values):
+                rows = [torch.as_tensor(row).detach().to("cpu", torch.float32) for row in values]
+                if [len(row) for row in rows] != list(batch.row_lengths):
+                    raise ValueError
+                tokens = torch.cat(rows) * batch.mask
+            else:
+                calls = torch.as_tensor(values).detach().to("cpu", torch.float32)
+                if calls.shape != batch.rewards.shape:
+                    raise ValueError
+                tokens = batch.spread(calls)
+        except (TypeError, ValueError, OverflowError, RuntimeError) as error:
+            raise UserError(
+                f"algorithm.estimator: {self.estimator} must return {what} as one number for each of the "
+                f"{len(batch.uid)} calls, or a list of one tensor for each of the {len(batch.row_lengths)} rows, not "
+                f"{' '.join(described(values).split())}"
+            ) from error
         if not torch.isfinite(tokens).all():
             raise UserError(f"algorithm.estimator: {self.estimator} returned {what} that are not finite")
         return batch.per_row(tokens)
-
-    def _per_call(self, batch: CreditBatch, values: Any, what: str) -> Tensor:
-        import torch
-
-        numbers = values
-        if isinstance(values, Sequence) and not isinstance(values, str):
-            try:
-                numbers = torch.tensor(values, dtype=torch.float32)
-            except (TypeError, ValueError):
-                self._refuse(batch, values, what)
-        if not isinstance(numbers, torch.Tensor) or numbers.shape != batch.rewards.shape:
-            self._refuse(batch, values, what)
-        return numbers.detach().to(torch.float32)
-
-    def _refuse(self, batch: CreditBatch, values: Any, what: str) -> None:
-        raise UserError(
-            f"algorithm.estimator: {self.estimator} must return {what} as one number for each of the "
-            f"{len(batch.uid)} calls, or one tensor for each of the {len(batch.row_lengths)} rows, not "
-            f"{described(values)}"
-        )

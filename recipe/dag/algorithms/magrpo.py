@@ -14,7 +14,7 @@ from recipe.dag.algorithms.grouped import SEVERAL, StatUnit
 from recipe.dag.algorithms.grpo import Center, Grpo, Scale
 
 KEYS: tuple[GroupKey, ...] = ("uid", "agent", "node", "turn", "round")
-ONCE = held("magrpo", 1, "1 here: one update per step")
+ONCE = held("magrpo", 1, "1, one update per step")
 
 
 class Magrpo(Grpo):

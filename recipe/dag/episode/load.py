@@ -5,6 +5,7 @@ Invariant: what passes here is found and can be imported by the run, which loads
 
 from __future__ import annotations
 
+from recipe.dag.algorithms.custom import Custom
 from recipe.dag.episode.env_class import load_envs
 from recipe.dag.episode.hooks import load_hooks
 from recipe.dag.episode.reward import load_rewards
@@ -13,8 +14,8 @@ from recipe.dag.workflow.user_code import load_function, load_object
 
 
 def load_user_code(workflow: Workflow) -> None:
-    """Import the files of all hooks, envs, compute nodes, tools and rewards; hook classes are made, too. Raises
-    UserError with the file and line of the user's code."""
+    """Import the files of all hooks, envs, compute nodes, tools, rewards and estimators; hook classes are made, too.
+    Raises UserError with the file and line of the user's code."""
     for node in workflow.rollout_nodes:
         load_hooks(node, workflow)
     load_envs(workflow)
@@ -24,3 +25,5 @@ def load_user_code(workflow: Workflow) -> None:
     for path in {tool.path for agent in workflow.agents for tool in agent.tools if tool.path is not None}:
         load_object(path, workflow.path)
     load_rewards(workflow)
+    if isinstance(workflow.algorithm, Custom):
+        workflow.algorithm.load(workflow.path)

@@ -149,7 +149,7 @@ def _differing(was: Items, now: Items, chosen: Items, path: tuple[str, ...]) -> 
             if key in chosen:
                 yield where, f"{_place(where)}: was not there, now {_shown(now[key])}"
         elif key not in now:
-            if path[-1:] == ("algorithm",):
+            if path[-1:] == ("algorithm",) or path[-2:] == ("algorithm", "mixer"):
                 continue  # the estimator does not read it; if it did before, the estimator is another one
             if path and path[-1] in _SECTIONS and (was[key] == {} or not is_learned(key)):
                 continue  # an earlier version counted it

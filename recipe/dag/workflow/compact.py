@@ -72,6 +72,8 @@ def _node(workflow: Workflow, node: Node) -> dict[str, Any]:
     short: dict[str, Any] = {"id": given.pop("node_id")}
     if node.node_role is NodeRole.ROLLOUT:
         short["agent"] = workflow.agent_of(node).name
+    if node.node_role is NodeRole.VOTE:
+        short["vote"] = given.pop("vote", {})
     if "executable_ref" in given:
         short["reward" if node.node_role is NodeRole.REWARD else "compute"] = given.pop("executable_ref")
     given |= {("agent_options", key): value for key, value in given.pop("agent_options", {}).items()}

@@ -44,7 +44,7 @@ def read_draft(source: Source) -> Draft:
 
 def _read_nodes(draft: Draft) -> None:
     source = draft.source
-    for index, data in enumerate(collection(draft, "nodes", list, "[{node_id: ..., node_type: ..., node_role: ...}]")):
+    for index, data in enumerate(collection(draft, "nodes", list, "[{id: solve, agent: solver}]")):
         path = ("nodes", index)
         sound = True
         if isinstance(data, dict):

@@ -1,4 +1,4 @@
-"""`workflow.agents.planner.sampling.temperature=0.7` behind a command: a value of the workflow, for this run.
+"""`workflow.agents.planner.sampling.temperature=0.7` on the command line overrides a value of the workflow for one run.
 
 Invariant: the file itself is not touched, and must be valid by itself. What an edit cannot find a place for, and what
 is wrong with the edited workflow, is an error that names the argument.
@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +19,7 @@ from recipe.dag.errors import UserError
 from recipe.dag.workflow.draft import TOP_LEVEL
 from recipe.dag.workflow.json_text import json_as_yaml
 from recipe.dag.workflow.loader import load_workflow
-from recipe.dag.workflow.problem import KeyPath, WorkflowError, did_you_mean
+from recipe.dag.workflow.problem import KeyPath, Problem, WorkflowError, did_you_mean
 from recipe.dag.workflow.schema import Workflow
 from recipe.dag.workflow.short_form import LONG
 from recipe.dag.workflow.workflow_copy import WorkflowCopy
@@ -62,16 +62,27 @@ def load_edited(path: str | Path, edits: Sequence[Edit]) -> Workflow:
         raise UserError(f"{edits[0].argument}: {path} is in siiRL's form; rewrite it first: verl-dag import {path}")
     for edit in edits:
         for place in _places(copy.data, edit):
-            if edit.removes:
+            place = _as_written(copy, place)
+            if not edit.removes:
+                copy.set(place, edit.value, edit.argument)
+            elif copy.has(place):
                 copy.drop(place, edit.argument)
             else:
-                copy.set(place, edit.value, edit.argument)
-    text = json.dumps(copy.data, indent=1) if Path(path).suffix == ".json" else copy.text()
+                raise UserError(f"{edit.argument}: the file does not have this key, so there is nothing to leave out")
+    text = json.dumps(copy.data, indent=1, default=str) if Path(path).suffix == ".json" else copy.text()
     try:
-        return load_workflow(path, text).model_copy(update={"edited": text})
+        edited = load_workflow(path, text)
+        found = {(warning.where, warning.message): warning for warning in workflow.warnings}
+        warnings = tuple(found.get((new.where, new.message)) or _at_argument(new, copy) for new in edited.warnings)
+        return edited.model_copy(update={"edited": text, "warnings": warnings})
     except WorkflowError as error:
         lines = {f"{copy.blamed(problem)}: {problem.where}: {problem.message}": None for problem in error.problems}
         raise UserError("\nerror: ".join(lines)) from error
+
+
+def _at_argument(problem: Problem, copy: WorkflowCopy) -> Problem:
+    """The problem without a place in the file, which is not the text that it was found in."""
+    return replace(problem, file=copy.blamed(problem), line=0, column=0)
 
 
 def _parsed(argument: str) -> Edit:
@@ -81,9 +92,20 @@ def _parsed(argument: str) -> Edit:
     if removes == bool(equals) or not all(keys):
         raise UserError(f"{argument}: write workflow.<key>=VALUE, or ~workflow.<key> to leave a key out")
     try:
-        return Edit(argument, keys, YAML(typ="safe", pure=True).load(value) if equals else None, removes)
+        loaded = YAML(typ="safe", pure=True).load(value) if equals else None
+        one_dependency = keys[0] == "nodes" and keys[2:] == ("after",) and isinstance(loaded, str)
+        return Edit(argument, keys, [loaded] if one_dependency else loaded, removes)
     except YAMLError as error:
-        raise UserError(f"{argument}: the value is no YAML; quote it") from error
+        raise UserError(f"{argument}: the value is not valid YAML; quote it") from error
+
+
+def _as_written(copy: WorkflowCopy, path: KeyPath) -> KeyPath:
+    """The path with the keys of a `config` joined by dots, where the file writes them so."""
+    if "config" in path:
+        depth = path.index("config") + 1
+        dotted = (*path[:depth], ".".join(map(str, path[depth:])))
+        return dotted if len(path) > depth and copy.has(dotted) else path
+    return path
 
 
 def _copy_of(path: Path) -> WorkflowCopy:
@@ -100,10 +122,12 @@ def _places(data: dict[str, Any], edit: Edit) -> Iterator[KeyPath]:
         yield edit.keys
         return
     names = _names(data, block)
-    if not rest or rest[0] != EVERY and rest[0] not in names:
-        what = {"agents": "agent", "nodes": "node", "policies": "policy"}[block]
-        shown = rest[0] if rest else ""
-        raise UserError(f"{edit.argument}: no {what} `{shown}`{did_you_mean(shown, names)} (`{EVERY}`: all of them)")
+    what = {"agents": "agent", "nodes": "node", "policies": "policy"}[block]
+    if not rest:
+        raise UserError(f"{edit.argument}: name one, as in workflow.{block}.{next(iter(names), what)}.<key>=VALUE")
+    if rest[0] != EVERY and rest[0] not in names:
+        hint = did_you_mean(rest[0], names)
+        raise UserError(f"{edit.argument}: no {what} `{rest[0]}`{hint} (`{EVERY}`: all of them)")
     name, *inner = rest
     if not inner:
         raise UserError(f"{edit.argument}: say which of its keys, as in workflow.{block}.{name}.<key>=VALUE")

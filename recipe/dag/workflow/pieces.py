@@ -74,6 +74,8 @@ def _problem(model: type[BaseModel], detail: dict[str, Any], source: Source, pat
         message = message or f"unknown key{did_you_mean(str(loc[-1]), _known_keys(owner))}"
         return source.problem(at, message, key=True)
     if kind == "missing":
+        if at[-1] == "node_id":
+            return source.problem(at, "missing; give the node an `id`")
         return source.problem(at, "missing; this key is required")
     return source.problem(at, _words(detail))
 
@@ -103,7 +105,7 @@ def _unread(owner: type[BaseModel], key: str, source: Source) -> str | None:
     if not issubclass(owner, Algorithm) or not (names := readers(key)):
         return None
     estimator = source.data["algorithm"].get("estimator", DEFAULT().estimator)
-    return f"estimator `{estimator}` does not read this ({', '.join(names)} would); remove it"
+    return f"estimator `{estimator}` does not use this option (only {', '.join(names)}); remove it"
 
 
 def _choice(value: Any, options: list[str]) -> str:

@@ -59,6 +59,8 @@ def in_long_form(source: Source) -> Source:
             result.data["nodes"][index], moved = long_node(node)
             for place, key in moved.items():
                 result.origins[(*path, *place)] = Origin(source, (*path, key))
+                if len(place) == 2 and place[0] not in node:  # what is wrong with all options is said of the first key
+                    result.origins.setdefault((*path, place[0]), Origin(source, (*path, key)))
     return result
 
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import io
 import re
+import warnings
 from collections.abc import Iterator
 from contextlib import suppress
 from copy import deepcopy
@@ -16,6 +17,7 @@ from typing import Any
 
 from ruamel.yaml import YAML
 from ruamel.yaml.comments import merge_attrib
+from ruamel.yaml.error import ReusedAnchorWarning
 
 from recipe.dag.errors import UserError
 from recipe.dag.workflow.paths import resolve_path, split_ref
@@ -27,7 +29,9 @@ class WorkflowCopy:
     def __init__(self, text: str):
         self._yaml = YAML()
         self._yaml.preserve_quotes, self._yaml.width = True, 120
-        self.data: dict[str, Any] = self._yaml.load(text)
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", ReusedAnchorWarning)  # legal: the latest one counts
+            self.data: dict[str, Any] = self._yaml.load(text)
         _unfold(self.data, set())
         if isinstance(nodes := self.data.get("nodes"), list):  # flags are of the long form
             nodes[:] = [long_node(node)[0] if is_short(node) else node for node in nodes]
@@ -42,11 +46,20 @@ class WorkflowCopy:
         """None where there is nothing."""
         place: Any = self.data
         for key in path:
-            there = key in place if isinstance(place, dict) else isinstance(place, list) and key < len(place)
+            if isinstance(place, dict):
+                there = key in place
+            else:
+                there = isinstance(place, list) and isinstance(key, int) and key < len(place)
             if not there:
                 return None
             place = place[key]
         return place
+
+    def has(self, path: KeyPath) -> bool:
+        """Whether the key is there, whatever its value."""
+        *parents, last = path
+        place = self.get(*parents)
+        return isinstance(place, dict) and last in place
 
     def set(self, path: KeyPath, value: Any, argument: str) -> None:
         *parents, last = path
@@ -54,7 +67,9 @@ class WorkflowCopy:
         for key in parents:
             if isinstance(place, dict) and place.get(key) is None:
                 place[key] = {}
-            place = place[key]
+            place = place[key] if isinstance(place, dict) or isinstance(key, int) else None
+        if not isinstance(place, dict):
+            raise UserError(f"{argument}: `{last}` is inside a value that has no keys; set all of that value")
         place[last] = value
         self._brought[render_path(path)] = argument, value
 

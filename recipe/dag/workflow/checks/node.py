@@ -42,7 +42,7 @@ def _check_options(draft: Draft, node: Node, path: KeyPath) -> Iterator[Problem]
         yield say(path, message)
     for key in ("executable_ref", "executable_kwargs"):
         if role not in CALLED and draft.has(*path, key):
-            hint = "; hooks go under agent_options.process_path" if role is NodeRole.ROLLOUT else ""
+            hint = "; a class goes under `hooks`" if role is NodeRole.ROLLOUT else ""
             yield say((*path, key), f"only REWARD and DEFAULT nodes read this, not {role}{hint}", key=True)
     if node.when is not None and role not in EPISODE_ROLES:
         message = f"a {role} node always runs; `when` is for nodes of the episode"

@@ -137,7 +137,7 @@ class References:
         keys = ("pre_process_kwargs", "post_process_kwargs")
         if ref is None:
             for key in (key for key, given in zip(keys, kwargs, strict=True) if given):
-                yield self.source.problem((*at, key), "nobody reads this without `process_path`", key=True)
+                yield self.source.problem((*at, key), "nobody reads this without `hooks`", key=True)
             return
         here = (*at, "process_path")
         found = yield from self.look_up(ref, here, None)
