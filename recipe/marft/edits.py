@@ -11,11 +11,9 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from ruamel.yaml.error import YAMLError
-
 from recipe.dag.errors import UserError
+from recipe.dag.workflow.edits import copy_of
 from recipe.dag.workflow.importer import import_workflow
-from recipe.dag.workflow.json_text import json_as_yaml
 from recipe.dag.workflow.loader import load_workflow
 from recipe.dag.workflow.problem import KeyPath, WorkflowError
 from recipe.dag.workflow.schema import Workflow
@@ -36,7 +34,7 @@ def edited(source: Workflow, edits: Mapping[str, Edit], *, batch_size: int, at: 
     """A copy of the workflow, with the edits. A file in siiRL's form is rewritten into this language's first.
     `edits`: by section and key, as `recipe.marft.flags` makes them. `batch_size`: samples per step, which siiRL's
     mini-batch sizes are parts of. `at`: where the copy will be. Raises UserError."""
-    copy, edits = _copy_of(Path(source.path), source.edited), dict(edits)
+    copy, edits = copy_of(Path(source.path), source.edited), dict(edits)
     if "agents" not in copy.data:
         copy = WorkflowCopy(import_workflow(source.path))
         if "episode.max_turns" in edits and "train_turns" not in source.episode.model_fields_set:
@@ -62,15 +60,6 @@ def edited(source: Workflow, edits: Mapping[str, Edit], *, batch_size: int, at: 
         }
         text = "\nerror: ".join(f"{argument}: {where}: {what}" for (argument, what), where in reversed(lines.items()))
         raise UserError(text) from error
-
-
-def _copy_of(path: Path, text: str | None) -> WorkflowCopy:
-    """`text`: the file's, where the command line has edited it."""
-    try:
-        text = text or path.read_text("utf-8-sig")
-        return WorkflowCopy(json_as_yaml(text, str(path)) if path.suffix == ".json" else text)
-    except (UnicodeDecodeError, YAMLError) as error:
-        raise UserError(f"{path}: flags can change a workflow in UTF-8 only; save it as that") from error
 
 
 def _apply(copy: WorkflowCopy, key: str, edit: Edit, batch_size: int) -> None:

@@ -27,13 +27,12 @@ Scope = Literal["call", "earlier", "trajectory", "episode"]
 
 def held(estimator: str, value: Any, why: str | None = None) -> AfterValidator:
     """Return a validator of an option that makes this estimator what it is, so that no other value may be given."""
-
-    shown = f"[{', '.join(value)}]" if isinstance(value, tuple) else value
+    always = f"[{', '.join(value)}]" if isinstance(value, tuple) else value
 
     def check(given: Any) -> Any:
         if given != value:
             raise PydanticCustomError(
-                "held", f"estimator `{estimator}` always has {why or shown}; remove this, or choose `grpo` to set it"
+                "held", f"estimator `{estimator}` always has {why or always}; remove this, or choose `grpo` to set it"
             )
         return given
 

@@ -21,13 +21,10 @@ from recipe.dag.workflow.draft import (
 from recipe.dag.workflow.pieces import parse_piece, shown
 from recipe.dag.workflow.problem import KeyPath, Problem, did_you_mean, listing
 from recipe.dag.workflow.schema import Node, NodeRole, NodeType
+from recipe.dag.workflow.short_form import TYPES
 from recipe.dag.workflow.source import Source
 
-ROLES = {
-    NodeType.MODEL_INFERENCE: (NodeRole.ROLLOUT,),
-    NodeType.MODEL_TRAIN: (NodeRole.ACTOR, NodeRole.CRITIC, NodeRole.REFERENCE),
-    NodeType.COMPUTE: (NodeRole.REWARD, NodeRole.VOTE, NodeRole.ADVANTAGE, NodeRole.DEFAULT),
-}
+ROLES = {kind: tuple(NodeRole(role) for role, of in TYPES.items() if of == kind) for kind in NodeType}
 _ESSENTIAL = frozenset({"node_id", "node_type", "node_role", "agent_group", "dependencies"})
 
 

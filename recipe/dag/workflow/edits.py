@@ -57,7 +57,7 @@ def load_edited(path: str | Path, edits: Sequence[Edit]) -> Workflow:
     workflow = load_workflow(path)
     if not edits:
         return workflow
-    copy = _copy_of(Path(path))
+    copy = copy_of(Path(path))
     if "agents" not in copy.data:
         raise UserError(f"{edits[0].argument}: {path} is in siiRL's form; rewrite it first: verl-dag import {path}")
     for edit in edits:
@@ -108,9 +108,14 @@ def _as_written(copy: WorkflowCopy, path: KeyPath) -> KeyPath:
     return path
 
 
-def _copy_of(path: Path) -> WorkflowCopy:
-    text = path.read_text("utf-8-sig")
-    return WorkflowCopy(json_as_yaml(text, str(path)) if path.suffix == ".json" else text)
+def copy_of(path: Path, text: str | None = None) -> WorkflowCopy:
+    """Return the file's data for editing; `text`: the file's, where the command line has edited it. Raises
+    UserError."""
+    try:
+        text = text or path.read_text("utf-8-sig")
+        return WorkflowCopy(json_as_yaml(text, str(path)) if path.suffix == ".json" else text)
+    except (UnicodeDecodeError, YAMLError) as error:
+        raise UserError(f"{path}: flags can change a workflow in UTF-8 only; save it as that") from error
 
 
 def _places(data: dict[str, Any], edit: Edit) -> Iterator[KeyPath]:

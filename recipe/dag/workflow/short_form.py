@@ -27,13 +27,8 @@ LONG: Mapping[str, tuple[str, ...]] = {
     "env_pays": ("agent_options", "rewards_with_env"),
 }
 """Short key -> where it stands in the long form."""
-KINDS: Mapping[str, tuple[str, str]] = {
-    "agent": ("MODEL_INFERENCE", "ROLLOUT"),
-    "reward": ("COMPUTE", "REWARD"),
-    "vote": ("COMPUTE", "VOTE"),
-    "compute": ("COMPUTE", "DEFAULT"),
-}
-"""The key that says what a node is -> its type and role."""
+KINDS: Mapping[str, str] = {"agent": "ROLLOUT", "reward": "REWARD", "vote": "VOTE", "compute": "DEFAULT"}
+"""The key that says what a node is -> its role."""
 KEYS = tuple(dict.fromkeys((*KINDS, *LONG)))
 """All short keys."""
 TYPES: Mapping[str, str] = {
@@ -41,6 +36,7 @@ TYPES: Mapping[str, str] = {
     **dict.fromkeys(("ACTOR", "CRITIC", "REFERENCE"), "MODEL_TRAIN"),
     **dict.fromkeys(("REWARD", "VOTE", "ADVANTAGE", "DEFAULT"), "COMPUTE"),
 }
+"""A node's role -> its type."""
 
 
 def in_long_form(source: Source) -> Source:
@@ -86,7 +82,7 @@ def long_node(node: Mapping[str, Any]) -> tuple[dict[str, Any], dict[tuple[str |
     for key in LONG.keys() & node.keys() - set(kinds[1:]):
         _put(long, key, node[key], moved)
     if "workflow" not in node:  # a sub-workflow has no role
-        role = node.get("node_role", KINDS[kinds[0]][1] if kinds else "DEFAULT")
+        role = node.get("node_role", KINDS[kinds[0]] if kinds else "DEFAULT")
         long.setdefault("node_type", TYPES.get(role.upper() if isinstance(role, str) else "", "COMPUTE"))
         long.setdefault("node_role", role)
     return long, moved
