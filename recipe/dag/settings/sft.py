@@ -77,9 +77,7 @@ def compose_sft(overrides: Sequence[str], *, name: str = NAME, folder: Path | No
     arguments = parse(overrides, [CONFIG_FOLDER, folder])
     config = compose_file(name, arguments.profiles, folder)
     if "truncation" not in config.get("data", {}):
-        raise UserError(
-            f"configuration: {name}.yaml is not one of verl-dag sft; start it with `defaults: [sft, _self_]`"
-        )
+        raise UserError(f"configuration: {name}.yaml is not for verl-dag sft; start it with `defaults: [sft, _self_]`")
     settings = [leaf for typed in arguments.settings for leaf in leaves_of(typed)]
     wrong = [message for typed in settings if (message := _refusal(typed, config)) is not None]
     if wrong:
