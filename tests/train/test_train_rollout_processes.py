@@ -357,8 +357,8 @@ def test_a_run_starts_no_more_processes_than_a_tool_has_workers(setting, count, 
     async def start(count, *args, **options):
         return count
 
-    monkeypatch.setattr(setup.RolloutProcesses, "start", start)
-    monkeypatch.setattr(setup, "cores", lambda: 8)
+    monkeypatch.setattr(RolloutProcesses, "start", start)
+    monkeypatch.setattr(rollout_processes, "cores", lambda: 8)
     (tmp_path / "hook.py").write_text(HOOK)
     (tmp_path / "tool.py").write_text(
         "class Tool:\n    async def execute(self, arguments, state): ...\n    async def close(self): ...\n"

@@ -22,6 +22,8 @@ class Generation:
     stop_reason: str
     """stop: the model ended it. length: a limit did. abort: the server gave up."""
     weight_version: int = 0
+    usage: dict[str, float] | None = None
+    """An API policy's (`episode.remote.usage`); None for a policy of the run."""
 
 
 STATUSES = ("success", "failed", "timeout", "invalid", "fault")
@@ -113,6 +115,12 @@ class Call:
     never answered."""
     opened_thinking: bool = False
     """True if the last generation began inside a thought: its prompt ended with <think>, or it continued one."""
+    messages: list[dict[str, Any]] = field(default_factory=list)
+    """Of an API policy without a tokenizer: what was sent and received, in order, its tool calls and their results
+    included; such a call has no token ids. Otherwise empty."""
+    usage: dict[str, float] | None = None
+    """Of an API policy: its requests, retries, prompt_tokens, completion_tokens and cost. None for a policy of the
+    run. A call with a usage is never trained on."""
 
 
 class Deferred:
@@ -202,6 +210,8 @@ class Episode:
     """All faults, including those of attempts that were repeated."""
     attempts: int = 1
     seconds: float = 0.0
+    usage: dict[str, dict[str, float]] = field(default_factory=dict)
+    """What the calls of API policies consumed, by policy, attempts that failed included (`Call.usage`)."""
 
     def calls_of(self, agent: str) -> list[Call]:
         """Return the agent's calls, in order."""
