@@ -119,3 +119,28 @@ def with_text_arguments(messages: list[dict[str, Any]]) -> list[dict[str, Any]]:
         for call in message.get("tool_calls") or []:
             call["function"]["arguments"] = json.dumps(call["function"]["arguments"])
     return copied
+
+
+def save_model(folder: Any, template: str = QWEN) -> str:
+    """Write a tiny Qwen2 with random weights, and its tokenizer."""
+    import torch
+    from transformers import Qwen2Config, Qwen2ForCausalLM
+
+    made = tokenizer(template)
+    config = Qwen2Config(
+        vocab_size=-(-len(made) // 64) * 64,
+        hidden_size=32,
+        intermediate_size=64,
+        num_hidden_layers=2,
+        num_attention_heads=2,
+        num_key_value_heads=1,
+        max_position_embeddings=4096,
+        tie_word_embeddings=True,
+        bos_token_id=None,
+        eos_token_id=made.eos_token_id,
+        pad_token_id=made.pad_token_id,
+    )
+    torch.manual_seed(0)
+    Qwen2ForCausalLM(config).save_pretrained(folder)
+    made.save_pretrained(folder)
+    return str(folder)
