@@ -121,8 +121,8 @@ class PolicyWorker(ActorRolloutRefWorker):
 def set_timeout_of_process_groups(timeout: timedelta) -> None:
     """Set the time-out of the collectives of every process group in this process.
 
-    Only the default group gets the one that `init_process_group` is called with: torch gives its own default (10 minutes
-    on NCCL, 30 on gloo) to the groups of a device mesh.
+    `init_process_group` sets that of the default group only: torch gives its own default (10 minutes on NCCL, 30 on
+    gloo) to the groups of a device mesh.
     """
     for group in list(c10d._world.pg_map):
         c10d._set_pg_timeout(timeout, group)
