@@ -6,7 +6,7 @@ from omegaconf import OmegaConf
 from recipe.dag.errors import UserError
 from recipe.dag.main import compose_config
 from recipe.dag.policy import config as config_module
-from recipe.dag.policy.config import max_model_len, policy_config
+from recipe.dag.policy.config import has_stop_strings, max_model_len, policy_config
 from recipe.dag.workflow.schema import Workflow
 
 ARGUMENTS = [
@@ -127,6 +127,13 @@ def test_a_server_decodes_where_an_agent_has_stop_strings(configure):
     skips = [configure(sampling=sampling, platform="cuda").actor_rollout_ref.rollout.skip_tokenizer_init
              for sampling in ({}, {"stop": ["."]})]  # fmt: skip
     assert skips == [True, False]
+
+
+@pytest.mark.parametrize(("form", "decodes"), [("hermes", False), ("tags", True)])
+def test_a_server_decodes_where_a_tool_loop_stops_at_a_tag(form, decodes):
+    agent = {"name": "a", "policy": "main", "tools": ["code_interpreter"], "tool_loop": {"format": form}}
+    flow = Workflow(path="w", dag_id="w", agents=[agent], policies={"main": {"model": {"path": "m"}}}, nodes=[])
+    assert has_stop_strings(flow, "main") is decodes
 
 
 def test_sharing_policies_divide_the_servers_memory(configure):

@@ -55,6 +55,9 @@ def test_tool_metrics_tell_failed_from_refused_from_lost(make_call, make_episode
     assert metrics["agent/solver/tool_rate"] == 0.5
     assert metrics["agent/solver/tool_success"] == 0.5
     assert metrics["agent/solver/invalid_calls"] == pytest.approx(1 / 6)
+    assert metrics["agent/solver/ended_by_invalid_calls"] == 0
+    streak = [make_call(tool_results=[make_result("invalid")], stop_reason="invalid_calls"), make_call()]
+    assert rollout_metrics([make_episode(calls=streak)])["agent/solver/ended_by_invalid_calls"] == 1
 
 
 def test_episode_metrics_and_masking(make_call, make_episode, make_result, fault):

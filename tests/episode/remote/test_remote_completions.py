@@ -88,6 +88,24 @@ def test_a_tool_loop_continues_the_token_ids(world):
     assert call.usage is not None and call.usage["requests"] == 2 and first["seed"] != second["seed"]
 
 
+@pytest.mark.parametrize("ids", [True, False])
+def test_a_call_between_tags_continues_the_message_with_and_without_ids(world, ids):
+    """A server without ids says which stop string it removed."""
+
+    def answer(body):
+        if "<interpreter>" in world.Tokenizer().decode(body["prompt"]):
+            return ids_of(world, "42<|im_end|>")
+        cut = {"text": "<code>6*7", "finish_reason": "stop", "stop_reason": "</code>"}
+        return ids_of(world, "<code>6*7</code>") if ids else cut
+
+    tool = world.Tool("calc", lambda arguments, state: str(eval(arguments["code"])))
+    with OpenAIServer(answer) as server:
+        episode = play(world, flow(world, tools=["calc"], tool_loop={"format": "tags"}), server, [tool])
+    (call,) = episode.calls
+    assert world.text(call) == "<code>6*7</code>\n<interpreter>\n42\n</interpreter>\n42<|im_end|>"
+    assert all(body["stop"] == ["</code>"] and body["include_stop_str_in_output"] for body in server.requests)
+
+
 def test_requests_are_repeated_by_the_client_alone(world):
     with OpenAIServer(faults=lambda number: "500") as server:
         workflow = flow(world).model_copy(update={"episode": flow(world).episode.model_copy(update={"retries": 0})})
