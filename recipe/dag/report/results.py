@@ -14,6 +14,7 @@ from statistics import fmean
 from typing import Any
 
 from recipe.dag.episode.failure import most_frequent
+from recipe.dag.report.conversations import problem_of
 from recipe.dag.report.jsonfile import replace_file, to_json
 from recipe.dag.report.pass_at_k import SOLVED, average_at_n, outcomes_by_problem, pass_at_k
 from recipe.dag.report.tools import tool_metrics
@@ -88,10 +89,9 @@ def summarise(episodes: Sequence[Episode]) -> dict[str, Any]:
 
 
 def _item(episode: Episode) -> dict[str, Any]:
-    prompt = next((m["content"] for m in reversed(episode.sample["prompt"]) if m["role"] == "user"), "")
     runs = _code_runs(episode)
     item = {
-        "prompt": prompt,
+        "prompt": problem_of(episode),
         "label": episode.sample.get("ground_truth"),
         "trajectory": [_trajectory_item(turn, call, episode) for turn, call in enumerate(episode.calls)],
         "code_runs": [

@@ -22,6 +22,7 @@ from recipe.dag.policy.encoder import start_encoder
 from recipe.dag.policy.placement import create
 from recipe.dag.policy.policy import PolicyRuntime
 from recipe.dag.report.phases import announce
+from recipe.dag.sandbox.fair_queue import default_slots
 from recipe.dag.sandbox.launch import LocalSandbox
 from recipe.dag.settings.pools import plan_pools
 from recipe.dag.tools.builtin import BUILTIN
@@ -33,6 +34,9 @@ from recipe.dag.train.team_critic import TeamCritic
 from recipe.dag.train.tool_columns import check_columns
 from recipe.dag.types.tool import Tool, tool_name
 from recipe.dag.workflow.schema import Workflow
+
+REMOTE_PROGRAMS = 64
+"""Programs at once on a server of the user, if the configuration sets no other number."""
 
 
 async def start_policies(
@@ -135,14 +139,16 @@ class Toolbox:
                 await check_sandbox(run.sandbox.url, token=run.sandbox.token)
                 box.sandbox = {
                     "url": run.sandbox.url,
-                    "max_concurrent": run.sandbox.max_concurrent,
+                    "max_concurrent": run.sandbox.max_concurrent or REMOTE_PROGRAMS,
                     "margin_s": run.sandbox.margin_s,
                     "token": run.sandbox.token,
                 }
             else:
                 announce("starting the sandbox")
                 box.local = local = LocalSandbox(
-                    isolation=run.sandbox.isolation, accept_unsandboxed=run.sandbox.accept_unsandboxed
+                    min(run.sandbox.max_concurrent or default_slots(), default_slots()),
+                    isolation=run.sandbox.isolation,
+                    accept_unsandboxed=run.sandbox.accept_unsandboxed,
                 )
                 box.sandbox = {
                     "url": await local.start(),
