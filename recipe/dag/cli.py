@@ -291,6 +291,24 @@ def evaluate(
     output: Annotated[
         Path | None, typer.Option(help="Folder for results.json and summary.json. (default: outputs/eval_<workflow>)")
     ] = None,
+    base_url: Annotated[
+        str | None, typer.Option("--base-url", help="A server with OpenAI's interface that plays every policy.")
+    ] = None,
+    served_model: Annotated[
+        str | None, typer.Option("--served-model", help="With --base-url: the server's name of the model.")
+    ] = None,
+    key_env: Annotated[
+        str | None, typer.Option("--key-env", help="With --base-url: the environment variable that holds the key.")
+    ] = None,
+    tokenizer: Annotated[
+        str | None, typer.Option("--tokenizer", help="With --base-url: send token ids of this tokenizer, not messages.")
+    ] = None,
+    max_concurrent: Annotated[
+        int | None, typer.Option("--max-concurrent", min=1, help="With --base-url: requests at once. (default: 64)")
+    ] = None,
+    request_timeout: Annotated[
+        float | None, typer.Option("--request-timeout", min=0.001, help="With --base-url: seconds for each request.")
+    ] = None,
     n: Annotated[int | None, typer.Option("-n", min=1, help="Episodes per problem. (default: 1)")] = None,
     max_samples: Annotated[int | None, typer.Option(min=1, help="Evaluate only the first problems.")] = None,
     seed: Annotated[int | None, typer.Option(min=0, help="Seed of the sampling. (default: 0)")] = None,
@@ -298,12 +316,31 @@ def evaluate(
     config_name: _ConfigName = "dag",
 ) -> None:
     """Evaluate a workflow without training: every policy frozen, results.json and summary.json."""
-    from recipe.dag.evaluate import check_model_option, option
+    from recipe.dag.evaluate import api_of, check_model_option, option
     from recipe.dag.main import launch
     from recipe.dag.workflow_edits import load_edited, split_edits
 
     if model is not None and checkpoint is not None:
         raise UserError("--model and --checkpoint exclude each other; pass only one")
+    api = None
+    if base_url is not None:
+        if model is not None or checkpoint is not None:
+            raise UserError("--base-url replaces every policy's model; remove --model and --checkpoint")
+        if served_model is None:
+            raise UserError("--base-url needs --served-model NAME, the name by which the server knows the model")
+        api = api_of(
+            base_url,
+            served_model,
+            key_env=key_env,
+            tokenizer=tokenizer,
+            max_concurrent=max_concurrent,
+            timeout_s=request_timeout,
+        )
+    else:
+        alone = {"--served-model": served_model, "--key-env": key_env, "--tokenizer": tokenizer}
+        alone |= {"--max-concurrent": max_concurrent, "--request-timeout": request_timeout}
+        if given := [name for name, value in alone.items() if value is not None]:
+            raise UserError(f"{given[0]} has no effect without --base-url; add --base-url URL or remove it")
     if model is not None:
         check_model_option(load_edited(file, split_edits(overrides or [])[1]))
     options = {
@@ -324,7 +361,30 @@ def evaluate(
         config_path,
         evaluate_only=True,
         weights=checkpoint,
+        api=api,
     )
+
+
+@app.command("serve")
+def serve_model(
+    model: Annotated[str, typer.Argument(metavar="MODEL", help="A model: a folder or a hub name.")],
+    port: Annotated[int, typer.Option(min=0, max=65535, help="0 picks a free one.")] = 8000,
+    host: Annotated[str, typer.Option(help="Address to listen on; the server asks for no key.")] = "127.0.0.1",
+    model_name: Annotated[
+        str | None, typer.Option("--model-name", help="The name that requests use. (default: MODEL)")
+    ] = None,
+    max_len: Annotated[
+        int | None, typer.Option("--max-len", min=2, help="Tokens of prompt and response. (default: at most 8192)")
+    ] = None,
+    max_requests: Annotated[int, typer.Option("--max-requests", min=1, help="Generations at once; others wait.")] = 64,
+    trust_remote_code: Annotated[bool, typer.Option("--trust-remote-code", help="Run the model's own code.")] = False,
+) -> None:
+    """Serve a model on the CPU behind OpenAI's interface until SIGTERM or Ctrl-C: /v1/chat/completions,
+    /v1/completions, /v1/models and /health. The first line on stdout is the base URL."""
+    from recipe.dag.platform.openai_server import open_server, serve
+
+    server = open_server(model, name=model_name, max_len=max_len, max_requests=max_requests, trust=trust_remote_code)
+    serve(server, host, port, announce=lambda url: print(url, flush=True))
 
 
 @app.command()

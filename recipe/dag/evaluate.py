@@ -11,18 +11,26 @@ from omegaconf import DictConfig
 
 from recipe.dag.errors import UserError
 from recipe.dag.train import checkpoint
-from recipe.dag.workflow.schema import Workflow
+from recipe.dag.types.model import Api
+from recipe.dag.workflow.checks.api import url_problem, variable_problem
+from recipe.dag.workflow.schema import Policy, Workflow
 
 
-def evaluation_of(workflow: Workflow, *, weights: Path | None = None, temperature: float | None = None) -> Workflow:
+def evaluation_of(
+    workflow: Workflow, *, weights: Path | None = None, temperature: float | None = None, api: Api | None = None
+) -> Workflow:
     """Return the workflow with every policy frozen and without its training chain.
 
     weights: a folder for `find_checkpoint`; by default the policies' own models
     temperature: replaces the validation temperature of every agent
+    api: replaces the model of every policy
     """
     models = checkpoint_models(weights, workflow) if weights is not None else {}
     policies = {}
     for name, policy in workflow.policies.items():
+        if api is not None:
+            policies[name] = Policy(api=api)
+            continue
         model = policy.model.model_copy(update={"path": models.get(name, policy.model.path)})
         policies[name] = policy.model_copy(update={"frozen": True, "model": model})
     agents = workflow.agents
@@ -75,6 +83,27 @@ def check_model_option(workflow: Workflow) -> None:
         raise UserError(
             f"{workflow.path}: --model has no effect, since no policy's model is ${{oc.env:MODEL_PATH}} ({named})"
         )
+
+
+def api_of(
+    base_url: str,
+    model: str,
+    *,
+    key_env: str | None = None,
+    tokenizer: str | None = None,
+    max_concurrent: int | None = None,
+    timeout_s: float | None = None,
+) -> Api:
+    """Return the API that the command line describes. Raises UserError."""
+    if message := url_problem(base_url):
+        raise UserError(f"--base-url: {message}")
+    if not model.strip():
+        raise UserError("--served-model: must not be empty")
+    if key_env is not None and (message := variable_problem(key_env)):
+        raise UserError(f"--key-env: {message}")
+    limits = {"max_concurrent": max_concurrent, "timeout_s": timeout_s}
+    given = {key: value for key, value in limits.items() if value is not None}
+    return Api(base_url=base_url, model=model, key_env=key_env, tokenizer=tokenizer, **given)
 
 
 def check_output(config: DictConfig) -> None:

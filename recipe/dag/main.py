@@ -15,7 +15,7 @@ import warnings
 from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, NoReturn
+from typing import TYPE_CHECKING, Any, NoReturn
 
 from recipe.dag.episode.load import load_user_code
 from recipe.dag.errors import UserError
@@ -37,6 +37,7 @@ if TYPE_CHECKING:
     from omegaconf import DictConfig
 
     from recipe.dag.settings.typed import Typed
+    from recipe.dag.types.model import Api
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -125,15 +126,17 @@ def launch(
     *,
     evaluate_only: bool = False,
     weights: Path | None = None,
+    api: Api | None = None,
 ) -> None:
-    """Compose the configuration, check it and run; `weights`: a checkpoint to evaluate.
+    """Compose the configuration, check it and run; `weights`: a checkpoint to evaluate; `api`: a server's model that
+    plays all policies of an evaluation.
 
     Raises UserError before anything is started, and SystemExit with the shell's code after a signal ended the run.
     """
     with Interruption() as stop:
         try:
             try:
-                _launch(name, overrides, folder, stop, evaluate_only=evaluate_only, weights=weights)
+                _launch(name, overrides, folder, stop, evaluate_only=evaluate_only, weights=weights, api=api)
             finally:
                 end_phase()
         except Interrupted as interrupted:
@@ -167,6 +170,7 @@ def _launch(
     *,
     evaluate_only: bool,
     weights: Path | None,
+    api: Api | None,
 ) -> None:
     overrides, edits = split_edits(overrides)
     config = compose_config(name, overrides, folder)
@@ -181,9 +185,14 @@ def _launch(
     if evaluate_only:
         check_output(config)
         weights = find_checkpoint(weights) if weights is not None else None
-        workflow = evaluation_of(workflow, weights=weights, temperature=config.validation.temperature)
+        workflow = evaluation_of(workflow, weights=weights, temperature=config.validation.temperature, api=api)
     else:
         _check_trainable(config, workflow)
+    if not workflow.local_policies():
+        load_user_code(workflow)
+        options: dict[str, Any] = {"platform": "none", "evaluate_only": True}
+        asyncio.run(stop.run(run(config, workflow, **options, stop=stop, cluster=None)))
+        return
     announce("importing torch and Ray")
     platform = choose_platform(config)
     prepare_environment(platform)

@@ -50,10 +50,11 @@ async def run(
     platform: str,
     evaluate_only: bool,
     stop: Interruption,
-    cluster: Cluster,
+    cluster: Cluster | None,
     evaluated: Path | None = None,
 ) -> None:
-    """Train or evaluate `workflow`. `evaluated`: the checkpoint whose weights are evaluated, if any."""
+    """Train or evaluate `workflow`. `evaluated`: the checkpoint whose weights are evaluated, if any. `cluster`: None if
+    all policies are APIs."""
     announce("reading the models and the problems")
     if evaluate_only:
         inputs = await _evaluation_inputs(config, workflow, platform, evaluated)
@@ -61,7 +62,11 @@ async def run(
         inputs = await _training_inputs(config, workflow, platform, stop)
     if inputs is None:
         return
+    if not workflow.local_policies():
+        await _evaluate_apis(config, workflow, inputs, platform)
+        return
 
+    assert cluster is not None  # there are local policies
     announce("loading verl")
     from recipe.dag.policy.shared_folders import check_folders
     from recipe.dag.train import setup
@@ -92,6 +97,18 @@ async def run(
         if pointer:
             error.add_note(pointer)
         raise
+    finally:
+        await toolbox.close()
+
+
+async def _evaluate_apis(config: DictConfig, workflow: Workflow, inputs: Inputs, platform: str) -> None:
+    """Evaluate a workflow whose policies are all APIs: without Ray, verl and torch."""
+    from recipe.dag.train.setup import Toolbox
+
+    toolbox = await Toolbox.open(config, workflow, inputs.val)
+    try:
+        _write_record(config, workflow, inputs, platform, None)
+        await _evaluate(config, workflow, {}, toolbox, inputs)
     finally:
         await toolbox.close()
 
@@ -204,11 +221,12 @@ def _largest_batch(config: DictConfig, inputs: Inputs, evaluate_only: bool) -> i
 async def _evaluate(
     config: DictConfig, workflow: Workflow, policies: dict[str, PolicyRuntime], toolbox: Toolbox, inputs: Inputs
 ) -> None:
-    from recipe.dag.train import trainer
+    from recipe.dag.train.evaluation import evaluate
 
     PHASES.ready()
     started = time.monotonic()
-    summary = await trainer.evaluate(config, workflow, policies, toolbox, inputs.val, inputs.fingerprint.items)
+    runner = toolbox.runner(config, workflow, policies)
+    summary = await evaluate(config, runner, inputs.val, inputs.fingerprint.items)
     counts = f"{summary['num_samples']} episodes, {summary['num_errors']} errors"
     seconds = time.monotonic() - started
     accuracy = f"accuracy {summary['final_accuracy']:.4f}"

@@ -16,10 +16,11 @@ from typing import Any
 from recipe.dag.episode.chat import continuation_ids, continue_off_loop, end_of_turn_id, render_off_loop
 from recipe.dag.episode.client import PolicyEndpoint
 from recipe.dag.episode.conversation import Conversation
-from recipe.dag.episode.generation import cut_at_stop, generate
+from recipe.dag.episode.generation import cut_at_stop, generate, sampling_of
 from recipe.dag.episode.graph import EpisodeNode
 from recipe.dag.episode.hooks import HookResult, is_messages, load_hooks
 from recipe.dag.episode.markup import OPEN_TAG
+from recipe.dag.episode.remote.usage import added
 from recipe.dag.episode.seeds import generation_seed
 from recipe.dag.episode.tasks import limited
 from recipe.dag.episode.tool_loop import requests_in, run_requests
@@ -212,22 +213,10 @@ class AgentRunner:
         """Append one generation to `call`; return it, and whether a stop string ended it."""
         episode, agent = attempt.episode, self.agent
         call.opened_thinking = self._opens_thinking(call)
-        sampling = agent.sampling.model_dump()
-        if attempt.validate:
-            sampling |= agent.validation.model_dump(exclude_none=True)
-        stop = sampling["stop"] = list(sampling["stop"])
+        sampling = sampling_of(agent, attempt.validate)
+        stop = sampling["stop"]
         sampling["max_tokens"] = min(sampling["max_tokens"], self._room(call))
-        sampling["seed"] = generation_seed(
-            attempt.seed,
-            step=attempt.step,
-            validate=attempt.validate,
-            uid=episode.uid,
-            index=episode.index,
-            node=call.node,
-            turn=call.turn,
-            round_index=call.round,
-            generation=call.generations,
-        )
+        sampling["seed"] = self._seed(call, attempt)
         started = time.perf_counter()
         try:
             generation = await generate(
@@ -249,7 +238,23 @@ class AgentRunner:
         versions = [generation.weight_version, *([call.weight_version] if call.generations else [])]
         call.weight_version = min(versions)
         call.generations += 1
+        if generation.usage is not None:
+            call.usage = added(call.usage, generation.usage)
         return generation, stopped
+
+    def _seed(self, call: Call, attempt: Attempt) -> int:
+        """Return the seed of the call's next generation."""
+        return generation_seed(
+            attempt.seed,
+            step=attempt.step,
+            validate=attempt.validate,
+            uid=attempt.episode.uid,
+            index=attempt.episode.index,
+            node=call.node,
+            turn=call.turn,
+            round_index=call.round,
+            generation=call.generations,
+        )
 
     def _opens_thinking(self, call: Call) -> bool:
         """Return whether the generation prompt ends with <think>, as templates of reasoning models do."""

@@ -18,7 +18,7 @@ class GenerationClient(Protocol):
     async def generate(self, request_id: str, prompt_ids: list[int], sampling: dict[str, Any]) -> Generation:
         """Return one generation. `sampling`: the fields of `Sampling`, plus `seed`. `request_id` is the same for all
         generations of one agent in one episode, so that a router can keep them on one replica. Raises
-        ModelServerFault."""
+        ModelServerFault. A client with a true attribute `repeats` repeats failed requests itself."""
         ...
 
 

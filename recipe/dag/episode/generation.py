@@ -19,10 +19,17 @@ from recipe.dag.episode.client import GenerationClient
 from recipe.dag.episode.tasks import limited
 from recipe.dag.errors import ModelServerFault, boundary
 from recipe.dag.types.record import Generation
+from recipe.dag.workflow.schema import Agent
 
 TRIES = 3
 BACKOFF_S = 0.1
 """Pause before the second try; it doubles before the third."""
+
+
+def sampling_of(agent: Agent, validate: bool) -> dict[str, Any]:
+    """Return the agent's sampling parameters, in validation with those of `validation`."""
+    sampling = agent.sampling.model_dump() | (agent.validation.model_dump(exclude_none=True) if validate else {})
+    return sampling | {"stop": list(sampling["stop"])}
 
 
 async def generate(
@@ -52,7 +59,7 @@ async def generate(
             check_generation(answer, sampling["max_tokens"], where)
         return answer
 
-    for attempt in range(TRIES - 1):
+    for attempt in range(0 if getattr(client, "repeats", False) else TRIES - 1):
         try:
             return await ask(0.5)
         except ModelServerFault as fault:

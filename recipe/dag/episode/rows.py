@@ -26,8 +26,8 @@ def rows_of(
     """Return the rows of all policies, including frozen ones, in the order of the episodes and their calls.
 
     Dropped are: episodes that a fault ended (with drop_group: their whole group); calls that a hook or a reward
-    function excluded from training; calls without a sampled token; with train_turns `last`, calls before the last turn
-    in which the episode sampled a token. The reward of a call that no node rewarded is 0.0.
+    function excluded from training; calls of API policies; calls without a sampled token; with train_turns `last`,
+    calls before the last turn in which the episode sampled a token. The reward of a call that no node rewarded is 0.0.
 
     merge: a call whose prompt begins with an earlier row of the same episode, agent, policy and node, token by token,
         joins that row.
@@ -46,7 +46,7 @@ def rows_of(
                 continue
             row = _row(episode, call, position)
             row.call_learns = (position not in excluded,)
-            if not call.train or 1 not in call.response_mask:
+            if not call.train or call.usage is not None or 1 not in call.response_mask:
                 # The parts may be rewarded even if they add up to 0.
                 if keep_unsampled_rewarded and (call.reward or any(call.reward_parts.values())):
                     rows.append(replace(row, response_ids=[], response_mask=[], rollout_log_probs=[], call_ends=(0,)))

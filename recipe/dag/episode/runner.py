@@ -9,15 +9,17 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from recipe.dag.episode.agent_runner import AgentRunner, Attempt
-from recipe.dag.episode.client import PolicyEndpoint
 from recipe.dag.episode.compute import load_compute
 from recipe.dag.episode.env_class import load_envs
 from recipe.dag.episode.failure import check_masked, decide, describe, pause_s, run_error
 from recipe.dag.episode.graph import EpisodeNode, episode_graph
+from recipe.dag.episode.remote.chat_runner import ChatRunner
+from recipe.dag.episode.remote.clients import ChatEndpoint
+from recipe.dag.episode.remote.connect import Endpoint
 from recipe.dag.episode.reward import load_rewards, score
 from recipe.dag.episode.rollout import NodeRunner, Rollout
 from recipe.dag.episode.tasks import limited
@@ -37,7 +39,7 @@ class EpisodeRunner:
     def __init__(
         self,
         workflow: Workflow,
-        endpoints: dict[str, PolicyEndpoint],
+        endpoints: Mapping[str, Endpoint],
         tools: dict[str, Tool],
         *,
         seed: int,
@@ -111,11 +113,16 @@ class EpisodeRunner:
 
 
 def _runner_of(
-    node: EpisodeNode, workflow: Workflow, endpoints: dict[str, PolicyEndpoint], tools: dict[str, Tool]
+    node: EpisodeNode,
+    workflow: Workflow,
+    endpoints: Mapping[str, Endpoint],
+    tools: dict[str, Tool],
 ) -> NodeRunner:
     if node.agent is None:
         return load_compute(node, workflow)
     endpoint = endpoints.get(node.agent.policy)
     if endpoint is None:
         raise UserError(f"agent {node.agent.name}: its policy {node.agent.policy} has no server")
+    if isinstance(endpoint, ChatEndpoint):
+        return ChatRunner(node, workflow, endpoint, tools)
     return AgentRunner(node, workflow, endpoint, tools)

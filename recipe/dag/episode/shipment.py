@@ -12,6 +12,7 @@ from functools import partial
 from typing import Any
 
 from recipe.dag.episode.client import PolicyEndpoint
+from recipe.dag.episode.remote.connect import Endpoint
 from recipe.dag.types.record import PROMPT_TEXT, Episode
 
 TOKENS = {"prompt_ids": "q", "response_ids": "q", "response_mask": "b", "rollout_log_probs": "d"}
@@ -35,7 +36,7 @@ def pack(episode: Episode) -> Episode:
     return episode
 
 
-def unpack(episode: Episode, endpoints: Mapping[str, PolicyEndpoint]) -> Episode:
+def unpack(episode: Episode, endpoints: Mapping[str, Endpoint]) -> Episode:
     """Restore an episode from `pack`. `endpoints`: by policy; they decode the prompts that are read."""
     for call in episode.calls:
         for name in TOKENS:
@@ -43,6 +44,8 @@ def unpack(episode: Episode, endpoints: Mapping[str, PolicyEndpoint]) -> Episode
             if isinstance(values, array):
                 setattr(call, name, values.tolist())
         if isinstance(PROMPT_TEXT.unread(call), Undecoded):
-            decode = endpoints[call.policy].codec.decode
+            endpoint = endpoints[call.policy]
+            assert isinstance(endpoint, PolicyEndpoint)  # only token ids are decoded late
+            decode = endpoint.codec.decode
             PROMPT_TEXT.defer(call, partial(decode, call.prompt_ids, skip_special_tokens=False))
     return episode

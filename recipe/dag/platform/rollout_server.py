@@ -11,12 +11,14 @@ import os
 import queue
 import threading
 from collections.abc import Callable
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
-from verl.workers.rollout.replica import TokenOutput
 
 from recipe.dag.platform.generator import Generator, Request
+
+if TYPE_CHECKING:
+    from verl.workers.rollout.replica import TokenOutput
 
 Settle = Callable[..., None]
 """`settle(result)` or `settle(error=...)` completes the future of one caller, from any thread."""
@@ -233,6 +235,9 @@ class RolloutServer:
 
     @staticmethod
     def _output(request: Request, stop_reason: str, version: int) -> TokenOutput:
+        # here, because verl takes seconds to load and a subclass may answer in another form
+        from verl.workers.rollout.replica import TokenOutput
+
         return TokenOutput(
             token_ids=request.response_ids,
             log_probs=request.log_probs,

@@ -31,11 +31,13 @@ class PoolSpec:
 
 
 def plan_pools(workflow: Workflow, *, nnodes: int, n_gpus_per_node: int) -> tuple[PoolSpec, ...]:
-    """Give each policy with `gpus` its own pool, and the remaining GPUs to all other policies together.
+    """Give each policy with `gpus` its own pool, and the remaining GPUs to all other policies together, except those
+    behind an API, which need none.
 
     Raises UserError if there are too few GPUs, or if a policy has its own on a run of several nodes."""
-    own = {name: policy.gpus for name, policy in workflow.policies.items() if policy.gpus}
-    shared = tuple(name for name in workflow.policies if name not in own)
+    local = {name: workflow.policies[name] for name in workflow.local_policies()}
+    own = {name: policy.gpus for name, policy in local.items() if policy.gpus}
+    shared = tuple(name for name in local if name not in own)
     total, taken = nnodes * n_gpus_per_node, sum(own.values())
     if nnodes > 1 and own:
         raise UserError("policies.*.gpus: policies with their own GPUs need a run on one node (trainer.nnodes=1)")

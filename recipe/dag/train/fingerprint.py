@@ -25,6 +25,9 @@ from recipe.dag.workflow.schema import Workflow
 from recipe.dag.workflow.user_files import portable_ref, user_files
 
 Items = dict[str, Any]
+_API_LIMITS = ("key_env", "max_concurrent", "requests_per_minute", "timeout_s", "retries", "max_wait_s")
+_API_LIMITS += ("failures_to_open", "probe_after_s", "price")
+"""Keys of an API policy that decide how its server is asked, not what it answers."""
 _SECTIONS = ("actor_rollout_ref", "critic", "config")
 """Names of mappings whose keys are dotted keys of verl's configuration."""
 
@@ -135,7 +138,9 @@ def _canonical_node(node: Items, workflow: Workflow) -> None:
 
 def _canonical_policy(policy: Items) -> None:
     policy.pop("gpus", None)
-    _drop_paths(policy["model"])
+    for key in _API_LIMITS:
+        (policy.get("api") or {}).pop(key, None)
+    _drop_paths(policy.get("model") or {})
     critic = policy.get("critic") or {}
     if critic.get("model"):
         _drop_paths(critic["model"])

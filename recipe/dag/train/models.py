@@ -36,7 +36,8 @@ def find_models(workflow: Workflow) -> ModelPaths:
     loaded, for one whose architecture cannot have a value head, and for a critic that policies with different
     vocabularies share."""
     policies = {
-        name: _load(policy.model, f"policies.{name}.model.path")[0] for name, policy in workflow.policies.items()
+        name: _load(workflow.policies[name].model, f"policies.{name}.model.path")[0]
+        for name in workflow.local_policies()
     }
     critics = {}
     for name in workflow.trained_policies():

@@ -21,7 +21,7 @@ from ray.exceptions import RayActorError
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
 from recipe.dag.episode.batch import run_batch
-from recipe.dag.episode.client import PolicyEndpoint
+from recipe.dag.episode.remote.connect import ApiSpec, Endpoint
 from recipe.dag.episode.runner import EpisodeRunner
 from recipe.dag.episode.shipment import unpack
 from recipe.dag.errors import SandboxFault, UserError
@@ -51,15 +51,15 @@ def choose_processes(setting: int | str, episodes: int, cores: int) -> int:
 class RolloutProcesses:
     """The driver's side of `count` RolloutWorkers."""
 
-    def __init__(self, workers: Sequence[Any], endpoints: Mapping[str, PolicyEndpoint], ensure: Callable | None):
+    def __init__(self, workers: Sequence[Any], endpoints: Mapping[str, Endpoint], ensure: Callable | None):
         self._workers, self._endpoints, self._ensure = workers, endpoints, ensure
 
     @classmethod
     async def start(
         cls,
         count: int,
-        policies: Mapping[str, PolicySpec],
-        endpoints: Mapping[str, PolicyEndpoint],
+        policies: Mapping[str, PolicySpec | ApiSpec],
+        endpoints: Mapping[str, Endpoint],
         *,
         make_tools: Callable[[Workflow, SandboxClient | None], dict[str, Tool]],
         sandbox: Mapping[str, Any] | None = None,

@@ -16,6 +16,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from recipe.dag.episode.batch import play_batch
+from recipe.dag.episode.remote.connect import ApiSpec
 from recipe.dag.episode.runner import EpisodeRunner
 from recipe.dag.episode.shipment import pack
 from recipe.dag.errors import UserError
@@ -35,7 +36,7 @@ Samples = Sequence[tuple[dict[str, Any], str]]
 class WorkerSpec:
     """The settings of a worker process."""
 
-    policies: Mapping[str, PolicySpec]
+    policies: Mapping[str, PolicySpec | ApiSpec]
     sandbox: Mapping[str, Any] | None
     """SandboxClient's arguments."""
     restarts: bool

@@ -1,6 +1,7 @@
 """Starts the policies, tools and processes of a run.
 
-Invariant: every possible user error is checked before the first process starts and before anything is written.
+Invariant: every possible user error is checked before the first process starts and before anything is written. verl,
+Ray and torch are imported by the functions that need them, since a run whose policies are all APIs needs none.
 """
 
 from __future__ import annotations
@@ -9,18 +10,15 @@ import asyncio
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from omegaconf import DictConfig
 
 from recipe.dag.episode.client import PolicyEndpoint
 from recipe.dag.episode.env_class import needs_sandbox
 from recipe.dag.episode.make_tools import built_in_tools, make_tools, tool_specs, user_tools
+from recipe.dag.episode.remote.connect import Endpoint, Remotes
 from recipe.dag.episode.runner import EpisodeRunner
-from recipe.dag.policy.config import policy_config
-from recipe.dag.policy.encoder import start_encoder
-from recipe.dag.policy.placement import create
-from recipe.dag.policy.policy import PolicyRuntime
 from recipe.dag.report.phases import announce
 from recipe.dag.sandbox.fair_queue import default_slots
 from recipe.dag.sandbox.launch import LocalSandbox
@@ -28,12 +26,15 @@ from recipe.dag.settings.pools import plan_pools
 from recipe.dag.tools.builtin import BUILTIN
 from recipe.dag.tools.sandbox_client import SandboxClient, check_sandbox
 from recipe.dag.train.alternation import actor_updates
-from recipe.dag.train.models import ModelPaths
-from recipe.dag.train.rollout_processes import RolloutProcesses, SpreadRunner, choose_processes, cores
-from recipe.dag.train.team_critic import TeamCritic
 from recipe.dag.train.tool_columns import check_columns
 from recipe.dag.types.tool import Tool, tool_name
 from recipe.dag.workflow.schema import Workflow
+
+if TYPE_CHECKING:
+    from recipe.dag.policy.policy import PolicyRuntime
+    from recipe.dag.train.models import ModelPaths
+    from recipe.dag.train.rollout_processes import RolloutProcesses, SpreadRunner
+    from recipe.dag.train.team_critic import TeamCritic
 
 REMOTE_PROGRAMS = 64
 """Programs at once on a server of the user, if the configuration sets no other number."""
@@ -47,6 +48,10 @@ async def start_policies(
     Each policy is added to `policies` before it is launched, so that the caller can stop what has started if one
     fails; finally they are in the workflow's order.
     """
+    from recipe.dag.policy.config import policy_config
+    from recipe.dag.policy.placement import create
+    from recipe.dag.policy.policy import PolicyRuntime
+
     for spec in plan_pools(workflow, nnodes=run.trainer.nnodes, n_gpus_per_node=run.trainer.n_gpus_per_node):
         pool = await asyncio.to_thread(create, spec, platform=platform)
         actors = [name for name in spec.policies if not workflow.policies[name].frozen]
@@ -72,7 +77,7 @@ async def start_policies(
                 critic=name in models.critics,
             )
             await policies[name].start()
-    for name in workflow.policies:
+    for name in workflow.local_policies():
         policies[name] = policies.pop(name)
 
 
@@ -85,6 +90,9 @@ def open_mixing(
         return None
     team_value = workflow.algorithm.team_value
     assert team_value is not None  # find_models finds an encoder only for a team value
+    from recipe.dag.policy.encoder import start_encoder
+    from recipe.dag.train.team_critic import TeamCritic
+
     announce("loading the mixer's text encoder")
     encoder, first = team_value.encoder, workflow.trained_policies()[0]
     model = encoder.model or workflow.policies[first].model
@@ -122,18 +130,23 @@ class Toolbox:
     client: SandboxClient | None = None
     local: LocalSandbox | None = None
     processes: RolloutProcesses | None = None
+    remotes: Remotes | None = None
+    """The API policies."""
 
     @classmethod
     async def open(cls, run: DictConfig, workflow: Workflow, samples: Sequence[Mapping[str, Any]] = ()) -> Toolbox:
         """Make the tools, and start the local sandbox if one is needed and no URL is configured.
 
         Raises UserError for a tool that cannot work, for a sample whose tools_kwargs no tool accepts, and if a
-        configured sandbox does not answer."""
-        box = cls()
+        configured sandbox or the server of an API policy does not answer."""
+        box = cls(remotes=Remotes(workflow))
         tools = user_tools(workflow)
         built_in = {key: spec for key, spec in tool_specs(workflow).items() if spec.path is None}
         by_name = {tool_name(tool, key): tool for key, tool in tools.items()}
         check_columns(samples, workflow, by_name | {str(spec): BUILTIN[str(spec)] for spec in built_in.values()})
+        if box.remotes is not None and box.remotes.specs:
+            announce("asking the servers of the API policies")
+            await box.remotes.check()
         if any(BUILTIN[str(spec)].needs_sandbox for spec in built_in.values()) or needs_sandbox(workflow):
             if run.sandbox.url:
                 await check_sandbox(run.sandbox.url, token=run.sandbox.token)
@@ -162,14 +175,17 @@ class Toolbox:
 
     async def start_processes(self, run: DictConfig, policies: Mapping[str, PolicyRuntime], *, episodes: int) -> None:
         """Start the processes that run batches of `episodes`, if the configuration asks for more than this one."""
+        from recipe.dag.train.rollout_processes import RolloutProcesses, choose_processes, cores
+
         count = choose_processes(run.rollout.processes, episodes, cores())
         if count == 1:
             return
         announce(f"starting {count} processes that run episodes")
+        remote = self.remotes.shared(count) if self.remotes is not None else {}
         self.processes = await RolloutProcesses.start(
             count,
-            {name: policy.spec() for name, policy in policies.items()},
-            _endpoints(policies),
+            {**{name: policy.spec() for name, policy in policies.items()}, **remote},
+            self._all_endpoints(policies),
             make_tools=partial(make_tools, **interpreter_defaults(run)),
             sandbox=self.sandbox,
             ensure=self.local and self.local.ensure,
@@ -180,9 +196,12 @@ class Toolbox:
         self, run: DictConfig, workflow: Workflow, policies: Mapping[str, PolicyRuntime]
     ) -> EpisodeRunner | SpreadRunner:
         """Return the runner of the workflow's episodes. Raises UserError."""
-        runner = EpisodeRunner(workflow, _endpoints(policies), self.tools, seed=run.seed, sandbox=self.client)
+        endpoints = self._all_endpoints(policies)
+        runner = EpisodeRunner(workflow, endpoints, self.tools, seed=run.seed, sandbox=self.client)
         if self.processes is None:
             return runner
+        from recipe.dag.train.rollout_processes import SpreadRunner
+
         return SpreadRunner(runner, workflow, self.processes, run.rollout.processes)
 
     def metrics(self) -> dict[str, float]:
@@ -198,5 +217,10 @@ class Toolbox:
                 await tool.close()
             if self.client is not None:
                 await self.client.close()
+            if self.remotes is not None:
+                await self.remotes.close()
             if self.local is not None:
                 await self.local.stop()
+
+    def _all_endpoints(self, policies: Mapping[str, PolicyRuntime]) -> dict[str, Endpoint]:
+        return {**_endpoints(policies), **(self.remotes.endpoints if self.remotes is not None else {})}

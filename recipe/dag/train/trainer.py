@@ -12,11 +12,9 @@ import logging
 import time
 from functools import partial
 from pathlib import Path
-from typing import Any
 
 from omegaconf import DictConfig
 
-from recipe.dag.episode.batch import run_batch
 from recipe.dag.episode.failure import most_frequent
 from recipe.dag.episode.rows import rows_of
 from recipe.dag.episode.runner import EpisodeRunner
@@ -27,17 +25,17 @@ from recipe.dag.policy.shards import check_written
 from recipe.dag.report.console import step_line
 from recipe.dag.report.curve import draw_curve
 from recipe.dag.report.display import Activity
-from recipe.dag.report.evaluation_log import EvaluationLog
 from recipe.dag.report.journal import Journal
 from recipe.dag.report.metrics import rollout_metrics, validation_metrics
 from recipe.dag.report.phases import PHASES, announce, phase
-from recipe.dag.report.progress import Progress, TrainingPasses
+from recipe.dag.report.progress import TrainingPasses
 from recipe.dag.report.results import write_results
 from recipe.dag.train import checkpoint
 from recipe.dag.train.alternation import as_bound
 from recipe.dag.train.call_filter import outside_loss, penalise_overlong
 from recipe.dag.train.data import Sample, Sampler
 from recipe.dag.train.dynamic_sampling import StepRollouts, collect
+from recipe.dag.train.evaluation import roll_out
 from recipe.dag.train.resume import Start, way_back
 from recipe.dag.train.rollout_processes import SpreadRunner
 from recipe.dag.train.selection import IdleSteps
@@ -50,39 +48,6 @@ from recipe.dag.types.record import Episode
 from recipe.dag.workflow.schema import Workflow
 
 logger = logging.getLogger(__name__)
-
-
-async def roll_out(
-    config: DictConfig,
-    runner: EpisodeRunner | SpreadRunner,
-    samples: list[tuple[Sample, str]],
-    n: int,
-    step: int,
-    *,
-    validate: bool,
-    title: str,
-    log: EvaluationLog | None = None,
-) -> list[Episode]:
-    """Run n episodes of each (sample, uid), with a progress bar. log: where each is recorded as it ends, and those that
-    it holds already are left out."""
-    skip = () if log is None else log.finished.keys()
-    with Progress(len(samples) * n - len(skip), title, enabled=config.rollout.progress) as progress:
-
-        def done(episode: Episode) -> None:
-            progress.update(episode)
-            if log is not None:
-                log.add(episode)
-
-        run_episodes = runner.run_batch if isinstance(runner, SpreadRunner) else partial(run_batch, runner)
-        return await run_episodes(
-            samples,
-            n,
-            step=step,
-            validate=validate,
-            max_in_flight=config.rollout.max_in_flight,
-            skip=set(skip),
-            on_done=done,
-        )
 
 
 class Trainer:
@@ -361,24 +326,3 @@ class Trainer:
             await asyncio.to_thread(draw_curve, self.out / "metrics.jsonl", self.out / "curve.png")
         except Exception as error:  # the curve only plots metrics.jsonl, so a failure must not stop the run
             logger.warning("curve.png was not written at step %d: %s: %s", step, type(error).__name__, error)
-
-
-async def evaluate(
-    config: DictConfig,
-    workflow: Workflow,
-    policies: dict[str, PolicyRuntime],
-    toolbox: Toolbox,
-    samples: list[Sample],
-    identity: dict[str, Any],
-) -> dict:
-    """Run the workflow on `samples` without training, write results.json and summary.json, and return the summary.
-    Episodes that an earlier run with the same identity left in the folder are not run again."""
-    runner = toolbox.runner(config, workflow, policies)
-    pairs = [(sample, f"val-{index}") for index, sample in enumerate(samples)]
-    n, seed = config.validation.n, config.seed
-    log = EvaluationLog(config.output_dir, {**identity, "n": n, "seed": seed})
-    if log.finished:
-        print(f"{log.path}: holds {len(log.finished)} of {len(pairs) * n} episodes; the others are run", flush=True)
-    episodes = await roll_out(config, runner, pairs, n, 0, validate=True, title="evaluation", log=log)
-    uids = [uid for _, uid in pairs]
-    return write_results(Path(config.output_dir), [*log.finished.values(), *episodes], uids)

@@ -22,6 +22,8 @@ class Generation:
     stop_reason: str
     """stop: the model ended it. length: a limit did. abort: the server gave up."""
     weight_version: int = 0
+    usage: dict[str, float] | None = None
+    """An API policy's (`episode.remote.usage`); None for a policy of the run."""
 
 
 STATUSES = ("success", "failed", "timeout", "invalid", "fault")
@@ -112,6 +114,12 @@ class Call:
     never answered."""
     opened_thinking: bool = False
     """True if the prompt of the last generation ended with <think>, so that the generation began as a thought."""
+    messages: list[dict[str, Any]] = field(default_factory=list)
+    """Of an API policy without a tokenizer: what was sent and received, in order, its tool calls and their results
+    included; such a call has no token ids. Otherwise empty."""
+    usage: dict[str, float] | None = None
+    """Of an API policy: its requests, retries, prompt_tokens, completion_tokens and cost. None for a policy of the
+    run. A call with a usage is never trained on."""
 
 
 class Deferred:

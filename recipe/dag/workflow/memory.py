@@ -41,7 +41,7 @@ class PolicyMemory(Frozen):
 
 def estimate(workflow: Workflow, environ: Mapping[str, str] | None = None) -> tuple[PolicyMemory, ...]:
     """Estimate the memory of each policy, from the models' config.json files if they are on this machine."""
-    return tuple(_policy(workflow, name, environ) for name in workflow.policies)
+    return tuple(_policy(workflow, name, environ) for name in workflow.local_policies())
 
 
 def _policy(workflow: Workflow, name: str, environ: Mapping[str, str] | None) -> PolicyMemory:

@@ -9,12 +9,12 @@ from __future__ import annotations
 import json
 from typing import Annotated, Any, Literal
 
-from pydantic import BeforeValidator, Field, SerializeAsAny
+from pydantic import BeforeValidator, Field, SerializeAsAny, model_validator
 
 from recipe.dag.algorithms.base import Algorithm
 from recipe.dag.algorithms.catalogue import DEFAULT, make_algorithm
 from recipe.dag.types.frozen import Frozen
-from recipe.dag.types.model import Model
+from recipe.dag.types.model import Api, Model
 from recipe.dag.workflow.condition import Condition
 from recipe.dag.workflow.node_kinds import EPISODE_ROLES, TRAINING_ROLES, NodeRole, NodeType
 from recipe.dag.workflow.problem import Problem
@@ -158,7 +158,10 @@ class Critic(Frozen):
 class Policy(Frozen):
     """One set of weights with its tokenizer, optimizer and inference servers. Several agents may share it."""
 
-    model: Model
+    model: Model = Model(path="")
+    """The initial weights, which every policy needs unless it has an `api`."""
+    api: Api | None = None
+    """A server with OpenAI's interface generates; such a policy has no `model` and is always frozen."""
     frozen: bool = False
     """Generate with these weights, but never train them."""
     critic: Critic | None = None
@@ -173,6 +176,11 @@ class Policy(Frozen):
     """Number of GPUs reserved for this policy; without it, the policies share all GPUs of the run."""
     config: dict[str, Any] = {}
     """Dotted or nested overrides of verl's `actor_rollout_ref` for this policy."""
+
+    @model_validator(mode="before")
+    @classmethod
+    def _freeze_api(cls, data: Any) -> Any:
+        return {"frozen": True, **data} if isinstance(data, dict) and data.get("api") is not None else data
 
 
 class EpisodeSpec(Frozen):
@@ -351,6 +359,10 @@ class Workflow(Frozen):
 
     def trained_policies(self) -> tuple[str, ...]:
         return tuple(name for name, policy in self.policies.items() if not policy.frozen)
+
+    def local_policies(self) -> tuple[str, ...]:
+        """Return the policies whose weights the run itself loads."""
+        return tuple(name for name, policy in self.policies.items() if policy.api is None)
 
     def critic_owner(self, policy: str) -> str | None:
         """Return the policy whose critic evaluates this policy's rows: itself, or the one whose critic it shares."""

@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from recipe.dag.suggestion import did_you_mean
+from recipe.dag.workflow.checks.api import check_api
 from recipe.dag.workflow.draft import Draft
 from recipe.dag.workflow.interpolation import check_env
 from recipe.dag.workflow.problem import KeyPath, Problem
@@ -24,7 +25,7 @@ def check_policies(draft: Draft) -> Iterator[Problem]:
             yield problem(path, f"no agent uses policy `{name}`; use it or remove it", key=True)
         if policy is None:
             continue
-        yield from _check_model(draft, policy.model, (*path, "model"))
+        yield from _check_source(draft, name, policy)
         yield from _check_reference(draft, name, policy)
         yield from _check_critic(draft, name, policy)
         for key in ("train_cycle", "lr"):
@@ -47,6 +48,17 @@ def warn_of_policies(draft: Draft) -> Iterator[Problem]:
         by_policy = ", ".join(f"{name} {cycle}" for name, cycle in cycles.items())
         message = f"the train_cycles differ ({by_policy}): some steps update several of these policies, others none"
         yield draft.source.problem(("policies", last, "train_cycle"), message, key=True)
+
+
+def _check_source(draft: Draft, name: str, policy: Policy) -> Iterator[Problem]:
+    """Check the model of a policy, or the API that stands for it."""
+    path: KeyPath = ("policies", name)
+    if policy.api is not None:
+        yield from check_api(draft, policy, policy.api, path)
+    elif "model" in policy.model_fields_set:
+        yield from _check_model(draft, policy.model, (*path, "model"))
+    elif not any(earlier.where.startswith(f"policies.{name}.api") for earlier in draft.problems):
+        yield draft.source.problem((*path, "model"), "missing; this key is required")
 
 
 def _check_model(draft: Draft, model: Model, path: KeyPath) -> Iterator[Problem]:

@@ -58,6 +58,8 @@ def check_training(draft: Draft) -> Iterator[Problem]:
         if policy.frozen:
             for index, _ in policy_nodes:
                 message = f"policy `{name}` is frozen and cannot be trained; remove this node or `frozen`"
+                if policy.api is not None:
+                    message = f"policy `{name}` is an API and cannot be trained; remove this node"
                 yield draft.source.problem(("nodes", index), message)
         else:
             steps[name] = Steps(name, policy_nodes, shared)

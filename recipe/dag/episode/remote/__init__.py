@@ -1,0 +1,1 @@
+"""API policies: models behind servers with OpenAI's interface."""
