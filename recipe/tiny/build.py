@@ -160,8 +160,8 @@ def check_reload(folder: Path, tokenizer: Qwen2Tokenizer, demonstrations: list[D
             raise RuntimeError(f"{folder}: the tokenizer encodes differently after reloading: {demonstration.answer!r}")
 
 
-def demonstrate(args: argparse.Namespace) -> list[Demonstration]:
-    """Return the teacher's demonstrations. Raises UserError."""
+def demonstrate(args: argparse.Namespace) -> tuple[list[Demonstration], Sequence[str]]:
+    """Return the teacher's demonstrations, and the texts that are to be one token each. Raises UserError."""
     workflow = load_workflow(args.workflow)
     teacher: Teacher = load_object(args.teacher, args.workflow)(workflow, args.seed)
     problems = teacher.problems(args.problems, args.test_size)
@@ -171,7 +171,7 @@ def demonstrate(args: argparse.Namespace) -> list[Demonstration]:
             f"--problems {args.problems} make {len(demonstrations)} demonstrations, fewer than --batch_size "
             f"{args.batch_size}; ask for more problems or a smaller batch"
         )
-    return demonstrations
+    return demonstrations, getattr(teacher, "segments", ())
 
 
 def check_output(output: Path, stamp: Path) -> None:
@@ -201,12 +201,12 @@ def main(argv: list[str] | None = None) -> int:
     started = time.monotonic()
     try:
         check_output(args.output, stamp)
-        demonstrations = demonstrate(args)
+        demonstrations, segments = demonstrate(args)
     except UserError as error:
         print(f"error: {error}", file=sys.stderr)
         return 2
     torch.set_num_threads(int(os.environ.get("OMP_NUM_THREADS") or os.cpu_count() or 1))
-    tokenizer = build_tokenizer(demonstrations[:3000])
+    tokenizer = build_tokenizer(demonstrations[:3000], segments=segments)
     examples = [encode(tokenizer, demonstration) for demonstration in demonstrations]
     model = new_model(tokenizer, args.seed)
     loss = warm_start(

@@ -52,7 +52,10 @@ class Script:
 
 
 class Teacher(Protocol):
-    """Constructed with (workflow, seed); raises UserError for a workflow that it cannot demonstrate."""
+    """Constructed with (workflow, seed); raises UserError for a workflow that it cannot demonstrate.
+
+    An optional attribute `segments` lists texts that are to be one token each although no demonstration contains them.
+    """
 
     def problems(self, count: int, test_size: int) -> Sequence[Any]:
         """Return the first `count` problems of the training split that belongs to a test split of `test_size`."""

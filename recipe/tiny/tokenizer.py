@@ -8,6 +8,7 @@ digits, so that each number consists of known tokens.
 from __future__ import annotations
 
 import json
+from collections.abc import Sequence
 from difflib import SequenceMatcher
 from typing import Any
 
@@ -17,7 +18,11 @@ from transformers import Qwen2Tokenizer
 from recipe.tiny.dialogue import Demonstration
 
 CHAT_TEMPLATE = (
-    "{% for m in messages %}{{'<|im_start|>' + m['role'] + '\n' + m['content'] + '<|im_end|>'}}{% endfor %}"
+    "{% if tools %}{{'<|im_start|>tools\n'}}{% for t in tools %}{{t | tojson}}{% endfor %}{{'<|im_end|>'}}{% endif %}"
+    "{% for m in messages %}{{'<|im_start|>' + m['role'] + '\n' + (m['content'] or '')}}"
+    "{% for c in m['tool_calls'] or [] %}{% set a = c['function']['arguments'] %}"
+    "{{'<tool_call>\n{\"name\": \"' + c['function']['name'] + '\", \"arguments\": '}}"
+    "{{a if a is string else a | tojson}}{{'}\n</tool_call>'}}{% endfor %}{{'<|im_end|>'}}{% endfor %}"
     "{% if add_generation_prompt %}{{'<|im_start|>assistant\n'}}{% endif %}"
 )
 SHORTEST_SEGMENT = 16
@@ -67,10 +72,12 @@ def _shared(piece: str, text: str) -> list[str]:
     return [piece[block.a : block.a + block.size] for block in blocks if block.size >= SHORTEST_SEGMENT]
 
 
-def build_tokenizer(demonstrations: list[Demonstration], vocab_size: int = 640) -> Qwen2Tokenizer:
+def build_tokenizer(
+    demonstrations: list[Demonstration], vocab_size: int = 640, segments: Sequence[str] = ()
+) -> Qwen2Tokenizer:
     """Train a byte-level BPE with Qwen2's pre-tokenizer, the one with which transformers loads every Qwen2 checkpoint,
-    whatever its tokenizer.json contains."""
-    segments = common_segments(demonstrations)
+    whatever its tokenizer.json contains. `segments`: further texts that are one token each."""
+    segments = [*segments, *common_segments(demonstrations)]
     texts = [m["role"] + "\n" + m["content"] for d in demonstrations for m in d.messages]
     texts += ["assistant\n" + d.answer for d in demonstrations]
     for segment in segments:  # a segment is one token; merges inside it would be wasted
