@@ -157,7 +157,7 @@ def launch(
 
 def _end_interrupted(stop: Interruption, signalled: Interrupted, cause: str = "", *, evaluate_only: bool) -> NoReturn:
     """Print how to continue a run that a signal ended, and exit with the shell's code. `cause`: the resulting error."""
-    outcome = "no results were written" if evaluate_only else stop.way_back
+    outcome = "the same command goes on where it was" if evaluate_only else stop.way_back
     print(f"interrupted ({signalled}{cause}); {outcome}", file=sys.stderr)
     raise SystemExit(signalled.exit_code) from None
 

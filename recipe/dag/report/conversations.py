@@ -144,9 +144,8 @@ def _turn(message: Message, replies: Sequence[Message], turn: int, missing: str)
     if not calls:
         yield message
         return
-    ids = [call.get("id") for call in calls]
-    if not all(ids) or len(set(ids)) < len(ids):
-        ids = [f"call_{turn}_{number}" for number in range(len(calls))]
+    # servers number their calls in the order of the requests, or at random; these ids are the same in every run
+    ids = [f"call_{turn}_{number}" for number in range(len(calls))]
     named = [_plain(call["function"]) for call in calls]
     yield {
         **message,

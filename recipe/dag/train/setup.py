@@ -204,6 +204,11 @@ class Toolbox:
 
         return SpreadRunner(runner, workflow, self.processes, run.rollout.processes)
 
+    @property
+    def max_programs(self) -> int | None:
+        """How many programs the sandbox runs at once; None without one."""
+        return self.sandbox["max_concurrent"] if self.sandbox is not None else None
+
     def metrics(self) -> dict[str, float]:
         """Return how often the local sandbox has been restarted."""
         return {"sandbox/restarts": float(self.local.restarts)} if self.local is not None else {}
