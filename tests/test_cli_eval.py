@@ -349,5 +349,8 @@ def test_an_evaluation_of_a_checkpoint_for_real(tiny_model, tmp_path):
     lines = log.read_bytes().splitlines(keepends=True)
     log.write_bytes(b"".join(lines[:11]) + lines[11][:40])
     again = evaluate()
-    assert "holds 11 of 18 episodes" in again and "accuracy 0.3333 of 18 graded, pass@1 0.3333, pass@2 0.3333, 18 episodes, 0 errors" in again
+    assert (
+        "holds 11 of 18 episodes" in again
+        and "accuracy 0.3333 of 18 graded, pass@1 0.3333, pass@2 0.3333, 18 episodes, 0 errors" in again
+    )
     assert json.loads((tmp_path / "out" / "results.json").read_text()) == results

@@ -16,7 +16,11 @@ ITEM = {
     *("conversation_history", "turn_count", "correct"),
 }
 OPENING = [{"role": "system", "content": "be brief"}, {"role": "user", "content": "1 + 1?"}]
-NATIVE = {"id": "chatcmpl-9f", "type": "function", "function": {"name": "code_interpreter", "arguments": '{"code": "1"}'}}
+NATIVE = {
+    "id": "chatcmpl-9f",
+    "type": "function",
+    "function": {"name": "code_interpreter", "arguments": '{"code": "1"}'},
+}
 HERMES = '<tool_call>{"name": "code_interpreter", "arguments": {"code": "1"}}</tool_call>'
 
 

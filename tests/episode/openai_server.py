@@ -1,0 +1,216 @@
+"""A small server with OpenAI's interface that fails on request, and a proxy that does so in front of a real server.
+
+    with OpenAIServer(lambda body: "The answer is 4.", faults={0: "drop", 1: "429"}) as server:
+        ... server.url ... server.requests ...
+    with OpenAIServer(upstream="http://127.0.0.1:8000/v1", faults=scattered({"drop": 0.05}, seed=1)) as proxy:
+        ...
+
+It runs on a thread of its own, so that tests with and without an event loop, and other processes, can use it. `kill` and
+`start` make it vanish, connections included, and come back at the same address.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import random
+import socket
+import threading
+from collections.abc import Callable, Mapping
+from contextlib import suppress
+from typing import Any
+
+import aiohttp
+from aiohttp import web
+
+FAULTS = ("drop", "truncate", "429", "500", "503", "401", "403", "404", "400", "long", "hang", "nonsense", "empty")
+"""drop: the connection closes without an answer. truncate: within the answer. long: a prompt beyond the context.
+hang: no answer at all. nonsense: not JSON. empty: JSON without choices."""
+Answer = Callable[[dict[str, Any]], Any]
+"""Returns the answer to a request's body: a text, a message, or the whole choice if it has a finish_reason."""
+Faults = Mapping[int, str] | Callable[[int], str | None]
+"""The fault of the k-th request to a completion, from 0; None for none."""
+
+
+def scattered(shares: Mapping[str, float], seed: int) -> Callable[[int], str | None]:
+    """Return faults that hit these shares of the requests, the same ones for the same seed."""
+
+    def fault(number: int) -> str | None:
+        draw = random.Random(f"{seed}-{number}").random()
+        for name, share in shares.items():
+            if draw < share:
+                return name
+            draw -= share
+        return None
+
+    return fault
+
+
+class OpenAIServer:
+    """Answers with `answer`, or with what `upstream` (a base URL) answers, except where `faults` says otherwise."""
+
+    def __init__(
+        self,
+        answer: Answer | None = None,
+        *,
+        upstream: str | None = None,
+        faults: Faults | None = None,
+        retry_after: str = "0",
+        key: str | None = None,
+        models: tuple[str, ...] | None = ("test",),
+        before: Callable[[], Any] | None = None,
+    ) -> None:
+        """`key`: the one that requests must bring; others get 401. `models` None: there is no list of models. `before`:
+        awaited before each answer."""
+        self.faults: Faults = faults or {}
+        self.requests: list[dict[str, Any]] = []
+        """The bodies of all requests to completions, those that failed included."""
+        self.headers: list[dict[str, str]] = []
+        self.in_flight = self.most_in_flight = 0
+        self._answer, self._upstream, self._retry_after = answer or (lambda body: "ok"), upstream, retry_after
+        self._key, self._models, self._before = key, models, before
+        with socket.socket() as free:
+            free.bind(("127.0.0.1", 0))
+            self.port = free.getsockname()[1]
+        self._loop: asyncio.AbstractEventLoop | None = None
+        self._runner: web.AppRunner | None = None
+
+    @property
+    def url(self) -> str:
+        return f"http://127.0.0.1:{self.port}/v1"
+
+    def __enter__(self) -> OpenAIServer:
+        self._loop = asyncio.new_event_loop()
+        threading.Thread(target=self._loop.run_forever, daemon=True, name="openai-server").start()
+        self.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.kill()
+        assert self._loop is not None
+        self._loop.call_soon_threadsafe(self._loop.stop)
+
+    def start(self) -> None:
+        """Listen, again after `kill`."""
+        self._run(self._start())
+
+    def kill(self) -> None:
+        """Close the port and all connections, as a process that is killed does."""
+        self._run(self._kill())
+
+    def _run(self, coroutine: Any) -> None:
+        assert self._loop is not None
+        asyncio.run_coroutine_threadsafe(coroutine, self._loop).result(30)
+
+    async def _start(self) -> None:
+        app = web.Application(client_max_size=64 << 20)
+        app.router.add_get("/v1/models", self._list)
+        app.router.add_post("/v1/chat/completions", self._complete)
+        app.router.add_post("/v1/completions", self._complete)
+        self._runner = web.AppRunner(app, access_log=None, shutdown_timeout=0, handler_cancellation=True)
+        await self._runner.setup()
+        await web.TCPSite(self._runner, "127.0.0.1", self.port, reuse_address=True).start()
+
+    async def _kill(self) -> None:
+        if self._runner is not None:
+            for connection in list(getattr(self._runner.server, "connections", ())):
+                if connection.transport is not None:
+                    connection.transport.abort()
+            await self._runner.cleanup()
+            self._runner = None
+
+    async def _list(self, request: web.Request) -> web.Response:
+        if (refusal := self._refusal(request)) is not None:
+            return refusal
+        if self._models is None:
+            return web.Response(status=404)
+        return web.json_response({"object": "list", "data": [{"id": name} for name in self._models]})
+
+    def _refusal(self, request: web.Request) -> web.Response | None:
+        given = request.headers.get("Authorization", "")
+        if self._key is None or given == f"Bearer {self._key}":
+            return None
+        # as servers do that help their users, and log their keys
+        return _error(401, f"Incorrect API key provided: {given.removeprefix('Bearer ')}", code="invalid_api_key")
+
+    async def _complete(self, request: web.Request) -> web.StreamResponse:
+        body = json.loads(await request.read())
+        number = len(self.requests)
+        self.requests.append(body)
+        self.headers.append(dict(request.headers))
+        if (refusal := self._refusal(request)) is not None:
+            return refusal
+        fault = self.faults(number) if callable(self.faults) else self.faults.get(number)
+        self.in_flight += 1
+        self.most_in_flight = max(self.most_in_flight, self.in_flight)
+        try:
+            if self._before is not None:
+                await self._before()
+            return await self._fail(request, fault) if fault is not None else await self._reply(request, body)
+        finally:
+            self.in_flight -= 1
+
+    async def _reply(self, request: web.Request, body: dict[str, Any]) -> web.Response:
+        if self._upstream is None:
+            return web.json_response(answer_to(body, self._answer(body)))
+        url = self._upstream.removesuffix("/v1") + request.path
+        async with aiohttp.ClientSession() as http, http.post(url, json=body) as answer:
+            data = await answer.read()
+            return web.Response(body=data, status=answer.status, content_type="application/json")
+
+    async def _fail(self, request: web.Request, fault: str) -> web.StreamResponse:
+        assert fault in FAULTS, fault
+        if fault == "hang":
+            await asyncio.sleep(3600)
+        if fault == "drop":
+            assert request.transport is not None
+            request.transport.abort()
+            return web.Response()
+        if fault == "truncate":
+            response = web.StreamResponse(headers={"Content-Length": "1000"})
+            await response.prepare(request)
+            await response.write(b'{"choices": [')
+            assert request.transport is not None
+            with suppress(ConnectionError):
+                request.transport.abort()
+            return response
+        if fault in ("nonsense", "empty"):
+            return web.Response(text="<html>gateway</html>" if fault == "nonsense" else '{"choices": []}')
+        if fault == "long":
+            return _error(400, "This model's maximum context length is 16 tokens", code="context_length_exceeded")
+        headers = {"Retry-After": self._retry_after} if fault in ("429", "503") else {}
+        return _error(int(fault), f"fault {fault}", headers=headers)
+
+
+def answer_to(body: dict[str, Any], answer: Any) -> dict[str, Any]:
+    """Return a completion's JSON around what an `Answer` returned."""
+    chat = "messages" in body
+    choice: dict[str, Any] = {"index": 0, "finish_reason": "stop"}
+    if isinstance(answer, dict) and "finish_reason" in answer:
+        choice |= answer
+    elif chat:
+        message = answer if isinstance(answer, dict) else {"role": "assistant", "content": answer}
+        choice |= {"message": message, "finish_reason": "tool_calls" if message.get("tool_calls") else "stop"}
+    else:
+        choice |= {"text": answer}
+    return {
+        "id": "1",
+        "model": body["model"],
+        "choices": [choice],
+        "usage": {"prompt_tokens": 7, "completion_tokens": 3},
+    }
+
+
+def tool_call(name: str, call_id: str = "c1", **arguments: Any) -> dict[str, Any]:
+    """Return an assistant's message with one tool call."""
+    function = {"name": name, "arguments": json.dumps(arguments)}
+    return {
+        "role": "assistant",
+        "content": None,
+        "tool_calls": [{"id": call_id, "type": "function", "function": function}],
+    }
+
+
+def _error(status: int, message: str, code: str | None = None, headers: dict[str, str] | None = None) -> web.Response:
+    body = {"error": {"message": message, "type": "error", "param": None, "code": code}}
+    return web.json_response(body, status=status, headers=headers)
