@@ -48,7 +48,7 @@ def results_list(episodes: Sequence[Episode]) -> list[dict[str, Any]]:
 def summarise(episodes: Sequence[Episode]) -> dict[str, Any]:
     """Summarise the episodes without a fault; `num_errors` counts the episodes with one. A ratio of nothing is 0.0.
 
-    `final_accuracy` is over the `num_graded` graded episodes; `final_accuracy_all` adds the `num_errors` episodes as not
+    `final_accuracy` is over the `num_graded` graded episodes; `final_accuracy_all` adds the `num_errors` ones as not
     solved, and `most_frequent_error` quotes their most frequent fault. Pass rates are pooled: passes over attempts of
     all correct (incorrect) episodes. With several episodes per problem: `samples_per_problem` n, `avg@n`, and unbiased
     `pass@k` for k = 1 ... n. With API policies: `api_usage`, what each of them consumed.

@@ -103,6 +103,6 @@ def _writing(folder: Path) -> Iterator[None]:
     except OSError as error:
         reason = error.strerror or type(error).__name__
         raise UserError(
-            f"{error.filename or folder}: cannot be written: {reason}; correct that and run the same command again, which "
-            "keeps the finished episodes"
+            f"{error.filename or folder}: cannot be written: {reason}; correct that and run the same command again, "
+            "which keeps the finished episodes"
         ) from error
