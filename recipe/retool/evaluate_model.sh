@@ -110,12 +110,12 @@ case $sandbox_url in
     # shellcheck disable=SC2016  # the variable is read by the configuration, so that the token is in no command line
     [ -z "${SANDBOX_TOKEN:-}" ] || settings+=('sandbox.token=${oc.env:SANDBOX_TOKEN}') ;;
 esac
-# enough for every request and every program to reach its limit, and for a second try
+# One request that the server refuses is an error of its episode, not the end of the others. The limit is enough for every request and every program to reach its limit, and for a second try
 limit=$(awk "BEGIN {print 2 * $max_turns * ($request_timeout + $sandbox_timeout)}")
 agent=workflow.agents.solver
 exec "$python" -m recipe.dag.cli eval workflows/workflow_retool.yaml "${options[@]}" "${settings[@]}" \
   report.conversations_file=retool_results.json rollout.processes=1 "rollout.max_in_flight=$((requests + programs))" \
   "$agent.validation.temperature=$temperature" "$agent.validation.top_p=$top_p" "$agent.validation.top_k=$top_k" \
   "$agent.sampling.max_tokens=$max_tokens" "$agent.tool_loop.max_generations=$max_turns" \
-  "workflow.episode.timeout_s=$limit" "workflow.episode.call_timeout_s=$limit" \
+  "workflow.episode.timeout_s=$limit" "workflow.episode.call_timeout_s=$limit" workflow.episode.on_user_error=mask \
   ${overrides[@]+"${overrides[@]}"}
