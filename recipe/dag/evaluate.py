@@ -146,6 +146,22 @@ def check_output(config: DictConfig) -> None:
         raise UserError(f"{folder}: is a file; pass another --output")
 
 
+def check_conversations(config: DictConfig, workflow: Workflow) -> None:
+    """Raise UserError for `report.conversations_file` if a policy does not exchange messages: the run would have no
+    conversations to write."""
+    name = config.report.conversations_file
+    if not name:
+        return
+    if Path(name).name != name or name in ("results.json", "summary.json", "evaluation.json", "episodes.jsonl"):
+        raise UserError(f"report.conversations_file={name} must be the name of a new file in the output folder")
+    for policy, spec in workflow.policies.items():
+        if spec.api is None or spec.api.tokenizer is not None:
+            raise UserError(
+                f"report.conversations_file: policy '{policy}' works on token ids, not messages; pass --base-url URL "
+                "without --tokenizer, or remove it: results.json has every text, too"
+            )
+
+
 def option(key: str, value: object) -> str:
     """Return a hydra override for `value`, quoted so that a path may contain any character."""
     if isinstance(value, str | Path):

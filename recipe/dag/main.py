@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any, NoReturn
 
 from recipe.dag.episode.load import load_user_code
 from recipe.dag.errors import UserError
-from recipe.dag.evaluate import check_output, evaluation_of, find_checkpoint
+from recipe.dag.evaluate import check_conversations, check_output, evaluation_of, find_checkpoint
 from recipe.dag.interrupt import Interrupted, Interruption
 from recipe.dag.open_files import raise_limit, shortage
 from recipe.dag.report.phases import announce, end_phase
@@ -186,6 +186,7 @@ def _launch(
         check_output(config)
         weights = find_checkpoint(weights) if weights is not None else None
         workflow = evaluation_of(workflow, weights=weights, temperature=config.validation.temperature, api=api)
+        check_conversations(config, workflow)
     else:
         _check_trainable(config, workflow)
     if not workflow.local_policies():

@@ -110,9 +110,10 @@ case $sandbox_url in
     # shellcheck disable=SC2016  # the variable is read by the configuration, so that the token is in no command line
     [ -z "${SANDBOX_TOKEN:-}" ] || settings+=('sandbox.token=${oc.env:SANDBOX_TOKEN}') ;;
 esac
-# One request that the server refuses is an error of its episode, not the end of the others. The limit is enough for every request and every program to reach its limit, and for a second try
+# enough for every request and every program to reach its limit, and for a second try
 limit=$(awk "BEGIN {print 2 * $max_turns * ($request_timeout + $sandbox_timeout)}")
 agent=workflow.agents.solver
+# masked: a request that the server refuses is an error of its episode, not the end of all others
 exec "$python" -m recipe.dag.cli eval workflows/workflow_retool.yaml "${options[@]}" "${settings[@]}" \
   report.conversations_file=retool_results.json rollout.processes=1 "rollout.max_in_flight=$((requests + programs))" \
   "$agent.validation.temperature=$temperature" "$agent.validation.top_p=$top_p" "$agent.validation.top_k=$top_k" \
