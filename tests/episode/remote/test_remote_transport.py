@@ -1,4 +1,4 @@
-"""Requests to a server that fails: what is repeated, what ends the run, what is bounded, and that no text has the key."""
+"""Requests to a server that fails: what is repeated, what ends the run, what is bounded, and where the key is not."""
 
 from __future__ import annotations
 
