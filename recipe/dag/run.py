@@ -231,13 +231,15 @@ async def _evaluate(
     summary = await evaluate(config, runner, inputs.val, inputs.fingerprint.items, about)
     counts = f"{summary['num_samples']} episodes, {summary['num_errors']} errors"
     seconds = time.monotonic() - started
-    accuracy = f"accuracy {summary['final_accuracy']:.4f} of {summary['num_graded']} graded"
+    accuracy = f"accuracy {summary['final_accuracy']:.4f}"
+    if summary["num_graded"] < summary["num_samples"]:
+        accuracy += f" of {summary['num_graded']} graded"
     if summary["num_errors"]:
         accuracy += f" ({summary['final_accuracy_all']:.4f} with errors as not solved)"
         counts += f" (most often: {summary['most_frequent_error']})"
     pass_at = summary.get("pass@k", {})
     shown = "".join(f", pass@{k} {pass_at[k]:.4f}" for k in dict.fromkeys([*pass_at][:1] + [*pass_at][-1:]))
-    print(f"{accuracy}{shown}, {counts}, {seconds:.0f} s: {config.output_dir}/summary.json")
+    print(f"{accuracy}, {counts}{shown}, {seconds:.0f} s: {config.output_dir}/summary.json")
 
 
 async def _train(

@@ -194,7 +194,7 @@ def test_an_evaluation_for_real(tmp_path, form):
         done = run("test", str(out), server.url, "local", KEY, *options, PYTHON=sys.executable)
     assert done.returncode == 0, done.stderr[-2000:]
     assert seen == set()
-    assert "accuracy 0.5000 of 4 graded, pass@1 0.5000, pass@2 0.5000, 4 episodes, 0 errors" in done.stdout
+    assert "accuracy 0.5000, 4 episodes, 0 errors, pass@1 0.5000, pass@2 0.5000" in done.stdout
     results = json.loads((out / "retool_results.json").read_text())
     assert results["metadata"]["model"] == "test" and results["metadata"]["total_samples"] == 4
     assert results["metadata"]["sampling"]["solver"] == {

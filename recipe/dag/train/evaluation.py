@@ -91,7 +91,10 @@ async def evaluate(
         if name := config.report.conversations_file:
             write_conversations(folder / name, episodes, uids, about)
     if failed is not None:
-        raise UserError(f"{failed}; {folder}/summary.json counts them apart, and the same command repeats them")
+        problem = str(failed).removeprefix("step 0: ")
+        raise UserError(
+            f"evaluation: {problem}; {folder}/summary.json counts them apart, and the same command repeats them"
+        )
     return summary
 
 
