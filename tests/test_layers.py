@@ -30,6 +30,7 @@ LAYERS = (
     {"evaluate", "doctor"},
     {"run"},
     {"main"},
+    {"sft"},
     {"inspection"},
     {"cli"},
 )

@@ -271,6 +271,29 @@ def train(
     launch(config_name, overrides or [], config_path)
 
 
+@app.command()
+def sft(
+    data: Annotated[
+        str,
+        typer.Argument(metavar="DATA", help="Transcripts: parquet with `messages` and `tools`.", show_default=False),
+    ],
+    model: Annotated[str, typer.Option(help="The model to train: a folder or a hub name.")],
+    output: Annotated[Path, typer.Option(help="Folder for checkpoints, model, metrics and curve.")],
+    overrides: _Overrides = None,
+    val: Annotated[str | None, typer.Option(help="Transcripts for the validation loss.")] = None,
+    config_path: _ConfigPath = None,
+    config_name: _ConfigName = "sft",
+) -> None:
+    """Fine-tune a model on transcripts before reinforcement learning: loss on the assistant's tokens alone. Resumes if
+    the output folder holds a checkpoint."""
+    from recipe.dag.evaluate import option
+    from recipe.dag.sft import launch
+
+    options = {"data.train_files": data, "data.val_files": val, "model.path": model, "output_dir": output}
+    settings = [option(key, value) for key, value in options.items() if value is not None]
+    launch([*settings, *(overrides or [])], name=config_name, folder=config_path)
+
+
 @app.command("eval")
 def evaluate(
     file: Annotated[str, typer.Argument(metavar="WORKFLOW", help="A workflow file.", show_default=False)],

@@ -95,6 +95,15 @@ async def continue_off_loop(
     return _after_turn(await codec.encode(text), end_of_turn)
 
 
+def calls_text(tokenizer: Any, calls: Sequence[Message], **kwargs: Any) -> str:
+    """Return the text that the template puts between an assistant's content and the end of the turn for the tool
+    `calls` of the message; "" if it omits them. Raises UserError if the template cannot render them."""
+    options = {"generation_prompt": False, **kwargs}
+    end = _text_after_answer(tokenizer, [], None, **options)
+    text = _text_after_answer(tokenizer, [], None, calls=calls, **options)
+    return text.removesuffix(end) if text != end else ""
+
+
 def _after_turn(ids: list[int], end_of_turn: int) -> list[int]:
     if end_of_turn not in ids:
         raise UserError("the chat template does not end an assistant's message that another message follows")
@@ -106,9 +115,16 @@ def _ids_after_answer(tokenizer: Any, *args: Any, **kwargs: Any) -> list[int]:
 
 
 def _text_after_answer(
-    tokenizer: Any, messages: Sequence[Message], tools: list[dict] | None, *, generation_prompt: bool, **kwargs: Any
+    tokenizer: Any,
+    messages: Sequence[Message],
+    tools: list[dict] | None,
+    *,
+    generation_prompt: bool,
+    calls: Sequence[Message] = (),
+    **kwargs: Any,
 ) -> str:
-    conversation = [_OPENING, {"role": "assistant", "content": _PLACEHOLDER}, *messages]
+    answer = {"role": "assistant", "content": _PLACEHOLDER, **({"tool_calls": list(calls)} if calls else {})}
+    conversation = [_OPENING, answer, *messages]
     try:
         text = tokenizer.apply_chat_template(
             conversation, tools=tools, tokenize=False, add_generation_prompt=generation_prompt, **kwargs

@@ -91,9 +91,9 @@ def policy_config(
     if critic_path is not None:
         assert policy.critic is not None  # only policies that declare a critic have a critic model
         apply_critic(config, run, name, policy.critic, model_path=critic_path, cpu=platform == "cpu")
-    _check_attention(config.actor_rollout_ref.model, "actor_rollout_ref", name)
+    check_attention(config.actor_rollout_ref.model, "actor_rollout_ref.model", f"policy {name}: ")
     if critic_path is not None:
-        _check_attention(config.critic.model, "critic", name)
+        check_attention(config.critic.model, "critic.model", f"policy {name}: ")
     with open_dict(config):
         make_absolute(config)
         for engine in (config.actor_rollout_ref.actor.fsdp_config, config.critic.fsdp):
@@ -101,14 +101,15 @@ def policy_config(
     return config
 
 
-def _check_attention(model: DictConfig, part: str, name: str) -> None:
-    """Raise UserError if the attention's package is missing: transformers would look for its kernels on the hub."""
+def check_attention(model: DictConfig, key: str, where: str = "") -> None:
+    """Raise UserError if the attention's package is missing: transformers would look for its kernels on the hub.
+    `key`: that of `model` in the configuration."""
     implementation = model.override_config.get("attn_implementation", FLASH)
-    setting = f"policy {name}: {part}.model.override_config.attn_implementation={implementation}"
+    setting = f"{where}{key}.override_config.attn_implementation={implementation}"
     if reason := missing_attention(implementation):
         raise UserError(f"{setting}, but {reason}; install it, or set {PADDED}")
     if implementation == VARLEN and not model.use_remove_padding:
-        raise UserError(f"{setting} needs packed rows: set {part}.model.use_remove_padding=true, or set {PADDED}")
+        raise UserError(f"{setting} needs packed rows: set {key}.use_remove_padding=true, or set {PADDED}")
 
 
 def has_stop_strings(workflow: Workflow, policy: str) -> bool:
@@ -149,7 +150,11 @@ def _apply_platform(config: DictConfig, platform: str) -> None:
             engine.mixed_precision = FP32
         config.trainer.device = "cpu"
     node = config.actor_rollout_ref
-    model, sequence_parallel = node.model, _ulysses(node) > 1
+    prepare_model(node.model, platform=platform, sequence_parallel=_ulysses(node) > 1)
+
+
+def prepare_model(model: DictConfig, *, platform: str, sequence_parallel: bool) -> None:
+    """Choose the attention of verl's model configuration if it is open, and pass the fused head on to our engine."""
     configured = model.override_config.get("attn_implementation")
     if configured is None or (platform == "cpu" and configured in PACKAGES):  # these packages need a GPU
         if missing_attention(VARLEN) and not sequence_parallel:

@@ -36,11 +36,11 @@ def compose_config(name: str, overrides: Sequence[str], folder: Path | None = No
     arguments = parse(overrides, [CONFIG_FOLDER, folder])
     schema = Schema(default_config())
     own = name == "dag" and folder == CONFIG_FOLDER and not arguments.profiles
-    config = copy.deepcopy(default_config()) if own else _compose(name, arguments.profiles, folder)
+    config = copy.deepcopy(default_config()) if own else compose_file(name, arguments.profiles, folder)
     wrong = list(schema.check_file(config))
     settings = []
     for typed in arguments.settings:
-        leaves = list(_leaves(typed))
+        leaves = list(leaves_of(typed))
         wrong += [message for leaf in leaves if (message := schema.check_typed(leaf, config)) is not None]
         settings += leaves
     _raise(wrong)
@@ -60,13 +60,13 @@ def compose_config(name: str, overrides: Sequence[str], folder: Path | None = No
 def typed_settings(overrides: Sequence[str], folder: Path | None = None) -> dict[str, Typed]:
     """Return the settings in `overrides` by dotted key; a mapping is split into its leaves."""
     arguments = parse(overrides, [CONFIG_FOLDER, (folder or CONFIG_FOLDER).resolve()])
-    return {leaf.key: leaf for typed in arguments.settings for leaf in _leaves(typed)}
+    return {leaf.key: leaf for typed in arguments.settings for leaf in leaves_of(typed)}
 
 
 @functools.cache
 def default_config() -> DictConfig:
     """Return dag.yaml over verl's defaults. It is cached, so callers must not modify it."""
-    return _compose("dag", (), CONFIG_FOLDER)
+    return compose_file("dag", (), CONFIG_FOLDER)
 
 
 def has_verl() -> bool:
@@ -80,7 +80,8 @@ def verl_config_folder() -> Path:
     return Path(spec.origin).parent / "trainer" / "config"
 
 
-def _compose(name: str, profiles: Sequence[str], folder: Path) -> DictConfig:
+def compose_file(name: str, profiles: Sequence[str], folder: Path) -> DictConfig:
+    """Compose a configuration file of `folder` with hydra. Raises UserError."""
     OmegaConf.register_new_resolver("product", lambda *numbers: math.prod(map(int, numbers)), replace=True)
     search = f"hydra.searchpath=[file://{CONFIG_FOLDER},file://{verl_config_folder()}]"
     try:
@@ -90,7 +91,7 @@ def _compose(name: str, profiles: Sequence[str], folder: Path) -> DictConfig:
         raise UserError(f"configuration: {_first_lines(error)}") from error
 
 
-def _leaves(typed: Typed) -> Iterator[Typed]:
+def leaves_of(typed: Typed) -> Iterator[Typed]:
     """Yield the settings of a mapping's leaves, or the setting itself; an empty mapping is a value."""
     if not isinstance(typed.value, dict):
         yield typed

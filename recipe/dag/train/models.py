@@ -89,10 +89,14 @@ def _check_vocabulary(workflow: Workflow, paths: dict[str, str], name: str, owne
 
 
 def _load(model: Model, where: str) -> tuple[str, Any]:
-    """Return the model's path and its transformers configuration. Raises UserError."""
+    return load_model(resolve_env(model.path, where), where, trust_remote_code=model.trust_remote_code)
+
+
+def load_model(path: str, where: str, *, trust_remote_code: bool = False) -> tuple[str, Any]:
+    """Return a model's path, absolute if it is a folder, and its transformers configuration. `where`: the key or option
+    that names it. Raises UserError."""
     from transformers import AutoConfig
 
-    path = resolve_env(model.path, where)
     local = Path(path).expanduser()
     if not path.strip() or (not local.is_dir() and (path.startswith((".", "/", "~")) or path.count("/") != 1)):
         raise UserError(
@@ -102,6 +106,6 @@ def _load(model: Model, where: str) -> tuple[str, Any]:
         raise UserError(f"{where}: {path} is not a model directory (config.json is missing)")
     path = absolute_if_local(path) or path
     try:
-        return path, AutoConfig.from_pretrained(path, trust_remote_code=model.trust_remote_code)
+        return path, AutoConfig.from_pretrained(path, trust_remote_code=trust_remote_code)
     except Exception as error:
         raise UserError(f"{where}: {path} cannot be loaded ({str(error).strip().splitlines()[0]})") from error

@@ -80,14 +80,14 @@ def _lines_of(path: Path, step: int) -> bytes:
 class Trackers:
     """The backends of `trainer.logger`."""
 
-    def __init__(self, config: DictConfig, workflow: Workflow, *, step: int = 0):
-        """`step` is the one that the run resumes after; 0 for a run from the beginning, which gets a new id."""
+    def __init__(self, config: DictConfig, workflow: Workflow | None = None, *, step: int = 0):
+        """`workflow`: None for supervised fine-tuning. `step` is the one that the run resumes after; 0 for a run from the beginning, which gets a new id."""
         from verl.utils.tracking import Tracking
 
         out = Path(config.output_dir).absolute()
         backends = backends_of(config.trainer.logger)
         resolved = cast("dict[str, Any]", OmegaConf.to_container(config, resolve=True))  # a DictConfig becomes a dict
-        settings = {**resolved, "dag": workflow.model_dump(mode="json")}
+        settings = resolved if workflow is None else {**resolved, "dag": workflow.model_dump(mode="json")}
         names = config.trainer.project_name, config.trainer.experiment_name
         with _environment(_defaults(out, run_id(out, new_run=step == 0))) as environment:
             earlier_lines = _lines_of(Path(environment["VERL_FILE_LOGGER_PATH"]), step) if "file" in backends else b""

@@ -1,0 +1,179 @@
+"""Checkpoints of supervised fine-tuning, in the form of a run's (`recipe.dag.train.checkpoint`).
+
+Invariant: a checkpoint is complete or absent, and belongs to one experiment: data, model and settings that determine
+the weights are recorded in it and compared on resuming. `checkpoints/global_step_N/<policy>/actor/huggingface` is the
+model, as in a checkpoint of reinforcement learning.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import shutil
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from omegaconf import DictConfig, OmegaConf
+
+from recipe.dag.errors import UserError
+from recipe.dag.policy.shards import Saved, check_written, missing_files
+from recipe.dag.train import checkpoint
+
+if TYPE_CHECKING:
+    from recipe.dag.policy.engine import Engine
+
+LEARNED = (
+    "seed",
+    "policy",
+    "model.path",
+    "data.train_batch_size",
+    "data.max_length",
+    "data.truncation",
+    "data.messages_key",
+    "data.tools_key",
+    "data.train_max_samples",
+    "data.apply_chat_template_kwargs",
+    "optim.optimizer",
+    "optim.lr",
+    "optim.weight_decay",
+    "optim.betas",
+    "optim.clip_grad",
+    "optim.lr_scheduler_type",
+)
+"""Settings that determine the weights of a step."""
+
+
+def experiment(config: DictConfig) -> dict[str, Any]:
+    """Return what determines the weights of a step, JSON-compatible: settings, and digests of the training files."""
+    files = [config.data.train_files] if isinstance(config.data.train_files, str) else config.data.train_files
+    settings = {key: OmegaConf.select(config, key) for key in LEARNED}
+    plain = {k: OmegaConf.to_container(v) if OmegaConf.is_config(v) else v for k, v in settings.items()}
+    return {**plain, "data.train_files": [_digest(Path(file)) for file in files]}
+
+
+def _digest(file: Path) -> str:
+    with file.open("rb") as opened:
+        return hashlib.file_digest(opened, "sha256").hexdigest()
+
+
+def find_start(config: DictConfig, facts: dict[str, Any], *, processes: int) -> Path | None:
+    """Return the checkpoint to resume from, or None. Raises UserError for one of another experiment (unless
+    trainer.resume_mode=force), of another number of processes, and for one that is incomplete."""
+    folder = checkpoint.find(Path(config.trainer.default_local_dir), mode=config.trainer.resume_mode, path=None)
+    if folder is None:
+        return None
+    stored = checkpoint.read(folder)
+    if "sft" not in stored:
+        raise UserError(f"{folder}: not a checkpoint of verl-dag sft; pass another --output")
+    if different := _differences(stored["sft"], facts):
+        lines = "".join(f"\n  {line}" for line in different)
+        if config.trainer.resume_mode != "force":
+            raise UserError(
+                f"{folder} belongs to another experiment:{lines}\npass another --output, or start over with "
+                "trainer.resume_mode=disable, or resume regardless with trainer.resume_mode=force"
+            )
+        print(f"warning: resuming {folder} as another experiment:{lines}", file=sys.stderr)
+    written_by = stored["policies"][config.policy]
+    if written_by != processes:
+        raise UserError(
+            f"{folder}: was written by {written_by} processes, but this run has {processes}; set "
+            f"trainer.n_gpus_per_node={written_by}, or start over with trainer.resume_mode=disable"
+        )
+    saved = _saved(config.policy, processes, config.checkpoint.load_contents, config.engine.strategy)
+    if missing := list(missing_files(folder, [saved])):
+        raise UserError(
+            f"{folder}: {missing[0]} is missing or torn, so the run cannot resume from it; start over with "
+            "trainer.resume_mode=disable"
+        )
+    return folder
+
+
+def _differences(stored: dict[str, Any], now: dict[str, Any]) -> list[str]:
+    different = [key for key in now if stored.get(key) != now[key]]
+    return [
+        "data.train_files: other transcripts"
+        if key == "data.train_files"
+        else f"{key}: was {stored.get(key)}, now {now[key]}"
+        for key in different
+    ]
+
+
+def _saved(policy: str, processes: int, contents: Sequence[str], strategy: str) -> Saved:
+    return Saved.of(f"{policy}/actor", processes, strategy, contents)
+
+
+class Checkpoints:
+    """Writes and reads the checkpoints of one run; every process calls each method."""
+
+    def __init__(self, config: DictConfig, engine: Engine, facts: dict[str, Any], *, rank: int, processes: int):
+        self._config, self._engine, self._facts = config, engine, facts
+        self._rank, self._processes = rank, processes
+        self._root = Path(config.trainer.default_local_dir)
+        self._start = find_start(config, facts, processes=processes)
+
+    def load_checkpoint(self) -> int:
+        """Load the checkpoint to resume from and return its step; 0 without one."""
+        if self._start is None:
+            return 0
+        folder = checkpoint.policy_folder(self._start, self._config.policy)
+        self._engine.load_checkpoint(str(folder), del_local_after_load=False)
+        return int(checkpoint.read(self._start)["step"])
+
+    def save(self, step: int) -> Path:
+        """Write the checkpoint of `step` and return its folder. Raises UserError if the disk is full."""
+        final = checkpoint.step_folder(self._root, step)
+        if self._rank != 0:
+            self._write(self._root / f".partial_{final.name}", step)
+            return final
+        facts = {"policies": {self._config.policy: self._processes}, "sft": self._facts}
+        try:
+            return checkpoint.save(
+                self._root,
+                step,
+                facts,
+                lambda folder: self._write(folder, step),
+                keep=int(self._config.trainer.max_ckpt_to_keep),
+            )
+        except (OSError, RuntimeError) as error:
+            free = shutil.disk_usage(self._root).free
+            if isinstance(error, RuntimeError) and free > 2**20:  # torch reports a full disk as a RuntimeError
+                raise
+            raise UserError(
+                f"{self._root}: the checkpoint of step {step} cannot be written "
+                f"({str(error).splitlines()[0]}; {free / 1e9:.1f} GB free); make room, and the same command resumes "
+                "from the last complete checkpoint"
+            ) from error
+
+    def _write(self, folder: Path, step: int) -> None:
+        import torch
+
+        torch.distributed.barrier()  # the first process has made the folder
+        self._engine.save_checkpoint(str(checkpoint.policy_folder(folder, self._config.policy)), global_step=step)
+        torch.distributed.barrier()
+        if self._rank == 0:
+            contents, strategy = self._config.checkpoint.save_contents, self._config.engine.strategy
+            check_written(folder, [_saved(self._config.policy, self._processes, contents, strategy)])
+
+
+def publish_model(output: Path, folder: Path, policy: str) -> Path:
+    """Put the model of the checkpoint `folder` at `output`/huggingface, without another copy of its files where the
+    file system has hard links."""
+    source, target = checkpoint.policy_folder(folder, policy) / "huggingface", output / "huggingface"
+    partial = output / ".huggingface.partial"
+    shutil.rmtree(partial, ignore_errors=True)
+    try:
+        shutil.copytree(source, partial, copy_function=_link)
+    except OSError as error:
+        raise UserError(f"{target}: cannot be written ({error}); the model is {source}") from error
+    shutil.rmtree(target, ignore_errors=True)
+    os.replace(partial, target)
+    return target
+
+
+def _link(source: str, target: str) -> None:
+    try:
+        os.link(source, target)
+    except OSError:
+        shutil.copy2(source, target)
