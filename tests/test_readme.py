@@ -48,6 +48,7 @@ KILL = "tests/examples/test_examples_sandbox.py::test_nothing_is_left_of_servers
 GAMES = "tests/examples/test_examples_games.py::test_the_command_writes_its_table_and_figure"
 PLAY = "tests/test_shipped.py::test_the_games_run_takes_names_and_beginnings_of_names"
 CURVES = "tests/examples/test_examples_games_curves.py::test_seeds_of_a_game_are_one_line_over_the_steps_that_all_have"
+RETOOL = "tests/retool/test_retool_tiny.py::test_the_stages_run_in_order_each_on_the_model_of_the_one_before"
 EVALUATES = "tests/retool/test_retool_evaluate_model.py::test_an_evaluation_for_real"
 EXPLAINED = {
     "bash recipe/retool/evaluate_model.sh MODEL outputs/aime24 http://localhost:8000/v1 local ''": (
@@ -60,6 +61,8 @@ EXPLAINED = {
         "needs an evaluation",
         "tests/report/test_report_pass_table.py::test_the_published_form",
     ),
+    "bash recipe/retool/run_tiny_cpu.sh": ("takes minutes and installs", RETOOL),
+    "bash recipe/retool/run_tiny_cpu.sh 1": ("takes minutes and installs", RETOOL),
     "bash recipe/retool_ma/run_tiny_cpu.sh": ("takes minutes and installs", TINY),
     "SEED=1 bash recipe/retool_ma/run_tiny_cpu.sh": ("takes minutes and installs", TINY),
     "bash recipe/retool_ma/run_tiny_revise_cpu.sh": ("takes minutes and installs", SEEDED),

@@ -89,7 +89,9 @@ def test_script_parses(script):
     assert (done.returncode, done.stderr) == (0, "")
 
 
-RECIPES = [script for script in SCRIPTS if script.parent.name in ("retool_ma", "marft", "debate", "cory", "games")]
+RECIPES = [
+    script for script in SCRIPTS if script.parent.name in ("retool", "retool_ma", "marft", "debate", "cory", "games")
+]
 
 
 @pytest.mark.parametrize("script", RECIPES, ids=relative)

@@ -20,6 +20,7 @@ from recipe.dag.sandbox.launch import LocalSandbox
 from recipe.dag.tools.code_interpreter import CodeInterpreter
 from recipe.dag.tools.sandbox_client import SandboxClient
 from recipe.dag.types.record import Generation
+from recipe.dag.types.tool import Tool
 from recipe.dag.workflow_file import load_workflow
 from recipe.retool import teacher as module
 from recipe.retool.agent import answer_in
@@ -162,7 +163,9 @@ def test_the_tool_loop_records_the_transcripts_as_they_are(workflow, teacher, to
 
     async def play(problem, dialogue):
         client = Replayed(tokenizer, texts_of(dialogue, tokenizer))
-        tools = {tool.key: CodeInterpreter(sandbox) for agent in workflow.agents for tool in agent.tools}
+        tools: dict[str, Tool] = {
+            tool.key: CodeInterpreter(sandbox) for agent in workflow.agents for tool in agent.tools
+        }
         runner = EpisodeRunner(workflow, {"main": PolicyEndpoint(client, tokenizer, 512)}, tools, seed=0)
         row = {"prompt": [{"role": "user", "content": problem.text}], "ground_truth": str(problem.answer)}
         return await runner.run(row, "0", 0, step=0)
