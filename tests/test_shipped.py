@@ -12,13 +12,15 @@ from omegaconf import OmegaConf
 
 from recipe.dag.errors import UserError
 from recipe.dag.main import CONFIG_FOLDER, compose_config
+from recipe.dag.settings.sft import compose_sft
 from recipe.dag.workflow import render
 from recipe.dag.workflow.plan import make_plan
 from recipe.dag.workflow_file import load_workflow
 
 ROOT = Path(__file__).parents[1]
 WORKFLOWS = sorted([*ROOT.glob("workflows/*.yaml"), *ROOT.glob("examples/**/workflow*.yaml")])
-CONFIGS = sorted([*ROOT.glob("recipe/*/config/*.yaml"), *ROOT.glob("examples/*/config/*.yaml")])
+SFT_CONFIGS = sorted(ROOT.glob("recipe/*/config/sft*.yaml"))
+CONFIGS = sorted({*ROOT.glob("recipe/*/config/*.yaml"), *ROOT.glob("examples/*/config/*.yaml")} - set(SFT_CONFIGS))
 PROFILES = sorted(CONFIG_FOLDER.glob("profile/*.yaml"))
 SCRIPTS = sorted(
     [*ROOT.glob("recipe/**/*.sh"), *ROOT.glob("examples/**/*.sh"), ROOT / "tests" / "run.sh", ROOT / ".ci" / "run"]
@@ -51,6 +53,14 @@ def test_configuration_composes_and_resolves(file):
     OmegaConf.to_container(config.actor_rollout_ref, resolve=True)
     assert config.workflow == "w.yaml" and config.output_dir
     assert config.trainer.n_gpus_per_node in (None, 1), "null: all that are visible; ReTool-MA's own keys say 1"
+
+
+@pytest.mark.parametrize("file", SFT_CONFIGS, ids=relative)
+def test_configuration_of_fine_tuning_composes_and_resolves(file):
+    required = ["data.train_files=d.parquet", "model.path=m", "output_dir=o"]
+    config = compose_sft(required, name=file.stem, folder=file.parent)
+    OmegaConf.to_container(config, resolve=True)
+    assert config.trainer.default_local_dir == "o/checkpoints" and config.policy == "main"
 
 
 @pytest.mark.parametrize("profile", PROFILES, ids=relative)

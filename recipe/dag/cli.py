@@ -273,10 +273,7 @@ def train(
 
 @app.command()
 def sft(
-    data: Annotated[
-        str,
-        typer.Argument(metavar="DATA", help="Transcripts: parquet with `messages` and `tools`.", show_default=False),
-    ],
+    data: Annotated[str, typer.Argument(metavar="DATA", help="Parquet with `messages`, `tools`.", show_default=False)],
     model: Annotated[str, typer.Option(help="The model to train: a folder or a hub name.")],
     output: Annotated[Path, typer.Option(help="Folder for checkpoints, model, metrics and curve.")],
     overrides: _Overrides = None,

@@ -41,10 +41,11 @@ def launch(overrides: list[str], *, name: str = NAME, folder: Path | None = None
         announce("reading the transcripts")
         from recipe.dag.train.sft_process import check, train
 
-        if not check(config, processes=processes):
+        inputs = check(config, processes=processes)
+        if inputs is None:
             return
         announce("loading verl")
-        code = train(config, announce=announce) if processes == 1 else _spawn(config, processes)
+        code = train(config, inputs, announce=announce) if processes == 1 else _spawn(config, processes)
     finally:
         end_phase()
     if code:

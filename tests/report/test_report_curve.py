@@ -37,6 +37,14 @@ def test_a_picture_with_ink_comes_out(tmp_path, steps):
     assert image[..., :3].std() > 0.05
 
 
+def test_fine_tuning_has_a_picture_of_its_losses(tmp_path):
+    lines = [{"step": 0, "val/loss": 3.0}, *({"step": s, "train/loss": 3 / s} for s in range(1, 9))]
+    png = tmp_path / "curve.png"
+    draw_curve(write(tmp_path / "metrics.jsonl", lines), png)
+    image = imread(png)
+    assert image.shape[:2] == (1050, 1350) and image[..., :3].std() > 0.05
+
+
 def test_a_line_that_is_still_being_written_is_left_for_the_next_time(tmp_path):
     path = write(tmp_path / "metrics.jsonl", [{"step": 1, "episode/accuracy": 0.5}])
     path.write_text(path.read_text() + '{"step": 2, "epi')

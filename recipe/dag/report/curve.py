@@ -28,41 +28,22 @@ Points = list[tuple[int, float]]
 
 
 def draw_curve(metrics_jsonl: str | Path, png: str | Path) -> None:
-    """Plot accuracy in training and validation (top) and mean reward per agent (bottom); empty axes are labelled.
+    """Plot accuracy in training and validation (top) and mean reward per agent (bottom); empty axes are labelled. For
+    supervised fine-tuning, plot the loss in training and validation.
 
     Replaces `png` atomically. Raises UserError if `metrics_jsonl` cannot be read.
     """
     lines = _read(Path(metrics_jsonl))
-    training, validation = _points(lines, "episode/accuracy"), _points(lines, "val/accuracy")
-    keys = dict.fromkeys(key for line in lines for key in line)
-    rewards = {
-        key.removeprefix("agent/").removesuffix("/reward/mean"): _points(lines, key)
-        for key in keys
-        if key.startswith("agent/") and key.endswith("/reward/mean")
-    }
-
     figure = Figure(figsize=(9, 7), layout="constrained")
     FigureCanvasAgg(figure)
-    upper, lower = figure.subplots(2, 1, sharex=True)
     figure.suptitle("Learning curve")
-    _line(upper, training, "training", COLOURS[0])
-    if validation:
-        upper.plot(
-            *zip(*validation, strict=True),
-            color=COLOURS[1],
-            marker="o",
-            markersize=6,
-            linewidth=1.5,
-            label="validation",
-        )
-    upper.set_ylabel("accuracy")
-    upper.set_ylim(-0.02, 1.02)
-    for number, (agent, points) in enumerate(rewards.items()):
-        _line(lower, points, agent, COLOURS[number % len(COLOURS)])
-    lower.set_ylabel("mean reward per call")
-    lower.set_xlabel("step")
-    lower.xaxis.set_major_locator(MaxNLocator(integer=True))
-    for axes in (upper, lower):
+    if any("train/loss" in line for line in lines):
+        every_axes = [_losses(figure, lines)]
+    else:
+        every_axes = _accuracy_and_rewards(figure, lines)
+    every_axes[-1].set_xlabel("step")
+    every_axes[-1].xaxis.set_major_locator(MaxNLocator(integer=True))
+    for axes in every_axes:
         axes.grid(alpha=0.3)
         axes.spines[["top", "right"]].set_visible(False)
         if axes.has_data():
@@ -72,6 +53,42 @@ def draw_curve(metrics_jsonl: str | Path, png: str | Path) -> None:
     picture = BytesIO()
     figure.savefig(picture, format="png", dpi=150)
     replace_file(png, [picture.getvalue()])
+
+
+def _losses(figure: Figure, lines: Sequence[dict]) -> Axes:
+    """Plot the loss of supervised fine-tuning."""
+    axes = figure.subplots()
+    _line(axes, _points(lines, "train/loss"), "training", COLOURS[0])
+    _validation(axes, _points(lines, "val/loss"))
+    axes.set_ylabel("loss per trained token (nats)")
+    axes.set_ylim(bottom=0)
+    return axes
+
+
+def _accuracy_and_rewards(figure: Figure, lines: Sequence[dict]) -> list[Axes]:
+    """Plot the accuracy and, below it, the agents' rewards."""
+    training, validation = _points(lines, "episode/accuracy"), _points(lines, "val/accuracy")
+    keys = dict.fromkeys(key for line in lines for key in line)
+    rewards = {
+        key.removeprefix("agent/").removesuffix("/reward/mean"): _points(lines, key)
+        for key in keys
+        if key.startswith("agent/") and key.endswith("/reward/mean")
+    }
+    upper, lower = figure.subplots(2, 1, sharex=True)
+    _line(upper, training, "training", COLOURS[0])
+    _validation(upper, validation)
+    upper.set_ylabel("accuracy")
+    upper.set_ylim(-0.02, 1.02)
+    for number, (agent, points) in enumerate(rewards.items()):
+        _line(lower, points, agent, COLOURS[number % len(COLOURS)])
+    lower.set_ylabel("mean reward per call")
+    return [upper, lower]
+
+
+def _validation(axes: Axes, points: Points) -> None:
+    if points:
+        steps, values = zip(*points, strict=True)
+        axes.plot(steps, values, color=COLOURS[1], marker="o", markersize=6, linewidth=1.5, label="validation")
 
 
 def _line(axes: Axes, points: Points, label: str, colour: str) -> None:

@@ -23,6 +23,7 @@ from recipe.dag.suggestion import did_you_mean
 from recipe.dag.workflow.flatten import flatten
 
 NAME = "sft"
+_MISSING = object()
 _EVERY = Kind(
     "after_each_epoch, -1, or a whole number, 1 or more",
     lambda value: value in ("after_each_epoch", -1) or COUNT.accepts(value),
@@ -77,11 +78,13 @@ def compose_sft(overrides: Sequence[str], *, name: str = NAME, folder: Path | No
     arguments = parse(overrides, [CONFIG_FOLDER, folder])
     config = compose_file(name, arguments.profiles, folder)
     if "truncation" not in config.get("data", {}):
-        raise UserError(
-            f"configuration: {name}.yaml is not one of verl-dag sft; start it with `defaults: [sft, _self_]`"
-        )
+        raise UserError(f"configuration: {name}.yaml is not for verl-dag sft; start it with `defaults: [sft, _self_]`")
+    base = compose_file(NAME, (), CONFIG_FOLDER)
+    defaults = _values(base)
+    changed = {key: value for key, value in _values(config).items() if value != defaults.get(key, _MISSING)}
+    from_file = [Typed(key, plain(value), f"configuration: {key}={value}") for key, value in changed.items()]
     settings = [leaf for typed in arguments.settings for leaf in leaves_of(typed)]
-    wrong = [message for typed in settings if (message := _refusal(typed, config)) is not None]
+    wrong = [message for typed in [*from_file, *settings] if (message := _refusal(typed, defaults)) is not None]
     if wrong:
         raise UserError("\nerror: ".join(wrong))
     try:
@@ -95,14 +98,18 @@ def compose_sft(overrides: Sequence[str], *, name: str = NAME, folder: Path | No
     return config
 
 
-def _refusal(typed: Typed, config: DictConfig) -> str | None:
-    """Return why a typed setting cannot be used; None if it can."""
+def _values(config: DictConfig) -> dict[str, Any]:
+    """Return every leaf by its dotted key, without resolving interpolations."""
+    tree = cast("dict[str, Any]", OmegaConf.to_container(config))  # a DictConfig becomes a dict
+    return {key: value for key, value, _ in flatten(tree)}
+
+
+def _refusal(typed: Typed, values: dict[str, Any]) -> str | None:
+    """Return why a setting cannot be used; None if it can. `values`: the default of every key."""
     parts = typed.key.split(".")
     for length in range(len(parts), 0, -1):
         if (reason := REFUSED.get(".".join(parts[:length]))) is not None:
             return f"{typed.argument}: nothing reads it; {reason}"
-    tree = cast("dict[str, Any]", OmegaConf.to_container(config))  # a DictConfig becomes a dict
-    values = {key: value for key, value, _ in flatten(tree)}
     known = [key for key in values if key.partition(".")[0] not in REFUSED and key not in REFUSED]
     free = any(typed.key.startswith(f"{key}.") for key in ("data.apply_chat_template_kwargs", "model.override_config"))
     if typed.key not in values and not free:

@@ -22,7 +22,7 @@ from recipe.dag.policy.shards import Saved, check_written, missing_files
 from recipe.dag.train import checkpoint
 
 if TYPE_CHECKING:
-    from recipe.dag.policy.engine import Engine
+    from verl.workers.engine import BaseEngine
 
 LEARNED = (
     "seed",
@@ -107,7 +107,7 @@ def _saved(policy: str, processes: int, contents: Sequence[str], strategy: str) 
 class Checkpoints:
     """Writes and reads the checkpoints of one run; every process calls each method."""
 
-    def __init__(self, config: DictConfig, engine: Engine, facts: dict[str, Any], *, rank: int, processes: int):
+    def __init__(self, config: DictConfig, engine: BaseEngine, facts: dict[str, Any], *, rank: int, processes: int):
         self._config, self._engine, self._facts = config, engine, facts
         self._rank, self._processes = rank, processes
         self._root = Path(config.trainer.default_local_dir)

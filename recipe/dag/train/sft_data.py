@@ -140,8 +140,8 @@ def tensors_of(row: Encoded) -> dict[str, torch.Tensor]:
 
 
 def epoch_batches(rows: int, batch_size: int, *, seed: int, epoch: int) -> list[list[int]]:
-    """Return the full batches of an epoch, as indices of rows. Fewer than `batch_size` rows are left over, other ones in
-    each epoch."""
+    """Return the full batches of an epoch, as indices of rows. Fewer than `batch_size` rows are left over, in each
+    epoch other ones."""
     order = list(range(rows))
     random.Random(f"{seed}-{epoch}").shuffle(order)
     return [order[start : start + batch_size] for start in range(0, rows - batch_size + 1, batch_size)]

@@ -1,7 +1,7 @@
 """One process of supervised fine-tuning: `python -m recipe.dag.train.sft_process CONFIG_YAML`, started by torchrun.
 
-Invariant: a run that is alone needs neither a network nor Ray. SIGTERM ends training with a checkpoint after the current
-step.
+Invariant: a process that is alone needs neither a network nor Ray. SIGTERM ends training with a checkpoint after the
+current step.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ import signal
 import sys
 from collections.abc import Callable
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from omegaconf import DictConfig, OmegaConf, open_dict
 
@@ -26,9 +26,18 @@ if TYPE_CHECKING:
     from recipe.dag.train.sft_trainer import Trainer
 
 
-def check(config: DictConfig, *, processes: int) -> bool:
+class Inputs(NamedTuple):
+    """What a run reads before it starts."""
+
+    facts: dict[str, Any]
+    """Of the experiment, for its checkpoints."""
+    datasets: tuple[TranscriptDataset, TranscriptDataset | None] | None
+    """Training and validation; None for a user's data set (`data.custom_cls`), which verl makes."""
+
+
+def check(config: DictConfig, *, processes: int) -> Inputs | None:
     """Complete the configuration in place, check everything that training reads, and print what it will do. Returns
-    whether anything is left to train. Raises UserError."""
+    None if nothing is left to train. Raises UserError."""
     from transformers import AutoTokenizer
 
     _check_divisible(config, processes)
@@ -46,9 +55,12 @@ def check(config: DictConfig, *, processes: int) -> bool:
             f"--model: {config.model.path}: the tokenizer has no chat template, which turns messages into tokens; use "
             "a model with one, or pass model.custom_chat_template=..."
         )
-    start = find_start(config, experiment(config), processes=processes)
-    if _is_own(config):
-        steps = _check_data(config, tokenizer)
+    datasets = _datasets(config, tokenizer) if _is_own(config) else None
+    facts = experiment(config)
+    start = find_start(config, facts, processes=processes)
+    if datasets is not None:
+        epoch = len(datasets[0]) // config.data.train_batch_size
+        steps = int(config.trainer.total_training_steps or epoch * config.trainer.total_epochs)
         done = 0 if start is None else int(start.name.rpartition("_")[2])
         if start is not None and done >= steps:
             publish_model(Path(config.output_dir), start, config.policy)
@@ -56,10 +68,10 @@ def check(config: DictConfig, *, processes: int) -> bool:
                 f"the checkpoint is at step {done} of {steps}: nothing to do; raise trainer.total_epochs to continue\n"
                 f"model: {Path(config.output_dir) / 'huggingface'}"
             )
-            return False
+            return None
     if start is not None:
         print(f"resuming from {start}")
-    return True
+    return Inputs(facts, datasets)
 
 
 def _check_divisible(config: DictConfig, processes: int) -> None:
@@ -98,13 +110,14 @@ def _is_own(config: DictConfig) -> bool:
     return str(config.data.custom_cls.path).endswith("recipe.dag.train.sft_data")
 
 
-def _check_data(config: DictConfig, tokenizer: Any) -> int:
-    """Encode all transcripts, print a line on each file, and return the number of steps. Raises UserError."""
+def _datasets(config: DictConfig, tokenizer: Any) -> tuple[TranscriptDataset, TranscriptDataset | None]:
+    """Encode all transcripts, for training and validation, and print a line on each file. Raises UserError."""
     data = config.data
     train = TranscriptDataset(data.train_files, tokenizer, data, max_samples=data.train_max_samples)
     print(f"training: {train.summary()}")
     if not train.encoder.calls_by_template:
         print("tool calls are written in <tool_call> tags: the tool loop does not read the chat template's own form")
+    validation = None
     if data.val_files:
         validation = TranscriptDataset(data.val_files, tokenizer, data, max_samples=data.val_max_samples)
         print(f"validation: {validation.summary()}")
@@ -113,11 +126,10 @@ def _check_data(config: DictConfig, tokenizer: Any) -> int:
             f"data.train_batch_size={data.train_batch_size} is more than the {len(train)} transcripts that can be "
             f"trained on; set data.train_batch_size={len(train)} or less"
         )
-    steps = len(train) // data.train_batch_size * config.trainer.total_epochs
-    return int(config.trainer.total_training_steps or steps)
+    return train, validation
 
 
-def train(config: DictConfig, *, announce: Callable[[str], None] = lambda _: None) -> int:
+def train(config: DictConfig, inputs: Inputs, *, announce: Callable[[str], None] = lambda _: None) -> int:
     """Train in this process, alone or as one of torchrun's, and return the exit code. Raises UserError."""
     _join(config.platform)
     import torch
@@ -127,7 +139,7 @@ def train(config: DictConfig, *, announce: Callable[[str], None] = lambda _: Non
     stop = _Stop()
     try:
         announce("building the model")
-        trainer = Trainer(config, experiment(config), lambda: stop.signum is not None)
+        trainer = Trainer(config, inputs.facts, lambda: stop.signum is not None, inputs.datasets)
         announce("training")
         return _fit(trainer, config, stop)
     except torch.OutOfMemoryError as error:
@@ -184,6 +196,7 @@ class _Stop:
 def _join(platform: str) -> None:
     """Join torch's process group: torchrun's, or one of this process alone."""
     import torch
+    from torch._C._distributed_c10d import HashStore
 
     alone = "LOCAL_RANK" not in os.environ
     if alone:
@@ -193,7 +206,7 @@ def _join(platform: str) -> None:
         os.environ |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "0"}
     # verl would ask for "cpu:gloo,cpu:gloo" on a CPU, which torch rejects
     backend = "gloo" if platform == "cpu" else "cpu:gloo,cuda:nccl"
-    options = {"store": torch.distributed.HashStore(), "rank": 0, "world_size": 1} if alone else {}
+    options = {"store": HashStore(), "rank": 0, "world_size": 1} if alone else {}
     if platform != "cpu":
         torch.cuda.set_device(int(os.environ["LOCAL_RANK"]))
     torch.distributed.init_process_group(backend, **options)
@@ -204,7 +217,7 @@ def main(arguments: list[str]) -> int:
     config = OmegaConf.load(arguments[0])
     assert isinstance(config, DictConfig)  # the file that `recipe.dag.sft` wrote
     try:
-        return train(config)
+        return train(config, Inputs(experiment(config), None))
     except UserError as error:
         if os.environ.get("RANK", "0") == "0":
             print(f"error: {error}", file=sys.stderr)

@@ -39,9 +39,16 @@ COLLATE = SFTTensorCollator(DatasetPadMode.NO_PADDING)
 class Trainer(SFTTrainer):
     """Trains one model; one instance per process."""
 
-    def __init__(self, config: DictConfig, facts: dict[str, Any], stopped: Callable[[], bool]):
-        """`facts`: of the experiment, for its checkpoints. `stopped()`: whether the run was asked to end."""
-        self._facts, self._stopped = facts, stopped
+    def __init__(
+        self,
+        config: DictConfig,
+        facts: dict[str, Any],
+        stopped: Callable[[], bool],
+        datasets: tuple[Any, Any] | None = None,
+    ):
+        """`facts`: of the experiment, for its checkpoints. `stopped()`: whether the run was asked to end. `datasets`:
+        training and validation, if they have been made already."""
+        self._facts, self._stopped, self._datasets = facts, stopped, datasets
         self.global_batch_size = int(config.data.train_batch_size)
         with contextlib.redirect_stdout(io.StringIO()):  # verl prints the whole configuration
             super().__init__(config)
@@ -49,6 +56,12 @@ class Trainer(SFTTrainer):
     def _build_engine(self) -> None:
         register_engines()
         super()._build_engine()
+
+    def _build_dataset(self) -> None:
+        if self._datasets is None:
+            super()._build_dataset()
+        else:
+            self.train_dataset, self.val_dataset = self._datasets
 
     def _build_dataloader(self) -> None:
         """Check the data set's size; `_batches` deals it out."""

@@ -81,7 +81,8 @@ class Trackers:
     """The backends of `trainer.logger`."""
 
     def __init__(self, config: DictConfig, workflow: Workflow | None = None, *, step: int = 0):
-        """`workflow`: None for supervised fine-tuning. `step` is the one that the run resumes after; 0 for a run from the beginning, which gets a new id."""
+        """`workflow`: None for supervised fine-tuning. `step`: the one that the run resumes after; 0 for a run from the
+        beginning, which gets a new id."""
         from verl.utils.tracking import Tracking
 
         out = Path(config.output_dir).absolute()
