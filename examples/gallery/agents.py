@@ -26,6 +26,26 @@ class Guesser(Agent):
         return Output(parsed={"answer": match[1], "confidence": int(match[2] or 100) / 100})
 
 
+class Judge(Agent):
+    """Says whether the answer of the node before it is right: `YES` or `NO`. It does not see the solution."""
+
+    def prompt(self, context: Context) -> list[Message]:
+        answers = "\n".join(call.text for call in context.upstream.values())
+        question = f"{context.problem}\n\nAnswer of a student:\n{answers}\n\nIs it right? Reply YES or NO."
+        return [{"role": "user", "content": question}]
+
+    def parse(self, context: Context) -> Output:
+        words = re.findall(r"\b(YES|NO)\b", context.call.text.upper())
+        return Output(parsed={"right": words[-1] == "YES"} if words else {})
+
+
+def judged(episode: Episode) -> dict[str, float]:
+    """Return 1 for the solver if the judge says that it is right, else 0. The outcome is the truth, not the verdict."""
+    answer, verdict = episode.calls
+    episode.outcome = _is_right(answer, episode)
+    return {answer.agent: float((verdict.parsed or {}).get("right", False)), verdict.agent: 0.0}
+
+
 def right(episode: Episode) -> dict[str, list[float]]:
     """Return 1 for each call with a right answer, else 0. The last call decides the episode's outcome."""
     rewards: dict[str, list[float]] = {}

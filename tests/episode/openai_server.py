@@ -5,8 +5,8 @@
     with OpenAIServer(upstream="http://127.0.0.1:8000/v1", faults=scattered({"drop": 0.05}, seed=1)) as proxy:
         ...
 
-It runs on a thread of its own, so that tests with and without an event loop, and other processes, can use it. `kill` and
-`start` make it vanish, connections included, and come back at the same address.
+It runs on a thread of its own, so that tests with and without an event loop, and other processes, can use it. `kill`
+and `start` make it vanish, connections included, and come back at the same address.
 """
 
 from __future__ import annotations

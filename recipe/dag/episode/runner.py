@@ -20,6 +20,7 @@ from recipe.dag.episode.graph import EpisodeNode, episode_graph
 from recipe.dag.episode.remote.chat_runner import ChatRunner
 from recipe.dag.episode.remote.clients import ChatEndpoint
 from recipe.dag.episode.remote.connect import Endpoint
+from recipe.dag.episode.remote.usage import Usage, with_calls
 from recipe.dag.episode.reward import load_rewards, score
 from recipe.dag.episode.rollout import NodeRunner, Rollout
 from recipe.dag.episode.tasks import limited
@@ -68,11 +69,13 @@ class EpisodeRunner:
             raise UserError(f"sample {uid}: `prompt` must be a list of chat messages, not {type(prompt).__name__}")
         spec, started, attempts = self._workflow.episode, time.perf_counter(), 0
         faults: list[dict[str, Any]] = []
+        usage: dict[str, Usage] = {}
         while True:
             attempts += 1
             episode = Episode(uid, index, plain_copy(sample), faults=faults, attempts=attempts)
             fault = await self._attempt(Attempt(episode, self._seed, step, validate, started))
             episode.seconds = time.perf_counter() - started
+            usage = episode.usage = with_calls(usage, episode.calls)
             if fault is None:
                 return episode
             task = asyncio.current_task()

@@ -152,8 +152,10 @@ def split_calls(text: str, prefix: str) -> tuple[str | None, list[dict[str, Any]
     readable = [call for call in calls if call is not None]
     if not readable or len(readable) < len(calls):
         return text, []
-    before = text[: text.rindex("<tool_call>" + blocks[0])].strip()
-    return before or None, readable
+    # a thought may hold the same call, so the first one is the last place from which all of them follow
+    starts = [match.start() for match in TOOL_CALL.finditer(text)]
+    first = max(start for start in starts if TOOL_CALL.findall(after_thinking(text[start:])) == blocks)
+    return text[:first].strip() or None, readable
 
 
 def _openai_call(block: str, call_id: str) -> dict[str, Any] | None:

@@ -15,6 +15,7 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from statistics import fmean
 
+from recipe.dag.episode.remote.usage import usage_by_policy
 from recipe.dag.report.pass_at_k import average_at_n, outcomes_by_problem, pass_at_k
 from recipe.dag.types.record import Call, Episode, Skip
 from recipe.dag.workflow.schema import Workflow
@@ -41,6 +42,9 @@ def rollout_metrics(
     agents that declare tools, `skipped` (fraction of skipped calls) if a node has a condition, and `rounds` (mean per
     turn, 0 if skipped) for agents in loops. Without `workflow`, these keys appear if the episodes have such events.
 
+    `policy/<name>/api/...` are sums over all episodes of what an API policy consumed: requests, retries, prompt_tokens,
+    completion_tokens and, with a price, cost.
+
     versions: current weight version by policy; adds `policy/<name>/staleness`, the mean number of updates by which the
         calls' weights lag behind
     """
@@ -56,6 +60,8 @@ def rollout_metrics(
         agent_metrics = _agent_metrics(own, name in with_tools or any(call.tool_results for call in own))
         agent_metrics |= _flow_metrics(good, name, branches=branches, loops=loops)
         metrics |= {f"agent/{name}/{key}": value for key, value in agent_metrics.items()}
+    for policy, usage in usage_by_policy(episodes).items():
+        metrics |= {f"policy/{policy}/api/{name}": value for name, value in usage.items()}
     for policy, version in (versions or {}).items():
         lags = [float(version - call.weight_version) for call in calls if call.policy == policy]
         metrics |= _stats(f"policy/{policy}/staleness", lags)

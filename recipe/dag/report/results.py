@@ -14,6 +14,7 @@ from statistics import fmean
 from typing import Any
 
 from recipe.dag.episode.failure import most_frequent
+from recipe.dag.episode.remote.usage import usage_by_policy
 from recipe.dag.report.jsonfile import replace_file, to_json
 from recipe.dag.report.pass_at_k import SOLVED, average_at_n, outcomes_by_problem, pass_at_k
 from recipe.dag.report.tools import tool_metrics
@@ -49,7 +50,7 @@ def summarise(episodes: Sequence[Episode]) -> dict[str, Any]:
     `final_accuracy` is over the graded episodes; `final_accuracy_all` adds the `num_errors` episodes as not solved, and
     `most_frequent_error` quotes their most frequent fault. Pass rates are pooled: passes over attempts of all correct
     (incorrect) episodes. With several episodes per problem: `samples_per_problem` n, `avg@n`, and unbiased `pass@k` for
-    k = 1 ... n.
+    k = 1 ... n. With API policies: `api_usage`, what each of them consumed.
     """
     good = [episode for episode in episodes if episode.fault is None]
     graded = [episode for episode in good if _is_correct(episode) is not None]
@@ -78,6 +79,8 @@ def summarise(episodes: Sequence[Episode]) -> dict[str, Any]:
         "reward_stats": {agent: fmean(values) for agent, values in rewards.items()},
         "tool_metrics": tool_metrics(episodes),
     }
+    if usage := usage_by_policy(episodes):
+        summary["api_usage"] = usage
     problems = outcomes_by_problem(episodes)
     if _has_groups(episodes) and problems:
         n = max(len(outcomes) for outcomes in problems)

@@ -209,6 +209,8 @@ class Episode:
     """All faults, including those of attempts that were repeated."""
     attempts: int = 1
     seconds: float = 0.0
+    usage: dict[str, dict[str, float]] = field(default_factory=dict)
+    """What the calls of API policies consumed, by policy, attempts that failed included (`Call.usage`)."""
 
     def calls_of(self, agent: str) -> list[Call]:
         """Return the agent's calls, in order."""

@@ -95,6 +95,8 @@ class Transport:
             return
         except ModelServerFault as fault:
             raise UserError(f"{self.where}: {fault}; start the server, or correct base_url ({self.url})") from None
+        finally:
+            await self.close()
 
     async def close(self) -> None:
         """Close this event loop's connections. The client can be used again."""

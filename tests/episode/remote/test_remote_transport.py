@@ -1,0 +1,210 @@
+"""Requests to a server that fails: what is repeated, what ends the run, what is bounded, and where the key is not."""
+
+from __future__ import annotations
+
+import asyncio
+import pickle
+from datetime import UTC, datetime, timedelta
+from email.utils import format_datetime
+
+import pytest
+
+from recipe.dag.episode.remote import transport as module
+from recipe.dag.episode.remote.transport import PromptTooLong, Refused, Transport
+from recipe.dag.errors import ModelServerFault, UserError
+from recipe.dag.types.model import Api
+from tests.episode.openai_server import OpenAIServer
+
+KEY = "sk-quite-secret-key-1234567890"
+BODY = {"model": "test", "messages": [{"role": "user", "content": "hi"}]}
+
+
+def transport(server: OpenAIServer, *, key: str | None = None, url: str | None = None, **limits) -> Transport:
+    options = {"retries": 3, "max_wait_s": 0.02, **limits}
+    api = Api(base_url=url or server.url, model="test", key_env="THE_KEY" if key else None, **options)
+    return Transport(api, url=api.base_url, key=key, where="policy main")
+
+
+def post(made: Transport, *, timeout_s: float = 20.0, times: int = 1):
+    async def main():
+        try:
+            return await asyncio.gather(
+                *(made.post("/chat/completions", BODY, timeout_s=timeout_s) for _ in range(times))
+            )
+        finally:
+            await made.close()
+
+    return asyncio.run(main())
+
+
+@pytest.mark.parametrize("fault", ["drop", "truncate", "429", "500", "503", "nonsense"])
+def test_what_may_pass_is_repeated(fault):
+    with OpenAIServer(faults={0: fault, 1: fault}) as server:
+        [(answer, tries)] = post(transport(server))
+    assert answer["choices"][0]["message"]["content"] == "ok"
+    assert tries == 3 and len(server.requests) == 3
+
+
+@pytest.mark.parametrize("fault", ["drop", "500", "429"])
+def test_repetitions_are_bounded_and_end_as_a_fault_of_the_infrastructure(fault):
+    with OpenAIServer(faults=lambda number: fault) as server, pytest.raises(ModelServerFault) as failure:
+        post(transport(server))
+    assert len(server.requests) == 4
+    assert failure.value.infra and "(4 tries)" in str(failure.value)
+
+
+def test_a_server_that_hangs_is_asked_again():
+    with OpenAIServer(faults={0: "hang"}) as server:
+        [(_, tries)] = post(transport(server), timeout_s=0.5)
+    assert tries == 2
+
+
+@pytest.mark.parametrize(("fault", "words"), [("401", "refuses"), ("403", "refuses"), ("404", "has no model 'test'")])
+def test_what_would_recur_for_every_request_stops_the_run_at_once(fault, words):
+    with OpenAIServer(faults={0: fault}) as server, pytest.raises(UserError, match=words) as error:
+        post(transport(server))
+    assert len(server.requests) == 1 and "\n" not in str(error.value)
+
+
+def test_a_refused_request_is_no_fault_of_the_infrastructure_and_not_repeated():
+    with OpenAIServer(faults={0: "400", 1: "long"}) as server:
+        with pytest.raises(Refused, match="fault 400") as refused:
+            post(transport(server))
+        with pytest.raises(PromptTooLong):
+            post(transport(server))
+    assert len(server.requests) == 2 and not refused.value.infra
+
+
+def waits(monkeypatch) -> list[float]:
+    """The pauses, which take no time."""
+    asked: list[float] = []
+    plain = asyncio.sleep
+
+    async def sleep(seconds: float, result=None):
+        if seconds > 0:
+            asked.append(seconds)
+        await plain(0)
+
+    monkeypatch.setattr(module.asyncio, "sleep", sleep)
+    return asked
+
+
+@pytest.mark.parametrize(
+    ("header", "low", "high"),
+    [
+        ("7", 7.0, 10.0),
+        (format_datetime(datetime.now(UTC) + timedelta(days=1)), 10.0, 10.0),
+        (format_datetime(datetime.now(UTC) - timedelta(days=1)), 0.0, 3.0),
+        ("86400", 10.0, 10.0),
+        ("inf", 10.0, 10.0),
+        ("nan", 0.0, 10.0),
+        ("soon", 0.0, 10.0),
+        ("-3", 0.0, 3.0),
+    ],
+)
+def test_retry_after_is_honoured_within_the_longest_pause(header, low, high, monkeypatch):
+    asked = waits(monkeypatch)
+    with OpenAIServer(faults={0: "429"}, retry_after=header) as server:
+        post(transport(server, max_wait_s=10.0))
+    assert len(asked) == 1 and low <= asked[0] <= high
+
+
+def test_pauses_without_retry_after_differ_between_requests(monkeypatch):
+    asked = waits(monkeypatch)
+    with OpenAIServer(faults=lambda number: "500" if number < 8 else None) as server:
+        post(transport(server, max_wait_s=10.0, failures_to_open=1000), times=8)
+    assert len(set(asked)) == len(asked) == 8
+
+
+def test_no_more_requests_at_once_than_allowed():
+    async def pause():
+        await asyncio.sleep(0.02)
+
+    with OpenAIServer(before=pause) as server:
+        post(transport(server, max_concurrent=3), times=12)
+    assert server.most_in_flight == 3 and len(server.requests) == 12
+
+
+def test_requests_keep_the_rate(monkeypatch):
+    asked = waits(monkeypatch)
+    with OpenAIServer() as server:
+        post(transport(server, requests_per_minute=60.0), times=4)
+    assert len(asked) == 3 and max(asked) == pytest.approx(3.0, abs=0.5)
+
+
+def test_a_dead_server_gets_no_more_requests_than_probes():
+    with OpenAIServer(faults=lambda number: "500") as server:
+        made = transport(server, retries=30, max_wait_s=0.05, failures_to_open=4, probe_after_s=30.0)
+        with pytest.raises(ModelServerFault, match="no request is sent after 4 failures in a row, the last: HTTP 500"):
+            post(made)
+    assert len(server.requests) == 4 and made.breaker.is_open
+
+
+def test_requests_wait_for_a_server_that_comes_back():
+    with OpenAIServer() as server:
+        server.kill()
+        made = transport(server, retries=200, max_wait_s=5.0, failures_to_open=2, probe_after_s=0.05)
+
+        async def main():
+            asked = [asyncio.create_task(made.post("/chat/completions", BODY, timeout_s=5.0)) for _ in range(6)]
+            while not made.breaker.is_open:
+                await asyncio.sleep(0.01)
+            await asyncio.to_thread(server.start)
+            answers = await asyncio.gather(*asked)
+            await made.close()
+            return answers
+
+        answers = asyncio.run(main())
+    assert len(answers) == 6 and len(server.requests) == 6 and not made.breaker.is_open
+
+
+def test_being_asked_to_slow_down_does_not_open_the_circuit():
+    with OpenAIServer(faults=lambda number: "429" if number < 3 else None) as server:
+        made = transport(server, failures_to_open=1)
+        post(made)
+    assert made.breaker.opened == 0
+
+
+@pytest.mark.parametrize("fault", ["401", "403", "404", "400", "500", "429", "nonsense"])
+def test_the_key_is_in_the_header_and_in_no_text(fault, caplog):
+    caplog.set_level("DEBUG")
+    with OpenAIServer(faults=lambda number: fault) as server:
+        made = transport(server, key=KEY)
+        with pytest.raises((UserError, ModelServerFault)) as failure:
+            post(made)
+    assert server.headers[0]["Authorization"] == f"Bearer {KEY}"
+    texts = [str(failure.value), repr(failure.value), repr(made), caplog.text]
+    texts += [str(getattr(failure.value, "record", dict)())]
+    assert not any(KEY in text for text in texts)
+
+
+def test_a_server_that_quotes_a_wrong_key_does_not_put_it_into_the_error():
+    with OpenAIServer(key="another") as server:
+        made = transport(server, key=KEY)
+        with pytest.raises(
+            UserError, match="refuses the key in THE_KEY .HTTP 401: Incorrect API key provided"
+        ) as error:
+            asyncio.run(made.check())
+    assert KEY not in str(error.value) and "***" in str(error.value)
+
+
+def test_a_redirect_is_not_followed_since_it_could_take_the_key_elsewhere():
+    with OpenAIServer(key=KEY) as server, pytest.raises(UserError):
+        post(transport(server, key=KEY, url=server.url.replace("/v1", "/nowhere")))
+    assert server.requests == []
+
+
+def test_what_holds_the_key_does_not_travel_to_other_processes():
+    with OpenAIServer() as server, pytest.raises(TypeError, match="holds a key"):
+        pickle.dumps(transport(server, key=KEY))
+
+
+def test_a_check_names_an_unreachable_server_and_accepts_one_without_a_list_of_models():
+    with OpenAIServer(models=None) as server:
+        asyncio.run(transport(server).check())
+        server.kill()
+        with pytest.raises(
+            UserError, match=r"policy main: .*; start the server, or correct base_url \(http://127"
+        ) as error:
+            asyncio.run(transport(server, retries=1).check())
+    assert "\n" not in str(error.value)
