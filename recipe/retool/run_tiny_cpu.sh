@@ -15,21 +15,19 @@ config=(--config-path recipe/retool/config --config-name tiny_cpu)
 server=
 trap '[ -z "$server" ] || kill "$server" 2>/dev/null || true' EXIT
 
-free_port() { python -c 'import socket; s = socket.socket(); s.bind(("127.0.0.1", 0)); print(s.getsockname()[1])'; }
-
-# newer RESULTS MODEL: whether the results exist and belong to the model
-newer() { [ -f "$1" ] && [ ! "$2/config.json" -nt "$1" ]; }
-
-# evaluate STAGE MODEL: serve the model in OpenAI's form and play the test problems against the server
+# evaluate STAGE MODEL: serve the model in OpenAI's form, and play the test problems against the server, unless results
+# of this model exist
 evaluate() {
-  local results=$out/eval_$1
-  newer "$results/results.json" "$2" && return
-  local port
-  port=$(free_port)
-  verl-dag serve "$2" --port "$port" --model-name "$1" > "$out/serve_$1.log" 2>&1 &
+  local results=$out/eval_$1 log=$out/serve_$1.log url=
+  if [ -f "$results/results.json" ] && [ ! "$2/config.json" -nt "$results/results.json" ]; then return; fi
+  verl-dag serve "$2" --port 0 --model-name "$1" > "$log" 2> "$log.errors" &
   server=$!
-  verl-dag eval "$workflow" "${config[@]}" --base-url "http://127.0.0.1:$port/v1" --served-model "$1" \
-    --data "$out/data/test.parquet" -n "${SAMPLES:-8}" --seed "$seed" --output "$results"
+  until url=$(head -n 1 "$log") && [ -n "$url" ]; do  # its first line is the URL
+    kill -0 "$server" 2>/dev/null || { cat "$log.errors" >&2; exit 1; }
+    sleep 0.5
+  done
+  verl-dag eval "$workflow" "${config[@]}" --base-url "$url" --served-model "$1" --data "$out/data/test.parquet" \
+    -n "${SAMPLES:-8}" --seed "$seed" --output "$results"
   kill "$server"
   wait "$server" || true
   server=

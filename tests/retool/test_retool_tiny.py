@@ -1,0 +1,151 @@
+"""The laptop run: what its script starts, in which order, with which models; and, slowly, the run itself."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[2]
+SCRIPT = "recipe/retool/run_tiny_cpu.sh"
+PARTS = (SCRIPT, "recipe/dag/scripts", "pyproject.toml")
+
+FAKE_PYTHON = """#!/bin/bash
+printf '%s\\t' python "${MODEL_PATH:-}" "$@" >> "$LOG"; echo >> "$LOG"
+case "$*" in *recipe.dag.main*)
+  for step in 10 20; do
+    mkdir -p "$OUT/checkpoints/global_step_$step/main/actor/huggingface"
+    touch "$OUT/checkpoints/global_step_$step/main/actor/huggingface/config.json"
+  done ;;
+esac
+"""
+FAKE_COMMAND = """#!/bin/bash
+printf '%s\\t' "$@" >> "$LOG"; echo >> "$LOG"
+case $1 in
+  serve) if [ -n "${BROKEN_SERVER:-}" ]; then echo "error: no model" >&2; exit 2; fi
+    echo $$ >> "$PIDS"; sleep 0.2; echo http://127.0.0.1:1234/v1; exec sleep 60 ;;
+  eval) while [ $# -gt 1 ]; do [ "$1" != --output ] || results=$2; shift; done
+    mkdir -p "$results"; echo "[]" > "$results/results.json" ;;
+esac
+"""
+
+
+class Laptop:
+    """A copy of the script beside a Python and a verl-dag that only write down what they are asked."""
+
+    def __init__(self, folder: Path):
+        self.root, self.log, self.pids = folder / "project", folder / "log", folder / "pids"
+        for part in PARTS:
+            source, target = ROOT / part, self.root / part
+            target.parent.mkdir(parents=True, exist_ok=True)
+            (shutil.copytree if source.is_dir() else shutil.copy)(source, target)
+        self.bin = folder / "venv" / "bin"
+        self.bin.mkdir(parents=True)
+        for name, text in (("python", FAKE_PYTHON), ("verl-dag", FAKE_COMMAND)):
+            (self.bin / name).write_text(text)
+            (self.bin / name).chmod(0o755)
+
+    def run(self, *arguments: str, name: str = "retool_tiny", **env: str) -> tuple[int, list[list[str]], str]:
+        """Return the exit code, the commands without those of pip, and stderr."""
+        self.log.unlink(missing_ok=True)
+        paths = {"LOG": str(self.log), "PIDS": str(self.pids), "OUT": f"outputs/{name}", "PYTHON": sys.executable}
+        env = {"PATH": "/usr/bin:/bin", "VERL_DAG_VENV": str(self.bin.parent), **paths, **env}
+        command = ["bash", str(self.root / SCRIPT), *arguments]
+        done = subprocess.run(command, env=env, capture_output=True, text=True, timeout=60)
+        calls = [line.rstrip("\t").split("\t") for line in self.log.read_text().splitlines()]
+        return done.returncode, [call for call in calls if "pip" not in call], done.stderr
+
+    def servers_left(self) -> list[int]:
+        return [int(pid) for pid in self.pids.read_text().split() if Path(f"/proc/{pid}").exists()]
+
+
+@pytest.fixture
+def laptop(tmp_path) -> Laptop:
+    return Laptop(tmp_path)
+
+
+def option(call: list[str], name: str) -> str:
+    return call[call.index(name) + 1]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "env", "seed", "overrides"),
+    [((), {}, "0", []), (("2", "a=1"), {}, "2", ["a=1"]), (("a=1", "b=2"), {"SEED": "3"}, "3", ["a=1", "b=2"])],
+)
+def test_the_stages_run_in_order_each_on_the_model_of_the_one_before(laptop, arguments, env, seed, overrides):
+    name = "retool_tiny" + (f"_seed{seed}" if seed != "0" else "")
+    code, calls, _ = laptop.run(*arguments, name=name, **env)
+    assert code == 0
+    data, base, transcripts, sft, train, *evaluations, table = calls
+    out = f"outputs/{name}"
+    assert data[2:5] == ["preprocess/arithmetic.py", "--local_dir", f"{out}/data"]
+    assert option(base, "--output") == option(sft, "--model") == f"{out}/model"
+    assert option(transcripts, "--output") == sft[1] == f"{out}/data/sft.parquet" and sft[0] == "sft"
+    assert all(option(call, "--seed") == seed for call in (data, base, transcripts))
+    assert {f"seed={seed}", "optim.lr=5e-4"} <= set(sft) and option(sft, "--output") == f"{out}/sft"
+    assert {f"seed={seed}", f"model_path={out}/sft/huggingface", f"trainer.experiment_name={name}"} <= set(train)
+    assert train[len(train) - len(overrides) :] == overrides
+    last = f"{out}/checkpoints/global_step_20/main/actor/huggingface"
+    models = [call[1] for call in evaluations if call[0] == "serve"]
+    assert models == [f"{out}/model", f"{out}/sft/huggingface", last]
+    plays = [call for call in evaluations if call[0] == "eval"]
+    assert [option(call, "--output") for call in plays] == [f"{out}/eval_{stage}" for stage in ("base", "sft", "grpo")]
+    assert all(option(call, "--base-url") == "http://127.0.0.1:1234/v1" for call in plays)
+    assert all((option(call, "-n"), option(call, "--seed")) == ("8", seed) for call in plays)
+    assert all(option(call, "--data") == f"{out}/data/test.parquet" for call in plays)
+    assert table[-2:] == ["recipe.retool.table", out]
+    assert laptop.servers_left() == []
+
+
+def test_a_second_run_evaluates_only_models_that_changed(laptop):
+    laptop.run()
+    results = laptop.root / "outputs" / "retool_tiny" / "eval_sft" / "results.json"
+    model = laptop.root / "outputs" / "retool_tiny" / "sft" / "huggingface"
+    model.mkdir(parents=True)
+    (model / "config.json").touch()
+    os.utime(results, (1, 1))
+    code, calls, _ = laptop.run()
+    assert code == 0
+    # the pretended training writes its checkpoint again
+    assert [call[1] for call in calls if call[0] == "serve"][0] == "outputs/retool_tiny/sft/huggingface"
+    assert not any("eval_base" in word for call in calls for word in call)
+
+
+def test_a_server_that_does_not_start_ends_the_run_with_its_reason(laptop):
+    code, calls, stderr = laptop.run(BROKEN_SERVER="1")
+    assert code == 1 and stderr.endswith("error: no model\n") and calls[-1][0] == "serve"
+
+
+def test_the_script_names_files_that_exist():
+    words = (ROOT / SCRIPT).read_text().replace("=", " ").replace(":", " ").replace(")", " ").split()
+    named = [word for word in words if word.startswith(("recipe/", "preprocess/", "workflows/"))]
+    assert len(named) >= 5 and [word for word in named if not (ROOT / word).exists()] == []
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(1500)
+@pytest.mark.skipif(not list(Path(sys.prefix).glob(".verl-dag-*")), reason="needs the scripts' environment")
+def test_the_run_writes_its_table_and_resumes():
+    """Small sizes: the figures mean nothing, but every stage is real."""
+    seed = "987654"
+    out = ROOT / "outputs" / f"retool_tiny_seed{seed}"
+    shutil.rmtree(out, ignore_errors=True)
+    sizes = {"BASE_STEPS": "20", "SAMPLES": "1", "PYTHONPATH": str(ROOT), "VERL_DAG_VENV": sys.prefix}
+    command = ["bash", str(ROOT / SCRIPT), seed, "trainer.total_training_steps=1", "data.train_batch_size=4"]
+    try:
+        for repeated in (False, True):
+            done = subprocess.run(command, env={**os.environ, **sizes}, capture_output=True, text=True)
+            assert done.returncode == 0, done.stdout[-3000:] + done.stderr[-3000:]
+            table = json.loads((out / "table.json").read_text())
+            assert list(table) == ["base", "sft", "grpo"]
+            for row in table.values():
+                assert 0 <= row["low"] <= row["accuracy"] <= row["high"] <= 1
+                assert (row["problems"], row["episodes"], row["errors"]) == (64, 64, 0)
+            assert ("evaluation:" in done.stdout + done.stderr) != repeated
+    finally:
+        shutil.rmtree(out, ignore_errors=True)
