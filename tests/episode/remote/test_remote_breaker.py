@@ -21,8 +21,11 @@ def breaker(threshold: int = 3) -> tuple[CircuitBreaker, Clock]:
 
 def test_it_opens_after_that_many_failures_in_a_row():
     circuit, _ = breaker()
-    circuit.failed(), circuit.failed(), circuit.succeeded()
-    circuit.failed(), circuit.failed()
+    circuit.failed()
+    circuit.failed()
+    circuit.succeeded()
+    circuit.failed()
+    circuit.failed()
     assert circuit.enter() == 0.0 and not circuit.is_open
     circuit.failed()
     assert circuit.is_open and circuit.enter() == 5.0
