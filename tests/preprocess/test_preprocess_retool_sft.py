@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
+from types import SimpleNamespace
 
+import datasets
 import pyarrow.parquet as pq
 import pytest
 
@@ -86,6 +88,19 @@ def test_the_question_is_put_as_the_agent_puts_it(run):
     assert first["tools"] == [CodeInterpreter(None).schema]
     plain = run([row(FIRST + LAST)], "--workflow", "none")[1][0]
     assert [message["role"] for message in plain["messages"]][:2] == ["user", "assistant"]
+
+
+def test_the_hubs_data_set_is_the_default(tmp_path, monkeypatch):
+    asked = []
+
+    def load_dataset(path, name=None, *, split):
+        asked.append((path, name, split))
+        return SimpleNamespace(to_list=lambda: [row(LAST)])
+
+    monkeypatch.setattr(datasets, "load_dataset", load_dataset)
+    script.main(["--output", str(tmp_path / "all.parquet")])
+    assert asked == [("JoeYing/ReTool-SFT", None, "train")]
+    assert pq.read_metadata(tmp_path / "all.parquet").num_rows == 1
 
 
 def test_malformed_rows_are_counted_and_the_others_kept(run):
