@@ -48,6 +48,10 @@ KILL = "tests/examples/test_examples_sandbox.py::test_nothing_is_left_of_servers
 GAMES = "tests/examples/test_examples_games.py::test_the_command_writes_its_table_and_figure"
 PLAY = "tests/test_shipped.py::test_the_games_run_takes_names_and_beginnings_of_names"
 CURVES = "tests/examples/test_examples_games_curves.py::test_seeds_of_a_game_are_one_line_over_the_steps_that_all_have"
+RETOOL_DATA = (
+    "tests/retool/test_retool_preprocess_script.py::test_rows_are_filtered_and_split_and_again_with_the_same_bytes"
+)
+RETOOL_SFT = "tests/preprocess/test_preprocess_retool_sft.py::test_the_hubs_data_set_is_the_default"
 RETOOL_SMALL = "tests/test_shipped.py::test_retools_gpu_script_trains_twice_and_evaluates_each_model"
 RETOOL = "tests/retool/test_retool_tiny.py::test_the_stages_run_in_order_each_on_the_model_of_the_one_before"
 EVALUATES = "tests/retool/test_retool_evaluate_model.py::test_an_evaluation_for_real"
@@ -64,6 +68,15 @@ EXPLAINED = {
     ),
     "bash recipe/retool/run_tiny_cpu.sh": ("takes minutes and installs", RETOOL),
     "bash recipe/retool/run_tiny_cpu.sh 1": ("takes minutes and installs", RETOOL),
+    "bash recipe/retool/preprocess_data.sh data/dapo.parquet data/retool models/smollm2 --max_prompt_length 2048": (
+        "needs a model",
+        RETOOL_DATA,
+    ),
+    "python preprocess/retool_sft.py --output data/retool_sft/all.parquet": ("downloads the data set", RETOOL_SFT),
+    "python preprocess/split.py --input data/retool_sft/all.parquet --local_dir data/retool_sft --val_size 100": (
+        "needs the data set",
+        "tests/preprocess/test_preprocess_split.py::test_any_schema_is_split",
+    ),
     "bash recipe/retool_ma/run_tiny_cpu.sh": ("takes minutes and installs", TINY),
     "SEED=1 bash recipe/retool_ma/run_tiny_cpu.sh": ("takes minutes and installs", TINY),
     "bash recipe/retool_ma/run_tiny_revise_cpu.sh": ("takes minutes and installs", SEEDED),

@@ -180,8 +180,8 @@ def test_workers_work_at_the_same_time():
 
 
 def test_missing_library_is_the_users_to_mend():
-    hello = "import json; print(json.dumps({'ready': False, 'error': 'No module named math_verify'}))"
-    pool = GraderPool(command=[sys.executable, "-c", hello])
+    hello = {"ready": False, "error": "No module named math_verify", "package": "math-verify"}
+    pool = GraderPool(command=[sys.executable, "-c", f"import json; print(json.dumps({hello}))"])
     with pytest.raises(UserError, match="pip install math-verify"):
         asyncio.run(pool.grade("a", "b"))
     pool.shutdown()

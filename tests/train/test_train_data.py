@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from recipe.dag.errors import UserError
-from recipe.dag.train.data import Sampler, load_samples
+from recipe.dag.train.data import Columns, Sampler, load_samples
 
 MESSAGES = [{"role": "user", "content": "2 + 2?"}]
 
@@ -44,6 +44,22 @@ def test_a_truth_that_is_no_text_is_kept_as_json(parquet):
     assert load_samples(parquet([row(reward_model={"ground_truth": 0})]))[0]["ground_truth"] == "0"
 
 
+def test_a_prompt_a_response_and_tools_kwargs_are_enough(parquet):
+    tools = {"search": {"create_kwargs": {"index": "maths"}}}
+    rows = [
+        {"prompt": "2 + 2?", "response": "Two and two. \\boxed{4}", "tools_kwargs": tools, "agent_name": "tool_agent"},
+        {"prompt": "3 + 3?", "response": "\\boxed{6}", "tools_kwargs": tools, "agent_name": "tool_agent"},
+    ]
+    first, second = load_samples(parquet(rows))
+    assert first["prompt"] == MESSAGES and (first["ground_truth"], second["ground_truth"]) == ("4", "6")
+    assert first["tools_kwargs"] == tools and first["agent_name"] == "tool_agent"
+    system = {"role": "system", "content": "Count."}
+    file = parquet([{"prompt": [system, *MESSAGES], "response": "4", "extra_info": {"level": 3}}])
+    (only,) = load_samples(file, columns=Columns(add_prompt_suffix=" Box it."))
+    assert only["prompt"] == [system, {"role": "user", "content": "2 + 2? Box it."}]
+    assert only["ground_truth"] == "4" and only["extra_info"]["level"] == 3
+
+
 def test_several_files_are_read_in_order_and_cut(parquet):
     names = [parquet([row(data_source=f"{k}{i}") for i in range(2)], f"{k}.parquet") for k in "ab"]
     assert [s["data_source"] for s in load_samples(names)] == ["a0", "a1", "b0", "b1"]
@@ -59,7 +75,8 @@ def test_what_is_wrong_with_a_file_is_one_line_that_names_it(tmp_path, parquet):
         str(tmp_path / "absent.parquet"): "does not exist",
         str(tmp_path / "broken.parquet"): "broken.parquet",
         str(tmp_path / "empty.parquet"): "no rows",
-        parquet([{"prompt": MESSAGES, "answer": "4"}], "column.parquet"): "lacks the column reward_model",
+        parquet([{"prompt": MESSAGES, "truth": "4"}], "column.parquet"): "lacks the column reward_model",
+        parquet([{"prompt": MESSAGES, "response": ""}], "response.parquet"): "row 1: 'response' is empty or null",
         parquet(
             [row(), row(reward_model={"ground_truth": None})], "truth.parquet"
         ): "row 1: reward_model.ground_truth is missing",

@@ -70,12 +70,18 @@ def test_tools_kwargs_are_read_where_verl_has_them_and_at_the_top(open_tools):
     other = {"search": {"create_kwargs": {"index": "art"}}}  # parquet fills in execute_kwargs: null
     open_tools("['tool.py:Search']", {"tools_kwargs": row}, {"tools_kwargs": other})
     open_tools("['tool.py:Search']", {"extra_info": {"tools_kwargs": row}, "agent_name": "single_turn_agent"})
+    open_tools("[]", {"agent_name": "tool_agent"})  # the baseline without a tool takes the same data
 
 
 @pytest.mark.parametrize(
     ("tools", "column", "message"),
     [
-        ("[]", {"agent_name": "tool_agent"}, "sample 0: agent_name 'tool_agent' is not an agent of demo"),
+        ("[]", {"agent_name": "react_agent"}, "sample 0: agent_name 'react_agent' is not an agent of demo"),
+        (
+            "[code_interpreter], tool_loop: {format: hermes}",
+            {"agent_name": "single_turn_agent"},
+            "sample 0: agent_name 'single_turn_agent' is not an agent of demo",
+        ),
         ("[]", {"tools_kwargs": {"search": {"create_kwargs": {"k": 1}}}}, "no agent has a tool of that name"),
         ("['tool.py:Search']", {"tools_kwargs": {"find": {"create_kwargs": {"k": 1}}}}, "tools: search"),
         (

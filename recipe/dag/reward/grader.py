@@ -83,7 +83,7 @@ class Worker:
         except WorkerLost as error:
             raise WorkerLost(f"{error} while starting") from error
         if not hello["ready"]:
-            raise UserError(f"the math grader cannot start: {hello['error']}; pip install math-verify")
+            raise UserError(f"the grader cannot start: {hello['error']}; pip install {hello['package']}")
         return process
 
 
@@ -147,12 +147,15 @@ class GraderPool:
         if not prediction.strip() or hopeless(prediction, truth):
             self._count("hopeless")
             return False
+        return (await self.ask({"prediction": prediction, "truth": truth}, timeout_s))["equal"]
+
+    async def ask(self, request: dict, timeout_s: float | None = None) -> dict:
+        """Return a worker's answer to a request. `timeout_s` starts when a worker takes it. Raises GraderFault."""
         with self._lock:
             if self._waiting >= self._max_waiting:
                 raise GraderFault(f"{self._waiting} comparisons are already waiting", where="grader")
             self._waiting += 1
-        request = {"prediction": prediction, "truth": truth, "timeout_s": timeout_s or self.timeout_s}
-        job = self._threads.submit(self._compare, request)
+        job = self._threads.submit(self._compare, request | {"timeout_s": timeout_s or self.timeout_s})
         job.add_done_callback(self._on_done)
         return await asyncio.wrap_future(job)
 
@@ -166,7 +169,7 @@ class GraderPool:
     async def close(self) -> None:
         await asyncio.to_thread(self.shutdown)
 
-    def _compare(self, request: dict) -> bool:
+    def _compare(self, request: dict) -> dict:
         worker = self._idle.get()
         try:
             answer = worker.ask(request, request["timeout_s"])
@@ -176,7 +179,7 @@ class GraderPool:
         finally:
             self._idle.put(worker)
         self._count("symbolic")
-        return answer["equal"]
+        return answer
 
     def _on_done(self, _job: object) -> None:
         with self._lock:

@@ -49,7 +49,8 @@ def bound_cpu(seconds: float) -> None:
     resource.setrlimit(resource.RLIMIT_CPU, (limit if hard == resource.RLIM_INFINITY else min(limit, hard), hard))
 
 
-def main() -> None:
+def serve(load: Callable[[], Callable[[dict[str, Any]], dict[str, Any]]], package: str) -> None:
+    """Answer the requests on stdin with the function that `load` returns; `package` is what it imports."""
     # the protocol keeps the real stdout; anything that a library prints goes to stderr
     out = os.fdopen(os.dup(1), "w", buffering=1)
     os.dup2(2, 1)
@@ -59,20 +60,31 @@ def main() -> None:
     )
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
     try:
-        equal = load()
+        answer_to = load()
     except ImportError as error:
-        print(json.dumps({"ready": False, "error": str(error)}), file=out)
+        print(json.dumps({"ready": False, "error": str(error), "package": package}), file=out)
         return
     print(json.dumps({"ready": True}), file=out)
     for line in sys.stdin:
         request = json.loads(line)
         bound_cpu(2 * request["timeout_s"] + 5)
-        try:
-            answer = {"equal": equal(request["prediction"], request["truth"])}
-        except Exception as error:
-            # an answer that math-verify cannot parse is wrong
-            answer = {"equal": False, "error": type(error).__name__}
-        print(json.dumps(answer), file=out)
+        print(json.dumps(answer_to(request)), file=out)
+
+
+def main() -> None:
+    def load_answers() -> Callable[[dict[str, Any]], dict[str, Any]]:
+        equal = load()
+
+        def answer_to(request: dict[str, Any]) -> dict[str, Any]:
+            try:
+                return {"equal": equal(request["prediction"], request["truth"])}
+            except Exception as error:
+                # an answer that math-verify cannot parse is wrong
+                return {"equal": False, "error": type(error).__name__}
+
+        return answer_to
+
+    serve(load_answers, "math-verify")
 
 
 if __name__ == "__main__":

@@ -8,16 +8,17 @@ not change the order.
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
+from recipe.dag.episode.toolset import TOOLS_KWARGS
 from recipe.dag.errors import UserError
 from recipe.dag.train.ground_truth import ground_truths
-from recipe.dag.train.problems import read_rows, row_of, to_items
+from recipe.dag.train.problems import ANSWER_KEYS, read_rows, row_of, to_items
 from recipe.dag.train.tool_columns import columns_of
 
 Sample = dict[str, Any]
@@ -59,7 +60,10 @@ def load_samples(
         try:
             part = what.removesuffix("_files")
             rows = read_rows(name, columns.split, columns.name, options=f"{part}_split and {part}_name")
-            if "reward_model" not in rows[0] and not isinstance(rows[0].get("prompt"), list):
+            answers = (columns.label_key,) if columns.label_key else ANSWER_KEYS
+            if "reward_model" not in rows[0] and (
+                not isinstance(rows[0].get("prompt"), list) or any(key in rows[0] for key in answers)
+            ):
                 rows = _in_schema(rows, name, columns)
         except UserError as error:
             raise UserError(f"{what}: {error}") from error
@@ -73,21 +77,38 @@ def load_samples(
 
 
 def _in_schema(rows: list[dict[str, Any]], name: str, columns: Columns) -> list[dict[str, Any]]:
+    """Convert rows of a problem and an answer, such as {prompt, response, tools_kwargs}. Prompts that are messages stay
+    messages; the columns that concern agents and tools are kept."""
+    messages = {}
+    if isinstance(rows[0].get("prompt"), list) and columns.input_key in (None, "prompt"):
+        for number, row in enumerate(rows):
+            try:
+                messages[number] = prompt_of(row)
+            except UserError as error:
+                raise UserError(f"{name}: row {number + 1}: {error}") from error
+        rows = [row | {"prompt": str(messages[number][-1]["content"])} for number, row in enumerate(rows)]
+        columns = replace(columns, input_key="prompt")
     items = to_items(rows, name, columns.input_key, columns.label_key)
     truths = ground_truths([item.answer for item in items], name, columns.answer_format)
     source, suffix = Path(name).stem, columns.add_prompt_suffix
-    return [
-        row_of(source, item.problem + suffix, truth, index, columns.split)
-        for index, (item, truth) in enumerate(zip(items, truths, strict=True))
-    ]
+    made = []
+    for index, (item, truth) in enumerate(zip(items, truths, strict=True)):
+        row = row_of(source, item.problem + suffix, truth, index, columns.split)
+        if index in messages:
+            row["prompt"] = [*messages[index][:-1], messages[index][-1] | {"content": item.problem + suffix}]
+        row |= {key: item.source[key] for key in ("agent_name", TOOLS_KWARGS) if item.source.get(key) is not None}
+        if isinstance(extra := item.source.get("extra_info"), dict):
+            row["extra_info"] |= {key: value for key, value in extra.items() if value is not None}
+        made.append(row)
+    return made
 
 
 def _sample(row: dict[str, Any], where: str) -> Sample:
-    prompt, reward_model = row.get("prompt"), row.get("reward_model")
-    if isinstance(prompt, str):
-        prompt = [{"role": "user", "content": prompt}]
-    if not prompt or not all(isinstance(m, dict) and {"role", "content"} <= m.keys() for m in prompt):
-        raise UserError(f"{where}: column prompt must be a list of {{role, content}} messages")
+    try:
+        prompt = prompt_of(row)
+    except UserError as error:
+        raise UserError(f"{where}: {error}") from error
+    reward_model = row.get("reward_model")
     truth = reward_model.get("ground_truth") if isinstance(reward_model, dict) else None
     if truth is None:
         raise UserError(f"{where}: reward_model.ground_truth is missing")
@@ -95,11 +116,25 @@ def _sample(row: dict[str, Any], where: str) -> Sample:
     if not isinstance(extra, dict):
         raise UserError(f"{where}: column extra_info must be a struct, not {type(extra).__name__}")
     return columns_of(row, where) | {
-        "prompt": [dict(message) for message in prompt],
+        "prompt": prompt,
         "ground_truth": truth if isinstance(truth, str) else json.dumps(truth),
         "data_source": row.get("data_source") or "",
         "extra_info": {key: value for key, value in extra.items() if value is not None},
     }
+
+
+def prompt_of(row: Mapping[str, Any], column: str = "prompt") -> list[dict[str, Any]]:
+    """Return a row's prompt as messages; a text is a user's message. Raises UserError."""
+    prompt = row.get(column)
+    if isinstance(prompt, str):
+        prompt = [{"role": "user", "content": prompt}]
+    if (
+        not isinstance(prompt, list)
+        or not prompt
+        or not all(isinstance(m, dict) and {"role", "content"} <= m.keys() for m in prompt)
+    ):
+        raise UserError(f"column {column} must be a list of {{role, content}} messages")
+    return [dict(message) for message in prompt]
 
 
 class Sampler:

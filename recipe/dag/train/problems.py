@@ -18,7 +18,7 @@ import pyarrow.parquet as pq
 from recipe.dag.errors import UserError
 
 PROBLEM_KEYS = ("problem", "prompt", "question", "Problem", "Question")
-ANSWER_KEYS = ("answer", "Answer", "solution")
+ANSWER_KEYS = ("answer", "Answer", "solution", "response")
 _HUB_NAME = re.compile(r"[\w.-]+/[\w.-]+")
 _FILE_SUFFIXES = (".json", ".jsonl", ".parquet")
 DEFAULT_CONFIGURATIONS = {"openai/gsm8k": "main"}

@@ -62,7 +62,9 @@ def check_columns(samples: Sequence[Mapping[str, Any]], workflow: Workflow, tool
     """Raise UserError for a sample that names an agent or a tool option that the workflow does not have. `tools` holds
     the workflow's tools, or their classes, by the name in their schema."""
     loops = any(agent.tool_loop for agent in workflow.agents)
-    agents = {"tool_agent" if loops else "single_turn_agent", *(agent.name for agent in workflow.agents)}
+    # verl's agent loops: tool_agent answers in one turn where there is no tool, single_turn_agent never calls one
+    known = {"tool_agent"} if loops else {"tool_agent", "single_turn_agent"}
+    agents = known | {agent.name for agent in workflow.agents}
     for number, sample in enumerate(samples):
         name = sample.get("agent_name")
         if name is not None and name not in agents:
