@@ -44,7 +44,7 @@ def launch(overrides: list[str], *, name: str = NAME, folder: Path | None = None
         inputs = check(config, processes=processes)
         if inputs is None:
             return
-        announce("loading verl")
+        announce("loading verl" if processes == 1 else f"training in {processes} processes")
         code = train(config, inputs, announce=announce) if processes == 1 else _spawn(config, processes)
     finally:
         end_phase()
