@@ -194,3 +194,18 @@ def test_training_lowers_the_loss_and_a_killed_run_ends_like_an_undisturbed_one(
     arguments = command(data, model, whole, *settings, "optim.lr=0.02")
     other = subprocess.run(arguments, env=ENV, capture_output=True, text=True)
     assert other.returncode == 2 and "optim.lr: was 0.01, now 0.02" in other.stderr
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(900)
+def test_two_processes_have_the_losses_of_one(data, model, tmp_path):
+    curves = []
+    for processes in (1, 2):
+        output = tmp_path / str(processes)
+        settings = ("trainer.total_training_steps=2", f"trainer.n_gpus_per_node={processes}")
+        done = subprocess.run(command(data, model, output, *settings), env=ENV, capture_output=True, text=True)
+        assert done.returncode == 0, done.stderr[-3000:]
+        curves.append(losses(output))
+        assert (output / "huggingface" / "model.safetensors").is_file()
+    for alone, shared in zip(*curves, strict=True):
+        assert alone == pytest.approx(shared, rel=1e-4)

@@ -9,6 +9,7 @@ from __future__ import annotations
 import os
 import signal
 import sys
+import warnings
 from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -214,6 +215,8 @@ def _join(platform: str) -> None:
 
 def main(arguments: list[str]) -> int:
     """Train as one of torchrun's processes."""
+    # verl warns about each engine that is not installed
+    warnings.filterwarnings("ignore", message=r"\w+ engine is not available")
     config = OmegaConf.load(arguments[0])
     assert isinstance(config, DictConfig)  # the file that `recipe.dag.sft` wrote
     try:
