@@ -86,6 +86,10 @@ EXPLAINED = {
         "needs a GPU",
         REFUSAL,
     ),
+    "verl-dag serve MODEL --port 8000 --model-name my-model": (
+        "serves until it is stopped",
+        "tests/test_cli_serve.py::test_serve_prints_its_url_and_ends_at_a_signal",
+    ),
     "bash my_task/run_tiny_cpu.sh": ("takes a minute", "tests/test_new.py::test_it_trains_as_it_is"),
     "bash tests/run.sh": ("runs this test", TINY),
     "bash tests/run.sh --fast": ("runs other tests", TINY),
@@ -207,7 +211,8 @@ def test_command_runs(command, project, monkeypatch, capfd):
     started = []
 
     async def start(config, workflow, **kwargs):
-        assert all(resolve_env(policy.model.path, "model.path") for policy in workflow.policies.values())
+        local = [workflow.policies[name] for name in workflow.local_policies()]
+        assert all(resolve_env(policy.model.path, "model.path") for policy in local)
         started.append((config, workflow))
 
     monkeypatch.setattr(recipe.dag.main, "run", start)

@@ -12,6 +12,7 @@ from recipe.dag.settings.pools import plan_pools
 from recipe.dag.train.models import find_models
 from recipe.dag.workflow.plan import make_plan
 from recipe.dag.workflow.problem import WorkflowError
+from recipe.dag.workflow.render import to_text
 from recipe.dag.workflow_file import load_workflow
 from recipe.dag.workflow_import import import_workflow
 
@@ -50,8 +51,10 @@ def test_an_api_policy_is_frozen_and_needs_no_device_or_model(tmp_path, monkeypa
     assert workflow.policies["outside"].frozen and workflow.trained_policies() == ("main",)
     assert workflow.local_policies() == ("main",)
     assert [pool.policies for pool in plan_pools(workflow, nnodes=1, n_gpus_per_node=1)] == [("main",)]
-    paths = {policy.name: policy.path for policy in make_plan(workflow).policies}
-    assert paths["outside"] == "m at http://localhost:8000/v1"
+    plan = make_plan(workflow)
+    assert {policy.name: policy.path for policy in plan.policies}["outside"] == "m at http://localhost:8000/v1"
+    (row,) = [line for line in to_text(plan).splitlines() if "m at http" in line]
+    assert row.split()[-4:] == ["frozen", "-", "helper", "none"]
     api = evaluation_of(workflow, api=api_of("http://localhost:1/v1", "x"))
     assert api.local_policies() == () and find_models(api).policies == {}
 

@@ -42,6 +42,7 @@ class PlannedPolicy(Frozen):
     lr: float | None
     train_cycle: int | None
     gpus: int | None
+    behind_api: bool
     agents: tuple[str, ...]
     max_generated_tokens: int
     """Maximum per episode, over all its agents."""
@@ -219,6 +220,7 @@ def _policy(workflow: Workflow, name: str, agents: tuple[PlannedAgent, ...]) -> 
         lr=policy.lr,
         train_cycle=policy.train_cycle,
         gpus=policy.gpus,
+        behind_api=policy.api is not None,
         agents=tuple(agent.name for agent in users),
         max_generated_tokens=sum(agent.max_generated_tokens for agent in users),
     )

@@ -74,7 +74,8 @@ def _policy_row(policy: PlannedPolicy) -> list[str]:
     critic = {None: "-", policy.name: "its own"}.get(policy.critic, f"that of {policy.critic}")
     shared = " (shared)" if len(policy.agents) > 1 else ""
     agents = ", ".join(policy.agents) + shared
-    return [policy.name, policy.path, weights, critic, agents, str(policy.gpus or "shared")]
+    gpus = "none" if policy.behind_api else str(policy.gpus or "shared")
+    return [policy.name, policy.path, weights, critic, agents, gpus]
 
 
 def _loop(loop: PlannedLoop) -> str:

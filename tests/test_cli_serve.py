@@ -1,0 +1,91 @@
+"""`verl-dag serve` as a process, and an evaluation against it: by messages, by token ids, and through faults."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import urllib.request
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from tests.episode.openai_server import OpenAIServer, scattered
+from tests.test_cli_eval_api import evaluate, task
+
+__all__ = ["task"]
+ROOT = Path(__file__).parents[1]
+
+
+@pytest.fixture(scope="module")
+def model(tiny_model, tmp_path_factory) -> Path:
+    """The tiny model with a tokenizer of bytes, so that every text can be encoded."""
+    from tokenizers import Tokenizer, decoders, models, pre_tokenizers
+    from transformers import AutoModelForCausalLM, PreTrainedTokenizerFast, Qwen2Config
+
+    folder = tmp_path_factory.mktemp("byte_model")
+    alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
+    vocabulary = {"<pad>": 0, "<|im_end|>": 1, **{letter: number + 2 for number, letter in enumerate(alphabet)}}
+    letters = Tokenizer(models.BPE(vocabulary, []))
+    letters.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    letters.decoder = decoders.ByteLevel()
+    tokenizer = PreTrainedTokenizerFast(tokenizer_object=letters, pad_token="<pad>", eos_token="<|im_end|>")
+    tokenizer.chat_template = (
+        "{% for m in messages %}{{ m['content'] + '<|im_end|>' }}{% endfor %}"
+        "{% if add_generation_prompt %}{{ '>' }}{% endif %}"
+    )
+    config = Qwen2Config.from_pretrained(tiny_model, vocab_size=len(vocabulary), max_position_embeddings=512)
+    AutoModelForCausalLM.from_config(config).save_pretrained(folder)
+    tokenizer.save_pretrained(folder)
+    return folder
+
+
+@pytest.fixture(scope="module")
+def served(model) -> Iterator[tuple[str, subprocess.Popen]]:
+    command = [sys.executable, "-m", "recipe.dag.cli", "serve", str(model), "--port", "0", "--model-name", "test"]
+    env = {**os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"}
+    process = subprocess.Popen(command, env=env, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True)
+    try:
+        assert process.stdout is not None
+        yield process.stdout.readline().strip(), process
+    finally:
+        process.kill()
+        process.wait()
+
+
+def texts(folder: Path) -> dict[tuple[str, int], list[str]]:
+    """The texts of each episode in the log."""
+    lines = map(json.loads, (folder / "episodes.jsonl").read_text().splitlines())
+    return {(line["uid"], line["index"]): [call["text"] for call in line["calls"]] for line in lines}
+
+
+@pytest.mark.slow
+def test_an_evaluation_gives_the_same_texts_by_messages_by_ids_and_through_faults(served, model, task):
+    url, _ = served
+    workflow = (task / "w.yaml").read_text().replace(
+        "tools: [code_interpreter], tool_loop: {max_generations: 3}", "sampling: {max_tokens: 24, top_p: 0.95}"
+    )  # fmt: skip
+    (task / "w.yaml").write_text(workflow)
+    runs = {"plain": evaluate(task, url, "-n", "4", output="plain")}
+    runs["ids"] = evaluate(task, url, "-n", "4", "--tokenizer", str(model), output="ids")
+    shares = {"drop": 0.05, "429": 0.05, "500": 0.05}
+    with OpenAIServer(upstream=url, faults=scattered(shares, seed=2)) as proxy:
+        runs["faults"] = evaluate(task, proxy.url, "-n", "4", "--max-concurrent", "3", output="faults")
+    assert {name: done.returncode for name, done in runs.items()} == dict.fromkeys(runs, 0), runs
+    assert all("32 episodes, 0 errors" in done.stdout and "imported:\n" in done.stdout for done in runs.values())
+    plain = texts(task / "plain")
+    assert len(plain) == 32 and len({str(text) for text in plain.values()}) > 16
+    assert texts(task / "ids") == texts(task / "faults") == plain
+    assert len(proxy.requests) > 32
+
+
+@pytest.mark.slow
+def test_serve_prints_its_url_and_ends_at_a_signal(served):
+    url, process = served
+    with urllib.request.urlopen(f"{url}/models", timeout=30) as answer:
+        assert json.load(answer)["data"][0]["id"] == "test"
+    process.send_signal(signal.SIGTERM)
+    assert process.wait(30) == 0
