@@ -187,11 +187,11 @@ def taught_model(tmp_path_factory) -> Path:
 @pytest.mark.timeout(1800)
 def test_three_kills_change_nothing(tmp_path, data, taught_model):
     """The evaluating process, killed three times in the middle, leaves the file of an undisturbed run."""
-    options = ["--samples", "8", "--max-tokens", "64", "--max-turns", "3", "--requests", "4", "--programs", "2"]
+    options = ["--samples", "4", "--max-tokens", "40", "--max-turns", "2", "--requests", "4", "--programs", "2"]
     with served(taught_model, tmp_path) as url:
         steady, out = tmp_path / "steady", tmp_path / "out"
         evaluate(data, steady, url, *options)
-        total = PROBLEMS * 8
+        total = PROBLEMS * 4
         log, left = out / "episodes.jsonl", 0
         for wanted in (total // 8, total // 3, total // 2):
             process = start(data, out, url, *options)
@@ -207,7 +207,7 @@ def test_three_kills_change_nothing(tmp_path, data, taught_model):
     assert text.count(f" of {total} episodes; the others are run") == 3
     episodes = [json.loads(line) for line in log.read_text().splitlines()]
     assert {(episode["uid"], episode["index"]) for episode in episodes} == {
-        (f"val-{problem}", sample) for problem in range(PROBLEMS) for sample in range(8)
+        (f"val-{problem}", sample) for problem in range(PROBLEMS) for sample in range(4)
     }
     assert len(episodes) == total and len({episode["calls"][0]["text"] for episode in episodes}) > total // 4
     for name in ("retool_results.json", "results.json"):
