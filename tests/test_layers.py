@@ -31,6 +31,7 @@ LAYERS = (
     {"run"},
     {"main"},
     {"inspection"},
+    {"doctor_options"},
     {"cli"},
 )
 """From the bottom: a package or module imports those below it, and of its own layer itself alone."""
