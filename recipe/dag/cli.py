@@ -376,10 +376,21 @@ def doctor(
     from recipe.dag.doctor import examine
     from recipe.dag.doctor_options import option_checks
 
-    options = {"workflow": workflow, "sandbox_url": sandbox_url, "sandbox_token": sandbox_token, "base_url": base_url}
-    options |= {"key_env": key_env, "model": model, "data": data, "max_prompt_length": max_prompt_length}
-    options |= {"config_path": config_path, "config_name": config_name, "gpu_gb": gpu_gb, "overrides": overrides or []}
-    if not examine(typer.echo, option_checks(**options) or None):
+    checks = option_checks(
+        workflow=workflow,
+        sandbox_url=sandbox_url,
+        sandbox_token=sandbox_token,
+        base_url=base_url,
+        key_env=key_env,
+        model=model,
+        data=data,
+        max_prompt_length=max_prompt_length,
+        gpu_gb=gpu_gb,
+        overrides=overrides or [],
+        config_path=config_path,
+        config_name=config_name,
+    )
+    if not examine(typer.echo, checks or None):
         raise typer.Exit(1)
 
 
