@@ -32,6 +32,7 @@ LAYERS = (
     {"main"},
     {"sft"},
     {"inspection"},
+    {"doctor_options"},
     {"cli"},
 )
 """From the bottom: a package or module imports those below it, and of its own layer itself alone."""

@@ -123,6 +123,18 @@ EXPLAINED = {
         "needs GPUs",
         "tests/retool/test_retool_train_script.py::test_the_arguments_become_settings_and_the_rest_follows",
     ),
+    "verl-dag compare outputs/retool_ma_tiny outputs/retool_ma_single_agent_tiny outputs/retool_ma_no_tool_tiny "
+    "-o outputs/compare.json": (
+        "needs runs",
+        "tests/report/test_report_compare.py::test_the_command_prints_the_table_and_writes_it",
+    ),
+    "verl-dag doctor --sandbox-url http://127.0.0.1:8080 --base-url http://127.0.0.1:30000/v1 "
+    "--key-env OPENAI_API_KEY": (
+        "needs servers",
+        "tests/test_doctor_options.py::test_an_openai_server_lists_its_models",
+    ),
+    "verl-dag doctor workflows/workflow_retool.yaml --model MODEL --data data/train.parquet --max-prompt-length 2048 "
+    "--gpu-gb 80": ("needs a model", "tests/test_doctor_options.py::test_memory_is_that_of_the_plan"),
     "bash my_task/run_tiny_cpu.sh": ("takes a minute", "tests/test_new.py::test_it_trains_as_it_is"),
     "bash tests/run.sh": ("runs this test", TINY),
     "bash tests/run.sh --fast": ("runs other tests", TINY),

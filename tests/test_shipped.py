@@ -230,6 +230,17 @@ def test_a_tiny_run_takes_a_seed_before_overrides(recipe, arguments, env, seed, 
     )
 
 
+@pytest.mark.parametrize("baseline", ["no_tool", "single_agent"])
+def test_a_tiny_run_of_a_baseline_has_its_own_teacher_and_folder(baseline, started):
+    script = ROOT / "recipe" / "retool_ma" / f"run_tiny_{baseline}_cpu.sh"
+    _, model, (path, train) = [call for call in started(script, "1", "a=1") if "pip" not in call[1]]
+    workflow = f"workflows/workflow_{baseline}{'_tool' * (baseline == 'single_agent')}.yaml"
+    assert path == f"outputs/retool_ma_{baseline}_tiny_seed1/model" and train[-1] == "a=1"
+    assert workflow in model[1] and f"workflow={workflow}" in train and (ROOT / workflow).exists()
+    last = len(model[1]) - 1 - model[1][::-1].index("--teacher")
+    assert model[1][last + 1] == "recipe/retool_ma/baseline_teacher.py:Teacher", "the last one counts"
+
+
 def test_the_games_run_takes_names_and_beginnings_of_names(started):
     script = ROOT / "examples" / "games" / "run_tiny_cpu.sh"
     calls = [words for _, words in started(script, "climbing", "relay_4", SEED="1") if "pip" not in words]

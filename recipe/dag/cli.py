@@ -260,6 +260,28 @@ def pass_at_k(
 
 
 @app.command()
+def compare(
+    runs: Annotated[list[Path], typer.Argument(metavar="RUN...", help="Output folders of training runs.")],
+    tokens: Annotated[
+        int | None,
+        typer.Option(min=0, help="Generated tokens of training to compare at. (default: as many as all runs have)"),
+    ] = None,
+    output: Annotated[Path, typer.Option("--output", "-o", help="The JSON file to write.")] = Path("compare.json"),
+) -> None:
+    """Compare runs when their training had generated equally many tokens: accuracy, code pass rate, calls, tokens."""
+    from recipe.dag.report.compare import compare as compare_runs
+    from recipe.dag.report.compare import lines_of
+
+    comparison = compare_runs(runs, tokens)
+    try:
+        output.parent.mkdir(parents=True, exist_ok=True)
+        output.write_text(json.dumps(comparison, indent=1) + "\n", encoding="utf-8")
+    except OSError as error:
+        raise UserError(f"{output}: cannot be written: {error.strerror}") from error
+    typer.echo("\n".join([*lines_of(comparison), f"{output}: written"]))
+
+
+@app.command()
 def train(
     overrides: _Overrides = None,
     config_path: _ConfigPath = None,
@@ -408,11 +430,47 @@ def serve_model(
 
 
 @app.command()
-def doctor() -> None:
-    """Check this machine: one line per check, exit code 1 if a run needs something that is missing."""
+def doctor(
+    workflow: Annotated[
+        str | None, typer.Argument(metavar="[WORKFLOW]", help="Estimate the memory of each GPU.", show_default=False)
+    ] = None,
+    overrides: _Overrides = None,
+    sandbox_url: Annotated[str | None, typer.Option(help="Run a program on this sandbox server.")] = None,
+    sandbox_token: Annotated[str | None, typer.Option(help="Its token, if it asks for one.")] = None,
+    base_url: Annotated[str | None, typer.Option(help="List the models of this OpenAI-compatible server.")] = None,
+    key_env: Annotated[str, typer.Option(help="Environment variable with its key.")] = "OPENAI_API_KEY",
+    model: Annotated[
+        str | None, typer.Option(help="Check its chat template, and parse a tool call that the template writes.")
+    ] = None,
+    data: Annotated[
+        str | None,
+        typer.Option(help="With --model: histogram of its prompts' lengths, as WORKFLOW renders them."),
+    ] = None,
+    max_prompt_length: Annotated[int, typer.Option(min=1, help="With --data: the limit, in tokens.")] = 2048,
+    gpu_gb: Annotated[float | None, typer.Option(min=1, help="With WORKFLOW: memory of each GPU, GB.")] = None,
+    config_path: _ConfigPath = None,
+    config_name: _ConfigName = "dag",
+) -> None:
+    """Check this machine: one line per check, exit code 1 if a run needs something that is missing. With any option,
+    or a workflow, only what they name is checked."""
     from recipe.dag.doctor import examine
+    from recipe.dag.doctor_options import option_checks
 
-    if not examine(typer.echo):
+    checks = option_checks(
+        workflow=workflow,
+        sandbox_url=sandbox_url,
+        sandbox_token=sandbox_token,
+        base_url=base_url,
+        key_env=key_env,
+        model=model,
+        data=data,
+        max_prompt_length=max_prompt_length,
+        gpu_gb=gpu_gb,
+        overrides=overrides or [],
+        config_path=config_path,
+        config_name=config_name,
+    )
+    if not examine(typer.echo, checks or None):
         raise typer.Exit(1)
 
 
