@@ -172,3 +172,41 @@ def test_an_unreachable_server_is_one_line(task, failing):
 )
 def test_options_without_an_effect_are_errors(arguments, message, failing):
     assert message in failing(*arguments)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["report.conversations_file=results.json"], "must be the name of a new file in the output folder"),
+        (["report.conversations_file=../x.json"], "must be the name of a new file in the output folder"),
+        (["report.conversations_file=x.json", "--tokenizer", "t"], "works on token ids, not messages"),
+    ],
+)
+def test_conversations_that_cannot_be_written_are_errors(arguments, message, failing):
+    assert message in failing("--base-url", "http://h/v1", "--served-model", "m", *arguments)
+
+
+def test_results_are_written_even_if_most_episodes_failed_and_the_same_command_repeats_those(task):
+    (task / "w.yaml").write_text(WORKFLOW.replace("tools: [code_interpreter], tool_loop: {max_generations: 3}", ""))
+    options = ["-n", "2", "report.conversations_file=all.json"]
+
+    healthy = {"Say 0.", "Say 1."}
+
+    def mostly(body: dict) -> object:
+        text = echo(body)
+        lost = {"message": {"role": "assistant", "content": text}, "finish_reason": "unheard of"}
+        return text if text in healthy else lost
+
+    with OpenAIServer(mostly) as server:
+        done = evaluate(task, server.url, *options)
+        assert done.returncode == 2 and "Traceback" not in done.stderr
+        last = done.stderr.strip().splitlines()[-1]
+        assert "12 of 16 episodes failed" in last and "the same command repeats them" in last
+        first = json.loads((task / "out" / "all.json").read_text())
+        assert [first["metadata"][key] for key in ("graded", "errors", "accuracy")] == [4, 12, 1.0]
+        assert sum("error" in item for item in first["results"]) == 12
+        healthy |= {f"Say {k}." for k in range(8)}
+        server.requests.clear()
+        assert evaluate(task, server.url, *options).returncode == 0
+        assert len(server.requests) == 12
+    assert json.loads((task / "out" / "all.json").read_text())["metadata"]["graded"] == 16

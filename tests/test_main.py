@@ -135,7 +135,7 @@ def test_what_breaks_under_a_signal_to_all_processes_ends_the_run_in_one_line(mo
     monkeypatch.setattr(main, "_launch", dies)
     with pytest.raises(SystemExit) as ended:
         main.launch("dag", [], evaluate_only=evaluate_only)
-    left = "no results were written" if evaluate_only else "the same command resumes from global_step_3"
+    left = "the same command goes on where it was" if evaluate_only else "the same command resumes from global_step_3"
     assert ended.value.code == 143
     assert capsys.readouterr().err == f"interrupted (SIGTERM: RuntimeError: The actor died.); {left}\n"
 

@@ -49,9 +49,20 @@ GAMES = "tests/examples/test_examples_games.py::test_the_command_writes_its_tabl
 PLAY = "tests/test_shipped.py::test_the_games_run_takes_names_and_beginnings_of_names"
 CURVES = "tests/examples/test_examples_games_curves.py::test_seeds_of_a_game_are_one_line_over_the_steps_that_all_have"
 RETOOL = "tests/retool/test_retool_tiny.py::test_the_stages_run_in_order_each_on_the_model_of_the_one_before"
+EVALUATES = "tests/retool/test_retool_evaluate_model.py::test_an_evaluation_for_real"
 EXPLAINED = {
     "bash recipe/retool/run_tiny_cpu.sh": ("takes minutes and installs", RETOOL),
     "bash recipe/retool/run_tiny_cpu.sh 1": ("takes minutes and installs", RETOOL),
+    "bash recipe/retool/evaluate_model.sh MODEL outputs/aime24 http://localhost:8000/v1 local ''": (
+        "needs a model server",
+        EVALUATES,
+    ),
+    "bash recipe/retool/evaluate_model.sh MODEL outputs/aime25 http://localhost:8000/v1 local '' --benchmark aime25 "
+    "--data aime_2025.json": ("needs a model server", EVALUATES),
+    "verl-dag pass-at-k outputs/aime24/retool_results.json --k 1,8,32": (
+        "needs an evaluation",
+        "tests/report/test_report_pass_table.py::test_the_published_form",
+    ),
     "bash recipe/retool_ma/run_tiny_cpu.sh": ("takes minutes and installs", TINY),
     "SEED=1 bash recipe/retool_ma/run_tiny_cpu.sh": ("takes minutes and installs", TINY),
     "bash recipe/retool_ma/run_tiny_revise_cpu.sh": ("takes minutes and installs", SEEDED),

@@ -6,14 +6,16 @@ Invariant: pure, except that it reads the folder names of a checkpoint; it start
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 from omegaconf import DictConfig
 
+from recipe.dag.episode.generation import sampling_of
 from recipe.dag.errors import UserError
 from recipe.dag.train import checkpoint
 from recipe.dag.types.model import Api
 from recipe.dag.workflow.checks.api import url_problem, variable_problem
-from recipe.dag.workflow.schema import Policy, Workflow
+from recipe.dag.workflow.schema import Agent, Policy, Workflow
 
 
 def evaluation_of(
@@ -75,6 +77,35 @@ def find_checkpoint(folder: Path) -> Path:
     )
 
 
+def describe_evaluation(config: DictConfig, workflow: Workflow, *, max_programs: int | None) -> dict[str, Any]:
+    """Return the settings of an evaluation for the reader of its results: model, limits and sampling.
+
+    max_programs: programs at once, None without a sandbox
+    """
+    models = {
+        name: policy.api.model if policy.api is not None else policy.model.path
+        for name, policy in workflow.policies.items()
+    }
+    loops = [agent.tool_loop.max_generations for agent in workflow.agents if agent.tool_loop is not None]
+    in_flight = config.rollout.max_in_flight
+    apis = [policy.api.max_concurrent for policy in workflow.policies.values() if policy.api is not None]
+    return {
+        "model": next(iter(models.values())) if len(models) == 1 else models,
+        "n_samples": config.validation.n,
+        "max_turns": max(loops, default=1),
+        "max_concurrent_requests": min([in_flight, *apis]) if len(apis) < 2 else min(in_flight, sum(apis)),
+        "max_concurrent_sandbox": max_programs,
+        "sandbox_timeout": config.sandbox.timeout_s if max_programs is not None else None,
+        "seed": config.seed,
+        "sampling": {agent.name: _sampling(agent) for agent in workflow.agents},
+    }
+
+
+def _sampling(agent: Agent) -> dict[str, Any]:
+    sampling = sampling_of(agent, validate=True)
+    return {key: sampling[key] for key in ("temperature", "top_p", "top_k", "max_tokens")}
+
+
 def check_model_option(workflow: Workflow) -> None:
     """Raise UserError for --model if no policy's model is MODEL_PATH."""
     paths = {name: policy.model.path for name, policy in workflow.policies.items()}
@@ -113,6 +144,22 @@ def check_output(config: DictConfig) -> None:
         raise UserError(f"{folder}: holds a training run, whose results would be overwritten; pass another --output")
     if folder.exists() and not folder.is_dir():
         raise UserError(f"{folder}: is a file; pass another --output")
+
+
+def check_conversations(config: DictConfig, workflow: Workflow) -> None:
+    """Raise UserError for `report.conversations_file` if a policy does not exchange messages: the run would have no
+    conversations to write."""
+    name = config.report.conversations_file
+    if not name:
+        return
+    if Path(name).name != name or name in ("results.json", "summary.json", "evaluation.json", "episodes.jsonl"):
+        raise UserError(f"report.conversations_file={name} must be the name of a new file in the output folder")
+    for policy, spec in workflow.policies.items():
+        if spec.api is None or spec.api.tokenizer is not None:
+            raise UserError(
+                f"report.conversations_file: policy '{policy}' works on token ids, not messages; pass --base-url URL "
+                "without --tokenizer, or remove it: results.json has every text, too"
+            )
 
 
 def option(key: str, value: object) -> str:

@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any, NoReturn
 
 from recipe.dag.episode.load import load_user_code
 from recipe.dag.errors import UserError
-from recipe.dag.evaluate import check_output, evaluation_of, find_checkpoint
+from recipe.dag.evaluate import check_conversations, check_output, evaluation_of, find_checkpoint
 from recipe.dag.interrupt import Interrupted, Interruption
 from recipe.dag.open_files import raise_limit, shortage
 from recipe.dag.report.phases import announce, end_phase
@@ -157,7 +157,7 @@ def launch(
 
 def _end_interrupted(stop: Interruption, signalled: Interrupted, cause: str = "", *, evaluate_only: bool) -> NoReturn:
     """Print how to continue a run that a signal ended, and exit with the shell's code. `cause`: the resulting error."""
-    outcome = "no results were written" if evaluate_only else stop.way_back
+    outcome = "the same command goes on where it was" if evaluate_only else stop.way_back
     print(f"interrupted ({signalled}{cause}); {outcome}", file=sys.stderr)
     raise SystemExit(signalled.exit_code) from None
 
@@ -186,6 +186,7 @@ def _launch(
         check_output(config)
         weights = find_checkpoint(weights) if weights is not None else None
         workflow = evaluation_of(workflow, weights=weights, temperature=config.validation.temperature, api=api)
+        check_conversations(config, workflow)
     else:
         _check_trainable(config, workflow)
     if not workflow.local_policies():

@@ -221,19 +221,25 @@ def _largest_batch(config: DictConfig, inputs: Inputs, evaluate_only: bool) -> i
 async def _evaluate(
     config: DictConfig, workflow: Workflow, policies: dict[str, PolicyRuntime], toolbox: Toolbox, inputs: Inputs
 ) -> None:
+    from recipe.dag.evaluate import describe_evaluation
     from recipe.dag.train.evaluation import evaluate
 
     PHASES.ready()
     started = time.monotonic()
     runner = toolbox.runner(config, workflow, policies)
-    summary = await evaluate(config, runner, inputs.val, inputs.fingerprint.items)
+    about = describe_evaluation(config, workflow, max_programs=toolbox.max_programs)
+    summary = await evaluate(config, runner, inputs.val, inputs.fingerprint.items, about)
     counts = f"{summary['num_samples']} episodes, {summary['num_errors']} errors"
     seconds = time.monotonic() - started
     accuracy = f"accuracy {summary['final_accuracy']:.4f}"
+    if summary["num_graded"] < summary["num_samples"]:
+        accuracy += f" of {summary['num_graded']} graded"
     if summary["num_errors"]:
         accuracy += f" ({summary['final_accuracy_all']:.4f} with errors as not solved)"
         counts += f" (most often: {summary['most_frequent_error']})"
-    print(f"{accuracy}, {counts}, {seconds:.0f} s: {config.output_dir}/summary.json")
+    pass_at = summary.get("pass@k", {})
+    shown = "".join(f", pass@{k} {pass_at[k]:.4f}" for k in dict.fromkeys([*pass_at][:1] + [*pass_at][-1:]))
+    print(f"{accuracy}, {counts}{shown}, {seconds:.0f} s: {config.output_dir}/summary.json")
 
 
 async def _train(

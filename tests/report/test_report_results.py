@@ -162,6 +162,7 @@ def test_summary(retool, fault):
     assert summary == {
         "num_samples": 3,
         "num_errors": 1,
+        "num_graded": 3,
         "most_frequent_error": "sandbox fault in execute: connection refused (1 of 1)",
         "final_accuracy": pytest.approx(1 / 3),
         "final_accuracy_all": pytest.approx(1 / 4),

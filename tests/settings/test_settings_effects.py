@@ -55,7 +55,7 @@ def check(tmp_path):
             "only the modes resume_path and force read it",
         ),
         ("trainer.resume_from_path=x", "trainer.resume_mode=force", "only the modes resume_path and force read it"),
-        ("sandbox.max_concurrent=4", "sandbox.url=http://x", "only a server at sandbox.url"),
+        ("sandbox.margin_s=4", "sandbox.url=http://x", "only a server at sandbox.url"),
     ],
 )
 def test_a_key_that_needs_another_is_refused_without_it(check, argument, cure, message):

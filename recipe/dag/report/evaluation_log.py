@@ -31,6 +31,8 @@ class EvaluationLog:
         self.path = folder / "episodes.jsonl"
         self.finished: dict[Key, Episode] = {}
         """The episodes without a fault that an earlier run left."""
+        self.added: list[Episode] = []
+        """The episodes of this run, those with a fault included."""
         digest = hashlib.sha256(json.dumps(identity, sort_keys=True, default=str).encode()).hexdigest()
         mark = folder / "evaluation.json"
         if _digest_in(mark) == digest:
@@ -41,6 +43,7 @@ class EvaluationLog:
     def add(self, episode: Episode) -> None:
         """Append one episode. Raises OSError: an evaluation that cannot be recorded is not worth its cost."""
         append(self.path, _line(episode))
+        self.added.append(episode)
 
     def _read(self) -> None:
         if not self.path.exists():

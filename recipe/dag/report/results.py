@@ -15,6 +15,7 @@ from typing import Any
 
 from recipe.dag.episode.failure import most_frequent
 from recipe.dag.episode.remote.usage import usage_by_policy
+from recipe.dag.report.conversations import problem_of
 from recipe.dag.report.jsonfile import replace_file, to_json
 from recipe.dag.report.pass_at_k import SOLVED, average_at_n, outcomes_by_problem, pass_at_k
 from recipe.dag.report.tools import tool_metrics
@@ -47,10 +48,10 @@ def results_list(episodes: Sequence[Episode]) -> list[dict[str, Any]]:
 def summarise(episodes: Sequence[Episode]) -> dict[str, Any]:
     """Summarise the episodes without a fault; `num_errors` counts the episodes with one. A ratio of nothing is 0.0.
 
-    `final_accuracy` is over the graded episodes; `final_accuracy_all` adds the `num_errors` episodes as not solved, and
-    `most_frequent_error` quotes their most frequent fault. Pass rates are pooled: passes over attempts of all correct
-    (incorrect) episodes. With several episodes per problem: `samples_per_problem` n, `avg@n`, and unbiased `pass@k` for
-    k = 1 ... n. With API policies: `api_usage`, what each of them consumed.
+    `final_accuracy` is over the `num_graded` graded episodes; `final_accuracy_all` adds the `num_errors` ones as not
+    solved, and `most_frequent_error` quotes their most frequent fault. Pass rates are pooled: passes over attempts of
+    all correct (incorrect) episodes. With several episodes per problem: `samples_per_problem` n, `avg@n`, and unbiased
+    `pass@k` for k = 1 ... n. With API policies: `api_usage`, what each of them consumed.
     """
     good = [episode for episode in episodes if episode.fault is None]
     graded = [episode for episode in good if _is_correct(episode) is not None]
@@ -63,6 +64,7 @@ def summarise(episodes: Sequence[Episode]) -> dict[str, Any]:
     summary: dict[str, Any] = {
         "num_samples": len(good),
         "num_errors": lost,
+        "num_graded": len(graded),
         **({"most_frequent_error": most_frequent(e.fault for e in episodes if e.fault is not None)} if lost else {}),
         "final_accuracy": _ratio(solved, len(graded)),
         "final_accuracy_all": _ratio(solved, len(graded) + lost),
@@ -91,10 +93,9 @@ def summarise(episodes: Sequence[Episode]) -> dict[str, Any]:
 
 
 def _item(episode: Episode) -> dict[str, Any]:
-    prompt = next((m["content"] for m in reversed(episode.sample["prompt"]) if m["role"] == "user"), "")
     runs = _code_runs(episode)
     item = {
-        "prompt": prompt,
+        "prompt": problem_of(episode),
         "label": episode.sample.get("ground_truth"),
         "trajectory": [_trajectory_item(turn, call, episode) for turn, call in enumerate(episode.calls)],
         "code_runs": [

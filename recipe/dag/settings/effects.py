@@ -53,7 +53,7 @@ def _under(branch: str, need: Need) -> Need:
 
 
 NEEDS: dict[str, Need] = {
-    **dict.fromkeys(("sandbox.max_concurrent", "sandbox.margin_s", "sandbox.token"), _SERVER),
+    **dict.fromkeys(("sandbox.margin_s", "sandbox.token"), _SERVER),
     **dict.fromkeys(("sandbox.isolation", "sandbox.accept_unsandboxed"), _OWN),
     "data.val_max_samples": ("validation.max_samples", _is(None), "`{}` says this; set that one"),
     "trainer.resume_from_path": (
@@ -134,6 +134,8 @@ def _not_trained(typed: Mapping[str, Typed], config: DictConfig, workflow: Workf
         owners = critics if branch == "critic" else trained
         if key == "validation.temperature":
             message = "only `verl-dag eval` reads it; write `validation: {temperature: ...}` of the agents"
+        elif key == "report.conversations_file":
+            message = "only `verl-dag eval` writes it; remove it"
         elif branch == "critic" and not critics:
             message = f"no policy of the workflow has a critic (estimator {workflow.algorithm.estimator}); remove it"
         elif key.startswith(f"{RUN}.ref.") and not any(policy.reference for policy in trained):

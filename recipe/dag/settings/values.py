@@ -82,7 +82,7 @@ KINDS: dict[str, Kind] = {
     "model_path": _TEXT_OR_NULL,
     "sandbox.url": _TEXT_OR_NULL,
     "sandbox.token": _TEXT_OR_NULL,
-    "sandbox.max_concurrent": COUNT,
+    "sandbox.max_concurrent": _COUNT_OR_NULL,
     "sandbox.timeout_s": POSITIVE,
     "sandbox.margin_s": NOT_NEGATIVE,
     "sandbox.memory_mb": COUNT,
@@ -90,6 +90,7 @@ KINDS: dict[str, Kind] = {
     "rollout.processes": Kind(
         "auto, or a whole number, 1 or more", lambda value: value == "auto" or COUNT.accepts(value)
     ),
+    "report.conversations_file": _TEXT_OR_NULL,
     "validation.n": COUNT,
     "validation.max_samples": or_null(WHOLE),
     "validation.temperature": or_null(FINITE),

@@ -5,6 +5,8 @@ Invariant: nothing here needs Ray, verl or torch, so that an evaluation of model
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -13,6 +15,8 @@ from omegaconf import DictConfig
 
 from recipe.dag.episode.batch import run_batch
 from recipe.dag.episode.runner import EpisodeRunner
+from recipe.dag.errors import UserError
+from recipe.dag.report.conversations import write_conversations
 from recipe.dag.report.evaluation_log import EvaluationLog
 from recipe.dag.report.progress import Progress
 from recipe.dag.report.results import write_results
@@ -57,15 +61,51 @@ async def roll_out(
 
 
 async def evaluate(
-    config: DictConfig, runner: EpisodeRunner | SpreadRunner, samples: list[Sample], identity: dict[str, Any]
+    config: DictConfig,
+    runner: EpisodeRunner | SpreadRunner,
+    samples: list[Sample],
+    identity: dict[str, Any],
+    about: dict[str, Any],
 ) -> dict:
-    """Run the runner's workflow on `samples` without training, write results.json and summary.json, and return the
-    summary. Episodes that an earlier run with the same identity left in the folder are not run again."""
+    """Run the runner's workflow on `samples` without training, write its files, and return the summary.
+
+    Episodes that an earlier run with the same identity left in the folder are not run again. about: metadata for
+    `report.conversations_file`. Raises UserError if a file cannot be written, and, with all files written, if more
+    episodes failed than the workflow allows.
+    """
+    folder, n = Path(config.output_dir), config.validation.n
     pairs = [(sample, f"val-{index}") for index, sample in enumerate(samples)]
-    n, seed = config.validation.n, config.seed
-    log = EvaluationLog(config.output_dir, {**identity, "n": n, "seed": seed})
-    if log.finished:
-        print(f"{log.path}: holds {len(log.finished)} of {len(pairs) * n} episodes; the others are run", flush=True)
-    episodes = await roll_out(config, runner, pairs, n, 0, validate=True, title="evaluation", log=log)
-    uids = [uid for _, uid in pairs]
-    return write_results(Path(config.output_dir), [*log.finished.values(), *episodes], uids)
+    with _writing(folder):
+        log = EvaluationLog(folder, {**identity, "n": n, "seed": config.seed})
+        if log.finished:
+            print(f"{log.path}: holds {len(log.finished)} of {len(pairs) * n} episodes; the others are run", flush=True)
+        failed = None
+        try:
+            await roll_out(config, runner, pairs, n, 0, validate=True, title="evaluation", log=log)
+        except UserError as error:
+            if len(log.finished) + len(log.added) < len(pairs) * n:
+                raise
+            failed = error  # every episode ended, too many of them with an error
+        episodes, uids = [*log.finished.values(), *log.added], [uid for _, uid in pairs]
+        summary = write_results(folder, episodes, uids)
+        if name := config.report.conversations_file:
+            write_conversations(folder / name, episodes, uids, about)
+    if failed is not None:
+        problem = str(failed).removeprefix("step 0: ")
+        raise UserError(
+            f"evaluation: {problem}; {folder}/summary.json counts them apart, and the same command repeats them"
+        )
+    return summary
+
+
+@contextmanager
+def _writing(folder: Path) -> Iterator[None]:
+    """Turn a file that cannot be written into a UserError."""
+    try:
+        yield
+    except OSError as error:
+        reason = error.strerror or type(error).__name__
+        raise UserError(
+            f"{error.filename or folder}: cannot be written: {reason}; correct that and run the same command again, "
+            "which keeps the finished episodes"
+        ) from error

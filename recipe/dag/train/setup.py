@@ -20,6 +20,7 @@ from recipe.dag.episode.make_tools import built_in_tools, make_tools, tool_specs
 from recipe.dag.episode.remote.connect import Endpoint, Remotes
 from recipe.dag.episode.runner import EpisodeRunner
 from recipe.dag.report.phases import announce
+from recipe.dag.sandbox.fair_queue import default_slots
 from recipe.dag.sandbox.launch import LocalSandbox
 from recipe.dag.settings.pools import plan_pools
 from recipe.dag.tools.builtin import BUILTIN
@@ -34,6 +35,9 @@ if TYPE_CHECKING:
     from recipe.dag.train.models import ModelPaths
     from recipe.dag.train.rollout_processes import RolloutProcesses, SpreadRunner
     from recipe.dag.train.team_critic import TeamCritic
+
+REMOTE_PROGRAMS = 64
+"""Programs at once on a server of the user, if the configuration sets no other number."""
 
 
 async def start_policies(
@@ -148,14 +152,16 @@ class Toolbox:
                 await check_sandbox(run.sandbox.url, token=run.sandbox.token)
                 box.sandbox = {
                     "url": run.sandbox.url,
-                    "max_concurrent": run.sandbox.max_concurrent,
+                    "max_concurrent": run.sandbox.max_concurrent or REMOTE_PROGRAMS,
                     "margin_s": run.sandbox.margin_s,
                     "token": run.sandbox.token,
                 }
             else:
                 announce("starting the sandbox")
                 box.local = local = LocalSandbox(
-                    isolation=run.sandbox.isolation, accept_unsandboxed=run.sandbox.accept_unsandboxed
+                    min(run.sandbox.max_concurrent or default_slots(), default_slots()),
+                    isolation=run.sandbox.isolation,
+                    accept_unsandboxed=run.sandbox.accept_unsandboxed,
                 )
                 box.sandbox = {
                     "url": await local.start(),
@@ -197,6 +203,11 @@ class Toolbox:
         from recipe.dag.train.rollout_processes import SpreadRunner
 
         return SpreadRunner(runner, workflow, self.processes, run.rollout.processes)
+
+    @property
+    def max_programs(self) -> int | None:
+        """How many programs the sandbox runs at once; None without one."""
+        return self.sandbox["max_concurrent"] if self.sandbox is not None else None
 
     def metrics(self) -> dict[str, float]:
         """Return how often the local sandbox has been restarted."""
