@@ -93,6 +93,10 @@ EXPLAINED = {
         "serves until it is stopped",
         "tests/test_cli_serve.py::test_serve_prints_its_url_and_ends_at_a_signal",
     ),
+    "bash recipe/retool/train_retool_grpo.sh SFT_OUTPUT DATA outputs/retool trainer.total_training_steps=200": (
+        "needs GPUs",
+        "tests/retool/test_retool_train_script.py::test_the_arguments_become_settings_and_the_rest_follows",
+    ),
     "bash my_task/run_tiny_cpu.sh": ("takes a minute", "tests/test_new.py::test_it_trains_as_it_is"),
     "bash tests/run.sh": ("runs this test", TINY),
     "bash tests/run.sh --fast": ("runs other tests", TINY),

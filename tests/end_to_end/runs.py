@@ -93,7 +93,7 @@ def comparable(metrics: dict) -> dict:
     return {
         k: v
         for k, v in metrics.items()
-        if not any(word in k for word in ("timing/", "seconds", "perf/", "mfu", "logprob_diff"))
+        if not any(word in k for word in ("timing/", "seconds", "perf/", "mfu", "logprob_diff", "server_kl"))
     }
 
 

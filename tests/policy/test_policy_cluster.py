@@ -119,10 +119,12 @@ def test_environment_variables_that_the_user_adds_leave_the_runs_own_in_place(mo
     monkeypatch.setenv("PYTHONPATH", "/code")
     monkeypatch.setenv("VERL_PLATFORM", "cpu")
     asked = "ray_kwargs.ray_init.runtime_env.env_vars"
-    asks = [f"+{asked}.MINE=here", f"+{asked}.VERL_PLATFORM=other", f"output_dir={tmp_path}"]
+    asks = [f"+{asked}.MINE=here", f"+{asked}.NCCL_IB_TIMEOUT=22", f"+{asked}.VERL_PLATFORM=other"]
+    asks.append(f"output_dir={tmp_path}")
     Cluster(config(*asks), POOLS, platform="cpu").start()
     variables = started["runtime_env"]["env_vars"]
     assert variables["MINE"] == "here" and variables["PYTHONPATH"] == "/code"
+    assert variables["NCCL_IB_TIMEOUT"] == "22", "Ray takes text only"
     assert variables["VERL_PLATFORM"] == "other", "what the user says wins"
     assert started["log_to_driver"] is True, "the lines go to files"
 

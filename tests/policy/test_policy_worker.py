@@ -1,8 +1,11 @@
-"""The random state of a worker process."""
+"""A worker process: its random state, and the time-outs of its process groups."""
 
 from __future__ import annotations
 
 import random
+import subprocess
+import sys
+from pathlib import Path
 from types import SimpleNamespace
 
 import numpy as np
@@ -12,6 +15,7 @@ from omegaconf import OmegaConf
 from verl.workers.engine_workers import ActorRolloutRefWorker
 
 from recipe.dag.policy.worker import PolicyWorker
+from tests.policy.worker_timeouts import timeouts_of_process_groups
 
 
 @pytest.fixture(autouse=True)
@@ -51,6 +55,24 @@ def test_a_worker_is_seeded_before_it_makes_its_models(monkeypatch):
     monkeypatch.setattr(ActorRolloutRefWorker, "__init__", unseeded)
     monkeypatch.setattr("recipe.dag.policy.worker.is_initialized", lambda: True)
     expected = draws(0, seed=5, rank=1)
-    config = OmegaConf.create({"actor": {"data_loader_seed": 5}, "rollout": {"custom": {"policy": "main"}}})
+    settings = {"actor": {"data_loader_seed": 5}, "rollout": {"custom": {"policy": "main"}}, "nccl_timeout": 600}
+    config = OmegaConf.create(settings)
     PolicyWorker(config, role="actor_rollout")
     assert (random.random(), float(np.random.rand()), float(torch.rand(()))) == expected
+
+
+def test_every_process_group_of_a_worker_has_the_configured_timeout(engine):
+    assert engine.config.actor_rollout_ref.nccl_timeout == 600  # gloo's own default is 1800 seconds
+    assert set(timeouts_of_process_groups(engine.worker)) == {600.0}
+
+
+@pytest.mark.slow
+def test_ray_worker_processes_have_the_timeout_that_was_typed(tiny_model, tmp_path):
+    """Two ranks, started by the product: the time-outs are read back in their processes."""
+    script = Path(__file__).with_name("worker_timeouts.py")
+    command = [sys.executable, str(script), str(tiny_model), str(tmp_path), "actor_rollout_ref.nccl_timeout=37"]
+    process = subprocess.run(command, capture_output=True, text=True, timeout=400, cwd=Path(__file__).parents[2])
+    assert process.returncode == 0, process.stderr[-3000:]
+    ranks = [line.split()[1:] for line in process.stdout.splitlines() if line.startswith("TIMEOUTS ")]
+    assert len(ranks) == 2
+    assert all(len(groups) > 1 and set(groups) == {"37.0"} for groups in ranks), ranks

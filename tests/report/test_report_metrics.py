@@ -52,6 +52,7 @@ def test_tool_metrics_tell_failed_from_refused_from_lost(make_call, make_episode
     calls = [make_call(tool_results=results), make_call()]
     metrics = rollout_metrics([make_episode(calls=calls)])
     assert metrics["agent/solver/tool_calls"] == 3.0
+    assert metrics["agent/solver/tool_rate"] == 0.5
     assert metrics["agent/solver/tool_success"] == 0.5
     assert metrics["agent/solver/invalid_calls"] == pytest.approx(1 / 6)
 
@@ -117,7 +118,8 @@ def test_workflow_orders_agents_and_shows_those_that_never_moved(make_call, make
     ]
     assert [key for key in metrics if key.startswith("agent/idle/")] == ["agent/idle/calls"]
     assert metrics["agent/idle/calls"] == 0
-    assert metrics["agent/coder/tool_calls"] == 0.0 and "agent/coder/tool_success" not in metrics
+    assert metrics["agent/coder/tool_rate"] == metrics["agent/coder/tool_calls"] == 0.0
+    assert "agent/coder/tool_success" not in metrics
     assert "agent/solver/tool_calls" not in metrics
 
 

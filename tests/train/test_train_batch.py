@@ -52,16 +52,26 @@ def test_mismatch_of_equal_and_shifted_log_probs():
     assert mismatch(server, server) == {
         "logprob_diff/mean": 0,
         "logprob_diff/max": 0,
+        "server_kl": 0,
         "logprob_pearson": pytest.approx(1),
     }
     found = mismatch(server + torch.tensor([0.0, 0.3, 0.0]), server)
     assert found["logprob_diff/mean"] == pytest.approx(0.1) and found["logprob_diff/max"] == pytest.approx(0.3)
     assert found["logprob_pearson"] < 1
+    assert found["server_kl"] == pytest.approx((math.exp(0.3) - 1.3) / 3)
+
+
+def test_the_kl_between_server_and_trainer_is_that_of_their_distributions():
+    """Over all outcomes, weighted by the server's probabilities, the estimate is the KL itself."""
+    server, trainer = (torch.tensor(p, dtype=torch.float64) for p in ([0.5, 0.3, 0.2], [0.4, 0.4, 0.2]))
+    estimates = [mismatch(trainer.log()[[i, i]], server.log()[[i, i]])["server_kl"] for i in range(3)]
+    exact = (server * (server / trainer).log()).sum().item()
+    assert sum(p * k for p, k in zip(server.tolist(), estimates, strict=True)) == pytest.approx(exact)
 
 
 def test_mismatch_has_no_correlation_where_nothing_varies():
     same = torch.full((3,), -1.0, dtype=torch.float64)
-    assert set(mismatch(same, same)) == {"logprob_diff/mean", "logprob_diff/max"}
+    assert set(mismatch(same, same)) == {"logprob_diff/mean", "logprob_diff/max", "server_kl"}
 
 
 def test_token_metrics_look_at_sampled_tokens_only():

@@ -11,7 +11,7 @@ import torch
 
 from recipe.dag.episode.rows import rows_of
 from recipe.dag.train import kernels, trainer
-from recipe.dag.train.call_filter import outside_loss, overlong_share, penalise_overlong
+from recipe.dag.train.call_filter import outside_loss, overlong_share, penalise_overlong, void_metrics
 from recipe.dag.train.data import Sampler
 from recipe.dag.train.step import TrainingStep
 from recipe.dag.types.record import Call, Episode, ToolResult
@@ -59,7 +59,13 @@ def simpletir():
 )
 def test_a_generation_costs_more_the_further_it_reaches_into_the_buffer(mask, stop, share):
     """Ten tokens at most, the last four of them cost; what a tool put in between does not count."""
-    assert overlong_share(call(mask=mask, stop=stop), 10, 4) == share
+    assert overlong_share(call(mask=mask, stop=stop), 10, 1000, 4) == share
+
+
+@pytest.mark.parametrize(("mask", "share"), [([1, 0] * 8, 0.0), ([1, 0] * 9, 0.5), ([1, 0] * 10, 1.0), ([1] * 9, 0.75)])
+def test_a_call_of_several_generations_costs_by_its_own_limit_too(mask, share):
+    """Twenty tokens at most with what the tools return, ten in a generation; the last four of either cost."""
+    assert overlong_share(call(mask=mask), 10, 20, 4) == share
 
 
 def test_the_penalty_is_a_part_of_the_reward_of_scored_calls_of_trained_policies(dapo):
@@ -72,7 +78,7 @@ def test_the_penalty_is_a_part_of_the_reward_of_scored_calls_of_trained_policies
     ]
     faulty = episode(call("solver", mask=long))
     faulty.fault = {"boundary": "tool"}
-    penalise_overlong([episode(*calls), faulty], dapo)
+    penalise_overlong([episode(*calls), faulty], dapo, 2048)
     assert [one.reward for one in calls] == [0.75, 1.0, None, 1.0] and faulty.calls[0].reward == 1.0
     assert calls[0].reward_parts == {"overlong": -0.25} and calls[1].reward_parts == {}
 
@@ -102,6 +108,14 @@ def code(status: str) -> list[ToolResult]:
 def test_a_turn_of_a_tool_loop_is_void_without_code_and_answer(simpletir, given, void):
     played = episode(call("solver", **given), call("other"), call("solver", text=BOX))
     assert outside_loss(played, simpletir) == ({0, 2} if void else set())
+
+
+def test_the_share_of_void_turns_counts_the_calls_of_agents_with_tools(simpletir):
+    lost = episode(call("solver", text="?"))
+    lost.fault = {"boundary": "tool"}
+    void = episode(call("solver", text="I am not sure."), call("other", text="?"))
+    assert void_metrics([void, episode(call("solver", text=BOX)), lost], simpletir) == {"agent/solver/void_turns": 0.5}
+    assert void_metrics([lost], simpletir) == {}
 
 
 @pytest.mark.parametrize(("status", "void"), [("success", False), ("failed", False), ("invalid", True)])
@@ -157,7 +171,10 @@ def test_a_run_charges_for_length_and_leaves_out_what_was_cut_off(dapo, monkeypa
         sampler=Sampler(1, 1, 0),
         train_samples=[{}],
         batches_consumed=0,
-        config=SimpleNamespace(actor_rollout_ref=SimpleNamespace(rollout=SimpleNamespace(n=2))),
+        config=SimpleNamespace(
+            actor_rollout_ref=SimpleNamespace(rollout=SimpleNamespace(n=2)),
+            data=SimpleNamespace(max_response_length=2048),
+        ),
     )
     rollouts = asyncio.run(trainer.Trainer._collect(run, 1, dapo))
     assert [row.reward for row in rollouts.rows] == [0.5, 0.0]

@@ -162,7 +162,7 @@ def test_the_first_update_needs_no_pass_over_the_old_weights(gradient, loss, tem
     assert "old_log_probs" not in without.columns and "entropy" not in without.columns
     assert distance(without, with_pass) < TOLERANCE
     told = token_metrics(rows, with_pass.columns)
-    for name in ("entropy", "logprob_diff/mean", "logprob_diff/max", "logprob_pearson"):
+    for name in ("entropy", "logprob_diff/mean", "logprob_diff/max", "logprob_pearson", "server_kl"):
         assert without.metrics[name] == pytest.approx(told[name], rel=1e-4), name
     assert not [name for name in without.metrics if "sum" in name]
 

@@ -94,8 +94,9 @@ class Importance(Block):
 
 
 class OverlongPenalty(Frozen):
-    """A generation that reaches into the last `buffer` tokens before its agent's `max_tokens` costs its call from 0 to
-    `weight`, linearly; one that was cut off costs all of it (DAPO's soft overlong punishment, arXiv 2503.14476)."""
+    """A generation that reaches into the last `buffer` tokens before its agent's `max_tokens`, or a call into those
+    before `data.max_response_length`, costs from 0 to `weight`, linearly; a call that was cut off costs all of it
+    (DAPO's soft overlong punishment, arXiv 2503.14476)."""
 
     buffer: int = Field(ge=1)
     """Tokens."""

@@ -111,7 +111,8 @@ class Cluster:
         env = _mapping(OmegaConf.create(get_ppo_ray_runtime_env(self.config)))
         env.setdefault("env_vars", {}).update({name: os.environ[name] for name in FORWARDED if name in os.environ})
         user_env = {key: value for key, value in self.options.get("runtime_env", {}).items() if value is not None}
-        env["env_vars"] |= user_env.pop("env_vars", {})
+        # NCCL_IB_TIMEOUT=22 is a number on the command line, and Ray takes text only
+        env["env_vars"] |= {name: str(value) for name, value in user_env.pop("env_vars", {}).items()}
         try:
             console = bool(self.options.pop("log_to_driver", False))
             # the driver writes the processes' lines to the log files, even if the console does not show them

@@ -59,12 +59,19 @@ def _sums(trainer: Tensor, server: Tensor, entropy: Tensor, mask: Tensor) -> dic
     entropies = response_from_nested(entropy, mask).values()[sampled]
     difference = (x - y).abs()
     sums = {"tokens": sampled.sum(), "entropy": entropies.sum(), "difference": difference.sum()}
+    sums["kl"] = low_variance_kl(x - y).sum()
     sums |= {"x": x.sum(), "y": y.sum(), "xx": (x * x).sum(), "yy": (y * y).sum(), "xy": (x * y).sum()}
     most = difference.max() if len(difference) else difference.new_zeros(())
     return {
         **{f"{SUM}{name}": Metric(AggregationType.SUM, value.item()) for name, value in sums.items()},
         f"{SUM}most": Metric(AggregationType.MAX, most.item()),
     }
+
+
+def low_variance_kl(log_ratio: Tensor) -> Tensor:
+    """Return r - 1 - ln r for each ln r: at least 0, and its mean over samples of the denominator is their KL."""
+    # above e^20, one token would be all of the sum
+    return log_ratio.clamp(max=20.0).exp() - 1 - log_ratio
 
 
 def cpgd(

@@ -2,7 +2,8 @@
 
 Invariant: importing this module and constructing its worker registers everything that the worker process needs: the
 FSDP2 engines for packed rows, the value engine, the attention, the losses, the CPU rollout adapter, and an SGLang
-adapter that finds the policy's server. One process per rank holds all models of a policy, which take turns.
+adapter that finds the policy's server. One process per rank holds all models of a policy, which take turns. Every
+process group of the process, also those that verl makes for its meshes, has the time-out `nccl_timeout`.
 Nothing in verl is replaced.
 """
 
@@ -10,10 +11,12 @@ from __future__ import annotations
 
 import random
 import zlib
+from datetime import timedelta
 from functools import partial
 
 import numpy as np
 import torch
+import torch.distributed.distributed_c10d as c10d
 import verl.workers.engine.fsdp.transformer_impl as fsdp
 import verl.workers.rollout.base as rollout_base
 from tensordict import TensorDict
@@ -21,6 +24,7 @@ from torch.distributed import init_process_group, is_initialized
 from verl.single_controller.base.decorator import Dispatch, make_nd_compute_dataproto_dispatch_fn, register
 from verl.utils.config import omega_conf_to_dataclass
 from verl.utils.device import get_device_name
+from verl.utils.distributed import initialize_global_process_group_ray
 from verl.utils.memory_utils import aggressive_empty_cache
 from verl.workers.config import TrainingWorkerConfig
 from verl.workers.engine_workers import ActorRolloutRefWorker, TrainingWorker
@@ -53,9 +57,12 @@ class PolicyWorker(ActorRolloutRefWorker):
         self.critic: TrainingWorker | None = None
         losses.register()
         register_engines()
+        self.timeout = timedelta(seconds=config.nccl_timeout)
         if get_device_name() == "cpu" and not is_initialized():
             # verl would request "cpu:gloo,cpu:gloo", which torch rejects
-            init_process_group("gloo", rank=self.rank, world_size=self.world_size)
+            init_process_group("gloo", rank=self.rank, world_size=self.world_size, timeout=self.timeout)
+        elif not is_initialized():  # verl itself would do so in init_model, with torch's time-out
+            initialize_global_process_group_ray(timeout_second=config.nccl_timeout)
 
     @register(dispatch_mode=ONE_TO_ALL)
     def seed_random_state(self, step: int):
@@ -86,6 +93,7 @@ class PolicyWorker(ActorRolloutRefWorker):
             self.critic.set_loss_fn(partial(value_loss, config=config))
             self.set_dispatch_collect(mesh_name="critic", **self.critic.get_dispatch_collect())
             aggressive_empty_cache(force_sync=True)
+        set_timeout_of_process_groups(self.timeout)
 
     @register(dispatch_mode=make_nd_compute_dataproto_dispatch_fn(mesh_name="critic"))
     def compute_values(self, data: TensorDict) -> TensorDict | None:
@@ -108,6 +116,16 @@ class PolicyWorker(ActorRolloutRefWorker):
     def _critic(self) -> TrainingWorker:
         assert self.critic is not None  # the critic's methods are called only for policies that have one
         return self.critic
+
+
+def set_timeout_of_process_groups(timeout: timedelta) -> None:
+    """Set the time-out of the collectives of every process group in this process.
+
+    `init_process_group` sets that of the default group only: torch gives its own default (10 minutes on NCCL, 30 on
+    gloo) to the groups of a device mesh.
+    """
+    for group in list(c10d._world.pg_map):
+        c10d._set_pg_timeout(timeout, group)
 
 
 def training_config(critic) -> TrainingWorkerConfig:

@@ -137,6 +137,7 @@ def _agent_metrics(calls: Sequence[Call], uses_tools: bool) -> dict[str, float]:
     metrics |= _stats("generations", [float(call.generations) for call in calls])
     if uses_tools:
         results = [result for call in calls for result in call.tool_results]
+        metrics |= _stats("tool_rate", [float(bool(call.tool_results)) for call in calls])
         metrics |= _stats("tool_calls", [float(len(call.tool_results)) for call in calls])
         metrics |= _stats("tool_success", [float(result.ok) for result in results if result.status in RAN])
         metrics |= _stats("invalid_calls", [float(result.status == "invalid") for result in results])

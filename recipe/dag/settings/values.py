@@ -121,6 +121,7 @@ KINDS: dict[str, Kind] = {
     "critic.loss_scale_factor": or_null(POSITIVE),
     f"{_RUN}.model.fused_kernel_options.impl_backend": or_null(one_of("triton", "torch")),
     f"{_RUN}.actor.kl_loss_type": ANY_KL,
+    f"{_RUN}.nccl_timeout": COUNT,
     f"{_RUN}.ref.strategy": _STRATEGY,
     f"{_RUN}.rollout.n": COUNT,
     f"{_RUN}.rollout.gpu_memory_utilization": PART,

@@ -27,6 +27,7 @@ _MODEL = (
 _CHECKPOINT = "save_contents load_contents"
 
 ACTOR: dict[str, str] = {
+    "": "nccl_timeout",  # PolicyWorker reads it
     "actor": "strategy use_dynamic_bsz ppo_micro_batch_size_per_gpu ppo_max_token_len_per_gpu kl_loss_type "
     f"ulysses_sequence_parallel_size pad_to_length {_ENTROPY}",
     "actor.optim": _OPTIMIZER,

@@ -43,7 +43,6 @@ setting them."""
 REFUSED: dict[str, str] = {
     f"{RUN}.model.path": "pass `model_path=...`, which is what ${oc.env:MODEL_PATH} means in the workflow",
     f"{RUN}.hybrid_engine": _NOTHING.format("servers and trainer share a policy's GPUs"),
-    f"{RUN}.nccl_timeout": _NOTHING.format("remove it"),
     "critic.strategy": _LIKE_ACTOR.format("actor.strategy"),
     "critic.use_dynamic_bsz": _LIKE_ACTOR.format("actor.use_dynamic_bsz"),
     **{

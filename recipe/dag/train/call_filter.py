@@ -1,5 +1,5 @@
-"""Calls excluded from the policy loss, and penalties for overlong ones (DAPO, arXiv 2503.14476; SimpleTIR, arXiv
-2509.02479).
+"""Calls excluded from the policy loss, void turns, and penalties for overlong calls (DAPO, arXiv 2503.14476;
+SimpleTIR, arXiv 2509.02479).
 
 Invariant: an excluded call stays in its row: it counts in baselines and groups, critics learn from it, and HAPPO's
 factors include it. Pure except for `penalise_overlong`, which changes the rewards of the episodes passed to it.
@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from itertools import groupby
+from statistics import fmean
 
 from recipe.dag.algorithms.blocks import OVERLONG
 from recipe.dag.episode.reward import pay
@@ -24,11 +25,8 @@ def outside_loss(episode: Episode, workflow: Workflow) -> set[int]:
     if algorithm.overlong is not None and algorithm.overlong.mask:
         positions |= {position for position, call in enumerate(episode.calls) if is_truncated(call)}
     if algorithm.drop_void_turns:
-        has_loop = {agent.name: agent.tool_loop is not None for agent in workflow.agents if agent.tools}
-        void_agents = set()
-        for call in episode.calls:
-            if call.agent in has_loop and is_void(call, loops=has_loop[call.agent]):
-                void_agents.add(call.agent)
+        void = _void_turns([episode], workflow)
+        void_agents = {agent for agent, turns in void.items() if any(turns)}
         positions |= {position for position, call in enumerate(episode.calls) if call.agent in void_agents}
     return positions
 
@@ -49,8 +47,27 @@ def is_void(call: Call, *, loops: bool) -> bool:
     return not acted and not (answer_of(call) or "").strip()
 
 
-def penalise_overlong(episodes: Sequence[Episode], workflow: Workflow) -> None:
-    """Add the length penalty to the reward of each scored call of a trained policy, as its part `overlong`."""
+def void_metrics(episodes: Sequence[Episode], workflow: Workflow) -> dict[str, float]:
+    """Return `agent/<name>/void_turns`, the share of calls with a void turn, of agents with tools that were called."""
+    good = [episode for episode in episodes if episode.fault is None]
+    void = _void_turns(good, workflow)
+    return {f"agent/{agent}/void_turns": fmean(turns) for agent, turns in void.items() if turns}
+
+
+def _void_turns(episodes: Sequence[Episode], workflow: Workflow) -> dict[str, list[bool]]:
+    """Return agent with tools -> whether each of its calls is void."""
+    has_loop = {agent.name: agent.tool_loop is not None for agent in workflow.agents if agent.tools}
+    void: dict[str, list[bool]] = {agent: [] for agent in has_loop}
+    for call in (call for episode in episodes for call in episode.calls if call.agent in has_loop):
+        void[call.agent].append(is_void(call, loops=has_loop[call.agent]))
+    return void
+
+
+def penalise_overlong(episodes: Sequence[Episode], workflow: Workflow, max_response_length: int) -> None:
+    """Add the length penalty to the reward of each scored call of a trained policy, as its part `overlong`.
+
+    max_response_length: limit of a call, tool results included, in tokens
+    """
     options = workflow.algorithm.overlong
     if options is None or options.penalty is None:
         return
@@ -62,15 +79,16 @@ def penalise_overlong(episodes: Sequence[Episode], workflow: Workflow) -> None:
         for call in episode.calls:
             if call.reward is None or call.policy not in trained:
                 continue
-            share = overlong_share(call, limits[call.agent], options.penalty.buffer)
+            share = overlong_share(call, limits[call.agent], max_response_length, options.penalty.buffer)
             if share > 0.0:
                 pay(call, OVERLONG, -options.penalty.weight * share)
 
 
-def overlong_share(call: Call, limit: int, buffer: int) -> float:
-    """Return how far the call's longest generation reaches into the last `buffer` of `limit` tokens, from 0 (not at
-    all) to 1 (up to the limit, or cut off by another limit on its length)."""
+def overlong_share(call: Call, limit: int, call_limit: int, buffer: int) -> float:
+    """Return how far the call's longest generation reaches into the last `buffer` of `limit` tokens, or the whole call
+    into those of `call_limit`, from 0 (not at all) to 1 (up to a limit, or cut off)."""
     if call.stop_reason == "length" and any(call.response_mask):
         return 1.0
     longest = max((len(list(run)) for sampled, run in groupby(call.response_mask) if sampled), default=0)
-    return min(max((longest - (limit - buffer)) / buffer, 0.0), 1.0)
+    excess = max(longest - (limit - buffer), len(call.response_mask) - (call_limit - buffer))
+    return min(max(excess / buffer, 0.0), 1.0)

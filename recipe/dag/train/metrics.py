@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import torch
 
-from recipe.dag.policy.losses import SUM
+from recipe.dag.policy.losses import SUM, low_variance_kl
 from recipe.dag.types.row import Row
 
 
@@ -52,9 +52,13 @@ def call_advantages(rows: list[Row], advantages: list[torch.Tensor]) -> dict[tup
 
 
 def mismatch(trainer: torch.Tensor, server: torch.Tensor) -> dict[str, float]:
-    """Return the distance between two log-prob vectors [N] of the same tokens."""
+    """Return the distance between two log-prob vectors [N] of the same tokens.
+
+    `server_kl`, in nats per token, estimates KL(server || trainer) on the server's samples by r - 1 - ln r >= 0 (k3,
+    joschu.net/blog/kl-approx.html), r = pi_trainer / pi_server."""
     difference = (trainer - server).abs()
     metrics = {"logprob_diff/mean": difference.mean().item(), "logprob_diff/max": difference.max().item()}
+    metrics["server_kl"] = low_variance_kl(trainer - server).mean().item()
     if trainer.std() > 0 and server.std() > 0:
         metrics["logprob_pearson"] = torch.corrcoef(torch.stack([trainer, server]))[0, 1].item()
     return metrics
@@ -67,10 +71,10 @@ def on_policy_metrics(metrics: dict[str, float]) -> dict[str, float]:
     if not sums or not sums["tokens"]:
         return {}
     # ranks average their sums, so only ratios of sums are meaningful
-    entropy, difference, x, y, xx, yy, xy = (
-        sums[name] / sums["tokens"] for name in ("entropy", "difference", "x", "y", "xx", "yy", "xy")
+    entropy, difference, kl, x, y, xx, yy, xy = (
+        sums[name] / sums["tokens"] for name in ("entropy", "difference", "kl", "x", "y", "xx", "yy", "xy")
     )
-    values = {"entropy": entropy, "logprob_diff/mean": difference, "logprob_diff/max": sums["most"]}
+    values = {"entropy": entropy, "logprob_diff/mean": difference, "logprob_diff/max": sums["most"], "server_kl": kl}
     spread = (xx - x * x) * (yy - y * y)
     if xx - x * x > 0 and yy - y * y > 0:
         values["logprob_pearson"] = (xy - x * y) / spread**0.5

@@ -32,7 +32,7 @@ from recipe.dag.report.progress import TrainingPasses
 from recipe.dag.report.results import write_results
 from recipe.dag.train import checkpoint
 from recipe.dag.train.alternation import as_bound
-from recipe.dag.train.call_filter import outside_loss, penalise_overlong
+from recipe.dag.train.call_filter import outside_loss, penalise_overlong, void_metrics
 from recipe.dag.train.data import Sample, Sampler
 from recipe.dag.train.dynamic_sampling import StepRollouts, collect
 from recipe.dag.train.evaluation import roll_out
@@ -160,7 +160,7 @@ class Trainer:
         metrics = rollout_metrics(
             episodes, workflow, versions={name: policy.version for name, policy in self.policies.items()}
         )
-        metrics |= self.toolbox.metrics() | rollouts.metrics
+        metrics |= void_metrics(episodes, workflow) | self.toolbox.metrics() | rollouts.metrics
         metrics["timing/rollout"] = time.monotonic() - started
         metrics["perf/rollout/tokens_per_s"] = metrics["tokens/sampled"] / max(metrics["timing/rollout"], 1e-9)
         self.faults["fault"] = most_frequent(fault for episode in episodes for fault in episode.faults)
@@ -227,7 +227,7 @@ class Trainer:
             n = int(self.config.actor_rollout_ref.rollout.n)
             title = f"step {step}: rollout" + f", batch {number + 1}" * bool(number)
             episodes = await roll_out(self.config, runner, samples, n, step, validate=False, title=title)
-            penalise_overlong(episodes, workflow)
+            penalise_overlong(episodes, workflow, int(self.config.data.max_response_length))
             return episodes
 
         spec = workflow.episode

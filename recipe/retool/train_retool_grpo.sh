@@ -1,0 +1,67 @@
+#!/usr/bin/env bash
+# GRPO of the ReTool agent on a CUDA host, from the weights of the SFT cold start.
+#   bash recipe/retool/train_retool_grpo.sh SFT_MODEL DATA_DIR OUTPUT_DIR [EXPERIMENT_NAME] [key=value ...]
+# SFT_MODEL is a model's folder, or the output folder of an SFT run, whose newest checkpoint is taken. DATA_DIR contains
+# train.parquet and val.parquet. CONFIG names the profile in recipe/retool/config: full (default, 8 GPUs of 80 GB),
+# small (one GPU) or tiny_cpu. WORKFLOW=FILE replaces the workflow.
+# SHOW=1 checks the settings, prints the plan with the memory of each GPU (GPU_GB=80 where there is none), and exits.
+set -euo pipefail
+usage="usage: bash recipe/retool/train_retool_grpo.sh SFT_MODEL DATA_DIR OUTPUT_DIR [EXPERIMENT_NAME] [key=value ...]"
+refuse() { echo "error: $*" >&2; exit 2; }
+is_override() { [[ $1 =~ ^(~|[+]{0,2}[A-Za-z_][A-Za-z0-9_.@-]*=) ]]; }
+
+positional=()
+while [ $# -gt 0 ] && ! is_override "$1"; do positional+=("$1"); shift; done
+for argument in "$@"; do is_override "$argument" || refuse "$argument: it follows a key=value; $usage"; done
+[ ${#positional[@]} -ge 3 ] || refuse "${#positional[@]} of 3 arguments; $usage"
+[ ${#positional[@]} -le 4 ] || refuse "${positional[4]}: a fifth argument that is not key=value; $usage"
+names=(SFT_MODEL DATA_DIR OUTPUT_DIR EXPERIMENT_NAME)
+for index in "${!positional[@]}"; do
+  case ${positional[$index]} in
+    '' | *[\<\>]* | *...* | *path/to* | *PATH_TO* | *[Yy]our[_-]* | *YOUR_* | "${names[$index]}")
+      refuse "${names[$index]}: '${positional[$index]}' is a placeholder; $usage" ;;
+  esac
+done
+model=${positional[0]%/} data=${positional[1]%/} output=${positional[2]%/} name=${positional[3]:-retool_grpo}
+
+[ -d "$model" ] || refuse "SFT_MODEL: $model is not a folder; pass the folder of a model, or the output of an SFT run"
+if [ ! -f "$model/config.json" ]; then
+  found=$(find "$model" -path '*/global_step_*/huggingface/config.json' | sort -V | tail -n 1)
+  [ -n "$found" ] || found=$(find "$model" -maxdepth 2 -path '*/huggingface/config.json')
+  [ -n "$found" ] || refuse "SFT_MODEL: $model has neither config.json nor an SFT run's global_step_N/.../huggingface in it"
+  model=${found%/config.json}
+fi
+for part in train val; do
+  [ -f "$data/$part.parquet" ] || refuse "DATA_DIR: $data/$part.parquet does not exist; preprocess_data.sh makes it"
+done
+[ ! -e "$output" ] || [ -d "$output" ] || refuse "OUTPUT_DIR: $output is a file; pass a folder"
+case $name in */*) refuse "EXPERIMENT_NAME: $name is a path; pass a name" ;; esac
+
+# hydra's quotes: any character may be in a path
+quoted() { local text=${1//\\/\\\\}; echo "'${text//\'/\\\'}'"; }
+absolute() { case $1 in /*) echo "$1" ;; *) echo "$PWD/$1" ;; esac; }
+settings=(
+  "model_path=$(quoted "$(absolute "$model")")"
+  "data.train_files=$(quoted "$(absolute "$data/train.parquet")")"
+  "data.val_files=$(quoted "$(absolute "$data/val.parquet")")"
+  "output_dir=$(quoted "$(absolute "$output")")"
+  "trainer.experiment_name=$(quoted "$name")"
+)
+workflow=${WORKFLOW:+$(absolute "$WORKFLOW")}
+cd "$(dirname "${BASH_SOURCE[0]}")/../.."
+config=${CONFIG:-full}
+[ -f "recipe/retool/config/$config.yaml" ] || refuse "CONFIG=$config: recipe/retool/config has no $config.yaml"
+profile=(--config-path recipe/retool/config --config-name "$config")
+if [ -n "${SHOW:-}" ]; then
+  exec "${PYTHON:-python3}" -m recipe.dag.cli plan "${workflow:-workflows/workflow_retool.yaml}" "${profile[@]}" \
+    ${GPU_GB:+--gpu-gb "$GPU_GB"} "${settings[@]}" "$@"
+fi
+case "$config $*" in
+  tiny_cpu\ * | *platform=cpu*) ;;
+  *)
+    command -v nvidia-smi >/dev/null && nvidia-smi -L 2>/dev/null | grep -q GPU ||
+      refuse "no NVIDIA GPU here; try CONFIG=tiny_cpu, or all of it on a laptop: bash recipe/retool/run_tiny_cpu.sh" ;;
+esac
+[ -z "${WANDB_KEY:-}" ] || export WANDB_API_KEY=$WANDB_KEY
+exec "${PYTHON:-python3}" -m recipe.dag.main "${profile[@]}" workflow="${workflow:-workflows/workflow_retool.yaml}" \
+  "${settings[@]}" "$@"
