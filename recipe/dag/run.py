@@ -82,7 +82,9 @@ async def run(
         cluster.start()
         stop.install()
         await setup.start_policies(config, workflow, inputs.models, policies, platform=platform)
-        await toolbox.start_processes(config, policies, episodes=_largest_batch(config, inputs, evaluate_only))
+        await toolbox.start_processes(
+            config, workflow, policies, episodes=_largest_batch(config, inputs, evaluate_only)
+        )
         if evaluate_only:
             await _evaluate(config, workflow, policies, toolbox, inputs)
         else:

@@ -10,7 +10,7 @@ from pathlib import Path
 
 from recipe.dag.algorithms.custom import Custom
 from recipe.dag.workflow.relocate_paths import relocated_node, relocated_ref
-from recipe.dag.workflow.schema import Agent, Workflow
+from recipe.dag.workflow.schema import Agent, ToolSpec, Workflow
 from recipe.dag.workflow.to_yaml import to_yaml
 from recipe.dag.workflow_file import load_workflow
 
@@ -32,20 +32,22 @@ def _relocated(workflow: Workflow, output: str | Path) -> Workflow:
     }
     nodes = tuple(relocated_node(node, workflow.path, output) for node in workflow.nodes)
     agents = tuple(_relocated_tools(agent, workflow.path, output) for agent in workflow.agents)
+    tools = {name: _relocated_tool(tool, workflow.path, output) for name, tool in workflow.tools.items()}
     algorithm = workflow.algorithm
     if isinstance(algorithm, Custom):
         estimator = relocated_ref(algorithm.estimator, workflow.path, output)
         algorithm = algorithm.model_copy(update={"estimator": estimator})
-    update = {"agents": agents, "envs": envs, "nodes": nodes, "algorithm": algorithm}
+    update = {"agents": agents, "tools": tools, "envs": envs, "nodes": nodes, "algorithm": algorithm}
     return workflow.model_copy(update=update)
 
 
 def _relocated_tools(agent: Agent, origin: str | Path, target: str | Path) -> Agent:
-    tools = tuple(
-        tool if tool.path is None else tool.model_copy(update={"path": relocated_ref(tool.path, origin, target)})
-        for tool in agent.tools
-    )
+    tools = tuple(_relocated_tool(tool, origin, target) for tool in agent.tools)
     return agent.model_copy(update={"tools": tools}) if tools != agent.tools else agent
+
+
+def _relocated_tool(tool: ToolSpec, origin: str | Path, target: str | Path) -> ToolSpec:
+    return tool if tool.path is None else tool.model_copy(update={"path": relocated_ref(tool.path, origin, target)})
 
 
 def _comments(workflow: Workflow, name: str) -> list[str]:

@@ -86,7 +86,8 @@ def test_one_agent_without_a_kl_loss_leaves_all_without(load_text):
         ("ref.log_prob_micro_batch_size_per_gpu: 16", "write `actor.ppo_micro_batch_size_per_gpu`, which serves"),
         ("actor.fsdp_config.seed: 1", "pass `seed=...` to the run"),
         ("rollout.val_kwargs.seed: 1", "write `validation: {...}` of the agent"),
-        ("rollout.multi_turn.format: hermes", "`episode.max_turns` says"),
+        ("rollout.multi_turn.format: hermes", "`tool_loop: {format: ...}` of the agent"),
+        ("rollout.multi_turn.tokenization_sanity_check_mode: disable", "differ in length ends the run"),
         ("actor.use_dynamic_bsz: true, actor.ppo_micro_batch_size_per_gpu: 4", "micro-batches are formed by tokens"),
     ],
 )

@@ -125,6 +125,20 @@ def test_the_last_generation_may_not_call_tools_any_more(world):
     assert got.response_mask[-1] == 1
 
 
+def test_a_streak_of_invalid_calls_ends_the_agents_call(world):
+    texts = (call("other"), call(code="1"), call("other"), "<tool_call>{", call(code="2"))
+    got = world.play(looped(world, max_invalid_streak=2), replies(world, *texts), [calculator(world)]).calls[0]
+    assert (got.stop_reason, got.generations, got.ended_in_tool_call) == ("invalid_calls", 4, True)
+    assert [result.status for result in got.tool_results] == ["invalid", "success", "invalid", "invalid"]
+    assert got.response_mask[-1] == 1
+
+
+def test_a_generation_with_one_call_that_runs_is_no_invalid_one(world):
+    client = world.Client(lambda *_: call(code="1") + call(code="2") + call("other"))
+    got = world.play(looped(world, max_invalid_streak=1, max_generations=3), client, [calculator(world)]).calls[0]
+    assert (got.stop_reason, got.generations) == ("max_generations", 3)
+
+
 def test_a_loop_stops_where_the_context_is_full_and_ends_on_a_sampled_token(world):
     client = world.Client(lambda prompt, sampling, request: call(code="'x' * 100"))
     got = world.play(looped(world), client, [calculator(world)], max_model_len=400).calls[0]

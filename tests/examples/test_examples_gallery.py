@@ -92,6 +92,20 @@ def test_the_two_players_are_paid_by_the_env_and_read_what_it_says(scripted_serv
     assert episode.calls[1].env_info == {"distance": 2} and episode.ended_by == "done"
 
 
+def test_a_call_between_tags_is_answered_in_the_same_message(scripted_server):
+    def answer(prompt: str) -> str:
+        word = "answer" if "<lookup>" not in prompt else "question"
+        return "42 (90 %)" if prompt.count("<found>") == 2 else f"It says <lookup>{word}</lookup> and more"
+
+    episode = play(ROOT / "examples" / "gallery" / "workflow_tool_tags.yaml", scripted_server, answer)
+    solve, check = episode.calls
+    assert [(result.status, result.text) for result in solve.tool_results] == [
+        ("success", "42"),
+        ("failed", "'question' is not in the table"),
+    ]
+    assert check.tool_results[0].text == "'answer' is not in t" and episode.outcome == 1.0
+
+
 def test_the_model_calls_the_tool_until_its_lookups_are_used_up(scripted_server):
     request = '<tool_call>{"name": "lookup", "arguments": {"word": "answer"}}</tool_call>'
     file = ROOT / "examples" / "gallery" / "workflow_tool.yaml"

@@ -123,3 +123,25 @@ def test_what_is_missing_is_one_line(arguments, message, monkeypatch, capsys, tm
     monkeypatch.setattr(small_model, "PACKAGE", "not_installed_here")
     assert small_model.main(arguments) == 2
     assert message in capsys.readouterr().err and not (tmp_path / "out").exists()
+
+
+def test_the_template_with_tools_states_calls_and_results_as_hermes_does(tiny_gguf, tmp_path):
+    pytest.importorskip("gguf")
+    assert small_model.main([str(tmp_path / "out"), "--gguf", str(tiny_gguf), "--tools"]) == 0
+    tokenizer = AutoTokenizer.from_pretrained(tmp_path / "out")
+    tools = [{"type": "function", "function": {"name": "code_interpreter", "parameters": {}}}]
+    call = {"type": "function", "function": {"name": "code_interpreter", "arguments": {"code": "print(1)"}}}
+    messages = [
+        {"role": "system", "content": "Solve."},
+        {"role": "user", "content": "1?"},
+        {"role": "assistant", "content": "", "tool_calls": [call]},
+        {"role": "tool", "content": "1"},
+    ]
+    text = tokenizer.apply_chat_template(messages, tools=tools, tokenize=False, add_generation_prompt=True)
+    assert text.startswith("<|im_start|>system\nSolve.\n\n# Tools\n") and '"name": "code_interpreter"' in text
+    assert text.endswith(
+        '<|im_start|>assistant\n<tool_call>\n{"name": "code_interpreter", "arguments": {"code": "print(1)"}}'
+        "\n</tool_call><|im_end|>\n<|im_start|>user\n<tool_response>\n1\n</tool_response><|im_end|>\n<|im_start|>assistant\n"
+    )
+    plain = tokenizer.apply_chat_template([{"role": "user", "content": "1?"}], tokenize=False)
+    assert plain == "<|im_start|>user\n1?<|im_end|>\n"

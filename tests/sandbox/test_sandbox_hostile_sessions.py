@@ -14,7 +14,7 @@ from contextlib import suppress
 
 import pytest
 
-from recipe.dag.sandbox import orphans
+from recipe.dag.sandbox import descent
 from recipe.dag.sandbox.launch import LocalSandbox
 
 ORDINARY = ["unshare", "--user", "--map-user=12345", "--map-group=12345"]
@@ -131,7 +131,7 @@ def test_a_reader_is_not_stopped_by_a_locked_root(server, session):
 
 
 def alive(pids: set[int]) -> list[int]:
-    return [pid for pid in pids if os.path.exists(f"/proc/{pid}") and orphans._status(pid)[0] != "Z"]
+    return [pid for pid in pids if os.path.exists(f"/proc/{pid}") and descent._status(pid)[0] != "Z"]
 
 
 def test_sessions_end_with_a_server_that_is_killed(full_isolation, monkeypatch, tmp_path, caller):
@@ -141,7 +141,7 @@ def test_sessions_end_with_a_server_that_is_killed(full_isolation, monkeypatch, 
         call = caller(sandbox)
         mine = call("POST", "/sessions").json()["id"]
         call.run("open('big', 'wb').write(bytes(8 << 20))", session_id=mine)
-        family = orphans.descendants(sandbox.pid)
+        family = descent.descendants(sandbox.pid)
         stores = [pid for pid in family if "tmpfs /tmp/" in mounts(pid)]
         assert stores
         os.kill(sandbox.pid, signal.SIGKILL)

@@ -8,20 +8,24 @@ import os
 import pickle
 import sys
 from concurrent.futures import Future
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
+from omegaconf import OmegaConf
 from ray.exceptions import RayActorError
 
 from recipe.dag.episode.batch import run_batch
 from recipe.dag.episode.client import PolicyEndpoint
 from recipe.dag.episode.runner import EpisodeRunner
+from recipe.dag.episode.tool_limits import Limit, LimitedTool
 from recipe.dag.errors import SandboxFault, UserError
-from recipe.dag.train import rollout_processes, rollout_worker
+from recipe.dag.train import rollout_processes, rollout_worker, setup
 from recipe.dag.train.rollout_processes import RolloutProcesses, SpreadRunner, choose_processes
 from recipe.dag.train.rollout_worker import RolloutWorker, WorkerSpec
+from recipe.dag.workflow.schema import ToolSpec
 from recipe.dag.workflow_file import load_workflow
 
 FLOW = """\
@@ -322,6 +326,54 @@ def test_workers_divide_the_sandboxs_limit(fake_ray):
     assert processes.count == 3 and [spec.sandbox["max_concurrent"] for spec in fake_ray.specs] == [3, 3, 3]
     first = fake_ray.specs[0]
     assert all(Path(entry).is_absolute() for entry in first.path) and not first.restarts
+    assert [spec.share for spec in fake_ray.specs] == [(0, 3), (1, 3), (2, 3)]
+
+
+class Limited:
+    """A tool that a workflow limits."""
+
+    name, schema = "limited", {"type": "function", "function": {"name": "limited"}}
+
+    async def execute(self, arguments, state):
+        return ""
+
+    async def close(self): ...
+
+
+def limited_tools(workflow, client):
+    return {"limited": LimitedTool(Limited(), Limit(5, 10.0), ToolSpec(path="t.py:Limited"))}
+
+
+def test_a_worker_limits_its_tools_to_its_share(many, flow):
+    (actor,) = many(1, make_tools=limited_tools).actors
+    actor.worker._spec = replace(actor.worker._spec, share=(1, 2))
+    actor.worker._runner(flow)
+    limit = actor.worker._tools["limited"].limit
+    assert (limit.workers, limit.calls_per_second) == (2, 5.0)
+
+
+@pytest.mark.parametrize(("setting", "count"), [(3, None), (2, 2), ("auto", 2)])
+def test_a_run_starts_no_more_processes_than_a_tool_has_workers(setting, count, tmp_path, monkeypatch):
+    async def start(count, *args, **options):
+        return count
+
+    monkeypatch.setattr(RolloutProcesses, "start", start)
+    monkeypatch.setattr(rollout_processes, "cores", lambda: 8)
+    (tmp_path / "hook.py").write_text(HOOK)
+    (tmp_path / "tool.py").write_text(
+        "class Tool:\n    async def execute(self, arguments, state): ...\n    async def close(self): ...\n"
+    )
+    tools = "{name: asker, policy: main, tools: [{path: tool.py:Tool, workers: 2}]}"
+    (tmp_path / "w.yaml").write_text(FLOW.replace("{name: asker, policy: main}", tools))
+    run = OmegaConf.create({"rollout": {"processes": setting}, "seed": 0, "sandbox": {"timeout_s": 1, "memory_mb": 1}})
+    box = setup.Toolbox()
+    work = box.start_processes(run, load_workflow(tmp_path / "w.yaml"), {}, episodes=100_000)
+    if count is None:
+        with pytest.raises(UserError, match="rollout.processes=3: tool tool.py:Tool has `workers: 2`"):
+            asyncio.run(work)
+    else:
+        asyncio.run(work)
+        assert box.processes == count
 
 
 def test_processes_that_do_not_start_are_a_one_line_error(fake_ray):

@@ -59,6 +59,12 @@ def test_a_tool_is_made_with_its_kwargs(open_tools):
     assert (type(tool).__name__, tool.index) == ("Search", "maths")
 
 
+def test_a_tool_has_the_limits_that_the_workflow_sets(open_tools):
+    box = open_tools("[{path: tool.py:Search, workers: 3, calls_per_second: 2, timeout_s: 4}]")
+    (tool,) = box.tools.values()
+    assert (tool.limit.workers, tool.limit.calls_per_second, tool.timeout_s) == (3, 2, 4)
+
+
 def test_tools_kwargs_are_read_where_verl_has_them_and_at_the_top(open_tools):
     row = {"search": {"create_kwargs": {"index": "maths"}, "execute_kwargs": {"site": "wiki"}}}
     other = {"search": {"create_kwargs": {"index": "art"}}}  # parquet fills in execute_kwargs: null

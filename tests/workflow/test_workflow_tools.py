@@ -5,7 +5,8 @@ from __future__ import annotations
 import pytest
 
 from recipe.dag.workflow.problem import WorkflowError
-from recipe.dag.workflow.schema import ToolSpec
+from recipe.dag.workflow.schema import DeclaredTool, ToolSpec
+from recipe.dag.workflow.to_yaml import to_yaml
 
 GOOD = """\
 dag_id: demo
@@ -30,7 +31,54 @@ CASES = [
     ("kwargs by agent", ("index: art", "§indx: art"), "did you mean `index`?"),
     ("options", ("auto_print: true", "§auto_prnt: true"), "did you mean `auto_print`?"),
     ("option's value", ("timeout_s: 30", "timeout_s: §0"), "a number above 0, got 0"),
-    ("said twice", ("{name: finder}", "§{name: finder, kwargs: {index: x}}"), "`tools.finder` defines this already"),
+    (
+        "two classes",
+        ("{name: finder}", "{name: finder, §path: tool.py:Search}"),
+        "`tools.finder` says which tool it is",
+    ),
+    ("overriding kwargs", ("{name: finder}", "{name: finder, kwargs: {§indx: x}}"), "did you mean `index`?"),
+    ("overriding option", ("{name: finder}", "{name: finder, workers: §0}"), "at least 1, got 0"),
+    ("memory of a class", ("{name: finder}", "{name: finder, §memory_mb: 64}"), "has no effect on a class of yours"),
+    ("memory of a declared class", ("finder: {", "finder: {§auto_print: true, "), "has no effect on a class of yours"),
+    (
+        "option twice",
+        ("{kwargs: {timeout_s: 30,", "{§timeout_s: 20, kwargs: {timeout_s: 30,"),
+        "`kwargs.timeout_s` sets",
+    ),
+    ("limits crossed", ("{kwargs:", "{§max_timeout_s: 5, kwargs:"), "max_timeout_s 5 is below timeout_s 30"),
+    ("schema", ("finder: {", "finder: {§schema: {}, "), "write `description` and `parameters`"),
+    ("rate", ("finder: {", "finder: {§rate_limit: 3, "), "write `calls_per_second`"),
+    ("engine's own key", ("finder: {", "finder: {§declared: other, "), "unknown key"),
+    ("not shown", ("finder: {", "finder: {§description: Search., "), "(agents: `left`, `right`)"),
+    ("not called", ("finder: {", "finder: {§parameters: {}, "), "no model calls the tool"),
+    ("not shown by agent", ("{name: finder}", "{name: finder, §description: Search.}"), "no model reads it"),
+    ("not a schema", ("finder: {", "finder: {parameters: §{type: objekt}, "), "is not a JSON schema"),
+    (
+        "hidden argument",
+        ("{kwargs:", "{parameters: §{properties: {timeout: {}}}, kwargs:"),
+        "hides the argument `code`",
+    ),
+    (
+        "unknown argument",
+        ("{kwargs:", "{parameters: §{properties: {code: {}, x: {}}}, kwargs:"),
+        "does not take (code, tim",
+    ),
+    (
+        "loop's option",
+        (
+            "auto_print: true}}\nagents:\n  - {name: left,",
+            "auto_print: true}}\nagents:\n  - {name: left, tool_loop: {format: fenced, §max_parallel: 2},",
+        ),
+        "has no effect with `format: fenced`, only with `hermes`",
+    ),
+    (
+        "loop's tag",
+        (
+            "auto_print: true}}\nagents:\n  - {name: left,",
+            "auto_print: true}}\nagents:\n  - {name: left, tool_loop: {§call_tag: run},",
+        ),
+        "only with `tags`",
+    ),
     ("misspelt key", ("path: tool.py:Search, kwargs: {index: art}", "§pth: tool.py:Search"), "did you mean `path`?"),
     ("without close", ("tool.py:Search, kwargs: {index: maths}", "§tool.py:Open"), "has no method `close`"),
     ("not async", ("tool.py:Search, kwargs: {index: maths}", "§tool.py:Sync"), "must be `async def`"),
@@ -42,7 +90,7 @@ CASES = [
 @pytest.fixture(autouse=True)
 def files(folder):
     execute, close = "    async def execute(self, arguments, state): ...\n", "    async def close(self): ...\n"
-    init = "    def __init__(self, index='all'): ...\n"
+    init = "    def __init__(self, index='all', limit=1): ...\n"
     (folder / "tool.py").write_text(
         f"class Search:\n{init}{execute}{close}"
         f"class Open:\n{execute}"
@@ -56,8 +104,9 @@ def files(folder):
 
 def test_a_name_stands_for_what_is_declared_under_it(load_text):
     left, right = load_text(GOOD).agents
-    finder = ToolSpec(path="tool.py:Search", kwargs={"index": "maths"})
-    code = ToolSpec(name="code_interpreter", kwargs={"timeout_s": 30, "auto_print": True})
+    finder = DeclaredTool(path="tool.py:Search", kwargs={"index": "maths"}, declared="finder")
+    options = {"timeout_s": 30, "auto_print": True}
+    code = DeclaredTool(name="code_interpreter", kwargs=options, declared="code_interpreter")
     assert left.tools == (finder, code)
     assert right.tools == (ToolSpec(path="tool.py:Search", kwargs={"index": "art"}), finder)
 
@@ -83,6 +132,7 @@ def test_time_that_would_not_be_granted_is_reported(load_text, seconds, limits, 
     for text, where in (
         (GOOD.replace("h.py:Hook", hook), "code_timeout"),
         (GOOD.replace("timeout_s: 30", f"max_timeout_s: {seconds}"), "max_timeout_s"),
+        (GOOD.replace("{kwargs: {timeout_s: 30, ", f"{{timeout_s: {seconds}, kwargs: {{"), "timeout_s"),
     ):
         found = load_text(text + limits).warnings
         assert [where in problem.where and warning in problem.message for problem in found] == [True] * bool(warning)
@@ -91,3 +141,32 @@ def test_time_that_would_not_be_granted_is_reported(load_text, seconds, limits, 
 def test_tools_must_be_a_mapping(load_text):
     with pytest.raises(WorkflowError, match="expected a mapping"):
         load_text(GOOD[: GOOD.index("tools:")] + "tools: [code_interpreter]\n" + GOOD[GOOD.index("agents:") :])
+
+
+def test_an_agent_overrides_parts_of_a_declared_tool(load_text):
+    text = GOOD.replace("{name: finder}", "{name: finder, timeout_s: 5, kwargs: {limit: 2}}")
+    text = text.replace("kwargs: {index: maths}}", "kwargs: {index: maths}, timeout_s: 9, workers: 3}")
+    left, right = load_text(text).agents
+    assert (left.tools[0].timeout_s, left.tools[0].workers) == (9, 3)
+    assert (right.tools[1].timeout_s, right.tools[1].workers) == (5, 3)
+    assert right.tools[1].kwargs == {"index": "maths", "limit": 2} and right.tools[1].path == "tool.py:Search"
+    assert left.tools[0].key != right.tools[1].key
+
+
+def test_a_null_takes_a_declared_option_back(load_text):
+    text = GOOD.replace("finder: {", "finder: {workers: 3, ").replace("{name: finder}", "{name: finder, workers: null}")
+    left, right = load_text(text).agents
+    assert (left.tools[0].workers, right.tools[1].workers) == (3, None)
+
+
+def test_declared_tools_survive_being_written_again(load_text):
+    text = GOOD.replace("{name: finder}", "{name: finder, timeout_s: null, kwargs: {limit: 2}}")
+    flow = load_text(text.replace("finder: {", "finder: {timeout_s: 9, calls_per_second: 2, "))
+    again = load_text(to_yaml(flow))
+    assert (again.agents, again.tools) == (flow.agents, flow.tools)
+
+
+def test_the_engine_shows_a_models_own_view_of_a_tool(load_text):
+    shown = "description: Find., parameters: {type: object, properties: {query: {type: string}}}"
+    text = GOOD.replace("finder: {", f"finder: {{{shown}, ").replace("{name: left,", "{name: left, tool_loop: {},")
+    assert load_text(text).tools["finder"].description == "Find."

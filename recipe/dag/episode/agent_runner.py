@@ -19,17 +19,24 @@ from recipe.dag.episode.conversation import Conversation
 from recipe.dag.episode.generation import cut_at_stop, generate, sampling_of
 from recipe.dag.episode.graph import EpisodeNode
 from recipe.dag.episode.hooks import HookResult, is_messages, load_hooks
-from recipe.dag.episode.markup import OPEN_TAG
+from recipe.dag.episode.markup import OPEN_TAG, ends_in_thought
 from recipe.dag.episode.remote.usage import added
 from recipe.dag.episode.seeds import generation_seed
 from recipe.dag.episode.tasks import limited
-from recipe.dag.episode.tool_loop import requests_in, run_requests
+from recipe.dag.episode.tool_loop import (
+    Request,
+    argument_between_tags,
+    between_tags,
+    calls_end,
+    requests_in,
+    run_requests,
+)
 from recipe.dag.episode.toolset import Toolset
 from recipe.dag.errors import EnvFault, HookFault, TimeoutFault, UserError, boundary
 from recipe.dag.types.context import Context, Message
 from recipe.dag.types.record import PROMPT_TEXT, Call, Episode, Generation, ToolResult
 from recipe.dag.types.tool import Tool
-from recipe.dag.workflow.schema import Workflow
+from recipe.dag.workflow.schema import ToolLoop, Workflow
 
 _TAIL = 16
 """Number of tokens that surely contains <think> and the white space after it, in any vocabulary."""
@@ -67,15 +74,25 @@ class AgentRunner:
         self._template_tools: list[dict[str, Any]] | None = None
         """Schemas that the chat template renders."""
         self._end_of_turn: int | None = None
-        """Set for agents with a tool loop or with `memory: chat`, which continue after an answer."""
+        """Set for agents that continue after an answer: with a tool loop whose results are messages of their own, or
+        with `memory: chat`."""
+        self._argument = "code"
+        """The argument of the first tool, for calls between tags."""
         if self.agent.tool_loop is not None:
             if not self.tools.names:
                 raise UserError(f"agent {self.agent.name}: a tool_loop needs at least one tool in `tools`")
-            hermes = self.agent.tool_loop.format == "hermes"
-            self._template_tools = self.tools.schemas if hermes else None
-            self._prepare_continuation("tool" if hermes else "user")
+            self._prepare_loop(self.agent.tool_loop)
         if self.agent.memory == "chat":
             self._prepare_continuation("user")
+
+    def _prepare_loop(self, loop: ToolLoop) -> None:
+        if loop.continues_message:
+            first = next(iter(self.tools.tools.values()))
+            self._argument = argument_between_tags(first, f"agent {self.agent.name}")
+            return
+        hermes = loop.format == "hermes"
+        self._template_tools = self.tools.schemas if hermes else None
+        self._prepare_continuation("tool" if hermes else "user")
 
     def _prepare_continuation(self, role: str) -> None:
         """Check that the chat template can continue a conversation with a message of this role."""
@@ -181,38 +198,71 @@ class AgentRunner:
 
     async def _respond(self, call: Call, attempt: Attempt, deadline: float) -> None:
         loop, decode = self.agent.tool_loop, self.endpoint.codec.decode
-        if self._room(call) < 1:
-            info = attempt.episode.info
-            info["prompt_too_long"] = info.get("prompt_too_long", 0) + 1
-            call.stop_reason = "length"
+        if not self._fits(call, attempt.episode):
             return
+        thinking = self._opens_thinking(call)
+        invalid_streak = 0
         while True:
+            call.opened_thinking = thinking
             generation, stopped = await self._generate(call, attempt, deadline)
             call.text = decode(generation.response_ids, skip_special_tokens=True)
-            ended = generation.response_ids[-1:] == [self._end_of_turn]
+            ended = self._end_of_turn is not None and generation.response_ids[-1:] == [self._end_of_turn]
             if loop is None or generation.stop_reason != "stop" or not (ended or stopped):
                 return
-            assert self._end_of_turn is not None  # set in __init__ for agents with a tool loop
             # With special tokens: in some vocabularies the tool call's tags are special.
             raw = decode(generation.response_ids[:-1] if ended else generation.response_ids, skip_special_tokens=False)
-            requests = requests_in(raw, loop, self.tools.names, opened_thinking=call.opened_thinking)
-            if not requests:
+            requests = requests_in(raw, loop, self.tools.names, opened_thinking=thinking, argument=self._argument)
+            if loop.continues_message:
+                thinking = ends_in_thought(raw, opened=thinking)
+            # A closing tag in a thought calls nothing, but it ended the generation: the model goes on from it.
+            if not requests and not (stopped and thinking and calls_end(raw, loop)):
                 return
             if call.generations == loop.max_generations:
                 call.stop_reason, call.ended_in_tool_call = "max_generations", True
                 return
-            messages = await run_requests(requests, loop, partial(self._run_tool, attempt), call.tool_results)
-            # A stop string ends the generation before the token that ends the turn.
-            between = ([] if ended else [self._end_of_turn]) + await self._continuation(messages)
+            messages, ran = await self._run_calls(requests, loop, call, attempt)
+            invalid_streak = 0 if ran else invalid_streak + 1
+            if invalid_streak == loop.max_invalid_streak:
+                call.stop_reason, call.ended_in_tool_call = "invalid_calls", True
+                return
+            between = await self._between(messages, loop, raw, ended=ended)
             if self._room(call) - len(between) < 1:
                 call.stop_reason, call.ended_in_tool_call = "length", True
                 return
             _append(call, between, [0.0] * len(between), sampled=0)
+            if not loop.continues_message:
+                thinking = self._opens_thinking(call)
+
+    async def _run_calls(
+        self, requests: list[Request], loop: ToolLoop, call: Call, attempt: Attempt
+    ) -> tuple[list[Message], bool]:
+        """Run the tool calls of one generation; return the messages that present their results, and False if all calls
+        were invalid."""
+        earlier = len(call.tool_results)
+        messages = await run_requests(requests, loop, partial(self._run_tool, attempt), call.tool_results)
+        results = call.tool_results[earlier:]
+        return messages, not results or any(result.status != "invalid" for result in results)
+
+    def _fits(self, call: Call, episode: Episode) -> bool:
+        """Return whether the prompt leaves room for a token; if not, the call has ended."""
+        if self._room(call) >= 1:
+            return True
+        episode.info["prompt_too_long"] = episode.info.get("prompt_too_long", 0) + 1
+        call.stop_reason = "length"
+        return False
+
+    async def _between(self, messages: Sequence[Message], loop: ToolLoop, raw: str, *, ended: bool) -> list[int]:
+        """Return the ids between a generation that called tools and the next one. `raw`: the generation's text;
+        `ended`: it has its end-of-turn token."""
+        if loop.continues_message:
+            return await self.endpoint.codec.encode("".join(between_tags(message, loop, raw) for message in messages))
+        assert self._end_of_turn is not None  # set in __init__ for such a loop
+        # A stop string ends the generation before the token that ends the turn.
+        return ([] if ended else [self._end_of_turn]) + await self._continuation(messages)
 
     async def _generate(self, call: Call, attempt: Attempt, deadline: float) -> tuple[Generation, bool]:
         """Append one generation to `call`; return it, and whether a stop string ended it."""
         episode, agent = attempt.episode, self.agent
-        call.opened_thinking = self._opens_thinking(call)
         sampling = sampling_of(agent, attempt.validate)
         stop = sampling["stop"]
         sampling["max_tokens"] = min(sampling["max_tokens"], self._room(call))

@@ -27,9 +27,10 @@ BACKOFF_S = 0.1
 
 
 def sampling_of(agent: Agent, validate: bool) -> dict[str, Any]:
-    """Return the agent's sampling parameters, in validation with those of `validation`."""
+    """Return the agent's sampling parameters, in validation with those of `validation`. `stop` includes the strings of
+    its tool loop."""
     sampling = agent.sampling.model_dump() | (agent.validation.model_dump(exclude_none=True) if validate else {})
-    return sampling | {"stop": list(sampling["stop"])}
+    return sampling | {"stop": agent.stop_strings(validate=validate)}
 
 
 async def generate(

@@ -1,6 +1,7 @@
 """Makes the tools that a workflow's agents declare.
 
-Invariant: agents whose declarations are equal share one instance; every tool follows the protocol.
+Invariant: agents whose declarations are equal share one instance; every tool follows the protocol, and every option of
+a declaration is applied, by the tool or around it.
 """
 
 from __future__ import annotations
@@ -8,9 +9,10 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
+from recipe.dag.episode.tool_limits import with_limits
 from recipe.dag.errors import UserError
 from recipe.dag.location import raised_at
-from recipe.dag.tools.builtin import make_builtin
+from recipe.dag.tools.builtin import BUILTIN, make_builtin
 from recipe.dag.tools.sandbox_client import SandboxClient
 from recipe.dag.types.tool import Tool, check_tool
 from recipe.dag.user_code import load_object
@@ -47,10 +49,21 @@ def built_in_tools(workflow: Workflow, client: SandboxClient | None, **defaults:
     tools: dict[str, Tool] = {}
     for key, spec in tool_specs(workflow).items():
         if spec.path is None:
-            tools[key] = make_builtin(str(spec), spec.kwargs, client, defaults)
+            tools[key] = make_builtin(str(spec), spec.options(_own_options(spec)), client, defaults)
     return tools
+
+
+def limited_tools(workflow: Workflow, tools: Mapping[str, Tool]) -> dict[str, Tool]:
+    """Return the tools (by `ToolSpec.key`) with the limits and texts that the workflow sets on them. Raises
+    UserError."""
+    return with_limits(tool_specs(workflow), tools, _own_options)
+
+
+def _own_options(spec: ToolSpec) -> tuple[str, ...]:
+    """Return the names of the options that the tool applies itself."""
+    return () if spec.path is not None else tuple(BUILTIN[str(spec)].Options.model_fields)
 
 
 def make_tools(workflow: Workflow, client: SandboxClient | None, **defaults: float) -> dict[str, Tool]:
     """Make all tools that the workflow's agents have. Raises UserError."""
-    return user_tools(workflow) | built_in_tools(workflow, client, **defaults)
+    return limited_tools(workflow, user_tools(workflow) | built_in_tools(workflow, client, **defaults))

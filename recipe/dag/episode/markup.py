@@ -39,6 +39,14 @@ def after_thinking(text: str, *, opened: bool = False) -> str:
     return "".join(kept) + ("" if depth else text[start:])
 
 
+def ends_in_thought(text: str, *, opened: bool = False) -> bool:
+    """Return whether a <think> span is open at the end of the text. `opened`: the prompt opened one."""
+    depth = int(opened)
+    for tag in _TAGS.finditer(text):
+        depth = max(0, depth - 1) if tag[1] else depth + 1
+    return depth > 0
+
+
 def python_blocks(text: str) -> list[str]:
     """Return the code of each fenced Python block, without common indentation."""
     return [textwrap.dedent(body) for body in _PYTHON.findall(text)]

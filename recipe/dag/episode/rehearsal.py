@@ -16,12 +16,13 @@ from typing import Any, cast
 from recipe.dag.episode.client import PolicyEndpoint
 from recipe.dag.episode.make_tools import make_tools
 from recipe.dag.episode.runner import EpisodeRunner
+from recipe.dag.episode.tool_loop import argument_between_tags
 from recipe.dag.episode.toolset import REFUSED
 from recipe.dag.errors import UserError
 from recipe.dag.tools.sandbox_client import RunResult, SandboxClient
 from recipe.dag.types.record import Episode, Generation
-from recipe.dag.types.tool import Tool
-from recipe.dag.workflow.schema import Workflow
+from recipe.dag.types.tool import Tool, parameters_of
+from recipe.dag.workflow.schema import Agent, Workflow
 
 SAMPLE = {"prompt": [{"role": "user", "content": "Which number?"}], "ground_truth": "1", "extra_info": {}}
 ANSWERS = ("1", "The answer is \\boxed{1}.", "")
@@ -67,15 +68,20 @@ class CharacterTokenizer:
 class Script:
     """A GenerationClient that first calls each tool of `requests` and then answers."""
 
-    def __init__(self, tokenizer: CharacterTokenizer, answer: str, requests: Mapping[str, str]):
-        """`requests`: tool call, as an agent with a tool loop writes it, by a text that its prompt contains."""
-        self._tokenizer, self._answer, self._requests = tokenizer, answer, requests
+    def __init__(
+        self, tokenizer: CharacterTokenizer, answer: str, requests: Mapping[str, str], by_agent: Mapping[str, str]
+    ):
+        """`requests`: tool call, as an agent with a tool loop writes it, by a text that its prompt contains.
+        `by_agent`: tool call by agent, for agents whose prompt does not show the tool."""
+        self._tokenizer, self._answer, self._requests, self._by_agent = tokenizer, answer, requests, by_agent
         self._asked: Counter[tuple[str, str]] = Counter()
 
     async def generate(self, request_id: str, prompt_ids: list[int], sampling: dict[str, Any]) -> Generation:
         prompt, text = self._tokenizer.decode(prompt_ids), self._answer
-        for marker, request in self._requests.items():
-            if marker in prompt and not self._asked[request_id, marker]:
+        own = ((name, request) for name, request in self._by_agent.items() if request_id.endswith(f"-{name}"))
+        shown = ((marker, request) for marker, request in self._requests.items() if marker in prompt)
+        for marker, request in (*own, *shown):
+            if not self._asked[request_id, marker]:
                 self._asked[request_id, marker] += 1
                 text = request
                 break
@@ -109,16 +115,17 @@ async def _rehearse(workflow: Workflow, sample: dict[str, Any]) -> list[Episode]
     workflow = workflow.model_copy(update={"episode": strict, "agents": agents})
     sandbox, tokenizer = cast(SandboxClient, NoSandbox()), CharacterTokenizer()
     tools = make_tools(workflow, sandbox)
-    requests = {
-        json.dumps(tools[spec.key].schema, default=str): _request(tools[spec.key], agent.tool_loop.format)
-        for agent in workflow.agents
-        if agent.tool_loop is not None
-        for spec in agent.tools
-    }
+    requests, by_agent = {}, {}
+    for agent in workflow.agents:
+        made = [tools[spec.key] for spec in agent.tools]
+        if agent.tool_loop is not None and agent.tool_loop.format == "hermes":
+            requests |= {json.dumps(tool.schema, default=str): _hermes_request(tool) for tool in made}
+        elif agent.tool_loop is not None:
+            by_agent[agent.name] = _first_request(made[0], agent)
     episodes = []
     try:
         for index, answer in enumerate(ANSWERS):
-            endpoint = PolicyEndpoint(Script(tokenizer, answer, requests), tokenizer, _MAX_TOKENS)
+            endpoint = PolicyEndpoint(Script(tokenizer, answer, requests, by_agent), tokenizer, _MAX_TOKENS)
             runner = EpisodeRunner(workflow, dict.fromkeys(workflow.policies, endpoint), tools, seed=0, sandbox=sandbox)
             episodes.append(await runner.run(sample, "rehearsal", index, step=0))
             _check_tools_ran(episodes[-1])
@@ -136,15 +143,26 @@ def _check_tools_ran(episode: Episode) -> None:
             raise UserError(f"tool {result.name}: was not run, since {result.text}; {advice}")
 
 
-def _request(tool: Tool, style: str) -> str:
-    """Return a call of the tool with arguments that fit its schema, as a model would write it."""
-    if style == "fenced":
+def _first_request(tool: Tool, agent: Agent) -> str:
+    """Return a call of an agent's first tool, in a format in which the model writes nothing but one argument."""
+    assert agent.tool_loop is not None
+    if agent.tool_loop.format == "fenced":
         return "```python\nprint(1)\n```"
-    function = tool.schema["function"]
-    parameters = function.get("parameters") or {}
+    argument = argument_between_tags(tool, f"agent {agent.name}")
+    value = "print(1)" if argument == "code" else _arguments(tool).get(argument, "1")
+    return f"<{agent.tool_loop.call_tag}>{value}</{agent.tool_loop.call_tag}>"
+
+
+def _hermes_request(tool: Tool) -> str:
+    """Return a call of the tool with arguments that fit its schema, as a model would write it."""
+    call = {"name": tool.schema["function"]["name"], "arguments": _arguments(tool)}
+    return f"<tool_call>\n{json.dumps(call)}\n</tool_call>"
+
+
+def _arguments(tool: Tool) -> dict[str, Any]:
+    parameters = parameters_of(tool)
     properties = parameters.get("properties") or {}
-    arguments = {name: _value(properties.get(name) or {}) for name in parameters.get("required") or properties}
-    return f"<tool_call>\n{json.dumps({'name': function['name'], 'arguments': arguments})}\n</tool_call>"
+    return {name: _value(properties.get(name) or {}) for name in parameters.get("required") or properties}
 
 
 def _value(schema: Mapping[str, Any]) -> Any:

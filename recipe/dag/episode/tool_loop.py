@@ -13,8 +13,10 @@ from typing import Any
 
 from recipe.dag.episode.markup import TOOL_CALL, after_thinking, python_blocks
 from recipe.dag.episode.tasks import together
+from recipe.dag.errors import UserError
 from recipe.dag.types.context import Message
 from recipe.dag.types.record import ToolResult
+from recipe.dag.types.tool import Tool, parameters_of, tool_name
 from recipe.dag.workflow.schema import ToolLoop
 
 
@@ -27,10 +29,15 @@ class Request:
     problem: str = ""
 
 
-def requests_in(text: str, loop: ToolLoop, names: tuple[str, ...], *, opened_thinking: bool = False) -> list[Request]:
+def requests_in(
+    text: str, loop: ToolLoop, names: tuple[str, ...], *, opened_thinking: bool = False, argument: str = "code"
+) -> list[Request]:
     """Return the tool calls in one complete generation. Calls inside <think> are ignored. Without any call, the
-    generation is the final answer. `names`: the agent's tools. `opened_thinking`: the prompt ends with <think>."""
+    generation is the final answer. `names`: the agent's tools. `opened_thinking`: the prompt ends with <think>.
+    `argument`: that of the first tool, for calls between tags."""
     text = after_thinking(text, opened=opened_thinking)
+    if loop.format == "tags":
+        return _between_tags(text, loop, names[0], argument)
     if loop.format == "fenced":
         blocks = python_blocks(text)
         return [Request(names[0], {"code": blocks[-1]})] if blocks else []
@@ -40,6 +47,45 @@ def requests_in(text: str, loop: ToolLoop, names: tuple[str, ...], *, opened_thi
         request if position < loop.max_parallel else replace(request, problem=request.problem or refused)
         for position, request in enumerate(requests)
     ]
+
+
+def _between_tags(text: str, loop: ToolLoop, name: str, argument: str) -> list[Request]:
+    opening, closing = f"<{loop.call_tag}>", f"</{loop.call_tag}>"
+    before, closed, _ = text.partition(closing)
+    if not closed:
+        return []
+    _, opened, content = before.rpartition(opening)
+    if not opened:
+        return [Request(name, {}, f"unreadable tool call: there is no {opening} before {closing}")]
+    return [Request(name, {argument: content.strip("\n")})]
+
+
+def calls_end(text: str, loop: ToolLoop) -> bool:
+    """Return whether the text contains the tag that ends a call, and with it the generation."""
+    return any(string in text for string in loop.stop)
+
+
+def argument_between_tags(tool: Tool, where: str) -> str:
+    """Return the argument of the tool that the text between the tags becomes: `code`, or the only one that the tool
+    needs. Raises UserError if there are several."""
+    parameters = parameters_of(tool)
+    properties, required = parameters.get("properties") or {}, parameters.get("required") or ()
+    needed = [name for name in properties if name in required] or list(properties)
+    if "code" in properties or not properties:
+        return "code"
+    if len(needed) != 1:
+        raise UserError(
+            f"{where}: `format: tags` passes one text to the tool {tool_name(tool, where)}, which needs "
+            f"{', '.join(needed)}; use `format: hermes`"
+        )
+    return needed[0]
+
+
+def between_tags(message: Message, loop: ToolLoop, before: str) -> str:
+    """Return a tool's result as it continues the model's message, which so far ends with `before`."""
+    start = "" if before.endswith("\n") else "\n"
+    content = message["content"].strip("\n")
+    return f"{start}<{loop.result_tag}>\n{content}\n</{loop.result_tag}>\n"
 
 
 def _hermes(block: str, names: tuple[str, ...]) -> Request:

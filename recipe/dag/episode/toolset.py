@@ -14,7 +14,7 @@ from recipe.dag.episode.tasks import guarded
 from recipe.dag.errors import Fault, ToolFault, UserError, boundary
 from recipe.dag.types.record import STATUSES, ToolResult
 from recipe.dag.types.tool import Tool, argument_validator, tool_name
-from recipe.dag.workflow.schema import Agent
+from recipe.dag.workflow.schema import Agent, DeclaredTool
 
 REFUSED = "invalid arguments: "
 """Start of the answer to a call that does not fit the tool's schema."""
@@ -43,7 +43,8 @@ class Toolset:
             if name in self.tools:
                 raise UserError(f"agent {agent.name}: two of its tools are called {name!r} in their schema; rename one")
             self.tools[name], self._keys[name] = tool, spec.key
-            self._declared |= {alias: name for alias in (spec.path, spec.name) if alias}
+            aliases = (spec.path, spec.name, spec.declared if isinstance(spec, DeclaredTool) else None)
+            self._declared |= {alias: name for alias in aliases if alias}
             if not getattr(tool, "checks_arguments", False):
                 self._validators[name] = argument_validator(tool, str(spec))
 
@@ -82,7 +83,7 @@ class Toolset:
         state = states.setdefault(self._keys[name], copy.deepcopy(options.get("create_kwargs") or {}))
         execute = tool.execute if by_model else getattr(tool, "execute_for_hook", tool.execute)
         try:
-            with boundary(ToolFault, f"tool {name}", execute):
+            with boundary(ToolFault, f"tool {name}", getattr(tool, "tool", tool).execute):
                 extra = copy.deepcopy(options.get("execute_kwargs") or {})
                 result = await guarded(execute(arguments, state, **extra))
                 result = _checked(result, name, arguments)

@@ -115,7 +115,7 @@ def check_attention(model: DictConfig, key: str, where: str = "") -> None:
 def has_stop_strings(workflow: Workflow, policy: str) -> bool:
     """Return whether an agent of the policy samples with stop strings, in training or validation."""
     agents = [agent for agent in workflow.agents if agent.policy == policy]
-    return any(agent.sampling.stop or agent.validation.stop for agent in agents)
+    return any(agent.stop_strings(validate=validate) for agent in agents for validate in (False, True))
 
 
 def _apply_algorithm(actor: DictConfig, algorithm: Algorithm, policy: Policy, run: DictConfig) -> None:

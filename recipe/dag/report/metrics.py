@@ -141,6 +141,9 @@ def _agent_metrics(calls: Sequence[Call], uses_tools: bool) -> dict[str, float]:
         metrics |= _stats("tool_calls", [float(len(call.tool_results)) for call in calls])
         metrics |= _stats("tool_success", [float(result.ok) for result in results if result.status in RAN])
         metrics |= _stats("invalid_calls", [float(result.status == "invalid") for result in results])
+        metrics |= (
+            {"ended_by_invalid_calls": sum(call.stop_reason == "invalid_calls" for call in calls)} if calls else {}
+        )
     return metrics
 
 

@@ -22,6 +22,8 @@ class BuiltinTool(Tool):
     remembers: ClassVar[bool] = False
     """Whether a call can see earlier calls of the same episode."""
     needs_sandbox: ClassVar[bool] = False
+    parameters: ClassVar[dict[str, Any]]
+    """The JSON schema of its arguments."""
 
     @classmethod
     @abstractmethod

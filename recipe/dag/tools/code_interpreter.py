@@ -7,11 +7,12 @@ Invariant: every call of the model yields a ToolResult; only a failure of the sa
 from __future__ import annotations
 
 import ast
+import copy
 import math
 import re
 import textwrap
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, ClassVar
 
 from pydantic import Field
 
@@ -53,6 +54,14 @@ class CodeInterpreter(BuiltinTool):
 
     needs_sandbox = True
     checks_arguments = True
+    parameters: ClassVar[dict[str, Any]] = {
+        "type": "object",
+        "properties": {
+            "code": {"type": "string", "description": "A complete Python program; print what you want to see."},
+            "timeout": {"type": "number"},
+        },
+        "required": ["code"],
+    }
 
     @classmethod
     def make(cls, options: Options, sandbox: SandboxClient | None, limits: Mapping[str, float]) -> CodeInterpreter:
@@ -76,26 +85,15 @@ class CodeInterpreter(BuiltinTool):
         self._max_output_chars = max_output_chars
         self._memory_mb = memory_mb
         self._auto_print = auto_print
+        parameters = copy.deepcopy(self.parameters)
+        limits = f"Seconds it may take, {timeout_s:g} by default, {self._max_timeout_s:g} at most."
+        parameters["properties"]["timeout"]["description"] = limits
         self.schema: dict[str, Any] = {
             "type": "function",
             "function": {
                 "name": self.name,
                 "description": "Run Python code in a fresh process and return what it prints.",
-                "parameters": {
-                    "type": "object",
-                    "properties": {
-                        "code": {
-                            "type": "string",
-                            "description": "A complete Python program; print what you want to see.",
-                        },
-                        "timeout": {
-                            "type": "number",
-                            "description": f"Seconds it may take, {timeout_s:g} by default, "
-                            f"{self._max_timeout_s:g} at most.",
-                        },
-                    },
-                    "required": ["code"],
-                },
+                "parameters": parameters,
             },
         }
 

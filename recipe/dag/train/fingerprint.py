@@ -97,11 +97,14 @@ def _data(files: Any, samples: list[Sample]) -> Items:
 def _canonical(workflow: Workflow, dump: Items) -> Items:
     """Return `dump` without its descriptions, paths and resources, with agents and nodes by their names and code by its
     portable name."""
-    for key in ("path", "description", "dag_id", "warnings"):
+    for key in ("path", "description", "dag_id", "warnings", "tools"):  # agents hold their tools themselves
         dump.pop(key, None)
     for key in ("on_user_error", "max_masked"):  # they decide whether a run continues, not what it has learned so far
         dump.get("episode", {}).pop(key, None)
     tools = [tool for agent in dump["agents"] for tool in agent.get("tools", ())]
+    for tool in tools:
+        for key in ("workers", "calls_per_second"):  # they decide when a call runs, not what it returns
+            tool.pop(key, None)
     for named in (*tools, *dump.get("envs", {}).values()):
         if named.get("path") is not None:
             named["path"] = portable_ref(named["path"], workflow.path)

@@ -14,6 +14,7 @@ import os
 import sys
 from collections import defaultdict
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 import ray
@@ -68,8 +69,8 @@ class RolloutProcesses:
     ) -> RolloutProcesses:
         """Start `count` workers on this machine. Raises UserError if they do not start.
 
-        `sandbox` holds SandboxClient's arguments, with limits for all workers together; `ensure` restarts the
-        sandbox."""
+        `sandbox` holds SandboxClient's arguments, with limits for all workers together, as are those of the tools;
+        `ensure` restarts the sandbox."""
         if sandbox is not None:
             sandbox = {**sandbox, "max_concurrent": -(-sandbox["max_concurrent"] // count)}
         spec = WorkerSpec(
@@ -85,7 +86,7 @@ class RolloutProcesses:
         )
         here = NodeAffinitySchedulingStrategy(ray.get_runtime_context().get_node_id(), soft=False)
         worker = ray.remote(RolloutWorker).options(num_cpus=0, scheduling_strategy=here)
-        workers = [worker.remote(spec) for _ in range(count)]
+        workers = [worker.remote(replace(spec, share=(index, count))) for index in range(count)]
         try:
             await asyncio.wait_for(asyncio.gather(*(worker.ready.remote() for worker in workers)), START_S)
         except (RayActorError, TimeoutError) as error:

@@ -19,6 +19,7 @@ from recipe.dag.episode.batch import play_batch
 from recipe.dag.episode.remote.connect import ApiSpec
 from recipe.dag.episode.runner import EpisodeRunner
 from recipe.dag.episode.shipment import pack
+from recipe.dag.episode.tool_limits import share_limits
 from recipe.dag.errors import UserError
 from recipe.dag.open_files import raise_limit
 from recipe.dag.policy.policy import PolicySpec
@@ -50,6 +51,8 @@ class WorkerSpec:
     path: tuple[str, ...]
     """Entries of `sys.path`."""
     environ: Mapping[str, str]
+    share: tuple[int, int] = (0, 1)
+    """The worker's index and the number of workers, among which the limits of tools are divided."""
 
 
 class RolloutWorker:
@@ -123,6 +126,7 @@ class RolloutWorker:
         if key not in self._runners:
             if self._tools is None:
                 self._tools = self._spec.make_tools(workflow, self._sandbox)
+                share_limits(self._tools, *self._spec.share)
             self._runners[key] = EpisodeRunner(
                 workflow, self._endpoints, self._tools, seed=self._spec.seed, sandbox=self._sandbox
             )

@@ -16,9 +16,11 @@ from omegaconf import DictConfig
 
 from recipe.dag.episode.client import PolicyEndpoint
 from recipe.dag.episode.env_class import needs_sandbox
-from recipe.dag.episode.make_tools import built_in_tools, make_tools, tool_specs, user_tools
+from recipe.dag.episode.make_tools import built_in_tools, limited_tools, make_tools, tool_specs, user_tools
 from recipe.dag.episode.remote.connect import Endpoint, Remotes
 from recipe.dag.episode.runner import EpisodeRunner
+from recipe.dag.episode.tool_limits import most_processes
+from recipe.dag.errors import UserError
 from recipe.dag.report.phases import announce
 from recipe.dag.sandbox.fair_queue import default_slots
 from recipe.dag.sandbox.launch import LocalSandbox
@@ -170,14 +172,25 @@ class Toolbox:
                 }
                 announce(f"the sandbox isolates programs: {local.isolation}")
             box.client = SandboxClient(**box.sandbox, on_unreachable=box.local and box.local.ensure)
-        box.tools = tools | (built_in_tools(workflow, box.client, **interpreter_defaults(run)) if built_in else {})
+        tools |= built_in_tools(workflow, box.client, **interpreter_defaults(run)) if built_in else {}
+        box.tools = limited_tools(workflow, tools)
         return box
 
-    async def start_processes(self, run: DictConfig, policies: Mapping[str, PolicyRuntime], *, episodes: int) -> None:
-        """Start the processes that run batches of `episodes`, if the configuration asks for more than this one."""
+    async def start_processes(
+        self, run: DictConfig, workflow: Workflow, policies: Mapping[str, PolicyRuntime], *, episodes: int
+    ) -> None:
+        """Start the processes that run batches of `episodes`, if the configuration asks for more than this one. Raises
+        UserError if it asks for more than a tool's `workers` can be divided among."""
         from recipe.dag.train.rollout_processes import RolloutProcesses, choose_processes, cores
 
         count = choose_processes(run.rollout.processes, episodes, cores())
+        most, tool = most_processes(workflow) or (count, "")
+        if count > most and run.rollout.processes != "auto":
+            raise UserError(
+                f"rollout.processes={run.rollout.processes}: tool {tool} has `workers: {most}`, fewer than one "
+                f"for each process; raise it, or pass rollout.processes={most}"
+            )
+        count = min(count, most)
         if count == 1:
             return
         announce(f"starting {count} processes that run episodes")

@@ -80,7 +80,8 @@ class Call:
     tool_results: list[ToolResult] = field(default_factory=list)
     stop_reason: str = ""
     """Why the last generation ended: stop, or length (it was cut off). max_generations: it asked for a tool and no
-    further generation is allowed. length without a generation: the prompt did not fit."""
+    further generation is allowed. invalid_calls: its tool calls were invalid too often in a row. length without a
+    generation: the prompt did not fit."""
     generations: int = 0
     weight_version: int = 0
     temperature: float = 1.0
@@ -113,7 +114,7 @@ class Call:
     """True if the last generation asked for a tool and a limit left no room for another generation, so that the agent
     never answered."""
     opened_thinking: bool = False
-    """True if the prompt of the last generation ended with <think>, so that the generation began as a thought."""
+    """True if the last generation began inside a thought: its prompt ended with <think>, or it continued one."""
     messages: list[dict[str, Any]] = field(default_factory=list)
     """Of an API policy without a tokenizer: what was sent and received, in order, its tool calls and their results
     included; such a call has no token ids. Otherwise empty."""

@@ -86,15 +86,36 @@ def check_tool(tool: Any, where: str) -> None:
     argument_validator(tool, where)
 
 
+def parameters_of(tool: Any) -> dict[str, Any]:
+    """Return the JSON schema of the tool's arguments."""
+    return tool.schema["function"].get("parameters") or {"type": "object"}
+
+
 def argument_validator(tool: Any, where: str) -> Any:
     """Return a validator of arguments by the tool's schema. Raises UserError if that is not a JSON schema."""
+    from jsonschema import Draft202012Validator
+
+    parameters = parameters_of(tool)
+    if problem := problem_of_parameters(parameters):
+        raise UserError(f"tool {where}: `parameters` of its schema {problem}")
+    return Draft202012Validator(parameters)
+
+
+def problem_of_parameters(parameters: dict[str, Any], own: dict[str, Any] | None = None) -> str | None:
+    """Return why a JSON schema of arguments cannot be used; None if it can. `own`: the schema of the tool for which it
+    is shown to the model."""
     from jsonschema import Draft202012Validator, SchemaError
 
-    parameters = tool.schema["function"].get("parameters") or {"type": "object"}
     if '"$ref"' in json.dumps(parameters, default=str):
-        raise UserError(f"tool {where}: `parameters` of its schema has a `$ref`; write the definition in its place")
+        return "has a `$ref`; write the definition in its place"
     try:
         Draft202012Validator.check_schema(parameters)
     except SchemaError as error:
-        raise UserError(f"tool {where}: `parameters` of its schema is not a JSON schema: {error.message}") from error
-    return Draft202012Validator(parameters)
+        return f"is not a JSON schema: {error.message}"
+    shown, taken = (schema.get("properties") or {} for schema in (parameters, own or {}))
+    if own is not None and taken:
+        if unknown := [name for name in shown if name not in taken]:
+            return f"shows the argument `{unknown[0]}`, which the tool does not take ({', '.join(taken)})"
+        if hidden := [name for name in own.get("required", ()) if name not in shown]:
+            return f"hides the argument `{hidden[0]}`, which the tool needs"
+    return None

@@ -226,18 +226,3 @@ def read_settings(draft: Draft) -> None:
             draft.problems += problems
             if piece is not None:
                 setattr(draft, name, piece)
-
-
-def resolve_tools(draft: Draft) -> None:
-    """Replace each name of a tool by the entry under `tools`. An unknown name is kept, for the checks to report."""
-    for index, agent in draft.each_agent():
-        tools = tuple(_resolved(draft, tool) for tool in agent.tools)
-        if tools != agent.tools:
-            draft.agents[index] = agent.model_copy(update={"tools": tools})
-
-
-def _resolved(draft: Draft, tool: ToolSpec) -> ToolSpec:
-    spec = draft.tools.get(tool.name or "") if tool.path is None else None
-    if spec is None or tool.kwargs:
-        return tool
-    return spec if spec.path or spec.name else spec.model_copy(update={"name": tool.name})

@@ -16,12 +16,12 @@ from recipe.dag.workflow.draft import (
     read_mappings,
     read_settings,
     read_top_level,
-    resolve_tools,
     text_of,
 )
 from recipe.dag.workflow.node_kinds import KINDS
 from recipe.dag.workflow.parse_model import parse_piece, show_value
 from recipe.dag.workflow.problem import KeyPath, Problem
+from recipe.dag.workflow.resolve_tools import resolve_tools
 from recipe.dag.workflow.schema import Node, NodeRole, NodeType
 from recipe.dag.workflow.source import Source
 

@@ -8,12 +8,13 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-from recipe.dag.workflow.checks.agent import warn_of_sampling, warn_of_time_limits
+from recipe.dag.workflow.checks.agent import warn_of_sampling
 from recipe.dag.workflow.checks.all import check_workflow
 from recipe.dag.workflow.checks.facts import DraftFacts
 from recipe.dag.workflow.checks.policy import warn_of_policies
 from recipe.dag.workflow.checks.references import References
 from recipe.dag.workflow.checks.reward import warn_of_rewards
+from recipe.dag.workflow.checks.tool import warn_of_time_limits
 from recipe.dag.workflow.checks.training import policy_of
 from recipe.dag.workflow.draft import Draft
 from recipe.dag.workflow.draft_nodes import read_draft
@@ -40,6 +41,7 @@ def workflow_from(source: Source) -> Workflow:
         description=draft.description,
         agents=tuple(agent for _, agent in draft.each_agent()),
         policies=policies,
+        tools={name: tool for name, tool in draft.tools.items() if tool is not None},
         envs={name: _relocated_env(draft, name, env) for name, env in draft.each_env()},
         episode=draft.episode,
         loops=dict(draft.each_loop()),

@@ -19,13 +19,22 @@ from recipe.dag.algorithms.catalogue import DEFAULT, OWN, REMOVED, SELECTABLE, a
 from recipe.dag.algorithms.team_value import Mixer
 from recipe.dag.suggestion import closest, did_you_mean, listing
 from recipe.dag.workflow.problem import KeyPath, Problem
-from recipe.dag.workflow.schema import AgentOptions, Node, Policy
+from recipe.dag.workflow.schema import AgentOptions, Node, Policy, ToolSpec
 from recipe.dag.workflow.short_form import KEYS
 from recipe.dag.workflow.source import Source
 
 Piece = TypeVar("Piece", bound=BaseModel)
 
 INSTEAD = {
+    **{
+        (ToolSpec, key): "write `description` and `parameters`; the name stays that of the tool's own schema"
+        for key in ("schema", "tool_schema")
+    },
+    **{(ToolSpec, key): "write `workers`" for key in ("num_workers", "max_concurrent", "max_concurrent_sandbox")},
+    **{(ToolSpec, key): "write `calls_per_second`" for key in ("rate", "rate_limit", "enable_global_rate_limit")},
+    (ToolSpec, "memory_limit_mb"): "write `memory_mb`",
+    (ToolSpec, "default_timeout"): "write `timeout_s`",
+    (ToolSpec, "class_name"): "write `path: file.py:Class`",
     (Policy, "lora"): "LoRA policies are not supported yet; remove it",
     (Node, "filter_plugin"): "nodes have no filters; remove it (`algorithm.drop_zero_variance: true` drops groups)",
     (Node, "retry_limit"): "nodes are not retried one by one; remove it (`episode.retries` repeats the episode)",

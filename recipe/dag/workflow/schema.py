@@ -7,6 +7,7 @@ key is an error, and `0` is a value, not "unset".
 from __future__ import annotations
 
 import json
+from collections.abc import Iterable
 from typing import Annotated, Any, Literal
 
 from pydantic import BeforeValidator, Field, SerializeAsAny, model_validator
@@ -73,22 +74,57 @@ class ValidationSampling(Frozen):
 
 
 class ToolSpec(Frozen):
-    """A tool: built in, declared under `tools`, or a class of the user."""
+    """A tool, under `tools` or in an agent: built in, or a class of the user. In an agent, a name with further keys
+    overrides those of the tool of that name under `tools`."""
 
     name: str | None = None
     """The name of a built-in tool or of a tool under `tools`. Models call a tool by the name in its schema."""
     path: str | None = None
     """The user's class: `file.py:Class`."""
     kwargs: dict[str, Any] = {}
-    """Keyword arguments of the class, or options of the built-in tool."""
+    """Keyword arguments of the class."""
+    timeout_s: float | None = Field(default=None, gt=0.0)
+    """Time limit of a call in seconds; the model is told if it is exceeded. For a built-in tool, the limit of calls
+    that ask for none."""
+    max_timeout_s: float | None = Field(default=None, gt=0.0)
+    """Built-in tools only: the largest time limit that the model may ask for."""
+    memory_mb: int | None = Field(default=None, ge=1)
+    """Built-in tools only: memory of one program."""
+    auto_print: bool | None = None
+    """Built-in tools only: print the value of a last line that is an expression, as notebooks do."""
+    max_output_chars: int | None = Field(default=None, ge=1)
+    """Length to which a result is cut before anything else reads it; for the code interpreter, stdout and stderr
+    each."""
+    workers: int | None = Field(default=None, ge=1)
+    """Maximum number of calls that run at once, over all episodes of the run; further ones wait."""
+    calls_per_second: float | None = Field(default=None, gt=0.0)
+    """Maximum number of calls that start per second, over all episodes of the run; further ones wait."""
+    description: str | None = Field(default=None, min_length=1)
+    """What the model reads about the tool, in place of the description in its schema."""
+    parameters: dict[str, Any] | None = None
+    """The arguments that the model is shown and that are checked, as a JSON schema, in place of those in its schema."""
 
     @property
     def key(self) -> str:
-        """Identity of the tool: agents whose tools have equal keys share one instance."""
-        return str(self) + (json.dumps(self.kwargs, sort_keys=True, default=str) if self.kwargs else "")
+        """Identity of the tool: agents whose tools have equal keys share one instance and its state."""
+        options = self.model_dump(exclude_none=True, exclude={"name", "path"})
+        options = {name: value for name, value in options.items() if value != {} or name == "parameters"}
+        return str(self) + (json.dumps(options, sort_keys=True, default=str) if options else "")
+
+    def options(self, names: Iterable[str]) -> dict[str, Any]:
+        """Return the options of a built-in tool that has options of these `names`: `kwargs`, and those that are set."""
+        own = {name: value for name in names if (value := getattr(self, name, None)) is not None}
+        return self.kwargs | own
 
     def __str__(self) -> str:
         return self.path or self.name or ""
+
+
+class DeclaredTool(ToolSpec):
+    """A tool of an agent that is declared under `tools`, with what the agent overrides."""
+
+    declared: str
+    """Its name there. The limits of calls hold for all agents that name it, unless they set limits of their own."""
 
 
 def _tool_from_text(value: Any) -> Any:
@@ -102,17 +138,36 @@ class ToolLoop(Frozen):
     """A loop inside one call of an agent: the engine runs the tool calls of each generation and lets the model
     continue with their results."""
 
-    format: Literal["hermes", "fenced"] = "hermes"
+    format: Literal["hermes", "fenced", "tags"] = "hermes"
     """Format of tool calls. hermes: JSON inside <tool_call> tags. fenced: the last ```python block is the argument
-    `code` of the first tool."""
+    `code` of the first tool. tags: a generation ends at </code>; the text between <code> and </code> is the argument of
+    the first tool, and its result continues the same message, between <interpreter> and </interpreter>."""
+    call_tag: str = Field(default="code", pattern=r"^[A-Za-z_][\w-]*$")
+    """Format tags only: the name of the tags around a call."""
+    result_tag: str = Field(default="interpreter", pattern=r"^[A-Za-z_][\w-]*$")
+    """Format tags only: the name of the tags around a result."""
     max_generations: int = Field(default=8, ge=1)
     """Maximum number of generations per call, including the final answer."""
     max_parallel: int = Field(default=1, ge=1)
-    """Maximum number of tool calls that are run per generation; the others are answered with an error text."""
+    """Format hermes only: maximum number of tool calls that are run per generation; the others are answered with an
+    error text."""
+    max_invalid_streak: int | None = Field(default=None, ge=1)
+    """End the agent's call after this many generations in a row without a tool call that could be run (an unknown tool,
+    unreadable or refused arguments); by default only `max_generations` ends it."""
     max_response_chars: int = Field(default=1024, ge=1)
     """Maximum number of characters of a tool's result; longer results are shortened."""
     truncate: Literal["left", "middle", "right"] = "middle"
     """The part of a long result that is removed."""
+
+    @property
+    def continues_message(self) -> bool:
+        """Whether a result is written into the model's own message, instead of a message that follows it."""
+        return self.format == "tags"
+
+    @property
+    def stop(self) -> tuple[str, ...]:
+        """Return the strings that end a generation, besides those of the agent's sampling options."""
+        return (f"</{self.call_tag}>",) if self.continues_message else ()
 
 
 class Agent(Frozen):
@@ -126,7 +181,7 @@ class Agent(Frozen):
     sampling: Sampling = Sampling()
     validation: ValidationSampling = ValidationSampling()
     tools: tuple[Annotated[ToolSpec, BeforeValidator(_tool_from_text)], ...] = ()
-    """The agent's tools: a name, `file.py:Class`, or a mapping with `name` or `path`, and `kwargs`."""
+    """The agent's tools: a name, `file.py:Class`, or a mapping with `name` or `path` and the tool's options."""
     tool_loop: ToolLoop | None = None
     """The engine runs the model's tool calls in this loop. Without it, only the agent's hook calls tools."""
     memory: Literal["none", "chat"] = "none"
@@ -134,6 +189,11 @@ class Agent(Frozen):
     as token ids and appends only the new messages, so that its calls become one row."""
     chat_template_kwargs: dict[str, Any] = {}
     """Keyword arguments of the tokenizer's chat template."""
+
+    def stop_strings(self, *, validate: bool) -> list[str]:
+        """Return the strings that end a generation, in training or in validation."""
+        stop = self.validation.stop if validate and self.validation.stop is not None else self.sampling.stop
+        return list(dict.fromkeys((*stop, *(self.tool_loop.stop if self.tool_loop is not None else ()))))
 
 
 class Critic(Frozen):
@@ -318,6 +378,8 @@ class Workflow(Frozen):
     description: str = ""
     agents: tuple[Agent, ...]
     policies: dict[str, Policy]
+    tools: dict[str, ToolSpec] = {}
+    """The declared tools; `agents` hold them with what an agent overrides."""
     envs: dict[str, EnvSpec] = {}
     episode: EpisodeSpec = EpisodeSpec()
     loops: dict[str, Loop] = {}

@@ -13,7 +13,8 @@ from typing import Any
 from recipe.dag.algorithms.base import Algorithm
 from recipe.dag.algorithms.catalogue import DEFAULT
 from recipe.dag.workflow.node_kinds import TRAINING_ROLES
-from recipe.dag.workflow.schema import Frozen, Node, NodeRole, Workflow
+from recipe.dag.workflow.resolve_tools import overrides_of
+from recipe.dag.workflow.schema import Agent, DeclaredTool, Frozen, Node, NodeRole, Workflow
 from recipe.dag.workflow.short_form import LONG
 from recipe.dag.workflow.training_chain import is_derived
 
@@ -27,8 +28,8 @@ def to_yaml(workflow: Workflow, comments: Iterable[str] = ()) -> str:
     parts: list[tuple[str, Any]] = [("dag_id", workflow.dag_id)]
     if workflow.description:
         parts.append(("description", workflow.description))
-    parts.append(("agents", [_without_defaults(agent) for agent in workflow.agents]))
-    for key in ("policies", "envs", "loops"):
+    parts.append(("agents", [_agent(workflow, agent) for agent in workflow.agents]))
+    for key in ("policies", "tools", "envs", "loops"):
         pieces = {name: _without_defaults(piece) for name, piece in getattr(workflow, key).items()}
         if pieces:
             parts.append((key, pieces))
@@ -39,14 +40,24 @@ def to_yaml(workflow: Workflow, comments: Iterable[str] = ()) -> str:
     parts.append(("nodes", [_node(workflow, node) for node in workflow.nodes if not is_derived(node.node_id)]))
     lines = [f"# {comment}".rstrip() for comment in comments]
     for key, value in parts:
-        spaced = key in ("agents", "policies", "envs", "episode", "loops", "algorithm", "nodes")
+        spaced = key in ("agents", "policies", "tools", "envs", "episode", "loops", "algorithm", "nodes")
         lines += [""] if spaced else []
-        lines += _entry(key, value, 0, block=isinstance(value, list) or key in ("policies", "envs", "loops"))
+        lines += _entry(key, value, 0, block=isinstance(value, list) or key in ("policies", "tools", "envs", "loops"))
     return "\n".join(lines) + "\n"
 
 
 def _without_defaults(piece: Frozen) -> dict[str, Any]:
     return piece.model_dump(mode="json", exclude_defaults=True)
+
+
+def _agent(workflow: Workflow, agent: Agent) -> dict[str, Any]:
+    """Return the agent, with declared tools by their names and what it overrides."""
+    written = _without_defaults(agent)
+    for position, tool in enumerate(agent.tools):
+        if isinstance(tool, DeclaredTool):
+            overrides = overrides_of(tool, workflow.tools[tool.declared])
+            written["tools"][position] = {"name": tool.declared, **overrides} if overrides else tool.declared
+    return written
 
 
 def _algorithm(algorithm: Algorithm) -> dict[str, Any]:

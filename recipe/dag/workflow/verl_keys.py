@@ -129,6 +129,25 @@ ACTOR: dict[str, str] = {
     "rollout.val_kwargs.do_sample": "nothing reads it; greedy is `validation: {temperature: 0}` of the agent",
     "rollout.val_kwargs": _AGENT.format("validation: {...}"),
     "rollout.multi_turn": "nothing reads it; `episode.max_turns` says how many turns there are",
+    **{
+        f"rollout.multi_turn.{key}": _AGENT.format(setting)
+        for key, setting in (
+            ("max_parallel_calls", "tool_loop: {max_parallel: ...}"),
+            ("max_tool_response_length", "tool_loop: {max_response_chars: ...}"),
+            ("tool_response_truncate_side", "tool_loop: {truncate: ...}"),
+            ("format", "tool_loop: {format: ...}"),
+            ("tool_config_path", "tools: [...]"),
+            ("function_tool_path", "tools: [...]"),
+        )
+    },
+    **dict.fromkeys(
+        ("rollout.multi_turn.max_assistant_turns", "rollout.multi_turn.max_user_turns"),
+        "nothing reads it; `episode.max_turns` says how many turns there are, and `tool_loop: {max_generations: ...}` "
+        "of the agent how often it generates in one",
+    ),
+    "rollout.multi_turn.tokenization_sanity_check_mode": _ALWAYS.format(
+        "sampled tokens are never rendered again; a row whose ids, mask and log-probs differ in length ends the run"
+    ),
     "rollout.multi_turn.use_all_traj": "nothing reads it; `episode.train_turns` says which turns are trained on",
     "rollout.agent": "nothing reads it; the workflow is the agent loop",
     "rollout.agent.num_workers": "nothing reads it; all episodes run at once",

@@ -278,3 +278,15 @@ def test_processes_share_the_limits(world):
         limits = {"max_concurrent": 10, "requests_per_minute": 60.0}
         shared = Remotes(flow(world, server, api=limits)).shared(4)["main"].api
     assert (shared.max_concurrent, shared.requests_per_minute) == (3, 15.0)
+
+
+def test_a_streak_of_invalid_calls_ends_a_chat_too(world):
+    with OpenAIServer(lambda body: tool_call("other", "call_x", code="1")) as server:
+        (episode,) = play(world, flow(world, server, agent=looped(max_invalid_streak=2)), [calculator(world)])
+    (call,) = episode.calls
+    assert (call.stop_reason, call.generations, call.ended_in_tool_call) == ("invalid_calls", 2, True)
+
+
+def test_calls_between_tags_need_token_ids(world):
+    with OpenAIServer() as server, pytest.raises(UserError, match="format: tags.*which policy main cannot.*tokenizer"):
+        play(world, flow(world, server, agent=looped(format="tags")), [calculator(world)])

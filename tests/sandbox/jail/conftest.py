@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from recipe.dag.sandbox import engines, orphans
+from recipe.dag.sandbox import descent, engines
 from recipe.dag.sandbox.job import Job
 from recipe.dag.sandbox.outcome import Execution, Unavailable
 from recipe.dag.sandbox.places import Place
@@ -59,7 +59,7 @@ class Box:
         """Return the counts that a leak would increase."""
         with open("/proc/self/mounts") as mounts:
             return {
-                "processes": len(orphans.descendants(os.getpid())),
+                "processes": len(descent.descendants(os.getpid())),
                 "descriptors": len(os.listdir("/proc/self/fd")),
                 "mounts": len(mounts.readlines()),
                 "files": sum(len(files) + len(folders) for _, folders, files in os.walk(self.root)),
@@ -70,7 +70,7 @@ class Box:
         kinds = self.engine.status().get("zygotes", {}).values()
         jails = [jail for pool in getattr(self.engine, "_pools", {}).values() for jail in pool._waiting]
         return all(kind["waiting"] >= kind["ahead"] for kind in kinds) and all(
-            orphans.children(jail.number()) for jail in jails
+            descent.children(jail.number()) for jail in jails
         )
 
     def settle(self, wanted: dict[str, int] | None = None) -> dict[str, int]:

@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 
-from recipe.dag.sandbox import orphans
+from recipe.dag.sandbox import descent
 from recipe.dag.sandbox.jail import landlock, subtree
 from tests.sandbox.jail.elsewhere import Elsewhere, python_for_all
 
@@ -191,7 +191,7 @@ def test_nothing_is_left_of_an_engine_that_is_killed():
 
 
 def family(pid: int) -> set[int]:
-    return orphans.descendants(pid)
+    return descent.descendants(pid)
 
 
 def in_range(pid: int) -> bool:

@@ -16,7 +16,7 @@ from pathlib import Path
 
 import pytest
 
-from recipe.dag.sandbox import engines, orphans
+from recipe.dag.sandbox import descent, engines
 from recipe.dag.sandbox.jail.engine import JailEngine
 from recipe.dag.sandbox.job import Job
 from recipe.dag.sandbox.outcome import SandboxError
@@ -105,7 +105,7 @@ def test_jail_killed_while_the_program_runs(box):
 
 def test_zygote_killed_while_the_program_runs(box):
     """The program cannot be the cause, so this is a fault; the program may have acted, so it is not run again."""
-    answer, jobs = outcome_after(box, lambda _jail: kill_all(orphans.descendants(box.engine.number("lean"))))
+    answer, jobs = outcome_after(box, lambda _jail: kill_all(descent.descendants(box.engine.number("lean"))))
     assert isinstance(answer, SandboxError) and "zygote died" in str(answer) and jobs == 1
 
 
@@ -120,7 +120,7 @@ def kill_first(monkeypatch, box):
             jail = await take(kind)
             if left:
                 left.pop()
-                until(lambda: orphans.children(jail.number()))
+                until(lambda: descent.children(jail.number()))
                 victims = of_jail(jail.number())
                 kill_all(victims)
                 until(lambda: not alive(victims))
@@ -131,7 +131,7 @@ def kill_first(monkeypatch, box):
     return install
 
 
-@pytest.mark.parametrize("of_jail", [lambda jail: [jail], orphans.children], ids=["supervisor", "worker"])
+@pytest.mark.parametrize("of_jail", [lambda jail: [jail], descent.children], ids=["supervisor", "worker"])
 def test_job_is_run_again_if_its_program_had_not_started(box, kill_first, of_jail):
     kill_first(of_jail, 1)
     before = box.engine.status()["jobs"]
@@ -147,7 +147,7 @@ def test_jails_that_keep_dying(box, kill_first):
 
 def test_keeper_killed_while_idle(box):
     for kind in ("lean", "sci"):
-        family = orphans.descendants(box.engine.number(kind))
+        family = descent.descendants(box.engine.number(kind))
         os.kill(box.engine.number(kind), signal.SIGKILL)
         assert until(lambda family=family: not alive(family))
     assert box.run("print(2)", timeout_s=60).run.stdout == "2\n"
@@ -178,9 +178,9 @@ def test_zygotes_are_replaced_after_enough_jobs(tmp_path, box_of):
         finally:
             await engine.close()
 
-    before = orphans.descendants(os.getpid())
+    before = descent.descendants(os.getpid())
     asyncio.run(many())
-    assert until(lambda: orphans.descendants(os.getpid()) <= before)
+    assert until(lambda: descent.descendants(os.getpid()) <= before)
 
 
 def test_closing_ends_everything(tmp_path, box_of):
@@ -196,9 +196,9 @@ def test_closing_ends_everything(tmp_path, box_of):
         with pytest.raises(SandboxError):
             await engine.execute(Job("print(1)"))
 
-    before, files = orphans.descendants(os.getpid()), len(os.listdir("/proc/self/fd"))
+    before, files = descent.descendants(os.getpid()), len(os.listdir("/proc/self/fd"))
     asyncio.run(close())
-    assert until(lambda: orphans.descendants(os.getpid()) <= before)
+    assert until(lambda: descent.descendants(os.getpid()) <= before)
     assert len(os.listdir("/proc/self/fd")) == files
     assert list(tmp_path.iterdir()) == []
 
@@ -234,7 +234,7 @@ def test_nothing_survives_a_server_that_is_killed(tmp_path, box_of):
     box_of("full")
     server = serve(tmp_path)
     assert server.stdout.readline() == "61234 1\n", server.stderr.read()
-    family = orphans.descendants(server.pid)
+    family = descent.descendants(server.pid)
     assert len(family) >= 3
     server.kill()
     server.communicate()
@@ -288,7 +288,7 @@ def serve_as_nobody(box_of, request):
 def test_unprivileged_users_get_full_isolation_too(serve_as_nobody):
     server = serve_as_nobody(SERVER)
     assert server.stdout.readline() == "61234 1\n", server.stderr.read()
-    family = orphans.descendants(server.pid)
+    family = descent.descendants(server.pid)
     assert len(family) >= 3
     server.kill()
     server.communicate()

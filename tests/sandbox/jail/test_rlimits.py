@@ -12,7 +12,7 @@ import time
 
 import pytest
 
-from recipe.dag.sandbox import engines, orphans
+from recipe.dag.sandbox import descent, engines
 from recipe.dag.sandbox.jail import engine, watchdog
 from recipe.dag.sandbox.job import Job
 from recipe.dag.sandbox.limits import Limits
@@ -28,11 +28,11 @@ def run(root, *jobs: Job) -> list:
         finally:
             await started.close()
 
-    before = orphans.descendants(os.getpid())
+    before = descent.descendants(os.getpid())
     executions = asyncio.run(work())
     assert list(root.iterdir()) == []
     deadline = time.monotonic() + 10
-    while left := orphans.descendants(os.getpid()) - before:
+    while left := descent.descendants(os.getpid()) - before:
         assert time.monotonic() < deadline, left
         time.sleep(0.05)
     return executions

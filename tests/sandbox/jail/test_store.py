@@ -8,14 +8,14 @@ import signal
 
 import pytest
 
-from recipe.dag.sandbox import orphans
+from recipe.dag.sandbox import descent
 from recipe.dag.sandbox.job import Job
 from recipe.dag.sandbox.outcome import SandboxError
 
 
 def store_of(box) -> int:
     """Return the number of the process whose namespace has the mounts."""
-    (store,) = orphans.children(box.engine.store._keeper._helper.number())
+    (store,) = descent.children(box.engine.store._keeper._helper.number())
     return store
 
 

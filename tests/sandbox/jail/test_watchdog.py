@@ -125,7 +125,7 @@ def test_a_job_that_is_slow_to_measure_delays_nobody(watched):
 
 def test_a_round_measures_one_process_of_each_job(monkeypatch):
     asked = []
-    monkeypatch.setattr(watchdog.orphans, "descendants", lambda process: [process, process + 1, process + 2])
+    monkeypatch.setattr(watchdog.descent, "descendants", lambda process: [process, process + 1, process + 2])
     monkeypatch.setattr(watchdog, "_resident", lambda member: 100)
     monkeypatch.setattr(watchdog, "_socket_buffers", lambda process: 0)
     monkeypatch.setattr(watchdog, "_proportional", lambda member: asked.append(member) or member % 10 * 30)

@@ -11,7 +11,6 @@ import asyncio
 import json
 import time
 from collections.abc import Sequence
-from functools import partial
 from typing import Any, cast
 
 from recipe.dag.episode.agent_runner import AgentRunner, Attempt
@@ -23,7 +22,7 @@ from recipe.dag.episode.hooks import is_messages
 from recipe.dag.episode.remote.clients import ChatAnswer, ChatEndpoint
 from recipe.dag.episode.remote.transport import PromptTooLong
 from recipe.dag.episode.remote.usage import added
-from recipe.dag.episode.tool_loop import requests_in, run_requests
+from recipe.dag.episode.tool_loop import requests_in
 from recipe.dag.errors import EnvFault, HookFault, UserError, boundary, described
 from recipe.dag.types.context import Context, Message
 from recipe.dag.types.record import Call
@@ -35,10 +34,17 @@ class ChatRunner(AgentRunner):
     """An AgentRunner of a policy without token ids."""
 
     def __init__(self, node: EpisodeNode, workflow: Workflow, endpoint: ChatEndpoint, tools: dict[str, Tool]) -> None:
-        """Raises UserError for a hook in the token-level form."""
+        """Raises UserError for a hook in the token-level form, and for a tool loop that continues a message."""
         # of the endpoint, the base class reads in its constructor and in `run` no more than the tokenizer
         super().__init__(node, workflow, cast(PolicyEndpoint, endpoint), tools)
         self._chat = endpoint
+        loop = self.agent.tool_loop
+        if loop is not None and loop.continues_message:
+            raise UserError(
+                f"agent {self.agent.name}: `tool_loop: {{format: {loop.format}}}` continues the model's message, which "
+                f"policy {self.agent.policy} cannot, an API without `tokenizer`; use `format: hermes`, or name the "
+                "tokenizer"
+            )
         for hook in (self.hooks.pre, self.hooks.post):
             if hook is not None and not hook.native:
                 raise UserError(
@@ -80,7 +86,7 @@ class ChatRunner(AgentRunner):
             return [*earlier, *json.loads(json.dumps(new))]
 
     async def _respond(self, call: Call, attempt: Attempt, deadline: float) -> None:
-        loop = self.agent.tool_loop
+        loop, invalid_streak = self.agent.tool_loop, 0
         while True:
             try:
                 answer = await self._ask(call, attempt, deadline)
@@ -98,7 +104,11 @@ class ChatRunner(AgentRunner):
             if call.generations == loop.max_generations:
                 call.stop_reason, call.ended_in_tool_call = "max_generations", True
                 return
-            results = await run_requests(requests, loop, partial(self._run_tool, attempt), call.tool_results)
+            results, ran = await self._run_calls(requests, loop, call, attempt)
+            invalid_streak = 0 if ran else invalid_streak + 1
+            if invalid_streak == loop.max_invalid_streak:
+                call.stop_reason, call.ended_in_tool_call = "invalid_calls", True
+                return
             call.messages += _addressed(results, answer.message)
 
     async def _ask(self, call: Call, attempt: Attempt, deadline: float) -> ChatAnswer:

@@ -15,7 +15,7 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from typing import TypeVar
 
-from recipe.dag.sandbox import orphans
+from recipe.dag.sandbox import descent
 
 _PAGE = os.sysconf("SC_PAGE_SIZE")
 _BUFFER = 212_992
@@ -56,7 +56,7 @@ class Watchdog:
 def measured(process: int, limit: float) -> Iterator[bool]:
     """Measure `process` and its descendants. Yields False after each expensive step, True as soon as they are known to
     hold more than `limit` bytes together."""
-    members = orphans.descendants(process)
+    members = descent.descendants(process)
     buffers = _socket_buffers(process)
     if buffers + sum(map(_resident, members)) <= limit:
         return

@@ -1,4 +1,4 @@
-"""Checks of agents (policy, sampling, tools, rollout nodes), envs and tools.
+"""Checks of agents (policy, sampling, tool loop, rollout nodes) and envs.
 
 Invariant: an agent that passes has valid sampling options and at least one rollout node.
 """
@@ -7,9 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import replace
-from typing import Any
 
-from recipe.dag.sandbox.wire import MAX_RUN_S
 from recipe.dag.suggestion import did_you_mean
 from recipe.dag.workflow.draft import Draft
 from recipe.dag.workflow.problem import KeyPath, Problem
@@ -21,9 +19,6 @@ def check_agents(draft: Draft) -> Iterator[Problem]:
         path: KeyPath = ("agents", index)
         yield from _check_sampling(draft, agent, path)
         yield from _check_effects(draft, agent, index)
-        for position, tool in enumerate(agent.tools):
-            if any(tool.key == other.key for other in agent.tools[:position]):
-                yield draft.source.problem((*path, "tools", position), f"`{tool}` is listed twice; remove one")
         if draft.complete and not any(
             node.node_role is NodeRole.ROLLOUT and node.agent_group == index for _, node in draft.each_node()
         ):
@@ -57,6 +52,14 @@ def _check_effects(draft: Draft, agent: Agent, index: int) -> Iterator[Problem]:
     if agent.tool_loop is not None and not agent.tools:
         message = "a tool loop needs tools; add `tools: [code_interpreter]` or remove it"
         yield problem((*path, "tool_loop"), message, key=True)
+    if agent.tool_loop is not None:
+        formats = {"max_parallel": "hermes", "call_tag": "tags", "result_tag": "tags"}
+        for key in (key for key in formats if draft.has(*path, "tool_loop", key)):
+            if formats[key] != agent.tool_loop.format:
+                message = (
+                    f"has no effect with `format: {agent.tool_loop.format}`, only with `{formats[key]}`; remove it"
+                )
+                yield problem((*path, "tool_loop", key), message, key=True)
     if agent.memory == "chat" and draft.complete and not _called_again(draft, index):
         message = (
             "`chat` has no effect: each node of the agent is called once per episode; put one into a loop, raise "
@@ -105,39 +108,6 @@ def warn_of_sampling(draft: Draft) -> Iterator[Problem]:
                 yield replace(problem, training_only=True)
 
 
-def warn_of_time_limits(draft: Draft) -> Iterator[Problem]:
-    """Warn of time limits of programs that exceed the limit of the call, the episode or the sandbox."""
-    limits = (
-        (draft.episode.call_timeout_s, "episode.call_timeout_s ends the call after {:g} s; raise that or lower this"),
-        (draft.episode.timeout_s, "episode.timeout_s ends the episode after {:g} s; raise that or lower this"),
-        (MAX_RUN_S, "the sandbox ends every program after {:g} s; lower this"),
-    )
-    times: list[tuple[KeyPath, Any]] = [
-        (("nodes", index, "agent_options", "post_process_kwargs", "code_timeout"), value)
-        for index, node in draft.each_node()
-        if (value := node.agent_options.post_process_kwargs.get("code_timeout")) is not None
-    ]
-    pieces = [(("tools", name), spec) for name, spec in draft.tools.items() if spec is not None]
-    pieces += [
-        (("agents", index, "tools", position), tool)
-        for index, agent in draft.each_agent()
-        for position, tool in enumerate(agent.tools)
-        if draft.has("agents", index, "tools", position, "kwargs")
-    ]
-    times += [
-        ((*path, "kwargs", key), spec.kwargs[key])
-        for path, spec in pieces
-        for key in ("timeout_s", "max_timeout_s")
-        if spec.path is None and key in spec.kwargs
-    ]
-    for path, seconds in times:
-        if isinstance(seconds, int | float) and not isinstance(seconds, bool):
-            for limit, reason in limits:
-                if seconds >= limit:
-                    yield draft.source.problem(path, f"{seconds:g} s cannot be reached: {reason.format(limit)}")
-                    break
-
-
 def check_envs(draft: Draft) -> Iterator[Problem]:
     """Check that every env under `envs` is used."""
     used = {entry for _, node in draft.each_node() for entry in node.agent_options.env_path}
@@ -145,21 +115,3 @@ def check_envs(draft: Draft) -> Iterator[Problem]:
         if draft.complete and name not in used:
             message = f"no node steps env `{name}`; name it in a node's `env_path` or remove it"
             yield draft.source.problem(("envs", name), message, key=True)
-
-
-def check_unused_tools(draft: Draft) -> Iterator[Problem]:
-    """Check that every tool under `tools` is used."""
-    agents = draft.source.data.get("agents")
-    used = {name for agent in agents for name in _named_tools(agent)} if isinstance(agents, list) else set()
-    for name in draft.tools:
-        if draft.complete and name not in used:
-            message = f"no agent uses tool `{name}`; name it in an agent's `tools` or remove it"
-            yield draft.source.problem(("tools", name), message, key=True)
-
-
-def _named_tools(agent: Any) -> Iterator[str]:
-    tools = agent.get("tools") if isinstance(agent, dict) else None
-    for tool in tools if isinstance(tools, list) else []:
-        name = tool.get("name") if isinstance(tool, dict) else tool
-        if isinstance(name, str):
-            yield name

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from recipe.dag.workflow.checks.agent import check_agents, check_envs, check_unused_tools
+from recipe.dag.workflow.checks.agent import check_agents, check_envs
 from recipe.dag.workflow.checks.condition import check_condition_order, check_conditions
 from recipe.dag.workflow.checks.facts import DraftFacts
 from recipe.dag.workflow.checks.flow import check_dependencies, check_flow
@@ -19,6 +19,7 @@ from recipe.dag.workflow.checks.policy import check_policies
 from recipe.dag.workflow.checks.references import References
 from recipe.dag.workflow.checks.reward import check_rewards
 from recipe.dag.workflow.checks.reward_option import check_reward_options
+from recipe.dag.workflow.checks.tool import check_tools
 from recipe.dag.workflow.checks.training import check_training
 from recipe.dag.workflow.draft import Draft
 from recipe.dag.workflow.overrides import check_overrides
@@ -38,7 +39,7 @@ def check_workflow(draft: Draft) -> list[Problem]:
         *check_agents(draft),
         *check_policies(draft),
         *draft.algorithm.check_options(facts),
-        *check_unused_tools(draft),
+        *check_tools(draft),
         *check_envs(draft),
         *check_nodes(draft),
         *check_conditions(draft),

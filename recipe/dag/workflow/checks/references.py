@@ -60,9 +60,11 @@ class References:
             name = written.get("name") if isinstance(written, dict) else written
             if not isinstance(declared, dict) or name not in declared:
                 yield from self.check_tool(tool, at, declared=declared if isinstance(declared, dict) else ())
-            elif isinstance(written, dict) and len(written) > 1:
-                message = f"`tools.{name}` defines this already; write only the name"
-                yield self.source.problem(at, message)
+            elif isinstance(written, dict) and "path" in written:
+                message = f"`tools.{name}` says which tool it is; remove this, or give the tool another `name`"
+                yield self.source.problem((*at, "path"), message, key=True)
+            elif isinstance(written, dict) and written.get("kwargs"):
+                yield from self._check_overriding_kwargs(tool, ("tools", str(name)), at)
 
     def check_tool(
         self, tool: ToolSpec, at: KeyPath, *, name: str | None = None, declared: Iterable[str] = ()
@@ -84,6 +86,22 @@ class References:
             yield self.source.problem((*at, "name") if whole and tool.name else at, message)
         else:
             yield from parse_piece(BUILTIN[called].Options, tool.kwargs, self.source, (*at, "kwargs"))[1]
+
+    def _check_overriding_kwargs(self, tool: ToolSpec, base: KeyPath, at: KeyPath) -> Iterator[Problem]:
+        """Check the `kwargs` at `at`, merged with those at `base`, whose own mistakes are reported there."""
+        if tool.path is None:
+            given = {key: value for key, value in tool.kwargs.items() if key in _at(self.source.data, (*at, "kwargs"))}
+            if (built_in := BUILTIN.get(tool.name or "")) is not None:
+                yield from parse_piece(built_in.Options, given, self.source, (*at, "kwargs"))[1]
+            return
+        target = yield from self.look_up(tool.path, (*base, "path"), "Class")
+        outline, owner = target or (None, None)
+        if outline is not None and isinstance(owner, ast.ClassDef):
+            own = _at(self.source.data, (*base, "kwargs")) or {}
+            reported = self.check_constructor(outline, owner, tool.path, at, own, (*base, "kwargs"))
+            known = {problem.message for problem in reported}
+            problems = self.check_constructor(outline, owner, tool.path, at, tool.kwargs, (*at, "kwargs"))
+            yield from (problem for problem in problems if problem.message not in known)
 
     def check_node(self, node: Node, path: KeyPath) -> Iterator[Problem]:
         options, at = node.agent_options, (*path, "agent_options")

@@ -1,0 +1,170 @@
+"""What a workflow sets on a tool besides the arguments of its class: how many calls run at once and start per second,
+how long one may take, how much of its result is kept, and what the model reads about it.
+
+Invariant: calls of models and of hooks count alike, and the limits of a declared tool hold for all agents together. A
+call that waits has not started: the time limit of the call begins when the tool runs.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import copy
+import weakref
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Mapping
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+from recipe.dag.episode.tasks import guarded
+from recipe.dag.errors import UserError
+from recipe.dag.tools.code_interpreter import clip
+from recipe.dag.types.record import ToolResult
+from recipe.dag.types.tool import Tool, parameters_of, problem_of_parameters
+from recipe.dag.workflow.schema import DeclaredTool, ToolSpec, Workflow
+
+
+@dataclass
+class _Turn:
+    """The state of a limit on one event loop."""
+
+    slots: asyncio.Semaphore | None
+    next_start: float = 0.0
+    """When the next call may start, on the loop's clock."""
+
+
+@dataclass(eq=False)
+class Limit:
+    """At most `workers` calls at once and `calls_per_second` starts per second; None: no limit."""
+
+    workers: int | None = None
+    calls_per_second: float | None = None
+    _turns: weakref.WeakKeyDictionary[asyncio.AbstractEventLoop, _Turn] = field(
+        default_factory=weakref.WeakKeyDictionary, repr=False
+    )
+
+    @asynccontextmanager
+    async def turn(self) -> AsyncIterator[None]:
+        """Wait until a call may start, and count it as running until the body ends."""
+        loop = asyncio.get_running_loop()
+        turn = self._turns.get(loop)
+        if turn is None:
+            slots = None if self.workers is None else asyncio.Semaphore(self.workers)
+            turn = self._turns[loop] = _Turn(slots)
+        if turn.slots is not None:
+            await turn.slots.acquire()
+        try:
+            if self.calls_per_second is not None:
+                start = max(loop.time(), turn.next_start)
+                turn.next_start = start + 1.0 / self.calls_per_second
+                await asyncio.sleep(start - loop.time())
+            yield
+        finally:
+            if turn.slots is not None:
+                turn.slots.release()
+
+    def share(self, index: int, count: int) -> Limit:
+        """Return the part of process `index` of `count`; the parts together allow what this limit allows."""
+        workers = None if self.workers is None else self.workers // count + (index < self.workers % count)
+        rate = None if self.calls_per_second is None else self.calls_per_second / count
+        return Limit(workers, rate)
+
+
+class LimitedTool:
+    """A tool with what the workflow sets on it. Everything else is the tool's own."""
+
+    def __init__(self, tool: Tool, limit: Limit, spec: ToolSpec, *, own: Iterable[str] = ()) -> None:
+        """`own`: options that the tool itself applies. Raises UserError if the parameters do not fit the tool."""
+        self.tool, self.limit = tool, limit
+        self.name = tool.name
+        self.timeout_s = None if "timeout_s" in own else spec.timeout_s
+        self.max_output_chars = None if "max_output_chars" in own else spec.max_output_chars
+        self.schema: dict[str, Any] = copy.deepcopy(tool.schema)
+        self.checks_arguments = getattr(tool, "checks_arguments", False) and spec.parameters is None
+        if spec.parameters is not None:
+            if problem := problem_of_parameters(spec.parameters, parameters_of(tool)):
+                raise UserError(f"tool {spec}: `parameters` {problem}")
+            self.schema["function"]["parameters"] = copy.deepcopy(spec.parameters)
+        if spec.description is not None:
+            self.schema["function"]["description"] = spec.description
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self.tool, name)
+
+    async def execute(self, arguments: dict[str, Any], state: dict[str, Any], **extra: Any) -> ToolResult | str:
+        return await self._run(self.tool.execute, arguments, state, extra)
+
+    async def execute_for_hook(
+        self, arguments: dict[str, Any], state: dict[str, Any], **extra: Any
+    ) -> ToolResult | str:
+        return await self._run(getattr(self.tool, "execute_for_hook", self.tool.execute), arguments, state, extra)
+
+    async def close(self) -> None:
+        await self.tool.close()
+
+    async def _run(
+        self,
+        execute: Callable[..., Awaitable[ToolResult | str]],
+        arguments: dict[str, Any],
+        state: dict[str, Any],
+        extra: Mapping[str, Any],
+    ) -> ToolResult | str:
+        async with self.limit.turn():
+            scope = asyncio.timeout(self.timeout_s)
+            try:
+                async with scope:
+                    result = await guarded(execute(arguments, state, **extra))
+            except TimeoutError:
+                if not scope.expired():  # the tool's own time-out is a failure of what it asked
+                    raise
+                text = f"[timeout] no result within {self.timeout_s:g} s"
+                return ToolResult(self.name, arguments, "timeout", text, seconds=self.timeout_s or 0.0)
+        if self.max_output_chars is None:
+            return result
+        if isinstance(result, str):
+            return clip(result, self.max_output_chars)
+        if isinstance(result, ToolResult) and isinstance(result.text, str):
+            return replace(result, text=clip(result.text, self.max_output_chars))
+        return result  # the caller reports it
+
+
+LIMITED = ("timeout_s", "max_output_chars", "workers", "calls_per_second", "description", "parameters")
+"""The options that need a LimitedTool, where the tool does not apply them itself."""
+
+
+def with_limits(
+    specs: Mapping[str, ToolSpec], tools: Mapping[str, Tool], own: Callable[[ToolSpec], Iterable[str]]
+) -> dict[str, Tool]:
+    """Return `tools` (by `ToolSpec.key`) with what their specs set on them. `own`: the options that a tool applies
+    itself. Raises UserError."""
+    limits: dict[tuple[str, int | None, float | None], Limit] = {}
+    made = dict(tools)
+    for key in tools:
+        spec = specs[key]
+        applied = frozenset(own(spec))
+        if all(getattr(spec, name) is None or name in applied for name in LIMITED):
+            continue
+        # Agents that override other parts of a declared tool still share its limits.
+        declared = spec.declared if isinstance(spec, DeclaredTool) else key
+        limit = limits.setdefault(
+            (declared, spec.workers, spec.calls_per_second), Limit(spec.workers, spec.calls_per_second)
+        )
+        made[key] = LimitedTool(tools[key], limit, spec, own=applied)
+    return made
+
+
+def share_limits(tools: Mapping[str, Tool], index: int, count: int) -> None:
+    """Reduce the limits of this process's `tools` to its part, as process `index` of `count`."""
+    parts: dict[int, Limit] = {}
+    for tool in tools.values():
+        if isinstance(tool, LimitedTool):
+            whole = tool.limit
+            tool.limit = parts.setdefault(id(whole), whole.share(index, count))
+
+
+def most_processes(workflow: Workflow) -> tuple[int, str] | None:
+    """Return the largest number of processes in which each has a call of every tool, and the tool that allows no more;
+    None if no tool limits its calls."""
+    limited = [
+        (tool.workers, str(tool)) for agent in workflow.agents for tool in agent.tools if tool.workers is not None
+    ]
+    return min(limited, default=None)

@@ -1,0 +1,135 @@
+"""Checks of the tools that are declared under `tools` and of what agents write beside a tool's name.
+
+Invariant: a key of a tool that passes has an effect: the tool reads it, or the engine applies it to every call.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+from recipe.dag.sandbox.wire import MAX_RUN_S
+from recipe.dag.suggestion import listing
+from recipe.dag.tools.builtin import BUILTIN
+from recipe.dag.types.tool import problem_of_parameters
+from recipe.dag.workflow.draft import Draft
+from recipe.dag.workflow.problem import KeyPath, Problem
+from recipe.dag.workflow.resolve_tools import each_tool
+from recipe.dag.workflow.schema import DeclaredTool, ToolSpec
+
+BY_BUILT_IN = ("max_timeout_s", "memory_mb", "auto_print")
+"""Options that the engine cannot apply to a tool: only built-in tools read them."""
+
+
+def check_tools(draft: Draft) -> Iterator[Problem]:
+    yield from _check_unused(draft)
+    yield from _check_twice(draft)
+    for path, written, tool in each_tool(draft):
+        problems = list(_check_options(draft, path, written, tool))
+        yield from problems or _check_shown(draft, path, written)
+
+
+def _check_options(draft: Draft, path: KeyPath, written: dict[str, Any], tool: ToolSpec) -> Iterator[Problem]:
+    problem = draft.source.problem
+    built_in = BUILTIN.get(tool.name or "") if tool.path is None else None
+    if tool.path is not None:
+        for key in (key for key in BY_BUILT_IN if written.get(key) is not None):
+            message = "has no effect on a class of yours; if its constructor takes it, write it in `kwargs`"
+            yield problem((*path, key), message, key=True)
+    elif built_in is not None:
+        own = built_in.Options.model_fields
+        for key in (key for key in BY_BUILT_IN if written.get(key) is not None and key not in own):
+            yield problem((*path, key), f"`{tool.name}` has no such option; remove it", key=True)
+        for key in (key for key in own if written.get(key) is not None and key in tool.kwargs):
+            yield problem((*path, key), f"`kwargs.{key}` sets this, too; remove one", key=True)
+        options = built_in.Options.model_construct(**tool.options(own))
+        limit, largest = (getattr(options, key, None) for key in ("timeout_s", "max_timeout_s"))
+        if isinstance(limit, int | float) and isinstance(largest, int | float) and largest < limit:
+            for key in (key for key in ("max_timeout_s", "timeout_s") if written.get(key) is not None):
+                message = f"max_timeout_s {largest:g} is below timeout_s {limit:g}; raise it or remove it"
+                yield problem((*path, key), message, key=True)
+                break
+    if written.get("parameters") is not None and tool.parameters is not None:
+        own_parameters = built_in.parameters if built_in is not None else None
+        message = problem_of_parameters(tool.parameters, own_parameters)
+        if message is not None:
+            yield problem((*path, "parameters"), message)
+
+
+def _check_shown(draft: Draft, path: KeyPath, written: dict[str, Any]) -> Iterator[Problem]:
+    """Check that a model reads the description, and calls the tool with the parameters, that are written at `path`."""
+    keys = [key for key in ("description", "parameters") if written.get(key) is not None]
+    if not keys or not draft.complete:
+        return
+    if path[0] == "tools":
+        agents = [agent for _, agent in draft.each_agent() if any(_declares(tool, path[1]) for tool in agent.tools)]
+    else:
+        assert isinstance(path[1], int)
+        agents = [draft.agent(path[1])]
+    formats = {agent.tool_loop.format for agent in agents if agent.tool_loop is not None}
+    names = listing(agent.name for agent in agents)
+    for key in keys if agents else ():
+        if key == "description" and "hermes" not in formats:
+            message = f"no model reads it: only `tool_loop: {{format: hermes}}` shows it (agents: {names}); remove it"
+            yield draft.source.problem((*path, key), message, key=True)
+        if key == "parameters" and not formats:
+            message = f"no model calls the tool: there is no `tool_loop` (agents: {names}); remove it"
+            yield draft.source.problem((*path, key), message, key=True)
+
+
+def _declares(tool: ToolSpec, name: Any) -> bool:
+    return isinstance(tool, DeclaredTool) and tool.declared == name
+
+
+def _check_twice(draft: Draft) -> Iterator[Problem]:
+    for index, agent in draft.each_agent():
+        for position, tool in enumerate(agent.tools):
+            if any(tool.key == other.key for other in agent.tools[:position]):
+                yield draft.source.problem(
+                    ("agents", index, "tools", position), f"`{tool}` is listed twice; remove one"
+                )
+
+
+def _check_unused(draft: Draft) -> Iterator[Problem]:
+    """Check that every tool under `tools` is used."""
+    agents = draft.source.data.get("agents")
+    used = {name for agent in agents for name in _named_tools(agent)} if isinstance(agents, list) else set()
+    for name in draft.tools:
+        if draft.complete and name not in used:
+            message = f"no agent uses tool `{name}`; name it in an agent's `tools` or remove it"
+            yield draft.source.problem(("tools", name), message, key=True)
+
+
+def _named_tools(agent: Any) -> Iterator[str]:
+    tools = agent.get("tools") if isinstance(agent, dict) else None
+    for tool in tools if isinstance(tools, list) else []:
+        name = tool.get("name") if isinstance(tool, dict) else tool
+        if isinstance(name, str):
+            yield name
+
+
+def warn_of_time_limits(draft: Draft) -> Iterator[Problem]:
+    """Warn of time limits of tools that exceed the limit of the call, the episode or the sandbox."""
+    limits = (
+        (draft.episode.call_timeout_s, "episode.call_timeout_s ends the call after {:g} s; raise that or lower this"),
+        (draft.episode.timeout_s, "episode.timeout_s ends the episode after {:g} s; raise that or lower this"),
+    )
+    of_programs = (*limits, (MAX_RUN_S, "the sandbox ends every program after {:g} s; lower this"))
+    times: list[tuple[KeyPath, Any, tuple[tuple[float, str], ...]]] = [
+        (("nodes", index, "agent_options", "post_process_kwargs", "code_timeout"), value, of_programs)
+        for index, node in draft.each_node()
+        if (value := node.agent_options.post_process_kwargs.get("code_timeout")) is not None
+    ]
+    for path, written, tool in each_tool(draft):
+        reasons = limits if tool.path is not None else of_programs
+        kwargs = written.get("kwargs") if tool.path is None else None
+        for key in ("timeout_s", "max_timeout_s"):
+            times.append(((*path, key), written.get(key), reasons))
+            if isinstance(kwargs, dict):
+                times.append(((*path, "kwargs", key), kwargs.get(key), reasons))
+    for path, seconds, reasons in times:
+        if isinstance(seconds, int | float) and not isinstance(seconds, bool):
+            for limit, reason in reasons:
+                if seconds >= limit:
+                    yield draft.source.problem(path, f"{seconds:g} s cannot be reached: {reason.format(limit)}")
+                    break
