@@ -44,7 +44,7 @@ def parser(description: str, prompt_split: str, hub_name: str | None = None) -> 
     args.add_argument("--name", help="configuration of a hub data set; by default its main one")
     args.add_argument("--prompt_split", default=prompt_split, help="split of a hub data set")
     args.add_argument("--test_prompt_split", help="split of a hub --test_input; by default --prompt_split")
-    args.add_argument("--max_samples", type=_positive, help="use the first rows of --input only")
+    args.add_argument("--max_samples", type=positive, help="use the first rows of --input only")
     args.add_argument("--add_prompt_suffix", default="", help="text put after each problem")
     args.add_argument("--seed", type=int, default=0, help="seed of the choice of held-out rows")
     return args
@@ -135,9 +135,10 @@ def text_key(problem: str) -> str:
     return "".join(problem.lower().split())
 
 
-def _positive(text: str) -> int:
+def positive(text: str) -> int:
+    """Parse an option that is a whole number from 1."""
     if not text.isdecimal() or int(text) < 1:
-        raise argparse.ArgumentTypeError(f"'{text}' is not a number of rows (1 or more)")
+        raise argparse.ArgumentTypeError(f"'{text}' is not a whole number of 1 or more")
     return int(text)
 
 

@@ -8,7 +8,7 @@ not change the order.
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -83,11 +83,11 @@ def _in_schema(rows: list[dict[str, Any]], name: str, columns: Columns) -> list[
 
 
 def _sample(row: dict[str, Any], where: str) -> Sample:
-    prompt, reward_model = row.get("prompt"), row.get("reward_model")
-    if isinstance(prompt, str):
-        prompt = [{"role": "user", "content": prompt}]
-    if not prompt or not all(isinstance(m, dict) and {"role", "content"} <= m.keys() for m in prompt):
-        raise UserError(f"{where}: column prompt must be a list of {{role, content}} messages")
+    try:
+        prompt = prompt_of(row)
+    except UserError as error:
+        raise UserError(f"{where}: {error}") from error
+    reward_model = row.get("reward_model")
     truth = reward_model.get("ground_truth") if isinstance(reward_model, dict) else None
     if truth is None:
         raise UserError(f"{where}: reward_model.ground_truth is missing")
@@ -95,11 +95,25 @@ def _sample(row: dict[str, Any], where: str) -> Sample:
     if not isinstance(extra, dict):
         raise UserError(f"{where}: column extra_info must be a struct, not {type(extra).__name__}")
     return columns_of(row, where) | {
-        "prompt": [dict(message) for message in prompt],
+        "prompt": prompt,
         "ground_truth": truth if isinstance(truth, str) else json.dumps(truth),
         "data_source": row.get("data_source") or "",
         "extra_info": {key: value for key, value in extra.items() if value is not None},
     }
+
+
+def prompt_of(row: Mapping[str, Any], column: str = "prompt") -> list[dict[str, Any]]:
+    """Return a row's prompt as messages; a text is a user's message. Raises UserError."""
+    prompt = row.get(column)
+    if isinstance(prompt, str):
+        prompt = [{"role": "user", "content": prompt}]
+    if (
+        not isinstance(prompt, list)
+        or not prompt
+        or not all(isinstance(m, dict) and {"role", "content"} <= m.keys() for m in prompt)
+    ):
+        raise UserError(f"column {column} must be a list of {{role, content}} messages")
+    return [dict(message) for message in prompt]
 
 
 class Sampler:
