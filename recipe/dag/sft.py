@@ -107,7 +107,18 @@ def _spawn(config: DictConfig, processes: int) -> int:
     OmegaConf.save(config, file)
     command = [sys.executable, "-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={processes}"]
     process = subprocess.Popen([*command, "-m", "recipe.dag.train.sft_process", str(file)])
-    # torchrun passes the signal on; the processes save a checkpoint and end
-    for number in (signal.SIGINT, signal.SIGTERM):
-        signal.signal(number, lambda signum, _frame: process.send_signal(signum))
-    return process.wait()
+    received: list[int] = []
+
+    def pass_on(signum: int, _frame: object) -> None:
+        received.append(signum)
+        if signum == signal.SIGTERM:  # torchrun passes it on, and the processes end with a checkpoint
+            process.send_signal(signum)
+
+    # a terminal sends Ctrl-C to torchrun, too
+    previous = {number: signal.signal(number, pass_on) for number in (signal.SIGINT, signal.SIGTERM)}
+    try:
+        code = process.wait()
+    finally:
+        for number, handler in previous.items():
+            signal.signal(number, handler)
+    return 128 + received[0] if received else code

@@ -58,8 +58,9 @@ def test_checkpoints_of_earlier_versions_go_on_with_a_warning_where_what_they_sa
     [
         ({"policies": {"main": 4}}, "policy main was trained by 4 processes, but this run has 1; use as many GPUs"),
         ({"policies": {"other": 1}}, r"has no policy `main` \(its policies: other\)"),
+        ({"sft": {}}, r"a checkpoint of supervised fine-tuning; start from its model .*: model_path=.*/huggingface"),
     ],
-    ids=["processes", "policies"],
+    ids=["processes", "policies", "fine-tuning"],
 )
 def test_what_cannot_be_loaded_is_refused_even_where_it_is_forced(project, facts, problem):
     save(project, **facts)

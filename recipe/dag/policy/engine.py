@@ -6,8 +6,10 @@ configuration key are verl's. They are registered under a (device, vendor) key, 
 
 from __future__ import annotations
 
+import json
 import logging
-from typing import TYPE_CHECKING, cast
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, cast
 
 import torch
 from tensordict import TensorDict
@@ -18,7 +20,9 @@ from verl.workers.engine.base import EngineRegistry
 from verl.workers.engine.fsdp.transformer_impl import FSDPEngineWithLMHead
 
 from recipe.dag.policy import linear_head
+from recipe.dag.policy.attention import VARLEN
 from recipe.dag.policy.linear_head import Scored
+from recipe.dag.report.jsonfile import replace_file
 
 if TYPE_CHECKING:
     from verl.workers.engine.fsdp.transformer_impl import FSDPEngine
@@ -27,6 +31,8 @@ if TYPE_CHECKING:
         """The interface of verl's engines with a head, whose types their decorators hide."""
 
         def prepare_model_inputs(self, micro_batch: TensorDict) -> tuple[dict, dict]: ...
+
+        def save_checkpoint(self, local_path: str, *args: Any, **kwargs: Any) -> None: ...
 
         def prepare_model_outputs(self, output, output_args: dict, micro_batch: TensorDict, func) -> dict: ...
 
@@ -51,6 +57,11 @@ class PackedInputs(Engine):
     def packs(self, micro_batch: TensorDict) -> bool:
         """Check that rows are packed, and neither split over GPUs nor padded to a bucket."""
         return bool(tu.get_non_tensor_data(micro_batch, "use_remove_padding", True) and self.keeps_rows_whole)
+
+    def save_checkpoint(self, local_path: str, *args: Any, **kwargs: Any) -> None:
+        super().save_checkpoint(local_path, *args, **kwargs)
+        if self.rank == 0:
+            forget_attention(Path(local_path) / "huggingface" / "config.json")
 
     @property
     def keeps_rows_whole(self) -> bool:
@@ -119,6 +130,18 @@ class PolicyEngine(FullOffload, PackedInputs, FSDPEngineWithLMHead):
             name: torch.nested.nested_tensor_from_jagged(blank.index_copy(0, scored.positions, values), _offsets(ids))
             for name, values in output.items()
         }
+
+
+def forget_attention(config: Path) -> None:
+    """Remove this package's attention from a saved model's config.json: other programs do not know its name."""
+    try:
+        saved = json.loads(config.read_text(encoding="utf-8"))
+    except FileNotFoundError:  # the checkpoint has no model folder (`checkpoint.save_contents`)
+        return
+    keys = [key for key in ("attn_implementation", "_attn_implementation") if saved.get(key) == VARLEN]
+    if keys:
+        kept = {key: value for key, value in saved.items() if key not in keys}
+        replace_file(config, [json.dumps(kept, indent=2).encode() + b"\n"])
 
 
 def sampled_positions(input_ids: Tensor, response_mask: Tensor) -> Tensor:

@@ -42,6 +42,11 @@ def find_start(run: DictConfig, workflow: Workflow, now: Fingerprint, *, samples
     if folder is None:
         return None
     stored = checkpoint.read(folder)
+    if "sft" in stored:
+        raise UserError(
+            f"{folder}: a checkpoint of supervised fine-tuning; start from its model in another output_dir: "
+            f"model_path={folder.parent.parent / 'huggingface'}"
+        )
     _check_loadable(folder, stored, workflow, _processes(run, workflow, platform))
     if "fingerprint" in stored:
         learned, validated = differences(stored["fingerprint"], now)
