@@ -49,6 +49,7 @@ KILL = "tests/examples/test_examples_sandbox.py::test_nothing_is_left_of_servers
 GAMES = "tests/examples/test_examples_games.py::test_the_command_writes_its_table_and_figure"
 PLAY = "tests/test_shipped.py::test_the_games_run_takes_names_and_beginnings_of_names"
 CURVES = "tests/examples/test_examples_games_curves.py::test_seeds_of_a_game_are_one_line_over_the_steps_that_all_have"
+RETOOL_SMALL = "tests/test_shipped.py::test_retools_gpu_script_trains_twice_and_evaluates_each_model"
 RETOOL = "tests/retool/test_retool_tiny.py::test_the_stages_run_in_order_each_on_the_model_of_the_one_before"
 EVALUATES = "tests/retool/test_retool_evaluate_model.py::test_an_evaluation_for_real"
 EXPLAINED = {
@@ -87,6 +88,8 @@ EXPLAINED = {
         "needs two evaluations",
         "tests/report/test_report_pass_table.py::test_the_command",
     ),
+    "bash recipe/retool/run_smollm2.sh": ("needs a GPU", RETOOL_SMALL),
+    "bash recipe/retool/run_smollm2.sh 1": ("needs a GPU", RETOOL_SMALL),
     "bash recipe/retool_ma/run_smollm2.sh": ("needs a GPU", SMALL),
     "bash recipe/retool_ma/run_smollm2.sh 1": ("needs a GPU", SMALL),
     "python examples/bench_step_time.py --model MODEL --arms stock/tuned,ours,three --fill --prompt 1024 "

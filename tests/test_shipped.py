@@ -143,6 +143,33 @@ def test_the_small_models_script_takes_a_seed_before_overrides(gpu_script):
     assert "workflow=workflows/workflow_retool_ma_small.yaml" in run
 
 
+RETOOL_SCRIPT = ROOT / "recipe" / "retool" / "run_smollm2.sh"
+
+
+def test_retools_gpu_script_without_a_gpu_points_to_the_tiny_run(gpu_script):
+    gpu_script.expect_refusal(RETOOL_SCRIPT, "no NVIDIA GPU")
+
+
+def test_retools_gpu_script_trains_twice_and_evaluates_each_model(gpu_script):
+    gpu_script.pretend_there_is_a_gpu()
+    done = gpu_script.run(RETOOL_SCRIPT, "2", "trainer.total_training_steps=3", PYTHON="/bin/echo")
+    assert done.returncode == 0, done.stderr
+    lines = [line for line in done.stdout.splitlines() if not line.startswith("examples/")]
+    data, transcripts, sft, grpo, *evaluations, table = (line.split() for line in lines)
+    out = "outputs/retool_smollm2_seed2"
+    assert data[:3] == ["preprocess/arithmetic.py", "--local_dir", f"{out}/data"]
+    assert transcripts[:2] == ["-m", "recipe.retool.teacher"] and transcripts[-1] == "2"
+    assert sft[2:6] == ["sft", f"{out}/data/sft.parquet", "--model", "outputs/smollm2_tools"] and sft[-1] == "seed=2"
+    assert grpo[-1] == "trainer.total_training_steps=3" and f"model_path={out}/sft/huggingface" in grpo
+    models = [" ".join(words[-2:]) for words in evaluations]
+    assert models == [
+        "--model outputs/smollm2_tools",
+        f"--model {out}/sft/huggingface",
+        f"--checkpoint {out}/checkpoints",
+    ]
+    assert table == ["-m", "recipe.retool.table", out]
+
+
 @pytest.fixture
 def started(tmp_path):
     """Runs bash with a Python that only writes down what it is asked: one (MODEL_PATH, arguments) per process."""

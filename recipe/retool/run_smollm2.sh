@@ -23,11 +23,12 @@ out=outputs/$name
   model_path="$out/sft/huggingface" data.train_files="$out/data/train.parquet" data.val_files="$out/data/test.parquet" \
   output_dir="$out" seed="$seed" "$@"
 
-# evaluate NAME OPTIONS...: 64 unseen problems, 8 episodes each
+# evaluate STAGE OPTIONS...: 64 unseen problems, 8 episodes each
 evaluate() {
-  "$python" -m recipe.dag.cli eval "$workflow" --data "$out/data/test.parquet" -n 8 --output "$out/$1" --seed 0 \
-    --config-path recipe/retool/config --config-name smollm2 "${@:2}"
+  "$python" -m recipe.dag.cli eval "$workflow" --data "$out/data/test.parquet" -n 8 --output "$out/eval_$1" \
+    --config-path recipe/retool/config --config-name smollm2 --seed "$seed" "${@:2}"
 }
 evaluate base --model "$model"
-evaluate sft_eval --model "$out/sft/huggingface"
+evaluate sft --model "$out/sft/huggingface"
 evaluate grpo --checkpoint "$out/checkpoints"
+"$python" -m recipe.retool.table "$out"
