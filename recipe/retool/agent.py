@@ -22,11 +22,11 @@ SYSTEM = (
 )
 
 _OF_TOOLS = re.compile(r"<(tool_response|interpreter|code)>.*?(?:</\1>|\Z)", re.DOTALL | re.IGNORECASE)
-"""Results, quoted or invented, and programs between tags; without a closing tag they extend to the end."""
+"""Results, quoted or invented, and programs between tags. Without a closing tag they extend to the end."""
 
 
 class Solver(Agent):
-    """Solves a problem in several turns with the interpreter; its agent needs a `tool_loop` of the format hermes or tags.
+    """Solves a problem in several turns with the interpreter. Its agent needs a `tool_loop`, in format hermes or tags.
 
     Sets `parsed["answer"]`, None without an answer.
     """
