@@ -67,8 +67,6 @@ EXPLAINED = {
         "needs an evaluation",
         "tests/report/test_report_pass_table.py::test_the_published_form",
     ),
-    "bash recipe/retool/run_tiny_cpu.sh": ("takes minutes and installs", RETOOL),
-    "bash recipe/retool/run_tiny_cpu.sh 1": ("takes minutes and installs", RETOOL),
     "bash recipe/retool/preprocess_data.sh data/dapo.parquet data/retool models/smollm2 --max_prompt_length 2048": (
         "needs a model",
         RETOOL_DATA,

@@ -52,7 +52,9 @@ def test_configuration_composes_and_resolves(file):
     OmegaConf.to_container(config.data, resolve=True)
     OmegaConf.to_container(config.actor_rollout_ref, resolve=True)
     assert config.workflow == "w.yaml" and config.output_dir
-    assert config.trainer.n_gpus_per_node in (None, 1), "null: all that are visible; ReTool-MA's own keys say 1"
+    assert config.trainer.n_gpus_per_node in (None, 1) or file.stem == "full", (
+        "null: all that are visible; ReTool-MA's own keys say 1"
+    )
 
 
 @pytest.mark.parametrize("file", SFT_CONFIGS, ids=relative)
@@ -97,7 +99,11 @@ RECIPES = [
 @pytest.mark.parametrize("script", RECIPES, ids=relative)
 def test_run_script_names_files_that_exist(script):
     words = script.read_text().replace('"', " ").replace("{", " ").replace("}", " ").replace(":-", " ").split()
-    named = [w.partition(":")[0] for w in words if w.startswith(("recipe/", "preprocess/", "workflows/", "examples/"))]
+    named = [
+        w.partition(":")[0].rstrip(".,;")
+        for w in words
+        if w.startswith(("recipe/", "preprocess/", "workflows/", "examples/"))
+    ]
     named = [word for word in named if "$" not in word]
     assert named and [word for word in named if not (ROOT / word).exists()] == []
 

@@ -21,12 +21,12 @@ SYSTEM = (
     "<answer>\\boxed{your answer}</answer>."
 )
 
-_TOOL_TEXT = re.compile(r"<(tool_response|interpreter)>.*?(?:</\1>|\Z)", re.DOTALL | re.IGNORECASE)
-"""Quoted or invented; without a closing tag it extends to the end of the text."""
+_OF_TOOLS = re.compile(r"<(tool_response|interpreter|code)>.*?(?:</\1>|\Z)", re.DOTALL | re.IGNORECASE)
+"""Results, quoted or invented, and programs between tags. Without a closing tag they extend to the end."""
 
 
 class Solver(Agent):
-    """Solves a problem in several turns with the interpreter; its agent needs `tool_loop: {format: hermes}`.
+    """Solves a problem in several turns with the interpreter. Its agent needs a `tool_loop`, in format hermes or tags.
 
     Sets `parsed["answer"]`, None without an answer.
     """
@@ -52,7 +52,7 @@ def given_answer(call: Call) -> str | None:
 
 def answer_in(text: str, *, complete: bool = True) -> str | None:
     """Return the answer in a generation without thoughts. `complete`: False if a limit cut the text off."""
-    text = prose(_TOOL_TEXT.sub("\n", text))
+    text = prose(_OF_TOOLS.sub("\n", text))
     lower = text.lower()
     if not complete and lower.rfind("<answer>") > lower.rfind("</answer>"):
         return None  # the answer that was cut off would have replaced the earlier ones

@@ -20,6 +20,7 @@ trap '[ -z "$server" ] || kill "$server" 2>/dev/null || true' EXIT
 evaluate() {
   local results=$out/eval_$1 log=$out/serve_$1.log url=
   if [ -f "$results/results.json" ] && [ ! "$2/config.json" -nt "$results/results.json" ]; then return; fi
+  : > "$log"  # of an earlier run: its URL is gone
   verl-dag serve "$2" --port 0 --model-name "$1" > "$log" 2> "$log.errors" &
   server=$!
   until url=$(head -n 1 "$log") && [ -n "$url" ]; do  # its first line is the URL

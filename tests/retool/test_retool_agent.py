@@ -46,6 +46,8 @@ def context(problem: str = "How many?") -> Context:
         ("<tool_response>\n\\boxed{9}\n</tool_response>", None),
         ("<interpreter><answer>\\boxed{9}</answer></interpreter>", None),
         ("<interpreter>\\boxed{9}", None),
+        ("<code>print('\\boxed{9}')", None),
+        ("<code>print('\\boxed{9}')</code> <answer>\\boxed{8}</answer>", "8"),
         ("<tool_response>9</tool_response> <answer>\\boxed{8}</answer>", "8"),
     ],
 )
