@@ -260,7 +260,7 @@ def test_a_full_disk_is_one_line_and_the_same_command_goes_on(tmp_path, data, mo
         (limited / "bash").chmod(0o755)
         monkeypatch.setenv("PATH", f"{limited}:{os.environ['PATH']}")
         evaluate(data, out, server.url, "--samples", "8", code=2)
-        one_line(tmp_path / "out.log", "episodes.jsonl: cannot be written", "run the same command again")
+        one_line(tmp_path / "out.log", f"{out}: cannot be written: File too large", "run the same command again")
         assert 0 < (kept := lines_in(out / "episodes.jsonl")) < 240
         monkeypatch.undo()
         evaluate(data, out, server.url, "--samples", "8")
