@@ -76,6 +76,8 @@ EXPLAINED = {
         "needs the data set",
         "tests/preprocess/test_preprocess_split.py::test_any_schema_is_split",
     ),
+    "bash recipe/retool/run_tiny_cpu.sh": ("takes minutes and installs", RETOOL),
+    "bash recipe/retool/run_tiny_cpu.sh 1": ("takes minutes and installs", RETOOL),
     "bash recipe/retool_ma/run_tiny_cpu.sh": ("takes minutes and installs", TINY),
     "SEED=1 bash recipe/retool_ma/run_tiny_cpu.sh": ("takes minutes and installs", TINY),
     "bash recipe/retool_ma/run_tiny_revise_cpu.sh": ("takes minutes and installs", SEEDED),
