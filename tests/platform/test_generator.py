@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import resource
 from copy import deepcopy
 
 import numpy as np
@@ -247,3 +248,14 @@ def test_random_numbers_are_a_function_of_seed_and_position_and_look_uniform():
         own = grid[: neighbour.shape[0], : neighbour.shape[1]]
         assert abs(np.corrcoef(own.ravel(), neighbour.ravel())[0, 1]) < 0.06
     assert uniform(np.array([2**64 - 1], dtype=np.uint64), np.array([0], dtype=np.uint64)) < 1
+
+
+def test_the_cache_takes_no_memory_for_tokens_that_no_request_has(model):
+    def resident() -> int:
+        with open("/proc/self/statm") as file:
+            return int(file.read().split()[1]) * resource.getpagesize()
+
+    before = resident()
+    cache = module.SlabCache(model.config, 4096, 8192, torch.float32)
+    assert cache.keys.nbytes >= 1 << 30 and not cache.keys[0, -1, :, -1].any()
+    assert resident() - before < 64 << 20

@@ -11,6 +11,7 @@ and a resumed run could not repeat an interrupted one; on short requests it reac
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
@@ -47,6 +48,13 @@ class Request:
     stop_reason: str = ""
 
 
+def _lazy_zeros(shape: tuple[int, ...], dtype: torch.dtype) -> torch.Tensor:
+    """Return zeros whose pages take memory when they are first written, which torch.zeros does at once: most requests
+    are far shorter than the maximum. Raises MemoryError."""
+    flat = torch.from_numpy(np.zeros(math.prod(shape) * dtype.itemsize, dtype=np.uint8))
+    return flat.view(dtype).view(shape)
+
+
 class SlabCache(Cache):
     """Keys and values of all requests: one row each, rows [0, active) in use."""
 
@@ -54,7 +62,7 @@ class SlabCache(Cache):
         heads = config.num_key_value_heads
         width = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
         shape = (config.num_hidden_layers, rows, heads, max_len, width)
-        self.keys, self.values = torch.zeros(shape, dtype=dtype), torch.zeros(shape, dtype=dtype)
+        self.keys, self.values = _lazy_zeros(shape, dtype), _lazy_zeros(shape, dtype)
         self.first = self.last = self.width = 0
         self.positions: torch.Tensor | None = None
 

@@ -263,13 +263,15 @@ def open_server(
     limit = int(getattr(config, "max_position_embeddings", None) or DEFAULT_MAX_LEN)
     if max_len is not None and max_len > limit:
         raise UserError(f"--max-len {max_len}: the model's context has {limit} tokens; pass at most that")
-    server = LocalServer(
-        model,
-        max_requests=max_requests,
-        max_len=max_len or min(limit, DEFAULT_MAX_LEN),
-        load_format="auto",
-        trust_remote_code=trust,
-    )
+    max_len = max_len or min(limit, DEFAULT_MAX_LEN)
+    try:
+        server = LocalServer(
+            model, max_requests=max_requests, max_len=max_len, load_format="auto", trust_remote_code=trust
+        )
+    except MemoryError as error:
+        raise UserError(
+            f"no memory for {max_requests} requests of {max_len} tokens; lower --max-requests or --max-len"
+        ) from error
     server.tokenizer = tokenizer
     return OpenAIServer(server, tokenizer, name or model)
 

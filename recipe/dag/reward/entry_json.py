@@ -12,6 +12,7 @@ from fractions import Fraction
 from typing import Any
 
 _KIND, _ITEMS = "__kind__", "items"
+_BASES: tuple[type[Any], ...] = (str, int, float, list, tuple)
 _SEQUENCES: dict[str, Callable[[Any], Any]] = {"tuple": tuple, "set": set, "frozenset": frozenset}
 
 
@@ -52,10 +53,8 @@ def _base(value: Any) -> Any:
     """Return an instance of a subclass (an enumeration's member, numpy's numbers) as its base type."""
     if isinstance(value, dict):
         return dict(value)
-    for base in (str, int, float, list, tuple):
-        if isinstance(value, base):
-            return base(value)
-    return value.item()
+    base = next((base for base in _BASES if isinstance(value, base)), None)
+    return value.item() if base is None else base(value)
 
 
 def _restored(fields: dict[str, Any]) -> Any:
