@@ -1,7 +1,7 @@
 """The reward of a problem that reasoning-gym made: its own verifier's score.
 
-Invariant: the verifier reads the model's text in a process that holds no secrets and is killed when it exceeds its time
-limit; a killed process is a fault, never a reward of 0. preprocess/reasoning_gym.py writes the rows.
+Invariant: the verifier reads the model's text in a process that evaluates none of it and is killed when it exceeds its
+time limit; a killed process is a fault, never a reward of 0. preprocess/reasoning_gym.py writes the rows.
 """
 
 from __future__ import annotations
@@ -47,8 +47,7 @@ async def verifier_reward(
 
 async def scored(problem: dict[str, str], answer: str, timeout_s: float = 10.0) -> float:
     """Return the verifier's score of an answer, from 0 to 1. Raises GraderFault."""
-    # sympy's parser, which some verifiers call, evaluates Python; no answer needs a double underscore
-    if len(answer) > _MAX_CHARS or "__" in answer:
+    if len(answer) > _MAX_CHARS:
         return 0.0
     return (await _shared_pool().ask({**problem, "prediction": answer}, timeout_s))["score"]
 
