@@ -102,6 +102,7 @@ def test_a_disk_without_room_is_one_line(data, model, tmp_path, monkeypatch, cap
         (["model", "", "out"], "an argument is empty"),
         (["model", "--val", "out"], "--val is not an option here"),
         (["model", "{data}", "out", "experiment"], "experiment is not a setting"),
+        (["model", "{data}", "out", "--model=other"], "--model=other is an option"),
         (["model", "nowhere", "out"], "DATA nowhere does not exist"),
         (["model", "{empty}", "out"], "train.parquet does not exist"),
     ],

@@ -436,7 +436,9 @@ def doctor(
     ] = None,
     overrides: _Overrides = None,
     sandbox_url: Annotated[str | None, typer.Option(help="Run a program on this sandbox server.")] = None,
-    sandbox_token: Annotated[str | None, typer.Option(help="Its token, if it asks for one.")] = None,
+    sandbox_token: Annotated[
+        str | None, typer.Option(envvar="SANDBOX_TOKEN", help="Its token; an argument is visible to all users here.")
+    ] = None,
     base_url: Annotated[str | None, typer.Option(help="List the models of this OpenAI-compatible server.")] = None,
     key_env: Annotated[str, typer.Option(help="Environment variable with its key.")] = "OPENAI_API_KEY",
     model: Annotated[

@@ -19,6 +19,7 @@ for value in "$model" "$data" "$out"; do
 done
 for override in "$@"; do
   case $override in
+    -*) fail "$override is an option; MODEL, DATA, OUT and CONFIG take their place" ;;
     ?*=*) ;;
     *) fail "$override is not a setting, which is written as key=value" ;;
   esac

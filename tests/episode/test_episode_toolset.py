@@ -187,3 +187,18 @@ def test_a_reference_inside_the_schema_is_reported_before_a_run():
     tool.schema = {"type": "function", "function": {"name": "strict", "parameters": parameters}}
     with pytest.raises(UserError, match="has a `\\$ref`"):
         check_tool(tool, "own.py:Strict")
+
+
+@dataclass
+class Adapter(Search):
+    """Wraps an object of another library, in an attribute that the engine's own wrapper has, too."""
+
+    tool: object = field(default_factory=object)
+
+
+def test_a_tool_may_have_an_attribute_of_any_name():
+    toolset = Toolset(agent("search"), {"search": Adapter()})
+    kept: list[ToolResult] = []
+    states: dict[str, Any] = {}
+    asyncio.run(toolset.call("search", {}, states, {}, kept.append, by_model=True))
+    assert [result.text for result in kept] == ["found it"]

@@ -11,6 +11,7 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from recipe.dag.episode.tasks import guarded
+from recipe.dag.episode.tool_limits import LimitedTool
 from recipe.dag.errors import Fault, ToolFault, UserError, boundary
 from recipe.dag.types.record import STATUSES, ToolResult
 from recipe.dag.types.tool import Tool, argument_validator, tool_name
@@ -83,7 +84,8 @@ class Toolset:
         state = states.setdefault(self._keys[name], copy.deepcopy(options.get("create_kwargs") or {}))
         execute = tool.execute if by_model else getattr(tool, "execute_for_hook", tool.execute)
         try:
-            with boundary(ToolFault, f"tool {name}", getattr(tool, "tool", tool).execute):
+            users = tool.tool if isinstance(tool, LimitedTool) else tool
+            with boundary(ToolFault, f"tool {name}", users.execute):
                 extra = copy.deepcopy(options.get("execute_kwargs") or {})
                 result = await guarded(execute(arguments, state, **extra))
                 result = _checked(result, name, arguments)

@@ -177,12 +177,13 @@ def clip(text: str, limit: int) -> str:
 def echo_last(code: str) -> str:
     """Make a last top-level expression print its value, unless that is None. Any other code, even if invalid, is
     returned unchanged."""
+    original, code = code, code.replace("\r\n", "\n").replace("\r", "\n")  # Python ends lines at each of these
     try:
         body = ast.parse(code).body
     except (SyntaxError, ValueError, RecursionError, MemoryError):
-        return code
+        return original
     if not body or not isinstance(body[-1], ast.Expr):
-        return code
+        return original
     last = body[-1]
     lines = code.encode().split(b"\n")
     before = b"\n".join([*lines[: last.lineno - 1], lines[last.lineno - 1][: last.col_offset]])
