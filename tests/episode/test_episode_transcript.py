@@ -1,18 +1,23 @@
 from __future__ import annotations
 
 import asyncio
+import itertools
 import json
 
 import pytest
 
 from recipe.dag.episode.client import PolicyEndpoint
+from recipe.dag.episode.markup import after_thinking
 from recipe.dag.episode.runner import EpisodeRunner
+from recipe.dag.episode.tool_loop import Request, requests_in
 from recipe.dag.episode.transcript import TranscriptEncoder, plain_messages, plain_tools
 from recipe.dag.errors import UserError
 from recipe.dag.types.record import Generation
+from recipe.dag.workflow.schema import ToolLoop
 from recipe.tiny.tokenizer import CHAT_TEMPLATE
 from tests.dialogues import LLAMA, QWEN, SCHEMA, call_of, dialogue, tokenizer
 
+THINKING = "{{- '<|im_start|>assistant\n<think>\n' -}}{%- endif -%}"
 FIRST = 12
 """Seeds of dialogues to replay."""
 
@@ -127,6 +132,43 @@ def test_a_prompt_that_opens_a_thought_is_not_opened_twice():
     messages = [{"role": "user", "content": "?"}, {"role": "assistant", "content": "<think>\nhm\n</think>\n1"}]
     text = made.decode(TranscriptEncoder(made).encode(messages).ids)
     assert text.endswith("assistant\n<think>\nhm\n</think>\n1<|im_end|>")
+
+
+@pytest.mark.parametrize("template", [QWEN, LLAMA])
+@pytest.mark.parametrize(
+    ("content", "before"),
+    [
+        ("I compute", "\n</think>\n\nI compute"),
+        ("", "\n</think>\n\n"),
+        ("<think>\nhm\n</think>\n\nI compute", "hm\n</think>\n\nI compute"),
+        ("<think>\nhm", "hm\n</think>\n\n"),
+        ("I <think>hm</think> compute", "\n</think>\n\nI <think>hm</think> compute"),
+    ],
+)
+def test_calls_and_answers_are_outside_the_thought_that_a_prompt_opens(template, content, before):
+    made = tokenizer(template[: template.rindex("{{-")] + THINKING)
+    messages = [
+        {"role": "user", "content": "?"},
+        {"role": "assistant", "content": content, "tool_calls": [call_of("1")]},
+        {"role": "tool", "content": "1"},
+        {"role": "assistant", "content": "<answer>1</answer>"},
+    ]
+    encoder = TranscriptEncoder(made)
+    assert encoder.calls_by_template is (template is QWEN)
+    ids, mask = encoder.encode(messages, [SCHEMA])
+    first, last = spans(made, ids, mask)
+    assert first.startswith(before if before.endswith("\n") else f"{before}\n<tool_call>")
+    assert last == "\n</think>\n\n<answer>1</answer>"
+    (request,) = requests_in(first, ToolLoop(format="hermes"), ("code_interpreter",), opened_thinking=True)
+    assert request == Request("code_interpreter", {"code": "1"})
+    assert after_thinking(last, opened=True).strip() == "<answer>1</answer>"
+
+
+def spans(made, ids, mask) -> list[str]:
+    """The text of each answer, without the end of its turn."""
+    sampled = [token if trained else -1 for token, trained in zip(ids, mask, strict=True)]
+    groups = [list(group) for trained, group in itertools.groupby(sampled, lambda token: token >= 0) if trained]
+    return [made.decode(group[:-1]) for group in groups]
 
 
 def test_nulls_that_parquet_adds_are_removed_and_tool_results_are_named():

@@ -13,6 +13,7 @@ from recipe.dag.train.sft_data import TranscriptDataset, epoch_batches, padding_
 from tests.dialogues import LLAMA, SCHEMA, call_of, dialogue, tokenizer, with_text_arguments, write_parquet
 
 TRANSCRIPTS = 200
+KEYS = ("input_ids", "loss_mask")
 
 
 def options(**keys):
@@ -108,10 +109,23 @@ def test_longer_transcripts_are_dropped_cut_or_refused_as_the_user_says(made, tm
     left = TranscriptDataset(path, made, options(max_length=limit, truncation="left"))
     for row, beginning, end in zip(whole.rows, right.rows, left.rows, strict=True):
         assert beginning.ids == row.ids[:limit] and beginning.mask == row.mask[:limit]
-        assert end.ids == row.ids[-limit:] and end.mask == row.mask[-limit:]
+        assert end.ids == row.ids[-limit:] and end.mask[1:] == row.mask[-limit:][1:]
     assert right.counts["truncated"] == sum(n > limit for n in lengths)
     with pytest.raises(UserError, match=r"a.parquet: row \d+: \d+ tokens, more than data.max_length"):
         TranscriptDataset(path, made, options(max_length=limit, truncation="error"))
+
+
+def test_a_transcript_that_is_cut_inside_an_answer_does_not_train_its_first_token(made, tmp_path):
+    from recipe.dag.policy.engine import sampled_positions
+
+    path = write_parquet(tmp_path / "a.parquet", [dialogue(seed) for seed in range(4)], [SCHEMA])
+    limit = 10  # within the last answer
+    whole = TranscriptDataset(path, made, options())
+    assert all(row.mask[-limit] == 1 for row in whole.rows)
+    cut = TranscriptDataset(path, made, options(max_length=limit, truncation="left"))
+    assert [item["loss_mask"].tolist() for item in cut] == [[0] + [1] * (limit - 1)] * 4
+    jagged = [torch.nested.as_nested_tensor([item[key] for item in cut], layout=torch.jagged) for key in KEYS]
+    assert sampled_positions(*jagged).tolist() == [row * limit + at for row in range(4) for at in range(limit - 1)]
 
 
 def test_what_has_nothing_to_learn_is_counted(made, tmp_path):

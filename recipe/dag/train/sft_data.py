@@ -98,7 +98,9 @@ class TranscriptDataset(Dataset):
             encoded = self._shortened(encoded, transcript.where)
         if encoded is None:
             self.counts["too long"] += 1
-        elif not any(encoded.mask[1:]):  # the first token has nothing before it, so it cannot be learned
+            return
+        encoded = Encoded(encoded.ids, [0, *encoded.mask[1:]])  # nothing before the first token predicts it
+        if not any(encoded.mask):
             self.counts["without an answer after truncation"] += 1
         else:
             self.counts["used"] += 1
