@@ -13,13 +13,15 @@ from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
 from recipe.dag.episode.chat import calls_text, continuation_ids, end_of_turn_id, render
-from recipe.dag.episode.markup import OPEN_TAG
+from recipe.dag.episode.markup import OPEN_TAG, ends_in_thought
 from recipe.dag.episode.tool_loop import Request, requests_in
 from recipe.dag.errors import UserError
 from recipe.dag.types.context import Message
 from recipe.dag.workflow.schema import ToolLoop
 
 ASSISTANT = "assistant"
+CLOSED = "\n</think>\n\n"
+"""Ends a thought that the prompt opened: what templates write for an answer without a thought."""
 _PROBE = Request("probe", {"a": "1"})
 
 
@@ -40,13 +42,13 @@ class TranscriptEncoder:
             raise UserError("the tokenizer has no chat template, which turns messages into tokens")
         self._tokenizer, self._options = tokenizer, template_kwargs
         self._end_of_turn = end_of_turn_id(tokenizer, **template_kwargs)
-        self.calls_by_template = self._reads_own_calls()
-        """Whether tool calls are in the template's own form. If the tool loop cannot read that form, or the template
-        omits calls, they are in the hermes form: JSON in <tool_call> tags."""
         prompt = tokenizer.apply_chat_template(
             [{"role": "user", "content": "-"}], tokenize=False, add_generation_prompt=True, **template_kwargs
         )
         self._opens_thinking = prompt.rstrip().endswith(OPEN_TAG)
+        self.calls_by_template = self._reads_own_calls()
+        """Whether tool calls are in the template's own form. If the tool loop cannot read that form, or the template
+        omits calls, they are in the hermes form: JSON in <tool_call> tags."""
 
     def encode(self, messages: Sequence[Message], tools: list[dict[str, Any]] | None = None) -> Encoded:
         """Encode a dialogue. `tools`: schemas that its prompt shows. Raises UserError for one that no rollout could
@@ -76,10 +78,8 @@ class TranscriptEncoder:
         return list(self._tokenizer.encode(text, add_special_tokens=False))
 
     def _answer_text(self, message: Message) -> str:
-        content = message.get("content") or ""
-        if self._opens_thinking:  # the prompt has the opening tag already
-            content = content.removeprefix(OPEN_TAG).removeprefix("\n")
         calls = message.get("tool_calls") or []
+        content = self._outside_thought(message.get("content") or "", calls=bool(calls))
         if not calls:
             return content
         if self.calls_by_template:
@@ -87,7 +87,18 @@ class TranscriptEncoder:
         else:
             bodies = (json.dumps(call["function"], ensure_ascii=False) for call in calls)
             text = "".join(f"\n<tool_call>\n{body}\n</tool_call>" for body in bodies)
-        return content + text if content else text.lstrip("\n")
+        return content + (text if content and not content.endswith(CLOSED) else text.lstrip("\n"))
+
+    def _outside_thought(self, content: str, *, calls: bool) -> str:
+        """Return what a model writes for `content` after a prompt that may open a thought. A content without a thought
+        ends it first, and one with `calls` that does not end its own thought ends it before them: neither calls nor
+        answers count inside one."""
+        if not self._opens_thinking:
+            return content
+        if (start := content.lstrip()).startswith(OPEN_TAG):  # the prompt has the tag already
+            content = start.removeprefix(OPEN_TAG).removeprefix("\n")
+            return content + CLOSED if calls and ends_in_thought(content, opened=True) else content
+        return CLOSED + content if ends_in_thought(content, opened=True) else content
 
     def _reads_own_calls(self) -> bool:
         function = {"name": _PROBE.name, "arguments": _PROBE.arguments}
@@ -95,7 +106,9 @@ class TranscriptEncoder:
             text = calls_text(self._tokenizer, [{"type": "function", "function": function}], **self._options)
         except UserError:
             return False
-        return requests_in(text, ToolLoop(format="hermes"), (_PROBE.name,)) == [_PROBE]
+        answer = self._outside_thought("", calls=True) + text
+        loop = ToolLoop(format="hermes")
+        return requests_in(answer, loop, (_PROBE.name,), opened_thinking=self._opens_thinking) == [_PROBE]
 
 
 def plain_messages(messages: Any) -> list[Message]:
