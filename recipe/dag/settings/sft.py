@@ -52,6 +52,8 @@ KINDS: dict[str, Kind] = {
     "trainer.resume_mode": one_of("auto", "disable", "force"),
     "trainer.max_ckpt_to_keep": whole(0),
 }
+FREE = ("data.apply_chat_template_kwargs", "model.override_config", "optim.override_optimizer_config")
+"""Blocks that take any keys: they are a template's, a model's and an optimizer's."""
 REFUSED = {
     "profiler": "nothing starts verl's profiler; remove it",
     "model.tokenizer_path": "the tokenizer is the model's, and is saved with it; remove it",
@@ -111,7 +113,7 @@ def _refusal(typed: Typed, values: dict[str, Any]) -> str | None:
         if (reason := REFUSED.get(".".join(parts[:length]))) is not None:
             return f"{typed.argument}: nothing reads it; {reason}"
     known = [key for key in values if key.partition(".")[0] not in REFUSED and key not in REFUSED]
-    free = any(typed.key.startswith(f"{key}.") for key in ("data.apply_chat_template_kwargs", "model.override_config"))
+    free = any(typed.key.startswith(f"{key}.") for key in FREE)
     if typed.key not in values and not free:
         same_name = [key for key in known if key.rpartition(".")[2] == parts[-1]]
         hint = f"; did you mean `{same_name[0]}`?" if same_name else did_you_mean(typed.key, known)

@@ -11,7 +11,8 @@ import hashlib
 import os
 import shutil
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -20,8 +21,12 @@ from omegaconf import DictConfig, OmegaConf
 from recipe.dag.errors import UserError
 from recipe.dag.policy.shards import Saved, check_written, missing_files
 from recipe.dag.train import checkpoint
+from recipe.dag.train.digest import model_digest
+from recipe.dag.workflow.flatten import flatten
 
 if TYPE_CHECKING:
+    from torch.optim import Optimizer
+    from torch.optim.lr_scheduler import LambdaLR
     from verl.workers.engine import BaseEngine
 
 LEARNED = (
@@ -35,22 +40,39 @@ LEARNED = (
     "data.tools_key",
     "data.train_max_samples",
     "data.apply_chat_template_kwargs",
-    "optim.optimizer",
-    "optim.lr",
-    "optim.weight_decay",
-    "optim.betas",
-    "optim.clip_grad",
-    "optim.lr_scheduler_type",
+    "data.custom_cls",
+    "model.custom_chat_template",
+    "model.override_config",
+    "optim",
 )
-"""Settings that determine the weights of a step."""
+"""Settings and blocks that determine the weights of a step."""
+FILLED_IN = ("optim.total_training_steps", "model.override_config.attn_implementation")
+"""Of these, what follows from other settings and from the machine."""
 
 
 def experiment(config: DictConfig) -> dict[str, Any]:
-    """Return what determines the weights of a step, JSON-compatible: settings, and digests of the training files."""
+    """Return what determines the weights of a step, JSON-compatible: settings, and digests of the model and of the
+    training files."""
     files = [config.data.train_files] if isinstance(config.data.train_files, str) else config.data.train_files
     settings = {key: OmegaConf.select(config, key) for key in LEARNED}
-    plain = {k: OmegaConf.to_container(v) if OmegaConf.is_config(v) else v for k, v in settings.items()}
-    return {**plain, "data.train_files": [_digest(Path(file)) for file in files]}
+    plain = {k: OmegaConf.to_container(v, resolve=True) if OmegaConf.is_config(v) else v for k, v in settings.items()}
+    leaves = {key: value for key, value, _ in flatten(plain)}
+    for key in FILLED_IN:
+        leaves.pop(key, None)
+    if _depends_on_end(config.optim):
+        end = "total_epochs" if config.trainer.total_training_steps is None else "total_training_steps"
+        leaves[f"trainer.{end}"] = config.trainer[end]
+    return {
+        **leaves,
+        "model": model_digest(config.model.path),
+        "data.train_files": [_digest(Path(file)) for file in files],
+    }
+
+
+def _depends_on_end(optim: DictConfig) -> bool:
+    """Return whether the learning rate of a step depends on the number of all steps."""
+    warmup_of_all = optim.lr_warmup_steps <= 0 and optim.lr_warmup_steps_ratio > 0
+    return optim.lr_scheduler_type == "cosine" or warmup_of_all
 
 
 def _digest(file: Path) -> str:
@@ -67,6 +89,11 @@ def find_start(config: DictConfig, facts: dict[str, Any], *, processes: int) -> 
     stored = checkpoint.read(folder)
     if "sft" not in stored:
         raise UserError(f"{folder}: not a checkpoint of verl-dag sft; pass another --output")
+    if config.policy not in stored["policies"]:
+        names = ", ".join(stored["policies"])
+        raise UserError(
+            f"{folder}: holds the policy {names}, not {config.policy}; set policy={names}, or pass another --output"
+        )
     if different := _differences(stored["sft"], facts):
         lines = "".join(f"\n  {line}" for line in different)
         if config.trainer.resume_mode != "force":
@@ -91,11 +118,12 @@ def find_start(config: DictConfig, facts: dict[str, Any], *, processes: int) -> 
 
 
 def _differences(stored: dict[str, Any], now: dict[str, Any]) -> list[str]:
-    different = [key for key in now if stored.get(key) != now[key]]
+    # a checkpoint of an earlier version holds fewer settings
+    keys = {**now, **stored} if "model" in stored else [key for key in now if key in stored]
+    different = [key for key in keys if stored.get(key) != now.get(key)]
+    described = {"data.train_files": "other transcripts", "model": "other weights, configuration or tokenizer"}
     return [
-        "data.train_files: other transcripts"
-        if key == "data.train_files"
-        else f"{key}: was {stored.get(key)}, now {now[key]}"
+        f"{key}: {described[key]}" if key in described else f"{key}: was {stored.get(key)}, now {now.get(key)}"
         for key in different
     ]
 
@@ -118,7 +146,8 @@ class Checkpoints:
         if self._start is None:
             return 0
         folder = checkpoint.policy_folder(self._start, self._config.policy)
-        self._engine.load_checkpoint(str(folder), del_local_after_load=False)
+        with keep_options(self._engine.optimizer, self._engine.lr_scheduler):
+            self._engine.load_checkpoint(str(folder), del_local_after_load=False)
         return int(checkpoint.read(self._start)["step"])
 
     def save(self, step: int) -> Path:
@@ -155,6 +184,21 @@ class Checkpoints:
         if self._rank == 0:
             contents, strategy = self._config.checkpoint.save_contents, self._config.engine.strategy
             check_written(folder, [_saved(self._config.policy, self._processes, contents, strategy)])
+
+
+@contextmanager
+def keep_options(optimizer: Optimizer, scheduler: LambdaLR) -> Iterator[None]:
+    """Keep learning rate and other options of an optimizer while its state is loaded: a checkpoint has those of the run
+    that wrote it, and a forced resume may have others. The schedule goes on at the step that is loaded."""
+    rates = list(scheduler.base_lrs)
+    options = [{key: value for key, value in group.items() if key != "params"} for group in optimizer.param_groups]
+    yield
+    scheduler.base_lrs = rates
+    rates_now = [rate * factor(scheduler.last_epoch) for rate, factor in zip(rates, scheduler.lr_lambdas, strict=True)]
+    for group, kept, rate in zip(optimizer.param_groups, options, rates_now, strict=True):
+        group.update(kept)
+        group["lr"] = rate
+    scheduler._last_lr = rates_now
 
 
 def publish_model(output: Path, folder: Path, policy: str) -> Path:
