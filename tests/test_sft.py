@@ -13,10 +13,12 @@ from collections import namedtuple
 from pathlib import Path
 
 import pytest
+from omegaconf import OmegaConf
 
 from recipe.dag import sft
 from recipe.dag.errors import UserError
 from recipe.dag.evaluate import checkpoint_models, find_checkpoint
+from recipe.dag.settings.sft import compose_sft
 from recipe.dag.workflow_file import load_workflow
 from tests.dialogues import SCHEMA, dialogue, save_model, tokenizer, write_parquet
 
@@ -52,6 +54,12 @@ def refusal(data, model, output, *settings) -> str:
         ("lr=1", "lr=1: unknown key; did you mean `optim.lr`?"),
         ("data.truncation=middle", "it takes"),
         ("model.lora_rank=8", "nothing reads it; whole models are trained"),
+        ("trainer.nccl_timeout=0", "it takes a whole number, 1 or more"),
+        ("optim.num_cycles=1", "nothing reads it with optim.lr_scheduler_type=constant; remove it, or set"),
+        ("optim.min_lr_ratio=0.1", "nothing reads it with optim.lr_scheduler_type=constant"),
+        ("optim.zero_indexed_step=false", "nothing reads it with optim.lr_scheduler_type=constant"),
+        ("data.micro_batch_size_per_gpu=2", "nothing reads it with data.use_dynamic_bsz=true"),
+        ("data.custom_cls.name=Mine", "nothing reads it with data.custom_cls.path=pkg://"),
         ("trainer.save_freq=0", "after_each_epoch, -1, or a whole number, 1 or more"),
         ("data.max_token_len_per_gpu=10", "the longest transcript would not fit; raise it"),
         ("data.train_batch_size=25", "more than the 24 transcripts"),
@@ -63,6 +71,16 @@ def test_a_wrong_setting_is_one_line(data, model, tmp_path, setting, problem):
     message = refusal(data / "train.parquet", model, tmp_path / "out", setting)
     assert problem in message and "\n" not in message
     assert not (tmp_path / "out" / "checkpoints").exists()
+
+
+def test_a_key_that_another_setting_makes_idle_is_accepted_beside_the_setting_that_reads_it():
+    paths = ["data.train_files=x", "model.path=m", "output_dir=o"]
+    cosine = compose_sft([*paths, "optim.num_cycles=1", "optim.lr_scheduler_type=cosine"])
+    assert cosine.optim.num_cycles == 1
+    fixed = [*paths, "data.use_dynamic_bsz=false"]
+    assert compose_sft([*fixed, "data.micro_batch_size_per_gpu=2"]).data.micro_batch_size_per_gpu == 2
+    with pytest.raises(UserError, match="max_token_len_per_gpu=9: nothing reads it with data.use_dynamic_bsz=false"):
+        compose_sft([*fixed, "data.max_token_len_per_gpu=9"])
 
 
 def test_a_configuration_file_is_checked_like_the_command_line(tmp_path):
@@ -124,6 +142,45 @@ def test_the_script_passes_its_arguments_on(data, tmp_path):
         *("-m", "recipe.dag.cli", "sft", f"{data}/train.parquet", "--model", "org/model", "--output", "out dir"),
         *("--val", f"{data}/val.parquet", "--config-name", "sft", "optim.lr=1e-5"),
     ]
+
+
+@pytest.mark.parametrize(("given", "seconds"), [(None, "3600"), ("5", "5")])
+def test_torchrun_leaves_time_for_a_checkpoint_after_sigterm(tmp_path, monkeypatch, given, seconds):
+    from torch.distributed.launcher.api import LaunchConfig
+
+    name = "TORCH_ELASTIC_SHUTDOWN_TIMEOUT"
+    started = []
+
+    class Process:
+        def __init__(self, arguments, env=None):
+            started.append(env or os.environ)
+
+        def wait(self):
+            return 0
+
+    monkeypatch.delenv(name, raising=False)
+    if given is not None:
+        monkeypatch.setenv(name, given)
+    monkeypatch.setattr(sft.subprocess, "Popen", Process)
+    assert sft._spawn(OmegaConf.create({"output_dir": str(tmp_path)}), 2) == 0
+    assert started[0][name] == seconds and started[0]["PATH"] == os.environ["PATH"]
+    monkeypatch.setenv(name, started[0][name])
+    assert LaunchConfig(1, 1, 2).shutdown_timeout == int(seconds)  # torch reads the variable
+
+
+@pytest.mark.timeout(120)
+def test_every_process_group_has_the_time_out_of_the_settings(data, model, tmp_path):
+    arguments = [f"data.train_files={data}/train.parquet", f"model.path={model}", f"output_dir={tmp_path}/out"]
+    arguments += ["platform=cpu", "data.train_batch_size=8", "data.max_length=2048", "trainer.nccl_timeout=4321"]
+    done = subprocess.run(
+        [sys.executable, str(ROOT / "tests" / "train" / "sft_timeouts.py"), *arguments],
+        env=ENV,
+        capture_output=True,
+        text=True,
+    )
+    assert done.returncode == 0, done.stderr[-3000:]
+    times = json.loads(done.stdout.splitlines()[-1])
+    assert times == [4321.0, 4321.0]  # the default group's, and that of a mesh
 
 
 def command(data: Path, model: str, output: Path, *settings: str) -> list[str]:

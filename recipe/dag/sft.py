@@ -24,6 +24,8 @@ from recipe.dag.workflow.model_size import UnknownSize, size_of
 if TYPE_CHECKING:
     from omegaconf import DictConfig
 
+SHUTDOWN_VARIABLE, SHUTDOWN_S = "TORCH_ELASTIC_SHUTDOWN_TIMEOUT", 3600
+"""Seconds that torchrun waits between SIGTERM and SIGKILL: a step, and a checkpoint of a large model, take long."""
 BYTES_PER_PARAMETER = 16
 """Of a checkpoint: weights and two moments in fp32, and the model folder."""
 
@@ -106,7 +108,8 @@ def _spawn(config: DictConfig, processes: int) -> int:
     file.parent.mkdir(parents=True, exist_ok=True)
     OmegaConf.save(config, file)
     command = [sys.executable, "-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={processes}"]
-    process = subprocess.Popen([*command, "-m", "recipe.dag.train.sft_process", str(file)])
+    environment = {SHUTDOWN_VARIABLE: str(SHUTDOWN_S), **os.environ}
+    process = subprocess.Popen([*command, "-m", "recipe.dag.train.sft_process", str(file)], env=environment)
     received: list[int] = []
 
     def pass_on(signum: int, _frame: object) -> None:

@@ -23,6 +23,7 @@ from recipe.dag.suggestion import did_you_mean
 from recipe.dag.workflow.flatten import flatten
 
 NAME = "sft"
+OWN_DATA = "pkg://recipe.dag.train.sft_data"
 _MISSING = object()
 _EVERY = Kind(
     "after_each_epoch, -1, or a whole number, 1 or more",
@@ -51,6 +52,7 @@ KINDS: dict[str, Kind] = {
     "trainer.test_freq": _EVERY,
     "trainer.resume_mode": one_of("auto", "disable", "force"),
     "trainer.max_ckpt_to_keep": whole(0),
+    "trainer.nccl_timeout": COUNT,
 }
 FREE = ("data.apply_chat_template_kwargs", "model.override_config", "optim.override_optimizer_config")
 """Blocks that take any keys: they are a template's, a model's and an optimizer's."""
@@ -70,6 +72,16 @@ REFUSED = {
     "checkpoint": "a checkpoint always holds model, optimizer, state and the model folder; remove it",
 }
 """Key or block -> why it has no effect here."""
+_COSINE = "remove it, or set optim.lr_scheduler_type=cosine"
+IDLE: tuple[tuple[str, str, Any, str], ...] = (
+    ("optim.min_lr_ratio", "optim.lr_scheduler_type", "constant", _COSINE),
+    ("optim.num_cycles", "optim.lr_scheduler_type", "constant", _COSINE),
+    ("optim.zero_indexed_step", "optim.lr_scheduler_type", "constant", _COSINE),
+    ("data.micro_batch_size_per_gpu", "data.use_dynamic_bsz", True, "remove it, or set data.use_dynamic_bsz=false"),
+    ("data.max_token_len_per_gpu", "data.use_dynamic_bsz", False, "remove it, or set data.use_dynamic_bsz=true"),
+    ("data.custom_cls.name", "data.custom_cls.path", OWN_DATA, "remove it, or set data.custom_cls.path to your file"),
+)
+"""Keys that have no effect if another key has a value: key, that key, its value, what to do."""
 
 
 def compose_sft(overrides: Sequence[str], *, name: str = NAME, folder: Path | None = None) -> DictConfig:
@@ -97,7 +109,17 @@ def compose_sft(overrides: Sequence[str], *, name: str = NAME, folder: Path | No
         raise UserError(f"configuration: {str(error).splitlines()[0]}") from error
     if missing:
         raise UserError(f"configuration: no value for {', '.join(missing)}; pass it as {missing[0]}=...")
+    if idle := [message for typed in settings if (message := _idle(typed, config)) is not None]:
+        raise UserError("\nerror: ".join(idle))
     return config
+
+
+def _idle(typed: Typed, config: DictConfig) -> str | None:
+    """Return why a typed setting has no effect next to the others of `config`; None if it has one."""
+    for key, beside, value, reason in IDLE:
+        if typed.key == key and typed.value is not None and OmegaConf.select(config, beside) == value:
+            return f"{typed.argument}: nothing reads it with {beside}={str(value).lower()}; {reason}"
+    return None
 
 
 def _values(config: DictConfig) -> dict[str, Any]:

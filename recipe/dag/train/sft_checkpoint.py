@@ -27,7 +27,6 @@ from recipe.dag.workflow.flatten import flatten
 if TYPE_CHECKING:
     from torch.optim import Optimizer
     from torch.optim.lr_scheduler import LambdaLR
-    from verl.workers.engine import BaseEngine
 
 LEARNED = (
     "seed",
@@ -133,9 +132,9 @@ def _saved(policy: str, processes: int, contents: Sequence[str], strategy: str) 
 
 
 class Checkpoints:
-    """Writes and reads the checkpoints of one run; every process calls each method."""
+    """Writes and reads the checkpoints of one run; every process calls each method. `engine`: verl's, of FSDP."""
 
-    def __init__(self, config: DictConfig, engine: BaseEngine, facts: dict[str, Any], *, rank: int, processes: int):
+    def __init__(self, config: DictConfig, engine: Any, facts: dict[str, Any], *, rank: int, processes: int):
         self._config, self._engine, self._facts = config, engine, facts
         self._rank, self._processes = rank, processes
         self._root = Path(config.trainer.default_local_dir)

@@ -11,6 +11,7 @@ import signal
 import sys
 import warnings
 from collections.abc import Callable
+from datetime import timedelta
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -132,7 +133,7 @@ def _datasets(config: DictConfig, tokenizer: Any) -> tuple[TranscriptDataset, Tr
 
 def train(config: DictConfig, inputs: Inputs, *, announce: Callable[[str], None] = lambda _: None) -> int:
     """Train in this process, alone or as one of torchrun's, and return the exit code. Raises UserError."""
-    _join(config.platform)
+    _join(config.platform, timedelta(seconds=config.trainer.nccl_timeout))
     import torch
 
     from recipe.dag.train.sft_trainer import Trainer
@@ -194,8 +195,8 @@ class _Stop:
         self.signum = signum
 
 
-def _join(platform: str) -> None:
-    """Join torch's process group: torchrun's, or one of this process alone."""
+def _join(platform: str, timeout: timedelta) -> None:
+    """Join torch's process group: torchrun's, or one of this process alone. `timeout`: of its collectives."""
     import torch
     from torch._C._distributed_c10d import HashStore
 
@@ -210,7 +211,7 @@ def _join(platform: str) -> None:
     options = {"store": HashStore(), "rank": 0, "world_size": 1} if alone else {}
     if platform != "cpu":
         torch.cuda.set_device(int(os.environ["LOCAL_RANK"]))
-    torch.distributed.init_process_group(backend, **options)
+    torch.distributed.init_process_group(backend, timeout=timeout, **options)
 
 
 def main(arguments: list[str]) -> int:

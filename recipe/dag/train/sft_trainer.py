@@ -11,6 +11,7 @@ import contextlib
 import io
 import time
 from collections.abc import Callable, Sequence
+from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
@@ -24,7 +25,7 @@ from verl.utils import tensordict_utils as tu
 from verl.utils.dataset.dataset_utils import DatasetPadMode, SFTTensorCollator
 
 from recipe.dag.errors import UserError
-from recipe.dag.policy.worker import register_engines
+from recipe.dag.policy.worker import register_engines, set_timeout_of_process_groups
 from recipe.dag.report.journal import Journal
 from recipe.dag.train.packing import PAD
 from recipe.dag.train.sft_checkpoint import Checkpoints
@@ -56,6 +57,11 @@ class Trainer(SFTTrainer):
     def _build_engine(self) -> None:
         register_engines()
         super()._build_engine()
+
+    def _init_engine(self) -> None:
+        super()._init_engine()
+        # those of the engine's meshes have torch's default
+        set_timeout_of_process_groups(timedelta(seconds=self.config.trainer.nccl_timeout))
 
     def _build_dataset(self) -> None:
         if self._datasets is None:
