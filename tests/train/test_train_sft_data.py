@@ -115,6 +115,31 @@ def test_longer_transcripts_are_dropped_cut_or_refused_as_the_user_says(made, tm
         TranscriptDataset(path, made, options(max_length=limit, truncation="error"))
 
 
+@pytest.mark.parametrize("place", ["tool", "answer", "call"])
+def test_a_text_that_no_tokens_could_hold_is_dropped_without_being_encoded(made, tmp_path, monkeypatch, place):
+    from recipe.dag.train import sft_data
+
+    endless, messages = "x" * 300_000, dialogue(0)
+    if place == "call":
+        next(m for m in messages if m.get("tool_calls"))["tool_calls"] = [call_of(endless)]
+    else:
+        wanted = "tool" if place == "tool" else "assistant"
+        next(m for m in messages if m["role"] == wanted)["content"] = endless
+    path = write_parquet(tmp_path / "a.parquet", [messages, dialogue(0)], [SCHEMA])
+    encoded = []
+
+    class Encoder(sft_data.TranscriptEncoder):
+        def encode(self, messages, tools=None):
+            encoded.append(messages)
+            return super().encode(messages, tools)
+
+    monkeypatch.setattr(sft_data, "TranscriptEncoder", Encoder)
+    limit = max(len(row.ids) for row in TranscriptDataset(path, made, options(truncation="right")).rows[1:])
+    encoded.clear()
+    kept = TranscriptDataset(path, made, options(max_length=limit))
+    assert len(encoded) == 1 and kept.counts == {"too long": 1, "used": 1}
+
+
 def test_a_transcript_that_is_cut_inside_an_answer_does_not_train_its_first_token(made, tmp_path):
     from recipe.dag.policy.engine import sampled_positions
 

@@ -18,8 +18,13 @@ from torch.utils.data import Dataset
 from recipe.dag.episode.transcript import ASSISTANT, Encoded, TranscriptEncoder, plain_messages, plain_tools
 from recipe.dag.errors import UserError
 from recipe.dag.train.packing import PAD, layout
+from recipe.dag.types.context import Message
 
 TRUNCATIONS = ("drop", "right", "left", "error")
+
+
+COMPOSED = 4
+"""Characters that a normalizer composes to one, at most."""
 
 
 class Transcript(NamedTuple):
@@ -76,6 +81,8 @@ class TranscriptDataset(Dataset):
         self.counts: Counter[str] = Counter()
         """Transcripts by what became of them: used, truncated, too long, nothing to learn."""
         self.encoder = TranscriptEncoder(tokenizer, **(config.get("apply_chat_template_kwargs") or {}))
+        # a token stands for at most so many characters, of which a normalizer may have composed each from several
+        self._most_characters = self.max_length * COMPOSED * max(map(len, tokenizer.get_vocab()), default=1)
         rows = read_transcripts(self.files, messages_key=config.messages_key, tools_key=config.tools_key)
         for number, transcript in enumerate(rows):
             if 0 <= max_samples <= number:
@@ -91,6 +98,9 @@ class TranscriptDataset(Dataset):
             if not any(message["role"] == ASSISTANT for message in messages):
                 self.counts["without an assistant's message"] += 1
                 return
+            if self.truncation == "drop" and self._is_endless(messages):
+                self.counts["too long"] += 1
+                return
             encoded = self.encoder.encode(messages, plain_tools(transcript.tools))
         except UserError as error:
             raise UserError(f"{transcript.where}: {error}") from error
@@ -105,6 +115,14 @@ class TranscriptDataset(Dataset):
         else:
             self.counts["used"] += 1
             self.rows.append(encoded)
+
+    def _is_endless(self, messages: Sequence[Message]) -> bool:
+        """Return whether the texts are too long for `max_length` tokens of any kind; encodes nothing."""
+        texts = [message["content"] for message in messages]
+        for message in messages:
+            for call in message.get("tool_calls") or []:
+                texts += [value for value in call["function"]["arguments"].values() if isinstance(value, str)]
+        return sum(map(len, texts)) > self._most_characters
 
     def _shortened(self, encoded: Encoded, where: str) -> Encoded | None:
         length, limit = len(encoded.ids), self.max_length
