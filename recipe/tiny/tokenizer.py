@@ -21,6 +21,7 @@ CHAT_TEMPLATE = (
     "{% if tools %}{{'<|im_start|>tools\n'}}{% for t in tools %}{{t | tojson}}{% endfor %}{{'<|im_end|>'}}{% endif %}"
     "{% for m in messages %}{{'<|im_start|>' + m['role'] + '\n' + (m['content'] or '')}}"
     "{% for c in m['tool_calls'] or [] %}{% set a = c['function']['arguments'] %}"
+    "{% if m['content'] or not loop.first %}{{'\n'}}{% endif %}"
     "{{'<tool_call>\n{\"name\": \"' + c['function']['name'] + '\", \"arguments\": '}}"
     "{{a if a is string else a | tojson}}{{'}\n</tool_call>'}}{% endfor %}{{'<|im_end|>'}}{% endfor %}"
     "{% if add_generation_prompt %}{{'<|im_start|>assistant\n'}}{% endif %}"

@@ -6,6 +6,7 @@ import pytest
 
 from recipe.dag.episode.rehearsal import ANSWERS, CharacterTokenizer, rehearse
 from recipe.dag.errors import UserError
+from recipe.dag.reward.entry_json import to_json
 from recipe.dag.workflow_file import load_workflow
 from tests.test_shipped import WORKFLOWS
 
@@ -48,11 +49,19 @@ def load(tmp_path):
     return load
 
 
+def gym_problem() -> dict[str, str]:
+    factory = pytest.importorskip("reasoning_gym.factory")
+    entry = factory.create_dataset("chain_sum", size=1, seed=0)[0]
+    return {"generator": "chain_sum", "options": "{}", "entry": to_json(entry)}
+
+
 @pytest.mark.parametrize("file", WORKFLOWS, ids=lambda path: path.stem)
 def test_every_shipped_workflow_plays(file):
     truth = '["assert True"]' if "CodeEnv" in file.read_text() else "1"
     sample = {"prompt": [{"role": "user", "content": "?"}], "ground_truth": truth, "data_source": "maths"}
     sample["extra_info"] = {"level": 5, "game": "up"}
+    if "verifier_reward" in file.read_text():
+        sample["extra_info"]["reasoning_gym"] = gym_problem()
     episodes = rehearse(load_workflow(file), sample)
     assert len(episodes) == len(ANSWERS) and all(episode.fault is None for episode in episodes)
 

@@ -78,7 +78,14 @@ def one_problem(seed: int):
     return messages[: last + 1]
 
 
-@pytest.mark.parametrize("template", [QWEN, CHAT_TEMPLATE, LLAMA], ids=["qwen", "tiny", "llama"])
+PLAIN = (
+    "{% for m in messages %}{{'<|im_start|>' + m['role'] + '\n' + m['content'] + '<|im_end|>'}}{% endfor %}"
+    "{% if add_generation_prompt %}{{'<|im_start|>assistant\n'}}{% endif %}"
+)
+"""Omits calls."""
+
+
+@pytest.mark.parametrize("template", [QWEN, CHAT_TEMPLATE, LLAMA, PLAIN], ids=["qwen", "tiny", "llama", "plain"])
 def test_a_replayed_dialogue_has_the_ids_and_the_mask_of_the_data_set(world, template):
     made = tokenizer(template)
     encoder = TranscriptEncoder(made)
@@ -122,7 +129,8 @@ def test_the_mask_covers_what_the_model_says_and_the_end_of_its_turns():
 def test_a_template_that_omits_calls_gets_them_in_the_form_that_the_loop_reads():
     assert TranscriptEncoder(tokenizer(QWEN)).calls_by_template
     assert not TranscriptEncoder(tokenizer(LLAMA)).calls_by_template
-    assert not TranscriptEncoder(tokenizer(CHAT_TEMPLATE)).calls_by_template
+    assert TranscriptEncoder(tokenizer(CHAT_TEMPLATE)).calls_by_template
+    assert not TranscriptEncoder(tokenizer(PLAIN)).calls_by_template
 
 
 def test_a_prompt_that_opens_a_thought_is_not_opened_twice():

@@ -6,6 +6,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -14,6 +15,7 @@ from recipe.dag.algorithms.catalogue import BLOCKS, SELECTABLE
 from recipe.dag.episode.client import PolicyEndpoint
 from recipe.dag.episode.make_tools import make_tools
 from recipe.dag.episode.runner import EpisodeRunner
+from recipe.dag.reward.entry_json import to_json
 from recipe.dag.types.record import Episode
 from recipe.dag.workflow.condition import Condition
 from recipe.dag.workflow.schema import NodeRole
@@ -22,7 +24,12 @@ from recipe.dag.workflow_file import load_workflow
 from tests.test_shipped import ROOT, WORKFLOWS
 
 GALLERY = sorted((ROOT / "examples" / "gallery").glob("workflow_*.yaml"))
+GYM = ROOT / "examples" / "gallery" / "workflow_reasoning_gym.yaml"
 LOADED = [load_workflow(file) for file in WORKFLOWS]
+
+
+def gym_problem() -> dict[str, Any]:
+    return pytest.importorskip("reasoning_gym.factory").create_dataset("chain_sum", size=1, seed=0)[0]
 
 
 def play(file: Path, server_class: type, answer: Callable[[str], str]) -> Episode:
@@ -43,6 +50,12 @@ def play(file: Path, server_class: type, answer: Callable[[str], str]) -> Episod
         "ground_truth": "42",
         "extra_info": {"level": 5, "game": "up"},
     }
+    if file == GYM:
+        sample["extra_info"]["reasoning_gym"] = {
+            "generator": "chain_sum",
+            "options": "{}",
+            "entry": to_json(gym_problem()),
+        }
     return asyncio.run(runner.run(sample, "u", 0, step=0))
 
 
@@ -71,12 +84,21 @@ def test_every_condition_and_kind_of_node_has_a_workflow():
     assert any("workflow" in node for file in WORKFLOWS for node in read_source(file).data["nodes"])
 
 
-@pytest.mark.parametrize("file", GALLERY, ids=lambda path: path.stem)
+@pytest.mark.parametrize("file", [file for file in GALLERY if file != GYM], ids=lambda path: path.stem)
 @pytest.mark.parametrize("said", ["42 (95 %)", "3 (40 %)", "nothing"])
 def test_a_workflow_of_the_gallery_plays(file: Path, said: str, scripted_server):
     episode = play(file, scripted_server, lambda prompt: said)
     assert episode.fault is None, episode.fault
     assert episode.outcome == float(said.startswith("42")) and all(call.reward is not None for call in episode.calls)
+
+
+def test_an_answer_to_a_problem_of_reasoning_gym_is_paid_by_its_verifier(scripted_server):
+    right = str(gym_problem()["answer"])
+    outcomes = [
+        play(GYM, scripted_server, lambda _, text=text: f"<answer>{text}</answer>").outcome
+        for text in (right, right + "1")
+    ]
+    assert outcomes == [1.0, 0.0]
 
 
 def test_the_two_players_are_paid_by_the_env_and_read_what_it_says(scripted_server):

@@ -25,6 +25,8 @@ _NO_LIMIT = 1 << 40
 class _NoModel:
     """A GenerationClient that ends each episode at its first request."""
 
+    repeats = True  # or the engine would wait and ask again
+
     async def generate(self, request_id: str, prompt_ids: list[int], sampling: dict[str, Any]) -> Generation:
         raise ModelServerFault("there is no model")
 

@@ -144,8 +144,12 @@ class ScratchCall(Call):
 _TOKENS = ("prompt_ids", "response_ids", "response_mask", "rollout_log_probs")
 for _name in _TOKENS:
     setattr(ScratchCall, _name, Deferred(getattr(Call, _name)))
-_TREES = [field.name for field in fields(Call) if field.default_factory is dict]
-_VALUES = [field.name for field in fields(Call) if field.default_factory is MISSING and field.name != "prompt_text"]
+_TREES = [field.name for field in fields(Call) if field.default_factory is dict] + ["messages", "usage"]
+_VALUES = [
+    field.name
+    for field in fields(Call)
+    if field.default_factory is MISSING and field.name not in ("prompt_text", *_TREES)
+]
 
 
 def scratch(episode: Episode) -> Episode:
@@ -159,6 +163,7 @@ def scratch(episode: Episode) -> Episode:
         info=plain_copy(episode.info),
         fault=plain_copy(episode.fault),
         faults=plain_copy(episode.faults),
+        usage=plain_copy(episode.usage),
     )
 
 
