@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import argparse
 import asyncio
+import json
 import multiprocessing
 import os
 import sys
@@ -121,13 +122,26 @@ def _characters(value: Any) -> int:
 
 def _rest(row: dict[str, Any]) -> dict[str, Any]:
     """Return what else a hook may read in a sample."""
-    truth = (row.get("reward_model") or {}).get("ground_truth")
-    extra = {key: value for key, value in (row.get("extra_info") or {}).items() if value is not None}
+    truth = _mapping(row, "reward_model").get("ground_truth")
+    extra = {key: value for key, value in _mapping(row, "extra_info").items() if value is not None}
     return {
         "ground_truth": "" if truth is None else str(truth),
         "data_source": row.get("data_source") or "",
         "extra_info": extra,
     }
+
+
+def _mapping(row: dict[str, Any], column: str) -> dict[str, Any]:
+    """Return a column's mapping, which may be JSON text, {} without one. Raises UserError for anything else."""
+    value = row.get(column)
+    if isinstance(value, str):
+        try:
+            value = json.loads(value)
+        except ValueError:
+            raise UserError(f"column {column} is a text that is not JSON") from None
+    if value is not None and not isinstance(value, dict):
+        raise UserError(f"column {column} must be a mapping, not {type(value).__name__}")
+    return value or {}
 
 
 def _text(response: Any, column: str) -> str:

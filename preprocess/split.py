@@ -14,6 +14,7 @@ import random
 import sys
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 if __name__ == "__main__" and not __package__:
     sys.path[0] = str(Path(__file__).resolve().parents[1])
@@ -72,9 +73,18 @@ def _keys(file, name: str, column: str | None) -> list[bytes]:
     keys: list[bytes] = []
     for batch in batches(file, name, [column]):
         for value in batch.column(0).to_pylist():
-            text = json.dumps(value, sort_keys=True, default=str)
+            text = json.dumps(_question(value), sort_keys=True, default=str)
             keys.append(hashlib.blake2b(text.encode(), digest_size=16).digest())
     return keys
+
+
+def _question(value: Any) -> Any:
+    """Return a dialogue's messages before the first answer: the same question may have several; other values as they
+    are."""
+    if not isinstance(value, list) or not all(isinstance(message, dict) for message in value):
+        return value
+    answers = (index for index, message in enumerate(value) if message.get("role") == "assistant")
+    return value[: next(answers, len(value))]
 
 
 if __name__ == "__main__":

@@ -88,8 +88,7 @@ async def ping_server(url: str, key_env: str) -> str:
     """List the models of an OpenAI-compatible server. Raises Unfit."""
     import aiohttp
 
-    root = url.rstrip("/")
-    address = f"{root}/models" if root.endswith("/v1") else f"{root}/v1/models"
+    address = f"{url.rstrip('/')}/models"  # as a policy's client does
     key = os.environ.get(key_env)
     headers = {"Authorization": f"Bearer {key}"} if key else {}
     try:
@@ -106,7 +105,7 @@ async def ping_server(url: str, key_env: str) -> str:
             f"{address}: HTTP {status}; the environment variable {key_env} {state} (--key-env VAR names another)"
         )
     if status != 200:
-        raise Unfit(f"{address}: HTTP {status}; pass the URL that ends in /v1")
+        raise Unfit(f"{address}: HTTP {status}; pass the URL before /chat/completions, such as http://HOST:PORT/v1")
     try:
         names = [str(entry["id"]) for entry in json.loads(body)["data"]]
     except (ValueError, KeyError, TypeError) as error:

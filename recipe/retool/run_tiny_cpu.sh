@@ -10,6 +10,7 @@ cd "$(dirname "${BASH_SOURCE[0]}")/../.."
 seed=$(seed_of "$@")
 [ "${1:-}" != "$seed" ] || shift
 name=$(with_seed retool_tiny "$seed")
+[ -z "${BASE_STEPS:-}" ] || name=${name}_base$BASE_STEPS  # another base model belongs to other stages
 out=outputs/$name workflow=workflows/workflow_retool.yaml teacher=recipe/retool/teacher.py
 config=(--config-path recipe/retool/config --config-name tiny_cpu)
 server=
@@ -18,17 +19,20 @@ trap '[ -z "$server" ] || kill "$server" 2>/dev/null || true' EXIT
 # evaluate STAGE MODEL: serve the model in OpenAI's form, and play the test problems against the server, unless results
 # of this model exist
 evaluate() {
-  local results=$out/eval_$1 log=$out/serve_$1.log url=
-  if [ -f "$results/results.json" ] && [ ! "$2/config.json" -nt "$results/results.json" ]; then return; fi
+  local results=$out/eval_$1 log=$out/serve_$1.log url= weights
+  # The served name tells an evaluation of other weights apart; a complete one without errors is not repeated.
+  weights=$({ cat "$2"/*.safetensors || true; } 2>/dev/null | sha256sum | cut -c 1-12)
+  if [ "$(cat "$results/complete" 2>/dev/null)" = "$weights ${SAMPLES:-8}" ]; then return; fi
   : > "$log"  # of an earlier run: its URL is gone
-  verl-dag serve "$2" --port 0 --model-name "$1" > "$log" 2> "$log.errors" &
+  verl-dag serve "$2" --port 0 --model-name "$1-$weights" > "$log" 2> "$log.errors" &
   server=$!
   until url=$(head -n 1 "$log") && [ -n "$url" ]; do  # its first line is the URL
     kill -0 "$server" 2>/dev/null || { cat "$log.errors" >&2; exit 1; }
     sleep 0.5
   done
-  verl-dag eval "$workflow" "${config[@]}" --base-url "$url" --served-model "$1" --data "$out/data/test.parquet" \
+  verl-dag eval "$workflow" "${config[@]}" --base-url "$url" --served-model "$1-$weights" --data "$out/data/test.parquet" \
     -n "${SAMPLES:-8}" --seed "$seed" --output "$results"
+  if grep -qs '"num_errors": 0' "$results/summary.json"; then echo "$weights ${SAMPLES:-8}" > "$results/complete"; fi
   kill "$server"
   wait "$server" || true
   server=

@@ -24,8 +24,10 @@ import aiohttp
 from aiohttp import web
 
 FAULTS = ("drop", "truncate", "429", "500", "503", "401", "403", "404", "400", "long", "hang", "nonsense", "empty")
+FAULTS += ("crowded",)
 """drop: the connection closes without an answer. truncate: within the answer. long: a prompt beyond the context.
-hang: no answer at all. nonsense: not JSON. empty: JSON without choices."""
+crowded: a prompt of 12 tokens that exceeds a context of 16 with its completion only. hang: no answer at all.
+nonsense: not JSON. empty: JSON without choices."""
 Answer = Callable[[dict[str, Any]], Any]
 """Returns the answer to a request's body: a text, a message, or the whole choice if it has a finish_reason."""
 Faults = Mapping[int, str] | Callable[[int], str | None]
@@ -177,7 +179,11 @@ class OpenAIServer:
         if fault in ("nonsense", "empty"):
             return web.Response(text="<html>gateway</html>" if fault == "nonsense" else '{"choices": []}')
         if fault == "long":
-            return _error(400, "This model's maximum context length is 16 tokens", code="context_length_exceeded")
+            said = "This model's maximum context length is 16 tokens. However, your messages resulted in 40 tokens."
+            return _error(400, said, code="context_length_exceeded")
+        if fault == "crowded":
+            asked = "you requested 60 tokens (12 in the messages, 48 in the completion)"
+            return _error(400, f"This model's maximum context length is 16 tokens. However, {asked}.")
         headers = {"Retry-After": self._retry_after} if fault in ("429", "503") else {}
         return _error(int(fault), f"fault {fault}", headers=headers)
 

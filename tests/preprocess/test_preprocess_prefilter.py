@@ -93,6 +93,15 @@ def test_errors_are_counted_by_kind_and_left_out(run, parquet):
     assert "left out 1 rows by error" in out and "no critics" in out
 
 
+def test_mappings_as_json_text_are_read_and_others_are_counted(run, parquet):
+    plain = {"prompt": [{"role": "user", "content": "the fox"}], "extra_info": '{"level": 1}'}
+    code, kept, out, _ = run(
+        parquet([plain | {"reward_model": '{"ground_truth": "1"}'}, plain | {"reward_model": "{"}])
+    )
+    assert code == 0 and len(kept) == 1
+    assert "left out 1 rows by error: column reward_model is a text that is not JSON" in out
+
+
 def test_same_input_same_bytes_whatever_the_number_of_workers(tokenizer_folder, parquet, tmp_path, monkeypatch):
     monkeypatch.setattr(script, "_ROWS_PER_WORKER", 10)
     monkeypatch.setattr(os, "sched_getaffinity", lambda pid: {0, 1})

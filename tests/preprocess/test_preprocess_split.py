@@ -106,3 +106,14 @@ def test_a_full_disk_leaves_no_file_of_the_pair(parquet, tmp_path, capsys, monke
     source = parquet([{"prompt": "a"}, {"prompt": "b"}])
     assert common.run(script.main, ["--input", source, "--local_dir", str(tmp_path / "out"), "--val_size", "1"]) == 2
     assert "No space left on device" in capsys.readouterr().err and list((tmp_path / "out").iterdir()) == []
+
+
+def test_a_dialogue_repeats_another_if_its_question_does(parquet, tmp_path):
+    def dialogue(question: int, answer: str) -> dict:
+        messages = [{"role": "user", "content": f"{question}?"}, {"role": "assistant", "content": answer}]
+        return {"messages": messages}
+
+    source = parquet([dialogue(n % 10, f"{n}") for n in range(20)])
+    script.main(["--input", source, "--local_dir", str(tmp_path / "out"), "--val_size", "5"])
+    asked = [{row["messages"][0]["content"] for row in read(tmp_path / "out", name)} for name in ("train", "val")]
+    assert not asked[0] & asked[1] and asked[0]

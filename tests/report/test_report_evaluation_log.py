@@ -8,6 +8,7 @@ import pytest
 
 from recipe.dag.report.evaluation_log import EvaluationLog, episode_from
 from recipe.dag.report.jsonfile import to_json
+from recipe.dag.train.evaluation import determining
 from recipe.dag.types.record import Call, Episode, Result, Skip, ToolResult
 
 IDENTITY = {"workflow": "w", "n": 2, "seed": 0}
@@ -47,11 +48,36 @@ def test_finished_episodes_are_kept_and_errors_are_repeated(tmp_path):
     assert len(log.path.read_text().splitlines()) == 2
 
 
-@pytest.mark.parametrize("other", [{"n": 4}, {"seed": 1}, {"workflow": "v"}])
-def test_another_evaluation_starts_over(tmp_path, other):
+@pytest.mark.parametrize("other", [{"seed": 1}, {"workflow": "v"}])
+def test_another_evaluation_starts_over_and_the_file_of_the_first_is_kept(tmp_path, other, capsys):
     EvaluationLog(tmp_path, IDENTITY).add(episode("val-0"))
+    kept = (tmp_path / "episodes.jsonl").read_bytes()
     assert EvaluationLog(tmp_path, IDENTITY | other).finished == {}
-    assert EvaluationLog(tmp_path, IDENTITY).finished == {}
+    assert (tmp_path / "episodes.1.jsonl").read_bytes() == kept
+    assert "episodes.1.jsonl" in capsys.readouterr().out
+    assert EvaluationLog(tmp_path, IDENTITY).finished == {} and not (tmp_path / "episodes.2.jsonl").exists()
+
+
+def test_fewer_episodes_are_a_part_of_the_file(tmp_path):
+    log = EvaluationLog(tmp_path, IDENTITY)
+    for index in range(3):
+        log.add(episode("val-0", index))
+    again = EvaluationLog(tmp_path, IDENTITY)
+    again.limit(2)
+    assert again.finished.keys() == {("val-0", 0), ("val-0", 1)}
+    assert len(again.path.read_text().splitlines()) == 3
+
+
+def test_limits_and_the_servers_address_do_not_determine_an_episode():
+    def items(url: str, timeout_s: float, model: str = "m", n: int = 1) -> dict:
+        policies = {"main": {"api": {"base_url": url, "model": model}}, "other": {"api": None}}
+        workflow = {"episode": {"timeout_s": timeout_s, "max_turns": 1}, "policies": policies}
+        return {"learned": {"workflow": workflow}, "validation": {"validation.n": n}}
+
+    first = items("http://a/v1", 300.0)
+    assert determining(first) == determining(items("http://b/v1", 600.0, n=64))
+    assert determining(first) != determining(items("http://a/v1", 300.0, model="other"))
+    assert first == items("http://a/v1", 300.0), "unchanged"
 
 
 def test_episodes_of_a_folder_without_the_mark_are_not_trusted(tmp_path):

@@ -30,7 +30,8 @@ case $1 in
   serve) if [ -n "${BROKEN_SERVER:-}" ]; then echo "error: no model" >&2; exit 2; fi
     echo $$ >> "$PIDS"; sleep 0.2; echo http://127.0.0.1:1234/v1; exec sleep 60 ;;
   eval) while [ $# -gt 1 ]; do [ "$1" != --output ] || results=$2; shift; done
-    mkdir -p "$results"; echo "[]" > "$results/results.json" ;;
+    mkdir -p "$results"; echo "[]" > "$results/results.json"
+    echo '{"num_errors": '${ERRORS:-0}'}' > "$results/summary.json" ;;
 esac
 """
 
@@ -102,18 +103,33 @@ def test_the_stages_run_in_order_each_on_the_model_of_the_one_before(laptop, arg
     assert laptop.servers_left() == []
 
 
+def served(calls: list[list[str]]) -> list[str]:
+    return [option(call, "--model-name").partition("-")[0] for call in calls if call[0] == "serve"]
+
+
 def test_a_second_run_evaluates_only_models_that_changed(laptop):
-    laptop.run()
-    results = laptop.root / "outputs" / "retool_tiny" / "eval_sft" / "results.json"
+    _, calls, _ = laptop.run()
+    assert served(calls) == ["base", "sft", "grpo"]
     model = laptop.root / "outputs" / "retool_tiny" / "sft" / "huggingface"
     model.mkdir(parents=True)
-    (model / "config.json").touch()
-    os.utime(results, (1, 1))
+    (model / "model.safetensors").write_text("other weights")
     code, calls, _ = laptop.run()
-    assert code == 0
-    # the pretended training writes its checkpoint again
-    assert [call[1] for call in calls if call[0] == "serve"][0] == "outputs/retool_tiny/sft/huggingface"
-    assert not any("eval_base" in word for call in calls for word in call)
+    assert code == 0 and served(calls) == ["sft"]
+    code, calls, _ = laptop.run()
+    assert code == 0 and served(calls) == []
+
+
+def test_an_evaluation_with_errors_or_of_another_size_is_run_again(laptop):
+    laptop.run(ERRORS="3")
+    _, calls, _ = laptop.run(SAMPLES="2")
+    assert served(calls) == ["base", "sft", "grpo"]
+    _, calls, _ = laptop.run()
+    assert served(calls) == ["base", "sft", "grpo"]
+
+
+def test_another_base_model_has_a_folder_of_its_own(laptop):
+    _, calls, _ = laptop.run(name="retool_tiny_base20", BASE_STEPS="20")
+    assert calls[-1][-1] == "outputs/retool_tiny_base20"
 
 
 def test_a_server_that_does_not_start_ends_the_run_with_its_reason(laptop):
@@ -133,7 +149,7 @@ def test_the_script_names_files_that_exist():
 def test_the_run_writes_its_table_and_resumes():
     """Small sizes: the figures mean nothing, but every stage is real."""
     seed = "987654"
-    out = ROOT / "outputs" / f"retool_tiny_seed{seed}"
+    out = ROOT / "outputs" / f"retool_tiny_seed{seed}_base20"
     shutil.rmtree(out, ignore_errors=True)
     sizes = {"BASE_STEPS": "20", "SAMPLES": "1", "PYTHONPATH": str(ROOT), "VERL_DAG_VENV": sys.prefix}
     command = ["bash", str(ROOT / SCRIPT), seed, "trainer.total_training_steps=1", "data.train_batch_size=4"]

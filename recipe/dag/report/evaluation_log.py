@@ -1,14 +1,15 @@
 """The episodes of an evaluation, on disk as soon as each ends: `episodes.jsonl`, which `verl-dag trace` reads, too.
 
 Invariant: an episode without a fault is never run twice in one folder, unless what determines it has changed: the
-workflow, its files, the models, the problems, their number of episodes or the seed. Those are recorded in
-`evaluation.json`, written before the first episode. A line that a crash left incomplete counts as not run.
+workflow, its files, the models, the problems or the seed. Those are recorded in `evaluation.json`, written before the
+first episode; the file of another evaluation is renamed. A line that a crash left incomplete counts as not run.
 """
 
 from __future__ import annotations
 
 import dataclasses
 import hashlib
+import itertools
 import json
 from collections.abc import Mapping
 from pathlib import Path
@@ -37,6 +38,8 @@ class EvaluationLog:
         mark = folder / "evaluation.json"
         if _digest_in(mark) == digest:
             self._read()
+        else:
+            self._set_aside()
         replace_file(self.path, [_line(episode) for episode in self.finished.values()])
         replace_file(mark, [to_json({"digest": digest}), b"\n"])
 
@@ -44,6 +47,19 @@ class EvaluationLog:
         """Append one episode. Raises OSError: an evaluation that cannot be recorded is not worth its cost."""
         append(self.path, _line(episode))
         self.added.append(episode)
+
+    def limit(self, n: int) -> None:
+        """Use no more than `n` finished episodes per problem; the file keeps the others."""
+        self.finished = {key: episode for key, episode in self.finished.items() if key[1] < n}
+
+    def _set_aside(self) -> None:
+        """Rename a file of another evaluation: its episodes may have been expensive."""
+        if not self.path.exists() or not self.path.stat().st_size:
+            return
+        number = next(n for n in itertools.count(1) if not self.path.with_name(f"episodes.{n}.jsonl").exists())
+        aside = self.path.with_name(f"episodes.{number}.jsonl")
+        self.path.rename(aside)
+        print(f"{self.path}: was of another evaluation (workflow, models, problems or seed); it is {aside.name} now")
 
     def _read(self) -> None:
         if not self.path.exists():

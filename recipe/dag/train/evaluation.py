@@ -5,6 +5,7 @@ Invariant: nothing here needs Ray, verl or torch, so that an evaluation of model
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Iterator
 from contextlib import contextmanager
 from functools import partial
@@ -76,7 +77,8 @@ async def evaluate(
     folder, n = Path(config.output_dir), config.validation.n
     pairs = [(sample, f"val-{index}") for index, sample in enumerate(samples)]
     with _writing(folder):
-        log = EvaluationLog(folder, {**identity, "n": n, "seed": config.seed})
+        log = EvaluationLog(folder, {**determining(identity), "seed": config.seed})
+        log.limit(n)
         if log.finished:
             print(f"{log.path}: holds {len(log.finished)} of {len(pairs) * n} episodes; the others are run", flush=True)
         failed = None
@@ -96,6 +98,19 @@ async def evaluate(
             f"evaluation: {problem}; {folder}/summary.json counts them apart, and the same command repeats them"
         )
     return summary
+
+
+def determining(items: dict[str, Any]) -> dict[str, Any]:
+    """Return what of a fingerprint determines a finished episode: not the number of episodes, nor time limits and
+    retries, which decide only whether it finishes, nor the address of a server that has the same model."""
+    kept = copy.deepcopy(items)
+    kept.get("validation", {}).pop("validation.n", None)
+    workflow = kept.get("learned", {}).get("workflow", {})
+    for key in ("timeout_s", "call_timeout_s", "generation_timeout_s", "retries"):
+        workflow.get("episode", {}).pop(key, None)
+    for policy in workflow.get("policies", {}).values():
+        (policy.get("api") or {}).pop("base_url", None)
+    return kept
 
 
 @contextmanager

@@ -190,6 +190,24 @@ def test_a_prompt_beyond_the_context_ends_the_call_and_is_counted(world):
     assert (episode.calls[0].stop_reason, episode.info) == ("length", {"prompt_too_long": 1})
 
 
+def test_a_completion_that_does_not_fit_is_asked_for_again_with_what_is_left(world):
+    with OpenAIServer(faults={0: "crowded"}) as server:
+        (episode,) = play(world, flow(world, server))
+    assert episode.fault is None and episode.info == {} and episode.calls[0].stop_reason == "stop"
+    assert [body["max_tokens"] for body in server.requests][1:] == [4]
+
+
+def test_arguments_that_are_no_json_are_an_invalid_call_and_are_not_sent_back(world):
+    broken = {"id": "a", "type": "function", "function": {"name": "calc", "arguments": '{"code": '}}
+    texts = [{"role": "assistant", "content": None, "tool_calls": [broken]}, "done"]
+    with OpenAIServer(lambda body: texts[len(body["messages"]) > 1]) as server:
+        (episode,) = play(world, flow(world, server, agent=looped()), [calculator(world)])
+    (call,) = episode.calls
+    assert [result.status for result in call.tool_results] == ["invalid"]
+    assert call.messages[1]["tool_calls"][0]["function"]["arguments"] == '{"code": '
+    assert server.requests[1]["messages"][1]["tool_calls"][0]["function"]["arguments"] == "{}"
+
+
 def test_a_lost_server_is_a_fault_and_never_a_reward(world):
     nodes = [*ONE, {"node_id": "pay", "node_role": "REWARD", "dependencies": ["solve"], "executable_ref": "r.py:pay"}]
     files = {"r.py": "def pay(episode):\n    episode.outcome = 1.0\n    return {'agent0': 1.0}"}

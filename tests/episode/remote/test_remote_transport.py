@@ -10,7 +10,7 @@ from email.utils import format_datetime
 import pytest
 
 from recipe.dag.episode.remote import transport as module
-from recipe.dag.episode.remote.transport import PromptTooLong, Refused, Transport
+from recipe.dag.episode.remote.transport import PromptTooLong, Refused, Transport, room_in
 from recipe.dag.errors import ModelServerFault, UserError
 from recipe.dag.types.model import Api
 from tests.episode.openai_server import OpenAIServer
@@ -73,6 +73,24 @@ def test_a_refused_request_is_no_fault_of_the_infrastructure_and_not_repeated():
         with pytest.raises(PromptTooLong):
             post(transport(server))
     assert len(server.requests) == 2 and not refused.value.infra
+
+
+@pytest.mark.parametrize(
+    ("message", "room"),
+    [
+        ("This model's maximum context length is 8192 tokens. However, you requested 16689 tokens "
+         "(305 in the messages, 16384 in the completion).", 7887),
+        ("'max_tokens' is too large: 16384. This model's maximum context length is 8192 tokens and your request has "
+         "305 input tokens (16384 > 8192 - 305).", 7887),
+        ("Requested token count exceeds the model's maximum context length of 8192 tokens. You requested a total of "
+         "16689 tokens: 305 tokens from the input messages and 16384 tokens for the completion.", 7887),
+        ("This model's maximum context length is 8192 tokens. However, your messages resulted in 9000 tokens.", 0),
+        ("the prompt has 9000 tokens, and the maximum context length is 8192", 0),
+        ("the request is too long", None),
+    ],
+)  # fmt: skip
+def test_the_room_for_a_completion_is_read_from_the_refusal(message, room):
+    assert room_in(message) == room
 
 
 def waits(monkeypatch) -> list[float]:

@@ -55,7 +55,7 @@ class ChatEndpoint:
         body = {"model": self.name, "messages": sendable(messages), **sampling_fields(sampling)}
         body |= {"tools": tools} if tools else {}
         body |= {"chat_template_kwargs": template} if template else {}
-        answer, tries = await self.transport.post(
+        answer, tries = await self.transport.post_fitting(
             "/chat/completions", with_extras(body, self.api.body), timeout_s=self.api.timeout_s or timeout_s
         )
         choice = first_choice(answer, self.transport.where)
@@ -83,7 +83,7 @@ class CompletionsClient:
         body |= {"return_token_ids": True, "skip_special_tokens": False}
         if sampling.get("stop"):
             body |= {"include_stop_str_in_output": True, "no_stop_trim": True}
-        answer, tries = await self.transport.post(
+        answer, tries = await self.transport.post_fitting(
             "/completions", with_extras(body, self._api.body), timeout_s=self._api.timeout_s or GENERATION_S
         )
         choice = first_choice(answer, self.transport.where)

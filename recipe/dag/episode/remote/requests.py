@@ -6,6 +6,7 @@ not know; an answer that lacks what it must have is a ModelServerFault.
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -53,8 +54,22 @@ def with_extras(body: Mapping[str, Any], extras: Mapping[str, Any]) -> dict[str,
 
 
 def sendable(messages: Sequence[Message]) -> list[Message]:
-    """Return messages without thoughts: servers that return them refuse or ignore them in a prompt."""
-    return [{key: value for key, value in message.items() if key not in _REASONING} for message in messages]
+    """Return messages without thoughts, which servers refuse or ignore in a prompt, and with arguments of tool calls
+    that are JSON objects: a server that reads a model's mistake there again refuses every later request."""
+    sent = [{key: value for key, value in message.items() if key not in _REASONING} for message in messages]
+    for message in sent:
+        if message.get("tool_calls"):
+            message["tool_calls"] = [_sendable_call(call) for call in message["tool_calls"]]
+    return sent
+
+
+def _sendable_call(call: Mapping[str, Any]) -> dict[str, Any]:
+    function = call["function"]
+    try:
+        readable = isinstance(json.loads(function["arguments"]), dict)
+    except (TypeError, ValueError, RecursionError):
+        readable = False
+    return {**call, "function": {**function, "arguments": function["arguments"] if readable else "{}"}}
 
 
 def first_choice(answer: Mapping[str, Any], where: str) -> Choice:

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import re
 import time
 import weakref
 from collections.abc import Callable, Mapping
@@ -40,7 +41,10 @@ class Refused(ModelServerFault):
 
 
 class PromptTooLong(Refused):
-    """The prompt does not fit into the model's context."""
+    """The prompt, or the prompt with the wanted completion, does not fit into the model's context."""
+
+    room: int | None = None
+    """Tokens that the context leaves for a completion, if the server's message says so."""
 
 
 class _Unavailable(Exception):
@@ -128,6 +132,19 @@ class Transport:
         # requests that were told the same time must not all return at the same moment
         return jitter if asked is None else min(asked + jitter / 4, self._api.max_wait_s)
 
+    async def post_fitting(self, path: str, body: Mapping[str, Any], *, timeout_s: float) -> tuple[dict[str, Any], int]:
+        """Do as `post`; if prompt and `max_tokens` together exceed the context, which vLLM and SGLang refuse, ask once
+        more for as many tokens as are left. Raises PromptTooLong if none are left, Refused if that is not known."""
+        try:
+            return await self.post(path, body, timeout_s=timeout_s)
+        except PromptTooLong as refusal:
+            wanted = body.get("max_tokens")
+            if refusal.room is None or wanted is None:
+                raise Refused(f"{refusal}; lower max_tokens if the prompt is short", where=self.where) from refusal
+            if not 0 < refusal.room < wanted:
+                raise
+            return await self.post(path, {**body, "max_tokens": refusal.room}, timeout_s=timeout_s)
+
     async def _try(self, method: str, path: str, content: bytes | None, timeout_s: float) -> dict[str, Any]:
         await self._admit()
         connection = self._connection()
@@ -207,7 +224,9 @@ class Transport:
             advice = "check base_url and api.model"
             return UserError(f"{self.where}: {self.url}{path} has no model {self._api.model!r} ({said}); {advice}")
         if code == "context_length_exceeded" or any(words in message.lower() for words in _TOO_LONG):
-            return PromptTooLong(said, where=self.where)
+            refusal = PromptTooLong(said, where=self.where)
+            refusal.room = room_in(message)
+            return refusal
         return Refused(f"the server refuses the request ({said})", where=self.where)
 
     def _clean(self, text: str) -> str:
@@ -228,6 +247,18 @@ class Transport:
 
 _TOO_LONG = ("maximum context length", "context length", "longer than the model", "too many tokens", "max_model_len")
 """Parts of the messages by which servers say that a prompt is too long."""
+
+
+_CONTEXT = re.compile(r"context length (?:is |of )?(\d+)")
+_PROMPT = re.compile(r"(\d+) (?:tokens )?(?:input tokens|prompt tokens|(?:in|from) the (?:input|messages|prompt))")
+_HAS = re.compile(r"(?:prompt has|messages resulted in) (\d+) tokens")
+
+
+def room_in(message: str) -> int | None:
+    """Return the tokens that a server's refusal says are left for a completion: the context's length minus the
+    prompt's, at least 0; None if it does not name both."""
+    context, prompt = _CONTEXT.search(message), _PROMPT.search(message) or _HAS.search(message)
+    return max(0, int(context[1]) - int(prompt[1])) if context and prompt else None
 
 
 def _error_in(text: str) -> tuple[str, str]:
