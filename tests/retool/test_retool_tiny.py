@@ -162,6 +162,6 @@ def test_the_run_writes_its_table_and_resumes():
             for row in table.values():
                 assert 0 <= row["low"] <= row["accuracy"] <= row["high"] <= 1
                 assert (row["problems"], row["episodes"], row["errors"]) == (64, 64, 0)
-            assert ("evaluation:" in done.stdout + done.stderr) != repeated
+            assert ("64 episodes, 0 errors" in done.stdout + done.stderr) != repeated
     finally:
         shutil.rmtree(out, ignore_errors=True)
