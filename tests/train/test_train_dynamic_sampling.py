@@ -119,7 +119,8 @@ def test_a_resumed_run_draws_the_samples_that_it_would_have_drawn(monkeypatch, r
 
     monkeypatch.setattr(trainer, "roll_out", roll_out)
     samples = [{"lucky": i % 3 == 0} for i in range(20)]
-    rollout = SimpleNamespace(actor_rollout_ref=SimpleNamespace(rollout=SimpleNamespace(n=2)))
+    actor = SimpleNamespace(rollout=SimpleNamespace(n=2))
+    rollout = SimpleNamespace(actor_rollout_ref=actor, data=SimpleNamespace(max_response_length=64))
 
     def fresh(batches_consumed: int) -> SimpleNamespace:
         sampler = Sampler(len(samples), 4, seed=3)
