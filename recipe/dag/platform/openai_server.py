@@ -2,6 +2,7 @@
 
 Invariant: a choice depends on its prompt, its sampling parameters and its seed, never on the requests beside it (see
 `generator`). Choice k of a request with a seed has the seed plus k. Every failure is an answer in OpenAI's error form.
+Nothing is generated for a client that has closed its connection.
 
 /v1/models, /v1/chat/completions, /v1/completions (a text or token ids, or several of them), /health. Tool calls in
 hermes form (JSON inside <tool_call> tags) become `tool_calls` if the request has `tools` and the model's chat template
@@ -285,7 +286,8 @@ async def _serve(server: OpenAIServer, host: str, port: int, announce: Callable[
     stop, loop = asyncio.Event(), asyncio.get_running_loop()
     for number in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(number, stop.set)
-    runner = web.AppRunner(server.app(), access_log=None, shutdown_timeout=2.0)
+    # without handler_cancellation, a client that has gone would be generated for until its limit
+    runner = web.AppRunner(server.app(), access_log=None, shutdown_timeout=2.0, handler_cancellation=True)
     await runner.setup()
     try:
         site = web.TCPSite(runner, host, port)

@@ -332,8 +332,11 @@ def test_a_key_that_is_not_set_is_named_but_a_key_in_its_place_is_not_repeated(m
 def test_processes_share_the_limits(world):
     with OpenAIServer() as server:
         limits = {"max_concurrent": 10, "requests_per_minute": 60.0}
-        shared = Remotes(flow(world, server, api=limits)).shared(4)["main"].api
-    assert (shared.max_concurrent, shared.requests_per_minute) == (3, 15.0)
+        whole = Remotes(flow(world, server, api=limits)).specs["main"]
+    parts = [whole.share(index, 4).api for index in range(4)]
+    assert [part.max_concurrent for part in parts] == [3, 3, 2, 2]
+    assert {part.requests_per_minute for part in parts} == {15.0}
+    assert whole.share(0, 1) == whole
 
 
 def test_a_streak_of_invalid_calls_ends_a_chat_too(world):

@@ -99,7 +99,9 @@ class ChatRunner(AgentRunner):
             call.text = answer.message["content"]
             if loop is None or answer.stop_reason != "stop":
                 cut_off = answer.stop_reason == "length"
-                call.messages += _not_run(answer.message, "the message was cut off" if cut_off else "there are no tools")
+                call.messages += _not_run(
+                    answer.message, "the message was cut off" if cut_off else "there are no tools"
+                )
                 return
             requests = requests_in(_requested(answer.message), loop, self.tools.names)
             if not requests:
