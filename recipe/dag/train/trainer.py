@@ -285,6 +285,7 @@ class Trainer:
             "policies": {p.name: p.workers.world_size for p in self.trained},
             **({"critics": critics} if critics else {}),
             "drawn": self.batches_consumed,
+            **({"api_usage": spent} if (spent := self.toolbox.spent()) else {}),
             "fingerprint": self.run_fingerprint,
         }
 
@@ -319,6 +320,7 @@ class Trainer:
         if "val/accuracy" in metrics:
             self.accuracies[step] = metrics["val/accuracy"]
         self.journal.metrics(step, metrics)
+        self.toolbox.save_spent()
         self.trackers.log(metrics, step)
         print(step_line(step, self.total, metrics, **self.faults), flush=True)
         self.faults.clear()
