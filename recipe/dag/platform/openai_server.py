@@ -2,6 +2,7 @@
 
 Invariant: a choice depends on its prompt, its sampling parameters and its seed, never on the requests beside it (see
 `generator`). Choice k of a request with a seed has the seed plus k. Every failure is an answer in OpenAI's error form.
+Nothing is generated for a client that has closed its connection.
 
 /v1/models, /v1/chat/completions, /v1/completions (a text or token ids, or several of them), /health. Tool calls in
 hermes form (JSON inside <tool_call> tags) become `tool_calls` if the request has `tools` and the model's chat template
