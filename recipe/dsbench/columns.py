@@ -47,7 +47,7 @@ def floats_of(values: Sequence[str], name: str) -> Floats:
 
 def labels_of(truth: Sequence[str], predicted: Sequence[str], name: str) -> Labels:
     """Return one column of a classification task. Predictions of two classes may be labels or scores of the last class;
-    scores become labels at 0.5 if the classes are 0 and 1 or texts. Raises Unscorable for empty cells."""
+    scores become labels, at 0.5, only if the classes are 0 and 1. Raises Unscorable for empty cells."""
     if "" in predicted:
         raise Unscorable(f"column '{name}' has empty cells")
     right, guesses = _canonical_all(truth), _canonical_all(predicted)
@@ -64,7 +64,7 @@ def labels_of(truth: Sequence[str], predicted: Sequence[str], name: str) -> Labe
     elif len(classes) == 2:
         numbers = numbers_or_nan(guesses)
         scores = None if np.isnan(numbers).any() else numbers
-        if scores is not None and (not numeric or classes == ("0", "1")):
+        if scores is not None and classes == ("0", "1"):
             chosen = (scores >= 0.5).astype(int)
     return Labels(
         classes, np.array([index[label] for label in right]), chosen, scores, (tuple(truth), tuple(predicted))
