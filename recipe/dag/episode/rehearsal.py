@@ -114,7 +114,7 @@ async def _rehearse(workflow: Workflow, sample: dict[str, Any]) -> list[Episode]
     )
     workflow = workflow.model_copy(update={"episode": strict, "agents": agents})
     sandbox, tokenizer = cast(SandboxClient, NoSandbox()), CharacterTokenizer()
-    tools = make_tools(workflow, sandbox)
+    tools = make_tools(workflow, sandbox, online=False)
     requests, by_agent = {}, {}
     for agent in workflow.agents:
         made = [tools[spec.key] for spec in agent.tools]
