@@ -35,11 +35,11 @@ class Keep(Frozen):
     output: Limit = None
     """`agent_output`."""
     reformat: Limit = 8000
-    """The part of the prompt that a request for the right form repeats, from its end."""
+    """The parts of the prompt and of the answer that a request for the right form repeats, from their ends."""
 
-    def tail(self, prompt: str) -> str:
-        """Return the end of a prompt, in which a template states the form of the answer."""
-        return _end(prompt, self.reformat)
+    def tail(self, text: str) -> str:
+        """Return the end of a prompt, where a template states the form of the answer, or of an answer."""
+        return _end(text, self.reformat)
 
 
 def evidence(context: Context, judged: Call, keep: Keep, *, truth: bool) -> dict[str, str]:
