@@ -1,8 +1,8 @@
 """A working directory that all agents of an episode share, in a session of the sandbox.
 
 Invariant: an episode has a session to itself, from `reset` to `close`. Files stay in the sandbox, except those that
-`fetch` names, up to `fetch_mb`, as text; nothing is unpickled or executed outside. Only a failure of the sandbox raises;
-whatever a program does, a full workspace included, is told in the observation. Names in observations and infos are
+`fetch` names, up to `fetch_mb`, as text; nothing is unpickled or executed outside. Only a failed sandbox raises;
+whatever a program causes, a full workspace included, is in the observation. Names in observations and infos are
 printable: a program can choose names with line breaks.
 """
 
