@@ -36,6 +36,8 @@ _TOKEN_HOOKS = {
     "post_process": ("tokenizer", "prompt_ids", "response_ids"),
 }
 _ENV = {"step": ("actions", "ground_truth")}
+_STEP = frozenset({"agents"})
+"""The argument that `step` may take besides."""
 _TOOL = {"execute": ("arguments", "state"), "close": ()}
 # An env need not define reset. It is called with keyword arguments: those of the three that it takes.
 _RESET = frozenset({"sample", "seed", "sandbox"})
@@ -240,10 +242,10 @@ class References:
             if methods is _TOOL and isinstance(method, ast.FunctionDef) and not method.decorator_list:
                 yield self.source.problem(here, f"{name} of `{ref}` must be `async def`")
                 continue
-            shape, by_name = signature(method, method=True), frozenset[str]()
-            if methods is _ENV and isinstance(shape, Signature) and not any(shape.misfits((), arguments, frozenset())):
-                arguments, by_name = (), frozenset(arguments)  # keyword arguments may come in any order
-            yield from self.check_call(shape, arguments, {}, f"{name} of `{ref}`", here, here, by_name or _CONTEXT)
+            shape, optional = signature(method, method=True), _STEP if methods is _ENV else _CONTEXT
+            if methods is _ENV and isinstance(shape, Signature) and not any(shape.misfits((), arguments, _STEP)):
+                arguments, optional = (), frozenset(arguments) | _STEP  # keyword arguments may come in any order
+            yield from self.check_call(shape, arguments, {}, f"{name} of `{ref}`", here, here, optional)
 
     def check_constructor(
         self,
