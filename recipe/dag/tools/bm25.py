@@ -32,6 +32,8 @@ logger = logging.getLogger(__name__)
 K1, B = 1.2, 0.75
 VERSION = 1
 """Of words and files: a new one makes older caches unused."""
+CACHED_FROM = 2000
+"""Passages from which an index is worth a file: fewer are indexed in a fraction of a second."""
 _CJK = "\u3040-\u30ff\u3400-\u9fff\uac00-\ud7af"
 _WORD = re.compile(rf"[{_CJK}]|[^\W_{_CJK}]+")
 """Scripts without spaces count by character."""
@@ -98,7 +100,10 @@ class Index:
 
 
 def open_index(passages: Sequence[Passage], digest: str, *, cache: Path | None = None) -> Index:
-    """Return the index of `passages`, read from the cache if it is there. `digest`: identifies the passages."""
+    """Return the index of `passages`, read from the cache if it is there. `digest`: identifies the passages. `cache`: a
+    folder other than the user's."""
+    if len(passages) < CACHED_FROM:
+        return Index.build(passages)
     name = hashlib.sha256(f"{VERSION} {unicodedata.unidata_version} {digest}".encode()).hexdigest()[:32]
     file = (cache or cache_folder()) / f"{name}.npz"
     with suppress(OSError, ValueError, KeyError, EOFError, zipfile.BadZipFile):

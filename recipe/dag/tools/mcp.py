@@ -148,8 +148,7 @@ async def list_server(options: Mcp.Options) -> list[dict[str, Any]]:
         raise UserError(f"tool mcp: {options.url} lists no tools")
     for name in options.tools or ():
         if name not in listed:
-            hint = did_you_mean(name, listed)
-            raise UserError(f"tool mcp: {options.url} has no tool `{name}`{hint} (it lists {', '.join(listed)})")
+            raise UserError(f"tool mcp: {options.url} has no tool `{name}`{did_you_mean(name, listed)}")
     keys = ("name", "title", "description", "inputSchema", "annotations")
     return [{key: listed[name][key] for key in keys if key in listed[name]} for name in options.tools or listed]
 

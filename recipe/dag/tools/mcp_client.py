@@ -153,11 +153,13 @@ class McpClient:
         async def read(answer: aiohttp.ClientResponse) -> str:
             if answer.content_type != _STREAM:
                 return await read_text(answer)
+            opened = answer.headers.get("Mcp-Session-Id")
+            own = {**headers, "Mcp-Session-Id": opened} if opened else headers
             async for message in _messages(answer):
                 if message.get("id") == number and "method" not in message:
                     return json.dumps(message)
                 if "id" in message and "method" in message:
-                    await self._answer_request(message, headers)
+                    await self._answer_request(message, own)
             raise aiohttp.ClientPayloadError("the stream ended before the answer")
 
         return await self.service.send(
