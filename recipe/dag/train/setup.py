@@ -16,6 +16,7 @@ from omegaconf import DictConfig
 
 from recipe.dag.episode.client import PolicyEndpoint
 from recipe.dag.episode.env_class import needs_sandbox
+from recipe.dag.episode.listed_tools import check_tools
 from recipe.dag.episode.make_tools import built_in_tools, limited_tools, make_tools, tool_specs, user_tools
 from recipe.dag.episode.remote.connect import Endpoint, Remotes
 from recipe.dag.episode.runner import EpisodeRunner
@@ -140,12 +141,13 @@ class Toolbox:
         """Make the tools, and start the local sandbox if one is needed and no URL is configured.
 
         Raises UserError for a tool that cannot work, for a sample whose tools_kwargs no tool accepts, and if a
-        configured sandbox or the server of an API policy does not answer."""
+        configured sandbox or the server of a tool or an API policy does not answer."""
         box = cls(remotes=Remotes(workflow))
         tools = user_tools(workflow)
         built_in = {key: spec for key, spec in tool_specs(workflow).items() if spec.path is None}
         by_name = {tool_name(tool, key): tool for key, tool in tools.items()}
-        check_columns(samples, workflow, by_name | {str(spec): BUILTIN[str(spec)] for spec in built_in.values()})
+        by_name |= {BUILTIN[str(spec)].shown_as(spec.kwargs): BUILTIN[str(spec)] for spec in built_in.values()}
+        check_columns(samples, workflow, by_name)
         if box.remotes is not None and box.remotes.specs:
             announce("asking the servers of the API policies")
             await box.remotes.check()
@@ -172,29 +174,30 @@ class Toolbox:
                 }
                 announce(f"the sandbox isolates programs: {local.isolation}")
             box.client = SandboxClient(**box.sandbox, on_unreachable=box.local and box.local.ensure)
-        tools |= built_in_tools(workflow, box.client, **interpreter_defaults(run)) if built_in else {}
+        tools |= built_in_tools(workflow, box.client, interpreter_defaults(run)) if built_in else {}
         box.tools = limited_tools(workflow, tools)
+        await check_tools(box.tools)
         return box
 
     async def start_processes(
         self, run: DictConfig, workflow: Workflow, policies: Mapping[str, PolicyRuntime], *, episodes: int
     ) -> None:
         """Start the processes that run batches of `episodes`, if the configuration asks for more than this one. Raises
-        UserError if it asks for more than a tool's `workers` can be divided among."""
+        UserError if it asks for more than the limit of a tool or an API can be divided among."""
         from recipe.dag.train.rollout_processes import RolloutProcesses, choose_processes, cores
 
         count = choose_processes(run.rollout.processes, episodes, cores())
-        most, tool = most_processes(workflow) or (count, "")
+        most, option = most_processes(workflow) or (count, "")
         if count > most and run.rollout.processes != "auto":
             raise UserError(
-                f"rollout.processes={run.rollout.processes}: tool {tool} has `workers: {most}`, fewer than one "
-                f"for each process; raise it, or pass rollout.processes={most}"
+                f"rollout.processes={run.rollout.processes}: {option}, fewer than one for each process; raise it, or "
+                f"pass rollout.processes={most}"
             )
         count = min(count, most)
         if count == 1:
             return
         announce(f"starting {count} processes that run episodes")
-        remote = self.remotes.shared(count) if self.remotes is not None else {}
+        remote = self.remotes.specs if self.remotes is not None else {}
         self.processes = await RolloutProcesses.start(
             count,
             {**{name: policy.spec() for name, policy in policies.items()}, **remote},
