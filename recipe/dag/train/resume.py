@@ -8,7 +8,8 @@ checkpoint that cannot be loaded is always an error.
 from __future__ import annotations
 
 import sys
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -30,6 +31,8 @@ class Start:
     step: int
     batches_consumed: int
     """Batches of samples that its steps rolled out."""
+    coach_bias: Mapping[str, Any] = field(default_factory=dict)
+    """State of the bias monitor (coach/bias.py)."""
 
 
 def find_start(run: DictConfig, workflow: Workflow, now: Fingerprint, *, samples: int, platform: str) -> Start | None:
@@ -63,7 +66,7 @@ def find_start(run: DictConfig, workflow: Workflow, now: Fingerprint, *, samples
     if validated:
         lines = "".join(f"\n  {line}" for line in validated)
         print(f"warning: accuracies up to step {step} are not comparable with later ones:{lines}", file=sys.stderr)
-    return Start(folder, step, batches_consumed=int(stored.get("drawn", step)))
+    return Start(folder, step, batches_consumed=int(stored.get("drawn", step)), coach_bias=stored.get("coach_bias", {}))
 
 
 def way_back(run: DictConfig, start: Start | None, saved: int) -> str:
