@@ -14,6 +14,7 @@ from collections.abc import Iterable, Mapping
 from typing import Any, cast
 
 from recipe.dag.episode.client import PolicyEndpoint
+from recipe.dag.episode.listed_tools import with_stand_ins
 from recipe.dag.episode.make_tools import make_tools
 from recipe.dag.episode.runner import EpisodeRunner
 from recipe.dag.episode.tool_loop import argument_between_tags
@@ -126,6 +127,7 @@ async def _rehearse(workflow: Workflow, sample: dict[str, Any]) -> list[Episode]
         for agent in workflow.agents
     )
     workflow = workflow.model_copy(update={"episode": strict, "agents": agents})
+    workflow = with_stand_ins(workflow)
     sandbox, tokenizer = cast(SandboxClient, NoSandbox()), CharacterTokenizer()
     tools = make_tools(workflow, sandbox, online=False)
     requests, by_agent = {}, {}
