@@ -141,6 +141,9 @@ def _canonical_node(node: Items, workflow: Workflow) -> None:
         node["executable_kwargs"] = {
             key: portable_ref(value, workflow.path) if names_function(value) else value for key, value in kwargs
         }
+    candidates = node.get("candidates") or {}
+    if names_function(candidates.get("by")):
+        candidates["by"] = portable_ref(candidates["by"], workflow.path)
     if options.get("env_path"):
         options["env_path"] = [portable_ref(ref, workflow.path) for ref in options["env_path"]]
 

@@ -41,6 +41,9 @@ def relocated_node(node: Node, origin: str | Path, target: str | Path) -> Node:
         update["env_path"] = tuple(paths)
     ref = node.executable_ref and relocated_ref(node.executable_ref, origin, target)
     changed: dict[str, Any] = {"agent_options": options.model_copy(update=update)} if update else {}
+    if node.candidates is not None and names_function(node.candidates.by):
+        by = relocated_ref(node.candidates.by, origin, target)
+        changed["candidates"] = node.candidates.model_copy(update={"by": by})
     for key, value in node.executable_kwargs.items():
         if names_function(value):
             moved = relocated_ref(value, origin, target)

@@ -53,6 +53,8 @@ def _refs(workflow: Workflow) -> Iterator[str]:
         yield from (ref for ref in (node.executable_ref, options.process_path) if ref is not None)
         yield from (ref for ref in options.env_path if not names_env(ref))
         yield from filter(names_function, node.executable_kwargs.values())
+        if node.candidates is not None and ":" in node.candidates.by:
+            yield node.candidates.by
     if isinstance(workflow.algorithm, Custom):
         yield workflow.algorithm.estimator
     yield from (env.path for env in workflow.envs.values())
