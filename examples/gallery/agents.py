@@ -39,6 +39,21 @@ class Judge(Agent):
         return Output(parsed={"right": words[-1] == "YES"} if words else {})
 
 
+class Scorer(Agent):
+    """Scores the answer of the node before it from 0 to 10. It does not see the solution."""
+
+    def prompt(self, context: Context) -> list[Message]:
+        answers = "\n".join(call.text for call in context.upstream.values())
+        question = (
+            f"{context.problem}\n\nAnswer of a student:\n{answers}\n\nHow good is it? Reply with a number, 0 to 10."
+        )
+        return [{"role": "user", "content": question}]
+
+    def parse(self, context: Context) -> Output:
+        scores = [int(number) for number in re.findall(r"\d+", context.call.text) if int(number) <= 10]
+        return Output(parsed={"score": scores[-1]} if scores else {})
+
+
 def judged(episode: Episode) -> dict[str, float | None]:
     """Return 1 for the solver if the judge says that it is right, 0 if it says that it is not; a verdict that cannot be
     read scores nothing (None). The outcome is the truth, not the verdict."""
@@ -55,6 +70,20 @@ def right(episode: Episode) -> dict[str, list[float]]:
         rewards.setdefault(call.agent, []).append(_is_right(call, episode))
     episode.outcome = rewards[episode.calls[-1].agent][-1]
     return rewards
+
+
+def accuracy(episode: Episode, *, node: str | None = None) -> dict[str, float]:
+    """Pay nothing, and set the outcome: whether the answer of the last call, or of the last one of `node`, is right."""
+    episode.outcome = _is_right([call for call in episode.calls if node in (None, call.node)][-1], episode)
+    return {}
+
+
+def surer(first: Episode, second: Episode) -> float | None:
+    """Return 1 if the solver was surer in the first episode, 0 if in the second, 0.5 if it was equally sure in both."""
+    one, two = (episode.calls[0].parsed.get("confidence") for episode in (first, second))
+    if one is None or two is None:
+        return None
+    return 0.5 if one == two else float(one > two)
 
 
 def short(episode: Episode) -> dict[str, list[float]]:

@@ -12,6 +12,7 @@ import pytest
 
 from recipe.dag.algorithms.base import Algorithm
 from recipe.dag.algorithms.catalogue import BLOCKS, SELECTABLE
+from recipe.dag.episode.batch import run_batch
 from recipe.dag.episode.client import PolicyEndpoint
 from recipe.dag.episode.make_tools import make_tools
 from recipe.dag.episode.runner import EpisodeRunner
@@ -35,8 +36,16 @@ def gym_problem() -> dict[str, Any]:
     return pytest.importorskip("reasoning_gym.factory").create_dataset("chain_sum", size=1, seed=0)[0]
 
 
-def play(file: Path, server_class: type, answer: Callable[[str], str]) -> Episode:
+def play(file: Path, server_class: type, answer: Callable[[str], str], **sample: Any) -> Episode:
     """Run one episode of the workflow, in which the model answers each prompt with `answer(prompt)`."""
+    (episode,) = play_group(file, server_class, lambda prompt, _: answer(prompt), 1, **sample)
+    return episode
+
+
+def play_group(
+    file: Path, server_class: type, answer: Callable[[str, int], str], n: int, **sample: Any
+) -> list[Episode]:
+    """Run a group of episodes, in which the model answers each prompt with `answer(prompt, index of the episode)`."""
 
     class Server(server_class):
         """Ends each message with a token, as agents with a memory need it."""
@@ -45,21 +54,26 @@ def play(file: Path, server_class: type, answer: Callable[[str], str]) -> Episod
             text = "".join(f"{message['content']}\0" for message in messages)
             return self.encode(text) if tokenize else text
 
-    workflow, server = load_workflow(file), Server(answer)
+        async def generate(self, request_id, prompt_ids, sampling):
+            index = int(request_id.split("-")[1])
+            self.answer = lambda prompt: answer(prompt, index)[: sampling["max_tokens"] - 1]
+            return await super().generate(request_id, prompt_ids, sampling)
+
+    workflow, server = load_workflow(file), Server(lambda prompt: "")
     endpoints = {name: PolicyEndpoint(server, server, 9999) for name in workflow.policies}
     runner = EpisodeRunner(workflow, endpoints, make_tools(workflow, None), seed=0)
     sample = {
         "prompt": [{"role": "user", "content": "Which number?"}],
         "ground_truth": "42",
         "extra_info": {"level": 5, "game": "up"},
-    }
+    } | sample
     if file == GYM:
         sample["extra_info"]["reasoning_gym"] = {
             "generator": "chain_sum",
             "options": "{}",
             "entry": to_json(gym_problem()),
         }
-    return asyncio.run(runner.run(sample, "u", 0, step=0))
+    return asyncio.run(run_batch(runner, [(sample, "u")], n, step=0))
 
 
 def conditions(found: Condition | None) -> list[Condition]:
@@ -90,15 +104,39 @@ def test_every_condition_and_kind_of_node_has_a_workflow():
 @pytest.mark.parametrize(
     "file", [file for file in GALLERY if file not in (GYM, WORKSPACE, COACH)], ids=lambda path: path.stem
 )
-@pytest.mark.parametrize("said", ["42 (95 %)", "3 (40 %)", "nothing"])
+@pytest.mark.parametrize("said", ["42 (95 %), \\boxed{42}", "3 (40 %), \\boxed{3}", "nothing"])
 def test_a_workflow_of_the_gallery_plays(file: Path, said: str, scripted_server):
-    episode = play(file, scripted_server, lambda prompt: said)
-    assert episode.fault is None, episode.fault
-    assert episode.outcome == float(said.startswith("42"))
-    # the judge's server says the same, which is no verdict: the solver's call cannot be scored
-    unscored = ["solver"] if file.stem == "workflow_api_judge" else []
-    assert [call.agent for call in episode.calls if call.reward is None] == unscored
-    assert [call.agent for call in episode.calls if call.unscored] == unscored
+    episodes = play_group(file, scripted_server, lambda prompt, _: said, 2)
+    compares = any(node.scope == "group" for node in load_workflow(file).nodes)
+    for episode in episodes:
+        assert episode.fault is None, episode.fault
+        assert episode.outcome == float(said.startswith("42"))
+        # the judge's server says the same, which is no verdict, and a group without an answer cannot be compared
+        may_lack = compares or file.stem == "workflow_api_judge"
+        assert all(call.reward is not None or may_lack and call.unscored for call in episode.calls)
+
+
+def test_the_groups_answer_is_the_label_without_a_truth(scripted_server):
+    file = ROOT / "examples" / "gallery" / "workflow_majority_label.yaml"
+    answers = ["41", "42", "41", "nothing"]
+    episodes = play_group(file, scripted_server, lambda _, index: answers[index], 4, ground_truth="42")
+    checked = [episode.calls[-1] for episode in episodes]
+    assert [call.reward_parts["majority"] for call in checked] == [1.0, 0.0, 1.0, 0.0]
+    assert [call.reward_parts["diverse"] for call in checked] == pytest.approx([0.05 * d for d in (2 / 3, 1, 2 / 3, 1)])
+    assert [episode.outcome for episode in episodes] == [0.0, 1.0, 0.0, 0.0]
+    assert episodes[0].info["majority/label"] == "41" and episodes[0].info["majority/right"] == 0.0
+
+
+def test_answers_are_ranked_by_a_judge_and_by_a_function(scripted_server):
+    def answer(prompt: str, index: int) -> str:
+        return ("8", "3", "10")[index] if "0 to 10" in prompt else ("42 (50 %)", "42 (90 %)", "41 (10 %)")[index]
+
+    file = ROOT / "examples" / "gallery" / "workflow_ranking.yaml"
+    episodes = play_group(file, scripted_server, answer, 3)
+    parts = [episode.calls[0].reward_parts for episode in episodes]
+    assert [part["ranks"] for part in parts] == [0.5, 0.0, 1.0]
+    assert [part["surest"] for part in parts] == pytest.approx([0.05, 0.1, 0.0])
+    assert [episode.outcome for episode in episodes] == [1.0, 1.0, 0.0]
 
 
 @pytest.mark.parametrize(("error", "outcome"), [(0, 1.0), (1, 0.0)])
