@@ -156,7 +156,11 @@ def judged_flow(world, **keys):
 def test_a_judge_is_asked_about_each_and_only_its_word_on_the_kept_one_counts(world):
     client = in_order(world, "1", "7", "x", agent1="hm", agent2="end")
     episode = world.play(judged_flow(world), client)
-    assert [(call.node, call.text) for call in episode.calls] == [("solve", "7"), ("judge", "judged 7"), ("last", "end")]
+    assert [(call.node, call.text) for call in episode.calls] == [
+        ("solve", "7"),
+        ("judge", "judged 7"),
+        ("last", "end"),
+    ]
     assert [(call.node, call.text, call.score, call.candidate) for call in episode.dropped] == [
         ("solve", "1", 1.0, 0),
         ("solve", "x", None, 2),
@@ -174,7 +178,12 @@ def test_a_judge_is_asked_about_each_and_only_its_word_on_the_kept_one_counts(wo
 def test_a_compute_node_scores_as_well(world):
     code = "def points(context): return {'score': -len(context.upstream['solve'].text)}\n"
     (world.path / "count.py").write_text(code)
-    points = {"node_id": "points", "node_role": "DEFAULT", "dependencies": ["solve"], "executable_ref": "count.py:points"}
+    points = {
+        "node_id": "points",
+        "node_role": "DEFAULT",
+        "dependencies": ["solve"],
+        "executable_ref": "count.py:points",
+    }
     episode = world.play(flow_of(world, {"k": 2, "by": "points"}, after=(points,)), in_order(world, "long", "no"))
     assert episode.calls[0].text == "no" and [other.score for other in episode.dropped] == [-4.0]
     assert [(result.node, result.parsed) for result in episode.results] == [("points", {"score": -2})]
