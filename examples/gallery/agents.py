@@ -94,10 +94,10 @@ def short(episode: Episode) -> dict[str, list[float]]:
     return rewards
 
 
-def team(episode: Episode) -> dict[str, float]:
-    """Return the same reward for all agents: 1 if the last answer is right, else 0."""
-    episode.outcome = _is_right(episode.calls[-1], episode)
-    return {call.agent: episode.outcome for call in episode.calls}
+def team(episode: Episode, *, node: str | None = None) -> dict[str, float]:
+    """Return the same reward for all agents: 1 if the last answer, or the last one of `node`, is right, else 0."""
+    accuracy(episode, node=node)
+    return {call.agent: episode.outcome or 0.0 for call in episode.calls}
 
 
 def graded(episode: Episode) -> dict[str, float]:
@@ -117,6 +117,11 @@ def last(episode: Episode) -> dict[str, float]:
 
 def _is_right(call: Call, episode: Episode) -> float:
     return float((call.parsed or {}).get("answer") == str(episode.sample["ground_truth"]))
+
+
+def confidence(context: Context) -> float | None:
+    """Return how sure a candidate is of its answer; None without an answer. Needs no ground truth."""
+    return context.call.parsed.get("confidence")
 
 
 def most_sure(context: Context) -> Output:

@@ -12,9 +12,11 @@ import pytest
 
 from recipe.dag.algorithms.base import Algorithm
 from recipe.dag.algorithms.catalogue import BLOCKS, SELECTABLE
+from recipe.dag.algorithms.estimate import estimate
 from recipe.dag.episode.batch import run_batch
 from recipe.dag.episode.client import PolicyEndpoint
 from recipe.dag.episode.make_tools import make_tools
+from recipe.dag.episode.rows import rows_of
 from recipe.dag.episode.runner import EpisodeRunner
 from recipe.dag.reward.entry_json import to_json
 from recipe.dag.types.record import Episode
@@ -179,3 +181,105 @@ def test_the_model_calls_the_tool_until_its_lookups_are_used_up(scripted_server)
     (call,) = episode.calls
     assert [(result.status, result.text) for result in call.tool_results] == [("success", "42")] * 3
     assert episode.outcome == 1.0
+
+
+GALLERY_FOLDER = ROOT / "examples" / "gallery"
+
+
+def test_the_vote_decides_and_pays_what_it_would_lose(scripted_server):
+    answers = iter(["\\boxed{42}", "\\boxed{41}", "\\boxed{42}", "\\boxed{41}", "\\boxed{42}"])
+    episode = play(GALLERY_FOLDER / "workflow_majority_vote.yaml", scripted_server, lambda _: next(answers))
+    assert episode.results[0].parsed["answer"] == "42" and episode.outcome == 1.0
+    # without one of the three, the tie is won by the first answer that is left
+    assert [call.reward for call in episode.calls] == [1.0, 0.0, 0.0, 0.0, 0.0]
+
+
+def test_a_mixture_reads_all_answers_and_is_paid_together(scripted_server):
+    def answer(prompt: str) -> str:
+        if "answers of several people" not in prompt:
+            return "draft \\boxed{41}"
+        assert all(f"{node}:\ndraft" in prompt for node in ("first", "second", "third"))
+        return "\\boxed{42}"
+
+    episode = play(GALLERY_FOLDER / "workflow_mixture.yaml", scripted_server, answer)
+    assert episode.outcome == 1.0
+    assert [call.reward_parts.get("team", 0.0) for call in episode.calls] == [0.5, 0.5, 0.5, 0.0]
+
+
+@pytest.mark.parametrize(
+    ("draft", "verdict", "earned"), [("41", "WRONG", 1.0), ("41", "CORRECT", 0.0), ("42", "WRONG", 0.0)]
+)
+def test_the_chain_pays_the_reviewer_for_a_true_verdict(scripted_server, draft, verdict, earned):
+    def answer(prompt: str) -> str:
+        if "step by step. Finish" in prompt:
+            return f"\\boxed{{{draft}}}"
+        return f"Step 1 ... VERDICT: {verdict}." if "do not write a solution" in prompt else "\\boxed{42}"
+
+    episode = play(GALLERY_FOLDER / "workflow_chain.yaml", scripted_server, answer)
+    assert [call.reward for call in episode.calls] == [float(draft == "42"), earned, 1.0] and episode.outcome == 1.0
+
+
+def test_reflection_revises_until_the_critic_is_content_and_pays_improvements(scripted_server):
+    def answer(prompt: str) -> str:
+        if "VERDICT: CORRECT or" in prompt:
+            return "**VERDICT:** correct" if "answer:\n\\boxed{42}" in prompt else "Step 2 is off. VERDICT: WRONG"
+        return "\\boxed{42}" if "Step 2 is off" in prompt else "\\boxed{41}"
+
+    episode = play(GALLERY_FOLDER / "workflow_reflection.yaml", scripted_server, answer)
+    assert [(call.node, call.round, call.reward) for call in episode.calls] == [
+        ("answer", 0, 0.0),
+        ("criticize", 0, 1.0),
+        ("answer", 1, 1.5),
+        ("criticize", 1, 1.0),
+    ]
+    assert episode.outcome == 1.0
+
+
+def test_a_long_document_is_read_in_parts_and_answered_from_the_notes(scripted_server):
+    words = [f"word{k}" for k in range(1000)]
+
+    def answer(prompt: str) -> str:
+        if "notes about a document" in prompt:
+            assert "word" not in prompt
+            return "\\boxed{42}"
+        parts.append(prompt.split("of the document:\n")[1].split("\n\n")[0])
+        assert f"Notes so far:\n{'(none)' if len(parts) == 1 else f'note {len(parts) - 1}'}\n" in prompt
+        return f"note {len(parts)}"
+
+    parts: list[str] = []
+    file = GALLERY_FOLDER / "workflow_summary.yaml"
+    episode = play(file, scripted_server, answer, extra_info={"context": " ".join(words)})
+    assert len(parts) == 4 and " ".join(parts).split() == words
+    assert [call.node for call in episode.calls] == ["read"] * 4 + ["answer"]
+    assert [call.reward for call in episode.calls] == [0.0, 0.0, 0.0, 1.0, 1.0]
+
+
+def test_the_best_of_four_is_kept_and_all_four_learn(scripted_server):
+    def answer(prompt: str, index: int) -> str:
+        if "0 to 10" in prompt:
+            return str(int(prompt.split("student:\n")[1].split(" ")[0]) - 40)
+        said.append(index)
+        return f"{40 + said.count(index)} (90 %)"
+
+    said: list[int] = []
+    (episode,) = play_group(GALLERY_FOLDER / "workflow_best_of.yaml", scripted_server, answer, 1)
+    solve, judge = episode.calls
+    assert (solve.text, solve.score, judge.text) == ("44 (90 %)", 4.0, "4") and episode.outcome == 0.0
+    rows = [row for row in rows_of([episode]) if row.node == "solve"]
+    advantages, _ = estimate(load_workflow(GALLERY_FOLDER / "workflow_best_of.yaml").algorithm, rows)
+    assert [tokens[0].item() for tokens in advantages] == [1.5, -1.5, -0.5, 0.5]
+
+
+def test_a_tree_refines_the_surest_answer(scripted_server):
+    def answer(prompt: str) -> str:
+        sure.append(30 + 7 * len(sure) % 50)
+        return f"42 ({sure[-1]} %)"
+
+    sure: list[int] = []
+    episode = play(GALLERY_FOLDER / "workflow_tree.yaml", scripted_server, answer)
+    assert [(call.node, call.round) for call in episode.calls] == [("solve", 0), ("improve", 0), ("improve", 1)]
+    for number, call in enumerate(episode.calls):
+        siblings = sure[3 * number : 3 * number + 3]
+        assert call.score == max(siblings) / 100
+        assert call.parent_score == (episode.calls[number - 1].score if number else None)
+    assert len(rows_of([episode])) == 9

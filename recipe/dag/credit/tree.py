@@ -20,7 +20,7 @@ Slot = tuple[str, int, str, int, int]
 
 
 def candidate_advantages(
-    rows: Sequence[Row], *, compare: str = "siblings", scale: str = "none", gamma: float = 0.0, lam: float = 0.5
+    rows: Sequence[Row], *, compare: str, scale: str, gamma: float, lam: float
 ) -> list[list[float]]:
     """Return one number per call of each row: its score minus the mean of the scores that it is compared with, its own
     included; 0 for calls of nodes without candidates.

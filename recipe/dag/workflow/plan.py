@@ -215,8 +215,7 @@ def _agent(workflow: Workflow, index: int, agent: Agent) -> PlannedAgent:
 def _candidates(workflow: Workflow, name: str) -> int:
     """Return how often the node runs in a round, as a node with candidates or as the one that judges them."""
     specs = {node.node_id: node.candidates for node in workflow.rollout_nodes if node.candidates is not None}
-    own = specs[name].k if name in specs else 1
-    return max(own, *(spec.k for spec in specs.values() if spec.by == name)) if specs else 1
+    return max([1, *(spec.k for node, spec in specs.items() if name in (node, spec.by))])
 
 
 def _policy(workflow: Workflow, name: str, agents: tuple[PlannedAgent, ...]) -> PlannedPolicy:
