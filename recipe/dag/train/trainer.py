@@ -291,6 +291,7 @@ class Trainer:
             **({"critics": critics} if critics else {}),
             "drawn": self.batches_consumed,
             "coach_bias": self.coach_bias.state(),
+            **({"api_usage": spent} if (spent := self.toolbox.spent()) else {}),
             "fingerprint": self.run_fingerprint,
         }
 
@@ -326,6 +327,7 @@ class Trainer:
         if "val/accuracy" in metrics:
             self.accuracies[step] = metrics["val/accuracy"]
         self.journal.metrics(step, metrics)
+        self.toolbox.save_spent()
         self.trackers.log(metrics, step)
         print(step_line(step, self.total, metrics, **self.faults), flush=True)
         self.faults.clear()
