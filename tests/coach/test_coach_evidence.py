@@ -64,9 +64,7 @@ def test_a_later_action_comes_with_its_own_context_and_all_before_it():
         acted("planner", "first A, then B", role="lead"),
         acted("coder", "print(1)", next_observation="1"),
         acted("coach", "PROCESS_SCORE: 3"),
-        acted(
-            "coder", "print(2)", round_index=1, next_observation="2", tool_results=[ToolResult("t", {}, "ok", "tool")]
-        ),
+        acted("coder", "print(2)", round_index=1, next_observation="2", tool_results=[tool]),
         acted("checker", "later"),
     ]
     values = shown(*calls, judged=3)
