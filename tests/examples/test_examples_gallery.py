@@ -29,8 +29,10 @@ from tests.test_shipped import ROOT, WORKFLOWS
 GALLERY = sorted((ROOT / "examples" / "gallery").glob("workflow_*.yaml"))
 # tests/envs/test_workspace_episodes.py plays it, in a sandbox
 WORKSPACE = ROOT / "examples" / "gallery" / "workflow_workspace.yaml"
+# tests/coach/test_coach_gallery.py plays it, with a coach
 COACH = ROOT / "examples" / "gallery" / "workflow_coach.yaml"
 GYM = ROOT / "examples" / "gallery" / "workflow_reasoning_gym.yaml"
+SPECIAL = (GYM, WORKSPACE, COACH)
 LOADED = [load_workflow(file) for file in WORKFLOWS]
 
 
@@ -103,9 +105,7 @@ def test_every_condition_and_kind_of_node_has_a_workflow():
     assert any("workflow" in node for file in WORKFLOWS for node in read_source(file).data["nodes"])
 
 
-@pytest.mark.parametrize(
-    "file", [file for file in GALLERY if file not in (GYM, WORKSPACE, COACH)], ids=lambda path: path.stem
-)
+@pytest.mark.parametrize("file", [file for file in GALLERY if file not in SPECIAL], ids=lambda path: path.stem)
 @pytest.mark.parametrize("said", ["42 (95 %), \\boxed{42}", "3 (40 %), \\boxed{3}", "nothing"])
 def test_a_workflow_of_the_gallery_plays(file: Path, said: str, scripted_server):
     episodes = play_group(file, scripted_server, lambda prompt, _: said, 2)
