@@ -9,6 +9,7 @@ from __future__ import annotations
 import importlib.util
 import sys
 from pathlib import Path
+from typing import TypeGuard
 
 from recipe.dag.errors import UserError
 
@@ -29,6 +30,14 @@ def is_module(path: str) -> bool:
 def names_env(entry: str) -> bool:
     """Return whether this is a name under `envs` rather than `file.py:Class`."""
     return not any(sign in entry for sign in ":./")
+
+
+def names_function(value: object) -> TypeGuard[str]:
+    """Return whether the value of an option is `file.py:function`."""
+    if not isinstance(value, str):
+        return False
+    path, name = split_ref(value)
+    return name is not None and path.endswith(".py") and " " not in path
 
 
 def project_root(folder: Path) -> Path | None:
@@ -53,6 +62,15 @@ def resolve_path(ref: str, base: str | Path) -> Path:
         if (folder / path).is_file():
             return (folder / path).resolve()
     raise UserError(f"no such file `{path}`; looked in {', '.join(map(str, folders))}")
+
+
+def resolve_folder(folder: str, base: str | Path) -> Path:
+    """Return the absolute path of a folder. Raises UserError if there is none."""
+    folders = search_folders(base)
+    for place in folders:
+        if (place / folder).is_dir():
+            return (place / folder).resolve()
+    raise UserError(f"no such folder `{folder}`; looked in {', '.join(map(str, folders))}")
 
 
 def find_beside(folder: Path, module: str) -> Path | None:

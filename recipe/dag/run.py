@@ -12,6 +12,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
+from recipe.dag.episode.listed_tools import with_listed_tools
 from recipe.dag.errors import UserError
 from recipe.dag.report.phases import PHASES, announce
 from recipe.dag.report.run_record import write_run_record
@@ -62,6 +63,7 @@ async def run(
         inputs = await _training_inputs(config, workflow, platform, stop)
     if inputs is None:
         return
+    workflow = await with_listed_tools(workflow)
     if not workflow.local_policies():
         await _evaluate_apis(config, workflow, inputs, platform)
         return

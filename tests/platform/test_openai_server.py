@@ -14,7 +14,7 @@ from aiohttp.test_utils import TestClient, TestServer
 
 from recipe.dag.episode.rehearsal import CharacterTokenizer
 from recipe.dag.errors import UserError
-from recipe.dag.platform.openai_http import _serve
+from recipe.dag.platform.openai_http import serve_until_signal
 from recipe.dag.platform.openai_server import OpenAIServer, open_server
 from recipe.dag.types.record import Generation
 
@@ -216,7 +216,7 @@ def test_a_client_that_has_gone_ends_its_generations():
                 ended.append("cancelled")
 
         model.generate = generate
-        serving = asyncio.create_task(_serve(server.app(), "127.0.0.1", 0, address.set_result))
+        serving = asyncio.create_task(serve_until_signal(server.app(), "127.0.0.1", 0, address.set_result))
         async with aiohttp.ClientSession() as client:
             url = await address
             asked = asyncio.create_task(client.post(f"{url}/chat/completions", json=CHAT | {"n": 2}))

@@ -55,14 +55,31 @@ class LiveEnv:
             obs = await self._call("reset", function, **{name: offered[name] for name in self._env.reset_arguments})
             return observations(obs, players, self._watchers, where)
 
+    @property
+    def tool_state(self) -> dict[str, dict[str, Any]]:
+        """Return what the env adds to the tools' state of its episode, by tool name, once `reset` has returned."""
+        state = getattr(self._instance, "tool_state", None) or {}
+        if not isinstance(state, dict) or not all(isinstance(value, dict) for value in state.values()):
+            raise EnvFault(f"`tool_state` is {described(state)}, not a dict of dicts", where=self._env.path)
+        return state
+
     async def step(
-        self, actions: list[str], ground_truth: Any, players: list[str], acted: Sequence[bool] | None = None
+        self,
+        actions: list[str],
+        ground_truth: Any,
+        players: list[str],
+        acted: Sequence[bool] | None = None,
+        *,
+        agent: str = "",
     ) -> Step:
-        """Step the env. `players`: the agent of each action; `acted`: whether its node ran (by default, all did)."""
+        """Step the env. `players`: the agent of each action; `acted`: whether its node ran (by default, all did);
+        `agent`: that of the node that steps."""
         where = f"{self._env.path}:step"
-        args, kwargs = (list(actions), ground_truth), {}
+        args: tuple[Any, ...] = (list(actions), ground_truth)
+        offered = {"agents": list(players), "agent": agent}
+        kwargs: dict[str, Any] = {name: offered[name] for name in self._env.step_optional}
         if self._env.step_by_name:
-            args, kwargs = (), dict(zip(STEP, args, strict=True))
+            args, kwargs = (), {**dict(zip(STEP, args, strict=True)), **kwargs}
         with boundary(EnvFault, where, self._instance.step):
             result = await self._call("step", self._instance.step, *args, **kwargs)
             if not isinstance(result, tuple | list) or len(result) not in (3, 4):

@@ -96,13 +96,14 @@ async def _errors(request: web.Request, handler: Callable[[web.Request], Awaitab
 
 def serve(app: web.Application, host: str, port: int, announce: Callable[[str], None]) -> None:
     """Serve until SIGTERM or SIGINT. `announce` gets the base URL once the server answers. Raises UserError."""
-    asyncio.run(_serve(app, host, port, announce))
+    asyncio.run(serve_until_signal(app, host, port, announce))
 
 
-async def _serve(app: web.Application, host: str, port: int, announce: Callable[[str], None]) -> None:
+async def serve_until_signal(app: web.Application, host: str, port: int, announce: Callable[[str], None]) -> None:
     stop, loop = asyncio.Event(), asyncio.get_running_loop()
     for number in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(number, stop.set)
+    # without handler_cancellation, a client that has gone would be generated for until its limit
     runner = web.AppRunner(app, access_log=None, shutdown_timeout=2.0, handler_cancellation=True)
     await runner.setup()
     try:

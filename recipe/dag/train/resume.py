@@ -8,6 +8,7 @@ checkpoint that cannot be loaded is always an error.
 from __future__ import annotations
 
 import sys
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -31,6 +32,8 @@ class Start:
     step: int
     batches_consumed: int
     """Batches of samples that its steps rolled out."""
+    coach_bias: Mapping[str, Any] = field(default_factory=dict)
+    """State of the bias monitor (coach/bias.py)."""
     api_usage: Totals = field(default_factory=dict)
     """What the API policies had consumed."""
 
@@ -67,7 +70,8 @@ def find_start(run: DictConfig, workflow: Workflow, now: Fingerprint, *, samples
         lines = "".join(f"\n  {line}" for line in validated)
         print(f"warning: accuracies up to step {step} are not comparable with later ones:{lines}", file=sys.stderr)
     usage = totals_of(stored.get("api_usage", {}))
-    return Start(folder, step, batches_consumed=int(stored.get("drawn", step)), api_usage=usage)
+    drawn, bias = int(stored.get("drawn", step)), stored.get("coach_bias", {})
+    return Start(folder, step, batches_consumed=drawn, coach_bias=bias, api_usage=usage)
 
 
 def spent_before(run: DictConfig, start: Start | None, *, evaluate_only: bool) -> Totals:

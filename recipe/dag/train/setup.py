@@ -17,6 +17,7 @@ from omegaconf import DictConfig
 
 from recipe.dag.episode.client import PolicyEndpoint
 from recipe.dag.episode.env_class import needs_sandbox
+from recipe.dag.episode.listed_tools import check_tools
 from recipe.dag.episode.make_tools import built_in_tools, limited_tools, make_tools, tool_specs, user_tools
 from recipe.dag.episode.remote.connect import Endpoint, Remotes
 from recipe.dag.episode.runner import EpisodeRunner
@@ -153,12 +154,13 @@ class Toolbox:
         policies of a resumed run have consumed.
 
         Raises UserError for a tool that cannot work, for a sample whose tools_kwargs no tool accepts, and if a
-        configured sandbox or the server of an API policy does not answer."""
+        configured sandbox or the server of a tool or an API policy does not answer."""
         box = cls(remotes=Remotes(workflow, spent), folder=run.output_dir)
         tools = user_tools(workflow)
         built_in = {key: spec for key, spec in tool_specs(workflow).items() if spec.path is None}
         by_name = {tool_name(tool, key): tool for key, tool in tools.items()}
-        check_columns(samples, workflow, by_name | {str(spec): BUILTIN[str(spec)] for spec in built_in.values()})
+        by_name |= {BUILTIN[str(spec)].shown_as(spec.kwargs): BUILTIN[str(spec)] for spec in built_in.values()}
+        check_columns(samples, workflow, by_name)
         if box.remotes is not None and box.remotes.specs:
             announce("asking the servers of the API policies")
             await box.remotes.check()
@@ -185,8 +187,9 @@ class Toolbox:
                 }
                 announce(f"the sandbox isolates programs: {local.isolation}")
             box.client = SandboxClient(**box.sandbox, on_unreachable=box.local and box.local.ensure)
-        tools |= built_in_tools(workflow, box.client, **interpreter_defaults(run)) if built_in else {}
+        tools |= built_in_tools(workflow, box.client, interpreter_defaults(run)) if built_in else {}
         box.tools = limited_tools(workflow, tools)
+        await check_tools(box.tools)
         return box
 
     async def start_processes(

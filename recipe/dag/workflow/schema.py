@@ -113,8 +113,8 @@ class ToolSpec(Frozen):
 
     def options(self, names: Iterable[str]) -> dict[str, Any]:
         """Return the options of a built-in tool that has options of these `names`: `kwargs`, and those that are set."""
-        own = {name: value for name in names if (value := getattr(self, name, None)) is not None}
-        return self.kwargs | own
+        own = {name: getattr(self, name) for name in names if name in ToolSpec.model_fields}
+        return self.kwargs | {name: value for name, value in own.items() if value is not None}
 
     def __str__(self) -> str:
         return self.path or self.name or ""
@@ -189,6 +189,12 @@ class Agent(Frozen):
     as token ids and appends only the new messages, so that its calls become one row."""
     chat_template_kwargs: dict[str, Any] = {}
     """Keyword arguments of the tokenizer's chat template."""
+    on_failure: Literal["fault", "skip"] = "fault"
+    """Handling of a call that fails, unless the user's code is at fault. fault: the episode fails
+    (`episode.on_failure`). skip: the call's `parsed` is {"failed": reason}, and the episode goes on; only for agents
+    whose policy is not trained."""
+    hand_over: Literal["all", "answer"] = "all"
+    """The part of its text that other agents read. all: the whole text. answer: the text without thoughts."""
 
     def stop_strings(self, *, validate: bool) -> list[str]:
         """Return the strings that end a generation, in training or in validation."""
@@ -325,6 +331,25 @@ class Vote(Frozen):
     """first: among equals, the value of the node that comes first in `dependencies` wins. none: a tie has no winner."""
 
 
+class Candidates(Frozen):
+    """Several answers to one prompt, of which one is kept. All of them are trained on."""
+
+    k: int = Field(ge=2)
+    """Number of candidates."""
+    by: str = Field(min_length=1)
+    """What scores a candidate: `file.py:function`, called as `function(context)` with the candidate as `context.call`,
+    which returns a number or None; or a rollout or compute node that depends on this node alone, which then runs once
+    for each candidate."""
+    args: dict[str, Any] = {}
+    """Keyword arguments of the function."""
+    key: str = "score"
+    """The entry of the node's `parsed` that is the score."""
+    keep: Literal["best", "first"] = "best"
+    """best: the one with the highest score, of equals the first. first: the first one, whatever the scores."""
+    validation_k: int | None = Field(default=None, ge=1)
+    """Number of candidates in validation and evaluation; by default `k`."""
+
+
 class Node(Frozen):
     """A node of the graph: an agent's call, a vote, a function, or a training step."""
 
@@ -346,11 +371,16 @@ class Node(Frozen):
     """The user's function: `file.py:function`."""
     executable_kwargs: dict[str, Any] = {}
     """Keyword arguments of the function."""
+    scope: Literal["episode", "group"] = "episode"
+    """Reward nodes only: what the function scores. episode: a finished episode. group: all finished episodes of a
+    sample at once."""
     agent_options: AgentOptions = AgentOptions()
     when: Condition | None = None
     """Nodes of the episode only: skip the node if this is false. A node is also skipped if all of its dependencies
     were skipped."""
     vote: Vote | None = None
+    candidates: Candidates | None = None
+    """Rollout nodes only: generate several answers, and go on with one of them."""
     policy: str | None = None
     """Training nodes only: the policy they act on; by default the agent's."""
 

@@ -24,6 +24,7 @@ from recipe.dag.workflow.ast_index import (
     read_outline,
     signature,
 )
+from recipe.dag.workflow.interpolation import check_env
 from recipe.dag.workflow.node_kinds import KINDS
 from recipe.dag.workflow.parse_model import parse_piece
 from recipe.dag.workflow.problem import KeyPath, Problem
@@ -36,10 +37,14 @@ _TOKEN_HOOKS = {
     "post_process": ("tokenizer", "prompt_ids", "response_ids"),
 }
 _ENV = {"step": ("actions", "ground_truth")}
+_STEP = frozenset({"agents", "agent"})
+"""The arguments that `step` may take besides."""
 _TOOL = {"execute": ("arguments", "state"), "close": ()}
 # An env need not define reset. It is called with keyword arguments: those of the three that it takes.
 _RESET = frozenset({"sample", "seed", "sandbox"})
 _CONTEXT = frozenset({"context"})
+_SCOPES = {"episode": ("episode",), "group": ("episodes",)}
+"""Scope of a reward node -> the leading arguments of its function."""
 
 Target = tuple[Outline, Definition | None]
 """A file and the definition that is named in it; None: the whole file."""
@@ -85,14 +90,31 @@ class References:
                 message = f"give the tool a `name` ({', '.join(BUILTIN)}) or a `path` (`file.py:Class`)"
             yield self.source.problem((*at, "name") if whole and tool.name else at, message)
         else:
-            yield from parse_piece(BUILTIN[called].Options, tool.kwargs, self.source, (*at, "kwargs"))[1]
+            yield from self._check_built_in(called, tool.kwargs, at)
+
+    def _check_built_in(self, name: str, kwargs: dict[str, Any], at: KeyPath) -> Iterator[Problem]:
+        """Check the `kwargs` of a built-in tool that is written at `at`."""
+        here = (*at, "kwargs")
+        options, problems = parse_piece(BUILTIN[name].Options, kwargs, self.source, here)
+        yield from problems
+        for key, text in kwargs.items():
+            if isinstance(text, str) and (message := check_env(text)):
+                yield self.source.problem((*here, key), message)
+        if options is None or problems:
+            return
+        for key, message in BUILTIN[name].problems(options, str(self.source.file)):
+            yield self.source.problem((*here, key) if key else at, message)
 
     def _check_overriding_kwargs(self, tool: ToolSpec, base: KeyPath, at: KeyPath) -> Iterator[Problem]:
         """Check the `kwargs` at `at`, merged with those at `base`, whose own mistakes are reported there."""
         if tool.path is None:
-            given = {key: value for key, value in tool.kwargs.items() if key in _at(self.source.data, (*at, "kwargs"))}
-            if (built_in := BUILTIN.get(tool.name or "")) is not None:
-                yield from parse_piece(built_in.Options, given, self.source, (*at, "kwargs"))[1]
+            if tool.name is None or tool.name not in BUILTIN:
+                return
+            own = _at(self.source.data, (*base, "kwargs")) or {}
+            known = {problem.message for problem in self._check_built_in(tool.name, own, base)}
+            for problem in self._check_built_in(tool.name, tool.kwargs, at):
+                if problem.message not in known:
+                    yield problem
             return
         target = yield from self.look_up(tool.path, (*base, "path"), "Class")
         outline, owner = target or (None, None)
@@ -113,7 +135,29 @@ class References:
                     yield from self.check_env_class(ref, (*at, "env_path", index))
         elif node.executable_ref is not None and (arguments := KINDS[node.node_role].function_takes):
             here, kwargs_at = (*path, "executable_ref"), (*path, "executable_kwargs")
+            arguments = _SCOPES.get(node.scope, arguments) if node.node_role is NodeRole.REWARD else arguments
             yield from self.check_function(node.executable_ref, here, arguments, node.executable_kwargs, kwargs_at)
+            if node.node_role is NodeRole.REWARD and _at(self.source.data, (*path, "scope")) in (None, *_SCOPES):
+                yield from self._check_scope(node, node.executable_ref, here)
+
+    def _check_scope(self, node: Node, ref: str, here: KeyPath) -> Iterator[Problem]:
+        """Check that the name of a reward function's first argument does not contradict the node's scope."""
+        first = self._first_argument(ref, here)
+        other = next((scope for scope, names in _SCOPES.items() if scope != node.scope and first == names[0]), None)
+        if other is not None:
+            message = f"`{ref}` takes `{first}`, so write `scope: {other}`"
+            yield self.source.problem(here, f"{message}, or rename the argument to `{_SCOPES[node.scope][0]}`")
+
+    def _first_argument(self, ref: str, here: KeyPath) -> str | None:
+        (_, name), base = split_ref(ref), Path(self.source.origin(here).source.file)
+        try:
+            target = self.follow(self.read(ref, base), name, base) if name else None
+        except (UserError, SyntaxError, ValueError):
+            return None  # reported where it is looked up
+        if target is None or not isinstance(target[1], Function):
+            return None
+        arguments = target[1].args
+        return next((argument.arg for argument in (*arguments.posonlyargs, *arguments.args)), None)
 
     def check_env(self, env: EnvSpec, path: KeyPath) -> Iterator[Problem]:
         yield from self.check_env_class(env.path, (*path, "path"), env.kwargs, (*path, "kwargs"))
@@ -219,10 +263,10 @@ class References:
             if methods is _TOOL and isinstance(method, ast.FunctionDef) and not method.decorator_list:
                 yield self.source.problem(here, f"{name} of `{ref}` must be `async def`")
                 continue
-            shape, by_name = signature(method, method=True), frozenset[str]()
-            if methods is _ENV and isinstance(shape, Signature) and not any(shape.misfits((), arguments, frozenset())):
-                arguments, by_name = (), frozenset(arguments)  # keyword arguments may come in any order
-            yield from self.check_call(shape, arguments, {}, f"{name} of `{ref}`", here, here, by_name or _CONTEXT)
+            shape, optional = signature(method, method=True), _STEP if methods is _ENV else _CONTEXT
+            if methods is _ENV and isinstance(shape, Signature) and not any(shape.misfits((), arguments, _STEP)):
+                arguments, optional = (), frozenset(arguments) | _STEP  # keyword arguments may come in any order
+            yield from self.check_call(shape, arguments, {}, f"{name} of `{ref}`", here, here, optional)
 
     def check_constructor(
         self,

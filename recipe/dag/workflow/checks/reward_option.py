@@ -34,13 +34,30 @@ def check_reward_options(facts: DraftFacts) -> Iterator[Problem]:
                     yield problem((*path, key), f"shaping `{shaping}` takes no `{key}`{hint}", key=True)
         for key, option in takes.items():
             if key in options and not (options[key] is None and option.default is None):
-                for inner, message in _mistakes(draft, (*path, key), option, options[key]):
-                    yield problem((*path, key, *inner), message)
+                yield from _check_value(facts, (*path, key), option, options[key])
+            elif key not in options and (message := _default_problem(draft, key, option)) is not None:
+                yield problem(("nodes", index, "executable_ref"), message)
         if name == "reward.credit:debate_incentives":
             weights = [key for key, option in takes.items() if option.default == 0.0]
             if not any(options.get(key, 0.0) for key in weights):
                 message = f"all its weights are 0, so it pays nothing; set one of {listing(weights)}"
                 yield problem(("nodes", index, "executable_ref"), message)
+
+
+def _check_value(facts: DraftFacts, path: KeyPath, option: RewardOption, value: Any) -> Iterator[Problem]:
+    """Check the value of an option at `path`."""
+    for inner, message in _mistakes(facts.draft, path, option, value):
+        yield facts.problem((*path, *inner), message)
+    if option.kind is OptionKind.FUNCTION and isinstance(value, str):
+        yield from facts.references.check_function(value, path, option.arguments, {}, path)
+
+
+def _default_problem(draft: Draft, key: str, option: RewardOption) -> str | None:
+    """Return the error message if an option that is not given has a default that this workflow lacks, or None."""
+    names = [agent.name for _, agent in draft.each_agent()]
+    if option.kind is not OptionKind.AGENT or not draft.complete or option.default in names:
+        return None
+    return f"there is no agent `{option.default}`; write `args: {{{key}: {names[0]}}}`"
 
 
 def _mistakes(draft: Draft, path: KeyPath, option: RewardOption, value: Any) -> Iterator[tuple[KeyPath, str]]:
@@ -54,6 +71,8 @@ def _mistakes(draft: Draft, path: KeyPath, option: RewardOption, value: Any) -> 
             yield from _check_players(draft, path, value, int(option.low))
         case OptionKind.AGENTS:
             yield from _check_agents(draft, value)
+        case OptionKind.AGENT:
+            yield from (((), message) for _, message in _check_agents(draft, [value]))
         case _:
             if (message := _scalar_problem(option, value)) is not None:
                 yield (), message
@@ -68,6 +87,10 @@ def _scalar_problem(option: RewardOption, value: Any) -> str | None:
                 return f"expected {_range(option)}, got {show_value(value)}"
         case OptionKind.TEXT if not isinstance(value, str):
             return f"expected text, got {show_value(value)}"
+        case OptionKind.FUNCTION if not isinstance(value, str):
+            return f"expected file.py:function, got {show_value(value)}"
+        case OptionKind.FLAG if not isinstance(value, bool):
+            return f"expected true or false, got {show_value(value)}"
         case OptionKind.CHOICE if value not in option.choices:
             suggestion = closest(value, option.choices) if isinstance(value, str) else None
             hint = f"; did you mean `{suggestion}`?" if suggestion else ""
