@@ -1,4 +1,4 @@
-"""The Python files that a workflow names, with the files of the same project that they import.
+"""The files of code and templates that a workflow names, with the files of the same project that they import.
 
 Invariant: nothing is imported or run. Names of files are relative to the project's root, so they do not depend on the
 location of the project. The engine's files are not included.
@@ -13,15 +13,17 @@ from pathlib import Path
 from recipe.dag.algorithms.custom import Custom
 from recipe.dag.errors import UserError
 from recipe.dag.paths import find_source, is_module, names_env, project_root, split_ref
+from recipe.dag.workflow.relocate_paths import template_file
 from recipe.dag.workflow.schema import Workflow
 
 ENGINE = Path(__file__).resolve().parents[1]
 
 
 def user_files(workflow: Workflow) -> dict[str, Path]:
-    """Return portable name -> path of the files of hooks, envs, rewards, compute functions and tools of `workflow`, and
-    of the files that they import."""
+    """Return portable name -> path of the files of hooks, envs, rewards, compute functions and tools of `workflow`, of
+    the files that they import, and of prompt templates."""
     pending, files = [path for ref in _refs(workflow) if (path := _source(ref, workflow.path))], {}
+    pending += [path for node in workflow.nodes if (path := template_file(node, workflow.path)) is not None]
     while pending:
         path = pending.pop()
         if path in files.values() or ENGINE in path.parents:
@@ -52,6 +54,8 @@ def _refs(workflow: Workflow) -> Iterator[str]:
         options = node.agent_options
         yield from (ref for ref in (node.executable_ref, options.process_path) if ref is not None)
         yield from (ref for ref in options.env_path if not names_env(ref))
+        # options that name a function, such as `compare` of recipe.dag.reward.group:pairwise_ranking
+        yield from (value for value in node.executable_kwargs.values() if isinstance(value, str) and ".py:" in value)
     if isinstance(workflow.algorithm, Custom):
         yield workflow.algorithm.estimator
     yield from (env.path for env in workflow.envs.values())
