@@ -20,7 +20,7 @@ class Guesser(Agent):
         return [{"role": "user", "content": "\n".join([*lines, "Answer with a number, and how sure you are in %."])}]
 
     def parse(self, context: Context) -> Output:
-        match = _ANSWER.search(context.call.text)
+        match = _ANSWER.search(context.call.handed)  # with `hand_over: answer`, no number of a thought
         if match is None:
             return Output(parsed={})
         return Output(parsed={"answer": match[1], "confidence": int(match[2] or 100) / 100})

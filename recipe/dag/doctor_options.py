@@ -147,7 +147,8 @@ def load_tokenizer(model: str) -> Any:
 
 def check_template(tokenizer: Any) -> str:
     """Render an answer and a tool's result as the tool loop does. Raises Unfit."""
-    from recipe.dag.episode.chat import continuation_ids, end_of_turn_id
+    from recipe.dag.episode.chat import continuation_ids, end_of_turn_id, unread_options
+    from recipe.dag.types.thoughts import OPEN_TAG
 
     if not tokenizer.chat_template:
         raise Unfit("the tokenizer has no chat template; take the model's chat (instruct) version")
@@ -157,7 +158,13 @@ def check_template(tokenizer: Any) -> str:
     text = tokenizer.decode(ids)
     if "42" not in text:
         raise Unfit("the chat template omits a tool's result, so a model would never read it; use format: fenced")
-    return f"answers end with {tokenizer.decode([end])!r}; a tool's result takes {len(ids) - 1} tokens besides its own"
+    thinks = ""
+    if not unread_options(tokenizer, {"enable_thinking": True}):
+        thinks = "; reads enable_thinking"
+    if text.rstrip().endswith(OPEN_TAG):
+        thinks += "; every answer begins in a thought"
+    cost = f"a tool's result takes {len(ids) - 1} tokens besides its own"
+    return f"answers end with {tokenizer.decode([end])!r}; {cost}{thinks}"
 
 
 def check_tool_call(tokenizer: Any) -> str:

@@ -217,3 +217,20 @@ def test_the_model_is_shown_a_servers_tools_and_calls_them(scripted_server, note
     assert episode.outcome == 1.0
     (agent,) = asyncio.run(with_listed_tools(load_workflow(file))).agents
     assert [tool.kwargs["listed"]["name"] for tool in agent.tools] == ["read_note"]  # of the two that it lists
+
+
+def test_thoughts_call_nothing_and_are_not_handed_over(scripted_server):
+    prompts = []
+
+    def answer(prompt: str) -> str:
+        prompts.append(prompt)
+        if "solve said" in prompt:
+            return "42 (80 %)"
+        if "1764" in prompt:
+            return "<think>Maybe 7.</think>42 (99 %)"
+        return f"<think>{called('calculator', expression='1/0')}</think>{called('calculator', expression='42^2')}"
+
+    episode = play(ROOT / "examples" / "gallery" / "workflow_thinking.yaml", scripted_server, answer)
+    solve, check = episode.calls
+    assert [result.text for result in solve.tool_results] == ["1764"] and solve.parsed["answer"] == "42"
+    assert "solve said: 42 (99 %)" in prompts[-1] and "<think>" not in prompts[-1] and episode.outcome == 1.0
