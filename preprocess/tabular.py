@@ -5,8 +5,8 @@ same seed gives the same tasks, and no training task has the text or a table of 
 
 `python preprocess/tabular.py --local_dir data/tabular --train_size 512 --test_size 64 --seed 0`
 
-A row's `extra_info` has `files` (name and content of train.csv and test.csv), `answer` (the content of
-test_answer.csv), and `metadata` and `data_type` as in the published tasks (preprocess/dsbench.py).
+A row's `extra_info` has `files` (name and content of train.csv and test.csv), `answer_csv` (the content of the answers'
+file), and `metadata` and `data_type` as in the published tasks (preprocess/dsbench.py).
 """
 
 from __future__ import annotations
@@ -14,6 +14,7 @@ from __future__ import annotations
 import argparse
 import csv
 import io
+import json
 import random
 import sys
 from collections.abc import Iterator, Sequence
@@ -235,7 +236,12 @@ def row(task: Task, index: int, split: str, files: Sequence[dict[str, str]] = ()
         "target_column": task.domain.target,
     }
     given = [{"name": "train.csv", "content": task.train}, {"name": "test.csv", "content": task.test}, *files]
-    extra = {"files": given, "answer": task.answer, "metadata": metadata, "data_type": task.domain.data_type}
+    extra = {
+        "files": given,
+        "answer_csv": task.answer,
+        "metadata": json.dumps(metadata),
+        "data_type": task.domain.data_type,
+    }
     return common.row_of("tabular", task.text, "", index, split, **extra) | {"ability": "data_modeling"}
 
 
