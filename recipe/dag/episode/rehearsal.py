@@ -19,7 +19,7 @@ from recipe.dag.episode.runner import EpisodeRunner
 from recipe.dag.episode.tool_loop import argument_between_tags
 from recipe.dag.episode.toolset import REFUSED
 from recipe.dag.errors import UserError
-from recipe.dag.tools.sandbox_client import RunResult, SandboxClient
+from recipe.dag.tools.sandbox_client import FileRefused, RunResult, SandboxClient, SessionFiles
 from recipe.dag.types.record import Episode, Generation
 from recipe.dag.types.tool import Tool, parameters_of
 from recipe.dag.workflow.schema import Agent, Workflow
@@ -90,10 +90,23 @@ class Script:
 
 
 class NoSandbox:
-    """Stands for the sandbox: every program prints nothing."""
+    """Stands for the sandbox: every program prints nothing, and every session stays empty."""
 
     async def run_code(self, code: str, **limits: Any) -> RunResult:
         return RunResult("success", "", "", 0, 0.0, 1)
+
+    async def open_session(self, quota_mb: int = 256, ttl_s: float = 300.0) -> str:
+        return "rehearsal"
+
+    async def put(self, session_id: str, name: str, data: bytes) -> None: ...
+
+    async def list(self, session_id: str, *patterns: str) -> SessionFiles:
+        return SessionFiles({}, {}, 0, 1 << 20)
+
+    async def get(self, session_id: str, name: str, max_bytes: int = 0) -> bytes:
+        raise FileRefused("no such file in the session")
+
+    async def delete(self, session_id: str, name: str | None = None) -> None: ...
 
     async def close(self) -> None: ...
 
@@ -114,7 +127,7 @@ async def _rehearse(workflow: Workflow, sample: dict[str, Any]) -> list[Episode]
     )
     workflow = workflow.model_copy(update={"episode": strict, "agents": agents})
     sandbox, tokenizer = cast(SandboxClient, NoSandbox()), CharacterTokenizer()
-    tools = make_tools(workflow, sandbox)
+    tools = make_tools(workflow, sandbox, online=False)
     requests, by_agent = {}, {}
     for agent in workflow.agents:
         made = [tools[spec.key] for spec in agent.tools]
@@ -129,6 +142,7 @@ async def _rehearse(workflow: Workflow, sample: dict[str, Any]) -> list[Episode]
             runner = EpisodeRunner(workflow, dict.fromkeys(workflow.policies, endpoint), tools, seed=0, sandbox=sandbox)
             episodes.append(await runner.run(sample, "rehearsal", index, step=0))
             _check_tools_ran(episodes[-1])
+        await runner.finish(episodes, "rehearsal")
     finally:
         for tool in tools.values():
             await tool.close()

@@ -53,6 +53,7 @@ class Rollout:
         episode = self._episode
         try:
             self._state.obs = await self._envs.reset(self._attempt.seed, episode.uid)
+            self._attempt.env_tool_state = self._envs.tool_state
             for number in range(self._limits.max_turns):
                 turn = Turn(number)
                 await self._run_turn(turn)

@@ -70,18 +70,20 @@ class Toolset:
         keep: Callable[[ToolResult], None],
         *,
         by_model: bool,
+        added: Mapping[str, Any] | None = None,
     ) -> ToolResult:
         """Run a tool and pass its record to `keep`. Raises only Faults.
 
-        `states`: the episode's tool states, by `ToolSpec.key`; a state starts as the sample's create_kwargs. `by_model`
-        is False if a hook calls the tool.
+        `states`: the episode's tool states, by `ToolSpec.key`; a state starts as the sample's create_kwargs and
+        `added`. `by_model` is False if a hook calls the tool.
         """
         if by_model and (problem := self._problem(name, arguments)) is not None:
             result = ToolResult(name, arguments, "invalid", f"{REFUSED}{problem}")
             keep(result)
             return result
         tool, options = self.tools[name], (sample.get(TOOLS_KWARGS) or {}).get(name) or {}
-        state = states.setdefault(self._keys[name], copy.deepcopy(options.get("create_kwargs") or {}))
+        start = copy.deepcopy({**(options.get("create_kwargs") or {}), **(added or {})})
+        state = states.setdefault(self._keys[name], start)
         execute = tool.execute if by_model else getattr(tool, "execute_for_hook", tool.execute)
         try:
             users = tool.tool if isinstance(tool, LimitedTool) else tool
