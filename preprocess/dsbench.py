@@ -7,7 +7,8 @@ The tables are not part of the published files: metadata names train_file, test_
 --data_root. Tasks without them are reported and, without --allow_missing, end the script before anything is written.
 
 Invariant: agents read the cleaned task text if there is one for the task's id, else the published text, which the coach
-reads in either case (`extra_info.problem`). The answers' file is never one of `extra_info.files`.
+reads in either case (`extra_info.task`). The answers' file is never one of `extra_info.files`. Paths stay relative to the
+data root.
 """
 
 from __future__ import annotations
@@ -44,15 +45,15 @@ class Task:
     """As published."""
     metadata: dict[str, Any]
     files: dict[str, Path]
-    """Name in the workspace -> path."""
+    """Name in the workspace -> path below the data root."""
     answer: Path
 
-    @property
-    def missing(self) -> list[Path]:
-        return [path for path in (*self.files.values(), self.answer) if not path.is_file()]
+    def missing(self, root: Path) -> list[Path]:
+        """Return the tables that do not exist."""
+        return [root / path for path in (*self.files.values(), self.answer) if not (root / path).is_file()]
 
 
-def tasks_of(name: str, cleaned: Mapping[str, Mapping[str, Any]], root: Path) -> list[Task]:
+def tasks_of(name: str, cleaned: Mapping[str, Mapping[str, Any]]) -> list[Task]:
     """Read the tasks of a file: a JSON list or JSON Lines. Raises UserError."""
     tasks = []
     for number, row in enumerate(read_rows(name, "train"), 1):
@@ -64,7 +65,7 @@ def tasks_of(name: str, cleaned: Mapping[str, Mapping[str, Any]], root: Path) ->
         lacking = [key for key in ("task_id", "train_file", "test_file") if not metadata.get(key)]
         if lacking:
             raise UserError(f"{where}: metadata lacks {', '.join(lacking)}")
-        tasks.append(_task(task_id, prompt, row.get("answer"), metadata, cleaned.get(task_id), root, where))
+        tasks.append(_task(task_id, prompt, row.get("answer"), metadata, cleaned.get(task_id), where))
     repeated = {task.task_id for task in tasks if sum(other.task_id == task.task_id for other in tasks) > 1}
     if repeated:
         raise UserError(f"{name}: task_id {min(repeated)} occurs twice; remove one of the rows")
@@ -77,13 +78,12 @@ def _task(
     answer: object,
     metadata: dict[str, Any],
     cleaned: Mapping[str, Any] | None,
-    root: Path,
     where: str,
 ) -> Task:
     if metadata.get("answer_dir"):
-        truth = root / str(metadata["answer_dir"]) / ANSWER_FILE
+        truth = Path(str(metadata["answer_dir"])) / ANSWER_FILE
     elif isinstance(answer, str) and answer.strip():
-        truth = root / answer
+        truth = Path(answer)
     else:
         raise UserError(f"{where}: `answer` is null and metadata has no answer_dir; add one of them, a path")
     entry = dict(cleaned or {})
@@ -92,8 +92,8 @@ def _task(
     facts = {key: entry[key] for key in _FACTS if entry.get(key) is not None}
     metric = named_metric(facts.get("metric")) or named_metric(metadata.get("metric")) or metric_in_text(prompt)
     facts |= {"metric": metric} if metric else {}
-    files = {"train.csv": root / str(metadata["train_file"]), "test.csv": root / str(metadata["test_file"])}
-    if truth.resolve() in [path.resolve() for path in files.values()]:
+    files = {"train.csv": Path(str(metadata["train_file"])), "test.csv": Path(str(metadata["test_file"]))}
+    if truth in files.values():
         raise UserError(f"{where}: {truth} is both the answer and a file for the agents")
     return Task(task_id, text, prompt, metadata | facts, files, truth)
 
@@ -115,13 +115,12 @@ def read_cleaned(path: Path | None) -> dict[str, Mapping[str, Any]]:
 def row(task: Task, index: int, split: str) -> dict[str, Any]:
     """Return a task's row in verl's schema."""
     declared = task.metadata.get("data_type")
-    files = [{"name": name, "path": str(path.absolute())} for name, path in task.files.items()]
     extra = {
-        "files": files,
-        "answer_file": str(task.answer.absolute()),
+        "files": {name: {"path": str(path)} for name, path in task.files.items()},
+        "answer_file": str(task.answer),
         "metadata": json.dumps(task.metadata, sort_keys=True),
         "data_type": declared if declared in DATA_TYPES else "",
-        "problem": task.problem,
+        "task": task.problem,
     }
     return row_of("dsbench", task.text, "", index, split, **extra) | {"ability": "data_modeling"}
 
@@ -129,17 +128,17 @@ def row(task: Task, index: int, split: str) -> dict[str, Any]:
 def check_tables(tasks: Sequence[Task], root: Path, *, allow_missing: bool) -> None:
     """Print one line about tasks without tables, and check that the answers of the others can be scored. Raises
     UserError."""
-    missing = [task for task in tasks if task.missing]
+    missing = [task for task in tasks if task.missing(root)]
     if missing:
         names = ", ".join(task.task_id for task in missing[:_SHOWN]) + (", ..." if len(missing) > _SHOWN else "")
         summary = f"{len(missing)} of {len(tasks)} tasks lack tables below {root}: {names}"
         if not allow_missing:
-            example = missing[0].missing[0]
+            example = missing[0].missing(root)[0]
             raise UserError(f"{summary}; first: {example}; pass their --data_root, or --allow_missing")
         print(f"warning: {summary}; an episode of such a task fails")
     for task in tasks:
-        if task.answer.is_file():
-            truth_of(task.answer, task.metadata, task.problem, where=task.task_id)
+        if (root / task.answer).is_file():
+            truth_of(root / task.answer, task.metadata, task.problem, where=task.task_id)
 
 
 def main(argv: Sequence[str] | None = None) -> None:
@@ -156,9 +155,9 @@ def main(argv: Sequence[str] | None = None) -> None:
     if options.test_input and options.test_size is not None:
         raise UserError("--test_size and --test_input cannot be combined; remove one of them")
     cleaned = read_cleaned(options.cleaned)
-    tasks = tasks_of(options.input, cleaned, options.data_root)
+    tasks = tasks_of(options.input, cleaned)
     if options.test_input:
-        test = tasks_of(options.test_input, cleaned, options.data_root)
+        test = tasks_of(options.test_input, cleaned)
         ids, texts = {task.task_id for task in test}, {common.text_key(task.problem) for task in test}
         train = [task for task in tasks if task.task_id not in ids and common.text_key(task.problem) not in texts]
         if len(train) < len(tasks):
