@@ -32,7 +32,7 @@ import aiohttp
 from recipe.dag.errors import UserError
 from recipe.dag.sandbox import descent, engines
 from recipe.dag.sandbox.launch import LocalSandbox
-from recipe.dag.tools.sandbox_http import http_root, open_http, split
+from recipe.dag.tools.sandbox_transport import http_root, open_http, split
 
 Check = Callable[[dict[str, Any]], bool]
 """Returns whether an answer is right."""

@@ -7,8 +7,8 @@ The tables are not part of the published files: metadata names train_file, test_
 --data_root. Tasks without them are reported and, without --allow_missing, end the script before anything is written.
 
 Invariant: agents read the cleaned task text if there is one for the task's id, else the published text, which the coach
-reads in either case (`extra_info.task`). The answers' file is never one of `extra_info.files`. Paths stay relative to the
-data root.
+reads in either case (`extra_info.task`). The answers' file is never one of `extra_info.files`. Paths stay relative to
+the data root.
 """
 
 from __future__ import annotations

@@ -72,7 +72,7 @@ def test_metadata_may_be_text_or_an_object(project, tmp_path):
 
 def test_agents_read_the_cleaned_prompt_and_the_coach_the_published_one(project, tmp_path):
     cleaned = {
-        "a": {"cleaned_prompt": "Classify.", "metric": "qwk", "id_column": "id", "target_column": ["species"]},
+        "a": {"cleaned_prompt": "Classify.", "metric": "ROC AUC", "id_column": "id", "target_column": ["species"]},
         "b": "Only a text.",
     }
     dsbench.main(project([task("a"), task("b"), task("d")], test=[task("c")], cleaned=cleaned))
@@ -80,7 +80,7 @@ def test_agents_read_the_cleaned_prompt_and_the_coach_the_published_one(project,
     assert [sample["prompt"][0]["content"] for sample in samples] == ["Classify.", "Only a text.", f"{PROMPT} (d)"]
     assert [sample["extra_info"]["task"] for sample in samples] == [f"{PROMPT} ({name})" for name in "abd"]
     facts = [json.loads(sample["extra_info"]["metadata"]) for sample in samples]
-    assert facts[0]["metric"] == "quadratic_weighted_kappa" and facts[0]["target_column"] == ["species"]
+    assert facts[0]["metric"] == "roc_auc" and facts[0]["target_column"] == ["species"]
     assert facts[1]["metric"] == facts[2]["metric"] == "accuracy"
 
 

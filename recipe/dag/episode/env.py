@@ -68,11 +68,10 @@ class LiveEnv:
     ) -> Step:
         """Step the env. `players`: the agent of each action; `acted`: whether its node ran (by default, all did)."""
         where = f"{self._env.path}:step"
-        args, kwargs = (list(actions), ground_truth), {}
+        args: tuple[Any, ...] = (list(actions), ground_truth)
+        kwargs: dict[str, Any] = {AGENTS: list(players)} if self._env.step_takes_agents else {}
         if self._env.step_by_name:
-            args, kwargs = (), dict(zip(STEP, args, strict=True))
-        if self._env.step_takes_agents:
-            kwargs[AGENTS] = list(players)
+            args, kwargs = (), {**dict(zip(STEP, args, strict=True)), **kwargs}
         with boundary(EnvFault, where, self._instance.step):
             result = await self._call("step", self._instance.step, *args, **kwargs)
             if not isinstance(result, tuple | list) or len(result) not in (3, 4):

@@ -81,7 +81,7 @@ def load_env(name: str, workflow: Workflow, sandbox: SandboxClient | None = None
     if not inspect.isclass(cls) or not callable(getattr(cls, "step", None)):
         raise UserError(f"{path}: an env is a class with a method step(actions, ground_truth)")
     reset = getattr(cls, "reset", None)
-    agents = AGENTS in inspect.signature(cls.step).parameters
+    agents = _takes_agents(cls)
     by_name = _steps_by_name(cls, (*STEP, AGENTS) if agents else STEP)
     if reset is None:
         return EnvClass(path, cls, frozenset(), by_name, agents, kwargs)
@@ -97,6 +97,13 @@ def load_env(name: str, workflow: Workflow, sandbox: SandboxClient | None = None
 
 def _is_required(parameter: inspect.Parameter) -> bool:
     return parameter.default is parameter.empty and parameter.kind is not inspect.Parameter.VAR_POSITIONAL
+
+
+def _takes_agents(cls: Any) -> bool:
+    try:
+        return AGENTS in inspect.signature(cls.step).parameters
+    except (TypeError, ValueError):
+        return False
 
 
 def _steps_by_name(cls: Any, arguments: tuple[str, ...]) -> bool:

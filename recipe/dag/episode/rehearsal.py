@@ -14,6 +14,7 @@ from collections.abc import Iterable, Mapping
 from typing import Any, cast
 
 from recipe.dag.episode.client import PolicyEndpoint
+from recipe.dag.episode.listed_tools import with_stand_ins
 from recipe.dag.episode.make_tools import make_tools
 from recipe.dag.episode.runner import EpisodeRunner
 from recipe.dag.episode.tool_loop import argument_between_tags
@@ -122,10 +123,16 @@ async def _rehearse(workflow: Workflow, sample: dict[str, Any]) -> list[Episode]
     strict = workflow.episode.model_copy(update={"on_failure": "fail", "on_user_error": "fail", "retries": 0})
     # a character is a token here, and a text that is cut off would never call its tool
     agents = tuple(
-        agent.model_copy(update={"sampling": agent.sampling.model_copy(update={"max_tokens": _MAX_TOKENS // 4})})
+        agent.model_copy(
+            update={
+                "sampling": agent.sampling.model_copy(update={"max_tokens": _MAX_TOKENS // 4}),
+                "on_failure": "fault",
+            }
+        )
         for agent in workflow.agents
     )
     workflow = workflow.model_copy(update={"episode": strict, "agents": agents})
+    workflow = with_stand_ins(workflow)
     sandbox, tokenizer = cast(SandboxClient, NoSandbox()), CharacterTokenizer()
     tools = make_tools(workflow, sandbox, online=False)
     requests, by_agent = {}, {}

@@ -6,7 +6,9 @@ see; this module runs them and records the results.
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Awaitable, Callable, Mapping
+from dataclasses import replace
 from functools import partial
 from typing import Any
 
@@ -14,11 +16,13 @@ from recipe.dag.episode.agent_runner import AgentRunner, Attempt
 from recipe.dag.episode.compute import FunctionRunner, VoteRunner
 from recipe.dag.episode.env_class import EnvClass
 from recipe.dag.episode.envs import EpisodeEnvs
+from recipe.dag.episode.failure import describe
 from recipe.dag.episode.graph import EpisodeGraph, EpisodeNode, Slot
+from recipe.dag.episode.hooks import HookResult
 from recipe.dag.episode.schedule import Schedule, Task
 from recipe.dag.episode.tasks import Work, unfold
 from recipe.dag.episode.view import Reader, Turn, TurnState, View, carry_over, loop_reader, node_reader, view
-from recipe.dag.errors import HookFault
+from recipe.dag.errors import Fault, HookFault, SkipCall
 from recipe.dag.types.context import Context, Output
 from recipe.dag.types.record import Call, Episode, Result, Skip, ToolResult
 from recipe.dag.workflow.condition import holds
@@ -40,6 +44,8 @@ class Rollout:
     ) -> None:
         """`runners` by node id; `envs` by the entry of env_path. Raises EnvFault if no env fits the sample."""
         self._graph, self._runners, self._limits, self._attempt = graph, runners, limits, attempt
+        agents = {name: runner for name, runner in runners.items() if isinstance(runner, AgentRunner)}
+        self._private = frozenset(name for name, runner in agents.items() if runner.hooks.private)
         self._episode: Episode = attempt.episode
         self._envs = EpisodeEnvs(graph, envs, self._episode.sample, limits.call_timeout_s)
         self._state = TurnState()
@@ -117,7 +123,7 @@ class Rollout:
 
     async def _run_node(self, node: EpisodeNode, round_index: int, turn: Turn) -> None:
         slot, runner = (node.id, round_index), self._runners[node.id]
-        seen = view(self._graph, node_reader(node, round_index), turn, self._state)
+        seen = self._without_private(node, view(self._graph, node_reader(node, round_index), turn, self._state))
         if isinstance(runner, AgentRunner):
             await self._run_agent(runner, slot, turn, seen)
             return
@@ -126,15 +132,30 @@ class Rollout:
         if output.done:
             turn.done.add(slot)
 
+    def _without_private(self, node: EpisodeNode, seen: View) -> View:
+        """Return what the node sees without the calls of private agents whose nodes it does not name."""
+        if not self._private:
+            return seen
+        visible = seen.outputs.keys() - self._private | {node.id, *node.spec.dependencies}
+        outputs = {name: output for name, output in seen.outputs.items() if name in visible}
+        return replace(seen, outputs=outputs, calls=[call for call in seen.calls if self._shows(call, node)])
+
+    def _shows(self, call: Call, node: EpisodeNode) -> bool:
+        is_own = call.agent == node.agent_name
+        return is_own or call.node not in self._private or call.node in node.spec.dependencies
+
     async def _run_agent(self, runner: AgentRunner, slot: Slot, turn: Turn, seen: View) -> None:
         node, agent, round_index = runner.node, runner.agent, slot[1]
         call = Call(node.id, agent.name, node.spec.agent_group, agent.policy, turn.number, round=round_index)
         call.role = agent.role or agent.name
         turn.calls[slot] = call
+        call.hand_over = agent.hand_over
         context = self._context(node, round_index, turn, seen, partial(_call_tool, runner, call, self._attempt))
-        result = await runner.run(call, context, self._attempt, self._last_transcript(seen))
+        context.ask = partial(runner.ask, call, self._attempt)
+        context.read_by = self._read_by
+        result = await self._play(runner, call, context, seen)
         turn.outputs[slot] = call
-        if call.stop_reason == "length" and not call.generations:
+        if call.stop_reason == "length" and not call.generations and agent.on_failure != "skip":
             turn.too_long.add(slot)
         if result.output.done:
             turn.done.add(slot)
@@ -142,6 +163,29 @@ class Rollout:
             # Special tokens stay in: the next agent's hook gets these ids again, from its own tokenizer.
             text = runner.endpoint.tokenizer.decode(result.ids, skip_special_tokens=False)
             self._transcripts[turn.number, slot] = text
+
+    async def _play(self, runner: AgentRunner, call: Call, context: Context, seen: View) -> HookResult:
+        """Run the call. If the agent may fail, a failed call keeps what it holds and gets the reason."""
+        try:
+            result = await runner.run(call, context, self._attempt, self._last_transcript(seen))
+        except SkipCall as skip:
+            if runner.trained:
+                raise HookFault(f"skips its call ({skip}), but its policy is trained", where=skip.where) from skip
+            return _failed(call, str(skip))
+        except Fault as fault:
+            task = asyncio.current_task()
+            if not runner.may_skip(fault) or (task is not None and task.cancelling()):
+                raise
+            self._episode.faults.append(fault.record())
+            return _failed(call, describe(fault.record()))
+        if runner.agent.on_failure == "skip" and call.stop_reason == "length" and not call.generations:
+            return _failed(call, "its prompt does not fit into the context")
+        return result
+
+    def _read_by(self, call: Call) -> str:
+        runner = self._runners[call.node]
+        assert isinstance(runner, AgentRunner)  # calls are made by agents
+        return runner.read_by(call)
 
     def _context(
         self,
@@ -152,7 +196,7 @@ class Rollout:
         call_tool: Callable[..., Awaitable[ToolResult]],
     ) -> Context:
         episode, agent = self._episode, node.agent_name
-        calls = [*episode.calls, *seen.calls]
+        calls = [*(call for call in episode.calls if self._shows(call, node)), *seen.calls]
         obs = None
         if node.spec.agent_options.obs_with_env:
             for by_agent in seen.obs.values():  # the newest last
@@ -190,6 +234,11 @@ class Rollout:
         # In the token-level form the env's text continues the transcript in place of the agent's.
         if at in self._transcripts and isinstance(text, str):
             self._transcripts[at] = text
+
+
+def _failed(call: Call, reason: str) -> HookResult:
+    call.text, call.parsed = "", {"failed": reason}
+    return HookResult(Output(parsed=call.parsed))
 
 
 async def _call_tool(runner: AgentRunner, call: Call, attempt: Attempt, name: str, /, **arguments: Any) -> ToolResult:

@@ -44,8 +44,10 @@ class Toolset:
             if name in self.tools:
                 raise UserError(f"agent {agent.name}: two of its tools are called {name!r} in their schema; rename one")
             self.tools[name], self._keys[name] = tool, spec.key
-            aliases = (spec.path, spec.name, spec.declared if isinstance(spec, DeclaredTool) else None)
-            self._declared |= {alias: name for alias in aliases if alias}
+            aliases = {spec.path, spec.name, spec.declared if isinstance(spec, DeclaredTool) else None}
+            for alias in filter(None, aliases):
+                # a name that stands for several tools, such as that of their server, is none of one of them
+                self._declared[alias] = name if alias not in self._declared else ""
             if not getattr(tool, "checks_arguments", False):
                 self._validators[name] = argument_validator(tool, str(spec))
 
@@ -59,7 +61,7 @@ class Toolset:
 
     def name_of(self, called: str) -> str | None:
         """Return the name of the tool that a hook calls by its name or as the workflow declares it; None if unknown."""
-        return called if called in self.tools else self._declared.get(called)
+        return called if called in self.tools else self._declared.get(called) or None
 
     async def call(
         self,

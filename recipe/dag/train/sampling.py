@@ -72,8 +72,8 @@ class StratifiedSampler:
         counts[largest] = self.batch_size - sum(count for stratum, count in counts.items() if stratum != largest)
         if counts[largest] < 1:
             raise UserError(
-                f"data.stratify_key: {len(sizes)} strata do not fit into data.train_batch_size={self.batch_size}; use a "
-                "larger batch or a key with fewer values"
+                f"data.stratify_key: {len(sizes)} strata do not fit into data.train_batch_size={self.batch_size}; use "
+                "a larger batch or a key with fewer values"
             )
         return counts
 
