@@ -159,7 +159,7 @@ def test_a_run_records_its_subset_and_resumes_only_with_it(project, monkeypatch)
     class NoTools:
         async def close(self): ...
 
-    async def opened(*arguments):
+    async def opened(*arguments, **options):
         return NoTools()
 
     def start(self):

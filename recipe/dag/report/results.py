@@ -58,7 +58,8 @@ def summarise(episodes: Sequence[Episode]) -> dict[str, Any]:
     `final_accuracy` is over the `num_graded` graded episodes; `final_accuracy_all` adds the `num_errors` ones as not
     solved, and `most_frequent_error` quotes their most frequent fault. Pass rates are pooled: passes over attempts of
     all correct (incorrect) episodes. With several episodes per problem: `samples_per_problem` n, `avg@n`,
-    `majority@n`, and for k = 1 ... n the unbiased `pass@k` and `atleast_k@n`. With API policies: `api_usage`, what each of them consumed.
+    `majority@n`, and for k = 1 ... n the unbiased `pass@k` and `atleast_k@n`. With API policies: `api_usage`, what each
+    of them consumed.
     """
     good = [episode for episode in episodes if episode.fault is None]
     graded = [episode for episode in good if _is_correct(episode) is not None]
