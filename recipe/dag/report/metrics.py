@@ -73,6 +73,7 @@ def rollout_metrics(
     for name in names:
         own = [call for call in calls if call.agent == name]
         agent_metrics = _agent_metrics(own, name in with_tools or any(call.tool_results for call in own))
+        agent_metrics |= _candidate_metrics(good, name)
         agent_metrics |= _flow_metrics(good, name, branches=branches, loops=loops)
         metrics |= {f"agent/{name}/{key}": value for key, value in agent_metrics.items()}
     metrics |= _coach_metrics(good)
@@ -133,8 +134,8 @@ def _episode_metrics(episodes: Sequence[Episode], good: Sequence[Episode]) -> di
             infos.setdefault(key, []).append(float(value))
     for key, values in infos.items():
         metrics |= _stats(f"info/{key}", values)
-    metrics["tokens/prompt"] = sum(len(call.prompt_ids) for e in good for call in e.calls)
-    metrics["tokens/sampled"] = sum(sum(call.response_mask) for e in good for call in e.calls)
+    metrics["tokens/prompt"] = sum(len(call.prompt_ids) for e in good for call in e.all_calls)
+    metrics["tokens/sampled"] = sum(sum(call.response_mask) for e in good for call in e.all_calls)
     return metrics
 
 
@@ -159,7 +160,7 @@ def _coach_metrics(good: Sequence[Episode]) -> dict[str, float]:
 def _fault_metrics(episodes: Sequence[Episode]) -> dict[str, float]:
     """Return `faults/total`, and `faults/<boundary>` for boundaries with a fault; retried faults count."""
     boundaries = Counter(fault["boundary"] for episode in episodes for fault in episode.faults)
-    results = [result for episode in episodes for call in episode.calls for result in call.tool_results]
+    results = [result for episode in episodes for call in episode.all_calls for result in call.tool_results]
     metrics: dict[str, float] = {"faults/total": boundaries.total()}
     metrics |= {f"faults/{boundary}": count for boundary, count in sorted(boundaries.items())}
     return metrics | ({"faults/retried_tools": sum(result.attempts > 1 for result in results)} if results else {})
@@ -184,6 +185,19 @@ def _agent_metrics(calls: Sequence[Call], uses_tools: bool) -> dict[str, float]:
             {"ended_by_invalid_calls": sum(call.stop_reason == "invalid_calls" for call in calls)} if calls else {}
         )
     return metrics
+
+
+def _candidate_metrics(good: Sequence[Episode], agent: str) -> dict[str, float]:
+    """Return the mean score of the agent's candidates and of those that were kept, the mean difference between the best
+    and the worst of one prompt, and how many have no score."""
+    kept = [(e, call) for e in good for call in e.calls_of(agent) if call.candidates]
+    siblings = [[other.score for other in e.siblings_of(call)] for e, call in kept]
+    scores = [[score for score in own if score is not None] for own in siblings]
+    metrics = _stats("candidates/score", [score for own in scores for score in own])
+    metrics |= _stats("candidates/kept", [call.score for _, call in kept if call.score is not None])
+    metrics |= _stats("candidates/spread", [max(own) - min(own) for own in scores if own])
+    unscored = sum(score is None for own in siblings for score in own)
+    return metrics | ({"candidates/unscored": unscored} if kept else {})
 
 
 def _loops(good: Sequence[Episode], workflow: Workflow | None) -> set[str]:
