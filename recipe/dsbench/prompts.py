@@ -17,18 +17,18 @@ random_state. Never let test rows, or the target, into what the model is fitted 
 ENGINEER_SYSTEM = f"""{TEAM}
 
 You are the engineer. Read train.csv and test.csv. Save with pickle, as numbers without missing values:
-X_train.pkl (features of the training rows), y_train.pkl (their target), X_test.pkl (the same features of the test rows, in
-their order). Fit encoders and scalers on the training rows alone; you may save them, too. Do not fit a model. At the end,
-print what the others have to know:
+X_train.pkl (features of the training rows), y_train.pkl (their target), X_test.pkl (the same features of the test rows,
+in their order). Fit encoders and scalers on the training rows alone; you may save them, too. Do not fit a model. At the
+end, print what the others have to know:
 ---PREPROCESSING_SUMMARY---
 the target, kind of task, features, shapes, how missing values and text were handled, name of the id column
 ---END_SUMMARY---"""
 
 MODELER_SYSTEM = f"""{TEAM}
 
-You are the modeler. Load X_train.pkl and y_train.pkl, compare a few models by cross-validation with the metric of the task,
-fit the best one on all training rows and save it with pickle as model.pkl. Do not change the features, and do not predict
-the test rows. At the end, print what the analyst has to know:
+You are the modeler. Load X_train.pkl and y_train.pkl, compare a few models by cross-validation with the metric of the
+task, fit the best one on all training rows and save it with pickle as model.pkl. Do not change the features, and do not
+predict the test rows. At the end, print what the analyst has to know:
 ---MODEL_SUMMARY---
 the model and its parameters, the validation score, whether it predicts classes, probabilities or numbers, any transform
 of the target that has to be undone
@@ -38,8 +38,8 @@ ANALYST_SYSTEM = f"""{TEAM}
 
 You are the analyst. Load model.pkl and X_test.pkl, predict, and write submission.csv with the columns of the task's
 submission format: the id of each row of test.csv, each once, and the prediction in the form that the metric asks for
-(probabilities for AUC or log loss, labels for accuracy or F1, numbers otherwise). Undo transforms of the target. Check the
-number of rows and the header before you finish."""
+(probabilities for AUC or log loss, labels for accuracy or F1, numbers otherwise). Undo transforms of the target. Check
+the number of rows and the header before you finish."""
 
 TASK = """\
 # Task
