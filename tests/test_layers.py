@@ -33,6 +33,7 @@ LAYERS = (
     {"sft"},
     {"inspection"},
     {"doctor_options"},
+    {"commands"},
     {"cli"},
 )
 """From the bottom: a package or module imports those below it, and of its own layer itself alone."""

@@ -39,11 +39,13 @@ class Judge(Agent):
         return Output(parsed={"right": words[-1] == "YES"} if words else {})
 
 
-def judged(episode: Episode) -> dict[str, float]:
-    """Return 1 for the solver if the judge says that it is right, else 0. The outcome is the truth, not the verdict."""
+def judged(episode: Episode) -> dict[str, float | None]:
+    """Return 1 for the solver if the judge says that it is right, 0 if it says that it is not; a verdict that cannot be
+    read scores nothing (None). The outcome is the truth, not the verdict."""
     answer, verdict = episode.calls
     episode.outcome = _is_right(answer, episode)
-    return {answer.agent: float((verdict.parsed or {}).get("right", False)), verdict.agent: 0.0}
+    right = (verdict.parsed or {}).get("right")
+    return {answer.agent: None if right is None else float(right), verdict.agent: 0.0}
 
 
 def right(episode: Episode) -> dict[str, list[float]]:

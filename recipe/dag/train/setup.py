@@ -180,21 +180,21 @@ class Toolbox:
         self, run: DictConfig, workflow: Workflow, policies: Mapping[str, PolicyRuntime], *, episodes: int
     ) -> None:
         """Start the processes that run batches of `episodes`, if the configuration asks for more than this one. Raises
-        UserError if it asks for more than a tool's `workers` can be divided among."""
+        UserError if it asks for more than the limit of a tool or an API can be divided among."""
         from recipe.dag.train.rollout_processes import RolloutProcesses, choose_processes, cores
 
         count = choose_processes(run.rollout.processes, episodes, cores())
-        most, tool = most_processes(workflow) or (count, "")
+        most, option = most_processes(workflow) or (count, "")
         if count > most and run.rollout.processes != "auto":
             raise UserError(
-                f"rollout.processes={run.rollout.processes}: tool {tool} has `workers: {most}`, fewer than one "
-                f"for each process; raise it, or pass rollout.processes={most}"
+                f"rollout.processes={run.rollout.processes}: {option}, fewer than one for each process; raise it, or "
+                f"pass rollout.processes={most}"
             )
         count = min(count, most)
         if count == 1:
             return
         announce(f"starting {count} processes that run episodes")
-        remote = self.remotes.shared(count) if self.remotes is not None else {}
+        remote = self.remotes.specs if self.remotes is not None else {}
         self.processes = await RolloutProcesses.start(
             count,
             {**{name: policy.spec() for name, policy in policies.items()}, **remote},

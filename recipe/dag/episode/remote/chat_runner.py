@@ -2,7 +2,8 @@
 
 Invariant: the call's `messages` are what was sent and received, in order; it has no token ids, so it never becomes a
 training row. A tool call is read from `tool_calls`, or from the text if the server leaves it there, by the rules of
-`tool_loop`.
+`tool_loop`. Each of the message's `tool_calls` has an answer in `messages`, also one that was not run: with
+`memory: chat` they are sent again, and strict servers refuse a call without an answer.
 """
 
 from __future__ import annotations
@@ -97,19 +98,25 @@ class ChatRunner(AgentRunner):
                 return
             call.text = answer.message["content"]
             if loop is None or answer.stop_reason != "stop":
+                cut_off = answer.stop_reason == "length"
+                call.messages += _not_run(
+                    answer.message, "the message was cut off" if cut_off else "there are no tools"
+                )
                 return
             requests = requests_in(_requested(answer.message), loop, self.tools.names)
             if not requests:
+                call.messages += _not_run(answer.message, f"calls of `format: {loop.format}` only are run")
                 return
             if call.generations == loop.max_generations:
+                call.messages += _not_run(answer.message, "no further turn was left")
                 call.stop_reason, call.ended_in_tool_call = "max_generations", True
                 return
             results, ran = await self._run_calls(requests, loop, call, attempt)
+            call.messages += _addressed(results, answer.message)
             invalid_streak = 0 if ran else invalid_streak + 1
             if invalid_streak == loop.max_invalid_streak:
                 call.stop_reason, call.ended_in_tool_call = "invalid_calls", True
                 return
-            call.messages += _addressed(results, answer.message)
 
     async def _ask(self, call: Call, attempt: Attempt, deadline: float) -> ChatAnswer:
         """Append the model's next message to the call."""
@@ -159,4 +166,12 @@ def _addressed(results: list[Message], message: Message) -> list[Message]:
     return [
         {**result, "tool_call_id": call_id} if result["role"] == "tool" else result
         for result, call_id in zip(results, ids, strict=False)
+    ]
+
+
+def _not_run(message: Message, reason: str) -> list[Message]:
+    """Return an answer to each of the message's tool calls, which says why it was not run."""
+    return [
+        {"role": "tool", "name": call["function"]["name"], "tool_call_id": call["id"], "content": f"not run: {reason}"}
+        for call in message.get("tool_calls") or ()
     ]

@@ -35,6 +35,16 @@ class ApiSpec:
     policy: str
     api: Api
 
+    def share(self, index: int, count: int) -> ApiSpec:
+        """Return the part of process `index` of `count`, which is at most `max_concurrent`; the parts together allow
+        what the API's limits allow."""
+        whole, rate = self.api.max_concurrent, self.api.requests_per_minute
+        limits = {
+            "max_concurrent": whole // count + (index < whole % count),
+            "requests_per_minute": rate and rate / count,
+        }
+        return ApiSpec(self.policy, self.api.model_copy(update=limits))
+
     def endpoint(self) -> Endpoint:
         """Raises UserError for a variable that is not set, a URL that is none, or a tokenizer that cannot be loaded."""
         api, where = self.api, f"policies.{self.policy}.api"
@@ -73,16 +83,6 @@ class Remotes:
     async def close(self) -> None:
         for endpoint in self.endpoints.values():
             await transport_of(endpoint).close()
-
-    def shared(self, count: int) -> dict[str, ApiSpec]:
-        """Return the specs for `count` processes, which keep within the limits together."""
-
-        def part(api: Api) -> Api:
-            rate = api.requests_per_minute
-            limits = {"max_concurrent": -(-api.max_concurrent // count)}
-            return api.model_copy(update={**limits, "requests_per_minute": rate and rate / count})
-
-        return {name: ApiSpec(name, part(spec.api)) for name, spec in self.specs.items()}
 
 
 def transport_of(endpoint: Endpoint) -> Transport:

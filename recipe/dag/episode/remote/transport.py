@@ -12,7 +12,7 @@ import json
 import re
 import time
 import weakref
-from collections.abc import Callable, Mapping
+from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from email.utils import parsedate_to_datetime
@@ -22,7 +22,7 @@ import aiohttp
 from tenacity import AsyncRetrying, RetryCallState, retry_if_exception_type, stop_after_attempt
 from tenacity.wait import wait_random_exponential
 
-from recipe.dag.episode.remote.breaker import CircuitBreaker, Pace
+from recipe.dag.episode.remote.breaker import CircuitBreaker, Entry, Pace
 from recipe.dag.errors import ModelServerFault, UserError
 from recipe.dag.types.model import Api
 
@@ -146,36 +146,57 @@ class Transport:
             return await self.post(path, {**body, "max_tokens": refusal.room}, timeout_s=timeout_s)
 
     async def _try(self, method: str, path: str, content: bytes | None, timeout_s: float) -> dict[str, Any]:
-        await self._admit()
-        connection = self._connection()
-        try:
+        connection, patience_s = self._connection(), self._api.max_wait_s
+        while True:
+            patience_s = await self._until_probe(patience_s)
             async with connection.slots:
-                await asyncio.sleep(self._pace.reserve())
-                answer = await self._request(connection.http, method, path, content, timeout_s)
-        except _Unavailable as error:
-            self._last_failure = str(error)
-            self.breaker.failed() if error.down else self.breaker.gave_up()
-            raise
-        except (ModelServerFault, UserError):
-            self.breaker.succeeded()  # it answered
-            raise
-        except BaseException:
-            self.breaker.gave_up()
-            raise
-        self.breaker.succeeded()
-        return answer
+                entry = await self._enter()
+                if entry is not None:
+                    return await self._counted(entry, self._request(connection.http, method, path, content, timeout_s))
+            # the circuit opened while this request waited for its turn
 
-    async def _admit(self) -> None:
-        """Wait while the circuit is open, for at most the longest pause. Raises ModelServerFault."""
-        limit = self._clock() + self._api.max_wait_s
-        while (pause := self.breaker.enter()) > 0:
-            if self._clock() + pause > limit:
+    async def _until_probe(self, patience_s: float) -> float:
+        """Wait while the circuit is open, for at most `patience_s`, and return what is left of it. Raises
+        ModelServerFault."""
+        while (pause := self.breaker.wait_s()) > 0:
+            if pause > patience_s:
                 raise ModelServerFault(
                     f"no request is sent after {self.breaker.failures} failures in a row, the last: "
                     f"{self._last_failure}",
                     where=self.where,
                 )
+            patience_s -= pause
             await asyncio.sleep(pause)
+        return patience_s
+
+    async def _enter(self) -> Entry | None:
+        """Return the permission to send a request, once the rate allows it; None if the circuit is open by then."""
+        entry = self.breaker.enter()
+        if entry is None:
+            return None
+        try:
+            await asyncio.sleep(self._pace.reserve())
+        except BaseException:
+            self.breaker.gave_up(entry)
+            raise
+        return entry if self.breaker.admits(entry) else None
+
+    async def _counted(self, entry: Entry, request: Awaitable[dict[str, Any]]) -> dict[str, Any]:
+        """Await a request and report its end to the circuit breaker."""
+        try:
+            answer = await request
+        except _Unavailable as error:
+            self._last_failure = str(error)
+            self.breaker.failed(entry) if error.down else self.breaker.gave_up(entry)
+            raise
+        except (ModelServerFault, UserError):
+            self.breaker.succeeded(entry)  # it answered
+            raise
+        except BaseException:
+            self.breaker.gave_up(entry)
+            raise
+        self.breaker.succeeded(entry)
+        return answer
 
     async def _request(
         self, http: aiohttp.ClientSession, method: str, path: str, content: bytes | None, timeout_s: float
