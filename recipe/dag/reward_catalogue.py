@@ -30,6 +30,10 @@ class OptionKind(StrEnum):
     """Lists of nodes: each list is a player; the k-th nodes of all players are a stage."""
     AGENTS = "agents"
     """A list of agents; None for all agents."""
+    AGENT = "agent"
+    FLAG = "flag"
+    FUNCTION = "function"
+    """`file.py:function`; it is called with `arguments`."""
 
 
 @dataclass(frozen=True)
@@ -42,6 +46,7 @@ class RewardOption:
     """Least value of a number; least length of a list of nodes or players."""
     high: float = math.inf
     choices: tuple[str, ...] = ()
+    arguments: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -63,6 +68,8 @@ class RewardEntry:
     """Compares the nodes that moved in the same turn and in the next, so that its result depends on the players."""
     graded: bool = False
     """Reads the episode's outcome, which a node before it must have set."""
+    of_group: bool = False
+    """Compares all episodes of a sample: its node needs `scope: group`."""
 
     @property
     def free(self) -> Mapping[str, Any]:
@@ -71,7 +78,7 @@ class RewardEntry:
 
 
 def reward_entry(name: str, source: str, assumes: str, where: str, use: str, /, **more: Any) -> RewardEntry:
-    """Return an entry. `more`: `copies`, `discounts`, `peers`, `graded`, and options by name."""
+    """Return an entry. `more`: `copies`, `discounts`, `peers`, `graded`, `of_group`, and options by name."""
     takes = {key: option for key, option in more.items() if isinstance(option, RewardOption)}
     traits = {key: value for key, value in more.items() if key not in takes}
     return RewardEntry(name, source, assumes, where, use, MappingProxyType(takes), **traits)
@@ -87,6 +94,9 @@ def _number(default: float, low: float = -float("inf"), high: float = float("inf
 def _unit(default: float) -> RewardOption:
     return _number(default, 0.0, 1.0)
 
+
+_AGENT = RewardOption(OptionKind.AGENT, "solver")
+_FLAG = RewardOption(OptionKind.FLAG, False)
 
 REWARDS: tuple[RewardEntry, ...] = (
     reward_entry(
@@ -133,6 +143,53 @@ REWARDS: tuple[RewardEntry, ...] = (
         key=RewardOption(OptionKind.TEXT, "verdict"),
         right=RewardOption(OptionKind.SCALAR, True),
         threshold=_number(0.5),
+    ),
+    reward_entry(
+        "majority_label",
+        "TTRL, arXiv 2504.16084",
+        "several episodes per sample; no ground truth",
+        "reward.group:majority_label",
+        REWARD,
+        copies=True,
+        of_group=True,
+        agent=_AGENT,
+        agents=RewardOption(OptionKind.AGENTS, None),
+        compare=RewardOption(OptionKind.CHOICE, "math", choices=("text", "math")),
+        ties=RewardOption(OptionKind.CHOICE, "none", choices=("none", "first")),
+        min_share=_unit(0.0),
+        weight=_number(1.0),
+        grade_timeout_s=_number(10.0, 0.0),
+    ),
+    reward_entry(
+        "pairwise_ranking",
+        "win rate among siblings",
+        "several episodes per sample; a comparison, or a node that scores",
+        "reward.group:pairwise_ranking",
+        REWARD,
+        copies=True,
+        of_group=True,
+        compare=RewardOption(OptionKind.FUNCTION, None, arguments=("first", "second")),
+        judge=RewardOption(OptionKind.NODE, None),
+        key=RewardOption(OptionKind.TEXT, "score"),
+        agents=RewardOption(OptionKind.AGENTS, None),
+        weight=_number(1.0),
+    ),
+    reward_entry(
+        "diversity",
+        "distance to siblings",
+        "several episodes per sample",
+        "reward.group:diversity",
+        REWARD,
+        copies=True,
+        of_group=True,
+        agent=_AGENT,
+        agents=RewardOption(OptionKind.AGENTS, None),
+        measure=RewardOption(OptionKind.CHOICE, "answer", choices=("answer", "ngrams")),
+        n=_number(3, 1),
+        threshold=RewardOption(OptionKind.NUMBER, None, 0.0, 1.0),
+        penalty=_FLAG,
+        right_only=_FLAG,
+        weight=_number(0.1),
     ),
     reward_entry(
         "team_local",

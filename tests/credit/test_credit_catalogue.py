@@ -16,7 +16,7 @@ from recipe.dag.algorithms.catalogue import BLOCKS, ESTIMATORS, SELECTABLE, make
 from recipe.dag.credit import shaping
 from recipe.dag.credit.incentive import Incentives
 from recipe.dag.credit.vote import TIES
-from recipe.dag.reward import credit
+from recipe.dag.reward import credit, group
 from recipe.dag.reward_catalogue import CALLED, REQUIRED, REWARD, REWARDS, SHAPED, SHAPED_TAKES, SHAPING, SHAPINGS
 from recipe.dag.workflow.problem import WorkflowError
 from recipe.dag.workflow_file import load_workflow
@@ -84,11 +84,16 @@ def keyword_only(function):
     return {p.name: REQUIRED if p.default is p.empty else p.default for p in found if p.kind is p.KEYWORD_ONLY}
 
 
+def functions_of(module) -> set[str]:
+    public = {name for name, found in vars(module).items() if inspect.isfunction(found) and name[0] != "_"}
+    here = {name for name in public if getattr(module, name).__module__ == module.__name__}
+    return {f"{module.__name__.removeprefix('recipe.dag.')}:{name}" for name in here}
+
+
 def test_every_function_of_the_reward_nodes_is_in_the_catalogue():
-    public = {name for name, found in vars(credit).items() if inspect.isfunction(found) and name[0] != "_"}
-    here = {name for name in public if getattr(credit, name).__module__ == credit.__name__}
-    called = {f"reward.credit:{name}" for name in here} - {SHAPED} | {"reward.outcome:team_reward"}
-    assert called == set(CALLED)
+    called = functions_of(credit) | functions_of(group)
+    assert called - {SHAPED} | {"reward.outcome:team_reward"} == set(CALLED)
+    assert {name for name in CALLED if CALLED[name].of_group} == functions_of(group)
     assert keyword_only(credit.shaped) == {key: option.default for key, option in SHAPED_TAKES.items()}
     functions = {name for name, found in vars(shaping).items() if inspect.isfunction(found) and name[0] != "_"}
     assert functions - {"check_units", "conditional_quality"} == set(SHAPINGS) == set(credit.SHAPINGS)

@@ -14,7 +14,7 @@ import sys
 import threading
 import time
 import traceback
-from collections.abc import Callable, Collection, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
 
@@ -95,12 +95,24 @@ def watched_loop() -> Iterator[None]:
 
 
 async def run_batch(
-    runner: EpisodeRunner, samples: Sequence[tuple[dict[str, Any], str]], n: int, *, step: int, **options: Any
+    runner: EpisodeRunner,
+    samples: Sequence[tuple[dict[str, Any], str]],
+    n: int,
+    *,
+    step: int,
+    earlier: Sequence[Episode] = (),
+    **options: Any,
 ) -> list[Episode]:
-    """Return the episodes of `play_batch`. Raises UserError if too many of them failed."""
-    episodes = await play_batch(runner, samples, n, step=step, **options)
-    runner.check_masked(episodes, f"step {step}")
+    """Return the episodes of `play_batch`, with their groups scored. `earlier`: episodes that have been run already and
+    are left out; their groups are scored with them. Raises UserError, and TooManyFailed if too many failed."""
+    episodes = await play_batch(runner, samples, n, step=step, skip=keys_of(earlier), **options)
+    await runner.finish(episodes, f"step {step}", earlier=earlier)
     return episodes
+
+
+def keys_of(episodes: Iterable[Episode]) -> set[tuple[str, int]]:
+    """Return uid and index of each episode."""
+    return {(episode.uid, episode.index) for episode in episodes}
 
 
 async def play_batch(

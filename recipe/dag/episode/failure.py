@@ -75,13 +75,17 @@ def most_frequent(records: Iterable[dict]) -> str:
     return f"{texts[key]} ({count} of {counts.total()})"
 
 
+class TooManyFailed(UserError):
+    """All episodes of a batch have ended, too many of them with a fault."""
+
+
 def check_masked(episodes: Sequence[Episode], spec: EpisodeSpec, title: str) -> None:
-    """Raise UserError if all episodes failed or, given at least MIN_JUDGED, a larger share than the workflow allows."""
+    """Raise TooManyFailed if all episodes failed or, given at least MIN_JUDGED, a larger share than the workflow allows."""
     faults = [episode.fault for episode in episodes if episode.fault is not None]
     masked, total = len(faults), len(episodes)
     example = f"most often: {most_frequent(faults)}"
     if total and masked == total:
-        raise UserError(f"{title}: all {total} episodes failed; {example}")
+        raise TooManyFailed(f"{title}: all {total} episodes failed; {example}")
     if total >= MIN_JUDGED and masked > spec.max_masked * total:
         bound = f"more than `episode.max_masked` ({spec.max_masked:g}) allows"
-        raise UserError(f"{title}: {masked} of {total} episodes failed, {bound}; {example}")
+        raise TooManyFailed(f"{title}: {masked} of {total} episodes failed, {bound}; {example}")

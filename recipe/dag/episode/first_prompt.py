@@ -65,7 +65,9 @@ class FirstPrompts:
         """Returns the token ids of a text without special tokens around it."""
         sandbox = cast(SandboxClient, NoSandbox())
         endpoints = dict.fromkeys(workflow.policies, endpoint)
-        self._runner = EpisodeRunner(workflow, endpoints, make_tools(workflow, sandbox), seed=0, sandbox=sandbox)
+        self._runner = EpisodeRunner(
+            workflow, endpoints, make_tools(workflow, sandbox, online=False), seed=0, sandbox=sandbox
+        )
 
     async def ids(self, sample: Mapping[str, Any]) -> list[int]:
         """Return the token ids of the first prompt. Raises PromptError."""

@@ -12,6 +12,7 @@ from typing import Any
 from recipe.dag.episode.tool_limits import with_limits
 from recipe.dag.errors import UserError
 from recipe.dag.location import raised_at
+from recipe.dag.tools.base import Resources
 from recipe.dag.tools.builtin import BUILTIN, make_builtin
 from recipe.dag.tools.sandbox_client import SandboxClient
 from recipe.dag.types.tool import Tool, check_tool
@@ -44,12 +45,16 @@ def user_tools(workflow: Workflow) -> dict[str, Tool]:
     return {key: user_tool(spec.path, spec.kwargs, workflow) for key, spec in specs if spec.path is not None}
 
 
-def built_in_tools(workflow: Workflow, client: SandboxClient | None, **defaults: float) -> dict[str, Tool]:
-    """Make this package's tools that the workflow's agents have. `defaults` are options that the agents do not set."""
+def built_in_tools(
+    workflow: Workflow, client: SandboxClient | None, *, online: bool = True, **defaults: float
+) -> dict[str, Tool]:
+    """Make this package's tools that the workflow's agents have. `defaults` are options that the agents do not set;
+    `online`: as in `Resources`. Raises UserError."""
+    resources = Resources(workflow.path, client, defaults, online)
     tools: dict[str, Tool] = {}
     for key, spec in tool_specs(workflow).items():
         if spec.path is None:
-            tools[key] = make_builtin(str(spec), spec.options(_own_options(spec)), client, defaults)
+            tools[key] = make_builtin(str(spec), spec.options(_own_options(spec)), resources)
     return tools
 
 
@@ -64,6 +69,9 @@ def _own_options(spec: ToolSpec) -> tuple[str, ...]:
     return () if spec.path is not None else tuple(BUILTIN[str(spec)].Options.model_fields)
 
 
-def make_tools(workflow: Workflow, client: SandboxClient | None, **defaults: float) -> dict[str, Tool]:
+def make_tools(
+    workflow: Workflow, client: SandboxClient | None, *, online: bool = True, **defaults: float
+) -> dict[str, Tool]:
     """Make all tools that the workflow's agents have. Raises UserError."""
-    return limited_tools(workflow, user_tools(workflow) | built_in_tools(workflow, client, **defaults))
+    built_in = built_in_tools(workflow, client, online=online, **defaults)
+    return limited_tools(workflow, user_tools(workflow) | built_in)

@@ -114,7 +114,7 @@ async def _rehearse(workflow: Workflow, sample: dict[str, Any]) -> list[Episode]
     )
     workflow = workflow.model_copy(update={"episode": strict, "agents": agents})
     sandbox, tokenizer = cast(SandboxClient, NoSandbox()), CharacterTokenizer()
-    tools = make_tools(workflow, sandbox)
+    tools = make_tools(workflow, sandbox, online=False)
     requests, by_agent = {}, {}
     for agent in workflow.agents:
         made = [tools[spec.key] for spec in agent.tools]
@@ -129,6 +129,7 @@ async def _rehearse(workflow: Workflow, sample: dict[str, Any]) -> list[Episode]
             runner = EpisodeRunner(workflow, dict.fromkeys(workflow.policies, endpoint), tools, seed=0, sandbox=sandbox)
             episodes.append(await runner.run(sample, "rehearsal", index, step=0))
             _check_tools_ran(episodes[-1])
+        await runner.finish(episodes, "rehearsal")
     finally:
         for tool in tools.values():
             await tool.close()

@@ -1,6 +1,6 @@
-"""Reward nodes: users' functions that score a finished episode.
+"""Reward nodes: users' functions that score a finished episode, or the finished episodes of a group.
 
-Invariant: a function works on a copy, so it cannot change what is trained on, even if it exceeds its time limit and
+Invariant: a function works on copies, so it cannot change what is trained on, even if it exceeds its time limit and
 continues in its thread. Only these are taken from it, after checks: its return value, `outcome`, `info`, and
 `call.train = False`, which excludes a call from training.
 """
@@ -32,17 +32,31 @@ class RewardNode:
     where: str
     function: Callable[..., Any]
     kwargs: dict[str, Any]
+    of_group: bool = False
+    """`function(episodes, **kwargs)` gets all finished episodes of a group and returns a list of such dicts, one for
+    each."""
+    late: bool = False
+    """The node runs when the whole group has finished: it is of the group, or comes after such a node."""
 
 
 def load_rewards(workflow: Workflow) -> tuple[RewardNode, ...]:
     """Return the reward nodes in order, except those without executable_ref, which leave the rewards to the env.
     Raises UserError."""
-    rewards = []
-    for node in workflow.reward_nodes:
+    rewards: list[RewardNode] = []
+    late: set[str] = set()
+    for node in workflow.reward_nodes:  # in topological order
+        of_group = node.scope == "group"
+        if of_group or late.intersection(node.dependencies):
+            late.add(node.node_id)
         if node.executable_ref is None:
             continue
         function = load_function(node.executable_ref, workflow.path, node.node_id)
-        rewards.append(RewardNode(node.node_id, node.executable_ref, function, dict(node.executable_kwargs)))
+        kwargs = dict(node.executable_kwargs)
+        for name in getattr(function, "loads", ()):  # options that name a function
+            if isinstance(kwargs.get(name), str):
+                kwargs[name] = load_function(kwargs[name], workflow.path, node.node_id)
+        reward = RewardNode(node.node_id, node.executable_ref, function, kwargs, of_group, node.node_id in late)
+        rewards.append(reward)
     return tuple(rewards)
 
 
@@ -67,15 +81,32 @@ async def score(
     share_in_agent: call `share` at the end.
     """
     for node in nodes:
-        copy = scratch(episode)
-        copies = list(copy.calls)  # the function may change the list
-        with boundary(RewardFault, node.where, node.function):
-            async with limited(limit_s, RewardFault, "the reward function", node.where):
-                values = await invoke(node.function, copy, **plain_copy(node.kwargs))
+        await run_reward(node, [episode], agents, limit_s)
+    settle(episode, nodes, trained=trained, share_in_agent=share_in_agent)
+
+
+async def run_reward(node: RewardNode, episodes: Sequence[Episode], agents: Collection[str], limit_s: float) -> None:
+    """Add the rewards of one node: of the group, or of a single episode. Raises RewardFault, GraderFault; of several
+    episodes, some may then be scored already."""
+    copies = [scratch(episode) for episode in episodes]
+    calls = [list(copy.calls) for copy in copies]  # the function may change the lists
+    argument = list(copies) if node.of_group else copies[0]
+    with boundary(RewardFault, node.where, node.function):
+        async with limited(limit_s, RewardFault, "the reward function", node.where):
+            values = await invoke(node.function, argument, **plain_copy(node.kwargs))
+        for episode, copy, value in zip(episodes, copies, _per_episode(values, len(copies), node), strict=True):
             episode.outcome, episode.info = _outcome(copy.outcome, node.where), _info(copy.info, node.where)
-            _add(episode, values, agents, node)
-        for call, changed in zip(episode.calls, copies, strict=True):
+            _add(episode, value, agents, node)
+    for episode, changed_calls in zip(episodes, calls, strict=True):
+        for call, changed in zip(episode.calls, changed_calls, strict=True):
             call.train = call.train and bool(changed.train)
+
+
+def settle(
+    episode: Episode, nodes: Collection[RewardNode], *, trained: Collection[str], share_in_agent: bool = False
+) -> None:
+    """Finish an episode whose `nodes` have all run: drop what could not be scored, share, and check that no agent lacks
+    a reward (see `score`). Raises RewardFault."""
     for call in episode.calls:
         if call.unscored:
             _drop(call)
@@ -164,6 +195,7 @@ def scratch(episode: Episode) -> Episode:
         fault=plain_copy(episode.fault),
         faults=plain_copy(episode.faults),
         usage=plain_copy(episode.usage),
+        before_group=None,
     )
 
 
@@ -178,6 +210,18 @@ def _copy(call: Call) -> ScratchCall:
         setattr(copy, name, plain_copy(getattr(call, name)))
     copy.tool_results = [replace(result, arguments=plain_copy(result.arguments)) for result in call.tool_results]
     return copy
+
+
+def _per_episode(values: Any, count: int, node: RewardNode) -> Sequence[Any]:
+    """Return what the node's function returned for each of `count` episodes."""
+    if not node.of_group:
+        return [values]
+    if not isinstance(values, list | tuple):
+        problem = f"returned {type(values).__name__}, not a list with a dict of rewards for each of the episodes"
+        raise RewardFault(problem, where=node.where)
+    if len(values) != count:
+        raise RewardFault(f"returned {len(values)} dicts of rewards for {count} episodes", where=node.where)
+    return values
 
 
 def _add(episode: Episode, values: Any, agents: Collection[str], node: RewardNode) -> None:

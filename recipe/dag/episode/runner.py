@@ -17,11 +17,12 @@ from recipe.dag.episode.compute import load_compute
 from recipe.dag.episode.env_class import load_envs
 from recipe.dag.episode.failure import check_masked, decide, describe, pause_s, run_error
 from recipe.dag.episode.graph import EpisodeNode, episode_graph
+from recipe.dag.episode.group_reward import score_groups
 from recipe.dag.episode.remote.chat_runner import ChatRunner
 from recipe.dag.episode.remote.clients import ChatEndpoint
 from recipe.dag.episode.remote.connect import Endpoint
 from recipe.dag.episode.remote.usage import Usage, with_calls
-from recipe.dag.episode.reward import load_rewards, score
+from recipe.dag.episode.reward import load_rewards, run_reward, score, settle
 from recipe.dag.episode.rollout import NodeRunner, Rollout
 from recipe.dag.episode.tasks import limited
 from recipe.dag.errors import Fault, TimeoutFault, UserError, boundary
@@ -54,13 +55,21 @@ class EpisodeRunner:
         self._graph = episode_graph(workflow)
         self._runners = {node.id: _runner_of(node, workflow, endpoints, tools) for node in self._graph.nodes}
         self._envs = load_envs(workflow, sandbox)
-        self._rewards = load_rewards(workflow)
+        rewards = load_rewards(workflow)
+        self._rewards = tuple(node for node in rewards if not node.late)
+        self._late_rewards = tuple(node for node in rewards if node.late)
+        self._agents = frozenset(agent.name for agent in workflow.agents)
         self._share = workflow.algorithm.share_reward_in_agent
         if self._share and workflow.algorithm.spans_policies:
             name = workflow.algorithm.estimator
             raise UserError(f"{workflow.path}: {name} already propagates rewards; remove share_reward_in_agent")
         agents = [workflow.agent_of(node) for node in workflow.rollout_nodes]
         self._trained = frozenset(agent.name for agent in agents if not workflow.policies[agent.policy].frozen)
+
+    @property
+    def scores_groups(self) -> bool:
+        """Whether some rewards are known only when the whole group has finished."""
+        return bool(self._late_rewards)
 
     async def run(self, sample: dict[str, Any], uid: str, index: int, *, step: int, validate: bool = False) -> Episode:
         """Return one finished episode; `episode.fault` is the fault that ended it, if any. Raises UserError for an
@@ -92,9 +101,21 @@ class EpisodeRunner:
                 raise run_error(fault, f"episode {uid}-{index}", spec) from fault
             await asyncio.sleep(pause_s(attempts))
 
-    def check_masked(self, episodes: Sequence[Episode], title: str) -> None:
-        """Raise UserError if more of a batch's episodes failed than the workflow allows."""
-        check_masked(episodes, self._workflow.episode, title)
+    async def finish(self, episodes: Sequence[Episode], title: str, *, earlier: Sequence[Episode] = ()) -> None:
+        """Run the reward nodes that need whole groups, which the `earlier` episodes belong to, too. Raises UserError,
+        and TooManyFailed if more of the episodes failed than the workflow allows."""
+        if self._late_rewards:
+            await score_groups([*earlier, *episodes], self._score_group, self._workflow.episode)
+        failed = [episode for episode in earlier if episode.fault is not None]
+        check_masked([*episodes, *failed], self._workflow.episode, title)
+
+    async def _score_group(self, group: Sequence[Episode]) -> None:
+        limit_s = self._workflow.episode.call_timeout_s
+        for node in self._late_rewards:
+            for scored in [group] if node.of_group else [[episode] for episode in group]:
+                await run_reward(node, scored, self._agents, limit_s)
+        for episode in group:
+            settle(episode, self._late_rewards, trained=self._trained, share_in_agent=self._share)
 
     async def _attempt(self, attempt: Attempt) -> Fault | None:
         spec = self._workflow.episode
@@ -105,10 +126,11 @@ class EpisodeRunner:
                     await score(
                         attempt.episode,
                         self._rewards,
-                        agents={agent.name for agent in self._workflow.agents},
-                        trained=self._trained,
+                        agents=self._agents,
+                        # what its group will earn is not known yet
+                        trained=() if self._late_rewards else self._trained,
                         limit_s=spec.call_timeout_s,
-                        share_in_agent=self._share,
+                        share_in_agent=self._share and not self._late_rewards,
                     )
         except Fault as fault:
             return fault

@@ -34,6 +34,8 @@ class EvaluationLog:
         """The episodes without a fault that an earlier run left."""
         self.added: list[Episode] = []
         """The episodes of this run, those with a fault included."""
+        self._unused: list[Episode] = []
+        """Finished episodes beyond the limit."""
         digest = hashlib.sha256(json.dumps(identity, sort_keys=True, default=str).encode()).hexdigest()
         mark = folder / "evaluation.json"
         if _digest_in(mark) == digest:
@@ -50,7 +52,14 @@ class EvaluationLog:
 
     def limit(self, n: int) -> None:
         """Use no more than `n` finished episodes per problem; the file keeps the others."""
+        self._unused += [episode for key, episode in self.finished.items() if key[1] >= n]
         self.finished = {key: episode for key, episode in self.finished.items() if key[1] < n}
+
+    def rewrite(self) -> None:
+        """Write all episodes again, since their groups have been scored: an episode is recorded when it ends, before
+        the rest of its group has."""
+        episodes = (*self._unused, *self.finished.values(), *self.added)
+        replace_file(self.path, [_line(episode) for episode in episodes])
 
     def _set_aside(self) -> None:
         """Rename a file of another evaluation: its episodes may have been expensive."""

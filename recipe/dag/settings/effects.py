@@ -172,6 +172,12 @@ def check_samples(run: DictConfig, workflow: Workflow) -> None:
     """Raise UserError if credit compares the episodes of a sample and the run has one episode per sample."""
     if int(run.actor_rollout_ref.rollout.n) > 1:
         return
+    of_group = next((node.node_id for node in workflow.reward_nodes if node.scope == "group"), None)
+    if of_group is not None:
+        raise UserError(
+            f"{run.workflow}: the reward node `{of_group}` compares the episodes of a sample (`scope: group`); set "
+            "actor_rollout_ref.rollout.n to at least 2"
+        )
     if workflow.algorithm.uncertainty is not None:
         raise UserError(
             f"{run.workflow}: algorithm.uncertainty compares the episodes of a sample; set "

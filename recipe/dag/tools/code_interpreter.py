@@ -11,12 +11,11 @@ import copy
 import math
 import re
 import textwrap
-from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from pydantic import Field
 
-from recipe.dag.tools.base import BuiltinTool
+from recipe.dag.tools.base import BuiltinTool, Resources
 from recipe.dag.types.frozen import Frozen
 from recipe.dag.types.record import ToolResult
 
@@ -64,10 +63,10 @@ class CodeInterpreter(BuiltinTool):
     }
 
     @classmethod
-    def make(cls, options: Options, sandbox: SandboxClient | None, limits: Mapping[str, float]) -> CodeInterpreter:
-        assert sandbox is not None, "a run with this tool has a sandbox"
-        arguments: dict[str, Any] = {**limits, **options.model_dump(exclude_none=True)}
-        return cls(sandbox, **arguments)
+    def make(cls, options: Options, resources: Resources) -> CodeInterpreter:
+        assert resources.sandbox is not None, "a run with this tool has a sandbox"
+        arguments: dict[str, Any] = {**resources.limits, **options.model_dump(exclude_none=True)}
+        return cls(resources.sandbox, **arguments)
 
     def __init__(
         self,

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 from omegaconf import DictConfig
 
 from recipe.dag.episode.batch import run_batch
+from recipe.dag.episode.failure import TooManyFailed
 from recipe.dag.episode.runner import EpisodeRunner
 from recipe.dag.errors import UserError
 from recipe.dag.report.conversations import write_conversations
@@ -41,8 +42,8 @@ async def roll_out(
 ) -> list[Episode]:
     """Run n episodes of each (sample, uid), with a progress bar. log: where each is recorded as it ends, and those that
     it holds already are left out."""
-    skip = () if log is None else log.finished.keys()
-    with Progress(len(samples) * n - len(skip), title, enabled=config.rollout.progress) as progress:
+    earlier = [] if log is None else list(log.finished.values())
+    with Progress(len(samples) * n - len(earlier), title, enabled=config.rollout.progress) as progress:
 
         def done(episode: Episode) -> None:
             progress.update(episode)
@@ -56,7 +57,7 @@ async def roll_out(
             step=step,
             validate=validate,
             max_in_flight=config.rollout.max_in_flight,
-            skip=set(skip),
+            earlier=earlier,
             on_done=done,
         )
 
@@ -70,7 +71,8 @@ async def evaluate(
 ) -> dict:
     """Run the runner's workflow on `samples` without training, write its files, and return the summary.
 
-    Episodes that an earlier run with the same identity left in the folder are not run again. about: metadata for
+    Episodes that an earlier run with the same identity left in the folder are not run again; reward nodes with the scope
+    `group` score them with the new ones. about: metadata for
     `report.conversations_file`. Raises UserError if a file cannot be written, and, with all files written, if more
     episodes failed than the workflow allows.
     """
@@ -84,10 +86,10 @@ async def evaluate(
         failed = None
         try:
             await roll_out(config, runner, pairs, n, 0, validate=True, title="evaluation", log=log)
-        except UserError as error:
-            if len(log.finished) + len(log.added) < len(pairs) * n:
-                raise
-            failed = error  # every episode ended, too many of them with an error
+        except TooManyFailed as error:
+            failed = error
+        if runner.scores_groups:
+            log.rewrite()
         episodes, uids = [*log.finished.values(), *log.added], [uid for _, uid in pairs]
         summary = write_results(folder, episodes, uids)
         if name := config.report.conversations_file:

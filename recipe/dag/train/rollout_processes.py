@@ -21,7 +21,7 @@ import ray
 from ray.exceptions import RayActorError
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
-from recipe.dag.episode.batch import run_batch
+from recipe.dag.episode.batch import keys_of, run_batch
 from recipe.dag.episode.remote.connect import ApiSpec, Endpoint
 from recipe.dag.episode.runner import EpisodeRunner
 from recipe.dag.episode.shipment import unpack
@@ -178,13 +178,21 @@ class SpreadRunner:
     def __init__(self, runner: EpisodeRunner, workflow: Workflow, processes: RolloutProcesses, setting: int | str):
         self._runner, self._workflow, self._processes, self._setting = runner, workflow, processes, setting
 
-    async def run_batch(self, samples: Samples, n: int, *, step: int, **options: Any) -> list[Episode]:
-        """Return what the function `run_batch` returns; raise what it raises."""
+    @property
+    def scores_groups(self) -> bool:
+        return self._runner.scores_groups
+
+    async def run_batch(
+        self, samples: Samples, n: int, *, step: int, earlier: Sequence[Episode] = (), **options: Any
+    ) -> list[Episode]:
+        """Return what the function `run_batch` returns; raise what it raises. Groups are scored in the run's own
+        process, where the `earlier` episodes are."""
         count = min(choose_processes(self._setting, len(samples) * n, cores()), self._processes.count)
         if count == 1:
-            return await run_batch(self._runner, samples, n, step=step, **options)
-        episodes = await self._processes.run_episodes(self._workflow, samples, n, count=count, step=step, **options)
-        self._runner.check_masked(episodes, f"step {step}")
+            return await run_batch(self._runner, samples, n, step=step, earlier=earlier, **options)
+        options |= {"step": step, "skip": keys_of(earlier)}
+        episodes = await self._processes.run_episodes(self._workflow, samples, n, count=count, **options)
+        await self._runner.finish(episodes, f"step {step}", earlier=earlier)
         return episodes
 
 

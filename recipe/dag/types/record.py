@@ -212,6 +212,9 @@ class Episode:
     seconds: float = 0.0
     usage: dict[str, dict[str, float]] = field(default_factory=dict)
     """What the calls of API policies consumed, by policy, attempts that failed included (`Call.usage`)."""
+    before_group: dict[str, Any] | None = None
+    """The outcome, the info and the calls' rewards that it had before its group was scored; None if nothing scores
+    groups."""
 
     def calls_of(self, agent: str) -> list[Call]:
         """Return the agent's calls, in order."""

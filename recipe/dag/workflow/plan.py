@@ -64,6 +64,8 @@ class PlannedNode(Frozen):
     """The condition on which it runs, in words."""
     envs: tuple[str, ...]
     """The envs that it may step."""
+    of_group: bool = False
+    """A reward node that scores all episodes of a sample at once."""
 
 
 class PlannedLoop(Frozen):
@@ -239,6 +241,7 @@ def _node(workflow: Workflow, node: Node) -> PlannedNode:
         runs=node.agent_options.process_path or node.executable_ref,
         when=node.when and in_words(node.when),
         envs=node.agent_options.env_path,
+        of_group=node.scope == "group",
     )
 
 

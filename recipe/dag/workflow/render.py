@@ -100,6 +100,7 @@ def _cell(node: PlannedNode) -> str:
     parts = [node.agent or (node.node_role == "REWARD" and node.runs) or step_name(node)]
     parts += [node.runs] if inside and node.runs else []
     parts += [f"after {', '.join(node.dependencies)}"] if inside and node.dependencies else []
+    parts += ["scores the group"] if node.of_group else []
     parts += [f"if {node.when}"] if node.when else []
     parts += [f"env {' or '.join(node.envs)}"] if node.envs else []
     return f"{node.node_id} [{', '.join(parts)}]"

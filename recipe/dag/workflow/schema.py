@@ -346,6 +346,9 @@ class Node(Frozen):
     """The user's function: `file.py:function`."""
     executable_kwargs: dict[str, Any] = {}
     """Keyword arguments of the function."""
+    scope: Literal["episode", "group"] = "episode"
+    """Reward nodes only: what the function scores. episode: a finished episode. group: all finished episodes of a
+    sample at once."""
     agent_options: AgentOptions = AgentOptions()
     when: Condition | None = None
     """Nodes of the episode only: skip the node if this is false. A node is also skipped if all of its dependencies

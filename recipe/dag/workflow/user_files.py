@@ -52,6 +52,8 @@ def _refs(workflow: Workflow) -> Iterator[str]:
         options = node.agent_options
         yield from (ref for ref in (node.executable_ref, options.process_path) if ref is not None)
         yield from (ref for ref in options.env_path if not names_env(ref))
+        # options that name a function, such as `compare` of recipe.dag.reward.group:pairwise_ranking
+        yield from (value for value in node.executable_kwargs.values() if isinstance(value, str) and ".py:" in value)
     if isinstance(workflow.algorithm, Custom):
         yield workflow.algorithm.estimator
     yield from (env.path for env in workflow.envs.values())

@@ -42,6 +42,9 @@ def _check_options(draft: Draft, node: Node, path: KeyPath) -> Iterator[Problem]
             hint = "; a class goes under `hooks`" if role is NodeRole.ROLLOUT else "; remove it"
             message = f"only REWARD and DEFAULT nodes read this, and this is a {role} node{hint}"
             yield problem((*path, key), message, key=True)
+    if role is not NodeRole.REWARD and draft.has(*path, "scope"):
+        message = f"only REWARD nodes read this, and this is a {role} node; remove it"
+        yield problem((*path, "scope"), message, key=True)
     if node.when is not None and role not in EPISODE_ROLES:
         message = f"a {role} node always runs; remove `when`, which is for nodes of the episode"
         yield problem((*path, "when"), message, key=True)

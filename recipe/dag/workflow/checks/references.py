@@ -40,6 +40,8 @@ _TOOL = {"execute": ("arguments", "state"), "close": ()}
 # An env need not define reset. It is called with keyword arguments: those of the three that it takes.
 _RESET = frozenset({"sample", "seed", "sandbox"})
 _CONTEXT = frozenset({"context"})
+_SCOPES = {"episode": ("episode",), "group": ("episodes",)}
+"""Scope of a reward node -> the leading arguments of its function."""
 
 Target = tuple[Outline, Definition | None]
 """A file and the definition that is named in it; None: the whole file."""
@@ -113,7 +115,29 @@ class References:
                     yield from self.check_env_class(ref, (*at, "env_path", index))
         elif node.executable_ref is not None and (arguments := KINDS[node.node_role].function_takes):
             here, kwargs_at = (*path, "executable_ref"), (*path, "executable_kwargs")
+            arguments = _SCOPES.get(node.scope, arguments) if node.node_role is NodeRole.REWARD else arguments
             yield from self.check_function(node.executable_ref, here, arguments, node.executable_kwargs, kwargs_at)
+            if node.node_role is NodeRole.REWARD:
+                yield from self._check_scope(node, node.executable_ref, here)
+
+    def _check_scope(self, node: Node, ref: str, here: KeyPath) -> Iterator[Problem]:
+        """Check that the name of a reward function's first argument does not contradict the node's scope."""
+        first = self._first_argument(ref, here)
+        other = next((scope for scope, names in _SCOPES.items() if scope != node.scope and first == names[0]), None)
+        if other is not None:
+            message = f"`{ref}` takes `{first}`, so write `scope: {other}`"
+            yield self.source.problem(here, f"{message}, or rename the argument to `{_SCOPES[node.scope][0]}`")
+
+    def _first_argument(self, ref: str, here: KeyPath) -> str | None:
+        (_, name), base = split_ref(ref), Path(self.source.origin(here).source.file)
+        try:
+            target = self.follow(self.read(ref, base), name, base) if name else None
+        except (UserError, SyntaxError, ValueError):
+            return None  # reported where it is looked up
+        if target is None or not isinstance(target[1], Function):
+            return None
+        arguments = target[1].args
+        return next((argument.arg for argument in (*arguments.posonlyargs, *arguments.args)), None)
 
     def check_env(self, env: EnvSpec, path: KeyPath) -> Iterator[Problem]:
         yield from self.check_env_class(env.path, (*path, "path"), env.kwargs, (*path, "kwargs"))

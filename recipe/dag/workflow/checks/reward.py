@@ -22,6 +22,8 @@ def check_rewards(facts: DraftFacts) -> Iterator[Problem]:
     """Needs a complete draft, a graph without cycles, and options that passed."""
     for index, node, entry in facts.catalogued_rewards():
         yield from _check_twice(facts, index, node, entry)
+        if entry.name == "pairwise_ranking":
+            yield from _check_comparison(facts, index, node)
         if entry.graded and not _graded_before(facts, node):
             message = "reads the episode's outcome, but no node before it sets one; let it depend on a node that does"
             yield facts.problem(_path(index, entry), message)
@@ -66,6 +68,17 @@ def _check_twice(facts: DraftFacts, index: int, node: Node, entry: RewardEntry) 
             f"twice; remove this node{instead}"
         )
         yield facts.problem(_path(index, entry), message)
+
+
+def _check_comparison(facts: DraftFacts, index: int, node: Node) -> Iterator[Problem]:
+    given = [key for key in ("compare", "judge") if node.executable_kwargs.get(key) is not None]
+    if len(given) != 1:
+        have = "both" if given else "neither"
+        message = f"needs `compare: file.py:function` or `judge: <node>`, and has {have}"
+        yield facts.problem(("nodes", index, "executable_ref"), message)
+    elif given == ["compare"] and "key" in node.executable_kwargs:
+        path: KeyPath = ("nodes", index, "executable_kwargs", "key")
+        yield facts.problem(path, "only `judge` reads this; remove it", key=True)
 
 
 def _payments(draft: Draft, node: Node, entry: RewardEntry) -> int:

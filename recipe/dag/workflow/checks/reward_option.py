@@ -36,6 +36,9 @@ def check_reward_options(facts: DraftFacts) -> Iterator[Problem]:
             if key in options and not (options[key] is None and option.default is None):
                 for inner, message in _mistakes(draft, (*path, key), option, options[key]):
                     yield problem((*path, key, *inner), message)
+                if option.kind is OptionKind.FUNCTION and isinstance(options[key], str):
+                    here = (*path, key)
+                    yield from facts.references.check_function(options[key], here, option.arguments, {}, here)
         if name == "reward.credit:debate_incentives":
             weights = [key for key, option in takes.items() if option.default == 0.0]
             if not any(options.get(key, 0.0) for key in weights):
@@ -54,6 +57,8 @@ def _mistakes(draft: Draft, path: KeyPath, option: RewardOption, value: Any) -> 
             yield from _check_players(draft, path, value, int(option.low))
         case OptionKind.AGENTS:
             yield from _check_agents(draft, value)
+        case OptionKind.AGENT:
+            yield from (((), message) for _, message in _check_agents(draft, [value]))
         case _:
             if (message := _scalar_problem(option, value)) is not None:
                 yield (), message
@@ -68,6 +73,10 @@ def _scalar_problem(option: RewardOption, value: Any) -> str | None:
                 return f"expected {_range(option)}, got {show_value(value)}"
         case OptionKind.TEXT if not isinstance(value, str):
             return f"expected text, got {show_value(value)}"
+        case OptionKind.FUNCTION if not isinstance(value, str):
+            return f"expected file.py:function, got {show_value(value)}"
+        case OptionKind.FLAG if not isinstance(value, bool):
+            return f"expected true or false, got {show_value(value)}"
         case OptionKind.CHOICE if value not in option.choices:
             suggestion = closest(value, option.choices) if isinstance(value, str) else None
             hint = f"; did you mean `{suggestion}`?" if suggestion else ""
