@@ -23,7 +23,7 @@ LAYERS = (
     {"workflow_file"},
     {"workflow_edits", "workflow_import", "new"},
     {"episode"},
-    {"reward", "report", "settings"},
+    {"reward", "report", "settings", "coach"},
     {"platform"},
     {"policy"},
     {"train"},

@@ -17,7 +17,7 @@ from recipe.dag.episode.reward import pay
 from recipe.dag.episode.seeds import env_seed
 from recipe.dag.episode.tasks import together
 from recipe.dag.episode.view import Turn
-from recipe.dag.errors import EnvFault
+from recipe.dag.errors import EnvFault, boundary
 from recipe.dag.types.record import Call
 
 
@@ -62,6 +62,7 @@ class EpisodeEnvs:
         )
         turn.obs[slot], turn.infos[slot] = result.obs, result.info
         turn.calls[slot].env_info = result.info
+        turn.calls[slot].next_observation = _text(result.obs.get(node.agent_name), node.id)
         if result.done:
             turn.done.add(slot)
         if node.spec.agent_options.rewards_with_env:
@@ -96,6 +97,11 @@ def _action(call: Call | None) -> str:
     answered = not call.ended_in_tool_call and after_thinking(call.text, opened=call.opened_thinking)
     # A text that a hook wrote in place of the model's is an answer in any case.
     return call.text if answered or call.completion is not None else ""
+
+
+def _text(obs: Any, node: str) -> str:
+    with boundary(EnvFault, f"node {node}"):
+        return "" if obs is None else str(obs)
 
 
 async def _close(env: LiveEnv) -> EnvFault | None:

@@ -152,6 +152,8 @@ def load_hooks(node: Node, workflow: Workflow) -> Hooks:
     if pre is None and post is None:
         kind = "file" if isinstance(holder, ModuleType) else "class"
         raise UserError(f"{where}: the {kind} defines neither prompt nor parse")
+    if isinstance(holder, Agent):
+        holder.prepare(workflow, node)
     return Hooks(pre, post, dependencies, peers)
 
 
@@ -253,7 +255,7 @@ def visible_texts(
     for name in names:
         if name in context.upstream:
             call = context.upstream[name]
-            parts.append((name, call, f"{call.agent}:\n{call.text}"))
+            parts.append((name, call, f"{call.agent}:\n{call.handed}"))
         elif name in context.results:
             result = context.results[name]
             parts.append((name, result, f"{name}:\n{result.text or json.dumps(result.parsed)}"))

@@ -6,6 +6,7 @@ see; this module runs them and records the results.
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Awaitable, Callable, Mapping
 from functools import partial
 from typing import Any
@@ -14,11 +15,13 @@ from recipe.dag.episode.agent_runner import AgentRunner, Attempt
 from recipe.dag.episode.compute import FunctionRunner, VoteRunner
 from recipe.dag.episode.env_class import EnvClass
 from recipe.dag.episode.envs import EpisodeEnvs
+from recipe.dag.episode.failure import describe
 from recipe.dag.episode.graph import EpisodeGraph, EpisodeNode, Slot
+from recipe.dag.episode.hooks import HookResult
 from recipe.dag.episode.schedule import Schedule, Task
 from recipe.dag.episode.tasks import Work, unfold
 from recipe.dag.episode.view import Reader, Turn, TurnState, View, carry_over, loop_reader, node_reader, view
-from recipe.dag.errors import HookFault
+from recipe.dag.errors import Fault, HookFault, SkipCall
 from recipe.dag.types.context import Context, Output
 from recipe.dag.types.record import Call, Episode, Result, Skip, ToolResult
 from recipe.dag.workflow.condition import holds
@@ -130,10 +133,13 @@ class Rollout:
         call = Call(node.id, agent.name, node.spec.agent_group, agent.policy, turn.number, round=round_index)
         call.role = agent.role or agent.name
         turn.calls[slot] = call
+        call.hand_over = agent.hand_over
         context = self._context(node, round_index, turn, seen, partial(_call_tool, runner, call, self._attempt))
-        result = await runner.run(call, context, self._attempt, self._last_transcript(seen))
+        context.ask = partial(runner.ask, call, self._attempt)
+        context.read_by = self._read_by
+        result = await self._play(runner, call, context, seen)
         turn.outputs[slot] = call
-        if call.stop_reason == "length" and not call.generations:
+        if call.stop_reason == "length" and not call.generations and agent.on_failure != "skip":
             turn.too_long.add(slot)
         if result.output.done:
             turn.done.add(slot)
@@ -141,6 +147,29 @@ class Rollout:
             # Special tokens stay in: the next agent's hook gets these ids again, from its own tokenizer.
             text = runner.endpoint.tokenizer.decode(result.ids, skip_special_tokens=False)
             self._transcripts[turn.number, slot] = text
+
+    async def _play(self, runner: AgentRunner, call: Call, context: Context, seen: View) -> HookResult:
+        """Run the call. If the agent may fail, a failed call keeps what it holds and gets the reason."""
+        try:
+            result = await runner.run(call, context, self._attempt, self._last_transcript(seen))
+        except SkipCall as skip:
+            if runner.trained:
+                raise HookFault(f"skips its call ({skip}), but its policy is trained", where=skip.where) from skip
+            return _failed(call, str(skip))
+        except Fault as fault:
+            task = asyncio.current_task()
+            if not runner.may_skip(fault) or (task is not None and task.cancelling()):
+                raise
+            self._episode.faults.append(fault.record())
+            return _failed(call, describe(fault.record()))
+        if runner.agent.on_failure == "skip" and call.stop_reason == "length" and not call.generations:
+            return _failed(call, "its prompt does not fit into the context")
+        return result
+
+    def _read_by(self, call: Call) -> str:
+        runner = self._runners[call.node]
+        assert isinstance(runner, AgentRunner)  # calls are made by agents
+        return runner.read_by(call)
 
     def _context(
         self,
@@ -189,6 +218,11 @@ class Rollout:
         # In the token-level form the env's text continues the transcript in place of the agent's.
         if at in self._transcripts and isinstance(text, str):
             self._transcripts[at] = text
+
+
+def _failed(call: Call, reason: str) -> HookResult:
+    call.text, call.parsed = "", {"failed": reason}
+    return HookResult(Output(parsed=call.parsed))
 
 
 async def _call_tool(runner: AgentRunner, call: Call, attempt: Attempt, name: str, /, **arguments: Any) -> ToolResult:

@@ -189,6 +189,12 @@ class Agent(Frozen):
     as token ids and appends only the new messages, so that its calls become one row."""
     chat_template_kwargs: dict[str, Any] = {}
     """Keyword arguments of the tokenizer's chat template."""
+    on_failure: Literal["fault", "skip"] = "fault"
+    """Handling of a call that fails, unless the user's code is at fault. fault: the episode fails
+    (`episode.on_failure`). skip: the call's `parsed` is {"failed": reason}, and the episode goes on; only for agents
+    whose policy is not trained."""
+    hand_over: Literal["all", "answer"] = "all"
+    """The part of its text that other agents read. all: the whole text. answer: the text without thoughts."""
 
     def stop_strings(self, *, validate: bool) -> list[str]:
         """Return the strings that end a generation, in training or in validation."""

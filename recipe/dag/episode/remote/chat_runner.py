@@ -90,12 +90,14 @@ class ChatRunner(AgentRunner):
         loop, invalid_streak = self.agent.tool_loop, 0
         while True:
             try:
-                answer = await self._ask(call, attempt, deadline)
+                answer = await self._complete(call, attempt, deadline, call.messages)
             except PromptTooLong:
                 info = attempt.episode.info
                 info["prompt_too_long"] = info.get("prompt_too_long", 0) + 1
                 call.stop_reason, call.ended_in_tool_call = "length", bool(call.generations)
                 return
+            call.messages.append(answer.message)
+            call.stop_reason = answer.stop_reason
             call.text = answer.message["content"]
             if loop is None or answer.stop_reason != "stop":
                 cut_off = answer.stop_reason == "length"
@@ -118,15 +120,22 @@ class ChatRunner(AgentRunner):
                 call.stop_reason, call.ended_in_tool_call = "invalid_calls", True
                 return
 
-    async def _ask(self, call: Call, attempt: Attempt, deadline: float) -> ChatAnswer:
-        """Append the model's next message to the call."""
+    async def _answer(self, call: Call, attempt: Attempt, messages: list[Message], deadline: float) -> Message:
+        return (await self._complete(call, attempt, deadline, messages)).message
+
+    def read_by(self, call: Call) -> str:
+        """Return the text of all that the call's model had read before its last generation."""
+        return as_text(call.messages[:-1]) if call.tool_results else call.prompt_text
+
+    async def _complete(self, call: Call, attempt: Attempt, deadline: float, messages: list[Message]) -> ChatAnswer:
+        """Return the model's next message; count it in the call."""
         sampling = sampling_of(self.agent, attempt.validate)
         sampling["seed"] = self._seed(call, attempt)
         remaining = max(deadline - asyncio.get_running_loop().time(), 0.001)
         started = time.perf_counter()
         try:
             answer = await self._chat.complete(
-                call.messages,
+                messages,
                 sampling,
                 timeout_s=self.limits.generation_timeout_s or remaining / 2,
                 tools=self._template_tools,
@@ -134,9 +143,8 @@ class ChatRunner(AgentRunner):
             )
         finally:
             call.generation_seconds += time.perf_counter() - started
-        call.messages.append(answer.message)
         call.usage = added(call.usage, answer.usage)
-        call.stop_reason, call.temperature = answer.stop_reason, sampling["temperature"]
+        call.temperature = sampling["temperature"]
         call.generations += 1
         return answer
 
