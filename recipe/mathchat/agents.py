@@ -138,7 +138,7 @@ def _problem(context: Context) -> str:
 
 
 def _handed(context: Context, node: str) -> str:
-    return _call_of(context, node).text.strip()
+    return _call_of(context, node).handed.strip()
 
 
 def _call_of(context: Context, node: str) -> Call:
