@@ -75,15 +75,16 @@ def _section(text: str, mark: str, heading: str) -> str:
 
 
 def judge_solver(request: Mapping[str, str]) -> Verdict:
-    """Score the method: a formula (2), with the problem's numbers (3), and the operations its words suggest (5)."""
+    """Score the method: 1 for a formula, and 9 for one that fits the problem."""
     formula = last_formula(request["What the agent wrote"])
     if formula is None:
         return Verdict(0.0, "There is no formula that the coder could compute.")
-    return Verdict(2.0 + _fit(formula, request["Problem"]), f"The formula is {formula}.")
+    fit = fitness(formula, request["Problem"])
+    return Verdict(round(1.0 + 9.0 * fit, 1), f"{formula} {'fits' if fit == 1.0 else 'does not fit'} the problem.")
 
 
 def judge_coder(request: Mapping[str, str]) -> Verdict:
-    """Score a program by what it computes and whether it ran, a statement by whether a program had printed it."""
+    """Score a program by whether it ran (3) and what it computes (7), a statement by whether a program printed it."""
     wrote, printed = request["What the agent wrote"], request["What its programs printed"]
     responses = _RESPONSE.findall(request["What the agent had read"])
     earlier = responses[-1] if responses else ""
@@ -97,9 +98,10 @@ def judge_coder(request: Mapping[str, str]) -> Verdict:
     computed, asked = last_formula(blocks[-1]), last_formula(_solution(request["What the agent had read"]))
     if computed is None:
         return Verdict(3.0, "The program computes nothing.")
-    faithful = asked is not None and computed == asked
-    fit = 5.0 if faithful else 0.6 * _fit(computed, request["Problem"])
-    return Verdict(5.0 + fit, f"It ran, and computes {'what the solver wrote' if faithful else computed}.")
+    if computed == asked:
+        return Verdict(10.0, "It ran, and computes what the solver wrote.")
+    fit = fitness(computed, request["Problem"])
+    return Verdict(round(3.0 + 7.0 * fit, 1), f"It ran, but computes {computed}, which the solver did not write.")
 
 
 def judge_verifier(request: Mapping[str, str]) -> Verdict:
@@ -130,12 +132,13 @@ def suggested(problem: str) -> set[str]:
     return {operator for words, operator in CUES if re.search(words, problem)}
 
 
-def _fit(formula: str, problem: str) -> float:
-    """Return from 0 to 8: 3 if every number of the problem is used, 5 times the share of operations that fit."""
+def fitness(formula: str, problem: str) -> float:
+    """Return how well a formula fits a problem, from 0 to 1: 0.2 if it uses all numbers, and 0.8 times the square of
+    the share of operations that its words suggest, since a method that fits half is of little use."""
     missing = set(_NUMBER.findall(problem)) - set(_NUMBER.findall(formula))
     used, wanted = set(_OPERATOR.findall(formula)), suggested(problem)
     share = len(used & wanted) / len(used | wanted)
-    return (0.0 if missing else 3.0) + 5.0 * share
+    return (0.0 if missing else 0.2) + 0.8 * share**2
 
 
 def _judge_statement(wrote: str, earlier: str) -> Verdict:

@@ -23,9 +23,9 @@ async def outcome_for_all(
 ) -> dict[str, list[float]]:
     """Return `weight` for each call of `agents` if the last answer of the node `verifier` is right, else 0.0.
 
-    Every action is paid, because with `stat_unit: call` a reward reaches no other action. Sets `episode.outcome` and, if
-    the node `coach` gave an ANSWER_CORRECT, `episode.info`: `coach/answer_correct`, and `coach/agrees`, 1.0 if it is the
-    grader's. Raises GraderFault if the answer cannot be graded.
+    Every action is paid, because with `stat_unit: call` a reward reaches no other action. Sets `episode.outcome` and,
+    if the node `coach` gave an ANSWER_CORRECT, `episode.info`: `coach/answer_correct`, and `coach/agrees`, 1.0 if it is
+    the grader's. Raises GraderFault if the answer cannot be graded.
     """
     answers = [call for call in episode.calls if call.node == verifier]
     if not answers:

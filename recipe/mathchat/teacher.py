@@ -1,4 +1,9 @@
-"""A careless teacher for MathChat's three agents on arithmetic problems, for models of a million parameters.
+"""A careless teacher for MathChat's three agents on arithmetic problems, and transcripts of it.
+
+    python -m recipe.mathchat.teacher --output outputs/NAME/data/sft.parquet --size 512 --test_size 64 --seed 0
+
+Models of a million parameters learn from the teacher itself (`recipe.tiny.build`), pretrained ones from transcripts, in
+which the coaches speak, too: they give the verdicts of the rule judge, which makes a small model a coach.
 
 Invariant: all randomness comes from the seed, and no problem is in the test split. The format is right and the content
 wrong at fixed rates, in each agent independently of the others, which leaves reinforcement learning something to
@@ -7,20 +12,30 @@ improve and makes an episode's outcome a noisy signal for each of them.
 
 from __future__ import annotations
 
+import argparse
 import asyncio
 import random
+import sys
+from collections.abc import Iterator, Sequence
+from pathlib import Path
 from typing import Any
 
 from preprocess.arithmetic import Problem, splits
+from preprocess.common import run
 from recipe.dag.errors import UserError
+from recipe.dag.types.context import Message
 from recipe.dag.types.record import ToolResult
 from recipe.dag.workflow.schema import Workflow
+from recipe.dag.workflow_file import load_workflow
+from recipe.mathchat.judge import judge
+from recipe.retool.teacher import write_transcripts
 from recipe.tiny.dialogue import Demonstration, Dialogue, Script
 
 WRONG_FORMULA, OTHER_CODE, BROKEN_CODE, WRONG_RESULT, WRONG_ANSWER = 0.45, 0.12, 0.1, 0.06, 0.08
 """Rates at which the solver picks a wrong formula, the code agent computes another one, omits a bracket, states a
 number that its program did not print, and the verifier answers with a number of the problem."""
 
+WORKFLOW = Path(__file__).parents[2] / "workflows" / "workflow_mathchat.yaml"
 NODES = ("solve", "code", "verify")
 FORMULAS = {
     2: ("{0} + {1}", "{0} - {1}", "{0} * {1}", "{0} // {1}", "{0} % {1}", "({0} + {1}) // 2"),
@@ -30,23 +45,28 @@ SYNTAX_ERROR = "SyntaxError: '(' was never closed"
 
 
 class Teacher:
-    """Demonstrates workflow_mathchat; its coaches say nothing. Raises UserError for a workflow without the nodes solve,
-    code and verify, or whose node `code` has fewer than two rounds."""
+    """Demonstrates workflow_mathchat. Raises UserError for a workflow without the nodes solve, code and verify, or
+    whose node `code` has fewer than two rounds."""
 
-    def __init__(self, workflow: Workflow, seed: int):
+    def __init__(self, workflow: Workflow, seed: int, *, coaches: bool = False):
+        """`coaches`: the workflow's other nodes, which must be coaches with `coach.txt`, speak, too."""
         self._names = [node.node_id for node in workflow.rollout_nodes]
         rounds = max((loop.max_rounds for loop in workflow.loops.values() if "code" in loop.nodes), default=1)
         if not set(NODES) <= set(self._names) or rounds < 2:
             needed = f"the rollout nodes {', '.join(NODES)}, and a loop of 2 rounds or more around `code`"
             raise UserError(f"{workflow.path}: this teacher needs {needed}")
         self._seed, self._rng, self._dialogue = seed, random.Random(seed), Dialogue(workflow)
+        loops = {name for loop in workflow.loops.values() for name in loop.nodes}
+        coach_nodes = [name for name in self._names if coaches and name not in NODES]
+        self._verdicts = {name: [judge, judge] if name in loops else judge for name in coach_nodes}
 
     def problems(self, count: int, test_size: int) -> list[Problem]:
         return splits(self._seed, count, test_size)[0]
 
     def teach(self, problem: Problem) -> list[Demonstration]:
-        """Return one demonstration per call of an episode: four, since the code agent always acts twice."""
-        answers = self._answers(problem)
+        """Return one demonstration per call of an episode: four, since the code agent always acts twice, and one per
+        verdict."""
+        answers = self._answers(problem) | self._verdicts
         script = Script([answers.get(name) for name in self._names], run_program)
         return asyncio.run(self._dialogue.demonstrate(problem, script))
 
@@ -74,6 +94,13 @@ class Teacher:
         return str(self._rng.choice(problem.operands)) if self._rng.random() < rate else result
 
 
+def transcripts(lessons: Sequence[Demonstration]) -> Iterator[list[Message]]:
+    """Yield one dialogue per conversation of an episode: the code agent's actions are one."""
+    for lesson in lessons:
+        if lesson.role != "code" or lesson.round:
+            yield [*lesson.messages, {"role": "assistant", "content": lesson.answer}]
+
+
 def program_text(code: str, closing: str = ")") -> str:
     return f"```python\nprint({code}{closing}\n```"
 
@@ -90,3 +117,26 @@ async def run_program(name: str, *, code: str, **options: Any) -> ToolResult:
         return ToolResult(name, {}, "failed", where + SYNTAX_ERROR, stderr=where + SYNTAX_ERROR, return_code=1)
     output = f"{value_of(formula.removesuffix(')'))}\n"
     return ToolResult(name, {}, "success", output, stdout=output, return_code=0)
+
+
+def main(argv: Sequence[str] | None = None) -> None:
+    parser = argparse.ArgumentParser(
+        description=(__doc__ or "").partition("\n")[0], formatter_class=argparse.ArgumentDefaultsHelpFormatter
+    )
+    parser.add_argument("--output", required=True, type=Path, help="the parquet file")
+    parser.add_argument("--workflow", type=Path, default=WORKFLOW)
+    parser.add_argument("--size", type=int, default=512, help="number of episodes, of eight dialogues each")
+    parser.add_argument("--test_size", type=int, default=64, help="size of the test split, whose problems are left out")
+    parser.add_argument("--seed", type=int, default=0)
+    options = parser.parse_args(argv)
+    if options.size < 1 or options.test_size < 1 or options.seed < 0:
+        raise UserError("--size and --test_size must be 1 or more, --seed 0 or more")
+    teacher = Teacher(load_workflow(options.workflow), options.seed, coaches=True)
+    problems = teacher.problems(options.size, options.test_size)
+    dialogues = [dialogue for problem in problems for dialogue in transcripts(teacher.teach(problem))]
+    write_transcripts(options.output, dialogues, tools=[])
+    print(f"{len(dialogues)} transcripts -> {options.output}")
+
+
+if __name__ == "__main__":
+    sys.exit(run(main))

@@ -143,7 +143,8 @@ class Dialogue:
         prompt = (*before, *messages)
         text = answer if isinstance(answer, str) else answer(prompt)
         conversations[node.node_id] = (*prompt, {"role": "assistant", "content": text})
-        context.call = call = self._call(node, text, context.turn, slot[1])
+        context.call = call = self._call(node, prompt, text, context.turn, slot[1])
+        context.call_tool = _recording(context.call_tool, call)
         output = (await hooks.post_process(None, [], [], context)).output
         call.text, call.parsed = text if output.text is None else output.text, output.parsed
         turn.outputs[slot] = call
@@ -179,7 +180,24 @@ class Dialogue:
             max_rounds=self._rounds(slot[0]),
         )
 
-    def _call(self, node: Node, text: str, turn: int, round_index: int) -> Call:
+    def _call(self, node: Node, prompt: Sequence[Message], text: str, turn: int, round_index: int) -> Call:
         agent = self._workflow.agent_of(node)
-        keys = (node.node_id, agent.name, node.agent_group, agent.policy, turn)
-        return Call(*keys, round=round_index, text=text, stop_reason="stop")
+        return Call(
+            *(node.node_id, agent.name, node.agent_group, agent.policy, turn),
+            prompt_text="".join(f"<|im_start|>{m['role']}\n{m['content']}<|im_end|>\n" for m in prompt),
+            text=text,
+            stop_reason="stop",
+            generations=1,
+            round=round_index,
+            hand_over=agent.hand_over,
+        )
+
+
+def _recording(call_tool: Callable[..., Awaitable[ToolResult]], call: Call) -> Callable[..., Awaitable[ToolResult]]:
+    """Return the tool with its results kept in the call, as the engine keeps them."""
+
+    async def recorded(name: str, **arguments: Any) -> ToolResult:
+        call.tool_results.append(await call_tool(name, **arguments))
+        return call.tool_results[-1]
+
+    return recorded

@@ -53,13 +53,13 @@ def test_the_judge_prefers_right_formulas_and_is_not_always_right():
         others = [t.format(*problem.operands) for t in FORMULAS[len(problem.operands)]]
         other = draw.choice([formula for formula in others if formula != problem.expression])
         mark = solver(f"Compute {other}", problem.text)
-        assert mark is not None and 2.0 <= mark <= 10.0
+        assert mark is not None and 1.0 <= mark <= 10.0
         wrong_as_good += mark == 10.0
     assert 0 < wrong_as_good < 40  # (a - c) * b and a * b - c
 
 
 @pytest.mark.parametrize(
-    ("wrote", "mark"), [("I do not know", 0.0), ("Compute 38*4", 2.0 + 2.5), ("Compute 38+4*57", 10.0)]
+    ("wrote", "mark"), [("I do not know", 0.0), ("Compute 38*4", 1.0 + 9 * 0.8 / 4), ("Compute 38+4*57", 10.0)]
 )
 def test_a_solver_is_scored_by_numbers_and_operations(wrote, mark):
     assert solver(wrote) == mark
@@ -68,11 +68,11 @@ def test_a_solver_is_scored_by_numbers_and_operations(wrote, mark):
 def test_a_program_is_scored_by_what_it_computes_and_whether_it_ran():
     assert coder(program_text("38*4+57")) == 10.0
     assert coder(program_text("38*4+57", closing=""), printed="SyntaxError: '(' was never closed") == 1.0
-    assert coder(program_text("38-4")) == 5.0
+    assert coder(program_text("38-4")) == 3.0
     assert coder("```python\nprint('hello')\n```", printed="hello") == 1.0
     wrong_plan = READ.replace("38*4+57", "38+4-57")
     assert coder(program_text("38+4-57"), read=wrong_plan) == 10.0  # as it was asked for
-    assert coder(program_text("38*4+57"), read=wrong_plan) == pytest.approx(9.8)  # corrects the plan
+    assert coder(program_text("38*4+57"), read=wrong_plan) == 10.0  # corrects the plan
 
 
 def test_a_result_must_be_one_that_a_program_printed():
@@ -96,7 +96,7 @@ def test_the_verifier_is_scored_by_the_truth_and_by_what_it_was_given():
 
 def test_only_a_verifiers_verdict_names_the_answer():
     assert score("solver", "Compute 38*4+57").outcome is None
-    assert score("solver", "Compute 38*4+57").reasoning == "The formula is 38 * 4 + 57."
+    assert score("solver", "Compute 38*4+57").reasoning == "38 * 4 + 57 fits the problem."
 
 
 def test_the_judge_reads_the_request_alone():
