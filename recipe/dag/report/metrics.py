@@ -17,7 +17,13 @@ from statistics import fmean
 
 from recipe.dag.episode.remote.usage import usage_by_policy
 from recipe.dag.episode.rows import left_out_unscored
-from recipe.dag.report.pass_at_k import average_at_n, outcomes_by_problem, pass_at_k
+from recipe.dag.report.pass_at_k import (
+    atleast_k_at_n,
+    average_at_n,
+    majority_at_n,
+    outcomes_by_problem,
+    pass_at_k,
+)
 from recipe.dag.report.tools import tool_rates
 from recipe.dag.types.record import Call, Episode, Skip
 from recipe.dag.workflow.schema import Workflow
@@ -92,8 +98,8 @@ def validation_metrics(episodes: Sequence[Episode], workflow: Workflow | None = 
     """Return `rollout_metrics` under `val/`, plus accuracy per problem.
 
     `val/accuracy` is the mean over problems of the mean of their episodes, also per data source if there are several.
-    `val/accuracy_all` includes episodes with a fault. With n > 1 episodes per problem, `val/pass@<k>` is added for k =
-    1, 2, 4, ... and n.
+    `val/accuracy_all` includes episodes with a fault. With n > 1 episodes per problem, `val/pass@<k>` and
+    `val/atleast_<k>@<n>` are added for k = 1, 2, 4, ... and n, and `val/majority@<n>`.
     """
     metrics = rollout_metrics(episodes, workflow, prefix="val/")
     problems = outcomes_by_problem(episodes)
@@ -108,7 +114,9 @@ def validation_metrics(episodes: Sequence[Episode], workflow: Workflow | None = 
             metrics |= {f"val/accuracy/{source}": average_at_n(part)} if part else {}
     n = max(len(outcomes) for outcomes in problems)
     ks = sorted({1 << power for power in range(n.bit_length())} | {n}) if n > 1 else []
-    return metrics | {f"val/pass@{k}": pass_at_k(problems, k) for k in ks}
+    metrics |= {f"val/pass@{k}": pass_at_k(problems, k) for k in ks}
+    metrics |= {f"val/atleast_{k}@{n}": atleast_k_at_n(problems, k, n) for k in ks}
+    return metrics | ({f"val/majority@{n}": majority_at_n(problems, n)} if ks else {})
 
 
 def _episode_metrics(episodes: Sequence[Episode], good: Sequence[Episode]) -> dict[str, float]:
