@@ -193,7 +193,8 @@ def test_options_choose_the_checks(monkeypatch):
     with pytest.raises(UserError, match="add --model MODEL"):
         doctor_options.option_checks(data="rows.parquet")
     every = doctor_options.option_checks(workflow="w.yaml", sandbox_url="u", base_url="b", model="m", data="d.parquet")
-    assert list(every) == ["sandbox-url", "base-url", "template", "tool-call", "prompts", "apis", "gpu-memory"]
+    names = ["sandbox-url", "base-url", "template", "tool-call", "prompts", "apis", "tools", "gpu-memory"]
+    assert list(every) == names
     monkeypatch.setattr(doctor, "CHECKS", {"machine": lambda: "fine"})
     assert run().out.split() == ["ok", "machine", "fine"]
     down = run("--base-url", "http://127.0.0.1:9/v1")

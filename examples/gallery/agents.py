@@ -15,12 +15,12 @@ class Guesser(Agent):
 
     def prompt(self, context: Context) -> list[Message]:
         lines = [context.problem]
-        lines += [f"{node} said: {call.text}" for node, call in context.upstream.items()]
+        lines += [f"{node} said: {call.handed}" for node, call in context.upstream.items()]
         lines += [f"The game says: {context.obs}"] if context.obs else []
         return [{"role": "user", "content": "\n".join([*lines, "Answer with a number, and how sure you are in %."])}]
 
     def parse(self, context: Context) -> Output:
-        match = _ANSWER.search(context.call.text)
+        match = _ANSWER.search(context.call.handed)  # with `hand_over: answer`, no number of a thought
         if match is None:
             return Output(parsed={})
         return Output(parsed={"answer": match[1], "confidence": int(match[2] or 100) / 100})

@@ -15,7 +15,7 @@ from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
 
-from recipe.dag.episode.chat import continuation_ids, continue_off_loop, end_of_turn_id, render_off_loop
+from recipe.dag.episode.chat import continuation_ids, continue_off_loop, end_of_turn_id, render_off_loop, unread_options
 from recipe.dag.episode.client import PolicyEndpoint
 from recipe.dag.episode.conversation import Conversation
 from recipe.dag.episode.generation import cut_at_stop, generate, sampling_of
@@ -85,6 +85,11 @@ class AgentRunner:
         with `memory: chat`."""
         self._argument = "code"
         """The argument of the first tool, for calls between tags."""
+        if unread := unread_options(self.endpoint.tokenizer, self.agent.chat_template_kwargs):
+            raise UserError(
+                f"agent {self.agent.name}: chat_template_kwargs.{unread[0]} has no effect: the chat template of policy "
+                f"{self.agent.policy} does not read it; remove it, or choose a model whose template does"
+            )
         if self.agent.tool_loop is not None:
             if not self.tools.names:
                 raise UserError(f"agent {self.agent.name}: a tool_loop needs at least one tool in `tools`")
