@@ -71,6 +71,14 @@ def team(episode: Episode) -> dict[str, float]:
     return {call.agent: episode.outcome for call in episode.calls}
 
 
+def graded(episode: Episode) -> dict[str, float]:
+    """Set the outcome, whether the verifier's answer is right, and pay nothing."""
+    episode.outcome = next(
+        (_is_right(call, episode) for call in reversed(episode.calls) if call.agent == "verifier"), 0.0
+    )
+    return {}
+
+
 def last(episode: Episode) -> dict[str, float]:
     """Return 1 for the last agent if its answer is right, and 0 for the others, to whom the estimator propagates it."""
     final_call = episode.calls[-1]

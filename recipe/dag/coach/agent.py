@@ -7,16 +7,18 @@ The truth is in a prompt only if the workflow declares it for the judged agent.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from pydantic import Field, ValidationError
 
 from recipe.dag.coach.evidence import Keep, evidence
+from recipe.dag.coach.reward import coach_scores
 from recipe.dag.coach.score import Score, parse
 from recipe.dag.coach.template import PromptTemplate
 from recipe.dag.episode.remote.transport import PromptTooLong
 from recipe.dag.errors import SkipCall, UserError
-from recipe.dag.paths import resolve_path
+from recipe.dag.paths import find_source, resolve_path, split_ref
 from recipe.dag.suggestion import did_you_mean
 from recipe.dag.types.agent import Agent
 from recipe.dag.types.context import Context, Message, Output
@@ -45,6 +47,9 @@ class Options(Frozen):
     keep: Keep = Keep()
     scale: float = Field(default=10.0, gt=0.0, allow_inf_nan=False)
     """The highest PROCESS_SCORE."""
+    feedback: bool = False
+    """Show the verdicts to the agents of the same loop in the next round, and to all agents in the next turn. Nodes
+    that name this one in `after` see them in any case."""
     outcome: bool | None = None
     """Ask once more if neither OUTCOME_SCORE nor ANSWER_CORRECT can be read; by default where the judged agent is in
     `truth_for`."""
@@ -67,11 +72,13 @@ class Coach(Agent):
         where = f"{workflow.path}: node {node.node_id}: prompt_options"
         self._options = options = _read_options(node.agent_options.pre_process_kwargs, where)
         _check_judged(options.judges, workflow, node, where)
+        _check_rewards(node.node_id, options, workflow)
         names = [agent.name for agent in workflow.agents]
         for name in options.truth_for:
             if name not in names:
                 raise UserError(f"{where}.truth_for: no agent `{name}`{did_you_mean(name, names)}")
         judged = workflow.agent_of(workflow.node(options.judges)).name
+        self.private = not options.feedback
         self._wants_outcome = judged in options.truth_for if options.outcome is None else options.outcome
         try:
             path = resolve_path(options.template, workflow.path)
@@ -88,9 +95,11 @@ class Coach(Agent):
         truth_for: Sequence[str] = (),
         keep: Mapping[str, int] | None = None,
         scale: float = 10.0,
+        feedback: bool = False,
         outcome: bool | None = None,
     ) -> list[Message]:
-        """Return one message, the rendered template. Raises SkipCall if there is no action to judge."""
+        """Return one message, the rendered template. Raises SkipCall if there is no action to judge. The options are
+        those of `Options`, which `prepare` has read; they are listed here for the checks of the workflow file."""
         return [{"role": "user", "content": self._rendered(context)}]
 
     async def parse(self, context: Context) -> Output:
@@ -104,7 +113,7 @@ class Coach(Agent):
                 reply = await context.ask(self._reformat(context, missing))
             except PromptTooLong as error:
                 return Output(parsed={"failed": f"unreadable, and {error}"})
-            again = parse(reply, self._options.scale)
+            again = parse(reply, self._options.scale, opened=call.opened_thinking)
             # what the first reply stated clearly stands: only what it lacked was asked for
             score = Score(
                 again.process if score.process is None else score.process,
@@ -128,7 +137,8 @@ class Coach(Agent):
         lines = "\n".join(_LINES[name].format(scale=self._options.scale) for name in missing)
         return [
             {"role": "user", "content": self._options.keep.tail(self._rendered(context))},
-            {"role": "assistant", "content": context.call.text},
+            # servers refuse an empty message
+            {"role": "assistant", "content": self._options.keep.tail(context.call.text) or "(no answer)"},
             {"role": "user", "content": REFORMAT.format(lines=lines)},
         ]
 
@@ -143,6 +153,40 @@ def _judged_call(context: Context, node: str) -> Call:
     if not call.generations:
         raise SkipCall(f"node {node} gave no answer: its prompt did not fit")
     return call
+
+
+def check_coaches(workflow: Workflow) -> None:
+    """Check the options and templates of all nodes whose hooks are `Coach` itself; a subclass is checked when the run
+    loads it. Raises UserError."""
+    for node in workflow.rollout_nodes:
+        ref = node.agent_options.process_path
+        if ref is None or split_ref(ref)[1] != Coach.__name__:
+            continue
+        try:
+            is_coach = find_source(ref, workflow.path) == Path(__file__).resolve()
+        except UserError:
+            continue
+        if is_coach:
+            Coach().prepare(workflow, node)
+
+
+def _check_rewards(coach: str, options: Options, workflow: Workflow) -> None:
+    """Check what the reward nodes that score with this coach say about it. Raises UserError."""
+    for node in workflow.reward_nodes:
+        if node.executable_ref is None or split_ref(node.executable_ref)[1] != coach_scores.__name__:
+            continue
+        coaches, where = node.executable_kwargs.get("coaches"), f"{workflow.path}: node {node.node_id}"
+        if not isinstance(coaches, Mapping):
+            raise UserError(f"{where}: coaches is a mapping of each coach's node to the judged one: {{{coach}: ...}}")
+        nodes = [other.node_id for other in workflow.rollout_nodes]
+        for name in (name for pair in coaches.items() for name in pair if name not in nodes):
+            raise UserError(f"{where}: coaches: no node of an agent `{name}`{did_you_mean(str(name), nodes)}")
+        if coach not in coaches:
+            continue
+        if coaches[coach] != options.judges:
+            raise UserError(f"{where}: coaches: {coach} judges {options.judges}, not {coaches[coach]}")
+        if (scale := node.executable_kwargs.get("scale", 10.0)) != options.scale:
+            raise UserError(f"{where}: scale: {coach} scores up to {options.scale:g}, not {scale}; correct one of them")
 
 
 def _read_options(values: Mapping[str, Any], where: str) -> Options:

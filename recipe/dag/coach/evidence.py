@@ -6,7 +6,7 @@ Invariant: pure. `agent_input` is what the judged model had read, as it was rend
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from typing import Annotated, Any
 
 from pydantic import Field
@@ -35,11 +35,11 @@ class Keep(Frozen):
     output: Limit = None
     """`agent_output`."""
     reformat: Limit = 8000
-    """The part of the prompt that a request for the right form repeats, from its end."""
+    """The parts of the prompt and of the answer that a request for the right form repeats, from their ends."""
 
-    def tail(self, prompt: str) -> str:
-        """Return the end of a prompt, in which a template states the form of the answer."""
-        return _end(prompt, self.reformat)
+    def tail(self, text: str) -> str:
+        """Return the end of a prompt, where a template states the form of the answer, or of an answer."""
+        return _end(text, self.reformat)
 
 
 def evidence(context: Context, judged: Call, keep: Keep, *, truth: bool) -> dict[str, str]:
@@ -63,7 +63,7 @@ def evidence(context: Context, judged: Call, keep: Keep, *, truth: bool) -> dict
         "tool_observation": _start(_observation(judged), keep.observation) or NO_TOOLS,
         "all_tool_observations": _numbered((_observation(call) for call in (*own, judged)), keep.earlier) or NO_TOOLS,
         "previous_actions": _numbered(map(_said, own), keep.earlier) or NONE,
-        "previous_outputs": _outputs(before, judged.agent, keep.earlier) or NONE,
+        "previous_outputs": _outputs(before, (judged.agent, context.agent), keep.earlier) or NONE,
         **_files(context.calls, position, judged),
     }
 
@@ -83,8 +83,9 @@ def _numbered(texts: Iterable[str], limit: int | None) -> str:
     return "\n\n".join(f"Action {number}:\n{_start(text, limit)}" for number, text in numbered)
 
 
-def _outputs(before: Iterable[Call], agent: str, limit: int | None) -> str:
-    latest = {call.agent: call.text for call in before if call.agent != agent and "failed" not in call.parsed}
+def _outputs(before: Iterable[Call], without: Collection[str], limit: int | None) -> str:
+    """`without`: agents that are left out, the judged one and the coach itself."""
+    latest = {call.agent: call.text for call in before if call.agent not in without and "failed" not in call.parsed}
     return "\n\n".join(f"{name}:\n{_start(text, limit)}" for name, text in latest.items())
 
 

@@ -56,6 +56,8 @@ class Attempt:
     """When the episode's first attempt started, on `time.perf_counter`."""
     tool_state: dict[str, dict] = field(default_factory=dict)
     """By `ToolSpec.key`."""
+    env_tool_state: dict[str, dict[str, Any]] = field(default_factory=dict)
+    """What the envs add to the state of tools before their first call, by tool name."""
     sample_ids: dict[str, list[int]] = field(default_factory=dict)
     """The sample's messages rendered by each agent's chat template, by agent name."""
     conversations: dict[str, Conversation] = field(default_factory=dict)
@@ -191,8 +193,8 @@ class AgentRunner:
         *,
         by_model: bool = True,
     ) -> ToolResult:
-        sample = attempt.episode.sample
-        return await self.tools.call(name, arguments, sample, attempt.tool_state, keep, by_model=by_model)
+        sample, added = attempt.episode.sample, attempt.env_tool_state.get(name)
+        return await self.tools.call(name, arguments, sample, attempt.tool_state, keep, by_model=by_model, added=added)
 
     async def _prompt(self, call: Call, context: Context, attempt: Attempt, transcript: str | None) -> None:
         if context.obs is not None:

@@ -50,6 +50,15 @@ class EpisodeEnvs:
         observations = await together(reset(name, env) for name, env in self._envs.items())
         return {owners[name]: obs for name, obs in zip(self._envs, observations, strict=True)}
 
+    @property
+    def tool_state(self) -> dict[str, dict[str, Any]]:
+        """Return what the envs add to the tools' state of this episode, by tool name."""
+        state: dict[str, dict[str, Any]] = {}
+        for env in self._envs.values():
+            for tool, entries in env.tool_state.items():
+                state[tool] = state.get(tool, {}) | entries
+        return state
+
     async def step(self, node: EpisodeNode, round_index: int, turn: Turn) -> dict[str, Any]:
         """Step the node's env and record the result in `turn`; return its observations by agent name."""
         slot, players = (node.id, round_index), self._players[node.id]

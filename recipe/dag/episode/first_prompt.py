@@ -10,6 +10,7 @@ from collections.abc import Iterable, Mapping
 from typing import Any, cast
 
 from recipe.dag.episode.client import PolicyEndpoint
+from recipe.dag.episode.listed_tools import with_stand_ins
 from recipe.dag.episode.make_tools import make_tools
 from recipe.dag.episode.rehearsal import CharacterTokenizer, NoSandbox
 from recipe.dag.episode.runner import EpisodeRunner
@@ -60,6 +61,7 @@ class FirstPrompts:
         """All policies use `tokenizer`. Raises UserError for hooks, tools or a chat template that cannot work."""
         masked = {"on_failure": "mask", "on_user_error": "mask", "retries": 0}
         workflow = workflow.model_copy(update={"episode": workflow.episode.model_copy(update=masked)})
+        workflow = with_stand_ins(workflow)
         endpoint = PolicyEndpoint(_NoModel(), tokenizer, _NO_LIMIT)
         self.encode = endpoint.codec.encode
         """Returns the token ids of a text without special tokens around it."""

@@ -27,6 +27,8 @@ class Resources:
     """Not None for a tool that `needs_sandbox`."""
     limits: Mapping[str, float] = field(default_factory=dict)
     """The run's limits of programs, which apply where the options name none."""
+    shared: dict[str, Any] = field(default_factory=dict)
+    """What several tools use together, such as a connection."""
     online: bool = True
     """False where no episode counts, as in `validate --play`: a tool that asks a server answers without it."""
 
@@ -44,6 +46,9 @@ class BuiltinTool(Tool):
     unlearned: ClassVar[tuple[str, ...]] = ()
     """Options that decide how a server is asked, not what it answers: a resumed run may change them."""
 
+    several: ClassVar[bool] = False
+    """Whether it stands for all tools of a server until a run starts."""
+
     @classmethod
     @abstractmethod
     def make(cls, options: Any, resources: Resources) -> Tool:
@@ -54,6 +59,11 @@ class BuiltinTool(Tool):
         """Yield (option, message) for what is wrong with valid `options`, without starting anything. `base`: as in
         `Resources`. The option is empty if one is missing."""
         return iter(())
+
+    @classmethod
+    def shown_as(cls, kwargs: Mapping[str, Any]) -> str:
+        """Return the name by which models call the tool with these options."""
+        return cls.name
 
     async def check(self) -> str:
         """Ask the server of the tool, and return what it said in a few words; "" for a tool without one. Raises

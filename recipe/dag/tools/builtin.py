@@ -13,9 +13,16 @@ from typing import Any
 from recipe.dag.tools.base import BuiltinTool, Resources
 from recipe.dag.tools.calculator import Calculator
 from recipe.dag.tools.code_interpreter import CodeInterpreter
+from recipe.dag.tools.mcp import Mcp
+from recipe.dag.tools.search import Search
 from recipe.dag.types.tool import Tool
 
-BUILTIN: Mapping[str, type[BuiltinTool]] = {"code_interpreter": CodeInterpreter, "calculator": Calculator}
+BUILTIN: Mapping[str, type[BuiltinTool]] = {
+    "code_interpreter": CodeInterpreter,
+    "calculator": Calculator,
+    "search": Search,
+    "mcp": Mcp,
+}
 
 
 def make_builtin(name: str, kwargs: Mapping[str, Any], resources: Resources) -> Tool:

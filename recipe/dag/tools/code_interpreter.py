@@ -22,6 +22,8 @@ from recipe.dag.types.record import ToolResult
 if TYPE_CHECKING:
     from recipe.dag.tools.sandbox_client import RunResult, SandboxClient
 
+SESSION = "session_id"
+"""Key of the tool's state: the sandbox session in whose files its programs run, if an env of the episode names one."""
 _FENCE = re.compile(r"\s*```[ \t]*[\w+-]*[ \t]*\n(.*?)\n?[ \t]*```\s*", re.DOTALL)
 
 
@@ -98,13 +100,13 @@ class CodeInterpreter(BuiltinTool):
 
     async def execute(self, arguments: dict[str, Any], state: dict[str, Any]) -> ToolResult:
         """Run a model's call. Raises SandboxFault."""
-        return await self._run(arguments, self._max_timeout_s)
+        return await self._run(arguments, state, self._max_timeout_s)
 
     async def execute_for_hook(self, arguments: dict[str, Any], state: dict[str, Any]) -> ToolResult:
         """Run a call of an agent's hook, without a limit on its time-out. Raises SandboxFault."""
-        return await self._run(arguments, math.inf)
+        return await self._run(arguments, state, math.inf)
 
-    async def _run(self, arguments: dict[str, Any], max_timeout_s: float) -> ToolResult:
+    async def _run(self, arguments: dict[str, Any], state: dict[str, Any], max_timeout_s: float) -> ToolResult:
         code = arguments.get("code")
         code = source_of(code) if isinstance(code, str) else ""
         if not code:
@@ -114,7 +116,8 @@ class CodeInterpreter(BuiltinTool):
             return ToolResult(self.name, arguments, "invalid", "timeout must be a positive number of seconds")
         if self._auto_print:
             code = echo_last(code)
-        result = await self._client.run_code(code, timeout_s=timeout_s, memory_mb=self._memory_mb)
+        session = {SESSION: state[SESSION]} if SESSION in state else {}
+        result = await self._client.run_code(code, timeout_s=timeout_s, memory_mb=self._memory_mb, **session)
         return self._to_tool_result(arguments, result)
 
     async def close(self) -> None:

@@ -113,8 +113,8 @@ class ToolSpec(Frozen):
 
     def options(self, names: Iterable[str]) -> dict[str, Any]:
         """Return the options of a built-in tool that has options of these `names`: `kwargs`, and those that are set."""
-        own = {name: value for name in names if (value := getattr(self, name, None)) is not None}
-        return self.kwargs | own
+        own = {name: getattr(self, name) for name in names if name in ToolSpec.model_fields}
+        return self.kwargs | {name: value for name, value in own.items() if value is not None}
 
     def __str__(self) -> str:
         return self.path or self.name or ""

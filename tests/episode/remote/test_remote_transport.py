@@ -10,7 +10,8 @@ from email.utils import format_datetime
 import pytest
 
 from recipe.dag.episode.remote import transport as module
-from recipe.dag.episode.remote.transport import PromptTooLong, Refused, Transport, room_in
+from recipe.dag.episode.remote.openai import room_in
+from recipe.dag.episode.remote.transport import PromptTooLong, Refused, Transport
 from recipe.dag.errors import ModelServerFault, UserError
 from recipe.dag.types.model import Api
 from tests.episode.openai_server import OpenAIServer
@@ -163,7 +164,7 @@ def test_requests_in_the_queue_when_the_circuit_opens_are_not_sent():
         await asyncio.sleep(0.02)
 
     with OpenAIServer(faults=lambda number: "500", before=pause) as server:
-        made = transport(server, retries=0, max_concurrent=2, failures_to_open=2, probe_after_s=30.0)
+        made = transport(server, retries=0, max_concurrent=2, failures_to_open=1, probe_after_s=30.0)
 
         async def main():
             asked = (made.post("/chat/completions", BODY, timeout_s=5.0) for _ in range(12))
@@ -172,8 +173,8 @@ def test_requests_in_the_queue_when_the_circuit_opens_are_not_sent():
             return answers
 
         answers = asyncio.run(main())
-    assert len(server.requests) == 2 and made.breaker.opened == 1
-    assert sum("no request is sent" in str(answer) for answer in answers) == 10
+    assert len(server.requests) <= 2 and made.breaker.opened == 1
+    assert sum("no request is sent" in str(answer) for answer in answers) == 12 - len(server.requests)
 
 
 def test_a_request_that_is_cancelled_while_it_waits_for_the_rate_leaves_room_for_another_probe():
