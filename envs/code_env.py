@@ -112,6 +112,14 @@ def program_in(text: str) -> str | None:
     return textwrap.dedent(blocks[-1]).strip("\n") if blocks else None
 
 
+def programs_in(text: str) -> list[str]:
+    """Return all non-blank blocks that are marked as Python, or else those that are not marked at all, in order,
+    ignoring thoughts."""
+    blocks = [(language.lower(), block) for language, block in _BLOCK.findall(after_thinking(text)) if block.strip()]
+    marked = [block for language, block in blocks if language and language in _PYTHON]
+    return [textwrap.dedent(block).strip("\n") for block in marked or [block for name, block in blocks if not name]]
+
+
 def _verdict(results: Sequence[str]) -> str:
     count = Counter(results)
     names = {"wrong": "gave a wrong result", "crashed": "ended with an error", "timeout": "ran out of time"}

@@ -32,7 +32,7 @@ import aiohttp
 from recipe.dag.errors import UserError
 from recipe.dag.sandbox import descent, engines
 from recipe.dag.sandbox.launch import LocalSandbox
-from recipe.dag.tools.sandbox_client import http_root, open_session, split
+from recipe.dag.tools.sandbox_transport import http_root, open_http, split
 
 Check = Callable[[dict[str, Any]], bool]
 """Returns whether an answer is right."""
@@ -128,7 +128,7 @@ def connect(url: str, token: str | None = None) -> aiohttp.ClientSession:
     """Return a session for requests by path to the server at `url`, as it prints it. token: None: the one in `url`."""
     root, given = split(url)
     headers = {"Authorization": f"Bearer {token or given}"} if token or given else {}
-    return open_session(root, base_url=http_root(root), headers=headers, timeout=aiohttp.ClientTimeout(total=300))
+    return open_http(root, base_url=http_root(root), headers=headers, timeout=aiohttp.ClientTimeout(total=300))
 
 
 async def disturb(http: aiohttp.ClientSession, number: int, stop: asyncio.Event, outcomes: Counter[str]) -> None:

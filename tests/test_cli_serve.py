@@ -89,3 +89,33 @@ def test_serve_prints_its_url_and_ends_at_a_signal(served):
         assert json.load(answer)["data"][0]["id"] == "test"
     process.send_signal(signal.SIGTERM)
     assert process.wait(30) == 0
+
+
+def test_serve_takes_a_model_or_a_script(tmp_path):
+    def refusal(*arguments: str) -> str:
+        command = [sys.executable, "-m", "recipe.dag.cli", "serve", *arguments]
+        done = subprocess.run(command, env={**os.environ, "PYTHONPATH": str(ROOT)}, capture_output=True, text=True)
+        assert done.returncode == 2 and done.stdout == ""
+        return done.stderr
+
+    assert (
+        refusal() == refusal("model", "--script", "a.py:b") == "serve: pass either MODEL or --script FILE.py:FUNCTION\n"
+    )
+    assert refusal("--script", "a.py:b", "--max-len", "5") == "--max-len has no effect with --script; remove it\n"
+
+
+def test_a_served_script_answers_until_a_signal(tmp_path):
+    (tmp_path / "judge.py").write_text("def judge(messages):\n    return f'{len(messages)} messages'\n")
+    command = [sys.executable, "-m", "recipe.dag.cli", "serve", "--script", "judge.py:judge", "--port", "0"]
+    env = {**os.environ, "PYTHONPATH": str(ROOT)}
+    process = subprocess.Popen(command, cwd=tmp_path, env=env, stdout=subprocess.PIPE, text=True)
+    try:
+        assert process.stdout is not None
+        url = process.stdout.readline().strip()
+        body = {"model": "judge", "messages": [{"role": "user", "content": "hi"}]}
+        with urllib.request.urlopen(f"{url}/chat/completions", json.dumps(body).encode(), timeout=30) as answer:
+            assert json.load(answer)["choices"][0]["message"]["content"] == "1 messages"
+        process.send_signal(signal.SIGTERM)
+        assert process.wait(30) == 0
+    finally:
+        process.kill()

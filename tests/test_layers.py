@@ -23,7 +23,7 @@ LAYERS = (
     {"workflow_file"},
     {"workflow_edits", "workflow_import", "new"},
     {"episode"},
-    {"reward", "report", "settings"},
+    {"reward", "report", "settings", "coach"},
     {"platform"},
     {"policy"},
     {"train"},
@@ -33,6 +33,7 @@ LAYERS = (
     {"sft"},
     {"inspection"},
     {"doctor_options"},
+    {"commands"},
     {"cli"},
 )
 """From the bottom: a package or module imports those below it, and of its own layer itself alone."""

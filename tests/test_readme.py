@@ -119,6 +119,10 @@ EXPLAINED = {
         "serves until it is stopped",
         "tests/test_cli_serve.py::test_serve_prints_its_url_and_ends_at_a_signal",
     ),
+    "verl-dag serve --script examples/gallery/judge.py:judge --port 8001": (
+        "serves until it is stopped",
+        "tests/test_cli_serve.py::test_a_served_script_answers_until_a_signal",
+    ),
     "bash recipe/retool/train_retool_grpo.sh SFT_OUTPUT DATA outputs/retool trainer.total_training_steps=200": (
         "needs GPUs",
         "tests/retool/test_retool_train_script.py::test_the_arguments_become_settings_and_the_rest_follows",

@@ -54,11 +54,13 @@ class Scorer(Agent):
         return Output(parsed={"score": scores[-1]} if scores else {})
 
 
-def judged(episode: Episode) -> dict[str, float]:
-    """Return 1 for the solver if the judge says that it is right, else 0. The outcome is the truth, not the verdict."""
+def judged(episode: Episode) -> dict[str, float | None]:
+    """Return 1 for the solver if the judge says that it is right, 0 if it says that it is not; a verdict that cannot be
+    read scores nothing (None). The outcome is the truth, not the verdict."""
     answer, verdict = episode.calls
     episode.outcome = _is_right(answer, episode)
-    return {answer.agent: float((verdict.parsed or {}).get("right", False)), verdict.agent: 0.0}
+    right = (verdict.parsed or {}).get("right")
+    return {answer.agent: None if right is None else float(right), verdict.agent: 0.0}
 
 
 def right(episode: Episode) -> dict[str, list[float]]:
@@ -96,6 +98,14 @@ def team(episode: Episode, *, node: str | None = None) -> dict[str, float]:
     """Return the same reward for all agents: 1 if the last answer, or the last one of `node`, is right, else 0."""
     accuracy(episode, node=node)
     return {call.agent: episode.outcome or 0.0 for call in episode.calls}
+
+
+def graded(episode: Episode) -> dict[str, float]:
+    """Set the outcome, whether the verifier's answer is right, and pay nothing."""
+    episode.outcome = next(
+        (_is_right(call, episode) for call in reversed(episode.calls) if call.agent == "verifier"), 0.0
+    )
+    return {}
 
 
 def last(episode: Episode) -> dict[str, float]:

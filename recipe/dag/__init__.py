@@ -8,7 +8,7 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from recipe.dag.errors import Fault, UserError
+    from recipe.dag.errors import Fault, SkipCall, UserError
     from recipe.dag.types.agent import Agent
     from recipe.dag.types.context import Context, Message, Output
     from recipe.dag.types.env import Env
@@ -25,6 +25,7 @@ __all__ = [
     "Fault",
     "Message",
     "Output",
+    "SkipCall",
     "Tool",
     "ToolResult",
     "UserError",
@@ -38,6 +39,7 @@ _MODULES = {
     "Fault": "errors",
     "Message": "types.context",
     "Output": "types.context",
+    "SkipCall": "errors",
     "Tool": "types.tool",
     "ToolResult": "types.record",
     "UserError": "errors",

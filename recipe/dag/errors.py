@@ -103,6 +103,13 @@ class HookFault(Fault):
     boundary, infra, runs_user_code = "hook", False, True
 
 
+class SkipCall(Fault):
+    """Raised by the `prompt` of an agent whose policy is not trained: there is nothing to ask the model. The call is
+    recorded as failed, with the text as the reason, and the episode goes on."""
+
+    boundary, infra, runs_user_code = "hook", False, True
+
+
 class EnvFault(Fault):
     """An environment raised, hung or returned something other than (obs, reward, done)."""
 

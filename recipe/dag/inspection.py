@@ -18,11 +18,13 @@ if TYPE_CHECKING:
 
 def load_checked(file: str, edits: Sequence[Edit] = ()) -> Workflow:
     """Load a workflow, and check its overrides of verl's configuration if verl is installed. Raises UserError."""
+    from recipe.dag.coach.agent import check_coaches
     from recipe.dag.main import check_overrides
     from recipe.dag.settings.compose import has_verl
     from recipe.dag.workflow_edits import load_edited
 
     workflow = load_edited(file, edits)
+    check_coaches(workflow)
     if has_verl():
         check_overrides(file, text=workflow.edited)
     return workflow

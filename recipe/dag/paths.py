@@ -64,6 +64,15 @@ def resolve_path(ref: str, base: str | Path) -> Path:
     raise UserError(f"no such file `{path}`; looked in {', '.join(map(str, folders))}")
 
 
+def resolve_folder(folder: str, base: str | Path) -> Path:
+    """Return the absolute path of a folder. Raises UserError if there is none."""
+    folders = search_folders(base)
+    for place in folders:
+        if (place / folder).is_dir():
+            return (place / folder).resolve()
+    raise UserError(f"no such folder `{folder}`; looked in {', '.join(map(str, folders))}")
+
+
 def find_beside(folder: Path, module: str) -> Path | None:
     """Return the absolute path of `module`.py in `folder`, or of the folder with that name; None if neither exists, or
     for a module of the standard library."""

@@ -61,16 +61,17 @@ class OpenAIServer:
         key: str | None = None,
         models: tuple[str, ...] | None = ("test",),
         before: Callable[[], Any] | None = None,
+        strict: bool = False,
     ) -> None:
         """`key`: the one that requests must bring; others get 401. `models` None: there is no list of models. `before`:
-        awaited before each answer."""
+        awaited before each answer. `strict`: messages with a tool call that has no answer get 400, as from OpenAI."""
         self.faults: Faults = faults or {}
         self.requests: list[dict[str, Any]] = []
         """The bodies of all requests to completions, those that failed included."""
         self.headers: list[dict[str, str]] = []
         self.in_flight = self.most_in_flight = 0
         self._answer, self._upstream, self._retry_after = answer or (lambda body: "ok"), upstream, retry_after
-        self._key, self._models, self._before = key, models, before
+        self._key, self._models, self._before, self._strict = key, models, before, strict
         with socket.socket() as free:
             free.bind(("127.0.0.1", 0))
             self.port = free.getsockname()[1]
@@ -148,6 +149,8 @@ class OpenAIServer:
         try:
             if self._before is not None:
                 await self._before()
+            if self._strict and (problem := misplaced_answers(body["messages"])):
+                return _error(400, problem)
             return await self._fail(request, fault) if fault is not None else await self._reply(request, body)
         finally:
             self.in_flight -= 1
@@ -186,6 +189,21 @@ class OpenAIServer:
             return _error(400, f"This model's maximum context length is 16 tokens. However, {asked}.")
         headers = {"Retry-After": self._retry_after} if fault in ("429", "503") else {}
         return _error(int(fault), f"fault {fault}", headers=headers)
+
+
+def misplaced_answers(messages: list[dict[str, Any]]) -> str | None:
+    """Return OpenAI's error message if a tool call has no answer directly after it, or an answer no call."""
+    asked: set[str] = set()
+    for message in [*messages, {"role": "end"}]:
+        if message["role"] == "tool":
+            if message.get("tool_call_id") not in asked:
+                return "messages with role 'tool' must be a response to a preceding message with 'tool_calls'"
+            asked.remove(message["tool_call_id"])
+            continue
+        if asked:
+            return f"tool_call_ids did not have response messages: {', '.join(sorted(asked))}"
+        asked = {call["id"] for call in message.get("tool_calls") or ()}
+    return None
 
 
 def answer_to(body: dict[str, Any], answer: Any) -> dict[str, Any]:

@@ -241,7 +241,7 @@ def test_tools_that_share_a_limit_share_it_in_each_process_too(world):
 
 def test_a_run_has_at_most_a_process_for_each_worker_of_a_tool(world):
     specs = [{"path": "tool.py:Search", "workers": count} for count in (8, 2)]
-    assert most_processes(workflow(world, *specs)) == (2, "tool.py:Search")
+    assert most_processes(workflow(world, *specs)) == (2, "tool tool.py:Search has `workers: 2`")
     assert most_processes(workflow(world, {"path": "tool.py:Search", "calls_per_second": 2})) is None
 
 

@@ -9,10 +9,12 @@ import pytest
 
 pytest.importorskip("torch")
 
+import aiohttp
 from aiohttp.test_utils import TestClient, TestServer
 
 from recipe.dag.episode.rehearsal import CharacterTokenizer
 from recipe.dag.errors import UserError
+from recipe.dag.platform.openai_http import serve_until_signal
 from recipe.dag.platform.openai_server import OpenAIServer, open_server
 from recipe.dag.types.record import Generation
 
@@ -197,6 +199,38 @@ def test_models_health_unknown_paths_and_bodies():
     assert models[1]["data"] == [card[1]] and card[1]["id"] == "m" and card[1]["max_model_len"] == 400
     assert [answer[0] for answer in (unknown, nothing, broken, failed)] == [404, 404, 400, 503]
     assert all("error" in answer[1] for answer in (unknown, nothing, broken, failed))
+
+
+def test_a_client_that_has_gone_ends_its_generations():
+    server, model = scripted("a")
+    ended: list[str] = []
+
+    async def main():
+        started, address = asyncio.Event(), asyncio.get_running_loop().create_future()
+
+        async def generate(ids, params, request_id):
+            started.set()
+            try:
+                await asyncio.sleep(3600)
+            finally:
+                ended.append("cancelled")
+
+        model.generate = generate
+        serving = asyncio.create_task(serve_until_signal(server.app(), "127.0.0.1", 0, address.set_result))
+        async with aiohttp.ClientSession() as client:
+            url = await address
+            asked = asyncio.create_task(client.post(f"{url}/chat/completions", json=CHAT | {"n": 2}))
+            await started.wait()
+            asked.cancel()
+            await asyncio.gather(asked, return_exceptions=True)
+            async with asyncio.timeout(30):
+                while len(ended) < 2:
+                    await asyncio.sleep(0.01)
+        serving.cancel()
+        await asyncio.gather(serving, return_exceptions=True)
+
+    asyncio.run(main())
+    assert ended == ["cancelled", "cancelled"]
 
 
 def test_a_folder_without_a_model_is_one_line(tmp_path):

@@ -66,6 +66,36 @@ async def start_together(server: RolloutServer, calls: list) -> list[asyncio.Tas
     return tasks
 
 
+def test_a_cancelled_request_frees_its_row_and_changes_no_other(server):
+    prompts = [[3 + i] * (1 + i) for i in range(7)]  # more than rows: some wait
+    sampled: list[int] = []
+    accept = server.generator._accept
+
+    def counted(hidden, requests):
+        sampled.extend(request.seed for request in requests)
+        return accept(hidden, requests)
+
+    async def main() -> None:
+        alone = [await generate(server, prompt, seed=i) for i, prompt in enumerate(prompts)]
+        server.generator._accept = counted
+        reached, gate = hold(server, "step")
+        calls = [generate(server, prompt, seed=i) for i, prompt in enumerate(prompts)]
+        tasks = await start_together(server, calls)
+        await until(reached.is_set)
+        for number in (1, 6):  # the first is being generated, the second waits
+            tasks[number].cancel()
+        await until(lambda: tasks[1].done() and tasks[6].done())
+        gate.set()
+        others = [i for i in range(7) if i not in (1, 6)]
+        for i, output in zip(others, await asyncio.gather(*[tasks[i] for i in others]), strict=True):
+            assert output.token_ids == alone[i].token_ids
+        assert server.generator.active == [] and server.waiting == []
+
+    asyncio.run(main())
+    # the first token and that of the step that was under way
+    assert (sampled.count(1), sampled.count(6), sampled.count(0)) == (2, 0, 12)
+
+
 def test_many_requests_are_answered_as_each_would_be_alone(server):
     async def main() -> None:
         prompts = [[3 + i] * (1 + i) for i in range(10)]

@@ -18,15 +18,16 @@ from aiohttp import web
 
 from recipe.dag.errors import SandboxFault, UserError
 from recipe.dag.sandbox.launch import LocalSandbox
-from recipe.dag.tools import sandbox_client
+from recipe.dag.tools import sandbox_transport
 from recipe.dag.tools.sandbox_client import SandboxClient, check_sandbox
+from recipe.dag.tools.sandbox_transport import split
 
 Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
 
 
 @pytest.fixture(autouse=True)
 def no_pauses(monkeypatch):
-    monkeypatch.setattr(sandbox_client, "_MAX_PAUSE_S", 0.02)
+    monkeypatch.setattr(sandbox_transport, "_MAX_PAUSE_S", 0.02)
 
 
 @asynccontextmanager
@@ -149,7 +150,7 @@ def test_a_redirect_is_not_followed():
 
 def test_a_client_that_was_not_closed_gives_no_warning_when_its_loop_ends(caplog):
     async def scenario(client: SandboxClient) -> str:
-        async with serving(always(finished("out"))) as client.url:
+        async with serving(always(finished("out"))) as client.transport.url:
             return (await client.run_code("x")).stdout
 
     client = SandboxClient("none")
@@ -260,7 +261,7 @@ def test_recovery_is_shared_and_precedes_the_next_try():
                 nonlocal recoveries
                 recoveries += 1
                 await asyncio.sleep(0.2)
-                client.url = url
+                client.transport.url = url
 
             client = SandboxClient("http://127.0.0.1:1", on_unreachable=recover)
             try:
@@ -355,7 +356,7 @@ def test_check_refuses_a_server_that_is_not_a_sandbox():
     ],
 )
 def test_urls_are_split_into_the_root_and_the_token(url, expected):
-    assert sandbox_client.split(url) == expected
+    assert split(url) == expected
 
 
 def test_a_server_behind_a_socket_or_with_the_token_in_its_url():

@@ -19,12 +19,14 @@ from ray.exceptions import RayActorError
 
 from recipe.dag.episode.batch import run_batch
 from recipe.dag.episode.client import PolicyEndpoint
+from recipe.dag.episode.remote.connect import ApiSpec
 from recipe.dag.episode.runner import EpisodeRunner
 from recipe.dag.episode.tool_limits import Limit, LimitedTool
 from recipe.dag.errors import SandboxFault, UserError
 from recipe.dag.train import rollout_processes, rollout_worker, setup
 from recipe.dag.train.rollout_processes import RolloutProcesses, SpreadRunner, choose_processes
 from recipe.dag.train.rollout_worker import RolloutWorker, WorkerSpec
+from recipe.dag.types.model import Api
 from recipe.dag.workflow.schema import ToolSpec
 from recipe.dag.workflow_file import load_workflow
 
@@ -352,8 +354,29 @@ def test_a_worker_limits_its_tools_to_its_share(many, flow):
     assert (limit.workers, limit.calls_per_second) == (2, 5.0)
 
 
+TOOL = ("{name: asker, policy: main}", "{name: asker, policy: main, tools: [{path: tool.py:Tool, workers: 2}]}")
+API = (
+    "main: {model: {path: m}, frozen: true}",
+    "main: {api: {base_url: 'http://localhost:1/v1', model: m, max_concurrent: 2}}",
+)
+
+
+def test_a_worker_keeps_to_its_share_of_an_apis_limits(many):
+    (actor,) = many(1).actors
+    api = ApiSpec("main", Api(base_url="http://localhost:1/v1", model="m", max_concurrent=5, requests_per_minute=30.0))
+    spec = replace(actor.worker._spec, policies={"main": api}, share=(1, 2))
+    part = RolloutWorker(spec)._endpoints["main"].questions.api
+    assert (part.max_concurrent, part.requests_per_minute) == (2, 15.0)
+
+
+@pytest.mark.parametrize(
+    ("edit", "option"),
+    [(TOOL, "tool tool.py:Tool has `workers: 2`"), (API, "policies.main.api has `max_concurrent: 2`")],
+)
 @pytest.mark.parametrize(("setting", "count"), [(3, None), (2, 2), ("auto", 2)])
-def test_a_run_starts_no_more_processes_than_a_tool_has_workers(setting, count, tmp_path, monkeypatch):
+def test_a_run_starts_no_more_processes_than_its_limits_divide_into(
+    setting, count, edit, option, tmp_path, monkeypatch
+):
     async def start(count, *args, **options):
         return count
 
@@ -363,13 +386,13 @@ def test_a_run_starts_no_more_processes_than_a_tool_has_workers(setting, count, 
     (tmp_path / "tool.py").write_text(
         "class Tool:\n    async def execute(self, arguments, state): ...\n    async def close(self): ...\n"
     )
-    tools = "{name: asker, policy: main, tools: [{path: tool.py:Tool, workers: 2}]}"
-    (tmp_path / "w.yaml").write_text(FLOW.replace("{name: asker, policy: main}", tools))
+    assert edit[0] in FLOW
+    (tmp_path / "w.yaml").write_text(FLOW.replace(*edit))
     run = OmegaConf.create({"rollout": {"processes": setting}, "seed": 0, "sandbox": {"timeout_s": 1, "memory_mb": 1}})
     box = setup.Toolbox()
     work = box.start_processes(run, load_workflow(tmp_path / "w.yaml"), {}, episodes=100_000)
     if count is None:
-        with pytest.raises(UserError, match="rollout.processes=3: tool tool.py:Tool has `workers: 2`"):
+        with pytest.raises(UserError, match=f"rollout.processes=3: {option}, fewer than one"):
             asyncio.run(work)
     else:
         asyncio.run(work)

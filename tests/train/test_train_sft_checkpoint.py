@@ -5,6 +5,7 @@ from __future__ import annotations
 import io
 import json
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -12,7 +13,7 @@ from torch.optim.lr_scheduler import LambdaLR
 
 from recipe.dag.errors import UserError
 from recipe.dag.settings.sft import compose_sft
-from recipe.dag.train.sft_checkpoint import experiment, find_start, keep_options
+from recipe.dag.train.sft_checkpoint import Checkpoints, experiment, find_start, keep_options
 
 
 @pytest.fixture
@@ -125,3 +126,22 @@ def test_a_forced_resume_has_its_own_learning_rate_at_the_step_of_the_checkpoint
         schedule.step()
         assert group["lr"] == rate / 5
     assert scheduler.get_last_lr() == [1 / 4]
+
+
+@pytest.mark.parametrize("rank", [0, 1])
+@pytest.mark.parametrize(
+    ("error", "free"), [(OSError(28, "No space left on device"), 2**40), (RuntimeError("unexpected pos 64"), 0)]
+)
+def test_a_full_disk_is_one_line_in_every_process(compose, monkeypatch, rank, error, free):
+    class Engine:
+        def save_checkpoint(self, folder, global_step):
+            raise error
+
+    config = compose()
+    monkeypatch.setattr(torch.distributed, "barrier", lambda: None)
+    monkeypatch.setattr("shutil.disk_usage", lambda path: SimpleNamespace(free=free))
+    Path(config.trainer.default_local_dir).mkdir(parents=True)
+    checkpoints = Checkpoints(config, Engine(), {}, rank=rank, processes=2)
+    with pytest.raises(UserError, match=r"the checkpoint of step 3 cannot be written .*; make room") as caught:
+        checkpoints.save(3)
+    assert "\n" not in str(caught.value)

@@ -7,6 +7,7 @@ puts there; the mask tells them apart. Prompt and response together never exceed
 from __future__ import annotations
 
 import asyncio
+import json
 import time
 from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager
@@ -20,10 +21,10 @@ from recipe.dag.episode.conversation import Conversation
 from recipe.dag.episode.generation import cut_at_stop, generate, sampling_of
 from recipe.dag.episode.graph import EpisodeNode
 from recipe.dag.episode.hooks import HookResult, is_messages, load_hooks
-from recipe.dag.episode.markup import OPEN_TAG, ends_in_thought
+from recipe.dag.episode.remote.transport import PromptTooLong
 from recipe.dag.episode.remote.usage import added
 from recipe.dag.episode.seeds import generation_seed
-from recipe.dag.episode.tasks import limited, together
+from recipe.dag.episode.tasks import limited
 from recipe.dag.episode.tool_loop import (
     Request,
     argument_between_tags,
@@ -33,11 +34,11 @@ from recipe.dag.episode.tool_loop import (
     run_requests,
 )
 from recipe.dag.episode.toolset import Toolset
-from recipe.dag.errors import EnvFault, HookFault, TimeoutFault, UserError, boundary
+from recipe.dag.errors import EnvFault, Fault, HookFault, TimeoutFault, UserError, boundary
 from recipe.dag.types.context import Context, Message
 from recipe.dag.types.record import PROMPT_TEXT, Call, Episode, Generation, ToolResult
+from recipe.dag.types.thoughts import OPEN_TAG, ends_in_thought
 from recipe.dag.types.tool import Tool
-from recipe.dag.types.values import plain_copy
 from recipe.dag.workflow.schema import ToolLoop, Workflow
 
 _TAIL = 16
@@ -56,6 +57,8 @@ class Attempt:
     """When the episode's first attempt started, on `time.perf_counter`."""
     tool_state: dict[str, dict] = field(default_factory=dict)
     """By `ToolSpec.key`."""
+    env_tool_state: dict[str, dict[str, Any]] = field(default_factory=dict)
+    """What the envs add to the state of tools before their first call, by tool name."""
     sample_ids: dict[str, list[int]] = field(default_factory=dict)
     """The sample's messages rendered by each agent's chat template, by agent name."""
     conversations: dict[str, Conversation] = field(default_factory=dict)
@@ -69,6 +72,7 @@ class AgentRunner:
         """`tools` by `ToolSpec.key`. Raises UserError for hooks, tools or chat templates that cannot work."""
         assert node.agent is not None  # an AgentRunner is made for rollout nodes only
         self.node, self.agent, self.endpoint = node, node.agent, endpoint
+        self.trained = not workflow.policies[node.agent.policy].frozen
         self.tools = Toolset(self.agent, tools)
         self.hooks = load_hooks(node.spec, workflow)
         self.limits = workflow.episode
@@ -108,29 +112,12 @@ class AgentRunner:
     async def run(self, call: Call, context: Context, attempt: Attempt, transcript: str | None) -> HookResult:
         """Fill `call` in. `transcript`: the text that a hook in the token-level form gets as prompt_ids in place of the
         sample's messages. Raises Faults; the call then holds everything up to the failure."""
-        async with self._timed(call, attempt) as deadline:
-            await self._prompt(call, context, attempt, transcript)
-            return await self._answer(call, context, attempt, deadline)
-
-    async def run_candidates(
-        self, calls: Sequence[Call], contexts: Sequence[Context], attempt: Attempt, transcript: str | None
-    ) -> list[HookResult]:
-        """Fill in several calls that answer one prompt, each with its own seed and tools' results. Raises Faults, as
-        `run` does. Which of them a conversation goes on from is up to `remember`."""
-        async with self._timed(calls[0], attempt):
-            await self._prompt(calls[0], contexts[0], attempt, transcript)
-        for call, context in zip(calls[1:], contexts[1:], strict=True):
-            copy_prompt(calls[0], call)
-            context.continues = contexts[0].continues
-
-        async def answer(call: Call, context: Context) -> HookResult:
-            async with self._timed(call, attempt) as deadline:
-                return await self._answer(call, context, attempt, deadline)
-
-        return await together(map(answer, calls, contexts))
+        async with self.timed(call, attempt) as deadline:
+            await self.prompt(call, context, attempt, transcript)
+            return await self.finish(call, context, attempt, deadline)
 
     @asynccontextmanager
-    async def _timed(self, call: Call, attempt: Attempt) -> AsyncIterator[float]:
+    async def timed(self, call: Call, attempt: Attempt) -> AsyncIterator[float]:
         """Limit the time of the call, and yield its end on the loop's clock."""
         started = time.perf_counter()
         if not call.start_seconds:
@@ -141,7 +128,8 @@ class AgentRunner:
         finally:
             call.seconds += time.perf_counter() - started
 
-    async def _answer(self, call: Call, context: Context, attempt: Attempt, deadline: float) -> HookResult:
+    async def finish(self, call: Call, context: Context, attempt: Attempt, deadline: float) -> HookResult:
+        """Fill in the rest of a call that has its prompt."""
         await self._respond(call, attempt, deadline)
         if call.candidate is None:
             self.remember(call, attempt)
@@ -169,6 +157,49 @@ class AgentRunner:
             raise HookFault(problem, where=self.where)
         return await self._run_tool(attempt, tool, arguments, call.tool_results.append, by_model=False)
 
+    def may_skip(self, fault: Fault) -> bool:
+        """Return whether the episode goes on without this call after `fault`. A bug in the user's code would hide in
+        skipped calls."""
+        return self.agent.on_failure == "skip" and fault.cause != "user_code"
+
+    async def ask(self, call: Call, attempt: Attempt, messages: Sequence[Message]) -> str:
+        """Return the model's answer to a further prompt of the call, for a hook. Raises UserError for a policy that is
+        trained, since no row holds the answer."""
+        if self.trained:
+            raise UserError(
+                f"{self.where}: context.ask is for agents whose policy is not trained, and policy {self.agent.policy} "
+                "is; make the request a node"
+            )
+        elapsed = time.perf_counter() - attempt.started - call.start_seconds
+        deadline = asyncio.get_running_loop().time() + max(self.limits.call_timeout_s - elapsed, 0.001)
+        with boundary(HookFault, self.where):
+            sent = json.loads(json.dumps(list(messages)))
+        answer = await self._answer(call, attempt, sent, deadline)
+        # a prompt that goes on from the recorded messages is not recorded twice
+        earlier = len(call.messages) if sent[: len(call.messages)] == call.messages else 0
+        call.messages += [*sent[earlier:], answer]
+        return answer.get("content") or ""
+
+    async def _answer(self, call: Call, attempt: Attempt, messages: list[Message], deadline: float) -> Message:
+        ids = await self._render(messages)
+        room = self.endpoint.max_model_len - len(ids)
+        if room < 1:
+            raise PromptTooLong(f"a prompt of {len(ids)} tokens does not fit", where=self.where)
+        generation, _, _ = await self._sample(call, attempt, deadline, ids, room)
+        text = self.endpoint.codec.decode(generation.response_ids, skip_special_tokens=True)
+        return {"role": "assistant", "content": text}
+
+    def read_by(self, call: Call) -> str:
+        """Return the text of all that the call's model had read before its last generation."""
+        last = len(call.response_mask)
+        while last and not call.response_mask[last - 1]:
+            last -= 1
+        while last and call.response_mask[last - 1]:
+            last -= 1
+        if not last:
+            return call.prompt_text
+        return self.endpoint.codec.decode(call.prompt_ids + call.response_ids[:last], skip_special_tokens=False)
+
     async def _run_tool(
         self,
         attempt: Attempt,
@@ -178,10 +209,11 @@ class AgentRunner:
         *,
         by_model: bool = True,
     ) -> ToolResult:
-        sample = attempt.episode.sample
-        return await self.tools.call(name, arguments, sample, attempt.tool_state, keep, by_model=by_model)
+        sample, added = attempt.episode.sample, attempt.env_tool_state.get(name)
+        return await self.tools.call(name, arguments, sample, attempt.tool_state, keep, by_model=by_model, added=added)
 
-    async def _prompt(self, call: Call, context: Context, attempt: Attempt, transcript: str | None) -> None:
+    async def prompt(self, call: Call, context: Context, attempt: Attempt, transcript: str | None) -> None:
+        """Fill in the call's prompt."""
         if context.obs is not None:
             with boundary(EnvFault, self.where):
                 call.observation = str(context.obs)
@@ -295,17 +327,31 @@ class AgentRunner:
 
     async def _generate(self, call: Call, attempt: Attempt, deadline: float) -> tuple[Generation, bool]:
         """Append one generation to `call`; return it, and whether a stop string ended it."""
+        ids = call.prompt_ids + call.response_ids
+        earlier, version = call.generations, call.weight_version
+        generation, stopped, temperature = await self._sample(call, attempt, deadline, ids, self._room(call))
+        _append(call, generation.response_ids, generation.log_probs, sampled=1)
+        call.stop_reason, call.temperature = generation.stop_reason, temperature
+        # A call counts as old as its oldest weights: staleness is computed from them.
+        call.weight_version = min([generation.weight_version, *([version] if earlier else [])])
+        return generation, stopped
+
+    async def _sample(
+        self, call: Call, attempt: Attempt, deadline: float, prompt_ids: list[int], room: int
+    ) -> tuple[Generation, bool, float]:
+        """Return one generation of at most `room` tokens, whether a stop string ended it, and its temperature; count it
+        in `call`."""
         episode, agent = attempt.episode, self.agent
         sampling = sampling_of(agent, attempt.validate)
         stop = sampling["stop"]
-        sampling["max_tokens"] = min(sampling["max_tokens"], self._room(call))
+        sampling["max_tokens"] = min(sampling["max_tokens"], room)
         sampling["seed"] = self._seed(call, attempt)
         started = time.perf_counter()
         try:
             generation = await generate(
                 self.endpoint.client,
                 f"{episode.uid}-{episode.index}-{agent.name}",
-                call.prompt_ids + call.response_ids,
+                prompt_ids,
                 sampling,
                 deadline=deadline,
                 limit_s=self.limits.generation_timeout_s,
@@ -315,15 +361,10 @@ class AgentRunner:
         finally:
             call.generation_seconds += time.perf_counter() - started
         generation, stopped = cut_at_stop(generation, self.endpoint.tokenizer, stop)
-        _append(call, generation.response_ids, generation.log_probs, sampled=1)
-        call.stop_reason, call.temperature = generation.stop_reason, sampling["temperature"]
-        # A call counts as old as its oldest weights: staleness is computed from them.
-        versions = [generation.weight_version, *([call.weight_version] if call.generations else [])]
-        call.weight_version = min(versions)
         call.generations += 1
         if generation.usage is not None:
             call.usage = added(call.usage, generation.usage)
-        return generation, stopped
+        return generation, stopped, sampling["temperature"]
 
     def _seed(self, call: Call, attempt: Attempt) -> int:
         """Return the seed of the call's next generation."""
@@ -355,14 +396,6 @@ class AgentRunner:
     def _room(self, call: Call) -> int:
         """Return how many tokens still fit into the policy's context."""
         return self.endpoint.max_model_len - len(call.prompt_ids) - len(call.response_ids)
-
-
-def copy_prompt(source: Call, call: Call) -> None:
-    """Give a call the prompt of its sibling, and what the prompt's hook did."""
-    call.observation, call.start_seconds = source.observation, source.start_seconds
-    call.prompt_ids, call.messages = list(source.prompt_ids), plain_copy(source.messages)
-    call.tool_results = list(source.tool_results)
-    PROMPT_TEXT.defer(call, PROMPT_TEXT.unread(source))
 
 
 def _append(call: Call, ids: list[int], log_probs: list[float], *, sampled: int) -> None:

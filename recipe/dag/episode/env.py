@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from numbers import Real
 from typing import Any
 
-from recipe.dag.episode.env_class import STEP, EnvClass
+from recipe.dag.episode.env_class import AGENTS, STEP, EnvClass
 from recipe.dag.episode.own_loop import OnLoop, OwnLoop
 from recipe.dag.episode.tasks import invoke, limited
 from recipe.dag.errors import EnvFault, boundary, described
@@ -55,14 +55,23 @@ class LiveEnv:
             obs = await self._call("reset", function, **{name: offered[name] for name in self._env.reset_arguments})
             return observations(obs, players, self._watchers, where)
 
+    @property
+    def tool_state(self) -> dict[str, dict[str, Any]]:
+        """Return what the env adds to the tools' state of its episode, by tool name, once `reset` has returned."""
+        state = getattr(self._instance, "tool_state", None) or {}
+        if not isinstance(state, dict) or not all(isinstance(value, dict) for value in state.values()):
+            raise EnvFault(f"`tool_state` is {described(state)}, not a dict of dicts", where=self._env.path)
+        return state
+
     async def step(
         self, actions: list[str], ground_truth: Any, players: list[str], acted: Sequence[bool] | None = None
     ) -> Step:
         """Step the env. `players`: the agent of each action; `acted`: whether its node ran (by default, all did)."""
         where = f"{self._env.path}:step"
-        args, kwargs = (list(actions), ground_truth), {}
+        args: tuple[Any, ...] = (list(actions), ground_truth)
+        kwargs: dict[str, Any] = {AGENTS: list(players)} if self._env.step_takes_agents else {}
         if self._env.step_by_name:
-            args, kwargs = (), dict(zip(STEP, args, strict=True))
+            args, kwargs = (), {**dict(zip(STEP, args, strict=True)), **kwargs}
         with boundary(EnvFault, where, self._instance.step):
             result = await self._call("step", self._instance.step, *args, **kwargs)
             if not isinstance(result, tuple | list) or len(result) not in (3, 4):

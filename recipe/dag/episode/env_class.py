@@ -19,6 +19,8 @@ from recipe.dag.workflow.schema import Node, Workflow
 
 STEP = ("actions", "ground_truth")
 """The arguments of `step`."""
+AGENTS = "agents"
+"""Its optional argument."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,6 +32,8 @@ class EnvClass:
     reset_arguments: frozenset[str]
     step_by_name: bool = True
     """The arguments of `step` are passed by name; otherwise by position."""
+    step_takes_agents: bool = False
+    """`step` also takes `agents`, the name of the agent of each action."""
     kwargs: dict[str, Any] = field(default_factory=dict)
     sandbox: SandboxClient | None = None
     chained: bool = False
@@ -76,28 +80,37 @@ def load_env(name: str, workflow: Workflow, sandbox: SandboxClient | None = None
     cls = load_object(path, workflow.path)
     if not inspect.isclass(cls) or not callable(getattr(cls, "step", None)):
         raise UserError(f"{path}: an env is a class with a method step(actions, ground_truth)")
-    reset, by_name = getattr(cls, "reset", None), _steps_by_name(cls)
+    reset = getattr(cls, "reset", None)
+    agents = _takes_agents(cls)
+    by_name = _steps_by_name(cls, (*STEP, AGENTS) if agents else STEP)
     if reset is None:
-        return EnvClass(path, cls, frozenset(), by_name, kwargs)
+        return EnvClass(path, cls, frozenset(), by_name, agents, kwargs)
     parameters = list(inspect.signature(reset).parameters.values())[1:]
     if any(p.kind is inspect.Parameter.VAR_KEYWORD for p in parameters):
-        return EnvClass(path, cls, frozenset({"sample", "seed"}), by_name, kwargs)
+        return EnvClass(path, cls, frozenset({"sample", "seed"}), by_name, agents, kwargs)
     offered = frozenset(p.name for p in parameters) & {"sample", "seed", "sandbox"}
     unknown = [p.name for p in parameters if p.name not in offered and _is_required(p)]
     if unknown:
         raise UserError(f"{path}: reset asks for {', '.join(unknown)}; it can take sample, seed and sandbox")
-    return EnvClass(path, cls, offered, by_name, kwargs, sandbox)
+    return EnvClass(path, cls, offered, by_name, agents, kwargs, sandbox)
 
 
 def _is_required(parameter: inspect.Parameter) -> bool:
     return parameter.default is parameter.empty and parameter.kind is not inspect.Parameter.VAR_POSITIONAL
 
 
-def _steps_by_name(cls: Any) -> bool:
+def _takes_agents(cls: Any) -> bool:
+    try:
+        return AGENTS in inspect.signature(cls.step).parameters
+    except (TypeError, ValueError):
+        return False
+
+
+def _steps_by_name(cls: Any, arguments: tuple[str, ...]) -> bool:
     bound = isinstance(inspect.getattr_static(cls, "step"), staticmethod | classmethod)
     self_argument = () if bound else (None,)
     try:
-        inspect.signature(cls.step).bind(*self_argument, **dict.fromkeys(STEP))
+        inspect.signature(cls.step).bind(*self_argument, **dict.fromkeys(arguments))
     except (TypeError, ValueError):
         return False
     return True

@@ -17,7 +17,7 @@ from recipe.dag.episode.reward import pay
 from recipe.dag.episode.seeds import env_seed
 from recipe.dag.episode.tasks import together
 from recipe.dag.episode.view import Turn
-from recipe.dag.errors import EnvFault
+from recipe.dag.errors import EnvFault, boundary
 from recipe.dag.types.record import Call
 
 
@@ -50,6 +50,15 @@ class EpisodeEnvs:
         observations = await together(reset(name, env) for name, env in self._envs.items())
         return {owners[name]: obs for name, obs in zip(self._envs, observations, strict=True)}
 
+    @property
+    def tool_state(self) -> dict[str, dict[str, Any]]:
+        """Return what the envs add to the tools' state of this episode, by tool name."""
+        state: dict[str, dict[str, Any]] = {}
+        for env in self._envs.values():
+            for tool, entries in env.tool_state.items():
+                state[tool] = state.get(tool, {}) | entries
+        return state
+
     async def step(self, node: EpisodeNode, round_index: int, turn: Turn) -> dict[str, Any]:
         """Step the node's env and record the result in `turn`; return its observations by agent name."""
         slot, players = (node.id, round_index), self._players[node.id]
@@ -62,6 +71,7 @@ class EpisodeEnvs:
         )
         turn.obs[slot], turn.infos[slot] = result.obs, result.info
         turn.calls[slot].env_info = result.info
+        turn.calls[slot].next_observation = _text(result.obs.get(node.agent_name), node.id)
         if result.done:
             turn.done.add(slot)
         if node.spec.agent_options.rewards_with_env:
@@ -96,6 +106,11 @@ def _action(call: Call | None) -> str:
     answered = not call.ended_in_tool_call and after_thinking(call.text, opened=call.opened_thinking)
     # A text that a hook wrote in place of the model's is an answer in any case.
     return call.text if answered or call.completion is not None else ""
+
+
+def _text(obs: Any, node: str) -> str:
+    with boundary(EnvFault, f"node {node}"):
+        return "" if obs is None else str(obs)
 
 
 async def _close(env: LiveEnv) -> EnvFault | None:

@@ -10,6 +10,7 @@ from collections.abc import Iterable, Mapping
 from typing import Any, cast
 
 from recipe.dag.episode.client import PolicyEndpoint
+from recipe.dag.episode.listed_tools import with_stand_ins
 from recipe.dag.episode.make_tools import make_tools
 from recipe.dag.episode.rehearsal import CharacterTokenizer, NoSandbox
 from recipe.dag.episode.runner import EpisodeRunner
@@ -60,12 +61,15 @@ class FirstPrompts:
         """All policies use `tokenizer`. Raises UserError for hooks, tools or a chat template that cannot work."""
         masked = {"on_failure": "mask", "on_user_error": "mask", "retries": 0}
         workflow = workflow.model_copy(update={"episode": workflow.episode.model_copy(update=masked)})
+        workflow = with_stand_ins(workflow)
         endpoint = PolicyEndpoint(_NoModel(), tokenizer, _NO_LIMIT)
         self.encode = endpoint.codec.encode
         """Returns the token ids of a text without special tokens around it."""
         sandbox = cast(SandboxClient, NoSandbox())
         endpoints = dict.fromkeys(workflow.policies, endpoint)
-        self._runner = EpisodeRunner(workflow, endpoints, make_tools(workflow, sandbox), seed=0, sandbox=sandbox)
+        self._runner = EpisodeRunner(
+            workflow, endpoints, make_tools(workflow, sandbox, online=False), seed=0, sandbox=sandbox
+        )
 
     async def ids(self, sample: Mapping[str, Any]) -> list[int]:
         """Return the token ids of the first prompt. Raises PromptError."""

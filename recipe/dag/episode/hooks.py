@@ -83,6 +83,8 @@ class Hooks:
     """The nodes whose texts the default prompt contains."""
     peers: tuple[str, ...] = ()
     """The nodes of its loop, whose texts of the previous round it contains as well."""
+    private: bool = False
+    """`Agent.private`."""
 
     async def pre_process(self, tokenizer: Any, prompt_ids: list[int], context: Context) -> Prompt:
         """Return ids to feed unchanged, or messages for the chat template; never empty."""
@@ -152,7 +154,9 @@ def load_hooks(node: Node, workflow: Workflow) -> Hooks:
     if pre is None and post is None:
         kind = "file" if isinstance(holder, ModuleType) else "class"
         raise UserError(f"{where}: the {kind} defines neither prompt nor parse")
-    return Hooks(pre, post, dependencies, peers)
+    if isinstance(holder, Agent):
+        holder.prepare(workflow, node)
+    return Hooks(pre, post, dependencies, peers, private=bool(getattr(holder, "private", False)))
 
 
 def _names_of_form(holder: Any, where: str) -> tuple[str, str]:
@@ -253,7 +257,7 @@ def visible_texts(
     for name in names:
         if name in context.upstream:
             call = context.upstream[name]
-            parts.append((name, call, f"{call.agent}:\n{call.text}"))
+            parts.append((name, call, f"{call.agent}:\n{call.handed}"))
         elif name in context.results:
             result = context.results[name]
             parts.append((name, result, f"{name}:\n{result.text or json.dumps(result.parsed)}"))

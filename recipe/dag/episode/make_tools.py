@@ -12,10 +12,12 @@ from typing import Any
 from recipe.dag.episode.tool_limits import with_limits
 from recipe.dag.errors import UserError
 from recipe.dag.location import raised_at
+from recipe.dag.tools.base import Resources
 from recipe.dag.tools.builtin import BUILTIN, make_builtin
 from recipe.dag.tools.sandbox_client import SandboxClient
 from recipe.dag.types.tool import Tool, check_tool
 from recipe.dag.user_code import load_object
+from recipe.dag.workflow.interpolation import resolve_env
 from recipe.dag.workflow.schema import ToolSpec, Workflow
 
 
@@ -44,13 +46,27 @@ def user_tools(workflow: Workflow) -> dict[str, Tool]:
     return {key: user_tool(spec.path, spec.kwargs, workflow) for key, spec in specs if spec.path is not None}
 
 
-def built_in_tools(workflow: Workflow, client: SandboxClient | None, **defaults: float) -> dict[str, Tool]:
-    """Make this package's tools that the workflow's agents have. `defaults` are options that the agents do not set."""
+def built_in_tools(
+    workflow: Workflow, client: SandboxClient | None, limits: Mapping[str, float], *, online: bool = True
+) -> dict[str, Tool]:
+    """Make this package's tools that the workflow's agents have. `limits`: of programs, for agents that set none;
+    `online`: as in `Resources`. Raises UserError."""
+    resources = Resources(workflow.path, client, limits, online=online)
     tools: dict[str, Tool] = {}
     for key, spec in tool_specs(workflow).items():
         if spec.path is None:
-            tools[key] = make_builtin(str(spec), spec.options(_own_options(spec)), client, defaults)
+            tools[key] = make_builtin(str(spec), resolved_options(spec), resources)
     return tools
+
+
+def resolved_options(spec: ToolSpec) -> dict[str, Any]:
+    """Return the options of a built-in tool with the values of environment variables. Raises UserError."""
+    options = spec.options(_own_options(spec))
+    where = f"tool {spec}"
+    return {
+        key: resolve_env(value, f"{where}: {key}") if isinstance(value, str) else value
+        for key, value in options.items()
+    }
 
 
 def limited_tools(workflow: Workflow, tools: Mapping[str, Tool]) -> dict[str, Tool]:
@@ -64,6 +80,9 @@ def _own_options(spec: ToolSpec) -> tuple[str, ...]:
     return () if spec.path is not None else tuple(BUILTIN[str(spec)].Options.model_fields)
 
 
-def make_tools(workflow: Workflow, client: SandboxClient | None, **defaults: float) -> dict[str, Tool]:
+def make_tools(
+    workflow: Workflow, client: SandboxClient | None, *, online: bool = True, **defaults: float
+) -> dict[str, Tool]:
     """Make all tools that the workflow's agents have. Raises UserError."""
-    return limited_tools(workflow, user_tools(workflow) | built_in_tools(workflow, client, **defaults))
+    built_in = built_in_tools(workflow, client, defaults, online=online)
+    return limited_tools(workflow, user_tools(workflow) | built_in)

@@ -14,12 +14,13 @@ from collections.abc import Iterable, Mapping
 from typing import Any, cast
 
 from recipe.dag.episode.client import PolicyEndpoint
+from recipe.dag.episode.listed_tools import with_stand_ins
 from recipe.dag.episode.make_tools import make_tools
 from recipe.dag.episode.runner import EpisodeRunner
 from recipe.dag.episode.tool_loop import argument_between_tags
 from recipe.dag.episode.toolset import REFUSED
 from recipe.dag.errors import UserError
-from recipe.dag.tools.sandbox_client import RunResult, SandboxClient
+from recipe.dag.tools.sandbox_client import FileRefused, RunResult, SandboxClient, SessionFiles
 from recipe.dag.types.record import Episode, Generation
 from recipe.dag.types.tool import Tool, parameters_of
 from recipe.dag.workflow.schema import Agent, Workflow
@@ -90,10 +91,23 @@ class Script:
 
 
 class NoSandbox:
-    """Stands for the sandbox: every program prints nothing."""
+    """Stands for the sandbox: every program prints nothing, and every session stays empty."""
 
     async def run_code(self, code: str, **limits: Any) -> RunResult:
         return RunResult("success", "", "", 0, 0.0, 1)
+
+    async def open_session(self, quota_mb: int = 256, ttl_s: float = 300.0) -> str:
+        return "rehearsal"
+
+    async def put(self, session_id: str, name: str, data: bytes) -> None: ...
+
+    async def list(self, session_id: str, *patterns: str) -> SessionFiles:
+        return SessionFiles({}, {}, 0, 1 << 20)
+
+    async def get(self, session_id: str, name: str, max_bytes: int = 0) -> bytes:
+        raise FileRefused("no such file in the session")
+
+    async def delete(self, session_id: str, name: str | None = None) -> None: ...
 
     async def close(self) -> None: ...
 
@@ -109,12 +123,18 @@ async def _rehearse(workflow: Workflow, sample: dict[str, Any]) -> list[Episode]
     strict = workflow.episode.model_copy(update={"on_failure": "fail", "on_user_error": "fail", "retries": 0})
     # a character is a token here, and a text that is cut off would never call its tool
     agents = tuple(
-        agent.model_copy(update={"sampling": agent.sampling.model_copy(update={"max_tokens": _MAX_TOKENS // 4})})
+        agent.model_copy(
+            update={
+                "sampling": agent.sampling.model_copy(update={"max_tokens": _MAX_TOKENS // 4}),
+                "on_failure": "fault",
+            }
+        )
         for agent in workflow.agents
     )
     workflow = workflow.model_copy(update={"episode": strict, "agents": agents})
+    workflow = with_stand_ins(workflow)
     sandbox, tokenizer = cast(SandboxClient, NoSandbox()), CharacterTokenizer()
-    tools = make_tools(workflow, sandbox)
+    tools = make_tools(workflow, sandbox, online=False)
     requests, by_agent = {}, {}
     for agent in workflow.agents:
         made = [tools[spec.key] for spec in agent.tools]

@@ -6,22 +6,24 @@ see; this module runs them and records the results.
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
 
 from recipe.dag.episode.agent_runner import AgentRunner, Attempt
-from recipe.dag.episode.candidates import Choice
+from recipe.dag.episode.candidates import Choice, run_candidates
 from recipe.dag.episode.compute import FunctionRunner, VoteRunner
 from recipe.dag.episode.env_class import EnvClass
 from recipe.dag.episode.envs import EpisodeEnvs
+from recipe.dag.episode.failure import describe
 from recipe.dag.episode.graph import EpisodeGraph, EpisodeNode, Slot
 from recipe.dag.episode.hooks import HookResult
 from recipe.dag.episode.schedule import Schedule, Task
 from recipe.dag.episode.tasks import Work, together, unfold
 from recipe.dag.episode.view import Reader, Turn, TurnState, View, carry_over, loop_reader, node_reader, view
-from recipe.dag.errors import HookFault
+from recipe.dag.errors import Fault, HookFault, SkipCall, UserError
 from recipe.dag.types.context import Context, Output
 from recipe.dag.types.record import Call, Episode, Result, Skip, ToolResult
 from recipe.dag.workflow.condition import holds
@@ -46,6 +48,8 @@ class Rollout:
         sample."""
         self._graph, self._runners, self._limits, self._attempt = graph, runners, limits, attempt
         self._choices = choices or {}
+        agents = {name: runner for name, runner in runners.items() if isinstance(runner, AgentRunner)}
+        self._private = frozenset(name for name, runner in agents.items() if runner.hooks.private)
         self._episode: Episode = attempt.episode
         self._envs = EpisodeEnvs(graph, envs, self._episode.sample, limits.call_timeout_s)
         self._state = TurnState()
@@ -59,6 +63,7 @@ class Rollout:
         episode = self._episode
         try:
             self._state.obs = await self._envs.reset(self._attempt.seed, episode.uid)
+            self._attempt.env_tool_state = self._envs.tool_state
             for number in range(self._limits.max_turns):
                 turn = Turn(number)
                 await self._run_turn(turn)
@@ -126,7 +131,7 @@ class Rollout:
         slot, runner = (node.id, round_index), self._runners[node.id]
         if slot in turn.outputs:
             return  # the node has judged candidates, among them the one that was kept
-        seen = view(self._graph, node_reader(node, round_index), turn, self._state)
+        seen = self._without_private(node, view(self._graph, node_reader(node, round_index), turn, self._state))
         if isinstance(runner, AgentRunner):
             await self._run_agent(runner, slot, turn, seen)
             return
@@ -135,6 +140,18 @@ class Rollout:
         if output.done:
             turn.done.add(slot)
 
+    def _without_private(self, node: EpisodeNode, seen: View) -> View:
+        """Return what the node sees without the calls of private agents whose nodes it does not name."""
+        if not self._private:
+            return seen
+        visible = seen.outputs.keys() - self._private | {node.id, *node.spec.dependencies}
+        outputs = {name: output for name, output in seen.outputs.items() if name in visible}
+        return replace(seen, outputs=outputs, calls=[call for call in seen.calls if self._shows(call, node)])
+
+    def _shows(self, call: Call, node: EpisodeNode) -> bool:
+        is_own = call.agent == node.agent_name
+        return is_own or call.node not in self._private or call.node in node.spec.dependencies
+
     async def _run_agent(self, runner: AgentRunner, slot: Slot, turn: Turn, seen: View) -> None:
         choice = self._choices.get(slot[0])
         if choice is not None and (count := choice.count(validate=self._attempt.validate)) > 1:
@@ -142,13 +159,13 @@ class Rollout:
             return
         call = turn.calls[slot] = _new_call(runner, slot, turn)
         context = self._agent_context(runner, call, turn, seen)
-        result = await runner.run(call, context, self._attempt, self._last_transcript(seen))
+        result = await self._play(runner, call, context, seen)
         self._take(runner, slot, turn, call, result)
 
     def _take(self, runner: AgentRunner, slot: Slot, turn: Turn, call: Call, result: HookResult) -> None:
         """Let the turn go on from a finished call."""
         turn.calls[slot] = turn.outputs[slot] = call
-        if call.stop_reason == "length" and not call.generations:
+        if call.stop_reason == "length" and not call.generations and runner.agent.on_failure != "skip":
             turn.too_long.add(slot)
         if result.output.done:
             turn.done.add(slot)
@@ -161,7 +178,8 @@ class Rollout:
         self, runner: AgentRunner, choice: Choice, count: int, slot: Slot, turn: Turn, seen: View
     ) -> None:
         """Run the candidates of a node, score them, and go on from one of them. An env is stepped afterwards, by the
-        candidate that was kept."""
+        candidate that was kept. Raises UserError if they would share what an env lends to their tools."""
+        self._check_lent(runner)
         calls = [_new_call(runner, slot, turn) for _ in range(count)]
         earlier = [call for call in (*self._episode.calls, *seen.calls) if call.candidates]
         for index, call in enumerate(calls):
@@ -169,7 +187,7 @@ class Rollout:
             call.parent_score = earlier[-1].score if earlier else None
         turn.calls[slot], turn.dropped[slot] = calls[0], calls[1:]  # so that an episode that fails records them all
         contexts = [self._agent_context(runner, call, turn, seen) for call in calls]
-        results = await runner.run_candidates(calls, contexts, self._attempt, self._last_transcript(seen))
+        results = await run_candidates(runner, calls, contexts, self._attempt, self._last_transcript(seen))
         judged: list[Judged] = []
         if choice.judge is None:
             scores = await together(map(choice.score, contexts))
@@ -188,20 +206,29 @@ class Rollout:
         if judged:
             self._take_verdict((choice.spec.by, slot[1]), turn, judged, kept)
 
+    def _check_lent(self, runner: AgentRunner) -> None:
+        lent = [name for name in runner.tools.names if name in self._attempt.env_tool_state]
+        if lent:
+            raise UserError(
+                f"node {runner.node.id}: the env gives the tool {lent[0]} a state that all candidates would share, so "
+                "those that are not kept would change what the others see; remove `candidates`, or the tool"
+            )
+
     async def _judge(self, judge: EpisodeNode, slot: Slot, candidate: Call, turn: Turn) -> Judged:
         """Run the judging node as if this candidate had been kept."""
         alone = replace(turn, outputs={**turn.outputs, slot: candidate})
-        seen = view(self._graph, node_reader(judge, slot[1]), alone, self._state)
+        seen = self._without_private(judge, view(self._graph, node_reader(judge, slot[1]), alone, self._state))
         runner, judge_slot = self._runners[judge.id], (judge.id, slot[1])
         if not isinstance(runner, AgentRunner):
             context = self._context(judge, slot[1], turn, seen, partial(_no_tools, judge.id))
             output = await runner.run(context)
             return Judged(output.parsed, output=output)
+        self._check_lent(runner)
         call = _new_call(runner, judge_slot, turn)
         call.candidate = candidate.candidate
         turn.dropped.setdefault(judge_slot, []).append(call)
         context = self._agent_context(runner, call, turn, seen)
-        result = await runner.run(call, context, self._attempt, self._last_transcript(seen))
+        result = await self._play(runner, call, context, seen)
         return Judged(call.parsed, call=call, result=result)
 
     def _take_verdict(self, slot: Slot, turn: Turn, judged: Sequence[Judged], kept: int) -> None:
@@ -220,7 +247,33 @@ class Rollout:
 
     def _agent_context(self, runner: AgentRunner, call: Call, turn: Turn, seen: View) -> Context:
         call_tool = partial(_call_tool, runner, call, self._attempt)
-        return self._context(runner.node, call.round, turn, seen, call_tool)
+        context = self._context(runner.node, call.round, turn, seen, call_tool)
+        context.ask = partial(runner.ask, call, self._attempt)
+        context.read_by = self._read_by
+        return context
+
+    async def _play(self, runner: AgentRunner, call: Call, context: Context, seen: View) -> HookResult:
+        """Run the call. If the agent may fail, a failed call keeps what it holds and gets the reason."""
+        try:
+            result = await runner.run(call, context, self._attempt, self._last_transcript(seen))
+        except SkipCall as skip:
+            if runner.trained:
+                raise HookFault(f"skips its call ({skip}), but its policy is trained", where=skip.where) from skip
+            return _failed(call, str(skip))
+        except Fault as fault:
+            task = asyncio.current_task()
+            if not runner.may_skip(fault) or (task is not None and task.cancelling()):
+                raise
+            self._episode.faults.append(fault.record())
+            return _failed(call, describe(fault.record()))
+        if runner.agent.on_failure == "skip" and call.stop_reason == "length" and not call.generations:
+            return _failed(call, "its prompt does not fit into the context")
+        return result
+
+    def _read_by(self, call: Call) -> str:
+        runner = self._runners[call.node]
+        assert isinstance(runner, AgentRunner)  # calls are made by agents
+        return runner.read_by(call)
 
     def _context(
         self,
@@ -231,7 +284,7 @@ class Rollout:
         call_tool: Callable[..., Awaitable[ToolResult]],
     ) -> Context:
         episode, agent = self._episode, node.agent_name
-        calls = [*episode.calls, *seen.calls]
+        calls = [*(call for call in episode.calls if self._shows(call, node)), *seen.calls]
         obs = None
         if node.spec.agent_options.obs_with_env:
             for by_agent in seen.obs.values():  # the newest last
@@ -287,7 +340,13 @@ def _new_call(runner: AgentRunner, slot: Slot, turn: Turn) -> Call:
     agent = runner.agent
     call = Call(slot[0], agent.name, runner.node.spec.agent_group, agent.policy, turn.number, round=slot[1])
     call.role = agent.role or agent.name
+    call.hand_over = agent.hand_over
     return call
+
+
+def _failed(call: Call, reason: str) -> HookResult:
+    call.text, call.parsed = "", {"failed": reason}
+    return HookResult(Output(parsed=call.parsed))
 
 
 async def _call_tool(runner: AgentRunner, call: Call, attempt: Attempt, name: str, /, **arguments: Any) -> ToolResult:

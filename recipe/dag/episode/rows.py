@@ -86,6 +86,13 @@ def _trained_episodes(episodes: Sequence[Episode], on_failure: str) -> Iterator[
     return (episode for episode in episodes if not episode.fault and episode.uid not in dropped)
 
 
+def left_out_unscored(episode: Episode, scope: str, trained: Collection[str]) -> set[int]:
+    """Return the positions of the calls of `trained` policies that `rows_of` drops because their return depends on a
+    call that could not be scored."""
+    calls = episode.calls
+    return {k for k in _unscored_calls(episode, scope) if calls[k].policy in trained and 1 in calls[k].response_mask}
+
+
 def _unscored_calls(episode: Episode, scope: str) -> set[int]:
     """Return the positions of the calls whose return depends on a call that could not be scored."""
     unscored = [(position, call.agent) for position, call in enumerate(episode.calls) if call.unscored]

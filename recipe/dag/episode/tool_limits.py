@@ -162,9 +162,13 @@ def share_limits(tools: Mapping[str, Tool], index: int, count: int) -> None:
 
 
 def most_processes(workflow: Workflow) -> tuple[int, str] | None:
-    """Return the largest number of processes in which each has a call of every tool, and the tool that allows no more;
-    None if no tool limits its calls."""
-    limited = [
-        (tool.workers, str(tool)) for agent in workflow.agents for tool in agent.tools if tool.workers is not None
+    """Return the largest number of processes in which each has a call of every tool and a request to every API, and the
+    option that allows no more; None if nothing limits it."""
+    tools = [(tool.workers, f"tool {tool} has `workers") for agent in workflow.agents for tool in agent.tools]
+    apis = [
+        (policy.api.max_concurrent, f"policies.{name}.api has `max_concurrent")
+        for name, policy in workflow.policies.items()
+        if policy.api is not None
     ]
+    limited = [(most, f"{option}: {most}`") for most, option in tools + apis if most is not None]
     return min(limited, default=None)

@@ -44,8 +44,10 @@ class Toolset:
             if name in self.tools:
                 raise UserError(f"agent {agent.name}: two of its tools are called {name!r} in their schema; rename one")
             self.tools[name], self._keys[name] = tool, spec.key
-            aliases = (spec.path, spec.name, spec.declared if isinstance(spec, DeclaredTool) else None)
-            self._declared |= {alias: name for alias in aliases if alias}
+            aliases = {spec.path, spec.name, spec.declared if isinstance(spec, DeclaredTool) else None}
+            for alias in filter(None, aliases):
+                # a name that stands for several tools, such as that of their server, is none of one of them
+                self._declared[alias] = name if alias not in self._declared else ""
             if not getattr(tool, "checks_arguments", False):
                 self._validators[name] = argument_validator(tool, str(spec))
 
@@ -59,7 +61,7 @@ class Toolset:
 
     def name_of(self, called: str) -> str | None:
         """Return the name of the tool that a hook calls by its name or as the workflow declares it; None if unknown."""
-        return called if called in self.tools else self._declared.get(called)
+        return called if called in self.tools else self._declared.get(called) or None
 
     async def call(
         self,
@@ -70,18 +72,20 @@ class Toolset:
         keep: Callable[[ToolResult], None],
         *,
         by_model: bool,
+        added: Mapping[str, Any] | None = None,
     ) -> ToolResult:
         """Run a tool and pass its record to `keep`. Raises only Faults.
 
-        `states`: the episode's tool states, by `ToolSpec.key`; a state starts as the sample's create_kwargs. `by_model`
-        is False if a hook calls the tool.
+        `states`: the episode's tool states, by `ToolSpec.key`; a state starts as the sample's create_kwargs and
+        `added`. `by_model` is False if a hook calls the tool.
         """
         if by_model and (problem := self._problem(name, arguments)) is not None:
             result = ToolResult(name, arguments, "invalid", f"{REFUSED}{problem}")
             keep(result)
             return result
         tool, options = self.tools[name], (sample.get(TOOLS_KWARGS) or {}).get(name) or {}
-        state = states.setdefault(self._keys[name], copy.deepcopy(options.get("create_kwargs") or {}))
+        start = copy.deepcopy({**(options.get("create_kwargs") or {}), **(added or {})})
+        state = states.setdefault(self._keys[name], start)
         execute = tool.execute if by_model else getattr(tool, "execute_for_hook", tool.execute)
         try:
             users = tool.tool if isinstance(tool, LimitedTool) else tool

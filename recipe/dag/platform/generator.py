@@ -223,6 +223,11 @@ class Generator:
             self.active.pop()
         return finished
 
+    def drop(self, request: Request) -> None:
+        """Abort one active request."""
+        request.stop_reason = "abort"
+        self._remove([request])
+
     def drop_all(self) -> list[Request]:
         """Abort every active request."""
         dropped, self.active = self.active, []

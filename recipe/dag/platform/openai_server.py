@@ -2,6 +2,7 @@
 
 Invariant: a choice depends on its prompt, its sampling parameters and its seed, never on the requests beside it (see
 `generator`). Choice k of a request with a seed has the seed plus k. Every failure is an answer in OpenAI's error form.
+Nothing is generated for a client that has closed its connection.
 
 /v1/models, /v1/chat/completions, /v1/completions (a text or token ids, or several of them), /health. Tool calls in
 hermes form (JSON inside <tool_call> tags) become `tool_calls` if the request has `tools` and the model's chat template
@@ -12,10 +13,7 @@ from __future__ import annotations
 
 import asyncio
 import json
-import logging
-import signal
 import time
-from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 from itertools import count
 from typing import Any
@@ -24,6 +22,7 @@ from aiohttp import web
 
 from recipe.dag.errors import UserError
 from recipe.dag.platform.generator import Request
+from recipe.dag.platform.openai_http import application, chat_answer, check_model, json_of
 from recipe.dag.platform.openai_wire import (
     BadRequest,
     ChatRequest,
@@ -37,8 +36,6 @@ from recipe.dag.platform.openai_wire import (
 from recipe.dag.platform.rollout_server import RolloutServer
 from recipe.dag.types.record import Generation
 
-log = logging.getLogger(__name__)
-MAX_BODY_BYTES = 64 << 20
 DEFAULT_MAX_LEN = 8192
 """Largest context by default: the cache of a longer one may not fit into memory."""
 COMPLETION_TOKENS = 16
@@ -72,36 +69,21 @@ class OpenAIServer:
         self._server, self._tokenizer, self._name = server, tokenizer, name
         template = tokenizer.chat_template
         self._renders_calls = "tool_calls" in (template if isinstance(template, str) else json.dumps(template or ""))
-        self._started, self._numbers = int(time.time()), count(1)
+        self._numbers = count(1)
 
     def app(self) -> web.Application:
-        app = web.Application(client_max_size=MAX_BODY_BYTES, middlewares=[_errors])
-        app.router.add_get("/health", self._health)
-        app.router.add_get("/v1/models", self._models)
-        app.router.add_get("/v1/models/{name:.+}", self._model)
+        app = application(self._name, self._health, max_model_len=self._server.max_len)
         app.router.add_post("/v1/chat/completions", self._chat)
         app.router.add_post("/v1/completions", self._completions)
         return app
 
-    async def _health(self, request: web.Request) -> web.Response:
-        if self._server.failure is not None:
-            raise BadRequest(f"the generation thread failed: {self._server.failure}", status=503)
-        return web.json_response({"status": "ok"})
-
-    async def _models(self, request: web.Request) -> web.Response:
-        return web.json_response({"object": "list", "data": [self._card()]})
-
-    async def _model(self, request: web.Request) -> web.Response:
-        self._check_model(request.match_info["name"])
-        return web.json_response(self._card())
-
-    def _card(self) -> dict[str, Any]:
-        card = {"id": self._name, "object": "model", "created": self._started, "owned_by": "verl-dag"}
-        return card | {"max_model_len": self._server.max_len}
+    def _health(self) -> str | None:
+        failure = self._server.failure
+        return None if failure is None else f"the generation thread failed: {failure}"
 
     async def _chat(self, request: web.Request) -> web.Response:
-        body = read(ChatRequest, await _json(request))
-        self._check_model(body.model)
+        body = read(ChatRequest, await json_of(request))
+        check_model(body.model, self._name)
         tools = body.tools if body.tool_choice != "none" else None
         options = body.chat_template_kwargs or {}
         try:
@@ -118,17 +100,8 @@ class OpenAIServer:
         limit = body.max_completion_tokens or body.max_tokens
         texts = await self._generate(body, ids, limit, whole=bool(tools) and self._renders_calls)
         choices = [self._chat_choice(body, text, index, number, bool(tools)) for index, text in enumerate(texts)]
-        return web.json_response(
-            {
-                "id": f"chatcmpl-{number}",
-                "object": "chat.completion",
-                "created": int(time.time()),
-                "model": self._name,
-                "choices": choices,
-                "usage": usage(len(ids), sum(len(text.ids) for text in texts)),
-                **({"prompt_token_ids": ids} if body.return_token_ids else {}),
-            }
-        )
+        answer = chat_answer(self._name, number, choices, usage(len(ids), sum(len(text.ids) for text in texts)))
+        return web.json_response(answer | ({"prompt_token_ids": ids} if body.return_token_ids else {}))
 
     def _chat_choice(self, body: ChatRequest, text: _Text, index: int, number: int, has_tools: bool) -> dict[str, Any]:
         content, calls = text.text, []
@@ -153,8 +126,8 @@ class OpenAIServer:
         return choice | ({"token_ids": text.ids} if body.return_token_ids else {})
 
     async def _completions(self, request: web.Request) -> web.Response:
-        body = read(CompletionRequest, await _json(request))
-        self._check_model(body.model)
+        body = read(CompletionRequest, await json_of(request))
+        check_model(body.model, self._name)
         prompts = [
             list(self._tokenizer.encode(prompt)) if isinstance(prompt, str) else prompt for prompt in body.prompts()
         ]
@@ -218,35 +191,6 @@ class OpenAIServer:
     def _pieces(self, ids: list[int]) -> list[str]:
         return [self._tokenizer.decode([token], skip_special_tokens=False) for token in ids]
 
-    def _check_model(self, name: str) -> None:
-        if name != self._name:
-            problem = f"there is no model {name!r}; this server has {self._name!r}"
-            raise BadRequest(problem, status=404, code="model_not_found", param="model")
-
-
-async def _json(request: web.Request) -> Any:
-    try:
-        return json.loads(await request.read())
-    except web.HTTPRequestEntityTooLarge:
-        raise BadRequest(f"the body is larger than {MAX_BODY_BYTES} bytes", status=413) from None
-    except (ValueError, RecursionError) as error:
-        raise BadRequest(f"the body is not JSON: {error}") from None
-
-
-@web.middleware
-async def _errors(request: web.Request, handler: Callable[[web.Request], Awaitable[Any]]) -> Any:
-    try:
-        return await handler(request)
-    except BadRequest as error:
-        return web.json_response(error.body(), status=error.status)
-    except web.HTTPException as error:
-        problem = BadRequest(f"{error.reason}: {request.method} {request.path}", status=error.status)
-        return web.json_response(problem.body(), status=error.status)
-    except Exception as error:
-        log.exception("%s %s failed", request.method, request.path)
-        problem = BadRequest(f"{type(error).__name__}: {error}", status=500)
-        return web.json_response(problem.body(), status=500)
-
 
 def open_server(
     model: str, *, name: str | None = None, max_len: int | None = None, max_requests: int = 64, trust: bool = False
@@ -274,26 +218,3 @@ def open_server(
         ) from error
     server.tokenizer = tokenizer
     return OpenAIServer(server, tokenizer, name or model)
-
-
-def serve(server: OpenAIServer, host: str, port: int, announce: Callable[[str], None]) -> None:
-    """Serve until SIGTERM or SIGINT. `announce` gets the address once the server answers. Raises UserError."""
-    asyncio.run(_serve(server, host, port, announce))
-
-
-async def _serve(server: OpenAIServer, host: str, port: int, announce: Callable[[str], None]) -> None:
-    stop, loop = asyncio.Event(), asyncio.get_running_loop()
-    for number in (signal.SIGTERM, signal.SIGINT):
-        loop.add_signal_handler(number, stop.set)
-    runner = web.AppRunner(server.app(), access_log=None, shutdown_timeout=2.0)
-    await runner.setup()
-    try:
-        site = web.TCPSite(runner, host, port)
-        try:
-            await site.start()
-        except OSError as error:
-            raise UserError(f"cannot listen on {host}:{port}: {error.strerror or error}; pass another --port") from None
-        announce(f"http://{host}:{runner.addresses[0][1]}/v1")
-        await stop.wait()
-    finally:
-        await runner.cleanup()

@@ -101,7 +101,11 @@ class RolloutServer:
         )
         if request.max_tokens == 0:
             return self._output(request, "length", self.version)
-        return await self._post(lambda future: self._enqueue(request, future))
+        try:
+            return await self._post(lambda future: self._enqueue(request, future))
+        except asyncio.CancelledError:  # the caller has gone; its row is free for another request
+            self.inbox.put((lambda settle: self._give_up(request), lambda *_, **__: None))
+            raise
 
     def _stop_test(self, stop: str | list[str] | None) -> Callable[[list[int]], bool] | None:
         """Return the test for stop strings in a response; None if there are none.
@@ -173,6 +177,13 @@ class RolloutServer:
     def _enqueue(self, request: Request, settle: Settle) -> None:
         request.handle = settle
         self.waiting.append(request)
+
+    def _give_up(self, request: Request) -> None:
+        """Stop generating for a request, which may have finished by now."""
+        if request in self.waiting:
+            self.waiting.remove(request)
+        elif request in self.generator.active:
+            self.generator.drop(request)
 
     def _load(self, weights: dict[str, torch.Tensor], version: int, settle: Settle) -> None:
         self._drop_requests()

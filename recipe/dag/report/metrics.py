@@ -16,12 +16,16 @@ from collections.abc import Mapping, Sequence
 from statistics import fmean
 
 from recipe.dag.episode.remote.usage import usage_by_policy
+from recipe.dag.episode.rows import left_out_unscored
 from recipe.dag.report.pass_at_k import average_at_n, outcomes_by_problem, pass_at_k
 from recipe.dag.types.record import Call, Episode, Skip
 from recipe.dag.workflow.schema import Workflow
 
 RAN = ("success", "failed", "timeout")
 """Tool statuses of calls whose code ran; `invalid` calls did not run, and a `fault` is one of the infrastructure."""
+
+COACH = "coach/"
+"""Beginning of the keys of `episode.info` that coaches set (recipe/dag/coach/reward.py)."""
 
 ENDS = ("done", "length", "turns")
 """Reasons for which an episode can end."""
@@ -36,7 +40,12 @@ def rollout_metrics(
 ) -> dict[str, float]:
     """Return flat metrics, with `prefix` before each key. Lengths in tokens, times in seconds, rates in [0, 1].
 
-    `info/<key>` is the mean of the numbers that reward nodes and envs put into `episode.info`.
+    `info/<key>` is the mean of the numbers that reward nodes and envs put into `episode.info`. Numbers of coaches are
+    not among these: `coach/<agent>/mean` is the mean score of all verdicts on the agent, from 0 to 1, `count` their
+    number, and `failed` the number of calls without a readable one.
+
+    With `workflow`, and outside validation, `left_out/calls_unscored` counts the calls of trained policies that are
+    left out of the loss because they, or calls that their return depends on, could not be scored.
 
     With `workflow`, agents are in its order and agents that were never called have `calls` 0. Tool keys appear for
     agents that declare tools, `skipped` (fraction of skipped calls) if a node has a condition, and `rounds` (mean per
@@ -61,6 +70,10 @@ def rollout_metrics(
         agent_metrics |= _candidate_metrics(good, name)
         agent_metrics |= _flow_metrics(good, name, branches=branches, loops=loops)
         metrics |= {f"agent/{name}/{key}": value for key, value in agent_metrics.items()}
+    metrics |= _coach_metrics(good)
+    if workflow is not None and not prefix:
+        scope, trained = workflow.algorithm.unscored_scope, set(workflow.trained_policies())
+        metrics["left_out/calls_unscored"] = sum(len(left_out_unscored(e, scope, trained)) for e in good)
     for policy, usage in usage_by_policy(episodes).items():
         metrics |= {f"policy/{policy}/api/{name}": value for name, value in usage.items()}
     for policy, version in (versions or {}).items():
@@ -109,12 +122,30 @@ def _episode_metrics(episodes: Sequence[Episode], good: Sequence[Episode]) -> di
     metrics |= _stats("episode/attempts", [float(e.attempts) for e in episodes])
     infos: dict[str, list[float]] = {}
     for key, value in (item for e in good for item in e.info.items()):
-        if isinstance(value, int | float):
+        if isinstance(value, int | float) and not key.startswith(COACH):
             infos.setdefault(key, []).append(float(value))
     for key, values in infos.items():
         metrics |= _stats(f"info/{key}", values)
     metrics["tokens/prompt"] = sum(len(call.prompt_ids) for e in good for call in e.all_calls)
     metrics["tokens/sampled"] = sum(sum(call.response_mask) for e in good for call in e.all_calls)
+    return metrics
+
+
+def _coach_metrics(good: Sequence[Episode]) -> dict[str, float]:
+    """Return `coach/<agent>/count` and `failed`, summed over the episodes, and the `mean` over all their verdicts."""
+    metrics: dict[str, float] = {}
+    totals: dict[str, float] = {}
+    for episode in good:
+        for key, value in episode.info.items():
+            agent, _, kind = key.removeprefix(COACH).rpartition("/")
+            if not key.startswith(COACH) or not isinstance(value, int | float):
+                continue
+            if kind == "mean":
+                totals[agent] = totals.get(agent, 0.0) + value * episode.info.get(f"{COACH}{agent}/count", 1)
+            else:
+                metrics[key] = metrics.get(key, 0.0) + value
+    for agent, total in totals.items():
+        metrics[f"{COACH}{agent}/mean"] = total / (metrics.get(f"{COACH}{agent}/count") or 1.0)
     return metrics
 
 

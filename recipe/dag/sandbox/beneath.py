@@ -92,6 +92,19 @@ def write_file(directory: int, name: str, data: bytes, owner: int = -1) -> None:
         os.close(folder)
 
 
+def extend_file(directory: int, name: str, data: bytes, offset: int) -> None:
+    """Write `data` at `offset` of a regular file that has at least so many bytes, and end the file there. Raises
+    ValueError, OSError."""
+    descriptor = open_beneath(directory, name, os.O_WRONLY)
+    with open(descriptor, "wb") as file:
+        status = os.fstat(descriptor)
+        if not stat.S_ISREG(status.st_mode) or status.st_nlink != 1 or status.st_size < offset:
+            raise OSError(errno.EINVAL, "not a regular file with one link and enough bytes", name)
+        file.seek(offset)
+        file.write(data)
+        file.truncate()
+
+
 def walk(directory: int, most: int) -> Iterator[tuple[str, os.stat_result]]:
     """Yield the name and status of each entry below `directory`, at most `most` of them, without following symlinks.
     Directories that cannot be read, and the content of those at level DEEPEST, are skipped."""

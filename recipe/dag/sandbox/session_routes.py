@@ -17,19 +17,28 @@ from aiohttp import web
 from pydantic import Field
 
 from recipe.dag.sandbox import beneath, body, removal, wire
+from recipe.dag.sandbox.file_pattern import matches
 from recipe.dag.sandbox.guard import client_of
 from recipe.dag.sandbox.jobs import MAX_PATIENCE_S, over_quota
-from recipe.dag.sandbox.sessions import DEFAULT_QUOTA_MB, DEFAULT_TTL_S, Session, Sessions
+from recipe.dag.sandbox.places import most_entries
+from recipe.dag.sandbox.sessions import DEFAULT_QUOTA_MB, DEFAULT_TTL_S, NoSession, Session, Sessions
 
 _LISTED, _LOOKED_AT = 1000, 10_000
-"""Limits on the files in a listing, and on the entries that are looked at for it."""
+"""Limits on the files in a listing, and on the entries that are looked at for it, if its quota allows no more."""
 
 
 class CreateSession(wire.Request):
-    """ttl: seconds without use after which the session is removed."""
+    """ttl: seconds without use after which the session is removed. keep: never remove it to make room."""
 
     ttl: float = Field(default=DEFAULT_TTL_S, allow_inf_nan=False)
     quota_mb: int = DEFAULT_QUOTA_MB
+    keep: bool = False
+
+
+class RenewSessions(wire.Request):
+    """ids: of the sessions whose time restarts."""
+
+    ids: list[str]
 
 
 class SessionRoutes:
@@ -37,9 +46,10 @@ class SessionRoutes:
         self._sessions = sessions
 
     def routes(self) -> list[web.RouteDef]:
-        file = "/sessions/{id}/files/{name:.+}"
+        file = "/sessions/{id}/files/{name:(?s:.+)}"
         return [
             web.post("/sessions", self.create),
+            web.post("/sessions/renew", self.renew),
             web.get("/sessions/{id}", self.show),
             web.delete("/sessions/{id}", self.delete),
             web.get("/sessions/{id}/files", self.show),
@@ -52,15 +62,26 @@ class SessionRoutes:
         data = await body.read_json(request) if request.body_exists else {}
         wanted = wire.parse(CreateSession, data)
         try:
-            session = await self._sessions.create(wanted.ttl, wanted.quota_mb, client_of(request))
+            session = await self._sessions.create(wanted.ttl, wanted.quota_mb, client_of(request), keep=wanted.keep)
         except ValueError as error:
             raise wire.Invalid(str(error), 400) from None
         return web.json_response(_describe(session), status=201)
 
+    async def renew(self, request: web.Request) -> web.Response:
+        wanted, lost = wire.parse(RenewSessions, await body.read_json(request)), 0
+        for identifier in wanted.ids:
+            try:
+                with self._sessions.use(identifier):
+                    pass
+            except NoSession:
+                lost += 1
+        return web.json_response({"lost": lost})
+
     async def show(self, request: web.Request) -> web.Response:
         with self._sessions.use(request.match_info["id"]) as session, _file_errors(session):
             await self._sessions.measure(session)
-            files = await asyncio.to_thread(_list, session.place.directory())
+            patterns, most = request.query.getall("match", []), max(_LOOKED_AT, most_entries(session.quota_bytes))
+            files = await asyncio.to_thread(_list, session.place.directory(), patterns, most)
             return web.json_response({**_describe(session), "files": files})
 
     async def delete(self, request: web.Request) -> web.Response:
@@ -79,8 +100,11 @@ class SessionRoutes:
             with _file_errors(session):
                 if not session.place.enforced and session.used_bytes + len(data) > session.quota_bytes:
                     raise OSError(errno.ENOSPC, "over the quota")
-                name, place = request.match_info["name"], session.place
-                await asyncio.to_thread(beneath.write_file, place.directory(), name, data, place.owner)
+                name, place, offset = request.match_info["name"], session.place, _offset(request)
+                if offset:
+                    await asyncio.to_thread(beneath.extend_file, place.directory(), name, data, offset)
+                else:
+                    await asyncio.to_thread(beneath.write_file, place.directory(), name, data, place.owner)
             await self._sessions.measure(session)
         return web.json_response({"bytes": len(data)}, status=201)
 
@@ -117,16 +141,24 @@ def _file_errors(session: Session) -> Iterator[None]:
         raise wire.Invalid(f"not possible in this session: {os.strerror(error.errno or 0)}", 409) from None
 
 
-def _list(directory: int) -> list[dict[str, Any]]:
-    """Return the regular files in the order of their names, at most _LISTED."""
+def _list(directory: int, patterns: list[str], most: int) -> list[dict[str, Any]]:
+    """Return the regular files, or those that match one of the patterns, in the order of their names, at most
+    _LISTED of at most `most` entries."""
     files = []
-    for name, status in beneath.walk(directory, _LOOKED_AT):
-        if stat.S_ISREG(status.st_mode):
-            text = os.fsencode(name).decode("utf-8", "replace")
+    for name, status in beneath.walk(directory, most):
+        text = os.fsencode(name).decode("utf-8", "replace")
+        if stat.S_ISREG(status.st_mode) and (not patterns or any(matches(text, pattern) for pattern in patterns)):
             files.append({"name": text, "bytes": status.st_size, "modified": status.st_mtime})
             if len(files) == _LISTED:
                 break
     return files
+
+
+def _offset(request: web.Request) -> int:
+    text = request.query.get("offset", "0")
+    if not (text.isascii() and text.isdecimal() and len(text) < 16):
+        raise wire.Invalid("offset must be a number of bytes", 400)
+    return int(text)
 
 
 def _read(directory: int, name: str) -> bytes:

@@ -2,8 +2,8 @@
 
 Invariant: only files persist. A session has one writer or some readers at a time; it is never removed while a call uses
 it, and it is removed when it expires, when it is deleted, or, least recently used first, when all sessions together
-hold too much and its own client needs room. No client evicts sessions of another. Its identifier, 128 random bits, is
-the only credential.
+hold too much and its own client needs room, unless that client asked to keep it. No client evicts sessions of another.
+Its identifier, 128 random bits, is the only credential.
 """
 
 from __future__ import annotations
@@ -38,6 +38,8 @@ class Session:
     ttl_s: float
     quota_bytes: int
     client: str = ""
+    keep: bool = False
+    """Never removed to make room for others."""
     used_bytes: int = 0
     touched: float = field(default_factory=time.monotonic)
     users: int = 0
@@ -90,7 +92,9 @@ class Sessions:
         for name in list(self._sessions):
             self._remove(name)
 
-    async def create(self, ttl_s: float = DEFAULT_TTL_S, quota_mb: int = DEFAULT_QUOTA_MB, client: str = "") -> Session:
+    async def create(
+        self, ttl_s: float = DEFAULT_TTL_S, quota_mb: int = DEFAULT_QUOTA_MB, client: str = "", *, keep: bool = False
+    ) -> Session:
         """Return a new session. Raises Overloaded if there are too many and none of this client's is idle, ValueError
         for an invalid ttl or quota, SandboxError."""
         if not 0 < ttl_s <= MAX_TTL_S:
@@ -103,7 +107,7 @@ class Sessions:
                     raise Overloaded(f"{len(self._sessions)} sessions hold {self.used_bytes} bytes; delete some")
             place = await self._store.create(quota_mb << 20)
         identifier = secrets.token_hex(16)
-        session = self._sessions[identifier] = Session(identifier, place, ttl_s, quota_mb << 20, client)
+        session = self._sessions[identifier] = Session(identifier, place, ttl_s, quota_mb << 20, client, keep)
         return session
 
     @contextmanager
@@ -147,8 +151,9 @@ class Sessions:
             pass
 
     def _evict(self, client: str) -> bool:
-        mine = (name for name, session in self._sessions.items() if session.client == client and not session.users)
-        idle = next(mine, None)
+        sessions = self._sessions.items()
+        own = (name for name, session in sessions if session.client == client and not (session.users or session.keep))
+        idle = next(own, None)
         if idle is not None:
             self._remove(idle)
         return idle is not None

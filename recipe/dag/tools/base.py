@@ -6,7 +6,8 @@ Invariant: its attributes belong to the class, so that a workflow is checked wit
 from __future__ import annotations
 
 from abc import abstractmethod
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from recipe.dag.types.frozen import Frozen
@@ -14,6 +15,22 @@ from recipe.dag.types.tool import Tool
 
 if TYPE_CHECKING:
     from recipe.dag.tools.sandbox_client import SandboxClient
+
+
+@dataclass(frozen=True, slots=True)
+class Resources:
+    """What a run gives its built-in tools."""
+
+    base: str
+    """The workflow file: paths in options are relative to its folder, then to the project's root."""
+    sandbox: SandboxClient | None = None
+    """Not None for a tool that `needs_sandbox`."""
+    limits: Mapping[str, float] = field(default_factory=dict)
+    """The run's limits of programs, which apply where the options name none."""
+    shared: dict[str, Any] = field(default_factory=dict)
+    """What several tools use together, such as a connection."""
+    online: bool = True
+    """False where no episode counts, as in `validate --play`: a tool that asks a server answers without it."""
 
 
 class BuiltinTool(Tool):
@@ -24,9 +41,31 @@ class BuiltinTool(Tool):
     needs_sandbox: ClassVar[bool] = False
     parameters: ClassVar[dict[str, Any]]
     """The JSON schema of its arguments."""
+    folders: ClassVar[tuple[str, ...]] = ()
+    """Options that name a folder whose content decides what a call returns."""
+    unlearned: ClassVar[tuple[str, ...]] = ()
+    """Options that decide how a server is asked, not what it answers: a resumed run may change them."""
+
+    several: ClassVar[bool] = False
+    """Whether it stands for all tools of a server until a run starts."""
 
     @classmethod
     @abstractmethod
-    def make(cls, options: Any, sandbox: SandboxClient | None, limits: Mapping[str, float]) -> Tool:
-        """Return the tool. `options`: an `Options`; `sandbox`: not None if `needs_sandbox`; `limits`: the run's limits
-        of programs, which apply where the options name none."""
+    def make(cls, options: Any, resources: Resources) -> Tool:
+        """Return the tool. `options`: an `Options`. Raises UserError."""
+
+    @classmethod
+    def problems(cls, options: Any, base: str) -> Iterator[tuple[str, str]]:
+        """Yield (option, message) for what is wrong with valid `options`, without starting anything. `base`: as in
+        `Resources`. The option is empty if one is missing."""
+        return iter(())
+
+    @classmethod
+    def shown_as(cls, kwargs: Mapping[str, Any]) -> str:
+        """Return the name by which models call the tool with these options."""
+        return cls.name
+
+    async def check(self) -> str:
+        """Ask the server of the tool, and return what it said in a few words; "" for a tool without one. Raises
+        UserError if it cannot be used."""
+        return ""

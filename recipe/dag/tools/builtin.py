@@ -8,21 +8,24 @@ whether it remembers anything between calls, whether it needs the sandbox. A new
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-from recipe.dag.tools.base import BuiltinTool
+from recipe.dag.tools.base import BuiltinTool, Resources
+from recipe.dag.tools.calculator import Calculator
 from recipe.dag.tools.code_interpreter import CodeInterpreter
+from recipe.dag.tools.mcp import Mcp
+from recipe.dag.tools.search import Search
 from recipe.dag.types.tool import Tool
 
-if TYPE_CHECKING:
-    from recipe.dag.tools.sandbox_client import SandboxClient
+BUILTIN: Mapping[str, type[BuiltinTool]] = {
+    "code_interpreter": CodeInterpreter,
+    "calculator": Calculator,
+    "search": Search,
+    "mcp": Mcp,
+}
 
 
-BUILTIN: Mapping[str, type[BuiltinTool]] = {"code_interpreter": CodeInterpreter}
-
-
-def make_builtin(
-    name: str, kwargs: Mapping[str, Any], sandbox: SandboxClient | None, limits: Mapping[str, float]
-) -> Tool:
+def make_builtin(name: str, kwargs: Mapping[str, Any], resources: Resources) -> Tool:
+    """Raises UserError."""
     tool = BUILTIN[name]
-    return tool.make(tool.Options(**kwargs), sandbox, limits)
+    return tool.make(tool.Options(**kwargs), resources)

@@ -11,18 +11,19 @@ import copy
 import math
 import re
 import textwrap
-from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from pydantic import Field
 
-from recipe.dag.tools.base import BuiltinTool
+from recipe.dag.tools.base import BuiltinTool, Resources
 from recipe.dag.types.frozen import Frozen
 from recipe.dag.types.record import ToolResult
 
 if TYPE_CHECKING:
     from recipe.dag.tools.sandbox_client import RunResult, SandboxClient
 
+SESSION = "session_id"
+"""Key of the tool's state: the sandbox session in whose files its programs run, if an env of the episode names one."""
 _FENCE = re.compile(r"\s*```[ \t]*[\w+-]*[ \t]*\n(.*?)\n?[ \t]*```\s*", re.DOTALL)
 
 
@@ -64,10 +65,10 @@ class CodeInterpreter(BuiltinTool):
     }
 
     @classmethod
-    def make(cls, options: Options, sandbox: SandboxClient | None, limits: Mapping[str, float]) -> CodeInterpreter:
-        assert sandbox is not None, "a run with this tool has a sandbox"
-        arguments: dict[str, Any] = {**limits, **options.model_dump(exclude_none=True)}
-        return cls(sandbox, **arguments)
+    def make(cls, options: Options, resources: Resources) -> CodeInterpreter:
+        assert resources.sandbox is not None, "a run with this tool has a sandbox"
+        arguments: dict[str, Any] = {**resources.limits, **options.model_dump(exclude_none=True)}
+        return cls(resources.sandbox, **arguments)
 
     def __init__(
         self,
@@ -99,13 +100,13 @@ class CodeInterpreter(BuiltinTool):
 
     async def execute(self, arguments: dict[str, Any], state: dict[str, Any]) -> ToolResult:
         """Run a model's call. Raises SandboxFault."""
-        return await self._run(arguments, self._max_timeout_s)
+        return await self._run(arguments, state, self._max_timeout_s)
 
     async def execute_for_hook(self, arguments: dict[str, Any], state: dict[str, Any]) -> ToolResult:
         """Run a call of an agent's hook, without a limit on its time-out. Raises SandboxFault."""
-        return await self._run(arguments, math.inf)
+        return await self._run(arguments, state, math.inf)
 
-    async def _run(self, arguments: dict[str, Any], max_timeout_s: float) -> ToolResult:
+    async def _run(self, arguments: dict[str, Any], state: dict[str, Any], max_timeout_s: float) -> ToolResult:
         code = arguments.get("code")
         code = source_of(code) if isinstance(code, str) else ""
         if not code:
@@ -115,7 +116,8 @@ class CodeInterpreter(BuiltinTool):
             return ToolResult(self.name, arguments, "invalid", "timeout must be a positive number of seconds")
         if self._auto_print:
             code = echo_last(code)
-        result = await self._client.run_code(code, timeout_s=timeout_s, memory_mb=self._memory_mb)
+        session = {SESSION: state[SESSION]} if SESSION in state else {}
+        result = await self._client.run_code(code, timeout_s=timeout_s, memory_mb=self._memory_mb, **session)
         return self._to_tool_result(arguments, result)
 
     async def close(self) -> None:

@@ -1,7 +1,8 @@
-"""A client that runs code on a SandboxFusion-compatible server.
+"""A client that runs code on a SandboxFusion-compatible server, and keeps files in sessions of this project's server.
 
 Invariant: `run_code` returns the result of the code, including failures and time-outs, or raises SandboxFault if the
-sandbox could not run it at all, after a bounded number of tries. Neither is ever mistaken for the other.
+sandbox could not run it at all, after a bounded number of tries. Neither is ever mistaken for the other. A program that
+may have run in a session is not sent again, since it may have changed files there.
 """
 
 from __future__ import annotations
@@ -10,31 +11,40 @@ import asyncio
 import base64
 import json
 import logging
-import re
 import weakref
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from contextlib import AsyncExitStack, suppress
 from dataclasses import dataclass, field
-from typing import Any
-from urllib.parse import unquote
+from typing import Any, TypeVar
+from urllib.parse import quote, urlencode
 
 import aiohttp
-from tenacity import AsyncRetrying, RetryCallState, retry_if_exception_type, stop_after_attempt, wait_random_exponential
 
 from recipe.dag.errors import SandboxFault, UserError
+from recipe.dag.tools.sandbox_transport import (
+    Answer,
+    Request,
+    TooLarge,
+    Transport,
+    Unavailable,
+    authorization,
+    http_root,
+    open_http,
+    split,
+)
 
 logger = logging.getLogger(__name__)
 
-_UNIX = "http+unix://"
-_URL = re.compile(r"((?:[^/]*//)?)(?:[^/@:]*(?::([^/@]*))?@)?(.*?)/*(?:/run_code/*)?", re.DOTALL)
 _COMPILE_S = 20.0
-_RETRIED = (429, 500, 502, 503, 504)
-_MAX_PAUSE_S = 5.0
-_NAMES = (
-    (aiohttp.ConnectionTimeoutError, "ConnectTimeout"),
-    (aiohttp.ServerTimeoutError, "ReadTimeout"),
-    (aiohttp.ClientConnectorError, "ConnectError"),
-)
-"""Names of aiohttp's errors in a fault's message; other errors keep their own."""
+_PART_BYTES = 16 << 20
+"""A larger file is sent in parts: the server takes bodies of at most 32 MiB."""
+_BEATS = 4
+"""How often the sessions are renewed within their time to live."""
+_CANCELLED_S = 2.0
+"""How long a cancelled caller waits for the session that it asked for, to delete it."""
+_NO_SESSION = "no such session"
+"""How the server's answer about a session that it does not have begins."""
+T = TypeVar("T")
 
 
 @dataclass(frozen=True)
@@ -49,41 +59,40 @@ class RunResult:
     return_code: int | None
     seconds: float
     attempts: int
+    files: Mapping[str, bytes] = field(default_factory=dict)
+    """The files that `fetch` asked for, by name."""
 
 
-class _Unavailable(Exception):
-    """An infrastructure failure that is retried."""
-
-    def __init__(self, message: str, *, unreachable: bool = False):
-        super().__init__(message)
-        self.unreachable = unreachable
+class FileRefused(Exception):
+    """A session's file cannot be read or written: its name is invalid, it does not exist, is not a regular file, or is
+    too large. The message is the reason."""
 
 
-class _Quiet(aiohttp.BaseConnector):
-    """Counts as closed once its loop has ended, so that no warning is printed then."""
-
-    @property
-    def closed(self) -> bool:
-        return super().closed or self._loop.is_closed()
-
-    def __del__(self) -> None:
-        if not self.closed:
-            super().__del__()
+class SessionFull(FileRefused):
+    """The files of a session have used up its quota."""
 
 
-class _Tcp(_Quiet, aiohttp.TCPConnector): ...
+@dataclass(frozen=True)
+class SessionFiles:
+    """The regular files of a session."""
 
-
-class _Unix(_Quiet, aiohttp.UnixConnector): ...
+    sizes: Mapping[str, int]
+    """Bytes by name."""
+    modified: Mapping[str, float]
+    """Seconds since the epoch by name."""
+    used_bytes: int
+    quota_bytes: int
 
 
 @dataclass
-class _Connection:
-    """The state of one event loop."""
+class _Sessions:
+    """The sessions that are used on one event loop."""
 
-    http: aiohttp.ClientSession
-    slots: asyncio.Semaphore
-    recovery: asyncio.Task[None] | None = field(default=None)
+    ttl_s: dict[str, float] = field(default_factory=dict)
+    """Of those that this client opened, by identifier."""
+    turns: dict[str, asyncio.Lock] = field(default_factory=dict)
+    """By identifier: a program that waits at the server for another one is refused after half a minute."""
+    heart: asyncio.Task[None] | None = None
 
 
 class SandboxClient:
@@ -107,16 +116,20 @@ class SandboxClient:
         on_unreachable: Callable[[], Awaitable[None]] | None = None,
         token: str | None = None,
     ):
-        self.url, given = split(url)
-        self._max_concurrent = max_concurrent
-        self._connect_timeout_s = connect_timeout_s
-        self._margin_s = margin_s
-        self._retries = retries
-        self._on_unreachable = on_unreachable
-        self._headers = {"Content-Type": "application/json"} | _authorization(token or given)
-        self._connections: weakref.WeakKeyDictionary[asyncio.AbstractEventLoop, _Connection] = (
-            weakref.WeakKeyDictionary()
+        self.transport = Transport(
+            url,
+            max_concurrent=max_concurrent,
+            connect_timeout_s=connect_timeout_s,
+            retries=retries,
+            on_unreachable=on_unreachable,
+            token=token,
         )
+        self._margin_s = margin_s
+        self._loops: weakref.WeakKeyDictionary[asyncio.AbstractEventLoop, _Sessions] = weakref.WeakKeyDictionary()
+
+    @property
+    def url(self) -> str:
+        return self.transport.url
 
     async def run_code(
         self,
@@ -127,8 +140,17 @@ class SandboxClient:
         stdin: str | None = None,
         files: Mapping[str, bytes] | None = None,
         memory_mb: int = 1024,
+        session_id: str | None = None,
+        share: Mapping[str, str] | None = None,
+        fetch: Sequence[str] = (),
     ) -> RunResult:
-        """Run one program, with `files` by relative name in its working directory. Raises SandboxFault."""
+        """Run one program, with `files` by relative name in its working directory. Raises SandboxFault, also if a
+        session no longer exists.
+
+        session_id: the session whose files are the working directory; one program at a time runs there, and a full
+            session is a result. share: sessions to read at /in/NAME, by name; needs isolation `full`. fetch: names and
+            patterns (`*.csv`, `out/**/*.png`) of the files to return, 16 MiB together at most.
+        """
         try:
             code.encode()
         except UnicodeEncodeError as error:
@@ -138,7 +160,7 @@ class SandboxClient:
         if language == "python" and "\0" in code:
             # Interpreters before 3.11.4 drop the rest of such a line and run the remaining code.
             return RunResult("failed", "", "SyntaxError: source code cannot contain null bytes", 1, 0.0, 1)
-        body = {
+        body: dict[str, Any] = {
             "code": code,
             "language": language,
             "run_timeout": timeout_s,
@@ -147,95 +169,146 @@ class SandboxClient:
             "stdin": stdin.encode("utf-8", "replace").decode() if stdin is not None else None,
             "files": {name: base64.b64encode(data).decode() for name, data in (files or {}).items()},
         }
+        # Only if asked for: SandboxFusion itself has neither sessions nor shares.
+        optional = {"session_id": session_id, "share": share and dict(share), "fetch_files": list(fetch)}
+        body |= {name: value for name, value in optional.items() if value}
         content = json.dumps(body).encode()
-        timeout = aiohttp.ClientTimeout(sock_connect=self._connect_timeout_s, sock_read=timeout_s + self._margin_s)
-        retrying = AsyncRetrying(
-            stop=stop_after_attempt(1 + self._retries),
-            wait=wait_random_exponential(multiplier=0.5, max=_MAX_PAUSE_S),
-            retry=retry_if_exception_type(_Unavailable),
-            before_sleep=self._recover,
-            reraise=True,
-        )
-        connection = self._connection()
+        request = Request("POST", "/run_code", timeout_s + self._margin_s, content, repeatable=session_id is None)
+        async with AsyncExitStack() as stack:
+            if session_id is not None:
+                turns = self._sessions().turns
+                await stack.enter_async_context(turns.setdefault(session_id, asyncio.Lock()))
+            return await self.transport.exchange(request, self._result)
+
+    async def open_session(self, quota_mb: int = 256, ttl_s: float = 300.0) -> str:
+        """Return the identifier of a new, empty session: a folder for programs, private to those who know the
+        identifier. Raises SandboxFault, also if the server has too many sessions; UserError if it has none at all.
+
+        The session lives until `delete`, and for `ttl_s` after this process, which renews it meanwhile, has ended.
+        """
+        content = json.dumps({"quota_mb": quota_mb, "ttl": ttl_s, "keep": True}).encode()
+        request = Request("POST", "/sessions", self._margin_s, content)
+        opening = asyncio.ensure_future(self.transport.exchange(request, self._session_id))
         try:
-            async with connection.slots:
-                async for attempt in retrying:
-                    with attempt:
-                        return await self._post(connection.http, content, timeout, attempt.retry_state.attempt_number)
-        except _Unavailable as error:
-            raise SandboxFault(f"{error} ({1 + self._retries} tries)", where=self.url) from error
-        raise AssertionError("the last attempt returns or raises")
+            session_id = await asyncio.shield(opening)
+        except asyncio.CancelledError:
+            # Otherwise a session that the server has just made would stay until its time is over.
+            with suppress(Exception):
+                await self.delete(await asyncio.wait_for(opening, _CANCELLED_S))
+            raise
+        sessions = self._sessions()
+        sessions.ttl_s[session_id] = ttl_s
+        if sessions.heart is None or sessions.heart.done():
+            sessions.heart = asyncio.create_task(self._renew(sessions))
+        return session_id
+
+    async def put(self, session_id: str, name: str, data: bytes) -> None:
+        """Write a file into a session, with the folders that lead to it. Raises FileRefused (SessionFull if the quota
+        is used up), SandboxFault."""
+        for start in range(0, max(len(data), 1), _PART_BYTES):
+            query = f"?offset={start}" if start else ""
+            await self._on_file("PUT", session_id, name, query, content=data[start : start + _PART_BYTES])
+
+    async def get(self, session_id: str, name: str, max_bytes: int = 16 << 20) -> bytes:
+        """Return a file of a session. Raises FileRefused, SandboxFault."""
+        try:
+            return await self._on_file("GET", session_id, name, max_bytes=max_bytes)
+        except TooLarge as error:
+            raise FileRefused(str(error)) from None
+
+    async def list(self, session_id: str, *patterns: str) -> SessionFiles:
+        """Return the regular files of a session by name, at most 1000: all, or those that match a pattern (`*`, `?`,
+        `[...]`, `**`). Raises SandboxFault."""
+        query = "?" + urlencode([("match", pattern) for pattern in patterns]) if patterns else ""
+        request = Request("GET", f"{_path(session_id)}/files{query}", self._margin_s)
+        return await self.transport.exchange(request, lambda answer: _files(self._checked(answer)))
+
+    async def delete(self, session_id: str, name: str | None = None) -> None:
+        """Delete a session with its files, or one file or folder of it. A session that is gone already is no error.
+        Raises FileRefused, SandboxFault."""
+        if name is not None:
+            await self._on_file("DELETE", session_id, name)
+            return
+        sessions = self._sessions()
+        sessions.ttl_s.pop(session_id, None)
+        sessions.turns.pop(session_id, None)
+        await self.transport.exchange(Request("DELETE", _path(session_id), self._margin_s), lambda answer: None)
 
     async def ping(self) -> bool:
         """Return whether the server answers."""
-        timeout = aiohttp.ClientTimeout(total=self._connect_timeout_s)
-        request = self._connection().http.get(f"{http_root(self.url)}/v1/ping", headers=self._headers, timeout=timeout)
-        try:
-            async with request as answer:
-                return answer.status == 200
-        except (aiohttp.ClientError, TimeoutError):
-            return False
+        return await self.transport.ping()
 
     async def close(self) -> None:
-        """Close this event loop's connections. The client can be used again."""
-        connection = self._connections.pop(asyncio.get_running_loop(), None)
-        if connection is not None:
-            await connection.http.close()
+        """Close this event loop's connections. The client can be used again; its sessions are no longer renewed."""
+        sessions = self._loops.pop(asyncio.get_running_loop(), None)
+        if sessions is not None and sessions.heart is not None:
+            sessions.heart.cancel()
+        await self.transport.close()
 
-    def _connection(self) -> _Connection:
-        loop = asyncio.get_running_loop()
-        if loop not in self._connections:
-            self._connections[loop] = _Connection(open_session(self.url), asyncio.Semaphore(self._max_concurrent))
-        return self._connections[loop]
+    def _sessions(self) -> _Sessions:
+        return self._loops.setdefault(asyncio.get_running_loop(), _Sessions())
 
-    async def _post(
-        self, http: aiohttp.ClientSession, content: bytes, timeout: aiohttp.ClientTimeout, attempt: int
-    ) -> RunResult:
-        try:
-            async with http.post(
-                f"{http_root(self.url)}/run_code",
-                data=content,
-                headers=self._headers,
-                timeout=timeout,
-                allow_redirects=False,
-            ) as answer:
-                status, body = answer.status, await answer.read()
-        except (aiohttp.ClientError, ConnectionError, TimeoutError) as error:
-            name = next((name for kind, name in _NAMES if isinstance(error, kind)), type(error).__name__)
-            raise _Unavailable(f"{name}: {error}".rstrip(": "), unreachable=True) from error
-        if status in _RETRIED:
-            raise _Unavailable(f"HTTP {status}: {_text(body)[:200]}")
-        if status != 200:
-            raise SandboxFault(f"HTTP {status}: {_text(body)[:500]}", where=self.url)
-        try:
-            return read_answer(json.loads(body), attempt)
-        except (ValueError, TypeError, KeyError, AttributeError) as error:
-            raise _Unavailable(f"unreadable answer ({type(error).__name__}: {error}): {_text(body)[:200]}") from error
+    async def _renew(self, sessions: _Sessions) -> None:
+        """Restart the time of all open sessions, again and again, until none is left."""
+        while sessions.ttl_s:
+            await asyncio.sleep(min(sessions.ttl_s.values()) / _BEATS)
+            content = json.dumps({"ids": [*sessions.ttl_s]}).encode()
+            try:
+                await self.transport.send(Request("POST", "/sessions/renew", self._margin_s, content))
+            except Unavailable as error:
+                # The next use of a session that is lost fails.
+                logger.warning("sandbox %s: sessions could not be renewed: %s", self.url, error)
 
-    async def _recover(self, state: RetryCallState) -> None:
-        error = state.outcome.exception() if state.outcome is not None else None
-        if self._on_unreachable is None or not isinstance(error, _Unavailable) or not error.unreachable:
-            return
-        connection = self._connection()
-        if connection.recovery is None or connection.recovery.done():
-            connection.recovery = asyncio.create_task(self._run_recovery(self._on_unreachable))
-        await asyncio.shield(connection.recovery)
+    async def _on_file(
+        self,
+        method: str,
+        session_id: str,
+        name: str,
+        query: str = "",
+        content: bytes | None = None,
+        max_bytes: int | None = None,
+    ) -> bytes:
+        path = f"{_path(session_id)}/files/{_encoded(name)}{query}"
+        request = Request(method, path, self._margin_s, content, max_bytes=max_bytes)
+        return await self.transport.exchange(request, self._checked)
 
-    async def _run_recovery(self, on_unreachable: Callable[[], Awaitable[None]]) -> None:
-        try:
-            await on_unreachable()
-        except (SandboxFault, OSError) as error:
-            # Not raised: the next try fails if the server is still unreachable.
-            logger.warning("sandbox %s could not be restarted: %s", self.url, error)
+    def _checked(self, answer: Answer) -> bytes:
+        """Return the body of an answer about a session's files. Raises FileRefused, SessionFull, SandboxFault."""
+        if answer.status < 300:
+            return answer.body
+        if answer.status == 507:
+            raise SessionFull(answer.detail)
+        if answer.status in (400, 404, 409, 413) and not answer.detail.startswith(_NO_SESSION):
+            raise FileRefused(answer.detail)
+        raise SandboxFault(f"HTTP {answer.status}: {answer.detail[:500]}", where=self.url)
+
+    def _session_id(self, answer: Answer) -> str:
+        if answer.status in (404, 405):
+            raise UserError(
+                f"sandbox {self.url} has no sessions (HTTP {answer.status}); drop sandbox.url to use the local one, or "
+                "start `verl-dag sandbox serve` there"
+            )
+        if answer.status == 400:
+            raise UserError(f"sandbox {self.url}: {answer.detail}")
+        if answer.status != 201:
+            raise SandboxFault(f"HTTP {answer.status}: {answer.text[:500]}", where=self.url)
+        return _readable(answer.body, lambda data: str(data["id"]))
+
+    def _result(self, answer: Answer) -> RunResult:
+        if answer.status == 507:  # a full session: its own programs have to delete files
+            return RunResult("failed", "", f"[sandbox] {answer.detail}", 1, 0.0, answer.attempt)
+        if answer.status != 200:
+            raise SandboxFault(f"HTTP {answer.status}: {answer.text[:500]}", where=self.url)
+        return _readable(answer.body, lambda data: read_answer(data, answer.attempt))
 
 
 def read_answer(data: Any, attempts: int) -> RunResult:
-    """Return the result in a /run_code answer. Raises _Unavailable for SandboxError; KeyError, TypeError, ValueError or
+    """Return the result in a /run_code answer. Raises Unavailable for SandboxError; KeyError, TypeError, ValueError or
     AttributeError for a malformed answer."""
     status, compiled, run = data["status"], data.get("compile_result"), data.get("run_result")
     if status == "SandboxError":
         # The end of the message: the reason follows the program itself.
-        raise _Unavailable(f"SandboxError: {str(data.get('message'))[-500:]}")
+        raise Unavailable(f"SandboxError: {str(data.get('message'))[-500:]}")
     last = run or compiled
     if status not in ("Success", "Failed") or last["status"] not in ("Finished", "TimeLimitExceeded"):
         raise ValueError(f"status {status!r}")
@@ -246,36 +319,40 @@ def read_answer(data: Any, attempts: int) -> RunResult:
     # Lone surrogates would break the tokenizer later. A value that is not a string raises AttributeError.
     stdout, stderr = ((last.get(name) or "").encode("utf-8", "replace").decode() for name in ("stdout", "stderr"))
     seconds = float(last.get("execution_time") or 0.0)
-    return RunResult(outcome, stdout, stderr, last.get("return_code"), seconds, attempts)
+    files = {name: base64.b64decode(content) for name, content in (data.get("files") or {}).items()}
+    return RunResult(outcome, stdout, stderr, last.get("return_code"), seconds, attempts, files)
 
 
-def split(url: str) -> tuple[str, str | None]:
-    """Return the server's root and the token, from a URL of the form http://HOST, http://NAME:TOKEN@HOST or
-    http+unix://PATH, the path of a UNIX socket with %2F for each slash. Each may end in /run_code."""
-    match = _URL.fullmatch(url.strip())
-    assert match is not None  # the pattern matches every text
-    scheme, token, rest = match.groups()
-    return scheme + rest, unquote(token) if token else None
+def _readable(body: bytes, read: Callable[[Any], T]) -> T:
+    """Return what `read` makes of a body in JSON. Raises Unavailable for a malformed one."""
+    try:
+        return read(json.loads(body))
+    except (ValueError, TypeError, KeyError, AttributeError) as error:
+        text = body.decode("utf-8", "replace")[:200]
+        raise Unavailable(f"unreadable answer ({type(error).__name__}: {error}): {text}", begun=True) from error
 
 
-def http_root(root: str) -> str:
-    """Return what requests to the server at `root` begin with."""
-    return "http://localhost" if root.startswith(_UNIX) else root
+def _files(body: bytes) -> SessionFiles:
+    def read(data: Any) -> SessionFiles:
+        sizes = {str(file["name"]): int(file["bytes"]) for file in data["files"]}
+        modified = {str(file["name"]): float(file["modified"]) for file in data["files"]}
+        return SessionFiles(sizes, modified, int(data["used_bytes"]), int(data["quota_bytes"]))
+
+    return _readable(body, read)
 
 
-def open_session(root: str, **options: Any) -> aiohttp.ClientSession:
-    """Return a session whose requests to `http_root(root)` reach the server. It has neither proxies nor cookies, and
-    does not limit the connections. Needs a running event loop; options: ClientSession's."""
-    connector = _Unix(unquote(root.removeprefix(_UNIX)), limit=0) if root.startswith(_UNIX) else _Tcp(limit=0)
-    return aiohttp.ClientSession(connector=connector, cookie_jar=aiohttp.DummyCookieJar(), **options)
+def _path(session_id: str) -> str:
+    return f"/sessions/{quote(session_id, safe='')}"
 
 
-def _text(body: bytes) -> str:
-    return body.decode("utf-8", "replace")
-
-
-def _authorization(token: str | None) -> dict[str, str]:
-    return {"Authorization": f"Bearer {token}"} if token else {}
+def _encoded(name: str) -> str:
+    """Return a file's name as a part of a URL. Raises FileRefused for one that leads out of the session."""
+    if not name or name.startswith("/") or ".." in name.split("/") or "\0" in name:
+        raise FileRefused(f"{name[:200]!r} is not a relative name inside the session")
+    try:
+        return quote(name)
+    except UnicodeEncodeError:
+        raise FileRefused(f"{name[:200]!r} is not valid Unicode") from None
 
 
 async def check_sandbox(url: str, *, token: str | None = None, timeout_s: float = 10.0) -> None:
@@ -284,7 +361,7 @@ async def check_sandbox(url: str, *, token: str | None = None, timeout_s: float 
     timeout = aiohttp.ClientTimeout(total=timeout_s)
     try:
         async with (
-            open_session(root, headers=_authorization(token or given), timeout=timeout) as http,
+            open_http(root, headers=authorization(token or given), timeout=timeout) as http,
             http.get(f"{http_root(root)}/v1/ping", allow_redirects=False) as answer,
         ):
             problem = "" if answer.status == 200 else f"HTTP {answer.status} to /v1/ping"

@@ -22,7 +22,8 @@ from recipe.dag.train.problems import ANSWER_KEYS, read_rows, row_of, to_items
 from recipe.dag.train.tool_columns import columns_of
 
 Sample = dict[str, Any]
-"""prompt (messages), ground_truth, data_source, extra_info; also agent_name and tools_kwargs if the row has them."""
+"""prompt (messages), ground_truth, data_source, extra_info; also agent_name and tools_kwargs if the row has them, and
+data_folder, the folder of its file, if `extra_info.files` names files."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,7 +71,7 @@ def load_samples(
         missing = [column for column in ("prompt", "reward_model") if column not in rows[0]]
         if missing:
             raise UserError(f"{what}: {name} lacks the column {', '.join(missing)}; it has {', '.join(rows[0])}")
-        samples += [_sample(row, f"{what}: {name} row {i}") for i, row in enumerate(rows)]
+        samples += [_sample(row, f"{what}: {name} row {i}", path.parent) for i, row in enumerate(rows)]
     if not samples:
         raise UserError(f"{what}: {files} holds no rows")
     return samples if max_samples is None or max_samples < 0 else samples[:max_samples]
@@ -103,7 +104,7 @@ def _in_schema(rows: list[dict[str, Any]], name: str, columns: Columns) -> list[
     return made
 
 
-def _sample(row: dict[str, Any], where: str) -> Sample:
+def _sample(row: dict[str, Any], where: str, folder: Path) -> Sample:
     try:
         prompt = prompt_of(row)
     except UserError as error:
@@ -115,12 +116,18 @@ def _sample(row: dict[str, Any], where: str) -> Sample:
     extra = row.get("extra_info") or {}
     if not isinstance(extra, dict):
         raise UserError(f"{where}: column extra_info must be a struct, not {type(extra).__name__}")
-    return columns_of(row, where) | {
-        "prompt": prompt,
-        "ground_truth": truth if isinstance(truth, str) else json.dumps(truth),
-        "data_source": row.get("data_source") or "",
-        "extra_info": {key: value for key, value in extra.items() if value is not None},
-    }
+    # Only where something is relative to it, so that the records of other data sets are the same on every machine.
+    located = {"data_folder": str(folder.absolute())} if extra.get("files") else {}
+    return (
+        columns_of(row, where)
+        | located
+        | {
+            "prompt": prompt,
+            "ground_truth": truth if isinstance(truth, str) else json.dumps(truth),
+            "data_source": row.get("data_source") or "",
+            "extra_info": {key: value for key, value in extra.items() if value is not None},
+        }
+    )
 
 
 def prompt_of(row: Mapping[str, Any], column: str = "prompt") -> list[dict[str, Any]]:

@@ -69,8 +69,8 @@ class RolloutProcesses:
     ) -> RolloutProcesses:
         """Start `count` workers on this machine. Raises UserError if they do not start.
 
-        `sandbox` holds SandboxClient's arguments, with limits for all workers together, as are those of the tools;
-        `ensure` restarts the sandbox."""
+        `sandbox` holds SandboxClient's arguments; its limits and those of tools and policies are for all workers
+        together. `ensure` restarts the sandbox."""
         if sandbox is not None:
             sandbox = {**sandbox, "max_concurrent": -(-sandbox["max_concurrent"] // count)}
         spec = WorkerSpec(

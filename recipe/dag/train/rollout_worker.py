@@ -52,7 +52,7 @@ class WorkerSpec:
     """Entries of `sys.path`."""
     environ: Mapping[str, str]
     share: tuple[int, int] = (0, 1)
-    """The worker's index and the number of workers, among which the limits of tools are divided."""
+    """The worker's index and the number of workers, among which the limits of tools and APIs are divided."""
 
 
 class RolloutWorker:
@@ -65,7 +65,10 @@ class RolloutWorker:
         os.environ["RAYON_NUM_THREADS"] = str(spec.threads)
         raise_limit()
         self._spec = spec
-        self._endpoints = {name: policy.endpoint() for name, policy in spec.policies.items()}
+        self._endpoints = {
+            name: (policy.share(*spec.share) if isinstance(policy, ApiSpec) else policy).endpoint()
+            for name, policy in spec.policies.items()
+        }
         self._runners: dict[tuple[str, ...], EpisodeRunner] = {}
         self._tools: dict[str, Tool] | None = None
         recover = self._request_restart if spec.restarts else None

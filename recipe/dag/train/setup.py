@@ -7,6 +7,7 @@ Ray and torch are imported by the functions that need them, since a run whose po
 from __future__ import annotations
 
 import asyncio
+import logging
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
@@ -16,11 +17,13 @@ from omegaconf import DictConfig
 
 from recipe.dag.episode.client import PolicyEndpoint
 from recipe.dag.episode.env_class import needs_sandbox
+from recipe.dag.episode.listed_tools import check_tools
 from recipe.dag.episode.make_tools import built_in_tools, limited_tools, make_tools, tool_specs, user_tools
 from recipe.dag.episode.remote.connect import Endpoint, Remotes
 from recipe.dag.episode.runner import EpisodeRunner
 from recipe.dag.episode.tool_limits import most_processes
 from recipe.dag.errors import UserError
+from recipe.dag.report.api_usage import NAME, Totals, write_api_usage
 from recipe.dag.report.phases import announce
 from recipe.dag.sandbox.fair_queue import default_slots
 from recipe.dag.sandbox.launch import LocalSandbox
@@ -38,6 +41,7 @@ if TYPE_CHECKING:
     from recipe.dag.train.rollout_processes import RolloutProcesses, SpreadRunner
     from recipe.dag.train.team_critic import TeamCritic
 
+logger = logging.getLogger(__name__)
 REMOTE_PROGRAMS = 64
 """Programs at once on a server of the user, if the configuration sets no other number."""
 
@@ -134,18 +138,29 @@ class Toolbox:
     processes: RolloutProcesses | None = None
     remotes: Remotes | None = None
     """The API policies."""
+    folder: str = ""
+    """The run's output folder."""
 
     @classmethod
-    async def open(cls, run: DictConfig, workflow: Workflow, samples: Sequence[Mapping[str, Any]] = ()) -> Toolbox:
-        """Make the tools, and start the local sandbox if one is needed and no URL is configured.
+    async def open(
+        cls,
+        run: DictConfig,
+        workflow: Workflow,
+        samples: Sequence[Mapping[str, Any]] = (),
+        *,
+        spent: Totals | None = None,
+    ) -> Toolbox:
+        """Make the tools, and start the local sandbox if one is needed and no URL is configured. `spent`: what the API
+        policies of a resumed run have consumed.
 
         Raises UserError for a tool that cannot work, for a sample whose tools_kwargs no tool accepts, and if a
-        configured sandbox or the server of an API policy does not answer."""
-        box = cls(remotes=Remotes(workflow))
+        configured sandbox or the server of a tool or an API policy does not answer."""
+        box = cls(remotes=Remotes(workflow, spent), folder=run.output_dir)
         tools = user_tools(workflow)
         built_in = {key: spec for key, spec in tool_specs(workflow).items() if spec.path is None}
         by_name = {tool_name(tool, key): tool for key, tool in tools.items()}
-        check_columns(samples, workflow, by_name | {str(spec): BUILTIN[str(spec)] for spec in built_in.values()})
+        by_name |= {BUILTIN[str(spec)].shown_as(spec.kwargs): BUILTIN[str(spec)] for spec in built_in.values()}
+        check_columns(samples, workflow, by_name)
         if box.remotes is not None and box.remotes.specs:
             announce("asking the servers of the API policies")
             await box.remotes.check()
@@ -172,29 +187,30 @@ class Toolbox:
                 }
                 announce(f"the sandbox isolates programs: {local.isolation}")
             box.client = SandboxClient(**box.sandbox, on_unreachable=box.local and box.local.ensure)
-        tools |= built_in_tools(workflow, box.client, **interpreter_defaults(run)) if built_in else {}
+        tools |= built_in_tools(workflow, box.client, interpreter_defaults(run)) if built_in else {}
         box.tools = limited_tools(workflow, tools)
+        await check_tools(box.tools)
         return box
 
     async def start_processes(
         self, run: DictConfig, workflow: Workflow, policies: Mapping[str, PolicyRuntime], *, episodes: int
     ) -> None:
         """Start the processes that run batches of `episodes`, if the configuration asks for more than this one. Raises
-        UserError if it asks for more than a tool's `workers` can be divided among."""
+        UserError if it asks for more than the limit of a tool or an API can be divided among."""
         from recipe.dag.train.rollout_processes import RolloutProcesses, choose_processes, cores
 
         count = choose_processes(run.rollout.processes, episodes, cores())
-        most, tool = most_processes(workflow) or (count, "")
+        most, option = most_processes(workflow) or (count, "")
         if count > most and run.rollout.processes != "auto":
             raise UserError(
-                f"rollout.processes={run.rollout.processes}: tool {tool} has `workers: {most}`, fewer than one "
-                f"for each process; raise it, or pass rollout.processes={most}"
+                f"rollout.processes={run.rollout.processes}: {option}, fewer than one for each process; raise it, or "
+                f"pass rollout.processes={most}"
             )
         count = min(count, most)
         if count == 1:
             return
         announce(f"starting {count} processes that run episodes")
-        remote = self.remotes.shared(count) if self.remotes is not None else {}
+        remote = self.remotes.shared() if self.remotes is not None else {}
         self.processes = await RolloutProcesses.start(
             count,
             {**{name: policy.spec() for name, policy in policies.items()}, **remote},
@@ -223,8 +239,17 @@ class Toolbox:
         return self.sandbox["max_concurrent"] if self.sandbox is not None else None
 
     def metrics(self) -> dict[str, float]:
-        """Return how often the local sandbox has been restarted."""
-        return {"sandbox/restarts": float(self.local.restarts)} if self.local is not None else {}
+        """Return how often the local sandbox has been restarted, and what records do not hold of the API policies."""
+        restarts = {"sandbox/restarts": float(self.local.restarts)} if self.local is not None else {}
+        return restarts | (self.remotes.metrics() if self.remotes is not None else {})
+
+    def spent(self) -> Totals:
+        """Return what the API policies have consumed since the run began."""
+        return self.remotes.counts() if self.remotes is not None else {}
+
+    def save_spent(self) -> None:
+        """Write what the API policies have consumed into the output folder."""
+        write_api_usage(self.folder, self.spent())
 
     async def close(self) -> None:
         try:
@@ -236,6 +261,10 @@ class Toolbox:
             if self.client is not None:
                 await self.client.close()
             if self.remotes is not None:
+                try:
+                    self.save_spent()
+                except OSError as error:  # it must not hide the error that ends the run
+                    logger.warning("%s was not written: %s", NAME, error)
                 await self.remotes.close()
             if self.local is not None:
                 await self.local.stop()

@@ -150,13 +150,14 @@ class Checkpoints:
         return int(checkpoint.read(self._start)["step"])
 
     def save(self, step: int) -> Path:
-        """Write the checkpoint of `step` and return its folder. Raises UserError if the disk is full."""
+        """Write the checkpoint of `step` and return its folder. Raises UserError if the disk is full, in whichever
+        process finds that out; torchrun then ends the others."""
         final = checkpoint.step_folder(self._root, step)
-        if self._rank != 0:
-            self._write(self._root / f".partial_{final.name}", step)
-            return final
         facts = {"policies": {self._config.policy: self._processes}, "sft": self._facts}
-        try:
+        with _full_disk_named(self._root, step):
+            if self._rank != 0:
+                self._write(self._root / f".partial_{final.name}", step)
+                return final
             return checkpoint.save(
                 self._root,
                 step,
@@ -164,15 +165,6 @@ class Checkpoints:
                 lambda folder: self._write(folder, step),
                 keep=int(self._config.trainer.max_ckpt_to_keep),
             )
-        except (OSError, RuntimeError) as error:
-            free = shutil.disk_usage(self._root).free
-            if isinstance(error, RuntimeError) and free > 2**20:  # torch reports a full disk as a RuntimeError
-                raise
-            raise UserError(
-                f"{self._root}: the checkpoint of step {step} cannot be written "
-                f"({str(error).splitlines()[0]}; {free / 1e9:.1f} GB free); make room, and the same command resumes "
-                "from the last complete checkpoint"
-            ) from error
 
     def _write(self, folder: Path, step: int) -> None:
         import torch
@@ -183,6 +175,21 @@ class Checkpoints:
         if self._rank == 0:
             contents, strategy = self._config.checkpoint.save_contents, self._config.engine.strategy
             check_written(folder, [_saved(self._config.policy, self._processes, contents, strategy)])
+
+
+@contextmanager
+def _full_disk_named(root: Path, step: int) -> Iterator[None]:
+    """Turn the errors by which a checkpoint on a full disk fails into one line."""
+    try:
+        yield
+    except (OSError, RuntimeError) as error:
+        free = shutil.disk_usage(root).free
+        if isinstance(error, RuntimeError) and free > 2**20:  # torch reports a full disk as a RuntimeError
+            raise
+        raise UserError(
+            f"{root}: the checkpoint of step {step} cannot be written ({str(error).splitlines()[0]}; "
+            f"{free / 1e9:.1f} GB free); make room, and the same command resumes from the last complete checkpoint"
+        ) from error
 
 
 @contextmanager

@@ -6,10 +6,13 @@ it finds out goes into the Output that `parse` returns.
 
 from __future__ import annotations
 
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from recipe.dag.errors import UserError
 from recipe.dag.types.context import Context, Message, Output
+
+if TYPE_CHECKING:
+    from recipe.dag.workflow.schema import Node, Workflow
 
 
 class Agent:
@@ -29,6 +32,10 @@ class Agent:
     starts. A file with functions `prompt` and `parse` (without `self`) works the same way.
     """
 
+    private = False
+    """True: other nodes see its calls only if they name its node in `after`; otherwise a loop's later rounds, and later
+    turns, show them to every agent. Conditions and rewards see them in any case."""
+
     def prompt(self, context: Context, **options: Any) -> list[Message] | list[int]:
         """Return the messages that the model reads, or token ids to feed unchanged.
 
@@ -36,6 +43,10 @@ class Agent:
         depends on. The engine builds that default because it knows the node; `super().prompt(...)` raises UserError.
         """
         raise UserError(f"{type(self).__name__}: Agent.prompt has no messages to return; build them from `context`")
+
+    def prepare(self, workflow: Workflow, node: Node) -> None:
+        """Called once, before the first episode, with the agent's node: read files that its options name, and raise
+        UserError for options that cannot work. Does nothing unless overridden."""
 
     def parse(self, context: Context, **options: Any) -> Output | str | None:
         """Return what the call `context.call` passes on: a text that replaces the model's, an Output with `parsed`

@@ -10,7 +10,7 @@ from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field
 from typing import Any, cast
 
-from recipe.dag.errors import HookFault
+from recipe.dag.errors import HookFault, UserError
 from recipe.dag.types.record import Call, ToolResult
 
 Message = dict[str, Any]
@@ -29,6 +29,14 @@ class Output:
     """Ends the loop after this round, and the episode after this turn."""
     train: bool = True
     """False excludes this call from the loss."""
+
+
+async def _no_model(messages: list[Message]) -> str:
+    raise UserError("context.ask asks an agent's model, and this node has none")
+
+
+def _prompt_text(call: Call) -> str:
+    return call.prompt_text
 
 
 @dataclass(slots=True)
@@ -74,6 +82,12 @@ class Context:
     continues: bool = False
     """With `memory: chat`: True if the node was called before in this episode, so that the messages from `prompt` are
     appended to its conversation. Always False without memory."""
+    ask: Callable[[list[Message]], Awaitable[str]] = _no_model
+    """`await context.ask(messages)` returns the model's answer to a further prompt of this call, within its time limit;
+    only for agents whose policy is not trained. Both are recorded in `call.messages`."""
+    read_by: Callable[[Call], str] = _prompt_text
+    """`context.read_by(call)`: all that a visible call's model had read before its last generation, as it was rendered:
+    its prompt, its earlier generations and the results of its tool calls."""
 
     @property
     def problem(self) -> str:

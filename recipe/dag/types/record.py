@@ -11,6 +11,8 @@ import dataclasses
 from dataclasses import dataclass, field
 from typing import Any
 
+from recipe.dag.types.thoughts import after_thinking
+
 
 @dataclass(slots=True)
 class Generation:
@@ -117,7 +119,12 @@ class Call:
     """True if the last generation began inside a thought: its prompt ended with <think>, or it continued one."""
     messages: list[dict[str, Any]] = field(default_factory=list)
     """Of an API policy without a tokenizer: what was sent and received, in order, its tool calls and their results
-    included; such a call has no token ids. Otherwise empty."""
+    included; such a call has no token ids. Of other policies: what `Context.ask` sent and received."""
+    next_observation: str = ""
+    """The env's observation for this agent after the node's step, which answers this action; empty if the node steps no
+    env."""
+    hand_over: str = "all"
+    """`Agent.hand_over` in the workflow."""
     usage: dict[str, float] | None = None
     """Of an API policy: its requests, retries, prompt_tokens, completion_tokens and cost. None for a policy of the
     run. A call with a usage is never trained on."""
@@ -129,6 +136,14 @@ class Call:
     """The score of a candidate; None if it could not be scored."""
     parent_score: float | None = None
     """The score of the candidate that was kept last before this one was generated; None for the first ones."""
+
+    @property
+    def handed(self) -> str:
+        """The text that other agents read: `text`, with `hand_over: answer` without its thoughts."""
+        if self.hand_over == "all":
+            return self.text
+        # a text from `parse` is not the model's continuation of a thought that the prompt opened
+        return after_thinking(self.text, opened=self.opened_thinking and self.completion is None).strip()
 
 
 class Deferred:

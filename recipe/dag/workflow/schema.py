@@ -113,8 +113,8 @@ class ToolSpec(Frozen):
 
     def options(self, names: Iterable[str]) -> dict[str, Any]:
         """Return the options of a built-in tool that has options of these `names`: `kwargs`, and those that are set."""
-        own = {name: value for name in names if (value := getattr(self, name, None)) is not None}
-        return self.kwargs | own
+        own = {name: getattr(self, name) for name in names if name in ToolSpec.model_fields}
+        return self.kwargs | {name: value for name, value in own.items() if value is not None}
 
     def __str__(self) -> str:
         return self.path or self.name or ""
@@ -189,6 +189,12 @@ class Agent(Frozen):
     as token ids and appends only the new messages, so that its calls become one row."""
     chat_template_kwargs: dict[str, Any] = {}
     """Keyword arguments of the tokenizer's chat template."""
+    on_failure: Literal["fault", "skip"] = "fault"
+    """Handling of a call that fails, unless the user's code is at fault. fault: the episode fails
+    (`episode.on_failure`). skip: the call's `parsed` is {"failed": reason}, and the episode goes on; only for agents
+    whose policy is not trained."""
+    hand_over: Literal["all", "answer"] = "all"
+    """The part of its text that other agents read. all: the whole text. answer: the text without thoughts."""
 
     def stop_strings(self, *, validate: bool) -> list[str]:
         """Return the strings that end a generation, in training or in validation."""

@@ -1,4 +1,4 @@
-"""The Python files that a workflow names, with the files of the same project that they import.
+"""The files of code and templates that a workflow names, with the files of the same project that they import.
 
 Invariant: nothing is imported or run. Names of files are relative to the project's root, so they do not depend on the
 location of the project. The engine's files are not included.
@@ -13,15 +13,17 @@ from pathlib import Path
 from recipe.dag.algorithms.custom import Custom
 from recipe.dag.errors import UserError
 from recipe.dag.paths import find_source, is_module, names_env, names_function, project_root, split_ref
+from recipe.dag.workflow.relocate_paths import template_file
 from recipe.dag.workflow.schema import Workflow
 
 ENGINE = Path(__file__).resolve().parents[1]
 
 
 def user_files(workflow: Workflow) -> dict[str, Path]:
-    """Return portable name -> path of the files of hooks, envs, rewards, compute functions and tools of `workflow`, and
-    of the files that they import."""
+    """Return portable name -> path of the files of hooks, envs, rewards, compute functions and tools of `workflow`, of
+    the files that they import, and of prompt templates."""
     pending, files = [path for ref in _refs(workflow) if (path := _source(ref, workflow.path))], {}
+    pending += [path for node in workflow.nodes if (path := template_file(node, workflow.path)) is not None]
     while pending:
         path = pending.pop()
         if path in files.values() or ENGINE in path.parents:
@@ -58,6 +60,7 @@ def _refs(workflow: Workflow) -> Iterator[str]:
     if isinstance(workflow.algorithm, Custom):
         yield workflow.algorithm.estimator
     yield from (env.path for env in workflow.envs.values())
+    yield from (policy.api.script for policy in workflow.policies.values() if policy.api and policy.api.script)
     yield from (tool.path for agent in workflow.agents for tool in agent.tools if tool.path is not None)
 
 

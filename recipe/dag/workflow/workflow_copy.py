@@ -111,8 +111,8 @@ class WorkflowCopy:
     def anchor(self, source: Path) -> None:
         """Make relative paths of files in the workflow absolute."""
         for container, key, value in list(_texts(self.data)):
-            if split_ref(value)[0].endswith((".py", ".yaml", ".yml")):
-                with suppress(UserError):  # a text that only looks like a path
+            if split_ref(value)[0].endswith((".py", ".yaml", ".yml")) or key == "template":
+                with suppress(UserError, OSError):  # a text that only looks like a path
                     file, name = resolve_path(value, source), split_ref(value)[1]
                     container[key] = f"{file}:{name}" if name else str(file)
 

@@ -153,6 +153,44 @@ def test_a_loop_of_tool_calls_ends_at_its_limit(world):
     assert len(server.requests) == 3
 
 
+CALLS = tool_call("calc", "x", code="1")["tool_calls"] + tool_call("calc", "y", code="2")["tool_calls"]
+UNKNOWN = tool_call("other", "x", code="1")["tool_calls"]
+
+
+@pytest.mark.parametrize(
+    ("loop", "choice", "first", "answers"),
+    [
+        ({"max_generations": 1}, {"calls": CALLS}, "max_generations", ["not run: no further turn was left"] * 2),
+        ({"max_invalid_streak": 1}, {"calls": UNKNOWN}, "invalid_calls", ["unknown tool 'other'; available: calc"]),
+        ({}, {"calls": CALLS, "finish_reason": "length"}, "length", ["not run: the message was cut off"] * 2),
+        ({"format": "fenced"}, {"calls": CALLS}, "stop", ["not run: calls of `format: fenced` only are run"] * 2),
+    ],
+)
+def test_every_tool_call_has_an_answer_when_the_next_turn_sends_it_again(world, loop, choice, first, answers):
+    message = {"role": "assistant", "content": None, "tool_calls": choice["calls"]}
+    begun = {"message": message, "finish_reason": choice.get("finish_reason", "tool_calls")}
+    nodes = [{"node_id": "solve", "agent_options": {"process_path": "h.py"}}]
+    keys = {"agent": looped(**loop) | {"memory": "chat"}, "nodes": nodes, "files": {"h.py": PARSE}}
+    with OpenAIServer(lambda body: begun if len(body["messages"]) == 1 else "done", strict=True) as server:
+        (episode,) = play(world, flow(world, server, **keys, episode={"max_turns": 2}), [calculator(world)])
+    assert episode.fault is None, episode.fault
+    call, later = episode.calls
+    assert (call.stop_reason, later.text) == (first, "done")
+    assert [(m["tool_call_id"], m["content"]) for m in call.messages[2:]] == [
+        (asked["id"], answer) for asked, answer in zip(choice["calls"], answers, strict=True)
+    ]
+
+
+def test_a_prompt_that_tool_results_made_too_long_ends_the_call_with_its_results(world):
+    agent = looped() | {"memory": "chat"}
+    server = OpenAIServer(lambda body: tool_call("calc", code="1"), faults={1: "long"}, strict=True)
+    with server:
+        (episode,) = play(world, flow(world, server, agent=agent), [calculator(world)])
+    (call,) = episode.calls
+    assert (call.stop_reason, call.ended_in_tool_call, episode.info["prompt_too_long"]) == ("length", True, 1)
+    assert [message["role"] for message in call.messages] == ["user", "assistant", "tool"]
+
+
 def test_thoughts_are_recorded_and_not_sent_back(world):
     thinking = {"role": "assistant", "content": "one", "reasoning_content": "hm"}
     nodes = [{"node_id": "solve", "agent_options": {"process_path": "h.py"}}]
@@ -294,8 +332,11 @@ def test_a_key_that_is_not_set_is_named_but_a_key_in_its_place_is_not_repeated(m
 def test_processes_share_the_limits(world):
     with OpenAIServer() as server:
         limits = {"max_concurrent": 10, "requests_per_minute": 60.0}
-        shared = Remotes(flow(world, server, api=limits)).shared(4)["main"].api
-    assert (shared.max_concurrent, shared.requests_per_minute) == (3, 15.0)
+        whole = Remotes(flow(world, server, api=limits)).specs["main"]
+    parts = [whole.share(index, 4).api for index in range(4)]
+    assert [part.max_concurrent for part in parts] == [3, 3, 2, 2]
+    assert {part.requests_per_minute for part in parts} == {15.0}
+    assert whole.share(0, 1) == whole
 
 
 def test_a_streak_of_invalid_calls_ends_a_chat_too(world):

@@ -10,7 +10,8 @@ from email.utils import format_datetime
 import pytest
 
 from recipe.dag.episode.remote import transport as module
-from recipe.dag.episode.remote.transport import PromptTooLong, Refused, Transport, room_in
+from recipe.dag.episode.remote.openai import room_in
+from recipe.dag.episode.remote.transport import PromptTooLong, Refused, Transport
 from recipe.dag.errors import ModelServerFault, UserError
 from recipe.dag.types.model import Api
 from tests.episode.openai_server import OpenAIServer
@@ -156,6 +157,46 @@ def test_a_dead_server_gets_no_more_requests_than_probes():
         with pytest.raises(ModelServerFault, match="no request is sent after 4 failures in a row, the last: HTTP 500"):
             post(made)
     assert len(server.requests) == 4 and made.breaker.is_open
+
+
+def test_requests_in_the_queue_when_the_circuit_opens_are_not_sent():
+    async def pause():
+        await asyncio.sleep(0.02)
+
+    with OpenAIServer(faults=lambda number: "500", before=pause) as server:
+        made = transport(server, retries=0, max_concurrent=2, failures_to_open=1, probe_after_s=30.0)
+
+        async def main():
+            asked = (made.post("/chat/completions", BODY, timeout_s=5.0) for _ in range(12))
+            answers = await asyncio.gather(*asked, return_exceptions=True)
+            await made.close()
+            return answers
+
+        answers = asyncio.run(main())
+    assert len(server.requests) <= 2 and made.breaker.opened == 1
+    assert sum("no request is sent" in str(answer) for answer in answers) == 12 - len(server.requests)
+
+
+def test_a_request_that_is_cancelled_while_it_waits_for_the_rate_leaves_room_for_another_probe():
+    with OpenAIServer() as server:
+        made = transport(server, requests_per_minute=60.0, failures_to_open=1, probe_after_s=0.01)
+
+        async def main():
+            entry = made.breaker.enter()
+            assert entry is not None
+            made.breaker.failed(entry)
+            await asyncio.sleep(0.02)
+            made._pace.reserve()  # the next request waits a second
+            probe = asyncio.create_task(made.post("/chat/completions", BODY, timeout_s=5.0))
+            while not made.breaker._probing:
+                await asyncio.sleep(0.001)
+            probe.cancel()
+            await asyncio.gather(probe, return_exceptions=True)
+            assert made.breaker.enter() is not None
+            await made.close()
+
+        asyncio.run(main())
+    assert server.requests == []
 
 
 def test_requests_wait_for_a_server_that_comes_back():

@@ -2,7 +2,8 @@
 
 Invariant: the call's `messages` are what was sent and received, in order; it has no token ids, so it never becomes a
 training row. A tool call is read from `tool_calls`, or from the text if the server leaves it there, by the rules of
-`tool_loop`.
+`tool_loop`. Each of the message's `tool_calls` has an answer in `messages`, also one that was not run: with
+`memory: chat` they are sent again, and strict servers refuse a call without an answer.
 """
 
 from __future__ import annotations
@@ -55,7 +56,7 @@ class ChatRunner(AgentRunner):
     def _prepare_continuation(self, role: str) -> None:
         """Do nothing: the server renders the conversation."""
 
-    async def _prompt(self, call: Call, context: Context, attempt: Attempt, transcript: str | None) -> None:
+    async def prompt(self, call: Call, context: Context, attempt: Attempt, transcript: str | None) -> None:
         if context.obs is not None:
             with boundary(EnvFault, self.where):
                 call.observation = str(context.obs)
@@ -89,37 +90,52 @@ class ChatRunner(AgentRunner):
         loop, invalid_streak = self.agent.tool_loop, 0
         while True:
             try:
-                answer = await self._ask(call, attempt, deadline)
+                answer = await self._complete(call, attempt, deadline, call.messages)
             except PromptTooLong:
                 info = attempt.episode.info
                 info["prompt_too_long"] = info.get("prompt_too_long", 0) + 1
                 call.stop_reason, call.ended_in_tool_call = "length", bool(call.generations)
                 return
+            call.messages.append(answer.message)
+            call.stop_reason = answer.stop_reason
             call.text = answer.message["content"]
             if loop is None or answer.stop_reason != "stop":
+                cut_off = answer.stop_reason == "length"
+                call.messages += _not_run(
+                    answer.message, "the message was cut off" if cut_off else "there are no tools"
+                )
                 return
             requests = requests_in(_requested(answer.message), loop, self.tools.names)
             if not requests:
+                call.messages += _not_run(answer.message, f"calls of `format: {loop.format}` only are run")
                 return
             if call.generations == loop.max_generations:
+                call.messages += _not_run(answer.message, "no further turn was left")
                 call.stop_reason, call.ended_in_tool_call = "max_generations", True
                 return
             results, ran = await self._run_calls(requests, loop, call, attempt)
+            call.messages += _addressed(results, answer.message)
             invalid_streak = 0 if ran else invalid_streak + 1
             if invalid_streak == loop.max_invalid_streak:
                 call.stop_reason, call.ended_in_tool_call = "invalid_calls", True
                 return
-            call.messages += _addressed(results, answer.message)
 
-    async def _ask(self, call: Call, attempt: Attempt, deadline: float) -> ChatAnswer:
-        """Append the model's next message to the call."""
+    async def _answer(self, call: Call, attempt: Attempt, messages: list[Message], deadline: float) -> Message:
+        return (await self._complete(call, attempt, deadline, messages)).message
+
+    def read_by(self, call: Call) -> str:
+        """Return the text of all that the call's model had read before its last generation."""
+        return as_text(call.messages[:-1]) if call.tool_results else call.prompt_text
+
+    async def _complete(self, call: Call, attempt: Attempt, deadline: float, messages: list[Message]) -> ChatAnswer:
+        """Return the model's next message; count it in the call."""
         sampling = sampling_of(self.agent, attempt.validate)
         sampling["seed"] = self._seed(call, attempt)
         remaining = max(deadline - asyncio.get_running_loop().time(), 0.001)
         started = time.perf_counter()
         try:
             answer = await self._chat.complete(
-                call.messages,
+                messages,
                 sampling,
                 timeout_s=self.limits.generation_timeout_s or remaining / 2,
                 tools=self._template_tools,
@@ -127,9 +143,8 @@ class ChatRunner(AgentRunner):
             )
         finally:
             call.generation_seconds += time.perf_counter() - started
-        call.messages.append(answer.message)
         call.usage = added(call.usage, answer.usage)
-        call.stop_reason, call.temperature = answer.stop_reason, sampling["temperature"]
+        call.temperature = sampling["temperature"]
         call.generations += 1
         return answer
 
@@ -159,4 +174,12 @@ def _addressed(results: list[Message], message: Message) -> list[Message]:
     return [
         {**result, "tool_call_id": call_id} if result["role"] == "tool" else result
         for result, call_id in zip(results, ids, strict=False)
+    ]
+
+
+def _not_run(message: Message, reason: str) -> list[Message]:
+    """Return an answer to each of the message's tool calls, which says why it was not run."""
+    return [
+        {"role": "tool", "name": call["function"]["name"], "tool_call_id": call["id"], "content": f"not run: {reason}"}
+        for call in message.get("tool_calls") or ()
     ]

@@ -49,6 +49,13 @@ def _check_effects(draft: Draft, agent: Agent, index: int) -> Iterator[Problem]:
     if agent.role is not None and "role" not in draft.algorithm.grouping and not _grouping_unread(draft):
         message = "`role` has no effect unless `algorithm.group_by` contains `role`; add it there, or remove this"
         yield problem((*path, "role"), message, key=True)
+    policy = draft.policies.get(agent.policy)
+    if agent.on_failure == "skip" and policy is not None and not policy.frozen:
+        message = (
+            f"`skip` is for agents whose policy is not trained, and `{agent.policy}` is trained; remove this, or set "
+            "`episode.on_failure`"
+        )
+        yield problem((*path, "on_failure"), message)
     if agent.tool_loop is not None and not agent.tools:
         message = "a tool loop needs tools; add `tools: [code_interpreter]` or remove it"
         yield problem((*path, "tool_loop"), message, key=True)

@@ -24,6 +24,7 @@ from recipe.dag.workflow.ast_index import (
     read_outline,
     signature,
 )
+from recipe.dag.workflow.interpolation import check_env
 from recipe.dag.workflow.node_kinds import KINDS
 from recipe.dag.workflow.parse_model import parse_piece
 from recipe.dag.workflow.problem import KeyPath, Problem
@@ -36,6 +37,8 @@ _TOKEN_HOOKS = {
     "post_process": ("tokenizer", "prompt_ids", "response_ids"),
 }
 _ENV = {"step": ("actions", "ground_truth")}
+_STEP = frozenset({"agents"})
+"""The argument that `step` may take besides."""
 _TOOL = {"execute": ("arguments", "state"), "close": ()}
 # An env need not define reset. It is called with keyword arguments: those of the three that it takes.
 _RESET = frozenset({"sample", "seed", "sandbox"})
@@ -87,14 +90,31 @@ class References:
                 message = f"give the tool a `name` ({', '.join(BUILTIN)}) or a `path` (`file.py:Class`)"
             yield self.source.problem((*at, "name") if whole and tool.name else at, message)
         else:
-            yield from parse_piece(BUILTIN[called].Options, tool.kwargs, self.source, (*at, "kwargs"))[1]
+            yield from self._check_built_in(called, tool.kwargs, at)
+
+    def _check_built_in(self, name: str, kwargs: dict[str, Any], at: KeyPath) -> Iterator[Problem]:
+        """Check the `kwargs` of a built-in tool that is written at `at`."""
+        here = (*at, "kwargs")
+        options, problems = parse_piece(BUILTIN[name].Options, kwargs, self.source, here)
+        yield from problems
+        for key, text in kwargs.items():
+            if isinstance(text, str) and (message := check_env(text)):
+                yield self.source.problem((*here, key), message)
+        if options is None or problems:
+            return
+        for key, message in BUILTIN[name].problems(options, str(self.source.file)):
+            yield self.source.problem((*here, key) if key else at, message)
 
     def _check_overriding_kwargs(self, tool: ToolSpec, base: KeyPath, at: KeyPath) -> Iterator[Problem]:
         """Check the `kwargs` at `at`, merged with those at `base`, whose own mistakes are reported there."""
         if tool.path is None:
-            given = {key: value for key, value in tool.kwargs.items() if key in _at(self.source.data, (*at, "kwargs"))}
-            if (built_in := BUILTIN.get(tool.name or "")) is not None:
-                yield from parse_piece(built_in.Options, given, self.source, (*at, "kwargs"))[1]
+            if tool.name is None or tool.name not in BUILTIN:
+                return
+            own = _at(self.source.data, (*base, "kwargs")) or {}
+            known = {problem.message for problem in self._check_built_in(tool.name, own, base)}
+            for problem in self._check_built_in(tool.name, tool.kwargs, at):
+                if problem.message not in known:
+                    yield problem
             return
         target = yield from self.look_up(tool.path, (*base, "path"), "Class")
         outline, owner = target or (None, None)
@@ -141,6 +161,9 @@ class References:
 
     def check_env(self, env: EnvSpec, path: KeyPath) -> Iterator[Problem]:
         yield from self.check_env_class(env.path, (*path, "path"), env.kwargs, (*path, "kwargs"))
+
+    def check_script(self, script: str, path: KeyPath) -> Iterator[Problem]:
+        yield from self.check_function(script, path, ("messages",), {}, path)
 
     def check_env_class(
         self, ref: str, at: KeyPath, kwargs: dict[str, Any] | None = None, kwargs_at: KeyPath = ()
@@ -240,10 +263,10 @@ class References:
             if methods is _TOOL and isinstance(method, ast.FunctionDef) and not method.decorator_list:
                 yield self.source.problem(here, f"{name} of `{ref}` must be `async def`")
                 continue
-            shape, by_name = signature(method, method=True), frozenset[str]()
-            if methods is _ENV and isinstance(shape, Signature) and not any(shape.misfits((), arguments, frozenset())):
-                arguments, by_name = (), frozenset(arguments)  # keyword arguments may come in any order
-            yield from self.check_call(shape, arguments, {}, f"{name} of `{ref}`", here, here, by_name or _CONTEXT)
+            shape, optional = signature(method, method=True), _STEP if methods is _ENV else _CONTEXT
+            if methods is _ENV and isinstance(shape, Signature) and not any(shape.misfits((), arguments, _STEP)):
+                arguments, optional = (), frozenset(arguments) | _STEP  # keyword arguments may come in any order
+            yield from self.check_call(shape, arguments, {}, f"{name} of `{ref}`", here, here, optional)
 
     def check_constructor(
         self,

@@ -1,0 +1,247 @@
+"""A working directory that all agents of an episode share, in a session of the sandbox.
+
+Invariant: an episode has a session to itself, from `reset` to `close`. Files stay in the sandbox, except those that
+`fetch` names, up to `fetch_mb`, as text; nothing is unpickled or executed outside. Only a failed sandbox raises;
+whatever a program causes, a full workspace included, is in the observation. Names in observations and infos are
+printable: a program can choose names with line breaks.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from contextlib import suppress
+from hashlib import sha256
+from typing import Any
+
+from envs.code_env import NO_PROGRAM, programs_in
+from envs.workspace_contract import Artifact, Checks, contract_of, problems_of_sizes
+from envs.workspace_files import files_of
+from recipe.dag.errors import UserError
+from recipe.dag.sandbox.file_pattern import matches
+from recipe.dag.tools.code_interpreter import SESSION, CodeInterpreter, clip
+from recipe.dag.tools.sandbox_client import FileRefused, RunResult, SandboxClient, SessionFiles, SessionFull
+from recipe.dag.types.record import Episode
+
+_NAME_CHARS = 100
+_INFO_FILES = 200
+"""Files in `info`; the rest is counted in the observation only."""
+
+
+class Workspace:
+    """Runs the programs of the last agent's text in the episode's folder, and says which files are there.
+
+    Options (`kwargs` of the env in the workflow):
+
+    - contract: agent -> the files that it has to make: names, patterns (`*.pkl`), or `{file: ..., check: ...}` with an
+      expression that must hold in the sandbox
+    - fetch: names and patterns of the text files that leave the sandbox, for reward functions; fetch_mb: limit on all
+      of them together
+    - data_root: the folder below which the files of samples are; None: the folder of the data set
+    - quota_mb: limit on the files of one episode
+    - timeout_s, memory_mb: limits of one program and of the checks
+    - max_output_chars: of stdout and stderr each; max_listed: files that an observation names
+    - ttl_s: how long the folder outlives a run that is killed, if the sandbox does
+    - tools: whether the tool `code_interpreter` runs in the same folder
+    """
+
+    def __init__(
+        self,
+        contract: Mapping[str, Sequence[Any]] | None = None,
+        fetch: Sequence[str] = ("submission.csv",),
+        fetch_mb: float = 4.0,
+        data_root: str | None = None,
+        quota_mb: int = 256,
+        timeout_s: float = 60.0,
+        memory_mb: int = 1024,
+        max_output_chars: int = 4096,
+        max_listed: int = 50,
+        ttl_s: float = 300.0,
+        tools: bool = True,
+    ) -> None:
+        self._contract = contract_of(contract or {})
+        if isinstance(fetch, str) or not all(isinstance(pattern, str) and pattern for pattern in fetch):
+            raise UserError(f"Workspace: `fetch` must be a list of names and patterns, not {fetch!r}")
+        limits = {"fetch_mb": fetch_mb, "quota_mb": quota_mb, "timeout_s": timeout_s, "memory_mb": memory_mb}
+        for name, value in (limits | {"ttl_s": ttl_s, "max_output_chars": max_output_chars}).items():
+            if value <= 0:
+                raise UserError(f"Workspace: {name} {value} must be above 0")
+        self._fetch, self._fetch_bytes = tuple(fetch), int(fetch_mb * (1 << 20))
+        self._data_root, self._quota_mb, self._ttl_s = data_root, quota_mb, ttl_s
+        self._limits = {"timeout_s": timeout_s, "memory_mb": memory_mb}
+        self._max_output_chars, self._max_listed = max_output_chars, max_listed
+        self._shared_with_tools = tools
+        self.tool_state: dict[str, dict[str, Any]] = {}
+        """Read by the engine: the state of tools in this episode."""
+        self._sandbox: SandboxClient | None = None
+        self._session = ""
+        self._files = SessionFiles({}, {}, 0, 0)
+        self._fetched: dict[str, bytes] = {}
+        """Digest of each file that was fetched in the last step."""
+
+    async def reset(self, sample: dict[str, Any], seed: int, sandbox: SandboxClient) -> str:
+        """Open the session and put the sample's files there. Raises UserError for files that are missing or do not fit,
+        SandboxFault."""
+        self._sandbox = sandbox
+        self._session = await sandbox.open_session(quota_mb=self._quota_mb, ttl_s=self._ttl_s)
+        if self._shared_with_tools:
+            self.tool_state = {CodeInterpreter.name: {SESSION: self._session}}
+        for name, content in files_of(sample, self._data_root):
+            try:
+                await sandbox.put(self._session, name, content)
+            except SessionFull as error:
+                raise UserError(f"Workspace: the sample's files exceed quota_mb {self._quota_mb}: {error}") from None
+            except FileRefused as error:
+                raise UserError(f"Workspace: extra_info.files names {name[:200]!r}: {error}") from None
+        self._files = await sandbox.list(self._session)
+        return self._listing()
+
+    async def step(
+        self, actions: list[str], ground_truth: Any, agents: list[str]
+    ) -> tuple[str, float, bool, dict[str, Any]]:
+        """Return (observation, 0.0, False, info); see `docs/environments-and-tools.md` for the keys of info. Raises
+        SandboxFault."""
+        sandbox, agent, before = self._sandbox, agents[-1], self._files
+        assert sandbox is not None  # the engine calls reset before step
+        program = "\n\n".join(programs_in(actions[-1]))
+        result = None
+        if program:
+            result = await sandbox.run_code(program, session_id=self._session, **self._limits)
+        self._files = await sandbox.list(self._session)
+        removed = await self._make_room(before)
+        artifacts = self._contract.get(agent, ())
+        problems = await self._problems(artifacts)
+        fetched, refused = await self._fetch_files()
+        for name, reason in refused.items():
+            problems |= {artifact.pattern: reason for artifact in artifacts if matches(name, artifact.pattern)}
+        made = [name for name in self._files.sizes if _state(self._files, name) != _state(before, name)]
+        output = self._output(agent, result)
+        over = bool(removed) or self._files.used_bytes >= self._files.quota_bytes > 0
+        info: dict[str, Any] = {
+            "agent": agent,
+            "files": dict(_printable(self._files.sizes.items())),
+            "made": [name for name, _ in _printable((name, 0) for name in made)],
+            "missing": list(problems),
+            "problems": problems,
+            "over": over,
+            "artifacts_ok": not problems,
+            "code_ok": result is not None and result.status == "success",
+            "output": output,
+            "fetched": fetched,
+            "kept": [_shown(name) for name in self._fetched],
+            "refused": dict(_printable(refused.items())),
+        }
+        complaints = self._complaints(agent, problems, removed, over=over)
+        return "\n".join([output, self._listing(), *complaints]), 0.0, False, info
+
+    async def close(self) -> None:
+        """Delete the session. Raises SandboxFault; the session then ends after `ttl_s`."""
+        if self._sandbox is not None and self._session:
+            session, self._session = self._session, ""
+            await self._sandbox.delete(session)
+
+    async def _make_room(self, before: SessionFiles) -> list[str]:
+        """Delete new and changed files while the folder holds more than its quota, the largest first; return their
+        names. Only a measured quota can be exceeded (isolation below `full`), and no program runs until it is kept."""
+        assert self._sandbox is not None
+        removed: list[str] = []
+        sizes = sorted(self._files.sizes.items(), key=lambda item: -item[1])
+        for name, _ in sizes:
+            if self._files.used_bytes <= self._files.quota_bytes:
+                break
+            if _state(self._files, name) != _state(before, name):
+                with suppress(FileRefused):
+                    await self._sandbox.delete(self._session, name)
+                    removed.append(name)
+                self._files = await self._sandbox.list(self._session)
+        return removed
+
+    async def _problems(self, artifacts: Sequence[Artifact]) -> dict[str, str]:
+        """Return what is wrong with the artifacts, by pattern."""
+        assert self._sandbox is not None
+        if not artifacts:
+            return {}
+        # By pattern, since a listing of all files is cut off after 1000.
+        patterns = [artifact.pattern for artifact in artifacts]
+        sizes = (await self._sandbox.list(self._session, *patterns)).sizes
+        problems = problems_of_sizes(artifacts, sizes)
+        checks = Checks(artifacts, sizes)
+        if checks.program:
+            result = await self._sandbox.run_code(
+                checks.program, stdin=checks.stdin, session_id=self._session, **self._limits
+            )
+            problems |= checks.problems(result)
+        return problems
+
+    async def _fetch_files(self) -> tuple[dict[str, str], dict[str, str]]:
+        """Return the text of each file to fetch that is new or has changed, and the reasons why others are refused."""
+        assert self._sandbox is not None
+        found = await self._sandbox.list(self._session, *self._fetch) if self._fetch else SessionFiles({}, {}, 0, 0)
+        earlier, self._fetched = self._fetched, {}
+        texts, refused, room = {}, {}, self._fetch_bytes
+        for name, size in found.sizes.items():
+            try:
+                if size > room:
+                    raise FileRefused(f"it has {size} bytes; {room} may still leave the sandbox")
+                content = await self._sandbox.get(self._session, name, max_bytes=room)
+            except FileRefused as error:
+                refused[name] = str(error)
+                continue
+            room -= len(content)
+            self._fetched[name] = sha256(content).digest()
+            if earlier.get(name) != self._fetched[name]:
+                texts[_shown(name)] = content.decode("utf-8", "replace")
+        return texts, refused
+
+    def _output(self, agent: str, result: RunResult | None) -> str:
+        if result is None:
+            return NO_PROGRAM
+        ends = {
+            "success": "ended without an error",
+            "timeout": f"was stopped after {self._limits['timeout_s']:g} s",
+            "failed": f"failed with exit code {result.return_code}",
+        }
+        parts = [f"The program of {agent} {ends[result.status]}."]
+        for title, text in (("stdout", result.stdout), ("stderr", result.stderr)):
+            if text.strip():
+                parts.append(f"{title}:\n{clip(text.rstrip(), self._max_output_chars)}")
+        return "\n".join(parts)
+
+    def _listing(self) -> str:
+        files = list(self._files.sizes.items())
+        names = [f"{_shown(name)} ({size} bytes)" for name, size in files[: self._max_listed]]
+        more = [f"{len(files) - self._max_listed} more"] if len(files) > self._max_listed else []
+        return f"Files: {', '.join([*names, *more]) or 'none'}"
+
+    def _complaints(self, agent: str, problems: Mapping[str, str], removed: Sequence[str], *, over: bool) -> list[str]:
+        missing = ", ".join(f"{pattern} ({reason})" for pattern, reason in problems.items())
+        lines = [f"{agent} must still make: {missing}"] if missing else []
+        full = f"The folder is full ({self._files.quota_bytes >> 20} MiB)"
+        if removed:
+            lines.append(f"{full}; removed: {', '.join(map(_shown, removed))}")
+        elif over:
+            lines.append(f"{full}: delete files first.")
+        return lines
+
+
+def fetched_files(episode: Episode) -> dict[str, str]:
+    """Return the text of the files that left the sandbox, by name, as they were after the last step: for reward
+    functions."""
+    texts: dict[str, str] = {}
+    for info in (call.env_info for call in episode.calls if "fetched" in call.env_info):
+        texts |= info["fetched"]
+        texts = {name: texts[name] for name in info["kept"]}
+    return texts
+
+
+def _state(files: SessionFiles, name: str) -> tuple[int, float] | None:
+    return (files.sizes[name], files.modified[name]) if name in files.sizes else None
+
+
+def _printable(items: Iterable[tuple[str, Any]]) -> Iterable[tuple[str, Any]]:
+    return [(_shown(name), value) for name, value in items][:_INFO_FILES]
+
+
+def _shown(name: str) -> str:
+    """Return a name in printable characters, cut off at _NAME_CHARS."""
+    text = name if name.isprintable() else ascii(name)
+    return text if len(text) <= _NAME_CHARS else text[:_NAME_CHARS] + "..."

@@ -1,0 +1,214 @@
+"""The coach: an agent that scores the latest action of another node.
+
+Invariant: a verdict is what the coach wrote, on its template's scale, or {"failed": reason}; there is no third form.
+The truth is in a prompt only if the workflow declares it for the judged agent.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from pydantic import Field, ValidationError
+
+from recipe.dag.coach.evidence import Keep, evidence
+from recipe.dag.coach.reward import coach_scores
+from recipe.dag.coach.score import Score, parse
+from recipe.dag.coach.template import PromptTemplate
+from recipe.dag.episode.remote.transport import PromptTooLong
+from recipe.dag.errors import SkipCall, UserError
+from recipe.dag.paths import find_source, resolve_path, split_ref
+from recipe.dag.suggestion import did_you_mean
+from recipe.dag.types.agent import Agent
+from recipe.dag.types.context import Context, Message, Output
+from recipe.dag.types.frozen import Frozen
+from recipe.dag.types.record import Call
+
+if TYPE_CHECKING:
+    from recipe.dag.workflow.schema import Node, Workflow
+
+REFORMAT = (
+    "I could not read a score in your reply. Do not judge anew: state the judgement of your reply in this form, "
+    "and nothing else:\n{lines}"
+)
+_LINES = {"process": "PROCESS_SCORE: <a number from 0 to {scale:g}>", "outcome": "ANSWER_CORRECT: <0 or 1>"}
+
+
+class Options(Frozen):
+    """The `prompt_options` of a coach's node."""
+
+    judges: str
+    """The id of the judged node."""
+    template: str
+    """The file of the prompt, in Jinja's language (template.py)."""
+    truth_for: tuple[str, ...] = ()
+    """The agents whose coach is shown the ground truth."""
+    keep: Keep = Keep()
+    scale: float = Field(default=10.0, gt=0.0, allow_inf_nan=False)
+    """The highest PROCESS_SCORE."""
+    feedback: bool = False
+    """Show the verdicts to the agents of the same loop in the next round, and to all agents in the next turn. Nodes
+    that name this one in `after` see them in any case."""
+    outcome: bool | None = None
+    """Ask once more if neither OUTCOME_SCORE nor ANSWER_CORRECT can be read; by default where the judged agent is in
+    `truth_for`."""
+
+
+class Coach(Agent):
+    """Judges the latest action of the node `judges`; its node comes after that one, and is in the same loop if it is
+    to judge every round.
+
+    The verdict is `parsed = {"process": 0..scale or None, "outcome": 0..1 or None, "reasoning": text}`, or
+    `{"failed": reason}`.
+    """
+
+    _options: Options
+    _template: PromptTemplate
+    _wants_outcome: bool
+
+    def prepare(self, workflow: Workflow, node: Node) -> None:
+        """Read the template and check the options. Raises UserError."""
+        where = f"{workflow.path}: node {node.node_id}: prompt_options"
+        self._options = options = _read_options(node.agent_options.pre_process_kwargs, where)
+        _check_judged(options.judges, workflow, node, where)
+        _check_rewards(node.node_id, options, workflow)
+        names = [agent.name for agent in workflow.agents]
+        for name in options.truth_for:
+            if name not in names:
+                raise UserError(f"{where}.truth_for: no agent `{name}`{did_you_mean(name, names)}")
+        judged = workflow.agent_of(workflow.node(options.judges)).name
+        self.private = not options.feedback
+        self._wants_outcome = judged in options.truth_for if options.outcome is None else options.outcome
+        try:
+            path = resolve_path(options.template, workflow.path)
+        except UserError as error:
+            raise UserError(f"{where}.template: {error}") from error
+        self._template = PromptTemplate(path)
+
+    def prompt(
+        self,
+        context: Context,
+        *,
+        judges: str,
+        template: str,
+        truth_for: Sequence[str] = (),
+        keep: Mapping[str, int] | None = None,
+        scale: float = 10.0,
+        feedback: bool = False,
+        outcome: bool | None = None,
+    ) -> list[Message]:
+        """Return one message, the rendered template. Raises SkipCall if there is no action to judge. The options are
+        those of `Options`, which `prepare` has read; they are listed here for the checks of the workflow file."""
+        return [{"role": "user", "content": self._rendered(context)}]
+
+    async def parse(self, context: Context) -> Output:
+        """Return the verdict; an answer that cannot be read is asked for once more, in the right form."""
+        call = context.call
+        if not call.generations:
+            return Output(parsed={"failed": "its prompt does not fit into the context"})
+        score = parse(call.text, self._options.scale, opened=call.opened_thinking)
+        if missing := self._missing(score):
+            try:
+                reply = await context.ask(self._reformat(context, missing))
+            except PromptTooLong as error:
+                return Output(parsed={"failed": f"unreadable, and {error}"})
+            again = parse(reply, self._options.scale, opened=call.opened_thinking)
+            # what the first reply stated clearly stands: only what it lacked was asked for
+            score = Score(
+                again.process if score.process is None else score.process,
+                again.outcome if score.outcome is None else score.outcome,
+                score.reasoning,
+            )
+        if score.process is None and score.outcome is None:
+            return Output(parsed={"failed": f"unreadable: {call.text[:200]!r}"})
+        return Output(parsed={"process": score.process, "outcome": score.outcome, "reasoning": score.reasoning})
+
+    def _rendered(self, context: Context) -> str:
+        judged, options = _judged_call(context, self._options.judges), self._options
+        return self._template.render(evidence(context, judged, options.keep, truth=judged.agent in options.truth_for))
+
+    def _missing(self, score: Score) -> list[str]:
+        missing = ["process"] if score.process is None else []
+        return [*missing, "outcome"] if self._wants_outcome and score.outcome is None else missing
+
+    def _reformat(self, context: Context, missing: Sequence[str]) -> list[Message]:
+        """Return the request for the form: the end of the prompt, which asks for it, the reply, and what it lacks."""
+        lines = "\n".join(_LINES[name].format(scale=self._options.scale) for name in missing)
+        return [
+            {"role": "user", "content": self._options.keep.tail(self._rendered(context))},
+            # servers refuse an empty message
+            {"role": "assistant", "content": self._options.keep.tail(context.call.text) or "(no answer)"},
+            {"role": "user", "content": REFORMAT.format(lines=lines)},
+        ]
+
+
+def _judged_call(context: Context, node: str) -> Call:
+    """Return the action to judge: the node's latest call of this turn and round. Raises SkipCall."""
+    call = context.upstream.get(node)
+    if call is None:
+        raise SkipCall(f"node {node} was skipped")
+    if "failed" in call.parsed:
+        raise SkipCall(f"node {node} failed: {call.parsed['failed']}")
+    if not call.generations:
+        raise SkipCall(f"node {node} gave no answer: its prompt did not fit")
+    return call
+
+
+def check_coaches(workflow: Workflow) -> None:
+    """Check the options and templates of all nodes whose hooks are `Coach` itself; a subclass is checked when the run
+    loads it. Raises UserError."""
+    for node in workflow.rollout_nodes:
+        ref = node.agent_options.process_path
+        if ref is None or split_ref(ref)[1] != Coach.__name__:
+            continue
+        try:
+            is_coach = find_source(ref, workflow.path) == Path(__file__).resolve()
+        except UserError:
+            continue
+        if is_coach:
+            Coach().prepare(workflow, node)
+
+
+def _check_rewards(coach: str, options: Options, workflow: Workflow) -> None:
+    """Check what the reward nodes that score with this coach say about it. Raises UserError."""
+    for node in workflow.reward_nodes:
+        if node.executable_ref is None or split_ref(node.executable_ref)[1] != coach_scores.__name__:
+            continue
+        coaches, where = node.executable_kwargs.get("coaches"), f"{workflow.path}: node {node.node_id}"
+        if not isinstance(coaches, Mapping):
+            raise UserError(f"{where}: coaches is a mapping of each coach's node to the judged one: {{{coach}: ...}}")
+        nodes = [other.node_id for other in workflow.rollout_nodes]
+        for name in (name for pair in coaches.items() for name in pair if name not in nodes):
+            raise UserError(f"{where}: coaches: no node of an agent `{name}`{did_you_mean(str(name), nodes)}")
+        if coach not in coaches:
+            continue
+        if coaches[coach] != options.judges:
+            raise UserError(f"{where}: coaches: {coach} judges {options.judges}, not {coaches[coach]}")
+        if (scale := node.executable_kwargs.get("scale", 10.0)) != options.scale:
+            raise UserError(f"{where}: scale: {coach} scores up to {options.scale:g}, not {scale}; correct one of them")
+
+
+def _read_options(values: Mapping[str, Any], where: str) -> Options:
+    try:
+        return Options.model_validate(values)
+    except ValidationError as error:
+        problem = error.errors()[0]
+        key = ".".join(map(str, problem["loc"]))
+        hint = did_you_mean(key, Options.model_fields) if problem["type"] == "extra_forbidden" else ""
+        raise UserError(f"{where}.{key}: {problem['msg']}{hint}") from error
+
+
+def _check_judged(judges: str, workflow: Workflow, node: Node, where: str) -> None:
+    """Raise UserError unless the judged node is an agent's and this node waits for it."""
+    rollouts = [other.node_id for other in workflow.rollout_nodes if other.node_id != node.node_id]
+    if judges not in rollouts:
+        raise UserError(f"{where}.judges: no node of an agent `{judges}`{did_you_mean(judges, rollouts)}")
+    awaited, pending = set[str](), list(node.dependencies)
+    while pending:
+        name = pending.pop()
+        if name not in awaited:
+            awaited.add(name)
+            pending += workflow.node(name).dependencies
+    if judges not in awaited:
+        raise UserError(f"{where}.judges: this node does not wait for {judges}; add `after: {judges}`")

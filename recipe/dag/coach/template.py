@@ -1,0 +1,91 @@
+"""The template of a coach's prompt: a text file in Jinja's language.
+
+Invariant: a template that loads can be rendered. It reads the variables of `VARIABLES` alone, in a sandbox without
+files; a model's text that is inserted is never evaluated. A mistake is a UserError with the template's file and line.
+"""
+
+from __future__ import annotations
+
+import traceback
+from collections.abc import Mapping
+from pathlib import Path
+
+from jinja2 import StrictUndefined, TemplateError, TemplateSyntaxError, nodes
+from jinja2.meta import find_undeclared_variables
+from jinja2.sandbox import SandboxedEnvironment
+
+from recipe.dag.errors import HookFault, UserError
+from recipe.dag.suggestion import closest, listing
+from recipe.dag.types.thoughts import after_thinking
+
+VARIABLES: Mapping[str, str] = {
+    "problem": "the text of the problem, as the data set has it",
+    "task": "`extra_info.task` of the data set, or else the problem",
+    "agent_name": "the judged agent",
+    "agent_role": "its `role`, or else its name",
+    "agent_input": "all that its model had read before it acted, as it was rendered",
+    "agent_output": "the text of the judged action, thoughts included",
+    "ground_truth_answer": "the ground truth if the agent is in `truth_for`, or else N/A",
+    "label": "`extra_info.label`, or else the ground truth, if the agent is in `truth_for`, or else N/A",
+    "tool_observation": "what the tools and the environment answered to this action",
+    "all_tool_observations": "the same for this and the agent's earlier actions, each shortened",
+    "previous_actions": "the agent's earlier actions in the episode, each shortened",
+    "previous_outputs": "the latest output of each other agent before it",
+    "files_available": "names and sizes of the files after the action",
+    "files_from_previous_agents": "names and sizes of the files that other agents had left",
+    "files_missing": "names of the files that the agent should have made and has not",
+}
+"""Variable -> its content, a text."""
+
+
+class PromptTemplate:
+    """A template that has been checked."""
+
+    def __init__(self, path: Path) -> None:
+        """Read and check the file. Raises UserError."""
+        self.path = path
+        environment = SandboxedEnvironment(undefined=StrictUndefined, autoescape=False, keep_trailing_newline=False)
+        environment.filters["answer"] = after_thinking
+        try:
+            source = path.read_text(encoding="utf-8")
+            tree = environment.parse(source, filename=str(path))
+            self._check(tree)
+            code = environment.compile(tree, filename=str(path))
+            self._template = environment.template_class.from_code(environment, code, environment.make_globals(None))
+        except TemplateSyntaxError as error:
+            raise UserError(f"{path}:{error.lineno}: {error.message}") from error
+        except (OSError, UnicodeDecodeError) as error:
+            raise UserError(f"{path}: cannot be read: {error}") from error
+        self._rehearse()
+
+    def _check(self, tree: nodes.Template) -> None:
+        for node in tree.find_all((nodes.Include, nodes.Import, nodes.FromImport, nodes.Extends)):
+            raise UserError(f"{self.path}:{node.lineno}: a template is one file; copy the text of the other one here")
+        unknown = find_undeclared_variables(tree) - VARIABLES.keys()
+        for name in tree.find_all(nodes.Name):
+            if name.name in unknown:
+                suggestion = closest(name.name, VARIABLES)
+                hint = f"; did you mean `{suggestion}`?" if suggestion else ""
+                known = listing(VARIABLES)
+                raise UserError(f"{self.path}:{name.lineno}: unknown variable `{name.name}`{hint} (known: {known})")
+
+    def _rehearse(self) -> None:
+        """Render once with made-up texts: only that finds an attribute or argument that does not exist."""
+        try:
+            self._template.render(dict.fromkeys(VARIABLES, "text"))
+        except Exception as error:
+            raise UserError(f"{self._line(error)}: {type(error).__name__}: {error}") from error
+
+    def render(self, values: Mapping[str, str]) -> str:
+        """Return the text. `values`: exactly the variables of `VARIABLES`. Raises HookFault."""
+        assert values.keys() == VARIABLES.keys()
+        try:
+            return self._template.render(values)
+        except (TemplateError, ArithmeticError, LookupError, TypeError, ValueError) as error:
+            raise HookFault(f"{type(error).__name__}: {error}", source=self._line(error)) from error
+
+    def _line(self, error: BaseException) -> str:
+        """Return the line of the template in which `error` was raised, as `file:line`."""
+        frames = traceback.extract_tb(error.__traceback__)
+        lines = [frame.lineno for frame in frames if frame.filename == str(self.path)]
+        return f"{self.path}:{lines[-1]}" if lines else str(self.path)

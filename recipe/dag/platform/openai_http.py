@@ -1,0 +1,118 @@
+"""The HTTP side of the servers with OpenAI's interface: routes that need no model, errors, start and end.
+
+Invariant: every answer is JSON, every failure has OpenAI's error form, and the request of a client that has gone is
+cancelled.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import logging
+import signal
+import time
+from collections.abc import Awaitable, Callable
+from typing import Any
+
+from aiohttp import web
+
+from recipe.dag.errors import UserError
+from recipe.dag.platform.openai_wire import BadRequest
+
+log = logging.getLogger(__name__)
+MAX_BODY_BYTES = 64 << 20
+
+
+def application(name: str, problem: Callable[[], str | None] = lambda: None, **card: Any) -> web.Application:
+    """Return an application that answers /health and /v1/models.
+
+    name: the model's, in every request.
+    problem: why the server cannot answer, or None; /health then has status 503.
+    card: further fields of the model's entry in /v1/models."""
+    entry = {"id": name, "object": "model", "created": int(time.time()), "owned_by": "verl-dag", **card}
+
+    async def health(request: web.Request) -> web.Response:
+        if (message := problem()) is not None:
+            raise BadRequest(message, status=503)
+        return web.json_response({"status": "ok"})
+
+    async def models(request: web.Request) -> web.Response:
+        return web.json_response({"object": "list", "data": [entry]})
+
+    async def model(request: web.Request) -> web.Response:
+        check_model(request.match_info["name"], name)
+        return web.json_response(entry)
+
+    app = web.Application(client_max_size=MAX_BODY_BYTES, middlewares=[_errors])
+    app.router.add_get("/health", health)
+    app.router.add_get("/v1/models", models)
+    app.router.add_get("/v1/models/{name:.+}", model)
+    return app
+
+
+def check_model(wanted: str, served: str) -> None:
+    """Raise BadRequest unless the request names the model that is served."""
+    if wanted != served:
+        problem = f"there is no model {wanted!r}; this server has {served!r}"
+        raise BadRequest(problem, status=404, code="model_not_found", param="model")
+
+
+def chat_answer(model: str, number: int, choices: list[dict[str, Any]], usage: dict[str, int]) -> dict[str, Any]:
+    """Return the body of the answer to a chat request; `number` tells it from the server's other answers."""
+    return {
+        "id": f"chatcmpl-{number}",
+        "object": "chat.completion",
+        "created": int(time.time()),
+        "model": model,
+        "choices": choices,
+        "usage": usage,
+    }
+
+
+async def json_of(request: web.Request) -> Any:
+    """Return a request's decoded body. Raises BadRequest."""
+    try:
+        return json.loads(await request.read())
+    except web.HTTPRequestEntityTooLarge:
+        raise BadRequest(f"the body is larger than {MAX_BODY_BYTES} bytes", status=413) from None
+    except (ValueError, RecursionError) as error:
+        raise BadRequest(f"the body is not JSON: {error}") from None
+
+
+@web.middleware
+async def _errors(request: web.Request, handler: Callable[[web.Request], Awaitable[Any]]) -> Any:
+    try:
+        return await handler(request)
+    except BadRequest as error:
+        return web.json_response(error.body(), status=error.status)
+    except web.HTTPException as error:
+        problem = BadRequest(f"{error.reason}: {request.method} {request.path}", status=error.status)
+        return web.json_response(problem.body(), status=error.status)
+    except Exception as error:
+        log.exception("%s %s failed", request.method, request.path)
+        problem = BadRequest(f"{type(error).__name__}: {error}", status=500)
+        return web.json_response(problem.body(), status=500)
+
+
+def serve(app: web.Application, host: str, port: int, announce: Callable[[str], None]) -> None:
+    """Serve until SIGTERM or SIGINT. `announce` gets the base URL once the server answers. Raises UserError."""
+    asyncio.run(serve_until_signal(app, host, port, announce))
+
+
+async def serve_until_signal(app: web.Application, host: str, port: int, announce: Callable[[str], None]) -> None:
+    stop, loop = asyncio.Event(), asyncio.get_running_loop()
+    for number in (signal.SIGTERM, signal.SIGINT):
+        loop.add_signal_handler(number, stop.set)
+    # without handler_cancellation, a client that has gone would be generated for until its limit
+    runner = web.AppRunner(app, access_log=None, shutdown_timeout=2.0, handler_cancellation=True)
+    await runner.setup()
+    try:
+        site = web.TCPSite(runner, host, port)
+        try:
+            await site.start()
+        except OSError as error:
+            raise UserError(f"cannot listen on {host}:{port}: {error.strerror or error}; pass another --port") from None
+        announce(f"http://{host}:{runner.addresses[0][1]}/v1")
+        await stop.wait()
+    finally:
+        await runner.cleanup()

@@ -1,0 +1,39 @@
+"""Separates a model's thoughts from its text.
+
+Invariant: pure. Text inside <think>, closed or not, nested or not, is a thought.
+"""
+
+from __future__ import annotations
+
+import re
+
+OPEN_TAG = "<think>"
+_TAGS = re.compile(r"<(/?)think>")
+
+
+def after_thinking(text: str, *, opened: bool = False) -> str:
+    """Return the text without its <think> spans, nested ones included; a span that never ends extends to the end.
+    `opened`: the prompt opened a span. A closing tag without an opening one ends a span that began with the text.
+    """
+    depth, start, kept = int(opened), 0, []
+    for tag in _TAGS.finditer(text):
+        closing = bool(tag[1])
+        if not closing:
+            if depth == 0:
+                kept.append(text[start : tag.start()])
+            depth += 1
+        elif depth <= 1:
+            if depth == 0:
+                kept.clear()  # the text so far was a thought, although nothing opened it
+            depth, start = 0, tag.end()
+        else:
+            depth -= 1
+    return "".join(kept) + ("" if depth else text[start:])
+
+
+def ends_in_thought(text: str, *, opened: bool = False) -> bool:
+    """Return whether a <think> span is open at the end of the text. `opened`: the prompt opened one."""
+    depth = int(opened)
+    for tag in _TAGS.finditer(text):
+        depth = max(0, depth - 1) if tag[1] else depth + 1
+    return depth > 0
