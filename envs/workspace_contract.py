@@ -70,11 +70,11 @@ def problems_of_sizes(artifacts: Sequence[Artifact], sizes: Mapping[str, int]) -
 
 
 _PROGRAM = """\
-import ast, importlib, json, os, sys
-marker, checks = json.loads(sys.stdin.readline())
-here = os.getcwd()
+import os, sys
 # Modules that the agents left come last: a module `json` of theirs must not replace the real one.
-sys.path[:] = [path for path in sys.path if path not in ("", here)] + [here]
+sys.path[:] = [path for path in sys.path if path not in ("", os.getcwd())] + [os.getcwd()]
+import ast, importlib.util, json
+marker, checks = json.loads(sys.stdin.readline())
 MODULES = {"np": "numpy", "pd": "pandas", **{name: name for name in ("csv", "json", "math", "os", "pickle")}}
 def load(path):
     import pickle

@@ -9,6 +9,7 @@ printable: a program can choose names with line breaks.
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
+from contextlib import suppress
 from hashlib import sha256
 from typing import Any
 
@@ -105,16 +106,16 @@ class Workspace:
         result = None
         if program:
             result = await sandbox.run_code(program, session_id=self._session, **self._limits)
+        self._files = await sandbox.list(self._session)
+        removed = await self._make_room(before)
         artifacts = self._contract.get(agent, ())
         problems = await self._problems(artifacts)
-        self._files = await sandbox.list(self._session)
         fetched, refused = await self._fetch_files()
         for name, reason in refused.items():
             problems |= {artifact.pattern: reason for artifact in artifacts if matches(name, artifact.pattern)}
         made = [name for name in self._files.sizes if _state(self._files, name) != _state(before, name)]
         output = self._output(agent, result)
-        # Equal only if the kernel enforces the quota.
-        over = self._files.used_bytes >= self._files.quota_bytes > 0
+        over = bool(removed) or self._files.used_bytes >= self._files.quota_bytes > 0
         info: dict[str, Any] = {
             "agent": agent,
             "files": dict(_printable(self._files.sizes.items())),
@@ -129,13 +130,30 @@ class Workspace:
             "kept": [_shown(name) for name in self._fetched],
             "refused": dict(_printable(refused.items())),
         }
-        return "\n".join([output, self._listing(), *self._complaints(agent, problems, over)]), 0.0, False, info
+        complaints = self._complaints(agent, problems, removed, over=over)
+        return "\n".join([output, self._listing(), *complaints]), 0.0, False, info
 
     async def close(self) -> None:
         """Delete the session. Raises SandboxFault; the session then ends after `ttl_s`."""
         if self._sandbox is not None and self._session:
             session, self._session = self._session, ""
             await self._sandbox.delete(session)
+
+    async def _make_room(self, before: SessionFiles) -> list[str]:
+        """Delete new and changed files while the folder holds more than its quota, the largest first; return their
+        names. Only a measured quota can be exceeded (isolation below `full`), and no program runs until it is kept."""
+        assert self._sandbox is not None
+        removed: list[str] = []
+        sizes = sorted(self._files.sizes.items(), key=lambda item: -item[1])
+        for name, _ in sizes:
+            if self._files.used_bytes <= self._files.quota_bytes:
+                break
+            if _state(self._files, name) != _state(before, name):
+                with suppress(FileRefused):
+                    await self._sandbox.delete(self._session, name)
+                    removed.append(name)
+                self._files = await self._sandbox.list(self._session)
+        return removed
 
     async def _problems(self, artifacts: Sequence[Artifact]) -> dict[str, str]:
         """Return what is wrong with the artifacts, by pattern."""
@@ -194,11 +212,14 @@ class Workspace:
         more = [f"{len(files) - self._max_listed} more"] if len(files) > self._max_listed else []
         return f"Files: {', '.join([*names, *more]) or 'none'}"
 
-    def _complaints(self, agent: str, problems: Mapping[str, str], over: bool) -> list[str]:
+    def _complaints(self, agent: str, problems: Mapping[str, str], removed: Sequence[str], *, over: bool) -> list[str]:
         missing = ", ".join(f"{pattern} ({reason})" for pattern, reason in problems.items())
         lines = [f"{agent} must still make: {missing}"] if missing else []
-        if over:
-            lines.append(f"The folder is full ({self._files.quota_bytes >> 20} MiB): delete files first.")
+        full = f"The folder is full ({self._files.quota_bytes >> 20} MiB)"
+        if removed:
+            lines.append(f"{full}; removed: {', '.join(map(_shown, removed))}")
+        elif over:
+            lines.append(f"{full}: delete files first.")
         return lines
 
 

@@ -15,7 +15,7 @@ class Guesser(Agent):
 
     def prompt(self, context: Context) -> list[Message]:
         lines = [context.problem]
-        lines += [f"{node} said: {call.text}" for node, call in context.upstream.items()]
+        lines += [f"{node} said: {call.handed}" for node, call in context.upstream.items()]
         lines += [f"The game says: {context.obs}"] if context.obs else []
         return [{"role": "user", "content": "\n".join([*lines, "Answer with a number, and how sure you are in %."])}]
 
@@ -69,6 +69,14 @@ def team(episode: Episode) -> dict[str, float]:
     """Return the same reward for all agents: 1 if the last answer is right, else 0."""
     episode.outcome = _is_right(episode.calls[-1], episode)
     return {call.agent: episode.outcome for call in episode.calls}
+
+
+def graded(episode: Episode) -> dict[str, float]:
+    """Set the outcome, whether the verifier's answer is right, and pay nothing."""
+    episode.outcome = next(
+        (_is_right(call, episode) for call in reversed(episode.calls) if call.agent == "verifier"), 0.0
+    )
+    return {}
 
 
 def last(episode: Episode) -> dict[str, float]:

@@ -72,10 +72,12 @@ async def run(
     announce("loading verl")
     from recipe.dag.policy.shared_folders import check_folders
     from recipe.dag.train import setup
+    from recipe.dag.train.resume import spent_before
 
     cluster.join()
     stop.install()  # ray.init replaced its handler
-    toolbox = await setup.Toolbox.open(config, workflow, [*inputs.train, *inputs.val])
+    spent = spent_before(config, inputs.start, evaluate_only=evaluate_only)
+    toolbox = await setup.Toolbox.open(config, workflow, [*inputs.train, *inputs.val], spent=spent)
     policies: dict[str, PolicyRuntime] = {}
     try:
         written = None if evaluate_only else Path(config.trainer.default_local_dir)
@@ -107,9 +109,11 @@ async def run(
 
 async def _evaluate_apis(config: DictConfig, workflow: Workflow, inputs: Inputs, platform: str) -> None:
     """Evaluate a workflow whose policies are all APIs: without Ray, verl and torch."""
+    from recipe.dag.train.resume import spent_before
     from recipe.dag.train.setup import Toolbox
 
-    toolbox = await Toolbox.open(config, workflow, inputs.val)
+    spent = spent_before(config, None, evaluate_only=True)
+    toolbox = await Toolbox.open(config, workflow, inputs.val, spent=spent)
     try:
         _write_record(config, workflow, inputs, platform, None)
         await _evaluate(config, workflow, {}, toolbox, inputs)

@@ -10,7 +10,7 @@ from pathlib import Path
 
 from recipe.dag.algorithms.custom import Custom
 from recipe.dag.tools.builtin import BUILTIN
-from recipe.dag.workflow.relocate_paths import relocated_folder, relocated_node, relocated_ref
+from recipe.dag.workflow.relocate_paths import relocated_folder, relocated_node, relocated_policy, relocated_ref
 from recipe.dag.workflow.schema import Agent, ToolSpec, Workflow
 from recipe.dag.workflow.to_yaml import to_yaml
 from recipe.dag.workflow_file import load_workflow
@@ -38,7 +38,9 @@ def _relocated(workflow: Workflow, output: str | Path) -> Workflow:
     if isinstance(algorithm, Custom):
         estimator = relocated_ref(algorithm.estimator, workflow.path, output)
         algorithm = algorithm.model_copy(update={"estimator": estimator})
-    update = {"agents": agents, "tools": tools, "envs": envs, "nodes": nodes, "algorithm": algorithm}
+    policies = {name: relocated_policy(policy, workflow.path, output) for name, policy in workflow.policies.items()}
+    update = {"agents": agents, "policies": policies, "tools": tools, "envs": envs}
+    update |= {"nodes": nodes, "algorithm": algorithm}
     return workflow.model_copy(update=update)
 
 

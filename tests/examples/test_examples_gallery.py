@@ -32,6 +32,7 @@ from tests.test_shipped import ROOT, WORKFLOWS
 GALLERY = sorted((ROOT / "examples" / "gallery").glob("workflow_*.yaml"))
 # tests/envs/test_workspace_episodes.py plays it, in a sandbox
 WORKSPACE = ROOT / "examples" / "gallery" / "workflow_workspace.yaml"
+COACH = ROOT / "examples" / "gallery" / "workflow_coach.yaml"
 GYM = ROOT / "examples" / "gallery" / "workflow_reasoning_gym.yaml"
 LOADED = [load_workflow(file) for file in WORKFLOWS]
 
@@ -107,7 +108,9 @@ def test_every_condition_and_kind_of_node_has_a_workflow():
     assert any("workflow" in node for file in WORKFLOWS for node in read_source(file).data["nodes"])
 
 
-@pytest.mark.parametrize("file", [file for file in GALLERY if file not in (GYM, WORKSPACE)], ids=lambda path: path.stem)
+@pytest.mark.parametrize(
+    "file", [file for file in GALLERY if file not in (GYM, WORKSPACE, COACH)], ids=lambda path: path.stem
+)
 @pytest.mark.parametrize("said", ["42 (95 %)", "3 (40 %)", "nothing"])
 def test_a_workflow_of_the_gallery_plays(file: Path, said: str, scripted_server):
     episode = play(file, scripted_server, lambda prompt: said)

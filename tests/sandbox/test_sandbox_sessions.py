@@ -108,6 +108,45 @@ def test_unknown_expired_and_deleted_sessions_are_404(call, session):
         assert call("POST", "/run_code", body | {"session_id": None, "share": {"A": identifier}}).status_code == 404
 
 
+def test_renewed_sessions_live_on(call, session):
+    renewed, left = session(ttl=1.0), session(ttl=1.0)
+    lost = []
+    for _ in range(4):
+        time.sleep(0.4)
+        lost.append(call("POST", "/sessions/renew", {"ids": [renewed, "0" * 32]}).json()["lost"])
+    assert lost == [1] * 4
+    assert call("GET", f"/sessions/{renewed}").status_code == 200
+    assert call("GET", f"/sessions/{left}").status_code == 404
+    assert call("POST", "/sessions/renew", {"ids": "all"}).status_code == 422
+
+
+def test_a_listing_is_restricted_to_patterns(call, session):
+    mine = session()
+    for name in ("a.csv", "b.txt", "d/a.csv", "d/e/c.csv", "d/.hidden.csv"):
+        assert call("PUT", f"/sessions/{mine}/files/{name}", b"x").status_code == 201
+    wanted = {"*.csv": ["a.csv"], "**/*.csv": ["a.csv", "d/a.csv", "d/e/c.csv"], "d/*": ["d/a.csv"], "no": []}
+    for pattern, expected in wanted.items():
+        files = call("GET", f"/sessions/{mine}/files", params={"match": pattern}).json()["files"]
+        assert [file["name"] for file in files] == expected
+    both = call("GET", f"/sessions/{mine}/files", params={"match": ["b.txt", "d/.hidden.csv"]}).json()["files"]
+    assert [file["name"] for file in both] == ["b.txt", "d/.hidden.csv"]
+
+
+def test_a_file_is_written_in_parts(call, session):
+    mine = session()
+    file = f"/sessions/{mine}/files/parts"
+    assert call("PUT", file, b"0123456789").status_code == 201
+    assert call("PUT", f"{file}?offset=4", b"abc").status_code == 201
+    assert call("GET", file).content == b"0123abc"
+    assert call("PUT", f"{file}?offset=8", b"x").status_code == 409
+    for wrong in ("-1", "x", "9" * 30):
+        assert call("PUT", f"{file}?offset={wrong}", b"x").status_code == 400
+    assert call.run("import os; os.symlink('/etc/passwd', 'link'); os.link('parts', 'second')", session_id=mine)
+    for name in ("link", "second", "missing", "link/x"):
+        assert call("PUT", f"/sessions/{mine}/files/{name}?offset=1", b"x").status_code in (404, 409)
+    assert call.stdout("print(open('parts').read())", session_id=mine) == "0123abc\n"
+
+
 @pytest.mark.parametrize("wrong", [{"ttl": 0}, {"ttl": 1e9}, {"quota_mb": 0}, {"quota_mb": 1 << 40}])
 def test_invalid_times_and_quotas_are_400(call, wrong):
     assert call("POST", "/sessions", wrong).status_code == 400
@@ -277,6 +316,29 @@ def test_all_sessions_together_stay_below_the_limit(tmp_path):
         with pytest.raises(Overloaded):
             await sessions.create(client="another")
         assert new.place.path.exists()
+        await sessions.close()
+
+    asyncio.run(scenario())
+    assert not any(tmp_path.iterdir())
+
+
+def test_a_session_to_keep_makes_room_for_none(tmp_path):
+    async def scenario() -> None:
+        sessions = Sessions(Folders(tmp_path), max_sessions=2, max_bytes=1_500_000)
+        kept, other = await sessions.create(keep=True), await sessions.create()
+        third = await sessions.create(keep=True)
+        with pytest.raises(NoSession):
+            sessions.use(other.id).__enter__()
+        with pytest.raises(Overloaded):
+            await sessions.create()
+        for session in (kept, third):
+            (session.place.path / "f").write_bytes(bytes(1_000_000))
+            with sessions.use(session.id):
+                await sessions.measure(session)
+        assert len(sessions) == 2 and kept.place.path.exists() and third.place.path.exists()
+        await sessions.delete(kept.id)
+        assert len(sessions) == 1
+        await sessions.create()
         await sessions.close()
 
     asyncio.run(scenario())

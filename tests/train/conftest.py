@@ -75,7 +75,7 @@ def project(tmp_path, tiny_model, monkeypatch):
     (folder / "val.json").write_text(json.dumps(projects.PROBLEMS[:2]))
     monkeypatch.setenv("MODEL_PATH", str(folder / "model"))
 
-    async def start(*args):
+    async def start(*args, **options):
         raise projects.Started
 
     monkeypatch.setattr(setup.Toolbox, "open", start)

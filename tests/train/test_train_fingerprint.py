@@ -168,7 +168,7 @@ def test_an_option_that_an_earlier_version_did_not_know_is_no_difference_unless_
 def test_the_fingerprint_is_kept_in_the_checkpoint_and_what_it_is_made_of_in_the_launch(project, monkeypatch):
     seen = {}
 
-    async def open_toolbox(*args):
+    async def open_toolbox(*args, **options):
         return setup.Toolbox()
 
     def start(cluster):

@@ -365,8 +365,8 @@ def test_a_worker_keeps_to_its_share_of_an_apis_limits(many):
     (actor,) = many(1).actors
     api = ApiSpec("main", Api(base_url="http://localhost:1/v1", model="m", max_concurrent=5, requests_per_minute=30.0))
     spec = replace(actor.worker._spec, policies={"main": api}, share=(1, 2))
-    endpoint = RolloutWorker(spec)._endpoints["main"]
-    assert (endpoint.api.max_concurrent, endpoint.api.requests_per_minute) == (2, 15.0)
+    part = RolloutWorker(spec)._endpoints["main"].questions.api
+    assert (part.max_concurrent, part.requests_per_minute) == (2, 15.0)
 
 
 @pytest.mark.parametrize(

@@ -47,6 +47,9 @@ class Options(Frozen):
     keep: Keep = Keep()
     scale: float = Field(default=10.0, gt=0.0, allow_inf_nan=False)
     """The highest PROCESS_SCORE."""
+    feedback: bool = False
+    """Show the verdicts to the agents of the same loop in the next round, and to all agents in the next turn. Nodes
+    that name this one in `after` see them in any case."""
     outcome: bool | None = None
     """Ask once more if neither OUTCOME_SCORE nor ANSWER_CORRECT can be read; by default where the judged agent is in
     `truth_for`."""
@@ -75,6 +78,7 @@ class Coach(Agent):
             if name not in names:
                 raise UserError(f"{where}.truth_for: no agent `{name}`{did_you_mean(name, names)}")
         judged = workflow.agent_of(workflow.node(options.judges)).name
+        self.private = not options.feedback
         self._wants_outcome = judged in options.truth_for if options.outcome is None else options.outcome
         try:
             path = resolve_path(options.template, workflow.path)
@@ -91,6 +95,7 @@ class Coach(Agent):
         truth_for: Sequence[str] = (),
         keep: Mapping[str, int] | None = None,
         scale: float = 10.0,
+        feedback: bool = False,
         outcome: bool | None = None,
     ) -> list[Message]:
         """Return one message, the rendered template. Raises SkipCall if there is no action to judge. The options are

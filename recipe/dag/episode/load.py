@@ -14,8 +14,8 @@ from recipe.dag.workflow.schema import NodeRole, Workflow
 
 
 def load_user_code(workflow: Workflow) -> None:
-    """Import the files of all hooks, envs, compute nodes, tools, rewards and estimators, and instantiate the hook
-    classes. Raises UserError with the file and line of the user's code."""
+    """Import the files of all hooks, envs, compute nodes, tools, scripts, rewards and estimators, and instantiate the
+    hook classes. Raises UserError with the file and line of the user's code."""
     for node in workflow.rollout_nodes:
         load_hooks(node, workflow)
     load_envs(workflow)
@@ -24,6 +24,8 @@ def load_user_code(workflow: Workflow) -> None:
             load_function(node.executable_ref, workflow.path, node.node_id)
     for path in {tool.path for agent in workflow.agents for tool in agent.tools if tool.path is not None}:
         load_object(path, workflow.path)
+    for script in {policy.api.script for policy in workflow.policies.values() if policy.api and policy.api.script}:
+        load_object(script, workflow.path)
     load_rewards(workflow)
     if isinstance(workflow.algorithm, Custom):
         workflow.algorithm.load(workflow.path)

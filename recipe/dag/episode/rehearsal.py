@@ -123,7 +123,12 @@ async def _rehearse(workflow: Workflow, sample: dict[str, Any]) -> list[Episode]
     strict = workflow.episode.model_copy(update={"on_failure": "fail", "on_user_error": "fail", "retries": 0})
     # a character is a token here, and a text that is cut off would never call its tool
     agents = tuple(
-        agent.model_copy(update={"sampling": agent.sampling.model_copy(update={"max_tokens": _MAX_TOKENS // 4})})
+        agent.model_copy(
+            update={
+                "sampling": agent.sampling.model_copy(update={"max_tokens": _MAX_TOKENS // 4}),
+                "on_failure": "fault",
+            }
+        )
         for agent in workflow.agents
     )
     workflow = workflow.model_copy(update={"episode": strict, "agents": agents})

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Awaitable, Callable, Mapping
+from dataclasses import replace
 from functools import partial
 from typing import Any
 
@@ -43,6 +44,8 @@ class Rollout:
     ) -> None:
         """`runners` by node id; `envs` by the entry of env_path. Raises EnvFault if no env fits the sample."""
         self._graph, self._runners, self._limits, self._attempt = graph, runners, limits, attempt
+        agents = {name: runner for name, runner in runners.items() if isinstance(runner, AgentRunner)}
+        self._private = frozenset(name for name, runner in agents.items() if runner.hooks.private)
         self._episode: Episode = attempt.episode
         self._envs = EpisodeEnvs(graph, envs, self._episode.sample, limits.call_timeout_s)
         self._state = TurnState()
@@ -120,7 +123,7 @@ class Rollout:
 
     async def _run_node(self, node: EpisodeNode, round_index: int, turn: Turn) -> None:
         slot, runner = (node.id, round_index), self._runners[node.id]
-        seen = view(self._graph, node_reader(node, round_index), turn, self._state)
+        seen = self._without_private(node, view(self._graph, node_reader(node, round_index), turn, self._state))
         if isinstance(runner, AgentRunner):
             await self._run_agent(runner, slot, turn, seen)
             return
@@ -128,6 +131,18 @@ class Rollout:
         output = turn.outputs[slot] = await runner.run(context)
         if output.done:
             turn.done.add(slot)
+
+    def _without_private(self, node: EpisodeNode, seen: View) -> View:
+        """Return what the node sees without the calls of private agents whose nodes it does not name."""
+        if not self._private:
+            return seen
+        visible = seen.outputs.keys() - self._private | {node.id, *node.spec.dependencies}
+        outputs = {name: output for name, output in seen.outputs.items() if name in visible}
+        return replace(seen, outputs=outputs, calls=[call for call in seen.calls if self._shows(call, node)])
+
+    def _shows(self, call: Call, node: EpisodeNode) -> bool:
+        is_own = call.agent == node.agent_name
+        return is_own or call.node not in self._private or call.node in node.spec.dependencies
 
     async def _run_agent(self, runner: AgentRunner, slot: Slot, turn: Turn, seen: View) -> None:
         node, agent, round_index = runner.node, runner.agent, slot[1]
@@ -181,7 +196,7 @@ class Rollout:
         call_tool: Callable[..., Awaitable[ToolResult]],
     ) -> Context:
         episode, agent = self._episode, node.agent_name
-        calls = [*episode.calls, *seen.calls]
+        calls = [*(call for call in episode.calls if self._shows(call, node)), *seen.calls]
         obs = None
         if node.spec.agent_options.obs_with_env:
             for by_agent in seen.obs.values():  # the newest last

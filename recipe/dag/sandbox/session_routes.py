@@ -46,7 +46,7 @@ class SessionRoutes:
         self._sessions = sessions
 
     def routes(self) -> list[web.RouteDef]:
-        file = "/sessions/{id}/files/{name:.+}"
+        file = "/sessions/{id}/files/{name:(?s:.+)}"
         return [
             web.post("/sessions", self.create),
             web.post("/sessions/renew", self.renew),

@@ -29,7 +29,7 @@ from recipe.dag.workflow.user_files import portable_ref, user_files
 
 Items = dict[str, Any]
 _API_LIMITS = ("key_env", "max_concurrent", "requests_per_minute", "timeout_s", "retries", "max_wait_s")
-_API_LIMITS += ("failures_to_open", "probe_after_s", "price")
+_API_LIMITS += ("failures_to_open", "probe_after_s", "price", "budget", "on_budget", "cache")
 """Keys of an API policy that decide how its server is asked, not what it answers."""
 _SECTIONS = ("actor_rollout_ref", "critic", "config")
 """Names of mappings whose keys are dotted keys of verl's configuration."""
@@ -115,7 +115,7 @@ def _canonical(workflow: Workflow, dump: Items) -> Items:
     for node in dump["nodes"]:
         _canonical_node(node, workflow)
     for policy in dump["policies"].values():
-        _canonical_policy(policy)
+        _canonical_policy(policy, workflow)
     _canonical_algorithm(dump.get("algorithm") or {}, workflow)
     dump["agents"] = {agent.pop("name"): agent for agent in dump["agents"]}
     dump["nodes"] = {node.pop("node_id"): node for node in dump["nodes"]}
@@ -156,10 +156,13 @@ def _canonical_node(node: Items, workflow: Workflow) -> None:
         options["env_path"] = [portable_ref(ref, workflow.path) for ref in options["env_path"]]
 
 
-def _canonical_policy(policy: Items) -> None:
+def _canonical_policy(policy: Items, workflow: Workflow) -> None:
     policy.pop("gpus", None)
+    api = policy.get("api") or {}
     for key in _API_LIMITS:
-        (policy.get("api") or {}).pop(key, None)
+        api.pop(key, None)
+    if api.get("script") is not None:
+        api["script"] = portable_ref(api["script"], workflow.path)
     _drop_paths(policy.get("model") or {})
     critic = policy.get("critic") or {}
     if critic.get("model"):

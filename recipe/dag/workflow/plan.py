@@ -215,7 +215,7 @@ def _policy(workflow: Workflow, name: str, agents: tuple[PlannedAgent, ...]) -> 
     users = [agent for agent in agents if agent.policy == name]
     return PlannedPolicy(
         name=name,
-        path=policy.model.path if policy.api is None else f"{policy.api.model} at {policy.api.base_url}",
+        path=policy.model.path if policy.api is None else policy.api.title,
         trained=not policy.frozen,
         reference=policy.reference,
         critic=workflow.critic_owner(name),

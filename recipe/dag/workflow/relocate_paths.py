@@ -10,7 +10,7 @@ from pathlib import Path
 
 from recipe.dag.errors import UserError
 from recipe.dag.paths import is_module, names_env, resolve_folder, resolve_path, split_ref
-from recipe.dag.workflow.schema import Node
+from recipe.dag.workflow.schema import Node, Policy
 
 
 def template_file(node: Node, base: str | Path) -> Path | None:
@@ -69,3 +69,11 @@ def relocated_node(node: Node, origin: str | Path, target: str | Path) -> Node:
     ref = node.executable_ref and relocated_ref(node.executable_ref, origin, target)
     changed = {"agent_options": options.model_copy(update=update)} if update else {}
     return node.model_copy(update={**changed, "executable_ref": ref})
+
+
+def relocated_policy(policy: Policy, origin: str | Path, target: str | Path) -> Policy:
+    """Return a policy of the workflow file `origin` with its paths as the workflow file `target` must write them."""
+    if policy.api is None or policy.api.script is None:
+        return policy
+    script = relocated_ref(policy.api.script, origin, target)
+    return policy.model_copy(update={"api": policy.api.model_copy(update={"script": script})})

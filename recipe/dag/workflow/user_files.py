@@ -59,6 +59,7 @@ def _refs(workflow: Workflow) -> Iterator[str]:
     if isinstance(workflow.algorithm, Custom):
         yield workflow.algorithm.estimator
     yield from (env.path for env in workflow.envs.values())
+    yield from (policy.api.script for policy in workflow.policies.values() if policy.api and policy.api.script)
     yield from (tool.path for agent in workflow.agents for tool in agent.tools if tool.path is not None)
 
 

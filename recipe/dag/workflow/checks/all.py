@@ -66,5 +66,8 @@ def _check_references(draft: Draft, references: References) -> Iterator[Problem]
             yield from references.check_tool(tool, ("tools", name), name=name)
     for name, env in draft.each_env():
         yield from references.check_env(env, ("envs", name))
+    for name, policy in draft.each_policy():
+        if policy.api is not None and policy.api.script is not None:
+            yield from references.check_script(policy.api.script, ("policies", name, "api", "script"))
     for index, node in draft.each_node():
         yield from references.check_node(node, ("nodes", index))

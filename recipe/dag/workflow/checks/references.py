@@ -162,6 +162,9 @@ class References:
     def check_env(self, env: EnvSpec, path: KeyPath) -> Iterator[Problem]:
         yield from self.check_env_class(env.path, (*path, "path"), env.kwargs, (*path, "kwargs"))
 
+    def check_script(self, script: str, path: KeyPath) -> Iterator[Problem]:
+        yield from self.check_function(script, path, ("messages",), {}, path)
+
     def check_env_class(
         self, ref: str, at: KeyPath, kwargs: dict[str, Any] | None = None, kwargs_at: KeyPath = ()
     ) -> Iterator[Problem]:
