@@ -17,13 +17,15 @@ from typing import Any
 from envs.code_env import NO_PROGRAM, programs_in
 from envs.workspace_contract import Artifact, Checks, contract_of, problems_of_sizes
 from envs.workspace_files import files_of
-from recipe.dag.errors import UserError
+from recipe.dag.errors import SandboxFault, UserError
 from recipe.dag.sandbox.file_pattern import matches
 from recipe.dag.tools.code_interpreter import SESSION, CodeInterpreter, clip
 from recipe.dag.tools.sandbox_client import FileRefused, RunResult, SandboxClient, SessionFiles, SessionFull
 from recipe.dag.types.record import Episode
 
 _NAME_CHARS = 100
+_CLOSE_S = 3.0
+"""How long a session's deletion may take; a server that does not answer may be starting again."""
 _INFO_FILES = 200
 """Files in `info`; the rest is counted in the observation only."""
 
@@ -140,13 +142,14 @@ class Workspace:
         return "\n".join([output, self._listing(), *complaints]), 0.0, False, info
 
     async def close(self) -> None:
-        """Delete the session. Raises SandboxFault; the session then ends after `ttl_s`."""
+        """Delete the session. If that fails, it ends after `ttl_s`, since it is no longer renewed."""
         opening, self._opening = self._opening, None
         if self._sandbox is None or opening is None:
             return
         await asyncio.wait({opening})
         if not opening.cancelled() and opening.exception() is None:
-            await self._sandbox.delete(opening.result())
+            with suppress(SandboxFault, TimeoutError):
+                await asyncio.wait_for(self._sandbox.delete(opening.result()), _CLOSE_S)
 
     async def _make_room(self, before: SessionFiles) -> list[str]:
         """Delete new and changed files while the folder holds more than its quota, the largest first; return their
