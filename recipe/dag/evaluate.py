@@ -83,7 +83,7 @@ def describe_evaluation(config: DictConfig, workflow: Workflow, *, max_programs:
     max_programs: programs at once, None without a sandbox
     """
     models = {
-        name: policy.api.model if policy.api is not None else policy.model.path
+        name: (policy.api.model or policy.api.title) if policy.api is not None else policy.model.path
         for name, policy in workflow.policies.items()
     }
     loops = [agent.tool_loop.max_generations for agent in workflow.agents if agent.tool_loop is not None]

@@ -63,11 +63,11 @@ def loop(monkeypatch, tmp_path):
         config = {
             "seed": 0,
             "output_dir": str(tmp_path),
-            "data": {"train_batch_size": 1, "max_response_length": 64},
+            "data": {"train_batch_size": 1, "stratify_key": None, "max_response_length": 64},
             "actor_rollout_ref": {"rollout": {"n": 2}},
             "rollout": {"progress": True},
             "validation": {"n": 2},
-            "report": {"episodes_per_step": 4, "keep_checkpoints": 1},
+            "report": {"episodes_per_step": 4, "keep_checkpoints": 1, "coach_bias_steps": 4},
             "trainer": {
                 "default_local_dir": str(tmp_path / "checkpoints"),
                 "total_training_steps": 5,

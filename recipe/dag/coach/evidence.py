@@ -6,7 +6,7 @@ Invariant: pure. `agent_input` is what the judged model had read, as it was rend
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from typing import Annotated, Any
 
 from pydantic import Field
@@ -63,7 +63,7 @@ def evidence(context: Context, judged: Call, keep: Keep, *, truth: bool) -> dict
         "tool_observation": _start(_observation(judged), keep.observation) or NO_TOOLS,
         "all_tool_observations": _numbered((_observation(call) for call in (*own, judged)), keep.earlier) or NO_TOOLS,
         "previous_actions": _numbered(map(_said, own), keep.earlier) or NONE,
-        "previous_outputs": _outputs(before, judged.agent, keep.earlier) or NONE,
+        "previous_outputs": _outputs(before, (judged.agent, context.agent), keep.earlier) or NONE,
         **_files(context.calls, position, judged),
     }
 
@@ -83,8 +83,9 @@ def _numbered(texts: Iterable[str], limit: int | None) -> str:
     return "\n\n".join(f"Action {number}:\n{_start(text, limit)}" for number, text in numbered)
 
 
-def _outputs(before: Iterable[Call], agent: str, limit: int | None) -> str:
-    latest = {call.agent: call.text for call in before if call.agent != agent and "failed" not in call.parsed}
+def _outputs(before: Iterable[Call], without: Collection[str], limit: int | None) -> str:
+    """`without`: agents that are left out, the judged one and the coach itself."""
+    latest = {call.agent: call.text for call in before if call.agent not in without and "failed" not in call.parsed}
     return "\n\n".join(f"{name}:\n{_start(text, limit)}" for name, text in latest.items())
 
 

@@ -83,6 +83,8 @@ class Hooks:
     """The nodes whose texts the default prompt contains."""
     peers: tuple[str, ...] = ()
     """The nodes of its loop, whose texts of the previous round it contains as well."""
+    private: bool = False
+    """`Agent.private`."""
 
     async def pre_process(self, tokenizer: Any, prompt_ids: list[int], context: Context) -> Prompt:
         """Return ids to feed unchanged, or messages for the chat template; never empty."""
@@ -154,7 +156,7 @@ def load_hooks(node: Node, workflow: Workflow) -> Hooks:
         raise UserError(f"{where}: the {kind} defines neither prompt nor parse")
     if isinstance(holder, Agent):
         holder.prepare(workflow, node)
-    return Hooks(pre, post, dependencies, peers)
+    return Hooks(pre, post, dependencies, peers, private=bool(getattr(holder, "private", False)))
 
 
 def _names_of_form(holder: Any, where: str) -> tuple[str, str]:

@@ -6,6 +6,7 @@ Invariant: code that loads here also loads in the run, which does so in the same
 from __future__ import annotations
 
 from recipe.dag.algorithms.custom import Custom
+from recipe.dag.episode.candidates import load_choices
 from recipe.dag.episode.env_class import load_envs
 from recipe.dag.episode.hooks import load_hooks
 from recipe.dag.episode.reward import load_rewards
@@ -14,16 +15,19 @@ from recipe.dag.workflow.schema import NodeRole, Workflow
 
 
 def load_user_code(workflow: Workflow) -> None:
-    """Import the files of all hooks, envs, compute nodes, tools, rewards and estimators, and instantiate the hook
-    classes. Raises UserError with the file and line of the user's code."""
+    """Import the files of all hooks, envs, compute nodes, tools, scripts, rewards and estimators, and instantiate the
+    hook classes. Raises UserError with the file and line of the user's code."""
     for node in workflow.rollout_nodes:
         load_hooks(node, workflow)
     load_envs(workflow)
+    load_choices(workflow)
     for node in workflow.of_role(NodeRole.DEFAULT):
         if node.executable_ref is not None:
             load_function(node.executable_ref, workflow.path, node.node_id)
     for path in {tool.path for agent in workflow.agents for tool in agent.tools if tool.path is not None}:
         load_object(path, workflow.path)
+    for script in {policy.api.script for policy in workflow.policies.values() if policy.api and policy.api.script}:
+        load_object(script, workflow.path)
     load_rewards(workflow)
     if isinstance(workflow.algorithm, Custom):
         workflow.algorithm.load(workflow.path)

@@ -123,7 +123,12 @@ async def _rehearse(workflow: Workflow, sample: dict[str, Any]) -> list[Episode]
     strict = workflow.episode.model_copy(update={"on_failure": "fail", "on_user_error": "fail", "retries": 0})
     # a character is a token here, and a text that is cut off would never call its tool
     agents = tuple(
-        agent.model_copy(update={"sampling": agent.sampling.model_copy(update={"max_tokens": _MAX_TOKENS // 4})})
+        agent.model_copy(
+            update={
+                "sampling": agent.sampling.model_copy(update={"max_tokens": _MAX_TOKENS // 4}),
+                "on_failure": "fault",
+            }
+        )
         for agent in workflow.agents
     )
     workflow = workflow.model_copy(update={"episode": strict, "agents": agents})
@@ -153,7 +158,7 @@ async def _rehearse(workflow: Workflow, sample: dict[str, Any]) -> list[Episode]
 
 def _check_tools_ran(episode: Episode) -> None:
     """Raise UserError for a tool that its own schema kept from running."""
-    for result in (result for call in episode.calls for result in call.tool_results):
+    for result in (result for call in episode.all_calls for result in call.tool_results):
         if result.status == "invalid" and result.text.startswith(REFUSED):
             advice = "give the arguments in its schema a `default` that is valid"
             raise UserError(f"tool {result.name}: was not run, since {result.text}; {advice}")

@@ -8,7 +8,8 @@ checkpoint that the tracker names.
     checkpoints/global_step_20/<policy>/critic/...    the same for its critic, if the policy owns one
     checkpoints/global_step_20/mixer.pt               state of vdn and qmix (train/team_critic.py)
     checkpoints/global_step_20/run.json               step, policies and their processes, batches of samples consumed,
-                                                      and the run's fingerprint (train/fingerprint.py)
+                                                      state of the bias monitor (coach/bias.py), and the run's
+                                                      fingerprint (train/fingerprint.py)
     checkpoints/latest_checkpointed_iteration.txt
 """
 

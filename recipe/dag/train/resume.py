@@ -8,13 +8,15 @@ checkpoint that cannot be loaded is always an error.
 from __future__ import annotations
 
 import sys
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 from omegaconf import DictConfig
 
 from recipe.dag.errors import UserError
+from recipe.dag.report.api_usage import Totals, larger, read_api_usage, totals_of
 from recipe.dag.settings.pools import plan_pools
 from recipe.dag.train import checkpoint
 from recipe.dag.train.fingerprint import Fingerprint, Items, differences
@@ -30,6 +32,10 @@ class Start:
     step: int
     batches_consumed: int
     """Batches of samples that its steps rolled out."""
+    coach_bias: Mapping[str, Any] = field(default_factory=dict)
+    """State of the bias monitor (coach/bias.py)."""
+    api_usage: Totals = field(default_factory=dict)
+    """What the API policies had consumed."""
 
 
 def find_start(run: DictConfig, workflow: Workflow, now: Fingerprint, *, samples: int, platform: str) -> Start | None:
@@ -63,7 +69,17 @@ def find_start(run: DictConfig, workflow: Workflow, now: Fingerprint, *, samples
     if validated:
         lines = "".join(f"\n  {line}" for line in validated)
         print(f"warning: accuracies up to step {step} are not comparable with later ones:{lines}", file=sys.stderr)
-    return Start(folder, step, batches_consumed=int(stored.get("drawn", step)))
+    usage = totals_of(stored.get("api_usage", {}))
+    drawn, bias = int(stored.get("drawn", step)), stored.get("coach_bias", {})
+    return Start(folder, step, batches_consumed=drawn, coach_bias=bias, api_usage=usage)
+
+
+def spent_before(run: DictConfig, start: Start | None, *, evaluate_only: bool) -> Totals:
+    """Return what the API policies have consumed in this output folder and, if the run resumes from a checkpoint,
+    before that. A run that starts over (`trainer.resume_mode=disable`) counts from zero. Raises UserError."""
+    if not evaluate_only and run.trainer.resume_mode == "disable":
+        return {}
+    return larger(read_api_usage(run.output_dir), start.api_usage if start is not None else {})
 
 
 def way_back(run: DictConfig, start: Start | None, saved: int) -> str:

@@ -7,6 +7,7 @@ Ray and torch are imported by the functions that need them, since a run whose po
 from __future__ import annotations
 
 import asyncio
+import logging
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
@@ -22,6 +23,7 @@ from recipe.dag.episode.remote.connect import Endpoint, Remotes
 from recipe.dag.episode.runner import EpisodeRunner
 from recipe.dag.episode.tool_limits import most_processes
 from recipe.dag.errors import UserError
+from recipe.dag.report.api_usage import NAME, Totals, write_api_usage
 from recipe.dag.report.phases import announce
 from recipe.dag.sandbox.fair_queue import default_slots
 from recipe.dag.sandbox.launch import LocalSandbox
@@ -39,6 +41,7 @@ if TYPE_CHECKING:
     from recipe.dag.train.rollout_processes import RolloutProcesses, SpreadRunner
     from recipe.dag.train.team_critic import TeamCritic
 
+logger = logging.getLogger(__name__)
 REMOTE_PROGRAMS = 64
 """Programs at once on a server of the user, if the configuration sets no other number."""
 
@@ -135,14 +138,24 @@ class Toolbox:
     processes: RolloutProcesses | None = None
     remotes: Remotes | None = None
     """The API policies."""
+    folder: str = ""
+    """The run's output folder."""
 
     @classmethod
-    async def open(cls, run: DictConfig, workflow: Workflow, samples: Sequence[Mapping[str, Any]] = ()) -> Toolbox:
-        """Make the tools, and start the local sandbox if one is needed and no URL is configured.
+    async def open(
+        cls,
+        run: DictConfig,
+        workflow: Workflow,
+        samples: Sequence[Mapping[str, Any]] = (),
+        *,
+        spent: Totals | None = None,
+    ) -> Toolbox:
+        """Make the tools, and start the local sandbox if one is needed and no URL is configured. `spent`: what the API
+        policies of a resumed run have consumed.
 
         Raises UserError for a tool that cannot work, for a sample whose tools_kwargs no tool accepts, and if a
         configured sandbox or the server of a tool or an API policy does not answer."""
-        box = cls(remotes=Remotes(workflow))
+        box = cls(remotes=Remotes(workflow, spent), folder=run.output_dir)
         tools = user_tools(workflow)
         built_in = {key: spec for key, spec in tool_specs(workflow).items() if spec.path is None}
         by_name = {tool_name(tool, key): tool for key, tool in tools.items()}
@@ -197,7 +210,7 @@ class Toolbox:
         if count == 1:
             return
         announce(f"starting {count} processes that run episodes")
-        remote = self.remotes.specs if self.remotes is not None else {}
+        remote = self.remotes.shared() if self.remotes is not None else {}
         self.processes = await RolloutProcesses.start(
             count,
             {**{name: policy.spec() for name, policy in policies.items()}, **remote},
@@ -226,8 +239,17 @@ class Toolbox:
         return self.sandbox["max_concurrent"] if self.sandbox is not None else None
 
     def metrics(self) -> dict[str, float]:
-        """Return how often the local sandbox has been restarted."""
-        return {"sandbox/restarts": float(self.local.restarts)} if self.local is not None else {}
+        """Return how often the local sandbox has been restarted, and what records do not hold of the API policies."""
+        restarts = {"sandbox/restarts": float(self.local.restarts)} if self.local is not None else {}
+        return restarts | (self.remotes.metrics() if self.remotes is not None else {})
+
+    def spent(self) -> Totals:
+        """Return what the API policies have consumed since the run began."""
+        return self.remotes.counts() if self.remotes is not None else {}
+
+    def save_spent(self) -> None:
+        """Write what the API policies have consumed into the output folder."""
+        write_api_usage(self.folder, self.spent())
 
     async def close(self) -> None:
         try:
@@ -239,6 +261,10 @@ class Toolbox:
             if self.client is not None:
                 await self.client.close()
             if self.remotes is not None:
+                try:
+                    self.save_spent()
+                except OSError as error:  # it must not hide the error that ends the run
+                    logger.warning("%s was not written: %s", NAME, error)
                 await self.remotes.close()
             if self.local is not None:
                 await self.local.stop()

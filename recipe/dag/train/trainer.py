@@ -15,6 +15,7 @@ from pathlib import Path
 
 from omegaconf import DictConfig
 
+from recipe.dag.coach.bias import BiasMonitor
 from recipe.dag.episode.failure import most_frequent
 from recipe.dag.episode.rows import rows_of
 from recipe.dag.episode.runner import EpisodeRunner
@@ -33,11 +34,12 @@ from recipe.dag.report.results import write_results
 from recipe.dag.train import checkpoint
 from recipe.dag.train.alternation import as_bound
 from recipe.dag.train.call_filter import outside_loss, penalise_overlong, void_metrics
-from recipe.dag.train.data import Sample, Sampler
+from recipe.dag.train.data import Sample
 from recipe.dag.train.dynamic_sampling import StepRollouts, collect
 from recipe.dag.train.evaluation import roll_out
 from recipe.dag.train.resume import Start, way_back
 from recipe.dag.train.rollout_processes import SpreadRunner
+from recipe.dag.train.sampling import describe, sampler_of
 from recipe.dag.train.selection import IdleSteps
 from recipe.dag.train.setup import Toolbox
 from recipe.dag.train.step import TrainingStep
@@ -75,7 +77,8 @@ class Trainer:
         self.train_samples, self.val_samples = train_samples, val_samples
         self.runners: dict[tuple[str, ...], EpisodeRunner | SpreadRunner] = {}
         self.runner = self._runner_of(workflow)
-        self.sampler = Sampler(len(train_samples), config.data.train_batch_size, config.seed)
+        data = config.data
+        self.sampler = sampler_of(train_samples, data.train_batch_size, config.seed, data.stratify_key)
         self.out = Path(config.output_dir)
         self.checkpoints = Path(config.trainer.default_local_dir)
         self.trained = [policy for policy in policies.values() if policy.trained]
@@ -90,6 +93,7 @@ class Trainer:
         self.passes = TrainingPasses(enabled=config.rollout.progress)
         self.startup: float | None = None
         """Seconds from the process's start to the first rollout; None before that and once they are reported."""
+        self.coach_bias = BiasMonitor(int(config.report.coach_bias_steps))
         self.complete: int | None = None
         """The step whose weights the policies hold; None while they are being updated."""
         self.saved = 0
@@ -106,6 +110,8 @@ class Trainer:
         failed = True
         self.complete = self.saved = step
         self.stop.take_notice()
+        if strata := describe(self.sampler):
+            print(strata, flush=True)
         try:
             announce("sending the weights to the inference servers")
             await self._sync_weights(step)
@@ -161,6 +167,7 @@ class Trainer:
             episodes, workflow, versions={name: policy.version for name, policy in self.policies.items()}
         )
         metrics |= void_metrics(episodes, workflow) | self.toolbox.metrics() | rollouts.metrics
+        metrics |= self.coach_bias.update(episodes)
         metrics["timing/rollout"] = time.monotonic() - started
         metrics["perf/rollout/tokens_per_s"] = metrics["tokens/sampled"] / max(metrics["timing/rollout"], 1e-9)
         self.faults["fault"] = most_frequent(fault for episode in episodes for fault in episode.faults)
@@ -200,6 +207,8 @@ class Trainer:
         metrics["timing/step"] = time.monotonic() - started
         self.journal.episodes(step, episodes)
         await self._report(step, metrics)
+        for line in self.coach_bias.alarms:
+            print(f"step {step}: {line}", flush=True)
         if stopped is not None:
             raise stopped
         if self._due(step, self.config.trainer.save_freq):
@@ -285,6 +294,8 @@ class Trainer:
             "policies": {p.name: p.workers.world_size for p in self.trained},
             **({"critics": critics} if critics else {}),
             "drawn": self.batches_consumed,
+            "coach_bias": self.coach_bias.state(),
+            **({"api_usage": spent} if (spent := self.toolbox.spent()) else {}),
             "fingerprint": self.run_fingerprint,
         }
 
@@ -306,6 +317,7 @@ class Trainer:
         if self.start is None:
             return 0
         folder, self.batches_consumed = self.start.folder, self.start.batches_consumed
+        self.coach_bias.restore(self.start.coach_bias)
         for policy in self.trained:
             await asyncio.to_thread(policy.load, folder / policy.name)
         if self.mixing is not None:
@@ -319,6 +331,7 @@ class Trainer:
         if "val/accuracy" in metrics:
             self.accuracies[step] = metrics["val/accuracy"]
         self.journal.metrics(step, metrics)
+        self.toolbox.save_spent()
         self.trackers.log(metrics, step)
         print(step_line(step, self.total, metrics, **self.faults), flush=True)
         self.faults.clear()

@@ -32,6 +32,10 @@ class Agent:
     starts. A file with functions `prompt` and `parse` (without `self`) works the same way.
     """
 
+    private = False
+    """True: other nodes see its calls only if they name its node in `after`; otherwise a loop's later rounds, and later
+    turns, show them to every agent. Conditions and rewards see them in any case."""
+
     def prompt(self, context: Context, **options: Any) -> list[Message] | list[int]:
         """Return the messages that the model reads, or token ids to feed unchanged.
 

@@ -5,11 +5,12 @@ Invariant: a name and how to read it; nothing is loaded or looked up here, and a
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, Literal
 
 from pydantic import Field
 
 from recipe.dag.types.frozen import Frozen
+from recipe.dag.types.provider import PROVIDERS, Provider, provider_of_model
 
 
 class Model(Frozen):
@@ -27,17 +28,41 @@ class Price(Frozen):
     output: float = Field(ge=0.0)
     """Per million generated tokens."""
 
+    def of(self, prompt_tokens: float, completion_tokens: float) -> float:
+        """Return the cost of an answer."""
+        return (prompt_tokens * self.input + completion_tokens * self.output) / 1e6
+
+
+class Budget(Frozen):
+    """What a run may spend on an API, resumptions included."""
+
+    usd: float | None = Field(default=None, gt=0.0)
+    """Money, in the currency of `price`."""
+    calls: int | None = Field(default=None, ge=1)
+    """Requests, repeated ones included."""
+    tokens: int | None = Field(default=None, ge=1)
+    """Tokens of prompts and answers together."""
+
 
 class Api(Frozen):
-    """A model behind a server with OpenAI's interface."""
+    """A model behind a server, or a Python function in its place."""
 
-    base_url: str
-    """The URL before `/chat/completions`, such as `https://api.openai.com/v1`; `${oc.env:NAME}` is read when the run
-    starts."""
-    model: str = Field(min_length=1)
+    provider: Literal["openai", "anthropic", "google", "vertex", "mock"] | None = None
+    """The interface of the server. By default that of `script` (mock) or `base_url` (openai, which most servers speak),
+    and without these the one that the model's name tells: gpt-, o1-, o3- (openai), claude- (anthropic), gemini-
+    (google)."""
+    base_url: str | None = None
+    """The URL before `/chat/completions`, such as `http://localhost:8000/v1` (anthropic: before `/messages`; google:
+    before `/models`; vertex: before `/publishers`); by default the provider's own. `${oc.env:NAME}` is read when the
+    run starts."""
+    model: str = ""
     """The name by which the server knows the model; `${oc.env:NAME}` is read when the run starts."""
+    script: str | None = None
+    """Provider mock only: `file.py:function`, called in this process with the messages; it returns the answer's text,
+    or a message in OpenAI's form. What it raises is handled as a server's failure."""
     key_env: str | None = None
-    """The environment variable that holds the key; without it, requests have none."""
+    """The environment variable that holds the key (vertex: an access token). By default the provider's own, such as
+    ANTHROPIC_API_KEY; with a `base_url`, requests have no key."""
     tokenizer: str | None = None
     """A tokenizer, as a local directory or hub name. With it, prompts are token ids, sent to `/completions`; without
     it, they are messages, sent to `/chat/completions`."""
@@ -62,5 +87,27 @@ class Api(Frozen):
     """Seconds without requests after too many failures."""
     price: Price | None = None
     """Prices, from which the costs in metrics and results are computed."""
+    budget: Budget | None = None
+    """Limits over the whole run, which its processes share and its checkpoints keep."""
+    on_budget: Literal["stop", "skip"] = "stop"
+    """What happens when the budget is spent. stop: the run ends with a checkpoint, and goes on with a larger budget.
+    skip: further calls of the policy fail."""
+    cache: str | None = None
+    """A SQLite file with answers; the same request to the same server is answered from it. At temperatures above 0 it
+    is the same request only with the same seed. `${oc.env:NAME}` is read when the run starts."""
     body: dict[str, Any] = {}
     """Further fields of each request's body; null removes a field that would be sent (`{seed: null}`)."""
+
+    @property
+    def service(self) -> Provider | None:
+        """The provider; None if nothing tells it, or if an environment variable does."""
+        name = self.provider or ("mock" if self.script is not None else None)
+        name = name or ("openai" if self.base_url is not None else provider_of_model(self.model))
+        return PROVIDERS[name] if name is not None else None
+
+    @property
+    def title(self) -> str:
+        """The model and where it is, for a reader."""
+        if self.script is not None:
+            return self.script
+        return f"{self.model} at {self.base_url or self.provider or 'its provider'}"

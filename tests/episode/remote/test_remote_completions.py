@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from recipe.dag.episode.client import PolicyEndpoint
-from recipe.dag.episode.remote.clients import CompletionsClient
+from recipe.dag.episode.remote.clients import CompletionsClient, Questions
 from recipe.dag.episode.remote.transport import Transport
 from recipe.dag.episode.rows import rows_of
 from recipe.dag.episode.runner import EpisodeRunner
@@ -22,7 +22,8 @@ def play(world, workflow, server, tools=(), **api):
     async def main():
         spec = Api(base_url=server.url, model="test", tokenizer="t", max_wait_s=0.02, **api)
         transport = Transport(spec, url=server.url, key=None, where="policy main")
-        client = CompletionsClient(spec, name="test", transport=transport, tokenizer=world.Tokenizer(), end_of_turn=END)
+        questions = Questions(spec, transport)
+        client = CompletionsClient(questions, name="test", tokenizer=world.Tokenizer(), end_of_turn=END)
         endpoint = PolicyEndpoint(client, world.Tokenizer(), 4096)
         runner = EpisodeRunner(workflow, {"main": endpoint}, {tool.name: tool for tool in tools}, seed=0)
         episode = await runner.run(world.sample(), "u", 0, step=0)

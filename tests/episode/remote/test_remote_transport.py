@@ -10,7 +10,8 @@ from email.utils import format_datetime
 import pytest
 
 from recipe.dag.episode.remote import transport as module
-from recipe.dag.episode.remote.transport import PromptTooLong, Refused, Transport, room_in
+from recipe.dag.episode.remote.openai import room_in
+from recipe.dag.episode.remote.transport import PromptTooLong, Refused, Transport
 from recipe.dag.errors import ModelServerFault, UserError
 from recipe.dag.types.model import Api
 from tests.episode.openai_server import OpenAIServer

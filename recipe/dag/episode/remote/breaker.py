@@ -73,14 +73,17 @@ class CircuitBreaker:
                 self._change(None)
             self.failures = 0
 
-    def failed(self, entry: Entry) -> None:
+    def failed(self, entry: Entry) -> bool:
+        """Return whether this failure opened the circuit, or opened it again."""
         with self._lock:
             if not self.admits(entry):
-                return
+                return False
             self.failures += 1
-            if entry.probe or self.failures >= self.threshold:
+            opens = entry.probe or self.failures >= self.threshold
+            if opens:
                 self.opened += 1
                 self._change(self.clock() + self.pause_s)
+            return opens
 
     def gave_up(self, entry: Entry) -> None:
         """Note that a request ended without saying anything about the server, such as one that was cancelled."""

@@ -6,20 +6,27 @@ seed included, and the workflow's `body`.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import asyncio
+import json
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, TypeVar
 
 from recipe.dag.episode.chat import plain_ids
-from recipe.dag.episode.remote.requests import first_choice, message_of, sampling_fields, sendable, with_extras
+from recipe.dag.episode.remote.cache import Cache, cache_key
+from recipe.dag.episode.remote.openai import Choice, first_choice, sampling_fields
 from recipe.dag.episode.remote.transport import Transport
 from recipe.dag.episode.remote.usage import Usage, usage_of
+from recipe.dag.episode.remote.wire import Body, with_extras
+from recipe.dag.errors import Fault
 from recipe.dag.types.context import Message
 from recipe.dag.types.model import Api
 from recipe.dag.types.record import Generation
 
 GENERATION_S = 600.0
 """Time limit of a request whose caller has one of its own."""
+
+T = TypeVar("T")
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,15 +38,63 @@ class ChatAnswer:
     usage: Usage
 
 
+@dataclass(frozen=True, slots=True)
+class Questions:
+    """Asks a server, or the cache for what it has answered before."""
+
+    api: Api
+    transport: Transport
+    cache: Cache | None = None
+
+    async def ask(
+        self,
+        path: str,
+        form: Callable[[Mapping[str, Any]], Body],
+        sampling: Mapping[str, Any],
+        read: Callable[[Body], T],
+        *,
+        timeout_s: float,
+    ) -> tuple[T, Usage]:
+        """Return what `read` makes of the answer, and its usage.
+
+        form: makes a request's body from sampling parameters, which may lack the seed.
+        timeout_s: for each request, unless the workflow sets another limit.
+
+        Raises ModelServerFault and UserError, as `Transport.post` does."""
+        wire, body = self.transport.wire, with_extras(form(sampling), self.api.body)
+        key = None
+        try:
+            if self.cache is not None:
+                # greedy answers do not depend on the seed; sampled ones must differ between siblings
+                seedless = with_extras(form({k: v for k, v in sampling.items() if k != "seed"}), self.api.body)
+                seed = None if wire.temperature(body) == 0 else sampling.get("seed")
+                key = cache_key(wire.provider.name, self.transport.url, path, seedless, seed)
+                if (stored := await self.cache.get(key)) is not None:
+                    self.transport.account.add(cache_hits=1)
+                    return read(stored), usage_of((0, 0), 0, self.api)
+            limit = self.api.timeout_s or timeout_s
+            answer, tries = await self.transport.post_fitting(path, body, timeout_s=limit)
+            value = read(answer)
+        except (Fault, asyncio.CancelledError):
+            self.transport.account.add(failed=1)
+            raise
+        if self.cache is not None and key is not None:
+            await self.cache.put(key, self.transport.clean(json.dumps(answer)))
+        return value, usage_of(wire.tokens(answer), tries, self.api)
+
+
 @dataclass(slots=True)
 class ChatEndpoint:
     """An API policy that reads messages. It has no tokenizer."""
 
-    api: Api
     name: str
     """The server's name of the model."""
-    transport: Transport
+    questions: Questions
     tokenizer: None = field(default=None, init=False)
+
+    @property
+    def transport(self) -> Transport:
+        return self.questions.transport
 
     async def complete(
         self,
@@ -52,15 +107,15 @@ class ChatEndpoint:
     ) -> ChatAnswer:
         """Return the model's next message. `template`: options of the server's chat template. Raises ModelServerFault
         and UserError, as `Transport.post` does."""
-        body = {"model": self.name, "messages": sendable(messages), **sampling_fields(sampling)}
-        body |= {"tools": tools} if tools else {}
-        body |= {"chat_template_kwargs": template} if template else {}
-        answer, tries = await self.transport.post_fitting(
-            "/chat/completions", with_extras(body, self.api.body), timeout_s=self.api.timeout_s or timeout_s
+        wire, where = self.transport.wire, self.transport.where
+        answer, usage = await self.questions.ask(
+            wire.path(self.name),
+            lambda options: wire.body(self.name, messages, options, tools=tools, template=template),
+            sampling,
+            lambda received: wire.answer(received, where),
+            timeout_s=timeout_s,
         )
-        choice = first_choice(answer, self.transport.where)
-        message = message_of(choice, self.transport.where)
-        return ChatAnswer(message, choice.stop_reason, usage_of(answer, tries, self.api.price))
+        return ChatAnswer(answer.message, answer.stop_reason, usage)
 
 
 class CompletionsClient:
@@ -73,25 +128,25 @@ class CompletionsClient:
     repeats = True
     """It repeats requests itself."""
 
-    def __init__(self, api: Api, *, name: str, transport: Transport, tokenizer: Any, end_of_turn: int):
-        self._api, self._name, self.transport = api, name, transport
+    def __init__(self, questions: Questions, *, name: str, tokenizer: Any, end_of_turn: int):
+        self.questions, self._name = questions, name
         self._tokenizer, self._end_of_turn = tokenizer, end_of_turn
 
     async def generate(self, request_id: str, prompt_ids: list[int], sampling: dict[str, Any]) -> Generation:
-        body = {"model": self._name, "prompt": prompt_ids, "logprobs": 1, **sampling_fields(sampling)}
-        # vLLM's and SGLang's ways to keep what tool calls and stop strings need
-        body |= {"return_token_ids": True, "skip_special_tokens": False}
-        if sampling.get("stop"):
-            body |= {"include_stop_str_in_output": True, "no_stop_trim": True}
-        answer, tries = await self.transport.post_fitting(
-            "/completions", with_extras(body, self._api.body), timeout_s=self._api.timeout_s or GENERATION_S
-        )
-        choice = first_choice(answer, self.transport.where)
+        def form(options: Mapping[str, Any]) -> Body:
+            body = {"model": self._name, "prompt": prompt_ids, "logprobs": 1, **sampling_fields(options)}
+            # vLLM's and SGLang's ways to keep what tool calls and stop strings need
+            body |= {"return_token_ids": True, "skip_special_tokens": False}
+            return body | ({"include_stop_str_in_output": True, "no_stop_trim": True} if options.get("stop") else {})
+
+        def read(answer: Body) -> Choice:
+            return first_choice(answer, self.questions.transport.where)
+
+        choice, usage = await self.questions.ask("/completions", form, sampling, read, timeout_s=GENERATION_S)
         ids = self._ids(choice.data, choice.stop_reason, choice.stop_string)[: sampling["max_tokens"]]
         logprobs = choice.data.get("logprobs")
         values = logprobs.get("token_logprobs") if isinstance(logprobs, dict) else None
         known = isinstance(values, list) and len(values) == len(ids) and None not in values
-        usage = usage_of(answer, tries, self._api.price)
         return Generation(ids, values if known and values else [0.0] * len(ids), choice.stop_reason, usage=usage)
 
     def _ids(self, data: Any, stop_reason: str, stop_string: str) -> list[int]:

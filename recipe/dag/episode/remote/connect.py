@@ -8,17 +8,28 @@ from __future__ import annotations
 
 import asyncio
 import os
+import tempfile
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import Any
 
 from recipe.dag.episode.chat import end_of_turn_id
 from recipe.dag.episode.client import PolicyEndpoint
-from recipe.dag.episode.remote.clients import ChatEndpoint, CompletionsClient
+from recipe.dag.episode.remote.anthropic import AnthropicWire
+from recipe.dag.episode.remote.cache import Cache
+from recipe.dag.episode.remote.clients import ChatEndpoint, CompletionsClient, Questions
+from recipe.dag.episode.remote.google import GoogleWire, vertex_url
+from recipe.dag.episode.remote.ledger import Account, Ledger, left_of
+from recipe.dag.episode.remote.openai import OpenAIWire
+from recipe.dag.episode.remote.script import ScriptTransport
 from recipe.dag.episode.remote.transport import Transport
+from recipe.dag.episode.remote.wire import Wire
 from recipe.dag.errors import UserError
 from recipe.dag.types.model import Api
-from recipe.dag.workflow.checks.api import url_problem
+from recipe.dag.types.provider import PROVIDERS
+from recipe.dag.user_code import load_object
+from recipe.dag.workflow.checks.api import provider_problem, url_problem
 from recipe.dag.workflow.interpolation import resolve_env
 from recipe.dag.workflow.schema import Workflow
 
@@ -34,74 +45,154 @@ class ApiSpec:
 
     policy: str
     api: Api
+    base: str = ""
+    """The workflow file, from whose folder `script` is searched."""
+    ledger: str | None = None
+    """The file in which the run's processes count together; without it, a process counts on its own."""
 
     def share(self, index: int, count: int) -> ApiSpec:
         """Return the part of process `index` of `count`, which is at most `max_concurrent`; the parts together allow
         what the API's limits allow."""
         whole, rate = self.api.max_concurrent, self.api.requests_per_minute
-        limits = {
-            "max_concurrent": whole // count + (index < whole % count),
-            "requests_per_minute": rate and rate / count,
-        }
-        return ApiSpec(self.policy, self.api.model_copy(update=limits))
+        limits = {"max_concurrent": whole // count + (index < whole % count)}
+        limits |= {"requests_per_minute": None if rate is None else rate / count}
+        return replace(self, api=self.api.model_copy(update=limits))
 
-    def endpoint(self) -> Endpoint:
-        """Raises UserError for a variable that is not set, a URL that is none, or a tokenizer that cannot be loaded."""
-        api, where = self.api, f"policies.{self.policy}.api"
-        url = resolve_env(api.base_url, f"{where}.base_url").rstrip("/")
-        if message := url_problem(url):
-            raise UserError(f"{where}.base_url: {message}")
-        name = resolve_env(api.model, f"{where}.model")
-        api = api.model_copy(update={"model": name})
-        transport = Transport(api, url=url, key=_key(api, where), where=f"policy {self.policy}")
+    def endpoint(self, ledger: Ledger | None = None) -> Endpoint:
+        """Raises UserError for a variable that is not set, a URL that is none, a script or a tokenizer that cannot be
+        loaded, or a cache that is damaged."""
+        api, where = self._resolved(), self._where
+        ledger = ledger or Ledger(self.ledger)
+        account = Account(self.policy, ledger, api.price, api.budget, stops=api.on_budget == "stop")
+        cache = Cache(api.cache, f"{where}.cache") if api.cache is not None else None
+        questions = Questions(api, self._transport(api, account), cache)
         if api.tokenizer is None:
-            return ChatEndpoint(api, name, transport)
-        tokenizer = _tokenizer(resolve_env(api.tokenizer, f"{where}.tokenizer"), where)
+            return ChatEndpoint(api.model, questions)
+        tokenizer = _tokenizer(api.tokenizer, where)
         limit = getattr(tokenizer, "model_max_length", NO_LIMIT)
         length = api.max_model_len or (int(limit) if limit < NO_LIMIT else DEFAULT_CONTEXT)
         try:
             end = end_of_turn_id(tokenizer)
         except UserError as error:
             raise UserError(f"{where}.tokenizer: {error}") from error
-        client = CompletionsClient(api, name=name, transport=transport, tokenizer=tokenizer, end_of_turn=end)
+        client = CompletionsClient(questions, name=api.model, tokenizer=tokenizer, end_of_turn=end)
         return PolicyEndpoint(client, tokenizer, length)
+
+    @property
+    def _where(self) -> str:
+        return f"policies.{self.policy}.api"
+
+    def _resolved(self) -> Api:
+        """Return the API with its provider and the values of its variables. Raises UserError."""
+        names = ("model", "base_url", "tokenizer", "cache")
+        written = {name: text for name in names if (text := getattr(self.api, name)) is not None}
+        values = {name: resolve_env(text, f"{self._where}.{name}") for name, text in written.items()}
+        api = self.api.model_copy(update=values)
+        if problem := provider_problem(api):
+            raise UserError(f"{self._where}.{problem}")
+        assert api.service is not None  # provider_problem reports that
+        return api.model_copy(update={"provider": api.service.name})
+
+    def _transport(self, api: Api, account: Account) -> Transport:
+        where = f"policy {self.policy}"
+        if api.script is not None:
+            function = load_object(api.script, self.base)
+            if not callable(function):
+                raise UserError(f"{self._where}.script: {api.script} is not a function; write file.py:function")
+            return ScriptTransport(function, api=api, where=where, account=account)
+        service = PROVIDERS[api.provider or ""]
+        url = api.base_url or vertex_url(resolve_env(service.base_url or "", f"{self._where}.base_url"))
+        if message := url_problem(url):
+            raise UserError(f"{self._where}.base_url: {message}")
+        variable = _key_variable(api)
+        key = _key(variable, self._where) if variable is not None else None
+        api = api.model_copy(update={"key_env": variable})
+        return Transport(api, url=url, key=key, where=where, wire=_wire(api), account=account)
+
+
+def _wire(api: Api) -> Wire:
+    if api.provider == "anthropic":
+        return AnthropicWire()
+    if api.provider in ("google", "vertex"):
+        return GoogleWire(vertex=api.provider == "vertex")
+    return OpenAIWire(official=api.base_url is None)
 
 
 class Remotes:
     """The API policies of a run: their endpoints in this process, and what other processes make theirs from."""
 
-    def __init__(self, workflow: Workflow) -> None:
-        """Raises UserError."""
+    def __init__(self, workflow: Workflow, spent: Mapping[str, Mapping[str, float]] | None = None) -> None:
+        """`spent`: the totals of `counts` when the run was interrupted. Raises UserError."""
         apis = {name: policy.api for name, policy in workflow.policies.items() if policy.api is not None}
-        self.specs = {name: ApiSpec(name, api) for name, api in apis.items()}
-        self.endpoints: Mapping[str, Endpoint] = {name: spec.endpoint() for name, spec in self.specs.items()}
+        self.specs = {name: ApiSpec(name, api, workflow.path) for name, api in apis.items()}
+        self.ledger = Ledger()
+        self.ledger.raise_to({name: counts for name, counts in (spent or {}).items() if name in self.specs})
+        self.endpoints: Mapping[str, Endpoint] = {name: spec.endpoint(self.ledger) for name, spec in self.specs.items()}
+        self._reported = self.ledger.totals()
+        self._folder: tempfile.TemporaryDirectory[str] | None = None
 
     async def check(self) -> None:
-        """Raise UserError unless every server answers and accepts its key."""
+        """Raise UserError unless every server answers and accepts its key, and every budget has something left."""
+        for endpoint in self.endpoints.values():
+            transport_of(endpoint).account.check(transport_of(endpoint).where)
         await asyncio.gather(*(transport_of(endpoint).check() for endpoint in self.endpoints.values()))
+
+    def shared(self) -> dict[str, ApiSpec]:
+        """Return the specs for processes that count together with this one."""
+        if self._folder is None and self.specs:
+            self._folder = tempfile.TemporaryDirectory(prefix="verl_dag_ledger_")
+            self.ledger.share(Path(self._folder.name) / "ledger.sqlite")
+        return {name: replace(spec, ledger=self.ledger.path) for name, spec in self.specs.items()}
+
+    def counts(self) -> dict[str, dict[str, float]]:
+        """Return what each policy has consumed since the run began, interruptions included."""
+        return self.ledger.totals()
+
+    def metrics(self) -> dict[str, float]:
+        """Return what records do not hold: the calls that got no answer and the openings of the circuit breaker since
+        the last time, and the share of the budget that is left."""
+        counts, metrics = self.ledger.totals(), {}
+        for name, spec in self.specs.items():
+            now, earlier = self.ledger.counts(name), self._reported.get(name, {})
+            for key, label in (("failed", "failed"), ("opened", "breaker")):
+                metrics[f"policy/{name}/api/{label}"] = now[key] - earlier.get(key, 0.0)
+            if spec.api.budget is not None:
+                metrics[f"policy/{name}/api/budget_left"] = left_of(spec.api.budget, now)
+        self._reported = counts
+        return metrics
 
     async def close(self) -> None:
         for endpoint in self.endpoints.values():
             await transport_of(endpoint).close()
+        self.ledger.close()
+        if self._folder is not None:
+            self._folder.cleanup()
 
 
 def transport_of(endpoint: Endpoint) -> Transport:
     if isinstance(endpoint, ChatEndpoint):
         return endpoint.transport
     assert isinstance(endpoint.client, CompletionsClient)  # the only client that ApiSpec makes
-    return endpoint.client.transport
+    return endpoint.client.questions.transport
 
 
-def _key(api: Api, where: str) -> str | None:
-    if api.key_env is None:
-        return None
-    key = os.environ.get(api.key_env, "").strip()
+def _key_variable(api: Api) -> str | None:
+    """Return the name of the variable with the key: the one that is written, or, for the provider's own server, the
+    first of its variables that is set."""
+    if api.key_env is not None or api.base_url is not None:
+        return api.key_env
+    names = PROVIDERS[api.provider or ""].keys
+    return next((name for name in names if os.environ.get(name)), names[0])
+
+
+def _key(variable: str, where: str) -> str:
+    key = os.environ.get(variable, "").strip()
     if not key:
         # only what looks like a variable is quoted, in case that somebody wrote the key itself
-        name = api.key_env if api.key_env.isupper() else "named there"
+        name = variable if variable.isupper() else "named there"
         raise UserError(f"{where}.key_env: environment variable {name} is not set; export it with the server's key")
     if not key.isascii() or not key.isprintable():
-        raise UserError(f"{where}.key_env: the key in {api.key_env} has characters that no HTTP header can hold")
+        raise UserError(f"{where}.key_env: the key in {variable} has characters that no HTTP header can hold")
     return key
 
 

@@ -1,18 +1,18 @@
-"""Posts requests to a server with OpenAI's interface: retries, limits, and the sorting of its failures.
+"""Posts requests to a provider's server: retries, limits, budget, and the sorting of its failures.
 
 Invariant: what may pass (lost connections, time-outs, overload) is repeated a bounded number of times and ends as a
 ModelServerFault; what would recur for every request (a wrong key, an unknown model) is a UserError. The key leaves this
-module in the Authorization header only: it is removed from every text that a server or library sends back.
+module in a header only: it is removed from every text that a server or library sends back. What an answer cost is
+counted before another request takes its slot.
 """
 
 from __future__ import annotations
 
 import asyncio
 import json
-import re
 import time
 import weakref
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from email.utils import parsedate_to_datetime
@@ -23,6 +23,9 @@ from tenacity import AsyncRetrying, RetryCallState, retry_if_exception_type, sto
 from tenacity.wait import wait_random_exponential
 
 from recipe.dag.episode.remote.breaker import CircuitBreaker, Entry, Pace
+from recipe.dag.episode.remote.ledger import Account, BudgetError, BudgetFault
+from recipe.dag.episode.remote.openai import OpenAIWire
+from recipe.dag.episode.remote.wire import Refusal, Wire
 from recipe.dag.errors import ModelServerFault, UserError
 from recipe.dag.types.model import Api
 
@@ -47,13 +50,28 @@ class PromptTooLong(Refused):
     """Tokens that the context leaves for a completion, if the server's message says so."""
 
 
-class _Unavailable(Exception):
+class Unavailable(Exception):
     """A failure that may pass. `after_s`: the pause that the server asks for."""
 
     def __init__(self, message: str, *, after_s: float | None = None, down: bool = True):
         """`down`: it counts for the circuit breaker; being asked to slow down does not."""
         super().__init__(message)
         self.after_s, self.down = after_s, down
+
+
+@dataclass(frozen=True, slots=True)
+class Request:
+    """One request, which may be repeated."""
+
+    method: str
+    path: str
+    content: bytes | None
+    timeout_s: float
+    """For each try."""
+    ping: bool = False
+    """It only asks whether the server is there, and costs nothing."""
+    names_model: bool = False
+    """A ping that gets 404 if there is no such model."""
 
 
 @dataclass(slots=True)
@@ -67,9 +85,22 @@ class _Connection:
 class Transport:
     """A client of one server, for any number of coroutines and event loops."""
 
-    def __init__(self, api: Api, *, url: str, key: str | None, where: str, clock: Callable[[], float] = time.monotonic):
-        """`url`, `key`: resolved from `api`. `where`: the policy, for messages."""
+    def __init__(
+        self,
+        api: Api,
+        *,
+        url: str,
+        key: str | None,
+        where: str,
+        wire: Wire | None = None,
+        account: Account | None = None,
+        clock: Callable[[], float] = time.monotonic,
+    ):
+        """`url`, `key`: resolved from `api`. `where`: the policy, for messages. `wire`: by default OpenAI's. `account`:
+        where requests are counted; by default its own, without a budget."""
         self.url, self.where = url.rstrip("/"), where
+        self.wire: Wire = wire or OpenAIWire()
+        self.account = account or Account()
         self._api, self._key, self._clock = api, key, clock
         self.breaker = CircuitBreaker(api.failures_to_open, api.probe_after_s, clock)
         self._pace = Pace(api.requests_per_minute, clock)
@@ -88,13 +119,16 @@ class Transport:
         Raises ModelServerFault if all fail, Refused if the server refuses this request, and UserError if it would
         refuse every request."""
         content = json.dumps(body).encode("utf-8", "replace")
-        return await self._send("POST", path, content, timeout_s)
+        return await self._send(Request("POST", path, content, timeout_s))
 
     async def check(self, timeout_s: float = 30.0) -> None:
-        """Raise UserError if the server does not answer or refuses the key. A server without a list of models passes,
-        as any answer does that shows that it is there."""
+        """Raise UserError if the server does not answer or refuses the key, or if the provider itself has no such
+        model. Any other answer shows that a server is there, which need not have a list of models."""
+        ping = self.wire.ping(self._api.model)
+        content = None if ping.body is None else json.dumps(ping.body).encode()
+        names_model = ping.names_model and self._api.base_url is None
         try:
-            await self._send("GET", "/models", None, timeout_s)
+            await self._send(Request(ping.method, ping.path, content, timeout_s, ping=True, names_model=names_model))
         except Refused:
             return
         except ModelServerFault as fault:
@@ -108,19 +142,19 @@ class Transport:
         if connection is not None:
             await connection.http.close()
 
-    async def _send(self, method: str, path: str, content: bytes | None, timeout_s: float) -> tuple[dict, int]:
+    async def _send(self, request: Request) -> tuple[dict[str, Any], int]:
         retrying = AsyncRetrying(
             stop=stop_after_attempt(1 + self._api.retries),
             wait=self._pause_s,
-            retry=retry_if_exception_type(_Unavailable),
+            retry=retry_if_exception_type(Unavailable),
             reraise=True,
         )
         try:
             async for attempt in retrying:
                 with attempt:
-                    answer = await self._try(method, path, content, timeout_s)
+                    answer = await self._try(request)
                     return answer, attempt.retry_state.attempt_number
-        except _Unavailable as error:
+        except Unavailable as error:
             raise ModelServerFault(f"{error} ({1 + self._api.retries} tries)", where=self.where) from None
         raise AssertionError("the last attempt returns or raises")
 
@@ -128,7 +162,7 @@ class Transport:
         """Return the pause before the next try: the one that the server asks for, or a random one that grows."""
         error = state.outcome.exception() if state.outcome is not None else None
         jitter = self._jitter(state)
-        asked = error.after_s if isinstance(error, _Unavailable) else None
+        asked = error.after_s if isinstance(error, Unavailable) else None
         # requests that were told the same time must not all return at the same moment
         return jitter if asked is None else min(asked + jitter / 4, self._api.max_wait_s)
 
@@ -138,21 +172,21 @@ class Transport:
         try:
             return await self.post(path, body, timeout_s=timeout_s)
         except PromptTooLong as refusal:
-            wanted = body.get("max_tokens")
+            wanted = self.wire.max_tokens(dict(body))
             if refusal.room is None or wanted is None:
                 raise Refused(f"{refusal}; lower max_tokens if the prompt is short", where=self.where) from refusal
             if not 0 < refusal.room < wanted:
                 raise
-            return await self.post(path, {**body, "max_tokens": refusal.room}, timeout_s=timeout_s)
+            return await self.post(path, self.wire.limited(dict(body), refusal.room), timeout_s=timeout_s)
 
-    async def _try(self, method: str, path: str, content: bytes | None, timeout_s: float) -> dict[str, Any]:
+    async def _try(self, request: Request) -> dict[str, Any]:
         connection, patience_s = self._connection(), self._api.max_wait_s
         while True:
             patience_s = await self._until_probe(patience_s)
             async with connection.slots:
                 entry = await self._enter()
                 if entry is not None:
-                    return await self._counted(entry, self._request(connection.http, method, path, content, timeout_s))
+                    return await self._counted(entry, request, connection.http)
             # the circuit opened while this request waited for its turn
 
     async def _until_probe(self, patience_s: float) -> float:
@@ -181,79 +215,93 @@ class Transport:
             raise
         return entry if self.breaker.admits(entry) else None
 
-    async def _counted(self, entry: Entry, request: Awaitable[dict[str, Any]]) -> dict[str, Any]:
-        """Await a request and report its end to the circuit breaker."""
+    async def _counted(self, entry: Entry, request: Request, http: aiohttp.ClientSession) -> dict[str, Any]:
+        """Send a request; report its end to the circuit breaker, and what it cost to the account."""
+        answered = False
         try:
-            answer = await request
-        except _Unavailable as error:
+            if not request.ping:
+                self.account.admit(self.where)
+            answer = await self.exchange(request, http)
+            answered = True
+        except Unavailable as error:
             self._last_failure = str(error)
-            self.breaker.failed(entry) if error.down else self.breaker.gave_up(entry)
+            if error.down and self.breaker.failed(entry):
+                self.account.add(opened=1)
             raise
+        except (BudgetFault, BudgetError):
+            raise  # nothing was sent
         except (ModelServerFault, UserError):
-            self.breaker.succeeded(entry)  # it answered
+            answered = True
             raise
-        except BaseException:
-            self.breaker.gave_up(entry)
-            raise
-        self.breaker.succeeded(entry)
+        finally:
+            self.breaker.succeeded(entry) if answered else self.breaker.gave_up(entry)
+        if not request.ping:
+            self.account.charge(*self.wire.tokens(answer))
         return answer
 
-    async def _request(
-        self, http: aiohttp.ClientSession, method: str, path: str, content: bytes | None, timeout_s: float
-    ) -> dict[str, Any]:
-        headers = {"Content-Type": "application/json"}
-        if self._key is not None:
-            headers["Authorization"] = f"Bearer {self._key}"
-        timeout = aiohttp.ClientTimeout(total=timeout_s, sock_connect=min(CONNECT_S, timeout_s))
+    async def exchange(self, request: Request, http: aiohttp.ClientSession) -> dict[str, Any]:
+        """Send a request once and return the answer's JSON object. Raises Unavailable for a failure that may pass,
+        else ModelServerFault and UserError."""
+        headers = {"Content-Type": "application/json", **self.wire.headers(self._key)}
+        limit = request.timeout_s
+        timeout = aiohttp.ClientTimeout(total=limit, sock_connect=min(CONNECT_S, limit))
         try:
             # a redirect could carry the key to another host
             async with http.request(
-                method, self.url + path, data=content, headers=headers, timeout=timeout, allow_redirects=False
+                request.method,
+                self.url + request.path,
+                data=request.content,
+                headers=headers,
+                timeout=timeout,
+                allow_redirects=False,
             ) as answer:
                 status, received, data = answer.status, answer.headers, await answer.read()
         except TimeoutError as error:
-            raise _Unavailable(f"no answer within {timeout_s:.0f} s") from error
+            raise Unavailable(f"no answer within {limit:.0f} s") from error
         except (aiohttp.InvalidURL, aiohttp.NonHttpUrlClientError):
             raise UserError(f"{self.where}: base_url is not a URL of a server ({self.url})") from None
         except (aiohttp.ClientError, OSError) as error:
-            raise _Unavailable(self._clean(f"{type(error).__name__}: {error}".rstrip(": "))) from None
+            raise Unavailable(self._line(f"{type(error).__name__}: {error}".rstrip(": "))) from None
         text = data.decode("utf-8", "replace")
         if status != 200:
-            raise self._failure(status, received, text, path)
+            raise self._failure(status, received, self.wire.refusal(status, text), request)
         try:
             value = json.loads(text)
         except (ValueError, RecursionError):
             value = None
         if not isinstance(value, dict):
-            raise _Unavailable(f"the answer is not a JSON object: {self._clean(text)[:_SHOWN]!r}")
+            raise Unavailable(f"the answer is not a JSON object: {self._line(text)[:_SHOWN]!r}")
         return value
 
-    def _failure(self, status: int, headers: Mapping[str, str], text: str, path: str) -> Exception:
+    def _failure(self, status: int, headers: Mapping[str, str], refusal: Refusal, request: Request) -> Exception:
         """Return the exception for an answer that is not 200."""
-        message, code = _error_in(text)
-        said = f"HTTP {status}" + (f": {self._clean(message)[:_SHOWN]}" if message else "")
-        if status == 429 and code == "insufficient_quota":
+        said = f"HTTP {status}" + (f": {self._line(refusal.message)[:_SHOWN]}" if refusal.message else "")
+        if refusal.kind == "quota":
             return UserError(f"{self.where}: {self.url} says that the quota is used up ({said})")
-        if status in _RETRIED or status >= 500:
-            return _Unavailable(said, after_s=_retry_after(headers.get("Retry-After")), down=status >= 500)
-        if path == "/models" and status not in (401, 403):
-            return Refused(said, where=self.where)
-        if status in (401, 402, 403):
-            source = f"the key in {self._api.key_env}" if self._api.key_env else "a request without a key (set key_env)"
+        if refusal.kind == "key" or status in (401, 402, 403):
+            source = f"the key in {self._api.key_env}" if self._key else "a request without a key (set key_env)"
             return UserError(f"{self.where}: {self.url} refuses {source} ({said})")
+        if status in _RETRIED or status >= 500:
+            after = _retry_after(headers.get("Retry-After"))
+            return Unavailable(said, after_s=refusal.after_s if after is None else after, down=status >= 500)
+        if request.ping and not (status == 404 and request.names_model):
+            return Refused(said, where=self.where)
         if status in (404, 405) or status < 400:
-            advice = "check base_url and api.model"
-            return UserError(f"{self.where}: {self.url}{path} has no model {self._api.model!r} ({said}); {advice}")
-        if code == "context_length_exceeded" or any(words in message.lower() for words in _TOO_LONG):
-            refusal = PromptTooLong(said, where=self.where)
-            refusal.room = room_in(message)
-            return refusal
+            place, advice = f"{self.url}{request.path}", "check base_url and api.model"
+            return UserError(f"{self.where}: {place} has no model {self._api.model!r} ({said}); {advice}")
+        if refusal.kind == "too_long":
+            too_long = PromptTooLong(said, where=self.where)
+            too_long.room = refusal.room
+            return too_long
         return Refused(f"the server refuses the request ({said})", where=self.where)
 
-    def _clean(self, text: str) -> str:
-        """Return a text in one line, without the key."""
-        text = " ".join(text.split())
+    def clean(self, text: str) -> str:
+        """Return a text without the key."""
         return text.replace(self._key, _HIDDEN) if self._key else text
+
+    def _line(self, text: str) -> str:
+        """Return a text in one line, without the key."""
+        return self.clean(" ".join(text.split()))
 
     def _connection(self) -> _Connection:
         loop = asyncio.get_running_loop()
@@ -264,34 +312,6 @@ class Transport:
             )
             self._connections[loop] = _Connection(http, asyncio.Semaphore(self._api.max_concurrent))
         return self._connections[loop]
-
-
-_TOO_LONG = ("maximum context length", "context length", "longer than the model", "too many tokens", "max_model_len")
-"""Parts of the messages by which servers say that a prompt is too long."""
-
-
-_CONTEXT = re.compile(r"context length (?:is |of )?(\d+)")
-_PROMPT = re.compile(r"(\d+) (?:tokens )?(?:input tokens|prompt tokens|(?:in|from) the (?:input|messages|prompt))")
-_HAS = re.compile(r"(?:prompt has|messages resulted in) (\d+) tokens")
-
-
-def room_in(message: str) -> int | None:
-    """Return the tokens that a server's refusal says are left for a completion: the context's length minus the
-    prompt's, at least 0; None if it does not name both."""
-    context, prompt = _CONTEXT.search(message), _PROMPT.search(message) or _HAS.search(message)
-    return max(0, int(context[1]) - int(prompt[1])) if context and prompt else None
-
-
-def _error_in(text: str) -> tuple[str, str]:
-    """Return the message and the code in an error's body, in OpenAI's form or any other."""
-    try:
-        data = json.loads(text)
-    except (ValueError, RecursionError):
-        return text, ""
-    error = data.get("error", data) if isinstance(data, dict) else data
-    if not isinstance(error, dict):
-        return str(error), ""
-    return str(error.get("message") or error.get("detail") or text), str(error.get("code") or "")
 
 
 def _retry_after(value: str | None) -> float | None:

@@ -1,31 +1,30 @@
 """What an API policy's requests consumed: requests, tokens and their price.
 
-Invariant: a record's counts are those that the server reported; a server that reports none counts as 0 tokens.
+Invariant: a record's counts are those that the server reported; a server that reports none counts as 0 tokens. An
+answer from the cache counts as a hit, and as nothing else.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from typing import Any
 
-from recipe.dag.types.model import Price
+from recipe.dag.types.model import Api
 from recipe.dag.types.record import Call, Episode
 
 Usage = dict[str, float]
-"""requests (repeated ones included), retries, prompt_tokens, completion_tokens and, with a price, cost."""
+"""requests (repeated ones included), retries, prompt_tokens, completion_tokens, with a price cost, and with a cache
+cache_hits."""
 
 
-def usage_of(answer: Mapping[str, Any], tries: int, price: Price | None) -> Usage:
-    """Return the usage of one answer that took `tries` requests."""
-    reported = answer.get("usage")
-    counts = reported if isinstance(reported, Mapping) else {}
-    usage: Usage = {"requests": tries, "retries": tries - 1}
-    for name in ("prompt_tokens", "completion_tokens"):
-        count = counts.get(name)
-        usage[name] = count if isinstance(count, int) and count >= 0 else 0
-    if price is not None:
-        usage["cost"] = (usage["prompt_tokens"] * price.input + usage["completion_tokens"] * price.output) / 1e6
-    return usage
+def usage_of(tokens: tuple[int, int], tries: int, api: Api) -> Usage:
+    """Return the usage of one answer that took `tries` requests, 0 if it came from the cache. `tokens`: those of the
+    prompt and of the answer."""
+    hit = tries == 0
+    prompt_tokens, completion_tokens = (0, 0) if hit else tokens
+    usage: Usage = {"requests": tries, "retries": max(tries - 1, 0)}
+    usage |= {"prompt_tokens": prompt_tokens, "completion_tokens": completion_tokens}
+    usage |= {"cost": api.price.of(prompt_tokens, completion_tokens)} if api.price is not None else {}
+    return usage | ({"cache_hits": int(hit)} if api.cache is not None else {})
 
 
 def with_calls(spent: Mapping[str, Usage], calls: Iterable[Call]) -> dict[str, Usage]:
@@ -48,4 +47,5 @@ def usage_by_policy(episodes: Iterable[Episode]) -> dict[str, Usage]:
 
 def added(first: Usage | None, second: Usage) -> Usage:
     """Return the sum of two usages; the first may be missing."""
-    return {name: (first or {}).get(name, 0) + value for name, value in second.items()}
+    first = first or {}
+    return {name: first.get(name, 0) + second.get(name, 0) for name in {**first, **second}}

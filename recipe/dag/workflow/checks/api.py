@@ -1,5 +1,5 @@
-"""Checks of API policies: the server's address, the name of the variable with its key, and what a model that is never
-trained cannot have.
+"""Checks of API policies: the provider and the server's address, the name of the variable with its key, limits of the
+budget, what the provider takes, and what a model that is never trained cannot have.
 
 Invariant: no message repeats a text that may be a key.
 """
@@ -10,15 +10,18 @@ import re
 from collections.abc import Iterator
 
 from recipe.dag.types.model import Api
+from recipe.dag.types.provider import PROVIDERS
 from recipe.dag.workflow.draft import Draft
 from recipe.dag.workflow.interpolation import check_env
-from recipe.dag.workflow.problem import KeyPath, Problem
-from recipe.dag.workflow.schema import Policy
+from recipe.dag.workflow.problem import KeyPath, Problem, render_path
+from recipe.dag.workflow.schema import Policy, Sampling
 
 _VARIABLE = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
 _URL = re.compile(r"https?://[^/?#@\s]+(/[^?#@\s]*)?")
-OWN_FIELDS = ("model", "messages", "prompt", "tools", "stream", "n")
+OWN_FIELDS = ("model", "messages", "prompt", "tools", "stream", "n", "system", "contents", "systemInstruction")
 """Fields of a request that `body` must not replace, each with a key of its own or none."""
+
+_SAMPLING = frozenset(Sampling.model_fields) - {"temperature", "max_tokens"}
 
 
 def url_problem(url: str) -> str | None:
@@ -48,18 +51,44 @@ def check_api(draft: Draft, policy: Policy, api: Api, path: KeyPath) -> Iterator
     if not policy.frozen:
         yield problem((*path, "frozen"), "an API policy is never trained; remove `frozen`", key=True)
     yield from _check_server(draft, api, (*path, "api"))
+    yield from _check_agents(draft, str(path[-1]), api)
     yield from _check_algorithm(draft, (*path, "api"))
+
+
+def provider_problem(api: Api) -> str | None:
+    """Return `key: message` if an API, whose variables are resolved, does not say which provider it is or lacks what
+    that needs; else None."""
+    if api.service is None:
+        if not api.model.strip():
+            return "model: missing; this key is required"
+        return (
+            f"provider: the name `{api.model}` does not tell it; write one of {', '.join(PROVIDERS)}, or the "
+            "`base_url` of a server with OpenAI's interface"
+        )
+    name = api.service.name
+    if (api.script is not None) != (name == "mock"):
+        if api.script is None:
+            return "script: provider mock needs it; write file.py:function"
+        return f"script: provider {name} has a server; remove this, or write `provider: mock`"
+    if not api.model.strip() and name != "mock":
+        return "model: missing; this key is required"
+    return None
+
+
+_OF_SERVERS = ("base_url", "key_env", "tokenizer", "body")
+"""Options that a script does not read."""
 
 
 def _check_server(draft: Draft, api: Api, here: KeyPath) -> Iterator[Problem]:
     problem = draft.source.problem
-    for key in ("base_url", "model", "tokenizer"):
+    for key in ("base_url", "model", "tokenizer", "cache"):
         text: str | None = getattr(api, key)
-        if text is not None and not text.strip():
+        if text is not None and key in api.model_fields_set and not text.strip():
             yield problem((*here, key), "must not be empty")
         elif text is not None and (message := check_env(text)):
             yield problem((*here, key), message)
-    if "${" not in api.base_url and api.base_url.strip() and (message := url_problem(api.base_url)):
+    base_url = api.base_url or ""
+    if "${" not in base_url and base_url.strip() and (message := url_problem(base_url)):
         yield problem((*here, "base_url"), message)
     if api.key_env is not None and (message := variable_problem(api.key_env)):
         yield problem((*here, "key_env"), message)
@@ -68,6 +97,70 @@ def _check_server(draft: Draft, api: Api, here: KeyPath) -> Iterator[Problem]:
         yield problem((*here, "max_model_len"), message, key=True)
     for key in sorted(api.body.keys() & set(OWN_FIELDS)):
         yield problem((*here, "body", key), "the engine sets this field; remove it", key=True)
+    if not _unread(draft, here, "provider", "script", "base_url"):
+        yield from _check_provider(draft, api, here)
+    if not _unread(draft, here, "budget", "price"):
+        yield from _check_budget(draft, api, here)
+
+
+def _unread(draft: Draft, here: KeyPath, *keys: str) -> bool:
+    """Return whether one of these options is written, but could not be read."""
+    places = tuple(render_path((*here, key)) for key in keys)
+    return any(problem.where.startswith(places) for problem in draft.problems)
+
+
+def _check_provider(draft: Draft, api: Api, here: KeyPath) -> Iterator[Problem]:
+    problem = draft.source.problem
+    if "${" in api.model and api.service is None:
+        return  # the run sees the model's name
+    if not api.model.strip() and "model" in api.model_fields_set:
+        return  # reported above
+    if found := provider_problem(api):
+        key, _, message = found.partition(": ")
+        yield problem((*here, key), message)
+    if found or api.service is None:
+        return
+    if api.tokenizer is not None and not api.service.token_ids:
+        message = f"provider {api.service.name} takes no token ids; remove it"
+        yield problem((*here, "tokenizer"), message, key=True)
+    if api.service.name == "mock":
+        for key in (key for key in _OF_SERVERS if key in api.model_fields_set and key != "tokenizer"):
+            yield problem((*here, key), "has no effect on a script; remove it", key=True)
+
+
+def _check_budget(draft: Draft, api: Api, here: KeyPath) -> Iterator[Problem]:
+    problem, limits = draft.source.problem, api.budget and api.budget.model_dump(exclude_none=True)
+    if limits is None:
+        if "on_budget" in api.model_fields_set:
+            yield problem((*here, "on_budget"), "has no effect without `budget`; remove it", key=True)
+    elif not limits:
+        yield problem((*here, "budget"), "limits nothing; set `usd`, `calls` or `tokens`", key=True)
+    elif "usd" in limits and api.price is None:
+        yield problem(
+            (*here, "budget", "usd"), "money is counted by `price: {input: ..., output: ...}`; add it", key=True
+        )
+
+
+def _check_agents(draft: Draft, name: str, api: Api) -> Iterator[Problem]:
+    """Check that the provider takes what the policy's agents ask for."""
+    service, problem = api.service, draft.source.problem
+    if service is None:
+        return
+    for index, agent in draft.each_agent():
+        if agent.policy != name:
+            continue
+        path: KeyPath = ("agents", index)
+        for key in ("sampling", "validation"):
+            options = getattr(agent, key)
+            for option in sorted(options.model_fields_set & (_SAMPLING - service.sampling)):
+                message = f"provider {service.name} (policy `{name}`) has no such option; remove it"
+                yield problem((*path, key, option), message, key=True)
+            if (most := service.max_temperature) is not None and (options.temperature or 0.0) > most:
+                message = f"provider {service.name} (policy `{name}`) takes at most {most:g}"
+                yield problem((*path, key, "temperature"), message)
+        if agent.chat_template_kwargs and not service.template_options:
+            message = f"provider {service.name} (policy `{name}`) has no chat template; remove it, or use `api.body`"
+            yield problem((*path, "chat_template_kwargs"), message, key=True)
 
 
 def _check_algorithm(draft: Draft, here: KeyPath) -> Iterator[Problem]:

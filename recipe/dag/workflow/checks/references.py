@@ -137,7 +137,7 @@ class References:
             here, kwargs_at = (*path, "executable_ref"), (*path, "executable_kwargs")
             arguments = _SCOPES.get(node.scope, arguments) if node.node_role is NodeRole.REWARD else arguments
             yield from self.check_function(node.executable_ref, here, arguments, node.executable_kwargs, kwargs_at)
-            if node.node_role is NodeRole.REWARD:
+            if node.node_role is NodeRole.REWARD and _at(self.source.data, (*path, "scope")) in (None, *_SCOPES):
                 yield from self._check_scope(node, node.executable_ref, here)
 
     def _check_scope(self, node: Node, ref: str, here: KeyPath) -> Iterator[Problem]:
@@ -161,6 +161,9 @@ class References:
 
     def check_env(self, env: EnvSpec, path: KeyPath) -> Iterator[Problem]:
         yield from self.check_env_class(env.path, (*path, "path"), env.kwargs, (*path, "kwargs"))
+
+    def check_script(self, script: str, path: KeyPath) -> Iterator[Problem]:
+        yield from self.check_function(script, path, ("messages",), {}, path)
 
     def check_env_class(
         self, ref: str, at: KeyPath, kwargs: dict[str, Any] | None = None, kwargs_at: KeyPath = ()

@@ -1,18 +1,25 @@
-"""The bodies of requests in OpenAI's form, and what their answers say.
+"""OpenAI's wire format, which vLLM, SGLang, llama.cpp and most gateways speak too: `/chat/completions`, and
+`/completions` for prompts of token ids.
 
 Invariant: pure. A sampling parameter at its neutral value is not sent, since strict servers refuse keys that they do
 not know; an answer that lacks what it must have is a ModelServerFault.
+
+Source: platform.openai.com/docs/api-reference/chat and .../guides/error-codes; `stop_reason` and `matched_stop`,
+`reasoning_content` and the wording of refusals are vLLM's (docs.vllm.ai, OpenAI-compatible server) and SGLang's.
 """
 
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from recipe.dag.episode.remote.wire import Answer, Body, Ping, Refusal, count_in, error_in
 from recipe.dag.errors import ModelServerFault
 from recipe.dag.types.context import Message
+from recipe.dag.types.provider import PROVIDERS, Provider
 
 _NEUTRAL = {
     "top_p": 1.0,
@@ -23,7 +30,7 @@ _NEUTRAL = {
     "frequency_penalty": 0.0,
     "ignore_eos": False,
 }
-_SEEDS = 1 << 31
+SEEDS = 1 << 31
 """Seeds are sent modulo this: some servers refuse larger ones."""
 _REASONING = ("reasoning_content", "reasoning")
 """Keys under which servers return a thought that they cut from the text."""
@@ -43,14 +50,9 @@ class Choice:
 def sampling_fields(sampling: Mapping[str, Any]) -> dict[str, Any]:
     """Return an agent's sampling parameters as fields of a request."""
     fields = {"temperature": sampling["temperature"], "max_tokens": sampling["max_tokens"]}
-    fields["seed"] = sampling["seed"] % _SEEDS
+    fields |= {"seed": sampling["seed"] % SEEDS} if "seed" in sampling else {}
     fields |= {key: sampling[key] for key, neutral in _NEUTRAL.items() if sampling.get(key, neutral) != neutral}
     return fields | ({"stop": list(sampling["stop"])} if sampling.get("stop") else {})
-
-
-def with_extras(body: Mapping[str, Any], extras: Mapping[str, Any]) -> dict[str, Any]:
-    """Return a body with the user's fields; a field whose value is None there is removed."""
-    return {key: value for key, value in {**body, **extras}.items() if key not in extras or value is not None}
 
 
 def sendable(messages: Sequence[Message]) -> list[Message]:
@@ -125,3 +127,77 @@ def _plain_call(call: Mapping[str, Any], number: int) -> dict[str, Any]:
         "type": "function",
         "function": {"name": function["name"], "arguments": "{}" if arguments in (None, "") else arguments},
     }
+
+
+@dataclass(frozen=True, slots=True)
+class OpenAIWire:
+    """See the module."""
+
+    official: bool = False
+    """The server is OpenAI's own, whose newer models refuse `max_tokens`."""
+    provider: Provider = PROVIDERS["openai"]
+
+    def path(self, model: str) -> str:
+        return "/chat/completions"
+
+    def headers(self, key: str | None) -> dict[str, str]:
+        return {} if key is None else {"Authorization": f"Bearer {key}"}
+
+    def ping(self, model: str) -> Ping:
+        return Ping("GET", "/models")
+
+    def body(
+        self,
+        model: str,
+        messages: Sequence[Message],
+        sampling: Mapping[str, Any],
+        *,
+        tools: Sequence[Mapping[str, Any]] | None = None,
+        template: Mapping[str, Any] | None = None,
+    ) -> Body:
+        body = {"model": model, "messages": sendable(messages), **sampling_fields(sampling)}
+        if self.official:
+            body["max_completion_tokens"] = body.pop("max_tokens")
+        body |= {"tools": list(tools)} if tools else {}
+        return body | ({"chat_template_kwargs": dict(template)} if template else {})
+
+    def temperature(self, body: Body) -> float | None:
+        return body.get("temperature")
+
+    def max_tokens(self, body: Body) -> int | None:
+        return body.get("max_completion_tokens", body.get("max_tokens"))
+
+    def limited(self, body: Body, max_tokens: int) -> Body:
+        key = "max_completion_tokens" if "max_completion_tokens" in body else "max_tokens"
+        return {**body, key: max_tokens}
+
+    def answer(self, answer: Body, where: str) -> Answer:
+        choice = first_choice(answer, where)
+        return Answer(message_of(choice, where), choice.stop_reason)
+
+    def tokens(self, answer: Body) -> tuple[int, int]:
+        usage = answer.get("usage")
+        return count_in(usage, "prompt_tokens"), count_in(usage, "completion_tokens")
+
+    def refusal(self, status: int, text: str) -> Refusal:
+        error = error_in(text)
+        message, code = error["message"], str(error.get("code") or "")
+        if status == 429 and code == "insufficient_quota":
+            return Refusal(message, "quota")
+        if code == "context_length_exceeded" or any(words in message.lower() for words in _TOO_LONG):
+            return Refusal(message, "too_long", room_in(message))
+        return Refusal(message)
+
+
+_TOO_LONG = ("maximum context length", "context length", "longer than the model", "too many tokens", "max_model_len")
+"""Parts of the messages by which servers say that a prompt is too long."""
+_CONTEXT = re.compile(r"context length (?:is |of )?(\d+)")
+_PROMPT = re.compile(r"(\d+) (?:tokens )?(?:input tokens|prompt tokens|(?:in|from) the (?:input|messages|prompt))")
+_HAS = re.compile(r"(?:prompt has|messages resulted in) (\d+) tokens")
+
+
+def room_in(message: str) -> int | None:
+    """Return the tokens that a server's refusal says are left for a completion: the context's length minus the
+    prompt's, at least 0; None if it does not name both."""
+    context, prompt = _CONTEXT.search(message), _PROMPT.search(message) or _HAS.search(message)
+    return max(0, int(context[1]) - int(prompt[1])) if context and prompt else None

@@ -1,0 +1,205 @@
+"""The coach of examples/gallery, with a server that answers as OpenAI's does, and as it does on a bad day."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import Callable
+
+import pytest
+
+from recipe.dag.episode.client import PolicyEndpoint
+from recipe.dag.episode.remote.connect import Remotes
+from recipe.dag.episode.rows import rows_of
+from recipe.dag.episode.runner import EpisodeRunner
+from recipe.dag.report.journal import Journal
+from recipe.dag.report.metrics import rollout_metrics
+from recipe.dag.types.record import Episode
+from recipe.dag.workflow_file import load_workflow
+from tests.episode.openai_server import OpenAIServer
+from tests.test_shipped import ROOT
+
+FILE = ROOT / "examples" / "gallery" / "workflow_coach.yaml"
+GUESSES = ("40 (50 %)", "42 (80 %)", "42 (95 %)")
+"""What the agents say: two guesses of the solver, then the verifier."""
+VERDICTS = ("REASONING: below\nPROCESS_SCORE: 4/10", "PROCESS_SCORE: 7/10", "ANSWER_CORRECT: 1\n**PROCESS_SCORE:** 10")
+
+
+class ByPrompt:
+    """Answers a coach's request by the action in it, so that the order of requests does not matter."""
+
+    def __init__(self, verdicts: Callable[[int, dict], str] = lambda action, body: VERDICTS[action]):
+        self._verdicts = verdicts
+
+    def __call__(self, body: dict) -> str:
+        return self._verdicts(action_in(body), body)
+
+
+def action_in(body: dict) -> int:
+    prompt = body["messages"][0]["content"]
+    if "The agent: verifier" in prompt:
+        return 2
+    judged = prompt.split("The action that you judge:\n")[1].split("\n")[0]
+    return GUESSES.index(judged)
+
+
+@pytest.fixture
+def play(monkeypatch, world):
+    """`play(server)` runs the example's episode with the server as the coach; `api` replaces keys of the policy."""
+
+    def run(server: OpenAIServer, **api) -> Episode:
+        monkeypatch.setenv("MODEL_PATH", "m")
+        monkeypatch.setenv("COACH_URL", server.url)
+        monkeypatch.setenv("OPENAI_API_KEY", "key")
+        workflow, said = load_workflow(FILE), iter(GUESSES)
+        policy = workflow.policies["outside"]
+        assert policy.api is not None
+        quick = policy.api.model_copy(update={"max_wait_s": 0.02, "retries": 2, **api})
+        policies = workflow.policies | {"outside": policy.model_copy(update={"api": quick})}
+        workflow = workflow.model_copy(update={"policies": policies})
+
+        async def main() -> Episode:
+            remotes = Remotes(workflow)
+            local = PolicyEndpoint(world.Client(lambda *_: next(said)), world.Tokenizer(), 4096)
+            runner = EpisodeRunner(workflow, {"main": local, **remotes.endpoints}, {}, seed=0)
+            sample = world.sample("Which number?", extra_info={"data_type": "numbers"}) | {"ground_truth": "42"}
+            try:
+                return await runner.run(sample, "u", 0, step=0)
+            finally:
+                await remotes.close()
+
+        return asyncio.run(main())
+
+    return run
+
+
+def rewards(episode: Episode) -> dict[str, list[float | None]]:
+    found: dict[str, list[float | None]] = {}
+    for call in episode.calls:
+        found.setdefault(call.node, []).append(call.reward)
+    return found
+
+
+GOOD = {"guess": [pytest.approx(0.4), pytest.approx(0.7)], "coach_guess": [None, None]}
+GOOD |= {"verify": [pytest.approx(1.5)], "coach_verify": [None]}
+
+
+def test_every_action_has_its_own_verdict_and_row(play):
+    with OpenAIServer(ByPrompt()) as server:
+        episode = play(server)
+    assert [call.node for call in episode.calls] == [
+        *("guess", "coach_guess", "guess", "coach_guess"),
+        *("verify", "coach_verify"),
+    ]
+    assert rewards(episode) == GOOD and episode.outcome == 1.0
+    # 7/10 is 0.7 in the row that is trained on: the scale divides once
+    rows = rows_of([episode], merge=False)
+    assert [(row.node, row.round, row.reward) for row in rows] == [
+        ("guess", 0, pytest.approx(0.4)),
+        ("guess", 1, pytest.approx(0.7)),
+        ("verify", 0, pytest.approx(1.5)),
+    ]
+    assert episode.info["coach/solver/mean"] == pytest.approx(0.55)
+    metrics = rollout_metrics([episode])
+    assert metrics["coach/solver/count"] == 2 and metrics["coach/verifier/mean"] == 1.0
+    assert metrics["coach/solver/failed"] == 0 and not any(key.startswith("info/coach") for key in metrics)
+
+
+def test_the_coach_sees_all_that_the_agent_had_read_and_what_the_game_answered(play):
+    """The published system showed the output before the action in place of the context."""
+    with OpenAIServer(ByPrompt()) as server:
+        episode = play(server)
+    prompts = [body["messages"][0]["content"] for body in server.requests]
+    guesses = [call for call in episode.calls if call.node == "guess"]
+    for call, prompt in zip(guesses, prompts[:2], strict=True):
+        assert f"What it had read:\n{call.prompt_text.rstrip()}" in prompt
+    assert (
+        "Which number?" in prompts[1]
+        and "guess said: 40 (50 %)" in prompts[1]
+        and "The game says: higher" in prompts[1]
+    )
+    assert (
+        "What the game answered to it:\nhigher\n" in prompts[0]
+        and "What the game answered to it:\nright\n" in prompts[1]
+    )
+    assert "Its earlier actions:\nnone\n" in prompts[0] and "Its earlier actions:\nAction 1:\n40 (50 %)\n" in prompts[1]
+
+
+def test_the_truth_is_shown_only_where_it_is_declared(play):
+    with OpenAIServer(ByPrompt()) as server:
+        play(server)
+    truths = ["you do not need it for this agent): 42\n" in body["messages"][0]["content"] for body in server.requests]
+    assert truths == [False, False, True]
+    # nor do the agents read the coach, which knows it
+    with OpenAIServer(ByPrompt(lambda action, body: f"SECRET\n{VERDICTS[action]}")) as server:
+        episode = play(server)
+    assert not any("SECRET" in call.prompt_text for call in episode.calls)
+    assert not any("SECRET" in body["messages"][0]["content"] for body in server.requests)
+
+
+def test_an_unreadable_answer_is_asked_for_once_more(play):
+    def verdict(action: int, body: dict) -> str:
+        return VERDICTS[action] if action != 1 or len(body["messages"]) == 3 else "I'd say seven."
+
+    with OpenAIServer(ByPrompt(verdict)) as server:
+        episode = play(server)
+    assert len(server.requests) == 4 and rewards(episode) == GOOD
+    again = server.requests[2]["messages"]
+    assert again[1] == {"role": "assistant", "content": "I'd say seven."} and "PROCESS_SCORE" in again[2]["content"]
+
+
+def test_nonsense_leaves_one_call_out_and_changes_no_other_reward(play):
+    with OpenAIServer(ByPrompt(lambda action, body: "7" if action == 1 else VERDICTS[action])) as server:
+        episode = play(server)
+    assert len(server.requests) == 4
+    assert rewards(episode) == GOOD | {"guess": [pytest.approx(0.4), None]}
+    assert [call.unscored for call in episode.calls if call.node == "guess"] == [False, True]
+    rows = rows_of([episode], unscored=load_workflow(FILE).algorithm.unscored_scope, merge=False)
+    assert [(row.node, row.round, row.reward) for row in rows] == [
+        ("guess", 0, pytest.approx(0.4)),
+        ("verify", 0, pytest.approx(1.5)),
+    ]
+    metrics = rollout_metrics([episode], load_workflow(FILE))
+    assert metrics["agent/solver/unscored"] == metrics["left_out/calls_unscored"] == 1
+    assert metrics["coach/solver/failed"] == 1 and metrics["faults/total"] == 0
+
+
+@pytest.mark.parametrize("fault", ["503", "429", "drop", "nonsense"])
+def test_a_server_that_stumbles_changes_no_reward(play, fault):
+    with OpenAIServer(ByPrompt(), faults={0: fault, 2: fault}) as server:
+        episode = play(server)
+    assert len(server.requests) == 5 and rewards(episode) == GOOD and episode.attempts == 1
+
+
+def test_a_request_that_hangs_is_given_up_and_its_call_left_out(play):
+    with OpenAIServer(ByPrompt(), faults={1: "hang"}) as server:
+        episode = play(server, timeout_s=0.3, retries=0)
+    assert rewards(episode) == GOOD | {"guess": [pytest.approx(0.4), None]} and episode.fault is None
+    assert [fault["boundary"] for fault in episode.faults] == ["model"]
+
+
+def test_a_dead_coach_leaves_all_calls_out_and_the_episode_goes_on(play):
+    with OpenAIServer() as server:
+        server.kill()
+        episode = play(server, retries=0)
+    assert rewards(episode) == {
+        "guess": [None, None],
+        "coach_guess": [None, None],
+        "verify": [None],
+        "coach_verify": [None],
+    }
+    assert episode.fault is None and episode.outcome == 1.0 and episode.attempts == 1
+    failed = [call.parsed["failed"] for call in episode.calls if call.agent == "coach"]
+    assert len(failed) == 3 and all(reason.startswith("model fault in policy outside: ") for reason in failed)
+    assert rows_of([episode], unscored="call") == []
+
+
+def test_the_judges_prompts_are_kept_in_episodes_jsonl(play, tmp_path):
+    with OpenAIServer(ByPrompt()) as server:
+        episode = play(server)
+    Journal(tmp_path).episodes(1, [episode])
+    (line,) = (tmp_path / "episodes.jsonl").read_text().splitlines()
+    calls = [call for call in json.loads(line)["calls"] if call["agent"] == "coach"]
+    assert [call["messages"][0] for call in calls] == [body["messages"][0] for body in server.requests]
+    assert [call["messages"][1]["content"] for call in calls] == list(VERDICTS)
+    assert calls[0]["parsed"] == {"process": 4.0, "outcome": None, "reasoning": "below"}
