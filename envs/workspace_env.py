@@ -8,6 +8,7 @@ printable: a program can choose names with line breaks.
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
 from hashlib import sha256
@@ -28,7 +29,7 @@ _INFO_FILES = 200
 
 
 class Workspace:
-    """Runs the programs of the last agent's text in the episode's folder, and says which files are there.
+    """Runs the programs of an agent's text in the episode's folder, and says which files are there.
 
     Options (`kwargs` of the env in the workflow):
 
@@ -73,6 +74,8 @@ class Workspace:
         self.tool_state: dict[str, dict[str, Any]] = {}
         """Read by the engine: the state of tools in this episode."""
         self._sandbox: SandboxClient | None = None
+        self._opening: asyncio.Future[str] | None = None
+        """Outlasts a reset that is cancelled, so that `close` knows the session."""
         self._session = ""
         self._files = SessionFiles({}, {}, 0, 0)
         self._fetched: dict[str, bytes] = {}
@@ -82,7 +85,8 @@ class Workspace:
         """Open the session and put the sample's files there. Raises UserError for files that are missing or do not fit,
         SandboxFault."""
         self._sandbox = sandbox
-        self._session = await sandbox.open_session(quota_mb=self._quota_mb, ttl_s=self._ttl_s)
+        self._opening = asyncio.ensure_future(sandbox.open_session(quota_mb=self._quota_mb, ttl_s=self._ttl_s))
+        self._session = await asyncio.shield(self._opening)
         if self._shared_with_tools:
             self.tool_state = {CodeInterpreter.name: {SESSION: self._session}}
         for name, content in files_of(sample, self._data_root):
@@ -96,13 +100,15 @@ class Workspace:
         return self._listing()
 
     async def step(
-        self, actions: list[str], ground_truth: Any, agents: list[str]
+        self, actions: list[str], ground_truth: Any, agents: list[str], agent: str
     ) -> tuple[str, float, bool, dict[str, Any]]:
-        """Return (observation, 0.0, False, info); see `docs/environments-and-tools.md` for the keys of info. Raises
+        """Run the program in the last action of `agent`; return (observation, 0.0, False, info). See
+        `docs/environments-and-tools.md` for the keys of info. Raises
         SandboxFault."""
-        sandbox, agent, before = self._sandbox, agents[-1], self._files
+        sandbox, before = self._sandbox, self._files
         assert sandbox is not None  # the engine calls reset before step
-        program = "\n\n".join(programs_in(actions[-1]))
+        own = [action for name, action in zip(agents, actions, strict=True) if name == agent]
+        program = "\n\n".join(programs_in(own[-1]))
         result = None
         if program:
             result = await sandbox.run_code(program, session_id=self._session, **self._limits)
@@ -135,9 +141,12 @@ class Workspace:
 
     async def close(self) -> None:
         """Delete the session. Raises SandboxFault; the session then ends after `ttl_s`."""
-        if self._sandbox is not None and self._session:
-            session, self._session = self._session, ""
-            await self._sandbox.delete(session)
+        opening, self._opening = self._opening, None
+        if self._sandbox is None or opening is None:
+            return
+        await asyncio.wait({opening})
+        if not opening.cancelled() and opening.exception() is None:
+            await self._sandbox.delete(opening.result())
 
     async def _make_room(self, before: SessionFiles) -> list[str]:
         """Delete new and changed files while the folder holds more than its quota, the largest first; return their

@@ -192,7 +192,7 @@ def test_options_choose_the_checks(monkeypatch):
     with pytest.raises(UserError, match="add --model MODEL"):
         doctor_options.option_checks(data="rows.parquet")
     every = doctor_options.option_checks(workflow="w.yaml", sandbox_url="u", base_url="b", model="m", data="d.parquet")
-    assert list(every) == ["sandbox-url", "base-url", "template", "tool-call", "prompts", "gpu-memory"]
+    assert list(every) == ["sandbox-url", "base-url", "template", "tool-call", "prompts", "tools", "gpu-memory"]
     monkeypatch.setattr(doctor, "CHECKS", {"machine": lambda: "fine"})
     assert run().out.split() == ["ok", "machine", "fine"]
     down = run("--base-url", "http://127.0.0.1:9/v1")

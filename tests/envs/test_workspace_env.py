@@ -50,7 +50,9 @@ def play(local, *turns: tuple[str, str], files: Any = None, folder: Path | None 
             seen = [await env.reset(sample, 0, client)]
             infos = []
             for agent, text in turns:
-                observation, reward, done, info = await env.step(["earlier", text], None, ["another", agent])
+                observation, reward, done, info = await env.step(
+                    ["earlier", text, "print(9)"], None, ["another", agent, "later"], agent
+                )
                 assert (reward, done) == (0.0, False)
                 assert json.loads(json.dumps(info)) == info
                 seen.append(observation)
@@ -187,7 +189,10 @@ def test_checks_run_in_the_sandbox(local):
         ("import pickle, os\nclass P:\n    def __reduce__(self): return (os._exit, (0,))", "ended with exit code 0"),
         ("import pickle, time\nclass P:\n    def __reduce__(self): return (time.sleep, (99,))", "did not end in time"),
         ("import pickle, sys\nclass P:\n    def __reduce__(self): return (sys.exit, ())", "raises SystemExit"),
-        ("import pickle, os\nclass P:\n    def __reduce__(self): return (os.kill, (os.getpid(), 9))", "its check"),
+        (
+            "import pickle\nclass P:\n    def __reduce__(self): return (exec, ('import os; os.kill(os.getpid(), 9)',))",
+            "its check",
+        ),
     ],
 )
 def test_a_pickle_that_ends_its_check_fails_it(local, make, problem):
@@ -208,7 +213,7 @@ def test_a_pickle_is_never_loaded_outside(local, tmp_path, monkeypatch):
     trap = tmp_path / "trap"
     code = (
         "import os, pickle\nclass P:\n"
-        f"    def __reduce__(self): return (os.system, ('touch {trap} /tmp/trap',))\n"
+        f"    def __reduce__(self): return (os.system, ('touch {trap}',))\n"
         "pickle.dump(P(), open('model.pkl', 'wb'))\npickle.dump(P(), open('submission.csv', 'wb'))"
     )
 
@@ -221,7 +226,7 @@ def test_a_pickle_is_never_loaded_outside(local, tmp_path, monkeypatch):
     _, _, (info,) = play(local, ("a", block(code)), contract=contract)
     assert info["artifacts_ok"] and "posix" in info["fetched"]["submission.csv"]
     if local.isolation == "full":
-        assert not trap.exists() and not Path("/tmp/trap").exists()
+        assert not trap.exists()
 
 
 @pytest.mark.parametrize(

@@ -63,7 +63,7 @@ def loop(monkeypatch, tmp_path):
         config = {
             "seed": 0,
             "output_dir": str(tmp_path),
-            "data": {"train_batch_size": 1, "max_response_length": 64},
+            "data": {"train_batch_size": 1, "stratify_key": None, "max_response_length": 64},
             "actor_rollout_ref": {"rollout": {"n": 2}},
             "rollout": {"progress": True},
             "validation": {"n": 2},

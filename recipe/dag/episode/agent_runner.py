@@ -9,12 +9,13 @@ from __future__ import annotations
 import asyncio
 import json
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import AsyncIterator, Callable, Sequence
+from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
 
-from recipe.dag.episode.chat import continuation_ids, continue_off_loop, end_of_turn_id, render_off_loop
+from recipe.dag.episode.chat import continuation_ids, continue_off_loop, end_of_turn_id, render_off_loop, unread_options
 from recipe.dag.episode.client import PolicyEndpoint
 from recipe.dag.episode.conversation import Conversation
 from recipe.dag.episode.generation import cut_at_stop, generate, sampling_of
@@ -23,7 +24,7 @@ from recipe.dag.episode.hooks import HookResult, is_messages, load_hooks
 from recipe.dag.episode.remote.transport import PromptTooLong
 from recipe.dag.episode.remote.usage import added
 from recipe.dag.episode.seeds import generation_seed
-from recipe.dag.episode.tasks import limited
+from recipe.dag.episode.tasks import limited, together
 from recipe.dag.episode.tool_loop import (
     Request,
     argument_between_tags,
@@ -38,6 +39,7 @@ from recipe.dag.types.context import Context, Message
 from recipe.dag.types.record import PROMPT_TEXT, Call, Episode, Generation, ToolResult
 from recipe.dag.types.thoughts import OPEN_TAG, ends_in_thought
 from recipe.dag.types.tool import Tool
+from recipe.dag.types.values import plain_copy
 from recipe.dag.workflow.schema import ToolLoop, Workflow
 
 _TAIL = 16
@@ -83,6 +85,11 @@ class AgentRunner:
         with `memory: chat`."""
         self._argument = "code"
         """The argument of the first tool, for calls between tags."""
+        if unread := unread_options(self.endpoint.tokenizer, self.agent.chat_template_kwargs):
+            raise UserError(
+                f"agent {self.agent.name}: chat_template_kwargs.{unread[0]} has no effect: the chat template of policy "
+                f"{self.agent.policy} does not read it; remove it, or choose a model whose template does"
+            )
         if self.agent.tool_loop is not None:
             if not self.tools.names:
                 raise UserError(f"agent {self.agent.name}: a tool_loop needs at least one tool in `tools`")
@@ -111,26 +118,57 @@ class AgentRunner:
     async def run(self, call: Call, context: Context, attempt: Attempt, transcript: str | None) -> HookResult:
         """Fill `call` in. `transcript`: the text that a hook in the token-level form gets as prompt_ids in place of the
         sample's messages. Raises Faults; the call then holds everything up to the failure."""
+        async with self._timed(call, attempt) as deadline:
+            await self._prompt(call, context, attempt, transcript)
+            return await self._answer(call, context, attempt, deadline)
+
+    async def run_candidates(
+        self, calls: Sequence[Call], contexts: Sequence[Context], attempt: Attempt, transcript: str | None
+    ) -> list[HookResult]:
+        """Fill in several calls that answer one prompt, each with its own seed and tools' results. Raises Faults, as
+        `run` does. Which of them a conversation goes on from is up to `remember`."""
+        async with self._timed(calls[0], attempt):
+            await self._prompt(calls[0], contexts[0], attempt, transcript)
+        for call, context in zip(calls[1:], contexts[1:], strict=True):
+            copy_prompt(calls[0], call)
+            context.continues = contexts[0].continues
+
+        async def answer(call: Call, context: Context) -> HookResult:
+            async with self._timed(call, attempt) as deadline:
+                return await self._answer(call, context, attempt, deadline)
+
+        return await together(map(answer, calls, contexts))
+
+    @asynccontextmanager
+    async def _timed(self, call: Call, attempt: Attempt) -> AsyncIterator[float]:
+        """Limit the time of the call, and yield its end on the loop's clock."""
         started = time.perf_counter()
-        call.start_seconds = started - attempt.started
-        deadline = asyncio.get_running_loop().time() + self.limits.call_timeout_s
+        if not call.start_seconds:
+            call.start_seconds = started - attempt.started
         try:
             async with limited(self.limits.call_timeout_s, TimeoutFault, "the call", self.where):
-                await self._prompt(call, context, attempt, transcript)
-                await self._respond(call, attempt, deadline)
-                if self.agent.memory == "chat":
-                    attempt.conversations[self.node.id].last = call
-                context.call = call
-                result = await self.hooks.post_process(
-                    self.endpoint.tokenizer, list(call.prompt_ids), list(call.response_ids), context
-                )
+                yield asyncio.get_running_loop().time() + self.limits.call_timeout_s
         finally:
-            call.seconds = time.perf_counter() - started
+            call.seconds += time.perf_counter() - started
+
+    async def _answer(self, call: Call, context: Context, attempt: Attempt, deadline: float) -> HookResult:
+        await self._respond(call, attempt, deadline)
+        if call.candidate is None:
+            self.remember(call, attempt)
+        context.call = call
+        result = await self.hooks.post_process(
+            self.endpoint.tokenizer, list(call.prompt_ids), list(call.response_ids), context
+        )
         output = result.output
         if output.text is not None and output.text != call.text:
             call.completion, call.text = call.text, output.text
         call.parsed, call.train = output.parsed, output.train
         return result
+
+    def remember(self, call: Call, attempt: Attempt) -> None:
+        """Let the node's conversation, if it has one, go on from this call."""
+        if self.agent.memory == "chat":
+            attempt.conversations[self.node.id].last = call
 
     async def call_tool(self, call: Call, attempt: Attempt, name: str, arguments: dict[str, Any]) -> ToolResult:
         """Run one of the agent's tools for a hook and record it in `call`."""
@@ -158,13 +196,13 @@ class AgentRunner:
         deadline = asyncio.get_running_loop().time() + max(self.limits.call_timeout_s - elapsed, 0.001)
         with boundary(HookFault, self.where):
             sent = json.loads(json.dumps(list(messages)))
-        answer = await self._answer(call, attempt, sent, deadline)
+        answer = await self._reply(call, attempt, sent, deadline)
         # a prompt that goes on from the recorded messages is not recorded twice
         earlier = len(call.messages) if sent[: len(call.messages)] == call.messages else 0
         call.messages += [*sent[earlier:], answer]
         return answer.get("content") or ""
 
-    async def _answer(self, call: Call, attempt: Attempt, messages: list[Message], deadline: float) -> Message:
+    async def _reply(self, call: Call, attempt: Attempt, messages: list[Message], deadline: float) -> Message:
         ids = await self._render(messages)
         room = self.endpoint.max_model_len - len(ids)
         if room < 1:
@@ -361,6 +399,7 @@ class AgentRunner:
             turn=call.turn,
             round_index=call.round,
             generation=call.generations,
+            candidate=call.candidate,
         )
 
     def _opens_thinking(self, call: Call) -> bool:
@@ -378,6 +417,14 @@ class AgentRunner:
     def _room(self, call: Call) -> int:
         """Return how many tokens still fit into the policy's context."""
         return self.endpoint.max_model_len - len(call.prompt_ids) - len(call.response_ids)
+
+
+def copy_prompt(source: Call, call: Call) -> None:
+    """Give a call the prompt of its sibling, and what the prompt's hook did."""
+    call.observation, call.start_seconds = source.observation, source.start_seconds
+    call.prompt_ids, call.messages = list(source.prompt_ids), plain_copy(source.messages)
+    call.tool_results = list(source.tool_results)
+    PROMPT_TEXT.defer(call, PROMPT_TEXT.unread(source))
 
 
 def _append(call: Call, ids: list[int], log_probs: list[float], *, sampled: int) -> None:

@@ -19,8 +19,8 @@ from recipe.dag.workflow.schema import Node, Workflow
 
 STEP = ("actions", "ground_truth")
 """The arguments of `step`."""
-AGENTS = "agents"
-"""Its optional argument."""
+STEP_OPTIONAL = frozenset({"agents", "agent"})
+"""Its optional arguments: the agent of each action, and the agent whose node steps the env."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,8 +32,8 @@ class EnvClass:
     reset_arguments: frozenset[str]
     step_by_name: bool = True
     """The arguments of `step` are passed by name; otherwise by position."""
-    step_takes_agents: bool = False
-    """`step` also takes `agents`, the name of the agent of each action."""
+    step_optional: frozenset[str] = frozenset()
+    """The optional arguments that `step` takes."""
     kwargs: dict[str, Any] = field(default_factory=dict)
     sandbox: SandboxClient | None = None
     chained: bool = False
@@ -81,29 +81,29 @@ def load_env(name: str, workflow: Workflow, sandbox: SandboxClient | None = None
     if not inspect.isclass(cls) or not callable(getattr(cls, "step", None)):
         raise UserError(f"{path}: an env is a class with a method step(actions, ground_truth)")
     reset = getattr(cls, "reset", None)
-    agents = _takes_agents(cls)
-    by_name = _steps_by_name(cls, (*STEP, AGENTS) if agents else STEP)
+    optional = _optional_of_step(cls)
+    by_name = _steps_by_name(cls, (*STEP, *optional))
     if reset is None:
-        return EnvClass(path, cls, frozenset(), by_name, agents, kwargs)
+        return EnvClass(path, cls, frozenset(), by_name, optional, kwargs)
     parameters = list(inspect.signature(reset).parameters.values())[1:]
     if any(p.kind is inspect.Parameter.VAR_KEYWORD for p in parameters):
-        return EnvClass(path, cls, frozenset({"sample", "seed"}), by_name, agents, kwargs)
+        return EnvClass(path, cls, frozenset({"sample", "seed"}), by_name, optional, kwargs)
     offered = frozenset(p.name for p in parameters) & {"sample", "seed", "sandbox"}
     unknown = [p.name for p in parameters if p.name not in offered and _is_required(p)]
     if unknown:
         raise UserError(f"{path}: reset asks for {', '.join(unknown)}; it can take sample, seed and sandbox")
-    return EnvClass(path, cls, offered, by_name, agents, kwargs, sandbox)
+    return EnvClass(path, cls, offered, by_name, optional, kwargs, sandbox)
 
 
 def _is_required(parameter: inspect.Parameter) -> bool:
     return parameter.default is parameter.empty and parameter.kind is not inspect.Parameter.VAR_POSITIONAL
 
 
-def _takes_agents(cls: Any) -> bool:
+def _optional_of_step(cls: Any) -> frozenset[str]:
     try:
-        return AGENTS in inspect.signature(cls.step).parameters
+        return STEP_OPTIONAL & inspect.signature(cls.step).parameters.keys()
     except (TypeError, ValueError):
-        return False
+        return frozenset()
 
 
 def _steps_by_name(cls: Any, arguments: tuple[str, ...]) -> bool:

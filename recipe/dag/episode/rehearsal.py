@@ -158,7 +158,7 @@ async def _rehearse(workflow: Workflow, sample: dict[str, Any]) -> list[Episode]
 
 def _check_tools_ran(episode: Episode) -> None:
     """Raise UserError for a tool that its own schema kept from running."""
-    for result in (result for call in episode.calls for result in call.tool_results):
+    for result in (result for call in episode.all_calls for result in call.tool_results):
         if result.status == "invalid" and result.text.startswith(REFUSED):
             advice = "give the arguments in its schema a `default` that is valid"
             raise UserError(f"tool {result.name}: was not run, since {result.text}; {advice}")

@@ -120,7 +120,7 @@ class ChatRunner(AgentRunner):
                 call.stop_reason, call.ended_in_tool_call = "invalid_calls", True
                 return
 
-    async def _answer(self, call: Call, attempt: Attempt, messages: list[Message], deadline: float) -> Message:
+    async def _reply(self, call: Call, attempt: Attempt, messages: list[Message], deadline: float) -> Message:
         return (await self._complete(call, attempt, deadline, messages)).message
 
     def read_by(self, call: Call) -> str:
