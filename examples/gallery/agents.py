@@ -63,6 +63,16 @@ def judged(episode: Episode) -> dict[str, float | None]:
     return {answer.agent: None if right is None else float(right), verdict.agent: 0.0}
 
 
+def jury(episode: Episode) -> dict[str, float | None]:
+    """Return the share of the judges that say that the solver is right; a verdict that is missing or cannot be read
+    does not count, and without any the answer is not scored (None). The outcome is the truth, not the verdict."""
+    answer, *verdicts = episode.calls
+    episode.outcome = _is_right(answer, episode)
+    votes = [verdict.parsed["right"] for verdict in verdicts if "right" in (verdict.parsed or {})]
+    share = sum(votes) / len(votes) if votes else None
+    return {answer.agent: share} | {verdict.agent: 0.0 for verdict in verdicts}
+
+
 def right(episode: Episode) -> dict[str, list[float]]:
     """Return 1 for each call with a right answer, else 0. The last call decides the episode's outcome."""
     rewards: dict[str, list[float]] = {}
