@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from recipe.dag.workflow.problem import Problem
 
 GroupKey = Literal["uid", "agent", "role", "turn", "round", "node", "branch", "prompt_hash"]
-Scope = Literal["call", "earlier", "trajectory", "episode"]
+Scope = Literal["call", "link", "earlier", "trajectory", "episode"]
 
 
 def held(estimator: str, value: Any, why: str | None = None) -> AfterValidator:
@@ -192,8 +192,9 @@ class Algorithm(Frozen):
 
     @property
     def unscored_scope(self) -> Scope:
-        """The calls whose return is unknown if a call is unscored: `call` (this one), `earlier` (those of its agent up
-        to it), `trajectory` (all of its agent) or `episode`."""
+        """The calls that leave the loss if a call is unscored, since their return is unknown: `call` (this one),
+        `earlier` (those of its agent up to it), `trajectory` (all of its agent) or `episode`. `link`: this one, and it
+        stays in the chain of steps, with the reward that the critic expected."""
         return "earlier"
 
     @property
