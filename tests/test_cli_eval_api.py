@@ -210,3 +210,22 @@ def test_results_are_written_even_if_most_episodes_failed_and_the_same_command_r
         assert evaluate(task, server.url, *options).returncode == 0
         assert len(server.requests) == 12
     assert json.loads((task / "out" / "all.json").read_text())["metadata"]["graded"] == 16
+
+
+def test_rewards_of_a_group_are_recorded_and_change_when_it_grows(task):
+    rank = "def rank(episodes): return [{'solver': len(episodes) / 10} for _ in episodes]\n"
+    (task / "score.py").write_text(SCORE.replace('{"solver": episode.outcome}', "{}") + rank)
+    group = '  - {id: rank, reward: "score.py:rank", scope: group, after: pay}\n'
+    (task / "w.yaml").write_text(
+        WORKFLOW.replace("tools: [code_interpreter], tool_loop: {max_generations: 3}", "") + group
+    )
+    with OpenAIServer(echo) as server:
+        for n, asked in (("2", 4), ("3", 2)):
+            before = len(server.requests)
+            done = evaluate(task, server.url, "-n", n, "--max-samples", "2")
+            assert done.returncode == 0, done.stderr
+            assert len(server.requests) - before == asked
+            episodes = [json.loads(line) for line in (task / "out" / "episodes.jsonl").read_text().splitlines()]
+            assert len(episodes) == 2 * int(n)
+            rewards = {call["reward"] for episode in episodes for call in episode["calls"]}
+            assert rewards == {int(n) / 10} and "accuracy 1.0000" in done.stdout

@@ -39,6 +39,21 @@ class Judge(Agent):
         return Output(parsed={"right": words[-1] == "YES"} if words else {})
 
 
+class Scorer(Agent):
+    """Scores the answer of the node before it from 0 to 10. It does not see the solution."""
+
+    def prompt(self, context: Context) -> list[Message]:
+        answers = "\n".join(call.text for call in context.upstream.values())
+        question = (
+            f"{context.problem}\n\nAnswer of a student:\n{answers}\n\nHow good is it? Reply with a number, 0 to 10."
+        )
+        return [{"role": "user", "content": question}]
+
+    def parse(self, context: Context) -> Output:
+        scores = [int(number) for number in re.findall(r"\d+", context.call.text) if int(number) <= 10]
+        return Output(parsed={"score": scores[-1]} if scores else {})
+
+
 def judged(episode: Episode) -> dict[str, float | None]:
     """Return 1 for the solver if the judge says that it is right, 0 if it says that it is not; a verdict that cannot be
     read scores nothing (None). The outcome is the truth, not the verdict."""
@@ -46,6 +61,16 @@ def judged(episode: Episode) -> dict[str, float | None]:
     episode.outcome = _is_right(answer, episode)
     right = (verdict.parsed or {}).get("right")
     return {answer.agent: None if right is None else float(right), verdict.agent: 0.0}
+
+
+def jury(episode: Episode) -> dict[str, float | None]:
+    """Return the share of the judges that say that the solver is right; a verdict that is missing or cannot be read
+    does not count, and without any the answer is not scored (None). The outcome is the truth, not the verdict."""
+    answer, *verdicts = episode.calls
+    episode.outcome = _is_right(answer, episode)
+    votes = [verdict.parsed["right"] for verdict in verdicts if "right" in (verdict.parsed or {})]
+    share = sum(votes) / len(votes) if votes else None
+    return {answer.agent: share} | {verdict.agent: 0.0 for verdict in verdicts}
 
 
 def right(episode: Episode) -> dict[str, list[float]]:
@@ -57,6 +82,20 @@ def right(episode: Episode) -> dict[str, list[float]]:
     return rewards
 
 
+def accuracy(episode: Episode, *, node: str | None = None) -> dict[str, float]:
+    """Pay nothing, and set the outcome: whether the answer of the last call, or of the last one of `node`, is right."""
+    episode.outcome = _is_right([call for call in episode.calls if node in (None, call.node)][-1], episode)
+    return {}
+
+
+def surer(first: Episode, second: Episode) -> float | None:
+    """Return 1 if the solver was surer in the first episode, 0 if in the second, 0.5 if it was equally sure in both."""
+    one, two = (episode.calls[0].parsed.get("confidence") for episode in (first, second))
+    if one is None or two is None:
+        return None
+    return 0.5 if one == two else float(one > two)
+
+
 def short(episode: Episode) -> dict[str, list[float]]:
     """Return up to 1 for each call, the more the shorter its text; used in addition to `right`."""
     rewards: dict[str, list[float]] = {}
@@ -65,10 +104,10 @@ def short(episode: Episode) -> dict[str, list[float]]:
     return rewards
 
 
-def team(episode: Episode) -> dict[str, float]:
-    """Return the same reward for all agents: 1 if the last answer is right, else 0."""
-    episode.outcome = _is_right(episode.calls[-1], episode)
-    return {call.agent: episode.outcome for call in episode.calls}
+def team(episode: Episode, *, node: str | None = None) -> dict[str, float]:
+    """Return the same reward for all agents: 1 if the last answer, or the last one of `node`, is right, else 0."""
+    accuracy(episode, node=node)
+    return {call.agent: episode.outcome or 0.0 for call in episode.calls}
 
 
 def graded(episode: Episode) -> dict[str, float]:
@@ -88,6 +127,11 @@ def last(episode: Episode) -> dict[str, float]:
 
 def _is_right(call: Call, episode: Episode) -> float:
     return float((call.parsed or {}).get("answer") == str(episode.sample["ground_truth"]))
+
+
+def confidence(context: Context) -> float | None:
+    """Return how sure a candidate is of its answer; None without an answer. Needs no ground truth."""
+    return context.call.parsed.get("confidence")
 
 
 def most_sure(context: Context) -> Output:

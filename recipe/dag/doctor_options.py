@@ -1,4 +1,5 @@
-"""The checks that options of `verl-dag doctor` ask for: servers, a model's chat template, a data set's prompts, memory.
+"""The checks that options of `verl-dag doctor` ask for: servers, API policies, a model's chat template, a data set's
+prompts, memory.
 
 Invariant: as in `recipe.dag.doctor`, a check is a function that returns one line or raises. What a check tries is what
 a run does: prompts come out of the engine, calls go through the tool loop's parser. Nothing is changed on the machine.
@@ -62,6 +63,7 @@ def option_checks(
     if data is not None and model is not None:
         checks["prompts"] = lambda: check_prompts(data, load_tokenizer(model), workflow, max_prompt_length)
     if workflow is not None:
+        checks["apis"] = partial(check_apis, workflow)
         settings = [*overrides, *([f"model_path={json.dumps(model)}"] if model is not None else [])]
         checks["tools"] = lambda: asyncio.run(ping_tools(workflow))
         checks["gpu-memory"] = partial(check_memory, workflow, settings, config_path, config_name, gpu_gb)
@@ -129,6 +131,18 @@ async def ping_server(url: str, key_env: str) -> str:
     except (ValueError, KeyError, TypeError) as error:
         raise Unfit(f"{address} does not list models as OpenAI's API does") from error
     return f"{address} serves {', '.join(names[:5]) or 'no model'}" + (f" and {len(names) - 5} more" * (len(names) > 5))
+
+
+def check_apis(file: str) -> str:
+    """Ask the servers of the workflow's API policies, each in its provider's form. Raises UserError."""
+    from recipe.dag.episode.remote.connect import Remotes
+    from recipe.dag.workflow_file import load_workflow
+
+    remotes = Remotes(load_workflow(file))
+    if not remotes.specs:
+        return "none: every policy is the run's own"
+    asyncio.run(remotes.check())
+    return "; ".join(f"{name}: {spec.api.title} answers" for name, spec in remotes.specs.items())
 
 
 def load_tokenizer(model: str) -> Any:

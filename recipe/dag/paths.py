@@ -9,6 +9,7 @@ from __future__ import annotations
 import importlib.util
 import sys
 from pathlib import Path
+from typing import TypeGuard
 
 from recipe.dag.errors import UserError
 
@@ -29,6 +30,14 @@ def is_module(path: str) -> bool:
 def names_env(entry: str) -> bool:
     """Return whether this is a name under `envs` rather than `file.py:Class`."""
     return not any(sign in entry for sign in ":./")
+
+
+def names_function(value: object) -> TypeGuard[str]:
+    """Return whether the value of an option is `file.py:function`."""
+    if not isinstance(value, str):
+        return False
+    path, name = split_ref(value)
+    return name is not None and path.endswith(".py") and " " not in path
 
 
 def project_root(folder: Path) -> Path | None:

@@ -117,7 +117,7 @@ def test_the_options_of_what_is_chosen_are_those_of_its_function():
         (
             "estimator: at_grpo",
             "algorithm.estimator",
-            r"write `estimator: grpo, group_by: \[uid, agent, turn, round\]`",
+            "write `estimator: grpo, tree: {later: 0}`",
         ),
         ("estimator: reinforce, center: mean", "algorithm.center", "does not use this option"),
         ("estimator: reinforce_pp, gamma_turn: 0.5", "algorithm.gamma_turn", "does not use this option"),

@@ -16,9 +16,12 @@ from aiohttp import web
 from examples.gallery.mcp_server import make_app
 from recipe.dag.algorithms.base import Algorithm
 from recipe.dag.algorithms.catalogue import BLOCKS, SELECTABLE
+from recipe.dag.algorithms.estimate import estimate
+from recipe.dag.episode.batch import run_batch
 from recipe.dag.episode.client import PolicyEndpoint
 from recipe.dag.episode.listed_tools import with_listed_tools, with_stand_ins
 from recipe.dag.episode.make_tools import make_tools
+from recipe.dag.episode.rows import rows_of
 from recipe.dag.episode.runner import EpisodeRunner
 from recipe.dag.reward.entry_json import to_json
 from recipe.dag.types.record import Episode
@@ -32,8 +35,10 @@ from tests.test_shipped import ROOT, WORKFLOWS
 GALLERY = sorted((ROOT / "examples" / "gallery").glob("workflow_*.yaml"))
 # tests/envs/test_workspace_episodes.py plays it, in a sandbox
 WORKSPACE = ROOT / "examples" / "gallery" / "workflow_workspace.yaml"
+# tests/coach/test_coach_gallery.py plays it, with a coach
 COACH = ROOT / "examples" / "gallery" / "workflow_coach.yaml"
 GYM = ROOT / "examples" / "gallery" / "workflow_reasoning_gym.yaml"
+SPECIAL = (GYM, WORKSPACE, COACH)
 LOADED = [load_workflow(file) for file in WORKFLOWS]
 
 
@@ -41,9 +46,19 @@ def gym_problem() -> dict[str, Any]:
     return pytest.importorskip("reasoning_gym.factory").create_dataset("chain_sum", size=1, seed=0)[0]
 
 
-def play(file: Path, server_class: type, answer: Callable[[str], str], *, online: bool = False) -> Episode:
+def play(
+    file: Path, server_class: type, answer: Callable[[str], str], *, online: bool = False, **sample: Any
+) -> Episode:
     """Run one episode of the workflow, in which the model answers each prompt with `answer(prompt)`. `online`: with the
     servers that its tools ask."""
+    (episode,) = play_group(file, server_class, lambda prompt, _: answer(prompt), 1, online=online, **sample)
+    return episode
+
+
+def play_group(
+    file: Path, server_class: type, answer: Callable[[str, int], str], n: int, *, online: bool = False, **sample: Any
+) -> list[Episode]:
+    """Run a group of episodes, in which the model answers each prompt with `answer(prompt, index of the episode)`."""
 
     class Server(server_class):
         """Ends each message with a token, as agents with a memory need it."""
@@ -52,7 +67,12 @@ def play(file: Path, server_class: type, answer: Callable[[str], str], *, online
             text = "".join(f"{message['content']}\0" for message in messages)
             return self.encode(text) if tokenize else text
 
-    workflow, server = load_workflow(file), Server(answer)
+        async def generate(self, request_id, prompt_ids, sampling):
+            index = int(request_id.split("-")[1])
+            self.answer = lambda prompt: answer(prompt, index)[: sampling["max_tokens"] - 1]
+            return await super().generate(request_id, prompt_ids, sampling)
+
+    workflow, server = load_workflow(file), Server(lambda prompt: "")
     workflow = asyncio.run(with_listed_tools(workflow)) if online else with_stand_ins(workflow)
     endpoints = {name: PolicyEndpoint(server, server, 9999) for name in workflow.policies}
     tools = make_tools(workflow, None, online=online)
@@ -61,19 +81,21 @@ def play(file: Path, server_class: type, answer: Callable[[str], str], *, online
         "prompt": [{"role": "user", "content": "Which number?"}],
         "ground_truth": "42",
         "extra_info": {"level": 5, "game": "up"},
-    }
+    } | sample
     if file == GYM:
         sample["extra_info"]["reasoning_gym"] = {
             "generator": "chain_sum",
             "options": "{}",
             "entry": to_json(gym_problem()),
         }
-    return asyncio.run(_run_and_close(runner, sample, tools))
+    return asyncio.run(_run_and_close(runner, sample, n, tools))
 
 
-async def _run_and_close(runner: EpisodeRunner, sample: dict[str, Any], tools: dict[str, Tool]) -> Episode:
+async def _run_and_close(
+    runner: EpisodeRunner, sample: dict[str, Any], n: int, tools: dict[str, Tool]
+) -> list[Episode]:
     try:
-        return await runner.run(sample, "u", 0, step=0)
+        return await run_batch(runner, [(sample, "u")], n, step=0)
     finally:
         for tool in tools.values():
             await tool.close()
@@ -108,18 +130,42 @@ def test_every_condition_and_kind_of_node_has_a_workflow():
     assert any("workflow" in node for file in WORKFLOWS for node in read_source(file).data["nodes"])
 
 
-@pytest.mark.parametrize(
-    "file", [file for file in GALLERY if file not in (GYM, WORKSPACE, COACH)], ids=lambda path: path.stem
-)
-@pytest.mark.parametrize("said", ["42 (95 %)", "3 (40 %)", "nothing"])
+@pytest.mark.parametrize("file", [file for file in GALLERY if file not in SPECIAL], ids=lambda path: path.stem)
+@pytest.mark.parametrize("said", ["42 (95 %), \\boxed{42}", "3 (40 %), \\boxed{3}", "nothing"])
 def test_a_workflow_of_the_gallery_plays(file: Path, said: str, scripted_server):
-    episode = play(file, scripted_server, lambda prompt: said)
-    assert episode.fault is None, episode.fault
-    assert episode.outcome == float(said.startswith("42"))
-    # the judge's server says the same, which is no verdict: the solver's call cannot be scored
-    unscored = ["solver"] if file.stem == "workflow_api_judge" else []
-    assert [call.agent for call in episode.calls if call.reward is None] == unscored
-    assert [call.agent for call in episode.calls if call.unscored] == unscored
+    episodes = play_group(file, scripted_server, lambda prompt, _: said, 2)
+    compares = any(node.scope == "group" for node in load_workflow(file).nodes)
+    for episode in episodes:
+        assert episode.fault is None, episode.fault
+        assert episode.outcome == float(said.startswith("42"))
+        # the judge's server says the same, which is no verdict: the solver's call cannot be scored
+        unscored = ["solver"] if file.stem in ("workflow_api_judge", "workflow_api_jury") else []
+        if not compares:  # a group without an answer cannot be compared
+            assert [call.agent for call in episode.calls if call.reward is None] == unscored
+        assert [call.agent for call in episode.calls if call.reward is None and not call.unscored] == []
+
+
+def test_the_groups_answer_is_the_label_without_a_truth(scripted_server):
+    file = ROOT / "examples" / "gallery" / "workflow_majority_label.yaml"
+    answers = ["41", "42", "41", "nothing"]
+    episodes = play_group(file, scripted_server, lambda _, index: answers[index], 4, ground_truth="42")
+    checked = [episode.calls[-1] for episode in episodes]
+    assert [call.reward_parts["majority"] for call in checked] == [1.0, 0.0, 1.0, 0.0]
+    assert [call.reward_parts["diverse"] for call in checked] == pytest.approx([0.05 * d for d in (2 / 3, 1, 2 / 3, 1)])
+    assert [episode.outcome for episode in episodes] == [0.0, 1.0, 0.0, 0.0]
+    assert episodes[0].info["majority/label"] == "41" and episodes[0].info["majority/right"] == 0.0
+
+
+def test_answers_are_ranked_by_a_judge_and_by_a_function(scripted_server):
+    def answer(prompt: str, index: int) -> str:
+        return ("8", "3", "10")[index] if "0 to 10" in prompt else ("42 (50 %)", "42 (90 %)", "41 (10 %)")[index]
+
+    file = ROOT / "examples" / "gallery" / "workflow_ranking.yaml"
+    episodes = play_group(file, scripted_server, answer, 3)
+    parts = [episode.calls[0].reward_parts for episode in episodes]
+    assert [part["ranks"] for part in parts] == [0.5, 0.0, 1.0]
+    assert [part["surest"] for part in parts] == pytest.approx([0.05, 0.1, 0.0])
+    assert [episode.outcome for episode in episodes] == [1.0, 1.0, 0.0]
 
 
 @pytest.mark.parametrize(("error", "outcome"), [(0, 1.0), (1, 0.0)])
@@ -162,6 +208,108 @@ def test_the_model_calls_the_tool_until_its_lookups_are_used_up(scripted_server)
     (call,) = episode.calls
     assert [(result.status, result.text) for result in call.tool_results] == [("success", "42")] * 3
     assert episode.outcome == 1.0
+
+
+GALLERY_FOLDER = ROOT / "examples" / "gallery"
+
+
+def test_the_vote_decides_and_pays_what_it_would_lose(scripted_server):
+    answers = iter(["\\boxed{42}", "\\boxed{41}", "\\boxed{42}", "\\boxed{41}", "\\boxed{42}"])
+    episode = play(GALLERY_FOLDER / "workflow_majority_vote.yaml", scripted_server, lambda _: next(answers))
+    assert episode.results[0].parsed["answer"] == "42" and episode.outcome == 1.0
+    # without one of the three, the tie is won by the first answer that is left
+    assert [call.reward for call in episode.calls] == [1.0, 0.0, 0.0, 0.0, 0.0]
+
+
+def test_a_mixture_reads_all_answers_and_is_paid_together(scripted_server):
+    def answer(prompt: str) -> str:
+        if "answers of several people" not in prompt:
+            return "draft \\boxed{41}"
+        assert all(f"{node}:\ndraft" in prompt for node in ("first", "second", "third"))
+        return "\\boxed{42}"
+
+    episode = play(GALLERY_FOLDER / "workflow_mixture.yaml", scripted_server, answer)
+    assert episode.outcome == 1.0
+    assert [call.reward_parts.get("team", 0.0) for call in episode.calls] == [0.5, 0.5, 0.5, 0.0]
+
+
+@pytest.mark.parametrize(
+    ("draft", "verdict", "earned"), [("41", "WRONG", 1.0), ("41", "CORRECT", 0.0), ("42", "WRONG", 0.0)]
+)
+def test_the_chain_pays_the_reviewer_for_a_true_verdict(scripted_server, draft, verdict, earned):
+    def answer(prompt: str) -> str:
+        if "step by step. Finish" in prompt:
+            return f"\\boxed{{{draft}}}"
+        return f"Step 1 ... VERDICT: {verdict}." if "do not write a solution" in prompt else "\\boxed{42}"
+
+    episode = play(GALLERY_FOLDER / "workflow_chain.yaml", scripted_server, answer)
+    assert [call.reward for call in episode.calls] == [float(draft == "42"), earned, 1.0] and episode.outcome == 1.0
+
+
+def test_reflection_revises_until_the_critic_is_content_and_pays_improvements(scripted_server):
+    def answer(prompt: str) -> str:
+        if "VERDICT: CORRECT or" in prompt:
+            return "**VERDICT:** correct" if "answer:\n\\boxed{42}" in prompt else "Step 2 is off. VERDICT: WRONG"
+        return "\\boxed{42}" if "Step 2 is off" in prompt else "\\boxed{41}"
+
+    episode = play(GALLERY_FOLDER / "workflow_reflection.yaml", scripted_server, answer)
+    assert [(call.node, call.round, call.reward) for call in episode.calls] == [
+        ("answer", 0, 0.0),
+        ("criticize", 0, 1.0),
+        ("answer", 1, 1.5),
+        ("criticize", 1, 1.0),
+    ]
+    assert episode.outcome == 1.0
+
+
+def test_a_long_document_is_read_in_parts_and_answered_from_the_notes(scripted_server):
+    words = [f"word{k}" for k in range(1000)]
+
+    def answer(prompt: str) -> str:
+        if "notes about a document" in prompt:
+            assert "word" not in prompt
+            return "\\boxed{42}"
+        parts.append(prompt.split("of the document:\n")[1].split("\n\n")[0])
+        assert f"Notes so far:\n{'(none)' if len(parts) == 1 else f'note {len(parts) - 1}'}\n" in prompt
+        return f"note {len(parts)}"
+
+    parts: list[str] = []
+    file = GALLERY_FOLDER / "workflow_summary.yaml"
+    episode = play(file, scripted_server, answer, extra_info={"context": " ".join(words)})
+    assert len(parts) == 4 and " ".join(parts).split() == words
+    assert [call.node for call in episode.calls] == ["read"] * 4 + ["answer"]
+    assert [call.reward for call in episode.calls] == [0.0, 0.0, 0.0, 1.0, 1.0]
+
+
+def test_the_best_of_four_is_kept_and_all_four_learn(scripted_server):
+    def answer(prompt: str, index: int) -> str:
+        if "0 to 10" in prompt:
+            return str(int(prompt.split("student:\n")[1].split(" ")[0]) - 40)
+        said.append(index)
+        return f"{40 + said.count(index)} (90 %)"
+
+    said: list[int] = []
+    (episode,) = play_group(GALLERY_FOLDER / "workflow_best_of.yaml", scripted_server, answer, 1)
+    solve, judge = episode.calls
+    assert (solve.text, solve.score, judge.text) == ("44 (90 %)", 4.0, "4") and episode.outcome == 0.0
+    rows = [row for row in rows_of([episode]) if row.node == "solve"]
+    advantages, _ = estimate(load_workflow(GALLERY_FOLDER / "workflow_best_of.yaml").algorithm, rows)
+    assert [tokens[0].item() for tokens in advantages] == [1.5, -1.5, -0.5, 0.5]
+
+
+def test_a_tree_refines_the_surest_answer(scripted_server):
+    def answer(prompt: str) -> str:
+        sure.append(30 + 7 * len(sure) % 50)
+        return f"42 ({sure[-1]} %)"
+
+    sure: list[int] = []
+    episode = play(GALLERY_FOLDER / "workflow_tree.yaml", scripted_server, answer)
+    assert [(call.node, call.round) for call in episode.calls] == [("solve", 0), ("improve", 0), ("improve", 1)]
+    for number, call in enumerate(episode.calls):
+        siblings = sure[3 * number : 3 * number + 3]
+        assert call.score == max(siblings) / 100
+        assert call.parent_score == (episode.calls[number - 1].score if number else None)
+    assert len(rows_of([episode])) == 9
 
 
 def test_the_answers_to_the_questions_are_found_in_the_texts(scripted_server):

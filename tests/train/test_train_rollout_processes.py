@@ -406,3 +406,26 @@ def test_processes_that_do_not_start_are_a_one_line_error(fake_ray):
     fake_ray.ready = ready
     with pytest.raises(UserError, match=r"did not start \(.*no module named verl.*\); pass rollout.processes=1"):
         asyncio.run(RolloutProcesses.start(2, {}, {}, make_tools=dict, seed=0))
+
+
+def test_groups_are_scored_whole_whatever_the_number_of_processes(many, tmp_path):
+    (tmp_path / "hook.py").write_text(
+        HOOK + "\ndef rank(episodes): return [{'asker': len(episodes)} for _ in episodes]\n"
+    )
+    ranked = "  - {id: rank, reward: hook.py:rank, scope: group, after: reward}\n"
+    (tmp_path / "group.yaml").write_text(FLOW + ranked)
+    group = load_workflow(tmp_path / "group.yaml")
+
+    async def main():
+        processes = many(3)
+        runner = EpisodeRunner(group, processes._endpoints, {}, seed=7)
+        spread = SpreadRunner(runner, group, processes, 3)
+        first = await spread.run_batch(samples(5), 2, step=0)
+        assert [episode.calls[0].reward for episode in first] == [2.0] * 10
+        rest = await spread.run_batch(samples(5), 3, step=0, earlier=first)
+        return first, rest, await run_batch(runner, samples(5), 3, step=0)
+
+    first, rest, alone = asyncio.run(main())
+    assert [episode.index for episode in rest] == [2] * 5
+    found = sorted([*first, *rest], key=lambda episode: (episode.uid, episode.index))
+    assert plain(found) == plain(alone) and found[0].calls[0].reward == 3.0

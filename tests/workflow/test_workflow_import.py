@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 from ruamel.yaml import YAML
 
 from recipe.dag.algorithms.custom import Custom
-from recipe.dag.paths import resolve_folder, resolve_path
+from recipe.dag.paths import names_function, resolve_folder, resolve_path
 from recipe.dag.workflow.to_yaml import _flow, to_yaml
 from recipe.dag.workflow_file import load_workflow
 from recipe.dag.workflow_import import import_workflow
@@ -66,8 +66,23 @@ def test_our_own_files_survive_it_too(file, tmp_path):
         assert resolve_path(new.algorithm.estimator, new.path) == resolve_path(old.algorithm.estimator, old.path)
     else:
         assert new.algorithm == old.algorithm
-    parts = {"agent_options", "executable_ref"}  # which name files, from another folder
+    # which name files, from another folder
+    parts = {"agent_options": True, "executable_ref": True, "executable_kwargs": True, "candidates": {"by"}}
     assert [node.model_dump(exclude=parts) for node in new.nodes] == [n.model_dump(exclude=parts) for n in old.nodes]
+    for before, after in zip(old.nodes, new.nodes, strict=True):
+        assert kwargs_of(after, new.path) == kwargs_of(before, old.path)
+        assert candidates_of(after, new.path) == candidates_of(before, old.path)
+
+
+def kwargs_of(node, base: str) -> dict:
+    kwargs = node.executable_kwargs.items()
+    return {key: resolve_path(value, base) if names_function(value) else value for key, value in kwargs}
+
+
+def candidates_of(node, base: str) -> dict:
+    candidates = node.candidates.model_dump() if node.candidates else {}
+    by = candidates.get("by", "")
+    return candidates | {"by": resolve_path(by.split(":")[0], base) if names_function(by) else by}
 
 
 def test_marft_becomes_short_and_says_what_became_of_the_rest():

@@ -16,6 +16,7 @@ from recipe.dag.algorithms.blocks import Block, DynamicSampling, Importance, Ove
 from recipe.dag.algorithms.cory import Cory
 from recipe.dag.algorithms.happo import Happo
 from recipe.dag.algorithms.loss import DEFAULTS, check_loss_options, warn_of_clip
+from recipe.dag.algorithms.tree import Tree
 from recipe.dag.types.frozen import Frozen
 
 if TYPE_CHECKING:
@@ -109,6 +110,8 @@ class Algorithm(Frozen):
     """Role exchange; if absent, agents keep their policies."""
     uncertainty: Uncertainty | None = None
     """Weights of the advantages of any estimator; needs several episodes per sample."""
+    tree: Tree | None = None
+    """Credit of candidates; if absent, its defaults apply."""
     happo: Happo | None = None
     """Sequential updates; if absent, policies learn from the same advantages, in no order."""
 

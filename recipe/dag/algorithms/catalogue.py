@@ -47,7 +47,7 @@ BLOCKS: tuple[type[Block], ...] = tuple(
 """The blocks that any estimator may have and that have a source."""
 REMOVED: Mapping[str, str] = MappingProxyType(
     {
-        "at_grpo": "no tree of alternatives is sampled; write `estimator: grpo, group_by: [uid, agent, turn, round]`",
+        "at_grpo": "write `estimator: grpo, tree: {later: 0}`, and `candidates` where alternatives are sampled",
         "dr_mas": "grpo compares each agent with itself already; write `estimator: grpo`",
         "m_grpo": "no calls are aligned, and grpo compares each agent with itself already; write `estimator: grpo`",
     }

@@ -6,14 +6,18 @@ Invariant: credit is a pure function of one policy's rows, or of all policies' r
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
+import torch
 from torch import Tensor
 
 from recipe.dag.credit.batch import CreditBatch
+from recipe.dag.credit.tree import candidate_advantages
 
 if TYPE_CHECKING:
     from recipe.dag.algorithms.base import Algorithm
+    from recipe.dag.algorithms.tree import Tree
     from recipe.dag.types.row import Row
 
 
@@ -36,6 +40,8 @@ def estimate(
     """
     if algorithm.needs_values and values is None:
         raise ValueError(f"estimator {algorithm.estimator} needs a critic's values")
+    if any(candidate is not None for row in rows for candidate in row.call_candidates):
+        return _of_candidates(algorithm, rows, base)
     batch = CreditBatch.from_rows(
         rows,
         values=values,
@@ -46,3 +52,43 @@ def estimate(
         prompts="prompt_hash" in algorithm.grouping,
     )
     return algorithm.credit(batch, base)
+
+
+def score_advantages(algorithm: Algorithm, rows: Sequence[Row]) -> list[list[float]]:
+    """Return, per row, the advantage of each call's score among the candidates; 0 for other calls."""
+    tree = _tree(algorithm)
+    options = {"compare": tree.compare, "scale": tree.scale, "gamma": tree.gamma, "lam": tree.lam}
+    return [[tree.local * advantage for advantage in own] for own in candidate_advantages(rows, **options)]
+
+
+def _of_candidates(algorithm: Algorithm, rows: Sequence[Row], base: str) -> tuple[list[Tensor], list[Tensor]]:
+    """Return (advantages, returns) where some calls are candidates: the estimator credits those that were kept with
+    what the episode earned, and each candidate's score is compared with other scores. Workflows with candidates have
+    neither critics nor penalties."""
+    later = _tree(algorithm).later
+    kept = [row for row in rows if not row.is_dropped]
+    results = iter(zip(*estimate(algorithm, _plain(kept), base=base), strict=True)) if kept else iter(())
+    advantages: list[Tensor] = []
+    returns: list[Tensor] = []
+    for row, scored in zip(rows, score_advantages(algorithm, rows), strict=True):
+        mask = torch.tensor(row.response_mask, dtype=torch.float32)
+        own, row_returns = (torch.zeros_like(mask), torch.zeros_like(mask)) if row.is_dropped else next(results)
+        own, start = own.clone(), 0
+        candidates = row.call_candidates or (None,) * len(row.call_ends)
+        for end, candidate, advantage in zip(row.call_ends, candidates, scored, strict=True):
+            if candidate is not None:
+                own[start:end] = later * own[start:end] + advantage * mask[start:end]
+            start = end
+        advantages.append(own)
+        returns.append(row_returns)
+    return advantages, returns
+
+
+def _tree(algorithm: Algorithm) -> Tree:
+    from recipe.dag.algorithms.tree import Tree
+
+    return algorithm.tree or Tree()
+
+
+def _plain(rows: Sequence[Row]) -> list[Row]:
+    return [replace(row, call_candidates=()) for row in rows]

@@ -9,7 +9,8 @@ from __future__ import annotations
 import asyncio
 import json
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import AsyncIterator, Callable, Sequence
+from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
@@ -116,26 +117,41 @@ class AgentRunner:
     async def run(self, call: Call, context: Context, attempt: Attempt, transcript: str | None) -> HookResult:
         """Fill `call` in. `transcript`: the text that a hook in the token-level form gets as prompt_ids in place of the
         sample's messages. Raises Faults; the call then holds everything up to the failure."""
+        async with self.timed(call, attempt) as deadline:
+            await self.prompt(call, context, attempt, transcript)
+            return await self.finish(call, context, attempt, deadline)
+
+    @asynccontextmanager
+    async def timed(self, call: Call, attempt: Attempt) -> AsyncIterator[float]:
+        """Limit the time of the call, and yield its end on the loop's clock."""
         started = time.perf_counter()
-        call.start_seconds = started - attempt.started
-        deadline = asyncio.get_running_loop().time() + self.limits.call_timeout_s
+        if not call.start_seconds:
+            call.start_seconds = started - attempt.started
         try:
             async with limited(self.limits.call_timeout_s, TimeoutFault, "the call", self.where):
-                await self._prompt(call, context, attempt, transcript)
-                await self._respond(call, attempt, deadline)
-                if self.agent.memory == "chat":
-                    attempt.conversations[self.node.id].last = call
-                context.call = call
-                result = await self.hooks.post_process(
-                    self.endpoint.tokenizer, list(call.prompt_ids), list(call.response_ids), context
-                )
+                yield asyncio.get_running_loop().time() + self.limits.call_timeout_s
         finally:
-            call.seconds = time.perf_counter() - started
+            call.seconds += time.perf_counter() - started
+
+    async def finish(self, call: Call, context: Context, attempt: Attempt, deadline: float) -> HookResult:
+        """Fill in the rest of a call that has its prompt."""
+        await self._respond(call, attempt, deadline)
+        if call.candidate is None:
+            self.remember(call, attempt)
+        context.call = call
+        result = await self.hooks.post_process(
+            self.endpoint.tokenizer, list(call.prompt_ids), list(call.response_ids), context
+        )
         output = result.output
         if output.text is not None and output.text != call.text:
             call.completion, call.text = call.text, output.text
         call.parsed, call.train = output.parsed, output.train
         return result
+
+    def remember(self, call: Call, attempt: Attempt) -> None:
+        """Let the node's conversation, if it has one, go on from this call."""
+        if self.agent.memory == "chat":
+            attempt.conversations[self.node.id].last = call
 
     async def call_tool(self, call: Call, attempt: Attempt, name: str, arguments: dict[str, Any]) -> ToolResult:
         """Run one of the agent's tools for a hook and record it in `call`."""
@@ -163,13 +179,13 @@ class AgentRunner:
         deadline = asyncio.get_running_loop().time() + max(self.limits.call_timeout_s - elapsed, 0.001)
         with boundary(HookFault, self.where):
             sent = json.loads(json.dumps(list(messages)))
-        answer = await self._answer(call, attempt, sent, deadline)
+        answer = await self._reply(call, attempt, sent, deadline)
         # a prompt that goes on from the recorded messages is not recorded twice
         earlier = len(call.messages) if sent[: len(call.messages)] == call.messages else 0
         call.messages += [*sent[earlier:], answer]
         return answer.get("content") or ""
 
-    async def _answer(self, call: Call, attempt: Attempt, messages: list[Message], deadline: float) -> Message:
+    async def _reply(self, call: Call, attempt: Attempt, messages: list[Message], deadline: float) -> Message:
         ids = await self._render(messages)
         room = self.endpoint.max_model_len - len(ids)
         if room < 1:
@@ -201,7 +217,8 @@ class AgentRunner:
         sample, added = attempt.episode.sample, attempt.env_tool_state.get(name)
         return await self.tools.call(name, arguments, sample, attempt.tool_state, keep, by_model=by_model, added=added)
 
-    async def _prompt(self, call: Call, context: Context, attempt: Attempt, transcript: str | None) -> None:
+    async def prompt(self, call: Call, context: Context, attempt: Attempt, transcript: str | None) -> None:
+        """Fill in the call's prompt."""
         if context.obs is not None:
             with boundary(EnvFault, self.where):
                 call.observation = str(context.obs)
@@ -366,6 +383,7 @@ class AgentRunner:
             turn=call.turn,
             round_index=call.round,
             generation=call.generations,
+            candidate=call.candidate,
         )
 
     def _opens_thinking(self, call: Call) -> bool:

@@ -80,7 +80,8 @@ class TooManyFailed(UserError):
 
 
 def check_masked(episodes: Sequence[Episode], spec: EpisodeSpec, title: str) -> None:
-    """Raise TooManyFailed if all episodes failed or, given at least MIN_JUDGED, a larger share than the workflow allows."""
+    """Raise TooManyFailed if all episodes failed or, given at least MIN_JUDGED, a larger share than the workflow
+    allows."""
     faults = [episode.fault for episode in episodes if episode.fault is not None]
     masked, total = len(faults), len(episodes)
     example = f"most often: {most_frequent(faults)}"

@@ -6,6 +6,7 @@ Invariant: code that loads here also loads in the run, which does so in the same
 from __future__ import annotations
 
 from recipe.dag.algorithms.custom import Custom
+from recipe.dag.episode.candidates import load_choices
 from recipe.dag.episode.env_class import load_envs
 from recipe.dag.episode.hooks import load_hooks
 from recipe.dag.episode.reward import load_rewards
@@ -19,6 +20,7 @@ def load_user_code(workflow: Workflow) -> None:
     for node in workflow.rollout_nodes:
         load_hooks(node, workflow)
     load_envs(workflow)
+    load_choices(workflow)
     for node in workflow.of_role(NodeRole.DEFAULT):
         if node.executable_ref is not None:
             load_function(node.executable_ref, workflow.path, node.node_id)

@@ -189,6 +189,7 @@ def scratch(episode: Episode) -> Episode:
         episode,
         sample=plain_copy(episode.sample),
         calls=[_copy(call) for call in episode.calls],
+        dropped=[_copy(call) for call in episode.dropped],
         results=[replace(result, parsed=plain_copy(result.parsed)) for result in episode.results],
         skips=[replace(skip) for skip in episode.skips],
         info=plain_copy(episode.info),

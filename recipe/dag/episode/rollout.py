@@ -7,12 +7,13 @@ see; this module runs them and records the results.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable, Mapping
-from dataclasses import replace
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
 
 from recipe.dag.episode.agent_runner import AgentRunner, Attempt
+from recipe.dag.episode.candidates import Choice, run_candidates
 from recipe.dag.episode.compute import FunctionRunner, VoteRunner
 from recipe.dag.episode.env_class import EnvClass
 from recipe.dag.episode.envs import EpisodeEnvs
@@ -20,9 +21,9 @@ from recipe.dag.episode.failure import describe
 from recipe.dag.episode.graph import EpisodeGraph, EpisodeNode, Slot
 from recipe.dag.episode.hooks import HookResult
 from recipe.dag.episode.schedule import Schedule, Task
-from recipe.dag.episode.tasks import Work, unfold
+from recipe.dag.episode.tasks import Work, together, unfold
 from recipe.dag.episode.view import Reader, Turn, TurnState, View, carry_over, loop_reader, node_reader, view
-from recipe.dag.errors import Fault, HookFault, SkipCall
+from recipe.dag.errors import Fault, HookFault, SkipCall, UserError
 from recipe.dag.types.context import Context, Output
 from recipe.dag.types.record import Call, Episode, Result, Skip, ToolResult
 from recipe.dag.workflow.condition import holds
@@ -41,9 +42,12 @@ class Rollout:
         envs: Mapping[str, EnvClass],
         limits: EpisodeSpec,
         attempt: Attempt,
+        choices: Mapping[str, Choice] | None = None,
     ) -> None:
-        """`runners` by node id; `envs` by the entry of env_path. Raises EnvFault if no env fits the sample."""
+        """`runners` and `choices` by node id; `envs` by the entry of env_path. Raises EnvFault if no env fits the
+        sample."""
         self._graph, self._runners, self._limits, self._attempt = graph, runners, limits, attempt
+        self._choices = choices or {}
         agents = {name: runner for name, runner in runners.items() if isinstance(runner, AgentRunner)}
         self._private = frozenset(name for name, runner in agents.items() if runner.hooks.private)
         self._episode: Episode = attempt.episode
@@ -94,9 +98,11 @@ class Rollout:
     def _record(self, turn: Turn, schedule: Schedule) -> None:
         episode, order = self._episode, self._graph.causal
         for slot, call in turn.calls.items():
-            call.branch = schedule.branch_of(slot, turn.number, self._branch)
+            for sibling in (call, *turn.dropped.get(slot, ())):
+                sibling.branch = schedule.branch_of(slot, turn.number, self._branch)
         self._branch = schedule.branch_after(turn.number, self._branch)
         episode.calls += [turn.calls[slot] for slot in sorted(turn.calls, key=order)]
+        episode.dropped += [call for slot in sorted(turn.dropped, key=order) for call in turn.dropped[slot]]
         for slot in sorted(turn.outputs, key=order):
             output = turn.outputs[slot]
             if isinstance(output, Output):
@@ -123,6 +129,8 @@ class Rollout:
 
     async def _run_node(self, node: EpisodeNode, round_index: int, turn: Turn) -> None:
         slot, runner = (node.id, round_index), self._runners[node.id]
+        if slot in turn.outputs:
+            return  # the node has judged candidates, among them the one that was kept
         seen = self._without_private(node, view(self._graph, node_reader(node, round_index), turn, self._state))
         if isinstance(runner, AgentRunner):
             await self._run_agent(runner, slot, turn, seen)
@@ -145,17 +153,19 @@ class Rollout:
         return is_own or call.node not in self._private or call.node in node.spec.dependencies
 
     async def _run_agent(self, runner: AgentRunner, slot: Slot, turn: Turn, seen: View) -> None:
-        node, agent, round_index = runner.node, runner.agent, slot[1]
-        call = Call(node.id, agent.name, node.spec.agent_group, agent.policy, turn.number, round=round_index)
-        call.role = agent.role or agent.name
-        turn.calls[slot] = call
-        call.hand_over = agent.hand_over
-        context = self._context(node, round_index, turn, seen, partial(_call_tool, runner, call, self._attempt))
-        context.ask = partial(runner.ask, call, self._attempt)
-        context.read_by = self._read_by
+        choice = self._choices.get(slot[0])
+        if choice is not None and (count := choice.count(validate=self._attempt.validate)) > 1:
+            await self._run_candidates(runner, choice, count, slot, turn, seen)
+            return
+        call = turn.calls[slot] = _new_call(runner, slot, turn)
+        context = self._agent_context(runner, call, turn, seen)
         result = await self._play(runner, call, context, seen)
-        turn.outputs[slot] = call
-        if call.stop_reason == "length" and not call.generations and agent.on_failure != "skip":
+        self._take(runner, slot, turn, call, result)
+
+    def _take(self, runner: AgentRunner, slot: Slot, turn: Turn, call: Call, result: HookResult) -> None:
+        """Let the turn go on from a finished call."""
+        turn.calls[slot] = turn.outputs[slot] = call
+        if call.stop_reason == "length" and not call.generations and runner.agent.on_failure != "skip":
             turn.too_long.add(slot)
         if result.output.done:
             turn.done.add(slot)
@@ -163,6 +173,84 @@ class Rollout:
             # Special tokens stay in: the next agent's hook gets these ids again, from its own tokenizer.
             text = runner.endpoint.tokenizer.decode(result.ids, skip_special_tokens=False)
             self._transcripts[turn.number, slot] = text
+
+    async def _run_candidates(
+        self, runner: AgentRunner, choice: Choice, count: int, slot: Slot, turn: Turn, seen: View
+    ) -> None:
+        """Run the candidates of a node, score them, and go on from one of them. An env is stepped afterwards, by the
+        candidate that was kept. Raises UserError if they would share what an env lends to their tools."""
+        self._check_lent(runner)
+        calls = [_new_call(runner, slot, turn) for _ in range(count)]
+        earlier = [call for call in (*self._episode.calls, *seen.calls) if call.candidates]
+        for index, call in enumerate(calls):
+            call.candidate, call.candidates = index, count
+            call.parent_score = earlier[-1].score if earlier else None
+        turn.calls[slot], turn.dropped[slot] = calls[0], calls[1:]  # so that an episode that fails records them all
+        contexts = [self._agent_context(runner, call, turn, seen) for call in calls]
+        results = await run_candidates(runner, calls, contexts, self._attempt, self._last_transcript(seen))
+        judged: list[Judged] = []
+        if choice.judge is None:
+            scores = await together(map(choice.score, contexts))
+        else:
+            judge = self._graph.by_id[choice.judge]
+            judged = await together(self._judge(judge, slot, call, turn) for call in calls)
+            scores = [choice.verdict(verdict.parsed) for verdict in judged]
+        for call, score in zip(calls, scores, strict=True):
+            call.score = score
+        kept = choice.best(scores)
+        turn.dropped[slot] = [call for index, call in enumerate(calls) if index != kept]
+        for call in turn.dropped[slot]:
+            call.unscored = call.score is None
+        runner.remember(calls[kept], self._attempt)
+        self._take(runner, slot, turn, calls[kept], results[kept])
+        if judged:
+            self._take_verdict((choice.spec.by, slot[1]), turn, judged, kept)
+
+    def _check_lent(self, runner: AgentRunner) -> None:
+        lent = [name for name in runner.tools.names if name in self._attempt.env_tool_state]
+        if lent:
+            raise UserError(
+                f"node {runner.node.id}: the env gives the tool {lent[0]} a state that all candidates would share, so "
+                "those that are not kept would change what the others see; remove `candidates`, or the tool"
+            )
+
+    async def _judge(self, judge: EpisodeNode, slot: Slot, candidate: Call, turn: Turn) -> Judged:
+        """Run the judging node as if this candidate had been kept."""
+        alone = replace(turn, outputs={**turn.outputs, slot: candidate})
+        seen = self._without_private(judge, view(self._graph, node_reader(judge, slot[1]), alone, self._state))
+        runner, judge_slot = self._runners[judge.id], (judge.id, slot[1])
+        if not isinstance(runner, AgentRunner):
+            context = self._context(judge, slot[1], turn, seen, partial(_no_tools, judge.id))
+            output = await runner.run(context)
+            return Judged(output.parsed, output=output)
+        self._check_lent(runner)
+        call = _new_call(runner, judge_slot, turn)
+        call.candidate = candidate.candidate
+        turn.dropped.setdefault(judge_slot, []).append(call)
+        context = self._agent_context(runner, call, turn, seen)
+        result = await self._play(runner, call, context, seen)
+        return Judged(call.parsed, call=call, result=result)
+
+    def _take_verdict(self, slot: Slot, turn: Turn, judged: Sequence[Judged], kept: int) -> None:
+        """Let the turn go on from what the judging node said about the candidate that was kept. What it said about the
+        others is recorded, but earns nothing, so it is not trained on."""
+        verdict, runner = judged[kept], self._runners[slot[0]]
+        if isinstance(runner, AgentRunner) and verdict.call is not None and verdict.result is not None:
+            turn.dropped[slot] = [other.call for other in judged if other.call and other.call is not verdict.call]
+            for call in turn.dropped[slot]:
+                call.train = False
+            self._take(runner, slot, turn, verdict.call, verdict.result)
+        elif verdict.output is not None:
+            turn.outputs[slot] = verdict.output
+            if verdict.output.done:
+                turn.done.add(slot)
+
+    def _agent_context(self, runner: AgentRunner, call: Call, turn: Turn, seen: View) -> Context:
+        call_tool = partial(_call_tool, runner, call, self._attempt)
+        context = self._context(runner.node, call.round, turn, seen, call_tool)
+        context.ask = partial(runner.ask, call, self._attempt)
+        context.read_by = self._read_by
+        return context
 
     async def _play(self, runner: AgentRunner, call: Call, context: Context, seen: View) -> HookResult:
         """Run the call. If the agent may fail, a failed call keeps what it holds and gets the reason."""
@@ -234,6 +322,26 @@ class Rollout:
         # In the token-level form the env's text continues the transcript in place of the agent's.
         if at in self._transcripts and isinstance(text, str):
             self._transcripts[at] = text
+
+
+@dataclass(frozen=True, slots=True)
+class Judged:
+    """What a node says about a candidate."""
+
+    parsed: dict[str, Any]
+    call: Call | None = None
+    """Of an agent."""
+    result: HookResult | None = None
+    output: Output | None = None
+    """Of a compute node."""
+
+
+def _new_call(runner: AgentRunner, slot: Slot, turn: Turn) -> Call:
+    agent = runner.agent
+    call = Call(slot[0], agent.name, runner.node.spec.agent_group, agent.policy, turn.number, round=slot[1])
+    call.role = agent.role or agent.name
+    call.hand_over = agent.hand_over
+    return call
 
 
 def _failed(call: Call, reason: str) -> HookResult:

@@ -10,7 +10,7 @@ from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import replace
 
 from recipe.dag.types.record import Call, Episode
-from recipe.dag.types.row import Row
+from recipe.dag.types.row import Candidate, Row
 
 
 def rows_of(
@@ -23,7 +23,8 @@ def rows_of(
     outside_loss: Callable[[Episode], Collection[int]] | None = None,
     unscored: str = "call",
 ) -> list[Row]:
-    """Return the rows of all policies, including frozen ones, in the order of the episodes and their calls.
+    """Return the rows of all policies, including frozen ones, in the order of the episodes and their calls; the
+    candidates that were not kept come after the calls of their episode, each as a row by itself, without a reward.
 
     Dropped are: episodes that a fault ended (with drop_group: their whole group); calls that a hook or a reward
     function excluded from training; calls of API policies; calls without a sampled token; with train_turns `last`,
@@ -33,7 +34,8 @@ def rows_of(
         joins that row.
     keep_unsampled_rewarded: a call that would be dropped but has a reward becomes a row without response tokens, since
         credit that chains calls propagates its reward.
-    outside_loss: returns the positions of an episode's calls that count in baselines, but not in the policy's loss.
+    outside_loss: returns the positions in `Episode.all_calls` of the calls that count in baselines, but not in the
+        policy's loss.
     unscored: which calls are dropped together with one that could not be scored (`Algorithm.unscored_scope`).
     """
     rows: list[Row] = []
@@ -58,7 +60,25 @@ def rows_of(
             else:
                 open_rows[key] = row
                 rows.append(row)
+        rows += _dropped_rows(episode, first_turn, excluded)
     return rows
+
+
+def _dropped_rows(episode: Episode, first_turn: int, excluded: Collection[int]) -> Iterator[Row]:
+    """Yield the rows of the candidates that were not kept. Calls that judged them are never trained on."""
+    for position, call in enumerate(episode.dropped, len(episode.calls)):
+        is_scored = call.candidates > 0 and call.score is not None
+        if is_scored and call.train and call.usage is None and 1 in call.response_mask and call.turn >= first_turn:
+            row = _row(episode, call, position)
+            row.call_learns = (position not in excluded,)
+            yield row
+
+
+def _candidate(episode: Episode, call: Call, position: int) -> Candidate | None:
+    if not call.candidates:
+        return None
+    scores = tuple(sibling.score for sibling in episode.siblings_of(call))
+    return Candidate(call.candidate or 0, scores, call.parent_score, kept=position < len(episode.calls))
 
 
 def _trained_episodes(episodes: Sequence[Episode], on_failure: str) -> Iterator[Episode]:
@@ -112,6 +132,7 @@ def _row(episode: Episode, call: Call, position: int) -> Row:
         role=call.role,
         call_branches=(call.branch,),
         call_parts=(dict(call.reward_parts),),
+        call_candidates=(_candidate(episode, call, position),),
     )
 
 
@@ -137,3 +158,4 @@ def _extend(row: Row, later: Row) -> None:
     row.call_branches += later.call_branches
     row.call_parts += later.call_parts
     row.call_learns += later.call_learns
+    row.call_candidates += later.call_candidates

@@ -13,6 +13,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from recipe.dag.episode.agent_runner import AgentRunner, Attempt
+from recipe.dag.episode.candidates import load_choices
 from recipe.dag.episode.compute import load_compute
 from recipe.dag.episode.env_class import load_envs
 from recipe.dag.episode.failure import check_masked, decide, describe, pause_s, run_error
@@ -55,6 +56,7 @@ class EpisodeRunner:
         self._graph = episode_graph(workflow)
         self._runners = {node.id: _runner_of(node, workflow, endpoints, tools) for node in self._graph.nodes}
         self._envs = load_envs(workflow, sandbox)
+        self._choices = load_choices(workflow)
         rewards = load_rewards(workflow)
         self._rewards = tuple(node for node in rewards if not node.late)
         self._late_rewards = tuple(node for node in rewards if node.late)
@@ -84,7 +86,7 @@ class EpisodeRunner:
             episode = Episode(uid, index, plain_copy(sample), faults=faults, attempts=attempts)
             fault = await self._attempt(Attempt(episode, self._seed, step, validate, started))
             episode.seconds = time.perf_counter() - started
-            usage = episode.usage = with_calls(usage, episode.calls)
+            usage = episode.usage = with_calls(usage, episode.all_calls)
             if fault is None:
                 return episode
             task = asyncio.current_task()
@@ -122,7 +124,7 @@ class EpisodeRunner:
         try:
             with boundary(Fault):
                 async with limited(spec.timeout_s, TimeoutFault, "the episode"):
-                    await Rollout(self._graph, self._runners, self._envs, spec, attempt).run()
+                    await Rollout(self._graph, self._runners, self._envs, spec, attempt, self._choices).run()
                     await score(
                         attempt.episode,
                         self._rewards,

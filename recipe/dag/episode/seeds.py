@@ -22,10 +22,14 @@ def generation_seed(
     turn: int,
     generation: int,
     round_index: int = 0,
+    candidate: int | None = None,
 ) -> int:
-    """Return a seed of 63 bits. `generation` counts the model's answers within the call, from 0."""
-    # Round 0 is omitted, so that runs that started before there were loops resume with the same seeds.
-    later = (round_index,) if round_index else ()
+    """Return a seed of 63 bits. `generation` counts the model's answers within the call, from 0; `candidate` is the
+    call's index among the candidates of its node."""
+    # Round 0 is omitted, so that runs that started before there were loops resume with the same seeds. So is the first
+    # candidate, which is what the node would have answered alone.
+    later: tuple[object, ...] = (round_index,) if round_index else ()
+    later += ("candidate", candidate) if candidate else ()
     return _digest("generation", seed, step, validate, uid, index, node, turn, generation, *later) >> 1
 
 

@@ -26,7 +26,7 @@ class Undecoded:
 
 def pack(episode: Episode) -> Episode:
     """Prepare `episode` for pickling. It must not be read again in this process."""
-    for call in episode.calls:
+    for call in episode.all_calls:
         for name, code in TOKENS.items():
             values = getattr(call, name)
             if set(map(type, values)) <= {KINDS[code]}:  # servers may return other types, which stay a list
@@ -38,7 +38,7 @@ def pack(episode: Episode) -> Episode:
 
 def unpack(episode: Episode, endpoints: Mapping[str, Endpoint]) -> Episode:
     """Restore an episode from `pack`. `endpoints`: by policy; they decode the prompts that are read."""
-    for call in episode.calls:
+    for call in episode.all_calls:
         for name in TOKENS:
             values: Any = getattr(call, name)
             if isinstance(values, array):

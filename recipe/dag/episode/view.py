@@ -24,6 +24,8 @@ class Turn:
     number: int
     calls: dict[Slot, Call] = field(default_factory=dict)
     """Includes calls that have not finished."""
+    dropped: dict[Slot, list[Call]] = field(default_factory=dict)
+    """Candidates that were not kept, or not yet, and the calls that judged them."""
     outputs: dict[Slot, Call | Output] = field(default_factory=dict)
     """Finished calls, and the results of vote and compute nodes."""
     obs: dict[Slot, dict[str, Any]] = field(default_factory=dict)

@@ -83,7 +83,8 @@ def episode_from(fields: dict[str, Any]) -> Episode:
     """Return the episode that `Episode.to_json` wrote; fields of later versions are ignored."""
     episode = _make(Episode, fields)
     episode.calls = [_make(Call, call) for call in episode.calls]
-    for call in episode.calls:
+    episode.dropped = [_make(Call, call) for call in episode.dropped]
+    for call in episode.all_calls:
         call.tool_results = [_make(ToolResult, result) for result in call.tool_results]
     episode.results = [_make(Result, result) for result in episode.results]
     episode.skips = [_make(Skip, skip) for skip in episode.skips]

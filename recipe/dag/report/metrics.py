@@ -17,7 +17,13 @@ from statistics import fmean
 
 from recipe.dag.episode.remote.usage import usage_by_policy
 from recipe.dag.episode.rows import left_out_unscored
-from recipe.dag.report.pass_at_k import average_at_n, outcomes_by_problem, pass_at_k
+from recipe.dag.report.pass_at_k import (
+    atleast_k_at_n,
+    average_at_n,
+    majority_at_n,
+    outcomes_by_problem,
+    pass_at_k,
+)
 from recipe.dag.report.tools import tool_rates
 from recipe.dag.types.record import Call, Episode, Skip
 from recipe.dag.workflow.schema import Workflow
@@ -71,6 +77,7 @@ def rollout_metrics(
     for name in names:
         own = [call for call in calls if call.agent == name]
         agent_metrics = _agent_metrics(own, name in with_tools or any(call.tool_results for call in own))
+        agent_metrics |= _candidate_metrics(good, name)
         agent_metrics |= tool_rates(own)
         agent_metrics |= _flow_metrics(good, name, branches=branches, loops=loops)
         metrics |= {f"agent/{name}/{key}": value for key, value in agent_metrics.items()}
@@ -78,7 +85,7 @@ def rollout_metrics(
     if workflow is not None and not prefix:
         scope, trained = workflow.algorithm.unscored_scope, set(workflow.trained_policies())
         metrics["left_out/calls_unscored"] = sum(len(left_out_unscored(e, scope, trained)) for e in good)
-    metrics |= tool_rates(call for episode in episodes for call in episode.calls)
+    metrics |= tool_rates(call for episode in episodes for call in episode.all_calls)
     for policy, usage in usage_by_policy(episodes).items():
         metrics |= {f"policy/{policy}/api/{name}": value for name, value in usage.items()}
     for policy, version in (versions or {}).items():
@@ -91,8 +98,8 @@ def validation_metrics(episodes: Sequence[Episode], workflow: Workflow | None = 
     """Return `rollout_metrics` under `val/`, plus accuracy per problem.
 
     `val/accuracy` is the mean over problems of the mean of their episodes, also per data source if there are several.
-    `val/accuracy_all` includes episodes with a fault. With n > 1 episodes per problem, `val/pass@<k>` is added for k =
-    1, 2, 4, ... and n.
+    `val/accuracy_all` includes episodes with a fault. With n > 1 episodes per problem, `val/pass@<k>` and
+    `val/atleast_<k>@<n>` are added for k = 1, 2, 4, ... and n, and `val/majority@<n>`.
     """
     metrics = rollout_metrics(episodes, workflow, prefix="val/")
     problems = outcomes_by_problem(episodes)
@@ -107,7 +114,9 @@ def validation_metrics(episodes: Sequence[Episode], workflow: Workflow | None = 
             metrics |= {f"val/accuracy/{source}": average_at_n(part)} if part else {}
     n = max(len(outcomes) for outcomes in problems)
     ks = sorted({1 << power for power in range(n.bit_length())} | {n}) if n > 1 else []
-    return metrics | {f"val/pass@{k}": pass_at_k(problems, k) for k in ks}
+    metrics |= {f"val/pass@{k}": pass_at_k(problems, k) for k in ks}
+    metrics |= {f"val/atleast_{k}@{n}": atleast_k_at_n(problems, k, n) for k in ks}
+    return metrics | ({f"val/majority@{n}": majority_at_n(problems, n)} if ks else {})
 
 
 def _episode_metrics(episodes: Sequence[Episode], good: Sequence[Episode]) -> dict[str, float]:
@@ -131,8 +140,8 @@ def _episode_metrics(episodes: Sequence[Episode], good: Sequence[Episode]) -> di
             infos.setdefault(key, []).append(float(value))
     for key, values in infos.items():
         metrics |= _stats(f"info/{key}", values)
-    metrics["tokens/prompt"] = sum(len(call.prompt_ids) for e in good for call in e.calls)
-    metrics["tokens/sampled"] = sum(sum(call.response_mask) for e in good for call in e.calls)
+    metrics["tokens/prompt"] = sum(len(call.prompt_ids) for e in good for call in e.all_calls)
+    metrics["tokens/sampled"] = sum(sum(call.response_mask) for e in good for call in e.all_calls)
     return metrics
 
 
@@ -157,7 +166,7 @@ def _coach_metrics(good: Sequence[Episode]) -> dict[str, float]:
 def _fault_metrics(episodes: Sequence[Episode]) -> dict[str, float]:
     """Return `faults/total`, and `faults/<boundary>` for boundaries with a fault; retried faults count."""
     boundaries = Counter(fault["boundary"] for episode in episodes for fault in episode.faults)
-    results = [result for episode in episodes for call in episode.calls for result in call.tool_results]
+    results = [result for episode in episodes for call in episode.all_calls for result in call.tool_results]
     metrics: dict[str, float] = {"faults/total": boundaries.total()}
     metrics |= {f"faults/{boundary}": count for boundary, count in sorted(boundaries.items())}
     return metrics | ({"faults/retried_tools": sum(result.attempts > 1 for result in results)} if results else {})
@@ -182,6 +191,19 @@ def _agent_metrics(calls: Sequence[Call], uses_tools: bool) -> dict[str, float]:
             {"ended_by_invalid_calls": sum(call.stop_reason == "invalid_calls" for call in calls)} if calls else {}
         )
     return metrics
+
+
+def _candidate_metrics(good: Sequence[Episode], agent: str) -> dict[str, float]:
+    """Return the mean score of the agent's candidates and of those that were kept, the mean difference between the best
+    and the worst of one prompt, and how many have no score."""
+    kept = [(e, call) for e in good for call in e.calls_of(agent) if call.candidates]
+    siblings = [[other.score for other in e.siblings_of(call)] for e, call in kept]
+    scores = [[score for score in own if score is not None] for own in siblings]
+    metrics = _stats("candidates/score", [score for own in scores for score in own])
+    metrics |= _stats("candidates/kept", [call.score for _, call in kept if call.score is not None])
+    metrics |= _stats("candidates/spread", [max(own) - min(own) for own in scores if own])
+    unscored = sum(score is None for own in siblings for score in own)
+    return metrics | ({"candidates/unscored": unscored} if kept else {})
 
 
 def _loops(good: Sequence[Episode], workflow: Workflow | None) -> set[str]:

@@ -27,7 +27,7 @@ def tool_metrics(episodes: Iterable[Episode]) -> dict[str, Any]:
     """
     results: dict[str, list[ToolResult]] = defaultdict(list)
     for episode in episodes:
-        for call in episode.calls:
+        for call in episode.all_calls:
             for result in call.tool_results:
                 results[result.name].append(result)
     tools = {name: _statistics(results[name]) for name in sorted(results)}

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import io
 import json
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any, Literal
 
@@ -78,6 +78,8 @@ def render(record: Mapping[str, Any], *, max_chars: int | None = MAX_CHARS) -> R
     parts: list[RenderableType] = [Text(_headline(record), style="bold"), _problem(record, max_chars)]
     for call in record["calls"]:
         parts.append(_call(call, COLORS[agents.index(call["agent"]) % len(COLORS)], max_chars, trained))
+        if call.get("candidates"):
+            parts += _siblings(call, record.get("dropped", ()), max_chars, trained)
     for skip in record.get("skips", ()):
         parts.append(Text(f"turn {skip['turn']}: node {skip['node']} was skipped ({skip['reason']})", style="dim"))
     fault = record.get("fault")
@@ -135,7 +137,20 @@ def _call(call: Mapping[str, Any], color: str, max_chars: int | None, trained: b
     )
 
 
+def _siblings(
+    call: Mapping[str, Any], dropped: Iterable[Mapping[str, Any]], max_chars: int | None, trained: bool
+) -> Iterator[Panel]:
+    """Yield the siblings of a candidate, which were not kept."""
+    slot = [call[key] for key in ("node", "turn", "round")]
+    for other in dropped:
+        if [other[key] for key in ("node", "turn", "round")] == slot:
+            yield _call(other, "dim", max_chars, trained)
+
+
 def _numbers(call: Mapping[str, Any], trained: bool) -> Iterator[str]:
+    if call.get("candidates"):
+        yield f"candidate {call['candidate'] + 1} of {call['candidates']}"
+        yield f"score {call['score']:+.2f}" if call.get("score") is not None else "no score"
     if call.get("unscored"):
         yield "unscored"
     elif call.get("reward") is not None:

@@ -4,7 +4,7 @@ Invariant: a reward depends on the episodes of its group alone, not on their ord
 `ties: first`. No function here needs a ground truth. An episode that cannot be compared is unscored; its siblings are
 not affected.
 
-    - {id: majority, reward: "recipe.dag.reward.group:majority_label", scope: group, args: {agent: solver}, after: solve}
+    - {id: majority, reward: "recipe.dag.reward.group:majority_label", scope: group, after: solve}
 """
 
 from __future__ import annotations
@@ -55,10 +55,10 @@ async def majority_label(
     if compare == "math":
         classes, lost = await _math_classes(answers, grade_timeout_s)
     else:
-        classes, lost = [None if answer is None else normalized(answer) for answer in answers], frozenset[int]()
+        classes, lost = [None if answer is None else normalized(answer) for answer in answers], frozenset()
     winner = majority(classes, ties)
-    share = classes.count(winner) / len(episodes) if winner is not None else 0.0
-    label = None if winner is None else answers[classes.index(winner)]
+    of_winner = [index for index, found in enumerate(classes) if winner is not None and found == winner]
+    share, label = len(of_winner) / len(episodes), answers[of_winner[0]] if of_winner else None
     is_right = await _is_right(label, episodes[0], compare, grade_timeout_s)
     rewards: list[Rewards] = []
     for index, episode in enumerate(episodes):
@@ -66,7 +66,7 @@ async def majority_label(
         if is_right is not None:
             episode.info["majority/right"] = is_right
         scored = label is not None and share >= min_share and index not in lost
-        rewards.append(_paid(episode, agents, weight * (classes[index] == winner) if scored else None))
+        rewards.append(_paid(episode, agents, weight * (index in of_winner) if scored else None))
     return rewards
 
 

@@ -19,16 +19,16 @@ from recipe.dag.workflow.schema import Workflow
 
 
 def outside_loss(episode: Episode, workflow: Workflow) -> set[int]:
-    """Return the positions of the episode's calls that the algorithm excludes from the loss: with `overlong.mask` those
-    that a limit cut off; with `drop_void_turns` all calls of an agent that had a void turn."""
+    """Return the positions in `Episode.all_calls` of the calls that the algorithm excludes from the loss: with
+    `overlong.mask` those that a limit cut off; with `drop_void_turns` all calls of an agent that had a void turn."""
     algorithm, positions = workflow.algorithm, set()
     if algorithm.overlong is not None and algorithm.overlong.mask:
         covers = algorithm.overlong.covers
-        positions |= {n for n, call in enumerate(episode.calls) if is_truncated(call) and covers(call.agent)}
+        positions |= {n for n, call in enumerate(episode.all_calls) if is_truncated(call) and covers(call.agent)}
     if algorithm.drop_void_turns:
         void = _void_turns([episode], workflow)
         void_agents = {agent for agent, turns in void.items() if any(turns)}
-        positions |= {position for position, call in enumerate(episode.calls) if call.agent in void_agents}
+        positions |= {position for position, call in enumerate(episode.all_calls) if call.agent in void_agents}
     return positions
 
 

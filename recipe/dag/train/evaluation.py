@@ -71,10 +71,9 @@ async def evaluate(
 ) -> dict:
     """Run the runner's workflow on `samples` without training, write its files, and return the summary.
 
-    Episodes that an earlier run with the same identity left in the folder are not run again; reward nodes with the scope
-    `group` score them with the new ones. about: metadata for
-    `report.conversations_file`. Raises UserError if a file cannot be written, and, with all files written, if more
-    episodes failed than the workflow allows.
+    Episodes that an earlier run with the same identity left in the folder are not run again; reward nodes with the
+    scope `group` score them with the new ones. about: metadata for `report.conversations_file`. Raises UserError if a
+    file cannot be written, and, with all files written, if more episodes failed than the workflow allows.
     """
     folder, n = Path(config.output_dir), config.validation.n
     pairs = [(sample, f"val-{index}") for index, sample in enumerate(samples)]

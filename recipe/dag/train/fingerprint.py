@@ -15,7 +15,7 @@ from typing import Any
 from omegaconf import DictConfig
 
 from recipe.dag.algorithms.custom import Custom
-from recipe.dag.paths import resolve_folder
+from recipe.dag.paths import names_function, resolve_folder
 from recipe.dag.report.secrets import without_secrets
 from recipe.dag.settings.learned_config import is_learned, learned_config, repeated_keys
 from recipe.dag.tools.builtin import BUILTIN
@@ -152,6 +152,14 @@ def _canonical_node(node: Items, workflow: Workflow) -> None:
     for holder, key in ((node, "executable_ref"), (options, "process_path")):
         if holder.get(key) is not None:
             holder[key] = portable_ref(holder[key], workflow.path)
+    if node.get("executable_kwargs"):
+        kwargs = node["executable_kwargs"].items()
+        node["executable_kwargs"] = {
+            key: portable_ref(value, workflow.path) if names_function(value) else value for key, value in kwargs
+        }
+    candidates = node.get("candidates") or {}
+    if names_function(candidates.get("by")):
+        candidates["by"] = portable_ref(candidates["by"], workflow.path)
     if options.get("env_path"):
         options["env_path"] = [portable_ref(ref, workflow.path) for ref in options["env_path"]]
 

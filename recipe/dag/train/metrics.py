@@ -35,7 +35,7 @@ def token_metrics(rows: list[Row], columns: dict[str, list[torch.Tensor]]) -> di
 
 
 def call_advantages(rows: list[Row], advantages: list[torch.Tensor]) -> dict[tuple[str, int, int], float]:
-    """Return the mean advantage of each call's sampled tokens, by (uid, episode, position among the episode's calls).
+    """Return the mean advantage of each call's sampled tokens, by (uid, episode, position in `all_calls`).
 
     `advantages` has one tensor of the response's length per row. Rows without call positions are skipped."""
     means = {}

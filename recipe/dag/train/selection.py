@@ -9,6 +9,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Sequence
 
+from recipe.dag.algorithms.estimate import score_advantages
 from recipe.dag.credit.batch import CreditBatch
 from recipe.dag.credit.group import mean_outside, zero_variance
 from recipe.dag.types.row import Row
@@ -44,10 +45,19 @@ def split_by_policy(rows: Sequence[Row], workflow: Workflow) -> dict[str, list[R
 
 
 def keep_informative(rows: list[Row], algorithm: Algorithm) -> list[Row]:
-    """Return the rows, with `drop_zero_variance` without those whose group has equal rewards only, or a mean return
-    outside of `mean_return_between`."""
+    """Return the rows, with `drop_zero_variance` without those that carry no gradient: their group has equal rewards
+    only and, for candidates, their score is not compared with a different one."""
     if not algorithm.drop_zero_variance or not rows:
         return rows
+    kept = [row for row in rows if not row.is_dropped]
+    informative = {id(row) for row in _with_different_returns(kept, algorithm)} if kept else set()
+    informative |= {id(row) for row, own in zip(rows, score_advantages(algorithm, rows), strict=True) if any(own)}
+    return [row for row in rows if id(row) in informative]
+
+
+def _with_different_returns(rows: list[Row], algorithm: Algorithm) -> list[Row]:
+    """Return the rows without those whose group has equal rewards only, or a mean return outside of
+    `mean_return_between`."""
     batch = CreditBatch.from_rows(rows, prompts="prompt_hash" in algorithm.grouping)
     options = {key: getattr(algorithm, key) for key in ("group_by", "stat_unit", "gamma_turn")}
     # one column per reward component, each [rows]; a row goes only if no component of its group varies

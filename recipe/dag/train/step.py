@@ -51,9 +51,9 @@ class TrainingStep:
 
     Policies and critics without rows in this step stay unchanged, and so do actors whose turn it is not. `episodes` are
     those that the rows come from, for credit that reads messages: the calls of a row are
-    `episodes[uid, episode].calls[call_positions[i]]`. `mixing` is the learner of the team's value, which vdn and qmix
-    need together with the episodes. `flops` holds the policies whose utilization is measured; `passes` displays the
-    passes while they run."""
+    `episodes[uid, episode].all_calls[call_positions[i]]`. `mixing` is the learner of the team's value, which vdn and
+    qmix need together with the episodes. `flops` holds the policies whose utilization is measured; `passes` displays
+    the passes while they run."""
 
     def __init__(
         self,
@@ -262,7 +262,7 @@ class TrainingStep:
         """Write each call's mean advantage into its episode's record."""
         for (uid, index, position), mean in call_advantages(batch.rows, batch.columns["advantages"]).items():
             if (episode := self.episodes.get((uid, index))) is not None:
-                episode.calls[position].advantage = mean
+                episode.all_calls[position].advantage = mean
 
     def _penalties(self, name: str) -> list[torch.Tensor]:
         """Return what is added to each token's reward for its KL to the reference, one tensor per row."""

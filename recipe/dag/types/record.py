@@ -131,6 +131,14 @@ class Call:
     usage: dict[str, float] | None = None
     """Of an API policy: its requests, retries, prompt_tokens, completion_tokens and cost. None for a policy of the
     run. A call with a usage is never trained on."""
+    candidate: int | None = None
+    """Its index among the candidates of its node, or that of the candidate that it judges; None without candidates."""
+    candidates: int = 0
+    """How many candidates of its node there are; 0 for a node without candidates."""
+    score: float | None = None
+    """The score of a candidate; None if it could not be scored."""
+    parent_score: float | None = None
+    """The score of the candidate that was kept last before this one was generated; None for the first ones."""
 
     @property
     def handed(self) -> str:
@@ -209,6 +217,9 @@ class Episode:
     """The data row: prompt (messages), data_source, ground_truth, extra_info."""
     calls: list[Call] = field(default_factory=list)
     """In causal order: turn by turn, within a turn in topological order, and a loop's rounds one after another."""
+    dropped: list[Call] = field(default_factory=list)
+    """The candidates that were not kept, and the calls that judged them, in the same order. Nothing after them saw
+    them."""
     results: list[Result] = field(default_factory=list)
     """The results of vote and compute nodes, in the same order."""
     skips: list[Skip] = field(default_factory=list)
@@ -233,6 +244,17 @@ class Episode:
     before_group: dict[str, Any] | None = None
     """The outcome, the info and the calls' rewards that it had before its group was scored; None if nothing scores
     groups."""
+
+    @property
+    def all_calls(self) -> list[Call]:
+        """`calls` and then `dropped`; a row's `call_positions` are indices of this list."""
+        return [*self.calls, *self.dropped]
+
+    def siblings_of(self, call: Call) -> list[Call]:
+        """Return all candidates of the call's node, turn and round, itself included, by their index."""
+        slot = (call.node, call.turn, call.round)
+        siblings = [other for other in self.all_calls if (other.node, other.turn, other.round) == slot]
+        return sorted(siblings, key=lambda other: other.candidate or 0)
 
     def calls_of(self, agent: str) -> list[Call]:
         """Return the agent's calls, in order."""

@@ -9,6 +9,20 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 
+@dataclass(frozen=True, slots=True)
+class Candidate:
+    """What a call that was one of several candidates is compared with."""
+
+    index: int
+    """Its index among its siblings."""
+    scores: tuple[float | None, ...]
+    """The scores of all siblings, by index; None if one could not be scored."""
+    parent: float | None = None
+    """The score of the candidate that was kept last before these were generated."""
+    kept: bool = True
+    """False if another one was kept, so that the episode did not go on from this one."""
+
+
 @dataclass(slots=True)
 class Row:
     """One or more calls of a node in one episode, merged where each prompt continues the call before.
@@ -48,6 +62,13 @@ class Row:
     """Reward of each call by the node that paid it."""
     call_learns: tuple[bool, ...] = ()
     """False for a call that the policy's loss excludes; it still counts in baselines."""
+    call_candidates: tuple[Candidate | None, ...] = ()
+    """None for a call of a node without candidates. A candidate that was not kept is a row by itself."""
+
+    @property
+    def is_dropped(self) -> bool:
+        """Whether the row is a candidate that was not kept: it has a score, but no return."""
+        return any(candidate is not None and not candidate.kept for candidate in self.call_candidates)
 
     def __post_init__(self) -> None:
         if not len(self.response_ids) == len(self.response_mask) == len(self.rollout_log_probs):

@@ -172,7 +172,9 @@ def _names(body: list[ast.stmt]) -> dict[str, Definition]:
             names |= {alias.asname or alias.name.split(".")[0]: OPAQUE for alias in statement.names}
         elif isinstance(statement, ast.Assign | ast.AnnAssign):
             targets = statement.targets if isinstance(statement, ast.Assign) else [statement.target]
-            names |= {n.id: OPAQUE for target in targets for n in ast.walk(target) if isinstance(n, ast.Name)}
+            # `function.attribute = value` defines no name
+            stored = (n for target in targets for n in ast.walk(target) if isinstance(getattr(n, "ctx", 0), ast.Store))
+            names |= {n.id: OPAQUE for n in stored if isinstance(n, ast.Name)}
     return names
 
 

@@ -77,6 +77,7 @@ def _label(node: PlannedNode) -> str:
     second = node.agent or step_name(node)
     text = f"{node.node_id}<br/>{second}" + (f" ({node.policy})" if node.agent else "")
     text += " of the group" if node.of_group else ""
+    text += f"<br/>{_safe(node.candidates)}" if node.candidates else ""
     text += f"<br/>env {_safe(' or '.join(node.envs))}" if node.envs else ""
     return text + (f"<br/>if {_safe(node.when)}" if node.when and not node.dependencies else "")
 

@@ -115,10 +115,10 @@ def _sharing_tools(node: Node, nodes: Sequence[Node], agents: Sequence[Agent | N
 
 def _tools(node: Node, agents: Sequence[Agent | None]) -> set[str]:
     agent = agents[node.agent_group] if node.node_role is NodeRole.ROLLOUT else None
-    return {tool.key for tool in agent.tools if _remembers(tool)} if agent is not None else set()
+    return {tool.key for tool in agent.tools if remembers(tool)} if agent is not None else set()
 
 
-def _remembers(tool: ToolSpec) -> bool:
+def remembers(tool: ToolSpec) -> bool:
     """Return whether a call of the tool may see earlier calls, as a user's tool always may."""
     return tool.path is not None or tool.name is None or tool.name not in BUILTIN or BUILTIN[tool.name].remembers
 

@@ -66,6 +66,8 @@ class PlannedNode(Frozen):
     """The envs that it may step."""
     of_group: bool = False
     """A reward node that scores all episodes of a sample at once."""
+    candidates: str | None = None
+    """How many candidates it has, and which one is kept, in words."""
 
 
 class PlannedLoop(Frozen):
@@ -195,7 +197,7 @@ def _happo_factor(algorithm: Algorithm) -> str | None:
 def _agent(workflow: Workflow, index: int, agent: Agent) -> PlannedAgent:
     nodes = tuple(node.node_id for node in workflow.rollout_nodes if node.agent_group == index)
     rounds = {name: loop.max_rounds for loop in workflow.loops.values() for name in loop.nodes}
-    moves = sum(rounds.get(name, 1) for name in nodes)
+    moves = sum(rounds.get(name, 1) * _candidates(workflow, name) for name in nodes)
     generations = agent.tool_loop.max_generations if agent.tool_loop else 1
     return PlannedAgent(
         name=agent.name,
@@ -209,6 +211,12 @@ def _agent(workflow: Workflow, index: int, agent: Agent) -> PlannedAgent:
         moves=moves,
         max_generated_tokens=moves * workflow.episode.max_turns * generations * agent.sampling.max_tokens,
     )
+
+
+def _candidates(workflow: Workflow, name: str) -> int:
+    """Return how often the node runs in a round, as a node with candidates or as the one that judges them."""
+    specs = {node.node_id: node.candidates for node in workflow.rollout_nodes if node.candidates is not None}
+    return max([1, *(spec.k for node, spec in specs.items() if name in (node, spec.by))])
 
 
 def _policy(workflow: Workflow, name: str, agents: tuple[PlannedAgent, ...]) -> PlannedPolicy:
@@ -243,6 +251,7 @@ def _node(workflow: Workflow, node: Node) -> PlannedNode:
         when=node.when and in_words(node.when),
         envs=node.agent_options.env_path,
         of_group=node.scope == "group",
+        candidates=node.candidates and f"{node.candidates.keep} of {node.candidates.k} by {node.candidates.by}",
     )
 
 

@@ -7,9 +7,10 @@ from __future__ import annotations
 
 import os
 from pathlib import Path
+from typing import Any
 
 from recipe.dag.errors import UserError
-from recipe.dag.paths import is_module, names_env, resolve_folder, resolve_path, split_ref
+from recipe.dag.paths import is_module, names_env, names_function, resolve_folder, resolve_path, split_ref
 from recipe.dag.workflow.schema import Node, Policy
 
 
@@ -67,7 +68,14 @@ def relocated_node(node: Node, origin: str | Path, target: str | Path) -> Node:
         paths = (path if names_env(path) else relocated_ref(path, origin, target) for path in options.env_path)
         update["env_path"] = tuple(paths)
     ref = node.executable_ref and relocated_ref(node.executable_ref, origin, target)
-    changed = {"agent_options": options.model_copy(update=update)} if update else {}
+    changed: dict[str, Any] = {"agent_options": options.model_copy(update=update)} if update else {}
+    if node.candidates is not None and names_function(node.candidates.by):
+        by = relocated_ref(node.candidates.by, origin, target)
+        changed["candidates"] = node.candidates.model_copy(update={"by": by})
+    for key, value in node.executable_kwargs.items():
+        if names_function(value):
+            moved = relocated_ref(value, origin, target)
+            changed["executable_kwargs"] = changed.get("executable_kwargs", node.executable_kwargs) | {key: moved}
     return node.model_copy(update={**changed, "executable_ref": ref})
 
 

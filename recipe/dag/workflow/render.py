@@ -101,6 +101,7 @@ def _cell(node: PlannedNode) -> str:
     parts += [node.runs] if inside and node.runs else []
     parts += [f"after {', '.join(node.dependencies)}"] if inside and node.dependencies else []
     parts += ["scores the group"] if node.of_group else []
+    parts += [node.candidates] if node.candidates else []
     parts += [f"if {node.when}"] if node.when else []
     parts += [f"env {' or '.join(node.envs)}"] if node.envs else []
     return f"{node.node_id} [{', '.join(parts)}]"

@@ -331,6 +331,25 @@ class Vote(Frozen):
     """first: among equals, the value of the node that comes first in `dependencies` wins. none: a tie has no winner."""
 
 
+class Candidates(Frozen):
+    """Several answers to one prompt, of which one is kept. All of them are trained on."""
+
+    k: int = Field(ge=2)
+    """Number of candidates."""
+    by: str = Field(min_length=1)
+    """What scores a candidate: `file.py:function`, called as `function(context)` with the candidate as `context.call`,
+    which returns a number or None; or a rollout or compute node that depends on this node alone, which then runs once
+    for each candidate."""
+    args: dict[str, Any] = {}
+    """Keyword arguments of the function."""
+    key: str = "score"
+    """The entry of the node's `parsed` that is the score."""
+    keep: Literal["best", "first"] = "best"
+    """best: the one with the highest score, of equals the first. first: the first one, whatever the scores."""
+    validation_k: int | None = Field(default=None, ge=1)
+    """Number of candidates in validation and evaluation; by default `k`."""
+
+
 class Node(Frozen):
     """A node of the graph: an agent's call, a vote, a function, or a training step."""
 
@@ -360,6 +379,8 @@ class Node(Frozen):
     """Nodes of the episode only: skip the node if this is false. A node is also skipped if all of its dependencies
     were skipped."""
     vote: Vote | None = None
+    candidates: Candidates | None = None
+    """Rollout nodes only: generate several answers, and go on with one of them."""
     policy: str | None = None
     """Training nodes only: the policy they act on; by default the agent's."""
 

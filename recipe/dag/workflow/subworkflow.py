@@ -199,6 +199,8 @@ class _Expansion:
             new["agent"] = outer_agents[agent]
         if "when" in node:
             new["when"] = renamed_condition(node["when"], names)
+        if isinstance(spec := node.get("candidates"), dict) and isinstance(spec.get("by"), str):
+            new["candidates"] = {**spec, "by": names.get(spec["by"], spec["by"])}
         if "dependencies" in node:
             new["dependencies"] = renamed_list(node["dependencies"], names)
         if not node.get("dependencies") and piece.dependencies:

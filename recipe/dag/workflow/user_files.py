@@ -12,7 +12,7 @@ from pathlib import Path
 
 from recipe.dag.algorithms.custom import Custom
 from recipe.dag.errors import UserError
-from recipe.dag.paths import find_source, is_module, names_env, project_root, split_ref
+from recipe.dag.paths import find_source, is_module, names_env, names_function, project_root, split_ref
 from recipe.dag.workflow.relocate_paths import template_file
 from recipe.dag.workflow.schema import Workflow
 
@@ -54,8 +54,9 @@ def _refs(workflow: Workflow) -> Iterator[str]:
         options = node.agent_options
         yield from (ref for ref in (node.executable_ref, options.process_path) if ref is not None)
         yield from (ref for ref in options.env_path if not names_env(ref))
-        # options that name a function, such as `compare` of recipe.dag.reward.group:pairwise_ranking
-        yield from (value for value in node.executable_kwargs.values() if isinstance(value, str) and ".py:" in value)
+        yield from filter(names_function, node.executable_kwargs.values())
+        if node.candidates is not None and ":" in node.candidates.by:
+            yield node.candidates.by
     if isinstance(workflow.algorithm, Custom):
         yield workflow.algorithm.estimator
     yield from (env.path for env in workflow.envs.values())

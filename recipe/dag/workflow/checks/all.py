@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from recipe.dag.workflow.checks.agent import check_agents, check_envs
+from recipe.dag.workflow.checks.candidates import check_candidates
 from recipe.dag.workflow.checks.condition import check_condition_order, check_conditions
 from recipe.dag.workflow.checks.facts import DraftFacts
 from recipe.dag.workflow.checks.flow import check_dependencies, check_flow
@@ -42,6 +43,7 @@ def check_workflow(draft: Draft) -> list[Problem]:
         *check_tools(draft),
         *check_envs(draft),
         *check_nodes(draft),
+        *check_candidates(facts),
         *check_conditions(draft),
         *check_overrides(draft),
         *_check_references(draft, facts.references),

@@ -56,9 +56,10 @@ def _check_twice(facts: DraftFacts, index: int, node: Node, entry: RewardEntry) 
     algorithm = facts.algorithm
     if entry.copies and algorithm.spans_policies and _payments(facts.draft, node, entry) > 1:
         several = "agents" if entry.use == REWARD else "calls"
+        remedy = "name one agent in `args.agents`" if entry.of_group else "remove this node"
         message = (
             f"`{entry.name}` copies one reward to several {several}, and {algorithm.estimator} already carries rewards "
-            "from agent to agent, so it would count more than once; remove this node"
+            f"from agent to agent, so it would count more than once; {remedy}"
         )
         yield facts.problem(_path(index, entry), message)
     elif entry.discounts and algorithm.carries_back and (algorithm.spans_policies or facts.repeated_agent):

@@ -34,16 +34,30 @@ def check_reward_options(facts: DraftFacts) -> Iterator[Problem]:
                     yield problem((*path, key), f"shaping `{shaping}` takes no `{key}`{hint}", key=True)
         for key, option in takes.items():
             if key in options and not (options[key] is None and option.default is None):
-                for inner, message in _mistakes(draft, (*path, key), option, options[key]):
-                    yield problem((*path, key, *inner), message)
-                if option.kind is OptionKind.FUNCTION and isinstance(options[key], str):
-                    here = (*path, key)
-                    yield from facts.references.check_function(options[key], here, option.arguments, {}, here)
+                yield from _check_value(facts, (*path, key), option, options[key])
+            elif key not in options and (message := _default_problem(draft, key, option)) is not None:
+                yield problem(("nodes", index, "executable_ref"), message)
         if name == "reward.credit:debate_incentives":
             weights = [key for key, option in takes.items() if option.default == 0.0]
             if not any(options.get(key, 0.0) for key in weights):
                 message = f"all its weights are 0, so it pays nothing; set one of {listing(weights)}"
                 yield problem(("nodes", index, "executable_ref"), message)
+
+
+def _check_value(facts: DraftFacts, path: KeyPath, option: RewardOption, value: Any) -> Iterator[Problem]:
+    """Check the value of an option at `path`."""
+    for inner, message in _mistakes(facts.draft, path, option, value):
+        yield facts.problem((*path, *inner), message)
+    if option.kind is OptionKind.FUNCTION and isinstance(value, str):
+        yield from facts.references.check_function(value, path, option.arguments, {}, path)
+
+
+def _default_problem(draft: Draft, key: str, option: RewardOption) -> str | None:
+    """Return the error message if an option that is not given has a default that this workflow lacks, or None."""
+    names = [agent.name for _, agent in draft.each_agent()]
+    if option.kind is not OptionKind.AGENT or not draft.complete or option.default in names:
+        return None
+    return f"there is no agent `{option.default}`; write `args: {{{key}: {names[0]}}}`"
 
 
 def _mistakes(draft: Draft, path: KeyPath, option: RewardOption, value: Any) -> Iterator[tuple[KeyPath, str]]:
