@@ -8,6 +8,7 @@ printable: a program can choose names with line breaks.
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
 from hashlib import sha256
@@ -16,19 +17,21 @@ from typing import Any
 from envs.code_env import NO_PROGRAM, programs_in
 from envs.workspace_contract import Artifact, Checks, contract_of, problems_of_sizes
 from envs.workspace_files import files_of
-from recipe.dag.errors import UserError
+from recipe.dag.errors import SandboxFault, UserError
 from recipe.dag.sandbox.file_pattern import matches
 from recipe.dag.tools.code_interpreter import SESSION, CodeInterpreter, clip
 from recipe.dag.tools.sandbox_client import FileRefused, RunResult, SandboxClient, SessionFiles, SessionFull
 from recipe.dag.types.record import Episode
 
 _NAME_CHARS = 100
+_CLOSE_S = 3.0
+"""How long a session's deletion may take; a server that does not answer may be starting again."""
 _INFO_FILES = 200
 """Files in `info`; the rest is counted in the observation only."""
 
 
 class Workspace:
-    """Runs the programs of the last agent's text in the episode's folder, and says which files are there.
+    """Runs the programs of an agent's text in the episode's folder, and says which files are there.
 
     Options (`kwargs` of the env in the workflow):
 
@@ -73,16 +76,24 @@ class Workspace:
         self.tool_state: dict[str, dict[str, Any]] = {}
         """Read by the engine: the state of tools in this episode."""
         self._sandbox: SandboxClient | None = None
+        self._opening: asyncio.Future[str] | None = None
+        """Outlasts a reset that is cancelled, so that `close` knows the session."""
         self._session = ""
         self._files = SessionFiles({}, {}, 0, 0)
         self._fetched: dict[str, bytes] = {}
         """Digest of each file that was fetched in the last step."""
 
-    async def reset(self, sample: dict[str, Any], seed: int, sandbox: SandboxClient) -> str:
+    async def reset(
+        self, sample: dict[str, Any], seed: int, sandbox: SandboxClient, agents: Sequence[str] | None = None
+    ) -> str:
         """Open the session and put the sample's files there. Raises UserError for files that are missing or do not fit,
-        SandboxFault."""
+        and for a contract with another agent than `agents`; SandboxFault."""
+        if unknown := [name for name in self._contract if agents is not None and name not in agents]:
+            known = ", ".join(agents or ())
+            raise UserError(f"Workspace: `contract` names {', '.join(unknown)}; the agents of the env are {known}")
         self._sandbox = sandbox
-        self._session = await sandbox.open_session(quota_mb=self._quota_mb, ttl_s=self._ttl_s)
+        self._opening = asyncio.ensure_future(sandbox.open_session(quota_mb=self._quota_mb, ttl_s=self._ttl_s))
+        self._session = await asyncio.shield(self._opening)
         if self._shared_with_tools:
             self.tool_state = {CodeInterpreter.name: {SESSION: self._session}}
         for name, content in files_of(sample, self._data_root):
@@ -96,13 +107,14 @@ class Workspace:
         return self._listing()
 
     async def step(
-        self, actions: list[str], ground_truth: Any, agents: list[str]
+        self, actions: list[str], ground_truth: Any, agents: list[str], agent: str
     ) -> tuple[str, float, bool, dict[str, Any]]:
-        """Return (observation, 0.0, False, info); see `docs/environments-and-tools.md` for the keys of info. Raises
-        SandboxFault."""
-        sandbox, agent, before = self._sandbox, agents[-1], self._files
+        """Run the program in the last action of `agent`; return (observation, 0.0, False, info). See
+        `docs/environments-and-tools.md` for the keys of info. Raises SandboxFault."""
+        sandbox, before = self._sandbox, self._files
         assert sandbox is not None  # the engine calls reset before step
-        program = "\n\n".join(programs_in(actions[-1]))
+        own = [action for name, action in zip(agents, actions, strict=True) if name == agent]
+        program = "\n\n".join(programs_in(own[-1]))
         result = None
         if program:
             result = await sandbox.run_code(program, session_id=self._session, **self._limits)
@@ -134,25 +146,29 @@ class Workspace:
         return "\n".join([output, self._listing(), *complaints]), 0.0, False, info
 
     async def close(self) -> None:
-        """Delete the session. Raises SandboxFault; the session then ends after `ttl_s`."""
-        if self._sandbox is not None and self._session:
-            session, self._session = self._session, ""
-            await self._sandbox.delete(session)
+        """Delete the session. If that fails, it ends after `ttl_s`, since it is no longer renewed."""
+        opening, self._opening = self._opening, None
+        if self._sandbox is None or opening is None:
+            return
+        await asyncio.wait({opening})
+        if not opening.cancelled() and opening.exception() is None:
+            with suppress(SandboxFault, TimeoutError):
+                await asyncio.wait_for(self._sandbox.delete(opening.result()), _CLOSE_S)
 
     async def _make_room(self, before: SessionFiles) -> list[str]:
         """Delete new and changed files while the folder holds more than its quota, the largest first; return their
         names. Only a measured quota can be exceeded (isolation below `full`), and no program runs until it is kept."""
         assert self._sandbox is not None
         removed: list[str] = []
-        sizes = sorted(self._files.sizes.items(), key=lambda item: -item[1])
-        for name, _ in sizes:
-            if self._files.used_bytes <= self._files.quota_bytes:
-                break
-            if _state(self._files, name) != _state(before, name):
+        excess = self._files.used_bytes - self._files.quota_bytes
+        for name, size in sorted(self._files.sizes.items(), key=lambda item: -item[1]):
+            if excess > 0 and _state(self._files, name) != _state(before, name):
                 with suppress(FileRefused):
                     await self._sandbox.delete(self._session, name)
                     removed.append(name)
-                self._files = await self._sandbox.list(self._session)
+                    excess -= size
+        if removed:
+            self._files = await self._sandbox.list(self._session)
         return removed
 
     async def _problems(self, artifacts: Sequence[Artifact]) -> dict[str, str]:

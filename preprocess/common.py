@@ -12,13 +12,15 @@ import random
 import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import pyarrow as pa
 import pyarrow.parquet as pq
 
 from recipe.dag.errors import UserError
 from recipe.dag.train.problems import ANSWER_KEYS, PROBLEM_KEYS, Item, read_rows, row_of, to_items
+
+T = TypeVar("T")
 
 
 def run(main: Callable[[Sequence[str] | None], None], argv: Sequence[str] | None = None) -> int:
@@ -88,7 +90,7 @@ def convert(
     )
 
 
-def hold_out(items: list[Item], test_size: int | str | None, seed: int) -> tuple[list[Item], list[Item]]:
+def hold_out(items: list[T], test_size: int | str | None, seed: int) -> tuple[list[T], list[T]]:
     """Return (train, test) in the input's order. The test rows depend only on `seed` and the numbers of rows."""
     count = len(items)
     if test_size == "all":

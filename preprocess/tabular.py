@@ -5,8 +5,8 @@ same seed gives the same tasks, and no training task has the text or a table of 
 
 `python preprocess/tabular.py --local_dir data/tabular --train_size 512 --test_size 64 --seed 0`
 
-A row's `extra_info` has `files` (name and content of train.csv and test.csv), `answer` (the content of
-test_answer.csv), and `metadata` and `data_type` as in the published tasks (preprocess/dsbench.py).
+A row's `extra_info` has `files` (train.csv and test.csv, as text), `answer_csv` (the text of the answers' file), and
+`metadata` and `data_type` as in the published tasks (preprocess/dsbench.py).
 """
 
 from __future__ import annotations
@@ -14,9 +14,10 @@ from __future__ import annotations
 import argparse
 import csv
 import io
+import json
 import random
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from statistics import fmean, pstdev
@@ -224,8 +225,8 @@ def splits(seed: int, train_size: int, test_size: int) -> tuple[list[Task], list
     return generate(2 * seed + 1, train_size, exclude=test), test
 
 
-def row(task: Task, index: int, split: str, files: Sequence[dict[str, str]] = ()) -> dict[str, Any]:
-    """Return a row in verl's schema. files: further ones for the agents, {name, content}."""
+def row(task: Task, index: int, split: str, files: Mapping[str, str] | None = None) -> dict[str, Any]:
+    """Return a row in verl's schema. files: name -> content of further ones for the agents."""
     metadata = {
         "task_id": f"tabular-{split}-{index}",
         "task_type": "data_modeling",
@@ -234,8 +235,13 @@ def row(task: Task, index: int, split: str, files: Sequence[dict[str, str]] = ()
         "id_column": task.domain.thing,
         "target_column": task.domain.target,
     }
-    given = [{"name": "train.csv", "content": task.train}, {"name": "test.csv", "content": task.test}, *files]
-    extra = {"files": given, "answer": task.answer, "metadata": metadata, "data_type": task.domain.data_type}
+    tables = {"train.csv": {"text": task.train}, "test.csv": {"text": task.test}}
+    extra = {
+        "files": tables | {name: {"text": text} for name, text in (files or {}).items()},
+        "answer_csv": task.answer,
+        "metadata": json.dumps(metadata),
+        "data_type": task.domain.data_type,
+    }
     return common.row_of("tabular", task.text, "", index, split, **extra) | {"ability": "data_modeling"}
 
 
@@ -315,7 +321,7 @@ def main(argv: Sequence[str] | None = None) -> None:
         if getattr(options, name) < lowest:
             raise UserError(f"--{name} {getattr(options, name)}: must be {lowest} or more")
     try:
-        files = [{"name": path.name, "content": path.read_text("utf-8")} for path in options.file]
+        files = {path.name: path.read_text("utf-8") for path in options.file}
     except (OSError, UnicodeDecodeError) as error:
         raise UserError(f"--file: {error}; pass a text file") from error
     train, test = splits(options.seed, options.train_size, options.test_size)

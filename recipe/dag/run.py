@@ -7,6 +7,7 @@ known to fit. When a run fails, its processes are killed before Ray is shut down
 from __future__ import annotations
 
 import asyncio
+import sys
 import time
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -42,6 +43,8 @@ class Inputs:
     fingerprint: Fingerprint
     start: Start | None = None
     """The checkpoint to resume from; None for a new run and for an evaluation."""
+    subset: dict[str, Any] | None = None
+    """The choice of training samples, as `subset.json` records it; None if the run uses all."""
 
 
 async def run(
@@ -131,6 +134,8 @@ async def _training_inputs(config: DictConfig, workflow: Workflow, platform: str
 
     models = await asyncio.to_thread(find_models, workflow)
     train, val = await _train_samples(config, workflow), await _val_samples(config, workflow)
+    train, subset = _subset_of(config, train)
+    _check_overlap(config, train, val)
     fingerprint = await asyncio.to_thread(fingerprint_of, config, workflow, models, train, val)
     start = find_start(config, workflow, fingerprint, samples=len(train), platform=platform)
     stop.way_back = way_back(config, start, 0 if start is None else start.step)
@@ -143,7 +148,7 @@ async def _training_inputs(config: DictConfig, workflow: Workflow, platform: str
         return None
     if start is not None:
         check_loadable(start.folder, checkpoint.read(start.folder), config, workflow)
-    return Inputs(models, train, val, fingerprint, start)
+    return Inputs(models, train, val, fingerprint, start, subset)
 
 
 async def _evaluation_inputs(config: DictConfig, workflow: Workflow, platform: str, evaluated: Path | None) -> Inputs:
@@ -173,6 +178,41 @@ async def _train_samples(config: DictConfig, workflow: Workflow) -> Samples:
     samples = load_samples(data.train_files, max_samples=data.train_max_samples, columns=_columns(data))
     await check_gold(workflow, samples, "data.train_files")
     return samples
+
+
+def _subset_of(config: DictConfig, samples: Samples) -> tuple[Samples, dict[str, Any] | None]:
+    """Return the samples of `data.subset`, and what `subset.json` records about them; None without a subset."""
+    from recipe.dag.train.sampling import choose_subset
+
+    subset, files = config.data.subset, config.data.train_files
+    if subset.size is None:
+        return samples, None
+    indices = choose_subset(len(samples), int(subset.size), int(subset.seed))
+    record = {
+        "original_dataset": [str(name) for name in ([files] if isinstance(files, str) else files)],
+        "total_available": len(samples),
+        "sampled_size": len(indices),
+        "max_samples": int(subset.size),
+        "seed": int(subset.seed),
+        "random_indices": indices,
+    }
+    return [samples[index] for index in indices], record
+
+
+def _check_overlap(config: DictConfig, train: Samples, val: Samples) -> None:
+    """Report validation problems that are also training problems. Raises UserError for `data.val_overlap=refuse`."""
+    from recipe.dag.train.sampling import shared_prompts
+
+    if config.data.val_overlap == "allow" or not (shared := shared_prompts(train, val)):
+        return
+    example = " ".join(str(val[shared[0]]["prompt"][-1]["content"]).split())[:80]
+    text = (
+        f"data.val_files: {len(shared)} of {len(val)} prompts are also training prompts, the first: '{example}'; val/ "
+        "metrics are not about unseen problems"
+    )
+    if config.data.val_overlap == "refuse":
+        raise UserError(f"{text}; remove them from one of the files, or pass data.val_overlap=warn")
+    print(f"warning: {text} (data.val_overlap=allow silences this)", file=sys.stderr)
 
 
 async def _val_samples(config: DictConfig, workflow: Workflow) -> Samples:
@@ -215,6 +255,7 @@ def _write_record(
         workflow=workflow,
         fingerprint=inputs.fingerprint.items,
         launch=launch_facts(config, platform=platform, start=inputs.start, evaluated=evaluated),
+        subset=inputs.subset,
     )
 
 

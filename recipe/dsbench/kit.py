@@ -29,8 +29,9 @@ def prepare(*columns):
     y = [_number(row[target]) if _number(row[target]) is not None else row[target] for row in train]
     x_train, x_test = [[] for _ in train], [[] for _ in test]
     for name in columns:
-        numbers = [_number(row[name]) for row in train if row[name]]
-        if None in numbers:
+        texts = [row[name] for row in train if row[name]]
+        numbers = [number for number in map(_number, texts) if number is not None]
+        if not numbers or len(numbers) < len(texts):
             for value in sorted({row[name] for row in train}):
                 _append(x_train, [float(row[name] == value) for row in train])
                 _append(x_test, [float(row[name] == value) for row in test])
@@ -69,7 +70,9 @@ def submit(id_column, target, form):
     with open("submission.csv", "w", newline="") as file:
         writer = csv.writer(file)
         writer.writerow([id_column, target])
-        writer.writerows([row[id_column], _written(scores, model, form)] for row, scores in zip(rows, predictions))
+        writer.writerows(
+            [row[id_column], _written(scores, model, form)] for row, scores in zip(rows, predictions, strict=True)
+        )
     print(f"submission.csv: {len(rows)} rows, columns {id_column}, {target}, form {form}")
 
 
@@ -85,7 +88,7 @@ def fit(kind, x, y):
 def predict(model, row):
     """Return the scores of the classes, or the value in a list."""
     terms = _terms(model["kind"], row)
-    return [sum(weight * term for weight, term in zip(weights, terms)) for weights in model["weights"]]
+    return [sum(weight * term for weight, term in zip(weights, terms, strict=True)) for weights in model["weights"]]
 
 
 def _terms(kind, row):
@@ -129,14 +132,14 @@ def _least_squares(x, targets, ridge=1e-3):
     size = len(x[0])
     rows = [[sum(r[i] * r[j] for r in x) + ridge * (i == j) for j in range(size)] for i in range(size)]
     for i, row in enumerate(rows):
-        row += [sum(r[i] * t[k] for r, t in zip(x, targets)) for k in range(len(targets[0]))]
+        row += [sum(r[i] * t[k] for r, t in zip(x, targets, strict=True)) for k in range(len(targets[0]))]
     for i in range(size):  # Gauss and Jordan, with the largest pivot
         pivot = max(range(i, size), key=lambda index: abs(rows[index][i]))
         rows[i], rows[pivot] = rows[pivot], rows[i]
         rows[i] = [value / rows[i][i] for value in rows[i]]
         for j in range(size):
             if j != i:
-                rows[j] = [a - rows[j][i] * b for a, b in zip(rows[j], rows[i])]
+                rows[j] = [a - rows[j][i] * b for a, b in zip(rows[j], rows[i], strict=True)]
     return [[row[size + k] for row in rows] for k in range(len(targets[0]))]
 
 
@@ -159,7 +162,7 @@ def _number(text):
 
 
 def _append(rows, values):
-    for row, value in zip(rows, values):
+    for row, value in zip(rows, values, strict=True):
         row.append(value)
 
 

@@ -140,8 +140,15 @@ def truth_of(answer: bytes | str | Path, metadata: object = None, text: str = ""
     return Truth(ids, id_column, columns, metric, data_type, named)
 
 
-def score_submission(submission: bytes | str | Path | None, truth: Truth, *, max_bytes: int = MAX_BYTES) -> Score:
-    """Score a submission, given as its content or path; None: there is none. Never raises for its content."""
+def score_submission(
+    submission: bytes | str | Path | None,
+    truth: Truth,
+    *,
+    max_bytes: int = MAX_BYTES,
+    missing: str = "no submission",
+) -> Score:
+    """Score a submission, given as its content or path; None: there is none, for the reason `missing`. Never raises for
+    its content."""
     metric = METRICS[truth.metric]
     chance = _chance(truth.metric, _columns(truth.data_type, truth.targets, truth.targets))
 
@@ -151,7 +158,7 @@ def score_submission(submission: bytes | str | Path | None, truth: Truth, *, max
     found = {"num_ground_truth": float(len(truth.ids))}
     try:
         if submission is None:
-            raise Unscorable("no submission")
+            raise Unscorable(missing)
         # a row per id: more are refused before they are parsed
         table = read_table(read_bytes(submission, max_bytes), max_rows=len(truth.ids))
         found["num_predictions"] = float(table.rows)

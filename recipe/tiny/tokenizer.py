@@ -32,11 +32,12 @@ START_OF_TURN, END_OF_TURN, PADDING = "<|im_start|>", "<|im_end|>", "<|endoftext
 
 
 def common_segments(demonstrations: list[Demonstration]) -> list[str]:
-    """Return the text pieces shared by all dialogues of a role and turn, for all roles and turns, longest first."""
-    texts_by_role: dict[str, dict[int, list[list[str]]]] = {}
+    """Return the text pieces shared by all dialogues of a role, round and turn, for all of these, longest first."""
+    texts_by_role: dict[tuple[str, int], dict[int, list[list[str]]]] = {}
     for demonstration in demonstrations:
         texts = [*(message["content"] for message in demonstration.messages), demonstration.answer]
-        texts_by_role.setdefault(demonstration.role, {}).setdefault(demonstration.turn, []).append(texts)
+        role = demonstration.role, demonstration.round  # a later round's dialogue has more messages
+        texts_by_role.setdefault(role, {}).setdefault(demonstration.turn, []).append(texts)
     segments: set[str] = set()
     for by_turn in texts_by_role.values():
         turns = [dialogues[:12] for dialogues in by_turn.values()]

@@ -6,12 +6,17 @@ import asyncio
 import json
 
 import pytest
+from typer.testing import CliRunner
 
+from recipe.dag.cli import app
+from recipe.dag.coach.agent import check_coaches
 from recipe.dag.episode.client import PolicyEndpoint
 from recipe.dag.episode.remote.connect import Remotes
 from recipe.dag.episode.runner import EpisodeRunner
 from recipe.dag.errors import UserError
 from recipe.dag.types.record import Episode
+from recipe.dag.workflow.user_files import user_files
+from recipe.dag.workflow_file import load_workflow
 from tests.episode.openai_server import OpenAIServer
 
 COACH = "recipe.dag.coach.agent:Coach"
@@ -49,10 +54,10 @@ def coached(world):
     return flow
 
 
-def play(world, workflow, client=None) -> Episode:
+def play(world, workflow, client=None, max_model_len: int = 4096) -> Episode:
     async def main():
         remotes = Remotes(workflow)
-        local = PolicyEndpoint(client or world.Client(lambda *_: "it is 4"), world.Tokenizer(), 4096)
+        local = PolicyEndpoint(client or world.Client(lambda *_: "it is 4"), world.Tokenizer(), max_model_len)
         endpoints = {name: remotes.endpoints.get(name, local) for name in workflow.policies}
         runner = EpisodeRunner(workflow, endpoints, {}, seed=0)
         try:
@@ -104,3 +109,155 @@ def test_an_unknown_variable_is_an_error_at_load(world, coached):
         pytest.raises(UserError, match=r"coach.txt:2: unknown variable `problm`; did you mean `problem`"),
     ):
         play(world, coached(server, template="Judge.\n{{ problm }}"))
+
+
+def yaml_of(folder, *, options: str = "", coaches: str = "{coach: solve}", args: str = "", after: str = "solve") -> str:
+    text = f"""\
+dag_id: d
+agents:
+  - {{name: solver, policy: main}}
+  - {{name: coach, policy: fixed, on_failure: skip}}
+policies: {{main: {{model: {{path: m}}}}, fixed: {{model: {{path: m}}, frozen: true}}}}
+nodes:
+  - {{id: solve, agent: solver}}
+  - id: coach
+    agent: coach
+    hooks: "recipe.dag.coach.agent:Coach"
+    prompt_options: {{judges: solve, template: coach.txt{options}}}
+    after: {after}
+  - {{id: other, agent: solver, after: solve}}
+  - {{id: score, reward: "recipe.dag.coach.reward:coach_scores", args: {{coaches: {coaches}{args}}}, after: coach}}
+"""
+    file = folder / "workflow.yaml"
+    file.write_text(text)
+    (folder / "coach.txt").write_text("{{ problem }}")
+    return str(file)
+
+
+def test_a_workflow_with_a_coach_is_valid(tmp_path):
+    check_coaches(load_workflow(yaml_of(tmp_path)))
+
+
+@pytest.mark.parametrize(
+    ("keys", "problem"),
+    [
+        ({"options": ", judges2: x"}, "takes no `judges2`; did you mean `judges`?"),
+        ({"options": ", scale: 0"}, "node coach: prompt_options.scale: Input should be greater than 0"),
+        ({"options": ", keep: {observations: 5}"}, "prompt_options.keep.observations: Extra inputs are not permitted"),
+        ({"options": ", keep: {output: 0}"}, "prompt_options.keep.output: Input should be greater than or equal to 1"),
+        ({"options": ", truth_for: solver"}, "prompt_options.truth_for: Input should be a valid tuple"),
+        ({"options": ", truth_for: [solvr]"}, "truth_for: no agent `solvr`; did you mean `solver`?"),
+        ({"options": ", scale: 5"}, "node score: scale: coach scores up to 5, not 10.0; correct one of them"),
+        ({"args": ", scale: 100"}, "node score: scale: coach scores up to 10, not 100; correct one of them"),
+        ({"coaches": "{coach: other}"}, "node score: coaches: coach judges solve, not other"),
+        ({"coaches": "{coatch: solve}"}, "no node of an agent `coatch`; did you mean `coach`?"),
+        ({"coaches": "[coach]"}, "coaches is a mapping of each coach's node to the judged one: {coach: solve}"),
+        ({"after": "[]"}, "prompt_options.judges: this node does not wait for solve; add `after: solve`"),
+    ],
+)
+def test_mistakes_are_found_by_validate(tmp_path, keys, problem):
+    file = yaml_of(tmp_path, **keys)
+    done = CliRunner().invoke(app, ["validate", file])
+    assert done.exit_code == 2 and problem in done.output and "Traceback" not in done.output
+
+
+def test_validate_finds_mistakes_of_the_template(tmp_path):
+    file = yaml_of(tmp_path)
+    (tmp_path / "coach.txt").write_text("x\n{{ observation }}")
+    done = CliRunner().invoke(app, ["validate", file])
+    assert done.exit_code == 2 and f"{tmp_path}/coach.txt:2: unknown variable `observation`" in done.output
+    (tmp_path / "coach.txt").unlink()
+    done = CliRunner().invoke(app, ["validate", file])
+    assert done.exit_code == 2 and "prompt_options.template: no such file `coach.txt`" in done.output
+
+
+def test_the_template_belongs_to_the_files_of_the_experiment(tmp_path):
+    assert "coach.txt" in user_files(load_workflow(yaml_of(tmp_path)))
+
+
+def test_a_coach_of_a_sub_workflow_finds_its_template_and_its_node(tmp_path):
+    part = tmp_path / "part"
+    part.mkdir()
+    yaml_of(part)
+    (part / "coach.txt").write_text("part")
+    (tmp_path / "main.yaml").write_text(
+        "dag_id: m\nagents: [{name: solver, policy: main}, {name: coach, policy: fixed}]\n"
+        "policies: {main: {model: {path: m}}, fixed: {model: {path: m}, frozen: true}}\n"
+        "nodes:\n  - {id: sub, workflow: part/workflow.yaml}\n"
+        "  - {id: score, reward: 'recipe.dag.coach.reward:coach_scores', "
+        "args: {coaches: {sub__coach: sub__solve}}, after: sub}\n"
+    )
+    workflow = load_workflow(tmp_path / "main.yaml")
+    check_coaches(workflow)
+    assert workflow.node("sub__coach").agent_options.pre_process_kwargs["template"] == "part/coach.txt"
+    assert "part/coach.txt" in user_files(workflow) or "coach.txt" in user_files(workflow)
+
+
+def test_a_frozen_model_of_the_run_is_a_coach_too(world, tmp_path):
+    """Its prompt and its request for the right form are token ids; the record holds the second exchange as messages."""
+    workflow = load_workflow(yaml_of(tmp_path))
+    (tmp_path / "coach.txt").write_text("JUDGE {{ agent_output }} BY {{ agent_input }}")
+
+    def script(prompt, sampling, request):
+        if not request.endswith("-coach"):
+            return "it is 4"
+        return "PROCESS_SCORE: 3" if "I could not read a score" in prompt else "<think>PROCESS_SCORE: 9</think>hm"
+
+    client = world.Client(script)
+    episode = world.play(workflow, client)
+    solve, coach, other = episode.calls
+    assert coach.parsed == {"process": 3.0, "outcome": None, "reasoning": "hm"} and solve.reward == 0.3
+    assert "JUDGE it is 4 BY <|im_start|>user\nquestion<|im_end|>\n<|im_start|>assistant\n" in coach.prompt_text
+    assert [message["role"] for message in coach.messages] == ["user", "assistant", "user", "assistant"]
+    assert other.reward == 0.0 and coach.usage is None and coach.generations == 2
+
+
+def test_what_was_never_answered_is_not_judged(world, coached):
+    """Neither a request for a call that failed, nor one for a prompt that did not fit."""
+    failing = [{"name": "solver", "policy": "outside", "on_failure": "skip"}, {"name": "coach", "policy": "outside"}]
+    with OpenAIServer(lambda body: "PROCESS_SCORE: 5", faults={0: "500", 1: "500"}) as server:
+        episode = play(world, coached(server, agents=failing))
+    solve, coach = episode.calls
+    assert len(server.requests) == 2 and "failed" in solve.parsed
+    assert coach.parsed == {"failed": f"node solve failed: {solve.parsed['failed']}"} and solve.unscored
+    with OpenAIServer(lambda body: "PROCESS_SCORE: 5") as server:
+        workflow = coached(server)
+        episode = play(world, workflow, max_model_len=8)
+    assert server.requests == [] and "its prompt did not fit" in episode.calls[1].parsed["failed"]
+
+
+def test_an_outcome_that_is_missing_is_asked_for_where_the_truth_is_known(world, coached):
+    def answer(body):
+        return "PROCESS_SCORE: 6" if len(body["messages"]) == 1 else "ANSWER_CORRECT: 1\nPROCESS_SCORE: 2"
+
+    with OpenAIServer(answer) as server:
+        episode = play(world, coached(server, options={"truth_for": ["solver"]}, reward={"outcome": 1.0}))
+    # what the first answer said stands
+    assert episode.calls[1].parsed == {"process": 6.0, "outcome": 1.0, "reasoning": ""}
+    assert episode.calls[0].reward == pytest.approx(1.6) and "TRUTH 4\n" in server.requests[0]["messages"][0]["content"]
+    assert "ANSWER_CORRECT" in server.requests[1]["messages"][2]["content"]
+    assert "PROCESS_SCORE" not in server.requests[1]["messages"][2]["content"]
+    with OpenAIServer(answer) as server:
+        episode = play(world, coached(server, options={"truth_for": ["solver"], "outcome": False}))
+    assert len(server.requests) == 1 and episode.calls[1].parsed["outcome"] is None
+
+
+def test_a_blank_answer_is_sent_back_as_something(world, coached):
+    with OpenAIServer(lambda body: "" if len(body["messages"]) == 1 else "PROCESS_SCORE: 1") as server:
+        play(world, coached(server))
+    assert server.requests[1]["messages"][1] == {"role": "assistant", "content": "(no answer)"}
+
+
+def test_a_budget_that_is_spent_leaves_the_rest_unscored(world, coached):
+    with OpenAIServer(lambda body: "I say 7") as server:
+        episode = play(world, coached(server, api={"budget": {"calls": 1}, "on_budget": "skip"}))
+    assert len(server.requests) == 1 and episode.fault is None and episode.calls[0].unscored
+    assert "its budget of 1 calls is spent" in episode.calls[1].parsed["failed"]
+
+
+def test_verdicts_are_shown_to_the_agents_only_if_that_is_asked_for(world, coached):
+    for feedback in (False, True):
+        client = world.Client(lambda *_: "it is 4")
+        with OpenAIServer(lambda body: "Think of Alpha.\nPROCESS_SCORE: 2") as server:
+            play(world, coached(server, options={"feedback": feedback}, episode={"max_turns": 2}), client)
+        assert ["Think of Alpha" in prompt for _, prompt, _ in client.requests] == [False, feedback]

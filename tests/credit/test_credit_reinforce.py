@@ -174,6 +174,24 @@ def test_a_token_pays_its_own_penalty_and_the_later_ones_of_its_trajectory(make_
     assert returns.tolist() == [-2.625, 0.0, -2.125, -1.875, -3.0, 1.0]
 
 
+@pytest.mark.parametrize("estimator", [reinforce, reinforce_pp])
+@pytest.mark.parametrize("merged", [True, False])
+def test_the_unit_call_pays_each_action_its_own_reward_and_penalties(make_row, merge, estimator, merged):
+    first, second = make_row(1.0, mask=(1, 0, 1, 1)), make_row(2.0, turn=1, mask=(1, 1))
+    rows = [merge([first, second])] if merged else [first, second]
+    _, returns = estimator(CreditBatch.from_rows(rows), stat_unit="call")
+    assert torch.cat(returns).tolist() == [1.0, 0.0, 1.0, 1.0, 2.0, 2.0]
+    penalties = torch.tensor([-0.5, 9.0, -0.25, 0.125, -4.0, -1.0])
+    batch = CreditBatch.from_rows(rows, penalties=penalties.split([len(row.response_ids) for row in rows]))
+    _, returns = estimator(batch, stat_unit="call")
+    assert torch.cat(returns).tolist() == [0.375, 0.0, 0.875, 1.125, -3.0, 1.0]
+
+
+def test_another_unit_is_refused(make_row):
+    with pytest.raises(ValueError, match="stat_unit"):
+        reinforce_pp(CreditBatch.from_rows([make_row(1)]), stat_unit="episode")
+
+
 @given(rewards=REWARDS)
 def test_returns_without_discount_are_the_limit_of_those_with_a_little(make_row, rewards):
     batch = CreditBatch.from_rows(mixed_rows(make_row, rewards))

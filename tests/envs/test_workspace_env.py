@@ -50,7 +50,9 @@ def play(local, *turns: tuple[str, str], files: Any = None, folder: Path | None 
             seen = [await env.reset(sample, 0, client)]
             infos = []
             for agent, text in turns:
-                observation, reward, done, info = await env.step(["earlier", text], None, ["another", agent])
+                observation, reward, done, info = await env.step(
+                    ["earlier", text, "print(9)"], None, ["another", agent, "later"], agent
+                )
                 assert (reward, done) == (0.0, False)
                 assert json.loads(json.dumps(info)) == info
                 seen.append(observation)
@@ -187,7 +189,10 @@ def test_checks_run_in_the_sandbox(local):
         ("import pickle, os\nclass P:\n    def __reduce__(self): return (os._exit, (0,))", "ended with exit code 0"),
         ("import pickle, time\nclass P:\n    def __reduce__(self): return (time.sleep, (99,))", "did not end in time"),
         ("import pickle, sys\nclass P:\n    def __reduce__(self): return (sys.exit, ())", "raises SystemExit"),
-        ("import pickle, os\nclass P:\n    def __reduce__(self): return (os.kill, (os.getpid(), 9))", "its check"),
+        (
+            "import pickle\nclass P:\n    def __reduce__(self): return (exec, ('import os; os.kill(os.getpid(), 9)',))",
+            "its check",
+        ),
     ],
 )
 def test_a_pickle_that_ends_its_check_fails_it(local, make, problem):
@@ -195,6 +200,28 @@ def test_a_pickle_that_ends_its_check_fails_it(local, make, problem):
     contract = {"a": [{"file": "X.pkl", "check": "load(path) is None"}]}
     _, _, (info,) = play(local, ("a", block(dump)), contract=contract, timeout_s=2)
     assert problem in info["problems"]["X.pkl"]
+
+
+@pytest.mark.parametrize(
+    ("line", "problem"),
+    [
+        ('[[99, "x"]]', "its check was disturbed"),
+        ('{"a": 1}', "its check was disturbed"),
+        ("[1]", "its check was disturbed"),
+        ("[" * 100_000, "its check was disturbed"),
+        ("no json", "its check was disturbed"),
+        ('[[0, "a\\nb must still make: nothing \\u001b[2J"]]', "'a b must still make: nothing \\x1b[2J'"),
+        ("[]", None),  # a file can claim to be right: a check is no proof
+    ],
+)
+def test_a_pickle_that_forges_the_result_of_its_check_does_no_harm(local, line, problem):
+    forged = f"import os, sys, __main__; print(chr(10) + __main__.marker + {line!r}, flush=True); os._exit(0)"
+    dump = f"import pickle\nclass P:\n    def __reduce__(self): return (exec, ({forged!r},))\n"
+    dump += "pickle.dump(P(), open('X.pkl', 'wb'))"
+    contract = {"a": [{"file": "X.pkl", "check": "load(path)"}]}
+    _, (seen,), (info,) = play(local, ("a", block(dump)), contract=contract)
+    assert info["problems"] == ({"X.pkl": problem} if problem else {})
+    assert all(part.isprintable() for part in seen.split("\n"))
 
 
 def test_a_module_of_the_agent_does_not_replace_that_of_a_check(local):
@@ -208,7 +235,7 @@ def test_a_pickle_is_never_loaded_outside(local, tmp_path, monkeypatch):
     trap = tmp_path / "trap"
     code = (
         "import os, pickle\nclass P:\n"
-        f"    def __reduce__(self): return (os.system, ('touch {trap} /tmp/trap',))\n"
+        f"    def __reduce__(self): return (os.system, ('touch {trap}',))\n"
         "pickle.dump(P(), open('model.pkl', 'wb'))\npickle.dump(P(), open('submission.csv', 'wb'))"
     )
 
@@ -221,7 +248,7 @@ def test_a_pickle_is_never_loaded_outside(local, tmp_path, monkeypatch):
     _, _, (info,) = play(local, ("a", block(code)), contract=contract)
     assert info["artifacts_ok"] and "posix" in info["fetched"]["submission.csv"]
     if local.isolation == "full":
-        assert not trap.exists() and not Path("/tmp/trap").exists()
+        assert not trap.exists()
 
 
 @pytest.mark.parametrize(
@@ -397,6 +424,12 @@ def test_the_data_root_takes_the_place_of_the_data_folder(local, tmp_path):
 def test_options_are_checked(options, message):
     with pytest.raises(UserError, match=message):
         Workspace(**options)
+
+
+def test_a_contract_with_another_agent_is_an_error():
+    env = Workspace(contract={"engineer": ["a"], "modler": ["b"]})
+    with pytest.raises(UserError, match="`contract` names modler; the agents of the env are engineer, modeler"):
+        asyncio.run(env.reset({}, 0, None, agents=["engineer", "modeler"]))
 
 
 def test_a_sandbox_that_is_down_or_full_is_a_fault():

@@ -24,10 +24,10 @@ import aiohttp
 from aiohttp import web
 
 FAULTS = ("drop", "truncate", "429", "500", "503", "401", "403", "404", "400", "long", "hang", "nonsense", "empty")
-FAULTS += ("crowded",)
+FAULTS += ("crowded", "529", "quota")
 """drop: the connection closes without an answer. truncate: within the answer. long: a prompt beyond the context.
 crowded: a prompt of 12 tokens that exceeds a context of 16 with its completion only. hang: no answer at all.
-nonsense: not JSON. empty: JSON without choices."""
+nonsense: not JSON. empty: JSON without an answer. quota: the account's quota is used up."""
 Answer = Callable[[dict[str, Any]], Any]
 """Returns the answer to a request's body: a text, a message, or the whole choice if it has a finish_reason."""
 Faults = Mapping[int, str] | Callable[[int], str | None]
@@ -78,9 +78,11 @@ class OpenAIServer:
         self._loop: asyncio.AbstractEventLoop | None = None
         self._runner: web.AppRunner | None = None
 
+    base_path = "/v1"
+
     @property
     def url(self) -> str:
-        return f"http://127.0.0.1:{self.port}/v1"
+        return f"http://127.0.0.1:{self.port}{self.base_path}"
 
     def __enter__(self) -> OpenAIServer:
         self._loop = asyncio.new_event_loop()
@@ -107,12 +109,15 @@ class OpenAIServer:
 
     async def _start(self) -> None:
         app = web.Application(client_max_size=64 << 20)
-        app.router.add_get("/v1/models", self._list)
-        app.router.add_post("/v1/chat/completions", self._complete)
-        app.router.add_post("/v1/completions", self._complete)
+        self.add_routes(app.router)
         self._runner = web.AppRunner(app, access_log=None, shutdown_timeout=0, handler_cancellation=True)
         await self._runner.setup()
         await web.TCPSite(self._runner, "127.0.0.1", self.port, reuse_address=True).start()
+
+    def add_routes(self, router: web.UrlDispatcher) -> None:
+        router.add_get("/v1/models", self._list)
+        router.add_post("/v1/chat/completions", self._complete)
+        router.add_post("/v1/completions", self._complete)
 
     async def _kill(self) -> None:
         if self._runner is not None:
@@ -130,11 +135,12 @@ class OpenAIServer:
         return web.json_response({"object": "list", "data": [{"id": name} for name in self._models]})
 
     def _refusal(self, request: web.Request) -> web.Response | None:
-        given = request.headers.get("Authorization", "")
-        if self._key is None or given == f"Bearer {self._key}":
-            return None
+        given = self.key_of(request)
         # as servers do that help their users, and log their keys
-        return _error(401, f"Incorrect API key provided: {given.removeprefix('Bearer ')}", code="invalid_api_key")
+        return None if self._key in (None, given) else self.error("key", f"Incorrect API key provided: {given}")
+
+    def key_of(self, request: web.Request) -> str:
+        return request.headers.get("Authorization", "").removeprefix("Bearer ")
 
     async def _complete(self, request: web.Request) -> web.StreamResponse:
         body = json.loads(await request.read())
@@ -149,15 +155,15 @@ class OpenAIServer:
         try:
             if self._before is not None:
                 await self._before()
-            if self._strict and (problem := misplaced_answers(body["messages"])):
-                return _error(400, problem)
+            if self._strict and (problem := self.problem_of(body)):
+                return self.error("400", problem)
             return await self._fail(request, fault) if fault is not None else await self._reply(request, body)
         finally:
             self.in_flight -= 1
 
     async def _reply(self, request: web.Request, body: dict[str, Any]) -> web.Response:
         if self._upstream is None:
-            return web.json_response(answer_to(body, self._answer(body)))
+            return web.json_response(self.completion(body, self._answer(body)))
         url = self._upstream.removesuffix("/v1") + request.path
         async with aiohttp.ClientSession() as http, http.post(url, json=body) as answer:
             data = await answer.read()
@@ -180,15 +186,33 @@ class OpenAIServer:
                 request.transport.abort()
             return response
         if fault in ("nonsense", "empty"):
-            return web.Response(text="<html>gateway</html>" if fault == "nonsense" else '{"choices": []}')
-        if fault == "long":
-            said = "This model's maximum context length is 16 tokens. However, your messages resulted in 40 tokens."
-            return _error(400, said, code="context_length_exceeded")
-        if fault == "crowded":
-            asked = "you requested 60 tokens (12 in the messages, 48 in the completion)"
-            return _error(400, f"This model's maximum context length is 16 tokens. However, {asked}.")
-        headers = {"Retry-After": self._retry_after} if fault in ("429", "503") else {}
-        return _error(int(fault), f"fault {fault}", headers=headers)
+            return web.Response(text="<html>gateway</html>" if fault == "nonsense" else json.dumps(self.empty))
+        said = self.words.get(fault, f"fault {fault}")
+        return self.error(fault, said, headers={"Retry-After": self._retry_after} if fault in ("429", "503") else {})
+
+    empty: Any = {"choices": []}
+    words = {
+        "long": "This model's maximum context length is 16 tokens. However, your messages resulted in 40 tokens.",
+        "crowded": "This model's maximum context length is 16 tokens. However, you requested 60 tokens (12 in the "
+        "messages, 48 in the completion).",
+        "quota": "You exceeded your current quota, please check your plan and billing details.",
+    }
+    """The provider's messages."""
+
+    def error(self, fault: str, message: str, headers: dict[str, str] | None = None) -> web.Response:
+        """Return the provider's answer to a refused request: `fault`, or key for a wrong key."""
+        codes = {"key": "invalid_api_key", "long": "context_length_exceeded", "quota": "insufficient_quota"}
+        status = {"key": 401, "long": 400, "crowded": 400, "quota": 429}.get(fault) or int(fault)
+        body = {"error": {"message": message, "type": "error", "param": None, "code": codes.get(fault)}}
+        return web.json_response(body, status=status, headers=headers)
+
+    def problem_of(self, body: dict[str, Any]) -> str | None:
+        """Return what a strict server finds wrong with a request."""
+        return misplaced_answers(body["messages"])
+
+    def completion(self, body: dict[str, Any], answer: Any) -> dict[str, Any]:
+        """Return the provider's JSON around what an `Answer` returned."""
+        return answer_to(body, answer)
 
 
 def misplaced_answers(messages: list[dict[str, Any]]) -> str | None:
@@ -233,8 +257,3 @@ def tool_call(name: str, call_id: str = "c1", **arguments: Any) -> dict[str, Any
         "content": None,
         "tool_calls": [{"id": call_id, "type": "function", "function": function}],
     }
-
-
-def _error(status: int, message: str, code: str | None = None, headers: dict[str, str] | None = None) -> web.Response:
-    body = {"error": {"message": message, "type": "error", "param": None, "code": code}}
-    return web.json_response(body, status=status, headers=headers)

@@ -241,6 +241,8 @@ def test_a_session_lasts_as_long_as_its_client(local):
         await asyncio.sleep(1.0)
         with pytest.raises(SandboxFault, match="no such session"):
             await other.get(session, "a")
+        while await open_sessions(other):
+            await asyncio.sleep(0.05)
         await other.close()
 
     asyncio.run(main())

@@ -72,7 +72,7 @@ def project(tmp_path, tiny_model, monkeypatch):
     (folder / "words.py").write_text("ASK = 'what is'\n")
     (folder / "score.py").write_text("def score(episode):\n    return {}\n")
     (folder / "train.json").write_text(json.dumps(projects.PROBLEMS))
-    (folder / "val.json").write_text(json.dumps(projects.PROBLEMS[:2]))
+    (folder / "val.json").write_text(json.dumps(projects.UNSEEN))
     monkeypatch.setenv("MODEL_PATH", str(folder / "model"))
 
     async def start(*args, **options):

@@ -35,6 +35,7 @@ nodes:
 """
 HOOKS = "from words import ASK\n\ndef pre_process(tokenizer, prompt_ids, obs, **kwargs):\n    return prompt_ids\n"
 PROBLEMS = [{"problem": f"{i} + 1", "answer": str(i + 1)} for i in range(4)]
+UNSEEN = [{"problem": f"{i} + 2", "answer": str(i + 2)} for i in range(2)]
 
 
 class Started(Exception):

@@ -1,15 +1,11 @@
 from __future__ import annotations
 
-from collections import Counter
-
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 
 from recipe.dag.errors import UserError
-from recipe.dag.train.data import Columns, Sampler, load_samples
+from recipe.dag.train.data import Columns, load_samples
 
 MESSAGES = [{"role": "user", "content": "2 + 2?"}]
 
@@ -32,6 +28,14 @@ def test_rows_become_samples(parquet):
     assert load_samples(file) == [
         {"prompt": MESSAGES, "ground_truth": "4", "data_source": "sums", "extra_info": {"index": 3}}
     ]
+
+
+def test_a_row_with_files_names_the_folder_that_they_are_relative_to(parquet, tmp_path, monkeypatch):
+    rows = [row(extra_info={"files": [{"name": "a.csv", "path": "a.csv"}]}), row(extra_info={"files": None})]
+    file = parquet(rows)
+    assert [sample.get("data_folder") for sample in load_samples(file)] == [str(tmp_path), None]
+    monkeypatch.chdir(tmp_path)
+    assert load_samples("data.parquet")[0]["data_folder"] == str(tmp_path)
 
 
 def test_a_prompt_of_text_becomes_a_users_message(parquet):
@@ -89,35 +93,3 @@ def test_what_is_wrong_with_a_file_is_one_line_that_names_it(tmp_path, parquet):
             load_samples(file, what="data.val_files")
         message = str(caught.value)
         assert message.startswith("data.val_files: ") and expected in message and "\n" not in message
-
-
-@given(st.integers(1, 40), st.integers(1, 60), st.integers(0, 2**32), st.integers(1, 6))
-def test_each_epoch_is_a_permutation(size, batch_size, seed, steps):
-    picks = [pick for step in range(1, steps + 1) for pick in Sampler(size, batch_size, seed).batch(step)]
-    assert [epoch for _, epoch in picks] == [position // size for position in range(steps * batch_size)]
-    whole = steps * batch_size // size
-    for epoch in range(whole):
-        assert sorted(index for index, e in picks if e == epoch) == list(range(size))
-    last = Counter(index for index, e in picks if e == whole)
-    assert all(count == 1 for count in last.values())
-
-
-@given(st.integers(1, 30), st.integers(1, 30), st.integers(0, 1000), st.integers(1, 50))
-def test_a_steps_samples_depend_on_seed_and_step_alone(size, batch_size, seed, step):
-    used = Sampler(size, batch_size, seed)
-    for earlier in range(1, 4):
-        used.batch(earlier)
-    assert used.batch(step) == Sampler(size, batch_size, seed).batch(step)
-
-
-def test_seeds_and_epochs_differ_in_order():
-    first, second = Sampler(100, 200, 0).batch(1), Sampler(100, 200, 1).batch(1)
-    assert first != second
-    assert [i for i, e in first if e == 0] != [i for i, e in first if e == 1]
-
-
-def test_nothing_to_sample_is_refused():
-    with pytest.raises(UserError, match="train_batch_size=0"):
-        Sampler(10, 0, 0)
-    with pytest.raises(UserError, match="no sample"):
-        Sampler(0, 1, 0)

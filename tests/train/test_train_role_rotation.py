@@ -76,14 +76,15 @@ def test_a_run_rolls_out_and_trains_with_the_policies_of_its_step_and_validates_
     config = SimpleNamespace(
         seed=0,
         output_dir="out",
-        data=SimpleNamespace(train_batch_size=1, max_response_length=64),
+        data=SimpleNamespace(train_batch_size=1, stratify_key=None, max_response_length=64),
         trainer=SimpleNamespace(default_local_dir="c", total_training_steps=4, test_freq=3, save_freq=0),
         actor_rollout_ref=SimpleNamespace(rollout=SimpleNamespace(n=1)),
         validation=SimpleNamespace(n=1),
         rollout=SimpleNamespace(progress=False),
+        report=SimpleNamespace(coach_bias_steps=4),
     )
     toolbox = SimpleNamespace(
-        metrics=lambda: {}, runner=lambda config, workflow, policies: SimpleNamespace(workflow=workflow)
+        metrics=dict, spent=dict, runner=lambda config, workflow, policies: SimpleNamespace(workflow=workflow)
     )
     trainer = Trainer(config, workflow, {}, toolbox, train_samples=[{}], val_samples=[{}])
     trainer.journal = SimpleNamespace(episodes=lambda *a, **k: None)

@@ -48,7 +48,9 @@ def open_tools(tmp_path):
         samples = load_samples(str(tmp_path / "data.parquet"))
         workflow = load_workflow(tmp_path / "workflow.yaml")
         # Nothing of a sandbox is configured: what is refused is refused before one is started.
-        return asyncio.run(Toolbox.open(OmegaConf.create({"sandbox": {}}), workflow, samples))
+        return asyncio.run(
+            Toolbox.open(OmegaConf.create({"sandbox": {}, "output_dir": str(tmp_path)}), workflow, samples)
+        )
 
     return open_tools
 

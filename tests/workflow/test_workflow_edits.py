@@ -71,6 +71,17 @@ def test_short_keys_and_removed_ones(edited):
     assert workflow.algorithm.estimator == "reinforce_pp"
 
 
+def test_a_policy_that_no_agent_needs_any_more_is_removed(tmp_path):
+    text = WORKFLOW.replace("checker, policy: main", "checker, policy: other")
+    text = text.replace("{main: {model: {path: here}}}", "{main: {model: {path: here}}, other: {model: {path: here}}}")
+    (tmp_path / "w.yaml").write_text(text.replace("score.py:score", "recipe.dag.reward.outcome:outcome_reward"))
+    shared = ["workflow.agents.*.policy=main", "~workflow.policies.other"]
+    workflow = load_edited(tmp_path / "w.yaml", split_edits(shared)[1])
+    assert list(workflow.policies) == ["main"] and {agent.policy for agent in workflow.agents} == {"main"}
+    with pytest.raises(UserError, match="name one of its keys"):
+        load_edited(tmp_path / "w.yaml", split_edits(["~workflow.agents.checker"])[1])
+
+
 def test_without_edits_it_is_the_file(edited, tmp_path):
     assert edited() == load_workflow(tmp_path / "workflow.yaml") and edited().edited is None
 

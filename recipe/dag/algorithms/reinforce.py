@@ -6,8 +6,8 @@ from typing import TYPE_CHECKING, ClassVar, Literal
 
 from pydantic import Field
 
-from recipe.dag.algorithms.base import Algorithm
-from recipe.dag.algorithms.grouped import Grouped
+from recipe.dag.algorithms.base import Algorithm, Scope
+from recipe.dag.algorithms.grouped import Grouped, StatUnit
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -18,15 +18,27 @@ if TYPE_CHECKING:
 class Reinforce(Algorithm):
     source: ClassVar[str] = "Williams 1992"
     assumes: ClassVar[str] = "no baseline"
+    carries_back_unless: ClassVar[str | None] = "stat_unit: call"
 
     estimator: Literal["reinforce"] = "reinforce"
     gamma: float = Field(default=1.0, ge=0.0, le=1.0)
     """Discount per token."""
+    stat_unit: StatUnit = "trajectory"
+    """The return of a call. trajectory: its own reward and the later ones of its agent in the episode. call: its own
+    reward alone, for rewards that judge each action by itself (MAPPA, arXiv 2601.23228): more actions earn no more."""
+
+    @property
+    def unscored_scope(self) -> Scope:
+        return "call" if self.stat_unit == "call" else "earlier"
+
+    @property
+    def carries_back(self) -> bool:
+        return self.stat_unit == "trajectory"
 
     def credit(self, batch: CreditBatch, base: str = "") -> tuple[list[Tensor], list[Tensor]]:
         from recipe.dag.credit.reinforce import reinforce
 
-        return reinforce(batch, gamma=self.gamma)
+        return reinforce(batch, gamma=self.gamma, stat_unit=self.stat_unit)
 
 
 class ReinforcePP(Reinforce):
@@ -38,7 +50,7 @@ class ReinforcePP(Reinforce):
     def credit(self, batch: CreditBatch, base: str = "") -> tuple[list[Tensor], list[Tensor]]:
         from recipe.dag.credit.reinforce import reinforce_pp
 
-        return reinforce_pp(batch, gamma=self.gamma)
+        return reinforce_pp(batch, gamma=self.gamma, stat_unit=self.stat_unit)
 
 
 class ReinforcePPBaseline(Grouped):

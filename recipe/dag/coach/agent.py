@@ -64,6 +64,8 @@ class Coach(Agent):
     """
 
     _options: Options
+    _judges: str
+    """The judged node's id."""
     _template: PromptTemplate
     _wants_outcome: bool
 
@@ -71,13 +73,13 @@ class Coach(Agent):
         """Read the template and check the options. Raises UserError."""
         where = f"{workflow.path}: node {node.node_id}: prompt_options"
         self._options = options = _read_options(node.agent_options.pre_process_kwargs, where)
-        _check_judged(options.judges, workflow, node, where)
-        _check_rewards(node.node_id, options, workflow)
+        self._judges = _judged_node(options.judges, workflow, node, where)
+        _check_rewards(node.node_id, self._judges, options.scale, workflow)
         names = [agent.name for agent in workflow.agents]
         for name in options.truth_for:
             if name not in names:
                 raise UserError(f"{where}.truth_for: no agent `{name}`{did_you_mean(name, names)}")
-        judged = workflow.agent_of(workflow.node(options.judges)).name
+        judged = workflow.agent_of(workflow.node(self._judges)).name
         self.private = not options.feedback
         self._wants_outcome = judged in options.truth_for if options.outcome is None else options.outcome
         try:
@@ -125,7 +127,7 @@ class Coach(Agent):
         return Output(parsed={"process": score.process, "outcome": score.outcome, "reasoning": score.reasoning})
 
     def _rendered(self, context: Context) -> str:
-        judged, options = _judged_call(context, self._options.judges), self._options
+        judged, options = _judged_call(context, self._judges), self._options
         return self._template.render(evidence(context, judged, options.keep, truth=judged.agent in options.truth_for))
 
     def _missing(self, score: Score) -> list[str]:
@@ -170,23 +172,25 @@ def check_coaches(workflow: Workflow) -> None:
             Coach().prepare(workflow, node)
 
 
-def _check_rewards(coach: str, options: Options, workflow: Workflow) -> None:
+def _check_rewards(coach: str, judged: str, scale: float, workflow: Workflow) -> None:
     """Check what the reward nodes that score with this coach say about it. Raises UserError."""
     for node in workflow.reward_nodes:
         if node.executable_ref is None or split_ref(node.executable_ref)[1] != coach_scores.__name__:
             continue
         coaches, where = node.executable_kwargs.get("coaches"), f"{workflow.path}: node {node.node_id}"
         if not isinstance(coaches, Mapping):
-            raise UserError(f"{where}: coaches is a mapping of each coach's node to the judged one: {{{coach}: ...}}")
+            raise UserError(
+                f"{where}: coaches is a mapping of each coach's node to the judged one: {{{coach}: {judged}}}"
+            )
         nodes = [other.node_id for other in workflow.rollout_nodes]
         for name in (name for pair in coaches.items() for name in pair if name not in nodes):
             raise UserError(f"{where}: coaches: no node of an agent `{name}`{did_you_mean(str(name), nodes)}")
         if coach not in coaches:
             continue
-        if coaches[coach] != options.judges:
-            raise UserError(f"{where}: coaches: {coach} judges {options.judges}, not {coaches[coach]}")
-        if (scale := node.executable_kwargs.get("scale", 10.0)) != options.scale:
-            raise UserError(f"{where}: scale: {coach} scores up to {options.scale:g}, not {scale}; correct one of them")
+        if coaches[coach] != judged:
+            raise UserError(f"{where}: coaches: {coach} judges {judged}, not {coaches[coach]}")
+        if (written := node.executable_kwargs.get("scale", 10.0)) != scale:
+            raise UserError(f"{where}: scale: {coach} scores up to {scale:g}, not {written}; correct one of them")
 
 
 def _read_options(values: Mapping[str, Any], where: str) -> Options:
@@ -199,16 +203,20 @@ def _read_options(values: Mapping[str, Any], where: str) -> Options:
         raise UserError(f"{where}.{key}: {problem['msg']}{hint}") from error
 
 
-def _check_judged(judges: str, workflow: Workflow, node: Node, where: str) -> None:
-    """Raise UserError unless the judged node is an agent's and this node waits for it."""
+def _judged_node(judges: str, workflow: Workflow, node: Node, where: str) -> str:
+    """Return the id of the judged node, in a sub-workflow with its prefix. Raises UserError unless it is an agent's and
+    this node waits for it."""
     rollouts = [other.node_id for other in workflow.rollout_nodes if other.node_id != node.node_id]
-    if judges not in rollouts:
-        raise UserError(f"{where}.judges: no node of an agent `{judges}`{did_you_mean(judges, rollouts)}")
+    inside = f"{node.node_id.rpartition('__')[0]}__{judges}"
+    judged = inside if inside in rollouts else judges
+    if judged not in rollouts:
+        raise UserError(f"{where}.judges: no node of an agent `{judged}`{did_you_mean(judged, rollouts)}")
     awaited, pending = set[str](), list(node.dependencies)
     while pending:
         name = pending.pop()
         if name not in awaited:
             awaited.add(name)
             pending += workflow.node(name).dependencies
-    if judges not in awaited:
-        raise UserError(f"{where}.judges: this node does not wait for {judges}; add `after: {judges}`")
+    if judged not in awaited:
+        raise UserError(f"{where}.judges: this node does not wait for {judged}; add `after: {judged}`")
+    return judged

@@ -31,10 +31,10 @@ def _pattern(label: str) -> re.Pattern[str]:
 _PROCESS, _OUTCOME, _CORRECT = map(_pattern, ("process_score", "outcome_score", "answer_correct"))
 _LABELS = r"(?:process[\s_-]?score|outcome[\s_-]?score|answer[\s_-]?correct)"
 _REASONING = re.compile(
-    rf"(?<![a-z0-9])reasoning{_DECORATION}[:=][ \t*_`]*(.*?)(?=^\W*{_LABELS}{_DECORATION}[:=]|\Z)",
+    rf"(?<![a-z0-9])reasoning{_DECORATION}[:=][ \t*_`]*(.*?)(?=^[^\w\n]*{_LABELS}{_DECORATION}[:=]|\Z)",
     re.IGNORECASE | re.DOTALL | re.MULTILINE,
 )
-_SCORE_LINE = re.compile(rf"^\W*{_LABELS}{_DECORATION}[:=].*$", re.IGNORECASE | re.MULTILINE)
+_SCORE_LINE = re.compile(rf"^[^\w\n]*{_LABELS}{_DECORATION}[:=].*$", re.IGNORECASE | re.MULTILINE)
 _TRUTH = {"yes": 1.0, "true": 1.0, "no": 0.0, "false": 0.0}
 
 

@@ -2,8 +2,8 @@
 
 Invariant: `reinforce` and `reinforce_pp` need neither a group nor a critic, so one episode per sample is enough;
 statistics never mix policies, because a batch holds one policy's rows. A call's reward is paid on its last sampled
-token, the penalty of a token on that token, and both reach the earlier tokens of the agent's trajectory: those of the
-same call, and those of its calls before it.
+token, the penalty of a token on that token, and both reach the earlier tokens of the same call and, unless the unit is
+a call, of the calls before it in the agent's trajectory.
 """
 
 from __future__ import annotations
@@ -17,36 +17,37 @@ from recipe.dag.credit.batch import CreditBatch
 from recipe.dag.credit.chain import sort_by_sequence
 from recipe.dag.credit.gae import TokenAdvantages, sequence_gae
 from recipe.dag.credit.group import center_by_group
-from recipe.dag.credit.returns import returns_to_go
+from recipe.dag.credit.options import check_choice
+from recipe.dag.credit.returns import call_returns
 from recipe.dag.credit.whiten import divide_by_rms, standardize
 
 
-def reinforce(batch: CreditBatch, *, gamma: float) -> tuple[list[Tensor], list[Tensor]]:
+def reinforce(batch: CreditBatch, *, gamma: float, stat_unit: str) -> tuple[list[Tensor], list[Tensor]]:
     """Return (advantages, returns), which are the same: one float32 tensor per row, 0 where the mask is 0.
 
     The return of a sampled token is the sum of its trajectory's rewards from its call on, each times gamma^k, where k
     counts the agent's sampled tokens in between (tool results do not discount), less the penalties from that token on,
-    discounted likewise. Raises ValueError for a gamma outside [0, 1] and for calls of a trajectory that do not record
-    the order in which they were made.
+    discounted likewise. With `stat_unit="call"`, each call is a trajectory by itself. Raises ValueError for a gamma
+    outside [0, 1], another unit, and calls of a trajectory that do not record the order in which they were made.
     """
     if _one_return_per_call(batch, gamma):
-        returns = batch.broadcast_to_rows(_returns_to_go(batch))
+        returns = batch.broadcast_to_rows(_returns_to_go(batch, stat_unit))
     else:
-        tokens = _discounted_returns(batch, gamma)
+        tokens = _discounted_returns(batch, gamma, stat_unit)
         returns = batch.scatter_to_rows(tokens.tokens, tokens.returns)
     return returns, returns
 
 
-def reinforce_pp(batch: CreditBatch, *, gamma: float) -> tuple[list[Tensor], list[Tensor]]:
+def reinforce_pp(batch: CreditBatch, *, gamma: float, stat_unit: str) -> tuple[list[Tensor], list[Tensor]]:
     """Return (advantages, returns): one float32 tensor per row, 0 where the mask is 0.
 
     Returns are those of `reinforce`; the advantage is (return - mean) / sqrt(var + EPS) with the sample variance over
     all sampled tokens, exactly 0 if all returns are equal. A call without sampled tokens is not part of the statistics.
     """
     if _one_return_per_call(batch, gamma):
-        returns_C = _returns_to_go(batch)
+        returns_C = _returns_to_go(batch, stat_unit)
         return batch.broadcast_to_rows(standardize(returns_C, batch.sampled())), batch.broadcast_to_rows(returns_C)
-    tokens = _discounted_returns(batch, gamma)
+    tokens = _discounted_returns(batch, gamma, stat_unit)
     advantages_L = standardize(tokens.returns)
     return batch.scatter_to_rows(tokens.tokens, advantages_L), batch.scatter_to_rows(tokens.tokens, tokens.returns)
 
@@ -71,12 +72,19 @@ def _one_return_per_call(batch: CreditBatch, gamma: float) -> bool:
     return gamma == 1.0 and not batch.penalized
 
 
-def _returns_to_go(batch: CreditBatch) -> Tensor:
+def _returns_to_go(batch: CreditBatch, stat_unit: str) -> Tensor:
     """Return [C] float64."""
-    return torch.tensor(returns_to_go(batch, batch.rewards.tolist(), gamma_turn=1.0), dtype=torch.float64)
+    discount = None if _is_call(stat_unit) else 1.0
+    return torch.tensor(call_returns(batch, batch.rewards.tolist(), "call", discount), dtype=torch.float64)
 
 
-def _discounted_returns(batch: CreditBatch, gamma: float) -> TokenAdvantages:
-    call_order, sequence_ids = sort_by_sequence(batch, list(batch.trajectories()))
+def _discounted_returns(batch: CreditBatch, gamma: float, stat_unit: str) -> TokenAdvantages:
+    keys = range(len(batch.row_of_call)) if _is_call(stat_unit) else list(batch.trajectories())
+    call_order, sequence_ids = sort_by_sequence(batch, keys)
     # with values of 0 and lam = 1, GAE is the discounted sum of the rewards to come
     return sequence_gae(batch, call_order, sequence_ids, gamma=gamma, lam=1.0, learns=batch.mask)
+
+
+def _is_call(stat_unit: str) -> bool:
+    check_choice("stat_unit", stat_unit, ("call", "trajectory"))
+    return stat_unit == "call"

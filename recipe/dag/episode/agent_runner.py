@@ -15,7 +15,7 @@ from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
 
-from recipe.dag.episode.chat import continuation_ids, continue_off_loop, end_of_turn_id, render_off_loop
+from recipe.dag.episode.chat import continuation_ids, continue_off_loop, end_of_turn_id, render_off_loop, unread_options
 from recipe.dag.episode.client import PolicyEndpoint
 from recipe.dag.episode.conversation import Conversation
 from recipe.dag.episode.generation import cut_at_stop, generate, sampling_of
@@ -84,6 +84,11 @@ class AgentRunner:
         with `memory: chat`."""
         self._argument = "code"
         """The argument of the first tool, for calls between tags."""
+        if unread := unread_options(self.endpoint.tokenizer, self.agent.chat_template_kwargs):
+            raise UserError(
+                f"agent {self.agent.name}: chat_template_kwargs.{unread[0]} has no effect: the chat template of policy "
+                f"{self.agent.policy} does not read it; remove it, or choose a model whose template does"
+            )
         if self.agent.tool_loop is not None:
             if not self.tools.names:
                 raise UserError(f"agent {self.agent.name}: a tool_loop needs at least one tool in `tools`")
@@ -174,13 +179,13 @@ class AgentRunner:
         deadline = asyncio.get_running_loop().time() + max(self.limits.call_timeout_s - elapsed, 0.001)
         with boundary(HookFault, self.where):
             sent = json.loads(json.dumps(list(messages)))
-        answer = await self._answer(call, attempt, sent, deadline)
+        answer = await self._reply(call, attempt, sent, deadline)
         # a prompt that goes on from the recorded messages is not recorded twice
         earlier = len(call.messages) if sent[: len(call.messages)] == call.messages else 0
         call.messages += [*sent[earlier:], answer]
         return answer.get("content") or ""
 
-    async def _answer(self, call: Call, attempt: Attempt, messages: list[Message], deadline: float) -> Message:
+    async def _reply(self, call: Call, attempt: Attempt, messages: list[Message], deadline: float) -> Message:
         ids = await self._render(messages)
         room = self.endpoint.max_model_len - len(ids)
         if room < 1:

@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from numbers import Real
 from typing import Any
 
-from recipe.dag.episode.env_class import AGENTS, STEP, EnvClass
+from recipe.dag.episode.env_class import STEP, EnvClass
 from recipe.dag.episode.own_loop import OnLoop, OwnLoop
 from recipe.dag.episode.tasks import invoke, limited
 from recipe.dag.errors import EnvFault, boundary, described
@@ -49,7 +49,8 @@ class LiveEnv:
         function = getattr(self._instance, "reset", None)
         if function is None:
             return {}
-        offered = {"sample": sample, "seed": seed, "sandbox": self._env.sandbox and OnLoop(self._env.sandbox)}
+        sandbox = self._env.sandbox and OnLoop(self._env.sandbox)
+        offered = {"sample": sample, "seed": seed, "sandbox": sandbox, "agents": list(self._watchers)}
         where = f"{self._env.path}:reset"
         with boundary(EnvFault, where, function):
             obs = await self._call("reset", function, **{name: offered[name] for name in self._env.reset_arguments})
@@ -64,12 +65,20 @@ class LiveEnv:
         return state
 
     async def step(
-        self, actions: list[str], ground_truth: Any, players: list[str], acted: Sequence[bool] | None = None
+        self,
+        actions: list[str],
+        ground_truth: Any,
+        players: list[str],
+        acted: Sequence[bool] | None = None,
+        *,
+        agent: str = "",
     ) -> Step:
-        """Step the env. `players`: the agent of each action; `acted`: whether its node ran (by default, all did)."""
+        """Step the env. `players`: the agent of each action; `acted`: whether its node ran (by default, all did);
+        `agent`: that of the node that steps."""
         where = f"{self._env.path}:step"
         args: tuple[Any, ...] = (list(actions), ground_truth)
-        kwargs: dict[str, Any] = {AGENTS: list(players)} if self._env.step_takes_agents else {}
+        offered = {"agents": list(players), "agent": agent}
+        kwargs: dict[str, Any] = {name: offered[name] for name in self._env.step_optional}
         if self._env.step_by_name:
             args, kwargs = (), {**dict(zip(STEP, args, strict=True)), **kwargs}
         with boundary(EnvFault, where, self._instance.step):

@@ -17,10 +17,12 @@ from recipe.dag.types.values import look_up
 from recipe.dag.user_code import load_object
 from recipe.dag.workflow.schema import Node, Workflow
 
+RESET = frozenset({"sample", "seed", "sandbox", "agents"})
+"""The arguments that `reset` may take."""
 STEP = ("actions", "ground_truth")
 """The arguments of `step`."""
-AGENTS = "agents"
-"""Its optional argument."""
+STEP_OPTIONAL = frozenset({"agents", "agent"})
+"""Its optional arguments: the agent of each action, and the agent whose node steps the env."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,8 +34,8 @@ class EnvClass:
     reset_arguments: frozenset[str]
     step_by_name: bool = True
     """The arguments of `step` are passed by name; otherwise by position."""
-    step_takes_agents: bool = False
-    """`step` also takes `agents`, the name of the agent of each action."""
+    step_optional: frozenset[str] = frozenset()
+    """The optional arguments that `step` takes."""
     kwargs: dict[str, Any] = field(default_factory=dict)
     sandbox: SandboxClient | None = None
     chained: bool = False
@@ -74,36 +76,36 @@ def load_envs(workflow: Workflow, sandbox: SandboxClient | None = None) -> dict[
 
 def load_env(name: str, workflow: Workflow, sandbox: SandboxClient | None = None) -> EnvClass:
     """Load an env by its name under `envs` or by its path. Raises UserError if it is not a class with a `step`, or if
-    its `reset` requires arguments other than `sample`, `seed` and `sandbox`."""
+    its `reset` requires arguments that are not in RESET."""
     spec = workflow.envs.get(name)
     path, kwargs = (spec.path, spec.kwargs) if spec else (name, {})
     cls = load_object(path, workflow.path)
     if not inspect.isclass(cls) or not callable(getattr(cls, "step", None)):
         raise UserError(f"{path}: an env is a class with a method step(actions, ground_truth)")
     reset = getattr(cls, "reset", None)
-    agents = _takes_agents(cls)
-    by_name = _steps_by_name(cls, (*STEP, AGENTS) if agents else STEP)
+    optional = _optional_of_step(cls)
+    by_name = _steps_by_name(cls, (*STEP, *optional))
     if reset is None:
-        return EnvClass(path, cls, frozenset(), by_name, agents, kwargs)
+        return EnvClass(path, cls, frozenset(), by_name, optional, kwargs)
     parameters = list(inspect.signature(reset).parameters.values())[1:]
     if any(p.kind is inspect.Parameter.VAR_KEYWORD for p in parameters):
-        return EnvClass(path, cls, frozenset({"sample", "seed"}), by_name, agents, kwargs)
-    offered = frozenset(p.name for p in parameters) & {"sample", "seed", "sandbox"}
+        return EnvClass(path, cls, frozenset({"sample", "seed"}), by_name, optional, kwargs)
+    offered = frozenset(p.name for p in parameters) & RESET
     unknown = [p.name for p in parameters if p.name not in offered and _is_required(p)]
     if unknown:
-        raise UserError(f"{path}: reset asks for {', '.join(unknown)}; it can take sample, seed and sandbox")
-    return EnvClass(path, cls, offered, by_name, agents, kwargs, sandbox)
+        raise UserError(f"{path}: reset asks for {', '.join(unknown)}; it can take sample, seed, sandbox and agents")
+    return EnvClass(path, cls, offered, by_name, optional, kwargs, sandbox)
 
 
 def _is_required(parameter: inspect.Parameter) -> bool:
     return parameter.default is parameter.empty and parameter.kind is not inspect.Parameter.VAR_POSITIONAL
 
 
-def _takes_agents(cls: Any) -> bool:
+def _optional_of_step(cls: Any) -> frozenset[str]:
     try:
-        return AGENTS in inspect.signature(cls.step).parameters
+        return STEP_OPTIONAL & inspect.signature(cls.step).parameters.keys()
     except (TypeError, ValueError):
-        return False
+        return frozenset()
 
 
 def _steps_by_name(cls: Any, arguments: tuple[str, ...]) -> bool:

@@ -68,6 +68,7 @@ class EpisodeEnvs:
             self._sample.get("ground_truth"),
             self._agents(players),
             [call is not None for call in calls],
+            agent=node.agent_name,
         )
         turn.obs[slot], turn.infos[slot] = result.obs, result.info
         turn.calls[slot].env_info = result.info

@@ -17,7 +17,14 @@ from statistics import fmean
 
 from recipe.dag.episode.remote.usage import usage_by_policy
 from recipe.dag.episode.rows import left_out_unscored
-from recipe.dag.report.pass_at_k import average_at_n, outcomes_by_problem, pass_at_k
+from recipe.dag.report.pass_at_k import (
+    atleast_k_at_n,
+    average_at_n,
+    majority_at_n,
+    outcomes_by_problem,
+    pass_at_k,
+)
+from recipe.dag.report.tools import tool_rates
 from recipe.dag.types.record import Call, Episode, Skip
 from recipe.dag.workflow.schema import Workflow
 
@@ -51,6 +58,9 @@ def rollout_metrics(
     agents that declare tools, `skipped` (fraction of skipped calls) if a node has a condition, and `rounds` (mean per
     turn, 0 if skipped) for agents in loops. Without `workflow`, these keys appear if the episodes have such events.
 
+    `tool/<name>/...` and `agent/<name>/tool/<tool>/...` are those of `tool_rates`; the former are over all episodes,
+    since the tools of an episode with a fault ran, too.
+
     `policy/<name>/api/...` are sums over all episodes of what an API policy consumed: requests, retries, prompt_tokens,
     completion_tokens and, with a price, cost.
 
@@ -68,12 +78,14 @@ def rollout_metrics(
         own = [call for call in calls if call.agent == name]
         agent_metrics = _agent_metrics(own, name in with_tools or any(call.tool_results for call in own))
         agent_metrics |= _candidate_metrics(good, name)
+        agent_metrics |= tool_rates(own)
         agent_metrics |= _flow_metrics(good, name, branches=branches, loops=loops)
         metrics |= {f"agent/{name}/{key}": value for key, value in agent_metrics.items()}
     metrics |= _coach_metrics(good)
     if workflow is not None and not prefix:
         scope, trained = workflow.algorithm.unscored_scope, set(workflow.trained_policies())
         metrics["left_out/calls_unscored"] = sum(len(left_out_unscored(e, scope, trained)) for e in good)
+    metrics |= tool_rates(call for episode in episodes for call in episode.calls)
     for policy, usage in usage_by_policy(episodes).items():
         metrics |= {f"policy/{policy}/api/{name}": value for name, value in usage.items()}
     for policy, version in (versions or {}).items():
@@ -86,8 +98,8 @@ def validation_metrics(episodes: Sequence[Episode], workflow: Workflow | None = 
     """Return `rollout_metrics` under `val/`, plus accuracy per problem.
 
     `val/accuracy` is the mean over problems of the mean of their episodes, also per data source if there are several.
-    `val/accuracy_all` includes episodes with a fault. With n > 1 episodes per problem, `val/pass@<k>` is added for k =
-    1, 2, 4, ... and n.
+    `val/accuracy_all` includes episodes with a fault. With n > 1 episodes per problem, `val/pass@<k>` and
+    `val/atleast_<k>@<n>` are added for k = 1, 2, 4, ... and n, and `val/majority@<n>`.
     """
     metrics = rollout_metrics(episodes, workflow, prefix="val/")
     problems = outcomes_by_problem(episodes)
@@ -102,7 +114,9 @@ def validation_metrics(episodes: Sequence[Episode], workflow: Workflow | None = 
             metrics |= {f"val/accuracy/{source}": average_at_n(part)} if part else {}
     n = max(len(outcomes) for outcomes in problems)
     ks = sorted({1 << power for power in range(n.bit_length())} | {n}) if n > 1 else []
-    return metrics | {f"val/pass@{k}": pass_at_k(problems, k) for k in ks}
+    metrics |= {f"val/pass@{k}": pass_at_k(problems, k) for k in ks}
+    metrics |= {f"val/atleast_{k}@{n}": atleast_k_at_n(problems, k, n) for k in ks}
+    return metrics | ({f"val/majority@{n}": majority_at_n(problems, n)} if ks else {})
 
 
 def _episode_metrics(episodes: Sequence[Episode], good: Sequence[Episode]) -> dict[str, float]:

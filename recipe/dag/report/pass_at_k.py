@@ -1,4 +1,4 @@
-"""Accuracy over several episodes per problem.
+"""Accuracy over several episodes per problem: the mean, pass@k, and two ways to count a problem as solved.
 
 Invariant: an episode that was not graded does not count as wrong: it is excluded, and the estimate uses the remaining
 ones. An episode with a fault is excluded, too, unless the caller counts it as not solved.
@@ -52,3 +52,25 @@ def average_at_n(problems: Sequence[Sequence[bool]]) -> float:
     if not problems:
         raise ValueError("no problem was graded")
     return fmean(sum(outcomes) / len(outcomes) for outcomes in problems)
+
+
+def majority_at_n(problems: Sequence[Sequence[bool]], n: int) -> float:
+    """Return the share of problems that more than half of their n episodes solved. Only problems with n graded episodes
+    count. Raises ValueError if there are none."""
+    return _share_solved(problems, n, n // 2 + 1)
+
+
+def atleast_k_at_n(problems: Sequence[Sequence[bool]], k: int, n: int) -> float:
+    """Return the share of problems that at least k of their n episodes solved. Unlike pass@k, the unbiased estimate for
+    k episodes, it falls as k grows, and k = 1 is pass@n. Only problems with n graded episodes count. Raises ValueError
+    if there are none, and unless 1 <= k <= n."""
+    if not 1 <= k <= n:
+        raise ValueError(f"at least {k} of {n} episodes")
+    return _share_solved(problems, n, k)
+
+
+def _share_solved(problems: Sequence[Sequence[bool]], n: int, needed: int) -> float:
+    complete = [outcomes for outcomes in problems if len(outcomes) == n]
+    if not complete:
+        raise ValueError(f"no problem has {n} graded episodes")
+    return fmean(float(sum(outcomes) >= needed) for outcomes in complete)

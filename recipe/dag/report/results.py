@@ -17,7 +17,14 @@ from recipe.dag.episode.failure import most_frequent
 from recipe.dag.episode.remote.usage import usage_by_policy
 from recipe.dag.report.conversations import problem_of
 from recipe.dag.report.jsonfile import replace_file, to_json
-from recipe.dag.report.pass_at_k import SOLVED, average_at_n, outcomes_by_problem, pass_at_k
+from recipe.dag.report.pass_at_k import (
+    SOLVED,
+    atleast_k_at_n,
+    average_at_n,
+    majority_at_n,
+    outcomes_by_problem,
+    pass_at_k,
+)
 from recipe.dag.report.tools import tool_metrics
 from recipe.dag.types.record import Call, Episode, ToolResult
 
@@ -50,8 +57,9 @@ def summarise(episodes: Sequence[Episode]) -> dict[str, Any]:
 
     `final_accuracy` is over the `num_graded` graded episodes; `final_accuracy_all` adds the `num_errors` ones as not
     solved, and `most_frequent_error` quotes their most frequent fault. Pass rates are pooled: passes over attempts of
-    all correct (incorrect) episodes. With several episodes per problem: `samples_per_problem` n, `avg@n`, and unbiased
-    `pass@k` for k = 1 ... n. With API policies: `api_usage`, what each of them consumed.
+    all correct (incorrect) episodes. With several episodes per problem: `samples_per_problem` n, `avg@n`,
+    `majority@n`, and for k = 1 ... n the unbiased `pass@k` and `atleast_k@n`. With API policies: `api_usage`, what each
+    of them consumed.
     """
     good = [episode for episode in episodes if episode.fault is None]
     graded = [episode for episode in good if _is_correct(episode) is not None]
@@ -89,6 +97,8 @@ def summarise(episodes: Sequence[Episode]) -> dict[str, Any]:
         summary["samples_per_problem"] = n
         summary["avg@n"] = average_at_n(problems)
         summary["pass@k"] = {str(k): pass_at_k(problems, k) for k in range(1, n + 1)}
+        summary["majority@n"] = majority_at_n(problems, n)
+        summary["atleast_k@n"] = {str(k): atleast_k_at_n(problems, k, n) for k in range(1, n + 1)}
     return summary
 
 

@@ -26,11 +26,12 @@ from typing import Any
 from ruamel.yaml import YAML
 
 from recipe.dag.errors import UserError
-from recipe.dag.report.jsonfile import to_json
+from recipe.dag.report.jsonfile import replace_file, to_json
 from recipe.dag.report.secrets import command_without_secrets, text_without_secrets, without_secrets
 from recipe.dag.workflow.schema import Workflow
 
 FOLDER = "run"
+SUBSET = "subset.json"
 PACKAGES = (
     "verl-dag",
     "verl",
@@ -53,11 +54,12 @@ def write_run_record(
     workflow: Workflow,
     fingerprint: Mapping[str, Any],
     launch: Mapping[str, Any],
+    subset: Mapping[str, Any] | None = None,
 ) -> Path:
     """Write the next `run/N` in `output` and return its path.
 
-    `config` is resolved; `launch` has facts of this launch only, such as the checkpoint that it resumes from. Raises
-    UserError if the folder cannot be written.
+    `config` is resolved; `launch` has facts of this launch only, such as the checkpoint that it resumes from; `subset`
+    becomes `subset.json` beside the records. Raises UserError if the folder cannot be written.
     """
     folder = Path(output) / FOLDER
     source = Path(workflow.path)
@@ -76,12 +78,20 @@ def write_run_record(
             name = "workflow.json" if source.suffix != ".json" else "workflow_resolved.json"
             _write_json(partial / name, workflow.model_dump(mode="json"))
             _write_json(partial / "fingerprint.json", fingerprint)
+            _write_subset(folder.with_name(SUBSET), subset)
             return _number(partial, folder)
         except BaseException:
             shutil.rmtree(partial, ignore_errors=True)
             raise
     except OSError as error:
         raise UserError(f"{folder}: cannot be written: {error.strerror or error}; pass another output_dir") from error
+
+
+def _write_subset(path: Path, subset: Mapping[str, Any] | None) -> None:
+    if subset is None:
+        path.unlink(missing_ok=True)  # of an earlier experiment in the same folder
+    else:
+        replace_file(path, [to_json(dict(subset)), b"\n"])
 
 
 def launches(output: str | Path) -> list[Path]:

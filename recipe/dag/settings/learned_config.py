@@ -15,9 +15,10 @@ from recipe.dag.workflow.flatten import flatten
 
 KEYS = (
     *("seed", "sandbox.timeout_s", "sandbox.memory_mb"),
-    *("data.train_batch_size", "data.max_prompt_length", "data.max_response_length"),
+    *("data.train_batch_size", "data.max_prompt_length", "data.max_response_length", "data.stratify_key"),
 )
-"""Keys outside verl's sections that affect learning."""
+"""Keys outside verl's sections that affect learning; null counts as absent."""
+SUBSET_KEYS = ("data.subset.size", "data.subset.seed")
 _FOLDERS = {
     *("agent", "checkpoint", "checkpoint_engine", "disaggregation", "multi_turn", "profiler", "prometheus", "server"),
     *("trace", "turbo_config", "val_kwargs", "wrap_policy"),
@@ -37,7 +38,8 @@ _REFERENCE = re.compile(r"\$\{(?:oc\.select:)?([\w.]+)(?:,[^{}]*)?\}")
 def learned_config(run: DictConfig, *, critics: bool) -> dict[str, dict[str, Any]]:
     """Return the values as JSON, by section and dotted key. `critics`: whether a policy has one."""
     values = {key: value for key, value in _flat_config(run, resolve=True).items() if value != {}}
-    sections = {"run": {key: values[key] for key in KEYS if key in values}}
+    keys = KEYS if values.get("data.subset.size") is None else (*KEYS, *SUBSET_KEYS)
+    sections = {"run": {key: values[key] for key in keys if values.get(key) is not None}}
     for section in ("actor_rollout_ref", "critic") if critics else ("actor_rollout_ref",):
         keys = [key for key in values if key.startswith(f"{section}.") and is_learned(key)]
         sections[section] = {key: values[key] for key in sorted(keys)}

@@ -88,8 +88,10 @@ class SessionFiles:
 class _Sessions:
     """The sessions that are used on one event loop."""
 
-    ttl_s: dict[str, float] = field(default_factory=dict)
-    """Of those that this client opened, by identifier."""
+    opened: dict[str, float] = field(default_factory=dict)
+    """Time to live in seconds by identifier, of those that this client opened and nobody has used yet."""
+    renewed: dict[str, float] = field(default_factory=dict)
+    """The same of those in use. One that is never used is never renewed: its identifier did not reach its caller."""
     turns: dict[str, asyncio.Lock] = field(default_factory=dict)
     """By identifier: a program that waits at the server for another one is refused after half a minute."""
     heart: asyncio.Task[None] | None = None
@@ -176,7 +178,7 @@ class SandboxClient:
         request = Request("POST", "/run_code", timeout_s + self._margin_s, content, repeatable=session_id is None)
         async with AsyncExitStack() as stack:
             if session_id is not None:
-                turns = self._sessions().turns
+                turns = self._use(session_id).turns
                 await stack.enter_async_context(turns.setdefault(session_id, asyncio.Lock()))
             return await self.transport.exchange(request, self._result)
 
@@ -196,10 +198,7 @@ class SandboxClient:
             with suppress(Exception):
                 await self.delete(await asyncio.wait_for(opening, _CANCELLED_S))
             raise
-        sessions = self._sessions()
-        sessions.ttl_s[session_id] = ttl_s
-        if sessions.heart is None or sessions.heart.done():
-            sessions.heart = asyncio.create_task(self._renew(sessions))
+        self._sessions().opened[session_id] = ttl_s
         return session_id
 
     async def put(self, session_id: str, name: str, data: bytes) -> None:
@@ -220,6 +219,7 @@ class SandboxClient:
         """Return the regular files of a session by name, at most 1000: all, or those that match a pattern (`*`, `?`,
         `[...]`, `**`). Raises SandboxFault."""
         query = "?" + urlencode([("match", pattern) for pattern in patterns]) if patterns else ""
+        self._use(session_id)
         request = Request("GET", f"{_path(session_id)}/files{query}", self._margin_s)
         return await self.transport.exchange(request, lambda answer: _files(self._checked(answer)))
 
@@ -230,8 +230,8 @@ class SandboxClient:
             await self._on_file("DELETE", session_id, name)
             return
         sessions = self._sessions()
-        sessions.ttl_s.pop(session_id, None)
-        sessions.turns.pop(session_id, None)
+        for kept in (sessions.opened, sessions.renewed, sessions.turns):
+            kept.pop(session_id, None)
         await self.transport.exchange(Request("DELETE", _path(session_id), self._margin_s), lambda answer: None)
 
     async def ping(self) -> bool:
@@ -248,11 +248,20 @@ class SandboxClient:
     def _sessions(self) -> _Sessions:
         return self._loops.setdefault(asyncio.get_running_loop(), _Sessions())
 
+    def _use(self, session_id: str) -> _Sessions:
+        """Renew the session from now on, if this client opened it."""
+        sessions = self._sessions()
+        if session_id in sessions.opened:
+            sessions.renewed[session_id] = sessions.opened.pop(session_id)
+            if sessions.heart is None or sessions.heart.done():
+                sessions.heart = asyncio.create_task(self._renew(sessions))
+        return sessions
+
     async def _renew(self, sessions: _Sessions) -> None:
         """Restart the time of all open sessions, again and again, until none is left."""
-        while sessions.ttl_s:
-            await asyncio.sleep(min(sessions.ttl_s.values()) / _BEATS)
-            content = json.dumps({"ids": [*sessions.ttl_s]}).encode()
+        while sessions.renewed:
+            await asyncio.sleep(min(sessions.renewed.values()) / _BEATS)
+            content = json.dumps({"ids": [*sessions.renewed]}).encode()
             try:
                 await self.transport.send(Request("POST", "/sessions/renew", self._margin_s, content))
             except Unavailable as error:
@@ -269,6 +278,7 @@ class SandboxClient:
         max_bytes: int | None = None,
     ) -> bytes:
         path = f"{_path(session_id)}/files/{_encoded(name)}{query}"
+        self._use(session_id)
         request = Request(method, path, self._margin_s, content, max_bytes=max_bytes)
         return await self.transport.exchange(request, self._checked)
 

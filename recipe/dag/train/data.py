@@ -1,8 +1,7 @@
-"""Samples: loading them from files, and choosing those of each step.
+"""Samples, loaded from files.
 
-Invariant: the samples of step s are a pure function of (seed, s): each epoch is one seeded permutation, and steps cut
-the endless sequence of epochs into equal pieces. Resuming therefore needs no loader state, and where a run stops does
-not change the order.
+Invariant: a sample has the same keys whatever format its file has, and its order is that of the files. Which of them a
+run uses, and when, is decided in sampling.py.
 """
 
 from __future__ import annotations
@@ -12,8 +11,6 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
-
-import numpy as np
 
 from recipe.dag.episode.toolset import TOOLS_KWARGS
 from recipe.dag.errors import UserError
@@ -142,24 +139,3 @@ def prompt_of(row: Mapping[str, Any], column: str = "prompt") -> list[dict[str, 
     ):
         raise UserError(f"column {column} must be a list of {{role, content}} messages")
     return [dict(message) for message in prompt]
-
-
-class Sampler:
-    """Chooses the samples of each step."""
-
-    def __init__(self, size: int, batch_size: int, seed: int):
-        if batch_size < 1:
-            raise UserError(f"data.train_batch_size={batch_size} must be at least 1")
-        if size < 1:
-            raise UserError("data.train_max_samples=0 leaves no sample to train on; -1 uses all samples")
-        self.size, self.batch_size, self.seed = size, batch_size, seed
-
-    def batch(self, step: int) -> list[tuple[int, int]]:
-        """Return (index, epoch) of each sample of `step`, which is counted from 1."""
-        first = (step - 1) * self.batch_size
-        epochs = {position // self.size for position in range(first, first + self.batch_size)}
-        order = {epoch: np.random.default_rng([self.seed, epoch]).permutation(self.size) for epoch in epochs}
-        return [
-            (int(order[position // self.size][position % self.size]), position // self.size)
-            for position in range(first, first + self.batch_size)
-        ]

@@ -34,11 +34,12 @@ from recipe.dag.report.results import write_results
 from recipe.dag.train import checkpoint
 from recipe.dag.train.alternation import as_bound
 from recipe.dag.train.call_filter import outside_loss, penalise_overlong, void_metrics
-from recipe.dag.train.data import Sample, Sampler
+from recipe.dag.train.data import Sample
 from recipe.dag.train.dynamic_sampling import StepRollouts, collect
 from recipe.dag.train.evaluation import roll_out
 from recipe.dag.train.resume import Start, way_back
 from recipe.dag.train.rollout_processes import SpreadRunner
+from recipe.dag.train.sampling import describe, sampler_of
 from recipe.dag.train.selection import IdleSteps
 from recipe.dag.train.setup import Toolbox
 from recipe.dag.train.step import TrainingStep
@@ -76,7 +77,8 @@ class Trainer:
         self.train_samples, self.val_samples = train_samples, val_samples
         self.runners: dict[tuple[str, ...], EpisodeRunner | SpreadRunner] = {}
         self.runner = self._runner_of(workflow)
-        self.sampler = Sampler(len(train_samples), config.data.train_batch_size, config.seed)
+        data = config.data
+        self.sampler = sampler_of(train_samples, data.train_batch_size, config.seed, data.stratify_key)
         self.out = Path(config.output_dir)
         self.checkpoints = Path(config.trainer.default_local_dir)
         self.trained = [policy for policy in policies.values() if policy.trained]
@@ -108,6 +110,8 @@ class Trainer:
         failed = True
         self.complete = self.saved = step
         self.stop.take_notice()
+        if strata := describe(self.sampler):
+            print(strata, flush=True)
         try:
             announce("sending the weights to the inference servers")
             await self._sync_weights(step)

@@ -120,12 +120,17 @@ class ChatRunner(AgentRunner):
                 call.stop_reason, call.ended_in_tool_call = "invalid_calls", True
                 return
 
-    async def _answer(self, call: Call, attempt: Attempt, messages: list[Message], deadline: float) -> Message:
+    async def _reply(self, call: Call, attempt: Attempt, messages: list[Message], deadline: float) -> Message:
         return (await self._complete(call, attempt, deadline, messages)).message
 
     def read_by(self, call: Call) -> str:
         """Return the text of all that the call's model had read before its last generation."""
-        return as_text(call.messages[:-1]) if call.tool_results else call.prompt_text
+        if not call.tool_results:
+            return call.prompt_text
+        said = call.text if call.completion is None else call.completion
+        answers = [i for i, m in enumerate(call.messages) if m["role"] == "assistant"]
+        last = max((i for i in answers if (call.messages[i]["content"] or "") == said), default=answers[-1])
+        return as_text(call.messages[:last])
 
     async def _complete(self, call: Call, attempt: Attempt, deadline: float, messages: list[Message]) -> ChatAnswer:
         """Return the model's next message; count it in the call."""

@@ -1,0 +1,167 @@
+"""MathChat's agents: a problem solver, a code agent that acts in rounds, and a verifier.
+
+Invariant: agents are stateless. A program or an answer is only what the model wrote outside of its thoughts, and a
+generation that a limit cut off runs no program. The code agent's calls are one conversation (`memory: chat`), so each
+of them is trained with all that it had read.
+"""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+from recipe.dag import Agent, Call, Context, Message, Output, UserError
+from recipe.dag.episode.markup import TOOL_CALL, python_blocks
+from recipe.dag.reward.outcome import final_answer, written_in
+from recipe.dag.types.record import ToolResult
+from recipe.mathchat import prompts
+
+BETWEEN = "\n------\n"
+"""Separates the outputs of several programs of one action."""
+
+
+class Solver(Agent):
+    """Reasons about the problem, without a tool."""
+
+    def prompt(self, context: Context, *, token_limit: int, system: str = prompts.SOLVER_SYSTEM) -> list[Message]:
+        return _messages(system, token_limit, _problem(context), prompts.SOLVER_TASK)
+
+
+class Coder(Agent):
+    """Writes programs, reads what they print, and states the result. Its node is in a loop; its agent needs
+    `memory: chat` and the tool.
+
+    Sets `parsed`: `over` (the call has no program, so the agent is done) and `output` (what its programs printed).
+    """
+
+    def prompt(
+        self,
+        context: Context,
+        *,
+        token_limit: int,
+        system: str = prompts.CODER_SYSTEM,
+        solver: str = "solve",
+        feedback: str | None = None,
+    ) -> list[Message]:
+        """`solver`: the node whose output it reads. `feedback`: the coach's node whose last verdict it reads, too."""
+        if context.continues and context.round:
+            return [{"role": "user", "content": _joined(self._result(context), *_feedback(context, feedback))}]
+        solution = prompts.section(prompts.SOLUTION, _handed(context, solver))
+        return _messages(
+            system, token_limit, _problem(context), solution, *_feedback(context, feedback), prompts.CODER_TASK
+        )
+
+    def _result(self, context: Context) -> str:
+        output = context.history[-1].parsed.get("output", "")
+        last = context.round + 1 == context.max_rounds
+        return f"<tool_response>\n{output}\n</tool_response>\n{prompts.LAST if last else prompts.MORE}"
+
+    async def parse(
+        self,
+        context: Context,
+        *,
+        tool: str = "code_interpreter",
+        code_timeout: float = 30.0,
+        max_programs: int = 4,
+        max_output_chars: int = 2000,
+    ) -> Output:
+        """Run the programs of this call one after the other, each in a fresh process of at most `code_timeout` seconds.
+        Of the joined outputs, the first `max_output_chars` are kept."""
+        call = context.call
+        codes = [] if call.stop_reason == "length" else programs(written_in(call))
+        results = [await context.call_tool(tool, code=code, timeout=code_timeout) for code in codes[:max_programs]]
+        output = BETWEEN.join(_shown(result) for result in results)[:max_output_chars]
+        return Output(parsed={"over": not results, "output": output})
+
+
+class Verifier(Agent):
+    """Gives the answer. Sets `parsed["answer"]`: the content of the last box outside of thoughts; None without one."""
+
+    def prompt(
+        self,
+        context: Context,
+        *,
+        token_limit: int,
+        system: str = prompts.VERIFIER_SYSTEM,
+        solver: str | None = "solve",
+        coder: str = "code",
+        feedback: str | None = None,
+    ) -> list[Message]:
+        """`solver`: the node whose output it reads besides the code agent's; null: the code agent's only, as published.
+        `feedback`: the coach's node whose last verdict it reads, too."""
+        shown = [] if solver is None else [prompts.section(prompts.SOLUTION, _handed(context, solver))]
+        shown.append(prompts.section(prompts.CODE, _handed(context, coder)))
+        output = _last_output(context, coder)
+        shown += [] if output is None else [prompts.section(prompts.OUTPUT, output)]
+        shown += _feedback(context, feedback)
+        return _messages(system, token_limit, _problem(context), *shown, prompts.VERIFIER_TASK)
+
+    def parse(self, context: Context) -> Output:
+        return Output(parsed={"answer": final_answer(context.call)})
+
+
+def programs(text: str) -> list[str]:
+    """Return the programs in a text without thoughts: those of its <tool_call>s if it has any, else its fenced Python
+    blocks. A call that cannot be read is an empty program, which the tool refuses and the model is told so."""
+    blocks = TOOL_CALL.findall(text)
+    return [_code_of(block) for block in blocks] if blocks else python_blocks(text)
+
+
+def _code_of(block: str) -> str:
+    try:
+        arguments = json.loads(block)["arguments"]
+        code = (json.loads(arguments) if isinstance(arguments, str) else arguments)["code"]
+    except (ValueError, KeyError, TypeError, RecursionError):
+        return ""
+    return code if isinstance(code, str) else ""
+
+
+def _shown(result: ToolResult) -> str:
+    if result.status == "invalid":
+        return "[unreadable tool call or empty program]"
+    return result.text.strip("\n")
+
+
+def _messages(system: str, token_limit: int, *parts: str) -> list[Message]:
+    messages: list[Message] = []
+    if system:
+        messages.append({"role": "system", "content": system.replace("{tokens}", str(token_limit))})
+    return [*messages, {"role": "user", "content": _joined(*parts)}]
+
+
+def _joined(*parts: str) -> str:
+    return "\n\n".join(parts)
+
+
+def _problem(context: Context) -> str:
+    return prompts.section(prompts.PROBLEM, context.problem)
+
+
+def _handed(context: Context, node: str) -> str:
+    return _call_of(context, node).handed.strip()
+
+
+def _call_of(context: Context, node: str) -> Call:
+    call = context.upstream.get(node)
+    if call is None:
+        ran = ", ".join(context.upstream) or "none"
+        where = f"node '{context.node}'"
+        raise UserError(f"{where}: node '{node}' has not run before it; nodes that have: {ran}; list it under `after`")
+    return call
+
+
+def _last_output(context: Context, node: str) -> str | None:
+    """Return what the last program of `node` printed in this turn; None if it ran none."""
+    for call in reversed(context.calls):
+        if call.node == node and call.turn == context.turn and call.parsed.get("output"):
+            return call.parsed["output"]
+    return None
+
+
+def _feedback(context: Context, node: str | None) -> list[str]:
+    """Return the section with the coach's words, if `node` is named and gave a verdict that could be read. Raises
+    UserError if the node cannot have run: only the coach of a loop's own node gives its first verdict after round 0."""
+    if node is None or (node not in context.upstream and context.max_rounds > 1 and not context.round):
+        return []
+    verdict: dict[str, Any] = _call_of(context, node).parsed
+    return [prompts.section(prompts.FEEDBACK, verdict["reasoning"])] if verdict.get("reasoning") else []

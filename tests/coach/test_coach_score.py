@@ -1,0 +1,159 @@
+"""Scores are read as they were written, or not at all."""
+
+from __future__ import annotations
+
+import math
+import re
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from recipe.dag.coach.score import Score, parse
+
+NUMBERS = st.one_of(st.integers(0, 10).map(float), st.floats(0.0, 10.0).map(lambda x: round(x, 3)))
+FORMS = st.sampled_from(
+    [
+        "PROCESS_SCORE: {}",
+        "process_score: {}",
+        "**PROCESS_SCORE:** {}",
+        "**PROCESS_SCORE**: **{}**",
+        "- `PROCESS_SCORE` = {}",
+        "### Process Score: {}\n",
+        '{{"process_score": {}, "x": 1}}',
+        "PROCESS_SCORE:\n{}\n",
+        "PROCESS_SCORE: [{}]",
+        "I give PROCESS_SCORE: {}.",
+    ]
+)
+
+
+def shown(number: float) -> str:
+    return str(int(number)) if number.is_integer() else f"{number:.3f}"
+
+
+@given(FORMS, NUMBERS, st.sampled_from(["", "/10", " / 10", " out of 10"]))
+def test_a_score_is_read_in_every_form(form, number, total):
+    assert parse(form.format(shown(number) + total)).process == pytest.approx(number, abs=1e-6)
+
+
+@given(FORMS, FORMS, NUMBERS, NUMBERS)
+def test_the_last_statement_holds(first, second, one, other):
+    text = f"{first.format(shown(one))}\nNo, rather:\n{second.format(shown(other))}"
+    assert parse(text).process == pytest.approx(other, abs=1e-6)
+
+
+@given(NUMBERS, st.integers(1, 1000), st.sampled_from([1.0, 5.0, 10.0, 100.0]))
+def test_a_fraction_is_brought_onto_the_scale(number, total, scale):
+    expected = min(number / total, 1.0) * scale
+    assert parse(f"PROCESS_SCORE: {shown(number)}/{total}", scale).process == pytest.approx(expected, abs=1e-3 * scale)
+
+
+@given(st.text(max_size=200), st.sampled_from([1.0, 10.0]))
+def test_any_text_gives_scores_within_their_scales_or_none(text, scale):
+    check(parse(text, scale), scale)
+
+
+@given(
+    st.lists(
+        st.sampled_from(
+            [*"0123456789.,/-+*[]()<>:=%\n ", "e9", "PROCESS_SCORE", "OUTCOME_SCORE", "ANSWER_CORRECT", "<think>"]
+            + ["</think>", "REASONING", "nan", "-inf", "out of", "yes", "1e999", "٣", "８"]
+        ),
+        max_size=30,
+    ).map("".join)
+)
+def test_any_heap_of_pieces_gives_scores_within_their_scales_or_none(text):
+    check(parse(text), 10.0)
+
+
+def check(score: Score, scale: float) -> None:
+    for value, largest in ((score.process, scale), (score.outcome, 1.0)):
+        assert value is None or (0.0 <= value <= largest and math.isfinite(value))
+    assert isinstance(score.reasoning, str)
+
+
+@given(st.text(max_size=300).filter(lambda text: not re.search(r"score", text, re.IGNORECASE)))
+def test_nothing_unlabelled_is_ever_a_process_score(text):
+    """The published system took the first number of the text, or 5.0."""
+    assert parse(text).process is None and parse(f"{text} 8/10").process is None
+
+
+@pytest.mark.parametrize(
+    ("text", "process"),
+    [
+        ("PROCESS_SCORE: -3", 0.0),
+        ("PROCESS_SCORE: 85", 10.0),
+        ("PROCESS_SCORE: 80%", 8.0),
+        ("PROCESS_SCORE: 8,5", 8.5),
+        ("PROCESS_SCORE: .5", 0.5),
+        ("PROCESS_SCORE: 1e1", 10.0),
+        ("PROCESS_SCORE: 12/10", 10.0),
+        ("PROCESS_SCORE: 7, and so PROCESS_SCORE: 9", 9.0),
+        # what says no score, says none
+        ("", None),
+        ("The agent did well: 8.", None),
+        ("PROCESS_SCORE: nan", None),
+        ("PROCESS_SCORE: inf", None),
+        ("PROCESS_SCORE: 1e999", None),
+        ("PROCESS_SCORE: N/A", None),
+        ("PROCESS_SCORE: 8\nOn reflection, PROCESS_SCORE: n/a", None),
+        ("PROCESS_SCORE: <a number from 0 to 10>", None),
+        ("PROCESS_SCORE: 0-10", None),
+        ("PROCESS_SCORE: 0 to 10", None),
+        ("PROCESS_SCORE: 8.5-9", None),
+        ("PROCESS_SCORE: 8/10-12", None),
+        ("PROCESS_SCORE: 8/0", None),
+        ("PROCESS_SCORE: 8/-10", None),
+        ("PROCESS_SCORE: 8th", None),
+        ("PROCESS_SCORE 8", None),
+        ("PROCESS_SCORE:\n1. The plan is good\n2. The code runs", None),
+        ("SUBPROCESS_SCORE: 8", None),
+        # a thought is no statement
+        ("<think>PROCESS_SCORE: 9</think>PROCESS_SCORE: 2", 2.0),
+        ("PROCESS_SCORE: 2 <think>or PROCESS_SCORE: 9", 2.0),
+        ("<think>PROCESS_SCORE: 9", None),
+        ("PROCESS_SCORE: 9</think>", None),
+    ],
+)
+def test_process_scores(text, process):
+    assert parse(text).process == (None if process is None else pytest.approx(process))
+
+
+def test_a_thought_that_the_prompt_opened_is_no_statement():
+    assert parse("PROCESS_SCORE: 9", opened=True).process is None
+    assert parse("PROCESS_SCORE: 9</think>PROCESS_SCORE: 2", opened=True).process == 2.0
+
+
+@pytest.mark.parametrize(
+    ("text", "outcome"),
+    [
+        ("OUTCOME_SCORE: 0.75", 0.75),
+        ("OUTCOME_SCORE: 1.7", 1.0),
+        ("OUTCOME_SCORE: -1", 0.0),
+        ("OUTCOME_SCORE: 3/4", 0.75),
+        ("ANSWER_CORRECT: 1", 1.0),
+        ("**Answer_Correct:** no", 0.0),
+        ("ANSWER_CORRECT: True", 1.0),
+        ("ANSWER_CORRECT: 0.0", 0.0),
+        ("ANSWER_CORRECT: 0\nANSWER_CORRECT: 1", 1.0),
+        ("ANSWER_CORRECT: 1\nOUTCOME_SCORE: 0.25", 0.25),
+        ("OUTCOME_SCORE: unknown\nANSWER_CORRECT: 1", 1.0),
+        ("ANSWER_CORRECT: 0.5", None),
+        ("ANSWER_CORRECT: 7", None),
+        ("ANSWER_CORRECT: 1/10", None),
+        ("ANSWER_CORRECT: 0 or 1", None),
+        ("ANSWER_CORRECT: maybe", None),
+        ("PROCESS_SCORE: 1", None),
+    ],
+)
+def test_outcomes(text, outcome):
+    assert parse(text).outcome == outcome
+
+
+def test_the_reasoning_is_what_is_labelled_so_or_all_but_the_scores():
+    assert (
+        parse("REASONING: It is wrong,\nsince 2+2=4.\nPROCESS_SCORE: 3\nBye").reasoning == "It is wrong,\nsince 2+2=4."
+    )
+    assert parse("It is wrong.\n**PROCESS_SCORE:** 3\nANSWER_CORRECT: 0").reasoning == "It is wrong."
+    assert parse("<think>hm</think>**Reasoning:** fine\nPROCESS_SCORE: 8").reasoning == "fine"
