@@ -140,6 +140,20 @@ def test_an_error_that_ends_the_run_leaves_a_checkpoint_of_the_last_complete_ste
     assert (reported(tmp_path) if path.exists() else []) == list(range(1, ends_at[0]))
 
 
+@pytest.mark.parametrize(
+    ("save_freq", "test_freq", "saved_at", "validated_at"),
+    [(2, 3, [2, 4, 5], [3, 5]), (-1, 1, [], [1, 2, 3, 4, 5]), (1, -1, [1, 2, 3, 4, 5], []), (9, 9, [5], [5])],
+)
+def test_checkpoints_and_validations_have_their_steps_and_the_last_one(
+    loop, tmp_path, save_freq, test_freq, saved_at, validated_at
+):
+    made, saved = loop(None, save_freq=save_freq, test_freq=test_freq)
+    asyncio.run(made.train())
+    assert saved == saved_at and reported(tmp_path) == [1, 2, 3, 4, 5]
+    lines = [json.loads(line) for line in (tmp_path / "metrics.jsonl").read_text().splitlines()]
+    assert [line["step"] for line in lines if "timing/validation" in line] == validated_at
+
+
 def test_a_step_whose_validation_ends_the_run_is_reported_and_kept(loop, tmp_path):
     made, saved = loop((3, True), test_freq=3)
     with pytest.raises(UserError, match="rewards.py:3"):
