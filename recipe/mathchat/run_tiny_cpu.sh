@@ -18,7 +18,7 @@ name=$base
 [ "$weight" = 1 ] || name=${base}_coach$weight
 out=outputs/$name
 server=
-trap '[ -z "$server" ] || kill "$server" 2>/dev/null || true' EXIT
+trap '[ -z "$server" ] || { kill "$server" 2>/dev/null && wait "$server"; } || true' EXIT
 
 # start_coach: serve the judge and set COACH_URL to its address
 start_coach() {
