@@ -22,8 +22,9 @@ GOOD_SKILL = 0.75
 
 ACCURACY_LIMITS = ((0.85, 9.0), (0.75, 8.0), (0.65, 6.0), (0.55, 4.0))
 RMSE_LIMITS = ((10.0, 9.0), (25.0, 8.0), (50.0, 6.0))
-"""Limits of the analyst's score in `coach.txt`: (accuracy at least, limit), and (RMSE in percent of the range below,
-limit)."""
+LOWEST_LIMIT = 3.0
+"""Limits of the analyst's score in `coach.txt`: (accuracy at least, limit), (RMSE in percent of the range below, limit),
+and the one without a validation score."""
 
 _ACCURACY = re.compile(r"validation: accuracy ([\d.]+) \(guessing: ([\d.]+)\)")
 _RMSE = re.compile(r"validation: rmse ([\d.]+)% of the range \(guessing: ([\d.]+)%\)")
