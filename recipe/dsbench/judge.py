@@ -23,8 +23,8 @@ GOOD_SKILL = 0.75
 ACCURACY_LIMITS = ((0.85, 9.0), (0.75, 8.0), (0.65, 6.0), (0.55, 4.0))
 RMSE_LIMITS = ((10.0, 9.0), (25.0, 8.0), (50.0, 6.0))
 LOWEST_LIMIT = 3.0
-"""Limits of the analyst's score in `coach.txt`: (accuracy at least, limit), (RMSE in percent of the range below, limit),
-and the one without a validation score."""
+"""Limits of the analyst's score in `coach.txt`: (accuracy at least, limit), (RMSE in percent of the range below,
+limit), and the one without a validation score."""
 
 _ACCURACY = re.compile(r"validation: accuracy ([\d.]+) \(guessing: ([\d.]+)\)")
 _RMSE = re.compile(r"validation: rmse ([\d.]+)% of the range \(guessing: ([\d.]+)%\)")
@@ -85,7 +85,7 @@ def _verdict(request: Mapping[str, str]) -> Verdict:
         return Verdict(1.0, f"It did not make {missing}.")
     read = _validations(request["What the agent had read"])
     if agent == "analyst":
-        return _analyst(request["Task"], answer, read[-1].limit if read else 6.0)
+        return _analyst(request["Task"], answer, read[-1].limit if read else LOWEST_LIMIT)
     printed = _validations(answer)
     if not printed:
         return Verdict(4.0, "Its program printed no validation score.")
@@ -110,7 +110,7 @@ def _validations(text: str) -> list[Validation]:
     for line in text.splitlines():
         if match := _ACCURACY.search(line):
             value, guess = float(match[1]), float(match[2])
-            limit = next((limit for least, limit in ACCURACY_LIMITS if value >= least), 3.0)
+            limit = next((limit for least, limit in ACCURACY_LIMITS if value >= least), LOWEST_LIMIT)
             found.append(Validation((value - guess) / max(1 - guess, 1e-9), limit))
         elif match := _RMSE.search(line):
             value, guess = float(match[1]), float(match[2])

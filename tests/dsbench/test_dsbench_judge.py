@@ -11,12 +11,8 @@ from recipe.dag.coach.template import VARIABLES, PromptTemplate
 from recipe.dsbench.judge import AFTER, BEFORE, judge, sections
 
 TEMPLATE = PromptTemplate(Path(__file__).parents[2] / "recipe" / "dsbench" / "coach.txt")
-TASK = (
-    "Predict rent (a number) of each flat in Oslo.\nEvaluation: Root Mean Squared Error (RMSE).\nSubmission: flat,rent"
-)
-AUC = TASK.replace(
-    "Root Mean Squared Error (RMSE)", "area under the ROC curve (AUC) of the probability of the last label"
-)
+TASK = "Predict rent (a number) of each flat.\nEvaluation: Root Mean Squared Error (RMSE).\nSubmission: flat,rent"
+AUC = TASK.replace("Root Mean Squared Error (RMSE)", "area under the ROC curve (AUC) of the probability")
 FEATURES = "X_train.pkl (9 bytes), y_train.pkl (9 bytes), X_test.pkl (9 bytes)"
 
 
@@ -28,9 +24,7 @@ def accuracy(value: float, guess: float = 0.5) -> str:
     return f"model: linear\nvalidation: accuracy {value:.2f} (guessing: {guess:.2f})"
 
 
-def request(
-    agent: str, *, task=TASK, read="", wrote="```python\nx\n```", answer="", files=FEATURES, missing="none"
-) -> str:
+def request(agent: str, *, task=TASK, read="", wrote="x", answer="", files=FEATURES, missing="none") -> str:
     values = dict.fromkeys(VARIABLES, "none") | {
         "task": task,
         "agent_name": agent,
@@ -87,12 +81,15 @@ def test_a_modeler_is_scored_by_what_the_features_allow():
         (AUC, accuracy(0.5), "probability", 3.0),
         (AUC, accuracy(0.9), "label", 2.0),
         (AUC.replace("area under the ROC curve (AUC)", "accuracy"), accuracy(0.9), "label", 9.0),
-        (TASK, "nothing", "value", 6.0),
     ],
 )
 def test_an_analyst_is_limited_by_the_model_and_must_use_the_right_form(task, model, form, expected):
     answer = f"submission.csv: 40 rows, columns flat, rent, form {form}"
     assert score("analyst", task=task, read=f"{rmse(1.0)}\n{model}", answer=answer) == expected
+
+
+def test_an_analyst_whose_model_has_no_score_takes_the_lowest_limit():
+    assert score("analyst", answer="submission.csv: 40 rows, columns flat, rent, form value") == 3.0
 
 
 def test_headings_in_what_an_agent_wrote_change_nothing():
