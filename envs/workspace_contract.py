@@ -21,6 +21,7 @@ NO_FILE = "there is no such regular file"
 EMPTY = "it is empty"
 _CHECKED = 20
 """Files of one pattern that are checked."""
+_PROBLEM_CHARS = 400
 
 
 @dataclass(frozen=True)
@@ -121,9 +122,21 @@ class Checks:
 
     def problems(self, result: RunResult) -> dict[str, str]:
         """Return what is wrong with each artifact by its pattern. `result`: of the program."""
+        patterns = {self._artifacts[number].pattern for number, _, _ in self._jobs}
         _, separator, line = result.stdout.rpartition("\n" + self._marker)
         if not separator:
             how = "did not end in time" if result.status == "timeout" else f"ended with exit code {result.return_code}"
-            return {self._artifacts[number].pattern: f"its check {how}" for number, _, _ in self._jobs}
-        results = json.loads(line.partition("\n")[0])
-        return {self._artifacts[number].pattern: problem for number, problem in results if problem}
+            return dict.fromkeys(patterns, f"its check {how}")
+        try:
+            results = json.loads(line.partition("\n")[0])
+            found = {self._artifacts[int(number)].pattern: _line(problem) for number, problem in results if problem}
+        except (ValueError, TypeError, IndexError, RecursionError):
+            # A pickle that the check loads can write what it likes.
+            return dict.fromkeys(patterns, "its check was disturbed")
+        return found
+
+
+def _line(problem: Any) -> str:
+    """Return a text that a hostile file may have chosen as one printable line."""
+    text = " ".join(str(problem).split())[:_PROBLEM_CHARS]
+    return text if text.isprintable() else ascii(text)

@@ -17,13 +17,15 @@ from typing import Any
 from envs.code_env import NO_PROGRAM, programs_in
 from envs.workspace_contract import Artifact, Checks, contract_of, problems_of_sizes
 from envs.workspace_files import files_of
-from recipe.dag.errors import UserError
+from recipe.dag.errors import SandboxFault, UserError
 from recipe.dag.sandbox.file_pattern import matches
 from recipe.dag.tools.code_interpreter import SESSION, CodeInterpreter, clip
 from recipe.dag.tools.sandbox_client import FileRefused, RunResult, SandboxClient, SessionFiles, SessionFull
 from recipe.dag.types.record import Episode
 
 _NAME_CHARS = 100
+_CLOSE_S = 3.0
+"""How long a session's deletion may take; a server that does not answer may be starting again."""
 _INFO_FILES = 200
 """Files in `info`; the rest is counted in the observation only."""
 
@@ -81,9 +83,14 @@ class Workspace:
         self._fetched: dict[str, bytes] = {}
         """Digest of each file that was fetched in the last step."""
 
-    async def reset(self, sample: dict[str, Any], seed: int, sandbox: SandboxClient) -> str:
+    async def reset(
+        self, sample: dict[str, Any], seed: int, sandbox: SandboxClient, agents: Sequence[str] | None = None
+    ) -> str:
         """Open the session and put the sample's files there. Raises UserError for files that are missing or do not fit,
-        SandboxFault."""
+        and for a contract with another agent than `agents`; SandboxFault."""
+        if unknown := [name for name in self._contract if agents is not None and name not in agents]:
+            known = ", ".join(agents or ())
+            raise UserError(f"Workspace: `contract` names {', '.join(unknown)}; the agents of the env are {known}")
         self._sandbox = sandbox
         self._opening = asyncio.ensure_future(sandbox.open_session(quota_mb=self._quota_mb, ttl_s=self._ttl_s))
         self._session = await asyncio.shield(self._opening)
@@ -103,8 +110,7 @@ class Workspace:
         self, actions: list[str], ground_truth: Any, agents: list[str], agent: str
     ) -> tuple[str, float, bool, dict[str, Any]]:
         """Run the program in the last action of `agent`; return (observation, 0.0, False, info). See
-        `docs/environments-and-tools.md` for the keys of info. Raises
-        SandboxFault."""
+        `docs/environments-and-tools.md` for the keys of info. Raises SandboxFault."""
         sandbox, before = self._sandbox, self._files
         assert sandbox is not None  # the engine calls reset before step
         own = [action for name, action in zip(agents, actions, strict=True) if name == agent]
@@ -140,28 +146,29 @@ class Workspace:
         return "\n".join([output, self._listing(), *complaints]), 0.0, False, info
 
     async def close(self) -> None:
-        """Delete the session. Raises SandboxFault; the session then ends after `ttl_s`."""
+        """Delete the session. If that fails, it ends after `ttl_s`, since it is no longer renewed."""
         opening, self._opening = self._opening, None
         if self._sandbox is None or opening is None:
             return
         await asyncio.wait({opening})
         if not opening.cancelled() and opening.exception() is None:
-            await self._sandbox.delete(opening.result())
+            with suppress(SandboxFault, TimeoutError):
+                await asyncio.wait_for(self._sandbox.delete(opening.result()), _CLOSE_S)
 
     async def _make_room(self, before: SessionFiles) -> list[str]:
         """Delete new and changed files while the folder holds more than its quota, the largest first; return their
         names. Only a measured quota can be exceeded (isolation below `full`), and no program runs until it is kept."""
         assert self._sandbox is not None
         removed: list[str] = []
-        sizes = sorted(self._files.sizes.items(), key=lambda item: -item[1])
-        for name, _ in sizes:
-            if self._files.used_bytes <= self._files.quota_bytes:
-                break
-            if _state(self._files, name) != _state(before, name):
+        excess = self._files.used_bytes - self._files.quota_bytes
+        for name, size in sorted(self._files.sizes.items(), key=lambda item: -item[1]):
+            if excess > 0 and _state(self._files, name) != _state(before, name):
                 with suppress(FileRefused):
                     await self._sandbox.delete(self._session, name)
                     removed.append(name)
-                self._files = await self._sandbox.list(self._session)
+                    excess -= size
+        if removed:
+            self._files = await self._sandbox.list(self._session)
         return removed
 
     async def _problems(self, artifacts: Sequence[Artifact]) -> dict[str, str]:

@@ -16,6 +16,7 @@ from typer.testing import CliRunner
 from recipe.dag import cli, doctor, doctor_options
 from recipe.dag.doctor import Note, Unfit
 from recipe.dag.errors import UserError
+from tests.episode.provider_servers import AnthropicServer
 
 WORKFLOW = str(Path(__file__).parents[1] / "workflows" / "workflow_retool.yaml")
 TEMPLATE = """\
@@ -192,11 +193,27 @@ def test_options_choose_the_checks(monkeypatch):
     with pytest.raises(UserError, match="add --model MODEL"):
         doctor_options.option_checks(data="rows.parquet")
     every = doctor_options.option_checks(workflow="w.yaml", sandbox_url="u", base_url="b", model="m", data="d.parquet")
-    assert list(every) == ["sandbox-url", "base-url", "template", "tool-call", "prompts", "gpu-memory"]
+    names = ["sandbox-url", "base-url", "template", "tool-call", "prompts", "apis", "tools", "gpu-memory"]
+    assert list(every) == names
     monkeypatch.setattr(doctor, "CHECKS", {"machine": lambda: "fine"})
     assert run().out.split() == ["ok", "machine", "fine"]
     down = run("--base-url", "http://127.0.0.1:9/v1")
     assert down.code == 1 and down.out.startswith("FAIL  base-url") and "machine" not in down.out
+
+
+def test_api_policies_are_asked_in_their_providers_form(tmp_path, monkeypatch):
+    monkeypatch.setenv("THE_KEY", "k1")
+    api = "{provider: anthropic, base_url: '${oc.env:COACH_URL}', model: test, key_env: THE_KEY}"
+    file = tmp_path / "w.yaml"
+    file.write_text(f"dag_id: w\nagents: [{{name: a, policy: coach}}]\npolicies: {{coach: {{api: {api}}}}}\n"
+                    "nodes: [{id: ask, agent: a}]\n")  # fmt: skip
+    with AnthropicServer(key="k1") as server:
+        monkeypatch.setenv("COACH_URL", server.url)
+        assert doctor_options.check_apis(str(file)) == "coach: test at ${oc.env:COACH_URL} answers"
+        monkeypatch.setenv("THE_KEY", "k2")
+        with pytest.raises(UserError, match="refuses the key in THE_KEY"):
+            doctor_options.check_apis(str(file))
+    assert doctor_options.check_apis(WORKFLOW) == "none: every policy is the run's own"
 
 
 def test_memory_is_that_of_the_plan(tmp_path):

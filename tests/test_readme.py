@@ -76,6 +76,10 @@ EXPLAINED = {
         "needs the data set",
         "tests/preprocess/test_preprocess_split.py::test_any_schema_is_split",
     ),
+    "python examples/gallery/mcp_server.py --port 8765": (
+        "serves until it is stopped",
+        "tests/examples/test_examples_gallery.py::test_the_model_is_shown_a_servers_tools_and_calls_them",
+    ),
     "bash recipe/retool/run_tiny_cpu.sh": ("takes minutes and installs", RETOOL),
     "bash recipe/retool/run_tiny_cpu.sh 1": ("takes minutes and installs", RETOOL),
     "bash recipe/retool_ma/run_tiny_cpu.sh": ("takes minutes and installs", TINY),

@@ -15,12 +15,12 @@ class Guesser(Agent):
 
     def prompt(self, context: Context) -> list[Message]:
         lines = [context.problem]
-        lines += [f"{node} said: {call.text}" for node, call in context.upstream.items()]
+        lines += [f"{node} said: {call.handed}" for node, call in context.upstream.items()]
         lines += [f"The game says: {context.obs}"] if context.obs else []
         return [{"role": "user", "content": "\n".join([*lines, "Answer with a number, and how sure you are in %."])}]
 
     def parse(self, context: Context) -> Output:
-        match = _ANSWER.search(context.call.text)
+        match = _ANSWER.search(context.call.handed)  # with `hand_over: answer`, no number of a thought
         if match is None:
             return Output(parsed={})
         return Output(parsed={"answer": match[1], "confidence": int(match[2] or 100) / 100})
@@ -61,6 +61,16 @@ def judged(episode: Episode) -> dict[str, float | None]:
     episode.outcome = _is_right(answer, episode)
     right = (verdict.parsed or {}).get("right")
     return {answer.agent: None if right is None else float(right), verdict.agent: 0.0}
+
+
+def jury(episode: Episode) -> dict[str, float | None]:
+    """Return the share of the judges that say that the solver is right; a verdict that is missing or cannot be read
+    does not count, and without any the answer is not scored (None). The outcome is the truth, not the verdict."""
+    answer, *verdicts = episode.calls
+    episode.outcome = _is_right(answer, episode)
+    votes = [verdict.parsed["right"] for verdict in verdicts if "right" in (verdict.parsed or {})]
+    share = sum(votes) / len(votes) if votes else None
+    return {answer.agent: share} | {verdict.agent: 0.0 for verdict in verdicts}
 
 
 def right(episode: Episode) -> dict[str, list[float]]:

@@ -1,4 +1,5 @@
-"""The checks that options of `verl-dag doctor` ask for: servers, a model's chat template, a data set's prompts, memory.
+"""The checks that options of `verl-dag doctor` ask for: servers, API policies, a model's chat template, a data set's
+prompts, memory.
 
 Invariant: as in `recipe.dag.doctor`, a check is a function that returns one line or raises. What a check tries is what
 a run does: prompts come out of the engine, calls go through the tool loop's parser. Nothing is changed on the machine.
@@ -62,7 +63,9 @@ def option_checks(
     if data is not None and model is not None:
         checks["prompts"] = lambda: check_prompts(data, load_tokenizer(model), workflow, max_prompt_length)
     if workflow is not None:
+        checks["apis"] = partial(check_apis, workflow)
         settings = [*overrides, *([f"model_path={json.dumps(model)}"] if model is not None else [])]
+        checks["tools"] = lambda: asyncio.run(ping_tools(workflow))
         checks["gpu-memory"] = partial(check_memory, workflow, settings, config_path, config_name, gpu_gb)
     return checks
 
@@ -82,6 +85,23 @@ async def ping_sandbox(url: str, token: str | None) -> str:
     if result.status != "success" or result.stdout.strip() != "42":
         raise Unfit(f"{url}: print(6 * 7) gave {result.status}: {result.stdout[-200:]!r} {result.stderr[-200:]!r}")
     return f"{url} ran print(6 * 7) in {result.seconds:.2f} s"
+
+
+async def ping_tools(file: str) -> str:
+    """Ask the servers of a workflow's tools, and read the folders that they search. Raises UserError or Note."""
+    from recipe.dag.episode.listed_tools import check_tools, describe_servers, with_listed_tools
+    from recipe.dag.episode.make_tools import built_in_tools
+    from recipe.dag.episode.rehearsal import NoSandbox
+    from recipe.dag.inspection import load_checked
+
+    workflow = await with_listed_tools(load_checked(file))
+    tools = built_in_tools(workflow, cast("SandboxClient", NoSandbox()), {})
+    try:
+        said = [*describe_servers(workflow), *await check_tools(tools)]
+    finally:
+        for tool in tools.values():
+            await tool.close()
+    return "; ".join(said) or "none asks a server or searches a folder"
 
 
 async def ping_server(url: str, key_env: str) -> str:
@@ -113,6 +133,18 @@ async def ping_server(url: str, key_env: str) -> str:
     return f"{address} serves {', '.join(names[:5]) or 'no model'}" + (f" and {len(names) - 5} more" * (len(names) > 5))
 
 
+def check_apis(file: str) -> str:
+    """Ask the servers of the workflow's API policies, each in its provider's form. Raises UserError."""
+    from recipe.dag.episode.remote.connect import Remotes
+    from recipe.dag.workflow_file import load_workflow
+
+    remotes = Remotes(load_workflow(file))
+    if not remotes.specs:
+        return "none: every policy is the run's own"
+    asyncio.run(remotes.check())
+    return "; ".join(f"{name}: {spec.api.title} answers" for name, spec in remotes.specs.items())
+
+
 def load_tokenizer(model: str) -> Any:
     """Return the tokenizer of a folder or hub model. Raises Unfit."""
     from transformers import AutoTokenizer
@@ -129,7 +161,8 @@ def load_tokenizer(model: str) -> Any:
 
 def check_template(tokenizer: Any) -> str:
     """Render an answer and a tool's result as the tool loop does. Raises Unfit."""
-    from recipe.dag.episode.chat import continuation_ids, end_of_turn_id
+    from recipe.dag.episode.chat import continuation_ids, end_of_turn_id, unread_options
+    from recipe.dag.types.thoughts import OPEN_TAG
 
     if not tokenizer.chat_template:
         raise Unfit("the tokenizer has no chat template; take the model's chat (instruct) version")
@@ -139,7 +172,13 @@ def check_template(tokenizer: Any) -> str:
     text = tokenizer.decode(ids)
     if "42" not in text:
         raise Unfit("the chat template omits a tool's result, so a model would never read it; use format: fenced")
-    return f"answers end with {tokenizer.decode([end])!r}; a tool's result takes {len(ids) - 1} tokens besides its own"
+    thinks = ""
+    if not unread_options(tokenizer, {"enable_thinking": True}):
+        thinks = "; reads enable_thinking"
+    if text.rstrip().endswith(OPEN_TAG):
+        thinks += "; every answer begins in a thought"
+    cost = f"a tool's result takes {len(ids) - 1} tokens besides its own"
+    return f"answers end with {tokenizer.decode([end])!r}; {cost}{thinks}"
 
 
 def check_tool_call(tokenizer: Any) -> str:
@@ -181,10 +220,12 @@ def check_prompts(data: str, tokenizer: Any, workflow: str | None, limit: int) -
 
     Raises Unfit if no prompt can be rendered, UserError for data that cannot be read."""
     from recipe.dag.episode.first_prompt import FirstPrompts, PromptError
+    from recipe.dag.episode.listed_tools import with_listed_tools
     from recipe.dag.train.data import load_samples
     from recipe.dag.workflow_file import load_workflow
 
-    prompts = FirstPrompts(load_workflow(workflow or "doctor.yaml", None if workflow else _PLAIN), tokenizer)
+    flow = load_workflow(workflow or "doctor.yaml", None if workflow else _PLAIN)
+    prompts = FirstPrompts(asyncio.run(with_listed_tools(flow)), tokenizer)
     samples = load_samples(data, what="--data")
 
     async def measure() -> tuple[list[int], list[str]]:

@@ -9,7 +9,8 @@ from __future__ import annotations
 from pathlib import Path
 
 from recipe.dag.algorithms.custom import Custom
-from recipe.dag.workflow.relocate_paths import relocated_node, relocated_policy, relocated_ref
+from recipe.dag.tools.builtin import BUILTIN
+from recipe.dag.workflow.relocate_paths import relocated_folder, relocated_node, relocated_policy, relocated_ref
 from recipe.dag.workflow.schema import Agent, ToolSpec, Workflow
 from recipe.dag.workflow.to_yaml import to_yaml
 from recipe.dag.workflow_file import load_workflow
@@ -32,7 +33,7 @@ def _relocated(workflow: Workflow, output: str | Path) -> Workflow:
     }
     nodes = tuple(relocated_node(node, workflow.path, output) for node in workflow.nodes)
     agents = tuple(_relocated_tools(agent, workflow.path, output) for agent in workflow.agents)
-    tools = {name: _relocated_tool(tool, workflow.path, output) for name, tool in workflow.tools.items()}
+    tools = {name: _relocated_tool(tool, workflow.path, output, name) for name, tool in workflow.tools.items()}
     algorithm = workflow.algorithm
     if isinstance(algorithm, Custom):
         estimator = relocated_ref(algorithm.estimator, workflow.path, output)
@@ -48,8 +49,14 @@ def _relocated_tools(agent: Agent, origin: str | Path, target: str | Path) -> Ag
     return agent.model_copy(update={"tools": tools}) if tools != agent.tools else agent
 
 
-def _relocated_tool(tool: ToolSpec, origin: str | Path, target: str | Path) -> ToolSpec:
-    return tool if tool.path is None else tool.model_copy(update={"path": relocated_ref(tool.path, origin, target)})
+def _relocated_tool(tool: ToolSpec, origin: str | Path, target: str | Path, declared: str = "") -> ToolSpec:
+    """`declared`: its key under `tools`, which is its name unless it has another."""
+    if tool.path is not None:
+        return tool.model_copy(update={"path": relocated_ref(tool.path, origin, target)})
+    built_in = BUILTIN.get(tool.name or declared)
+    folders = built_in.folders if built_in is not None else ()
+    moved = {key: relocated_folder(tool.kwargs[key], origin, target) for key in folders if tool.kwargs.get(key)}
+    return tool.model_copy(update={"kwargs": {**tool.kwargs, **moved}}) if moved else tool
 
 
 def _comments(workflow: Workflow, name: str) -> list[str]:

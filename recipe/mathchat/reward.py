@@ -24,7 +24,7 @@ async def outcome_for_all(
     """Return `weight` for each call of `agents` if the last answer of the node `verifier` is right, else 0.0.
 
     Every action is paid, because with `stat_unit: call` a reward reaches no other action. Sets `episode.outcome` and,
-    if the node `coach` gave an ANSWER_CORRECT, `episode.info`: `coach/answer_correct`, and `coach/agrees`, 1.0 if it is
+    if the node `coach` gave an ANSWER_CORRECT, `episode.info`: `coach_correct`, and `coach_agrees`, 1.0 if it is
     the grader's. Raises GraderFault if the answer cannot be graded.
     """
     answers = [call for call in episode.calls if call.node == verifier]
@@ -37,5 +37,5 @@ async def outcome_for_all(
     episode.info.update(final_reward=outcome, answer=answer or "")
     opinion = next((call.parsed.get("outcome") for call in reversed(episode.calls) if call.node == coach), None)
     if opinion is not None:
-        episode.info |= {"coach/answer_correct": opinion, "coach/agrees": float(opinion == outcome)}
+        episode.info |= {"coach_correct": opinion, "coach_agrees": float(opinion == outcome)}
     return {agent: [weight * outcome] * len(episode.calls_of(agent)) for agent in agents}

@@ -25,7 +25,7 @@ start_coach() {
   local log=$out/coach.log
   mkdir -p "$out"
   : > "$log"  # of an earlier run: its URL is gone
-  verl-dag serve --script recipe/mathchat/judge.py:judge --port 0 > "$log" 2> "$log.errors" &
+  python -m recipe.dag.cli serve --script recipe/mathchat/judge.py:judge --port 0 > "$log" 2> "$log.errors" &
   server=$!
   until COACH_URL=$(head -n 1 "$log") && [ -n "$COACH_URL" ]; do  # its first line is the URL
     kill -0 "$server" 2>/dev/null || { cat "$log.errors" >&2; exit 1; }

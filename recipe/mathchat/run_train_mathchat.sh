@@ -7,7 +7,8 @@
 #        copy of MODEL that the run serves; with COACH_URL and no KEY, a server that needs no key.
 # After --: settings of the run, and workflow.<key>=VALUE.
 # Environment, with the defaults:
-#   COACH_MODEL=gemini-2.5-flash  COACH_URL=(Gemini's, for gemini-...; OpenAI's otherwise)
+#   COACH_MODEL=gemini-2.5-flash  its name tells the provider (gpt-, claude-, gemini-), unless there is a COACH_URL
+#   COACH_URL=                    a server with OpenAI's interface, such as http://localhost:8000/v1
 #   CONFIG=full                   a profile in recipe/mathchat/config: full, small, tiny_cpu
 #   DATA_DIR=data/mathchat        with train.parquet and test.parquet
 #   WEIGHTS=separate              or shared: one set of weights for the three agents
@@ -37,6 +38,7 @@ for setting in "$@"; do
   [[ $setting =~ ^[+~]{0,2}[A-Za-z_][A-Za-z0-9_.*@/-]*(=|$) && ( $setting == *=* || $setting == "~"* ) ]] ||
     refuse "'$setting' is not key=value"
 done
+[[ ${COACH_MODEL:-} =~ ^[A-Za-z0-9._:/@-]*$ ]] || refuse "COACH_MODEL has characters that no model's name has"
 weights=${WEIGHTS:-separate}
 case $weights in separate | shared) ;; *) refuse "WEIGHTS=$weights: it must be separate or shared" ;; esac
 
@@ -63,13 +65,7 @@ if [ "$weights" = shared ]; then
     '~workflow.policies.coder' '~workflow.policies.verifier')
 fi
 if [ -n "$key${COACH_URL:-}" ]; then
-  COACH_MODEL=${COACH_MODEL:-gemini-2.5-flash}
-  case $COACH_MODEL in
-    gemini-*) COACH_URL=${COACH_URL:-https://generativelanguage.googleapis.com/v1beta/openai} ;;
-    *) COACH_URL=${COACH_URL:-https://api.openai.com/v1} ;;
-  esac
-  export COACH_MODEL COACH_URL
-  key_field=
+  coach="model: ${COACH_MODEL:-gemini-2.5-flash}"
   if [ -n "$key" ]; then
     if [[ $key =~ ^[A-Z][A-Z0-9_]*$ ]]; then
       [ -n "${!key:-}" ] || refuse "KEY looks like the name of an environment variable, which is not set"
@@ -77,11 +73,10 @@ if [ -n "$key${COACH_URL:-}" ]; then
       export COACH_API_KEY=$key
       key=COACH_API_KEY
     fi
-    key_field=", key_env: $key"
+    coach+=", key_env: $key"  # a name: the key itself is in no setting
   fi
-  # the configuration reads both variables, and only the name of the one with the key is in it
-  settings+=('~workflow.policies.coach.model'
-    "workflow.policies.coach.api={base_url: \"\${oc.env:COACH_URL}\", model: \"\${oc.env:COACH_MODEL}\"$key_field}")
+  [ -z "${COACH_URL:-}" ] || coach+=', base_url: "${oc.env:COACH_URL}"'
+  settings+=('~workflow.policies.coach.model' "workflow.policies.coach.api={$coach}")
 fi
 profile=(--config-path recipe/mathchat/config --config-name "$config")
 if [ -n "${SHOW:-}" ]; then

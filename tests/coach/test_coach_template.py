@@ -8,8 +8,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from recipe.dag.coach.agent import Options
+from recipe.dag.coach.evidence import Keep
 from recipe.dag.coach.template import VARIABLES, PromptTemplate
 from recipe.dag.errors import HookFault, UserError
+from tests.test_shipped import ROOT
 
 
 def template(folder, text: str) -> PromptTemplate:
@@ -86,3 +89,11 @@ def test_what_breaks_for_some_values_only_is_a_fault_with_its_line(tmp_path):
     with pytest.raises(HookFault, match="no attribute 'author'") as raised:
         made.render(values(problem="bad"))
     assert raised.value.source.endswith("coach.txt:2")
+
+
+def test_the_documentation_lists_every_variable_and_option():
+    text = (ROOT / "docs" / "coaching.md").read_text()
+    rows = [line for line in text.splitlines() if line.startswith("| `")]
+    named = {name for row in rows for name in re.findall(r"`(\w+)`", row.split(" | ")[0])}
+    assert named >= VARIABLES.keys() | Options.model_fields.keys()
+    assert all(f"`{name}`" in text for name in Keep.model_fields)

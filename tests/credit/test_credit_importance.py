@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from tests.credit.with_defaults import importance_weights
 
-LEVELS, MODES = ("token", "sequence"), ("truncate", "mask")
+LEVELS, MODES = ("token", "sequence", "geometric"), ("truncate", "mask")
 
 
 def weights(ratios, *, mask=None, call_ends=None, **options):
@@ -62,7 +62,7 @@ def test_metrics_count_tokens_or_calls():
     assert (metrics["importance/capped"], metrics["importance/ess"]) == (1.0, 0.0)
 
 
-@pytest.mark.parametrize("level", LEVELS)
+@pytest.mark.parametrize("level", ["token", "sequence"])
 @pytest.mark.parametrize("mode", MODES)
 @given(data=st.data())
 def test_weights_are_those_of_verl(level, mode, data):
@@ -112,3 +112,23 @@ def test_a_ratio_beyond_all_bounds_stays_finite():
 def test_unknown_options_are_refused(options, message):
     with pytest.raises(ValueError, match=message):
         weights([[1.0]], **options)
+
+
+def test_a_geometric_ratio_is_the_mean_of_a_calls_sampled_tokens():
+    ratios, mask = [[4.0, 9.0, 1.0, 0.5]], [[1, 0, 1, 1]]
+    mean = 2.0 ** (1 / 3)
+    found, metrics = weights(ratios, mask=mask, level="geometric")
+    assert found == [pytest.approx([mean, 0.0, mean, mean])] and metrics["importance/max"] == pytest.approx(mean)
+    merged = weights(ratios, mask=mask, call_ends=[(2, 4)], level="geometric", cap=1.5)[0]
+    assert merged == [pytest.approx([1.5, 0.0, math.sqrt(0.5), math.sqrt(0.5)])]
+    assert weights(ratios, mask=[[0, 0, 0, 0]], level="geometric")[0] == [[0.0] * 4]
+
+
+@pytest.mark.parametrize("level", LEVELS)
+@pytest.mark.parametrize("mode", MODES)
+def test_a_token_on_which_both_disagree_vetoes_its_call_alone(level, mode):
+    ratios, mask = [[1.0, 1e-5, 1.0, 1.0], [1.0, 1e-5, 1.0, 1.0]], [[1, 1, 1, 1], [1, 0, 1, 1]]
+    found, metrics = weights(ratios, mask=mask, call_ends=[(2, 4), (4,)], level=level, mode=mode, veto=1e-4)
+    assert found == [pytest.approx([0.0, 0.0, 1.0, 1.0]), pytest.approx([1.0, 0.0, 1.0, 1.0])]
+    assert metrics["importance/vetoed"] == pytest.approx(1 / 3)
+    assert "importance/vetoed" not in weights(ratios, mask=mask, level=level, mode=mode)[1]

@@ -202,6 +202,28 @@ def test_a_pickle_that_ends_its_check_fails_it(local, make, problem):
     assert problem in info["problems"]["X.pkl"]
 
 
+@pytest.mark.parametrize(
+    ("line", "problem"),
+    [
+        ('[[99, "x"]]', "its check was disturbed"),
+        ('{"a": 1}', "its check was disturbed"),
+        ("[1]", "its check was disturbed"),
+        ("[" * 100_000, "its check was disturbed"),
+        ("no json", "its check was disturbed"),
+        ('[[0, "a\\nb must still make: nothing \\u001b[2J"]]', "'a b must still make: nothing \\x1b[2J'"),
+        ("[]", None),  # a file can claim to be right: a check is no proof
+    ],
+)
+def test_a_pickle_that_forges_the_result_of_its_check_does_no_harm(local, line, problem):
+    forged = f"import os, sys, __main__; print(chr(10) + __main__.marker + {line!r}, flush=True); os._exit(0)"
+    dump = f"import pickle\nclass P:\n    def __reduce__(self): return (exec, ({forged!r},))\n"
+    dump += "pickle.dump(P(), open('X.pkl', 'wb'))"
+    contract = {"a": [{"file": "X.pkl", "check": "load(path)"}]}
+    _, (seen,), (info,) = play(local, ("a", block(dump)), contract=contract)
+    assert info["problems"] == ({"X.pkl": problem} if problem else {})
+    assert all(part.isprintable() for part in seen.split("\n"))
+
+
 def test_a_module_of_the_agent_does_not_replace_that_of_a_check(local):
     code = "open('json.py', 'w').write('def load(file): return True')\nopen('a.json', 'w').write('no')"
     contract = {"a": [{"file": "a.json", "check": "json.load(open(path))"}]}
@@ -402,6 +424,12 @@ def test_the_data_root_takes_the_place_of_the_data_folder(local, tmp_path):
 def test_options_are_checked(options, message):
     with pytest.raises(UserError, match=message):
         Workspace(**options)
+
+
+def test_a_contract_with_another_agent_is_an_error():
+    env = Workspace(contract={"engineer": ["a"], "modler": ["b"]})
+    with pytest.raises(UserError, match="`contract` names modler; the agents of the env are engineer, modeler"):
+        asyncio.run(env.reset({}, 0, None, agents=["engineer", "modeler"]))
 
 
 def test_a_sandbox_that_is_down_or_full_is_a_fault():

@@ -294,6 +294,8 @@ def test_a_class_that_is_not_an_env_is_refused_at_once(world, code, message):
         ("def step(self, ground_truth, answer):", "ground_truth"),
         ("def step(self, actions, ground_truth, /):", "actions"),
         ("def step(self, *args):", "args[0]"),
+        ("def step(self, agents, actions, ground_truth):", "actions"),
+        ("def step(self, said, truth, *, agent):", "said"),
     ],
 )
 def test_a_step_gets_its_arguments_by_name_where_it_calls_them_so(world, head, actions):
@@ -302,10 +304,64 @@ def test_a_step_gets_its_arguments_by_name_where_it_calls_them_so(world, head, a
     assert [call.reward for call in episode.calls] == [1.0, 1.0]
 
 
+@pytest.mark.parametrize("head", ["actions, ground_truth, agents, agent", "said, truth, *, agent, agents"])
+def test_a_step_that_asks_is_told_whose_actions_they_are(world, head):
+    """Actions are in the order of `agents` in the workflow; here the first agent moves last."""
+    code = f"""
+class E:
+    def reset(self, agents):
+        self.reset_agents = agents
+    def step(self, {head}):
+        return None, 0.0, True, {{"agents": agents, "agent": agent, "reset": self.reset_agents}}
+"""
+    nodes = [
+        {"node_id": "a", "agent_group": 1, "agent_options": {"obs_with_env": True}},
+        {
+            "node_id": "b",
+            "agent_group": 0,
+            "dependencies": ["a"],
+            "agent_options": {"obs_with_env": True, "env_path": ["env.py:E"], "rewards_with_env": True},
+        },
+    ]
+    episode = world.play(world.workflow(nodes, files={"env.py": code}))
+    expected = {"agents": ["agent0", "agent1"], "agent": "agent0", "reset": ["agent1", "agent0"]}
+    assert [call.env_info for call in episode.calls] == [{}, expected]
+
+
+def test_an_env_adds_to_the_state_of_tools(world):
+    code = """
+class E:
+    def reset(self, seed):
+        self.tool_state = {"search": {"index": f"of {seed}"}, "unused": {}}
+    def step(self, actions, ground_truth):
+        return None, 0.0, True
+"""
+    states = []
+    tool = world.Tool("search", lambda arguments, state: states.append(dict(state)) or str(state.setdefault("n", 0)))
+    hooks = "class H:\n    async def parse(self, context):\n        await context.call_tool('search')"
+    hooks += "\n        await context.call_tool('search')"
+    nodes = [{"node_id": "a", "agent_options": {"process_path": "hooks.py:H", "env_path": ["env.py:E"]}}]
+    flow = world.workflow(nodes, agents=[{"tools": ["search"]}], files={"env.py": code, "hooks.py": hooks})
+    sample = world.sample(tools_kwargs={"search": {"create_kwargs": {"site": "web", "index": "none"}}})
+    runner = world.runner(flow, None, [tool])
+    episodes = [asyncio.run(runner.run(sample, uid, 0, step=0)) for uid in ("u0", "u1")]
+    assert [episode.fault for episode in episodes] == [None, None]
+    assert [state.keys() for state in states] == [{"site", "index"}, {"site", "index", "n"}] * 2
+    assert states[0]["index"] == states[1]["index"] != states[2]["index"] and states[0]["site"] == "web"
+
+
+@pytest.mark.parametrize("state", ["3", "{'search': 3}", "['search']"])
+def test_a_malformed_tool_state_is_an_error_of_the_env(world, state):
+    code = f"class E:\n    tool_state = {state}\n    def step(self, actions, ground_truth): return None, 0.0, True"
+    with pytest.raises(UserError, match="`tool_state` is .*, not a dict of dicts"):
+        world.play(game(world, code))
+
+
 @pytest.mark.parametrize(
     ("signature", "given"),
     [
         ("self", set()),
+        ("self, agents, sandbox=None", {"agents", "sandbox"}),
         ("self, seed=0", {"seed"}),
         ("self, sample", {"sample"}),
         ("self, **kw", {"sample", "seed"}),

@@ -327,7 +327,9 @@ def coach(episode):
 
 
 JUDGE = """
-import errno, httpx
+import errno, aiohttp, httpx
+from recipe.dag.errors import GraderFault, ModelServerFault
+from recipe.dag.episode.remote.transport import Refused
 tries = []
 
 def score(episode):
@@ -344,6 +346,14 @@ def score(episode):
         ("raise ConnectionRefusedError(111, 'refused')", 2, "infrastructure"),
         ("raise httpx.ReadTimeout('slow')", 2, "infrastructure"),
         ("raise OSError(errno.EMFILE, 'Too many open files')", 2, "infrastructure"),
+        ("raise TimeoutError", 2, "infrastructure"),
+        ("raise httpx.ConnectError('refused')", 2, "infrastructure"),
+        ("raise aiohttp.ServerDisconnectedError", 2, "infrastructure"),
+        ("raise aiohttp.ClientPayloadError('cut off')", 2, "infrastructure"),
+        ("raise ModelServerFault('the judge is down')", 2, "infrastructure"),
+        ("raise GraderFault('crashed')", 2, "infrastructure"),
+        ("raise Refused('the prompt is not allowed')", 1, "engine"),
+        ("raise aiohttp.InvalidURL('judge')", 1, "user_code"),
         ("raise KeyError('rubric')", 1, "user_code"),
     ],
 )

@@ -258,3 +258,25 @@ def test_hooks_wait_like_models_and_reach_the_tool_by_its_declared_name(world):
 
     run(main())
     assert only(tools).starts == [0, 1]
+
+
+def test_the_time_before_a_call_is_told_apart_from_its_own(world):
+    tool = only(make_tools(workflow(world, {"path": "tool.py:Search", "workers": 1, "calls_per_second": 0.2}), None))
+
+    async def main() -> list[ToolResult]:
+        return await asyncio.gather(*(call(tool, seconds=2) for _ in range(3)))
+
+    assert [(result.seconds, result.waited) for result in run(main())] == [(2, 0), (2, 5), (2, 10)]
+
+
+def test_a_call_that_times_out_says_how_long_it_waited(world):
+    spec = {"path": "tool.py:Search", "workers": 1, "timeout_s": 3}
+    tool = only(make_tools(workflow(world, spec), None))
+
+    async def main() -> list[ToolResult]:
+        return await asyncio.gather(*(call(tool, seconds=9) for _ in range(2)))
+
+    assert [(result.status, result.seconds, result.waited) for result in run(main())] == [
+        ("timeout", 3, 0),
+        ("timeout", 3, 3),
+    ]

@@ -288,6 +288,23 @@ def test_a_fence_may_be_written_as_models_write_it(text, code):
     assert [request.arguments["code"] for request in requests] == ([] if code is None else [code])
 
 
+@pytest.mark.parametrize("form", ["fenced", "hermes", "tags"])
+@pytest.mark.parametrize(
+    ("text", "runs"),
+    [
+        ("{}", False),
+        ("hm {} so</think>done", False),
+        ("hm</think>{}", True),
+        ("hm</think>a<think>{}", False),
+        ("<think>hm</think>{}", False),  # the inner thought ends, not the one that the prompt opened
+    ],
+)
+def test_a_thought_that_the_prompt_opened_calls_nothing(form, text, runs):
+    block = {"fenced": "\n```python\n1\n```\n", "hermes": call(code="1"), "tags": "<code>1</code>"}[form]
+    found = requests_in(text.replace("{}", block), ToolLoop(format=form), ("calc",), opened_thinking=True)
+    assert bool(found) is runs
+
+
 @pytest.mark.parametrize("form", ["fenced", "hermes"])
 @pytest.mark.parametrize(
     ("thought", "runs"),

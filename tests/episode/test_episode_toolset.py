@@ -162,7 +162,8 @@ def test_a_hooks_call_is_the_users_and_not_checked():
 
 
 def test_text_is_a_successful_result():
-    assert call_strict(Strict("found"), {"n": 1}) == ToolResult("strict", {"n": 1}, "success", "found")
+    result = call_strict(Strict("found"), {"n": 1})
+    assert result == ToolResult("strict", {"n": 1}, "success", "found", seconds=result.seconds) and result.seconds > 0
 
 
 @pytest.mark.parametrize(

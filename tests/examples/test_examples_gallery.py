@@ -4,22 +4,28 @@ the gallery's workflows play."""
 from __future__ import annotations
 
 import asyncio
+import json
+import threading
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
+from aiohttp import web
 
+from examples.gallery.mcp_server import make_app
 from recipe.dag.algorithms.base import Algorithm
 from recipe.dag.algorithms.catalogue import BLOCKS, SELECTABLE
 from recipe.dag.algorithms.estimate import estimate
 from recipe.dag.episode.batch import run_batch
 from recipe.dag.episode.client import PolicyEndpoint
+from recipe.dag.episode.listed_tools import with_listed_tools, with_stand_ins
 from recipe.dag.episode.make_tools import make_tools
 from recipe.dag.episode.rows import rows_of
 from recipe.dag.episode.runner import EpisodeRunner
 from recipe.dag.reward.entry_json import to_json
 from recipe.dag.types.record import Episode
+from recipe.dag.types.tool import Tool
 from recipe.dag.workflow.condition import Condition
 from recipe.dag.workflow.schema import NodeRole
 from recipe.dag.workflow.source import read_source
@@ -40,14 +46,17 @@ def gym_problem() -> dict[str, Any]:
     return pytest.importorskip("reasoning_gym.factory").create_dataset("chain_sum", size=1, seed=0)[0]
 
 
-def play(file: Path, server_class: type, answer: Callable[[str], str], **sample: Any) -> Episode:
-    """Run one episode of the workflow, in which the model answers each prompt with `answer(prompt)`."""
-    (episode,) = play_group(file, server_class, lambda prompt, _: answer(prompt), 1, **sample)
+def play(
+    file: Path, server_class: type, answer: Callable[[str], str], *, online: bool = False, **sample: Any
+) -> Episode:
+    """Run one episode of the workflow, in which the model answers each prompt with `answer(prompt)`. `online`: with the
+    servers that its tools ask."""
+    (episode,) = play_group(file, server_class, lambda prompt, _: answer(prompt), 1, online=online, **sample)
     return episode
 
 
 def play_group(
-    file: Path, server_class: type, answer: Callable[[str, int], str], n: int, **sample: Any
+    file: Path, server_class: type, answer: Callable[[str, int], str], n: int, *, online: bool = False, **sample: Any
 ) -> list[Episode]:
     """Run a group of episodes, in which the model answers each prompt with `answer(prompt, index of the episode)`."""
 
@@ -64,8 +73,10 @@ def play_group(
             return await super().generate(request_id, prompt_ids, sampling)
 
     workflow, server = load_workflow(file), Server(lambda prompt: "")
+    workflow = asyncio.run(with_listed_tools(workflow)) if online else with_stand_ins(workflow)
     endpoints = {name: PolicyEndpoint(server, server, 9999) for name in workflow.policies}
-    runner = EpisodeRunner(workflow, endpoints, make_tools(workflow, None), seed=0)
+    tools = make_tools(workflow, None, online=online)
+    runner = EpisodeRunner(workflow, endpoints, tools, seed=0)
     sample = {
         "prompt": [{"role": "user", "content": "Which number?"}],
         "ground_truth": "42",
@@ -77,7 +88,21 @@ def play_group(
             "options": "{}",
             "entry": to_json(gym_problem()),
         }
-    return asyncio.run(run_batch(runner, [(sample, "u")], n, step=0))
+    return asyncio.run(_run_and_close(runner, sample, n, tools))
+
+
+async def _run_and_close(
+    runner: EpisodeRunner, sample: dict[str, Any], n: int, tools: dict[str, Tool]
+) -> list[Episode]:
+    try:
+        return await run_batch(runner, [(sample, "u")], n, step=0)
+    finally:
+        for tool in tools.values():
+            await tool.close()
+
+
+def called(name: str, /, **arguments: Any) -> str:
+    return f"<tool_call>{json.dumps({'name': name, 'arguments': arguments})}</tool_call>"
 
 
 def conditions(found: Condition | None) -> list[Condition]:
@@ -113,9 +138,11 @@ def test_a_workflow_of_the_gallery_plays(file: Path, said: str, scripted_server)
     for episode in episodes:
         assert episode.fault is None, episode.fault
         assert episode.outcome == float(said.startswith("42"))
-        # the judge's server says the same, which is no verdict, and a group without an answer cannot be compared
-        may_lack = compares or file.stem == "workflow_api_judge"
-        assert all(call.reward is not None or may_lack and call.unscored for call in episode.calls)
+        # the judge's server says the same, which is no verdict: the solver's call cannot be scored
+        unscored = ["solver"] if file.stem in ("workflow_api_judge", "workflow_api_jury") else []
+        if not compares:  # a group without an answer cannot be compared
+            assert [call.agent for call in episode.calls if call.reward is None] == unscored
+        assert [call.agent for call in episode.calls if call.reward is None and not call.unscored] == []
 
 
 def test_the_groups_answer_is_the_label_without_a_truth(scripted_server):
@@ -283,3 +310,78 @@ def test_a_tree_refines_the_surest_answer(scripted_server):
         assert call.score == max(siblings) / 100
         assert call.parent_score == (episode.calls[number - 1].score if number else None)
     assert len(rows_of([episode])) == 9
+
+
+def test_the_answers_to_the_questions_are_found_in_the_texts(scripted_server):
+    """The model asks with the question's own words, and answers with what a right reader would."""
+    lines = (ROOT / "examples" / "gallery" / "questions.jsonl").read_text().splitlines()
+    for question in map(json.loads, lines):
+        request = called("search", query=question["problem"])
+        file = ROOT / "examples" / "gallery" / "workflow_search.yaml"
+        episode = play(file, scripted_server, lambda prompt, request=request: "42" if "[1]" in prompt else request)
+        (result,) = episode.calls[0].tool_results
+        assert result.status == "success" and f" {question['answer']} " in result.text, question
+
+
+def test_the_calculator_computes_and_its_refusals_are_read(scripted_server):
+    def answer(prompt: str) -> str:
+        if "no equations" not in prompt:
+            return called("calculator", expression="x = 6*7")
+        return "42 (99 %)" if "1764" in prompt else called("calculator", expression="(6*7)^2")
+
+    file = ROOT / "examples" / "gallery" / "workflow_calculator.yaml"
+    episode = play(file, scripted_server, answer)
+    assert [result.status for result in episode.calls[0].tool_results] == ["failed", "success"]
+    assert episode.outcome == 1.0
+
+
+@pytest.fixture
+def notes_server(monkeypatch):
+    """The example's server, on a thread of its own; MCP_URL names it."""
+    loop = asyncio.new_event_loop()
+    threading.Thread(target=loop.run_forever, daemon=True).start()
+    runner = web.AppRunner(make_app(ROOT / "examples" / "gallery" / "texts"))
+
+    async def start() -> int:
+        await runner.setup()
+        site = web.TCPSite(runner, "127.0.0.1", 0)
+        await site.start()
+        return runner.addresses[0][1]
+
+    port = asyncio.run_coroutine_threadsafe(start(), loop).result(30)
+    monkeypatch.setenv("MCP_URL", f"http://127.0.0.1:{port}/mcp")
+    yield
+    asyncio.run_coroutine_threadsafe(runner.cleanup(), loop).result(30)
+    loop.call_soon_threadsafe(loop.stop)
+
+
+def test_the_model_is_shown_a_servers_tools_and_calls_them(scripted_server, notes_server):
+    def answer(prompt: str) -> str:
+        if "no such note" not in prompt:
+            return called("read_note", name="lights.md")
+        return "42 (99 %)" if "has 42 steps" in prompt else called("read_note", name="lighthouses.md")
+
+    file = ROOT / "examples" / "gallery" / "workflow_mcp.yaml"
+    episode = play(file, scripted_server, answer, online=True)
+    assert episode.fault is None, episode.fault
+    assert [result.status for result in episode.calls[0].tool_results] == ["failed", "success"]
+    assert episode.outcome == 1.0
+    (agent,) = asyncio.run(with_listed_tools(load_workflow(file))).agents
+    assert [tool.kwargs["listed"]["name"] for tool in agent.tools] == ["read_note"]  # of the two that it lists
+
+
+def test_thoughts_call_nothing_and_are_not_handed_over(scripted_server):
+    prompts = []
+
+    def answer(prompt: str) -> str:
+        prompts.append(prompt)
+        if "solve said" in prompt:
+            return "42 (80 %)"
+        if "1764" in prompt:
+            return "<think>Maybe 7.</think>42 (99 %)"
+        return f"<think>{called('calculator', expression='1/0')}</think>{called('calculator', expression='42^2')}"
+
+    episode = play(ROOT / "examples" / "gallery" / "workflow_thinking.yaml", scripted_server, answer)
+    solve, check = episode.calls
+    assert [result.text for result in solve.tool_results] == ["1764"] and solve.parsed["answer"] == "42"
+    assert "solve said: 42 (99 %)" in prompts[-1] and "<think>" not in prompts[-1] and episode.outcome == 1.0

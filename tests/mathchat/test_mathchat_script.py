@@ -15,7 +15,7 @@ ROOT = Path(__file__).parents[2]
 SCRIPT = ROOT / "recipe" / "mathchat" / "run_train_mathchat.sh"
 STUB = """#!/bin/bash
 printf '%s\\n' "$@"
-printf 'env %s\\n' "COACH_API_KEY=${COACH_API_KEY:-}" "COACH_URL=${COACH_URL:-}" "COACH_MODEL=${COACH_MODEL:-}" >&2
+printf 'env %s\\n' "COACH_API_KEY=${COACH_API_KEY:-}" "COACH_URL=${COACH_URL:-}" >&2
 """
 
 
@@ -71,18 +71,19 @@ def test_a_key_goes_into_the_environment_alone(script):
     done = script.run(script.model, "sk-Secret.123", COACH_MODEL="gpt-4o-mini")
     settings = settings_of(done)
     assert "Secret" not in done.stdout
-    assert "COACH_API_KEY=sk-Secret.123" in done.stderr and "COACH_URL=https://api.openai.com/v1" in done.stderr
+    assert "COACH_API_KEY=sk-Secret.123" in done.stderr
     _, workflow = workflow_of(settings)
     api = workflow.policies["coach"].api
-    assert api is not None and (api.key_env, api.model) == ("COACH_API_KEY", "${oc.env:COACH_MODEL}")
+    assert api is not None and (api.key_env, api.model, api.base_url) == ("COACH_API_KEY", "gpt-4o-mini", None)
+    assert api.service is not None and api.service.name == "openai"
     assert workflow.policies["coach"].frozen and workflow.agents[3].on_failure == "skip"
 
 
 def test_the_name_of_a_variable_stands_for_its_key(script):
     done = script.run(script.model, "GEMINI_API_KEY", GEMINI_API_KEY="g-1")
     _, workflow = workflow_of(settings_of(done))
-    assert workflow.policies["coach"].api.key_env == "GEMINI_API_KEY"
-    assert "COACH_MODEL=gemini-2.5-flash" in done.stderr and "googleapis.com" in done.stderr
+    api = workflow.policies["coach"].api
+    assert (api.key_env, api.model, api.service.name) == ("GEMINI_API_KEY", "gemini-2.5-flash", "google")
     assert "g-1" not in done.stdout + done.stderr
     refused = script.run(script.model, "GEMINI_API_KEY")
     assert refused.returncode == 2 and "is not set" in refused.stderr
@@ -91,7 +92,9 @@ def test_the_name_of_a_variable_stands_for_its_key(script):
 def test_a_server_without_a_key(script):
     done = script.run(script.model, COACH_URL="http://127.0.0.1:9/v1", COACH_MODEL="mine")
     _, workflow = workflow_of(settings_of(done))
-    assert workflow.policies["coach"].api.key_env is None and "COACH_URL=http://127.0.0.1:9/v1" in done.stderr
+    api = workflow.policies["coach"].api
+    assert (api.key_env, api.model, api.base_url) == (None, "mine", "${oc.env:COACH_URL}")
+    assert "COACH_URL=http://127.0.0.1:9/v1" in done.stderr
 
 
 def test_shared_weights_are_one_setting(script):
@@ -136,6 +139,7 @@ def test_bad_arguments_are_one_line(script, arguments, reason):
     [
         ({"WEIGHTS": "tied"}, "separate or shared"),
         ({"CONFIG": "large"}, "has no large.yaml"),
+        ({"COACH_MODEL": "a, key_env: HOME"}, "no model's name has"),
         ({"gpu": False}, "no NVIDIA GPU"),
     ],
 )

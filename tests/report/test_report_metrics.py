@@ -92,7 +92,7 @@ def test_episode_metrics_and_masking(make_call, make_episode, make_result, fault
         "tokens/sampled": 16,
         "tokens/prompt": 40,
     }
-    assert {key: value for key, value in metrics.items() if not key.startswith("agent/")} == expected
+    assert {key: value for key, value in metrics.items() if not key.startswith(("agent/", "tool/"))} == expected
     assert metrics["agent/solver/reward/max"] == 0.5
 
 

@@ -30,6 +30,14 @@ def test_rows_become_samples(parquet):
     ]
 
 
+def test_a_row_with_files_names_the_folder_that_they_are_relative_to(parquet, tmp_path, monkeypatch):
+    rows = [row(extra_info={"files": [{"name": "a.csv", "path": "a.csv"}]}), row(extra_info={"files": None})]
+    file = parquet(rows)
+    assert [sample.get("data_folder") for sample in load_samples(file)] == [str(tmp_path), None]
+    monkeypatch.chdir(tmp_path)
+    assert load_samples("data.parquet")[0]["data_folder"] == str(tmp_path)
+
+
 def test_a_prompt_of_text_becomes_a_users_message(parquet):
     assert load_samples(parquet([row(prompt="2 + 2?")]))[0]["prompt"] == MESSAGES
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import json
+import re
 
 import pytest
 
@@ -182,3 +183,25 @@ def test_the_fingerprint_is_kept_in_the_checkpoint_and_what_it_is_made_of_in_the
     assert kept == json.loads((save(project) / "run.json").read_text())["fingerprint"]
     facts = json.loads((seen["launch"] / "launch.json").read_text())
     assert (facts["seed"], facts["platform"], facts["resumed_from"]) == (0, "cpu", None)
+
+
+def with_search(project, **kwargs) -> None:
+    options = json.dumps({"folder": "texts", **kwargs})
+    workflow = re.sub(
+        r"name: solver, policy: main.*?}(?=, {name: judge)", "SOLVER", (project / "flow.yaml").read_text()
+    )
+    solver = f"name: solver, policy: main, tool_loop: {{}}, tools: [{{name: search, kwargs: {options}}}]}}"
+    (project / "flow.yaml").write_text(workflow.replace("SOLVER", solver))
+
+
+def test_the_texts_that_a_tool_searches_count_by_content(project):
+    (project / "texts").mkdir()
+    (project / "texts" / "a.txt").write_text("one")
+    with_search(project)
+    save(project)
+    with_search(project, max_mb=5.0)
+    with pytest.raises(Started):
+        go(project)
+    (project / "texts" / "a.txt").write_text("two")
+    with pytest.raises(UserError, match=r"tools.*: was .*texts"):
+        go(project)

@@ -51,6 +51,8 @@ def update(monkeypatch, workflow_of):
         ("{cap: 1.25, mode: mask}", 0.0, 1.0),
         ("{level: sequence}", 2.0, 1.0),
         ("{level: sequence, cap: 3}", 2.25, 0.0),
+        ("{level: geometric}", 1.5, 0.0),
+        ("{level: geometric, cap: 1.1, veto: 0.0001}", 1.1, 1.0),
     ],
 )
 @pytest.mark.parametrize("more", ["", ", policy_loss: gspo", ", policy_loss: cpgd", ", uncertainty: {}"])

@@ -81,9 +81,10 @@ def test_a_run_rolls_out_and_trains_with_the_policies_of_its_step_and_validates_
         actor_rollout_ref=SimpleNamespace(rollout=SimpleNamespace(n=1)),
         validation=SimpleNamespace(n=1),
         rollout=SimpleNamespace(progress=False),
+        report=SimpleNamespace(coach_bias_steps=4),
     )
     toolbox = SimpleNamespace(
-        metrics=lambda: {}, runner=lambda config, workflow, policies: SimpleNamespace(workflow=workflow)
+        metrics=dict, spent=dict, runner=lambda config, workflow, policies: SimpleNamespace(workflow=workflow)
     )
     trainer = Trainer(config, workflow, {}, toolbox, train_samples=[{}], val_samples=[{}])
     trainer.journal = SimpleNamespace(episodes=lambda *a, **k: None)

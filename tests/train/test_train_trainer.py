@@ -4,13 +4,18 @@ from __future__ import annotations
 
 import asyncio
 import json
+from collections.abc import Callable
 from types import SimpleNamespace
+from typing import Any
 
 import pytest
 from omegaconf import OmegaConf
 
+from recipe.dag.episode.remote.connect import Remotes, transport_of
 from recipe.dag.errors import UserError
-from recipe.dag.train import trainer
+from recipe.dag.report.api_usage import NAME, read_api_usage, write_api_usage
+from recipe.dag.train import resume, trainer
+from recipe.dag.train.setup import Toolbox
 from recipe.dag.types.record import Call, Episode
 from recipe.dag.workflow.schema import Workflow
 
@@ -40,8 +45,17 @@ def loop(monkeypatch, tmp_path):
     """`loop(ends_at, ...)`: a trainer of 5 steps, and the steps that it has saved. `ends_at`: (step, validation) whose
     rollout ends the run."""
 
-    def make(ends_at: tuple[int, bool] | None, *, save_freq: int = 2, test_freq: int = -1, rewards: str = "01"):
+    def make(
+        ends_at: tuple[int, bool] | None,
+        *,
+        save_freq: int = 2,
+        test_freq: int = -1,
+        rewards: str = "01",
+        toolbox: Any = None,
+        spend: Callable[[], None] = lambda: None,
+    ):
         async def roll_out(config, runner, samples, n, step, *, validate, title):
+            spend()
             if (step, validate) == ends_at:
                 raise UserError("rewards.py:3: KeyError: 'answer'")
             call = {"agent_group": 0, "policy": "main", "turn": 0, "response_ids": [1], "response_mask": [1]}
@@ -53,13 +67,24 @@ def loop(monkeypatch, tmp_path):
                 for index, r in enumerate(rewards)
             ]
 
-        saved: list[int] = []
+        class Saved(list):
+            """The steps that were saved, and what their run.json says."""
+
+            infos: list[dict]
+
+        saved = Saved()
+        saved.infos = []
         monkeypatch.setattr(trainer, "roll_out", roll_out)
         monkeypatch.setattr(trainer, "TrainingStep", Step)
         trackers = SimpleNamespace(log=lambda *_: None, finish=lambda **_: 0)
         monkeypatch.setattr(trainer, "Trackers", lambda *_, **_keys: trackers)
         monkeypatch.setattr(trainer, "draw_curve", lambda *_: None)
-        monkeypatch.setattr(trainer.checkpoint, "save", lambda root, step, *_args, **_keys: saved.append(step))
+
+        def save(root, step, info, *_args, **_keys):
+            saved.append(step)
+            saved.infos.append(info)
+
+        monkeypatch.setattr(trainer.checkpoint, "save", save)
         config = {
             "seed": 0,
             "output_dir": str(tmp_path),
@@ -80,7 +105,7 @@ def loop(monkeypatch, tmp_path):
         }
         samples = [{"prompt": [{"role": "user", "content": "2 + 2"}]}]
         monkeypatch.setattr(trainer.Trainer, "_runner_of", lambda self, workflow: None)
-        toolbox = SimpleNamespace(metrics=dict)
+        toolbox = toolbox or SimpleNamespace(metrics=dict, spent=dict, save_spent=lambda: None)
         made = trainer.Trainer(
             OmegaConf.create(config), workflow(), {}, toolbox, train_samples=samples, val_samples=samples
         )
@@ -186,3 +211,60 @@ def test_the_step_line_quotes_the_most_frequent_fault(loop, monkeypatch, capsys)
     lines = [line for line in capsys.readouterr().out.splitlines() if line.startswith("step ")]
     assert lines[1].endswith("2 faults, 50.0% masked: sandbox fault in execute: connection refused (2 of 2)")
     assert not [line for line in lines[:1] + lines[2:] if "fault" in line]
+
+
+def toolbox_with_budget(folder, calls: int, spent=None) -> Toolbox:
+    """A toolbox whose only policy may send so many requests, those in `spent` included."""
+    api = {"base_url": "http://localhost:1/v1", "model": "m", "budget": {"calls": calls}}
+    agents, policies = [{"name": "coach", "policy": "outside"}], {"outside": {"api": api}}
+    flow = Workflow(path="w", dag_id="w", agents=agents, policies=policies, nodes=[])
+    return Toolbox(remotes=Remotes(flow, spent), folder=str(folder))
+
+
+def spender(toolbox: Toolbox, calls: int) -> Callable[[], None]:
+    def spend() -> None:
+        assert toolbox.remotes is not None
+        account = transport_of(toolbox.remotes.endpoints["outside"]).account
+        for _ in range(calls):
+            account.admit("policy outside")
+            account.charge(5, 5)
+
+    return spend
+
+
+def test_a_spent_budget_ends_the_run_with_a_checkpoint_that_keeps_what_was_spent(loop, tmp_path):
+    toolbox = toolbox_with_budget(tmp_path, 7)
+    made, saved = loop(None, save_freq=5, toolbox=toolbox, spend=spender(toolbox, 2))
+    with pytest.raises(UserError, match="policy outside: its budget of 7 calls is spent .7 calls.; raise"):
+        asyncio.run(made.train())
+    assert saved == [3]  # the step in which the budget ran out is not learned from
+    assert saved.infos[0]["api_usage"]["outside"]["calls"] == 7
+    assert read_api_usage(tmp_path)["outside"]["calls"] == 6  # at the end of step 3
+    asyncio.run(toolbox.close())
+    assert read_api_usage(tmp_path)["outside"]["calls"] == 7
+    lines = [json.loads(line) for line in (tmp_path / "metrics.jsonl").read_text().splitlines()]
+    assert [line["policy/outside/api/budget_left"] for line in lines] == [pytest.approx(1 - k / 7) for k in (2, 4, 6)]
+
+
+def test_a_resumed_run_has_what_was_spent_before_wherever_it_was_written(tmp_path):
+    def config(mode: str):
+        return OmegaConf.create({"output_dir": str(tmp_path), "trainer": {"resume_mode": mode}})
+
+    def before(mode: str, start=None, *, evaluate_only: bool = False) -> float:
+        spent = resume.spent_before(config(mode), start, evaluate_only=evaluate_only)
+        return spent.get("outside", {}).get("calls", 0.0)
+
+    start = resume.Start(tmp_path, 3, 3, api_usage={"outside": {"calls": 6.0}})
+    assert before("auto") == 0.0 and before("auto", start) == 6.0
+    write_api_usage(tmp_path, {"outside": {"calls": 7.0}})
+    assert before("auto", start) == before("auto") == before("disable", evaluate_only=True) == 7.0
+    assert before("disable") == 0.0  # it starts over
+    with pytest.raises(UserError, match="its budget of 7 calls is spent"):
+        asyncio.run(toolbox_with_budget(tmp_path, 7, {"outside": {"calls": 7.0}}).remotes.check())
+    larger = toolbox_with_budget(tmp_path, 8, {"outside": {"calls": 7.0}})
+    spender(larger, 1)()
+    with pytest.raises(UserError, match="its budget of 8 calls is spent"):
+        spender(larger, 1)()
+    (tmp_path / NAME).write_text("[1]")
+    with pytest.raises(UserError, match="api_usage.json: cannot be read .expected counts by policy."):
+        before("auto")

@@ -54,6 +54,11 @@ class OddReset(Env):
     def reset(self, difficulty): return ""
 class Swapped(Env):
     def step(self, ground_truth, *, actions, extra=None): return "", 0.0, True
+class Asking(Env):
+    def reset(self, agents, sandbox): return ""
+    def step(self, actions, ground_truth, agents, *, agent): return "", 0.0, True
+class AskingMore(Env):
+    def step(self, actions, ground_truth, agents, role): return "", 0.0, True
 class Yielding(Env):
     async def step(self, actions, ground_truth):
         later = lambda: (yield)

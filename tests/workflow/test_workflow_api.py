@@ -13,6 +13,7 @@ from recipe.dag.train.models import find_models
 from recipe.dag.workflow.plan import make_plan
 from recipe.dag.workflow.problem import WorkflowError
 from recipe.dag.workflow.render import to_text
+from recipe.dag.workflow.user_files import user_files
 from recipe.dag.workflow_file import load_workflow
 from recipe.dag.workflow_import import import_workflow
 
@@ -110,6 +111,49 @@ def test_a_mistake_is_reported_at_its_place(policy, place, message, tmp_path):
     text = mistakes(write(tmp_path, policy))
     assert "w.yaml:5:" in text and f"{place}: " in text and message in text
     assert len(text.splitlines()) == 1
+
+
+@pytest.mark.parametrize(
+    ("api", "agent", "place", "message"),
+    [
+        ("model: claude-x", "sampling: {min_p: 0.1}", "agents[1].sampling.min_p", "provider anthropic (policy `outside`)"),
+        ("model: claude-x", "sampling: {temperature: 1.5}", "agents[1].sampling.temperature", "takes at most 1"),
+        ("model: gemini-x", "validation: {repetition_penalty: 1.1}", "agents[1].validation.repetition_penalty", "google"),
+        ("model: gemini-x", "chat_template_kwargs: {a: 1}", "agents[1].chat_template_kwargs", "use `api.body`"),
+        ("model: gpt-x, budget: {calls: 9}, on_budget: skip", "on_failure: fault", "policies.outside.api.on_budget",
+         "fails the calls of agent `helper`; write `on_failure: skip` there"),
+    ],
+)  # fmt: skip
+def test_what_a_provider_does_not_take_is_reported_at_the_agent(api, agent, place, message, tmp_path):
+    file = write(tmp_path, f"{{api: {{{api}}}}}")
+    file.write_text(
+        file.read_text().replace("{name: helper, policy: outside}", f"{{name: helper, policy: outside, {agent}}}")
+    )
+    text = mistakes(file)
+    assert f"{place}: " in text and message in text and len(text.splitlines()) == 1
+
+
+def test_the_same_options_are_fine_where_the_provider_takes_them(tmp_path):
+    file = write(tmp_path, "{api: {model: gpt-x, budget: {calls: 9}, on_budget: skip}}")
+    options = "sampling: {min_p: 0.1, temperature: 1.5}, on_failure: skip"
+    file.write_text(file.read_text().replace("policy: outside}]", f"policy: outside, {options}}}]"))
+    assert load_workflow(file).policies["outside"].frozen
+
+
+def test_a_script_is_checked_counted_as_code_and_follows_the_file(tmp_path):
+    file = write(tmp_path, "{api: {script: 'judge.py:judge'}}")
+    assert "policies.outside.api.script: no such file `judge.py`" in mistakes(file)
+    (tmp_path / "judge.py").write_text("def judge(messages, more):\n    return ''\n")
+    assert "policies.outside.api.script: " in mistakes(file)
+    (tmp_path / "judge.py").write_text("def judge(messages):\n    return ''\n")
+    workflow = load_workflow(file)
+    assert "judge.py" in user_files(workflow)
+    assert {policy.name: policy.path for policy in make_plan(workflow).policies}["outside"] == "judge.py:judge"
+    (tmp_path / "elsewhere").mkdir()
+    copy = tmp_path / "elsewhere" / "copy.yaml"
+    copy.write_text(import_workflow(str(file), copy))
+    api = load_workflow(copy).policies["outside"].api
+    assert api is not None and api.script == "../judge.py:judge"
 
 
 def test_a_key_in_place_of_its_variable_is_refused_without_repeating_it(tmp_path):

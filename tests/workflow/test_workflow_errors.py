@@ -202,6 +202,7 @@ USER_CODE = [
     ("no env class", ("env.py:Env", "§env.py:Envv"), "did you mean `Env`?"),
     ("env file alone", ("env.py:Env", "§env.py"), "write `file.py:Class`"),
     ("env step", ("env.py:Env", "§env.py:ShortStep"), "step of `env.py:ShortStep` must take"),
+    ("env step asks", ("env.py:Env", "§env.py:AskingMore"), "step of `env.py:AskingMore` needs the argument `role`"),
     ("env yields", ("env.py:Env", "§env.py:Yielding"), "step of `env.py:Yielding` yields, so it is a generator"),
     ("env reset", ("env.py:Env", "§env.py:OddReset"), "needs the argument `difficulty`"),
     ("flag without env", ("env_path: env.py:Env", "§obs_with_env: true"), "no node has an env"),
@@ -270,7 +271,7 @@ def test_the_file_that_the_cases_break_is_good(base, load_text):
     assert load_text(base).dag_id == "demo"
 
 
-@pytest.mark.parametrize("env", ["Swapped", "Later"])
+@pytest.mark.parametrize("env", ["Swapped", "Later", "Asking"])
 def test_an_env_may_take_its_arguments_by_name_and_have_generators_inside(env, load_text):
     assert load_text(GOOD.replace("env.py:Env", f"env.py:{env}")).dag_id == "demo"
 

@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 from ruamel.yaml import YAML
 
 from recipe.dag.algorithms.custom import Custom
-from recipe.dag.paths import names_function, resolve_path
+from recipe.dag.paths import names_function, resolve_folder, resolve_path
 from recipe.dag.workflow.to_yaml import _flow, to_yaml
 from recipe.dag.workflow_file import load_workflow
 from recipe.dag.workflow_import import import_workflow
@@ -26,8 +26,23 @@ def unplaced(workflow):
 
 def without_paths(agent):
     """The agent with its tools' paths reduced to names, as they are relative to the workflow file."""
-    tools = [tool.model_copy(update={"path": tool.path and Path(tool.path).name}) for tool in agent.tools]
+    tools = []
+    for tool in agent.tools:
+        folder = {"folder": Path(tool.kwargs["folder"]).name} if "folder" in tool.kwargs else {}
+        tools.append(
+            tool.model_copy(update={"path": tool.path and Path(tool.path).name, "kwargs": {**tool.kwargs, **folder}})
+        )
     return agent.model_copy(update={"tools": tools})
+
+
+def test_the_folder_of_a_search_is_found_from_the_new_file(tmp_path):
+    (tmp_path / "new.yaml").write_text(
+        import_workflow(ROOT / "examples/gallery/workflow_search.yaml", tmp_path / "new.yaml")
+    )
+    (agent,) = load_workflow(tmp_path / "new.yaml").agents
+    folder = agent.tools[0].kwargs["folder"]
+    assert resolve_folder(folder, tmp_path) == ROOT / "examples" / "gallery" / "texts"
+    assert import_workflow(tmp_path / "new.yaml", tmp_path / "other.yaml").count("folder:") == 1
 
 
 @pytest.mark.parametrize("file", FOREIGN, ids=lambda path: path.name)
@@ -51,15 +66,23 @@ def test_our_own_files_survive_it_too(file, tmp_path):
         assert resolve_path(new.algorithm.estimator, new.path) == resolve_path(old.algorithm.estimator, old.path)
     else:
         assert new.algorithm == old.algorithm
-    parts = {"agent_options", "executable_ref", "executable_kwargs"}  # which name files, from another folder
+    # which name files, from another folder
+    parts = {"agent_options": True, "executable_ref": True, "executable_kwargs": True, "candidates": {"by"}}
     assert [node.model_dump(exclude=parts) for node in new.nodes] == [n.model_dump(exclude=parts) for n in old.nodes]
     for before, after in zip(old.nodes, new.nodes, strict=True):
         assert kwargs_of(after, new.path) == kwargs_of(before, old.path)
+        assert candidates_of(after, new.path) == candidates_of(before, old.path)
 
 
 def kwargs_of(node, base: str) -> dict:
     kwargs = node.executable_kwargs.items()
     return {key: resolve_path(value, base) if names_function(value) else value for key, value in kwargs}
+
+
+def candidates_of(node, base: str) -> dict:
+    candidates = node.candidates.model_dump() if node.candidates else {}
+    by = candidates.get("by", "")
+    return candidates | {"by": resolve_path(by.split(":")[0], base) if names_function(by) else by}
 
 
 def test_marft_becomes_short_and_says_what_became_of_the_rest():

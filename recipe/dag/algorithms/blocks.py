@@ -79,10 +79,14 @@ class Importance(Block):
     reads_old_log_probs: ClassVar[bool] = True
 
     cap: float = Field(default=2.0, gt=1.0)
-    level: Literal["token", "sequence"] = "token"
-    """The unit of a ratio: a token, or all sampled tokens of a call together (unbiased, with far higher variance)."""
+    level: Literal["token", "sequence", "geometric"] = "token"
+    """The unit of a ratio: a token, or all sampled tokens of a call together. sequence: their product (unbiased, with
+    far higher variance). geometric: their geometric mean, as in GSPO, which hardly grows with the length."""
     mode: Literal["truncate", "mask"] = "truncate"
     """truncate: a ratio above `cap` counts as `cap`. mask: a ratio outside 1 / cap to cap counts as 0."""
+    veto: float | None = Field(default=None, gt=0.0, lt=1.0)
+    """A call with a token that the trainer finds less probable than the server by this factor, such as 1e-4, counts as
+    0: server and trainer disagree about it. By default no call is vetoed."""
 
     def check(self, facts: DraftFacts) -> Iterator[Problem]:
         path: KeyPath = ("algorithm", "importance")

@@ -12,12 +12,12 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor
 
-from recipe.dag.algorithms.tree import Tree
 from recipe.dag.credit.batch import CreditBatch
 from recipe.dag.credit.tree import candidate_advantages
 
 if TYPE_CHECKING:
     from recipe.dag.algorithms.base import Algorithm
+    from recipe.dag.algorithms.tree import Tree
     from recipe.dag.types.row import Row
 
 
@@ -56,7 +56,7 @@ def estimate(
 
 def score_advantages(algorithm: Algorithm, rows: Sequence[Row]) -> list[list[float]]:
     """Return, per row, the advantage of each call's score among the candidates; 0 for other calls."""
-    tree = algorithm.tree or Tree()
+    tree = _tree(algorithm)
     options = {"compare": tree.compare, "scale": tree.scale, "gamma": tree.gamma, "lam": tree.lam}
     return [[tree.local * advantage for advantage in own] for own in candidate_advantages(rows, **options)]
 
@@ -65,7 +65,7 @@ def _of_candidates(algorithm: Algorithm, rows: Sequence[Row], base: str) -> tupl
     """Return (advantages, returns) where some calls are candidates: the estimator credits those that were kept with
     what the episode earned, and each candidate's score is compared with other scores. Workflows with candidates have
     neither critics nor penalties."""
-    later = (algorithm.tree or Tree()).later
+    later = _tree(algorithm).later
     kept = [row for row in rows if not row.is_dropped]
     results = iter(zip(*estimate(algorithm, _plain(kept), base=base), strict=True)) if kept else iter(())
     advantages: list[Tensor] = []
@@ -82,6 +82,12 @@ def _of_candidates(algorithm: Algorithm, rows: Sequence[Row], base: str) -> tupl
         advantages.append(own)
         returns.append(row_returns)
     return advantages, returns
+
+
+def _tree(algorithm: Algorithm) -> Tree:
+    from recipe.dag.algorithms.tree import Tree
+
+    return algorithm.tree or Tree()
 
 
 def _plain(rows: Sequence[Row]) -> list[Row]:

@@ -15,7 +15,7 @@ from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
 
-from recipe.dag.episode.chat import continuation_ids, continue_off_loop, end_of_turn_id, render_off_loop
+from recipe.dag.episode.chat import continuation_ids, continue_off_loop, end_of_turn_id, render_off_loop, unread_options
 from recipe.dag.episode.client import PolicyEndpoint
 from recipe.dag.episode.conversation import Conversation
 from recipe.dag.episode.generation import cut_at_stop, generate, sampling_of
@@ -24,7 +24,7 @@ from recipe.dag.episode.hooks import HookResult, is_messages, load_hooks
 from recipe.dag.episode.remote.transport import PromptTooLong
 from recipe.dag.episode.remote.usage import added
 from recipe.dag.episode.seeds import generation_seed
-from recipe.dag.episode.tasks import limited, together
+from recipe.dag.episode.tasks import limited
 from recipe.dag.episode.tool_loop import (
     Request,
     argument_between_tags,
@@ -39,7 +39,6 @@ from recipe.dag.types.context import Context, Message
 from recipe.dag.types.record import PROMPT_TEXT, Call, Episode, Generation, ToolResult
 from recipe.dag.types.thoughts import OPEN_TAG, ends_in_thought
 from recipe.dag.types.tool import Tool
-from recipe.dag.types.values import plain_copy
 from recipe.dag.workflow.schema import ToolLoop, Workflow
 
 _TAIL = 16
@@ -85,6 +84,11 @@ class AgentRunner:
         with `memory: chat`."""
         self._argument = "code"
         """The argument of the first tool, for calls between tags."""
+        if unread := unread_options(self.endpoint.tokenizer, self.agent.chat_template_kwargs):
+            raise UserError(
+                f"agent {self.agent.name}: chat_template_kwargs.{unread[0]} has no effect: the chat template of policy "
+                f"{self.agent.policy} does not read it; remove it, or choose a model whose template does"
+            )
         if self.agent.tool_loop is not None:
             if not self.tools.names:
                 raise UserError(f"agent {self.agent.name}: a tool_loop needs at least one tool in `tools`")
@@ -113,29 +117,12 @@ class AgentRunner:
     async def run(self, call: Call, context: Context, attempt: Attempt, transcript: str | None) -> HookResult:
         """Fill `call` in. `transcript`: the text that a hook in the token-level form gets as prompt_ids in place of the
         sample's messages. Raises Faults; the call then holds everything up to the failure."""
-        async with self._timed(call, attempt) as deadline:
-            await self._prompt(call, context, attempt, transcript)
-            return await self._answer(call, context, attempt, deadline)
-
-    async def run_candidates(
-        self, calls: Sequence[Call], contexts: Sequence[Context], attempt: Attempt, transcript: str | None
-    ) -> list[HookResult]:
-        """Fill in several calls that answer one prompt, each with its own seed and tools' results. Raises Faults, as
-        `run` does. Which of them a conversation goes on from is up to `remember`."""
-        async with self._timed(calls[0], attempt):
-            await self._prompt(calls[0], contexts[0], attempt, transcript)
-        for call, context in zip(calls[1:], contexts[1:], strict=True):
-            copy_prompt(calls[0], call)
-            context.continues = contexts[0].continues
-
-        async def answer(call: Call, context: Context) -> HookResult:
-            async with self._timed(call, attempt) as deadline:
-                return await self._answer(call, context, attempt, deadline)
-
-        return await together(map(answer, calls, contexts))
+        async with self.timed(call, attempt) as deadline:
+            await self.prompt(call, context, attempt, transcript)
+            return await self.finish(call, context, attempt, deadline)
 
     @asynccontextmanager
-    async def _timed(self, call: Call, attempt: Attempt) -> AsyncIterator[float]:
+    async def timed(self, call: Call, attempt: Attempt) -> AsyncIterator[float]:
         """Limit the time of the call, and yield its end on the loop's clock."""
         started = time.perf_counter()
         if not call.start_seconds:
@@ -146,7 +133,8 @@ class AgentRunner:
         finally:
             call.seconds += time.perf_counter() - started
 
-    async def _answer(self, call: Call, context: Context, attempt: Attempt, deadline: float) -> HookResult:
+    async def finish(self, call: Call, context: Context, attempt: Attempt, deadline: float) -> HookResult:
+        """Fill in the rest of a call that has its prompt."""
         await self._respond(call, attempt, deadline)
         if call.candidate is None:
             self.remember(call, attempt)
@@ -229,7 +217,8 @@ class AgentRunner:
         sample, added = attempt.episode.sample, attempt.env_tool_state.get(name)
         return await self.tools.call(name, arguments, sample, attempt.tool_state, keep, by_model=by_model, added=added)
 
-    async def _prompt(self, call: Call, context: Context, attempt: Attempt, transcript: str | None) -> None:
+    async def prompt(self, call: Call, context: Context, attempt: Attempt, transcript: str | None) -> None:
+        """Fill in the call's prompt."""
         if context.obs is not None:
             with boundary(EnvFault, self.where):
                 call.observation = str(context.obs)
@@ -412,14 +401,6 @@ class AgentRunner:
     def _room(self, call: Call) -> int:
         """Return how many tokens still fit into the policy's context."""
         return self.endpoint.max_model_len - len(call.prompt_ids) - len(call.response_ids)
-
-
-def copy_prompt(source: Call, call: Call) -> None:
-    """Give a call the prompt of its sibling, and what the prompt's hook did."""
-    call.observation, call.start_seconds = source.observation, source.start_seconds
-    call.prompt_ids, call.messages = list(source.prompt_ids), plain_copy(source.messages)
-    call.tool_results = list(source.tool_results)
-    PROMPT_TEXT.defer(call, PROMPT_TEXT.unread(source))
 
 
 def _append(call: Call, ids: list[int], log_probs: list[float], *, sampled: int) -> None:

@@ -1,7 +1,8 @@
-"""Chooses among the candidates of a node.
+"""Runs the candidates of a node and chooses among them.
 
-Invariant: the choice is a function of the scores alone. A candidate without a score is kept only if none has one; of
-equal scores, the first counts. A fault while scoring is a fault of the episode, never a score.
+Invariant: candidates answer one prompt, token by token, and none of them affects another. The choice is a function of
+the scores alone: a candidate without a score is kept only if none has one, and of equal scores the first counts. A
+fault while scoring is a fault of the episode, never a score.
 """
 
 from __future__ import annotations
@@ -11,10 +12,13 @@ from copy import deepcopy
 from dataclasses import dataclass
 from typing import Any
 
-from recipe.dag.episode.tasks import invoke, limited
+from recipe.dag.episode.agent_runner import AgentRunner, Attempt
+from recipe.dag.episode.hooks import HookResult
+from recipe.dag.episode.tasks import invoke, limited, together
 from recipe.dag.errors import HookFault, boundary, described
 from recipe.dag.types.context import Context
-from recipe.dag.types.values import as_number
+from recipe.dag.types.record import PROMPT_TEXT, Call
+from recipe.dag.types.values import as_number, plain_copy
 from recipe.dag.user_code import load_function
 from recipe.dag.workflow.schema import Candidates, Workflow
 
@@ -64,6 +68,33 @@ class Choice:
         if number is None or isinstance(value, bool):
             raise HookFault(f"gave the score {described(value)}; give a finite number, or None", where=self.where)
         return number
+
+
+async def run_candidates(
+    runner: AgentRunner, calls: Sequence[Call], contexts: Sequence[Context], attempt: Attempt, transcript: str | None
+) -> list[HookResult]:
+    """Fill in several calls that answer one prompt, each with its own seed and results of tools. Raises Faults, as
+    `AgentRunner.run` does. Which of them a conversation goes on from is up to `AgentRunner.remember`."""
+    first, *others = calls
+    async with runner.timed(first, attempt):
+        await runner.prompt(first, contexts[0], attempt, transcript)
+    for call, context in zip(others, contexts[1:], strict=True):
+        _copy_prompt(first, call)
+        context.continues = contexts[0].continues
+
+    async def answer(call: Call, context: Context) -> HookResult:
+        async with runner.timed(call, attempt) as deadline:
+            return await runner.finish(call, context, attempt, deadline)
+
+    return await together(map(answer, calls, contexts))
+
+
+def _copy_prompt(source: Call, call: Call) -> None:
+    """Give a call the prompt of its sibling, and what the prompt's hook did."""
+    call.observation, call.start_seconds = source.observation, source.start_seconds
+    call.prompt_ids, call.messages = list(source.prompt_ids), plain_copy(source.messages)
+    call.tool_results = list(source.tool_results)
+    PROMPT_TEXT.defer(call, PROMPT_TEXT.unread(source))
 
 
 def load_choices(workflow: Workflow) -> dict[str, Choice]:

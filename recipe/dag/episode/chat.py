@@ -65,6 +65,25 @@ def plain_ids(values: Sequence[Any]) -> list[int] | None:
     return ids if min(ids) >= 0 else None
 
 
+def unread_options(tokenizer: Any, options: Mapping[str, Any]) -> list[str]:
+    """Return the options of the chat template that it does not read, such as a misspelt `enable_thinking`. Without the
+    source of the template, all count as read."""
+    templates = getattr(tokenizer, "chat_template", None)
+    sources = list(templates.values()) if isinstance(templates, Mapping) else [templates]
+    if not options or not all(isinstance(source, str) for source in sources):
+        return []
+    from jinja2 import Environment, TemplateError, meta
+
+    environment = Environment(extensions=["jinja2.ext.loopcontrols"])
+    read = set(_TOKENIZER_OPTIONS)
+    try:
+        for source in sources:
+            read |= meta.find_undeclared_variables(environment.parse(source))
+    except TemplateError:  # such as a tag that only transformers knows
+        return []
+    return [name for name in options if name not in read]
+
+
 def end_of_turn_id(tokenizer: Any, **kwargs: Any) -> int:
     """Return the token with which the template ends an assistant's message. Raises UserError if there is none."""
     ids = _ids_after_answer(tokenizer, [], None, generation_prompt=False, **kwargs)

@@ -49,7 +49,8 @@ class LiveEnv:
         function = getattr(self._instance, "reset", None)
         if function is None:
             return {}
-        offered = {"sample": sample, "seed": seed, "sandbox": self._env.sandbox and OnLoop(self._env.sandbox)}
+        sandbox = self._env.sandbox and OnLoop(self._env.sandbox)
+        offered = {"sample": sample, "seed": seed, "sandbox": sandbox, "agents": list(self._watchers)}
         where = f"{self._env.path}:reset"
         with boundary(EnvFault, where, function):
             obs = await self._call("reset", function, **{name: offered[name] for name in self._env.reset_arguments})

@@ -17,6 +17,8 @@ from recipe.dag.types.values import look_up
 from recipe.dag.user_code import load_object
 from recipe.dag.workflow.schema import Node, Workflow
 
+RESET = frozenset({"sample", "seed", "sandbox", "agents"})
+"""The arguments that `reset` may take."""
 STEP = ("actions", "ground_truth")
 """The arguments of `step`."""
 STEP_OPTIONAL = frozenset({"agents", "agent"})
@@ -74,7 +76,7 @@ def load_envs(workflow: Workflow, sandbox: SandboxClient | None = None) -> dict[
 
 def load_env(name: str, workflow: Workflow, sandbox: SandboxClient | None = None) -> EnvClass:
     """Load an env by its name under `envs` or by its path. Raises UserError if it is not a class with a `step`, or if
-    its `reset` requires arguments other than `sample`, `seed` and `sandbox`."""
+    its `reset` requires arguments that are not in RESET."""
     spec = workflow.envs.get(name)
     path, kwargs = (spec.path, spec.kwargs) if spec else (name, {})
     cls = load_object(path, workflow.path)
@@ -88,10 +90,10 @@ def load_env(name: str, workflow: Workflow, sandbox: SandboxClient | None = None
     parameters = list(inspect.signature(reset).parameters.values())[1:]
     if any(p.kind is inspect.Parameter.VAR_KEYWORD for p in parameters):
         return EnvClass(path, cls, frozenset({"sample", "seed"}), by_name, optional, kwargs)
-    offered = frozenset(p.name for p in parameters) & {"sample", "seed", "sandbox"}
+    offered = frozenset(p.name for p in parameters) & RESET
     unknown = [p.name for p in parameters if p.name not in offered and _is_required(p)]
     if unknown:
-        raise UserError(f"{path}: reset asks for {', '.join(unknown)}; it can take sample, seed and sandbox")
+        raise UserError(f"{path}: reset asks for {', '.join(unknown)}; it can take sample, seed, sandbox and agents")
     return EnvClass(path, cls, offered, by_name, optional, kwargs, sandbox)
 
 

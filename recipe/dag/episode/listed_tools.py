@@ -38,7 +38,7 @@ def describe_servers(workflow: Workflow) -> list[str]:
     """Return a line for each server whose tools are listed in the workflow."""
     names: dict[str, list[str]] = {}
     for spec in (spec for agent in workflow.agents for spec in agent.tools if spec.kwargs.get("listed")):
-        listed = names.setdefault(spec.kwargs["url"], [])
+        listed = names.setdefault(_options(spec).url, [])
         listed += [name for name in spec.kwargs["tools"] if name not in listed]
     return [f"{url} lists {', '.join(listed)}" for url, listed in names.items()]
 

@@ -91,21 +91,28 @@ class Script:
 
 
 class NoSandbox:
-    """Stands for the sandbox: every program prints nothing, and every session stays empty."""
+    """Stands for the sandbox: every program prints nothing, and a session has the files that were put there."""
+
+    def __init__(self) -> None:
+        self._sizes: dict[str, dict[str, int]] = {}
 
     async def run_code(self, code: str, **limits: Any) -> RunResult:
         return RunResult("success", "", "", 0, 0.0, 1)
 
-    async def open_session(self, quota_mb: int = 256, ttl_s: float = 300.0) -> str:
-        return "rehearsal"
+    async def open_session(self, **limits: Any) -> str:
+        session_id = str(len(self._sizes))
+        self._sizes[session_id] = {}
+        return session_id
 
-    async def put(self, session_id: str, name: str, data: bytes) -> None: ...
+    async def put(self, session_id: str, name: str, data: bytes) -> None:
+        self._sizes[session_id][name] = len(data)
 
     async def list(self, session_id: str, *patterns: str) -> SessionFiles:
-        return SessionFiles({}, {}, 0, 1 << 20)
+        sizes = {name: size for name, size in sorted(self._sizes[session_id].items()) if not patterns}
+        return SessionFiles(sizes, dict.fromkeys(sizes, 0.0), sum(sizes.values()), 1 << 40)
 
     async def get(self, session_id: str, name: str, max_bytes: int = 0) -> bytes:
-        raise FileRefused("no such file in the session")
+        raise FileRefused("a rehearsal has no contents")
 
     async def delete(self, session_id: str, name: str | None = None) -> None: ...
 

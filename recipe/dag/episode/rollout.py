@@ -13,7 +13,7 @@ from functools import partial
 from typing import Any
 
 from recipe.dag.episode.agent_runner import AgentRunner, Attempt
-from recipe.dag.episode.candidates import Choice
+from recipe.dag.episode.candidates import Choice, run_candidates
 from recipe.dag.episode.compute import FunctionRunner, VoteRunner
 from recipe.dag.episode.env_class import EnvClass
 from recipe.dag.episode.envs import EpisodeEnvs
@@ -23,7 +23,7 @@ from recipe.dag.episode.hooks import HookResult
 from recipe.dag.episode.schedule import Schedule, Task
 from recipe.dag.episode.tasks import Work, together, unfold
 from recipe.dag.episode.view import Reader, Turn, TurnState, View, carry_over, loop_reader, node_reader, view
-from recipe.dag.errors import Fault, HookFault, SkipCall
+from recipe.dag.errors import Fault, HookFault, SkipCall, UserError
 from recipe.dag.types.context import Context, Output
 from recipe.dag.types.record import Call, Episode, Result, Skip, ToolResult
 from recipe.dag.workflow.condition import holds
@@ -47,9 +47,9 @@ class Rollout:
         """`runners` and `choices` by node id; `envs` by the entry of env_path. Raises EnvFault if no env fits the
         sample."""
         self._graph, self._runners, self._limits, self._attempt = graph, runners, limits, attempt
+        self._choices = choices or {}
         agents = {name: runner for name, runner in runners.items() if isinstance(runner, AgentRunner)}
         self._private = frozenset(name for name, runner in agents.items() if runner.hooks.private)
-        self._choices = choices or {}
         self._episode: Episode = attempt.episode
         self._envs = EpisodeEnvs(graph, envs, self._episode.sample, limits.call_timeout_s)
         self._state = TurnState()
@@ -174,34 +174,12 @@ class Rollout:
             text = runner.endpoint.tokenizer.decode(result.ids, skip_special_tokens=False)
             self._transcripts[turn.number, slot] = text
 
-    async def _play(self, runner: AgentRunner, call: Call, context: Context, seen: View) -> HookResult:
-        """Run the call. If the agent may fail, a failed call keeps what it holds and gets the reason."""
-        try:
-            result = await runner.run(call, context, self._attempt, self._last_transcript(seen))
-        except SkipCall as skip:
-            if runner.trained:
-                raise HookFault(f"skips its call ({skip}), but its policy is trained", where=skip.where) from skip
-            return _failed(call, str(skip))
-        except Fault as fault:
-            task = asyncio.current_task()
-            if not runner.may_skip(fault) or (task is not None and task.cancelling()):
-                raise
-            self._episode.faults.append(fault.record())
-            return _failed(call, describe(fault.record()))
-        if runner.agent.on_failure == "skip" and call.stop_reason == "length" and not call.generations:
-            return _failed(call, "its prompt does not fit into the context")
-        return result
-
-    def _read_by(self, call: Call) -> str:
-        runner = self._runners[call.node]
-        assert isinstance(runner, AgentRunner)  # calls are made by agents
-        return runner.read_by(call)
-
     async def _run_candidates(
         self, runner: AgentRunner, choice: Choice, count: int, slot: Slot, turn: Turn, seen: View
     ) -> None:
         """Run the candidates of a node, score them, and go on from one of them. An env is stepped afterwards, by the
-        candidate that was kept."""
+        candidate that was kept. Raises UserError if they would share what an env lends to their tools."""
+        self._check_lent(runner)
         calls = [_new_call(runner, slot, turn) for _ in range(count)]
         earlier = [call for call in (*self._episode.calls, *seen.calls) if call.candidates]
         for index, call in enumerate(calls):
@@ -209,7 +187,7 @@ class Rollout:
             call.parent_score = earlier[-1].score if earlier else None
         turn.calls[slot], turn.dropped[slot] = calls[0], calls[1:]  # so that an episode that fails records them all
         contexts = [self._agent_context(runner, call, turn, seen) for call in calls]
-        results = await runner.run_candidates(calls, contexts, self._attempt, self._last_transcript(seen))
+        results = await run_candidates(runner, calls, contexts, self._attempt, self._last_transcript(seen))
         judged: list[Judged] = []
         if choice.judge is None:
             scores = await together(map(choice.score, contexts))
@@ -228,6 +206,14 @@ class Rollout:
         if judged:
             self._take_verdict((choice.spec.by, slot[1]), turn, judged, kept)
 
+    def _check_lent(self, runner: AgentRunner) -> None:
+        lent = [name for name in runner.tools.names if name in self._attempt.env_tool_state]
+        if lent:
+            raise UserError(
+                f"node {runner.node.id}: the env gives the tool {lent[0]} a state that all candidates would share, so "
+                "those that are not kept would change what the others see; remove `candidates`, or the tool"
+            )
+
     async def _judge(self, judge: EpisodeNode, slot: Slot, candidate: Call, turn: Turn) -> Judged:
         """Run the judging node as if this candidate had been kept."""
         alone = replace(turn, outputs={**turn.outputs, slot: candidate})
@@ -237,6 +223,7 @@ class Rollout:
             context = self._context(judge, slot[1], turn, seen, partial(_no_tools, judge.id))
             output = await runner.run(context)
             return Judged(output.parsed, output=output)
+        self._check_lent(runner)
         call = _new_call(runner, judge_slot, turn)
         call.candidate = candidate.candidate
         turn.dropped.setdefault(judge_slot, []).append(call)
@@ -264,6 +251,29 @@ class Rollout:
         context.ask = partial(runner.ask, call, self._attempt)
         context.read_by = self._read_by
         return context
+
+    async def _play(self, runner: AgentRunner, call: Call, context: Context, seen: View) -> HookResult:
+        """Run the call. If the agent may fail, a failed call keeps what it holds and gets the reason."""
+        try:
+            result = await runner.run(call, context, self._attempt, self._last_transcript(seen))
+        except SkipCall as skip:
+            if runner.trained:
+                raise HookFault(f"skips its call ({skip}), but its policy is trained", where=skip.where) from skip
+            return _failed(call, str(skip))
+        except Fault as fault:
+            task = asyncio.current_task()
+            if not runner.may_skip(fault) or (task is not None and task.cancelling()):
+                raise
+            self._episode.faults.append(fault.record())
+            return _failed(call, describe(fault.record()))
+        if runner.agent.on_failure == "skip" and call.stop_reason == "length" and not call.generations:
+            return _failed(call, "its prompt does not fit into the context")
+        return result
+
+    def _read_by(self, call: Call) -> str:
+        runner = self._runners[call.node]
+        assert isinstance(runner, AgentRunner)  # calls are made by agents
+        return runner.read_by(call)
 
     def _context(
         self,
@@ -314,11 +324,6 @@ class Rollout:
             self._transcripts[at] = text
 
 
-def _failed(call: Call, reason: str) -> HookResult:
-    call.text, call.parsed = "", {"failed": reason}
-    return HookResult(Output(parsed=call.parsed))
-
-
 @dataclass(frozen=True, slots=True)
 class Judged:
     """What a node says about a candidate."""
@@ -334,8 +339,14 @@ class Judged:
 def _new_call(runner: AgentRunner, slot: Slot, turn: Turn) -> Call:
     agent = runner.agent
     call = Call(slot[0], agent.name, runner.node.spec.agent_group, agent.policy, turn.number, round=slot[1])
-    call.role, call.hand_over = agent.role or agent.name, agent.hand_over
+    call.role = agent.role or agent.name
+    call.hand_over = agent.hand_over
     return call
+
+
+def _failed(call: Call, reason: str) -> HookResult:
+    call.text, call.parsed = "", {"failed": reason}
+    return HookResult(Output(parsed=call.parsed))
 
 
 async def _call_tool(runner: AgentRunner, call: Call, attempt: Attempt, name: str, /, **arguments: Any) -> ToolResult:

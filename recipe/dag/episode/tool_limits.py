@@ -108,7 +108,10 @@ class LimitedTool:
         state: dict[str, Any],
         extra: Mapping[str, Any],
     ) -> ToolResult | str:
+        loop = asyncio.get_running_loop()
+        asked = loop.time()
         async with self.limit.turn():
+            waited = loop.time() - asked
             scope = asyncio.timeout(self.timeout_s)
             try:
                 async with scope:
@@ -117,14 +120,13 @@ class LimitedTool:
                 if not scope.expired():  # the tool's own time-out is a failure of what it asked
                     raise
                 text = f"[timeout] no result within {self.timeout_s:g} s"
-                return ToolResult(self.name, arguments, "timeout", text, seconds=self.timeout_s or 0.0)
-        if self.max_output_chars is None:
-            return result
+                result = ToolResult(self.name, arguments, "timeout", text, seconds=self.timeout_s or 0.0)
         if isinstance(result, str):
-            return clip(result, self.max_output_chars)
-        if isinstance(result, ToolResult) and isinstance(result.text, str):
-            return replace(result, text=clip(result.text, self.max_output_chars))
-        return result  # the caller reports it
+            result = ToolResult(self.schema["function"]["name"], arguments, "success", result)
+        if not isinstance(result, ToolResult) or not isinstance(result.text, str):
+            return result  # the caller reports it
+        text = result.text if self.max_output_chars is None else clip(result.text, self.max_output_chars)
+        return replace(result, text=text, waited=waited)
 
 
 LIMITED = ("timeout_s", "max_output_chars", "workers", "calls_per_second", "description", "parameters")

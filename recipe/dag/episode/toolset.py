@@ -6,8 +6,10 @@ one episode and is shared by all agents that declare the tool.
 
 from __future__ import annotations
 
+import asyncio
 import copy
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 from typing import Any
 
 from recipe.dag.episode.tasks import guarded
@@ -87,6 +89,8 @@ class Toolset:
         start = copy.deepcopy({**(options.get("create_kwargs") or {}), **(added or {})})
         state = states.setdefault(self._keys[name], start)
         execute = tool.execute if by_model else getattr(tool, "execute_for_hook", tool.execute)
+        loop = asyncio.get_running_loop()
+        started = loop.time()
         try:
             users = tool.tool if isinstance(tool, LimitedTool) else tool
             with boundary(ToolFault, f"tool {name}", users.execute):
@@ -96,8 +100,10 @@ class Toolset:
                 if result.status == "fault":
                     raise ToolFault(result.text or "could not run", where=f"tool {name}", infra=True)
         except Fault as fault:
-            keep(ToolResult(name, arguments, "fault", str(fault)))
+            keep(ToolResult(name, arguments, "fault", str(fault), seconds=loop.time() - started))
             raise
+        if not result.seconds:
+            result = replace(result, seconds=loop.time() - started - result.waited)
         keep(result)
         return result
 

@@ -24,6 +24,7 @@ from recipe.dag.report.pass_at_k import (
     outcomes_by_problem,
     pass_at_k,
 )
+from recipe.dag.report.tools import tool_rates
 from recipe.dag.types.record import Call, Episode, Skip
 from recipe.dag.workflow.schema import Workflow
 
@@ -57,6 +58,9 @@ def rollout_metrics(
     agents that declare tools, `skipped` (fraction of skipped calls) if a node has a condition, and `rounds` (mean per
     turn, 0 if skipped) for agents in loops. Without `workflow`, these keys appear if the episodes have such events.
 
+    `tool/<name>/...` and `agent/<name>/tool/<tool>/...` are those of `tool_rates`; the former are over all episodes,
+    since the tools of an episode with a fault ran, too.
+
     `policy/<name>/api/...` are sums over all episodes of what an API policy consumed: requests, retries, prompt_tokens,
     completion_tokens and, with a price, cost.
 
@@ -74,12 +78,14 @@ def rollout_metrics(
         own = [call for call in calls if call.agent == name]
         agent_metrics = _agent_metrics(own, name in with_tools or any(call.tool_results for call in own))
         agent_metrics |= _candidate_metrics(good, name)
+        agent_metrics |= tool_rates(own)
         agent_metrics |= _flow_metrics(good, name, branches=branches, loops=loops)
         metrics |= {f"agent/{name}/{key}": value for key, value in agent_metrics.items()}
     metrics |= _coach_metrics(good)
     if workflow is not None and not prefix:
         scope, trained = workflow.algorithm.unscored_scope, set(workflow.trained_policies())
         metrics["left_out/calls_unscored"] = sum(len(left_out_unscored(e, scope, trained)) for e in good)
+    metrics |= tool_rates(call for episode in episodes for call in episode.calls)
     for policy, usage in usage_by_policy(episodes).items():
         metrics |= {f"policy/{policy}/api/{name}": value for name, value in usage.items()}
     for policy, version in (versions or {}).items():

@@ -9,9 +9,11 @@ from __future__ import annotations
 import re
 from collections import Counter, defaultdict
 from collections.abc import Iterable
+from statistics import fmean
 from typing import Any
 
-from recipe.dag.types.record import Episode, ToolResult
+from recipe.dag.episode.toolset import REFUSED
+from recipe.dag.types.record import Call, Episode, ToolResult
 
 EXCEPTION = re.compile(r"^(?:[A-Za-z_]\w*\.)*([A-Z]\w*)(?::|$)")
 """Matches the last line of a Python traceback; the group is the exception's name."""
@@ -38,6 +40,37 @@ def tool_metrics(episodes: Iterable[Episode]) -> dict[str, Any]:
             "tools_count": len(tools),
         },
     }
+
+
+def tool_rates(calls: Iterable[Call]) -> dict[str, float]:
+    """Return flat metrics per tool, `tool/<name>/...`; {} without tool calls.
+
+    calls: those that ran; errors: of these, the ones that failed, timed out or could not be run; retried: of these, the
+    ones that the infrastructure made repeat; rejected: calls that did not run, since their arguments were unreadable or
+    refused; seconds, waited: means over those that ran, of the running time and of the time before it. Names that are
+    no tool's are models' inventions, and are counted together as `tool/unknown/rejected`.
+    """
+    results = [result for call in calls for result in call.tool_results]
+    known = {result.name for result in results if result.status != "invalid" or result.text.startswith(REFUSED)}
+    groups: dict[str, list[ToolResult]] = defaultdict(list)
+    for result in results:
+        groups[result.name if result.name in known else "unknown"].append(result)
+    metrics: dict[str, float] = {}
+    for name in sorted(groups):
+        ran = [result for result in groups[name] if result.status != "invalid"]
+        values: dict[str, float] = {"rejected": len(groups[name]) - len(ran)}
+        if name in known:
+            values = {
+                "calls": len(ran),
+                "errors": sum(not result.ok for result in ran),
+                "retried": sum(result.attempts > 1 for result in ran),
+                **values,
+            }
+        if ran:
+            values["seconds"] = fmean(result.seconds for result in ran)
+            values["waited"] = fmean(result.waited for result in ran)
+        metrics |= {f"tool/{name}/{key}": value for key, value in values.items()}
+    return metrics
 
 
 def error_type(result: ToolResult) -> str:

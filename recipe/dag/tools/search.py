@@ -146,6 +146,9 @@ class FolderSearch(Search):
         self._passages = collection.passages(options.passage_chars)
         self._index = open_index(self._passages, f"{options.passage_chars} {collection.digest}")
 
+    async def check(self) -> str:
+        return f"{self.options.folder}: {len(self._passages)} passage(s)"
+
     async def _search(self, query: str, arguments: dict[str, Any]) -> ToolResult:
         from recipe.dag.tools.bm25 import snippet
 

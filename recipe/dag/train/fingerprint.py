@@ -15,9 +15,11 @@ from typing import Any
 from omegaconf import DictConfig
 
 from recipe.dag.algorithms.custom import Custom
-from recipe.dag.paths import names_function
+from recipe.dag.paths import names_function, resolve_folder
 from recipe.dag.report.secrets import without_secrets
 from recipe.dag.settings.learned_config import is_learned, learned_config, repeated_keys
+from recipe.dag.tools.builtin import BUILTIN
+from recipe.dag.tools.passages import read_collection
 from recipe.dag.train.data import Sample
 from recipe.dag.train.digest import file_digest, model_digest, samples_digest
 from recipe.dag.train.models import ModelPaths
@@ -106,6 +108,7 @@ def _canonical(workflow: Workflow, dump: Items) -> Items:
     for tool in tools:
         for key in ("workers", "calls_per_second"):  # they decide when a call runs, not what it returns
             tool.pop(key, None)
+        _canonical_kwargs(tool, workflow)
     for named in (*tools, *dump.get("envs", {}).values()):
         if named.get("path") is not None:
             named["path"] = portable_ref(named["path"], workflow.path)
@@ -117,6 +120,19 @@ def _canonical(workflow: Workflow, dump: Items) -> Items:
     dump["agents"] = {agent.pop("name"): agent for agent in dump["agents"]}
     dump["nodes"] = {node.pop("node_id"): node for node in dump["nodes"]}
     return dump
+
+
+def _canonical_kwargs(tool: Items, workflow: Workflow) -> None:
+    """Drop the options of a built-in tool that do not decide what it answers, and name folders by their content."""
+    built_in, kwargs = BUILTIN.get(tool.get("name") or ""), tool.get("kwargs")
+    if tool.get("path") is not None or built_in is None or not kwargs:
+        return
+    for key in built_in.unlearned:
+        kwargs.pop(key, None)
+    for key in built_in.folders:
+        if kwargs.get(key) is not None:
+            content = read_collection(resolve_folder(kwargs[key], workflow.path), max_mb=float("inf"))
+            kwargs[key] = {"name": kwargs[key], "digest": content.digest}
 
 
 def _canonical_algorithm(algorithm: Items, workflow: Workflow) -> None:

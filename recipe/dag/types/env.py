@@ -20,14 +20,16 @@ class Env(Protocol):
 
     Methods may be async; sync methods run in a thread. Async methods of an instance run on an event loop that belongs
     to the instance, so instances must not share objects that are bound to a loop, such as an HTTP client. An optional
-    method `close(self)` is called at the end of the episode.
+    method `close(self)` is called at the end of the episode, also of one that failed or was cancelled. An optional
+    attribute `tool_state`, read after `reset`, maps names of tools to entries that are added to their state of this
+    episode.
     """
 
     def reset(self, sample: dict[str, Any], seed: int) -> Any:
         """Return the first observation, in one of the forms of `step`. Optional.
 
-        It may take any of `sample`, `seed` and `sandbox` (the run's SandboxClient), passed by name. `seed` is the same
-        for all episodes of a group.
+        It may take any of `sample`, `seed`, `sandbox` (the run's SandboxClient) and `agents` (names of all agents that
+        step or see an env), passed by name. `seed` is the same for all episodes of a group.
         """
         ...
 
@@ -42,6 +44,7 @@ class Env(Protocol):
         done: True ends the episode after this turn.
         info: a JSON-able dict for the workflow's conditions and the record.
 
-        Arguments with these two names are passed by name, in any order; with other names, by position.
+        Arguments with these two names are passed by name, in any order; with other names, by position. A step that
+        takes `agents` gets the agent of each action, one that takes `agent` the agent whose node steps the env.
         """
         ...

@@ -46,8 +46,11 @@ class ToolResult:
     stderr: str = ""
     return_code: int | None = None
     seconds: float = 0.0
+    """Running time. The engine measures it for tools that do not report it."""
     attempts: int = 1
     """More than 1 if the infrastructure failed and the call was repeated."""
+    waited: float = 0.0
+    """Seconds for which the call waited for its turn, because of the tool's `workers` or `calls_per_second`."""
 
     @property
     def ok(self) -> bool:

@@ -19,7 +19,7 @@ from recipe.dag.algorithms.catalogue import DEFAULT, OWN, REMOVED, SELECTABLE, a
 from recipe.dag.algorithms.team_value import Mixer
 from recipe.dag.suggestion import closest, did_you_mean, listing
 from recipe.dag.workflow.problem import KeyPath, Problem
-from recipe.dag.workflow.schema import AgentOptions, Node, Policy, ToolSpec
+from recipe.dag.workflow.schema import Agent, AgentOptions, Node, Policy, ToolSpec
 from recipe.dag.workflow.short_form import KEYS
 from recipe.dag.workflow.source import Source
 
@@ -32,6 +32,10 @@ INSTEAD = {
     },
     **{(ToolSpec, key): "write `workers`" for key in ("num_workers", "max_concurrent", "max_concurrent_sandbox")},
     **{(ToolSpec, key): "write `calls_per_second`" for key in ("rate", "rate_limit", "enable_global_rate_limit")},
+    **{
+        (Agent, key): "write `chat_template_kwargs: {enable_thinking: true}`, for templates that read it"
+        for key in ("enable_thinking", "is_reasoning_model")
+    },
     (ToolSpec, "memory_limit_mb"): "write `memory_mb`",
     (ToolSpec, "default_timeout"): "write `timeout_s`",
     (ToolSpec, "class_name"): "write `path: file.py:Class`",

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from recipe.dag.errors import UserError
-from recipe.dag.paths import is_module, names_env, names_function, resolve_path, split_ref
+from recipe.dag.paths import is_module, names_env, names_function, resolve_folder, resolve_path, split_ref
 from recipe.dag.workflow.schema import Node, Policy
 
 
@@ -41,6 +41,17 @@ def _relocated(ref: str, origin: str | Path, target: str | Path) -> str:
         pass
     relative = os.path.relpath(path, Path(target).resolve().parent)
     return f"{relative}:{name}" if name else relative
+
+
+def relocated_folder(folder: str, origin: str | Path, target: str | Path) -> str:
+    """Do the same for a folder."""
+    path = resolve_folder(folder, origin)
+    try:
+        if resolve_folder(folder, target) == path:
+            return folder
+    except UserError:
+        pass
+    return os.path.relpath(path, Path(target).resolve().parent)
 
 
 def relocated_node(node: Node, origin: str | Path, target: str | Path) -> Node:

@@ -82,16 +82,16 @@ class ToolSpec(Frozen):
     path: str | None = None
     """The user's class: `file.py:Class`."""
     kwargs: dict[str, Any] = {}
-    """Keyword arguments of the class."""
+    """Keyword arguments of the class, or options of a built-in tool."""
     timeout_s: float | None = Field(default=None, gt=0.0)
     """Time limit of a call in seconds; the model is told if it is exceeded. For a built-in tool, the limit of calls
     that ask for none."""
     max_timeout_s: float | None = Field(default=None, gt=0.0)
-    """Built-in tools only: the largest time limit that the model may ask for."""
+    """The code interpreter only: the largest time limit that the model may ask for."""
     memory_mb: int | None = Field(default=None, ge=1)
-    """Built-in tools only: memory of one program."""
+    """The code interpreter only: memory of one program."""
     auto_print: bool | None = None
-    """Built-in tools only: print the value of a last line that is an expression, as notebooks do."""
+    """The code interpreter only: print the value of a last line that is an expression, as notebooks do."""
     max_output_chars: int | None = Field(default=None, ge=1)
     """Length to which a result is cut before anything else reads it; for the code interpreter, stdout and stderr
     each."""

@@ -137,10 +137,14 @@ def test_a_file_that_is_damaged_later_is_one_line_too(tmp_path):
     cache.close()
 
 
-def test_a_folder_that_cannot_be_written_is_one_line(tmp_path):
+def test_the_file_is_made_when_it_is_used_and_a_folder_that_cannot_be_written_is_one_line(tmp_path):
     (tmp_path / "file").touch()
+    cache = Cache(tmp_path / "new" / "a.sqlite", "policies.main.api.cache")
+    assert not (tmp_path / "new").exists()  # a check of the workflow writes nothing
+    asyncio.run(cache.put("k", "{}"))
+    assert (tmp_path / "new" / "a.sqlite").is_file()
     with pytest.raises(UserError, match="cannot be used as a cache"):
-        Cache(tmp_path / "file" / "a.sqlite", "policies.main.api.cache")
+        asyncio.run(Cache(tmp_path / "file" / "a.sqlite", "policies.main.api.cache").get("k"))
 
 
 def test_several_processes_write_one_file(tmp_path):

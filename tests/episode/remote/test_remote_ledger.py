@@ -25,7 +25,7 @@ def counts(**known: float) -> dict[str, float]:
     return dict.fromkeys(COUNTS, 0.0) | known
 
 
-def flow(world, server, *, episode: dict | None = None, **api):
+def flow(world, server, *, episode: dict | None = None, agents: list[dict] | None = None, **api):
     options = {
         "base_url": server.url,
         "model": "test",
@@ -34,7 +34,8 @@ def flow(world, server, *, episode: dict | None = None, **api):
         **api,
     }
     spec = {"on_user_error": "mask", "retries": 0, **(episode or {})}
-    return world.workflow([{"node_id": "solve"}], policies={"main": {"api": options}}, episode=spec)
+    policies = {"main": {"api": options}}
+    return world.workflow([{"node_id": "solve"}], agents=agents, policies=policies, episode=spec)
 
 
 def play(world, workflow, *, n: int, spent: dict | None = None) -> tuple[list[Episode | BaseException], Remotes]:
@@ -137,8 +138,7 @@ def test_a_resumed_run_goes_on_counting_and_a_larger_budget_goes_on(world):
 def test_answers_from_the_cache_cost_nothing_even_when_the_budget_is_spent(world):
     api = {"cache": str(world.path / "a.sqlite"), "budget": {"calls": 1}}
     with OpenAIServer() as server:
-        workflow = flow(world, server, **api).model_copy()
-        workflow.agents[0].sampling.__dict__["temperature"] = 0.0
+        workflow = flow(world, server, agents=[{"sampling": {"temperature": 0.0}}], **api)
         for _ in range(2):
             ended, remotes = play(world, workflow, n=1, spent=None)
             assert isinstance(ended[0], Episode)

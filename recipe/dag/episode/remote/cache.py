@@ -31,12 +31,14 @@ class Cache:
     """One cache file. Safe for threads and event loops."""
 
     def __init__(self, path: str | Path, where: str) -> None:
-        """Open or create the file. `where` names the option in errors. Raises UserError."""
+        """Open the file if there is one; the first use creates it. `where` names the option in errors. Raises
+        UserError."""
         self._path, self._where = Path(path).expanduser(), where
         self._lock = threading.Lock()
         self._process = 0
         self._database: sqlite3.Connection | None = None
-        self._guarded(lambda database: database.execute("SELECT count(*) FROM answers WHERE key = ''").fetchone())
+        if self._path.exists():
+            self._guarded(lambda database: database.execute("SELECT 1 FROM answers WHERE key = ''").fetchone())
 
     async def get(self, key: str) -> dict[str, Any] | None:
         """Return the stored answer to a request. Raises UserError."""

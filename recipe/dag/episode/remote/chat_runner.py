@@ -56,7 +56,7 @@ class ChatRunner(AgentRunner):
     def _prepare_continuation(self, role: str) -> None:
         """Do nothing: the server renders the conversation."""
 
-    async def _prompt(self, call: Call, context: Context, attempt: Attempt, transcript: str | None) -> None:
+    async def prompt(self, call: Call, context: Context, attempt: Attempt, transcript: str | None) -> None:
         if context.obs is not None:
             with boundary(EnvFault, self.where):
                 call.observation = str(context.obs)

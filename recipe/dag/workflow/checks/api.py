@@ -150,6 +150,9 @@ def _check_agents(draft: Draft, name: str, api: Api) -> Iterator[Problem]:
         if agent.policy != name:
             continue
         path: KeyPath = ("agents", index)
+        if api.budget is not None and api.on_budget == "skip" and agent.on_failure != "skip":
+            message = f"fails the calls of agent `{agent.name}`; write `on_failure: skip` there, or `on_budget: stop`"
+            yield problem(("policies", name, "api", "on_budget"), message)
         for key in ("sampling", "validation"):
             options = getattr(agent, key)
             for option in sorted(options.model_fields_set & (_SAMPLING - service.sampling)):

@@ -40,8 +40,8 @@ _ENV = {"step": ("actions", "ground_truth")}
 _STEP = frozenset({"agents", "agent"})
 """The arguments that `step` may take besides."""
 _TOOL = {"execute": ("arguments", "state"), "close": ()}
-# An env need not define reset. It is called with keyword arguments: those of the three that it takes.
-_RESET = frozenset({"sample", "seed", "sandbox"})
+# An env need not define reset. It is called with keyword arguments: those of these that it takes.
+_RESET = frozenset({"sample", "seed", "sandbox", "agents"})
 _CONTEXT = frozenset({"context"})
 _SCOPES = {"episode": ("episode",), "group": ("episodes",)}
 """Scope of a reward node -> the leading arguments of its function."""

@@ -10,6 +10,7 @@ from typing import Any
 
 from recipe.dag.sandbox.wire import MAX_RUN_S
 from recipe.dag.suggestion import listing
+from recipe.dag.tools.base import BuiltinTool
 from recipe.dag.tools.builtin import BUILTIN
 from recipe.dag.types.tool import problem_of_parameters
 from recipe.dag.workflow.draft import Draft
@@ -43,6 +44,7 @@ def _check_options(draft: Draft, path: KeyPath, written: dict[str, Any], tool: T
         for key in (key for key in own if written.get(key) is not None and key in tool.kwargs):
             yield problem((*path, key), f"`kwargs.{key}` sets this, too; remove one", key=True)
         options = built_in.Options.model_construct(**tool.options(own))
+        yield from _check_shared(draft, path, written, tool, built_in)
         limit, largest = (getattr(options, key, None) for key in ("timeout_s", "max_timeout_s"))
         if isinstance(limit, int | float) and isinstance(largest, int | float) and largest < limit:
             for key in (key for key in ("max_timeout_s", "timeout_s") if written.get(key) is not None):
@@ -54,6 +56,16 @@ def _check_options(draft: Draft, path: KeyPath, written: dict[str, Any], tool: T
         message = problem_of_parameters(tool.parameters, own_parameters)
         if message is not None:
             yield problem((*path, "parameters"), message)
+
+
+def _check_shared(
+    draft: Draft, path: KeyPath, written: dict[str, Any], tool: ToolSpec, built_in: type[BuiltinTool]
+) -> Iterator[Problem]:
+    """Check that a text for one tool is not written for all tools of a server."""
+    if built_in.several and len(tool.kwargs.get("tools") or ()) != 1:
+        for key in (key for key in ("description", "parameters") if written.get(key) is not None):
+            message = "several tools would share it; select one with `kwargs: {tools: [NAME]}`, or remove this"
+            yield draft.source.problem((*path, key), message, key=True)
 
 
 def _check_shown(draft: Draft, path: KeyPath, written: dict[str, Any]) -> Iterator[Problem]:
@@ -121,9 +133,10 @@ def warn_of_time_limits(draft: Draft) -> Iterator[Problem]:
         if (value := node.agent_options.post_process_kwargs.get("code_timeout")) is not None
     ]
     for path, written, tool in each_tool(draft):
-        reasons = limits if tool.path is not None else of_programs
+        built_in = BUILTIN.get(tool.name or "") if tool.path is None else None
+        reasons = of_programs if built_in is not None and built_in.needs_sandbox else limits
         kwargs = written.get("kwargs") if tool.path is None else None
-        for key in ("timeout_s", "max_timeout_s"):
+        for key in ("timeout_s", "max_timeout_s", "request_timeout_s"):
             times.append(((*path, key), written.get(key), reasons))
             if isinstance(kwargs, dict):
                 times.append(((*path, "kwargs", key), kwargs.get(key), reasons))

