@@ -64,7 +64,8 @@ for part in train test; do
     refuse "$data/$part.parquet does not exist; make it: python preprocess/dsbench.py or preprocess/tabular.py (README.md)"
 done
 if [ -n "$root" ]; then
-  settings+=("workflow.envs.folder.kwargs.data_root=$(quoted "$root")" "workflow.nodes.task.args.data_root=$(quoted "$root")")
+  root="'${root//\'/\'\'}'"  # YAML's quotes, as the values of a workflow are
+  settings+=("workflow.envs.folder.kwargs.data_root=$root" "workflow.nodes.task.args.data_root=$root")
 fi
 if [ "$weights" = shared ]; then
   settings+=(workflow.agents.modeler.policy=engineer workflow.agents.analyst.policy=engineer
