@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import math
 
 import pytest
 
@@ -39,7 +40,11 @@ def test_every_action_earns_the_quality():
         "task/success/classification": 1.0,
         "task/quality": 0.5,  # from 0.5 (chance) to 1.0
         "task/quality/classification": 0.5,
+        "task/fair/accuracy": 0.75,
         "task/accuracy": 0.75,
+        "task/f1": pytest.approx(2 / 3),  # of dog: one of two is found, and nothing else
+        "task/roc_auc": 0.75,
+        "task/log_loss": pytest.approx(-math.log(1e-15) / 4, rel=1e-6),
         "final_reward": 0.5,
     }
     assert paid(made, solved_at=0.6) and made.outcome == 0.0
@@ -57,7 +62,8 @@ def test_every_action_earns_the_quality():
 def test_a_failure_earns_nothing_and_counts_as_chance(submission, refused, reason):
     made = episode(submission, refused=refused)
     assert paid(made) == {"engineer": [0.0, 0.0], "modeler": [0.0], "analyst": [0.0]}
-    assert made.outcome == 0.0 and made.info["task/accuracy"] == 0.5 and made.info["task/success"] == 0.0
+    assert made.outcome == 0.0 and made.info["task/fair/accuracy"] == 0.5 and made.info["task/success"] == 0.0
+    assert "task/accuracy" not in made.info
     assert made.info["task/failure"].startswith(reason)
 
 
@@ -72,7 +78,7 @@ def test_the_answers_may_be_a_file_below_the_data_root(tmp_path):
 def test_the_published_text_names_the_metric_where_the_metadata_does_not():
     made = episode(ANSWER, extra={"answer_csv": ANSWER, "task": "Evaluation: Submissions are scored by the F1 score."})
     paid(made)
-    assert made.info["task/f1"] == 1.0
+    assert made.info["task/fair/f1"] == 1.0
 
 
 def test_a_sample_without_usable_answers_is_an_error_of_the_task(tmp_path):
