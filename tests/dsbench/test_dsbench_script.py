@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import json
 import subprocess
+import sys
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -95,6 +97,23 @@ def test_the_folder_of_the_tables_reaches_the_env_and_the_reward(script):
     assert workflow.node("task").executable_kwargs["data_root"] == str(script.data)
     _, workflow = workflow_of(script.run(script.model))
     assert workflow.envs["folder"].kwargs["data_root"] is None
+
+
+@pytest.mark.parametrize(
+    ("gpus", "profile", "layers", "width"), [(1, "small", 24, 896), (2, "small", 28, 1536), (8, "full", 36, 2560)]
+)
+def test_the_plan_says_that_the_profiles_fit(script, gpus, profile, layers, width):
+    """On GPUs of 80 GB, with models of about 0.5B, 1.5B and 4B parameters."""
+    heads, kv_heads = width // 64, 2 if width < 2000 else 8
+    shape = {"hidden_size": width, "intermediate_size": 4 * width, "num_hidden_layers": layers, "vocab_size": 151936}
+    shape |= {"num_attention_heads": heads, "num_key_value_heads": kv_heads, "max_position_embeddings": 65536}
+    shape |= {"model_type": "qwen2", "tie_word_embeddings": True, "architectures": ["Qwen2ForCausalLM"]}
+    (script.model / "config.json").write_text(json.dumps(shape))
+    settings = ("--", f"trainer.n_gpus_per_node={gpus}")
+    env = {"SHOW": "1", "GPU_GB": "80", "CONFIG": profile, "PYTHON": sys.executable, "PYTHONPATH": str(ROOT)}
+    done = script.run(script.model, *settings, **env)
+    assert done.returncode == 0, done.stderr
+    assert "  fits: " in done.stdout and "does not fit" not in done.stdout
 
 
 @pytest.mark.parametrize(
