@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import asyncio
 import json
+import random
 from collections.abc import Callable
+from dataclasses import replace
 
 import pytest
 
 from recipe.dag.episode.client import PolicyEndpoint
+from recipe.dag.episode.rehearsal import END
 from recipe.dag.episode.remote.connect import Remotes
 from recipe.dag.episode.rows import rows_of
 from recipe.dag.episode.runner import EpisodeRunner
@@ -16,7 +19,7 @@ from recipe.dag.report.journal import Journal
 from recipe.dag.report.metrics import rollout_metrics
 from recipe.dag.types.record import Episode
 from recipe.dag.workflow_file import load_workflow
-from tests.episode.openai_server import OpenAIServer
+from tests.episode.openai_server import OpenAIServer, scattered
 from tests.test_shipped import ROOT
 
 FILE = ROOT / "examples" / "gallery" / "workflow_coach.yaml"
@@ -44,31 +47,51 @@ def action_in(body: dict) -> int:
 
 
 @pytest.fixture
-def play(monkeypatch, world):
-    """`play(server)` runs the example's episode with the server as the coach; `api` replaces keys of the policy."""
+def play_many(monkeypatch, world):
+    """`play_many(server, n)` runs `n` episodes of the example with the server as the coach; `api` replaces keys of the
+    policy."""
 
-    def run(server: OpenAIServer, **api) -> Episode:
+    def run(server: OpenAIServer, n: int, **api) -> list[Episode]:
         monkeypatch.setenv("MODEL_PATH", "m")
         monkeypatch.setenv("COACH_URL", server.url)
         monkeypatch.setenv("OPENAI_API_KEY", "key")
-        workflow, said = load_workflow(FILE), iter(GUESSES)
+        workflow = load_workflow(FILE)
         policy = workflow.policies["outside"]
         assert policy.api is not None
         quick = policy.api.model_copy(update={"max_wait_s": 0.02, "retries": 2, **api})
         policies = workflow.policies | {"outside": policy.model_copy(update={"api": quick})}
         workflow = workflow.model_copy(update={"policies": policies})
 
-        async def main() -> Episode:
+        def says(prompt: str, sampling: dict, request: str) -> str:
+            if request.endswith("verifier"):
+                return GUESSES[2]
+            return GUESSES["guess said" in prompt]
+
+        async def main() -> list[Episode]:
             remotes = Remotes(workflow)
-            local = PolicyEndpoint(world.Client(lambda *_: next(said)), world.Tokenizer(), 4096)
+            local = PolicyEndpoint(world.Client(says), world.Tokenizer(), 4096)
             runner = EpisodeRunner(workflow, {"main": local, **remotes.endpoints}, {}, seed=0)
-            sample = world.sample("Which number?", extra_info={"data_type": "numbers"}) | {"ground_truth": "42"}
+
+            def sample(number: int) -> dict:
+                text = "Which number?" + f" ({number})" * bool(number)
+                return world.sample(text, extra_info={"data_type": "numbers"}) | {"ground_truth": "42"}
+
             try:
-                return await runner.run(sample, "u", 0, step=0)
+                return await asyncio.gather(*(runner.run(sample(k), f"u{k}", 0, step=0) for k in range(n)))
             finally:
                 await remotes.close()
 
         return asyncio.run(main())
+
+    return run
+
+
+@pytest.fixture
+def play(play_many):
+    """`play(server)` runs one episode."""
+
+    def run(server: OpenAIServer, **api) -> Episode:
+        return play_many(server, 1, **api)[0]
 
     return run
 
@@ -203,3 +226,55 @@ def test_the_judges_prompts_are_kept_in_episodes_jsonl(play, tmp_path):
     assert [call["messages"][0] for call in calls] == [body["messages"][0] for body in server.requests]
     assert [call["messages"][1]["content"] for call in calls] == list(VERDICTS)
     assert calls[0]["parsed"] == {"process": 4.0, "outcome": None, "reasoning": "below"}
+
+
+def rows_by_call(episodes: list[Episode]) -> dict[tuple, tuple]:
+    scope = load_workflow(FILE).algorithm.unscored_scope
+    rows = rows_of(episodes, unscored=scope, merge=False)
+    return {(r.uid, r.node, r.round): (r.reward, r.prompt_ids, r.response_ids, r.call_learns) for r in rows}
+
+
+def test_faults_of_the_coach_change_no_row_of_a_scored_call(play_many):
+    """A/B: 10 % 503, 10 % nonsense, one request that hangs. The rows are those of a perfect coach, without the calls
+    that could not be scored."""
+
+    def nonsense(action: int, body: dict) -> str:
+        # the same judgements are unreadable, however often they are asked for
+        unreadable = random.Random(body["messages"][0]["content"]).random() < 0.1
+        return "Quite good, 9!" if unreadable else VERDICTS[action]
+
+    with OpenAIServer(ByPrompt()) as server:
+        perfect = play_many(server, 24)
+    faults = scattered({"503": 0.1}, seed=5)
+    with OpenAIServer(ByPrompt(nonsense), faults=lambda k: "hang" if k == 20 else faults(k)) as server:
+        broken = play_many(server, 24, timeout_s=3.0, retries=1)
+    assert all(episode.fault is None for episode in (*perfect, *broken))
+    expected, found = rows_by_call(perfect), rows_by_call(broken)
+    assert len(expected) == 3 * 24 and found.items() <= expected.items()
+    unscored = [call for episode in broken for call in episode.calls if call.unscored]
+    assert 0 < len(unscored) == len(expected) - len(found) < 20
+    failed = [call for episode in broken for call in episode.calls if "failed" in call.parsed]
+    assert len(failed) == len(unscored)
+    metrics = rollout_metrics(broken, load_workflow(FILE))
+    assert metrics["left_out/calls_unscored"] == len(unscored)
+    assert metrics["coach/solver/failed"] + metrics["coach/verifier/failed"] == len(unscored)
+
+
+def test_what_is_trained_on_are_the_sampled_tokens_and_not_their_text(play, world, monkeypatch):
+    """The published system encoded the texts again; here a text looks like the token that ends a turn."""
+    spelled = [ord(character) + 10 for character in f"{END} 41 (80 %)"]
+    assert world.Tokenizer().encode(f"{END} 41 (80 %)") != spelled  # the special token in place of its characters
+
+    class Spelling(world.Client):
+        async def generate(self, request_id, prompt_ids, sampling):
+            generation = await super().generate(request_id, prompt_ids, sampling)
+            if "guess said" in world.Tokenizer().decode(prompt_ids) and request_id.endswith("solver"):
+                return replace(generation, response_ids=[*spelled, 2], log_probs=[-0.5] * (len(spelled) + 1))
+            return generation
+
+    monkeypatch.setattr(world, "Client", Spelling)
+    with OpenAIServer(lambda body: "PROCESS_SCORE: 5\nANSWER_CORRECT: 0") as server:
+        episode = play(server)
+    rows = {(row.node, row.round): row for row in rows_of([episode], merge=False)}
+    assert rows["guess", 1].response_ids == [*spelled, 2]
+    assert f"The action that you judge:\n{END} 41 (80 %)" in server.requests[1]["messages"][0]["content"]

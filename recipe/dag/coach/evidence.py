@@ -49,7 +49,7 @@ def evidence(context: Context, judged: Call, keep: Keep, *, truth: bool) -> dict
     extra = extra if isinstance(extra, Mapping) else {}
     answer = sample.get("ground_truth")
     label = extra.get("label", answer)
-    position = next(index for index, call in enumerate(context.calls) if call is judged)
+    position = next((index for index, call in enumerate(context.calls) if call is judged), len(context.calls))
     before, own = context.calls[:position], [c for c in context.calls[:position] if c.agent == judged.agent]
     return {
         "problem": context.problem,
@@ -92,8 +92,9 @@ def _outputs(before: Iterable[Call], without: Collection[str], limit: int | None
 def _files(calls: list[Call], position: int, judged: Call) -> dict[str, str]:
     """Return the variables about files, from the `info` of the environment: `files` and `missing`."""
     # an env that several nodes play is stepped by the last of them, after the judged one
-    after = next((call.env_info for call in calls[position:] if "files" in call.env_info), {})
-    first = next(index for index, call in enumerate(calls) if call.agent == judged.agent and call.turn == judged.turn)
+    after = next((call.env_info for call in (judged, *calls[position:]) if "files" in call.env_info), {})
+    own = (index for index, call in enumerate(calls) if call.agent == judged.agent and call.turn == judged.turn)
+    first = next(own, position)
     start = next((call.env_info for call in reversed(calls[:first]) if "files" in call.env_info), {})
     return {
         "files_available": _listing(after.get("files")),
