@@ -92,7 +92,9 @@ def test_script_parses(script):
 
 
 RECIPES = [
-    script for script in SCRIPTS if script.parent.name in ("retool", "retool_ma", "marft", "debate", "cory", "games")
+    script
+    for script in SCRIPTS
+    if script.parent.name in ("retool", "retool_ma", "marft", "debate", "cory", "games", "dsbench")
 ]
 
 

@@ -18,7 +18,7 @@ name=$base
 [ "$weight" = 1 ] || name=${base}_coach$weight
 out=outputs/$name
 server=
-trap '[ -z "$server" ] || kill "$server" 2>/dev/null || true' EXIT
+trap '[ -z "$server" ] || { kill "$server" 2>/dev/null && wait "$server"; } || true' EXIT
 
 # start_coach: serve the judge and set COACH_URL to its address
 start_coach() {
@@ -34,7 +34,7 @@ start_coach() {
 }
 
 python preprocess/arithmetic.py --local_dir "outputs/$base/data" --train_size 2048 --test_size 64 --seed "$seed"
-make_model "$base" "$seed" "$workflow" recipe/mathchat/teacher.py:Teacher
+make_model "$base" "$seed" "$workflow" recipe/mathchat/teacher.py:Teacher --steps 600
 [ -n "${COACH_URL:-}" ] || start_coach
 export COACH_URL COACH_MODEL=${COACH_MODEL:-judge} MODEL_PATH=outputs/$base/model
 # shellcheck disable=SC2016  # the variables are read by the configuration

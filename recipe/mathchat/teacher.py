@@ -31,7 +31,7 @@ from recipe.mathchat.judge import judge
 from recipe.retool.teacher import write_transcripts
 from recipe.tiny.dialogue import Demonstration, Dialogue, Script
 
-WRONG_FORMULA, OTHER_CODE, BROKEN_CODE, WRONG_RESULT, WRONG_ANSWER = 0.45, 0.12, 0.1, 0.06, 0.08
+WRONG_FORMULA, OTHER_CODE, BROKEN_CODE, WRONG_RESULT, WRONG_ANSWER = 0.5, 0.25, 0.15, 0.2, 0.3
 """Rates at which the solver picks a wrong formula, the code agent computes another one, omits a bracket, states a
 number that its program did not print, and the verifier answers with a number of the problem."""
 

@@ -63,8 +63,12 @@ PAYING_MANY = (
 """With a reward node that pays several agents for one reward, which a chain of credit would count again."""
 
 
+UNCOACHED = [path for path in SHIPPED if path.name not in ("workflow_dsbench.yaml", "workflow_mathchat.yaml")]
+"""Without those that siiRL's flags cannot express: a coach has no critic, and each action is paid by itself."""
+
+
 @pytest.mark.parametrize("estimator", ESTIMATORS)
-@pytest.mark.parametrize("source", SHIPPED, ids=[path.name for path in SHIPPED])
+@pytest.mark.parametrize("source", UNCOACHED, ids=[path.name for path in UNCOACHED])
 def test_any_workflow_takes_any_estimator(source, estimator):
     arguments = f"algorithm.adv_estimator={estimator} actor.kl_loss_coef=0"
     if source.name in PAYING_MANY and estimator == "gae_marft":

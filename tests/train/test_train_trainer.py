@@ -282,3 +282,27 @@ def test_a_resumed_run_has_what_was_spent_before_wherever_it_was_written(tmp_pat
     (tmp_path / NAME).write_text("[1]")
     with pytest.raises(UserError, match="api_usage.json: cannot be read .expected counts by policy."):
         before("auto")
+
+
+def test_scores_of_coaches_are_watched_and_the_state_is_kept(loop, tmp_path, monkeypatch, capsys):
+    """The score rises from step to step, and nothing is solved: metrics, a line on the console, run.json, resume."""
+    made, saved = loop(None)
+    plain = trainer.roll_out
+
+    async def coached(config, runner, samples, n, step, **keys):
+        episodes = await plain(config, runner, samples, n, step, **keys)
+        for episode in episodes:
+            episode.outcome, episode.info = 0.0, {"coach/solver/mean": 0.2 * step, "coach/solver/count": 1}
+        return episodes
+
+    monkeypatch.setattr(trainer, "roll_out", coached)
+    asyncio.run(made.train())
+    lines = [json.loads(line) for line in (tmp_path / "metrics.jsonl").read_text().splitlines()]
+    assert [line["coach_bias/solver/all/score"] for line in lines] == pytest.approx([0.2, 0.4, 0.6, 0.8, 1.0])
+    assert "step 4: coach bias: over the last 4 steps" in capsys.readouterr().out
+    state = json.loads(json.dumps(saved.infos[-1]["coach_bias"]))
+    assert len(state["steps"][0][2]) == 4
+    resumed, _ = loop(None)
+    resumed.start = resume.Start(tmp_path, 4, 4, coach_bias=state)
+    asyncio.run(resumed._resume())
+    assert resumed.coach_bias.state() == state

@@ -1,0 +1,277 @@
+"""The laptop run: its teacher, what its script starts and stops, its comparison; and, slowly, the run itself."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import shutil
+import subprocess
+import sys
+from collections import Counter
+from pathlib import Path
+
+import pytest
+
+from recipe.dag.errors import UserError
+from recipe.dag.main import compose_config
+from recipe.dag.reward.answer import extract_answer
+from recipe.dag.workflow_edits import load_edited, split_edits
+from recipe.dag.workflow_file import load_workflow
+from recipe.mathchat import compare, teacher
+from recipe.mathchat.agents import programs
+from recipe.mathchat.judge import judge, last_formula
+from recipe.mathchat.teacher import Teacher, run_program, transcripts
+
+ROOT = Path(__file__).parents[2]
+WORKFLOW = ROOT / "workflows" / "workflow_mathchat.yaml"
+SCRIPT = "recipe/mathchat/run_tiny_cpu.sh"
+PARTS = (SCRIPT, "recipe/dag/scripts", "pyproject.toml")
+
+
+def lessons_of(count: int = 600, **options: bool):
+    tutor = Teacher(load_workflow(WORKFLOW), 0, **options)
+    return [(problem, tutor.teach(problem)) for problem in tutor.problems(count, 64)]
+
+
+def test_the_teacher_is_right_in_form_and_wrong_at_its_rates():
+    counts: Counter[str] = Counter()
+    for problem, (solve, first, second, verify) in lessons_of():
+        assert [lesson.role for lesson in (solve, first, second, verify)] == ["solve", "code", "code", "verify"]
+        formula = solve.answer.removeprefix("Compute ")
+        (code,) = programs(first.answer)
+        counts["formula"] += formula != problem.expression.replace(" ", "")
+        counts["broken"] += last_formula(code) is None
+        repaired = programs(second.answer)
+        assert bool(repaired) == (last_formula(code) is None)
+        counts["other"] += last_formula(repaired[0] if repaired else code) != last_formula(formula)
+        read = second.messages[-1]["content"]
+        assert ("SyntaxError" in read) == bool(repaired) and len(second.messages) == 4
+        answer = extract_answer(verify.answer)
+        assert answer is not None and answer.lstrip("-").isdigit()
+        counts["answer"] += answer == str(problem.answer)
+    rates = {name: count / 600 for name, count in counts.items()}
+    assert rates["formula"] == pytest.approx(teacher.WRONG_FORMULA, abs=0.06)
+    assert rates["broken"] == pytest.approx(teacher.BROKEN_CODE, abs=0.05)
+    assert rates["other"] == pytest.approx(teacher.OTHER_CODE, abs=0.06)
+    assert 0.1 < rates["answer"] < 0.4
+
+
+def test_the_prompts_fit_the_configured_lengths():
+    from recipe.tiny.build import encode
+    from recipe.tiny.tokenizer import build_tokenizer
+
+    lessons = [lesson for _, four in lessons_of(300) for lesson in four]
+    tokenizer = build_tokenizer(lessons)
+    data = compose_config("tiny_cpu", ["workflow=w.yaml"], ROOT / "recipe" / "mathchat" / "config").data
+    for lesson in lessons:
+        example = encode(tokenizer, lesson)
+        answer = sum(example.in_answer)
+        assert answer <= data.max_response_length and len(example.ids) - answer <= data.max_prompt_length
+
+
+def test_in_transcripts_the_coaches_give_the_judges_verdicts():
+    ((problem, lessons),) = lessons_of(1, coaches=True)
+    dialogues = list(transcripts(lessons))
+    assert len(dialogues) == 7 and [d[-1]["role"] for d in dialogues] == ["assistant"] * 7
+    verdicts = [d for d in dialogues if "You coach three agents" in d[0]["content"]]
+    assert len(verdicts) == 4 and all(judge(d[:-1]) == d[-1]["content"] for d in verdicts)
+    assert all(problem.text in dialogue[-2]["content"] + dialogue[1]["content"] for dialogue in dialogues)
+    truths = [d[0]["content"].partition("# Ground truth\n")[2].partition("\n")[0] for d in verdicts]
+    assert truths == ["N/A", "N/A", "N/A", str(problem.answer)]
+    printed = verdicts[1][0]["content"].partition("# What its programs printed\n")[2].partition("\n\n")[0]
+    assert printed and "N/A" not in printed
+
+
+@pytest.mark.parametrize(("code", "ok", "text"), [("print(6*7)", True, "42\n"), ("print((6*7)", False, "never closed")])
+def test_the_teachers_programs_print_what_the_sandbox_would(code, ok, text):
+
+    result = asyncio.run(run_program("code_interpreter", code=code))
+    assert result.ok == ok and text in result.text
+
+
+def test_a_workflow_without_its_nodes_is_refused():
+    with pytest.raises(UserError, match="this teacher needs the rollout nodes solve, code, verify"):
+        Teacher(load_workflow(ROOT / "workflows" / "workflow_retool.yaml"), 0)
+    with pytest.raises(UserError, match="a loop of 2 rounds or more"):
+        once = ["workflow.loops.act.max_rounds=1", "~workflow.loops.act.until", "workflow.agents.coder.memory=none"]
+        Teacher(load_edited(WORKFLOW, split_edits(once)[1]), 0)
+
+
+def test_the_workflow_says_what_the_readme_says():
+    workflow = load_workflow(WORKFLOW)
+    assert workflow.trained_policies() == ("solver", "coder", "verifier")
+    algorithm = workflow.algorithm
+    assert (algorithm.estimator, algorithm.kl_reward_coef, algorithm.clip_ratio_high) == ("reinforce_pp", 0.01, 0.2)
+    assert workflow.loops["act"].max_rounds == 2 and set(workflow.loops["act"].nodes) == {"code", "coach_code"}
+    for node in workflow.rollout_nodes:  # each prompt states the limit of its agent
+        limit = node.agent_options.pre_process_kwargs.get("token_limit")
+        assert limit in (None, workflow.agent_of(node).sampling.max_tokens)
+    truths = [node.agent_options.pre_process_kwargs.get("truth_for") for node in workflow.rollout_nodes]
+    assert [truth for truth in truths if truth] == [["verifier"]]
+
+
+FAKE_PYTHON = """#!/bin/bash
+printf '%s\\t' "COACH_URL=${COACH_URL:-}" "$@" >> "$LOG"; echo >> "$LOG"
+case "$*" in *"recipe.dag.cli serve"*)
+  if [ -n "${BROKEN_SERVER:-}" ]; then echo "error: no script" >&2; exit 2; fi
+  echo $$ >> "$PIDS"; sleep 0.2; echo http://127.0.0.1:1234/v1; exec sleep 60 ;;
+*recipe.dag.main*) exit "${CODE:-0}" ;;
+esac
+"""
+
+
+class Laptop:
+    """A copy of the script beside a Python that only writes down what it is asked."""
+
+    def __init__(self, folder: Path):
+        self.root, self.log, self.pids = folder / "project", folder / "log", folder / "pids"
+        for part in PARTS:
+            source, target = ROOT / part, self.root / part
+            target.parent.mkdir(parents=True, exist_ok=True)
+            (shutil.copytree if source.is_dir() else shutil.copy)(source, target)
+        self.bin = folder / "venv" / "bin"
+        self.bin.mkdir(parents=True)
+        (self.bin / "python").write_text(FAKE_PYTHON)
+        (self.bin / "python").chmod(0o755)
+
+    def run(self, *arguments: str, **env: str) -> tuple[int, list[list[str]], str]:
+        """Return the exit code, the commands without those of pip, and stderr."""
+        self.log.unlink(missing_ok=True)
+        paths = {"LOG": str(self.log), "PIDS": str(self.pids), "PYTHON": sys.executable}
+        env = {"PATH": "/usr/bin:/bin", "VERL_DAG_VENV": str(self.bin.parent), **paths, **env}
+        command = ["bash", str(self.root / SCRIPT), *arguments]
+        done = subprocess.run(command, env=env, capture_output=True, text=True, timeout=60)
+        lines = self.log.read_text().splitlines() if self.log.exists() else []
+        calls = [line.rstrip("\t").split("\t") for line in lines]
+        return done.returncode, [call for call in calls if "pip" not in call], done.stderr
+
+    def servers_left(self) -> list[int]:
+        pids = self.pids.read_text().split() if self.pids.exists() else []
+        return [int(pid) for pid in pids if Path(f"/proc/{pid}").exists()]
+
+
+@pytest.fixture
+def laptop(tmp_path) -> Laptop:
+    return Laptop(tmp_path)
+
+
+def option(call: list[str], name: str) -> str:
+    return call[call.index(name) + 1]
+
+
+def settings(call: list[str]) -> dict[str, str]:
+    return dict(word.split("=", 1) for word in call[1:] if "=" in word)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "env", "seed", "weight", "overrides"),
+    [
+        ((), {}, "0", "1", []),
+        (("2", "a.b=1"), {"COACH_WEIGHT": "0"}, "2", "0", ["a.b=1"]),
+        (("a.b=1", "c=2"), {"SEED": "3", "COACH_WEIGHT": "0.5"}, "3", "0.5", ["a.b=1", "c=2"]),
+    ],
+)
+def test_the_stages_share_a_seed_and_runs_of_a_seed_share_model_and_data(
+    laptop, arguments, env, seed, weight, overrides
+):
+    base = "mathchat_tiny" + (f"_seed{seed}" if seed != "0" else "")
+    name = base + (f"_coach{weight}" if weight != "1" else "")
+    code, (data, model, serve, train), _ = laptop.run(*arguments, **env)
+    assert code == 0
+    assert (
+        option(data, "--local_dir") == f"outputs/{base}/data" and option(model, "--output") == f"outputs/{base}/model"
+    )
+    assert option(data, "--seed") == option(model, "--seed") == seed
+    assert option(serve, "--script") == "recipe/mathchat/judge.py:judge" and serve[0] == "COACH_URL="
+    assert train[0] == "COACH_URL=http://127.0.0.1:1234/v1" and train[len(train) - len(overrides) :] == overrides
+    given = settings(train)
+    assert (given["trainer.experiment_name"], given["seed"]) == (name, seed)
+    assert given["data.val_files"] == f"outputs/{base}/data/test.parquet"
+    assert given["workflow.nodes.scores.args.process"] == weight
+    edits = [word for word in train if word.lstrip("~").startswith("workflow.")]
+    coach = load_edited(WORKFLOW, split_edits(edits)[1]).policies["coach"]
+    assert coach.api is not None and coach.api.base_url == "${oc.env:COACH_URL}" and coach.frozen
+    assert laptop.servers_left() == []
+
+
+def test_a_coach_of_ones_own_is_taken_and_not_stopped(laptop):
+    code, calls, _ = laptop.run(COACH_URL="http://host:1/v1", COACH_MODEL="mine")
+    assert code == 0 and not any("serve" in call for call in calls)
+    assert calls[-1][0] == "COACH_URL=http://host:1/v1"
+
+
+def test_a_training_that_fails_ends_the_script_and_the_coach(laptop):
+    code, _, _ = laptop.run(CODE="3")
+    assert code == 3 and laptop.servers_left() == []
+
+
+def test_a_coach_that_does_not_start_ends_the_script_with_its_reason(laptop):
+    code, calls, stderr = laptop.run(BROKEN_SERVER="1")
+    assert code == 1 and stderr.endswith("error: no script\n") and "serve" in calls[-1]
+
+
+def test_a_weight_that_is_no_number_is_refused(laptop):
+    code, calls, stderr = laptop.run(COACH_WEIGHT="none")
+    assert (code, calls) == (2, []) and "COACH_WEIGHT=none" in stderr
+
+
+def metrics(folder: Path, values: dict[int, float]) -> None:
+    folder.mkdir(parents=True)
+    lines = [{"step": step, "val/accuracy": value, "episode/accuracy": value / 2} for step, value in values.items()]
+    (folder / "metrics.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
+
+
+def test_the_comparison_reports_the_runs_that_exist(tmp_path, monkeypatch, capsys):
+    monkeypatch.setattr(compare, "ROOT", tmp_path)
+    for seed in (0, 1):
+        metrics(compare.folder_of(seed, "1"), {0: 0.25, 5: 0.75 + seed / 8})
+        metrics(compare.folder_of(seed, "0"), {0: 0.25, 5: 0.5})
+    assert compare.folder_of(1, "0") == tmp_path / "outputs" / "mathchat_tiny_seed1_coach0"
+    compare.main(["--only-report", "--seeds", "0", "1", "--output", str(tmp_path / "out")])
+    text = (tmp_path / "out" / "table.md").read_text()
+    assert "| 1 | 1 | 0.250 | 0.875 |" in text and "| 0 | 0 | 0.250 | 0.500 |" in text
+    assert "weight 1: +0.562" in text and "weight 0: +0.250" in text and text in capsys.readouterr().out
+    assert (tmp_path / "out" / "curves.png").stat().st_size > 10_000
+    with pytest.raises(UserError, match="seed2/metrics.jsonl does not exist"):
+        compare.main(["--only-report", "--seeds", "2"])
+
+
+def test_the_comparison_trains_what_is_missing(tmp_path, monkeypatch):
+    monkeypatch.setattr(compare, "ROOT", tmp_path)
+    script = tmp_path / "run.sh"
+    script.write_text(f'echo "$1 $COACH_WEIGHT" >> {tmp_path}/ran; exit ${{CODE:-0}}\n')
+    monkeypatch.setattr(compare, "SCRIPT", script)
+    done = compare.folder_of(0, "1")
+    done.mkdir(parents=True)
+    (done / "summary.json").write_text("{}")
+    compare.train(0, "1")
+    compare.train(1, "0")
+    assert (tmp_path / "ran").read_text() == "1 0\n"
+    monkeypatch.setenv("CODE", "4")
+    with pytest.raises(UserError, match="seed 2, COACH_WEIGHT=0: run.sh ended with 4"):
+        compare.train(2, "0")
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(1500)
+@pytest.mark.skipif(not list(Path(sys.prefix).glob(".verl-dag-*")), reason="needs the scripts' environment")
+def test_the_run_trains_with_its_coach_and_resumes():
+    """Few steps: the figures mean nothing, but every stage is real."""
+    seed = "987654"
+    out = ROOT / "outputs" / f"mathchat_tiny_seed{seed}"
+    shutil.rmtree(out, ignore_errors=True)
+    env = {**os.environ, "PYTHONPATH": str(ROOT), "VERL_DAG_VENV": sys.prefix}
+    sizes = ["data.train_batch_size=8", "data.val_max_samples=8", "trainer.save_freq=1", "trainer.test_freq=1"]
+    try:
+        for steps in (1, 2):
+            command = ["bash", str(ROOT / SCRIPT), seed, *sizes, f"trainer.total_training_steps={steps}"]
+            done = subprocess.run(command, env=env, capture_output=True, text=True)
+            assert done.returncode == 0, done.stdout[-3000:] + done.stderr[-3000:]
+        lines = {line["step"]: line for line in map(json.loads, (out / "metrics.jsonl").read_text().splitlines())}
+        assert sorted(lines) == [0, 1, 2]
+        for step in (1, 2):
+            assert lines[step]["coach/solver/count"] == 16 and lines[step]["coach/solver/failed"] == 0
+            assert 0 <= lines[step]["val/accuracy"] <= 1 and lines[step]["info/coach_agrees/mean"] == 1.0
+    finally:
+        shutil.rmtree(out, ignore_errors=True)
