@@ -12,9 +12,9 @@ from omegaconf import DictConfig
 
 from recipe.dag.episode.generation import sampling_of
 from recipe.dag.errors import UserError
+from recipe.dag.tools.address import url_problem, variable_problem
 from recipe.dag.train import checkpoint
 from recipe.dag.types.model import Api
-from recipe.dag.workflow.checks.api import url_problem, variable_problem
 from recipe.dag.workflow.schema import Agent, Policy, Workflow
 
 

@@ -237,8 +237,8 @@ def test_the_run_restarts_its_sandbox_for_them(many, flow, monkeypatch, fails):
 
         async def with_fault(runner, *args, **options):
             worker = next(a.worker for a in processes.actors if runner in a.worker._runners.values())
-            waits = [asyncio.ensure_future(worker._sandbox._on_unreachable()) for _ in range(3)]
-            waits.append(asyncio.to_thread(asyncio.run, worker._sandbox._on_unreachable()))  # on another loop
+            waits = [asyncio.ensure_future(worker._sandbox.transport._on_unreachable()) for _ in range(3)]
+            waits.append(asyncio.to_thread(asyncio.run, worker._sandbox.transport._on_unreachable()))  # on another loop
             await asyncio.sleep(0)
             waits[0].cancel()  # its episode was given up: the others wait on
             ended = await asyncio.gather(*waits, return_exceptions=True)

@@ -1,4 +1,4 @@
-"""Where a tool's service is, and the key that it wants.
+"""Where a service is, and the key that it wants.
 
 Invariant: no message repeats a text that may be a key. Importing this needs no HTTP client, since `validate` reads it.
 """
@@ -18,7 +18,7 @@ def url_problem(url: str) -> str | None:
     """Return what is wrong with the URL of a service; None if nothing is."""
     if "@" in url or "?" in url:
         return "must hold neither a name, a password nor parameters; name the variable with the key in `key_env`"
-    return None if _URL.fullmatch(url) else "expected a URL such as http://localhost:8000/retrieve"
+    return None if _URL.fullmatch(url) else "expected a URL such as http://localhost:8000/v1"
 
 
 def variable_problem(name: str) -> str | None:
@@ -27,14 +27,15 @@ def variable_problem(name: str) -> str | None:
 
 
 def key_from(variable: str | None, where: str) -> str | None:
-    """Return the key in an environment variable; None without a variable. Raises UserError if it is not set."""
+    """Return the key in an environment variable; None without a variable. `where`: the option that names it. Raises
+    UserError if it is not set."""
     if variable is None:
         return None
     key = os.environ.get(variable, "").strip()
     if not key:
         # only what looks like a variable is quoted, in case that somebody wrote the key itself
         name = variable if variable.isupper() else "named there"
-        raise UserError(f"{where}: key_env: environment variable {name} is not set; export it with the server's key")
+        raise UserError(f"{where}: environment variable {name} is not set; export it with the server's key")
     if not key.isascii() or not key.isprintable():
-        raise UserError(f"{where}: key_env: the key has characters that no HTTP header can hold")
+        raise UserError(f"{where}: the key in {variable} has characters that no HTTP header can hold")
     return key

@@ -127,7 +127,7 @@ def connect(options: Mcp.Options) -> McpClient:
     service = WebService(
         options.url,
         where=where,
-        key=key_from(options.key_env, where),
+        key=key_from(options.key_env, f"{where}: key_env"),
         key_header=options.key_header,
         timeout_s=options.request_timeout_s,
         retries=options.retries,

@@ -26,10 +26,11 @@ from recipe.dag.episode.remote.script import ScriptTransport
 from recipe.dag.episode.remote.transport import Transport
 from recipe.dag.episode.remote.wire import Wire
 from recipe.dag.errors import UserError
+from recipe.dag.tools.address import key_from, url_problem
 from recipe.dag.types.model import Api
 from recipe.dag.types.provider import PROVIDERS
 from recipe.dag.user_code import load_object
-from recipe.dag.workflow.checks.api import provider_problem, url_problem
+from recipe.dag.workflow.checks.api import provider_problem
 from recipe.dag.workflow.interpolation import resolve_env
 from recipe.dag.workflow.schema import Workflow
 
@@ -105,7 +106,7 @@ class ApiSpec:
         if message := url_problem(url):
             raise UserError(f"{self._where}.base_url: {message}")
         variable = _key_variable(api)
-        key = _key(variable, self._where) if variable is not None else None
+        key = key_from(variable, f"{self._where}.key_env")
         api = api.model_copy(update={"key_env": variable})
         return Transport(api, url=url, key=key, where=where, wire=_wire(api), account=account)
 
@@ -183,17 +184,6 @@ def _key_variable(api: Api) -> str | None:
         return api.key_env
     names = PROVIDERS[api.provider or ""].keys
     return next((name for name in names if os.environ.get(name)), names[0])
-
-
-def _key(variable: str, where: str) -> str:
-    key = os.environ.get(variable, "").strip()
-    if not key:
-        # only what looks like a variable is quoted, in case that somebody wrote the key itself
-        name = variable if variable.isupper() else "named there"
-        raise UserError(f"{where}.key_env: environment variable {name} is not set; export it with the server's key")
-    if not key.isascii() or not key.isprintable():
-        raise UserError(f"{where}.key_env: the key in {variable} has characters that no HTTP header can hold")
-    return key
 
 
 def _tokenizer(path: str, where: str) -> Any:

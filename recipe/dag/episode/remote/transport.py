@@ -14,8 +14,6 @@ import time
 import weakref
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from datetime import UTC, datetime
-from email.utils import parsedate_to_datetime
 from typing import Any
 
 import aiohttp
@@ -27,6 +25,7 @@ from recipe.dag.episode.remote.ledger import Account, BudgetError, BudgetFault
 from recipe.dag.episode.remote.openai import OpenAIWire
 from recipe.dag.episode.remote.wire import Refusal, Wire
 from recipe.dag.errors import ModelServerFault, UserError
+from recipe.dag.tools.web import retry_after
 from recipe.dag.types.model import Api
 
 CONNECT_S = 10.0
@@ -282,7 +281,7 @@ class Transport:
             source = f"the key in {self._api.key_env}" if self._key else "a request without a key (set key_env)"
             return UserError(f"{self.where}: {self.url} refuses {source} ({said})")
         if status in _RETRIED or status >= 500:
-            after = _retry_after(headers.get("Retry-After"))
+            after = retry_after(headers.get("Retry-After"))
             return Unavailable(said, after_s=refusal.after_s if after is None else after, down=status >= 500)
         if request.ping and not (status == 404 and request.names_model):
             return Refused(said, where=self.where)
@@ -312,19 +311,3 @@ class Transport:
             )
             self._connections[loop] = _Connection(http, asyncio.Semaphore(self._api.max_concurrent))
         return self._connections[loop]
-
-
-def _retry_after(value: str | None) -> float | None:
-    """Return the seconds in a Retry-After header, which holds seconds or a date; None if it is missing or neither."""
-    if value is None:
-        return None
-    try:
-        seconds = float(value)
-        return max(seconds, 0.0) if seconds == seconds else None  # NaN
-    except ValueError:
-        pass
-    try:
-        moment = parsedate_to_datetime(value)
-    except ValueError:
-        return None
-    return max((moment.replace(tzinfo=moment.tzinfo or UTC) - datetime.now(UTC)).total_seconds(), 0.0)

@@ -6,9 +6,9 @@ Invariant: no message repeats a text that may be a key.
 
 from __future__ import annotations
 
-import re
 from collections.abc import Iterator
 
+from recipe.dag.tools.address import url_problem, variable_problem
 from recipe.dag.types.model import Api
 from recipe.dag.types.provider import PROVIDERS
 from recipe.dag.workflow.draft import Draft
@@ -16,26 +16,10 @@ from recipe.dag.workflow.interpolation import check_env
 from recipe.dag.workflow.problem import KeyPath, Problem, render_path
 from recipe.dag.workflow.schema import Policy, Sampling
 
-_VARIABLE = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
-_URL = re.compile(r"https?://[^/?#@\s]+(/[^?#@\s]*)?")
 OWN_FIELDS = ("model", "messages", "prompt", "tools", "stream", "n", "system", "contents", "systemInstruction")
 """Fields of a request that `body` must not replace, each with a key of its own or none."""
 
 _SAMPLING = frozenset(Sampling.model_fields) - {"temperature", "max_tokens"}
-
-
-def url_problem(url: str) -> str | None:
-    """Return the error message for a `base_url`, or None."""
-    if "@" in url or "?" in url:
-        return "must hold neither a name, a password nor parameters; name the variable with the key in `key_env`"
-    if not _URL.fullmatch(url):
-        return "expected a URL such as http://localhost:8000/v1 or https://api.openai.com/v1"
-    return None
-
-
-def variable_problem(name: str) -> str | None:
-    """Return the error message for the name of an environment variable, or None. It does not repeat the name."""
-    return None if _VARIABLE.fullmatch(name) else "expected the name of an environment variable, not the key itself"
 
 
 def check_api(draft: Draft, policy: Policy, api: Api, path: KeyPath) -> Iterator[Problem]:
