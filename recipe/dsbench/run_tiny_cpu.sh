@@ -9,6 +9,7 @@
 set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/../.."
 . recipe/dag/scripts/tiny_cpu.sh
+. recipe/dag/scripts/coached.sh
 seed=$(seed_of "$@")
 [ "${1:-}" != "$seed" ] || shift
 weight=${COACH_WEIGHT:-1}
@@ -16,28 +17,13 @@ weight=${COACH_WEIGHT:-1}
 base=$(with_seed dsbench_tiny "$seed") workflow=workflows/workflow_dsbench_tiny.yaml
 name=$base
 [ "$weight" = 1 ] || name=${base}_coach$weight
-server=
-trap '[ -z "$server" ] || kill "$server" 2>/dev/null || true' EXIT
-
-# start_coach: serve the judge and set COACH_URL to its address
-start_coach() {
-  local log=outputs/$name/coach.log
-  mkdir -p "outputs/$name"
-  : > "$log"  # of an earlier run: its URL is gone
-  python -m recipe.dag.cli serve --script recipe/dsbench/judge.py:judge --port 0 > "$log" 2> "$log.errors" &
-  server=$!
-  until COACH_URL=$(head -n 1 "$log") && [ -n "$COACH_URL" ]; do  # its first line is the URL
-    kill -0 "$server" 2>/dev/null || { cat "$log.errors" >&2; exit 1; }
-    sleep 0.2
-  done
-}
 
 python preprocess/tabular.py --local_dir "outputs/$base/data" --train_size 512 --test_size 64 --seed "$seed" \
   --file recipe/dsbench/kit.py
 # the teacher reads no model and asks no coach, but the workflow names both
 export MODEL_PATH=outputs/$base/model
-make_model "$base" "$seed" "$workflow" recipe/dsbench/teacher.py:Teacher --problems 1024 --steps 700
-[ -n "${COACH_URL:-}" ] || start_coach
+make_model "$base" "$seed" "$workflow" recipe/dsbench/teacher.py:Teacher --problems 1024 --steps 500
+[ -n "${COACH_URL:-}" ] || start_coach "outputs/$name" recipe/dsbench/judge.py:judge
 export COACH_URL COACH_MODEL=${COACH_MODEL:-judge}
 python -m recipe.dag.main --config-path recipe/dsbench/config --config-name tiny_cpu workflow="$workflow" \
   trainer.experiment_name="$name" seed="$seed" \

@@ -31,7 +31,7 @@ from recipe.dag.workflow.schema import Node, Workflow
 from recipe.dsbench import kit
 from recipe.tiny.dialogue import Demonstration
 
-WRONG_COLUMN, WRONG_MODEL, WRONG_FORM, BROKEN = 0.22, 0.45, 0.4, 0.05
+WRONG_COLUMN, WRONG_MODEL, WRONG_FORM, BROKEN = 0.18, 0.4, 0.35, 0.04
 """Rates at which the engineer takes an irrelevant column (for each of the three), the modeler another model, the
 analyst another form, and any of them omits a bracket."""
 

@@ -9,6 +9,7 @@
 set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/../.."
 . recipe/dag/scripts/tiny_cpu.sh
+. recipe/dag/scripts/coached.sh
 seed=$(seed_of "$@")
 [ "${1:-}" != "$seed" ] || shift
 weight=${COACH_WEIGHT:-1}
@@ -16,26 +17,10 @@ weight=${COACH_WEIGHT:-1}
 base=$(with_seed mathchat_tiny "$seed") workflow=workflows/workflow_mathchat.yaml
 name=$base
 [ "$weight" = 1 ] || name=${base}_coach$weight
-out=outputs/$name
-server=
-trap '[ -z "$server" ] || { kill "$server" 2>/dev/null && wait "$server"; } || true' EXIT
-
-# start_coach: serve the judge and set COACH_URL to its address
-start_coach() {
-  local log=$out/coach.log
-  mkdir -p "$out"
-  : > "$log"  # of an earlier run: its URL is gone
-  python -m recipe.dag.cli serve --script recipe/mathchat/judge.py:judge --port 0 > "$log" 2> "$log.errors" &
-  server=$!
-  until COACH_URL=$(head -n 1 "$log") && [ -n "$COACH_URL" ]; do  # its first line is the URL
-    kill -0 "$server" 2>/dev/null || { cat "$log.errors" >&2; exit 1; }
-    sleep 0.2
-  done
-}
 
 python preprocess/arithmetic.py --local_dir "outputs/$base/data" --train_size 2048 --test_size 64 --seed "$seed"
 make_model "$base" "$seed" "$workflow" recipe/mathchat/teacher.py:Teacher --steps 600
-[ -n "${COACH_URL:-}" ] || start_coach
+[ -n "${COACH_URL:-}" ] || start_coach "outputs/$name" recipe/mathchat/judge.py:judge
 export COACH_URL COACH_MODEL=${COACH_MODEL:-judge} MODEL_PATH=outputs/$base/model
 # shellcheck disable=SC2016  # the variables are read by the configuration
 python -m recipe.dag.main --config-path recipe/mathchat/config --config-name tiny_cpu workflow="$workflow" \

@@ -132,7 +132,7 @@ def test_the_plan_says_that_the_profiles_fit(script, gpus, profile, layers, widt
         (
             ("{model}",),
             {"DATA_DIR": "/nowhere"},
-            "does not exist; make it: python preprocess/dsbench.py",
+            "does not exist; make it: python preprocess/tabular.py",
         ),
         (("{model}",), {"COACH_MODEL": "a, key_env: HOME"}, "no model's name has"),
     ],

@@ -182,6 +182,8 @@ def test_validation_weighs_problems_not_episodes(make_episode, fault):
     assert metrics["val/pass@1"] == pytest.approx(metrics["val/accuracy"])
     assert metrics["val/pass@2"] == pytest.approx(0.5)
     assert metrics["val/pass@4"] == 1.0
+    # of a alone, since b has one graded episode
+    assert (metrics["val/majority@4"], metrics["val/atleast_1@4"], metrics["val/atleast_2@4"]) == (0.0, 1.0, 0.0)
     assert metrics["val/episode/masked"] == pytest.approx(1 / 6)
     assert not any(key.startswith("val/accuracy/") for key in metrics)
 
@@ -191,7 +193,7 @@ def test_validation_tells_data_sources_apart(make_episode):
     episodes[1].sample["data_source"] = "aime"
     metrics = validation_metrics(episodes)
     assert (metrics["val/accuracy/amc"], metrics["val/accuracy/aime"], metrics["val/accuracy"]) == (1.0, 0.0, 0.5)
-    assert not any("pass@" in key for key in metrics)
+    assert not any("@" in key for key in metrics)
 
 
 def test_ungraded_validation_has_no_accuracy(make_episode):

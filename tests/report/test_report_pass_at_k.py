@@ -4,8 +4,17 @@ from itertools import combinations
 from statistics import fmean
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
-from recipe.dag.report.pass_at_k import average_at_n, estimate_pass_at_k, outcomes_by_problem, pass_at_k
+from recipe.dag.report.pass_at_k import (
+    atleast_k_at_n,
+    average_at_n,
+    estimate_pass_at_k,
+    majority_at_n,
+    outcomes_by_problem,
+    pass_at_k,
+)
 
 
 @pytest.mark.parametrize("n", [1, 2, 5])
@@ -32,6 +41,36 @@ def test_problems_with_fewer_episodes_are_left_out_of_larger_k():
     assert average_at_n(problems) == pytest.approx(0.25)
     with pytest.raises(ValueError):
         average_at_n([])
+
+
+outcomes_of_four = st.lists(st.lists(st.booleans(), min_size=4, max_size=4), min_size=1, max_size=9)
+
+
+@given(outcomes_of_four)
+def test_at_least_one_of_n_is_pass_at_n_and_all_of_n_the_products(problems):
+    assert atleast_k_at_n(problems, 1, 4) == pytest.approx(pass_at_k(problems, 4))
+    assert atleast_k_at_n(problems, 4, 4) == pytest.approx(fmean(float(all(outcomes)) for outcomes in problems))
+    shares = [atleast_k_at_n(problems, k, 4) for k in range(1, 5)]
+    assert shares == sorted(shares, reverse=True)
+    assert sum(shares) / 4 == pytest.approx(average_at_n(problems)), "a mean is the sum of its tail probabilities"
+    assert majority_at_n(problems, 4) == atleast_k_at_n(problems, 3, 4), "a tie is no majority"
+
+
+def test_a_majority_is_more_than_half():
+    assert majority_at_n([[True, False], [True, True]], 2) == 0.5
+    assert majority_at_n([[True, False, True], [False, False, True]], 3) == 0.5
+    assert majority_at_n([[True]], 1) == 1.0
+
+
+def test_only_problems_with_all_episodes_count():
+    problems = [[True, True, False], [True]]
+    assert majority_at_n(problems, 3) == atleast_k_at_n(problems, 2, 3) == 1.0
+    assert atleast_k_at_n(problems, 3, 3) == 0.0
+    for n, k in ((4, 2), (3, 4), (3, 0)):
+        with pytest.raises(ValueError):
+            atleast_k_at_n(problems, k, n)
+    with pytest.raises(ValueError, match="no problem has 2 graded"):
+        majority_at_n(problems, 2)
 
 
 def test_faulted_and_ungraded_episodes_are_no_wrong_answers(make_episode, fault):

@@ -208,7 +208,9 @@ def test_several_episodes_per_problem(retool, fault):
     assert summary["samples_per_problem"] == 2
     assert summary["avg@n"] == pytest.approx(0.25)
     assert summary["pass@k"] == {"1": pytest.approx(0.25), "2": pytest.approx(0.5)}
-    assert "pass@k" not in summarise(episodes[::2])
+    assert summary["majority@n"] == 0.0
+    assert summary["atleast_k@n"] == {"1": pytest.approx(0.5), "2": 0.0}
+    assert "pass@k" not in summarise(episodes[::2]) and "majority@n" not in summarise(episodes[::2])
     assert "pass@k" not in summarise([retool("a", i, outcome=None, fault=fault) for i in range(2)])
 
 

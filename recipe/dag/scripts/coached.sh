@@ -1,0 +1,105 @@
+# Source this file in the repository's root: runs of recipes in which a coach scores every action.
+#   . recipe/dag/scripts/coached.sh
+
+# start_coach FOLDER FILE:FUNCTION: serve a function in OpenAI's form until the script ends, and set COACH_URL to its
+# address; FOLDER gets its log
+start_coach() {
+  local log=$1/coach.log
+  mkdir -p "$1"
+  : > "$log"  # of an earlier run: its URL is gone
+  python -m recipe.dag.cli serve --script "$2" --port 0 > "$log" 2> "$log.errors" &
+  coach_server=$!
+  trap 'kill "$coach_server" 2>/dev/null || true' EXIT
+  until COACH_URL=$(head -n 1 "$log") && [ -n "$COACH_URL" ]; do  # its first line is the URL
+    kill -0 "$coach_server" 2>/dev/null || { cat "$log.errors" >&2; exit 1; }
+    sleep 0.2
+  done
+  export COACH_URL
+}
+
+# refuse MESSAGE: end the script with one line. No message repeats a value that may be the key.
+refuse() { echo "error: $1; $usage" >&2; exit 2; }
+
+# hydra's quotes: any character may be in a path
+quoted() { local text=${1//\\/\\\\}; echo "'${text//\'/\\\'}'"; }
+
+# absolute PATH: relative to the folder in which the user typed the command, which is in $caller
+absolute() { case $1 in /*) echo "$1" ;; *) echo "$caller/$1" ;; esac; }
+
+# train_coached RECIPE COACH_MODEL DATA_COMMAND "AGENT ..." "$@": train workflow_RECIPE.yaml on CUDA GPUs, whose trained
+# policies have the agents' names. "$@": MODEL [KEY] [-- key=value ...]. COACH_MODEL is the default of the variable with
+# this name; DATA_COMMAND makes the data. The script's `usage` and `extra_settings` (an array) are used.
+train_coached() {
+  local recipe=$1 default_coach=$2 data_command=$3 agents=() given=() key model config python part settings coach profile
+  read -ra agents <<< "$4"
+  shift 4
+  while [ $# -gt 0 ] && [ "$1" != -- ]; do given+=("$1"); shift; done
+  [ $# -eq 0 ] || shift
+  [ ${#given[@]} -ge 1 ] || refuse "MODEL is missing"
+  [ ${#given[@]} -le 2 ] || refuse "${#given[@]} arguments before --, at most 2 are taken"
+  model=${given[0]%/} key=${given[1]:-}
+  [ ${#given[@]} -eq 1 ] || [ -n "$key" ] || refuse "KEY is empty; leave it out for a coach without a key"
+  case $model in
+    '' | -* | *[\<\>]* | *path/to* | MODEL | your_* | YOUR_*) refuse "MODEL is missing or a placeholder" ;;
+    *=*) refuse "MODEL looks like a setting; settings follow --" ;;
+  esac
+  case $key in
+    *=*) refuse "KEY looks like a setting; settings follow --" ;;
+    -* | *[\<\>]* | *[[:space:]]* | KEY | your_* | YOUR_*) refuse "KEY is a placeholder or an option" ;;
+  esac
+  for setting in "$@"; do
+    [[ $setting =~ ^[+~]{0,2}[A-Za-z_][A-Za-z0-9_.*@/-]*(=|$) && ( $setting == *=* || $setting == "~"* ) ]] ||
+      refuse "'$setting' is not key=value"
+  done
+  [[ ${COACH_MODEL:-} =~ ^[A-Za-z0-9._:/@-]*$ ]] || refuse "COACH_MODEL has characters that no model's name has"
+  case ${WEIGHTS:-separate} in separate | shared) ;; *) refuse "WEIGHTS=$WEIGHTS: it must be separate or shared" ;; esac
+
+  if [ -e "$(absolute "$model")" ]; then
+    [ -f "$(absolute "$model")/config.json" ] || refuse "MODEL: $model has no config.json"
+    model=$(absolute "$model")
+  fi
+  local data=data/$recipe workflow=workflows/workflow_$recipe.yaml
+  [ -z "${DATA_DIR:-}" ] || data=$(absolute "$DATA_DIR")
+  config=${CONFIG:-full} python=${PYTHON:-python3}
+  [ -f "recipe/$recipe/config/$config.yaml" ] || refuse "CONFIG=$config: recipe/$recipe/config has no $config.yaml"
+
+  settings=("workflow=$workflow" "model_path=$(quoted "$model")")
+  for part in train test; do
+    case "$* " in *"data.${part/test/val}_files="*) continue ;; esac
+    settings+=("data.${part/test/val}_files=$(quoted "$data/$part.parquet")")
+    [ -n "${SHOW:-}" ] || [ -f "$data/$part.parquet" ] ||
+      refuse "$data/$part.parquet does not exist; make it: $data_command --local_dir $data"
+  done
+  if [ "${WEIGHTS:-separate}" = shared ]; then
+    for agent in "${agents[@]:1}"; do
+      settings+=("workflow.agents.$agent.policy=${agents[0]}" "~workflow.policies.$agent")
+    done
+  fi
+  if [ -n "$key${COACH_URL:-}" ]; then
+    coach="model: ${COACH_MODEL:-$default_coach}"
+    if [ -n "$key" ]; then
+      if [[ $key =~ ^[A-Z][A-Z0-9_]*$ ]]; then
+        [ -n "${!key:-}" ] || refuse "KEY looks like the name of an environment variable, which is not set"
+      else
+        export COACH_API_KEY=$key
+        key=COACH_API_KEY
+      fi
+      coach+=", key_env: $key"  # a name: the key itself is in no setting
+    fi
+    # shellcheck disable=SC2016  # the variable is read by the configuration
+    [ -z "${COACH_URL:-}" ] || coach+=', base_url: "${oc.env:COACH_URL}"'
+    settings+=('~workflow.policies.coach.model' "workflow.policies.coach.api={$coach}")
+  fi
+  settings+=(${extra_settings[@]+"${extra_settings[@]}"})
+  profile=(--config-path "recipe/$recipe/config" --config-name "$config")
+  if [ -n "${SHOW:-}" ]; then
+    exec "$python" -m recipe.dag.cli plan "$workflow" "${profile[@]}" ${GPU_GB:+--gpu-gb "$GPU_GB"} "${settings[@]:1}" "$@"
+  fi
+  case "$config $*" in
+    tiny_cpu\ * | *platform=cpu*) ;;
+    *)
+      command -v nvidia-smi >/dev/null && nvidia-smi -L 2>/dev/null | grep -q GPU ||
+        refuse "no NVIDIA GPU here; on a laptop: bash recipe/$recipe/run_tiny_cpu.sh" ;;
+  esac
+  exec "$python" -m recipe.dag.main "${profile[@]}" "${settings[@]}" "$@"
+}
