@@ -83,6 +83,7 @@ def test_the_name_of_a_variable_stands_for_its_key(script):
     done = script.run(script.model, "GEMINI_API_KEY", GEMINI_API_KEY="g-1")
     _, workflow = workflow_of(settings_of(done))
     api = workflow.policies["coach"].api
+    assert api is not None and api.service is not None
     assert (api.key_env, api.model, api.service.name) == ("GEMINI_API_KEY", "gemini-2.5-flash", "google")
     assert "g-1" not in done.stdout + done.stderr
     refused = script.run(script.model, "GEMINI_API_KEY")
@@ -93,7 +94,7 @@ def test_a_server_without_a_key(script):
     done = script.run(script.model, COACH_URL="http://127.0.0.1:9/v1", COACH_MODEL="mine")
     _, workflow = workflow_of(settings_of(done))
     api = workflow.policies["coach"].api
-    assert (api.key_env, api.model, api.base_url) == (None, "mine", "${oc.env:COACH_URL}")
+    assert api is not None and (api.key_env, api.model, api.base_url) == (None, "mine", "${oc.env:COACH_URL}")
     assert "COACH_URL=http://127.0.0.1:9/v1" in done.stderr
 
 
