@@ -59,6 +59,9 @@ DSBENCH = "tests/dsbench/test_dsbench_script.py::test_without_a_key_the_coach_is
 DSBENCH_KEY = "tests/dsbench/test_dsbench_script.py::test_the_name_of_a_variable_stands_for_its_key"
 DSBENCH_PLAN = "tests/dsbench/test_dsbench_script.py::test_the_plan_says_that_the_profiles_fit"
 EVALUATES = "tests/retool/test_retool_evaluate_model.py::test_an_evaluation_for_real"
+MATHCHAT = "tests/mathchat/test_mathchat_tiny.py::test_the_stages_share_a_seed_and_runs_of_a_seed_share_model_and_data"
+MATHCHAT_GPU = "tests/mathchat/test_mathchat_script.py::test_without_a_key_the_coach_is_a_frozen_copy"
+MATHCHAT_KEY = "tests/mathchat/test_mathchat_script.py::test_the_name_of_a_variable_stands_for_its_key"
 EXPLAINED = {
     "bash recipe/dsbench/run_tiny_cpu.sh": ("takes minutes and installs", TINY),
     "COACH_WEIGHT=0 bash recipe/dsbench/run_tiny_cpu.sh": ("takes minutes and installs", TINY),
@@ -67,6 +70,36 @@ EXPLAINED = {
     "CONFIG=small SHOW=1 GPU_GB=80 bash recipe/dsbench/run_train_dsbench.sh MODEL -- trainer.n_gpus_per_node=2": (
         "needs a model",
         DSBENCH_PLAN,
+    ),
+    "bash recipe/mathchat/run_tiny_cpu.sh": ("takes minutes and installs", MATHCHAT),
+    "bash recipe/mathchat/run_tiny_cpu.sh 1": ("takes minutes and installs", MATHCHAT),
+    "COACH_WEIGHT=0 bash recipe/mathchat/run_tiny_cpu.sh": ("takes minutes and installs", MATHCHAT),
+    "python preprocess/competition.py --local_dir data/mathchat": ("downloads the data sets", COMPETITION),
+    "SHOW=1 GPU_GB=80 bash recipe/mathchat/run_train_mathchat.sh MODEL": (
+        "needs a model",
+        "tests/mathchat/test_mathchat_script.py::test_the_plan_without_training",
+    ),
+    "bash recipe/mathchat/run_train_mathchat.sh MODEL": ("needs a GPU", MATHCHAT_GPU),
+    "bash recipe/mathchat/run_train_mathchat.sh MODEL GEMINI_API_KEY": ("needs a GPU", MATHCHAT_KEY),
+    "CONFIG=two_gpus WEIGHTS=shared bash recipe/mathchat/run_train_mathchat.sh MODEL -- "
+    "trainer.total_training_steps=100": (
+        "needs a GPU",
+        "tests/mathchat/test_mathchat_script.py::test_shared_weights_are_one_setting",
+    ),
+    "bash recipe/mathchat/run_train_mathchat.sh MODEL GEMINI_API_KEY -- "
+    "'workflow.policies.coach.api.budget={usd: 20}' "
+    "'workflow.policies.coach.api.price={input: 0.3, output: 2.5}' "
+    "workflow.policies.coach.api.cache=outputs/coach.sqlite": (
+        "needs a GPU",
+        "tests/mathchat/test_mathchat_script.py::test_settings_of_the_coach_follow_its_key",
+    ),
+    "python -m recipe.mathchat.compare": (
+        "takes half an hour",
+        "tests/mathchat/test_mathchat_tiny.py::test_the_comparison_trains_what_is_missing",
+    ),
+    "bash recipe/mathchat/run_smollm2.sh": (
+        "needs a GPU",
+        "tests/mathchat/test_mathchat_script.py::test_smollm2_learns_the_form_and_coaches_itself",
     ),
     "bash recipe/retool/evaluate_model.sh MODEL outputs/aime24 http://localhost:8000/v1 local ''": (
         "needs a model server",

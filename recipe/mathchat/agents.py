@@ -8,7 +8,6 @@ of them is trained with all that it had read.
 from __future__ import annotations
 
 import json
-from typing import Any
 
 from recipe.dag import Agent, Call, Context, Message, Output, UserError
 from recipe.dag.episode.markup import TOOL_CALL, python_blocks
@@ -41,15 +40,12 @@ class Coder(Agent):
         token_limit: int,
         system: str = prompts.CODER_SYSTEM,
         solver: str = "solve",
-        feedback: str | None = None,
     ) -> list[Message]:
-        """`solver`: the node whose output it reads. `feedback`: the coach's node whose last verdict it reads, too."""
+        """`solver`: the node whose output it reads."""
         if context.continues and context.round:
-            return [{"role": "user", "content": _joined(self._result(context), *_feedback(context, feedback))}]
+            return [{"role": "user", "content": _joined(self._result(context), *_feedback(context))}]
         solution = prompts.section(prompts.SOLUTION, _handed(context, solver))
-        return _messages(
-            system, token_limit, _problem(context), solution, *_feedback(context, feedback), prompts.CODER_TASK
-        )
+        return _messages(system, token_limit, _problem(context), solution, *_feedback(context), prompts.CODER_TASK)
 
     def _result(self, context: Context) -> str:
         output = context.history[-1].parsed.get("output", "")
@@ -85,15 +81,14 @@ class Verifier(Agent):
         system: str = prompts.VERIFIER_SYSTEM,
         solver: str | None = "solve",
         coder: str = "code",
-        feedback: str | None = None,
     ) -> list[Message]:
-        """`solver`: the node whose output it reads besides the code agent's; null: the code agent's only, as published.
-        `feedback`: the coach's node whose last verdict it reads, too."""
+        """`solver`: the node whose output it reads besides the code agent's; null: the code agent's only, as
+        published."""
         shown = [] if solver is None else [prompts.section(prompts.SOLUTION, _handed(context, solver))]
         shown.append(prompts.section(prompts.CODE, _handed(context, coder)))
         output = _last_output(context, coder)
         shown += [] if output is None else [prompts.section(prompts.OUTPUT, output)]
-        shown += _feedback(context, feedback)
+        shown += _feedback(context)
         return _messages(system, token_limit, _problem(context), *shown, prompts.VERIFIER_TASK)
 
     def parse(self, context: Context) -> Output:
@@ -158,10 +153,13 @@ def _last_output(context: Context, node: str) -> str | None:
     return None
 
 
-def _feedback(context: Context, node: str | None) -> list[str]:
-    """Return the section with the coach's words, if `node` is named and gave a verdict that could be read. Raises
-    UserError if the node cannot have run: only the coach of a loop's own node gives its first verdict after round 0."""
-    if node is None or (node not in context.upstream and context.max_rounds > 1 and not context.round):
-        return []
-    verdict: dict[str, Any] = _call_of(context, node).parsed
-    return [prompts.section(prompts.FEEDBACK, verdict["reasoning"])] if verdict.get("reasoning") else []
+def _feedback(context: Context) -> list[str]:
+    """Return a section for each verdict that the node may read and has not read yet. The engine shows a coach's verdict
+    only to nodes that name the coach under `after`, or with the coach's option `feedback`."""
+    own = [position for position, call in enumerate(context.calls) if call.node == context.node]
+    fresh = context.calls[own[-1] + 1 if own else 0 :]
+    return [prompts.section(prompts.FEEDBACK, call.parsed["reasoning"]) for call in fresh if _is_verdict(call)]
+
+
+def _is_verdict(call: Call) -> bool:
+    return "process" in call.parsed and bool(call.parsed.get("reasoning"))

@@ -13,7 +13,16 @@ from typing import Any, Protocol, cast
 
 from recipe.dag.episode.graph import Slot, episode_graph
 from recipe.dag.episode.hooks import load_hooks
-from recipe.dag.episode.view import Turn, TurnState, View, carry_over, node_reader, view
+from recipe.dag.episode.view import (
+    Turn,
+    TurnState,
+    View,
+    carry_over,
+    node_reader,
+    shows,
+    view,
+    without_private,
+)
 from recipe.dag.errors import UserError
 from recipe.dag.types.context import Context, Message
 from recipe.dag.types.record import Call, ToolResult
@@ -41,7 +50,7 @@ class Demonstration:
     round: int = 0
 
 
-Answer = str | Callable[[Sequence[Message]], str]
+Answer = str | Callable[[list[Message]], str]
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,6 +86,7 @@ class Dialogue:
     def __init__(self, workflow: Workflow):
         self._workflow, self._graph = workflow, episode_graph(workflow)
         self._hooks = {node.node_id: load_hooks(node, workflow) for node in workflow.rollout_nodes}
+        self._private = frozenset(name for name, hooks in self._hooks.items() if hooks.private)
 
     async def demonstrate(self, problem: Problem, *turns: Script) -> list[Demonstration]:
         """Return one demonstration for each answer, in causal order: loops round by round.
@@ -92,8 +102,11 @@ class Dialogue:
             turn = Turn(number)
             calls: list[Call] = []
             for slot, answer in self._slots(script, number):
-                visible = view(self._graph, node_reader(self._graph.by_id[slot[0]], slot[1]), turn, memory)
-                context = self._context(slot, sample, number, visible, earlier_calls, script.call_tool)
+                node = self._graph.by_id[slot[0]]
+                visible = view(self._graph, node_reader(node, slot[1]), turn, memory)
+                visible = without_private(visible, node, self._private)
+                earlier = [call for call in earlier_calls if shows(node, call, self._private)]
+                context = self._context(slot, sample, number, visible, earlier, script.call_tool)
                 demonstration, call = await self._answer(slot, answer, context, turn, conversations)
                 demonstrations.append(demonstration)
                 calls.append(call)
@@ -141,7 +154,7 @@ class Dialogue:
         if before:  # as the engine does, see episode/conversation.py
             messages = list(dropwhile(lambda message: message["role"] == "system", messages))
         prompt = (*before, *messages)
-        text = answer if isinstance(answer, str) else answer(prompt)
+        text = answer if isinstance(answer, str) else answer(list(prompt))
         conversations[node.node_id] = (*prompt, {"role": "assistant", "content": text})
         context.call = call = self._call(node, prompt, text, context.turn, slot[1])
         context.call_tool = _recording(context.call_tool, call)

@@ -3,13 +3,18 @@
 from __future__ import annotations
 
 import asyncio
+from pathlib import Path
 
 import pytest
 
 from recipe.dag.errors import UserError
 from recipe.dag.types.context import Context, Output
 from recipe.dag.types.record import Call, ToolResult
+from recipe.dag.workflow_edits import load_edited, split_edits
 from recipe.mathchat.agents import BETWEEN, Coder, Solver, Verifier, programs
+from recipe.mathchat.teacher import Teacher
+
+WORKFLOW = Path(__file__).parents[2] / "workflows" / "workflow_mathchat.yaml"
 
 PROBLEM = "What is {x} in $\\frac{1}{2}$?"
 
@@ -101,22 +106,28 @@ def test_thoughts_are_handed_over_only_where_all_is(hand_over, seen):
     assert "Use 6 * 7." in read and ("secret plan" in read) == seen
 
 
-def test_a_coachs_words_are_read_only_where_they_are_named():
-    verdict = {"process": 3.0, "outcome": None, "reasoning": "It forgets a factor."}
-    calls = call("solve", "idea"), call("coach_solve", **verdict)
-    assert "factor" not in Coder().prompt(context("code", *calls), token_limit=9)[-1]["content"]
-    read = Coder().prompt(context("code", *calls), token_limit=9, feedback="coach_solve")[-1]["content"]
+def test_a_verdict_that_the_node_may_read_is_shown_once():
+    idea = call("solve", "idea")
+    coach = call("coach_solve", process=3.0, outcome=None, reasoning="It forgets a factor.")
+    read = Coder().prompt(context("code", idea, coach), token_limit=9)[-1]["content"]
     assert "A coach wrote about it:\nIt forgets a factor." in read
-    failed = Coder().prompt(
-        context("code", calls[0], call("coach_solve", failed="503")), token_limit=9, feedback="coach_solve"
-    )
-    assert "coach" not in failed[-1]["content"]
-    own = call("code", "prog", output="1"), call("coach_code", **verdict)
-    read = Coder().prompt(context("code", calls[0], *own, round_index=1), token_limit=9, feedback="coach_code")
-    assert "factor" in read[-1]["content"]
-    assert Coder().prompt(context("code", calls[0]), token_limit=9, feedback="coach_code")  # nothing to read yet
-    with pytest.raises(UserError, match="node 'coach_code' has not run before it.*list it under `after`"):
-        Verifier().prompt(context("verify", calls[0], call("code")), token_limit=9, feedback="coach_code")
+    failed = Coder().prompt(context("code", idea, call("coach_solve", failed="503")), token_limit=9)[-1]["content"]
+    assert "coach" not in failed
+    acts = call("code", "prog", output="1"), call("coach_code", process=9.0, outcome=None, reasoning="It runs.")
+    later = Coder().prompt(context("code", idea, coach, *acts, round_index=1), token_limit=9)[-1]["content"]
+    assert "It runs." in later and "factor" not in later
+    last = Verifier().prompt(context("verify", idea, coach, *acts), token_limit=9)[-1]["content"]
+    assert "It runs." in last and "factor" in last
+
+
+def test_the_engine_shows_a_verdict_to_those_that_wait_for_its_coach():
+    flow = ["workflow.nodes.code.after=[solve, coach_solve]"]
+    for edits, shown in (([], False), (flow, True)):
+        workflow = load_edited(WORKFLOW, split_edits(edits)[1])
+        tutor = Teacher(workflow, 0, coaches=True)
+        lessons = [lesson for problem in tutor.problems(3, 8) for lesson in tutor.teach(problem)]
+        read = {lesson.role: lesson.messages[1]["content"] for lesson in lessons if lesson.role in ("code", "verify")}
+        assert ("A coach wrote" in read["code"], "A coach wrote" in read["verify"]) == (shown, False)
 
 
 def test_programs_are_run_in_order_and_their_outputs_joined():

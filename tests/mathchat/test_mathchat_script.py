@@ -83,6 +83,7 @@ def test_the_name_of_a_variable_stands_for_its_key(script):
     done = script.run(script.model, "GEMINI_API_KEY", GEMINI_API_KEY="g-1")
     _, workflow = workflow_of(settings_of(done))
     api = workflow.policies["coach"].api
+    assert api is not None and api.service is not None
     assert (api.key_env, api.model, api.service.name) == ("GEMINI_API_KEY", "gemini-2.5-flash", "google")
     assert "g-1" not in done.stdout + done.stderr
     refused = script.run(script.model, "GEMINI_API_KEY")
@@ -93,7 +94,7 @@ def test_a_server_without_a_key(script):
     done = script.run(script.model, COACH_URL="http://127.0.0.1:9/v1", COACH_MODEL="mine")
     _, workflow = workflow_of(settings_of(done))
     api = workflow.policies["coach"].api
-    assert (api.key_env, api.model, api.base_url) == (None, "mine", "${oc.env:COACH_URL}")
+    assert api is not None and (api.key_env, api.model, api.base_url) == (None, "mine", "${oc.env:COACH_URL}")
     assert "COACH_URL=http://127.0.0.1:9/v1" in done.stderr
 
 
@@ -165,3 +166,29 @@ def test_the_plan_without_training(script):
     words = done.stdout.splitlines()
     assert words[:4] == ["-m", "recipe.dag.cli", "plan", "workflows/workflow_mathchat.yaml"] and "--gpu-gb" in words
     assert "Secret" not in done.stdout and not any(word.startswith("workflow=") for word in words)
+
+
+def test_settings_of_the_coach_follow_its_key(script):
+    own = (
+        "workflow.policies.coach.api.budget={usd: 20}",
+        "workflow.policies.coach.api.price={input: 0.3, output: 2.5}",
+    )
+    done = script.run(script.model, "GEMINI_API_KEY", "--", *own, GEMINI_API_KEY="g-1")
+    api = workflow_of(settings_of(done))[1].policies["coach"].api
+    assert api is not None and api.budget is not None and api.budget.usd == 20 and api.key_env == "GEMINI_API_KEY"
+
+
+def test_smollm2_learns_the_form_and_coaches_itself(gpu_script):
+    smollm2 = SCRIPT.parent / "run_smollm2.sh"
+    gpu_script.expect_refusal(smollm2, "no NVIDIA GPU")
+    gpu_script.pretend_there_is_a_gpu()
+    done = gpu_script.run(smollm2, "2", "trainer.total_training_steps=3", PYTHON="/bin/echo")
+    assert done.returncode == 0, done.stderr
+    *made, data, transcripts, sft, train = done.stdout.splitlines()
+    out = "outputs/mathchat_smollm2_seed2"
+    assert made in ([], ["examples/small_model.py outputs/smollm2"]), "made once"
+    assert f"--local_dir {out}/data" in data and f"--output {out}/data/sft.parquet" in transcripts
+    assert f"sft {out}/data/sft.parquet --model outputs/smollm2 --output {out}/sft" in sft and "sft_smollm2" in sft
+    assert f"model_path={out}/sft/huggingface" in train and train.endswith(" trainer.total_training_steps=3")
+    assert all("seed 2" in line or "seed=2" in line for line in (data, transcripts, sft, train))
+    assert "coach" not in train  # the workflow's own: a frozen copy of the model

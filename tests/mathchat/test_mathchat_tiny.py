@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import os
+import re
 import shutil
 import subprocess
 import sys
@@ -25,6 +26,7 @@ from recipe.mathchat.teacher import Teacher, run_program, transcripts
 
 ROOT = Path(__file__).parents[2]
 WORKFLOW = ROOT / "workflows" / "workflow_mathchat.yaml"
+README = ROOT / "recipe" / "mathchat" / "README.md"
 SCRIPT = "recipe/mathchat/run_tiny_cpu.sh"
 PARTS = (SCRIPT, "recipe/dag/scripts", "pyproject.toml")
 
@@ -109,6 +111,18 @@ def test_the_workflow_says_what_the_readme_says():
         assert limit in (None, workflow.agent_of(node).sampling.max_tokens)
     truths = [node.agent_options.pre_process_kwargs.get("truth_for") for node in workflow.rollout_nodes]
     assert [truth for truth in truths if truth] == [["verifier"]]
+
+
+SETTINGS = sorted(set(re.findall(r"`(workflow\.[\w.*]+=[^`]+)`", README.read_text())))
+
+
+@pytest.mark.parametrize("setting", SETTINGS)
+def test_the_settings_that_the_readme_names_load(setting):
+    assert load_edited(WORKFLOW, split_edits([setting])[1]).edited
+
+
+def test_the_readme_names_settings():
+    assert len(SETTINGS) >= 6
 
 
 FAKE_PYTHON = """#!/bin/bash

@@ -22,7 +22,18 @@ from recipe.dag.episode.graph import EpisodeGraph, EpisodeNode, Slot
 from recipe.dag.episode.hooks import HookResult
 from recipe.dag.episode.schedule import Schedule, Task
 from recipe.dag.episode.tasks import Work, together, unfold
-from recipe.dag.episode.view import Reader, Turn, TurnState, View, carry_over, loop_reader, node_reader, view
+from recipe.dag.episode.view import (
+    Reader,
+    Turn,
+    TurnState,
+    View,
+    carry_over,
+    loop_reader,
+    node_reader,
+    shows,
+    view,
+    without_private,
+)
 from recipe.dag.errors import Fault, HookFault, SkipCall, UserError
 from recipe.dag.types.context import Context, Output
 from recipe.dag.types.record import Call, Episode, Result, Skip, ToolResult
@@ -131,7 +142,9 @@ class Rollout:
         slot, runner = (node.id, round_index), self._runners[node.id]
         if slot in turn.outputs:
             return  # the node has judged candidates, among them the one that was kept
-        seen = self._without_private(node, view(self._graph, node_reader(node, round_index), turn, self._state))
+        seen = without_private(
+            view(self._graph, node_reader(node, round_index), turn, self._state), node, self._private
+        )
         if isinstance(runner, AgentRunner):
             await self._run_agent(runner, slot, turn, seen)
             return
@@ -140,17 +153,9 @@ class Rollout:
         if output.done:
             turn.done.add(slot)
 
-    def _without_private(self, node: EpisodeNode, seen: View) -> View:
-        """Return what the node sees without the calls of private agents whose nodes it does not name."""
-        if not self._private:
-            return seen
-        visible = seen.outputs.keys() - self._private | {node.id, *node.spec.dependencies}
-        outputs = {name: output for name, output in seen.outputs.items() if name in visible}
-        return replace(seen, outputs=outputs, calls=[call for call in seen.calls if self._shows(call, node)])
-
-    def _shows(self, call: Call, node: EpisodeNode) -> bool:
-        is_own = call.agent == node.agent_name
-        return is_own or call.node not in self._private or call.node in node.spec.dependencies
+    def _seen_by(self, node: EpisodeNode, round_index: int, turn: Turn) -> View:
+        seen = view(self._graph, node_reader(node, round_index), turn, self._state)
+        return without_private(seen, node, self._private)
 
     async def _run_agent(self, runner: AgentRunner, slot: Slot, turn: Turn, seen: View) -> None:
         choice = self._choices.get(slot[0])
@@ -217,7 +222,7 @@ class Rollout:
     async def _judge(self, judge: EpisodeNode, slot: Slot, candidate: Call, turn: Turn) -> Judged:
         """Run the judging node as if this candidate had been kept."""
         alone = replace(turn, outputs={**turn.outputs, slot: candidate})
-        seen = self._without_private(judge, view(self._graph, node_reader(judge, slot[1]), alone, self._state))
+        seen = self._seen_by(judge, slot[1], alone)
         runner, judge_slot = self._runners[judge.id], (judge.id, slot[1])
         if not isinstance(runner, AgentRunner):
             context = self._context(judge, slot[1], turn, seen, partial(_no_tools, judge.id))
@@ -284,7 +289,7 @@ class Rollout:
         call_tool: Callable[..., Awaitable[ToolResult]],
     ) -> Context:
         episode, agent = self._episode, node.agent_name
-        calls = [*(call for call in episode.calls if self._shows(call, node)), *seen.calls]
+        calls = [*(call for call in episode.calls if shows(node, call, self._private)), *seen.calls]
         obs = None
         if node.spec.agent_options.obs_with_env:
             for by_agent in seen.obs.values():  # the newest last

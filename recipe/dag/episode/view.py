@@ -9,7 +9,7 @@ yet, it sees the previous turn.
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from recipe.dag.episode.graph import EpisodeGraph, EpisodeNode, Slot
@@ -104,6 +104,20 @@ def view(graph: EpisodeGraph, reader: Reader, turn: Turn, state: TurnState) -> V
         obs=_updated(state.obs, turn.obs, slots),
         infos=_updated(state.infos, turn.infos, slots),
     )
+
+
+def without_private(seen: View, node: EpisodeNode, private: frozenset[str]) -> View:
+    """Return what `node` sees without the calls of private agents (`Agent.private`) whose nodes it does not name."""
+    if not private:
+        return seen
+    visible = seen.outputs.keys() - private | {node.id, *node.spec.dependencies}
+    outputs = {name: output for name, output in seen.outputs.items() if name in visible}
+    return replace(seen, outputs=outputs, calls=[call for call in seen.calls if shows(node, call, private)])
+
+
+def shows(node: EpisodeNode, call: Call, private: frozenset[str]) -> bool:
+    """Return whether `node` may see the call, which is of a node in `private` or not."""
+    return call.agent == node.agent_name or call.node not in private or call.node in node.spec.dependencies
 
 
 def carry_over(graph: EpisodeGraph, turn: Turn, state: TurnState) -> TurnState:
