@@ -125,8 +125,8 @@ def row(task: Task, index: int, split: str, data_type: str) -> dict[str, Any]:
 
 
 def data_types(tasks: Sequence[Task], root: Path, *, allow_missing: bool) -> dict[str, str]:
-    """Return task_id -> classification or regression, by the answers as they will be scored; without them by the metric,
-    else as declared. Prints one line about tasks without tables. Raises UserError for them unless `allow_missing`, and
+    """Return task_id -> classification or regression, by the answers as they will be scored; without them by the
+    metric, else as declared. Prints one line about tasks without tables. Raises UserError for them unless `allow_missing`, and
     for answers that cannot be scored."""
     missing = [task for task in tasks if task.missing(root)]
     if missing:
@@ -142,8 +142,8 @@ def data_types(tasks: Sequence[Task], root: Path, *, allow_missing: bool) -> dic
 def _data_type(task: Task, root: Path) -> str:
     if (root / task.answer).is_file():
         return truth_of(root / task.answer, task.metadata, task.problem, where=task.task_id).data_type
-    metric = task.metadata.get("metric")
-    declared = METRICS[metric].data_type if metric in METRICS else task.metadata.get("data_type")
+    metric = named_metric(task.metadata.get("metric"))
+    declared = METRICS[metric].data_type if metric else task.metadata.get("data_type")
     return str(declared) if declared in DATA_TYPES else ""
 
 
