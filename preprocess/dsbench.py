@@ -27,7 +27,7 @@ if __name__ == "__main__" and not __package__:
 from preprocess import common
 from recipe.dag.errors import UserError
 from recipe.dag.train.problems import read_rows, row_of
-from recipe.dsbench.metrics import DATA_TYPES, metric_in_text, named_metric
+from recipe.dsbench.metrics import DATA_TYPES, METRICS, metric_in_text, named_metric
 from recipe.dsbench.score import mapping_of, truth_of
 
 ANSWER_FILE = "test_answer.csv"
@@ -112,22 +112,22 @@ def read_cleaned(path: Path | None) -> dict[str, Mapping[str, Any]]:
     return {key: value if isinstance(value, dict) else {"cleaned_prompt": value} for key, value in entries.items()}
 
 
-def row(task: Task, index: int, split: str) -> dict[str, Any]:
+def row(task: Task, index: int, split: str, data_type: str) -> dict[str, Any]:
     """Return a task's row in verl's schema."""
-    declared = task.metadata.get("data_type")
     extra = {
         "files": {name: {"path": str(path)} for name, path in task.files.items()},
         "answer_file": str(task.answer),
         "metadata": json.dumps(task.metadata, sort_keys=True),
-        "data_type": declared if declared in DATA_TYPES else "",
+        "data_type": data_type,
         "task": task.problem,
     }
     return row_of("dsbench", task.text, "", index, split, **extra) | {"ability": "data_modeling"}
 
 
-def check_tables(tasks: Sequence[Task], root: Path, *, allow_missing: bool) -> None:
-    """Print one line about tasks without tables, and check that the answers of the others can be scored. Raises
-    UserError."""
+def data_types(tasks: Sequence[Task], root: Path, *, allow_missing: bool) -> dict[str, str]:
+    """Return task_id -> classification or regression, by the answers as they will be scored; without them by the
+    metric, else as declared. Prints one line about tasks without tables. Raises UserError for them unless `allow_missing`, and
+    for answers that cannot be scored."""
     missing = [task for task in tasks if task.missing(root)]
     if missing:
         names = ", ".join(task.task_id for task in missing[:_SHOWN]) + (", ..." if len(missing) > _SHOWN else "")
@@ -136,9 +136,15 @@ def check_tables(tasks: Sequence[Task], root: Path, *, allow_missing: bool) -> N
             example = missing[0].missing(root)[0]
             raise UserError(f"{summary}; first: {example}; pass their --data_root, or --allow_missing")
         print(f"warning: {summary}; an episode of such a task fails")
-    for task in tasks:
-        if (root / task.answer).is_file():
-            truth_of(root / task.answer, task.metadata, task.problem, where=task.task_id)
+    return {task.task_id: _data_type(task, root) for task in tasks}
+
+
+def _data_type(task: Task, root: Path) -> str:
+    if (root / task.answer).is_file():
+        return truth_of(root / task.answer, task.metadata, task.problem, where=task.task_id).data_type
+    metric = named_metric(task.metadata.get("metric"))
+    declared = METRICS[metric].data_type if metric else task.metadata.get("data_type")
+    return str(declared) if declared in DATA_TYPES else ""
 
 
 def main(argv: Sequence[str] | None = None) -> None:
@@ -164,14 +170,14 @@ def main(argv: Sequence[str] | None = None) -> None:
             print(f"train: left out {len(tasks) - len(train)} tasks that are also test tasks")
     else:
         train, test = common.hold_out(tasks, options.test_size, options.seed)
-    check_tables([*train, *test], options.data_root, allow_missing=options.allow_missing)
+    types = data_types([*train, *test], options.data_root, allow_missing=options.allow_missing)
     if cleaned:
         without = [task.task_id for task in (*train, *test) if task.task_id not in cleaned]
         print(f"cleaned prompts: {len(train) + len(test) - len(without)} tasks; the published text for {len(without)}")
     common.write(
         options.local_dir,
         {
-            split: [row(task, index, split) for index, task in enumerate(part)]
+            split: [row(task, index, split, types[task.task_id]) for index, task in enumerate(part)]
             for split, part in (("train", train), ("test", test))
         },
     )

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 
 import pytest
 
@@ -120,6 +121,16 @@ def test_missing_tables_are_one_line_and_nothing_is_written(project, tmp_path, c
     dsbench.main([*options, "--allow-missing"])
     assert "warning: 8 of 8 tasks lack tables" in capsys.readouterr().out
     assert len(written(tmp_path)) == 7
+
+
+def test_the_data_type_is_that_of_the_score_not_what_the_metadata_declares(project, tmp_path):
+    for tables in (True, False):  # by the labels, and without tables by the metric
+        options = project([task("a")], test=[task("c")], tables=tables)
+        dsbench.main([*options, "--allow_missing"])
+        (sample,) = written(tmp_path)
+        assert json.loads(sample["extra_info"]["metadata"])["data_type"] == "regression"
+        assert sample["extra_info"]["data_type"] == "classification"
+        shutil.rmtree(tmp_path / "answers", ignore_errors=True)
 
 
 def test_answers_that_cannot_be_scored_are_found_here(project, tmp_path):
