@@ -235,9 +235,9 @@ def row(task: Task, index: int, split: str, files: Mapping[str, str] | None = No
         "id_column": task.domain.thing,
         "target_column": task.domain.target,
     }
-    tables = {"train.csv": {"text": task.train}, "test.csv": {"text": task.test}}
+    tables = {"train.csv": {"content": task.train}, "test.csv": {"content": task.test}}
     extra = {
-        "files": tables | {name: {"text": text} for name, text in (files or {}).items()},
+        "files": tables | {name: {"content": text} for name, text in (files or {}).items()},
         "answer_csv": task.answer,
         "metadata": json.dumps(metadata),
         "data_type": task.domain.data_type,

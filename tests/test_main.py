@@ -51,7 +51,7 @@ def launch_on_gsm8k(folder: Path, model: Path, *overrides: str) -> None:
 
 @pytest.fixture
 def nothing_starts(monkeypatch):
-    async def open_toolbox(*arguments):
+    async def open_toolbox(*arguments, **options):
         raise ConnectionError("started")
 
     monkeypatch.setattr(setup.Toolbox, "open", open_toolbox)

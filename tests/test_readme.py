@@ -55,6 +55,9 @@ RETOOL_DATA = (
 RETOOL_SFT = "tests/preprocess/test_preprocess_retool_sft.py::test_the_hubs_data_set_is_the_default"
 RETOOL_SMALL = "tests/test_shipped.py::test_retools_gpu_script_trains_twice_and_evaluates_each_model"
 RETOOL = "tests/retool/test_retool_tiny.py::test_the_stages_run_in_order_each_on_the_model_of_the_one_before"
+DSBENCH = "tests/dsbench/test_dsbench_script.py::test_without_a_key_the_coach_is_a_frozen_copy"
+DSBENCH_KEY = "tests/dsbench/test_dsbench_script.py::test_the_name_of_a_variable_stands_for_its_key"
+DSBENCH_PLAN = "tests/dsbench/test_dsbench_script.py::test_the_plan_says_that_the_profiles_fit"
 EVALUATES = "tests/retool/test_retool_evaluate_model.py::test_an_evaluation_for_real"
 MATHCHAT = "tests/mathchat/test_mathchat_tiny.py::test_the_stages_share_a_seed_and_runs_of_a_seed_share_model_and_data"
 MATHCHAT_GPU = "tests/mathchat/test_mathchat_script.py::test_without_a_key_the_coach_is_a_frozen_copy"
@@ -89,6 +92,14 @@ EXPLAINED = {
     "bash recipe/mathchat/run_smollm2.sh": (
         "needs a GPU",
         "tests/mathchat/test_mathchat_script.py::test_smollm2_learns_the_form_and_coaches_itself",
+    ),
+    "bash recipe/dsbench/run_tiny_cpu.sh": ("takes minutes and installs", TINY),
+    "COACH_WEIGHT=0 bash recipe/dsbench/run_tiny_cpu.sh": ("takes minutes and installs", TINY),
+    "DATA_ROOT=. bash recipe/dsbench/run_train_dsbench.sh MODEL GEMINI_API_KEY": ("needs a GPU", DSBENCH_KEY),
+    "DATA_DIR=data/tabular CONFIG=small bash recipe/dsbench/run_train_dsbench.sh MODEL": ("needs a GPU", DSBENCH),
+    "CONFIG=small SHOW=1 GPU_GB=80 bash recipe/dsbench/run_train_dsbench.sh MODEL -- trainer.n_gpus_per_node=2": (
+        "needs a model",
+        DSBENCH_PLAN,
     ),
     "bash recipe/retool/evaluate_model.sh MODEL outputs/aime24 http://localhost:8000/v1 local ''": (
         "needs a model server",
@@ -278,6 +289,14 @@ def project(tmp_path, monkeypatch) -> Path:
     for name in ("amc.jsonl", "problems.jsonl", "aime24.jsonl"):
         mine = rows[-2:] if name == "aime24.jsonl" else rows
         (tmp_path / name).write_text("".join(json.dumps(row) + "\n" for row in mine))
+    for part in ("train", "eval"):
+        paths = {"train_file": "t.csv", "test_file": "t.csv", "answer_dir": "answers"}
+        task = {"prompt": f"Task {part}", "answer": None, "metadata": {"task_id": part, **paths}}
+        (tmp_path / f"dsbench_modeling_{part}.json").write_text(json.dumps(task))
+    (tmp_path / "dsbench_modeling_cleaned_prompts.json").write_text("{}")
+    (tmp_path / "answers").mkdir()
+    for table in ("t.csv", "answers/test_answer.csv"):
+        (tmp_path / table).write_text("id,y\n1,0\n2,1\n")
     for name in ("AIME_1983_2024.json", "math_test.json"):
         (tmp_path / name).write_text(json.dumps(rows))
     for run in ("retool_ma_tiny", "retool_ma_revise_tiny"):

@@ -52,9 +52,7 @@ TASK = """\
 {action}"""
 
 FIRST = "Write the program now."
-AGAIN = (
-    "You are not done: {missing} still missing or unusable. This is action {number} of {most}; write the next program."
-)
+AGAIN = "You are not done: {missing} still missing or unusable. Write the next program: action {number} of {most}."
 SUMMARY = "\n# Summary by the {agent}\n{text}\n"
 ACTION = "\n# Your action {number}\n```python\n{program}\n```\nIt printed:\n{output}\n"
 WARNING = "Warning: no file's name contains {names}. Work with what is there, or make it yourself.\n"

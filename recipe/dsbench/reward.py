@@ -17,6 +17,8 @@ from recipe.dag import Episode, UserError
 from recipe.dsbench.score import Score, Truth, score_submission, truth_of
 
 SUBMISSION = "submission.csv"
+REPORTED = ("accuracy", "f1", "roc_auc", "log_loss", "rmse", "mse", "mae", "rmse_pct_of_range", "rmse_pct_of_iqr")
+"""Metrics whose means over successes are reported."""
 
 
 async def task_score(
@@ -30,17 +32,21 @@ async def task_score(
     """Return `weight` times the submission's quality for each action of `agents`: 0 for chance or a failure, 1 for
     perfect. Every action is paid, because with `stat_unit: call` a reward reaches no other action.
 
-    Sets `episode.outcome`: 1.0 if the quality is at least `solved_at`, else 0.0. `episode.info` gets `task/success`,
-    `task/quality`, the first two also by data type, `task/<metric>` in fair form (chance for a failure), and the reason
-    of a failure. data_root: the folder that `extra_info.answer_file` is relative to; None: that of the data set. Raises
-    UserError for a sample without usable answers.
+    Sets `episode.outcome`: 1.0 if the quality is at least `solved_at`, else 0.0. `episode.info` gets `task/success` and
+    `task/quality`, both also by data type; `task/fair/<metric>`, the task's own metric, with chance for a failure; the
+    metrics of REPORTED after a success; and the reason of a failure. data_root: the folder that
+    `extra_info.answer_file` is relative to; None: that of the data set. Raises UserError for a sample without usable
+    answers.
     """
     score = await asyncio.to_thread(_score, episode, data_root)
     episode.outcome = float(score.quality >= solved_at)
     measured = {"success": float(score.success), "quality": score.quality}
     for name, value in measured.items():
         episode.info |= {f"task/{name}": value, f"task/{name}/{score.data_type}": value}
-    episode.info |= {f"task/{score.metric}": score.fair, "final_reward": score.quality}
+    episode.info |= {f"task/fair/{score.metric}": score.fair, "final_reward": score.quality}
+    episode.info |= {
+        f"task/{name}": score.metrics[name] for name in REPORTED if score.success and name in score.metrics
+    }
     if score.reason:
         episode.info["task/failure"] = score.reason
     return {agent: [weight * score.quality] * len(episode.calls_of(agent)) for agent in agents}

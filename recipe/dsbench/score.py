@@ -1,4 +1,4 @@
-"""The score of one submission, and the summary of many.
+"""The score of one submission.
 
 Invariant: a score is a function of the submission, the answer file and the task. A submission that cannot be scored is
 a failure with a reason, and counts as chance in fair averages; an answer file that cannot be read is a UserError,
@@ -22,7 +22,6 @@ from recipe.dag.errors import UserError
 from recipe.dsbench.columns import data_type_of, floats_of, labels_of
 from recipe.dsbench.metrics import (
     CLASSIFICATION,
-    DATA_TYPES,
     METRICS,
     REGRESSION,
     Floats,
@@ -82,10 +81,6 @@ class Score:
         """The way from chance (0) to perfect (1); 0 after a failure and below chance."""
         way = self.best - self.chance
         return 0.0 if self.value is None or way == 0 else min(1.0, max(0.0, (self.value - self.chance) / way))
-
-    def to_json(self) -> dict[str, Any]:
-        shown = ("success", "reason", "data_type", "metric", "value", "chance", "metrics", "fair", "quality")
-        return {name: getattr(self, name) for name in shown}
 
 
 def mapping_of(metadata: object, where: str = "metadata") -> dict[str, Any]:
@@ -187,38 +182,6 @@ def target_statistics(truth: Floats, error: float | None) -> dict[str, float]:
     for name, size in (("range", high - low), ("iqr", q75 - q25)):
         found |= {f"rmse_pct_of_{name}": 100 * error / size} if size > 0 and error is not None else {}
     return found
-
-
-def summarize(scores: Sequence[Score]) -> dict[str, float]:
-    """Return success rate and quality over all scores and by data type.
-
-    `avg_<metric>` and `count_<metric>` are over successes; `fair_<metric>`, of each task's own metric, is over all,
-    with chance for a failure.
-    """
-    found = _summary(scores, "")
-    for data_type in DATA_TYPES:
-        found |= _summary([score for score in scores if score.data_type == data_type], f"{data_type}/")
-    return found
-
-
-def _summary(scores: Sequence[Score], prefix: str) -> dict[str, float]:
-    if not scores:
-        return {}
-    found = {
-        "count": float(len(scores)),
-        "success_rate": fmean(float(score.success) for score in scores),
-        "quality": fmean(score.quality for score in scores),
-    }
-    for name in dict.fromkeys(score.metric for score in scores):
-        found[f"fair_{name}"] = fmean(score.fair for score in scores if score.metric == name)
-    measured: dict[str, list[float]] = {}
-    for score in scores:
-        for name, value in score.metrics.items():
-            if score.success:
-                measured.setdefault(name, []).append(value)
-    for name, values in measured.items():
-        found |= {f"avg_{name}": fmean(values), f"count_{name}": float(len(values))}
-    return {prefix + name: value for name, value in found.items()}
 
 
 def _columns(data_type: str, targets: Mapping[str, list[str]], predicted: Mapping[str, list[str]]) -> list[Any]:

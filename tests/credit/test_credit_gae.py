@@ -37,20 +37,28 @@ def some_values(rows, seed: int = 0) -> list[torch.Tensor]:
 
 
 @given(
-    chains=st.lists(st.lists(st.tuples(st.floats(-3, 3), st.floats(-3, 3)), max_size=6), min_size=1, max_size=5),
+    chains=st.lists(
+        st.lists(st.tuples(st.floats(-3, 3), st.floats(-3, 3), st.booleans()), max_size=6), min_size=1, max_size=5
+    ),
     gamma=st.sampled_from([0.0, 0.9, 1.0]),
     lam=st.sampled_from([0.0, 0.95, 1.0]),
 )
 def test_the_scan_is_the_papers_sum_for_every_chain(chains, gamma, lam):
-    rewards, values = ([x[i] for chain in chains for x in chain] for i in (0, 1))
+    rewards, values, unknown = ([x[i] for chain in chains for x in chain] for i in (0, 1, 2))
     found = scan(
         torch.tensor(rewards, dtype=torch.float64),
         torch.tensor(values, dtype=torch.float64),
         torch.tensor([len(chain) for chain in chains]),
+        torch.tensor(unknown, dtype=torch.bool).nonzero().squeeze(1),
         gamma=gamma,
         lam=lam,
     )
-    expected = [a for chain in chains for a in reference([r for r, _ in chain], [v for _, v in chain], gamma, lam)]
+    expected: list[float] = []
+    for chain in chains:
+        following = [value for _, value, _ in chain[1:]] + [0.0]
+        # a reward that is unknown is the one that the values expect
+        known = [v - gamma * after if hidden else r for (r, v, hidden), after in zip(chain, following, strict=False)]
+        expected += reference(known, [value for _, value, _ in chain], gamma, lam)
     assert found.tolist() == pytest.approx(expected, abs=1e-9)
 
 

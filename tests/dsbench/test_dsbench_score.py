@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from recipe.dag.errors import UserError
 from recipe.dsbench import table
-from recipe.dsbench.score import score_submission, summarize, target_statistics, truth_of
+from recipe.dsbench.score import score_submission, target_statistics, truth_of
 
 LABELS = b"id,species\n7,cat\n8,dog\n9,cat\n10,eel\n"
 NUMBERS = b"row,price\n1,10\n2,20\n3,40\n4,50\n"
@@ -230,22 +230,11 @@ def test_a_submission_as_large_as_the_answers_is_within_the_default_limit():
     assert table.MAX_BYTES >= 2_000_000 * len("1234567,0.1234567890123\n")
 
 
-def test_fair_averages_count_failures_as_chance():
-    right = score_submission(LABELS, labels())
-    half = score_submission(b"id,species\n7,cat\n8,cat\n9,dog\n10,eel\n", labels())
-    failed = score_submission(None, labels())
-    low = score_submission(b"row,price\n1,12\n2,20\n3,36\n4,50\n", numbers())
+def test_a_failure_is_fair_to_chance():
     lost = score_submission(b"", numbers())
-    found = summarize([right, half, failed, low, lost])
-    assert found["success_rate"] == pytest.approx(3 / 5)
-    assert found["classification/success_rate"] == pytest.approx(2 / 3) and found["regression/success_rate"] == 0.5
-    assert found["avg_accuracy"] == pytest.approx(0.75) and found["count_accuracy"] == 2
-    assert found["fair_accuracy"] == pytest.approx((1 + 0.5 + 1 / 3) / 3)
-    assert found["fair_rmse"] == pytest.approx((math.sqrt(5) + math.sqrt(250)) / 2)
-    assert found["quality"] == pytest.approx((right.quality + half.quality + low.quality) / 5)
-    assert found["regression/avg_rmse_pct_of_range"] == pytest.approx(100 * math.sqrt(5) / 40)
-    assert summarize([]) == {}
-    assert json.dumps([score.to_json() for score in (right, failed)])
+    assert (lost.fair, lost.quality, lost.value) == (pytest.approx(math.sqrt(250)), 0.0, None)
+    low = score_submission(b"row,price\n1,12\n2,20\n3,36\n4,50\n", numbers())
+    assert low.fair == low.value == pytest.approx(math.sqrt(5))
 
 
 def test_guessing_has_no_quality_and_better_predictions_have_more():

@@ -175,3 +175,56 @@ def test_agents_that_remember_train_on_one_row_each_with_the_servers_log_probs(m
         assert metrics[step]["rows/tokens_trained"] == sum(sum(call["response_mask"]) for call in calls)
         assert metrics[step]["rows/tokens_computed"] < 0.6 * alone
         assert metrics[step]["policy/main/logprob_diff/max"] < 1e-3 and metrics[step]["policy/main/grad_norm"] > 0
+
+
+TREE = """
+dag_id: tree
+agents:
+  - {name: solver, policy: main, sampling: {max_tokens: 10}}
+  - {name: checker, policy: other, sampling: {max_tokens: 8}}
+policies:
+  main: {model: {path: "${oc.env:MODEL_PATH}"}}
+  other: {model: {path: "${oc.env:MODEL_PATH}"}}
+algorithm: {estimator: grpo, tree: {compare: sample, gamma: 0.5}}
+nodes:
+  - {id: solve, agent: solver, candidates: {k: 3, by: score.py:letters, validation_k: 2}}
+  - {id: check, agent: checker, after: solve}
+  - {id: outcome, reward: score.py:outcome, after: check}
+  - {id: rank, reward: score.py:rank, scope: group, after: outcome}
+"""
+RANKS = """
+def letters(context):
+    return len(set(context.call.text)) / 10
+
+def outcome(episode):
+    episode.outcome = 0.0
+    return {}
+
+def rank(episodes):
+    lengths = [len(episode.calls[-1].text) for episode in episodes]
+    order = sorted(range(len(episodes)), key=lambda index: lengths[index])
+    return [{"solver": order.index(index) / 4, "checker": order.index(index) / 4} for index in range(len(episodes))]
+"""
+
+
+def test_candidates_and_rewards_of_groups_train_in_several_processes_and_go_on_after_a_checkpoint(material, tmp_path):
+    options = ["rollout.processes=2", "trainer.test_freq=2"]
+    metrics, out = two_steps(material, tmp_path, TREE, RANKS, *options)
+    for step in (1, 2):
+        episodes = [episode for episode in episodes_of(out) if episode["step"] == step]
+        assert len(episodes) == 16 and metrics[step]["faults/total"] == 0
+        for episode in episodes:
+            kept, check = episode["calls"]
+            assert [other["node"] for other in episode["dropped"]] == ["solve", "solve"]
+            assert kept["score"] == max(other["score"] for other in (kept, *episode["dropped"]))
+            assert all(other["prompt_ids"] == kept["prompt_ids"] for other in episode["dropped"])
+            assert all(other["advantage"] is not None for other in (kept, check, *episode["dropped"]))
+            assert kept["reward"] == check["reward"] == check["reward_parts"]["rank"]
+        for uid in {episode["uid"] for episode in episodes}:
+            ranks = [episode["calls"][0]["reward"] for episode in episodes if episode["uid"] == uid]
+            assert sorted(ranks) == [0.0, 0.25, 0.5, 0.75]
+        assert metrics[step]["policy/main/rows"] == 3 * 16 and metrics[step]["policy/other/rows"] == 16
+        assert all(metrics[step][f"policy/{name}/grad_norm"] > 0 for name in ("main", "other"))
+        assert metrics[step]["policy/main/logprob_diff/max"] < 1e-3
+    assert all(len(episode["dropped"]) == 1 for episode in episodes_of(out, "validation"))
+    goes_on_from(out / "checkpoints" / "global_step_1", material, tmp_path, metrics, *options)

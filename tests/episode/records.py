@@ -29,10 +29,10 @@ def split_row(row: Row) -> list[Row]:
     rows, end = [], 0
     calls = zip(
         *(row.call_ends, row.call_rewards, row.call_turns, row.call_rounds, row.call_positions),
-        *(row.call_branches, row.call_parts, row.call_learns, row.call_candidates),
+        *(row.call_branches, row.call_parts, row.call_learns, row.call_unscored, row.call_candidates),
         strict=True,
     )
-    for stop, reward, turn, round_index, position, branch, parts, learns, candidate in calls:
+    for stop, reward, turn, round_index, position, branch, parts, learns, unscored, candidate in calls:
         # A call begins with a sampled token; the masked tokens before it belong to its prompt.
         start = row.response_mask.index(1, end)
         rows.append(
@@ -53,6 +53,7 @@ def split_row(row: Row) -> list[Row]:
                 call_branches=(branch,),
                 call_parts=(parts,),
                 call_learns=(learns,),
+                call_unscored=(unscored,),
                 call_candidates=(candidate,),
             )
         )

@@ -62,6 +62,8 @@ def test_every_shipped_workflow_plays(file):
     sample["extra_info"] = {"level": 5, "game": "up"}
     if "verifier_reward" in file.read_text():
         sample["extra_info"]["reasoning_gym"] = gym_problem()
+    if "task_score" in file.read_text():
+        sample["extra_info"]["answer_csv"] = "id,target\n1,0\n2,1\n"
     episodes = rehearse(load_workflow(file), sample)
     assert len(episodes) == len(ANSWERS) and all(episode.fault is None for episode in episodes)
 

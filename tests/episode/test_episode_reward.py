@@ -10,7 +10,7 @@ from recipe.dag.algorithms.catalogue import make_algorithm
 from recipe.dag.credit.batch import CreditBatch
 from recipe.dag.episode.batch import run_batch
 from recipe.dag.episode.reward import share
-from recipe.dag.episode.rows import rows_of
+from recipe.dag.episode.rows import left_out_unscored, rows_of
 from recipe.dag.errors import UserError
 from recipe.dag.report.metrics import rollout_metrics
 from recipe.dag.types.record import Call
@@ -412,7 +412,8 @@ def test_what_another_node_pays_for_an_unscored_call_is_dropped_in_any_order(wor
 
 
 @pytest.mark.parametrize(
-    ("scope", "kept"), [("call", [0, 1, 3]), ("earlier", [1, 3]), ("trajectory", [1, 3]), ("episode", [])]
+    ("scope", "kept"),
+    [("call", [0, 1, 3]), ("link", [0, 1, 2, 3]), ("earlier", [1, 3]), ("trajectory", [1, 3]), ("episode", [])],
 )
 def test_calls_that_are_worth_something_unknown_go_with_the_unscored_one(world, scope, kept):
     """Else what could not be scored would count as nothing earned."""
@@ -429,9 +430,12 @@ def test_calls_that_are_worth_something_unknown_go_with_the_unscored_one(world, 
         ({"gamma_turn": 0.0}, "call"),
         ({"gamma_turn": 0.9}, "earlier"),
         ({"estimator": "reinforce_pp"}, "earlier"),
-        ({"estimator": "gae"}, "earlier"),
+        ({"estimator": "reinforce_pp", "stat_unit": "call"}, "call"),
+        ({"estimator": "gae"}, "link"),
+        ({"estimator": "gae_chain"}, "link"),
+        ({"estimator": "ippo"}, "link"),
         ({"estimator": "ippo", "stream": "call"}, "call"),
-        ({"estimator": "mappo"}, "episode"),
+        ({"estimator": "mappo"}, "link"),
         ({"estimator": "qmix"}, "episode"),
     ],
 )
@@ -468,3 +472,34 @@ def test_sharing_what_is_unknown_leaves_the_turn_out(world):
         ("agent0", 2.0, True, False),
         ("agent1", 2.0, True, False),
     ]
+
+
+@pytest.mark.parametrize("merge", [True, False])
+def test_a_link_stays_in_the_chain_and_outside_the_loss(world, merge):
+    episode = world.play(scored(world, "return {'agent0': [None, 1.0], 'agent1': 0.5}"))
+    rows = rows_of([episode], unscored="link", merge=merge)
+    assert [(row.agent, row.call_rewards, row.call_learns, row.call_unscored) for row in rows] == [
+        ("agent0", (0.0,), (False,), (True,)),
+        ("agent1", (0.0,), (True,), (False,)),
+        ("agent0", (1.0,), (True,), (False,)),
+        ("agent1", (0.5,), (True,), (False,)),
+    ]
+    assert not any(rows[0].loss_mask()) and any(rows[0].response_mask)
+
+
+def test_a_link_without_tokens_is_kept_where_rewards_are_propagated(world):
+    episode = world.play(scored(world, "return {'agent0': [None, 1.0], 'agent1': 0.5}"))
+    episode.calls[0].response_mask = [0] * len(episode.calls[0].response_mask)
+    assert len(rows_of([episode], unscored="link")) == 3
+    first = rows_of([episode], unscored="link", keep_unsampled_rewarded=True)[0]
+    assert first.response_ids == [] and first.call_unscored == (True,)
+
+
+def test_calls_left_out_are_counted_by_the_scope(world):
+    flow = scored(world, "return {'agent0': [1.0, None], 'agent1': 1}")
+    episode = world.play(flow)
+    for scope, count in (("call", 1), ("link", 1), ("earlier", 2), ("trajectory", 2), ("episode", 4)):
+        assert len(left_out_unscored(episode, scope, {"main"})) == count
+        assert left_out_unscored(episode, scope, {"other"}) == set()
+    assert rollout_metrics([episode], flow)["left_out/calls_unscored"] == 2  # grpo compares trajectories
+    assert "val/left_out/calls_unscored" not in rollout_metrics([episode], flow, prefix="val/")

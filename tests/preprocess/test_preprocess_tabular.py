@@ -121,21 +121,21 @@ def test_the_kit_refuses_what_it_cannot_do(tasks, tmp_path, monkeypatch):
     (tmp_path / "test.csv").write_text(task.test)
     names = [column.name for column in task.columns]
     for columns, problem in ((names[:4], "one to 3"), ((), "one to 3"), ((names[0],) * 2, "one to 3")):
-        with pytest.raises(ValueError, match=problem):
+        with pytest.raises(SystemExit, match=problem):
             kit.prepare(*columns)
-    with pytest.raises(KeyError, match="no column nothing"):
+    with pytest.raises(SystemExit, match="no column nothing"):
         kit.prepare("nothing")
-    with pytest.raises(FileNotFoundError):
+    with pytest.raises(SystemExit, match="X_train.pkl is missing"):
         kit.train("linear")
     kit.prepare(names[0])
-    with pytest.raises(ValueError, match="no model forest"):
+    with pytest.raises(SystemExit, match="no model forest"):
         kit.train("forest")
     kit.train("mean")
-    with pytest.raises(ValueError, match="no form picture"):
+    with pytest.raises(SystemExit, match="no form picture"):
         kit.submit(task.domain.thing, task.domain.target, "picture")
-    with pytest.raises(ValueError, match="the target is a number"):
+    with pytest.raises(SystemExit, match="the target is a number"):
         kit.submit(task.domain.thing, task.domain.target, "label")
-    with pytest.raises(KeyError, match="no column index"):
+    with pytest.raises(SystemExit, match="no column index"):
         kit.submit("index", task.domain.target, "value")
 
 
@@ -157,10 +157,10 @@ def test_the_script_writes_rows_whose_files_do_not_hold_the_answers(tmp_path, ca
         for sample in samples:
             files = sample["extra_info"]["files"]
             assert set(files) == {"train.csv", "test.csv", "kit.py"}
-            assert files["kit.py"] == {"text": "def helper(): ...\n"}
+            assert files["kit.py"] == {"content": "def helper(): ...\n"}
             assert sample["extra_info"]["answer_csv"] not in json.dumps(files)
             target = sample["extra_info"]["answer_csv"].splitlines()[0].split(",")[1]
-            assert target not in files["test.csv"]["text"].splitlines()[0].split(",")
+            assert target not in files["test.csv"]["content"].splitlines()[0].split(",")
             assert sample["extra_info"]["data_type"] in ("classification", "regression")
 
 

@@ -111,3 +111,17 @@ def test_skips_and_the_fault_are_shown():
     ).to_json()
     text = printed(record)
     assert "node check was skipped (when)" in text and "ended by a tool fault in tool add: gone" in text
+
+
+def test_candidates_that_were_not_kept_follow_the_one_that_was():
+    record = episode("a")
+    kept = record.calls[0]
+    kept.candidate, kept.candidates, kept.score = 1, 3, 0.9
+    for index, score in ((0, 0.2), (2, None)):
+        other = Call("solve", "solver", 0, "main", 0, text=f"other {index}", candidate=index, candidates=3, score=score)
+        record.dropped.append(other)
+    record.dropped.append(Call("judge", "judge", 1, "main", 0, text="elsewhere", candidate=0))
+    text = printed(record.to_json())
+    assert text.index("candidate 2 of 3, score +0.90") < text.index("other 0") < text.index("score +0.20")
+    assert text.index("other 0") < text.index("other 2") < text.index("candidate 3 of 3, no score")
+    assert "elsewhere" not in text

@@ -199,6 +199,21 @@ def test_a_full_session_is_a_result_and_not_a_fault(local):
     in_session(local, scenario, quota_mb=2)
 
 
+def test_a_session_is_shared_for_reading(local):
+    if local.isolation != "full":
+        pytest.skip("shares need isolation full")
+
+    async def scenario(client, session):
+        other = await client.open_session()
+        await client.put(other, "a", b"theirs")
+        code = "print(open('/in/them/a').read())\nopen('/in/them/a', 'w')"
+        result = await client.run_code(code, session_id=session, share={"them": other})
+        assert result.stdout == "theirs\n" and "Read-only" in result.stderr
+        await client.delete(other)
+
+    in_session(local, scenario)
+
+
 def test_programs_of_one_session_take_turns(local):
     code = "import os, time\nassert not os.path.exists('busy')\nopen('busy', 'w')\ntime.sleep(0.1)\nos.remove('busy')"
 

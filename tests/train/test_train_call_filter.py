@@ -179,3 +179,14 @@ def test_a_run_charges_for_length_and_leaves_out_what_was_cut_off(dapo, monkeypa
     rollouts = asyncio.run(trainer.Trainer._collect(run, 1, dapo))
     assert [row.reward for row in rollouts.rows] == [0.5, 0.0]
     assert [row.call_learns for row in rollouts.rows] == [(True,), (False,)]
+
+
+def test_the_treatment_of_overlong_calls_may_be_for_some_agents(dapo):
+    options = dapo.algorithm.overlong.model_copy(update={"agents": ("other",)})
+    workflow = dapo.model_copy(update={"algorithm": dapo.algorithm.model_copy(update={"overlong": options})})
+    calls = [call("solver", stop="length"), call("other", stop="length")]
+    assert outside_loss(episode(*calls), workflow) == {1} and outside_loss(episode(*calls), dapo) == {0, 1}
+    only = options.model_copy(update={"agents": ("solver",)})
+    workflow = dapo.model_copy(update={"algorithm": dapo.algorithm.model_copy(update={"overlong": only})})
+    penalise_overlong([episode(*calls)], workflow, 2048)
+    assert [one.reward for one in calls] == [0.0, 1.0]

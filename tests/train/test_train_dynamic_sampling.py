@@ -93,6 +93,27 @@ def test_a_policy_loses_the_groups_in_which_it_has_nothing_to_compare():
     assert {name: uids(mine) for name, mine in chosen.items()} == {"p": ["a"], "q": []} and uids(world) == ["a", "b"]
 
 
+@pytest.mark.parametrize(
+    ("bounds", "kept"),
+    [(None, "abcd"), ((0.0, 1.0), "abc"), ((0.25, 1.0), "bc"), ((0.0, 0.75), "ab"), ((0.6, 0.7), "")],
+)
+def test_groups_whose_mean_is_too_low_or_too_high_are_left_out_for_their_agent(bounds, kept):
+    """Group d earns more than 1 throughout, though not the same."""
+    episodes = [
+        *group("a", "1000", "pq"),
+        *group("b", "0011", "pq"),
+        *group("c", "1110", "pq"),
+        *group("d", "1232", "pq"),
+    ]
+    for one in episodes[:4]:
+        one.calls[1].reward = 0.5 + one.index / 8  # q is neither too good nor too bad at problem a
+    flow = workflow()
+    algorithm = flow.algorithm.model_copy(update={"mean_return_between": bounds})
+    chosen, _ = select_rows(rows_of(episodes), flow.model_copy(update={"algorithm": algorithm}))
+    assert "".join(uids(chosen["p"])) == kept
+    assert ("a" in uids(chosen["q"])) is (bounds is None or bounds[0] < 0.6875 < bounds[1])
+
+
 def test_what_a_call_without_tokens_earned_is_left_to_chained_credit():
     one = episode("a", 0, 1.0, "pqp")
     one.calls[1].response_ids, one.calls[1].response_mask, one.calls[1].rollout_log_probs = [], [], []

@@ -73,6 +73,46 @@ def test_steps_loggers_reports_and_resources_are_no_difference(project, options)
         go(project, *options)
 
 
+API = "{script: 'script.py:judge', budget: {calls: 9}, cache: a.sqlite}"
+
+
+def with_api(project) -> None:
+    """Put a script in the place of the judge's weights."""
+    (project / "script.py").write_text("def judge(messages):\n    return '1'\n")
+    edit(project / "flow.yaml", f"{{model: {{path: {project / 'fixed'}}}, frozen: true}}", f"{{api: {API}}}")
+    save(project)
+
+
+@pytest.mark.parametrize(
+    ("now", "line"),
+    [
+        ("{script: 'script.py:judge', budget: {usd: 1.5}, on_budget: stop, price: {input: 1, output: 1}}", None),
+        ("{script: 'script.py:judge', max_concurrent: 2, retries: 9}", None),
+        ("{script: 'script.py:other'}", "policies.fixed.api.script: was script.py:judge, now script.py:other"),
+        ("{model: claude-x}", "policies.fixed.api.model: was , now claude-x"),
+    ],
+)
+def test_what_an_api_may_cost_is_no_difference_and_what_it_is_is_one(project, now, line):
+    with_api(project)
+    edit(project / "flow.yaml", API, now)
+    (project / "script.py").write_text("def judge(messages):\n    return '1'\ndef other(messages):\n    return '1'\n")
+    if line is None:
+        (project / "script.py").write_text("def judge(messages):\n    return '1'\n")
+        with pytest.raises(Started):
+            go(project)
+        return
+    with pytest.raises(UserError, match="belongs to another experiment") as error:
+        go(project)
+    assert line in str(error.value)
+
+
+def test_a_script_counts_as_code(project):
+    with_api(project)
+    edit(project / "script.py", "'1'", "'2'")
+    with pytest.raises(UserError, match="content of script.py: was"):
+        go(project)
+
+
 def test_a_project_that_was_moved_or_whose_comments_about_it_changed_is_the_same(project, tmp_path, monkeypatch):
     save(project)
     moved = tmp_path / "moved"

@@ -208,6 +208,43 @@ def test_the_kl_to_the_reference_is_taken_from_the_rewards(workflow, monkeypatch
     assert step.batches["a"].columns["advantages"][0].tolist() == [1 - 0.5 * 2 - 0.5 * 0.5, 0, 1 - 0.5 * 0.5]
 
 
+def test_reinforce_pp_learns_from_one_episode_per_sample_with_the_kl_in_its_rewards(workflow, monkeypatch, trace):
+    """C14: the return of a token is what it and the later ones earn, KL included; it is normalised once, over all
+    sampled tokens of the policy, before rows are laid out over ranks."""
+    policies = {name: spec.model_copy(update={"reference": True}) for name, spec in workflow.policies.items()}
+    algorithm = make_algorithm(estimator="reinforce_pp", kl_reward_coef=0.1)
+    base = [node for node in workflow.nodes if "." not in node.node_id]
+    nodes = derive_training_chain(policies, workflow.agents, base, algorithm)
+    flow = workflow.model_copy(update={"policies": policies, "algorithm": algorithm, "nodes": (*base, *nodes)})
+    masks = [(1, 0, 1), (1,), (1, 1, 0, 1, 1)]
+    rewards = [1.0, 0.0, 0.5]
+    rows = [row(r, uid=f"u{k}", mask=mask) for k, (r, mask) in enumerate(zip(rewards, masks, strict=True))]
+
+    def put(column: str, scale: float):
+        def kernel(policy, batch):
+            batch.columns[column] = [scale * torch.arange(1.0, 1 + len(r.response_mask)) for r in batch.rows]
+
+        return kernel
+
+    monkeypatch.setattr(kernels, "old_log_probs", put("old_log_probs", -1.0))
+    monkeypatch.setattr(kernels, "reference_log_probs", put("ref_log_prob", -1.5))
+    step = TrainingStep(flow, policies_of("a", "b"), rows, seed=0)
+    asyncio.run(step.run())
+
+    returns = []  # of the sampled tokens, from the formula
+    for reward, mask in zip(rewards, masks, strict=True):
+        sampled = [at for at, bit in enumerate(mask) if bit]
+        kl = {at: 0.1 * 0.5 * (at + 1) for at in sampled}
+        returns += [reward - sum(kl[later] for later in sampled if later >= at) for at in sampled]
+    mean = sum(returns) / len(returns)
+    deviation = math.sqrt(sum((value - mean) ** 2 for value in returns) / (len(returns) - 1))
+    batch = step.batches["a"]
+    found = torch.cat(batch.columns["advantages"])[
+        torch.cat([torch.tensor(r.response_mask) for r in batch.rows]).bool()
+    ]
+    assert found.tolist() == pytest.approx([(value - mean) / deviation for value in returns], abs=1e-4)
+
+
 def test_log_probs_are_computed_in_the_turns_of_others_only_where_the_rewards_need_them(chained, critics, monkeypatch):
     def put(kind: str, column: str):
         def kernel(policy, batch):

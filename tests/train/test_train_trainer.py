@@ -140,6 +140,20 @@ def test_an_error_that_ends_the_run_leaves_a_checkpoint_of_the_last_complete_ste
     assert (reported(tmp_path) if path.exists() else []) == list(range(1, ends_at[0]))
 
 
+@pytest.mark.parametrize(
+    ("save_freq", "test_freq", "saved_at", "validated_at"),
+    [(2, 3, [2, 4, 5], [3, 5]), (-1, 1, [], [1, 2, 3, 4, 5]), (1, -1, [1, 2, 3, 4, 5], []), (9, 9, [5], [5])],
+)
+def test_checkpoints_and_validations_have_their_steps_and_the_last_one(
+    loop, tmp_path, save_freq, test_freq, saved_at, validated_at
+):
+    made, saved = loop(None, save_freq=save_freq, test_freq=test_freq)
+    asyncio.run(made.train())
+    assert saved == saved_at and reported(tmp_path) == [1, 2, 3, 4, 5]
+    lines = [json.loads(line) for line in (tmp_path / "metrics.jsonl").read_text().splitlines()]
+    assert [line["step"] for line in lines if "timing/validation" in line] == validated_at
+
+
 def test_a_step_whose_validation_ends_the_run_is_reported_and_kept(loop, tmp_path):
     made, saved = loop((3, True), test_freq=3)
     with pytest.raises(UserError, match="rewards.py:3"):
@@ -268,3 +282,27 @@ def test_a_resumed_run_has_what_was_spent_before_wherever_it_was_written(tmp_pat
     (tmp_path / NAME).write_text("[1]")
     with pytest.raises(UserError, match="api_usage.json: cannot be read .expected counts by policy."):
         before("auto")
+
+
+def test_scores_of_coaches_are_watched_and_the_state_is_kept(loop, tmp_path, monkeypatch, capsys):
+    """The score rises from step to step, and nothing is solved: metrics, a line on the console, run.json, resume."""
+    made, saved = loop(None)
+    plain = trainer.roll_out
+
+    async def coached(config, runner, samples, n, step, **keys):
+        episodes = await plain(config, runner, samples, n, step, **keys)
+        for episode in episodes:
+            episode.outcome, episode.info = 0.0, {"coach/solver/mean": 0.2 * step, "coach/solver/count": 1}
+        return episodes
+
+    monkeypatch.setattr(trainer, "roll_out", coached)
+    asyncio.run(made.train())
+    lines = [json.loads(line) for line in (tmp_path / "metrics.jsonl").read_text().splitlines()]
+    assert [line["coach_bias/solver/all/score"] for line in lines] == pytest.approx([0.2, 0.4, 0.6, 0.8, 1.0])
+    assert "step 4: coach bias: over the last 4 steps" in capsys.readouterr().out
+    state = json.loads(json.dumps(saved.infos[-1]["coach_bias"]))
+    assert len(state["steps"][0][2]) == 4
+    resumed, _ = loop(None)
+    resumed.start = resume.Start(tmp_path, 4, 4, coach_bias=state)
+    asyncio.run(resumed._resume())
+    assert resumed.coach_bias.state() == state

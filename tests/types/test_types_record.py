@@ -63,8 +63,9 @@ def test_a_scratch_copy_is_equal_and_shares_nothing():
         1,
         {"prompt": [{"role": "user"}]},
         [call],
-        [Result("v", 0, 0, "", {"k": [1]})],
-        [Skip("s", "", 0, 0, "when")],
+        dropped=[make_call()],
+        results=[Result("v", 0, 0, "", {"k": [1]})],
+        skips=[Skip("s", "", 0, 0, "when")],
     )
     episode.info, episode.faults = {"i": [1]}, [{"m": "x"}]
     before = episode.to_json()
@@ -77,6 +78,7 @@ def test_a_scratch_copy_is_equal_and_shares_nothing():
     changed.parsed["a"][1]["b"] = changed.env_info["x"][0] = changed.tool_results[0].arguments["code"][0] = 9
     changed.tool_results[0].text = changed.tool_results[0].name = "changed"
     changed.reward_parts["n"], changed.train = 9, False
+    copied.dropped[0].response_ids.append(9)
     copied.results[0].parsed["k"].append(9)
     copied.skips[0].reason = copied.sample["prompt"][0]["role"] = "changed"
     copied.info["i"].append(9)

@@ -86,6 +86,14 @@ def test_candidates_are_shown_counted_and_written_again(load_text):
         ),
         (
             (
+                ("{name: solver, policy: p}", "{name: solver, policy: q, on_failure: skip}"),
+                ("p: {model: {path: m}}, ", ""),
+                ("candidates:", "§candidates:"),
+            ),
+            "a candidate that fails ends the attempt",
+        ),
+        (
+            (
                 ("{name: judge,", "{name: judge, memory: chat,"),
                 ("nodes:", "episode: {max_turns: 2}\nnodes:"),
                 *by("{k: 4, by: §judge}"),

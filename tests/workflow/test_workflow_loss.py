@@ -47,6 +47,10 @@ def test_importance_weights_are_off_by_default_and_truncated_per_token_where_ask
     [
         ("importance: {}", "importance ratios per token truncated at 2"),
         ("importance: {cap: 5, level: sequence, mode: mask}", "importance ratios per call masked at 5"),
+        (
+            "importance: {cap: 1.01, level: geometric, veto: 0.0001}",
+            "importance ratios per call (geometric mean) truncated at 1.01, veto below 0.0001",
+        ),
     ],
 )
 def test_the_plan_shows_what_weighs_the_loss(load, algorithm, shown):
@@ -73,6 +77,15 @@ def test_void_turns_can_be_dropped_where_an_agent_has_tools(load):
         ("importance: {}", {"nodes": CHAIN}, "4:13: algorithm.importance:", "`only_forward_compute: true`"),
         ("importance: {cap: 1}", {}, "algorithm.importance.cap", "a number above 1"),
         ("importance: {level: turn}", {}, "algorithm.importance.level", "`token`"),
+        ("importance: {veto: 1}", {}, "algorithm.importance.veto", "a number below 1"),
+        ("overlong: {mask: true, agents: [sovler]}", {}, "algorithm.overlong.agents[0]", "did you mean `solver`?"),
+        ("mean_return_between: [0, 1]", {}, "algorithm.mean_return_between", "add that, or remove this"),
+        (
+            "drop_zero_variance: true, mean_return_between: [1, 0]",
+            {},
+            "algorithm.mean_return_between",
+            "no number is above 1 and below 0",
+        ),
         ("importance: {threshold: 2}", {}, "algorithm.importance.threshold", "unknown key"),
         ("overlong: {}", {}, "4:13: algorithm.overlong:", "so it does nothing"),
         ("overlong: {mask: false}", {}, "4:13: algorithm.overlong:", "so it does nothing"),

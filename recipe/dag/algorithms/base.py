@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from recipe.dag.workflow.problem import Problem
 
 GroupKey = Literal["uid", "agent", "role", "turn", "round", "node", "branch", "prompt_hash"]
-Scope = Literal["call", "earlier", "trajectory", "episode"]
+Scope = Literal["call", "link", "earlier", "trajectory", "episode"]
 
 
 def held(estimator: str, value: Any, why: str | None = None) -> AfterValidator:
@@ -96,6 +96,9 @@ class Algorithm(Frozen):
     loss_agg: Literal["token-mean", "seq-mean-token-sum", "seq-mean-token-mean"] = "token-mean"
     drop_zero_variance: bool = False
     """Leave out rows whose group has equal rewards (they carry no gradient, but dilute the mean)."""
+    mean_return_between: tuple[float, float] | None = None
+    """With drop_zero_variance, also leave out rows whose group has a mean return at or beyond these bounds: problems
+    that are too hard or too easy for the agent, even if its rewards differ a little (MARTI v2's dynamic filtering)."""
     overlong: Overlong | None = None
     """Treatment of calls that were cut off, or nearly; if absent, they are trained like all other calls."""
     drop_void_turns: bool = False
@@ -134,6 +137,14 @@ class Algorithm(Frozen):
                 "remove this, or choose an estimator that compares the episodes of a sample (grpo)"
             )
             yield facts.problem(("algorithm", "drop_zero_variance"), message, key=True)
+        if self.mean_return_between is not None:
+            low, high = self.mean_return_between
+            if not self.drop_zero_variance:
+                message = "selects among the groups that `drop_zero_variance: true` compares; add that, or remove this"
+                yield facts.problem(("algorithm", "mean_return_between"), message, key=True)
+            if not low < high:
+                message = f"no number is above {low:g} and below {high:g}; write the smaller one first"
+                yield facts.problem(("algorithm", "mean_return_between"), message)
         for block in self.blocks:
             yield from block.check_options(facts)
 
@@ -192,8 +203,9 @@ class Algorithm(Frozen):
 
     @property
     def unscored_scope(self) -> Scope:
-        """The calls whose return is unknown if a call is unscored: `call` (this one), `earlier` (those of its agent up
-        to it), `trajectory` (all of its agent) or `episode`."""
+        """The calls that leave the loss if a call is unscored, since their return is unknown: `call` (this one),
+        `earlier` (those of its agent up to it), `trajectory` (all of its agent) or `episode`. `link`: this one, and it
+        stays in the chain of steps, with the reward that the critic expected."""
         return "earlier"
 
     @property

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, ClassVar, Literal
 
 from pydantic import Field
 
+from recipe.dag.suggestion import did_you_mean
 from recipe.dag.types.frozen import Frozen
 
 if TYPE_CHECKING:
@@ -118,6 +119,8 @@ class Overlong(Block):
     source: ClassVar[str] = "DAPO, arXiv 2503.14476"
     assumes: ClassVar[str] = "with any estimator; what is left out of the loss stays in the baselines"
 
+    agents: tuple[str, ...] | None = Field(default=None, min_length=1)
+    """The agents whose calls are treated so; by default all."""
     mask: bool = False
     """Calls that a limit of tokens or generations cut off are left out of the policy's loss (DAPO's overlong filter).
     Their rewards stay in the baselines, and critics learn from them."""
@@ -128,15 +131,24 @@ class Overlong(Block):
         if not self.mask and self.penalty is None:
             message = "has neither `mask: true` nor a `penalty`, so it does nothing; add one, or remove this"
             yield facts.problem(path, message, key=True)
+        trained = [agent.name for agent in facts.trained_agents]
+        for index, name in enumerate(self.agents or ()):
+            if name not in trained:
+                message = f"`{name}` is not an agent of a trained policy{did_you_mean(name, trained)}"
+                yield facts.problem((*path, "agents", index), message)
         if self.penalty is not None:
             yield from self._check_penalty(facts, self.penalty, (*path, "penalty"))
+
+    def covers(self, agent: str) -> bool:
+        """Return whether the calls of this agent are treated."""
+        return self.agents is None or agent in self.agents
 
     def _check_penalty(self, facts: DraftFacts, penalty: OverlongPenalty, path: KeyPath) -> Iterator[Problem]:
         mixer = facts.algorithm.team_value
         if mixer is not None and mixer.loss == "binary":
             message = "makes returns negative, and `mixer.loss: binary` needs them between 0 and 1; use `squared`"
             yield facts.problem(path, message, key=True)
-        for agent in facts.trained_agents:
+        for agent in (agent for agent in facts.trained_agents if self.covers(agent.name)):
             limit = agent.sampling.max_tokens
             if penalty.buffer > limit:
                 message = f"agent `{agent.name}` generates at most {limit} tokens; write a smaller number"

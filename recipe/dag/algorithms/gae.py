@@ -35,6 +35,10 @@ class Valued(Algorithm):
     def warmup_steps(self) -> int:
         return self.critic_warmup
 
+    @property
+    def unscored_scope(self) -> Scope:
+        return "link"
+
 
 class Gae(Valued):
     source: ClassVar[str] = "PPO, arXiv 1506.02438; IPPO with a policy per agent"
@@ -58,7 +62,3 @@ class GaeChain(Valued):
         from recipe.dag.credit.chain import gae_chain
 
         return gae_chain(batch, gamma=self.gamma, lam=self.lam, whiten=self.whiten)
-
-    @property
-    def unscored_scope(self) -> Scope:
-        return "episode"

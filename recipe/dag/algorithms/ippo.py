@@ -40,7 +40,7 @@ class Ippo(Valued):
 
     @property
     def unscored_scope(self) -> Scope:
-        return "call" if self.stream == "call" else "earlier"
+        return "call" if self.stream == "call" else "link"
 
     @property
     def carries_back(self) -> bool:

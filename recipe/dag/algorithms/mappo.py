@@ -6,7 +6,6 @@ from typing import TYPE_CHECKING, ClassVar, Literal
 
 from pydantic import Field
 
-from recipe.dag.algorithms.base import Scope
 from recipe.dag.algorithms.gae import Valued
 from recipe.dag.algorithms.ippo import Level
 
@@ -36,7 +35,3 @@ class Mappo(Valued):
         from recipe.dag.credit.critic import mappo
 
         return mappo(batch, level=self.level, gamma=self.gamma, lam=self.lam, whiten=self.whiten)
-
-    @property
-    def unscored_scope(self) -> Scope:
-        return "episode"

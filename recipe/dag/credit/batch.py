@@ -32,6 +32,7 @@ CALL_COLUMNS = (
     "branch",
     "position",
     "parts",
+    "unscored",
     "row_of_call",
 )
 
@@ -59,6 +60,8 @@ class CreditBatch:
     """Position in the episode, from 0."""
     parts: tuple[Mapping[str, float] | None, ...]
     """The outcome by the node that paid it."""
+    unscored: tuple[bool, ...]
+    """True where the reward is unknown; the outcome is then 0."""
     prompt_hash: tuple[str, ...] | None
     """Equal for calls with the same prompt, token by token; None unless `from_rows` was asked for it."""
     rewards: Tensor
@@ -194,6 +197,7 @@ def _call_columns(rows: Sequence[Row]) -> dict[str, list]:
         calls["node"] += [row.node] * count
         calls["branch"] += row.call_branches or [None] * count
         calls["parts"] += row.call_parts or [None] * count
+        calls["unscored"] += row.call_unscored or [False] * count
         calls["position"] += row.call_positions or [None] * count
         calls["row_of_call"] += [index] * count
         calls["outcome"] += row.call_rewards
@@ -270,7 +274,7 @@ def _check(row: Row) -> None:
     ends = row.call_ends
     if not len(ends) == len(row.call_rewards):
         raise ValueError(f"{where}: {len(ends)} calls but {len(row.call_rewards)} call rewards")
-    for name in ("turns", "rounds", "positions", "branches", "parts"):
+    for name in ("turns", "rounds", "positions", "branches", "parts", "unscored"):
         column = getattr(row, f"call_{name}")
         if column and len(column) != len(ends):
             raise ValueError(f"{where}: {len(ends)} calls but {len(column)} call {name}")

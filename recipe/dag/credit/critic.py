@@ -107,7 +107,8 @@ def _action_gae(
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     """Return (the S calls that are steps, in order; the number of tokens that each sampled; their advantages; their
     returns). A call that sampled nothing or has no values is not a step; its reward goes to the step before it in the
-    sequence, or to the first step if there is none before."""
+    sequence, or to the first step if there is none before. A step with a part of its reward unknown has a delta of
+    0."""
     all_calls_C = torch.arange(len(batch.row_of_call))
     tokens_L, counts_C = tokens_of(batch.call_lengths, all_calls_C, batch.learns())
     is_step = (counts_C > 0).tolist()
@@ -120,13 +121,17 @@ def _action_gae(
     first_step = (lengths_K.cumsum(0) - lengths_K).tolist()
     has_steps = (lengths_K > 0).tolist()
     rewards, step_rewards, last_step = batch.rewards.tolist(), [0.0] * len(calls_S), -1
+    unknown = set[int]()
     for call in call_order:
         last_step += is_step[call]
         sequence = sequence_ids[call]
         if has_steps[sequence]:
-            step_rewards[max(last_step, first_step[sequence])] += rewards[call]
+            step = max(last_step, first_step[sequence])
+            step_rewards[step] += rewards[call]
+            unknown |= {step} if batch.unscored[call] else set()
     rewards_S = torch.tensor(step_rewards, dtype=torch.float64)
-    advantages_S = scan(rewards_S, values_S, lengths_K, gamma=gamma, lam=lam)
+    unknown_steps = torch.tensor(sorted(unknown), dtype=torch.int64)
+    advantages_S = scan(rewards_S, values_S, lengths_K, unknown_steps, gamma=gamma, lam=lam)
     return calls_S, counts_C[calls_S], advantages_S, advantages_S + values_S
 
 

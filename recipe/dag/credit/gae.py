@@ -58,6 +58,9 @@ def sequence_gae(
     made. `sequence_ids` [C]: the sequence of each call. A call's outcome is paid on its last token in the sequence. If
     it has none (it sampled nothing, or its policy has no values), the outcome goes to the last token before the call,
     or to the sequence's first token if there is none before; the outcomes of a sequence without tokens are dropped.
+
+    Where the outcome of a call is unknown (`unscored`), the reward of the token on which it would be paid is the one
+    that the values expect, V_t - gamma V_{t+1}: its delta is 0, and what is earned later reaches the tokens before it.
     """
     check_units(gamma=gamma, lam=lam)
     if learns is None:
@@ -85,6 +88,9 @@ def sequence_gae(
         advantages_L += batch.penalties[tokens_L]
     paid_index = steps.index_of(sequence_C[is_paid_C], (paid_token_C - first_K[sequence_C])[is_paid_C])
     advantages_L.index_add_(0, paid_index, batch.outcomes[calls_C][is_paid_C])
+    unknown_C = is_paid_C & torch.tensor(batch.unscored, dtype=torch.bool)[calls_C]
+    if values_L is not None:
+        _expect(advantages_L, values_L, steps, lengths_K, paid_token_C[unknown_C], gamma)
     steps.scan_(advantages_L, values_L, gamma=gamma, lam=lam)
     returns_L = advantages_L if values_L is None else values_L.add_(advantages_L)
     return TokenAdvantages(tokens_L, policies_L, advantages_L, returns_L)
@@ -148,11 +154,28 @@ class StepMajor:
             going_on.add_(advantages_L[middle:end], alpha=gamma * lam)
 
 
-def scan(rewards_L: Tensor, values_L: Tensor, lengths_K: Tensor, *, gamma: float, lam: float) -> Tensor:
-    """Return [L] the advantages of K concatenated sequences, whose lengths sum to L."""
+def scan(
+    rewards_L: Tensor, values_L: Tensor, lengths_K: Tensor, unknown: Tensor, *, gamma: float, lam: float
+) -> Tensor:
+    """Return [L] the advantages of K concatenated sequences, whose lengths sum to L. `unknown`: the indices of steps
+    whose reward is unknown, with a delta of 0."""
     if not len(rewards_L):
         return torch.zeros_like(rewards_L)
     steps = StepMajor.of(lengths_K)
-    advantages_L = (rewards_L - values_L)[steps.order]
-    steps.scan_(advantages_L, values_L[steps.order], gamma=gamma, lam=lam)
+    advantages_L, values_L = (rewards_L - values_L)[steps.order], values_L[steps.order]
+    _expect(advantages_L, values_L, steps, lengths_K, unknown, gamma)
+    steps.scan_(advantages_L, values_L, gamma=gamma, lam=lam)
     return torch.empty_like(advantages_L).index_copy_(0, steps.order, advantages_L)
+
+
+def _expect(td_L: Tensor, values_L: Tensor, steps: StepMajor, lengths_K: Tensor, unknown: Tensor, gamma: float) -> None:
+    """Give these tokens the reward with which their delta is 0. `td_L` holds r_t - V_t and is changed in place; both
+    tensors are in the order of the steps. `unknown`: indices if the sequences are concatenated."""
+    if not len(unknown):
+        return
+    ends_K = lengths_K.cumsum(0)
+    sequence = torch.searchsorted(ends_K, unknown, right=True)
+    step = unknown - (ends_K - lengths_K)[sequence]
+    here, goes_on = steps.index_of(sequence, step), step + 1 < lengths_K[sequence]
+    td_L[here] = 0.0
+    td_L[here[goes_on]] = -gamma * values_L[steps.index_of(sequence[goes_on], step[goes_on] + 1)].to(td_L.dtype)

@@ -85,6 +85,30 @@ def zero_variance(
     return without_gradient
 
 
+def mean_outside(
+    batch: CreditBatch,
+    bounds: tuple[float, float],
+    *,
+    group_by: Sequence[str],
+    stat_unit: str,
+    gamma_turn: float | None,
+) -> list[bool]:
+    """Return [B] bool: True if the mean return of the row's group is not strictly between `bounds`.
+
+    The mean is over the group's trajectories, each by the mean of its calls, so that a trajectory with more calls does
+    not count more. A row that merges calls of several groups is False as soon as one of them has a mean between."""
+    low, high = bounds
+    outside = [True] * len(batch.row_lengths)
+    returns = call_returns(batch, batch.rewards.tolist(), stat_unit, gamma_turn)
+    for trajectories in _groups(batch, group_by):
+        means = [math.fsum(returns[call] for call in calls) / len(calls) for calls in trajectories]
+        mean = math.fsum(means) / len(means)
+        if low < mean < high:
+            for call in (call for trajectory in trajectories for call in trajectory):
+                outside[batch.row_of_call[call]] = False
+    return outside
+
+
 def center_by_group(
     batch: CreditBatch,
     rewards: Sequence[float],

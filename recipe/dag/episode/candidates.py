@@ -15,7 +15,7 @@ from typing import Any
 from recipe.dag.episode.agent_runner import AgentRunner, Attempt
 from recipe.dag.episode.hooks import HookResult
 from recipe.dag.episode.tasks import invoke, limited, together
-from recipe.dag.errors import HookFault, boundary, described
+from recipe.dag.errors import HookFault, SkipCall, boundary, described
 from recipe.dag.types.context import Context
 from recipe.dag.types.record import PROMPT_TEXT, Call
 from recipe.dag.types.values import as_number, plain_copy
@@ -77,7 +77,10 @@ async def run_candidates(
     `AgentRunner.run` does. Which of them a conversation goes on from is up to `AgentRunner.remember`."""
     first, *others = calls
     async with runner.timed(first, attempt):
-        await runner.prompt(first, contexts[0], attempt, transcript)
+        try:
+            await runner.prompt(first, contexts[0], attempt, transcript)
+        except SkipCall as skip:
+            raise HookFault(f"skips its call ({skip}), but its node has candidates", where=skip.where) from skip
     for call, context in zip(others, contexts[1:], strict=True):
         _copy_prompt(first, call)
         context.continues = contexts[0].continues

@@ -69,8 +69,9 @@ def unread_options(tokenizer: Any, options: Mapping[str, Any]) -> list[str]:
     """Return the options of the chat template that it does not read, such as a misspelt `enable_thinking`. Without the
     source of the template, all count as read."""
     templates = getattr(tokenizer, "chat_template", None)
-    sources = list(templates.values()) if isinstance(templates, Mapping) else [templates]
-    if not options or not all(isinstance(source, str) for source in sources):
+    given = list(templates.values()) if isinstance(templates, Mapping) else [templates]
+    sources = [source for source in given if isinstance(source, str)]
+    if not options or len(sources) < len(given):
         return []
     from jinja2 import Environment, TemplateError, meta
 

@@ -66,6 +66,13 @@ class _Work:
 
     def _start(self) -> None:
         self._task = self._loop.create_task(self._run())
+        self._task.add_done_callback(self._close_unstarted)
+
+    def _close_unstarted(self, _task: asyncio.Task) -> None:
+        """Close code that was cancelled before its first step, of which Python would warn."""
+        code = self._awaitable
+        if inspect.iscoroutine(code) and inspect.getcoroutinestate(code) == inspect.CORO_CREATED:
+            code.close()
 
     async def _run(self) -> None:
         try:

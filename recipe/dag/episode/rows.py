@@ -36,7 +36,8 @@ def rows_of(
         credit that chains calls propagates its reward.
     outside_loss: returns the positions in `Episode.all_calls` of the calls that count in baselines, but not in the
         policy's loss.
-    unscored: which calls are dropped together with one that could not be scored (`Algorithm.unscored_scope`).
+    unscored: which calls are dropped together with one that could not be scored (`Algorithm.unscored_scope`). With
+        `link`, none is: the call itself stays, outside the policy's loss.
     """
     rows: list[Row] = []
     for episode in _trained_episodes(episodes, on_failure):
@@ -47,10 +48,12 @@ def rows_of(
             if call.turn < first_turn or position in unscored_calls:
                 continue
             row = _row(episode, call, position)
-            row.call_learns = (position not in excluded,)
-            if not call.train or call.usage is not None or 1 not in call.response_mask:
+            # in the other scopes, unscored calls have been dropped above
+            is_link, row.call_unscored = call.unscored, (call.unscored,)
+            row.call_learns = (position not in excluded and not is_link,)
+            if not (call.train or is_link) or call.usage is not None or 1 not in call.response_mask:
                 # The parts may be rewarded even if they add up to 0.
-                if keep_unsampled_rewarded and (call.reward or any(call.reward_parts.values())):
+                if keep_unsampled_rewarded and (call.reward or is_link or any(call.reward_parts.values())):
                     rows.append(replace(row, response_ids=[], response_mask=[], rollout_log_probs=[], call_ends=(0,)))
                 continue
             key = (row.agent, row.policy, row.node)
@@ -87,10 +90,11 @@ def _trained_episodes(episodes: Sequence[Episode], on_failure: str) -> Iterator[
 
 
 def left_out_unscored(episode: Episode, scope: str, trained: Collection[str]) -> set[int]:
-    """Return the positions of the calls of `trained` policies that `rows_of` drops because their return depends on a
-    call that could not be scored."""
+    """Return the positions of the calls of `trained` policies that are left out of the loss because they, or calls that
+    their return depends on, could not be scored."""
     calls = episode.calls
-    return {k for k in _unscored_calls(episode, scope) if calls[k].policy in trained and 1 in calls[k].response_mask}
+    left_out = _unscored_calls(episode, "call" if scope == "link" else scope)
+    return {k for k in left_out if calls[k].policy in trained and 1 in calls[k].response_mask}
 
 
 def _unscored_calls(episode: Episode, scope: str) -> set[int]:
@@ -98,6 +102,8 @@ def _unscored_calls(episode: Episode, scope: str) -> set[int]:
     unscored = [(position, call.agent) for position, call in enumerate(episode.calls) if call.unscored]
     if scope == "episode":
         return set(range(len(episode.calls))) if unscored else set()
+    if scope == "link":
+        return set()
     if scope == "call":
         return {position for position, _ in unscored}
     # The position up to which each agent's calls are dropped: its last unscored call, or the end of the episode.
@@ -158,4 +164,5 @@ def _extend(row: Row, later: Row) -> None:
     row.call_branches += later.call_branches
     row.call_parts += later.call_parts
     row.call_learns += later.call_learns
+    row.call_unscored += later.call_unscored
     row.call_candidates += later.call_candidates

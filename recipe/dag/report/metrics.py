@@ -85,7 +85,7 @@ def rollout_metrics(
     if workflow is not None and not prefix:
         scope, trained = workflow.algorithm.unscored_scope, set(workflow.trained_policies())
         metrics["left_out/calls_unscored"] = sum(len(left_out_unscored(e, scope, trained)) for e in good)
-    metrics |= tool_rates(call for episode in episodes for call in episode.calls)
+    metrics |= tool_rates(call for episode in episodes for call in episode.all_calls)
     for policy, usage in usage_by_policy(episodes).items():
         metrics |= {f"policy/{policy}/api/{name}": value for name, value in usage.items()}
     for policy, version in (versions or {}).items():

@@ -142,6 +142,8 @@ class LocalSandbox:
             "max_concurrent": self.max_concurrent,
             **self._requested,
             "grace_s": 0.1,
+            # One per episode, and nobody else opens any: what they hold together is limited, not their number.
+            "max_sessions": 1 << 16,
             "log_level": "warning",
         }
         # No secrets: under rlimits a job can read its server's environment.

@@ -23,7 +23,8 @@ def outside_loss(episode: Episode, workflow: Workflow) -> set[int]:
     `overlong.mask` those that a limit cut off; with `drop_void_turns` all calls of an agent that had a void turn."""
     algorithm, positions = workflow.algorithm, set()
     if algorithm.overlong is not None and algorithm.overlong.mask:
-        positions |= {position for position, call in enumerate(episode.all_calls) if is_truncated(call)}
+        covers = algorithm.overlong.covers
+        positions |= {n for n, call in enumerate(episode.all_calls) if is_truncated(call) and covers(call.agent)}
     if algorithm.drop_void_turns:
         void = _void_turns([episode], workflow)
         void_agents = {agent for agent, turns in void.items() if any(turns)}
@@ -77,7 +78,7 @@ def penalise_overlong(episodes: Sequence[Episode], workflow: Workflow, max_respo
         if episode.fault is not None:
             continue
         for call in episode.calls:
-            if call.reward is None or call.policy not in trained:
+            if call.reward is None or call.policy not in trained or not options.covers(call.agent):
                 continue
             share = overlong_share(call, limits[call.agent], max_response_length, options.penalty.buffer)
             if share > 0.0:

@@ -11,7 +11,7 @@ from collections.abc import Sequence
 
 from recipe.dag.algorithms.estimate import score_advantages
 from recipe.dag.credit.batch import CreditBatch
-from recipe.dag.credit.group import zero_variance
+from recipe.dag.credit.group import mean_outside, zero_variance
 from recipe.dag.types.row import Row
 from recipe.dag.workflow.schema import Algorithm, Workflow
 
@@ -56,12 +56,17 @@ def keep_informative(rows: list[Row], algorithm: Algorithm) -> list[Row]:
 
 
 def _with_different_returns(rows: list[Row], algorithm: Algorithm) -> list[Row]:
-    """Return the rows without those whose group has equal rewards only."""
+    """Return the rows without those whose group has equal rewards only, or a mean return outside of
+    `mean_return_between`."""
     batch = CreditBatch.from_rows(rows, prompts="prompt_hash" in algorithm.grouping)
     options = {key: getattr(algorithm, key) for key in ("group_by", "stat_unit", "gamma_turn")}
     # one column per reward component, each [rows]; a row goes only if no component of its group varies
     constant = [zero_variance(batch, rewards=column, **options) for column in algorithm.reward_columns(batch)]
-    return [row for index, row in enumerate(rows) if not all(column[index] for column in constant)]
+    dropped = [all(column[index] for column in constant) for index in range(len(rows))]
+    if algorithm.mean_return_between is not None:
+        outside = mean_outside(batch, algorithm.mean_return_between, **options)
+        dropped = [constant or beyond for constant, beyond in zip(dropped, outside, strict=True)]
+    return [row for row, drop in zip(rows, dropped, strict=True) if not drop]
 
 
 class IdleSteps:

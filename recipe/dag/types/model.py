@@ -110,4 +110,4 @@ class Api(Frozen):
         """The model and where it is, for a reader."""
         if self.script is not None:
             return self.script
-        return f"{self.model} at {self.base_url or self.provider or 'its provider'}"
+        return f"{self.model} at {self.base_url or (self.service.name if self.service else 'its provider')}"

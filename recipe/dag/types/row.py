@@ -62,6 +62,8 @@ class Row:
     """Reward of each call by the node that paid it."""
     call_learns: tuple[bool, ...] = ()
     """False for a call that the policy's loss excludes; it still counts in baselines."""
+    call_unscored: tuple[bool, ...] = ()
+    """True for a call whose reward is unknown; `call_rewards` then has 0.0 for it. Empty: all are known."""
     call_candidates: tuple[Candidate | None, ...] = ()
     """None for a call of a node without candidates. A candidate that was not kept is a row by itself."""
 

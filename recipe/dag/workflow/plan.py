@@ -181,9 +181,10 @@ def _importance(algorithm: Algorithm) -> str | None:
     if algorithm.importance is None:
         return None
     options = algorithm.importance
-    unit = {"token": "token", "sequence": "call"}[options.level]
+    unit = {"token": "token", "sequence": "call", "geometric": "call (geometric mean)"}[options.level]
     how = {"truncate": "truncated", "mask": "masked"}[options.mode]
-    return f"importance ratios per {unit} {how} at {options.cap:g}"
+    veto = f", veto below {options.veto:g}" if options.veto is not None else ""
+    return f"importance ratios per {unit} {how} at {options.cap:g}{veto}"
 
 
 def _happo_factor(algorithm: Algorithm) -> str | None:

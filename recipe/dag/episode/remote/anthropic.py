@@ -44,7 +44,6 @@ _ENDS = {
 }
 _THOUGHTS = "thinking_blocks"
 """The key of a recorded message under which its signed thoughts are kept."""
-_TOO_LONG = re.compile(r"prompt is too long(?:: (\d+) tokens > (\d+))?")
 _CROWDED = re.compile(r"exceed context limit: (\d+) \+ \d+ > (\d+)")
 
 
@@ -128,8 +127,8 @@ class AnthropicWire:
         message = error_in(text)["message"]
         if status == 400 and "credit balance is too low" in message:
             return Refusal(message, "quota")
-        if long := _TOO_LONG.search(message):
-            return Refusal(message, "too_long", 0 if long[1] else None)
+        if "prompt is too long" in message:
+            return Refusal(message, "too_long", 0)
         if crowded := _CROWDED.search(message):
             return Refusal(message, "too_long", max(0, int(crowded[2]) - int(crowded[1])))
         # 413 is a limit of bytes, which only a prompt beyond every context reaches

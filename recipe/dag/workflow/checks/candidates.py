@@ -30,6 +30,9 @@ def check_candidates(facts: DraftFacts) -> Iterator[Problem]:
         elif draft.complete:
             yield from _check_judge(draft, node, node.candidates, path)
         if draft.complete:
+            if draft.agent(node.agent_group).on_failure == "skip":
+                message = "`on_failure: skip` of its agent has no effect here: a candidate that fails ends the attempt"
+                yield draft.source.problem(path, message, key=True)
             yield from _check_tools(draft, node, path)
             yield from _check_algorithm(facts, node, path)
 

@@ -1,0 +1,45 @@
+#!/usr/bin/env bash
+# DSBench's team on a laptop, from data to curve: small tables, a 1M-parameter model that three policies start from, and
+# REINFORCE++ with a folder in the sandbox for each episode and a coach over HTTP, which this script starts and stops: a
+# rule judge (recipe/dsbench/judge.py) behind OpenAI's interface.
+#   bash recipe/dsbench/run_tiny_cpu.sh [SEED] [hydra overrides]         or SEED=1
+# COACH_WEIGHT=0 trains without the coach's scores, from the same model. COACH_URL=http://HOST:PORT/v1 (COACH_MODEL, judge)
+# takes another coach. Run the same command again to resume. Everything is written to outputs/dsbench_tiny (with a seed:
+# ..._seed1; with another weight: ..._coach0).
+set -euo pipefail
+cd "$(dirname "${BASH_SOURCE[0]}")/../.."
+. recipe/dag/scripts/tiny_cpu.sh
+seed=$(seed_of "$@")
+[ "${1:-}" != "$seed" ] || shift
+weight=${COACH_WEIGHT:-1}
+[[ $weight =~ ^[0-9]+(\.[0-9]+)?$ ]] || { echo "error: COACH_WEIGHT=$weight is not a number of 0 or more" >&2; exit 2; }
+base=$(with_seed dsbench_tiny "$seed") workflow=workflows/workflow_dsbench_tiny.yaml
+name=$base
+[ "$weight" = 1 ] || name=${base}_coach$weight
+server=
+trap '[ -z "$server" ] || kill "$server" 2>/dev/null || true' EXIT
+
+# start_coach: serve the judge and set COACH_URL to its address
+start_coach() {
+  local log=outputs/$name/coach.log
+  mkdir -p "outputs/$name"
+  : > "$log"  # of an earlier run: its URL is gone
+  python -m recipe.dag.cli serve --script recipe/dsbench/judge.py:judge --port 0 > "$log" 2> "$log.errors" &
+  server=$!
+  until COACH_URL=$(head -n 1 "$log") && [ -n "$COACH_URL" ]; do  # its first line is the URL
+    kill -0 "$server" 2>/dev/null || { cat "$log.errors" >&2; exit 1; }
+    sleep 0.2
+  done
+}
+
+python preprocess/tabular.py --local_dir "outputs/$base/data" --train_size 512 --test_size 64 --seed "$seed" \
+  --file recipe/dsbench/kit.py
+# the teacher reads no model and asks no coach, but the workflow names both
+export MODEL_PATH=outputs/$base/model
+make_model "$base" "$seed" "$workflow" recipe/dsbench/teacher.py:Teacher --problems 1024 --steps 700
+[ -n "${COACH_URL:-}" ] || start_coach
+export COACH_URL COACH_MODEL=${COACH_MODEL:-judge}
+python -m recipe.dag.main --config-path recipe/dsbench/config --config-name tiny_cpu workflow="$workflow" \
+  trainer.experiment_name="$name" seed="$seed" \
+  data.train_files="outputs/$base/data/train.parquet" data.val_files="outputs/$base/data/test.parquet" \
+  workflow.nodes.scores.args.process="$weight" "$@"

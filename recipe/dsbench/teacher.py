@@ -1,0 +1,197 @@
+"""A careless teacher for engineer, modeler and analyst.
+
+Invariant: the programs are those of `kit.py`, the prompts are built by the workflow's agents from what the workspace
+answers (`envs/workspace_env.py`), and the choices are wrong at fixed rates, independently in each agent, which leaves
+reinforcement learning something to improve.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import io
+import os
+import random
+import sys
+import tempfile
+import traceback
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any, cast
+
+from envs.workspace_env import Workspace
+from preprocess.tabular import DOMAINS, METRICS, Task, row, splits
+from recipe.dag.episode.hooks import load_hooks
+from recipe.dag.errors import UserError
+from recipe.dag.sandbox.file_pattern import matches
+from recipe.dag.tools.sandbox_client import RunResult, SandboxClient, SessionFiles
+from recipe.dag.types.context import Context, Message
+from recipe.dag.types.record import Call
+from recipe.dag.workflow.schema import Node, Workflow
+from recipe.dsbench import kit
+from recipe.tiny.dialogue import Demonstration
+
+WRONG_COLUMN, WRONG_MODEL, WRONG_FORM, BROKEN = 0.22, 0.45, 0.4, 0.05
+"""Rates at which the engineer takes an irrelevant column (for each of the three), the modeler another model, the
+analyst another form, and any of them omits a bracket."""
+
+AGENTS = ("engineer", "modeler", "analyst")
+FORM_OF = {"rmse": "value", "mae": "value", "accuracy": "label", "roc_auc": "probability"}
+FILES = {"kit.py": Path(kit.__file__).read_text("utf-8")}
+PROGRAM = "/tmp/tmp_sandbox/tmp_program.py"
+"""The path of programs in the sandbox, which error messages quote."""
+
+
+class Teacher:
+    """Demonstrates a workflow whose nodes engineer, modeler and analyst share a folder, with up to two actions each.
+    Raises UserError for others."""
+
+    def __init__(self, workflow: Workflow, seed: int):
+        nodes = {node.node_id: node for node in workflow.rollout_nodes}
+        env = {nodes[name].agent_options.env_path for name in AGENTS} if set(AGENTS) <= nodes.keys() else set()
+        if len(env) != 1 or len(names := next(iter(env))) != 1 or names[0] not in workflow.envs:
+            needed = f"the rollout nodes {', '.join(AGENTS)}, which share an env of the workflow"
+            raise UserError(f"{workflow.path}: this teacher needs {needed}")
+        self._workflow, self._nodes = workflow, nodes
+        self._env = workflow.envs[names[0]].kwargs
+        self._hooks = {name: load_hooks(nodes[name], workflow) for name in AGENTS}
+        self._seed, self._rng = seed, random.Random(seed)
+        self.segments = _segments()
+
+    def problems(self, count: int, test_size: int) -> list[Task]:
+        return splits(self._seed, count, test_size)[0]
+
+    def teach(self, problem: Task) -> list[Demonstration]:
+        """Return one demonstration per action."""
+        return asyncio.run(self._play(problem))
+
+    async def _play(self, task: Task) -> list[Demonstration]:
+        sample = row(task, 0, "train", FILES)
+        sample["extra_info"].pop("answer_csv")
+        calls: list[Call] = []
+        lessons: list[Demonstration] = []
+        with Folder() as folder:
+            workspace = Workspace(**self._env)
+            obs = await workspace.reset(sample, 0, cast(SandboxClient, folder))
+            for name in AGENTS:
+                for number, program in enumerate(self._programs(name, task)):
+                    call = Call(name, name, AGENTS.index(name), name, 0, round=number, stop_reason="stop")
+                    messages = await self._prompt(self._nodes[name], sample, calls, obs, number)
+                    call.text = answer = f"```python\n{program}\n```"
+                    lessons.append(Demonstration(name, tuple(messages), answer, round=number))
+                    obs, _, _, call.env_info = await workspace.step([answer], "", [name], name)
+                    calls.append(call)
+                    if call.env_info["artifacts_ok"]:
+                        break
+            await workspace.close()
+        return lessons
+
+    async def _prompt(
+        self, node: Node, sample: dict[str, Any], calls: list[Call], obs: str, number: int
+    ) -> list[Message]:
+        loop = next(loop for loop in self._workflow.loops.values() if node.node_id in loop.nodes)
+        context = Context(
+            sample=sample,
+            uid="",
+            episode=0,
+            turn=0,
+            max_turns=1,
+            agent=node.node_id,
+            node=node.node_id,
+            upstream={call.node: call for call in calls},
+            history=[call for call in calls if call.agent == node.node_id],
+            obs=obs,
+            validate=False,
+            call_tool=cast(Any, None),
+            round=number,
+            max_rounds=loop.max_rounds,
+            calls=list(calls),
+        )
+        # cast: a prompt of token ids would need the tokenizer, which is built from these messages
+        return cast(list[Message], await self._hooks[node.node_id].pre_process(None, [], context))
+
+    def _programs(self, agent: str, task: Task) -> Iterator[str]:
+        """Yield two programs of an agent: the second is careful about the form, as the first one failed."""
+        write = {"engineer": self._columns, "modeler": self._model, "analyst": self._form}[agent]
+        for broken in (BROKEN, 0.0):
+            line = write(task)
+            yield f"from kit import {line.partition('(')[0]}\n" + (line[:-1] if self._rng.random() < broken else line)
+
+    def _columns(self, task: Task) -> str:
+        relevant = {column.name for column in task.domain.relevant}
+        others = [column.name for column in task.columns if column.name not in relevant]
+        self._rng.shuffle(others)
+        chosen = set(relevant)
+        for name in sorted(relevant):
+            if others and self._rng.random() < WRONG_COLUMN:
+                chosen = chosen - {name} | {others.pop()}
+        names = [f'"{column.name}"' for column in task.columns if column.name in chosen]  # in the order of the text
+        return f"prepare({', '.join(names)})"
+
+    def _model(self, task: Task) -> str:
+        right = "bowl" if task.domain.peaked else "linear"
+        return f'train("{self._other(right, kit.MODELS, WRONG_MODEL)}")'
+
+    def _form(self, task: Task) -> str:
+        form = self._other(FORM_OF[task.metric], kit.FORMS, WRONG_FORM)
+        return f'submit("{task.domain.thing}", "{task.domain.target}", "{form}")'
+
+    def _other(self, right: str, among: tuple[str, ...], rate: float) -> str:
+        if self._rng.random() >= rate:
+            return right
+        return self._rng.choice([name for name in among if name != right])
+
+
+def _segments() -> list[str]:
+    """Return the texts that are one token each: what all programs begin with, metrics, and names, which are then the
+    same tokens in a task's text and in a program."""
+    columns = [c.name for domain in DOMAINS for c in (*domain.relevant, *domain.irrelevant)]
+    names = [name for domain in DOMAINS for name in (domain.thing, domain.target)]
+    heads = [f"```python\nfrom kit import {name}\n{name}(" for name in ("prepare", "train", "submit")]
+    return [*heads, *METRICS.values(), *dict.fromkeys([*columns, *names, *kit.MODELS, *kit.FORMS])]
+
+
+class Folder:
+    """Stands for the sandbox while a teacher demonstrates: a temporary folder in which this file's programs run, in
+    this process. Not for programs of a model."""
+
+    def __enter__(self) -> Folder:
+        self._temporary = tempfile.TemporaryDirectory()
+        self._path = Path(self._temporary.name)
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self._temporary.cleanup()
+
+    async def open_session(self, quota_mb: int = 256, ttl_s: float = 300.0) -> str:
+        return "folder"
+
+    async def put(self, session_id: str, name: str, data: bytes) -> None:
+        (self._path / name).write_bytes(data)
+
+    async def list(self, session_id: str, *patterns: str) -> SessionFiles:
+        found = sorted(path for path in self._path.iterdir() if path.is_file())
+        found = [path for path in found if not patterns or any(matches(path.name, pattern) for pattern in patterns)]
+        sizes = {path.name: path.stat().st_size for path in found}
+        return SessionFiles(sizes, {path.name: path.stat().st_mtime for path in found}, sum(sizes.values()), 1 << 30)
+
+    async def get(self, session_id: str, name: str, max_bytes: int = 0) -> bytes:
+        return (self._path / name).read_bytes()
+
+    async def delete(self, session_id: str, name: str | None = None) -> None: ...
+
+    async def run_code(self, code: str, **limits: Any) -> RunResult:
+        stdout, here = io.StringIO(), os.getcwd()
+        sys.modules["kit"] = kit
+        os.chdir(self._path)
+        try:
+            with contextlib.redirect_stdout(stdout):
+                exec(compile(code, PROGRAM, "exec"), {"__name__": "__main__"})
+        except SyntaxError as error:
+            return RunResult("failed", "", "".join(traceback.format_exception_only(error)), 1, 0.0, 1)
+        except SystemExit as error:
+            return RunResult("failed", stdout.getvalue(), f"{error}\n", 1, 0.0, 1)
+        finally:
+            os.chdir(here)
+            del sys.modules["kit"]
+        return RunResult("success", stdout.getvalue(), "", 0, 0.0, 1)
