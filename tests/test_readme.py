@@ -63,14 +63,6 @@ MATHCHAT = "tests/mathchat/test_mathchat_tiny.py::test_the_stages_share_a_seed_a
 MATHCHAT_GPU = "tests/mathchat/test_mathchat_script.py::test_without_a_key_the_coach_is_a_frozen_copy"
 MATHCHAT_KEY = "tests/mathchat/test_mathchat_script.py::test_the_name_of_a_variable_stands_for_its_key"
 EXPLAINED = {
-    "bash recipe/dsbench/run_tiny_cpu.sh": ("takes minutes and installs", TINY),
-    "COACH_WEIGHT=0 bash recipe/dsbench/run_tiny_cpu.sh": ("takes minutes and installs", TINY),
-    "DATA_ROOT=. bash recipe/dsbench/run_train_dsbench.sh MODEL GEMINI_API_KEY": ("needs a GPU", DSBENCH_KEY),
-    "DATA_DIR=data/tabular CONFIG=small bash recipe/dsbench/run_train_dsbench.sh MODEL": ("needs a GPU", DSBENCH),
-    "CONFIG=small SHOW=1 GPU_GB=80 bash recipe/dsbench/run_train_dsbench.sh MODEL -- trainer.n_gpus_per_node=2": (
-        "needs a model",
-        DSBENCH_PLAN,
-    ),
     "bash recipe/mathchat/run_tiny_cpu.sh": ("takes minutes and installs", MATHCHAT),
     "bash recipe/mathchat/run_tiny_cpu.sh 1": ("takes minutes and installs", MATHCHAT),
     "COACH_WEIGHT=0 bash recipe/mathchat/run_tiny_cpu.sh": ("takes minutes and installs", MATHCHAT),
@@ -100,6 +92,14 @@ EXPLAINED = {
     "bash recipe/mathchat/run_smollm2.sh": (
         "needs a GPU",
         "tests/mathchat/test_mathchat_script.py::test_smollm2_learns_the_form_and_coaches_itself",
+    ),
+    "bash recipe/dsbench/run_tiny_cpu.sh": ("takes minutes and installs", TINY),
+    "COACH_WEIGHT=0 bash recipe/dsbench/run_tiny_cpu.sh": ("takes minutes and installs", TINY),
+    "DATA_ROOT=. bash recipe/dsbench/run_train_dsbench.sh MODEL GEMINI_API_KEY": ("needs a GPU", DSBENCH_KEY),
+    "DATA_DIR=data/tabular CONFIG=small bash recipe/dsbench/run_train_dsbench.sh MODEL": ("needs a GPU", DSBENCH),
+    "CONFIG=small SHOW=1 GPU_GB=80 bash recipe/dsbench/run_train_dsbench.sh MODEL -- trainer.n_gpus_per_node=2": (
+        "needs a model",
+        DSBENCH_PLAN,
     ),
     "bash recipe/retool/evaluate_model.sh MODEL outputs/aime24 http://localhost:8000/v1 local ''": (
         "needs a model server",
