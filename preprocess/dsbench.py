@@ -126,16 +126,8 @@ def row(task: Task, index: int, split: str, data_type: str) -> dict[str, Any]:
 
 def data_types(tasks: Sequence[Task], root: Path, *, allow_missing: bool) -> dict[str, str]:
     """Return task_id -> classification or regression, by the answers as they will be scored; without them by the
-<<<<<<< HEAD
     metric, else as declared. Prints one line about tasks without tables. Raises UserError for them unless
     `allow_missing`, and for answers that cannot be scored."""
-=======
-    metric, else as declared.
-
-    Prints one line about tasks without tables. Raises UserError for them unless `allow_missing`, and for answers that
-    cannot be scored.
-    """
->>>>>>> h_dsdata
     missing = [task for task in tasks if task.missing(root)]
     if missing:
         names = ", ".join(task.task_id for task in missing[:_SHOWN]) + (", ..." if len(missing) > _SHOWN else "")
