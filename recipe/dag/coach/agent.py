@@ -1,7 +1,8 @@
 """The coach: an agent that scores the latest action of another node.
 
 Invariant: a verdict is what the coach wrote, on its template's scale, or {"failed": reason}; there is no third form.
-The truth is in a prompt only if the workflow declares it for the judged agent.
+The truth is in a prompt only if the workflow declares it for the judged agent. No text that a coach is shown can end
+its message: control tokens in it are broken.
 """
 
 from __future__ import annotations
@@ -128,7 +129,9 @@ class Coach(Agent):
 
     def _rendered(self, context: Context) -> str:
         judged, options = _judged_call(context, self._judges), self._options
-        return self._template.render(evidence(context, judged, options.keep, truth=judged.agent in options.truth_for))
+        values = evidence(context, judged, options.keep, truth=judged.agent in options.truth_for)
+        # the whole text: a control token may also arise where a value meets another one, or the template
+        return context.inert(self._template.render(values))
 
     def _missing(self, score: Score) -> list[str]:
         missing = ["process"] if score.process is None else []
@@ -140,7 +143,10 @@ class Coach(Agent):
         return [
             {"role": "user", "content": self._options.keep.tail(self._rendered(context))},
             # servers refuse an empty message
-            {"role": "assistant", "content": self._options.keep.tail(context.call.text) or "(no answer)"},
+            {
+                "role": "assistant",
+                "content": context.inert(self._options.keep.tail(context.call.text)) or "(no answer)",
+            },
             {"role": "user", "content": REFORMAT.format(lines=lines)},
         ]
 

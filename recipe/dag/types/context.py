@@ -11,6 +11,7 @@ from dataclasses import dataclass, field
 from typing import Any, cast
 
 from recipe.dag.errors import HookFault, UserError
+from recipe.dag.types.inert import inert
 from recipe.dag.types.record import Call, ToolResult
 
 Message = dict[str, Any]
@@ -88,6 +89,9 @@ class Context:
     read_by: Callable[[Call], str] = _prompt_text
     """`context.read_by(call)`: all that a visible call's model had read before its last generation, as it was rendered:
     its prompt, its earlier generations and the results of its tool calls."""
+    inert: Callable[[str], str] = inert
+    """`context.inert(text)`: the text in which the control tokens of this agent's model are broken (types/inert.py).
+    For texts of other models in a prompt, where such a token would end the message and begin another one."""
 
     @property
     def problem(self) -> str:
