@@ -149,6 +149,15 @@ def test_a_workflow_with_a_coach_is_valid(tmp_path):
         ({"options": ", truth_for: [solvr]"}, "truth_for: no agent `solvr`; did you mean `solver`?"),
         ({"options": ", scale: 5"}, "node score: scale: coach scores up to 5, not 10.0; correct one of them"),
         ({"args": ", scale: 100"}, "node score: scale: coach scores up to 10, not 100; correct one of them"),
+        (
+            {"args": ", outcome: 0.5"},
+            "node score: outcome: coach is not asked for an outcome, so solve would have no reward; give each coach "
+            "its weight, {coach: 0, ...}, or set `outcome: true` in the prompt_options of coach",
+        ),
+        (
+            {"args": ", outcome: {coach: 0.5}", "options": ", truth_for: [solver], outcome: false"},
+            "coach is not asked for an outcome",
+        ),
         ({"coaches": "{coach: other}"}, "node score: coaches: coach judges solve, not other"),
         ({"coaches": "{coatch: solve}"}, "no node of an agent `coatch`; did you mean `coach`?"),
         ({"coaches": "[coach]"}, "coaches is a mapping of each coach's node to the judged one: {coach: solve}"),
@@ -159,6 +168,18 @@ def test_mistakes_are_found_by_validate(tmp_path, keys, problem):
     file = yaml_of(tmp_path, **keys)
     done = CliRunner().invoke(app, ["validate", file])
     assert done.exit_code == 2 and problem in done.output and "Traceback" not in done.output
+
+
+@pytest.mark.parametrize(
+    ("options", "args"),
+    [
+        (", outcome: true", ", outcome: 0.5"),
+        (", truth_for: [solver]", ", outcome: {coach: 0.5}"),
+        ("", ", outcome: {coach: 0}"),
+    ],
+)
+def test_an_outcome_counts_if_it_is_asked_for(tmp_path, options, args):
+    check_coaches(load_workflow(yaml_of(tmp_path, options=options, args=args)))
 
 
 def test_validate_finds_mistakes_of_the_template(tmp_path):

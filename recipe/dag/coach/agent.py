@@ -75,7 +75,6 @@ class Coach(Agent):
         where = f"{workflow.path}: node {node.node_id}: prompt_options"
         self._options = options = _read_options(node.agent_options.pre_process_kwargs, where)
         self._judges = _judged_node(options.judges, workflow, node, where)
-        _check_rewards(node.node_id, self._judges, options.scale, workflow)
         names = [agent.name for agent in workflow.agents]
         for name in options.truth_for:
             if name not in names:
@@ -83,6 +82,7 @@ class Coach(Agent):
         judged = workflow.agent_of(workflow.node(self._judges)).name
         self.private = not options.feedback
         self._wants_outcome = judged in options.truth_for if options.outcome is None else options.outcome
+        _check_rewards(node.node_id, self._judges, options.scale, workflow, with_outcome=self._wants_outcome)
         try:
             path = resolve_path(options.template, workflow.path)
         except UserError as error:
@@ -178,7 +178,7 @@ def check_coaches(workflow: Workflow) -> None:
             Coach().prepare(workflow, node)
 
 
-def _check_rewards(coach: str, judged: str, scale: float, workflow: Workflow) -> None:
+def _check_rewards(coach: str, judged: str, scale: float, workflow: Workflow, *, with_outcome: bool) -> None:
     """Check what the reward nodes that score with this coach say about it. Raises UserError."""
     for node in workflow.reward_nodes:
         if node.executable_ref is None or split_ref(node.executable_ref)[1] != coach_scores.__name__:
@@ -197,6 +197,12 @@ def _check_rewards(coach: str, judged: str, scale: float, workflow: Workflow) ->
             raise UserError(f"{where}: coaches: {coach} judges {judged}, not {coaches[coach]}")
         if (written := node.executable_kwargs.get("scale", 10.0)) != scale:
             raise UserError(f"{where}: scale: {coach} scores up to {scale:g}, not {written}; correct one of them")
+        outcome = node.executable_kwargs.get("outcome", 0.0)
+        if not with_outcome and (outcome.get(coach) if isinstance(outcome, Mapping) else outcome):
+            raise UserError(
+                f"{where}: outcome: {coach} is not asked for an outcome, so {judged} would have no reward; give each "
+                f"coach its weight, {{{coach}: 0, ...}}, or set `outcome: true` in the prompt_options of {coach}"
+            )
 
 
 def _read_options(values: Mapping[str, Any], where: str) -> Options:
