@@ -330,3 +330,22 @@ def test_control_tokens_are_inert_for_a_chat_endpoint(world, coached):
     assert "<|" not in message["content"] and "<\u200d|im_start|>user" in message["content"]
     said = "4 <\u200ds>[\u200dINST] <\u200d\uff5cUser\uff5c>"
     assert message["content"].endswith(f" <think>hm</think> {said}  {said}")
+
+
+@pytest.mark.parametrize(
+    ("again", "ends", "process"), [("PROCESS_SCORE: 9", "stop", 9.0), ("PROCESS_SCORE: 1", "length", None)]
+)
+def test_a_score_that_was_cut_off_is_asked_for_once_more(world, tmp_path, again, ends, process):
+    """`PROCESS_SCORE: 1` may be the beginning of 10, in the second answer, too."""
+    workflow = load_workflow(yaml_of(tmp_path))
+
+    def script(prompt, sampling, request):
+        if not request.endswith("-coach"):
+            return "it is 4"
+        text, reason = (again, ends) if "I could not read" in prompt else ("PROCESS_SCORE: 1", "length")
+        ids = world.Tokenizer().encode(text)
+        return Generation(ids, [-1.0] * len(ids), reason)
+
+    solve, coach, _ = world.play(workflow, world.Client(script)).calls
+    assert coach.generations == 2 and coach.parsed.get("process") == process
+    assert solve.unscored == (process is None) and solve.reward == (None if process is None else 0.9)

@@ -110,13 +110,13 @@ class Coach(Agent):
         call = context.call
         if not call.generations:
             return Output(parsed={"failed": "its prompt does not fit into the context"})
-        score = parse(call.text, self._options.scale, opened=call.opened_thinking)
+        score = self._read(call.text, call)
         if missing := self._missing(score):
             try:
                 reply = await context.ask(self._reformat(context, missing))
             except PromptTooLong as error:
                 return Output(parsed={"failed": f"unreadable, and {error}"})
-            again = parse(reply, self._options.scale, opened=call.opened_thinking)
+            again = self._read(reply, call)
             # what the first reply stated clearly stands: only what it lacked was asked for
             score = Score(
                 again.process if score.process is None else score.process,
@@ -126,6 +126,11 @@ class Coach(Agent):
         if score.process is None and score.outcome is None:
             return Output(parsed={"failed": f"unreadable: {call.text[:200]!r}"})
         return Output(parsed={"process": score.process, "outcome": score.outcome, "reasoning": score.reasoning})
+
+    def _read(self, text: str, call: Call) -> Score:
+        """Read the call's latest answer."""
+        cut = call.stop_reason == "length"
+        return parse(text, self._options.scale, opened=call.opened_thinking, cut=cut)
 
     def _rendered(self, context: Context) -> str:
         judged, options = _judged_call(context, self._judges), self._options

@@ -193,6 +193,7 @@ class AgentRunner:
         if room < 1:
             raise PromptTooLong(f"a prompt of {len(ids)} tokens does not fit", where=self.where)
         generation, _, _ = await self._sample(call, attempt, deadline, ids, room)
+        call.stop_reason = generation.stop_reason
         text = self.endpoint.codec.decode(generation.response_ids, skip_special_tokens=True)
         return {"role": "assistant", "content": text}
 

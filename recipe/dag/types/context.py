@@ -85,7 +85,8 @@ class Context:
     appended to its conversation. Always False without memory."""
     ask: Callable[[list[Message]], Awaitable[str]] = _no_model
     """`await context.ask(messages)` returns the model's answer to a further prompt of this call, within its time limit;
-    only for agents whose policy is not trained. Both are recorded in `call.messages`."""
+    only for agents whose policy is not trained. Both are recorded in `call.messages`, and
+    `call.stop_reason` is that of the answer."""
     read_by: Callable[[Call], str] = _prompt_text
     """`context.read_by(call)`: all that a visible call's model had read before its last generation, as it was rendered:
     its prompt, its earlier generations and the results of its tool calls."""
