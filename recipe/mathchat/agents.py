@@ -146,9 +146,9 @@ def _call_of(context: Context, node: str) -> Call:
 
 
 def _last_output(context: Context, node: str) -> str | None:
-    """Return what the last program of `node` printed in this turn; None if it ran none."""
+    """Return what the last programs of `node` printed in this turn, be it nothing; None if it ran none."""
     for call in reversed(context.calls):
-        if call.node == node and call.turn == context.turn and call.parsed.get("output"):
+        if call.node == node and call.turn == context.turn and call.parsed.get("over") is False:
             return call.parsed["output"]
     return None
 

@@ -17,6 +17,7 @@ from recipe.dag.episode.rows import rows_of
 from recipe.dag.episode.runner import EpisodeRunner
 from recipe.dag.report.journal import Journal
 from recipe.dag.report.metrics import rollout_metrics
+from recipe.dag.types.inert import inert
 from recipe.dag.types.record import Episode
 from recipe.dag.workflow_file import load_workflow
 from tests.episode.openai_server import OpenAIServer, scattered
@@ -135,7 +136,7 @@ def test_the_coach_sees_all_that_the_agent_had_read_and_what_the_game_answered(p
     prompts = [body["messages"][0]["content"] for body in server.requests]
     guesses = [call for call in episode.calls if call.node == "guess"]
     for call, prompt in zip(guesses, prompts[:2], strict=True):
-        assert f"What it had read:\n{call.prompt_text.rstrip()}" in prompt
+        assert f"What it had read:\n{inert(call.prompt_text.rstrip())}" in prompt
     assert (
         "Which number?" in prompts[1]
         and "guess said: 40 (50 %)" in prompts[1]
@@ -277,4 +278,4 @@ def test_what_is_trained_on_are_the_sampled_tokens_and_not_their_text(play, worl
         episode = play(server)
     rows = {(row.node, row.round): row for row in rows_of([episode], merge=False)}
     assert rows["guess", 1].response_ids == [*spelled, 2]
-    assert f"The action that you judge:\n{END} 41 (80 %)" in server.requests[1]["messages"][0]["content"]
+    assert f"The action that you judge:\n{inert(END)} 41 (80 %)" in server.requests[1]["messages"][0]["content"]

@@ -60,6 +60,12 @@ def test_a_verdict_must_have_what_counts(verdict, weights, reward):
     assert scored(acts("a"), judges("coach", **verdict), **weights) == {"a_agent": [expected]}
 
 
+def test_a_verdict_without_what_counts_is_a_failed_one():
+    episode = episode_of(acts("a"), judges("coach", process=8.0, outcome=None))
+    coach_scores(episode, coaches={"coach": "a"}, outcome=0.5)
+    assert episode.info == {"coach/a_agent/count": 0, "coach/a_agent/failed": 1}
+
+
 @pytest.mark.parametrize("value", [11.0, -0.5, float("nan"), "8"])
 def test_a_score_that_is_not_on_the_scale_is_an_error_and_not_a_reward(value):
     with pytest.raises(RewardFault, match="is not between 0 and 10; is `scale` that of the template"):

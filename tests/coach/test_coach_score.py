@@ -37,6 +37,34 @@ def test_a_score_is_read_in_every_form(form, number, total):
     assert parse(form.format(shown(number) + total)).process == pytest.approx(number, abs=1e-6)
 
 
+@pytest.mark.parametrize(
+    ("text", "score"),
+    [
+        ("4 (out of 5)", 8.0),
+        ("5 [/5]", 10.0),
+        ("4 (/5)", 8.0),
+        ("**4** (**out of 5**)", 8.0),
+        ("7 (of the formula)", 7.0),
+    ],
+)
+def test_a_denominator_in_brackets_is_read(text, score):
+    assert parse(f"PROCESS_SCORE: {text}").process == score
+
+
+@pytest.mark.parametrize("rest", ["1", "8", "8.", "8 ", "8/", "8/1", "8 out", "8 out of 1", "8 (", "8 -", "**8", "8 t"])
+def test_a_score_that_a_limit_may_have_cut_is_not_read(rest):
+    text = f"PROCESS_SCORE: 3\nRather, PROCESS_SCORE: {rest}"
+    assert parse(text).process is not None
+    assert parse(text, cut=True).process is None
+    assert parse(f"OUTCOME_SCORE: {rest}", cut=True).outcome is None
+    assert parse(f"ANSWER_CORRECT: {rest}", cut=True).outcome is None
+
+
+@pytest.mark.parametrize("rest", ["8\n", "8\nREASONING: I", "8 since", '8, "reasoning": "I'])
+def test_a_score_that_is_complete_is_read_from_a_text_that_was_cut(rest):
+    assert parse(f"PROCESS_SCORE: {rest}", cut=True).process == 8.0
+
+
 @given(FORMS, FORMS, NUMBERS, NUMBERS)
 def test_the_last_statement_holds(first, second, one, other):
     text = f"{first.format(shown(one))}\nNo, rather:\n{second.format(shown(other))}"

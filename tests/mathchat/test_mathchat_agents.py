@@ -86,8 +86,8 @@ def test_the_coder_reads_the_solution_first_and_then_only_what_its_program_print
 def test_the_verifier_reads_all_outputs_or_the_code_agents_only():
     calls = (
         call("solve", "idea"),
-        call("code", "prog", output="41"),
-        call("code", "It is 41.", round_index=1, output=""),
+        call("code", "prog", over=False, output="41"),
+        call("code", "It is 41.", round_index=1, over=True, output=""),
     )
     view = context("verify", *calls)
     both = Verifier().prompt(view, token_limit=9)[-1]["content"]
@@ -95,8 +95,16 @@ def test_the_verifier_reads_all_outputs_or_the_code_agents_only():
         assert shown in both
     published = Verifier().prompt(view, token_limit=9, solver=None)[-1]["content"]
     assert "idea" not in published and "printed:\n41" in published
-    without = Verifier().prompt(context("verify", calls[0], call("code", "I guess", output="")), token_limit=9)
+    without = Verifier().prompt(
+        context("verify", calls[0], call("code", "I guess", over=True, output="")), token_limit=9
+    )
     assert "printed:" not in without[-1]["content"]
+
+
+def test_the_verifier_is_shown_the_last_programs_output_and_no_older_one():
+    runs = call("code", "prog", over=False, output="41"), call("code", "x = 1", round_index=1, over=False, output="")
+    shown = Verifier().prompt(context("verify", call("solve"), *runs), token_limit=9)[-1]["content"]
+    assert "printed:" in shown and "41" not in shown
 
 
 @pytest.mark.parametrize(("hand_over", "seen"), [("all", True), ("answer", False)])

@@ -1,7 +1,8 @@
 """The coach: an agent that scores the latest action of another node.
 
 Invariant: a verdict is what the coach wrote, on its template's scale, or {"failed": reason}; there is no third form.
-The truth is in a prompt only if the workflow declares it for the judged agent.
+The truth is in a prompt only if the workflow declares it for the judged agent. No text that a coach is shown can end
+its message: control tokens in it are broken.
 """
 
 from __future__ import annotations
@@ -74,7 +75,6 @@ class Coach(Agent):
         where = f"{workflow.path}: node {node.node_id}: prompt_options"
         self._options = options = _read_options(node.agent_options.pre_process_kwargs, where)
         self._judges = _judged_node(options.judges, workflow, node, where)
-        _check_rewards(node.node_id, self._judges, options.scale, workflow)
         names = [agent.name for agent in workflow.agents]
         for name in options.truth_for:
             if name not in names:
@@ -82,6 +82,7 @@ class Coach(Agent):
         judged = workflow.agent_of(workflow.node(self._judges)).name
         self.private = not options.feedback
         self._wants_outcome = judged in options.truth_for if options.outcome is None else options.outcome
+        _check_rewards(node.node_id, self._judges, options.scale, workflow, with_outcome=self._wants_outcome)
         try:
             path = resolve_path(options.template, workflow.path)
         except UserError as error:
@@ -109,13 +110,13 @@ class Coach(Agent):
         call = context.call
         if not call.generations:
             return Output(parsed={"failed": "its prompt does not fit into the context"})
-        score = parse(call.text, self._options.scale, opened=call.opened_thinking)
+        score = self._read(call.text, call)
         if missing := self._missing(score):
             try:
                 reply = await context.ask(self._reformat(context, missing))
             except PromptTooLong as error:
                 return Output(parsed={"failed": f"unreadable, and {error}"})
-            again = parse(reply, self._options.scale, opened=call.opened_thinking)
+            again = self._read(reply, call)
             # what the first reply stated clearly stands: only what it lacked was asked for
             score = Score(
                 again.process if score.process is None else score.process,
@@ -126,9 +127,16 @@ class Coach(Agent):
             return Output(parsed={"failed": f"unreadable: {call.text[:200]!r}"})
         return Output(parsed={"process": score.process, "outcome": score.outcome, "reasoning": score.reasoning})
 
+    def _read(self, text: str, call: Call) -> Score:
+        """Read the call's latest answer."""
+        cut = call.stop_reason == "length"
+        return parse(text, self._options.scale, opened=call.opened_thinking, cut=cut)
+
     def _rendered(self, context: Context) -> str:
         judged, options = _judged_call(context, self._judges), self._options
-        return self._template.render(evidence(context, judged, options.keep, truth=judged.agent in options.truth_for))
+        values = evidence(context, judged, options.keep, truth=judged.agent in options.truth_for)
+        # the whole text: a control token may also arise where a value meets another one, or the template
+        return context.inert(self._template.render(values))
 
     def _missing(self, score: Score) -> list[str]:
         missing = ["process"] if score.process is None else []
@@ -140,7 +148,10 @@ class Coach(Agent):
         return [
             {"role": "user", "content": self._options.keep.tail(self._rendered(context))},
             # servers refuse an empty message
-            {"role": "assistant", "content": self._options.keep.tail(context.call.text) or "(no answer)"},
+            {
+                "role": "assistant",
+                "content": context.inert(self._options.keep.tail(context.call.text)) or "(no answer)",
+            },
             {"role": "user", "content": REFORMAT.format(lines=lines)},
         ]
 
@@ -172,7 +183,7 @@ def check_coaches(workflow: Workflow) -> None:
             Coach().prepare(workflow, node)
 
 
-def _check_rewards(coach: str, judged: str, scale: float, workflow: Workflow) -> None:
+def _check_rewards(coach: str, judged: str, scale: float, workflow: Workflow, *, with_outcome: bool) -> None:
     """Check what the reward nodes that score with this coach say about it. Raises UserError."""
     for node in workflow.reward_nodes:
         if node.executable_ref is None or split_ref(node.executable_ref)[1] != coach_scores.__name__:
@@ -191,6 +202,12 @@ def _check_rewards(coach: str, judged: str, scale: float, workflow: Workflow) ->
             raise UserError(f"{where}: coaches: {coach} judges {judged}, not {coaches[coach]}")
         if (written := node.executable_kwargs.get("scale", 10.0)) != scale:
             raise UserError(f"{where}: scale: {coach} scores up to {scale:g}, not {written}; correct one of them")
+        outcome = node.executable_kwargs.get("outcome", 0.0)
+        if not with_outcome and (outcome.get(coach) if isinstance(outcome, Mapping) else outcome):
+            raise UserError(
+                f"{where}: outcome: {coach} is not asked for an outcome, so {judged} would have no reward; give each "
+                f"coach its weight, {{{coach}: 0, ...}}, or set `outcome: true` in the prompt_options of {coach}"
+            )
 
 
 def _read_options(values: Mapping[str, Any], where: str) -> Options:

@@ -43,7 +43,8 @@ def coach_scores(
     verdict belongs to the node's last call, and the earlier ones of the turn get 0.0. The rewards of several coaches of
     one node are added.
 
-    `episode.info` gets `coach/<agent>/mean` (of PROCESS_SCORE / scale), `/count` (verdicts) and `/failed`.
+    `episode.info` gets `coach/<agent>/mean` (of PROCESS_SCORE / scale), `/count` (verdicts) and `/failed`
+    (calls without one that can be scored).
 
     coaches: coach's node id -> judged node id.
     scale: the highest PROCESS_SCORE of the templates.
@@ -58,7 +59,8 @@ def coach_scores(
             earlier = rewards.get(key, 0.0)
             rewards[key] = None if reward is None or earlier is None else earlier + reward
             if not judgement.with_later:
-                scores.setdefault(judgement.call.agent, []).append(judgement.process)
+                # a verdict that lacks what counts is as good as none
+                scores.setdefault(judgement.call.agent, []).append(None if reward is None else judgement.process)
     for agent, judged_scores in scores.items():
         read = [score for score in judged_scores if score is not None]
         episode.info |= {f"coach/{agent}/mean": fmean(read)} if read else {}

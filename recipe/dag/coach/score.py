@@ -17,9 +17,11 @@ _NUMBER = r"[-+]?(?:\d+(?:[.,]\d+)?|\.\d+)(?:e[-+]?\d+)?"
 _WORD = r"nan|[-+]?inf(?:inity)?|n/?a|none|null|unknown|yes|no|true|false"
 # atomic, so that a number is never read in part
 _VALUE = rf"(?>(?P<value>{_NUMBER}|{_WORD}))(?!\w)(?P<percent>[ \t]*%)?+"
-_TOTAL = rf"(?:{_DECORATION}(?:/|out\s+of){_DECORATION}(?P<total>{_NUMBER}))?+"
+_TOTAL = rf"(?:{_DECORATION}[(\[]?{_DECORATION}(?:/|out\s+of){_DECORATION}(?P<total>{_NUMBER}))?+"
 _RANGE = rf"(?!{_DECORATION}(?:-|–|—|\.\.|to\b|or\b){_DECORATION}\d)"
 """`0-10` states the scale and is no score."""
+_MAY_GO_ON = re.compile(r"[^\w\n]*(?:o|ou|out|out\s+of?|or|t|to)?[^\w\n]*\Z", re.IGNORECASE)
+"""After a number: more of it, its denominator or the end of a range may follow."""
 
 
 def _pattern(label: str) -> re.Pattern[str]:
@@ -50,25 +52,26 @@ class Score:
     """The text after REASONING, or else the text around the scores."""
 
 
-def parse(text: str, scale: float = 10.0, *, opened: bool = False) -> Score:
+def parse(text: str, scale: float = 10.0, *, opened: bool = False, cut: bool = False) -> Score:
     """Read PROCESS_SCORE, OUTCOME_SCORE, ANSWER_CORRECT and REASONING, wherever they are in the answer, in any case and
     with Markdown around them; thoughts do not count. The last statement of a score holds.
 
     A fraction (`8/10`, `4 out of 5`) or a percentage is brought onto the scale. Numbers beyond the scale count as its
     end. scale: the highest PROCESS_SCORE. opened: the prompt opened a thought.
+    cut: a limit ended the text; a last statement that might have gone on cannot be read (`8`, of `8/10`).
     """
     text = after_thinking(text, opened=opened)
-    outcome = _last(_OUTCOME, text, 1.0)
+    outcome = _last(_OUTCOME, text, 1.0, cut)
     return Score(
-        process=_last(_PROCESS, text, scale),
-        outcome=_correct(text) if outcome is None else outcome,
+        process=_last(_PROCESS, text, scale, cut),
+        outcome=_correct(text, cut) if outcome is None else outcome,
         reasoning=_reasoning(text),
     )
 
 
-def _last(pattern: re.Pattern[str], text: str, scale: float) -> float | None:
+def _last(pattern: re.Pattern[str], text: str, scale: float, cut: bool) -> float | None:
     """Return the last score in the text, from 0 to `scale`."""
-    statement = _last_statement(pattern, text)
+    statement = _last_statement(pattern, text, cut)
     if statement is None:
         return None
     value, total = _number(statement["value"]), _number(statement["total"])
@@ -81,15 +84,16 @@ def _last(pattern: re.Pattern[str], text: str, scale: float) -> float | None:
     return min(max(value, 0.0), scale) if math.isfinite(value) else None
 
 
-def _last_statement(pattern: re.Pattern[str], text: str) -> re.Match[str] | None:
+def _last_statement(pattern: re.Pattern[str], text: str, cut: bool) -> re.Match[str] | None:
     # a number at the start of a later line may begin a list, unless it is all of that line
     statements = [m for m in pattern.finditer(text) if "\n" not in m["gap"] or not re.search(r"\w", m["rest"])]
-    return statements[-1] if statements else None
+    # an earlier statement does not hold either: the last one takes its place
+    return statements[-1] if statements and not (cut and _MAY_GO_ON.match(text, statements[-1].end())) else None
 
 
-def _correct(text: str) -> float | None:
+def _correct(text: str, cut: bool) -> float | None:
     """Return the last ANSWER_CORRECT, 0.0 or 1.0."""
-    statement = _last_statement(_CORRECT, text)
+    statement = _last_statement(_CORRECT, text, cut)
     if statement is None or statement["total"] or statement["percent"]:
         return None
     word = statement["value"].lower()

@@ -36,6 +36,7 @@ from recipe.dag.episode.tool_loop import (
 from recipe.dag.episode.toolset import Toolset
 from recipe.dag.errors import EnvFault, Fault, HookFault, TimeoutFault, UserError, boundary
 from recipe.dag.types.context import Context, Message
+from recipe.dag.types.inert import inert_for
 from recipe.dag.types.record import PROMPT_TEXT, Call, Episode, Generation, ToolResult
 from recipe.dag.types.thoughts import OPEN_TAG, ends_in_thought
 from recipe.dag.types.tool import Tool
@@ -77,6 +78,7 @@ class AgentRunner:
         self.hooks = load_hooks(node.spec, workflow)
         self.limits = workflow.episode
         self.where = f"node {node.id}"
+        self.inert = inert_for(endpoint.tokenizer)
         self._template_tools: list[dict[str, Any]] | None = None
         """Schemas that the chat template renders."""
         self._end_of_turn: int | None = None
@@ -191,6 +193,7 @@ class AgentRunner:
         if room < 1:
             raise PromptTooLong(f"a prompt of {len(ids)} tokens does not fit", where=self.where)
         generation, _, _ = await self._sample(call, attempt, deadline, ids, room)
+        call.stop_reason = generation.stop_reason
         text = self.endpoint.codec.decode(generation.response_ids, skip_special_tokens=True)
         return {"role": "assistant", "content": text}
 

@@ -255,6 +255,7 @@ class Rollout:
         context = self._context(runner.node, call.round, turn, seen, call_tool)
         context.ask = partial(runner.ask, call, self._attempt)
         context.read_by = self._read_by
+        context.inert = runner.inert
         return context
 
     async def _play(self, runner: AgentRunner, call: Call, context: Context, seen: View) -> HookResult:

@@ -11,6 +11,7 @@ from dataclasses import dataclass, field
 from typing import Any, cast
 
 from recipe.dag.errors import HookFault, UserError
+from recipe.dag.types.inert import inert
 from recipe.dag.types.record import Call, ToolResult
 
 Message = dict[str, Any]
@@ -84,10 +85,14 @@ class Context:
     appended to its conversation. Always False without memory."""
     ask: Callable[[list[Message]], Awaitable[str]] = _no_model
     """`await context.ask(messages)` returns the model's answer to a further prompt of this call, within its time limit;
-    only for agents whose policy is not trained. Both are recorded in `call.messages`."""
+    only for agents whose policy is not trained. Both are recorded in `call.messages`, and
+    `call.stop_reason` is that of the answer."""
     read_by: Callable[[Call], str] = _prompt_text
     """`context.read_by(call)`: all that a visible call's model had read before its last generation, as it was rendered:
     its prompt, its earlier generations and the results of its tool calls."""
+    inert: Callable[[str], str] = inert
+    """`context.inert(text)`: the text in which the control tokens of this agent's model are broken (types/inert.py).
+    For texts of other models in a prompt, where such a token would end the message and begin another one."""
 
     @property
     def problem(self) -> str:

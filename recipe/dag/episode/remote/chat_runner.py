@@ -121,7 +121,9 @@ class ChatRunner(AgentRunner):
                 return
 
     async def _reply(self, call: Call, attempt: Attempt, messages: list[Message], deadline: float) -> Message:
-        return (await self._complete(call, attempt, deadline, messages)).message
+        answer = await self._complete(call, attempt, deadline, messages)
+        call.stop_reason = answer.stop_reason
+        return answer.message
 
     def read_by(self, call: Call) -> str:
         """Return the text of all that the call's model had read before its last generation."""
