@@ -6,7 +6,6 @@ puts there; the mask tells them apart. Prompt and response together never exceed
 
 from __future__ import annotations
 
-import asyncio
 import json
 import time
 from collections.abc import AsyncIterator, Callable, Sequence
@@ -25,6 +24,7 @@ from recipe.dag.episode.remote.transport import PromptTooLong
 from recipe.dag.episode.remote.usage import added
 from recipe.dag.episode.seeds import generation_seed
 from recipe.dag.episode.tasks import limited
+from recipe.dag.episode.time_limit import TimeLimit, innermost
 from recipe.dag.episode.tool_loop import (
     Request,
     argument_between_tags,
@@ -119,25 +119,25 @@ class AgentRunner:
     async def run(self, call: Call, context: Context, attempt: Attempt, transcript: str | None) -> HookResult:
         """Fill `call` in. `transcript`: the text that a hook in the token-level form gets as prompt_ids in place of the
         sample's messages. Raises Faults; the call then holds everything up to the failure."""
-        async with self.timed(call, attempt) as deadline:
+        async with self.timed(call, attempt) as limit:
             await self.prompt(call, context, attempt, transcript)
-            return await self.finish(call, context, attempt, deadline)
+            return await self.finish(call, context, attempt, limit)
 
     @asynccontextmanager
-    async def timed(self, call: Call, attempt: Attempt) -> AsyncIterator[float]:
-        """Limit the time of the call, and yield its end on the loop's clock."""
+    async def timed(self, call: Call, attempt: Attempt) -> AsyncIterator[TimeLimit]:
+        """Limit the time of the call."""
         started = time.perf_counter()
         if not call.start_seconds:
             call.start_seconds = started - attempt.started
         try:
-            async with limited(self.limits.call_timeout_s, TimeoutFault, "the call", self.where):
-                yield asyncio.get_running_loop().time() + self.limits.call_timeout_s
+            async with limited(self.limits.call_timeout_s, TimeoutFault, "the call", self.where) as limit:
+                yield limit
         finally:
             call.seconds += time.perf_counter() - started
 
-    async def finish(self, call: Call, context: Context, attempt: Attempt, deadline: float) -> HookResult:
+    async def finish(self, call: Call, context: Context, attempt: Attempt, limit: TimeLimit) -> HookResult:
         """Fill in the rest of a call that has its prompt."""
-        await self._respond(call, attempt, deadline)
+        await self._respond(call, attempt, limit)
         if call.candidate is None:
             self.remember(call, attempt)
         context.call = call
@@ -177,22 +177,24 @@ class AgentRunner:
                 f"{self.where}: context.ask is for agents whose policy is not trained, and policy {self.agent.policy} "
                 "is; make the request a node"
             )
-        elapsed = time.perf_counter() - attempt.started - call.start_seconds
-        deadline = asyncio.get_running_loop().time() + max(self.limits.call_timeout_s - elapsed, 0.001)
+        limit = innermost()
+        if limit is None:  # a hook that asks from a thread of its own
+            elapsed = time.perf_counter() - attempt.started - call.start_seconds
+            limit = TimeLimit(self.limits.call_timeout_s - elapsed)
         with boundary(HookFault, self.where):
             sent = json.loads(json.dumps(list(messages)))
-        answer = await self._reply(call, attempt, sent, deadline)
+        answer = await self._reply(call, attempt, sent, limit)
         # a prompt that goes on from the recorded messages is not recorded twice
         earlier = len(call.messages) if sent[: len(call.messages)] == call.messages else 0
         call.messages += [*sent[earlier:], answer]
         return answer.get("content") or ""
 
-    async def _reply(self, call: Call, attempt: Attempt, messages: list[Message], deadline: float) -> Message:
+    async def _reply(self, call: Call, attempt: Attempt, messages: list[Message], limit: TimeLimit) -> Message:
         ids = await self._render(messages)
         room = self.endpoint.max_model_len - len(ids)
         if room < 1:
             raise PromptTooLong(f"a prompt of {len(ids)} tokens does not fit", where=self.where)
-        generation, _, _ = await self._sample(call, attempt, deadline, ids, room)
+        generation, _, _ = await self._sample(call, attempt, limit, ids, room)
         call.stop_reason = generation.stop_reason
         text = self.endpoint.codec.decode(generation.response_ids, skip_special_tokens=True)
         return {"role": "assistant", "content": text}
@@ -269,7 +271,7 @@ class AgentRunner:
                 endpoint.codec, endpoint.tokenizer, messages, tools=self._template_tools, **options
             )
 
-    async def _respond(self, call: Call, attempt: Attempt, deadline: float) -> None:
+    async def _respond(self, call: Call, attempt: Attempt, limit: TimeLimit) -> None:
         loop, decode = self.agent.tool_loop, self.endpoint.codec.decode
         if not self._fits(call, attempt.episode):
             return
@@ -277,7 +279,7 @@ class AgentRunner:
         invalid_streak = 0
         while True:
             call.opened_thinking = thinking
-            generation, stopped = await self._generate(call, attempt, deadline)
+            generation, stopped = await self._generate(call, attempt, limit)
             call.text = decode(generation.response_ids, skip_special_tokens=True)
             ended = self._end_of_turn is not None and generation.response_ids[-1:] == [self._end_of_turn]
             if loop is None or generation.stop_reason != "stop" or not (ended or stopped):
@@ -333,11 +335,11 @@ class AgentRunner:
         # A stop string ends the generation before the token that ends the turn.
         return ([] if ended else [self._end_of_turn]) + await self._continuation(messages)
 
-    async def _generate(self, call: Call, attempt: Attempt, deadline: float) -> tuple[Generation, bool]:
+    async def _generate(self, call: Call, attempt: Attempt, limit: TimeLimit) -> tuple[Generation, bool]:
         """Append one generation to `call`; return it, and whether a stop string ended it."""
         ids = call.prompt_ids + call.response_ids
         earlier, version = call.generations, call.weight_version
-        generation, stopped, temperature = await self._sample(call, attempt, deadline, ids, self._room(call))
+        generation, stopped, temperature = await self._sample(call, attempt, limit, ids, self._room(call))
         _append(call, generation.response_ids, generation.log_probs, sampled=1)
         call.stop_reason, call.temperature = generation.stop_reason, temperature
         # A call counts as old as its oldest weights: staleness is computed from them.
@@ -345,7 +347,7 @@ class AgentRunner:
         return generation, stopped
 
     async def _sample(
-        self, call: Call, attempt: Attempt, deadline: float, prompt_ids: list[int], room: int
+        self, call: Call, attempt: Attempt, limit: TimeLimit, prompt_ids: list[int], room: int
     ) -> tuple[Generation, bool, float]:
         """Return one generation of at most `room` tokens, whether a stop string ended it, and its temperature; count it
         in `call`."""
@@ -361,7 +363,7 @@ class AgentRunner:
                 f"{episode.uid}-{episode.index}-{agent.name}",
                 prompt_ids,
                 sampling,
-                deadline=deadline,
+                deadline=limit.end,
                 limit_s=self.limits.generation_timeout_s,
                 where=f"{self.where}, policy {agent.policy}",
                 faults=episode.faults,

@@ -86,8 +86,8 @@ async def run_candidates(
         context.continues = contexts[0].continues
 
     async def answer(call: Call, context: Context) -> HookResult:
-        async with runner.timed(call, attempt) as deadline:
-            return await runner.finish(call, context, attempt, deadline)
+        async with runner.timed(call, attempt) as limit:
+            return await runner.finish(call, context, attempt, limit)
 
     return await together(map(answer, calls, contexts))
 

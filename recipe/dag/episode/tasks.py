@@ -15,6 +15,7 @@ from contextlib import asynccontextmanager
 from typing import Any, TypeVar
 
 from recipe.dag.episode.threads import WorkerThreads
+from recipe.dag.episode.time_limit import TimeLimit
 from recipe.dag.errors import Fault
 
 log = logging.getLogger(__name__)
@@ -80,14 +81,15 @@ def _failed(task: asyncio.Task) -> bool:
 
 
 @asynccontextmanager
-async def limited(seconds: float, fault: type[Fault], what: str, where: str = "") -> AsyncIterator[None]:
-    """Cancel the body after `seconds` and raise `fault`. A TimeoutError that the body itself raises passes through."""
-    scope = asyncio.timeout(seconds)
+async def limited(seconds: float, fault: type[Fault], what: str, where: str = "") -> AsyncIterator[TimeLimit]:
+    """Cancel the body after `seconds`, in which `time_limit.waiting` does not count, and raise `fault`. A TimeoutError
+    that the body itself raises passes through."""
+    limit = TimeLimit(seconds)
     try:
-        async with scope:
-            yield
+        async with limit.running():
+            yield limit
     except TimeoutError as error:
-        if not scope.expired():
+        if not limit.expired:
             raise
         raise fault(f"{what} took longer than {seconds:.3g} s", where=where, time_limit=True) from error
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import threading
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
@@ -44,6 +45,8 @@ if TYPE_CHECKING:
 logger = logging.getLogger(__name__)
 REMOTE_PROGRAMS = 64
 """Programs at once on a server of the user, if the configuration sets no other number."""
+SAVE_SPENT_S = 2.0
+"""Seconds between two writes of what the API policies have consumed: what a killed run can forget."""
 
 
 async def start_policies(
@@ -140,6 +143,10 @@ class Toolbox:
     """The API policies."""
     folder: str = ""
     """The run's output folder."""
+    _saving: asyncio.Task[None] | None = None
+    """Writes what the API policies have consumed while they consume it."""
+    _save_lock: threading.Lock = field(default_factory=threading.Lock, repr=False)
+    """An older count must not replace a newer one."""
 
     @classmethod
     async def open(
@@ -190,6 +197,8 @@ class Toolbox:
         tools |= built_in_tools(workflow, box.client, interpreter_defaults(run)) if built_in else {}
         box.tools = limited_tools(workflow, tools)
         await check_tools(box.tools)
+        if box.remotes is not None and box.remotes.specs:
+            box._saving = asyncio.create_task(box._keep_spent(), name="save-api-usage")
         return box
 
     async def start_processes(
@@ -249,9 +258,36 @@ class Toolbox:
 
     def save_spent(self) -> None:
         """Write what the API policies have consumed into the output folder."""
-        write_api_usage(self.folder, self.spent())
+        with self._save_lock:
+            write_api_usage(self.folder, self.spent())
+
+    async def _keep_spent(self) -> None:
+        """Save what was spent every few seconds, since a run that is killed cannot do so at its end."""
+        saved, failing = self.spent(), False
+        while True:
+            await asyncio.sleep(SAVE_SPENT_S)
+            if (spent := self.spent()) == saved:
+                continue
+            try:
+                await asyncio.to_thread(self.save_spent)
+            except OSError as error:
+                if not failing:
+                    logger.warning("%s was not written, and is tried again: %s", NAME, error)
+                failing = True
+            else:
+                saved, failing = spent, False
+
+    async def _end_saving(self) -> None:
+        if self._saving is None:
+            return
+        self._saving.cancel()
+        (error,) = await asyncio.gather(self._saving, return_exceptions=True)
+        if isinstance(error, Exception):
+            logger.warning("%s was not written while the run went on: %s", NAME, error)
+        self._saving = None
 
     async def close(self) -> None:
+        await self._end_saving()
         try:
             if self.processes is not None:
                 await self.processes.close()

@@ -117,7 +117,20 @@ def test_an_open_circuit_has_one_probe_and_closes_by_it_alone(events):
 def test_a_pace_spaces_requests_and_saves_up_nothing():
     clock = Clock()
     pace = Pace(60.0, clock)
-    assert [pace.reserve() for _ in range(3)] == [0.0, 1.0, 2.0]
+    assert [pace.reserve() for _ in range(3)] == [100.0, 101.0, 102.0]
     clock.now += 100.0
-    assert [pace.reserve() for _ in range(2)] == [0.0, 1.0]
-    assert Pace(None, clock).reserve() == 0.0
+    assert [pace.reserve() for _ in range(2)] == [200.0, 201.0]
+    assert [Pace(None, clock).reserve() for _ in range(2)] == [200.0, 200.0]
+
+
+def test_slots_that_are_given_back_are_used_again_and_no_two_requests_share_one():
+    clock = Clock()
+    pace = Pace(60.0, clock)
+    slots = [pace.reserve() for _ in range(8)]
+    clock.now += 2.5
+    for slot in (slots[2], *slots[4:]):  # the first of them has passed
+        pace.give_back(slot)
+    assert [pace.reserve() for _ in range(5)] == [104.0, 105.0, 106.0, 107.0, 108.0]
+    pace.give_back(106.0)
+    clock.now += 50.0
+    assert pace.reserve() == clock.now

@@ -7,6 +7,7 @@ it opened or closed say nothing about the server as it is now.
 
 from __future__ import annotations
 
+import heapq
 import threading
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -108,12 +109,22 @@ class Pace:
     per_minute: float | None
     clock: Clock
     _next: float = float("-inf")
+    _returned: list[float] = field(default_factory=list)
+    """A heap of the slots before `_next` that were not used."""
 
     def reserve(self) -> float:
-        """Reserve the next slot and return the seconds until it."""
-        if self.per_minute is None:
-            return 0.0
+        """Reserve the first free slot and return its time on the clock."""
         now = self.clock()
+        if self.per_minute is None:
+            return now
+        while self._returned:
+            if (slot := heapq.heappop(self._returned)) >= now:
+                return slot
         slot = max(now, self._next)
         self._next = slot + 60.0 / self.per_minute
-        return slot - now
+        return slot
+
+    def give_back(self, slot: float) -> None:
+        """Free a slot that was reserved and is not used, unless its time has passed."""
+        if self.per_minute is not None and slot > self.clock():
+            heapq.heappush(self._returned, slot)

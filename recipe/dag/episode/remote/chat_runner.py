@@ -8,7 +8,6 @@ training row. A tool call is read from `tool_calls`, or from the text if the ser
 
 from __future__ import annotations
 
-import asyncio
 import json
 import time
 from collections.abc import Sequence
@@ -23,6 +22,7 @@ from recipe.dag.episode.hooks import is_messages
 from recipe.dag.episode.remote.clients import ChatAnswer, ChatEndpoint
 from recipe.dag.episode.remote.transport import PromptTooLong
 from recipe.dag.episode.remote.usage import added
+from recipe.dag.episode.time_limit import TimeLimit
 from recipe.dag.episode.tool_loop import requests_in
 from recipe.dag.errors import EnvFault, HookFault, UserError, boundary, described
 from recipe.dag.types.context import Context, Message
@@ -86,11 +86,11 @@ class ChatRunner(AgentRunner):
             # a copy, so that the record neither shares the hook's objects nor holds what has no JSON form
             return [*earlier, *json.loads(json.dumps(new))]
 
-    async def _respond(self, call: Call, attempt: Attempt, deadline: float) -> None:
+    async def _respond(self, call: Call, attempt: Attempt, limit: TimeLimit) -> None:
         loop, invalid_streak = self.agent.tool_loop, 0
         while True:
             try:
-                answer = await self._complete(call, attempt, deadline, call.messages)
+                answer = await self._complete(call, attempt, limit, call.messages)
             except PromptTooLong:
                 info = attempt.episode.info
                 info["prompt_too_long"] = info.get("prompt_too_long", 0) + 1
@@ -120,8 +120,8 @@ class ChatRunner(AgentRunner):
                 call.stop_reason, call.ended_in_tool_call = "invalid_calls", True
                 return
 
-    async def _reply(self, call: Call, attempt: Attempt, messages: list[Message], deadline: float) -> Message:
-        answer = await self._complete(call, attempt, deadline, messages)
+    async def _reply(self, call: Call, attempt: Attempt, messages: list[Message], limit: TimeLimit) -> Message:
+        answer = await self._complete(call, attempt, limit, messages)
         call.stop_reason = answer.stop_reason
         return answer.message
 
@@ -134,17 +134,16 @@ class ChatRunner(AgentRunner):
         last = max((i for i in answers if (call.messages[i]["content"] or "") == said), default=answers[-1])
         return as_text(call.messages[:last])
 
-    async def _complete(self, call: Call, attempt: Attempt, deadline: float, messages: list[Message]) -> ChatAnswer:
+    async def _complete(self, call: Call, attempt: Attempt, limit: TimeLimit, messages: list[Message]) -> ChatAnswer:
         """Return the model's next message; count it in the call."""
         sampling = sampling_of(self.agent, attempt.validate)
         sampling["seed"] = self._seed(call, attempt)
-        remaining = max(deadline - asyncio.get_running_loop().time(), 0.001)
         started = time.perf_counter()
         try:
             answer = await self._chat.complete(
                 messages,
                 sampling,
-                timeout_s=self.limits.generation_timeout_s or remaining / 2,
+                timeout_s=self.limits.generation_timeout_s or limit.left_s / 2,
                 tools=self._template_tools,
                 template=self.agent.chat_template_kwargs,
             )

@@ -3,7 +3,8 @@
 Invariant: what may pass (lost connections, time-outs, overload) is repeated a bounded number of times and ends as a
 ModelServerFault; what would recur for every request (a wrong key, an unknown model) is a UserError. The key leaves this
 module in a header only: it is removed from every text that a server or library sends back. What an answer cost is
-counted before another request takes its slot.
+counted before another request takes its slot. A request that waits for a slot or for the rate has not started: no time
+limit runs on.
 """
 
 from __future__ import annotations
@@ -24,6 +25,7 @@ from recipe.dag.episode.remote.breaker import CircuitBreaker, Entry, Pace
 from recipe.dag.episode.remote.ledger import Account, BudgetError, BudgetFault
 from recipe.dag.episode.remote.openai import OpenAIWire
 from recipe.dag.episode.remote.wire import Refusal, Wire
+from recipe.dag.episode.time_limit import waiting
 from recipe.dag.errors import ModelServerFault, UserError
 from recipe.dag.tools.web import retry_after
 from recipe.dag.types.model import Api
@@ -182,10 +184,14 @@ class Transport:
         connection, patience_s = self._connection(), self._api.max_wait_s
         while True:
             patience_s = await self._until_probe(patience_s)
-            async with connection.slots:
+            with waiting():
+                await connection.slots.acquire()
+            try:
                 entry = await self._enter()
                 if entry is not None:
                     return await self._counted(entry, request, connection.http)
+            finally:
+                connection.slots.release()
             # the circuit opened while this request waited for its turn
 
     async def _until_probe(self, patience_s: float) -> float:
@@ -207,9 +213,12 @@ class Transport:
         entry = self.breaker.enter()
         if entry is None:
             return None
+        slot = self._pace.reserve()
         try:
-            await asyncio.sleep(self._pace.reserve())
+            with waiting():
+                await asyncio.sleep(max(slot - self._clock(), 0.0))
         except BaseException:
+            self._pace.give_back(slot)
             self.breaker.gave_up(entry)
             raise
         return entry if self.breaker.admits(entry) else None
