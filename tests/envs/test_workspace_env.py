@@ -206,6 +206,9 @@ def test_a_pickle_that_ends_its_check_fails_it(local, make, problem):
     ("line", "problem"),
     [
         ('[[99, "x"]]', "its check was disturbed"),
+        ('[[-1, "x"]]', "its check was disturbed"),
+        ('[[Infinity, "x"]]', "its check was disturbed"),
+        ('[[true, "x"]]', "its check was disturbed"),
         ('{"a": 1}', "its check was disturbed"),
         ("[1]", "its check was disturbed"),
         ("[" * 100_000, "its check was disturbed"),
