@@ -129,11 +129,12 @@ class Checks:
             return dict.fromkeys(patterns, f"its check {how}")
         try:
             results = json.loads(line.partition("\n")[0])
-            found = {self._artifacts[int(number)].pattern: _line(problem) for number, problem in results if problem}
-        except (ValueError, TypeError, IndexError, RecursionError):
             # A pickle that the check loads can write what it likes.
+            if not all(type(number) is int and 0 <= number < len(self._artifacts) for number, _ in results):
+                raise ValueError("no artifact has this number")
+            return {self._artifacts[number].pattern: _line(problem) for number, problem in results if problem}
+        except (ValueError, TypeError, RecursionError):
             return dict.fromkeys(patterns, "its check was disturbed")
-        return found
 
 
 def _line(problem: Any) -> str:

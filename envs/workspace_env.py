@@ -12,6 +12,7 @@ import asyncio
 from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
 from hashlib import sha256
+from secrets import token_hex
 from typing import Any
 
 from envs.code_env import NO_PROGRAM, programs_in
@@ -79,6 +80,9 @@ class Workspace:
         self._opening: asyncio.Future[str] | None = None
         """Outlasts a reset that is cancelled, so that `close` knows the session."""
         self._session = ""
+        self._identity = ""
+        """Tells this workspace's infos from those of another one in the same episode; the session's identifier would be
+        a credential."""
         self._files = SessionFiles({}, {}, 0, 0)
         self._fetched: dict[str, bytes] = {}
         """Digest of each file that was fetched in the last step."""
@@ -91,7 +95,7 @@ class Workspace:
         if unknown := [name for name in self._contract if agents is not None and name not in agents]:
             known = ", ".join(agents or ())
             raise UserError(f"Workspace: `contract` names {', '.join(unknown)}; the agents of the env are {known}")
-        self._sandbox = sandbox
+        self._sandbox, self._identity = sandbox, token_hex(8)
         self._opening = asyncio.ensure_future(sandbox.open_session(quota_mb=self._quota_mb, ttl_s=self._ttl_s))
         self._session = await asyncio.shield(self._opening)
         if self._shared_with_tools:
@@ -130,6 +134,7 @@ class Workspace:
         over = bool(removed) or self._files.used_bytes >= self._files.quota_bytes > 0
         info: dict[str, Any] = {
             "agent": agent,
+            "workspace": self._identity,
             "files": dict(_printable(self._files.sizes.items())),
             "made": [name for name, _ in _printable((name, 0) for name in made)],
             "missing": list(problems),
@@ -199,13 +204,17 @@ class Workspace:
                 if size > room:
                     raise FileRefused(f"it has {size} bytes; {room} may still leave the sandbox")
                 content = await self._sandbox.get(self._session, name, max_bytes=room)
+                text = content.decode()
             except FileRefused as error:
                 refused[name] = str(error)
+                continue
+            except UnicodeDecodeError as error:  # replaced bytes would take three times the room
+                refused[name] = f"it is not a text file (no UTF-8 at byte {error.start})"
                 continue
             room -= len(content)
             self._fetched[name] = sha256(content).digest()
             if earlier.get(name) != self._fetched[name]:
-                texts[_shown(name)] = content.decode("utf-8", "replace")
+                texts[_shown(name)] = text
         return texts, refused
 
     def _output(self, agent: str, result: RunResult | None) -> str:
@@ -241,12 +250,12 @@ class Workspace:
 
 def fetched_files(episode: Episode) -> dict[str, str]:
     """Return the text of the files that left the sandbox, by name, as they were after the last step: for reward
-    functions."""
-    texts: dict[str, str] = {}
+    functions. Of several workspaces with a file of the same name, the one that was used last counts."""
+    workspaces: dict[str, dict[str, str]] = {}
     for info in (call.env_info for call in episode.calls if "fetched" in call.env_info):
-        texts |= info["fetched"]
-        texts = {name: texts[name] for name in info["kept"]}
-    return texts
+        texts = workspaces.pop(info["workspace"], {}) | info["fetched"]
+        workspaces[info["workspace"]] = {name: texts[name] for name in info["kept"]}
+    return {name: text for texts in workspaces.values() for name, text in texts.items()}
 
 
 def _state(files: SessionFiles, name: str) -> tuple[int, float] | None:

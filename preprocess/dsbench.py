@@ -53,8 +53,8 @@ class Task:
         return [root / path for path in (*self.files.values(), self.answer) if not (root / path).is_file()]
 
 
-def tasks_of(name: str, cleaned: Mapping[str, Mapping[str, Any]]) -> list[Task]:
-    """Read the tasks of a file: a JSON list or JSON Lines. Raises UserError."""
+def tasks_of(name: str, cleaned: Mapping[str, Mapping[str, Any]], root: Path) -> list[Task]:
+    """Read the tasks of a file: a JSON list or JSON Lines. `root`: what its paths are relative to. Raises UserError."""
     tasks = []
     for number, row in enumerate(read_rows(name, "train"), 1):
         where = f"{name}: row {number}"
@@ -65,7 +65,7 @@ def tasks_of(name: str, cleaned: Mapping[str, Mapping[str, Any]]) -> list[Task]:
         lacking = [key for key in ("task_id", "train_file", "test_file") if not metadata.get(key)]
         if lacking:
             raise UserError(f"{where}: metadata lacks {', '.join(lacking)}")
-        tasks.append(_task(task_id, prompt, row.get("answer"), metadata, cleaned.get(task_id), where))
+        tasks.append(_task(task_id, prompt, row.get("answer"), metadata, cleaned.get(task_id), where, root))
     repeated = {task.task_id for task in tasks if sum(other.task_id == task.task_id for other in tasks) > 1}
     if repeated:
         raise UserError(f"{name}: task_id {min(repeated)} occurs twice; remove one of the rows")
@@ -79,6 +79,7 @@ def _task(
     metadata: dict[str, Any],
     cleaned: Mapping[str, Any] | None,
     where: str,
+    root: Path,
 ) -> Task:
     if metadata.get("answer_dir"):
         truth = Path(str(metadata["answer_dir"])) / ANSWER_FILE
@@ -93,9 +94,17 @@ def _task(
     metric = named_metric(facts.get("metric")) or named_metric(metadata.get("metric")) or metric_in_text(prompt)
     facts |= {"metric": metric} if metric else {}
     files = {"train.csv": Path(str(metadata["train_file"])), "test.csv": Path(str(metadata["test_file"]))}
-    if truth in files.values():
+    if any(_same_file(root / truth, root / file) for file in files.values()):
         raise UserError(f"{where}: {truth} is both the answer and a file for the agents")
     return Task(task_id, text, prompt, metadata | facts, files, truth)
+
+
+def _same_file(one: Path, other: Path) -> bool:
+    """Return whether two paths, whose files need not exist, lead to one file by any spelling, symlink or hard link."""
+    try:
+        return one.resolve() == other.resolve() or (one.exists() and other.exists() and one.samefile(other))
+    except (OSError, RuntimeError, ValueError):  # a loop of symlinks; a name that no file can have
+        return False
 
 
 def read_cleaned(path: Path | None) -> dict[str, Mapping[str, Any]]:
@@ -161,15 +170,15 @@ def main(argv: Sequence[str] | None = None) -> None:
     if options.test_input and options.test_size is not None:
         raise UserError("--test_size and --test_input cannot be combined; remove one of them")
     cleaned = read_cleaned(options.cleaned)
-    tasks = tasks_of(options.input, cleaned)
+    tasks = tasks_of(options.input, cleaned, options.data_root)
     if options.test_input:
-        test = tasks_of(options.test_input, cleaned)
-        ids, texts = {task.task_id for task in test}, {common.text_key(task.problem) for task in test}
-        train = [task for task in tasks if task.task_id not in ids and common.text_key(task.problem) not in texts]
-        if len(train) < len(tasks):
-            print(f"train: left out {len(tasks) - len(train)} tasks that are also test tasks")
+        test = tasks_of(options.test_input, cleaned, options.data_root)
     else:
-        train, test = common.hold_out(tasks, options.test_size, options.seed)
+        tasks, test = common.hold_out(tasks, options.test_size, options.seed)
+    ids, texts = {task.task_id for task in test}, {common.text_key(task.problem) for task in test}
+    train = [task for task in tasks if task.task_id not in ids and common.text_key(task.problem) not in texts]
+    if len(train) < len(tasks):
+        print(f"train: left out {len(tasks) - len(train)} tasks that are also test tasks")
     types = data_types([*train, *test], options.data_root, allow_missing=options.allow_missing)
     if cleaned:
         without = [task.task_id for task in (*train, *test) if task.task_id not in cleaned]

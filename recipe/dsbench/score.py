@@ -11,7 +11,7 @@ import json
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
-from math import log
+from math import isclose, isfinite, log
 from pathlib import Path
 from statistics import fmean
 from typing import Any
@@ -30,7 +30,7 @@ from recipe.dsbench.metrics import (
     metric_in_text,
     named_metric,
 )
-from recipe.dsbench.table import MAX_BYTES, align, read_bytes, read_table
+from recipe.dsbench.table import MAX_BYTES, align, keys_of, read_bytes, read_table
 
 _ANSWER_BYTES = 512 << 20
 _BASIC = {CLASSIFICATION: ("accuracy", "f1", "roc_auc", "log_loss"), REGRESSION: ("rmse", "mse", "mae")}
@@ -110,14 +110,16 @@ def truth_of(answer: bytes | str | Path, metadata: object = None, text: str = ""
     names = list(table.columns)
     id_column = str(facts.get("id_column"))
     id_column = id_column if id_column in table.columns else names[0]
-    wanted = facts.get("target_column")
-    wanted = [wanted] if isinstance(wanted, str) else list(wanted or ())
+    wanted = facts.get("target_column") or []
+    wanted = [wanted] if isinstance(wanted, str) else wanted
+    if not isinstance(wanted, list | tuple) or not all(isinstance(name, str) for name in wanted):
+        raise UserError(f"{where}: metadata: target_column must be a name or a list of names, not {wanted!r:.100}")
     targets = [name for name in wanted if name in table.columns and name != id_column]
     targets = targets or [name for name in names if name != id_column]
     if not targets:
         raise UserError(f"{where}: the answer file has no target column; it has {', '.join(names)}")
     ids = table.columns[id_column]
-    if len(set(ids)) < len(ids):
+    if len(set(keys_of(ids))) < len(ids):  # as submissions are joined: 01 and 1 are one id
         raise UserError(f"{where}: column {id_column} of the answer file repeats ids")
     empty = next((name for name in targets if "" in table.columns[name]), None)
     if empty is not None:
@@ -129,7 +131,7 @@ def truth_of(answer: bytes | str | Path, metadata: object = None, text: str = ""
     metric = named if named is not None and fits else _DEFAULT[data_type]
     columns = {name: table.columns[name] for name in targets}
     try:  # a task whose own answers cannot be scored must not make failures of its submissions
-        _value(metric, _columns(data_type, columns, columns))
+        _check_scale(metric, _columns(data_type, columns, columns))
     except Unscorable as error:
         raise UserError(f"{where}: {error}; correct the metric or the answer file") from error
     return Truth(ids, id_column, columns, metric, data_type, named)
@@ -197,6 +199,23 @@ def _chance(name: str, columns: Sequence[Any]) -> float:
     if name == "log_loss" and len(columns) > 1:
         return log(len(columns))
     return fmean(metric.chance(column if metric.labels else column[0]) for column in columns)
+
+
+def _check_scale(name: str, columns: Sequence[Any]) -> None:
+    """Raise Unscorable unless a perfect submission reaches the best value, and chance does not. columns: of the truth
+    against itself."""
+    value, best = _value(name, columns), METRICS[name].best
+    with np.errstate(all="ignore"):
+        chance = _chance(name, columns)
+    if not isclose(value, best, abs_tol=1e-6):
+        raise Unscorable(f"{name}: the answers themselves reach {value:.6g}, not {best:g}")
+    # the mean of equal numbers may differ from them by rounding
+    constant = METRICS[name].labels is None and all(column[0].min() == column[0].max() for column in columns)
+    if constant or chance == best or not isfinite(chance):
+        raise Unscorable(
+            f"{name}: guessing without the features reaches {best if constant else chance:g}, which no "
+            f"submission improves: the answers are constant, or too large"
+        )
 
 
 def _value(name: str, columns: Sequence[Any]) -> float:

@@ -117,9 +117,9 @@ def _positions(given: Sequence[str], ids: Sequence[str]) -> list[int]:
     """Return the row of each id."""
     if len(given) != len(ids):
         raise Unscorable(f"{len(given)} rows for {len(ids)} ids")
-    wanted = _keys(ids)
+    wanted = keys_of(ids)
     # an id column that passed through floating point reads 1.0 for 1
-    keys = _keys(given) if all(isinstance(key, int) for key in wanted) else list(given)
+    keys = keys_of(given) if all(isinstance(key, int) for key in wanted) else list(given)
     rows = {key: row for row, key in enumerate(keys)}
     if len(rows) < len(keys):
         raise Unscorable(f"{len(keys) - len(rows)} repeated ids")
@@ -129,7 +129,7 @@ def _positions(given: Sequence[str], ids: Sequence[str]) -> list[int]:
     return [rows[key] for key in wanted]
 
 
-def _keys(ids: Sequence[str]) -> list[int | str]:
+def keys_of(ids: Sequence[str]) -> list[int | str]:
     """Return ids as integers where all are, else unchanged."""
     numbers: list[int | str] = []
     for text in ids:

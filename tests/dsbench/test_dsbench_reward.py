@@ -18,7 +18,7 @@ AGENTS = ("engineer", "modeler", "analyst")
 
 def episode(submission=None, extra=None, refused=None, **keys):
     texts = {} if submission is None else {"submission.csv": submission}
-    info = {"fetched": texts, "kept": list(texts), "refused": refused or {}}
+    info = {"workspace": "w", "fetched": texts, "kept": list(texts), "refused": refused or {}}
     calls = [Call(name, name, i, "p", 0, env_info={}) for i, name in enumerate(AGENTS)]
     calls.insert(1, Call("engineer", "engineer", 0, "p", 0, round=1, env_info={}))
     calls[-1].env_info = info

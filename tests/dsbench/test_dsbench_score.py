@@ -248,3 +248,29 @@ def test_guessing_has_no_quality_and_better_predictions_have_more():
         rows = [f"{i},{mean + share * (v - mean)}" for i, v in enumerate(values)]
         qualities.append(score_submission(("id,y\n" + "\n".join(rows)).encode(), truth).quality)
     assert qualities == pytest.approx([0.0, 0.5, 0.9, 1.0])
+
+
+@pytest.mark.parametrize(
+    ("answer", "facts", "problem"),
+    [
+        ("0.1\n0.1\n0.1", {"metric": "rmse"}, "rmse: guessing without the features reaches 0"),
+        ("0\n5\n5\n5", {"metric": "medae"}, "medae: guessing without the features reaches 0"),
+        ("3\n3\n3", {"metric": "pearson"}, "pearson: the answers themselves reach 0, not 1"),
+        ("1e200\n2e200", {"metric": "mse"}, "mse: guessing without the features reaches inf"),
+        ("cat\ncat", {"metric": "accuracy"}, "accuracy: guessing without the features reaches 1"),
+        ("big cat\ndog\neel", {"metric": "map_at_3"}, "map_at_3: the answers themselves reach 0.666667, not 1"),
+        ("1\n2", {"target_column": 5}, "target_column must be a name or a list of names, not 5"),
+        ("1\n2", {"target_column": [["y"]]}, r"target_column must be a name or a list of names, not \[\['y'\]\]"),
+    ],
+)
+def test_answers_that_give_no_scale_are_an_error_of_the_user(answer, facts, problem):
+    rows = "".join(f"{number},{value}\n" for number, value in enumerate(answer.split("\n")))
+    with pytest.raises(UserError, match=f"task x: .*{problem}") as caught:
+        truth_of(b"id,y\n" + rows.encode(), facts, where="task x")
+    assert "\n" not in str(caught.value)
+
+
+def test_ids_that_are_joined_as_one_are_repeated():
+    with pytest.raises(UserError, match="column id of the answer file repeats ids"):
+        truth_of(b"id,y\n01,1\n1,2\n")
+    assert truth_of(b"id,y\n01,1\n1,2\nx,3\n").ids == ["01", "1", "x"]

@@ -206,6 +206,9 @@ def test_a_pickle_that_ends_its_check_fails_it(local, make, problem):
     ("line", "problem"),
     [
         ('[[99, "x"]]', "its check was disturbed"),
+        ('[[-1, "x"]]', "its check was disturbed"),
+        ('[[Infinity, "x"]]', "its check was disturbed"),
+        ('[[true, "x"]]', "its check was disturbed"),
         ('{"a": 1}', "its check was disturbed"),
         ("[1]", "its check was disturbed"),
         ("[" * 100_000, "its check was disturbed"),
@@ -236,7 +239,7 @@ def test_a_pickle_is_never_loaded_outside(local, tmp_path, monkeypatch):
     code = (
         "import os, pickle\nclass P:\n"
         f"    def __reduce__(self): return (os.system, ('touch {trap}',))\n"
-        "pickle.dump(P(), open('model.pkl', 'wb'))\npickle.dump(P(), open('submission.csv', 'wb'))"
+        "pickle.dump(P(), open('model.pkl', 'wb'))\npickle.dump(P(), open('submission.csv', 'wb'), 0)"
     )
 
     def refuse(*_args, **_kwargs):
@@ -277,7 +280,7 @@ def test_only_new_and_changed_files_are_fetched(local):
         "print(1)",
         "import os\ntime = os.stat('submission.csv').st_mtime_ns\nopen('submission.csv', 'w').write('2')\n"
         "os.utime('submission.csv', ns=(time, time))",
-        write.format("b.txt", "b") + "; open('c.bin', 'wb').write(b'\\xff\\x00')",
+        write.format("b.txt", "b") + "; open('c.bin', 'wb').write(b'\\xc3\\xa9\\x00')",
         "import os; os.remove('submission.csv')",
     ]
     _, _, infos = play(local, *[("a", block(code)) for code in turns], fetch=["submission.csv", "*.txt", "*.bin"])
@@ -285,13 +288,34 @@ def test_only_new_and_changed_files_are_fetched(local):
         {"submission.csv": "1"},
         {},
         {"submission.csv": "2"},
-        {"b.txt": "b", "c.bin": "\ufffd\0"},
+        {"b.txt": "b", "c.bin": "é\0"},
         {},
     ]
     calls = [SimpleNamespace(env_info=info) for info in (infos[0], {}, *infos[1:])]
     kept = [fetched_files(SimpleNamespace(calls=calls[:count])) for count in range(len(calls) + 1)]
-    one, two, rest = {"submission.csv": "1"}, {"submission.csv": "2"}, {"b.txt": "b", "c.bin": "\ufffd\0"}
+    one, two, rest = {"submission.csv": "1"}, {"submission.csv": "2"}, {"b.txt": "b", "c.bin": "é\0"}
     assert kept == [{}, one, one, one, two, two | rest, rest]
+
+
+def test_the_files_of_several_workspaces_of_an_episode_are_merged(local):
+    """They take turns, and the one that is used last has no submission."""
+    write = "open('{0}', 'w').write('{1}')"
+    texts = [[("a.csv", "1"), ("both.csv", "2")], [("b.csv", "3"), ("both.csv", "4")]]
+    played = [play(local, *[("a", block(write.format(*one))) for one in own], fetch=["*.csv"])[2] for own in texts]
+    assert len({info["workspace"] for infos in played for info in infos}) == 2
+    calls = [SimpleNamespace(env_info=info) for pair in zip(*played, strict=True) for info in pair]
+    assert fetched_files(SimpleNamespace(calls=calls)) == {"a.csv": "1", "b.csv": "3", "both.csv": "4"}
+    again = [*calls[:3], SimpleNamespace(env_info=calls[1].env_info)]
+    assert fetched_files(SimpleNamespace(calls=again)) == {"a.csv": "1", "b.csv": "3", "both.csv": "2"}
+
+
+def test_a_file_that_is_no_text_does_not_leave(local):
+    code = "open('submission.csv', 'wb').write(b'id,y' + bytes([255]) * 300_000)"
+    contract = {"a": ["submission.csv"]}
+    _, (seen,), (info,) = play(local, ("a", block(code)), contract=contract, fetch_mb=0.5)
+    assert info["fetched"] == {} and info["kept"] == []
+    assert info["refused"] == {"submission.csv": "it is not a text file (no UTF-8 at byte 4)"}
+    assert "must still make: submission.csv (it is not a text file" in seen
 
 
 def test_the_limit_of_what_leaves_holds_for_all_files_together(local):

@@ -13,6 +13,7 @@ from recipe.dag.episode.client import PolicyEndpoint
 from recipe.dag.episode.runner import EpisodeRunner
 from recipe.dag.episode.toolset import Toolset
 from recipe.dag.errors import ToolFault, UserError
+from recipe.dag.tools.calculator import Calculator
 from recipe.dag.tools.code_interpreter import CodeInterpreter
 from recipe.dag.tools.sandbox_client import RunResult
 from recipe.dag.types.record import ToolResult
@@ -203,3 +204,22 @@ def test_a_tool_may_have_an_attribute_of_any_name():
     states: dict[str, Any] = {}
     asyncio.run(toolset.call("search", {}, states, {}, kept.append, by_model=True))
     assert [result.text for result in kept] == ["found it"]
+
+
+def test_no_text_of_a_tool_has_lone_surrogates():
+    @dataclass
+    class Quoting(Search):
+        async def execute(self, arguments: dict[str, Any], state: dict[str, Any]) -> Any:
+            return f"no page about {arguments['q']}"
+
+    calculator, search = Calculator(), Quoting()
+    tools = Toolset(agent("calculator", "search.py:Quoting"), {"calculator": calculator, "search.py:Quoting": search})
+
+    async def call(name: str, arguments: dict[str, Any]) -> ToolResult:
+        kept: list[ToolResult] = []
+        result = await tools.call(name, arguments, {}, {}, kept.append, by_model=True)
+        assert kept == [result]
+        return result
+
+    assert asyncio.run(call("calculator", {"expression": "2+\ud800"})).text.endswith("`?`")
+    assert asyncio.run(call("search", {"q": "\udfff"})).text == "no page about ?"

@@ -93,8 +93,17 @@ def test_agents_get_the_tables_and_never_the_answers(project, tmp_path):
         "test.csv": {"path": "tables/a/test.csv"},
     }
     assert sample["extra_info"]["answer_file"] == "answers/a/test_answer.csv"
+
+
+@pytest.mark.parametrize(
+    "test_file", ["answers/a/test_answer.csv", "tables/../answers/a/test_answer.csv", "link", "hard"]
+)
+def test_answers_under_another_name_are_never_a_file_for_the_agents(project, tmp_path, test_file):
+    project([task("a")], test=[task("c")])
+    (tmp_path / "link").symlink_to(tmp_path / "answers" / "a" / "test_answer.csv")
+    (tmp_path / "hard").hardlink_to(tmp_path / "answers" / "a" / "test_answer.csv")
     leaking = task("a")
-    leaking["metadata"]["test_file"] = "answers/a/test_answer.csv"
+    leaking["metadata"]["test_file"] = test_file
     with pytest.raises(UserError, match="is both the answer and a file for the agents"):
         dsbench.main(project([leaking], test=[task("c")]))
 
@@ -151,6 +160,13 @@ def test_tasks_are_held_out_without_a_test_file(project, tmp_path):
     dsbench.main(project([task(name) for name in "abcd"]))
     ids = [{s["extra_info"]["task"] for s in written(tmp_path, split)} for split in ("train", "test")]
     assert len(ids[0]) == 3 and len(ids[1]) == 1 and not ids[0] & ids[1]
+
+
+def test_a_held_out_text_is_in_no_training_task(project, tmp_path, capsys):
+    same = [task(name, prompt=f"{PROMPT} {'again' * (number % 2)}") for number, name in enumerate("abcdef")]
+    dsbench.main(project(same))
+    assert "left out 2 tasks that are also test tasks" in capsys.readouterr().out
+    assert len(written(tmp_path)) == 3
 
 
 @pytest.mark.parametrize(

@@ -148,3 +148,16 @@ def test_writing_replaces_what_a_job_left_and_goes_through_no_symlink(folder):
         "made",
         "up",
     ]
+
+
+@pytest.mark.parametrize("code", sorted(beneath.EXHAUSTED))
+@pytest.mark.parametrize("below", [False, True])
+def test_a_directory_is_not_taken_for_empty_when_the_server_cannot_open_it(folder, monkeypatch, code, below):
+    def refuse(*_args, **_kwargs):
+        raise OSError(code, os.strerror(code))
+
+    with monkeypatch.context() as patch:
+        patch.setattr(*((beneath, "open_beneath") if below else (os, "open")), refuse)
+        with pytest.raises(OSError) as error:
+            list(beneath.walk(folder[1], 100))
+    assert error.value.errno == code

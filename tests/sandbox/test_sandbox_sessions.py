@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import asyncio
+import errno
+import os
 import time
 
 import pytest
 
-from recipe.dag.sandbox import jobs, wire
+from recipe.dag.sandbox import jobs, session_routes, wire
 from recipe.dag.sandbox import sessions as sessions_module
 from recipe.dag.sandbox.fair_queue import FairQueue, Overloaded
 from recipe.dag.sandbox.job import Job
@@ -162,6 +164,21 @@ def test_a_session_without_a_body_has_the_defaults(call):
     assert made.keys() == {"id", "ttl", "expires_in", "quota_bytes", "used_bytes"} and len(made["id"]) == 32
     assert (made["ttl"], made["quota_bytes"], made["used_bytes"]) == (3600, 256 << 20, 0)
     call("DELETE", f"/sessions/{made['id']}")
+
+
+def test_a_server_without_descriptors_says_so_instead_of_an_empty_listing(tmp_path, monkeypatch):
+    def refuse(*_args, **_kwargs):
+        raise OSError(errno.EMFILE, "Too many open files")
+
+    async def scenario() -> None:
+        session = await Sessions(Folders(tmp_path)).create()
+        with pytest.raises(wire.Invalid) as error, session_routes._file_errors(session), monkeypatch.context() as patch:
+            patch.setattr(os, "open", refuse)
+            session_routes._list(session.place.directory(), [], 10)
+        assert error.value.status == 503 and "Too many open files" in error.value.detail
+        session.place.remove()
+
+    asyncio.run(scenario())
 
 
 def test_one_writer_at_a_time(call, session):

@@ -45,7 +45,7 @@ class McpServer(WebServer):
         sessions: bool = True,
         page: int = 100,
         version: str | None = None,
-        capabilities: dict[str, Any] | None = None,
+        capabilities: Any = None,
         key: str | None = None,
     ) -> None:
         super().__init__(self._reply)

@@ -24,6 +24,13 @@ def no_pauses(monkeypatch):
     monkeypatch.setattr(web, "MAX_WAIT_S", 0.0)
 
 
+def nested(levels: int) -> dict[str, Any]:
+    schema: dict[str, Any] = {}
+    for _ in range(levels):
+        schema = {"not": schema}
+    return schema
+
+
 def listed(server: McpServer, **options: Any) -> list[dict[str, Any]]:
     return asyncio.run(list_server(Mcp.Options(url=server.url, **options)))
 
@@ -198,7 +205,9 @@ def test_a_call_that_takes_too_long_is_a_fault():
         ({"fault": lambda request: {"jsonrpc": "2.0", "id": 1, "error": {"code": -1, "message": "Old."}}}, "Old."),
         ({"version": "2026-07-28"}, "it chose the protocol version '2026-07-28'; known: 2025-03-26"),
         ({"capabilities": {"prompts": {}}}, "it offers no tools"),
+        ({"capabilities": 5}, "it offers no tools"),
         ({"tools": ()}, "lists no tools"),
+        ({"tools": [{"name": "deep", "inputSchema": nested(900)}]}, "tool deep: its schema is nested more than 100"),
         ({"tools": [{"name": "x"}]}, "another form"),
         ({"tools": [{"name": 3, "inputSchema": {}}]}, "another form"),
         ({"fault": lambda request: (503, "down")}, "HTTP 503: down.*start the server, or correct `url`"),
@@ -270,6 +279,7 @@ def test_a_model_is_shown_what_the_server_lists():
     ("schema", "message"),
     [
         ({"properties": {"a": {"$ref": "#/$defs/A"}}, "$defs": {"A": {"items": {"$ref": "#/$defs/A"}}}}, "to itself"),
+        (nested(900), "tool x: its schema is nested more than 100"),
         ({"properties": {"a": {"$ref": "#/$defs/B"}}}, "refers to #/[$]defs/B, which it does not define"),
         ({"properties": {"a": {"$ref": "http://other/schema"}}}, "does not define"),
         (

@@ -263,6 +263,23 @@ def test_a_session_lasts_as_long_as_its_client(local):
     asyncio.run(main())
 
 
+def test_a_session_with_a_shorter_time_than_those_before_lasts_too(local):
+    async def main():
+        client = client_of(local)
+        long = await client.open_session(ttl_s=300)
+        await client.put(long, "a", b"1")
+        await asyncio.sleep(0.05)
+        short = await client.open_session(ttl_s=0.6)
+        await client.put(short, "a", b"2")
+        await asyncio.sleep(1.5)
+        assert await client.get(short, "a") == b"2"
+        for session in (long, short):
+            await client.delete(session)
+        await client.close()
+
+    asyncio.run(main())
+
+
 def test_a_cancelled_caller_leaves_no_session(local):
     async def main():
         client = client_of(local)
@@ -325,6 +342,14 @@ def test_a_malformed_listing_is_a_fault(answer):
 
     with pytest.raises(SandboxFault, match="unreadable"):
         with_stub([web.get("/sessions/s/files", garbage)], lambda client: client.list("s"), retries=1)
+
+
+def test_a_listing_that_is_refused_is_a_fault():
+    async def refuse(_request: web.Request) -> web.Response:
+        return web.json_response({"detail": "not possible in this session"}, status=409)
+
+    with pytest.raises(SandboxFault, match="the session cannot be listed: not possible"):
+        with_stub([web.get("/sessions/s/files", refuse)], lambda client: client.list("s"), retries=1)
 
 
 def test_a_server_without_sessions_is_an_error_of_the_user():

@@ -137,7 +137,16 @@ def test_the_client_works_on_several_event_loops():
 
 @pytest.mark.parametrize(
     ("header", "seconds"),
-    [(None, None), ("3", 3.0), ("-1", 0.0), ("nan", None), ("soon", None), ("Mon, 01 Jan 2001 00:00:00 GMT", 0.0)],
+    [
+        (None, None),
+        ("3", 3.0),
+        ("-1", 0.0),
+        ("nan", None),
+        ("soon", None),
+        ("Mon, 01 Jan 2001 00:00:00 GMT", 0.0),
+        ("Mon, 01 Jan 99999999999 00:00:00 GMT", None),
+        ("Mon, 01 Jan 2001 00:00:00 +99999999999999", None),
+    ],
 )
 def test_the_pause_that_a_server_asks_for(header, seconds):
     assert retry_after(header) == seconds

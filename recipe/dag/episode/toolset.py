@@ -82,7 +82,7 @@ class Toolset:
         `added`. `by_model` is False if a hook calls the tool.
         """
         if by_model and (problem := self._problem(name, arguments)) is not None:
-            result = ToolResult(name, arguments, "invalid", f"{REFUSED}{problem}")
+            result = ToolResult(name, arguments, "invalid", _readable(f"{REFUSED}{problem}"))
             keep(result)
             return result
         tool, options = self.tools[name], (sample.get(TOOLS_KWARGS) or {}).get(name) or {}
@@ -99,6 +99,7 @@ class Toolset:
                 result = _checked(result, name, arguments)
                 if result.status == "fault":
                     raise ToolFault(result.text or "could not run", where=f"tool {name}", infra=True)
+                result = replace(result, text=_readable(result.text))
         except Fault as fault:
             keep(ToolResult(name, arguments, "fault", str(fault), seconds=loop.time() - started))
             raise
@@ -115,6 +116,11 @@ class Toolset:
             return None
         where = f" (at {'.'.join(map(str, error.path))})" if error.path else ""
         return f"{error.message[:200]}{where}"
+
+
+def _readable(text: str) -> str:
+    """Return a text without lone surrogates, which no tokenizer takes: tools quote what models and servers wrote."""
+    return text.encode("utf-8", "replace").decode()
 
 
 def _checked(result: Any, name: str, arguments: dict[str, Any]) -> ToolResult:

@@ -24,6 +24,9 @@ _FOLDER = os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC
 DEEPEST = 100
 """The level down to which `walk` goes, since each level makes all those below it slower to reach."""
 
+EXHAUSTED = frozenset({errno.EMFILE, errno.ENFILE, errno.ENOMEM, errno.EIO})
+"""Errors of the server or its machine, which no job's files cause."""
+
 
 class _OpenHow(ctypes.Structure):
     _fields_ = [("flags", ctypes.c_uint64), ("mode", ctypes.c_uint64), ("resolve", ctypes.c_uint64)]
@@ -107,13 +110,16 @@ def extend_file(directory: int, name: str, data: bytes, offset: int) -> None:
 
 def walk(directory: int, most: int) -> Iterator[tuple[str, os.stat_result]]:
     """Yield the name and status of each entry below `directory`, at most `most` of them, without following symlinks.
-    Directories that cannot be read, and the content of those at level DEEPEST, are skipped."""
+    Directories below it that cannot be read, and the content of those at level DEEPEST, are skipped. Raises OSError if
+    `directory` itself cannot be read, or for one of EXHAUSTED: what is there would be taken for missing."""
     todo = [""]
     while todo and most > 0:
         path = todo.pop()
         try:
             folder = open_beneath(directory, path, _FOLDER) if path else os.open(".", _FOLDER, dir_fd=directory)
-        except OSError:
+        except OSError as error:
+            if not path or error.errno in EXHAUSTED:
+                raise
             continue
         found = []
         try:

@@ -138,6 +138,8 @@ def _file_errors(session: Session) -> Iterator[None]:
     except OSError as error:
         if error.errno == errno.ENOSPC:
             raise over_quota(session) from None
+        if error.errno in beneath.EXHAUSTED:
+            raise wire.Invalid(f"the server cannot open files: {os.strerror(error.errno)}", 503) from None
         raise wire.Invalid(f"not possible in this session: {os.strerror(error.errno or 0)}", 409) from None
 
 

@@ -27,6 +27,8 @@ MAX_NAME = 64
 """Characters of a function's name in OpenAI's interface."""
 MAX_REFERENCES = 1000
 """References in a schema that are written out, those in what they name included."""
+MAX_DEPTH = 100
+"""Levels of a schema; chat templates and JSON writers recurse into it."""
 OFFLINE = "(no server was asked)"
 
 
@@ -149,6 +151,8 @@ async def list_server(options: Mcp.Options) -> list[dict[str, Any]]:
     for name in options.tools or ():
         if name not in listed:
             raise UserError(f"tool mcp: {options.url} has no tool `{name}`{did_you_mean(name, listed)}")
+    for name in options.tools or listed:  # before anything else recurses into them
+        without_references(listed[name]["inputSchema"], f"tool {shown_name(name, options.prefix)}")
     keys = ("name", "title", "description", "inputSchema", "annotations")
     return [{key: listed[name][key] for key in keys if key in listed[name]} for name in options.tools or listed]
 
@@ -184,18 +188,20 @@ def _part(item: dict[str, Any]) -> str:
 
 def without_references(schema: dict[str, Any], where: str) -> dict[str, Any]:
     """Return a JSON schema with each `$ref` replaced by the definition that it names. Raises UserError for one that
-    refers to itself, too often, or to another document."""
+    refers to itself, too often, or to another document, and for more than MAX_DEPTH levels."""
     count = 0
 
-    def written_out(value: Any, inside: tuple[str, ...]) -> Any:
+    def written_out(value: Any, inside: tuple[str, ...], depth: int) -> Any:
         nonlocal count
+        if depth > MAX_DEPTH:
+            raise UserError(f"{where}: its schema is nested more than {MAX_DEPTH} levels deep")
         if isinstance(value, list):
-            return [written_out(item, inside) for item in value]
+            return [written_out(item, inside, depth + 1) for item in value]
         if not isinstance(value, dict):
             return value
         ref = value.get("$ref")
         if not isinstance(ref, str):
-            return {key: written_out(item, inside) for key, item in value.items()}
+            return {key: written_out(item, inside, depth + 1) for key, item in value.items()}
         count += 1
         target = _definition(schema, ref)
         if not isinstance(target, dict):
@@ -203,9 +209,9 @@ def without_references(schema: dict[str, Any], where: str) -> dict[str, Any]:
         if ref in inside or count > MAX_REFERENCES:
             raise UserError(f"{where}: its schema refers to itself ({ref}), which no model can be shown")
         beside = {key: item for key, item in value.items() if key != "$ref"}
-        return written_out({**target, **beside}, (*inside, ref))
+        return written_out({**target, **beside}, (*inside, ref), depth)
 
-    return written_out({key: value for key, value in schema.items() if key not in _UNSHOWN}, ())
+    return written_out({key: value for key, value in schema.items() if key not in _UNSHOWN}, (), 0)
 
 
 _UNSHOWN = ("$schema", "$id", "$defs", "definitions")

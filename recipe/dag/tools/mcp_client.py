@@ -139,7 +139,8 @@ class McpClient:
         version = result.get("protocolVersion")
         if version not in VERSIONS:
             raise self._wrong(f"it chose the protocol version {version!r}; known: {', '.join(VERSIONS)}")
-        if "tools" not in (result.get("capabilities") or {}):
+        capabilities = result.get("capabilities")
+        if not isinstance(capabilities, dict) or "tools" not in capabilities:
             raise self._wrong("it offers no tools")
         headers = {"MCP-Protocol-Version": str(version)}
         if session_id := answer.headers.get("Mcp-Session-Id"):

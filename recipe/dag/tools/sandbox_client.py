@@ -95,6 +95,8 @@ class _Sessions:
     turns: dict[str, asyncio.Lock] = field(default_factory=dict)
     """By identifier: a program that waits at the server for another one is refused after half a minute."""
     heart: asyncio.Task[None] | None = None
+    joined: asyncio.Event = field(default_factory=asyncio.Event)
+    """Wakes the heart: the session that is used for the first time may live shorter than all others."""
 
 
 class SandboxClient:
@@ -221,7 +223,10 @@ class SandboxClient:
         query = "?" + urlencode([("match", pattern) for pattern in patterns]) if patterns else ""
         self._use(session_id)
         request = Request("GET", f"{_path(session_id)}/files{query}", self._margin_s)
-        return await self.transport.exchange(request, lambda answer: _files(self._checked(answer)))
+        try:
+            return await self.transport.exchange(request, lambda answer: _files(self._checked(answer)))
+        except FileRefused as error:  # it names no file that could be at fault
+            raise SandboxFault(f"the session cannot be listed: {error}", where=self.url) from None
 
     async def delete(self, session_id: str, name: str | None = None) -> None:
         """Delete a session with its files, or one file or folder of it. A session that is gone already is no error.
@@ -253,20 +258,29 @@ class SandboxClient:
         sessions = self._sessions()
         if session_id in sessions.opened:
             sessions.renewed[session_id] = sessions.opened.pop(session_id)
+            sessions.joined.set()
             if sessions.heart is None or sessions.heart.done():
                 sessions.heart = asyncio.create_task(self._renew(sessions))
         return sessions
 
     async def _renew(self, sessions: _Sessions) -> None:
         """Restart the time of all open sessions, again and again, until none is left."""
+        loop = asyncio.get_running_loop()
+        last = loop.time()
         while sessions.renewed:
-            await asyncio.sleep(min(sessions.renewed.values()) / _BEATS)
+            sessions.joined.clear()
+            left_s = last + min(sessions.renewed.values()) / _BEATS - loop.time()
+            if left_s > 0:
+                with suppress(TimeoutError):
+                    await asyncio.wait_for(sessions.joined.wait(), left_s)
+                continue
             content = json.dumps({"ids": [*sessions.renewed]}).encode()
             try:
                 await self.transport.send(Request("POST", "/sessions/renew", self._margin_s, content))
             except Unavailable as error:
                 # The next use of a session that is lost fails.
                 logger.warning("sandbox %s: sessions could not be renewed: %s", self.url, error)
+            last = loop.time()
 
     async def _on_file(
         self,

@@ -223,6 +223,7 @@ def retry_after(value: str | None) -> float | None:
         pass
     try:
         moment = parsedate_to_datetime(value)
-    except ValueError:
+        left = moment.replace(tzinfo=moment.tzinfo or UTC) - datetime.now(UTC)
+    except (ValueError, OverflowError, TypeError, IndexError):  # a server's dates have any year and any zone
         return None
-    return max((moment.replace(tzinfo=moment.tzinfo or UTC) - datetime.now(UTC)).total_seconds(), 0.0)
+    return max(left.total_seconds(), 0.0)
