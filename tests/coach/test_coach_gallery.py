@@ -126,6 +126,7 @@ def test_every_action_has_its_own_verdict_and_row(play):
     assert episode.info["coach/solver/mean"] == pytest.approx(0.55)
     metrics = rollout_metrics([episode])
     assert metrics["coach/solver/count"] == 2 and metrics["coach/verifier/mean"] == 1.0
+    assert metrics["agent/coach/void"] == 0.0  # an API's call has no tokens, and a text
     assert metrics["coach/solver/failed"] == 0 and not any(key.startswith("info/coach") for key in metrics)
 
 

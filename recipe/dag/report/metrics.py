@@ -232,8 +232,8 @@ def _flow_metrics(good: Sequence[Episode], agent: str, *, branches: bool, loops:
 
 
 def _is_void(call: Call) -> bool:
-    """Return True if the call sampled nothing, or if its text is blank."""
-    return not any(call.response_mask) or not call.text.strip()
+    """Return True if the call sampled nothing, or if its text is blank. A call of a chat API has no tokens."""
+    return (call.usage is None and not any(call.response_mask)) or not call.text.strip()
 
 
 def _stats(key: str, values: Sequence[float], *kinds: str) -> dict[str, float]:
