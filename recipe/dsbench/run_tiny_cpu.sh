@@ -22,7 +22,7 @@ python preprocess/tabular.py --local_dir "outputs/$base/data" --train_size 512 -
   --file recipe/dsbench/kit.py
 # the teacher reads no model and asks no coach, but the workflow names both
 export MODEL_PATH=outputs/$base/model
-make_model "$base" "$seed" "$workflow" recipe/dsbench/teacher.py:Teacher --problems 1024 --steps 500
+make_model "$base" "$seed" "$workflow" recipe/dsbench/teacher.py:Teacher --problems 1024 --steps 400
 [ -n "${COACH_URL:-}" ] || start_coach "outputs/$name" recipe/dsbench/judge.py:judge
 export COACH_URL COACH_MODEL=${COACH_MODEL:-judge}
 python -m recipe.dag.main --config-path recipe/dsbench/config --config-name tiny_cpu workflow="$workflow" \
