@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+from pathlib import Path
 
 import pytest
 from typer.testing import CliRunner
@@ -180,6 +181,24 @@ def test_mistakes_are_found_by_validate(tmp_path, keys, problem):
 )
 def test_an_outcome_counts_if_it_is_asked_for(tmp_path, options, args):
     check_coaches(load_workflow(yaml_of(tmp_path, options=options, args=args)))
+
+
+def test_a_coach_behind_a_loop_needs_rewards_that_are_carried_back(tmp_path):
+    """Otherwise the earlier actions would earn a score of 0 that nobody gave."""
+    file = Path(yaml_of(tmp_path))
+    text = file.read_text()
+    for nodes, algorithm, is_right in (
+        ("[solve]", "{estimator: reinforce_pp, stat_unit: call}", False),
+        ("[solve]", "{estimator: reinforce_pp, stat_unit: trajectory}", True),
+        ("[solve]", "{estimator: reinforce_pp, stat_unit: call, share_reward_in_agent: true}", True),
+        ("[solve, coach]", "{estimator: reinforce_pp, stat_unit: call}", True),
+    ):
+        file.write_text(f"{text}loops: {{act: {{nodes: {nodes}, max_rounds: 2}}}}\nalgorithm: {algorithm}\n")
+        if is_right:
+            check_coaches(load_workflow(file))
+            continue
+        with pytest.raises(UserError, match="node score: coach is behind the loop of solve and judges its last action"):
+            check_coaches(load_workflow(file))
 
 
 def test_validate_finds_mistakes_of_the_template(tmp_path):

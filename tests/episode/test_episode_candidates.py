@@ -283,6 +283,21 @@ def test_rows_of_candidates_hold_what_they_are_compared_with(world):
     assert rows_of([episode], outside_loss=lambda _: {1})[1].loss_mask() == [0, 0]
 
 
+@pytest.mark.parametrize("scope", ["call", "earlier", "agent", "episode", "link"])
+def test_without_the_one_that_was_kept_no_candidate_is_trained_on(world, scope):
+    """Its siblings lost against it, so they alone would be a one-sided comparison."""
+    flow = flow_of(world, episode={"max_turns": 2})
+    (world.path / "score.py").write_text(
+        SCORE
+        + "def pay(episode):\n    return {'agent0': [1.0 if call.turn == 0 else None for call in episode.calls]}\n"
+    )
+    episode = world.play(flow, in_order(world, "1", "7", "3", "4", "5", "6"))
+    assert [call.unscored for call in episode.calls] == [False, True] and len(episode.dropped) == 4
+    rows = rows_of([episode], unscored=scope, keep_unsampled_rewarded=scope == "link")
+    trained = [(row.turn, row.is_dropped) for row in rows if any(row.loss_mask())]
+    assert trained == ([(0, False), (0, True), (0, True)] if scope in ("call", "link") else [])
+
+
 def test_a_candidate_that_was_cut_off_is_one_too(world):
     generations = [Generation([20, 21], [-1.0, -1.0], "length"), "7", "3"]
     client = world.Client(lambda prompt, sampling, request: generations.pop(0))

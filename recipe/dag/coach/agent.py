@@ -202,12 +202,25 @@ def _check_rewards(coach: str, judged: str, scale: float, workflow: Workflow, *,
             raise UserError(f"{where}: coaches: {coach} judges {judged}, not {coaches[coach]}")
         if (written := node.executable_kwargs.get("scale", 10.0)) != scale:
             raise UserError(f"{where}: scale: {coach} scores up to {scale:g}, not {written}; correct one of them")
+        loop = next((loop.nodes for loop in workflow.loops.values() if judged in loop.nodes), (coach,))
+        if coach not in loop and not _carried_back(workflow):
+            raise UserError(
+                f"{where}: {coach} is behind the loop of {judged} and judges its last action only, and with "
+                f"these options {workflow.algorithm.estimator} carries no reward back; put {coach} into the loop"
+            )
         outcome = node.executable_kwargs.get("outcome", 0.0)
         if not with_outcome and (outcome.get(coach) if isinstance(outcome, Mapping) else outcome):
             raise UserError(
                 f"{where}: outcome: {coach} is not asked for an outcome, so {judged} would have no reward; give each "
                 f"coach its weight, {{{coach}: 0, ...}}, or set `outcome: true` in the prompt_options of {coach}"
             )
+
+
+def _carried_back(workflow: Workflow) -> bool:
+    """Return whether a call is credited with its agent's later rewards, by the estimator, by sharing or by shaping."""
+    algorithm, nodes = workflow.algorithm, workflow.reward_nodes
+    is_shaped = any(node.executable_kwargs.get("shaping") is not None for node in nodes)
+    return algorithm.carries_back or algorithm.share_reward_in_agent or is_shaped
 
 
 def _read_options(values: Mapping[str, Any], where: str) -> Options:

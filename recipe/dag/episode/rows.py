@@ -63,18 +63,26 @@ def rows_of(
             else:
                 open_rows[key] = row
                 rows.append(row)
-        rows += _dropped_rows(episode, first_turn, excluded)
+        rows += _dropped_rows(episode, first_turn, excluded, unscored_calls)
     return rows
 
 
-def _dropped_rows(episode: Episode, first_turn: int, excluded: Collection[int]) -> Iterator[Row]:
-    """Yield the rows of the candidates that were not kept. Calls that judged them are never trained on."""
+def _dropped_rows(
+    episode: Episode, first_turn: int, excluded: Collection[int], unscored_calls: Collection[int]
+) -> Iterator[Row]:
+    """Yield the rows of the candidates that were not kept. Calls that judged them are never trained on, nor are those
+    of a kept one that is left out: without it, only what was worse than it would be learned from."""
+    left_out = {_slot(c) for k, c in enumerate(episode.calls) if c.unscored or k in unscored_calls}
     for position, call in enumerate(episode.dropped, len(episode.calls)):
-        is_scored = call.candidates > 0 and call.score is not None
+        is_scored = call.candidates > 0 and call.score is not None and _slot(call) not in left_out
         if is_scored and call.train and call.usage is None and 1 in call.response_mask and call.turn >= first_turn:
             row = _row(episode, call, position)
             row.call_learns = (position not in excluded,)
             yield row
+
+
+def _slot(call: Call) -> tuple[str, int, int]:
+    return call.node, call.turn, call.round
 
 
 def _candidate(episode: Episode, call: Call, position: int) -> Candidate | None:
