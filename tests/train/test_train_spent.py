@@ -62,7 +62,9 @@ def test_a_killed_evaluation_that_is_repeated_does_not_spend_the_budget_again(tm
             time.sleep(0.05)
     finally:
         first.send_signal(signal.SIGKILL)
-        first.communicate()
+        first.wait()
+        assert first.stderr is not None
+        first.stderr.close()
     again = start(tmp_path)
     _, said = again.communicate(timeout=120)
     assert again.returncode == 2 and "its budget of 4 calls is spent" in said

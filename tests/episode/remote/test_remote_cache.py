@@ -6,15 +6,20 @@ import asyncio
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from recipe.dag.episode.remote.cache import Cache, cache_key
+from recipe.dag.episode.remote.clients import ChatEndpoint, Questions
 from recipe.dag.episode.remote.connect import Remotes
+from recipe.dag.episode.remote.transport import Transport
 from recipe.dag.episode.runner import EpisodeRunner
-from recipe.dag.errors import UserError
+from recipe.dag.errors import ModelServerFault, UserError
 from recipe.dag.report.metrics import rollout_metrics
+from recipe.dag.types.model import Api
 from recipe.dag.types.record import Episode
+from recipe.dag.workflow.schema import Sampling
 from tests.episode.openai_server import OpenAIServer, tool_call
 from tests.episode.provider_servers import AnthropicServer, GoogleServer
 
@@ -66,6 +71,60 @@ def test_a_greedy_request_is_paid_for_once(world, server):
         "cost": 0.0,
     }
     assert rollout_metrics(episodes)["policy/main/api/cache_hits"] == 3
+
+
+def ask(server, cache: Cache, *, count: int, cancel_first: bool = False, **api) -> tuple[list[Any], dict]:
+    """Ask the same `count` times at once; the first is cancelled once the server has it."""
+    spec = Api(base_url=server.url, model="test", max_wait_s=0.02, cache="unused", **api)
+    sampling = {**Sampling(temperature=0.0).model_dump(), "stop": []}
+
+    async def main():
+        transport = Transport(spec, url=server.url, key=None, where="policy main")
+        endpoint = ChatEndpoint("test", Questions(spec, transport, cache))
+        messages = [{"role": "user", "content": "hi"}]
+        asked = [
+            asyncio.create_task(endpoint.complete(messages, {**sampling, "seed": k}, timeout_s=20.0))
+            for k in range(count)
+        ]
+        while cancel_first and not server.requests:
+            await asyncio.sleep(0.005)
+        if cancel_first:
+            asked[0].cancel()
+        answers = await asyncio.gather(*asked, return_exceptions=True)
+        assert not endpoint.questions._under_way
+        await transport.close()
+        return answers, transport.account.ledger.counts("")
+
+    return asyncio.run(main())
+
+
+def test_equal_requests_at_the_same_time_are_paid_for_once_and_get_one_answer(tmp_path):
+    said = iter(range(100))
+    with OpenAIServer(lambda body: f"verdict {next(said)}") as server:
+        answers, counts = ask(server, Cache(tmp_path / "a.sqlite", "cache"), count=6)
+    assert [answer.message["content"] for answer in answers] == ["verdict 0"] * 6 and len(server.requests) == 1
+    assert sorted(answer.usage["requests"] for answer in answers) == [0, 0, 0, 0, 0, 1]
+    assert sum(answer.usage["prompt_tokens"] for answer in answers) == 7
+    assert (counts["calls"], counts["cache_hits"], counts["failed"]) == (1, 5, 0)
+
+
+def test_a_failure_is_that_of_those_who_wait_and_the_next_asks_again(tmp_path):
+    cache = Cache(tmp_path / "a.sqlite", "cache")
+    with OpenAIServer(faults={0: "500"}) as server:
+        answers, counts = ask(server, cache, count=3, retries=0)
+        assert all(isinstance(answer, ModelServerFault) for answer in answers) and len(server.requests) == 1
+        assert len(set(map(id, answers))) == 3 and {answer.where for answer in answers} == {"policy main"}
+        assert (counts["calls"], counts["failed"]) == (1, 3)
+        answers, _ = ask(server, cache, count=1, retries=0)
+        assert answers[0].message["content"] == "ok" and len(server.requests) == 2
+
+
+def test_the_others_get_their_answer_if_the_first_is_cancelled(tmp_path):
+    with OpenAIServer(faults={0: "hang"}) as server:
+        (first, *others), counts = ask(server, Cache(tmp_path / "a.sqlite", "cache"), count=4, cancel_first=True)
+    assert isinstance(first, asyncio.CancelledError) and len(server.requests) == 2
+    assert [answer.message["content"] for answer in others] == ["ok"] * 3
+    assert (counts["calls"], counts["cache_hits"], counts["failed"]) == (2, 2, 1)
 
 
 def test_a_sampled_request_is_the_same_only_with_the_same_seed(world, server):

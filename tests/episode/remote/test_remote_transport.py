@@ -10,10 +10,11 @@ from email.utils import format_datetime
 import pytest
 
 from recipe.dag.episode.remote import transport as module
+from recipe.dag.episode.remote.ledger import Account
 from recipe.dag.episode.remote.openai import room_in
 from recipe.dag.episode.remote.transport import PromptTooLong, Refused, Transport
 from recipe.dag.errors import ModelServerFault, UserError
-from recipe.dag.types.model import Api
+from recipe.dag.types.model import Api, Budget
 from tests.episode.openai_server import OpenAIServer
 
 KEY = "sk-quite-secret-key-1234567890"
@@ -267,3 +268,18 @@ def test_a_check_names_an_unreachable_server_and_accepts_one_without_a_list_of_m
         ) as error:
             asyncio.run(transport(server, retries=1).check())
     assert "\n" not in str(error.value)
+
+
+def test_an_answer_without_usage_is_a_warning_where_a_budget_needs_it(caplog):
+    class Silent(Transport):
+        async def exchange(self, request, http):
+            return {}
+
+    def warnings(**budget) -> int:
+        caplog.clear()
+        api = Api(base_url="http://x/v1", model="test")
+        made = Silent(api, url="http://x/v1", key=None, where="policy main", account=Account(budget=Budget(**budget)))
+        post(made, times=2)
+        return caplog.text.count("has no usage")
+
+    assert (warnings(tokens=9), warnings(usd=1.0), warnings(calls=9)) == (1, 1, 0)

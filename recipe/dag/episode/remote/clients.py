@@ -1,14 +1,16 @@
 """An API policy as agents use it: through messages, or through token ids if it has a tokenizer.
 
 Invariant: an answer is returned as the server gave it, with its usage; what is sent is the agent's sampling parameters,
-seed included, and the workflow's `body`.
+seed included, and the workflow's `body`. With a cache, equal requests of one process are paid for once, also those that
+are made while the first is under way.
 """
 
 from __future__ import annotations
 
 import asyncio
+import copy
 import json
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, TypeVar
 
@@ -18,7 +20,8 @@ from recipe.dag.episode.remote.openai import Choice, first_choice, sampling_fiel
 from recipe.dag.episode.remote.transport import Transport
 from recipe.dag.episode.remote.usage import Usage, usage_of
 from recipe.dag.episode.remote.wire import Body, with_extras
-from recipe.dag.errors import Fault
+from recipe.dag.episode.time_limit import waiting
+from recipe.dag.errors import Fault, UserError
 from recipe.dag.types.context import Message
 from recipe.dag.types.model import Api
 from recipe.dag.types.record import Generation
@@ -45,6 +48,10 @@ class Questions:
     api: Api
     transport: Transport
     cache: Cache | None = None
+    _under_way: dict[tuple[asyncio.AbstractEventLoop, str], asyncio.Future[str]] = field(
+        default_factory=dict, init=False, repr=False
+    )
+    """By event loop and key of the cache: the JSON text that will be the answer."""
 
     async def ask(
         self,
@@ -62,25 +69,56 @@ class Questions:
 
         Raises ModelServerFault and UserError, as `Transport.post` does."""
         wire, body = self.transport.wire, with_extras(form(sampling), self.api.body)
-        key = None
+
+        async def post() -> tuple[Body, int]:
+            answer, tries = await self.transport.post_fitting(path, body, timeout_s=self.api.timeout_s or timeout_s)
+            read(answer)  # what cannot be read is not kept
+            return answer, tries
+
         try:
-            if self.cache is not None:
+            if self.cache is None:
+                answer, tries = await post()
+            else:
                 # greedy answers do not depend on the seed; sampled ones must differ between siblings
                 seedless = with_extras(form({k: v for k, v in sampling.items() if k != "seed"}), self.api.body)
                 seed = None if wire.temperature(body) == 0 else sampling.get("seed")
                 key = cache_key(wire.provider.name, self.transport.url, path, seedless, seed)
-                if (stored := await self.cache.get(key)) is not None:
-                    self.transport.account.add(cache_hits=1)
-                    return read(stored), usage_of((0, 0), 0, self.api)
-            limit = self.api.timeout_s or timeout_s
-            answer, tries = await self.transport.post_fitting(path, body, timeout_s=limit)
+                answer, tries = await self._once(self.cache, key, post)
             value = read(answer)
         except (Fault, asyncio.CancelledError):
             self.transport.account.add(failed=1)
             raise
-        if self.cache is not None and key is not None:
-            await self.cache.put(key, self.transport.clean(json.dumps(answer)))
+        if tries == 0:
+            self.transport.account.add(cache_hits=1)
         return value, usage_of(wire.tokens(answer), tries, self.api)
+
+    async def _once(self, cache: Cache, key: str, post: Callable[[], Awaitable[tuple[Body, int]]]) -> tuple[Body, int]:
+        """Return the answer and the number of requests that it took: 0 if it is in the cache, or if an equal request
+        was under way. Its failure is that of all who wait for it; if it is cancelled, one of them asks instead."""
+        loop = asyncio.get_running_loop()
+        while (first := self._under_way.get((loop, key))) is not None:
+            with waiting():
+                await asyncio.wait({first})
+            if first.cancelled():
+                continue
+            if (failure := first.exception()) is not None:
+                raise copy.copy(failure) from failure  # each caller adds to its own
+            return json.loads(first.result()), 0
+        own = self._under_way[loop, key] = loop.create_future()
+        try:
+            answer, tries = await cache.get(key), 0
+            if answer is None:
+                answer, tries = await post()
+                await cache.put(key, self.transport.clean(json.dumps(answer)))
+            own.set_result(self.transport.clean(json.dumps(answer)))
+        except (Fault, UserError) as failure:
+            own.set_exception(failure)
+            own.exception()  # asyncio logs one that nobody retrieves, and perhaps nobody waits
+            raise
+        finally:
+            own.cancel()  # without an effect once it is set
+            del self._under_way[loop, key]
+        return answer, tries
 
 
 @dataclass(slots=True)

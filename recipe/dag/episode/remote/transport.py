@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import logging
 import time
 import weakref
 from collections.abc import Callable, Mapping
@@ -29,6 +30,8 @@ from recipe.dag.episode.time_limit import waiting
 from recipe.dag.errors import ModelServerFault, UserError
 from recipe.dag.tools.web import retry_after
 from recipe.dag.types.model import Api
+
+log = logging.getLogger(__name__)
 
 CONNECT_S = 10.0
 _RETRIED = frozenset({408, 409, 425, 429})
@@ -107,6 +110,7 @@ class Transport:
         self._pace = Pace(api.requests_per_minute, clock)
         self._jitter = wait_random_exponential(multiplier=0.5, max=api.max_wait_s)
         self._last_failure = ""
+        self._warned = False
         self._connections: weakref.WeakKeyDictionary[asyncio.AbstractEventLoop, _Connection] = (
             weakref.WeakKeyDictionary()
         )
@@ -244,8 +248,18 @@ class Transport:
         finally:
             self.breaker.succeeded(entry) if answered else self.breaker.gave_up(entry)
         if not request.ping:
-            self.account.charge(*self.wire.tokens(answer))
+            tokens = self.wire.tokens(answer)
+            self.account.charge(*tokens)
+            self._warn_uncounted(tokens)
         return answer
+
+    def _warn_uncounted(self, tokens: tuple[int, int]) -> None:
+        """Warn once if a budget of money or tokens cannot hold, since the server reports no usage."""
+        budget = self.account.budget
+        if any(tokens) or self._warned or budget is None or (budget.usd is None and budget.tokens is None):
+            return
+        self._warned = True
+        log.warning("%s: an answer has no usage, so budget.usd and budget.tokens do not count it", self.where)
 
     async def exchange(self, request: Request, http: aiohttp.ClientSession) -> dict[str, Any]:
         """Send a request once and return the answer's JSON object. Raises Unavailable for a failure that may pass,
