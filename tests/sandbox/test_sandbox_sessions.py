@@ -362,6 +362,38 @@ def test_a_session_to_keep_makes_room_for_none(tmp_path):
     assert not any(tmp_path.iterdir())
 
 
+def test_kept_sessions_above_their_share_stop_growing_when_all_hold_too_much(tmp_path):
+    class Engine:
+        async def execute(self, job: Job) -> Execution:
+            return Execution(Outcome("finished", 0, "ran", "", 0.0))
+
+    async def scenario() -> None:
+        sessions = Sessions(Folders(tmp_path), max_bytes=1_500_000)
+        runner = jobs.Jobs(Engine(), FairQueue(2, 4), sessions)
+        large, small, idle = [await sessions.create(keep=True) for _ in range(3)]
+
+        async def hold(session, size: int) -> None:
+            (session.place.path / "f").write_bytes(bytes(size))
+            await sessions.measure(session)
+
+        async def run(session) -> str:
+            request = jobs.JobRequest("client", Job("1"), session_id=session.id)
+            return (await runner.run(request)).run.stdout
+
+        await hold(large, 1_200_000)
+        assert await run(large) == "ran"  # its share counts only when the limit is exceeded
+        await hold(small, 400_000)
+        with pytest.raises(wire.Invalid, match="the server is full .*above its share.*delete files first") as error:
+            await run(large)
+        assert error.value.status == 507
+        assert await run(small) == "ran" and await run(idle) == "ran"
+        await hold(large, 1000)
+        assert await run(large) == "ran"
+        await sessions.close()
+
+    asyncio.run(scenario())
+
+
 def test_expired_sessions_are_swept_unless_in_use(tmp_path):
     async def scenario() -> None:
         sessions = Sessions(Folders(tmp_path))

@@ -115,7 +115,8 @@ class Jobs:
 
     async def _execute_in(self, session: Session, job: Job) -> Execution:
         """Run a job in a session. Where no file system enforces the quota, the job is ended when it exceeds it, and the
-        next call is refused: raises wire.Invalid."""
+        next call is refused: raises wire.Invalid, also for a session that takes too much of what all may hold."""
+        check_share(self.sessions, session)
         if session.place.enforced:
             return await self.engine.execute(job)
         await self.sessions.measure(session)
@@ -134,6 +135,13 @@ class Jobs:
         run = (None if task.cancelled() else task.result().run) or Outcome("finished", -9, "", "", 0.0)
         note = f"[sandbox] {over_quota(session).detail}\n"
         return Execution(dataclasses.replace(run, return_code=run.return_code or -9, stderr=run.stderr + note))
+
+
+def check_share(sessions: Sessions, session: Session) -> None:
+    """Raise wire.Invalid if the session must not grow because of what all sessions hold."""
+    if sessions.crowds(session):
+        held = f"all sessions hold {sessions.used_bytes} bytes, this one {session.used_bytes}, which is above its share"
+        raise wire.Invalid(f"the server is full ({held}): delete files first", 507)
 
 
 def over_quota(session: Session) -> wire.Invalid:

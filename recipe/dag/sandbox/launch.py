@@ -142,7 +142,8 @@ class LocalSandbox:
             "max_concurrent": self.max_concurrent,
             **self._requested,
             "grace_s": 0.1,
-            # One per episode, and nobody else opens any: what they hold together is limited, not their number.
+            # One per episode, and nobody else opens any. What they hold together is limited, not their number: above
+            # the limit, a session with more than its equal share is refused programs and files.
             "max_sessions": 1 << 16,
             "log_level": "warning",
         }

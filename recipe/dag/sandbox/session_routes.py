@@ -19,7 +19,7 @@ from pydantic import Field
 from recipe.dag.sandbox import beneath, body, removal, wire
 from recipe.dag.sandbox.file_pattern import matches
 from recipe.dag.sandbox.guard import client_of
-from recipe.dag.sandbox.jobs import MAX_PATIENCE_S, over_quota
+from recipe.dag.sandbox.jobs import MAX_PATIENCE_S, check_share, over_quota
 from recipe.dag.sandbox.places import most_entries
 from recipe.dag.sandbox.sessions import DEFAULT_QUOTA_MB, DEFAULT_TTL_S, NoSession, Session, Sessions
 
@@ -97,6 +97,7 @@ class SessionRoutes:
         data = await body.read_bytes(request)
         async with self._sessions.hold(request.match_info["id"], MAX_PATIENCE_S) as session:
             await self._sessions.measure(session)
+            check_share(self._sessions, session)
             with _file_errors(session):
                 if not session.place.enforced and session.used_bytes + len(data) > session.quota_bytes:
                     raise OSError(errno.ENOSPC, "over the quota")

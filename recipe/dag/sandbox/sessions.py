@@ -150,6 +150,15 @@ class Sessions:
         while self.used_bytes > self._max_bytes and self._evict(session.client):
             pass
 
+    def crowds(self, session: Session) -> bool:
+        """Whether all sessions together exceed the limit, and this one, which is kept, more than its equal share of it:
+        it must not grow, since it cannot be evicted."""
+        return (
+            session.keep
+            and self.used_bytes > self._max_bytes
+            and session.used_bytes > self._max_bytes / len(self._sessions)
+        )
+
     def _evict(self, client: str) -> bool:
         sessions = self._sessions.items()
         own = (name for name, session in sessions if session.client == client and not (session.users or session.keep))
