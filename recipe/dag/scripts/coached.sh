@@ -9,7 +9,7 @@ start_coach() {
   : > "$log"  # of an earlier run: its URL is gone
   python -m recipe.dag.cli serve --script "$2" --port 0 > "$log" 2> "$log.errors" &
   coach_server=$!
-  trap 'kill "$coach_server" 2>/dev/null || true' EXIT
+  trap '{ kill "$coach_server" && wait "$coach_server"; } 2>/dev/null || true' EXIT
   until COACH_URL=$(head -n 1 "$log") && [ -n "$COACH_URL" ]; do  # its first line is the URL
     kill -0 "$coach_server" 2>/dev/null || { cat "$log.errors" >&2; exit 1; }
     sleep 0.2
