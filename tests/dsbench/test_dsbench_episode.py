@@ -142,8 +142,11 @@ def test_the_score_is_that_of_the_submission_that_left_the_sandbox(play, flow, t
 
 
 def test_prompts_are_those_that_the_teacher_shows(play, flow, tasks, tokenizer):
-    seen = set()
-    for number, task in enumerate(tasks):
+    second, seen = {("engineer", 1), ("modeler", 1)}, set()
+    for number in range(60):  # the teacher errs at random, and repairs in a second round
+        if number >= len(tasks) and second <= seen:
+            break
+        task = tasks[number % len(tasks)]
         lessons = Teacher(flow, number).teach(task)
         texts = {name: [lesson.answer for lesson in lessons if lesson.role == name] for name in AGENTS}
         episode = play(flow, task, texts)
@@ -154,7 +157,7 @@ def test_prompts_are_those_that_the_teacher_shows(play, flow, tasks, tokenizer):
             assert call.prompt_text == rendered
             assert call.text == lesson.answer
         seen |= {(lesson.role, lesson.round) for lesson in lessons}
-    assert {("engineer", 1), ("modeler", 1)} <= seen
+    assert second <= seen
 
 
 def test_the_answers_are_in_no_prompt(play, flow, tasks):
