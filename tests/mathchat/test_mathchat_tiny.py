@@ -85,6 +85,20 @@ def test_in_transcripts_the_coaches_give_the_judges_verdicts():
     assert printed and "N/A" not in printed
 
 
+def test_fine_tuning_reads_the_transcripts_whole(tmp_path):
+    from recipe.dag.settings.sft import compose_sft
+    from recipe.dag.train.sft_data import TranscriptDataset
+    from recipe.tiny.tokenizer import build_tokenizer
+
+    file = tmp_path / "sft.parquet"
+    teacher.main(["--output", str(file), "--size", "8", "--test_size", "8"])
+    given = [f"data.train_files={file}", "model.path=m", "output_dir=o"]
+    config = compose_sft(given, name="sft_smollm2", folder=ROOT / "recipe" / "mathchat" / "config").data
+    lessons = [lesson for _, several in lessons_of(40, coaches=True) for lesson in several]
+    dataset = TranscriptDataset(str(file), build_tokenizer(lessons), config)
+    assert dataset.counts == {"used": 8 * 7}
+
+
 @pytest.mark.parametrize(("code", "ok", "text"), [("print(6*7)", True, "42\n"), ("print((6*7)", False, "never closed")])
 def test_the_teachers_programs_print_what_the_sandbox_would(code, ok, text):
 
