@@ -1,8 +1,8 @@
 """Compare the laptop's runs with and without the coach's scores: three seeds each, equal models, data and steps.
 
-    python -m recipe.mathchat.compare [--seeds 0 1 2] [--weights 1 0] [--output outputs/mathchat_compare]
+    python -m recipe.mathchat.compare [--recipe dsbench] [--seeds 0 1 2] [--weights 1 0] [--output FOLDER]
 
-Invariant: a run is `run_tiny_cpu.sh` unchanged but for its seed and COACH_WEIGHT; a figure comes from the runs'
+Invariant: a run is the recipe's `run_tiny_cpu.sh` unchanged but for its seed and COACH_WEIGHT; a figure comes from the runs'
 metrics.jsonl alone. Finished runs are not repeated, interrupted ones resumed. Writes table.md and curves.png.
 """
 
@@ -25,7 +25,7 @@ from recipe.dag.errors import UserError
 from recipe.dag.report.curve import COLOURS
 
 ROOT = Path(__file__).resolve().parents[2]
-SCRIPT = ROOT / "recipe" / "mathchat" / "run_tiny_cpu.sh"
+RECIPES = ("mathchat", "dsbench")
 TRAINING, VALIDATION = "episode/accuracy", "val/accuracy"
 
 Curve = dict[int, float]
@@ -34,9 +34,9 @@ Runs = Mapping[str, Sequence[Mapping[str, Curve]]]
 """Weight -> for each seed, the curves by metric."""
 
 
-def folder_of(seed: int, weight: str) -> Path:
-    """Return the folder that the script writes."""
-    name = "mathchat_tiny" + (f"_seed{seed}" if seed else "") + (f"_coach{weight}" if weight != "1" else "")
+def folder_of(seed: int, weight: str, recipe: str = "mathchat") -> Path:
+    """Return the folder that the recipe's script writes."""
+    name = f"{recipe}_tiny" + (f"_seed{seed}" if seed else "") + (f"_coach{weight}" if weight != "1" else "")
     return ROOT / "outputs" / name
 
 
@@ -44,19 +44,19 @@ def curves(folder: Path) -> dict[str, Curve]:
     """Return accuracy in training and on unseen problems by step. Raises UserError without metrics.jsonl."""
     file = folder / "metrics.jsonl"
     if not file.is_file():
-        raise UserError(f"{file} does not exist; run recipe/mathchat/run_tiny_cpu.sh, or leave --only-report out")
+        raise UserError(f"{file} does not exist; run the recipe's run_tiny_cpu.sh, or leave --only-report out")
     lines = [json.loads(line) for line in file.read_text().splitlines()]
     return {key: {line["step"]: line[key] for line in lines if key in line} for key in (TRAINING, VALIDATION)}
 
 
-def train(seed: int, weight: str) -> None:
+def train(seed: int, weight: str, recipe: str = "mathchat") -> None:
     """Run the script unless its results are complete. Raises UserError if it fails."""
-    folder = folder_of(seed, weight)
-    if (folder / "summary.json").is_file():
+    if (folder_of(seed, weight, recipe) / "summary.json").is_file():
         return
-    done = subprocess.run(["bash", str(SCRIPT), str(seed)], env={**os.environ, "COACH_WEIGHT": weight})
+    script = ROOT / "recipe" / recipe / "run_tiny_cpu.sh"
+    done = subprocess.run(["bash", str(script), str(seed)], env={**os.environ, "COACH_WEIGHT": weight})
     if done.returncode:
-        raise UserError(f"seed {seed}, COACH_WEIGHT={weight}: {SCRIPT.name} ended with {done.returncode}; see above")
+        raise UserError(f"seed {seed}, COACH_WEIGHT={weight}: {script.name} ended with {done.returncode}; see above")
 
 
 def table(runs: Runs, seeds: Sequence[int]) -> str:
@@ -102,20 +102,25 @@ def draw(runs: Runs, png: Path) -> None:
 
 def main(argv: Sequence[str] | None = None) -> None:
     parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
+    parser.add_argument("--recipe", choices=RECIPES, default=RECIPES[0])
     parser.add_argument("--seeds", type=int, nargs="+", default=[0, 1, 2])
     parser.add_argument("--weights", nargs="+", default=["1", "0"], help="of the coach's scores")
-    parser.add_argument("--output", type=Path, default=ROOT / "outputs" / "mathchat_compare")
+    parser.add_argument("--output", type=Path, help="by default outputs/RECIPE_compare")
     parser.add_argument("--only-report", action="store_true", help="train nothing: report the runs that exist")
     options = parser.parse_args(argv)
     pairs = [(seed, weight) for seed in options.seeds for weight in options.weights]
     for seed, weight in pairs if not options.only_report else []:
-        train(seed, weight)
-    runs = {weight: [curves(folder_of(seed, weight)) for seed in options.seeds] for weight in options.weights}
-    options.output.mkdir(parents=True, exist_ok=True)
+        train(seed, weight, options.recipe)
+    folders = {
+        weight: [folder_of(seed, weight, options.recipe) for seed in options.seeds] for weight in options.weights
+    }
+    runs = {weight: [curves(folder) for folder in of_weight] for weight, of_weight in folders.items()}
+    output = options.output or ROOT / "outputs" / f"{options.recipe}_compare"
+    output.mkdir(parents=True, exist_ok=True)
     text = table(runs, options.seeds)
-    (options.output / "table.md").write_text(text)
-    draw(runs, options.output / "curves.png")
-    print(f"{text}-> {options.output}/table.md, curves.png")
+    (output / "table.md").write_text(text)
+    draw(runs, output / "curves.png")
+    print(f"{text}-> {output}/table.md, curves.png")
 
 
 if __name__ == "__main__":

@@ -263,13 +263,15 @@ def test_the_comparison_reports_the_runs_that_exist(tmp_path, monkeypatch, capsy
     assert (tmp_path / "out" / "curves.png").stat().st_size > 10_000
     with pytest.raises(UserError, match="seed2/metrics.jsonl does not exist"):
         compare.main(["--only-report", "--seeds", "2"])
+    with pytest.raises(UserError, match="dsbench_tiny_seed2/metrics.jsonl does not exist"):
+        compare.main(["--only-report", "--seeds", "2", "--recipe", "dsbench"])
 
 
 def test_the_comparison_trains_what_is_missing(tmp_path, monkeypatch):
     monkeypatch.setattr(compare, "ROOT", tmp_path)
-    script = tmp_path / "run.sh"
+    script = tmp_path / "recipe" / "mathchat" / "run_tiny_cpu.sh"
+    script.parent.mkdir(parents=True)
     script.write_text(f'echo "$1 $COACH_WEIGHT" >> {tmp_path}/ran; exit ${{CODE:-0}}\n')
-    monkeypatch.setattr(compare, "SCRIPT", script)
     done = compare.folder_of(0, "1")
     done.mkdir(parents=True)
     (done / "summary.json").write_text("{}")
@@ -277,7 +279,7 @@ def test_the_comparison_trains_what_is_missing(tmp_path, monkeypatch):
     compare.train(1, "0")
     assert (tmp_path / "ran").read_text() == "1 0\n"
     monkeypatch.setenv("CODE", "4")
-    with pytest.raises(UserError, match="seed 2, COACH_WEIGHT=0: run.sh ended with 4"):
+    with pytest.raises(UserError, match="seed 2, COACH_WEIGHT=0: run_tiny_cpu.sh ended with 4"):
         compare.train(2, "0")
 
 
