@@ -2,8 +2,8 @@
 
     python -m recipe.mathchat.compare [--recipe dsbench] [--seeds 0 1 2] [--weights 1 0] [--output FOLDER]
 
-Invariant: a run is the recipe's `run_tiny_cpu.sh` unchanged but for its seed and COACH_WEIGHT; a figure comes from the runs'
-metrics.jsonl alone. Finished runs are not repeated, interrupted ones resumed. Writes table.md and curves.png.
+Invariant: a run is the recipe's `run_tiny_cpu.sh` unchanged but for its seed and COACH_WEIGHT; a figure comes from the
+runs' metrics.jsonl alone. Finished runs are not repeated, interrupted ones resumed. Writes table.md and curves.png.
 """
 
 from __future__ import annotations
