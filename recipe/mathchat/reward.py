@@ -12,7 +12,7 @@ from recipe.dag.reward.outcome import answer_of, graded, ground_truth
 
 
 @earned_by(boxed_answer_is_right)
-async def outcome_for_all(
+async def answer_outcome(
     episode: Episode,
     *,
     verifier: str = "verify",
@@ -23,14 +23,14 @@ async def outcome_for_all(
 ) -> dict[str, list[float]]:
     """Return `weight` for each call of `agents` if the last answer of the node `verifier` is right, else 0.0.
 
-    Every action is paid, because with `stat_unit: call` a reward reaches no other action. Sets `episode.outcome` and,
-    if the node `coach` gave an ANSWER_CORRECT, `episode.info`: `coach_correct`, and `coach_agrees`, 1.0 if it is
-    the grader's. Raises GraderFault if the answer cannot be graded.
+    With `stat_unit: call` a reward reaches no other action: agents that are not named learn from the coach alone.
+    Sets `episode.outcome` and, if the node `coach` gave an ANSWER_CORRECT, `episode.info`: `coach_correct`, and
+    `coach_agrees`, 1.0 if it is the grader's. Raises GraderFault if the answer cannot be graded.
     """
     answers = [call for call in episode.calls if call.node == verifier]
     if not answers:
         ran = ", ".join(dict.fromkeys(call.node for call in episode.calls)) or "none"
-        raise UserError(f"outcome_for_all: node '{verifier}' made no call; nodes that did: {ran}; set args.verifier")
+        raise UserError(f"answer_outcome: node '{verifier}' made no call; nodes that did: {ran}; set args.verifier")
     answer = answer_of(answers[-1])
     outcome = await graded(answer, ground_truth(episode), grade_timeout_s)
     episode.outcome = outcome

@@ -137,9 +137,10 @@ def test_faults_of_the_coach_leave_their_calls_out_and_change_no_other_reward(ma
         if key in left_out:
             assert call.reward is None and "failed" in call.verdict
             continue
-        # the reward is what an undisturbed coach says of this request
+        # the reward is what an undisturbed coach says of this request, and the answering agent's outcome
         score = float(judge(call.request).partition("PROCESS_SCORE: ")[2].split()[0])
-        assert call.verdict["process"] == score and call.reward == pytest.approx(score / 10 + call.outcome)
+        outcome = call.outcome if key[3] == "verify" else 0.0
+        assert call.verdict["process"] == score and call.reward == pytest.approx(score / 10 + outcome)
     first = {key: call for key, call in after.items() if key[0] == 1}
     assert {key: call.text for key, call in first.items()} == {k: c.text for k, c in before.items() if k[0] == 1}
     assert all(call.reward == before[key].reward for key, call in first.items() if key not in left_out)

@@ -8,7 +8,7 @@ import pytest
 
 from recipe.dag.errors import UserError
 from recipe.dag.types.record import Call, Episode
-from recipe.mathchat.reward import outcome_for_all
+from recipe.mathchat.reward import answer_outcome
 
 
 def call(node: str, agent: str, **parsed) -> Call:
@@ -23,7 +23,7 @@ def episode(answer: str | None, opinion: float | None = None, *, verdict: dict |
 
 
 def pay(played: Episode, **options) -> dict[str, list[float]]:
-    return asyncio.run(outcome_for_all(played, **options))
+    return asyncio.run(answer_outcome(played, **options))
 
 
 @pytest.mark.parametrize(("answer", "outcome"), [("42", 1.0), ("42.0", 1.0), ("41", 0.0), (None, 0.0)])
