@@ -13,7 +13,7 @@ github.com/anthropics/claude-code/issues/12186.
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -25,8 +25,10 @@ from recipe.dag.episode.remote.wire import (
     arguments_of,
     count_in,
     error_in,
+    joined,
+    plain_text,
     tool_call,
-    tool_text,
+    with_calls,
 )
 from recipe.dag.errors import ModelServerFault
 from recipe.dag.types.context import Message
@@ -74,7 +76,7 @@ class AnthropicWire:
         system = "\n\n".join(message["content"] for message in messages if message["role"] == "system")
         body: Body = {
             "model": model,
-            "messages": _blocks([message for message in messages if message["role"] != "system"]),
+            "messages": joined(_turns([m for m in messages if m["role"] != "system"]), "content"),
             "max_tokens": sampling["max_tokens"],
             "temperature": sampling["temperature"],
         }
@@ -140,28 +142,16 @@ def _tool(function: Mapping[str, Any]) -> dict[str, Any]:
     return {"name": function["name"], "description": function.get("description") or "", "input_schema": schema}
 
 
-def _blocks(messages: Sequence[Message]) -> list[dict[str, Any]]:
-    """Return messages of alternating roles, whose contents are blocks."""
-    joined: list[dict[str, Any]] = []
-    asked: set[str] = set()
-    for message in messages:
-        role = "assistant" if message["role"] == "assistant" else "user"
-        if role == "assistant":
-            asked = {call["id"] for call in message.get("tool_calls") or ()}
-            blocks = _said(message)
-        elif message["role"] == "tool" and message.get("tool_call_id") in asked:
+def _turns(messages: Sequence[Message]) -> Iterator[tuple[str, list[dict[str, Any]]]]:
+    """Yield the role and the blocks of each message."""
+    for message, call in with_calls(messages):
+        if message["role"] == "assistant":
+            yield "assistant", _said(message)
+        elif call is not None:
             text = message.get("content") or ""
-            blocks = [{"type": "tool_result", "tool_use_id": message["tool_call_id"], "content": text}]
+            yield "user", [{"type": "tool_result", "tool_use_id": call["id"], "content": text}]
         else:
-            text = tool_text(message) if message["role"] == "tool" else message["content"]
-            blocks = [{"type": "text", "text": text}]
-        if not blocks:
-            continue  # an empty answer, which the API refuses to read
-        if joined and joined[-1]["role"] == role:
-            joined[-1]["content"] += blocks
-        else:
-            joined.append({"role": role, "content": blocks})
-    return joined
+            yield "user", [{"type": "text", "text": plain_text(message)}]
 
 
 def _said(message: Message) -> list[dict[str, Any]]:

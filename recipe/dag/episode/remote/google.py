@@ -27,8 +27,10 @@ from recipe.dag.episode.remote.wire import (
     arguments_of,
     count_in,
     error_in,
+    joined,
+    plain_text,
     tool_call,
-    tool_text,
+    with_calls,
 )
 from recipe.dag.errors import ModelServerFault
 from recipe.dag.types.context import Message
@@ -86,7 +88,7 @@ class GoogleWire:
     ) -> Body:
         system = [{"text": message["content"]} for message in messages if message["role"] == "system"]
         body: Body = {
-            "contents": _contents([message for message in messages if message["role"] != "system"]),
+            "contents": joined(_turns([m for m in messages if m["role"] != "system"]), "parts"),
             "generationConfig": _generation(sampling),
         }
         body |= {"systemInstruction": {"parts": system}} if system else {}
@@ -165,26 +167,16 @@ def _declaration(function: Mapping[str, Any]) -> dict[str, Any]:
     return declared | ({"parametersJsonSchema": function["parameters"]} if function.get("parameters") else {})
 
 
-def _contents(messages: Sequence[Message]) -> list[dict[str, Any]]:
-    """Return contents of alternating roles."""
-    joined: list[dict[str, Any]] = []
-    asked: dict[str, str] = {}
-    for message in messages:
-        role = "model" if message["role"] == "assistant" else "user"
-        if role == "model":
-            asked = {call["id"]: call["function"]["name"] for call in message.get("tool_calls") or ()}
-            parts = _said(message)
-        elif message["role"] == "tool" and (name := asked.get(message.get("tool_call_id", ""))) is not None:
-            parts = [{"functionResponse": {"name": name, "response": {"result": message.get("content") or ""}}}]
+def _turns(messages: Sequence[Message]) -> Iterator[tuple[str, list[dict[str, Any]]]]:
+    """Yield the role and the parts of each message."""
+    for message, call in with_calls(messages):
+        if message["role"] == "assistant":
+            yield "model", _said(message)
+        elif call is not None:
+            response = {"result": message.get("content") or ""}
+            yield "user", [{"functionResponse": {"name": call["function"]["name"], "response": response}}]
         else:
-            parts = [{"text": tool_text(message) if message["role"] == "tool" else message["content"]}]
-        if not parts:
-            continue  # an empty answer, which the API refuses to read
-        if joined and joined[-1]["role"] == role:
-            joined[-1]["parts"] += parts
-        else:
-            joined.append({"role": role, "parts": parts})
-    return joined
+            yield "user", [{"text": plain_text(message)}]
 
 
 def _said(message: Message) -> list[dict[str, Any]]:

@@ -7,7 +7,7 @@ them, repeats them and sorts the failures.
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal, Protocol
 
@@ -158,6 +158,31 @@ def tool_call(number: int, name: str, arguments: Any, call_id: Any = None) -> di
     return call | {"function": {"name": name, "arguments": text}}
 
 
-def tool_text(message: Message) -> str:
-    """Return a tool's result as a user's text, for a call that the model wrote into its text."""
-    return f"<tool_response>\n{message.get('content') or ''}\n</tool_response>"
+def with_calls(messages: Sequence[Message]) -> Iterator[tuple[Message, Mapping[str, Any] | None]]:
+    """Yield each message with the tool call that it answers: one of the latest answer's; None for all others."""
+    asked: dict[str, Mapping[str, Any]] = {}
+    for message in messages:
+        if message["role"] == "assistant":
+            asked = {call["id"]: call for call in message.get("tool_calls") or ()}
+        is_result = message["role"] == "tool"
+        yield message, asked.get(message.get("tool_call_id", "")) if is_result else None
+
+
+def plain_text(message: Message) -> str:
+    """Return a message's text for a user's turn. A tool's result arrives here if the model wrote the call as text."""
+    text = message.get("content") or ""
+    return f"<tool_response>\n{text}\n</tool_response>" if message["role"] == "tool" else text
+
+
+def joined(turns: Iterable[tuple[str, list[dict[str, Any]]]], key: str) -> list[dict[str, Any]]:
+    """Return messages of alternating roles, whose contents are lists under `key`: neighbours of one role are joined,
+    and empty answers, which these APIs refuse to read, are left out."""
+    messages: list[dict[str, Any]] = []
+    for role, content in turns:
+        if not content:
+            continue
+        if messages and messages[-1]["role"] == role:
+            messages[-1][key] += content
+        else:
+            messages.append({"role": role, key: content})
+    return messages
