@@ -234,10 +234,7 @@ def main(argv: Sequence[str] | None = None) -> None:
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--mental", action="store_true", help="problems with one operation on numbers from 2 to 12")
     options = parser.parse_args(argv)
-    for name in ("train_size", "test_size", "seed"):
-        lowest = 0 if name == "seed" else 1
-        if getattr(options, name) < lowest:
-            raise UserError(f"--{name} {getattr(options, name)}: must be {lowest} or more")
+    common.check_numbers(options)
     train, test = splits(options.seed, options.train_size, options.test_size, mental=options.mental)
     common.write(
         options.local_dir,

@@ -52,6 +52,14 @@ def parser(description: str, prompt_split: str, hub_name: str | None = None) -> 
     return args
 
 
+def check_numbers(options: argparse.Namespace) -> None:
+    """Raise UserError for a size below 1 or a negative seed."""
+    for name in ("train_size", "test_size", "size", "max_samples", "seed"):
+        value, lowest = getattr(options, name, None), 0 if name == "seed" else 1
+        if isinstance(value, int) and value < lowest:
+            raise UserError(f"--{name} {value}: must be {lowest} or more")
+
+
 def convert(
     options: argparse.Namespace,
     data_source: str,

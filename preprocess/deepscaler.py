@@ -63,9 +63,7 @@ def main(argv: Sequence[str] | None = None) -> None:
     parser.add_argument("--instruction", default=INSTRUCTION, help="text put after each problem")
     parser.add_argument("--seed", type=int, default=0, help="seed of the choice of held-out rows")
     options = parser.parse_args(argv)
-    for name in ("test_size", "max_samples"):
-        if isinstance(value := getattr(options, name), int) and value < 1:
-            raise UserError(f"--{name} {value}: must be 1 or more")
+    common.check_numbers(options)
     items, rejected = items_of(read_rows(options.input, options.prompt_split, options.name)[: options.max_samples])
     for reason, count in sorted(rejected.items()):
         print(f"left out {count} rows {reason}")

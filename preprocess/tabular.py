@@ -316,10 +316,7 @@ def main(argv: Sequence[str] | None = None) -> None:
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--file", type=Path, action="append", default=[], help="a further file for the agents")
     options = parser.parse_args(argv)
-    for name in ("train_size", "test_size", "seed"):
-        lowest = 0 if name == "seed" else 1
-        if getattr(options, name) < lowest:
-            raise UserError(f"--{name} {getattr(options, name)}: must be {lowest} or more")
+    common.check_numbers(options)
     try:
         files = {path.name: path.read_text("utf-8") for path in options.file}
     except (OSError, UnicodeDecodeError) as error:

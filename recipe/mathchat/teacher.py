@@ -12,7 +12,6 @@ improve and makes an episode's outcome a noisy signal for each of them.
 
 from __future__ import annotations
 
-import argparse
 import asyncio
 import random
 import sys
@@ -21,14 +20,14 @@ from pathlib import Path
 from typing import Any
 
 from preprocess.arithmetic import Problem, splits
-from preprocess.common import run
+from preprocess.common import check_numbers, run
 from recipe.dag.errors import UserError
 from recipe.dag.types.context import Message
 from recipe.dag.types.record import ToolResult
 from recipe.dag.workflow.schema import Workflow
 from recipe.dag.workflow_file import load_workflow
 from recipe.mathchat.judge import judge
-from recipe.retool.teacher import write_transcripts
+from recipe.retool.teacher import transcript_parser, write_transcripts
 from recipe.tiny.dialogue import Demonstration, Dialogue, Script
 
 WRONG_FORMULA, OTHER_CODE, BROKEN_CODE, WRONG_RESULT, WRONG_ANSWER = 0.5, 0.25, 0.15, 0.2, 0.3
@@ -121,17 +120,9 @@ async def run_program(name: str, *, code: str, **options: Any) -> ToolResult:
 
 
 def main(argv: Sequence[str] | None = None) -> None:
-    parser = argparse.ArgumentParser(
-        description=(__doc__ or "").partition("\n")[0], formatter_class=argparse.ArgumentDefaultsHelpFormatter
-    )
-    parser.add_argument("--output", required=True, type=Path, help="the parquet file")
-    parser.add_argument("--workflow", type=Path, default=WORKFLOW)
-    parser.add_argument("--size", type=int, default=512, help="number of episodes, of eight dialogues each")
-    parser.add_argument("--test_size", type=int, default=64, help="size of the test split, whose problems are left out")
-    parser.add_argument("--seed", type=int, default=0)
+    parser = transcript_parser(__doc__, WORKFLOW, 512, "number of episodes, of eight dialogues each")
     options = parser.parse_args(argv)
-    if options.size < 1 or options.test_size < 1 or options.seed < 0:
-        raise UserError("--size and --test_size must be 1 or more, --seed 0 or more")
+    check_numbers(options)
     teacher = Teacher(load_workflow(options.workflow), options.seed, coaches=True)
     problems = teacher.problems(options.size, options.test_size)
     dialogues = [dialogue for problem in problems for dialogue in transcripts(teacher.teach(problem))]

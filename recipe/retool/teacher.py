@@ -25,7 +25,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from preprocess.arithmetic import Problem, splits
-from preprocess.common import run
+from preprocess.common import check_numbers, run
 from recipe.dag.episode.make_tools import make_tools
 from recipe.dag.episode.toolset import Toolset
 from recipe.dag.errors import UserError
@@ -149,18 +149,23 @@ def write_transcripts(output: Path, transcripts: Sequence[Sequence[Message]], to
         partial.unlink(missing_ok=True)
 
 
-def main(argv: Sequence[str] | None = None) -> None:
+def transcript_parser(doc: str | None, workflow: Path, size: int, counts: str) -> argparse.ArgumentParser:
+    """Return the options of a script that writes transcripts. `counts`: what --size counts."""
     parser = argparse.ArgumentParser(
-        description=(__doc__ or "").partition("\n")[0], formatter_class=argparse.ArgumentDefaultsHelpFormatter
+        description=(doc or "").partition("\n")[0], formatter_class=argparse.ArgumentDefaultsHelpFormatter
     )
     parser.add_argument("--output", required=True, type=Path, help="the parquet file")
-    parser.add_argument("--workflow", type=Path, default=WORKFLOW)
-    parser.add_argument("--size", type=int, default=768, help="number of transcripts")
+    parser.add_argument("--workflow", type=Path, default=workflow)
+    parser.add_argument("--size", type=int, default=size, help=counts)
     parser.add_argument("--test_size", type=int, default=64, help="size of the test split, whose problems are left out")
     parser.add_argument("--seed", type=int, default=0)
+    return parser
+
+
+def main(argv: Sequence[str] | None = None) -> None:
+    parser = transcript_parser(__doc__, WORKFLOW, 768, "number of transcripts")
     options = parser.parse_args(argv)
-    if options.size < 1 or options.test_size < 1 or options.seed < 0:
-        raise UserError("--size and --test_size must be 1 or more, --seed 0 or more")
+    check_numbers(options)
     teacher = Teacher(load_workflow(options.workflow), options.seed)
     transcripts = [teacher.transcript(problem) for problem in teacher.problems(options.size, options.test_size)]
     write_transcripts(options.output, transcripts, teacher.tools)

@@ -37,9 +37,8 @@ done
 [ ! -e "$output" ] || [ -d "$output" ] || refuse "OUTPUT_DIR: $output is a file; pass a folder"
 case $name in */*) refuse "EXPERIMENT_NAME: $name is a path; pass a name" ;; esac
 
-# hydra's quotes: any character may be in a path
-quoted() { local text=${1//\\/\\\\}; echo "'${text//\'/\\\'}'"; }
-absolute() { case $1 in /*) echo "$1" ;; *) echo "$PWD/$1" ;; esac; }
+caller=$PWD root=$(dirname "${BASH_SOURCE[0]}")/../..
+. "$root/recipe/dag/scripts/launch.sh"
 settings=(
   "model_path=$(quoted "$(absolute "$model")")"
   "data.train_files=$(quoted "$(absolute "$data/train.parquet")")"
@@ -48,20 +47,6 @@ settings=(
   "trainer.experiment_name=$(quoted "$name")"
 )
 workflow=${WORKFLOW:+$(absolute "$WORKFLOW")}
-cd "$(dirname "${BASH_SOURCE[0]}")/../.."
-config=${CONFIG:-full}
-[ -f "recipe/retool/config/$config.yaml" ] || refuse "CONFIG=$config: recipe/retool/config has no $config.yaml"
-profile=(--config-path recipe/retool/config --config-name "$config")
-if [ -n "${SHOW:-}" ]; then
-  exec "${PYTHON:-python3}" -m recipe.dag.cli plan "${workflow:-workflows/workflow_retool.yaml}" "${profile[@]}" \
-    ${GPU_GB:+--gpu-gb "$GPU_GB"} "${settings[@]}" "$@"
-fi
-case "$config $*" in
-  tiny_cpu\ * | *platform=cpu*) ;;
-  *)
-    command -v nvidia-smi >/dev/null && nvidia-smi -L 2>/dev/null | grep -q GPU ||
-      refuse "no NVIDIA GPU here; try CONFIG=tiny_cpu, or all of it on a laptop: bash recipe/retool/run_tiny_cpu.sh" ;;
-esac
+cd "$root"
 [ -z "${WANDB_KEY:-}" ] || export WANDB_API_KEY=$WANDB_KEY
-exec "${PYTHON:-python3}" -m recipe.dag.main "${profile[@]}" workflow="${workflow:-workflows/workflow_retool.yaml}" \
-  "${settings[@]}" "$@"
+launch retool "${workflow:-workflows/workflow_retool.yaml}" "${settings[@]}" "$@"

@@ -117,7 +117,7 @@ def of(episode: Episode, name: str):
     return [call for call in episode.calls if call.node == name]
 
 
-def test_the_team_solves_a_task_and_every_action_earns_its_score_and_the_tasks(play, flow, tasks):
+def test_the_team_solves_a_task_and_every_action_earns_its_score_and_the_last_one_the_tasks(play, flow, tasks):
     task = tasks[0]
     episode = play(flow, task, best(task))
     assert episode.fault is None and episode.outcome == 1.0
@@ -128,7 +128,8 @@ def test_the_team_solves_a_task_and_every_action_earns_its_score_and_the_tasks(p
     for name in AGENTS:
         (call,), (verdict,) = of(episode, name), of(episode, f"coach_{name}")
         assert verdict.parsed["process"] >= 7.0
-        assert call.reward_parts == {"task": pytest.approx(0.5 * quality), "scores": verdict.parsed["process"] / 10}
+        of_task = {"task": pytest.approx(0.5 * quality)} if name == "analyst" else {}
+        assert call.reward_parts == {**of_task, "scores": verdict.parsed["process"] / 10}
     assert [row.agent for row in rows_of([episode]) if row.policy != "coach"] == list(AGENTS)
 
 
@@ -219,4 +220,4 @@ def test_weights_of_both_rewards_act(play, tasks):
     alone = flow_of("workflow.nodes.scores.args.process=0", "workflow.nodes.task.args.weight=2")
     episode = play(alone, task, best(task))
     quality = episode.info["task/quality"]
-    assert [c.reward for c in episode.calls if c.agent in AGENTS] == pytest.approx([2 * quality] * 3)
+    assert [c.reward for c in episode.calls if c.agent in AGENTS] == pytest.approx([0.0, 0.0, 2 * quality])

@@ -217,7 +217,7 @@ def test_the_file_has_one_row_per_transcript_and_is_the_same_again(tmp_path, tea
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (["--size", "0"], "--size and --test_size must be 1 or more"),
+        (["--size", "0"], "--size 0: must be 1 or more"),
         (["--workflow", str(ROOT / "workflows" / "workflow_debate.yaml")], "this teacher needs one rollout node"),
         (["--workflow", str(ROOT / "workflows" / "workflow_simpletir.yaml")], "and `tool_loop` hermes"),
         (["--workflow", "none.yaml"], "none.yaml"),

@@ -1,5 +1,6 @@
 # Source this file in the repository's root: runs of recipes in which a coach scores every action.
 #   . recipe/dag/scripts/coached.sh
+. recipe/dag/scripts/launch.sh
 
 # start_coach FOLDER FILE:FUNCTION: serve a function in OpenAI's form until the script ends, and set COACH_URL to its
 # address; FOLDER gets its log
@@ -20,17 +21,11 @@ start_coach() {
 # refuse MESSAGE: end the script with one line. No message repeats a value that may be the key.
 refuse() { echo "error: $1; $usage" >&2; exit 2; }
 
-# hydra's quotes: any character may be in a path
-quoted() { local text=${1//\\/\\\\}; echo "'${text//\'/\\\'}'"; }
-
-# absolute PATH: relative to the folder in which the user typed the command, which is in $caller
-absolute() { case $1 in /*) echo "$1" ;; *) echo "$caller/$1" ;; esac; }
-
 # train_coached RECIPE COACH_MODEL DATA_COMMAND "AGENT ..." "$@": train workflow_RECIPE.yaml on CUDA GPUs, whose trained
 # policies have the agents' names. "$@": MODEL [KEY] [-- key=value ...]. COACH_MODEL is the default of the variable with
 # this name; DATA_COMMAND makes the data. The script's `usage` and `extra_settings` (an array) are used.
 train_coached() {
-  local recipe=$1 default_coach=$2 data_command=$3 agents=() given=() key model config python part settings coach profile
+  local recipe=$1 default_coach=$2 data_command=$3 agents=() given=() key model part setting settings coach
   read -ra agents <<< "$4"
   shift 4
   while [ $# -gt 0 ] && [ "$1" != -- ]; do given+=("$1"); shift; done
@@ -60,10 +55,8 @@ train_coached() {
   fi
   local data=data/$recipe workflow=workflows/workflow_$recipe.yaml
   [ -z "${DATA_DIR:-}" ] || data=$(absolute "$DATA_DIR")
-  config=${CONFIG:-full} python=${PYTHON:-python3}
-  [ -f "recipe/$recipe/config/$config.yaml" ] || refuse "CONFIG=$config: recipe/$recipe/config has no $config.yaml"
 
-  settings=("workflow=$workflow" "model_path=$(quoted "$model")")
+  settings=("model_path=$(quoted "$model")")
   for part in train test; do
     case "$* " in *"data.${part/test/val}_files="*) continue ;; esac
     settings+=("data.${part/test/val}_files=$(quoted "$data/$part.parquet")")
@@ -91,15 +84,5 @@ train_coached() {
     settings+=('~workflow.policies.coach.model' "workflow.policies.coach.api={$coach}")
   fi
   settings+=(${extra_settings[@]+"${extra_settings[@]}"})
-  profile=(--config-path "recipe/$recipe/config" --config-name "$config")
-  if [ -n "${SHOW:-}" ]; then
-    exec "$python" -m recipe.dag.cli plan "$workflow" "${profile[@]}" ${GPU_GB:+--gpu-gb "$GPU_GB"} "${settings[@]:1}" "$@"
-  fi
-  case "$config $*" in
-    tiny_cpu\ * | *platform=cpu*) ;;
-    *)
-      command -v nvidia-smi >/dev/null && nvidia-smi -L 2>/dev/null | grep -q GPU ||
-        refuse "no NVIDIA GPU here; on a laptop: bash recipe/$recipe/run_tiny_cpu.sh" ;;
-  esac
-  exec "$python" -m recipe.dag.main "${profile[@]}" "${settings[@]}" "$@"
+  launch "$recipe" "$workflow" "${settings[@]}" "$@"
 }
