@@ -15,6 +15,7 @@ from recipe.dag import main
 from recipe.dag.cli import app
 from recipe.dag.errors import UserError
 from recipe.dag.main import choose_defaults, launch
+from recipe.dag.policy import cluster
 from recipe.dag.settings.compose import compose_config
 from recipe.dag.train import setup
 from recipe.dag.workflow.machine import Machine
@@ -188,3 +189,12 @@ def test_servers_that_do_not_fit_the_gpus_end_a_run_before_it_starts(two_cards):
     workflow = load_workflow(ROOT / "workflows" / "workflow_retool_ma.yaml")
     with pytest.raises(UserError, match="servers of 4 GPUs do not fit into the 2 of policy `main`"):
         list(choose_defaults(config, workflow, "cuda"))
+
+
+@pytest.mark.parametrize(("given", "kept"), [(None, "passive"), ("active", "active")])
+def test_the_processes_of_a_cpu_run_do_not_spin_while_they_wait(monkeypatch, given, kept):
+    monkeypatch.setenv("OMP_WAIT_POLICY", given or "")
+    if given is None:
+        monkeypatch.delenv("OMP_WAIT_POLICY")
+    main.prepare_environment("cpu")
+    assert os.environ["OMP_WAIT_POLICY"] == kept and "OMP_WAIT_POLICY" in cluster.FORWARDED

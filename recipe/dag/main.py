@@ -103,6 +103,8 @@ def prepare_environment(platform: str) -> None:
     threads = os.cpu_count() or 1
     if platform == "cpu":
         os.environ["VERL_PLATFORM"] = "cpu"
+        # The run's processes share the cores: a thread that spins while it waits takes the time of those that work.
+        os.environ.setdefault("OMP_WAIT_POLICY", "passive")
     else:
         import torch
 

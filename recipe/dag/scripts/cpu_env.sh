@@ -45,5 +45,7 @@ if [ ! -e "$_stamp" ]; then
   touch "$_stamp"
 fi
 export PATH="$_venv/bin:$PATH" VIRTUAL_ENV="$_venv"
+# Threads that spin while they wait double the time of everything on a machine whose cores are busy.
+export OMP_WAIT_POLICY=${OMP_WAIT_POLICY:-passive}
 # the dev environment is a superset, so it is ready for scripts that need only `cpu`, too
 [ "$_extras" = cpu ] || touch "$_venv/.verl-dag-$(echo "$_root cpu $(cksum < "$_root/pyproject.toml")" | cksum | tr ' ' -)"
