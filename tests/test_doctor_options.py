@@ -19,6 +19,7 @@ from recipe.dag.errors import UserError
 from tests.episode.provider_servers import AnthropicServer
 
 WORKFLOW = str(Path(__file__).parents[1] / "workflows" / "workflow_retool.yaml")
+MATHCHAT = str(Path(__file__).parents[1] / "workflows" / "workflow_mathchat.yaml")
 TEMPLATE = """\
 {%- if tools %}<|im_start|>system
 {%- for tool in tools %}
@@ -214,6 +215,18 @@ def test_api_policies_are_asked_in_their_providers_form(tmp_path, monkeypatch):
         with pytest.raises(UserError, match="refuses the key in THE_KEY"):
             doctor_options.check_apis(str(file))
     assert doctor_options.check_apis(WORKFLOW) == "none: every policy is the run's own"
+
+
+def test_edits_of_the_workflow_count_in_every_check(monkeypatch):
+    monkeypatch.setenv("THE_KEY", "k1")
+    with AnthropicServer(key="k1") as server:
+        api = f"{{provider: anthropic, base_url: {server.url!r}, model: test, key_env: THE_KEY}}"
+        edits = ["~workflow.policies.coach.model", f"workflow.policies.coach.api={api}"]
+        checks = doctor_options.option_checks(workflow=MATHCHAT, overrides=[*edits, "platform=cpu"])
+        assert checks["apis"]() == f"coach: test at {server.url} answers"
+        assert checks["tools"]().startswith("none")
+        with pytest.raises(doctor.Note, match="none is used"):
+            checks["gpu-memory"]()
 
 
 def test_memory_is_that_of_the_plan(tmp_path):

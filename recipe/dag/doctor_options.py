@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any, cast
 
 from recipe.dag.doctor import Note, Unfit
 from recipe.dag.errors import Fault, UserError
+from recipe.dag.workflow_edits import Edit, load_edited, split_edits
 
 if TYPE_CHECKING:
     from recipe.dag.tools.sandbox_client import SandboxClient
@@ -52,6 +53,7 @@ def option_checks(
     another one."""
     if data is not None and model is None:
         raise UserError("--data needs the model whose tokenizer counts; add --model MODEL")
+    settings, edits = split_edits(overrides)
     checks: dict[str, Callable[[], str]] = {}
     if sandbox_url is not None:
         checks["sandbox-url"] = lambda: asyncio.run(ping_sandbox(sandbox_url, sandbox_token))
@@ -61,12 +63,12 @@ def option_checks(
         checks["template"] = lambda: check_template(load_tokenizer(model))
         checks["tool-call"] = lambda: check_tool_call(load_tokenizer(model))
     if data is not None and model is not None:
-        checks["prompts"] = lambda: check_prompts(data, load_tokenizer(model), workflow, max_prompt_length)
+        checks["prompts"] = lambda: check_prompts(data, load_tokenizer(model), workflow, max_prompt_length, edits)
     if workflow is not None:
-        checks["apis"] = partial(check_apis, workflow)
-        settings = [*overrides, *([f"model_path={json.dumps(model)}"] if model is not None else [])]
-        checks["tools"] = lambda: asyncio.run(ping_tools(workflow))
-        checks["gpu-memory"] = partial(check_memory, workflow, settings, config_path, config_name, gpu_gb)
+        checks["apis"] = partial(check_apis, workflow, edits)
+        settings += [f"model_path={json.dumps(model)}"] if model is not None else []
+        checks["tools"] = lambda: asyncio.run(ping_tools(workflow, edits))
+        checks["gpu-memory"] = partial(check_memory, workflow, edits, settings, config_path, config_name, gpu_gb)
     return checks
 
 
@@ -87,14 +89,14 @@ async def ping_sandbox(url: str, token: str | None) -> str:
     return f"{url} ran print(6 * 7) in {result.seconds:.2f} s"
 
 
-async def ping_tools(file: str) -> str:
+async def ping_tools(file: str, edits: Sequence[Edit] = ()) -> str:
     """Ask the servers of a workflow's tools, and read the folders that they search. Raises UserError or Note."""
     from recipe.dag.episode.listed_tools import check_tools, describe_servers, with_listed_tools
     from recipe.dag.episode.make_tools import built_in_tools
     from recipe.dag.episode.rehearsal import NoSandbox
     from recipe.dag.inspection import load_checked
 
-    workflow = await with_listed_tools(load_checked(file))
+    workflow = await with_listed_tools(load_checked(file, edits))
     tools = built_in_tools(workflow, cast("SandboxClient", NoSandbox()), {})
     try:
         said = [*describe_servers(workflow), *await check_tools(tools)]
@@ -133,12 +135,11 @@ async def ping_server(url: str, key_env: str) -> str:
     return f"{address} serves {', '.join(names[:5]) or 'no model'}" + (f" and {len(names) - 5} more" * (len(names) > 5))
 
 
-def check_apis(file: str) -> str:
+def check_apis(file: str, edits: Sequence[Edit] = ()) -> str:
     """Ask the servers of the workflow's API policies, each in its provider's form. Raises UserError."""
     from recipe.dag.episode.remote.connect import Remotes
-    from recipe.dag.workflow_file import load_workflow
 
-    remotes = Remotes(load_workflow(file))
+    remotes = Remotes(load_edited(file, edits))
     if not remotes.specs:
         return "none: every policy is the run's own"
     asyncio.run(remotes.check())
@@ -214,7 +215,7 @@ def check_tool_call(tokenizer: Any) -> str:
     return f"a call of {TOOL} that the template wrote is parsed with its arguments unchanged"
 
 
-def check_prompts(data: str, tokenizer: Any, workflow: str | None, limit: int) -> str:
+def check_prompts(data: str, tokenizer: Any, workflow: str | None, limit: int, edits: Sequence[Edit] = ()) -> str:
     """Return the histogram of the first prompts' lengths in tokens, as the engine renders them: with the agent's
     messages (of `workflow`, else the row's), the chat template and the schemas of the tools.
 
@@ -224,7 +225,7 @@ def check_prompts(data: str, tokenizer: Any, workflow: str | None, limit: int) -
     from recipe.dag.train.data import load_samples
     from recipe.dag.workflow_file import load_workflow
 
-    flow = load_workflow(workflow or "doctor.yaml", None if workflow else _PLAIN)
+    flow = load_edited(workflow, edits) if workflow else load_workflow("doctor.yaml", _PLAIN)
     prompts = FirstPrompts(asyncio.run(with_listed_tools(flow)), tokenizer)
     samples = load_samples(data, what="--data")
 
@@ -266,13 +267,18 @@ def describe_lengths(lengths: Sequence[int], limit: int, bins: int = 16) -> str:
 
 
 def check_memory(
-    file: str, overrides: Sequence[str], config_path: Path | None, config_name: str, gpu_gb: float | None
+    file: str,
+    edits: Sequence[Edit],
+    settings: list[str],
+    config_path: Path | None,
+    config_name: str,
+    gpu_gb: float | None,
 ) -> str:
     """Estimate the memory of each GPU. Raises Unfit if the run does not fit, Note if nothing can be estimated."""
     from recipe.dag.inspection import estimate_gpus, load_checked
     from recipe.dag.workflow.memory_table import verdict
 
-    estimate = estimate_gpus(load_checked(file), config_name, list(overrides), config_path, gpu_gb)
+    estimate = estimate_gpus(load_checked(file, edits), config_name, settings, config_path, gpu_gb)
     if "no_gpus" in estimate:
         raise Note(estimate["no_gpus"])
     lines = [f"{', '.join(pool.policies)} on {pool.gpus} GPU(s): {verdict(pool)}" for pool in estimate["gpus"]]
