@@ -23,7 +23,7 @@ make_model "$base" "$seed" "$workflow" recipe/mathchat/teacher.py:Teacher --step
 [ -n "${COACH_URL:-}" ] || start_coach "outputs/$name" recipe/mathchat/judge.py:judge
 export COACH_URL COACH_MODEL=${COACH_MODEL:-judge} MODEL_PATH=outputs/$base/model
 # shellcheck disable=SC2016  # the variables are read by the configuration
-python -m recipe.dag.main --config-path recipe/mathchat/config --config-name tiny_cpu workflow="$workflow" \
+beside_coach python -m recipe.dag.main --config-path recipe/mathchat/config --config-name tiny_cpu workflow="$workflow" \
   trainer.experiment_name="$name" seed="$seed" \
   data.train_files="outputs/$base/data/train.parquet" data.val_files="outputs/$base/data/test.parquet" \
   '~workflow.policies.coach.model' \

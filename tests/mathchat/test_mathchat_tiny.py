@@ -9,8 +9,10 @@ import re
 import shutil
 import subprocess
 import sys
+import time
 from collections import Counter
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -144,7 +146,9 @@ printf '%s\\t' "COACH_URL=${COACH_URL:-}" "$@" >> "$LOG"; echo >> "$LOG"
 case "$*" in *"recipe.dag.cli serve"*)
   if [ -n "${BROKEN_SERVER:-}" ]; then echo "error: no script" >&2; exit 2; fi
   echo $$ >> "$PIDS"; sleep 0.2; echo http://127.0.0.1:1234/v1; exec sleep 60 ;;
-*recipe.dag.main*) exit "${CODE:-0}" ;;
+*recipe.dag.main*)
+  if [ -n "${STARTED:-}" ]; then trap 'kill %1; exit 5' TERM; sleep 60 & touch "$STARTED"; wait; fi
+  exit "${CODE:-0}" ;;
 esac
 """
 
@@ -163,13 +167,16 @@ class Laptop:
         (self.bin / "python").write_text(FAKE_PYTHON)
         (self.bin / "python").chmod(0o755)
 
+    def command(self, *arguments: str, **env: str) -> dict[str, Any]:
+        """Return the arguments of a process that runs the script."""
+        paths = {"LOG": str(self.log), "PIDS": str(self.pids), "PYTHON": sys.executable}
+        env = {"PATH": "/usr/bin:/bin", "VERL_DAG_VENV": str(self.bin.parent), **paths, **env}
+        return {"args": ["bash", str(self.root / SCRIPT), *arguments], "env": env, "text": True}
+
     def run(self, *arguments: str, **env: str) -> tuple[int, list[list[str]], str]:
         """Return the exit code, the commands without those of pip, and stderr."""
         self.log.unlink(missing_ok=True)
-        paths = {"LOG": str(self.log), "PIDS": str(self.pids), "PYTHON": sys.executable}
-        env = {"PATH": "/usr/bin:/bin", "VERL_DAG_VENV": str(self.bin.parent), **paths, **env}
-        command = ["bash", str(self.root / SCRIPT), *arguments]
-        done = subprocess.run(command, env=env, capture_output=True, text=True, timeout=60)
+        done = subprocess.run(**self.command(*arguments, **env), capture_output=True, timeout=60)
         lines = self.log.read_text().splitlines() if self.log.exists() else []
         calls = [line.rstrip("\t").split("\t") for line in lines]
         return done.returncode, [call for call in calls if "pip" not in call], done.stderr
@@ -232,6 +239,17 @@ def test_a_coach_of_ones_own_is_taken_and_not_stopped(laptop):
 def test_a_training_that_fails_ends_the_script_and_the_coach(laptop):
     code, _, _ = laptop.run(CODE="3")
     assert code == 3 and laptop.servers_left() == []
+
+
+def test_a_signal_to_the_script_ends_the_training_before_the_coach(laptop, tmp_path):
+    started = tmp_path / "started"
+    with subprocess.Popen(**laptop.command(STARTED=str(started))) as script:
+        while not started.exists():
+            assert script.poll() is None
+            time.sleep(0.05)
+        assert laptop.servers_left()
+        script.terminate()
+        assert script.wait(timeout=30) == 5 and laptop.servers_left() == []
 
 
 def test_a_coach_that_does_not_start_ends_the_script_with_its_reason(laptop):

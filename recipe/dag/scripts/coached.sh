@@ -18,6 +18,17 @@ start_coach() {
   export COACH_URL
 }
 
+# beside_coach COMMAND ...: run a command, and pass a signal that ends this script on to it, so that the coach, which ends
+# with the script, outlives it
+beside_coach() {
+  local run code
+  "$@" &
+  run=$!
+  trap 'kill -TERM "$run" 2>/dev/null || true' TERM INT HUP
+  while wait "$run" && code=0 || code=$?; kill -0 "$run" 2>/dev/null; do :; done  # a trap ends a wait early
+  return "$code"
+}
+
 # refuse MESSAGE: end the script with one line. No message repeats a value that may be the key.
 refuse() { echo "error: $1; $usage" >&2; exit 2; }
 

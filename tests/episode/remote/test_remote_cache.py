@@ -157,10 +157,20 @@ def test_another_model_prompt_option_or_server_is_another_request(world):
         assert (len(server.requests), len(other.requests)) == (4, 1)
 
 
-def test_what_cannot_be_read_is_not_kept(world):
-    with OpenAIServer(faults={0: "empty"}) as server:
-        (episode,) = play(world, server)
-        assert episode.attempts == 2 and episode.calls[0].text == "ok" and len(server.requests) == 2
+@pytest.mark.parametrize("fault", ["empty", "nonsense"])
+def test_what_cannot_be_read_is_asked_for_again_and_not_kept(world, fault):
+    with OpenAIServer(faults={0: fault}) as server:
+        first, second = play(world, server, n=2)
+        assert (first.attempts, first.calls[0].text, second.calls[0].text) == (1, "ok", "ok")
+        assert len(server.requests) == 2 and first.calls[0].usage["retries"] == 1
+
+
+@pytest.mark.parametrize("key", ["none", "1"])
+def test_a_dummy_key_is_left_in_the_answers(world, monkeypatch, key):
+    monkeypatch.setenv("THE_KEY", key)
+    with OpenAIServer(lambda body: "none of the 11") as server:
+        episodes = play(world, server, n=2, key_env="THE_KEY")
+    assert [episode.calls[0].text for episode in episodes] == ["none of the 11"] * 2
 
 
 def test_tool_calls_come_out_of_the_cache_as_they_were(world):

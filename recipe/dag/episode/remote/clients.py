@@ -70,10 +70,9 @@ class Questions:
         Raises ModelServerFault and UserError, as `Transport.post` does."""
         wire, body = self.transport.wire, with_extras(form(sampling), self.api.body)
 
-        async def post() -> tuple[Body, int]:
-            answer, tries = await self.transport.post_fitting(path, body, timeout_s=self.api.timeout_s or timeout_s)
-            read(answer)  # what cannot be read is not kept
-            return answer, tries
+        async def post() -> tuple[Body, int]:  # what cannot be read is not kept
+            limit = self.api.timeout_s or timeout_s
+            return await self.transport.post_fitting(path, body, timeout_s=limit, read=read)
 
         try:
             if self.cache is None:

@@ -38,6 +38,7 @@ _RETRIED = frozenset({408, 409, 425, 429})
 """Besides 5xx."""
 _SHOWN = 300
 """Characters of a server's message in an error."""
+_SHORTEST_KEY = 8
 _HIDDEN = "***"
 
 
@@ -72,6 +73,8 @@ class Request:
     content: bytes | None
     timeout_s: float
     """For each try."""
+    read: Callable[[dict[str, Any]], object] | None = None
+    """Raises ModelServerFault for an answer that cannot be used."""
     ping: bool = False
     """It only asks whether the server is there, and costs nothing."""
     names_model: bool = False
@@ -118,13 +121,22 @@ class Transport:
     def __getstate__(self) -> Any:
         raise TypeError("a Transport holds a key and connections; send its ApiSpec to another process")
 
-    async def post(self, path: str, body: Mapping[str, Any], *, timeout_s: float) -> tuple[dict[str, Any], int]:
+    async def post(
+        self,
+        path: str,
+        body: Mapping[str, Any],
+        *,
+        timeout_s: float,
+        read: Callable[[dict[str, Any]], object] | None = None,
+    ) -> tuple[dict[str, Any], int]:
         """Return the answer's JSON object and the number of requests that it took. `timeout_s`: for each of them.
+        `read` raises ModelServerFault for an answer that cannot be used; then the request is repeated, since gateways
+        report a failure behind them in this way.
 
         Raises ModelServerFault if all fail, Refused if the server refuses this request, and UserError if it would
         refuse every request."""
         content = json.dumps(body).encode("utf-8", "replace")
-        return await self._send(Request("POST", path, content, timeout_s))
+        return await self._send(Request("POST", path, content, timeout_s, read))
 
     async def check(self, timeout_s: float = 30.0) -> None:
         """Raise UserError if the server does not answer or refuses the key, or if the provider itself has no such
@@ -158,6 +170,8 @@ class Transport:
             async for attempt in retrying:
                 with attempt:
                     answer = await self._try(request)
+                    if request.read is not None:
+                        _check(answer, request.read)
                     return answer, attempt.retry_state.attempt_number
         except Unavailable as error:
             raise ModelServerFault(f"{error} ({1 + self._api.retries} tries)", where=self.where) from None
@@ -171,18 +185,25 @@ class Transport:
         # requests that were told the same time must not all return at the same moment
         return jitter if asked is None else min(asked + jitter / 4, self._api.max_wait_s)
 
-    async def post_fitting(self, path: str, body: Mapping[str, Any], *, timeout_s: float) -> tuple[dict[str, Any], int]:
+    async def post_fitting(
+        self,
+        path: str,
+        body: Mapping[str, Any],
+        *,
+        timeout_s: float,
+        read: Callable[[dict[str, Any]], object] | None = None,
+    ) -> tuple[dict[str, Any], int]:
         """Do as `post`; if prompt and `max_tokens` together exceed the context, which vLLM and SGLang refuse, ask once
         more for as many tokens as are left. Raises PromptTooLong if none are left, Refused if that is not known."""
         try:
-            return await self.post(path, body, timeout_s=timeout_s)
+            return await self.post(path, body, timeout_s=timeout_s, read=read)
         except PromptTooLong as refusal:
             wanted = self.wire.max_tokens(dict(body))
             if refusal.room is None or wanted is None:
                 raise Refused(f"{refusal}; lower max_tokens if the prompt is short", where=self.where) from refusal
             if not 0 < refusal.room < wanted:
                 raise
-            return await self.post(path, self.wire.limited(dict(body), refusal.room), timeout_s=timeout_s)
+            return await self.post(path, self.wire.limited(dict(body), refusal.room), timeout_s=timeout_s, read=read)
 
     async def _try(self, request: Request) -> dict[str, Any]:
         connection, patience_s = self._connection(), self._api.max_wait_s
@@ -318,8 +339,10 @@ class Transport:
         return Refused(f"the server refuses the request ({said})", where=self.where)
 
     def clean(self, text: str) -> str:
-        """Return a text without the key."""
-        return text.replace(self._key, _HIDDEN) if self._key else text
+        """Return a text without the key. Keys below _SHORTEST_KEY characters are dummies of local servers, such as
+        `none`, and occur in ordinary texts."""
+        key = self._key or ""
+        return text.replace(key, _HIDDEN) if len(key) >= _SHORTEST_KEY else text
 
     def _line(self, text: str) -> str:
         """Return a text in one line, without the key."""
@@ -334,3 +357,11 @@ class Transport:
             )
             self._connections[loop] = _Connection(http, asyncio.Semaphore(self._api.max_concurrent))
         return self._connections[loop]
+
+
+def _check(answer: dict[str, Any], read: Callable[[dict[str, Any]], object]) -> None:
+    """Raise Unavailable for an answer that cannot be used."""
+    try:
+        read(answer)
+    except ModelServerFault as fault:
+        raise Unavailable(str(fault), down=False) from fault
