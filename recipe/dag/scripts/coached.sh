@@ -21,11 +21,11 @@ start_coach() {
 # beside_coach COMMAND ...: run a command, and pass a signal that ends this script on to it, so that the coach, which ends
 # with the script, outlives it
 beside_coach() {
-  local run code
+  local run= code interrupted=
+  trap 'interrupted=1; [ -z "$run" ] || kill -TERM "$run" 2>/dev/null || true' TERM INT HUP
   "$@" &
   run=$!
-  trap 'kill -TERM "$run" 2>/dev/null || true' TERM INT HUP
-  while wait "$run" && code=0 || code=$?; kill -0 "$run" 2>/dev/null; do :; done  # a trap ends a wait early
+  while code=0; wait "$run" || code=$?; [ -n "$interrupted" ]; do interrupted=; done  # a trap ends a wait early
   return "$code"
 }
 
