@@ -112,12 +112,20 @@ def test_an_unknown_variable_is_an_error_at_load(world, coached):
         play(world, coached(server, template="Judge.\n{{ problm }}"))
 
 
-def yaml_of(folder, *, options: str = "", coaches: str = "{coach: solve}", args: str = "", after: str = "solve") -> str:
+def yaml_of(
+    folder,
+    *,
+    options: str = "",
+    coaches: str = "{coach: solve}",
+    args: str = "",
+    after: str = "solve",
+    policy: str = "fixed, on_failure: skip",
+) -> str:
     text = f"""\
 dag_id: d
 agents:
   - {{name: solver, policy: main}}
-  - {{name: coach, policy: fixed, on_failure: skip}}
+  - {{name: coach, policy: {policy}}}
 policies: {{main: {{model: {{path: m}}}}, fixed: {{model: {{path: m}}, frozen: true}}}}
 nodes:
   - {{id: solve, agent: solver}}
@@ -144,7 +152,13 @@ def test_a_workflow_with_a_coach_is_valid(tmp_path):
     [
         ({"options": ", judges2: x"}, "takes no `judges2`; did you mean `judges`?"),
         ({"options": ", scale: 0"}, "node coach: prompt_options.scale: Input should be greater than 0"),
-        ({"options": ", keep: {observations: 5}"}, "prompt_options.keep.observations: Extra inputs are not permitted"),
+        (
+            {"options": ", keep: {observations: 5}"},
+            "prompt_options.keep.observations: Extra inputs are not permitted; did you mean `observation`?",
+        ),
+        ({"policy": "main"}, "node coach: its policy `main` is trained, and a coach's is not; give agent `coach` a"),
+        ({"args": ", process: {other: 1}"}, "node score: process: no weight for coach; add `coach: 1.0`, or 0"),
+        ({"args": ", outcome: {other: 1}"}, "node score: outcome: no weight for coach; add `coach: 1.0`, or 0"),
         ({"options": ", keep: {output: 0}"}, "prompt_options.keep.output: Input should be greater than or equal to 1"),
         ({"options": ", truth_for: solver"}, "prompt_options.truth_for: Input should be a valid tuple"),
         ({"options": ", truth_for: [solvr]"}, "truth_for: no agent `solvr`; did you mean `solver`?"),

@@ -75,6 +75,12 @@ class Coach(Agent):
         where = f"{workflow.path}: node {node.node_id}: prompt_options"
         self._options = options = _read_options(node.agent_options.pre_process_kwargs, where)
         self._judges = _judged_node(options.judges, workflow, node, where)
+        coach = workflow.agent_of(node)
+        if coach.policy in workflow.trained_policies():
+            raise UserError(
+                f"{workflow.path}: node {node.node_id}: its policy `{coach.policy}` is trained, and a coach's is not; "
+                f"give agent `{coach.name}` a policy with `frozen: true` or `api`"
+            )
         names = [agent.name for agent in workflow.agents]
         for name in options.truth_for:
             if name not in names:
@@ -208,6 +214,10 @@ def _check_rewards(coach: str, judged: str, scale: float, workflow: Workflow, *,
                 f"{where}: {coach} is behind the loop of {judged} and judges its last action only, and with "
                 f"these options {workflow.algorithm.estimator} carries no reward back; put {coach} into the loop"
             )
+        for name in ("process", "outcome"):
+            weights = node.executable_kwargs.get(name)
+            if isinstance(weights, Mapping) and coach not in weights:
+                raise UserError(f"{where}: {name}: no weight for {coach}; add `{coach}: 1.0`, or 0 to leave it out")
         outcome = node.executable_kwargs.get("outcome", 0.0)
         if not with_outcome and (outcome.get(coach) if isinstance(outcome, Mapping) else outcome):
             raise UserError(
@@ -228,8 +238,11 @@ def _read_options(values: Mapping[str, Any], where: str) -> Options:
         return Options.model_validate(values)
     except ValidationError as error:
         problem = error.errors()[0]
-        key = ".".join(map(str, problem["loc"]))
-        hint = did_you_mean(key, Options.model_fields) if problem["type"] == "extra_forbidden" else ""
+        *parents, last = map(str, problem["loc"])
+        fields = Keep.model_fields if parents == ["keep"] else Options.model_fields
+        key, hint = ".".join([*parents, last]), ""
+        if problem["type"] == "extra_forbidden":
+            hint = f"{did_you_mean(last, fields)}; a subclass with more options overrides `prepare`"
         raise UserError(f"{where}.{key}: {problem['msg']}{hint}") from error
 
 

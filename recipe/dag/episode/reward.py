@@ -118,7 +118,8 @@ def settle(
         if missing := sorted((called - settled) & set(trained)):
             where = ", ".join(node.where for node in nodes)
             source = defined_at([*nodes][-1].function)
-            raise RewardFault(f"no reward for {', '.join(missing)}", where=where, source=source)
+            advice = "return 0.0 for each of their calls, add a reward node that pays them, or freeze their policy"
+            raise RewardFault(f"no reward for {', '.join(missing)}; {advice}", where=where, source=source)
 
 
 def share(calls: Sequence[Call]) -> None:
