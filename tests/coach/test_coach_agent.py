@@ -120,13 +120,14 @@ def yaml_of(
     args: str = "",
     after: str = "solve",
     policy: str = "fixed, on_failure: skip",
+    frozen: str = "true",
 ) -> str:
     text = f"""\
 dag_id: d
 agents:
   - {{name: solver, policy: main}}
   - {{name: coach, policy: {policy}}}
-policies: {{main: {{model: {{path: m}}}}, fixed: {{model: {{path: m}}, frozen: true}}}}
+policies: {{main: {{model: {{path: m}}}}, fixed: {{model: {{path: m}}, frozen: {frozen}}}}}
 nodes:
   - {{id: solve, agent: solver}}
   - id: coach
@@ -156,7 +157,10 @@ def test_a_workflow_with_a_coach_is_valid(tmp_path):
             {"options": ", keep: {observations: 5}"},
             "prompt_options.keep.observations: Extra inputs are not permitted; did you mean `observation`?",
         ),
-        ({"policy": "main"}, "node coach: its policy `main` is trained, and a coach's is not; give agent `coach` a"),
+        (
+            {"policy": "fixed", "frozen": "false"},
+            "node coach: its policy `fixed` is trained, and a coach's is not; give agent `coach` a",
+        ),
         ({"args": ", process: {other: 1}"}, "node score: process: no weight for coach; add `coach: 1.0`, or 0"),
         ({"args": ", outcome: {other: 1}"}, "node score: outcome: no weight for coach; add `coach: 1.0`, or 0"),
         ({"options": ", keep: {output: 0}"}, "prompt_options.keep.output: Input should be greater than or equal to 1"),

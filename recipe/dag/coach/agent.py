@@ -214,16 +214,21 @@ def _check_rewards(coach: str, judged: str, scale: float, workflow: Workflow, *,
                 f"{where}: {coach} is behind the loop of {judged} and judges its last action only, and with "
                 f"these options {workflow.algorithm.estimator} carries no reward back; put {coach} into the loop"
             )
-        for name in ("process", "outcome"):
-            weights = node.executable_kwargs.get(name)
-            if isinstance(weights, Mapping) and coach not in weights:
-                raise UserError(f"{where}: {name}: no weight for {coach}; add `{coach}: 1.0`, or 0 to leave it out")
-        outcome = node.executable_kwargs.get("outcome", 0.0)
-        if not with_outcome and (outcome.get(coach) if isinstance(outcome, Mapping) else outcome):
-            raise UserError(
-                f"{where}: outcome: {coach} is not asked for an outcome, so {judged} would have no reward; give each "
-                f"coach its weight, {{{coach}: 0, ...}}, or set `outcome: true` in the prompt_options of {coach}"
-            )
+        _check_weights(coach, judged, node, where, with_outcome=with_outcome)
+
+
+def _check_weights(coach: str, judged: str, node: Node, where: str, *, with_outcome: bool) -> None:
+    """Check the weights that a reward node gives to a coach. Raises UserError."""
+    for name in ("process", "outcome"):
+        weights = node.executable_kwargs.get(name)
+        if isinstance(weights, Mapping) and coach not in weights:
+            raise UserError(f"{where}: {name}: no weight for {coach}; add `{coach}: 1.0`, or 0 to leave it out")
+    outcome = node.executable_kwargs.get("outcome", 0.0)
+    if not with_outcome and (outcome[coach] if isinstance(outcome, Mapping) else outcome):
+        raise UserError(
+            f"{where}: outcome: {coach} is not asked for an outcome, so {judged} would have no reward; give each "
+            f"coach its weight, {{{coach}: 0, ...}}, or set `outcome: true` in the prompt_options of {coach}"
+        )
 
 
 def _carried_back(workflow: Workflow) -> bool:
