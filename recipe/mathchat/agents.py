@@ -1,13 +1,14 @@
 """MathChat's agents: a problem solver, a code agent that acts in rounds, and a verifier.
 
-Invariant: agents are stateless. A program or an answer is only what the model wrote outside of its thoughts, and a
-generation that a limit cut off runs no program. The code agent's calls are one conversation (`memory: chat`), so each
-of them is trained with all that it had read.
+Invariant: agents keep nothing of an episode. A program or an answer is only what the model wrote outside of its
+thoughts, and a generation that a limit cut off runs no program. The code agent's calls are one conversation
+(`memory: chat`), so each of them is trained with all that it had read.
 """
 
 from __future__ import annotations
 
 import json
+from typing import TYPE_CHECKING
 
 from recipe.dag import Agent, Call, Context, Message, Output, UserError
 from recipe.dag.episode.markup import TOOL_CALL, python_blocks
@@ -15,18 +16,40 @@ from recipe.dag.reward.outcome import final_answer, written_in
 from recipe.dag.types.record import ToolResult
 from recipe.mathchat import prompts
 
+if TYPE_CHECKING:
+    from recipe.dag.workflow.schema import Node, Workflow
+
 BETWEEN = "\n------\n"
 """Separates the outputs of several programs of one action."""
 
 
-class Solver(Agent):
+class Member(Agent):
+    """One of the three. The option `token_limit` replaces the limit that its system message states: by default the
+    `max_tokens` of its agent."""
+
+    _max_tokens = 0
+
+    def prepare(self, workflow: Workflow, node: Node) -> None:
+        self._max_tokens = workflow.agent_of(node).sampling.max_tokens
+
+    def _messages(self, system: str, token_limit: int | None, *parts: str) -> list[Message]:
+        messages: list[Message] = []
+        if system:
+            limit = self._max_tokens if token_limit is None else token_limit
+            messages.append({"role": "system", "content": system.replace("{tokens}", str(limit))})
+        return [*messages, {"role": "user", "content": _joined(*parts)}]
+
+
+class Solver(Member):
     """Reasons about the problem, without a tool."""
 
-    def prompt(self, context: Context, *, token_limit: int, system: str = prompts.SOLVER_SYSTEM) -> list[Message]:
-        return _messages(system, token_limit, _problem(context), prompts.SOLVER_TASK)
+    def prompt(
+        self, context: Context, *, token_limit: int | None = None, system: str = prompts.SOLVER_SYSTEM
+    ) -> list[Message]:
+        return self._messages(system, token_limit, _problem(context), prompts.SOLVER_TASK)
 
 
-class Coder(Agent):
+class Coder(Member):
     """Writes programs, reads what they print, and states the result. Its node is in a loop; its agent needs
     `memory: chat` and the tool.
 
@@ -37,7 +60,7 @@ class Coder(Agent):
         self,
         context: Context,
         *,
-        token_limit: int,
+        token_limit: int | None = None,
         system: str = prompts.CODER_SYSTEM,
         solver: str = "solve",
     ) -> list[Message]:
@@ -45,7 +68,7 @@ class Coder(Agent):
         if context.continues and context.round:
             return [{"role": "user", "content": _joined(self._result(context), *_feedback(context))}]
         solution = prompts.section(prompts.SOLUTION, _handed(context, solver))
-        return _messages(system, token_limit, _problem(context), solution, *_feedback(context), prompts.CODER_TASK)
+        return self._messages(system, token_limit, _problem(context), solution, *_feedback(context), prompts.CODER_TASK)
 
     def _result(self, context: Context) -> str:
         output = context.history[-1].parsed.get("output", "")
@@ -70,14 +93,14 @@ class Coder(Agent):
         return Output(parsed={"over": not results, "output": output})
 
 
-class Verifier(Agent):
+class Verifier(Member):
     """Gives the answer. Sets `parsed["answer"]`: the content of the last box outside of thoughts; None without one."""
 
     def prompt(
         self,
         context: Context,
         *,
-        token_limit: int,
+        token_limit: int | None = None,
         system: str = prompts.VERIFIER_SYSTEM,
         solver: str | None = "solve",
         coder: str = "code",
@@ -89,7 +112,7 @@ class Verifier(Agent):
         output = _last_output(context, coder)
         shown += [] if output is None else [prompts.section(prompts.OUTPUT, output)]
         shown += _feedback(context)
-        return _messages(system, token_limit, _problem(context), *shown, prompts.VERIFIER_TASK)
+        return self._messages(system, token_limit, _problem(context), *shown, prompts.VERIFIER_TASK)
 
     def parse(self, context: Context) -> Output:
         return Output(parsed={"answer": final_answer(context.call)})
@@ -115,13 +138,6 @@ def _shown(result: ToolResult) -> str:
     if result.status == "invalid":
         return "[unreadable tool call or empty program]"
     return result.text.strip("\n")
-
-
-def _messages(system: str, token_limit: int, *parts: str) -> list[Message]:
-    messages: list[Message] = []
-    if system:
-        messages.append({"role": "system", "content": system.replace("{tokens}", str(token_limit))})
-    return [*messages, {"role": "user", "content": _joined(*parts)}]
 
 
 def _joined(*parts: str) -> str:

@@ -74,6 +74,17 @@ def test_each_prompt_names_the_chain_the_own_place_and_the_token_limit():
         assert len(agent().prompt(view, token_limit=321, system="")) == 1
 
 
+@pytest.mark.parametrize("agent", [Solver, Coder, Verifier])
+def test_by_default_a_prompt_states_the_agents_own_limit(agent):
+    edits = split_edits(["workflow.agents.*.sampling.max_tokens=77"])[1]
+    workflow = load_edited(WORKFLOW, edits)
+    names = {Solver: "solve", Coder: "code", Verifier: "verify"}
+    hooks = agent()
+    hooks.prepare(workflow, workflow.node(names[agent]))
+    view = context(names[agent], call("solve"), call("code"))
+    assert "at most 77 tokens" in hooks.prompt(view)[0]["content"]
+
+
 def test_the_coder_reads_the_solution_first_and_then_only_what_its_program_printed():
     first = Coder().prompt(context("code", call("solve", "Use 6 * 7.")), token_limit=9)[-1]["content"]
     assert "The problem solver wrote:\nUse 6 * 7." in first
