@@ -26,8 +26,9 @@ LOWEST_LIMIT = 3.0
 """Limits of the analyst's score in `coach.txt`: (accuracy at least, limit), (RMSE in percent of the range below,
 limit), and the one without a validation score."""
 
-_ACCURACY = re.compile(r"validation: accuracy ([\d.]+) \(guessing: ([\d.]+)\)")
-_RMSE = re.compile(r"validation: rmse ([\d.]+)% of the range \(guessing: ([\d.]+)%\)")
+_DECIMAL = r"(\d+(?:\.\d+)?)"
+_ACCURACY = re.compile(rf"validation: accuracy {_DECIMAL} \(guessing: {_DECIMAL}\)")
+_RMSE = re.compile(rf"validation: rmse {_DECIMAL}% of the range \(guessing: {_DECIMAL}%\)")
 _FORM = re.compile(r"^submission\.csv: .* form (\w+)$", re.MULTILINE)
 
 

@@ -120,7 +120,7 @@ def last_formula(text: str) -> str | None:
     for match in reversed(_EXPRESSION.findall(text)):
         try:
             formula = ast.unparse(ast.parse(match.strip(), mode="eval"))  # read, never evaluated
-        except SyntaxError:
+        except (SyntaxError, RecursionError, MemoryError, ValueError):  # too deep, or a number of too many digits
             continue
         if _OPERATOR.search(formula):
             return formula

@@ -133,6 +133,10 @@ def test_another_request_is_refused():
         ("first 1+2, then 3*4", "3 * 4"),
         ("the answer is 42", None),
         ("05+1", None),
+        ("1+" * 20_000 + "1", None),
+        ("(" * 2000 + "1+1" + ")" * 2000, None),
+        ("1+" + "9" * 5000, None),
+        ("first 1+2, then " + "1+" * 20_000 + "1", "1 + 2"),
     ],
 )
 def test_the_last_formula(text, formula):
