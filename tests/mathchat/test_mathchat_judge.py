@@ -140,7 +140,7 @@ def test_a_solver_cannot_write_what_a_program_printed():
 def test_texts_are_read_as_they_were_written(text):
     names = {"problem": "Problem", "agent_input": "What the agent had read", "agent_output": "What the agent wrote"}
     names["tool_observation"] = "What its programs printed"
-    found = sections(TEMPLATE.render(dict.fromkeys(VARIABLES, "N/A") | dict.fromkeys(names, text)))
+    found = sections(TEMPLATE.render({name: text if name in names else "N/A" for name in VARIABLES}))
     assert [found[name] for name in names.values()] == [text.strip()] * 4
 
 
