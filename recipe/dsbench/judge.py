@@ -11,8 +11,10 @@ import re
 from collections.abc import Mapping
 from typing import NamedTuple
 
-BEFORE = ("Task", "Agent", "What the agent had read")
-AFTER = ("What the folder answered to it", "Files", "Your score")
+HEADINGS = (
+    *("Task", "Agent", "What the agent had read", "Its earlier actions"),
+    *("The action that you score", "What the folder answered to it", "Files", "Your score"),
+)
 NEEDS = {"engineer": (), "modeler": ("X_train.pkl", "y_train.pkl"), "analyst": ("X_test.pkl", "model.pkl")}
 """Agent -> the files that it starts from."""
 FORMS = (("AUC", "probability"), ("accuracy", "label"))
@@ -26,8 +28,10 @@ LOWEST_LIMIT = 3.0
 """Limits of the analyst's score in `coach.txt`: (accuracy at least, limit), (RMSE in percent of the range below,
 limit), and the one without a validation score."""
 
-_ACCURACY = re.compile(r"validation: accuracy ([\d.]+) \(guessing: ([\d.]+)\)")
-_RMSE = re.compile(r"validation: rmse ([\d.]+)% of the range \(guessing: ([\d.]+)%\)")
+_INDENT = re.compile(r"^  ", re.MULTILINE)
+_DECIMAL = r"(\d+(?:\.\d+)?)"
+_ACCURACY = re.compile(rf"validation: accuracy {_DECIMAL} \(guessing: {_DECIMAL}\)")
+_RMSE = re.compile(rf"validation: rmse {_DECIMAL}% of the range \(guessing: {_DECIMAL}%\)")
 _FORM = re.compile(r"^submission\.csv: .* form (\w+)$", re.MULTILINE)
 
 
@@ -54,24 +58,16 @@ def judge(messages: list[dict[str, str]]) -> str:
 
 
 def sections(request: str) -> dict[str, str]:
-    """Return heading -> text. What an agent wrote may contain headings: the sections before it are found from the start
-    of the request, those after it from the end. Raises ValueError if one is missing."""
+    """Return heading -> text, without the indentation that `coach.txt` gives to texts: what an agent writes, now or
+    earlier, is never a heading, since those start a line. Raises ValueError if one is missing."""
     found: dict[str, str] = {}
-    rest = request
-    for heading in reversed(AFTER):
-        rest, mark, found[heading] = rest.rpartition(f"\n# {heading}\n")
-        _check(mark, heading)
-    for heading, following in zip(BEFORE, (*BEFORE[1:], "Its earlier actions"), strict=True):
-        _, mark, rest = rest.partition(f"# {heading}\n")
-        _check(mark, heading)
-        found[heading], mark, _ = rest.partition(f"\n# {following}\n")
-        _check(mark, following)
-    return {heading: text.strip() for heading, text in found.items()}
-
-
-def _check(mark: str, heading: str) -> None:
-    if not mark:
-        raise ValueError(f"the request has no section '# {heading}'; it must be recipe/dsbench/coach.txt")
+    for heading, following in zip(HEADINGS, (*HEADINGS[1:], None), strict=True):
+        _, mark, request = request.partition(f"\n# {heading}\n")
+        if not mark:
+            raise ValueError(f"the request has no section '# {heading}'; it must be recipe/dsbench/coach.txt")
+        text = request if following is None else request.partition(f"\n# {following}\n")[0]
+        found[heading] = _INDENT.sub("", text).strip()
+    return found
 
 
 def _verdict(request: Mapping[str, str]) -> Verdict:

@@ -15,9 +15,12 @@ from typing import NamedTuple
 
 from recipe.dag.episode.markup import python_blocks
 from recipe.dag.reward.answer import extract_answer
+from recipe.mathchat.prompts import CODER_TASK
 
-BEFORE = ("Problem", "Agent", "What the agent had read", "What the agent wrote")
-AFTER = ("What its programs printed", "Ground truth", "Your score")
+HEADINGS = (
+    *("Problem", "Agent", "What the agent had read", "What the agent wrote"),
+    *("What its programs printed", "Ground truth", "Your score"),
+)
 CUES = (
     (r"\d+ more\b|\bbuys \d+ (?:more|and)\b|\btogether\b|has \d+\. They share", "+"),
     (r"\bgives away\b|\bloses\b|\bsells\b|\bbreak\b", "-"),
@@ -30,7 +33,7 @@ CUES = (
 _EXPRESSION = re.compile(r"[(\d](?:[\d\s()]|//|[-+*%])*[)\d]")
 _OPERATOR = re.compile(r"//|[-+*%]")
 _NUMBER = re.compile(r"\d+")
-_RESPONSE = re.compile(r"<tool_response>\n(.*?)\n</tool_response>", re.DOTALL)
+_INDENT = re.compile(r"^  ", re.MULTILINE)
 _FAILED = re.compile(r"\b\w*(?:Error|Exception)\b|\[timeout\]|\[execution error\]|\[unreadable|\[no stdout\]")
 
 
@@ -55,23 +58,16 @@ def judge(messages: list[dict[str, str]]) -> str:
 
 
 def sections(request: str) -> dict[str, str]:
-    """Return heading -> text. A heading that an agent writes is part of its text: the sections up to what it wrote are
-    found from the start of the request, those after it from the end. Raises ValueError if one is missing."""
+    """Return heading -> text, without the indentation that `coach.txt` gives to texts: what an agent writes, now or
+    earlier, is never a heading, since those start a line. Raises ValueError if one is missing."""
     found: dict[str, str] = {}
-    for heading in reversed(AFTER):
-        request, mark, text = request.rpartition(f"\n# {heading}\n")
-        found[heading] = _section(text, mark, heading)
-    for heading, following in zip(BEFORE, (*BEFORE[1:], None), strict=True):
-        _, mark, request = request.partition(f"# {heading}\n")
+    for heading, following in zip(HEADINGS, (*HEADINGS[1:], None), strict=True):
+        _, mark, request = request.partition(f"\n# {heading}\n")
+        if not mark:
+            raise ValueError(f"the request has no section '# {heading}'; it must be recipe/mathchat/coach.txt")
         text = request if following is None else request.partition(f"\n# {following}\n")[0]
-        found[heading] = _section(text, mark, heading)
+        found[heading] = _INDENT.sub("", text).strip()
     return found
-
-
-def _section(text: str, mark: str, heading: str) -> str:
-    if not mark:
-        raise ValueError(f"the request has no section '# {heading}'; it must be recipe/mathchat/coach.txt")
-    return text.strip()
 
 
 def judge_solver(request: Mapping[str, str]) -> Verdict:
@@ -86,8 +82,7 @@ def judge_solver(request: Mapping[str, str]) -> Verdict:
 def judge_coder(request: Mapping[str, str]) -> Verdict:
     """Score a program by whether it ran (3) and what it computes (7), a statement by whether a program printed it."""
     wrote, printed = request["What the agent wrote"], request["What its programs printed"]
-    responses = _RESPONSE.findall(request["What the agent had read"])
-    earlier = responses[-1] if responses else ""
+    earlier = _response(request["What the agent had read"])
     blocks = python_blocks(wrote)
     if not blocks:
         return _judge_statement(wrote, earlier)
@@ -120,7 +115,7 @@ def last_formula(text: str) -> str | None:
     for match in reversed(_EXPRESSION.findall(text)):
         try:
             formula = ast.unparse(ast.parse(match.strip(), mode="eval"))  # read, never evaluated
-        except SyntaxError:
+        except (SyntaxError, RecursionError, MemoryError, ValueError):  # too deep, or a number of too many digits
             continue
         if _OPERATOR.search(formula):
             return formula
@@ -155,3 +150,10 @@ def _judge_statement(wrote: str, earlier: str) -> Verdict:
 def _solution(read: str) -> str:
     """Return the solver's text in what the coder had read."""
     return read.partition("The problem solver wrote:\n")[2].partition("\n\n")[0]
+
+
+def _response(read: str) -> str:
+    """Return what the coder's last programs printed; "" if it had run none. What other agents wrote is before the
+    coder's task, and what the coder itself wrote is before the last response."""
+    _, mark, response = read.rpartition(CODER_TASK)[2].rpartition("<tool_response>\n")
+    return response.partition("\n</tool_response>")[0] if mark else ""

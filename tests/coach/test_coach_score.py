@@ -23,6 +23,8 @@ FORMS = st.sampled_from(
         '{{"process_score": {}, "x": 1}}',
         "PROCESS_SCORE:\n{}\n",
         "PROCESS_SCORE: [{}]",
+        "PROCESS_SCORE: <{}>",
+        "**PROCESS_SCORE** (0-10): {}",
         "I give PROCESS_SCORE: {}.",
     ]
 )
@@ -45,13 +47,21 @@ def test_a_score_is_read_in_every_form(form, number, total):
         ("4 (/5)", 8.0),
         ("**4** (**out of 5**)", 8.0),
         ("7 (of the formula)", 7.0),
+        ("4 of 5", 8.0),
+        ("**4** of 5", 8.0),
+        ("<4/5>", 8.0),
+        ("<4> of 5", 8.0),
+        ("$4$/5", 8.0),
+        ("$4/5$", 8.0),
     ],
 )
-def test_a_denominator_in_brackets_is_read(text, score):
+def test_a_denominator_is_read(text, score):
     assert parse(f"PROCESS_SCORE: {text}").process == score
 
 
-@pytest.mark.parametrize("rest", ["1", "8", "8.", "8 ", "8/", "8/1", "8 out", "8 out of 1", "8 (", "8 -", "**8", "8 t"])
+@pytest.mark.parametrize(
+    "rest", ["1", "8", "8.", "8 ", "8/", "8/1", "8 out", "8 out of 1", "8 of", "8 (", "8 -", "**8", "8 t"]
+)
 def test_a_score_that_a_limit_may_have_cut_is_not_read(rest):
     text = f"PROCESS_SCORE: 3\nRather, PROCESS_SCORE: {rest}"
     assert parse(text).process is not None
@@ -69,6 +79,29 @@ def test_a_score_that_is_complete_is_read_from_a_text_that_was_cut(rest):
 def test_the_last_statement_holds(first, second, one, other):
     text = f"{first.format(shown(one))}\nNo, rather:\n{second.format(shown(other))}"
     assert parse(text).process == pytest.approx(other, abs=1e-6)
+
+
+@pytest.mark.parametrize(
+    ("rest", "score"),
+    [
+        ("<2>", 2.0),
+        ("$2$", 2.0),
+        ("**<2>**", 2.0),
+        ("2 - 3 lines fail", None),
+        ("2pts", None),
+        ("two", None),
+        ("", None),
+        ("< 2", None),
+        ("<2 if it ran, else 0>", None),
+        ("<0 to 10>", None),
+        ("<0-10>", None),
+        ("\n1. The plan is good\n2. The code runs", None),
+    ],
+)
+def test_an_earlier_number_never_takes_the_place_of_the_last_statement(rest, score):
+    first = "9 would be right if it had run, but it did not."
+    assert parse(f"PROCESS_SCORE: {first}\nPROCESS_SCORE: {rest}").process == score
+    assert parse(f"OUTCOME_SCORE: {first}\nOUTCOME_SCORE: {rest}").outcome == (score and 1.0)
 
 
 @given(NUMBERS, st.integers(1, 1000), st.sampled_from([1.0, 5.0, 10.0, 100.0]))
@@ -172,6 +205,13 @@ def test_a_thought_that_the_prompt_opened_is_no_statement():
         ("ANSWER_CORRECT: 1/10", None),
         ("ANSWER_CORRECT: 0 or 1", None),
         ("ANSWER_CORRECT: maybe", None),
+        ("ANSWER_CORRECT: correct", 1.0),
+        ("ANSWER_CORRECT: **right**", 1.0),
+        ("ANSWER_CORRECT: wrong.", 0.0),
+        ("ANSWER_CORRECT: <0>", 0.0),
+        ("ANSWER_CORRECT: <1 if its answer equals the ground truth, else 0>", None),
+        ("ANSWER_CORRECT: 1 if its answer equals the ground truth, else 0\nANSWER_CORRECT: incorrect", 0.0),
+        ("ANSWER_CORRECT: 1 if its answer equals the ground truth, else 0\nANSWER_CORRECT: not correct", None),
         ("PROCESS_SCORE: 1", None),
     ],
 )

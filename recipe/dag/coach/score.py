@@ -12,32 +12,39 @@ from dataclasses import dataclass
 
 from recipe.dag.types.thoughts import after_thinking
 
-_DECORATION = r"[\s*_`\"'~]*"
+_DECORATION = r"[\s*_`\"'~$]*"
+_AFTER = r"[\s*_`\"'~$>]*"
+_COLON = rf"(?:{_DECORATION}[(\[][^()\[\]\n]*[)\]])?{_DECORATION}[:=]"
+"""A label's end; the scale may stand in brackets before it."""
 _NUMBER = r"[-+]?(?:\d+(?:[.,]\d+)?|\.\d+)(?:e[-+]?\d+)?"
-_WORD = r"nan|[-+]?inf(?:inity)?|n/?a|none|null|unknown|yes|no|true|false"
+_WORD = r"nan|[-+]?inf(?:inity)?|n/?a|none|null|unknown|yes|no|true|false|correct|incorrect|right|wrong"
 # atomic, so that a number is never read in part
 _VALUE = rf"(?>(?P<value>{_NUMBER}|{_WORD}))(?!\w)(?P<percent>[ \t]*%)?+"
-_TOTAL = rf"(?:{_DECORATION}[(\[]?{_DECORATION}(?:/|out\s+of){_DECORATION}(?P<total>{_NUMBER}))?+"
-_RANGE = rf"(?!{_DECORATION}(?:-|–|—|\.\.|to\b|or\b){_DECORATION}\d)"
+_TOTAL = rf"(?:{_AFTER}(?:[(\[]{_DECORATION})?(?:/|(?:out\s+)?of){_DECORATION}(?P<total>{_NUMBER}))?+"
+_RANGE = rf"(?!{_AFTER}(?:-|–|—|\.\.|to\b|or\b){_DECORATION}\d)"
 """`0-10` states the scale and is no score."""
-_MAY_GO_ON = re.compile(r"[^\w\n]*(?:o|ou|out|out\s+of?|or|t|to)?[^\w\n]*\Z", re.IGNORECASE)
+_MAY_GO_ON = re.compile(r"[^\w\n]*(?:o|ou|out|out\s+of?|of|or|t|to)?[^\w\n]*\Z", re.IGNORECASE)
 """After a number: more of it, its denominator or the end of a range may follow."""
 
 
 def _pattern(label: str) -> re.Pattern[str]:
+    """Return the pattern of a label and of the value that it states; `value` is None where none can be read."""
     words = label.replace("_", r"[\s_-]?")
-    gap = rf"{_DECORATION}[:=](?P<gap>{_DECORATION}[\[(]?)"
-    return re.compile(rf"(?<![a-z0-9]){words}{gap}{_VALUE}{_TOTAL}{_RANGE}(?=(?P<rest>.*))", re.IGNORECASE)
+    # `<8>` is a score, `<1 if it is right>` repeats the form, and `< 8` is none
+    gap = rf"(?P<gap>{_DECORATION}(?:[\[(]|<(?=(?:[^<>a-z]|out|of)*>))?)"
+    stated = rf"{gap}{_VALUE}{_TOTAL}{_RANGE}(?=(?P<rest>.*))"
+    return re.compile(rf"(?<![a-z0-9]){words}{_COLON}(?:{stated})?", re.IGNORECASE)
 
 
 _PROCESS, _OUTCOME, _CORRECT = map(_pattern, ("process_score", "outcome_score", "answer_correct"))
 _LABELS = r"(?:process[\s_-]?score|outcome[\s_-]?score|answer[\s_-]?correct)"
 _REASONING = re.compile(
-    rf"(?<![a-z0-9])reasoning{_DECORATION}[:=][ \t*_`]*(.*?)(?=^[^\w\n]*{_LABELS}{_DECORATION}[:=]|\Z)",
+    rf"(?<![a-z0-9])reasoning{_DECORATION}[:=][ \t*_`]*(.*?)(?=^[^\w\n]*{_LABELS}{_COLON}|\Z)",
     re.IGNORECASE | re.DOTALL | re.MULTILINE,
 )
-_SCORE_LINE = re.compile(rf"^[^\w\n]*{_LABELS}{_DECORATION}[:=].*$", re.IGNORECASE | re.MULTILINE)
-_TRUTH = {"yes": 1.0, "true": 1.0, "no": 0.0, "false": 0.0}
+_SCORE_LINE = re.compile(rf"^[^\w\n]*{_LABELS}{_COLON}.*$", re.IGNORECASE | re.MULTILINE)
+_RIGHT, _WRONG = ("yes", "true", "correct", "right"), ("no", "false", "incorrect", "wrong")
+_TRUTH = dict.fromkeys(_RIGHT, 1.0) | dict.fromkeys(_WRONG, 0.0)
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,7 +61,8 @@ class Score:
 
 def parse(text: str, scale: float = 10.0, *, opened: bool = False, cut: bool = False) -> Score:
     """Read PROCESS_SCORE, OUTCOME_SCORE, ANSWER_CORRECT and REASONING, wherever they are in the answer, in any case and
-    with Markdown around them; thoughts do not count. The last statement of a score holds.
+    with Markdown around them; thoughts do not count. The last statement of a score holds; if it cannot be read, no
+    earlier one takes its place.
 
     A fraction (`8/10`, `4 out of 5`) or a percentage is brought onto the scale. Numbers beyond the scale count as its
     end. scale: the highest PROCESS_SCORE. opened: the prompt opened a thought.
@@ -85,10 +93,12 @@ def _last(pattern: re.Pattern[str], text: str, scale: float, cut: bool) -> float
 
 
 def _last_statement(pattern: re.Pattern[str], text: str, cut: bool) -> re.Match[str] | None:
+    """Return the last statement; None if it cannot be read. An earlier one does not hold either."""
+    last = next(reversed(list(pattern.finditer(text))), None)
+    if last is None or last["value"] is None or (cut and _MAY_GO_ON.match(text, last.end())):
+        return None
     # a number at the start of a later line may begin a list, unless it is all of that line
-    statements = [m for m in pattern.finditer(text) if "\n" not in m["gap"] or not re.search(r"\w", m["rest"])]
-    # an earlier statement does not hold either: the last one takes its place
-    return statements[-1] if statements and not (cut and _MAY_GO_ON.match(text, statements[-1].end())) else None
+    return None if "\n" in last["gap"] and re.search(r"\w", last["rest"]) else last
 
 
 def _correct(text: str, cut: bool) -> float | None:
