@@ -9,7 +9,7 @@
 # Environment, with the defaults:
 #   COACH_MODEL=gemini-2.5-flash  its name tells the provider (gpt-, claude-, gemini-), unless there is a COACH_URL
 #   COACH_URL=                    a server with OpenAI's interface, such as http://localhost:8000/v1
-#   CONFIG=full                   a profile in recipe/mathchat/config: full, small, tiny_cpu
+#   CONFIG=full                   a profile in recipe/mathchat/config: full (8 GPUs), two_gpus, small (one GPU)
 #   DATA_DIR=data/mathchat        with train.parquet and test.parquet
 #   WEIGHTS=separate              or shared: one set of weights for the three agents
 #   SHOW=1                        check the settings, print the plan with each GPU's memory (GPU_GB=80 where there is none)
