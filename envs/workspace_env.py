@@ -108,8 +108,8 @@ class Workspace:
             except FileRefused as error:
                 raise UserError(f"Workspace: extra_info.files names {name[:200]!r}: {error}") from None
         self._files = await sandbox.list(self._session)
-        if self._files.used_bytes > self._files.quota_bytes:  # with what folders and the ends of files take
-            raise UserError(f"Workspace: the sample's files exceed quota_mb {self._quota_mb} on the sandbox's disk")
+        if self._files.used_bytes > self._files.quota_bytes:  # the last file that was put may have been too much
+            raise UserError(f"Workspace: the sample's files and their folders exceed quota_mb {self._quota_mb}")
         await sandbox.settle(self._session)
         return self._listing()
 

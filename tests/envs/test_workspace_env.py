@@ -409,10 +409,9 @@ def test_no_program_locks_the_folder_for_the_next_agents(measured, fill, removed
     assert ("small" in infos[2]["files"]) == ("small" in fill)
 
 
-def test_a_sample_that_fills_the_folder_with_its_blocks_is_one_clear_error(measured):
-    files = {f"{n}": {"content": "x"} for n in range(300)}
-    with pytest.raises(UserError, match="the sample's files exceed quota_mb 1"):
-        play(measured, files=files, quota_mb=1)
+def test_a_sample_whose_folders_exceed_the_quota_is_one_clear_error(measured):
+    with pytest.raises(UserError, match="the sample's files and their folders exceed quota_mb 1"):
+        play(measured, files={"/".join("d" * 100): {"content": "x"}}, quota_mb=1)
 
 
 def test_a_folder_without_room_for_further_files_is_full(local):
