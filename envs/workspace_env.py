@@ -108,6 +108,9 @@ class Workspace:
             except FileRefused as error:
                 raise UserError(f"Workspace: extra_info.files names {name[:200]!r}: {error}") from None
         self._files = await sandbox.list(self._session)
+        if self._files.used_bytes > self._files.quota_bytes:  # the last file that was put may have been too much
+            raise UserError(f"Workspace: the sample's files and their folders exceed quota_mb {self._quota_mb}")
+        await sandbox.settle(self._session)
         return self._listing()
 
     async def step(
@@ -122,16 +125,18 @@ class Workspace:
         result = None
         if program:
             result = await sandbox.run_code(program, session_id=self._session, **self._limits)
-        self._files = await sandbox.list(self._session)
-        removed = await self._make_room(before)
+        removed = [*await sandbox.settle(self._session)]
         artifacts = self._contract.get(agent, ())
         problems = await self._problems(artifacts)
+        if artifacts:  # a check may run what the agent wrote, which fills the folder as a program does
+            removed += await sandbox.settle(self._session)
+        self._files = await sandbox.list(self._session)
         fetched, refused = await self._fetch_files()
         for name, reason in refused.items():
             problems |= {artifact.pattern: reason for artifact in artifacts if matches(name, artifact.pattern)}
         made = [name for name in self._files.sizes if _state(self._files, name) != _state(before, name)]
         output = self._output(agent, result)
-        over = bool(removed) or self._files.used_bytes >= self._files.quota_bytes > 0
+        over = bool(removed) or self._files.full
         info: dict[str, Any] = {
             "agent": agent,
             "workspace": self._identity,
@@ -159,22 +164,6 @@ class Workspace:
         if not opening.cancelled() and opening.exception() is None:
             with suppress(SandboxFault, TimeoutError):
                 await asyncio.wait_for(self._sandbox.delete(opening.result()), _CLOSE_S)
-
-    async def _make_room(self, before: SessionFiles) -> list[str]:
-        """Delete new and changed files while the folder holds more than its quota, the largest first; return their
-        names. Only a measured quota can be exceeded (isolation below `full`), and no program runs until it is kept."""
-        assert self._sandbox is not None
-        removed: list[str] = []
-        excess = self._files.used_bytes - self._files.quota_bytes
-        for name, size in sorted(self._files.sizes.items(), key=lambda item: -item[1]):
-            if excess > 0 and _state(self._files, name) != _state(before, name):
-                with suppress(FileRefused):
-                    await self._sandbox.delete(self._session, name)
-                    removed.append(name)
-                    excess -= size
-        if removed:
-            self._files = await self._sandbox.list(self._session)
-        return removed
 
     async def _problems(self, artifacts: Sequence[Artifact]) -> dict[str, str]:
         """Return what is wrong with the artifacts, by pattern."""
@@ -232,17 +221,19 @@ class Workspace:
         return "\n".join(parts)
 
     def _listing(self) -> str:
-        files = list(self._files.sizes.items())
-        names = [f"{_shown(name)} ({size} bytes)" for name, size in files[: self._max_listed]]
-        more = [f"{len(files) - self._max_listed} more"] if len(files) > self._max_listed else []
-        return f"Files: {', '.join([*names, *more]) or 'none'}"
+        names = [f"{_shown(name)} ({size} bytes)" for name, size in self._files.sizes.items()]
+        return f"Files: {self._names(names) or 'none'}"
+
+    def _names(self, names: Sequence[str]) -> str:
+        more = [f"{len(names) - self._max_listed} more"] if len(names) > self._max_listed else []
+        return ", ".join([*names[: self._max_listed], *more])
 
     def _complaints(self, agent: str, problems: Mapping[str, str], removed: Sequence[str], *, over: bool) -> list[str]:
         missing = ", ".join(f"{pattern} ({reason})" for pattern, reason in problems.items())
         lines = [f"{agent} must still make: {missing}"] if missing else []
         full = f"The folder is full ({self._files.quota_bytes >> 20} MiB)"
         if removed:
-            lines.append(f"{full}; removed: {', '.join(map(_shown, removed))}")
+            lines.append(f"{full}; removed: {self._names([_shown(name) for name in removed])}")
         elif over:
             lines.append(f"{full}: delete files first.")
         return lines

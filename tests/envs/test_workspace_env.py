@@ -34,6 +34,15 @@ def local(sandbox_level) -> Iterator[LocalSandbox]:
     local.close()
 
 
+@pytest.fixture(scope="module")
+def measured() -> Iterator[LocalSandbox]:
+    """Return a sandbox in which a folder can hold more than its quota."""
+    local = LocalSandbox(max_concurrent=2, isolation="rlimits", accept_unsandboxed=True)
+    asyncio.run(local.start())
+    yield local
+    local.close()
+
+
 def block(code: str) -> str:
     return f"I write a program.\n```python\n{code}\n```"
 
@@ -360,6 +369,62 @@ def test_a_full_folder_is_the_agents_own_result(local):
     assert [info["over"] for info in infos] == [False, True, False, False]
     assert infos[3]["code_ok"] and infos[3]["files"] == {"keep": 1, "later": 100000}
     assert sum(infos[1]["files"].values()) <= 4 << 20
+
+
+BIG = "\nwith open({}, 'wb') as file:\n  for _ in range(9): file.write(bytes(1 << 20)); file.flush()"
+MANY = "for n in range(1300): open(f'f{n:04}', 'w').write('x')"
+PICKLE = (
+    "import pickle\nclass P:\n  def __reduce__(self): return (exec, (\"open('big', 'wb').write(bytes(9 << 20))\",))\n"
+    "pickle.dump(P(), open('a.pkl', 'wb'))"
+)
+
+
+@pytest.mark.parametrize(
+    ("fill", "removed"),
+    [
+        ("import os\nos.makedirs('/'.join(['d'] * 100))", "d"),
+        ("import os\nos.makedirs('early/' + '/'.join(['d'] * 120))", "early/d"),
+        (BIG.format("b'\\xff.bin'"), "\ufffd.bin"),
+        (MANY, "f0000, f0001, f0002, 998 more"),
+        (MANY + BIG.format("'zz'"), "f0000, f0001, f0002, 998 more"),
+        ("open('small', 'w').write('x')" + BIG.format("'early/big'"), "early/big"),
+        (PICKLE, "big"),
+    ],
+)
+def test_no_program_locks_the_folder_for_the_next_agents(measured, fill, removed):
+    _, seen, infos = play(
+        measured,
+        ("a", block("import os\nos.mkdir('early')\nopen('early/kept', 'w').write('1')\nopen('zzz', 'w').write('1')")),
+        ("b", block(fill)),
+        ("c", block("open('x', 'w').write(open('early/kept').read())")),
+        contract={"b": [{"file": "*.pkl", "check": "load(path)"}]},
+        quota_mb=4,
+        max_listed=3,
+    )
+    assert [info["over"] for info in infos] == [False, True, False]
+    # one name may be gone before the others: those of the largest files come first
+    (told,) = [line for line in seen[1].split("\n") if line.startswith("The folder is full")]
+    assert told in [f"The folder is full (4 MiB); removed: {removed.replace('998', count)}" for count in ("998", "997")]
+    assert infos[2]["code_ok"] and {"early/kept": 1, "x": 1, "zzz": 1}.items() <= infos[2]["files"].items()
+    assert ("small" in infos[2]["files"]) == ("small" in fill)
+
+
+def test_a_sample_whose_folders_exceed_the_quota_is_one_clear_error(measured):
+    with pytest.raises(UserError, match="the sample's files and their folders exceed quota_mb 1"):
+        play(measured, files={"/".join("d" * 100): {"content": "x"}}, quota_mb=1)
+
+
+def test_a_folder_without_room_for_further_files_is_full(local):
+    if local.isolation != "full":
+        pytest.skip("only a file system of its own runs out of entries")
+    _, seen, infos = play(
+        local,
+        ("a", block(MANY)),
+        ("a", block("import os\nfor name in os.listdir()[:9]: os.remove(name)")),
+        quota_mb=4,
+    )
+    assert [info["over"] for info in infos] == [True, False]
+    assert "The folder is full (4 MiB): delete files first." in seen[0] and "is full" not in seen[1]
 
 
 def test_a_file_of_a_gigabyte_and_endless_ones_are_stopped(local):

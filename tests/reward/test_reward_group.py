@@ -77,8 +77,16 @@ def test_several_agents_may_be_paid_for_the_answer_of_one():
         one.calls.insert(0, Call("plan", "planner", 1, "main", 0))
     assert asyncio.run(majority_label(several, weight=0.5))[0] == {"planner": 0.5, "solver": 0.5}
     assert asyncio.run(majority_label(several, agents=["planner"]))[2] == {"planner": 0.0}
-    with pytest.raises(UserError, match="agent 'writer' made no call; agents that did: planner, solver"):
-        asyncio.run(majority_label(several, agent="writer"))
+
+
+@pytest.mark.parametrize("n", [1, 2])
+def test_a_group_in_which_the_agent_made_no_call_goes_on(n):
+    """Conditions may have skipped its node, or the episodes with a call were lost."""
+    several = episodes(*["4", "5"][:n], truth="4")
+    assert asyncio.run(majority_label(several, agent="writer")) == [{"solver": None}] * n
+    assert [one.info for one in several] == [{"majority/label": "", "majority/share": 0.0, "majority/right": 0.0}] * n
+    for measure in ("answer", "ngrams"):
+        assert diverse(episodes(*["4", "5"][:n]), agent="writer", measure=measure) == [0.0] * n
 
 
 def ranked(several: list[Episode], **options) -> list[float | None]:

@@ -149,6 +149,14 @@ def test_a_file_is_written_in_parts(call, session):
     assert call.stdout("print(open('parts').read())", session_id=mine) == "0123abc\n"
 
 
+def test_settling_leaves_what_is_within_the_quota(call, session):
+    mine = session(quota_mb=2)
+    assert call.run("open('f', 'wb').write(bytes(1 << 20))", session_id=mine)["status"] == "Success"
+    assert call("POST", f"/sessions/{mine}/settle").json() == {"removed": []}
+    assert names(call, mine) == ["f"] and not call("GET", f"/sessions/{mine}").json()["full"]
+    assert call("POST", f"/sessions/{'0' * 32}/settle").status_code == 404
+
+
 @pytest.mark.parametrize("wrong", [{"ttl": 0}, {"ttl": 1e9}, {"quota_mb": 0}, {"quota_mb": 1 << 40}])
 def test_invalid_times_and_quotas_are_400(call, wrong):
     assert call("POST", "/sessions", wrong).status_code == 400

@@ -51,7 +51,7 @@ async def majority_label(
     Sets `info`: `majority/label`, `majority/share` (of all finished episodes; 0.0 without a label), and
     `majority/right` (1.0 or 0.0) if the sample has a ground truth, which has no other effect.
     """
-    answers = [None if call is None else answer_of(call) for call in _last_calls(episodes, agent, "majority_label")]
+    answers = [None if call is None else answer_of(call) for call in _last_calls(episodes, agent)]
     if compare == "math":
         classes, lost = await _math_classes(answers, grade_timeout_s)
     else:
@@ -141,7 +141,7 @@ def diversity(
 
     An episode without siblings earns 0. Sets `info`: `diversity/distance`.
     """
-    calls = _last_calls(episodes, agent, "diversity")
+    calls = _last_calls(episodes, agent)
     if measure == "answer":
         answers = [None if call is None else answer_of(call) for call in calls]
         features = [frozenset({"" if answer is None else f"={normalized(answer)}"}) for answer in answers]
@@ -165,15 +165,10 @@ def _paid(episode: Episode, agents: Sequence[str] | None, reward: float | None) 
     return dict.fromkeys(agents or (call.agent for call in episode.calls), reward)
 
 
-def _last_calls(episodes: Sequence[Episode], agent: str, function: str) -> list[Call | None]:
-    """Return the agent's last call in each episode; None where it made none. Raises UserError if it made none at
-    all."""
-    calls = [next(reversed(episode.calls_of(agent)), None) for episode in episodes]
-    if not any(calls):
-        names = dict.fromkeys(call.agent for episode in episodes for call in episode.calls)
-        called = ", ".join(names) or "none"
-        raise UserError(f"{function}: agent '{agent}' made no call; agents that did: {called}; set args.agent")
-    return calls
+def _last_calls(episodes: Sequence[Episode], agent: str) -> list[Call | None]:
+    """Return the agent's last call in each episode; None where it made none. That may be all: conditions can skip its
+    node in a whole group. A name that no agent has is refused when the workflow is loaded."""
+    return [next(reversed(episode.calls_of(agent)), None) for episode in episodes]
 
 
 async def _math_classes(answers: Sequence[str | None], timeout_s: float) -> tuple[list[int | None], frozenset[int]]:

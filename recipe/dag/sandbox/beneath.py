@@ -16,6 +16,8 @@ from collections.abc import Iterator
 from contextlib import suppress
 from pathlib import PurePosixPath
 
+from recipe.dag.sandbox import removal
+
 _OPENAT2 = 437
 """The same number on every architecture."""
 _RESOLVE_NO_MAGICLINKS, _RESOLVE_NO_SYMLINKS, _RESOLVE_BENEATH = 0x02, 0x04, 0x08
@@ -106,6 +108,16 @@ def extend_file(directory: int, name: str, data: bytes, offset: int) -> None:
         file.seek(offset)
         file.write(data)
         file.truncate()
+
+
+def delete(directory: int, name: str) -> None:
+    """Delete a file, or a folder with its content. Raises ValueError, OSError."""
+    *parents, last = parts_of(name)
+    folder = open_folder(directory, tuple(parents))
+    try:
+        removal.delete(last, folder)
+    finally:
+        os.close(folder)
 
 
 def walk(directory: int, most: int) -> Iterator[tuple[str, os.stat_result]]:

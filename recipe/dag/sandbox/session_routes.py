@@ -16,7 +16,7 @@ from typing import Any
 from aiohttp import web
 from pydantic import Field
 
-from recipe.dag.sandbox import beneath, body, removal, wire
+from recipe.dag.sandbox import beneath, body, wire
 from recipe.dag.sandbox.file_pattern import matches
 from recipe.dag.sandbox.guard import client_of
 from recipe.dag.sandbox.jobs import MAX_PATIENCE_S, check_share, over_quota
@@ -24,7 +24,7 @@ from recipe.dag.sandbox.places import most_entries
 from recipe.dag.sandbox.sessions import DEFAULT_QUOTA_MB, DEFAULT_TTL_S, NoSession, Session, Sessions
 
 _LISTED, _LOOKED_AT = 1000, 10_000
-"""Limits on the files in a listing, and on the entries that are looked at for it, if its quota allows no more."""
+"""Limits on the names in an answer, and on the entries that are looked at for it, if its quota allows no more."""
 
 
 class CreateSession(wire.Request):
@@ -52,6 +52,7 @@ class SessionRoutes:
             web.post("/sessions/renew", self.renew),
             web.get("/sessions/{id}", self.show),
             web.delete("/sessions/{id}", self.delete),
+            web.post("/sessions/{id}/settle", self.settle),
             web.get("/sessions/{id}/files", self.show),
             web.get(file, self.get_file),
             web.put(file, self.put_file),
@@ -82,11 +83,19 @@ class SessionRoutes:
             await self._sessions.measure(session)
             patterns, most = request.query.getall("match", []), max(_LOOKED_AT, most_entries(session.quota_bytes))
             files = await asyncio.to_thread(_list, session.place.directory(), patterns, most)
-            return web.json_response({**_describe(session), "files": files})
+            full = session.place.full or session.used_bytes >= session.quota_bytes
+            return web.json_response({**_describe(session), "full": full, "files": files})
 
     async def delete(self, request: web.Request) -> web.Response:
         await self._sessions.delete(request.match_info["id"])
         return web.json_response({"deleted": True})
+
+    async def settle(self, request: web.Request) -> web.Response:
+        async with self._sessions.hold(request.match_info["id"], MAX_PATIENCE_S) as session:
+            with _file_errors(session):
+                removed = await session.place.settle()
+            await self._sessions.measure(session)
+        return web.json_response({"removed": [_text(name) for name in removed[:_LISTED]]})
 
     async def get_file(self, request: web.Request) -> web.Response:
         with self._sessions.use(request.match_info["id"]) as session, _file_errors(session):
@@ -112,7 +121,7 @@ class SessionRoutes:
     async def delete_file(self, request: web.Request) -> web.Response:
         async with self._sessions.hold(request.match_info["id"], MAX_PATIENCE_S) as session:
             with _file_errors(session):
-                await asyncio.to_thread(_delete, session.place.directory(), request.match_info["name"])
+                await asyncio.to_thread(beneath.delete, session.place.directory(), request.match_info["name"])
             await self._sessions.measure(session)
         return web.json_response({"deleted": True})
 
@@ -149,12 +158,17 @@ def _list(directory: int, patterns: list[str], most: int) -> list[dict[str, Any]
     _LISTED of at most `most` entries."""
     files = []
     for name, status in beneath.walk(directory, most):
-        text = os.fsencode(name).decode("utf-8", "replace")
+        text = _text(name)
         if stat.S_ISREG(status.st_mode) and (not patterns or any(matches(text, pattern) for pattern in patterns)):
             files.append({"name": text, "bytes": status.st_size, "modified": status.st_mtime})
             if len(files) == _LISTED:
                 break
     return files
+
+
+def _text(name: str) -> str:
+    """Return a name as answers show it."""
+    return os.fsencode(name).decode("utf-8", "replace")
 
 
 def _offset(request: web.Request) -> int:
@@ -170,12 +184,3 @@ def _read(directory: int, name: str) -> bytes:
         if os.fstat(descriptor).st_size > body.MAX_BODY_BYTES:
             raise wire.Invalid(f"the file is larger than {body.MAX_BODY_BYTES} bytes; let a job read it in parts", 413)
         return file.read(body.MAX_BODY_BYTES)
-
-
-def _delete(directory: int, name: str) -> None:
-    *parents, last = beneath.parts_of(name)
-    folder = beneath.open_folder(directory, tuple(parents))
-    try:
-        removal.delete(last, folder)
-    finally:
-        os.close(folder)

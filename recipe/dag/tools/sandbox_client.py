@@ -82,6 +82,8 @@ class SessionFiles:
     """Seconds since the epoch by name."""
     used_bytes: int
     quota_bytes: int
+    full: bool = False
+    """Whether it can hold no more bytes, or no more files."""
 
 
 @dataclass
@@ -221,12 +223,17 @@ class SandboxClient:
         """Return the regular files of a session by name, at most 1000: all, or those that match a pattern (`*`, `?`,
         `[...]`, `**`). Raises SandboxFault."""
         query = "?" + urlencode([("match", pattern) for pattern in patterns]) if patterns else ""
-        self._use(session_id)
         request = Request("GET", f"{_path(session_id)}/files{query}", self._margin_s)
-        try:
-            return await self.transport.exchange(request, lambda answer: _files(self._checked(answer)))
-        except FileRefused as error:  # it names no file that could be at fault
-            raise SandboxFault(f"the session cannot be listed: {error}", where=self.url) from None
+        return await self._on_session(session_id, request, _files, "listed")
+
+    async def settle(self, session_id: str) -> Sequence[str]:
+        """Remove what was added or changed in a session since the last call while it holds more than its quota; return
+        the names, at most 1000. What is left is safe from the next call. Raises SandboxFault.
+
+        Only below isolation `full` a session can hold more, and no program runs there until it no longer does.
+        """
+        request = Request("POST", f"{_path(session_id)}/settle", self._margin_s)
+        return await self._on_session(session_id, request, _removed, "settled")
 
     async def delete(self, session_id: str, name: str | None = None) -> None:
         """Delete a session with its files, or one file or folder of it. A session that is gone already is no error.
@@ -281,6 +288,13 @@ class SandboxClient:
                 # The next use of a session that is lost fails.
                 logger.warning("sandbox %s: sessions could not be renewed: %s", self.url, error)
             last = loop.time()
+
+    async def _on_session(self, session_id: str, request: Request, read: Callable[[bytes], T], done: str) -> T:
+        self._use(session_id)
+        try:
+            return await self.transport.exchange(request, lambda answer: read(self._checked(answer)))
+        except FileRefused as error:  # the request names no file that could be at fault
+            raise SandboxFault(f"the session cannot be {done}: {error}", where=self.url) from None
 
     async def _on_file(
         self,
@@ -360,9 +374,13 @@ def _files(body: bytes) -> SessionFiles:
     def read(data: Any) -> SessionFiles:
         sizes = {str(file["name"]): int(file["bytes"]) for file in data["files"]}
         modified = {str(file["name"]): float(file["modified"]) for file in data["files"]}
-        return SessionFiles(sizes, modified, int(data["used_bytes"]), int(data["quota_bytes"]))
+        return SessionFiles(sizes, modified, int(data["used_bytes"]), int(data["quota_bytes"]), bool(data["full"]))
 
     return _readable(body, read)
+
+
+def _removed(body: bytes) -> list[str]:
+    return _readable(body, lambda data: [str(name) for name in data["removed"]])
 
 
 def _path(session_id: str) -> str:

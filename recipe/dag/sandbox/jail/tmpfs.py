@@ -31,6 +31,11 @@ class Tmpfs(Place):
         self._name = name
 
     @property
+    def full(self) -> bool:
+        status = os.fstatvfs(self._descriptor)
+        return not (status.f_bfree and status.f_ffree)
+
+    @property
     def lost(self) -> bool:
         return self._keeper.dead
 
