@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -34,6 +35,14 @@ def test_both_weights_act_and_the_scale_divides_once(score, right, process, outc
     """The published system read neither weight, and divided in one of its workflows only."""
     got = scored(acts("a"), judges("coach", process=score, outcome=right), process=process, outcome=outcome)
     assert got == {"a_agent": [pytest.approx(process * score / 10.0 + outcome * right)]}
+
+
+def test_the_reward_of_ones_own_in_the_docs_pairs_verdicts_with_calls():
+    docs = (Path(__file__).parents[2] / "docs" / "coaching.md").read_text()
+    space: dict[str, Any] = {}
+    exec(docs.partition("```python\n")[2].partition("```")[0], space)
+    calls = [acts("a"), judges("coach", process=8.0, outcome=None), acts("a", 1), judges("coach", 1, failed="503")]
+    assert space["good_enough"](episode_of(*calls), coach="coach", judged="a") == {"a_agent": [1.0, None]}
 
 
 def test_another_scale():
