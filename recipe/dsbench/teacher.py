@@ -175,6 +175,9 @@ class Folder:
         sizes = {path.name: path.stat().st_size for path in found}
         return SessionFiles(sizes, {path.name: path.stat().st_mtime for path in found}, sum(sizes.values()), 1 << 30)
 
+    async def settle(self, session_id: str) -> Sequence[str]:
+        return ()
+
     async def get(self, session_id: str, name: str, max_bytes: int = 0) -> bytes:
         return (self._path / name).read_bytes()
 
