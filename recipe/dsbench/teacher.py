@@ -15,7 +15,7 @@ import random
 import sys
 import tempfile
 import traceback
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any, cast
 
@@ -174,6 +174,9 @@ class Folder:
         found = [path for path in found if not patterns or any(matches(path.name, pattern) for pattern in patterns)]
         sizes = {path.name: path.stat().st_size for path in found}
         return SessionFiles(sizes, {path.name: path.stat().st_mtime for path in found}, sum(sizes.values()), 1 << 30)
+
+    async def settle(self, session_id: str) -> Sequence[str]:
+        return ()
 
     async def get(self, session_id: str, name: str, max_bytes: int = 0) -> bytes:
         return (self._path / name).read_bytes()

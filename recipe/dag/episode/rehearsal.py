@@ -10,7 +10,7 @@ import asyncio
 import json
 import re
 from collections import Counter
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, cast
 
 from recipe.dag.episode.client import PolicyEndpoint
@@ -110,6 +110,9 @@ class NoSandbox:
     async def list(self, session_id: str, *patterns: str) -> SessionFiles:
         sizes = {name: size for name, size in sorted(self._sizes[session_id].items()) if not patterns}
         return SessionFiles(sizes, dict.fromkeys(sizes, 0.0), sum(sizes.values()), 1 << 40)
+
+    async def settle(self, session_id: str) -> Sequence[str]:
+        return ()
 
     async def get(self, session_id: str, name: str, max_bytes: int = 0) -> bytes:
         raise FileRefused("a rehearsal has no contents")
