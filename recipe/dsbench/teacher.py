@@ -183,9 +183,6 @@ class Folder:
 
     async def delete(self, session_id: str, name: str | None = None) -> None: ...
 
-    async def settle(self, session_id: str) -> tuple[str, ...]:
-        return ()
-
     async def run_code(self, code: str, **limits: Any) -> RunResult:
         stdout, here = io.StringIO(), os.getcwd()
         sys.modules["kit"] = kit

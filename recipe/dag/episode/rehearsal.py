@@ -117,9 +117,6 @@ class NoSandbox:
     async def get(self, session_id: str, name: str, max_bytes: int = 0) -> bytes:
         raise FileRefused("a rehearsal has no contents")
 
-    async def settle(self, session_id: str) -> tuple[str, ...]:
-        return ()
-
     async def delete(self, session_id: str, name: str | None = None) -> None: ...
 
     async def close(self) -> None: ...
