@@ -11,6 +11,9 @@ import re
 from collections.abc import Mapping
 from typing import NamedTuple
 
+from recipe.dag.coach.sections import sections
+
+TEMPLATE = "recipe/dsbench/coach.txt"
 HEADINGS = (
     *("Task", "Agent", "What the agent had read", "Its earlier actions"),
     *("The action that you score", "What the folder answered to it", "Files", "Your score"),
@@ -28,7 +31,6 @@ LOWEST_LIMIT = 3.0
 """Limits of the analyst's score in `coach.txt`: (accuracy at least, limit), (RMSE in percent of the range below,
 limit), and the one without a validation score."""
 
-_INDENT = re.compile(r"^  ", re.MULTILINE)
 _DECIMAL = r"(\d+(?:\.\d+)?)"
 _ACCURACY = re.compile(rf"validation: accuracy {_DECIMAL} \(guessing: {_DECIMAL}\)")
 _RMSE = re.compile(rf"validation: rmse {_DECIMAL}% of the range \(guessing: {_DECIMAL}%\)")
@@ -53,21 +55,8 @@ class Verdict(NamedTuple):
 def judge(messages: list[dict[str, str]]) -> str:
     """Return the verdict on the action in the last message, in the lines that `coach.txt` asks for. Raises ValueError
     for a request that is not `coach.txt`."""
-    verdict = _verdict(sections(messages[-1]["content"]))
+    verdict = _verdict(sections(messages[-1]["content"], HEADINGS, TEMPLATE))
     return f"REASONING: {verdict.reasoning}\nPROCESS_SCORE: {verdict.process:g}"
-
-
-def sections(request: str) -> dict[str, str]:
-    """Return heading -> text, without the indentation that `coach.txt` gives to texts: what an agent writes, now or
-    earlier, is never a heading, since those start a line. Raises ValueError if one is missing."""
-    found: dict[str, str] = {}
-    for heading, following in zip(HEADINGS, (*HEADINGS[1:], None), strict=True):
-        _, mark, request = request.partition(f"\n# {heading}\n")
-        if not mark:
-            raise ValueError(f"the request has no section '# {heading}'; it must be recipe/dsbench/coach.txt")
-        text = request if following is None else request.partition(f"\n# {following}\n")[0]
-        found[heading] = _INDENT.sub("", text).strip()
-    return found
 
 
 def _verdict(request: Mapping[str, str]) -> Verdict:

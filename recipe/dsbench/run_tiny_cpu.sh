@@ -10,13 +10,9 @@ set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/../.."
 . recipe/dag/scripts/tiny_cpu.sh
 . recipe/dag/scripts/coached.sh
-seed=$(seed_of "$@")
+name_run dsbench "$@"
 [ "${1:-}" != "$seed" ] || shift
-weight=${COACH_WEIGHT:-1}
-[[ $weight =~ ^[0-9]+(\.[0-9]+)?$ ]] || { echo "error: COACH_WEIGHT=$weight is not a number of 0 or more" >&2; exit 2; }
-base=$(with_seed dsbench_tiny "$seed") workflow=workflows/workflow_dsbench_tiny.yaml
-name=$base
-[ "$weight" = 1 ] || name=${base}_coach$weight
+workflow=workflows/workflow_dsbench_tiny.yaml
 
 python preprocess/tabular.py --local_dir "outputs/$base/data" --train_size 512 --test_size 64 --seed "$seed" \
   --file recipe/dsbench/kit.py

@@ -13,10 +13,12 @@ import re
 from collections.abc import Mapping
 from typing import NamedTuple
 
+from recipe.dag.coach.sections import sections
 from recipe.dag.episode.markup import python_blocks
 from recipe.dag.reward.answer import extract_answer
 from recipe.mathchat.prompts import CODER_TASK
 
+TEMPLATE = "recipe/mathchat/coach.txt"
 HEADINGS = (
     *("Problem", "Agent", "What the agent had read", "What the agent wrote"),
     *("What its programs printed", "Ground truth", "Your score"),
@@ -33,7 +35,6 @@ CUES = (
 _EXPRESSION = re.compile(r"[(\d](?:[\d\s()]|//|[-+*%])*[)\d]")
 _OPERATOR = re.compile(r"//|[-+*%]")
 _NUMBER = re.compile(r"\d+")
-_INDENT = re.compile(r"^  ", re.MULTILINE)
 _FAILED = re.compile(r"\b\w*(?:Error|Exception)\b|\[timeout\]|\[execution error\]|\[unreadable|\[no stdout\]")
 
 
@@ -48,26 +49,13 @@ class Verdict(NamedTuple):
 def judge(messages: list[dict[str, str]]) -> str:
     """Return the verdict on the action in the last message, in the lines that `coach.txt` asks for. Raises ValueError
     for a request that is not `coach.txt`."""
-    request = sections(messages[-1]["content"])
+    request = sections(messages[-1]["content"], HEADINGS, TEMPLATE)
     judges = {"solver": judge_solver, "coder": judge_coder, "verifier": judge_verifier}
     verdict = judges[request["Agent"]](request)
     lines = [f"REASONING: {verdict.reasoning}", f"PROCESS_SCORE: {verdict.process:g}"]
     if verdict.correct is not None:
         lines.append(f"ANSWER_CORRECT: {int(verdict.correct)}")
     return "\n".join(lines)
-
-
-def sections(request: str) -> dict[str, str]:
-    """Return heading -> text, without the indentation that `coach.txt` gives to texts: what an agent writes, now or
-    earlier, is never a heading, since those start a line. Raises ValueError if one is missing."""
-    found: dict[str, str] = {}
-    for heading, following in zip(HEADINGS, (*HEADINGS[1:], None), strict=True):
-        _, mark, request = request.partition(f"\n# {heading}\n")
-        if not mark:
-            raise ValueError(f"the request has no section '# {heading}'; it must be recipe/mathchat/coach.txt")
-        text = request if following is None else request.partition(f"\n# {following}\n")[0]
-        found[heading] = _INDENT.sub("", text).strip()
-    return found
 
 
 def judge_solver(request: Mapping[str, str]) -> Verdict:

@@ -10,13 +10,9 @@ set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/../.."
 . recipe/dag/scripts/tiny_cpu.sh
 . recipe/dag/scripts/coached.sh
-seed=$(seed_of "$@")
+name_run mathchat "$@"
 [ "${1:-}" != "$seed" ] || shift
-weight=${COACH_WEIGHT:-1}
-[[ $weight =~ ^[0-9]+(\.[0-9]+)?$ ]] || { echo "error: COACH_WEIGHT=$weight is not a number of 0 or more" >&2; exit 2; }
-base=$(with_seed mathchat_tiny "$seed") workflow=workflows/workflow_mathchat.yaml
-name=$base
-[ "$weight" = 1 ] || name=${base}_coach$weight
+workflow=workflows/workflow_mathchat.yaml
 
 python preprocess/arithmetic.py --local_dir "outputs/$base/data" --train_size 2048 --test_size 64 --seed "$seed"
 make_model "$base" "$seed" "$workflow" recipe/mathchat/teacher.py:Teacher --steps 600

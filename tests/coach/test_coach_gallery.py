@@ -7,6 +7,7 @@ import json
 import random
 from collections.abc import Callable
 from dataclasses import replace
+from textwrap import indent
 
 import pytest
 
@@ -43,7 +44,7 @@ def action_in(body: dict) -> int:
     prompt = body["messages"][0]["content"]
     if "The agent: verifier" in prompt:
         return 2
-    judged = prompt.split("The action that you judge:\n")[1].split("\n")[0]
+    judged = prompt.split("The action that you judge:\n")[1].split("\n")[0].strip()
     return GUESSES.index(judged)
 
 
@@ -137,17 +138,20 @@ def test_the_coach_sees_all_that_the_agent_had_read_and_what_the_game_answered(p
     prompts = [body["messages"][0]["content"] for body in server.requests]
     guesses = [call for call in episode.calls if call.node == "guess"]
     for call, prompt in zip(guesses, prompts[:2], strict=True):
-        assert f"What it had read:\n{inert(call.prompt_text.rstrip())}" in prompt
+        assert f"What it had read:\n{indent(inert(call.prompt_text.rstrip()), '  ', lambda line: True)}" in prompt
     assert (
         "Which number?" in prompts[1]
         and "guess said: 40 (50 %)" in prompts[1]
         and "The game says: higher" in prompts[1]
     )
     assert (
-        "What the game answered to it:\nhigher\n" in prompts[0]
-        and "What the game answered to it:\nright\n" in prompts[1]
+        "What the game answered to it:\n  higher\n" in prompts[0]
+        and "What the game answered to it:\n  right\n" in prompts[1]
     )
-    assert "Its earlier actions:\nnone\n" in prompts[0] and "Its earlier actions:\nAction 1:\n40 (50 %)\n" in prompts[1]
+    assert (
+        "Its earlier actions:\n  none\n" in prompts[0]
+        and "Its earlier actions:\n  Action 1:\n  40 (50 %)\n" in prompts[1]
+    )
 
 
 def test_the_truth_is_shown_only_where_it_is_declared(play):
@@ -279,4 +283,4 @@ def test_what_is_trained_on_are_the_sampled_tokens_and_not_their_text(play, worl
         episode = play(server)
     rows = {(row.node, row.round): row for row in rows_of([episode], merge=False)}
     assert rows["guess", 1].response_ids == [*spelled, 2]
-    assert f"The action that you judge:\n{inert(END)} 41 (80 %)" in server.requests[1]["messages"][0]["content"]
+    assert f"The action that you judge:\n  {inert(END)} 41 (80 %)" in server.requests[1]["messages"][0]["content"]

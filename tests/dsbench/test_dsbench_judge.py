@@ -7,8 +7,9 @@ from pathlib import Path
 import pytest
 
 from recipe.dag.coach.score import parse
+from recipe.dag.coach.sections import sections
 from recipe.dag.coach.template import VARIABLES, PromptTemplate
-from recipe.dsbench.judge import HEADINGS, judge, sections
+from recipe.dsbench.judge import HEADINGS, judge
 
 TEMPLATE = PromptTemplate(Path(__file__).parents[2] / "recipe" / "dsbench" / "coach.txt")
 TASK = "Predict rent (a number) of each flat.\nEvaluation: Root Mean Squared Error (RMSE).\nSubmission: flat,rent"
@@ -122,13 +123,13 @@ def test_an_earlier_agent_cannot_hide_what_comes_after_its_text(heading, end):
 
 @pytest.mark.parametrize("text", ["a", "  a\n\n    b\n", "# Files\nnone", ""])
 def test_texts_are_read_as_they_were_written(text):
-    found = sections(request("modeler", task=text, read=text, wrote=text, answer=text))
+    found = sections(request("modeler", task=text, read=text, wrote=text, answer=text), HEADINGS, "coach.txt")
     names = ("Task", "What the agent had read", "The action that you score", "What the folder answered to it")
     assert [found[name] for name in names] == [text.strip()] * 4
 
 
 def test_all_sections_are_found_and_another_request_is_refused():
-    assert set(sections(request("engineer"))) == set(HEADINGS)
+    assert set(sections(request("engineer"), HEADINGS, "coach.txt")) == set(HEADINGS)
     with pytest.raises(ValueError, match="the request has no section '# Task'"):
         judge([{"role": "user", "content": "Is 2 + 2 = 4?"}])
 

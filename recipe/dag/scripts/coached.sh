@@ -2,6 +2,15 @@
 #   . recipe/dag/scripts/coached.sh
 . recipe/dag/scripts/launch.sh
 
+# name_run RECIPE "$@": set seed, weight (of the coach's scores, $COACH_WEIGHT), base (of the runs that share data and
+# model) and name (of this run, with the weight unless it is 1)
+name_run() {
+  seed=$(seed_of "${@:2}") weight=${COACH_WEIGHT:-1}
+  [[ $weight =~ ^[0-9]+(\.[0-9]+)?$ ]] || { echo "error: COACH_WEIGHT=$weight is not a number of 0 or more" >&2; exit 2; }
+  base=$(with_seed "$1_tiny" "$seed")
+  name=$base$([ "$weight" = 1 ] || echo "_coach$weight")
+}
+
 # start_coach FOLDER FILE:FUNCTION: serve a function in OpenAI's form until the script ends, and set COACH_URL to its
 # address; FOLDER gets its log
 start_coach() {
