@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from recipe.dag.coach.bias import BiasMonitor, Sums, correlation, observe, parted
+from recipe.dag.coach.bias import BiasMonitor, Sums, correlation, divergence, observe
 from recipe.dag.types.record import Episode
 
 UNIT = st.floats(0.0, 1.0)
@@ -121,4 +121,4 @@ def test_the_state_survives_a_restart():
 
 
 def test_too_few_steps_are_no_trend():
-    assert parted([Sums(9, 9 * k / 3, 0.0, 9 * (k / 3) ** 2) for k in range(3)]) is None
+    assert divergence([Sums(9, 9 * k / 3, 0.0, 9 * (k / 3) ** 2) for k in range(3)]) is None

@@ -94,14 +94,14 @@ def correlation(sums: Sums) -> float | None:
     """Return Pearson's correlation of scores and outcomes; None where one of them does not vary."""
     if sums.count < 2:
         return None
-    score, outcome, both = sums.moments
-    if score <= 1e-12 or outcome <= 1e-12:
+    score_variance, outcome_variance, covariance = sums.moments
+    if score_variance <= 1e-12 or outcome_variance <= 1e-12:
         return None
-    return min(max(both / math.sqrt(score * outcome), -1.0), 1.0)
+    return min(max(covariance / math.sqrt(score_variance * outcome_variance), -1.0), 1.0)
 
 
-def parted(steps: Sequence[Sums]) -> tuple[float, float] | None:
-    """Return how far score and outcome rose from the older to the newer half of `steps`, if they have parted: the score
+def divergence(steps: Sequence[Sums]) -> tuple[float, float] | None:
+    """Return how far score and outcome rose from the older to the newer half of `steps`, if they diverge: the score
     rose (by RISE at least), the outcome did not (by less than SHARE of that), and neither the rise nor the difference
     is chance (SIGMAS). None otherwise."""
     if len(steps) < LEAST_STEPS:
@@ -113,9 +113,9 @@ def parted(steps: Sequence[Sums]) -> tuple[float, float] | None:
         return None
     score_error = difference_error = 0.0
     for half in (older, newer):
-        score, outcome, both = half.moments
-        score_error += score / half.count
-        difference_error += max(score + outcome - 2 * both, 0.0) / half.count
+        score_variance, outcome_variance, covariance = half.moments
+        score_error += score_variance / half.count
+        difference_error += max(score_variance + outcome_variance - 2 * covariance, 0.0) / half.count
     is_chance = score_rise < SIGMAS * math.sqrt(score_error)
     is_chance |= score_rise - outcome_rise < SIGMAS * math.sqrt(difference_error)
     return None if is_chance else (score_rise, outcome_rise)
@@ -132,7 +132,7 @@ class BiasMonitor:
         """`window`: steps that correlation, gap and alarm cover; 0 switches the monitor off."""
         self._window = window
         self._steps: dict[Key, list[Sums]] = {}
-        self._quiet: dict[Key, int] = {}
+        self._cooldown: dict[Key, int] = {}
         """Steps until the next alarm is possible: one alarm per window, since what it reports lasts that long."""
         self.alarms: list[str] = []
         """Lines to print about the latest step: one for each agent and data type that sets off the alarm."""
@@ -153,13 +153,13 @@ class BiasMonitor:
             if (shared := correlation(total)) is not None:
                 values["correlation"] = shared
             metrics |= {f"coach_bias/{'/'.join(key)}/{name}": value for name, value in values.items()}
-            self._warn(key, parted(steps), len(steps))
+            self._warn(key, divergence(steps), len(steps))
         return metrics
 
     def _warn(self, key: Key, rises: tuple[float, float] | None, steps: int) -> None:
-        self._quiet[key] = max(self._quiet.get(key, 0) - 1, 0)
-        if rises is not None and not self._quiet[key]:
-            self._quiet[key] = self._window
+        self._cooldown[key] = max(self._cooldown.get(key, 0) - 1, 0)
+        if rises is not None and not self._cooldown[key]:
+            self._cooldown[key] = self._window
             agent, kind = key
             self.alarms.append(
                 f"coach bias: over the last {steps} steps with such tasks, the score of {agent} on {kind} rose by "
@@ -171,7 +171,7 @@ class BiasMonitor:
         """Return the state as JSON."""
         return {
             "steps": [[*key, [list(asdict(sums).values()) for sums in steps]] for key, steps in self._steps.items()],
-            "quiet": [[*key, steps] for key, steps in self._quiet.items()],
+            "quiet": [[*key, steps] for key, steps in self._cooldown.items()],
         }
 
     def restore(self, state: Mapping[str, Any]) -> None:
@@ -180,4 +180,4 @@ class BiasMonitor:
             (agent, kind): [Sums(*values) for values in steps[-self._window :]] if self._window else []
             for agent, kind, steps in state.get("steps", ())
         }
-        self._quiet = {(agent, kind): steps for agent, kind, steps in state.get("quiet", ())}
+        self._cooldown = {(agent, kind): steps for agent, kind, steps in state.get("quiet", ())}

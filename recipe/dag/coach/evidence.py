@@ -57,18 +57,18 @@ def evidence(context: Context, judged: Call, keep: Keep, *, truth: bool) -> dict
         "agent_name": judged.agent,
         "agent_role": judged.role or judged.agent,
         "agent_input": _end(context.read_by(judged), keep.input),
-        "agent_output": _start(_said(judged), keep.output),
+        "agent_output": _start(_model_text(judged), keep.output),
         "ground_truth_answer": str(answer) if truth and answer is not None else UNKNOWN,
         "label": str(label) if truth and label is not None else UNKNOWN,
         "tool_observation": _start(_observation(judged), keep.observation) or NO_TOOLS,
         "all_tool_observations": _numbered((_observation(call) for call in (*own, judged)), keep.earlier) or NO_TOOLS,
-        "previous_actions": _numbered(map(_said, own), keep.earlier) or NONE,
+        "previous_actions": _numbered(map(_model_text, own), keep.earlier) or NONE,
         "previous_outputs": _outputs(before, (judged.agent, context.agent), keep.earlier) or NONE,
         **_files(context.calls, position, judged),
     }
 
 
-def _said(call: Call) -> str:
+def _model_text(call: Call) -> str:
     """Return the model's own text."""
     return call.text if call.completion is None else call.completion
 
@@ -83,23 +83,23 @@ def _numbered(texts: Iterable[str], limit: int | None) -> str:
     return "\n\n".join(f"Action {number}:\n{_start(text, limit)}" for number, text in numbered)
 
 
-def _outputs(before: Iterable[Call], without: Collection[str], limit: int | None) -> str:
-    """`without`: agents that are left out, the judged one and the coach itself."""
-    latest = {call.agent: call.text for call in before if call.agent not in without and "failed" not in call.parsed}
+def _outputs(before: Iterable[Call], excluded: Collection[str], limit: int | None) -> str:
+    """`excluded`: agents that are left out, the judged one and the coach itself."""
+    latest = {call.agent: call.text for call in before if call.agent not in excluded and "failed" not in call.parsed}
     return "\n\n".join(f"{name}:\n{_start(text, limit)}" for name, text in latest.items())
 
 
 def _files(calls: list[Call], position: int, judged: Call) -> dict[str, str]:
     """Return the variables about files, from the `info` of the environment: `files` and `missing`."""
     # an env that several nodes play is stepped by the last of them, after the judged one
-    after = next((call.env_info for call in (judged, *calls[position:]) if "files" in call.env_info), {})
+    info_after = next((call.env_info for call in (judged, *calls[position:]) if "files" in call.env_info), {})
     own = (index for index, call in enumerate(calls) if call.agent == judged.agent and call.turn == judged.turn)
-    first = next(own, position)
-    start = next((call.env_info for call in reversed(calls[:first]) if "files" in call.env_info), {})
+    first_own = next(own, position)
+    info_before = next((call.env_info for call in reversed(calls[:first_own]) if "files" in call.env_info), {})
     return {
-        "files_available": _listing(after.get("files")),
-        "files_from_previous_agents": _listing(start.get("files")),
-        "files_missing": _listing(after.get("missing")),
+        "files_available": _listing(info_after.get("files")),
+        "files_from_previous_agents": _listing(info_before.get("files")),
+        "files_missing": _listing(info_after.get("missing")),
     }
 
 
