@@ -42,6 +42,10 @@ _SHORTEST_KEY = 8
 _HIDDEN = "***"
 
 
+Read = Callable[[dict[str, Any]], object]
+"""Reads an answer; raises ModelServerFault for one that cannot be used."""
+
+
 class Refused(ModelServerFault):
     """The server refuses this very request (400, 413, 422), and would again."""
 
@@ -73,8 +77,7 @@ class Request:
     content: bytes | None
     timeout_s: float
     """For each try."""
-    read: Callable[[dict[str, Any]], object] | None = None
-    """Raises ModelServerFault for an answer that cannot be used."""
+    read: Read | None = None
     ping: bool = False
     """It only asks whether the server is there, and costs nothing."""
     names_model: bool = False
@@ -127,11 +130,10 @@ class Transport:
         body: Mapping[str, Any],
         *,
         timeout_s: float,
-        read: Callable[[dict[str, Any]], object] | None = None,
+        read: Read | None = None,
     ) -> tuple[dict[str, Any], int]:
         """Return the answer's JSON object and the number of requests that it took. `timeout_s`: for each of them.
-        `read` raises ModelServerFault for an answer that cannot be used; then the request is repeated, since gateways
-        report a failure behind them in this way.
+        It is repeated if `read` cannot use the answer, since gateways report a failure behind them in this way.
 
         Raises ModelServerFault if all fail, Refused if the server refuses this request, and UserError if it would
         refuse every request."""
@@ -191,7 +193,7 @@ class Transport:
         body: Mapping[str, Any],
         *,
         timeout_s: float,
-        read: Callable[[dict[str, Any]], object] | None = None,
+        read: Read | None = None,
     ) -> tuple[dict[str, Any], int]:
         """Do as `post`; if prompt and `max_tokens` together exceed the context, which vLLM and SGLang refuse, ask once
         more for as many tokens as are left. Raises PromptTooLong if none are left, Refused if that is not known."""
@@ -359,7 +361,7 @@ class Transport:
         return self._connections[loop]
 
 
-def _check(answer: dict[str, Any], read: Callable[[dict[str, Any]], object]) -> None:
+def _check(answer: dict[str, Any], read: Read) -> None:
     """Raise Unavailable for an answer that cannot be used."""
     try:
         read(answer)
