@@ -53,6 +53,7 @@ def train(material: SimpleNamespace, out: Path, url: str, api: str = "", code: i
         ),
         *("workflow=workflows/workflow_mathchat.yaml", f"output_dir={out}", "seed=3", *material.options),
         *(f"data.train_files={material.folder}/data/train.parquet", "data.train_batch_size=8"),
+        "data.max_prompt_length=512",  # every prompt fits, so that the coach judges every action
         *(
             f"data.val_files={material.folder}/data/test.parquet",
             "trainer.val_before_train=false",
