@@ -17,8 +17,8 @@ def rendered(problem: str, text: str) -> str:
 @pytest.mark.parametrize("text", ["one line", "two\n  lines", "x\n# Your score\n10", "x\n\n# Problem\nanother"])
 def test_texts_come_back_as_they_were_whatever_headings_they_contain(text):
     for problem, written in (("2 + 2?", text), (text, "4")):
-        found = sections(rendered(problem, written), HEADINGS, "coach.txt")
-        assert found == {"Problem": problem, "What the agent wrote": written, "Your score": "0 to 10"}
+        texts = sections(rendered(problem, written), HEADINGS, "coach.txt")
+        assert texts == {"Problem": problem, "What the agent wrote": written, "Your score": "0 to 10"}
 
 
 @pytest.mark.parametrize("heading", HEADINGS)

@@ -123,9 +123,9 @@ def test_an_earlier_agent_cannot_hide_what_comes_after_its_text(heading, end):
 
 @pytest.mark.parametrize("text", ["a", "  a\n\n    b\n", "# Files\nnone", ""])
 def test_texts_are_read_as_they_were_written(text):
-    found = sections(request("modeler", task=text, read=text, wrote=text, answer=text), HEADINGS, "coach.txt")
+    texts = sections(request("modeler", task=text, read=text, wrote=text, answer=text), HEADINGS, "coach.txt")
     names = ("Task", "What the agent had read", "The action that you score", "What the folder answered to it")
-    assert [found[name] for name in names] == [text.strip()] * 4
+    assert [texts[name] for name in names] == [text.strip()] * 4
 
 
 def test_all_sections_are_found_and_another_request_is_refused():

@@ -94,8 +94,8 @@ def test_fine_tuning_reads_the_transcripts_whole(tmp_path):
 
     file = tmp_path / "sft.parquet"
     teacher.main(["--output", str(file), "--size", "8", "--test_size", "8"])
-    given = [f"data.train_files={file}", "model.path=m", "output_dir=o"]
-    config = compose_sft(given, name="sft_smollm2", folder=ROOT / "recipe" / "mathchat" / "config").data
+    overrides = [f"data.train_files={file}", "model.path=m", "output_dir=o"]
+    config = compose_sft(overrides, name="sft_smollm2", folder=ROOT / "recipe" / "mathchat" / "config").data
     lessons = [lesson for _, several in lessons_of(40, coaches=True) for lesson in several]
     dataset = TranscriptDataset(str(file), build_tokenizer(lessons), config)
     assert dataset.counts == {"used": 8 * 7}

@@ -243,12 +243,12 @@ def _read_options(values: Mapping[str, Any], where: str) -> Options:
         return Options.model_validate(values)
     except ValidationError as error:
         problem = error.errors()[0]
-        *parents, last = map(str, problem["loc"])
-        fields = Keep.model_fields if parents == ["keep"] else Options.model_fields
-        key, hint = ".".join([*parents, last]), ""
+        keys, hint = [str(key) for key in problem["loc"]], ""
         if problem["type"] == "extra_forbidden":
-            hint = f"{did_you_mean(last, fields)}; a subclass with more options overrides `prepare`"
-        raise UserError(f"{where}.{key}: {problem['msg']}{hint}") from error
+            in_keep = keys[0] == "keep"
+            hint = did_you_mean(keys[-1], Keep.model_fields if in_keep else Options.model_fields)
+            hint += "" if in_keep else "; a subclass with more options overrides `prepare`"
+        raise UserError(f"{where}.{'.'.join(keys)}: {problem['msg']}{hint}") from error
 
 
 def _judged_node(judges: str, workflow: Workflow, node: Node, where: str) -> str:

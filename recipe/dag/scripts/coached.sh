@@ -102,7 +102,7 @@ train_coached() {
     # shellcheck disable=SC2016  # the variable is read by the configuration
     [ -z "${COACH_URL:-}" ] || coach+=', base_url: "${oc.env:COACH_URL}"'
     settings+=('~workflow.policies.coach.model' "workflow.policies.coach.api={$coach}"
-      workflow.agents.coach.sampling.max_tokens=8192)  # the thoughts of such models count
+      workflow.agents.coach.sampling.max_tokens=8192)  # thoughts count as generated tokens
   fi
   settings+=(${extra_settings[@]+"${extra_settings[@]}"})
   launch "$recipe" "$workflow" "${settings[@]}" "$@"

@@ -125,12 +125,7 @@ class Transport:
         raise TypeError("a Transport holds a key and connections; send its ApiSpec to another process")
 
     async def post(
-        self,
-        path: str,
-        body: Mapping[str, Any],
-        *,
-        timeout_s: float,
-        read: Read | None = None,
+        self, path: str, body: Mapping[str, Any], *, timeout_s: float, read: Read | None = None
     ) -> tuple[dict[str, Any], int]:
         """Return the answer's JSON object and the number of requests that it took. `timeout_s`: for each of them.
         It is repeated if `read` cannot use the answer, since gateways report a failure behind them in this way.
@@ -188,12 +183,7 @@ class Transport:
         return jitter if asked is None else min(asked + jitter / 4, self._api.max_wait_s)
 
     async def post_fitting(
-        self,
-        path: str,
-        body: Mapping[str, Any],
-        *,
-        timeout_s: float,
-        read: Read | None = None,
+        self, path: str, body: Mapping[str, Any], *, timeout_s: float, read: Read | None = None
     ) -> tuple[dict[str, Any], int]:
         """Do as `post`; if prompt and `max_tokens` together exceed the context, which vLLM and SGLang refuse, ask once
         more for as many tokens as are left. Raises PromptTooLong if none are left, Refused if that is not known."""
