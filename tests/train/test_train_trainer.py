@@ -140,6 +140,18 @@ def test_an_error_that_ends_the_run_leaves_a_checkpoint_of_the_last_complete_ste
     assert (reported(tmp_path) if path.exists() else []) == list(range(1, ends_at[0]))
 
 
+def test_a_curve_that_cannot_be_drawn_is_reported_once(loop, monkeypatch, caplog, capsys):
+    made, saved = loop(None)
+
+    def broken(*_args):
+        raise TypeError("no such font")
+
+    monkeypatch.setattr(trainer, "draw_curve", broken)
+    asyncio.run(made.train())
+    assert saved == [2, 4, 5] and caplog.text.count("TypeError: no such font") == 1
+    assert "episodes.jsonl\n" in capsys.readouterr().out
+
+
 @pytest.mark.parametrize(
     ("save_freq", "test_freq", "saved_at", "validated_at"),
     [(2, 3, [2, 4, 5], [3, 5]), (-1, 1, [], [1, 2, 3, 4, 5]), (1, -1, [1, 2, 3, 4, 5], []), (9, 9, [5], [5])],

@@ -88,6 +88,8 @@ class Trainer:
         self.accuracies: dict[int, float] = {}
         self.faults: dict[str, str] = {}
         """Most frequent faults of the current step, for its step line."""
+        self.curve_fault = ""
+        """Why curve.png could not be written last time."""
         self.idle = IdleSteps(workflow.algorithm)
         self.flops: dict[str, ModelFlops] = {}
         self.passes = TrainingPasses(enabled=config.rollout.progress)
@@ -129,7 +131,8 @@ class Trainer:
             first, last = min(self.accuracies), max(self.accuracies)
             before, after = self.accuracies[first], self.accuracies[last]
             print(f"validation accuracy {before:.3f} at step {first}, {after:.3f} at step {last}")
-        print(f"results: {self.out}/results.json, summary.json, metrics.jsonl, episodes.jsonl, curve.png")
+        curve = "" if self.curve_fault else ", curve.png"
+        print(f"results: {self.out}/results.json, summary.json, metrics.jsonl, episodes.jsonl{curve}")
 
     def _runner_of(self, workflow: Workflow) -> EpisodeRunner | SpreadRunner:
         """Return the runner for the workflow's binding of agents to policies; each binding has one."""
@@ -335,7 +338,14 @@ class Trainer:
         self.trackers.log(metrics, step)
         print(step_line(step, self.total, metrics, **self.faults), flush=True)
         self.faults.clear()
+        await asyncio.to_thread(self._draw_curve)
+
+    def _draw_curve(self) -> None:
         try:
-            await asyncio.to_thread(draw_curve, self.out / "metrics.jsonl", self.out / "curve.png")
+            draw_curve(self.out / "metrics.jsonl", self.out / "curve.png")
+            self.curve_fault = ""
         except Exception as error:  # the curve only plots metrics.jsonl, so a failure must not stop the run
-            logger.warning("curve.png was not written at step %d: %s: %s", step, type(error).__name__, error)
+            fault = f"{type(error).__name__}: {error}"
+            if fault != self.curve_fault:
+                logger.warning("curve.png was not written, and is tried again after every step: %s", fault)
+            self.curve_fault = fault
