@@ -85,9 +85,9 @@ EXPLAINED = {
         "needs a GPU",
         "tests/mathchat/test_mathchat_script.py::test_settings_of_the_coach_follow_its_key",
     ),
-    "python -m recipe.mathchat.compare": (
+    "python examples/compare_coach.py": (
         "takes half an hour",
-        "tests/mathchat/test_mathchat_tiny.py::test_the_comparison_trains_what_is_missing",
+        "tests/examples/test_examples_compare_coach.py::test_what_is_missing_is_trained",
     ),
     "bash recipe/mathchat/run_smollm2.sh": (
         "needs a GPU",

@@ -1,4 +1,4 @@
-"""The laptop run: its teacher, what its script starts and stops, its comparison; and, slowly, the run itself."""
+"""The laptop run: its teacher, what its script starts and stops; and, slowly, the run itself."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from recipe.dag.main import compose_config
 from recipe.dag.reward.answer import extract_answer
 from recipe.dag.workflow_edits import load_edited, split_edits
 from recipe.dag.workflow_file import load_workflow
-from recipe.mathchat import compare, teacher
+from recipe.mathchat import teacher
 from recipe.mathchat.agents import programs
 from recipe.mathchat.judge import judge, last_formula
 from recipe.mathchat.teacher import Teacher, run_program, transcripts
@@ -257,45 +257,6 @@ def test_a_coach_that_does_not_start_ends_the_script_with_its_reason(laptop):
 def test_a_weight_that_is_no_number_is_refused(laptop):
     code, calls, stderr = laptop.run(COACH_WEIGHT="none")
     assert (code, calls) == (2, []) and "COACH_WEIGHT=none" in stderr
-
-
-def metrics(folder: Path, values: dict[int, float]) -> None:
-    folder.mkdir(parents=True)
-    lines = [{"step": step, "val/accuracy": value, "episode/accuracy": value / 2} for step, value in values.items()]
-    (folder / "metrics.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
-
-
-def test_the_comparison_reports_the_runs_that_exist(tmp_path, monkeypatch, capsys):
-    monkeypatch.setattr(compare, "ROOT", tmp_path)
-    for seed in (0, 1):
-        metrics(compare.folder_of(seed, "1"), {0: 0.25, 5: 0.75 + seed / 8})
-        metrics(compare.folder_of(seed, "0"), {0: 0.25, 5: 0.5})
-    assert compare.folder_of(1, "0") == tmp_path / "outputs" / "mathchat_tiny_seed1_coach0"
-    compare.main(["--only-report", "--seeds", "0", "1", "--output", str(tmp_path / "out")])
-    text = (tmp_path / "out" / "table.md").read_text()
-    assert "| 1 | 1 | 0.250 | 0.875 |" in text and "| 0 | 0 | 0.250 | 0.500 |" in text
-    assert "weight 1: +0.562" in text and "weight 0: +0.250" in text and text in capsys.readouterr().out
-    assert (tmp_path / "out" / "curves.png").stat().st_size > 10_000
-    with pytest.raises(UserError, match="seed2/metrics.jsonl does not exist"):
-        compare.main(["--only-report", "--seeds", "2"])
-    with pytest.raises(UserError, match="dsbench_tiny_seed2/metrics.jsonl does not exist"):
-        compare.main(["--only-report", "--seeds", "2", "--recipe", "dsbench"])
-
-
-def test_the_comparison_trains_what_is_missing(tmp_path, monkeypatch):
-    monkeypatch.setattr(compare, "ROOT", tmp_path)
-    script = tmp_path / "recipe" / "mathchat" / "run_tiny_cpu.sh"
-    script.parent.mkdir(parents=True)
-    script.write_text(f'echo "$1 $COACH_WEIGHT" >> {tmp_path}/ran; exit ${{CODE:-0}}\n')
-    done = compare.folder_of(0, "1")
-    done.mkdir(parents=True)
-    (done / "summary.json").write_text("{}")
-    compare.train(0, "1")
-    compare.train(1, "0")
-    assert (tmp_path / "ran").read_text() == "1 0\n"
-    monkeypatch.setenv("CODE", "4")
-    with pytest.raises(UserError, match="seed 2, COACH_WEIGHT=0: run_tiny_cpu.sh ended with 4"):
-        compare.train(2, "0")
 
 
 @pytest.mark.slow

@@ -1,6 +1,6 @@
 """Compare the laptop's runs with and without the coach's scores: three seeds each, equal models, data and steps.
 
-    python -m recipe.mathchat.compare [--recipe dsbench] [--seeds 0 1 2] [--weights 1 0] [--output FOLDER]
+    python examples/compare_coach.py [--recipe dsbench] [--seeds 0 1 2] [--weights 1 0] [--output FOLDER]
 
 Invariant: a run is the recipe's `run_tiny_cpu.sh` unchanged but for its seed and COACH_WEIGHT; a figure comes from the
 runs' metrics.jsonl alone. Finished runs are not repeated, interrupted ones resumed. Writes table.md and curves.png.
@@ -24,7 +24,7 @@ from preprocess.common import run
 from recipe.dag.errors import UserError
 from recipe.dag.report.curve import COLOURS
 
-ROOT = Path(__file__).resolve().parents[2]
+ROOT = Path(__file__).resolve().parents[1]
 RECIPES = ("mathchat", "dsbench")
 TRAINING, VALIDATION = "episode/accuracy", "val/accuracy"
 
