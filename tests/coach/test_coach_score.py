@@ -70,6 +70,12 @@ def test_a_score_that_a_limit_may_have_cut_is_not_read(rest):
     assert parse(f"ANSWER_CORRECT: {rest}", cut=True).outcome is None
 
 
+@pytest.mark.parametrize("rest", ["2\nOut of 4 programs one ran.", "2\n\nOf 5 steps", "2\n- 2 steps lack", "2\n/ 4"])
+def test_the_line_after_a_score_is_no_part_of_it(rest):
+    assert parse(f"PROCESS_SCORE: {rest}").process == 2.0
+    assert parse("ANSWER_CORRECT: 1\n- 1 mistake").outcome == 1.0
+
+
 @pytest.mark.parametrize("rest", ["8\n", "8\nREASONING: I", "8 since", '8, "reasoning": "I'])
 def test_a_score_that_is_complete_is_read_from_a_text_that_was_cut(rest):
     assert parse(f"PROCESS_SCORE: {rest}", cut=True).process == 8.0

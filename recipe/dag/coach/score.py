@@ -13,14 +13,16 @@ from dataclasses import dataclass
 from recipe.dag.types.thoughts import after_thinking
 
 _DECORATION = r"[\s*_`\"'~$]*"
-_AFTER = r"[\s*_`\"'~$>]*"
+"""Markdown and quotes around a label or a number, which may stand on the next line."""
+_AFTER = r"[ \t*_`\"'~$>]*"
+"""The same behind a number, with the end of `<8>`, in its line: what the next line says is no part of the score."""
 _COLON = rf"(?:{_DECORATION}[(\[][^()\[\]\n]*[)\]])?{_DECORATION}[:=]"
 """A label's end; the scale may stand in brackets before it."""
 _NUMBER = r"[-+]?(?:\d+(?:[.,]\d+)?|\.\d+)(?:e[-+]?\d+)?"
 _WORD = r"nan|[-+]?inf(?:inity)?|n/?a|none|null|unknown|yes|no|true|false|correct|incorrect|right|wrong"
 # atomic, so that a number is never read in part
 _VALUE = rf"(?>(?P<value>{_NUMBER}|{_WORD}))(?!\w)(?P<percent>[ \t]*%)?+"
-_TOTAL = rf"(?:{_AFTER}(?:[(\[]{_DECORATION})?(?:/|(?:out\s+)?of){_DECORATION}(?P<total>{_NUMBER}))?+"
+_DENOMINATOR = rf"(?:{_AFTER}(?:[(\[]{_DECORATION})?(?:/|(?:out\s+)?of){_DECORATION}(?P<total>{_NUMBER}))?+"
 _RANGE = rf"(?!{_AFTER}(?:-|–|—|\.\.|to\b|or\b){_DECORATION}\d)"
 """`0-10` states the scale and is no score."""
 _MAY_GO_ON = re.compile(r"[^\w\n]*(?:o|ou|out|out\s+of?|of|or|t|to)?[^\w\n]*\Z", re.IGNORECASE)
@@ -32,7 +34,7 @@ def _pattern(label: str) -> re.Pattern[str]:
     words = label.replace("_", r"[\s_-]?")
     # `<8>` is a score, `<1 if it is right>` repeats the form, and `< 8` is none
     gap = rf"(?P<gap>{_DECORATION}(?:[\[(]|<(?=(?:[^<>a-z]|out|of)*>))?)"
-    stated = rf"{gap}{_VALUE}{_TOTAL}{_RANGE}(?=(?P<rest>.*))"
+    stated = rf"{gap}{_VALUE}{_DENOMINATOR}{_RANGE}(?=(?P<rest>.*))"
     return re.compile(rf"(?<![a-z0-9]){words}{_COLON}(?:{stated})?", re.IGNORECASE)
 
 

@@ -20,7 +20,7 @@ from tenacity import AsyncRetrying, RetryCallState, retry_if_exception, stop_aft
 from tenacity.wait import wait_random_exponential
 
 from recipe.dag.errors import ToolFault, UserError
-from recipe.dag.tools.address import url_problem
+from recipe.dag.tools.address import is_on_this_machine, url_problem
 
 CONNECT_S = 10.0
 MAX_WAIT_S = 10.0
@@ -196,8 +196,9 @@ class WebService:
         loop = asyncio.get_running_loop()
         if loop not in self._sessions:
             # trust_env: proxies of the environment; limits are the workflow's (`workers`), not the connector's
+            proxies = not is_on_this_machine(self.url)
             self._sessions[loop] = aiohttp.ClientSession(
-                connector=aiohttp.TCPConnector(limit=0), cookie_jar=aiohttp.DummyCookieJar(), trust_env=True
+                connector=aiohttp.TCPConnector(limit=0), cookie_jar=aiohttp.DummyCookieJar(), trust_env=proxies
             )
         return self._sessions[loop]
 

@@ -68,6 +68,47 @@ def test_what_would_recur_for_every_request_stops_the_run_at_once(fault, words):
     assert len(server.requests) == 1 and "\n" not in str(error.value)
 
 
+def test_a_server_that_refuses_the_first_requests_ends_the_run():
+    """As a model that takes no temperature does: a coach with `on_failure: skip` would score nothing in the whole run."""
+
+    async def main():
+        made = transport(server)
+        try:
+            for _ in range(module._MOST_REFUSED - 1):
+                with pytest.raises(Refused):
+                    await made.post("/chat/completions", BODY, timeout_s=20.0)
+            with pytest.raises(UserError, match="fault 400.*, and 7 before it; correct the agent's sampling"):
+                await made.post("/chat/completions", BODY, timeout_s=20.0)
+        finally:
+            await made.close()
+
+    with OpenAIServer(faults=lambda number: "400") as server:
+        asyncio.run(main())
+
+
+def test_once_a_request_was_accepted_refusals_concern_their_requests_alone():
+    async def main():
+        made = transport(server)
+        try:
+            await made.post("/chat/completions", BODY, timeout_s=20.0)
+            for _ in range(2 * module._MOST_REFUSED):
+                with pytest.raises(Refused):
+                    await made.post("/chat/completions", BODY, timeout_s=20.0)
+        finally:
+            await made.close()
+
+    with OpenAIServer(faults=lambda number: "400" if number else None) as server:
+        asyncio.run(main())
+
+
+def test_a_server_of_this_machine_is_not_asked_through_a_proxy(monkeypatch):
+    monkeypatch.setenv("http_proxy", "http://127.0.0.1:9")
+    monkeypatch.delenv("no_proxy", raising=False)
+    with OpenAIServer() as server:
+        [(_, tries)] = post(transport(server))
+    assert tries == 1
+
+
 def test_a_refused_request_is_no_fault_of_the_infrastructure_and_not_repeated():
     with OpenAIServer(faults={0: "400", 1: "long"}) as server:
         with pytest.raises(Refused, match="fault 400") as refused:

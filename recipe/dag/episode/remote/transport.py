@@ -28,6 +28,7 @@ from recipe.dag.episode.remote.openai import OpenAIWire
 from recipe.dag.episode.remote.wire import Refusal, Wire
 from recipe.dag.episode.time_limit import waiting
 from recipe.dag.errors import ModelServerFault, UserError
+from recipe.dag.tools.address import is_on_this_machine
 from recipe.dag.tools.web import retry_after
 from recipe.dag.types.model import Api
 
@@ -36,6 +37,8 @@ log = logging.getLogger(__name__)
 CONNECT_S = 10.0
 _RETRIED = frozenset({408, 409, 425, 429})
 """Besides 5xx."""
+_MOST_REFUSED = 8
+"""A server that has refused as many requests, and accepted none, refuses them all."""
 _SHOWN = 300
 """Characters of a server's message in an error."""
 _SHORTEST_KEY = 8
@@ -116,6 +119,9 @@ class Transport:
         self._pace = Pace(api.requests_per_minute, clock)
         self._jitter = wait_random_exponential(multiplier=0.5, max=api.max_wait_s)
         self._last_failure = ""
+        self._accepted = False
+        self._refused = 0
+        """Requests that the server has refused before it accepted one."""
         self._warned = False
         self._connections: weakref.WeakKeyDictionary[asyncio.AbstractEventLoop, _Connection] = (
             weakref.WeakKeyDictionary()
@@ -255,16 +261,31 @@ class Transport:
             raise
         except (BudgetFault, BudgetError):
             raise  # nothing was sent
+        except Refused as refusal:
+            answered = True
+            if not request.ping and not isinstance(refusal, PromptTooLong):
+                self._count(refusal)
+            raise
         except (ModelServerFault, UserError):
             answered = True
             raise
         finally:
             self.breaker.succeeded(entry) if answered else self.breaker.gave_up(entry)
         if not request.ping:
+            self._accepted = True
             tokens = self.wire.tokens(answer)
             self.account.charge(*tokens)
             self._warn_uncounted(tokens)
         return answer
+
+    def _count(self, refusal: Refused) -> None:
+        """Raise UserError after the first refusals if the server has accepted no request yet: agents that may fail
+        (`on_failure: skip`) would otherwise be skipped for the whole run."""
+        if self._accepted:
+            return
+        self._refused += 1
+        if self._refused >= _MOST_REFUSED:
+            raise UserError(f"{refusal}, and {self._refused - 1} before it; correct the agent's sampling, or api.body")
 
     def _warn_uncounted(self, tokens: tuple[int, int]) -> None:
         """Warn once if a budget of money or tokens cannot hold, since the server reports no usage."""
@@ -344,8 +365,9 @@ class Transport:
         loop = asyncio.get_running_loop()
         if loop not in self._connections:
             # trust_env: proxies of the environment; the key's header is set, so no .netrc is read for it
+            proxies = not is_on_this_machine(self.url)
             http = aiohttp.ClientSession(
-                connector=aiohttp.TCPConnector(limit=0), cookie_jar=aiohttp.DummyCookieJar(), trust_env=True
+                connector=aiohttp.TCPConnector(limit=0), cookie_jar=aiohttp.DummyCookieJar(), trust_env=proxies
             )
             self._connections[loop] = _Connection(http, asyncio.Semaphore(self._api.max_concurrent))
         return self._connections[loop]
