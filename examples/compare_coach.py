@@ -17,6 +17,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from statistics import fmean
 
+import yaml
 from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
 
@@ -46,12 +47,23 @@ def curves(folder: Path) -> dict[str, Curve]:
     if not file.is_file():
         raise UserError(f"{file} does not exist; run the recipe's run_tiny_cpu.sh, or leave --only-report out")
     lines = [json.loads(line) for line in file.read_text().splitlines()]
-    return {key: {line["step"]: line[key] for line in lines if key in line} for key in (TRAINING, VALIDATION)}
+    found = {key: {line["step"]: line[key] for line in lines if key in line} for key in (TRAINING, VALIDATION)}
+    if not found[VALIDATION]:
+        raise UserError(f"{file} has no {VALIDATION} yet; leave --only-report out to finish the run")
+    return found
+
+
+def is_finished(folder: Path, recipe: str) -> bool:
+    """Return whether the run has reached the last step of the recipe's profile."""
+    file = folder / "metrics.jsonl"
+    profile = yaml.safe_load((ROOT / "recipe" / recipe / "config" / "tiny_cpu.yaml").read_text())
+    lines = file.read_text().splitlines() if file.is_file() else []
+    return bool(lines) and json.loads(lines[-1])["step"] >= profile["trainer"]["total_training_steps"]
 
 
 def train(seed: int, weight: str, recipe: str = "mathchat") -> None:
-    """Run the script unless its results are complete. Raises UserError if it fails."""
-    if (folder_of(seed, weight, recipe) / "summary.json").is_file():
+    """Run the script unless its run is finished; it resumes one that was interrupted. Raises UserError if it fails."""
+    if is_finished(folder_of(seed, weight, recipe), recipe):
         return
     script = ROOT / "recipe" / recipe / "run_tiny_cpu.sh"
     done = subprocess.run(["bash", str(script), str(seed)], env={**os.environ, "COACH_WEIGHT": weight})
@@ -60,16 +72,19 @@ def train(seed: int, weight: str, recipe: str = "mathchat") -> None:
 
 
 def table(runs: Runs, seeds: Sequence[int]) -> str:
-    """Return the accuracy on unseen problems of each run by step, as Markdown."""
-    first = next(iter(runs.values()))[0][VALIDATION]
-    steps = sorted(first)
+    """Return the accuracy on unseen problems of each run by step, as Markdown. Raises UserError for runs that were
+    validated at different steps."""
+    validated = {tuple(sorted(of_seed[VALIDATION])) for of_seeds in runs.values() for of_seed in of_seeds}
+    if len(validated) > 1:
+        raise UserError("some runs are not finished, or validated at other steps; leave --only-report out")
+    (steps,) = validated
     lines = [
         f"| coach's weight | seed | step {' | '.join(map(str, steps))} |",
         f"|---|---|{'---|' * len(steps)}",
     ]
     for weight, curves_of_seeds in runs.items():
         for seed, of_seed in zip(seeds, curves_of_seeds, strict=True):
-            cells = [f"{of_seed[VALIDATION][step]:.3f}" if step in of_seed[VALIDATION] else "" for step in steps]
+            cells = [f"{of_seed[VALIDATION][step]:.3f}" for step in steps]
             lines.append(f"| {weight} | {seed} | {' | '.join(cells)} |")
     for weight, curves_of_seeds in runs.items():
         rise = fmean(c[VALIDATION][max(c[VALIDATION])] - c[VALIDATION][min(c[VALIDATION])] for c in curves_of_seeds)

@@ -86,7 +86,9 @@ def test_plan_says_why_there_is_no_estimate(run, monkeypatch):
     monkeypatch.setattr("recipe.dag.workflow.machine._gpus", lambda environ: ())
     monkeypatch.delenv("MODEL_PATH", raising=False)
     last = "Memory of each GPU: not estimated, {}"
-    assert run("plan", SHARED)[1].splitlines()[-1] == last.format("the memory of the GPUs is unknown; pass --gpu_gb 80")
+    assert run("plan", SHARED)[1].splitlines()[-1] == last.format(
+        "the memory of the GPUs is unknown; pass --gpu_gb 80 (scripts: GPU_GB=80)"
+    )
     shown = run("plan", SHARED, "--gpu_gb", "80")[1].splitlines()[-1]
     assert shown == last.format("environment variable MODEL_PATH is not set")
     tiny = ("--config-path", str(ROOT / "recipe/retool_ma/config"), "--config-name", "tiny_cpu")

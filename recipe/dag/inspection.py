@@ -65,16 +65,16 @@ def estimate_gpus(
             "no_gpus": "Memory of each GPU: not estimated, since verl, whose configuration a run has, is not installed"
         }
     config = compose_config(name, [f"workflow={json.dumps(workflow.path)}", *overrides], folder)
-    if config.platform == "cpu":
-        return {"no_gpus": "Memory of each GPU: none is used (platform=cpu)"}
     if config.model_path:
         os.environ["MODEL_PATH"] = str(config.model_path)
+    if config.platform == "cpu":
+        return {"no_gpus": "Memory of each GPU: none is used (platform=cpu)"}
     machine = this_machine()
     if gpu_gb is not None:
         machine = Machine((int(gpu_gb * GB),) * max(len(machine.gpu_bytes), 1), machine.host_bytes)
     decision = decide(config, workflow, machine, visible=len(machine.gpu_bytes) or 1)
     if decision.unknown:
-        hint = "; pass --gpu_gb 80" if gpu_gb is None and not machine.gpu_bytes else ""
+        hint = "; pass --gpu_gb 80 (scripts: GPU_GB=80)" if gpu_gb is None and not machine.gpu_bytes else ""
         return {"no_gpus": f"Memory of each GPU: not estimated, {decision.unknown}{hint}"}
     apply(config, decision)
     trains = bool(workflow.trained_policies())

@@ -11,6 +11,7 @@ from typing import ClassVar
 
 from envs.code_env import programs_in
 from recipe.dag import Agent, Call, Context, Message
+from recipe.dag.reward.outcome import written_in
 from recipe.dsbench import prompts
 from recipe.retool_ma.prompts import render
 
@@ -97,7 +98,7 @@ def _actions(own: list[Call], keep_output: int, keep_earlier: int) -> list[str]:
     return [
         prompts.ACTION.format(
             number=number,
-            program="\n\n".join(programs_in(call.text)) or "# no program",
+            program="\n\n".join(programs_in(written_in(call))) or "# no program",
             output=_output(call, keep_output if call is own[-1] else keep_earlier),
         )
         for number, call in enumerate(own, 1)

@@ -9,7 +9,7 @@
 # Environment, with the defaults:
 #   COACH_MODEL=gemini-2.5-pro    its name tells the provider (gpt-, claude-, gemini-), unless there is a COACH_URL
 #   COACH_URL=                    a server with OpenAI's interface, such as http://localhost:8000/v1
-#   CONFIG=full                   a profile in recipe/dsbench/config: full, small, tiny_cpu
+#   CONFIG=full                   a profile in recipe/dsbench/config: full (8 GPUs), small (one or two)
 #   DATA_DIR=data/dsbench         with train.parquet and test.parquet
 #   DATA_ROOT=(DATA_DIR)          the folder that the paths of tables and answers are relative to: --data_root of
 #                                 preprocess/dsbench.py

@@ -77,6 +77,10 @@ def test_a_later_action_comes_with_its_own_context_and_all_before_it():
     assert shown(*calls, judged=0)["agent_role"] == "lead"
 
 
+def test_a_thought_that_the_prompt_opened_is_marked_as_one():
+    assert shown(acted("coder", "hm, 4", opened_thinking=True))["agent_output"] == "<think>hm, 4"
+
+
 def test_the_action_is_the_text_of_the_model_and_not_that_of_its_hook():
     call = acted("coder", "42", completion="<think>hm</think>The answer is 42.")
     assert shown(call)["agent_output"] == "<think>hm</think>The answer is 42."

@@ -31,6 +31,14 @@ def test_every_variable_can_be_used(tmp_path):
     assert rendered == "\n".join(f"{name}={name.upper()}" for name in VARIABLES)
 
 
+def test_the_branch_of_the_judged_agent_is_checked(tmp_path):
+    path = tmp_path / "coach.txt"
+    path.write_text("{% if agent_name == 'verifier' %}{{ problem | truncate(lenght=3) }}{% endif %}")
+    PromptTemplate(path, agent="solver")
+    with pytest.raises(UserError, match="coach.txt:1: TypeError"):
+        PromptTemplate(path, agent="verifier")
+
+
 @pytest.mark.parametrize(
     ("text", "problem"),
     [
@@ -42,7 +50,10 @@ def test_every_variable_can_be_used(tmp_path):
         ("{% for a in b %}{{ a }}{% endfor %}", ":1: unknown variable `b`"),
         ("{{ problem }\nx", ":1: "),
         ("a\n{% if problem %}", ":2: "),
-        ("a\n{{ problem | shout }}", ":2: No filter named 'shout'"),
+        ("a\n{{ problem | shout }}", ":2: no filter named 'shout'"),
+        ("{% if agent_name == 'x' %}{{ task | uper }}{% endif %}", ":1: no filter named 'uper'; did you mean `upper`?"),
+        ("{% if problem is defind %}a{% endif %}", ":1: no test named 'defind'; did you mean `defined`?"),
+        ("a\n{% if label == 'N/A' %}{{ problem.author }}{% endif %}", ":2: UndefinedError"),
         ("a\n{{ problem.author }}", ":2: UndefinedError: 'str object' has no attribute 'author'"),
         ("a\nb\n{{ 1 / 0 }}", ":3: ZeroDivisionError"),
         ("a\n{% include 'other.txt' %}", ":2: a template is one file"),

@@ -83,6 +83,12 @@ def test_an_agent_reads_its_own_programs_and_what_they_printed_but_not_its_thoug
     assert "# no program" in told(Engineer, call("engineer", "Hello."), round_index=1)[1]["content"]
 
 
+def test_a_draft_in_a_thought_that_a_limit_cut_is_no_program():
+    cut = call("engineer", "I could write ```python\nbad\n```", opened_thinking=True)
+    text = told(Engineer, cut, round_index=1)[1]["content"]
+    assert "bad" not in text and "# no program" in text
+
+
 def test_long_outputs_keep_their_beginning_and_their_end():
     long = "A" * 5000 + "the error"
     first, second = (call("engineer", output=long) for _ in range(2))

@@ -35,6 +35,12 @@ def test_the_runs_that_exist_are_reported(tmp_path, monkeypatch, capsys):
     assert "| 1 | 1 | 0.250 | 0.875 |" in text and "| 0 | 0 | 0.250 | 0.500 |" in text
     assert "weight 1: +0.562" in text and "weight 0: +0.250" in text and text in capsys.readouterr().out
     assert (tmp_path / "out" / "curves.png").stat().st_size > 10_000
+    metrics(compare.folder_of(3, "1"), {0: 0.25, 5: 0.5, 10: 0.75})
+    with pytest.raises(UserError, match="some runs are not finished"):
+        compare.main(["--only-report", "--seeds", "0", "3", "--weights", "1"])
+    (compare.folder_of(3, "1") / "metrics.jsonl").write_text('{"step": 1}\n')
+    with pytest.raises(UserError, match="has no val/accuracy yet"):
+        compare.main(["--only-report", "--seeds", "3", "--weights", "1"])
     with pytest.raises(UserError, match="seed2/metrics.jsonl does not exist"):
         compare.main(["--only-report", "--seeds", "2"])
     with pytest.raises(UserError, match="dsbench_tiny_seed2/metrics.jsonl does not exist"):
@@ -46,12 +52,15 @@ def test_what_is_missing_is_trained(tmp_path, monkeypatch):
     script = tmp_path / "recipe" / "mathchat" / "run_tiny_cpu.sh"
     script.parent.mkdir(parents=True)
     script.write_text(f'echo "$1 $COACH_WEIGHT" >> {tmp_path}/ran; exit ${{CODE:-0}}\n')
-    done = compare.folder_of(0, "1")
-    done.mkdir(parents=True)
-    (done / "summary.json").write_text("{}")
+    profile = tmp_path / "recipe" / "mathchat" / "config" / "tiny_cpu.yaml"
+    profile.parent.mkdir()
+    profile.write_text("trainer: {total_training_steps: 20}\n")
+    metrics(compare.folder_of(0, "1"), {0: 0.25, 20: 0.5})
+    metrics(compare.folder_of(0, "0"), {0: 0.25, 5: 0.5})  # interrupted
     compare.train(0, "1")
+    compare.train(0, "0")
     compare.train(1, "0")
-    assert (tmp_path / "ran").read_text() == "1 0\n"
+    assert (tmp_path / "ran").read_text() == "0 0\n1 0\n"
     monkeypatch.setenv("CODE", "4")
     with pytest.raises(UserError, match="seed 2, COACH_WEIGHT=0: run_tiny_cpu.sh ended with 4"):
         compare.train(2, "0")

@@ -42,11 +42,11 @@ def script(tmp_path) -> SimpleNamespace:
     return SimpleNamespace(run=run, model=model, data=data)
 
 
-def settings_of(done: subprocess.CompletedProcess[str]) -> list[str]:
+def settings_of(done: subprocess.CompletedProcess[str], profile: str = "full") -> list[str]:
     assert done.returncode == 0, done.stderr
     words = done.stdout.splitlines()
     assert words[:2] == ["-m", "recipe.dag.main"]
-    assert words[2:6] == ["--config-path", "recipe/mathchat/config", "--config-name", "full"]
+    assert words[2:6] == ["--config-path", "recipe/mathchat/config", "--config-name", profile]
     return words[6:]
 
 
@@ -159,6 +159,12 @@ def test_no_message_repeats_the_key(script):
 def test_help_is_the_header(script):
     done = script.run("--help")
     assert done.returncode == 0 and done.stdout.startswith("MathChat on CUDA GPUs") and "COACH_MODEL=" in done.stdout
+
+
+@pytest.mark.parametrize(("profile", "most"), [("small", 1024), ("full", 4096), ("two_gpus", 4096)])
+def test_actions_are_as_long_as_the_profile_has_room_for(script, profile, most):
+    workflow = workflow_of(settings_of(script.run(script.model, CONFIG=profile), profile))[1]
+    assert [agent.sampling.max_tokens for agent in workflow.agents] == [most] * 3 + [1024]
 
 
 def test_the_plan_without_training(script):

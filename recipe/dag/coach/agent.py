@@ -85,7 +85,8 @@ class Coach(Agent):
         for name in options.truth_for:
             if name not in names:
                 raise UserError(f"{where}.truth_for: no agent `{name}`{did_you_mean(name, names)}")
-        judged = workflow.agent_of(workflow.node(self._judges)).name
+        judged_agent = workflow.agent_of(workflow.node(self._judges))
+        judged = judged_agent.name
         self.private = not options.feedback
         self._wants_outcome = judged in options.truth_for if options.outcome is None else options.outcome
         _check_rewards(node.node_id, self._judges, options.scale, workflow, with_outcome=self._wants_outcome)
@@ -93,7 +94,7 @@ class Coach(Agent):
             path = resolve_path(options.template, workflow.path)
         except UserError as error:
             raise UserError(f"{where}.template: {error}") from error
-        self._template = PromptTemplate(path)
+        self._template = PromptTemplate(path, agent=judged, role=judged_agent.role or judged)
 
     def prompt(
         self,

@@ -14,6 +14,7 @@ from pydantic import Field
 from recipe.dag.types.context import Context
 from recipe.dag.types.frozen import Frozen
 from recipe.dag.types.record import Call
+from recipe.dag.types.thoughts import OPEN_TAG
 
 UNKNOWN = "N/A"
 NO_TOOLS = "N/A (no tools used)"
@@ -69,8 +70,8 @@ def evidence(context: Context, judged: Call, keep: Keep, *, truth: bool) -> dict
 
 
 def _model_text(call: Call) -> str:
-    """Return the model's own text."""
-    return call.text if call.completion is None else call.completion
+    """Return the model's own text, with the tag of a thought that its prompt opened: the filter `answer` needs it."""
+    return OPEN_TAG * call.opened_thinking + (call.text if call.completion is None else call.completion)
 
 
 def _observation(call: Call) -> str:

@@ -7,13 +7,14 @@ files; a model's text that is inserted is never evaluated. A mistake is a UserEr
 from __future__ import annotations
 
 import traceback
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 
 from jinja2 import StrictUndefined, TemplateError, TemplateSyntaxError, nodes
 from jinja2.meta import find_undeclared_variables
 from jinja2.sandbox import SandboxedEnvironment
 
+from recipe.dag.coach.evidence import UNKNOWN
 from recipe.dag.errors import HookFault, UserError
 from recipe.dag.suggestion import closest, listing
 from recipe.dag.types.thoughts import after_thinking
@@ -41,38 +42,44 @@ VARIABLES: Mapping[str, str] = {
 class PromptTemplate:
     """A template that has been checked."""
 
-    def __init__(self, path: Path) -> None:
-        """Read and check the file. Raises UserError."""
+    def __init__(self, path: Path, *, agent: str = "text", role: str = "text") -> None:
+        """Read and check the file. `agent`, `role`: those of the judged agent, by which templates branch. Raises
+        UserError."""
         self.path = path
         environment = SandboxedEnvironment(undefined=StrictUndefined, autoescape=False, keep_trailing_newline=False)
         environment.filters["answer"] = after_thinking
         try:
             source = path.read_text(encoding="utf-8")
             tree = environment.parse(source, filename=str(path))
-            self._check(tree)
+            self._check(tree, environment)
             code = environment.compile(tree, filename=str(path))
             self._template = environment.template_class.from_code(environment, code, environment.make_globals(None))
         except TemplateSyntaxError as error:
             raise UserError(f"{path}:{error.lineno}: {error.message}") from error
         except (OSError, UnicodeDecodeError) as error:
             raise UserError(f"{path}: cannot be read: {error}") from error
-        self._rehearse()
+        for truth in ("text", UNKNOWN):
+            self._rehearse(agent_name=agent, agent_role=role, ground_truth_answer=truth, label=truth)
 
-    def _check(self, tree: nodes.Template) -> None:
+    def _check(self, tree: nodes.Template, environment: SandboxedEnvironment) -> None:
         for node in tree.find_all((nodes.Include, nodes.Import, nodes.FromImport, nodes.Extends)):
             raise UserError(f"{self.path}:{node.lineno}: a template is one file; copy the text of the other one here")
+        # jinja itself looks these up in the branches that are rendered, and only then
+        for kind, known in ((nodes.Filter, environment.filters), (nodes.Test, environment.tests)):
+            for node in tree.find_all(kind):
+                if node.name not in known:
+                    problem = f"no {kind.__name__.lower()} named {node.name!r}{_hint(node.name, known)}"
+                    raise UserError(f"{self.path}:{node.lineno}: {problem}")
         unknown = find_undeclared_variables(tree) - VARIABLES.keys()
         for name in tree.find_all(nodes.Name):
             if name.name in unknown:
-                suggestion = closest(name.name, VARIABLES)
-                hint = f"; did you mean `{suggestion}`?" if suggestion else ""
-                known = listing(VARIABLES)
-                raise UserError(f"{self.path}:{name.lineno}: unknown variable `{name.name}`{hint} (known: {known})")
+                hint = f"{_hint(name.name, VARIABLES)} (known: {listing(VARIABLES)})"
+                raise UserError(f"{self.path}:{name.lineno}: unknown variable `{name.name}`{hint}")
 
-    def _rehearse(self) -> None:
-        """Render once with made-up texts: only that finds an attribute or argument that does not exist."""
+    def _rehearse(self, **values: str) -> None:
+        """Render with these and made-up texts: only that finds an attribute or argument that does not exist."""
         try:
-            self._template.render(dict.fromkeys(VARIABLES, "text"))
+            self._template.render(dict.fromkeys(VARIABLES, "text") | values)
         except Exception as error:
             raise UserError(f"{self._line(error)}: {type(error).__name__}: {error}") from error
 
@@ -89,3 +96,8 @@ class PromptTemplate:
         frames = traceback.extract_tb(error.__traceback__)
         lines = [frame.lineno for frame in frames if frame.filename == str(self.path)]
         return f"{self.path}:{lines[-1]}" if lines else str(self.path)
+
+
+def _hint(word: str, known: Iterable[str]) -> str:
+    suggestion = closest(word, known)
+    return f"; did you mean `{suggestion}`?" if suggestion else ""

@@ -102,7 +102,8 @@ def serve(app: web.Application, host: str, port: int, announce: Callable[[str], 
 async def serve_until_signal(app: web.Application, host: str, port: int, announce: Callable[[str], None]) -> None:
     stop, loop = asyncio.Event(), asyncio.get_running_loop()
     for number in (signal.SIGTERM, signal.SIGINT):
-        loop.add_signal_handler(number, stop.set)
+        if signal.getsignal(number) is not signal.SIG_IGN:  # a shell's background job outlives Ctrl-C
+            loop.add_signal_handler(number, stop.set)
     # without handler_cancellation, a client that has gone would be generated for until its limit
     runner = web.AppRunner(app, access_log=None, shutdown_timeout=2.0, handler_cancellation=True)
     await runner.setup()

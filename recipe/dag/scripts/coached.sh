@@ -88,6 +88,13 @@ train_coached() {
       settings+=("workflow.agents.$agent.policy=${agents[0]}" "~workflow.policies.$agent")
     done
   fi
+  # prompts state the limit, so it must be the one that the profile has memory for
+  local profile=recipe/$recipe/config/${CONFIG:-full}.yaml most
+  [ -f "$profile" ] || refuse "CONFIG=$CONFIG: recipe/$recipe/config has no $CONFIG.yaml"
+  most=$(sed -n 's/^ *max_response_length: *\([0-9]*\).*/\1/p' "$profile")
+  if [ -n "$most" ]; then  # else it is that of the profile full
+    for agent in "${agents[@]}"; do settings+=("workflow.agents.$agent.sampling.max_tokens=$most"); done
+  fi
   if [ -n "$key${COACH_URL:-}" ]; then
     coach="model: ${COACH_MODEL:-$default_coach}"
     if [ -n "$key" ]; then

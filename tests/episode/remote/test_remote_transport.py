@@ -69,7 +69,7 @@ def test_what_would_recur_for_every_request_stops_the_run_at_once(fault, words):
 
 
 def test_a_server_that_refuses_the_first_requests_ends_the_run():
-    """As a model that takes no temperature does: a coach with `on_failure: skip` would score nothing in the whole run."""
+    """As a model that takes no temperature does: a coach with `on_failure: skip` would never score anything."""
 
     async def main():
         made = transport(server)
