@@ -1,5 +1,6 @@
 # Source this file in the repository's root: runs of recipes in which a coach scores every action.
 #   . recipe/dag/scripts/coached.sh
+. recipe/dag/scripts/arguments.sh
 . recipe/dag/scripts/launch.sh
 
 # name_run RECIPE "$@": set seed, weight (of the coach's scores, $COACH_WEIGHT), base (of the runs that share data and
@@ -63,8 +64,7 @@ train_coached() {
     -* | *[\<\>]* | *[[:space:]]* | KEY | your_* | YOUR_*) refuse "KEY is a placeholder or an option" ;;
   esac
   for setting in "$@"; do
-    [[ $setting =~ ^[+~]{0,2}[A-Za-z_][A-Za-z0-9_.*@/-]*(=|$) && ( $setting == *=* || $setting == "~"* ) ]] ||
-      refuse "'$setting' is not key=value"
+    is_setting "$setting" || refuse "'$setting' is not key=value"
   done
   [[ ${COACH_MODEL:-} =~ ^[A-Za-z0-9._:/@-]*$ ]] || refuse "COACH_MODEL has characters that no model's name has"
   case ${WEIGHTS:-separate} in separate | shared) ;; *) refuse "WEIGHTS=$WEIGHTS: it must be separate or shared" ;; esac

@@ -1,8 +1,10 @@
 # Source this file in the repository's root: functions that run a recipe on a laptop, with a tiny model (1M parameters).
 #   . recipe/dag/scripts/tiny_cpu.sh
-# It sets up the environment and does not read the arguments of the script that sources it.
+# It checks the script's arguments, [SEED] [key=value ...], and sets up the environment.
+. recipe/dag/scripts/arguments.sh
+check_arguments "$@"
+[ "$(uname -s)" = Linux ] || { echo "error: the sandbox needs Linux (on Windows: WSL2)" >&2; exit 2; }
 . recipe/dag/scripts/cpu_env.sh
-. recipe/dag/scripts/seed.sh
 
 # make_model NAME SEED WORKFLOW TEACHER [options of recipe.tiny.build]
 make_model() {

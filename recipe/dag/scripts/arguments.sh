@@ -1,0 +1,28 @@
+# Source this file in the repository's root: functions for the arguments of scripts.
+
+# is_setting WORD: whether hydra or an edit of the workflow can read it: key=value, +key=value, ~key
+is_setting() {
+  [[ $1 =~ ^[+~]{0,2}[A-Za-z_][A-Za-z0-9_.*@/-]*(=|$) && ( $1 == *=* || $1 == "~"* ) ]]
+}
+
+# seed_of "$@": the first argument if it is a number, else $SEED, else 0
+seed_of() { case ${1:-} in '' | *[!0-9]*) echo "${SEED:-0}" ;; *) echo "$1" ;; esac; }
+
+# with_seed NAME SEED: the run's name, with the seed unless it is 0
+with_seed() { echo "$1$([ "$2" = 0 ] || echo "_seed$2")"; }
+
+# check_arguments "$@": end a script whose arguments are [SEED] [key=value ...] with its header for --help, and with one
+# line for a word that is neither. The script has gone to the repository's root by one `cd`.
+check_arguments() {
+  local word script=$0
+  case ${1:-} in
+    -h | --help)
+      [[ $script == /* ]] || script=${OLDPWD:-.}/$script
+      sed -n '2,/^set /s/^# \{0,1\}//p' "$script"
+      exit 0 ;;
+  esac
+  [[ ! ${1:-} =~ ^[0-9]+$ ]] || shift
+  for word in "$@"; do
+    is_setting "$word" || { echo "error: '$word' is not key=value" >&2; exit 2; }
+  done
+}
