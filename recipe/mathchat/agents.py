@@ -24,8 +24,8 @@ BETWEEN = "\n------\n"
 
 
 class Member(Agent):
-    """One of the three. The option `token_limit` replaces the limit that its system message states: by default the
-    `max_tokens` of its agent."""
+    """An agent of the team. Its system message states how many tokens it may write: the option `token_limit`, by
+    default the `max_tokens` of its agent."""
 
     _max_tokens = 0
 

@@ -43,6 +43,17 @@ def test_an_episode_comes_back_as_it_was(tmp_path, make_episode, make_call, make
     assert episode_from_json(line) == episode
 
 
+def test_files_that_an_environment_fetched_are_cut(tmp_path, make_episode, make_call):
+    info = {"fetched": {"submission.csv": "x" * 1_000_000, "a.txt": "short"}, "made": ["a.txt"], "over": False}
+    journal, episode = Journal(tmp_path), make_episode(calls=[make_call(env_info=info)])
+    journal.episodes(1, [episode])
+    (line,) = lines_of(journal.episodes_path)
+    kept = line["calls"][0]["env_info"]
+    assert kept["fetched"]["submission.csv"].endswith("x\n[... 980000 characters cut]")
+    assert kept["fetched"]["a.txt"] == "short" and kept["made"] == ["a.txt"] and kept["over"] is False
+    assert len(info["fetched"]["submission.csv"]) == 1_000_000, "rewards still read it"
+
+
 def test_metrics_are_null_where_they_are_not_finite(tmp_path):
     journal = Journal(tmp_path)
     journal.metrics(1, {"episode/accuracy": 0.5, "loss": float("nan"), "norm": float("inf")})

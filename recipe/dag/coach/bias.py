@@ -171,7 +171,7 @@ class BiasMonitor:
         """Return the state as JSON."""
         return {
             "steps": [[*key, [list(asdict(sums).values()) for sums in steps]] for key, steps in self._steps.items()],
-            "quiet": [[*key, steps] for key, steps in self._cooldown.items()],
+            "cooldown": [[*key, steps] for key, steps in self._cooldown.items()],
         }
 
     def restore(self, state: Mapping[str, Any]) -> None:
@@ -180,4 +180,4 @@ class BiasMonitor:
             (agent, kind): [Sums(*values) for values in steps[-self._window :]] if self._window else []
             for agent, kind, steps in state.get("steps", ())
         }
-        self._cooldown = {(agent, kind): steps for agent, kind, steps in state.get("quiet", ())}
+        self._cooldown = {(agent, kind): steps for agent, kind, steps in state.get("cooldown", ())}

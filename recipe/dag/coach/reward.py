@@ -24,7 +24,7 @@ class Judgement(NamedTuple):
     """The score as a share of the scale, from 0 to 1; None if it could not be read."""
     outcome: float | None
     """From 0 to 1; None if it could not be read."""
-    with_later: bool = False
+    superseded: bool = False
     """The coach is behind the loop, and its verdict belongs to a later call of the turn."""
 
 
@@ -58,7 +58,7 @@ def coach_scores(
             key, reward = id(judgement.call), _reward(judgement, *weights)
             earlier = rewards.get(key, 0.0)
             rewards[key] = None if reward is None or earlier is None else earlier + reward
-            if not judgement.with_later:
+            if not judgement.superseded:
                 # a verdict that lacks what counts is as good as none
                 scores.setdefault(judgement.call.agent, []).append(None if reward is None else judgement.process)
     for agent, judged_scores in scores.items():
@@ -71,7 +71,7 @@ def coach_scores(
 def judgements(calls: Sequence[Call], coach: str, judged: str, scale: float) -> Iterator[Judgement]:
     """Yield a judgement for each call of the node `judged`. Raises RewardFault for a score beyond the scale."""
     verdict_of: dict[int, Call] = {}
-    with_later: set[int] = set()
+    superseded: set[int] = set()
     for position, verdict in enumerate(calls):
         earlier = [call for call in calls[:position] if call.node == judged and call.turn == verdict.turn]
         # a judged node that was skipped in this round of its loop has no call of this round
@@ -79,7 +79,7 @@ def judgements(calls: Sequence[Call], coach: str, judged: str, scale: float) -> 
             continue
         verdict_of[id(earlier[-1])] = verdict
         if earlier[-1].round > verdict.round:
-            with_later |= {id(call) for call in earlier[:-1]}
+            superseded |= {id(call) for call in earlier[:-1]}
     for call in calls:
         if call.node != judged:
             continue
@@ -87,11 +87,11 @@ def judgements(calls: Sequence[Call], coach: str, judged: str, scale: float) -> 
         parsed = {} if verdict is None or "failed" in verdict.parsed else verdict.parsed
         score = _in_range(parsed.get("process"), scale, "PROCESS_SCORE")
         outcome = _in_range(parsed.get("outcome"), 1.0, "OUTCOME_SCORE")
-        yield Judgement(call, None if score is None else score / scale, outcome, id(call) in with_later)
+        yield Judgement(call, None if score is None else score / scale, outcome, id(call) in superseded)
 
 
 def _reward(judgement: Judgement, process: float, outcome: float) -> float | None:
-    if judgement.with_later:
+    if judgement.superseded:
         return 0.0
     terms = [(process, judgement.process), (outcome, judgement.outcome)]
     counted = [(weight, value) for weight, value in terms if weight]

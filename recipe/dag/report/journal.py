@@ -12,13 +12,18 @@ import logging
 import os
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import replace
 from itertools import islice
 from pathlib import Path
+from typing import Any
 
 from recipe.dag.report.jsonfile import replace_file, to_json
 from recipe.dag.types.record import Episode
 
 logger = logging.getLogger(__name__)
+
+MOST_CHARACTERS = 20_000
+"""Of each text in an environment's info that a record keeps."""
 
 
 class Journal:
@@ -34,7 +39,8 @@ class Journal:
         self._warned = False
 
     def episodes(self, step: int, episodes: Iterable[Episode], split: str = "train") -> int:
-        """Write a line per episode: `step`, `split` ("train" or "validation") and the episode's fields.
+        """Write a line per episode: `step`, `split` ("train" or "validation") and the episode's fields, with long texts
+        of environments cut.
 
         Returns the number of lines written, at most `max_per_step` per step and split. A file that cannot be written
         causes one warning.
@@ -44,6 +50,7 @@ class Journal:
         try:
             for episode in islice(episodes, room):
                 fields = {name: getattr(episode, name) for name in episode.__slots__}
+                fields["calls"] = [replace(call, env_info=_shortened(call.env_info)) for call in episode.calls]
                 append(self.episodes_path, to_json({"step": step, "split": split} | fields) + b"\n")
                 count += 1
         except OSError as error:
@@ -67,6 +74,16 @@ class Journal:
             if path.exists():
                 replace_file(path, lines_until(path, step))
         self._written = Counter({key: count for key, count in self._written.items() if key[0] <= step})
+
+
+def _shortened(value: Any) -> Any:
+    """Return the info of an environment with its long texts cut: it may hold whole files, such as submissions."""
+    if isinstance(value, str):
+        cut = len(value) - MOST_CHARACTERS
+        return value if cut <= 0 else f"{value[:MOST_CHARACTERS]}\n[... {cut} characters cut]"
+    if isinstance(value, Mapping):
+        return {key: _shortened(item) for key, item in value.items()}
+    return [_shortened(item) for item in value] if isinstance(value, list | tuple) else value
 
 
 def append(path: Path, line: bytes) -> None:
