@@ -221,7 +221,8 @@ def test_training_lowers_the_loss_and_a_killed_run_ends_like_an_undisturbed_one(
     from safetensors.torch import load_file
     from transformers import AutoModelForCausalLM, AutoTokenizer
 
-    settings = ("trainer.total_epochs=4", "trainer.save_freq=2", "optim.lr=0.01", "optim.lr_scheduler_type=cosine")
+    settings = ("trainer.total_epochs=4", "trainer.save_freq=2", "trainer.test_freq=1", "optim.lr=0.01")
+    settings += ("optim.lr_scheduler_type=cosine",)
     whole, killed = tmp_path / "whole", tmp_path / "killed"
     done = subprocess.run(command(data, model, whole, *settings), env=ENV, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr[-3000:]
@@ -231,8 +232,8 @@ def test_training_lowers_the_loss_and_a_killed_run_ends_like_an_undisturbed_one(
     assert curve[-1][1] < 0.7 * curve[1][1] and curve[-1][-1] < 0.7 * curve[0][-1]
 
     arguments = command(data, model, killed, *settings)
-    assert kill_at(5, killed, arguments, signal.SIGKILL) == -signal.SIGKILL
-    assert kill_at(8, killed, arguments, signal.SIGTERM) == 128 + signal.SIGTERM
+    assert kill_at(3, killed, arguments, signal.SIGKILL) == -signal.SIGKILL
+    assert kill_at(6, killed, arguments, signal.SIGTERM) == 128 + signal.SIGTERM
     done = subprocess.run(arguments, env=ENV, capture_output=True, text=True)
     assert done.returncode == 0 and "resuming from" in done.stdout, done.stderr[-3000:]
     assert losses(killed) == curve

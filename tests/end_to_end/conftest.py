@@ -19,7 +19,7 @@ def material(tmp_path_factory, sandbox_level) -> SimpleNamespace:
     model += ["--teacher", "recipe/retool_ma/teacher.py:Teacher"]
     model += ["--output", f"{folder}/model", "--steps", "150", "--problems", "300"]
     for command in (data, model):
-        subprocess.run([sys.executable, *command], cwd=ROOT, env=environment(), check=True, timeout=300)
+        subprocess.run([sys.executable, *command], cwd=ROOT, env=environment(), check=True, timeout=550)
     return SimpleNamespace(folder=folder, options=[f"sandbox.{key}={value}" for key, value in sandbox_level.items()])
 
 

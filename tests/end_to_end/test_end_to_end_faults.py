@@ -137,7 +137,7 @@ def test_a_hook_or_env_that_raises_costs_its_episodes_alone_and_a_killed_local_s
         shipped.replace("  on_failure: retry", "  on_user_error: mask\n  max_masked: 1.0\n  on_failure: retry")
     )
     out = tmp_path / "raising"
-    short = ["trainer.total_training_steps=2", "trainer.test_freq=-1", "trainer.save_freq=-1"]
+    short = ["trainer.total_training_steps=3", "trainer.test_freq=-1", "trainer.save_freq=-1"]
     run = start(material, out, *short, "trainer.val_before_train=false", workflow=workflow)
     deadline = time.monotonic() + 300
     while 1 not in steps(out):
@@ -145,7 +145,7 @@ def test_a_hook_or_env_that_raises_costs_its_episodes_alone_and_a_killed_local_s
         time.sleep(0.02)
     os.kill(sandbox_of(run.pid), signal.SIGKILL)
     metrics = finish(run, out)
-    assert metrics[2]["sandbox/restarts"] == 1
+    assert metrics[3]["sandbox/restarts"] == 1
 
     clean, mine = rewards_of(whole), rewards_of(out)
     first = {key: rewards for key, rewards in mine.items() if key[0] == 1}

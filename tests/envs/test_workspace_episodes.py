@@ -391,12 +391,12 @@ def zombie(path: str) -> bool:
 
 
 def test_sessions_of_a_killed_run_expire_on_a_server_that_lives_on(local):
-    process = start_run(local.url, local.token, 1.0)
+    process = start_run(local.url, local.token, 3.0)
     assert process.stdout is not None and process.stdout.readline() == "open\n"
 
     async def main():
         client = SandboxClient(local.url, token=local.token)
-        await asyncio.sleep(2.5)
+        await asyncio.sleep(4.5)
         assert (await sessions(client))["open"] == 16  # renewed, although nothing uses twelve of them
         process.kill()
         process.wait()

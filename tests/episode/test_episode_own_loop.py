@@ -79,9 +79,12 @@ def test_one_that_blocks_is_left_behind(monkeypatch):
 
     async def main():
         own = OwnLoop()
+        task = asyncio.create_task(own.run(block()))
+        while not blocked:
+            await asyncio.sleep(0.001)
         with pytest.raises(TimeoutError):
             async with asyncio.timeout(0.05):
-                await own.run(block())
+                await task
         own.close()
 
     asyncio.run(main())

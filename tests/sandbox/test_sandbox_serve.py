@@ -349,7 +349,7 @@ def test_graceful_stop_lets_running_jobs_finish_and_refuses_the_rest(serve):
 
     async def scenario() -> tuple[httpx.Response, httpx.Response]:
         async with httpx.AsyncClient(base_url=url, timeout=60, trust_env=False) as http:
-            body = {"code": "import time; time.sleep(1); print('whole')", "language": "python"}
+            body = {"code": "import time; time.sleep(4); print('whole')", "language": "python"}
             first = asyncio.create_task(http.post("/run_code", json=body))
             while (await http.get("/v1/status")).json()["running"] != 1:
                 await asyncio.sleep(0.02)

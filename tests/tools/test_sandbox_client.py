@@ -189,7 +189,7 @@ def test_results_are_the_same_if_every_tenth_call_fails():
 
     async def scenario() -> list:
         async with serving(flaky) as url:
-            client = SandboxClient(url, max_concurrent=16, margin_s=0.4)
+            client = SandboxClient(url, max_concurrent=16, margin_s=1.4, retries=9)
             try:
                 return await asyncio.gather(*(client.run_code(f"code {n}", timeout_s=0.1) for n in range(200)))
             finally:

@@ -35,6 +35,7 @@ beside_coach() {
   trap 'interrupted=1; [ -z "$run" ] || kill -TERM "$run" 2>/dev/null || true' TERM INT HUP
   "$@" &
   run=$!
+  [ -z "$interrupted" ] || kill -TERM "$run" 2>/dev/null || true  # the signal came before `run` was set
   while code=0; wait "$run" || code=$?; [ -n "$interrupted" ]; do interrupted=; done  # a trap ends a wait early
   return "$code"
 }

@@ -78,17 +78,18 @@ def kill_all(pids) -> None:
 
 
 def outcome_after(box, kill, **options):
-    """Run a program of a second and call `kill` with its jail's process number while it runs; return the execution,
+    """Run a program of a minute and call `kill` with its jail's process number while it runs; return the execution,
     or the error, and the number of jails that it took."""
 
     async def both():
         before = box.engine.status()["jobs"]
-        code = "import time; print('so far', flush=True); time.sleep(1); print('through')"
+        code = "import time; print('so far', flush=True); time.sleep(60); print('through')"
         task = asyncio.create_task(box.engine.execute(Job(code, timeout_s=60, **options)))
         while not box.engine._running:
             await asyncio.sleep(0.01)
-        await asyncio.sleep(0.4)
         (run,) = box.engine._running
+        while not run._pumps[0]._kept:  # until it has printed
+            await asyncio.sleep(0.01)
         kill(run._jail.number())
         (answer,) = await asyncio.gather(task, return_exceptions=True)
         return answer, box.engine.status()["jobs"] - before
@@ -163,7 +164,9 @@ def test_zygotes_are_replaced_after_enough_jobs(tmp_path, box_of):
         await engine.start()
         try:
             seen, numbers = set(), set()
-            for _ in range(60):
+            for _ in range(600):
+                if len(seen) >= 2 and len(numbers) >= 2:
+                    break
                 numbers.add(engine.number("lean"))
                 seen.add((await engine.execute(Job("print(hash('x'))", timeout_s=60))).run.stdout)
                 await asyncio.sleep(0.02)
