@@ -264,7 +264,7 @@ class Transport:
         except Refused as refusal:
             answered = True
             if not request.ping and not isinstance(refusal, PromptTooLong):
-                self._count(refusal)
+                self._count_refusal(refusal)
             raise
         except (ModelServerFault, UserError):
             answered = True
@@ -278,7 +278,7 @@ class Transport:
             self._warn_uncounted(tokens)
         return answer
 
-    def _count(self, refusal: Refused) -> None:
+    def _count_refusal(self, refusal: Refused) -> None:
         """Raise UserError after the first refusals if the server has accepted no request yet: agents that may fail
         (`on_failure: skip`) would otherwise be skipped for the whole run."""
         if self._accepted:
