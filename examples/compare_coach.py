@@ -47,10 +47,10 @@ def curves(folder: Path) -> dict[str, Curve]:
     if not file.is_file():
         raise UserError(f"{file} does not exist; run the recipe's run_tiny_cpu.sh, or leave --only-report out")
     lines = [json.loads(line) for line in file.read_text().splitlines()]
-    found = {key: {line["step"]: line[key] for line in lines if key in line} for key in (TRAINING, VALIDATION)}
-    if not found[VALIDATION]:
+    by_metric = {key: {line["step"]: line[key] for line in lines if key in line} for key in (TRAINING, VALIDATION)}
+    if not by_metric[VALIDATION]:
         raise UserError(f"{file} has no {VALIDATION} yet; leave --only-report out to finish the run")
-    return found
+    return by_metric
 
 
 def is_finished(folder: Path, recipe: str) -> bool:

@@ -31,8 +31,8 @@ def test_there_are_scripts():
 
 @pytest.mark.parametrize("script", SCRIPTS, ids=lambda path: f"{path.parent.name}/{path.name}")
 def test_help_is_the_header_and_a_word_that_is_no_setting_one_line(run, script):
-    shown = run(script, "--help")
-    assert shown.returncode == 0 and f"bash {script.relative_to(ROOT)}" in shown.stdout and not shown.stderr
+    answer = run(script, "--help")
+    assert answer.returncode == 0 and f"bash {script.relative_to(ROOT)}" in answer.stdout and not answer.stderr
     for arguments in (("lr",), ("1", "lr"), ("a.b=1", "2")):
         done = run(script, *arguments)
         assert (done.returncode, done.stdout) == (2, "")

@@ -20,13 +20,6 @@ def no_pauses(monkeypatch):
     monkeypatch.setattr(web, "MAX_WAIT_S", 0.0)
 
 
-def test_a_service_of_this_machine_is_not_asked_through_a_proxy(monkeypatch):
-    monkeypatch.setenv("http_proxy", "http://127.0.0.1:9")
-    monkeypatch.delenv("no_proxy", raising=False)
-    with WebServer(lambda request: {"ok": True}) as server:
-        assert send(server.url).tries == 1
-
-
 def send(url: str, *, repeatable: bool = True, once: bool = False, **options: Any) -> Answer:
     async def one() -> Answer:
         service = WebService(url, where="tool x", **{"timeout_s": 5.0, "retries": 2, **options})
@@ -36,6 +29,13 @@ def send(url: str, *, repeatable: bool = True, once: bool = False, **options: An
             await service.close()
 
     return asyncio.run(one())
+
+
+def test_a_service_of_this_machine_is_not_asked_through_a_proxy(monkeypatch):
+    monkeypatch.setenv("http_proxy", "http://127.0.0.1:9")
+    monkeypatch.delenv("no_proxy", raising=False)
+    with WebServer(lambda request: {"ok": True}) as server:
+        assert send(server.url).tries == 1
 
 
 def in_turn(*answers: Any) -> Callable[[Any], Any]:

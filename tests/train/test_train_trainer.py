@@ -141,13 +141,13 @@ def test_an_error_that_ends_the_run_leaves_a_checkpoint_of_the_last_complete_ste
 
 
 def test_a_curve_that_cannot_be_drawn_is_reported_once(loop, monkeypatch, caplog, capsys):
-    made, saved = loop(None)
+    training, saved = loop(None)
 
     def broken(*_args):
         raise TypeError("no such font")
 
     monkeypatch.setattr(trainer, "draw_curve", broken)
-    asyncio.run(made.train())
+    asyncio.run(training.train())
     assert saved == [2, 4, 5] and caplog.text.count("TypeError: no such font") == 1
     assert "episodes.jsonl\n" in capsys.readouterr().out
 

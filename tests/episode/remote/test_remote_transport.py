@@ -72,15 +72,15 @@ def test_a_server_that_refuses_the_first_requests_ends_the_run():
     """As a model that takes no temperature does: a coach with `on_failure: skip` would never score anything."""
 
     async def main():
-        made = transport(server)
+        client = transport(server)
         try:
             for _ in range(module._MOST_REFUSED - 1):
                 with pytest.raises(Refused):
-                    await made.post("/chat/completions", BODY, timeout_s=20.0)
+                    await client.post("/chat/completions", BODY, timeout_s=20.0)
             with pytest.raises(UserError, match="fault 400.*, and 7 before it; correct the agent's sampling"):
-                await made.post("/chat/completions", BODY, timeout_s=20.0)
+                await client.post("/chat/completions", BODY, timeout_s=20.0)
         finally:
-            await made.close()
+            await client.close()
 
     with OpenAIServer(faults=lambda number: "400") as server:
         asyncio.run(main())
@@ -88,14 +88,14 @@ def test_a_server_that_refuses_the_first_requests_ends_the_run():
 
 def test_once_a_request_was_accepted_refusals_concern_their_requests_alone():
     async def main():
-        made = transport(server)
+        client = transport(server)
         try:
-            await made.post("/chat/completions", BODY, timeout_s=20.0)
+            await client.post("/chat/completions", BODY, timeout_s=20.0)
             for _ in range(2 * module._MOST_REFUSED):
                 with pytest.raises(Refused):
-                    await made.post("/chat/completions", BODY, timeout_s=20.0)
+                    await client.post("/chat/completions", BODY, timeout_s=20.0)
         finally:
-            await made.close()
+            await client.close()
 
     with OpenAIServer(faults=lambda number: "400" if number else None) as server:
         asyncio.run(main())
