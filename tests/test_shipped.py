@@ -263,3 +263,5 @@ def test_the_games_run_takes_names_and_beginnings_of_names(started):
     assert ["examples/games/sized.py", "relay_4", "--output", files[3]] in calls
     wrong = subprocess.run(["bash", script, "chess"], capture_output=True, text=True)
     assert (wrong.returncode, wrong.stdout) == (2, "") and "chess: unknown game; choose from anti" in wrong.stderr
+    asked = subprocess.run(["bash", script, "--help"], capture_output=True, text=True)
+    assert (asked.returncode, asked.stderr) == (0, "") and "run_tiny_cpu.sh [GAME ...]" in asked.stdout

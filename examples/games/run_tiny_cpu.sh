@@ -6,6 +6,8 @@
 # outputs/games_GAME, a table and a figure of all played games to outputs/games. Run the same command again to resume.
 set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/../.."
+. recipe/dag/scripts/arguments.sh
+answer_help "$@"
 games="anti_coordination_shared anti_coordination_role_token anti_coordination_separate
   separating_simultaneous separating_happo
   climbing_simultaneous climbing_sequential climbing_fast_follower
@@ -20,6 +22,7 @@ for word in ${*:-$games}; do
   [ -n "$matches" ] || { echo "error: $word: unknown game; choose from" $games >&2; exit 2; }
   chosen="$chosen $matches"
 done
+set --  # tiny_cpu.sh checks the arguments of the script that sources it, and names of games are no settings
 . recipe/dag/scripts/tiny_cpu.sh
 seed=${SEED:-0}
 python examples/games/rounds.py --local_dir outputs/games_data

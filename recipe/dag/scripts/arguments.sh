@@ -11,16 +11,23 @@ seed_of() { case ${1:-} in '' | *[!0-9]*) echo "${SEED:-0}" ;; *) echo "$1" ;; e
 # with_seed NAME SEED: the run's name, with the seed unless it is 0
 with_seed() { echo "$1$([ "$2" = 0 ] || echo "_seed$2")"; }
 
-# check_arguments "$@": end a script whose arguments are [SEED] [key=value ...] with its header for --help, and with one
-# line for a word that is neither. The script has gone to the repository's root by one `cd`.
-check_arguments() {
-  local word script=$0
+# answer_help "$@": print the script's header and end if the first argument asks for help. The script has gone to the
+# repository's root by one `cd`.
+answer_help() {
+  local script=$0
   case ${1:-} in
     -h | --help)
       [[ $script == /* ]] || script=${OLDPWD:-.}/$script
       sed -n '2,/^set /s/^# \{0,1\}//p' "$script"
       exit 0 ;;
   esac
+}
+
+# check_arguments "$@": answer_help, and end a script whose arguments are [SEED] [key=value ...] with one line for a word
+# that is neither.
+check_arguments() {
+  local word
+  answer_help "$@"
   [[ ! ${1:-} =~ ^[0-9]+$ ]] || shift
   for word in "$@"; do
     is_setting "$word" || { echo "error: '$word' is not key=value" >&2; exit 2; }
