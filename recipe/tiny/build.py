@@ -2,19 +2,21 @@
 
     python -m recipe.tiny.build --workflow FILE --teacher FILE:CLASS --output DIR [--seed 0]
 
-Invariant: the same arguments give the same model, and the output folder appears only when it is complete. The result is
-an ordinary Qwen2 checkpoint.
+Invariant: the same arguments, prompts and answers give the same model, which is made once; the output folder appears
+only when it is complete. The result is an ordinary Qwen2 checkpoint.
 """
 
 from __future__ import annotations
 
 import argparse
+import hashlib
 import json
 import os
 import shutil
 import sys
 import time
 from collections.abc import Iterator, Sequence
+from itertools import islice
 from pathlib import Path
 from typing import NamedTuple, cast
 
@@ -160,18 +162,24 @@ def check_reload(folder: Path, tokenizer: Qwen2Tokenizer, demonstrations: list[D
             raise RuntimeError(f"{folder}: the tokenizer encodes differently after reloading: {demonstration.answer!r}")
 
 
-def demonstrate(args: argparse.Namespace) -> tuple[list[Demonstration], Sequence[str]]:
-    """Return the teacher's demonstrations, and the texts that are to be one token each. Raises UserError."""
-    workflow = load_workflow(args.workflow)
-    teacher: Teacher = load_object(args.teacher, args.workflow)(workflow, args.seed)
-    problems = teacher.problems(args.problems, args.test_size)
-    demonstrations = [demonstration for problem in problems for demonstration in teacher.teach(problem)]
-    if len(demonstrations) < args.batch_size:
-        raise UserError(
-            f"--problems {args.problems} make {len(demonstrations)} demonstrations, fewer than --batch_size "
-            f"{args.batch_size}; ask for more problems or a smaller batch"
-        )
-    return demonstrations, getattr(teacher, "segments", ())
+class Course:
+    """A teacher's demonstrations for the training problems, made as they are asked for. Raises UserError."""
+
+    def __init__(self, args: argparse.Namespace):
+        teacher: Teacher = load_object(args.teacher, args.workflow)(load_workflow(args.workflow), args.seed)
+        problems = teacher.problems(args.problems, args.test_size)
+        self.segments: Sequence[str] = getattr(teacher, "segments", ())
+        """Texts that are to be one token each."""
+        self._rest = (demonstration for problem in problems for demonstration in teacher.teach(problem))
+        self._first = list(islice(self._rest, 256))
+
+    def digest(self) -> str:
+        """Return a hash of the first demonstrations and the segments, which changes with the prompts and answers."""
+        return hashlib.sha256(repr((self._first, list(self.segments))).encode()).hexdigest()
+
+    def demonstrations(self) -> list[Demonstration]:
+        self._first += self._rest
+        return self._first
 
 
 def check_output(output: Path, stamp: Path) -> None:
@@ -193,20 +201,29 @@ def main(argv: list[str] | None = None) -> int:
     parser.add_argument("--batch_size", type=int, default=16)
     parser.add_argument("--learning_rate", type=float, default=1e-2)
     args = parser.parse_args(argv)
-    recipe = {key: str(value) if isinstance(value, Path) else value for key, value in vars(args).items()}
     stamp = args.output / "recipe.json"
-    if stamp.is_file() and json.loads(stamp.read_text()) == recipe:
-        print(f"{args.output} already exists")
-        return 0
+    recipe = {key: str(value) if isinstance(value, Path) else value for key, value in vars(args).items()}
     started = time.monotonic()
     try:
         check_output(args.output, stamp)
-        demonstrations, segments = demonstrate(args)
+        course = Course(args)
+        recipe["demonstrations"] = course.digest()
+        if stamp.is_file():
+            if json.loads(stamp.read_text()) == recipe:
+                print(f"{args.output} already exists")
+                return 0
+            print(f"{args.output}: the prompts, the teacher or the options have changed; making the model again")
+        demonstrations = course.demonstrations()
+        if len(demonstrations) < args.batch_size:
+            raise UserError(
+                f"--problems {args.problems} make {len(demonstrations)} demonstrations, fewer than --batch_size "
+                f"{args.batch_size}; ask for more problems or a smaller batch"
+            )
     except UserError as error:
         print(f"error: {error}", file=sys.stderr)
         return 2
     torch.set_num_threads(int(os.environ.get("OMP_NUM_THREADS") or os.cpu_count() or 1))
-    tokenizer = build_tokenizer(demonstrations[:3000], segments=segments)
+    tokenizer = build_tokenizer(demonstrations[:3000], segments=course.segments)
     examples = [encode(tokenizer, demonstration) for demonstration in demonstrations]
     model = new_model(tokenizer, args.seed)
     loss = warm_start(

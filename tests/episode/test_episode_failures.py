@@ -89,12 +89,12 @@ def test_a_tenth_of_503s_and_hangs_changes_no_reward(world):
             return asyncio.Event().wait()
         return sampler(prompt, sampling, request)
 
-    shaken = play_batch(world, pipeline(world, generation_timeout_s=0.3, call_timeout_s=20), shaky, calc)
+    shaken = play_batch(world, pipeline(world, generation_timeout_s=1, call_timeout_s=60), shaky, calc)
     kept, whole = outcome(shaken), outcome(clean)
     # Three tries, twice: hardly any episode is lost, and those that are not are the same bit by bit.
     assert kept == {place: whole[place] for place in kept} and len(kept) >= 62
     messages = {fault["message"] for episode in shaken for fault in episode.faults}
-    assert messages == {"503 Service Unavailable", "an answer took longer than 0.3 s"}
+    assert messages == {"503 Service Unavailable", "an answer took longer than 1 s"}
 
 
 def test_a_sandbox_killed_mid_run_costs_episodes_but_changes_none(world):
@@ -133,9 +133,9 @@ def test_the_episode_has_a_limit_of_its_own(world):
         await asyncio.sleep(0.05)
         return "x"
 
-    flow = world.workflow([{"node_id": "a"}], episode={"max_turns": 10_000, "timeout_s": 0.3, "retries": 0})
+    flow = world.workflow([{"node_id": "a"}], episode={"max_turns": 10_000, "timeout_s": 1, "retries": 0})
     episode = world.play(flow, world.Client(script))
-    assert episode.fault["boundary"] == "timeout" and episode.fault["message"] == "the episode took longer than 0.3 s"
+    assert episode.fault["boundary"] == "timeout" and episode.fault["message"] == "the episode took longer than 1 s"
     assert 0 < len(episode.calls) < 10_000 and rows_of([episode]) == []
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 import os
 import subprocess
 import sys
@@ -99,6 +100,7 @@ def test_a_loop_that_is_busy_does_not_keep_the_poller_spinning_or_others_waiting
 
 def test_loops_take_no_descriptors(run):
     run(asyncio.sleep(0))
+    gc.collect()
     before = descriptors()
     loops = [LightLoop() for _ in range(100)]
     for loop in loops:

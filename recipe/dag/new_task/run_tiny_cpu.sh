@@ -1,12 +1,13 @@
 #!/usr/bin/env bash
 # @name@ on a laptop: makes data and a model of a million parameters, trains it, evaluates it before and after.
-#   bash @folder@/run_tiny_cpu.sh [key=value ...]          SEED=1 for another seed
+#   bash @folder@/run_tiny_cpu.sh [SEED] [key=value ...]
 # Run the same command again to resume; delete outputs/@name@ to start over.
 set -euo pipefail
 task=$(cd "$(dirname "${BASH_SOURCE[0]}")" && pwd)
 cd "$task/@root@"   # the checkout of verl-dag; change this line if you move the folder
 . recipe/dag/scripts/tiny_cpu.sh
-seed=${SEED:-0}
+seed=$(seed_of "$@")
+[ "${1:-}" != "$seed" ] || shift
 name=$(with_seed @name@ "$seed")
 python "$task/data.py" --local_dir "outputs/$name/data"
 make_model "$name" "$seed" "$task/workflow.yaml" teacher.py:Teacher --problems 1024 --steps 150

@@ -72,11 +72,12 @@ def test_everything_that_a_job_has_allocated_counts(grouped, code):
 
 def test_a_child_that_is_killed_ends_the_job(grouped):
     code = (
-        "import os, signal\nif os.fork() == 0:\n for n in range(4):\n  if os.fork() == 0:\n"
-        "   x = bytearray(b'x') * (90 << 20); signal.pause()\n signal.pause()\nprint('forked'); signal.pause()"
+        "import os, signal\nprint('started', flush=True)\n"
+        "if os.fork() == 0:\n for n in range(4):\n  if os.fork() == 0:\n"
+        "   x = bytearray(b'x') * (90 << 20); signal.pause()\n signal.pause()\nsignal.pause()"
     )
     outcome = grouped.run(code, limits=SMALL, timeout_s=50).run
-    assert (outcome.return_code, outcome.stdout, outcome.stderr) == (-signal.SIGKILL, "forked\n", KILLED)
+    assert (outcome.return_code, outcome.stdout, outcome.stderr) == (-signal.SIGKILL, "started\n", KILLED)
 
 
 def test_a_limit_is_that_of_the_job_not_of_the_group_before(grouped):

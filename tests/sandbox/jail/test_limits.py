@@ -50,12 +50,12 @@ def test_memory_limit_counts_from_the_loaded_libraries(box):
 
 def test_memory_of_all_processes_together(box):
     code = (
-        "import os, time\nfor n in range(6):\n if os.fork() == 0:\n  x = bytearray(b'x') * (45 << 20); time.sleep(60)\n"
-        "print('forked'); time.sleep(60)"
+        "import os, time\nprint('started', flush=True)\nfor n in range(6):\n"
+        " if os.fork() == 0:\n  x = bytearray(b'x') * (45 << 20); time.sleep(60)\ntime.sleep(60)"
     )
     outcome = box.run(code, limits=Limits(memory_mb=128), timeout_s=20).run
     assert outcome.return_code == -9
-    assert "[sandbox] killed: more than 128 MiB of memory" in outcome.stderr and outcome.stdout == "forked\n"
+    assert "[sandbox] killed: more than 128 MiB of memory" in outcome.stderr and outcome.stdout == "started\n"
 
 
 def test_the_compiler_has_its_own_memory_limit(box):

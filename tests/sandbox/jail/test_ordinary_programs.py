@@ -146,10 +146,10 @@ print(signal.sigtimedwait([signal.SIGUSR2], 5).si_signo, [int(n) for n in seen])
 child = os.fork()
 if child == 0: os.setsid(); time.sleep(60)
 fd = os.pidfd_open(child); signal.pidfd_send_signal(fd, signal.SIGKILL)
-print(bool(select.select([fd], [], [], 10)[0]), os.waitpid(child, 0)[1], os.nice(1), os.cpu_count() > 0)
+print(bool(select.select([fd], [], [], 10)[0]), os.waitpid(child, 0)[1], os.nice(0) < os.nice(1), os.cpu_count() > 0)
 faulthandler.dump_traceback_later(60); faulthandler.cancel_dump_traceback_later()
 """,
-        "12 [14, 10, 10]\nTrue 9 11 True\n",
+        "12 [14, 10, 10]\nTrue 9 True True\n",
     ),
     "daemon": (
         r"""

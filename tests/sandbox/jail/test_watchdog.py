@@ -49,11 +49,11 @@ def test_status_says_what_limits_memory(watched):
 
 def test_memory_of_all_processes(watched):
     code = (
-        "import os, time\nfor n in range(6):\n if os.fork() == 0:\n  x = bytearray(b'x') * (45 << 20); time.sleep(60)\n"
-        "print('forked'); time.sleep(60)"
+        "import os, time\nprint('started', flush=True)\nfor n in range(6):\n"
+        " if os.fork() == 0:\n  x = bytearray(b'x') * (45 << 20); time.sleep(60)\ntime.sleep(60)"
     )
     outcome = watched.run(code, limits=SMALL, timeout_s=50).run
-    assert (outcome.return_code, outcome.stdout, outcome.stderr) == (-signal.SIGKILL, "forked\n", KILLED)
+    assert (outcome.return_code, outcome.stdout, outcome.stderr) == (-signal.SIGKILL, "started\n", KILLED)
 
 
 def test_memory_that_cannot_be_measured_is_refused(watched):
