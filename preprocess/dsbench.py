@@ -52,6 +52,11 @@ class Task:
         """Return the tables that do not exist."""
         return [root / path for path in (*self.files.values(), self.answer) if not (root / path).is_file()]
 
+    def table_mb(self, root: Path) -> int:
+        """Return the size of the agents' tables in MiB, rounded up; those that do not exist count as empty."""
+        paths = [root / path for path in self.files.values()]
+        return -(-sum(path.stat().st_size for path in paths if path.is_file()) // (1 << 20))
+
 
 def tasks_of(name: str, cleaned: Mapping[str, Mapping[str, Any]], root: Path) -> list[Task]:
     """Read the tasks of a file: a JSON list or JSON Lines. `root`: what its paths are relative to. Raises UserError."""
@@ -148,6 +153,19 @@ def data_types(tasks: Sequence[Task], root: Path, *, allow_missing: bool) -> dic
     return {task.task_id: _data_type(task, root) for task in tasks}
 
 
+def warn_of_large(tasks: Sequence[Task], root: Path, quota_mb: int) -> None:
+    """Print one line if there are tasks whose tables do not fit into an episode's folder, at which a run ends."""
+    sizes = {task.task_id: task.table_mb(root) for task in tasks}
+    large = sorted((task_id for task_id in sizes if sizes[task_id] >= quota_mb), key=lambda task_id: -sizes[task_id])
+    if large:
+        names = ", ".join(f"{task_id} ({sizes[task_id]} MiB)" for task_id in large[:_SHOWN])
+        names += ", ..." if len(large) > _SHOWN else ""
+        print(
+            f"warning: the tables of {len(large)} of {len(tasks)} tasks do not fit into a folder of {quota_mb} MiB: "
+            f"{names}; a run ends at such a task: remove it, or set the env's quota_mb to at least twice its size"
+        )
+
+
 def _data_type(task: Task, root: Path) -> str:
     if (root / task.answer).is_file():
         return truth_of(root / task.answer, task.metadata, task.problem, where=task.task_id).data_type
@@ -164,6 +182,7 @@ def main(argv: Sequence[str] | None = None) -> None:
     parser.add_argument("--cleaned", type=Path, help="cleaned prompts by task_id")
     parser.add_argument("--data_root", "--data-root", type=Path, default=Path(), help="what the paths are relative to")
     parser.add_argument("--allow_missing", "--allow-missing", action="store_true", help="write tasks without tables")
+    parser.add_argument("--quota_mb", type=int, default=1024, help="the env's quota_mb; larger tasks are named")
     parser.add_argument("--local_dir", required=True, type=Path, help="where train.parquet and test.parquet go")
     parser.add_argument("--seed", type=int, default=0, help="seed of the choice of held-out tasks")
     options = parser.parse_args(argv)
@@ -180,6 +199,7 @@ def main(argv: Sequence[str] | None = None) -> None:
     if len(train) < len(tasks):
         print(f"train: left out {len(tasks) - len(train)} tasks that are also test tasks")
     types = data_types([*train, *test], options.data_root, allow_missing=options.allow_missing)
+    warn_of_large([*train, *test], options.data_root, options.quota_mb)
     if cleaned:
         without = [task.task_id for task in (*train, *test) if task.task_id not in cleaned]
         print(f"cleaned prompts: {len(train) + len(test) - len(without)} tasks; the published text for {len(without)}")

@@ -132,6 +132,18 @@ def test_missing_tables_are_one_line_and_nothing_is_written(project, tmp_path, c
     assert len(written(tmp_path)) == 7
 
 
+def test_tasks_whose_tables_do_not_fit_are_named_the_largest_first(project, tmp_path, capsys):
+    options = project([task("small"), task("large"), task("larger")], test=[task("c")])
+    dsbench.main(options)
+    assert "do not fit" not in capsys.readouterr().out
+    for name, size in (("large", 7 << 20), ("larger", (9 << 20) + 1)):
+        with (tmp_path / "tables" / name / "test.csv").open("r+b") as file:
+            file.truncate(size)
+    dsbench.main([*options, "--quota_mb", "8"])
+    warning = "warning: the tables of 2 of 4 tasks do not fit into a folder of 8 MiB: larger (10 MiB), large (8 MiB);"
+    assert warning in capsys.readouterr().out and len(written(tmp_path)) == 3
+
+
 def test_the_data_type_is_that_of_the_score_not_what_the_metadata_declares(project, tmp_path):
     for tables in (True, False):  # by the labels, and without tables by the metric
         options = project([task("a")], test=[task("c")], tables=tables)
