@@ -241,6 +241,8 @@ REWARDS: tuple[RewardEntry, ...] = (
 )
 SHAPINGS = {entry.name: entry for entry in REWARDS if entry.use == SHAPING}
 CALLED = {entry.where: entry for entry in REWARDS if entry.use == REWARD}
+COACH_SCORES = "coach.reward:coach_scores"
+"""The function that turns the verdicts of coaches into rewards."""
 SHAPED = "reward.credit:shaped"
 """The function whose option `shaping` selects one of SHAPINGS."""
 SHAPED_TAKES = {

@@ -219,6 +219,27 @@ def test_a_coach_behind_a_loop_needs_rewards_that_are_carried_back(tmp_path):
             check_coaches(load_workflow(file))
 
 
+@pytest.mark.parametrize(
+    ("nodes", "rounds", "algorithm", "remedy"),
+    [
+        ("[solve, coach]", 2, "{estimator: reinforce_pp}", "stat_unit: call"),
+        ("[solve, coach]", 2, "{estimator: grpo, gamma_turn: 0.9, group_by: [uid, agent, round]}", "gamma_turn: 0"),
+        ("[solve, coach]", 2, "{estimator: reinforce_pp, stat_unit: call}", None),
+        ("[solve, coach]", 1, "{estimator: reinforce_pp}", None),
+        ("[solve]", 2, "{estimator: reinforce_pp}", None),
+    ],
+)
+def test_scores_of_rounds_that_are_added_up_are_warned_of(tmp_path, nodes, rounds, algorithm, remedy):
+    file = Path(yaml_of(tmp_path))
+    text = f"loops: {{act: {{nodes: {nodes}, max_rounds: {rounds}}}}}\nalgorithm: {algorithm}\n"
+    file.write_text(file.read_text() + text)
+    warnings = [warning for warning in load_workflow(file).warnings if "scores every round" in warning.message]
+    assert len(warnings) == (remedy is not None)
+    for warning in warnings:
+        assert warning.training_only and warning.where == "nodes[3].args.coaches"
+        assert "`coach` scores every round of `solve`" in warning.message and f"set `{remedy}`" in warning.message
+
+
 def test_validate_finds_mistakes_of_the_template(tmp_path):
     file = yaml_of(tmp_path)
     (tmp_path / "coach.txt").write_text("x\n{{ observation }}")

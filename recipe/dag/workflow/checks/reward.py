@@ -6,9 +6,10 @@ is not checked.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
+from dataclasses import replace
 
-from recipe.dag.reward_catalogue import CALLED, REWARD, SHAPED, SHAPINGS, RewardEntry
+from recipe.dag.reward_catalogue import CALLED, COACH_SCORES, REWARD, SHAPED, SHAPINGS, RewardEntry
 from recipe.dag.suggestion import listing
 from recipe.dag.workflow.checks.facts import DraftFacts
 from recipe.dag.workflow.draft import Draft
@@ -33,6 +34,11 @@ def check_rewards(facts: DraftFacts) -> Iterator[Problem]:
 
 def warn_of_rewards(facts: DraftFacts) -> Iterator[Problem]:
     """Needs a workflow without problems."""
+    yield from _warn_of_players(facts)
+    yield from _warn_of_summed_scores(facts)
+
+
+def _warn_of_players(facts: DraftFacts) -> Iterator[Problem]:
     rounds = {name: loop.max_rounds for loop in facts.loops.values() for name in loop.nodes}
     speaking = [node.node_id for node in facts.nodes if node.node_role is NodeRole.ROLLOUT]
     in_loops = [name for name in speaking if rounds.get(name, 1) > 1]
@@ -46,6 +52,28 @@ def warn_of_rewards(facts: DraftFacts) -> Iterator[Problem]:
                 f"one; name the players: `players: [{players}]`"
             )
             yield facts.problem(_path(index, entry), message)
+
+
+def _warn_of_summed_scores(facts: DraftFacts) -> Iterator[Problem]:
+    """Warn of coaches that score every round of a loop if the estimator adds up an agent's rewards: acting more often
+    would earn more."""
+    algorithm = facts.algorithm
+    if not algorithm.carries_back or algorithm.carries_back_unless is None:
+        return
+    trained = {agent.name for agent in facts.trained_agents}
+    loops = [set(loop.nodes) for loop in facts.loops.values() if loop.max_rounds > 1]
+    for index, node, function in facts.reward_functions():
+        coaches = node.executable_kwargs.get("coaches")
+        if function != COACH_SCORES or not isinstance(coaches, Mapping):
+            continue
+        for coach, judged in coaches.items():
+            if facts.agent_of.get(judged) in trained and any({coach, judged} <= nodes for nodes in loops):
+                message = (
+                    f"`{coach}` scores every round of `{judged}`, and {algorithm.estimator} adds an agent's later "
+                    f"rewards to each, so more rounds earn more; set `{algorithm.carries_back_unless}`"
+                )
+                problem = facts.problem(("nodes", index, "executable_kwargs", "coaches"), message)
+                yield replace(problem, training_only=True)
 
 
 def _path(index: int, entry: RewardEntry) -> KeyPath:
