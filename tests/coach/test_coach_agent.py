@@ -240,6 +240,16 @@ def test_scores_of_rounds_that_are_added_up_are_warned_of(tmp_path, nodes, round
         assert "`coach` scores every round of `solve`" in warning.message and f"set `{remedy}`" in warning.message
 
 
+def test_a_judged_node_that_is_no_name_is_one_line_also_in_a_loop(tmp_path):
+    file = Path(yaml_of(tmp_path))
+    assert "coaches: {coach: solve}" in file.read_text()
+    text = file.read_text().replace("coaches: {coach: solve}", "coaches: {coach: [solve]}")
+    file.write_text(f"{text}loops: {{act: {{nodes: [solve, coach], max_rounds: 2}}}}\n")
+    done = CliRunner().invoke(app, ["validate", str(file)])
+    assert done.exit_code == 2 and "coaches" in done.output and "Traceback" not in done.output
+    assert not isinstance(done.exception, TypeError)
+
+
 def test_validate_finds_mistakes_of_the_template(tmp_path):
     file = yaml_of(tmp_path)
     (tmp_path / "coach.txt").write_text("x\n{{ observation }}")

@@ -66,7 +66,8 @@ def _warn_of_summed_scores(facts: DraftFacts) -> Iterator[Problem]:
         coaches = node.executable_kwargs.get("coaches")
         if function != COACH_SCORES or not isinstance(coaches, Mapping):
             continue
-        for coach, judged in coaches.items():
+        # what is no name is an error of the coach's own check
+        for coach, judged in ((coach, judged) for coach, judged in coaches.items() if isinstance(judged, str)):
             if facts.agent_of.get(judged) in trained and any({coach, judged} <= nodes for nodes in loops):
                 message = (
                     f"`{coach}` scores every round of `{judged}`, and {algorithm.estimator} adds an agent's later "
