@@ -154,8 +154,9 @@ def waits(monkeypatch) -> list[float]:
     ("header", "low", "high"),
     [
         ("7", 7.0, 10.0),
-        (format_datetime(datetime.now(UTC) + timedelta(days=1)), 10.0, 10.0),
-        (format_datetime(datetime.now(UTC) - timedelta(days=1)), 0.0, 3.0),
+        # with an id: pytest-xdist needs the same ids from workers that collect at different seconds
+        pytest.param(format_datetime(datetime.now(UTC) + timedelta(days=1)), 10.0, 10.0, id="tomorrow"),
+        pytest.param(format_datetime(datetime.now(UTC) - timedelta(days=1)), 0.0, 3.0, id="yesterday"),
         ("86400", 10.0, 10.0),
         ("inf", 10.0, 10.0),
         ("nan", 0.0, 10.0),
