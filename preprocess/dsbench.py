@@ -144,8 +144,8 @@ def data_types(tasks: Sequence[Task], root: Path, *, allow_missing: bool) -> dic
     `allow_missing`, and for answers that cannot be scored."""
     missing = [task for task in tasks if task.missing(root)]
     if missing:
-        names = ", ".join(task.task_id for task in missing[:_SHOWN]) + (", ..." if len(missing) > _SHOWN else "")
-        summary = f"{len(missing)} of {len(tasks)} tasks lack tables below {root}: {names}"
+        names = [task.task_id for task in missing]
+        summary = f"{len(missing)} of {len(tasks)} tasks lack tables below {root}: {_first_of(names)}"
         if not allow_missing:
             example = missing[0].missing(root)[0]
             raise UserError(f"{summary}; first: {example}; pass their --data_root, or --allow_missing")
@@ -153,16 +153,20 @@ def data_types(tasks: Sequence[Task], root: Path, *, allow_missing: bool) -> dic
     return {task.task_id: _data_type(task, root) for task in tasks}
 
 
+def _first_of(names: Sequence[str]) -> str:
+    return ", ".join(names[:_SHOWN]) + (", ..." if len(names) > _SHOWN else "")
+
+
 def warn_of_large(tasks: Sequence[Task], root: Path, quota_mb: int) -> None:
-    """Print one line if there are tasks whose tables do not fit into an episode's folder, at which a run ends."""
+    """Print one line that names the tasks whose tables do not fit into an episode's folder; a run ends at the first."""
     sizes = {task.task_id: task.table_mb(root) for task in tasks}
     large = sorted((task_id for task_id in sizes if sizes[task_id] >= quota_mb), key=lambda task_id: -sizes[task_id])
     if large:
-        names = ", ".join(f"{task_id} ({sizes[task_id]} MiB)" for task_id in large[:_SHOWN])
-        names += ", ..." if len(large) > _SHOWN else ""
+        names = [f"{task_id} ({sizes[task_id]} MiB)" for task_id in large]
         print(
             f"warning: the tables of {len(large)} of {len(tasks)} tasks do not fit into a folder of {quota_mb} MiB: "
-            f"{names}; a run ends at such a task: remove it, or set the env's quota_mb to at least twice its size"
+            f"{_first_of(names)}; a run ends at such a task: remove it, or set the env's quota_mb to at least twice "
+            "its size"
         )
 
 
@@ -182,7 +186,7 @@ def main(argv: Sequence[str] | None = None) -> None:
     parser.add_argument("--cleaned", type=Path, help="cleaned prompts by task_id")
     parser.add_argument("--data_root", "--data-root", type=Path, default=Path(), help="what the paths are relative to")
     parser.add_argument("--allow_missing", "--allow-missing", action="store_true", help="write tasks without tables")
-    parser.add_argument("--quota_mb", type=int, default=1024, help="the env's quota_mb; larger tasks are named")
+    parser.add_argument("--quota_mb", type=int, default=1024, help="MiB of the env's folder; larger tasks are reported")
     parser.add_argument("--local_dir", required=True, type=Path, help="where train.parquet and test.parquet go")
     parser.add_argument("--seed", type=int, default=0, help="seed of the choice of held-out tasks")
     options = parser.parse_args(argv)

@@ -162,24 +162,9 @@ def check_reload(folder: Path, tokenizer: Qwen2Tokenizer, demonstrations: list[D
             raise RuntimeError(f"{folder}: the tokenizer encodes differently after reloading: {demonstration.answer!r}")
 
 
-class Course:
-    """A teacher's demonstrations for the training problems, made as they are asked for. Raises UserError."""
-
-    def __init__(self, args: argparse.Namespace):
-        teacher: Teacher = load_object(args.teacher, args.workflow)(load_workflow(args.workflow), args.seed)
-        problems = teacher.problems(args.problems, args.test_size)
-        self.segments: Sequence[str] = getattr(teacher, "segments", ())
-        """Texts that are to be one token each."""
-        self._rest = (demonstration for problem in problems for demonstration in teacher.teach(problem))
-        self._first = list(islice(self._rest, 256))
-
-    def digest(self) -> str:
-        """Return a hash of the first demonstrations and the segments, which changes with the prompts and answers."""
-        return hashlib.sha256(repr((self._first, list(self.segments))).encode()).hexdigest()
-
-    def demonstrations(self) -> list[Demonstration]:
-        self._first += self._rest
-        return self._first
+def digest(demonstrations: Sequence[Demonstration], segments: Sequence[str]) -> str:
+    """Return a hash of prompts, answers and segments."""
+    return hashlib.sha256(repr((list(demonstrations), list(segments))).encode()).hexdigest()
 
 
 def check_output(output: Path, stamp: Path) -> None:
@@ -206,14 +191,18 @@ def main(argv: list[str] | None = None) -> int:
     started = time.monotonic()
     try:
         check_output(args.output, stamp)
-        course = Course(args)
-        recipe["demonstrations"] = course.digest()
+        teacher: Teacher = load_object(args.teacher, args.workflow)(load_workflow(args.workflow), args.seed)
+        segments: Sequence[str] = getattr(teacher, "segments", ())
+        problems = teacher.problems(args.problems, args.test_size)
+        lessons = (demonstration for problem in problems for demonstration in teacher.teach(problem))
+        first = list(islice(lessons, 256))  # enough to tell other prompts; all of them can take 15 s
+        recipe["demonstrations"] = digest(first, segments)
         if stamp.is_file():
             if json.loads(stamp.read_text()) == recipe:
                 print(f"{args.output} already exists")
                 return 0
             print(f"{args.output}: the prompts, the teacher or the options have changed; making the model again")
-        demonstrations = course.demonstrations()
+        demonstrations = [*first, *lessons]
         if len(demonstrations) < args.batch_size:
             raise UserError(
                 f"--problems {args.problems} make {len(demonstrations)} demonstrations, fewer than --batch_size "
@@ -223,7 +212,7 @@ def main(argv: list[str] | None = None) -> int:
         print(f"error: {error}", file=sys.stderr)
         return 2
     torch.set_num_threads(int(os.environ.get("OMP_NUM_THREADS") or os.cpu_count() or 1))
-    tokenizer = build_tokenizer(demonstrations[:3000], segments=course.segments)
+    tokenizer = build_tokenizer(demonstrations[:3000], segments=segments)
     examples = [encode(tokenizer, demonstration) for demonstration in demonstrations]
     model = new_model(tokenizer, args.seed)
     loss = warm_start(

@@ -58,17 +58,15 @@ def test_another_workflow_is_refused(capsys, tmp_path):
     assert "(reasoner, actor), not 1" in capsys.readouterr().err and not (tmp_path / "model").exists()
 
 
-def test_the_model_is_built_once_and_again_for_other_prompts(tmp_path, capsys):
+def test_the_model_is_built_once_and_rebuilt_when_prompts_change(tmp_path, capsys):
     workflow = tmp_path / "workflow.yaml"
     workflow.write_text(WORKFLOW.read_text())
     arguments = ["--workflow", str(workflow), "--teacher", "recipe/marft/teacher.py:Teacher", "--steps", "2"]
     arguments += ["--problems", "300", "--output", str(tmp_path / "model")]
     assert main(arguments) == 0
     written = sorted(path.name for path in tmp_path.iterdir())
-    assert (
-        written == ["model", "workflow.yaml"]
-        and json.loads((tmp_path / "model/config.json").read_text())["model_type"] == "qwen2"
-    )
+    assert written == ["model", "workflow.yaml"]
+    assert json.loads((tmp_path / "model" / "config.json").read_text())["model_type"] == "qwen2"
     tokenizer = AutoTokenizer.from_pretrained(tmp_path / "model")
     assert tokenizer.decode(tokenizer.encode(r"\boxed{12}")) == r"\boxed{12}"
     capsys.readouterr()

@@ -115,8 +115,8 @@ def test_unlinked_files_count_for_the_quota(server, session):
 
 def test_expired_sessions_are_removed_whatever_is_in_them(server):
     for code in FILL.values():
-        mine = server("POST", "/sessions", {"ttl": 3, "quota_mb": 48}).json()["id"]
-        assert server.run(code, session_id=mine, run_timeout=30)["status"] == "Success"
+        expiring = server("POST", "/sessions", {"ttl": 3, "quota_mb": 48}).json()["id"]
+        assert server.run(code, session_id=expiring, run_timeout=30)["status"] == "Success"
     deadline = time.monotonic() + 30
     while (open_sessions := server("GET", "/v1/status").json()["sessions"])["open"]:
         assert time.monotonic() < deadline

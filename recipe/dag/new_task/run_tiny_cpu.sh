@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
 # @name@ on a laptop: makes data and a model of a million parameters, trains it, evaluates it before and after.
-#   bash @folder@/run_tiny_cpu.sh [SEED] [key=value ...]
+#   bash @folder@/run_tiny_cpu.sh [SEED] [key=value ...]         or SEED=1
 # Run the same command again to resume; delete outputs/@name@ to start over.
 set -euo pipefail
 task=$(cd "$(dirname "${BASH_SOURCE[0]}")" && pwd)

@@ -55,23 +55,25 @@ def _warn_of_players(facts: DraftFacts) -> Iterator[Problem]:
 
 
 def _warn_of_summed_scores(facts: DraftFacts) -> Iterator[Problem]:
-    """Warn of coaches that score every round of a loop if the estimator adds up an agent's rewards: acting more often
-    would earn more."""
+    """Warn of coaches that score every round of a loop if the return of a call includes its agent's later rewards:
+    acting more often would earn more."""
     algorithm = facts.algorithm
     if not algorithm.carries_back or algorithm.carries_back_unless is None:
         return
-    trained = {agent.name for agent in facts.trained_agents}
+    agents = {agent.name for agent in facts.trained_agents}
+    trained = {node for node, agent in facts.agent_of.items() if agent in agents}
     loops = [set(loop.nodes) for loop in facts.loops.values() if loop.max_rounds > 1]
     for index, node, function in facts.reward_functions():
         coaches = node.executable_kwargs.get("coaches")
         if function != COACH_SCORES or not isinstance(coaches, Mapping):
             continue
-        # what is no name is an error of the coach's own check
-        for coach, judged in ((coach, judged) for coach, judged in coaches.items() if isinstance(judged, str)):
-            if facts.agent_of.get(judged) in trained and any({coach, judged} <= nodes for nodes in loops):
+        for coach, judged in coaches.items():
+            # the coach's own check reports a judged node that is not a name
+            if isinstance(judged, str) and judged in trained and any({coach, judged} <= nodes for nodes in loops):
                 message = (
-                    f"`{coach}` scores every round of `{judged}`, and {algorithm.estimator} adds an agent's later "
-                    f"rewards to each, so more rounds earn more; set `{algorithm.carries_back_unless}`"
+                    f"`{coach}` scores every round of `{judged}`, and with {algorithm.estimator} the return of a call "
+                    f"includes its agent's later rewards, so that more rounds earn more; set "
+                    f"`{algorithm.carries_back_unless}`"
                 )
                 problem = facts.problem(("nodes", index, "executable_kwargs", "coaches"), message)
                 yield replace(problem, training_only=True)
