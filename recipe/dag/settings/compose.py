@@ -20,7 +20,7 @@ from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
 from recipe.dag.errors import UserError
-from recipe.dag.settings.schema import Schema, plain
+from recipe.dag.settings.schema import Schema, missing_keys, plain
 from recipe.dag.settings.typed import Typed, parse
 from recipe.dag.workflow.flatten import flatten
 
@@ -34,9 +34,8 @@ def compose_config(name: str, overrides: Sequence[str], folder: Path | None = No
     if not (folder / f"{name}.yaml").is_file():
         raise UserError(f"configuration: {folder / name}.yaml does not exist; see --config-path and --config-name")
     arguments = parse(overrides, [CONFIG_FOLDER, folder])
-    schema = Schema(default_config())
-    own = name == "dag" and folder == CONFIG_FOLDER and not arguments.profiles
-    config = copy.deepcopy(default_config()) if own else compose_file(name, arguments.profiles, folder)
+    schema = _schema()
+    config = copy.deepcopy(_composed(name, tuple(arguments.profiles), folder, _stamps(folder)))
     wrong = list(schema.check_file(config))
     settings = []
     for typed in arguments.settings:
@@ -48,7 +47,7 @@ def compose_config(name: str, overrides: Sequence[str], folder: Path | None = No
         for typed in settings:
             OmegaConf.update(config, typed.key, typed.value, merge=True, force_add=True)
         wrong = list(schema.check_values(config, {typed.key: typed for typed in settings}))
-        missing = sorted(key for key in OmegaConf.missing_keys(config) if not key.startswith(("critic.", "reward")))
+        missing = sorted(key for key in missing_keys(config) if not key.startswith(("critic.", "reward")))
     except OmegaConfBaseException as error:
         raise UserError(f"configuration: {_first_lines(error)}") from error
     _raise(wrong)
@@ -63,10 +62,26 @@ def typed_settings(overrides: Sequence[str], folder: Path | None = None) -> dict
     return {leaf.key: leaf for typed in arguments.settings for leaf in leaves_of(typed)}
 
 
-@functools.cache
 def default_config() -> DictConfig:
     """Return dag.yaml over verl's defaults. It is cached, so callers must not modify it."""
-    return compose_file("dag", (), CONFIG_FOLDER)
+    return _composed("dag", (), CONFIG_FOLDER, _stamps(CONFIG_FOLDER))
+
+
+@functools.cache
+def _schema() -> Schema:
+    return Schema(default_config())
+
+
+@functools.lru_cache(maxsize=16)
+def _composed(name: str, profiles: tuple[str, ...], folder: Path, stamps: tuple) -> DictConfig:
+    """Compose a file once, until a file beside it is written (`stamps`): hydra takes 0.5 s for verl's configuration."""
+    return compose_file(name, profiles, folder)
+
+
+def _stamps(folder: Path) -> tuple:
+    """Return what changes when a configuration file of the folder does."""
+    stats = ((path, path.stat()) for path in sorted([*folder.glob("*.yaml"), *folder.glob("*/*.yaml")]))
+    return tuple((str(path), stat.st_mtime_ns, stat.st_size, stat.st_ino) for path, stat in stats)
 
 
 def has_verl() -> bool:
