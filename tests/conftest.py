@@ -6,26 +6,34 @@ from __future__ import annotations
 import asyncio
 import os
 import shutil
+import socket
 import subprocess
 import sys
 import tempfile
-from collections.abc import Callable
+import threading
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from types import SimpleNamespace
 
 import hypothesis
 import pytest
+from filelock import FileLock
 
 from recipe.dag.main import compose_config, prepare_environment
 from recipe.dag.types.record import Generation
 from recipe.dag.workflow.schema import Critic
 from recipe.dag.workflow_file import load_workflow
+from tests.zygote import Zygote
+
+pytest_plugins = ["tests.costs"]
 
 prepare_environment("cpu")  # before anything imports verl
 # a busy machine is no failure, and CI searches the same examples for the same code
-hypothesis.settings.register_profile("project", deadline=None, derandomize=bool(os.environ.get("CI")))
+budget = {"deadline": None, "max_examples": 30, "print_blob": True}
+hypothesis.settings.register_profile("project", **budget, derandomize=bool(os.environ.get("CI")))
 hypothesis.settings.load_profile("project")
 
+ROOT = Path(__file__).parents[1]
 VOCABULARY = 96
 WORKFLOW = """\
 dag_id: tiny
@@ -66,6 +74,51 @@ class ScriptedServer:
 @pytest.fixture(scope="session")
 def scripted_server() -> type[ScriptedServer]:
     return ScriptedServer
+
+
+@pytest.fixture(scope="session")
+def zygote(request) -> Iterator[Zygote]:
+    """A Python for runs and their workers that starts quickly."""
+    with tempfile.TemporaryDirectory(prefix="zygote") as folder, Zygote(Path(folder)) as zygote:
+        request.config.pluginmanager.get_plugin("costs").living.add(zygote.pid)
+        yield zygote
+
+
+@pytest.fixture(scope="session")
+def joined_ray(zygote) -> Iterator[dict[str, str]]:
+    """The environment of runs that join a Ray, whose workers start quickly."""
+    with socket.socket() as sock:
+        sock.bind(("127.0.0.1", 0))
+        address = f"127.0.0.1:{sock.getsockname()[1]}"
+    scratch = tempfile.mkdtemp(prefix="ray")  # short, because sockets are made in it
+    command = [zygote.python, "-m", "ray.scripts.scripts", "start", "--head", "--block", "--num-cpus=8"]
+    command += [f"--port={address.rpartition(':')[2]}", "--include-dashboard=false", f"--temp-dir={scratch}"]
+    env = {**os.environ, "PYTHONPATH": str(ROOT), "RAY_AUTH_MODE": "disabled"}
+    with subprocess.Popen(command, env=env, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True) as ray:
+        assert ray.stdout is not None
+        assert any("Ray runtime started" in line for line in ray.stdout)
+        threading.Thread(target=ray.stdout.read, daemon=True).start()
+        yield {"RAY_ADDRESS": address, "RAY_AUTH_MODE": "disabled"}
+        ray.terminate()
+    shutil.rmtree(scratch, ignore_errors=True)
+
+
+@pytest.fixture(scope="session")
+def made_once(tmp_path_factory, worker_id) -> Callable[[str, Callable[[Path], object]], Path]:
+    """`made_once(name, make)`: a folder that `make` has filled, in the first of the processes that run tests."""
+    base = tmp_path_factory.getbasetemp()
+    shared = base if worker_id == "master" else base.parent
+
+    def made_once(name: str, make: Callable[[Path], object]) -> Path:
+        folder, done = shared / f"shared_{name}", shared / f"shared_{name}.done"
+        with FileLock(shared / f"shared_{name}.lock"):
+            if not done.exists():
+                folder.mkdir()
+                make(folder)
+                done.touch()
+        return folder
+
+    return made_once
 
 
 class GpuScript:

@@ -311,7 +311,7 @@ def test_doctor_wants_the_pinned_verl(monkeypatch):
 
 
 @pytest.mark.slow
-def test_an_evaluation_of_a_checkpoint_for_real(tiny_model, tmp_path):
+def test_an_evaluation_of_a_checkpoint_for_real(tiny_model, tmp_path, zygote, joined_ray):
     """A frozen policy: the server loads its weights from disk. Results are in the order of the data."""
     (tmp_path / "w.yaml").write_text(ONE_AGENT)
     (tmp_path / "hooks.py").write_text(HOOKS)
@@ -324,11 +324,11 @@ def test_an_evaluation_of_a_checkpoint_for_real(tiny_model, tmp_path):
     (tmp_path / "checkpoints" / "latest_checkpointed_iteration.txt").write_text("1")
     arguments = ["eval", "w.yaml", "--checkpoint", "checkpoints", "--data", "p.jsonl", "--output", "out", "-n", "2"]
     overrides = ["platform=cpu", "data.max_prompt_length=16", "data.max_response_length=16"]
-    env = {**os.environ, "PYTHONPATH": str(ROOT)}
+    env = {**os.environ, "PYTHONPATH": str(ROOT), **joined_ray}
     env.pop("MODEL_PATH", None)
 
     def evaluate() -> str:
-        command = [sys.executable, "-m", "recipe.dag.cli", *arguments, *overrides]
+        command = [zygote.python, "-m", "recipe.dag.cli", *arguments, *overrides]
         done = subprocess.run(command, cwd=tmp_path, env=env, capture_output=True, text=True)
         assert done.returncode == 0, done.stderr[-3000:]
         return done.stdout

@@ -44,8 +44,8 @@ def model(tiny_model, tmp_path_factory) -> Path:
 
 
 @pytest.fixture(scope="module")
-def served(model) -> Iterator[tuple[str, subprocess.Popen]]:
-    command = [sys.executable, "-m", "recipe.dag.cli", "serve", str(model), "--port", "0", "--model-name", "test"]
+def served(model, zygote) -> Iterator[tuple[str, subprocess.Popen]]:
+    command = [zygote.python, "-m", "recipe.dag.cli", "serve", str(model), "--port", "0", "--model-name", "test"]
     env = {**os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"}
     process = subprocess.Popen(command, env=env, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True)
     try:

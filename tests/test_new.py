@@ -72,8 +72,8 @@ def test_the_template_is_what_is_written():
 @pytest.mark.slow
 @pytest.mark.timeout(600)
 @pytest.mark.skipif(not list(Path(sys.prefix).glob(".verl-dag-*")), reason="needs the scripts' environment")
-def test_it_trains_as_it_is(task):
-    environment = {**os.environ, "VERL_DAG_VENV": sys.prefix}
+def test_it_trains_as_it_is(task, zygote, joined_ray):
+    environment = {**os.environ, "VERL_DAG_VENV": str(zygote.folder), **joined_ray}
     out = task.parent / "out"
     short = ["trainer.total_training_steps=2", "trainer.test_freq=-1", f"output_dir={out}"]
     command = ["bash", str(task / "run_tiny_cpu.sh"), *short]

@@ -67,6 +67,18 @@ def test_nothing_to_compare_is_exactly_zero(make_row, rewards, center, scale):
     assert zero_variance(CreditBatch.from_rows(rows)) == [True] * len(rows)
 
 
+@pytest.mark.parametrize("center", ["mean", "leave_one_out"])
+def test_a_call_without_sampled_tokens_is_in_no_group(make_row, center):
+    rows = [make_row(reward, episode=i) for i, reward in enumerate([1.0, 0.0])]
+    silent = make_row(1.0, episode=2, mask=(0, 0))
+    assert advantages([*rows, silent], center=center) == [*advantages(rows, center=center), 0.0]
+
+
+def test_rewards_that_differ_by_a_millionth_are_compared(make_row):
+    rows = [make_row(reward, episode=i) for i, reward in enumerate([1.0, 1.000001])]
+    assert advantages(rows, scale="none") == pytest.approx([-5e-7, 5e-7], rel=1e-4)
+
+
 def test_equal_trajectories_of_unequal_parts_are_exactly_zero(make_row):
     parts = [(0.1, 0.2, -0.3), (0.0, 0.0, 0.0)]
     rows = [make_row(r, episode=e, turn=t) for e, rewards in enumerate(parts) for t, r in enumerate(rewards)]

@@ -27,6 +27,7 @@ def test_by_hand():
 
 def test_groups_of_one_and_groups_without_a_difference_keep_their_advantages():
     assert weights([1.0, 2.0], group=["g", "h"]) == [1.0, 1.0]
+    assert weights([1.0, 1.000001]) != [1.0, 1.0]
     assert weights([0.1 + 0.2, 0.3]) == weights([0.0, 5e-273]) == [1.0, 1.0]
     assert surprise([-1.0], [0]) is None and uncertainty_weights([None, 1.0, 2.0], "ggg")[0] == 1.0
 

@@ -11,21 +11,38 @@ from tests.end_to_end.runs import ROOT, environment, finish, start
 
 
 @pytest.fixture(scope="session")
-def material(tmp_path_factory, sandbox_level) -> SimpleNamespace:
-    """A barely warm tiny model, a few problems, and `.options`, which name the sandbox that this machine can run."""
-    folder = tmp_path_factory.mktemp("material")
-    data = ["preprocess/arithmetic.py", "--local_dir", f"{folder}/data", "--train_size", "24", "--test_size", "8"]
-    model = ["-m", "recipe.tiny.build", "--workflow", "workflows/workflow_retool_ma.yaml"]
-    model += ["--teacher", "recipe/retool_ma/teacher.py:Teacher"]
-    model += ["--output", f"{folder}/model", "--steps", "150", "--problems", "300"]
-    for command in (data, model):
-        subprocess.run([sys.executable, *command], cwd=ROOT, env=environment(), check=True, timeout=550)
-    return SimpleNamespace(folder=folder, options=[f"sandbox.{key}={value}" for key, value in sandbox_level.items()])
+def material(made_once, sandbox_level, zygote, joined_ray) -> SimpleNamespace:
+    """A barely warm tiny model, a few problems, `.options`, which name the sandbox that this machine can run, and a
+    `.python` and a `.ray` that start quickly."""
+
+    def make(folder: Path) -> None:
+        data = [
+            "-m",
+            "preprocess.arithmetic",
+            "--local_dir",
+            f"{folder}/data",
+            "--train_size",
+            "24",
+            "--test_size",
+            "8",
+        ]
+        model = ["-m", "recipe.tiny.build", "--workflow", "workflows/workflow_retool_ma.yaml"]
+        model += ["--teacher", "recipe/retool_ma/teacher.py:Teacher"]
+        model += ["--output", f"{folder}/model", "--steps", "150", "--problems", "300"]
+        for command in (data, model):
+            subprocess.run([zygote.python, *command], cwd=ROOT, env=environment(), check=True, timeout=550)
+
+    options = [f"sandbox.{key}={value}" for key, value in sandbox_level.items()]
+    folder = made_once("material", make)
+    return SimpleNamespace(folder=folder, options=options, python=str(zygote.python), ray=joined_ray)
 
 
 @pytest.fixture(scope="session")
-def whole(material) -> Path:
+def whole(material, made_once) -> Path:
     """A run of three steps in which nothing went wrong."""
-    out = material.folder / "whole"
-    finish(start(material, out), out)
-    return out
+
+    def make(folder: Path) -> None:
+        out = folder / "whole"
+        finish(start(material, out, python=sys.executable), out)
+
+    return made_once("whole", make) / "whole"

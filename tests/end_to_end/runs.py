@@ -6,7 +6,6 @@ import json
 import os
 import signal
 import subprocess
-import sys
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -32,11 +31,14 @@ def start(
     *overrides: str,
     workflow: Path | str = "workflow_retool_ma.yaml",
     cwd: Path = ROOT,
+    python: str | None = None,
     **env: str,
 ) -> subprocess.Popen:
+    """`python`: sys.executable for a run that starts all processes by itself; by default it and its workers are forked,
+    and it joins a Ray."""
     data = material.folder / "data"
     command = [
-        *(sys.executable, "-m", "recipe.dag.main", "--config-path", f"{ROOT}/recipe/retool_ma/config"),
+        *(python or material.python, "-m", "recipe.dag.main", "--config-path", f"{ROOT}/recipe/retool_ma/config"),
         *("--config-name", "tiny_cpu", f"workflow={ROOT / 'workflows' / workflow}", f"output_dir={out}"),
         *(f"data.train_files={data}/train.parquet", f"data.val_files={data}/test.parquet"),
         *("data.train_batch_size=4", "actor_rollout_ref.rollout.n=4", "trainer.total_training_steps=3"),
@@ -44,6 +46,8 @@ def start(
         *([] if any(key.startswith("sandbox.url=") for key in overrides) else material.options),
         *overrides,
     ]
+    if python is None:
+        env = {**material.ray, **env}
     out.mkdir(parents=True, exist_ok=True)
     log = (out.parent / f"{out.name}.log").open("a")
     return subprocess.Popen(

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import os
 import signal
+import sys
 import threading
 import time
 from collections.abc import Iterator
@@ -138,7 +139,7 @@ def test_a_hook_or_env_that_raises_costs_its_episodes_alone_and_a_killed_local_s
     )
     out = tmp_path / "raising"
     short = ["trainer.total_training_steps=3", "trainer.test_freq=-1", "trainer.save_freq=-1"]
-    run = start(material, out, *short, "trainer.val_before_train=false", workflow=workflow)
+    run = start(material, out, *short, "trainer.val_before_train=false", workflow=workflow, python=sys.executable)
     deadline = time.monotonic() + 300
     while 1 not in steps(out):
         assert run.poll() is None and time.monotonic() < deadline, log_of(out)[-4000:]

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import signal
+import sys
 import time
 from pathlib import Path
 
@@ -34,7 +35,7 @@ def test_a_run_measures_and_writes_what_it_promises(whole):
 
 def test_a_killed_run_goes_on_as_if_nothing_had_happened(material, whole, tmp_path):
     out = tmp_path / "killed"
-    run = start(material, out)
+    run = start(material, out, python=sys.executable)
     deadline = time.monotonic() + 300
     while not (out / "checkpoints" / "global_step_1" / "run.json").is_file():
         assert run.poll() is None and time.monotonic() < deadline, (tmp_path / "killed.log").read_text()[-4000:]

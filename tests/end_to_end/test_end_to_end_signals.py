@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import signal
+import sys
 import time
 from pathlib import Path
 
@@ -45,7 +46,7 @@ def whole_checkpoint(folder: Path) -> bool:
 
 def test_a_terminated_run_saves_the_last_step_and_goes_on_as_if_nothing_had_happened(material, whole, tmp_path):
     out = tmp_path / "terminated"
-    run = start(material, out, "trainer.save_freq=100")
+    run = start(material, out, "trainer.save_freq=100", python=sys.executable)
     log = signalled(run, out, signal.SIGTERM, lambda: 1 in steps(out))
     last = max(steps(out))
     assert last < 3, "the run was over before it was terminated"
@@ -63,7 +64,7 @@ def test_a_terminated_run_saves_the_last_step_and_goes_on_as_if_nothing_had_happ
 
 def test_a_signal_to_all_processes_of_a_run_ends_it_in_one_line_and_leaves_a_whole_checkpoint(material, tmp_path):
     out = tmp_path / "cancelled"
-    run = start(material, out, "trainer.total_training_steps=99", "trainer.test_freq=-1")
+    run = start(material, out, "trainer.total_training_steps=99", "trainer.test_freq=-1", python=sys.executable)
     log = signalled(run, out, signal.SIGTERM, lambda: "saving step 3" in log_of(out), send=os.killpg)
     *_, last = log.splitlines()
     assert "SIGTERM" in last and "the same command resumes from" in last and "Traceback" not in log, log[-4000:]
@@ -72,7 +73,7 @@ def test_a_signal_to_all_processes_of_a_run_ends_it_in_one_line_and_leaves_a_who
 
 def test_a_run_that_is_terminated_while_it_starts_says_so_in_one_line(material, tmp_path):
     out = tmp_path / "terminated"
-    run = start(material, out, "trainer.val_before_train=false")
+    run = start(material, out, "trainer.val_before_train=false", python=sys.executable)
     log = signalled(run, out, signal.SIGTERM, lambda: "starting its inference servers" in log_of(out))
     assert log.endswith("interrupted (SIGTERM); no checkpoint was saved\n"), log[-2000:]
     assert "Traceback" not in log
@@ -99,7 +100,7 @@ def test_the_terminal_shows_phases_and_steps_and_the_processes_lines_are_in_file
 @pytest.mark.parametrize("while_it", ["starts", "trains"])
 def test_an_interrupted_run_says_so_in_one_line(material, tmp_path, while_it):
     out = tmp_path / "interrupted"
-    run = start(material, out, "trainer.save_freq=-1", "trainer.val_before_train=false")
+    run = start(material, out, "trainer.save_freq=-1", "trainer.val_before_train=false", python=sys.executable)
     wanted = "starting its inference servers" if while_it == "starts" else "step 1/3"
     log = signalled(run, out, signal.SIGINT, lambda: wanted in log_of(out))
     assert log.endswith("interrupted (SIGINT); no checkpoint was saved\n"), log[-2000:]

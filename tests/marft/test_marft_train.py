@@ -13,7 +13,7 @@ from ruamel.yaml import YAML
 
 from recipe.dag.errors import UserError
 from recipe.dag.workflow_file import load_workflow
-from recipe.marft.flags import FLAGS
+from recipe.marft.flags import FLAGS, translate
 from recipe.marft.train import main, prepared
 
 ROOT = Path(__file__).parents[2]
@@ -136,9 +136,10 @@ BAD = ("", "-4", "0", "nan", "abc", "[1,2]", "{}", "yes", "null", "1,2", "[", "1
 
 @pytest.mark.parametrize("flag", FLAGS)
 def test_no_value_of_any_flag_is_a_traceback(flag):
-    """It is legal, or one line on the flag; alone, so that each value meets whatever is behind the check."""
+    """It is legal, or one line on the flag; alone, so that each value that its own check accepts meets the others."""
     for value in BAD:
         try:
+            translate([f"{flag}={value}"])
             prepare("data.train_files=t.parquet", f"{flag}={value}")
         except UserError as error:
             assert str(error).startswith((f"{flag}={value}: ", "configuration: ", f"{value}: no such file"))

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import os
 import subprocess
-import sys
 import zlib
 from pathlib import Path
 from types import SimpleNamespace
@@ -26,7 +25,7 @@ Key = tuple[int, str, int, str, int]
 
 
 @pytest.fixture(scope="module")
-def material(tmp_path_factory, sandbox_level) -> SimpleNamespace:
+def material(tmp_path_factory, sandbox_level, zygote, joined_ray) -> SimpleNamespace:
     """A barely warm tiny model, which is wrong often enough, and a few problems."""
     folder = tmp_path_factory.mktemp("material")
     data = ["preprocess/arithmetic.py", "--local_dir", f"{folder}/data", "--train_size", "24", "--test_size", "8"]
@@ -34,8 +33,9 @@ def material(tmp_path_factory, sandbox_level) -> SimpleNamespace:
     model += ["--teacher", "recipe/mathchat/teacher.py:Teacher", "--output", f"{folder}/model", "--problems", "400"]
     env = {**os.environ, "PYTHONPATH": str(ROOT)}
     for command in (data, model):
-        subprocess.run([sys.executable, *command], cwd=ROOT, env=env, check=True, timeout=600)
-    return SimpleNamespace(folder=folder, options=[f"sandbox.{key}={value}" for key, value in sandbox_level.items()])
+        subprocess.run([zygote.python, *command], cwd=ROOT, env=env, check=True, timeout=600)
+    options = [f"sandbox.{key}={value}" for key, value in sandbox_level.items()]
+    return SimpleNamespace(folder=folder, options=options, python=zygote.python, ray=joined_ray)
 
 
 def train(material: SimpleNamespace, out: Path, url: str, api: str = "", code: int = 0) -> str:
@@ -43,7 +43,7 @@ def train(material: SimpleNamespace, out: Path, url: str, api: str = "", code: i
     fields = "timeout_s: 10.0, retries: 3, max_wait_s: 0.05, failures_to_open: 100000"
     command = [
         *(
-            sys.executable,
+            material.python,
             "-m",
             "recipe.dag.main",
             "--config-path",
@@ -63,7 +63,13 @@ def train(material: SimpleNamespace, out: Path, url: str, api: str = "", code: i
         "~workflow.policies.coach.model",
         f'workflow.policies.coach.api={{base_url: "${{oc.env:COACH_URL}}", model: test, {fields}{api}}}',
     ]
-    env = {**os.environ, "PYTHONPATH": str(ROOT), "COACH_URL": url, "MODEL_PATH": f"{material.folder}/model"}
+    env = {
+        **os.environ,
+        "PYTHONPATH": str(ROOT),
+        **material.ray,
+        "COACH_URL": url,
+        "MODEL_PATH": f"{material.folder}/model",
+    }
     done = subprocess.run(command, cwd=ROOT, env=env, capture_output=True, text=True, timeout=600)
     assert done.returncode == code, (done.stdout + done.stderr)[-4000:]
     return done.stdout + done.stderr

@@ -262,12 +262,12 @@ def test_a_weight_that_is_no_number_is_refused(laptop):
 @pytest.mark.slow
 @pytest.mark.timeout(1500)
 @pytest.mark.skipif(not list(Path(sys.prefix).glob(".verl-dag-*")), reason="needs the scripts' environment")
-def test_the_run_trains_with_its_coach_and_resumes():
+def test_the_run_trains_with_its_coach_and_resumes(zygote, joined_ray):
     """Few steps: the figures mean nothing, but every stage is real."""
     seed = "987654"
     out = ROOT / "outputs" / f"mathchat_tiny_seed{seed}"
     shutil.rmtree(out, ignore_errors=True)
-    env = {**os.environ, "PYTHONPATH": str(ROOT), "VERL_DAG_VENV": sys.prefix}
+    env = {**os.environ, "PYTHONPATH": str(ROOT), "VERL_DAG_VENV": str(zygote.folder), **joined_ray}
     sizes = ["data.train_batch_size=8", "data.val_max_samples=8", "trainer.save_freq=1", "trainer.test_freq=1"]
     try:
         for steps in (1, 2):

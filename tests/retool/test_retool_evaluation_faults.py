@@ -154,9 +154,9 @@ def test_960_episodes_against_a_server_that_fails_and_is_killed_once(tmp_path, d
 
 
 @contextmanager
-def served(model: Path, tmp_path: Path) -> Iterator[str]:
+def served(python: Path, model: Path, tmp_path: Path) -> Iterator[str]:
     """Run `verl-dag serve` on the model; yields its URL."""
-    command = [sys.executable, "-m", "recipe.dag.cli", "serve", str(model), "--port", "0", "--model-name", "test"]
+    command = [python, "-m", "recipe.dag.cli", "serve", str(model), "--port", "0", "--model-name", "test"]
     env = {**os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"}
     with (tmp_path / "serve.log").open("wb") as log:
         process = subprocess.Popen(command, env=env, stdout=subprocess.PIPE, stderr=log, text=True)
@@ -175,11 +175,11 @@ def lines_in(path: Path) -> int:
 
 
 @pytest.fixture(scope="module")
-def taught_model(tmp_path_factory) -> Path:
+def taught_model(tmp_path_factory, zygote) -> Path:
     """A tiny model that has seen a few of the teacher's dialogues, enough to call the interpreter now and then."""
     out = tmp_path_factory.mktemp("taught") / "model"
     options = ["--workflow", "workflows/workflow_retool.yaml", "--teacher", "recipe/retool/teacher.py:Teacher"]
-    command = [sys.executable, "-m", "recipe.tiny.build", *options, "--output", str(out), "--steps", "80"]
+    command = [zygote.python, "-m", "recipe.tiny.build", *options, "--output", str(out), "--steps", "80"]
     env = {**os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"}
     done = subprocess.run([*command, "--problems", "256"], cwd=ROOT, env=env, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr[-2000:]
@@ -188,10 +188,10 @@ def taught_model(tmp_path_factory) -> Path:
 
 @pytest.mark.slow
 @pytest.mark.timeout(1800)
-def test_three_kills_change_nothing(tmp_path, data, taught_model):
+def test_three_kills_change_nothing(tmp_path, data, taught_model, zygote):
     """The evaluating process, killed three times in the middle, leaves the file of an undisturbed run."""
     options = ["--samples", "4", "--max-tokens", "40", "--max-turns", "2", "--requests", "4", "--programs", "2"]
-    with served(taught_model, tmp_path) as url:
+    with served(zygote.python, taught_model, tmp_path) as url:
         steady, out = tmp_path / "steady", tmp_path / "out"
         evaluate(data, steady, url, *options)
         total = PROBLEMS * 4

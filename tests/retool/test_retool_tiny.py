@@ -146,12 +146,18 @@ def test_the_script_names_files_that_exist():
 @pytest.mark.slow
 @pytest.mark.timeout(1500)
 @pytest.mark.skipif(not list(Path(sys.prefix).glob(".verl-dag-*")), reason="needs the scripts' environment")
-def test_the_run_writes_its_table_and_resumes():
+def test_the_run_writes_its_table_and_resumes(zygote, joined_ray):
     """Small sizes: the figures mean nothing, but every stage is real."""
     seed = "987654"
     out = ROOT / "outputs" / f"retool_tiny_seed{seed}_base20"
     shutil.rmtree(out, ignore_errors=True)
-    sizes = {"BASE_STEPS": "20", "SAMPLES": "1", "PYTHONPATH": str(ROOT), "VERL_DAG_VENV": sys.prefix}
+    sizes = {
+        "BASE_STEPS": "20",
+        "SAMPLES": "1",
+        "PYTHONPATH": str(ROOT),
+        "VERL_DAG_VENV": str(zygote.folder),
+        **joined_ray,
+    }
     command = ["bash", str(ROOT / SCRIPT), seed, "trainer.total_training_steps=1", "data.train_batch_size=4"]
     try:
         for repeated in (False, True):

@@ -1,0 +1,274 @@
+"""A Python that starts in tenths of a second what takes ten seconds to import: a process that has imported torch and
+transformers forks a child for each program of the project, and for each worker of Ray.
+
+    with Zygote(folder) as zygote:
+        subprocess.run([zygote.python, "-m", "recipe.dag.main", ...])
+
+Invariant: the child has the caller's arguments, environment, folder and standard streams, gets its signals, ends with
+the program's exit code, and ends when the caller does. It is in a session of its own. Other programs run in the
+ordinary Python.
+"""
+
+from __future__ import annotations
+
+import array
+import atexit
+import contextlib
+import gc
+import importlib.util
+import json
+import os
+import random
+import runpy
+import selectors
+import signal
+import socket
+import subprocess
+import sys
+import threading
+import traceback
+import warnings
+from collections.abc import Callable
+from pathlib import Path
+from types import ModuleType
+from typing import Any, NamedTuple
+
+ROOT = Path(__file__).resolve().parents[1]
+IMPORTED = ("torch", "torch.distributed.fsdp", "torch._dynamo", "transformers.modeling_utils", "transformers.trainer")
+IMPORTED += ("transformers.models.qwen2.modeling_qwen2", "tensordict", "math_verify", "numpy")
+"""What takes longest. Not Ray, nor what imports it: Ray reads its environment when it is imported."""
+FORWARDED = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
+CLIENT = """\
+#!{python} -SsE
+import array, json, os, signal, socket, sys
+arguments = sys.argv[1:]
+script = next((argument for argument in arguments if argument == "-m" or not argument.startswith("-")), "")
+if script == "-m":
+    ours = arguments[arguments.index("-m") + 1].startswith(("recipe.", "preprocess.", "ray."))
+else:
+    ours = script.endswith(("/setup_worker.py", "/default_worker.py"))
+if not ours:
+    os.execv({python!r}, [{python!r}, *arguments])
+server = socket.socket(socket.AF_UNIX)
+server.connect({address!r})
+request = json.dumps([arguments, dict(os.environ), os.getcwd()]).encode()
+streams = (socket.SOL_SOCKET, socket.SCM_RIGHTS, array.array("i", [0, 1, 2]))
+server.sendmsg([len(request).to_bytes(8, "big")], [streams])
+server.sendall(request)
+answers = server.makefile()
+child = int(answers.readline())
+for number in {signals!r}:
+    signal.signal(number, lambda number, frame: os.kill(child, number))
+for fd in (0, 1, 2):
+    os.close(fd)
+code = int(answers.readline() or -9)
+if code < 0:
+    if code != -9:
+        signal.signal(-code, signal.SIG_DFL)
+    os.kill(os.getpid(), -code)
+os._exit(code)
+"""
+
+
+class Zygote:
+    """The forking process. `folder` looks like a virtual environment, the one of this process, with `python`."""
+
+    def __init__(self, folder: Path):
+        """`folder`: an empty one with a short path, because a socket is made in it."""
+        self.folder, self.python = folder, folder / "bin" / "python"
+        self.python.parent.mkdir()
+        prefix = Path(sys.prefix)
+        for path in (*prefix.glob(".verl-dag-*"), prefix / "lib", *(prefix / "bin").iterdir()):
+            link = folder / path.relative_to(prefix)
+            if not link.name.startswith("python"):
+                link.symlink_to(path)
+        signals = tuple(map(int, FORWARDED))
+        self.python.write_text(CLIENT.format(python=sys.executable, address=f"{folder}/socket", signals=signals))
+        self.python.chmod(0o755)
+
+    def __enter__(self) -> Zygote:
+        command = [sys.executable, __file__, f"{self.folder}/socket", str(self.python)]
+        env = {**os.environ, "PYTHONPATH": str(ROOT)}
+        self._process = subprocess.Popen(command, env=env, stdout=subprocess.PIPE, stdin=subprocess.DEVNULL)
+        self.pid = self._process.pid
+        assert self._process.stdout is not None and self._process.stdout.readline() == b"ready\n"
+        return self
+
+    def __exit__(self, *_exception: object) -> None:
+        self._process.kill()
+        self._process.wait()
+
+
+class Request(NamedTuple):
+    arguments: list[str]
+    env: dict[str, str]
+    cwd: str
+    streams: list[int]
+
+
+def serve(address: str, python: str) -> None:
+    """Fork a child for each connection, until this process is killed."""
+    from recipe.dag.main import prepare_environment
+
+    prepare_environment("cpu")
+    for name in IMPORTED:
+        importlib.import_module(name)
+    selector = selectors.DefaultSelector()
+    listener = socket.socket(socket.AF_UNIX)
+    listener.bind(address)
+    listener.listen(64)
+    selector.register(listener, selectors.EVENT_READ)
+    callers: dict[int, tuple[int, socket.socket]] = {}  # by the child's descriptor
+    gc.collect()
+    gc.freeze()  # a collection in a child would copy all pages
+    print("ready", flush=True)
+    while True:
+        for key, _ in selector.select():
+            if key.fileobj is listener:
+                caller = listener.accept()[0]
+                request = receive(caller)
+                if (child := os.fork()) == 0:
+                    for sock in (listener, caller, *(sock for _, sock in callers.values())):
+                        sock.close()
+                    os._exit(run(request, python))
+                for fd in request.streams:
+                    os.close(fd)
+                caller.sendall(b"%d\n" % child)
+                callers[descriptor := os.pidfd_open(child)] = child, caller
+                selector.register(descriptor, selectors.EVENT_READ, descriptor)
+                selector.register(caller, selectors.EVENT_READ, descriptor)
+            elif key.data in callers and key.fileobj is callers[key.data][1]:  # the caller was killed
+                os.kill(callers[key.data][0], signal.SIGKILL)
+                selector.unregister(key.fileobj)
+            elif key.data in callers:
+                child, caller = callers.pop(key.data)
+                code = os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
+                with contextlib.suppress(OSError):
+                    caller.sendall(b"%d\n" % code)
+                selector.unregister(key.data)
+                with contextlib.suppress(KeyError):
+                    selector.unregister(caller)
+                os.close(key.data)
+                caller.close()
+
+
+def receive(caller: socket.socket) -> Request:
+    size, control, _, _ = caller.recvmsg(8, socket.CMSG_SPACE(12))
+    streams = array.array("i")
+    streams.frombytes(control[0][2])
+    body = b""
+    while len(body) < int.from_bytes(size, "big"):
+        body += caller.recv(1 << 16)
+    return Request(*json.loads(body), list(streams))
+
+
+def run(request: Request, python: str) -> int:
+    """Run the program in this process, as the start of a Python does, and return its exit code."""
+    try:
+        _become(request, python)
+        _execute(request.arguments, request.cwd)
+        return 0
+    except SystemExit as ended:
+        if ended.code is not None and not isinstance(ended.code, int):
+            print(ended.code, file=sys.stderr)
+        return ended.code if isinstance(ended.code, int) else int(ended.code is not None)
+    except KeyboardInterrupt:
+        traceback.print_exc()
+        return 130
+    except BaseException:
+        traceback.print_exc()
+        return 1
+    finally:
+        threading._shutdown()  # pyright: ignore[reportAttributeAccessIssue]  # it waits for threads, as at every end
+        atexit._run_exitfuncs()
+        for stream in (sys.stdout, sys.stderr):
+            stream.flush()
+
+
+def _become(request: Request, python: str) -> None:
+    """Take over the caller's streams, environment and folder."""
+    os.setsid()
+    for number, fd in enumerate(request.streams):
+        os.dup2(fd, number)
+        os.close(fd)
+    for number in FORWARDED:
+        signal.signal(number, signal.default_int_handler if number == signal.SIGINT else signal.SIG_DFL)
+    os.environ.clear()
+    os.environ.update(request.env)
+    os.chdir(request.cwd)
+    unbuffered = "-u" in request.arguments or bool(request.env.get("PYTHONUNBUFFERED"))
+    sys.stdin = open(0, closefd=False)
+    sys.stdout = open(1, "w", buffering=1 if unbuffered or os.isatty(1) else -1, closefd=False)
+    sys.stderr = open(2, "w", buffering=1, closefd=False)
+    sys.__stdout__, sys.__stderr__ = sys.stdout, sys.stderr
+    random.seed()
+    sys.modules["numpy"].random.seed()
+    sys.meta_path.insert(0, _ImportOfRay(python))
+
+
+def _execute(arguments: list[str], cwd: str) -> None:
+    while arguments[0].startswith("-") and arguments[0] != "-m":
+        del arguments[0]
+    given = [path for path in os.environ.get("PYTHONPATH", "").split(os.pathsep) if path]
+    installed = [path for path in sys.path[1:] if path not in given]
+    if arguments[0] == "-m":
+        sys.path[:] = [cwd, *given, *installed]
+        sys.argv = arguments[1:]
+        warnings.filterwarnings("ignore", message=".*found in sys.modules.*")  # recipe.dag.main is imported
+        runpy.run_module(arguments[1], run_name="__main__", alter_sys=True)
+    else:
+        sys.path[:] = [os.path.dirname(os.path.abspath(arguments[0])), *given, *installed]
+        sys.argv = arguments
+        runpy.run_path(arguments[0], run_name="__main__")
+
+
+class _ImportOfRay:
+    """Lets Ray start its workers with `python`, in the driver and in the process that becomes a worker."""
+
+    def __init__(self, python: str):
+        self.patches: dict[str, Callable[[ModuleType], None]] = {
+            "ray._private.services": self._services,
+            "ray._private.runtime_env.context": self._context,
+        }
+        self.python = python
+
+    def find_spec(self, name: str, path: Any = None, target: Any = None) -> Any:
+        if name not in self.patches:
+            return None
+        patch = self.patches.pop(name)
+        spec = importlib.util.find_spec(name)
+        assert spec is not None and spec.loader is not None
+        execute = spec.loader.exec_module
+
+        def patched(module: ModuleType) -> None:
+            execute(module)
+            patch(module)
+
+        spec.loader.exec_module = patched
+        return spec
+
+    def _services(self, module: ModuleType) -> None:
+        module.sys = _Sys(self.python)  # pyright: ignore[reportAttributeAccessIssue]
+
+    def _context(self, module: ModuleType) -> None:
+        execute = module.RuntimeEnvContext.exec_worker
+
+        def exec_worker(context: Any, *arguments: Any) -> None:
+            context.py_executable = self.python
+            execute(context, *arguments)
+
+        module.RuntimeEnvContext.exec_worker = exec_worker
+
+
+class _Sys:
+    """The module `sys`, but for the Python that starts others."""
+
+    def __init__(self, executable: str):
+        self.executable = executable
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(sys, name)
+
+
+if __name__ == "__main__":
+    serve(sys.argv[1], sys.argv[2])
