@@ -23,9 +23,11 @@ import runpy
 import selectors
 import signal
 import socket
+import struct
 import subprocess
 import sys
 import threading
+import time
 import traceback
 import warnings
 from collections.abc import Callable
@@ -77,6 +79,7 @@ class Zygote:
         """`folder`: an empty one with a short path, because a socket is made in it."""
         self.folder, self.python = folder, folder / "bin" / "python"
         self.python.parent.mkdir()
+        (folder / "children").mkdir()
         prefix = Path(sys.prefix)
         for path in (*prefix.glob(".verl-dag-*"), prefix / "lib", *(prefix / "bin").iterdir()):
             link = folder / path.relative_to(prefix)
@@ -93,6 +96,14 @@ class Zygote:
         self.pid = self._process.pid
         assert self._process.stdout is not None and self._process.stdout.readline() == b"ready\n"
         return self
+
+    def child_of(self, caller: int) -> int:
+        """Return the process that runs the program of a `python` that was started as the process `caller`."""
+        path, deadline = self.folder / "children" / str(caller), time.monotonic() + 60
+        while not path.is_file():
+            assert time.monotonic() < deadline, f"{caller} has not asked for a child"
+            time.sleep(0.01)
+        return int(path.read_text())
 
     def __exit__(self, *_exception: object) -> None:
         self._process.kill()
@@ -133,6 +144,9 @@ def serve(address: str, python: str) -> None:
                     os._exit(run(request, python))
                 for fd in request.streams:
                     os.close(fd)
+                named = Path(address).with_name("children") / str(peer_of(caller))
+                named.with_suffix(".new").write_text(str(child))
+                named.with_suffix(".new").rename(named)
                 caller.sendall(b"%d\n" % child)
                 callers[descriptor := os.pidfd_open(child)] = child, caller
                 selector.register(descriptor, selectors.EVENT_READ, descriptor)
@@ -150,6 +164,11 @@ def serve(address: str, python: str) -> None:
                     selector.unregister(caller)
                 os.close(key.data)
                 caller.close()
+
+
+def peer_of(caller: socket.socket) -> int:
+    credentials = caller.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, struct.calcsize("3i"))
+    return struct.unpack("3i", credentials)[0]
 
 
 def receive(caller: socket.socket) -> Request:

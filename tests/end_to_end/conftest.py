@@ -12,8 +12,8 @@ from tests.end_to_end.runs import ROOT, environment, finish, start
 
 @pytest.fixture(scope="session")
 def material(made_once, sandbox_level, zygote, joined_ray) -> SimpleNamespace:
-    """A barely warm tiny model, a few problems, `.options`, which name the sandbox that this machine can run, and a
-    `.python` and a `.ray` that start quickly."""
+    """A barely warm tiny model, a few problems, `.options`, which name the sandbox that this machine can run, and
+    a `.zygote` and a `.ray` that start quickly."""
 
     def make(folder: Path) -> None:
         data = [
@@ -34,7 +34,7 @@ def material(made_once, sandbox_level, zygote, joined_ray) -> SimpleNamespace:
 
     options = [f"sandbox.{key}={value}" for key, value in sandbox_level.items()]
     folder = made_once("material", make)
-    return SimpleNamespace(folder=folder, options=options, python=str(zygote.python), ray=joined_ray)
+    return SimpleNamespace(folder=folder, options=options, zygote=zygote, ray=joined_ray)
 
 
 @pytest.fixture(scope="session")

@@ -32,13 +32,20 @@ def start(
     workflow: Path | str = "workflow_retool_ma.yaml",
     cwd: Path = ROOT,
     python: str | None = None,
+    own_ray: bool = False,
     **env: str,
 ) -> subprocess.Popen:
-    """`python`: sys.executable for a run that starts all processes by itself; by default it and its workers are forked,
-    and it joins a Ray."""
+    """`python`: sys.executable for a run that starts as its users' do; by default it and its workers are forked, and it
+    joins a Ray unless it shall have its own."""
     data = material.folder / "data"
     command = [
-        *(python or material.python, "-m", "recipe.dag.main", "--config-path", f"{ROOT}/recipe/retool_ma/config"),
+        *(
+            python or material.zygote.python,
+            "-m",
+            "recipe.dag.main",
+            "--config-path",
+            f"{ROOT}/recipe/retool_ma/config",
+        ),
         *("--config-name", "tiny_cpu", f"workflow={ROOT / 'workflows' / workflow}", f"output_dir={out}"),
         *(f"data.train_files={data}/train.parquet", f"data.val_files={data}/test.parquet"),
         *("data.train_batch_size=4", "actor_rollout_ref.rollout.n=4", "trainer.total_training_steps=3"),
@@ -46,7 +53,7 @@ def start(
         *([] if any(key.startswith("sandbox.url=") for key in overrides) else material.options),
         *overrides,
     ]
-    if python is None:
+    if python is None and not own_ray:
         env = {**material.ray, **env}
     out.mkdir(parents=True, exist_ok=True)
     log = (out.parent / f"{out.name}.log").open("a")
@@ -59,6 +66,11 @@ def start(
         start_new_session=True,
         preexec_fn=_hear_interrupts,
     )
+
+
+def driver_of(material: SimpleNamespace, run: subprocess.Popen) -> int:
+    """Return the process of a forked run."""
+    return material.zygote.child_of(run.pid)
 
 
 def finish(run: subprocess.Popen, out: Path) -> dict[int, dict]:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import os
 import signal
-import sys
 import threading
 import time
 from collections.abc import Iterator
@@ -16,7 +15,7 @@ import pytest
 from aiohttp import web
 
 from recipe.dag.sandbox.launch import LocalSandbox
-from tests.end_to_end.runs import ROOT, episodes_of, finish, log_of, rewards_of, start, steps
+from tests.end_to_end.runs import ROOT, driver_of, episodes_of, finish, log_of, rewards_of, start, steps
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
 
@@ -139,12 +138,12 @@ def test_a_hook_or_env_that_raises_costs_its_episodes_alone_and_a_killed_local_s
     )
     out = tmp_path / "raising"
     short = ["trainer.total_training_steps=3", "trainer.test_freq=-1", "trainer.save_freq=-1"]
-    run = start(material, out, *short, "trainer.val_before_train=false", workflow=workflow, python=sys.executable)
+    run = start(material, out, *short, "trainer.val_before_train=false", workflow=workflow)
     deadline = time.monotonic() + 300
     while 1 not in steps(out):
         assert run.poll() is None and time.monotonic() < deadline, log_of(out)[-4000:]
         time.sleep(0.02)
-    os.kill(sandbox_of(run.pid), signal.SIGKILL)
+    os.kill(sandbox_of(driver_of(material, run)), signal.SIGKILL)
     metrics = finish(run, out)
     assert metrics[3]["sandbox/restarts"] == 1
 

@@ -5,13 +5,12 @@ from __future__ import annotations
 import json
 import os
 import signal
-import sys
 import time
 from pathlib import Path
 
 import pytest
 
-from tests.end_to_end.runs import comparable, episodes_of, finish, log_of, start, steps
+from tests.end_to_end.runs import comparable, driver_of, episodes_of, finish, log_of, start, steps
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
 
@@ -35,12 +34,12 @@ def test_a_run_measures_and_writes_what_it_promises(whole):
 
 def test_a_killed_run_goes_on_as_if_nothing_had_happened(material, whole, tmp_path):
     out = tmp_path / "killed"
-    run = start(material, out, python=sys.executable)
+    run = start(material, out, own_ray=True)
     deadline = time.monotonic() + 300
     while not (out / "checkpoints" / "global_step_1" / "run.json").is_file():
         assert run.poll() is None and time.monotonic() < deadline, (tmp_path / "killed.log").read_text()[-4000:]
         time.sleep(0.02)
-    os.killpg(run.pid, signal.SIGKILL)
+    os.killpg(driver_of(material, run), signal.SIGKILL)
     run.wait()
     assert 3 not in steps(out), "the run was over before it was killed"
     again = finish(start(material, out), out)

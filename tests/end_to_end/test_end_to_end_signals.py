@@ -4,26 +4,26 @@ from __future__ import annotations
 
 import os
 import signal
-import sys
 import time
 from pathlib import Path
 
 import psutil
 import pytest
 
-from tests.end_to_end.runs import comparable, finish, log_of, start, steps
+from tests.end_to_end.runs import comparable, driver_of, finish, log_of, start, steps
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
 
 
-def signalled(run, out, number: int, ready, send=os.kill) -> str:
+def signalled(material, run, out, number: int, ready, send=os.kill) -> str:
     """Send a signal once `ready()`, wait for the end and return the log. No process of the run outlives it."""
     deadline = time.monotonic() + 300
     while not ready():
         assert run.poll() is None and time.monotonic() < deadline, log_of(out)[-4000:]
         time.sleep(0.02)
-    family = psutil.Process(run.pid).children(recursive=True)
-    send(run.pid, number)
+    driver = driver_of(material, run)
+    family = psutil.Process(driver).children(recursive=True)
+    send(driver, number)
     try:
         assert run.wait(timeout=120) == 128 + number, log_of(out)[-4000:]
     finally:
@@ -46,8 +46,8 @@ def whole_checkpoint(folder: Path) -> bool:
 
 def test_a_terminated_run_saves_the_last_step_and_goes_on_as_if_nothing_had_happened(material, whole, tmp_path):
     out = tmp_path / "terminated"
-    run = start(material, out, "trainer.save_freq=100", python=sys.executable)
-    log = signalled(run, out, signal.SIGTERM, lambda: 1 in steps(out))
+    run = start(material, out, "trainer.save_freq=100", own_ray=True)
+    log = signalled(material, run, out, signal.SIGTERM, lambda: 1 in steps(out))
     last = max(steps(out))
     assert last < 3, "the run was over before it was terminated"
     kept = out / "checkpoints" / f"global_step_{last}"
@@ -64,8 +64,8 @@ def test_a_terminated_run_saves_the_last_step_and_goes_on_as_if_nothing_had_happ
 
 def test_a_signal_to_all_processes_of_a_run_ends_it_in_one_line_and_leaves_a_whole_checkpoint(material, tmp_path):
     out = tmp_path / "cancelled"
-    run = start(material, out, "trainer.total_training_steps=99", "trainer.test_freq=-1", python=sys.executable)
-    log = signalled(run, out, signal.SIGTERM, lambda: "saving step 3" in log_of(out), send=os.killpg)
+    run = start(material, out, "trainer.total_training_steps=99", "trainer.test_freq=-1", own_ray=True)
+    log = signalled(material, run, out, signal.SIGTERM, lambda: "saving step 3" in log_of(out), send=os.killpg)
     *_, last = log.splitlines()
     assert "SIGTERM" in last and "the same command resumes from" in last and "Traceback" not in log, log[-4000:]
     assert whole_checkpoint(Path(last.rpartition("resumes from ")[2]))
@@ -73,8 +73,8 @@ def test_a_signal_to_all_processes_of_a_run_ends_it_in_one_line_and_leaves_a_who
 
 def test_a_run_that_is_terminated_while_it_starts_says_so_in_one_line(material, tmp_path):
     out = tmp_path / "terminated"
-    run = start(material, out, "trainer.val_before_train=false", python=sys.executable)
-    log = signalled(run, out, signal.SIGTERM, lambda: "starting its inference servers" in log_of(out))
+    run = start(material, out, "trainer.val_before_train=false", own_ray=True)
+    log = signalled(material, run, out, signal.SIGTERM, lambda: "starting its inference servers" in log_of(out))
     assert log.endswith("interrupted (SIGTERM); no checkpoint was saved\n"), log[-2000:]
     assert "Traceback" not in log
 
@@ -100,8 +100,8 @@ def test_the_terminal_shows_phases_and_steps_and_the_processes_lines_are_in_file
 @pytest.mark.parametrize("while_it", ["starts", "trains"])
 def test_an_interrupted_run_says_so_in_one_line(material, tmp_path, while_it):
     out = tmp_path / "interrupted"
-    run = start(material, out, "trainer.save_freq=-1", "trainer.val_before_train=false", python=sys.executable)
+    run = start(material, out, "trainer.save_freq=-1", "trainer.val_before_train=false", own_ray=True)
     wanted = "starting its inference servers" if while_it == "starts" else "step 1/3"
-    log = signalled(run, out, signal.SIGINT, lambda: wanted in log_of(out))
+    log = signalled(material, run, out, signal.SIGINT, lambda: wanted in log_of(out))
     assert log.endswith("interrupted (SIGINT); no checkpoint was saved\n"), log[-2000:]
     assert "Traceback" not in log
