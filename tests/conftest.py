@@ -91,7 +91,7 @@ def joined_ray(zygote) -> Iterator[dict[str, str]]:
         sock.bind(("127.0.0.1", 0))
         address = f"127.0.0.1:{sock.getsockname()[1]}"
     scratch = tempfile.mkdtemp(prefix="ray")  # short, because sockets are made in it
-    command = [zygote.python, "-m", "ray.scripts.scripts", "start", "--head", "--block", "--num-cpus=8"]
+    command = [zygote.python, "-m", "ray.scripts.scripts", "start", "--head", "--block", "--num-cpus=4"]
     command += [f"--port={address.rpartition(':')[2]}", "--include-dashboard=false", f"--temp-dir={scratch}"]
     env = {**os.environ, "PYTHONPATH": str(ROOT), "RAY_AUTH_MODE": "disabled"}
     with subprocess.Popen(command, env=env, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True) as ray:

@@ -53,7 +53,7 @@ def start(
         *([] if any(key.startswith("sandbox.url=") for key in overrides) else material.options),
         *overrides,
     ]
-    if python is None and not own_ray:
+    if python is None and not own_ray and "RAY_ADDRESS" not in env:
         env = {**material.ray, **env}
     out.mkdir(parents=True, exist_ok=True)
     log = (out.parent / f"{out.name}.log").open("a")
