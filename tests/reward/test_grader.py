@@ -15,7 +15,7 @@ import pytest
 
 from recipe.dag.errors import GraderFault, UserError
 from recipe.dag.reward import grader
-from recipe.dag.reward.grader import GraderPool
+from recipe.dag.reward.grader import GraderPool, Undecided
 
 
 @pytest.fixture(scope="module")
@@ -96,35 +96,42 @@ def test_easy_and_hopeless_pairs_start_no_worker():
     pool.shutdown()
 
 
-def test_poison_is_killed_and_the_next_call_works():
+def test_poison_is_wrong_after_two_attempts_and_the_next_call_works():
+    """A fault would have the episode sampled again: a second attempt that the text itself buys."""
     pool = GraderPool()
 
     async def scenario() -> None:
         assert await pool.grade("1+2x", "2x+1", timeout_s=60)
         first = pool._workers[0]._process.pid
-        with pytest.raises(GraderFault, match="timeout") as caught:
-            await pool.grade(*POISON, timeout_s=0.5)
-        assert caught.value.infra
+        assert await pool.grade(*POISON, timeout_s=0.5) is False
         assert not Path(f"/proc/{first}").exists()
+        with pytest.raises(Undecided, match=r"timeout, limit 0\.5 s"):
+            await pool.decide(*POISON, timeout_s=0.5)
         assert await pool.grade("1+2x", "2x+1", timeout_s=60)
 
     asyncio.run(scenario())
-    assert pool.counters == {"graded": 3, "symbolic": 2, "timeouts": 1}
+    assert pool.counters == {"graded": 4, "symbolic": 2, "timeouts": 4, "undecided": 2}
     asyncio.run(pool.close())
 
 
-def test_a_worker_that_crashes_is_a_fault_and_is_replaced():
+def test_a_worker_that_was_killed_is_replaced_and_the_comparison_repeated():
     pool = GraderPool()
 
     async def scenario() -> None:
         assert await pool.grade("1+2x", "2x+1", timeout_s=60)
         os.kill(pool._workers[0]._process.pid, signal.SIGKILL)
-        with pytest.raises(GraderFault, match="died"):
-            await pool.grade("2+2x", "2x+2")
         assert await pool.grade("2+2x", "2x+2", timeout_s=60)
 
     asyncio.run(scenario())
-    assert pool.counters["crashes"] == 1
+    assert pool.counters == {"graded": 2, "symbolic": 2, "crashes": 1}
+    pool.shutdown()
+
+
+def test_a_worker_that_is_lost_before_it_begins_is_a_fault():
+    pool = GraderPool(command=["/bin/false"])
+    with pytest.raises(GraderFault, match="died while starting") as lost:
+        asyncio.run(pool.grade("1+2x", "2x+1"))
+    assert lost.value.infra and "undecided" not in pool.counters
     pool.shutdown()
 
 
@@ -170,12 +177,12 @@ def test_workers_work_at_the_same_time():
     pool = GraderPool(workers=2)
 
     async def scenario() -> list:
-        slow = pool.grade(*POISON, timeout_s=3)
+        slow = pool.grade(*POISON, timeout_s=1)
         quick = [pool.grade(f"{n}+2x", f"2x+{n}", timeout_s=60) for n in range(20)]
         return await asyncio.gather(slow, *quick, return_exceptions=True)
 
     slow, *quick = asyncio.run(scenario())
-    assert isinstance(slow, GraderFault) and quick == [True] * 20
+    assert slow is False and quick == [True] * 20
     pool.shutdown()
 
 

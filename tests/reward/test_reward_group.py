@@ -7,6 +7,7 @@ import pytest
 
 from recipe.dag.errors import GraderFault, RewardFault, UserError
 from recipe.dag.reward import group
+from recipe.dag.reward.grader import Undecided
 from recipe.dag.reward.group import diversity, majority_label, pairwise_ranking
 from recipe.dag.types.record import Call, Episode
 
@@ -67,8 +68,23 @@ def test_an_answer_that_cannot_be_compared_is_unscored_alone(monkeypatch):
             raise GraderFault("timeout")
         return prediction == truth
 
-    monkeypatch.setattr(group, "grade", grade)
+    monkeypatch.setattr(group, "decide", grade)
     assert label(episodes("4", "hangs", "4", "5", "hangs")) == [1.0, None, 1.0, 0.0, None]
+
+
+@pytest.mark.parametrize("answers", [("bomb", "4", "4.0", "5"), ("4", "bomb", "4.0", "5"), ("5", "4", "4.0", "bomb")])
+def test_an_answer_on_which_comparisons_do_not_end_is_alone_and_costs_two(monkeypatch, answers):
+    asked = []
+
+    async def decide(prediction: str, truth: str, timeout_s: float) -> bool:
+        asked.append((prediction, truth))
+        if "bomb" in (prediction, truth):
+            raise Undecided("timeout")
+        return float(prediction) == float(truth)
+
+    monkeypatch.setattr(group, "decide", decide)
+    assert label(episodes(*answers)) == [float(answer in ("4", "4.0")) for answer in answers]
+    assert sum("bomb" in pair for pair in asked) <= 2
 
 
 def test_several_agents_may_be_paid_for_the_answer_of_one():

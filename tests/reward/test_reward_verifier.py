@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import inspect
 import re
 import sys
@@ -10,8 +11,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from recipe.dag.reward import verifier_worker
+from recipe.dag.reward import verifier, verifier_worker
 from recipe.dag.reward.entry_json import to_json
+from recipe.dag.reward.grader import GraderPool
 
 factory = pytest.importorskip("reasoning_gym.factory")
 OWN = {"basic_arithmetic", "bitwise_arithmetic", "gsm_symbolic", "number_sorting", "propositional_logic", "codeio"}
@@ -41,6 +43,17 @@ def test_an_answer_is_never_run_and_a_right_one_still_counts(generator, tmp_path
     wanted = right(generator)
     if generator not in ("countdown", "puzzle24") or verifier_worker.is_formula(wanted):
         assert answer_to(request(generator, wanted))["score"] == 1
+
+
+def test_a_text_on_which_the_verifier_does_not_end_scores_nothing(monkeypatch):
+    hang = (
+        "import json, sys, time\nprint(json.dumps({'ready': True}), flush=True)\nsys.stdin.readline(); time.sleep(60)"
+    )
+    pool = GraderPool(command=[sys.executable, "-c", hang])
+    monkeypatch.setattr(verifier, "_shared_pool", lambda: pool)
+    assert asyncio.run(verifier.scored({}, "a bomb", timeout_s=0.2)) == 0.0
+    assert pool.counters == {"timeouts": 2, "undecided": 1}
+    pool.shutdown()
 
 
 def test_every_generator_that_evaluates_answers_is_known():

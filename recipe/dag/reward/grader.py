@@ -1,8 +1,9 @@
 """Comparison of an answer with the ground truth: True, False, or a GraderFault, which is not a verdict.
 
 Invariant: model text is compared in a worker process that holds no secrets and is killed when it exceeds its time
-limit. A killed or crashed worker is counted and raises; it never becomes a reward of 0. verl's default scorer is not
-used, because it evaluates model text.
+limit. A worker that is lost before it begins is a fault. A comparison that loses two workers has used up its budget:
+the answer is wrong, since a fault would let the text that stalls a worker have its episode sampled again. verl's
+default scorer is not used, because it evaluates model text.
 """
 
 from __future__ import annotations
@@ -32,7 +33,15 @@ _START_TIMEOUT_S = 120.0
 
 
 class WorkerLost(Exception):
-    """The worker died or timed out; the text says which."""
+    """The worker died or timed out; the text says which. `began`: it had taken the request."""
+
+    def __init__(self, text: str, *, began: bool = True):
+        super().__init__(text)
+        self.began = began
+
+
+class Undecided(Exception):
+    """The comparison used up its budget; the text says how."""
 
 
 class Worker:
@@ -81,7 +90,7 @@ class Worker:
         try:
             hello = _read_line(process, _START_TIMEOUT_S)
         except WorkerLost as error:
-            raise WorkerLost(f"{error} while starting") from error
+            raise WorkerLost(f"{error} while starting", began=False) from error
         if not hello["ready"]:
             raise UserError(f"the grader cannot start: {hello['error']}; pip install {hello['package']}")
         return process
@@ -112,7 +121,8 @@ def _read_line(process: subprocess.Popen[bytes], timeout_s: float) -> dict:
 class GraderPool:
     """Workers that are started on first use. Several event loops and threads may use the pool at once.
 
-    counters: graded, quick (decided without algebra), hopeless (see `answer.hopeless`), symbolic, timeouts, crashes.
+    counters: graded, quick (decided without algebra), hopeless (see `answer.hopeless`), symbolic, undecided (two
+    workers were lost, and the answer is wrong); timeouts and crashes of workers.
     """
 
     def __init__(
@@ -129,6 +139,7 @@ class GraderPool:
         self.counters: Counter[str] = Counter() if counters is None else counters
         self._max_waiting = max_waiting
         self._waiting = 0
+        self._closed = False
         self._lock = threading.Lock()
         self._workers = [Worker(command) for _ in range(workers)]
         self._idle: queue.LifoQueue[Worker] = queue.LifoQueue()
@@ -139,7 +150,15 @@ class GraderPool:
         atexit.register(self.shutdown)
 
     async def grade(self, prediction: str, truth: str, timeout_s: float | None = None) -> bool:
-        """Return True if the two are equal. `timeout_s` starts when a worker takes the pair. Raises GraderFault."""
+        """Return True if the two are equal, and False if the comparison does not end in two attempts of `timeout_s`,
+        which starts when a worker takes the pair. Raises GraderFault."""
+        try:
+            return await self.decide(prediction, truth, timeout_s)
+        except Undecided:
+            return False
+
+    async def decide(self, prediction: str, truth: str, timeout_s: float | None = None) -> bool:
+        """Return True if the two are equal. Raises Undecided, and GraderFault."""
         self._count("graded")
         if (quick := quick_equal(prediction, truth)) is not None:
             self._count("quick")
@@ -150,7 +169,8 @@ class GraderPool:
         return (await self.ask({"prediction": prediction, "truth": truth}, timeout_s))["equal"]
 
     async def ask(self, request: dict, timeout_s: float | None = None) -> dict:
-        """Return a worker's answer to a request. `timeout_s` starts when a worker takes it. Raises GraderFault."""
+        """Return a worker's answer to a request. `timeout_s` starts when a worker takes it. Raises Undecided, and
+        GraderFault."""
         with self._lock:
             if self._waiting >= self._max_waiting:
                 raise GraderFault(f"{self._waiting} comparisons are already waiting", where="grader")
@@ -162,6 +182,7 @@ class GraderPool:
     def shutdown(self) -> None:
         """Kill the workers; the pool cannot be used afterwards."""
         atexit.unregister(self.shutdown)
+        self._closed = True
         self._threads.shutdown(wait=False, cancel_futures=True)
         for worker in self._workers:
             worker.kill()
@@ -172,14 +193,32 @@ class GraderPool:
     def _compare(self, request: dict) -> dict:
         worker = self._idle.get()
         try:
-            answer = worker.ask(request, request["timeout_s"])
-        except WorkerLost as error:
-            self._count("timeouts" if str(error) == "timeout" else "crashes")
-            raise GraderFault(f"grader worker: {error} after {request['timeout_s']:g} s", where="grader") from error
+            try:
+                answer = self._attempt(worker, request)
+            except WorkerLost as lost:
+                if not lost.began:
+                    raise
+                # the machine may have been busy, or the worker killed from outside; a text that does it does it again
+                answer = self._attempt(worker, request)
+        except WorkerLost as lost:
+            reason = f"grader worker: {lost}, limit {request['timeout_s']:g} s"
+            if self._closed or not lost.began:
+                raise GraderFault(reason, where="grader") from lost
+            self._count("undecided")
+            raise Undecided(reason) from lost
         finally:
             self._idle.put(worker)
         self._count("symbolic")
         return answer
+
+    def _attempt(self, worker: Worker, request: dict) -> dict:
+        if self._closed:
+            raise WorkerLost("the pool was closed", began=False)
+        try:
+            return worker.ask(request, request["timeout_s"])
+        except WorkerLost as lost:
+            self._count("timeouts" if str(lost) == "timeout" else "crashes")
+            raise
 
     def _on_done(self, _job: object) -> None:
         with self._lock:
@@ -199,6 +238,11 @@ _pool_lock = threading.Lock()
 async def grade(prediction: str, truth: str, timeout_s: float = 10.0) -> bool:
     """Call `GraderPool.grade` on the process-wide pool, which is started on first use."""
     return await _shared_pool().grade(prediction, truth, timeout_s)
+
+
+async def decide(prediction: str, truth: str, timeout_s: float = 10.0) -> bool:
+    """Call `GraderPool.decide` on the process-wide pool."""
+    return await _shared_pool().decide(prediction, truth, timeout_s)
 
 
 def _shared_pool() -> GraderPool:

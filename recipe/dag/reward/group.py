@@ -17,7 +17,7 @@ from typing import Any, Literal
 
 from recipe.dag.credit.vote import majority
 from recipe.dag.errors import GraderFault, RewardFault, UserError, described
-from recipe.dag.reward.grader import grade
+from recipe.dag.reward.grader import Undecided, decide, grade
 from recipe.dag.reward.outcome import answer_of, written_in
 from recipe.dag.types.record import Call, Episode
 from recipe.dag.types.values import as_number, normalized
@@ -173,7 +173,8 @@ def _last_calls(episodes: Sequence[Episode], agent: str) -> list[Call | None]:
 
 async def _math_classes(answers: Sequence[str | None], timeout_s: float) -> tuple[list[int | None], frozenset[int]]:
     """Return the class of each answer, the index of the first answer that equals it (None without an answer), and the
-    indices of the answers that could not be compared, which have no class."""
+    indices of the answers that could not be compared, which have no class. An answer on which comparisons do not end is
+    alone in its class."""
     heads: list[int] = []
     class_of: dict[str, int] = {}
     lost: set[str] = set()
@@ -181,16 +182,35 @@ async def _math_classes(answers: Sequence[str | None], timeout_s: float) -> tupl
         if answer is None or answer in class_of or answer in lost:
             continue
         try:
-            # an answer that the grader fails on loses its own reward, not those of its siblings
-            equal = [head for head in heads if await grade(answer, str(answers[head]), timeout_s=timeout_s)]
+            equal, comparable = await _equal_heads(answer, heads, answers, timeout_s)
         except GraderFault:
+            # an answer that the grader fails on loses its own reward, not those of its siblings
             lost.add(answer)
             continue
-        if not equal:
+        if not equal and comparable:
             heads.append(index)
         class_of[answer] = equal[0] if equal else index
     classes = [None if answer is None else class_of.get(answer) for answer in answers]
     return classes, frozenset(index for index, answer in enumerate(answers) if answer in lost)
+
+
+async def _equal_heads(
+    answer: str, heads: list[int], answers: Sequence[str | None], timeout_s: float
+) -> tuple[list[int], bool]:
+    """Return the heads that equal the answer, and whether comparisons with it end. A head with which they do not is
+    removed, so that it costs each group one comparison."""
+    equal = []
+    for head in list(heads):
+        try:
+            if await decide(answer, str(answers[head]), timeout_s=timeout_s):
+                equal.append(head)
+        except Undecided:
+            try:
+                await decide(answer, "0", timeout_s=timeout_s)
+            except Undecided:
+                return [], False
+            heads.remove(head)
+    return equal, True
 
 
 async def _is_right(label: str | None, episode: Episode, compare: str, timeout_s: float) -> float | None:

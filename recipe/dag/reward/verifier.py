@@ -1,7 +1,7 @@
 """The reward of a problem that reasoning-gym made: its own verifier's score.
 
 Invariant: the verifier reads the model's text in a process that evaluates none of it and is killed when it exceeds its
-time limit; a killed process is a fault, never a reward of 0. preprocess/reasoning_gym.py writes the rows.
+time limit. A text on which two processes are lost scores 0, see grader.py. preprocess/reasoning_gym.py writes the rows.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ import threading
 from pathlib import Path
 
 from recipe.dag.errors import UserError
-from recipe.dag.reward.grader import GraderPool
+from recipe.dag.reward.grader import GraderPool, Undecided
 from recipe.dag.reward.outcome import final_answer
 from recipe.dag.types.record import Episode
 
@@ -46,10 +46,14 @@ async def verifier_reward(
 
 
 async def scored(problem: dict[str, str], answer: str, timeout_s: float = 10.0) -> float:
-    """Return the verifier's score of an answer, from 0 to 1. Raises GraderFault."""
+    """Return the verifier's score of an answer, from 0 to 1; 0 for a text on which it does not end. Raises
+    GraderFault."""
     if len(answer) > _MAX_CHARS:
         return 0.0
-    return (await _shared_pool().ask({**problem, "prediction": answer}, timeout_s))["score"]
+    try:
+        return (await _shared_pool().ask({**problem, "prediction": answer}, timeout_s))["score"]
+    except Undecided:
+        return 0.0
 
 
 _pool: tuple[int, GraderPool] | None = None
