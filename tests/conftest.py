@@ -80,7 +80,7 @@ def scripted_server() -> type[ScriptedServer]:
 def zygote(request) -> Iterator[Zygote]:
     """A Python for runs and their workers that starts quickly."""
     with tempfile.TemporaryDirectory(prefix="zygote") as folder, Zygote(Path(folder)) as zygote:
-        request.config.pluginmanager.get_plugin("costs").living.add(zygote.pid)
+        request.config.pluginmanager.get_plugin("costs of tests").living.add(zygote.pid)
         yield zygote
 
 

@@ -35,7 +35,7 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 
 def pytest_configure(config: pytest.Config) -> None:
-    config.pluginmanager.register(Costs(config), "costs")
+    config.pluginmanager.register(Costs(config), "costs of tests")
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
@@ -64,6 +64,9 @@ class Costs:
         self.tests: dict[str, set[str]] = defaultdict(set)
         self.living: set[int] = set()
         """Processes that work for many tests, and that their fixtures name here."""
+        self._last = 0.0
+
+    def pytest_collection_finish(self) -> None:
         self._last = self.cpu_seconds()
 
     @pytest.hookimpl(wrapper=True)

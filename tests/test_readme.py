@@ -27,6 +27,8 @@ READMES = sorted(
 ) + sorted((ROOT / "docs").glob("*.md"))
 TRACE = "tests/test_cli.py::test_trace_prints_an_episode"
 TINY = "tests/test_shipped.py::test_script_parses"
+REACH = "tests/test_reach.py::test_a_module_reaches_its_importers_and_their_tests_but_no_others"
+COSTS = "tests/test_costs.py::test_both_halves_are_the_whole_in_any_order"
 SFT = "tests/test_sft.py::test_training_lowers_the_loss_and_a_killed_run_ends_like_an_undisturbed_one"
 SEEDED = "tests/test_shipped.py::test_a_tiny_run_takes_a_seed_before_overrides"
 MARFT = "tests/marft/test_marft_script.py::test_without_a_gpu_it_points_to_the_tiny_run"
@@ -190,6 +192,10 @@ EXPLAINED = {
     "bash my_task/run_tiny_cpu.sh": ("takes a minute", "tests/test_new.py::test_it_trains_as_it_is"),
     "bash tests/run.sh": ("runs this test", TINY),
     "bash tests/run.sh --fast": ("runs other tests", TINY),
+    "bash tests/run.sh --changed": ("runs other tests", REACH),
+    "bash tests/run.sh --failed": ("runs other tests", TINY),
+    "bash tests/run.sh --shuffle 7": ("runs this test", COSTS),
+    "bash tests/run.sh --half 1": ("runs this test", COSTS),
     "uv venv --python 3.12 .venv-gpu": ("makes an environment", INSTALL),
     "source .venv/bin/activate": ("changes the shell", ORDER),
     "source .venv-gpu/bin/activate": ("changes the shell", ORDER),
