@@ -202,7 +202,7 @@ def test_a_server_that_stumbles_changes_no_reward(play, fault):
 
 def test_a_request_that_hangs_is_given_up_and_its_call_left_out(play):
     with OpenAIServer(ByPrompt(), faults={1: "hang"}) as server:
-        episode = play(server, timeout_s=3.0, retries=0)
+        episode = play(server, timeout_s=1.0, retries=0)
     assert rewards(episode) == GOOD | {"guess": [pytest.approx(0.4), None]} and episode.fault is None
     assert [fault["boundary"] for fault in episode.faults] == ["model"]
 

@@ -45,7 +45,7 @@ def six(world, code: str):
         {"node_id": "b", "agent_group": 1, "dependencies": ["a"], "agent_options": owner},
     ]
     # Long enough for a busy machine, where nothing waits for ever.
-    limit = 1.5 if "Event().wait()" in code else 60.0
+    limit = 0.6 if "Event().wait()" in code else 60.0
     episode = {"call_timeout_s": limit, "on_user_error": "mask"}
     flow = world.workflow(nodes, files={"env.py": code}, episode=episode)
     return batch(world, flow, [world.sample(bad=k == 2) for k in range(6)])
@@ -58,7 +58,7 @@ def test_an_env_that_catches_every_cancellation_costs_one_episode_of_a_batch(wor
                     HANG
                 except asyncio.CancelledError:
                     continue"""
-    costs_one(six(world, breaking(step=again, word="async")), "step", "step took longer than 1.5 s", calls=2)
+    costs_one(six(world, breaking(step=again, word="async")), "step", "step took longer than 0.6 s", calls=2)
 
 
 BLOCK = "threading.Event().wait()"
@@ -70,7 +70,7 @@ def test_async_code_that_blocks_costs_one_episode_of_a_batch(world, monkeypatch,
     monkeypatch.setattr(tasks, "CLEAN_UP_S", 0.05)
     monkeypatch.setattr(env, "CLOSE_LIMIT_S", 0.05)
     episodes = six(world, breaking(**{method: BLOCK}, word="async"))
-    costs_one(episodes, method, f"{method} took longer than 1.5 s", calls=2 if method == "step" else 0)
+    costs_one(episodes, method, f"{method} took longer than 0.6 s", calls=2 if method == "step" else 0)
 
 
 def test_async_code_that_blocks_when_it_is_closed_costs_nothing(world, monkeypatch):
@@ -117,7 +117,7 @@ def costs_one(episodes, method: str, message: str, *, calls: int) -> None:
 @pytest.mark.parametrize(
     ("body", "message"),
     [
-        ("HANG", "step took longer than 1.5 s"),
+        ("HANG", "step took longer than 0.6 s"),
         ("raise ValueError('boom')", "ValueError: boom"),
         ("raise StopAsyncIteration", "StopAsyncIteration"),
         ("return None, float('nan'), False", "not a finite number"),
@@ -146,7 +146,7 @@ def test_a_broken_step_costs_one_episode_of_a_batch(world, word, body, message):
 @pytest.mark.parametrize(
     ("body", "message"),
     [
-        ("HANG", "reset took longer than 1.5 s"),
+        ("HANG", "reset took longer than 0.6 s"),
         ("raise OSError('gone')", "OSError: gone"),
         ("return ['only one']", "1 observations for 2 players"),
     ],
@@ -156,7 +156,7 @@ def test_a_broken_reset_costs_one_episode_of_a_batch(world, word, body, message)
 
 
 @pytest.mark.parametrize(
-    ("body", "message"), [("HANG", "__init__ took longer than 1.5 s"), ("raise OSError('gone')", "OSError: gone")]
+    ("body", "message"), [("HANG", "__init__ took longer than 0.6 s"), ("raise OSError('gone')", "OSError: gone")]
 )
 def test_a_broken_constructor_costs_one_episode_of_a_batch(world, body, message):
     costs_one(six(world, breaking(construct=body)), "__init__", message, calls=0)

@@ -115,8 +115,8 @@ def test_a_compute_node_may_end_the_episode(world):
 @pytest.mark.parametrize(
     ("ref", "message"),
     [
-        ("hang", "the function took longer than 1.5 s"),
-        ("sync_hang", "the function took longer than 1.5 s"),
+        ("hang", "the function took longer than 0.6 s"),
+        ("sync_hang", "the function took longer than 0.6 s"),
         ("broken", "KeyError: 'x'"),
         ("number", "returned int 3, not an Output, a str or a dict"),
         ("opaque", "is not JSON"),
@@ -124,7 +124,7 @@ def test_a_compute_node_may_end_the_episode(world):
     ],
 )
 def test_a_broken_compute_node_costs_its_episode(world, ref, message):
-    spec = {"call_timeout_s": 1.5 if "hang" in ref else 60.0, "on_user_error": "mask"}
+    spec = {"call_timeout_s": 0.6 if "hang" in ref else 60.0, "on_user_error": "mask"}
     flow = computed(world, ref, episode=spec)
     episode = world.play(flow, says(world, agent0="3", agent1="4"))
     assert episode.fault["boundary"] == "hook" and message in episode.fault["message"]
