@@ -48,7 +48,7 @@ script = next((argument for argument in arguments if argument == "-m" or not arg
 if script == "-m":
     ours = arguments[arguments.index("-m") + 1].startswith(("recipe.", "preprocess.", "ray."))
 else:
-    ours = script.endswith(("/setup_worker.py", "/default_worker.py"))
+    ours = script.endswith(("/setup_worker.py", "/default_worker.py")) or os.path.abspath(script).startswith({root!r})
 if not ours:
     os.execv({python!r}, [{python!r}, *arguments])
 server = socket.socket(socket.AF_UNIX)
@@ -86,7 +86,9 @@ class Zygote:
             if not link.name.startswith("python"):
                 link.symlink_to(path)
         signals = tuple(map(int, FORWARDED))
-        self.python.write_text(CLIENT.format(python=sys.executable, address=f"{folder}/socket", signals=signals))
+        self.python.write_text(
+            CLIENT.format(python=sys.executable, address=f"{folder}/socket", signals=signals, root=f"{ROOT}{os.sep}")
+        )
         self.python.chmod(0o755)
 
     def __enter__(self) -> Zygote:
@@ -220,6 +222,7 @@ def _become(request: Request, python: str) -> None:
     sys.stdout = open(1, "w", buffering=1 if unbuffered or os.isatty(1) else -1, closefd=False)
     sys.stderr = open(2, "w", buffering=1, closefd=False)
     sys.__stdout__, sys.__stderr__ = sys.stdout, sys.stderr
+    sys.orig_argv = [python, *request.arguments]
     random.seed()
     sys.modules["numpy"].random.seed()
     sys.meta_path.insert(0, _ImportOfRay(python))

@@ -4,16 +4,15 @@ from __future__ import annotations
 
 import os
 import subprocess
-import sys
 from pathlib import Path
 
 ROOT = Path(__file__).parents[2]
 
 
-def test_it_measures_each_number_and_compares_the_records():
+def test_it_measures_each_number_and_compares_the_records(zygote):
     options = ["--episodes", "32", "--wait", "0.001", "--processes", "1", "2", "--rounds", "1"]
     done = subprocess.run(
-        [sys.executable, "examples/bench_processes.py", *options],
+        [zygote.python, "examples/bench_processes.py", *options],
         cwd=ROOT,
         env={**os.environ, "PYTHONPATH": str(ROOT)},
         capture_output=True,

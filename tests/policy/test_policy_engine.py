@@ -5,7 +5,6 @@ from __future__ import annotations
 import itertools
 import os
 import subprocess
-import sys
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -21,7 +20,7 @@ LOSSES = ("vanilla", "cpgd")
 
 
 @pytest.fixture(scope="module")
-def steps(tiny_model, tmp_path_factory) -> dict[tuple[int, str, str], dict]:
+def steps(tiny_model, tmp_path_factory, zygote) -> dict[tuple[int, str, str], dict]:
     """(ranks, engine, loss) -> what a training step computed there."""
     found = {}
     for world in (1, 2):
@@ -31,7 +30,7 @@ def steps(tiny_model, tmp_path_factory) -> dict[tuple[int, str, str], dict]:
         env = os.environ | {"PYTHONPATH": str(SCRIPT.parents[2]), "OMP_NUM_THREADS": "1"}
         ranks = [
             subprocess.Popen(
-                [sys.executable, str(SCRIPT), str(rank), *arguments], stderr=subprocess.PIPE, text=True, env=env
+                [zygote.python, str(SCRIPT), str(rank), *arguments], stderr=subprocess.PIPE, text=True, env=env
             )
             for rank in range(world)
         ]

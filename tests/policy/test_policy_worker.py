@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import random
 import subprocess
-import sys
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -67,10 +66,10 @@ def test_every_process_group_of_a_worker_has_the_configured_timeout(engine):
 
 
 @pytest.mark.slow
-def test_ray_worker_processes_have_the_timeout_that_was_typed(tiny_model, tmp_path):
+def test_ray_worker_processes_have_the_timeout_that_was_typed(tiny_model, tmp_path, zygote):
     """Two ranks, started by the product: the time-outs are read back in their processes."""
     script = Path(__file__).with_name("worker_timeouts.py")
-    command = [sys.executable, str(script), str(tiny_model), str(tmp_path), "actor_rollout_ref.nccl_timeout=37"]
+    command = [zygote.python, str(script), str(tiny_model), str(tmp_path), "actor_rollout_ref.nccl_timeout=37"]
     process = subprocess.run(command, capture_output=True, text=True, timeout=400, cwd=Path(__file__).parents[2])
     assert process.returncode == 0, process.stderr[-3000:]
     ranks = [line.split()[1:] for line in process.stdout.splitlines() if line.startswith("TIMEOUTS ")]

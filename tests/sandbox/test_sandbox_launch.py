@@ -197,8 +197,8 @@ def test_a_long_folder_for_temporary_files_is_not_used_for_the_socket(caller, mo
         local.close()
 
 
-def test_without_a_place_for_the_socket_the_error_says_what_to_do(monkeypatch, tmp_path):
-    monkeypatch.setattr("tempfile.tempdir", str(tmp_path / "absent"))
+def test_without_a_place_for_the_socket_the_error_says_what_to_do(monkeypatch):
+    monkeypatch.setattr("tempfile.tempdir", "/absent")  # a long path would be left for a shorter one
     with pytest.raises(UserError, match="socket in .*absent: No such file.*; set TMPDIR to a folder"):
         asyncio.run(LocalSandbox().start())
 
