@@ -8,11 +8,11 @@
 set -euo pipefail
 usage="usage: bash recipe/retool/train_retool_grpo.sh SFT_MODEL DATA_DIR OUTPUT_DIR [EXPERIMENT_NAME] [key=value ...]"
 refuse() { echo "error: $*" >&2; exit 2; }
-is_override() { [[ $1 =~ ^(~|[+]{0,2}[A-Za-z_][A-Za-z0-9_.@-]*=) ]]; }
+. "$(dirname "${BASH_SOURCE[0]}")/../dag/scripts/arguments.sh"
 
 positional=()
-while [ $# -gt 0 ] && ! is_override "$1"; do positional+=("$1"); shift; done
-for argument in "$@"; do is_override "$argument" || refuse "$argument: it follows a key=value; $usage"; done
+while [ $# -gt 0 ] && ! is_setting "$1"; do positional+=("$1"); shift; done
+for argument in "$@"; do is_setting "$argument" || refuse "$argument: it follows a key=value; $usage"; done
 [ ${#positional[@]} -ge 3 ] || refuse "${#positional[@]} of 3 arguments; $usage"
 [ ${#positional[@]} -le 4 ] || refuse "${positional[4]}: a fifth argument that is not key=value; $usage"
 names=(SFT_MODEL DATA_DIR OUTPUT_DIR EXPERIMENT_NAME)

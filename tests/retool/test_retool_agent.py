@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from recipe.dag import Call, Context
 from recipe.dag.reward.answer import quick_equal
+from recipe.dag.workflow_edits import load_edited, split_edits
 from recipe.retool.agent import SYSTEM, Solver, answer_in, given_answer
 
+WORKFLOW = Path(__file__).parents[2] / "workflows" / "workflow_retool.yaml"
 CALL = '<tool_call>\n{"name": "code_interpreter", "arguments": {"code": "print(7)"}}\n</tool_call>'
 
 
@@ -20,6 +24,12 @@ def call(text: str, **fields) -> Call:
 def context(problem: str = "How many?") -> Context:
     sample = {"prompt": [{"role": "system", "content": "ignored"}, {"role": "user", "content": problem}]}
     return Context(sample, "0", 0, 0, 1, "solver", "solve", {}, [], None, False, None)  # pyright: ignore[reportArgumentType]
+
+
+def test_the_shipped_workflow_takes_the_documented_switch_of_the_tools_format():
+    _, edits = split_edits(["workflow.agents.*.tool_loop.format=tags"])
+    (agent,) = load_edited(WORKFLOW, edits).agents
+    assert agent.tool_loop.format == "tags" and agent.tool_loop.max_parallel == 1
 
 
 @pytest.mark.parametrize(

@@ -61,9 +61,10 @@ def test_the_arguments_become_settings_and_the_rest_follows(script):
     assert list(settings)[-2:] == ["trainer.nnodes", "+profile"]
 
 
-def test_the_name_is_optional_and_an_override_is_not_taken_for_it(script):
-    settings = settings_of(script.run(script.model, script.data, script.out, "data.train_batch_size=8"))
-    assert settings["trainer.experiment_name"] == "'retool_grpo'" and settings["data.train_batch_size"] == "8"
+@pytest.mark.parametrize("key", ["data.train_batch_size", "workflow.agents.*.sampling.top_k"])
+def test_the_name_is_optional_and_an_override_is_not_taken_for_it(script, key):
+    settings = settings_of(script.run(script.model, script.data, script.out, f"{key}=8"))
+    assert settings["trainer.experiment_name"] == "'retool_grpo'" and settings[key] == "8"
 
 
 def test_relative_paths_are_relative_to_the_callers_folder(script):
