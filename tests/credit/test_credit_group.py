@@ -255,6 +255,8 @@ def test_discount_over_an_agents_own_turns_and_rounds(make_row):
     _, returns = group_relative(CreditBatch.from_rows(rows), stat_unit="call", gamma_turn=0.5)
     found = {row.reward: tokens[0].item() for row, tokens in zip(rows, returns, strict=True)}
     assert found == {1.0: 7.0, 2.0: 12.0, 4.0: 20.0, 8.0: 8.0, 16.0: 16.0, 32.0: 32.0}
+    _, own = group_relative(CreditBatch.from_rows(rows), stat_unit="call", gamma_turn=0.0)
+    assert [tokens[0].item() for tokens in own] == [row.reward for row in rows]
 
 
 def test_a_node_behind_a_loop_moves_after_its_last_round(make_row):

@@ -221,6 +221,18 @@ def test_the_vote_decides_and_pays_what_it_would_lose(scripted_server):
     assert [call.reward for call in episode.calls] == [1.0, 0.0, 0.0, 0.0, 0.0]
 
 
+def test_no_voter_that_is_right_is_paid_less_than_one_that_is_wrong(scripted_server):
+    """Five calls of one agent in one turn: each has the advantage of its own reward."""
+    answers = {0: iter(("41", "42", "41", "42", "42")), 1: iter(("41", "41", "41", "42", "41"))}
+    file = GALLERY_FOLDER / "workflow_majority_vote.yaml"
+    episodes = play_group(file, scripted_server, lambda _, index: f"\\boxed{{{next(answers[index])}}}", 2)
+    calls = [call for episode in episodes for call in episode.calls]
+    advantages, _ = estimate(load_workflow(file).algorithm, rows_of(episodes))
+    paid = [(call.parsed["answer"] == "42", row[0].item()) for call, row in zip(calls, advantages, strict=True)]
+    assert min(advantage for right, advantage in paid if right) >= max(a for right, a in paid if not right)
+    assert max(advantage for _, advantage in paid) > 0
+
+
 def test_a_mixture_reads_all_answers_and_is_paid_together(scripted_server):
     def answer(prompt: str) -> str:
         if "answers of several people" not in prompt:

@@ -35,11 +35,14 @@ def call_returns(batch: CreditBatch, rewards: Sequence[float], stat_unit: str, g
 def returns_to_go(batch: CreditBatch, rewards: Sequence[float], gamma_turn: float) -> list[float]:
     """Return [C] each call's reward plus the later ones of its trajectory, discounted by `gamma_turn` per step.
 
-    A step is a round of a turn; between calls of the same step nothing is discounted. Raises ValueError for a discount
-    outside [0, 1] and for calls of a trajectory that record neither their positions nor their turns and rounds.
+    A step is a round of a turn; between calls of the same step nothing is discounted, except by 0, which leaves each
+    call its own reward. Raises ValueError for a discount outside [0, 1] and for calls of a trajectory that record
+    neither their positions nor their turns and rounds.
     """
     check_units(gamma_turn=gamma_turn)
     returns = list(rewards)
+    if gamma_turn == 0.0:
+        return returns
     for calls in _calls_by_trajectory(batch).values():
         if len(calls) == 1:
             continue
