@@ -231,15 +231,15 @@ def _become(request: Request, python: str) -> None:
 def _execute(arguments: list[str], cwd: str) -> None:
     while arguments[0].startswith("-") and arguments[0] != "-m":
         del arguments[0]
-    given = [path for path in os.environ.get("PYTHONPATH", "").split(os.pathsep) if path]
-    installed = [path for path in sys.path[1:] if path not in given]
+    python_path = [path for path in os.environ.get("PYTHONPATH", "").split(os.pathsep) if path]
+    installed = [path for path in sys.path[1:] if path not in python_path]
     if arguments[0] == "-m":
-        sys.path[:] = [cwd, *given, *installed]
+        sys.path[:] = [cwd, *python_path, *installed]
         sys.argv = arguments[1:]
         warnings.filterwarnings("ignore", message=".*found in sys.modules.*")  # recipe.dag.main is imported
         runpy.run_module(arguments[1], run_name="__main__", alter_sys=True)
     else:
-        sys.path[:] = [os.path.dirname(os.path.abspath(arguments[0])), *given, *installed]
+        sys.path[:] = [os.path.dirname(os.path.abspath(arguments[0])), *python_path, *installed]
         sys.argv = arguments
         runpy.run_path(arguments[0], run_name="__main__")
 
