@@ -183,9 +183,9 @@ def test_every_process_group_has_the_time_out_of_the_settings(data, model, tmp_p
     assert times == [4321.0, 4321.0]  # the default group's, and that of a mesh
 
 
-def command(data: Path, model: str, output: Path, *settings: str) -> list[str]:
+def command(python: Path, data: Path, model: str, output: Path, *settings: str) -> list[str]:
     return [
-        *(sys.executable, "-m", "recipe.dag.cli", "sft", str(data / "train.parquet"), "--model", model),
+        *(str(python), "-m", "recipe.dag.cli", "sft", str(data / "train.parquet"), "--model", model),
         *("--output", str(output), "--val", str(data / "val.parquet"), "--config-name", "sft_small"),
         *("data.train_batch_size=8", "data.max_token_len_per_gpu=2048", "platform=cpu", *settings),
     ]
@@ -216,7 +216,7 @@ def _text(path: Path) -> str:
 
 @pytest.mark.slow
 @pytest.mark.timeout(900)
-def test_training_lowers_the_loss_and_a_killed_run_ends_like_an_undisturbed_one(data, model, tmp_path):
+def test_training_lowers_the_loss_and_a_killed_run_ends_like_an_undisturbed_one(data, model, tmp_path, zygote):
     import torch
     from safetensors.torch import load_file
     from transformers import AutoModelForCausalLM, AutoTokenizer
@@ -224,14 +224,16 @@ def test_training_lowers_the_loss_and_a_killed_run_ends_like_an_undisturbed_one(
     settings = ("trainer.total_epochs=4", "trainer.save_freq=2", "trainer.test_freq=1", "optim.lr=0.01")
     settings += ("optim.lr_scheduler_type=cosine",)
     whole, killed = tmp_path / "whole", tmp_path / "killed"
-    done = subprocess.run(command(data, model, whole, *settings), env=ENV, capture_output=True, text=True)
+    done = subprocess.run(
+        command(zygote.python, data, model, whole, *settings), env=ENV, capture_output=True, text=True
+    )
     assert done.returncode == 0, done.stderr[-3000:]
     assert f"model: {whole}/huggingface" in done.stdout
     curve = losses(whole)
     assert [row[0] for row in curve] == list(range(13)) and curve[0][-1] is not None
     assert curve[-1][1] < 0.7 * curve[1][1] and curve[-1][-1] < 0.7 * curve[0][-1]
 
-    arguments = command(data, model, killed, *settings)
+    arguments = command(zygote.python, data, model, killed, *settings)
     assert kill_at(3, killed, arguments, signal.SIGKILL) == -signal.SIGKILL
     assert kill_at(6, killed, arguments, signal.SIGTERM) == 128 + signal.SIGTERM
     done = subprocess.run(arguments, env=ENV, capture_output=True, text=True)
@@ -248,21 +250,25 @@ def test_training_lowers_the_loss_and_a_killed_run_ends_like_an_undisturbed_one(
     assert AutoTokenizer.from_pretrained(whole / "huggingface").chat_template == tokenizer().chat_template
     assert loaded.num_parameters() > 0 and (whole / "curve.png").stat().st_size > 1000
 
-    again = subprocess.run(command(data, model, whole, *settings), env=ENV, capture_output=True, text=True)
+    again = subprocess.run(
+        command(zygote.python, data, model, whole, *settings), env=ENV, capture_output=True, text=True
+    )
     assert again.returncode == 0 and "nothing to do; raise trainer.total_epochs" in again.stdout
-    arguments = command(data, model, whole, *settings, "optim.lr=0.02")
+    arguments = command(zygote.python, data, model, whole, *settings, "optim.lr=0.02")
     other = subprocess.run(arguments, env=ENV, capture_output=True, text=True)
     assert other.returncode == 2 and "optim.lr: was 0.01, now 0.02" in other.stderr
 
 
 @pytest.mark.slow
 @pytest.mark.timeout(900)
-def test_two_processes_have_the_losses_of_one(data, model, tmp_path):
+def test_two_processes_have_the_losses_of_one(data, model, tmp_path, zygote):
     curves = []
     for processes in (1, 2):
         output = tmp_path / str(processes)
         settings = ("trainer.total_training_steps=2", f"trainer.n_gpus_per_node={processes}")
-        done = subprocess.run(command(data, model, output, *settings), env=ENV, capture_output=True, text=True)
+        done = subprocess.run(
+            command(zygote.python, data, model, output, *settings), env=ENV, capture_output=True, text=True
+        )
         assert done.returncode == 0, done.stderr[-3000:]
         curves.append(losses(output))
         assert (output / "huggingface" / "model.safetensors").is_file()

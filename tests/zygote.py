@@ -1,5 +1,5 @@
 """A Python that starts in tenths of a second what takes ten seconds to import: a process that has imported torch and
-transformers forks a child for each program of the project, and for each worker of Ray.
+transformers forks a child for each program of the project, and for each worker of Ray or torchrun.
 
     with Zygote(folder) as zygote:
         subprocess.run([zygote.python, "-m", "recipe.dag.main", ...])
@@ -46,7 +46,7 @@ import array, json, os, signal, socket, sys
 arguments = sys.argv[1:]
 script = next((argument for argument in arguments if argument == "-m" or not argument.startswith("-")), "")
 if script == "-m":
-    ours = arguments[arguments.index("-m") + 1].startswith(("recipe.", "preprocess.", "ray."))
+    ours = arguments[arguments.index("-m") + 1].startswith(("recipe.", "preprocess.", "ray.", "torch.distributed.run"))
 else:
     ours = script.endswith(("/setup_worker.py", "/default_worker.py")) or os.path.abspath(script).startswith({root!r})
 if not ours:
@@ -83,8 +83,10 @@ class Zygote:
         prefix = Path(sys.prefix)
         for path in (*prefix.glob(".verl-dag-*"), prefix / "lib", *(prefix / "bin").iterdir()):
             link = folder / path.relative_to(prefix)
-            if not link.name.startswith("python"):
+            if not link.name.startswith(("python", "verl-dag")):
                 link.symlink_to(path)
+        (self.python.parent / "verl-dag").write_text(f'#!/bin/sh\nexec {self.python} -m recipe.dag.cli "$@"\n')
+        (self.python.parent / "verl-dag").chmod(0o755)
         signals = tuple(map(int, FORWARDED))
         self.python.write_text(
             CLIENT.format(python=sys.executable, address=f"{folder}/socket", signals=signals, root=f"{ROOT}{os.sep}")
@@ -225,7 +227,8 @@ def _become(request: Request, python: str) -> None:
     sys.orig_argv = [python, *request.arguments]
     random.seed()
     sys.modules["numpy"].random.seed()
-    sys.meta_path.insert(0, _ImportOfRay(python))
+    os.environ["PYTHON_EXEC"] = python  # what torchrun starts
+    sys.meta_path.insert(0, _ImportOfStarters(python))
 
 
 def _execute(arguments: list[str], cwd: str) -> None:
@@ -244,12 +247,14 @@ def _execute(arguments: list[str], cwd: str) -> None:
         runpy.run_path(arguments[0], run_name="__main__")
 
 
-class _ImportOfRay:
-    """Lets Ray start its workers with `python`, in the driver and in the process that becomes a worker."""
+class _ImportOfStarters:
+    """Lets Ray start its workers with `python`, in the driver and in the process that becomes a worker, and `verl-dag
+    sft` its torchrun."""
 
     def __init__(self, python: str):
         self.patches: dict[str, Callable[[ModuleType], None]] = {
-            "ray._private.services": self._services,
+            "ray._private.services": self._with_executable,
+            "recipe.dag.sft": self._with_executable,
             "ray._private.runtime_env.context": self._context,
         }
         self.python = python
@@ -269,7 +274,7 @@ class _ImportOfRay:
         spec.loader.exec_module = patched
         return spec
 
-    def _services(self, module: ModuleType) -> None:
+    def _with_executable(self, module: ModuleType) -> None:
         module.sys = _Sys(self.python)  # pyright: ignore[reportAttributeAccessIssue]
 
     def _context(self, module: ModuleType) -> None:

@@ -9,8 +9,7 @@ cd "$(dirname "${BASH_SOURCE[0]}")/../.."
 . recipe/dag/scripts/tiny_cpu.sh
 seed=$(seed_of "$@")
 [ "${1:-}" != "$seed" ] || shift
-name=$(with_seed retool_tiny "$seed")
-[ -z "${BASE_STEPS:-}" ] || name=${name}_base$BASE_STEPS  # another base model belongs to other stages
+name=$(tiny_name retool_tiny "$seed")
 out=outputs/$name workflow=workflows/workflow_retool.yaml teacher=recipe/retool/teacher.py
 config=(--config-path recipe/retool/config --config-name tiny_cpu)
 server=
@@ -39,7 +38,7 @@ evaluate() {
 }
 
 python preprocess/arithmetic.py --local_dir "$out/data" --train_size 2048 --test_size 64 --seed "$seed"
-make_model "$name" "$seed" "$workflow" "$teacher:Teacher" --steps "${BASE_STEPS:-700}"
+make_model "$name" "$seed" "$workflow" "$teacher:Teacher" --steps 700
 python -m recipe.retool.teacher --output "$out/data/sft.parquet" --size 512 --test_size 64 --seed "$seed"
 verl-dag sft "$out/data/sft.parquet" --model "$out/model" --output "$out/sft" --config-name sft_small \
   optim.lr=5e-4 seed="$seed"

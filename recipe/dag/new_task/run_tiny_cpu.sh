@@ -8,7 +8,7 @@ cd "$task/@root@"   # the checkout of verl-dag; change this line if you move the
 . recipe/dag/scripts/tiny_cpu.sh
 seed=$(seed_of "$@")
 [ "${1:-}" != "$seed" ] || shift
-name=$(with_seed @name@ "$seed")
+name=$(tiny_name @name@ "$seed")
 python "$task/data.py" --local_dir "outputs/$name/data"
 make_model "$name" "$seed" "$task/workflow.yaml" teacher.py:Teacher --problems 1024 --steps 150
 train "$name" "$seed" "$task/workflow.yaml" "$task/config" \

@@ -8,7 +8,7 @@
 name_run() {
   seed=$(seed_of "${@:2}") weight=${COACH_WEIGHT:-1}
   [[ $weight =~ ^[0-9]+(\.[0-9]+)?$ ]] || { echo "error: COACH_WEIGHT=$weight is not a number of 0 or more" >&2; exit 2; }
-  base=$(with_seed "$1_tiny" "$seed")
+  base=$(tiny_name "$1_tiny" "$seed")
   name=$base$([ "$weight" = 1 ] || echo "_coach$weight")
 }
 

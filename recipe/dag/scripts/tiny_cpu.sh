@@ -6,9 +6,13 @@ check_arguments "$@"
 [ "$(uname -s)" = Linux ] || { echo "error: the sandbox needs Linux (on Windows: WSL2)" >&2; exit 2; }
 . recipe/dag/scripts/cpu_env.sh
 
-# make_model NAME SEED WORKFLOW TEACHER [options of recipe.tiny.build]
+# tiny_name NAME SEED: the run's name; another base model ($BASE_STEPS, for a quick look) belongs to other stages
+tiny_name() { echo "$(with_seed "$1" "$2")${BASE_STEPS:+_base$BASE_STEPS}"; }
+
+# make_model NAME SEED WORKFLOW TEACHER [options of recipe.tiny.build]; $BASE_STEPS comes before --steps
 make_model() {
-  python -m recipe.tiny.build --output "outputs/$1/model" --seed "$2" --workflow "$3" --teacher "$4" "${@:5}"
+  python -m recipe.tiny.build --output "outputs/$1/model" --seed "$2" --workflow "$3" --teacher "$4" "${@:5}" \
+    ${BASE_STEPS:+--steps "$BASE_STEPS"}
 }
 
 # train NAME SEED WORKFLOW CONFIG_FOLDER [hydra overrides]: exec, so that the run gets the signals sent to the shell
@@ -26,7 +30,7 @@ tiny_run() {
   shift 4
   seed=$(seed_of "$@")
   [ "${1:-}" != "$seed" ] || shift
-  name=$(with_seed "${run}_tiny" "$seed")
+  name=$(tiny_name "${run}_tiny" "$seed")
   # shellcheck disable=SC2086  # options are words
   python preprocess/arithmetic.py --local_dir "outputs/$name/data" $data_options --test_size 64 --seed "$seed"
   # shellcheck disable=SC2086
