@@ -6,11 +6,9 @@ from __future__ import annotations
 import asyncio
 import os
 import shutil
-import socket
 import subprocess
 import sys
 import tempfile
-import threading
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from types import SimpleNamespace
@@ -87,20 +85,9 @@ def zygote(request) -> Iterator[Zygote]:
 @pytest.fixture(scope="session")
 def joined_ray(zygote) -> Iterator[dict[str, str]]:
     """The environment of runs that join a Ray, whose workers start quickly."""
-    with socket.socket() as sock:
-        sock.bind(("127.0.0.1", 0))
-        address = f"127.0.0.1:{sock.getsockname()[1]}"
-    scratch = tempfile.mkdtemp(prefix="ray")  # short, because sockets are made in it
-    command = [zygote.python, "-m", "ray.scripts.scripts", "start", "--head", "--block", "--num-cpus=4"]
-    command += [f"--port={address.rpartition(':')[2]}", "--include-dashboard=false", f"--temp-dir={scratch}"]
-    env = {**os.environ, "PYTHONPATH": str(ROOT), "RAY_AUTH_MODE": "disabled"}
-    with subprocess.Popen(command, env=env, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True) as ray:
-        assert ray.stdout is not None
-        assert any("Ray runtime started" in line for line in ray.stdout)
-        threading.Thread(target=ray.stdout.read, daemon=True).start()
+    env = {"PYTHONPATH": str(ROOT), "RAY_AUTH_MODE": "disabled"}
+    with zygote.ray(**env) as address:
         yield {"RAY_ADDRESS": address, "RAY_AUTH_MODE": "disabled"}
-        ray.terminate()
-    shutil.rmtree(scratch, ignore_errors=True)
 
 
 @pytest.fixture(scope="session")

@@ -21,16 +21,18 @@ import os
 import random
 import runpy
 import selectors
+import shutil
 import signal
 import socket
 import struct
 import subprocess
 import sys
+import tempfile
 import threading
 import time
 import traceback
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from types import ModuleType
 from typing import Any, NamedTuple
@@ -108,6 +110,31 @@ class Zygote:
             assert time.monotonic() < deadline, f"{caller} has not asked for a child"
             time.sleep(0.01)
         return int(path.read_text())
+
+    @contextlib.contextmanager
+    def ray(self, cwd: Path = ROOT, processors: int = 4, **env: str) -> Iterator[str]:
+        """Start a Ray whose workers are forked, and yield its address."""
+        with socket.socket() as sock:
+            sock.bind(("127.0.0.1", 0))
+            port = sock.getsockname()[1]
+        scratch = tempfile.mkdtemp(prefix="ray")  # short, because sockets are made in it
+        command = [self.python, "-m", "ray.scripts.scripts", "start", "--head", "--block", f"--num-cpus={processors}"]
+        command += [f"--port={port}", "--include-dashboard=false", f"--temp-dir={scratch}"]
+        pipes: dict[str, Any] = {"stdout": subprocess.PIPE, "stderr": subprocess.STDOUT, "text": True}
+        try:
+            with subprocess.Popen(command, cwd=cwd, env={**os.environ, **env}, **pipes) as ray:
+                assert ray.stdout is not None
+                printed = []
+                while not any("Ray runtime started" in line for line in printed[-1:]):
+                    printed.append(ray.stdout.readline())
+                    assert printed[-1], "".join(printed)
+                threading.Thread(target=ray.stdout.read, daemon=True).start()
+                try:
+                    yield f"127.0.0.1:{port}"
+                finally:
+                    ray.terminate()
+        finally:
+            shutil.rmtree(scratch, ignore_errors=True)
 
     def __exit__(self, *_exception: object) -> None:
         self._process.kill()

@@ -4,51 +4,25 @@ from __future__ import annotations
 
 import os
 import shutil
-import socket
-import subprocess
-import sys
-import tempfile
-import time
 from collections.abc import Iterator
-from pathlib import Path
 
 import pytest
 
-from tests.end_to_end.runs import environment, finish, log_of, start
+from tests.end_to_end.runs import finish, log_of, start
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
 SHARDS = ("model", "optim", "extra_state")
 
 
 @pytest.fixture
-def ray_elsewhere(tmp_path) -> Iterator[dict[str, str]]:
+def ray_elsewhere(material, tmp_path) -> Iterator[dict[str, str]]:
     """The environment that a run joins it with. It asks for a token, which Ray would not look for by itself."""
     folder = tmp_path / "elsewhere"
     folder.mkdir()
     (tmp_path / "token").write_text("0123456789abcdef" * 4)
-    with socket.socket() as sock:
-        sock.bind(("127.0.0.1", 0))
-        port = sock.getsockname()[1]
-    scratch = tempfile.mkdtemp(prefix="ray")  # short, because sockets are made in it
-    joins = {"RAY_ADDRESS": f"127.0.0.1:{port}", "RAY_AUTH_TOKEN_PATH": f"{tmp_path}/token"}
-    command = [Path(sys.executable).with_name("ray"), "start", "--head", "--block", f"--port={port}", "--num-cpus=3"]
-    command += ["--include-dashboard=false", f"--temp-dir={scratch}"]
-    with (tmp_path / "ray.log").open("w") as log:
-        env = environment(**{**joins, "RAY_ADDRESS": "", "RAY_AUTH_MODE": "token", "PYTHONPATH": ""})
-        ray = subprocess.Popen(command, cwd=folder, env=env, stdout=log, stderr=log, start_new_session=True)
-    try:
-        deadline = time.monotonic() + 120
-        while "Ray runtime started" not in (tmp_path / "ray.log").read_text():
-            assert ray.poll() is None and time.monotonic() < deadline, (tmp_path / "ray.log").read_text()[-4000:]
-            time.sleep(0.1)
-        yield joins
-    finally:
-        ray.terminate()
-        try:
-            ray.wait(timeout=60)
-        finally:
-            ray.kill()
-            shutil.rmtree(scratch, ignore_errors=True)
+    token = {"RAY_AUTH_TOKEN_PATH": f"{tmp_path}/token"}
+    with material.zygote.ray(folder, processors=3, RAY_AUTH_MODE="token", PYTHONPATH="", **token) as address:
+        yield {"RAY_ADDRESS": address, **token}
 
 
 def test_a_run_with_relative_paths_keeps_its_weights_and_resumes(material, ray_elsewhere, tmp_path):

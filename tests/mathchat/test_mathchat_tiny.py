@@ -267,7 +267,13 @@ def test_the_run_trains_with_its_coach_and_resumes(zygote, joined_ray):
     seed = "987654"
     out = ROOT / "outputs" / f"mathchat_tiny_seed{seed}_base100"
     shutil.rmtree(out, ignore_errors=True)
-    env = {**os.environ, "PYTHONPATH": str(ROOT), "VERL_DAG_VENV": str(zygote.folder), **joined_ray, "BASE_STEPS": "100"}
+    env = {
+        **os.environ,
+        "PYTHONPATH": str(ROOT),
+        "VERL_DAG_VENV": str(zygote.folder),
+        **joined_ray,
+        "BASE_STEPS": "100",
+    }
     sizes = ["data.train_batch_size=8", "data.val_max_samples=8", "trainer.save_freq=1", "trainer.test_freq=1"]
     try:
         for steps in (1, 2):

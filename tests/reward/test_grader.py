@@ -18,6 +18,9 @@ from recipe.dag.reward import grader
 from recipe.dag.reward.grader import GraderPool, Undecided
 
 
+ROOT = Path(__file__).parents[2]
+
+
 @pytest.fixture(scope="module")
 def pool() -> Iterator[GraderPool]:
     shared = GraderPool()
@@ -233,6 +236,16 @@ def test_the_shared_pool_serves_loops_in_turn_and_threads_at_once():
         one.join()
     assert answers == [True] * 5
     assert grader.counters["symbolic"] == before + 5
+
+
+def test_the_kernel_ends_a_comparison_whose_parent_does_not():
+    code = (
+        "import resource\nfrom recipe.dag.reward.grader_worker import bound_cpu\nbound_cpu(50)\n"
+        "used = resource.getrusage(resource.RUSAGE_SELF).ru_utime\n"
+        "print(resource.getrlimit(resource.RLIMIT_CPU)[0] - used)"
+    )
+    left = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, cwd=ROOT).stdout
+    assert 49 < float(left) < 60
 
 
 def test_worker_ends_with_its_parent():

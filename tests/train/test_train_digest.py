@@ -53,6 +53,10 @@ def test_a_large_file_is_sampled_from_its_first_to_its_last_byte(tmp_path, monke
     assert len(digests | {file_digest(path)}) == 4
     path.write_bytes(bytes(byte ^ 1 for byte in data))  # as training changes weights: all of them
     assert file_digest(path) not in digests
+    path.write_bytes(data[:1000])
+    whole = file_digest(path)
+    monkeypatch.setattr(digest, "FULL", 2000)
+    assert file_digest(path) == whole
 
 
 def test_a_hub_name_is_the_commit_that_the_cache_holds(tmp_path, monkeypatch):

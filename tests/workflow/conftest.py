@@ -41,6 +41,7 @@ class Hungry:
     def pre_process(self, tokenizer, prompt_ids, obs, template): return prompt_ids
 """,
     "env.py": """
+class _Envv: pass  # private, so never suggested
 class Env:
     def reset(self, sample, seed): return ""
     def step(self, actions, ground_truth): return "", 0.0, True

@@ -199,7 +199,6 @@ USER_CODE = [
         "defines no pre_process",
     ),
     ("kwargs alone", ("process_path: hooks.py:Hook", "§pre_process_kwargs: {a: 1}"), "has no effect without `hooks`"),
-    ("no env class", ("env.py:Env", "§env.py:Envv"), "did you mean `Env`?"),
     ("env file alone", ("env.py:Env", "§env.py"), "write `file.py:Class`"),
     ("env step", ("env.py:Env", "§env.py:ShortStep"), "step of `env.py:ShortStep` must take"),
     ("env step asks", ("env.py:Env", "§env.py:AskingMore"), "step of `env.py:AskingMore` needs the argument `role`"),
