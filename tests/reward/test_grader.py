@@ -17,7 +17,6 @@ from recipe.dag.errors import GraderFault, UserError
 from recipe.dag.reward import grader
 from recipe.dag.reward.grader import GraderPool, Undecided
 
-
 ROOT = Path(__file__).parents[2]
 
 
