@@ -12,6 +12,7 @@ import tempfile
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from types import SimpleNamespace
+from typing import TYPE_CHECKING
 
 import hypothesis
 import pytest
@@ -22,6 +23,9 @@ from recipe.dag.types.record import Generation
 from recipe.dag.workflow.schema import Critic
 from recipe.dag.workflow_file import load_workflow
 from tests.zygote import Zygote
+
+if TYPE_CHECKING:
+    from recipe.dag.sandbox.launch import LocalSandbox
 
 pytest_plugins = ["tests.costs"]
 
@@ -170,6 +174,17 @@ def sandbox_level(missing_for_full_isolation) -> dict:
     if missing_for_full_isolation:
         return {"isolation": "rlimits", "accept_unsandboxed": True}
     return {"isolation": "full"}
+
+
+@pytest.fixture(scope="session")
+def local(sandbox_level) -> Iterator[LocalSandbox]:
+    """One server for all tests that do not change it."""
+    from recipe.dag.sandbox.launch import LocalSandbox
+
+    sandbox = LocalSandbox(max_concurrent=8, **sandbox_level)
+    asyncio.run(sandbox.start())
+    yield sandbox
+    sandbox.close()
 
 
 @pytest.fixture(scope="session")

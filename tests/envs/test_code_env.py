@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import json
-from collections.abc import Iterator
 from types import SimpleNamespace
 
 import pytest
@@ -13,7 +12,6 @@ from envs.code_env import CodeEnv, program_in
 from recipe.dag.algorithms.catalogue import make_algorithm
 from recipe.dag.episode.env_class import load_envs, needs_sandbox
 from recipe.dag.errors import SandboxFault, UserError
-from recipe.dag.sandbox.launch import LocalSandbox
 from recipe.dag.tools.sandbox_client import RunResult, SandboxClient
 
 DOUBLE = json.dumps({"inputs": ["1\n", "20\n", "-3\n"], "outputs": ["2\n", "40\n", "-6\n"]})
@@ -21,13 +19,10 @@ ADD = json.dumps({"inputs": [[1, 2], [5, -5]], "outputs": [[3], [0]], "fn_name":
 ASSERTS = json.dumps(["assert add(1, 2) == 3", "assert add(0, 0) == 0"])
 
 
-@pytest.fixture(scope="module")
-def client(sandbox_level) -> Iterator[SandboxClient]:
-    """Of a local sandbox, as a run makes it."""
-    local = LocalSandbox(**sandbox_level)
-    url = asyncio.run(local.start())
-    yield SandboxClient(url, token=local.token, max_concurrent=2)
-    asyncio.run(local.stop())
+@pytest.fixture
+def client(local) -> SandboxClient:
+    """As a run makes it."""
+    return SandboxClient(local.url, token=local.token, max_concurrent=2)
 
 
 def play(client, code: str, truth: str, **options):

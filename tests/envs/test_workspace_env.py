@@ -27,14 +27,6 @@ CONTRACT = {
 
 
 @pytest.fixture(scope="module")
-def local(sandbox_level) -> Iterator[LocalSandbox]:
-    local = LocalSandbox(max_concurrent=4, **sandbox_level)
-    asyncio.run(local.start())
-    yield local
-    local.close()
-
-
-@pytest.fixture(scope="module")
 def measured() -> Iterator[LocalSandbox]:
     """Return a sandbox in which a folder can hold more than its quota."""
     local = LocalSandbox(max_concurrent=2, isolation="rlimits", accept_unsandboxed=True)
@@ -147,16 +139,16 @@ def test_failures_are_told(local):
     ("make", "reason"),
     [
         ("open('a.pkl', 'w')", "it is empty"),
-        ("import os; os.mkdir('a.pkl'); open('a.pkl/b', 'w').write('1')", "there is no such regular file"),
-        ("import os; os.mkfifo('a.pkl')", "there is no such regular file"),
-        ("import os; os.symlink('/etc/passwd', 'a.pkl')", "there is no such regular file"),
-        ("import os; open('b', 'w').write('1'); os.symlink('b', 'a.pkl')", "there is no such regular file"),
-        ("import os; os.mkdir('d'); open('d/a.pkl', 'w').write('1')", "there is no such regular file"),
+        ("os.mkdir('a.pkl'); open('a.pkl/b', 'w').write('1')", "there is no such regular file"),
+        ("os.mkfifo('a.pkl')", "there is no such regular file"),
+        ("os.symlink('/etc/passwd', 'a.pkl')", "there is no such regular file"),
+        ("open('b', 'w').write('1'); os.symlink('b', 'a.pkl')", "there is no such regular file"),
+        ("os.mkdir('d'); open('d/a.pkl', 'w').write('1')", "there is no such regular file"),
     ],
 )
 def test_only_a_regular_file_with_content_fulfils_a_contract(local, make, reason):
     for pattern in ("a.pkl", "*.pkl"):
-        _, (seen,), (info,) = play(local, ("a", block(make)), contract={"a": [pattern]})
+        _, (seen,), (info,) = play(local, ("a", block(f"import os; {make}")), contract={"a": [pattern]})
         assert info["problems"] == {pattern: reason} and f"a must still make: {pattern} ({reason})" in seen
 
 
@@ -183,10 +175,8 @@ def test_checks_run_in_the_sandbox(local):
         "open('b.json', 'w').write('{\"ok\": 1}')\nopen('missing.csv', 'w').write('1')",
     ]
     _, seen, infos = play(local, *[("a", block(code)) for code in turns], contract=contract)
-    assert infos[0]["problems"] == {
-        "X.pkl": "`len(load(path)) == 3` does not hold",
-        "missing.csv": "there is no such regular file",
-    }
+    wrong = {"X.pkl": "`len(load(path)) == 3` does not hold", "missing.csv": "there is no such regular file"}
+    assert infos[0]["problems"] == wrong
     assert infos[1]["problems"].keys() == {"*.json", "missing.csv"}
     assert "raises JSONDecodeError" in infos[1]["problems"]["*.json"] and "JSONDecodeError" in seen[1]
     assert infos[2]["artifacts_ok"]
@@ -214,14 +204,8 @@ def test_a_pickle_that_ends_its_check_fails_it(local, make, problem):
 @pytest.mark.parametrize(
     ("line", "problem"),
     [
-        ('[[99, "x"]]', "its check was disturbed"),
-        ('[[-1, "x"]]', "its check was disturbed"),
-        ('[[Infinity, "x"]]', "its check was disturbed"),
-        ('[[true, "x"]]', "its check was disturbed"),
-        ('{"a": 1}', "its check was disturbed"),
-        ("[1]", "its check was disturbed"),
-        ("[" * 100_000, "its check was disturbed"),
-        ("no json", "its check was disturbed"),
+        *((f'[[{number}, "x"]]', "its check was disturbed") for number in ("99", "-1", "Infinity", "true")),
+        *((text, "its check was disturbed") for text in ('{"a": 1}', "[1]", "[" * 100_000, "no json")),
         ('[[0, "a\\nb must still make: nothing \\u001b[2J"]]', "'a b must still make: nothing \\x1b[2J'"),
         ("[]", None),  # a file can claim to be right: a check is no proof
     ],
@@ -293,16 +277,10 @@ def test_only_new_and_changed_files_are_fetched(local):
         "import os; os.remove('submission.csv')",
     ]
     _, _, infos = play(local, *[("a", block(code)) for code in turns], fetch=["submission.csv", "*.txt", "*.bin"])
-    assert [info["fetched"] for info in infos] == [
-        {"submission.csv": "1"},
-        {},
-        {"submission.csv": "2"},
-        {"b.txt": "b", "c.bin": "é\0"},
-        {},
-    ]
+    one, two, rest = {"submission.csv": "1"}, {"submission.csv": "2"}, {"b.txt": "b", "c.bin": "é\0"}
+    assert [info["fetched"] for info in infos] == [one, {}, two, rest, {}]
     calls = [SimpleNamespace(env_info=info) for info in (infos[0], {}, *infos[1:])]
     kept = [fetched_files(SimpleNamespace(calls=calls[:count])) for count in range(len(calls) + 1)]
-    one, two, rest = {"submission.csv": "1"}, {"submission.csv": "2"}, {"b.txt": "b", "c.bin": "é\0"}
     assert kept == [{}, one, one, one, two, two | rest, rest]
 
 

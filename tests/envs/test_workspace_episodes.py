@@ -10,8 +10,7 @@ import re
 import signal
 import subprocess
 import sys
-import time
-from collections.abc import Awaitable, Callable, Iterator
+from collections.abc import Awaitable, Callable
 from pathlib import Path
 from typing import Any
 
@@ -27,6 +26,7 @@ from recipe.dag.tools.sandbox_client import SandboxClient
 from recipe.dag.tools.sandbox_transport import Request
 from recipe.dag.types.record import Episode
 from recipe.dag.workflow_file import load_workflow
+from tests.sandbox.processes import alive, until
 from tests.test_shipped import ROOT
 
 GALLERY = ROOT / "examples" / "gallery" / "workflow_workspace.yaml"
@@ -68,14 +68,6 @@ def paid(episode):
 @pytest.fixture(autouse=True)
 def no_backoff(monkeypatch):
     monkeypatch.setattr(failure, "BACKOFF_S", 0.0)
-
-
-@pytest.fixture(scope="module")
-def local(sandbox_level) -> Iterator[LocalSandbox]:
-    local = LocalSandbox(max_concurrent=4, **sandbox_level)
-    asyncio.run(local.start())
-    yield local
-    local.close()
 
 
 @pytest.fixture
@@ -211,11 +203,8 @@ def test_sixty_four_episodes_see_their_own_files_only(local, flow, scripted_serv
         if local.isolation == "full":  # below it, programs of this user can read each other's folders
             shown += f"['{number}']"
         assert shown in make.tool_results[0].text and shown in read.env_info["output"]
-        assert read.env_info["files"] == {
-            f"from{number}": 0,
-            "made.txt": 1000 * len(f"{number} "),
-            "own.txt": len(str(number)),
-        }
+        sizes = {"made.txt": 1000 * len(f"{number} "), "own.txt": len(str(number))}
+        assert read.env_info["files"] == {f"from{number}": 0} | sizes
 
 
 def test_one_greedy_episode_fills_its_own_quota_only(local, flow, scripted_server):
@@ -316,23 +305,20 @@ def test_an_episode_that_is_cancelled_or_fails_leaves_no_session(local, flow, sc
         with pytest.raises(asyncio.CancelledError):
             await hanging
         assert (await sessions(client))["open"] == 0
+        busy = chat_server(scripted_server, lambda prompt: block("import time; time.sleep(30)"))
         for delay_s in (0.0, 0.005, 0.01, 0.02, 0.05):
-            running = await start(
-                "1", chat_server(scripted_server, lambda prompt: block("import time; time.sleep(30)"))
-            )
+            running = await start("1", busy)
             await asyncio.sleep(delay_s)
             running.cancel()
             with pytest.raises(asyncio.CancelledError):
                 await running
-        failing = await start(
-            "x" * (9 << 20), chat_server(scripted_server, lambda prompt: "Done.")
-        )  # more than the quota
+        done = chat_server(scripted_server, lambda prompt: "Done.")
+        failing = await start("x" * (9 << 20), done)  # more than the quota
         with pytest.raises(Exception, match="exceed quota_mb"):
             await failing
-        deadline = time.monotonic() + 10
-        while (await sessions(client))["open"] and time.monotonic() < deadline:
-            await asyncio.sleep(0.05)
-        assert (await sessions(client))["open"] == 0
+        async with asyncio.timeout(10):
+            while (await sessions(client))["open"]:
+                await asyncio.sleep(0.05)
         await client.close()
 
     asyncio.run(main())
@@ -377,17 +363,7 @@ def test_a_killed_run_takes_its_sandbox_and_all_files_along(sandbox_level):
     process.kill()
     process.wait()
     process.stdout.close()
-    deadline = time.monotonic() + 20
-    while left := [path for path in (f"/proc/{pid}", root, socket) if os.path.exists(path) and not zombie(path)]:
-        assert time.monotonic() < deadline, left
-        time.sleep(0.05)
-
-
-def zombie(path: str) -> bool:
-    try:
-        return Path(path, "stat").read_text().rpartition(")")[2].split()[0] == "Z"
-    except OSError:
-        return False
+    assert until(lambda: not alive([int(pid)]) and not os.path.exists(root) and not os.path.exists(socket))
 
 
 def test_sessions_of_a_killed_run_expire_on_a_server_that_lives_on(local):
@@ -400,10 +376,9 @@ def test_sessions_of_a_killed_run_expire_on_a_server_that_lives_on(local):
         assert (await sessions(client))["open"] == 16  # renewed, although nothing uses twelve of them
         process.kill()
         process.wait()
-        deadline = time.monotonic() + 20
-        while (left := await sessions(client)) != {"open": 0, "used_bytes": 0}:
-            assert time.monotonic() < deadline, left
-            await asyncio.sleep(0.1)
+        async with asyncio.timeout(20):
+            while await sessions(client) != {"open": 0, "used_bytes": 0}:
+                await asyncio.sleep(0.1)
         await client.close()
 
     asyncio.run(main())

@@ -1,8 +1,7 @@
-"""One server for all tests that do not change it."""
+"""Requests to the server that all tests share which do not change it."""
 
 from __future__ import annotations
 
-import asyncio
 import json
 import os
 import sys
@@ -53,14 +52,6 @@ class Caller:
 
     def stdout(self, code: str, **fields: object) -> str:
         return self.run(code, **fields)["run_result"]["stdout"]
-
-
-@pytest.fixture(scope="session")
-def local(sandbox_level) -> Iterator[LocalSandbox]:
-    sandbox = LocalSandbox(max_concurrent=8, **sandbox_level)
-    asyncio.run(sandbox.start())
-    yield sandbox
-    sandbox.close()
 
 
 @pytest.fixture(scope="session")

@@ -9,13 +9,13 @@ import shutil
 import signal
 import subprocess
 import sys
-import time
 from contextlib import suppress
 
 import pytest
 
 from recipe.dag.sandbox import descent
 from recipe.dag.sandbox.launch import LocalSandbox
+from tests.sandbox.processes import alive, until
 
 ORDINARY = ["unshare", "--user", "--map-user=12345", "--map-group=12345"]
 
@@ -117,21 +117,14 @@ def test_expired_sessions_are_removed_whatever_is_in_them(server):
     for code in FILL.values():
         expiring = server("POST", "/sessions", {"ttl": 3, "quota_mb": 48}).json()["id"]
         assert server.run(code, session_id=expiring, run_timeout=30)["status"] == "Success"
-    deadline = time.monotonic() + 30
-    while (open_sessions := server("GET", "/v1/status").json()["sessions"])["open"]:
-        assert time.monotonic() < deadline
-        time.sleep(0.1)
-    assert open_sessions["used_bytes"] == 0
+    gone = {"open": 0, "used_bytes": 0}
+    assert until(lambda: server("GET", "/v1/status").json()["sessions"] == gone, 30)
 
 
 def test_a_reader_is_not_stopped_by_a_locked_root(server, session):
     theirs = session()
     server.run("import os; open('f', 'w').write('shared'); os.chmod('.', 0)", session_id=theirs)
     assert server.stdout("print(open('/in/a/f').read())", share={"a": theirs}) == "shared\n"
-
-
-def alive(pids: set[int]) -> list[int]:
-    return [pid for pid in pids if os.path.exists(f"/proc/{pid}") and descent._status(pid)[0] != "Z"]
 
 
 def test_sessions_end_with_a_server_that_is_killed(full_isolation, monkeypatch, tmp_path, caller):
@@ -145,10 +138,7 @@ def test_sessions_end_with_a_server_that_is_killed(full_isolation, monkeypatch, 
         stores = [pid for pid in family if "tmpfs /tmp/" in mounts(pid)]
         assert stores
         os.kill(sandbox.pid, signal.SIGKILL)
-        deadline = time.monotonic() + 30
-        while (left := alive(family)) and time.monotonic() < deadline:
-            time.sleep(0.05)
-        assert not left
+        assert until(lambda: not alive(family), 30)
     finally:
         sandbox.close()
 

@@ -58,15 +58,8 @@ def test_state_output_display_and_errors(drive):
     assert [cell["stdout"] for cell in cells] == ["", "", "123\nfrom a child\n", "", "", "", "124\n"]
     assert [cell["stderr"] for cell in cells] == ["", "", "", "err", "", "", ""]
     assert [cell["display"] for cell in cells] == [[], [{"text/plain": "123"}], [], [], [], [], []]
-    assert [[error["ename"] for error in cell["error"]] for cell in cells] == [
-        [],
-        [],
-        [],
-        [],
-        ["RuntimeError"],
-        ["SyntaxError"],
-        [],
-    ]
+    errors = [[error["ename"] for error in cell["error"]] for cell in cells]
+    assert errors == [[], [], [], [], ["RuntimeError"], ["SyntaxError"], []]
     trace = "".join(cells[4]["error"][0]["traceback"])
     assert cells[4]["error"][0]["evalue"] == "no" and "raise RuntimeError" in trace and "jupyter_driver" not in trace
 

@@ -3,21 +3,17 @@
 from __future__ import annotations
 
 import asyncio
-import os
 import sys
 
 import pytest
 
-from recipe.dag.sandbox.jail import landlock
 from recipe.dag.sandbox.launch import LocalSandbox
-from tests.sandbox.jail.elsewhere import REPOSITORY, python_for_all
+from tests.sandbox.jail.elsewhere import REPOSITORY, python_for_landlock
 
 
 @pytest.fixture(scope="module")
 def call(caller):
-    python = python_for_all()
-    if os.geteuid() != 0 or not landlock.version() or python is None:
-        pytest.skip("needs root, Landlock, and an interpreter that every user can run")
+    python = python_for_landlock()
     packages = [path for path in sys.path if path.endswith("-packages")]
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(sys, "executable", python)
@@ -55,10 +51,7 @@ def test_files_pass_from_program_to_program_and_to_the_client(call, session):
 
 @pytest.mark.parametrize(
     "code",
-    [
-        "import os; os.chmod('.', 0)",
-        "import os; os.mkdir('locked'); open('locked/x', 'w'); os.chmod('locked', 0)",
-    ],
+    ["import os; os.chmod('.', 0)", "import os; os.mkdir('locked'); open('locked/x', 'w'); os.chmod('locked', 0)"],
     ids=["locked root", "locked folder"],
 )
 def test_a_program_cannot_break_its_session(call, session, code):

@@ -8,7 +8,6 @@ import signal
 import stat
 import subprocess
 import sys
-import time
 from pathlib import Path
 from urllib.parse import quote
 
@@ -18,6 +17,7 @@ import pytest
 from recipe.dag.errors import SandboxFault, UserError
 from recipe.dag.sandbox import launch
 from recipe.dag.sandbox.launch import LocalSandbox
+from tests.sandbox.processes import alive, sleepers, until
 
 SECONDS = str(700_000 + os.getpid())
 LONG = f"import subprocess; subprocess.run(['sleep', '{SECONDS}'])"
@@ -32,33 +32,14 @@ def options(request):
     return LEVELS[request.param]
 
 
-def sleepers() -> list[str]:
-    found = []
-    for name in filter(str.isdigit, os.listdir("/proc")):
-        try:
-            if f"sleep\0{SECONDS}" in Path(f"/proc/{name}/cmdline").read_text():
-                found.append(name)
-        except OSError:
-            continue
-    return found
-
-
-def alive(pid: int) -> bool:
-    """Return whether the process is alive; zombies, which may have no parent to collect them, are not."""
-    try:
-        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
-    except FileNotFoundError:
-        return False
-
-
 def remains(root: Path | str, *pids: str) -> list[str]:
     """Return the directory, processes and jobs that are left after a killed process tree had time to end."""
-    deadline = time.monotonic() + 20
-    while left := [str(root)] * os.path.exists(root) + [pid for pid in pids if alive(int(pid))] + sleepers():
-        if time.monotonic() > deadline:
-            break
-        time.sleep(0.02)
-    return left
+
+    def left() -> list[str]:
+        return [str(root)] * os.path.exists(root) + [pid for pid in pids if alive([int(pid)])] + sleepers(SECONDS)
+
+    until(lambda: not left())
+    return left()
 
 
 async def start_long_job(local: LocalSandbox, caller) -> asyncio.Task:
@@ -67,7 +48,7 @@ async def start_long_job(local: LocalSandbox, caller) -> asyncio.Task:
             await http.post("/run_code", json={"code": LONG, "language": "python", "run_timeout": 60})
 
     task = asyncio.create_task(job())
-    while not sleepers():
+    while not sleepers(SECONDS):
         assert not task.done()
         await asyncio.sleep(0.02)
     return task
@@ -174,8 +155,7 @@ def test_nobody_else_reaches_or_takes_the_address(caller):
                 done = subprocess.run(command, capture_output=True, text=True, cwd="/")
                 assert done.stdout.split() == ["refused"] * 4, done.stderr
             os.kill(local.pid, signal.SIGKILL)
-            while alive(local.pid):
-                time.sleep(0.01)
+            assert until(lambda: not alive([local.pid]))
         asyncio.run(local.ensure())
         assert caller(local).stdout("print(1)") == "1\n"
     finally:

@@ -74,32 +74,18 @@ def test_422_is_fastapis_own(call):
 
     endpoint.__annotations__["request"] = RunCodeRequest
     app.post("/run_code")(endpoint)
+    contents = [b"{", b"", b'{"code": 1}', b"nonsense", b'{"code": "", "language": "cobol"}', b"[1]", b"\xff"]
     with TestClient(app) as reference:
-        for content in (
-            b"{",
-            b"",
-            b'{"code": 1}',
-            b"nonsense",
-            b'{"code": "", "language": "cobol"}',
-            b"[1]",
-            b'{"code": "x", "language": "x"}',
-        ):
+        for content in [*contents, b'{"code": "x", "language": "x"}', b"[" * 100_000]:
             headers = {"Content-Type": "application/json"}
             theirs = reference.post("/run_code", content=content, headers=headers)
             ours = call("POST", "/run_code", content, headers=headers)
-            assert ours.status_code == theirs.status_code
-            assert ours.json() == theirs.json(), content
-        for content in (b"\xff", b"[" * 100_000):
-            theirs = reference.post("/run_code", content=content, headers={"Content-Type": "application/json"})
-            ours = call("POST", "/run_code", content, headers={"Content-Type": "application/json"})
-            assert (ours.status_code, ours.json()) == (theirs.status_code, theirs.json())
+            assert (ours.status_code, ours.json()) == (theirs.status_code, theirs.json()), content[:50]
 
 
-def test_bodies_that_are_not_json(call):
+def test_json_that_is_nested_too_deeply_is_400(call):
     kind = {"Content-Type": "application/json"}
-    assert problem(call("POST", "/run_code", b'{"code": ', headers=kind))["type"] == "json_invalid"
-    assert problem(call("POST", "/run_code", b"", headers=kind))["loc"][0] == "body"
-    for content in (b"\xff", b"[" * 1_000_000, b'{"a":' * 200_000):
+    for content in (b"[" * 1_000_000, b'{"a":' * 200_000):
         assert call("POST", "/run_code", content, headers=kind).status_code == 400
 
 
@@ -165,12 +151,8 @@ def test_100_mb_bodies_are_413(call):
 
 def test_one_byte_below_the_limit_is_read(call):
     head = json.dumps(GOOD | {"stdin": ""}).encode()[:-2]
-    answer = call(
-        "POST",
-        "/run_code",
-        head + b"x" * (body.MAX_BODY_BYTES - len(head) - 2) + b'"}',
-        headers={"Content-Type": "application/json"},
-    )
+    content = head + b"x" * (body.MAX_BODY_BYTES - len(head) - 2) + b'"}'
+    answer = call("POST", "/run_code", content, headers={"Content-Type": "application/json"})
     assert answer.status_code == 200 and answer.json()["run_result"]["stdout"] == "alive\n"
 
 
@@ -269,9 +251,8 @@ def test_slow_bodies_are_408():
                 for _ in range(100):
                     writer.write(b"1")
                     await asyncio.sleep(0.05)
-                    if not reader._buffer:
-                        continue
-                    break
+                    if reader._buffer:
+                        break
                 return await reader.read()
         finally:
             writer.close()

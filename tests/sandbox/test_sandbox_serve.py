@@ -14,7 +14,7 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -23,9 +23,11 @@ import httpx
 import pytest
 
 from recipe.dag.sandbox import serve as serving
+from tests.sandbox.processes import sleepers, until
 
 SECONDS = str(800_000 + os.getpid())
 LONG = {"code": f"import subprocess; subprocess.run(['sleep', '{SECONDS}'])", "language": "python", "run_timeout": 60}
+SERVE = [sys.executable, "-m", "recipe.dag.cli", "sandbox", "serve"]
 NUMPY = {"code": "import numpy; print(numpy.arange(3).sum())", "language": "python"}
 
 
@@ -38,7 +40,7 @@ def serve(sandbox_level, env, tmp_path) -> Iterator[Callable]:
     started = []
 
     def start(*options: str, expect: str = "sandbox at ") -> tuple[subprocess.Popen, str]:
-        command = [sys.executable, "-m", "recipe.dag.cli", "sandbox", "serve", *level, *options]
+        command = [*SERVE, *level, *options]
         variables = env | {"TMPDIR": str(tmp_path / "tmp"), "SECRET_KEY": "not for jobs"}
         with open(tmp_path / "log", "w") as log:
             server = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=log, text=True, env=variables)
@@ -58,23 +60,16 @@ def serve(sandbox_level, env, tmp_path) -> Iterator[Callable]:
 
 def left_behind(tmp_path: Path) -> list[str]:
     """Return the files of servers and processes of jobs that are left after a killed process tree had time to end."""
-    deadline = time.monotonic() + 20
-    while left := [*map(str, (tmp_path / "tmp").iterdir()), *sleepers()]:
-        if time.monotonic() > deadline:
-            break
-        time.sleep(0.02)
-    return left
+
+    def left() -> list[str]:
+        return [*map(str, (tmp_path / "tmp").iterdir()), *sleepers(SECONDS)]
+
+    until(lambda: not left())
+    return left()
 
 
-def sleepers() -> list[str]:
-    found = []
-    for name in filter(str.isdigit, os.listdir("/proc")):
-        try:
-            if f"sleep\0{SECONDS}" in Path(f"/proc/{name}/cmdline").read_text():
-                found.append(name)
-        except OSError:
-            continue
-    return found
+def run_cli(*options: str, env: dict[str, str], prefix: Sequence[str] = ()) -> subprocess.CompletedProcess[str]:
+    return subprocess.run([*prefix, *SERVE, *options], capture_output=True, text=True, env=env, timeout=60)
 
 
 def log_of(tmp_path: Path) -> list[dict]:
@@ -96,7 +91,7 @@ def running(url: str, jobs: int = 1, **options):
     tasks = [loop.create_task(post(client)) for _ in range(jobs)]
 
     async def started() -> None:
-        while len(sleepers()) < jobs:
+        while len(sleepers(SECONDS)) < jobs:
             assert not any(task.done() for task in tasks)
             await asyncio.sleep(0.02)
 
@@ -124,14 +119,7 @@ def test_a_unix_socket_of_this_user_only(serve, over_socket, tmp_path):
 def test_a_regular_file_at_the_socket_path_is_not_replaced(flag, env, tmp_path):
     path = tmp_path / "data.parquet"
     path.write_text("precious")
-    done = subprocess.run(
-        [sys.executable, "-m", "recipe.dag.cli", "sandbox", "serve", "--socket", str(path)]
-        + ["--isolation=rlimits", flag],
-        env=env,
-        capture_output=True,
-        text=True,
-        timeout=60,
-    )
+    done = run_cli("--socket", str(path), "--isolation=rlimits", flag, env=env)
     assert done.returncode == 2 and "already in use" in done.stderr
     assert path.read_text() == "precious"
 
@@ -139,13 +127,8 @@ def test_a_regular_file_at_the_socket_path_is_not_replaced(flag, env, tmp_path):
 def test_the_socket_of_a_running_server_is_refused_and_a_dead_one_replaced(serve, over_socket, env, tmp_path):
     path = tmp_path / "s"
     first, _ = serve("--socket", str(path))
-    again = subprocess.run(
-        [sys.executable, "-m", "recipe.dag.cli", "sandbox", "serve", "--socket", str(path)]
-        + ["--isolation=rlimits", "--allow-unsandboxed"],
-        env=env | {"TMPDIR": str(tmp_path / "tmp")},
-        capture_output=True,
-        text=True,
-    )
+    env = env | {"TMPDIR": str(tmp_path / "tmp")}
+    again = run_cli("--socket", str(path), "--isolation=rlimits", "--allow-unsandboxed", env=env)
     assert again.returncode == 2 and "another server listens there" in again.stderr
     with over_socket(str(path)) as http:
         assert http.get("/v1/ping").json() == "pong"
@@ -174,8 +157,7 @@ def test_invalid_options_are_refused_in_one_line(options, message, env, tmp_path
         request.getfixturevalue("full_isolation")
     (tmp_path / "token").write_text("0123456789abcdef\n")
     options = [str(tmp_path / "token") if option == "TOKEN" else option for option in options]
-    command = [sys.executable, "-m", "recipe.dag.cli", "sandbox", "serve", "--port", "0", "--quiet", *options]
-    done = subprocess.run(command, capture_output=True, text=True, env=env | {"TMPDIR": str(tmp_path)}, timeout=60)
+    done = run_cli("--port", "0", "--quiet", *options, env=env | {"TMPDIR": str(tmp_path)})
     assert done.returncode == 2 and done.stdout == ""
     assert message in done.stderr and done.stderr.count("\n") == 1, done.stderr
     assert [path.name for path in tmp_path.iterdir()] == ["token"]
@@ -192,25 +174,17 @@ def without_namespaces(full_isolation) -> list[str]:
 
 
 def test_where_namespaces_are_forbidden_it_ends_with_one_line(without_namespaces, env, tmp_path):
-    command = [sys.executable, "-m", "recipe.dag.cli", "sandbox", "serve", "--port", "0", "--quiet"]
-    env = env | {"TMPDIR": str(tmp_path)}
-    done = subprocess.run([*without_namespaces, *command], capture_output=True, text=True, env=env, timeout=60)
+    done = run_cli("--port", "0", "--quiet", env=env | {"TMPDIR": str(tmp_path)}, prefix=without_namespaces)
     assert (done.returncode, done.stdout, done.stderr.count("\n")) == (2, "", 1), done.stderr
     assert "max_user_namespaces" in done.stderr and "--isolation=rlimits --allow-unsandboxed" in done.stderr
-    assert not any(tmp_path.iterdir())
-
-
-def test_where_namespaces_are_forbidden_a_run_ends_with_one_line(without_namespaces, env, tmp_path):
     code = (
         "import asyncio\nfrom recipe.dag.errors import UserError\nfrom recipe.dag.sandbox.launch import LocalSandbox\n"
         "try: asyncio.run(LocalSandbox().start())\nexcept UserError as error: print(error)"
     )
-    env = env | {"TMPDIR": str(tmp_path)}
     command = [*without_namespaces, sys.executable, "-c", code]
-    done = subprocess.run(command, capture_output=True, text=True, env=env, timeout=60)
-    assert done.stdout.count("\n") == 1 and done.stderr == ""
-    assert "max_user_namespaces" in done.stdout
-    assert "sandbox.isolation=rlimits sandbox.accept_unsandboxed=true" in done.stdout
+    run = subprocess.run(command, capture_output=True, text=True, env=env | {"TMPDIR": str(tmp_path)}, timeout=60)
+    assert run.stdout.count("\n") == 1 and run.stderr == "" and "max_user_namespaces" in run.stdout
+    assert "sandbox.isolation=rlimits sandbox.accept_unsandboxed=true" in run.stdout
     assert not any(tmp_path.iterdir())
 
 
@@ -347,19 +321,17 @@ def test_nothing_is_left_when_it_ends_with_jobs_and_sessions(serve, end, tmp_pat
 def test_graceful_stop_lets_running_jobs_finish_and_refuses_the_rest(serve):
     server, url = serve("--port", "0", "--max-concurrent", "1", "--grace-s", "30")
 
-    async def scenario() -> tuple[httpx.Response, httpx.Response]:
+    async def scenario() -> list[httpx.Response]:
         async with httpx.AsyncClient(base_url=url, timeout=60, trust_env=False) as http:
-            body = {"code": "import time; time.sleep(4); print('whole')", "language": "python"}
-            first = asyncio.create_task(http.post("/run_code", json=body))
-            while (await http.get("/v1/status")).json()["running"] != 1:
-                await asyncio.sleep(0.02)
-            second = asyncio.create_task(http.post("/run_code", json=body))
-            while (await http.get("/v1/status")).json()["queue"] != 1:
+            body = {"code": "import time; time.sleep(2); print('whole')", "language": "python"}
+            answers = [asyncio.create_task(http.post("/run_code", json=body)) for _ in range(2)]
+            while [(status := (await http.get("/v1/status")).json())[key] for key in ("running", "queue")] != [1, 1]:
+                assert not any(answer.done() for answer in answers), status
                 await asyncio.sleep(0.02)
             server.terminate()
-            return await first, await second
+            return await asyncio.gather(*answers)
 
-    first, second = asyncio.run(scenario())
+    first, second = sorted(asyncio.run(scenario()), key=lambda answer: answer.status_code)
     assert first.json()["run_result"]["stdout"] == "whole\n"
     assert second.status_code == 504 and "stopping" in second.json()["detail"]
     assert server.wait(20) == 0

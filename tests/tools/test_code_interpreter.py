@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Iterator
 
 import pytest
 
@@ -13,14 +12,6 @@ from recipe.dag.tools.code_interpreter import CodeInterpreter, clip, echo_last, 
 from recipe.dag.tools.sandbox_client import SandboxClient
 from recipe.dag.types.record import ToolResult
 from recipe.dag.types.tool import Tool
-
-
-@pytest.fixture(scope="module")
-def sandbox(sandbox_level) -> Iterator[LocalSandbox]:
-    local = LocalSandbox(max_concurrent=4, **sandbox_level)
-    asyncio.run(local.start())
-    yield local
-    local.close()
 
 
 def execute(local: LocalSandbox, arguments: dict, **options) -> ToolResult:
@@ -45,34 +36,34 @@ def execute(local: LocalSandbox, arguments: dict, **options) -> ToolResult:
         ("print('a\\x00b')", "success", "a\0b\n"),
     ],
 )
-def test_text_for_the_model(sandbox, code, status, text):
-    result = execute(sandbox, {"code": code})
+def test_text_for_the_model(local, code, status, text):
+    result = execute(local, {"code": code})
     assert (result.status, result.text) == (status, text)
     assert result.name == "code_interpreter" and result.arguments == {"code": code} and result.attempts == 1
 
 
-def test_failing_code_shows_its_traceback(sandbox):
-    result = execute(sandbox, {"code": "print('before')\n1/0"})
+def test_failing_code_shows_its_traceback(local):
+    result = execute(local, {"code": "print('before')\n1/0"})
     assert (result.status, result.return_code, result.stdout, result.ok) == ("failed", 1, "before\n", False)
     assert result.text == result.stderr and result.text.rstrip().endswith("ZeroDivisionError: division by zero")
 
 
 @pytest.mark.parametrize("code", ["a\0b", "def f(:", "print('\ud800')"])
-def test_invalid_code_fails(sandbox, code):
-    result = execute(sandbox, {"code": code})
+def test_invalid_code_fails(local, code):
+    result = execute(local, {"code": code})
     assert result.status == "failed" and "SyntaxError" in result.text
 
 
-def test_timeout_of_the_call_counts_and_stderr_follows(sandbox):
+def test_timeout_of_the_call_counts_and_stderr_follows(local):
     code = "import sys, time; print('log', file=sys.stderr); time.sleep(60)"
-    result = execute(sandbox, {"code": code, "timeout": "0.3"})
+    result = execute(local, {"code": code, "timeout": "0.3"})
     assert (result.status, result.text, result.return_code) == ("timeout", "[timeout]\nlog\n", None)
     assert 0.25 < result.seconds < 10
-    assert execute(sandbox, {"code": "import time; time.sleep(60)"}, timeout_s=0.2).text == "[timeout]"
+    assert execute(local, {"code": "import time; time.sleep(60)"}, timeout_s=0.2).text == "[timeout]"
 
 
-def test_timeout_is_capped(sandbox):
-    result = execute(sandbox, {"code": "import time; time.sleep(60)", "timeout": 1e9}, timeout_s=0.2, max_timeout_s=0.3)
+def test_timeout_is_capped(local):
+    result = execute(local, {"code": "import time; time.sleep(60)", "timeout": 1e9}, timeout_s=0.2, max_timeout_s=0.3)
     assert result.status == "timeout"
 
 
@@ -98,9 +89,9 @@ def test_an_unreachable_sandbox_is_a_fault_and_not_a_result():
         asyncio.run(tool.execute({"code": "print(1)"}, {}))
 
 
-def test_streams_are_clipped(sandbox):
+def test_streams_are_clipped(local):
     code = "import sys\nfor out in (sys.stdout, sys.stderr): out.write('a' * 3000 + 'z' * 3000)"
-    result = execute(sandbox, {"code": code}, max_output_chars=100)
+    result = execute(local, {"code": code}, max_output_chars=100)
     assert len(result.text) <= 100 and len(result.stderr) <= 100
     assert result.text.startswith("aaa") and result.text.endswith("zzz") and "left out" in result.text
 
@@ -115,8 +106,8 @@ def test_clip_counts_what_is_missing():
     assert all(len(clip(text, limit)) <= limit for limit in range(200))
 
 
-def test_memory_limit(sandbox):
-    assert "MemoryError" in execute(sandbox, {"code": "bytearray(400 << 20)"}, memory_mb=300).text
+def test_memory_limit(local):
+    assert "MemoryError" in execute(local, {"code": "bytearray(400 << 20)"}, memory_mb=300).text
 
 
 @pytest.mark.parametrize(
@@ -146,9 +137,9 @@ def test_echo_last(code, printed, capsys):
         assert capsys.readouterr().out == printed
 
 
-def test_auto_print_is_off_unless_asked_for(sandbox):
-    assert execute(sandbox, {"code": "6 * 7"}).text == "[no stdout]"
-    assert execute(sandbox, {"code": "6 * 7"}, auto_print=True).text == "42\n"
+def test_auto_print_is_off_unless_asked_for(local):
+    assert execute(local, {"code": "6 * 7"}).text == "[no stdout]"
+    assert execute(local, {"code": "6 * 7"}, auto_print=True).text == "42\n"
 
 
 @pytest.mark.parametrize(

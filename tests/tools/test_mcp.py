@@ -10,18 +10,13 @@ import pytest
 from aiohttp.web import Response
 
 from recipe.dag.errors import ToolFault, UserError
-from recipe.dag.tools import mcp_client, web
+from recipe.dag.tools import mcp_client
 from recipe.dag.tools.base import Resources
 from recipe.dag.tools.mcp import Mcp, list_server, shown_name, stand_ins, text_of, without_references
 from recipe.dag.types.record import ToolResult
 from tests.tools.mcp_server import TOOLS, McpServer, Refusal, content
 
 SHOUT, STORE = TOOLS
-
-
-@pytest.fixture(autouse=True)
-def no_pauses(monkeypatch):
-    monkeypatch.setattr(web, "MAX_WAIT_S", 0.0)
 
 
 def nested(levels: int) -> dict[str, Any]:

@@ -9,8 +9,6 @@ import gc
 import os
 import signal
 import tempfile
-from collections.abc import AsyncIterator, Awaitable, Callable
-from contextlib import asynccontextmanager
 from urllib.parse import quote
 
 import pytest
@@ -18,66 +16,17 @@ from aiohttp import web
 
 from recipe.dag.errors import SandboxFault, UserError
 from recipe.dag.sandbox.launch import LocalSandbox
-from recipe.dag.tools import sandbox_transport
-from recipe.dag.tools.sandbox_client import SandboxClient, check_sandbox
+from recipe.dag.tools.sandbox_client import RunResult, SandboxClient, check_sandbox
 from recipe.dag.tools.sandbox_transport import split
-
-Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
-
-
-@pytest.fixture(autouse=True)
-def no_pauses(monkeypatch):
-    monkeypatch.setattr(sandbox_transport, "_MAX_PAUSE_S", 0.02)
+from tests.tools.sandbox_stub import Handler, always, finished, serving, with_stub
 
 
-@asynccontextmanager
-async def serving(handler: Handler) -> AsyncIterator[str]:
-    app = web.Application()
-    app.router.add_post("/run_code", handler)
-    runner = web.AppRunner(app, handler_cancellation=True, access_log=None, shutdown_timeout=0.1)
-    await runner.setup()
-    site = web.TCPSite(runner, "127.0.0.1", 0)
-    await site.start()
-    try:
-        yield f"http://127.0.0.1:{runner.addresses[0][1]}"
-    finally:
-        await runner.cleanup()
+def run(handler: Handler, **options) -> RunResult:
+    return with_stub(handler, lambda client: client.run_code("x", timeout_s=0.1), **options)
 
 
-def finished(stdout: str = "", stderr: str = "", code: int = 0) -> dict:
-    run = {"status": "Finished", "return_code": code, "stdout": stdout, "stderr": stderr, "execution_time": 0.25}
-    return {
-        "status": "Failed" if code else "Success",
-        "message": "",
-        "compile_result": None,
-        "run_result": run,
-        "files": {},
-    }
-
-
-async def with_stub(handler: Handler, code: str = "x", **options):
-    async with serving(handler) as url:
-        client = SandboxClient(url, **options)
-        try:
-            return await client.run_code(code, timeout_s=0.1)
-        finally:
-            await client.close()
-
-
-def always(answer: dict | None = None, **options) -> Handler:
-    async def handler(_request: web.Request) -> web.Response:
-        return web.json_response(answer, **options) if answer is not None else web.Response(**options)
-
-    return handler
-
-
-TIMED_OUT = {
-    "status": "TimeLimitExceeded",
-    "return_code": None,
-    "stdout": "so far",
-    "stderr": None,
-    "execution_time": 2.0,
-}
+TIMED_OUT = {"status": "TimeLimitExceeded", "return_code": None, "stdout": "so far", "stderr": None}
+TIMED_OUT |= {"execution_time": 2.0}
 NOT_COMPILED = {"status": "Finished", "return_code": 1, "stdout": "", "stderr": "no", "execution_time": 0.5}
 
 
@@ -93,26 +42,29 @@ NOT_COMPILED = {"status": "Finished", "return_code": 1, "stdout": "", "stderr": 
     ],
 )
 def test_outcomes_of_code_are_results(answer, expected):
-    result = asyncio.run(with_stub(always(answer)))
+    result = run(always(answer))
     assert (result.status, result.stdout, result.stderr, result.return_code, result.seconds) == expected
     assert result.attempts == 1
 
 
 @pytest.mark.parametrize(
-    ("handler", "message"),
+    ("handler", "message", "tries"),
     [
-        (always(finished(), status=503), "HTTP 503"),
-        (always(finished(), status=429), "HTTP 429"),
-        (always({"status": "SandboxError", "message": "no disk"}), "SandboxError: no disk"),
-        (always(text="<html>", status=200), "unreadable answer"),
-        (always([]), "unreadable answer"),
-        (always({"status": "Success", "run_result": None}), "unreadable answer"),
-        (always(finished() | {"status": "Wonderful"}), "unreadable answer"),
-        (always({"status": "Success", "run_result": TIMED_OUT | {"status": "Error"}}), "unreadable answer"),
-        (always({"status": "Success", "run_result": NOT_COMPILED | {"stdout": 5}}), "unreadable answer"),
+        (always(finished(), status=503), "HTTP 503", 3),
+        (always(finished(), status=429), "HTTP 429", 3),
+        (always({"status": "SandboxError", "message": "no disk"}), "SandboxError: no disk", 3),
+        (always(text="<html>", status=200), "unreadable answer", 3),
+        (always([]), "unreadable answer", 3),
+        (always({"status": "Success", "run_result": None}), "unreadable answer", 3),
+        (always(finished() | {"status": "Wonderful"}), "unreadable answer", 3),
+        (always({"status": "Success", "run_result": TIMED_OUT | {"status": "Error"}}), "unreadable answer", 3),
+        (always({"status": "Success", "run_result": NOT_COMPILED | {"stdout": 5}}), "unreadable answer", 3),
+        # what would recur is not repeated, and a redirect is not followed
+        (always({"detail": "no"}, status=422), "HTTP 422", 1),
+        (always(status=302, headers={"Location": "/run_code"}), "HTTP 302", 1),
     ],
 )
-def test_infrastructure_failures_end_in_a_fault_after_bounded_tries(handler, message):
+def test_infrastructure_failures_end_in_a_fault_after_bounded_tries(handler, message, tries):
     calls = []
 
     async def counting(request: web.Request) -> web.StreamResponse:
@@ -120,32 +72,8 @@ def test_infrastructure_failures_end_in_a_fault_after_bounded_tries(handler, mes
         return await handler(request)
 
     with pytest.raises(SandboxFault, match=message) as caught:
-        asyncio.run(with_stub(counting, retries=2))
-    assert caught.value.infra and len(calls) == 3
-
-
-def test_a_refused_request_is_not_retried():
-    calls = []
-
-    async def refuse(request: web.Request) -> web.Response:
-        calls.append(request)
-        return web.json_response({"detail": "no"}, status=422)
-
-    with pytest.raises(SandboxFault, match="HTTP 422"):
-        asyncio.run(with_stub(refuse))
-    assert len(calls) == 1
-
-
-def test_a_redirect_is_not_followed():
-    calls = []
-
-    async def redirect(request: web.Request) -> web.Response:
-        calls.append(request)
-        raise web.HTTPFound("/run_code")
-
-    with pytest.raises(SandboxFault, match="HTTP 302"):
-        asyncio.run(with_stub(redirect))
-    assert len(calls) == 1
+        run(counting, retries=2)
+    assert caught.value.infra and len(calls) == tries
 
 
 def test_a_client_that_was_not_closed_gives_no_warning_when_its_loop_ends(caplog):
@@ -166,7 +94,7 @@ def test_a_server_that_hangs_is_a_fault():
         return web.Response()
 
     with pytest.raises(SandboxFault, match="ReadTimeout"):
-        asyncio.run(with_stub(hang, retries=1, margin_s=0.1))
+        run(hang, retries=1, margin_s=0.1)
 
 
 def test_results_are_the_same_if_every_tenth_call_fails():
@@ -239,14 +167,8 @@ def test_the_request_has_sandboxfusions_fields():
     authorization, body = bodies[0]
     assert authorization == "Bearer t"
     assert body.pop("compile_timeout") > 0
-    assert body == {
-        "code": "x",
-        "language": "python",
-        "run_timeout": 3,
-        "memory_limit_MB": 99,
-        "stdin": "in?",
-        "files": {"a": "aGk="},
-    }
+    program = {"code": "x", "language": "python", "run_timeout": 3, "memory_limit_MB": 99}
+    assert body == program | {"stdin": "in?", "files": {"a": "aGk="}}
 
 
 def test_recovery_is_shared_and_precedes_the_next_try():
@@ -336,15 +258,6 @@ def test_check_names_the_url_and_the_fix(url):
     assert url in str(caught.value) and "\n" not in str(caught.value)
 
 
-def test_check_refuses_a_server_that_is_not_a_sandbox():
-    async def scenario() -> None:
-        async with serving(always(finished())) as url:
-            await check_sandbox(url)
-
-    with pytest.raises(UserError, match="HTTP 404"):
-        asyncio.run(scenario())
-
-
 @pytest.mark.parametrize(
     ("url", "expected"),
     [
@@ -371,15 +284,10 @@ def test_a_server_behind_a_socket_or_with_the_token_in_its_url():
             assert "secret" not in client.url
             await client.close()
         with tempfile.TemporaryDirectory() as folder:
-            app = web.Application()
-            app.router.add_post("/run_code", answer)
-            runner = web.AppRunner(app)
-            await runner.setup()
-            await web.UnixSite(runner, f"{folder}/a@b").start()
-            client = SandboxClient(f"http+unix://{quote(folder, safe='')}%2Fa%40b", token="t")
-            outputs.append((await client.run_code("x")).stdout)
-            await client.close()
-            await runner.cleanup()
+            async with serving(answer, socket=f"{folder}/a@b"):
+                client = SandboxClient(f"http+unix://{quote(folder, safe='')}%2Fa%40b", token="t")
+                outputs.append((await client.run_code("x")).stdout)
+                await client.close()
             with pytest.raises(SandboxFault, match=r"ConnectError.*1 tries"):
                 await SandboxClient(f"http+unix://{quote(folder, safe='')}%2Fgone", retries=0).run_code("x")
         return outputs
@@ -388,14 +296,13 @@ def test_a_server_behind_a_socket_or_with_the_token_in_its_url():
     assert tcp.startswith("Bearer secret127.0.0.1:") and unix == "Bearer tlocalhost"
 
 
-def test_check_accepts_a_real_one_and_notices_a_wrong_token(sandbox_level):
-    async def scenario() -> None:
-        local = LocalSandbox(**sandbox_level)
-        try:
-            await check_sandbox(await local.start() + "/run_code", token=local.token)
-            with pytest.raises(UserError, match="HTTP 401"):
-                await check_sandbox(local.url, token="wrong")
-        finally:
-            await local.stop()
+def test_check_accepts_a_real_one_and_refuses_a_wrong_token_and_other_servers(local):
+    async def other() -> None:
+        async with serving(always(finished())) as url:
+            await check_sandbox(url)
 
-    asyncio.run(scenario())
+    asyncio.run(check_sandbox(local.url + "/run_code", token=local.token))
+    with pytest.raises(UserError, match="HTTP 401"):
+        asyncio.run(check_sandbox(local.url, token="wrong"))
+    with pytest.raises(UserError, match="HTTP 404"):
+        asyncio.run(other())

@@ -14,22 +14,9 @@ from aiohttp import web
 
 from recipe.dag.errors import SandboxFault, UserError
 from recipe.dag.sandbox.launch import LocalSandbox
-from recipe.dag.tools import sandbox_transport
 from recipe.dag.tools.sandbox_client import FileRefused, SandboxClient, SessionFull
 from recipe.dag.tools.sandbox_transport import Request
-
-
-@pytest.fixture(autouse=True)
-def no_pauses(monkeypatch):
-    monkeypatch.setattr(sandbox_transport, "_MAX_PAUSE_S", 0.02)
-
-
-@pytest.fixture(scope="module")
-def local(sandbox_level):
-    local = LocalSandbox(max_concurrent=4, **sandbox_level)
-    asyncio.run(local.start())
-    yield local
-    local.close()
+from tests.tools.sandbox_stub import always, finished, with_stub
 
 
 def client_of(local: LocalSandbox, **options) -> SandboxClient:
@@ -54,23 +41,6 @@ def in_session(local: LocalSandbox, scenario: Callable[[SandboxClient, str], Awa
             await client.delete(session)
             assert await open_sessions(client) == before
             await client.close()
-
-    return asyncio.run(main())
-
-
-def with_stub(routes: list[web.RouteDef], scenario: Callable[[SandboxClient], Awaitable], **options):
-    async def main():
-        app = web.Application()
-        app.add_routes(routes)
-        runner = web.AppRunner(app, handler_cancellation=True, access_log=None, shutdown_timeout=0.1)
-        await runner.setup()
-        await web.TCPSite(runner, "127.0.0.1", 0).start()
-        client = SandboxClient(f"http://127.0.0.1:{runner.addresses[0][1]}", **options)
-        try:
-            return await scenario(client)
-        finally:
-            await client.close()
-            await runner.cleanup()
 
     return asyncio.run(main())
 
@@ -214,16 +184,6 @@ def test_a_session_is_shared_for_reading(local):
     in_session(local, scenario)
 
 
-def test_programs_of_one_session_take_turns(local):
-    code = "import os, time\nassert not os.path.exists('busy')\nopen('busy', 'w')\ntime.sleep(0.1)\nos.remove('busy')"
-
-    async def scenario(client, session):
-        results = await asyncio.gather(*(client.run_code(code, session_id=session) for _ in range(6)))
-        assert {result.status for result in results} == {"success"}
-
-    in_session(local, scenario)
-
-
 def test_a_lost_session_is_a_fault(local):
     async def main():
         client = client_of(local)
@@ -245,36 +205,26 @@ def test_a_lost_session_is_a_fault(local):
     asyncio.run(main())
 
 
-def test_a_session_lasts_as_long_as_its_client(local):
+def test_sessions_of_any_time_last_as_long_as_their_client(local):
+    """Also one with a shorter time than those before."""
+
     async def main():
         client, other = client_of(local), client_of(local)
-        session = await client.open_session(ttl_s=2.0)
-        await client.put(session, "a", b"1")
-        await asyncio.sleep(3.0)
-        assert await client.get(session, "a") == b"1"
-        await client.close()  # as if the process had ended
-        while await open_sessions(other):
-            await asyncio.sleep(0.05)
-        with pytest.raises(SandboxFault, match="no such session"):
-            await other.get(session, "a")
-        await other.close()
-
-    asyncio.run(main())
-
-
-def test_a_session_with_a_shorter_time_than_those_before_lasts_too(local):
-    async def main():
-        client = client_of(local)
+        before = await open_sessions(other)
         long = await client.open_session(ttl_s=300)
         await client.put(long, "a", b"1")
-        await asyncio.sleep(0.05)
+        await asyncio.sleep(0.05)  # the renewal waits for the time of the first
         short = await client.open_session(ttl_s=2.0)
         await client.put(short, "a", b"2")
         await asyncio.sleep(3.0)
         assert await client.get(short, "a") == b"2"
-        for session in (long, short):
-            await client.delete(session)
-        await client.close()
+        await client.delete(long)
+        await client.close()  # as if the process had ended
+        while await open_sessions(other) > before:
+            await asyncio.sleep(0.05)
+        with pytest.raises(SandboxFault, match="no such session"):
+            await other.get(short, "a")
+        await other.close()
 
     asyncio.run(main())
 
@@ -295,11 +245,6 @@ def test_a_cancelled_caller_leaves_no_session(local):
     asyncio.run(main())
 
 
-def finished() -> web.Response:
-    run = {"status": "Finished", "return_code": 0, "stdout": "", "stderr": "", "execution_time": 0.1}
-    return web.json_response({"status": "Success", "message": "", "compile_result": None, "run_result": run})
-
-
 @pytest.mark.parametrize(("session", "sent"), [(None, 2), ("s", 1)])
 def test_a_program_that_may_have_run_in_a_session_is_not_sent_again(session, sent):
     seen = []
@@ -309,7 +254,7 @@ def test_a_program_that_may_have_run_in_a_session_is_not_sent_again(session, sen
         if len(seen) == 1:
             assert request.transport is not None
             request.transport.abort()
-        return finished()
+        return web.json_response(finished())
 
     async def scenario(client):
         if session is None:
@@ -318,7 +263,7 @@ def test_a_program_that_may_have_run_in_a_session_is_not_sent_again(session, sen
             with pytest.raises(SandboxFault, match="1 tries"):
                 await client.run_code("x", session_id=session)
 
-    with_stub([web.post("/run_code", drop_first)], scenario)
+    with_stub(drop_first, scenario)
     assert len(seen) == sent and [body.get("session_id") for body in seen] == [session] * sent
 
 
@@ -326,37 +271,27 @@ def test_a_program_that_was_refused_is_sent_again():
     statuses = [504, 503, 429]
 
     async def busy(_request: web.Request) -> web.Response:
-        return web.Response(status=statuses.pop()) if statuses else finished()
+        return web.Response(status=statuses.pop()) if statuses else web.json_response(finished())
 
-    async def scenario(client):
-        return await client.run_code("x", session_id="s")
-
-    assert with_stub([web.post("/run_code", busy)], scenario).attempts == 4
+    assert with_stub(busy, lambda client: client.run_code("x", session_id="s")).attempts == 4
 
 
-@pytest.mark.parametrize("answer", ["", "{}", "[]", '{"files": [{"name": "a"}], "used_bytes": 1, "quota_bytes": 1}'])
-def test_a_malformed_listing_is_a_fault(answer):
-    async def garbage(_request: web.Request) -> web.Response:
-        return web.Response(text=answer)
-
-    with pytest.raises(SandboxFault, match="unreadable"):
-        with_stub([web.get("/sessions/s/files", garbage)], lambda client: client.list("s"), retries=1)
-
-
-def test_a_listing_that_is_refused_is_a_fault():
-    async def refuse(_request: web.Request) -> web.Response:
-        return web.json_response({"detail": "not possible in this session"}, status=409)
-
-    with pytest.raises(SandboxFault, match="the session cannot be listed: not possible"):
-        with_stub([web.get("/sessions/s/files", refuse)], lambda client: client.list("s"), retries=1)
+@pytest.mark.parametrize(
+    ("answer", "message"),
+    [
+        *((always(text=text), "unreadable") for text in ("", "{}", "[]")),
+        (always({"files": [{"name": "a"}], "used_bytes": 1, "quota_bytes": 1}), "unreadable"),
+        (always({"detail": "not possible in this session"}, status=409), "the session cannot be listed: not possible"),
+    ],
+)
+def test_a_listing_that_is_malformed_or_refused_is_a_fault(answer, message):
+    with pytest.raises(SandboxFault, match=message):
+        with_stub(answer, lambda client: client.list("s"), "GET /sessions/s/files", retries=1)
 
 
 def test_a_server_without_sessions_is_an_error_of_the_user():
-    async def run_code(_request: web.Request) -> web.Response:
-        return finished()
-
     with pytest.raises(UserError, match="has no sessions"):
-        with_stub([web.post("/run_code", run_code)], lambda client: client.open_session())
+        with_stub(always(finished()), lambda client: client.open_session())
 
 
 def test_a_server_with_too_many_sessions_is_a_fault():
@@ -367,5 +302,5 @@ def test_a_server_with_too_many_sessions_is_a_fault():
         return web.json_response({"detail": "too many"}, status=504)
 
     with pytest.raises(SandboxFault, match="too many"):
-        with_stub([web.post("/sessions", full)], lambda client: client.open_session(quota_mb=7, ttl_s=9), retries=2)
+        with_stub(full, lambda client: client.open_session(quota_mb=7, ttl_s=9), "POST /sessions", retries=2)
     assert asked == [{"quota_mb": 7, "ttl": 9, "keep": True}] * 3

@@ -129,16 +129,7 @@ def test_a_long_paragraph_is_cut_after_a_sentence():
 
 
 def test_words_are_compared_without_case_width_and_ligatures():
-    assert words("The ﬁrst ＴＥＳＴ, snake_case; straße 3.5") == [
-        "the",
-        "first",
-        "test",
-        "snake",
-        "case",
-        "strasse",
-        "3",
-        "5",
-    ]
+    assert words("The ﬁrst ＴＥＳＴ, snake_case; straße 3.5") == "the first test snake case strasse 3 5".split()
     assert words("東京 tower") == ["東", "京", "tower"]
 
 
@@ -222,9 +213,8 @@ def test_options_are_checked(texts):
 
     assert problems(folder=str(texts)) == [] and problems(url="http://host/x") == []
     assert "either a `folder`" in problems()[0] and "either a `folder`" in problems(folder="x", url="http://host")[0]
-    assert problems(folder=str(texts), retries=1, passage_chars=99) == [
-        "retries: has no effect with `folder`; remove it"
-    ]
+    (useless,) = problems(folder=str(texts), retries=1, passage_chars=99)
+    assert useless == "retries: has no effect with `folder`; remove it"
     assert problems(url="http://host", max_mb=3) == ["max_mb: has no effect with `url`; remove it"]
     assert "no such folder" in problems(folder="nowhere")[0]
     assert "URL such as" in problems(url="host")[0] and problems(url="${oc.env:X}") == []

@@ -8,7 +8,6 @@ from typing import Any
 import pytest
 
 from recipe.dag.errors import ToolFault, UserError
-from recipe.dag.tools import web
 from recipe.dag.tools.base import Resources
 from recipe.dag.tools.search import Search, at, filled
 from recipe.dag.types.record import ToolResult
@@ -19,11 +18,6 @@ DOCUMENTS = [
     {"document": {"id": "2", "contents": "x" * 90}, "score": 1.0},
     {"document": {"id": "3", "contents": "third"}, "score": 0.5},
 ]
-
-
-@pytest.fixture(autouse=True)
-def no_pauses(monkeypatch):
-    monkeypatch.setattr(web, "MAX_WAIT_S", 0.0)
 
 
 def search(url: str, query: str = "who howls?", **options: Any) -> ToolResult:

@@ -15,11 +15,6 @@ from recipe.dag.tools.web import Answer, WebService, retry_after
 from tests.tools.web_server import WebServer
 
 
-@pytest.fixture(autouse=True)
-def no_pauses(monkeypatch):
-    monkeypatch.setattr(web, "MAX_WAIT_S", 0.0)
-
-
 def send(url: str, *, repeatable: bool = True, once: bool = False, **options: Any) -> Answer:
     async def one() -> Answer:
         service = WebService(url, where="tool x", **{"timeout_s": 5.0, "retries": 2, **options})

@@ -44,16 +44,24 @@ def python_for_all() -> str | None:
     nobody = NOBODY if os.geteuid() == 0 else {}
     for python in (sys.executable, "/usr/bin/python3"):
         try:
-            if (
-                subprocess.run(
-                    [python, "-c", code], cwd="/", env=_environment(), capture_output=True, **nobody
-                ).returncode
-                == 0
-            ):
-                return python
+            tried = subprocess.run([python, "-c", code], cwd="/", env=_environment(), capture_output=True, **nobody)
         except OSError:
             continue
+        if tried.returncode == 0:
+            return python
     return None
+
+
+def python_for_landlock() -> str:
+    """Return that interpreter where Landlock can be tested; skip the test elsewhere."""
+    import pytest
+
+    from recipe.dag.sandbox.jail import landlock
+
+    python = python_for_all()
+    if os.geteuid() != 0 or not landlock.version() or python is None:
+        pytest.skip("needs root, Landlock, and an interpreter that every user can run")
+    return python
 
 
 def _environment() -> dict[str, str]:

@@ -16,7 +16,7 @@ import pytest
 from recipe.dag.sandbox.jail import cgroup
 from recipe.dag.sandbox.launch import LocalSandbox
 from recipe.dag.sandbox.limits import Limits
-from tests.sandbox.jail.test_lifecycle import until
+from tests.sandbox.processes import until
 
 SMALL = Limits(memory_mb=128)
 KILLED = "[sandbox] killed: more than 128 MiB of memory\n"

@@ -8,25 +8,22 @@ import secrets
 import socket
 import sys
 import tempfile
-import time
 from pathlib import Path
 
 import pytest
 
 from recipe.dag.sandbox import descent
-from recipe.dag.sandbox.jail import landlock, subtree
-from tests.sandbox.jail.elsewhere import Elsewhere, python_for_all
+from recipe.dag.sandbox.jail import subtree
+from tests.sandbox.jail.elsewhere import Elsewhere, python_for_landlock
+from tests.sandbox.processes import until
 
 
 @pytest.fixture(scope="module")
 def place():
     """An engine that chose its isolation itself, in a folder that every user can reach."""
-    python = python_for_all()
-    if os.geteuid() != 0 or not landlock.version() or python is None:
-        pytest.skip("needs root, Landlock, and an interpreter that every user can run")
     with tempfile.TemporaryDirectory() as root:
         os.chmod(root, 0o755)
-        engine = Elsewhere(Path(root), "auto", python)
+        engine = Elsewhere(Path(root), "auto", python_for_landlock())
         engine.root = Path(root)
         yield engine
         engine.close()
@@ -53,9 +50,8 @@ def test_programs_run_as_in_full_isolation(place):
     assert stdout(place, "print(input() + '!')", stdin="typed") == "typed!\n"
     assert stdout(place, "echo $((6 * 7)); ls", language="bash") == "42\ntmp_program.sh\n"
     assert "int main" not in stdout(place, '#include <cstdio>\nint main() { puts("42"); }', language="cpp")
-    assert stdout(
-        place, "import subprocess as s; print(s.run('echo a | tr a b', shell=True, capture_output=True).stdout)"
-    )
+    code = "import subprocess as s; print(s.run('echo a | tr a b', shell=True, capture_output=True).stdout)"
+    assert stdout(place, code) == "b'b\\n'\n"
     code = "import threading as t; w = t.Thread(target=print, args=(1,)); w.start(); w.join()"
     assert stdout(place, code) == "1\n"
     failed = place.run("1 / 0").run
@@ -120,11 +116,10 @@ def test_secrets_of_the_machine_are_not_readable(place):
         os.chmod(file.name, 0o666)
         listener.bind(("127.0.0.1", 0))
         listener.listen()
-        assert stdout(place, attempt(f"open({file.name!r}).read()")) == "held\n"
-        assert stdout(place, attempt(f"open({file.name!r}, 'a')")) == "held\n"
-        assert stdout(place, attempt(f"os.remove({file.name!r})")) == "held\n"
-        assert stdout(place, attempt(f"os.truncate({file.name!r}, 0)")) == "held\n"
-        assert stdout(place, attempt(f"socket.create_connection({listener.getsockname()!r}, 3)")) == "held\n"
+        name = repr(file.name)
+        acts = [f"open({name}).read()", f"open({name}, 'a')", f"os.remove({name})", f"os.truncate({name}, 0)"]
+        for act in (*acts, f"socket.create_connection({listener.getsockname()!r}, 3)"):
+            assert stdout(place, attempt(act)) == "held\n", act
         assert Path(file.name).read_text() == number
 
 
@@ -148,10 +143,7 @@ def test_jobs_neither_see_nor_signal_each_other(place):
 def test_nothing_outlives_its_call(place, code):
     outcome = place.run(code.format(n=7_000_000), timeout_s=2.0)
     assert outcome.run.status in ("finished", "timeout")
-    deadline = time.monotonic() + 10
-    while users := [pid for pid in family(place.pid) if in_range(pid)]:
-        assert time.monotonic() < deadline, users
-        time.sleep(0.05)
+    assert until(lambda: not any(map(in_range, descent.descendants(place.pid))))
     assert stdout(place, "print(6 * 7)") == "42\n"
 
 
@@ -174,24 +166,14 @@ def test_limits_hold(place):
 
 
 def test_nothing_is_left_of_an_engine_that_is_killed():
-    python = python_for_all()
-    if os.geteuid() != 0 or not landlock.version() or python is None:
-        pytest.skip("needs root, Landlock, and an interpreter that every user can run")
     with tempfile.TemporaryDirectory() as root:
         os.chmod(root, 0o755)
-        engine = Elsewhere(Path(root), "landlock", python)
+        engine = Elsewhere(Path(root), "landlock", python_for_landlock())
         engine.run("import os, time\nif os.fork() == 0: os.setsid(); time.sleep(600)")
-        everything = family(engine.pid) - {engine.pid}
+        everything = descent.descendants(engine.pid) - {engine.pid}
         assert len(everything) >= 3
         engine.kill()
-        deadline = time.monotonic() + 10
-        while alive := [pid for pid in everything if os.path.exists(f"/proc/{pid}")]:
-            assert time.monotonic() < deadline, alive
-            time.sleep(0.05)
-
-
-def family(pid: int) -> set[int]:
-    return descent.descendants(pid)
+        assert until(lambda: not any(os.path.exists(f"/proc/{pid}") for pid in everything))
 
 
 def in_range(pid: int) -> bool:

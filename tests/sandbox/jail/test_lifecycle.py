@@ -11,7 +11,6 @@ import signal
 import subprocess
 import sys
 import tempfile
-import time
 from contextlib import suppress
 from pathlib import Path
 
@@ -21,29 +20,9 @@ from recipe.dag.sandbox import descent, engines
 from recipe.dag.sandbox.jail.engine import JailEngine
 from recipe.dag.sandbox.job import Job
 from recipe.dag.sandbox.outcome import SandboxError
+from tests.sandbox.processes import alive, until
 
 REPOSITORY = Path(__file__).resolve().parents[3]
-
-
-def alive(pids) -> set[int]:
-    found = set()
-    for pid in pids:
-        try:
-            with open(f"/proc/{pid}/stat") as file:
-                if file.read().rpartition(")")[2].split()[0] != "Z":
-                    found.add(pid)
-        except OSError:
-            continue
-    return found
-
-
-def until(condition, patience_s: float = 15.0) -> bool:
-    deadline = time.monotonic() + patience_s
-    while not condition():
-        if time.monotonic() > deadline:
-            return False
-        time.sleep(0.02)
-    return True
 
 
 def test_cancelling_kills_the_job(box):
@@ -236,17 +215,6 @@ def serve(
     )  # fmt: skip
 
 
-def test_nothing_survives_a_server_that_is_killed(tmp_path, box_of):
-    box_of("full")
-    server = serve(tmp_path)
-    assert server.stdout.readline() == "61234 1\n", server.stderr.read()
-    family = descent.descendants(server.pid)
-    assert len(family) >= 3
-    server.kill()
-    server.communicate()
-    assert until(lambda: not alive(family))
-
-
 NOBODY = {"user": 65534, "group": 65534, "extra_groups": []}
 
 
@@ -291,8 +259,10 @@ def serve_as_nobody(box_of, request):
     return lambda script: serve(root, python, folder, script, **NOBODY)
 
 
-def test_unprivileged_users_get_full_isolation_too(serve_as_nobody):
-    server = serve_as_nobody(SERVER)
+@pytest.mark.parametrize("user", ["this user", "nobody"])
+def test_nothing_survives_a_server_that_is_killed(user, box_of, request, tmp_path):
+    box_of("full")
+    server = request.getfixturevalue("serve_as_nobody")(SERVER) if user == "nobody" else serve(tmp_path)
     assert server.stdout.readline() == "61234 1\n", server.stderr.read()
     family = descent.descendants(server.pid)
     assert len(family) >= 3

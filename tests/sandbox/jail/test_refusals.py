@@ -18,10 +18,7 @@ from recipe.dag.sandbox.outcome import Unavailable
 
 @pytest.mark.parametrize(
     ("arguments", "message"),
-    [
-        (("rlimits", False), "--allow-unsandboxed"),
-        (("none", True), "'none' is not one of"),
-    ],
+    [(("rlimits", False), "--allow-unsandboxed"), (("none", True), "'none' is not one of")],
 )
 def test_invalid_choices_are_refused(tmp_path, arguments, message):
     with pytest.raises(Unavailable, match=message):
@@ -66,15 +63,13 @@ def test_a_helper_that_dies_at_once_is_reported_with_its_last_message(tmp_path, 
         asyncio.run(engines.start("full", False, root=tmp_path))
 
 
-def test_an_architecture_without_a_filter_is_refused(tmp_path, monkeypatch):
-    monkeypatch.setattr(syscalls, "MACHINE", "riscv64")
-    with pytest.raises(Unavailable, match="riscv64"):
-        asyncio.run(engines.start("full", False, root=tmp_path))
-
-
-def test_a_kernel_that_is_too_old_is_refused(tmp_path, monkeypatch):
-    monkeypatch.setattr(syscalls, "RELEASE", "5.10.0-generic")
-    with pytest.raises(Unavailable, match="5.14.*5.10.0-generic"):
+@pytest.mark.parametrize(
+    ("name", "value", "message"),
+    [("MACHINE", "riscv64", "riscv64"), ("RELEASE", "5.10.0-generic", "5.14.*5.10.0-generic")],
+)
+def test_an_architecture_without_a_filter_and_an_old_kernel_are_refused(tmp_path, monkeypatch, name, value, message):
+    monkeypatch.setattr(syscalls, name, value)
+    with pytest.raises(Unavailable, match=message):
         asyncio.run(engines.start("full", False, root=tmp_path))
 
 

@@ -8,7 +8,6 @@ import shutil
 import socket
 import subprocess
 import threading
-import time
 
 import pytest
 
@@ -16,6 +15,7 @@ from recipe.dag.sandbox import descent, engines
 from recipe.dag.sandbox.jail import engine, watchdog
 from recipe.dag.sandbox.job import Job
 from recipe.dag.sandbox.limits import Limits
+from tests.sandbox.processes import until
 
 
 def run(root, *jobs: Job) -> list:
@@ -31,10 +31,7 @@ def run(root, *jobs: Job) -> list:
     before = descent.descendants(os.getpid())
     executions = asyncio.run(work())
     assert list(root.iterdir()) == []
-    deadline = time.monotonic() + 10
-    while left := descent.descendants(os.getpid()) - before:
-        assert time.monotonic() < deadline, left
-        time.sleep(0.05)
+    assert until(lambda: descent.descendants(os.getpid()) <= before)
     return executions
 
 
@@ -96,7 +93,8 @@ def test_a_cancelled_job_ends(tmp_path):
     async def cancel() -> None:
         started = await engines.start("rlimits", True, root=tmp_path)
         task = asyncio.create_task(started.execute(Job("import time; time.sleep(600)", timeout_s=600)))
-        await asyncio.sleep(0.5)
+        while not started.status()["running"]:
+            await asyncio.sleep(0.01)
         task.cancel()
         with pytest.raises(asyncio.CancelledError):
             await task
