@@ -6,15 +6,12 @@ from __future__ import annotations
 
 import asyncio
 import importlib.util
-import os
-import subprocess
 import sys
-from pathlib import Path
-from types import ModuleType
 
 import pytest
 
-ROOT = Path(__file__).parents[2]
+from examples import bench_executor as bench
+
 CALL_BUDGET = 1_900
 """Calls of functions, Python's and C's, per call of an agent: 1,300 when this was written, 10,500 before."""
 TOKEN_BUDGET = 0.1
@@ -22,15 +19,7 @@ TOKEN_BUDGET = 0.1
 
 
 @pytest.fixture(scope="module")
-def bench() -> ModuleType:
-    spec = importlib.util.spec_from_file_location("bench_executor", ROOT / "examples/bench_executor.py")
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
-
-
-@pytest.fixture(scope="module")
-def tokenizer(bench):
+def tokenizer():
     return bench.train_tokenizer()
 
 
@@ -50,7 +39,7 @@ def count_operations(play, episodes: int) -> float:
     return count / episodes / 3
 
 
-def test_a_retool_ma_call_stays_in_its_budget_however_many_and_however_long(bench, tokenizer, tmp_path, monkeypatch):
+def test_a_retool_ma_call_stays_in_its_budget_however_many_and_however_long(tokenizer, tmp_path, monkeypatch):
     cost, tokens = {}, {}
     for words in (30, 300):
         monkeypatch.setattr(bench, "WORDS_LONG", words)
@@ -66,18 +55,15 @@ def test_a_retool_ma_call_stays_in_its_budget_however_many_and_however_long(benc
     assert cost[30, 128] < 1.2 * cost[30, 16]
 
 
-def test_the_stub_of_the_tool_loop_makes_three_generations(bench, tokenizer, tmp_path):
+def test_the_stub_of_the_tool_loop_makes_three_generations(tokenizer, tmp_path):
     play, server = bench.play_tool_loop(tokenizer, 0.0, tmp_path)
     asyncio.run(play(8))
     assert server.calls == 8 * bench.CALLS
 
 
-def test_it_prints_a_row_for_every_arm():
-    command = [sys.executable, "examples/bench_executor.py", "--episodes", "1", "8", "--rounds", "1", "--wait", "0.001"]
-    env = {**os.environ, "PYTHONPATH": str(ROOT)}
-    done = subprocess.run(command, cwd=ROOT, env=env, capture_output=True, text=True, timeout=280)
-    assert done.returncode == 0, done.stderr
-    rows = {line.split()[0]: line.split()[1:] for line in done.stdout.splitlines()[2:]}
+def test_it_prints_a_row_for_every_arm(run_example):
+    printed = run_example("bench_executor.py", "--episodes", "1", "8", "--rounds", "1", "--wait", "0.001")
+    rows = {line.split()[0]: line.split()[1:] for line in printed.splitlines()[2:]}
     assert list(rows) == ["retool_ma", "chain", "tool_loop", "verl", "verifiers", "langgraph"]
     for name in ("retool_ma", "chain", "tool_loop", "verl"):
         assert all(float(cost) > 0 for cost in rows[name][:2])

@@ -2,20 +2,13 @@
 
 from __future__ import annotations
 
-import importlib.util
 import json
-import sys
 from pathlib import Path
 
 import pytest
 
+from examples import compare_coach as compare
 from recipe.dag.errors import UserError
-
-ROOT = Path(__file__).resolve().parents[2]
-spec = importlib.util.spec_from_file_location("compare_coach", ROOT / "examples" / "compare_coach.py")
-compare = importlib.util.module_from_spec(spec)
-sys.modules[spec.name] = compare
-spec.loader.exec_module(compare)
 
 
 def metrics(folder: Path, values: dict[int, float]) -> None:

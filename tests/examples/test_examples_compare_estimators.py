@@ -1,18 +1,11 @@
-import importlib.util
 import json
-import sys
 from pathlib import Path
 
 import pytest
 
+from examples import compare_estimators as compare
 from recipe.dag.main import compose_config
 from recipe.dag.workflow_file import load_workflow
-
-ROOT = Path(__file__).resolve().parents[2]
-spec = importlib.util.spec_from_file_location("compare_estimators", ROOT / "examples" / "compare_estimators.py")
-compare = importlib.util.module_from_spec(spec)
-sys.modules[spec.name] = compare
-spec.loader.exec_module(compare)
 
 
 @pytest.fixture(autouse=True)

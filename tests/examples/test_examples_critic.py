@@ -18,15 +18,8 @@ def hooks():
 
 
 def context(**given):
-    fields = {
-        "problem": "2 + {x}?",
-        "turn": 0,
-        "max_turns": 1,
-        "node": "verify",
-        "history": [],
-        "upstream": {},
-        "call": None,
-    }
+    fields = {"problem": "2 + {x}?", "turn": 0, "max_turns": 1, "node": "verify"}
+    fields |= {"history": [], "upstream": {}, "call": None}
     return SimpleNamespace(**{**fields, **given})
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import subprocess
 import sys
 from importlib.util import module_from_spec, spec_from_file_location
 from pathlib import Path
@@ -83,19 +82,8 @@ def test_the_relay_is_solved_by_independent_agents(tabular, symbols):
     assert tabular.relay(50, symbols, 3000).min() > 0.99
 
 
-def test_the_command_writes_its_table_and_figure(tmp_path):
-    command = [
-        sys.executable,
-        "examples/games/compare.py",
-        "--output",
-        str(tmp_path),
-        "--seeds",
-        "10",
-        "--updates",
-        "50",
-    ]
-    run = subprocess.run(command, cwd=ROOT, env={"PYTHONPATH": str(ROOT)}, capture_output=True, text=True, timeout=300)
-    assert run.returncode == 0, run.stderr[-2000:]
+def test_the_command_writes_its_table_and_figure(tmp_path, run_example):
+    printed = run_example("games/compare.py", "--output", str(tmp_path), "--seeds", "10", "--updates", "50")
     table = (tmp_path / "table.md").read_text()
-    assert table == run.stdout[:-1] and table.count("\n## ") == 4
+    assert table == printed[:-1] and table.count("\n## ") == 4
     assert (tmp_path / "figure.png").read_bytes().startswith(b"\x89PNG")

@@ -1,25 +1,16 @@
 from __future__ import annotations
 
-import importlib.util
-import sys
 from pathlib import Path
 
 import pytest
+
+from examples import happo_factors as study
 
 ROOT = Path(__file__).parents[2]
 
 
 @pytest.fixture(scope="module")
-def study():
-    spec = importlib.util.spec_from_file_location("happo_factors", ROOT / "examples" / "happo_factors.py")
-    module = sys.modules["happo_factors"] = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    yield module
-    del sys.modules["happo_factors"]
-
-
-@pytest.fixture(scope="module")
-def measured(study):
+def measured():
     """(divergence, tokens, form) -> line."""
     settings = [(64, 1e-4), (512, 1e-4), (2048, 1e-4), (512, 1e-3)]
     lines = [line for tokens, divergence in settings for line in study.measure(tokens, divergence)]
@@ -44,7 +35,7 @@ def test_a_bound_of_two_loses_a_fifth_of_the_correction_at_2048_tokens(measured)
     assert measured[1e-4, 2048, "clamped at 2"].recovered == pytest.approx(0.8, abs=0.07)
 
 
-def test_the_table_in_the_documentation_is_what_the_script_measures(study, measured):
+def test_the_table_in_the_documentation_is_what_the_script_measures(measured):
     rows = [line for line in (ROOT / "docs" / "happo.md").read_text().splitlines() if line.startswith("| 0.00")]
     documented = {}
     for row in rows:
@@ -56,7 +47,7 @@ def test_the_table_in_the_documentation_is_what_the_script_measures(study, measu
         assert numbers == pytest.approx(documented[key], rel=0.05, abs=0.05)
 
 
-def test_the_factors_tried_include_the_default(study):
+def test_the_factors_tried_include_the_default():
     from recipe.dag.algorithms.happo import Happo
 
     default = {"level": Happo().ratio, "bound": Happo().bound}

@@ -6,7 +6,6 @@ import json
 import os
 import subprocess
 import sys
-import types
 from pathlib import Path
 
 import pyarrow as pa
@@ -15,6 +14,7 @@ import pytest
 
 from preprocess import aime, amc, arithmetic, common, math500
 from recipe.dag.errors import UserError
+from tests.preprocess.conftest import read
 
 ROOT = Path(__file__).resolve().parents[2]
 ROWS = [{"problem": rf"What is $\frac{{{n}}}{{1}}$?", "answer": f"{n}.0", "url": "x"} for n in range(8)]
@@ -22,10 +22,6 @@ ROWS = [{"problem": rf"What is $\frac{{{n}}}{{1}}$?", "answer": f"{n}.0", "url":
 
 def lines(rows) -> str:
     return "".join(json.dumps(row) + "\n" for row in rows)
-
-
-def read(path: Path) -> list[dict]:
-    return pq.read_table(path).to_pylist()
 
 
 def convert(module, tmp_path, text: str, *options: str, name: str = "in.json") -> Path:
@@ -192,16 +188,13 @@ def test_a_failed_write_leaves_neither_file_nor_a_temporary(tmp_path, monkeypatc
     assert (tmp_path / "train.parquet").read_text() == "old"
 
 
-def test_a_hub_name_goes_to_the_hub(tmp_path, monkeypatch):
-    asked = []
-
-    def load_dataset(path, name=None, *, split):
-        asked.append((path, name, split))
+def test_a_hub_name_goes_to_the_hub(tmp_path, monkeypatch, hub):
+    def rows(path, name, split):
         if split == "none":
             raise ValueError("Unknown split\n'none'")
-        return types.SimpleNamespace(to_list=lambda: ROWS)
+        return ROWS
 
-    monkeypatch.setitem(sys.modules, "datasets", types.SimpleNamespace(load_dataset=load_dataset))
+    asked = hub(rows)
     options = ["--input", "someone/amc-12", "--local_dir", str(tmp_path / "out"), "--prompt_split"]
     amc.main([*options, "validation", "--name", "2023"])
     assert asked == [("someone/amc-12", "2023", "validation")]

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import sys
-import types
 from pathlib import Path
 
 import pyarrow.parquet as pq
@@ -38,16 +37,9 @@ HUB = {
 
 
 @pytest.fixture
-def hub(monkeypatch):
+def asked(hub):
     """Every data set that may be asked for; returns what was."""
-    asked = []
-
-    def load_dataset(path, name=None, *, split):
-        asked.append((path, name, split))
-        return types.SimpleNamespace(to_list=lambda: HUB[path, name, split])
-
-    monkeypatch.setitem(sys.modules, "datasets", types.SimpleNamespace(load_dataset=load_dataset))
-    return asked
+    return hub(lambda *key: HUB[key])
 
 
 def made(folder: Path) -> tuple[list[tuple], list[tuple]]:
@@ -61,16 +53,13 @@ def made(folder: Path) -> tuple[list[tuple], list[tuple]]:
     )
 
 
-def test_the_hubs_data_sets_are_the_default(hub, tmp_path, capsys):
+def test_the_hubs_data_sets_are_the_default(asked, tmp_path, capsys):
     competition.main(["--local_dir", str(tmp_path)])
     train, test = made(tmp_path)
     assert train == [("deepscaler", f"Deep {n}?", rf"\frac{{{n}}}{{7}}") for n in range(6)]
     assert test == [("amc23", "What is 1 + 1?", "2"), ("amc23", "What is 2 + 1?", "3"), ("aime24", "Find it.", "25")]
-    assert {path for path, _, _ in hub} == {
-        "agentica-org/DeepScaleR-Preview-Dataset",
-        "math-ai/amc23",
-        "HuggingFaceH4/aime_2024",
-    }
+    repositories = {"agentica-org/DeepScaleR-Preview-Dataset", "math-ai/amc23", "HuggingFaceH4/aime_2024"}
+    assert {path for path, _, _ in asked} == repositories
     assert capsys.readouterr().out.splitlines() == [
         "deepscaler: left out 1 rows that repeat a problem",
         "deepscaler: left out 1 rows without a problem",
@@ -80,11 +69,11 @@ def test_the_hubs_data_sets_are_the_default(hub, tmp_path, capsys):
     ]
 
 
-def test_maths_parts_are_read_one_by_one_and_their_answers_are_boxed(hub, tmp_path):
+def test_maths_parts_are_read_one_by_one_and_their_answers_are_boxed(asked, tmp_path):
     competition.main(["--local_dir", str(tmp_path), "--train", "math", "--test", "math500"])
     train, test = made(tmp_path)
     assert len(train) == 14 and train[1] == ("math", "algebra 1", "1") and test == [("math500", "Half?", r"\frac12")]
-    assert [name for path, name, _ in hub if "hendrycks" in path] == list(competition.SOURCES["math"].configurations)
+    assert [name for path, name, _ in asked if "hendrycks" in path] == list(competition.SOURCES["math"].configurations)
 
 
 def test_copies_stand_in_for_the_hub(tmp_path, monkeypatch):
@@ -113,7 +102,7 @@ def test_copies_stand_in_for_the_hub(tmp_path, monkeypatch):
         (["--train", "deepscaler=same.json", "--test", "amc23=same.json"], "every training problem is also a test"),
     ],
 )
-def test_bad_input_is_one_line_and_leaves_nothing(options, message, hub, tmp_path, monkeypatch):
+def test_bad_input_is_one_line_and_leaves_nothing(options, message, asked, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     (tmp_path / "same.json").write_text(json.dumps([{"problem": "p", "answer": "1"}]))
     with pytest.raises(UserError, match=message) as error:

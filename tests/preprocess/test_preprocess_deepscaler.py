@@ -6,7 +6,6 @@ import json
 import os
 import subprocess
 import sys
-import types
 from decimal import Decimal
 from pathlib import Path
 
@@ -131,14 +130,8 @@ def test_bad_input_is_one_line_and_leaves_nothing(tmp_path, rows, options, messa
     assert "\n" not in str(error.value) and not (tmp_path / "out").exists()
 
 
-def test_the_hubs_data_set_is_the_default(tmp_path, monkeypatch):
-    asked = []
-
-    def load_dataset(path, name=None, *, split):
-        asked.append((path, name, split))
-        return types.SimpleNamespace(to_list=lambda: ROWS)
-
-    monkeypatch.setitem(sys.modules, "datasets", types.SimpleNamespace(load_dataset=load_dataset))
+def test_the_hubs_data_set_is_the_default(tmp_path, hub):
+    asked = hub(lambda path, name, split: ROWS)
     deepscaler.main(["--local_dir", str(tmp_path), "--test_size", "2"])
     assert asked == [(HUB_NAME, None, "train")] and (tmp_path / "train.parquet").is_file()
 

@@ -6,9 +6,7 @@ import json
 import subprocess
 import sys
 from pathlib import Path
-from types import SimpleNamespace
 
-import datasets
 import pyarrow.parquet as pq
 
 from preprocess import common
@@ -25,14 +23,8 @@ def truths(folder: Path, split: str) -> list[str]:
     return [row["reward_model"]["ground_truth"] for row in pq.read_table(folder / f"{split}.parquet").to_pylist()]
 
 
-def test_the_hubs_splits_become_the_two_files(tmp_path, monkeypatch):
-    asked = []
-
-    def load_dataset(path, name=None, *, split):
-        asked.append((path, name, split))
-        return SimpleNamespace(to_list=lambda: ROWS[split])
-
-    monkeypatch.setattr(datasets, "load_dataset", load_dataset)
+def test_the_hubs_splits_become_the_two_files(tmp_path, hub):
+    asked = hub(lambda path, name, split: ROWS[split])
     script.main(["--local_dir", str(tmp_path)])
     assert asked == [(script.HUB_NAME, "main", "train"), (script.HUB_NAME, "main", "test")]
     assert truths(tmp_path, "train") == [str(2 * n) for n in range(8)] and truths(tmp_path, "test") == ["1200"]

@@ -83,11 +83,10 @@ def test_an_episode_is_paid_by_the_verifier(tmp_path):
         return (await verifier_reward(episode, **options))["solver"], episode.outcome
 
     async def play():
-        assert await paid(f"So <answer>{truth}</answer>") == (1.0, 1.0)
-        assert await paid(f"So \\boxed{{{truth}}}") == (1.0, 1.0)
-        assert await paid(f"It is {truth}") == (0.0, 0.0)
-        assert await paid("<answer>nan</answer>") == (0.0, 0.0)
-        assert await paid("<answer>().__class__</answer>") == (0.0, 0.0)
+        for text in (f"So <answer>{truth}</answer>", f"So \\boxed{{{truth}}}"):
+            assert await paid(text) == (1.0, 1.0), text
+        for text in (f"It is {truth}", "<answer>nan</answer>", "<answer>().__class__</answer>"):
+            assert await paid(text) == (0.0, 0.0), text
         partial, outcome = await paid(f"<answer>maybe {truth}</answer>", partial_credit=True)
         assert 0 < partial < 1 and outcome == 0
         problem = sample["extra_info"]["reasoning_gym"]
@@ -98,17 +97,15 @@ def test_an_episode_is_paid_by_the_verifier(tmp_path):
     asyncio.run(play())
 
 
-def test_bad_arguments_are_one_line(tmp_path, capsys):
+def test_bad_arguments_are_one_line(capsys):
+    known = ["--generator", "chain_sum", "--local_dir", "x"]
     for options, message in [
         (["--generator", "chain_sums"], "--generator chain_sums: unknown"),
         (["--generator", "chain_sum"], "--generator and --local_dir are needed"),
-        (
-            ["--generator", "chain_sum", "--local_dir", "x", "max_term=3"],
-            "chain_sum has no option max_term; it has min_",
-        ),
-        (["--generator", "chain_sum", "--local_dir", "x", "three"], "options of the generator are key=value"),
-        (["--generator", "chain_sum", "--local_dir", "x", "seed=3"], "has no option seed"),
-        (["--generator", "chain_sum", "--local_dir", "x", "max_terms=0"], "chain_sum: cannot generate"),
+        ([*known, "max_term=3"], "chain_sum has no option max_term; it has min_"),
+        ([*known, "three"], "options of the generator are key=value"),
+        ([*known, "seed=3"], "has no option seed"),
+        ([*known, "max_terms=0"], "chain_sum: cannot generate"),
     ]:
         assert common.run(script.main, options) == 2
         error = capsys.readouterr().err

@@ -4,9 +4,7 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
-from types import SimpleNamespace
 
-import datasets
 import pyarrow.parquet as pq
 import pytest
 
@@ -90,14 +88,8 @@ def test_the_question_is_put_as_the_agent_puts_it(run):
     assert [message["role"] for message in plain["messages"]][:2] == ["user", "assistant"]
 
 
-def test_the_hubs_data_set_is_the_default(tmp_path, monkeypatch):
-    asked = []
-
-    def load_dataset(path, name=None, *, split):
-        asked.append((path, name, split))
-        return SimpleNamespace(to_list=lambda: [row(LAST)])
-
-    monkeypatch.setattr(datasets, "load_dataset", load_dataset)
+def test_the_hubs_data_set_is_the_default(tmp_path, hub):
+    asked = hub(lambda path, name, split: [row(LAST)])
     script.main(["--output", str(tmp_path / "all.parquet")])
     assert asked == [("JoeYing/ReTool-SFT", None, "train")]
     assert pq.read_metadata(tmp_path / "all.parquet").num_rows == 1
