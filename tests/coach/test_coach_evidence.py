@@ -14,9 +14,8 @@ from recipe.dag.types.record import Call, ToolResult
 
 def acted(agent: str, text: str, *, turn: int = 0, round_index: int = 0, **fields: Any) -> Call:
     prompt = f"<{agent} {turn}.{round_index} was shown this>"
-    return Call(
-        agent, agent, 0, "main", turn, round=round_index, text=text, generations=1, prompt_text=prompt, **fields
-    )
+    fields |= {"round": round_index, "text": text, "generations": 1, "prompt_text": prompt}
+    return Call(agent, agent, 0, "main", turn, **fields)
 
 
 def context_of(*calls: Call, **extra: Any) -> Context:

@@ -139,19 +139,12 @@ def test_the_coach_sees_all_that_the_agent_had_read_and_what_the_game_answered(p
     guesses = [call for call in episode.calls if call.node == "guess"]
     for call, prompt in zip(guesses, prompts[:2], strict=True):
         assert f"What it had read:\n{indent(inert(call.prompt_text.rstrip()), '  ', lambda line: True)}" in prompt
-    assert (
-        "Which number?" in prompts[1]
-        and "guess said: 40 (50 %)" in prompts[1]
-        and "The game says: higher" in prompts[1]
-    )
-    assert (
-        "What the game answered to it:\n  higher\n" in prompts[0]
-        and "What the game answered to it:\n  right\n" in prompts[1]
-    )
-    assert (
-        "Its earlier actions:\n  none\n" in prompts[0]
-        and "Its earlier actions:\n  Action 1:\n  40 (50 %)\n" in prompts[1]
-    )
+    assert all(text in prompts[1] for text in ("Which number?", "guess said: 40 (50 %)", "The game says: higher"))
+    for prompt, answer, earlier in zip(
+        prompts[:2], ("higher", "right"), ("none", "Action 1:\n  40 (50 %)"), strict=True
+    ):
+        assert f"What the game answered to it:\n  {answer}\n" in prompt
+        assert f"Its earlier actions:\n  {earlier}\n" in prompt
 
 
 def test_the_truth_is_shown_only_where_it_is_declared(play):
@@ -164,17 +157,6 @@ def test_the_truth_is_shown_only_where_it_is_declared(play):
         episode = play(server)
     assert not any("SECRET" in call.prompt_text for call in episode.calls)
     assert not any("SECRET" in body["messages"][0]["content"] for body in server.requests)
-
-
-def test_an_unreadable_answer_is_asked_for_once_more(play):
-    def verdict(action: int, body: dict) -> str:
-        return VERDICTS[action] if action != 1 or len(body["messages"]) == 3 else "I'd say seven."
-
-    with OpenAIServer(ByPrompt(verdict)) as server:
-        episode = play(server)
-    assert len(server.requests) == 4 and rewards(episode) == GOOD
-    again = server.requests[2]["messages"]
-    assert again[1] == {"role": "assistant", "content": "I'd say seven."} and "PROCESS_SCORE" in again[2]["content"]
 
 
 def test_nonsense_leaves_one_call_out_and_changes_no_other_reward(play):
@@ -211,13 +193,9 @@ def test_a_dead_coach_leaves_all_calls_out_and_the_episode_goes_on(play):
     with OpenAIServer() as server:
         server.kill()
         episode = play(server, retries=0)
-    assert rewards(episode) == {
-        "guess": [None, None],
-        "coach_guess": [None, None],
-        "verify": [None],
-        "coach_verify": [None],
-    }
+    assert rewards(episode) == {name: [None] * len(calls) for name, calls in GOOD.items()}
     assert episode.fault is None and episode.outcome == 1.0 and episode.attempts == 1
+    assert {fault["boundary"] for fault in episode.faults} == {"model"}
     failed = [call.parsed["failed"] for call in episode.calls if call.agent == "coach"]
     assert len(failed) == 3 and all(reason.startswith("model fault in policy outside: ") for reason in failed)
     assert rows_of([episode], unscored="call") == []

@@ -117,14 +117,8 @@ def test_a_coach_behind_a_loop_judges_the_last_call_of_the_turn():
 
 
 def test_several_coaches_and_nodes():
-    calls = [
-        acts("a"),
-        judges("coach", process=4.0, outcome=None),
-        judges("second", process=6.0, outcome=None),
-        acts("b"),
-        judges("third", failed="down"),
-        acts("c"),
-    ]
+    first, second = judges("coach", process=4.0, outcome=None), judges("second", process=6.0, outcome=None)
+    calls = [acts("a"), first, second, acts("b"), judges("third", failed="down"), acts("c")]
     episode = episode_of(*calls)
     rewards = coach_scores(episode, coaches={"coach": "a", "second": "a", "third": "b"})
     assert rewards == {"a_agent": [pytest.approx(1.0)], "b_agent": [None]}

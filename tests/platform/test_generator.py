@@ -52,9 +52,8 @@ def run(model, waiting: list[Request], *, max_requests: int, joining: int) -> li
 @torch.inference_mode()
 def full_forward(model, request: Request) -> torch.Tensor:
     """[response, V] log-probs after temperature, without a cache and without a batch."""
-    logits = model(torch.tensor([request.prompt_ids + request.response_ids[:-1]])).logits[
-        0, len(request.prompt_ids) - 1 :
-    ]
+    ids = torch.tensor([request.prompt_ids + request.response_ids[:-1]])
+    logits = model(ids).logits[0, len(request.prompt_ids) - 1 :]
     return torch.log_softmax(logits / (request.temperature or 1.0), -1)
 
 
@@ -105,9 +104,8 @@ def test_a_stop_token_ends_a_request_and_stays_in_the_answer(model):
     free = run(model, requests(1, first=1, max_tokens=10), max_requests=1, joining=1)[0]
     stop = free.response_ids[4]
     cut = free.response_ids.index(stop) + 1
-    stopped = run(
-        model, requests(1, first=1, max_tokens=10, stop_token_ids=frozenset({stop})), max_requests=1, joining=1
-    )[0]
+    asked = requests(1, first=1, max_tokens=10, stop_token_ids=frozenset({stop}))
+    stopped = run(model, asked, max_requests=1, joining=1)[0]
     assert (stopped.response_ids, stopped.stop_reason) == (free.response_ids[:cut], "stop")
     assert free.stop_reason == "length"
 

@@ -112,9 +112,8 @@ def test_seed_zero_is_a_seed_and_no_seed_is_random(server):
     async def main() -> None:
         first, second = [await generate(server, [5, 6], seed=0) for _ in range(2)]
         assert first.token_ids == second.token_ids
-        assert (await generate(server, [5, 6], seed=-1)).token_ids == (
-            await generate(server, [5, 6], seed=2**64 - 1)
-        ).token_ids
+        negative, unsigned = [await generate(server, [5, 6], seed=seed) for seed in (-1, 2**64 - 1)]
+        assert negative.token_ids == unsigned.token_ids
         free = await asyncio.gather(*[generate(server, [5, 6], seed=None) for _ in range(4)])
         assert len({tuple(output.token_ids) for output in free}) == 4
 
@@ -167,14 +166,10 @@ def test_the_models_stop_token_is_read_from_its_configuration(server):
 
 def test_prompts_that_cannot_be_served_are_refused_and_the_server_lives_on(server):
     async def main() -> None:
-        for prompt, message in [
-            ([5] * 64, "exceeds the context length"),
-            ([], "at least one"),
-            ([96], "in \\[0, 96"),
-            ([-1], "in"),
-        ]:
+        refused = {(5,) * 64: "exceeds the context length", (): "at least one", (96,): "in \\[0, 96", (-1,): "in"}
+        for prompt, message in refused.items():
             with pytest.raises(ValueError, match=message):
-                await generate(server, prompt)
+                await generate(server, [*prompt])
         full = await generate(server, [5] * 63)
         assert (full.token_ids, full.stop_reason) == ([], "length")
         nearly = await generate(server, [5] * 60, max_tokens=100)
@@ -203,9 +198,8 @@ def test_new_weights_answer_with_their_version(server):
 def test_a_weight_update_aborts_what_is_under_way_and_what_waits(server):
     async def main() -> None:
         reached, gate = hold(server, "step")
-        calls = await start_together(
-            server, [generate(server, [5 + i], max_tokens=50) for i in range(6)]
-        )  # 4 have room
+        # 4 have room
+        calls = await start_together(server, [generate(server, [5 + i], max_tokens=50) for i in range(6)])
         await until(reached.is_set)
         update = asyncio.create_task(server.load_weights(weights_of(server), 1))
         await until(lambda: not server.inbox.empty())
@@ -290,12 +284,11 @@ def test_behaviour_log_probs_equal_those_of_verls_engine(engine, server):
         draw = torch.Generator().manual_seed(1)
         prompts = [torch.randint(2, 96, (1 + 3 * i,), generator=draw).tolist() for i in range(10)]
         temperatures = [(1.0, 0.6, 1.5, 0.0)[i % 4] for i in range(10)]
-        outputs = await asyncio.gather(
-            *[
-                generate(server, prompt, temperature=temperature, seed=i, max_tokens=5 + i)
-                for i, (prompt, temperature) in enumerate(zip(prompts, temperatures, strict=True))
-            ]
-        )
+        calls = [
+            generate(server, prompt, temperature=temperature, seed=i, max_tokens=5 + i)
+            for i, (prompt, temperature) in enumerate(zip(prompts, temperatures, strict=True))
+        ]
+        outputs = await asyncio.gather(*calls)
         rows = []
         for i, (prompt, output) in enumerate(zip(prompts, outputs, strict=True)):
             ids = output.token_ids
@@ -305,12 +298,8 @@ def test_behaviour_log_probs_equal_those_of_verls_engine(engine, server):
         return rows
 
     rows = asyncio.run(roll_out())
-    policy = SimpleNamespace(
-        config=engine.config,
-        data_parallel_size=1,
-        workers=engine.worker,
-        tokenizer=SimpleNamespace(pad_token_id=0),
-    )
+    workers = {"data_parallel_size": 1, "workers": engine.worker}
+    policy = SimpleNamespace(config=engine.config, tokenizer=SimpleNamespace(pad_token_id=0), **workers)
     for chosen in (rows, rows[::4]):  # one temperature per row, and temperature 1 for all
         batch = PolicyBatch(chosen)
         kernels.prepare(policy, batch, engine.workflow.algorithm)

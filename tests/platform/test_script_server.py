@@ -8,28 +8,17 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
-from aiohttp.test_utils import TestClient, TestServer
 
 from recipe.dag.errors import UserError
 from recipe.dag.platform.script_server import ScriptServer, open_script
 from recipe.dag.user_code import load_object
+from tests.platform.test_openai_server import ask as ask_server
 
 CHAT = {"model": "m", "messages": [{"role": "user", "content": "one two"}]}
 
 
 def ask(function: Any, *bodies: dict[str, Any], max_requests: int = 64) -> list[tuple[int, Any]]:
-    """Send all bodies at once; return (status, JSON) of each answer."""
-
-    async def main():
-        async with TestClient(TestServer(ScriptServer(function, "m", max_requests).app())) as client:
-
-            async def post(body):
-                async with client.post("/v1/chat/completions", json=CHAT | body) as answer:
-                    return answer.status, await answer.json()
-
-            return await asyncio.gather(*map(post, bodies))
-
-    return asyncio.run(main())
+    return ask_server(ScriptServer(function, "m", max_requests), *(CHAT | body for body in bodies))
 
 
 def last_content(messages: list[dict[str, Any]]) -> str:
@@ -119,12 +108,7 @@ def test_a_reference_is_checked_when_the_server_starts(tmp_path, monkeypatch):
 
 @pytest.mark.parametrize(
     ("problem", "answer", "verdict"),
-    [
-        ("What is 2 + 3?", "5 (90 %)", "YES"),
-        ("What is 2 + 3?", "6", "NO"),
-        ("What is 4 * -3?", "-12", "YES"),
-        ("Why?", "1", "NO"),
-    ],
+    [("2 + 3?", "5 (90 %)", "YES"), ("2 + 3?", "6", "NO"), ("4 * -3?", "-12", "YES"), ("Why?", "1", "NO")],
 )
 def test_the_gallerys_judge_reads_what_its_workflow_sends(problem, answer, verdict):
     judge = open_script("examples/gallery/judge.py:judge")

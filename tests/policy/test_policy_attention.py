@@ -40,6 +40,8 @@ def test_flash_attn_4_does_not_pass_for_flash_attn(install):
     install_version_4(install)
     assert missing_attention("flash_attention_2") == "flash-attn is not installed"
     assert missing_attention("flash_attention_4") is None
+    with pytest.raises(doctor.Note, match="flash-attn is not installed; training needs it only"):
+        doctor.check_flash_attn()
 
 
 def test_flash_attn_beside_flash_attn_4_is_used(install):
@@ -49,24 +51,20 @@ def test_flash_attn_beside_flash_attn_4_is_used(install):
     assert doctor.check_flash_attn() == "2.8.3"
 
 
-def test_a_wheel_that_does_not_import_is_missing(install):
-    install("flash-attn", "2.8.3", {"flash_attn/__init__.py": "raise ImportError('undefined symbol:\\n _ZN3c10')"})
-    assert missing_attention("flash_attention_2") == "flash-attn does not import (undefined symbol: _ZN3c10)"
-
-
-def test_a_distribution_without_the_kernels_is_missing(install):
-    install("flash-attn", "2.8.3", {"flash_attn/__init__.py": "def flash_attn_func(): ...\n"})
-    assert missing_attention("flash_attention_2") == "flash-attn has no flash_attn_varlen_func"
+@pytest.mark.parametrize(
+    ("text", "reason"),
+    [
+        ("raise ImportError('undefined symbol:\\n _ZN3c10')", "does not import (undefined symbol: _ZN3c10)"),
+        ("def flash_attn_func(): ...\n", "has no flash_attn_varlen_func"),
+    ],
+)
+def test_a_distribution_that_cannot_be_used_is_missing(install, text, reason):
+    install("flash-attn", "2.8.3", {"flash_attn/__init__.py": text})
+    assert missing_attention("flash_attention_2") == f"flash-attn {reason}"
 
 
 def test_an_attention_of_torch_needs_no_package():
     assert [missing_attention(name) for name in ("sdpa", "eager", "flex_attention")] == [None, None, None]
-
-
-def test_doctor_reports_the_fallback_where_flash_attn_4_is_alone(install):
-    install_version_4(install)
-    with pytest.raises(doctor.Note, match="flash-attn is not installed; training needs it only"):
-        doctor.check_flash_attn()
 
 
 def test_every_flash_attention_of_transformers_is_known():

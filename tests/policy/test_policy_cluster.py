@@ -21,9 +21,8 @@ POOLS = (PoolSpec((2,), ("main",)),)
 
 @pytest.fixture(autouse=True)
 def no_ray_of_this_machine(monkeypatch, tmp_path):
-    monkeypatch.delenv("RAY_ADDRESS", raising=False)
-    monkeypatch.delenv("RAY_AUTH_MODE", raising=False)
-    monkeypatch.delenv("RAY_AUTH_TOKEN", raising=False)
+    for name in ("RAY_ADDRESS", "RAY_AUTH_MODE", "RAY_AUTH_TOKEN"):
+        monkeypatch.delenv(name, raising=False)
     monkeypatch.setenv("RAY_TMPDIR", str(tmp_path))
     yield
     end_phase()
@@ -87,9 +86,8 @@ def test_a_ray_that_wants_a_token_is_refused_at_once_where_there_is_none(token_s
 
 def test_options_of_a_ray_of_ones_own_are_not_passed_to_a_joined_one(monkeypatch):
     monkeypatch.setattr(cluster, "_refusal", lambda host_port: "")
-    joined = Cluster(
-        config("ray_kwargs.ray_init.num_cpus=3", "ray_kwargs.ray_init.address=10.0.0.1:6379"), POOLS, platform="cpu"
-    )
+    settings = config("ray_kwargs.ray_init.num_cpus=3", "ray_kwargs.ray_init.address=10.0.0.1:6379")
+    joined = Cluster(settings, POOLS, platform="cpu")
     assert joined.address.host_port == "10.0.0.1:6379"
     assert joined.options.keys() == {"runtime_env", "log_to_driver"}
 

@@ -9,12 +9,8 @@ from recipe.dag.policy import config as config_module
 from recipe.dag.policy.config import has_stop_strings, max_model_len, policy_config
 from recipe.dag.workflow.schema import Workflow
 
-ARGUMENTS = [
-    "workflow=w.yaml",
-    "data.train_files=t.parquet",
-    "data.max_prompt_length=100",
-    "data.max_response_length=50",
-]
+ARGUMENTS = ["workflow=w.yaml", "data.train_files=t.parquet"]
+ARGUMENTS += ["data.max_prompt_length=100", "data.max_response_length=50"]
 
 
 @pytest.fixture(scope="module")
@@ -37,26 +33,14 @@ def configure(composed):
         **algorithm,
     ):
         config = OmegaConf.merge(composed, run or {})
-        policies = {
-            "main": {
-                "model": {"path": "m"},
-                "config": overrides or {},
-                "reference": bool(algorithm.get("kl_loss_coef")),
-                "critic": critic,
-                "lr": lr,
-            },
-            "other": {"model": {"path": "o"}},
-        }
+        main = {"model": {"path": "m"}, "config": overrides or {}, "critic": critic, "lr": lr}
+        main["reference"] = bool(algorithm.get("kl_loss_coef"))
+        policies = {"main": main, "other": {"model": {"path": "o"}}}
         agents = [{"name": "a", "policy": "main", "sampling": sampling or {}}]
         flow = Workflow(path="w", dag_id="w", agents=agents, policies=policies, nodes=[], algorithm=algorithm)
         paths = {"model_path": "models/m", "critic_path": None if critic is None else "models/c"}
-        shape = {
-            "sharing": sharing,
-            "offload_between_turns": offload_between_turns,
-            "updates": 12,
-            "platform": platform,
-        }
-        return policy_config(config, flow, "main", **paths, **shape)
+        shape = {"sharing": sharing, "offload_between_turns": offload_between_turns, "platform": platform}
+        return policy_config(config, flow, "main", **paths, **shape, updates=12)
 
     return make
 
@@ -84,14 +68,8 @@ def test_an_unknown_key_names_the_policy_and_the_key(configure, key):
 
 
 def test_the_algorithm_arrives(configure):
-    actor = configure(
-        clip_ratio_low=0.1,
-        clip_ratio_high=0.3,
-        loss_agg="seq-mean-token-sum",
-        entropy_coef=0.01,
-        kl_loss_coef=0.05,
-        epochs=3,
-    ).actor_rollout_ref.actor
+    loss = {"loss_agg": "seq-mean-token-sum", "entropy_coef": 0.01, "kl_loss_coef": 0.05}
+    actor = configure(clip_ratio_low=0.1, clip_ratio_high=0.3, epochs=3, **loss).actor_rollout_ref.actor
     assert (actor.clip_ratio_low, actor.clip_ratio_high, actor.clip_ratio) == (0.1, 0.3, 0.1)
     assert (actor.loss_agg_mode, actor.entropy_coeff, actor.ppo_epochs) == ("seq-mean-token-sum", 0.01, 3)
     assert (actor.use_kl_loss, actor.kl_loss_coef) == (True, 0.05)
@@ -167,35 +145,33 @@ def test_rows_are_packed_and_scored_without_logits(configure, platform):
     for model in (config.actor_rollout_ref.model, config.critic.model):
         assert model.use_remove_padding and model.override_config == {"attn_implementation": "varlen"}
         assert not model.use_fused_kernels  # verl's own would exchange the forward of the model's class
-    assert (
-        config.actor_rollout_ref.model.fused_kernel_options.impl_backend == {"cuda": "triton", "cpu": "torch"}[platform]
-    )
+    kernels = config.actor_rollout_ref.model.fused_kernel_options
+    assert kernels.impl_backend == {"cuda": "triton", "cpu": "torch"}[platform]
 
 
-def test_padding_and_logits_can_be_asked_for(configure):
-    model = configure({"model.use_remove_padding": False}, platform="cuda").actor_rollout_ref.model
-    assert model.override_config == {"attn_implementation": "sdpa"} and not model.use_remove_padding
+def test_kernels_and_logits_can_be_asked_for(configure):
     model = configure({"model.use_fused_kernels": False}, platform="cuda").actor_rollout_ref.model
     assert model.use_remove_padding and model.fused_kernel_options.impl_backend is None
     model = configure({"model.fused_kernel_options.impl_backend": "torch"}, platform="cuda").actor_rollout_ref.model
     assert model.fused_kernel_options.impl_backend == "torch"
 
 
-def test_rows_cut_over_gpus_keep_verls_attention(configure, monkeypatch):
-    monkeypatch.setattr(config_module, "missing_attention", lambda name: None)
-    model = configure({"actor.fsdp_config.ulysses_sequence_parallel_size": 2}, platform="cuda").actor_rollout_ref.model
-    assert model.override_config == {"attn_implementation": "flash_attention_2"} and model.use_remove_padding
-
-
-def test_a_torch_without_the_kernel_trains_on_padded_rows(configure, monkeypatch):
-    monkeypatch.setattr(config_module, "missing_attention", lambda name: "old" if name == "varlen" else None)
-    model = configure(platform="cuda").actor_rollout_ref.model
-    assert model.override_config == {"attn_implementation": "sdpa"} and not model.use_remove_padding
-
-
-def test_flash_attention_of_a_gpus_workflow_is_packed_on_the_cpu_all_the_same(configure):
-    model = configure({"model.override_config": {"attn_implementation": "flash_attention_2"}}).actor_rollout_ref.model
-    assert model.override_config == {"attn_implementation": "varlen"}
+@pytest.mark.parametrize(
+    ("asked", "platform", "missing", "attention", "is_packed"),
+    [
+        ({"model.use_remove_padding": False}, "cuda", None, "sdpa", False),
+        # rows that are cut over GPUs keep verl's attention
+        ({"actor.fsdp_config.ulysses_sequence_parallel_size": 2}, "cuda", None, "flash_attention_2", True),
+        # a torch without the kernel trains on padded rows
+        ({}, "cuda", "varlen", "sdpa", False),
+        # FlashAttention of a GPU's workflow is packed on the CPU all the same
+        ({"model.override_config": {"attn_implementation": "flash_attention_2"}}, "cpu", None, "varlen", True),
+    ],
+)
+def test_which_attention_computes_packed_rows(configure, monkeypatch, asked, platform, missing, attention, is_packed):
+    monkeypatch.setattr(config_module, "missing_attention", lambda name: "old" if name == missing else None)
+    model = configure(asked, platform=platform).actor_rollout_ref.model
+    assert model.override_config == {"attn_implementation": attention} and model.use_remove_padding is is_packed
 
 
 def test_packed_attention_for_padded_rows_is_an_error(configure):
@@ -227,13 +203,8 @@ def test_micro_batches_by_tokens_must_hold_the_longest_row(configure):
     with pytest.raises(UserError, match="ppo_max_token_len_per_gpu=149 is below the longest row, 150 tokens"):
         configure({"actor.ppo_max_token_len_per_gpu": 149})
     assert configure({"actor.ppo_max_token_len_per_gpu": 150})
-    assert configure(
-        {
-            "actor.use_dynamic_bsz": False,
-            "actor.ppo_max_token_len_per_gpu": 149,
-            "actor.ppo_micro_batch_size_per_gpu": 1,
-        }
-    )
+    rows = {"actor.use_dynamic_bsz": False, "actor.ppo_micro_batch_size_per_gpu": 1}
+    assert configure(rows | {"actor.ppo_max_token_len_per_gpu": 149})
 
 
 def test_interpolations_follow_the_policys_own_values(configure):
@@ -261,11 +232,8 @@ def test_verl_accepts_the_configuration(configure):
 
 @pytest.mark.parametrize("platform", ["cpu", "cuda"])
 def test_what_verl_leaves_open_takes_any_key(configure, platform):
-    overrides = {
-        "model": {"override_config": {"attention_dropout": 0.1, "rope_theta": 5.0}},
-        "rollout.engine_kwargs.sglang.x": 1,
-    }
-    node = configure(overrides, platform=platform).actor_rollout_ref
+    overrides = {"model": {"override_config": {"attention_dropout": 0.1, "rope_theta": 5.0}}}
+    node = configure(overrides | {"rollout.engine_kwargs.sglang.x": 1}, platform=platform).actor_rollout_ref
     assert (node.model.override_config.attention_dropout, node.model.override_config.rope_theta) == (0.1, 5.0)
     assert node.rollout.engine_kwargs.sglang.x == 1
 
@@ -327,10 +295,8 @@ def offloads(config) -> list[list[bool]]:
 def test_trained_models_that_crowd_a_gpu_leave_it_between_their_turns(configure):
     assert offloads(configure(critic={}, platform="cuda", offload_between_turns=True)) == [[True, True], [True, True]]
     assert offloads(configure(critic={}, platform="cuda")) == [[False, False], [False, False]]
-    assert offloads(configure(critic={}, offload_between_turns=True)) == [
-        [False, False],
-        [False, False],
-    ]  # a CPU has nowhere to go
+    on_the_cpu = configure(critic={}, offload_between_turns=True)  # which has nowhere to go
+    assert offloads(on_the_cpu) == [[False, False], [False, False]]
 
 
 def test_what_the_user_says_about_offloading_stands(configure):

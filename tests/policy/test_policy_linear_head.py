@@ -57,14 +57,8 @@ def test_log_probs_entropies_and_gradients_are_those_of_logits(monkeypatch, temp
         torch.testing.assert_close(one, other, atol=1e-4, rtol=1e-4)
 
 
-SHAPE = {
-    "hidden_size": 32,
-    "intermediate_size": 64,
-    "num_hidden_layers": 2,
-    "num_attention_heads": 4,
-    "num_key_value_heads": 2,
-    "vocab_size": 50,
-}
+SHAPE = {"hidden_size": 32, "intermediate_size": 64, "num_hidden_layers": 2, "vocab_size": 50}
+SHAPE |= {"num_attention_heads": 4, "num_key_value_heads": 2}
 FAMILIES = [(LlamaConfig, LlamaForCausalLM), (Qwen2Config, Qwen2ForCausalLM), (Qwen3Config, Qwen3ForCausalLM)]
 
 
@@ -114,9 +108,8 @@ def test_models_with_neutral_options_are_given_it():
 @pytest.mark.parametrize("temperature", ["1.0", "0.7", "each"])
 def test_verls_kernel_computes_what_the_chunks_do(temperature):
     """With Qwen's vocabulary, in bf16, as GPUs train: gradients, too."""
-    env = {
-        key: value for key, value in os.environ.items() if key != "VERL_PLATFORM"
-    }  # which the other tests set to cpu
+    # which the other tests set to cpu
+    env = {key: value for key, value in os.environ.items() if key != "VERL_PLATFORM"}
     done = subprocess.run([sys.executable, __file__, temperature], env=env, capture_output=True, text=True, timeout=300)
     assert done.returncode == 0, done.stderr
     errors = json.loads(done.stdout.splitlines()[-1])

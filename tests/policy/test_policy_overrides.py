@@ -58,9 +58,8 @@ def test_what_verl_does_not_know_is_told_at_its_place(config, message, write, co
 
 
 def test_a_critics_overrides_are_those_of_verls_critic(write, composed):
-    with pytest.raises(
-        WorkflowError, match=r"policies.p.critic.config\[\"optim.rate\"\]: verl's `critic.optim` has no"
-    ):
+    message = r"policies.p.critic.config\[\"optim.rate\"\]: verl's `critic.optim` has no"
+    with pytest.raises(WorkflowError, match=message):
         check_overrides(write(critic="{optim.rate: 3}"), composed)
     check_overrides(write(critic="{optim.weight_decay: 0.1, ppo_micro_batch_size_per_gpu: 4}"), composed)
 

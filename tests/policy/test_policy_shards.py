@@ -33,9 +33,7 @@ def test_a_complete_checkpoint_passes(tmp_path):
 @pytest.mark.parametrize(
     "name",
     [
-        "model_world_size_2_rank_1.pt",
-        "optim_world_size_2_rank_0.pt",
-        "extra_state_world_size_2_rank_1.pt",
+        *(f"{part}_world_size_2_rank_1.pt" for part in ("model", "optim", "extra_state")),
         "huggingface/model.safetensors",
     ],
 )

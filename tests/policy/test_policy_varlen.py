@@ -97,15 +97,8 @@ def test_a_padded_batch_is_refused():
 def test_a_model_of_transformers_runs_on_it(sliding):
     varlen.register()
     shape = {"hidden_size": 32, "intermediate_size": 64, "num_hidden_layers": 2, "vocab_size": 50}
-    config = Qwen2Config(
-        **shape,
-        num_attention_heads=4,
-        num_key_value_heads=2,
-        use_sliding_window=sliding,
-        sliding_window=3,
-        max_window_layers=1,
-        attn_implementation="varlen",
-    )
+    shape |= {"num_attention_heads": 4, "num_key_value_heads": 2, "sliding_window": 3, "max_window_layers": 1}
+    config = Qwen2Config(**shape, use_sliding_window=sliding, attn_implementation="varlen")
     torch.manual_seed(0)
     model = Qwen2ForCausalLM(config).eval()
     ids = torch.randint(0, 50, (1, sum(LENGTHS)))

@@ -46,9 +46,8 @@ def test_a_call_that_is_unscored_is_as_if_it_had_not_been_made():
     unknown = call("d", 0, None)
     unknown.unscored = True
     debate.calls.append(unknown)
-    assert {name: reward for name, reward in paid(debate, shaped(debate, shaping="margin")).items() if name != "d"} == (
-        alone
-    )
+    beside = paid(debate, shaped(debate, shaping="margin"))
+    assert {name: reward for name, reward in beside.items() if name != "d"} == alone
     ballots = [call("x", 0, 1.0, node="s1", answer="4"), call("y", 0, 0.0, node="s2", answer="5")]
     two = vote_marginals(episode(*ballots), voters=["s1", "s2", "s3"])
     third = call("z", 0, None, node="s3", answer="5")

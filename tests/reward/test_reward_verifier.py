@@ -70,22 +70,10 @@ def test_formulas_pass(text):
     assert verifier_worker.is_formula(text)
 
 
-@pytest.mark.parametrize(
-    "text",
-    [
-        "",
-        "x.__class__",
-        "x[0]",
-        "'a'",
-        "open(x)",
-        "exec(chr(1))",
-        "f(x)",
-        "sin(x=1)",
-        "(sin)(x)(x)",
-        "a if b else c",
-        "1;2",
-    ],
-)
+REFUSED = "x.__class__ x[0] 'a' open(x) exec(chr(1)) f(x) sin(x=1) (sin)(x)(x) 1;2".split()
+
+
+@pytest.mark.parametrize("text", ["", "a if b else c", *REFUSED])
 def test_anything_else_does_not(text):
     assert not verifier_worker.is_formula(text)
 
