@@ -249,11 +249,6 @@ CASES = [
 ]
 
 
-def test_no_kind_of_mistake_comes_twice():
-    names = [case.id for case in CASES]
-    assert len(set(names)) == len(names) >= 90
-
-
 def test_who_depends_on_one_node_of_a_loop_may_ask_for_the_others(load_text):
     text = GOOD.replace("dependencies: [pro]}", "dependencies: [pro], when: {node: contra, exists: true}}")
     assert load_text(text).node("note").when.node == "contra"

@@ -75,10 +75,7 @@ def test_a_node_of_the_group_is_shown_and_written_again(load_text, folder):
             rewarded(f'§"{GROUP}:pairwise_ranking"'),
             "needs `compare: file.py:function` or `judge: <node>`, and has neither",
         ),
-        (
-            rewarded(f'§"{GROUP}:pairwise_ranking"', '{judge: judge, compare: "group.py:compare"}'),
-            "and has both",
-        ),
+        (rewarded(f'§"{GROUP}:pairwise_ranking"', '{judge: judge, compare: "group.py:compare"}'), "and has both"),
         (rewarded(f'"{GROUP}:pairwise_ranking"', "{judge: §jury}"), "no node `jury`"),
         (rewarded(f'"{GROUP}:pairwise_ranking"', '{compare: §"group.py:best"}'), "defines no `best`"),
         (rewarded(f'"{GROUP}:pairwise_ranking"', '{compare: §"group.py:alone"}'), "`first`, `second`, takes `first`"),

@@ -4,7 +4,6 @@ import pytest
 
 from recipe.dag.workflow.graph import agents_heard
 from recipe.dag.workflow.problem import WorkflowError
-from recipe.dag.workflow_file import load_workflow
 
 WORKFLOW = """\
 dag_id: two
@@ -16,7 +15,7 @@ nodes:
   - {{node_id: j, node_type: MODEL_INFERENCE, node_role: ROLLOUT, agent: judge, dependencies: [l]}}
   - {{node_id: r, node_type: MODEL_INFERENCE, node_role: ROLLOUT, agent: right, dependencies: [j]}}
   {node}
-  - {{node_id: reward, node_type: COMPUTE, node_role: REWARD, dependencies: [r], executable_ref: score.py:score}}
+  - {{node_id: reward, node_type: COMPUTE, node_role: REWARD, dependencies: [r], executable_ref: rewards.py:score}}
 """
 AGAIN = "- {node_id: l2, node_type: MODEL_INFERENCE, node_role: ROLLOUT, agent: left, dependencies: [r]}"
 UPDATES = "\n  ".join(
@@ -30,15 +29,11 @@ UPDATES = "\n  ".join(
 
 
 @pytest.fixture
-def load(tmp_path):
-    (tmp_path / "score.py").write_text("def score(episode):\n    return {}\n")
+def load(load_text):
+    def format_and_load(happo="", *, left="a", extra="", algorithm="", node=""):
+        return load_text(WORKFLOW.format(happo=happo, left=left, extra=extra, algorithm=algorithm, node=node))
 
-    def write_and_load(happo="", *, left="a", extra="", algorithm="", node=""):
-        path = tmp_path / "workflow.yaml"
-        path.write_text(WORKFLOW.format(happo=happo, left=left, extra=extra, algorithm=algorithm, node=node))
-        return load_workflow(path)
-
-    return write_and_load
+    return format_and_load
 
 
 def test_a_policy_per_agent_loads(load):

@@ -1,12 +1,9 @@
 from __future__ import annotations
 
-import math
 import re
 from pathlib import Path
 
 import pytest
-from hypothesis import HealthCheck, given, settings
-from hypothesis import strategies as st
 
 from recipe.dag.workflow.problem import WorkflowError
 from recipe.dag.workflow.schema import NodeRole, NodeType
@@ -112,10 +109,6 @@ def test_nodes_come_in_topological_order_with_the_files_order_among_equals(load)
     assert ids == ["write", "judge", "check", "score", "main.advantage", "main.update"]
 
 
-def test_loading_twice_gives_the_same_workflow(load):
-    assert load(TEXT) == load(TEXT)
-
-
 def test_declared_training_nodes_rule_and_get_their_agents_policy(load):
     train = "  - {node_id: %s, node_type: %s, node_role: %s, agent: writer, dependencies: [%s]}\n"
     text = TEXT + train % ("update", "MODEL_TRAIN", "ACTOR", "adv") + train % ("adv", "COMPUTE", "ADVANTAGE", "score")
@@ -154,25 +147,6 @@ def test_a_dotted_module_is_checked_without_running_it(ref, load, tmp_path):
 
 
 SCORE = TEXT[TEXT.index("  - {node_id: score") : TEXT.index("  - {<<: *rollout, node_id: judge")]
-
-JUNK = ["", "null", "true", "-1", "0.5", "abc", "[]", "{}", "[1, a]", "{a: 1}", "[[]]", '""', "é", "main", "write"]
-JUNK += ["*rollout", "!Ref a.b", "!Ref global_config.server", "${oc.env:", "x: y", "? z", "0x1g", "<<: {a: b}"]
-
-
-@settings(max_examples=150, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
-@given(data=st.data())
-def test_whatever_stands_in_a_file_only_workflow_errors_come_out(load, data):
-    text = TEXT
-    for _ in range(data.draw(st.integers(1, 3))):
-        words = list(re.finditer(r"[\w.$&*!/-]+|\{[^{}]*\}|\[[^\]]*\]", text))
-        word = data.draw(st.sampled_from(words))
-        text = text[: word.start()] + data.draw(st.sampled_from(JUNK)) + text[word.end() :]
-    try:
-        workflow = load(text)
-    except WorkflowError as error:
-        assert error.problems and all(p.line >= 1 and p.column >= 1 for p in error.problems)
-    else:
-        assert all(math.isfinite(agent.sampling.temperature) for agent in workflow.agents)
 
 
 def test_what_a_file_imports_from_beside_it_is_read_there(tmp_path):

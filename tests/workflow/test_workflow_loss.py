@@ -5,7 +5,6 @@ import pytest
 from recipe.dag.workflow.plan import make_plan
 from recipe.dag.workflow.problem import WorkflowError
 from recipe.dag.workflow.render import to_text
-from recipe.dag.workflow_file import load_workflow
 
 WORKFLOW = """\
 dag_id: alone
@@ -14,10 +13,10 @@ policies: {{main: {{model: {{path: m}}}}}}
 algorithm: {{{algorithm}}}
 nodes:
   - {{node_id: solve, node_type: MODEL_INFERENCE, node_role: ROLLOUT, agent: solver}}
-  - {{node_id: reward, node_type: COMPUTE, node_role: REWARD, dependencies: [solve], executable_ref: score.py:score}}
+  - {{node_id: reward, node_type: COMPUTE, node_role: REWARD, dependencies: [solve], executable_ref: rewards.py:score}}
 {nodes}"""
 EXTRA = """\
-  - {node_id: overlong, node_type: COMPUTE, node_role: REWARD, dependencies: [solve], executable_ref: score.py:score}
+  - {node_id: overlong, node_type: COMPUTE, node_role: REWARD, dependencies: [solve], executable_ref: rewards.py:score}
 """
 CHAIN = """  - {node_id: adv, node_type: COMPUTE, node_role: ADVANTAGE, dependencies: [reward]}
   - {node_id: up, node_type: MODEL_TRAIN, node_role: ACTOR, dependencies: [adv]}
@@ -25,15 +24,11 @@ CHAIN = """  - {node_id: adv, node_type: COMPUTE, node_role: ADVANTAGE, dependen
 
 
 @pytest.fixture
-def load(tmp_path):
-    (tmp_path / "score.py").write_text("def score(episode):\n    return {}\n")
+def load(load_text):
+    def format_and_load(algorithm: str, *, nodes: str = "", agent: str = ""):
+        return load_text(WORKFLOW.format(algorithm=algorithm, nodes=nodes, agent=agent))
 
-    def write_and_load(algorithm: str, *, nodes: str = "", agent: str = ""):
-        path = tmp_path / "workflow.yaml"
-        path.write_text(WORKFLOW.format(algorithm=algorithm, nodes=nodes, agent=agent))
-        return load_workflow(path)
-
-    return write_and_load
+    return format_and_load
 
 
 def test_importance_weights_are_off_by_default_and_truncated_per_token_where_asked_for(load):

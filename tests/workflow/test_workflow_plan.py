@@ -146,10 +146,7 @@ def test_the_text_says_how_a_shipped_workflow_learns(name, line):
 @pytest.mark.parametrize(
     ("algorithm", "credit"),
     [
-        (
-            "policy_loss: gspo",
-            "grpo, groups by uid, agent, loss gspo, ratios clipped at 1 - 0.0003 and 1 + 0.0004",
-        ),
+        ("policy_loss: gspo", "grpo, groups by uid, agent, loss gspo, ratios clipped at 1 - 0.0003 and 1 + 0.0004"),
         ("estimator: grpo, gamma_turn: 0", "grpo, groups by uid, agent, rewards to go at gamma_turn 0"),
         ("estimator: magrpo", "magrpo, groups by uid, agent, node, turn, round, rewards to go at gamma_turn 0.9"),
         (
