@@ -34,12 +34,7 @@ def flow_of(world, candidates: dict | None = None, *, agents=None, after: tuple[
         {"node_id": "solve", "candidates": candidates or NUMBER, "agent_options": {"process_path": "score.py"}}
         | (solve or {}),
         *after,
-        {
-            "node_id": "pay",
-            "node_role": "REWARD",
-            "dependencies": ["solve"],
-            "executable_ref": "score.py:pay",
-        },
+        {"node_id": "pay", "node_role": "REWARD", "dependencies": ["solve"], "executable_ref": "score.py:pay"},
     ]
     return world.workflow(nodes, agents=agents, files={"score.py": SCORE}, **keys)
 

@@ -109,6 +109,7 @@ class E:
         self.log.append(actions)
         return f"step {len(self.log)}", [len(self.log)] * len(actions), len(self.log) == 5, {"steps": len(self.log)}
 """
+OWN = {"env_path": ["env.py:E"], "rewards_with_env": True}
 
 
 def looped(world, until: dict | None = None, **keys):
@@ -116,12 +117,7 @@ def looped(world, until: dict | None = None, **keys):
     nodes = [
         {"node_id": "before", "agent_options": watch},
         {"node_id": "a", "agent_group": 1, "dependencies": ["before"], "agent_options": watch},
-        {
-            "node_id": "b",
-            "agent_group": 2,
-            "dependencies": ["a"],
-            "agent_options": {**watch, "env_path": ["env.py:E"], "rewards_with_env": True},
-        },
+        {"node_id": "b", "agent_group": 2, "dependencies": ["a"], "agent_options": {**watch, **OWN}},
         {"node_id": "after", "agent_group": 3, "dependencies": ["b"], "agent_options": watch},
     ]
     loops = {"play": {"nodes": ["a", "b"], "max_rounds": 9, "until": until}}
@@ -157,31 +153,20 @@ class E:
         self.count += 1
         return None, 1.0, False, {"count": self.count, "actions": actions}
 """
-    step = {"env_path": ["env.py:E"], "rewards_with_env": True}
+    twice = {"env": "one", "key": "count", "equals": 2}
     nodes = [
         {"node_id": "talk", "agent_options": {"obs_with_env": True}},
-        {"node_id": "one", "agent_group": 1, "dependencies": ["talk"], "agent_options": step},
-        {"node_id": "two", "agent_group": 2, "dependencies": ["one"], "agent_options": step},
+        {"node_id": "one", "agent_group": 1, "dependencies": ["talk"], "agent_options": OWN},
+        {"node_id": "two", "agent_group": 2, "dependencies": ["one"], "agent_options": OWN},
         # The env has been stepped again since `one` stepped it.
-        {
-            "node_id": "end",
-            "agent_group": 3,
-            "dependencies": ["two"],
-            "when": {"env": "one", "key": "count", "equals": 2},
-        },
+        {"node_id": "end", "agent_group": 3, "dependencies": ["two"], "when": twice},
     ]
     flow = world.workflow(nodes, files={"env.py": code}, loops={"l": {"nodes": ["talk"], "max_rounds": 3}})
     said = iter(["first", "second", "third"])
     episode = world.play(flow, world.Client(lambda p, s, request: next(said) if request.endswith("0") else "ok"))
     assert [call.env_info.get("actions") for call in episode.calls[3:]] == [["third", "ok"], ["third", "ok"], None]
-    assert [(call.node, call.reward) for call in episode.calls] == [
-        ("talk", None),
-        ("talk", None),
-        ("talk", 2.0),
-        ("one", 1.0),
-        ("two", 1.0),
-        ("end", None),
-    ]
+    rewards = [("talk", None), ("talk", None), ("talk", 2.0), ("one", 1.0), ("two", 1.0), ("end", None)]
+    assert [(call.node, call.reward) for call in episode.calls] == rewards
 
 
 def test_a_skipped_player_acts_with_nothing_and_earns_nothing(world):
@@ -194,11 +179,7 @@ class E:
     nodes = [
         {"node_id": "a", "agent_options": watch},
         {"node_id": "b", "agent_group": 1, "agent_options": watch, "when": {"sample": "missing", "exists": True}},
-        {
-            "node_id": "c",
-            "agent_group": 2,
-            "agent_options": {**watch, "env_path": ["env.py:E"], "rewards_with_env": True},
-        },
+        {"node_id": "c", "agent_group": 2, "agent_options": {**watch, **OWN}},
     ]
     episode = world.play(world.workflow(nodes, files={"env.py": code}))
     assert [(call.node, call.reward) for call in episode.calls] == [("a", 1.0), ("c", 4.0)]
@@ -206,28 +187,15 @@ class E:
 
 
 def test_a_skipped_owner_steps_nothing(world):
+    asked = {"node": "a", "matches": "go"}
     nodes = [
         {"node_id": "a", "agent_options": {"obs_with_env": True}},
-        {
-            "node_id": "b",
-            "agent_group": 1,
-            "when": {"node": "a", "matches": "go"},
-            "dependencies": ["a"],
-            "agent_options": {"env_path": ["env.py:E"], "rewards_with_env": True},
-        },
+        {"node_id": "b", "agent_group": 1, "when": asked, "dependencies": ["a"], "agent_options": OWN},
     ]
     lines = ["go", "wait", "go"]
     client = world.Client(lambda prompt, sampling, request: lines.pop(0) if request.endswith("0") else "b")
     flow = world.workflow(nodes, files={"env.py": LOOPED}, episode={"max_turns": 3})
     episode = world.play(flow, client)
-    assert [(call.node, call.reward) for call in episode.calls] == [
-        ("a", 1.0),
-        ("b", 1.0),
-        ("a", None),
-        ("a", 2.0),
-        ("b", 2.0),
-    ]
-    assert (
-        "Observation:\nstep 1" in episode.calls[2].prompt_text
-        and "Observation:\nstep 1" in episode.calls[3].prompt_text
-    )
+    rewards = [("a", 1.0), ("b", 1.0), ("a", None), ("a", 2.0), ("b", 2.0)]
+    assert [(call.node, call.reward) for call in episode.calls] == rewards
+    assert all("Observation:\nstep 1" in call.prompt_text for call in episode.calls[2:4])

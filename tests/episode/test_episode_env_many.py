@@ -40,9 +40,7 @@ def few_files():
 async def play(world, step: str, count: int, ground_truth: str = "4") -> list:
     options = {"obs_with_env": True, "env_path": ["env.py:Env"], "rewards_with_env": True}
     flow = world.workflow(
-        [{"node_id": "a", "agent_options": options}],
-        files={"env.py": ENV.format(step=step)},
-        episode={"retries": 0},
+        [{"node_id": "a", "agent_options": options}], files={"env.py": ENV.format(step=step)}, episode={"retries": 0}
     )
     sample = {**world.sample("question"), "ground_truth": ground_truth}
     return await run_batch(world.runner(flow), [(sample, "u")], count, step=0, max_in_flight=count)

@@ -118,10 +118,7 @@ def test_text_goes_between_tokenizers_byte_by_byte_and_what_was_sampled_stays(wo
         agents=agents, files=FILES, policies=policies,
     )  # fmt: skip
     client, server = world.Client(lambda *_: TEXT), Server()
-    endpoints = {
-        "one": PolicyEndpoint(client, world.Tokenizer(), 4096),
-        "two": PolicyEndpoint(server, Bytes(), 4096),
-    }
+    endpoints = {"one": PolicyEndpoint(client, world.Tokenizer(), 4096), "two": PolicyEndpoint(server, Bytes(), 4096)}
 
     episode = asyncio.run(EpisodeRunner(flow, endpoints, {}, seed=0).run(world.sample(), "u", 0, step=0))
     assert episode.fault is None, episode.fault

@@ -56,10 +56,7 @@ def test_a_loops_nodes_are_adjacent_and_waiting_for_one_is_waiting_for_all(world
     ("loops", "message"),
     [
         ({"l": {"nodes": ["a", "c"], "max_rounds": 2}}, "cycle: loop l -> b -> loop l; add the nodes between them"),
-        (
-            {"l": {"nodes": ["a"], "max_rounds": 2}, "m": {"nodes": ["a"], "max_rounds": 2}},
-            "node a is already in",
-        ),
+        ({"l": {"nodes": ["a"], "max_rounds": 2}, "m": {"nodes": ["a"], "max_rounds": 2}}, "node a is already in"),
         ({"l": {"nodes": ["z"], "max_rounds": 2}}, "loop l: z does not run in an episode"),
     ],
 )

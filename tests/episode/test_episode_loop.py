@@ -155,10 +155,7 @@ def test_loops_do_not_wait_for_what_runs_beside_them(world):
 
 
 def test_agents_sample_and_use_tools_as_their_own_in_every_round(world):
-    nodes = {
-        "coder": {},
-        "critic": {"dependencies": ["coder"], "when": {"node": "coder", "matches": "done"}},
-    }
+    nodes = {"coder": {}, "critic": {"dependencies": ["coder"], "when": {"node": "coder", "matches": "done"}}}
     agents = [
         {"tools": ["calc"], "tool_loop": {}, "sampling": {"temperature": 0.5}, "validation": {"temperature": 0.0}},
         {"sampling": {"temperature": 0.9, "max_tokens": 7}, "validation": {"max_tokens": 5}},

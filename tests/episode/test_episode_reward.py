@@ -23,20 +23,10 @@ HEAD = "from recipe.dag.errors import GraderFault\nimport asyncio, threading\nim
 def scored(world, *bodies: str, word: str = "", frozen: bool = False, algorithm=None, on_user_error="fail", **keys):
     """Agents agent0 and agent1, two turns, one reward node per body."""
     code = HEAD + "".join(f"{word}def score{k}(episode, **kwargs):\n    {body}\n" for k, body in enumerate(bodies))
-    nodes = [
-        {"node_id": "a"},
-        {"node_id": "b", "agent_group": 1, "dependencies": ["a"]},
-        *(
-            {
-                "node_id": f"r{k}",
-                "node_role": "REWARD",
-                "dependencies": ["b"],
-                "executable_ref": f"reward.py:score{k}",
-                **keys,
-            }
-            for k in range(len(bodies))
-        ),
-    ]
+    pays = {"node_role": "REWARD", "dependencies": ["b"]}
+    nodes = [{"node_id": "a"}, {"node_id": "b", "agent_group": 1, "dependencies": ["a"]}]
+    for k in range(len(bodies)):
+        nodes.append({"node_id": f"r{k}", **pays, "executable_ref": f"reward.py:score{k}", **keys})
     policies = {"main": {"model": {"path": "m"}}, "fixed": {"model": {"path": "m"}, "frozen": True}}
     return world.workflow(
         nodes,
@@ -230,14 +220,8 @@ class E:
     async def step(self, actions, ground_truth): return None, [0.0, 1.0], False
 """
     watch = {"obs_with_env": True}
-    nodes = [
-        {"node_id": "a", "agent_options": watch},
-        {
-            "node_id": "b",
-            "agent_group": 1,
-            "agent_options": {**watch, "env_path": ["e.py:E"], "rewards_with_env": True},
-        },
-    ]
+    step = {**watch, "env_path": ["e.py:E"], "rewards_with_env": True}
+    nodes = [{"node_id": "a", "agent_options": watch}, {"node_id": "b", "agent_group": 1, "agent_options": step}]
     flow = world.workflow(nodes, files={"e.py": code}, algorithm={"share_reward_in_agent": True})
     assert [c.reward for c in world.play(flow).calls] == [1.0, 1.0]
 
@@ -358,15 +342,9 @@ def score(episode):
     ],
 )
 def test_an_error_of_the_infrastructure_inside_a_reward_is_tried_again_and_a_bug_is_not(world, error, attempts, cause):
-    flow = world.workflow(
-        [
-            {"node_id": "a"},
-            {"node_id": "r", "node_role": "REWARD", "dependencies": ["a"], "executable_ref": "reward.py:score"},
-        ],
-        files={"reward.py": JUDGE.format(error=error)},
-        episode={"on_user_error": "mask"},
-    )
-    episode = world.play(flow)
+    pay = {"node_id": "r", "node_role": "REWARD", "dependencies": ["a"], "executable_ref": "reward.py:score"}
+    files = {"reward.py": JUDGE.format(error=error)}
+    episode = world.play(world.workflow([{"node_id": "a"}, pay], files=files, episode={"on_user_error": "mask"}))
     assert (episode.attempts, [fault["cause"] for fault in episode.faults]) == (attempts, [cause])
     assert (episode.fault is None) == (attempts == 2)
     assert [call.reward for call in episode.calls] == ([1.0] if attempts == 2 else [None])

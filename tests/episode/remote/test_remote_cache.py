@@ -58,18 +58,9 @@ def test_a_greedy_request_is_paid_for_once(world, server):
     episodes += play(world, server, n=2, uid="another", provider=server.provider, price=price)
     assert len(server.requests) == 1 and {episode.calls[0].text for episode in episodes} == {"ok"}
     first, second = (episode.calls[0].usage for episode in episodes[:2])
-    assert first == {
-        **dict(requests=1, retries=0, cache_hits=0),
-        "prompt_tokens": 7,
-        "completion_tokens": 3,
-        "cost": 1e-5,
-    }
-    assert second == {
-        **dict(requests=0, retries=0, cache_hits=1),
-        "prompt_tokens": 0,
-        "completion_tokens": 0,
-        "cost": 0.0,
-    }
+    nothing = dict.fromkeys(("requests", "retries", "cache_hits", "prompt_tokens", "completion_tokens", "cost"), 0)
+    assert first == nothing | {"requests": 1, "prompt_tokens": 7, "completion_tokens": 3, "cost": 1e-5}
+    assert second == nothing | {"cache_hits": 1}
     assert rollout_metrics(episodes)["policy/main/api/cache_hits"] == 3
 
 

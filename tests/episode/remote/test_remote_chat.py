@@ -15,8 +15,8 @@ from recipe.dag.report.evaluation_log import episode_from
 from recipe.dag.report.metrics import rollout_metrics
 from recipe.dag.report.results import summarise
 from recipe.dag.types.model import Api
-from recipe.dag.types.record import Episode
 from tests.episode.openai_server import OpenAIServer, scattered, tool_call
+from tests.episode.remote.plays import play
 
 ONE = [{"node_id": "solve"}]
 PARSE = """
@@ -31,19 +31,6 @@ def parse(context):
 def flow(world, server, *, agent: dict | None = None, nodes: list[dict] | None = None, api: dict | None = None, **keys):
     options = {"base_url": server.url, "model": "test", "max_wait_s": 0.02, **(api or {})}
     return world.workflow(nodes or ONE, agents=[agent or {}], policies={"main": {"api": options}}, **keys)
-
-
-def play(world, workflow, tools=(), *, validate: bool = False, n: int = 1, seed: int = 0) -> list[Episode]:
-    async def main():
-        remotes = Remotes(workflow)
-        runner = EpisodeRunner(workflow, remotes.endpoints, {tool.name: tool for tool in tools}, seed=seed)
-        try:
-            runs = (runner.run(world.sample(), f"u{k}", 0, step=0, validate=validate) for k in range(n))
-            return await asyncio.gather(*runs)
-        finally:
-            await remotes.close()
-
-    return asyncio.run(main())
 
 
 def calculator(world):
@@ -145,12 +132,16 @@ def test_fenced_programs_are_run_and_answered_by_the_user(world):
     assert "tools" not in server.requests[0]
 
 
-def test_a_loop_of_tool_calls_ends_at_its_limit(world):
-    with OpenAIServer(lambda body: tool_call("calc", code="1")) as server:
-        (episode,) = play(world, flow(world, server, agent=looped(max_generations=3)), [calculator(world)])
+@pytest.mark.parametrize(
+    ("loop", "tool", "stop_reason", "generations"),
+    [({"max_generations": 3}, "calc", "max_generations", 3), ({"max_invalid_streak": 2}, "other", "invalid_calls", 2)],
+)
+def test_a_loop_of_tool_calls_ends_at_its_limit(world, loop, tool, stop_reason, generations):
+    with OpenAIServer(lambda body: tool_call(tool, code="1")) as server:
+        (episode,) = play(world, flow(world, server, agent=looped(**loop)), [calculator(world)])
     (call,) = episode.calls
-    assert (call.generations, call.stop_reason, call.ended_in_tool_call) == (3, "max_generations", True)
-    assert len(server.requests) == 3
+    assert (call.generations, call.stop_reason, call.ended_in_tool_call) == (generations, stop_reason, True)
+    assert len(server.requests) == generations
 
 
 CALLS = tool_call("calc", "x", code="1")["tool_calls"] + tool_call("calc", "y", code="2")["tool_calls"]
@@ -337,13 +328,6 @@ def test_processes_share_the_limits(world):
     assert [part.max_concurrent for part in parts] == [3, 3, 2, 2]
     assert {part.requests_per_minute for part in parts} == {15.0}
     assert whole.share(0, 1) == whole
-
-
-def test_a_streak_of_invalid_calls_ends_a_chat_too(world):
-    with OpenAIServer(lambda body: tool_call("other", "call_x", code="1")) as server:
-        (episode,) = play(world, flow(world, server, agent=looped(max_invalid_streak=2)), [calculator(world)])
-    (call,) = episode.calls
-    assert (call.stop_reason, call.generations, call.ended_in_tool_call) == ("invalid_calls", 2, True)
 
 
 def test_calls_between_tags_need_token_ids(world):

@@ -12,12 +12,11 @@ import pytest
 from recipe.dag.episode.remote import transport as module
 from recipe.dag.episode.remote.connect import ApiSpec, Remotes
 from recipe.dag.episode.remote.google import vertex_url
-from recipe.dag.episode.runner import EpisodeRunner
 from recipe.dag.errors import UserError
 from recipe.dag.types.model import Api
-from recipe.dag.types.record import Episode
-from tests.episode.openai_server import OpenAIServer, scattered
+from tests.episode.openai_server import OpenAIServer
 from tests.episode.provider_servers import AnthropicServer, GoogleServer, VertexServer
+from tests.episode.remote.plays import play
 
 SERVERS = {"anthropic": AnthropicServer, "google": GoogleServer, "vertex": VertexServer}
 KEY = "sk-quite-secret-key-1234567890"
@@ -53,27 +52,10 @@ def flow(world, provider: str, server: OpenAIServer, agent: dict | None = None, 
     return world.workflow(keys.pop("nodes"), agents=[agent or {}], policies={"main": {"api": options}}, **keys)
 
 
-def play(world, workflow, tools=(), *, n: int = 1) -> list[Episode]:
-    async def main():
-        remotes = Remotes(workflow)
-        runner = EpisodeRunner(workflow, remotes.endpoints, {tool.name: tool for tool in tools}, seed=0)
-        try:
-            return await asyncio.gather(*(runner.run(world.sample(), f"u{k}", 0, step=0) for k in range(n)))
-        finally:
-            await remotes.close()
-
-    return asyncio.run(main())
-
-
 def hooked(**agent: Any) -> dict[str, Any]:
     """A flow of two turns with a system text; each node keeps its conversation."""
     nodes = [{"node_id": "solve", "agent_options": {"process_path": "h.py"}}]
-    return {
-        "agent": {"memory": "chat", **agent},
-        "nodes": nodes,
-        "files": {"h.py": HOOK},
-        "episode": {"max_turns": 2},
-    }
+    return {"agent": {"memory": "chat", **agent}, "nodes": nodes, "files": {"h.py": HOOK}, "episode": {"max_turns": 2}}
 
 
 def test_a_conversation_is_sent_and_recorded_in_one_form(world, provider):
@@ -252,20 +234,6 @@ def test_what_may_pass_is_repeated(world, provider, fault):
         (episode,) = play(world, flow(world, provider, server))
     assert episode.fault is None and episode.calls[0].text == "ok"
     assert episode.calls[0].usage is not None and episode.calls[0].usage["requests"] == 3
-
-
-def test_a_tenth_of_the_requests_may_fail_in_every_way(world, provider):
-    shares = {"503": 0.1, "nonsense": 0.1, "429": 0.05, "drop": 0.05}
-    with serve(provider, faults=scattered(shares, seed=1)) as server:
-        episodes = play(world, flow(world, provider, server, api={"retries": 9}), n=40)
-    assert [episode.fault for episode in episodes] == [None] * 40
-    assert {episode.calls[0].text for episode in episodes} == {"ok"} and len(server.requests) > 45
-
-
-def test_a_server_that_hangs_is_asked_again(world, provider):
-    with serve(provider, faults={0: "hang"}) as server:
-        (episode,) = play(world, flow(world, provider, server, api={"timeout_s": 0.5}))
-    assert episode.fault is None and len(server.requests) == 2
 
 
 def test_the_pause_that_a_server_asks_for_is_made(world, provider, monkeypatch):

@@ -2,15 +2,12 @@
 
 from __future__ import annotations
 
-import asyncio
-
 import pytest
 
-from recipe.dag.episode.remote.connect import Remotes
-from recipe.dag.episode.runner import EpisodeRunner
 from recipe.dag.errors import UserError
 from recipe.dag.types.record import Episode
 from tests.episode.openai_server import tool_call
+from tests.episode.remote import plays
 
 SCRIPT = """
 import asyncio, time
@@ -65,17 +62,7 @@ def play(
         files={"judge.py": code},
         episode={"retries": 0, "on_user_error": "mask"},
     )
-
-    async def main():
-        remotes = Remotes(workflow)
-        await remotes.check()
-        runner = EpisodeRunner(workflow, remotes.endpoints, {tool.name: tool for tool in tools}, seed=0)
-        try:
-            return await asyncio.gather(*(runner.run(world.sample(), f"u{k}", 0, step=0) for k in range(n)))
-        finally:
-            await remotes.close()
-
-    return asyncio.run(main())
+    return plays.play(world, workflow, tools, n=n, check=True)
 
 
 def test_a_function_answers_its_own_copy_of_the_messages(world):

@@ -6,6 +6,7 @@ import asyncio
 import pickle
 from datetime import UTC, datetime, timedelta
 from email.utils import format_datetime
+from functools import partial
 
 import pytest
 
@@ -68,36 +69,26 @@ def test_what_would_recur_for_every_request_stops_the_run_at_once(fault, words):
     assert len(server.requests) == 1 and "\n" not in str(error.value)
 
 
-def test_a_server_that_refuses_the_first_requests_ends_the_run():
+@pytest.mark.parametrize("accepted", [False, True])
+def test_a_server_that_refuses_its_first_requests_ends_the_run_and_later_refusals_concern_themselves(accepted):
     """As a model that takes no temperature does: a coach with `on_failure: skip` would never score anything."""
 
     async def main():
         client = transport(server)
+        post = partial(client.post, "/chat/completions", BODY, timeout_s=20.0)
         try:
-            for _ in range(module._MOST_REFUSED - 1):
+            if accepted:
+                await post()
+            for _ in range(2 * module._MOST_REFUSED if accepted else module._MOST_REFUSED - 1):
                 with pytest.raises(Refused):
-                    await client.post("/chat/completions", BODY, timeout_s=20.0)
-            with pytest.raises(UserError, match="fault 400.*, and 7 before it; correct the agent's sampling"):
-                await client.post("/chat/completions", BODY, timeout_s=20.0)
+                    await post()
+            if not accepted:
+                with pytest.raises(UserError, match="fault 400.*, and 7 before it; correct the agent's sampling"):
+                    await post()
         finally:
             await client.close()
 
-    with OpenAIServer(faults=lambda number: "400") as server:
-        asyncio.run(main())
-
-
-def test_once_a_request_was_accepted_refusals_concern_their_requests_alone():
-    async def main():
-        client = transport(server)
-        try:
-            await client.post("/chat/completions", BODY, timeout_s=20.0)
-            for _ in range(2 * module._MOST_REFUSED):
-                with pytest.raises(Refused):
-                    await client.post("/chat/completions", BODY, timeout_s=20.0)
-        finally:
-            await client.close()
-
-    with OpenAIServer(faults=lambda number: "400" if number else None) as server:
+    with OpenAIServer(faults=lambda number: "400" if number or not accepted else None) as server:
         asyncio.run(main())
 
 
