@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 
 import pytest
 
@@ -19,22 +20,9 @@ def build_row(
     mask: tuple[int, ...] = (1, 1, 0, 1),
     position: int | None = None,
 ) -> Row:
-    length = len(mask)
-    return Row(
-        uid=uid,
-        episode=episode,
-        agent=agent,
-        node=node,
-        turn=turn,
-        policy=policy,
-        weight_version=0,
-        prompt_ids=[1],
-        response_ids=[7] * length,
-        response_mask=list(mask),
-        rollout_log_probs=[-0.5 * bit for bit in mask],
-        reward=reward,
-        call_positions=() if position is None else (position,),
-    )
+    tokens = ([1], [7] * len(mask), list(mask), [-0.5 * bit for bit in mask])
+    positions = () if position is None else (position,)
+    return Row(uid, episode, agent, node, turn, policy, 0, *tokens, reward, call_positions=positions)
 
 
 def merge_rows(rows: list[Row]) -> Row:
@@ -43,21 +31,14 @@ def merge_rows(rows: list[Row]) -> Row:
     for row in rows:
         end += len(row.response_ids)
         ends.append(end)
-    first = rows[0]
-    return Row(
-        uid=first.uid,
-        episode=first.episode,
-        agent=first.agent,
-        node=first.node,
-        turn=first.turn,
-        policy=first.policy,
-        weight_version=0,
-        prompt_ids=[1],
+    return replace(
+        rows[0],
         response_ids=[token for row in rows for token in row.response_ids],
         response_mask=[bit for row in rows for bit in row.response_mask],
         rollout_log_probs=[value for row in rows for value in row.rollout_log_probs],
         reward=sum(row.reward for row in rows),
         call_ends=tuple(ends),
+        call_learns=(),
         call_rewards=tuple(row.reward for row in rows),
         call_turns=tuple(row.turn for row in rows),
         call_positions=tuple(position for row in rows for position in row.call_positions),

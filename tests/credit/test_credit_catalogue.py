@@ -114,11 +114,7 @@ def test_the_options_of_what_is_chosen_are_those_of_its_function():
         ("estimator: magrpo, group_by: [uid, agent]", "algorithm.group_by", "choose `grpo`"),
         ("estimator: dr_mas", "algorithm.estimator", "there is no `dr_mas`: .*write `estimator: grpo`"),
         ("estimator: m_grpo", "algorithm.estimator", "no calls are aligned, .*write `estimator: grpo`"),
-        (
-            "estimator: at_grpo",
-            "algorithm.estimator",
-            "write `estimator: grpo, tree: {later: 0}`",
-        ),
+        ("estimator: at_grpo", "algorithm.estimator", "write `estimator: grpo, tree: {later: 0}`"),
         ("estimator: reinforce, center: mean", "algorithm.center", "does not use this option"),
         ("estimator: reinforce_pp, gamma_turn: 0.5", "algorithm.gamma_turn", "does not use this option"),
         ("estimator: magrpo, gamma: 0.5", "algorithm.gamma", "does not use this option"),

@@ -38,7 +38,9 @@ def test_marfts_published_fixture(make_row):
     rows = [make_row(0.0, agent="a", position=0, mask=(1,)), make_row(1.0, agent="b", position=1, mask=(1,))]
     batch = CreditBatch.from_rows(rows, values=[torch.tensor([0.2]), torch.tensor([0.5])])
     for level in ("action", "token"):
-        assert first(mappo(batch, level=level, gamma=0.99, lam=0.95, **FREE)[0]) == pytest.approx([0.76525, 0.5])
+        advantages, returns = mappo(batch, level=level, gamma=0.99, lam=0.95, **FREE)
+        assert first(advantages) == pytest.approx([0.76525, 0.5]) and advantages[0].dtype == torch.float32
+        assert first(returns) == pytest.approx([0.96525, 1.0])
 
 
 def test_one_step_episodes_are_reward_less_value(make_row):

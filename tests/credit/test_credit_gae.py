@@ -1,7 +1,5 @@
 from __future__ import annotations
 
-import random
-
 import pytest
 import torch
 from hypothesis import given
@@ -124,30 +122,6 @@ def test_a_row_is_a_chain_of_its_own(make_row):
     for i in range(2):
         alone, _ = of(rows[i : i + 1], some_values(rows)[i : i + 1])
         assert torch.equal(alone[0], together[i])
-
-
-@given(seed=st.integers(0, 1000), padding=st.integers(1, 5))
-def test_order_and_padding_change_nothing(make_row, seed, padding):
-    rng = random.Random(seed)
-    rows = [make_row(rng.random(), uid=f"u{i}", mask=MASKS[i % 5]) for i in range(7)]
-    values = some_values(rows, seed)
-    plain = of(rows, values, gamma=0.9, lam=0.8)
-    order = rng.sample(range(7), 7)
-    mixed = of([rows[i] for i in order], [values[i] for i in order], gamma=0.9, lam=0.8)
-    longer = [make_row(row.reward, uid=row.uid, mask=(*row.response_mask, *[0] * padding)) for row in rows]
-    padded = of(longer, [torch.cat([v, torch.full((padding,), 7.0)]) for v in values], gamma=0.9, lam=0.8)
-    for one, moved, long in zip(plain, mixed, padded, strict=True):
-        for place, i in enumerate(order):
-            assert torch.equal(moved[place], one[i])
-        for short, padded_row in zip(one, long, strict=True):
-            assert torch.equal(padded_row[: len(short)], short) and not padded_row[len(short) :].any()
-
-
-def test_whitening_is_over_sampled_tokens_and_counts_a_zero_as_a_value():
-    values, counts = torch.tensor([0.0, 5.0, 1.0, 2.0], dtype=torch.float64), torch.tensor([1, 0, 1, 1])
-    found = standardize(values, counts)
-    assert found[counts > 0].mean().item() == pytest.approx(0) and found[counts > 0].var().item() == pytest.approx(1)
-    assert found[2] == 0 and found[0] == pytest.approx(-1)
 
 
 @given(st.lists(st.tuples(st.floats(-3, 3), st.integers(0, 4), st.integers(0, 1)), min_size=1, max_size=6))

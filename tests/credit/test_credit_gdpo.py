@@ -55,18 +55,6 @@ def test_constant_components_and_those_of_weight_zero_have_no_effect(make_row, p
     assert torch.equal(one, credit(make_row, pairs, weights={"short": 0.0}))
 
 
-@given(pairs=PAIRS, padding=st.integers(0, 3), seed=st.randoms())
-def test_order_and_padding_change_nothing(make_row, pairs, padding, seed):
-    rows, order = rows_of(make_row, pairs), list(range(len(pairs)))
-    seed.shuffle(order)
-    longer = rows_of(make_row, pairs, mask=(1, 1, *[0] * padding))
-    plain, moved = gdpo(CreditBatch.from_rows(rows)), gdpo(CreditBatch.from_rows([longer[i] for i in order]))
-    for one, other in zip(plain, moved, strict=True):
-        for place, i in enumerate(order):
-            torch.testing.assert_close(other[place][:2], one[i])
-            assert not other[place][2:].any()
-
-
 def test_weights_are_by_name_and_the_return_is_the_weighted_sum(make_row):
     pairs = [(1.0, 0.0), (0.0, 0.0), (0.0, 1.0)]
     heavy = credit(make_row, pairs, weights={"right": 3.0})

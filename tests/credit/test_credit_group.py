@@ -48,16 +48,6 @@ def test_matches_verls_grpo(make_row):
     torch.testing.assert_close(torch.stack(result), expected)
 
 
-def test_one_agents_rewards_do_not_touch_the_others(make_row):
-    def rows(other):
-        return [make_row(r, agent="a", episode=i) for i, r in enumerate([1, 0, 0.5])] + [
-            make_row(r, agent="b", episode=i) for i, r in enumerate(other)
-        ]
-
-    assert advantages(rows([0, 0, 1]))[:3] == advantages(rows([9, -4, 2]))[:3]
-    assert advantages(rows([0, 0, 1]), group_by=("uid",))[:3] != advantages(rows([9, -4, 2]), group_by=("uid",))[:3]
-
-
 @pytest.mark.parametrize("center", ["mean", "leave_one_out"])
 @pytest.mark.parametrize("scale", ["std", "none"])
 @pytest.mark.parametrize("rewards", [[5.0], [0.1] * 3, [0.1 + 0.2, 0.3], [-7.0] * 8])
@@ -83,11 +73,6 @@ def test_equal_trajectories_of_unequal_parts_are_exactly_zero(make_row):
     parts = [(0.1, 0.2, -0.3), (0.0, 0.0, 0.0)]
     rows = [make_row(r, episode=e, turn=t) for e, rewards in enumerate(parts) for t, r in enumerate(rewards)]
     assert advantages(rows, stat_unit="trajectory") == [0.0] * 6
-
-
-def test_leave_one_out_is_the_distance_to_the_mean_of_the_others(make_row):
-    rows = [make_row(r, episode=i) for i, r in enumerate([1.0, 0.0, 0.5])]
-    assert advantages(rows, center="leave_one_out", scale="none") == pytest.approx([0.75, -0.75, 0.0])
 
 
 def test_trajectory_weighs_each_episode_once(make_row):
@@ -121,12 +106,13 @@ def test_trajectories_of_different_samples_stay_apart_without_uid_in_the_group(m
     assert advantages(rows, group_by=("agent",), stat_unit="trajectory", scale="none") == pytest.approx([0.5, -0.5])
 
 
-def test_group_by_turn_and_node(make_row):
-    own = {"stat_unit": "call", "scale": "none"}
-    rows = [make_row(r, episode=e, turn=t) for e, t, r in [(0, 0, 1), (1, 0, 0), (0, 1, 5), (1, 1, 5)]]
-    assert advantages(rows, group_by=("uid", "agent", "turn"), **own) == pytest.approx([0.5, -0.5, 0, 0])
-    rows = [make_row(r, episode=e, node=n) for e, n, r in [(0, "x", 1), (1, "x", 0), (0, "y", 5), (1, "y", 5)]]
-    assert advantages(rows, group_by=("uid", "node"), **own) == pytest.approx([0.5, -0.5, 0, 0])
+@pytest.mark.parametrize(("field", "places"), [("turn", (0, 1)), ("round", (0, 1)), ("node", "xy")])
+def test_calls_are_compared_by_turn_round_or_node(make_row, field, places):
+    one, other = ({field: place} for place in places)
+    calls = [(0, one, 1), (1, one, 0), (0, other, 5), (1, other, 5)]
+    rows = [dataclasses.replace(make_row(r, episode=e), **where) for e, where, r in calls]
+    found = advantages(rows, group_by=("uid", "agent", field), stat_unit="call", scale="none")
+    assert found == pytest.approx([0.5, -0.5, 0, 0])
 
 
 @pytest.mark.parametrize("group_by", [("uid", "agent"), ("uid", "agent", "turn"), ("uid", "node")])
@@ -205,19 +191,6 @@ def test_unknown_options_are_refused(make_row, option):
         group_relative(CreditBatch.from_rows([make_row(1)]), **option)
 
 
-@given(rewards=REWARDS, center=st.sampled_from(["mean", "leave_one_out"]), scale=st.sampled_from(["std", "none"]))
-def test_group_sums_to_zero(make_row, rewards, center, scale):
-    rows = [make_row(r, episode=i) for i, r in enumerate(rewards)]
-    assert sum(advantages(rows, center=center, scale=scale)) == pytest.approx(0, abs=1e-4)
-
-
-@given(rewards=REWARDS, shift=st.floats(-100, 100), factor=st.floats(0.5, 100))
-def test_shift_and_scale_of_the_rewards_do_not_matter(make_row, rewards, shift, factor):
-    plain = advantages([make_row(r, episode=i) for i, r in enumerate(rewards)])
-    moved = advantages([make_row(factor * r + shift, episode=i) for i, r in enumerate(rewards)])
-    assert moved == pytest.approx(plain, abs=1e-4)
-
-
 @given(rewards=REWARDS, stat_unit=st.sampled_from(["call", "trajectory"]), seed=st.integers(0, 1000))
 def test_order_of_the_rows_does_not_matter(make_row, rewards, stat_unit, seed):
     rows = [make_row(r, uid=f"u{i % 2}", episode=i // 2, agent=f"a{i % 3}") for i, r in enumerate(rewards)]
@@ -226,22 +199,6 @@ def test_order_of_the_rows_does_not_matter(make_row, rewards, stat_unit, seed):
     straight = advantages(rows, stat_unit=stat_unit, group_by=("uid",))
     shuffled = advantages([rows[i] for i in order], stat_unit=stat_unit, group_by=("uid",))
     assert shuffled == [straight[i] for i in order]
-
-
-@given(rewards=REWARDS, padding=st.integers(1, 9))
-def test_padding_does_not_matter(make_row, rewards, padding):
-    plain = [make_row(r, episode=i, mask=(1, 1)) for i, r in enumerate(rewards)]
-    padded = [make_row(r, episode=i, mask=(1, 1) + (0,) * padding) for i, r in enumerate(rewards)]
-    assert advantages(plain) == advantages(padded)
-
-
-def test_shuffled_agents_turns_and_rounds_keep_their_own_groups(make_row):
-    rows = [
-        dataclasses.replace(make_row(r, episode=e), round=round_, call_rounds=())
-        for e, round_, r in [(0, 0, 1), (1, 0, 0), (0, 1, 5), (1, 1, 5)]
-    ]
-    own = {"stat_unit": "call", "scale": "none"}
-    assert advantages(rows, group_by=("uid", "round"), **own) == pytest.approx([0.5, -0.5, 0, 0])
 
 
 def test_discount_over_an_agents_own_turns_and_rounds(make_row):
@@ -325,14 +282,6 @@ def test_the_prompt_of_a_merged_call_is_all_that_stood_before_it(make_row):
     second = dataclasses.replace(make_row(1, mask=(1,)), prompt_ids=[1, 2, 3, 4, 5], response_ids=[6])
     apart, one = (CreditBatch.from_rows(rows, prompts=True).prompt_hash for rows in ([first, second], [merged]))
     assert apart == one and apart[0] != apart[1]
-
-
-@given(rewards=REWARDS, shift=st.floats(-100, 100))
-def test_shift_does_not_matter_without_scaling_either(make_row, rewards, shift):
-    for options in ({"center": "leave_one_out"}, {"center": "mean"}):
-        plain = advantages([make_row(r, episode=i) for i, r in enumerate(rewards)], scale="none", **options)
-        moved = advantages([make_row(r + shift, episode=i) for i, r in enumerate(rewards)], scale="none", **options)
-        assert moved == pytest.approx(plain, abs=1e-4)
 
 
 @given(rewards=REWARDS)

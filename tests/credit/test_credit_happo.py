@@ -103,36 +103,6 @@ def test_unknown_level_and_bound():
         log_ratio([], [], [], [], bound=0.5)
 
 
-@pytest.mark.parametrize("shape", [(2, 2), (3, 2), (2, 3, 2), (4, 3), (2, 2, 2)])
-@pytest.mark.parametrize("seed", [0, 1])
-def test_advantages_decompose_along_every_order_of_agents(shape, seed):
-    """A(a) = sum over m of Q(a up to m) - Q(a up to m - 1), for any order."""
-    generator = torch.Generator().manual_seed(seed)
-    payoff = torch.randn(shape, generator=generator, dtype=torch.float64)
-    policies = [torch.rand(n, generator=generator, dtype=torch.float64) for n in shape]
-    policies = [p / p.sum() for p in policies]
-
-    def value(fixed):
-        """E[payoff | the actions in `fixed`]"""
-        table = payoff
-        for agent in reversed(range(len(shape))):
-            table = (
-                table.select(agent, fixed[agent])
-                if agent in fixed
-                else torch.tensordot(table, policies[agent], ([agent], [0]))
-            )
-        return table.item()
-
-    for order in itertools.permutations(range(len(shape))):
-        for joint in itertools.product(*map(range, shape)):
-            fixed, parts = {}, []
-            for agent in order:
-                before = value(fixed)
-                fixed[agent] = joint[agent]
-                parts.append(value(fixed) - before)
-            assert sum(parts) == pytest.approx(payoff[joint].item() - value({}), abs=1e-10)
-
-
 @pytest.mark.parametrize(
     ("moved", "difference", "happo", "simultaneous"),
     [(0.36, 0.2, None, None), (0.45, -0.25, 0.90, 0.7875), (0.60, -1.0, 1.2, 0.60), (0.90, -2.5, 1.8, -0.45)],

@@ -61,8 +61,7 @@ def test_the_order_of_episodes_does_not_matter(mixer, form, seed):
     data, model = data_of(seed), model_of(mixer, seed)
     order = torch.randperm(7, generator=torch.Generator().manual_seed(seed))
     moved = replace(
-        data,
-        **{name: getattr(data, name)[order] for name in ("question", "message", "rewards", "turns", "group")},
+        data, **{name: getattr(data, name)[order] for name in ("question", "message", "rewards", "turns", "group")}
     )
     close(advantages_of(model, moved, form=form), advantages_of(model, data, form=form)[order])
     found, expected = (torch.zeros(7, 2, dtype=torch.float64) for _ in range(2))

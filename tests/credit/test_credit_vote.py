@@ -57,12 +57,6 @@ def test_marginals_equal_brute_force_in_every_subset_of_every_electorate(count, 
             assert list(marginals(subset, {"a": 1.0}, ties)) == expected
 
 
-def test_two_of_three_are_pivotal_and_contributions_do_not_add_up():
-    assert marginals(["a", "a", "b"], {"a": 1.0}, "none") == (1.0, 1.0, 0.0)
-    assert marginals(["a", "a", "a"], {"a": 1.0}, "first") == (0.0, 0.0, 0.0)
-    assert marginals(["b", "a"], {"a": 1.0}, "first") == (-1.0, 0.0)
-
-
 @given(ballots=BALLOTS, seed=st.randoms())
 def test_the_order_of_the_ballots_does_not_matter_without_a_tie_rule(ballots, seed):
     order = list(range(len(ballots)))

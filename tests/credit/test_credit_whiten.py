@@ -21,12 +21,5 @@ def test_a_value_counts_once_for_each_of_its_tokens():
     values, counts = torch.tensor([1.0, 4.0, 7.0]), torch.tensor([2, 0, 3])
     spread = torch.tensor([1.0, 1.0, 7.0, 7.0, 7.0])
     torch.testing.assert_close(standardize(values, counts)[[0, 0, 2, 2, 2]], standardize(spread))
-    torch.testing.assert_close(divide_by_rms(values, counts)[[0, 0, 2, 2, 2]], divide_by_rms(spread, torch.ones(5)))
-
-
-def test_members_are_standardize_per_policy_themselves():
-    values, members = torch.tensor([1.0, 10.0, 3.0, 30.0]), torch.tensor([0, 1, 0, 1])
-    found = standardize_per_policy(values, members)
-    torch.testing.assert_close(found[::2], standardize(values[::2]))
-    torch.testing.assert_close(found[1::2], standardize(values[1::2]))
     torch.testing.assert_close(standardize_per_policy(values, None), standardize(values))
+    torch.testing.assert_close(divide_by_rms(values, counts)[[0, 0, 2, 2, 2]], divide_by_rms(spread, torch.ones(5)))
