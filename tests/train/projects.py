@@ -6,11 +6,12 @@ import copy
 from functools import cache
 from pathlib import Path
 
+import pytest
 import torch
 from omegaconf import DictConfig, OmegaConf
 from ruamel.yaml import YAML
 
-from recipe.dag.main import compose_config
+from recipe.dag.main import compose_config, launch
 from recipe.dag.settings import defaults
 from recipe.dag.train import checkpoint
 from recipe.dag.train.data import Columns, load_samples
@@ -68,10 +69,15 @@ def inputs(project: Path, *more: str) -> tuple[DictConfig, Workflow, Fingerprint
 
 
 def go(project: Path, *more: str) -> None:
-    """As `launch` does it, without the seconds that composing a configuration takes."""
+    """Resume as `launch` does it, without the seconds that composing a configuration takes."""
     config, flow, fingerprint, samples = inputs(project, *more)
     assert find_start(config, flow, fingerprint, samples=samples, platform="cpu").step == 3
-    raise Started
+
+
+def launched(project: Path, *more: str) -> None:
+    """Launch the run, which has to get past all checks."""
+    with pytest.raises(Started):
+        launch("dag", overrides_of(project, *more))
 
 
 def save(project: Path, **facts) -> Path:

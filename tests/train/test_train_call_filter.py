@@ -13,10 +13,10 @@ from recipe.dag.episode.rows import rows_of
 from recipe.dag.train import kernels, trainer
 from recipe.dag.train.call_filter import outside_loss, overlong_share, penalise_overlong, void_metrics
 from recipe.dag.train.sampling import Sampler
-from recipe.dag.train.step import TrainingStep
 from recipe.dag.types.record import Call, Episode, ToolResult
 from recipe.dag.workflow_file import load_workflow
 from tests.episode.records import split_row
+from tests.train.steps import run_step
 
 ROOT = Path(__file__).parents[2]
 BOX = "It is \\boxed{4}."
@@ -144,9 +144,7 @@ def advantages(workflow, episodes, monkeypatch, outside) -> list[float]:
         kernels, "old_log_probs", lambda p, b: b.columns.update(old_log_probs=[torch.zeros(2) for _ in b.rows])
     )
     monkeypatch.setattr(kernels, "update_actor", lambda p, b, a, *, seed: given.update(b.columns))
-    policies = {"main": SimpleNamespace(name="main", pool=SimpleNamespace(lock=asyncio.Lock()))}
-    step = TrainingStep(workflow, policies, rows_of(episodes, outside_loss=lambda e: outside), seed=0)
-    asyncio.run(step.run())
+    step = run_step(workflow, rows_of(episodes, outside_loss=lambda e: outside), "main")
     assert step.metrics()["policy/main/trained_tokens"] == (0 if outside else 2 * len(episodes))
     return [one[0].item() for one in given["advantages"]]
 

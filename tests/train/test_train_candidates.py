@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
-from types import SimpleNamespace
-
 import pytest
 import torch
 
@@ -16,6 +13,7 @@ from recipe.dag.train.selection import select_rows
 from recipe.dag.train.step import TrainingStep
 from recipe.dag.types.record import Call, Episode
 from recipe.dag.workflow_file import load_workflow
+from tests.train.steps import run_step
 
 FLOW = """\
 dag_id: candidates
@@ -67,11 +65,8 @@ def advantages(made: Episode) -> list[float | None]:
 def train(flow, episodes: list[Episode], monkeypatch) -> TrainingStep:
     for kind in ("old_log_probs", "update_actor", "prepare"):
         monkeypatch.setattr(kernels, kind, lambda *_, **__: None)
-    policies = {n: SimpleNamespace(name=n, pool=SimpleNamespace(lock=asyncio.Lock())) for n in ("a", "b")}
     rows = rows_of(episodes, outside_loss=lambda one: outside_loss(one, flow))
-    step = TrainingStep(flow, policies, rows, episodes=episodes, seed=0)
-    asyncio.run(step.run())
-    return step
+    return run_step(flow, rows, shared_pool=False, episodes=episodes)
 
 
 def test_all_candidates_learn_and_their_advantages_are_recorded(load, monkeypatch):

@@ -20,24 +20,9 @@ from recipe.dag.train.step import TrainingStep
 from recipe.dag.types.row import Row
 from recipe.dag.workflow.schema import Critic, Workflow
 from recipe.dag.workflow.training_chain import derive_training_chain
+from tests.train.rows import some_rows
 
 CLIP = 0.2  # the engine fixture's critic
-
-
-def some_rows(count: int = 6) -> list[Row]:
-    draw = torch.Generator().manual_seed(3)
-
-    def ids(low: int, high: int) -> list[int]:
-        size = int(torch.randint(low, high, (1,), generator=draw))
-        return torch.randint(2, 96, (size,), generator=draw).tolist()
-
-    rows = []
-    for index in range(count):
-        response = ids(3, 9)
-        mask = [1, *torch.randint(0, 2, (len(response) - 1,), generator=draw).tolist()]
-        log_probs = [-1.0 * bit for bit in mask]
-        rows.append(Row(f"u{index}", 0, "solver", "solve", 0, "main", 0, ids(2, 6), response, mask, log_probs, 0.0))
-    return rows
 
 
 @pytest.fixture(scope="module")

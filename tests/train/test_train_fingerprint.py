@@ -9,12 +9,11 @@ import re
 import pytest
 
 from recipe.dag.errors import UserError
-from recipe.dag.main import launch
 from recipe.dag.policy.cluster import Cluster
 from recipe.dag.report.run_record import launches
 from recipe.dag.train import setup
 from recipe.dag.train.resume import find_start
-from tests.train.projects import PROBLEMS, Started, edit, go, inputs, other_weights, overrides_of, save
+from tests.train.projects import PROBLEMS, Started, edit, go, inputs, launched, other_weights, save
 
 CHANGES = {
     "seed: was 0, now 1": lambda p: ["seed=1"],
@@ -69,8 +68,7 @@ def test_another_experiment_is_refused_with_a_line_for_what_differs(project, lin
 )
 def test_steps_loggers_reports_and_resources_are_no_difference(project, options):
     save(project)
-    with pytest.raises(Started):
-        go(project, *options)
+    go(project, *options)
 
 
 API = "{script: 'script.py:judge', budget: {calls: 9}, cache: a.sqlite}"
@@ -98,8 +96,7 @@ def test_what_an_api_may_cost_is_no_difference_and_what_it_is_is_one(project, no
     (project / "script.py").write_text("def judge(messages):\n    return '1'\ndef other(messages):\n    return '1'\n")
     if line is None:
         (project / "script.py").write_text("def judge(messages):\n    return '1'\n")
-        with pytest.raises(Started):
-            go(project)
+        go(project)
         return
     with pytest.raises(UserError, match="belongs to another experiment") as error:
         go(project)
@@ -120,30 +117,26 @@ def test_a_project_that_was_moved_or_whose_comments_about_it_changed_is_the_same
     edit(moved / "flow.yaml", str(project), str(moved))
     edit(moved / "flow.yaml", "dag_id: pair", "dag_id: pair  # a solver and a judge\ndescription: two")
     monkeypatch.setenv("MODEL_PATH", str(moved / "model"))
-    with pytest.raises(Started):
-        go(moved)
+    go(moved)
 
 
 def test_what_ends_a_run_is_no_difference(project):
     """So that a run that an error has ended goes on without the episodes that raise it."""
     save(project)
     edit(project / "flow.yaml", "dag_id: pair", "episode: {on_user_error: mask, max_masked: 0.9}\ndag_id: pair")
-    with pytest.raises(Started):
-        go(project)
+    go(project)
 
 
 def test_problems_count_by_content_not_by_file(project):
     save(project)
     (project / "lines").mkdir()
     (project / "lines" / "train.jsonl").write_text("".join(json.dumps(row) + "\n" for row in PROBLEMS))
-    with pytest.raises(Started):
-        go(project, f"data.train_files={project}/lines/train.jsonl")
+    go(project, f"data.train_files={project}/lines/train.jsonl")
 
 
 def test_other_validation_is_reported_and_not_refused(project, capsys):
     save(project)
-    with pytest.raises(Started):
-        go(project, "validation.n=4")
+    go(project, "validation.n=4")
     assert "accuracies up to step 3 are not comparable with later ones:\n  validation.n: was 1, now 4" in (
         capsys.readouterr().err
     )
@@ -153,8 +146,7 @@ def test_a_resource_that_an_earlier_version_counted_is_no_difference(project):
     kept = copy.deepcopy(inputs(project)[2].items)
     kept["learned"]["configuration"]["actor_rollout_ref"]["actor_rollout_ref.rollout.skip_tokenizer_init"] = True
     save(project, fingerprint=kept)
-    with pytest.raises(Started):
-        go(project)
+    go(project)
 
 
 @pytest.mark.parametrize("unknown", ["stored", "now"])
@@ -186,8 +178,7 @@ def test_a_checkpoint_keeps_no_secret_and_another_one_is_no_difference(project, 
     kept = (save(project) / "run.json").read_text()
     assert "tok123" not in kept and '"n": 1' in kept
     edit(project / "flow.yaml", "tok123", "tok456")
-    with pytest.raises(Started):
-        go(project)
+    go(project)
     edit(project / "flow.yaml", "n: 1", "n: 2")
     with pytest.raises(UserError, match="\n  envs.shop.kwargs.n: was 1, now 2\n"):
         go(project)
@@ -198,8 +189,7 @@ def test_an_option_that_an_earlier_version_did_not_know_is_no_difference_unless_
     facts = json.loads((folder / "run.json").read_text())
     del facts["fingerprint"]["learned"]["workflow"]["algorithm"]["stat_unit"]
     (folder / "run.json").write_text(json.dumps(facts))
-    with pytest.raises(Started):
-        go(project)
+    go(project)
     edit(project / "flow.yaml", "estimator: grpo", "estimator: grpo, stat_unit: call")
     with pytest.raises(UserError, match="algorithm.stat_unit: was absent, now call"):
         go(project)
@@ -217,8 +207,7 @@ def test_the_fingerprint_is_kept_in_the_checkpoint_and_what_it_is_made_of_in_the
 
     monkeypatch.setattr(setup.Toolbox, "open", open_toolbox)
     monkeypatch.setattr(Cluster, "start", start)
-    with pytest.raises(Started):
-        launch("dag", overrides_of(project))
+    launched(project)
     kept = json.loads((seen["launch"] / "fingerprint.json").read_text())
     assert kept == json.loads((save(project) / "run.json").read_text())["fingerprint"]
     facts = json.loads((seen["launch"] / "launch.json").read_text())
@@ -240,8 +229,7 @@ def test_the_texts_that_a_tool_searches_count_by_content(project):
     with_search(project)
     save(project)
     with_search(project, max_mb=5.0)
-    with pytest.raises(Started):
-        go(project)
+    go(project)
     (project / "texts" / "a.txt").write_text("two")
     with pytest.raises(UserError, match=r"tools.*: was .*texts"):
         go(project)

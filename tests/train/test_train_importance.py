@@ -2,16 +2,14 @@
 
 from __future__ import annotations
 
-import asyncio
 import math
-from types import SimpleNamespace
 
 import pytest
 import torch
 
 from recipe.dag.train import kernels
-from recipe.dag.train.step import TrainingStep
 from recipe.dag.types.row import Row
+from tests.train.steps import run_step
 
 SERVER, TRAINER = -1.0, -1.0 + math.log(1.5)
 
@@ -35,9 +33,7 @@ def update(monkeypatch, workflow_of):
         monkeypatch.setattr(kernels, "old_log_probs", old_log_probs)
         monkeypatch.setattr(kernels, "update_actor", lambda p, batch, a, *, seed: given.update(batch.columns))
         monkeypatch.setattr(kernels, "prepare", lambda *args: None)
-        policies = {"main": SimpleNamespace(name="main", pool=SimpleNamespace(lock=asyncio.Lock()))}
-        step = TrainingStep(workflow_of(1, algorithm=algorithm), policies, [row(0, 1.0), row(1, 0.0)], seed=0)
-        asyncio.run(step.run())
+        step = run_step(workflow_of(1, algorithm=algorithm), [row(0, 1.0), row(1, 0.0)], "main")
         return given, step.metrics()
 
     return run

@@ -13,24 +13,14 @@ from recipe.dag.algorithms.catalogue import make_algorithm
 from recipe.dag.train import kernels
 from recipe.dag.train.kernels import PolicyBatch
 from recipe.dag.types.row import Row
+from tests.train.rows import some_rows
 
 LOW, HIGH, DUAL, DRIFT, KL, ENTROPY = 0.2, 0.3, 1.5, 0.4, 0.25, 0.125
 
 
 @pytest.fixture(scope="module")
 def rows() -> list[Row]:
-    draw = torch.Generator().manual_seed(3)
-
-    def ids(low: int, high: int) -> list[int]:
-        size = int(torch.randint(low, high, (1,), generator=draw))
-        return torch.randint(2, 96, (size,), generator=draw).tolist()
-
-    made = []
-    for index in range(8):
-        response = ids(3, 9)
-        mask = [1, *torch.randint(0, 2, (len(response) - 1,), generator=draw).tolist()]
-        made.append(Row(f"u{index}", 0, "a", "n", 0, "main", 0, ids(2, 6), response, mask, [0.0] * len(response), 0.0))
-    return made
+    return some_rows(8)
 
 
 @pytest.fixture

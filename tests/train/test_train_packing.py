@@ -6,7 +6,7 @@ from hypothesis import strategies as st
 
 from recipe.dag.train.packing import PAD, end_to_end, layout, scatter_back
 
-LENGTHS = st.lists(st.integers(1, 4000), min_size=1, max_size=70)
+LENGTHS, MANY = (st.lists(st.integers(1, 4000), min_size=least, max_size=70) for least in (1, 8))
 SIZES = st.fixed_dictionaries(
     {"ranks": st.integers(1, 8), "mini_batches": st.integers(1, 6), "micro_batch": st.integers(1, 9)}
 )
@@ -18,22 +18,22 @@ def pieces_of(order: list[int], count: int) -> list[list[int]]:
 
 
 @given(LENGTHS, SIZES)
-def test_every_row_is_used_once_and_the_counts_divide(lengths, sizes):
+def test_every_row_is_used_once_with_the_least_padding_that_makes_the_pieces_equal(lengths, sizes):
     order, mini_batches = layout(lengths, **sizes)
     assert sorted(i for i in order if i != PAD) == list(range(len(lengths)))
     assert 1 <= mini_batches <= sizes["mini_batches"]
-    assert len(order) % (sizes["ranks"] * mini_batches * sizes["micro_batch"]) == 0
-
-
-@given(LENGTHS, SIZES)
-def test_padding_is_the_least_that_makes_the_pieces_equal(lengths, sizes):
-    order, mini_batches = layout(lengths, **sizes)
     count = sizes["ranks"] * mini_batches
     tallest = -(-len(lengths) // count)
     height = -(-tallest // sizes["micro_batch"]) * sizes["micro_batch"]
     assert len(order) == count * height
-    held = [sum(i != PAD for i in piece) for piece in pieces_of(order, count)]
+    pieces = pieces_of(order, count)
+    held = [sum(i != PAD for i in piece) for piece in pieces]
     assert max(held) - min(held) <= 1
+    for piece in pieces:
+        weights = [0 if i == PAD else lengths[i] for i in piece]
+        assert weights == sorted(weights)
+    values = ["padding" if i == PAD else lengths[i] for i in order]
+    assert scatter_back(values, order, len(lengths)) == lengths
 
 
 @given(LENGTHS, SIZES)
@@ -44,33 +44,6 @@ def test_no_mini_batch_is_padding_alone(lengths, sizes):
         assert any(i != PAD for r in range(sizes["ranks"]) for i in pieces[r * mini_batches + m])
     if mini_batches > 1:
         assert all(any(i != PAD for i in piece) for piece in pieces)
-
-
-@given(LENGTHS, SIZES)
-def test_a_piece_is_sorted_by_length(lengths, sizes):
-    order, mini_batches = layout(lengths, **sizes)
-    for piece in pieces_of(order, sizes["ranks"] * mini_batches):
-        weights = [0 if i == PAD else lengths[i] for i in piece]
-        assert weights == sorted(weights)
-
-
-@given(st.lists(st.integers(1, 4000), min_size=8, max_size=70), st.integers(1, 4), st.integers(1, 2))
-def test_pieces_weigh_about_the_same(lengths, ranks, mini_batches):
-    order, mini_batches = layout(lengths, ranks=ranks, mini_batches=mini_batches)
-    weights = [sum(lengths[i] for i in piece if i != PAD) for piece in pieces_of(order, ranks * mini_batches)]
-    assert max(weights) - min(weights) <= 2 * max(lengths)
-
-
-@given(LENGTHS, SIZES)
-def test_scatter_back_undoes_the_layout(lengths, sizes):
-    order, _ = layout(lengths, **sizes)
-    values = ["padding" if i == PAD else lengths[i] for i in order]
-    assert scatter_back(values, order, len(lengths)) == lengths
-
-
-@given(LENGTHS, SIZES)
-def test_the_layout_is_a_function_of_the_lengths(lengths, sizes):
-    assert layout(list(lengths), **sizes) == layout(lengths, **sizes)
 
 
 @given(LENGTHS, SIZES, st.text(max_size=3))
@@ -84,8 +57,8 @@ def test_a_shuffled_layout_has_the_same_shape_and_rows_and_is_a_function_of_its_
     assert max(held) - min(held) <= 1
 
 
-@given(st.lists(st.integers(1, 4000), min_size=8, max_size=70), st.integers(1, 4), st.integers(1, 3), st.text())
-def test_shuffled_pieces_weigh_about_the_same(lengths, ranks, mini_batches, seed):
+@given(MANY, st.integers(1, 4), st.integers(1, 3), st.none() | st.text())
+def test_pieces_weigh_about_the_same(lengths, ranks, mini_batches, seed):
     order, mini_batches = layout(lengths, ranks=ranks, mini_batches=mini_batches, shuffle=seed)
     weights = [sum(lengths[i] for i in piece if i != PAD) for piece in pieces_of(order, ranks * mini_batches)]
     assert max(weights) - min(weights) <= 2 * max(lengths)

@@ -12,13 +12,12 @@ from recipe.dag.errors import UserError
 from recipe.dag.main import launch
 from recipe.dag.report.run_record import launches
 from recipe.dag.train.resume import Start, way_back
-from tests.train.projects import Started, edit, go, other_weights, overrides_of, reported, save
+from tests.train.projects import Started, edit, go, launched, other_weights, overrides_of, reported, save
 
 
 def test_the_same_command_resumes(project):
     save(project)
-    with pytest.raises(Started):
-        launch("dag", overrides_of(project))
+    launched(project)
 
 
 def test_a_refusal_says_how_to_start_over_or_resume_and_both_work(project, capsys):
@@ -26,12 +25,10 @@ def test_a_refusal_says_how_to_start_over_or_resume_and_both_work(project, capsy
     with pytest.raises(UserError, match=r"trainer\.resume_mode=disable, .* trainer\.resume_mode=force"):
         launch("dag", overrides_of(project, "seed=1", "data.train_batch_size=2"))
     assert not launches(project / "out"), "a refused run writes nothing"
-    with pytest.raises(Started):
-        launch("dag", overrides_of(project, "seed=1", "data.train_batch_size=2", "trainer.resume_mode=force"))
+    launched(project, "seed=1", "data.train_batch_size=2", "trainer.resume_mode=force")
     warning = capsys.readouterr().err
     assert "(trainer.resume_mode=force):\n  data.train_batch_size: was 32, now 2\n  seed: was 0, now 1\n" in warning
-    with pytest.raises(Started):
-        launch("dag", overrides_of(project, "seed=1", "trainer.resume_mode=disable"))
+    launched(project, "seed=1", "trainer.resume_mode=disable")
     assert reported(capsys) == ""
 
 
@@ -40,14 +37,12 @@ def test_a_path_to_resume_from_is_compared_too_and_forced_with_it(project):
     path = ["seed=1", f"trainer.resume_from_path={folder}", f"trainer.default_local_dir={project}/elsewhere"]
     with pytest.raises(UserError, match="belongs to another experiment:\n  seed: was 0, now 1\n"):
         go(project, *path, "trainer.resume_mode=resume_path")
-    with pytest.raises(Started):
-        go(project, *path, "trainer.resume_mode=force")
+    go(project, *path, "trainer.resume_mode=force")
 
 
 def test_checkpoints_of_earlier_versions_go_on_with_a_warning_where_what_they_say_agrees(project, capsys):
     save(project, fingerprint=None, seed=0, train_batch_size=32, train_samples=4)
-    with pytest.raises(Started):
-        go(project, "actor_rollout_ref.rollout.n=4")
+    go(project, "actor_rollout_ref.rollout.n=4")
     assert "written by an earlier version, which did not record workflow" in capsys.readouterr().err
     with pytest.raises(UserError, match="belongs to another experiment:\n  seed: was 0, now 1\n"):
         go(project, "seed=1")
@@ -125,8 +120,7 @@ def test_an_evaluation_of_a_checkpoint_says_what_is_not_as_in_training(project, 
 def test_a_run_that_could_not_resume_from_what_it_saves_warns_at_launch(project, capsys):
     options = ["trainer.resume_mode=disable", "actor_rollout_ref.actor.checkpoint.save_contents=[model,extra]"]
     for save_freq, count in ((2, 1), (-1, 0)):
-        with pytest.raises(Started):
-            launch("dag", overrides_of(project, *options, f"trainer.save_freq={save_freq}"))
+        launched(project, *options, f"trainer.save_freq={save_freq}")
         lines = reported(capsys)
         assert lines.count("warning: the run cannot resume from its checkpoints") == count == len(lines.splitlines())
 

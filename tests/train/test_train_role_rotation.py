@@ -100,10 +100,5 @@ def test_a_run_rolls_out_and_trains_with_the_policies_of_its_step_and_validates_
 
     asyncio.run(run())
     assert seen["trained"] == [(0, ["a", "b"]), (1, ["a", "b"]), (2, ["b", "a"])]
-    assert seen["rolled"] == [
-        (False, ["a", "b"]),
-        (False, ["a", "b"]),
-        (False, ["b", "a"]),
-        (True, ["a", "b"]),
-    ]
+    assert seen["rolled"] == [(False, ["a", "b"]), (False, ["a", "b"]), (False, ["b", "a"]), (True, ["a", "b"])]
     assert len(trainer.runners) == 2

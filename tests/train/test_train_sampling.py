@@ -12,15 +12,8 @@ from hypothesis import strategies as st
 
 from recipe.dag.errors import UserError
 from recipe.dag.main import launch
-from recipe.dag.train.sampling import (
-    Sampler,
-    StratifiedSampler,
-    choose_subset,
-    describe,
-    sampler_of,
-    shared_prompts,
-)
-from tests.train.projects import Started, overrides_of, reported, save
+from recipe.dag.train.sampling import Sampler, StratifiedSampler, choose_subset, describe, sampler_of, shared_prompts
+from tests.train.projects import Started, launched, overrides_of, reported, save
 
 
 @given(st.integers(1, 40), st.integers(1, 60), st.integers(0, 2**32), st.integers(1, 6))
@@ -169,8 +162,7 @@ def test_a_run_records_its_subset_and_resumes_only_with_it(project, monkeypatch)
     monkeypatch.setattr(cluster.Cluster, "join", lambda self: None)
     monkeypatch.setattr(cluster.Cluster, "nodes", lambda self: [])
     monkeypatch.setattr(cluster.Cluster, "start", start)
-    with pytest.raises(Started):
-        launch("dag", overrides_of(project, "data.subset.size=2", "trainer.resume_mode=disable"))
+    launched(project, "data.subset.size=2", "trainer.resume_mode=disable")
     record = json.loads((project / "out" / "subset.json").read_text())
     assert record["random_indices"] == choose_subset(4, 2, 42)
     assert (record["total_available"], record["sampled_size"], record["seed"]) == (4, 2, 42)
@@ -178,8 +170,7 @@ def test_a_run_records_its_subset_and_resumes_only_with_it(project, monkeypatch)
     save(project)
     with pytest.raises(UserError, match="data.subset.seed: was absent, now 42\n  data.subset.size: was absent, now 2"):
         launch("dag", overrides_of(project, "data.subset.size=2"))
-    with pytest.raises(Started):
-        launch("dag", overrides_of(project, "trainer.resume_mode=disable"))
+    launched(project, "trainer.resume_mode=disable")
     assert not (project / "out" / "subset.json").exists()
 
 
@@ -194,11 +185,9 @@ def test_shared_prompts_are_a_warning_an_error_or_allowed(project, capsys):
         json.dumps([{"problem": "0 + 1", "answer": "1"}, {"problem": "9", "answer": "9"}])
     )
     disable = "trainer.resume_mode=disable"
-    with pytest.raises(Started):
-        launch("dag", overrides_of(project, disable))
+    launched(project, disable)
     assert "warning: data.val_files: 1 of 2 prompts are also training prompts, the first: '0 + 1'" in reported(capsys)
     with pytest.raises(UserError, match="remove them from one of the files"):
         launch("dag", overrides_of(project, disable, "data.val_overlap=refuse"))
-    with pytest.raises(Started):
-        launch("dag", overrides_of(project, disable, "data.val_overlap=allow"))
+    launched(project, disable, "data.val_overlap=allow")
     assert "training prompts" not in reported(capsys)

@@ -18,6 +18,7 @@ from recipe.dag.train.sequential import CompoundFactor
 from recipe.dag.train.step import TrainingStep
 from recipe.dag.types.row import Row
 from recipe.dag.workflow_file import load_workflow
+from tests.train.steps import policies_of, run_step
 
 WORKFLOW = """\
 dag_id: two
@@ -67,14 +68,7 @@ def run(monkeypatch, workflow):
         monkeypatch.setattr(kernels, "prepare", lambda *args: None)
         happo = workflow.algorithm.happo.model_copy(update={"order": order})
         flow = workflow.model_copy(update={"algorithm": workflow.algorithm.model_copy(update={"happo": happo})})
-        pools = [SimpleNamespace(lock=asyncio.Lock()) for _ in range(2)]
-        policies = {
-            name: SimpleNamespace(name=name, pool=pools[0 if shared_pool else place])
-            for place, name in enumerate(("a", "b"))
-        }
-        training = TrainingStep(flow, policies, rows, step=step, seed=3)
-        asyncio.run(training.run())
-        return events, training
+        return events, run_step(flow, rows, step=step, seed=3, shared_pool=shared_pool)
 
     return run
 
@@ -116,9 +110,8 @@ def test_behaviour_log_probs_have_one_hash_from_the_first_update_to_the_last(wor
     monkeypatch.setattr(kernels, "update_actor", update_actor)
     monkeypatch.setattr(kernels, "prepare", lambda *args: None)
     algorithm = workflow.algorithm if happo else workflow.algorithm.model_copy(update={"happo": None})
-    pool = SimpleNamespace(lock=asyncio.Lock())
-    policies = {name: SimpleNamespace(name=name, pool=pool) for name in ("a", "b")}
-    step = TrainingStep(workflow.model_copy(update={"algorithm": algorithm}), policies, ROWS, step=0, seed=3)
+    flow = workflow.model_copy(update={"algorithm": algorithm})
+    step = TrainingStep(flow, policies_of("a", "b"), ROWS, step=0, seed=3)
     asyncio.run(step.run())
     assert len(hashes) == 2 and len(set(hashes)) == 1
 

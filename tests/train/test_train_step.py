@@ -21,6 +21,7 @@ from recipe.dag.workflow.schema import NodeRole
 from recipe.dag.workflow.training_chain import derive_training_chain
 from recipe.dag.workflow_file import load_workflow
 from tests.train.rows import row
+from tests.train.steps import policies_of, run_step
 
 
 @pytest.fixture
@@ -45,18 +46,14 @@ def trace(monkeypatch):
 
 
 def test_a_step_runs_the_nodes_of_the_policies_that_have_rows(workflow, trace):
-    policies = {n: SimpleNamespace(name=n, pool=SimpleNamespace(lock=asyncio.Lock())) for n in ("a", "b")}
-    step = TrainingStep(workflow, policies, [row(1, policy="b"), row(0, policy="b")], seed=0)
-    asyncio.run(step.run())
+    step = run_step(workflow, [row(1, policy="b"), row(0, policy="b")], shared_pool=False)
     assert [event for event in trace if event[0] != "prepare"] == [("old_log_probs", "b"), ("update_actor", "b")]
     assert set(step.timing) == {"b.old_log_probs", "b.advantage", "b.update"}
     assert step.metrics()["policy/b/rows"] == 2
 
 
 def test_no_policy_is_updated_before_all_old_log_probs_are_known(workflow, trace):
-    lock = asyncio.Lock()
-    policies = {n: SimpleNamespace(name=n, pool=SimpleNamespace(lock=lock)) for n in ("a", "b")}
-    asyncio.run(TrainingStep(workflow, policies, [row(policy=p) for p in "abab"], seed=0).run())
+    run_step(workflow, [row(policy=p) for p in "abab"])
     kinds = [kind for kind, _ in trace if kind != "prepare"]
     assert kinds.count("update_actor") == kinds.count("old_log_probs") == 2
     assert kinds.index("update_actor") > max(i for i, kind in enumerate(kinds) if kind == "old_log_probs")
@@ -118,16 +115,9 @@ def chain_rows(rewards=(0.0, 0.0, 1.0)) -> list[Row]:
     return rows
 
 
-def policies_of(*names: str, shared_pool: bool = True) -> dict[str, SimpleNamespace]:
-    pool = SimpleNamespace(lock=asyncio.Lock())
-    pools = {name: pool if shared_pool else SimpleNamespace(lock=asyncio.Lock()) for name in names}
-    return {name: SimpleNamespace(name=name, pool=pools[name]) for name in names}
-
-
 def test_a_shared_critic_is_asked_and_updated_once_and_actors_take_turns(chained, critics):
     for number, turn in enumerate("ab"):
-        step = TrainingStep(chained, policies_of("a", "b"), chain_rows(), step=number, seed=0)
-        asyncio.run(step.run())
+        run_step(chained, chain_rows(), step=number)
         assert [e for e in critics if e[0] != "prepare"] == [
             ("old_log_probs", turn),
             ("values", "a"),
@@ -138,8 +128,7 @@ def test_a_shared_critic_is_asked_and_updated_once_and_actors_take_turns(chained
 
 
 def test_chained_credit_goes_through_all_policies_and_past_frozen_ones(chained, critics):
-    step = TrainingStep(chained, policies_of("a", "b"), chain_rows(), seed=0)
-    asyncio.run(step.run())
+    step = run_step(chained, chain_rows())
     # the judge's reward stands on b's token, the last one that is trained
     last = 1.0 - 0.5
     assert step.batches["b"].columns["advantages"][0].tolist() == [last]
@@ -155,8 +144,7 @@ def test_what_a_policy_was_unsure_of_weighs_less_within_its_sample_and_agent(wor
     masks = (1,), (1, 1), (1, 1, 1)
     rows = [row(1.0, episode=episode, mask=mask) for episode, mask in enumerate(masks)]  # mean log-probs -1, -1.5, -2
     alone = row(1.0, uid="other", mask=(1, 1, 1))
-    step = TrainingStep(flow, policies_of("a", "b"), [*rows, alone], seed=0)
-    asyncio.run(step.run())
+    step = run_step(flow, [*rows, alone])
     found = [one[0].item() for one in step.batches["a"].columns["advantages"]]
     assert found == pytest.approx([math.exp(0.5), 1.0, math.exp(-0.5), 1.0])
     assert step.batches["a"].columns["returns"][0].tolist() == [1.0]
@@ -173,22 +161,21 @@ def test_rows_that_are_left_out_change_nothing_for_those_that_are_kept(workflow,
     flow = workflow.model_copy(update={"algorithm": make_algorithm(**options)})
     found = []
     for rows in (kept, kept + dropped):
-        step = TrainingStep(flow, policies_of("a", "b"), rows, seed=0)
-        asyncio.run(step.run())
+        step = run_step(flow, rows)
         found.append(torch.stack(step.batches["a"].columns["advantages"]))
     assert found[0].any() and torch.equal(*found)
 
 
 def test_only_critics_learn_during_their_warm_up(chained, critics):
     flow = chained.model_copy(update={"algorithm": chained.algorithm.model_copy(update={"critic_warmup": 1})})
-    asyncio.run(TrainingStep(flow, policies_of("a", "b"), chain_rows(), step=0, seed=0).run())
+    run_step(flow, chain_rows(), step=0)
     assert [kind for kind, _ in critics if kind != "prepare"] == ["values", "update_critic"]
 
 
 def test_missing_values_are_reported_with_the_policys_name(chained, critics):
     flow = chained.model_copy(update={"nodes": tuple(n for n in chained.nodes if n.node_id != "a.values")})
     with pytest.raises(UserError, match="gae_chain needs a critic: policies.a has none, or no CRITIC node"):
-        asyncio.run(TrainingStep(flow, policies_of("a", "b"), chain_rows(), seed=0).run())
+        run_step(flow, chain_rows())
 
 
 def test_the_kl_to_the_reference_is_taken_from_the_rewards(workflow, monkeypatch, trace):
@@ -203,8 +190,7 @@ def test_the_kl_to_the_reference_is_taken_from_the_rewards(workflow, monkeypatch
 
     monkeypatch.setattr(kernels, "old_log_probs", put("old_log_probs", [-1.0, 9.0, -2.0]))
     monkeypatch.setattr(kernels, "reference_log_probs", put("ref_log_prob", [-3.0, 0.0, -2.5]))
-    step = TrainingStep(flow, policies_of("a", "b"), [row(1.0)], seed=0)
-    asyncio.run(step.run())
+    step = run_step(flow, [row(1.0)])
     assert step.batches["a"].columns["advantages"][0].tolist() == [1 - 0.5 * 2 - 0.5 * 0.5, 0, 1 - 0.5 * 0.5]
 
 
@@ -228,8 +214,7 @@ def test_reinforce_pp_learns_from_one_episode_per_sample_with_the_kl_in_its_rewa
 
     monkeypatch.setattr(kernels, "old_log_probs", put("old_log_probs", -1.0))
     monkeypatch.setattr(kernels, "reference_log_probs", put("ref_log_prob", -1.5))
-    step = TrainingStep(flow, policies_of("a", "b"), rows, seed=0)
-    asyncio.run(step.run())
+    step = run_step(flow, rows)
 
     returns = []  # of the sampled tokens, from the formula
     for reward, mask in zip(rewards, masks, strict=True):
@@ -266,7 +251,7 @@ def test_log_probs_are_computed_in_the_turns_of_others_only_where_the_rewards_ne
             for n in nodes
         ]
         flow = chained.model_copy(update={"policies": policies, "algorithm": algorithm, "nodes": (*base, *nodes)})
-        asyncio.run(TrainingStep(flow, policies_of("a", "b"), chain_rows(), step=0, seed=0).run())
+        run_step(flow, chain_rows(), step=0)
         for kind in ("old_log_probs", "reference"):
             assert sorted(name for seen, name in critics if seen == kind) == list(who)
         critics.clear()
@@ -275,15 +260,14 @@ def test_log_probs_are_computed_in_the_turns_of_others_only_where_the_rewards_ne
 def test_a_missing_reference_is_reported_with_the_policys_name(workflow, trace):
     flow = workflow.model_copy(update={"algorithm": make_algorithm(kl_reward_coef=0.5)})
     with pytest.raises(UserError, match="kl_reward_coef: policies.a needs `reference: true`"):
-        asyncio.run(TrainingStep(flow, policies_of("a", "b"), [row(1.0)], seed=0).run())
+        run_step(flow, [row(1.0)])
 
 
 @pytest.mark.parametrize("kernel", ["old_log_probs", "update_actor"])
 def test_policies_of_different_pools_work_at_the_same_time(workflow, trace, monkeypatch, kernel):
     together = threading.Barrier(2)  # passes only if both run at the same time
     monkeypatch.setattr(kernels, kernel, lambda *args, **kwargs: together.wait(timeout=30))
-    step = TrainingStep(workflow, policies_of("a", "b", shared_pool=False), [row(policy=p) for p in "ab"], seed=0)
-    asyncio.run(step.run())
+    run_step(workflow, [row(policy=p) for p in "ab"], shared_pool=False)
     assert not together.broken
 
 
@@ -298,7 +282,7 @@ def test_policies_of_one_pool_work_in_turn(workflow, trace, monkeypatch):
 
     for kind in ("old_log_probs", "update_actor"):
         monkeypatch.setattr(kernels, kind, kernel)
-    asyncio.run(TrainingStep(workflow, policies_of("a", "b"), [row(policy=p) for p in "ab"], seed=0).run())
+    run_step(workflow, [row(policy=p) for p in "ab"])
     assert most == [1] * 4
 
 
@@ -315,7 +299,7 @@ def test_batches_are_built_while_another_policy_has_the_pool(workflow, trace, mo
 
     monkeypatch.setattr(kernels, "prepare", prepare)
     monkeypatch.setattr(kernels, "old_log_probs", kernel)
-    asyncio.run(TrainingStep(workflow, policies_of("a", "b"), [row(policy=p) for p in "ab"], seed=0).run())
+    run_step(workflow, [row(policy=p) for p in "ab"])
 
 
 def test_a_batch_is_built_once_for_nodes_that_run_at_the_same_time(workflow, trace, monkeypatch):
@@ -373,10 +357,9 @@ def test_each_call_of_an_episode_gets_the_mean_advantage_of_its_sampled_tokens(w
     rows = rows_of([episode])
     assert [row.call_positions for row in rows if row.policy == "a"] == [(1, 3)]
     flow = workflow.model_copy(update={"algorithm": make_algorithm(estimator="reinforce", gamma=0.5)})
-    asyncio.run(TrainingStep(flow, policies_of("a", "b"), rows, episodes=[episode], seed=0).run())
+    run_step(flow, rows, episodes=[episode])
     (row,) = (row for row in rows if row.policy == "a")
-    step = TrainingStep(flow, policies_of("a", "b"), rows, seed=0)
-    asyncio.run(step.run())
+    step = run_step(flow, rows)
     values = step.batches["a"].columns["advantages"][0]
     assert len(set(values[[0, 2]].tolist())) == 2, "the first call's tokens differ, or a mean could not be told apart"
     assert first.advantage == pytest.approx((values[0] + values[2]).item() / 2)

@@ -1,8 +1,5 @@
 from __future__ import annotations
 
-import asyncio
-from types import SimpleNamespace
-
 import pytest
 import torch
 
@@ -30,6 +27,7 @@ from tests.train.plays import (
     reward_of,
     sum_of,
 )
+from tests.train.steps import run_step
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 
@@ -107,25 +105,6 @@ def test_without_anything_to_explain_turns_count_as_grpo_counts_them(workflow_of
     plain = estimate(options, rows_of(episodes))[0]
     assert all(torch.equal(a, b) for a, b in zip(found, plain, strict=True))
     assert any(advantage.any() for advantage in found) == (pay is noise)
-
-
-@pytest.mark.parametrize("form", ["control_variate", "counterfactual", "sloped"])
-@pytest.mark.parametrize("chain", [True, False])
-def test_what_comes_after_a_call_has_no_part_in_its_credit(workflow_of, tmp_path, chain, form):
-    workflow = workflow_of(3, chain=chain, algorithm=f"estimator: qmix, mixer: {{form: {form}}}")
-    critic = learned(workflow)
-    episodes, other = play(50, 3, sum_of), play(50, 3, sum_of)
-    for episode in other[:SIBLINGS:2]:
-        episode.calls[1].text = WORDS[(WORDS.index(episode.calls[1].text) + 1) % 12]
-    straight = again(critic, workflow, tmp_path / "a").learn(episodes, seed=0)
-    copy = again(critic, workflow, tmp_path / "b")
-    changed = copy.learn(other, seed=0)
-    assert copy.metrics["mixer/weight"] > 0.5
-    group = [(episode.uid, episode.index) for episode in episodes[:SIBLINGS]]
-    before, after = ([[found[key][node] for key in group] for node in range(3)] for found in (straight, changed))
-    assert (before[0] == after[0]) == chain
-    assert before[1] != after[1] and before[2] != after[2]
-    assert all(straight[key] == changed[key] for key in straight if key not in group)
 
 
 @pytest.mark.parametrize("options", ["", ", mixer: {lam: 0.5, target_tau: 0.1, gamma_turn: 0.9, replay_steps: 2}"])
@@ -229,11 +208,8 @@ def step_of(workflow, critic, episodes, monkeypatch, **columns) -> TrainingStep:
 
     monkeypatch.setattr(kernels, "old_log_probs", put("old_log_probs", [-1.0, -2.0]))
     monkeypatch.setattr(kernels, "reference_log_probs", put("ref_log_prob", [-1.5, -2.5]))
-    policies = {"main": SimpleNamespace(name="main", pool=SimpleNamespace(lock=asyncio.Lock()))}
     rows = rows_of([episode for episode in episodes if not episode.fault])
-    step = TrainingStep(workflow, policies, rows, episodes=episodes, mixing=critic, seed=7)
-    asyncio.run(step.run())
-    return step
+    return run_step(workflow, rows, "main", episodes=episodes, mixing=critic, seed=7)
 
 
 def test_a_step_compares_credits_as_grpo_does_and_leaves_faults_out(workflow_of, monkeypatch):

@@ -86,11 +86,7 @@ def test_tools_kwargs_are_read_where_verl_has_them_and_at_the_top(open_tools):
         ),
         ("[]", {"tools_kwargs": {"search": {"create_kwargs": {"k": 1}}}}, "no agent has a tool of that name"),
         ("['tool.py:Search']", {"tools_kwargs": {"find": {"create_kwargs": {"k": 1}}}}, "tools: search"),
-        (
-            "['tool.py:Search']",
-            {"tools_kwargs": {"search": {"execute_kwargs": {"k": 1}}}},
-            "has no parameter `k`",
-        ),
+        ("['tool.py:Search']", {"tools_kwargs": {"search": {"execute_kwargs": {"k": 1}}}}, "has no parameter `k`"),
         ("['tool.py:Search']", {"tools_kwargs": {"search": {"release_kwargs": {"k": 1}}}}, "is not supported"),
         ("['tool.py:Search']", {"tools_kwargs": {"search": {"create": {"k": 1}}}}, "supported: create_kwargs"),
         ("['tool.py:Search']", {"tools_kwargs": {"search": "x"}}, "must be a struct of create_kwargs"),

@@ -200,10 +200,7 @@ def test_a_checkpoint_that_cannot_be_written_hides_no_error(loop, monkeypatch, c
 
 @pytest.mark.parametrize(
     ("mode", "advice"),
-    [
-        ("auto", "the same command resumes from {}"),
-        ("disable", "resume from {} with trainer.resume_mode=auto"),
-    ],
+    [("auto", "the same command resumes from {}"), ("disable", "resume from {} with trainer.resume_mode=auto")],
 )
 def test_a_stopped_run_says_how_it_goes_on(loop, monkeypatch, tmp_path, mode, advice):
     made, saved = loop(None, save_freq=100)
