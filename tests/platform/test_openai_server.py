@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import threading
 from typing import Any
 
 import pytest
@@ -169,12 +170,63 @@ def test_sampling_parameters_reach_the_generator():
         (CHAT | {"temperature": "hot"}, 400, None),
         ({"model": "m"}, 400, None),
         (CHAT | {"messages": [{"role": "user", "content": "x" * 500}]}, 400, "context_length_exceeded"),
+        (CHAT | {"messages": [{"role": "user", "content": "\ud800"}]}, 400, None),
+        (CHAT | {"chat_template_kwargs": {"return_dict": False}}, 400, None),
     ],
 )
 def test_errors_have_openais_form(body, status, code):
     server, _ = scripted("a")
     [(answered, answer)] = ask(server, body)
     assert answered == status and answer["error"]["code"] == code and answer["error"]["message"]
+
+
+def test_the_template_is_the_models(tiny):
+    [(status, answer)] = ask(tiny, CHAT | {"chat_template_kwargs": {"chat_template": "{{ range(10**9) | list }}"}})
+    assert status == 400 and answer["error"]["param"] == "chat_template_kwargs"
+
+
+@pytest.mark.parametrize(
+    ("headers", "status"),
+    [
+        ({"Origin": "http://evil.example"}, 403),
+        ({"Sec-Fetch-Site": "cross-site"}, 403),
+        ({"Host": "evil.example:8000"}, 403),
+        ({"Content-Encoding": "gzip"}, 415),
+        ({"Host": "localhost:8000"}, 200),
+    ],
+)
+def test_web_pages_are_refused(headers, status):
+    server, model = scripted("a")
+
+    async def main():
+        async with TestClient(TestServer(server.app())) as client:
+            async with client.post("/v1/chat/completions", json=CHAT, headers=headers) as answer:
+                return answer.status, await answer.json()
+
+    answered, body = asyncio.run(main())
+    assert answered == status and ("error" in body) == (status != 200) and len(model.asked) == (status == 200)
+
+
+def test_a_prompt_that_takes_long_delays_no_other_request():
+    server, _ = scripted("a")
+    answered, render = threading.Event(), server._tokenizer.apply_chat_template
+
+    def slow(*args, **kwargs):
+        assert answered.wait(30)
+        return render(*args, **kwargs)
+
+    server._tokenizer.apply_chat_template = slow
+
+    async def main():
+        async with TestClient(TestServer(server.app())) as client:
+            asked = asyncio.create_task(client.post("/v1/chat/completions", json=CHAT))
+            async with client.get("/health") as answer:
+                assert answer.status == 200
+            answered.set()
+            async with await asked as answer:
+                return answer.status
+
+    assert asyncio.run(main()) == 200
 
 
 def test_models_health_unknown_paths_and_bodies():

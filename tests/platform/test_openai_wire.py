@@ -69,6 +69,15 @@ def test_arguments_of_calls_reach_the_template_as_objects_and_parts_as_text():
         (ChatRequest, {"temperature": "hot"}, "temperature"),
         (ChatRequest, {"top_p": 0}, "top_p"),
         (ChatRequest, {"max_tokens": 0}, "max_tokens"),
+        (ChatRequest, {"max_completion_tokens": 10**20}, "max_completion_tokens"),
+        (ChatRequest, {"top_k": 10**20}, "top_k"),
+        (ChatRequest, {"temperature": float("nan")}, "temperature"),
+        (ChatRequest, {"repetition_penalty": 1e-300}, "repetition_penalty"),
+        (ChatRequest, {"repetition_penalty": float("inf")}, "repetition_penalty"),
+        (ChatRequest, {"seed": 2**64}, "seed"),
+        (ChatRequest, {"stop_token_ids": [10**20]}, "stop_token_ids"),
+        (ChatRequest, {"stop": ["x"] * 65}, "stop"),
+        (CompletionRequest, {"prompt": [10**20]}, "prompt"),
         (ChatRequest, {"n": 0}, "n"),
         (ChatRequest, {"stream": True}, "stream"),
         (ChatRequest, {"stop": [""]}, "stop"),
@@ -96,4 +105,6 @@ def test_prompts_are_texts_or_ids_one_or_several():
         return read(CompletionRequest, {"model": "m", "prompt": prompt}).prompts()
 
     assert prompts("a") == ["a"] and prompts([1, 2]) == [[1, 2]]
+    with pytest.raises(BadRequest, match="prompt: at most"):
+        prompts(["a"] * 5000)
     assert prompts(["a", "b"]) == ["a", "b"] and prompts([[1], [2]]) == [[1], [2]]

@@ -108,6 +108,24 @@ def test_many_requests_are_answered_as_each_would_be_alone(server):
     asyncio.run(main())
 
 
+def test_a_request_that_cannot_be_sampled_fails_alone(server):
+    class Undecodable:
+        def decode(self, ids, skip_special_tokens):
+            raise OverflowError("out of range")
+
+    server.tokenizer = Undecodable()
+
+    async def main() -> None:
+        alone = await generate(server, [5, 6], seed=3)
+        bad = [generate(server, [7], top_k=10**20), generate(server, [8], stop=["x"])]
+        tasks = await start_together(server, [bad[0], generate(server, [5, 6], seed=3), bad[1]])
+        large, output, undecodable = await asyncio.gather(*tasks, return_exceptions=True)
+        assert isinstance(large, ValueError) and isinstance(undecodable, ValueError)
+        assert output.token_ids == alone.token_ids and server.generator.active == []
+
+    asyncio.run(main())
+
+
 def test_seed_zero_is_a_seed_and_no_seed_is_random(server):
     async def main() -> None:
         first, second = [await generate(server, [5, 6], seed=0) for _ in range(2)]

@@ -1,8 +1,9 @@
 """Batched token generation on the CPU: token ids in, token ids and log-probs out.
 
 Invariant: a request's tokens depend on its prompt, its sampling parameters and its seed, never on other requests in the
-batch: randomness is counter-based (seed, position), not a shared stream. Log-probs are those of the sampled tokens
-after penalties and temperature and before top-k, top-p and min-p, in nats, as SGLang reports them.
+batch: randomness is counter-based (seed, position), not a shared stream. Parameters that cannot be sampled with end
+their own request only. Log-probs are those of the sampled tokens after penalties and temperature and before top-k,
+top-p and min-p, in nats, as SGLang reports them.
 
 transformers' continuous batching has one random stream for all requests, so its samples depend on the other requests
 and a resumed run could not repeat an interrupted one; on short requests it reached a quarter of this speed
@@ -46,6 +47,8 @@ class Request:
     response_ids: list[int] = field(default_factory=list)
     log_probs: list[float] = field(default_factory=list)
     stop_reason: str = ""
+    failure: Exception | None = None
+    """Why its next token cannot be sampled; the stop reason is then "error"."""
 
 
 def _lazy_zeros(shape: tuple[int, ...], dtype: torch.dtype) -> torch.Tensor:
@@ -135,6 +138,17 @@ def sample(logits: torch.Tensor, requests: list[Request]) -> tuple[list[int], li
     return tokens.tolist(), log_probs.gather(1, tokens[:, None])[:, 0].tolist()
 
 
+def _sample_each(logits: torch.Tensor, requests: list[Request]) -> list[tuple[int, float] | Exception]:
+    """Return the token and log-prob of each row, or why its parameters give none."""
+    try:
+        return list(zip(*sample(logits, requests), strict=True))
+    except Exception as error:
+        if len(requests) == 1:
+            return [error]
+        pairs = zip(logits.split(1), requests, strict=True)
+        return [drawn for row, request in pairs for drawn in _sample_each(row, [request])]
+
+
 def truncate(probs: torch.Tensor, requests: list[Request]) -> torch.Tensor:
     """Set the tokens that top-k, top-p and min-p exclude to 0. `probs` [B, V] are not renormalized."""
     ordered, order = probs.sort(-1, descending=True)
@@ -199,15 +213,23 @@ class Generator:
         return out.last_hidden_state
 
     def _accept(self, hidden: torch.Tensor, requests: list[Request]) -> list[Request]:
-        tokens, log_probs = sample(self._head(hidden), requests)
-        for request, token, log_prob in zip(requests, tokens, log_probs, strict=True):
-            request.response_ids.append(token)
-            request.log_probs.append(log_prob)
-            if token in request.stop_token_ids or (request.stopped and request.stopped(request.response_ids)):
-                request.stop_reason = "stop"
-            elif len(request.response_ids) >= request.max_tokens or self._full(request):
-                request.stop_reason = "length"
+        for request, drawn in zip(requests, _sample_each(self._head(hidden), requests), strict=True):
+            try:
+                self._append(request, drawn)
+            except Exception as error:
+                request.stop_reason, request.failure = "error", error
         return self._remove([r for r in requests if r.stop_reason])
+
+    def _append(self, request: Request, drawn: tuple[int, float] | Exception) -> None:
+        if isinstance(drawn, Exception):
+            raise drawn
+        token, log_prob = drawn
+        request.response_ids.append(token)
+        request.log_probs.append(log_prob)
+        if token in request.stop_token_ids or (request.stopped and request.stopped(request.response_ids)):
+            request.stop_reason = "stop"
+        elif len(request.response_ids) >= request.max_tokens or self._full(request):
+            request.stop_reason = "length"
 
     def _full(self, request: Request) -> bool:
         return len(request.prompt_ids) + len(request.response_ids) >= self.max_len

@@ -1,7 +1,8 @@
 """The HTTP side of the servers with OpenAI's interface: routes that need no model, errors, start and end.
 
 Invariant: every answer is JSON, every failure has OpenAI's error form, and the request of a client that has gone is
-cancelled.
+cancelled. A web page can ask nothing, neither from its own origin nor through DNS rebinding. A body is bounded, and
+decoded off the event loop.
 """
 
 from __future__ import annotations
@@ -17,10 +18,11 @@ from typing import Any
 from aiohttp import web
 
 from recipe.dag.errors import UserError
-from recipe.dag.platform.openai_wire import BadRequest
+from recipe.dag.platform.openai_wire import BadRequest, Body, read
+from recipe.dag.sandbox.guard import is_for_loopback, is_from_page, is_loopback
 
 log = logging.getLogger(__name__)
-MAX_BODY_BYTES = 64 << 20
+MAX_BODY_BYTES = 16 << 20
 
 
 def application(name: str, problem: Callable[[], str | None] = lambda: None, **card: Any) -> web.Application:
@@ -69,19 +71,29 @@ def chat_answer(model: str, number: int, choices: list[dict[str, Any]], usage: d
     }
 
 
-async def json_of(request: web.Request) -> Any:
-    """Return a request's decoded body. Raises BadRequest."""
+async def body_of(request: web.Request, kind: type[Body]) -> Body:
+    """Return a request's body as a `kind`. Raises BadRequest."""
+    if request.headers.get("Content-Encoding", "identity") != "identity":
+        raise BadRequest("send the body without Content-Encoding", status=415)
     try:
-        return json.loads(await request.read())
+        body = await request.read()
     except web.HTTPRequestEntityTooLarge:
         raise BadRequest(f"the body is larger than {MAX_BODY_BYTES} bytes", status=413) from None
+    return await asyncio.to_thread(_decoded, body, kind)
+
+
+def _decoded(body: bytes, kind: type[Body]) -> Body:
+    try:
+        data = json.loads(body)
     except (ValueError, RecursionError) as error:
         raise BadRequest(f"the body is not JSON: {error}") from None
+    return read(kind, data)
 
 
 @web.middleware
 async def _errors(request: web.Request, handler: Callable[[web.Request], Awaitable[Any]]) -> Any:
     try:
+        _refuse_pages(request)
         return await handler(request)
     except BadRequest as error:
         return web.json_response(error.body(), status=error.status)
@@ -92,6 +104,15 @@ async def _errors(request: web.Request, handler: Callable[[web.Request], Awaitab
         log.exception("%s %s failed", request.method, request.path)
         problem = BadRequest(f"{type(error).__name__}: {error}", status=500)
         return web.json_response(problem.body(), status=500)
+
+
+def _refuse_pages(request: web.Request) -> None:
+    if is_from_page(request):
+        raise BadRequest("requests of web pages are refused", status=403)
+    address = request.transport.get_extra_info("sockname") if request.transport is not None else None
+    # a connection from elsewhere has another address; its host may be any name of this machine
+    if isinstance(address, tuple) and is_loopback(address[0]) and not is_for_loopback(request):
+        raise BadRequest("address the server as localhost: it answers no other Host here", status=403)
 
 
 def serve(app: web.Application, host: str, port: int, announce: Callable[[str], None]) -> None:

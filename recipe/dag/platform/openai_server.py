@@ -2,7 +2,8 @@
 
 Invariant: a choice depends on its prompt, its sampling parameters and its seed, never on the requests beside it (see
 `generator`). Choice k of a request with a seed has the seed plus k. Every failure is an answer in OpenAI's error form.
-Nothing is generated for a client that has closed its connection.
+Nothing is generated for a client that has closed its connection. Prompts are rendered, with the model's own template,
+and encoded off the event loop, so that a long one delays no other request.
 
 /v1/models, /v1/chat/completions, /v1/completions (a text or token ids, or several of them), /health. Tool calls in
 hermes form (JSON inside <tool_call> tags) become `tool_calls` if the request has `tools` and the model's chat template
@@ -12,6 +13,7 @@ can render `tool_calls`, so that the client can send them back; otherwise they s
 from __future__ import annotations
 
 import asyncio
+import inspect
 import json
 import time
 from dataclasses import dataclass
@@ -22,14 +24,13 @@ from aiohttp import web
 
 from recipe.dag.errors import UserError
 from recipe.dag.platform.generator import Request
-from recipe.dag.platform.openai_http import application, chat_answer, check_model, json_of
+from recipe.dag.platform.openai_http import application, body_of, chat_answer, check_model
 from recipe.dag.platform.openai_wire import (
     BadRequest,
     ChatRequest,
     CompletionRequest,
     cut,
     messages_for_template,
-    read,
     split_calls,
     usage,
 )
@@ -40,6 +41,8 @@ DEFAULT_MAX_LEN = 8192
 """Largest context by default: the cache of a longer one may not fit into memory."""
 COMPLETION_TOKENS = 16
 """OpenAI's default `max_tokens` of /v1/completions."""
+MOST_CHARACTERS = 256
+"""Of a token; vocabularies have runs of up to 128 spaces. A longer prompt exceeds the context without being encoded."""
 
 
 class LocalServer(RolloutServer):
@@ -69,6 +72,9 @@ class OpenAIServer:
         self._server, self._tokenizer, self._name = server, tokenizer, name
         template = tokenizer.chat_template
         self._renders_calls = "tool_calls" in (template if isinstance(template, str) else json.dumps(template or ""))
+        # what the tokenizer's method takes for itself, such as another template, is not the client's
+        parameters = inspect.signature(tokenizer.apply_chat_template).parameters.values()
+        self._reserved = {item.name for item in parameters if item.kind is not item.VAR_KEYWORD} - {"documents"}
         self._numbers = count(1)
 
     def app(self) -> web.Application:
@@ -82,26 +88,45 @@ class OpenAIServer:
         return None if failure is None else f"the generation thread failed: {failure}"
 
     async def _chat(self, request: web.Request) -> web.Response:
-        body = read(ChatRequest, await json_of(request))
+        body = await body_of(request, ChatRequest)
         check_model(body.model, self._name)
         tools = body.tools if body.tool_choice != "none" else None
-        options = body.chat_template_kwargs or {}
-        try:
-            prompt = self._tokenizer.apply_chat_template(
-                messages_for_template(body.messages), tools=tools, tokenize=False, add_generation_prompt=True, **options
-            )
-        except BadRequest:
-            raise
-        except Exception as error:  # a template may raise anything, and what it renders is the client's
-            problem = f"the chat template cannot render the messages: {type(error).__name__}: {error}"
-            raise BadRequest(problem, param="messages") from None
-        ids = list(self._tokenizer.encode(prompt, add_special_tokens=False))
+        ids = await asyncio.to_thread(self._rendered, body, tools)
         number = next(self._numbers)
         limit = body.max_completion_tokens or body.max_tokens
         texts = await self._generate(body, ids, limit, whole=bool(tools) and self._renders_calls)
         choices = [self._chat_choice(body, text, index, number, bool(tools)) for index, text in enumerate(texts)]
         answer = chat_answer(self._name, number, choices, usage(len(ids), sum(len(text.ids) for text in texts)))
         return web.json_response(answer | ({"prompt_token_ids": ids} if body.return_token_ids else {}))
+
+    def _rendered(self, body: ChatRequest, tools: list[dict[str, Any]] | None) -> list[int]:
+        """Return the token ids of a chat's prompt. Raises BadRequest."""
+        options = body.chat_template_kwargs or {}
+        if reserved := sorted(self._reserved & options.keys()):
+            problem = f"chat_template_kwargs: {reserved[0]} is not an option of the model's chat template"
+            raise BadRequest(problem, param="chat_template_kwargs")
+        messages = messages_for_template(body.messages)
+        try:
+            prompt = self._tokenizer.apply_chat_template(
+                messages, tools=tools, tokenize=False, add_generation_prompt=True, **options
+            )
+        except Exception as error:  # a template may raise anything, and what it renders is the client's
+            problem = f"the chat template cannot render the messages: {type(error).__name__}: {error}"
+            raise BadRequest(problem, param="messages") from None
+        return self._encoded(prompt, "messages", add_special_tokens=False)
+
+    def _encoded(self, text: str, field: str, **options: Any) -> list[int]:
+        if len(text) > self._server.max_len * MOST_CHARACTERS:
+            raise self._too_long(f"{len(text)} characters", field)
+        try:
+            text.encode()
+        except UnicodeEncodeError:
+            raise BadRequest(f"{field}: has half of a surrogate pair, which is not text", param=field) from None
+        return list(self._tokenizer.encode(text, **options))
+
+    def _too_long(self, length: str, field: str) -> BadRequest:
+        problem = f"the prompt has {length}, and the maximum context length is {self._server.max_len} tokens"
+        return BadRequest(problem, code="context_length_exceeded", param=field)
 
     def _chat_choice(self, body: ChatRequest, text: _Text, index: int, number: int, has_tools: bool) -> dict[str, Any]:
         content, calls = text.text, []
@@ -126,10 +151,11 @@ class OpenAIServer:
         return choice | ({"token_ids": text.ids} if body.return_token_ids else {})
 
     async def _completions(self, request: web.Request) -> web.Response:
-        body = read(CompletionRequest, await json_of(request))
+        body = await body_of(request, CompletionRequest)
         check_model(body.model, self._name)
         prompts = [
-            list(self._tokenizer.encode(prompt)) if isinstance(prompt, str) else prompt for prompt in body.prompts()
+            await asyncio.to_thread(self._encoded, prompt, "prompt") if isinstance(prompt, str) else prompt
+            for prompt in body.prompts()
         ]
         limit = body.max_tokens or COMPLETION_TOKENS
         groups = await asyncio.gather(*(self._generate(body, ids, limit) for ids in prompts))
@@ -165,8 +191,7 @@ class OpenAIServer:
     ) -> list[_Text]:
         """Return `n` generations. `whole`: with special tokens, as which some vocabularies have a tool call's tags."""
         if len(ids) >= self._server.max_len - 1:
-            problem = f"the prompt has {len(ids)} tokens, and the maximum context length is {self._server.max_len}"
-            raise BadRequest(problem, code="context_length_exceeded", param="messages")
+            raise self._too_long(f"{len(ids)} tokens", "messages" if isinstance(body, ChatRequest) else "prompt")
         params = body.sampling() | {"stop": body.stops()} | ({"max_tokens": max_tokens} if max_tokens else {})
 
         async def one(number: int) -> _Text:

@@ -1,7 +1,8 @@
 """Requests and answers of the OpenAI server: what a body may hold, and what an answer looks like.
 
-Invariant: pure. A body is read completely before anything is generated: a field of the wrong kind is a BadRequest with
-the field's name, in OpenAI's form; fields that this server does not know are ignored, as other servers do.
+Invariant: pure. A body is read completely before anything is generated: a field of the wrong kind or beyond its bounds
+is a BadRequest with the field's name, in OpenAI's form; fields that this server does not know are ignored, as other
+servers do.
 """
 
 from __future__ import annotations
@@ -29,24 +30,33 @@ class BadRequest(Exception):
         return {"error": {"message": str(self), "type": kind, "param": self.param, "code": self.code}}
 
 
+MOST_CHOICES = 4096
+"""Of one request: its prompts times `n`."""
+_GREEDY = 1e-5
+"""Lower temperatures are 0, as in vLLM: logits divided by them overflow."""
+_Count = Annotated[int, Field(ge=1, le=2**31 - 1)]
+_TokenId = Annotated[int, Field(ge=0, le=2**31 - 1)]
+_Stop = Annotated[str, Field(min_length=1, max_length=1024)]
+
+
 class _Sampled(BaseModel):
     """Fields that both kinds of completions have."""
 
-    model_config = ConfigDict(extra="ignore")
+    model_config = ConfigDict(extra="ignore", allow_inf_nan=False)
 
     model: str
-    max_tokens: int | None = Field(default=None, ge=1)
+    max_tokens: _Count | None = None
     temperature: float | None = Field(default=None, ge=0.0, le=100.0)
     top_p: float | None = Field(default=None, gt=0.0, le=1.0)
-    top_k: int | None = None
+    top_k: int | None = Field(default=None, ge=-1, le=2**31 - 1)
     min_p: float | None = Field(default=None, ge=0.0, le=1.0)
     presence_penalty: float | None = Field(default=None, ge=-2.0, le=2.0)
     frequency_penalty: float | None = Field(default=None, ge=-2.0, le=2.0)
-    repetition_penalty: float | None = Field(default=None, gt=0.0)
-    stop: str | list[Annotated[str, Field(min_length=1)]] | None = None
-    stop_token_ids: list[int] | None = None
+    repetition_penalty: float | None = Field(default=None, ge=0.01, le=100.0)
+    stop: _Stop | Annotated[list[_Stop], Field(max_length=64)] | None = None
+    stop_token_ids: Annotated[list[_TokenId], Field(max_length=1024)] | None = None
     ignore_eos: bool | None = None
-    seed: int | None = None
+    seed: int | None = Field(default=None, ge=-(2**63), lt=2**64)
     n: int | None = Field(default=None, ge=1, le=128)
     stream: bool | None = None
     return_token_ids: bool | None = None
@@ -59,6 +69,8 @@ class _Sampled(BaseModel):
         names = ("temperature", "top_p", "top_k", "min_p", "presence_penalty", "frequency_penalty")
         names += ("repetition_penalty", "ignore_eos", "stop_token_ids")
         given = {name: getattr(self, name) for name in names}
+        if self.temperature is not None and self.temperature < _GREEDY:
+            given["temperature"] = 0.0
         return {name: value for name, value in given.items() if value is not None}
 
     def stops(self) -> list[str]:
@@ -67,7 +79,7 @@ class _Sampled(BaseModel):
 
 class ChatRequest(_Sampled):
     messages: list[dict[str, Any]] = Field(min_length=1)
-    max_completion_tokens: int | None = Field(default=None, ge=1)
+    max_completion_tokens: _Count | None = None
     tools: list[dict[str, Any]] | None = None
     tool_choice: Literal["none", "auto"] | None = None
     chat_template_kwargs: dict[str, Any] | None = None
@@ -76,7 +88,7 @@ class ChatRequest(_Sampled):
 
 
 class CompletionRequest(_Sampled):
-    prompt: str | list[int] | list[str] | list[list[int]]
+    prompt: str | list[_TokenId] | list[str] | list[list[_TokenId]]
     logprobs: int | None = Field(default=None, ge=0, le=5)
     echo: Literal[False] | None = None
 
@@ -84,6 +96,8 @@ class CompletionRequest(_Sampled):
         """Return the prompts of the request, each a text or token ids."""
         prompt = self.prompt
         if isinstance(prompt, list) and prompt and not isinstance(prompt[0], int):
+            if len(prompt) * (self.n or 1) > MOST_CHOICES:
+                raise BadRequest(f"prompt: at most {MOST_CHOICES} choices in one request", param="prompt")
             return list(prompt)  # pyright: ignore[reportReturnType]  # lists of one kind
         return [prompt]  # pyright: ignore[reportReturnType]  # a text or token ids
 

@@ -1,7 +1,8 @@
 """The CPU rollout server: the interface of verl's SGLang server, over `generator.Generator`.
 
 Invariant: a weight update happens between two forwards and is complete, and every output has the version of the weights
-that sampled all of its tokens (requests in flight when new weights arrive are aborted, as in SGLang).
+that sampled all of its tokens (requests in flight when new weights arrive are aborted, as in SGLang). A request whose
+parameters cannot be sampled with fails alone.
 """
 
 from __future__ import annotations
@@ -242,7 +243,10 @@ class RolloutServer:
 
     def _answer(self, finished: list[Request]) -> None:
         for request in finished:
-            request.handle(self._output(request, request.stop_reason, self.version))
+            if request.failure is not None:
+                request.handle(error=ValueError(f"no token can be sampled with these parameters: {request.failure}"))
+            else:
+                request.handle(self._output(request, request.stop_reason, self.version))
 
     @staticmethod
     def _output(request: Request, stop_reason: str, version: int) -> TokenOutput:

@@ -17,8 +17,8 @@ from aiohttp import web
 
 from recipe.dag.episode.tasks import invoke
 from recipe.dag.errors import UserError
-from recipe.dag.platform.openai_http import application, chat_answer, check_model, json_of
-from recipe.dag.platform.openai_wire import BadRequest, ChatRequest, cut, messages_for_template, read, usage
+from recipe.dag.platform.openai_http import application, body_of, chat_answer, check_model
+from recipe.dag.platform.openai_wire import BadRequest, ChatRequest, cut, messages_for_template, usage
 from recipe.dag.user_code import load_object
 
 Function = Callable[[list[dict[str, Any]]], Any]
@@ -40,14 +40,17 @@ class ScriptServer:
         return app
 
     async def _chat(self, request: web.Request) -> web.Response:
-        body = read(ChatRequest, await json_of(request))
+        body = await body_of(request, ChatRequest)
         check_model(body.model, self._name)
         messages = messages_for_template(body.messages)
         texts = [await self._text(messages) for _ in range(body.n or 1)]
+        return web.json_response(await asyncio.to_thread(self._answer, body, messages, texts))
+
+    def _answer(self, body: ChatRequest, messages: list[dict[str, Any]], texts: list[str]) -> dict[str, Any]:
         choices = [self._choice(body, text, index) for index, text in enumerate(texts)]
         asked = sum(_words(message["content"]) for message in messages)
         answered = sum(_words(choice["message"]["content"]) for choice in choices)
-        return web.json_response(chat_answer(self._name, next(self._numbers), choices, usage(asked, answered)))
+        return chat_answer(self._name, next(self._numbers), choices, usage(asked, answered))
 
     async def _text(self, messages: list[dict[str, Any]]) -> str:
         async with self._slots:
@@ -67,7 +70,7 @@ class ScriptServer:
 
 
 def _words(text: str) -> int:
-    return len(_WORD.findall(text))
+    return len(text.split())
 
 
 def open_script(ref: str, *, name: str | None = None, max_requests: int = 64) -> ScriptServer:

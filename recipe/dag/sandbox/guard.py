@@ -116,23 +116,34 @@ def is_loopback(host: str) -> bool:
         return host.lower() == "localhost"
 
 
+def is_from_page(request: web.BaseRequest) -> bool:
+    """Return True if a web page sent the request, other than the user by opening its URL."""
+    headers = request.headers
+    return "Origin" in headers or headers.get("Sec-Fetch-Site", "none") not in ("none", "same-origin")
+
+
+def is_for_loopback(request: web.BaseRequest) -> bool:
+    """Return True if the request names a loopback address as its host. DNS rebinding leads a browser here under
+    another name."""
+    try:
+        return is_loopback(urlsplit(f"//{request.headers.get('Host', 'localhost')}").hostname or "")
+    except ValueError:
+        return False
+
+
 def failure(status: int, detail: Any, **headers: str) -> web.Response:
     return web.json_response({"detail": detail}, status=status, headers=headers)
 
 
 def _refuse(request: web.Request, token: str) -> web.Response | None:
     # With a token, too: a browser adds the one of a URL that its user once opened to requests of other pages.
-    if "Origin" in request.headers or request.headers.get("Sec-Fetch-Site", "none") not in ("none", "same-origin"):
+    if is_from_page(request):
         return failure(403, "requests of web pages are refused")
     if token:
         if hmac.compare_digest(_sent_token(request).encode("utf-8", "replace"), token.encode()):
             return None
         return failure(401, "missing or wrong token; send Authorization: Bearer TOKEN, or use http://token:TOKEN@HOST")
-    try:
-        host = urlsplit(f"//{request.headers.get('Host', 'localhost')}").hostname or ""
-    except ValueError:
-        host = "malformed"
-    if not is_loopback(host):
+    if not is_for_loopback(request):
         return failure(403, "without a token this server answers requests to localhost only")
     return None
 
