@@ -110,6 +110,8 @@ async def ping_server(url: str, key_env: str) -> str:
     """List the models of an OpenAI-compatible server. Raises Unfit."""
     import aiohttp
 
+    from recipe.dag.tools.web import read_text
+
     address = f"{url.rstrip('/')}/models"  # as a policy's client does
     key = os.environ.get(key_env)
     headers = {"Authorization": f"Bearer {key}"} if key else {}
@@ -118,7 +120,7 @@ async def ping_server(url: str, key_env: str) -> str:
             aiohttp.ClientSession(headers=headers, timeout=aiohttp.ClientTimeout(total=10)) as http,
             http.get(address, allow_redirects=False) as answer,
         ):
-            status, body = answer.status, await answer.read()
+            status, body = answer.status, await read_text(answer)
     except (aiohttp.ClientError, OSError, ValueError) as error:  # yarl raises ValueError for a bad URL
         raise Unfit(f"{address} does not answer ({str(error) or type(error).__name__}); start the server") from error
     if status in (401, 403):

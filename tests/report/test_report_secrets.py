@@ -3,6 +3,7 @@ from __future__ import annotations
 import pytest
 
 from recipe.dag.report.secrets import command_without_secrets, is_secret, text_without_secrets, without_secrets
+from recipe.dag.tools.address import key_from
 
 
 @pytest.mark.parametrize(
@@ -23,6 +24,14 @@ from recipe.dag.report.secrets import command_without_secrets, is_secret, text_w
         "passwords",
         "Authorization",
         "Proxy-Authorization",
+        "apiKey",
+        "openaiAPIKey",
+        "clientSecret",
+        "accessToken",
+        "Ocp-Apim-Subscription-Key",
+        "ssh_passphrase",
+        "PGPASSWORD",
+        "MYSQL_PWD",
     ],
 )
 def test_names_of_secrets(name):
@@ -45,6 +54,10 @@ def test_names_of_secrets(name):
         "skip_special_tokens",
         "keys",
         "class",
+        "maxTokens",
+        "PWD",
+        "backward_pass",
+        "monkey",
     ],
 )
 def test_names_of_no_secrets(name):
@@ -73,6 +86,15 @@ envs:
   shop: {path: "shop.py:Shop", kwargs: {api_key: "k-1, 2", port: 80}}   # a shop
   bank:
     token: tok123
+    password: |
+      line 1
+
+      line 2
+    client_secret: >-  # folded
+      folded
+    passphrase: "with \\"quotes\\"
+      and lines"
+    pin: 1
     secret: ''
     max_tokens: 12
     nested_token:
@@ -82,6 +104,9 @@ key: ${oc.env:API_KEY}
 api_key: ${oc.env:API_KEY}
 """
     expected = text.replace('"k-1, 2"', "***").replace("tok123", "***").replace(":hunter2@", "***@")
+    expected = expected.replace("|\n      line 1\n\n      line 2", "***")
+    expected = expected.replace(">-  # folded\n      folded", "***")
+    expected = expected.replace('"with \\"quotes\\"\n      and lines"', "***")
     assert text_without_secrets(text) == expected
 
 
@@ -90,6 +115,9 @@ def test_values_of_secret_environment_variables_and_keys_of_known_forms_are_hidd
     monkeypatch.setenv("MY_TOKEN", "plain-looking-value-2")
     monkeypatch.setenv("SHORT_TOKEN", "main")
     monkeypatch.setenv("MODEL_PATH", "/models/main")
+    monkeypatch.setenv("MY_SERVER", "value-of-a-key-env")
+    assert key_from("MY_SERVER", "api.key_env") and text_without_secrets("value-of-a-key-env") == "***"
+    assert text_without_secrets("-----BEGIN RSA PRIVATE KEY-----\nMII\n-----END RSA PRIVATE KEY-----.") == "***."
     text = "at plain-looking-value and plain-looking-value-2 of main in /models/main with hf_" + "a1" * 17
     assert text_without_secrets(text) == "at *** and *** of main in /models/main with ***"
     assert without_secrets({"note": "plain-looking-value"}) == {"note": "***"}

@@ -1,7 +1,7 @@
 """Removal of passwords, tokens and keys from text and configurations.
 
-Invariant: the output never contains the value of an environment variable or key that is named like a secret, or
-credentials in a URL. An interpolation (`${...}`) is not a secret.
+Invariant: the output never contains the value of an environment variable or key that is named like a secret, of a
+variable that the workflow names as `key_env`, or credentials in a URL. An interpolation (`${...}`) is not a secret.
 """
 
 from __future__ import annotations
@@ -11,9 +11,18 @@ import re
 from collections.abc import Iterator, Mapping
 from typing import Any
 
+from recipe.dag.tools.address import KEYS
+
 HIDDEN = "***"
-_SECRET = {"apikey", "authorization", "credential", "passwd", "password", "secret", "token"}
-_PAIRS = {("access", "key"), ("api", "key"), ("auth", "key"), ("private", "key"), ("secret", "key"), ("wandb", "key")}
+_SECRET = {"authorization", "cookie", "credential", "jwt", "secret", "token"}
+_ENDINGS = ("apikey", "passcode", "passphrase", "passwd", "password")
+"""Of a word, since they are glued to others: PGPASSWORD."""
+_PAIRS = re.compile(
+    r"(access|account|api|auth|encryption|license|master|private|secret|session|shared) key"
+    r"|(signing|ssh|subscription|wandb) key"
+    r"|(db|mysql|smtp|user) (pass|pwd)"
+)
+"""The last two words."""
 _VOCABULARY = {
     "bos",
     "end",
@@ -37,24 +46,34 @@ _SHORTEST = 8
 """Minimum length of an environment variable's value to be hidden: shorter ones occur as ordinary words."""
 _NAME = re.compile(r"""([\w.-]+)["']?[ \t]*[=:][ \t]*""")
 _VALUE = re.compile(
-    r"""(?:(?:Basic|Bearer|Digest|Token)[ ]+)?\$\{[^}\n]*\}|"[^"\n]*"|'[^'\n]*'"""
+    r"""(?:(?:Basic|Bearer|Digest|Token)[ ]+)?\$\{[^}\n]*\}|"(?:\\.|[^"\\])*"|'(?:''|[^'])*'"""
+    r"""|[|>][-+\d]*[ \t]*(?:\#[^\n]*)?\n(?:[ \t]*\n)*([ ]+)[^\n]*(?:\n(?:\1[^\n]*|[ \t]*(?=\n)))*"""
     r"""|\[[^\]]*\]|(?:\n[ ]*-[ ]+(?![\w.-]+:\s)[^\n]+)+|(?:(?:Basic|Bearer|Digest|Token)[ ]+)?[^\s,}\]'"{\[]+"""
 )
-"""A value: an interpolation, a string, a list (on one line or one item per line), a header's credentials, a word."""
+"""A value: an interpolation, a string, a block scalar, a list (on one line or one item per line), a header's
+credentials, a word."""
 _OPTION = re.compile(r"--?([\w-]+)")
 _USERINFO = re.compile(r"(\w+://)[^/\s'\"]+@")
-_KEYS = re.compile(r"\b(?:sk-[\w-]{16,}|hf_\w{16,}|gh[pousr]_\w{20,}|xox[abp]-[\w-]{10,}|AKIA\w{12,})")
+_KEYS = re.compile(
+    r"\b(?:sk-[\w-]{16,}|hf_\w{16,}|gh[pousr]_\w{20,}|github_pat_\w{20,}|glpat-[\w-]{16,}|xox[abp]-[\w-]{10,}"
+    r"|AKIA\w{12,}|AIza[\w-]{30,}|ya29\.[\w-]{20,})"
+    r"|-----BEGIN [A-Z ]*PRIVATE KEY-----.*?(?:-----END [A-Z ]*PRIVATE KEY-----|\Z)",
+    re.DOTALL,
+)
+_CAPITAL = re.compile(r"(?<=[a-z0-9])(?=[A-Z])|(?<=[A-Z])(?=[A-Z][a-z])")
 
 
 def is_secret(name: str) -> bool:
     """Return True if a key, option or variable of this name holds a secret."""
-    words = [word for word in re.split(r"[^a-z0-9]+", name.lower()) if word]
+    words = [word for word in re.split(r"[^a-z0-9]+", _CAPITAL.sub("_", name).lower()) if word]
     if words[-1:] == ["tokens"]:
         return words == ["tokens"] or name.lower().endswith(".tokens") or words[-2] in _TOKENS_OF
     words[-1:] = [word.removesuffix("s") for word in words[-1:]]
     if words[-1:] == ["token"] and len(words) > 1 and words[-2] in _VOCABULARY:
         return False
-    return bool(words) and (words[-1] in _SECRET or tuple(words[-2:]) in _PAIRS)
+    if not words:
+        return False
+    return words[-1] in _SECRET or words[-1].endswith(_ENDINGS) or _PAIRS.fullmatch(" ".join(words[-2:])) is not None
 
 
 def without_secrets(value: Any) -> Any:
@@ -125,7 +144,8 @@ def _counts(name: str, value: Any) -> bool:
 
 
 def _environment() -> list[str]:
-    """Return the values of secret variables, longest first, so that one that contains another is hidden completely."""
+    """Return keys and the values of secret variables, longest first, so that one that contains another is hidden
+    completely."""
     ending = ("_KEY", "_PAT")
-    values = {v for k, v in os.environ.items() if is_secret(k) or k.upper().endswith(ending)}
+    values = KEYS | {v for k, v in os.environ.items() if is_secret(k) or k.upper().endswith(ending)}
     return sorted((value for value in values if len(value) >= _SHORTEST), key=len, reverse=True)

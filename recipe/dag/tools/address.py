@@ -13,6 +13,8 @@ from urllib.parse import urlsplit
 
 from recipe.dag.errors import UserError
 
+KEYS = set[str]()
+"""The keys that this process has read, for whatever removes secrets from its records."""
 _VARIABLE = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
 _URL = re.compile(r"https?://[^/?#@\s]+(/[^?#@\s]*)?")
 
@@ -49,4 +51,5 @@ def key_from(variable: str | None, where: str) -> str | None:
         raise UserError(f"{where}: environment variable {name} is not set; export it with the server's key")
     if not key.isascii() or not key.isprintable():
         raise UserError(f"{where}: the key in {variable} has characters that no HTTP header can hold")
+    KEYS.add(key)
     return key

@@ -22,6 +22,7 @@ from tenacity import AsyncRetrying, RetryCallState, retry_if_exception, stop_aft
 from yarl import URL
 
 from recipe.dag.errors import SandboxFault
+from recipe.dag.tools.web import read_bytes
 
 logger = logging.getLogger(__name__)
 
@@ -31,6 +32,8 @@ _RETRIED = (429, 500, 502, 503, 504)
 _NOT_BEGUN = (429, 503, 504)
 """Of these: the server has not begun what was asked."""
 _MAX_PAUSE_S = 5.0
+_MAX_BYTES = 256 << 20
+"""Of one answer: some hold several files of a program."""
 _NAMES = (
     (aiohttp.ConnectionTimeoutError, "ConnectTimeout"),
     (aiohttp.ServerTimeoutError, "ReadTimeout"),
@@ -177,7 +180,7 @@ class Transport:
                 size, most = response.content_length or 0, request.max_bytes
                 if response.status == 200 and most is not None and size > most:
                     raise TooLarge(f"it has {size} bytes; at most {most} are read")
-                answer = Answer(response.status, await response.read(), attempt)
+                answer = Answer(response.status, bytes(await read_bytes(response, _MAX_BYTES)), attempt)
         except (aiohttp.ClientError, ConnectionError, TimeoutError) as error:
             name = next((name for kind, name in _NAMES if isinstance(error, kind)), type(error).__name__)
             begun = not isinstance(error, aiohttp.ClientConnectorError | aiohttp.ConnectionTimeoutError)

@@ -204,13 +204,18 @@ class WebService:
 
 
 async def read_text(answer: aiohttp.ClientResponse) -> str:
-    """Return the body. Raises ClientPayloadError if it is longer than MAX_BYTES."""
+    """Return the body as text. Raises ClientPayloadError if it is longer than MAX_BYTES."""
+    return (await read_bytes(answer, MAX_BYTES)).decode("utf-8", "replace")
+
+
+async def read_bytes(answer: aiohttp.ClientResponse, most: int) -> bytearray:
+    """Return the body. Raises ClientPayloadError if it is longer than `most`."""
     body = bytearray()
     async for chunk in answer.content.iter_chunked(1 << 16):
         body += chunk
-        if len(body) > MAX_BYTES:
-            raise aiohttp.ClientPayloadError(f"the answer is longer than {MAX_BYTES >> 20} MiB")
-    return body.decode("utf-8", "replace")
+        if len(body) > most:
+            raise aiohttp.ClientPayloadError(f"the answer is longer than {most >> 20} MiB")
+    return body
 
 
 def retry_after(value: str | None) -> float | None:

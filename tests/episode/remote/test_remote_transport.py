@@ -9,12 +9,14 @@ from email.utils import format_datetime
 from functools import partial
 
 import pytest
+from aiohttp import web
 
 from recipe.dag.episode.remote import transport as module
 from recipe.dag.episode.remote.ledger import Account
 from recipe.dag.episode.remote.openai import room_in
 from recipe.dag.episode.remote.transport import PromptTooLong, Refused, Transport
 from recipe.dag.errors import ModelServerFault, UserError
+from recipe.dag.tools import web as tools_web
 from recipe.dag.types.model import Api, Budget
 from tests.episode.openai_server import OpenAIServer
 
@@ -279,6 +281,26 @@ def test_a_server_that_quotes_a_wrong_key_does_not_put_it_into_the_error():
         ) as error:
             asyncio.run(made.check())
     assert KEY not in str(error.value) and "***" in str(error.value)
+
+
+@pytest.mark.parametrize("quoted", [KEY, KEY.replace("sk", "\\u0073k")])
+def test_an_answer_that_quotes_the_key_is_returned_without_it(quoted):
+    class Quoting(OpenAIServer):
+        async def _complete(self, request):
+            return web.Response(text='{"choices": [{"message": {"content": "' + quoted + '"}}]}')
+
+    with Quoting() as server:
+        [(answer, _)] = post(transport(server, key=KEY))
+    assert answer == {"choices": [{"message": {"content": "***"}}]}
+
+
+def test_an_answer_is_read_up_to_a_bound(monkeypatch):
+    monkeypatch.setattr(tools_web, "MAX_BYTES", 1 << 20)
+    with (
+        OpenAIServer(lambda body: "x" * (2 << 20)) as server,
+        pytest.raises(ModelServerFault, match="longer than 1 MiB"),
+    ):
+        post(transport(server, retries=0))
 
 
 def test_a_redirect_is_not_followed_since_it_could_take_the_key_elsewhere():

@@ -108,8 +108,8 @@ class Questions:
             answer, tries = await cache.get(key), 0
             if answer is None:
                 answer, tries = await post()
-                await cache.put(key, self.transport.clean(json.dumps(answer)))
-            own.set_result(self.transport.clean(json.dumps(answer)))
+                await cache.put(key, json.dumps(answer))
+            own.set_result(json.dumps(answer))
         except (Fault, UserError) as failure:
             own.set_exception(failure)
             own.exception()  # asyncio logs one that nobody retrieves, and perhaps nobody waits

@@ -2,9 +2,9 @@
 
 Invariant: what may pass (lost connections, time-outs, overload) is repeated a bounded number of times and ends as a
 ModelServerFault; what would recur for every request (a wrong key, an unknown model) is a UserError. The key leaves this
-module in a header only: it is removed from every text that a server or library sends back. What an answer cost is
-counted before another request takes its slot. A request that waits for a slot or for the rate has not started: no time
-limit runs on.
+module in a header only: it is removed from every answer and every text that a server or library sends back. An answer
+is read up to a bound. What it cost is counted before another request takes its slot. A request that waits for a slot or
+for the rate has not started: no time limit runs on.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ from recipe.dag.episode.remote.wire import Refusal, Wire
 from recipe.dag.episode.time_limit import waiting
 from recipe.dag.errors import ModelServerFault, UserError
 from recipe.dag.tools.address import is_on_this_machine
-from recipe.dag.tools.web import retry_after
+from recipe.dag.tools.web import read_text, retry_after
 from recipe.dag.types.model import Api
 
 log = logging.getLogger(__name__)
@@ -311,14 +311,13 @@ class Transport:
                 timeout=timeout,
                 allow_redirects=False,
             ) as answer:
-                status, received, data = answer.status, answer.headers, await answer.read()
+                status, received, text = answer.status, answer.headers, await read_text(answer)
         except TimeoutError as error:
             raise Unavailable(f"no answer within {limit:.0f} s") from error
         except (aiohttp.InvalidURL, aiohttp.NonHttpUrlClientError):
             raise UserError(f"{self.where}: base_url is not a URL of a server ({self.url})") from None
         except (aiohttp.ClientError, OSError) as error:
             raise Unavailable(self._line(f"{type(error).__name__}: {error}".rstrip(": "))) from None
-        text = data.decode("utf-8", "replace")
         if status != 200:
             raise self._failure(status, received, self.wire.refusal(status, text), request)
         try:
@@ -327,7 +326,7 @@ class Transport:
             value = None
         if not isinstance(value, dict):
             raise Unavailable(f"the answer is not a JSON object: {self._line(text)[:_SHOWN]!r}")
-        return value
+        return self._unquoted(value)
 
     def _failure(self, status: int, headers: Mapping[str, str], refusal: Refusal, request: Request) -> Exception:
         """Return the exception for an answer that is not 200."""
@@ -351,15 +350,25 @@ class Transport:
             return too_long
         return Refused(f"the server refuses the request ({said})", where=self.where)
 
-    def clean(self, text: str) -> str:
-        """Return a text without the key. Keys below _SHORTEST_KEY characters are dummies of local servers, such as
-        `none`, and occur in ordinary texts."""
-        key = self._key or ""
-        return text.replace(key, _HIDDEN) if len(key) >= _SHORTEST_KEY else text
+    def _unquoted(self, answer: dict[str, Any]) -> dict[str, Any]:
+        """Return an answer without the key, however the server has escaped it."""
+        if not self._secret:
+            return answer
+        text = json.dumps(answer)
+        cleaned = text.replace(json.dumps(self._secret)[1:-1], _HIDDEN)
+        return answer if cleaned == text else json.loads(cleaned)
 
     def _line(self, text: str) -> str:
         """Return a text in one line, without the key."""
-        return self.clean(" ".join(text.split()))
+        line = " ".join(text.split())
+        return line.replace(self._secret, _HIDDEN) if self._secret else line
+
+    @property
+    def _secret(self) -> str:
+        """The key; "" for one below _SHORTEST_KEY characters: those are dummies of local servers, such as `none`, and
+        occur in ordinary texts."""
+        key = self._key or ""
+        return key if len(key) >= _SHORTEST_KEY else ""
 
     def _connection(self) -> _Connection:
         loop = asyncio.get_running_loop()
