@@ -146,6 +146,13 @@ def test_a_bug_in_the_code_that_handles_a_lost_connection_is_a_bug():
     assert not is_infrastructure(InvalidURL("no host"))
 
 
+def test_what_a_server_says_cannot_drive_a_terminal():
+    said = "no\x1b]0;title\x07 \x9b2J\tyes\r\nline"
+    fault = ToolFault(said, where=said)
+    texts = [str(fault), str(UserError(said)), fault.record()["message"], fault.record()["where"]]
+    assert texts == ["no\ufffd]0;title\ufffd \ufffd2J\tyes\nline"] * 4
+
+
 def test_code_that_took_too_long_is_neither():
     assert RewardFault("slow", time_limit=True).cause == "time_limit"
     assert ModelServerFault("slow", time_limit=True).cause == "infrastructure"

@@ -12,7 +12,7 @@ import pytest
 ROOT = Path(__file__).parents[1]
 ENGINE = ROOT / "recipe" / "dag"
 LAYERS = (
-    {"location", "suggestion", "open_files", "interrupt"},
+    {"location", "suggestion", "printable", "open_files", "interrupt"},
     {"errors"},
     {"paths", "causality", "run_paths", "reward_catalogue"},
     {"user_code", "types"},

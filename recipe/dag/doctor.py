@@ -18,6 +18,7 @@ from pathlib import Path
 
 from recipe.dag.errors import UserError
 from recipe.dag.policy.attention import missing_attention
+from recipe.dag.printable import printable
 
 ROOT = Path(__file__).resolve().parents[2]
 GIB = 2**30
@@ -46,7 +47,7 @@ def examine(write: Callable[[str], None], checks: Mapping[str, Callable[[], str]
         except Exception as error:
             reason = str(error) if isinstance(error, Unfit | UserError) else f"{type(error).__name__}: {error}"
             mark, text, fit = "FAIL", " ".join(reason.split()), False
-        write(f"{mark:<5} {name:<11} {text}")
+        write(printable(f"{mark:<5} {name:<11} {text}"))
     return fit
 
 

@@ -2,7 +2,7 @@
 
 Invariant: a `Fault` names the boundary that it crossed and its cause. Faults of the infrastructure are retried, then
 masked and counted; they never become a reward. A `UserError` is a mistake in the user's files or arguments: one clear
-line, exit code 2, nothing half-written.
+line, exit code 2, nothing half-written. The text of both is printable, whatever a server or a model put into it.
 """
 
 from __future__ import annotations
@@ -18,6 +18,7 @@ from http.client import HTTPException, InvalidURL
 from typing import Any, Literal
 
 from recipe.dag.location import defined_at, raised_at, user_line
+from recipe.dag.printable import printable
 
 Cause = Literal["infrastructure", "user_code", "time_limit", "engine"]
 """infrastructure: a retry may succeed. user_code: a bug in a hook, env, tool or reward function, which would recur with
@@ -26,6 +27,9 @@ the same input. time_limit: such code took too long. engine: anything else."""
 
 class UserError(Exception):
     """A mistake of the user: what is wrong, where, and how to fix it, in one line. A command exits with 2."""
+
+    def __str__(self) -> str:
+        return printable(super().__str__())
 
 
 class Fault(Exception):
@@ -53,6 +57,9 @@ class Fault(Exception):
         if infra is not None:
             self.infra = infra
 
+    def __str__(self) -> str:
+        return printable(super().__str__())
+
     @property
     def cause(self) -> Cause:
         if self.infra:
@@ -67,7 +74,7 @@ class Fault(Exception):
             "boundary": self.boundary,
             "infra": self.infra,
             "cause": self.cause,
-            "where": self.where,
+            "where": printable(self.where),
             "source": self.source,
             "message": str(self)[:2000],
         }

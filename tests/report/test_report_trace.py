@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import io
 import json
+from xml.etree import ElementTree
 
 import pytest
 from rich.console import Console
@@ -88,9 +89,19 @@ def test_validation_has_no_advantages(folder):
 
 
 def test_what_an_agent_wrote_is_printed_as_it_is():
-    record = json.loads(json.dumps(episode(text="[bold]no markup[/bold] \x1b[31m").to_json()))
-    text = printed(record)
-    assert "[bold]no markup[/bold]" in text and "\x1b" not in text
+    text = printed(json.loads(json.dumps(episode(text="[bold]no markup[/bold]").to_json())))
+    assert "[bold]no markup[/bold]" in text
+
+
+def test_nothing_in_a_record_reaches_a_terminal_or_breaks_a_picture(tmp_path):
+    hostile = "\x1b[31m\x00\x9b2J\u202e\ud800\ufffe\r\u00e9\U0001f600"
+    tool = ToolResult(hostile, {hostile: hostile}, "invalid", hostile)
+    call = Call(hostile, hostile, 0, "main", 0, text=hostile, tool_results=[tool], stop_reason=hostile)
+    fault = {"boundary": "tool", "where": hostile, "message": hostile}
+    record = Episode(hostile, 0, {"prompt": hostile}, calls=[call], fault=fault).to_json()
+    assert not set(printed(record)) & set("\x1b\x00\x9b\u202e\ud800\ufffe\r")
+    write_svg(record, tmp_path / "trace.svg")
+    assert "\u00e9" in "".join(ElementTree.parse(tmp_path / "trace.svg").getroot().itertext())
 
 
 def test_long_texts_are_cut_in_the_middle_unless_all_is_asked_for():

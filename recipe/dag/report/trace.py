@@ -1,6 +1,7 @@
 """One recorded episode, readable: `verl-dag trace OUTPUT_DIR`.
 
-Invariant: reads `episodes.jsonl` and nothing else; what an agent wrote is printed literally, never interpreted.
+Invariant: reads `episodes.jsonl` and nothing else. Whatever a record holds (texts, names of tools, uids) is printed
+literally, interpreted neither by rich nor by a terminal, and is legal in XML.
 """
 
 from __future__ import annotations
@@ -18,6 +19,7 @@ from rich.panel import Panel
 from rich.text import Text
 
 from recipe.dag.errors import UserError
+from recipe.dag.printable import printable
 from recipe.dag.report.pass_at_k import SOLVED
 
 COLORS = ("cyan", "green", "magenta", "yellow", "blue", "red")
@@ -73,6 +75,7 @@ def choose(
 
 def render(record: Mapping[str, Any], *, max_chars: int | None = MAX_CHARS) -> RenderableType:
     """Return one episode as panels: the problem, and for each call its text, tools, reward and advantage."""
+    record = _printable(record)
     agents = list(dict.fromkeys(call["agent"] for call in record["calls"]))
     trained = record.get("split", "train") == "train"
     parts: list[RenderableType] = [Text(_headline(record), style="bold"), _problem(record, max_chars)]
@@ -98,7 +101,7 @@ def write_svg(record: Mapping[str, Any], path: Path, *, max_chars: int | None = 
     console = Console(record=True, width=100, file=io.StringIO())
     show(record, console, max_chars=max_chars)
     try:
-        console.save_svg(str(path), title=f"{record['uid']}, episode {record['index']}")
+        console.save_svg(str(path), title=printable(f"{record['uid']}, episode {record['index']}"))
     except OSError as error:
         raise UserError(f"{path}: cannot write: {error.strerror or error}") from error
 
@@ -178,9 +181,17 @@ def _indented(text: str, prefix: str, max_chars: int | None) -> Text:
     return Text("\n").join(Text(prefix) + _literal(line, max_chars) for line in text.rstrip("\n").split("\n"))
 
 
+def _printable(value: Any) -> Any:
+    if isinstance(value, Mapping):
+        return {printable(key): _printable(item) for key, item in value.items()}
+    if isinstance(value, list):
+        return [_printable(item) for item in value]
+    return printable(value) if isinstance(value, str) else value
+
+
 def _literal(text: str, max_chars: int | None) -> Text:
-    """Return text without rich's markup, control characters replaced, cut in the middle."""
+    """Return text without rich's markup, cut in the middle."""
     if max_chars is not None and len(text) > max_chars:
         half = max_chars // 2
         text = f"{text[:half]}\n... {len(text) - 2 * half} characters ...\n{text[-half:]}"
-    return Text("".join(char if char.isprintable() or char in "\n\t" else "\N{REPLACEMENT CHARACTER}" for char in text))
+    return Text(text)
