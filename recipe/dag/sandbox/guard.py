@@ -1,8 +1,8 @@
 """The middleware for every request: access, answers to failures, logging.
 
-Invariant: every answer is JSON, also to what is not HTTP, and none carries a traceback of the server. Requests of web
-pages are refused. Without a token only requests that were addressed to localhost are answered, so a web page cannot
-reach the server by DNS rebinding.
+Invariant: every answer is JSON, also to what is not HTTP, names the isolation, and carries no traceback of the server.
+Requests of web pages are refused. Without a token only requests that were addressed to localhost are answered, so a web
+page cannot reach the server by DNS rebinding.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ CLIENT_HEADER = "X-Client-Id"
 _OUTCOME = "outcome"
 
 
-def middlewares(isolation: str, token: str) -> list[Any]:
+def middlewares(token: str) -> list[Any]:
     @web.middleware
     async def guarded(request: web.Request, handler: Handler) -> web.StreamResponse:
         started = time.monotonic()
@@ -37,7 +37,6 @@ def middlewares(isolation: str, token: str) -> list[Any]:
         try:
             refused = _refuse(request, token)
             response = refused if refused is not None else await _answered(request, handler)
-            response.headers[ISOLATION_HEADER] = isolation
             status = response.status
             return response
         finally:
@@ -46,7 +45,7 @@ def middlewares(isolation: str, token: str) -> list[Any]:
                 "request",
                 method=request.method,
                 route=resource.canonical if resource is not None else None,
-                client=client_of(request),
+                client=client_of(request)[:128],
                 # 0: the client went away before the answer.
                 http=status,
                 outcome=request.get(_OUTCOME),
@@ -58,7 +57,11 @@ def middlewares(isolation: str, token: str) -> list[Any]:
 
 
 class Protocol(web.RequestHandler):
-    """aiohttp's, with JSON for the answers that it gives without the application."""
+    """aiohttp's, with JSON for the answers that it gives without the application, and a header for all."""
+
+    def __init__(self, *args: Any, isolation: str, **kw: Any) -> None:
+        super().__init__(*args, **kw)
+        self._isolation = isolation
 
     def handle_error(
         self,
@@ -86,6 +89,7 @@ class Protocol(web.RequestHandler):
     ) -> tuple[web.StreamResponse, bool]:
         if isinstance(resp, web.HTTPException):
             resp = failure(resp.status, resp.reason)
+        resp.headers[ISOLATION_HEADER] = self._isolation
         return await super().finish_response(request, resp, start_time)
 
 
@@ -95,10 +99,13 @@ def note_outcome(request: web.Request, outcome: str) -> None:
 
 
 def client_of(request: web.Request) -> str:
-    """Return the client that a request counts for in the queue: its header, its address, or its process."""
+    """Return the client that a request counts for: its address, or its process on a UNIX socket, and there its header,
+    which names no client of another address or process."""
     name = request.headers.get(CLIENT_HEADER)
-    if name:
-        return name[:64]
+    return f"{_peer(request)} {name}" if name else _peer(request)
+
+
+def _peer(request: web.Request) -> str:
     peer = request.transport.get_extra_info("peername") if request.transport is not None else None
     if isinstance(peer, tuple):
         return str(peer[0])
@@ -165,7 +172,7 @@ async def _answered(request: web.Request, handler: Handler) -> web.StreamRespons
         return await handler(request)
     except Invalid as error:
         response = failure(error.status, error.detail)
-        if error.status in (400, 408, 413):
+        if error.status in (400, 408, 413, 415):
             # The rest of the body need not be read.
             response.force_close()
         return response

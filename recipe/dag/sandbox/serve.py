@@ -121,7 +121,7 @@ async def _serve(
         await runner.setup()
         listener = None
         try:
-            listener, address = await _listen(runner, options)
+            listener, address = await _listen(runner, options, engine.isolation)
             memory = engine.status()["memory"]
             facts = {**address, "isolation": engine.isolation, "memory": memory, "slots": queue.slots}
             announce(facts | {"root": str(root)})
@@ -142,13 +142,14 @@ async def _serve(
             await sessions.close()
 
 
-async def _listen(runner: web.AppRunner, options: Options) -> tuple[asyncio.Server, dict[str, Any]]:
+async def _listen(runner: web.AppRunner, options: Options, isolation: str) -> tuple[asyncio.Server, dict[str, Any]]:
     """Start to listen; return the listener and the address. Raises OSError, UserError."""
     loop, server = asyncio.get_running_loop(), runner.server
     assert server is not None  # it is set up
 
     def protocol() -> Protocol:
-        return Protocol(server, loop=loop, lingering_time=_LINGER_S, keepalive_timeout=_IDLE_S)
+        options: dict[str, Any] = {"lingering_time": _LINGER_S, "keepalive_timeout": _IDLE_S, "auto_decompress": False}
+        return Protocol(server, loop=loop, isolation=isolation, **options)
 
     if options.socket is None:
         listener = await loop.create_server(protocol, options.host, options.port, backlog=1024)

@@ -52,9 +52,7 @@ class SandboxServer:
         self._served = 0
 
     def app(self) -> web.Application:
-        app = web.Application(
-            client_max_size=MAX_BODY_BYTES, middlewares=middlewares(self._engine.isolation, self._token)
-        )
+        app = web.Application(client_max_size=MAX_BODY_BYTES, middlewares=middlewares(self._token))
         app.add_routes(
             [
                 web.post("/run_code", self.run_code),
