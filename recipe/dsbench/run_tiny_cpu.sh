@@ -21,7 +21,8 @@ export MODEL_PATH=outputs/$base/model
 make_model "$base" "$seed" "$workflow" recipe/dsbench/teacher.py:Teacher --problems 1024 --steps 400
 [ -n "${COACH_URL:-}" ] || start_coach "outputs/$name" recipe/dsbench/judge.py:judge
 export COACH_URL COACH_MODEL=${COACH_MODEL:-judge}
+find_trackers console,tensorboard
 beside_coach python -m recipe.dag.main --config-path recipe/dsbench/config --config-name tiny_cpu workflow="$workflow" \
   trainer.experiment_name="$name" seed="$seed" \
   data.train_files="outputs/$base/data/train.parquet" data.val_files="outputs/$base/data/test.parquet" \
-  workflow.nodes.scores.args.process="$weight" "$@"
+  workflow.nodes.scores.args.process="$weight" ${trackers[@]+"${trackers[@]}"} "$@"

@@ -14,6 +14,9 @@
 #   DATA_ROOT=(DATA_DIR)          the folder that the paths of tables and answers are relative to: --data_root of
 #                                 preprocess/dsbench.py
 #   WEIGHTS=separate              or shared: one set of weights for the three agents
+#   COACH_PROVIDER=               vertex: Google's credentials (GOOGLE_APPLICATION_CREDENTIALS), VERTEX_PROJECT and
+#                                 VERTEX_LOCATION take the place of KEY
+#   WANDB_API_KEY, SWANLAB_API_KEY  turn these loggers on
 #   SHOW=1                        check the settings, print the plan with each GPU's memory (GPU_GB=80 where there is none)
 set -euo pipefail
 case ${1:-} in -h | --help) sed -n '2,/^set /s/^# \{0,1\}//p' "${BASH_SOURCE[0]}"; exit 0 ;; esac

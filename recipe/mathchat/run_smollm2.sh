@@ -19,7 +19,8 @@ out=outputs/$name
 "$python" -m recipe.mathchat.teacher --output "$out/data/sft.parquet" --size 512 --test_size 64 --seed "$seed"
 "$python" -m recipe.dag.cli sft "$out/data/sft.parquet" --model "$model" --output "$out/sft" \
   --config-path recipe/mathchat/config --config-name sft_smollm2 seed="$seed"
+find_trackers console,tensorboard
 exec "$python" -m recipe.dag.main --config-path recipe/mathchat/config --config-name smollm2 \
   workflow=workflows/workflow_mathchat.yaml model_path="$out/sft/huggingface" \
   data.train_files="$out/data/train.parquet" data.val_files="$out/data/test.parquet" output_dir="$out" seed="$seed" \
-  'workflow.agents.*.sampling.max_tokens=64' "$@"
+  'workflow.agents.*.sampling.max_tokens=64' ${trackers[@]+"${trackers[@]}"} "$@"

@@ -12,6 +12,9 @@
 #   CONFIG=full                   a profile in recipe/mathchat/config: full (8 GPUs), two_gpus, small (one GPU)
 #   DATA_DIR=data/mathchat        with train.parquet and test.parquet
 #   WEIGHTS=separate              or shared: one set of weights for the three agents
+#   COACH_PROVIDER=               vertex: Google's credentials (GOOGLE_APPLICATION_CREDENTIALS), VERTEX_PROJECT and
+#                                 VERTEX_LOCATION take the place of KEY
+#   WANDB_API_KEY, SWANLAB_API_KEY  turn these loggers on
 #   SHOW=1                        check the settings, print the plan with each GPU's memory (GPU_GB=80 where there is none)
 set -euo pipefail
 case ${1:-} in -h | --help) sed -n '2,/^set /s/^# \{0,1\}//p' "${BASH_SOURCE[0]}"; exit 0 ;; esac

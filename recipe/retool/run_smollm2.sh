@@ -20,9 +20,10 @@ out=outputs/$name
 
 "$python" -m recipe.dag.cli sft "$out/data/sft.parquet" --model "$model" --output "$out/sft" \
   --config-path recipe/retool/config --config-name sft_smollm2 seed="$seed"
+find_trackers console,tensorboard
 "$python" -m recipe.dag.main --config-path recipe/retool/config --config-name smollm2 workflow="$workflow" \
   model_path="$out/sft/huggingface" data.train_files="$out/data/train.parquet" data.val_files="$out/data/test.parquet" \
-  output_dir="$out" seed="$seed" "$@"
+  output_dir="$out" seed="$seed" ${trackers[@]+"${trackers[@]}"} "$@"
 
 # evaluate STAGE OPTIONS...: 64 unseen problems, 8 episodes each
 evaluate() {

@@ -3,7 +3,7 @@
 #   bash recipe/retool/train_retool_grpo.sh SFT_MODEL DATA_DIR OUTPUT_DIR [EXPERIMENT_NAME] [key=value ...]
 # SFT_MODEL is a model's folder, or the output folder of an SFT run, whose newest checkpoint is taken. DATA_DIR contains
 # train.parquet and val.parquet. CONFIG names the profile in recipe/retool/config: full (default, 8 GPUs of 80 GB),
-# small (one GPU) or tiny_cpu. WORKFLOW=FILE replaces the workflow.
+# small (one GPU) or tiny_cpu. WORKFLOW=FILE replaces the workflow. WANDB_API_KEY or SWANLAB_API_KEY enable loggers.
 # SHOW=1 checks the settings, prints the plan with the memory of each GPU (GPU_GB=80 where there is none), and exits.
 set -euo pipefail
 usage="usage: bash recipe/retool/train_retool_grpo.sh SFT_MODEL DATA_DIR OUTPUT_DIR [EXPERIMENT_NAME] [key=value ...]"
@@ -48,5 +48,4 @@ settings=(
 )
 workflow=${WORKFLOW:+$(absolute "$WORKFLOW")}
 cd "$root"
-[ -z "${WANDB_KEY:-}" ] || export WANDB_API_KEY=$WANDB_KEY
 launch retool "${workflow:-workflows/workflow_retool.yaml}" "${settings[@]}" "$@"

@@ -34,5 +34,7 @@ elif [ ! -f "$data" ]; then
 fi
 root=$(cd "$(dirname "${BASH_SOURCE[0]}")/../.." && pwd)
 export PYTHONPATH=$root${PYTHONPATH:+:$PYTHONPATH}
+. "$root/recipe/dag/scripts/arguments.sh"
+find_trackers console
 exec "${PYTHON:-python3}" -m recipe.dag.cli sft "$data" --model "$model" --output "$out" ${val[@]+"${val[@]}"} \
-  --config-name "${CONFIG:-sft}" "$@"
+  --config-name "${CONFIG:-sft}" ${trackers[@]+"${trackers[@]}"} "$@"

@@ -3,7 +3,7 @@
 #   MODEL_PATH=/models/Qwen2.5-3B-Instruct bash recipe/retool_ma/run_qwen2_5-3b.sh [hydra overrides]
 # DATA_DIR contains train.parquet and test.parquet (default data/competition, made by preprocess/competition.py: 40,000
 # problems to train on, AMC and AIME to validate on; preprocess/ has scripts for other data).
-# WORKFLOW=workflows/workflow_retool_ma_separate.yaml trains three policies. WANDB_KEY or SWANLAB_API_KEY enable loggers.
+# WORKFLOW=workflows/workflow_retool_ma_separate.yaml trains three policies. WANDB_API_KEY or SWANLAB_API_KEY enable loggers.
 set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/../.."
 tiny="without either, try: bash recipe/retool_ma/run_tiny_cpu.sh"
@@ -15,9 +15,8 @@ case " $* " in *data.train_files=*) ;; *)
   [ -f "$data/train.parquet" ] || {
     echo "error: $data/train.parquet does not exist; make it: python preprocess/competition.py --local_dir $data" >&2; exit 2; } ;;
 esac
-loggers=console,tensorboard
-[ -z "${WANDB_KEY:-}" ] || { export WANDB_API_KEY=$WANDB_KEY; loggers+=,wandb; }
-[ -z "${SWANLAB_API_KEY:-}" ] || loggers+=,swanlab
+. recipe/dag/scripts/arguments.sh
+find_trackers console,tensorboard
 exec "${PYTHON:-python3}" -m recipe.dag.main --config-path recipe/retool_ma/config --config-name qwen2_5_3b \
   workflow="${WORKFLOW:-workflows/workflow_retool_ma.yaml}" "data.train_files=$data/train.parquet" \
-  "data.val_files=$data/test.parquet" "trainer.logger=[$loggers]" "$@"
+  "data.val_files=$data/test.parquet" ${trackers[@]+"${trackers[@]}"} "$@"

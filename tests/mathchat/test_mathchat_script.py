@@ -98,6 +98,14 @@ def test_a_server_without_a_key(script):
     assert "COACH_URL=http://127.0.0.1:9/v1" in done.stderr
 
 
+def test_google_credentials_in_place_of_a_key_and_a_logger(script):
+    done = script.run(script.model, COACH_PROVIDER="vertex", WANDB_API_KEY="w")
+    rest, workflow = workflow_of(settings_of(done))
+    api = workflow.policies["coach"].api
+    assert api is not None and (api.provider, api.key_env, api.model) == ("vertex", None, "gemini-2.5-flash")
+    assert "trainer.logger=[console,tensorboard,wandb]" in rest
+
+
 def test_shared_weights_are_one_setting(script):
     _, workflow = workflow_of(settings_of(script.run(script.model, WEIGHTS="shared")))
     assert workflow.trained_policies() == ("solver",) and list(workflow.policies) == ["solver", "coach"]
@@ -141,6 +149,8 @@ def test_bad_arguments_are_one_line(script, arguments, reason):
         ({"WEIGHTS": "tied"}, "separate or shared"),
         ({"CONFIG": "large"}, "has no large.yaml"),
         ({"COACH_MODEL": "a, key_env: HOME"}, "no model's name has"),
+        ({"COACH_PROVIDER": "google"}, "must be vertex"),
+        ({"COACH_PROVIDER": "vertex", "COACH_URL": "http://h/v1"}, "neither KEY nor COACH_URL"),
         ({"gpu": False}, "no NVIDIA GPU"),
     ],
 )

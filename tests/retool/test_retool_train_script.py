@@ -61,6 +61,18 @@ def test_the_arguments_become_settings_and_the_rest_follows(script):
     assert list(settings)[-2:] == ["trainer.nnodes", "+profile"]
 
 
+@pytest.mark.parametrize(
+    ("env", "logger"),
+    [
+        ({}, None),
+        ({"WANDB_KEY": "k"}, "[console,swanlab,wandb]"),
+        ({"WANDB_API_KEY": "k", "SWANLAB_API_KEY": "k"}, "[console,swanlab,wandb]"),
+    ],
+)
+def test_a_key_of_a_logger_turns_it_on(script, env, logger):
+    assert settings_of(script.run(script.model, script.data, script.out, **env)).get("trainer.logger") == logger
+
+
 @pytest.mark.parametrize("key", ["data.train_batch_size", "workflow.agents.*.sampling.top_k"])
 def test_the_name_is_optional_and_an_override_is_not_taken_for_it(script, key):
     settings = settings_of(script.run(script.model, script.data, script.out, f"{key}=8"))

@@ -11,6 +11,17 @@ seed_of() { case ${1:-} in '' | *[!0-9]*) echo "${SEED:-0}" ;; *) echo "$1" ;; e
 # with_seed NAME SEED: the run's name, with the seed unless it is 0
 with_seed() { echo "$1$([ "$2" = 0 ] || echo "_seed$2")"; }
 
+# find_trackers NAMES: set `trackers` to the setting that adds W&B and SwanLab to NAMES, the run's loggers, if the
+# environment has a key of theirs; else it is empty. WANDB_KEY is another name of WANDB_API_KEY.
+find_trackers() {
+  local names=$1
+  trackers=()
+  [ -z "${WANDB_KEY:-}" ] || export WANDB_API_KEY="${WANDB_API_KEY:-$WANDB_KEY}"
+  [ -z "${WANDB_API_KEY:-}" ] || names+=,wandb
+  [ -z "${SWANLAB_API_KEY:-}" ] || [[ ,$names, == *,swanlab,* ]] || names+=,swanlab
+  [ "$names" = "$1" ] || trackers=("trainer.logger=[$names]")
+}
+
 # answer_help "$@": print the script's header and end if the first argument asks for help. The script has gone to the
 # repository's root by one `cd`.
 answer_help() {

@@ -68,6 +68,8 @@ train_coached() {
     is_setting "$setting" || refuse "'$setting' is not key=value"
   done
   [[ ${COACH_MODEL:-} =~ ^[A-Za-z0-9._:/@-]*$ ]] || refuse "COACH_MODEL has characters that no model's name has"
+  case ${COACH_PROVIDER:-vertex} in vertex) ;; *) refuse "COACH_PROVIDER=$COACH_PROVIDER: it must be vertex, or unset" ;; esac
+  [ -z "${COACH_PROVIDER:-}" ] || [ -z "$key${COACH_URL:-}" ] || refuse "COACH_PROVIDER takes neither KEY nor COACH_URL"
   case ${WEIGHTS:-separate} in separate | shared) ;; *) refuse "WEIGHTS=$WEIGHTS: it must be separate or shared" ;; esac
 
   if [ -e "$(absolute "$model")" ]; then
@@ -96,7 +98,7 @@ train_coached() {
   if [ -n "$most" ]; then  # else it is that of the profile full
     for agent in "${agents[@]}"; do settings+=("workflow.agents.$agent.sampling.max_tokens=$most"); done
   fi
-  if [ -n "$key${COACH_URL:-}" ]; then
+  if [ -n "$key${COACH_URL:-}${COACH_PROVIDER:-}" ]; then
     coach="model: ${COACH_MODEL:-$default_coach}"
     if [ -n "$key" ]; then
       if [[ $key =~ ^[A-Z][A-Z0-9_]*$ ]]; then
@@ -107,6 +109,7 @@ train_coached() {
       fi
       coach+=", key_env: $key"  # a name: the key itself is in no setting
     fi
+    [ -z "${COACH_PROVIDER:-}" ] || coach+=", provider: $COACH_PROVIDER"
     # shellcheck disable=SC2016  # the variable is read by the configuration
     [ -z "${COACH_URL:-}" ] || coach+=', base_url: "${oc.env:COACH_URL}"'
     settings+=('~workflow.policies.coach.model' "workflow.policies.coach.api={$coach}"

@@ -1,4 +1,4 @@
-# Source this file: the end of the scripts that train a recipe on CUDA GPUs.
+# Source this file, after arguments.sh: the end of the scripts that train a recipe on CUDA GPUs.
 #   . recipe/dag/scripts/launch.sh
 
 # hydra's quotes: any character may be in a path
@@ -10,7 +10,7 @@ absolute() { case $1 in /*) echo "$1" ;; *) echo "$caller/$1" ;; esac; }
 # launch RECIPE WORKFLOW "$@": train with the profile $CONFIG of recipe/RECIPE and these settings; with SHOW=1, print the
 # plan with the memory of each GPU instead. The script's `refuse` is used.
 launch() {
-  local recipe=$1 workflow=$2 config=${CONFIG:-full} python=${PYTHON:-python3} profile
+  local recipe=$1 workflow=$2 config=${CONFIG:-full} python=${PYTHON:-python3} profile loggers trackers
   shift 2
   [ -f "recipe/$recipe/config/$config.yaml" ] || refuse "CONFIG=$config: recipe/$recipe/config has no $config.yaml"
   profile=(--config-path "recipe/$recipe/config" --config-name "$config")
@@ -23,5 +23,7 @@ launch() {
       command -v nvidia-smi >/dev/null && nvidia-smi -L 2>/dev/null | grep -q GPU ||
         refuse "no NVIDIA GPU here; on a laptop: bash recipe/$recipe/run_tiny_cpu.sh" ;;
   esac
-  exec "$python" -m recipe.dag.main "${profile[@]}" workflow="$workflow" "$@"
+  loggers=$(sed -n 's/^ *logger: \[\([a-z, ]*\)\].*/\1/p' "recipe/$recipe/config/$config.yaml" | tr -d ' ')
+  find_trackers "${loggers:-console,tensorboard}"
+  exec "$python" -m recipe.dag.main "${profile[@]}" workflow="$workflow" ${trackers[@]+"${trackers[@]}"} "$@"
 }

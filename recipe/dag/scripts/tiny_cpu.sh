@@ -17,9 +17,11 @@ make_model() {
 
 # train NAME SEED WORKFLOW CONFIG_FOLDER [hydra overrides]: exec, so that the run gets the signals sent to the shell
 train() {
+  local trackers
   export MODEL_PATH="outputs/$1/model"
+  find_trackers console,tensorboard
   exec python -m recipe.dag.main --config-path "$4" --config-name tiny_cpu \
-    trainer.experiment_name="$1" seed="$2" workflow="$3" "${@:5}"
+    trainer.experiment_name="$1" seed="$2" workflow="$3" ${trackers[@]+"${trackers[@]}"} "${@:5}"
 }
 
 # tiny_run RECIPE[/VARIANT] WORKFLOW DATA_OPTIONS MODEL_OPTIONS "$@": the complete run of recipe/RECIPE, on arithmetic

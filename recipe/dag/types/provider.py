@@ -11,6 +11,8 @@ from dataclasses import dataclass
 _ALL = frozenset(
     ("top_p", "top_k", "min_p", "repetition_penalty", "presence_penalty", "frequency_penalty", "stop", "ignore_eos")
 )
+_PROJECT = "${oc.env:VERTEX_PROJECT,${oc.env:GOOGLE_CLOUD_PROJECT}}"
+_LOCATION = "${oc.env:VERTEX_LOCATION,${oc.env:GOOGLE_CLOUD_LOCATION}}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -22,6 +24,8 @@ class Provider:
     """Its own address, for policies that name none. It may contain `${oc.env:NAME}`."""
     keys: tuple[str, ...] = ()
     """Environment variables with the key, in order of preference, for policies that name neither one nor a URL."""
+    credentials: str | None = None
+    """The variable of a file of credentials, from which access tokens are made, unless there is a key."""
     models: str | None = None
     """The names of its models, as a regular expression that matches from the start."""
     sampling: frozenset[str] = _ALL
@@ -63,9 +67,9 @@ PROVIDERS = {
         Provider(
             "vertex",
             # google.py replaces the host of the location `global`, which has none of its own
-            base_url="https://${oc.env:GOOGLE_CLOUD_LOCATION}-aiplatform.googleapis.com/v1/projects/"
-            "${oc.env:GOOGLE_CLOUD_PROJECT}/locations/${oc.env:GOOGLE_CLOUD_LOCATION}",
+            base_url=f"https://{_LOCATION}-aiplatform.googleapis.com/v1/projects/{_PROJECT}/locations/{_LOCATION}",
             keys=("CLOUDSDK_AUTH_ACCESS_TOKEN", "GOOGLE_OAUTH_ACCESS_TOKEN"),
+            credentials="GOOGLE_APPLICATION_CREDENTIALS",
             sampling=frozenset(("top_p", "top_k", "presence_penalty", "frequency_penalty", "stop")),
             max_temperature=2.0,
         ),

@@ -5,6 +5,9 @@ from __future__ import annotations
 import asyncio
 import json
 import re
+import sys
+from datetime import UTC, datetime, timedelta
+from types import ModuleType
 from typing import Any
 
 import pytest
@@ -12,6 +15,7 @@ import pytest
 from recipe.dag.episode.remote import transport as module
 from recipe.dag.episode.remote.connect import ApiSpec, Remotes
 from recipe.dag.episode.remote.google import vertex_url
+from recipe.dag.episode.remote.google_token import GoogleTokens
 from recipe.dag.errors import UserError
 from recipe.dag.types.model import Api
 from tests.episode.openai_server import OpenAIServer
@@ -356,6 +360,7 @@ def test_vertex_has_a_url_of_project_and_location(location, host, monkeypatch):
     monkeypatch.setenv("GOOGLE_CLOUD_LOCATION", location)
     monkeypatch.setenv("GOOGLE_OAUTH_ACCESS_TOKEN", KEY)
     monkeypatch.delenv("CLOUDSDK_AUTH_ACCESS_TOKEN", raising=False)
+    monkeypatch.delenv("GOOGLE_APPLICATION_CREDENTIALS", raising=False)
     with pytest.raises(UserError, match="GOOGLE_CLOUD_PROJECT is not set"):
         spec.endpoint()
     monkeypatch.setenv("GOOGLE_CLOUD_PROJECT", "p1")
@@ -364,3 +369,93 @@ def test_vertex_has_a_url_of_project_and_location(location, host, monkeypatch):
     assert made.wire.path("gemini-2.5-pro") == "/publishers/google/models/gemini-2.5-pro:generateContent"
     assert made.wire.headers(KEY) == {"Authorization": f"Bearer {KEY}"}
     assert vertex_url("https://h/v1") == "https://h/v1"
+    monkeypatch.setenv("VERTEX_PROJECT", "p2")
+    assert "/projects/p2/" in spec.endpoint().transport.url  # pyright: ignore[reportAttributeAccessIssue]
+
+
+class Credentials:
+    """As google.auth.default returns them: their tokens are t1, t2, ..., each of which lasts an hour."""
+
+    token = expiry = None
+    renewals = 0
+
+    def refresh(self, request: object) -> None:
+        self.renewals += 1
+        self.token = f"{KEY}-t{self.renewals}"
+        self.expiry = datetime.now(UTC).replace(tzinfo=None) + timedelta(hours=1)
+
+
+class GoogleAuthError(Exception):
+    retryable = False
+
+
+@pytest.fixture
+def credentials(monkeypatch) -> Credentials:
+    """google-auth, with these credentials."""
+    made = Credentials()
+
+    def default(scopes: list[str]) -> tuple[Credentials, str]:
+        assert scopes == ["https://www.googleapis.com/auth/cloud-platform"]
+        return made, "p1"
+
+    missing = type("DefaultCredentialsError", (GoogleAuthError,), {})
+    for name, values in {
+        "google": {},
+        "google.auth": {"default": default},
+        "google.auth.exceptions": {"GoogleAuthError": GoogleAuthError, "DefaultCredentialsError": missing},
+        "google.auth.transport": {},
+        "google.auth.transport.requests": {"Request": object},
+    }.items():
+        fake = ModuleType(name)
+        vars(fake).update(values)
+        monkeypatch.setitem(sys.modules, name, fake)
+    monkeypatch.setattr(sys.modules["google"], "auth", sys.modules["google.auth"], raising=False)
+    monkeypatch.setenv("GOOGLE_APPLICATION_CREDENTIALS", "account.json")
+    monkeypatch.setenv("VERTEX_PROJECT", "p")
+    monkeypatch.setenv("VERTEX_LOCATION", "l")
+    return made
+
+
+def test_tokens_of_vertex_are_renewed_before_they_expire_and_when_they_are_refused(credentials):
+    async def ask(transport, server) -> str:
+        transport.url = server.url
+        await transport.post(transport.wire.path("test"), {"contents": []}, timeout_s=20)
+        return server.headers[-1]["Authorization"].removeprefix(f"Bearer {KEY}-")
+
+    async def main(server):
+        made = ApiSpec("main", Api(provider="vertex", model="test")).endpoint().transport  # pyright: ignore[reportAttributeAccessIssue]
+        seen = [await ask(made, server), await ask(made, server)]
+        credentials.expiry -= timedelta(minutes=56)
+        seen.append(await ask(made, server))
+        server._key = f"{KEY}-t3"  # the second is revoked
+        seen.append(await ask(made, server))
+        server._key = "none of them"
+        with pytest.raises(UserError, match="refuses the token of Google's credentials") as refused:
+            await ask(made, server)
+        assert KEY not in str(refused.value)
+        await made.close()
+        return seen
+
+    with VertexServer(key=None) as server:
+        assert asyncio.run(main(server)) == ["t1", "t1", "t2", "t3"]
+    assert credentials.renewals == 4
+
+
+@pytest.mark.parametrize(
+    ("error", "message"),
+    [("DefaultCredentialsError", "set GOOGLE_APPLICATION_CREDENTIALS"), ("GoogleAuthError", "renew the credentials")],
+)
+def test_credentials_that_give_no_token_are_one_line(credentials, monkeypatch, error, message):
+    def refresh(request: object) -> None:
+        raise getattr(sys.modules["google.auth.exceptions"], error)("no\nluck")
+
+    monkeypatch.setattr(credentials, "refresh", refresh)
+    with pytest.raises(UserError, match=message) as raised:
+        asyncio.run(GoogleTokens("policy main").get())
+    assert "\n" not in str(raised.value)
+
+
+def test_without_google_auth_the_package_is_named(monkeypatch):
+    monkeypatch.setitem(sys.modules, "google.auth", None)
+    with pytest.raises(UserError, match=r"pip install 'verl-dag\[vertex\]'"):
+        asyncio.run(GoogleTokens("policy main").get())

@@ -20,6 +20,7 @@ from recipe.dag.episode.remote.anthropic import AnthropicWire
 from recipe.dag.episode.remote.cache import Cache
 from recipe.dag.episode.remote.clients import ChatEndpoint, CompletionsClient, Questions
 from recipe.dag.episode.remote.google import GoogleWire, vertex_url
+from recipe.dag.episode.remote.google_token import GoogleTokens
 from recipe.dag.episode.remote.ledger import Account, Ledger, left_of
 from recipe.dag.episode.remote.openai import OpenAIWire
 from recipe.dag.episode.remote.script import ScriptTransport
@@ -108,7 +109,9 @@ class ApiSpec:
         variable = _key_variable(api)
         key = key_from(variable, f"{self._where}.key_env")
         api = api.model_copy(update={"key_env": variable})
-        return Transport(api, url=url, key=key, where=where, wire=_wire(api), account=account)
+        # a token from the environment cannot be renewed
+        tokens = GoogleTokens(where) if variable is None and api.base_url is None and service.credentials else None
+        return Transport(api, url=url, key=key, where=where, wire=_wire(api), account=account, tokens=tokens)
 
 
 def _wire(api: Api) -> Wire:
@@ -179,11 +182,14 @@ def transport_of(endpoint: Endpoint) -> Transport:
 
 def _key_variable(api: Api) -> str | None:
     """Return the name of the variable with the key: the one that is written, or, for the provider's own server, the
-    first of its variables that is set."""
+    first of its variables that is set, unless it has credentials instead."""
     if api.key_env is not None or api.base_url is not None:
         return api.key_env
-    names = PROVIDERS[api.provider or ""].keys
-    return next((name for name in names if os.environ.get(name)), names[0])
+    service = PROVIDERS[api.provider or ""]
+    if service.credentials and os.environ.get(service.credentials):
+        return None
+    found = next((name for name in service.keys if os.environ.get(name)), None)
+    return found or (None if service.credentials else service.keys[0])
 
 
 def _tokenizer(path: str, where: str) -> Any:

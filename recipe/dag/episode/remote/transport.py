@@ -23,6 +23,7 @@ from tenacity import AsyncRetrying, RetryCallState, retry_if_exception_type, sto
 from tenacity.wait import wait_random_exponential
 
 from recipe.dag.episode.remote.breaker import CircuitBreaker, Entry, Pace
+from recipe.dag.episode.remote.google_token import GoogleTokens
 from recipe.dag.episode.remote.ledger import Account, BudgetError, BudgetFault
 from recipe.dag.episode.remote.openai import OpenAIWire
 from recipe.dag.episode.remote.wire import Refusal, Wire
@@ -107,14 +108,17 @@ class Transport:
         where: str,
         wire: Wire | None = None,
         account: Account | None = None,
+        tokens: GoogleTokens | None = None,
         clock: Callable[[], float] = time.monotonic,
     ):
         """`url`, `key`: resolved from `api`. `where`: the policy, for messages. `wire`: by default OpenAI's. `account`:
-        where requests are counted; by default its own, without a budget."""
+        where requests are counted; by default its own, without a budget. `tokens`: keys that expire, in place of
+        `key`."""
         self.url, self.where = url.rstrip("/"), where
         self.wire: Wire = wire or OpenAIWire()
         self.account = account or Account()
         self._api, self._key, self._clock = api, key, clock
+        self._tokens = tokens
         self.breaker = CircuitBreaker(api.failures_to_open, api.probe_after_s, clock)
         self._pace = Pace(api.requests_per_minute, clock)
         self._jitter = wait_random_exponential(multiplier=0.5, max=api.max_wait_s)
@@ -298,6 +302,30 @@ class Transport:
     async def exchange(self, request: Request, http: aiohttp.ClientSession) -> dict[str, Any]:
         """Send a request once and return the answer's JSON object. Raises Unavailable for a failure that may pass,
         else ModelServerFault and UserError."""
+        if self._tokens is not None:
+            self._key = await self._token()
+        status, received, text = await self._answer(request, http)
+        if status == 401 and self._tokens is not None:  # revoked before its time
+            self._key = await self._token(refused=self._key)
+            status, received, text = await self._answer(request, http)
+        if status != 200:
+            raise self._failure(status, received, self.wire.refusal(status, text), request)
+        try:
+            value = json.loads(text)
+        except (ValueError, RecursionError):
+            value = None
+        if not isinstance(value, dict):
+            raise Unavailable(f"the answer is not a JSON object: {self._line(text)[:_SHOWN]!r}")
+        return self._unquoted(value)
+
+    async def _token(self, refused: str | None = None) -> str:
+        assert self._tokens is not None  # asked by the callers
+        try:
+            return await self._tokens.get(refused)
+        except ModelServerFault as fault:
+            raise Unavailable(str(fault), down=False) from fault
+
+    async def _answer(self, request: Request, http: aiohttp.ClientSession) -> tuple[int, Mapping[str, str], str]:
         headers = {"Content-Type": "application/json", **self.wire.headers(self._key)}
         limit = request.timeout_s
         timeout = aiohttp.ClientTimeout(total=limit, sock_connect=min(CONNECT_S, limit))
@@ -311,22 +339,13 @@ class Transport:
                 timeout=timeout,
                 allow_redirects=False,
             ) as answer:
-                status, received, text = answer.status, answer.headers, await read_text(answer)
+                return answer.status, answer.headers, await read_text(answer)
         except TimeoutError as error:
             raise Unavailable(f"no answer within {limit:.0f} s") from error
         except (aiohttp.InvalidURL, aiohttp.NonHttpUrlClientError):
             raise UserError(f"{self.where}: base_url is not a URL of a server ({self.url})") from None
         except (aiohttp.ClientError, OSError) as error:
             raise Unavailable(self._line(f"{type(error).__name__}: {error}".rstrip(": "))) from None
-        if status != 200:
-            raise self._failure(status, received, self.wire.refusal(status, text), request)
-        try:
-            value = json.loads(text)
-        except (ValueError, RecursionError):
-            value = None
-        if not isinstance(value, dict):
-            raise Unavailable(f"the answer is not a JSON object: {self._line(text)[:_SHOWN]!r}")
-        return self._unquoted(value)
 
     def _failure(self, status: int, headers: Mapping[str, str], refusal: Refusal, request: Request) -> Exception:
         """Return the exception for an answer that is not 200."""
@@ -334,7 +353,8 @@ class Transport:
         if refusal.kind == "quota":
             return UserError(f"{self.where}: {self.url} says that the quota is used up ({said})")
         if refusal.kind == "key" or status in (401, 402, 403):
-            source = f"the key in {self._api.key_env}" if self._key else "a request without a key (set key_env)"
+            named = f"the key in {self._api.key_env}" if self._key else "a request without a key (set key_env)"
+            source = named if self._tokens is None else "the token of Google's credentials"
             return UserError(f"{self.where}: {self.url} refuses {source} ({said})")
         if status in _RETRIED or status >= 500:
             after = retry_after(headers.get("Retry-After"))
