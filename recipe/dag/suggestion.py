@@ -9,14 +9,14 @@ import difflib
 from collections.abc import Iterable
 
 
-def closest(word: str, options: Iterable[str]) -> str | None:
-    """Return the option that `word` probably means, or None."""
+def closest(word: str, options: Iterable[str], *, cutoff: float = 0.6) -> str | None:
+    """Return the option that `word` probably means, or None. `cutoff`: their least similarity, in [0, 1]."""
     options = list(options)
-    match = difflib.get_close_matches(word, options, n=1)
+    match = difflib.get_close_matches(word, options, n=1, cutoff=cutoff)
     if match:
         return match[0]
     by_lower = {option.lower(): option for option in options}
-    match = difflib.get_close_matches(word.lower(), by_lower, n=1)
+    match = difflib.get_close_matches(word.lower(), by_lower, n=1, cutoff=cutoff)
     return by_lower[match[0]] if match else None
 
 

@@ -19,7 +19,7 @@ from recipe.dag.workflow_edits import copy_of
 from recipe.dag.workflow_file import load_workflow
 from recipe.dag.workflow_import import import_workflow
 from recipe.marft.credit import set_env_rewards, set_estimator, set_kl
-from recipe.marft.rules import Edit
+from recipe.marft.rules import Edit, Errors
 
 
 class Edited(NamedTuple):
@@ -27,33 +27,40 @@ class Edited(NamedTuple):
 
     text: str
     flow: Workflow
-    """The workflow in `text`."""
+    """The workflow in `text`, as far as it could be edited."""
     decided: tuple[str, ...]
     """The options that the edits set, as written in the workflow's warnings."""
 
 
-def edited(source: Workflow, edits: Mapping[str, Edit], *, batch_size: int, at: Path) -> Edited:
-    """Return a copy of the workflow with the edits; a file in siiRL's form is converted first.
+def edited(
+    source: Workflow, edits: Mapping[str, Edit], *, batch_size: int, at: Path, errors: Errors | None = None
+) -> Edited:
+    """Return a copy of the workflow with the edits; a file in siiRL's form is converted first. Edits that do not fit
+    the workflow are left out, and are lines of `errors`, or of a UserError without it.
 
     `edits`: by section and key, from `recipe.marft.flags`. `batch_size`: samples per step, of which siiRL's mini-batch
-    sizes are parts. `at`: the path of the copy. Raises UserError.
+    sizes are parts. `at`: the path of the copy. Raises UserError if the edited workflow is invalid.
     """
-    copy, edits = copy_of(Path(source.path), source.edited), dict(edits)
+    copy, edits, found = copy_of(Path(source.path), source.edited), dict(edits), errors or Errors()
     if "agents" not in copy.data:
         copy = WorkflowCopy(import_workflow(source.path))
         if "episode.max_turns" in edits and "train_turns" not in source.episode.model_fields_set:
             copy.set(("episode", "train_turns"), "last", edits["episode.max_turns"].argument)  # siiRL's default
-    set_estimator(copy, edits)
-    set_kl(copy, edits)
-    set_env_rewards(copy, edits)
+    for apply in (set_estimator, set_kl, set_env_rewards):
+        with found.collected():
+            apply(copy, edits)
     if (clip := edits.pop("clip_ratio", None)) is not None:
         edits.setdefault("algorithm.clip_ratio_low", clip)
         edits.setdefault("algorithm.clip_ratio_high", clip)
     do_sample = edits.pop("do_sample", None)
     for key, edit in edits.items():
-        _apply(copy, key, edit, batch_size)
+        with found.collected():
+            _apply(copy, key, edit, batch_size)
     if do_sample is not None:
-        _do_sample(copy, do_sample)
+        with found.collected():
+            _do_sample(copy, do_sample)
+    if errors is None:
+        found.check()
     copy.anchor(Path(source.path))
     text = f"# {source.path}, changed by {copy.arguments()}\n\n{copy.text()}"
     try:

@@ -30,6 +30,7 @@ from recipe.dag.settings.verl_run import refusal, says_the_same
 from recipe.marft.rules import (
     RUN,
     Edit,
+    Errors,
     Flag,
     Translation,
     as_it_is,
@@ -144,21 +145,17 @@ OWN = ("rollout.max_in_flight", "rollout.processes", "rollout.progress")
 """Keys of this engine that begin like an abbreviation."""
 
 
-def translate(arguments: list[str]) -> Translation:
+def translate(arguments: list[str], errors: Errors | None = None) -> Translation:
     """Translate `key=value` arguments; hydra's `+` and `++` before a flag have no effect, other keys are passed on.
-
-    Raises UserError, with a line for each argument that cannot be translated.
+    Arguments that cannot be translated are left out, and are lines of `errors`, or of a UserError without it.
     """
-    out = Translation()
-    errors: list[str] = []
+    out, found = Translation(), errors or Errors()
     for argument in arguments:
-        try:
+        with found.collected():
             _add(argument, out)
-        except UserError as error:
-            errors.append(str(error))
-    errors += _micro_batches(out)
-    if errors:
-        raise UserError("\nerror: ".join(errors))
+    found.lines += _micro_batches(out)
+    if errors is None:
+        found.check()
     return out
 
 

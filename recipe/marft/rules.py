@@ -7,14 +7,38 @@ agree. Pure.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
 from recipe.dag.errors import UserError
 from recipe.dag.settings.kinds import ANY, Argument, Kind
+from recipe.dag.workflow.problem import WorkflowError
 
 RUN = "actor_rollout_ref"
+
+
+class Errors:
+    """Lines about a command line from several checks, which are reported together."""
+
+    def __init__(self) -> None:
+        self.lines: list[str] = []
+
+    @contextmanager
+    def collected(self) -> Iterator[None]:
+        """Keep the UserError that ends the block, instead of raising it, except for mistakes of the workflow file."""
+        try:
+            yield
+        except WorkflowError:
+            raise
+        except UserError as error:
+            self.lines += str(error).split("\nerror: ")
+
+    def check(self) -> None:
+        """Raise UserError if there are lines."""
+        if self.lines:
+            raise UserError("\nerror: ".join(dict.fromkeys(self.lines)))
 
 
 class Edit(NamedTuple):

@@ -29,7 +29,7 @@ from recipe.dag.workflow_edits import PREFIX, Edit, load_edited, paths_of, split
 from recipe.marft.checks import check_flags, check_policies, checked_value, steps_of
 from recipe.marft.edits import edited
 from recipe.marft.flags import translate
-from recipe.marft.rules import Translation
+from recipe.marft.rules import Errors, Translation
 
 CONFIG = Path(__file__).parent / "config"
 
@@ -51,39 +51,60 @@ class Prepared:
 
 
 def prepared(config_name: str, arguments: list[str]) -> Prepared:
-    """Translate and check the arguments; nothing is started or written. Raises UserError or WorkflowError."""
-    out = translate(arguments)
-    config = engine.compose_config(config_name, split_edits(_listed(out))[0], CONFIG)
+    """Translate and check the arguments; nothing is started or written. Raises UserError, with a line for each mistake
+    of the command line, or WorkflowError."""
+    errors, run = Errors(), None
+    out = translate(arguments, errors)
     try:
-        return _prepared(out, config)
+        with errors.collected():
+            config = engine.compose_config(config_name, split_edits(_listed(out))[0], CONFIG)
+            run = _prepared(out, config, errors)
+    except WorkflowError as error:
+        if not errors.lines:
+            raise
+        errors.lines += str(error).splitlines()
     except OmegaConfBaseException as error:
-        raise UserError(f"configuration: {str(error).splitlines()[0]}") from error
+        errors.lines.append(f"configuration: {str(error).splitlines()[0]}")
+    errors.check()
+    assert run is not None  # else there are errors
+    return run
 
 
-def _prepared(out: Translation, config: DictConfig) -> Prepared:
+def _prepared(out: Translation, config: DictConfig, errors: Errors) -> Prepared:
     # an invalid interpolation raises here, not in the run
     for key in (key for key in out.overrides if not key.lstrip("+~").startswith(PREFIX)):
         OmegaConf.select(config, key.lstrip("+~"))
-    check_flags(out, config)
-    if out.edits.pop("total_epochs", None) is not None:
-        out.overrides["trainer.total_training_steps"] = str(steps_of(out, config))
+    with errors.collected():
+        check_flags(out, config)
+    with errors.collected():
+        if out.edits.pop("total_epochs", None) is not None:
+            out.overrides["trainer.total_training_steps"] = str(steps_of(out, config))
     settings, typed_edits = split_edits(_listed(out))
     copy, flow = Path(str(config.output_dir)) / "workflow.yaml", load_edited(str(config.workflow), typed_edits)
-    engine.check_overrides(flow.path, config, flow.edited)
+    with errors.collected():
+        engine.check_overrides(flow.path, config, flow.edited)
     typed = typed_settings(settings)
     if not out.edits:
-        check_effects(typed, config, flow)
+        with errors.collected():
+            check_effects(typed, config, flow)
         check_policies(config, flow)
         return Prepared(_listed(out), copy, None, flow.warnings, ())
     if copy.exists() and copy.samefile(flow.path):
         raise UserError(
             f"output_dir={config.output_dir}: the run would replace its workflow {copy}; pass another output_dir"
         )
-    text, loaded, decided = edited(
-        flow, out.edits, batch_size=checked_value(config, "data.train_batch_size", COUNT), at=copy
-    )
-    _check_given_once(typed_edits, WorkflowCopy(text))
-    check_effects(typed, config, loaded)
+    batch_size = checked_value(config, "data.train_batch_size", COUNT)
+    try:
+        text, loaded, decided = edited(flow, out.edits, batch_size=batch_size, at=copy, errors=errors)
+    except UserError:
+        if "adv_estimator" not in out.edits:  # which may add and remove critics
+            with errors.collected():
+                check_effects(typed, config, flow)
+        raise
+    with errors.collected():
+        _check_given_once(typed_edits, WorkflowCopy(text))
+    with errors.collected():
+        check_effects(typed, config, loaded)
     check_policies(config, loaded)
     for edit in typed_edits:  # the copy contains them
         del out.overrides[edit.argument.partition("=")[0]]

@@ -89,7 +89,7 @@ def test_marft_is_two_agents_with_weights_of_their_own_and_one_critic():
     assert [agent.policy for agent in workflow.agents] == ["policy_0", "policy_1"]
     first, second = workflow.policies.values()
     assert first.critic.share is None and second.critic.share == "policy_0"
-    assert (first.train_cycle, second.train_cycle, first.reference, second.reference) == (15, 15, True, True)
+    assert (first.train_cycle, second.train_cycle, first.reference, second.reference) == (15, 15, False, False)
     assert first.model.path == "${oc.env:MODEL_PATH}"
     assert first.config == {
         "rollout.tensor_model_parallel_size": 4,
@@ -196,6 +196,23 @@ def test_what_is_not_honoured_is_named(old, new, message, load_text):
     text = TEXT.replace(old, new) if old == "agent_group: 1" else TEXT.replace(old, new, 1)
     message = message.replace("they are", "here they are")
     assert one(load_text(text), message)
+
+
+@pytest.mark.parametrize(("code", "replaced"), [(None, True), ("from siirl.x import y\n", True), ("", False)])
+def test_siirls_own_env_is_replaced_by_ours(code, replaced, folder, load_text):
+    if code is not None:
+        own = (folder / "env.py").read_text().replace("class Bare", "class MathEnv")
+        (folder / "math_env.py").write_text(code + own)
+    workflow = load_text(TEXT.replace("env.py:Bare", "math_env.py:MathEnv"))
+    (env,) = workflow.rollout_nodes[1].agent_options.env_path
+    assert env == ("envs.math_env:MathEnv" if replaced else "math_env.py:MathEnv")
+    assert any("envs.math_env:MathEnv takes its place" in line for line in said(workflow)) == replaced
+
+
+def test_an_anchor_at_the_top_is_no_misspelled_key(load_text):
+    text = TEXT.replace("dag_id: demo\n", "dag_id: demo\nactor1_config: {}\nalgoritm: {}\n")
+    assert one(load_text(text), "unknown key, which has no effect (anchors in it may be used)")
+    assert one(load_text(text), "unknown key, which has no effect; did you mean `algorithm`?")
 
 
 @pytest.mark.parametrize(

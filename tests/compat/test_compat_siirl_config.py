@@ -54,6 +54,7 @@ REFERENCE = (
     ("config", "reference", "coef", "message"),
     [
         ("{actor.use_kl_loss: true}", False, 0.001, "algorithm.kl_loss_coef is 0.001, siiRL's default"),
+        ("{rollout.n: 1}", True, 0, "the reference has no effect"),
         ("{actor.use_kl_loss: true}", True, 0.001, "algorithm.kl_loss_coef is 0.001, siiRL's default"),
         ("{actor.use_kl_loss: true, actor.kl_loss_coef: 0.01}", False, 0.01, "those without a REFERENCE node keep a"),
         ("{actor.use_kl_loss: true, actor.kl_loss_coef: 0}", False, 0, "and it is 0; this is not used"),

@@ -44,6 +44,22 @@ def test_a_flag_and_an_edit_of_one_key_must_agree(arguments, conflicts):
         prepare(*arguments.split())
 
 
+def test_mistakes_of_every_kind_are_reported_at_once():
+    wrong = ["data.shuffle=False", "nonsense", "algorithm.kl_ctrl.kl_coef=0.001", "actor.use_dynamic_bsz=False"]
+    wrong += ["algorithm.share_reward_in_agent=True", "critic.optim.num_cycles=2", "trainer.total_epochs=1"]
+    with pytest.raises(UserError) as raised:
+        prepare(*wrong)
+    lines = str(raised.value).split("\nerror: ")
+    assert len(lines) == len(wrong) and all(any(part in line for line in lines) for part in wrong)
+
+
+def test_a_flag_that_says_what_siirls_file_says_is_no_mistake():
+    same = (f"{RUN}.rollout.tensor_model_parallel_size=4", f"{RUN}.rollout.gpu_memory_utilization=0.3")
+    prepare(f"dag.workflow_path={SIIRL}", "trainer.n_gpus_per_node=4", *same)
+    with pytest.raises(UserError, match=r"the workflow itself says 0.3 .*or `config` of nodes"):
+        prepare(f"dag.workflow_path={SIIRL}", "trainer.n_gpus_per_node=4", "rollout.gpu_memory_utilization=0.5")
+
+
 @pytest.fixture
 def parquet(tmp_path) -> str:
     pq.write_table(pa.table({"x": list(range(100))}), tmp_path / "train.parquet")
@@ -260,7 +276,7 @@ def test_warnings_of_siirls_file_are_told_once(tmp_path, monkeypatch, capsys):
     ("argument", "of"),
     [
         ("rollout.agent.rewards_with_env=False", "without `executable_ref` the env's rewards are used"),
-        ("actor.kl_loss_coef=0.5", "algorithm.kl_loss_coef is 0.001"),
+        ("actor.use_kl_loss=True", "the reference has no effect while algorithm.kl_loss_coef is 0"),
     ],
 )
 def test_a_warning_of_what_a_flag_decides_is_not_told(argument, of):

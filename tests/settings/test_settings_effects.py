@@ -85,10 +85,12 @@ def test_what_the_workflow_does_not_use_is_refused_in_training_only(check, argum
 def test_what_every_policy_sets_itself_is_not_set_by_the_run(check):
     lr, decay = f"{RUN}.actor.optim.lr=1e-5", f"{RUN}.actor.optim.weight_decay=0"
     check(f"{lr} {decay}")
-    with pytest.raises(UserError, match=r"`policies.<name>.lr` of the workflow says this; set it there"):
+    with pytest.raises(UserError, match=r"the workflow itself says 1e-06 \(`policies.<name>.lr`"):
         check(lr, lr="1.0e-6")
-    with pytest.raises(UserError, match=r"`policies.<name>.config` of the workflow says this; set it there"):
+    with pytest.raises(UserError, match=r"the workflow itself says 0.1 \(`policies.<name>.config`"):
         check(decay, config="{actor.optim.weight_decay: 0.1}")
+    check(lr, lr="1.0e-5")
+    check(decay, config="{actor.optim.weight_decay: 0}")
 
 
 @pytest.mark.parametrize(

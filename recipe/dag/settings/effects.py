@@ -143,13 +143,22 @@ def _not_trained(typed: Mapping[str, Typed], config: DictConfig, workflow: Workf
         elif key == f"{RUN}.actor.kl_loss_type" and not workflow.algorithm.kl_loss_coef:
             message = "there is no KL in the loss; set `algorithm.kl_loss_coef` in the workflow"
         elif key in (f"{_OPTIMIZER}.lr", "critic.optim.lr") and all(owner.lr is not None for owner in owners):
-            where = "critic.lr" if branch == "critic" else "lr"
-            message = f"`policies.<name>.{where}` of the workflow says this; set it there"
+            message = _decided_by(
+                [owner.lr for owner in owners], typed[key], "critic.lr" if branch == "critic" else "lr"
+            )
         elif branch in (RUN, "critic") and owners and all(rest in owner.config for owner in owners):
             where = "critic.config" if branch == "critic" else "config"
-            message = f"`policies.<name>.{where}` of the workflow says this; set it there"
+            message = _decided_by([owner.config[rest] for owner in owners], typed[key], where)
         if message is not None:
             yield key, message
+
+
+def _decided_by(values: list[Any], setting: Typed, where: str) -> str | None:
+    """Return the message for a setting that the workflow makes for each policy; None if it makes the same one."""
+    if all(value == setting.value for value in values):
+        return None
+    shown = " and ".join(dict.fromkeys(map(str, values)))
+    return f"the workflow itself says {shown} (`policies.<name>.{where}`, or `config` of nodes); set it there"
 
 
 def _unmet(key: str, config: DictConfig, workflow: Workflow) -> str | None:

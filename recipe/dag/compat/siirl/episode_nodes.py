@@ -5,19 +5,26 @@ Invariant: every option that is left out is named in a warning.
 
 from __future__ import annotations
 
+import re
 from typing import Any
 
+from recipe.dag.errors import UserError
+from recipe.dag.paths import find_source, split_ref
 from recipe.dag.suggestion import closest
 from recipe.dag.workflow.schema import AgentOptions, Node, NodeRole, NodeType
 
 TYPES = {"ROLLOUT": NodeType.MODEL_INFERENCE, "REWARD": NodeType.COMPUTE, "DEFAULT": NodeType.COMPUTE}
 OWN_OPTIONS = ("train_cycle", "share_instance")
 """siiRL's `agent_options` for training nodes."""
+_ENVS = {"MathEnv": "envs.math_env:MathEnv", "CodeEnv": "envs.code_env:CodeEnv"}
+"""Class of an env that siiRL ships -> the env here that takes its place: siiRL's imports siiRL."""
+_IMPORTS_SIIRL = re.compile(r"^\s*(?:from|import)\s+siirl\b", re.MULTILINE)
 _UNREAD_OPTIONS = ("agent_name", "num_workers", "custom_async_server")
 
 
-def episode_node(node: dict[str, Any], role: str, kind: str, warn: Any) -> dict[str, Any]:
-    """Return the node in this project's form, without its agent and with siiRL's dependencies."""
+def episode_node(node: dict[str, Any], role: str, kind: str, warn: Any, base: str) -> dict[str, Any]:
+    """Return the node in this project's form, without its agent and with siiRL's dependencies. `base`: the workflow
+    file, from which files are searched."""
     new = {key: value for key, value in node.items() if key in Node.model_fields and value is not None}
     new.pop("config", None)
     new["dependencies"] = node.get("dependencies") or []
@@ -36,7 +43,7 @@ def episode_node(node: dict[str, Any], role: str, kind: str, warn: Any) -> dict[
                 warn((key,), f"this has no effect in {role} nodes")
         new.pop("agent_options", None)
     elif isinstance(new.get("agent_options"), dict):
-        new["agent_options"] = _options(new["agent_options"], warn)
+        new["agent_options"] = _options(new["agent_options"], warn, base)
     return new
 
 
@@ -49,7 +56,7 @@ def _translate_function(new: dict[str, Any], role: str, warn: Any) -> None:
         new["executable_ref"] = ":".join(ref.rsplit(".", 1))
 
 
-def _options(data: dict[str, Any], warn: Any) -> dict[str, Any]:
+def _options(data: dict[str, Any], warn: Any, base: str) -> dict[str, Any]:
     """Return the `agent_options` of a rollout node that have an effect, and warn of the others."""
     options = {key: value for key, value in data.items() if key in AgentOptions.model_fields and value is not None}
     for key in data:
@@ -69,4 +76,20 @@ def _options(data: dict[str, Any], warn: Any) -> dict[str, Any]:
         message = "only the first env is used, as in siiRL; to select one per sample, set `env_route`"
         warn(("agent_options", "env_path", 1), message, key=False)
         options["env_path"] = paths[:1]
+    if isinstance(options.get("env_path"), list):
+        options["env_path"] = [_env(entry, index, warn, base) for index, entry in enumerate(options["env_path"])]
     return options
+
+
+def _env(entry: Any, index: int, warn: Any, base: str) -> Any:
+    """Return the env here that takes the place of one of siiRL's own, or the entry."""
+    _, name = split_ref(entry) if isinstance(entry, str) else ("", None)
+    if name not in _ENVS:
+        return entry
+    try:
+        if not _IMPORTS_SIIRL.search(find_source(entry, base).read_text(encoding="utf-8", errors="replace")):
+            return entry
+    except UserError:  # siiRL's package is not here either
+        pass
+    warn(("agent_options", "env_path", index), f"siiRL's {name} needs siiRL; {_ENVS[name]} takes its place", key=False)
+    return _ENVS[name]

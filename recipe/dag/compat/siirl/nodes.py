@@ -103,7 +103,7 @@ def _read_node(source: Source, result: Source, nodes: Nodes, index: int, node: A
     if node.get("filter_plugin") is not None:
         message = "nodes have no filters, so this has no effect (`algorithm.drop_zero_variance: true` drops groups)"
         warn(("filter_plugin",), message)
-    _sort(nodes, index, warn)
+    _sort(nodes, index, warn, source.file)
     if index not in nodes.kept:
         nodes.raw[index], problems = without_mistakes(source, path, node, role_of(node))
         result.problems += problems
@@ -113,7 +113,7 @@ def _read_node(source: Source, result: Source, nodes: Nodes, index: int, node: A
         warn_of_unread(nodes.raw[index], role, warn)
 
 
-def _sort(nodes: Nodes, index: int, warn: Any) -> None:
+def _sort(nodes: Nodes, index: int, warn: Any, base: str) -> None:
     """Put a node into the group to which it belongs, or warn that it is left out."""
     node = nodes.raw[index]
     role, kind = role_of(node), str(node.get("node_type", "")).upper()
@@ -130,7 +130,7 @@ def _sort(nodes: Nodes, index: int, warn: Any) -> None:
         reason = f"`{function}` works on siiRL's batch" if function else "it has no function"
         warn(("node_id",), f"{reason}; the node is left out (here: `executable_ref: file.py:function`)", key=False)
     else:
-        nodes.kept[index] = episode_node(node, role, kind, warn)
+        nodes.kept[index] = episode_node(node, role, kind, warn, base)
 
 
 def _samples(node: dict[str, Any]) -> bool:

@@ -16,7 +16,7 @@ ENV_OUTCOME = "recipe.dag.reward.outcome:env_outcome"
 RULE_REWARD = "recipe.dag.reward.outcome:outcome_reward"
 """Replacement for siiRL's rule-based reward."""
 KL_LOSS_COEF = 0.001
-"""The default of siiRL's actor."""
+"""The default of siiRL's actor, if `use_kl_loss` is true; it is false by default."""
 
 
 def set_rewards(source: Source, result: Source, nodes: Nodes) -> None:
@@ -96,7 +96,7 @@ def _set_reference(
         result.warnings.append(source.problem(nodes.kl_loss, message, key=True))
     elif nodes.kl_loss is not None and first is None:
         path = nodes.kl_loss
-    if (referring or nodes.kl_loss is not None) and coefs == [None, None]:
+    if nodes.kl_loss is not None and coefs == [None, None]:
         coefs[0] = algorithm["kl_loss_coef"] = KL_LOSS_COEF
         message = f"algorithm.kl_loss_coef is {KL_LOSS_COEF}, siiRL's default; with 0 no reference is kept"
         result.warnings.append(source.problem(path, message))
@@ -108,7 +108,9 @@ def _set_reference(
     elif referring and not any(coefs):
         for policy in referring:
             del policy["reference"]
-        message = "the reference has no effect while the coefficients of the KL are 0; it is left out"
+        message = (
+            "the reference has no effect while algorithm.kl_loss_coef is 0 (see `actor.use_kl_loss`); it is left out"
+        )
         result.warnings.append(source.problem(path, message))
 
 

@@ -36,7 +36,7 @@ def translate(source: Source) -> Source:
     result.data = data
     for key in source.data:
         if key not in (*KEPT, "nodes") and not key.startswith("x-"):
-            suggestion = closest(key, KEPT)
+            suggestion = closest(key, KEPT, cutoff=0.8)  # actor1_config holds an anchor, and is no global_config
             hint = f"; did you mean `{suggestion}`?" if suggestion else " (anchors in it may be used)"
             result.warnings.append(source.problem((key,), f"unknown key, which has no effect{hint}", key=True))
     for key in ("episode", "algorithm"):
