@@ -127,6 +127,10 @@ def test_what_is_read_arrives_with_or_without_a_plus(argument, key, value):
         ("optim.lr=1e-5", f"unknown key; did you mean `{RUN}.actor.optim.lr`?"),
         ("rollout.n=8", f"unknown key; did you mean `{RUN}.rollout.n`?"),
         (f"{RUN}.rollout.gpu_memory_utilisation=0.3", f"did you mean `{RUN}.rollout.gpu_memory_utilization`?"),
+        ("use_wandb=KEY", "unknown key; a key of MARTI's; export WANDB_API_KEY=KEY"),
+        ("workflow_args.coder_max_turns=2", "pass workflow.loops.act.max_rounds=N (docs/migrating.md"),
+        ("workflow_args.coder_prompt=x", "pass workflow.<key>=VALUE"),
+        ("default_agent.pretrain=m", "pass model_path=MODEL"),
         ("zzz=3", "unknown key; recipe/dag/config/dag.yaml lists the run's keys"),
         ("trainer=3", "is a block of keys; set one of them, such as trainer."),
         ("~trainer.logger", "a key cannot be deleted; leave it out, or pass trainer.logger=VALUE"),
@@ -165,6 +169,11 @@ def test_unknown_keys_and_wrong_values_are_one_line_without_hydras_advice(argume
     text = str(refused.value)
     assert message in text and argument.split("=")[0] in text and "\n" not in text
     assert "To append" not in text and "use +" not in text
+
+
+def test_a_configuration_of_marti_is_named_as_a_script():
+    with pytest.raises(UserError, match=r"does not exist; MARTI's configuration .* is bash recipe/mathchat/run_train_"):
+        compose_config("mathchat_with_coach", [])
 
 
 def test_an_interpolation_that_leads_nowhere_is_one_line():

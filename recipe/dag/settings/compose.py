@@ -19,6 +19,7 @@ from hydra.errors import HydraException
 from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
+from recipe.dag.compat.marti import configuration_hint
 from recipe.dag.errors import UserError
 from recipe.dag.settings.schema import Schema, missing_keys, plain
 from recipe.dag.settings.typed import Typed, parse
@@ -32,7 +33,8 @@ def compose_config(name: str, overrides: Sequence[str], folder: Path | None = No
     an unknown file, and for keys and values that would have no effect."""
     folder = (folder or CONFIG_FOLDER).resolve()
     if not (folder / f"{name}.yaml").is_file():
-        raise UserError(f"configuration: {folder / name}.yaml does not exist; see --config-path and --config-name")
+        hint = configuration_hint(name) or "see --config-path and --config-name"
+        raise UserError(f"configuration: {folder / name}.yaml does not exist; {hint}")
     arguments = parse(overrides, [CONFIG_FOLDER, folder])
     schema = _schema()
     config = copy.deepcopy(_composed(name, tuple(arguments.profiles), folder, _stamps(folder)))

@@ -13,6 +13,7 @@ from typing import Any, cast
 from omegaconf import DictConfig, ListConfig, OmegaConf
 
 from recipe.dag.algorithms.catalogue import METHODS
+from recipe.dag.compat.marti import key_hint
 from recipe.dag.settings.typed import Typed
 from recipe.dag.settings.values import kind_of
 from recipe.dag.settings.verl_run import NO_EFFECT, is_read, refusal, says_the_same
@@ -84,6 +85,8 @@ class Schema:
         return None
 
     def _unknown(self, key: str, config: DictConfig) -> str:
+        if (hint := key_hint(key)) is not None:
+            return f"unknown key; {hint}"
         names = [name for name in _values(config) if refusal(name) is None]
         longer = [name for name in names if name.endswith(f".{key}")]
         block, _, last = key.rpartition(".")
