@@ -65,10 +65,27 @@ def attempt(action):
     except OSError as error: print(type(error).__name__, error.errno)
 attempt(lambda: mmap.mmap(-1, 1 << 20))
 attempt(lambda: mmap.mmap(-1, 1 << 20, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS))
-attempt(lambda: socket.socket().setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 1 << 20))
+for option in (socket.SO_SNDBUF, socket.SO_RCVBUF, 32, 33):
+    attempt(lambda: socket.socket().setsockopt(socket.SOL_SOCKET, option, 1 << 20))
 attempt(lambda: socket.socket().setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1))
 """
-    assert watched.run(code).run.stdout == "OSError 12\ndone\nPermissionError 1\ndone\n"
+    assert watched.run(code).run.stdout == "OSError 12\ndone\n" + 4 * "PermissionError 1\n" + "done\n"
+
+
+def test_buffers_of_tcp_do_not_grow(watched):
+    code = """
+import select, socket
+server = socket.create_server(("127.0.0.1", 0))
+client = socket.create_connection(server.getsockname()); peer, _ = server.accept()
+client.setblocking(False)
+sent = 0
+while select.select([], [client], [], 0.5)[1]:
+    sent += client.send(bytes(1 << 16))
+print(sent < 1 << 19, open("/proc/sys/net/ipv4/tcp_rmem").read().split()[2])
+open("/proc/sys/net/ipv4/tcp_rmem", "w")
+"""
+    run = watched.run(code, timeout_s=30).run
+    assert run.stdout == "True 65536\n" and "PermissionError" in run.stderr
 
 
 def test_zeros_can_be_read_but_not_shared(watched):

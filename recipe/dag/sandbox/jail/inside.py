@@ -23,6 +23,8 @@ _MASKED = (
     "timer_stats",
 )  # fmt: skip
 """Entries of /proc that tell about the host: those that Docker hides, and the kernel's command line."""
+TCP_BUFFER = 65_536
+"""Bytes of each direction, where nothing but the watchdog limits memory."""
 _SIOCSIFFLAGS = 0x8914
 _LOOPBACK_UP = struct.pack("16sH14x", b"lo", 0x49)  # struct ifreq with the flags up, loopback, running
 
@@ -40,10 +42,12 @@ def enter(
     directories: Sequence[str],
     expose: Sequence[str],
     masked: Sequence[str] = (),
+    *,
+    fixed_buffers: bool = False,
 ) -> None:
     """Set up fresh namespaces: map the user, mount /proc and a writable /tmp, enable loopback. Raises OSError.
 
-    masked: entries of /proc to hide.
+    masked: entries of /proc to hide. fixed_buffers: keep the kernel from enlarging buffers of TCP.
     """
     map_user("self", [(rootfs.USER, user, 1)], [(rootfs.USER, group, 1)])
     syscalls.mount("proc", "/proc", "proc", syscalls.MS_NOSUID | syscalls.MS_NODEV | syscalls.MS_NOEXEC)
@@ -53,6 +57,9 @@ def enter(
     make_directories(directories)
     with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as any_socket:
         syscalls.ioctl(any_socket.fileno(), _SIOCSIFFLAGS, _LOOPBACK_UP)
+    for name in ("tcp_rmem", "tcp_wmem") if fixed_buffers else ():
+        with open(f"/proc/sys/net/ipv4/{name}", "w") as file:  # of this network namespace
+            file.write(f"4096 {TCP_BUFFER} {TCP_BUFFER}")
 
 
 def make_directories(directories: Sequence[str]) -> None:

@@ -53,6 +53,7 @@ class Namespaces:
             self._directories,
             settings["expose"],
             self._masked,
+            fixed_buffers=not settings["counted"],
         )
 
     def grant(self, job: Mapping[str, Any], mounts: Sequence[int]) -> None:

@@ -42,7 +42,8 @@ _FCNTL_COMMANDS = (1, 2, 3, 4, 1030, 0, 5, 6, 7, 36, 37, 38, 8, 9, 10, 11, 15, 1
 _REFUSED_IOCTLS = (0x5412, 0x541C, 0x8940, 0x8941, 0x8980, 0x8981, 0x8982, 0x8983, 0x89A0, 0x89A1)
 _CORE_SCHEDULING = 62  # PR_SCHED_CORE: would keep others off this core's second thread
 _QUERY = 0xFFFFFFFF
-_SOL_SOCKET, _SEND_BUFFER = 1, 7
+_SOL_SOCKET = 1
+_BUFFER_SIZES = (7, 8, 32, 33)  # SO_SNDBUF, SO_RCVBUF, and those that exceed the host's limits
 
 
 def _answer(value: int) -> Block:
@@ -71,7 +72,7 @@ def program(
     inspected = {}
     if not shared_memory:
         mmap = _if(3, (_SHARED_ANONYMOUS,), _refuse(errno.ENOMEM), _ALLOWED, mask=_SHARED_ANONYMOUS)
-        inspected["setsockopt"] = _if(1, (_SOL_SOCKET,), _if(2, (_SEND_BUFFER,), _REFUSED, _ALLOWED), _ALLOWED)
+        inspected["setsockopt"] = _if(1, (_SOL_SOCKET,), _if(2, _BUFFER_SIZES, _REFUSED, _ALLOWED), _ALLOWED)
     inspected |= {
         "clone": _if(0, (0,), _ALLOWED, _REFUSED, mask=_NAMESPACES),
         "fcntl": _if(1, _FCNTL_COMMANDS, _ALLOWED, _REFUSED),

@@ -19,7 +19,7 @@ from recipe.dag.sandbox import descent
 
 _PAGE = os.sysconf("SC_PAGE_SIZE")
 _BUFFER = 212_992
-"""The usual size of a socket's send buffer, in case it cannot be read."""
+"""The usual size of a socket's buffer in one direction, in case it cannot be read."""
 Job = TypeVar("Job")
 
 
@@ -67,19 +67,24 @@ def measured(process: int, limit: float) -> Iterator[bool]:
 
 
 def _socket_buffers(process: int) -> int:
-    """Return what the sockets in the process's network namespace may hold at most: a program cannot make the buffers
-    larger. 0 in the server's own namespace, whose sockets are everyone's."""
+    """Return what the sockets in the process's network namespace may hold at most, in both directions: a program cannot
+    make the buffers larger, and those of TCP are smaller (`inside.TCP_BUFFER`). 0 in the server's own namespace, whose
+    sockets are everyone's."""
     with suppress(OSError):
         if os.path.samefile(f"/proc/{process}/ns/net", "/proc/self/ns/net"):
             return 0
-    size = _BUFFER
-    with suppress(OSError, ValueError):
-        with open("/proc/sys/net/core/wmem_default") as file:
-            size = int(file.read())
+    size = sum(map(_default_buffer, ("rmem_default", "wmem_default")))
     with suppress(OSError, ValueError, IndexError):
         with open(f"/proc/{process}/net/sockstat") as file:
             return int(file.readline().split()[2]) * size
     return 0
+
+
+def _default_buffer(name: str) -> int:
+    with suppress(OSError, ValueError):
+        with open(f"/proc/sys/net/core/{name}") as file:
+            return int(file.read())
+    return _BUFFER
 
 
 def _resident(process: int) -> int:
