@@ -45,6 +45,20 @@ def test_what_is_missing_for_full_isolation_is_named(tmp_path):
         Elsewhere(tmp_path, "full", sys.executable)
 
 
+def test_extended_attributes_of_the_hosts_files_cannot_be_set(place):
+    with tempfile.NamedTemporaryFile(dir="/dev/shm") as file:
+        os.chmod(file.name, 0o666)
+        try:
+            os.setxattr(file.name, "user.mine", b"1")
+        except OSError:
+            pytest.skip("needs a file system with extended attributes")
+        code = "import os, shutil\nopen('a', 'w').close(); shutil.copy2('a', 'b')\n"
+        for call in (f"os.setxattr({file.name!r}, 'user.x', b'1')", f"os.removexattr({file.name!r}, 'user.mine')"):
+            code += f"try: {call}\nexcept OSError as error: print(error.errno)\n"
+        assert stdout(place, code) == "95\n95\n"
+        assert os.listxattr(file.name) == ["user.mine"]
+
+
 def test_programs_run_as_in_full_isolation(place):
     assert stdout(place, "import numpy, sympy; print(numpy.arange(4).sum(), sympy.sqrt(8))") == "6 2*sqrt(2)\n"
     assert stdout(place, "print(input() + '!')", stdin="typed") == "typed!\n"

@@ -63,7 +63,8 @@ def program(
 ) -> bytes:
     """Return the filter as an array of `struct sock_filter`.
 
-    families: of `socket`; without any, connected pairs of UNIX stream sockets are left. shared_memory: whether
+    families: of `socket`; without any, as behind Landlock, connected pairs of UNIX stream sockets are left, and no
+    extended attributes can be set. shared_memory: whether
     anonymous memory that processes share, and larger socket buffers, are allowed, which only a memory cgroup counts.
     """
     socket = _if(1, _SOCKET_TYPES, _ALLOWED, _refuse(errno.ESOCKTNOSUPPORT), mask=_SOCKET_TYPE)
@@ -88,6 +89,9 @@ def program(
         streams = _if(1, (SOCK_STREAM, SOCK_SEQPACKET), _ALLOWED, _refuse(errno.ESOCKTNOSUPPORT), mask=_SOCKET_TYPE)
         inspected["socketpair"] = _if(0, (AF_UNIX,), streams, _refuse(errno.EAFNOSUPPORT))
         inspected |= dict.fromkeys(("bind", "connect", "listen", "accept", "accept4"), _REFUSED)
+        # Landlock does not know them, so they would reach the host's files that everybody may write.
+        names = (f"{sign}{call}" for sign in ("", "l", "f") for call in ("setxattr", "removexattr"))
+        inspected |= dict.fromkeys(names, _refuse(errno.EOPNOTSUPP))
     answers = [_REFUSED] * _FIRST_NEWER + [_ABSENT] * 100  # by number
     answers[_MEMFD_CREATE[machine]] = _ABSENT
     for name, number in allowed(machine).items():
