@@ -50,6 +50,16 @@ def test_the_branch_of_the_judged_agent_is_checked(tmp_path):
         ("{% for a in b %}{{ a }}{% endfor %}", ":1: unknown variable `b`"),
         ("{{ problem }\nx", ":1: "),
         ("a\n{% if problem %}", ":2: "),
+        (
+            "{% for a in range(9000) %}\n{% for b in range(9000) %}{% endfor %}{% endfor %}",
+            ":2: SecurityError: the template takes more than 200,000 steps",
+        ),
+        (
+            "{% macro m(n) %}{% if n %}{{ m(n - 1) }}{{ m(n - 1) }}{% endif %}{% endmacro %}\n{{ m(40) }}",
+            ":1: SecurityError: the template takes more than 200,000 steps",
+        ),
+        ("{{ problem * 999999999 }}", ":1: SecurityError: the result of `*` is too large"),
+        ("{{ 9 ** 99999999 }}", ":1: SecurityError: the result of `**` is too large"),
         ("a\n{{ problem | shout }}", ":2: no filter named 'shout'"),
         ("{% if agent_name == 'x' %}{{ task | uper }}{% endif %}", ":1: no filter named 'uper'; did you mean `upper`?"),
         ("{% if problem is defind %}a{% endif %}", ":1: no test named 'defind'; did you mean `defined`?"),

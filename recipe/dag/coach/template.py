@@ -1,18 +1,22 @@
 """The template of a coach's prompt: a text file in Jinja's language.
 
 Invariant: a template that loads can be rendered. It reads the variables of `VARIABLES` alone, in a sandbox without
-files; a model's text that is inserted is never evaluated. A mistake is a UserError with the template's file and line.
+files and with a bound on its steps; a model's text that is inserted is never evaluated. A mistake is a UserError with
+the template's file and line.
 """
 
 from __future__ import annotations
 
 import traceback
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
+from contextvars import ContextVar
 from pathlib import Path
+from typing import Any
 
 from jinja2 import StrictUndefined, TemplateError, TemplateSyntaxError, nodes
 from jinja2.meta import find_undeclared_variables
-from jinja2.sandbox import SandboxedEnvironment
+from jinja2.runtime import Context
+from jinja2.sandbox import SandboxedEnvironment, SecurityError
 
 from recipe.dag.coach.evidence import UNKNOWN
 from recipe.dag.errors import HookFault, UserError
@@ -39,6 +43,52 @@ VARIABLES: Mapping[str, str] = {
 """Variable -> its content, a text."""
 
 
+MAX_STEPS = 200_000
+"""Limit of the passes of loops, calls and numbers of ranges in one rendering."""
+MAX_PRODUCT = 1_000_000
+"""Limit of the length of a repeated text, and of the bits of a power."""
+_steps: ContextVar[list[int]] = ContextVar("steps of a template's rendering")
+
+
+class _BoundedEnvironment(SandboxedEnvironment):
+    """A sandbox in which every loop and every call counts. Its operations are quick one by one."""
+
+    intercepted_binops = frozenset({"*", "**"})
+
+    def call(self, context: Context, obj: Any, *args: Any, **kwargs: Any) -> Any:
+        _count(1)
+        result = super().call(context, obj, *args, **kwargs)
+        _count(len(result) if isinstance(result, range) else 0)
+        return result
+
+    def call_binop(self, context: Context, operator: str, left: Any, right: Any) -> Any:
+        if operator == "**" and isinstance(left, int) and isinstance(right, int):
+            size = left.bit_length() * abs(right)
+        else:
+            size = max((len(a) * b for a, b in ((left, right), (right, left)) if _repeats(a, b)), default=0)
+        if size > MAX_PRODUCT:
+            raise SecurityError(f"the result of `{operator}` is too large")
+        return super().call_binop(context, operator, left, right)
+
+
+def _repeats(value: Any, times: Any) -> bool:
+    return isinstance(value, str | list | tuple) and isinstance(times, int)
+
+
+def _count(steps: int) -> None:
+    done = _steps.get()
+    done[0] += steps
+    if done[0] > MAX_STEPS:
+        raise SecurityError(f"the template takes more than {MAX_STEPS:,} steps; its loops are too long")
+
+
+def _counted(values: Iterable[Any]) -> Iterator[Any]:
+    """Yield the values of a loop."""
+    for value in values:
+        _count(1)
+        yield value
+
+
 class PromptTemplate:
     """A template that has been checked."""
 
@@ -46,12 +96,16 @@ class PromptTemplate:
         """Read and check the file. `agent`, `role`: those of the judged agent, by which templates branch. Raises
         UserError."""
         self.path = path
-        environment = SandboxedEnvironment(undefined=StrictUndefined, autoescape=False, keep_trailing_newline=False)
+        environment = _BoundedEnvironment(undefined=StrictUndefined, autoescape=False, keep_trailing_newline=False)
         environment.filters["answer"] = after_thinking
         try:
             source = path.read_text(encoding="utf-8")
             tree = environment.parse(source, filename=str(path))
             self._check(tree, environment)
+            environment.filters["_counted"] = _counted
+            for loop in tree.find_all(nodes.For):
+                loop.iter = nodes.Filter(loop.iter, "_counted", [], [], None, None, lineno=loop.lineno)
+            tree.set_environment(environment)
             code = environment.compile(tree, filename=str(path))
             self._template = environment.template_class.from_code(environment, code, environment.make_globals(None))
         except TemplateSyntaxError as error:
@@ -79,7 +133,7 @@ class PromptTemplate:
     def _rehearse(self, **values: str) -> None:
         """Render with these and made-up texts: only that finds an attribute or argument that does not exist."""
         try:
-            self._template.render(dict.fromkeys(VARIABLES, "text") | values)
+            self._rendered(dict.fromkeys(VARIABLES, "text") | values)
         except Exception as error:
             raise UserError(f"{self._line(error)}: {type(error).__name__}: {error}") from error
 
@@ -87,9 +141,13 @@ class PromptTemplate:
         """Return the text. `values`: exactly the variables of `VARIABLES`. Raises HookFault."""
         assert values.keys() == VARIABLES.keys()
         try:
-            return self._template.render(values)
+            return self._rendered(values)
         except (TemplateError, ArithmeticError, LookupError, TypeError, ValueError) as error:
             raise HookFault(f"{type(error).__name__}: {error}", source=self._line(error)) from error
+
+    def _rendered(self, values: Mapping[str, str]) -> str:
+        _steps.set([0])
+        return self._template.render(values)
 
     def _line(self, error: BaseException) -> str:
         """Return the line of the template in which `error` was raised, as `file:line`."""

@@ -117,7 +117,8 @@ def parse_source(raw: bytes, file: str) -> Source:
         raise WorkflowError([Problem(file, 1, 1, "", "the file is empty; a workflow starts with `dag_id: name`")])
     source = Source(file)
     if not isinstance(root, MappingNode):
-        kind = "a list" if isinstance(root, SequenceNode) else f"`{root.value}`"
+        # not its text: a workflow may name any file as a sub-workflow, also one with a secret
+        kind = "a list" if isinstance(root, SequenceNode) else "one value"
         message = f"expected a mapping with keys such as `dag_id` and `nodes`, got {kind}"
         raise WorkflowError([Problem(file, *_mark(root), "", message)])
     source.data = _Builder(source).build(root, ())
@@ -184,10 +185,7 @@ class _Builder:
         self.source.problems.append(Problem(self.source.file, *_mark(node), render_path(path), message))
 
     def build(self, node: Node, path: KeyPath) -> Any:
-        self.count += 1
-        if self.count > MAX_VALUES:
-            message = f"the aliases expand into more than {MAX_VALUES} values"
-            raise WorkflowError([Problem(self.source.file, *_mark(node), render_path(path), message)])
+        self.expand(1, node, path)
         self.source.values[path] = _mark(node)
         if isinstance(node, ScalarNode):
             return self.scalar(node, path)
@@ -206,6 +204,13 @@ class _Builder:
             return {key: self.build(value, (*path, key)) for key, (_, value) in entries.items()}
         finally:
             self.open.discard(id(node))
+
+    def expand(self, values: int, node: Node, path: KeyPath) -> None:
+        """Count values. Raises WorkflowError if there are too many."""
+        self.count += values
+        if self.count > MAX_VALUES:
+            message = f"the aliases expand into more than {MAX_VALUES} values"
+            raise WorkflowError([Problem(self.source.file, *_mark(node), render_path(path), message)])
 
     def entries(self, node: MappingNode, path: KeyPath) -> dict[str, tuple[Node, Node]]:
         """Return (key node, value node) by key: the mapping's own keys, then those that `<<` adds."""
@@ -233,6 +238,7 @@ class _Builder:
                 self.problem(part, path, "`<<` merges a mapping or a list of mappings, but not itself")
                 continue
             self.open.add(id(part))
+            self.expand(1 + len(part.value), part, path)
             result = {**self.entries(part, path), **result}
             self.open.discard(id(part))
         return result
