@@ -74,7 +74,8 @@ def measure(args: argparse.Namespace) -> dict[str, float]:
     os.environ |= {"MASTER_ADDR": "localhost", "MASTER_PORT": "0"}
     import torch
 
-    from recipe.dag.main import compose_config, prepare_environment
+    from recipe.dag.main import prepare_environment
+    from recipe.dag.settings.compose import compose_config
 
     gpu = torch.cuda.is_available()
     platform = "cuda" if gpu else "cpu"

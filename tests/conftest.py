@@ -18,7 +18,8 @@ import hypothesis
 import pytest
 from filelock import FileLock
 
-from recipe.dag.main import compose_config, prepare_environment
+from recipe.dag.main import prepare_environment
+from recipe.dag.settings.compose import compose_config
 from recipe.dag.types.record import Generation
 from recipe.dag.workflow.schema import Critic
 from recipe.dag.workflow_file import load_workflow

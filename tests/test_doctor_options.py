@@ -193,7 +193,7 @@ def test_options_choose_the_checks(monkeypatch):
     assert doctor_options.option_checks() == {}
     with pytest.raises(UserError, match="add --model MODEL"):
         doctor_options.option_checks(data="rows.parquet")
-    every = doctor_options.option_checks(workflow="w.yaml", sandbox_url="u", base_url="b", model="m", data="d.parquet")
+    every = doctor_options.option_checks(workflow=WORKFLOW, sandbox_url="u", base_url="b", model="m", data="d.parquet")
     names = ["sandbox-url", "base-url", "template", "tool-call", "prompts", "apis", "tools", "gpu-memory"]
     assert list(every) == names
     monkeypatch.setattr(doctor, "CHECKS", {"machine": lambda: "fine"})

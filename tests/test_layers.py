@@ -28,7 +28,7 @@ LAYERS = (
     {"policy"},
     {"train"},
     {"evaluate", "doctor"},
-    {"run"},
+    {"run", "preflight"},
     {"main"},
     {"sft"},
     {"inspection"},

@@ -11,7 +11,7 @@ import pytest
 from omegaconf import OmegaConf
 
 from recipe.dag.errors import UserError
-from recipe.dag.main import CONFIG_FOLDER, compose_config
+from recipe.dag.settings.compose import CONFIG_FOLDER, compose_config
 from recipe.dag.settings.sft import compose_sft
 from recipe.dag.workflow import render
 from recipe.dag.workflow.plan import make_plan

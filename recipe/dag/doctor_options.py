@@ -17,10 +17,14 @@ from typing import TYPE_CHECKING, Any, cast
 
 from recipe.dag.doctor import Note, Unfit
 from recipe.dag.errors import Fault, UserError
+from recipe.dag.inspection import open_planned
 from recipe.dag.workflow_edits import Edit, load_edited, split_edits
 
 if TYPE_CHECKING:
+    from omegaconf import DictConfig
+
     from recipe.dag.tools.sandbox_client import SandboxClient
+    from recipe.dag.workflow.schema import Workflow
 
 TOOL = "code_interpreter"
 ARGUMENTS = {"code": 'for i in range(3):\n    print("i:", i)\n'}
@@ -50,10 +54,10 @@ def option_checks(
     config_name: str = "dag",
 ) -> dict[str, Callable[[], str]]:
     """Return name -> check for the options that are not None; {} without any. Raises UserError for options that need
-    another one."""
+    another one, and for a workflow or settings that a run refuses."""
     if data is not None and model is None:
         raise UserError("--data needs the model whose tokenizer counts; add --model MODEL")
-    settings, edits = split_edits(overrides)
+    _, edits = split_edits(overrides)
     checks: dict[str, Callable[[], str]] = {}
     if sandbox_url is not None:
         checks["sandbox-url"] = lambda: asyncio.run(ping_sandbox(sandbox_url, sandbox_token))
@@ -65,10 +69,10 @@ def option_checks(
     if data is not None and model is not None:
         checks["prompts"] = lambda: check_prompts(data, load_tokenizer(model), workflow, max_prompt_length, edits)
     if workflow is not None:
+        planned = open_planned(workflow, overrides, config_name, config_path, gpu_gb)
         checks["apis"] = partial(check_apis, workflow, edits)
-        settings += [f"model_path={json.dumps(model)}"] if model is not None else []
         checks["tools"] = lambda: asyncio.run(ping_tools(workflow, edits))
-        checks["gpu-memory"] = partial(check_memory, workflow, edits, settings, config_path, config_name, gpu_gb)
+        checks["gpu-memory"] = partial(check_memory, *planned, model, gpu_gb)
     return checks
 
 
@@ -94,15 +98,16 @@ async def ping_tools(file: str, edits: Sequence[Edit] = ()) -> str:
     from recipe.dag.episode.listed_tools import check_tools, describe_servers, with_listed_tools
     from recipe.dag.episode.make_tools import built_in_tools
     from recipe.dag.episode.rehearsal import NoSandbox
-    from recipe.dag.inspection import load_checked
+    from recipe.dag.preflight import check_workflow
+    from recipe.dag.types.tool import close_tool
 
-    workflow = await with_listed_tools(load_checked(file, edits))
+    workflow = await with_listed_tools(check_workflow(file, edits))
     tools = built_in_tools(workflow, cast("SandboxClient", NoSandbox()), {})
     try:
         said = [*describe_servers(workflow), *await check_tools(tools)]
     finally:
         for tool in tools.values():
-            await tool.close()
+            await close_tool(tool)
     return "; ".join(said) or "none asks a server or searches a folder"
 
 
@@ -269,18 +274,16 @@ def describe_lengths(lengths: Sequence[int], limit: int, bins: int = 16) -> str:
 
 
 def check_memory(
-    file: str,
-    edits: Sequence[Edit],
-    settings: list[str],
-    config_path: Path | None,
-    config_name: str,
-    gpu_gb: float | None,
+    workflow: Workflow, config: DictConfig | None, model: str | None = None, gpu_gb: float | None = None
 ) -> str:
-    """Estimate the memory of each GPU. Raises Unfit if the run does not fit, Note if nothing can be estimated."""
-    from recipe.dag.inspection import estimate_gpus, load_checked
+    """Estimate the memory of each GPU. `model`: the value of MODEL_PATH if the configuration has none. Raises Unfit if
+    the run does not fit, Note if nothing can be estimated."""
+    from recipe.dag.inspection import estimate_gpus
     from recipe.dag.workflow.memory_table import verdict
 
-    estimate = estimate_gpus(load_checked(file, edits), config_name, settings, config_path, gpu_gb)
+    if model is not None and not (config is not None and config.model_path):
+        os.environ["MODEL_PATH"] = model
+    estimate = estimate_gpus(workflow, config, gpu_gb)
     if "no_gpus" in estimate:
         raise Note(estimate["no_gpus"])
     lines = [f"{', '.join(pool.policies)} on {pool.gpus} GPU(s): {verdict(pool)}" for pool in estimate["gpus"]]

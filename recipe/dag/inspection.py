@@ -6,28 +6,14 @@ Invariant: nothing is started or written, and torch is not imported.
 from __future__ import annotations
 
 import json
-import os
 from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from omegaconf import DictConfig
+
     from recipe.dag.workflow.schema import Workflow
-    from recipe.dag.workflow_edits import Edit
-
-
-def load_checked(file: str, edits: Sequence[Edit] = ()) -> Workflow:
-    """Load a workflow, and check its overrides of verl's configuration if verl is installed. Raises UserError."""
-    from recipe.dag.coach.agent import check_coaches
-    from recipe.dag.main import check_overrides
-    from recipe.dag.settings.compose import has_verl
-    from recipe.dag.workflow_edits import load_edited
-
-    workflow = load_edited(file, edits)
-    check_coaches(workflow)
-    if has_verl():
-        check_overrides(file, text=workflow.edited)
-    return workflow
 
 
 def first_sample(path: str) -> dict[str, Any]:
@@ -47,28 +33,39 @@ def short_form_hint(file: str) -> str | None:
     return None if is_siirl(source) else shorter(source)
 
 
-def estimate_gpus(
-    workflow: Workflow, name: str, overrides: list[str], folder: Path | None, gpu_gb: float | None
-) -> dict[str, Any]:
-    """Estimate the memory of each GPU for a run with configuration `name` in `folder`.
+def open_planned(
+    file: str, arguments: Sequence[str], name: str, folder: Path | None, gpu_gb: float | None
+) -> tuple[Workflow, DictConfig | None]:
+    """Load and check a workflow, with configuration `name` of `folder` as a run has it. Without verl, and if nothing
+    asks for a configuration, that is None. Raises UserError."""
+    from recipe.dag.preflight import check_run, check_workflow
+    from recipe.dag.settings.compose import has_verl
+    from recipe.dag.workflow_edits import split_edits
+
+    settings, edits = split_edits(arguments)
+    if not has_verl() and not settings and gpu_gb is None:
+        return check_workflow(file, edits), None
+    check_workflow(file)  # its own mistakes first
+    checked = check_run(name, [f"workflow={json.dumps(file)}", *arguments], folder)
+    return checked.workflow, checked.config
+
+
+def estimate_gpus(workflow: Workflow, config: DictConfig | None, gpu_gb: float | None) -> dict[str, Any]:
+    """Estimate the memory of each GPU for a run.
 
     Returns fields of the plan: `gpus` and `choices`, or `no_gpus` with the reason why there is no estimate. `gpu_gb`
     replaces the memory of this machine's GPUs.
     """
-    from recipe.dag.settings.compose import compose_config, has_verl
+    if config is None:
+        return {
+            "no_gpus": "Memory of each GPU: not estimated, since verl, whose configuration a run has, is not installed"
+        }
+    if config.platform == "cpu":
+        return {"no_gpus": "Memory of each GPU: none is used (platform=cpu)"}
     from recipe.dag.settings.defaults import apply, decide, describe
     from recipe.dag.workflow.gpu_memory import GB
     from recipe.dag.workflow.machine import Machine, this_machine
 
-    if not has_verl() and not overrides and gpu_gb is None:
-        return {
-            "no_gpus": "Memory of each GPU: not estimated, since verl, whose configuration a run has, is not installed"
-        }
-    config = compose_config(name, [f"workflow={json.dumps(workflow.path)}", *overrides], folder)
-    if config.model_path:
-        os.environ["MODEL_PATH"] = str(config.model_path)
-    if config.platform == "cpu":
-        return {"no_gpus": "Memory of each GPU: none is used (platform=cpu)"}
     machine = this_machine()
     if gpu_gb is not None:
         machine = Machine((int(gpu_gb * GB),) * max(len(machine.gpu_bytes), 1), machine.host_bytes)

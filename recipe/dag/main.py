@@ -13,7 +13,6 @@ import os
 import sys
 import warnings
 from collections.abc import Iterator, Mapping
-from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn
 
@@ -22,16 +21,14 @@ from recipe.dag.errors import UserError
 from recipe.dag.evaluate import check_conversations, check_output, evaluation_of, find_checkpoint
 from recipe.dag.interrupt import Interrupted, Interruption
 from recipe.dag.open_files import raise_limit, shortage
+from recipe.dag.preflight import check_run
 from recipe.dag.report.phases import announce, end_phase
 from recipe.dag.run import run
-from recipe.dag.run_paths import absolute, make_absolute
-from recipe.dag.settings.compose import CONFIG_FOLDER, compose_config, typed_settings
-from recipe.dag.settings.effects import check_effects, check_samples
+from recipe.dag.run_paths import absolute
+from recipe.dag.settings.compose import CONFIG_FOLDER
 from recipe.dag.settings.verl_run import NO_EFFECT
 from recipe.dag.workflow.problem import WorkflowError
 from recipe.dag.workflow.schema import Workflow
-from recipe.dag.workflow_edits import load_edited, split_edits
-from recipe.dag.workflow_file import load_overrides
 
 if TYPE_CHECKING:
     from omegaconf import DictConfig
@@ -40,25 +37,6 @@ if TYPE_CHECKING:
     from recipe.dag.types.model import Api
 
 ROOT = Path(__file__).resolve().parents[2]
-
-
-def check_overrides(file: str | Path, config: DictConfig | None = None, text: str | None = None) -> None:
-    """Raise WorkflowError if a workflow overrides keys that verl's configuration lacks.
-
-    config: the run's; by default verl's with this project's defaults
-    text: the workflow file's contents, if the command line edits it
-    """
-    from recipe.dag.policy.overrides import misfits
-
-    overrides = load_overrides(file, text)
-    if not overrides:
-        return
-    if config is None:
-        config = compose_config("dag", ["workflow=any"])
-    if problems := list(misfits(config, overrides)):
-        if text is not None:  # lines of the edited text are not lines of the file
-            problems = [replace(problem, line=0, column=0) for problem in problems]
-        raise WorkflowError(problems)
 
 
 def choose_platform(config: DictConfig) -> str:
@@ -174,16 +152,9 @@ def _launch(
     weights: Path | None,
     api: Api | None,
 ) -> None:
-    overrides, edits = split_edits(overrides)
-    config = compose_config(name, overrides, folder)
-    make_absolute(config)
-    if config.model_path:
-        os.environ["MODEL_PATH"] = str(config.model_path)
-    workflow = load_edited(config.workflow, edits)
-    check_overrides(config.workflow, config, workflow.edited)
-    typed = typed_settings(overrides, folder)
-    check_effects(typed, config, workflow, evaluate_only=evaluate_only)
-    _print_warnings(typed, workflow, evaluate_only=evaluate_only)
+    checked = check_run(name, overrides, folder, evaluate_only=evaluate_only, all_by_api=api is not None)
+    config, workflow = checked.config, checked.workflow
+    _print_warnings(checked.typed, workflow, evaluate_only=evaluate_only)
     if evaluate_only:
         check_output(config)
         weights = find_checkpoint(weights) if weights is not None else None
@@ -230,7 +201,6 @@ def _check_trainable(config: DictConfig, workflow: Workflow) -> None:
         raise UserError(f"{config.workflow}: every policy is frozen, so there is nothing to train; use verl-dag eval")
     if not config.data.train_files:
         raise UserError("data.train_files: training needs problems; pass data.train_files=FILE")
-    check_samples(config, workflow)
 
 
 def main(argv: list[str] | None = None) -> int:
@@ -241,11 +211,15 @@ def main(argv: list[str] | None = None) -> int:
     parser.add_argument(
         "--eval", action="store_true", help="evaluate only: every policy frozen, results.json and summary.json"
     )
+    parser.add_argument("--check", action="store_true", help="check configuration and workflow, and start nothing")
     keys = "settings of the run, and workflow.<key>=VALUE"
     parser.add_argument("overrides", nargs="*", metavar="key=value", help=keys)
     args = parser.parse_args(argv)
     try:
-        launch(args.config_name, args.overrides, args.config_path, evaluate_only=args.eval)
+        if args.check:
+            check_run(args.config_name, args.overrides, args.config_path, evaluate_only=args.eval)
+        else:
+            launch(args.config_name, args.overrides, args.config_path, evaluate_only=args.eval)
     except WorkflowError as error:
         print(error, file=sys.stderr)
         return 2

@@ -19,8 +19,9 @@ from omegaconf.errors import OmegaConfBaseException
 
 from recipe.dag import main as engine
 from recipe.dag.errors import UserError
+from recipe.dag.preflight import check_overrides
 from recipe.dag.report.run_record import launches
-from recipe.dag.settings.compose import typed_settings
+from recipe.dag.settings.compose import compose_config, typed_settings
 from recipe.dag.settings.effects import check_effects
 from recipe.dag.settings.kinds import COUNT
 from recipe.dag.workflow.problem import Problem, WorkflowError
@@ -57,7 +58,7 @@ def prepared(config_name: str, arguments: list[str]) -> Prepared:
     out = translate(arguments, errors)
     try:
         with errors.collected():
-            config = engine.compose_config(config_name, split_edits(_listed(out))[0], CONFIG)
+            config = compose_config(config_name, split_edits(_listed(out))[0], CONFIG)
             run = _prepared(out, config, errors)
     except WorkflowError as error:
         if not errors.lines:
@@ -82,7 +83,7 @@ def _prepared(out: Translation, config: DictConfig, errors: Errors) -> Prepared:
     settings, typed_edits = split_edits(_listed(out))
     copy, flow = Path(str(config.output_dir)) / "workflow.yaml", load_edited(str(config.workflow), typed_edits)
     with errors.collected():
-        engine.check_overrides(flow.path, config, flow.edited)
+        check_overrides(flow.path, config, flow.edited)
     typed = typed_settings(settings)
     if not out.edits:
         with errors.collected():

@@ -80,15 +80,16 @@ class Coder(Member):
         context: Context,
         *,
         tool: str = "code_interpreter",
-        code_timeout: float = 30.0,
+        code_timeout: float | None = None,
         max_programs: int = 4,
         max_output_chars: int = 2000,
     ) -> Output:
-        """Run the programs of this call one after the other, each in a fresh process of at most `code_timeout` seconds.
-        Of the joined outputs, the first `max_output_chars` are kept."""
+        """Run the programs of this call one after the other, each in a fresh process of at most `code_timeout` seconds,
+        by default the tool's. Of the joined outputs, the first `max_output_chars` are kept."""
         call = context.call
         codes = [] if call.stop_reason == "length" else programs(written_in(call))
-        results = [await context.call_tool(tool, code=code, timeout=code_timeout) for code in codes[:max_programs]]
+        limit = {} if code_timeout is None else {"timeout": code_timeout}
+        results = [await context.call_tool(tool, code=code, **limit) for code in codes[:max_programs]]
         output = BETWEEN.join(_shown(result) for result in results)[:max_output_chars]
         return Output(parsed={"over": not results, "output": output})
 

@@ -75,11 +75,15 @@ class Executor(Agent):
         }
         return _messages(context, prompt, system, fields, examples)
 
-    async def parse(self, context: Context, *, tool: str = "code_interpreter", code_timeout: float = 20.0) -> Output:
-        """Run the model's code for at most `code_timeout` seconds; a text without code counts as a failed run."""
+    async def parse(
+        self, context: Context, *, tool: str = "code_interpreter", code_timeout: float | None = None
+    ) -> Output:
+        """Run the model's code for at most `code_timeout` seconds, by default the tool's; a text without code counts as
+        a failed run."""
         code = extract_code(written_in(context.call))
         # Empty code is passed on as well: the tool refuses it, which records the call as invalid.
-        result = await context.call_tool(tool, code=code, timeout=code_timeout)
+        limit = {} if code_timeout is None else {"timeout": code_timeout}
+        result = await context.call_tool(tool, code=code, **limit)
         if code:
             run = {"code": code, "status": result.status, "stdout": result.stdout, "stderr": result.stderr}
         else:

@@ -85,14 +85,11 @@ def sandbox(sandbox_level) -> Iterator[LocalSandbox]:
 
 
 def test_a_sandbox_that_fails_hangs_and_dies_costs_time_alone(material, whole, sandbox, tmp_path):
-    workflow = tmp_path / "workflow_bad.yaml"
-    shipped = (ROOT / "workflows" / "workflow_retool_ma.yaml").read_text()
-    workflow.write_text(shipped.replace("code_timeout: 20.0", "code_timeout: 2.0"))
     out = tmp_path / "bad"
     short = ["trainer.total_training_steps=2", "trainer.test_freq=-1", "trainer.save_freq=-1"]
-    short += ["trainer.val_before_train=false", "sandbox.margin_s=1"]
+    short += ["trainer.val_before_train=false", "sandbox.margin_s=1", "sandbox.timeout_s=2"]
     with Bad(sandbox) as bad:
-        metrics = finish(start(material, out, *short, f"sandbox.url={bad.url}", workflow=workflow), out)
+        metrics = finish(start(material, out, *short, f"sandbox.url={bad.url}"), out)
     assert bad.killed and bad.spoiled >= 4
     assert sum(metrics[step]["faults/retried_tools"] for step in (1, 2)) >= 4
     assert all(metrics[step]["episode/masked"] == 0 for step in (1, 2))

@@ -115,9 +115,15 @@ def world(tmp_path: Path) -> SimpleNamespace:
         return Workflow(path=str(path), dag_id="test", agents=agents, policies=policies, nodes=full, **keys)
 
     def runner(
-        flow: Workflow, client: Any = None, tools: list[Tool] = (), *, max_model_len: int = 4096, seed: int = 0
+        flow: Workflow,
+        client: Any = None,
+        tools: list[Tool] = (),
+        *,
+        max_model_len: int = 4096,
+        max_response_length: int | None = None,
+        seed: int = 0,
     ) -> EpisodeRunner:
-        endpoint = PolicyEndpoint(client or Client(), Tokenizer(), max_model_len)
+        endpoint = PolicyEndpoint(client or Client(), Tokenizer(), max_model_len, max_response_length)
         return EpisodeRunner(flow, dict.fromkeys(flow.policies, endpoint), {t.name: t for t in tools}, seed=seed)
 
     def sample(text: str = "question", **keys: Any) -> dict[str, Any]:

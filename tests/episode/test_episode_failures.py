@@ -385,6 +385,18 @@ def test_a_prompt_that_does_not_fit_is_data(world):
     assert (episode.ended_by, episode.done, episode.turns) == ("length", False, 1)
 
 
+@pytest.mark.parametrize(("limit", "generations"), [(60, 1), (160, 2)])
+def test_all_generations_and_tool_results_of_a_call_share_its_limit(world, limit, generations):
+    request = '<tool_call>{"name": "t", "arguments": {}}</tool_call>'
+    agents = [{"tools": ["t"], "tool_loop": {}, "sampling": {"max_tokens": 4096}}]
+    flow = world.workflow([{"node_id": "a"}], agents=agents)
+    client = world.Client(lambda *_: request if len(client.requests) == 1 else "y" * 99)
+    episode = world.play(flow, client, [world.Tool("t", lambda *_: "7")], max_response_length=limit)
+    (call,) = episode.calls
+    assert (call.stop_reason, call.generations, client.requests[0][2]["max_tokens"]) == ("length", generations, limit)
+    assert len(call.response_ids) == limit if generations == 2 else len(call.response_ids) < limit
+
+
 def test_a_prompt_that_does_not_fit_any_more_ends_the_episode_and_keeps_what_was_there(world):
     """The conversation grows from turn to turn; the reward goes to the last call that has tokens."""
     grow = """

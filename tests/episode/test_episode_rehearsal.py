@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
 
-from recipe.dag.episode.rehearsal import ANSWERS, CharacterTokenizer, rehearse
+from recipe.dag.episode.rehearsal import ANSWERS, SAMPLE, CharacterTokenizer, rehearse, unseen_keys
 from recipe.dag.errors import UserError
 from recipe.dag.reward.entry_json import to_json
 from recipe.dag.workflow_file import load_workflow
@@ -89,6 +91,48 @@ def test_an_error_of_the_users_code_is_one_line_with_its_place(load, code, parts
     with pytest.raises(UserError) as caught:
         rehearse(load(code, **parts))
     assert message in str(caught.value) and "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("body", "critic", "message"),
+    [
+        ("1 / 0", "", "own.py:2"),
+        ("batch.rewards[1:]", "", "one number for each of the 8 calls"),
+        ("batch.rewards", "", None),
+        ("batch.rewards + batch.values[:0].sum()", ", critic: {lr: 1.0e-5}", None),
+    ],
+)
+def test_an_estimator_credits_the_episodes(load, body, critic, message):
+    path = load(SCORE + f"def mine(batch): return {body}\n", more="algorithm: {estimator: own.py:mine}").path
+    workflow = load_workflow(path, Path(path).read_text().replace("path: m}", f"path: m}}{critic}"))
+    if message is None:
+        assert len(rehearse(workflow)) == len(ANSWERS)
+        return
+    with pytest.raises(UserError) as caught:
+        rehearse(workflow)
+    assert message in str(caught.value) and "\n" not in str(caught.value)
+
+
+def test_a_wrong_answer_is_played_too_also_for_a_known_truth(load):
+    code = "def score(episode): return {'solver': 1 / 0 if '0' in episode.calls[0].text else 0.0, 'other': 0.0}\n"
+    with pytest.raises(UserError, match="own.py:1"):
+        rehearse(load(code), SAMPLE | {"ground_truth": "27"})
+
+
+def test_a_return_that_no_episode_reaches_is_read(load):
+    game = ENV.replace('return "", 0.0, True', 'return ("", 0.0, True) if two else 1\n        return "", 1.0')
+    with pytest.raises(UserError, match=r"step of `own.py:Game` returns 2 values in line 7, not \(obs, reward, done\)"):
+        load(SCORE + game, second=", env: own.py:Game")
+
+
+def test_keys_that_no_agent_sets_are_named(load):
+    code = "from recipe.dag.types.context import Output\n" + SCORE
+    code += "class Own:\n    def parse(self, context): return Output(parsed={'answer': context.call.text})\n"
+    loop = "loops: {again: {nodes: [solve], max_rounds: 2, until: {node: solve, key: KEY, equals: '1'}}}"
+    for key, expected in (("verdict", ["loops.again.until: reads `verdict` of solve"]), ("answer", [])):
+        workflow = load(code, solve=", hooks: own.py:Own", more=loop.replace("KEY", key))
+        lines = unseen_keys(workflow, rehearse(workflow))
+        assert [line.partition(", which")[0] for line in lines] == expected
 
 
 def test_errors_count_even_where_a_run_would_leave_the_episode_out(load):

@@ -4,7 +4,7 @@ from pathlib import Path
 import pytest
 
 from examples import compare_estimators as compare
-from recipe.dag.main import compose_config
+from recipe.dag.settings.compose import compose_config
 from recipe.dag.workflow_file import load_workflow
 
 

@@ -25,7 +25,7 @@ class Tool:
     def __init__(self, **result):
         self.result, self.codes = {"status": "success", "text": "42\n", **result}, []
 
-    async def __call__(self, name: str, *, code: str, timeout: float) -> ToolResult:
+    async def __call__(self, name: str, *, code: str, timeout: float | None = None) -> ToolResult:
         self.codes.append(code)
         return ToolResult(name, {"code": code}, **self.result)
 

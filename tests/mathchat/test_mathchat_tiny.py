@@ -17,8 +17,8 @@ from typing import Any
 import pytest
 
 from recipe.dag.errors import UserError
-from recipe.dag.main import compose_config
 from recipe.dag.reward.answer import extract_answer
+from recipe.dag.settings.compose import compose_config
 from recipe.dag.workflow_edits import load_edited, split_edits
 from recipe.dag.workflow_file import load_workflow
 from recipe.mathchat import teacher

@@ -57,7 +57,8 @@ def episodes() -> list:
 
 
 def run(rank: int, world: int, model: str, out: Path) -> None:
-    from recipe.dag.main import compose_config, prepare_environment
+    from recipe.dag.main import prepare_environment
+    from recipe.dag.settings.compose import compose_config
 
     prepare_environment("cpu")
     import torch

@@ -4,9 +4,9 @@ import pytest
 from omegaconf import OmegaConf
 
 from recipe.dag.errors import UserError
-from recipe.dag.main import compose_config
 from recipe.dag.policy import config as config_module
 from recipe.dag.policy.config import has_stop_strings, max_model_len, policy_config
+from recipe.dag.settings.compose import compose_config
 from recipe.dag.workflow.schema import Workflow
 
 ARGUMENTS = ["workflow=w.yaml", "data.train_files=t.parquet"]

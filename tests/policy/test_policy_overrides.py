@@ -7,7 +7,9 @@ import sys
 
 import pytest
 
-from recipe.dag.main import check_overrides, compose_config, launch
+from recipe.dag.main import launch
+from recipe.dag.preflight import check_overrides
+from recipe.dag.settings.compose import compose_config
 from recipe.dag.workflow.problem import WorkflowError
 
 TEXT = """\

@@ -31,7 +31,8 @@ def timeouts_of_process_groups(_worker=None) -> list[float]:
 def run(model: str, out: Path, settings: list[str]) -> None:
     import os
 
-    from recipe.dag.main import compose_config, prepare_environment
+    from recipe.dag.main import prepare_environment
+    from recipe.dag.settings.compose import compose_config
 
     prepare_environment("cpu")
     import ray

@@ -159,7 +159,7 @@ def test_executor_runs_its_code_with_its_timeout():
     assert output.text == log
     assert log == f"Code:\nprint(42)\nStatus:\nfailed\nStdout:\n{'o' * 512}\nStderr:\nE"
     assert answer(Executor(), view).parsed["status"] == "failed"
-    assert tool.calls[1] == ("code_interpreter", {"code": "print(42)", "timeout": 20.0})
+    assert tool.calls[1] == ("code_interpreter", {"code": "print(42)"})
 
 
 @pytest.mark.parametrize("text", ["", "```python\n\n```", "<think>```python\nprint(1)\n```", "a</think>  "])

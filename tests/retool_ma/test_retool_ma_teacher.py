@@ -11,8 +11,8 @@ from statistics import fmean
 
 import pytest
 
-from recipe.dag.main import compose_config
 from recipe.dag.reward.answer import extract_answer
+from recipe.dag.settings.compose import compose_config
 from recipe.dag.workflow.plan import make_plan
 from recipe.dag.workflow_file import load_workflow
 from recipe.retool_ma import teacher as rates

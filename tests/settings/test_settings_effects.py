@@ -27,12 +27,12 @@ nodes:
 
 @pytest.fixture
 def check(tmp_path):
-    def check(arguments: str, *, lr="null", config="{}", model="m", evaluate_only=False, name="dag"):
+    def check(arguments: str, *, lr="null", config="{}", model="m", tools="", node="", name="dag", **run):
         path = tmp_path / "workflow.yaml"
-        path.write_text(TEXT.replace("LR", lr).replace("CONFIG", config).replace("WEIGHTS", model))
+        text = TEXT.replace("LR", lr).replace("CONFIG", config).replace("WEIGHTS", model)
+        path.write_text(text.replace("policy: p}", f"policy: p{tools}}}").replace("agent: a}", f"agent: a{node}}}"))
         typed = [f"workflow={path}", *arguments.split()]
-        workflow = load_workflow(path)
-        check_effects(typed_settings(typed), compose_config(name, typed), workflow, evaluate_only=evaluate_only)
+        check_effects(typed_settings(typed), compose_config(name, typed), load_workflow(path), **run)
 
     return check
 
@@ -80,6 +80,36 @@ def test_what_the_workflow_does_not_use_is_refused_in_training_only(check, argum
         check(argument)
     assert message in str(refused.value) and "\n" not in str(refused.value)
     check(argument, evaluate_only=True)
+
+
+@pytest.mark.parametrize("evaluate_only", [False, True])
+@pytest.mark.parametrize("argument", ["sandbox.timeout_s=1", "sandbox.memory_mb=64"])
+def test_a_default_of_programs_is_refused_where_none_takes_it(check, argument, evaluate_only):
+    option = argument.partition("=")[0].removeprefix("sandbox.")
+    own = f", tools: [{{name: code_interpreter, {option}: 9}}]"
+    for tools, message in (("", "no agent has the tool"), (own, f"`{option}` of the tool")):
+        with pytest.raises(UserError, match=f"^{argument}: [^\n]*{message}[^\n]*$"):
+            check(argument, tools=tools, evaluate_only=evaluate_only)
+    check(argument, tools=", tools: [code_interpreter]", evaluate_only=evaluate_only)
+
+
+def test_a_limit_that_a_hook_always_sets_hides_the_runs(check, tmp_path):
+    (tmp_path / "h.py").write_text("class H:\n    def parse(self, context, *, code_timeout=None): ...\n")
+    hooks = {"tools": ", tools: [code_interpreter]", "node": ", hooks: h.py:H"}
+    check("sandbox.timeout_s=1", **hooks)
+    hooks["node"] += ", parse_options: {code_timeout: 20}"
+    with pytest.raises(UserError, match="`code_timeout` of the hooks"):
+        check("sandbox.timeout_s=1", **hooks)
+    check("sandbox.memory_mb=64", **hooks)
+
+
+@pytest.mark.parametrize(
+    ("name", "argument"), [("dag", "data.max_response_length=9"), ("ma_retool_ma", "default_agent.generate_max_len=9")]
+)
+def test_a_limit_of_calls_is_refused_where_a_server_plays_every_policy(check, name, argument):
+    check(argument, name=name, evaluate_only=True)
+    with pytest.raises(UserError, match=f"^{argument}: [^\n]*pass workflow.agents.[*].sampling.max_tokens=N[^\n]*$"):
+        check(argument, name=name, evaluate_only=True, all_by_api=True)
 
 
 def test_what_every_policy_sets_itself_is_not_set_by_the_run(check):

@@ -218,9 +218,10 @@ def test_a_configuration_file_may_have_keys_of_its_own_that_others_take_their_va
 
 
 @pytest.mark.parametrize(
-    "argument", ["trainer.total_training_steps=five", "algorithm.adv_estimator=gae", "+data.sed=1"]
+    "argument",
+    ["trainer.total_training_steps=five", "algorithm.adv_estimator=gae", "+data.sed=1", "sandbox.margin_s=4"],
 )
-@pytest.mark.parametrize("entry", ["main", "main --eval", "train", "eval"])
+@pytest.mark.parametrize("entry", ["main", "main --eval", "main --check", "train", "eval", "plan", "doctor"])
 def test_every_entry_point_ends_with_one_line_and_exit_code_2(entry, argument, monkeypatch, capsys, tmp_path):
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(main, "prepare_environment", lambda platform: pytest.fail("a run was started"))
@@ -228,7 +229,7 @@ def test_every_entry_point_ends_with_one_line_and_exit_code_2(entry, argument, m
     if entry.startswith("main"):
         code = main.main([*entry.split()[1:], *files])
     else:
-        command = ["train", *files] if entry == "train" else ["eval", WORKFLOW, argument]
+        command = ["train", *files] if entry == "train" else [entry, WORKFLOW, argument]
         monkeypatch.setattr("sys.argv", ["verl-dag", *command])
         with pytest.raises(SystemExit) as ended:
             cli.main()

@@ -11,8 +11,9 @@ import torch
 from omegaconf import DictConfig, OmegaConf
 from ruamel.yaml import YAML
 
-from recipe.dag.main import compose_config, launch
+from recipe.dag.main import launch
 from recipe.dag.settings import defaults
+from recipe.dag.settings.compose import compose_config
 from recipe.dag.train import checkpoint
 from recipe.dag.train.data import Columns, load_samples
 from recipe.dag.train.fingerprint import Fingerprint, fingerprint_of

@@ -286,7 +286,7 @@ def test_one_mistake_is_one_problem_at_its_place(base, edits, message, expect_on
         (b"", (1, 1), "the file is empty"),
         (b"# nothing yet\n", (1, 1), "the file is empty"),
         (b"- a\n- b\n", (1, 1), "expected a mapping with keys such as `dag_id` and `nodes`, got a list"),
-        (b"just text\n", (1, 1), "got `just text`"),
+        (b"just text\n", (1, 1), "got one value"),
         ("dag_id: café\n".encode("latin-1"), (1, 12), "byte 0xe9 is not UTF-8"),
         (b"dag_id: x\na: [1, 2\n", (3, 1), "YAML syntax"),
         (b"a: " + b"[" * 1000 + b"]" * 1000, (1, 1), "nested too deeply"),
@@ -298,9 +298,13 @@ def test_what_is_no_workflow_at_all(content, place, message, problems_of):
     assert message in str(problems[0])
 
 
-def test_aliases_cannot_unfold_without_end(problems_of, tmp_path):
-    lines = ["x-0: &a0 [1, 1, 1, 1, 1, 1, 1, 1, 1, 1]"]
-    lines += [f"x-{n}: &a{n} [{', '.join([f'*a{n - 1}'] * 10)}]" for n in range(1, 9)]
+@pytest.mark.parametrize(
+    ("first", "later", "depth"),
+    [("[1, 1, 1, 1, 1, 1, 1, 1, 1, 1]", f"[{', '.join(['*'] * 10)}]", 9), ("{a: 1}", "{<<: [*, *]}", 30)],
+)
+def test_aliases_cannot_unfold_without_end(problems_of, first, later, depth):
+    lines = [f"x-0: &a0 {first}"]
+    lines += [f"x-{n}: &a{n} {later.replace('*', f'*a{n - 1}')}" for n in range(1, depth)]
     problems = problems_of("\n".join(lines).encode())
     assert "expand into more than" in str(problems[0])
 
@@ -335,3 +339,16 @@ def test_a_problem_is_one_line_with_file_line_and_column(problems_of, tmp_path):
 def test_a_file_that_is_not_there_is_a_workflow_error(problems_of, tmp_path):
     with pytest.raises(WorkflowError, match="missing.yaml: no such file"):
         load_workflow(tmp_path / "missing.yaml")
+
+
+def test_a_misspelt_agent_and_a_broken_file_of_several_nodes_are_one_problem_each(problems_of, tmp_path):
+    (tmp_path / "bad.py").write_text("def f(:\n")
+    head = (
+        "dag_id: x\nagents: [{name: a, policy: p}, {name: b, policy: p}]\npolicies: {p: {model: {path: m}}}\nnodes:\n"
+    )
+    score = "  - {id: r, reward: 'json:dumps', after: s}\n"
+    (typo,) = problems_of(f"{head}  - {{id: s, agnet: a}}\n  - {{id: t, agent: b, after: s}}\n{score}".encode())
+    assert typo.message == "unknown key; did you mean `agent`?"
+    nodes = "".join(f"  - {{id: {node}, agent: {agent}, hooks: bad.py:A}}\n" for node, agent in ("sa", "tb"))
+    (broken,) = problems_of(f"{head}{nodes}{score}".encode())
+    assert "`bad.py` is not valid Python" in broken.message

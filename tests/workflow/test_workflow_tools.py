@@ -80,7 +80,7 @@ CASES = [
         "only with `tags`",
     ),
     ("misspelt key", ("path: tool.py:Search, kwargs: {index: art}", "§pth: tool.py:Search"), "did you mean `path`?"),
-    ("without close", ("tool.py:Search, kwargs: {index: maths}", "§tool.py:Open"), "has no method `close`"),
+    ("without execute", ("tool.py:Search, kwargs: {index: maths}", "§tool.py:Shut"), "has no method `execute`"),
     ("not async", ("tool.py:Search, kwargs: {index: maths}", "§tool.py:Sync"), "must be `async def`"),
     ("signature", ("tool.py:Search, kwargs: {index: maths}", "§tool.py:Narrow"), "must take the positional arguments"),
     ("listed twice", ("{name: finder}", "§{path: tool.py:Search, kwargs: {index: art}}"), "is listed twice"),
@@ -94,12 +94,17 @@ def files(folder):
     (folder / "tool.py").write_text(
         f"class Search:\n{init}{execute}{close}"
         f"class Open:\n{execute}"
+        f"class Shut:\n{close}"
         f"class Sync:\n{execute.replace('async ', '')}{close}"
         f"class Narrow:\n{execute.replace(', state', '')}{close}"
     )
     (folder / "h.py").write_text(
         "class Hook:\n    def post_process(self, tokenizer, prompt_ids, response_ids, *, code_timeout=1.0): ...\n"
     )
+
+
+def test_a_tool_need_not_have_close(load_text):
+    load_text(GOOD.replace("tool.py:Search, kwargs: {index: maths}", "tool.py:Open"))
 
 
 def test_a_name_stands_for_what_is_declared_under_it(load_text):

@@ -36,28 +36,28 @@ def validate(
         bool, typer.Option("--play", help="Also play a few episodes without a model, which run all of that code.")
     ] = False,
     data: Annotated[str | None, typer.Option(help="With --play: the data file whose first row is played.")] = None,
+    show: Annotated[bool, typer.Option("--show", help="With --play: print the episodes.")] = False,
 ) -> None:
     """Check workflow files: one line per mistake (file:line:col: where: what), exit code 2 if there is any. Python
     files that a workflow names are parsed, imported only with --load, and run only with --play."""
-    from recipe.dag.inspection import load_checked, short_form_hint
+    from recipe.dag.inspection import short_form_hint
+    from recipe.dag.preflight import check_workflow
 
+    for option, is_given in (("--data", data is not None), ("--show", show)):
+        if is_given and not play:
+            raise UserError(f"{option} has no effect without --play; add --play or remove it")
     failed = False
     for file in files:
         try:
-            workflow = load_checked(file)
+            workflow = check_workflow(file)
             if load:
                 from recipe.dag.episode.load import load_user_code
 
                 load_user_code(workflow)
             if play:
-                from recipe.dag.episode.rehearsal import SAMPLE, rehearse
-                from recipe.dag.inspection import first_sample
+                from recipe.dag.commands.play import play_episodes
 
-                try:
-                    rehearse(workflow, first_sample(data) if data else SAMPLE)
-                except UserError as error:
-                    hint = "" if data else " (the problem and its ground truth are made up; pass --data FILE for yours)"
-                    raise UserError(f"{error}{hint}") from error
+                play_episodes(workflow, data, show=show)
         except UserError as error:
             failed = True
             typer.echo(str(error), err=True)
@@ -121,17 +121,15 @@ def plan(
 ) -> None:
     """Show what a workflow will do: agents, policies, order, training chain, token budget, and whether the run fits
     the memory of each GPU, for a configuration (--config-name, key=value ...)."""
-    from recipe.dag.inspection import estimate_gpus, load_checked
+    from recipe.dag.inspection import estimate_gpus, open_planned
     from recipe.dag.workflow import render
     from recipe.dag.workflow.memory import estimate
     from recipe.dag.workflow.plan import make_plan
-    from recipe.dag.workflow_edits import split_edits
 
     renderers = {"text": render.to_text, "mermaid": render.to_mermaid, "json": render.to_json}
-    settings, edits = split_edits(overrides or [])
-    workflow = load_checked(file, edits)
+    workflow, config = open_planned(file, overrides or [], config_name, config_path, gpu_gb)
     _warn(workflow.warnings)
-    gpus = estimate_gpus(workflow, config_name, settings, config_path, gpu_gb)
+    gpus = estimate_gpus(workflow, config, gpu_gb)
     planned = make_plan(workflow).model_copy(update={"memory": estimate(workflow), **gpus})
     typer.echo(renderers["mermaid" if mermaid else output_format](planned))
 

@@ -1,7 +1,8 @@
 """Runs one call of an agent: `prompt` hook, generations with tool calls between them, `parse` hook.
 
 Invariant: `response_ids` holds the tokens as they were sampled and, between two generations, what the chat template
-puts there; the mask tells them apart. Prompt and response together never exceed the policy's context.
+puts there; the mask tells them apart. Prompt and response together never exceed the policy's context, nor the response
+its own limit.
 """
 
 from __future__ import annotations
@@ -191,7 +192,7 @@ class AgentRunner:
 
     async def _reply(self, call: Call, attempt: Attempt, messages: list[Message], limit: TimeLimit) -> Message:
         ids = await self._render(messages)
-        room = self.endpoint.max_model_len - len(ids)
+        room = self.endpoint.room(len(ids))
         if room < 1:
             raise PromptTooLong(f"a prompt of {len(ids)} tokens does not fit", where=self.where)
         generation, _, _ = await self._sample(call, attempt, limit, ids, room)
@@ -404,8 +405,8 @@ class AgentRunner:
         return {"end_of_turn": self._end_of_turn, "tools": self._template_tools, **self.agent.chat_template_kwargs}
 
     def _room(self, call: Call) -> int:
-        """Return how many tokens still fit into the policy's context."""
-        return self.endpoint.max_model_len - len(call.prompt_ids) - len(call.response_ids)
+        """Return how many tokens still fit into the call."""
+        return self.endpoint.room(len(call.prompt_ids), len(call.response_ids))
 
 
 def _append(call: Call, ids: list[int], log_probs: list[float], *, sampled: int) -> None:

@@ -31,7 +31,14 @@ class PolicyEndpoint:
     """A transformers tokenizer, or an object with its apply_chat_template, encode, decode and eos_token_id."""
     max_model_len: int
     """Tokens of prompt and response together."""
+    max_response_length: int | None = None
+    """Tokens of one call's response: all its generations, and what is between them."""
     codec: TextCodec = field(init=False)
 
     def __post_init__(self) -> None:
         self.codec = TextCodec(self.tokenizer)
+
+    def room(self, prompt_tokens: int, response_tokens: int = 0) -> int:
+        """Return how many tokens still fit into a call."""
+        left = self.max_model_len - prompt_tokens - response_tokens
+        return left if self.max_response_length is None else min(left, self.max_response_length - response_tokens)

@@ -1,7 +1,7 @@
 """Plays a few episodes without a model: `verl-dag validate --play`.
 
-Invariant: every hook, env, tool and reward function that the path of an episode reaches runs once, in the engine that a
-run uses; no model, GPU, Ray or sandbox is needed. The texts are meaningless, so rewards say nothing about a model.
+Invariant: every hook, env, tool and reward function that the path of an episode reaches runs, in the engine that a run
+uses, and then an estimator of the user's; no model, GPU, Ray or sandbox is needed. The texts say nothing about a model.
 """
 
 from __future__ import annotations
@@ -13,21 +13,27 @@ from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, cast
 
+from recipe.dag.algorithms.custom import Custom
 from recipe.dag.episode.client import PolicyEndpoint
 from recipe.dag.episode.listed_tools import with_stand_ins
 from recipe.dag.episode.make_tools import make_tools
+from recipe.dag.episode.rows import rows_of
 from recipe.dag.episode.runner import EpisodeRunner
 from recipe.dag.episode.tool_loop import argument_between_tags
 from recipe.dag.episode.toolset import REFUSED
 from recipe.dag.errors import UserError
+from recipe.dag.suggestion import listing
 from recipe.dag.tools.sandbox_client import FileRefused, RunResult, SandboxClient, SessionFiles
 from recipe.dag.types.record import Episode, Generation
-from recipe.dag.types.tool import Tool, parameters_of
+from recipe.dag.types.tool import Tool, close_tool, parameters_of
+from recipe.dag.workflow.condition import AGREE_KEY, parts
 from recipe.dag.workflow.schema import Agent, Workflow
 
 SAMPLE = {"prompt": [{"role": "user", "content": "Which number?"}], "ground_truth": "1", "extra_info": {}}
-ANSWERS = ("1", "The answer is \\boxed{1}.", "")
+ANSWERS = ("{right}", "The answer is \\boxed{{{right}}}.", "The answer is \\boxed{{{wrong}}}.", "")
 """The answer of every agent in each of the episodes."""
+_LONGEST_TRUTH = 40
+"""Characters of a ground truth that can be an answer; a longer one is data for the reward, such as tests of code."""
 START, END = "<|im_start|>", "<|im_end|>"
 _SPECIAL = {START: 1, END: 2}
 _MAX_TOKENS = 1 << 20
@@ -154,16 +160,67 @@ async def _rehearse(workflow: Workflow, sample: dict[str, Any]) -> list[Episode]
             by_agent[agent.name] = _first_request(made[0], agent)
     episodes = []
     try:
-        for index, answer in enumerate(ANSWERS):
+        for index, answer in enumerate(_answers(sample)):
             endpoint = PolicyEndpoint(Script(tokenizer, answer, requests, by_agent), tokenizer, _MAX_TOKENS)
             runner = EpisodeRunner(workflow, dict.fromkeys(workflow.policies, endpoint), tools, seed=0, sandbox=sandbox)
             episodes.append(await runner.run(sample, "rehearsal", index, step=0))
             _check_tools_ran(episodes[-1])
         await runner.finish(episodes, "rehearsal")
+        _check_estimator(workflow, episodes)
     finally:
         for tool in tools.values():
-            await tool.close()
+            await close_tool(tool)
     return episodes
+
+
+def _answers(sample: Mapping[str, Any]) -> list[str]:
+    truth = sample.get("ground_truth")
+    right = truth if isinstance(truth, str) and 0 < len(truth) <= _LONGEST_TRUTH else "1"
+    return [answer.format(right=right, wrong="0" if right != "0" else "1") for answer in ANSWERS]
+
+
+def _check_estimator(workflow: Workflow, episodes: Sequence[Episode]) -> None:
+    """Let an estimator of the user's credit the rows, with 0 for what a critic would say. Raises UserError."""
+    if not isinstance(workflow.algorithm, Custom):
+        return
+    import torch
+
+    from recipe.dag.algorithms.estimate import estimate
+
+    rows = rows_of(episodes)
+    for policy in workflow.trained_policies():
+        own = [row for row in rows if row.policy == policy]
+        has_critic = workflow.critic_owner(policy) is not None
+        values = [torch.zeros(len(row.response_ids)) for row in own] if has_critic else None
+        if own:
+            estimate(workflow.algorithm, own, values=values, base=workflow.path)
+
+
+def unseen_keys(workflow: Workflow, episodes: Sequence[Episode]) -> list[str]:
+    """Return a line for each entry of an agent's `parsed` that a condition or a vote reads and no episode had."""
+    seen: dict[str, set[str]] = {}
+    for call in (call for episode in episodes for call in episode.all_calls):
+        seen.setdefault(call.node, set()).update(call.parsed)
+    where = [(f"loops.{name}.until", loop.until) for name, loop in workflow.loops.items() if loop.until is not None]
+    where += [(f"node {node.node_id}: when", node.when) for node in workflow.nodes if node.when is not None]
+    read = [
+        (place, node, part.key or AGREE_KEY)
+        for place, condition in where
+        for _, part in parts(condition, ())
+        for node in (part.agree or ((part.node,) if part.node is not None and part.key is not None else ()))
+    ]
+    read += [
+        (f"node {node.node_id}: vote", voter, node.vote.key)
+        for node in workflow.nodes
+        if node.vote is not None
+        for voter in node.dependencies
+    ]
+    return [
+        f"{place}: reads `{key}` of {node}, which no played episode has in `parsed` "
+        f"({listing(sorted(seen[node])) or 'it is empty'})"
+        for place, node, key in dict.fromkeys(read)
+        if node in seen and key not in seen[node]
+    ]
 
 
 def _check_tools_ran(episode: Episode) -> None:

@@ -19,7 +19,7 @@ from recipe.dag.episode.tasks import guarded
 from recipe.dag.errors import UserError
 from recipe.dag.tools.code_interpreter import clip
 from recipe.dag.types.record import ToolResult
-from recipe.dag.types.tool import Tool, parameters_of, problem_of_parameters
+from recipe.dag.types.tool import Tool, close_tool, parameters_of, problem_of_parameters
 from recipe.dag.workflow.schema import DeclaredTool, ToolSpec, Workflow
 
 
@@ -99,7 +99,7 @@ class LimitedTool:
         return await self._run(getattr(self.tool, "execute_for_hook", self.tool.execute), arguments, state, extra)
 
     async def close(self) -> None:
-        await self.tool.close()
+        await close_tool(self.tool)
 
     async def _run(
         self,

@@ -33,10 +33,11 @@ class PolicySpec:
     tokenizer: str
     trust_remote_code: bool
     max_model_len: int
+    max_response_length: int
 
     def endpoint(self) -> PolicyEndpoint:
         tokenizer = hf_tokenizer(self.tokenizer, trust_remote_code=self.trust_remote_code)
-        return PolicyEndpoint(self.client, tokenizer, self.max_model_len)
+        return PolicyEndpoint(self.client, tokenizer, self.max_model_len, self.max_response_length)
 
 
 class PolicyRuntime:
@@ -79,14 +80,16 @@ class PolicyRuntime:
             self.sync = CheckpointEngineManager(config=engine, actor_wg=self.workers, replicas=self.replicas)
             await self.sync.sleep_replicas()
         client = ServerClient(manager.get_client(), self.name, seeded=on_cpu)
-        self.endpoint = PolicyEndpoint(client, self.tokenizer, rollout.max_model_len)
+        longest = int(self.config.data.max_response_length)
+        self.endpoint = PolicyEndpoint(client, self.tokenizer, rollout.max_model_len, longest)
 
     def spec(self) -> PolicySpec:
         """Return the description of the started policy for other processes."""
         model, endpoint = self.config.actor_rollout_ref.model, self.endpoint
         assert endpoint is not None  # made by start()
         path = model.tokenizer_path or model.path
-        return PolicySpec(endpoint.client, path, model.trust_remote_code, endpoint.max_model_len)
+        longest = int(self.config.data.max_response_length)
+        return PolicySpec(endpoint.client, path, model.trust_remote_code, endpoint.max_model_len, longest)
 
     def _start_workers(self) -> None:
         import ray

@@ -49,9 +49,7 @@ class Journal:
         count = 0
         try:
             for episode in islice(episodes, room):
-                fields = {name: getattr(episode, name) for name in episode.__slots__}
-                fields["calls"] = [replace(call, env_info=_shortened(call.env_info)) for call in episode.calls]
-                append(self.episodes_path, to_json({"step": step, "split": split} | fields) + b"\n")
+                append(self.episodes_path, to_json({"step": step, "split": split} | record_of(episode)) + b"\n")
                 count += 1
         except OSError as error:
             if not self._warned:
@@ -74,6 +72,12 @@ class Journal:
             if path.exists():
                 replace_file(path, lines_until(path, step))
         self._written = Counter({key: count for key, count in self._written.items() if key[0] <= step})
+
+
+def record_of(episode: Episode) -> dict[str, Any]:
+    """Return the fields of an episode for the journal, with long texts of environments cut."""
+    fields = {name: getattr(episode, name) for name in episode.__slots__}
+    return fields | {"calls": [replace(call, env_info=_shortened(call.env_info)) for call in episode.calls]}
 
 
 def _shortened(value: Any) -> Any:

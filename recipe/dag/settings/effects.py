@@ -79,18 +79,32 @@ NEEDS: dict[str, Need] = {
     },
 }
 """Typed keys that have an effect only with a certain value of another key."""
-_ALIASED = ("model_path", "validation.temperature")
+_ALIASED = ("model_path", "validation.temperature", "data.max_prompt_length", "data.max_response_length")
 """Keys that a configuration file may set from another key, such as `default_agent.pretrain`."""
 _SCHEDULE_BY_OLD_NAME = "warmup_style"
+_INTERPRETER = "code_interpreter"
+_OF_PROGRAMS = {"sandbox.timeout_s": "timeout_s", "sandbox.memory_mb": "memory_mb"}
+"""Typed keys that are defaults of the code interpreter's options -> the option."""
+_OF_SERVED_POLICIES = {
+    "data.max_prompt_length": "the server of the model limits prompts, no policy is served by the run; remove it",
+    "data.max_response_length": "no policy is served by the run; pass workflow.agents.*.sampling.max_tokens=N, which a "
+    "server is asked for",
+}
+"""Typed keys that limit the policies that the run serves itself -> the message if there are none."""
 
 
 def check_effects(
-    typed: Mapping[str, Typed], config: DictConfig, workflow: Workflow, *, evaluate_only: bool = False
+    typed: Mapping[str, Typed],
+    config: DictConfig,
+    workflow: Workflow,
+    *,
+    evaluate_only: bool = False,
+    all_by_api: bool = False,
 ) -> None:
     """Raise UserError with a line for each typed key that nothing in this run reads.
 
     `config` is the composed configuration. An evaluation accepts keys of the training, so that one command line serves
-    both."""
+    both. all_by_api: a server's model plays every policy."""
     aliases = repeated_keys(config)
     typed = {**{key: typed[aliases[key]] for key in _ALIASED if aliases.get(key) in typed}, **typed}
     # a null asks for nothing, and a value that describes what happens anyway needs no effect
@@ -99,24 +113,54 @@ def check_effects(
         for key, setting in typed.items()
         if setting.value is not None and not says_the_same(key, setting.value)
     }
-    wrong = [f"{typed[key].argument}: {message}" for key, message in _without_effect(typed, config, workflow)]
+    all_by_api = all_by_api or not workflow.local_policies()
+    problems = _without_effect(typed, config, workflow, all_by_api=all_by_api)
+    wrong = [f"{typed[key].argument}: {message}" for key, message in problems]
     if not evaluate_only:
         wrong += [f"{typed[key].argument}: {message}" for key, message in _not_trained(typed, config, workflow)]
     if wrong:
         raise UserError("\nerror: ".join(dict.fromkeys(wrong)))
 
 
-def _without_effect(typed: Mapping[str, Typed], config: DictConfig, workflow: Workflow) -> Iterator[tuple[str, str]]:
+def _without_effect(
+    typed: Mapping[str, Typed], config: DictConfig, workflow: Workflow, *, all_by_api: bool
+) -> Iterator[tuple[str, str]]:
     """Yield (key, message) of keys without an effect, whether the run trains or not."""
     for key in typed:
         if key.startswith(("sandbox.", "data.")) and (message := _unmet(key, config, workflow)) is not None:
             yield key, message
-    if "model_path" in typed and config.model_path and not _asks_for_model_path(workflow):
+    for key in sorted(typed.keys() & _OF_PROGRAMS.keys()):
+        if (message := _of_no_program(_OF_PROGRAMS[key], workflow)) is not None:
+            yield key, message
+    if all_by_api:
+        yield from ((key, message) for key, message in _OF_SERVED_POLICIES.items() if key in typed)
+    if "model_path" in typed and config.model_path and not asks_for_model_path(workflow):
         message = "no policy's model is ${oc.env:MODEL_PATH}; set `policies.<name>.model.path` in the workflow"
         yield "model_path", message
 
 
-def _asks_for_model_path(workflow: Workflow) -> bool:
+def _of_no_program(option: str, workflow: Workflow) -> str | None:
+    """Return the message for a default that no program of the workflow takes: that of the code interpreter's `option`.
+    Environments limit their programs themselves."""
+    users = [
+        (node, tool)
+        for node in workflow.rollout_nodes
+        for tool in workflow.agents[node.agent_group].tools
+        if tool.name == _INTERPRETER and tool.path is None
+    ]
+    if not users:
+        return f"no agent has the tool {_INTERPRETER}, and environments limit their programs themselves; remove it"
+    for node, tool in users:
+        if option in tool.options((option,)):
+            continue
+        if option != "timeout_s" or node.agent_options.post_process_kwargs.get("code_timeout") is None:
+            return None
+    own = f"`{option}` of the tool" + (" or `code_timeout` of the hooks" if option == "timeout_s" else "")
+    return f"every program has a limit in the workflow ({own}); set it there"
+
+
+def asks_for_model_path(workflow: Workflow) -> bool:
+    """Return whether a model of the workflow is ${oc.env:MODEL_PATH}."""
     models = [policy.model for policy in workflow.policies.values()]
     models += [policy.critic.model for policy in workflow.policies.values() if policy.critic is not None]
     if workflow.algorithm.team_value is not None:

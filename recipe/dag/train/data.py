@@ -86,7 +86,7 @@ def _in_schema(rows: list[dict[str, Any]], name: str, columns: Columns) -> list[
                 raise UserError(f"{name}: row {number + 1}: {error}") from error
         rows = [row | {"prompt": str(messages[number][-1]["content"])} for number, row in enumerate(rows)]
         columns = replace(columns, input_key="prompt")
-    items = to_items(rows, name, columns.input_key, columns.label_key)
+    items = to_items(rows, name, columns.input_key, columns.label_key, option="data.{}=COLUMN")
     truths = ground_truths([item.answer for item in items], name, columns.answer_format)
     source, suffix = Path(name).stem, columns.add_prompt_suffix
     made = []

@@ -76,14 +76,16 @@ def to_items(
     input_key: str | None,
     label_key: str | None,
     clean_answer: Callable[[str], str] = str,
+    option: str = "--{}",
 ) -> list[Item]:
-    """Return the problems and answers of the rows. Raises UserError, which names the first row that lacks one."""
+    """Return the problems and answers of the rows. `option`: how a user names a column. Raises UserError, which names
+    the first row that lacks one."""
     input_key = input_key or _present(rows[0], PROBLEM_KEYS)
     label_key = label_key or _present(rows[0], ANSWER_KEYS)
     return [
         Item(
-            _value(row, input_key, f"{name}: row {number}", "--input_key"),
-            clean_answer(_value(row, label_key, f"{name}: row {number}", "--label_key")),
+            _value(row, input_key, f"{name}: row {number}", option.format("input_key")),
+            clean_answer(_value(row, label_key, f"{name}: row {number}", option.format("label_key"))),
             row,
         )
         for number, row in enumerate(rows, 1)

@@ -25,7 +25,7 @@ from recipe.dag.open_files import raise_limit
 from recipe.dag.policy.policy import PolicySpec
 from recipe.dag.tools.sandbox_client import SandboxClient
 from recipe.dag.types.record import Episode
-from recipe.dag.types.tool import Tool
+from recipe.dag.types.tool import Tool, close_tool
 from recipe.dag.workflow.schema import Workflow
 
 SHIP_EVERY_S = 0.2
@@ -120,7 +120,7 @@ class RolloutWorker:
 
     async def close(self) -> None:
         for tool in (self._tools or {}).values():
-            await tool.close()
+            await close_tool(tool)
         if self._sandbox is not None:
             await self._sandbox.close()
 

@@ -33,7 +33,7 @@ from recipe.dag.tools.builtin import BUILTIN
 from recipe.dag.tools.sandbox_client import SandboxClient, check_sandbox
 from recipe.dag.train.alternation import actor_updates
 from recipe.dag.train.tool_columns import check_columns
-from recipe.dag.types.tool import Tool, tool_name
+from recipe.dag.types.tool import Tool, close_tool, tool_name
 from recipe.dag.workflow.schema import Workflow
 
 if TYPE_CHECKING:
@@ -293,7 +293,7 @@ class Toolbox:
                 await self.processes.close()
         finally:  # tools and sandbox must be closed even if Ray has failed
             for tool in self.tools.values():
-                await tool.close()
+                await close_tool(tool)
             if self.client is not None:
                 await self.client.close()
             if self.remotes is not None:

@@ -28,13 +28,11 @@ class Tool(Protocol):
             async def execute(self, arguments, state):
                 return self.index.look_up(arguments["query"])
 
-            async def close(self): ...
-
     Text is a successful result. Return a ToolResult for anything else, such as
     `ToolResult("search", arguments, "failed", "no such page")`. The engine answers calls whose arguments do not fit the
     schema, unless an attribute `checks_arguments` is true. An optional method `execute_for_hook`, with the signature of
-    `execute`, runs the calls that hooks make. An optional attribute `create_kwargs` lists the names that a sample's
-    `create_kwargs` may use.
+    `execute`, runs the calls that hooks make; an optional `async def close(self)` is awaited at the end of the run. An
+    optional attribute `create_kwargs` lists the names that a sample's `create_kwargs` may use.
     """
 
     name: str
@@ -49,10 +47,6 @@ class Tool(Protocol):
         state: a dict that lasts for one episode. It starts as the `create_kwargs` of the sample's `tools_kwargs`; the
             `execute_kwargs` there are passed to this method by keyword.
         """
-        ...
-
-    async def close(self) -> None:
-        """Release the tool's resources at the end of the run."""
         ...
 
 
@@ -73,6 +67,8 @@ def check_tool(tool: Any, where: str) -> None:
     """Check that an object follows the protocol. Raises UserError."""
     for method, arguments in (("execute", ("arguments", "state")), ("close", ())):
         function = getattr(tool, method, None)
+        if method == "close" and function is None:
+            continue
         if not callable(function):
             raise UserError(f"tool {where}: has no method `{method}`; write `async def {method}(self, ...)`")
         if not inspect.iscoroutinefunction(inspect.unwrap(function)):
@@ -84,6 +80,12 @@ def check_tool(tool: Any, where: str) -> None:
             raise UserError(f"tool {where}: `{method}` must take ({names}): {error}") from error
     tool_name(tool, where)
     argument_validator(tool, where)
+
+
+async def close_tool(tool: Any) -> None:
+    """Release the tool's resources, if it has a method `close` that does."""
+    if (close := getattr(tool, "close", None)) is not None:
+        await close()
 
 
 def parameters_of(tool: Any) -> dict[str, Any]:

@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any
 
-from recipe.dag.suggestion import did_you_mean, listing
+from recipe.dag.suggestion import closest, did_you_mean, listing
 from recipe.dag.workflow.draft import (
     Draft,
     collection,
@@ -23,6 +23,8 @@ from recipe.dag.workflow.parse_model import parse_piece, show_value
 from recipe.dag.workflow.problem import KeyPath, Problem
 from recipe.dag.workflow.resolve_tools import resolve_tools
 from recipe.dag.workflow.schema import Node, NodeRole, NodeType
+from recipe.dag.workflow.short_form import KEYS
+from recipe.dag.workflow.short_form import ROLES as ROLE_KEYS
 from recipe.dag.workflow.source import Source
 
 ROLES = {kind: tuple(role for role in KINDS if KINDS[role].type is kind) for kind in NodeType}
@@ -54,8 +56,19 @@ def _read_nodes(draft: Draft) -> None:
         if piece is not None and (placement_problems := list(_placement_problems(draft, piece, path))):
             draft.problems += placement_problems
             valid = False
+        if isinstance(data, dict) and _misspells_its_kind(
+            draft, data, path
+        ):  # the one mistake; others would follow from it
+            valid = False
         draft.nodes.append(piece if valid else None)
         draft.node_ids.append(text_of(data, "node_id"))
+
+
+def _misspells_its_kind(draft: Draft, data: dict[str, Any], path: KeyPath) -> bool:
+    """Return whether a node has no kind, and an unknown key that may be meant to give it one."""
+    unknown = data.keys() - Node.model_fields.keys() - set(KEYS)
+    has_kind = any(draft.has(*path, key) for key in (*ROLE_KEYS, "node_role", "node_type"))
+    return not has_kind and any(closest(key, (*KEYS, *Node.model_fields)) in ROLE_KEYS for key in unknown)
 
 
 def _normal_node(draft: Draft, data: dict[str, Any], path: tuple) -> tuple[dict[str, Any], list[Problem]]:

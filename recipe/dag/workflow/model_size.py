@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -14,6 +15,8 @@ from typing import Any
 
 from recipe.dag.errors import UserError
 from recipe.dag.workflow.interpolation import resolve_env
+
+_HUB_NAME = re.compile(r"[\w-][\w.-]*/[\w-][\w.-]*")
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,7 +58,8 @@ def size_of(path: str, environ: Mapping[str, str] | None = None) -> ModelSize:
         raise UnknownSize(str(error)) from error
     file = _config_file(name, os.environ if environ is None else environ)
     if file is None:
-        raise UnknownSize(f"no config.json of {name} on this machine")
+        fetch = f"; fetch that one file: hf download {name} config.json" if _HUB_NAME.fullmatch(name) else ""
+        raise UnknownSize(f"no config.json of {name} on this machine{fetch}")
     try:
         config = json.loads(file.read_text(encoding="utf-8"))
         return _count(config.get("text_config", config))

@@ -22,6 +22,7 @@ from recipe.dag.workflow.ast_index import (
     Outline,
     Signature,
     read_outline,
+    short_returns,
     signature,
 )
 from recipe.dag.workflow.interpolation import check_env
@@ -40,6 +41,7 @@ _ENV = {"step": ("actions", "ground_truth")}
 _STEP = frozenset({"agents", "agent"})
 """The arguments that `step` may take besides."""
 _TOOL = {"execute": ("arguments", "state"), "close": ()}
+_OPTIONAL = frozenset({"close"})
 # An env need not define reset. It is called with keyword arguments: those of these that it takes.
 _RESET = frozenset({"sample", "seed", "sandbox", "agents"})
 _CONTEXT = frozenset({"context"})
@@ -56,6 +58,8 @@ class References:
     def __init__(self, source: Source):
         self.source = source
         self.outlines: dict[Path, Outline] = {}
+        self.broken: set[str] = set()
+        """Files that have been reported as not valid Python."""
 
     def check_agent(self, agent: Agent, path: KeyPath) -> Iterator[Problem]:
         declared = self.source.data.get("tools")
@@ -254,8 +258,9 @@ class References:
             yield self.source.problem(here, f"`{ref}` is a function; name a class with {listing(methods)}")
             return
         yield from self.check_constructor(outline, owner, ref, here, kwargs or {}, kwargs_at)
-        if missing := [name for name in methods if outline.method(owner, name) is None]:
-            yield self.source.problem(here, f"`{ref}` has no method {listing(missing)}; it needs {listing(methods)}")
+        needed = [name for name in methods if name not in _OPTIONAL]
+        if missing := [name for name in needed if outline.method(owner, name) is None]:
+            yield self.source.problem(here, f"`{ref}` has no method {listing(missing)}; it needs {listing(needed)}")
         for name, arguments in methods.items():
             method = outline.method(owner, name)
             if method is None:
@@ -263,6 +268,10 @@ class References:
             if methods is _TOOL and isinstance(method, ast.FunctionDef) and not method.decorator_list:
                 yield self.source.problem(here, f"{name} of `{ref}` must be `async def`")
                 continue
+            if methods is _ENV and isinstance(method, ast.FunctionDef | ast.AsyncFunctionDef):
+                for line, count in short_returns(method):
+                    problem = f"step of `{ref}` returns {count} values in line {line}"
+                    yield self.source.problem(here, f"{problem}, not (obs, reward, done) or (obs, reward, done, info)")
             shape, optional = signature(method, method=True), _STEP if methods is _ENV else _CONTEXT
             if methods is _ENV and isinstance(shape, Signature) and not any(shape.misfits((), arguments, _STEP)):
                 arguments, optional = (), frozenset(arguments) | _STEP  # keyword arguments may come in any order
@@ -322,7 +331,9 @@ class References:
         except (SyntaxError, ValueError) as error:
             line = f" in line {error.lineno}" if isinstance(error, SyntaxError) and error.lineno else ""
             text = error.msg if isinstance(error, SyntaxError) else str(error)
-            yield self.source.problem(here, f"`{file}` is not valid Python: {text}{line}")
+            if file not in self.broken:
+                yield self.source.problem(here, f"`{file}` is not valid Python: {text}{line}")
+            self.broken.add(file)
             return None
         if name is None:
             return outline, OPAQUE if outline.open else None
