@@ -14,13 +14,15 @@ python=${PYTHON:-python3} seed=$(seed_of "$@")
 [ "${1:-}" != "$seed" ] || shift
 name=$(with_seed mathchat_smollm2 "$seed") model=outputs/smollm2
 out=outputs/$name
+run=(--config-path recipe/mathchat/config --config-name smollm2
+  workflow=workflows/workflow_mathchat.yaml seed="$seed" 'workflow.agents.*.sampling.max_tokens=64')
+"$python" -m recipe.dag.main --check "${run[@]}" "$@"   # before a model and data are made
 [ -f "$model/tokenizer.json" ] || "$python" examples/small_model.py "$model"   # the last file that is written
 "$python" preprocess/arithmetic.py --local_dir "$out/data" --train_size 2048 --test_size 64 --seed "$seed"
 "$python" -m recipe.mathchat.teacher --output "$out/data/sft.parquet" --size 512 --test_size 64 --seed "$seed"
 "$python" -m recipe.dag.cli sft "$out/data/sft.parquet" --model "$model" --output "$out/sft" \
   --config-path recipe/mathchat/config --config-name sft_smollm2 seed="$seed"
 find_trackers console,tensorboard
-exec "$python" -m recipe.dag.main --config-path recipe/mathchat/config --config-name smollm2 \
-  workflow=workflows/workflow_mathchat.yaml model_path="$out/sft/huggingface" \
-  data.train_files="$out/data/train.parquet" data.val_files="$out/data/test.parquet" output_dir="$out" seed="$seed" \
-  'workflow.agents.*.sampling.max_tokens=64' ${trackers[@]+"${trackers[@]}"} "$@"
+exec "$python" -m recipe.dag.main "${run[@]}" model_path="$out/sft/huggingface" data.train_files="$out/data/train.parquet" \
+  data.val_files="$out/data/test.parquet" output_dir="$out" \
+  ${trackers[@]+"${trackers[@]}"} "$@"

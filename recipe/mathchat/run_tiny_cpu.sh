@@ -14,15 +14,18 @@ name_run mathchat "$@"
 [ "${1:-}" != "$seed" ] || shift
 workflow=workflows/workflow_mathchat.yaml
 
+# shellcheck disable=SC2016  # the variables are read by the configuration
+settings=('~workflow.policies.coach.model'
+  'workflow.policies.coach.api={base_url: "${oc.env:COACH_URL}", model: "${oc.env:COACH_MODEL}"}'
+  workflow.nodes.scores.args.process="$weight")
+check "$seed" "$workflow" recipe/mathchat/config "${settings[@]}" "$@"
 python preprocess/arithmetic.py --local_dir "outputs/$base/data" --train_size 2048 --test_size 64 --seed "$seed"
 make_model "$base" "$seed" "$workflow" recipe/mathchat/teacher.py:Teacher --steps 600
 [ -n "${COACH_URL:-}" ] || start_coach "outputs/$name" recipe/mathchat/judge.py:judge
 export COACH_URL COACH_MODEL=${COACH_MODEL:-judge} MODEL_PATH=outputs/$base/model
 find_trackers console,tensorboard
-# shellcheck disable=SC2016  # the variables are read by the configuration
 beside_coach python -m recipe.dag.main --config-path recipe/mathchat/config --config-name tiny_cpu workflow="$workflow" \
   trainer.experiment_name="$name" seed="$seed" \
   data.train_files="outputs/$base/data/train.parquet" data.val_files="outputs/$base/data/test.parquet" \
-  '~workflow.policies.coach.model' \
-  'workflow.policies.coach.api={base_url: "${oc.env:COACH_URL}", model: "${oc.env:COACH_MODEL}"}' \
-  workflow.nodes.scores.args.process="$weight" ${trackers[@]+"${trackers[@]}"} "$@"
+  "${settings[@]}" \
+  ${trackers[@]+"${trackers[@]}"} "$@"

@@ -14,6 +14,8 @@ python=${PYTHON:-python3} seed=$(seed_of "$@")
 [ "${1:-}" != "$seed" ] || shift
 name=$(with_seed retool_smollm2 "$seed") model=outputs/smollm2_tools workflow=workflows/workflow_retool.yaml
 out=outputs/$name
+run=(--config-path recipe/retool/config --config-name smollm2 workflow="$workflow" seed="$seed")
+"$python" -m recipe.dag.main --check "${run[@]}" "$@"   # before a model and data are made
 [ -f "$model/tokenizer.json" ] || "$python" examples/small_model.py "$model" --tools   # the last file that is written
 "$python" preprocess/arithmetic.py --local_dir "$out/data" --train_size 2048 --test_size 64 --seed "$seed"
 "$python" -m recipe.retool.teacher --output "$out/data/sft.parquet" --size 768 --test_size 64 --seed "$seed"
@@ -21,9 +23,9 @@ out=outputs/$name
 "$python" -m recipe.dag.cli sft "$out/data/sft.parquet" --model "$model" --output "$out/sft" \
   --config-path recipe/retool/config --config-name sft_smollm2 seed="$seed"
 find_trackers console,tensorboard
-"$python" -m recipe.dag.main --config-path recipe/retool/config --config-name smollm2 workflow="$workflow" \
-  model_path="$out/sft/huggingface" data.train_files="$out/data/train.parquet" data.val_files="$out/data/test.parquet" \
-  output_dir="$out" seed="$seed" ${trackers[@]+"${trackers[@]}"} "$@"
+"$python" -m recipe.dag.main "${run[@]}" model_path="$out/sft/huggingface" data.train_files="$out/data/train.parquet" \
+  data.val_files="$out/data/test.parquet" output_dir="$out" \
+  ${trackers[@]+"${trackers[@]}"} "$@"
 
 # evaluate STAGE OPTIONS...: 64 unseen problems, 8 episodes each
 evaluate() {

@@ -37,6 +37,7 @@ evaluate() {
   server=
 }
 
+check "$seed" "$workflow" recipe/retool/config "$@"
 python preprocess/arithmetic.py --local_dir "$out/data" --train_size 2048 --test_size 64 --seed "$seed"
 make_model "$name" "$seed" "$workflow" "$teacher:Teacher" --steps 700
 python -m recipe.retool.teacher --output "$out/data/sft.parquet" --size 512 --test_size 64 --seed "$seed"

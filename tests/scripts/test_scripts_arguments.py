@@ -7,6 +7,8 @@ from pathlib import Path
 
 import pytest
 
+from recipe.dag import main
+
 ROOT = Path(__file__).resolve().parents[2]
 SCRIPTS = sorted(ROOT.glob("recipe/*/run_tiny*_cpu.sh")) + sorted(ROOT.glob("recipe/*/run_smollm2.sh"))
 
@@ -48,3 +50,25 @@ def test_another_system_than_linux_is_refused_before_anything_is_installed(run):
 def test_seeds_and_settings_are_taken(run, word):
     done = run(ROOT / "recipe" / "mathchat" / "run_tiny_cpu.sh", word)
     assert "is not key=value" not in done.stderr and done.returncode != 0, "it goes on to the environment"
+
+
+@pytest.mark.parametrize("script", SCRIPTS, ids=lambda path: f"{path.parent.name}/{path.name}")
+def test_settings_are_checked_before_a_model_and_data_are_made(script, tmp_path, monkeypatch, capsys):
+    venv = tmp_path / "venv"
+    (venv / "bin").mkdir(parents=True)
+    for name, text in (("python", 'printf "%s\\n" "$@"; exit 3'), ("nvidia-smi", "echo GPU 0")):
+        (venv / "bin" / name).write_text(f"#!/bin/bash\n{text}\n")
+        (venv / "bin" / name).chmod(0o755)
+    stamp = f'echo "{ROOT} cpu $(cksum < pyproject.toml)" | cksum | tr " " -'
+    ready = subprocess.run(["bash", "-c", stamp], cwd=ROOT, capture_output=True, text=True, check=True).stdout.strip()
+    (venv / f".verl-dag-{ready}").touch()
+    python = str(venv / "bin" / "python")
+    env = {"PATH": f"{venv / 'bin'}:/usr/bin:/bin", "PYTHON": python, "VERL_DAG_VENV": str(venv)}
+    command = ["bash", str(script.relative_to(ROOT)), "1", "trainer.total_stepz=3"]
+    done = subprocess.run(command, cwd=ROOT, env=env, capture_output=True, text=True)
+    first = done.stdout.splitlines()
+    assert (done.returncode, first[:3]) == (3, ["-m", "recipe.dag.main", "--check"]), done.stderr
+    monkeypatch.chdir(ROOT)
+    assert main.main(first[2:]) == 2
+    assert capsys.readouterr().err.startswith("error: trainer.total_stepz=3: unknown key; did you mean")
+    assert main.main(first[2:-1]) == 0

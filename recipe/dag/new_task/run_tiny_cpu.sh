@@ -9,6 +9,7 @@ cd "$task/@root@"   # the checkout of verl-dag; change this line if you move the
 seed=$(seed_of "$@")
 [ "${1:-}" != "$seed" ] || shift
 name=$(tiny_name @name@ "$seed")
+check "$seed" "$task/workflow.yaml" "$task/config" "$@"
 python "$task/data.py" --local_dir "outputs/$name/data"
 make_model "$name" "$seed" "$task/workflow.yaml" teacher.py:Teacher --problems 1024 --steps 150
 train "$name" "$seed" "$task/workflow.yaml" "$task/config" \

@@ -45,6 +45,8 @@ if [ ! -e "$_stamp" ]; then
   touch "$_stamp"
 fi
 export PATH="$_venv/bin:$PATH" VIRTUAL_ENV="$_venv"
+# An environment that several checkouts share has the code of one of them installed; a script runs that of its own.
+export PYTHONPATH="$_root${PYTHONPATH:+:$PYTHONPATH}"
 # Threads that spin while they wait double the time of everything on a machine whose cores are busy.
 export OMP_WAIT_POLICY=${OMP_WAIT_POLICY:-passive}
 # the dev environment is a superset, so it is ready for scripts that need only `cpu`, too

@@ -15,6 +15,13 @@ make_model() {
     ${BASE_STEPS:+--steps "$BASE_STEPS"}
 }
 
+# check SEED WORKFLOW CONFIG_FOLDER [hydra overrides]: end the script with one line for what a run would refuse, before
+# data and a model are made
+check() {
+  [ $# -eq 3 ] && [ -z "${WORKFLOW:-}" ] ||
+    python -m recipe.dag.main --check --config-path "$3" --config-name tiny_cpu seed="$1" workflow="$2" "${@:4}"
+}
+
 # train NAME SEED WORKFLOW CONFIG_FOLDER [hydra overrides]: exec, so that the run gets the signals sent to the shell
 train() {
   local trackers
@@ -33,6 +40,7 @@ tiny_run() {
   seed=$(seed_of "$@")
   [ "${1:-}" != "$seed" ] || shift
   name=$(tiny_name "${run}_tiny" "$seed")
+  check "$seed" "$workflow" "recipe/$recipe/config" "$@"
   # shellcheck disable=SC2086  # options are words
   python preprocess/arithmetic.py --local_dir "outputs/$name/data" $data_options --test_size 64 --seed "$seed"
   # shellcheck disable=SC2086
