@@ -4,7 +4,7 @@
 `python preprocess/reasoning_gym.py --generator chain_sum --local_dir data/chain_sum max_terms=4`: the last arguments
 are the generator's options, as key=value (JSON values). `--list` prints the generators, with `--generator NAME` its
 options.
-Reward node: `reward: recipe/dag/reward/verifier.py:verifier_reward`.
+Reward node: `reward: recipe.dag.reward.verifier:verifier_reward`.
 
 Before anything is written, the verifier is tried: it must give full marks to the answers of the generator, and none to
 texts that answer nothing; a generator whose verifier pays for `nan` or for any text is refused.

@@ -56,6 +56,36 @@ def test_validate_goes_on_after_a_bad_file_and_fails(run, bad):
     assert all(line.startswith(f"{bad}:") for line in lines[:-1])
 
 
+@pytest.mark.parametrize("option", [("--data", "rows.jsonl"), ("--show",)])
+def test_an_option_of_play_without_it_is_refused(run, option):
+    code, out, err = run("validate", SHARED, *option)
+    assert (code, out, err) == (2, "", f"{option[0]} has no effect without --play; add --play or remove it\n")
+
+
+def test_play_shows_its_episodes_and_warns_of_keys_that_nothing_sets(run, tmp_path):
+    path = tmp_path / "workflow.yaml"
+    loop = "loops: {again: {nodes: [plan], max_rounds: 2, until: {node: plan, key: verdict, equals: 1}}}"
+    path.write_text(f"{Path(SHARED).read_text()}{loop}\n".replace("recipe/", f"{ROOT}/recipe/"))
+    code, out, err = run("validate", "--play", "--show", str(path))
+    assert code == 0 and "episode 2: not solved" in out and "\\boxed{0}" in out
+    assert f"{path}: warning: loops.again.until: reads `verdict` of plan, which no played episode has" in err
+
+
+def test_another_checkout_than_the_one_in_this_folder_is_named(run, tmp_path, monkeypatch):
+    monkeypatch.chdir(ROOT)
+    assert run("algorithms")[2] == ""
+    (tmp_path / "recipe" / "dag").mkdir(parents=True)
+    (tmp_path / "recipe" / "dag" / "cli.py").touch()
+    monkeypatch.chdir(tmp_path)
+    assert run("algorithms")[2].startswith(f"warning: this runs {ROOT}, not the checkout here")
+
+
+def test_help_has_a_short_form_and_groups(run):
+    code, out, _ = run("-h")
+    assert code == 0 and out.index("Write and check") < out.index("Train and evaluate") < out.index("Read results")
+    assert run("plan", "-h")[0] == 0
+
+
 def test_plan_shows_text_by_default(run):
     code, out, err = run("plan", SHARED)
     assert (code, err) == (0, "") and "retool_ma (workflow_retool_ma.yaml)" in out
@@ -132,8 +162,9 @@ def test_validate_and_plan_load_nothing_heavy():
         "heavy = {'torch', 'verl', 'ray', 'transformers', 'pandas', 'numpy'} & set(sys.modules)\n"
         "print(sorted(heavy), file=sys.stderr)"
     )
-    for command in ("validate", "plan"):
-        arguments = [sys.executable, "-c", code, command, SHARED]
+    slow = "{'hydra', 'aiohttp', 'jinja2', 'recipe.dag.main', 'recipe.dag.coach', "
+    for command, program in (("validate", code.replace("heavy = {", f"heavy = {slow}")), ("plan", code)):
+        arguments = [sys.executable, "-c", program, command, SHARED]
         done = subprocess.run(arguments, cwd=ROOT, capture_output=True, text=True, check=True)
         assert done.stderr.strip() == "[]"
 

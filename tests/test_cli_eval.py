@@ -116,7 +116,12 @@ def test_eval_options_land_in_the_configuration(verl_dag):
     assert (config.seed, config.data.max_prompt_length) == (3, 99)
 
 
-def test_eval_without_output_has_a_folder_of_its_own(verl_dag):
+def test_eval_without_output_has_a_folder_of_its_own(verl_dag, tmp_path):
+    (tmp_path / "my_task").mkdir()
+    (tmp_path / "my_task" / "workflow.yaml").write_text(ONE_AGENT)
+    (tmp_path / "my_task" / "hooks.py").write_text(HOOKS)
+    done = verl_dag("eval", "my_task/workflow.yaml", "--data", "x")
+    assert done.config.output_dir == str(tmp_path / "outputs" / "eval_my_task")
     assert verl_dag("eval", SHARED, "--data", "x").config.output_dir == str(
         Path("outputs/eval_workflow_retool_ma").absolute()
     )
@@ -204,10 +209,12 @@ def test_retool_ma_keys_mean_ours(verl_dag):
     assert [agent.sampling.temperature for agent in done.workflow.agents] == [0.8] * 3
 
 
-def test_train_is_the_same_as_main(verl_dag):
-    done = verl_dag("train", f"workflow={SHARED}", "data.train_files=t.parquet", "seed=5")
+@pytest.mark.parametrize("workflow", [f"workflow={SHARED}", SHARED])
+def test_train_is_the_same_as_main(verl_dag, workflow):
+    done = verl_dag("train", workflow, "data.train_files=t.parquet", "seed=5")
     assert (done.code, done.evaluate_only, done.config.seed) == (0, False, 5)
     assert done.workflow == load_workflow(SHARED)
+    refused(verl_dag("train", SHARED, f"workflow={SHARED}"), "names the workflow, too; pass only one")
     refused(verl_dag("train", f"workflow={SHARED}"), "data.train_files")
 
 

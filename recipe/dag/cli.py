@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import sys
 import tomllib
+from collections.abc import Callable
 from importlib import metadata
 from pathlib import Path
 from typing import Annotated
@@ -22,6 +23,7 @@ app = typer.Typer(
     help="Multi-agent reinforcement learning of language models, declared in one YAML file.",
     no_args_is_help=True,
     add_completion=False,
+    context_settings={"help_option_names": ["-h", "--help"]},
     pretty_exceptions_enable=False,
 )
 
@@ -51,29 +53,41 @@ def _root(
 ) -> None: ...
 
 
+def _panel(title: str, **commands: Callable[..., None]) -> None:
+    for name, command in commands.items():
+        app.command(name.rstrip("_").replace("_", "-"), rich_help_panel=title)(command)
+
+
 # in the order in which the help lists them
-app.command()(workflow_files.validate)
-app.command()(workflow_files.new)
-app.command()(workflow_files.schema)
-app.command()(workflow_files.plan)
-app.command("import")(workflow_files.import_)
-app.command()(workflow_files.algorithms)
-app.command()(records.trace)
-app.command("pass-at-k")(records.pass_at_k)
-app.command()(records.compare)
-app.command()(runs.train)
-app.command()(runs.sft)
-app.command("eval")(runs.evaluate)
-app.command("serve")(machine.serve_model)
-app.command()(machine.doctor)
+_panel(
+    "Write and check a workflow",
+    new=workflow_files.new,
+    validate=workflow_files.validate,
+    plan=workflow_files.plan,
+    schema=workflow_files.schema,
+    algorithms=workflow_files.algorithms,
+    import_=workflow_files.import_,
+)
+_panel("Train and evaluate", train=runs.train, sft=runs.sft, eval=runs.evaluate)
+_panel("Read results", trace=records.trace, compare=records.compare, pass_at_k=records.pass_at_k)
+_panel("This machine", doctor=machine.doctor, serve=machine.serve_model)
 
 sandbox = typer.Typer(help="The sandbox that runs the agents' programs, as a separate server.", no_args_is_help=True)
-app.add_typer(sandbox, name="sandbox")
+app.add_typer(sandbox, name="sandbox", rich_help_panel="This machine")
 sandbox.command("serve")(machine.serve_sandbox)
+
+
+def _warn_of_another_checkout() -> None:
+    """Checkouts that share an environment have the code of the last one that was installed."""
+    here = Path.cwd() / "recipe" / "dag" / "cli.py"
+    if here.is_file() and not here.samefile(__file__):
+        other = Path(__file__).resolve().parents[2]
+        typer.echo(f"warning: this runs {other}, not the checkout here; to install that: pip install -e .", err=True)
 
 
 def main() -> None:
     """Run the console script, or `python -m recipe.dag.cli`."""
+    _warn_of_another_checkout()
     try:
         app()
     except UserError as error:

@@ -93,3 +93,10 @@ def test_the_command_prints_the_table_and_writes_it(runs, tmp_path):
     result = CliRunner().invoke(cli.app, ["compare", *map(str, runs), "-o", str(out)])
     assert result.exit_code == 0 and "cheap" in result.stdout and "70.0%" in result.stdout
     assert json.loads(out.read_text()) == compare(runs)
+
+
+def test_the_command_alone_writes_nothing(runs, tmp_path, monkeypatch):
+    (tmp_path / "here").mkdir()
+    monkeypatch.chdir(tmp_path / "here")
+    assert CliRunner().invoke(cli.app, ["compare", *map(str, runs)]).exit_code == 0
+    assert not list(Path.cwd().iterdir())

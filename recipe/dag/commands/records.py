@@ -1,6 +1,6 @@
 """Commands that read what runs wrote.
 
-Invariant: an output folder is only read; `compare` writes its own file.
+Invariant: an output folder is only read; a file is written only where an option names it.
 """
 
 from __future__ import annotations
@@ -63,16 +63,19 @@ def compare(
         int | None,
         typer.Option(min=0, help="Generated tokens of training to compare at. (default: as many as all runs have)"),
     ] = None,
-    output: Annotated[Path, typer.Option("--output", "-o", help="The JSON file to write.")] = Path("compare.json"),
+    output: Annotated[Path | None, typer.Option("--output", "-o", help="Write the figures to this JSON file.")] = None,
 ) -> None:
     """Compare runs when their training had generated equally many tokens: accuracy, code pass rate, calls, tokens."""
     from recipe.dag.report.compare import compare as compare_runs
     from recipe.dag.report.compare import lines_of
 
     comparison = compare_runs(runs, tokens)
+    typer.echo("\n".join(lines_of(comparison)))
+    if output is None:
+        return
     try:
         output.parent.mkdir(parents=True, exist_ok=True)
         output.write_text(json.dumps(comparison, indent=1) + "\n", encoding="utf-8")
     except OSError as error:
         raise UserError(f"{output}: cannot be written: {error.strerror}") from error
-    typer.echo("\n".join([*lines_of(comparison), f"{output}: written"]))
+    typer.echo(f"{output}: written")

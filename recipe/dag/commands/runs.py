@@ -15,14 +15,33 @@ from recipe.dag.errors import UserError
 
 
 def train(
-    overrides: Overrides = None,
+    arguments: Annotated[
+        list[str] | None,
+        typer.Argument(
+            metavar="[WORKFLOW] key=value ...",
+            help="A workflow file, settings of the run, and workflow.<key>=VALUE.",
+            show_default=False,
+        ),
+    ] = None,
     config_path: ConfigPath = None,
     config_name: ConfigName = "dag",
 ) -> None:
     """Train a workflow, as python -m recipe.dag.main does. Resumes if the output folder holds a checkpoint."""
     from recipe.dag.main import launch
 
-    launch(config_name, overrides or [], config_path)
+    launch(config_name, with_workflow(arguments or []), config_path)
+
+
+def with_workflow(arguments: list[str]) -> list[str]:
+    """Return the arguments with `workflow=FILE` in place of a workflow file before the settings. Raises UserError."""
+    first = arguments[0] if arguments else "="
+    if "=" in first and not Path(first).is_file() or first.startswith(("+", "~")):
+        return arguments
+    if given := [word for word in arguments[1:] if word.lstrip("+").startswith("workflow=")]:
+        raise UserError(f"{given[0]}: {first} names the workflow, too; pass only one")
+    from recipe.dag.evaluate import option
+
+    return [option("workflow", first), *arguments[1:]]
 
 
 def sft(
@@ -61,7 +80,7 @@ def evaluate(
         str | None, typer.Option("--label-key", "--label_key", help="Column of the answer. (default: found by name)")
     ] = None,
     output: Annotated[
-        Path | None, typer.Option(help="Folder for results.json and summary.json. (default: outputs/eval_<workflow>)")
+        Path | None, typer.Option(help="Folder for results.json and summary.json. (default: outputs/eval_NAME)")
     ] = None,
     base_url: Annotated[
         str | None, typer.Option("--base-url", help="A server with OpenAI's interface that plays every policy.")
@@ -126,7 +145,8 @@ def evaluate(
         "seed": seed,
     }
     settings = [option(key, value) for key, value in options.items() if value is not None]
-    name = f"eval_{Path(file).stem}"
+    path = Path(file).absolute()
+    name = f"eval_{path.parent.name if path.stem == 'workflow' else path.stem}"  # a task's file is FOLDER/workflow.yaml
     launch(
         config_name,
         [option("workflow", file), option("trainer.experiment_name", name), *settings, *(overrides or [])],
