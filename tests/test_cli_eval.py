@@ -232,7 +232,7 @@ def test_problem_files_of_every_kind_become_the_same_samples(tmp_path):
 
 def test_a_problem_file_without_the_column_is_refused(tmp_path):
     (tmp_path / "p.jsonl").write_text('{"q": "1?", "answer": "1"}\n')
-    with pytest.raises(UserError, match=r"data.val_files: .*row 1 has no 'problem' .*--input_key"):
+    with pytest.raises(UserError, match=r"data.val_files: .*row 1 has no 'problem' .*data.input_key=COLUMN"):
         load_samples(str(tmp_path / "p.jsonl"), what="data.val_files")
 
 
