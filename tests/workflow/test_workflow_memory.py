@@ -69,7 +69,9 @@ def test_a_model_is_looked_for_in_the_environment_and_in_the_hubs_cache(tmp_path
 def test_what_is_not_understood_is_unknown_and_says_why(config, tmp_path):
     with pytest.raises(UnknownSize, match="does not describe a supported decoder"):
         size_of(write_config(tmp_path, config))
-    with pytest.raises(UnknownSize, match="no config.json of org/none on this machine; fetch .*: hf download org/none config.json"):
+    with pytest.raises(
+        UnknownSize, match="no config.json of org/none on this machine; fetch .*: hf download org/none config.json"
+    ):
         size_of("org/none", {"HF_HOME": str(tmp_path)})
     with pytest.raises(UnknownSize, match="MODEL_PATH is not set"):
         size_of("${oc.env:MODEL_PATH}", {})
