@@ -8,7 +8,7 @@ import random
 import pytest
 
 from recipe.dag.episode.batch import run_batch
-from recipe.dag.episode.failure import decide
+from recipe.dag.episode.failure import decide, pause_s
 from recipe.dag.episode.generation import check_generation
 from recipe.dag.episode.rows import rows_of
 from recipe.dag.errors import (
@@ -203,6 +203,13 @@ def test_infrastructure_faults_are_retried_as_often_as_the_workflow_says(fault, 
     assert decision("retry", retries=0) == "mask"
     assert decision("mask") == decision("drop_group") == "mask"
     assert decision("fail") == "fail"
+
+
+def test_the_pause_doubles_with_each_attempt(monkeypatch):
+    monkeypatch.setattr("recipe.dag.episode.failure.BACKOFF_S", 1.0)
+    for bound, factor in ((min, 0.5), (max, 1.5)):
+        monkeypatch.setattr(random, "uniform", bound)
+        assert [pause_s(attempt) for attempt in (1, 2, 3)] == [factor, 2 * factor, 4 * factor]
 
 
 @pytest.mark.parametrize("fault", [HookFault, EnvFault, RewardFault, ToolFault, Fault])

@@ -138,6 +138,23 @@ def test_a_second_prompt_that_does_not_fit_is_a_failure(world):
     assert "does not fit" in episode.calls[1].parsed["failed"]
 
 
+def test_a_hook_that_asks_from_its_own_thread_has_the_rest_of_the_calls_time(world):
+    """Of 30 s, the call has spent far more."""
+    hook = """import asyncio
+class Judge(Agent):
+    async def parse(self, context):
+        context.call.start_seconds -= 1e6
+        await asyncio.to_thread(asyncio.run, context.ask([{"role": "user", "content": "SECOND"}]))
+"""
+
+    async def hang():
+        await asyncio.Event().wait()
+
+    flow = judged(world, hook, episode={"call_timeout_s": 30})
+    episode = world.play(flow, says(world, lambda prompt: hang() if "SECOND" in prompt else "one"))
+    assert "an answer took longer than 0.001 s" in episode.calls[1].parsed["failed"]
+
+
 def test_a_trained_policy_cannot_be_asked_again(world):
     with pytest.raises(UserError, match="node b: context.ask is for agents whose policy is not trained"):
         world.play(judged(world, ASKS.replace("TIMES", "1"), frozen=False, on_failure="fault"))

@@ -217,7 +217,7 @@ class Algorithm(Frozen):
     @property
     def carries_back(self) -> bool:
         """Whether the estimator itself credits a call with its agent's later rewards."""
-        return True
+        return self.unscored_scope != "call"
 
     @model_validator(mode="after")
     def _set_defaults_of_the_loss(self) -> Algorithm:

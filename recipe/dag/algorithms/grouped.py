@@ -95,10 +95,6 @@ class Grouped(Comparing):
     def advantages_per_turn(self) -> bool:
         return self.stat_unit == "call"
 
-    @property
-    def carries_back(self) -> bool:
-        return self.stat_unit == "trajectory" or bool(self.gamma_turn)
-
     @model_validator(mode="after")
     def _set_stat_unit_of_discount(self) -> Grouped:
         if self.gamma_turn is not None and "stat_unit" not in self.model_fields_set:

@@ -42,10 +42,6 @@ class Ippo(Valued):
     def unscored_scope(self) -> Scope:
         return "call" if self.stream == "call" else "link"
 
-    @property
-    def carries_back(self) -> bool:
-        return self.stream == "agent"
-
     def check_options(self, facts: DraftFacts) -> Iterator[Problem]:
         yield from super().check_options(facts)
         if self.stream == "call" and facts.complete and (agent := facts.repeated_agent):

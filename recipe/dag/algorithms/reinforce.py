@@ -31,10 +31,6 @@ class Reinforce(Algorithm):
     def unscored_scope(self) -> Scope:
         return "call" if self.stat_unit == "call" else "earlier"
 
-    @property
-    def carries_back(self) -> bool:
-        return self.stat_unit == "trajectory"
-
     def credit(self, batch: CreditBatch, base: str = "") -> tuple[list[Tensor], list[Tensor]]:
         from recipe.dag.credit.reinforce import reinforce
 

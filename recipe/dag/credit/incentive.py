@@ -46,7 +46,7 @@ def incentives(scores: Tensor, mask: Tensor, weights: Incentives, *, threshold: 
     total, moved = torch.where(mask, scores, 0.0).sum(2, keepdim=True), mask.sum(2, keepdim=True)
     peers = moved - mask.long()
     peer_mean = (total - torch.where(mask, scores, 0.0)) / peers.clamp_min(1)
-    peers_right = (peer_mean >= threshold) & (peers > 0)
+    peers_right = peer_mean >= threshold  # read only where there are peers
     for t in range(1, scores.shape[1]):
         has_peers_before = peers[:, t - 1] > 0  # [E, A]
         own_change = _change(right[:, t - 1], right[:, t])

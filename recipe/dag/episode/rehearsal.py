@@ -141,7 +141,7 @@ async def _rehearse(workflow: Workflow, sample: dict[str, Any]) -> list[Episode]
     agents = tuple(
         agent.model_copy(
             update={
-                "sampling": agent.sampling.model_copy(update={"max_tokens": _MAX_TOKENS // 4}),
+                "sampling": agent.sampling.model_copy(update={"max_tokens": _MAX_TOKENS}),
                 "on_failure": "fault",
             }
         )
