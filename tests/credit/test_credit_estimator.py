@@ -89,7 +89,9 @@ def test_prompts_are_hashed_when_a_workflow_groups_by_them(make_row):
 )
 def test_a_round_is_compared_with_the_same_round(make_row, options, rewards, expected):
     rows = [
-        dataclasses.replace(make_row(reward, episode=e, position=k, mask=(1,)), round=k, call_rounds=(k,))
+        dataclasses.replace(
+            make_row(reward, episode=e, position=k, mask=(1,)), round=k, call_rounds=(k,), call_steps=(k,)
+        )
         for e, of_episode in enumerate(rewards)
         for k, reward in enumerate(of_episode)
     ]

@@ -204,9 +204,11 @@ def test_order_of_the_rows_does_not_matter(make_row, rewards, stat_unit, seed):
 def test_discount_over_an_agents_own_turns_and_rounds(make_row):
     """Two rounds in turn 0, one in turn 1 at two nodes; the other agent and the other episode earn for themselves."""
     mine = [(0, 0, 1.0), (0, 1, 2.0), (1, 0, 4.0)]
-    rows = [dataclasses.replace(make_row(r, turn=t), round=k) for t, k, r in mine]
-    rows = [dataclasses.replace(row, call_positions=(i,)) for i, row in enumerate(rows)]
-    rows += [make_row(16.0, turn=1, node="else", position=3)]
+    rows = [
+        dataclasses.replace(make_row(r, turn=t, position=i), round=k, call_steps=(i,))
+        for i, (t, k, r) in enumerate(mine)
+    ]
+    rows += [dataclasses.replace(make_row(16.0, turn=1, node="else", position=3), call_steps=(2,))]
     rows += [make_row(8.0, turn=1, agent="other"), make_row(32.0, episode=1)]
     random.Random(2).shuffle(rows)
     _, returns = group_relative(CreditBatch.from_rows(rows), stat_unit="call", gamma_turn=0.5)
@@ -216,15 +218,10 @@ def test_discount_over_an_agents_own_turns_and_rounds(make_row):
     assert [tokens[0].item() for tokens in own] == [row.reward for row in rows]
 
 
-def test_a_node_behind_a_loop_moves_after_its_last_round(make_row):
-    """Its own round is 0, but its position is after the loop's."""
-    moves = [("talk", 0), ("talk", 1), ("sum", 0)]
-    rows = [
-        dataclasses.replace(make_row(float(place == 2), node=node, position=place), round=k)
-        for place, (node, k) in enumerate(moves)
-    ]
+def test_the_discount_is_over_turns_not_over_the_rows_in_between(make_row):
+    rows = [make_row(reward, turn=turn) for turn, reward in ((0, 0.0), (2, 1.0), (5, 8.0))]
     _, returns = group_relative(CreditBatch.from_rows(rows), stat_unit="call", gamma_turn=0.5)
-    assert [tokens[0].item() for tokens in returns] == [0.25, 0.5, 1.0]
+    assert [tokens[0].item() for tokens in returns] == [0.5, 2.0, 8.0]
 
 
 def test_magrpo_gives_every_agent_the_same_centered_team_return(make_row):

@@ -44,7 +44,9 @@ def rows_of(make_row, shape, rewards_of):
     for episode, (steps, rewards) in enumerate(zip(shape, rewards_of, strict=True)):
         for position, ((turn, round_), reward) in enumerate(zip(steps, rewards, strict=True)):
             row = make_row(reward, episode=episode, turn=turn, position=position, mask=(1,))
-            row = replace(row, round=round_, call_rounds=(round_,), call_parts=({"grade": reward},))
+            row = replace(
+                row, round=round_, call_rounds=(round_,), call_steps=(turn + round_,), call_parts=({"grade": reward},)
+            )
             rows.append(replace(row, call_branches=("",)))
     return rows
 

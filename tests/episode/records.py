@@ -29,10 +29,10 @@ def split_row(row: Row) -> list[Row]:
     rows, end = [], 0
     calls = zip(
         *(row.call_ends, row.call_rewards, row.call_turns, row.call_rounds, row.call_positions),
-        *(row.call_branches, row.call_parts, row.call_learns, row.call_unscored, row.call_candidates),
+        *(row.call_steps, row.call_branches, row.call_parts, row.call_learns, row.call_unscored, row.call_candidates),
         strict=True,
     )
-    for stop, reward, turn, round_index, position, branch, parts, learns, unscored, candidate in calls:
+    for stop, reward, turn, round_index, position, step, branch, parts, learns, unscored, candidate in calls:
         # A call begins with a sampled token; the masked tokens before it belong to its prompt.
         start = row.response_mask.index(1, end)
         rows.append(
@@ -50,6 +50,7 @@ def split_row(row: Row) -> list[Row]:
                 round=round_index,
                 call_rounds=(round_index,),
                 call_positions=(position,),
+                call_steps=(step,),
                 call_branches=(branch,),
                 call_parts=(parts,),
                 call_learns=(learns,),

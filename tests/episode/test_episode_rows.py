@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import copy
 
+import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -75,6 +76,25 @@ def test_rounds_and_positions_are_kept_through_merging_and_splitting():
         (0, (0,), (1,)),
         (2, (2,), (3,)),
     ]
+
+
+@pytest.mark.parametrize(
+    ("moves", "steps"),
+    [
+        ([(0, 0), (1, 0), (2, 0)], [0, 1, 2]),
+        ([(0, 0), (2, 0)], [0, 2]),  # skipped in turn 1
+        ([(0, 0), (0, 2), (1, 0)], [0, 2, 3]),  # skipped in round 1
+        ([(0, 0), (0, 1), (0, 0), (0, 0)], [0, 1, 2, 2]),  # two nodes behind the loop
+        ([(0, 1), (1, 1)], [1, 3]),
+    ],
+)
+@pytest.mark.parametrize("dropped", [None, 0, 1])
+def test_steps_count_turns_and_rounds_whichever_calls_are_rows(moves, steps, dropped):
+    calls = [call([9], [k], turn=t, round=r, train=k != dropped) for k, (t, r) in enumerate(moves)]
+    other = [call([9], [9], agent="other", turn=t, round=5) for t, _ in moves]
+    made = [c for pair in zip(other, calls, strict=True) for c in pair]
+    found = [row.call_steps for row in rows_of([episode(*made)]) if row.agent != "other"]
+    assert found == [(step,) for k, step in enumerate(steps) if k != dropped]
 
 
 def test_only_one_agents_calls_at_one_node_and_one_version_merge():

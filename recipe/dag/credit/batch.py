@@ -31,6 +31,7 @@ CALL_COLUMNS = (
     "node",
     "branch",
     "position",
+    "step",
     "parts",
     "unscored",
     "row_of_call",
@@ -58,6 +59,8 @@ class CreditBatch:
     """The path that the episode took to the call: skipped nodes and rounds of loops."""
     position: tuple[int | None, ...]
     """Position in the episode, from 0."""
+    step: tuple[int | None, ...]
+    """Number of turns and rounds before the call."""
     parts: tuple[Mapping[str, float] | None, ...]
     """The outcome by the node that paid it."""
     unscored: tuple[bool, ...]
@@ -193,6 +196,7 @@ def _call_columns(rows: Sequence[Row]) -> dict[str, list]:
         calls["role"] += [row.role or row.agent] * count
         # a row of one call has the call's turn and round itself
         calls["turn"] += row.call_turns or ([row.turn] if count == 1 else [None] * count)
+        calls["step"] += row.call_steps or calls["turn"][-count:]
         calls["round"] += row.call_rounds or ([row.round] if count == 1 else [None] * count)
         calls["node"] += [row.node] * count
         calls["branch"] += row.call_branches or [None] * count
@@ -274,7 +278,7 @@ def _check(row: Row) -> None:
     ends = row.call_ends
     if not len(ends) == len(row.call_rewards):
         raise ValueError(f"{where}: {len(ends)} calls but {len(row.call_rewards)} call rewards")
-    for name in ("turns", "rounds", "positions", "branches", "parts", "unscored"):
+    for name in ("turns", "rounds", "positions", "steps", "branches", "parts", "unscored"):
         column = getattr(row, f"call_{name}")
         if column and len(column) != len(ends):
             raise ValueError(f"{where}: {len(ends)} calls but {len(column)} call {name}")

@@ -14,7 +14,7 @@ from collections.abc import Sequence
 from recipe.dag.credit.batch import CreditBatch
 from recipe.dag.credit.options import check_choice, check_units
 
-PLURAL = {"turn": "turns", "round": "rounds", "branch": "branches"}
+PLURAL = {"turn": "turns", "round": "rounds", "branch": "branches", "step": "steps"}
 
 
 def call_returns(batch: CreditBatch, rewards: Sequence[float], stat_unit: str, gamma_turn: float | None) -> list[float]:
@@ -35,9 +35,9 @@ def call_returns(batch: CreditBatch, rewards: Sequence[float], stat_unit: str, g
 def returns_to_go(batch: CreditBatch, rewards: Sequence[float], gamma_turn: float) -> list[float]:
     """Return [C] each call's reward plus the later ones of its trajectory, discounted by `gamma_turn` per step.
 
-    A step is a round of a turn; between calls of the same step nothing is discounted, except by 0, which leaves each
-    call its own reward. Raises ValueError for a discount outside [0, 1] and for calls of a trajectory that record
-    neither their positions nor their turns and rounds.
+    The exponent is the difference of the calls' steps, whichever calls in between are in the batch. A discount of 0
+    leaves each call its own reward, also among calls of one step. Raises ValueError for a discount outside [0, 1] and
+    for calls of a trajectory that record neither their positions nor their steps.
     """
     check_units(gamma_turn=gamma_turn)
     returns = list(rewards)
@@ -47,13 +47,10 @@ def returns_to_go(batch: CreditBatch, rewards: Sequence[float], gamma_turn: floa
         if len(calls) == 1:
             continue
         _sort_by_time(batch, calls)
-        step_of = dict.fromkeys(calls, 0)
-        if gamma_turn != 1.0:  # without a discount, rows that do not record turns and rounds will do
-            turns, rounds = column_of(batch, "turn", calls), column_of(batch, "round", calls)
-            step_of = {call: (turns[call], rounds[call]) for call in calls}
+        # without a discount, rows that do not record their steps will do
+        steps = column_of(batch, "step", calls) if gamma_turn != 1.0 else [0] * len(returns)
         for call, following in zip(reversed(calls[:-1]), reversed(calls[1:]), strict=True):
-            discount = 1.0 if step_of[call] == step_of[following] else gamma_turn
-            returns[call] += discount * returns[following]
+            returns[call] += gamma_turn ** (steps[following] - steps[call]) * returns[following]
     return returns
 
 
@@ -63,8 +60,7 @@ def _sort_by_time(batch: CreditBatch, calls: list[int]) -> None:
     if len(positions) == len(calls):
         calls.sort(key=positions.__getitem__)
     elif len({batch.row_of_call[call] for call in calls}) > 1:  # the calls of one row are in order already
-        turns, rounds = column_of(batch, "turn", calls), column_of(batch, "round", calls)
-        calls.sort(key=lambda call: (turns[call], rounds[call]))
+        calls.sort(key=column_of(batch, "step", calls).__getitem__)
 
 
 def column_of(batch: CreditBatch, key: str, calls: Sequence[int] | None = None) -> Sequence:

@@ -6,6 +6,7 @@ or not: merging saves computing a shared prefix twice and changes no gradient.
 
 from __future__ import annotations
 
+from collections import defaultdict
 from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import replace
 
@@ -44,10 +45,12 @@ def rows_of(
         first_turn, unscored_calls = _first_turn(episode, train_turns), _unscored_calls(episode, unscored)
         excluded = outside_loss(episode) if outside_loss is not None else ()
         open_rows: dict[tuple[str, str, str], Row] = {}
+        steps = _steps(episode.calls)
         for position, call in enumerate(episode.calls):
             if call.turn < first_turn or position in unscored_calls:
                 continue
             row = _row(episode, call, position)
+            row.call_steps = (steps[position],)
             # in the other scopes, unscored calls have been dropped above
             is_link, row.call_unscored = call.unscored, (call.unscored,)
             row.call_learns = (position not in excluded and not is_link,)
@@ -79,6 +82,22 @@ def _dropped_rows(
             row = _row(episode, call, position)
             row.call_learns = (position not in excluded,)
             yield row
+
+
+def _steps(calls: Sequence[Call]) -> list[int]:
+    """Return how many turns and rounds lie between each call and the start, for its agent: also those in which the
+    agent was skipped, and those whose calls are dropped. Otherwise discounts would depend on which calls are rows."""
+    steps: list[int] = []
+    last: dict[str, tuple[int, int, int]] = defaultdict(lambda: (0, 0, 0))
+    for call in calls:
+        turn, round_index, step = last[call.agent]
+        if call.turn > turn:
+            step += call.turn - turn + call.round
+        elif call.round != round_index:  # a lower one: behind the loop, or in the next one
+            step += max(call.round - round_index, 1)
+        last[call.agent] = call.turn, call.round, step
+        steps.append(step)
+    return steps
 
 
 def _slot(call: Call) -> tuple[str, int, int]:
@@ -169,6 +188,7 @@ def _extend(row: Row, later: Row) -> None:
     row.call_turns += (later.turn,)
     row.call_rounds += (later.round,)
     row.call_positions += later.call_positions
+    row.call_steps += later.call_steps
     row.call_branches += later.call_branches
     row.call_parts += later.call_parts
     row.call_learns += later.call_learns

@@ -54,6 +54,9 @@ class Row:
     call_rounds: tuple[int, ...] = ()
     call_positions: tuple[int, ...] = ()
     """Index of each call in the episode's calls, which are in causal order. Chained credit needs them."""
+    call_steps: tuple[int, ...] = ()
+    """Number of turns and rounds from the episode's start to each call; rewards are discounted by their differences.
+    Empty: the turns."""
     role: str = ""
     """The agent's role; empty means the agent's name."""
     call_branches: tuple[str, ...] = ()
