@@ -2,7 +2,7 @@
 
     python -m recipe.retool.table outputs/NAME
 
-Invariant: a figure comes from the results.json of that stage's evaluation alone. Intervals are 95 % bootstrap intervals
+Invariant: a figure comes from the results.json of that stage's evaluation alone. Intervals are 95 % intervals
 over problems. Episodes that ended in an error are no wrong answers; they are counted beside the accuracy.
 """
 

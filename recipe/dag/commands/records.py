@@ -42,7 +42,7 @@ def pass_at_k(
     k: Annotated[str, typer.Option("--k", help="Comma-separated; by default 1, 2, 4 ... n.")] = "",
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
 ) -> None:
-    """Print pass@k with 95 % bootstrap intervals; for two evaluations also their paired difference."""
+    """Print pass@k with 95 % intervals; for two evaluations also their paired difference."""
     from recipe.dag.report import pass_table
 
     if len(results) > 2:

@@ -42,7 +42,7 @@ def figures(episodes: Sequence[Episode], *, problems: int) -> dict[str, Any]:
     """Return the counts and accuracies of the episodes. Accuracies are over the `graded` ones; null if there is none.
 
     `pass@k`: unbiased, for each k up to the number of episodes of a problem, over the problems with k graded ones
-    (`pass@k_problems`); `_interval`: 95 %, bootstrapped over problems.
+    (`pass@k_problems`); `_interval`: 95 %, with a problem as one observation.
     """
     faults = [episode.fault for episode in episodes if episode.fault is not None]
     outcomes: dict[str, list[bool]] = {}

@@ -1,29 +1,31 @@
-"""`verl-dag pass-at-k`: pass@k of one or two evaluations, with bootstrap intervals.
+"""`verl-dag pass-at-k`: pass@k of one or two evaluations, with 95 % intervals.
 
-Invariant: problems are drawn, not episodes, since the episodes of a problem are not independent; two evaluations are
-compared on the problems that both graded, drawn together. An episode with an error is excluded and counted apart.
+Invariant: a problem is one observation, since its episodes are not independent; two evaluations are compared on the
+problems that both graded, by the differences. An episode with an error is excluded and counted apart.
 """
 
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from statistics import NormalDist, fmean
 from typing import Any
-
-import numpy as np
 
 from recipe.dag.errors import UserError
 from recipe.dag.report.pass_at_k import estimate_pass_at_k
 
-DRAWS = 10_000
 LEVEL = 0.95
+PRIOR = 8
+"""Weight, in problems, of the assumption that each problem is always or never solved, which makes the widest interval.
+A few problems say little about how much they differ, least of all if their scores are equal."""
 
 
 @dataclass(frozen=True, slots=True)
 class Interval:
-    """A mean over problems and its bootstrap interval."""
+    """A mean over problems and its 95 % interval."""
 
     value: float
     low: float
@@ -70,16 +72,16 @@ def read_graded(path: Path) -> Graded:
     return Graded(problems, errors)
 
 
-def intervals(graded: Graded, ks: Sequence[int], *, seed: int = 0) -> dict[int, Interval]:
+def intervals(graded: Graded, ks: Sequence[int]) -> dict[int, Interval]:
     """Return pass@k over the problems with at least k graded episodes; a k that no problem has is left out."""
-    return {k: _bootstrap(np.array(list(scores.values())), seed) for k in ks if (scores := _scores(graded, k))}
+    return {k: interval_of_mean(list(scores.values())) for k in ks if (scores := _scores(graded, k))}
 
 
-def difference(first: Graded, second: Graded, k: int, *, seed: int = 0) -> Interval | None:
+def difference(first: Graded, second: Graded, k: int) -> Interval | None:
     """Return pass@k of the second minus the first over the problems that both have; None without any."""
     one, two = _scores(first, k), _scores(second, k)
     common = [name for name in one if name in two]
-    return _bootstrap(np.array([two[name] - one[name] for name in common]), seed) if common else None
+    return interval_of_difference([two[name] - one[name] for name in common]) if common else None
 
 
 def table(paths: Sequence[Path], ks: Sequence[int]) -> dict[str, Any]:
@@ -121,12 +123,33 @@ def _scores(graded: Graded, k: int) -> dict[str, float]:
     return {name: estimate_pass_at_k(len(outcomes), sum(outcomes), k) for name, outcomes in enough.items()}
 
 
-def _bootstrap(scores_p: np.ndarray, seed: int) -> Interval:
-    """Return the mean of a score per problem and its percentile interval."""
-    rng = np.random.default_rng(seed)
-    means = scores_p[rng.integers(0, len(scores_p), (DRAWS, len(scores_p)))].mean(axis=1)
-    low, high = np.quantile(means, [(1 - LEVEL) / 2, (1 + LEVEL) / 2])
-    return Interval(float(scores_p.mean()), float(low), float(high))
+def interval_of_mean(scores: Sequence[float]) -> Interval:
+    """Return the mean of scores in [0, 1], one per problem, and Wilson's interval for as many independent yes-or-no
+    observations as have the same standard error (as Korn and Graubard do for surveys)."""
+    m, mean = len(scores), fmean(scores)
+    square = _quantile(m - 1) ** 2
+    shrunk = (mean * m + square / 2) / (m + square)
+    prior = PRIOR * shrunk * (1 - shrunk)
+    scatter = math.fsum((score - mean) ** 2 for score in scores) * m / max(m - 1, 1)
+    n = m * (m * mean * (1 - mean) + prior) / (scatter + prior)
+    half = math.sqrt(square * (mean * (1 - mean) / n + square / (4 * n * n)))
+    low, high = ((mean + square / (2 * n) + sign * half) / (1 + square / n) for sign in (-1, 1))
+    return Interval(mean, max(low, 0.0), min(high, 1.0))
+
+
+def interval_of_difference(differences: Sequence[float]) -> Interval:
+    """Return the mean of paired differences in [-1, 1] and Student's interval, with half a gain, half a loss and a tie
+    added (Agresti and Min), so that equal differences have a width, too."""
+    m, square_sum = len(differences) + 2, math.fsum(value * value for value in differences) + 1
+    mean = math.fsum(differences) / m
+    half = _quantile(m - 3) * math.sqrt((square_sum / m - mean * mean) / m)
+    return Interval(fmean(differences), max(mean - half, -1.0), min(mean + half, 1.0))
+
+
+def _quantile(freedom: int) -> float:
+    """Return Student's two-sided quantile for LEVEL (Abramowitz and Stegun, 26.7.5)."""
+    z, freedom = NormalDist().inv_cdf((1 + LEVEL) / 2), max(freedom, 1)
+    return z + (z**3 + z) / (4 * freedom) + (5 * z**5 + 16 * z**3 + 3 * z) / (96 * freedom**2)
 
 
 def _plain(interval: Interval) -> dict[str, float]:
