@@ -84,6 +84,25 @@ def _sentence(text: str) -> str:
     return re.split(r"[.!?](?:\s|$)", text.strip(), maxsplit=1)[0].strip(" *_`\"'")
 
 
+_SPELLINGS = tuple(
+    (re.compile(pattern), replacement)
+    for pattern, replacement in (
+        (r"^\s*=\s*|(?<=[^\s\\])\s*[,;]\s*$", ""),
+        (r"(?<=\d)\s*(?:percent|\\text\{\s*percent\s*\})\s*$", r"\\%"),
+        (r"(?<=\d)\s*(?:dollars?|\\text\{\s*dollars?\s*\})\s*$", ""),
+        (r"^(\s*[+-]?\s*\d+)\s+([1-9]\d*)\s*/\s*([1-9]\d*)\s*$", r"\1\\frac{\2}{\3}"),
+    )
+)
+
+
+def plain_spelling(text: str) -> str:
+    r"""Return the answer as mathematics: without an equals sign before it or a comma behind it, with \% for percent,
+    without dollars, and mixed numbers (2 1/2) with \frac."""
+    for pattern, replacement in _SPELLINGS:
+        text = pattern.sub(replacement, text)
+    return text
+
+
 _REWRITES = tuple(
     (re.compile(pattern), replacement)
     for pattern, replacement in (
@@ -105,6 +124,7 @@ _WRAPPED = re.compile(r"\\(?:text|textbf|textrm|mathrm|mathbf|mbox|boxed)\{([^{}
 def normalize(text: str) -> str:
     r"""Return a canonical spelling: without \left and \dfrac, degree and dollar signs, optional spaces, a final full
     stop."""
+    text = plain_spelling(text)
     for pattern, replacement in _REWRITES:
         text = pattern.sub(replacement, text)
     text = text.strip().rstrip(".").rstrip()
@@ -116,7 +136,7 @@ def normalize(text: str) -> str:
 _DECIMAL = r"(?:\d{1,3}(?:,\d{3})+|\d+)(?:\.\d*)?|\.\d+"
 _NUMBER = re.compile(
     rf"(?P<sign>[+-]?)(?:(?P<num>{_DECIMAL})(?:[eE](?P<exp>[+-]?\d{{1,3}}))?(?:\s*/\s*(?P<den>{_DECIMAL}))?"
-    r"|\\frac(?:(?P<n1>\d)(?P<d1>\d)|\s?\{(?P<n2>-?\d+)\}\s?(?:\{(?P<d2>-?\d+)\}|(?P<d4>\d))|\s?(?P<n3>\d)\s?\{(?P<d3>-?\d+)\}))"
+    r"|(?P<whole>\d+)?\\frac(?:(?P<n1>\d)(?P<d1>\d)|\s?\{(?P<n2>-?\d+)\}\s?(?:\{(?P<d2>-?\d+)\}|(?P<d4>\d))|\s?(?P<n3>\d)\s?\{(?P<d3>-?\d+)\}))"
     r"(?P<percent>\\?%)?"
 )
 _MAX_DIGITS = 1000
@@ -133,12 +153,40 @@ def _value(text: str) -> tuple[Fraction, bool] | None:
     below = Fraction(denominator.replace(",", ""))
     if below == 0:
         return None
-    value = Fraction(numerator.replace(",", "")) * Fraction(10) ** int(groups["exp"] or 0) / below
+    if groups["whole"] and not 0 < Fraction(numerator) < below:
+        return None  # a product, or no mixed number
+    value = Fraction(numerator.replace(",", "")) * Fraction(10) ** int(groups["exp"] or 0) / below + int(
+        groups["whole"] or 0
+    )
     return (-value if groups["sign"] == "-" else value), bool(groups["percent"])
 
 
+_BASE = re.compile(r"\d_\{?(\d+)\}?$")
+_UNIT = re.compile(
+    r"\\(?:text|textrm|mathrm|mbox)\{[~\s]*([a-zA-Z ]+?)\s*(?:\^\s*\{?(\d)\}?)?\s*\}\s*(?:\^\s*\{?(\d)\}?)?$"
+)
+_INFINITY = r"(?:\\infty(?![a-zA-Z])|\u221e)"
+_FROM_INFINITY = re.compile(rf"([(\[\]])-{_INFINITY}")
+_TO_INFINITY = re.compile(rf"{_INFINITY}([)\[\]])")
+
+
+def _differ_in_notation(a: str, b: str) -> bool:
+    """Return whether two normalized texts differ in what the algebra ignores: the base of a number, the power of a
+    unit, or whether an interval includes infinity."""
+    first, second = _BASE.search(a), _BASE.search(b)
+    if first and second and first[1] != second[1]:
+        return True
+    first, second = _UNIT.search(a), _UNIT.search(b)
+    if first and second and first[1] == second[1] and (first[2] or first[3]) != (second[2] or second[3]):
+        return True
+    first, second = (
+        [x == "[" for x in _FROM_INFINITY.findall(t)] + [x == "]" for x in _TO_INFINITY.findall(t)] for t in (a, b)
+    )
+    return len(first) == len(second) and sorted(first) != sorted(second)
+
+
 def quick_equal(a: str, b: str) -> bool | None:
-    """Compare two plain numbers or identical strings; None if the comparison needs algebra.
+    """Compare two plain numbers, identical strings, or notations that differ; None if the comparison needs algebra.
 
     If only one side is a percentage, it equals both its number and a hundredth of it. Numbers that differ by no more
     than a rounding error in the fifth place are undecided (None).
@@ -146,6 +194,8 @@ def quick_equal(a: str, b: str) -> bool | None:
     a, b = normalize(a), normalize(b)
     if a and a == b:
         return True
+    if _differ_in_notation(a, b):
+        return False
     first, second = _value(a), _value(b)
     if first is None or second is None:
         return None

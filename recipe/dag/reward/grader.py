@@ -26,7 +26,7 @@ from pathlib import Path
 from typing import IO
 
 from recipe.dag.errors import GraderFault, UserError
-from recipe.dag.reward.answer import hopeless, quick_equal
+from recipe.dag.reward.answer import hopeless, plain_spelling, quick_equal
 
 _START_TIMEOUT_S = 120.0
 """Limit for importing sympy on a busy machine; not part of the grading time."""
@@ -166,7 +166,8 @@ class GraderPool:
         if not prediction.strip() or hopeless(prediction, truth):
             self._count("hopeless")
             return False
-        return (await self.ask({"prediction": prediction, "truth": truth}, timeout_s))["equal"]
+        request = {"prediction": plain_spelling(prediction), "truth": plain_spelling(truth)}
+        return (await self.ask(request, timeout_s))["equal"]
 
     async def ask(self, request: dict, timeout_s: float | None = None) -> dict:
         """Return a worker's answer to a request. `timeout_s` starts when a worker takes it. Raises Undecided, and
