@@ -4,6 +4,7 @@ import asyncio
 import math
 import threading
 import time
+from dataclasses import replace
 from types import SimpleNamespace
 
 import pytest
@@ -150,6 +151,39 @@ def test_what_a_policy_was_unsure_of_weighs_less_within_its_sample_and_agent(wor
     assert step.batches["a"].columns["returns"][0].tolist() == [1.0]
     metrics = step.metrics()
     assert metrics["policy/a/uncertainty_weight/max"] == pytest.approx(math.exp(0.5))
+
+
+@pytest.mark.parametrize(
+    ("loss_agg", "share"), [("token-mean", 0.95), ("seq-mean-token-sum", 0.95), ("seq-mean-token-mean", 0.5)]
+)
+def test_agents_of_one_policy_may_have_equal_parts_in_its_loss(workflow, trace, loss_agg, share):
+    """The reference is the sum over each agent's own rows, each as `loss_agg` counts it, and then over agents."""
+    calls = [("long", 2.0, (1,) * 19), ("long", 5.0, (1,) * 19), ("short", 3.0, (1, 0)), ("short", 7.0, (1,))]
+    rows = [replace(row(r, episode=e, mask=mask), agent=agent) for e, (agent, r, mask) in enumerate(calls)]
+    rows += [replace(row(9.0, episode=9, mask=(1, 1)), agent="short", call_learns=(False,))]
+    of_call = (lambda r: 1.0) if loss_agg == "seq-mean-token-mean" else (lambda r: float(sum(r.response_mask)))
+    advantages, lines = {}, {}
+    for kind in ("loss_agg", "equal"):
+        algorithm = make_algorithm(estimator="reinforce", loss_agg=loss_agg, agent_weights=kind)
+        step = TrainingStep(workflow.model_copy(update={"algorithm": algorithm}), policies_of("a", "b"), rows, seed=0)
+        asyncio.run(step.run())
+        advantages[kind] = [one[0].item() for one in step.batches["a"].columns["advantages"]]
+        metrics, trainer = step.metrics(), SimpleNamespace(_dominated=set())
+        lines[kind] = [[*Trainer._dominance(trainer, step)] for _ in range(2)]
+        expected = share if kind == "loss_agg" else 0.5
+        assert metrics["agent/long/grad_tokens_share"] == pytest.approx(expected)
+        assert metrics["agent/short/grad_tokens_share"] == pytest.approx(1 - expected)
+    assert advantages["loss_agg"] == [2.0, 5.0, 3.0, 7.0, 9.0]
+    weights = [of_call(r) * all(r.call_learns) for r in rows]
+    total, reference = sum(weights), 0.0
+    for agent in ("long", "short"):
+        own = [(w, r.reward) for w, r in zip(weights, rows, strict=True) if r.agent == agent]
+        reference += total / 2 * sum(w * reward for w, reward in own) / sum(w for w, _ in own)
+    assert sum(w * a for w, a in zip(weights, advantages["equal"], strict=True)) == pytest.approx(reference)
+    assert lines["equal"] == [[], []] and lines["loss_agg"][1] == []
+    assert ["agent long has 95% of the loss of policy a" in line for line in lines["loss_agg"][0]] == [True] * (
+        share > 0.9
+    )
 
 
 @pytest.mark.parametrize("estimator", ["grpo", "reinforce_pp_baseline"])

@@ -88,6 +88,7 @@ def test_void_turns_can_be_dropped_where_an_agent_has_tools(load):
         ("overlong: {penalty: {buffer: 513}}", {}, "4:42: algorithm.overlong.penalty.buffer:", "at most 512 tokens"),
         ("overlong: {penalty: {buffer: 9}}", {"nodes": EXTRA}, "nodes[2].node_id", "give this node another name"),
         ("drop_void_turns: true", {}, "4:13: algorithm.drop_void_turns:", "no trained agent has tools"),
+        ("agent_weights: equal", {}, "algorithm.agent_weights", "no trained policy has several agents"),
     ],
 )
 def test_a_weight_that_nothing_could_compute_is_an_error_at_its_place(load, algorithm, more, where, what):

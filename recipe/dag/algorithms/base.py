@@ -94,6 +94,11 @@ class Algorithm(Frozen):
     mini_batches: int = Field(default=1, ge=1)
     """Optimizer steps per epoch and step of the run."""
     loss_agg: Literal["token-mean", "seq-mean-token-sum", "seq-mean-token-mean"] = "token-mean"
+    """What counts once in the policy loss. token-mean: each token. seq-mean-token-sum: each token, too, divided by the
+    number of rows. seq-mean-token-mean: each call."""
+    agent_weights: Literal["loss_agg", "equal"] = "loss_agg"
+    """Weights of the agents that share a policy. loss_agg: as many as their tokens or calls. equal: their advantages
+    are multiplied so that each agent has the same part in the step's policy loss."""
     drop_zero_variance: bool = False
     """Leave out rows whose group has equal rewards (they carry no gradient, but dilute the mean)."""
     mean_return_between: tuple[float, float] | None = None
@@ -154,6 +159,10 @@ class Algorithm(Frozen):
         if self.drop_void_turns and not any(agent.tools for agent in facts.trained_agents):
             message = "only agents with tools have void turns, and no trained agent has tools; remove this"
             yield facts.problem(("algorithm", "drop_void_turns"), message, key=True)
+        policies = [agent.policy for agent in facts.trained_agents]
+        if self.agent_weights == "equal" and len(set(policies)) == len(policies):
+            message = "no trained policy has several agents, whose weights could differ; remove this"
+            yield facts.problem(("algorithm", "agent_weights"), message, key=True)
         for block in self.blocks:
             yield from block.check(facts)
 

@@ -21,6 +21,7 @@ import torch
 
 from recipe.dag.algorithms.blocks import Importance, Uncertainty
 from recipe.dag.algorithms.estimate import estimate
+from recipe.dag.credit.agent_share import equal_weights, loss_shares
 from recipe.dag.credit.importance import importance_weights
 from recipe.dag.credit.uncertainty import surprise, uncertainty_weights, weighted
 from recipe.dag.errors import UserError
@@ -44,6 +45,9 @@ from recipe.dag.workflow.training_chain import is_derived
 
 if TYPE_CHECKING:
     from recipe.dag.algorithms.mappo import Mappo
+
+DOMINANT = 0.9
+"""Share of a policy's loss above which its other agents hardly learn."""
 
 
 class TrainingStep:
@@ -241,6 +245,9 @@ class TrainingStep:
             for batch in batches:
                 _weigh_uncertainty(batch, algorithm.uncertainty)
         for batch in batches:
+            if algorithm.agent_weights == "equal":
+                batch.agent_weights = equal_weights(batch.rows, algorithm.loss_agg)
+                batch.columns["advantages"] = weighted(batch.columns["advantages"], batch.agent_weights)
             self._record_advantages(batch)
 
     def _values_of(self, name: str) -> list[torch.Tensor]:
@@ -291,6 +298,17 @@ class TrainingStep:
         if self.factor is not None and name != self.factor.last:
             self.factor.follow(batch, kernels.log_probs(policy, batch))
 
+    def loss_shares(self, name: str) -> dict[str, float]:
+        """Return the share of each agent in the loss of the policy."""
+        batch = self.batches[name]
+        return loss_shares(batch.rows, self.workflow.algorithm.loss_agg, batch.agent_weights)
+
+    def dominant_agents(self) -> dict[str, tuple[str, float]]:
+        """Return policy -> its agent with more than DOMINANT of the loss, and the share, of policies with several."""
+        shares = {name: self.loss_shares(name) for name in self.batches}
+        largest = {name: max(of.items(), key=lambda item: item[1]) for name, of in shares.items() if len(of) > 1}
+        return {name: (agent, share) for name, (agent, share) in largest.items() if share > DOMINANT}
+
     def metrics(self) -> dict[str, float]:
         metrics = {f"timing/{node_id}": seconds for node_id, seconds in self.timing.items()}
         metrics["train/rows"] = float(
@@ -298,6 +316,7 @@ class TrainingStep:
         )
         for name, batch in self.batches.items():
             values = batch.metrics | token_metrics(batch.rows, batch.columns)
+            metrics |= {f"agent/{agent}/grad_tokens_share": share for agent, share in self.loss_shares(name).items()}
             memory = {key: values.pop(key) for key in list(values) if key.startswith("perf/")}
             if "values" in batch.columns:
                 values |= value_metrics(batch)

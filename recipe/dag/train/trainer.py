@@ -10,6 +10,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
+from collections.abc import Iterator
 from functools import partial
 from pathlib import Path
 
@@ -95,6 +96,7 @@ class Trainer:
         self.passes = TrainingPasses(enabled=config.rollout.progress)
         self.startup: float | None = None
         """Seconds from the process's start to the first rollout; None before that and once they are reported."""
+        self._dominated: set[str] = set()
         self.coach_bias = BiasMonitor(int(config.report.coach_bias_steps))
         self.complete: int | None = None
         """The step whose weights the policies hold; None while they are being updated."""
@@ -210,12 +212,22 @@ class Trainer:
         metrics["timing/step"] = time.monotonic() - started
         self.journal.episodes(step, episodes)
         await self._report(step, metrics)
-        for line in self.coach_bias.alarms:
+        for line in (*self.coach_bias.alarms, *self._dominance(training)):
             print(f"step {step}: {line}", flush=True)
         if stopped is not None:
             raise stopped
         if self._due(step, self.config.trainer.save_freq):
             await self._save(step)
+
+    def _dominance(self, training: TrainingStep) -> Iterator[str]:
+        """Yield a warning, once per policy, of an agent that has nearly all of its policy's loss."""
+        for policy, (agent, share) in training.dominant_agents().items():
+            if policy not in self._dominated:
+                self._dominated.add(policy)
+                yield (
+                    f"agent {agent} has {share:.0%} of the loss of policy {policy}, so its other agents hardly learn; "
+                    "set `algorithm: {agent_weights: equal}`, or loss_agg: seq-mean-token-mean"
+                )
 
     async def _keep_complete_step(self) -> None:
         """Save the last complete step before an error ends the run, unless it is saved already or checkpoints are
