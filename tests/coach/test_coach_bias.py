@@ -114,5 +114,35 @@ def test_the_state_survives_a_restart():
     assert fresh.state() == BiasMonitor(4).state()
 
 
+def pairs(score: float, outcome: float, spread: tuple[float, float] = (0.0, 0.0)) -> Sums:
+    """The sums of four episodes, two of them above and two below the means."""
+    signs = (1, -1, 1, -1)
+    (sums,) = observe(episode(score + s * spread[0], outcome + s * spread[1]) for s in signs).values()
+    return sums
+
+
+@pytest.mark.parametrize(
+    ("rises", "spread", "diverges"),
+    [
+        ((0.06, 0.0), (0.0, 0.0), True),
+        ((0.04, 0.0), (0.0, 0.0), False),
+        ((0.06, 0.014), (0.0, 0.0), True),
+        ((0.06, 0.016), (0.0, 0.0), False),
+        ((0.06, -0.1), (0.0, 0.0), True),
+        # two standard errors of a difference between halves of eight episodes are the spread itself
+        ((0.1, 0.0), (0.09, 0.0), True),
+        ((0.1, 0.0), (0.11, 0.0), False),
+        ((0.1, 0.0), (0.0, 0.09), True),
+        ((0.1, 0.0), (0.0, 0.11), False),
+        ((0.1, 0.0), (0.09, 0.09), True),
+        ((0.1, 0.0), (0.09, -0.09), False),
+        ((0.1, 0.0), (0.11, 0.11), False),
+    ],
+)
+def test_a_divergence_is_more_than_chance(rises, spread, diverges):
+    steps = [pairs(0.4, 0.5, spread)] * 2 + [pairs(0.4 + rises[0], 0.5 + rises[1], spread)] * 2
+    assert divergence(steps) == (pytest.approx(rises) if diverges else None)
+
+
 def test_too_few_steps_are_no_trend():
     assert divergence([Sums(9, 9 * k / 3, 0.0, 9 * (k / 3) ** 2) for k in range(3)]) is None

@@ -54,6 +54,7 @@ def test_another_scale():
     [
         ({"failed": "unreadable"}, {}, None),
         ({}, {}, None),
+        ({"failed": "unreadable", "process": 8.0}, {}, None),
         ({"process": None, "outcome": 1.0}, {}, None),
         ({"process": None, "outcome": 1.0}, {"process": 0.0, "outcome": 1.0}, 1.0),
         ({"process": 8.0, "outcome": None}, {}, 0.8),
@@ -125,6 +126,9 @@ def test_several_coaches_and_nodes():
     assert episode.info["coach/a_agent/mean"] == 0.5 and episode.info["coach/a_agent/count"] == 2
     assert (episode.info["coach/b_agent/count"], episode.info["coach/b_agent/failed"]) == (0, 1)
     assert "coach/b_agent/mean" not in episode.info
+    for lost in (1, 2):  # a sum with an unknown part is unknown
+        verdicts = [judges(calls[k].node, failed="down") if k == lost else calls[k] for k in (1, 2)]
+        assert scored(calls[0], *verdicts, coaches={"coach": "a", "second": "a"}) == {"a_agent": [None]}
 
 
 def test_calls_of_the_agent_at_other_nodes_get_nothing():

@@ -131,4 +131,6 @@ def test_a_token_on_which_both_disagree_vetoes_its_call_alone(level, mode):
     found, metrics = weights(ratios, mask=mask, call_ends=[(2, 4), (4,)], level=level, mode=mode, veto=1e-4)
     assert found == [pytest.approx([0.0, 0.0, 1.0, 1.0]), pytest.approx([1.0, 0.0, 1.0, 1.0])]
     assert metrics["importance/vetoed"] == pytest.approx(1 / 3)
+    more = weights([*ratios, [1e-5]], mask=[*mask, [0]], call_ends=[(2, 4), (4,), (1,)], level=level, veto=1e-4)[1]
+    assert more["importance/vetoed"] == pytest.approx(1 / 3)  # of the calls with a sampled token
     assert "importance/vetoed" not in weights(ratios, mask=mask, level=level, mode=mode)[1]

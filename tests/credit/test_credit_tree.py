@@ -85,6 +85,8 @@ def test_a_candidate_without_a_score_is_not_compared():
 def test_all_candidates_of_a_sample_are_compared_once():
     rows = [*siblings(0, (0.0, 3.0)), *siblings(1, (6.0, 3.0)), *siblings(0, (8.0, 2.0), uid="v")]
     assert per_call(rows, compare="sample") == [-3.0, 0.0, 3.0, 0.0, 3.0, -3.0]
+    others = [*siblings(0, (10.0, 20.0), node="n", agent="x"), *siblings(0, (40.0, 60.0), node="m", policy="q")]
+    assert per_call([*rows, *others], compare="sample")[-8:] == [3.0, 0.0, 3.0, -3.0, -5.0, 5.0, -10.0, 10.0]
     # the scores of siblings whose rows are missing count, too
     assert per_call([rows[0], rows[3]], compare="sample") == [-3.0, 0.0]
 

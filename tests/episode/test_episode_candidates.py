@@ -188,6 +188,9 @@ def test_fewer_candidates_may_be_enough_in_validation(world):
     options = {"k": 3, "by": "score.py:number", "validation_k": 2}
     episode = world.play(flow_of(world, options), in_order(world, "1", "2", "3"), validate=True)
     assert [call.text for call in episode.all_calls] == ["2", "1"]
+    for given, validate in ((options, False), (options | {"validation_k": None}, True)):
+        episode = world.play(flow_of(world, given), in_order(world, "1", "2", "3"), validate=validate)
+        assert [call.text for call in episode.all_calls] == ["3", "1", "2"]
     client = in_order(world, "4", agent1="hm", agent2="end")
     episode = world.play(judged_flow(world, validation_k=1), client, validate=True)
     assert [call.text for call in episode.all_calls] == ["4", "judged 4", "end"] and not episode.calls[0].candidates
@@ -302,10 +305,14 @@ def test_a_candidate_that_was_cut_off_is_one_too(world):
 
 def test_a_tool_of_a_hook_is_recorded_with_its_candidate(world):
     hook = """
-from recipe.dag.types.context import Output
-async def post_process(tokenizer, prompt_ids, response_ids, *, context):
-    result = await context.call_tool("look", q=context.call.text)
-    return Output(parsed={"score": len(result.text)})
+from recipe.dag import Agent, Output
+class Looks(Agent):
+    async def prompt(self, context):
+        await context.call_tool("look", q="p")
+        return [{"role": "user", "content": "?"}]
+    async def parse(self, context):
+        result = await context.call_tool("look", q=context.call.text)
+        return Output(parsed={"score": len(result.text)})
 def score(context): return context.call.parsed["score"]
 """
     (world.path / "hook.py").write_text(hook)
@@ -314,10 +321,11 @@ def score(context): return context.call.parsed["score"]
         world,
         {"k": 2, "by": "hook.py:score"},
         agents=[{"tools": [{"name": "look"}]}],
-        solve={"agent_options": {"process_path": "hook.py"}},
+        solve={"agent_options": {"process_path": "hook.py:Looks"}},
     )
     episode = world.play(flow, in_order(world, "a", "bcd"), [tool])
-    assert [(call.text, call.tool_results[0].text) for call in episode.all_calls] == [("bcd", "bcdbcd"), ("a", "aa")]
+    results = [[result.text for result in call.tool_results] for call in episode.all_calls]
+    assert results == [["pp", "bcdbcd"], ["pp", "aa"]]
 
 
 def test_many_episodes_at_once_do_not_mix_their_candidates(world):

@@ -80,5 +80,7 @@ def test_faulted_and_ungraded_episodes_are_no_wrong_answers(make_episode, fault)
         make_episode("b", 1, outcome=0.0, fault=fault),
         make_episode("a", 1, outcome=None),
         make_episode("c", 0, outcome=None),
+        make_episode("d", 0, outcome=0.5),
+        make_episode("d", 1, outcome=0.49),
     ]
-    assert outcomes_by_problem(episodes) == [[True], [False]]
+    assert outcomes_by_problem(episodes) == [[True], [False], [True, False]]

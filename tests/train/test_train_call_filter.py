@@ -85,7 +85,8 @@ def test_the_penalty_is_a_part_of_the_reward_of_scored_calls_of_trained_policies
 
 def test_calls_that_a_limit_cut_off_are_outside_of_the_loss(dapo):
     played = episode(*[call("solver", stop=stop) for stop in ("stop", "length", "abort", "max_generations")])
-    assert outside_loss(played, dapo) == {1, 3}
+    played.dropped = [call("solver", stop="length")]
+    assert outside_loss(played, dapo) == {1, 3, 4}
     algorithm = dapo.algorithm.model_copy(update={"overlong": None})
     assert outside_loss(played, dapo.model_copy(update={"algorithm": algorithm})) == set()
 
@@ -107,7 +108,8 @@ def code(status: str) -> list[ToolResult]:
 )
 def test_a_turn_of_a_tool_loop_is_void_without_code_and_answer(simpletir, given, void):
     played = episode(call("solver", **given), call("other"), call("solver", text=BOX))
-    assert outside_loss(played, simpletir) == ({0, 2} if void else set())
+    played.dropped = [call("solver", text=BOX)]
+    assert outside_loss(played, simpletir) == ({0, 2, 3} if void else set())
 
 
 def test_the_share_of_void_turns_counts_the_calls_of_agents_with_tools(simpletir):

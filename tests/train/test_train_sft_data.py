@@ -201,6 +201,7 @@ def test_an_epoch_takes_every_row_at_most_once_and_depends_on_seed_and_epoch_alo
     batches = epoch_batches(10, 3, seed=0, epoch=1)
     rows = [row for batch in batches for row in batch]
     assert [len(batch) for batch in batches] == [3, 3, 3] and len(set(rows)) == 9
+    assert [len(epoch_batches(n, 3, seed=0, epoch=1)) for n in (2, 3, 8, 9)] == [0, 1, 2, 3]
     assert batches == epoch_batches(10, 3, seed=0, epoch=1)
     assert batches != epoch_batches(10, 3, seed=0, epoch=2) and batches != epoch_batches(10, 3, seed=1, epoch=1)
 
