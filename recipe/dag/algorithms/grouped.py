@@ -5,7 +5,7 @@ Invariant: `group_by` alone decides which calls are compared; calls of different
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from typing import TYPE_CHECKING, ClassVar, Literal
 
 from pydantic import Field, model_validator
@@ -15,7 +15,6 @@ from recipe.dag.suggestion import listing
 
 if TYPE_CHECKING:
     from recipe.dag.workflow.checks.facts import DraftFacts
-    from recipe.dag.workflow.moves import Move
     from recipe.dag.workflow.problem import KeyPath, Problem
 
 StatUnit = Literal["call", "trajectory"]
@@ -117,25 +116,20 @@ class Grouped(Comparing):
         """Warn of groups in which discounted sums have different numbers of terms: with equal rewards, the sum of more
         terms is larger."""
         yield from super().warn(facts)
-        if not self.gamma_turn or not facts.has(*GAMMA_TURN) or "prompt_hash" in self.group_by:
+        if not self.gamma_turn or "prompt_hash" in self.group_by:
             return
-        if groups := facts.uneven_groups(self.group_by):
-            keys = [key for key in ("node", "turn", "round") if _differs(key, groups)]
+        if facts.uneven_groups(self.group_by):
             message = (
                 "calls with more later calls of their agent are compared with calls that have fewer; "
-                f"group by {listing(self._needed_keys(keys, facts))}, too"
+                f"group by {listing(self._needed_keys(facts))}, too"
             )
             yield facts.problem(GAMMA_TURN, message, key=True)
 
-    def _needed_keys(self, keys: list[str], facts: DraftFacts) -> list[str]:
-        """Return the keys without those that the groups can do without."""
+    def _needed_keys(self, facts: DraftFacts) -> list[str]:
+        """Return the keys that make groups even, without those that can be left out."""
+        keys = ["node", "turn", "round"]
         for key in tuple(keys):
             fewer = [other for other in keys if other != key]
             if not facts.uneven_groups((*self.group_by, *fewer)):
                 keys = fewer
         return keys
-
-
-def _differs(key: str, groups: Sequence[Sequence[Move]]) -> bool:
-    """Return whether the moves of any group differ in `key`."""
-    return any(len({getattr(move, key) for move in group}) > 1 for group in groups)
