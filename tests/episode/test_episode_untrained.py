@@ -139,7 +139,7 @@ def test_a_second_prompt_that_does_not_fit_is_a_failure(world):
 
 
 def test_a_hook_that_asks_from_its_own_thread_has_the_rest_of_the_calls_time(world):
-    """Of 30 s, the call has spent far more."""
+    """Of 10 s, the call has spent far more."""
     hook = """import asyncio
 class Judge(Agent):
     async def parse(self, context):
@@ -150,7 +150,7 @@ class Judge(Agent):
     async def hang():
         await asyncio.Event().wait()
 
-    flow = judged(world, hook, episode={"call_timeout_s": 30})
+    flow = judged(world, hook, episode={"call_timeout_s": 10})
     episode = world.play(flow, says(world, lambda prompt: hang() if "SECOND" in prompt else "one"))
     assert "an answer took longer than 0.001 s" in episode.calls[1].parsed["failed"]
 
