@@ -24,12 +24,9 @@ def test_only_true_and_false_are_truths(key, value, problems_of):
     assert problem.message.startswith("expected true or false, got ")
 
 
-def test_truths_are_honoured(load_text):
-    algorithm = load_text(with_config("{actor.use_cpgd_loss: false}")).algorithm
-    assert algorithm.policy_loss == "vanilla"
-    turns = "rollout.multi_turn.max_assistant_turns: 3, rollout.multi_turn.use_all_traj"
-    assert load_text(with_config(f"{{{turns}: true}}")).episode.train_turns == "all"
-    assert load_text(with_config(f"{{{turns}: false}}")).episode.train_turns == "last"
+@pytest.mark.parametrize(("given", "loss"), [("true", "cpgd"), ("false", "vanilla")])
+def test_cpgd_is_an_option_of_the_loss(given, loss, load_text):
+    assert load_text(with_config(f"{{actor.use_cpgd_loss: {given}}}")).algorithm.policy_loss == loss
 
 
 @pytest.mark.parametrize("low", ["actor.clip_ratio_low: 0.1, ", ""])

@@ -29,80 +29,41 @@ def retool(make_call, make_episode, make_result):
 
 def test_item_of_a_retool_episode(retool):
     plan = {"reasoning": "multiply", "code_plan": "6 * 7", "expected_output": "42"}
-    assert results_list([retool()]) == [
-        {
-            "prompt": "problem u0",
-            "label": "42",
-            "trajectory": [
-                {
-                    "turn_id": 0,
-                    "agent_role": "planner",
-                    "agent_id": 0,
-                    "agent_input": "to planner",
-                    "agent_output": "from planner",
-                    "agent_reward": 0.4,
-                    "metadata": {"parsed_plan": plan},
-                },
-                {
-                    "turn_id": 1,
-                    "agent_role": "executor",
-                    "agent_id": 1,
-                    "agent_input": "to executor",
-                    "agent_output": "from executor",
-                    "agent_reward": 1.0,
-                    "metadata": {
-                        "code": "print(6 * 7)",
-                        "tool_metadata": {
-                            "status": "success",
-                            "timeout": False,
-                            "return_code": 0,
-                            "stdout": "42\n",
-                            "stderr": "",
-                        },
-                        "tool_response": "42\n",
-                    },
-                },
-                {
-                    "turn_id": 2,
-                    "agent_role": "verifier",
-                    "agent_id": 2,
-                    "agent_input": "to verifier",
-                    "agent_output": "FINAL ANSWER: \\boxed{42}",
-                    "agent_reward": 1.0,
-                    "metadata": {"reward": 1.0},
-                },
-            ],
-            "code_runs": [
-                {"code": "print(6 * 7)", "status": "success", "stdout": "42\n", "stderr": "", "passed": True}
-            ],
-            "final_reward": 1.0,
-            "metrics": {
-                "is_correct": True,
-                "code_execution": {
-                    "attempts": 1,
-                    "passes": 1,
-                    "failures": 0,
-                    "pass_rate": 1.0,
-                    "invalid_calls": 0,
-                },
-                "trajectory_length": 3,
-                "reward_breakdown": {"planner": 0.4, "executor": 1.0, "verifier": 1.0},
-            },
-        }
+    ran = {"status": "success", "timeout": False, "return_code": 0, "stdout": "42\n", "stderr": ""}
+    moves = [
+        ("planner", "from planner", 0.4, {"parsed_plan": plan}),
+        ("executor", "from executor", 1.0, {"code": "print(6 * 7)", "tool_metadata": ran, "tool_response": "42\n"}),
+        ("verifier", "FINAL ANSWER: \\boxed{42}", 1.0, {"reward": 1.0}),
     ]
+    trajectory = [
+        {
+            "turn_id": number,
+            "agent_role": agent,
+            "agent_id": number,
+            "agent_input": f"to {agent}",
+            "agent_output": output,
+            "agent_reward": reward,
+            "metadata": metadata,
+        }
+        for number, (agent, output, reward, metadata) in enumerate(moves)
+    ]
+    run = {"code": "print(6 * 7)", "status": "success", "stdout": "42\n", "stderr": "", "passed": True}
+    metrics = {
+        "is_correct": True,
+        "code_execution": {"attempts": 1, "passes": 1, "failures": 0, "pass_rate": 1.0, "invalid_calls": 0},
+        "trajectory_length": 3,
+        "reward_breakdown": {"planner": 0.4, "executor": 1.0, "verifier": 1.0},
+    }
+    item = {"prompt": "problem u0", "label": "42", "trajectory": trajectory, "code_runs": [run]}
+    assert results_list([retool()]) == [item | {"final_reward": 1.0, "metrics": metrics}]
 
 
 def test_failed_code_and_a_graders_own_verdict(retool):
     (item,) = results_list([retool(status="timeout", outcome=0.0, info={"final_reward": -1.0})])
     assert item["code_runs"][0]["status"] == "failed" and item["code_runs"][0]["passed"] is False
     assert item["trajectory"][1]["metadata"]["tool_metadata"]["timeout"] is True
-    assert item["metrics"]["code_execution"] == {
-        "attempts": 1,
-        "passes": 0,
-        "failures": 1,
-        "pass_rate": 0.0,
-        "invalid_calls": 1,
-    }
+    counts = {"attempts": 1, "passes": 0, "failures": 1, "pass_rate": 0.0, "invalid_calls": 1}
+    assert item["metrics"]["code_execution"] == counts
     assert item["final_reward"] == item["trajectory"][2]["metadata"]["reward"] == -1.0
     assert item["metrics"]["is_correct"] is False
 
@@ -219,11 +180,8 @@ def test_files_stand_in_dataset_order_and_hold_valid_json(tmp_path, retool):
     folder = tmp_path / "new" / "folder"
     summary = write_results(folder, episodes, uids=["a", "b"])
     items = json.loads((folder / "results.json").read_text())
-    assert [(item["prompt"], item["sample_index"]) for item in items] == [
-        ("problem a", 0),
-        ("problem b", 0),
-        ("problem b", 1),
-    ]
+    order = [("problem a", 0), ("problem b", 0), ("problem b", 1)]
+    assert [(item["prompt"], item["sample_index"]) for item in items] == order
     assert items[0]["trajectory"][0]["agent_reward"] is None
     assert json.loads((folder / "summary.json").read_text())["num_samples"] == summary["num_samples"] == 3
     assert sorted(path.name for path in folder.iterdir()) == ["results.json", "summary.json"]
