@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from typing import Any, cast
+from typing import Any
 
 import pytest
 
 from recipe.dag.errors import UserError
-from recipe.dag.types.context import Context
 from recipe.dag.types.record import Call
 from recipe.dsbench.agents import Analyst, Engineer, Modeler
+from tests.contexts import context_of
 
 START = "Files: test.csv (9 bytes), train.csv (12 bytes)"
 SUMMARY = "---PREPROCESSING_SUMMARY---\ncolumns: a, b\n---END_SUMMARY---"
@@ -22,23 +22,7 @@ def call(agent: str, text: str = "", *, output: str = "", files: dict[str, int] 
 
 def told(kind, *calls: Call, round_index: int = 0, **options: Any) -> list[dict[str, Any]]:
     name = kind.__name__.lower()
-    context = Context(
-        sample={"prompt": [{"role": "user", "content": "Predict rent."}]},
-        uid="u",
-        episode=0,
-        turn=0,
-        max_turns=1,
-        agent=name,
-        node=name,
-        upstream={c.node: c for c in calls},
-        history=[c for c in calls if c.agent == name],
-        obs=START,
-        validate=False,
-        call_tool=cast(Any, None),
-        calls=list(calls),
-        round=round_index,
-        max_rounds=4,
-    )
+    context = context_of(name, "Predict rent.", *calls, obs=START, round=round_index, max_rounds=4)
     return kind().prompt(context, **options)
 
 

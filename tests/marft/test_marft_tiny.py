@@ -8,7 +8,6 @@ from pathlib import Path
 import pytest
 from transformers import AutoTokenizer
 
-from recipe.dag.errors import UserError
 from recipe.dag.workflow_file import load_workflow
 from recipe.marft.teacher import WRONG_ANSWER, WRONG_FORMULA, Teacher
 from recipe.tiny.build import encode, main
@@ -51,11 +50,9 @@ def test_dialogues_fit_the_configured_lengths(teacher):
 
 def test_another_workflow_is_refused(capsys, tmp_path):
     other = ROOT / "workflows" / "workflow_no_tool.yaml"
-    with pytest.raises(UserError, match=r"two rollout nodes \(reasoner, actor\), not 1"):
-        Teacher(load_workflow(other), 0)
     arguments = ["--workflow", str(other), "--teacher", f"{ROOT}/recipe/marft/teacher.py:Teacher"]
     assert main([*arguments, "--output", str(tmp_path / "model")]) == 2
-    assert "(reasoner, actor), not 1" in capsys.readouterr().err and not (tmp_path / "model").exists()
+    assert "two rollout nodes (reasoner, actor), not 1" in capsys.readouterr().err and not (tmp_path / "model").exists()
 
 
 def test_the_model_is_built_once_and_rebuilt_when_prompts_change(tmp_path, capsys):

@@ -13,6 +13,7 @@ from recipe.dag.types.record import Call, ToolResult
 from recipe.dag.workflow_edits import load_edited, split_edits
 from recipe.mathchat.agents import BETWEEN, Coder, Solver, Verifier, programs
 from recipe.mathchat.teacher import Teacher
+from tests.contexts import context_of
 
 WORKFLOW = Path(__file__).parents[2] / "workflows" / "workflow_mathchat.yaml"
 
@@ -35,28 +36,10 @@ def call(node: str, text: str = "", *, round_index: int = 0, hand_over: str = "a
     return Call(node=node, agent=node, agent_group=0, policy="main", turn=0, **keys)
 
 
-def context(node: str, *calls: Call, text: str = "", round_index: int = 0, tool=None, **keys) -> Context:
-    current = call(node, text, round_index=round_index)
-    return Context(
-        sample={"prompt": [{"role": "user", "content": PROBLEM}]},
-        uid="u",
-        episode=0,
-        turn=0,
-        max_turns=1,
-        agent=node,
-        node=node,
-        upstream={c.node: c for c in calls},
-        history=[c for c in calls if c.node == node],
-        obs=None,
-        validate=False,
-        call_tool=tool or Tool(),
-        call=current,
-        calls=list(calls),
-        round=round_index,
-        max_rounds=2 if node == "code" else 1,
-        continues=round_index > 0,
-        **keys,
-    )
+def context(node: str, *calls: Call, text: str = "", round_index: int = 0, tool=None) -> Context:
+    own = {"call_tool": tool or Tool(), "call": call(node, text, round_index=round_index), "round": round_index}
+    rounds = {"max_rounds": 2 if node == "code" else 1, "continues": round_index > 0}
+    return context_of(node, PROBLEM, *calls, **own, **rounds)
 
 
 def act(text: str, *, tool: Tool | None = None, stop_reason: str = "stop", **options) -> Output:

@@ -15,7 +15,6 @@ from recipe.dag.episode.client import PolicyEndpoint
 from recipe.dag.episode.runner import EpisodeRunner
 from recipe.dag.episode.tool_loop import requests_in
 from recipe.dag.episode.transcript import TranscriptEncoder, plain_messages, plain_tools
-from recipe.dag.errors import UserError
 from recipe.dag.sandbox.launch import LocalSandbox
 from recipe.dag.tools.code_interpreter import CodeInterpreter
 from recipe.dag.tools.sandbox_client import SandboxClient
@@ -228,8 +227,3 @@ def test_mistakes_are_one_line(tmp_path, capsys, arguments, message):
     assert run(main, ["--output", str(tmp_path / "sft.parquet"), *arguments]) == 2
     error = capsys.readouterr().err
     assert message in error and error.count("\n") == 1
-
-
-def test_a_workflow_with_another_agent_is_refused():
-    with pytest.raises(UserError, match="needs one rollout node"):
-        Teacher(load_workflow(ROOT / "workflows" / "workflow_retool_ma.yaml"), 0)

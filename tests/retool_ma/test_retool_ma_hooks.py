@@ -14,6 +14,7 @@ from recipe.dag.errors import SandboxFault, UserError
 from recipe.dag.types.context import Context, Output
 from recipe.dag.types.record import Call, ToolResult
 from recipe.retool_ma.hooks import Executor, Planner, Reasoner, Solver, Verifier
+from tests.contexts import context_of
 
 PROBLEM = r"Find $x_{max}$ in $\{a\}$, {feedback} and \boxed{planner_plan}."
 PLAN = {"reasoning": "why", "code_plan": "count \\pi", "expected_output": "42"}
@@ -36,22 +37,9 @@ def call(node: str, text: str = "", turn: int = 0, **parsed) -> Call:
     return Call(node=node, agent=node, agent_group=0, policy="main", turn=turn, text=text, parsed=parsed)
 
 
-def context(node: str, *upstream: Call, text: str = "", turn: int = 0, max_turns: int = 1, tool=None):
-    return Context(
-        sample={"prompt": [{"role": "user", "content": PROBLEM}]},
-        uid="u",
-        episode=0,
-        turn=turn,
-        max_turns=max_turns,
-        agent=node,
-        node=node,
-        upstream={c.node: c for c in upstream},
-        history=[c for c in upstream if c.node == node],
-        obs=None,
-        validate=False,
-        call_tool=tool or Tool(),
-        call=call(node, text, turn),
-    )
+def context(node: str, *upstream: Call, text: str = "", turn: int = 0, max_turns: int = 1, tool=None) -> Context:
+    own = {"turn": turn, "max_turns": max_turns, "call_tool": tool or Tool(), "call": call(node, text, turn)}
+    return context_of(node, PROBLEM, *upstream, **own)
 
 
 def prompt(hook, view: Context, **options) -> str:
