@@ -77,6 +77,19 @@ def tokenizer(template: str | None = QWEN) -> Any:
     return made
 
 
+def byte_tokenizer(template: str | None) -> Any:
+    """A Qwen2 tokenizer with one token per byte, so that every text can be encoded and none has two encodings."""
+    from tokenizers import pre_tokenizers
+    from transformers import Qwen2Tokenizer
+
+    tokens = ["<|endoftext|>", "<|im_start|>", "<|im_end|>", *sorted(pre_tokenizers.ByteLevel.alphabet())]
+    vocabulary = {token: index for index, token in enumerate(tokens)}
+    made = Qwen2Tokenizer(vocabulary, [], unk_token=None, eos_token=tokens[2], pad_token=tokens[0])
+    made.add_special_tokens({"additional_special_tokens": [tokens[1]]})
+    made.chat_template = template
+    return made
+
+
 def call_of(code: str) -> dict[str, Any]:
     return {"type": "function", "function": {"name": "code_interpreter", "arguments": {"code": code}}}
 

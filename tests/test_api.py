@@ -1,15 +1,16 @@
-"""What users import from the package itself."""
+"""What users import from the package itself, and that what should be quick loads nothing heavy."""
 
 from __future__ import annotations
 
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 
 import recipe.dag as dag
 
-HEAVY = ("torch", "ray", "verl", "transformers", "pandas")
+ROOT = Path(__file__).parents[1]
 
 
 def test_every_name_is_there_and_is_what_its_module_has():
@@ -26,9 +27,30 @@ def test_an_unknown_name_is_an_attribute_error():
         dag.Agnet  # noqa: B018
 
 
-def test_importing_them_loads_nothing_heavy():
-    code = (
-        f"import sys; from recipe.dag import {', '.join(dag.__all__)}; print(*(n for n in {HEAVY} if n in sys.modules))"
-    )
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
-    assert done.stdout.split() == []
+PROGRAM = f"""
+import sys
+from recipe.dag import cli
+
+def check(what, heavy):
+    assert not heavy & set(sys.modules), f"{{what}} loads {{heavy & set(sys.modules)}}"
+
+heavy, workflow = {{"torch", "ray", "verl", "transformers", "pandas"}}, sys.argv[1]
+for command in ("validate", "plan"):
+    sys.argv = ["verl-dag", command, workflow]
+    try:
+        cli.main()
+    except SystemExit as ended:
+        assert not ended.code
+    slow = {{"hydra", "aiohttp", "jinja2", "recipe.dag.main", "recipe.dag.coach"}} if command == "validate" else set()
+    check(command, heavy | slow | {{"numpy"}})
+from recipe.dag import {", ".join(dag.__all__)}
+check("the interface", heavy)
+{"; ".join(f"import recipe.dag.report.{path.stem}" for path in (ROOT / "recipe/dag/report").glob("[a-z]*.py"))}
+check("a report", {{"torch", "ray", "verl"}})
+"""
+
+
+def test_checks_imports_and_reports_load_nothing_heavy():
+    command = [sys.executable, "-c", PROGRAM, "workflows/workflow_retool_ma.yaml"]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr

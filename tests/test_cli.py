@@ -2,7 +2,6 @@ from __future__ import annotations
 
 import json
 import re
-import subprocess
 import sys
 from pathlib import Path
 
@@ -153,28 +152,6 @@ def test_a_wrong_format_is_a_usage_error(run):
     assert code == 2 and "dot" in err
 
 
-def test_validate_and_plan_load_nothing_heavy():
-    code = (
-        "import sys; from recipe.dag import cli\n"
-        "sys.argv = ['verl-dag', *sys.argv[1:]]\n"
-        "try: cli.main()\n"
-        "except SystemExit as e: assert not e.code\n"
-        "heavy = {'torch', 'verl', 'ray', 'transformers', 'pandas', 'numpy'} & set(sys.modules)\n"
-        "print(sorted(heavy), file=sys.stderr)"
-    )
-    slow = "{'hydra', 'aiohttp', 'jinja2', 'recipe.dag.main', 'recipe.dag.coach', "
-    for command, program in (("validate", code.replace("heavy = {", f"heavy = {slow}")), ("plan", code)):
-        arguments = [sys.executable, "-c", program, command, SHARED]
-        done = subprocess.run(arguments, cwd=ROOT, capture_output=True, text=True, check=True)
-        assert done.stderr.strip() == "[]"
-
-
-def test_the_module_can_be_run():
-    arguments = [sys.executable, "-m", "recipe.dag.cli", "validate", SHARED]
-    done = subprocess.run(arguments, cwd=ROOT, capture_output=True, text=True, check=True)
-    assert "OK" in done.stdout
-
-
 SIIRL = ROOT / "tests" / "compat" / "siirl" / "marft.yaml"
 
 
@@ -201,6 +178,13 @@ def test_import_prints_or_writes_a_file_that_loads(run, tmp_path):
 def test_import_of_a_broken_file_writes_nothing(run, bad, tmp_path):
     code, out, err = run("import", bad, "-o", str(tmp_path / "new.yaml"))
     assert (code, out) == (2, "") and "did you mean `policies`?" in err and not (tmp_path / "new.yaml").exists()
+
+
+def test_serve_takes_a_model_or_a_script(run):
+    either = (2, "", "serve: pass either MODEL or --script FILE.py:FUNCTION\n")
+    assert run("serve") == run("serve", "model", "--script", "a.py:b") == either
+    told = run("serve", "--script", "a.py:b", "--max-len", "5")
+    assert told == (2, "", "--max-len has no effect with --script; remove it\n")
 
 
 def test_trace_prints_an_episode(run, tmp_path):

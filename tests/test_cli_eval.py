@@ -143,42 +143,30 @@ def test_a_checkpoint_has_a_model_for_each_trained_policy(verl_dag, checkpoint):
     assert parts == {name: name for name in ("planner", "executor", "verifier")}
 
 
-def test_a_checkpoint_of_other_policies_is_refused(verl_dag, checkpoint):
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        ([SEPARATE, "--checkpoint", "outputs/run"], ["no policy 'planner'", "main"]),
+        ([SHARED, "--checkpoint", "nowhere"], ["nowhere: no checkpoint there"]),
+        ([SHARED, "--model", "m", "--checkpoint", "c"], ["exclude each other"]),
+        (["w.yaml", "--model", "m"], ["--model has no effect", "main: org/model"]),
+        ([SHARED, "--output", "old"], ["holds a training run"]),
+        ([SHARED, "--config-name", "ma_retool_ma", "default_agent.nothing=1"], ["default_agent.nothing"]),
+    ],
+)
+def test_what_cannot_be_evaluated_is_one_line(arguments, words, verl_dag, checkpoint, tmp_path):
     checkpoint()
-    refused(verl_dag("eval", SEPARATE, "--checkpoint", "outputs/run", "--data", "x"), "no policy 'planner'", "main")
+    (tmp_path / "w.yaml").write_text(ONE_AGENT.replace("${oc.env:MODEL_PATH}", "org/model"))
+    (tmp_path / "hooks.py").write_text(HOOKS)
+    (tmp_path / "old").mkdir()
+    (tmp_path / "old" / "metrics.jsonl").write_text("{}\n")
+    refused(verl_dag("eval", *arguments, "--data", "x"), *words)
 
 
 def test_a_checkpoint_without_a_model_to_load_is_refused(verl_dag, checkpoint):
     model = checkpoint() / "global_step_20" / "main" / "actor" / "huggingface"
     (model / "config.json").unlink()
     refused(verl_dag("eval", SHARED, "--checkpoint", "outputs/run", "--data", "x"), "hf_model")
-
-
-def test_a_folder_that_is_no_checkpoint_is_refused(verl_dag):
-    refused(verl_dag("eval", SHARED, "--checkpoint", "nowhere", "--data", "x"), "nowhere: no checkpoint there")
-
-
-def test_model_and_checkpoint_exclude_each_other(verl_dag):
-    refused(verl_dag("eval", SHARED, "--model", "m", "--checkpoint", "c", "--data", "x"), "exclude each other")
-
-
-def test_a_model_that_no_policy_asks_for_is_refused(verl_dag, tmp_path):
-    text = ONE_AGENT.replace("${oc.env:MODEL_PATH}", "org/model")
-    (tmp_path / "w.yaml").write_text(text)
-    (tmp_path / "hooks.py").write_text(HOOKS)
-    refused(verl_dag("eval", "w.yaml", "--model", "m", "--data", "x"), "--model has no effect", "main: org/model")
-
-
-def test_the_folder_of_a_training_run_is_not_overwritten(verl_dag, tmp_path):
-    (tmp_path / "old").mkdir()
-    (tmp_path / "old" / "metrics.jsonl").write_text("{}\n")
-    refused(verl_dag("eval", SHARED, "--data", "x", "--output", "old"), "holds a training run")
-
-
-def test_an_unknown_key_is_refused_by_name(verl_dag):
-    refused(
-        verl_dag("eval", SHARED, "--config-name", "ma_retool_ma", "default_agent.nothing=1"), "default_agent.nothing"
-    )
 
 
 def test_retool_ma_keys_mean_ours(verl_dag):

@@ -147,7 +147,8 @@ def test_a_wrong_or_missing_key_is_one_line(arguments, key, message, failing, mo
         monkeypatch.setenv("VERL_DAG_KEY", key)
     with OpenAIServer(echo, key=KEY) as server:
         printed = failing("--base-url", server.url, "--served-model", "test", *arguments)
-    assert message in printed.splitlines()[-1] and server.requests == []
+    last = printed.splitlines()[-1]
+    assert message in last and server.requests == [] and (key is None or (server.url in last and "401" in last))
     assert "wrong-key" not in printed and "Traceback" not in printed
 
 
@@ -157,7 +158,16 @@ def test_an_unreachable_server_is_one_line(task, failing):
         api = f"{{api: {{base_url: '{server.url}', model: test, retries: 1}}}}"
         (task / "w.yaml").write_text(WORKFLOW.replace('{model: {path: "${oc.env:MODEL_PATH}"}}', api))
         printed = failing()
-    assert "policy main: " in printed and "start the server, or correct base_url" in printed.splitlines()[-1]
+    assert all(part in printed.splitlines()[-1] for part in (server.url, "start the server, or correct base_url"))
+    assert "policy main: " in printed
+    assert "Traceback" not in printed
+
+
+def test_a_sandbox_that_is_down_is_one_line(failing):
+    with OpenAIServer(echo) as server:
+        url = "http://127.0.0.1:9"
+        printed = failing("--base-url", server.url, "--served-model", "test", f"sandbox.url={url}")
+    assert f"sandbox {url} does not answer" in printed.splitlines()[-1] and server.requests == []
     assert "Traceback" not in printed
 
 

@@ -9,10 +9,12 @@ import subprocess
 import sys
 import urllib.request
 from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
 
+from tests.dialogues import byte_tokenizer
 from tests.episode.openai_server import OpenAIServer, scattered
 from tests.test_cli_eval_api import evaluate, task
 
@@ -23,37 +25,41 @@ ROOT = Path(__file__).parents[1]
 @pytest.fixture(scope="module")
 def model(tiny_model, tmp_path_factory) -> Path:
     """The tiny model with a tokenizer of bytes, so that every text can be encoded."""
-    from tokenizers import Tokenizer, decoders, models, pre_tokenizers
-    from transformers import AutoModelForCausalLM, PreTrainedTokenizerFast, Qwen2Config
+    from transformers import AutoModelForCausalLM, Qwen2Config
 
     folder = tmp_path_factory.mktemp("byte_model")
-    alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
-    vocabulary = {"<pad>": 0, "<|im_end|>": 1, **{letter: number + 2 for number, letter in enumerate(alphabet)}}
-    letters = Tokenizer(models.BPE(vocabulary, []))
-    letters.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
-    letters.decoder = decoders.ByteLevel()
-    tokenizer = PreTrainedTokenizerFast(tokenizer_object=letters, pad_token="<pad>", eos_token="<|im_end|>")
-    tokenizer.chat_template = (
+    tokenizer = byte_tokenizer(
         "{% for m in messages %}{{ m['content'] + '<|im_end|>' }}{% endfor %}"
         "{% if add_generation_prompt %}{{ '>' }}{% endif %}"
     )
-    config = Qwen2Config.from_pretrained(tiny_model, vocab_size=len(vocabulary), max_position_embeddings=512)
+    ends = {"eos_token_id": tokenizer.eos_token_id, "pad_token_id": tokenizer.pad_token_id}
+    config = Qwen2Config.from_pretrained(tiny_model, vocab_size=len(tokenizer), max_position_embeddings=512, **ends)
     AutoModelForCausalLM.from_config(config).save_pretrained(folder)
     tokenizer.save_pretrained(folder)
     return folder
 
 
-@pytest.fixture(scope="module")
-def served(model, zygote) -> Iterator[tuple[str, subprocess.Popen]]:
-    command = [zygote.python, "-m", "recipe.dag.cli", "serve", str(model), "--port", "0", "--model-name", "test"]
+@contextmanager
+def serving(*arguments: str, python: object = sys.executable, **options) -> Iterator[tuple[str, subprocess.Popen]]:
+    """Run `verl-dag serve`; yields its URL and the process, which is terminated at the end."""
+    command = [str(python), "-m", "recipe.dag.cli", "serve", *arguments, "--port", "0"]
     env = {**os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"}
-    process = subprocess.Popen(command, env=env, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True)
+    process = subprocess.Popen(command, env=env, stdout=subprocess.PIPE, text=True, **options)
     try:
         assert process.stdout is not None
-        yield process.stdout.readline().strip(), process
+        url = process.stdout.readline().strip()
+        assert url.startswith("http://")
+        yield url, process
     finally:
-        process.kill()
-        process.wait()
+        process.terminate()
+        process.wait(60)
+
+
+@pytest.fixture(scope="module")
+def served(model, zygote) -> Iterator[tuple[str, subprocess.Popen]]:
+    options = {"python": zygote.python, "stderr": subprocess.DEVNULL}
+    with serving(str(model), "--model-name", "test", **options) as (url, process):
+        yield url, process
 
 
 def texts(folder: Path) -> dict[tuple[str, int], list[str]]:
@@ -91,31 +97,11 @@ def test_serve_prints_its_url_and_ends_at_a_signal(served):
     assert process.wait(30) == 0
 
 
-def test_serve_takes_a_model_or_a_script(tmp_path):
-    def refusal(*arguments: str) -> str:
-        command = [sys.executable, "-m", "recipe.dag.cli", "serve", *arguments]
-        done = subprocess.run(command, env={**os.environ, "PYTHONPATH": str(ROOT)}, capture_output=True, text=True)
-        assert done.returncode == 2 and done.stdout == ""
-        return done.stderr
-
-    assert (
-        refusal() == refusal("model", "--script", "a.py:b") == "serve: pass either MODEL or --script FILE.py:FUNCTION\n"
-    )
-    assert refusal("--script", "a.py:b", "--max-len", "5") == "--max-len has no effect with --script; remove it\n"
-
-
 def test_a_served_script_answers_until_a_signal(tmp_path):
     (tmp_path / "judge.py").write_text("def judge(messages):\n    return f'{len(messages)} messages'\n")
-    command = [sys.executable, "-m", "recipe.dag.cli", "serve", "--script", "judge.py:judge", "--port", "0"]
-    env = {**os.environ, "PYTHONPATH": str(ROOT)}
-    process = subprocess.Popen(command, cwd=tmp_path, env=env, stdout=subprocess.PIPE, text=True)
-    try:
-        assert process.stdout is not None
-        url = process.stdout.readline().strip()
+    with serving("--script", "judge.py:judge", cwd=tmp_path) as (url, process):
         body = {"model": "judge", "messages": [{"role": "user", "content": "hi"}]}
         with urllib.request.urlopen(f"{url}/chat/completions", json.dumps(body).encode(), timeout=30) as answer:
             assert json.load(answer)["choices"][0]["message"]["content"] == "1 messages"
         process.send_signal(signal.SIGTERM)
         assert process.wait(30) == 0
-    finally:
-        process.kill()

@@ -16,7 +16,9 @@ from typer.testing import CliRunner
 from recipe.dag import cli, doctor, doctor_options
 from recipe.dag.doctor import Note, Unfit
 from recipe.dag.errors import UserError
+from tests.dialogues import byte_tokenizer
 from tests.episode.provider_servers import AnthropicServer
+from tests.workflow.shapes import QWEN, write_config
 
 WORKFLOW = str(Path(__file__).parents[1] / "workflows" / "workflow_retool.yaml")
 MATHCHAT = str(Path(__file__).parents[1] / "workflows" / "workflow_mathchat.yaml")
@@ -37,26 +39,8 @@ OPEN{"name": "{{ call.function.name }}", "arguments": {{ call.function.arguments
 HERMES = TEMPLATE.replace("OPEN", "<tool_call>\n").replace("CLOSE", "\n</tool_call>")
 
 
-@pytest.fixture(scope="module")
-def tokenizer_with():
-    from tokenizers import Tokenizer, decoders, models, pre_tokenizers
-    from transformers import PreTrainedTokenizerFast
-
-    def make(template: str | None) -> PreTrainedTokenizerFast:
-        letters = {letter: i for i, letter in enumerate(sorted(pre_tokenizers.ByteLevel.alphabet()))}
-        tokenizer = Tokenizer(models.BPE(letters, []))
-        tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
-        tokenizer.decoder = decoders.ByteLevel()
-        tokenizer.add_special_tokens(["<|im_start|>", "<|im_end|>"])
-        made = PreTrainedTokenizerFast(tokenizer_object=tokenizer, eos_token="<|im_end|>")
-        made.chat_template = template
-        return made
-
-    return make
-
-
-def test_a_call_that_the_template_writes_is_parsed(tokenizer_with):
-    tokenizer = tokenizer_with(HERMES)
+def test_a_call_that_the_template_writes_is_parsed():
+    tokenizer = byte_tokenizer(HERMES)
     assert "'<|im_end|>'" in doctor_options.check_template(tokenizer)
     assert "unchanged" in doctor_options.check_tool_call(tokenizer)
 
@@ -71,21 +55,21 @@ def test_a_call_that_the_template_writes_is_parsed(tokenizer_with):
         (None, Unfit, "no chat template"),
     ],
 )
-def test_a_template_that_the_tool_loop_cannot_follow_is_found(tokenizer_with, template, error, message):
+def test_a_template_that_the_tool_loop_cannot_follow_is_found(template, error, message):
     with pytest.raises(error, match=message):
-        doctor_options.check_tool_call(tokenizer_with(template))
+        doctor_options.check_tool_call(byte_tokenizer(template))
 
 
-def test_a_template_that_hides_results_is_found(tokenizer_with):
+def test_a_template_that_hides_results_is_found():
     hides = HERMES.replace("{{ message.content }}", "{% if message.role != 'tool' %}{{ message.content }}{% endif %}")
     with pytest.raises(Unfit, match="omits a tool's result"):
-        doctor_options.check_template(tokenizer_with(hides))
+        doctor_options.check_template(byte_tokenizer(hides))
     with pytest.raises(Unfit, match="has no chat template"):
-        doctor_options.check_template(tokenizer_with(None))
+        doctor_options.check_template(byte_tokenizer(None))
 
 
-def test_prompts_are_counted_with_template_and_tools(tokenizer_with, tmp_path):
-    tokenizer, data = tokenizer_with(HERMES), tmp_path / "rows.jsonl"
+def test_prompts_are_counted_with_template_and_tools(tmp_path):
+    tokenizer, data = byte_tokenizer(HERMES), tmp_path / "rows.jsonl"
     rows = [{"problem": "x" * length, "answer": "1"} for length in (10, 20, 400)]
     data.write_text("".join(json.dumps(row) + "\n" for row in rows))
     line = doctor_options.check_prompts(str(data), tokenizer, None, 10_000)
@@ -230,9 +214,7 @@ def test_edits_of_the_workflow_count_in_every_check(monkeypatch):
 
 
 def test_memory_is_that_of_the_plan(tmp_path):
-    config = {"architectures": ["Qwen2ForCausalLM"], "model_type": "qwen2", "hidden_size": 3584}
-    config |= {"intermediate_size": 18944, "num_attention_heads": 28, "num_hidden_layers": 28, "vocab_size": 152064}
-    (tmp_path / "config.json").write_text(json.dumps(config | {"num_key_value_heads": 4}))
+    write_config(tmp_path, QWEN["7b"] | {"architectures": ["Qwen2ForCausalLM"]})
     command = (WORKFLOW, "trainer.n_gpus_per_node=8", f"model_path={tmp_path}")
     large = run(*command, "--gpu-gb", "80")
     assert large.code == 0 and "gpu-memory  main on 8 GPU(s): fits: " in large.out

@@ -71,14 +71,6 @@ def test_a_signal_to_all_processes_of_a_run_ends_it_in_one_line_and_leaves_a_who
     assert whole_checkpoint(Path(last.rpartition("resumes from ")[2]))
 
 
-def test_a_run_that_is_terminated_while_it_starts_says_so_in_one_line(material, tmp_path):
-    out = tmp_path / "terminated"
-    run = start(material, out, "trainer.val_before_train=false", own_ray=True)
-    log = signalled(material, run, out, signal.SIGTERM, lambda: "starting its inference servers" in log_of(out))
-    assert log.endswith("interrupted (SIGTERM); no checkpoint was saved\n"), log[-2000:]
-    assert "Traceback" not in log
-
-
 def test_the_terminal_shows_phases_and_steps_and_the_processes_lines_are_in_files(whole):
     log = log_of(whole)
     phases = [
@@ -97,11 +89,17 @@ def test_the_terminal_shows_phases_and_steps_and_the_processes_lines_are_in_file
     assert first["timing/startup"] > 0 and "timing/startup" not in steps(whole)[2]
 
 
-@pytest.mark.parametrize("while_it", ["starts", "trains"])
-def test_an_interrupted_run_says_so_in_one_line(material, tmp_path, while_it):
+@pytest.mark.parametrize(
+    ("number", "phase"),
+    [
+        (signal.SIGTERM, "starting its inference servers"),
+        (signal.SIGINT, "starting its inference servers"),
+        (signal.SIGINT, "step 1/3"),
+    ],
+)
+def test_an_interrupted_run_says_so_in_one_line(material, tmp_path, number, phase):
     out = tmp_path / "interrupted"
     run = start(material, out, "trainer.save_freq=-1", "trainer.val_before_train=false", own_ray=True)
-    wanted = "starting its inference servers" if while_it == "starts" else "step 1/3"
-    log = signalled(material, run, out, signal.SIGINT, lambda: wanted in log_of(out))
-    assert log.endswith("interrupted (SIGINT); no checkpoint was saved\n"), log[-2000:]
+    log = signalled(material, run, out, number, lambda: phase in log_of(out))
+    assert log.endswith(f"interrupted ({number.name}); no checkpoint was saved\n"), log[-2000:]
     assert "Traceback" not in log

@@ -7,30 +7,12 @@ from pathlib import Path
 import pytest
 
 from recipe.dag.errors import UserError
-from recipe.dag.workflow.schema import Workflow
 from recipe.dag.workflow_file import load_workflow
 from recipe.marft.credit import ESTIMATORS
-from recipe.marft.edits import edited
-from recipe.marft.flags import FLAGS, translate
+from recipe.marft.flags import FLAGS
+from tests.marft.workflows import MARFT, NO_KL, SIIRL, WORKFLOWS, change, written
 
-ROOT = Path(__file__).parents[2]
-WORKFLOWS = ROOT / "workflows"
-MARFT = (WORKFLOWS / "workflow_marft.yaml").read_text()
-NO_KL = MARFT.replace("  kl_loss_coef: 0.01\n", "").replace("    reference: true\n", "")
-SIIRL = ROOT / "tests" / "compat" / "siirl"
 SHIPPED = sorted(WORKFLOWS.glob("*.yaml")) + sorted(SIIRL.glob("*.yaml")) + sorted(SIIRL.glob("*.json"))
-
-
-def change(source: Path, arguments: str) -> tuple[str, Workflow]:
-    edits = translate(arguments.split()).edits
-    return edited(load_workflow(source), edits, batch_size=128, at=Path("workflow.yaml"))[:2]
-
-
-def written(tmp_path: Path, text: str) -> Path:
-    for folder in ("recipe", "envs"):
-        (tmp_path / folder).symlink_to(ROOT / folder)
-    (tmp_path / "own.yaml").write_text(text)
-    return tmp_path / "own.yaml"
 
 
 def values(flag: str) -> list[str]:

@@ -10,28 +10,13 @@ import yaml
 
 from recipe.dag.errors import UserError
 from recipe.dag.workflow.problem import Problem
-from recipe.dag.workflow.schema import Workflow
 from recipe.dag.workflow.workflow_copy import WorkflowCopy
 from recipe.dag.workflow_file import load_workflow
 from recipe.marft.edits import edited
 from recipe.marft.flags import translate
+from tests.marft.workflows import MARFT, NO_KL, SIIRL, WORKFLOWS, change, written
 
-ROOT = Path(__file__).parents[2]
-WORKFLOWS = ROOT / "workflows"
-MARFT = (WORKFLOWS / "workflow_marft.yaml").read_text()
-SIIRL = ROOT / "tests" / "compat" / "siirl"
 CRITIC = "critic: {lr: 1.0e-5, cliprange_value: 0.5}"
-
-
-def change(source: Path, arguments: str, at: Path = Path("workflow.yaml")) -> tuple[str, Workflow]:
-    return edited(load_workflow(source), translate(arguments.split()).edits, batch_size=128, at=at)[:2]
-
-
-def written(tmp_path: Path, text: str, name: str = "own.yaml") -> Path:
-    for folder in ("recipe", "envs"):
-        (tmp_path / folder).symlink_to(ROOT / folder)
-    (tmp_path / name).write_text(text)
-    return tmp_path / name
 
 
 def test_shared_critics_keep_their_owners_settings(tmp_path):
@@ -45,7 +30,6 @@ def test_shared_critics_keep_their_owners_settings(tmp_path):
 CHAIN = r"estimator: gae_chain\n  gamma.*\n  lam.*\n  whiten.*"
 NO_CRITIC = re.sub(CHAIN, "estimator: grpo", MARFT.replace(CRITIC, ""))
 NO_ENV = (WORKFLOWS / "workflow_no_tool.yaml").read_text()
-NO_KL = MARFT.replace("  kl_loss_coef: 0.01\n", "").replace("    reference: true\n", "")
 GREEDY = MARFT.replace("max_tokens: 2048}", "max_tokens: 2048}\n    validation: {temperature: 0}")
 ENV_ONLY = MARFT[: MARFT.index("  # Adds no reward")]
 GPU = "actor_rollout_ref.rollout"
@@ -55,11 +39,7 @@ GPU = "actor_rollout_ref.rollout"
     ("text", "arguments", "message"),
     [
         (NO_CRITIC, "critic.optim.lr=1", "critic.optim.lr=1: it has no effect on this workflow (its estimator"),
-        (
-            NO_CRITIC,
-            "algorithm.gamma=1",
-            "algorithm.gamma=1: algorithm.gamma: estimator `grpo` does not use this",
-        ),
+        (NO_CRITIC, "algorithm.gamma=1", "algorithm.gamma=1: algorithm.gamma: estimator `grpo` does not use this"),
         (NO_CRITIC, "trainer.critic_warmup=2", "trainer.critic_warmup=2: algorithm.critic_warmup: estimator `grpo`"),
         (MARFT, "algorithm.share_reward_in_agent=True", "algorithm.share_reward_in_agent=True: algorithm.share_reward"),
         (NO_ENV, "rollout.agent.rewards_with_env=True", f"{GPU}.agent.rewards_with_env=True: no node of the workflow"),

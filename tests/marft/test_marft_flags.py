@@ -2,43 +2,34 @@
 
 from __future__ import annotations
 
-from pathlib import Path
+from functools import partial
 
 import pytest
 
 from recipe.dag.errors import UserError
 from recipe.dag.settings.values import KL_TYPES, TRACKERS
-from recipe.dag.workflow_file import load_workflow
-from recipe.marft.edits import edited
 from recipe.marft.flags import FLAGS, translate
+from tests.marft.workflows import WORKFLOWS, change
 
-ROOT = Path(__file__).parents[2]
-WORKFLOW = ROOT / "workflows" / "workflow_marft.yaml"
 RUN = "actor_rollout_ref"
 
 
-def agents(**sampling):
-    return lambda flow: all(agent.sampling.model_dump().items() >= sampling.items() for agent in flow.agents)
+def has(part, **keys):
+    """Whether `part(workflow)`, one model or several, has these values."""
+
+    def holds(flow):
+        found = part(flow)
+        return all(one.model_dump().items() >= keys.items() for one in (found if isinstance(found, list) else [found]))
+
+    return holds
 
 
-def validation(**sampling):
-    return lambda flow: all(agent.validation.model_dump().items() >= sampling.items() for agent in flow.agents)
-
-
-def algorithm(**keys):
-    return lambda flow: flow.algorithm.model_dump().items() >= keys.items()
-
-
-def critics(**keys):
-    return lambda flow: all(policy.critic.model_dump().items() >= keys.items() for policy in flow.policies.values())
-
-
-def actors(**keys):
-    return lambda flow: all(policy.model_dump().items() >= keys.items() for policy in flow.policies.values())
-
-
-def episode(**keys):
-    return lambda flow: flow.episode.model_dump().items() >= keys.items()
+agents = partial(has, lambda flow: [agent.sampling for agent in flow.agents])
+validation = partial(has, lambda flow: [agent.validation for agent in flow.agents])
+algorithm = partial(has, lambda flow: flow.algorithm)
+critics = partial(has, lambda flow: [policy.critic for policy in flow.policies.values()])
+actors = partial(has, lambda flow: [*flow.policies.values()])
+episode = partial(has, lambda flow: flow.episode)
 
 
 GPU = f"{RUN}.rollout"
@@ -188,14 +179,9 @@ REFUSED = [
 ]
 
 
-def derived(arguments: str):
-    edits = translate(arguments.split()).edits
-    return edited(load_workflow(WORKFLOW), edits, batch_size=128, at=Path("workflow.yaml"))[1]
-
-
 @pytest.mark.parametrize(("arguments", "holds"), IN_THE_WORKFLOW, ids=[arguments for arguments, _ in IN_THE_WORKFLOW])
 def test_flag_of_the_workflow(arguments, holds):
-    assert holds(derived(arguments))
+    assert holds(change(WORKFLOWS / "workflow_marft.yaml", arguments)[1])
 
 
 @pytest.mark.parametrize(("argument", "overrides"), IN_THE_RUN, ids=[argument for argument, _ in IN_THE_RUN])

@@ -11,6 +11,8 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
+from tests.dialogues import byte_tokenizer
+
 ROOT = Path(__file__).parents[2]
 TEMPLATE = "{% for m in messages %}<|im_start|>{{ m.role }}\n{{ m.content }}<|im_end|>\n{% endfor %}"
 
@@ -18,17 +20,8 @@ TEMPLATE = "{% for m in messages %}<|im_start|>{{ m.role }}\n{{ m.content }}<|im
 @pytest.fixture(scope="module")
 def place(tmp_path_factory) -> Path:
     """A folder with in.parquet and a tokenizer that does not need training."""
-    from tokenizers import pre_tokenizers
-    from transformers import Qwen2Tokenizer
-
     folder = tmp_path_factory.mktemp("place")
-    characters = sorted(pre_tokenizers.ByteLevel.alphabet())
-    vocabulary = {
-        token: index for index, token in enumerate([*characters, "<|endoftext|>", "<|im_start|>", "<|im_end|>"])
-    }
-    tokenizer = Qwen2Tokenizer(vocabulary, [], unk_token=None, eos_token="<|im_end|>", pad_token="<|endoftext|>")
-    tokenizer.chat_template = TEMPLATE
-    tokenizer.save_pretrained(folder / "tokenizer")
+    byte_tokenizer(TEMPLATE).save_pretrained(folder / "tokenizer")
     rows = [
         {
             "prompt": [{"role": "user", "content": f"{n}?" * (1 + n % 3 * 1000)}],
