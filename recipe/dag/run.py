@@ -277,14 +277,17 @@ async def _evaluate(
     started = time.monotonic()
     runner = toolbox.runner(config, workflow, policies)
     about = describe_evaluation(config, workflow, max_programs=toolbox.max_programs)
-    summary = await evaluate(config, runner, inputs.val, inputs.fingerprint.items, about)
+    summary = await evaluate(config, runner, workflow, inputs.val, inputs.fingerprint.items, about)
     counts = f"{summary['num_samples']} episodes, {summary['num_errors']} errors"
     seconds = time.monotonic() - started
-    accuracy = f"accuracy {summary['final_accuracy']:.4f}"
-    if summary["num_graded"] < summary["num_samples"]:
-        accuracy += f" of {summary['num_graded']} graded"
+    accuracy = "nothing graded"
+    if summary["num_graded"]:
+        accuracy = f"accuracy {summary['final_accuracy']:.4f}"
+        if summary["num_graded"] < summary["num_samples"]:
+            accuracy += f" of {summary['num_graded']} graded"
+        if summary["num_errors"]:
+            accuracy += f" ({summary['final_accuracy_all']:.4f} with errors as not solved)"
     if summary["num_errors"]:
-        accuracy += f" ({summary['final_accuracy_all']:.4f} with errors as not solved)"
         counts += f" (most often: {summary['most_frequent_error']})"
     pass_at = summary.get("pass@k", {})
     shown = "".join(f", pass@{k} {pass_at[k]:.4f}" for k in dict.fromkeys([*pass_at][:1] + [*pass_at][-1:]))

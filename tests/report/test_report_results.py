@@ -6,6 +6,9 @@ import pytest
 
 from recipe.dag.report.results import results_list, summarise, write_results
 from recipe.dag.types.record import Result, Skip
+from recipe.dag.workflow.schema import Workflow
+
+WORKFLOW = Workflow(path="w", dag_id="w", agents=[], policies={}, nodes=[])
 
 
 @pytest.fixture
@@ -18,8 +21,8 @@ def retool(make_call, make_episode, make_result):
         )
         plan = {"reasoning": "multiply", "code_plan": "6 * 7", "expected_output": "42"}
         calls = [
-            make_call("planner", reward=rewards[0], parsed=plan, agent_group=0),
-            make_call("executor", reward=rewards[1], tool_results=[run], agent_group=1),
+            make_call("planner", reward=rewards[0], parsed={"plan": plan, "parsed_ok": True}, agent_group=0),
+            make_call("executor", reward=rewards[1], tool_results=[run], agent_group=1, text="log", completion="code"),
             make_call("verifier", reward=rewards[2], agent_group=2, text="FINAL ANSWER: \\boxed{42}"),
         ]
         return make_episode(uid, index, calls=calls, outcome=outcome, **fields)
@@ -32,7 +35,7 @@ def test_item_of_a_retool_episode(retool):
     ran = {"status": "success", "timeout": False, "return_code": 0, "stdout": "42\n", "stderr": ""}
     moves = [
         ("planner", "from planner", 0.4, {"parsed_plan": plan}),
-        ("executor", "from executor", 1.0, {"code": "print(6 * 7)", "tool_metadata": ran, "tool_response": "42\n"}),
+        ("executor", "code", 1.0, {"code": "print(6 * 7)", "tool_metadata": ran, "tool_response": "42\n"}),
         ("verifier", "FINAL ANSWER: \\boxed{42}", 1.0, {"reward": 1.0}),
     ]
     trajectory = [
@@ -101,7 +104,17 @@ def test_rounds_results_and_skipped_nodes_are_shown_where_there_are_any(make_cal
     assert first["skips"] == second["skips"] == shown
     assert "results" not in second and second["trajectory"] == []
     assert summarise([talk, silent])["avg_trajectory_length"] == 1.0
-    assert write_results(tmp_path, [talk, silent])["num_samples"] == 2
+    assert write_results(tmp_path, [talk, silent], WORKFLOW)["num_samples"] == 2
+
+
+def test_only_an_agent_without_a_reward_of_its_own_has_the_teams(make_call, make_episode):
+    both = make_call("coder", reward=1.5, reward_parts={"role": 1.0, "team": 0.5})
+    alone = make_call("debater", reward=0.5, reward_parts={"team": 0.5})
+    episodes = [make_episode(calls=[both, alone])]
+    summary = summarise(episodes, {"team"})
+    assert summary["reward_stats"] == {"coder": 1.0, "debater": 0.5}
+    assert summary["team_reward_stats"] == {"coder": 0.5}
+    assert "team_reward" not in results_list(episodes, {"team"})[0]["trajectory"][1]
 
 
 def test_rewards_of_several_calls_add_up(make_call, make_episode):
@@ -149,7 +162,8 @@ def test_summary_of_nothing_is_all_zeros(retool, fault):
     for episodes in ([], [retool(fault=fault, outcome=None)]):
         summary = summarise(episodes)
         assert summary["num_samples"] == 0 and summary["num_errors"] == len(episodes)
-        assert summary["final_accuracy"] == summary["avg_trajectory_length"] == 0.0
+        assert summary["final_accuracy"] is summary["final_accuracy_all"] is None
+        assert summary["avg_trajectory_length"] == 0.0
         assert set(summary["code_metrics"].values()) == {0.0}
         assert summary["reward_stats"] == {}
 
@@ -178,12 +192,12 @@ def test_several_episodes_per_problem(retool, fault):
 def test_files_stand_in_dataset_order_and_hold_valid_json(tmp_path, retool):
     episodes = [retool("b", 1), retool("a", 0, rewards=(float("nan"), 1.0, 1.0)), retool("b", 0)]
     folder = tmp_path / "new" / "folder"
-    summary = write_results(folder, episodes, uids=["a", "b"])
+    summary = write_results(folder, episodes, WORKFLOW, uids=["a", "b"])
     items = json.loads((folder / "results.json").read_text())
     order = [("problem a", 0), ("problem b", 0), ("problem b", 1)]
     assert [(item["prompt"], item["sample_index"]) for item in items] == order
     assert items[0]["trajectory"][0]["agent_reward"] is None
     assert json.loads((folder / "summary.json").read_text())["num_samples"] == summary["num_samples"] == 3
     assert sorted(path.name for path in folder.iterdir()) == ["results.json", "summary.json"]
-    write_results(folder, episodes)
+    write_results(folder, episodes, WORKFLOW)
     assert json.loads((folder / "results.json").read_text())[0]["prompt"] == "problem b"

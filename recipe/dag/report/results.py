@@ -2,12 +2,13 @@
 
 Invariant: one item per episode, in dataset order; an episode with a fault has an "error" instead of "metrics" and is
 excluded from averages. The keys are those of ReTool-MA's files, so that its scripts keep working; keys for things that
-its episodes lack (rounds of a loop, results of vote and compute nodes, skipped nodes) are added if they occur.
+its episodes lack (rounds of a loop, team rewards, results of vote and compute nodes, skipped nodes) are added if they
+occur. What no graded episode can tell, an accuracy above all, is null.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import asdict
 from pathlib import Path
 from statistics import fmean
@@ -15,6 +16,7 @@ from typing import Any
 
 from recipe.dag.episode.failure import most_frequent
 from recipe.dag.episode.remote.usage import usage_by_policy
+from recipe.dag.paths import split_ref
 from recipe.dag.report.conversations import problem_of
 from recipe.dag.report.jsonfile import replace_file, to_json
 from recipe.dag.report.pass_at_k import (
@@ -27,18 +29,28 @@ from recipe.dag.report.pass_at_k import (
 )
 from recipe.dag.report.tools import tool_metrics
 from recipe.dag.types.record import Call, Episode, ToolResult
+from recipe.dag.workflow.schema import Workflow
 
 CODE_TOOL = "code_interpreter"
+TEAM_REWARD = "team_reward"
+"""The function of reward nodes whose reward is shown beside the agent's own."""
 
 
-def write_results(folder: str | Path, episodes: Sequence[Episode], uids: Sequence[str] | None = None) -> dict[str, Any]:
+def write_results(
+    folder: str | Path, episodes: Sequence[Episode], workflow: Workflow, uids: Sequence[str] | None = None
+) -> dict[str, Any]:
     """Write `results.json` and `summary.json` into `folder` (created if missing), each atomically; return the summary.
 
     `uids`: the dataset's order; without it, problems are in the order of their first episode.
     """
     order = {uid: index for index, uid in enumerate(uids or dict.fromkeys(e.uid for e in episodes))}
     ordered = sorted(episodes, key=lambda e: (order.get(e.uid, len(order)), e.index))
-    results, summary = results_list(ordered), summarise(ordered)
+    team = {
+        node.node_id
+        for node in workflow.reward_nodes
+        if node.executable_ref is not None and split_ref(node.executable_ref)[1] == TEAM_REWARD
+    }
+    results, summary = results_list(ordered, team), summarise(ordered, team)
     folder = Path(folder)
     folder.mkdir(parents=True, exist_ok=True)
     replace_file(folder / "results.json", [to_json(results, indent=2), b"\n"])
@@ -46,15 +58,18 @@ def write_results(folder: str | Path, episodes: Sequence[Episode], uids: Sequenc
     return summary
 
 
-def results_list(episodes: Sequence[Episode]) -> list[dict[str, Any]]:
-    """Return one item per episode, in the given order, with a `sample_index` if problems have several episodes."""
+def results_list(episodes: Sequence[Episode], team: Collection[str] = ()) -> list[dict[str, Any]]:
+    """Return one item per episode, in the given order, with a `sample_index` if problems have several episodes.
+    `team`: the ids of the nodes that pay team rewards."""
     several = _has_groups(episodes)
-    return [_item(episode) | ({"sample_index": episode.index} if several else {}) for episode in episodes]
+    return [_item(episode, team) | ({"sample_index": episode.index} if several else {}) for episode in episodes]
 
 
-def summarise(episodes: Sequence[Episode]) -> dict[str, Any]:
-    """Summarise the episodes without a fault; `num_errors` counts the episodes with one. A ratio of nothing is 0.0.
+def summarise(episodes: Sequence[Episode], team: Collection[str] = ()) -> dict[str, Any]:
+    """Summarise the episodes without a fault; `num_errors` counts the episodes with one. A ratio of nothing is 0.0,
+    but an accuracy is None if no episode was graded.
 
+    `reward_stats` has the mean reward of each agent's calls, and `team_reward_stats` that from the nodes `team`.
     `final_accuracy` is over the `num_graded` graded episodes; `final_accuracy_all` adds the `num_errors` ones as not
     solved, and `most_frequent_error` quotes their most frequent fault. Pass rates are pooled: passes over attempts of
     all correct (incorrect) episodes. With several episodes per problem: `samples_per_problem` n, `avg@n`,
@@ -66,16 +81,14 @@ def summarise(episodes: Sequence[Episode]) -> dict[str, Any]:
     attempts = sum(len(_code_runs(episode)) for episode in good)
     passes = sum(result.ok for episode in good for result in _code_runs(episode))
     solved, lost = sum(bool(_is_correct(episode)) for episode in graded), len(episodes) - len(good)
-    rewards: dict[str, list[float]] = {}
-    for agent, reward in _rewards(good):
-        rewards.setdefault(agent, []).append(reward)
+    rewards, team_rewards = _rewards(good, team), _team_rewards(good, team)
     summary: dict[str, Any] = {
         "num_samples": len(good),
         "num_errors": lost,
         "num_graded": len(graded),
         **({"most_frequent_error": most_frequent(e.fault for e in episodes if e.fault is not None)} if lost else {}),
-        "final_accuracy": _ratio(solved, len(graded)),
-        "final_accuracy_all": _ratio(solved, len(graded) + lost),
+        "final_accuracy": solved / len(graded) if graded else None,
+        "final_accuracy_all": solved / (len(graded) + lost) if graded else None,
         "avg_trajectory_length": _ratio(sum(len(episode.calls) for episode in good), len(good)),
         "code_metrics": {
             "total_attempts": attempts,
@@ -87,6 +100,7 @@ def summarise(episodes: Sequence[Episode]) -> dict[str, Any]:
             "avg_calls_per_problem": _ratio(attempts, len(good)),
         },
         "reward_stats": {agent: fmean(values) for agent, values in rewards.items()},
+        **({"team_reward_stats": {a: fmean(values) for a, values in team_rewards.items()}} if team_rewards else {}),
         "tool_metrics": tool_metrics(episodes),
     }
     if usage := usage_by_policy(episodes):
@@ -102,12 +116,12 @@ def summarise(episodes: Sequence[Episode]) -> dict[str, Any]:
     return summary
 
 
-def _item(episode: Episode) -> dict[str, Any]:
+def _item(episode: Episode, team: Collection[str]) -> dict[str, Any]:
     runs = _code_runs(episode)
     item = {
         "prompt": problem_of(episode),
         "label": episode.sample.get("ground_truth"),
-        "trajectory": [_trajectory_item(turn, call, episode) for turn, call in enumerate(episode.calls)],
+        "trajectory": [_trajectory_item(turn, call, episode, team) for turn, call in enumerate(episode.calls)],
         "code_runs": [
             {
                 "code": run.arguments.get("code", ""),
@@ -127,9 +141,6 @@ def _item(episode: Episode) -> dict[str, Any]:
         where = f" at {fault['where']}" if fault.get("where") else ""
         return item | {"final_reward": None, "error": f"{fault['boundary']} fault{where}: {fault['message']}"}
     passes = sum(run.ok for run in runs)
-    breakdown: dict[str, float] = {}
-    for agent, reward in _rewards([episode]):
-        breakdown[agent] = breakdown.get(agent, 0.0) + reward
     item["metrics"] = {
         "is_correct": _is_correct(episode),
         "code_execution": {
@@ -140,34 +151,60 @@ def _item(episode: Episode) -> dict[str, Any]:
             "invalid_calls": len(runs) - passes,
         },
         "trajectory_length": len(episode.calls),
-        "reward_breakdown": breakdown,
+        "reward_breakdown": {agent: sum(values) for agent, values in _rewards([episode], team).items()},
     }
     return item
 
 
-def _rewards(episodes: Iterable[Episode]) -> Iterator[tuple[str, float]]:
-    """Yield the agent and the reward of each call that has a reward."""
-    for episode in episodes:
-        for call in episode.calls:
-            if call.reward is not None:
-                yield call.agent, call.reward
+def _rewards(episodes: Iterable[Episode], team: Collection[str]) -> dict[str, list[float]]:
+    """Return agent -> the rewards of its calls that have one, without team rewards."""
+    return _by_agent(episodes, lambda call: _own_reward(call, team))
 
 
-def _trajectory_item(turn: int, call: Call, episode: Episode) -> dict[str, Any]:
+def _team_rewards(episodes: Iterable[Episode], team: Collection[str]) -> dict[str, list[float]]:
+    """Return agent -> the team rewards of its calls that have one beside their own reward."""
+    return _by_agent(episodes, lambda call: _team_reward(call, team))
+
+
+def _by_agent(episodes: Iterable[Episode], value_of: Callable[[Call], float | None]) -> dict[str, list[float]]:
+    values: dict[str, list[float]] = {}
+    for call in (call for episode in episodes for call in episode.calls):
+        if (value := value_of(call)) is not None:
+            values.setdefault(call.agent, []).append(value)
+    return values
+
+
+def _own_reward(call: Call, team: Collection[str]) -> float | None:
+    """Return the call's reward without its team reward. A call that only team rewards pay has these as its own."""
+    if _team_reward(call, team) is None:
+        return call.reward
+    return sum(value for node, value in call.reward_parts.items() if node not in team)
+
+
+def _team_reward(call: Call, team: Collection[str]) -> float | None:
+    shared = [value for node, value in call.reward_parts.items() if node in team]
+    return sum(shared) if call.reward is not None and 0 < len(shared) < len(call.reward_parts) else None
+
+
+def _trajectory_item(turn: int, call: Call, episode: Episode, team: Collection[str]) -> dict[str, Any]:
+    shared = _team_reward(call, team)
     metadata = METADATA.get(call.agent, _parsed)(call, episode)
     return {
         "turn_id": turn,
         "agent_role": call.agent,
         "agent_id": call.agent_group,
         "agent_input": call.prompt_text,
-        "agent_output": call.text,
-        "agent_reward": call.reward,
+        "agent_output": call.text if call.completion is None else call.completion,
+        "agent_reward": _own_reward(call, team),
         "metadata": metadata,
-    } | ({"round": call.round} if call.round else {})
+        **({"team_reward": shared} if shared is not None else {}),
+        **({"round": call.round} if call.round else {}),
+    }
 
 
 def _planner(call: Call, episode: Episode) -> dict[str, Any]:
-    return {"parsed_plan": call.parsed}
+    """Return the plan alone, of which ReTool-MA's planner parses more."""
+    return {"parsed_plan": call.parsed.get("plan", call.parsed)}
 
 
 def _executor(call: Call, episode: Episode) -> dict[str, Any]:

@@ -23,6 +23,7 @@ from recipe.dag.report.evaluation_log import EvaluationLog
 from recipe.dag.report.progress import Progress
 from recipe.dag.report.results import write_results
 from recipe.dag.types.record import Episode
+from recipe.dag.workflow.schema import Workflow
 
 if TYPE_CHECKING:
     from recipe.dag.train.data import Sample
@@ -65,11 +66,12 @@ async def roll_out(
 async def evaluate(
     config: DictConfig,
     runner: EpisodeRunner | SpreadRunner,
+    workflow: Workflow,
     samples: list[Sample],
     identity: dict[str, Any],
     about: dict[str, Any],
 ) -> dict:
-    """Run the runner's workflow on `samples` without training, write its files, and return the summary.
+    """Run `workflow`, the runner's, on `samples` without training, write its files, and return the summary.
 
     Episodes that an earlier run with the same identity left in the folder are not run again; reward nodes with the
     scope `group` score them with the new ones. about: metadata for `report.conversations_file`. Raises UserError if a
@@ -90,7 +92,7 @@ async def evaluate(
         if runner.scores_groups:
             log.rewrite()
         episodes, uids = [*log.finished.values(), *log.added], [uid for _, uid in pairs]
-        summary = write_results(folder, episodes, uids)
+        summary = write_results(folder, episodes, workflow, uids)
         if name := config.report.conversations_file:
             write_conversations(folder / name, episodes, uids, about)
     if failed is not None:

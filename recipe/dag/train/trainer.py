@@ -284,7 +284,7 @@ class Trainer:
         episodes = await roll_out(
             self.config, self.runner, samples, n, step, validate=True, title=f"step {step}: validation"
         )
-        write_results(self.out, episodes)
+        write_results(self.out, episodes, self.workflow)
         self.journal.episodes(step, episodes, split="validation")
         metrics = validation_metrics(episodes, self.workflow)
         self.faults["val_fault"] = most_frequent(fault for episode in episodes for fault in episode.faults)
