@@ -102,7 +102,7 @@ def describe_evaluation(config: DictConfig, workflow: Workflow, *, max_programs:
 
 
 def _sampling(agent: Agent) -> dict[str, Any]:
-    sampling = sampling_of(agent, validate=True)
+    sampling = sampling_of(agent, validate=True, thinks=True)
     return {key: sampling[key] for key in ("temperature", "top_p", "top_k", "max_tokens")}
 
 

@@ -11,6 +11,7 @@ from typer.testing import CliRunner
 
 from recipe.dag.cli import app
 from recipe.dag.coach.agent import check_coaches
+from recipe.dag.coach.unreadable import silent_coach
 from recipe.dag.episode.client import PolicyEndpoint
 from recipe.dag.episode.remote.connect import Remotes
 from recipe.dag.episode.runner import EpisodeRunner
@@ -62,8 +63,11 @@ def play(world, workflow, client=None, max_model_len: int = 4096) -> Episode:
 
 
 def test_a_score_of_seven_of_ten_is_a_reward_of_07(world, coached):
+    room = {"max_tokens": 50, "thinking_tokens": 70}  # a model behind an API may think
+    agents = [{"name": "solver"}, {"name": "coach", "policy": "outside", "on_failure": "skip", "sampling": room}]
     with OpenAIServer(lambda body: "Fine.\n**PROCESS_SCORE:** 7/10") as server:
-        episode = play(world, coached(server))
+        episode = play(world, coached(server, agents=agents))
+    assert server.requests[0]["max_tokens"] == 120 and "thinking_tokens" not in server.requests[0]
     solve, coach = episode.calls
     assert coach.parsed == {"process": 7.0, "outcome": None, "reasoning": "Fine."}
     assert solve.reward == pytest.approx(0.7) and not solve.unscored
@@ -284,6 +288,48 @@ def test_a_frozen_model_of_the_run_is_a_coach_too(world, tmp_path):
     assert other.reward == 0.0 and coach.usage is None and coach.generations == 2
 
 
+@pytest.mark.parametrize(
+    ("prefix", "template", "thinking_tokens", "answer", "reason"),
+    [
+        ("<think>\n", None, 40, "hm, so so, hm, so so</think>PROCESS_SCORE: 3\n", ""),
+        ("", "{{ '<think>' }}", 40, "<think>so so</think>PROCESS_SCORE: 3\n", ""),  # the model opens it
+        (
+            "<think>\n",
+            None,
+            0,
+            "hm, so so, hm, so so</think>PROCESS_SCORE: 3\n",
+            "cut off in its thought; raise workflow.agents.coach.sampling.thinking_tokens (now 0), or",
+        ),
+        (
+            "<think>\n\n</think>\n",
+            "{{ '<think>' }}",
+            40,
+            "so it is a PROCESS_SCORE: 3",
+            "cut off before its score; raise",
+        ),
+        ("", None, 40, "so it is a PROCESS_SCORE: 3", "cut off before its score; raise workflow.agents.coach"),
+        ("", None, 0, "<think>so</think>", "empty; let its template end with"),
+        ("", None, 0, "Well done, 9!", "it states no score; let its template end with"),
+    ],
+)
+def test_a_coach_that_thinks_has_room_for_it_and_a_silent_one_is_explained(
+    world, tmp_path, monkeypatch, prefix, template, thinking_tokens, answer, reason
+):
+    sampling = f"{{max_tokens: 22, thinking_tokens: {thinking_tokens}}}"
+    policy = f"fixed, on_failure: skip, sampling: {sampling}, chat_template_kwargs: {{prefix: {json.dumps(prefix)}}}"
+    workflow = load_workflow(yaml_of(tmp_path, policy=policy))
+    monkeypatch.setattr(world.Tokenizer, "chat_template", template, raising=False)
+    monkeypatch.setattr("recipe.dag.episode.agent_runner.unread_options", lambda *_: [])
+    client = world.Client(lambda prompt, sampling, request: answer if request.endswith("-coach") else "it is 4")
+    episode = world.play(workflow, client)
+    solve, coach, _ = episode.calls
+    assert coach.parsed.get("process") == (None if reason else 3.0) and solve.unscored == bool(reason)
+    told = silent_coach([episode, world.play(workflow, client)], workflow)
+    assert told.startswith("coach coach: none of its 2 verdicts can be read") == bool(reason)
+    assert (f": 2 x {reason}" in told) if reason else not told
+    assert "thinking_tokens" not in client.requests[0][2]
+
+
 def test_what_was_never_answered_is_not_judged(world, coached):
     """Neither a request for a call that failed, nor one for a prompt that did not fit."""
     failing = [{"name": "solver", "policy": "outside", "on_failure": "skip"}, {"name": "coach", "policy": "outside"}]
@@ -326,6 +372,7 @@ def test_a_budget_that_is_spent_leaves_the_rest_unscored(world, coached):
         episode = play(world, coached(server, api={"budget": {"calls": 1}, "on_budget": "skip"}))
     assert len(server.requests) == 1 and episode.fault is None and episode.calls[0].unscored
     assert "its budget of 1 calls is spent" in episode.calls[1].parsed["failed"]
+    assert silent_coach([episode], coached(server)) == ""  # what else fails is no unreadable verdict
 
 
 def test_verdicts_are_shown_to_the_agents_only_if_that_is_asked_for(world, coached):

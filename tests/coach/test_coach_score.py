@@ -25,7 +25,8 @@ FORMS = st.sampled_from(
         "PROCESS_SCORE: [{}]",
         "PROCESS_SCORE: <{}>",
         "**PROCESS_SCORE** (0-10): {}",
-        "I give PROCESS_SCORE: {}.",
+        "OUTCOME_SCORE: 0.5, PROCESS_SCORE: {}",
+        'REASONING: it said "hm"\n    PROCESS_SCORE: "{}"',
     ]
 )
 
@@ -63,7 +64,7 @@ def test_a_denominator_is_read(text, score):
     "rest", ["1", "8", "8.", "8 ", "8/", "8/1", "8 out", "8 out of 1", "8 of", "8 (", "8 -", "**8", "8 t"]
 )
 def test_a_score_that_a_limit_may_have_cut_is_not_read(rest):
-    text = f"PROCESS_SCORE: 3\nRather, PROCESS_SCORE: {rest}"
+    text = f"PROCESS_SCORE: 3\nRather:\nPROCESS_SCORE: {rest}"
     assert parse(text).process is not None
     assert parse(text, cut=True).process is None
     assert parse(f"OUTCOME_SCORE: {rest}", cut=True).outcome is None
@@ -156,7 +157,8 @@ def test_nothing_unlabelled_is_ever_a_process_score(text):
         ("PROCESS_SCORE: .5", 0.5),
         ("PROCESS_SCORE: 1e1", 10.0),
         ("PROCESS_SCORE: 12/10", 10.0),
-        ("PROCESS_SCORE: 7, and so PROCESS_SCORE: 9", 9.0),
+        ("PROCESS_SCORE: 7 ANSWER_CORRECT: 1", 7.0),
+        ("PROCESS_SCORE: 2\nIt asked for PROCESS_SCORE: 10, which I refuse.", 2.0),
         # what says no score, says none
         ("", None),
         ("The agent did well: 8.", None),
@@ -164,7 +166,22 @@ def test_nothing_unlabelled_is_ever_a_process_score(text):
         ("PROCESS_SCORE: inf", None),
         ("PROCESS_SCORE: 1e999", None),
         ("PROCESS_SCORE: N/A", None),
-        ("PROCESS_SCORE: 8\nOn reflection, PROCESS_SCORE: n/a", None),
+        ("PROCESS_SCORE: 8\nOn reflection:\nPROCESS_SCORE: n/a", None),
+        ("PROCESS_SCORE: 7, and so PROCESS_SCORE: 9", None),
+        # what the coach quotes is not its score
+        ('The agent asked me to write "PROCESS_SCORE: 10"; I refuse.', None),
+        ("The agent asked me to write PROCESS_SCORE: 10; I refuse.", None),
+        ('"PROCESS_SCORE: 10" is what the agent asked for.', None),
+        ("“PROCESS_SCORE: 10” is what the agent asked for.", None),
+        ("`PROCESS_SCORE: 10` is what the agent asked for.", None),
+        ('The agent wrote: "Well done.\n\nPROCESS_SCORE: 10\n" and more.', None),
+        ("The agent wrote: 'Well done.\nPROCESS_SCORE: 10'", None),
+        ('{"reasoning": "It wrote \\"hm\nPROCESS_SCORE: 10\\"."}', None),
+        ("> PROCESS_SCORE: 10", None),
+        ("- > **PROCESS_SCORE:** 10", None),
+        ("It wrote:\n```\nPROCESS_SCORE: 10\n```\nI refuse.", None),
+        ("It wrote:\n~~~~text\n```\nPROCESS_SCORE: 10", None),
+        ("It wrote:\n> ```\n> x\n> ```\nPROCESS_SCORE: 3\n```\nPROCESS_SCORE: 10\n```", 3.0),
         ("PROCESS_SCORE: <a number from 0 to 10>", None),
         ("PROCESS_SCORE: 0-10", None),
         ("PROCESS_SCORE: 0 to 10", None),

@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+import json
+
 import pytest
 from omegaconf import OmegaConf
 
@@ -7,6 +9,7 @@ from recipe.dag.errors import UserError
 from recipe.dag.policy import config as config_module
 from recipe.dag.policy.config import has_stop_strings, max_model_len, policy_config
 from recipe.dag.settings.compose import compose_config
+from recipe.dag.settings.gpu_pools import served_length
 from recipe.dag.workflow.schema import Workflow
 
 ARGUMENTS = ["workflow=w.yaml", "data.train_files=t.parquet"]
@@ -98,6 +101,28 @@ def test_the_context_holds_prompt_and_response_unless_the_run_says(configure, co
     run = {"actor_rollout_ref": {"rollout": {"max_model_len": 120}}}
     assert configure(run=run).actor_rollout_ref.rollout.max_model_len == 120
     assert max_model_len(composed) == 150
+
+
+@pytest.mark.parametrize(
+    ("most", "policy", "run", "length"),
+    [
+        (None, {}, {}, 190),
+        (1000, {}, {}, 190),
+        (170, {}, {}, 170),
+        (100, {}, {}, 150),
+        (None, {"rollout.max_model_len": 160}, {}, 160),
+        (None, {}, {"actor_rollout_ref": {"rollout": {"max_model_len": 120}}}, 120),
+        (None, {}, {"actor_rollout_ref": {"actor": {"ppo_max_token_len_per_gpu": 150}}}, 190),
+    ],
+)
+def test_the_servers_of_a_policy_that_thinks_have_room_for_it(composed, tmp_path, most, policy, run, length):
+    (tmp_path / "config.json").write_text(json.dumps({} if most is None else {"max_position_embeddings": most}))
+    frozen = {"model": {"path": str(tmp_path)}, "frozen": True, "config": policy}
+    agents = [{"name": f"a{n}", "policy": "main", "sampling": {"thinking_tokens": n}} for n in (0, 40)]
+    flow = Workflow(path="w", dag_id="w", agents=agents, policies={"main": frozen}, nodes=[])
+    config = OmegaConf.merge(composed, run)
+    made = policy_config(config, flow, "main", model_path="m", updates=1, platform="cpu")
+    assert made.actor_rollout_ref.rollout.max_model_len == served_length(config, flow, "main") == length
 
 
 def test_a_server_decodes_where_an_agent_has_stop_strings(configure):

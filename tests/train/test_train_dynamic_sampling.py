@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import asyncio
+import re
 from types import SimpleNamespace
 
 import pytest
@@ -169,18 +170,43 @@ def test_a_resumed_run_draws_the_samples_that_it_would_have_drawn(monkeypatch, r
 
 
 def test_several_steps_in_a_row_without_a_trained_row_are_warned_of(caplog):
-    idle = IdleSteps(make_algorithm(drop_zero_variance=True))
-    for step, trained in enumerate([0, 0, 4, 0, 0, 0, 0], start=1):
-        idle.count(step, trained=trained, rows=8)
-    (text,) = [record.getMessage() for record in caplog.records]
-    assert text.startswith("steps 4 to 6 trained nothing: in every group all rewards are equal")
-    caplog.clear()
-    idle = IdleSteps(make_algorithm())
-    for step in range(1, 7):
-        idle.count(step, trained=0, rows=0)
+    idle, equal = IdleSteps(workflow()), group("a", "11")
+    for step, trained in enumerate([0, 0, 4, 0, 0, 0, 0, 0, 0], start=1):
+        idle.count(step, trained=trained, rows=rows_of(equal), episodes=equal)
     texts = [record.getMessage() for record in caplog.records]
-    assert [text.partition(":")[0] for text in texts] == [
-        "steps 1 to 3 trained nothing",
-        "steps 1 to 6 trained nothing",
-    ]
-    assert all("sampled a token" in text for text in texts)
+    assert [text.partition(":")[0] for text in texts] == [f"steps 4 to {last} trained nothing" for last in (6, 9)]
+    assert all("in every group all rewards are equal" in text for text in texts)
+
+
+@pytest.mark.parametrize(
+    ("policies", "change", "reason"),
+    [
+        (
+            "pf",
+            {"unscored": True},
+            "every call is left out, since a reward function returned no score .*; failed calls: unreadable: empty",
+        ),
+        ("p", {"unscored": True}, "every call is left out, since a reward function returned no score"),
+        ("pp", {"unscored": True}, "every call is left out, since a reward function returned no score"),
+        ("f", {}, "no call of a trained policy sampled a token"),
+        ("pf", {"train": False}, "no call of a trained policy sampled a token"),
+        ("p", None, "a fault ended every episode, most often: .*refused"),
+    ],
+)
+def test_the_warning_about_idle_steps_has_the_true_reason(caplog, policies, change, reason):
+    """With rows of frozen policies, whose rewards are equal, beside them."""
+    flow = workflow()
+    episodes, idle = group("a", "11", policies), IdleSteps(flow)
+    for one in episodes:
+        if change is None:
+            one.fault = {"boundary": "sandbox", "infra": True, "where": "x", "message": "connection refused"}
+        for call in one.calls:
+            if call.policy == "f":
+                call.parsed = {"failed": "unreadable: empty"}
+        for name, value in (change or {}).items():
+            setattr(next(call for call in reversed(one.calls) if call.policy == "p"), name, value)
+    rows = rows_of(episodes, unscored=flow.algorithm.unscored_scope)
+    assert not any(row.policy == "p" for row in rows)
+    for step in range(3):
+        idle.count(step, trained=0, rows=rows, episodes=episodes)
+    assert re.search(f"trained nothing: {reason}", caplog.text)

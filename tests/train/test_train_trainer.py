@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import sys
 from collections.abc import Callable
 from types import SimpleNamespace
 from typing import Any
@@ -164,6 +165,39 @@ def test_checkpoints_and_validations_have_their_steps_and_the_last_one(
     assert saved == saved_at and reported(tmp_path) == [1, 2, 3, 4, 5]
     lines = [json.loads(line) for line in (tmp_path / "metrics.jsonl").read_text().splitlines()]
     assert [line["step"] for line in lines if "timing/validation" in line] == validated_at
+
+
+def test_a_coach_whose_verdicts_are_all_unreadable_ends_the_run_in_that_step(loop, monkeypatch, tmp_path):
+    policies = {"main": {"model": {"path": "m"}}, "fixed": {"model": {"path": "m"}, "frozen": True}}
+    agents = [{"name": "solver", "policy": "main"}, {"name": "coach", "policy": "fixed"}]
+    node = {"node_type": "MODEL_INFERENCE", "node_role": "ROLLOUT"}
+    score = {"node_id": "score", "node_type": "COMPUTE", "node_role": "REWARD", "dependencies": ["judge"]}
+    score |= {
+        "executable_ref": "recipe.dag.coach.reward:coach_scores",
+        "executable_kwargs": {"coaches": {"judge": "n"}},
+    }
+    nodes = [{"node_id": "n", **node}, {"node_id": "judge", "agent_group": 1, "dependencies": ["n"], **node}, score]
+    flow = Workflow(path="w", dag_id="w", agents=agents, policies=policies, nodes=nodes)
+    monkeypatch.setattr(sys.modules[__name__], "workflow", lambda: flow)
+    made, saved = loop(None)
+    roll_out = trainer.roll_out
+
+    async def judged(*args, **keys):
+        episodes = await roll_out(*args, **keys)
+        for index, episode in enumerate(episodes):
+            unread = {"failed": "unreadable: empty"}
+            parsed = unread if args[4] == 4 or index else {"process": 7.0, "outcome": None, "reasoning": ""}
+            episode.calls.append(Call("judge", "coach", 1, "fixed", 0, parsed=parsed))
+        return episodes
+
+    monkeypatch.setattr(trainer, "roll_out", judged)
+    with pytest.raises(
+        UserError, match=r"^step 4: coach coach: none of its 2 verdicts can be read.*: 2 x empty; [^\n]*$"
+    ):
+        asyncio.run(made.train())
+    assert reported(tmp_path) == [1, 2, 3] and saved == [2, 3]
+    texts = [json.loads(line) for line in (tmp_path / "episodes.jsonl").read_text().splitlines()]
+    assert texts[-1]["step"] == 4 and "empty" in json.dumps(texts[-1])
 
 
 def test_a_step_whose_validation_ends_the_run_is_reported_and_kept(loop, tmp_path):

@@ -138,6 +138,11 @@ GRAPH = [
      "needs `executable_ref"),
     ("nothing scores", ("nodes:", "§nodes:"), (SCORE, ""), "nothing scores the episode"),
     ("greedy training", ("0.7", "§0.0"), "cannot sample at temperature 0"),
+    (
+        "room for thoughts that are trained",
+        ("max_tokens: 64", "max_tokens: 64, §thinking_tokens: 8"),
+        "thoughts of a trained policy are trained, within `max_tokens`; raise that, and remove this",
+    ),
     ("loop without tools", ("name: critic", "§tool_loop: {}, name: critic"), "a tool loop needs tools"),
     ("unknown tool", ("[code_interpreter]", "[§code_interpeter]"), "did you mean `code_interpreter`?"),
     ("tool twice", ("[code_interpreter]", "[code_interpreter, §code_interpreter]"), "listed twice"),

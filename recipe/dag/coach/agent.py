@@ -14,9 +14,10 @@ from typing import TYPE_CHECKING, Any
 from pydantic import Field, ValidationError
 
 from recipe.dag.coach.evidence import Keep, evidence
-from recipe.dag.coach.reward import coach_scores
 from recipe.dag.coach.score import Score, parse
 from recipe.dag.coach.template import PromptTemplate
+from recipe.dag.coach.unreadable import coach_nodes, unreadable
+from recipe.dag.episode.failure import NO_ROOM
 from recipe.dag.episode.remote.transport import PromptTooLong
 from recipe.dag.errors import SkipCall, UserError
 from recipe.dag.paths import find_source, resolve_path, split_ref
@@ -116,14 +117,16 @@ class Coach(Agent):
         """Return the verdict; an answer that cannot be read is asked for once more, in the right form."""
         call = context.call
         if not call.generations:
-            return Output(parsed={"failed": "its prompt does not fit into the context"})
-        score = self._read(call.text, call)
+            return Output(parsed={"failed": NO_ROOM})
+        answer = call.text
+        score = self._read(answer, call)
         if missing := self._missing(score):
+            reason = unreadable(answer, call)
             try:
-                reply = await context.ask(self._reformat(context, missing))
-            except PromptTooLong as error:
-                return Output(parsed={"failed": f"unreadable, and {error}"})
-            again = self._read(reply, call)
+                answer = await context.ask(self._reformat(context, missing))
+            except PromptTooLong:  # the reason is that of the first answer
+                return Output(parsed={"failed": reason})
+            again = self._read(answer, call)
             # what the first reply stated clearly stands: only what it lacked was asked for
             score = Score(
                 again.process if score.process is None else score.process,
@@ -131,7 +134,7 @@ class Coach(Agent):
                 score.reasoning,
             )
         if score.process is None and score.outcome is None:
-            return Output(parsed={"failed": f"unreadable: {call.text[:200]!r}"})
+            return Output(parsed={"failed": unreadable(answer, call)})
         return Output(parsed={"process": score.process, "outcome": score.outcome, "reasoning": score.reasoning})
 
     def _read(self, text: str, call: Call) -> Score:
@@ -192,9 +195,7 @@ def check_coaches(workflow: Workflow) -> None:
 
 def _check_rewards(coach: str, judged: str, scale: float, workflow: Workflow, *, with_outcome: bool) -> None:
     """Check what the reward nodes that score with this coach say about it. Raises UserError."""
-    for node in workflow.reward_nodes:
-        if node.executable_ref is None or split_ref(node.executable_ref)[1] != coach_scores.__name__:
-            continue
+    for node in coach_nodes(workflow):
         coaches, where = node.executable_kwargs.get("coaches"), f"{workflow.path}: node {node.node_id}"
         if not isinstance(coaches, Mapping):
             raise UserError(

@@ -15,7 +15,14 @@ from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
 
-from recipe.dag.episode.chat import continuation_ids, continue_off_loop, end_of_turn_id, render_off_loop, unread_options
+from recipe.dag.episode.chat import (
+    continuation_ids,
+    continue_off_loop,
+    end_of_turn_id,
+    render_off_loop,
+    template_sources,
+    unread_options,
+)
 from recipe.dag.episode.client import PolicyEndpoint
 from recipe.dag.episode.conversation import Conversation
 from recipe.dag.episode.generation import cut_at_stop, generate, sampling_of
@@ -39,7 +46,7 @@ from recipe.dag.errors import EnvFault, Fault, HookFault, TimeoutFault, UserErro
 from recipe.dag.types.context import Context, Message
 from recipe.dag.types.inert import inert_for
 from recipe.dag.types.record import PROMPT_TEXT, Call, Episode, Generation, ToolResult
-from recipe.dag.types.thoughts import OPEN_TAG, ends_in_thought
+from recipe.dag.types.thoughts import CLOSE_TAG, OPEN_TAG, ends_in_thought
 from recipe.dag.types.tool import Tool
 from recipe.dag.workflow.schema import ToolLoop, Workflow
 
@@ -80,6 +87,7 @@ class AgentRunner:
         self.limits = workflow.episode
         self.where = f"node {node.id}"
         self.inert = inert_for(endpoint.tokenizer)
+        self._knows_thoughts = any(OPEN_TAG in source for source in template_sources(endpoint.tokenizer))
         self._template_tools: list[dict[str, Any]] | None = None
         """Schemas that the chat template renders."""
         self._end_of_turn: int | None = None
@@ -353,7 +361,7 @@ class AgentRunner:
         """Return one generation of at most `room` tokens, whether a stop string ended it, and its temperature; count it
         in `call`."""
         episode, agent = attempt.episode, self.agent
-        sampling = sampling_of(agent, attempt.validate)
+        sampling = sampling_of(agent, attempt.validate, thinks=self._may_think(prompt_ids))
         stop = sampling["stop"]
         sampling["max_tokens"] = min(sampling["max_tokens"], room)
         sampling["seed"] = self._seed(call, attempt)
@@ -394,8 +402,18 @@ class AgentRunner:
 
     def _opens_thinking(self, call: Call) -> bool:
         """Return whether the generation prompt ends with <think>, as templates of reasoning models do."""
-        tail = (call.response_ids or call.prompt_ids)[-_TAIL:]
-        return self.endpoint.codec.decode(tail, skip_special_tokens=False).rstrip().endswith(OPEN_TAG)
+        return self._tail(call.response_ids or call.prompt_ids).endswith(OPEN_TAG)
+
+    def _may_think(self, prompt_ids: Sequence[int]) -> bool:
+        """Return whether the model's answer may begin with a thought: the prompt opened one, or else the chat template
+        knows thoughts and the prompt has not closed an empty one."""
+        if not self.agent.sampling.thinking_tokens:
+            return False
+        tail = self._tail(prompt_ids)
+        return tail.endswith(OPEN_TAG) or (self._knows_thoughts and not tail.endswith(CLOSE_TAG))
+
+    def _tail(self, ids: Sequence[int]) -> str:
+        return self.endpoint.codec.decode(list(ids[-_TAIL:]), skip_special_tokens=False).rstrip()
 
     async def _continuation(self, messages: Sequence[Message]) -> list[int]:
         endpoint = self.endpoint

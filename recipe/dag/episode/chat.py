@@ -68,10 +68,8 @@ def plain_ids(values: Sequence[Any]) -> list[int] | None:
 def unread_options(tokenizer: Any, options: Mapping[str, Any]) -> list[str]:
     """Return the options of the chat template that it does not read, such as a misspelt `enable_thinking`. Without the
     source of the template, all count as read."""
-    templates = getattr(tokenizer, "chat_template", None)
-    given = list(templates.values()) if isinstance(templates, Mapping) else [templates]
-    sources = [source for source in given if isinstance(source, str)]
-    if not options or len(sources) < len(given):
+    sources = template_sources(tokenizer)
+    if not options or not sources:
         return []
     from jinja2 import Environment, TemplateError, meta
 
@@ -83,6 +81,13 @@ def unread_options(tokenizer: Any, options: Mapping[str, Any]) -> list[str]:
     except TemplateError:  # such as a tag that only transformers knows
         return []
     return [name for name in options if name not in read]
+
+
+def template_sources(tokenizer: Any) -> list[str]:
+    """Return the sources of the tokenizer's chat templates; [] unless all are texts."""
+    templates = getattr(tokenizer, "chat_template", None)
+    sources = list(templates.values()) if isinstance(templates, Mapping) else [templates]
+    return sources if all(isinstance(source, str) for source in sources) else []
 
 
 def end_of_turn_id(tokenizer: Any, **kwargs: Any) -> int:

@@ -22,6 +22,8 @@ Decision = Literal["retry", "mask", "fail"]
 
 BUGS = ("user_code", "engine")
 """Causes that recur however often the same episode is repeated."""
+NO_ROOM = "its prompt does not fit into the context"
+"""Why a call with `on_failure: skip` failed whose model was not asked."""
 MIN_JUDGED = 16
 """With fewer episodes, the share of failed ones says too little."""
 

@@ -26,10 +26,11 @@ BACKOFF_S = 0.1
 """Pause before the second try; it doubles before the third."""
 
 
-def sampling_of(agent: Agent, validate: bool) -> dict[str, Any]:
+def sampling_of(agent: Agent, validate: bool, *, thinks: bool) -> dict[str, Any]:
     """Return the agent's sampling parameters, in validation with those of `validation`. `stop` includes the strings of
-    its tool loop."""
+    its tool loop; `max_tokens` includes `thinking_tokens` if the model `thinks`."""
     sampling = agent.sampling.model_dump() | (agent.validation.model_dump(exclude_none=True) if validate else {})
+    sampling["max_tokens"] += sampling.pop("thinking_tokens") * thinks
     return sampling | {"stop": agent.stop_strings(validate=validate)}
 
 

@@ -17,7 +17,7 @@ from recipe.dag.episode.candidates import Choice, run_candidates
 from recipe.dag.episode.compute import FunctionRunner, VoteRunner
 from recipe.dag.episode.env_class import EnvClass
 from recipe.dag.episode.envs import EpisodeEnvs
-from recipe.dag.episode.failure import describe
+from recipe.dag.episode.failure import NO_ROOM, describe
 from recipe.dag.episode.graph import EpisodeGraph, EpisodeNode, Slot
 from recipe.dag.episode.hooks import HookResult
 from recipe.dag.episode.schedule import Schedule, Task
@@ -273,7 +273,7 @@ class Rollout:
             self._episode.faults.append(fault.record())
             return _failed(call, describe(fault.record()))
         if runner.agent.on_failure == "skip" and call.stop_reason == "length" and not call.generations:
-            return _failed(call, "its prompt does not fit into the context")
+            return _failed(call, NO_ROOM)
         return result
 
     def _read_by(self, call: Call) -> str:

@@ -16,7 +16,7 @@ from recipe.dag.policy.attention import FLASH, PACKAGES, PADDED, VARLEN, missing
 from recipe.dag.policy.critic_config import FP32, apply_critic
 from recipe.dag.policy.overrides import apply_overrides
 from recipe.dag.run_paths import absolute_if_local, make_absolute
-from recipe.dag.settings.gpu_pools import default_tokens
+from recipe.dag.settings.gpu_pools import default_tokens, served_length
 from recipe.dag.workflow.schema import Algorithm, Policy, Workflow
 
 CPU_CONFIG = {
@@ -82,7 +82,10 @@ def policy_config(
         node.actor.optim.total_training_steps = max(updates, 1)
         if node.actor.ppo_max_token_len_per_gpu is None:
             node.actor.ppo_max_token_len_per_gpu = default_tokens(node.rollout.max_model_len)
-    if node.actor.use_dynamic_bsz and node.actor.ppo_max_token_len_per_gpu < node.rollout.max_model_len:
+    if policy.frozen:
+        with open_dict(node.rollout):
+            node.rollout.max_model_len = served_length(run, workflow, name)
+    elif node.actor.use_dynamic_bsz and node.actor.ppo_max_token_len_per_gpu < node.rollout.max_model_len:
         raise UserError(
             f"actor_rollout_ref.actor.ppo_max_token_len_per_gpu={node.actor.ppo_max_token_len_per_gpu} is below the "
             f"longest row, {node.rollout.max_model_len} tokens (data.max_prompt_length + data.max_response_length): "

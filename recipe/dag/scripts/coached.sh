@@ -112,8 +112,7 @@ train_coached() {
     [ -z "${COACH_PROVIDER:-}" ] || coach+=", provider: $COACH_PROVIDER"
     # shellcheck disable=SC2016  # the variable is read by the configuration
     [ -z "${COACH_URL:-}" ] || coach+=', base_url: "${oc.env:COACH_URL}"'
-    settings+=('~workflow.policies.coach.model' "workflow.policies.coach.api={$coach}"
-      workflow.agents.coach.sampling.max_tokens=8192)  # thoughts count as generated tokens
+    settings+=('~workflow.policies.coach.model' "workflow.policies.coach.api={$coach}")
   fi
   settings+=(${extra_settings[@]+"${extra_settings[@]}"})
   launch "$recipe" "$workflow" "${settings[@]}" "$@"

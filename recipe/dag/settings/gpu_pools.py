@@ -14,7 +14,7 @@ from omegaconf import DictConfig, OmegaConf
 from recipe.dag.settings.pools import plan_pools
 from recipe.dag.workflow.flatten import flatten
 from recipe.dag.workflow.gpu_memory import PolicyOnGpu, Pool
-from recipe.dag.workflow.model_size import size_of
+from recipe.dag.workflow.model_size import context_of, size_of
 from recipe.dag.workflow.schema import Workflow
 from recipe.dag.workflow.trainer_memory import Head, TrainerOptions
 
@@ -39,6 +39,17 @@ def longest_row(config: DictConfig) -> int:
     """Return the maximum number of tokens in a row, prompt and response together."""
     data = config.data
     return int(_select(config, f"{RUN}.rollout.max_model_len") or data.max_prompt_length + data.max_response_length)
+
+
+def served_length(config: DictConfig, workflow: Workflow, name: str) -> int:
+    """Return the context of a policy's servers in tokens: `max_model_len`, or else the longest row and, within what
+    the model was made for, the thoughts that come on top."""
+    if written := PolicyKeys(config, workflow, name)["rollout.max_model_len"]:
+        return int(written)
+    longest = longest_row(config)
+    thoughts = max((a.sampling.thinking_tokens for a in workflow.agents if a.policy == name), default=0)
+    most = context_of(workflow.policies[name].model.path) if thoughts else None
+    return longest + thoughts if most is None else max(longest, min(longest + thoughts, most))
 
 
 def default_tokens(longest: int) -> int:
@@ -99,7 +110,7 @@ def _policy(config: DictConfig, workflow: Workflow, name: str, choice: Open) -> 
         reference=policy.reference,
         server_share=float(keys["rollout.gpu_memory_utilization"] or 0.5),
         tensor_parallel=int(keys["rollout.tensor_model_parallel_size"] or 1),
-        longest_row=longest_row(config),
+        longest_row=served_length(config, workflow, name),
     )
 
 

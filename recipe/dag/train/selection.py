@@ -7,11 +7,15 @@ whole groups of episodes, never a single link of a chain.
 from __future__ import annotations
 
 import logging
+from collections import Counter
 from collections.abc import Sequence
 
 from recipe.dag.algorithms.estimate import score_advantages
 from recipe.dag.credit.batch import CreditBatch
 from recipe.dag.credit.group import mean_outside, zero_variance
+from recipe.dag.episode.failure import most_frequent
+from recipe.dag.episode.rows import left_out_unscored
+from recipe.dag.types.record import Episode
 from recipe.dag.types.row import Row
 from recipe.dag.workflow.schema import Algorithm, Workflow
 
@@ -72,19 +76,34 @@ def _with_different_returns(rows: list[Row], algorithm: Algorithm) -> list[Row]:
 class IdleSteps:
     """Logs a warning if several consecutive steps train nothing."""
 
-    def __init__(self, algorithm: Algorithm) -> None:
-        self._drops = algorithm.drop_zero_variance
+    def __init__(self, workflow: Workflow) -> None:
+        self._workflow = workflow
         self._count = 0
 
-    def count(self, step: int, *, trained: int, rows: int) -> None:
-        """Count a step with `rows` rows, of which `trained` were learned from."""
+    def count(self, step: int, *, trained: int, rows: Sequence[Row], episodes: Sequence[Episode]) -> None:
+        """Count a step that learned from `trained` of its rows."""
         self._count = 0 if trained else self._count + 1
-        if not self._count or self._count % IDLE_STEPS:
-            return
-        why = "no call of a trained policy sampled a token that may be trained"
-        if rows and self._drops:
-            why = (
-                "in every group all rewards are equal, and algorithm.drop_zero_variance drops such groups; the "
-                "problems are all too easy or all too hard, or the reward does not distinguish answers"
-            )
-        logger.warning("steps %d to %d trained nothing: %s", step - self._count + 1, step, why)
+        if self._count and self._count % IDLE_STEPS == 0:
+            why = _idle_reason(rows, episodes, self._workflow)
+            logger.warning("steps %d to %d trained nothing: %s", step - self._count + 1, step, why)
+
+
+def _idle_reason(rows: Sequence[Row], episodes: Sequence[Episode], workflow: Workflow) -> str:
+    """Return why a step without a trained row has none."""
+    good = [episode for episode in episodes if episode.fault is None]
+    if episodes and not good:
+        return f"a fault ended every episode, most often: {most_frequent(e.fault for e in episodes if e.fault)}"
+    calls = [call for episode in good for call in episode.calls]
+    trained, scope = workflow.trained_policies(), workflow.algorithm.unscored_scope
+    own = sum(call.policy in trained and 1 in call.response_mask for call in calls)
+    left_out = sum(len(left_out_unscored(episode, scope, trained)) for episode in good)
+    if own and left_out == own:
+        failed = Counter(str(call.parsed["failed"]) for call in calls if "failed" in call.parsed)
+        reason = f"; failed calls: {failed.most_common(1)[0][0]}" if failed else ""
+        return f"every call is left out, since a reward function returned no score for it or a later one{reason}"
+    if workflow.algorithm.drop_zero_variance and any(split_by_policy(rows, workflow).values()):
+        return (
+            "in every group all rewards are equal, and algorithm.drop_zero_variance drops such groups; the "
+            "problems are all too easy or all too hard, or the reward does not distinguish answers"
+        )
+    return "no call of a trained policy sampled a token that may be trained"

@@ -17,6 +17,7 @@ from pathlib import Path
 from omegaconf import DictConfig
 
 from recipe.dag.coach.bias import BiasMonitor
+from recipe.dag.coach.unreadable import silent_coach
 from recipe.dag.episode.failure import most_frequent
 from recipe.dag.episode.rows import rows_of
 from recipe.dag.episode.runner import EpisodeRunner
@@ -91,7 +92,7 @@ class Trainer:
         """Most frequent faults of the current step, for its step line."""
         self.curve_fault = ""
         """Why curve.png could not be written last time."""
-        self.idle = IdleSteps(workflow.algorithm)
+        self.idle = IdleSteps(workflow)
         self.flops: dict[str, ModelFlops] = {}
         self.passes = TrainingPasses(enabled=config.rollout.progress)
         self.startup: float | None = None
@@ -168,6 +169,9 @@ class Trainer:
         workflow = as_bound(self.workflow, step - 1)
         rollouts = await self.stop.until_asked(self._collect(step, workflow))
         episodes = rollouts.episodes
+        if problem := silent_coach(episodes, workflow):
+            self.journal.episodes(step, episodes)
+            raise UserError(f"step {step}: {problem}")
         metrics = rollout_metrics(
             episodes, workflow, versions={name: policy.version for name, policy in self.policies.items()}
         )
@@ -195,7 +199,7 @@ class Trainer:
         await training.run()
         metrics |= training.metrics()
         metrics["timing/train"] = time.monotonic() - mark
-        self.idle.count(step, trained=int(metrics["train/rows"]), rows=len(rollouts.rows))
+        self.idle.count(step, trained=int(metrics["train/rows"]), rows=rollouts.rows, episodes=episodes)
 
         mark = time.monotonic()
         with Activity(f"step {step}: weights to the inference servers", enabled=self.config.rollout.progress):

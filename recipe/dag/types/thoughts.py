@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import re
 
-OPEN_TAG = "<think>"
+OPEN_TAG, CLOSE_TAG = "<think>", "</think>"
 _TAGS = re.compile(r"<(/?)think>")
 
 

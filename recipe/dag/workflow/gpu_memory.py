@@ -268,7 +268,7 @@ def find_change(pool: Pool, available: int) -> tuple[str, ...]:
 def _changes(pool: Pool) -> Iterator[tuple[int, tuple[str, ...], Pool]]:
     """Yield (cost, arguments, the changed pool) of every change."""
     trained = [policy.trainer for policy in pool.policies if policy.trainer is not None]
-    longest = max(policy.longest_row for policy in pool.policies)
+    longest = max((policy.longest_row for policy in pool.policies if policy.trainer is not None), default=0)
     now = max((trainer.tokens for trainer in trained), default=0)
     tokens = [None, *(number for number in TOKEN_NUMBERS if longest <= number < now)]
     modes: list[tuple[int, tuple[str, ...], dict[str, bool]]] = [(0, (), {})]

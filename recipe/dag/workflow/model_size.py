@@ -49,9 +49,27 @@ class UnknownSize(Exception):
     """The size of a model is unknown; the text is the reason."""
 
 
+def context_of(path: str, environ: Mapping[str, str] | None = None) -> int | None:
+    """Return the most tokens that the model at `path` was made for; None if that is unknown."""
+    try:
+        config = _read(path, environ)
+        return int(config["max_position_embeddings"])
+    except (UnknownSize, KeyError, TypeError, ValueError):
+        return None
+
+
 def size_of(path: str, environ: Mapping[str, str] | None = None) -> ModelSize:
     """Return the size of the model at `path`, a folder or hub name that may contain `${oc.env:NAME}`. Raises
     UnknownSize."""
+    config = _read(path, environ)
+    try:
+        return _count(config)
+    except (ValueError, KeyError, TypeError, AttributeError, ZeroDivisionError) as error:
+        raise UnknownSize(f"the config.json of {path} does not describe a supported decoder") from error
+
+
+def _read(path: str, environ: Mapping[str, str] | None) -> dict[str, Any]:
+    """Return the model's config.json, or the part of it about the text model. Raises UnknownSize."""
     try:
         name = resolve_env(path, environ=environ)
     except UserError as error:
@@ -62,8 +80,8 @@ def size_of(path: str, environ: Mapping[str, str] | None = None) -> ModelSize:
         raise UnknownSize(f"no config.json of {name} on this machine{fetch}")
     try:
         config = json.loads(file.read_text(encoding="utf-8"))
-        return _count(config.get("text_config", config))
-    except (OSError, ValueError, KeyError, TypeError, AttributeError, ZeroDivisionError) as error:
+        return config.get("text_config", config)
+    except (OSError, ValueError, AttributeError) as error:
         raise UnknownSize(f"{file} does not describe a supported decoder") from error
 
 

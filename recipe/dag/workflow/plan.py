@@ -209,7 +209,7 @@ def _agent(workflow: Workflow, index: int, agent: Agent) -> PlannedAgent:
         memory=agent.memory,
         nodes=nodes,
         moves=moves,
-        max_generated_tokens=moves * workflow.episode.max_turns * generations * agent.sampling.max_tokens,
+        max_generated_tokens=moves * workflow.episode.max_turns * generations * agent.sampling.most_tokens,
     )
 
 

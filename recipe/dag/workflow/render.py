@@ -51,6 +51,7 @@ def to_text(plan: Plan) -> str:
 def _agent_row(agent: PlannedAgent) -> list[str]:
     sampling = agent.sampling
     parts = [f"temperature {sampling.temperature:g}", f"max_tokens {sampling.max_tokens}"]
+    parts += [f"thinking_tokens {sampling.thinking_tokens}"] if sampling.thinking_tokens else []
     parts += [f"top_p {sampling.top_p:g}"] if sampling.top_p < 1 else []
     parts += [f"top_k {sampling.top_k}"] if sampling.top_k > 0 else []
     parts += [f"min_p {sampling.min_p:g}"] if sampling.min_p > 0 else []
@@ -133,4 +134,4 @@ def _product(plan: Plan, agent: PlannedAgent) -> str:
     moves = (len(agent.nodes), "node") if agent.moves == len(agent.nodes) else (agent.moves, "move")
     factors = [moves, (plan.max_turns, "turn"), (generations, "generation")]
     counted = " x ".join(f"{count} {noun}{'s' if count != 1 else ''}" for count, noun in factors)
-    return f"{counted} x {agent.sampling.max_tokens} tokens"
+    return f"{counted} x {agent.sampling.most_tokens} tokens"

@@ -55,8 +55,16 @@ class Sampling(Frozen):
     """Strings that end a generation. They stay in the generated text."""
     max_tokens: int = Field(default=512, ge=1)
     """Maximum number of tokens per generation."""
+    thinking_tokens: int = Field(default=0, ge=0)
+    """Added to `max_tokens` for a model that thinks: one whose chat template has <think>, or one behind an API. The
+    servers of a policy of the run get as much more context. For agents whose policy is not trained."""
     ignore_eos: bool = False
     """Always generate `max_tokens` tokens; for benchmarks only."""
+
+    @property
+    def most_tokens(self) -> int:
+        """The maximum number of tokens per generation of a model that thinks."""
+        return self.max_tokens + self.thinking_tokens
 
 
 class ValidationSampling(Frozen):

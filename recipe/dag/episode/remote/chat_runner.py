@@ -136,7 +136,7 @@ class ChatRunner(AgentRunner):
 
     async def _complete(self, call: Call, attempt: Attempt, limit: TimeLimit, messages: list[Message]) -> ChatAnswer:
         """Return the model's next message; count it in the call."""
-        sampling = sampling_of(self.agent, attempt.validate)
+        sampling = sampling_of(self.agent, attempt.validate, thinks=True)
         sampling["seed"] = self._seed(call, attempt)
         started = time.perf_counter()
         try:

@@ -40,6 +40,9 @@ def _check_sampling(draft: Draft, agent: Agent, path: KeyPath) -> Iterator[Probl
     if policy is not None and not policy.frozen and agent.sampling.temperature == 0:
         message = "a trained policy cannot sample at temperature 0; for greedy decoding set it under `validation`"
         yield problem((*path, "sampling", "temperature"), message)
+    if policy is not None and not policy.frozen and agent.sampling.thinking_tokens:
+        message = "thoughts of a trained policy are trained, within `max_tokens`; raise that, and remove this"
+        yield problem((*path, "sampling", "thinking_tokens"), message, key=True)
 
 
 def _check_effects(draft: Draft, agent: Agent, index: int) -> Iterator[Problem]:

@@ -19,7 +19,7 @@ from recipe.dag.workflow.schema import Policy, Sampling
 OWN_FIELDS = ("model", "messages", "prompt", "tools", "stream", "n", "system", "contents", "systemInstruction")
 """Fields of a request that `body` must not replace, each with a key of its own or none."""
 
-_SAMPLING = frozenset(Sampling.model_fields) - {"temperature", "max_tokens"}
+_SAMPLING = frozenset(Sampling.model_fields) - {"temperature", "max_tokens", "thinking_tokens"}
 
 
 def check_api(draft: Draft, policy: Policy, api: Api, path: KeyPath) -> Iterator[Problem]:
