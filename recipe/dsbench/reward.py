@@ -17,8 +17,8 @@ from recipe.dag import Episode, UserError
 from recipe.dsbench.score import Score, Truth, score_submission, truth_of
 
 SUBMISSION = "submission.csv"
-REPORTED = ("accuracy", "f1", "roc_auc", "log_loss", "rmse", "mse", "mae", "rmse_pct_of_range", "rmse_pct_of_iqr")
-"""Metrics whose means over successes are reported."""
+REPORTED = ("accuracy", "f1", "roc_auc", "log_loss", "rmse_pct_of_range", "rmse_pct_of_iqr")
+"""Metrics whose means over successes are reported; those in the unit of one task's target have none."""
 
 
 async def task_score(
@@ -33,7 +33,7 @@ async def task_score(
     perfect. Every action is paid, because with `stat_unit: call` a reward reaches no other action.
 
     Sets `episode.outcome`: 1.0 if the quality is at least `solved_at`, else 0.0. `episode.info` gets `task/success` and
-    `task/quality`, both also by data type; `task/fair/<metric>`, the task's own metric, with chance for a failure; the
+    `task/quality`, both also by data type; `task/fair/<metric>` (`Score.fair_metrics`), with chance for a failure; the
     metrics of REPORTED after a success; and the reason of a failure. data_root: the folder that
     `extra_info.answer_file` is relative to; None: that of the data set. Raises UserError for a sample without usable
     answers.
@@ -43,7 +43,8 @@ async def task_score(
     measured = {"success": float(score.success), "quality": score.quality}
     for name, value in measured.items():
         episode.info |= {f"task/{name}": value, f"task/{name}/{score.data_type}": value}
-    episode.info |= {f"task/fair/{score.metric}": score.fair, "final_reward": score.quality}
+    episode.info |= {f"task/fair/{name}": value for name, value in score.fair_metrics.items()}
+    episode.info["final_reward"] = score.quality
     episode.info |= {
         f"task/{name}": score.metrics[name] for name in REPORTED if score.success and name in score.metrics
     }

@@ -34,6 +34,10 @@ from recipe.dsbench.table import MAX_BYTES, align, keys_of, read_bytes, read_tab
 
 _ANSWER_BYTES = 512 << 20
 _BASIC = {CLASSIFICATION: ("accuracy", "f1", "roc_auc", "log_loss"), REGRESSION: ("rmse", "mse", "mae")}
+_FAIR = {CLASSIFICATION: ("accuracy", "f1"), REGRESSION: ("rmse_pct_of_range", "rmse_pct_of_iqr")}
+"""Metrics that tasks of a type have in common, so that they have a mean."""
+_IN_UNITS = ("rmse", "mse", "mae", "medae")
+"""Metrics in the target's unit, or its square: they have no mean over tasks."""
 _DEFAULT = {CLASSIFICATION: "accuracy", REGRESSION: "rmse"}
 
 
@@ -70,11 +74,9 @@ class Score:
     metrics: dict[str, float] = field(default_factory=dict)
     """All metrics of the data type that could be computed, `task_specified_metric`, counts, and for regression the
     statistics of the target."""
-
-    @property
-    def fair(self) -> float:
-        """`value`; after a failure, chance."""
-        return self.chance if self.value is None else self.value
+    fair_metrics: dict[str, float] = field(default_factory=dict)
+    """Those that have a mean over tasks; after a failure, chance: accuracy and F1, or the RMSE in percent of the
+    target's ranges, and `metric` unless it is in the target's unit."""
 
     @property
     def quality(self) -> float:
@@ -147,10 +149,14 @@ def score_submission(
     """Score a submission, given as its content or path; None: there is none, for the reason `missing`. Never raises for
     its content."""
     metric = METRICS[truth.metric]
-    chance = _chance(truth.metric, _columns(truth.data_type, truth.targets, truth.targets))
+    chances = _chances(truth)
+    chance = chances[truth.metric]
+    shared = [name for name in (truth.metric, *_FAIR[truth.data_type]) if name not in _IN_UNITS]
 
     def result(reason: str, value: float | None, metrics: dict[str, float]) -> Score:
-        return Score(not reason, reason, truth.data_type, truth.metric, value, chance, metric.best, metrics)
+        values = chances if reason else metrics
+        fair = {name: values[name] for name in shared if name in values}
+        return Score(not reason, reason, truth.data_type, truth.metric, value, chance, metric.best, metrics, fair)
 
     found = {"num_ground_truth": float(len(truth.ids))}
     try:
@@ -171,6 +177,16 @@ def score_submission(
     if truth.data_type == REGRESSION:
         found |= target_statistics(np.concatenate([column[0] for column in columns]), found.get("rmse"))
     return result("", value, found)
+
+
+def _chances(truth: Truth) -> dict[str, float]:
+    """Return the level of chance of the task's metric and of those of _FAIR."""
+    columns = _columns(truth.data_type, truth.targets, truth.targets)
+    own = {truth.metric: _chance(truth.metric, columns)}
+    if truth.data_type == CLASSIFICATION:
+        return {name: _chance(name, columns) for name in _FAIR[CLASSIFICATION]} | own
+    targets = np.concatenate([column[0] for column in columns])
+    return target_statistics(targets, _chance("rmse", columns)) | own
 
 
 def target_statistics(truth: Floats, error: float | None) -> dict[str, float]:

@@ -139,7 +139,12 @@ def test_the_score_is_that_of_the_submission_that_left_the_sandbox(play, flow, t
     (analyst,) = of(episode, "analyst")
     truth = truth_of(task.answer.encode(), {"metric": task.metric})
     score = score_submission(analyst.env_info["fetched"]["submission.csv"].encode(), truth)
-    assert episode.info["task/quality"] == score.quality and episode.info[f"task/fair/{task.metric}"] == score.value
+    assert (
+        episode.info["task/quality"] == score.quality
+        and score.fair_metrics
+        and score.fair_metrics
+        == {name.removeprefix("task/fair/"): value for name, value in episode.info.items() if "fair" in name}
+    )
 
 
 def test_prompts_are_those_that_the_teacher_shows(play, flow, tasks, tokenizer):

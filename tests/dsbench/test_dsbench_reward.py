@@ -41,6 +41,7 @@ def test_every_action_earns_the_quality():
         "task/quality": 0.5,  # from 0.5 (chance) to 1.0
         "task/quality/classification": 0.5,
         "task/fair/accuracy": 0.75,
+        "task/fair/f1": pytest.approx(2 / 3),
         "task/accuracy": 0.75,
         "task/f1": pytest.approx(2 / 3),  # of dog: one of two is found, and nothing else
         "task/roc_auc": 0.75,
@@ -65,6 +66,19 @@ def test_a_failure_earns_nothing_and_counts_as_chance(submission, refused, reaso
     assert made.outcome == 0.0 and made.info["task/fair/accuracy"] == 0.5 and made.info["task/success"] == 0.0
     assert "task/accuracy" not in made.info
     assert made.info["task/failure"].startswith(reason)
+
+
+@pytest.mark.parametrize(("metric", "fair"), [("rmse", []), ("mae", []), ("r2", ["task/fair/r2"])])
+def test_metrics_in_the_unit_of_a_target_are_reported_in_percent_alone(metric, fair):
+    """Their mean over tasks would be that of dollars and kilometres."""
+    extra = {"answer_csv": "id,price\n1,10\n2,20\n3,50\n", "metadata": json.dumps({"metric": metric})}
+    percents = ["task/fair/rmse_pct_of_range", "task/fair/rmse_pct_of_iqr"]
+    for submission in ("id,price\n1,10\n2,25\n3,50\n", None):
+        made = episode(submission, extra=extra)
+        paid(made)
+        assert {name for name in made.info if "fair" in name} == {*fair, *percents}
+        assert not {"task/rmse", "task/mse", "task/mae"} & made.info.keys()
+        assert (made.info[percents[0]] > 40.0) == (submission is None)
 
 
 def test_the_answers_may_be_a_file_below_the_data_root(tmp_path):

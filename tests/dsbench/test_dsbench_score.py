@@ -183,7 +183,7 @@ def test_a_hostile_submission_is_a_failure_with_a_reason(case):
     data, reason = HOSTILE[case]
     score = score_submission(data, numbers())
     assert not score.success and score.value is None
-    assert score.quality == 0.0 and score.fair == score.chance
+    assert score.quality == 0.0 and score.fair_metrics["rmse_pct_of_range"] == 100 * score.chance / 40
     with pytest.raises(AssertionError, match=reason):
         raise AssertionError(score.reason)
 
@@ -232,9 +232,13 @@ def test_a_submission_as_large_as_the_answers_is_within_the_default_limit():
 
 def test_a_failure_is_fair_to_chance():
     lost = score_submission(b"", numbers())
-    assert (lost.fair, lost.quality, lost.value) == (pytest.approx(math.sqrt(250)), 0.0, None)
+    assert (lost.chance, lost.quality, lost.value) == (pytest.approx(math.sqrt(250)), 0.0, None)
     low = score_submission(b"row,price\n1,12\n2,20\n3,36\n4,50\n", numbers())
-    assert low.fair == low.value == pytest.approx(math.sqrt(5))
+    assert low.value == pytest.approx(math.sqrt(5))
+    # a mean over tasks has no unit
+    for score, error in ((lost, math.sqrt(250)), (low, math.sqrt(5))):
+        percent = {"rmse_pct_of_range": 100 * error / 40, "rmse_pct_of_iqr": 100 * error / 25}
+        assert score.fair_metrics == pytest.approx(percent)
 
 
 def test_guessing_has_no_quality_and_better_predictions_have_more():
