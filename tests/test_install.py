@@ -15,6 +15,7 @@ from recipe.dag import doctor
 
 ROOT = Path(__file__).parents[1]
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+DSBENCH = PROJECT["optional-dependencies"]["dsbench"]
 LOCK = (ROOT / "requirements-gpu.lock").read_text()
 PINS = dict(re.findall(r"^([\w.-]+)==(\S+)$", LOCK, re.MULTILINE))
 GPU = {"python_version": "3.12", "python_full_version": "3.12.0", "sys_platform": "linux", "platform_machine": "x86_64"}
@@ -32,7 +33,7 @@ def unmet(requirements: list[str], *, without: set[str] = frozenset()) -> list[s
 
 
 def test_the_lock_satisfies_pyproject():
-    assert unmet([*PROJECT["dependencies"], *PROJECT["optional-dependencies"]["gpu"]]) == []
+    assert unmet([*PROJECT["dependencies"], *PROJECT["optional-dependencies"]["gpu"], *DSBENCH]) == []
 
 
 @pytest.mark.parametrize("package", ["verl", "ray", "tensordict"])
@@ -68,3 +69,18 @@ def test_the_lock_is_for_the_host_that_doctor_and_the_readme_ask_for():
 
 def test_the_torch_of_the_lock_is_the_cuda_build():
     assert {"nvidia-cublas", "nvidia-cudnn-cu13", "triton"} <= PINS.keys()
+
+
+def test_doctor_looks_for_the_modules_of_the_extra_dsbench(monkeypatch):
+    """xgboost-cpu has the module of xgboost, and scikit-learn is sklearn."""
+    names = {"scikit-learn": "sklearn", "xgboost-cpu": "xgboost"}
+    assert sorted(names.get(Requirement(text).name, Requirement(text).name) for text in DSBENCH) == [
+        *doctor.DATA_SCIENCE
+    ]
+    monkeypatch.setattr(doctor, "DATA_SCIENCE", ("json", "no_such_module"))
+    with pytest.raises(
+        doctor.Note, match=r"has no no_such_module, which .*; pip install -e '.\[dsbench\]', or set sandbox"
+    ):
+        doctor.check_dsbench()
+    monkeypatch.setattr(doctor, "DATA_SCIENCE", ("json",))
+    assert doctor.check_dsbench().startswith("json: there")

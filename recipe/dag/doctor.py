@@ -6,6 +6,7 @@ Invariant: every check prints one line, whatever happens in it, and changes noth
 from __future__ import annotations
 
 import asyncio
+import importlib.util
 import os
 import platform
 import re
@@ -24,6 +25,8 @@ ROOT = Path(__file__).resolve().parents[2]
 GIB = 2**30
 MIN_MEMORY_GIB, MIN_DISK_GIB = 4, 5
 """Below these, even the tiny run may fail."""
+DATA_SCIENCE = ("joblib", "lightgbm", "scipy", "sklearn", "xgboost")
+"""Modules of the extra `dsbench`. The sandbox of a run has the packages of this interpreter."""
 GPU_PYTHON, GPU_GLIBC, GPU_DRIVER = (3, 12), (2, 34), 580
 """Requirements of the GPU installation, set by requirements-gpu.lock, SGLang's wheels and CUDA 13."""
 
@@ -123,6 +126,17 @@ def check_flash_attn() -> str:
     if reason := missing_attention("flash_attention_2"):
         raise Note(f"{reason}; training needs it only to split rows across GPUs (ulysses_sequence_parallel_size)")
     return _version("flash-attn") or "installed"
+
+
+def check_dsbench() -> str:
+    """Look for what the programs of recipe/dsbench's agents import; its run script checks the same."""
+    missing = [name for name in DATA_SCIENCE if importlib.util.find_spec(name) is None]
+    if missing:
+        raise Note(
+            f"the sandbox has no {', '.join(missing)}, which the agents of recipe/dsbench are asked to use; "
+            "pip install -e '.[dsbench]', or set sandbox.url to a server that has them"
+        )
+    return f"{', '.join(DATA_SCIENCE)}: there for the agents of recipe/dsbench"
 
 
 def check_memory() -> str:
@@ -233,6 +247,7 @@ CHECKS: dict[str, Callable[[], str]] = {
     "ray": check_ray,
     "sglang": check_sglang,
     "flash-attn": check_flash_attn,
+    "dsbench": check_dsbench,
     "memory": check_memory,
     "disk": check_disk,
     "plugin": check_plugin,

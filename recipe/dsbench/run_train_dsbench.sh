@@ -29,4 +29,11 @@ if [ -n "${DATA_ROOT:-}" ]; then
   root="'${root//\'/\'\'}'"  # YAML's quotes, as the values of a workflow are
   extra_settings=("workflow.envs.folder.kwargs.data_root=$root" "workflow.nodes.task.args.data_root=$root")
 fi
+# preflight PYTHON "$@": the programs of a local sandbox run in this environment
+preflight() {
+  case "${*:2}" in *sandbox.url=http*) return 0 ;; esac
+  "$1" -c 'import sys; from recipe.dag import doctor
+try: doctor.check_dsbench()
+except doctor.Note as note: sys.exit(f"error: {note}")' > /dev/null || exit 2
+}
 train_coached dsbench gemini-2.5-pro "python preprocess/tabular.py" "engineer modeler analyst" "$@"

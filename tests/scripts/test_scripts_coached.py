@@ -198,6 +198,26 @@ def test_the_plan_says_that_the_profiles_fit(dsbench, gpus, profile, layers, wid
     assert "  fits: " in done.stdout and "does not fit" not in done.stdout
 
 
+@pytest.mark.parametrize(
+    ("settings", "env", "checked"),
+    [((), {}, True), (("--", "sandbox.url=http://host:8080"), {}, False), ((), {"SHOW": "1", "GPU_GB": "80"}, False)],
+)
+def test_packages_that_the_programs_lack_end_the_script_before_anything_starts(
+    dsbench, tmp_path, settings, env, checked
+):
+    """With this interpreter for the check alone, which the sandbox of a run has, too."""
+    real = tmp_path / "real"
+    real.write_text(
+        f'#!/bin/bash\n[ "$1" = -c ] || {{ echo "$@"; exit; }}\n'
+        f"exec {sys.executable} -c \"from recipe.dag import doctor; doctor.DATA_SCIENCE = ('json', 'lacking')\n$2\"\n"
+    )
+    real.chmod(0o755)
+    done = dsbench.run(dsbench.model, *settings, PYTHON=str(real), PYTHONPATH=str(ROOT), **env)
+    assert done.returncode == (2 if checked else 0), done.stderr
+    assert ("error: the sandbox has no lacking, which" in done.stderr) == checked == (not done.stdout)
+    assert len(done.stderr.splitlines()) == checked
+
+
 def test_smollm2_learns_the_form_and_coaches_itself(gpu_script):
     smollm2 = ROOT / "recipe" / "mathchat" / "run_smollm2.sh"
     gpu_script.pretend_there_is_a_gpu()

@@ -8,7 +8,7 @@ quoted() { local text=${1//\\/\\\\}; echo "'${text//\'/\\\'}'"; }
 absolute() { case $1 in /*) echo "$1" ;; *) echo "$caller/$1" ;; esac; }
 
 # launch RECIPE WORKFLOW "$@": train with the profile $CONFIG of recipe/RECIPE and these settings; with SHOW=1, print the
-# plan with the memory of each GPU instead. The script's `refuse` is used.
+# plan with the memory of each GPU instead. The script's `refuse` is used, and before a run its `preflight` if it has one.
 launch() {
   local recipe=$1 workflow=$2 config=${CONFIG:-full} python=${PYTHON:-python3} profile loggers trackers
   shift 2
@@ -23,6 +23,7 @@ launch() {
       command -v nvidia-smi >/dev/null && nvidia-smi -L 2>/dev/null | grep -q GPU ||
         refuse "no NVIDIA GPU here; on a laptop: bash recipe/$recipe/run_tiny_cpu.sh" ;;
   esac
+  ! declare -F preflight > /dev/null || preflight "$python" "$@"
   loggers=$(sed -n 's/^ *logger: \[\([a-z, ]*\)\].*/\1/p' "recipe/$recipe/config/$config.yaml" | tr -d ' ')
   find_trackers "${loggers:-console,tensorboard}"
   exec "$python" -m recipe.dag.main "${profile[@]}" workflow="$workflow" ${trackers[@]+"${trackers[@]}"} "$@"
