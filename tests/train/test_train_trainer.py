@@ -40,6 +40,9 @@ class Step:
     def metrics(self) -> dict[str, float]:
         return {"train/rows": float(len(self.rows))}
 
+    def dominant_agents(self) -> dict[str, tuple[str, float]]:
+        return {}
+
 
 @pytest.fixture
 def loop(monkeypatch, tmp_path):
