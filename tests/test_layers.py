@@ -14,7 +14,7 @@ ENGINE = ROOT / "recipe" / "dag"
 LAYERS = (
     {"location", "suggestion", "printable", "open_files", "interrupt"},
     {"errors"},
-    {"paths", "causality", "run_paths", "reward_catalogue"},
+    {"paths", "causality", "run_paths", "reward_catalogue", "output_lock"},
     {"user_code", "types"},
     {"credit", "sandbox"},
     {"algorithms", "tools"},

@@ -152,7 +152,7 @@ def test_torchrun_leaves_time_for_a_checkpoint_after_sigterm(tmp_path, monkeypat
     started = []
 
     class Process:
-        def __init__(self, arguments, env=None):
+        def __init__(self, arguments, env=None, pass_fds=()):
             started.append(env or os.environ)
 
         def wait(self):

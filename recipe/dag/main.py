@@ -21,6 +21,7 @@ from recipe.dag.errors import UserError
 from recipe.dag.evaluate import check_conversations, check_output, evaluation_of, find_checkpoint
 from recipe.dag.interrupt import Interrupted, Interruption
 from recipe.dag.open_files import raise_limit, shortage
+from recipe.dag.output_lock import locked
 from recipe.dag.preflight import check_run
 from recipe.dag.report.phases import announce, end_phase
 from recipe.dag.run import run
@@ -162,6 +163,13 @@ def _launch(
         check_conversations(config, workflow)
     else:
         _check_trainable(config, workflow)
+    with locked([config.output_dir] if evaluate_only else [config.output_dir, config.trainer.default_local_dir]):
+        _run(config, workflow, stop, evaluate_only=evaluate_only, weights=weights)
+
+
+def _run(
+    config: DictConfig, workflow: Workflow, stop: Interruption, *, evaluate_only: bool, weights: Path | None
+) -> None:
     if not workflow.local_policies():
         load_user_code(workflow)
         options: dict[str, Any] = {"platform": "none", "evaluate_only": True}

@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING
 
 from recipe.dag.errors import UserError
 from recipe.dag.main import choose_platform, prepare_environment
+from recipe.dag.output_lock import locked
 from recipe.dag.report.phases import announce, end_phase
 from recipe.dag.run_paths import make_absolute
 from recipe.dag.settings.sft import NAME, compose_sft
@@ -36,22 +37,31 @@ def launch(overrides: list[str], *, name: str = NAME, folder: Path | None = None
     try:
         config = compose_sft(overrides, name=name, folder=folder)
         make_absolute(config)
-        _check_disk(config)
-        announce("importing torch")
-        _choose_devices(config)
-        processes = int(config.trainer.n_gpus_per_node)
-        announce("reading the transcripts")
-        from recipe.dag.train.sft_process import check, train
-
-        inputs = check(config, processes=processes)
-        if inputs is None:
-            return
-        announce("loading verl" if processes == 1 else f"training in {processes} processes")
-        code = train(config, inputs, announce=announce) if processes == 1 else _spawn(config, processes)
+        with locked([config.output_dir, config.trainer.default_local_dir]) as locks:
+            code = _run(config, locks)
     finally:
         end_phase()
     if code:
         raise SystemExit(code)
+
+
+def _run(config: DictConfig, locks: tuple[int, ...]) -> int:
+    """Check everything and train; return the exit code. `locks`: the descriptors that hold the folders' locks."""
+    _check_disk(config)
+    announce("importing torch")
+    _choose_devices(config)
+    processes = int(config.trainer.n_gpus_per_node)
+    announce("reading the transcripts")
+    from recipe.dag.train.sft_process import check, train
+
+    inputs = check(config, processes=processes)
+    if inputs is None:
+        return 0
+    if processes == 1:
+        announce("loading verl")
+        return train(config, inputs, announce=announce)
+    announce(f"training in {processes} processes")
+    return _spawn(config, processes, locks)
 
 
 def _choose_devices(config: DictConfig) -> None:
@@ -100,7 +110,7 @@ def _check_disk(config: DictConfig) -> None:
         )
 
 
-def _spawn(config: DictConfig, processes: int) -> int:
+def _spawn(config: DictConfig, processes: int, locks: tuple[int, ...] = ()) -> int:
     """Train in `processes` processes on this machine and return the exit code."""
     from omegaconf import OmegaConf
 
@@ -109,7 +119,9 @@ def _spawn(config: DictConfig, processes: int) -> int:
     OmegaConf.save(config, file)
     command = [sys.executable, "-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={processes}"]
     environment = {SHUTDOWN_VARIABLE: str(SHUTDOWN_S), **os.environ}
-    process = subprocess.Popen([*command, "-m", "recipe.dag.train.sft_process", str(file)], env=environment)
+    command += ["-m", "recipe.dag.train.sft_process", str(file)]
+    # torchrun outlives this process if that is killed, and then still writes to the folders
+    process = subprocess.Popen(command, env=environment, pass_fds=locks)
     received: list[int] = []
 
     def pass_on(signum: int, _frame: object) -> None:
