@@ -137,7 +137,7 @@ def _mapping(row: dict[str, Any], column: str) -> dict[str, Any]:
     if isinstance(value, str):
         try:
             value = json.loads(value)
-        except ValueError:
+        except (ValueError, RecursionError):
             raise UserError(f"column {column} is a text that is not JSON") from None
     if value is not None and not isinstance(value, dict):
         raise UserError(f"column {column} must be a mapping, not {type(value).__name__}")

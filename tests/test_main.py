@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import signal
 import subprocess
@@ -149,6 +150,23 @@ def test_without_a_signal_an_error_stays_what_it_is(monkeypatch, error):
     monkeypatch.setattr(main, "_launch", fails)
     with pytest.raises(type(error), match=str(error)):
         main.launch("dag", [])
+
+
+@pytest.mark.parametrize(
+    ("number", "error"), [(errno.ENOSPC, UserError), (errno.EDQUOT, UserError), (errno.EIO, OSError)]
+)
+def test_a_full_disk_is_one_line(monkeypatch, tmp_path, number, error):
+    def fails(config, workflow, stop, **_keys):
+        stop.way_back = "the same command resumes from global_step_3"
+        raise OSError(number, os.strerror(number))
+
+    monkeypatch.setattr(main, "_run", fails)
+    run = [f"workflow={ROOT}/workflows/workflow_retool_ma.yaml", "data.train_files=any", "model_path=any"]
+    with pytest.raises(error) as caught:
+        main.launch("dag", [*run, f"output_dir={tmp_path}/out"])
+    if error is UserError:
+        reason = f"{tmp_path}/out: cannot be written: {os.strerror(number)}; make room; the same command resumes from "
+        assert str(caught.value) == reason + "global_step_3"
 
 
 @pytest.fixture

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import argparse
 import asyncio
+import errno
 import os
 import sys
 import warnings
@@ -164,7 +165,13 @@ def _launch(
     else:
         _check_trainable(config, workflow)
     with locked([config.output_dir] if evaluate_only else [config.output_dir, config.trainer.default_local_dir]):
-        _run(config, workflow, stop, evaluate_only=evaluate_only, weights=weights)
+        try:
+            _run(config, workflow, stop, evaluate_only=evaluate_only, weights=weights)
+        except OSError as error:
+            if error.errno not in (errno.ENOSPC, errno.EDQUOT):
+                raise
+            file = error.filename or config.output_dir
+            raise UserError(f"{file}: cannot be written: {error.strerror}; make room; {stop.way_back}") from error
 
 
 def _run(

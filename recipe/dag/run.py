@@ -130,7 +130,7 @@ async def _training_inputs(config: DictConfig, workflow: Workflow, platform: str
     from recipe.dag.train import checkpoint
     from recipe.dag.train.fingerprint import fingerprint_of
     from recipe.dag.train.models import find_models
-    from recipe.dag.train.resume import find_start, way_back
+    from recipe.dag.train.resume import find_start, needed_to_resume, resume_from, way_back
 
     models = await asyncio.to_thread(find_models, workflow)
     train, val = await _train_samples(config, workflow), await _val_samples(config, workflow)
@@ -148,11 +148,14 @@ async def _training_inputs(config: DictConfig, workflow: Workflow, platform: str
         return None
     if start is not None:
         check_loadable(start.folder, checkpoint.read(start.folder), config, workflow)
+        announce("checking the files of the checkpoint")
+        await asyncio.to_thread(checkpoint.check_intact, start.folder, resume_from, needed_to_resume)
     return Inputs(models, train, val, fingerprint, start, subset)
 
 
 async def _evaluation_inputs(config: DictConfig, workflow: Workflow, platform: str, evaluated: Path | None) -> Inputs:
     """Read what an evaluation needs. Raises UserError."""
+    from recipe.dag.train import checkpoint
     from recipe.dag.train.fingerprint import fingerprint_of
     from recipe.dag.train.models import find_models
     from recipe.dag.train.resume import report_evaluated
@@ -167,6 +170,13 @@ async def _evaluation_inputs(config: DictConfig, workflow: Workflow, platform: s
     fingerprint = await asyncio.to_thread(fingerprint_of, config, workflow, models, [], val)
     if evaluated is not None:
         report_evaluated(evaluated, fingerprint)
+        announce("checking the files of the checkpoint")
+        await asyncio.to_thread(
+            checkpoint.check_intact,
+            evaluated,
+            lambda other: f"pass --checkpoint {other}",
+            lambda name: "/actor/huggingface/" in name,
+        )
     return Inputs(models, [], val, fingerprint)
 
 
@@ -176,6 +186,7 @@ async def _train_samples(config: DictConfig, workflow: Workflow) -> Samples:
 
     data = config.data
     samples = load_samples(data.train_files, max_samples=data.train_max_samples, columns=_columns(data))
+    _report_conflicts(samples, "data.train_files")
     await check_gold(workflow, samples, "data.train_files")
     return samples
 
@@ -215,6 +226,23 @@ def _check_overlap(config: DictConfig, train: Samples, val: Samples) -> None:
     print(f"warning: {text} (data.val_overlap=allow silences this)", file=sys.stderr)
 
 
+def _report_conflicts(samples: Samples, what: str) -> None:
+    """Print a warning about samples that have the same prompt and different ground truths."""
+    from recipe.dag.train.sampling import conflicting_labels
+
+    if not (pairs := conflicting_labels(samples)):
+        return
+    first, other = pairs[0]
+    prompt = " ".join(str(samples[first]["prompt"][-1]["content"]).split())[:80]
+    truths = " and ".join(repr(samples[index]["ground_truth"][:40]) for index in (first, other))
+    rows = ", ".join(f"{number + 1} (as {earlier + 1})" for earlier, number in pairs[:10])
+    print(
+        f"warning: {what}: {len(pairs)} of {len(samples)} rows repeat a prompt with another ground truth, such as "
+        f"'{prompt}' with {truths}; correct or remove them: row {rows}{', ...' if len(pairs) > 10 else ''}",
+        file=sys.stderr,
+    )
+
+
 async def _val_samples(config: DictConfig, workflow: Workflow) -> Samples:
     from recipe.dag.reward.gold import check_gold
     from recipe.dag.train.data import load_samples
@@ -225,6 +253,7 @@ async def _val_samples(config: DictConfig, workflow: Workflow) -> Samples:
     limit = config.validation.max_samples if config.validation.max_samples is not None else data.val_max_samples
     columns = replace(_columns(data), split=data.val_split, name=data.val_name)
     samples = load_samples(data.val_files, max_samples=limit, what="data.val_files", columns=columns)
+    _report_conflicts(samples, "data.val_files")
     await check_gold(workflow, samples, "data.val_files")
     return samples
 

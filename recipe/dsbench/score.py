@@ -90,7 +90,7 @@ def mapping_of(metadata: object, where: str = "metadata") -> dict[str, Any]:
     if isinstance(metadata, str):
         try:
             metadata = json.loads(metadata)
-        except ValueError as error:
+        except (ValueError, RecursionError) as error:
             raise UserError(f"{where}: not JSON: {error}") from error
     if not isinstance(metadata, Mapping):
         raise UserError(f"{where}: must be an object or its JSON text, not {type(metadata).__name__}")

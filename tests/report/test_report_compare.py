@@ -84,7 +84,7 @@ def test_what_cannot_be_compared_is_one_line(tmp_path, runs):
     with pytest.raises(UserError, match="no validation"):
         compare([run_in(tmp_path / "blind", [5], {})])
     (tmp_path / "torn.jsonl").write_text('{"step"')
-    with pytest.raises(UserError, match="not the metrics.jsonl of a run"):
+    with pytest.raises(UserError, match="no line is a record of a run; pass the output folder of a training run"):
         compare([tmp_path / "torn.jsonl"])
 
 

@@ -56,14 +56,11 @@ def test_before_anything_is_measured_a_picture_says_so(tmp_path):
     assert imread(tmp_path / "curve.png").shape[:2] == (1050, 1350)
 
 
-@pytest.mark.parametrize(
-    ("content", "message"),
-    [("loss: 3\n\n", "metrics.jsonl:1: not JSON"), ('{"loss": 3}\n', "metrics.jsonl:1: no `step`")],
-)
-def test_other_files_are_refused(tmp_path, content, message):
+@pytest.mark.parametrize("content", ["loss: 3\n\n", '{"loss": 3}\n'])
+def test_other_files_are_refused(tmp_path, content):
     path = tmp_path / "metrics.jsonl"
     path.write_text(content)
-    with pytest.raises(UserError, match=message):
+    with pytest.raises(UserError, match="metrics.jsonl: no line is a record of a run; pass the metrics.jsonl of a run"):
         draw_curve(path, tmp_path / "curve.png")
 
 

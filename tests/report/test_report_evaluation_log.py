@@ -48,6 +48,17 @@ def test_finished_episodes_are_kept_and_errors_are_repeated(tmp_path):
     assert len(log.path.read_text().splitlines()) == 2
 
 
+@pytest.mark.parametrize("field", [{"calls": 5}, {"calls": [5]}, {"calls": [{}]}, {"outcome": "1"}, {"uid": ["a"]}])
+def test_a_line_of_another_type_is_run_again_with_a_warning(tmp_path, caplog, field):
+    log = EvaluationLog(tmp_path, IDENTITY)
+    log.add(episode("val-0"))
+    log.add(episode("val-1"))
+    first, second = log.path.read_text().splitlines()
+    log.path.write_text(f"{first}\n{json.dumps(json.loads(second) | field)}\n")
+    assert EvaluationLog(tmp_path, IDENTITY).finished.keys() == {("val-0", 0)}
+    assert "episodes.jsonl: 1 damaged line(s) left out; their episodes are run again" in caplog.text
+
+
 @pytest.mark.parametrize("other", [{"seed": 1}, {"workflow": "v"}])
 def test_another_evaluation_starts_over_and_the_file_of_the_first_is_kept(tmp_path, other, capsys):
     EvaluationLog(tmp_path, IDENTITY).add(episode("val-0"))

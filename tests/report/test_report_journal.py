@@ -7,7 +7,8 @@ import os
 
 import pytest
 
-from recipe.dag.report.journal import Journal
+from recipe.dag.errors import UserError
+from recipe.dag.report.journal import Journal, read_records
 from tests.episode.records import episode_from_json
 
 
@@ -131,3 +132,24 @@ def test_metrics_that_cannot_be_kept_are_an_error(tmp_path, full_disk):
     full_disk["room"] = 0
     with pytest.raises(OSError):
         journal.metrics(1, {})
+
+
+DAMAGED = ("{", "[]", '{"x": 1}', '{"step": "1"}', '{"step": null}', "[" * 100_000, "\0")
+
+
+def test_damaged_lines_are_left_out_with_a_warning_that_counts_them(tmp_path, caplog):
+    journal = Journal(tmp_path)
+    lines = [*DAMAGED, '{"step": 1}', "", '{"step": 2}']
+    journal.metrics_path.write_text("\n".join(lines) + '\n{"step": 2, ')
+    with caplog.at_level(logging.WARNING):
+        assert [record["step"] for record in read_records(journal.metrics_path, "pass another")] == [1, 2]
+        journal.truncate_after(1)
+    assert [line["step"] for line in lines_of(journal.metrics_path)] == [1]
+    warning = f"{journal.metrics_path}: {len(DAMAGED)} damaged line(s) left out"
+    assert [record.getMessage() for record in caplog.records] == [warning] * 2
+
+
+def test_a_file_of_something_else_is_one_line(tmp_path):
+    (tmp_path / "a.jsonl").write_text('{"loss": 3}\n')
+    with pytest.raises(UserError, match=r"a\.jsonl: no line is a record of a run; pass another"):
+        list(read_records(tmp_path / "a.jsonl", "pass another"))

@@ -9,6 +9,7 @@ from rich.console import Console
 
 from recipe.dag.errors import UserError
 from recipe.dag.report.journal import Journal
+from recipe.dag.report.jsonfile import to_json
 from recipe.dag.report.trace import choose, read_records, show, write_svg
 from recipe.dag.types.record import Call, Episode, Skip, ToolResult
 
@@ -59,9 +60,12 @@ def test_an_episode_that_was_not_recorded_is_an_error(folder):
 def test_a_folder_without_a_journal_and_a_file_of_something_else_are_errors(tmp_path):
     with pytest.raises(UserError, match="pass the output folder of a run"):
         list(read_records(tmp_path))
-    (tmp_path / "metrics.jsonl").write_text('{"step": 1}\n')
-    with pytest.raises(UserError, match="metrics.jsonl:1: not an episode"):
-        list(read_records(tmp_path / "metrics.jsonl"))
+    good = json.loads(to_json(episode())) | {"step": 1}
+    wrong = {"calls": ["call"], "sample": [], "outcome": "solved"}
+    for record in ({"step": 1}, {**good, "calls": None}, *({**good, name: value} for name, value in wrong.items())):
+        (tmp_path / "metrics.jsonl").write_text(json.dumps(record) + "\n")
+        with pytest.raises(UserError, match="metrics.jsonl: no line is a record of a run; .* its episodes.jsonl"):
+            list(read_records(tmp_path / "metrics.jsonl"))
 
 
 def test_the_torn_line_of_a_killed_run_is_left_out(folder):

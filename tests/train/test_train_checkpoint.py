@@ -1,12 +1,14 @@
 from __future__ import annotations
 
+import json
 from pathlib import Path
 
 import pytest
+import torch
 
 from recipe.dag.errors import UserError
 from recipe.dag.train import checkpoint
-from recipe.dag.train.checkpoint import TRACKER, find, policy_folder, read, save
+from recipe.dag.train.checkpoint import TRACKER, check_intact, find, policy_folder, read, save
 
 FACTS = {"policies": {"main": 1}, "seed": 0}
 
@@ -30,7 +32,7 @@ def test_a_checkpoint_is_complete_and_found_again(tmp_path):
     assert (tmp_path / TRACKER).read_text() == "20"
     assert entries(tmp_path) == {"global_step_20", TRACKER}
     assert find(tmp_path, mode="auto", path=None) == folder
-    assert read(folder) == {"step": 20, **FACTS}
+    assert read(folder) == {"step": 20, **FACTS, "files": {"main/actor/weights": "e8b7be43"}}
 
 
 def test_a_write_that_fails_leaves_the_old_checkpoint_and_nothing_new(tmp_path):
@@ -137,3 +139,74 @@ def test_a_folder_of_the_same_name_that_is_no_checkpoint_of_these_is_kept(tmp_pa
     save(tmp_path, 1, FACTS, write_weights("b"), keep=1)
     assert entries(tmp_path) == {"global_step_1", "global_step_1.kept", "global_step_1.kept1", TRACKER}
     assert [path.name for path in (tmp_path / "global_step_1.kept1").iterdir()] == ["actor"]
+
+
+def flip(path: Path, position: int) -> None:
+    content = bytearray(path.read_bytes())
+    content[position] ^= 1
+    path.write_bytes(content)
+
+
+def test_a_damaged_file_is_refused_and_the_last_intact_checkpoint_is_named(tmp_path):
+    folders = [save(tmp_path, step, FACTS, write_weights("a" * 5_000_000), keep=0) for step in (1, 2, 3)]
+    for folder in folders:
+        check_intact(folder, str)
+    weights = [policy_folder(folder, "main") / "weights" for folder in folders]
+    for path, position in ((weights[1], 0), (weights[2], 4_999_999)):
+        flip(path, position)
+    with pytest.raises(UserError) as caught:
+        check_intact(folders[2], lambda other: f"use {other}")
+    assert str(caught.value).startswith(f"{weights[2]}: damaged") and "\n" not in str(caught.value)
+    assert str(caught.value).endswith(f"the last intact checkpoint is {folders[0]}: use {folders[0]}")
+    check_intact(folders[2], str, lambda name: name != "main/actor/weights")
+    weights[0].write_text("")
+    with pytest.raises(UserError, match="no other one there is intact"):
+        check_intact(folders[1], str)
+
+
+def test_a_checkpoint_without_checksums_and_files_that_were_removed_are_not_damaged(tmp_path):
+    folder = save(tmp_path, 1, FACTS, write_weights("a"), keep=0)
+    (policy_folder(folder, "main") / "weights").unlink()
+    check_intact(folder, str)
+    (folder / "run.json").write_text(json.dumps({"step": 1, **FACTS}))
+    check_intact(folder, str)
+
+
+def test_a_file_that_was_not_written_as_it_was_in_memory_is_discarded(tmp_path):
+    def write(folder: Path) -> None:
+        torch.save({"w": torch.arange(1000)}, folder / "model.pt")
+        flip(folder / "model.pt", (folder / "model.pt").stat().st_size // 2)
+
+    with pytest.raises(UserError, match=r"discarded, because model\.pt was not written correctly .*data/0"):
+        save(tmp_path, 1, FACTS, write, keep=0)
+    assert not list(tmp_path.iterdir())
+
+
+@pytest.mark.parametrize(
+    "content",
+    [
+        "",
+        "{",
+        "[]",
+        '{"step": 1}',
+        '{"step": "x", "policies": {}}',
+        '{"step": 1, "policies": [], "files": {}}',
+        "[" * 100_000,
+    ],
+)
+def test_a_damaged_run_json_is_one_line(tmp_path, content):
+    folder = save(tmp_path, 1, FACTS, write_weights("a"), keep=0)
+    (folder / "run.json").write_text(content)
+    with pytest.raises(UserError, match=r"^[^\n]*run\.json: damaged [^\n]*resume_mode=disable$"):
+        read(folder)
+
+
+@pytest.mark.parametrize("content", ["", "x", "1.5", "\0\0"])
+def test_a_damaged_tracker_is_one_line(tmp_path, content):
+    (tmp_path / TRACKER).write_text(content)
+    with pytest.raises(UserError, match="does not contain the number of a step; delete it"):
+        find(tmp_path, mode="auto", path=None)
+    save(tmp_path, 4, FACTS, write_weights("a"), keep=0)
+    (tmp_path / TRACKER).write_text(content)
+    with pytest.raises(UserError, match=r"write the step to resume from into it \(4\)"):
+        find(tmp_path, mode="auto", path=None)

@@ -75,7 +75,11 @@ def test_what_is_wrong_with_a_file_is_one_line_that_names_it(tmp_path, parquet):
     (tmp_path / "broken.parquet").write_bytes(b"PAR1 and then nothing of the kind")
     schema = pa.Table.from_pylist([row()]).schema
     pq.write_table(schema.empty_table(), tmp_path / "empty.parquet")
+    for name, content in {"deep.json": "[" * 100_000, "deep.jsonl": '{"a":' * 100_000}.items():
+        (tmp_path / name).write_text(content)
     cases = {
+        str(tmp_path / "deep.json"): "deep.json: not a JSON list",
+        str(tmp_path / "deep.jsonl"): "deep.jsonl:1: not JSON",
         str(tmp_path / "absent.parquet"): "does not exist",
         str(tmp_path / "broken.parquet"): "broken.parquet",
         str(tmp_path / "empty.parquet"): "no rows",

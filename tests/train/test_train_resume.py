@@ -11,8 +11,19 @@ from omegaconf import OmegaConf
 from recipe.dag.errors import UserError
 from recipe.dag.main import launch
 from recipe.dag.report.run_record import launches
+from recipe.dag.train import checkpoint
 from recipe.dag.train.resume import Start, way_back
-from tests.train.projects import Started, edit, go, launched, other_weights, overrides_of, reported, save
+from tests.train.projects import (
+    Started,
+    edit,
+    go,
+    launched,
+    other_weights,
+    overrides_of,
+    reported,
+    save,
+    write_shards,
+)
 
 
 def test_the_same_command_resumes(project):
@@ -130,3 +141,34 @@ def test_a_checkpoint_without_its_weights_is_refused_before_anything_is_started(
     (folder / "main" / "actor" / "model_world_size_1_rank_0.pt").unlink()
     with pytest.raises(UserError, match="global_step_3: main/actor/model_world_size_1_rank_0.pt is missing"):
         launch("dag", overrides_of(project))
+
+
+def flip_last(path: Path) -> None:
+    path.write_bytes(path.read_bytes()[:-1] + b"\1")
+
+
+def test_a_damaged_shard_is_refused_before_anything_is_started(project):
+    folder = save(project)
+    flip_last(folder / "main" / "actor" / "optim_world_size_1_rank_0.pt")
+    shutil.copytree(folder, folder.with_name("global_step_2"))
+    shutil.rmtree(folder)
+    folder = save(project)
+    flip_last(folder / "main" / "actor" / "model_world_size_1_rank_0.pt")
+    with pytest.raises(UserError, match=r"model_world_size_1_rank_0\.pt: damaged.* no other one there is intact"):
+        launch("dag", overrides_of(project))
+
+
+def test_a_damaged_model_is_not_evaluated_and_one_that_a_resume_does_not_read_may_be_damaged(project):
+    def write(folder: Path) -> None:
+        write_shards(folder)
+        shutil.copytree(project / "model", folder / "main" / "actor" / "huggingface")
+
+    good, bad = (
+        checkpoint.save(project / "out" / "checkpoints", step, checkpoint.read(save(project)), write, keep=2)
+        for step in (2, 3)
+    )
+    flip_last(next((bad / "main" / "actor" / "huggingface").glob("*.safetensors")))
+    options = [o for o in overrides_of(project) if not o.startswith(("output_dir", "data.train"))]
+    with pytest.raises(UserError, match=f"damaged.*the last intact checkpoint is {good}: pass --checkpoint {good}"):
+        launch("dag", [*options, f"output_dir={project}/eval"], evaluate_only=True, weights=project / "out")
+    launched(project)

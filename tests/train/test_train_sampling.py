@@ -12,7 +12,15 @@ from hypothesis import strategies as st
 
 from recipe.dag.errors import UserError
 from recipe.dag.main import launch
-from recipe.dag.train.sampling import Sampler, StratifiedSampler, choose_subset, describe, sampler_of, shared_prompts
+from recipe.dag.train.sampling import (
+    Sampler,
+    StratifiedSampler,
+    choose_subset,
+    conflicting_labels,
+    describe,
+    sampler_of,
+    shared_prompts,
+)
 from tests.train.projects import Started, launched, overrides_of, reported, save
 
 
@@ -143,6 +151,24 @@ def test_prompts_are_compared_without_spacing_and_case():
     assert shared_prompts(asked("2 + 2?"), asked("2 + 2?")) == [0]
     assert shared_prompts(asked("Play!", "Play!"), asked("Play!")) == []
     assert shared_prompts([], asked("2 + 2?")) == []
+
+
+def test_rows_that_repeat_a_prompt_with_another_ground_truth_are_named(project, capsys):
+    rows = [("1 1 + 2", "13"), ("11 + 2", "13"), ("9", "9"), ("9", "9 "), ("9", "8"), ("11 + 2", "4")]
+    content = json.dumps([{"problem": problem, "answer": answer} for problem, answer in rows])
+    for name in ("train", "val"):
+        (project / f"{name}.json").write_text(content)
+        launched(project, "trainer.resume_mode=disable", "data.val_overlap=allow")
+        line = (
+            f"warning: data.{name}_files: 2 of 6 rows repeat a prompt with another ground truth, such as '9' with '9'"
+        )
+        report = reported(capsys)
+        assert f"{line} and '8'; correct or remove them: row 5 (as 3), 6 (as 2)\n" in report
+        assert report.count("another ground truth") == (1 if name == "train" else 2)
+    same = [
+        {"prompt": [{"role": "user", "content": "Play!"}], "ground_truth": str(n), "extra_info": {}} for n in range(3)
+    ]
+    assert conflicting_labels(same) == []
 
 
 def test_a_run_records_its_subset_and_resumes_only_with_it(project, monkeypatch):

@@ -13,7 +13,8 @@ from torch.optim.lr_scheduler import LambdaLR
 
 from recipe.dag.errors import UserError
 from recipe.dag.settings.sft import compose_sft
-from recipe.dag.train.sft_checkpoint import Checkpoints, experiment, find_start, keep_options
+from recipe.dag.train.checkpoint import save
+from recipe.dag.train.sft_checkpoint import Checkpoints, check_intact, experiment, find_start, keep_options
 
 
 @pytest.fixture
@@ -126,6 +127,18 @@ def test_a_forced_resume_has_its_own_learning_rate_at_the_step_of_the_checkpoint
         schedule.step()
         assert group["lr"] == rate / 5
     assert scheduler.get_last_lr() == [1 / 4]
+
+
+def test_a_damaged_shard_is_refused_with_the_way_to_the_last_intact_checkpoint(tmp_path):
+    def write(folder: Path) -> None:
+        torch.save({"w": torch.ones(9)}, folder / "model.pt")
+
+    good, bad = (save(tmp_path, step, {"policies": {}}, write, keep=0) for step in (1, 2))
+    check_intact(bad)
+    shard = bad / "model.pt"
+    shard.write_bytes(shard.read_bytes()[:-1] + b"x")
+    with pytest.raises(UserError, match=rf"^{shard}: damaged.*{good}: write 1 into {tmp_path}/latest_checkpointed"):
+        check_intact(bad)
 
 
 @pytest.mark.parametrize("rank", [0, 1])

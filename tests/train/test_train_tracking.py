@@ -7,6 +7,7 @@ from types import SimpleNamespace
 import pytest
 from omegaconf import OmegaConf
 
+from recipe.dag.errors import UserError
 from recipe.dag.train.tracking import Trackers, backends_of
 from recipe.dag.workflow_file import load_workflow
 
@@ -78,6 +79,15 @@ def test_wandb_and_swanlab_go_on_in_one_run_until_the_run_starts_anew(track, see
     assert {(launch.WANDB_RESUME, launch.SWANLAB_RESUME) for launch in seen} == {("allow", "allow")}
     folders = [launch.WANDB_DIR for launch in seen]
     assert (folders[0], folders[-1]) == (str(tmp_path / "out"), str(tmp_path / "other"))
+
+
+@pytest.mark.parametrize("content", ["", "{", "[]", '{"run": "a"}', "[" * 100_000])
+def test_a_damaged_id_is_one_line_and_not_another_run_there(track, seen, tmp_path, content):
+    track(0)
+    (tmp_path / "out" / "run" / "tracking.json").write_text(content)
+    with pytest.raises(UserError, match=r"^[^\n]*tracking\.json: damaged [^\n]* or delete it to continue[^\n]*$"):
+        track(5)
+    assert len(seen) == 1
 
 
 def test_what_the_user_set_for_a_tracker_stays_and_nothing_is_left_behind(track, seen, monkeypatch):

@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 from omegaconf import OmegaConf
+from ray.exceptions import RayTaskError
 
 from recipe.dag.episode.remote.connect import Remotes, transport_of
 from recipe.dag.errors import UserError
@@ -232,7 +233,24 @@ def test_a_checkpoint_that_cannot_be_written_hides_no_error(loop, monkeypatch, c
     monkeypatch.setattr(trainer.checkpoint, "save", full)
     with pytest.raises(UserError, match="rewards.py:3"):
         asyncio.run(made.train())
-    assert "step 3 was not saved: OSError" in caplog.text
+    assert "step 3 was not saved: UserError" in caplog.text
+
+
+@pytest.mark.parametrize("of_a_worker", [False, True])
+def test_a_full_disk_is_one_line_and_the_checkpoint_is_not_tried_twice(loop, monkeypatch, tmp_path, of_a_worker):
+    made, _ = loop(None, save_freq=2)
+    tried = []
+
+    def full(*_args, **_keys):
+        tried.append(1)
+        error = OSError(28, "No space left on device")
+        raise RayTaskError("save_checkpoint", "Traceback\n", error).as_instanceof_cause() if of_a_worker else error
+
+    monkeypatch.setattr(trainer.checkpoint, "save", full)
+    with pytest.raises(UserError) as caught:
+        asyncio.run(made.train())
+    line = f"{tmp_path}/checkpoints: the checkpoint of step 2 cannot be written ([Errno 28] No space left on device; "
+    assert str(caught.value).startswith(line) and "\n" not in str(caught.value) and len(tried) == 1
 
 
 @pytest.mark.parametrize(

@@ -145,7 +145,7 @@ def plain_tools(tools: Any) -> list[dict[str, Any]] | None:
     if isinstance(tools, str):
         try:
             tools = json.loads(tools) if tools.strip() else None
-        except ValueError as error:
+        except (ValueError, RecursionError) as error:
             raise UserError(f"tools: not JSON: {error}") from error
     elif tools is not None:
         tools = [json.loads(tool) if isinstance(tool, str) else _without_nulls(tool) for tool in tools]
@@ -174,7 +174,7 @@ def _plain_call(call: Any, number: int) -> dict[str, Any]:
     if isinstance(arguments, str):
         try:
             arguments = json.loads(arguments)
-        except ValueError as error:
+        except (ValueError, RecursionError) as error:
             raise UserError(f"message {number}: the arguments of {function['name']} are not JSON: {error}") from error
     arguments = _without_nulls(arguments) if arguments is not None else {}
     if not isinstance(arguments, dict):

@@ -19,6 +19,7 @@ from verl.utils.config import omega_conf_to_dataclass
 from verl.utils.device import get_device_name
 
 from recipe.dag.episode.client import GenerationClient, PolicyEndpoint
+from recipe.dag.errors import UserError
 from recipe.dag.policy.placement import Pool
 from recipe.dag.policy.servers import PolicyServerManager, ServerClient
 from recipe.dag.policy.shards import Saved
@@ -149,10 +150,13 @@ class PolicyRuntime:
         return models
 
     def load(self, folder: Path) -> None:
-        """Load what `save` wrote to `folder`."""
-        self.workers.load_checkpoint(str(folder / "actor"))
-        if self.critic:
-            self.workers.load_critic(str(folder / "critic"))
+        """Load what `save` wrote to `folder`. Raises UserError if there is anything else in it."""
+        try:
+            self.workers.load_checkpoint(str(folder / "actor"))
+            if self.critic:
+                self.workers.load_critic(str(folder / "critic"))
+        except UserError as error:  # Ray's copy of a worker's error, whose text is a traceback
+            raise UserError(str(getattr(error, "cause", error))) from error
 
 
 def _run_sync(sync: CheckpointEngineManager, version: int) -> None:

@@ -31,6 +31,7 @@ from verl.workers.engine_workers import ActorRolloutRefWorker, TrainingWorker
 from verl.workers.utils.losses import value_loss
 
 from recipe.dag.policy import engine, losses, value_model, varlen
+from recipe.dag.policy.safe_load import weights_only
 
 ONE_TO_ALL = Dispatch.ONE_TO_ALL  # pyright: ignore[reportAttributeAccessIssue]  # verl adds its members at run time
 
@@ -110,8 +111,14 @@ class PolicyWorker(ActorRolloutRefWorker):
         self._critic().save_checkpoint(local_path, None, global_step)
 
     @register(dispatch_mode=ONE_TO_ALL)
+    def load_checkpoint(self, local_path: str, hdfs_path: str | None = None, del_local_after_load: bool = False):
+        with weights_only(local_path):
+            super().load_checkpoint(local_path, hdfs_path, del_local_after_load)
+
+    @register(dispatch_mode=ONE_TO_ALL)
     def load_critic(self, local_path: str):
-        self._critic().load_checkpoint(local_path)
+        with weights_only(local_path):
+            self._critic().load_checkpoint(local_path)
 
     def _critic(self) -> TrainingWorker:
         assert self.critic is not None  # the critic's methods are called only for policies that have one

@@ -33,7 +33,7 @@ def read_api_usage(folder: str | Path) -> Totals:
         return {}
     try:
         return totals_of(json.loads(path.read_text()))
-    except (OSError, ValueError) as error:
+    except (OSError, ValueError, RecursionError) as error:
         raise UserError(
             f"{path}: cannot be read ({error}); it holds what the run has spent. Delete it to count from zero"
         ) from error

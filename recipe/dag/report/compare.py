@@ -7,13 +7,13 @@ Everything comes from the runs' metrics.jsonl; a measure that a run does not hav
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
 from recipe.dag.errors import UserError
+from recipe.dag.report.journal import read_records
 
 MEASURES = {
     "accuracy": "accuracy",
@@ -60,17 +60,12 @@ def compare(runs: Sequence[Path], budget: int | None = None) -> dict[str, Any]:
 def read_validations(run: Path) -> list[Validation]:
     """Return the validations of a run in the order of their steps. Raises UserError if there is none."""
     file = run / "metrics.jsonl" if run.is_dir() else run
-    try:
-        lines = [json.loads(line) for line in file.read_text().splitlines() if line.strip()]
-        by_step = {int(line["step"]): line for line in lines}  # a resumed run's later line replaces the earlier one
-    except OSError as error:
-        raise UserError(f"{file}: {error.strerror}; pass the output folder of a training run") from error
-    except (ValueError, KeyError, TypeError) as error:
-        raise UserError(f"{file}: not the metrics.jsonl of a run ({error})") from error
+    # a resumed run's later line replaces the earlier one
+    by_step = {line["step"]: line for line in read_records(file, "pass the output folder of a training run")}
     used, validations = 0, []
     for step in sorted(by_step):
         line = by_step[step]
-        used += int(line.get("tokens/sampled", 0))
+        used += int(line.get("tokens/sampled") or 0)
         if "val/accuracy" in line:
             validations.append(Validation(step, used, measures_of(line)))
     if not validations:

@@ -5,7 +5,6 @@ Invariant: every point is a value in metrics.jsonl at its own step; a step witho
 
 from __future__ import annotations
 
-import json
 import sys
 from collections.abc import Sequence
 from io import BytesIO
@@ -17,6 +16,7 @@ from matplotlib.figure import Figure
 from matplotlib.ticker import MaxNLocator
 
 from recipe.dag.errors import UserError
+from recipe.dag.report.journal import read_records
 from recipe.dag.report.jsonfile import replace_file
 
 COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#444444")
@@ -33,7 +33,7 @@ def draw_curve(metrics_jsonl: str | Path, png: str | Path) -> None:
 
     Replaces `png` atomically. Raises UserError if `metrics_jsonl` cannot be read.
     """
-    lines = _read(Path(metrics_jsonl))
+    lines = list(read_records(Path(metrics_jsonl), "pass the metrics.jsonl of a run"))
     figure = Figure(figsize=(9, 7), layout="constrained")
     FigureCanvasAgg(figure)
     figure.suptitle("Learning curve")
@@ -112,26 +112,6 @@ def _moving_average(values: Sequence[float], window: int) -> list[float]:
 def _points(lines: Sequence[dict], key: str) -> Points:
     """Return (step, value), sorted by step; for a step that occurs twice, the last value."""
     return sorted({line["step"]: line[key] for line in lines if line.get(key) is not None}.items())
-
-
-def _read(path: Path) -> list[dict]:
-    try:
-        raw = path.read_text(encoding="utf-8").split("\n")
-    except OSError as error:
-        raise UserError(f"{path}: {error.strerror}; pass the metrics.jsonl of a run") from error
-    lines = []
-    for number, text in enumerate(raw, 1):
-        try:
-            line = json.loads(text) if text else None
-        except ValueError as error:
-            if number == len(raw):  # the run is still writing this line
-                break
-            raise UserError(f"{path}:{number}: not JSON; pass the metrics.jsonl of a run") from error
-        if line is not None:
-            if not isinstance(line, dict) or not isinstance(line.get("step"), int):
-                raise UserError(f"{path}:{number}: no `step`; pass the metrics.jsonl of a run")
-            lines.append(line)
-    return lines
 
 
 def main(arguments: Sequence[str]) -> int:

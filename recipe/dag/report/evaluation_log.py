@@ -11,6 +11,7 @@ import dataclasses
 import hashlib
 import itertools
 import json
+import logging
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -18,6 +19,8 @@ from typing import Any
 from recipe.dag.report.journal import append, lines_until
 from recipe.dag.report.jsonfile import replace_file, to_json
 from recipe.dag.types.record import Call, Episode, Result, Skip, ToolResult
+
+logger = logging.getLogger(__name__)
 
 Key = tuple[str, int]
 """An episode's `uid` and index."""
@@ -73,15 +76,27 @@ class EvaluationLog:
     def _read(self) -> None:
         if not self.path.exists():
             return
+        damaged = 0
         for line in lines_until(self.path, 0):
-            episode = episode_from(json.loads(line))
+            try:
+                episode = episode_from(json.loads(line))
+            except (TypeError, AttributeError):  # a field of another type, or one is missing
+                damaged += 1
+                continue
             if episode.fault is None:
                 self.finished[episode.uid, episode.index] = episode
+        if damaged:
+            logger.warning("%s: %d damaged line(s) left out; their episodes are run again", self.path, damaged)
 
 
 def episode_from(fields: dict[str, Any]) -> Episode:
-    """Return the episode that `Episode.to_json` wrote; fields of later versions are ignored."""
+    """Return the episode that `Episode.to_json` wrote; fields of later versions are ignored. Raises TypeError or
+    AttributeError for other data."""
     episode = _make(Episode, fields)
+    types = {"uid": str, "index": int, "sample": dict, "info": dict, "outcome": int | float | None}
+    for name, type_ in types.items():
+        if not isinstance(getattr(episode, name), type_):
+            raise TypeError(f"{name}: {getattr(episode, name)!r}")
     episode.calls = [_make(Call, call) for call in episode.calls]
     episode.dropped = [_make(Call, call) for call in episode.dropped]
     for call in episode.all_calls:
@@ -104,5 +119,5 @@ def _line(episode: Episode) -> bytes:
 def _digest_in(path: Path) -> str | None:
     try:
         return json.loads(path.read_text())["digest"]
-    except (OSError, ValueError, KeyError, TypeError):
+    except (OSError, ValueError, KeyError, TypeError, RecursionError):
         return None

@@ -11,12 +11,13 @@ import json
 import logging
 import os
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import replace
 from itertools import islice
 from pathlib import Path
 from typing import Any
 
+from recipe.dag.errors import UserError
 from recipe.dag.report.jsonfile import replace_file, to_json
 from recipe.dag.types.record import Episode
 
@@ -108,11 +109,45 @@ def append(path: Path, line: bytes) -> None:
 
 def lines_until(path: Path, step: int) -> Iterator[bytes]:
     """Yield the complete lines whose `step` is at most this one."""
+    for line, record in _parsed(path):
+        if line.endswith(b"\n") and record["step"] <= step:
+            yield line
+
+
+def has_step(record: dict[str, Any]) -> bool:
+    return isinstance(record.get("step"), int)
+
+
+def read_records(
+    path: Path, advice: str, valid: Callable[[dict[str, Any]], bool] = has_step
+) -> Iterator[dict[str, Any]]:
+    """Yield what the lines hold; a warning counts those that are not `valid`, which are left out. Raises UserError,
+    ending with `advice`, if the file cannot be read or has such lines only."""
+    count = 0
+    try:
+        for _, record in _parsed(path, valid):
+            count += 1
+            yield record
+        empty = not path.stat().st_size
+    except OSError as error:
+        raise UserError(f"{path}: {error.strerror}; {advice}") from error
+    if not count and not empty:
+        raise UserError(f"{path}: no line is a record of a run; {advice}")
+
+
+def _parsed(path: Path, valid: Callable[[dict[str, Any]], bool] = has_step) -> Iterator[tuple[bytes, dict[str, Any]]]:
+    """Yield each line that is a `valid` object, and the object. A warning counts the others, except for a last line
+    without its end: it is being written, or a kill cut it off."""
+    damaged = 0
     with path.open("rb") as file:
         for line in file:
             try:
-                keep = line.endswith(b"\n") and json.loads(line)["step"] <= step
-            except (ValueError, KeyError, TypeError):
-                keep = False
-            if keep:
-                yield line
+                record = json.loads(line)
+            except (ValueError, RecursionError):
+                record = None
+            if isinstance(record, dict) and valid(record):
+                yield line, record
+            elif line.endswith(b"\n") and line.strip():
+                damaged += 1
+    if damaged:
+        logger.warning("%s: %d damaged line(s) left out", path, damaged)

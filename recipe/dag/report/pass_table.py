@@ -48,7 +48,7 @@ def read_graded(path: Path) -> Graded:
         data = json.loads(file.read_text())
     except OSError as error:
         raise UserError(f"{file}: {error.strerror}; pass the output folder of an evaluation") from None
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         raise UserError(f"{file}: not JSON ({error})") from None
     items = data.get("results") if isinstance(data, dict) else data
     if not isinstance(items, list) or not all(isinstance(item, dict) for item in items):

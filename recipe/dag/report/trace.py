@@ -19,6 +19,7 @@ from rich.panel import Panel
 from rich.text import Text
 
 from recipe.dag.errors import UserError
+from recipe.dag.report.journal import read_records as read_lines
 from recipe.dag.printable import printable
 from recipe.dag.report.pass_at_k import SOLVED
 
@@ -31,18 +32,19 @@ MAX_CHARS = 4000
 def read_records(path: Path) -> Iterator[dict[str, Any]]:
     """Yield the episodes of a folder's or file's journal, in order. Raises UserError."""
     file = path / "episodes.jsonl" if path.is_dir() else path
-    try:
-        with file.open() as lines:
-            for number, line in enumerate(lines, 1):
-                try:
-                    record = json.loads(line)
-                except ValueError:
-                    continue  # the torn last line of a run that was killed
-                if not isinstance(record, dict) or "calls" not in record:
-                    raise UserError(f"{file}:{number}: not an episode; pass a run's folder or its episodes.jsonl")
-                yield record
-    except OSError as error:
-        raise UserError(f"{file}: {error.strerror}; pass the output folder of a run") from error
+    yield from read_lines(file, "pass the output folder of a run, or its episodes.jsonl", _is_episode)
+
+
+def _is_episode(record: Mapping[str, Any]) -> bool:
+    """Check the fields that every episode has, of the types that are read here."""
+    calls, outcome = record.get("calls"), record.get("outcome")
+    return (
+        {"uid", "index"} <= record.keys()
+        and isinstance(record.get("sample"), dict)
+        and isinstance(outcome, int | float | None)
+        and isinstance(calls, list)
+        and all(isinstance(call, dict) and {"node", "agent", "text"} <= call.keys() for call in calls)
+    )
 
 
 def choose(

@@ -8,8 +8,8 @@ checkpoint that the tracker names.
     checkpoints/global_step_20/<policy>/critic/...    the same for its critic, if the policy owns one
     checkpoints/global_step_20/mixer.pt               state of vdn and qmix (train/team_critic.py)
     checkpoints/global_step_20/run.json               step, policies and their processes, batches of samples consumed,
-                                                      state of the bias monitor (coach/bias.py), and the run's
-                                                      fingerprint (train/fingerprint.py)
+                                                      state of the bias monitor (coach/bias.py), the run's
+                                                      fingerprint (train/fingerprint.py), and every file's checksum
     checkpoints/latest_checkpointed_iteration.txt
 """
 
@@ -19,17 +19,29 @@ import itertools
 import json
 import os
 import shutil
-from collections.abc import Callable
+import zipfile
+from collections.abc import Callable, Iterable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 from recipe.dag.errors import UserError
+from recipe.dag.train.digest import file_checksum
 
+CHECKSUMS = "files"
+"""Key of run.json: the checksum of each file, by its path relative to the checkpoint."""
+FIELDS = {"step": 0, "policies": {}, CHECKSUMS: {}, "coach_bias": {}, "api_usage": {}}
+"""Keys of run.json and values of their types."""
 TRACKER = "latest_checkpointed_iteration.txt"
 
 
 def step_folder(root: Path, step: int) -> Path:
     return root / f"global_step_{step}"
+
+
+def step_of(folder: Path) -> int:
+    return int(folder.name.removeprefix("global_step_"))
 
 
 def policy_folder(folder: Path, policy: str) -> Path:
@@ -48,7 +60,8 @@ def save(root: Path, step: int, run_info: dict[str, Any], write: Callable[[Path]
     partial.mkdir(parents=True)
     try:
         write(partial)
-        (partial / "run.json").write_text(json.dumps({"step": step, **run_info}, indent=1))
+        run_info = {"step": step, **run_info, CHECKSUMS: _checksums_as_written(partial)}
+        (partial / "run.json").write_text(json.dumps(run_info, indent=1))
     except BaseException:
         shutil.rmtree(partial, ignore_errors=True)
         raise
@@ -65,13 +78,29 @@ def save(root: Path, step: int, run_info: dict[str, Any], write: Callable[[Path]
     return final
 
 
+@contextmanager
+def full_disk_named(root: Path, step: int) -> Iterator[None]:
+    """Turn the errors by which a checkpoint on a full disk fails into one line."""
+    try:
+        yield
+    except (OSError, RuntimeError) as error:
+        free = shutil.disk_usage(next(path for path in (root, *root.parents) if path.exists())).free
+        if isinstance(error, RuntimeError) and free > 2**20:  # torch reports a full disk as a RuntimeError
+            raise
+        cause = getattr(error, "cause", error)  # of Ray's copy of a worker's error, whose text is a traceback
+        raise UserError(
+            f"{root}: the checkpoint of step {step} cannot be written ({str(cause).splitlines()[0]}; "
+            f"{free / 1e9:.1f} GB free); make room, and the same command resumes from the last complete checkpoint"
+        ) from error
+
+
 def _free_name(folder: Path) -> Path:
     names = (folder.with_name(f"{folder.name}.kept{number or ''}") for number in itertools.count())
     return next(name for name in names if not os.path.lexists(name))
 
 
 def _steps(root: Path) -> list[int]:
-    return [int(p.name.rpartition("_")[2]) for p in root.glob("global_step_*") if (p / "run.json").is_file()]
+    return [step_of(path) for path in root.glob("global_step_*[0-9]") if (path / "run.json").is_file()]
 
 
 def find(root: Path, *, mode: str, path: str | None) -> Path | None:
@@ -91,7 +120,12 @@ def find(root: Path, *, mode: str, path: str | None) -> Path | None:
     tracker = root / TRACKER
     if not tracker.is_file():
         return None
-    folder = step_folder(root, int(tracker.read_text().strip()))
+    try:
+        folder = step_folder(root, int(tracker.read_text().strip()))
+    except (OSError, ValueError) as error:
+        steps = sorted(_steps(root))
+        last = f"write the step to resume from into it ({', '.join(map(str, steps))})" if steps else "delete it"
+        raise UserError(f"{tracker}: does not contain the number of a step; {last}") from error
     if not (folder / "run.json").is_file():
         raise UserError(
             f"{tracker} names {folder.name}, which does not exist; set trainer.resume_mode=disable to start over"
@@ -100,5 +134,82 @@ def find(root: Path, *, mode: str, path: str | None) -> Path | None:
 
 
 def read(folder: Path) -> dict[str, Any]:
-    """Return the contents of a checkpoint's run.json."""
-    return json.loads((folder / "run.json").read_text())
+    """Return the contents of a checkpoint's run.json. Raises UserError."""
+    file = folder / "run.json"
+    try:
+        contents = json.loads(file.read_text())
+        if not {"step", "policies"} <= contents.keys() or not all(
+            isinstance(contents.get(key, default), type(default)) for key, default in FIELDS.items()
+        ):
+            raise TypeError(f"{', '.join(FIELDS)} are missing or of other types")
+    except (OSError, ValueError, AttributeError, TypeError, RecursionError) as error:
+        reason = f"{type(error).__name__}: {error}"
+        raise UserError(
+            f"{file}: damaged ({reason}); pass another checkpoint, or start over with trainer.resume_mode=disable"
+        ) from error
+    return contents
+
+
+def check_intact(folder: Path, advice: Callable[[Path], str], needed: Callable[[str], bool] = bool) -> None:
+    """Raise UserError if a file is not as it was saved. A checkpoint of an earlier version has no checksums.
+
+    needed: of a file's path relative to `folder`, whether it is to be checked; by default, all are
+    advice: how to use another checkpoint, for the message
+    """
+    damaged = next(_damaged(folder, needed), None)
+    if damaged is None:
+        return
+    others = (step_folder(folder.parent, step) for step in sorted(_steps(folder.parent), reverse=True))
+    intact = next((other for other in others if other != folder and _is_intact(other)), None)
+    remedy = f"the last intact checkpoint is {intact}: {advice(intact)}" if intact else "no other one there is intact"
+    raise UserError(f"{folder / damaged}: damaged, its contents are not those that were saved; {remedy}")
+
+
+def _is_intact(folder: Path) -> bool:
+    try:
+        return CHECKSUMS in read(folder) and not any(_damaged(folder, bool))
+    except UserError:
+        return False
+
+
+def _damaged(folder: Path, needed: Callable[[str], bool]) -> Iterator[str]:
+    """Yield the files that differ from their checksums; those that were removed since are not among them."""
+    saved = {name: sum_ for name, sum_ in read(folder).get(CHECKSUMS, {}).items() if needed(name)}
+    present = [name for name in saved if (folder / name).exists()]
+    for name, checksum in zip(present, _checksums(folder / name for name in present), strict=True):
+        if checksum != saved[name]:
+            yield name
+
+
+def _checksums_as_written(folder: Path) -> dict[str, str]:
+    """Return the checksums of all files. Raises UserError if a file of torch's is not what was in memory: its archives
+    hold the checksum of each tensor."""
+    files = sorted(path for path in folder.rglob("*") if path.is_file())
+    names = [str(path.relative_to(folder)) for path in files]
+    with ThreadPoolExecutor() as pool:
+        for name, bad in zip(names, pool.map(_bad_record, files), strict=True):
+            if bad:
+                raise UserError(
+                    f"{folder.parent}: the checkpoint was discarded, because {name} was not written correctly ({bad} "
+                    "differs from what was in memory); check the disk and the memory of the machine"
+                )
+    return dict(zip(names, _checksums(files), strict=True))
+
+
+def _bad_record(file: Path) -> str | None:
+    if file.suffix != ".pt" or not zipfile.is_zipfile(file):
+        return None
+    with zipfile.ZipFile(file) as archive:
+        return archive.testzip()
+
+
+def _checksums(files: Iterable[Path]) -> Iterator[str]:
+    with ThreadPoolExecutor() as pool:  # reading and zlib release the GIL
+        yield from pool.map(_checksum, files)
+
+
+def _checksum(file: Path) -> str:
+    try:
+        return file_checksum(file)
+    except OSError as error:  # such as a bad sector
+        return str(error)

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import zlib
 from collections.abc import Iterable
 from fnmatch import fnmatch
 from pathlib import Path
@@ -37,6 +38,16 @@ def file_digest(path: Path) -> str:
                 file.seek(index * (size - BLOCK) // (BLOCKS - 1))
                 state.update(file.read(BLOCK))
     return state.hexdigest()
+
+
+def file_checksum(path: Path) -> str:
+    """Return the CRC-32 of the whole file, 8 hexadecimal digits: it finds damage at the lowest cost, about 2 GB per
+    second and core. Raises OSError."""
+    checksum = 0
+    with path.open("rb") as file:
+        for chunk in iter(lambda: file.read(2**22), b""):
+            checksum = zlib.crc32(chunk, checksum)
+    return f"{checksum:08x}"
 
 
 def model_digest(path: str) -> str:

@@ -108,14 +108,14 @@ def _parse_json(text: str, path: Path) -> list[Any]:
     if text.lstrip().startswith("["):
         try:
             return json.loads(text)
-        except ValueError as error:
+        except (ValueError, RecursionError) as error:
             raise UserError(f"{path}: not a JSON list: {error}") from error
     rows = []
     for number, line in enumerate(text.split("\n"), 1):  # splitlines() would also cut at separators inside strings
         if line.strip():
             try:
                 rows.append(json.loads(line))
-            except ValueError as error:
+            except (ValueError, RecursionError) as error:
                 raise UserError(f"{path}:{number}: not JSON: {error}; pass a JSON list or JSON Lines") from error
     return rows
 

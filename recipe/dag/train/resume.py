@@ -97,6 +97,16 @@ def way_back(run: DictConfig, start: Start | None, saved: int) -> str:
     return f"resume from {folder} with trainer.resume_mode=auto{without}"
 
 
+def needed_to_resume(name: str) -> bool:
+    """Return whether a resumed run reads this file of a checkpoint: all but the models for other programs."""
+    return "/huggingface/" not in name
+
+
+def resume_from(folder: Path) -> str:
+    """Return the settings to resume from a given checkpoint."""
+    return f"pass trainer.resume_mode=resume_path trainer.resume_from_path={folder}"
+
+
 def launch_facts(
     run: DictConfig, *, platform: str, start: Start | None = None, evaluated: Path | None = None
 ) -> dict[str, Any]:

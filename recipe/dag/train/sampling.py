@@ -7,6 +7,7 @@ Resuming therefore needs no loader state, and where a run stops does not change 
 
 from __future__ import annotations
 
+import json
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from typing import Any, Protocol
@@ -137,6 +138,24 @@ def shared_prompts(train: Sequence[Mapping[str, Any]], val: Sequence[Mapping[str
     if len(prompts) == 1 and len(train) > 1:
         return []
     return [index for index, sample in enumerate(val) if _prompt_key(sample) in prompts]
+
+
+def conflicting_labels(samples: Sequence[Mapping[str, Any]]) -> list[tuple[int, int]]:
+    """Return pairs of indices of samples that ask the same but have different ground truths: each such sample with the
+    first one that asks it. Empty if all prompts are equal, as in a game."""
+    first: dict[str, int] = {}
+    conflicts = []
+    for index, sample in enumerate(samples):
+        asked = [
+            sample["prompt"],
+            sample.get("tools_kwargs"),
+            sample["extra_info"].get("files"),
+            sample.get("data_folder"),
+        ]
+        earlier = first.setdefault(json.dumps(asked, sort_keys=True, default=str), index)
+        if samples[earlier]["ground_truth"].strip() != sample["ground_truth"].strip():
+            conflicts.append((earlier, index))
+    return conflicts if len({_prompt_key(sample) for sample in samples}) > 1 else []
 
 
 def _prompt_key(sample: Mapping[str, Any]) -> str:

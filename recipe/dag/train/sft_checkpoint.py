@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING, Any
 from omegaconf import DictConfig, OmegaConf
 
 from recipe.dag.errors import UserError
+from recipe.dag.policy.safe_load import weights_only
 from recipe.dag.policy.shards import Saved, check_written, missing_files
 from recipe.dag.train import checkpoint
 from recipe.dag.train.digest import model_digest
@@ -116,6 +117,14 @@ def find_start(config: DictConfig, facts: dict[str, Any], *, processes: int) -> 
     return folder
 
 
+def check_intact(folder: Path) -> None:
+    """Raise UserError if a file of the checkpoint is not as it was saved."""
+    checkpoint.check_intact(
+        folder,
+        lambda other: f"write {checkpoint.step_of(other)} into {folder.parent / checkpoint.TRACKER} to resume from it",
+    )
+
+
 def _differences(stored: dict[str, Any], now: dict[str, Any]) -> list[str]:
     # a checkpoint of an earlier version holds fewer settings
     keys = {**now, **stored} if "model" in stored else [key for key in now if key in stored]
@@ -145,7 +154,7 @@ class Checkpoints:
         if self._start is None:
             return 0
         folder = checkpoint.policy_folder(self._start, self._config.policy)
-        with keep_options(self._engine.optimizer, self._engine.lr_scheduler):
+        with weights_only(folder), keep_options(self._engine.optimizer, self._engine.lr_scheduler):
             self._engine.load_checkpoint(str(folder), del_local_after_load=False)
         return int(checkpoint.read(self._start)["step"])
 
@@ -154,7 +163,7 @@ class Checkpoints:
         process finds that out; torchrun then ends the others."""
         final = checkpoint.step_folder(self._root, step)
         facts = {"policies": {self._config.policy: self._processes}, "sft": self._facts}
-        with _full_disk_named(self._root, step):
+        with checkpoint.full_disk_named(self._root, step):
             if self._rank != 0:
                 self._write(self._root / f".partial_{final.name}", step)
                 return final
@@ -175,21 +184,6 @@ class Checkpoints:
         if self._rank == 0:
             contents, strategy = self._config.checkpoint.save_contents, self._config.engine.strategy
             check_written(folder, [_saved(self._config.policy, self._processes, contents, strategy)])
-
-
-@contextmanager
-def _full_disk_named(root: Path, step: int) -> Iterator[None]:
-    """Turn the errors by which a checkpoint on a full disk fails into one line."""
-    try:
-        yield
-    except (OSError, RuntimeError) as error:
-        free = shutil.disk_usage(root).free
-        if isinstance(error, RuntimeError) and free > 2**20:  # torch reports a full disk as a RuntimeError
-            raise
-        raise UserError(
-            f"{root}: the checkpoint of step {step} cannot be written ({str(error).splitlines()[0]}; "
-            f"{free / 1e9:.1f} GB free); make room, and the same command resumes from the last complete checkpoint"
-        ) from error
 
 
 @contextmanager

@@ -21,7 +21,7 @@ from recipe.dag.errors import UserError
 from recipe.dag.policy.config import check_attention, prepare_model
 from recipe.dag.policy.critic_config import FP32
 from recipe.dag.train.models import load_model
-from recipe.dag.train.sft_checkpoint import experiment, find_start, publish_model
+from recipe.dag.train.sft_checkpoint import check_intact, experiment, find_start, publish_model
 from recipe.dag.train.sft_data import TranscriptDataset
 
 if TYPE_CHECKING:
@@ -60,6 +60,8 @@ def check(config: DictConfig, *, processes: int) -> Inputs | None:
     datasets = _datasets(config, tokenizer) if _is_own(config) else None
     facts = experiment(config)
     start = find_start(config, facts, processes=processes)
+    if start is not None:
+        check_intact(start)
     if datasets is not None:
         epoch = len(datasets[0]) // config.data.train_batch_size
         steps = int(config.trainer.total_training_steps or epoch * config.trainer.total_epochs)
@@ -223,8 +225,9 @@ def main(arguments: list[str]) -> int:
     try:
         return train(config, Inputs(experiment(config), None))
     except UserError as error:
-        if os.environ.get("RANK", "0") == "0":
-            print(f"error: {error}", file=sys.stderr)
+        # each process loads and writes files of its own, and torchrun ends the others when the first one fails
+        rank = os.environ.get("RANK", "0")
+        print(f"error: {error}" if rank == "0" else f"error: rank {rank}: {error}", file=sys.stderr)
         return 2
 
 

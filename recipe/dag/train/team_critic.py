@@ -28,6 +28,7 @@ from recipe.dag.credit.mixer import Target
 from recipe.dag.credit.mixer_batch import MixerBatch, concatenate, team_returns
 from recipe.dag.credit.mixer_fit import fit
 from recipe.dag.errors import UserError
+from recipe.dag.policy.safe_load import weights_only
 from recipe.dag.train.mixer_inputs import Encoder, call_layout, encode_episodes, move_of
 from recipe.dag.types.record import Episode
 from recipe.dag.types.row import Row
@@ -178,7 +179,8 @@ class TeamCritic:
                 f"{folder}: {FILE} is missing, so {self.estimator} cannot resume here; set trainer.resume_mode=disable "
                 "to start anew"
             )
-        state = torch.load(folder / FILE, weights_only=True)
+        with weights_only(folder / FILE):
+            state = torch.load(folder / FILE)
         for key, value in self._fingerprint().items():
             if state["made"].get(key) != value:
                 raise UserError(

@@ -36,10 +36,17 @@ def backends_of(trackers: str | ListConfig | None) -> list[str]:
 
 
 def run_id(out: Path, *, new_run: bool) -> str:
-    """Return the trackers' id of the run in `out`; make and store one if there is none, or for a `new_run`."""
+    """Return the trackers' id of the run in `out`; make and store one if there is none, or for a `new_run`. Raises
+    UserError."""
     path = out / RUN_FOLDER / "tracking.json"
     if not new_run and path.is_file():
-        return json.loads(path.read_text())["id"]
+        try:
+            return str(json.loads(path.read_text())["id"])
+        except (OSError, ValueError, KeyError, TypeError, RecursionError) as error:
+            raise UserError(
+                f"{path}: damaged ({type(error).__name__}: {error}); write the id of the trackers' run into it, as "
+                '{"id": "..."}, or delete it to continue as a new run there'
+            ) from error
     path.parent.mkdir(parents=True, exist_ok=True)
     new_id = uuid.uuid4().hex[:8]
     replace_file(path, [to_json({"id": new_id}, indent=1), b"\n"])

@@ -236,14 +236,15 @@ class Trainer:
     async def _keep_complete_step(self) -> None:
         """Save the last complete step before an error ends the run, unless it is saved already or checkpoints are
         off."""
-        if self.complete is None or self.complete <= self.saved or self.config.trainer.save_freq <= 0:
+        step = self.complete
+        if step is None or step <= self.saved or self.config.trainer.save_freq <= 0:
             return
         try:
-            await self._save(self.complete)
+            await self._save(step)
         except Exception as error:  # the error that ends the run is the one to report
-            logger.warning("step %d was not saved: %s: %s", self.complete, type(error).__name__, error)
+            logger.warning("step %d was not saved: %s: %s", step, type(error).__name__, error)
             return
-        folder = checkpoint.step_folder(self.checkpoints, self.complete)
+        folder = checkpoint.step_folder(self.checkpoints, step)
         print(f"saved {folder}; to resume from it after changing code, add trainer.resume_mode=force", flush=True)
 
     async def _collect(self, step: int, workflow: Workflow) -> StepRollouts:
@@ -327,8 +328,10 @@ class Trainer:
             check_written(folder, [model for policy in self.trained for model in policy.saved()])
 
         keep = self.config.report.keep_checkpoints
-        with phase(f"saving step {step}"):
+        complete, self.complete = self.complete, None  # a checkpoint that fails is not tried a second time
+        with phase(f"saving step {step}"), checkpoint.full_disk_named(self.checkpoints, step):
             await asyncio.to_thread(checkpoint.save, self.checkpoints, step, self._run_info(), write, keep=keep)
+        self.complete = complete
         self.saved = step
         self.stop.way_back = way_back(self.config, self.start, step)
 
