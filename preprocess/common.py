@@ -38,7 +38,7 @@ def parser(description: str, prompt_split: str, hub_name: str | None = None) -> 
     args = argparse.ArgumentParser(description=description, formatter_class=argparse.ArgumentDefaultsHelpFormatter)
     sources = "JSON, JSON Lines or parquet file, hub data set (owner/name) or a folder laid out like one"
     args.add_argument("--input", required=hub_name is None, default=hub_name, help=sources)
-    args.add_argument("--local_dir", required=True, type=Path, help="where train.parquet and test.parquet go")
+    args.add_argument("--local_dir", required=True, type=folder, help="where train.parquet and test.parquet go")
     args.add_argument("--test_input", help="test problems; by default, --test_size rows of --input are held out")
     args.add_argument("--test_size", type=test_size, help="rows to hold out, or 'all'; by default a quarter")
     args.add_argument("--input_key", help=f"column of the problem; by default one of {', '.join(PROBLEM_KEYS)}")
@@ -143,6 +143,13 @@ def write(local_dir: Path, splits: dict[str, list[dict[str, Any]]]) -> None:
 def text_key(problem: str) -> str:
     """Return the problem without spaces and in lower case, to compare problems by."""
     return "".join(problem.lower().split())
+
+
+def folder(text: str) -> Path:
+    """Parse --local_dir. A name of a data file is a misunderstanding: a folder of that name would be made."""
+    if Path(text).suffix in (".parquet", ".json", ".jsonl"):
+        raise argparse.ArgumentTypeError(f"'{text}' names a file; pass the folder for the parquet files")
+    return Path(text)
 
 
 def positive(text: str) -> int:

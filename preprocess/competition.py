@@ -101,7 +101,9 @@ def _collect(names: Sequence[str]) -> list[tuple[str, Item]]:
 
 def main(argv: Sequence[str] | None = None) -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--local_dir", required=True, type=Path, help="where train.parquet and test.parquet go")
+    parser.add_argument(
+        "--local_dir", required=True, type=common.folder, help="where train.parquet and test.parquet go"
+    )
     parser.add_argument("--train", nargs="+", default=["deepscaler"], metavar="NAME[=FILE]", help="default: deepscaler")
     parser.add_argument("--test", nargs="+", default=["amc23", "aime24"], metavar="NAME[=FILE]")
     parser.add_argument("--add_prompt_suffix", default="", help="text put after each problem")

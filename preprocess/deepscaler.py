@@ -54,7 +54,9 @@ def text_of(value: Any) -> str:
 
 def main(argv: Sequence[str] | None = None) -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.ArgumentDefaultsHelpFormatter)
-    parser.add_argument("--local_dir", required=True, type=Path, help="where train.parquet and test.parquet go")
+    parser.add_argument(
+        "--local_dir", required=True, type=common.folder, help="where train.parquet and test.parquet go"
+    )
     parser.add_argument("--input", default=HUB_NAME, help="JSON, JSON Lines or parquet file, or hub data set")
     parser.add_argument("--name", help="configuration of a hub data set")
     parser.add_argument("--prompt_split", default="train", help="split of a hub data set")

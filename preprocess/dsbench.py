@@ -187,7 +187,9 @@ def main(argv: Sequence[str] | None = None) -> None:
     parser.add_argument("--data_root", "--data-root", type=Path, default=Path(), help="what the paths are relative to")
     parser.add_argument("--allow_missing", "--allow-missing", action="store_true", help="write tasks without tables")
     parser.add_argument("--quota_mb", type=int, default=1024, help="MiB of the env's folder; larger tasks are reported")
-    parser.add_argument("--local_dir", required=True, type=Path, help="where train.parquet and test.parquet go")
+    parser.add_argument(
+        "--local_dir", required=True, type=common.folder, help="where train.parquet and test.parquet go"
+    )
     parser.add_argument("--seed", type=int, default=0, help="seed of the choice of held-out tasks")
     options = parser.parse_args(argv)
     if options.test_input and options.test_size is not None:

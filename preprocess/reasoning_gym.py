@@ -160,7 +160,7 @@ def _fields(config: type) -> list[str]:
 def _options(argv: Sequence[str] | None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--generator", help="name of the generator")
-    parser.add_argument("--local_dir", type=Path, help="where train.parquet and test.parquet go")
+    parser.add_argument("--local_dir", type=common.folder, help="where train.parquet and test.parquet go")
     parser.add_argument("--train_size", type=common.positive, default=1000, help="default: 1000")
     parser.add_argument("--test_size", type=common.positive, default=100, help="default: 100")
     parser.add_argument("--seed", type=int, default=0, help="default: 0")

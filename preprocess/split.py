@@ -1,8 +1,9 @@
 """Split a parquet file of any schema into train.parquet and val.parquet.
 
-`python preprocess/split.py --input IN.parquet --local_dir OUT` puts 1000 rows into val.parquet. They depend only on the
-number of rows and the seed; both files keep the input's order. Training rows whose prompt is also a validation row's
-are left out and counted: data sets repeat problems, and a repeated one would be validated on what was trained.
+`python preprocess/split.py --input IN.parquet --local_dir OUT` puts 1000 rows into val.parquet, of 1000 rows or fewer a
+quarter. They depend only on the number of rows and the seed; both files keep the input's order. Training rows whose
+prompt is also a validation row's are left out and counted: data sets repeat problems, and a repeated one would be
+validated on what was trained.
 """
 
 from __future__ import annotations
@@ -25,6 +26,8 @@ from recipe.dag.errors import UserError
 from recipe.dag.train.problems import PROBLEM_KEYS
 
 TRAIN, VAL = 0, 1
+DEFAULT = 1000
+"""Validation rows."""
 _KEYS = ("messages", *PROBLEM_KEYS)
 
 
@@ -46,8 +49,10 @@ def places(keys: Sequence[bytes], val_size: int, seed: int) -> list[int | None]:
 def main(argv: Sequence[str] | None = None) -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--input", required=True, help="parquet file")
-    parser.add_argument("--local_dir", required=True, type=Path, help="where train.parquet and val.parquet go")
-    parser.add_argument("--val_size", type=common.positive, default=1000, help="validation rows; default: 1000")
+    parser.add_argument("--local_dir", required=True, type=common.folder, help="where train.parquet and val.parquet go")
+    parser.add_argument(
+        "--val_size", type=common.positive, help="validation rows; default: 1000, or a quarter of 1000 or fewer"
+    )
     parser.add_argument("--seed", type=int, default=42, help="seed of the choice of validation rows; default: 42")
     parser.add_argument("--key", help=f"column whose repetition counts; default: the first of {', '.join(_KEYS)}")
     options = parser.parse_args(argv)
@@ -56,7 +61,9 @@ def main(argv: Sequence[str] | None = None) -> None:
     key = options.key or next((name for name in _KEYS if name in names), None)
     if key is not None and key not in names:
         raise UserError(f"{options.input}: has no column '{key}' (its columns: {', '.join(names)}); name it with --key")
-    split = places(_keys(file, options.input, key), options.val_size, options.seed)
+    count = file.metadata.num_rows
+    size = options.val_size or (DEFAULT if count > DEFAULT else max(1, count // 4))
+    split = places(_keys(file, options.input, key), size, options.seed)
     targets = [options.local_dir / name for name in ("train.parquet", "val.parquet")]
     with new_files(targets, "--local_dir") as files:
         write_selected(batches(file, options.input), file.schema_arrow, split, files)

@@ -310,7 +310,9 @@ def _csv(header: Sequence[str], rows: Sequence[Sequence[Any]]) -> str:
 
 def main(argv: Sequence[str] | None = None) -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.ArgumentDefaultsHelpFormatter)
-    parser.add_argument("--local_dir", required=True, type=Path, help="where train.parquet and test.parquet go")
+    parser.add_argument(
+        "--local_dir", required=True, type=common.folder, help="where train.parquet and test.parquet go"
+    )
     parser.add_argument("--train_size", type=int, default=512)
     parser.add_argument("--test_size", type=int, default=64)
     parser.add_argument("--seed", type=int, default=0)

@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
 # Turns a parquet file of problems into OUT/train.parquet and OUT/val.parquet: rows whose prompt or response is too long
-# are left out, and 1000 rows are held out.
+# are left out, and 1000 rows are held out (a quarter, if no more than 1000 are left).
 #   bash recipe/retool/preprocess_data.sh IN OUT TOKENIZER [options]
 # IN: parquet file; OUT: folder; TOKENIZER: model folder or hub name. Options, with their defaults:
 #   --max_prompt_length 2048  --max_response_length 4096  --num_workers 192  --prompt_key prompt  --response_key response
@@ -22,6 +22,7 @@ done
 absolute() { case $1 in /*) echo "$1" ;; '~'*) echo "${1/#\~/$HOME}" ;; *) echo "$PWD/$1" ;; esac; }
 in=$(absolute "$1") out=$(absolute "$2") tokenizer=$3
 [ -f "$in" ] || fail "IN does not exist or is a folder: $1"
+case $out in *.parquet | *.json | *.jsonl) fail "OUT is a folder, which gets train.parquet and val.parquet, not a file: $2" ;; esac
 [ ! -e "$out" ] || [ -d "$out" ] || fail "OUT is a file: $2"
 [ ! -d "$tokenizer" ] || tokenizer=$(absolute "$tokenizer")
 shift 3

@@ -21,16 +21,23 @@ def read(folder: Path, name: str) -> list[dict]:
     return pq.read_table(folder / f"{name}.parquet").to_pylist()
 
 
-def test_a_thousand_rows_are_held_out_and_both_files_keep_the_order(parquet, tmp_path, capsys):
-    rows = [{"prompt": f"{n}?", "extra_info": {"index": n, "note": None if n % 2 else "even"}} for n in range(1200)]
+@pytest.mark.parametrize(("count", "held_out"), [(1200, 1000), (1001, 1000), (1000, 250), (2, 1)])
+def test_rows_are_held_out_and_both_files_keep_the_order(parquet, tmp_path, capsys, count, held_out):
+    rows = [{"prompt": f"{n}?", "extra_info": {"index": n, "note": None if n % 2 else "even"}} for n in range(count)]
     out = tmp_path / "out"
     script.main(["--input", parquet(rows), "--local_dir", str(out)])
     train, val = read(out, "train"), read(out, "val")
-    assert (len(train), len(val)) == (200, 1000)
+    assert (len(train), len(val)) == (count - held_out, held_out)
     assert sorted(train + val, key=lambda row: row["extra_info"]["index"]) == rows
     indices = [row["extra_info"]["index"] for row in val]
-    assert indices == sorted(indices) and indices != list(range(1000))
-    assert "200 rows" in capsys.readouterr().out
+    assert indices == sorted(indices) and (count == 2 or indices != list(range(held_out)))
+    assert f"{count - held_out} rows" in capsys.readouterr().out
+
+
+def test_a_folder_named_like_a_file_is_refused(parquet, tmp_path, capsys):
+    with pytest.raises(SystemExit):
+        script.main(["--input", parquet([{"prompt": "a"}]), "--local_dir", str(tmp_path / "out.parquet")])
+    assert "out.parquet' names a file; pass the folder" in capsys.readouterr().err and not list(tmp_path.glob("out*"))
 
 
 def test_same_seed_same_bytes_other_seed_other_rows(parquet, tmp_path):
@@ -81,7 +88,7 @@ def test_bad_inputs_are_one_line_and_write_nothing(parquet, tmp_path, capsys, mo
     (tmp_path / "bad.parquet").write_bytes(b"PAR1 no")
     (tmp_path / "file").write_text("")
     cases = [
-        (source, out, [], "1000 validation rows of 2 leave none to train on"),
+        (source, out, ["--val_size", "1000"], "1000 validation rows of 2 leave none to train on"),
         (source, out, ["--val_size", "2"], "pass a smaller --val_size"),
         (source, out, ["--key", "id"], "has no column 'id' (its columns: prompt)"),
         (str(tmp_path / "bad.parquet"), out, [], "cannot be read as parquet"),

@@ -30,6 +30,7 @@ def place(tmp_path_factory) -> Path:
         for n in range(30)
     ]
     pq.write_table(pa.Table.from_pylist(rows), folder / "in.parquet")
+    (folder / "in.txt").touch()
     return folder
 
 
@@ -63,7 +64,11 @@ def test_rows_are_filtered_and_split_and_again_with_the_same_bytes(place):
         (["in.parquet", "/path/to/output", "tokenizer"], "OUT is a placeholder"),
         (["in.parquet", "out", "TOKENIZER"], "TOKENIZER is a placeholder"),
         (["absent.parquet", "out", "tokenizer"], "IN does not exist"),
-        (["in.parquet", "in.parquet", "tokenizer"], "OUT is a file"),
+        (
+            ["in.parquet", "new.parquet", "tokenizer"],
+            "OUT is a folder, which gets train.parquet and val.parquet, not a file",
+        ),
+        (["in.parquet", "in.txt", "tokenizer"], "OUT is a file"),
         (["in.parquet", "out", "tokenizer", "more"], "unexpected argument: more"),
         (["in.parquet", "out", "tokenizer", "--val_size"], "--val_size needs a value"),
         (["in.parquet", "out", "tokenizer", "--val_size", "ten"], "--val_size must be a whole number"),
@@ -74,7 +79,7 @@ def test_rows_are_filtered_and_split_and_again_with_the_same_bytes(place):
         (["in.parquet", "out", "tokenizer", "--prompt_length", "5"], "unknown option: --prompt_length"),
         (["in.parquet", "out", "tokenizer", "--workflow", "w.yaml"], "--workflow does not exist"),
         (["in.parquet", "out", "./absent"], "--tokenizer ./absent: no such folder"),
-        (["in.parquet", "out", "tokenizer"], "validation rows of 10 leave none to train on"),
+        (["in.parquet", "out", "tokenizer", "--val_size", "10"], "10 validation rows of 10 leave none to train on"),
     ],
 )
 def test_bad_arguments_are_one_line_and_exit_code_two(place, arguments, message):

@@ -8,7 +8,6 @@ from __future__ import annotations
 import argparse
 import sys
 from collections.abc import Sequence
-from pathlib import Path
 
 from preprocess import common
 from recipe.dag.train.problems import row_of
@@ -24,7 +23,9 @@ def question(pair: tuple[int, int]) -> str:
 
 def main(argv: Sequence[str] | None = None) -> None:
     parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
-    parser.add_argument("--local_dir", required=True, type=Path, help="where train.parquet and test.parquet go")
+    parser.add_argument(
+        "--local_dir", required=True, type=common.folder, help="where train.parquet and test.parquet go"
+    )
     options = parser.parse_args(argv)
     files = {
         split: [row_of("@name@", question(pair), str(max(pair)), index, split) for index, pair in enumerate(pairs)]
