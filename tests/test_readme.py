@@ -56,6 +56,14 @@ examples/test_examples_small_model.py::test_smollm2_answers_in_words: installs a
 examples/test_examples_step_time.py::test_arms_that_a_slash_separates_run_on_gpus_of_their_own: needs two GPUs
   python examples/bench_step_time.py --model MODEL --arms stock/tuned,ours,three --fill --prompt 1024 --response 512 \
 --batch 8 --n 12 --steps 3 --warm_up 1
+examples/test_examples_slurm.py::test_ray_starts_on_every_machine_and_the_run_on_the_first: needs several machines
+  ray start --head --port=6379
+  ray start --address=HOST:6379
+  RAY_ADDRESS=HOST:6379 MODEL_PATH=/shared/models/Qwen2.5-3B-Instruct bash recipe/retool_ma/run_qwen2_5-3b.sh \
+trainer.nnodes=2
+  MODEL_PATH=/shared/models/Qwen2.5-3B-Instruct sbatch examples/slurm/train.sbatch
+scripts/test_scripts_gpu_env.py::test_uv_gets_every_package_of_the_lock_file_once: installs a CUDA stack
+  bash recipe/dag/scripts/gpu_env.sh
 marft/test_marft_script.py::test_what_the_readme_shows: is run there with this Python
   SHOW=1 bash recipe/marft/run_qwen2_5-3b_marft.sh algorithm.adv_estimator=gae_marft \
 rollout.multi_turn.max_assistant_turns=3
@@ -124,15 +132,16 @@ test_doctor_options.py::test_an_openai_server_lists_its_models: needs servers
 test_doctor_options.py::test_memory_is_that_of_the_plan: needs a model
   verl-dag doctor workflows/workflow_retool.yaml --model MODEL --data data/train.parquet --max-prompt-length 2048 \
 --gpu-gb 80
-test_install.py::test_the_lock_satisfies_pyproject: installs a CUDA stack
-  uv pip install --no-deps -r requirements-gpu.lock -e .
-test_install.py::test_the_lock_satisfies_pyproject: makes an environment
-  uv venv --python 3.12 .venv-gpu
 test_new.py::test_it_trains_as_it_is: takes a minute
   bash my_task/run_tiny_cpu.sh
 test_reach.py::test_a_module_reaches_its_importers_and_their_tests_but_no_others: runs other tests
   bash tests/run.sh --changed
+test_readme.py::test_commands_work_in_the_order_in_which_they_are_typed: downloads a model
+  hf download Qwen/Qwen2.5-3B-Instruct --local-dir /shared/models/Qwen2.5-3B-Instruct
+test_readme.py::test_commands_work_in_the_order_in_which_they_are_typed: stops Ray
+  ray stop
 test_readme.py::test_commands_work_in_the_order_in_which_they_are_typed: changes the shell
+  export HF_HOME=/shared/huggingface
   source .venv/bin/activate
   source .venv-gpu/bin/activate
 test_sft.py::test_the_script_passes_its_arguments_on: trains
@@ -291,23 +300,22 @@ SHELL = {
     "bash": """#!/bin/sh
 case $1 in
   *run_tiny_cpu.sh | tests/run.sh) make_environment .venv ;;
+  *gpu_env.sh) make_environment .venv-gpu ;;
   *run_qwen*) case $VIRTUAL_ENV in */.venv-gpu) ;; *) echo "$1: not the environment for GPUs" >&2; exit 1 ;; esac ;;
 esac
 """,
     "uv": """#!/bin/sh
-case "$*" in
-  "venv --python 3.12 "*) make_environment "$4" ;;
-  *) [ -n "$VIRTUAL_ENV" ] || { echo "uv: no environment" >&2; exit 1; } ;;
-esac
+[ -n "$VIRTUAL_ENV" ] || { echo "uv: no environment" >&2; exit 1; }
 """,
     "make_environment": """#!/bin/sh
 /bin/mkdir -p "$1/bin"
-for program in python verl-dag; do
+for program in python verl-dag ray hf; do
   printf '#!/bin/sh\\n' > "$1/bin/$program"; /bin/chmod +x "$1/bin/$program"
 done
 printf 'export VIRTUAL_ENV=%s PATH=%s:$PATH\\n' "$PWD/$1" "$PWD/$1/bin" > "$1/bin/activate"
 """,
     "curl": "#!/bin/sh\n",
+    "sbatch": "#!/bin/sh\n",
 }
 
 

@@ -36,4 +36,5 @@ preflight() {
 try: doctor.check_dsbench()
 except doctor.Note as note: sys.exit(f"error: {note}")' > /dev/null || exit 2
 }
-train_coached dsbench gemini-2.5-pro "python preprocess/tabular.py" "engineer modeler analyst" "$@"
+other_data="; or train on small synthetic tables: python preprocess/tabular.py --local_dir data/tabular, and DATA_DIR=data/tabular"
+train_coached dsbench gemini-2.5-pro "python preprocess/dsbench.py --input TASKS.json --data_root TABLES" "engineer modeler analyst" "$@"

@@ -7,8 +7,10 @@
 set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/../.."
 tiny="without either, try: bash recipe/marft/run_tiny_cpu.sh"
+. recipe/dag/scripts/checks.sh
+[ -n "${SHOW:-}" ] || need_gpu "$tiny"
+need_packages "${PYTHON:-python3}"
 if [ -z "${SHOW:-}" ]; then
-  command -v nvidia-smi >/dev/null && nvidia-smi -L 2>/dev/null | grep -q GPU || { echo "error: no NVIDIA GPU here; $tiny" >&2; exit 2; }
   case " $* " in *model.path=*) ;; *)
     [ -n "${MODEL_PATH:-}" ] || { echo "error: set MODEL_PATH to a chat model (a folder or a hub name); $tiny" >&2; exit 2; } ;;
   esac

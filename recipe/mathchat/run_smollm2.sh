@@ -8,8 +8,9 @@ set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/../.."
 . recipe/dag/scripts/arguments.sh
 check_arguments "$@"
-command -v nvidia-smi >/dev/null && nvidia-smi -L 2>/dev/null | grep -q GPU || {
-  echo "error: no NVIDIA GPU here; without one, try: bash recipe/mathchat/run_tiny_cpu.sh" >&2; exit 2; }
+. recipe/dag/scripts/checks.sh
+need_gpu "without one, try: bash recipe/mathchat/run_tiny_cpu.sh"
+need_packages "${PYTHON:-python3}"
 python=${PYTHON:-python3} seed=$(seed_of "$@")
 [ "${1:-}" != "$seed" ] || shift
 name=$(with_seed mathchat_smollm2 "$seed") model=outputs/smollm2

@@ -89,8 +89,9 @@ python=${PYTHON:-python3}
 case $python in /*) ;; */*) python=$PWD/$python ;; esac
 case $benchmark in aime24) hub=Maxwell-Jia/AIME_2024 ;; aime25) hub=yentinglin/aime_2025 ;; esac
 cd "$(dirname "${BASH_SOURCE[0]}")/../.."
-"$python" -c 'import aiohttp, omegaconf, pydantic' 2>/dev/null ||
-  refuse "$python lacks this project's packages; activate its environment, or set PYTHON"
+. recipe/dag/scripts/checks.sh
+advice_on_packages="activate its environment, or set PYTHON"
+need_packages "$python" aiohttp omegaconf pydantic
 
 "$python" preprocess/aime.py --input "${data:-$hub}" --test_size all --local_dir "$out/data"
 

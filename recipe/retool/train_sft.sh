@@ -33,6 +33,8 @@ elif [ ! -f "$data" ]; then
   fail "DATA $data does not exist"
 fi
 root=$(cd "$(dirname "${BASH_SOURCE[0]}")/../.." && pwd)
+. "$root/recipe/dag/scripts/checks.sh"
+need_packages "${PYTHON:-python3}"
 export PYTHONPATH=$root${PYTHONPATH:+:$PYTHONPATH}
 . "$root/recipe/dag/scripts/arguments.sh"
 find_trackers console

@@ -7,7 +7,9 @@
 set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/../.."
 tiny="without either, try: bash recipe/retool_ma/run_tiny_cpu.sh"
-command -v nvidia-smi >/dev/null && nvidia-smi -L 2>/dev/null | grep -q GPU || { echo "error: no NVIDIA GPU here; $tiny" >&2; exit 2; }
+. recipe/dag/scripts/checks.sh
+need_gpu "$tiny"
+need_packages "${PYTHON:-python3}"
 [ -n "${MODEL_PATH:-}" ] || { echo "error: set MODEL_PATH to a chat model (a folder or a hub name); $tiny" >&2; exit 2; }
 export MODEL_PATH
 data=${DATA_DIR:-data/competition}

@@ -14,7 +14,10 @@ from tests.workflow.shapes import QWEN, write_config
 
 AGENTS = {"mathchat": ("solver", "coder", "verifier"), "dsbench": ("engineer", "modeler", "analyst")}
 DEFAULT_COACH = {"mathchat": "gemini-2.5-flash", "dsbench": "gemini-2.5-pro"}
-MAKES_DATA = {"mathchat": "python preprocess/competition.py", "dsbench": "python preprocess/tabular.py"}
+MAKES_DATA = {
+    "mathchat": "python preprocess/competition.py",
+    "dsbench": "python preprocess/dsbench.py --input TASKS.json",
+}
 
 
 class Coached(TrainingScript):

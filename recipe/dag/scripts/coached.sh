@@ -45,7 +45,8 @@ refuse() { echo "error: $1; $usage" >&2; exit 2; }
 
 # train_coached RECIPE COACH_MODEL DATA_COMMAND "AGENT ..." "$@": train workflow_RECIPE.yaml on CUDA GPUs, whose trained
 # policies have the agents' names. "$@": MODEL [KEY] [-- key=value ...]. COACH_MODEL is the default of the variable with
-# this name; DATA_COMMAND makes the data. The script's `usage` and `extra_settings` (an array) are used.
+# this name; DATA_COMMAND makes the data. The script's `usage` and `extra_settings` (an array) are used, and `other_data`, advice about data that
+# stands in for it, if that is set.
 train_coached() {
   local recipe=$1 default_coach=$2 data_command=$3 agents=() given=() key model part setting settings coach
   read -ra agents <<< "$4"
@@ -84,7 +85,7 @@ train_coached() {
     case "$* " in *"data.${part/test/val}_files="*) continue ;; esac
     settings+=("data.${part/test/val}_files=$(quoted "$data/$part.parquet")")
     [ -n "${SHOW:-}" ] || [ -f "$data/$part.parquet" ] ||
-      refuse "$data/$part.parquet does not exist; make it: $data_command --local_dir $data"
+      refuse "$data/$part.parquet does not exist; make it: $data_command --local_dir $data${other_data:-}"
   done
   if [ "${WEIGHTS:-separate}" = shared ]; then
     for agent in "${agents[@]:1}"; do

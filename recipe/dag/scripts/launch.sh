@@ -1,6 +1,8 @@
 # Source this file, after arguments.sh: the end of the scripts that train a recipe on CUDA GPUs.
 #   . recipe/dag/scripts/launch.sh
 
+. "$(dirname "${BASH_SOURCE[0]}")/checks.sh"
+
 # hydra's quotes: any character may be in a path
 quoted() { local text=${1//\\/\\\\}; echo "'${text//\'/\\\'}'"; }
 
@@ -15,14 +17,14 @@ launch() {
   [ -f "recipe/$recipe/config/$config.yaml" ] || refuse "CONFIG=$config: recipe/$recipe/config has no $config.yaml"
   profile=(--config-path "recipe/$recipe/config" --config-name "$config")
   if [ -n "${SHOW:-}" ]; then
+    need_packages "$python"
     exec "$python" -m recipe.dag.cli plan "$workflow" "${profile[@]}" ${GPU_GB:+--gpu-gb "$GPU_GB"} "$@"
   fi
   case "$config $*" in
     tiny_cpu\ * | *platform=cpu*) ;;
-    *)
-      command -v nvidia-smi >/dev/null && nvidia-smi -L 2>/dev/null | grep -q GPU ||
-        refuse "no NVIDIA GPU here; on a laptop: bash recipe/$recipe/run_tiny_cpu.sh" ;;
+    *) need_gpu "on a laptop: bash recipe/$recipe/run_tiny_cpu.sh" ;;
   esac
+  need_packages "$python"
   ! declare -F preflight > /dev/null || preflight "$python" "$@"
   loggers=$(sed -n 's/^ *logger: \[\([a-z, ]*\)\].*/\1/p' "recipe/$recipe/config/$config.yaml" | tr -d ' ')
   find_trackers "${loggers:-console,tensorboard}"
