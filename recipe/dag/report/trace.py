@@ -19,8 +19,8 @@ from rich.panel import Panel
 from rich.text import Text
 
 from recipe.dag.errors import UserError
-from recipe.dag.report.journal import read_records as read_lines
 from recipe.dag.printable import printable
+from recipe.dag.report.journal import read_records as read_lines
 from recipe.dag.report.pass_at_k import SOLVED
 
 COLORS = ("cyan", "green", "magenta", "yellow", "blue", "red")
