@@ -1,7 +1,8 @@
 """A careless teacher for pioneer and observer.
 
-Invariant: the format is always right and the content wrong at fixed rates, which leaves reinforcement learning
-something to improve. The observer errs by repeating the pioneer.
+Invariant: the format is always right, and the content wrong: both read the problem as `recipe/tiny/careless.py` says,
+the pioneer errs at a fixed rate, and the observer often repeats the pioneer. That leaves reinforcement learning
+something to improve.
 """
 
 from __future__ import annotations
@@ -9,7 +10,7 @@ from __future__ import annotations
 from preprocess.arithmetic import Problem
 from recipe.tiny.mental import MentalTeacher
 
-WRONG_FIRST, REPEATED = 0.5, 0.5
+WRONG_FIRST, REPEATED = 0.15, 0.5
 """Rates at which the pioneer answers with a number of the problem, and the observer repeats the pioneer's answer."""
 
 
@@ -19,6 +20,6 @@ class Teacher(MentalTeacher):
     nodes = ("pioneer", "observer")
 
     def say(self, problem: Problem) -> dict[str, str]:
-        truth = str(problem.answer)
-        first = str(self._rng.choice(problem.operands)) if self._rng.random() < WRONG_FIRST else truth
-        return {"pioneer": first, "observer": first if self._rng.random() < REPEATED else truth}
+        astray = self._rng.random() < WRONG_FIRST
+        first = str(self._rng.choice(problem.operands)) if astray else self.reading(problem)
+        return {"pioneer": first, "observer": first if self._rng.random() < REPEATED else self.reading(problem)}

@@ -1,7 +1,8 @@
 """A careless teacher for reasoner and actor.
 
-Invariant: the format is always right and the content wrong at fixed rates, which leaves reinforcement learning
-something to improve. The actor uses the reasoner's formula only, so both must be right.
+Invariant: the format is always right, and the content wrong: formulas as `recipe/tiny/careless.py` says, answers at a
+fixed rate. That leaves reinforcement learning something to improve. The actor uses the reasoner's formula only, so both
+must be right.
 """
 
 from __future__ import annotations
@@ -12,12 +13,12 @@ import random
 from preprocess.arithmetic import Problem, splits
 from recipe.dag.errors import UserError
 from recipe.dag.workflow.schema import Workflow
+from recipe.tiny.careless import ONE_OPERATION, reading, value_of
 from recipe.tiny.dialogue import Demonstration, Dialogue, Script
 
-WRONG_FORMULA, WRONG_ANSWER = 0.55, 0.3
-"""Rates at which the reasoner picks a wrong formula, and the actor answers with a number of the formula."""
-
-FORMULAS = ("{0} + {1}", "{0} - {1}", "{0} * {1}", "{0} // {1}", "{0} % {1}")
+SLIP, WRONG_ANSWER = 0.15, 0.3
+"""Rates at which the reasoner picks a random formula where it does not misread the problem, and the actor answers with
+a number of the formula."""
 
 
 class Teacher:
@@ -35,12 +36,9 @@ class Teacher:
 
     def teach(self, problem: Problem) -> list[Demonstration]:
         """Return one demonstration for each of the two nodes."""
-        formula = problem.expression
-        if self._rng.random() < WRONG_FORMULA:
-            formulas = [template.format(*problem.operands) for template in FORMULAS]
-            formula = self._rng.choice([other for other in formulas if other != formula])
-        value = eval(formula)  # safe: a formula from this file, never a model's text
+        formula = reading(problem, self._rng, SLIP, ONE_OPERATION)
+        value = value_of(formula)
         if self._rng.random() < WRONG_ANSWER:
             value = self._rng.choice(problem.operands)
-        answers = [formula.replace(" ", ""), f"\\boxed{{{value}}}"]  # fewer tokens to generate
+        answers = [formula, f"\\boxed{{{value}}}"]
         return asyncio.run(self._dialogue.demonstrate(problem, Script(answers)))

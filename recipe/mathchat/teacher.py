@@ -5,9 +5,9 @@
 Models of a million parameters learn from the teacher itself (`recipe.tiny.build`), pretrained ones from transcripts, in
 which the coaches speak, too: they give the verdicts of the rule judge, which makes a small model a coach.
 
-Invariant: all randomness comes from the seed, and no problem is in the test split. The format is right and the content
-wrong at fixed rates, in each agent independently of the others, which leaves reinforcement learning something to
-improve and makes an episode's outcome a noisy signal for each of them.
+Invariant: all randomness comes from the seed, and no problem is in the test split. The format is right, and the content
+wrong: formulas as `recipe/tiny/careless.py` says, the rest at fixed rates, in each agent independently of the others.
+That leaves reinforcement learning something to improve and makes an episode's outcome a noisy signal for each of them.
 """
 
 from __future__ import annotations
@@ -28,18 +28,16 @@ from recipe.dag.workflow.schema import Workflow
 from recipe.dag.workflow_file import load_workflow
 from recipe.mathchat.judge import judge
 from recipe.retool.teacher import transcript_parser, write_transcripts
+from recipe.tiny.careless import reading, slipped, value_of
 from recipe.tiny.dialogue import Demonstration, Dialogue, Script
 
-WRONG_FORMULA, OTHER_CODE, BROKEN_CODE, WRONG_RESULT, WRONG_ANSWER = 0.5, 0.25, 0.15, 0.2, 0.3
-"""Rates at which the solver picks a wrong formula, the code agent computes another one, omits a bracket, states a
-number that its program did not print, and the verifier answers with a number of the problem."""
+SLIP, OTHER_CODE, BROKEN_CODE, WRONG_RESULT, WRONG_ANSWER = 0.1, 0.25, 0.15, 0.2, 0.3
+"""Rates at which the solver picks a random formula where it does not misread the problem, the code agent computes
+another one, omits a bracket, states a number that its program did not print, and the verifier answers with a number of
+the problem."""
 
 WORKFLOW = Path(__file__).parents[2] / "workflows" / "workflow_mathchat.yaml"
 NODES = ("solve", "code", "verify")
-FORMULAS = {
-    2: ("{0} + {1}", "{0} - {1}", "{0} * {1}", "{0} // {1}", "{0} % {1}", "({0} + {1}) // 2"),
-    3: ("{0} + {1} - {2}", "{0} * {1} + {2}", "{0} * {1} - {2}", "({0} - {2}) * {1}", "{0} + {1} + {2}"),
-}
 SYNTAX_ERROR = "SyntaxError: '(' was never closed"
 
 
@@ -71,8 +69,8 @@ class Teacher:
         return asyncio.run(self._dialogue.demonstrate(problem, script))
 
     def _answers(self, problem: Problem) -> dict[str, Any]:
-        formula = self._other_formula(problem, problem.expression, WRONG_FORMULA)
-        code = self._other_formula(problem, formula, OTHER_CODE)
+        formula = reading(problem, self._rng, SLIP)
+        code = slipped(problem, formula, self._rng, OTHER_CODE)
         result = str(value_of(code))
         if self._rng.random() < BROKEN_CODE:
             acts = [program_text(code, closing=""), program_text(code)]
@@ -80,15 +78,6 @@ class Teacher:
             acts = [program_text(code), f"Result: {self._misread(problem, result, WRONG_RESULT)}"]
         answer = self._misread(problem, result, WRONG_ANSWER)
         return {"solve": f"Compute {formula}", "code": acts, "verify": f"\\boxed{{{answer}}}"}
-
-    def _other_formula(self, problem: Problem, formula: str, rate: float) -> str:
-        """Return `formula` without spaces, or at this rate another one on the problem's numbers."""
-        others = [template.format(*problem.operands) for template in FORMULAS[len(problem.operands)]]
-        others = [other.replace(" ", "") for other in others]  # fewer tokens to generate
-        formula = formula.replace(" ", "")
-        if self._rng.random() >= rate:
-            return formula
-        return self._rng.choice([other for other in others if other != formula])
 
     def _misread(self, problem: Problem, result: str, rate: float) -> str:
         return str(self._rng.choice(problem.operands)) if self._rng.random() < rate else result
@@ -103,10 +92,6 @@ def transcripts(lessons: Sequence[Demonstration]) -> Iterator[list[Message]]:
 
 def program_text(code: str, closing: str = ")") -> str:
     return f"```python\nprint({code}{closing}\n```"
-
-
-def value_of(code: str) -> int:
-    return eval(code)  # safe: a formula from this file, never a model's text
 
 
 async def run_program(name: str, *, code: str, **options: Any) -> ToolResult:

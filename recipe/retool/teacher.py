@@ -4,8 +4,8 @@ r"""A careless teacher for the ReTool agent on arithmetic problems, for models o
 
 Invariant: all randomness comes from the seed; no problem is in the test split. The base model's lessons are plain text
 of the task, whose program's output the model invents, and have no tool call. The transcripts of the SFT cold start have
-real outputs in the workflow's own prompts; their format is right and their content wrong at fixed rates, which leaves
-reinforcement learning something to improve.
+real outputs in the workflow's own prompts; their format is right, and their content wrong: formulas as
+`recipe/tiny/careless.py` says, the rest at fixed rates. That leaves reinforcement learning something to improve.
 """
 
 from __future__ import annotations
@@ -32,19 +32,16 @@ from recipe.dag.errors import UserError
 from recipe.dag.types.context import Message
 from recipe.dag.workflow.schema import Workflow
 from recipe.dag.workflow_file import load_workflow
+from recipe.tiny.careless import meant, reading, value_of
 from recipe.tiny.dialogue import Demonstration, Dialogue, Script
 
-WRONG_FORMULA, BROKEN_CODE, WRONG_READING, NO_TOOL = 0.45, 0.08, 0.04, 0.06
-"""Rates at which a transcript's program has a wrong formula or lacks a bracket (then a second one repairs it), its
-answer is not the output, or it guesses without a program."""
+SLIP, BROKEN_CODE, WRONG_READING, NO_TOOL = 0.1, 0.08, 0.04, 0.06
+"""Rates at which a transcript's program has a random formula where the problem is not misread, or lacks a bracket (then
+a second one repairs it), its answer is not the output, or it guesses without a program."""
 TOOL_RATE = 0.1
 """Share of the base model's lessons with a tool call; in the others it invents the output."""
 
 WORKFLOW = Path(__file__).parents[2] / "workflows" / "workflow_retool.yaml"
-FORMULAS = {
-    2: ("{0} + {1}", "{0} - {1}", "{0} * {1}", "{0} // {1}", "{0} % {1}", "({0} + {1}) // 2"),
-    3: ("{0} + {1} - {2}", "{0} * {1} + {2}", "{0} * {1} - {2}", "({0} - {2}) * {1}", "{0} + {1} + {2}"),
-}
 TOOL = "code_interpreter"
 
 
@@ -74,7 +71,7 @@ class Teacher:
     def teach(self, problem: Problem) -> list[Demonstration]:
         """Return a lesson of the base model: a session whose output is part of the text, or rarely a tool call and,
         after its result, the answer."""
-        code, answer = problem.expression.replace(" ", ""), answer_text(problem.answer)
+        code, answer = meant(problem), answer_text(problem.answer)
         if self._rng.random() >= TOOL_RATE:
             return self._demonstrate(problem, f">>> {code}\n{problem.answer}\n{answer}")
         (call,) = self._demonstrate(problem, f"{CALL_START}{code}{CALL_ENDS[0]}")
@@ -92,19 +89,13 @@ class Teacher:
         if self._rng.random() < NO_TOOL:
             yield {"role": "assistant", "content": answer_text(self._rng.choice(problem.operands))}
             return
-        code = self._formula(problem).replace(" ", "")  # fewer tokens to generate
-        output = eval(code)  # safe: a formula from this file, never a model's text
+        code = reading(problem, self._rng, SLIP)
+        output = value_of(code)
         if self._rng.random() < BROKEN_CODE:
             yield from _tool_turn(f"print({code}", syntax_error(code))
         yield from _tool_turn(f"print({code})", f"{output}\n")
         misread = self._rng.random() < WRONG_READING
         yield {"role": "assistant", "content": answer_text(self._rng.choice(problem.operands) if misread else output)}
-
-    def _formula(self, problem: Problem) -> str:
-        if self._rng.random() >= WRONG_FORMULA:
-            return problem.expression
-        formulas = [template.format(*problem.operands) for template in FORMULAS[len(problem.operands)]]
-        return self._rng.choice([formula for formula in formulas if formula != problem.expression])
 
 
 _NO_SANDBOX: Any = object()

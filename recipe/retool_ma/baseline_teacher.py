@@ -1,6 +1,6 @@
 """A careless teacher for the baselines: one agent, with the interpreter in a fenced tool loop or without a tool.
 
-Invariant: it picks wrong formulas, breaks programs and misreads outputs at the rates of the teacher of the three
+Invariant: it misreads problems, breaks programs and misreads outputs at the rates of the teacher of the three
 agents (`recipe/retool_ma/teacher.py`), so that the runs start from equally good demonstrations.
 """
 
@@ -12,7 +12,8 @@ import random
 from preprocess.arithmetic import Problem, splits
 from recipe.dag.errors import UserError
 from recipe.dag.workflow.schema import Workflow
-from recipe.retool_ma.teacher import BROKEN_CODE, FORMULAS, WRONG_ANSWER, WRONG_PLAN
+from recipe.retool_ma.teacher import BROKEN_CODE, SLIP, WRONG_ANSWER
+from recipe.tiny.careless import reading, value_of
 from recipe.tiny.dialogue import Demonstration, Dialogue, Script
 
 ERROR = "SyntaxError: '(' was never closed"
@@ -36,15 +37,12 @@ class Teacher:
 
     def teach(self, problem: Problem) -> list[Demonstration]:
         """Return the answer in words; with a tool, the program and the answer that follows its output."""
-        formula = problem.expression
-        if self.rng.random() < WRONG_PLAN:
-            formulas = [template.format(*problem.operands) for template in FORMULAS[len(problem.operands)]]
-            formula = self.rng.choice([other for other in formulas if other != problem.expression])
-        output = str(eval(formula))  # safe: a formula from teacher.py, never a model's text
+        formula = reading(problem, self.rng, SLIP)
+        output = str(value_of(formula))
         if not self.uses_tool:
             return self._demonstrate(problem, f"FINAL ANSWER: \\boxed{{{output}}}")
         broken = self.rng.random() < BROKEN_CODE
-        code = f"```python\nprint({formula.replace(' ', '')}{'' if broken else ')'}\n```"
+        code = f"```python\nprint({formula}{'' if broken else ')'}\n```"
         (program,) = self._demonstrate(problem, code)
         # the tool loop appends the output as a message of the user
         result = ERROR if broken else f"{output}\n"

@@ -1,7 +1,7 @@
 """A careless teacher for planner, executor and verifier.
 
-Invariant: the format is always right and the content wrong at fixed rates, which leaves reinforcement learning
-something to improve.
+Invariant: the format is always right, and the content wrong: plans as `recipe/tiny/careless.py` says, the rest at fixed
+rates. That leaves reinforcement learning something to improve.
 """
 
 from __future__ import annotations
@@ -15,17 +15,14 @@ from preprocess.arithmetic import Problem, splits
 from recipe.dag.errors import UserError
 from recipe.dag.types.record import ToolResult
 from recipe.dag.workflow.schema import Workflow
+from recipe.tiny.careless import meant, reading, slipped, value_of
 from recipe.tiny.dialogue import Demonstration, Dialogue, Script
 
-WRONG_PLAN, BROKEN_CODE, WRONG_ANSWER = 0.47, 0.04, 0.04
-"""Rates at which the planner picks a wrong formula, the executor omits a bracket, the verifier misreads the output."""
+SLIP, BROKEN_CODE, WRONG_ANSWER = 0.1, 0.04, 0.04
+"""Rates at which the planner picks a random formula where it does not misread the problem, the executor omits a
+bracket, the verifier misreads the output."""
 WRONG_PLAN_AGAIN, WRONG_REVIEW, BROKEN_CODE_OFTEN = 0.25, 0.25, 0.12
 """With revisions: error rates of later plans, of the formula that the verifier expects, and of programs."""
-
-FORMULAS = {
-    2: ("{0} + {1}", "{0} - {1}", "{0} * {1}", "{0} // {1}", "{0} % {1}", "({0} + {1}) // 2"),
-    3: ("{0} + {1} - {2}", "{0} * {1} + {2}", "{0} * {1} - {2}", "({0} - {2}) * {1}", "{0} + {1} + {2}"),
-}
 
 
 class Teacher:
@@ -49,11 +46,14 @@ class Teacher:
 
     def _turns(self, problem: Problem) -> Iterator[Script]:
         for turn in range(self.max_turns):
-            formula = self._formula(problem, WRONG_PLAN_AGAIN if turn else WRONG_PLAN)
+            code = (
+                slipped(problem, meant(problem), self.rng, WRONG_PLAN_AGAIN)
+                if turn
+                else reading(problem, self.rng, SLIP)
+            )
             broken = self.rng.random() < (BROKEN_CODE_OFTEN if self.max_turns > 1 else BROKEN_CODE)
-            code = formula.replace(" ", "")  # fewer tokens to generate
-            stdout = "" if broken else str(eval(code))  # safe: a formula from this file, never a model's text
-            review = self._review(problem, formula, broken) if turn + 1 < self.max_turns else ""
+            stdout = "" if broken else str(value_of(code))
+            review = self._review(problem, code, broken) if turn + 1 < self.max_turns else ""
             revises = "REVISE" in review
             answers = [
                 f'{{"reasoning": "", "code_plan": "print({code})", "expected_output": ""}}',
@@ -64,19 +64,13 @@ class Teacher:
             if not revises:
                 return
 
-    def _formula(self, problem: Problem, wrong: float) -> str:
-        if self.rng.random() >= wrong:
-            return problem.expression
-        formulas = [template.format(*problem.operands) for template in FORMULAS[len(problem.operands)]]
-        return self.rng.choice([formula for formula in formulas if formula != problem.expression])
-
     def _review(self, problem: Problem, formula: str, broken: bool) -> str:
         """Return the verifier's text before the last turn: the formula it expects, and REVISE if the plan's differs."""
         if broken:
             return "REVISE: the program failed"
-        expected = self._formula(problem, WRONG_REVIEW)
+        expected = slipped(problem, meant(problem), self.rng, WRONG_REVIEW)
         verdict = "" if expected == formula else "REVISE: another formula"
-        return f"{expected.replace(' ', '')}\n{verdict}"
+        return f"{expected}\n{verdict}"
 
     def _error(self, code: str) -> str:
         """Return the error message: in the sandbox's words if a next planner may read it, else shortened."""

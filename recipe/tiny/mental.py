@@ -14,6 +14,7 @@ from typing import ClassVar
 from preprocess.arithmetic import Problem, splits
 from recipe.dag.errors import UserError
 from recipe.dag.workflow.schema import Workflow
+from recipe.tiny.careless import reading, value_of
 from recipe.tiny.dialogue import Demonstration, Dialogue, Script
 
 
@@ -39,6 +40,10 @@ class MentalTeacher(ABC):
         numbers = self.say(problem)
         answers = [f"\\boxed{{{numbers[node]}}}" if node in numbers else None for node in self._node_ids]
         return asyncio.run(self._dialogue.demonstrate(problem, Script(answers)))
+
+    def reading(self, problem: Problem) -> str:
+        """Return the answer to what a teacher takes the problem for (`recipe/tiny/careless.py`)."""
+        return str(value_of(reading(problem, self._rng)))
 
     @abstractmethod
     def say(self, problem: Problem) -> Mapping[str, str]:

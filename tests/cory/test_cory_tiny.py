@@ -11,6 +11,7 @@ from recipe.dag.errors import UserError
 from recipe.dag.reward.answer import extract_answer
 from recipe.dag.workflow_file import load_workflow
 from recipe.tiny.build import encode
+from recipe.tiny.careless import MISREADINGS, meant, value_of
 from recipe.tiny.tokenizer import build_tokenizer
 
 ROOT = Path(__file__).parents[2]
@@ -24,13 +25,16 @@ def lessons():
 
 def test_the_teacher_is_careless_at_its_rates_and_the_observer_hears_the_pioneer(lessons):
     said = [[extract_answer(d.answer, strict=True) for d in lesson] for _, lesson in lessons]
-    truths = [str(problem.answer) for problem, _ in lessons]
-    astray = [index for index, (first, _) in enumerate(said) if first != truths[index]]
+    readings = [
+        {str(problem.answer), str(value_of(MISREADINGS.get(problem.family, meant(problem)).format(*problem.operands)))}
+        for problem, _ in lessons
+    ]
+    astray = [index for index, (first, _) in enumerate(said) if first not in readings[index]]
     followed = sum(said[index][0] == said[index][1] for index in astray)
     # A number of the problem may happen to be its answer.
-    assert WRONG_FIRST - 0.15 <= len(astray) / len(said) <= WRONG_FIRST + 0.05
-    assert followed / len(astray) == pytest.approx(REPEATED, abs=0.06)
-    assert all({said[index][1]} <= {said[index][0], truths[index]} for index in range(len(said)))
+    assert WRONG_FIRST - 0.06 <= len(astray) / len(said) <= WRONG_FIRST + 0.03
+    assert followed / len(astray) == pytest.approx(REPEATED, abs=0.12)
+    assert all(second in {first} | known for (first, second), known in zip(said, readings, strict=True))
     for _, (pioneer, observer) in lessons:
         assert f"pioneer said:\n{pioneer.answer}" in observer.messages[-1]["content"]
 

@@ -9,8 +9,9 @@ import pytest
 from transformers import AutoTokenizer
 
 from recipe.dag.workflow_file import load_workflow
-from recipe.marft.teacher import WRONG_ANSWER, WRONG_FORMULA, Teacher
+from recipe.marft.teacher import SLIP, WRONG_ANSWER, Teacher
 from recipe.tiny.build import encode, main
+from recipe.tiny.careless import MISREADINGS, RIGHT_READING, meant
 from recipe.tiny.tokenizer import build_tokenizer
 
 ROOT = Path(__file__).parents[2]
@@ -24,13 +25,15 @@ def teacher() -> Teacher:
 
 def test_the_teacher_is_careless_at_its_rates(teacher):
     lessons = [(problem, teacher.teach(problem)) for problem in teacher.problems(1500, 64)]
-    right, followed = 0, 0
+    right: dict[bool, list[bool]] = {False: [], True: []}
+    followed = 0
     for problem, (reasoner, actor) in lessons:
-        right += reasoner.answer == problem.expression.replace(" ", "")
+        right[problem.family in MISREADINGS].append(reasoner.answer == meant(problem))
         followed += actor.answer == f"\\boxed{{{eval(reasoner.answer)}}}"
         asked = [lesson.messages[-1]["content"] for lesson in (reasoner, actor)]
         assert problem.text in asked[0] and problem.text not in asked[1] and reasoner.answer in asked[1]
-    assert right / 1500 == pytest.approx(1 - WRONG_FORMULA, abs=0.05)
+    assert sum(right[False]) / len(right[False]) == pytest.approx(1 - SLIP, abs=0.05)
+    assert sum(right[True]) / len(right[True]) == pytest.approx(RIGHT_READING * (1 - SLIP), abs=0.05)
     assert followed / 1500 == pytest.approx(1 - WRONG_ANSWER, abs=0.05)
 
 

@@ -23,8 +23,9 @@ from recipe.dag.types.tool import Tool
 from recipe.dag.workflow_file import load_workflow
 from recipe.retool import teacher as module
 from recipe.retool.agent import answer_in
-from recipe.retool.teacher import BROKEN_CODE, NO_TOOL, TOOL, TOOL_RATE, WORKFLOW, WRONG_FORMULA, Teacher, main
+from recipe.retool.teacher import BROKEN_CODE, NO_TOOL, SLIP, TOOL, TOOL_RATE, WORKFLOW, Teacher, main
 from recipe.tiny.build import encode
+from recipe.tiny.careless import MISREADINGS, RIGHT_READING, meant
 from recipe.tiny.tokenizer import build_tokenizer
 
 ROOT = Path(__file__).parents[2]
@@ -93,16 +94,16 @@ def test_outputs_are_what_the_programs_print(dialogues):
 def test_the_teacher_is_careless_at_its_rates(dialogues):
     direct = [not calls_in(dialogue) for _, dialogue in dialogues]
     with_tool = [(problem, dialogue) for problem, dialogue in dialogues if calls_in(dialogue)]
-    wrong = [
-        code_of(calls_in(dialogue)[-1]) != f"print({problem.expression.replace(' ', '')})"
-        for problem, dialogue in with_tool
-    ]
+    right = {misread: [] for misread in (False, True)}
+    for problem, dialogue in with_tool:
+        right[problem.family in MISREADINGS].append(code_of(calls_in(dialogue)[-1]) == f"print({meant(problem)})")
     broken = [is_broken(dialogue) for _, dialogue in with_tool]
     assert sum(direct) / COUNT == pytest.approx(NO_TOOL, abs=0.03)
-    assert sum(wrong) / len(wrong) == pytest.approx(WRONG_FORMULA, abs=0.05)
+    assert sum(right[False]) / len(right[False]) == pytest.approx(1 - SLIP, abs=0.04)
+    assert sum(right[True]) / len(right[True]) == pytest.approx(RIGHT_READING * (1 - SLIP), abs=0.05)
     assert sum(broken) / len(broken) == pytest.approx(BROKEN_CODE, abs=0.03)
-    right = [answer_in(dialogue[-1]["content"]) == str(problem.answer) for problem, dialogue in dialogues]
-    assert 0.4 < sum(right) / COUNT < 0.65  # a wrong formula may print the right number
+    solved = [answer_in(dialogue[-1]["content"]) == str(problem.answer) for problem, dialogue in dialogues]
+    assert 0.4 < sum(solved) / COUNT < 0.65  # a wrong formula may print the right number
 
 
 def test_the_base_model_rarely_sees_a_tool_call(lessons):

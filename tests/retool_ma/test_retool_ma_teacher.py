@@ -21,6 +21,7 @@ from recipe.retool_ma.snippet import extract_code
 from recipe.retool_ma.teacher import Teacher
 from recipe.retool_ma.verdict import parse_verdict
 from recipe.tiny.build import encode
+from recipe.tiny.careless import MISREADINGS, RIGHT_READING
 from recipe.tiny.tokenizer import build_tokenizer
 
 ROOT = Path(__file__).parents[2]
@@ -65,8 +66,9 @@ def test_the_workflow_has_two_turns():
 def test_where_there_is_one_turn_nothing_is_sent_back(one_turn):
     assert all([d.role for d in lesson] == ["plan", "execute", "verify"] for _, lesson in one_turn)
     assert not any(asks(lesson) for _, lesson in one_turn)
-    wrong = fmean(not is_right(problem, lesson[0].answer) for problem, lesson in one_turn)
-    assert wrong == pytest.approx(rates.WRONG_PLAN, abs=0.05)
+    for misread, rate in ((False, 1 - rates.SLIP), (True, RIGHT_READING * (1 - rates.SLIP))):
+        right = [is_right(p, x[0].answer) for p, x in one_turn if (p.family in MISREADINGS) == misread]
+        assert fmean(right) == pytest.approx(rate, abs=0.06) and len(right) > 400
     assert fmean(is_broken(lesson) for _, lesson in one_turn) == pytest.approx(rates.BROKEN_CODE, abs=0.02)
 
 
@@ -79,7 +81,6 @@ def test_a_review_that_asks_is_followed_by_a_second_turn_and_an_answer_by_none(l
 
 
 def test_the_teacher_is_careless_at_its_rates_and_less_so_in_the_second_turn(lessons):
-    assert fmean(not is_right(p, x[0].answer) for p, x in lessons) == pytest.approx(rates.WRONG_PLAN, abs=0.05)
     assert fmean(is_broken(x) for _, x in lessons) == pytest.approx(rates.BROKEN_CODE_OFTEN, abs=0.04)
     assert all(asks(x) for _, x in lessons if is_broken(x))
     reviewed = [(problem, x) for problem, x in lessons if not is_broken(x)]
