@@ -5,6 +5,7 @@ import subprocess
 import sys
 
 import pytest
+from matplotlib.figure import Figure
 from matplotlib.image import imread
 
 from recipe.dag.errors import UserError
@@ -36,9 +37,13 @@ FINE_TUNING = [{"step": 0, "val/loss": 3.0}, *({"step": s, "train/loss": 3 / s} 
 
 
 @pytest.mark.parametrize("lines", [learning(1), learning(5), learning(60), FINE_TUNING], ids=["1", "5", "60", "loss"])
-def test_a_picture_with_ink_comes_out(tmp_path, lines):
+def test_a_picture_with_ink_comes_out_and_names_the_run(tmp_path, monkeypatch, lines):
     png = tmp_path / "curve.png"
-    draw_curve(write(tmp_path / "metrics.jsonl", lines), png)
+    drawn = []
+    monkeypatch.setattr(curve, "Figure", lambda **options: drawn.append(Figure(**options)) or drawn[-1])
+    monkeypatch.chdir(tmp_path)
+    draw_curve(write(tmp_path / "metrics.jsonl", lines).name, png)
+    assert drawn[0].get_suptitle() == f"Learning curve of {tmp_path.parent.name}/{tmp_path.name}"
     image = imread(png)
     assert image.shape[:2] == (1050, 1350)
     assert image[..., :3].std() > 0.05

@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import io
 import json
+from html import unescape
 from xml.etree import ElementTree
 
 import pytest
@@ -116,7 +117,11 @@ def test_long_texts_are_cut_in_the_middle_unless_all_is_asked_for():
 
 def test_a_picture_of_it_is_written(folder, tmp_path):
     write_svg(choose(read_records(folder)), tmp_path / "trace.svg")
-    assert (tmp_path / "trace.svg").read_text().startswith("<svg")
+    svg = (tmp_path / "trace.svg").read_text()
+    assert svg.startswith("<svg")
+    title = f"{tmp_path.parent.name}/{tmp_path.name}, sample third, episode 0"
+    assert title in unescape(svg).replace("\xa0", " ")
+    assert "url(http" not in svg.replace('"', "")
 
 
 def test_skips_and_the_fault_are_shown():

@@ -16,7 +16,7 @@ from matplotlib.figure import Figure
 from matplotlib.ticker import MaxNLocator
 
 from recipe.dag.errors import UserError
-from recipe.dag.report.journal import read_records
+from recipe.dag.report.journal import read_records, run_name
 from recipe.dag.report.jsonfile import replace_file
 
 COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#444444")
@@ -36,7 +36,7 @@ def draw_curve(metrics_jsonl: str | Path, png: str | Path) -> None:
     lines = list(read_records(Path(metrics_jsonl), "pass the metrics.jsonl of a run"))
     figure = Figure(figsize=(9, 7), layout="constrained")
     FigureCanvasAgg(figure)
-    figure.suptitle("Learning curve")
+    figure.suptitle(f"Learning curve of {run_name(Path(metrics_jsonl))}")
     if any("train/loss" in line for line in lines):
         every_axes = [_losses(figure, lines)]
     else:

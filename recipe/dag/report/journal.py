@@ -27,6 +27,11 @@ MOST_CHARACTERS = 20_000
 """Of each text in an environment's info that a record keeps."""
 
 
+def run_name(file: Path) -> str:
+    """Return the name of the run that wrote `file`: its folder, after the one that contains it."""
+    return "/".join(file.resolve().parent.parts[1:][-2:])
+
+
 class Journal:
     """Appends to the two files in `folder`, which is created if missing. Keeps no file open."""
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import io
 import json
+import re
 from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any, Literal
@@ -21,6 +22,7 @@ from rich.text import Text
 from recipe.dag.errors import UserError
 from recipe.dag.printable import printable
 from recipe.dag.report.journal import read_records as read_lines
+from recipe.dag.report.journal import run_name
 from recipe.dag.report.pass_at_k import SOLVED
 
 COLORS = ("cyan", "green", "magenta", "yellow", "blue", "red")
@@ -30,9 +32,10 @@ MAX_CHARS = 4000
 
 
 def read_records(path: Path) -> Iterator[dict[str, Any]]:
-    """Yield the episodes of a folder's or file's journal, in order. Raises UserError."""
+    """Yield the episodes of a folder's or file's journal, in order, with the name of their `run`. Raises UserError."""
     file = path / "episodes.jsonl" if path.is_dir() else path
-    yield from read_lines(file, "pass the output folder of a run, or its episodes.jsonl", _is_episode)
+    for record in read_lines(file, "pass the output folder of a run, or its episodes.jsonl", _is_episode):
+        yield record | {"run": run_name(file)}
 
 
 def _is_episode(record: Mapping[str, Any]) -> bool:
@@ -99,11 +102,12 @@ def show(record: Mapping[str, Any], console: Console, *, max_chars: int | None =
 
 
 def write_svg(record: Mapping[str, Any], path: Path, *, max_chars: int | None = MAX_CHARS) -> None:
-    """Write the episode as a picture, 100 columns wide."""
+    """Write the episode as a picture, 100 columns wide. It loads no font: rich's style sheet names a CDN."""
     console = Console(record=True, width=100, file=io.StringIO())
     show(record, console, max_chars=max_chars)
     try:
-        console.save_svg(str(path), title=printable(f"{record['uid']}, episode {record['index']}"))
+        svg = console.export_svg(title=printable(_title(record)))
+        path.write_text(re.sub(r"@font-face *{[^}]*}\s*", "", svg, count=2), encoding="utf-8")
     except OSError as error:
         raise UserError(f"{path}: cannot write: {error.strerror or error}") from error
 
@@ -112,7 +116,15 @@ def _headline(record: Mapping[str, Any]) -> str:
     outcome = record.get("outcome")
     graded = "not graded" if outcome is None else "solved" if outcome >= SOLVED else f"not solved (outcome {outcome:g})"
     where = f"step {record['step']}, {record.get('split', 'train')}, " if "step" in record else ""
-    return f"{where}sample {record['uid']}, episode {record['index']}: {graded}, {record.get('seconds', 0.0):.1f} s"
+    return f"{where}{_episode(record)}: {graded}, {record.get('seconds', 0.0):.1f} s"
+
+
+def _title(record: Mapping[str, Any]) -> str:
+    return f"{record['run']}, {_episode(record)}" if "run" in record else _episode(record)
+
+
+def _episode(record: Mapping[str, Any]) -> str:
+    return f"sample {record['uid']}, episode {record['index']}"
 
 
 def _problem(record: Mapping[str, Any], max_chars: int | None) -> Panel:
