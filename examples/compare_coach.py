@@ -110,6 +110,8 @@ def draw(runs: Runs, png: Path) -> None:
         axes.set(title=title, xlabel="step", ylim=(0, 1.02))
         axes.grid(alpha=0.3)
         axes.spines[["top", "right"]].set_visible(False)
+    seeds = max(map(len, runs.values()))
+    figure.suptitle(f"Mean of {seeds} seeds, bands from their minimum to their maximum" if seeds > 1 else "One seed")
     both[0].set_ylabel("accuracy")
     both[1].legend(loc="lower right", frameon=False)
     figure.savefig(png, dpi=130)

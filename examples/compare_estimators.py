@@ -117,13 +117,34 @@ def latest(curve: Curve, tokens: float) -> list[float]:
     return values[-max(1, len(values) // 5) :]
 
 
+def draw(runs_of: dict[str, list[dict[str, Curve]]], budget: float) -> Figure:
+    """Plot the mean of each estimator's seeds where all of them were measured within `budget`, with a band from their
+    minimum to their maximum. A dot is a validation; between dots nothing was measured."""
+    figure = Figure(figsize=(11, 4.8), layout="constrained")
+    FigureCanvasAgg(figure)
+    axes = figure.subplots(1, 2, sharey=True)
+    for colour, (name, runs) in zip(COLOURS, runs_of.items(), strict=False):
+        for axis, key, marker in zip(axes, (ACCURACY, VALIDATION), ("", "o"), strict=True):
+            measured = [points for points in zip(*(run[key] for run in runs), strict=False) if max(points)[0] <= budget]
+            tokens = [fmean(at_tokens for at_tokens, _ in points) for points in measured]
+            values = [[value for _, value in points] for points in measured]
+            axis.plot(tokens, list(map(fmean, values)), color=colour, marker=marker, label=name)
+            axis.fill_between(tokens, list(map(min, values)), list(map(max, values)), color=colour, alpha=0.12)
+    for axis, title in zip(axes, ("training (sampled)", "unseen problems (dots: validations)"), strict=True):
+        axis.set(title=title, xlabel="tokens sampled in training", xlim=(0, budget), ylim=(0, 1.02))
+        axis.grid(alpha=0.3)
+    axes[0].set_ylabel("share of problems solved")
+    axes[1].legend(loc="lower right", frameon=False)
+    seeds = max(map(len, runs_of.values()))
+    bands = f"mean of {seeds} seeds, bands from their minimum to their maximum" if seeds > 1 else "one seed"
+    figure.suptitle(f"Estimators on ReTool-MA's tiny run: {bands}")
+    return figure
+
+
 def report(runs_of: dict[str, list[dict[str, Curve]]], output: Path) -> str:
     """Write table.md and figure.png, given the curves of each estimator's seeds, and return the table."""
     budget = min(run[SAMPLED][-1][0] for runs in runs_of.values() for run in runs)
-    grid = [budget * part / 30 for part in range(31)]
-    figure = Figure(figsize=(11, 4.5), layout="constrained")
-    FigureCanvasAgg(figure)
-    axes = figure.subplots(1, 2, sharey=True)
+    draw(runs_of, budget).savefig(output / "figure.png", dpi=130)
     seeds = len(next(iter(runs_of.values())))
     lines = [
         f"Unseen problems solved, by tokens sampled in training (of {budget:,.0f}); mean of {seeds} seeds, then each",
@@ -131,23 +152,12 @@ def report(runs_of: dict[str, list[dict[str, Curve]]], output: Path) -> str:
         "| estimator | at first | half the tokens | all | each seed, all | in training, last fifth |",
         "|---|---|---|---|---|---|",
     ]
-    for colour, (name, runs) in zip(COLOURS, runs_of.items(), strict=False):
-        for axis, key in zip(axes, (ACCURACY, VALIDATION), strict=True):
-            values = [[at(run[key], tokens) for tokens in grid] for run in runs]
-            columns = list(zip(*values, strict=True))
-            axis.plot(grid, list(map(fmean, columns)), color=colour, label=name)
-            axis.fill_between(grid, list(map(min, columns)), list(map(max, columns)), color=colour, alpha=0.12)
+    for name, runs in runs_of.items():
         cells = [fmean(at(run[VALIDATION], part * budget) for run in runs) for part in (0, 0.5, 1)]
         last = [at(run[VALIDATION], budget) for run in runs]
         late = fmean(fmean(latest(run[ACCURACY], budget)) for run in runs)
         row = [*(f"{cell:.3f}" for cell in cells), " ".join(f"{value:.3f}" for value in last), f"{late:.3f}"]
         lines.append(f"| {name} | {' | '.join(row)} |")
-    for axis, title in zip(axes, ("training (sampled)", "unseen problems"), strict=True):
-        axis.set(title=title, xlabel="tokens sampled", ylim=(0, 1))
-        axis.grid(alpha=0.3)
-    axes[0].set_ylabel("solved")
-    axes[1].legend(loc="lower right", frameon=False)
-    figure.savefig(output / "figure.png", dpi=130)
     table = "\n".join(lines) + "\n"
     (output / "table.md").write_text(table)
     return table

@@ -56,6 +56,23 @@ def test_the_run_with_the_fewest_tokens_sets_the_budget(tmp_path):
     assert (tmp_path / "table.md").read_text() == table
 
 
+def test_the_figure_has_the_tables_names_and_a_dot_per_validation_that_all_seeds_have_within_the_budget(tmp_path):
+    validations = ({0: 0.1, 2: 0.5, 3: 0.6}, {0: 0.3, 2: 0.7, 3: 0.8})
+    seeds = [metrics(tmp_path / f"{i}.jsonl", [0.2, 0.4, 0.6], validations[i], 10.0 + i) for i in range(2)]
+    runs = [compare.curves(file) for file in seeds]
+    figure = compare.draw({"grpo_pooled": runs, "grpo": runs}, 30.0)
+    training, unseen = figure.axes
+    assert [text.get_text() for text in unseen.get_legend().get_texts()] == ["grpo_pooled", "grpo"]
+    (line, _), (raw, _) = unseen.lines, training.lines
+    assert (line.get_marker(), raw.get_marker()) == ("o", "")
+    assert list(line.get_xdata()) == [0.0, 21.0] and list(line.get_ydata()) == pytest.approx([0.2, 0.6])
+    assert list(raw.get_xdata()) == [0.0, 10.5, 21.0]  # in training, seed 1's 33 tokens would be beyond the 30
+    lower, upper = unseen.collections[0].get_datalim(unseen.transData).intervaly
+    assert (lower, upper) == pytest.approx((0.1, 0.7))
+    assert figure.get_suptitle().endswith("mean of 2 seeds, bands from their minimum to their maximum")
+    assert compare.draw({"grpo": runs[:1]}, 30.0).get_suptitle().endswith("one seed")
+
+
 def test_every_run_is_started_as_its_configuration_has_it(tmp_path, monkeypatch, capsys):
     started = []
 
