@@ -3,22 +3,28 @@ names are those of the code. Commands are run by tests/test_readme.py."""
 
 from __future__ import annotations
 
-import importlib.util
 import os
 import re
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
 from functools import cache
+from html import unescape
+from html.parser import HTMLParser
+from itertools import combinations
 from pathlib import Path
 from typing import Any, NamedTuple
+from urllib.parse import unquote
 
 import pytest
 from jsonschema import Draft202012Validator
 from ruamel.yaml import YAML
 
+from docs import diagrams
 from recipe.dag.algorithms.catalogue import BLOCKS, ESTIMATORS, OWN, algorithm_class
 from recipe.dag.workflow.json_schema import workflow_schema
+from recipe.dag.workflow.mermaid import to_mermaid
+from recipe.dag.workflow.plan import make_plan
 from recipe.dag.workflow.schema import Workflow
 from recipe.dag.workflow_file import load_workflow
 from tests.test_readme import READMES, ROOT
@@ -75,7 +81,10 @@ def nav_pages(entries: list[Any]) -> Iterator[str]:
 def test_every_page_is_in_the_navigation_once():
     text = (ROOT / "mkdocs.yml").read_text()
     nav = YAML(typ="safe").load(text[text.index("nav:\n") : text.index("theme:\n")])["nav"]
-    assert sorted(nav_pages(nav)) == [page.name for page in PAGES]
+    pages = list(nav_pages(nav))
+    assert sorted(page for page in pages if "/" not in page) == [page.name for page in PAGES]
+    recipes = [f"repository/{relative(readme)}" for readme in (ROOT / "recipe").glob("*/README.md")]
+    assert set(recipes) <= set(pages) and len(set(pages)) == len(pages)
 
 
 @pytest.mark.parametrize("page", TEXTS, ids=relative)
@@ -89,16 +98,114 @@ def test_links_lead_to_files_and_headings(page):
     assert missing == []
 
 
-@pytest.mark.skipif(importlib.util.find_spec("mkdocs") is None, reason="mkdocs-material is not installed")
-@pytest.mark.parametrize("repository", ["", "https://example.org/verl-dag"])
-def test_the_site_builds(tmp_path, repository):
-    command = [sys.executable, "-m", "mkdocs", "build", "--strict", "--quiet", "--site-dir", str(tmp_path / "site")]
-    environment = os.environ | ({"DOCS_REPOSITORY": repository} if repository else {})
+class Html(HTMLParser):
+    """The ids of a page, and what it links to or loads, each with the name of the element."""
+
+    def __init__(self, file: Path):
+        super().__init__()
+        self.ids: set[str] = set()
+        self.links: list[tuple[str, str]] = []
+        self.feed(file.read_text())
+
+    def handle_starttag(self, tag, attrs):
+        values = dict(attrs)
+        self.ids |= {values["id"]} if values.get("id") else set()
+        self.links += [(tag, values[key]) for key in ("href", "src") if values.get(key) and tag != "base"]
+
+
+@pytest.fixture(scope="module")
+def site(tmp_path_factory):
+    """The site as it is built without any setting."""
+    pytest.importorskip("mkdocs", reason="mkdocs-material is not installed")
+    folder = tmp_path_factory.mktemp("docs") / "site"
+    command = [sys.executable, "-m", "mkdocs", "build", "--strict", "--quiet", "--site-dir", str(folder)]
+    environment = {key: value for key, value in os.environ.items() if key != "DOCS_REPOSITORY"}
     done = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
-    page = (tmp_path / "site" / "algorithms" / "index.html").read_text()
-    assert (f'href="{repository}/blob/main/examples/' in page) == bool(repository)
-    assert 'href="../../examples/' not in page
+    return {file: Html(file) for file in folder.rglob("*.html") if file.name != "404.html"}
+
+
+@pytest.mark.parametrize("file", WORKFLOWS, ids=relative)
+def test_the_plan_of_every_shipped_workflow_can_be_drawn(file):
+    plan = make_plan(LOADED[file])
+    chart = diagrams.Chart(to_mermaid(plan))
+    drawn = [node for node in chart.nodes.values() if node.shape != "label"]
+    svg = unescape(chart.svg())
+    assert all(f">{line}</text>" in svg for node in drawn for line in node.lines)
+    assert sorted(node.lines[0] for node in drawn) == sorted(node.node_id for node in plan.nodes)
+    for one, other in combinations([node for node in chart.nodes.values() if node.lines], 2):
+        beside = abs(one.x - other.x) >= (one.width + other.width) / 2 - 1
+        assert beside or abs(one.y - other.y) >= (one.height + other.height) / 2, (one, other)
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("graph LR", "not a flowchart from top to bottom: graph LR"),
+        ("flowchart TD\n  click n0 call()", "not a line of a plan's flowchart: click n0 call()"),
+        ("flowchart TD\n  n0 --> n1", "an edge names n0 before the node"),
+        ('flowchart TD\n  a["x"] --> b["y"]\n  b --> a', "the edges form a circle"),
+    ],
+)
+def test_a_diagram_that_cannot_be_drawn_ends_the_build(text, message):
+    with pytest.raises(ValueError, match=re.escape(message)):
+        diagrams.svg(text)
+
+
+def test_edges_with_one_label_share_it():
+    chart = diagrams.Chart("""flowchart TD
+  a["x"] -->|"if #quot;so#quot;"| c["z"]
+  b["y"] -->|"if #quot;so#quot;"| c
+  b -. again .-> a""")
+    assert [node.lines for node in chart.nodes.values() if node.shape == "label"] == [['if "so"']]
+    assert len(chart.edges) == 3 and [edge.arrow for edge in chart.edges] == [False, False, True]
+    assert ">again</text>" in chart.svg() and chart.svg().count('class="dotted"') == 1
+
+
+def test_the_site_needs_nothing_from_elsewhere(site):
+    """A `mermaid` element would make the theme load its script from a CDN."""
+    loaded = [link for page in site.values() for tag, link in page.links if tag != "a" and "://" in link]
+    assert loaded == []
+    assert [file for file in site if re.search(r'class="[^"]*mermaid|@import|url\(["\']?http', file.read_text())] == []
+    drawn = {file.parent.name for file in site if '<svg class="diagram"' in file.read_text()}
+    assert {"site", "workflows", "architecture", "repository"} <= drawn
+    assert all("http" not in link for page in site.values() for tag, link in page.links if tag == "img")
+
+
+def test_links_and_pictures_of_the_site_lead_somewhere(site):
+    missing = []
+    for file, page in site.items():
+        for _, link in page.links:
+            path, _, anchor = link.partition("#")
+            if "://" in link or link.startswith(("mailto:", "data:")):
+                continue
+            target = (file.parent / unquote(path)).resolve() if path else file
+            target = target / "index.html" if target.is_dir() else target
+            if not target.exists() or (anchor and target in site and unquote(anchor) not in site[target].ids):
+                missing.append((file.name if file.parent.name == "site" else file.parent.name, link))
+    assert missing == []
+
+
+@pytest.mark.parametrize(
+    ("page", "link"),
+    [
+        ("algorithms", "../repository/examples/gallery/workflow_rloo.yaml/"),
+        ("algorithms", "../repository/recipe/dag/reward/outcome.py/"),
+        ("getting-started", "../repository/examples/gallery/"),
+        ("repository/recipe/retool_ma", "../../../operating/"),
+        ("repository/recipe/retool_ma", "estimators.png"),
+    ],
+)
+def test_what_pages_link_to_outside_docs_is_in_the_site(site, page, link):
+    (links,) = [html.links for file, html in site.items() if file.as_posix().endswith(f"/site/{page}/index.html")]
+    assert link in {target.partition("#")[0] for _, target in links}
+
+
+def test_first_pages_have_pictures(site):
+    for page in ("index.html", "getting-started/index.html", "workflows/index.html", "operating/index.html"):
+        (file,) = [file for file in site if file.as_posix().endswith(f"/site/{page}")]
+        text = file.read_text().partition("<article")[2].partition("</article>")[0]
+        assert "<img " in text or '<svg class="diagram"' in text, page
 
 
 @pytest.mark.parametrize("block", [block for block in blocks("yaml", "python") if block.file], ids=name_of)
