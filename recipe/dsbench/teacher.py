@@ -16,22 +16,20 @@ import random
 import sys
 import tempfile
 import traceback
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any, cast
 
-from envs.workspace_env import Workspace
 from preprocess.tabular import DOMAINS, METRICS, Task, row, splits
-from recipe.dag.episode.hooks import load_hooks
 from recipe.dag.errors import UserError
 from recipe.dag.sandbox.file_pattern import matches
 from recipe.dag.tools.sandbox_client import RunResult, SandboxClient, SessionFiles
-from recipe.dag.types.context import Context, Message
-from recipe.dag.types.record import Call
-from recipe.dag.workflow.schema import Node, Workflow
+from recipe.dag.types.context import Message
+from recipe.dag.workflow.schema import Workflow
 from recipe.dsbench import kit
 from recipe.tiny.careless import RIGHT_READING
-from recipe.tiny.dialogue import Demonstration
+from recipe.tiny.dialogue import Demonstration, Dialogue, Script
 
 WRONG_COLUMN, WRONG_MODEL, WRONG_FORM, BROKEN = 0.18, 0.1, 0.1, 0.04
 """Rates at which the engineer takes an irrelevant column (for each of the three), the modeler another model, the
@@ -56,9 +54,7 @@ class Teacher:
         if len(env) != 1 or len(names := next(iter(env))) != 1 or names[0] not in workflow.envs:
             needed = f"the rollout nodes {', '.join(AGENTS)}, which share an env of the workflow"
             raise UserError(f"{workflow.path}: this teacher needs {needed}")
-        self._workflow, self._nodes = workflow, nodes
-        self._env = workflow.envs[names[0]].kwargs
-        self._hooks = {name: load_hooks(nodes[name], workflow) for name in AGENTS}
+        self._names, self._dialogue = list(nodes), Dialogue(workflow, cast(SandboxClient, Folder()))
         self._seed, self._rng = seed, random.Random(seed)
         self.segments = _segments()
 
@@ -67,59 +63,21 @@ class Teacher:
 
     def teach(self, problem: Task) -> list[Demonstration]:
         """Return one demonstration per action."""
-        return asyncio.run(self._play(problem))
-
-    async def _play(self, task: Task) -> list[Demonstration]:
-        sample = row(task, 0, "train", FILES)
+        sample = row(problem, 0, "train", FILES)
         sample["extra_info"].pop("answer_csv")
-        calls: list[Call] = []
-        lessons: list[Demonstration] = []
-        with Folder() as folder:
-            workspace = Workspace(**self._env)
-            obs = await workspace.reset(sample, 0, cast(SandboxClient, folder))
-            for name in AGENTS:
-                for number, program in enumerate(self._programs(name, task)):
-                    call = Call(name, name, AGENTS.index(name), name, 0, round=number, stop_reason="stop")
-                    messages = await self._prompt(self._nodes[name], sample, calls, obs, number)
-                    call.text = answer = f"```python\n{program}\n```"
-                    lessons.append(Demonstration(name, tuple(messages), answer, round=number))
-                    obs, _, _, call.env_info = await workspace.step([answer], "", [name], name)
-                    calls.append(call)
-                    if call.env_info["artifacts_ok"]:
-                        break
-            await workspace.close()
-        return lessons
+        programs = [self._programs(name, problem) if name in AGENTS else None for name in self._names]
+        return asyncio.run(self._dialogue.demonstrate(problem, Script(programs), sample=sample))
 
-    async def _prompt(
-        self, node: Node, sample: dict[str, Any], calls: list[Call], obs: str, number: int
-    ) -> list[Message]:
-        loop = next(loop for loop in self._workflow.loops.values() if node.node_id in loop.nodes)
-        context = Context(
-            sample=sample,
-            uid="",
-            episode=0,
-            turn=0,
-            max_turns=1,
-            agent=node.node_id,
-            node=node.node_id,
-            upstream={call.node: call for call in calls},
-            history=[call for call in calls if call.agent == node.node_id],
-            obs=obs,
-            validate=False,
-            call_tool=cast(Any, None),
-            round=number,
-            max_rounds=loop.max_rounds,
-            calls=list(calls),
-        )
-        # cast: a prompt of token ids would need the tokenizer, which is built from these messages
-        return cast(list[Message], await self._hooks[node.node_id].pre_process(None, [], context))
+    def _programs(self, agent: str, task: Task) -> list[Callable[[list[Message]], str]]:
+        """Return what writes the two programs of an agent: the second is careful about the form, as the first one
+        failed."""
+        return [partial(self._program, agent, task, broken) for broken in (BROKEN, 0.0)]
 
-    def _programs(self, agent: str, task: Task) -> Iterator[str]:
-        """Yield two programs of an agent: the second is careful about the form, as the first one failed."""
+    def _program(self, agent: str, task: Task, broken: float, _prompt: list[Message]) -> str:
         write = {"engineer": self._columns, "modeler": self._model, "analyst": self._form}[agent]
-        for broken in (BROKEN, 0.0):
-            line = write(task)
-            yield f"from kit import {line.partition('(')[0]}\n" + (line[:-1] if self._rng.random() < broken else line)
+        line = write(task)
+        program = line[:-1] if self._rng.random() < broken else line
+        return f"```python\nfrom kit import {line.partition('(')[0]}\n{program}\n```"
 
     def _columns(self, task: Task) -> str:
         relevant = {column.name for column in task.domain.relevant}
@@ -158,18 +116,12 @@ def _segments() -> list[str]:
 
 
 class Folder:
-    """Stands for the sandbox while a teacher demonstrates: a temporary folder in which this file's programs run, in
-    this process. Not for programs of a model."""
-
-    def __enter__(self) -> Folder:
-        self._temporary = tempfile.TemporaryDirectory()
-        self._path = Path(self._temporary.name)
-        return self
-
-    def __exit__(self, *error: object) -> None:
-        self._temporary.cleanup()
+    """Stands for the sandbox while a teacher demonstrates: a temporary folder per session, in which this file's
+    programs run, in this process. Not for programs of a model."""
 
     async def open_session(self, quota_mb: int = 256, ttl_s: float = 300.0) -> str:
+        self._temporary = tempfile.TemporaryDirectory()
+        self._path = Path(self._temporary.name)
         return "folder"
 
     async def put(self, session_id: str, name: str, data: bytes) -> None:
@@ -187,7 +139,8 @@ class Folder:
     async def get(self, session_id: str, name: str, max_bytes: int = 0) -> bytes:
         return (self._path / name).read_bytes()
 
-    async def delete(self, session_id: str, name: str | None = None) -> None: ...
+    async def delete(self, session_id: str, name: str | None = None) -> None:
+        self._temporary.cleanup()
 
     async def run_code(self, code: str, **limits: Any) -> RunResult:
         stdout, here = io.StringIO(), os.getcwd()

@@ -30,6 +30,7 @@ from recipe.dag.episode.make_tools import make_tools
 from recipe.dag.episode.toolset import Toolset
 from recipe.dag.errors import UserError
 from recipe.dag.types.context import Message
+from recipe.dag.types.record import ToolResult
 from recipe.dag.workflow.schema import Workflow
 from recipe.dag.workflow_file import load_workflow
 from recipe.tiny.careless import meant, reading, value_of
@@ -74,12 +75,15 @@ class Teacher:
         code, answer = meant(problem), answer_text(problem.answer)
         if self._rng.random() >= TOOL_RATE:
             return self._demonstrate(problem, f">>> {code}\n{problem.answer}\n{answer}")
-        (call,) = self._demonstrate(problem, f"{CALL_START}{code}{CALL_ENDS[0]}")
-        turn = _tool_turn(f"print({code})", f"{problem.answer}\n")
-        return [replace(call, role="call"), Demonstration("read", (*call.messages, *turn), answer)]
+        lessons = self._demonstrate(problem, f"{CALL_START}{code}{CALL_ENDS[0]}", answer)
+        return [replace(lesson, role=role) for lesson, role in zip(lessons, ("call", "read"), strict=True)]
 
-    def _demonstrate(self, problem: Problem, text: str) -> list[Demonstration]:
-        return asyncio.run(self._dialogue.demonstrate(problem, Script([text])))
+    def _demonstrate(self, problem: Problem, *generations: str) -> list[Demonstration]:
+        async def call_tool(name: str, **arguments: Any) -> ToolResult:
+            return ToolResult(name, arguments, "success", f"{problem.answer}\n")
+
+        lessons = asyncio.run(self._dialogue.demonstrate(problem, Script([generations], call_tool)))
+        return [replace(lesson, tools=()) for lesson in lessons]  # the base model is not shown the tool
 
     def transcript(self, problem: Problem) -> list[Message]:
         """Return one dialogue with tool calls and their outputs."""

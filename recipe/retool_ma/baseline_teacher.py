@@ -8,11 +8,12 @@ from __future__ import annotations
 
 import asyncio
 import random
+from typing import Any
 
 from preprocess.arithmetic import Problem, splits
 from recipe.dag.errors import UserError
 from recipe.dag.workflow.schema import Workflow
-from recipe.retool_ma.teacher import BROKEN_CODE, SLIP, WRONG_ANSWER
+from recipe.retool_ma.teacher import BROKEN_CODE, SLIP, WRONG_ANSWER, run
 from recipe.tiny.careless import reading, value_of
 from recipe.tiny.dialogue import Demonstration, Dialogue, Script
 
@@ -40,16 +41,14 @@ class Teacher:
         formula = reading(problem, self.rng, SLIP)
         output = str(value_of(formula))
         if not self.uses_tool:
-            return self._demonstrate(problem, f"FINAL ANSWER: \\boxed{{{output}}}")
+            return self._demonstrate(problem, [f"FINAL ANSWER: \\boxed{{{output}}}"])
         broken = self.rng.random() < BROKEN_CODE
         code = f"```python\nprint({formula}{'' if broken else ')'}\n```"
-        (program,) = self._demonstrate(problem, code)
-        # the tool loop appends the output as a message of the user
-        result = ERROR if broken else f"{output}\n"
-        turns = ({"role": "assistant", "content": code}, {"role": "user", "content": result})
         misread = broken or self.rng.random() < WRONG_ANSWER
         answer = str(self.rng.choice(problem.operands)) if misread else output
-        return [program, Demonstration("read", (*program.messages, *turns), f"FINAL ANSWER: \\boxed{{{answer}}}")]
+        generations = [code, f"FINAL ANSWER: \\boxed{{{answer}}}"]
+        return self._demonstrate(problem, generations, run("" if broken else output, ERROR if broken else ""))
 
-    def _demonstrate(self, problem: Problem, text: str) -> list[Demonstration]:
-        return asyncio.run(self.dialogue.demonstrate(problem, Script([text])))
+    def _demonstrate(self, problem: Problem, generations: list[str], call_tool: Any = None) -> list[Demonstration]:
+        move = generations if self.uses_tool else generations[0]
+        return asyncio.run(self.dialogue.demonstrate(problem, Script([move], call_tool)))

@@ -60,7 +60,7 @@ class Teacher:
                 f"```python\nprint({code}{'' if broken else ')'}\n```",
                 review if revises else f"{review}FINAL ANSWER: \\boxed{{{self._reading(problem, stdout)}}}",
             ]
-            yield Script(answers, _run(stdout, self._error(code) if broken else ""))
+            yield Script(answers, run(stdout, self._error(code) if broken else ""))
             if not revises:
                 return
 
@@ -85,7 +85,7 @@ class Teacher:
         return str(self.rng.choice(problem.operands))
 
 
-def _run(stdout: str, error: str) -> Callable[..., Awaitable[ToolResult]]:
+def run(stdout: str, error: str) -> Callable[..., Awaitable[ToolResult]]:
     """Return a tool that always reports this run."""
 
     async def call_tool(name: str, **arguments: Any) -> ToolResult:

@@ -18,12 +18,13 @@ import time
 from collections.abc import Iterator, Sequence
 from itertools import islice
 from pathlib import Path
-from typing import NamedTuple, cast
+from typing import Any, NamedTuple, cast
 
 import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedModel, Qwen2Config, Qwen2Tokenizer
 
-from recipe.dag.errors import UserError
+from recipe.dag.episode.failure import describe
+from recipe.dag.errors import Fault, UserError
 from recipe.dag.user_code import load_object
 from recipe.dag.workflow_file import load_workflow
 from recipe.tiny.dialogue import Demonstration, Teacher
@@ -70,11 +71,15 @@ def token_id(tokenizer: Qwen2Tokenizer, token: str) -> int:
 
 
 def encode(tokenizer: Qwen2Tokenizer, demonstration: Demonstration) -> Example:
-    """Encode the prompt, then the answer and its end of turn."""
-    messages = list(demonstration.messages)
+    """Encode the prompt, then the answer and its end of turn; the texts of one message one by one, as the engine
+    does."""
+    messages, tools = list(demonstration.messages), list(demonstration.tools) or None
+    options: dict[str, Any] = {"tools": tools, "add_generation_prompt": True, "return_dict": False}
     # cast: with `return_dict=False` the template gives token ids
-    prompt = cast(list[int], tokenizer.apply_chat_template(messages, add_generation_prompt=True, return_dict=False))
-    answer = [*tokenizer.encode(demonstration.answer, add_special_tokens=False), token_id(tokenizer, END_OF_TURN)]
+    prompt = cast(list[int], tokenizer.apply_chat_template(messages, **options))
+    prompt = [*prompt, *(i for text in demonstration.begun for i in tokenizer.encode(text, add_special_tokens=False))]
+    end = [] if demonstration.goes_on else [token_id(tokenizer, END_OF_TURN)]
+    answer = [*tokenizer.encode(demonstration.answer, add_special_tokens=False), *end]
     return Example([*prompt, *answer], [0] * len(prompt) + [1] * len(answer))
 
 
@@ -240,8 +245,9 @@ def main(argv: list[str] | None = None) -> int:
                 f"--problems {args.problems} make {len(demonstrations)} demonstrations, fewer than --batch_size "
                 f"{args.batch_size}; ask for more problems or a smaller batch"
             )
-    except UserError as error:
-        print(f"error: {error}", file=sys.stderr)
+    except (UserError, Fault) as error:  # a fault of a hook, env or tool would recur, and there is no run to go on
+        text = describe(error.record()) if isinstance(error, Fault) else error
+        print(f"error: {text}", file=sys.stderr)
         return 2
     torch.set_num_threads(int(os.environ.get("OMP_NUM_THREADS") or os.cpu_count() or 1))
     tokenizer = build_tokenizer(demonstrations[:3000], segments=segments)

@@ -1,67 +1,89 @@
 """Plays a teacher's answers through a workflow, which yields the prompts and answers that a tiny model learns first.
 
-Invariant: every prompt is built by the workflow's agents from the earlier calls of the same dialogue, so the warm start
-sees exactly the prompts that reinforcement learning will.
+Invariant: every prompt is built by the workflow's agents, envs and tools from the earlier calls of the same dialogue,
+so the warm start sees exactly the prompts that reinforcement learning will.
 """
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable, Sequence
-from dataclasses import dataclass
-from itertools import dropwhile
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import partial
 from typing import Any, Protocol, cast
 
-from recipe.dag.episode.graph import Slot, episode_graph
+from recipe.dag.episode.conversation import Conversation
+from recipe.dag.episode.env_class import load_envs
+from recipe.dag.episode.envs import EpisodeEnvs
+from recipe.dag.episode.graph import EpisodeNode, Slot, episode_graph
 from recipe.dag.episode.hooks import load_hooks
+from recipe.dag.episode.listed_tools import with_stand_ins
+from recipe.dag.episode.make_tools import make_tools
+from recipe.dag.episode.tool_loop import argument_between_tags, between_tags, requests_in, run_requests
+from recipe.dag.episode.toolset import Toolset
 from recipe.dag.episode.view import (
     Turn,
     TurnState,
     View,
     carry_over,
+    loop_reader,
     node_reader,
     shows,
     view,
     without_private,
 )
 from recipe.dag.errors import UserError
+from recipe.dag.tools.sandbox_client import SandboxClient
 from recipe.dag.types.context import Context, Message
 from recipe.dag.types.record import Call, ToolResult
-from recipe.dag.workflow.schema import Node, Workflow
+from recipe.dag.workflow.condition import holds
+from recipe.dag.workflow.schema import ToolLoop, Workflow
 
 
 class Problem(Protocol):
-    """A question with a whole number as its answer, such as `preprocess.arithmetic.Problem`."""
+    """A question and its answer, which becomes the sample's ground truth, such as `preprocess.arithmetic.Problem`."""
 
     @property
     def text(self) -> str: ...
 
     @property
-    def answer(self) -> int: ...
+    def answer(self) -> Any: ...
 
 
 @dataclass(frozen=True, slots=True)
 class Demonstration:
-    """One training example: a chat prompt and its answer. `role`: the node's id; `turn` and `round` count from 0."""
+    """One training example: a chat prompt and its answer. `role`: the node's id; `turn`, `round` and `generation` (of a
+    tool loop) count from 0."""
 
     role: str
     messages: tuple[Message, ...]
     answer: str
     turn: int = 0
     round: int = 0
+    generation: int = 0
+    tools: tuple[dict[str, Any], ...] = ()
+    """The schemas that the chat template shows."""
+    begun: tuple[str, ...] = ()
+    """The texts that the answer's message already contains: with `format: tags`, earlier generations and results."""
+    goes_on: bool = False
+    """A tool's result continues the answer's message, so the answer does not end the turn."""
 
 
 Answer = str | Callable[[list[Message]], str]
+Move = Answer | Sequence[Answer]
+"""What a node says in one call; a sequence: the generations of its tool loop."""
 
 
 @dataclass(frozen=True, slots=True)
 class Script:
     """A teacher's answers in one turn.
 
-    `answers` has one entry per rollout node, in the workflow's order: a text, a function of the prompt, None for a node
-    that is skipped, or for a node in a loop a list with one of these per round. `call_tool` replaces the agents' tools.
+    `answers` has one entry per rollout node, in the workflow's order: a text; a function of the prompt; for a node with
+    a tool loop a list of these, one per generation; or None for a node that is skipped. For a node in a loop, it is a
+    list with one of these per round; rounds after the loop's `until` holds are not played. `call_tool` replaces the
+    agents' tools.
     """
 
-    answers: Sequence[Answer | None | Sequence[Answer | None]]
+    answers: Sequence[Move | None | Sequence[Move | None]]
     call_tool: Callable[..., Awaitable[ToolResult]] | None = None
 
 
@@ -76,141 +98,300 @@ class Teacher(Protocol):
         ...
 
     def teach(self, problem: Any) -> list[Demonstration]:
-        """Return one demonstration for each rollout node that answers, for one of `problems`."""
+        """Return one demonstration for each answer of a rollout node, for one of `problems`."""
         ...
 
 
-class Dialogue:
-    """Plays a teacher's answers through a workflow's rollout nodes, turn by turn."""
+@dataclass(slots=True)
+class _Episode:
+    """The state of one dialogue."""
 
-    def __init__(self, workflow: Workflow):
-        self._workflow, self._graph = workflow, episode_graph(workflow)
+    sample: dict[str, Any]
+    envs: EpisodeEnvs
+    state: TurnState = field(default_factory=TurnState)
+    calls: list[Call] = field(default_factory=list)
+    """Of all earlier turns."""
+    conversations: dict[str, Conversation] = field(default_factory=dict)
+    """By node id, for agents with `memory: chat`."""
+    said: dict[str, list[Message]] = field(default_factory=dict)
+    """The messages of each conversation."""
+    tool_states: dict[str, dict[str, Any]] = field(default_factory=dict)
+
+
+class Dialogue:
+    """Plays a teacher's answers through a workflow's rollout nodes, turn by turn, with its envs and tools."""
+
+    def __init__(self, workflow: Workflow, sandbox: SandboxClient | None = None):
+        """`sandbox`: for the envs and tools that run programs. Raises UserError for files that cannot be loaded, and
+        for agents that read vote or compute nodes, which are not played."""
+        self._workflow, self._graph = with_stand_ins(workflow), episode_graph(workflow)
+        unplayed = {node.id for node in self._graph.nodes if node.agent is None}
+        for node in self._graph.nodes:
+            if node.agent is not None and (read := unplayed.intersection(node.dependencies)):
+                problem = f"node {node.id} reads {min(read)}, and a teacher plays no vote or compute nodes"
+                raise UserError(f"{workflow.path}: {problem}; start from a pretrained model")
         self._hooks = {node.node_id: load_hooks(node, workflow) for node in workflow.rollout_nodes}
         self._private = frozenset(name for name, hooks in self._hooks.items() if hooks.private)
+        self._envs = load_envs(workflow, sandbox or _no_sandbox("an env", "pass `sandbox` to Dialogue"))
+        advice = "answer its calls with `call_tool` of Script, or pass `sandbox` to Dialogue"
+        tools = make_tools(self._workflow, sandbox or _no_sandbox("a tool", advice), online=False)
+        self._tools = {agent.name: Toolset(agent, tools) for agent in self._workflow.agents}
+        self._played = 0
 
-    async def demonstrate(self, problem: Problem, *turns: Script) -> list[Demonstration]:
-        """Return one demonstration for each answer, in causal order: loops round by round.
+    async def demonstrate(
+        self, problem: Problem, *turns: Script, sample: Mapping[str, Any] | None = None
+    ) -> list[Demonstration]:
+        """Return one demonstration for each answer, in causal order: loops round by round, tool loops generation by
+        generation.
 
-        Raises ValueError for a turn that the episode would not reach: a node ended it, or `max_turns` is smaller.
+        `sample`: the data row, if hooks, envs or tools read more of it than the problem's text and answer. Raises
+        UserError for an answer that the episode would not reach, but for turns after an env ended it, which are not
+        played; Faults of hooks, envs and tools.
         """
-        sample = {"prompt": [{"role": "user", "content": problem.text}], "ground_truth": str(problem.answer)}
+        if sample is None:
+            sample = {"prompt": [{"role": "user", "content": problem.text}], "ground_truth": str(problem.answer)}
+        envs = EpisodeEnvs(self._graph, self._envs, dict(sample), self._workflow.episode.call_timeout_s)
+        episode = _Episode(dict(sample), envs)
         demonstrations: list[Demonstration] = []
-        conversations: dict[str, tuple[Message, ...]] = {}
-        memory = TurnState()
-        earlier_calls: list[Call] = []
-        for number, script in enumerate(turns):
-            turn = Turn(number)
-            calls: list[Call] = []
-            for slot, answer in self._slots(script, number):
-                node = self._graph.by_id[slot[0]]
-                visible = view(self._graph, node_reader(node, slot[1]), turn, memory)
-                visible = without_private(visible, node, self._private)
-                earlier = [call for call in earlier_calls if shows(node, call, self._private)]
-                context = self._context(slot, sample, number, visible, earlier, script.call_tool)
-                demonstration, call = await self._answer(slot, answer, context, turn, conversations)
-                demonstrations.append(demonstration)
-                calls.append(call)
-            memory = carry_over(self._graph, turn, memory)
-            earlier_calls = [*earlier_calls, *calls]
-            ended = bool(turn.done) or number + 1 == self._workflow.episode.max_turns
-            if ended and number + 1 < len(turns):
-                raise ValueError(f"the episode ends after turn {number}, and the teacher speaks in {len(turns)} turns")
+        self._played += 1
+        try:
+            episode.state.obs = await envs.reset(0, str(self._played))
+            for number, script in enumerate(turns):
+                turn = Turn(number)
+                demonstrations += await self._play(script, turn, episode)
+                if number + 1 == len(turns):
+                    break  # nothing reads what an env says to the last answers
+                await self._step_envs(turn, episode)
+                if turn.done and turn.done <= turn.infos.keys():
+                    break  # an env ended it, which the teacher could not know
+                if turn.done or number + 1 == self._workflow.episode.max_turns:
+                    end = f"the episode ends after turn {number}, and the teacher speaks in {len(turns)} turns"
+                    raise UserError(f"teacher: {end}; see `max_turns`, and what ends it (`done`)")
+                episode.state = carry_over(self._graph, turn, episode.state)
+                episode.calls += turn.calls.values()
+        finally:
+            await envs.close()
         return demonstrations
 
-    def _slots(self, script: Script, turn: int) -> list[tuple[Slot, Answer]]:
+    async def _play(self, script: Script, turn: Turn, episode: _Episode) -> list[Demonstration]:
+        demonstrations: list[Demonstration] = []
+        rounds: dict[str, int] = {}
+        ended: set[str] = set()
+        for slot, move in self._slots(script, turn.number):
+            await self._step_envs(turn, episode)
+            loop, round_index = self._graph.by_id[slot[0]].loop, slot[1]
+            if loop is not None:
+                if rounds.setdefault(loop, 0) < round_index and self._ends(loop, turn, episode):
+                    ended.add(loop)
+                rounds[loop] = round_index
+            if loop not in ended:
+                demonstrations += await self._answer(slot, move, script, turn, episode)
+        return demonstrations
+
+    def _slots(self, script: Script, turn: int) -> list[tuple[Slot, Move]]:
         """Return the script's answers with their nodes and rounds, in causal order. Raises UserError."""
-        names = [node.node_id for node in self._workflow.rollout_nodes]
-        if len(script.answers) != len(names):
-            wanted = f"give one per rollout node ({', '.join(names)}), None for one that is skipped"
-            hint = "a tool loop is not played: make its further generations Demonstrations of another `role`"
-            raise UserError(f"teacher: turn {turn} has {len(script.answers)} answers; {wanted}; {hint}")
-        slots: list[tuple[Slot, Answer]] = []
-        for name, entry in zip(names, script.answers, strict=True):
-            rounds = [entry] if entry is None or isinstance(entry, str) or callable(entry) else entry
-            most = self._rounds(name)
+        nodes = [self._graph.by_id[node.node_id] for node in self._workflow.rollout_nodes]
+        if len(script.answers) != len(nodes):
+            wanted = f"give one per rollout node ({', '.join(node.id for node in nodes)}), None for one that is skipped"
+            raise UserError(f"teacher: turn {turn} has {len(script.answers)} answers; {wanted}")
+        slots: list[tuple[Slot, Move]] = []
+        for node, entry in zip(nodes, script.answers, strict=True):
+            # cast: which kind of list it is follows from the workflow
+            is_one = entry is None or isinstance(entry, str) or callable(entry) or not node.loop
+            rounds = cast(list[Move | None], [entry] if is_one else list(entry))
+            most = self._rounds(node)
             if len(rounds) > most:
                 raise UserError(
-                    f"teacher: turn {turn} has {len(rounds)} answers of node '{name}', which has {most} round(s)"
+                    f"teacher: turn {turn} has {len(rounds)} answers of node '{node.id}', which has {most} round(s)"
                 )
-            slots += [((name, index), answer) for index, answer in enumerate(rounds) if answer is not None]
+            if any(map(_is_list, rounds)) and self._loop_of(node) is None:
+                wanted = "give one text" + (" per round" if node.loop else "")
+                raise UserError(
+                    f"teacher: turn {turn} has a list for node '{node.id}', which has no tool loop; {wanted}"
+                )
+            slots += [((node.id, index), move) for index, move in enumerate(rounds) if move is not None]
         return sorted(slots, key=lambda entry: self._graph.causal(entry[0]))
 
-    def _rounds(self, name: str) -> int:
-        loop = self._graph.by_id[name].loop
-        return 1 if loop is None else self._graph.loops[loop].max_rounds
+    def _rounds(self, node: EpisodeNode) -> int:
+        return self._graph.loops[node.loop].max_rounds if node.loop else 1
+
+    def _loop_of(self, node: EpisodeNode) -> ToolLoop | None:
+        return self._workflow.agent_of(node.spec).tool_loop
+
+    async def _step_envs(self, turn: Turn, episode: _Episode) -> None:
+        """Step the envs whose nodes have answered. As late as possible: a step can cost more than all else, and nothing
+        reads what follows the last answer."""
+        for slot in turn.calls:
+            if slot[0] in episode.envs.env_of and slot not in turn.infos:
+                await episode.envs.step(self._graph.by_id[slot[0]], slot[1], turn)
+
+    def _ends(self, loop: str, turn: Turn, episode: _Episode) -> bool:
+        """Return whether the loop ends after its latest round."""
+        until = self._graph.loops[loop].until
+        if any(slot[0] in self._graph.loops[loop].nodes for slot in turn.done):
+            return True
+        seen = view(self._graph, loop_reader(self._graph, loop), turn, episode.state)
+        infos = episode.envs.infos(seen.infos)
+        return until is not None and holds(until, seen.outputs, infos, episode.sample, validate=False)
 
     async def _answer(
-        self, slot: Slot, answer: Answer, context: Context, turn: Turn, conversations: dict[str, tuple[Message, ...]]
-    ) -> tuple[Demonstration, Call]:
-        """Build the node's prompt, answer it, and record the call in `turn`. With `memory: chat`, the prompt continues
-        the node's conversation, which `conversations` keeps."""
-        node = self._graph.by_id[slot[0]].spec
-        remembers = self._workflow.agent_of(node).memory == "chat"
-        hooks = self._hooks[node.node_id]
-        before = conversations.get(node.node_id, ()) if remembers else ()
-        context.continues = bool(before)
-        # cast: a prompt of token ids would need the tokenizer, which is built from these messages
-        messages = cast(list[Message], await hooks.pre_process(None, [], context))
-        if before:  # as the engine does, see episode/conversation.py
-            messages = list(dropwhile(lambda message: message["role"] == "system", messages))
-        prompt = (*before, *messages)
-        text = answer if isinstance(answer, str) else answer(list(prompt))
-        conversations[node.node_id] = (*prompt, {"role": "assistant", "content": text})
-        context.call = call = self._call(node, prompt, text, context.turn, slot[1])
-        context.call_tool = _recording(context.call_tool, call)
+        self, slot: Slot, move: Move, script: Script, turn: Turn, episode: _Episode
+    ) -> list[Demonstration]:
+        """Build the node's prompt, answer it, and record the call in `turn`."""
+        node, hooks = self._graph.by_id[slot[0]], self._hooks[slot[0]]
+        seen = without_private(view(self._graph, node_reader(node, slot[1]), turn, episode.state), node, self._private)
+        call = self._call(node, turn.number, slot[1])
+        context = self._context(node, call, seen, episode)
+        run = partial(self._run_tool, node, script, episode)
+        context.call_tool = partial(_call_for_hook, run, call)
+        prompt = await self._prompt(node, context, episode)
+        demonstrations = await self._generations(node, move, prompt, call, run)
+        last = demonstrations[-1]
+        said = {"role": "assistant", "content": "".join(last.begun) + last.answer}
+        if node.id in episode.conversations:
+            episode.conversations[node.id].last, episode.said[node.id] = call, [*last.messages, said]
+        context.call = call
         output = (await hooks.post_process(None, [], [], context)).output
-        call.text, call.parsed = text if output.text is None else output.text, output.parsed
-        turn.outputs[slot] = call
+        call.text, call.parsed = call.text if output.text is None else output.text, output.parsed
+        turn.calls[slot] = turn.outputs[slot] = call
         if output.done:
             turn.done.add(slot)
-        return Demonstration(node.node_id, prompt, text, context.turn, slot[1]), call
+        return demonstrations
 
-    def _context(
+    async def _prompt(self, node: EpisodeNode, context: Context, episode: _Episode) -> list[Message]:
+        """Return the node's prompt. With `memory: chat`, it continues the node's conversation."""
+        hooks = self._hooks[node.id]
+        # cast: a prompt of token ids would need the tokenizer, which is built from these messages
+        if self._workflow.agent_of(node.spec).memory != "chat":
+            return cast(list[Message], await hooks.pre_process(None, [], context))
+        conversation = episode.conversations.setdefault(node.id, Conversation())
+        context.continues = conversation.last is not None
+        if hooks.pre is None:
+            messages = conversation.default_messages(context, hooks.dependencies, hooks.peers)
+        else:
+            messages = conversation.new_messages(await hooks.pre_process(None, [], context))
+        return [*episode.said.get(node.id, ()), *messages]
+
+    async def _generations(
+        self, node: EpisodeNode, move: Move, prompt: list[Message], call: Call, run: Callable[..., Any]
+    ) -> list[Demonstration]:
+        """Answer a prompt; in a tool loop, run the calls of each generation as the engine does. Raises UserError."""
+        loop, tools = self._loop_of(node), self._tools[node.agent_name]
+        answers = [move] if isinstance(move, str) or callable(move) else list(move)
+        shown = tuple(tools.schemas) if loop is not None and loop.format == "hermes" else ()
+        argument = "code"
+        if loop is not None and loop.continues_message:
+            argument = argument_between_tags(next(iter(tools.tools.values())), f"agent {node.agent_name}")
+        call.prompt_text = "".join(f"<|im_start|>{m['role']}\n{m['content']}<|im_end|>\n" for m in prompt)
+        demonstrations: list[Demonstration] = []
+        begun: tuple[str, ...] = ()
+        invalid_streak = 0
+        for answer in answers:
+            said: list[Message] = [{"role": "assistant", "content": "".join(begun)}] if begun else []
+            text = answer if isinstance(answer, str) else answer([*prompt, *said])
+            call.text = text
+            requests = [] if loop is None else requests_in(text, loop, tools.names, argument=argument)
+            goes_on = bool(requests) and loop is not None and loop.continues_message
+            position = (call.turn, call.round, call.generations, shown, begun, goes_on)
+            demonstrations.append(Demonstration(node.id, tuple(prompt), text, *position))
+            call.generations += 1
+            if loop is None or not requests or call.generations == loop.max_generations:
+                call.ended_in_tool_call = bool(requests)
+                break
+            earlier = len(call.tool_results)
+            results = await run_requests(requests, loop, run, call.tool_results)
+            ran = any(result.status != "invalid" for result in call.tool_results[earlier:])
+            invalid_streak = 0 if ran else invalid_streak + 1
+            if invalid_streak == loop.max_invalid_streak:
+                call.ended_in_tool_call = True
+                break
+            if goes_on:
+                begun += (text, "".join(between_tags(message, loop, text) for message in results))
+            else:
+                prompt = [*prompt, {"role": "assistant", "content": text}, *results]
+        else:
+            raise UserError(f"{_where(call)} ends with a tool call; add the generation that reads its result")
+        if len(demonstrations) < len(answers):
+            reason = "reaches a limit of tool_loop" if call.ended_in_tool_call else "calls no tool"
+            count = f"the teacher gives {len(answers)} generations"
+            raise UserError(f"{_where(call)}: generation {call.generations} {reason} and is the last, but {count}")
+        return demonstrations
+
+    async def _run_tool(
         self,
-        slot: Slot,
-        sample: dict[str, Any],
-        turn: int,
-        visible: View,
-        earlier: Sequence[Call],
-        call_tool: Callable[..., Awaitable[ToolResult]] | None,
-    ) -> Context:
-        agent, calls = self._graph.by_id[slot[0]].agent_name, [*earlier, *visible.calls]
+        node: EpisodeNode,
+        script: Script,
+        episode: _Episode,
+        name: str,
+        arguments: dict[str, Any],
+        keep: Callable[[ToolResult], None],
+        *,
+        by_model: bool = True,
+    ) -> ToolResult:
+        if script.call_tool is not None:
+            result = await script.call_tool(name, **arguments)
+            keep(result)
+            return result
+        tools, added = self._tools[node.agent_name], episode.envs.tool_state
+        known = tools.name_of(name)
+        if known is None:
+            raise UserError(f"node {node.id}: calls the tool {name!r}, which agent {node.agent_name} does not declare")
+        states, sample = episode.tool_states, episode.sample
+        return await tools.call(known, arguments, sample, states, keep, by_model=by_model, added=added.get(known))
+
+    def _context(self, node: EpisodeNode, call: Call, seen: View, episode: _Episode) -> Context:
+        earlier = [call for call in episode.calls if shows(node, call, self._private)]
+        calls = [*earlier, *seen.calls]
+        obs = None
+        if node.spec.agent_options.obs_with_env:
+            for by_agent in seen.obs.values():  # the newest last
+                obs = by_agent.get(node.agent_name, obs)
         return Context(
-            sample=sample,
+            sample=episode.sample,
             uid="",
             episode=0,
-            turn=turn,
+            turn=call.turn,
             max_turns=self._workflow.episode.max_turns,
-            agent=agent,
-            node=slot[0],
-            upstream={node_id: call for node_id, call in visible.outputs.items() if isinstance(call, Call)},
-            history=[call for call in calls if call.agent == agent],
-            obs=None,
+            agent=node.agent_name,
+            node=node.id,
+            upstream={node_id: call for node_id, call in seen.outputs.items() if isinstance(call, Call)},
+            history=[call for call in calls if call.agent == node.agent_name],
+            obs=obs,
             validate=False,
-            call_tool=cast(Callable[..., Awaitable[ToolResult]], call_tool),
+            call_tool=cast(Any, None),  # set once the call exists
             calls=calls,
-            round=slot[1],
-            max_rounds=self._rounds(slot[0]),
+            round=call.round,
+            max_rounds=self._rounds(node),
         )
 
-    def _call(self, node: Node, prompt: Sequence[Message], text: str, turn: int, round_index: int) -> Call:
-        agent = self._workflow.agent_of(node)
+    def _call(self, node: EpisodeNode, turn: int, round_index: int) -> Call:
+        agent = self._workflow.agent_of(node.spec)
         return Call(
-            *(node.node_id, agent.name, node.agent_group, agent.policy, turn),
-            prompt_text="".join(f"<|im_start|>{m['role']}\n{m['content']}<|im_end|>\n" for m in prompt),
-            text=text,
+            *(node.id, agent.name, node.spec.agent_group, agent.policy, turn),
             stop_reason="stop",
-            generations=1,
             round=round_index,
+            role=agent.role or agent.name,
             hand_over=agent.hand_over,
         )
 
 
-def _recording(call_tool: Callable[..., Awaitable[ToolResult]], call: Call) -> Callable[..., Awaitable[ToolResult]]:
-    """Return the tool with its results kept in the call, as the engine keeps them."""
+def _is_list(entry: Any) -> bool:
+    return not (entry is None or isinstance(entry, str) or callable(entry))
 
-    async def recorded(name: str, **arguments: Any) -> ToolResult:
-        call.tool_results.append(await call_tool(name, **arguments))
-        return call.tool_results[-1]
 
-    return recorded
+def _where(call: Call) -> str:
+    return f"teacher: turn {call.turn}, node '{call.node}'"
+
+
+async def _call_for_hook(run: Callable[..., Any], call: Call, name: str, /, **arguments: Any) -> ToolResult:
+    return await run(name, arguments, call.tool_results.append, by_model=False)
+
+
+def _no_sandbox(what: str, advice: str) -> SandboxClient:
+    """Return a client that raises UserError when it is used."""
+
+    class NoSandbox:
+        def __getattr__(self, name: str) -> Any:
+            raise UserError(f"teacher: {what} of the workflow uses the sandbox, and there is none; {advice}")
+
+    return cast(SandboxClient, NoSandbox())

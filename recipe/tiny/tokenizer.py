@@ -32,11 +32,13 @@ START_OF_TURN, END_OF_TURN, PADDING = "<|im_start|>", "<|im_end|>", "<|endoftext
 
 
 def common_segments(demonstrations: list[Demonstration]) -> list[str]:
-    """Return the text pieces shared by all dialogues of a role, round and turn, for all of these, longest first."""
-    texts_by_role: dict[tuple[str, int], dict[int, list[list[str]]]] = {}
+    """Return the text pieces shared by all dialogues of a role, round, length and turn, for all of these, longest
+    first."""
+    texts_by_role: dict[tuple[str, int, int], dict[int, list[list[str]]]] = {}
     for demonstration in demonstrations:
-        texts = [*(message["content"] for message in demonstration.messages), demonstration.answer]
-        role = demonstration.role, demonstration.round  # a later round's dialogue has more messages
+        texts = [*_texts(demonstration), demonstration.answer]
+        # what a conversation or a tool loop has added makes texts that do not correspond
+        role = demonstration.role, demonstration.round, len(texts)
         texts_by_role.setdefault(role, {}).setdefault(demonstration.turn, []).append(texts)
     segments: set[str] = set()
     for by_turn in texts_by_role.values():
@@ -47,6 +49,11 @@ def common_segments(demonstrations: list[Demonstration]) -> list[str]:
             for piece in _common(dialogues):
                 segments.update(_cut(piece, joint))
     return sorted(segments, key=lambda segment: (-len(segment), segment))
+
+
+def _texts(demonstration: Demonstration) -> list[str]:
+    """Return the texts before the answer."""
+    return [*(message["content"] for message in demonstration.messages), *demonstration.begun]
 
 
 def _common(dialogues: list[list[str]]) -> list[str]:
@@ -78,10 +85,11 @@ def build_tokenizer(
     demonstrations: list[Demonstration], vocab_size: int = 640, segments: Sequence[str] = ()
 ) -> Qwen2Tokenizer:
     """Train a byte-level BPE with Qwen2's pre-tokenizer, the one with which transformers loads every Qwen2 checkpoint,
-    whatever its tokenizer.json contains. `segments`: further texts that are one token each."""
-    segments = [*segments, *common_segments(demonstrations)]
+    whatever its tokenizer.json contains. `segments`: further texts that are one token each, as are tools' schemas."""
+    schemas = dict.fromkeys(json.dumps(tool, ensure_ascii=False) for d in demonstrations for tool in d.tools)
+    segments = [*segments, *schemas, *common_segments(demonstrations)]
     texts = [m["role"] + "\n" + m["content"] for d in demonstrations for m in d.messages]
-    texts += ["assistant\n" + d.answer for d in demonstrations]
+    texts += ["assistant\n" + "".join(d.begun) + d.answer for d in demonstrations]
     for segment in segments:  # a segment is one token; merges inside it would be wasted
         texts = [text.replace(segment, "") for text in texts]
     trainer = trainers.BpeTrainer(
@@ -97,7 +105,7 @@ def build_tokenizer(
     merges: Any = [tuple(pair) for pair in learned["merges"]]  # transformers' annotations know neither None nor pairs
     tokenizer = Qwen2Tokenizer(learned["vocab"], merges, **options)
     pairs = [f"{number:02d}" for number in range(100)]
-    roles = [f"{role}\n" for role in ("system", "user", "assistant")]
+    roles = [f"{role}\n" for role in ("system", "user", "assistant", *(("tools", "tool") if schemas else ()))]
     tokenizer.add_special_tokens({"additional_special_tokens": [START_OF_TURN]})
     added = [AddedToken(text, normalized=False) for text in [*segments, *pairs, *roles]]
     tokenizer.add_tokens(added)  # pyright: ignore[reportArgumentType]  transformers annotates its own AddedToken

@@ -7,6 +7,7 @@ import asyncio
 import pytest
 
 from preprocess.arithmetic import Problem
+from recipe.dag.errors import UserError
 from recipe.dag.workflow.schema import Workflow
 from recipe.tiny.dialogue import Dialogue, Script
 
@@ -69,5 +70,5 @@ def test_a_node_sees_this_turn_of_those_before_it_and_the_last_turn_of_the_other
     [([["a", "stop"], ["b", "c"]], 0), ([["stop", "b"], ["b", "c"]], 0), ([["a", "b"], ["c", "d"], ["e", "f"]], 1)],
 )
 def test_a_teacher_that_speaks_after_the_end_is_an_error(dialogue, turns, last):
-    with pytest.raises(ValueError, match=f"ends after turn {last}, and the teacher speaks in {len(turns)} turns"):
+    with pytest.raises(UserError, match=f"ends after turn {last}, and the teacher speaks in {len(turns)} turns"):
         asyncio.run(dialogue.demonstrate(PROBLEM, *map(Script, turns)))
