@@ -30,6 +30,11 @@ NOT_RUN = """\
 scripts/test_scripts_coached.py::test_the_name_of_a_variable_stands_for_its_key: needs a GPU
   DATA_ROOT=. bash recipe/dsbench/run_train_dsbench.sh MODEL GEMINI_API_KEY
   bash recipe/mathchat/run_train_mathchat.sh MODEL GEMINI_API_KEY
+scripts/test_scripts_coached.py::test_settings_of_the_coach_follow_its_key: needs a GPU
+  WANDB_API_KEY=KEY bash recipe/mathchat/run_train_mathchat.sh MODEL GEMINI_API_KEY -- workflow.loops.act.max_rounds=2
+settings/test_settings_run.py::test_a_configuration_of_marti_is_named_as_a_script: another system's command
+  python -m marti.cli.commands.train --config-name mathchat_with_coach default_agent.pretrain=MODEL use_wandb=KEY \
+workflow_args.coder_max_turns=2
 scripts/test_scripts_coached.py::test_the_plan_says_that_the_profiles_fit: needs a model
   CONFIG=small SHOW=1 GPU_GB=80 bash recipe/dsbench/run_train_dsbench.sh MODEL -- trainer.n_gpus_per_node=2
 scripts/test_scripts_coached.py::test_without_a_key_the_coach_is_a_frozen_copy: needs a GPU
@@ -190,6 +195,9 @@ test_shipped.py::test_the_games_run_takes_names_and_beginnings_of_names: takes m
 test_shipped.py::test_the_small_models_script_takes_a_seed_before_overrides: needs a GPU
   bash recipe/retool_ma/run_smollm2.sh
   bash recipe/retool_ma/run_smollm2.sh 1
+tiny/test_tiny_build.py::test_a_game_with_a_tool_is_taught_or_its_fault_is_one_line: trains a model
+  python -m recipe.tiny.build --workflow examples/gallery/workflow_doors.yaml --teacher doors.py:Teacher \
+--output outputs/doors/model
 """
 """Tests of tests/, each with the reason why it stands for the commands below it."""
 ACTIVE = "(getting-started.md#activate-the-environment)"
