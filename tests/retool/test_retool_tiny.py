@@ -17,7 +17,7 @@ PARTS = (SCRIPT, "recipe/dag/scripts", "pyproject.toml")
 
 FAKE_PYTHON = """#!/bin/bash
 printf '%s\\t' python "${MODEL_PATH:-}" "$@" >> "$LOG"; echo >> "$LOG"
-case "$*" in *recipe.dag.main*)
+case "$*" in *"recipe.dag.main --check"*) ;; *recipe.dag.main*)
   for step in 10 20; do
     mkdir -p "$OUT/checkpoints/global_step_$step/main/actor/huggingface"
     touch "$OUT/checkpoints/global_step_$step/main/actor/huggingface/config.json"
@@ -59,7 +59,9 @@ class Laptop:
         command = ["bash", str(self.root / SCRIPT), *arguments]
         done = subprocess.run(command, env=env, capture_output=True, text=True, timeout=60)
         calls = [line.rstrip("\t").split("\t") for line in self.log.read_text().splitlines()]
-        return done.returncode, [call for call in calls if "pip" not in call], done.stderr
+        self.checks = [call for call in calls if "--check" in call]
+        calls = [call for call in calls if "pip" not in call and call not in self.checks]
+        return done.returncode, calls, done.stderr
 
     def servers_left(self) -> list[int]:
         return [int(pid) for pid in self.pids.read_text().split() if Path(f"/proc/{pid}").exists()]
@@ -83,6 +85,7 @@ def test_the_stages_run_in_order_each_on_the_model_of_the_one_before(laptop, arg
     code, calls, _ = laptop.run(*arguments, name=name, **env)
     assert code == 0
     data, base, transcripts, sft, train, *evaluations, table = calls
+    assert [check[len(check) - len(overrides) :] for check in laptop.checks] == ([overrides] if overrides else [])
     out = f"outputs/{name}"
     assert data[2:5] == ["preprocess/arithmetic.py", "--local_dir", f"{out}/data"]
     assert option(base, "--output") == option(sft, "--model") == f"{out}/model"
