@@ -1,9 +1,8 @@
 """A careless teacher for engineer, modeler and analyst.
 
 Invariant: the programs are those of `kit.py`, the prompts are built by the workflow's agents from what the workspace
-answers (`envs/workspace_env.py`), and the choices are wrong, independently in each agent: in one part of the tasks
-always the same way and mostly, elsewhere rarely. That leaves reinforcement learning something to improve that sampling
-at a lower temperature does not.
+answers (`envs/workspace_env.py`), and the choices are wrong at fixed rates, independently in each agent, which leaves
+reinforcement learning something to improve.
 """
 
 from __future__ import annotations
@@ -28,14 +27,11 @@ from recipe.dag.tools.sandbox_client import RunResult, SandboxClient, SessionFil
 from recipe.dag.types.context import Message
 from recipe.dag.workflow.schema import Workflow
 from recipe.dsbench import kit
-from recipe.tiny.careless import RIGHT_READING
 from recipe.tiny.dialogue import Demonstration, Dialogue, Script
 
-WRONG_COLUMN, WRONG_MODEL, WRONG_FORM, BROKEN = 0.18, 0.1, 0.1, 0.04
+WRONG_COLUMN, WRONG_MODEL, WRONG_FORM, BROKEN = 0.18, 0.4, 0.35, 0.04
 """Rates at which the engineer takes an irrelevant column (for each of the three), the modeler another model, the
 analyst another form, and any of them omits a bracket."""
-HABITUAL = {"bowl": "linear", "probability": "label"}
-"""The model and the form that are taken instead of these, unless the task is understood (`RIGHT_READING`)."""
 
 AGENTS = ("engineer", "modeler", "analyst")
 FORM_OF = {"rmse": "value", "mae": "value", "accuracy": "label", "roc_auc": "probability"}
@@ -99,8 +95,6 @@ class Teacher:
         return f'submit("{task.domain.thing}", "{task.domain.target}", "{form}")'
 
     def _other(self, right: str, among: tuple[str, ...], rate: float) -> str:
-        if right in HABITUAL and self._rng.random() >= RIGHT_READING:
-            return HABITUAL[right]
         if self._rng.random() >= rate:
             return right
         return self._rng.choice([name for name in among if name != right])

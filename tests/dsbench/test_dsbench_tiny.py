@@ -11,9 +11,8 @@ import pytest
 from recipe.dag.errors import UserError
 from recipe.dag.settings.compose import compose_config
 from recipe.dag.workflow_file import load_workflow
-from recipe.dsbench.teacher import AGENTS, FORM_OF, HABITUAL, WRONG_FORM, WRONG_MODEL, Teacher
+from recipe.dsbench.teacher import AGENTS, FORM_OF, WRONG_FORM, WRONG_MODEL, Teacher
 from recipe.tiny.build import encode
-from recipe.tiny.careless import RIGHT_READING
 from recipe.tiny.tokenizer import build_tokenizer
 
 ROOT = Path(__file__).parents[2]
@@ -38,18 +37,13 @@ def test_each_agent_acts_until_its_files_are_there_at_most_twice(lessons):
 
 
 def test_the_teacher_is_careless_at_its_rates(lessons):
-    seen: dict[tuple[str, bool], list[bool]] = {}
+    models, forms = [], []
     for task, lesson in lessons:
         first = {d.role: d.answer for d in reversed(lesson)}
-        for agent, right in (
-            ("modeler", "bowl" if task.domain.peaked else "linear"),
-            ("analyst", FORM_OF[task.metric]),
-        ):
-            seen.setdefault((agent, right in HABITUAL), []).append(f'"{right}"' in first[agent])
-    for (agent, misread), right in seen.items():
-        slip = WRONG_MODEL if agent == "modeler" else WRONG_FORM
-        rate = (1 - slip) * (RIGHT_READING if misread else 1)
-        assert sum(right) / len(right) == pytest.approx(rate, abs=0.12) and len(seen) == 4
+        models.append(f'"{"bowl" if task.domain.peaked else "linear"}"' in first["modeler"])
+        forms.append(f'"{FORM_OF[task.metric]}"' in first["analyst"])
+    assert sum(models) / len(models) == pytest.approx(1 - WRONG_MODEL, abs=0.1)
+    assert sum(forms) / len(forms) == pytest.approx(1 - WRONG_FORM, abs=0.1)
 
 
 def test_the_same_seed_teaches_the_same(teacher, lessons):
