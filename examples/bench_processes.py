@@ -59,7 +59,7 @@ async def play(counts: list[int], episodes: int, wait: float, rounds: int, folde
     tokenizer = train_tokenizer()
     tokenizer.save_pretrained(folder)
     flow = load_workflow(ROOT / "workflows/workflow_retool_ma.yaml")
-    spec = PolicySpec(StubServer(tokenizer, long_answers(), wait), folder, False, 8192)
+    spec = PolicySpec(StubServer(tokenizer, long_answers(), wait), folder, False, 8192, 8192)
     endpoints = {"main": spec.endpoint()}
     make_tools = partial(make_stub_tools, wait=wait)
     runner = EpisodeRunner(flow, endpoints, make_tools(flow, None), seed=0)

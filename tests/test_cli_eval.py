@@ -315,7 +315,7 @@ def test_an_evaluation_of_a_checkpoint_for_real(tiny_model, tmp_path, zygote, jo
     model = tmp_path / "checkpoints" / "global_step_1" / "main" / "actor" / "huggingface"
     shutil.copytree(tiny_model, model)
     (model / "chat_template.jinja").write_text("{% for m in messages %}{{ m['content'] }}{% endfor %}")
-    (tmp_path / "checkpoints" / "global_step_1" / "run.json").write_text('{"step": 1}')
+    (tmp_path / "checkpoints" / "global_step_1" / "run.json").write_text('{"step": 1, "policies": {}}')
     (tmp_path / "checkpoints" / "latest_checkpointed_iteration.txt").write_text("1")
     arguments = ["eval", "w.yaml", "--checkpoint", "checkpoints", "--data", "p.jsonl", "--output", "out", "-n", "2"]
     overrides = ["platform=cpu", "data.max_prompt_length=16", "data.max_response_length=16"]

@@ -229,6 +229,7 @@ def test_training_lowers_the_loss_and_a_killed_run_ends_like_an_undisturbed_one(
     )
     assert done.returncode == 0, done.stderr[-3000:]
     assert f"model: {whole}/huggingface" in done.stdout
+    assert all(f"step {step}/12 " in done.stdout for step in range(1, 13)), "each one validates, so each has a line"
     curve = losses(whole)
     assert [row[0] for row in curve] == list(range(13)) and curve[0][-1] is not None
     assert curve[-1][1] < 0.7 * curve[1][1] and curve[-1][-1] < 0.7 * curve[0][-1]

@@ -138,8 +138,8 @@ def test_the_small_models_script_takes_a_seed_before_overrides(gpu_script):
     gpu_script.pretend_there_is_a_gpu()
     done = gpu_script.run(SMALL_SCRIPT, "2", "trainer.total_training_steps=3", PYTHON="/bin/echo")
     assert done.returncode == 0, done.stderr
-    *made, data, run = (line.split() for line in done.stdout.splitlines())
-    assert made in ([], [["examples/small_model.py", "outputs/smollm2"]]), "made once"
+    check, *made, data, run = (line.split() for line in done.stdout.splitlines())
+    assert "--check" in check and made in ([], [["examples/small_model.py", "outputs/smollm2"]]), "made once"
     assert data[:3] == ["preprocess/arithmetic.py", "--local_dir", "outputs/retool_ma_smollm2_seed2/data"]
     assert run[-1] == "trainer.total_training_steps=3" and "seed=2" in run
     assert "trainer.experiment_name=retool_ma_smollm2_seed2" in run
@@ -154,7 +154,8 @@ def test_retools_gpu_script_trains_twice_and_evaluates_each_model(gpu_script):
     done = gpu_script.run(RETOOL_SCRIPT, "2", "trainer.total_training_steps=3", PYTHON="/bin/echo")
     assert done.returncode == 0, done.stderr
     lines = [line for line in done.stdout.splitlines() if not line.startswith("examples/")]
-    data, transcripts, sft, grpo, *evaluations, table = (line.split() for line in lines)
+    check, data, transcripts, sft, grpo, *evaluations, table = (line.split() for line in lines)
+    assert "--check" in check
     out = "outputs/retool_smollm2_seed2"
     assert data[:3] == ["preprocess/arithmetic.py", "--local_dir", f"{out}/data"]
     assert transcripts[:2] == ["-m", "recipe.retool.teacher"] and transcripts[-1] == "2"
@@ -171,7 +172,8 @@ def test_retools_gpu_script_trains_twice_and_evaluates_each_model(gpu_script):
 
 @pytest.fixture
 def started(tmp_path):
-    """Runs bash with a Python that only writes down what it is asked: one (MODEL_PATH, arguments) per process."""
+    """Runs bash with a Python that only writes down what it is asked: one (MODEL_PATH, arguments) per process, but for
+    the check of settings (tests/scripts/test_scripts_arguments.py)."""
     python, log = tmp_path / "venv" / "bin" / "python", tmp_path / "asked"
     python.parent.mkdir(parents=True)
     python.write_text(f"""#!/bin/bash\n(printf '%s\\t' "${{MODEL_PATH:-}}" "$@"; echo) >> {log}\n""")
@@ -183,7 +185,8 @@ def started(tmp_path):
         done = subprocess.run(["bash", *arguments], env=env, cwd=ROOT, capture_output=True, text=True)
         assert done.returncode == 0, done.stderr
         lines = log.read_text().splitlines() if log.exists() else []
-        return [(model, words[:-1]) for model, *words in (line.split("\t") for line in lines)]
+        calls = ((model, words[:-1]) for model, *words in (line.split("\t") for line in lines))
+        return [call for call in calls if "--check" not in call[1]]
 
     return run
 

@@ -56,7 +56,10 @@ def test_seeds_and_settings_are_taken(run, word):
 def test_settings_are_checked_before_a_model_and_data_are_made(script, tmp_path, monkeypatch, capsys):
     venv = tmp_path / "venv"
     (venv / "bin").mkdir(parents=True)
-    for name, text in (("python", 'printf "%s\\n" "$@"; exit 3'), ("nvidia-smi", "echo GPU 0")):
+    for name, text in (
+        ("python", '[ "$1" != -c ] || exit 0; printf "%s\\n" "$@"; exit 3'),
+        ("nvidia-smi", "echo GPU 0"),
+    ):
         (venv / "bin" / name).write_text(f"#!/bin/bash\n{text}\n")
         (venv / "bin" / name).chmod(0o755)
     stamp = f'echo "{ROOT} cpu $(cksum < pyproject.toml)" | cksum | tr " " -'

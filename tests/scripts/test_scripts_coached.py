@@ -226,9 +226,9 @@ def test_smollm2_learns_the_form_and_coaches_itself(gpu_script):
     gpu_script.pretend_there_is_a_gpu()
     done = gpu_script.run(smollm2, "2", "trainer.total_training_steps=3", PYTHON="/bin/echo")
     assert done.returncode == 0, done.stderr
-    *made, data, transcripts, sft, train = done.stdout.splitlines()
+    check, *made, data, transcripts, sft, train = done.stdout.splitlines()
     out = "outputs/mathchat_smollm2_seed2"
-    assert made in ([], ["examples/small_model.py outputs/smollm2"]), "made once"
+    assert "--check" in check and made in ([], ["examples/small_model.py outputs/smollm2"]), "made once"
     assert f"--local_dir {out}/data" in data and f"--output {out}/data/sft.parquet" in transcripts
     assert f"sft {out}/data/sft.parquet --model outputs/smollm2 --output {out}/sft" in sft and "sft_smollm2" in sft
     assert f"model_path={out}/sft/huggingface" in train and train.endswith(" trainer.total_training_steps=3")

@@ -69,6 +69,9 @@ def test_a_run_rolls_out_and_trains_with_the_policies_of_its_step_and_validates_
         def metrics(self):
             return {"train/rows": 1.0}
 
+        def dominant_agents(self):
+            return {}
+
     monkeypatch.setattr("recipe.dag.train.trainer.roll_out", roll_out)
     monkeypatch.setattr("recipe.dag.train.trainer.collect", collect)
     monkeypatch.setattr("recipe.dag.train.trainer.TrainingStep", Step)
