@@ -25,5 +25,4 @@ run=(--config-path recipe/mathchat/config --config-name smollm2
   --config-path recipe/mathchat/config --config-name sft_smollm2 seed="$seed"
 find_trackers console,tensorboard
 exec "$python" -m recipe.dag.main "${run[@]}" model_path="$out/sft/huggingface" data.train_files="$out/data/train.parquet" \
-  data.val_files="$out/data/test.parquet" output_dir="$out" \
-  ${trackers[@]+"${trackers[@]}"} "$@"
+  data.val_files="$out/data/test.parquet" output_dir="$out" ${trackers[@]+"${trackers[@]}"} "$@"

@@ -27,5 +27,4 @@ find_trackers console,tensorboard
 beside_coach python -m recipe.dag.main --config-path recipe/mathchat/config --config-name tiny_cpu workflow="$workflow" \
   trainer.experiment_name="$name" seed="$seed" \
   data.train_files="outputs/$base/data/train.parquet" data.val_files="outputs/$base/data/test.parquet" \
-  "${settings[@]}" \
-  ${trackers[@]+"${trackers[@]}"} "$@"
+  "${settings[@]}" ${trackers[@]+"${trackers[@]}"} "$@"

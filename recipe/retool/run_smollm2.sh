@@ -25,8 +25,7 @@ run=(--config-path recipe/retool/config --config-name smollm2 workflow="$workflo
   --config-path recipe/retool/config --config-name sft_smollm2 seed="$seed"
 find_trackers console,tensorboard
 "$python" -m recipe.dag.main "${run[@]}" model_path="$out/sft/huggingface" data.train_files="$out/data/train.parquet" \
-  data.val_files="$out/data/test.parquet" output_dir="$out" \
-  ${trackers[@]+"${trackers[@]}"} "$@"
+  data.val_files="$out/data/test.parquet" output_dir="$out" ${trackers[@]+"${trackers[@]}"} "$@"
 
 # evaluate STAGE OPTIONS...: 64 unseen problems, 8 episodes each
 evaluate() {

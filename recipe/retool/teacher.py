@@ -33,7 +33,7 @@ from recipe.dag.types.context import Message
 from recipe.dag.types.record import ToolResult
 from recipe.dag.workflow.schema import Workflow
 from recipe.dag.workflow_file import load_workflow
-from recipe.tiny.careless import meant, reading, value_of
+from recipe.tiny.careless import reading, right_formula, value_of
 from recipe.tiny.dialogue import Demonstration, Dialogue, Script
 
 SLIP, BROKEN_CODE, WRONG_READING, NO_TOOL = 0.1, 0.08, 0.04, 0.06
@@ -72,7 +72,7 @@ class Teacher:
     def teach(self, problem: Problem) -> list[Demonstration]:
         """Return a lesson of the base model: a session whose output is part of the text, or rarely a tool call and,
         after its result, the answer."""
-        code, answer = meant(problem), answer_text(problem.answer)
+        code, answer = right_formula(problem), answer_text(problem.answer)
         if self._rng.random() >= TOOL_RATE:
             return self._demonstrate(problem, f">>> {code}\n{problem.answer}\n{answer}")
         lessons = self._demonstrate(problem, f"{CALL_START}{code}{CALL_ENDS[0]}", answer)

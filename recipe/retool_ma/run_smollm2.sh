@@ -21,5 +21,4 @@ run=(--config-path recipe/retool_ma/config --config-name smollm2
 "$python" preprocess/arithmetic.py --local_dir "outputs/$name/data" --train_size 2048 --test_size 128 --seed "$seed"
 find_trackers console,tensorboard
 exec "$python" -m recipe.dag.main "${run[@]}" "data.train_files=outputs/$name/data/train.parquet" \
-  "data.val_files=outputs/$name/data/test.parquet" trainer.experiment_name="$name" \
-  ${trackers[@]+"${trackers[@]}"} "$@"
+  "data.val_files=outputs/$name/data/test.parquet" trainer.experiment_name="$name" ${trackers[@]+"${trackers[@]}"} "$@"

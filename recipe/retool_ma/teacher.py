@@ -15,7 +15,7 @@ from preprocess.arithmetic import Problem, splits
 from recipe.dag.errors import UserError
 from recipe.dag.types.record import ToolResult
 from recipe.dag.workflow.schema import Workflow
-from recipe.tiny.careless import meant, reading, slipped, value_of
+from recipe.tiny.careless import reading, right_formula, slipped, value_of
 from recipe.tiny.dialogue import Demonstration, Dialogue, Script
 
 SLIP, BROKEN_CODE, WRONG_ANSWER = 0.1, 0.04, 0.04
@@ -47,7 +47,7 @@ class Teacher:
     def _turns(self, problem: Problem) -> Iterator[Script]:
         for turn in range(self.max_turns):
             code = (
-                slipped(problem, meant(problem), self.rng, WRONG_PLAN_AGAIN)
+                slipped(problem, right_formula(problem), self.rng, WRONG_PLAN_AGAIN)
                 if turn
                 else reading(problem, self.rng, SLIP)
             )
@@ -68,7 +68,7 @@ class Teacher:
         """Return the verifier's text before the last turn: the formula it expects, and REVISE if the plan's differs."""
         if broken:
             return "REVISE: the program failed"
-        expected = slipped(problem, meant(problem), self.rng, WRONG_REVIEW)
+        expected = slipped(problem, right_formula(problem), self.rng, WRONG_REVIEW)
         verdict = "" if expected == formula else "REVISE: another formula"
         return f"{expected}\n{verdict}"
 

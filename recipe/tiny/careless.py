@@ -35,7 +35,7 @@ FORMULAS = {
 }
 
 
-def meant(problem: Problem) -> str:
+def right_formula(problem: Problem) -> str:
     return problem.expression.replace(" ", "")
 
 
@@ -52,7 +52,7 @@ def reading(problem: Problem, rng: random.Random, slips: float = 0.0, among: Seq
     misread = MISREADINGS.get(problem.family)
     if misread is not None and rng.random() >= RIGHT_READING:
         return misread.format(*problem.operands)
-    return slipped(problem, meant(problem), rng, slips, among)
+    return slipped(problem, right_formula(problem), rng, slips, among)
 
 
 def value_of(formula: str) -> int:

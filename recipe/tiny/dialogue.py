@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
-from typing import Any, Protocol, cast
+from typing import Any, Protocol, TypeGuard, cast
 
 from recipe.dag.episode.conversation import Conversation
 from recipe.dag.episode.env_class import load_envs
@@ -197,8 +197,7 @@ class Dialogue:
         slots: list[tuple[Slot, Move]] = []
         for node, entry in zip(nodes, script.answers, strict=True):
             # cast: which kind of list it is follows from the workflow
-            is_one = entry is None or isinstance(entry, str) or callable(entry) or not node.loop
-            rounds = cast(list[Move | None], [entry] if is_one else list(entry))
+            rounds: list[Move | None] = list(entry) if node.loop and _is_list(entry) else [cast(Move | None, entry)]
             most = self._rounds(node)
             if len(rounds) > most:
                 raise UserError(
@@ -277,7 +276,7 @@ class Dialogue:
     ) -> list[Demonstration]:
         """Answer a prompt; in a tool loop, run the calls of each generation as the engine does. Raises UserError."""
         loop, tools = self._loop_of(node), self._tools[node.agent_name]
-        answers = [move] if isinstance(move, str) or callable(move) else list(move)
+        answers: list[Answer] = list(move) if _is_list(move) else [cast(Answer, move)]
         shown = tuple(tools.schemas) if loop is not None and loop.format == "hermes" else ()
         argument = "code"
         if loop is not None and loop.continues_message:
@@ -375,7 +374,7 @@ class Dialogue:
         )
 
 
-def _is_list(entry: Any) -> bool:
+def _is_list(entry: Any) -> TypeGuard[Sequence[Any]]:
     return not (entry is None or isinstance(entry, str) or callable(entry))
 
 

@@ -11,7 +11,7 @@ from recipe.dag.errors import UserError
 from recipe.dag.reward.answer import extract_answer
 from recipe.dag.workflow_file import load_workflow
 from recipe.tiny.build import encode
-from recipe.tiny.careless import MISREADINGS, meant, value_of
+from recipe.tiny.careless import MISREADINGS, right_formula, value_of
 from recipe.tiny.tokenizer import build_tokenizer
 
 ROOT = Path(__file__).parents[2]
@@ -26,7 +26,10 @@ def lessons():
 def test_the_teacher_is_careless_at_its_rates_and_the_observer_hears_the_pioneer(lessons):
     said = [[extract_answer(d.answer, strict=True) for d in lesson] for _, lesson in lessons]
     readings = [
-        {str(problem.answer), str(value_of(MISREADINGS.get(problem.family, meant(problem)).format(*problem.operands)))}
+        {
+            str(problem.answer),
+            str(value_of(MISREADINGS.get(problem.family, right_formula(problem)).format(*problem.operands))),
+        }
         for problem, _ in lessons
     ]
     astray = [index for index, (first, _) in enumerate(said) if first not in readings[index]]

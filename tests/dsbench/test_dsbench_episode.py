@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import re
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +16,6 @@ from recipe.dag.episode.client import PolicyEndpoint
 from recipe.dag.episode.make_tools import make_tools
 from recipe.dag.episode.rows import rows_of
 from recipe.dag.episode.runner import EpisodeRunner
-from recipe.dag.sandbox.launch import LocalSandbox
 from recipe.dag.tools.sandbox_client import SandboxClient
 from recipe.dag.types.record import Episode, Generation
 from recipe.dag.workflow.schema import Workflow
@@ -67,14 +66,6 @@ class Speaker:
         end = self._tokenizer.convert_tokens_to_ids(END_OF_TURN)
         ids = [*self._tokenizer.encode(text, add_special_tokens=False), end]
         return Generation(ids, [-0.5] * len(ids), "stop")
-
-
-@pytest.fixture(scope="module")
-def local(sandbox_level) -> Iterator[LocalSandbox]:
-    local = LocalSandbox(max_concurrent=2, **sandbox_level)
-    asyncio.run(local.start())
-    yield local
-    local.close()
 
 
 @pytest.fixture

@@ -11,7 +11,7 @@ from transformers import AutoTokenizer
 from recipe.dag.workflow_file import load_workflow
 from recipe.marft.teacher import SLIP, WRONG_ANSWER, Teacher
 from recipe.tiny.build import encode, main
-from recipe.tiny.careless import MISREADINGS, RIGHT_READING, meant
+from recipe.tiny.careless import MISREADINGS, RIGHT_READING, right_formula
 from recipe.tiny.tokenizer import build_tokenizer
 
 ROOT = Path(__file__).parents[2]
@@ -28,7 +28,7 @@ def test_the_teacher_is_careless_at_its_rates(teacher):
     right: dict[bool, list[bool]] = {False: [], True: []}
     followed = 0
     for problem, (reasoner, actor) in lessons:
-        right[problem.family in MISREADINGS].append(reasoner.answer == meant(problem))
+        right[problem.family in MISREADINGS].append(reasoner.answer == right_formula(problem))
         followed += actor.answer == f"\\boxed{{{eval(reasoner.answer)}}}"
         asked = [lesson.messages[-1]["content"] for lesson in (reasoner, actor)]
         assert problem.text in asked[0] and problem.text not in asked[1] and reasoner.answer in asked[1]

@@ -15,7 +15,7 @@ from recipe.dag.coach.template import VARIABLES, PromptTemplate
 from recipe.mathchat.judge import HEADINGS, judge, last_formula, suggested
 from recipe.mathchat.prompts import CODER_TASK
 from recipe.mathchat.teacher import program_text
-from recipe.tiny.careless import meant, slipped
+from recipe.tiny.careless import right_formula, slipped
 
 ROOT = Path(__file__).parents[2]
 TEMPLATE = PromptTemplate(ROOT / "recipe" / "mathchat" / "coach.txt")
@@ -53,7 +53,7 @@ def test_the_judge_prefers_right_formulas_and_is_not_always_right():
     draw = random.Random(0)
     wrong_as_good = 0
     for problem in generate(5, 240):
-        other = slipped(problem, meant(problem), draw, 1.0)
+        other = slipped(problem, right_formula(problem), draw, 1.0)
         mark = solver(f"Compute {other}", problem.text)
         assert mark is not None and 1.0 <= mark <= 10.0
         wrong_as_good += mark == 10.0

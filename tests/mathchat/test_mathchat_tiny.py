@@ -25,7 +25,7 @@ from recipe.mathchat import teacher
 from recipe.mathchat.agents import programs
 from recipe.mathchat.judge import judge, last_formula
 from recipe.mathchat.teacher import Teacher, run_program, transcripts
-from recipe.tiny.careless import MISREADINGS, RIGHT_READING, meant
+from recipe.tiny.careless import MISREADINGS, RIGHT_READING, right_formula
 
 ROOT = Path(__file__).parents[2]
 WORKFLOW = ROOT / "workflows" / "workflow_mathchat.yaml"
@@ -45,7 +45,7 @@ def test_the_teacher_is_right_in_form_and_wrong_at_its_rates():
         assert [lesson.role for lesson in (solve, first, second, verify)] == ["solve", "code", "code", "verify"]
         formula = solve.answer.removeprefix("Compute ")
         (code,) = programs(first.answer)
-        counts["formula"] += formula == meant(problem)
+        counts["formula"] += formula == right_formula(problem)
         counts["understood"] += problem.family not in MISREADINGS
         counts["broken"] += last_formula(code) is None
         repaired = programs(second.answer)

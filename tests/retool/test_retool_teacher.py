@@ -25,7 +25,7 @@ from recipe.retool import teacher as module
 from recipe.retool.agent import answer_in
 from recipe.retool.teacher import BROKEN_CODE, NO_TOOL, SLIP, TOOL, TOOL_RATE, WORKFLOW, Teacher, main
 from recipe.tiny.build import encode
-from recipe.tiny.careless import MISREADINGS, RIGHT_READING, meant
+from recipe.tiny.careless import MISREADINGS, RIGHT_READING, right_formula
 from recipe.tiny.tokenizer import build_tokenizer
 
 ROOT = Path(__file__).parents[2]
@@ -96,7 +96,9 @@ def test_the_teacher_is_careless_at_its_rates(dialogues):
     with_tool = [(problem, dialogue) for problem, dialogue in dialogues if calls_in(dialogue)]
     right = {misread: [] for misread in (False, True)}
     for problem, dialogue in with_tool:
-        right[problem.family in MISREADINGS].append(code_of(calls_in(dialogue)[-1]) == f"print({meant(problem)})")
+        right[problem.family in MISREADINGS].append(
+            code_of(calls_in(dialogue)[-1]) == f"print({right_formula(problem)})"
+        )
     broken = [is_broken(dialogue) for _, dialogue in with_tool]
     assert sum(direct) / COUNT == pytest.approx(NO_TOOL, abs=0.03)
     assert sum(right[False]) / len(right[False]) == pytest.approx(1 - SLIP, abs=0.04)

@@ -142,8 +142,8 @@ def test_data_files_of_the_callers_own(script):
 )
 def test_bad_arguments_are_one_line(script, arguments, env, reason):
     names = {"{model}": script.model, "{data}": script.data}
-    said = script.expect_refusal(reason, *(names.get(argument, argument) for argument in arguments), **env)
-    assert ("run_tiny_cpu.sh" in said) == ("gpu" in env)
+    message = script.expect_refusal(reason, *(names.get(argument, argument) for argument in arguments), **env)
+    assert ("run_tiny_cpu.sh" in message) == ("gpu" in env)
 
 
 def test_no_message_repeats_the_key(script):

@@ -17,7 +17,7 @@ find_trackers() {
   local names=$1
   trackers=()
   [ -z "${WANDB_KEY:-}" ] || export WANDB_API_KEY="${WANDB_API_KEY:-$WANDB_KEY}"
-  [ -z "${WANDB_API_KEY:-}" ] || names+=,wandb
+  [ -z "${WANDB_API_KEY:-}" ] || [[ ,$names, == *,wandb,* ]] || names+=,wandb
   [ -z "${SWANLAB_API_KEY:-}" ] || [[ ,$names, == *,swanlab,* ]] || names+=,swanlab
   [ "$names" = "$1" ] || trackers=("trainer.logger=[$names]")
 }

@@ -45,8 +45,8 @@ refuse() { echo "error: $1; $usage" >&2; exit 2; }
 
 # train_coached RECIPE COACH_MODEL DATA_COMMAND "AGENT ..." "$@": train workflow_RECIPE.yaml on CUDA GPUs, whose trained
 # policies have the agents' names. "$@": MODEL [KEY] [-- key=value ...]. COACH_MODEL is the default of the variable with
-# this name; DATA_COMMAND makes the data. The script's `usage` and `extra_settings` (an array) are used, and `other_data`, advice about data that
-# stands in for it, if that is set.
+# this name; DATA_COMMAND makes the data. The script's `usage` and `extra_settings` (an array) are used, and `other_data`, if it is set:
+# advice about data that stands in for it.
 train_coached() {
   local recipe=$1 default_coach=$2 data_command=$3 agents=() given=() key model part setting settings coach
   read -ra agents <<< "$4"

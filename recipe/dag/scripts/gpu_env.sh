@@ -44,7 +44,7 @@ fi
 place=$(dirname "$venv")
 [ -d "$place" ] || fail "VERL_DAG_GPU_VENV=$venv: there is no folder $place"
 free=$(df -Pk "$place" | awk 'NR == 2 {print int($4 / 1000000)}')
-[ "$free" -ge "$disk_needed_gb" ] || 
+[ "$free" -ge "$disk_needed_gb" ] ||
   fail "$(cd "$place" && pwd): $free GB free, $disk_needed_gb are needed; set VERL_DAG_GPU_VENV to a folder on another disk"
 
 run() {

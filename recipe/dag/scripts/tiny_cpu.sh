@@ -9,14 +9,14 @@ check_arguments "$@"
 # tiny_name NAME SEED: the run's name; another base model ($BASE_STEPS, for a quick look) belongs to other stages
 tiny_name() { echo "$(with_seed "$1" "$2")${BASE_STEPS:+_base$BASE_STEPS}"; }
 
-# make_model NAME SEED WORKFLOW TEACHER [options of recipe.tiny.build]; $BASE_STEPS comes before --steps
+# make_model NAME SEED WORKFLOW TEACHER [options of recipe.tiny.build]; $BASE_STEPS overrides --steps
 make_model() {
   python -m recipe.tiny.build --output "outputs/$1/model" --seed "$2" --workflow "$3" --teacher "$4" "${@:5}" \
     ${BASE_STEPS:+--steps "$BASE_STEPS"}
 }
 
 # check SEED WORKFLOW CONFIG_FOLDER [hydra overrides]: end the script with one line for what a run would refuse, before
-# data and a model are made
+# data and a model are made. Without settings there is nothing to check, and the check takes seconds.
 check() {
   [ $# -eq 3 ] && [ -z "${WORKFLOW:-}" ] ||
     python -m recipe.dag.main --check --config-path "$3" --config-name tiny_cpu seed="$1" workflow="$2" "${@:4}"

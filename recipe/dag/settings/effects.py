@@ -201,8 +201,8 @@ def _decided_by(values: list[Any], setting: Typed, where: str) -> str | None:
     """Return the message for a setting that the workflow makes for each policy; None if it makes the same one."""
     if all(value == setting.value for value in values):
         return None
-    shown = " and ".join(dict.fromkeys(map(str, values)))
-    return f"the workflow itself says {shown} (`policies.<name>.{where}`, or `config` of nodes); set it there"
+    written = " and ".join(dict.fromkeys(map(str, values)))
+    return f"the workflow itself says {written} (`policies.<name>.{where}`, or `config` of nodes); set it there"
 
 
 def _unmet(key: str, config: DictConfig, workflow: Workflow) -> str | None:
