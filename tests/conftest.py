@@ -12,7 +12,7 @@ import tempfile
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from types import SimpleNamespace
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import hypothesis
 import pytest
@@ -79,20 +79,40 @@ def scripted_server() -> type[ScriptedServer]:
     return ScriptedServer
 
 
+@pytest.hookimpl(optionalhook=True)
+def pytest_configure_node(node: Any) -> None:
+    """Tell a process that runs tests which folder all of them share."""
+    node.workerinput["shared"] = _shared(node.config), os.getpid()
+
+
+def pytest_unconfigure(config: pytest.Config) -> None:
+    if SHARED in config.stash:
+        Zygote.end(Path(config.stash[SHARED]))
+
+
+SHARED = pytest.StashKey[str]()
+
+
+def _shared(config: pytest.Config) -> str:
+    if SHARED not in config.stash:
+        config.stash[SHARED] = tempfile.mkdtemp(prefix="zygote")  # short, because sockets are made in it
+    return config.stash[SHARED]
+
+
 @pytest.fixture(scope="session")
-def zygote(request) -> Iterator[Zygote]:
+def zygote(request) -> Zygote:
     """A Python for runs and their workers that starts quickly."""
-    with tempfile.TemporaryDirectory(prefix="zygote") as folder, Zygote(Path(folder)) as zygote:
-        request.config.pluginmanager.get_plugin("costs of tests").living.add(zygote.pid)
-        yield zygote
+    folder, owner = getattr(request.config, "workerinput", {}).get("shared") or (_shared(request.config), os.getpid())
+    zygote = Zygote(Path(folder), owner)
+    request.config.pluginmanager.get_plugin("costs of tests").zygote = zygote.folder
+    return zygote
 
 
 @pytest.fixture(scope="session")
-def joined_ray(zygote) -> Iterator[dict[str, str]]:
+def joined_ray(zygote) -> dict[str, str]:
     """The environment of runs that join a Ray, whose workers start quickly."""
-    env = {"PYTHONPATH": str(ROOT), "RAY_AUTH_MODE": "disabled"}
-    with zygote.ray(**env) as address:
-        yield {"RAY_ADDRESS": address, "RAY_AUTH_MODE": "disabled"}
+    address = zygote.joined_ray(PYTHONPATH=str(ROOT), RAY_AUTH_MODE="disabled")
+    return {"RAY_ADDRESS": address, "RAY_AUTH_MODE": "disabled"}
 
 
 @pytest.fixture(scope="session")

@@ -1,9 +1,10 @@
 """What the tests cost: a pytest plugin that prints the slowest tests and the sum of each folder, and holds a whole run
 to `budgets.json`.
 
-Costs are CPU seconds, of the process that runs a test, of the processes that it waited for, and of those in `living`;
-those of a machine whose calibration loop takes 0.1 s. So a busy machine changes little and a slow one nothing. A whole
-run fails when its sum is more than 1.5 times the budgets'.
+Costs are CPU seconds, of the process that runs a test, of the processes that it waited for, and of the zygote's
+children that worked for it (the workers of the shared Ray count when they end, for the process that started it); those
+of a machine whose calibration loop takes 0.1 s. So a busy machine changes little and a slow one nothing. A whole run
+fails when its sum is more than 1.5 times the budgets'.
 
 `--shuffle SEED` runs the files, and the tests of a file, in another order; `--half 1` and `--half 2` run the two halves
 of the suite.
@@ -25,7 +26,6 @@ import pytest
 
 BUDGETS = Path(__file__).with_name("budgets.json")
 TOLERANCE = 1.5
-TICKS = os.sysconf("SC_CLK_TCK")
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
@@ -62,8 +62,7 @@ class Costs:
         self.seconds: dict[str, float] = defaultdict(float)
         self.folders: dict[str, float] = defaultdict(float)
         self.tests: dict[str, set[str]] = defaultdict(set)
-        self.living: set[int] = set()
-        """Processes that work for many tests, and that their fixtures name here."""
+        self.zygote: Path | None = None
         self._last = 0.0
 
     def pytest_collection_finish(self) -> None:
@@ -78,7 +77,11 @@ class Costs:
 
     def cpu_seconds(self) -> float:
         usages = map(resource.getrusage, (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN))
-        return sum(usage.ru_utime + usage.ru_stime for usage in usages) + sum(map(_of_process, self.living))
+        return sum(usage.ru_utime + usage.ru_stime for usage in usages) + self._of_the_zygote()
+
+    def _of_the_zygote(self) -> float:
+        spent = self.zygote and self.zygote / "spent" / os.environ.get("PYTEST_XDIST_WORKER", "master")
+        return float(spent.read_text() or 0) if spent and spent.exists() else 0.0
 
     def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
         folder = folder_of(report.nodeid)
@@ -122,15 +125,6 @@ class Costs:
 def folder_of(nodeid: str) -> str:
     parts = nodeid.partition("::")[0].split("/")
     return "/".join(parts[:2]) if len(parts) > 2 else parts[0]
-
-
-def _of_process(pid: int) -> float:
-    """Return the CPU seconds of a child of this process and of those that it waited for."""
-    try:
-        fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
-    except OSError:
-        return 0.0  # it has ended, and this process has waited for it
-    return sum(map(int, fields[11:15])) / TICKS
 
 
 def calibration() -> float:

@@ -1,12 +1,13 @@
 """A Python that starts in tenths of a second what takes ten seconds to import: a process that has imported torch and
 transformers forks a child for each program of the project, and for each worker of Ray or torchrun.
 
-    with Zygote(folder) as zygote:
-        subprocess.run([zygote.python, "-m", "recipe.dag.main", ...])
+    zygote = Zygote(folder)
+    subprocess.run([zygote.python, "-m", "recipe.dag.main", ...])
 
 Invariant: the child has the caller's arguments, environment, folder and standard streams, gets its signals, ends with
 the program's exit code, and ends when the caller does. It is in a session of its own. Other programs run in the
-ordinary Python.
+ordinary Python. All processes that run tests share one such Python and its Ray; both end with the process that made
+their folder.
 """
 
 from __future__ import annotations
@@ -20,6 +21,7 @@ import json
 import os
 import random
 import runpy
+import select
 import selectors
 import shutil
 import signal
@@ -37,9 +39,21 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any, NamedTuple
 
+from filelock import FileLock
+
 ROOT = Path(__file__).resolve().parents[1]
 IMPORTED = ("torch", "torch.distributed.fsdp", "torch._dynamo", "transformers.modeling_utils", "transformers.trainer")
 IMPORTED += ("transformers.models.qwen2.modeling_qwen2", "tensordict", "math_verify", "numpy")
+IMPORTED += ("matplotlib.pyplot", "mpl_toolkits.mplot3d", "fastapi", "uvicorn", "zmq", "google.protobuf.message")
+IMPORTED += (
+    "opentelemetry.metrics",
+    "jsonschema",
+    "requests",
+    "pandas",
+    "pyarrow.parquet",
+    "hydra",
+    "prometheus_client",
+)
 """What takes longest. Not Ray, nor what imports it: Ray reads its environment when it is imported."""
 FORWARDED = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
 CLIENT = """\
@@ -75,33 +89,41 @@ os._exit(code)
 
 
 class Zygote:
-    """The forking process. `folder` looks like a virtual environment, the one of this process, with `python`."""
+    """The forking process, started by the first that asks for it. Its folder looks like a virtual environment, the one
+    of this process, with `python`."""
 
-    def __init__(self, folder: Path):
-        """`folder`: an empty one with a short path, because a socket is made in it."""
+    def __init__(self, folder: Path, owner: int):
+        """`folder` has a short path, because sockets are made in it; `owner`: the process at whose end all ends."""
         self.folder, self.python = folder, folder / "bin" / "python"
+        with FileLock(folder / "lock"):
+            if not self.python.exists():
+                self._make()
+                self._start(owner)
+
+    def _make(self) -> None:
         self.python.parent.mkdir()
-        (folder / "children").mkdir()
+        for name in ("children", "spent"):
+            (self.folder / name).mkdir()
         prefix = Path(sys.prefix)
         for path in (*prefix.glob(".verl-dag-*"), prefix / "lib", *(prefix / "bin").iterdir()):
-            link = folder / path.relative_to(prefix)
+            link = self.folder / path.relative_to(prefix)
             if not link.name.startswith(("python", "verl-dag")):
                 link.symlink_to(path)
         (self.python.parent / "verl-dag").write_text(f'#!/bin/sh\nexec {self.python} -m recipe.dag.cli "$@"\n')
         (self.python.parent / "verl-dag").chmod(0o755)
         signals = tuple(map(int, FORWARDED))
-        self.python.write_text(
-            CLIENT.format(python=sys.executable, address=f"{folder}/socket", signals=signals, root=f"{ROOT}{os.sep}")
+        text = CLIENT.format(
+            python=sys.executable, address=f"{self.folder}/socket", signals=signals, root=f"{ROOT}{os.sep}"
         )
+        self.python.write_text(text)
         self.python.chmod(0o755)
 
-    def __enter__(self) -> Zygote:
-        command = [sys.executable, __file__, f"{self.folder}/socket", str(self.python)]
+    def _start(self, owner: int) -> None:
+        command = [sys.executable, __file__, str(self.folder), str(owner)]
         env = {**os.environ, "PYTHONPATH": str(ROOT)}
-        self._process = subprocess.Popen(command, env=env, stdout=subprocess.PIPE, stdin=subprocess.DEVNULL)
-        self.pid = self._process.pid
-        assert self._process.stdout is not None and self._process.stdout.readline() == b"ready\n"
-        return self
+        pipes: dict[str, Any] = {"stdout": subprocess.PIPE, "stdin": subprocess.DEVNULL}
+        process = subprocess.Popen(command, env=env, start_new_session=True, **pipes)
+        assert process.stdout is not None and process.stdout.readline() == b"ready\n"
 
     def child_of(self, caller: int) -> int:
         """Return the process that runs the program of a `python` that was started as the process `caller`."""
@@ -111,34 +133,58 @@ class Zygote:
             time.sleep(0.01)
         return int(path.read_text())
 
+    def joined_ray(self, **env: str) -> str:
+        """Return the address of the one Ray that all share, with room for several runs."""
+        with FileLock(self.folder / "ray.lock"):
+            if not (address := self.folder / "ray.address").exists():
+                command, where = self._ray_command(16, str(self.folder / "ray"))
+                with open(self.folder / "ray.log", "w") as log:
+                    subprocess.Popen(command, cwd=ROOT, env={**os.environ, **env}, stdout=log, stderr=log)
+                _wait_for_ray(self.folder / "ray.log")
+                address.write_text(where)
+            return address.read_text()
+
     @contextlib.contextmanager
-    def ray(self, cwd: Path = ROOT, processors: int = 4, **env: str) -> Iterator[str]:
-        """Start a Ray whose workers are forked, and yield its address."""
-        with socket.socket() as sock:
-            sock.bind(("127.0.0.1", 0))
-            port = sock.getsockname()[1]
+    def ray(self, cwd: Path, processors: int, **env: str) -> Iterator[str]:
+        """Start a Ray of one's own whose workers are forked, and yield its address."""
         scratch = tempfile.mkdtemp(prefix="ray")  # short, because sockets are made in it
-        command = [self.python, "-m", "ray.scripts.scripts", "start", "--head", "--block", f"--num-cpus={processors}"]
-        command += [f"--port={port}", "--include-dashboard=false", f"--temp-dir={scratch}"]
-        pipes: dict[str, Any] = {"stdout": subprocess.PIPE, "stderr": subprocess.STDOUT, "text": True}
+        command, address = self._ray_command(processors, scratch)
+        log = Path(scratch) / "log"
         try:
-            with subprocess.Popen(command, cwd=cwd, env={**os.environ, **env}, **pipes) as ray:
-                assert ray.stdout is not None
-                printed = []
-                while not any("Ray runtime started" in line for line in printed[-1:]):
-                    printed.append(ray.stdout.readline())
-                    assert printed[-1], "".join(printed)
-                threading.Thread(target=ray.stdout.read, daemon=True).start()
+            with log.open("w") as out:
+                ray = subprocess.Popen(command, cwd=cwd, env={**os.environ, **env}, stdout=out, stderr=out)
+            with ray:
                 try:
-                    yield f"127.0.0.1:{port}"
+                    _wait_for_ray(log)
+                    yield address
                 finally:
                     ray.terminate()
         finally:
             shutil.rmtree(scratch, ignore_errors=True)
 
-    def __exit__(self, *_exception: object) -> None:
-        self._process.kill()
-        self._process.wait()
+    @staticmethod
+    def end(folder: Path) -> None:
+        """End what was started in `folder`, and remove it."""
+        with socket.socket(socket.AF_UNIX) as sock, contextlib.suppress(FileNotFoundError):
+            sock.connect(f"{folder}/socket")
+            sock.sendall(bytes(8))
+            sock.recv(1)  # nothing comes: it returns at the end of the other side
+        shutil.rmtree(folder, ignore_errors=True)
+
+    def _ray_command(self, processors: int, scratch: str) -> tuple[list[str], str]:
+        with socket.socket() as sock:
+            sock.bind(("127.0.0.1", 0))
+            port = sock.getsockname()[1]
+        command = [str(self.python), "-m", "ray.scripts.scripts", "start", "--head", "--block"]
+        command += [f"--num-cpus={processors}", f"--port={port}", "--include-dashboard=false", f"--temp-dir={scratch}"]
+        return command, f"127.0.0.1:{port}"
+
+
+def _wait_for_ray(log: Path) -> None:
+    deadline = time.monotonic() + 120
+    while "Ray runtime started" not in (printed := log.read_text()):
+        assert time.monotonic() < deadline, printed
+        time.sleep(0.05)
 
 
 class Request(NamedTuple):
@@ -148,8 +194,8 @@ class Request(NamedTuple):
     streams: list[int]
 
 
-def serve(address: str, python: str) -> None:
-    """Fork a child for each connection, until this process is killed."""
+def serve(folder: Path, owner: int) -> None:
+    """Fork a child for each connection, until `owner` ends or `Zygote.end` is called."""
     from recipe.dag.main import prepare_environment
 
     prepare_environment("cpu")
@@ -157,44 +203,70 @@ def serve(address: str, python: str) -> None:
         importlib.import_module(name)
     selector = selectors.DefaultSelector()
     listener = socket.socket(socket.AF_UNIX)
-    listener.bind(address)
+    listener.bind(f"{folder}/socket")
     listener.listen(64)
     selector.register(listener, selectors.EVENT_READ)
-    callers: dict[int, tuple[int, socket.socket]] = {}  # by the child's descriptor
+    ended = os.pidfd_open(owner)
+    selector.register(ended, selectors.EVENT_READ)
+    callers: dict[int, Caller] = {}  # by the child's descriptor
+    spent: dict[str, float] = {}  # CPU seconds of ended children, by the test process that they worked for
+    first = os.environ.get("PYTEST_XDIST_WORKER", "master")
     gc.collect()
     gc.freeze()  # a collection in a child would copy all pages
     print("ready", flush=True)
     while True:
         for key, _ in selector.select():
+            if key.fileobj is ended:
+                return end(callers)
             if key.fileobj is listener:
-                caller = listener.accept()[0]
-                request = receive(caller)
+                sock = listener.accept()[0]
+                if (request := receive(sock)) is None:
+                    return end(callers)
                 if (child := os.fork()) == 0:
-                    for sock in (listener, caller, *(sock for _, sock in callers.values())):
-                        sock.close()
-                    os._exit(run(request, python))
+                    for other in (listener, sock, *(caller.sock for caller in callers.values())):
+                        other.close()
+                    os._exit(run(request, f"{folder}/bin/python"))
                 for fd in request.streams:
                     os.close(fd)
-                named = Path(address).with_name("children") / str(peer_of(caller))
+                named = folder / "children" / str(peer_of(sock))
                 named.with_suffix(".new").write_text(str(child))
                 named.with_suffix(".new").rename(named)
-                caller.sendall(b"%d\n" % child)
-                callers[descriptor := os.pidfd_open(child)] = child, caller
+                sock.sendall(b"%d\n" % child)
+                callers[descriptor := os.pidfd_open(child)] = Caller(
+                    child, sock, request.env.get("PYTEST_XDIST_WORKER", first)
+                )
                 selector.register(descriptor, selectors.EVENT_READ, descriptor)
-                selector.register(caller, selectors.EVENT_READ, descriptor)
-            elif key.data in callers and key.fileobj is callers[key.data][1]:  # the caller was killed
-                os.kill(callers[key.data][0], signal.SIGKILL)
+                selector.register(sock, selectors.EVENT_READ, descriptor)
+            elif key.data in callers and key.fileobj is callers[key.data].sock:  # the caller was killed
+                os.kill(callers[key.data].child, signal.SIGKILL)
                 selector.unregister(key.fileobj)
             elif key.data in callers:
-                child, caller = callers.pop(key.data)
-                code = os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
+                child, sock, tester = callers.pop(key.data)
+                _, status, usage = os.wait4(child, 0)
+                spent[tester] = spent.get(tester, 0.0) + usage.ru_utime + usage.ru_stime
+                (folder / "spent" / tester).write_text(str(spent[tester]))
                 with contextlib.suppress(OSError):
-                    caller.sendall(b"%d\n" % code)
+                    sock.sendall(b"%d\n" % os.waitstatus_to_exitcode(status))
                 selector.unregister(key.data)
                 with contextlib.suppress(KeyError):
-                    selector.unregister(caller)
+                    selector.unregister(sock)
                 os.close(key.data)
-                caller.close()
+                sock.close()
+
+
+class Caller(NamedTuple):
+    child: int
+    sock: socket.socket
+    tester: str
+
+
+def end(callers: dict[int, Caller]) -> None:
+    """End the children: Ray ends its own when it is terminated."""
+    for caller in callers.values():
+        os.kill(caller.child, signal.SIGTERM)
+    for descriptor, caller in callers.items():
+        if not select.select([descriptor], [], [], 10)[0]:
+            os.kill(caller.child, signal.SIGKILL)
 
 
 def peer_of(caller: socket.socket) -> int:
@@ -202,8 +274,10 @@ def peer_of(caller: socket.socket) -> int:
     return struct.unpack("3i", credentials)[0]
 
 
-def receive(caller: socket.socket) -> Request:
+def receive(caller: socket.socket) -> Request | None:
     size, control, _, _ = caller.recvmsg(8, socket.CMSG_SPACE(12))
+    if not control:
+        return None
     streams = array.array("i")
     streams.frombytes(control[0][2])
     body = b""
@@ -325,4 +399,4 @@ class _Sys:
 
 
 if __name__ == "__main__":
-    serve(sys.argv[1], sys.argv[2])
+    serve(Path(sys.argv[1]), int(sys.argv[2]))
