@@ -61,7 +61,9 @@ CLIENT = """\
 import array, json, os, signal, socket, sys
 arguments = sys.argv[1:]
 script = next((argument for argument in arguments if argument == "-m" or not argument.startswith("-")), "")
-if script == "-m":
+if "-c" in arguments[:1]:
+    ours = False
+elif script == "-m":
     ours = arguments[arguments.index("-m") + 1].startswith(("recipe.", "preprocess.", "ray.", "torch.distributed.run"))
 else:
     ours = script.endswith(("/setup_worker.py", "/default_worker.py")) or os.path.abspath(script).startswith({root!r})

@@ -29,7 +29,7 @@ def material(tmp_path_factory, sandbox_level, zygote, joined_ray) -> SimpleNames
     """A barely warm tiny model, which is wrong often enough, and a few problems."""
     folder = tmp_path_factory.mktemp("material")
     data = ["preprocess/arithmetic.py", "--local_dir", f"{folder}/data", "--train_size", "24", "--test_size", "8"]
-    model = ["-m", "recipe.tiny.build", "--workflow", "workflows/workflow_mathchat.yaml", "--steps", "200"]
+    model = ["-m", "recipe.tiny.build", "--workflow", "workflows/workflow_mathchat.yaml", "--steps", "100"]
     model += ["--teacher", "recipe/mathchat/teacher.py:Teacher", "--output", f"{folder}/model", "--problems", "400"]
     env = {**os.environ, "PYTHONPATH": str(ROOT)}
     for command in (data, model):
@@ -39,18 +39,11 @@ def material(tmp_path_factory, sandbox_level, zygote, joined_ray) -> SimpleNames
 
 
 def train(material: SimpleNamespace, out: Path, url: str, api: str = "", code: int = 0) -> str:
-    """Train three steps of 16 episodes and return the log. `api`: further fields of the coach's `api`."""
+    """Train two steps of 16 episodes and return the log. `api`: further fields of the coach's `api`."""
     fields = "timeout_s: 10.0, retries: 3, max_wait_s: 0.05, failures_to_open: 100000"
     command = [
-        *(
-            material.python,
-            "-m",
-            "recipe.dag.main",
-            "--config-path",
-            "recipe/mathchat/config",
-            "--config-name",
-            "tiny_cpu",
-        ),
+        *(material.python, "-m", "recipe.dag.main", "--config-path", "recipe/mathchat/config"),
+        *("--config-name", "tiny_cpu"),
         *("workflow=workflows/workflow_mathchat.yaml", f"output_dir={out}", "seed=3", *material.options),
         *(f"data.train_files={material.folder}/data/train.parquet", "data.train_batch_size=8"),
         "data.max_prompt_length=512",  # every prompt fits, so that the coach judges every action
@@ -59,7 +52,7 @@ def train(material: SimpleNamespace, out: Path, url: str, api: str = "", code: i
             "trainer.val_before_train=false",
             "trainer.test_freq=-1",
         ),
-        *("trainer.total_training_steps=3", "trainer.save_freq=1", "trainer.logger=[console]"),
+        *("trainer.total_training_steps=2", "trainer.save_freq=1", "trainer.logger=[console]"),
         "~workflow.policies.coach.model",
         f'workflow.policies.coach.api={{base_url: "${{oc.env:COACH_URL}}", model: test, {fields}{api}}}',
     ]
@@ -120,11 +113,11 @@ def test_faults_of_the_coach_leave_their_calls_out_and_change_no_other_reward(ma
     steady, shaken = tmp_path / "steady", tmp_path / "shaken"
     with OpenAIServer(by_rule) as server:
         train(material, steady, server.url)
-        in_two_steps = sum(len(e["calls"]) for e in episodes(steady) if e["step"] < 3) // 2
+        in_a_step = sum(len(e["calls"]) for e in episodes(steady) if e["step"] == 1) // 2
         assert len(server.requests) == sum(len(e["calls"]) for e in episodes(steady)) // 2
 
     spoilt = scattered({"503": 0.1, "nonsense": 0.1}, seed=1)
-    dead_after = in_two_steps + in_two_steps // 3
+    dead_after = in_a_step + in_a_step // 3
     hits: list[str] = []
 
     def faults(number: int) -> str | None:
@@ -151,9 +144,9 @@ def test_faults_of_the_coach_leave_their_calls_out_and_change_no_other_reward(ma
     first = {key: call for key, call in after.items() if key[0] == 1}
     assert {key: call.text for key, call in first.items()} == {k: c.text for k, c in before.items() if k[0] == 1}
     assert all(call.reward == before[key].reward for key, call in first.items() if key not in left_out)
-    counts = [sum(key[0] == step for key in left_out) for step in (1, 2, 3)]
-    assert [steps(shaken)[step]["left_out/calls_unscored"] for step in (1, 2, 3)] == counts
-    assert 0 < counts[0] < len(first) / 3 and counts[2] > len(first) / 3
+    counts = [sum(key[0] == step for key in left_out) for step in (1, 2)]
+    assert [steps(shaken)[step]["left_out/calls_unscored"] for step in (1, 2)] == counts
+    assert 0 < counts[0] < len(first) / 3 and counts[1] > len(first) / 3
     # nobody else pays: no episode was masked, and both policies' rows are those of the scored calls
     assert not any(episode["fault"] for episode in episodes(shaken))
 
@@ -165,8 +158,8 @@ def test_a_spent_budget_stops_the_run_and_a_larger_one_goes_on(material, tmp_pat
         (error,) = [line for line in log.splitlines() if line.startswith("error: ")]
         assert "budget" in error and "Traceback" not in log
         reached = max(steps(out))
-        assert reached in (1, 2) and len(server.requests) <= 100
+        assert reached == 1 and len(server.requests) <= 100
         assert (out / "checkpoints" / f"global_step_{reached}").is_dir()
         train(material, out, server.url, ", budget: {calls: 1000}")
-        assert sorted(steps(out)) == [1, 2, 3]
-    assert [steps(out)[step]["left_out/calls_unscored"] for step in (1, 2, 3)] == [0, 0, 0]
+        assert sorted(steps(out)) == [1, 2]
+    assert [steps(out)[step]["left_out/calls_unscored"] for step in (1, 2)] == [0, 0]

@@ -14,6 +14,7 @@ from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
@@ -28,32 +29,22 @@ FAULTS = {"drop": 0.05, "429": 0.03, "500": 0.03, "truncate": 0.01}
 
 
 @pytest.fixture(scope="module")
-def data(tmp_path_factory) -> Path:
+def data(tmp_path_factory, zygote) -> SimpleNamespace:
+    """`.file` with the problems, and the `.python` of evaluations."""
     file = tmp_path_factory.mktemp("data") / "problems.jsonl"
-    file.write_text(
-        "".join(json.dumps({"problem": f"What is {n} + 1?", "answer": str(n + 1)}) + "\n" for n in range(30))
-    )
-    return file
+    lines = (json.dumps({"problem": f"What is {n} + 1?", "answer": str(n + 1)}) for n in range(PROBLEMS))
+    file.write_text("".join(f"{line}\n" for line in lines))
+    return SimpleNamespace(file=file, python=zygote.python)
 
 
-def start(data: Path, out: Path, url: str, *options: str) -> subprocess.Popen:
-    command = [
-        shutil.which("bash"),
-        str(SCRIPT),
-        "test",
-        str(out),
-        url,
-        "local",
-        "sk-some-key-000",
-        "--data",
-        str(data),
-    ]
+def start(data: SimpleNamespace, out: Path, url: str, *options: str) -> subprocess.Popen:
+    command = [shutil.which("bash"), SCRIPT, "test", out, url, "local", "sk-some-key-000", "--data", data.file]
     log = (out.parent / f"{out.name}.log").open("ab")
-    env = {**os.environ, "PYTHON": sys.executable, "OMP_NUM_THREADS": "1"}
-    return subprocess.Popen([*command, *options], env=env, stdout=log, stderr=subprocess.STDOUT)
+    env = {**os.environ, "PYTHON": str(data.python), "OMP_NUM_THREADS": "1"}
+    return subprocess.Popen([*map(str, command), *options], env=env, stdout=log, stderr=subprocess.STDOUT)
 
 
-def evaluate(data: Path, out: Path, url: str, *options: str, code: int = 0) -> str:
+def evaluate(data: SimpleNamespace, out: Path, url: str, *options: str, code: int = 0) -> str:
     """Run to the end; returns the last line."""
     process = start(data, out, url, *options)
     log = out.parent / f"{out.name}.log"
@@ -205,6 +196,7 @@ def test_three_kills_change_nothing(tmp_path, data, taught_model, zygote):
 def test_a_full_disk_is_one_line_and_the_same_command_goes_on(tmp_path, data, monkeypatch):
     """A limit on the size of files stands for the full disk: the write fails in the same place."""
     out = tmp_path / "out"
+    data = SimpleNamespace(file=data.file, python=sys.executable)  # a forked one would not have the limit
     with OpenAIServer(solver(), key="sk-some-key-000") as server:
         bash = shutil.which("bash")
         monkeypatch.setattr(shutil, "which", lambda name: name)
