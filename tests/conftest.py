@@ -138,7 +138,7 @@ class GpuScript:
 
     def __init__(self, folder: Path):
         self.folder = folder
-        for name in ("bash", "dirname", "grep"):
+        for name in ("bash", "dirname", "grep", "sed", "tr"):
             (folder / name).symlink_to(shutil.which(name))
 
     def pretend_there_is_a_gpu(self) -> None:

@@ -10,6 +10,7 @@ set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
 VERL_DAG_EXTRA=dev
 . recipe/dag/scripts/cpu_env.sh
+unset PYTHONDONTWRITEBYTECODE  # hundreds of processes would compile the project anew
 suite=(python -m pytest -n 3 --dist loadfile --no-loadscope-reorder)
 option=${1:-}
 [[ $# == 0 ]] || shift

@@ -35,7 +35,6 @@ PAGES = sorted(DOCS.glob("*.md"))
 TEXTS = [*READMES, ROOT / "CONTRIBUTING.md", ROOT / "SECURITY.md", ROOT / "CHANGELOG.md"]
 FENCE = re.compile(r"^( *)```.*?^\1```", re.MULTILINE | re.DOTALL)
 BLOCK = re.compile(r"(?:^<!-- file: (\S+) -->\n)?^```(\w+)\n(.*?)^```", re.MULTILINE | re.DOTALL)
-LOADED = {file: load_workflow(file) for file in WORKFLOWS}
 LINK = re.compile(r"\]\(([^)\s]+)\)")
 
 
@@ -46,6 +45,11 @@ class Block(NamedTuple):
     file: str
     language: str
     text: str
+
+
+@cache
+def loaded(file: Path) -> Workflow:
+    return load_workflow(file)
 
 
 def relative(path: Path) -> str:
@@ -127,7 +131,7 @@ def site(tmp_path_factory):
 
 @pytest.mark.parametrize("file", WORKFLOWS, ids=relative)
 def test_the_plan_of_every_shipped_workflow_can_be_drawn(file):
-    plan = make_plan(LOADED[file])
+    plan = make_plan(loaded(file))
     chart = diagrams.Chart(to_mermaid(plan))
     drawn = [node for node in chart.nodes.values() if node.shape != "label"]
     svg = unescape(chart.svg())
@@ -243,8 +247,8 @@ def example_of(name: str, uses: Callable[[Workflow], bool]) -> str:
     """Return a link to a shipped workflow for which `uses` holds: preferably of this name, then of the gallery."""
     candidates = [
         (file.stem != f"workflow_{name}", file.parent.name != "gallery", file)
-        for file, workflow in LOADED.items()
-        if uses(workflow)
+        for file in WORKFLOWS
+        if uses(loaded(file))
     ]
     *_, file = min(candidates)
     return f"[{file.name.removeprefix('workflow_')}](../{relative(file)})"

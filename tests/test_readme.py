@@ -28,6 +28,7 @@ READMES = sorted(
 REQUESTS = "sandbox/test_sandbox_readme.py::test_requests_run"
 NOT_RUN = """\
 scripts/test_scripts_coached.py::test_the_name_of_a_variable_stands_for_its_key: needs a GPU
+  bash recipe/dsbench/run_train_dsbench.sh MODEL GEMINI_API_KEY
   DATA_ROOT=. bash recipe/dsbench/run_train_dsbench.sh MODEL GEMINI_API_KEY
   bash recipe/mathchat/run_train_mathchat.sh MODEL GEMINI_API_KEY
 scripts/test_scripts_coached.py::test_settings_of_the_coach_follow_its_key: needs a GPU
@@ -149,6 +150,12 @@ test_readme.py::test_commands_work_in_the_order_in_which_they_are_typed: changes
   export HF_HOME=/shared/huggingface
   source .venv/bin/activate
   source .venv-gpu/bin/activate
+retool/test_retool_preprocess_script.py::test_rows_are_filtered_and_split_and_again_with_the_same_bytes: needs a model
+  bash recipe/retool/preprocess_data.sh IN.parquet OUT TOKENIZER
+retool/test_retool_evaluation_faults.py::test_960_episodes_against_a_server_that_fails_and_is_killed_once: needs a server
+  bash recipe/retool/evaluate_model.sh NAME OUT BASE_URL SANDBOX_URL API_KEY
+retool/test_retool_train_script.py::test_the_arguments_become_settings_and_the_rest_follows: needs a GPU
+  bash recipe/retool/train_retool_grpo.sh SFT_MODEL DATA_DIR OUT EXPERIMENT
 test_sft.py::test_the_script_passes_its_arguments_on: trains
   bash recipe/retool/train_sft.sh MODEL data outputs/sft optim.lr=1e-5
 test_sft.py::test_training_lowers_the_loss_and_a_killed_run_ends_like_an_undisturbed_one: needs trained weights
@@ -160,6 +167,7 @@ test_sft.py::test_training_lowers_the_loss_and_a_killed_run_ends_like_an_undistu
 test_shipped.py::test_a_tiny_run_takes_a_seed_before_overrides: takes minutes
   bash recipe/retool_ma/run_tiny_revise_cpu.sh
 test_shipped.py::test_gpu_script_without_a_gpu_points_to_the_tiny_run: needs a GPU
+  MODEL_PATH=MODEL WANDB_API_KEY=KEY bash recipe/retool_ma/run_qwen2_5-3b.sh
   MODEL_PATH=Qwen/Qwen2.5-3B-Instruct bash recipe/marft/run_qwen2_5-3b_marft.sh trainer.n_gpus_per_node=4
   MODEL_PATH=MODEL WORKFLOW=workflows/workflow_marft_code.yaml DATA_DIR=data/code bash \
 recipe/marft/run_qwen2_5-3b_marft.sh

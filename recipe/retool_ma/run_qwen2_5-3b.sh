@@ -4,21 +4,25 @@
 # DATA_DIR contains train.parquet and test.parquet (default data/competition, made by preprocess/competition.py: 40,000
 # problems to train on, AMC and AIME to validate on; preprocess/ has scripts for other data).
 # WORKFLOW=workflows/workflow_retool_ma_separate.yaml trains three policies. WANDB_API_KEY or SWANLAB_API_KEY enable loggers.
+# SHOW=1 checks the settings, prints the plan with the memory of each GPU (GPU_GB=80 where there is none), and exits.
 set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/../.."
-tiny="without either, try: bash recipe/retool_ma/run_tiny_cpu.sh"
-. recipe/dag/scripts/checks.sh
-need_gpu "$tiny"
-need_packages "${PYTHON:-python3}"
-[ -n "${MODEL_PATH:-}" ] || { echo "error: set MODEL_PATH to a chat model (a folder or a hub name); $tiny" >&2; exit 2; }
-export MODEL_PATH
-data=${DATA_DIR:-data/competition}
-case " $* " in *data.train_files=*) ;; *)
-  [ -f "$data/train.parquet" ] || {
-    echo "error: $data/train.parquet does not exist; make it: python preprocess/competition.py --local_dir $data" >&2; exit 2; } ;;
-esac
 . recipe/dag/scripts/arguments.sh
-find_trackers console,tensorboard
-exec "${PYTHON:-python3}" -m recipe.dag.main --config-path recipe/retool_ma/config --config-name qwen2_5_3b \
-  workflow="${WORKFLOW:-workflows/workflow_retool_ma.yaml}" "data.train_files=$data/train.parquet" \
-  "data.val_files=$data/test.parquet" ${trackers[@]+"${trackers[@]}"} "$@"
+. recipe/dag/scripts/launch.sh
+refuse() { echo "error: $1" >&2; exit 2; }
+tiny="without either, try: bash recipe/retool_ma/run_tiny_cpu.sh"
+data=${DATA_DIR:-data/competition}
+if [ -z "${SHOW:-}" ]; then
+  need_gpu "$tiny"
+  need_packages "${PYTHON:-python3}"
+fi
+[ -n "${MODEL_PATH:-}" ] || refuse "set MODEL_PATH to a chat model (a folder or a hub name); $tiny"
+if [ -z "${SHOW:-}" ]; then
+  case " $* " in *data.train_files=*) ;; *)
+    [ -f "$data/train.parquet" ] ||
+      refuse "$data/train.parquet does not exist; make it: python preprocess/competition.py --local_dir $data" ;;
+  esac
+fi
+export MODEL_PATH
+CONFIG=${CONFIG:-qwen2_5_3b} launch retool_ma "${WORKFLOW:-workflows/workflow_retool_ma.yaml}" \
+  "data.train_files=$data/train.parquet" "data.val_files=$data/test.parquet" "$@"

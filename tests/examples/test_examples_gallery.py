@@ -37,7 +37,11 @@ GYM = "reasoning_gym"
 # tests/envs/test_workspace_episodes.py plays the second in a sandbox, tests/coach/test_coach_gallery.py the third,
 # tests/tiny/test_tiny_engine.py the fourth, whose answers are not numbers
 SPECIAL = (GYM, "workspace", "coach", "doors")
-LOADED = [load_workflow(file) for file in WORKFLOWS]
+
+
+@pytest.fixture(scope="module")
+def shipped() -> list[Workflow]:
+    return [load_workflow(file) for file in WORKFLOWS]
 
 
 def flow_of(name: str) -> Workflow:
@@ -108,21 +112,21 @@ def conditions(found: Condition | None) -> list[Condition]:
     return [found, *(deeper for one in inner for deeper in conditions(one))]
 
 
-def test_every_estimator_and_block_has_a_workflow():
-    assert {workflow.algorithm.estimator for workflow in LOADED} >= set(SELECTABLE)
-    assert any(":" in workflow.algorithm.estimator for workflow in LOADED)
-    used = {name for name in Algorithm.model_fields for flow in LOADED if name in flow.algorithm.model_fields_set}
+def test_every_estimator_and_block_has_a_workflow(shipped):
+    assert {workflow.algorithm.estimator for workflow in shipped} >= set(SELECTABLE)
+    assert any(":" in workflow.algorithm.estimator for workflow in shipped)
+    used = {name for name in Algorithm.model_fields for flow in shipped if name in flow.algorithm.model_fields_set}
     assert used >= {block.__name__.lower() for block in BLOCKS} | {"dynamic_sampling", "drop_zero_variance"}
 
 
-def test_every_condition_and_kind_of_node_has_a_workflow():
-    whens = [node.when for flow in LOADED for node in flow.nodes]
-    untils = [loop.until for flow in LOADED for loop in flow.loops.values()]
+def test_every_condition_and_kind_of_node_has_a_workflow(shipped):
+    whens = [node.when for flow in shipped for node in flow.nodes]
+    untils = [loop.until for flow in shipped for loop in flow.loops.values()]
     used = {key for when in (*whens, *untils) for one in conditions(when) for key in one.model_fields_set}
     assert used >= set(Condition.model_fields)
-    roles = {node.node_role for flow in LOADED for node in flow.nodes}
+    roles = {node.node_role for flow in shipped for node in flow.nodes}
     assert roles >= {NodeRole.ROLLOUT, NodeRole.VOTE, NodeRole.REWARD, NodeRole.DEFAULT}
-    assert any(node.agent_options.env_route for flow in LOADED for node in flow.nodes)
+    assert any(node.agent_options.env_route for flow in shipped for node in flow.nodes)
     assert any("workflow" in node for file in WORKFLOWS for node in read_source(file).data["nodes"])
 
 

@@ -270,14 +270,14 @@ def test_a_weight_that_is_no_number_is_refused(laptop):
 def test_the_run_trains_with_its_coach_and_resumes(zygote, joined_ray):
     """Few steps: the figures mean nothing, but every stage is real."""
     seed = "987654"
-    out = ROOT / "outputs" / f"mathchat_tiny_seed{seed}_base100"
+    out = ROOT / "outputs" / f"mathchat_tiny_seed{seed}_base40"
     shutil.rmtree(out, ignore_errors=True)
     env = {
         **os.environ,
         "PYTHONPATH": str(ROOT),
         "VERL_DAG_VENV": str(zygote.folder),
         **joined_ray,
-        "BASE_STEPS": "100",
+        "BASE_STEPS": "40",
     }
     sizes = ["data.train_batch_size=8", "data.val_max_samples=8", "trainer.save_freq=1", "trainer.test_freq=1"]
     try:
