@@ -152,7 +152,7 @@ test_readme.py::test_commands_work_in_the_order_in_which_they_are_typed: changes
   source .venv-gpu/bin/activate
 retool/test_retool_preprocess_script.py::test_rows_are_filtered_and_split_and_again_with_the_same_bytes: needs a model
   bash recipe/retool/preprocess_data.sh IN.parquet OUT TOKENIZER
-retool/test_retool_evaluation_faults.py::test_960_episodes_against_a_server_that_fails_and_is_killed_once: needs a server
+retool/test_retool_evaluation_faults.py::test_960_episodes_against_a_server_that_fails_and_is_killed_once: a server
   bash recipe/retool/evaluate_model.sh NAME OUT BASE_URL SANDBOX_URL API_KEY
 retool/test_retool_train_script.py::test_the_arguments_become_settings_and_the_rest_follows: needs a GPU
   bash recipe/retool/train_retool_grpo.sh SFT_MODEL DATA_DIR OUT EXPERIMENT
