@@ -7,7 +7,6 @@ import os
 import shutil
 import signal
 import subprocess
-import sys
 import time
 from collections import namedtuple
 from pathlib import Path
@@ -169,11 +168,11 @@ def test_torchrun_leaves_time_for_a_checkpoint_after_sigterm(tmp_path, monkeypat
 
 
 @pytest.mark.timeout(120)
-def test_every_process_group_has_the_time_out_of_the_settings(data, model, tmp_path):
+def test_every_process_group_has_the_time_out_of_the_settings(data, model, tmp_path, zygote):
     arguments = [f"data.train_files={data}/train.parquet", f"model.path={model}", f"output_dir={tmp_path}/out"]
     arguments += ["platform=cpu", "data.train_batch_size=8", "data.max_length=2048", "trainer.nccl_timeout=4321"]
     done = subprocess.run(
-        [sys.executable, str(ROOT / "tests" / "train" / "sft_timeouts.py"), *arguments],
+        [zygote.python, str(ROOT / "tests" / "train" / "sft_timeouts.py"), *arguments],
         env=ENV,
         capture_output=True,
         text=True,

@@ -3,13 +3,19 @@
 from __future__ import annotations
 
 import json
+import sys
 
 import pytest
 
 from examples import bench_training
 
 
-def test_an_arm_measures_both_passes_and_is_reported(tiny_model, tmp_path, capfd):
+@pytest.fixture
+def forked(zygote, monkeypatch) -> None:
+    monkeypatch.setattr(sys, "executable", str(zygote.python))
+
+
+def test_an_arm_measures_both_passes_and_is_reported(forked, tiny_model, tmp_path, capfd):
     small = ["--rows", "6", "--shortest", "10", "--longest", "40", "--passes", "2"]
     bench_training.main([str(tiny_model), "--arms", "packed", *small, "--out", str(tmp_path)])
     found = json.loads((tmp_path / "training.json").read_text())["arms"]["packed"]
@@ -18,7 +24,7 @@ def test_an_arm_measures_both_passes_and_is_reported(tiny_model, tmp_path, capfd
     assert "packed" in capfd.readouterr().out
 
 
-def test_an_arm_that_fails_is_named_with_its_log(tmp_path, capfd):
+def test_an_arm_that_fails_is_named_with_its_log(forked, tmp_path, capfd):
     with pytest.raises(SystemExit) as ended:
         bench_training.main([str(tmp_path / "no_model"), "--arms", "logits", "--out", str(tmp_path)])
     assert ended.value.code == 1

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import subprocess
-import sys
 from pathlib import Path
 
 import pyarrow as pa
@@ -18,7 +17,7 @@ TEMPLATE = "{% for m in messages %}<|im_start|>{{ m.role }}\n{{ m.content }}<|im
 
 
 @pytest.fixture(scope="module")
-def place(tmp_path_factory) -> Path:
+def place(tmp_path_factory, zygote) -> Path:
     """A folder with in.parquet and a tokenizer that does not need training."""
     folder = tmp_path_factory.mktemp("place")
     byte_tokenizer(TEMPLATE).save_pretrained(folder / "tokenizer")
@@ -31,11 +30,12 @@ def place(tmp_path_factory) -> Path:
     ]
     pq.write_table(pa.Table.from_pylist(rows), folder / "in.parquet")
     (folder / "in.txt").touch()
+    (folder / "bin").symlink_to(zygote.folder / "bin")
     return folder
 
 
 def run(place: Path, *arguments: str) -> subprocess.CompletedProcess:
-    path = f"{Path(sys.executable).parent}:{os.environ['PATH']}"
+    path = f"{place / 'bin'}:{os.environ['PATH']}"
     command = ["bash", str(ROOT / "recipe/retool/preprocess_data.sh"), *arguments]
     return subprocess.run(command, cwd=place, env={**os.environ, "PATH": path}, capture_output=True, text=True)
 
