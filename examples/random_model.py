@@ -6,7 +6,8 @@ A random model rarely stops by itself, so every generation runs to its limit. `-
 after that many tokens on average (lengths are geometric), if agents sample at `--temperature`.
 Time and memory on a GPU depend on the vocabulary, so its default size is Qwen2.5's, 151936. All but 4096 of the tokens
 consist of Greek letters and can be split in only one way, so that the next agent reads a text as the same number of
-tokens as were sampled.
+tokens as were sampled. The shape tiny is for the CPU: a server of SGLang 0.5.12 with it ends with a CUDA error where it
+frees its memory for an update; 0.5b is the smallest that a GPU trains.
 """
 
 from __future__ import annotations

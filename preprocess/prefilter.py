@@ -76,7 +76,7 @@ class Judge:
         tokenizer = load_tokenizer(limits.tokenizer, trust_remote_code=limits.trust_remote_code)
         text = None if limits.workflow else _PLAIN.format(tools=_TOOLS[limits.tools])
         self._prompts = FirstPrompts(load_workflow(limits.workflow or "prefilter.yaml", text), tokenizer)
-        # a token stands for at most so many characters, of which a normalizer may have composed each from several
+        # a token has at most so many characters, of which a normalizer may have composed each from several
         self._token_chars = _COMPOSED * max((len(token) for token in tokenizer.get_vocab()), default=1)
 
     def __call__(self, rows: Sequence[dict[str, Any]]) -> list[str]:

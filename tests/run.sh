@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
 # Tests, in an environment of their own. Other arguments are pytest's.
-#   bash tests/run.sh                         all, in two processes, held to tests/budgets.json
+#   bash tests/run.sh                         all, in three processes, held to tests/budgets.json
 #   bash tests/run.sh --fast                  the style, and what needs neither Ray nor a model
 #   bash tests/run.sh --changed [REVISION]    what the difference to HEAD, or to REVISION, reaches
 #   bash tests/run.sh --failed                what failed last time

@@ -208,7 +208,7 @@ def check_tool_call(tokenizer: Any) -> str:
     except Exception as error:
         raise Unfit(f"the template cannot render a tool call ({type(error).__name__}: {error})") from error
     if TOOL not in prompt:
-        raise Unfit("the template ignores the tools, so a model is never told of them; describe them in the prompt")
+        raise Unfit("the template ignores the tools, so a model never sees them; describe them in the prompt")
     written = text.removeprefix(prompt) if text.startswith(prompt) else text.rpartition(question[0]["content"])[2]
     requests = requests_in(written, ToolLoop(), (TOOL,))
     if not requests:

@@ -121,7 +121,7 @@ class Verifier(Member):
 
 def programs(text: str) -> list[str]:
     """Return the programs in a text without thoughts: those of its <tool_call>s if it has any, else its fenced Python
-    blocks. A call that cannot be read is an empty program, which the tool refuses and the model is told so."""
+    blocks. A call that cannot be read is an empty program, which the tool refuses in its answer to the model."""
     blocks = TOOL_CALL.findall(text)
     return [_code_of(block) for block in blocks] if blocks else python_blocks(text)
 

@@ -119,7 +119,7 @@ class Muon(torch.optim.Optimizer):
     """Muon (Jordan et al. 2024, https://kellerjordan.github.io/posts/muon/) for matrices, in float32.
 
     torch.optim.Muon orthogonalizes in bfloat16, for which most processors have no instructions: there it took nine
-    tenths of a warm start. The options are its defaults, but for three Newton-Schulz steps and a decay of 0.01.
+    tenths of a warm start. The options are its defaults, except three Newton-Schulz steps and a decay of 0.01.
     """
 
     def __init__(self, matrices: Sequence[torch.nn.Parameter], lr: float):

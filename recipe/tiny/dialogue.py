@@ -145,7 +145,7 @@ class Dialogue:
         generation.
 
         `sample`: the data row, if hooks, envs or tools read more of it than the problem's text and answer. Raises
-        UserError for an answer that the episode would not reach, but for turns after an env ended it, which are not
+        UserError for an answer that the episode would not reach, except turns after an env ended it, which are not
         played; Faults of hooks, envs and tools.
         """
         if sample is None:

@@ -51,7 +51,7 @@ async def check_tools(tools: Mapping[str, Tool]) -> list[str]:
 
 
 def _servers(workflow: Workflow) -> dict[str, ToolSpec]:
-    """Return the tools that stand for all tools of a server, by `ToolSpec.key`."""
+    """Return the placeholders of all tools of a server, by `ToolSpec.key`."""
     specs = [spec for agent in workflow.agents for spec in agent.tools if spec.path is None]
     return {spec.key: spec for spec in specs if BUILTIN[str(spec)].several and not spec.kwargs.get("listed")}
 

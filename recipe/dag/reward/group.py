@@ -44,9 +44,9 @@ async def majority_label(
     agent: whose last answer in an episode counts; an episode without an answer abstains and earns 0.
     agents: who is paid; None: all agents with a call.
     compare: math: answers are equal if the grader says so. text: if they are the same text.
-    ties: none: without a single most frequent answer there is no label, and nobody is scored. first: the answer of the
-        episode with the lowest index among them is the label.
-    min_share: a label that a smaller share of the group's episodes gave scores nobody.
+    ties: none: without a single most frequent answer there is no label, and no agent is scored. first: the answer of
+        the episode with the lowest index among them is the label.
+    min_share: a label that a smaller share of the group's episodes gave scores no agent.
 
     Sets `info`: `majority/label`, `majority/share` (of all finished episodes; 0.0 without a label), and
     `majority/right` (1.0 or 0.0) if the sample has a ground truth, which has no other effect.

@@ -1,6 +1,6 @@
 """One writer, or any number of readers.
 
-Invariant: while a writer has access, nobody else has. Everyone gets access in the order of asking, so that readers
+Invariant: while a writer has access, no other task has. Access is given in the order of asking, so that readers
 cannot keep a writer out.
 """
 

@@ -10,7 +10,7 @@ import fnmatch
 
 def matches(name: str, pattern: str) -> bool:
     """Return whether a file's name is the pattern, or fits it as in `fetch_files`: `*` and `?` stay within one folder
-    and skip names that begin with a dot, `**` stands for any number of folders."""
+    and skip names that begin with a dot, `**` matches any number of folders."""
     if name == pattern:
         return True
     parts, wanted = name.split("/"), pattern.split("/")
@@ -26,7 +26,7 @@ def matches(name: str, pattern: str) -> bool:
 
 
 def _with_empty_folders(reached: set[int], wanted: list[str]) -> set[int]:
-    """Return the positions with those behind each `**`, which may stand for no folder."""
+    """Return the positions with those behind each `**`, which may match no folder."""
     for at in range(len(wanted)):
         if at in reached and wanted[at] == "**":
             reached = reached | {at + 1}

@@ -1,7 +1,7 @@
 """The sandbox server that a run starts for itself.
 
 Invariant: between `start` and `stop` there is one server, always at the same address, a UNIX socket in a folder that
-only this user can enter and that stays while the server restarts, so that nobody else can take the address. After
+only this user can enter and that stays while the server restarts, so that no other process can take the address. After
 `stop`, or the end of this process, none of the server's processes and files is left. Safe to use from several event
 loops and threads.
 """
@@ -142,7 +142,7 @@ class LocalSandbox:
             "max_concurrent": self.max_concurrent,
             **self._requested,
             "grace_s": 0.1,
-            # One per episode, and nobody else opens any. What they hold together is limited, not their number: above
+            # One per episode, and no others are opened. What they hold together is limited, not their number: above
             # the limit, a session with more than its equal share is refused programs and files.
             "max_sessions": 1 << 16,
             "log_level": "warning",

@@ -46,7 +46,7 @@ def key_from(variable: str | None, where: str) -> str | None:
         return None
     key = os.environ.get(variable, "").strip()
     if not key:
-        # only what looks like a variable is quoted, in case that somebody wrote the key itself
+        # only what looks like a variable is quoted, in case the key itself was written
         name = variable if variable.isupper() else "named there"
         raise UserError(f"{where}: environment variable {name} is not set; export it with the server's key")
     if not key.isascii() or not key.isprintable():

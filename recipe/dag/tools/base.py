@@ -47,7 +47,7 @@ class BuiltinTool(Tool):
     """Options that decide how a server is asked, not what it answers: a resumed run may change them."""
 
     several: ClassVar[bool] = False
-    """Whether it stands for all tools of a server until a run starts."""
+    """Whether it is a placeholder of all tools of a server until a run starts."""
 
     @classmethod
     @abstractmethod

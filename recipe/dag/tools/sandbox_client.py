@@ -91,7 +91,7 @@ class _Sessions:
     """The sessions that are used on one event loop."""
 
     opened: dict[str, float] = field(default_factory=dict)
-    """Time to live in seconds by identifier, of those that this client opened and nobody has used yet."""
+    """Time to live in seconds by identifier, of those that this client opened and no call has used yet."""
     renewed: dict[str, float] = field(default_factory=dict)
     """The same of those in use. One that is never used is never renewed: its identifier did not reach its caller."""
     turns: dict[str, asyncio.Lock] = field(default_factory=dict)

@@ -81,7 +81,7 @@ class TranscriptDataset(Dataset):
         self.counts: Counter[str] = Counter()
         """Transcripts by what became of them: used, truncated, too long, nothing to learn."""
         self.encoder = TranscriptEncoder(tokenizer, **(config.get("apply_chat_template_kwargs") or {}))
-        # a token stands for at most so many characters, of which a normalizer may have composed each from several
+        # a token has at most so many characters, of which a normalizer may have composed each from several
         self._most_characters = self.max_length * COMPOSED * max(map(len, tokenizer.get_vocab()), default=1)
         rows = read_transcripts(self.files, messages_key=config.messages_key, tools_key=config.tools_key)
         for number, transcript in enumerate(rows):

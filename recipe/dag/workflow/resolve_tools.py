@@ -1,6 +1,6 @@
 """An agent's tools, each with the options that it has after the agent's overrides.
 
-Invariant: a name that is declared under `tools` stands for the declaration; what an agent writes beside the name
+Invariant: a name that is declared under `tools` refers to the declaration; what an agent writes beside the name
 replaces that part of it, and `kwargs` are merged. A name that is not declared is kept, for the checks to report.
 """
 
@@ -15,7 +15,7 @@ from recipe.dag.workflow.schema import DeclaredTool, ToolSpec
 
 
 def resolve_tools(draft: Draft) -> None:
-    """Replace the tools of each agent by what they stand for."""
+    """Replace the tools of each agent by their declarations."""
     for index, agent in draft.each_agent():
         tools = tuple(_resolved(draft, tool) for tool in agent.tools)
         if tools != agent.tools:

@@ -92,7 +92,7 @@ class ToolSpec(Frozen):
     kwargs: dict[str, Any] = {}
     """Keyword arguments of the class, or options of a built-in tool."""
     timeout_s: float | None = Field(default=None, gt=0.0)
-    """Time limit of a call in seconds; the model is told if it is exceeded. For a built-in tool, the limit of calls
+    """Time limit of a call in seconds; the model sees that it was exceeded. For a built-in tool, the limit of calls
     that ask for none."""
     max_timeout_s: float | None = Field(default=None, gt=0.0)
     """The code interpreter only: the largest time limit that the model may ask for."""

@@ -112,7 +112,7 @@ class Questions:
             own.set_result(json.dumps(answer))
         except (Fault, UserError) as failure:
             own.set_exception(failure)
-            own.exception()  # asyncio logs one that nobody retrieves, and perhaps nobody waits
+            own.exception()  # asyncio logs one that is not retrieved, and perhaps no task waits
             raise
         finally:
             own.cancel()  # without an effect once it is set

@@ -189,7 +189,7 @@ class Transport:
         error = state.outcome.exception() if state.outcome is not None else None
         jitter = self._jitter(state)
         asked = error.after_s if isinstance(error, Unavailable) else None
-        # requests that were told the same time must not all return at the same moment
+        # requests with the same time to wait must not all return at the same moment
         return jitter if asked is None else min(asked + jitter / 4, self._api.max_wait_s)
 
     async def post_fitting(

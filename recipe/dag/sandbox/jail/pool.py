@@ -123,35 +123,35 @@ class JailPool:
         if self._zygote is None or missing <= 0:
             return
         try:
-            told = self._order(self._zygote, missing)
+            sent = self._order(self._zygote, missing)
         except OSError as error:
             logger.warning("sandbox: no jail could be ordered: %s; trying again", error)
-            told = False
-        if not told:
+            sent = False
+        if not sent:
             asyncio.get_running_loop().call_later(_ASK_AGAIN_S, self._ask)
         if self._forked >= self._life and self._next is None:
             self._replace()
 
     def _order(self, zygote: Helper, missing: int) -> bool:
-        """Ask for jails, and pass the entrances of their groups; return False if the zygote could not be told all."""
+        """Ask for jails, and pass the entrances of their groups; return False if the zygote did not get all of them."""
         most = protocol.MOST_DESCRIPTORS // self._groups.per_jail if self._groups else missing
         while missing:
             number = min(missing, most)
             groups: list[Group | None] = []
             descriptors: list[int] = []
-            told = False
+            sent = False
             try:
                 for _ in range(number):
                     groups.append(self._groups.take() if self._groups else None)
                     descriptors += groups[-1].entrances() if groups[-1] else []
-                told = zygote.tell({"jails": number}, descriptors)
+                sent = zygote.tell({"jails": number}, descriptors)
             finally:
                 for descriptor in descriptors:
                     os.close(descriptor)
-                if not told:
+                if not sent:
                     for group in groups:
                         self._give_back(group)
-            if not told:
+            if not sent:
                 return False
             self._coming += groups
             self._forked += number

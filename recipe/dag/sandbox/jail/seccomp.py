@@ -89,7 +89,7 @@ def program(
         streams = _if(1, (SOCK_STREAM, SOCK_SEQPACKET), _ALLOWED, _refuse(errno.ESOCKTNOSUPPORT), mask=_SOCKET_TYPE)
         inspected["socketpair"] = _if(0, (AF_UNIX,), streams, _refuse(errno.EAFNOSUPPORT))
         inspected |= dict.fromkeys(("bind", "connect", "listen", "accept", "accept4"), _REFUSED)
-        # Landlock does not know them, so they would reach the host's files that everybody may write.
+        # Landlock does not know them, so they would reach the host's world-writable files.
         names = (f"{sign}{call}" for sign in ("", "l", "f") for call in ("setxattr", "removexattr"))
         inspected |= dict.fromkeys(names, _refuse(errno.EOPNOTSUPP))
     answers = [_REFUSED] * _FIRST_NEWER + [_ABSENT] * 100  # by number

@@ -135,7 +135,7 @@ class Supervisor:
     def _finish(self, leader: int) -> tuple[int | None, float]:
         """Wait until `leader` has ended, or until the server closes its half of the connection; then kill all other
         processes. Returns the exit code, negative after a signal, None if stopped, and the leader's CPU seconds."""
-        # The server may have ended before this process could be told.
+        # The server may have ended before this process could hear of it.
         ended = (None, 0.0) if _is_closed(self._connection) else None
         while ended is None:
             signal.sigwaitinfo(_AWAITED)

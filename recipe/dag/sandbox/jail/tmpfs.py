@@ -141,7 +141,7 @@ class _Keeper:
 
 
 def _close(answer: asyncio.Future[list[int]]) -> None:
-    """Close the descriptors of an answer that nobody waits for any more."""
+    """Close the descriptors of an answer that is no longer awaited."""
     if answer.exception() is None:
         for descriptor in answer.result():
             os.close(descriptor)

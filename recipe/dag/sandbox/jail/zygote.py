@@ -102,7 +102,7 @@ def _fork(control: socket.socket, barrier: wall.Wall) -> tuple[int, int]:
 
 
 def _start(connection: socket.socket, settings: dict[str, Any], barrier: wall.Wall, taken: int) -> program.Program:
-    """Run a jail. A failure ends it without a message: nobody reads this process's stderr, and a write to a full pipe
+    """Run a jail. A failure ends it without a message: this process's stderr is not read, and a write to a full pipe
     would block."""
     try:
         return supervisor.Supervisor(connection, settings, barrier, taken).run()

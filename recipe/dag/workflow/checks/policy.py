@@ -51,7 +51,7 @@ def warn_of_policies(draft: Draft) -> Iterator[Problem]:
 
 
 def _check_source(draft: Draft, name: str, policy: Policy) -> Iterator[Problem]:
-    """Check the model of a policy, or the API that stands for it."""
+    """Check the model of a policy, or the API in its place."""
     path: KeyPath = ("policies", name)
     if policy.api is not None:
         yield from check_api(draft, policy, policy.api, path)
