@@ -33,7 +33,7 @@ OFFLINE = "(no server was asked)"
 
 
 class Mcp(BuiltinTool):
-    """One tool of a server. In a workflow, a placeholder of all tools of the server, until a run starts and lists them."""
+    """One tool of a server. In a workflow, a placeholder of all its tools, until a run starts and lists them."""
 
     name = "mcp"
 
