@@ -218,8 +218,9 @@ def serve(folder: Path, owner: int) -> None:
     print("ready", flush=True)
     while True:
         for key, _ in selector.select():
-            if key.fileobj is ended:
-                return end(callers)
+            if key.fileobj is ended:  # without having called Zygote.end
+                end(callers)
+                return shutil.rmtree(folder, ignore_errors=True)
             if key.fileobj is listener:
                 sock = listener.accept()[0]
                 if (request := receive(sock)) is None:
