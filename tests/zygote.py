@@ -45,15 +45,8 @@ ROOT = Path(__file__).resolve().parents[1]
 IMPORTED = ("torch", "torch.distributed.fsdp", "torch._dynamo", "transformers.modeling_utils", "transformers.trainer")
 IMPORTED += ("transformers.models.qwen2.modeling_qwen2", "tensordict", "math_verify", "numpy")
 IMPORTED += ("matplotlib.pyplot", "mpl_toolkits.mplot3d", "fastapi", "uvicorn", "zmq", "google.protobuf.message")
-IMPORTED += (
-    "opentelemetry.metrics",
-    "jsonschema",
-    "requests",
-    "pandas",
-    "pyarrow.parquet",
-    "hydra",
-    "prometheus_client",
-)
+IMPORTED += ("opentelemetry.metrics", "jsonschema", "requests", "pandas", "pyarrow.parquet", "hydra")
+IMPORTED += ("prometheus_client",)
 """What takes longest. Not Ray, nor what imports it: Ray reads its environment when it is imported."""
 FORWARDED = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
 CLIENT = """\

@@ -12,17 +12,13 @@ cd "$(dirname "${BASH_SOURCE[0]}")/../.."
 refuse() { echo "error: $1" >&2; exit 2; }
 tiny="without either, try: bash recipe/retool_ma/run_tiny_cpu.sh"
 data=${DATA_DIR:-data/competition}
-if [ -z "${SHOW:-}" ]; then
-  need_gpu "$tiny"
-  need_packages "${PYTHON:-python3}"
-fi
+[ -n "${SHOW:-}" ] || need_gpu "$tiny"
 [ -n "${MODEL_PATH:-}" ] || refuse "set MODEL_PATH to a chat model (a folder or a hub name); $tiny"
-if [ -z "${SHOW:-}" ]; then
-  case " $* " in *data.train_files=*) ;; *)
-    [ -f "$data/train.parquet" ] ||
-      refuse "$data/train.parquet does not exist; make it: python preprocess/competition.py --local_dir $data" ;;
-  esac
-fi
+case "${SHOW:+SHOW} $* " in SHOW\ * | *data.train_files=*) ;; *)
+  need_packages "${PYTHON:-python3}"
+  [ -f "$data/train.parquet" ] ||
+    refuse "$data/train.parquet does not exist; make it: python preprocess/competition.py --local_dir $data" ;;
+esac
 export MODEL_PATH
 CONFIG=${CONFIG:-qwen2_5_3b} launch retool_ma "${WORKFLOW:-workflows/workflow_retool_ma.yaml}" \
   "data.train_files=$data/train.parquet" "data.val_files=$data/test.parquet" "$@"

@@ -48,7 +48,7 @@ class Toolset:
             self.tools[name], self._keys[name] = tool, spec.key
             aliases = {spec.path, spec.name, spec.declared if isinstance(spec, DeclaredTool) else None}
             for alias in filter(None, aliases):
-                # a name of several tools, such as that of their server, is none of one of them
+                # a name that several tools share, such as their server's, is the name of none of them
                 self._declared[alias] = name if alias not in self._declared else ""
             if not getattr(tool, "checks_arguments", False):
                 self._validators[name] = argument_validator(tool, str(spec))
