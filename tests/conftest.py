@@ -10,12 +10,14 @@ import subprocess
 import sys
 import tempfile
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
 import hypothesis
 import pytest
+from _pytest.assertion import rewrite
 from filelock import FileLock
 
 from recipe.dag.main import prepare_environment
@@ -77,6 +79,28 @@ class ScriptedServer:
 @pytest.fixture(scope="session")
 def scripted_server() -> type[ScriptedServer]:
     return ScriptedServer
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    """Fork the processes that will run tests. Their modules' assertions are rewritten while the zygote starts: each
+    process would do it anew."""
+    if config.getoption("tx", None) and not hasattr(config, "workerinput"):
+        with ThreadPoolExecutor() as pool:
+            starting = pool.submit(Zygote, Path(_shared(config)), os.getpid())
+            _rewrite_assertions(config)
+        config.option.tx = [f"popen//python={starting.result().python}"] * len(config.option.tx)
+
+
+def _rewrite_assertions(config: pytest.Config) -> None:
+    """Write the modules that pytest would write when it imports the files."""
+    for argument in config.args:
+        path = Path(argument.partition("::")[0])
+        for file in path.rglob("*.py") if path.is_dir() else [path]:
+            written = rewrite.get_cache_dir(file) / f"{file.stem}{rewrite.PYC_TAIL}"
+            if file.match("test_*.py") and rewrite._read_pyc(file, written) is None:
+                rewrite.try_makedirs(written.parent)
+                stat, code = rewrite._rewrite_test(file, config)
+                rewrite._write_pyc(config.stash[rewrite.assertstate_key], code, stat, written)
 
 
 @pytest.hookimpl(optionalhook=True)

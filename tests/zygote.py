@@ -54,12 +54,20 @@ CLIENT = """\
 import array, json, os, signal, socket, sys
 arguments = sys.argv[1:]
 script = next((argument for argument in arguments if argument == "-m" or not argument.startswith("-")), "")
-if "-c" in arguments[:1]:
-    ours = False
+if script.endswith("/setup_worker.py"):  # it imports Ray to set variables and to start the worker's own Python
+    options = dict(argument.split("=", 1) for argument in arguments if argument.startswith(("--serial", "--language=")))
+    context = json.loads(options.get("--serialized-runtime-env-context") or "{{}}")
+    if not context.get("command_prefix"):
+        os.environ.update(context.get("env_vars") or {{}})
+        rest = arguments[arguments.index(script) + 1 :]
+        arguments = [argument for argument in rest if argument.split("=", 1)[0] not in options]
+        script = arguments[0]
+if "-c" in arguments[:2]:
+    ours = script.endswith("exec(eval(sys.stdin.readline()))")  # execnet's: a process that will run tests
 elif script == "-m":
     ours = arguments[arguments.index("-m") + 1].startswith(("recipe.", "preprocess.", "ray.", "torch.distributed.run"))
 else:
-    ours = script.endswith(("/setup_worker.py", "/default_worker.py")) or os.path.abspath(script).startswith({root!r})
+    ours = script.endswith("/default_worker.py") or os.path.abspath(script).startswith({root!r})
 if not ours:
     os.execv({python!r}, [{python!r}, *arguments])
 server = socket.socket(socket.AF_UNIX)
@@ -196,6 +204,7 @@ def serve(folder: Path, owner: int) -> None:
     prepare_environment("cpu")
     for name in IMPORTED:
         importlib.import_module(name)
+    _fill_caches()
     selector = selectors.DefaultSelector()
     listener = socket.socket(socket.AF_UNIX)
     listener.bind(f"{folder}/socket")
@@ -248,6 +257,22 @@ def serve(folder: Path, owner: int) -> None:
                     selector.unregister(sock)
                 os.close(key.data)
                 sock.close()
+
+
+def _fill_caches() -> None:
+    """Do once what each run would do in its first seconds."""
+    from matplotlib.backends.backend_agg import FigureCanvasAgg
+    from matplotlib.figure import Figure
+    from transformers import AutoModelForImageTextToText
+
+    from recipe.dag.settings import compose
+
+    AutoModelForImageTextToText._model_mapping.keys()  # verl asks for it: it imports all configurations
+    compose._schema()
+    compose._composed("tiny_cpu", (), folder := ROOT / "recipe" / "retool_ma" / "config", compose._stamps(folder))
+    figure = Figure(layout="constrained")
+    figure.subplots().set_title("fonts")
+    FigureCanvasAgg(figure).draw()
 
 
 class Caller(NamedTuple):
@@ -329,11 +354,15 @@ def _become(request: Request, python: str) -> None:
 
 
 def _execute(arguments: list[str], cwd: str) -> None:
-    while arguments[0].startswith("-") and arguments[0] != "-m":
+    while arguments[0].startswith("-") and arguments[0] not in ("-c", "-m"):
         del arguments[0]
     python_path = [path for path in os.environ.get("PYTHONPATH", "").split(os.pathsep) if path]
     installed = [path for path in sys.path[1:] if path not in python_path]
-    if arguments[0] == "-m":
+    if arguments[0] == "-c":
+        sys.path[:] = ["", *python_path, *installed]
+        sys.argv, sys.modules["__main__"] = ["-c"], ModuleType("__main__")
+        exec(arguments[1], sys.modules["__main__"].__dict__)
+    elif arguments[0] == "-m":
         sys.path[:] = [cwd, *python_path, *installed]
         sys.argv = arguments[1:]
         warnings.filterwarnings("ignore", message=".*found in sys.modules.*")  # recipe.dag.main is imported
@@ -352,7 +381,6 @@ class _ImportOfStarters:
         self.patches: dict[str, Callable[[ModuleType], None]] = {
             "ray._private.services": self._with_executable,
             "recipe.dag.sft": self._with_executable,
-            "ray._private.runtime_env.context": self._context,
         }
         self.python = python
 
@@ -373,15 +401,6 @@ class _ImportOfStarters:
 
     def _with_executable(self, module: ModuleType) -> None:
         module.sys = _Sys(self.python)  # pyright: ignore[reportAttributeAccessIssue]
-
-    def _context(self, module: ModuleType) -> None:
-        execute = module.RuntimeEnvContext.exec_worker
-
-        def exec_worker(context: Any, *arguments: Any) -> None:
-            context.py_executable = self.python
-            execute(context, *arguments)
-
-        module.RuntimeEnvContext.exec_worker = exec_worker
 
 
 class _Sys:

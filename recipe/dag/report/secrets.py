@@ -6,6 +6,7 @@ variable that the workflow names as `key_env`, or credentials in a URL. An inter
 
 from __future__ import annotations
 
+import functools
 import os
 import re
 from collections.abc import Iterator, Mapping
@@ -63,6 +64,7 @@ _KEYS = re.compile(
 _CAPITAL = re.compile(r"(?<=[a-z0-9])(?=[A-Z])|(?<=[A-Z])(?=[A-Z][a-z])")
 
 
+@functools.lru_cache(maxsize=4096)  # a record has each key many times, and the environment for each text
 def is_secret(name: str) -> bool:
     """Return True if a key, option or variable of this name holds a secret."""
     words = [word for word in re.split(r"[^a-z0-9]+", _CAPITAL.sub("_", name).lower()) if word]
