@@ -6,10 +6,14 @@ of the command; Ray's workers run in the folder in which Ray was started, which 
 
 from __future__ import annotations
 
+import functools
+import operator
 import os
+from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
-from omegaconf import DictConfig, ListConfig, OmegaConf, open_dict
+from omegaconf import DictConfig, OmegaConf, open_dict
 
 from recipe.dag.errors import UserError
 
@@ -50,19 +54,16 @@ def make_absolute(config: DictConfig) -> None:
                 raise UserError(f"{key}={value} is a URL; pass a folder that every machine of the run sees")
             if value is not None:
                 OmegaConf.update(config, key, absolute(str(value)))
-        _make_read_absolute(config)
+        for path, value in _read_paths(OmegaConf.to_container(config)):
+            node = functools.reduce(operator.getitem, path[:-1], config)
+            node[path[-1]] = absolute_if_local(value)
 
 
-def _make_read_absolute(node: DictConfig | ListConfig, key: str = "") -> None:
-    keys = range(len(node)) if isinstance(node, ListConfig) else list(node)
-    for item in keys:
-        # the items of a list are of the kind that the list's key says
-        name = key if isinstance(node, ListConfig) else str(item)
-        # an interpolation gets the converted value of the key that it refers to
-        if OmegaConf.is_missing(node, item) or OmegaConf.is_interpolation(node, item):
-            continue
-        value = node[item]
-        if isinstance(value, DictConfig | ListConfig):
-            _make_read_absolute(value, name)
-        elif isinstance(value, str) and name.endswith(READ):
-            node[item] = absolute_if_local(value)
+def _read_paths(node: Any, path: tuple[str | int, ...] = (), name: str = "") -> Iterator[tuple[tuple, str]]:
+    """Yield path and value of each text under a key of READ."""
+    if isinstance(node, dict | list):
+        for item, value in node.items() if isinstance(node, dict) else enumerate(node):
+            # the items of a list are of the kind that the list's key says
+            yield from _read_paths(value, (*path, item), str(item) if isinstance(node, dict) else name)
+    elif isinstance(node, str) and name.endswith(READ) and node != "???" and "${" not in node:
+        yield path, node  # an interpolation gets the converted value of the key that it refers to

@@ -1,8 +1,9 @@
 """A careless teacher for engineer, modeler and analyst.
 
 Invariant: the programs are those of `kit.py`, the prompts are built by the workflow's agents from what the workspace
-answers (`envs/workspace_env.py`), and the choices are wrong at fixed rates, independently in each agent, which leaves
-reinforcement learning something to improve.
+answers (`envs/workspace_env.py`), and each agent is wrong about half of the tasks, always in the same way and in most
+lessons, and elsewhere slips rarely. No lower temperature corrects that: reinforcement learning has to find the choice
+that is right in a minority of the samples.
 """
 
 from __future__ import annotations
@@ -27,11 +28,14 @@ from recipe.dag.tools.sandbox_client import RunResult, SandboxClient, SessionFil
 from recipe.dag.types.context import Message
 from recipe.dag.workflow.schema import Workflow
 from recipe.dsbench import kit
+from recipe.tiny.careless import RIGHT_READING
 from recipe.tiny.dialogue import Demonstration, Dialogue, Script
 
-WRONG_COLUMN, WRONG_MODEL, WRONG_FORM, BROKEN = 0.18, 0.4, 0.35, 0.04
-"""Rates at which the engineer takes an irrelevant column (for each of the three), the modeler another model, the
-analyst another form, and any of them omits a bracket."""
+SLIP, BROKEN = 0.06, 0.04
+"""Rates at which an agent that is not mistaken about a task chooses something else, and at which it omits a bracket."""
+DISTRACTED = tuple(domain.thing for domain in DOMAINS[1::2])
+"""The engineer takes the two columns that do not matter in these domains' tables for the first two that do. The modeler
+takes a peaked target for a weighted sum, and the analyst writes labels where probabilities are asked for."""
 
 AGENTS = ("engineer", "modeler", "analyst")
 FORM_OF = {"rmse": "value", "mae": "value", "accuracy": "label", "roc_auc": "probability"}
@@ -76,28 +80,30 @@ class Teacher:
         return f"```python\nfrom kit import {line.partition('(')[0]}\n{program}\n```"
 
     def _columns(self, task: Task) -> str:
-        relevant = {column.name for column in task.domain.relevant}
+        relevant = [column.name for column in task.domain.relevant]
         others = [column.name for column in task.columns if column.name not in relevant]
-        self._rng.shuffle(others)
-        chosen = set(relevant)
-        for name in sorted(relevant):
-            if others and self._rng.random() < WRONG_COLUMN:
-                chosen = chosen - {name} | {others.pop()}
+        if task.domain.thing in DISTRACTED and self._mistaken():
+            chosen = {*others, *relevant[2:]}
+        else:
+            chosen = {others[0] if self._rng.random() < SLIP else name for name in relevant}
         names = [f'"{column.name}"' for column in task.columns if column.name in chosen]  # in the order of the text
         return f"prepare({', '.join(names)})"
 
     def _model(self, task: Task) -> str:
-        right = "bowl" if task.domain.peaked else "linear"
-        return f'train("{self._other(right, kit.MODELS, WRONG_MODEL)}")'
+        right = "bowl" if task.domain.peaked and not self._mistaken() else "linear"
+        return f'train("{self._slipped(right, kit.MODELS)}")'
 
     def _form(self, task: Task) -> str:
-        form = self._other(FORM_OF[task.metric], kit.FORMS, WRONG_FORM)
-        return f'submit("{task.domain.thing}", "{task.domain.target}", "{form}")'
+        form = "label" if task.metric == "roc_auc" and self._mistaken() else FORM_OF[task.metric]
+        return f'submit("{task.domain.thing}", "{task.domain.target}", "{self._slipped(form, kit.FORMS)}")'
 
-    def _other(self, right: str, among: tuple[str, ...], rate: float) -> str:
-        if self._rng.random() >= rate:
-            return right
-        return self._rng.choice([name for name in among if name != right])
+    def _mistaken(self) -> bool:
+        return self._rng.random() >= RIGHT_READING
+
+    def _slipped(self, choice: str, among: tuple[str, ...]) -> str:
+        if self._rng.random() >= SLIP:
+            return choice
+        return self._rng.choice([name for name in among if name != choice])
 
 
 def _segments() -> list[str]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import subprocess
+from collections import defaultdict
 from pathlib import Path
 
 import pytest
@@ -11,8 +12,9 @@ import pytest
 from recipe.dag.errors import UserError
 from recipe.dag.settings.compose import compose_config
 from recipe.dag.workflow_file import load_workflow
-from recipe.dsbench.teacher import AGENTS, FORM_OF, WRONG_FORM, WRONG_MODEL, Teacher
+from recipe.dsbench.teacher import AGENTS, DISTRACTED, FORM_OF, SLIP, Teacher
 from recipe.tiny.build import encode
+from recipe.tiny.careless import RIGHT_READING
 from recipe.tiny.tokenizer import build_tokenizer
 
 ROOT = Path(__file__).parents[2]
@@ -36,14 +38,19 @@ def test_each_agent_acts_until_its_files_are_there_at_most_twice(lessons):
     assert any(len(lesson) > 3 for _, lesson in lessons)
 
 
-def test_the_teacher_is_careless_at_its_rates(lessons):
-    models, forms = [], []
+def test_the_teacher_is_mistaken_about_the_same_tasks_in_most_lessons(lessons):
+    right = defaultdict(list)
     for task, lesson in lessons:
         first = {d.role: d.answer for d in reversed(lesson)}
-        models.append(f'"{"bowl" if task.domain.peaked else "linear"}"' in first["modeler"])
-        forms.append(f'"{FORM_OF[task.metric]}"' in first["analyst"])
-    assert sum(models) / len(models) == pytest.approx(1 - WRONG_MODEL, abs=0.1)
-    assert sum(forms) / len(forms) == pytest.approx(1 - WRONG_FORM, abs=0.1)
+        columns = [f'"{column.name}"' in first["engineer"] for column in task.domain.relevant]
+        right["engineer", task.domain.thing in DISTRACTED].append(all(columns))
+        model = f'"{"bowl" if task.domain.peaked else "linear"}"'
+        right["modeler", task.domain.peaked].append(model in first["modeler"])
+        right["analyst", task.metric == "roc_auc"].append(f'"{FORM_OF[task.metric]}"' in first["analyst"])
+    for (agent, mistaken), choices in right.items():
+        careful = (1 - SLIP) ** 3 if agent == "engineer" else 1 - SLIP
+        rate = RIGHT_READING if mistaken else careful
+        assert sum(choices) / len(choices) == pytest.approx(rate, abs=0.12), agent
 
 
 def test_the_same_seed_teaches_the_same(teacher, lessons):

@@ -7,7 +7,7 @@ UserError that names the policy.
 
 from __future__ import annotations
 
-import copy
+import pickle
 
 from omegaconf import DictConfig, OmegaConf, open_dict
 
@@ -58,7 +58,7 @@ def policy_config(
     updates: number of the run's steps in which the actor is updated
     """
     policy = workflow.policies[name]
-    config = copy.deepcopy(run)
+    config: DictConfig = pickle.loads(pickle.dumps(run))  # copy.deepcopy takes three times as long
     node = config.actor_rollout_ref
     with open_dict(node):
         node.model.path = model_path

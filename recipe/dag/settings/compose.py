@@ -7,12 +7,13 @@ takes seconds and must not happen before the platform is chosen.
 
 from __future__ import annotations
 
-import copy
 import functools
 import importlib.util
 import math
+import pickle
 from collections.abc import Iterator, Sequence
 from pathlib import Path
+from typing import NamedTuple
 
 from hydra import compose, initialize_config_dir
 from hydra.errors import HydraException
@@ -21,7 +22,7 @@ from omegaconf.errors import OmegaConfBaseException
 
 from recipe.dag.compat.marti import configuration_hint
 from recipe.dag.errors import UserError
-from recipe.dag.settings.schema import Schema, missing_keys, plain
+from recipe.dag.settings.schema import Schema, Tree, plain, tree_of, values_of
 from recipe.dag.settings.typed import Typed, parse
 from recipe.dag.workflow.flatten import flatten
 
@@ -37,22 +38,20 @@ def compose_config(name: str, overrides: Sequence[str], folder: Path | None = No
         raise UserError(f"configuration: {folder / name}.yaml does not exist; {hint}")
     arguments = parse(overrides, [CONFIG_FOLDER, folder])
     schema = _schema()
-    config = copy.deepcopy(_composed(name, tuple(arguments.profiles), folder, _stamps(folder)))
-    wrong = list(schema.check_file(config))
-    settings = []
-    for typed in arguments.settings:
-        leaves = list(leaves_of(typed))
-        wrong += [message for leaf in leaves if (message := schema.check_typed(leaf, config)) is not None]
-        settings += leaves
-    _raise(wrong)
+    file = compose_file(name, arguments.profiles, folder)
+    settings = [leaf for typed in arguments.settings for leaf in leaves_of(typed)]
+    unread = [message for leaf in settings if (message := schema.check_typed(leaf, file.tree)) is not None]
+    _raise([*schema.check_file(file.tree), *unread])
+    config = file.copy()
     try:
         for typed in settings:
             OmegaConf.update(config, typed.key, typed.value, merge=True, force_add=True)
-        wrong = list(schema.check_values(config, {typed.key: typed for typed in settings}))
-        missing = sorted(key for key in missing_keys(config) if not key.startswith(("critic.", "reward")))
+        values = values_of(tree_of(config))
+        wrong = list(schema.check_values(config, values, {typed.key: typed for typed in settings}))
     except OmegaConfBaseException as error:
         raise UserError(f"configuration: {_first_lines(error)}") from error
     _raise(wrong)
+    missing = sorted(key for key in values if values[key] == "???" and not key.startswith(("critic.", "reward")))
     if missing:
         raise UserError(f"configuration: no value for {', '.join(missing)}; pass it as {missing[0]}=...")
     return config
@@ -64,9 +63,10 @@ def typed_settings(overrides: Sequence[str], folder: Path | None = None) -> dict
     return {leaf.key: leaf for typed in arguments.settings for leaf in leaves_of(typed)}
 
 
+@functools.cache
 def default_config() -> DictConfig:
     """Return dag.yaml over verl's defaults. It is cached, so callers must not modify it."""
-    return _composed("dag", (), CONFIG_FOLDER, _stamps(CONFIG_FOLDER))
+    return compose_file("dag", (), CONFIG_FOLDER).copy()
 
 
 @functools.cache
@@ -74,10 +74,21 @@ def _schema() -> Schema:
     return Schema(default_config())
 
 
-@functools.lru_cache(maxsize=16)
-def _composed(name: str, profiles: tuple[str, ...], folder: Path, stamps: tuple) -> DictConfig:
-    """Compose a file once, until a file beside it is written (`stamps`): hydra takes 0.5 s for verl's configuration."""
-    return compose_file(name, profiles, folder)
+class Composed(NamedTuple):
+    """A composed file."""
+
+    pickled: bytes
+    """A DictConfig: `copy.deepcopy` takes four times as long as to load it."""
+    tree: Tree
+
+    def copy(self) -> DictConfig:
+        return pickle.loads(self.pickled)
+
+
+def compose_file(name: str, profiles: Sequence[str], folder: Path) -> Composed:
+    """Compose a configuration file of `folder`: once, until a file beside it is written, because hydra takes 0.5 s for
+    verl's configuration. Raises UserError."""
+    return _composed(name, tuple(profiles), folder, _stamps(folder))
 
 
 def _stamps(folder: Path) -> tuple:
@@ -97,15 +108,16 @@ def verl_config_folder() -> Path:
     return Path(spec.origin).parent / "trainer" / "config"
 
 
-def compose_file(name: str, profiles: Sequence[str], folder: Path) -> DictConfig:
-    """Compose a configuration file of `folder` with hydra. Raises UserError."""
+@functools.lru_cache(maxsize=16)
+def _composed(name: str, profiles: tuple[str, ...], folder: Path, stamps: tuple) -> Composed:
     OmegaConf.register_new_resolver("product", lambda *numbers: math.prod(map(int, numbers)), replace=True)
     search = f"hydra.searchpath=[file://{CONFIG_FOLDER},file://{verl_config_folder()}]"
     try:
         with initialize_config_dir(str(folder), version_base=None):
-            return compose(name, overrides=[search, *profiles])
+            config = compose(name, overrides=[search, *profiles])
     except (HydraException, OmegaConfBaseException, ValueError) as error:  # hydra raises ValueError for config groups
         raise UserError(f"configuration: {_first_lines(error)}") from error
+    return Composed(pickle.dumps(config), tree_of(config))
 
 
 def leaves_of(typed: Typed) -> Iterator[Typed]:

@@ -21,6 +21,7 @@ from recipe.dag.suggestion import closest
 from recipe.dag.workflow.flatten import flatten
 from recipe.dag.workflow.schema import EpisodeSpec, Workflow
 
+Tree = dict[str, Any]
 _MISSING = object()
 _BLOCKS = {
     "algorithm": {key for method in METHODS for key in method.model_fields},
@@ -34,29 +35,29 @@ class Schema:
     """The keys and kinds of `default`, which is dag.yaml over verl's configuration."""
 
     def __init__(self, default: DictConfig):
-        self.default = default
-        self.values = _values(default)
+        self.default, self.tree = default, tree_of(default)
+        self.values = values_of(self.tree)
 
-    def check_file(self, config: DictConfig) -> Iterator[str]:
+    def check_file(self, tree: Tree) -> Iterator[str]:
         """Yield a message for each key that configuration files set and nothing reads."""
-        values = _values(config)
+        values = values_of(tree)
         interpolations = " ".join(value for value in values.values() if isinstance(value, str) and "${" in value)
         referenced = set(re.findall(r"[\w.]+", interpolations))
         for key in _changed(self.values, values):
             if key not in self.values and (key in referenced or key in NO_EFFECT):
                 continue  # the file defines this key, and its other keys interpolate it
-            if (reason := self._reason(key, values[key], self.default)) is not None:
+            if (reason := self._reason(key, values[key], self.tree)) is not None:
                 yield f"configuration: {key}: {reason}"
 
-    def check_typed(self, typed: Typed, config: DictConfig) -> str | None:
-        """Return why the typed setting has no effect; None if it has one."""
-        reason = self._reason(typed.key, typed.value, config)
+    def check_typed(self, typed: Typed, tree: Tree) -> str | None:
+        """Return why the typed setting has no effect on the configuration; None if it has one."""
+        reason = self._reason(typed.key, typed.value, tree)
         return None if reason is None else f"{typed.argument}: {reason}"
 
-    def check_values(self, config: DictConfig, typed: Mapping[str, Typed]) -> Iterator[str]:
-        """Yield a message for each value of the wrong kind. A whole number where text is expected is converted in
-        `config`."""
-        for key in dict.fromkeys([*_changed(self.values, _values(config)), *typed]):
+    def check_values(self, config: DictConfig, values: Tree, typed: Mapping[str, Typed]) -> Iterator[str]:
+        """Yield a message for each value of the wrong kind. `values` are those of `config`, in which a whole number
+        becomes text where text is expected."""
+        for key in dict.fromkeys([*_changed(self.values, values), *typed]):
             value = _resolved(config, key)
             if value is _MISSING:
                 continue
@@ -69,36 +70,30 @@ class Schema:
             setting = typed[key].argument if key in typed else f"configuration: {key}={value}"
             yield f"{setting}: it takes {kind.takes}"
 
-    def _reason(self, key: str, value: Any, config: DictConfig) -> str | None:
+    def _reason(self, key: str, value: Any, tree: Tree) -> str | None:
         if says_the_same(key, value):
             return None
         reason = _of_the_workflow(key) or refusal(key)
         if reason is not None or is_read(key):
             return reason
-        current: Any = OmegaConf.to_container(config)
+        current: Any = tree
         for part in key.split("."):
             current = current.get(part, _MISSING) if isinstance(current, dict) else _MISSING
         if current is _MISSING:
-            return self._unknown(key, config)
+            return self._unknown(key, tree)
         if isinstance(current, dict) and current:
             return f"is a block of keys; set one of them, such as {key}.{next(iter(current))}=..."
         return None
 
-    def _unknown(self, key: str, config: DictConfig) -> str:
+    def _unknown(self, key: str, tree: Tree) -> str:
         if (hint := key_hint(key)) is not None:
             return f"unknown key; {hint}"
-        names = [name for name in _values(config) if refusal(name) is None]
+        names = [name for name in values_of(tree) if refusal(name) is None]
         longer = [name for name in names if name.endswith(f".{key}")]
         block, _, last = key.rpartition(".")
         siblings = {name.rpartition(".")[2]: name for name in names if name.rpartition(".")[0] == block}
         suggestion = longer[0] if longer else siblings.get(closest(last, siblings) or "") or closest(key, names)
         return f"unknown key; did you mean `{suggestion}`?" if suggestion else f"unknown key; {_ELSEWHERE}"
-
-
-def missing_keys(config: DictConfig) -> list[str]:
-    """Return the keys whose value is still `???`. Interpolations are not resolved, unlike by OmegaConf.missing_keys:
-    verl's configuration has 130, and parsing them takes longer than the rest of the composition."""
-    return [key for key, value in _values(config).items() if value == "???"]
 
 
 def plain(value: Any) -> Any:
@@ -116,13 +111,18 @@ def _of_the_workflow(key: str) -> str | None:
     return None
 
 
-def _values(config: DictConfig) -> dict[str, Any]:
-    """Return every leaf by its dotted key, without resolving interpolations."""
-    tree = cast("dict[str, Any]", OmegaConf.to_container(config))  # a DictConfig becomes a dict
+def tree_of(config: DictConfig) -> Tree:
+    """Return the configuration as nested dicts, in which a missing value is "???". Interpolations are not resolved:
+    verl's configuration has 130, and parsing them takes longer than the rest of a composition."""
+    return cast(Tree, OmegaConf.to_container(config))  # a DictConfig becomes a dict
+
+
+def values_of(tree: Tree) -> Tree:
+    """Return every leaf by its dotted key."""
     return {key: value for key, value, _ in flatten(tree)}
 
 
-def _changed(default: dict[str, Any], values: dict[str, Any]) -> list[str]:
+def _changed(default: Tree, values: Tree) -> list[str]:
     return [key for key, value in values.items() if value != default.get(key, _MISSING)]
 
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any, cast
+from typing import Any
 
 from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
@@ -16,11 +16,10 @@ from omegaconf.errors import OmegaConfBaseException
 from recipe.dag.errors import UserError
 from recipe.dag.settings.compose import CONFIG_FOLDER, compose_file, leaves_of
 from recipe.dag.settings.kinds import COUNT, NOT_NEGATIVE, PATHS, Kind, one_of, or_null, whole
-from recipe.dag.settings.schema import plain
+from recipe.dag.settings.schema import Tree, plain, tree_of, values_of
 from recipe.dag.settings.typed import Typed, parse
 from recipe.dag.settings.values import LOGGER, kind_of
 from recipe.dag.suggestion import did_you_mean
-from recipe.dag.workflow.flatten import flatten
 
 NAME = "sft"
 OWN_DATA = "pkg://recipe.dag.train.sft_data"
@@ -90,21 +89,21 @@ def compose_sft(overrides: Sequence[str], *, name: str = NAME, folder: Path | No
     if not (folder / f"{name}.yaml").is_file():
         raise UserError(f"configuration: {folder / name}.yaml does not exist; see --config-path and --config-name")
     arguments = parse(overrides, [CONFIG_FOLDER, folder])
-    config = compose_file(name, arguments.profiles, folder)
-    if "truncation" not in config.get("data", {}):
+    file = compose_file(name, arguments.profiles, folder)
+    if "truncation" not in file.tree.get("data", {}):
         raise UserError(f"configuration: {name}.yaml is not for verl-dag sft; start it with `defaults: [sft, _self_]`")
-    base = compose_file(NAME, (), CONFIG_FOLDER)
-    defaults = _values(base)
-    changed = {key: value for key, value in _values(config).items() if value != defaults.get(key, _MISSING)}
+    defaults = values_of(compose_file(NAME, (), CONFIG_FOLDER).tree)
+    changed = {key: value for key, value in values_of(file.tree).items() if value != defaults.get(key, _MISSING)}
     from_file = [Typed(key, plain(value), f"configuration: {key}={value}") for key, value in changed.items()]
     settings = [leaf for typed in arguments.settings for leaf in leaves_of(typed)]
     wrong = [message for typed in [*from_file, *settings] if (message := _refusal(typed, defaults)) is not None]
     if wrong:
         raise UserError("\nerror: ".join(wrong))
+    config = file.copy()
     try:
         for typed in settings:
             OmegaConf.update(config, typed.key, typed.value, merge=True, force_add=True)
-        missing = sorted(OmegaConf.missing_keys(config))
+        missing = sorted(key for key, value in values_of(tree_of(config)).items() if value == "???")
     except OmegaConfBaseException as error:
         raise UserError(f"configuration: {str(error).splitlines()[0]}") from error
     if missing:
@@ -122,13 +121,7 @@ def _idle(typed: Typed, config: DictConfig) -> str | None:
     return None
 
 
-def _values(config: DictConfig) -> dict[str, Any]:
-    """Return every leaf by its dotted key, without resolving interpolations."""
-    tree = cast("dict[str, Any]", OmegaConf.to_container(config))  # a DictConfig becomes a dict
-    return {key: value for key, value, _ in flatten(tree)}
-
-
-def _refusal(typed: Typed, values: dict[str, Any]) -> str | None:
+def _refusal(typed: Typed, values: Tree) -> str | None:
     """Return why a setting cannot be used; None if it can. `values`: the default of every key."""
     parts = typed.key.split(".")
     for length in range(len(parts), 0, -1):

@@ -6,6 +6,7 @@ are text and occur once, numbers are finite. Everything else is a problem with i
 
 from __future__ import annotations
 
+import functools
 import json
 import math
 import re
@@ -135,6 +136,7 @@ def _decode(raw: bytes, file: str) -> str:
         raise WorkflowError([Problem(file, line, column, "", message)]) from error
 
 
+@functools.lru_cache(maxsize=16)  # a command loads a file up to five times; nothing changes the nodes
 def _compose(text: str, file: str) -> Node | None:
     try:
         with warnings.catch_warnings():
