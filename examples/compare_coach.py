@@ -20,6 +20,7 @@ from statistics import fmean
 import yaml
 from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
+from matplotlib.ticker import MaxNLocator
 
 from preprocess.common import run
 from recipe.dag.errors import UserError
@@ -109,6 +110,7 @@ def draw(runs: Runs, png: Path) -> None:
     for axes, title in zip(both, ("training (sampled)", "unseen problems"), strict=True):
         axes.set(title=title, xlabel="step", ylim=(0, 1.02))
         axes.grid(alpha=0.3)
+        axes.xaxis.set_major_locator(MaxNLocator(integer=True))
         axes.spines[["top", "right"]].set_visible(False)
     seeds = max(map(len, runs.values()))
     figure.suptitle(f"Mean of {seeds} seeds, bands from their minimum to their maximum" if seeds > 1 else "One seed")

@@ -7,7 +7,6 @@ import asyncio
 import os
 import shutil
 import subprocess
-import sys
 import tempfile
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -160,8 +159,8 @@ def made_once(tmp_path_factory, worker_id) -> Callable[[str, Callable[[Path], ob
 class GpuScript:
     """Runs scripts that need a GPU on a PATH with what they need before they start Python, and no nvidia-smi."""
 
-    def __init__(self, folder: Path):
-        self.folder = folder
+    def __init__(self, folder: Path, python: str):
+        self.folder, self.python = folder, python
         for name in ("bash", "dirname", "grep", "sed", "tr"):
             (folder / name).symlink_to(shutil.which(name))
 
@@ -171,7 +170,7 @@ class GpuScript:
         smi.chmod(0o755)
 
     def run(self, script: Path, *arguments: str, **env: str) -> subprocess.CompletedProcess:
-        env = {"PATH": str(self.folder), "HOME": os.environ.get("HOME", "/"), "PYTHON": sys.executable, **env}
+        env = {"PATH": str(self.folder), "HOME": os.environ.get("HOME", "/"), "PYTHON": self.python, **env}
         command = [shutil.which("bash"), str(script), *arguments]
         return subprocess.run(command, env=env, capture_output=True, text=True, cwd="/")
 
@@ -184,8 +183,8 @@ class GpuScript:
 
 
 @pytest.fixture
-def gpu_script(tmp_path) -> GpuScript:
-    return GpuScript(tmp_path)
+def gpu_script(tmp_path, zygote) -> GpuScript:
+    return GpuScript(tmp_path, str(zygote.python))
 
 
 @pytest.fixture(scope="session")

@@ -70,8 +70,12 @@ def task(tmp_path: Path) -> Path:
     return tmp_path
 
 
-def evaluate(task: Path, url: str, *arguments: str, output: str = "out", **env: str) -> subprocess.CompletedProcess:
-    command = [sys.executable, "-c", DRIVER, "eval", "w.yaml", "--base-url", url, "--served-model", "test"]
+def evaluate(
+    task: Path, url: str, *arguments: str, output: str = "out", python: str | None = None, **env: str
+) -> subprocess.CompletedProcess:
+    """`python`: of the zygote, which starts sooner."""
+    start = [python, "-m", "recipe.dag.cli"] if python else [sys.executable, "-c", DRIVER]
+    command = [*start, "eval", "w.yaml", "--base-url", url, "--served-model", "test"]
     command += ["--data", "data.parquet", "--output", output, *arguments]
     kept = {name: value for name, value in os.environ.items() if name not in ("MODEL_PATH", "VERL_DAG_KEY")}
     environment = {**kept, "PYTHONPATH": str(ROOT), **env}
@@ -197,7 +201,7 @@ def test_conversations_that_cannot_be_written_are_errors(arguments, message, fai
     assert message in failing("--base-url", "http://h/v1", "--served-model", "m", *arguments)
 
 
-def test_results_are_written_even_if_most_episodes_failed_and_the_same_command_repeats_those(task):
+def test_results_are_written_even_if_most_episodes_failed_and_the_same_command_repeats_those(task, zygote):
     (task / "w.yaml").write_text(WORKFLOW.replace("tools: [code_interpreter], tool_loop: {max_generations: 3}", ""))
     options = ["-n", "2", "report.conversations_file=all.json"]
 
@@ -209,7 +213,7 @@ def test_results_are_written_even_if_most_episodes_failed_and_the_same_command_r
         return text if text in healthy else lost
 
     with OpenAIServer(mostly) as server:
-        done = evaluate(task, server.url, *options)
+        done = evaluate(task, server.url, *options, python=zygote.python)
         assert done.returncode == 2 and "Traceback" not in done.stderr
         last = done.stderr.strip().splitlines()[-1]
         assert "12 of 16 episodes failed" in last and "the same command repeats them" in last
@@ -218,12 +222,12 @@ def test_results_are_written_even_if_most_episodes_failed_and_the_same_command_r
         assert sum("error" in item for item in first["results"]) == 12
         healthy |= {f"Say {k}." for k in range(8)}
         server.requests.clear()
-        assert evaluate(task, server.url, *options).returncode == 0
+        assert evaluate(task, server.url, *options, python=zygote.python).returncode == 0
         assert len(server.requests) == 12
     assert json.loads((task / "out" / "all.json").read_text())["metadata"]["graded"] == 16
 
 
-def test_rewards_of_a_group_are_recorded_and_change_when_it_grows(task):
+def test_rewards_of_a_group_are_recorded_and_change_when_it_grows(task, zygote):
     rank = "def rank(episodes): return [{'solver': len(episodes) / 10} for _ in episodes]\n"
     (task / "score.py").write_text(SCORE.replace('{"solver": episode.outcome}', "{}") + rank)
     group = '  - {id: rank, reward: "score.py:rank", scope: group, after: pay}\n'
@@ -233,7 +237,7 @@ def test_rewards_of_a_group_are_recorded_and_change_when_it_grows(task):
     with OpenAIServer(echo) as server:
         for n, asked in (("2", 4), ("3", 2)):
             before = len(server.requests)
-            done = evaluate(task, server.url, "-n", n, "--max-samples", "2")
+            done = evaluate(task, server.url, "-n", n, "--max-samples", "2", python=zygote.python)
             assert done.returncode == 0, done.stderr
             assert len(server.requests) - before == asked
             episodes = [json.loads(line) for line in (task / "out" / "episodes.jsonl").read_text().splitlines()]

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import os
 import subprocess
-import sys
 from pathlib import Path
 
 import pytest
@@ -78,10 +77,10 @@ def ask(body: dict) -> object:
     return tool_call(name, f"c{len(results)}", **arguments)
 
 
-def test_an_evaluation_calls_all_tools_and_keeps_their_keys(task, servers):
+def test_an_evaluation_calls_all_tools_and_keeps_their_keys(task, servers, zygote):
     notes, wiki = servers
     with OpenAIServer(ask) as model:
-        command = [sys.executable, "-m", "recipe.dag.cli", "eval", "w.yaml", "--base-url", model.url]
+        command = [zygote.python, "-m", "recipe.dag.cli", "eval", "w.yaml", "--base-url", model.url]
         command += ["--served-model", "test", "--data", "data.jsonl", "--output", "out"]
         environment = {**os.environ, "PYTHONPATH": str(ROOT)}
         done = subprocess.run(command, cwd=task, env=environment, capture_output=True, text=True, timeout=240)

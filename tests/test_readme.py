@@ -282,7 +282,7 @@ def project(tmp_path, monkeypatch) -> Path:
 
 
 @pytest.mark.parametrize("command", [c for c in commands() if runs_here(c)])
-def test_command_runs(command, project, monkeypatch, capfd):
+def test_command_runs(command, project, monkeypatch, capfd, zygote):
     """`train` and `eval` run up to where they would start Ray."""
     started = []
 
@@ -296,7 +296,7 @@ def test_command_runs(command, project, monkeypatch, capfd):
     monkeypatch.delenv("MODEL_PATH", raising=False)
     program, *arguments = shlex.split(command)
     if program == "python":
-        subprocess.run([sys.executable, *arguments], check=True)
+        subprocess.run([zygote.python, *arguments], check=True)
     else:
         monkeypatch.setattr(sys, "argv", [program, *arguments])
         with pytest.raises(SystemExit) as ended:

@@ -67,7 +67,7 @@ if "-c" in arguments[:2]:
 elif script == "-m":
     ours = arguments[arguments.index("-m") + 1].startswith(("recipe.", "preprocess.", "ray.", "torch.distributed.run"))
 else:
-    ours = script.endswith("/default_worker.py") or os.path.abspath(script).startswith({root!r})
+    ours = script.endswith("/default_worker.py") or os.path.realpath(script).startswith({root!r})
 if not ours:
     os.execv({python!r}, [{python!r}, *arguments])
 server = socket.socket(socket.AF_UNIX)

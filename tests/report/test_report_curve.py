@@ -2,7 +2,6 @@ from __future__ import annotations
 
 import json
 import subprocess
-import sys
 
 import pytest
 from matplotlib.figure import Figure
@@ -69,9 +68,9 @@ def test_other_files_are_refused(tmp_path, content):
         draw_curve(path, tmp_path / "curve.png")
 
 
-def test_as_a_command(tmp_path, capsys):
+def test_as_a_command(tmp_path, capsys, zygote):
     path = write(tmp_path / "metrics.jsonl", [{"step": 1, "episode/accuracy": 0.5}])
-    command = [sys.executable, "-m", "recipe.dag.report.curve", path, tmp_path / "curve.png"]
+    command = [zygote.python, "-m", "recipe.dag.report.curve", path, tmp_path / "curve.png"]
     assert subprocess.run(command).returncode == 0
     assert (tmp_path / "curve.png").read_bytes().startswith(b"\x89PNG")
     assert curve.main([str(tmp_path / "none"), str(tmp_path / "x.png")]) == 2

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import subprocess
-import sys
 
 import pytest
 
@@ -111,9 +110,9 @@ def test_without_a_gpu_it_points_to_the_laptop_unless_the_run_is_for_one(script)
 
 
 @pytest.mark.parametrize("config", ["full", "small"])
-def test_show_checks_every_setting_of_a_profile_without_a_gpu(script, config):
+def test_show_checks_every_setting_of_a_profile_without_a_gpu(script, zygote, config):
     write_config(script.model, QWEN["7b"] | {"architectures": ["Qwen2ForCausalLM"]})
-    env = {"PYTHON": sys.executable, "PYTHONPATH": str(ROOT), "HOME": os.environ.get("HOME", "/"), "CONFIG": config}
+    env = {"PYTHON": str(zygote.python), "PYTHONPATH": str(ROOT), "HOME": os.environ.get("HOME", "/"), "CONFIG": config}
     arguments = (script.model, script.data, script.out, "workflow.algorithm.clip_ratio_high=0.28")
     done = script.run(*arguments, gpu=False, SHOW="1", GPU_GB="80", **env)
     assert done.returncode == 0, done.stderr

@@ -189,13 +189,13 @@ def test_the_folder_of_the_tables_reaches_the_env_and_the_reward(dsbench):
 @pytest.mark.parametrize(
     ("gpus", "profile", "layers", "width"), [(1, "small", 24, 896), (2, "small", 28, 1536), (8, "full", 36, 2560)]
 )
-def test_the_plan_says_that_the_profiles_fit(dsbench, gpus, profile, layers, width):
+def test_the_plan_says_that_the_profiles_fit(dsbench, zygote, gpus, profile, layers, width):
     """On GPUs of 80 GB, with models of about 0.5B, 1.5B and 4B parameters."""
     shape = {"hidden_size": width, "intermediate_size": 4 * width, "num_hidden_layers": layers}
     shape |= {"num_attention_heads": width // 64, "num_key_value_heads": 2 if width < 2000 else 8}
     shape |= {"architectures": ["Qwen2ForCausalLM"], "max_position_embeddings": 65536}
     write_config(dsbench.model, QWEN["0.5b"] | shape)
-    env = {"SHOW": "1", "GPU_GB": "80", "CONFIG": profile, "PYTHON": sys.executable, "PYTHONPATH": str(ROOT)}
+    env = {"SHOW": "1", "GPU_GB": "80", "CONFIG": profile, "PYTHON": str(zygote.python), "PYTHONPATH": str(ROOT)}
     done = dsbench.run(dsbench.model, "--", f"trainer.n_gpus_per_node={gpus}", **env)
     assert done.returncode == 0, done.stderr
     assert "  fits: " in done.stdout and "does not fit" not in done.stdout
