@@ -56,10 +56,15 @@ def serving(*arguments: str, python: object = sys.executable, **options) -> Iter
 
 
 @pytest.fixture(scope="module")
-def served(model, zygote) -> Iterator[tuple[str, subprocess.Popen]]:
-    options = {"python": zygote.python, "stderr": subprocess.DEVNULL}
-    with serving(str(model), "--model-name", "test", **options) as (url, process):
-        yield url, process
+def options(zygote) -> dict[str, object]:
+    return {"python": zygote.python, "stderr": subprocess.DEVNULL}
+
+
+@pytest.fixture(scope="module")
+def served(model, options) -> Iterator[str]:
+    """The URL of a server that tests do not end."""
+    with serving(str(model), "--model-name", "test", **options) as (url, _):
+        yield url
 
 
 def texts(folder: Path) -> dict[tuple[str, int], list[str]]:
@@ -70,15 +75,14 @@ def texts(folder: Path) -> dict[tuple[str, int], list[str]]:
 
 @pytest.mark.slow
 def test_an_evaluation_gives_the_same_texts_by_messages_by_ids_and_through_faults(served, model, task):
-    url, _ = served
     workflow = (task / "w.yaml").read_text().replace(
         "tools: [code_interpreter], tool_loop: {max_generations: 3}", "sampling: {max_tokens: 24, top_p: 0.95}"
     )  # fmt: skip
     (task / "w.yaml").write_text(workflow)
-    runs = {"plain": evaluate(task, url, "-n", "4", output="plain")}
-    runs["ids"] = evaluate(task, url, "-n", "4", "--tokenizer", str(model), output="ids")
+    runs = {"plain": evaluate(task, served, "-n", "4", output="plain")}
+    runs["ids"] = evaluate(task, served, "-n", "4", "--tokenizer", str(model), output="ids")
     shares = {"drop": 0.05, "429": 0.05, "500": 0.05}
-    with OpenAIServer(upstream=url, faults=scattered(shares, seed=2)) as proxy:
+    with OpenAIServer(upstream=served, faults=scattered(shares, seed=2)) as proxy:
         runs["faults"] = evaluate(task, proxy.url, "-n", "4", "--max-concurrent", "3", output="faults")
     assert {name: done.returncode for name, done in runs.items()} == dict.fromkeys(runs, 0), runs
     assert all("32 episodes, 0 errors" in done.stdout and "imported:\n" in done.stdout for done in runs.values())
@@ -89,12 +93,12 @@ def test_an_evaluation_gives_the_same_texts_by_messages_by_ids_and_through_fault
 
 
 @pytest.mark.slow
-def test_serve_prints_its_url_and_ends_at_a_signal(served):
-    url, process = served
-    with urllib.request.urlopen(f"{url}/models", timeout=30) as answer:
-        assert json.load(answer)["data"][0]["id"] == "test"
-    process.send_signal(signal.SIGTERM)
-    assert process.wait(30) == 0
+def test_serve_prints_its_url_and_ends_at_a_signal(model, options):
+    with serving(str(model), "--model-name", "test", **options) as (url, process):
+        with urllib.request.urlopen(f"{url}/models", timeout=30) as answer:
+            assert json.load(answer)["data"][0]["id"] == "test"
+        process.send_signal(signal.SIGTERM)
+        assert process.wait(30) == 0
 
 
 def test_a_served_script_answers_until_a_signal(tmp_path):
