@@ -22,6 +22,7 @@ from recipe.dag.workflow.flatten import flatten
 from recipe.dag.workflow.schema import EpisodeSpec, Workflow
 
 Tree = dict[str, Any]
+"""A configuration as nested dicts."""
 _MISSING = object()
 _BLOCKS = {
     "algorithm": {key for method in METHODS for key in method.model_fields},
@@ -54,7 +55,7 @@ class Schema:
         reason = self._reason(typed.key, typed.value, tree)
         return None if reason is None else f"{typed.argument}: {reason}"
 
-    def check_values(self, config: DictConfig, values: Tree, typed: Mapping[str, Typed]) -> Iterator[str]:
+    def check_values(self, config: DictConfig, values: Mapping[str, Any], typed: Mapping[str, Typed]) -> Iterator[str]:
         """Yield a message for each value of the wrong kind. `values` are those of `config`, in which a whole number
         becomes text where text is expected."""
         for key in dict.fromkeys([*_changed(self.values, values), *typed]):
@@ -117,12 +118,12 @@ def tree_of(config: DictConfig) -> Tree:
     return cast(Tree, OmegaConf.to_container(config))  # a DictConfig becomes a dict
 
 
-def values_of(tree: Tree) -> Tree:
+def values_of(tree: Tree) -> dict[str, Any]:
     """Return every leaf by its dotted key."""
     return {key: value for key, value, _ in flatten(tree)}
 
 
-def _changed(default: Tree, values: Tree) -> list[str]:
+def _changed(default: Mapping[str, Any], values: Mapping[str, Any]) -> list[str]:
     return [key for key, value in values.items() if value != default.get(key, _MISSING)]
 
 

@@ -16,7 +16,7 @@ from omegaconf.errors import OmegaConfBaseException
 from recipe.dag.errors import UserError
 from recipe.dag.settings.compose import CONFIG_FOLDER, compose_file, leaves_of
 from recipe.dag.settings.kinds import COUNT, NOT_NEGATIVE, PATHS, Kind, one_of, or_null, whole
-from recipe.dag.settings.schema import Tree, plain, tree_of, values_of
+from recipe.dag.settings.schema import plain, tree_of, values_of
 from recipe.dag.settings.typed import Typed, parse
 from recipe.dag.settings.values import LOGGER, kind_of
 from recipe.dag.suggestion import did_you_mean
@@ -121,7 +121,7 @@ def _idle(typed: Typed, config: DictConfig) -> str | None:
     return None
 
 
-def _refusal(typed: Typed, values: Tree) -> str | None:
+def _refusal(typed: Typed, values: dict[str, Any]) -> str | None:
     """Return why a setting cannot be used; None if it can. `values`: the default of every key."""
     parts = typed.key.split(".")
     for length in range(len(parts), 0, -1):
