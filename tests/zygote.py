@@ -1,5 +1,6 @@
 """A Python that starts in tenths of a second what takes ten seconds to import: a process that has imported torch and
-transformers forks a child for each program of the project, and for each worker of Ray or torchrun.
+transformers forks a child for each program of the project, each worker of Ray or torchrun, and each process that runs
+tests.
 
     zygote = Zygote(folder)
     subprocess.run([zygote.python, "-m", "recipe.dag.main", ...])

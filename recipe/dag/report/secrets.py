@@ -64,7 +64,6 @@ _KEYS = re.compile(
 _CAPITAL = re.compile(r"(?<=[a-z0-9])(?=[A-Z])|(?<=[A-Z])(?=[A-Z][a-z])")
 
 
-@functools.lru_cache(maxsize=4096)  # a record has each key many times, and the environment for each text
 def is_secret(name: str) -> bool:
     """Return True if a key, option or variable of this name holds a secret."""
     words = [word for word in re.split(r"[^a-z0-9]+", _CAPITAL.sub("_", name).lower()) if word]
@@ -148,6 +147,10 @@ def _counts(name: str, value: Any) -> bool:
 def _environment() -> list[str]:
     """Return keys and the values of secret variables, longest first, so that one that contains another is hidden
     completely."""
-    ending = ("_KEY", "_PAT")
-    values = KEYS | {v for k, v in os.environ.items() if is_secret(k) or k.upper().endswith(ending)}
+    values = KEYS | {value for name, value in os.environ.items() if _is_secret_variable(name)}
     return sorted((value for value in values if len(value) >= _SHORTEST), key=len, reverse=True)
+
+
+@functools.cache  # asked for each variable and each text; texts bring no names here, so the cache stays small
+def _is_secret_variable(name: str) -> bool:
+    return is_secret(name) or name.upper().endswith(("_KEY", "_PAT"))
