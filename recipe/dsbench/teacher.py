@@ -1,9 +1,9 @@
 """A careless teacher for engineer, modeler and analyst.
 
 Invariant: the programs are those of `kit.py`, the prompts are built by the workflow's agents from what the workspace
-answers (`envs/workspace_env.py`), and each agent is wrong about half of the tasks, always in the same way and in most
-lessons, and elsewhere slips rarely. No lower temperature corrects that: reinforcement learning has to find the choice
-that is right in a minority of the samples.
+answers (`envs/workspace_env.py`), and each agent is mistaken about a quarter or half of the tasks, always in the same
+way and in most lessons, and elsewhere slips rarely. No lower temperature corrects that:
+reinforcement learning has to find the choice that is right in a minority of the samples.
 """
 
 from __future__ import annotations
