@@ -14,7 +14,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Literal
 
-from recipe.dag.errors import UserError
+from recipe.dag.core.errors import UserError
 
 KINDS = (
     '{"inputs": [...], "outputs": [...]} with or without "fn_name", [{"input": ..., "output": ...}], '

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from recipe.dag.errors import UserError
+from recipe.dag.core.errors import UserError
 from recipe.dag.reward.answer import extract_answer
 from recipe.dag.reward.gold import boxed_answer_is_right, earned_by
 from recipe.dag.reward.grader import grade

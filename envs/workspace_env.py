@@ -18,7 +18,7 @@ from typing import Any
 from envs.code_env import NO_PROGRAM, programs_in
 from envs.workspace_contract import Artifact, Checks, contract_of, problems_of_sizes
 from envs.workspace_files import files_of
-from recipe.dag.errors import SandboxFault, UserError
+from recipe.dag.core.errors import SandboxFault, UserError
 from recipe.dag.sandbox.file_pattern import matches
 from recipe.dag.tools.code_interpreter import SESSION, CodeInterpreter, clip
 from recipe.dag.tools.sandbox_client import FileRefused, RunResult, SandboxClient, SessionFiles, SessionFull

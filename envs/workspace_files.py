@@ -12,7 +12,7 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-from recipe.dag.errors import UserError
+from recipe.dag.core.errors import UserError
 
 _KINDS = ("path", "content", "base64")
 FORMS = "{name: path}, {name: {KIND: ...}} or [{name: ..., KIND: ...}], where KIND is path, content or base64"

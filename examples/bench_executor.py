@@ -38,8 +38,8 @@ from transformers import Qwen2Tokenizer
 from recipe.dag.episode.batch import run_batch
 from recipe.dag.episode.client import PolicyEndpoint
 from recipe.dag.episode.runner import EpisodeRunner
+from recipe.dag.loading.workflow_file import load_workflow
 from recipe.dag.types.record import Generation, ToolResult
-from recipe.dag.workflow_file import load_workflow
 
 CALLS = 3
 ROOT = Path(__file__).parents[1]

@@ -52,9 +52,9 @@ async def play(counts: list[int], episodes: int, wait: float, rounds: int, folde
     from bench_executor import WORDS_LONG, StubServer, long_answers, problem, train_tokenizer
 
     from recipe.dag.episode.runner import EpisodeRunner
+    from recipe.dag.loading.workflow_file import load_workflow
     from recipe.dag.policy.policy import PolicySpec
     from recipe.dag.train.rollout_processes import RolloutProcesses, SpreadRunner
-    from recipe.dag.workflow_file import load_workflow
 
     tokenizer = train_tokenizer()
     tokenizer.save_pretrained(folder)
@@ -97,7 +97,7 @@ def main(argv: list[str] | None = None) -> None:
     parser.add_argument("--processes", type=int, nargs="+", default=[1, 2])
     parser.add_argument("--rounds", type=int, default=3)
     args = parser.parse_args(argv)
-    from recipe.dag.main import prepare_environment
+    from recipe.dag.platform.environment import prepare_environment
 
     prepare_environment("cpu")
     import ray

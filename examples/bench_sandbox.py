@@ -26,7 +26,7 @@ from pathlib import Path
 import aiohttp
 from soak_sandbox import connect
 
-from recipe.dag.errors import UserError
+from recipe.dag.core.errors import UserError
 from recipe.dag.sandbox import engines
 from recipe.dag.sandbox.launch import LocalSandbox
 

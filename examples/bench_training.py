@@ -74,7 +74,7 @@ def measure(args: argparse.Namespace) -> dict[str, float]:
     os.environ |= {"MASTER_ADDR": "localhost", "MASTER_PORT": "0"}
     import torch
 
-    from recipe.dag.main import prepare_environment
+    from recipe.dag.platform.environment import prepare_environment
     from recipe.dag.settings.compose import compose_config
 
     gpu = torch.cuda.is_available()
@@ -82,13 +82,13 @@ def measure(args: argparse.Namespace) -> dict[str, float]:
     prepare_environment(platform)
     import torch.distributed as dist
 
+    from recipe.dag.loading.workflow_file import load_workflow
     from recipe.dag.policy.config import policy_config
     from recipe.dag.policy.worker import PolicyWorker
     from recipe.dag.settings import defaults
     from recipe.dag.train import kernels, throughput
     from recipe.dag.types.row import Row
     from recipe.dag.workflow.model_size import size_of
-    from recipe.dag.workflow_file import load_workflow
 
     out = args.out.absolute()
     dist.init_process_group(

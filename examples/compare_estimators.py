@@ -2,7 +2,7 @@
 
     python examples/compare_estimators.py [--seeds 0 1 2] [--steps 30] [--jobs 1] [--output outputs/estimators]
 
-Each run uses `recipe.dag.main` and workflows/workflow_retool_ma.yaml with another `algorithm` (written to
+Each run uses `recipe.dag.app.main` and workflows/workflow_retool_ma.yaml with another `algorithm` (written to
 OUTPUT/ESTIMATOR.yaml). Runs with the same seed start from the same model. Writes table.md and figure.png. The same
 command resumes killed runs and skips finished ones. A run takes three to five minutes on two cores, all take an hour.
 

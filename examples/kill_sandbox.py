@@ -28,7 +28,7 @@ from pathlib import Path
 import aiohttp
 from soak_sandbox import Soak, conclude, connect, control_groups, count_files, disturb, tree
 
-from recipe.dag.errors import UserError
+from recipe.dag.core.errors import UserError
 from recipe.dag.sandbox import descent
 
 PATIENCE_S = 15.0
@@ -39,7 +39,7 @@ MODE = 0o755
 PR_SET_CHILD_SUBREAPER = 36
 RUN = """
 import asyncio, sys
-from recipe.dag.errors import UserError
+from recipe.dag.core.errors import UserError
 from recipe.dag.sandbox.launch import LocalSandbox
 local = LocalSandbox(isolation=sys.argv[1])
 try:

@@ -29,7 +29,7 @@ from typing import Any, NoReturn
 
 import aiohttp
 
-from recipe.dag.errors import UserError
+from recipe.dag.core.errors import UserError
 from recipe.dag.sandbox import descent, engines
 from recipe.dag.sandbox.launch import LocalSandbox
 from recipe.dag.tools.sandbox_transport import http_root, open_http, split

@@ -20,7 +20,7 @@ if __name__ == "__main__" and not __package__:
     sys.path[0] = str(Path(__file__).resolve().parents[1])
 
 from preprocess import common
-from recipe.dag.errors import UserError
+from recipe.dag.core.errors import UserError
 
 NAMES = ("Ann", "Bob", "Cara", "Dan", "Eve", "Finn", "Gina", "Hugo")
 THINGS = ("pens", "books", "coins", "stones", "cards", "apples", "cups", "keys")

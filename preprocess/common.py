@@ -17,7 +17,7 @@ from typing import Any, TypeVar
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from recipe.dag.errors import UserError
+from recipe.dag.core.errors import UserError
 from recipe.dag.train.problems import ANSWER_KEYS, PROBLEM_KEYS, Item, read_rows, row_of, to_items
 
 T = TypeVar("T")

@@ -21,7 +21,7 @@ if __name__ == "__main__" and not __package__:
     sys.path[0] = str(Path(__file__).resolve().parents[1])
 
 from preprocess import aime, amc, common, deepscaler
-from recipe.dag.errors import UserError
+from recipe.dag.core.errors import UserError
 from recipe.dag.train.ground_truth import boxed
 from recipe.dag.train.problems import Item, read_rows, row_of
 

@@ -18,7 +18,7 @@ if __name__ == "__main__" and not __package__:
     sys.path[0] = str(Path(__file__).resolve().parents[1])
 
 from preprocess import common
-from recipe.dag.errors import UserError
+from recipe.dag.core.errors import UserError
 from recipe.dag.train.problems import Item, read_rows, row_of
 
 HUB_NAME = "agentica-org/DeepScaleR-Preview-Dataset"

@@ -25,7 +25,7 @@ if __name__ == "__main__" and not __package__:
     sys.path[0] = str(Path(__file__).resolve().parents[1])
 
 from preprocess import common
-from recipe.dag.errors import UserError
+from recipe.dag.core.errors import UserError
 from recipe.dag.train.problems import read_rows, row_of
 from recipe.dsbench.metrics import DATA_TYPES, METRICS, metric_in_text, named_metric
 from recipe.dsbench.score import mapping_of, truth_of

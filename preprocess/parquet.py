@@ -15,7 +15,7 @@ from typing import BinaryIO
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from recipe.dag.errors import UserError
+from recipe.dag.core.errors import UserError
 
 _BATCH_ROWS, _BATCH_BYTES = 64, 32 << 20
 """Most rows and bytes that are decoded at once: a row may hold a text of many megabytes."""

@@ -30,10 +30,10 @@ if __name__ == "__main__" and not __package__:
 
 from preprocess import common
 from preprocess.parquet import batches, new_files, open_parquet, write_selected
+from recipe.dag.core.errors import UserError
 from recipe.dag.episode.first_prompt import FirstPrompts, PromptError
-from recipe.dag.errors import UserError
+from recipe.dag.loading.workflow_file import load_workflow
 from recipe.dag.train.data import prompt_of
-from recipe.dag.workflow_file import load_workflow
 
 KEPT, LONG_PROMPT, LONG_RESPONSE = "kept", "prompt", "response"
 _ROWS_PER_WORKER = 1000

@@ -25,7 +25,7 @@ if __name__ == "__main__" and not __package__:
     sys.path[0] = str(Path(__file__).resolve().parents[1])
 
 from preprocess import common
-from recipe.dag.errors import UserError
+from recipe.dag.core.errors import UserError
 from recipe.dag.reward.entry_json import from_json, to_json
 from recipe.dag.reward.verifier import KEY, scored
 from recipe.dag.train.problems import row_of

@@ -29,12 +29,12 @@ import pyarrow.parquet as pq
 
 from preprocess import common
 from preprocess.parquet import new_files
+from recipe.dag.core.errors import UserError
 from recipe.dag.episode.first_prompt import FirstPrompts, MessageRecorder, PromptError
-from recipe.dag.errors import UserError
+from recipe.dag.loading.workflow_file import load_workflow
 from recipe.dag.reward.answer import extract_answer
 from recipe.dag.tools.code_interpreter import CodeInterpreter, source_of
 from recipe.dag.train.problems import read_rows
-from recipe.dag.workflow_file import load_workflow
 
 HUB_NAME = "JoeYing/ReTool-SFT"
 WORKFLOW = Path(__file__).resolve().parents[1] / "workflows/workflow_retool.yaml"

@@ -22,7 +22,7 @@ if __name__ == "__main__" and not __package__:
 
 from preprocess import common
 from preprocess.parquet import batches, new_files, open_parquet, write_selected
-from recipe.dag.errors import UserError
+from recipe.dag.core.errors import UserError
 from recipe.dag.train.problems import PROBLEM_KEYS
 
 TRAIN, VAL = 0, 1

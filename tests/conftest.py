@@ -19,11 +19,11 @@ import pytest
 from _pytest.assertion import rewrite
 from filelock import FileLock
 
-from recipe.dag.main import prepare_environment
+from recipe.dag.loading.workflow_file import load_workflow
+from recipe.dag.platform.environment import prepare_environment
 from recipe.dag.settings.compose import compose_config
 from recipe.dag.types.record import Generation
 from recipe.dag.workflow.schema import Critic
-from recipe.dag.workflow_file import load_workflow
 from tests.zygote import Zygote
 
 if TYPE_CHECKING:

@@ -18,8 +18,8 @@ case $option in
   --fast)
     ruff check .
     ruff format --check .
-    fast=(tests/{workflow,compat,types,credit,episode,reward,report,envs,tools})
-    fast+=(tests/test_{api,cli,layers,docs,errors,interrupt,main,run_paths,shipped}.py)
+    fast=(tests/{core,workflow,compat,loading,types,credit,episode,reward,report,envs,tools})
+    fast+=(tests/test_{api,layers,docs,shipped}.py tests/app/test_{cli,main}.py tests/settings/test_settings_absolute.py)
     exec "${suite[@]}" -m "not slow" "${fast[@]}" "$@" ;;
   --changed)
     revision=HEAD

@@ -29,7 +29,7 @@ def test_an_unknown_name_is_an_attribute_error():
 
 PROGRAM = f"""
 import sys
-from recipe.dag import cli
+from recipe.dag.app import cli
 
 def check(what, heavy):
     assert not heavy & set(sys.modules), f"{{what}} loads {{heavy & set(sys.modules)}}"
@@ -41,7 +41,8 @@ for command in ("validate", "plan"):
         cli.main()
     except SystemExit as ended:
         assert not ended.code
-    slow = {{"hydra", "aiohttp", "jinja2", "recipe.dag.main", "recipe.dag.coach"}} if command == "validate" else set()
+    slow = {{"hydra", "aiohttp", "jinja2", "recipe.dag.app.main", "recipe.dag.coach"}}
+    slow = slow if command == "validate" else set()
     check(command, heavy | slow | {{"numpy"}})
 from recipe.dag import {", ".join(dag.__all__)}
 check("the interface", heavy)

@@ -22,11 +22,11 @@ from ruamel.yaml import YAML
 
 from docs import diagrams
 from recipe.dag.algorithms.catalogue import BLOCKS, ESTIMATORS, OWN, algorithm_class
+from recipe.dag.loading.workflow_file import load_workflow
 from recipe.dag.workflow.json_schema import workflow_schema
 from recipe.dag.workflow.mermaid import to_mermaid
 from recipe.dag.workflow.plan import make_plan
 from recipe.dag.workflow.schema import Workflow
-from recipe.dag.workflow_file import load_workflow
 from tests.test_readme import READMES, ROOT
 from tests.test_shipped import WORKFLOWS
 

@@ -11,13 +11,13 @@ from pathlib import Path
 
 import pytest
 
-import recipe.dag.main
-from recipe.dag import cli
+import recipe.dag.app.main
+from recipe.dag.app import cli
 from recipe.dag.episode.load import load_user_code
+from recipe.dag.loading.workflow_file import load_workflow
 from recipe.dag.workflow import render
 from recipe.dag.workflow.interpolation import resolve_env
 from recipe.dag.workflow.plan import make_plan
-from recipe.dag.workflow_file import load_workflow
 
 ROOT = Path(__file__).parents[1]
 READMES = sorted(
@@ -120,25 +120,25 @@ sandbox/test_sandbox_serve.py::test_a_token_opens_other_addresses: serves until 
 sandbox/test_sandbox_serve.py::test_a_unix_socket_of_this_user_only: serves until it is stopped
   verl-dag sandbox serve
   verl-dag sandbox serve --socket /run/user/1000/sandbox.sock
-test_cli.py::test_import_prints_or_writes_a_file_that_loads: needs a file of siiRL's
+app/test_cli.py::test_import_prints_or_writes_a_file_that_loads: needs a file of siiRL's
   verl-dag import old.yaml -o new.yaml
-test_cli.py::test_trace_prints_an_episode: needs a run's folder
+app/test_cli.py::test_trace_prints_an_episode: needs a run's folder
   verl-dag trace outputs/retool_ma_tiny --solved
-test_cli_eval.py::test_doctor_finds_this_machine_fit: loads verl in a process of its own
+app/test_cli_eval.py::test_doctor_finds_this_machine_fit: loads verl in a process of its own
   verl-dag doctor
-test_cli_serve.py::test_a_served_script_answers_until_a_signal: serves until it is stopped
+app/test_cli_serve.py::test_a_served_script_answers_until_a_signal: serves until it is stopped
   verl-dag serve --script examples/gallery/judge.py:judge --port 8001
-test_cli_serve.py::test_serve_prints_its_url_and_ends_at_a_signal: serves until it is stopped
+app/test_cli_serve.py::test_serve_prints_its_url_and_ends_at_a_signal: serves until it is stopped
   verl-dag serve MODEL --port 8000 --model-name my-model
 test_costs.py::test_both_halves_are_the_whole_in_any_order: runs this test
   bash tests/run.sh --shuffle 7
   bash tests/run.sh --half 1
-test_doctor_options.py::test_an_openai_server_lists_its_models: needs servers
+app/test_doctor_options.py::test_an_openai_server_lists_its_models: needs servers
   verl-dag doctor --sandbox-url http://127.0.0.1:8080 --base-url http://127.0.0.1:30000/v1 --key-env OPENAI_API_KEY
-test_doctor_options.py::test_memory_is_that_of_the_plan: needs a model
+app/test_doctor_options.py::test_memory_is_that_of_the_plan: needs a model
   verl-dag doctor workflows/workflow_retool.yaml --model MODEL --data data/train.parquet --max-prompt-length 2048 \
 --gpu-gb 80
-test_new.py::test_it_trains_as_it_is: takes a minute
+app/test_new.py::test_it_trains_as_it_is: takes a minute
   bash my_task/run_tiny_cpu.sh
 test_reach.py::test_a_module_reaches_its_importers_and_their_tests_but_no_others: runs other tests
   bash tests/run.sh --changed
@@ -156,13 +156,13 @@ retool/test_retool_evaluation_faults.py::test_960_episodes_against_a_server_that
   bash recipe/retool/evaluate_model.sh NAME OUT BASE_URL SANDBOX_URL API_KEY
 retool/test_retool_train_script.py::test_the_arguments_become_settings_and_the_rest_follows: needs a GPU
   bash recipe/retool/train_retool_grpo.sh SFT_MODEL DATA_DIR OUT EXPERIMENT
-test_sft.py::test_the_script_passes_its_arguments_on: trains
+train/sft/test_sft.py::test_the_script_passes_its_arguments_on: trains
   bash recipe/retool/train_sft.sh MODEL data outputs/sft optim.lr=1e-5
-test_sft.py::test_training_lowers_the_loss_and_a_killed_run_ends_like_an_undisturbed_one: needs trained weights
+train/sft/test_sft.py::test_training_lowers_the_loss_and_a_killed_run_ends_like_an_undisturbed_one: needs weights
   verl-dag eval workflows/workflow_single_agent_tool.yaml --checkpoint outputs/sft/checkpoints --data data/test.parquet
   verl-dag train workflow=workflows/workflow_single_agent_tool.yaml model_path=outputs/sft/huggingface \
 data.train_files=data/train.parquet
-test_sft.py::test_training_lowers_the_loss_and_a_killed_run_ends_like_an_undisturbed_one: trains
+train/sft/test_sft.py::test_training_lowers_the_loss_and_a_killed_run_ends_like_an_undisturbed_one: trains
   verl-dag sft data/train.parquet --val data/val.parquet --model MODEL --output outputs/sft
 test_shipped.py::test_a_tiny_run_takes_a_seed_before_overrides: takes minutes
   bash recipe/retool_ma/run_tiny_revise_cpu.sh
@@ -291,8 +291,8 @@ def test_command_runs(command, project, monkeypatch, capfd, zygote):
         assert all(resolve_env(policy.model.path, "model.path") for policy in local)
         started.append((config, workflow))
 
-    monkeypatch.setattr(recipe.dag.main, "run", start)
-    monkeypatch.setattr(recipe.dag.main, "prepare_environment", lambda platform: None)
+    monkeypatch.setattr(recipe.dag.app.main, "run", start)
+    monkeypatch.setattr(recipe.dag.app.main, "prepare_environment", lambda platform: None)
     monkeypatch.delenv("MODEL_PATH", raising=False)
     program, *arguments = shlex.split(command)
     if program == "python":

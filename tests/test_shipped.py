@@ -10,12 +10,12 @@ from pathlib import Path
 import pytest
 from omegaconf import OmegaConf
 
-from recipe.dag.errors import UserError
+from recipe.dag.core.errors import UserError
+from recipe.dag.loading.workflow_file import load_workflow
 from recipe.dag.settings.compose import CONFIG_FOLDER, compose_config
-from recipe.dag.settings.sft import compose_sft
+from recipe.dag.train.sft.compose import compose_sft
 from recipe.dag.workflow import render
 from recipe.dag.workflow.plan import make_plan
-from recipe.dag.workflow_file import load_workflow
 
 ROOT = Path(__file__).parents[1]
 WORKFLOWS = sorted([*ROOT.glob("workflows/*.yaml"), *ROOT.glob("examples/**/workflow*.yaml")])

@@ -200,7 +200,7 @@ class Request(NamedTuple):
 
 def serve(folder: Path, owner: int) -> None:
     """Fork a child for each connection, until `owner` ends or `Zygote.end` is called."""
-    from recipe.dag.main import prepare_environment
+    from recipe.dag.platform.environment import prepare_environment
 
     prepare_environment("cpu")
     for name in IMPORTED:
@@ -366,7 +366,7 @@ def _execute(arguments: list[str], cwd: str) -> None:
     elif arguments[0] == "-m":
         sys.path[:] = [cwd, *python_path, *installed]
         sys.argv = arguments[1:]
-        warnings.filterwarnings("ignore", message=".*found in sys.modules.*")  # recipe.dag.main is imported
+        warnings.filterwarnings("ignore", message=".*found in sys.modules.*")  # recipe.dag.app.main is imported
         runpy.run_module(arguments[1], run_name="__main__", alter_sys=True)
     else:
         sys.path[:] = [os.path.dirname(os.path.abspath(arguments[0])), *python_path, *installed]
@@ -381,7 +381,7 @@ class _ImportOfStarters:
     def __init__(self, python: str):
         self.patches: dict[str, Callable[[ModuleType], None]] = {
             "ray._private.services": self._with_executable,
-            "recipe.dag.sft": self._with_executable,
+            "recipe.dag.train.sft.launch": self._with_executable,
         }
         self.python = python
 

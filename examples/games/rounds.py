@@ -13,7 +13,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from preprocess import common
-from recipe.dag.errors import UserError
+from recipe.dag.core.errors import UserError
 from recipe.dag.train.problems import row_of
 
 PERIOD = 60

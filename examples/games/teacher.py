@@ -14,7 +14,7 @@ import re
 from dataclasses import dataclass
 from typing import Any
 
-from recipe.dag.user_code import load_object
+from recipe.dag.core.user_code import load_object
 from recipe.dag.workflow.schema import Workflow
 from recipe.tiny.dialogue import Demonstration, Dialogue, Script
 

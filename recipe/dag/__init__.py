@@ -8,7 +8,7 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from recipe.dag.errors import Fault, SkipCall, UserError
+    from recipe.dag.core.errors import Fault, SkipCall, UserError
     from recipe.dag.types.agent import Agent
     from recipe.dag.types.context import Context, Message, Output
     from recipe.dag.types.env import Env
@@ -36,13 +36,13 @@ _MODULES = {
     "Context": "types.context",
     "Env": "types.env",
     "Episode": "types.record",
-    "Fault": "errors",
+    "Fault": "core.errors",
     "Message": "types.context",
     "Output": "types.context",
-    "SkipCall": "errors",
+    "SkipCall": "core.errors",
     "Tool": "types.tool",
     "ToolResult": "types.record",
-    "UserError": "errors",
+    "UserError": "core.errors",
 }
 
 

@@ -32,7 +32,7 @@ fi
 # preflight PYTHON "$@": the programs of a local sandbox run in this environment
 preflight() {
   case "${*:2}" in *sandbox.url=http*) return 0 ;; esac
-  "$1" -c 'import sys; from recipe.dag import doctor
+  "$1" -c 'import sys; from recipe.dag.app import doctor
 try: doctor.check_dsbench()
 except doctor.Note as note: sys.exit(f"error: {note}")' > /dev/null || exit 2
 }

@@ -18,7 +18,7 @@ from typing import Any
 
 import numpy as np
 
-from recipe.dag.errors import UserError
+from recipe.dag.core.errors import UserError
 from recipe.dsbench.columns import data_type_of, floats_of, labels_of
 from recipe.dsbench.metrics import (
     CLASSIFICATION,

@@ -22,7 +22,7 @@ from pathlib import Path
 from typing import Any, cast
 
 from preprocess.tabular import DOMAINS, METRICS, Task, row, splits
-from recipe.dag.errors import UserError
+from recipe.dag.core.errors import UserError
 from recipe.dag.sandbox.file_pattern import matches
 from recipe.dag.tools.sandbox_client import RunResult, SandboxClient, SessionFiles
 from recipe.dag.types.context import Message

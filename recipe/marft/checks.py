@@ -14,7 +14,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 from omegaconf import DictConfig, OmegaConf
 
-from recipe.dag.errors import UserError
+from recipe.dag.core.errors import UserError
 from recipe.dag.policy.config import policy_config
 from recipe.dag.settings.kinds import COUNT, Argument, Kind, or_null, whole
 from recipe.dag.settings.pools import plan_pools

@@ -12,8 +12,8 @@ from recipe.dag.algorithms.base import Algorithm
 from recipe.dag.algorithms.catalogue import DEFAULT, METHODS, Custom, algorithm_class
 from recipe.dag.algorithms.loss import READERS
 from recipe.dag.compat.siirl.settings import ENV_OUTCOME, KL_LOSS_COEF, RULE_REWARD
-from recipe.dag.errors import UserError
-from recipe.dag.workflow.problem import KeyPath
+from recipe.dag.core.errors import UserError
+from recipe.dag.core.problem import KeyPath
 from recipe.dag.workflow.workflow_copy import WorkflowCopy
 from recipe.marft.rules import RUN, Edit
 

@@ -6,7 +6,7 @@ edits of the workflow, or is refused with a reason; no flag is silently dropped.
 
 from __future__ import annotations
 
-from recipe.dag.errors import UserError
+from recipe.dag.core.errors import UserError
 from recipe.dag.settings.kinds import (
     ABOVE_ONE,
     COUNT,

@@ -9,7 +9,7 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping
 
-from recipe.dag.errors import UserError
+from recipe.dag.core.errors import UserError
 
 SYSTEMS = {
     "math": "You solve mathematics problems in a team of two.",

@@ -12,9 +12,9 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
-from recipe.dag.errors import UserError
+from recipe.dag.core.errors import UserError
+from recipe.dag.core.problem import WorkflowError
 from recipe.dag.settings.kinds import ANY, Argument, Kind
-from recipe.dag.workflow.problem import WorkflowError
 
 RUN = "actor_rollout_ref"
 

@@ -11,7 +11,7 @@ import asyncio
 import random
 
 from preprocess.arithmetic import Problem, splits
-from recipe.dag.errors import UserError
+from recipe.dag.core.errors import UserError
 from recipe.dag.workflow.schema import Workflow
 from recipe.tiny.careless import ONE_OPERATION, reading, value_of
 from recipe.tiny.dialogue import Demonstration, Dialogue, Script

@@ -1,7 +1,7 @@
 """`python -m recipe.marft.train [--show] [--config-name NAME] key=value ...`: train MARFT, with siiRL's flags or ours.
 
 Invariant: flags change a copy of the workflow, `workflow.yaml` in the run's folder, which is checked before it is
-written; the run itself is an ordinary one of `recipe.dag.main`.
+written; the run itself is an ordinary one of `recipe.dag.app.main`.
 """
 
 from __future__ import annotations
@@ -17,16 +17,16 @@ from pathlib import Path
 from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
-from recipe.dag import main as engine
-from recipe.dag.errors import UserError
-from recipe.dag.preflight import check_overrides
+from recipe.dag.app import main as engine
+from recipe.dag.app.preflight import check_overrides
+from recipe.dag.core.errors import UserError
+from recipe.dag.core.problem import Problem, WorkflowError
+from recipe.dag.loading.edits import PREFIX, Edit, load_edited, paths_of, split_edits
 from recipe.dag.report.run_record import launches
 from recipe.dag.settings.compose import compose_config, typed_settings
 from recipe.dag.settings.effects import check_effects
 from recipe.dag.settings.kinds import COUNT
-from recipe.dag.workflow.problem import Problem, WorkflowError
 from recipe.dag.workflow.workflow_copy import WorkflowCopy
-from recipe.dag.workflow_edits import PREFIX, Edit, load_edited, paths_of, split_edits
 from recipe.marft.checks import check_flags, check_policies, checked_value, steps_of
 from recipe.marft.edits import edited
 from recipe.marft.flags import translate
@@ -40,7 +40,7 @@ class Prepared:
     """A run that has been checked and not started."""
 
     overrides: list[str]
-    """Arguments of `recipe.dag.main`."""
+    """Arguments of `recipe.dag.app.main`."""
     copy: Path
     """Path of the edited workflow."""
     text: str | None

@@ -21,11 +21,11 @@ from typing import Any
 
 from preprocess.arithmetic import Problem, splits
 from preprocess.common import check_numbers, run
-from recipe.dag.errors import UserError
+from recipe.dag.core.errors import UserError
+from recipe.dag.loading.workflow_file import load_workflow
 from recipe.dag.types.context import Message
 from recipe.dag.types.record import ToolResult
 from recipe.dag.workflow.schema import Workflow
-from recipe.dag.workflow_file import load_workflow
 from recipe.mathchat.judge import judge
 from recipe.retool.teacher import transcript_parser, write_transcripts
 from recipe.tiny.careless import reading, slipped, value_of

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from preprocess.common import run
-from recipe.dag.errors import UserError
+from recipe.dag.core.errors import UserError
 from recipe.dag.report.jsonfile import replace_file, to_json
 from recipe.dag.report.pass_table import intervals, read_graded
 

@@ -26,13 +26,13 @@ import pyarrow.parquet as pq
 
 from preprocess.arithmetic import Problem, splits
 from preprocess.common import check_numbers, run
+from recipe.dag.core.errors import UserError
 from recipe.dag.episode.make_tools import make_tools
 from recipe.dag.episode.toolset import Toolset
-from recipe.dag.errors import UserError
+from recipe.dag.loading.workflow_file import load_workflow
 from recipe.dag.types.context import Message
 from recipe.dag.types.record import ToolResult
 from recipe.dag.workflow.schema import Workflow
-from recipe.dag.workflow_file import load_workflow
 from recipe.tiny.careless import reading, right_formula, value_of
 from recipe.tiny.dialogue import Demonstration, Dialogue, Script
 

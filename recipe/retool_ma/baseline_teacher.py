@@ -11,7 +11,7 @@ import random
 from typing import Any
 
 from preprocess.arithmetic import Problem, splits
-from recipe.dag.errors import UserError
+from recipe.dag.core.errors import UserError
 from recipe.dag.workflow.schema import Workflow
 from recipe.retool_ma.teacher import BROKEN_CODE, SLIP, WRONG_ANSWER, run
 from recipe.tiny.careless import reading, value_of

@@ -10,7 +10,7 @@ import re
 from collections.abc import Mapping, Sequence
 from functools import lru_cache
 
-from recipe.dag.errors import UserError
+from recipe.dag.core.errors import UserError
 
 PLANNER_SYSTEM = "You plan how to solve mathematics problems with a short Python program. You never write the program."
 EXECUTOR_SYSTEM = "You turn plans into correct Python programs."

@@ -9,7 +9,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
-from recipe.dag.errors import GraderFault, UserError
+from recipe.dag.core.errors import GraderFault, UserError
 from recipe.dag.reward.gold import boxed_answer_is_right, earned_by
 from recipe.dag.reward.outcome import answer_of, graded, ground_truth
 from recipe.dag.types.record import Call, Episode

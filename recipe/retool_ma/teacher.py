@@ -12,7 +12,7 @@ from collections.abc import Awaitable, Callable, Iterator
 from typing import Any
 
 from preprocess.arithmetic import Problem, splits
-from recipe.dag.errors import UserError
+from recipe.dag.core.errors import UserError
 from recipe.dag.types.record import ToolResult
 from recipe.dag.workflow.schema import Workflow
 from recipe.tiny.careless import reading, right_formula, slipped, value_of

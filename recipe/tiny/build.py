@@ -23,10 +23,10 @@ from typing import Any, NamedTuple, cast
 import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedModel, Qwen2Config, Qwen2Tokenizer
 
+from recipe.dag.core.errors import Fault, UserError
+from recipe.dag.core.user_code import load_object
 from recipe.dag.episode.failure import describe
-from recipe.dag.errors import Fault, UserError
-from recipe.dag.user_code import load_object
-from recipe.dag.workflow_file import load_workflow
+from recipe.dag.loading.workflow_file import load_workflow
 from recipe.tiny.dialogue import Demonstration, Teacher
 from recipe.tiny.tokenizer import END_OF_TURN, PADDING, build_tokenizer
 

@@ -11,6 +11,7 @@ from dataclasses import dataclass, field
 from functools import partial
 from typing import Any, Protocol, TypeGuard, cast
 
+from recipe.dag.core.errors import UserError
 from recipe.dag.episode.conversation import Conversation
 from recipe.dag.episode.env_class import load_envs
 from recipe.dag.episode.envs import EpisodeEnvs
@@ -31,7 +32,6 @@ from recipe.dag.episode.view import (
     view,
     without_private,
 )
-from recipe.dag.errors import UserError
 from recipe.dag.tools.sandbox_client import SandboxClient
 from recipe.dag.types.context import Context, Message
 from recipe.dag.types.record import Call, ToolResult

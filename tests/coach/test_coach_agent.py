@@ -9,16 +9,16 @@ from pathlib import Path
 import pytest
 from typer.testing import CliRunner
 
-from recipe.dag.cli import app
+from recipe.dag.app.cli import app
 from recipe.dag.coach.agent import check_coaches
 from recipe.dag.coach.unreadable import silent_coach
+from recipe.dag.core.errors import UserError
 from recipe.dag.episode.client import PolicyEndpoint
 from recipe.dag.episode.remote.connect import Remotes
 from recipe.dag.episode.runner import EpisodeRunner
-from recipe.dag.errors import UserError
+from recipe.dag.loading.workflow_file import load_workflow
 from recipe.dag.types.record import Episode, Generation
 from recipe.dag.workflow.user_files import user_files
-from recipe.dag.workflow_file import load_workflow
 from tests.episode.openai_server import OpenAIServer
 
 COACH = "recipe.dag.coach.agent:Coach"

@@ -16,11 +16,11 @@ from recipe.dag.episode.rehearsal import END
 from recipe.dag.episode.remote.connect import Remotes
 from recipe.dag.episode.rows import rows_of
 from recipe.dag.episode.runner import EpisodeRunner
+from recipe.dag.loading.workflow_file import load_workflow
 from recipe.dag.report.journal import Journal
 from recipe.dag.report.metrics import rollout_metrics
 from recipe.dag.types.inert import inert
 from recipe.dag.types.record import Episode
-from recipe.dag.workflow_file import load_workflow
 from tests.episode.openai_server import OpenAIServer, scattered
 from tests.test_shipped import ROOT
 

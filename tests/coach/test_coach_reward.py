@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from recipe.dag.coach.reward import coach_scores
-from recipe.dag.errors import RewardFault
+from recipe.dag.core.errors import RewardFault
 from recipe.dag.types.record import Call, Episode
 
 

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from recipe.dag.coach.agent import Options
 from recipe.dag.coach.evidence import Keep
 from recipe.dag.coach.template import VARIABLES, PromptTemplate
-from recipe.dag.errors import HookFault, UserError
+from recipe.dag.core.errors import HookFault, UserError
 from tests.test_shipped import ROOT
 
 

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from recipe.dag.workflow_file import load_workflow
+from recipe.dag.loading.workflow_file import load_workflow
 
 SIIRL = Path(__file__).parent / "siirl"
 FILES = sorted([*SIIRL.glob("*.yaml"), *SIIRL.glob("*.json")])
@@ -239,7 +239,7 @@ def test_an_agent_that_is_not_updated_is_frozen(load_text):
 
 
 def test_json_says_where_it_is_wrong(folder):
-    from recipe.dag.workflow.problem import WorkflowError
+    from recipe.dag.core.problem import WorkflowError
 
     text = (SIIRL / "grpo.json").read_text()
     (folder / "a.json").write_text(text.replace('"rollout_actor"]', '"rollout"]'))

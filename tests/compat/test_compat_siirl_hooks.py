@@ -7,7 +7,7 @@ from pathlib import Path
 
 from recipe.dag.episode.client import PolicyEndpoint
 from recipe.dag.episode.runner import EpisodeRunner
-from recipe.dag.workflow_file import load_workflow
+from recipe.dag.loading.workflow_file import load_workflow
 
 FILE = Path(__file__).parent / "siirl" / "marft.yaml"
 

@@ -9,9 +9,9 @@ import pytest
 
 from recipe.dag.episode.client import PolicyEndpoint
 from recipe.dag.episode.runner import EpisodeRunner
+from recipe.dag.loading.workflow_file import load_workflow
 from recipe.dag.train.alternation import as_bound
 from recipe.dag.types.record import Episode
-from recipe.dag.workflow_file import load_workflow
 
 WORKFLOW = load_workflow(Path(__file__).parents[2] / "workflows" / "workflow_cory.yaml")
 SAMPLE = {"prompt": [{"role": "user", "content": "What is 2^3?"}], "ground_truth": "8"}

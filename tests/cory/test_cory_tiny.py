@@ -7,9 +7,9 @@ from pathlib import Path
 import pytest
 
 from recipe.cory.teacher import REPEATED, WRONG_FIRST, Teacher
-from recipe.dag.errors import UserError
+from recipe.dag.core.errors import UserError
+from recipe.dag.loading.workflow_file import load_workflow
 from recipe.dag.reward.answer import extract_answer
-from recipe.dag.workflow_file import load_workflow
 from recipe.tiny.build import encode
 from recipe.tiny.careless import MISREADINGS, right_formula, value_of
 from recipe.tiny.tokenizer import build_tokenizer

@@ -13,13 +13,22 @@ import pytest
 
 from recipe.dag.algorithms.base import Algorithm, options_of
 from recipe.dag.algorithms.catalogue import BLOCKS, ESTIMATORS, SELECTABLE, make_algorithm, readers
+from recipe.dag.algorithms.reward_catalogue import (
+    CALLED,
+    REQUIRED,
+    REWARD,
+    REWARDS,
+    SHAPED,
+    SHAPED_TAKES,
+    SHAPING,
+    SHAPINGS,
+)
+from recipe.dag.core.problem import WorkflowError
 from recipe.dag.credit import shaping
 from recipe.dag.credit.incentive import Incentives
 from recipe.dag.credit.vote import TIES
+from recipe.dag.loading.workflow_file import load_workflow
 from recipe.dag.reward import credit, group
-from recipe.dag.reward_catalogue import CALLED, REQUIRED, REWARD, REWARDS, SHAPED, SHAPED_TAKES, SHAPING, SHAPINGS
-from recipe.dag.workflow.problem import WorkflowError
-from recipe.dag.workflow_file import load_workflow
 
 WORKFLOW = """\
 dag_id: small
@@ -162,7 +171,7 @@ def test_an_option_that_agrees_with_the_preset_or_is_left_free_is_none(load):
 
 def test_the_command_lists_everything_without_torch():
     code = (
-        "import sys; from typer.testing import CliRunner; from recipe.dag.cli import app\n"
+        "import sys; from typer.testing import CliRunner; from recipe.dag.app.cli import app\n"
         "print(CliRunner().invoke(app, ['algorithms']).output); print('torch' in sys.modules)"
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)

@@ -9,11 +9,11 @@ import torch
 
 from recipe.dag.algorithms.catalogue import make_algorithm
 from recipe.dag.algorithms.estimate import estimate
+from recipe.dag.core.errors import UserError
+from recipe.dag.core.problem import WorkflowError
 from recipe.dag.episode.load import load_user_code
-from recipe.dag.errors import UserError
-from recipe.dag.workflow.problem import WorkflowError
+from recipe.dag.loading.workflow_file import load_workflow
 from recipe.dag.workflow.user_files import user_files
-from recipe.dag.workflow_file import load_workflow
 
 EXAMPLE = Path(__file__).parents[2] / "examples" / "own_estimator" / "workflow_by_mean.yaml"
 WORKFLOW = """\

@@ -8,7 +8,8 @@ import torch
 
 from recipe.dag.algorithms.catalogue import make_algorithm
 from recipe.dag.algorithms.estimate import estimate
-from recipe.dag.causality import check_baseline
+from recipe.dag.core.errors import UserError
+from recipe.dag.credit.causality import check_baseline
 from recipe.dag.credit.joint_advantages import (
     baseline_inputs,
     control_variate,
@@ -18,7 +19,6 @@ from recipe.dag.credit.joint_advantages import (
     mixer_weight,
 )
 from recipe.dag.credit.mixer import QMIX, VDN
-from recipe.dag.errors import UserError
 
 STATE = torch.ones(1)
 PARALLEL = baseline_inputs({"a": (), "b": ()}, ["a", "b"])

@@ -8,12 +8,12 @@ from pathlib import Path
 
 import pytest
 
+from recipe.dag.core.errors import UserError
 from recipe.dag.episode.client import PolicyEndpoint
 from recipe.dag.episode.rows import rows_of
 from recipe.dag.episode.runner import EpisodeRunner
-from recipe.dag.errors import UserError
+from recipe.dag.loading.workflow_file import load_workflow
 from recipe.dag.types.record import Call, Episode
-from recipe.dag.workflow_file import load_workflow
 from recipe.debate.hooks import right_answers
 
 FILE = Path(__file__).parents[2] / "workflows" / "workflow_debate.yaml"

@@ -6,9 +6,9 @@ from pathlib import Path
 
 import pytest
 
-from recipe.dag.errors import UserError
+from recipe.dag.core.errors import UserError
+from recipe.dag.loading.workflow_file import load_workflow
 from recipe.dag.reward.answer import extract_answer
-from recipe.dag.workflow_file import load_workflow
 from recipe.debate.teacher import NODES, WRONG_SOLUTION, Teacher
 from recipe.tiny.build import encode
 from recipe.tiny.careless import MISREADINGS, RIGHT_READING

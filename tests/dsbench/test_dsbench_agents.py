@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from recipe.dag.errors import UserError
+from recipe.dag.core.errors import UserError
 from recipe.dag.types.record import Call
 from recipe.dsbench.agents import Analyst, Engineer, Modeler
 from tests.contexts import context_of

@@ -16,10 +16,10 @@ from recipe.dag.episode.client import PolicyEndpoint
 from recipe.dag.episode.make_tools import make_tools
 from recipe.dag.episode.rows import rows_of
 from recipe.dag.episode.runner import EpisodeRunner
+from recipe.dag.loading.edits import load_edited, split_edits
 from recipe.dag.tools.sandbox_client import SandboxClient
 from recipe.dag.types.record import Episode, Generation
 from recipe.dag.workflow.schema import Workflow
-from recipe.dag.workflow_edits import load_edited, split_edits
 from recipe.dsbench.judge import judge
 from recipe.dsbench.score import score_submission, truth_of
 from recipe.dsbench.teacher import AGENTS, FILES, FORM_OF, Teacher

@@ -8,7 +8,7 @@ import math
 
 import pytest
 
-from recipe.dag.errors import UserError
+from recipe.dag.core.errors import UserError
 from recipe.dag.types.record import Call, Episode
 from recipe.dsbench.reward import task_score
 

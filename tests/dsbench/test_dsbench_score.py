@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from recipe.dag.errors import UserError
+from recipe.dag.core.errors import UserError
 from recipe.dsbench import table
 from recipe.dsbench.score import score_submission, target_statistics, truth_of
 

@@ -10,8 +10,8 @@ import pytest
 
 from envs.code_env import CodeEnv, program_in
 from recipe.dag.algorithms.catalogue import make_algorithm
+from recipe.dag.core.errors import SandboxFault, UserError
 from recipe.dag.episode.env_class import load_envs, needs_sandbox
-from recipe.dag.errors import SandboxFault, UserError
 from recipe.dag.tools.sandbox_client import RunResult, SandboxClient
 
 DOUBLE = json.dumps({"inputs": ["1\n", "20\n", "-3\n"], "outputs": ["2\n", "40\n", "-6\n"]})

@@ -7,7 +7,7 @@ import asyncio
 import pytest
 
 from envs.math_env import RIGHT, WRONG, MathEnv
-from recipe.dag.errors import GraderFault, UserError
+from recipe.dag.core.errors import GraderFault, UserError
 from recipe.dag.reward import grader
 
 

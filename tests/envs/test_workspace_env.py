@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 
 from envs.workspace_env import Workspace, fetched_files
-from recipe.dag.errors import SandboxFault, UserError
+from recipe.dag.core.errors import SandboxFault, UserError
 from recipe.dag.sandbox.launch import LocalSandbox
 from recipe.dag.tools.sandbox_client import SandboxClient
 from recipe.dag.tools.sandbox_transport import Request

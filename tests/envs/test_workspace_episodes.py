@@ -16,16 +16,16 @@ from typing import Any
 
 import pytest
 
+from recipe.dag.core.errors import SandboxFault
 from recipe.dag.episode import failure
 from recipe.dag.episode.client import PolicyEndpoint
 from recipe.dag.episode.make_tools import make_tools
 from recipe.dag.episode.runner import EpisodeRunner
-from recipe.dag.errors import SandboxFault
+from recipe.dag.loading.workflow_file import load_workflow
 from recipe.dag.sandbox.launch import LocalSandbox
 from recipe.dag.tools.sandbox_client import SandboxClient
 from recipe.dag.tools.sandbox_transport import Request
 from recipe.dag.types.record import Episode
-from recipe.dag.workflow_file import load_workflow
 from tests.sandbox.processes import alive, until
 from tests.test_shipped import ROOT
 

@@ -5,10 +5,10 @@ import gc
 
 import pytest
 
+from recipe.dag.core.errors import HookFault, ModelServerFault, UserError
 from recipe.dag.episode import tasks
 from recipe.dag.episode.batch import run_batch
 from recipe.dag.episode.tasks import guarded, invoke, limited, together
-from recipe.dag.errors import HookFault, ModelServerFault, UserError
 
 
 def samples(world, count: int):
@@ -154,7 +154,7 @@ class E:
         assert asyncio.all_tasks() == {asyncio.current_task()}
 
     asyncio.run(main())
-    from recipe.dag.user_code import load_object
+    from recipe.dag.core.user_code import load_object
 
     assert load_object("env.py:E", flow.path).alive == 0
 

@@ -7,9 +7,9 @@ import json
 
 import pytest
 
+from recipe.dag.core.errors import UserError
 from recipe.dag.episode.rows import rows_of
 from recipe.dag.episode.shipment import pack, unpack
-from recipe.dag.errors import UserError
 from recipe.dag.report.evaluation_log import episode_from
 from recipe.dag.report.metrics import rollout_metrics
 from recipe.dag.report.tools import tool_metrics

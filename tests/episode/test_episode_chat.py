@@ -6,10 +6,10 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 
+from recipe.dag.core.errors import UserError
 from recipe.dag.episode.chat import as_ids, continuation_ids, end_of_turn_id, render, unread_options
 from recipe.dag.episode.client import PolicyEndpoint
 from recipe.dag.episode.runner import EpisodeRunner
-from recipe.dag.errors import UserError
 
 # As published chat templates do: blanks are stripped, an answer's end differs by what follows it.
 TEMPLATE = (

@@ -7,12 +7,12 @@ import re
 
 import pytest
 
+from recipe.dag.core.errors import UserError
+from recipe.dag.core.problem import WorkflowError
 from recipe.dag.episode.chat import render
 from recipe.dag.episode.rows import rows_of
-from recipe.dag.errors import UserError
+from recipe.dag.loading.workflow_file import load_workflow
 from recipe.dag.types.record import Generation
-from recipe.dag.workflow.problem import WorkflowError
-from recipe.dag.workflow_file import load_workflow
 
 TALK = [{"node_id": "a", "agent_group": 0}, {"node_id": "b", "agent_group": 1, "dependencies": ["a"]}]
 LOOP = {"talk": {"nodes": ["a", "b"], "max_rounds": 3}}
@@ -122,7 +122,7 @@ def test_a_conversation_that_outgrows_the_context_ends_the_episode_as_a_long_pro
 
 
 def test_a_run_of_the_episode_that_is_retried_remembers_nothing(world):
-    from recipe.dag.errors import ModelServerFault
+    from recipe.dag.core.errors import ModelServerFault
 
     asked: list[str] = []
 

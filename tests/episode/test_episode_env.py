@@ -4,10 +4,10 @@ import asyncio
 
 import pytest
 
+from recipe.dag.core.errors import UserError
+from recipe.dag.core.user_code import load_object
 from recipe.dag.episode.env import rewards
 from recipe.dag.episode.env_class import load_env
-from recipe.dag.errors import UserError
-from recipe.dag.user_code import load_object
 
 
 def game(world, code: str, *, rewards: bool = True, **episode):

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from recipe.dag.errors import UserError
-from recipe.dag.user_code import load_object
+from recipe.dag.core.errors import UserError
+from recipe.dag.core.user_code import load_object
 from tests.episode.envs_of import batch
 
 TWO = """

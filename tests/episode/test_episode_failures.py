@@ -7,11 +7,7 @@ import random
 
 import pytest
 
-from recipe.dag.episode.batch import run_batch
-from recipe.dag.episode.failure import decide, pause_s
-from recipe.dag.episode.generation import check_generation
-from recipe.dag.episode.rows import rows_of
-from recipe.dag.errors import (
+from recipe.dag.core.errors import (
     EnvFault,
     Fault,
     GraderFault,
@@ -22,6 +18,10 @@ from recipe.dag.errors import (
     ToolFault,
     UserError,
 )
+from recipe.dag.episode.batch import run_batch
+from recipe.dag.episode.failure import decide, pause_s
+from recipe.dag.episode.generation import check_generation
+from recipe.dag.episode.rows import rows_of
 from recipe.dag.types.record import Generation
 from recipe.dag.workflow.schema import EpisodeSpec
 from tests.episode.records import episode_from_json

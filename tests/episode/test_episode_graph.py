@@ -4,8 +4,8 @@ import asyncio
 
 import pytest
 
+from recipe.dag.core.errors import UserError
 from recipe.dag.episode.graph import episode_graph
-from recipe.dag.errors import UserError
 
 
 def diamond(world, **keys):
@@ -128,7 +128,7 @@ def pre_process(tokenizer, prompt_ids, obs, context=None):
     flow = world.workflow(nodes, files={"seen.py": code}, episode={"max_turns": 2})
     made = world.runner(flow)
     asyncio.run(made.run(world.sample(), "u", 0, step=0))
-    from recipe.dag.user_code import load_object
+    from recipe.dag.core.user_code import load_object
 
     seen = {entry[:2]: entry[2:] for entry in load_object("seen.py", flow.path).seen}
     assert seen["a", 0] == ({}, [])

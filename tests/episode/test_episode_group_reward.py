@@ -7,10 +7,10 @@ import json
 
 import pytest
 
+from recipe.dag.core.errors import UserError
 from recipe.dag.episode.batch import run_batch
 from recipe.dag.episode.failure import TooManyFailed
 from recipe.dag.episode.rows import rows_of
-from recipe.dag.errors import UserError
 from recipe.dag.report.evaluation_log import episode_from
 from recipe.dag.train.dynamic_sampling import collect
 

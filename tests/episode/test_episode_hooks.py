@@ -5,8 +5,8 @@ import copy
 
 import pytest
 
+from recipe.dag.core.errors import UserError
 from recipe.dag.episode.hooks import default_prompt, load_hooks
-from recipe.dag.errors import UserError
 from recipe.dag.types.context import Context
 from recipe.dag.types.record import Call
 

@@ -8,13 +8,13 @@ from typing import Any
 
 import pytest
 
+from recipe.dag.core.errors import UserError
 from recipe.dag.episode.client import PolicyEndpoint
 from recipe.dag.episode.listed_tools import check_tools, describe_servers, with_listed_tools, with_stand_ins
 from recipe.dag.episode.make_tools import make_tools
 from recipe.dag.episode.runner import EpisodeRunner
 from recipe.dag.episode.tool_limits import LimitedTool
 from recipe.dag.episode.toolset import Toolset
-from recipe.dag.errors import UserError
 from recipe.dag.tools import web
 from recipe.dag.workflow.schema import DeclaredTool, ToolSpec
 from tests.tools.mcp_server import TOOLS, McpServer

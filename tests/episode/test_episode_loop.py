@@ -6,8 +6,8 @@ import asyncio
 
 import pytest
 
+from recipe.dag.core.user_code import load_object
 from recipe.dag.episode.rows import rows_of
-from recipe.dag.user_code import load_object
 from tests.episode.flows import AGREE, TALK, branches, debate, flow_of, moves, says, skips
 from tests.episode.records import call_at
 

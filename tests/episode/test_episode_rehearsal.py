@@ -6,10 +6,10 @@ from pathlib import Path
 
 import pytest
 
+from recipe.dag.core.errors import UserError
 from recipe.dag.episode.rehearsal import ANSWERS, SAMPLE, CharacterTokenizer, rehearse, unseen_keys
-from recipe.dag.errors import UserError
+from recipe.dag.loading.workflow_file import load_workflow
 from recipe.dag.reward.entry_json import to_json
-from recipe.dag.workflow_file import load_workflow
 from tests.test_shipped import WORKFLOWS
 
 WORKFLOW = """

@@ -7,17 +7,17 @@ from dataclasses import replace
 import pytest
 
 from recipe.dag.algorithms.catalogue import make_algorithm
+from recipe.dag.core.errors import UserError
 from recipe.dag.credit.batch import CreditBatch
 from recipe.dag.episode.batch import run_batch
 from recipe.dag.episode.reward import share
 from recipe.dag.episode.rows import left_out_unscored, rows_of
-from recipe.dag.errors import UserError
 from recipe.dag.report.metrics import rollout_metrics
 from recipe.dag.types.record import Call
 from tests.credit.with_defaults import group_relative
 from tests.episode.records import episode_from_json
 
-HEAD = "from recipe.dag.errors import GraderFault\nimport asyncio, threading\nimport numpy as np\n"
+HEAD = "from recipe.dag.core.errors import GraderFault\nimport asyncio, threading\nimport numpy as np\n"
 
 
 def scored(world, *bodies: str, word: str = "", frozen: bool = False, algorithm=None, on_user_error="fail", **keys):
@@ -312,7 +312,7 @@ def coach(episode):
 
 JUDGE = """
 import errno, aiohttp, httpx
-from recipe.dag.errors import GraderFault, ModelServerFault
+from recipe.dag.core.errors import GraderFault, ModelServerFault
 from recipe.dag.episode.remote.transport import Refused
 tries = []
 

@@ -6,6 +6,7 @@ import asyncio
 
 import pytest
 
+from recipe.dag.core.errors import TimeoutFault
 from recipe.dag.episode.client import PolicyEndpoint
 from recipe.dag.episode.remote.clients import CompletionsClient, Questions
 from recipe.dag.episode.remote.connect import Remotes
@@ -13,7 +14,6 @@ from recipe.dag.episode.remote.transport import Transport
 from recipe.dag.episode.runner import EpisodeRunner
 from recipe.dag.episode.tasks import limited
 from recipe.dag.episode.time_limit import innermost, waiting
-from recipe.dag.errors import TimeoutFault
 from recipe.dag.types.model import Api
 from tests.episode.test_episode_tool_limits import run
 

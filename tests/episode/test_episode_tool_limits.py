@@ -9,10 +9,10 @@ from typing import Any
 
 import pytest
 
+from recipe.dag.core.errors import ToolFault, UserError
 from recipe.dag.episode.make_tools import make_tools
 from recipe.dag.episode.tool_limits import Limit, LimitedTool, most_processes, share_limits
 from recipe.dag.episode.toolset import Toolset
-from recipe.dag.errors import ToolFault, UserError
 from recipe.dag.tools.sandbox_client import RunResult
 from recipe.dag.types.record import ToolResult
 from recipe.dag.workflow.schema import Agent, DeclaredTool, ToolSpec

@@ -5,8 +5,8 @@ import json
 
 import pytest
 
+from recipe.dag.core.errors import SandboxFault, UserError
 from recipe.dag.episode.tool_loop import requests_in, truncate
-from recipe.dag.errors import SandboxFault, UserError
 from recipe.dag.types.record import Generation, ToolResult
 from recipe.dag.workflow.schema import ToolLoop
 

@@ -9,10 +9,10 @@ from typing import Any
 
 import pytest
 
+from recipe.dag.core.errors import ToolFault, UserError
 from recipe.dag.episode.client import PolicyEndpoint
 from recipe.dag.episode.runner import EpisodeRunner
 from recipe.dag.episode.toolset import Toolset
-from recipe.dag.errors import ToolFault, UserError
 from recipe.dag.tools.calculator import Calculator
 from recipe.dag.tools.code_interpreter import CodeInterpreter
 from recipe.dag.tools.sandbox_client import RunResult

@@ -6,12 +6,12 @@ import json
 
 import pytest
 
+from recipe.dag.core.errors import UserError
 from recipe.dag.episode.client import PolicyEndpoint
 from recipe.dag.episode.markup import after_thinking
 from recipe.dag.episode.runner import EpisodeRunner
 from recipe.dag.episode.tool_loop import Request, requests_in
 from recipe.dag.episode.transcript import TranscriptEncoder, plain_messages, plain_tools
-from recipe.dag.errors import UserError
 from recipe.dag.types.record import Generation
 from recipe.dag.workflow.schema import ToolLoop
 from recipe.tiny.tokenizer import CHAT_TEMPLATE

@@ -6,11 +6,11 @@ import asyncio
 
 import pytest
 
+from recipe.dag.core.errors import ModelServerFault, UserError
+from recipe.dag.core.user_code import load_object
 from recipe.dag.episode.rows import rows_of
-from recipe.dag.errors import ModelServerFault, UserError
+from recipe.dag.loading.workflow_file import load_workflow
 from recipe.dag.report.metrics import rollout_metrics
-from recipe.dag.user_code import load_object
-from recipe.dag.workflow_file import load_workflow
 from tests.episode.openai_server import OpenAIServer, tool_call
 from tests.episode.remote.test_remote_chat import calculator, looped
 from tests.episode.remote.test_remote_chat import flow as api_flow

@@ -6,7 +6,7 @@ import json
 
 import pytest
 
-from recipe.dag.errors import UserError
+from recipe.dag.core.errors import UserError
 from tests.episode.flows import flow_of, says, skips, voters
 from tests.episode.records import call_at
 

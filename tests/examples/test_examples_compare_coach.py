@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from examples import compare_coach as compare
-from recipe.dag.errors import UserError
+from recipe.dag.core.errors import UserError
 
 
 def metrics(folder: Path, values: dict[int, float]) -> None:

@@ -4,8 +4,8 @@ from pathlib import Path
 import pytest
 
 from examples import compare_estimators as compare
+from recipe.dag.loading.workflow_file import load_workflow
 from recipe.dag.settings.compose import compose_config
-from recipe.dag.workflow_file import load_workflow
 
 
 @pytest.fixture(autouse=True)

@@ -5,9 +5,9 @@ from types import SimpleNamespace
 
 import pytest
 
-from recipe.dag.errors import UserError
-from recipe.dag.user_code import load_object
-from recipe.dag.workflow_file import load_workflow
+from recipe.dag.core.errors import UserError
+from recipe.dag.core.user_code import load_object
+from recipe.dag.loading.workflow_file import load_workflow
 
 WORKFLOW = Path(__file__).parents[2] / "examples" / "add_an_agent" / "workflow_critic.yaml"
 

@@ -22,13 +22,13 @@ from recipe.dag.episode.listed_tools import with_listed_tools, with_stand_ins
 from recipe.dag.episode.make_tools import make_tools
 from recipe.dag.episode.rows import rows_of
 from recipe.dag.episode.runner import EpisodeRunner
+from recipe.dag.loading.workflow_file import load_workflow
 from recipe.dag.reward.entry_json import to_json
 from recipe.dag.types.record import Episode
 from recipe.dag.types.tool import Tool
 from recipe.dag.workflow.condition import Condition
 from recipe.dag.workflow.schema import NodeRole, Workflow
 from recipe.dag.workflow.source import read_source
-from recipe.dag.workflow_file import load_workflow
 from tests.test_shipped import ROOT, WORKFLOWS
 
 FOLDER = ROOT / "examples" / "gallery"

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from recipe.dag.user_code import load_object
+from recipe.dag.core.user_code import load_object
 
 GAMES = Path(__file__).resolve().parents[2] / "examples" / "games"
 

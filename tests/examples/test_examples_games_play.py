@@ -9,12 +9,12 @@ from types import SimpleNamespace
 import pyarrow.parquet as pq
 import pytest
 
+from recipe.dag.core.errors import UserError
+from recipe.dag.core.user_code import load_object
 from recipe.dag.episode.client import PolicyEndpoint
 from recipe.dag.episode.runner import EpisodeRunner
-from recipe.dag.errors import UserError
+from recipe.dag.loading.workflow_file import load_workflow
 from recipe.dag.types.record import Call, Episode
-from recipe.dag.user_code import load_object
-from recipe.dag.workflow_file import load_workflow
 
 ROOT = Path(__file__).resolve().parents[2]
 GAMES = ROOT / "examples" / "games"

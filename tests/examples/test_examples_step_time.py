@@ -11,9 +11,9 @@ from pathlib import Path
 import pytest
 from transformers import AttentionInterface
 
+from recipe.dag.loading.workflow_file import load_workflow
 from recipe.dag.policy import varlen
 from recipe.dag.settings.compose import compose_config
-from recipe.dag.workflow_file import load_workflow
 
 EXAMPLES = Path(__file__).resolve().parents[2] / "examples"
 

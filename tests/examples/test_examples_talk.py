@@ -10,8 +10,8 @@ import pytest
 from recipe.dag.episode.client import PolicyEndpoint
 from recipe.dag.episode.rows import rows_of
 from recipe.dag.episode.runner import EpisodeRunner
+from recipe.dag.loading.workflow_file import load_workflow
 from recipe.dag.types.record import Episode
-from recipe.dag.workflow_file import load_workflow
 
 EXAMPLE = Path(__file__).parents[2] / "examples" / "talk" / "workflow_talk.yaml"
 PROBLEM, ANSWER = "p" * 200, "a" * 200 + r"\boxed{8}"

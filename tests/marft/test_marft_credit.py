@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from recipe.dag.errors import UserError
-from recipe.dag.workflow_file import load_workflow
+from recipe.dag.core.errors import UserError
+from recipe.dag.loading.workflow_file import load_workflow
 from recipe.marft.credit import ESTIMATORS
 from recipe.marft.flags import FLAGS
 from tests.marft.workflows import MARFT, NO_KL, SIIRL, WORKFLOWS, change, written

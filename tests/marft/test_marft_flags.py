@@ -6,7 +6,7 @@ from functools import partial
 
 import pytest
 
-from recipe.dag.errors import UserError
+from recipe.dag.core.errors import UserError
 from recipe.dag.settings.values import KL_TYPES, TRACKERS
 from recipe.marft.flags import FLAGS, translate
 from tests.marft.workflows import WORKFLOWS, change

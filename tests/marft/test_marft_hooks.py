@@ -11,13 +11,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from recipe.dag.core.errors import UserError
 from recipe.dag.episode.client import PolicyEndpoint
 from recipe.dag.episode.runner import EpisodeRunner
-from recipe.dag.errors import UserError
+from recipe.dag.loading.workflow_file import load_workflow
 from recipe.dag.tools.sandbox_client import RunResult
 from recipe.dag.types.context import Context
 from recipe.dag.types.record import Call
-from recipe.dag.workflow_file import load_workflow
 from recipe.marft import prompts
 from recipe.marft.hooks import Actor, Reasoner
 from recipe.marft.prompts import render

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 from transformers import AutoTokenizer
 
-from recipe.dag.workflow_file import load_workflow
+from recipe.dag.loading.workflow_file import load_workflow
 from recipe.marft.teacher import SLIP, WRONG_ANSWER, Teacher
 from recipe.tiny.build import encode, main
 from recipe.tiny.careless import MISREADINGS, RIGHT_READING, right_formula

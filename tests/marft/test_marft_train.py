@@ -11,8 +11,8 @@ import pyarrow.parquet as pq
 import pytest
 from ruamel.yaml import YAML
 
-from recipe.dag.errors import UserError
-from recipe.dag.workflow_file import load_workflow
+from recipe.dag.core.errors import UserError
+from recipe.dag.loading.workflow_file import load_workflow
 from recipe.marft.flags import FLAGS, translate
 from recipe.marft.train import main, prepared
 
@@ -131,7 +131,7 @@ ROWS = "batches are then made by rows; add"
 @pytest.mark.parametrize("show", [[], ["--show"]], ids=["run", "show"])
 def test_what_is_wrong_is_one_line_and_nothing_is_written(arguments, message, show, tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr("recipe.dag.main.main", lambda argv: pytest.fail("a run was started"))
+    monkeypatch.setattr("recipe.dag.app.main.main", lambda argv: pytest.fail("a run was started"))
     files = [f"workflow={WORKFLOW}", "data.train_files=t.parquet"]
     assert main([*show, *files, *arguments.split()]) == 2
     out, err = capsys.readouterr()
@@ -197,7 +197,7 @@ def test_a_whole_command_line_is_shown_and_writes_nothing(tmp_path, monkeypatch,
 def test_a_run_gets_the_copy(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     started = []
-    monkeypatch.setattr("recipe.dag.main.main", lambda argv: started.append(argv) or 0)
+    monkeypatch.setattr("recipe.dag.app.main.main", lambda argv: started.append(argv) or 0)
     files = [f"workflow={WORKFLOW}", "data.train_files=t.parquet"]
     assert main([*files, "output_dir=out", "algorithm.gamma=0.5"]) == 0
     (argv,) = started
@@ -217,7 +217,7 @@ def test_a_refused_run_leaves_the_copy_of_the_run_before_it_or_nothing(tmp_path,
             (out / "run" / "1").mkdir(parents=True)
         return codes.pop(0)
 
-    monkeypatch.setattr("recipe.dag.main.main", run)
+    monkeypatch.setattr("recipe.dag.app.main.main", run)
     command = [f"workflow={WORKFLOW}", "data.train_files=t.parquet", f"output_dir={out}"]
     assert main([*command, "algorithm.gamma=0.5"]) == 2
     assert not out.exists()
@@ -259,7 +259,7 @@ def test_a_workflow_that_is_not_there_or_wrong(show, arguments, tmp_path, capsys
 def test_warnings_of_siirls_file_are_told_once(tmp_path, monkeypatch, capsys):
     """With a copy, which has done what they say, here; without one, by the run."""
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr("recipe.dag.main.main", lambda argv: 0)
+    monkeypatch.setattr("recipe.dag.app.main.main", lambda argv: 0)
     files = [
         f"workflow={WORKFLOW}",
         f"dag.workflow_path={SIIRL}",

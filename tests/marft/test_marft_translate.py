@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 import yaml
 
-from recipe.dag.errors import UserError
+from recipe.dag.core.errors import UserError
 from recipe.marft.flags import OWN, SHORT, translate
 
 ROOT = Path(__file__).parents[2]

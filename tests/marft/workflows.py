@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from pathlib import Path
 
+from recipe.dag.loading.workflow_file import load_workflow
 from recipe.dag.workflow.schema import Workflow
-from recipe.dag.workflow_file import load_workflow
 from recipe.marft.edits import edited
 from recipe.marft.flags import translate
 

@@ -7,10 +7,10 @@ from pathlib import Path
 
 import pytest
 
-from recipe.dag.errors import UserError
+from recipe.dag.core.errors import UserError
+from recipe.dag.loading.edits import load_edited, split_edits
 from recipe.dag.types.context import Context, Output
 from recipe.dag.types.record import Call, ToolResult
-from recipe.dag.workflow_edits import load_edited, split_edits
 from recipe.mathchat.agents import BETWEEN, Coder, Solver, Verifier, programs
 from recipe.mathchat.teacher import Teacher
 from tests.contexts import context_of

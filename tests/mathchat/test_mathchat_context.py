@@ -19,10 +19,10 @@ import pytest
 from recipe.dag.episode.client import PolicyEndpoint
 from recipe.dag.episode.rows import rows_of
 from recipe.dag.episode.runner import EpisodeRunner
+from recipe.dag.loading.edits import load_edited, split_edits
 from recipe.dag.types.record import Episode, Generation, ToolResult
 from recipe.dag.types.row import Row
 from recipe.dag.workflow.schema import Workflow
-from recipe.dag.workflow_edits import load_edited, split_edits
 from recipe.mathchat.teacher import Teacher, program_text
 from recipe.tiny.tokenizer import END_OF_TURN, build_tokenizer
 

@@ -6,7 +6,7 @@ import asyncio
 
 import pytest
 
-from recipe.dag.errors import UserError
+from recipe.dag.core.errors import UserError
 from recipe.dag.types.record import Call, Episode
 from recipe.mathchat.reward import answer_outcome
 

@@ -16,11 +16,11 @@ from typing import Any
 
 import pytest
 
-from recipe.dag.errors import UserError
+from recipe.dag.core.errors import UserError
+from recipe.dag.loading.edits import load_edited, split_edits
+from recipe.dag.loading.workflow_file import load_workflow
 from recipe.dag.reward.answer import extract_answer
 from recipe.dag.settings.compose import compose_config
-from recipe.dag.workflow_edits import load_edited, split_edits
-from recipe.dag.workflow_file import load_workflow
 from recipe.mathchat import teacher
 from recipe.mathchat.agents import programs
 from recipe.mathchat.judge import judge, last_formula
@@ -91,8 +91,8 @@ def test_in_transcripts_the_coaches_give_the_judges_verdicts():
 
 
 def test_fine_tuning_reads_the_transcripts_whole(tmp_path):
-    from recipe.dag.settings.sft import compose_sft
-    from recipe.dag.train.sft_data import TranscriptDataset
+    from recipe.dag.train.sft.compose import compose_sft
+    from recipe.dag.train.sft.data import TranscriptDataset
     from recipe.tiny.tokenizer import build_tokenizer
 
     file = tmp_path / "sft.parquet"
@@ -143,11 +143,11 @@ def test_the_readme_names_settings():
 
 FAKE_PYTHON = """#!/bin/bash
 printf '%s\\t' "COACH_URL=${COACH_URL:-}" "$@" >> "$LOG"; echo >> "$LOG"
-case "$*" in *"recipe.dag.cli serve"*)
+case "$*" in *"recipe.dag.app.cli serve"*)
   if [ -n "${BROKEN_SERVER:-}" ]; then echo "error: no script" >&2; exit 2; fi
   echo $$ >> "$PIDS"; sleep 0.2; echo http://127.0.0.1:1234/v1; exec sleep 60 ;;
-*"recipe.dag.main --check"*) ;;
-*recipe.dag.main*)
+*"recipe.dag.app.main --check"*) ;;
+*recipe.dag.app.main*)
   if [ -n "${STARTED:-}" ]; then trap 'kill %1; exit 5' TERM; sleep 60 & touch "$STARTED"; wait; fi
   exit "${CODE:-0}" ;;
 esac

@@ -13,8 +13,8 @@ pytest.importorskip("torch")
 import aiohttp
 from aiohttp.test_utils import TestClient, TestServer
 
+from recipe.dag.core.errors import UserError
 from recipe.dag.episode.rehearsal import CharacterTokenizer
-from recipe.dag.errors import UserError
 from recipe.dag.platform.openai_http import serve_until_signal
 from recipe.dag.platform.openai_server import OpenAIServer, open_server
 from recipe.dag.types.record import Generation

@@ -9,9 +9,9 @@ from typing import Any
 
 import pytest
 
-from recipe.dag.errors import UserError
+from recipe.dag.core.errors import UserError
+from recipe.dag.core.user_code import load_object
 from recipe.dag.platform.script_server import ScriptServer, open_script
-from recipe.dag.user_code import load_object
 from tests.platform.test_openai_server import ask as ask_server
 
 CHAT = {"model": "m", "messages": [{"role": "user", "content": "one two"}]}

@@ -57,7 +57,7 @@ def episodes() -> list:
 
 
 def run(rank: int, world: int, model: str, out: Path) -> None:
-    from recipe.dag.main import prepare_environment
+    from recipe.dag.platform.environment import prepare_environment
     from recipe.dag.settings.compose import compose_config
 
     prepare_environment("cpu")
@@ -66,11 +66,11 @@ def run(rank: int, world: int, model: str, out: Path) -> None:
     from verl.utils import tensordict_utils as tu
 
     from recipe.dag.episode.rows import rows_of
+    from recipe.dag.loading.workflow_file import load_workflow
     from recipe.dag.policy.config import policy_config
     from recipe.dag.policy.worker import PolicyWorker
     from recipe.dag.settings import defaults
     from recipe.dag.train.step import TrainingStep
-    from recipe.dag.workflow_file import load_workflow
 
     torch.set_num_threads(1)
     dist.init_process_group("gloo", init_method=f"file://{out}/store", rank=rank, world_size=world)

@@ -6,7 +6,7 @@ import sys
 
 import pytest
 
-from recipe.dag import doctor
+from recipe.dag.app import doctor
 from recipe.dag.policy.attention import PACKAGES, missing_attention
 
 KERNELS = "def flash_attn_func(): ...\ndef flash_attn_varlen_func(): ...\n"

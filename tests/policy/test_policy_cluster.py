@@ -9,7 +9,7 @@ import grpc
 import pytest
 from ray.core.generated import gcs_service_pb2, gcs_service_pb2_grpc
 
-from recipe.dag.errors import UserError
+from recipe.dag.core.errors import UserError
 from recipe.dag.policy import cluster
 from recipe.dag.policy.cluster import Cluster, find_address
 from recipe.dag.report.phases import end_phase

@@ -5,7 +5,7 @@ import json
 import pytest
 from omegaconf import OmegaConf
 
-from recipe.dag.errors import UserError
+from recipe.dag.core.errors import UserError
 from recipe.dag.policy import config as config_module
 from recipe.dag.policy.config import has_stop_strings, max_model_len, policy_config
 from recipe.dag.settings.compose import compose_config

@@ -8,11 +8,11 @@ import pytest
 import torch
 from transformers import AutoModelForCausalLM, Qwen2Tokenizer
 
-from recipe.dag.errors import UserError
+from recipe.dag.core.errors import UserError
+from recipe.dag.loading.workflow_file import load_workflow
 from recipe.dag.policy.encoder import LastHiddenState, TextEncoder, start_encoder
 from recipe.dag.policy.placement import Pool
 from recipe.dag.train.models import find_models
-from recipe.dag.workflow_file import load_workflow
 
 LETTERS = "abcdefghij"
 

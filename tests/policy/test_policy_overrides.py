@@ -7,10 +7,10 @@ import sys
 
 import pytest
 
-from recipe.dag.main import launch
-from recipe.dag.preflight import check_overrides
+from recipe.dag.app.main import launch
+from recipe.dag.app.preflight import check_overrides
+from recipe.dag.core.problem import WorkflowError
 from recipe.dag.settings.compose import compose_config
-from recipe.dag.workflow.problem import WorkflowError
 
 TEXT = """\
 dag_id: demo

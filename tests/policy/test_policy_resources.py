@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import pytest
 
-from recipe.dag.errors import UserError
+from recipe.dag.core.errors import UserError
 from recipe.dag.policy.resources import Node, check_resources, cpus_needed
 from recipe.dag.settings.pools import PoolSpec
 

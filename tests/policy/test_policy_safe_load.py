@@ -12,7 +12,7 @@ import pytest
 import torch
 from ray.exceptions import RayTaskError
 
-from recipe.dag.errors import UserError
+from recipe.dag.core.errors import UserError
 from recipe.dag.policy.policy import PolicyRuntime
 from recipe.dag.policy.safe_load import weights_only
 from recipe.dag.policy.worker import PolicyWorker

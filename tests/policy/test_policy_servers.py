@@ -11,7 +11,7 @@ from verl.workers.rollout import router
 from verl.workers.rollout.llm_server import LLMServerClient
 from verl.workers.rollout.replica import TokenOutput
 
-from recipe.dag.errors import ModelServerFault
+from recipe.dag.core.errors import ModelServerFault
 from recipe.dag.policy.servers import PolicyServerManager, ServerClient
 from recipe.dag.types.record import Generation
 

@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from recipe.dag.errors import UserError
+from recipe.dag.core.errors import UserError
 from recipe.dag.policy.shards import Saved, check_loadable, check_written, missing_files, shortfall
 from recipe.dag.settings.compose import compose_config
 from recipe.dag.workflow.schema import Workflow

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from recipe.dag.errors import UserError
+from recipe.dag.core.errors import UserError
 from recipe.dag.policy.shared_folders import check_folders
 
 

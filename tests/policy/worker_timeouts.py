@@ -31,17 +31,17 @@ def timeouts_of_process_groups(_worker=None) -> list[float]:
 def run(model: str, out: Path, settings: list[str]) -> None:
     import os
 
-    from recipe.dag.main import prepare_environment
+    from recipe.dag.platform.environment import prepare_environment
     from recipe.dag.settings.compose import compose_config
 
     prepare_environment("cpu")
     import ray
     from verl.single_controller.ray import RayResourcePool
 
+    from recipe.dag.loading.workflow_file import load_workflow
     from recipe.dag.policy.config import policy_config
     from recipe.dag.policy.placement import Pool
     from recipe.dag.policy.policy import PolicyRuntime
-    from recipe.dag.workflow_file import load_workflow
 
     (out / "score.py").write_text("def score(episode): return {}\n")
     (out / "tiny.yaml").write_text(WORKFLOW.format(model=model))

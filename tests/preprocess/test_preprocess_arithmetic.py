@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from preprocess.arithmetic import FAMILIES, MENTAL, generate, main, splits
-from recipe.dag.errors import UserError
+from recipe.dag.core.errors import UserError
 
 
 @settings(max_examples=20, deadline=None)

@@ -13,7 +13,7 @@ import pyarrow.parquet as pq
 import pytest
 
 from preprocess import aime, amc, arithmetic, common, math500
-from recipe.dag.errors import UserError
+from recipe.dag.core.errors import UserError
 from tests.preprocess.conftest import read
 
 ROOT = Path(__file__).resolve().parents[2]

@@ -10,7 +10,7 @@ import pyarrow.parquet as pq
 import pytest
 
 from preprocess import competition
-from recipe.dag.errors import UserError
+from recipe.dag.core.errors import UserError
 
 HUB = {
     ("agentica-org/DeepScaleR-Preview-Dataset", None, "train"): [

@@ -15,7 +15,7 @@ import pytest
 
 from preprocess import deepscaler
 from preprocess.deepscaler import HUB_NAME, INSTRUCTION
-from recipe.dag.errors import UserError
+from recipe.dag.core.errors import UserError
 
 ROOT = Path(__file__).resolve().parents[2]
 ROWS = [

@@ -8,7 +8,7 @@ import shutil
 import pytest
 
 from preprocess import dsbench
-from recipe.dag.errors import UserError
+from recipe.dag.core.errors import UserError
 from recipe.dag.train.data import load_samples
 
 PROMPT = "Evaluation\n\nSubmissions are evaluated using the accuracy score."

@@ -12,7 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from preprocess import common
-from recipe.dag.errors import UserError
+from recipe.dag.core.errors import UserError
 from recipe.dag.reward.entry_json import from_json, to_json
 from recipe.dag.reward.verifier import scored, verifier_reward
 from recipe.dag.train.data import load_samples

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 
 from preprocess import common
 from preprocess import split as script
-from recipe.dag.errors import UserError
+from recipe.dag.core.errors import UserError
 
 
 def read(folder: Path, name: str) -> list[dict]:

@@ -11,7 +11,7 @@ import sys
 import pytest
 
 from preprocess import common, tabular
-from recipe.dag.errors import UserError
+from recipe.dag.core.errors import UserError
 from recipe.dag.train.data import load_samples
 from recipe.dsbench import kit
 from recipe.dsbench.score import score_submission, truth_of

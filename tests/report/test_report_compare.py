@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 from typer.testing import CliRunner
 
-from recipe.dag import cli
-from recipe.dag.errors import UserError
+from recipe.dag.app import cli
+from recipe.dag.core.errors import UserError
 from recipe.dag.report.compare import compare, lines_of, measures_of, read_validations
 
 

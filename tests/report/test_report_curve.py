@@ -7,7 +7,7 @@ import pytest
 from matplotlib.figure import Figure
 from matplotlib.image import imread
 
-from recipe.dag.errors import UserError
+from recipe.dag.core.errors import UserError
 from recipe.dag.report import curve
 from recipe.dag.report.curve import draw_curve
 

@@ -7,7 +7,7 @@ import os
 
 import pytest
 
-from recipe.dag.errors import UserError
+from recipe.dag.core.errors import UserError
 from recipe.dag.report.journal import Journal, read_records
 from tests.episode.records import episode_from_json
 

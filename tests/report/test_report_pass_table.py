@@ -8,8 +8,8 @@ import numpy as np
 import pytest
 from typer.testing import CliRunner
 
-from recipe.dag.cli import app
-from recipe.dag.errors import UserError
+from recipe.dag.app.cli import app
+from recipe.dag.core.errors import UserError
 from recipe.dag.report.pass_table import Graded, difference, intervals, read_graded, table
 
 

@@ -9,10 +9,10 @@ from pathlib import Path
 import pytest
 from ruamel.yaml import YAML
 
-from recipe.dag.errors import UserError
+from recipe.dag.core.errors import UserError
+from recipe.dag.loading.workflow_file import load_workflow
 from recipe.dag.report import run_record
 from recipe.dag.report.run_record import launches, write_run_record
-from recipe.dag.workflow_file import load_workflow
 
 ROOT = Path(__file__).parents[2]
 TEXT = """\

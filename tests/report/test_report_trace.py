@@ -8,7 +8,7 @@ from xml.etree import ElementTree
 import pytest
 from rich.console import Console
 
-from recipe.dag.errors import UserError
+from recipe.dag.core.errors import UserError
 from recipe.dag.report.journal import Journal
 from recipe.dag.report.jsonfile import to_json
 from recipe.dag.report.trace import choose, read_records, show, write_svg

@@ -9,8 +9,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from recipe.dag import Call, Context
+from recipe.dag.loading.edits import load_edited, split_edits
 from recipe.dag.reward.answer import quick_equal
-from recipe.dag.workflow_edits import load_edited, split_edits
 from recipe.retool.agent import SYSTEM, Solver, answer_in, given_answer
 
 WORKFLOW = Path(__file__).parents[2] / "workflows" / "workflow_retool.yaml"

@@ -18,8 +18,8 @@ from types import SimpleNamespace
 
 import pytest
 
+from tests.app.test_cli_serve import serving
 from tests.episode.openai_server import OpenAIServer, scattered, tool_call
-from tests.test_cli_serve import serving
 
 ROOT = Path(__file__).parents[2]
 SCRIPT = ROOT / "recipe" / "retool" / "evaluate_model.sh"

@@ -10,8 +10,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from recipe.dag import Call, Episode, ToolResult, UserError
+from recipe.dag.loading.workflow_file import load_workflow
 from recipe.dag.reward.gold import check_gold
-from recipe.dag.workflow_file import load_workflow
 from recipe.retool.reward import retool_reward, wrong_reward
 
 ROOT = Path(__file__).parents[2]

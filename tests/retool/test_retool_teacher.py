@@ -15,12 +15,12 @@ from recipe.dag.episode.client import PolicyEndpoint
 from recipe.dag.episode.runner import EpisodeRunner
 from recipe.dag.episode.tool_loop import requests_in
 from recipe.dag.episode.transcript import TranscriptEncoder, plain_messages, plain_tools
+from recipe.dag.loading.workflow_file import load_workflow
 from recipe.dag.sandbox.launch import LocalSandbox
 from recipe.dag.tools.code_interpreter import CodeInterpreter
 from recipe.dag.tools.sandbox_client import SandboxClient
 from recipe.dag.types.record import Generation
 from recipe.dag.types.tool import Tool
-from recipe.dag.workflow_file import load_workflow
 from recipe.retool import teacher as module
 from recipe.retool.agent import answer_in
 from recipe.retool.teacher import BROKEN_CODE, NO_TOOL, SLIP, TOOL, TOOL_RATE, WORKFLOW, Teacher, main

@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from recipe.dag.errors import UserError
-from recipe.dag.workflow_file import load_workflow
+from recipe.dag.core.errors import UserError
+from recipe.dag.loading.workflow_file import load_workflow
 from recipe.retool_ma.baseline_teacher import Teacher
 
 WORKFLOWS = Path(__file__).parents[2] / "workflows"

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from recipe.dag.errors import SandboxFault, UserError
+from recipe.dag.core.errors import SandboxFault, UserError
 from recipe.dag.types.context import Context, Output
 from recipe.dag.types.record import Call, ToolResult
 from recipe.retool_ma.hooks import Executor, Planner, Reasoner, Solver, Verifier

@@ -7,10 +7,10 @@ from pathlib import Path
 
 import pytest
 
+from recipe.dag.loading.workflow_file import load_workflow
 from recipe.dag.settings.compose import compose_config
 from recipe.dag.settings.defaults import decide
 from recipe.dag.workflow.machine import Machine
-from recipe.dag.workflow_file import load_workflow
 from tests.workflow.shapes import QWEN, write_config
 
 ROOT = Path(__file__).parents[2]

@@ -7,9 +7,9 @@ from pathlib import Path
 
 import pytest
 
+from recipe.dag.loading.workflow_file import load_workflow
 from recipe.dag.report.results import write_results
 from recipe.dag.types.record import ToolResult
-from recipe.dag.workflow_file import load_workflow
 from tests.episode.conftest import world  # noqa: F401  # a fixture
 
 PLAN = {"reasoning": "multiply", "code_plan": "print product", "expected_output": "4"}

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from recipe.dag.errors import UserError
+from recipe.dag.core.errors import UserError
 from recipe.retool_ma.rewards import (
     Coefficients,
     coefficients,

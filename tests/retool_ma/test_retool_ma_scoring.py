@@ -6,7 +6,7 @@ import asyncio
 
 import pytest
 
-from recipe.dag.errors import GraderFault, UserError
+from recipe.dag.core.errors import GraderFault, UserError
 from recipe.dag.reward import outcome
 from recipe.dag.types.record import Call, Episode
 from recipe.retool_ma.scoring import role_rewards

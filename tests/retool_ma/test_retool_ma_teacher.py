@@ -11,10 +11,10 @@ from statistics import fmean
 
 import pytest
 
+from recipe.dag.loading.workflow_file import load_workflow
 from recipe.dag.reward.answer import extract_answer
 from recipe.dag.settings.compose import compose_config
 from recipe.dag.workflow.plan import make_plan
-from recipe.dag.workflow_file import load_workflow
 from recipe.retool_ma import teacher as rates
 from recipe.retool_ma.plan import parse_plan
 from recipe.retool_ma.snippet import extract_code

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from recipe.dag.errors import UserError
+from recipe.dag.core.errors import UserError
 from recipe.retool_ma import prompts
 from recipe.retool_ma.plan import KEYS, parse_plan, plan_json
 from recipe.retool_ma.prompts import render

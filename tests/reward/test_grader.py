@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 
-from recipe.dag.errors import GraderFault, UserError
+from recipe.dag.core.errors import GraderFault, UserError
 from recipe.dag.reward import grader
 from recipe.dag.reward.grader import GraderPool, Undecided
 

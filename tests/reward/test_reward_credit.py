@@ -4,7 +4,7 @@ import itertools
 
 import pytest
 
-from recipe.dag.errors import UserError
+from recipe.dag.core.errors import UserError
 from recipe.dag.reward.credit import SHAPINGS, conditional_quality, debate_incentives, shaped, vote_marginals
 from recipe.dag.types.record import Call, Episode
 

@@ -7,10 +7,10 @@ from pathlib import Path
 
 import pytest
 
-from recipe.dag.errors import GraderFault, UserError
+from recipe.dag.core.errors import GraderFault, UserError
+from recipe.dag.loading.workflow_file import load_workflow
 from recipe.dag.reward import gold
 from recipe.dag.reward.gold import boxed_answer_is_right, check_gold
-from recipe.dag.workflow_file import load_workflow
 
 ROOT = Path(__file__).parents[2]
 RATIONALE = (

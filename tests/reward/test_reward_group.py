@@ -5,7 +5,7 @@ from functools import partial
 
 import pytest
 
-from recipe.dag.errors import GraderFault, RewardFault, UserError
+from recipe.dag.core.errors import GraderFault, RewardFault, UserError
 from recipe.dag.reward import group
 from recipe.dag.reward.grader import Undecided
 from recipe.dag.reward.group import diversity, majority_label, pairwise_ranking

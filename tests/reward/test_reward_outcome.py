@@ -6,7 +6,7 @@ import asyncio
 
 import pytest
 
-from recipe.dag.errors import GraderFault, UserError
+from recipe.dag.core.errors import GraderFault, UserError
 from recipe.dag.reward import outcome as outcomes
 from recipe.dag.reward.outcome import env_outcome, outcome_reward, team_reward
 from recipe.dag.types.record import Call, Episode

@@ -14,7 +14,7 @@ from urllib.parse import quote
 import httpx
 import pytest
 
-from recipe.dag.errors import SandboxFault, UserError
+from recipe.dag.core.errors import SandboxFault, UserError
 from recipe.dag.sandbox import launch
 from recipe.dag.sandbox.launch import LocalSandbox
 from tests.sandbox.processes import alive, sleepers, until

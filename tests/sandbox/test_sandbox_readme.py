@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 from typer.testing import CliRunner
 
-from recipe.dag import cli
+from recipe.dag.app import cli
 from recipe.dag.sandbox import body, wire
 from recipe.dag.sandbox.fair_queue import default_slots
 

@@ -178,7 +178,8 @@ def test_where_namespaces_are_forbidden_it_ends_with_one_line(without_namespaces
     assert (done.returncode, done.stdout, done.stderr.count("\n")) == (2, "", 1), done.stderr
     assert "max_user_namespaces" in done.stderr and "--isolation=rlimits --allow-unsandboxed" in done.stderr
     code = (
-        "import asyncio\nfrom recipe.dag.errors import UserError\nfrom recipe.dag.sandbox.launch import LocalSandbox\n"
+        "import asyncio\nfrom recipe.dag.core.errors import UserError\n"
+        "from recipe.dag.sandbox.launch import LocalSandbox\n"
         "try: asyncio.run(LocalSandbox().start())\nexcept UserError as error: print(error)"
     )
     command = [*without_namespaces, sys.executable, "-c", code]

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from recipe.dag import main
+from recipe.dag.app import main
 
 ROOT = Path(__file__).resolve().parents[2]
 SCRIPTS = sorted(ROOT.glob("recipe/*/run_tiny*_cpu.sh")) + sorted(ROOT.glob("recipe/*/run_smollm2.sh"))

@@ -7,8 +7,8 @@ import sys
 
 import pytest
 
+from recipe.dag.loading.edits import load_edited, split_edits
 from recipe.dag.settings.compose import compose_config
-from recipe.dag.workflow_edits import load_edited, split_edits
 from tests.scripts.training_script import ROOT, TrainingScript
 from tests.workflow.shapes import QWEN, write_config
 
@@ -212,7 +212,8 @@ def test_packages_that_the_programs_lack_end_the_script_before_anything_starts(
     real = tmp_path / "real"
     real.write_text(
         f'#!/bin/bash\n[ "$1" = -c ] || {{ echo "$@"; exit; }}\n'
-        f"exec {sys.executable} -c \"from recipe.dag import doctor; doctor.DATA_SCIENCE = ('json', 'lacking')\n$2\"\n"
+        f'exec {sys.executable} -c "from recipe.dag.app import doctor\n'
+        "doctor.DATA_SCIENCE = ('json', 'lacking')\n$2\"\n"
     )
     real.chmod(0o755)
     done = dsbench.run(dsbench.model, *settings, PYTHON=str(real), PYTHONPATH=str(ROOT), **env)

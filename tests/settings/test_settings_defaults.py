@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import pytest
 
-from recipe.dag.errors import UserError
+from recipe.dag.core.errors import UserError
 from recipe.dag.settings.compose import compose_config
 from recipe.dag.settings.defaults import apply, check_servers, decide, describe, describe_memory, on_cpu
 from recipe.dag.settings.gpu_pools import useful_tokens

@@ -6,11 +6,11 @@ from pathlib import Path
 
 import pytest
 
-from recipe.dag.errors import UserError
+from recipe.dag.core.errors import UserError
+from recipe.dag.loading.workflow_file import load_workflow
 from recipe.dag.settings.compose import compose_config, typed_settings
 from recipe.dag.settings.effects import NEEDS, check_effects
 from recipe.dag.settings.verl_run import refusal
-from recipe.dag.workflow_file import load_workflow
 
 ROOT = Path(__file__).parents[2]
 RUN = "actor_rollout_ref"

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from recipe.dag.errors import UserError
+from recipe.dag.core.errors import UserError
 from recipe.dag.settings.kinds import (
     ABOVE_ONE,
     COUNT,

@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import pytest
 
-from recipe.dag.errors import UserError
+from recipe.dag.core.errors import UserError
 from recipe.dag.settings.pools import PoolSpec, plan_pools
 from recipe.dag.workflow.schema import Workflow
 

@@ -7,8 +7,8 @@ from pathlib import Path
 import pytest
 from omegaconf import OmegaConf
 
-from recipe.dag import cli, main
-from recipe.dag.errors import UserError
+from recipe.dag.app import cli, main
+from recipe.dag.core.errors import UserError
 from recipe.dag.settings.compose import compose_config
 
 ROOT = Path(__file__).parents[2]

@@ -7,7 +7,7 @@ import asyncio
 import pytest
 
 from preprocess.arithmetic import Problem
-from recipe.dag.errors import UserError
+from recipe.dag.core.errors import UserError
 from recipe.dag.workflow.schema import Workflow
 from recipe.tiny.dialogue import Dialogue, Script
 

@@ -10,12 +10,12 @@ from typing import Any
 import pytest
 
 from preprocess.arithmetic import Problem
+from recipe.dag.core.errors import UserError
 from recipe.dag.episode.client import PolicyEndpoint
 from recipe.dag.episode.make_tools import make_tools
 from recipe.dag.episode.runner import EpisodeRunner
-from recipe.dag.errors import UserError
+from recipe.dag.loading.workflow_file import load_workflow
 from recipe.dag.types.record import Generation
-from recipe.dag.workflow_file import load_workflow
 from recipe.tiny.build import encode
 from recipe.tiny.dialogue import Demonstration, Dialogue, Script
 from recipe.tiny.tokenizer import build_tokenizer

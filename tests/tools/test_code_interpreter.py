@@ -6,7 +6,7 @@ import asyncio
 
 import pytest
 
-from recipe.dag.errors import SandboxFault
+from recipe.dag.core.errors import SandboxFault
 from recipe.dag.sandbox.launch import LocalSandbox
 from recipe.dag.tools.code_interpreter import CodeInterpreter, clip, echo_last, source_of
 from recipe.dag.tools.sandbox_client import SandboxClient

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 from aiohttp.web import Response
 
-from recipe.dag.errors import ToolFault, UserError
+from recipe.dag.core.errors import ToolFault, UserError
 from recipe.dag.tools import mcp_client
 from recipe.dag.tools.base import Resources
 from recipe.dag.tools.mcp import Mcp, list_server, shown_name, stand_ins, text_of, without_references

@@ -14,7 +14,7 @@ from urllib.parse import quote
 import pytest
 from aiohttp import web
 
-from recipe.dag.errors import SandboxFault, UserError
+from recipe.dag.core.errors import SandboxFault, UserError
 from recipe.dag.sandbox.launch import LocalSandbox
 from recipe.dag.tools.sandbox_client import RunResult, SandboxClient, check_sandbox
 from recipe.dag.tools.sandbox_transport import split

@@ -12,7 +12,7 @@ from hashlib import sha256
 import pytest
 from aiohttp import web
 
-from recipe.dag.errors import SandboxFault, UserError
+from recipe.dag.core.errors import SandboxFault, UserError
 from recipe.dag.sandbox.launch import LocalSandbox
 from recipe.dag.tools.sandbox_client import FileRefused, SandboxClient, SessionFull
 from recipe.dag.tools.sandbox_transport import Request

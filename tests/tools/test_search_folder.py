@@ -14,7 +14,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from recipe.dag.errors import UserError
+from recipe.dag.core.errors import UserError
 from recipe.dag.tools import bm25
 from recipe.dag.tools.base import Resources
 from recipe.dag.tools.bm25 import K1, B, Index, open_index, snippet, words

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from recipe.dag.errors import ToolFault, UserError
+from recipe.dag.core.errors import ToolFault, UserError
 from recipe.dag.tools.base import Resources
 from recipe.dag.tools.search import Search, at, filled
 from recipe.dag.types.record import ToolResult

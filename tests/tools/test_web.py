@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from recipe.dag.errors import ToolFault, UserError
+from recipe.dag.core.errors import ToolFault, UserError
 from recipe.dag.tools import web
 from recipe.dag.tools.address import key_from, url_problem, variable_problem
 from recipe.dag.tools.web import Answer, WebService, retry_after

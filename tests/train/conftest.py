@@ -5,7 +5,7 @@ import shutil
 
 import pytest
 
-from recipe.dag.workflow_file import load_workflow
+from recipe.dag.loading.workflow_file import load_workflow
 
 TWO_POLICIES = """\
 dag_id: two

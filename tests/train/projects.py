@@ -11,7 +11,8 @@ import torch
 from omegaconf import DictConfig, OmegaConf
 from ruamel.yaml import YAML
 
-from recipe.dag.main import launch
+from recipe.dag.app.main import launch
+from recipe.dag.loading.workflow_file import load_workflow
 from recipe.dag.settings import defaults
 from recipe.dag.settings.compose import compose_config
 from recipe.dag.train import checkpoint
@@ -20,7 +21,6 @@ from recipe.dag.train.fingerprint import Fingerprint, fingerprint_of
 from recipe.dag.train.models import find_models
 from recipe.dag.train.resume import find_start
 from recipe.dag.workflow.schema import Workflow
-from recipe.dag.workflow_file import load_workflow
 
 yaml = YAML(typ="safe")
 

@@ -10,11 +10,11 @@ import pytest
 import torch
 
 from recipe.dag.episode.rows import rows_of
+from recipe.dag.loading.workflow_file import load_workflow
 from recipe.dag.train import kernels, trainer
 from recipe.dag.train.call_filter import outside_loss, overlong_share, penalise_overlong, void_metrics
 from recipe.dag.train.sampling import Sampler
 from recipe.dag.types.record import Call, Episode, ToolResult
-from recipe.dag.workflow_file import load_workflow
 from tests.episode.records import split_row
 from tests.train.steps import run_step
 

@@ -7,11 +7,11 @@ import pytest
 import torch
 
 from recipe.dag.episode.rows import rows_of
+from recipe.dag.loading.workflow_file import load_workflow
 from recipe.dag.train import kernels, trainer
 from recipe.dag.train.centralized_critic import JointHistory
 from recipe.dag.train.step import TrainingStep
 from recipe.dag.types.record import Call, Episode
-from recipe.dag.workflow_file import load_workflow
 
 WORKFLOW = """\
 dag_id: debate

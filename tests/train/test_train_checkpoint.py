@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from recipe.dag.errors import UserError
+from recipe.dag.core.errors import UserError
 from recipe.dag.train import checkpoint
 from recipe.dag.train.checkpoint import TRACKER, check_intact, find, policy_folder, read, save
 

@@ -4,7 +4,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from recipe.dag.errors import UserError
+from recipe.dag.core.errors import UserError
 from recipe.dag.train.data import Columns, load_samples
 
 MESSAGES = [{"role": "user", "content": "2 + 2?"}]

@@ -8,7 +8,7 @@ import re
 
 import pytest
 
-from recipe.dag.errors import UserError
+from recipe.dag.core.errors import UserError
 from recipe.dag.policy.cluster import Cluster
 from recipe.dag.report.run_record import launches
 from recipe.dag.train import setup

@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import pytest
 
-from recipe.dag.errors import UserError
+from recipe.dag.core.errors import UserError
 from recipe.dag.train.ground_truth import after_hashes, ground_truths
 
 GSM8K = ["48/2 = 24\n48+24 = 72\n#### 72", "#### 1,234,567", "x\n####  -3.5 \n"]

@@ -7,7 +7,7 @@ from types import SimpleNamespace
 import datasets
 import pytest
 
-from recipe.dag.errors import UserError
+from recipe.dag.core.errors import UserError
 from recipe.dag.train.data import Columns, load_samples
 
 

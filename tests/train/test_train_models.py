@@ -4,7 +4,7 @@ import json
 
 import pytest
 
-from recipe.dag.errors import UserError
+from recipe.dag.core.errors import UserError
 from recipe.dag.train.models import find_models
 from recipe.dag.workflow.schema import Workflow
 

@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 from omegaconf import OmegaConf
 
-from recipe.dag.errors import UserError
-from recipe.dag.main import launch
+from recipe.dag.app.main import launch
+from recipe.dag.core.errors import UserError
 from recipe.dag.report.run_record import launches
 from recipe.dag.train import checkpoint
 from recipe.dag.train.resume import Start, way_back

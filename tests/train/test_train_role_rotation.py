@@ -5,9 +5,9 @@ from types import SimpleNamespace
 
 import pytest
 
+from recipe.dag.loading.workflow_file import load_workflow
 from recipe.dag.train.alternation import as_bound
 from recipe.dag.train.trainer import Trainer
-from recipe.dag.workflow_file import load_workflow
 
 WORKFLOW = """\
 dag_id: cory

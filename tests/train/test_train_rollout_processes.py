@@ -17,18 +17,18 @@ import pytest
 from omegaconf import OmegaConf
 from ray.exceptions import RayActorError
 
+from recipe.dag.core.errors import SandboxFault, UserError
 from recipe.dag.episode.batch import run_batch
 from recipe.dag.episode.client import PolicyEndpoint
 from recipe.dag.episode.remote.connect import ApiSpec
 from recipe.dag.episode.runner import EpisodeRunner
 from recipe.dag.episode.tool_limits import Limit, LimitedTool
-from recipe.dag.errors import SandboxFault, UserError
+from recipe.dag.loading.workflow_file import load_workflow
 from recipe.dag.train import rollout_processes, rollout_worker, setup
 from recipe.dag.train.rollout_processes import RolloutProcesses, SpreadRunner, choose_processes
 from recipe.dag.train.rollout_worker import RolloutWorker, WorkerSpec
 from recipe.dag.types.model import Api
 from recipe.dag.workflow.schema import ToolSpec
-from recipe.dag.workflow_file import load_workflow
 
 FLOW = """\
 dag_id: two

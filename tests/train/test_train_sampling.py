@@ -10,8 +10,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from recipe.dag.errors import UserError
-from recipe.dag.main import launch
+from recipe.dag.app.main import launch
+from recipe.dag.core.errors import UserError
 from recipe.dag.train.sampling import (
     Sampler,
     StratifiedSampler,

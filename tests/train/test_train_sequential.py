@@ -12,12 +12,12 @@ from verl.utils import tensordict_utils as tu
 
 from recipe.dag.algorithms.catalogue import make_algorithm
 from recipe.dag.algorithms.happo import Happo
+from recipe.dag.loading.workflow_file import load_workflow
 from recipe.dag.train import kernels
 from recipe.dag.train.kernels import PolicyBatch
 from recipe.dag.train.sequential import CompoundFactor
 from recipe.dag.train.step import TrainingStep
 from recipe.dag.types.row import Row
-from recipe.dag.workflow_file import load_workflow
 from tests.train.steps import policies_of, run_step
 
 WORKFLOW = """\

@@ -11,8 +11,9 @@ import pytest
 import torch
 
 from recipe.dag.algorithms.catalogue import make_algorithm
+from recipe.dag.core.errors import UserError
 from recipe.dag.episode.rows import rows_of
-from recipe.dag.errors import UserError
+from recipe.dag.loading.workflow_file import load_workflow
 from recipe.dag.train import kernels
 from recipe.dag.train.step import TrainingStep
 from recipe.dag.train.trainer import Trainer
@@ -20,7 +21,6 @@ from recipe.dag.types.record import Call, Episode
 from recipe.dag.types.row import Row
 from recipe.dag.workflow.schema import NodeRole
 from recipe.dag.workflow.training_chain import derive_training_chain
-from recipe.dag.workflow_file import load_workflow
 from tests.train.rows import row
 from tests.train.steps import policies_of, run_step
 

@@ -5,8 +5,8 @@ import torch
 
 from recipe.dag.algorithms.catalogue import make_algorithm
 from recipe.dag.algorithms.estimate import estimate
+from recipe.dag.core.errors import UserError
 from recipe.dag.episode.rows import rows_of
-from recipe.dag.errors import UserError
 from recipe.dag.settings.compose import compose_config
 from recipe.dag.settings.effects import check_samples
 from recipe.dag.train import kernels

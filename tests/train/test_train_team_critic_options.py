@@ -5,9 +5,9 @@ from __future__ import annotations
 import pytest
 import torch
 
+from recipe.dag.core.errors import UserError
 from recipe.dag.credit.joint_value import joint_values
 from recipe.dag.credit.mixer_fit import fit
-from recipe.dag.errors import UserError
 from recipe.dag.train import mixer_inputs
 from recipe.dag.train import team_critic as module
 from recipe.dag.train.mixer_inputs import call_layout, encode_episodes

@@ -9,10 +9,10 @@ import pyarrow.parquet as pq
 import pytest
 from omegaconf import OmegaConf
 
-from recipe.dag.errors import UserError
+from recipe.dag.core.errors import UserError
+from recipe.dag.loading.workflow_file import load_workflow
 from recipe.dag.train.data import load_samples
 from recipe.dag.train.setup import Toolbox
-from recipe.dag.workflow_file import load_workflow
 
 WORKFLOW = """\
 dag_id: demo

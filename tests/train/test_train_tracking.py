@@ -7,9 +7,9 @@ from types import SimpleNamespace
 import pytest
 from omegaconf import OmegaConf
 
-from recipe.dag.errors import UserError
+from recipe.dag.core.errors import UserError
+from recipe.dag.loading.workflow_file import load_workflow
 from recipe.dag.train.tracking import Trackers, backends_of
-from recipe.dag.workflow_file import load_workflow
 
 
 @pytest.mark.parametrize(

@@ -13,8 +13,8 @@ import pytest
 from omegaconf import OmegaConf
 from ray.exceptions import RayTaskError
 
+from recipe.dag.core.errors import UserError
 from recipe.dag.episode.remote.connect import Remotes, transport_of
-from recipe.dag.errors import UserError
 from recipe.dag.report.api_usage import NAME, read_api_usage, write_api_usage
 from recipe.dag.train import resume, trainer
 from recipe.dag.train.setup import Toolbox

@@ -7,9 +7,9 @@ from pathlib import Path
 
 import pytest
 
-from recipe.dag.workflow.problem import Problem, WorkflowError
+from recipe.dag.core.problem import Problem, WorkflowError
+from recipe.dag.loading.workflow_file import load_workflow
 from recipe.dag.workflow.schema import Workflow
-from recipe.dag.workflow_file import load_workflow
 
 FILES = {
     "hooks.py": """

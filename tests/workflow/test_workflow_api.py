@@ -6,16 +6,16 @@ from pathlib import Path
 
 import pytest
 
-from recipe.dag.errors import UserError
-from recipe.dag.evaluate import api_of, evaluation_of
+from recipe.dag.app.evaluate import api_of, evaluation_of
+from recipe.dag.core.errors import UserError
+from recipe.dag.core.problem import WorkflowError
+from recipe.dag.loading.conversion import import_workflow
+from recipe.dag.loading.workflow_file import load_workflow
 from recipe.dag.settings.pools import plan_pools
 from recipe.dag.train.models import find_models
 from recipe.dag.workflow.plan import make_plan
-from recipe.dag.workflow.problem import WorkflowError
 from recipe.dag.workflow.render import to_text
 from recipe.dag.workflow.user_files import user_files
-from recipe.dag.workflow_file import load_workflow
-from recipe.dag.workflow_import import import_workflow
 
 ROOT = Path(__file__).parents[2]
 JUDGE = ROOT / "examples" / "gallery" / "workflow_api_judge.yaml"

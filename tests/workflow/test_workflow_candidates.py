@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import pytest
 
+from recipe.dag.loading.conversion import import_workflow
+from recipe.dag.loading.workflow_file import load_workflow
 from recipe.dag.workflow.mermaid import to_mermaid
 from recipe.dag.workflow.plan import make_plan
 from recipe.dag.workflow.render import to_text
 from recipe.dag.workflow.to_yaml import to_yaml
 from recipe.dag.workflow.user_files import user_files
-from recipe.dag.workflow_file import load_workflow
-from recipe.dag.workflow_import import import_workflow
 
 GOOD = """\
 dag_id: demo

@@ -2,8 +2,8 @@ from __future__ import annotations
 
 import pytest
 
-from recipe.dag.workflow.problem import WorkflowError
-from recipe.dag.workflow_file import load_workflow
+from recipe.dag.core.problem import WorkflowError
+from recipe.dag.loading.workflow_file import load_workflow
 
 WORKFLOW = """\
 dag_id: two

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 from omegaconf import OmegaConf
 
-from recipe.dag.errors import UserError
+from recipe.dag.core.errors import UserError
 from recipe.dag.settings.effects import check_samples
 from recipe.dag.workflow.mermaid import to_mermaid
 from recipe.dag.workflow.plan import make_plan

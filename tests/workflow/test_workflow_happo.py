@@ -2,8 +2,8 @@ from __future__ import annotations
 
 import pytest
 
+from recipe.dag.core.problem import WorkflowError
 from recipe.dag.workflow.graph import agents_heard
-from recipe.dag.workflow.problem import WorkflowError
 
 WORKFLOW = """\
 dag_id: two

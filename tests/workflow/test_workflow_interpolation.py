@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import pytest
 
-from recipe.dag.errors import UserError
+from recipe.dag.core.errors import UserError
 from recipe.dag.workflow.interpolation import check_env, resolve_env
 
 ENVIRON = {"HOME_OF_MODELS": "/models", "EMPTY": ""}

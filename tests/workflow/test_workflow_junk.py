@@ -10,11 +10,11 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from recipe.dag.core.problem import WorkflowError
+from recipe.dag.loading.workflow_file import load_workflow
 from recipe.dag.workflow.plan import make_plan
-from recipe.dag.workflow.problem import WorkflowError
 from recipe.dag.workflow.render import to_json, to_mermaid, to_text
 from recipe.dag.workflow.to_yaml import to_yaml
-from recipe.dag.workflow_file import load_workflow
 
 HERE = Path(__file__).parent
 SIIRL = {path.name: path.read_text() for path in (HERE.parent / "compat" / "siirl").glob("*.yaml")}

@@ -5,9 +5,9 @@ from pathlib import Path
 
 import pytest
 
-from recipe.dag.workflow.problem import WorkflowError
+from recipe.dag.core.problem import WorkflowError
+from recipe.dag.loading.workflow_file import load_workflow
 from recipe.dag.workflow.schema import NodeRole, NodeType
-from recipe.dag.workflow_file import load_workflow
 
 WORKFLOWS = sorted((Path(__file__).parents[2] / "workflows").glob("*.yaml"))
 

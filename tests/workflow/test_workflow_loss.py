@@ -2,8 +2,8 @@ from __future__ import annotations
 
 import pytest
 
+from recipe.dag.core.problem import WorkflowError
 from recipe.dag.workflow.plan import make_plan
-from recipe.dag.workflow.problem import WorkflowError
 from recipe.dag.workflow.render import to_text
 
 WORKFLOW = """\

@@ -4,11 +4,11 @@ import json
 
 import pytest
 
+from recipe.dag.loading.workflow_file import load_workflow
 from recipe.dag.workflow.memory import estimate
 from recipe.dag.workflow.model_size import UnknownSize, size_of
 from recipe.dag.workflow.plan import make_plan
 from recipe.dag.workflow.render import to_json, to_text
-from recipe.dag.workflow_file import load_workflow
 from tests.workflow.shapes import write_config
 
 QWEN2 = {"model_type": "qwen2", "num_attention_heads": 14, "num_key_value_heads": 2, "vocab_size": 151936}

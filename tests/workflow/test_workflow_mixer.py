@@ -6,7 +6,7 @@ import pytest
 
 from recipe.dag.algorithms.catalogue import make_algorithm
 from recipe.dag.algorithms.team_value import QmixMixer
-from recipe.dag.causality import descendants
+from recipe.dag.credit.causality import descendants
 from recipe.dag.workflow.moves import Move, moves_of, reactions
 from recipe.dag.workflow.plan import make_plan
 from recipe.dag.workflow.render import to_text

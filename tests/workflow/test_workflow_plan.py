@@ -8,9 +8,9 @@ from pathlib import Path
 
 import pytest
 
+from recipe.dag.loading.workflow_file import load_workflow
 from recipe.dag.workflow.plan import make_plan
 from recipe.dag.workflow.render import to_json, to_mermaid, to_text
-from recipe.dag.workflow_file import load_workflow
 
 ROOT = Path(__file__).parents[2]
 WORKFLOWS = sorted((ROOT / "workflows").glob("*.yaml"))
@@ -102,7 +102,7 @@ def test_policies_that_wait_for_each_other_are_joined_by_dotted_edges():
 
 def test_plans_do_not_depend_on_the_hash_seed():
     code = (
-        "import sys; from recipe.dag import workflow_file; from recipe.dag.workflow import plan, render\n"
+        "import sys; from recipe.dag.loading import workflow_file; from recipe.dag.workflow import plan, render\n"
         "p = plan.make_plan(workflow_file.load_workflow(sys.argv[1]))\n"
         "print(render.to_text(p), render.to_mermaid(p), render.to_json(p))"
     )

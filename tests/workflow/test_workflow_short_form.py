@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import pytest
 
+from recipe.dag.loading.workflow_file import load_workflow
 from recipe.dag.workflow.schema import NodeRole, Vote
 from recipe.dag.workflow.to_yaml import to_yaml
-from recipe.dag.workflow_file import load_workflow
 
 HEAD = """\
 dag_id: pair

@@ -4,9 +4,9 @@ from pathlib import Path
 
 import pytest
 
-from recipe.dag.workflow.problem import WorkflowError
-from recipe.dag.workflow_file import load_workflow
-from recipe.dag.workflow_import import import_workflow
+from recipe.dag.core.problem import WorkflowError
+from recipe.dag.loading.conversion import import_workflow
+from recipe.dag.loading.workflow_file import load_workflow
 
 TALK = """\
 dag_id: talk

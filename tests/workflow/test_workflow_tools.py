@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from recipe.dag.workflow.problem import WorkflowError
+from recipe.dag.core.problem import WorkflowError
 from recipe.dag.workflow.schema import DeclaredTool, ToolSpec
 from recipe.dag.workflow.to_yaml import to_yaml
 

@@ -6,9 +6,9 @@ import sys
 
 import pytest
 
-from recipe.dag.errors import UserError
-from recipe.dag.paths import find_source, resolve_path, split_ref
-from recipe.dag.user_code import load_object
+from recipe.dag.core.errors import UserError
+from recipe.dag.core.paths import find_source, resolve_path, split_ref
+from recipe.dag.core.user_code import load_object
 
 
 @pytest.fixture
@@ -80,7 +80,7 @@ def test_loaded_objects_can_be_pickled(project):
 
 
 def test_a_file_may_load_another(project):
-    code = f"import recipe.dag.user_code as u\nPoint = u.load_object('code.py:Point', {str(project)!r})\n"
+    code = f"import recipe.dag.core.user_code as u\nPoint = u.load_object('code.py:Point', {str(project)!r})\n"
     (project / "outer.py").write_text(code)
     assert load_object("outer.py:Point", project) is load_object("code.py:Point", project)
 
@@ -176,14 +176,14 @@ def test_what_everyone_imports_is_not_loaded_a_second_time(tmp_path, monkeypatch
     folder = folder_of(
         tmp_path,
         "a",
-        hooks="import random\nfrom recipe.dag import errors\nimport shared_helper\n",
+        hooks="import random\nfrom recipe.dag.core import errors\nimport shared_helper\n",
         random="raise RuntimeError('not this one')\n",
         shared_helper="class Shared: pass\n",
     )
     (folder / "recipe").mkdir()
     monkeypatch.syspath_prepend(str(folder))
     hooks = load_object("hooks.py", folder)
-    assert hooks.random is random and hooks.errors is sys.modules["recipe.dag.errors"]
+    assert hooks.random is random and hooks.errors is sys.modules["recipe.dag.core.errors"]
     assert hooks.shared_helper is sys.modules.pop("shared_helper")
 
 

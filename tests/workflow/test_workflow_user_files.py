@@ -4,8 +4,8 @@ from pathlib import Path
 
 import pytest
 
+from recipe.dag.loading.workflow_file import load_workflow
 from recipe.dag.workflow.user_files import portable_ref, user_files
-from recipe.dag.workflow_file import load_workflow
 
 ROOT = Path(__file__).parents[2]
 TEXT = """\

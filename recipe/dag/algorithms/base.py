@@ -17,15 +17,15 @@ from recipe.dag.algorithms.cory import Cory
 from recipe.dag.algorithms.happo import Happo
 from recipe.dag.algorithms.loss import DEFAULTS, check_loss_options, warn_of_clip
 from recipe.dag.algorithms.tree import Tree
-from recipe.dag.types.frozen import Frozen
+from recipe.dag.core.frozen import Frozen
 
 if TYPE_CHECKING:
     from torch import Tensor
 
     from recipe.dag.algorithms.team_value import Mixer
+    from recipe.dag.core.problem import Problem
     from recipe.dag.credit.batch import CreditBatch
     from recipe.dag.workflow.checks.facts import DraftFacts
-    from recipe.dag.workflow.problem import Problem
 
 GroupKey = Literal["uid", "agent", "role", "turn", "round", "node", "branch", "prompt_hash"]
 Scope = Literal["call", "link", "earlier", "trajectory", "episode"]

@@ -11,12 +11,12 @@ from typing import TYPE_CHECKING, ClassVar, Literal
 
 from pydantic import Field
 
-from recipe.dag.suggestion import did_you_mean
-from recipe.dag.types.frozen import Frozen
+from recipe.dag.core.frozen import Frozen
+from recipe.dag.core.suggestion import did_you_mean
 
 if TYPE_CHECKING:
+    from recipe.dag.core.problem import KeyPath, Problem
     from recipe.dag.workflow.checks.facts import DraftFacts
-    from recipe.dag.workflow.problem import KeyPath, Problem
 
 
 class Block(Frozen):

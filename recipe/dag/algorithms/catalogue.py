@@ -22,9 +22,9 @@ from recipe.dag.algorithms.ippo import Ippo
 from recipe.dag.algorithms.magrpo import Magrpo
 from recipe.dag.algorithms.mappo import Mappo
 from recipe.dag.algorithms.reinforce import Reinforce, ReinforcePP, ReinforcePPBaseline
+from recipe.dag.algorithms.reward_catalogue import REWARD, REWARDS, SHAPING, RewardEntry
 from recipe.dag.algorithms.rloo import Rloo
 from recipe.dag.algorithms.team_value import Qmix, Vdn
-from recipe.dag.reward_catalogue import REWARD, REWARDS, SHAPING, RewardEntry
 
 DEFAULT = Grpo
 """The class of a workflow without `algorithm.estimator`."""

@@ -11,13 +11,13 @@ from typing import TYPE_CHECKING, ClassVar
 from pydantic import Field
 
 from recipe.dag.algorithms.blocks import Block
-from recipe.dag.causality import descendants
-from recipe.dag.reward_catalogue import CALLED, SHAPED
-from recipe.dag.suggestion import did_you_mean
+from recipe.dag.algorithms.reward_catalogue import CALLED, SHAPED
+from recipe.dag.core.suggestion import did_you_mean
+from recipe.dag.credit.causality import descendants
 
 if TYPE_CHECKING:
+    from recipe.dag.core.problem import KeyPath, Problem
     from recipe.dag.workflow.checks.facts import DraftFacts
-    from recipe.dag.workflow.problem import KeyPath, Problem
 
 PATH: KeyPath = ("algorithm", "cory")
 PAYS_OWN_ONLY = {"reward.outcome:outcome_reward", "reward.outcome:env_outcome", SHAPED, *CALLED}

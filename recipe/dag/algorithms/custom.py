@@ -13,16 +13,16 @@ from numbers import Number
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from recipe.dag.algorithms.base import Algorithm, Scope
-from recipe.dag.errors import UserError, described
-from recipe.dag.location import raised_at
-from recipe.dag.user_code import load_object
+from recipe.dag.core.errors import UserError, described
+from recipe.dag.core.location import raised_at
+from recipe.dag.core.user_code import load_object
 
 if TYPE_CHECKING:
     from torch import Tensor
 
+    from recipe.dag.core.problem import Problem
     from recipe.dag.credit.batch import CreditBatch
     from recipe.dag.workflow.checks.facts import DraftFacts
-    from recipe.dag.workflow.problem import Problem
 
 
 class Custom(Algorithm):

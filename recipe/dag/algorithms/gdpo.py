@@ -9,14 +9,14 @@ from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING, ClassVar, Literal
 
 from recipe.dag.algorithms.grouped import SEVERAL, Grouped
-from recipe.dag.suggestion import did_you_mean
+from recipe.dag.core.suggestion import did_you_mean
 
 if TYPE_CHECKING:
     from torch import Tensor
 
+    from recipe.dag.core.problem import Problem
     from recipe.dag.credit.batch import CreditBatch
     from recipe.dag.workflow.checks.facts import DraftFacts
-    from recipe.dag.workflow.problem import Problem
 
 CHANGES_REWARDS = "reward.credit:"
 """The module whose functions change the sum of all rewards instead of paying one of their own."""

@@ -11,11 +11,11 @@ from typing import TYPE_CHECKING, ClassVar, Literal
 from pydantic import Field, model_validator
 
 from recipe.dag.algorithms.base import Algorithm, GroupKey, Scope, is_held
-from recipe.dag.suggestion import listing
+from recipe.dag.core.suggestion import listing
 
 if TYPE_CHECKING:
+    from recipe.dag.core.problem import KeyPath, Problem
     from recipe.dag.workflow.checks.facts import DraftFacts
-    from recipe.dag.workflow.problem import KeyPath, Problem
 
 StatUnit = Literal["call", "trajectory"]
 SEVERAL = "several episodes per sample"

@@ -14,8 +14,8 @@ from pydantic import Field
 from recipe.dag.algorithms.blocks import Block
 
 if TYPE_CHECKING:
+    from recipe.dag.core.problem import KeyPath, Problem
     from recipe.dag.workflow.checks.facts import DraftFacts
-    from recipe.dag.workflow.problem import KeyPath, Problem
 
 PATH: KeyPath = ("algorithm", "happo")
 

@@ -13,9 +13,9 @@ from recipe.dag.algorithms.gae import CRITIC, Valued
 if TYPE_CHECKING:
     from torch import Tensor
 
+    from recipe.dag.core.problem import Problem
     from recipe.dag.credit.batch import CreditBatch
     from recipe.dag.workflow.checks.facts import DraftFacts
-    from recipe.dag.workflow.problem import Problem
 
 Level = Literal["action", "token"]
 

@@ -9,8 +9,8 @@ from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
+    from recipe.dag.core.problem import Problem
     from recipe.dag.workflow.checks.facts import DraftFacts
-    from recipe.dag.workflow.problem import Problem
 
 READERS = {"clip_ratio_c": "vanilla", "policy_drift_coef": "cpgd"}
 """Option -> the only policy loss that reads it."""

@@ -16,17 +16,17 @@ from recipe.dag.algorithms.base import GroupKey, Scope, held
 from recipe.dag.algorithms.blocks import Block
 from recipe.dag.algorithms.grouped import SEVERAL, Comparing, StatUnit
 from recipe.dag.algorithms.grpo import Center, Scale
-from recipe.dag.causality import Graph, descendants, in_baseline, reacting
-from recipe.dag.types.frozen import Frozen
+from recipe.dag.core.frozen import Frozen
+from recipe.dag.credit.causality import Graph, descendants, in_baseline, reacting
 from recipe.dag.types.model import Model
 
 if TYPE_CHECKING:
     from torch import Tensor
 
+    from recipe.dag.core.problem import KeyPath, Problem
     from recipe.dag.credit.batch import CreditBatch
     from recipe.dag.workflow.checks.facts import DraftFacts
     from recipe.dag.workflow.moves import Move
-    from recipe.dag.workflow.problem import KeyPath, Problem
 
 PATH: KeyPath = ("algorithm", "mixer")
 

@@ -14,8 +14,8 @@ from pydantic import Field
 from recipe.dag.algorithms.blocks import Block
 
 if TYPE_CHECKING:
+    from recipe.dag.core.problem import Problem
     from recipe.dag.workflow.checks.facts import DraftFacts
-    from recipe.dag.workflow.problem import Problem
 
 
 class Tree(Block):

@@ -11,8 +11,8 @@ from typing import Annotated, Any
 
 from pydantic import Field
 
+from recipe.dag.core.frozen import Frozen
 from recipe.dag.types.context import Context
-from recipe.dag.types.frozen import Frozen
 from recipe.dag.types.record import Call
 from recipe.dag.types.thoughts import OPEN_TAG
 

@@ -9,7 +9,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from statistics import fmean
 from typing import Any, NamedTuple
 
-from recipe.dag.errors import RewardFault
+from recipe.dag.core.errors import RewardFault
 from recipe.dag.types.record import Call, Episode
 from recipe.dag.types.values import as_number
 

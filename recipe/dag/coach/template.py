@@ -19,8 +19,8 @@ from jinja2.runtime import Context
 from jinja2.sandbox import SandboxedEnvironment, SecurityError
 
 from recipe.dag.coach.evidence import UNKNOWN
-from recipe.dag.errors import HookFault, UserError
-from recipe.dag.suggestion import closest, listing
+from recipe.dag.core.errors import HookFault, UserError
+from recipe.dag.core.suggestion import closest, listing
 from recipe.dag.types.thoughts import after_thinking
 
 VARIABLES: Mapping[str, str] = {

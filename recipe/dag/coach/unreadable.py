@@ -9,8 +9,8 @@ from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 
 from recipe.dag.coach.reward import coach_scores
+from recipe.dag.core.paths import split_ref
 from recipe.dag.episode.failure import NO_ROOM
-from recipe.dag.paths import split_ref
 from recipe.dag.types.record import Call, Episode
 from recipe.dag.types.thoughts import after_thinking, ends_in_thought
 from recipe.dag.workflow.schema import Agent, Node, Workflow

@@ -14,8 +14,8 @@ from collections.abc import Callable, Sequence
 import torch
 from torch import Tensor
 
-from recipe.dag.causality import Graph, descendants
 from recipe.dag.credit.batch import CreditBatch
+from recipe.dag.credit.causality import Graph, descendants
 from recipe.dag.credit.group import group_relative
 from recipe.dag.credit.joint_value import JointValueNet, one_thread
 from recipe.dag.credit.mixer_batch import MixerBatch

@@ -15,6 +15,7 @@ from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
 
+from recipe.dag.core.errors import EnvFault, Fault, HookFault, TimeoutFault, UserError, boundary
 from recipe.dag.episode.chat import (
     continuation_ids,
     continue_off_loop,
@@ -42,7 +43,6 @@ from recipe.dag.episode.tool_loop import (
     run_requests,
 )
 from recipe.dag.episode.toolset import Toolset
-from recipe.dag.errors import EnvFault, Fault, HookFault, TimeoutFault, UserError, boundary
 from recipe.dag.types.context import Context, Message
 from recipe.dag.types.inert import inert_for
 from recipe.dag.types.record import PROMPT_TEXT, Call, Episode, Generation, ToolResult

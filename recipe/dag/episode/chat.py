@@ -10,8 +10,8 @@ from collections.abc import Mapping, Sequence
 from numbers import Integral
 from typing import Any
 
+from recipe.dag.core.errors import UserError
 from recipe.dag.episode.codec import TextCodec
-from recipe.dag.errors import UserError
 from recipe.dag.types.context import Message
 
 # A word that no template strips, escapes or treats as markup, and that no tool's schema contains.

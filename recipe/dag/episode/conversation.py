@@ -10,8 +10,8 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Any
 
+from recipe.dag.core.errors import HookFault, described
 from recipe.dag.episode.hooks import Prompt, default_prompt, is_messages, visible_texts
-from recipe.dag.errors import HookFault, described
 from recipe.dag.types.context import Context, Message
 from recipe.dag.types.record import Call
 

@@ -15,10 +15,10 @@ from dataclasses import dataclass
 from numbers import Real
 from typing import Any
 
+from recipe.dag.core.errors import EnvFault, boundary, described
 from recipe.dag.episode.env_class import STEP, EnvClass
 from recipe.dag.episode.own_loop import OnLoop, OwnLoop
 from recipe.dag.episode.tasks import invoke, limited
-from recipe.dag.errors import EnvFault, boundary, described
 from recipe.dag.types.values import as_number
 
 CLOSE_LIMIT_S = 5.0

@@ -11,10 +11,10 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from recipe.dag.errors import EnvFault, UserError
+from recipe.dag.core.errors import EnvFault, UserError
+from recipe.dag.core.user_code import load_object
 from recipe.dag.tools.sandbox_client import SandboxClient
 from recipe.dag.types.values import look_up
-from recipe.dag.user_code import load_object
 from recipe.dag.workflow.schema import Node, Workflow
 
 RESET = frozenset({"sample", "seed", "sandbox", "agents"})

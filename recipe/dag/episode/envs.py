@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from typing import Any
 
+from recipe.dag.core.errors import EnvFault, boundary
 from recipe.dag.episode.env import LiveEnv
 from recipe.dag.episode.env_class import EnvClass, choose_env
 from recipe.dag.episode.graph import EpisodeGraph, EpisodeNode
@@ -17,7 +18,6 @@ from recipe.dag.episode.reward import pay
 from recipe.dag.episode.seeds import env_seed
 from recipe.dag.episode.tasks import together
 from recipe.dag.episode.view import Turn
-from recipe.dag.errors import EnvFault, boundary
 from recipe.dag.types.record import Call
 
 

@@ -11,7 +11,7 @@ from collections import Counter
 from collections.abc import Iterable, Sequence
 from typing import Literal
 
-from recipe.dag.errors import Fault, UserError
+from recipe.dag.core.errors import Fault, UserError
 from recipe.dag.types.record import Episode
 from recipe.dag.workflow.schema import EpisodeSpec
 

@@ -9,12 +9,12 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from typing import Any, cast
 
+from recipe.dag.core.errors import ModelServerFault, UserError
 from recipe.dag.episode.client import PolicyEndpoint
 from recipe.dag.episode.listed_tools import with_stand_ins
 from recipe.dag.episode.make_tools import make_tools
 from recipe.dag.episode.rehearsal import CharacterTokenizer, NoSandbox
 from recipe.dag.episode.runner import EpisodeRunner
-from recipe.dag.errors import ModelServerFault, UserError
 from recipe.dag.tools.sandbox_client import SandboxClient
 from recipe.dag.types.record import Generation
 from recipe.dag.workflow.schema import Workflow

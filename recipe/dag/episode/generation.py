@@ -14,10 +14,10 @@ from dataclasses import replace
 from numbers import Real
 from typing import Any
 
+from recipe.dag.core.errors import ModelServerFault, boundary
 from recipe.dag.episode.chat import plain_ids
 from recipe.dag.episode.client import GenerationClient
 from recipe.dag.episode.tasks import limited
-from recipe.dag.errors import ModelServerFault, boundary
 from recipe.dag.types.record import Generation
 from recipe.dag.workflow.schema import Agent
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from recipe.dag.errors import UserError
+from recipe.dag.core.errors import UserError
 from recipe.dag.workflow.graph import causal_order, graph_of
 from recipe.dag.workflow.schema import Agent, Loop, Node, NodeRole, Workflow
 

@@ -10,8 +10,8 @@ import asyncio
 from collections.abc import Mapping
 from typing import Any
 
+from recipe.dag.core.errors import UserError
 from recipe.dag.episode.make_tools import resolved_options
-from recipe.dag.errors import UserError
 from recipe.dag.tools.base import BuiltinTool
 from recipe.dag.tools.builtin import BUILTIN
 from recipe.dag.tools.mcp import Mcp, list_server, shown_name, stand_ins

@@ -6,11 +6,11 @@ Invariant: code that loads here also loads in the run, which does so in the same
 from __future__ import annotations
 
 from recipe.dag.algorithms.custom import Custom
+from recipe.dag.core.user_code import load_function, load_object
 from recipe.dag.episode.candidates import load_choices
 from recipe.dag.episode.env_class import load_envs
 from recipe.dag.episode.hooks import load_hooks
 from recipe.dag.episode.reward import load_rewards
-from recipe.dag.user_code import load_function, load_object
 from recipe.dag.workflow.schema import NodeRole, Workflow
 
 

@@ -9,14 +9,14 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
+from recipe.dag.core.errors import UserError
+from recipe.dag.core.location import raised_at
+from recipe.dag.core.user_code import load_object
 from recipe.dag.episode.tool_limits import with_limits
-from recipe.dag.errors import UserError
-from recipe.dag.location import raised_at
 from recipe.dag.tools.base import Resources
 from recipe.dag.tools.builtin import BUILTIN, make_builtin
 from recipe.dag.tools.sandbox_client import SandboxClient
 from recipe.dag.types.tool import Tool, check_tool
-from recipe.dag.user_code import load_object
 from recipe.dag.workflow.interpolation import resolve_env
 from recipe.dag.workflow.schema import ToolSpec, Workflow
 

@@ -14,6 +14,8 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, cast
 
 from recipe.dag.algorithms.custom import Custom
+from recipe.dag.core.errors import UserError
+from recipe.dag.core.suggestion import listing
 from recipe.dag.episode.client import PolicyEndpoint
 from recipe.dag.episode.listed_tools import with_stand_ins
 from recipe.dag.episode.make_tools import make_tools
@@ -21,8 +23,6 @@ from recipe.dag.episode.rows import rows_of
 from recipe.dag.episode.runner import EpisodeRunner
 from recipe.dag.episode.tool_loop import argument_between_tags
 from recipe.dag.episode.toolset import REFUSED
-from recipe.dag.errors import UserError
-from recipe.dag.suggestion import listing
 from recipe.dag.tools.sandbox_client import FileRefused, RunResult, SandboxClient, SessionFiles
 from recipe.dag.types.record import Episode, Generation
 from recipe.dag.types.tool import Tool, close_tool, parameters_of

@@ -13,12 +13,12 @@ from dataclasses import MISSING, dataclass, fields, replace
 from functools import partial
 from typing import Any
 
+from recipe.dag.core.errors import RewardFault, boundary
+from recipe.dag.core.location import defined_at
+from recipe.dag.core.user_code import load_function
 from recipe.dag.episode.tasks import invoke, limited
-from recipe.dag.errors import RewardFault, boundary
-from recipe.dag.location import defined_at
 from recipe.dag.types.record import PROMPT_TEXT, Call, Deferred, Episode
 from recipe.dag.types.values import as_number, plain_copy
-from recipe.dag.user_code import load_function
 from recipe.dag.workflow.schema import Workflow
 
 

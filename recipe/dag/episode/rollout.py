@@ -12,6 +12,7 @@ from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
 
+from recipe.dag.core.errors import Fault, HookFault, SkipCall, UserError
 from recipe.dag.episode.agent_runner import AgentRunner, Attempt
 from recipe.dag.episode.candidates import Choice, run_candidates
 from recipe.dag.episode.compute import FunctionRunner, VoteRunner
@@ -34,7 +35,6 @@ from recipe.dag.episode.view import (
     view,
     without_private,
 )
-from recipe.dag.errors import Fault, HookFault, SkipCall, UserError
 from recipe.dag.types.context import Context, Output
 from recipe.dag.types.record import Call, Episode, Result, Skip, ToolResult
 from recipe.dag.workflow.condition import holds

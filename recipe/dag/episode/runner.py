@@ -12,6 +12,7 @@ import time
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from recipe.dag.core.errors import Fault, TimeoutFault, UserError, boundary
 from recipe.dag.episode.agent_runner import AgentRunner, Attempt
 from recipe.dag.episode.candidates import load_choices
 from recipe.dag.episode.compute import load_compute
@@ -26,7 +27,6 @@ from recipe.dag.episode.remote.usage import Usage, with_calls
 from recipe.dag.episode.reward import load_rewards, run_reward, score, settle
 from recipe.dag.episode.rollout import NodeRunner, Rollout
 from recipe.dag.episode.tasks import limited
-from recipe.dag.errors import Fault, TimeoutFault, UserError, boundary
 from recipe.dag.tools.sandbox_client import SandboxClient
 from recipe.dag.types.record import Episode
 from recipe.dag.types.tool import Tool

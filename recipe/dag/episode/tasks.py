@@ -14,9 +14,9 @@ from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Itera
 from contextlib import asynccontextmanager
 from typing import Any, TypeVar
 
+from recipe.dag.core.errors import Fault
 from recipe.dag.episode.threads import WorkerThreads
 from recipe.dag.episode.time_limit import TimeLimit
-from recipe.dag.errors import Fault
 
 log = logging.getLogger(__name__)
 _threads = WorkerThreads()

@@ -15,8 +15,8 @@ from contextlib import asynccontextmanager
 from dataclasses import dataclass, field, replace
 from typing import Any
 
+from recipe.dag.core.errors import UserError
 from recipe.dag.episode.tasks import guarded
-from recipe.dag.errors import UserError
 from recipe.dag.tools.code_interpreter import clip
 from recipe.dag.types.record import ToolResult
 from recipe.dag.types.tool import Tool, close_tool, parameters_of, problem_of_parameters

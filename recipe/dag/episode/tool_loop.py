@@ -11,9 +11,9 @@ from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, replace
 from typing import Any
 
+from recipe.dag.core.errors import UserError
 from recipe.dag.episode.markup import TOOL_CALL, after_thinking, python_blocks
 from recipe.dag.episode.tasks import together
-from recipe.dag.errors import UserError
 from recipe.dag.types.context import Message
 from recipe.dag.types.record import ToolResult
 from recipe.dag.types.tool import Tool, parameters_of, tool_name

@@ -12,9 +12,9 @@ from collections.abc import Callable, Mapping
 from dataclasses import replace
 from typing import Any
 
+from recipe.dag.core.errors import Fault, ToolFault, UserError, boundary
 from recipe.dag.episode.tasks import guarded
 from recipe.dag.episode.tool_limits import LimitedTool
-from recipe.dag.errors import Fault, ToolFault, UserError, boundary
 from recipe.dag.types.record import STATUSES, ToolResult
 from recipe.dag.types.tool import Tool, argument_validator, tool_name
 from recipe.dag.workflow.schema import Agent, DeclaredTool

@@ -17,7 +17,7 @@ from typing import Any
 
 from aiohttp import web
 
-from recipe.dag.errors import UserError
+from recipe.dag.core.errors import UserError
 from recipe.dag.platform.openai_wire import BadRequest, Body, read
 from recipe.dag.sandbox.guard import is_for_loopback, is_from_page, is_loopback
 

@@ -22,7 +22,7 @@ from typing import Any
 
 from aiohttp import web
 
-from recipe.dag.errors import UserError
+from recipe.dag.core.errors import UserError
 from recipe.dag.platform.generator import Request
 from recipe.dag.platform.openai_http import application, body_of, chat_answer, check_model
 from recipe.dag.platform.openai_wire import (

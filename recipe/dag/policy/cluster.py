@@ -15,7 +15,7 @@ from typing import Any, cast
 
 from omegaconf import DictConfig, OmegaConf
 
-from recipe.dag.errors import UserError
+from recipe.dag.core.errors import UserError
 from recipe.dag.policy.process_logs import ProcessLogs
 from recipe.dag.policy.resources import Node, check_resources, cpus_needed
 from recipe.dag.report.phases import announce

@@ -11,11 +11,11 @@ import pickle
 
 from omegaconf import DictConfig, OmegaConf, open_dict
 
-from recipe.dag.errors import UserError
+from recipe.dag.core.errors import UserError
 from recipe.dag.policy.attention import FLASH, PACKAGES, PADDED, VARLEN, missing_attention
 from recipe.dag.policy.critic_config import FP32, apply_critic
 from recipe.dag.policy.overrides import apply_overrides
-from recipe.dag.run_paths import absolute_if_local, make_absolute
+from recipe.dag.settings.absolute import absolute_if_local, make_absolute
 from recipe.dag.settings.gpu_pools import default_tokens, served_length
 from recipe.dag.workflow.schema import Algorithm, Policy, Workflow
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from omegaconf import DictConfig, open_dict
 
-from recipe.dag.errors import UserError
+from recipe.dag.core.errors import UserError
 from recipe.dag.policy.overrides import apply_overrides
 from recipe.dag.workflow.schema import Critic
 

@@ -17,7 +17,7 @@ import numpy as np
 import torch
 import torch.distributed.tensor  # allows the types of sharded tensors
 
-from recipe.dag.errors import UserError
+from recipe.dag.core.errors import UserError
 
 FORCE, FORBID = "TORCH_FORCE_WEIGHTS_ONLY_LOAD", "TORCH_FORCE_NO_WEIGHTS_ONLY_LOAD"
 RECONSTRUCT = np.empty(0).__reduce__()[0]

@@ -18,7 +18,7 @@ from verl.workers.rollout.llm_server import LLMServerClient, LLMServerManager
 from verl.workers.rollout.replica import RolloutReplicaRegistry
 from verl.workers.rollout.router import GlobalRequestLoadBalancer
 
-from recipe.dag.errors import ModelServerFault, boundary
+from recipe.dag.core.errors import ModelServerFault, boundary
 from recipe.dag.types.record import Generation
 
 

@@ -12,7 +12,7 @@ import uuid
 from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 
-from recipe.dag.errors import UserError
+from recipe.dag.core.errors import UserError
 
 ANSWER_S = 120
 """Seconds that the machines may take to answer: each starts a Python process first."""

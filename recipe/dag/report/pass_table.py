@@ -14,7 +14,7 @@ from pathlib import Path
 from statistics import NormalDist, fmean
 from typing import Any
 
-from recipe.dag.errors import UserError
+from recipe.dag.core.errors import UserError
 from recipe.dag.report.pass_at_k import estimate_pass_at_k
 
 LEVEL = 0.95

@@ -14,9 +14,9 @@ from pathlib import Path
 from statistics import fmean
 from typing import Any
 
+from recipe.dag.core.paths import split_ref
 from recipe.dag.episode.failure import most_frequent
 from recipe.dag.episode.remote.usage import usage_by_policy
-from recipe.dag.paths import split_ref
 from recipe.dag.report.conversations import problem_of
 from recipe.dag.report.jsonfile import replace_file, to_json
 from recipe.dag.report.pass_at_k import (

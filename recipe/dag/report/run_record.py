@@ -25,7 +25,7 @@ from typing import Any
 
 from ruamel.yaml import YAML
 
-from recipe.dag.errors import UserError
+from recipe.dag.core.errors import UserError
 from recipe.dag.report.jsonfile import replace_file, to_json
 from recipe.dag.report.secrets import command_without_secrets, text_without_secrets, without_secrets
 from recipe.dag.workflow.schema import Workflow

@@ -19,8 +19,8 @@ from rich.markup import escape
 from rich.panel import Panel
 from rich.text import Text
 
-from recipe.dag.errors import UserError
-from recipe.dag.printable import printable
+from recipe.dag.core.errors import UserError
+from recipe.dag.core.printable import printable
 from recipe.dag.report.journal import read_records as read_lines
 from recipe.dag.report.journal import run_name
 from recipe.dag.report.pass_at_k import SOLVED

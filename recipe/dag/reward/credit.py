@@ -15,11 +15,11 @@ from typing import Any
 
 import torch
 
+from recipe.dag.algorithms.reward_catalogue import SHAPINGS as CATALOG
+from recipe.dag.core.errors import UserError
 from recipe.dag.credit import shaping as shapings
 from recipe.dag.credit.incentive import Incentives, incentives
 from recipe.dag.credit.vote import marginals
-from recipe.dag.errors import UserError
-from recipe.dag.reward_catalogue import SHAPINGS as CATALOG
 from recipe.dag.types.record import Call, Episode
 from recipe.dag.types.values import normalized
 

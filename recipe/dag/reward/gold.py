@@ -11,7 +11,7 @@ import sys
 from collections.abc import Awaitable, Callable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from recipe.dag.errors import EnvFault, GraderFault, UserError
+from recipe.dag.core.errors import EnvFault, GraderFault, UserError
 from recipe.dag.reward.answer import extract_answer
 from recipe.dag.reward.grader import grade
 

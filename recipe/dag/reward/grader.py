@@ -25,7 +25,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import IO
 
-from recipe.dag.errors import GraderFault, UserError
+from recipe.dag.core.errors import GraderFault, UserError
 from recipe.dag.reward.answer import hopeless, plain_spelling, quick_equal
 
 _START_TIMEOUT_S = 120.0

@@ -15,8 +15,8 @@ from itertools import combinations
 from math import fsum
 from typing import Any, Literal
 
+from recipe.dag.core.errors import GraderFault, RewardFault, UserError, described
 from recipe.dag.credit.vote import majority
-from recipe.dag.errors import GraderFault, RewardFault, UserError, described
 from recipe.dag.reward.grader import Undecided, decide, grade
 from recipe.dag.reward.outcome import answer_of, written_in
 from recipe.dag.types.record import Call, Episode

@@ -8,8 +8,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from recipe.dag.core.errors import UserError
 from recipe.dag.episode.markup import after_thinking
-from recipe.dag.errors import UserError
 from recipe.dag.reward.answer import extract_answer
 from recipe.dag.reward.gold import boxed_answer_is_right, earned_by
 from recipe.dag.reward.grader import grade

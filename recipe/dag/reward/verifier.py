@@ -11,7 +11,7 @@ import sys
 import threading
 from pathlib import Path
 
-from recipe.dag.errors import UserError
+from recipe.dag.core.errors import UserError
 from recipe.dag.reward.grader import GraderPool, Undecided
 from recipe.dag.reward.outcome import final_answer
 from recipe.dag.types.record import Episode

@@ -10,7 +10,7 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
-from recipe.dag.errors import UserError
+from recipe.dag.core.errors import UserError
 from recipe.dag.sandbox.serve import CannotIsolate, Options, check, run
 
 _FALLBACK_HINT = (

@@ -15,7 +15,7 @@ import sys
 from contextlib import suppress
 from typing import Any
 
-from recipe.dag.errors import UserError
+from recipe.dag.core.errors import UserError
 from recipe.dag.sandbox.serve import CannotIsolate, Options, check, run
 
 

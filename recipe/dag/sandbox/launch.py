@@ -24,7 +24,7 @@ from contextlib import suppress
 from pathlib import Path
 from urllib.parse import quote
 
-from recipe.dag.errors import SandboxFault, UserError
+from recipe.dag.core.errors import SandboxFault, UserError
 from recipe.dag.sandbox import removal
 from recipe.dag.sandbox.fair_queue import default_slots
 

@@ -20,8 +20,8 @@ from typing import Any
 
 from aiohttp import web
 
-from recipe.dag.errors import UserError
-from recipe.dag.open_files import raise_limit
+from recipe.dag.core.errors import UserError
+from recipe.dag.core.open_files import raise_limit
 from recipe.dag.sandbox import engines, log
 from recipe.dag.sandbox.fair_queue import FairQueue, default_slots
 from recipe.dag.sandbox.guard import Protocol, is_loopback

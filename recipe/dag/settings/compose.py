@@ -21,7 +21,7 @@ from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
 from recipe.dag.compat.marti import configuration_hint
-from recipe.dag.errors import UserError
+from recipe.dag.core.errors import UserError
 from recipe.dag.settings.schema import Schema, Tree, plain, tree_of, values_of
 from recipe.dag.settings.typed import Typed, parse
 from recipe.dag.workflow.flatten import flatten

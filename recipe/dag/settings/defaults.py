@@ -12,7 +12,7 @@ from functools import partial
 
 from omegaconf import DictConfig, open_dict
 
-from recipe.dag.errors import UserError
+from recipe.dag.core.errors import UserError
 from recipe.dag.settings.gpu_pools import (
     RUN,
     Open,

@@ -12,7 +12,7 @@ from typing import Any
 
 from omegaconf import DictConfig, OmegaConf
 
-from recipe.dag.errors import UserError
+from recipe.dag.core.errors import UserError
 from recipe.dag.settings.learned_config import repeated_keys
 from recipe.dag.settings.typed import Typed
 from recipe.dag.settings.verl_run import says_the_same

@@ -14,7 +14,7 @@ from typing import Any
 from hydra.core.override_parser.overrides_parser import OverridesParser
 from hydra.errors import HydraException
 
-from recipe.dag.errors import UserError
+from recipe.dag.core.errors import UserError
 
 
 @dataclass(frozen=True, slots=True)

@@ -14,10 +14,10 @@ from omegaconf import DictConfig, ListConfig, OmegaConf
 
 from recipe.dag.algorithms.catalogue import METHODS
 from recipe.dag.compat.marti import key_hint
+from recipe.dag.core.suggestion import closest
 from recipe.dag.settings.typed import Typed
 from recipe.dag.settings.values import kind_of
 from recipe.dag.settings.verl_run import NO_EFFECT, is_read, refusal, says_the_same
-from recipe.dag.suggestion import closest
 from recipe.dag.workflow.flatten import flatten
 from recipe.dag.workflow.schema import EpisodeSpec, Workflow
 

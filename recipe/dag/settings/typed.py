@@ -15,7 +15,7 @@ from hydra.core.override_parser.overrides_parser import OverridesParser
 from hydra.core.override_parser.types import Override
 from hydra.errors import HydraException
 
-from recipe.dag.errors import UserError
+from recipe.dag.core.errors import UserError
 
 
 @dataclass(frozen=True, slots=True)

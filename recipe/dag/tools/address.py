@@ -11,7 +11,7 @@ import re
 from contextlib import suppress
 from urllib.parse import urlsplit
 
-from recipe.dag.errors import UserError
+from recipe.dag.core.errors import UserError
 
 KEYS = set[str]()
 """The keys that this process has read, for whatever removes secrets from its records."""

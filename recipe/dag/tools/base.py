@@ -10,7 +10,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, ClassVar
 
-from recipe.dag.types.frozen import Frozen
+from recipe.dag.core.frozen import Frozen
 from recipe.dag.types.tool import Tool
 
 if TYPE_CHECKING:

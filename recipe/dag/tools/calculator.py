@@ -9,9 +9,9 @@ from typing import Any, ClassVar
 
 from pydantic import Field
 
+from recipe.dag.core.frozen import Frozen
 from recipe.dag.tools.arithmetic import CalculationError, evaluate, show
 from recipe.dag.tools.base import BuiltinTool, Resources
-from recipe.dag.types.frozen import Frozen
 from recipe.dag.types.record import ToolResult
 
 

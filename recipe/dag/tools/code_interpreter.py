@@ -15,8 +15,8 @@ from typing import TYPE_CHECKING, Any, ClassVar
 
 from pydantic import Field
 
+from recipe.dag.core.frozen import Frozen
 from recipe.dag.tools.base import BuiltinTool, Resources
-from recipe.dag.types.frozen import Frozen
 from recipe.dag.types.record import ToolResult
 
 if TYPE_CHECKING:

@@ -23,7 +23,7 @@ from typing import Any
 
 import aiohttp
 
-from recipe.dag.errors import ToolFault, UserError
+from recipe.dag.core.errors import ToolFault, UserError
 from recipe.dag.tools.web import MAX_BYTES, SHOWN, Answer, WebService, read_text
 
 VERSION = "2025-11-25"

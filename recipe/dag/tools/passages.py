@@ -13,7 +13,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-from recipe.dag.errors import UserError
+from recipe.dag.core.errors import UserError
 
 SUFFIXES = (".txt", ".md", ".jsonl")
 MAX_FILES = 20_000

@@ -20,7 +20,7 @@ from urllib.parse import quote, urlencode
 
 import aiohttp
 
-from recipe.dag.errors import SandboxFault, UserError
+from recipe.dag.core.errors import SandboxFault, UserError
 from recipe.dag.tools.sandbox_transport import (
     Answer,
     Request,

@@ -21,7 +21,7 @@ import aiohttp
 from tenacity import AsyncRetrying, RetryCallState, retry_if_exception, stop_after_attempt, wait_random_exponential
 from yarl import URL
 
-from recipe.dag.errors import SandboxFault
+from recipe.dag.core.errors import SandboxFault
 from recipe.dag.tools.web import read_bytes
 
 logger = logging.getLogger(__name__)

@@ -13,11 +13,11 @@ from typing import Any, ClassVar, Literal
 
 from pydantic import Field
 
-from recipe.dag.errors import ToolFault, UserError
-from recipe.dag.paths import resolve_folder
+from recipe.dag.core.errors import ToolFault, UserError
+from recipe.dag.core.frozen import Frozen
+from recipe.dag.core.paths import resolve_folder
 from recipe.dag.tools.address import key_from, url_problem, variable_problem
 from recipe.dag.tools.base import BuiltinTool, Resources
-from recipe.dag.types.frozen import Frozen
 from recipe.dag.types.record import ToolResult
 
 QUERY, TOP_K = "{query}", "{top_k}"

@@ -19,7 +19,7 @@ import aiohttp
 from tenacity import AsyncRetrying, RetryCallState, retry_if_exception, stop_after_attempt
 from tenacity.wait import wait_random_exponential
 
-from recipe.dag.errors import ToolFault, UserError
+from recipe.dag.core.errors import ToolFault, UserError
 from recipe.dag.tools.address import is_on_this_machine, url_problem
 
 CONNECT_S = 10.0

@@ -12,8 +12,8 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+from recipe.dag.core.errors import UserError
 from recipe.dag.episode.toolset import TOOLS_KWARGS
-from recipe.dag.errors import UserError
 from recipe.dag.train.ground_truth import ground_truths
 from recipe.dag.train.problems import ANSWER_KEYS, read_rows, row_of, to_items
 from recipe.dag.train.tool_columns import columns_of

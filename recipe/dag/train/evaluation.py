@@ -14,10 +14,10 @@ from typing import TYPE_CHECKING, Any
 
 from omegaconf import DictConfig
 
+from recipe.dag.core.errors import UserError
 from recipe.dag.episode.batch import run_batch
 from recipe.dag.episode.failure import TooManyFailed
 from recipe.dag.episode.runner import EpisodeRunner
-from recipe.dag.errors import UserError
 from recipe.dag.report.conversations import write_conversations
 from recipe.dag.report.evaluation_log import EvaluationLog
 from recipe.dag.report.progress import Progress

@@ -15,7 +15,7 @@ from typing import Any
 from omegaconf import DictConfig
 
 from recipe.dag.algorithms.custom import Custom
-from recipe.dag.paths import names_function, resolve_folder
+from recipe.dag.core.paths import names_function, resolve_folder
 from recipe.dag.report.secrets import without_secrets
 from recipe.dag.settings.learned_config import is_learned, learned_config, repeated_keys
 from recipe.dag.tools.builtin import BUILTIN

@@ -8,7 +8,7 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Sequence
 
-from recipe.dag.errors import UserError
+from recipe.dag.core.errors import UserError
 from recipe.dag.reward.answer import extract_answer
 
 _AFTER_HASHES = re.compile(r"^\s*####\s*(\S.*?)\s*$", re.MULTILINE)

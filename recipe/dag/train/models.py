@@ -10,8 +10,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from recipe.dag.errors import UserError
-from recipe.dag.run_paths import absolute_if_local
+from recipe.dag.core.errors import UserError
+from recipe.dag.settings.absolute import absolute_if_local
 from recipe.dag.workflow.interpolation import resolve_env
 from recipe.dag.workflow.schema import Critic, Model, Policy, Workflow
 

@@ -15,7 +15,7 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from recipe.dag.errors import UserError
+from recipe.dag.core.errors import UserError
 
 PROBLEM_KEYS = ("problem", "prompt", "question", "Problem", "Question")
 ANSWER_KEYS = ("answer", "Answer", "solution", "response")

@@ -15,7 +15,7 @@ from typing import Any
 
 from omegaconf import DictConfig
 
-from recipe.dag.errors import UserError
+from recipe.dag.core.errors import UserError
 from recipe.dag.report.api_usage import Totals, larger, read_api_usage, totals_of
 from recipe.dag.settings.pools import plan_pools
 from recipe.dag.train import checkpoint

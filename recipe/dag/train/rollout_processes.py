@@ -21,11 +21,11 @@ import ray
 from ray.exceptions import RayActorError
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
+from recipe.dag.core.errors import SandboxFault, UserError
 from recipe.dag.episode.batch import keys_of, run_batch
 from recipe.dag.episode.remote.connect import ApiSpec, Endpoint
 from recipe.dag.episode.runner import EpisodeRunner
 from recipe.dag.episode.shipment import unpack
-from recipe.dag.errors import SandboxFault, UserError
 from recipe.dag.policy.policy import PolicySpec
 from recipe.dag.tools.sandbox_client import SandboxClient
 from recipe.dag.train.rollout_worker import RolloutWorker, Samples, WorkerSpec

@@ -14,7 +14,7 @@ from typing import Any, Protocol
 
 import numpy as np
 
-from recipe.dag.errors import UserError
+from recipe.dag.core.errors import UserError
 from recipe.dag.types.values import look_up
 
 UNKNOWN = "unknown"

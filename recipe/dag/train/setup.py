@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any
 
 from omegaconf import DictConfig
 
+from recipe.dag.core.errors import UserError
 from recipe.dag.episode.client import PolicyEndpoint
 from recipe.dag.episode.env_class import needs_sandbox
 from recipe.dag.episode.listed_tools import check_tools
@@ -23,7 +24,6 @@ from recipe.dag.episode.make_tools import built_in_tools, limited_tools, make_to
 from recipe.dag.episode.remote.connect import Endpoint, Remotes
 from recipe.dag.episode.runner import EpisodeRunner
 from recipe.dag.episode.tool_limits import most_processes
-from recipe.dag.errors import UserError
 from recipe.dag.report.api_usage import NAME, Totals, write_api_usage
 from recipe.dag.report.phases import announce
 from recipe.dag.sandbox.fair_queue import default_slots

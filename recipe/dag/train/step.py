@@ -21,10 +21,10 @@ import torch
 
 from recipe.dag.algorithms.blocks import Importance, Uncertainty
 from recipe.dag.algorithms.estimate import estimate
+from recipe.dag.core.errors import UserError
 from recipe.dag.credit.agent_share import equal_weights, loss_shares
 from recipe.dag.credit.importance import importance_weights
 from recipe.dag.credit.uncertainty import surprise, uncertainty_weights, weighted
-from recipe.dag.errors import UserError
 from recipe.dag.policy.policy import PolicyRuntime
 from recipe.dag.report.progress import TrainingPasses
 from recipe.dag.train import kernels

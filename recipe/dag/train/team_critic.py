@@ -17,6 +17,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
+from recipe.dag.core.errors import UserError
 from recipe.dag.credit.joint_advantages import (
     center_among_siblings,
     explained_variance,
@@ -27,7 +28,6 @@ from recipe.dag.credit.joint_value import JointValueNet, joint_values
 from recipe.dag.credit.mixer import Target
 from recipe.dag.credit.mixer_batch import MixerBatch, concatenate, team_returns
 from recipe.dag.credit.mixer_fit import fit
-from recipe.dag.errors import UserError
 from recipe.dag.policy.safe_load import weights_only
 from recipe.dag.train.mixer_inputs import Encoder, call_layout, encode_episodes, move_of
 from recipe.dag.types.record import Episode

@@ -9,8 +9,8 @@ import inspect
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from recipe.dag.core.errors import UserError
 from recipe.dag.episode.toolset import TOOLS_KWARGS
-from recipe.dag.errors import UserError
 from recipe.dag.workflow.schema import Workflow
 
 SECTIONS = ("create_kwargs", "execute_kwargs")

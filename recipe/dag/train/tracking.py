@@ -18,7 +18,7 @@ from typing import Any, cast
 
 from omegaconf import DictConfig, ListConfig, OmegaConf
 
-from recipe.dag.errors import UserError
+from recipe.dag.core.errors import UserError
 from recipe.dag.report.journal import lines_until
 from recipe.dag.report.jsonfile import replace_file, to_json
 from recipe.dag.report.run_record import FOLDER as RUN_FOLDER

@@ -18,11 +18,11 @@ from omegaconf import DictConfig
 
 from recipe.dag.coach.bias import BiasMonitor
 from recipe.dag.coach.unreadable import silent_coach
+from recipe.dag.core.errors import UserError
+from recipe.dag.core.interrupt import Interruption, Stopped
 from recipe.dag.episode.failure import most_frequent
 from recipe.dag.episode.rows import rows_of
 from recipe.dag.episode.runner import EpisodeRunner
-from recipe.dag.errors import UserError
-from recipe.dag.interrupt import Interruption, Stopped
 from recipe.dag.policy.policy import PolicyRuntime
 from recipe.dag.policy.shards import check_written
 from recipe.dag.report.console import step_line

@@ -10,7 +10,7 @@ from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field
 from typing import Any, cast
 
-from recipe.dag.errors import HookFault, UserError
+from recipe.dag.core.errors import HookFault, UserError
 from recipe.dag.types.inert import inert
 from recipe.dag.types.record import Call, ToolResult
 

@@ -9,7 +9,7 @@ from typing import Any, Literal
 
 from pydantic import Field
 
-from recipe.dag.types.frozen import Frozen
+from recipe.dag.core.frozen import Frozen
 from recipe.dag.types.provider import PROVIDERS, Provider, provider_of_model
 
 

@@ -10,7 +10,7 @@ import inspect
 import json
 from typing import Any, Protocol, runtime_checkable
 
-from recipe.dag.errors import UserError, described
+from recipe.dag.core.errors import UserError, described
 from recipe.dag.types.record import ToolResult
 
 

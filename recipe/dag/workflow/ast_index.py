@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from enum import Enum
 from pathlib import Path
 
-from recipe.dag.suggestion import closest, listing
+from recipe.dag.core.suggestion import closest, listing
 
 
 class Opaque(Enum):

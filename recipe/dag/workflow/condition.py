@@ -18,10 +18,10 @@ from typing import Annotated, Any, Literal, Protocol
 from pydantic import AfterValidator
 from pydantic_core import PydanticCustomError
 
-from recipe.dag.suggestion import listing
-from recipe.dag.types.frozen import Frozen
+from recipe.dag.core.frozen import Frozen
+from recipe.dag.core.problem import KeyPath
+from recipe.dag.core.suggestion import listing
 from recipe.dag.types.values import look_up, normalized
-from recipe.dag.workflow.problem import KeyPath
 
 AGREE_KEY = "answer"
 """The entry that `agree` compares if the condition has no `key`."""

@@ -12,9 +12,9 @@ from functools import partial
 from typing import Any
 
 from recipe.dag.algorithms.catalogue import DEFAULT
-from recipe.dag.suggestion import did_you_mean
+from recipe.dag.core.problem import KeyPath, Problem
+from recipe.dag.core.suggestion import did_you_mean
 from recipe.dag.workflow.parse_model import parse_algorithm, parse_piece, show_value
-from recipe.dag.workflow.problem import KeyPath, Problem
 from recipe.dag.workflow.schema import Agent, Algorithm, Condition, EnvSpec, EpisodeSpec, Loop, Node, Policy, ToolSpec
 from recipe.dag.workflow.source import Origin, Source
 

@@ -8,7 +8,8 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any
 
-from recipe.dag.suggestion import closest, did_you_mean, listing
+from recipe.dag.core.problem import KeyPath, Problem
+from recipe.dag.core.suggestion import closest, did_you_mean, listing
 from recipe.dag.workflow.draft import (
     Draft,
     collection,
@@ -20,7 +21,6 @@ from recipe.dag.workflow.draft import (
 )
 from recipe.dag.workflow.node_kinds import KINDS
 from recipe.dag.workflow.parse_model import parse_piece, show_value
-from recipe.dag.workflow.problem import KeyPath, Problem
 from recipe.dag.workflow.resolve_tools import resolve_tools
 from recipe.dag.workflow.schema import Node, NodeRole, NodeType
 from recipe.dag.workflow.short_form import KEYS

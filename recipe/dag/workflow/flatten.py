@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any
 
-from recipe.dag.workflow.problem import KeyPath
+from recipe.dag.core.problem import KeyPath
 
 
 def flatten(config: dict[str, Any], path: KeyPath = (), prefix: str = "") -> Iterator[tuple[str, Any, KeyPath]]:

@@ -9,7 +9,7 @@ import os
 import re
 from collections.abc import Mapping
 
-from recipe.dag.errors import UserError
+from recipe.dag.core.errors import UserError
 
 _OPEN = re.compile(r"\$\{oc\.env:([A-Za-z_][A-Za-z0-9_]*)\s*([,}])")
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
+from recipe.dag.core.problem import KeyPath, Problem, WorkflowError, each_once
 from recipe.dag.workflow.checks.agent import warn_of_sampling
 from recipe.dag.workflow.checks.all import check_workflow
 from recipe.dag.workflow.checks.facts import DraftFacts
@@ -21,7 +22,6 @@ from recipe.dag.workflow.draft_nodes import read_draft
 from recipe.dag.workflow.graph import graph_of, topological_order
 from recipe.dag.workflow.node_kinds import TRAINING_ROLES
 from recipe.dag.workflow.overrides import Override, placed_overrides, with_overrides
-from recipe.dag.workflow.problem import KeyPath, Problem, WorkflowError, each_once
 from recipe.dag.workflow.relocate_paths import relocated_node, relocated_ref
 from recipe.dag.workflow.schema import EnvSpec, Node, Workflow
 from recipe.dag.workflow.short_form import in_long_form

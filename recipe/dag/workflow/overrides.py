@@ -11,12 +11,12 @@ from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from typing import Any
 
+from recipe.dag.core.problem import KeyPath, Problem, render_path
 from recipe.dag.workflow.checks.training import policy_of
 from recipe.dag.workflow.draft import Draft
 from recipe.dag.workflow.flatten import flatten
 from recipe.dag.workflow.node_kinds import KINDS
 from recipe.dag.workflow.parse_model import show_value
-from recipe.dag.workflow.problem import KeyPath, Problem, render_path
 from recipe.dag.workflow.schema import Node, NodeRole, Policy
 from recipe.dag.workflow.verl_keys import rows_key, why_not
 

@@ -8,8 +8,8 @@ from __future__ import annotations
 
 from typing import Any
 
+from recipe.dag.core.problem import KeyPath, Problem, WorkflowError, render_path
 from recipe.dag.workflow.draft import TOP_LEVEL
-from recipe.dag.workflow.problem import KeyPath, Problem, WorkflowError, render_path
 from recipe.dag.workflow.source import MAX_VALUES, Ref, Source
 
 MAX_CHAIN = 50

@@ -9,8 +9,8 @@ import os
 from pathlib import Path
 from typing import Any
 
-from recipe.dag.errors import UserError
-from recipe.dag.paths import is_module, names_env, names_function, resolve_folder, resolve_path, split_ref
+from recipe.dag.core.errors import UserError
+from recipe.dag.core.paths import is_module, names_env, names_function, resolve_folder, resolve_path, split_ref
 from recipe.dag.workflow.schema import Node, Policy
 
 

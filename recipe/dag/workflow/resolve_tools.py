@@ -9,8 +9,8 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any
 
+from recipe.dag.core.problem import KeyPath
 from recipe.dag.workflow.draft import Draft
-from recipe.dag.workflow.problem import KeyPath
 from recipe.dag.workflow.schema import DeclaredTool, ToolSpec
 
 

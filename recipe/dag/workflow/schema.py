@@ -14,11 +14,11 @@ from pydantic import BeforeValidator, Field, SerializeAsAny, model_validator
 
 from recipe.dag.algorithms.base import Algorithm
 from recipe.dag.algorithms.catalogue import DEFAULT, make_algorithm
-from recipe.dag.types.frozen import Frozen
+from recipe.dag.core.frozen import Frozen
+from recipe.dag.core.problem import Problem
 from recipe.dag.types.model import Api, Model
 from recipe.dag.workflow.condition import Condition
 from recipe.dag.workflow.node_kinds import EPISODE_ROLES, TRAINING_ROLES, NodeRole, NodeType
-from recipe.dag.workflow.problem import Problem
 
 
 def _as_tuple(value: Any) -> Any:

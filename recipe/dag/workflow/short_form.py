@@ -9,8 +9,8 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from typing import Any
 
+from recipe.dag.core.problem import KeyPath
 from recipe.dag.workflow.node_kinds import KINDS, NodeRole
-from recipe.dag.workflow.problem import KeyPath
 from recipe.dag.workflow.source import Origin, Source
 
 LONG: Mapping[str, tuple[str, ...]] = {

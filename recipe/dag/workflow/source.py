@@ -20,7 +20,7 @@ from ruamel.yaml.error import MarkedYAMLError, YAMLError
 from ruamel.yaml.nodes import MappingNode, Node, ScalarNode, SequenceNode
 from ruamel.yaml.reader import ReaderError
 
-from recipe.dag.workflow.problem import KeyPath, Problem, WorkflowError, render_path
+from recipe.dag.core.problem import KeyPath, Problem, WorkflowError, render_path
 
 MAX_VALUES = 100_000
 """Limit of a file's values: aliases of aliases could expand a small file into billions."""

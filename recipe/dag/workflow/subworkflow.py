@@ -14,14 +14,14 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from recipe.dag.errors import UserError
-from recipe.dag.paths import resolve_path
-from recipe.dag.suggestion import did_you_mean
+from recipe.dag.core.errors import UserError
+from recipe.dag.core.paths import resolve_path
+from recipe.dag.core.problem import KeyPath, Problem, WorkflowError
+from recipe.dag.core.suggestion import did_you_mean
 from recipe.dag.workflow.condition import renamed_condition, renamed_list
 from recipe.dag.workflow.graph import sinks
 from recipe.dag.workflow.node_kinds import Stage, roles_of
 from recipe.dag.workflow.parse_model import parse_piece
-from recipe.dag.workflow.problem import KeyPath, Problem, WorkflowError
 from recipe.dag.workflow.refs import resolve_refs
 from recipe.dag.workflow.schema import Agent, SubWorkflow
 from recipe.dag.workflow.short_form import in_long_form

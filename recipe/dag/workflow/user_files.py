@@ -11,8 +11,8 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from recipe.dag.algorithms.custom import Custom
-from recipe.dag.errors import UserError
-from recipe.dag.paths import find_source, is_module, names_env, names_function, project_root, split_ref
+from recipe.dag.core.errors import UserError
+from recipe.dag.core.paths import find_source, is_module, names_env, names_function, project_root, split_ref
 from recipe.dag.workflow.relocate_paths import template_file
 from recipe.dag.workflow.schema import Workflow
 

@@ -19,9 +19,9 @@ from ruamel.yaml import YAML
 from ruamel.yaml.comments import merge_attrib
 from ruamel.yaml.error import ReusedAnchorWarning
 
-from recipe.dag.errors import UserError
-from recipe.dag.paths import resolve_path, split_ref
-from recipe.dag.workflow.problem import KeyPath, Problem, render_path
+from recipe.dag.core.errors import UserError
+from recipe.dag.core.paths import resolve_path, split_ref
+from recipe.dag.core.problem import KeyPath, Problem, render_path
 from recipe.dag.workflow.short_form import is_short, long_node
 
 

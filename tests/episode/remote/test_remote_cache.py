@@ -10,12 +10,12 @@ from typing import Any
 
 import pytest
 
+from recipe.dag.core.errors import ModelServerFault, UserError
 from recipe.dag.episode.remote.cache import Cache, cache_key
 from recipe.dag.episode.remote.clients import ChatEndpoint, Questions
 from recipe.dag.episode.remote.connect import Remotes
 from recipe.dag.episode.remote.transport import Transport
 from recipe.dag.episode.runner import EpisodeRunner
-from recipe.dag.errors import ModelServerFault, UserError
 from recipe.dag.report.metrics import rollout_metrics
 from recipe.dag.types.model import Api
 from recipe.dag.types.record import Episode

@@ -7,10 +7,10 @@ import json
 
 import pytest
 
+from recipe.dag.core.errors import UserError
 from recipe.dag.episode.remote.connect import ApiSpec, Remotes
 from recipe.dag.episode.rows import rows_of
 from recipe.dag.episode.runner import EpisodeRunner
-from recipe.dag.errors import UserError
 from recipe.dag.report.evaluation_log import episode_from
 from recipe.dag.report.metrics import rollout_metrics
 from recipe.dag.report.results import summarise

@@ -10,10 +10,10 @@ from pathlib import Path
 
 import pytest
 
+from recipe.dag.core.errors import UserError
 from recipe.dag.episode.remote.connect import ApiSpec, Remotes
 from recipe.dag.episode.remote.ledger import COUNTS, Account, BudgetError, BudgetFault, Ledger, left_of, spent_in
 from recipe.dag.episode.runner import EpisodeRunner
-from recipe.dag.errors import UserError
 from recipe.dag.types.model import Budget, Price
 from recipe.dag.types.record import Episode
 from tests.episode.openai_server import OpenAIServer, scattered

@@ -12,11 +12,11 @@ from typing import Any
 
 import pytest
 
+from recipe.dag.core.errors import UserError
 from recipe.dag.episode.remote import transport as module
 from recipe.dag.episode.remote.connect import ApiSpec, Remotes
 from recipe.dag.episode.remote.google import vertex_url
 from recipe.dag.episode.remote.google_token import GoogleTokens
-from recipe.dag.errors import UserError
 from recipe.dag.types.model import Api
 from tests.episode.openai_server import OpenAIServer
 from tests.episode.provider_servers import AnthropicServer, GoogleServer, VertexServer

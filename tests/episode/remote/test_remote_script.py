@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from recipe.dag.errors import UserError
+from recipe.dag.core.errors import UserError
 from recipe.dag.types.record import Episode
 from tests.episode.openai_server import tool_call
 from tests.episode.remote import plays
@@ -12,7 +12,7 @@ from tests.episode.remote import plays
 SCRIPT = """
 import asyncio, time
 from recipe.dag.episode.remote.transport import PromptTooLong
-from recipe.dag.errors import ModelServerFault, UserError
+from recipe.dag.core.errors import ModelServerFault, UserError
 seen = []
 def plain(messages):
     seen.append(messages)

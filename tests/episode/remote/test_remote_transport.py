@@ -11,11 +11,11 @@ from functools import partial
 import pytest
 from aiohttp import web
 
+from recipe.dag.core.errors import ModelServerFault, UserError
 from recipe.dag.episode.remote import transport as module
 from recipe.dag.episode.remote.ledger import Account
 from recipe.dag.episode.remote.openai import room_in
 from recipe.dag.episode.remote.transport import PromptTooLong, Refused, Transport
-from recipe.dag.errors import ModelServerFault, UserError
 from recipe.dag.tools import web as tools_web
 from recipe.dag.types.model import Api, Budget
 from tests.episode.openai_server import OpenAIServer

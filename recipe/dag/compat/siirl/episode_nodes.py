@@ -8,9 +8,9 @@ from __future__ import annotations
 import re
 from typing import Any
 
-from recipe.dag.errors import UserError
-from recipe.dag.paths import find_source, split_ref
-from recipe.dag.suggestion import closest
+from recipe.dag.core.errors import UserError
+from recipe.dag.core.paths import find_source, split_ref
+from recipe.dag.core.suggestion import closest
 from recipe.dag.workflow.schema import AgentOptions, Node, NodeRole, NodeType
 
 TYPES = {"ROLLOUT": NodeType.MODEL_INFERENCE, "REWARD": NodeType.COMPUTE, "DEFAULT": NodeType.COMPUTE}

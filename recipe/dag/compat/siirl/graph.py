@@ -7,9 +7,9 @@ Invariant: an unknown dependency and a cycle are errors in every node, as they a
 from __future__ import annotations
 
 from recipe.dag.compat.siirl.nodes import Nodes
-from recipe.dag.suggestion import did_you_mean
+from recipe.dag.core.problem import KeyPath
+from recipe.dag.core.suggestion import did_you_mean
 from recipe.dag.workflow.graph import find_cycles
-from recipe.dag.workflow.problem import KeyPath
 from recipe.dag.workflow.source import Source
 
 

@@ -10,8 +10,8 @@ from typing import Any
 
 from recipe.dag.compat.siirl.episode_nodes import episode_node
 from recipe.dag.compat.siirl.training import IDLE_TYPES, warn_of_unread, without_mistakes
-from recipe.dag.suggestion import closest
-from recipe.dag.workflow.problem import KeyPath
+from recipe.dag.core.problem import KeyPath
+from recipe.dag.core.suggestion import closest
 from recipe.dag.workflow.schema import Node
 from recipe.dag.workflow.source import Source
 

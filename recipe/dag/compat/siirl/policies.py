@@ -10,8 +10,8 @@ from typing import Any
 
 from recipe.dag.compat.siirl.config import Options, read_config, read_critic_config
 from recipe.dag.compat.siirl.nodes import Nodes, options_of
+from recipe.dag.core.problem import KeyPath, Problem
 from recipe.dag.workflow.parse_model import show_value
-from recipe.dag.workflow.problem import KeyPath, Problem
 from recipe.dag.workflow.source import Origin, Source
 
 MODEL_PATH = "${oc.env:MODEL_PATH}"

@@ -10,10 +10,10 @@ from typing import Any
 from pydantic import BaseModel, ConfigDict
 
 from recipe.dag.compat.siirl.episode_nodes import OWN_OPTIONS
-from recipe.dag.suggestion import closest
+from recipe.dag.core.problem import KeyPath, Problem
+from recipe.dag.core.suggestion import closest
 from recipe.dag.workflow.flatten import flatten
 from recipe.dag.workflow.parse_model import parse_piece
-from recipe.dag.workflow.problem import KeyPath, Problem
 from recipe.dag.workflow.schema import AgentOptions, NodeType
 from recipe.dag.workflow.source import Source
 

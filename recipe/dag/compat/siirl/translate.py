@@ -12,7 +12,7 @@ from recipe.dag.compat.siirl.graph import check_graph, relink
 from recipe.dag.compat.siirl.nodes import Nodes, read_nodes
 from recipe.dag.compat.siirl.policies import make_policies
 from recipe.dag.compat.siirl.settings import set_algorithm, set_rewards
-from recipe.dag.suggestion import closest
+from recipe.dag.core.suggestion import closest
 from recipe.dag.workflow.short_form import LONG
 from recipe.dag.workflow.source import Origin, Source, nowhere
 

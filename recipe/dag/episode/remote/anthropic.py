@@ -17,6 +17,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from recipe.dag.core.errors import ModelServerFault
 from recipe.dag.episode.remote.wire import (
     Answer,
     Body,
@@ -30,7 +31,6 @@ from recipe.dag.episode.remote.wire import (
     tool_call,
     with_calls,
 )
-from recipe.dag.errors import ModelServerFault
 from recipe.dag.types.context import Message
 from recipe.dag.types.provider import PROVIDERS, Provider
 

@@ -17,7 +17,7 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any, TypeVar
 
-from recipe.dag.errors import UserError
+from recipe.dag.core.errors import UserError
 
 BUSY_S = 60.0
 """Longest wait for another process's transaction."""

@@ -13,6 +13,7 @@ import time
 from collections.abc import Sequence
 from typing import Any, cast
 
+from recipe.dag.core.errors import EnvFault, HookFault, UserError, boundary, described
 from recipe.dag.episode.agent_runner import AgentRunner, Attempt
 from recipe.dag.episode.client import PolicyEndpoint
 from recipe.dag.episode.conversation import Conversation
@@ -24,7 +25,6 @@ from recipe.dag.episode.remote.transport import PromptTooLong
 from recipe.dag.episode.remote.usage import added
 from recipe.dag.episode.time_limit import TimeLimit
 from recipe.dag.episode.tool_loop import requests_in
-from recipe.dag.errors import EnvFault, HookFault, UserError, boundary, described
 from recipe.dag.types.context import Context, Message
 from recipe.dag.types.record import Call
 from recipe.dag.types.tool import Tool

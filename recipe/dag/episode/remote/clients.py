@@ -14,6 +14,7 @@ from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, TypeVar
 
+from recipe.dag.core.errors import Fault, UserError
 from recipe.dag.episode.chat import plain_ids
 from recipe.dag.episode.remote.cache import Cache, cache_key
 from recipe.dag.episode.remote.openai import Choice, first_choice, sampling_fields
@@ -21,7 +22,6 @@ from recipe.dag.episode.remote.transport import Transport
 from recipe.dag.episode.remote.usage import Usage, usage_of
 from recipe.dag.episode.remote.wire import Body, with_extras
 from recipe.dag.episode.time_limit import waiting
-from recipe.dag.errors import Fault, UserError
 from recipe.dag.types.context import Message
 from recipe.dag.types.model import Api
 from recipe.dag.types.record import Generation

@@ -14,6 +14,8 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+from recipe.dag.core.errors import UserError
+from recipe.dag.core.user_code import load_object
 from recipe.dag.episode.chat import end_of_turn_id
 from recipe.dag.episode.client import PolicyEndpoint
 from recipe.dag.episode.remote.anthropic import AnthropicWire
@@ -26,11 +28,9 @@ from recipe.dag.episode.remote.openai import OpenAIWire
 from recipe.dag.episode.remote.script import ScriptTransport
 from recipe.dag.episode.remote.transport import Transport
 from recipe.dag.episode.remote.wire import Wire
-from recipe.dag.errors import UserError
 from recipe.dag.tools.address import key_from, url_problem
 from recipe.dag.types.model import Api
 from recipe.dag.types.provider import PROVIDERS
-from recipe.dag.user_code import load_object
 from recipe.dag.workflow.checks.api import provider_problem
 from recipe.dag.workflow.interpolation import resolve_env
 from recipe.dag.workflow.schema import Workflow

@@ -18,6 +18,7 @@ from dataclasses import dataclass
 from typing import Any
 from urllib.parse import quote
 
+from recipe.dag.core.errors import ModelServerFault
 from recipe.dag.episode.remote.openai import SEEDS
 from recipe.dag.episode.remote.wire import (
     Answer,
@@ -32,7 +33,6 @@ from recipe.dag.episode.remote.wire import (
     tool_call,
     with_calls,
 )
-from recipe.dag.errors import ModelServerFault
 from recipe.dag.types.context import Message
 from recipe.dag.types.provider import PROVIDERS, Provider
 

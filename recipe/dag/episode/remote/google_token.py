@@ -11,7 +11,7 @@ import threading
 from datetime import UTC, datetime, timedelta
 from typing import Any
 
-from recipe.dag.errors import ModelServerFault, UserError
+from recipe.dag.core.errors import ModelServerFault, UserError
 from recipe.dag.tools.address import KEYS
 
 SCOPE = "https://www.googleapis.com/auth/cloud-platform"

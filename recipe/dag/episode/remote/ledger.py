@@ -13,7 +13,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from recipe.dag.errors import ModelServerFault, UserError
+from recipe.dag.core.errors import ModelServerFault, UserError
 from recipe.dag.types.model import Budget, Price
 
 COUNTS = ("calls", "prompt_tokens", "completion_tokens", "cost", "cache_hits", "failed", "opened")

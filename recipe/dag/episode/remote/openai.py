@@ -16,8 +16,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from recipe.dag.core.errors import ModelServerFault
 from recipe.dag.episode.remote.wire import Answer, Body, Ping, Refusal, count_in, error_in
-from recipe.dag.errors import ModelServerFault
 from recipe.dag.types.context import Message
 from recipe.dag.types.provider import PROVIDERS, Provider
 

@@ -12,12 +12,12 @@ import json
 from collections.abc import Callable, Mapping
 from typing import Any
 
+from recipe.dag.core.errors import HookFault, ModelServerFault, UserError, described, is_infrastructure
+from recipe.dag.core.location import raised_at
 from recipe.dag.episode.remote.ledger import Account
 from recipe.dag.episode.remote.openai import OpenAIWire
 from recipe.dag.episode.remote.transport import Request, Transport, Unavailable
 from recipe.dag.episode.tasks import invoke
-from recipe.dag.errors import HookFault, ModelServerFault, UserError, described, is_infrastructure
-from recipe.dag.location import raised_at
 from recipe.dag.types.model import Api
 from recipe.dag.types.provider import PROVIDERS
 

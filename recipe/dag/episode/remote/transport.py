@@ -22,13 +22,13 @@ import aiohttp
 from tenacity import AsyncRetrying, RetryCallState, retry_if_exception_type, stop_after_attempt
 from tenacity.wait import wait_random_exponential
 
+from recipe.dag.core.errors import ModelServerFault, UserError
 from recipe.dag.episode.remote.breaker import CircuitBreaker, Entry, Pace
 from recipe.dag.episode.remote.google_token import GoogleTokens
 from recipe.dag.episode.remote.ledger import Account, BudgetError, BudgetFault
 from recipe.dag.episode.remote.openai import OpenAIWire
 from recipe.dag.episode.remote.wire import Refusal, Wire
 from recipe.dag.episode.time_limit import waiting
-from recipe.dag.errors import ModelServerFault, UserError
 from recipe.dag.tools.address import is_on_this_machine
 from recipe.dag.tools.web import read_text, retry_after
 from recipe.dag.types.model import Api

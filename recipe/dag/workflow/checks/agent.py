@@ -8,9 +8,9 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import replace
 
-from recipe.dag.suggestion import did_you_mean
+from recipe.dag.core.problem import KeyPath, Problem
+from recipe.dag.core.suggestion import did_you_mean
 from recipe.dag.workflow.draft import Draft
-from recipe.dag.workflow.problem import KeyPath, Problem
 from recipe.dag.workflow.schema import Agent, NodeRole
 
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
+from recipe.dag.core.problem import Problem
 from recipe.dag.workflow.checks.agent import check_agents, check_envs
 from recipe.dag.workflow.checks.candidates import check_candidates
 from recipe.dag.workflow.checks.condition import check_condition_order, check_conditions
@@ -24,7 +25,6 @@ from recipe.dag.workflow.checks.tool import check_tools
 from recipe.dag.workflow.checks.training import check_training
 from recipe.dag.workflow.draft import Draft
 from recipe.dag.workflow.overrides import check_overrides
-from recipe.dag.workflow.problem import Problem
 
 
 def check_workflow(draft: Draft) -> list[Problem]:

@@ -8,10 +8,10 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
+from recipe.dag.core.problem import KeyPath, Problem
 from recipe.dag.workflow.checks.facts import DraftFacts
 from recipe.dag.workflow.draft import Draft
 from recipe.dag.workflow.moves import remembers
-from recipe.dag.workflow.problem import KeyPath, Problem
 from recipe.dag.workflow.schema import Candidates, Node, NodeRole
 
 

@@ -7,11 +7,11 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
 
-from recipe.dag.suggestion import listing
+from recipe.dag.core.problem import KeyPath, Problem
+from recipe.dag.core.suggestion import listing
 from recipe.dag.workflow.condition import SUBJECTS, TESTS, asked_nodes, form_problems, needs_a_test, parts
 from recipe.dag.workflow.draft import Draft
 from recipe.dag.workflow.graph import ancestors, graph_of, with_whole_loops
-from recipe.dag.workflow.problem import KeyPath, Problem
 from recipe.dag.workflow.schema import EPISODE_ROLES, Condition, NodeRole
 
 

@@ -9,14 +9,14 @@ from collections.abc import Collection, Iterator, Sequence
 from functools import cached_property
 
 from recipe.dag.algorithms.base import Algorithm
-from recipe.dag.reward_catalogue import CALLED, SHAPED, SHAPINGS, RewardEntry
+from recipe.dag.algorithms.reward_catalogue import CALLED, SHAPED, SHAPINGS, RewardEntry
+from recipe.dag.core.problem import KeyPath, Problem
 from recipe.dag.workflow.checks.references import References
 from recipe.dag.workflow.checks.training import check_forward_passes
 from recipe.dag.workflow.draft import Draft
 from recipe.dag.workflow.graph import agents_heard, find_cycle
 from recipe.dag.workflow.groups import horizons, pooled
 from recipe.dag.workflow.moves import Move, moves_of, reactions
-from recipe.dag.workflow.problem import KeyPath, Problem
 from recipe.dag.workflow.schema import Agent, Loop, Node, NodeRole, Policy
 
 

@@ -7,9 +7,9 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
+from recipe.dag.core.problem import KeyPath, Problem
 from recipe.dag.workflow.draft import Draft
 from recipe.dag.workflow.graph import contract, find_cycles, graph_of
-from recipe.dag.workflow.problem import KeyPath, Problem
 from recipe.dag.workflow.schema import EPISODE_ROLES, Node, NodeRole
 
 

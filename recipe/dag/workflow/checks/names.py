@@ -8,8 +8,8 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator
 
+from recipe.dag.core.problem import KeyPath, Problem
 from recipe.dag.workflow.draft import Draft
-from recipe.dag.workflow.problem import KeyPath, Problem
 
 
 def check_names(draft: Draft) -> Iterator[Problem]:

@@ -7,12 +7,12 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from recipe.dag.paths import names_env
-from recipe.dag.suggestion import did_you_mean
+from recipe.dag.core.paths import names_env
+from recipe.dag.core.problem import KeyPath, Problem
+from recipe.dag.core.suggestion import did_you_mean
 from recipe.dag.workflow.checks.loop import check_vote
 from recipe.dag.workflow.draft import Draft
 from recipe.dag.workflow.node_kinds import KINDS
-from recipe.dag.workflow.problem import KeyPath, Problem
 from recipe.dag.workflow.schema import EPISODE_ROLES, Node, NodeRole
 
 

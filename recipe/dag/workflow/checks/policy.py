@@ -7,11 +7,11 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from recipe.dag.suggestion import did_you_mean
+from recipe.dag.core.problem import KeyPath, Problem
+from recipe.dag.core.suggestion import did_you_mean
 from recipe.dag.workflow.checks.api import check_api
 from recipe.dag.workflow.draft import Draft
 from recipe.dag.workflow.interpolation import check_env
-from recipe.dag.workflow.problem import KeyPath, Problem
 from recipe.dag.workflow.schema import Critic, Model, Policy
 from recipe.dag.workflow.training_chain import critic_owners
 

@@ -10,9 +10,10 @@ from collections.abc import Generator, Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
-from recipe.dag.errors import UserError
-from recipe.dag.paths import find_beside, find_source, is_module, names_env, split_ref
-from recipe.dag.suggestion import did_you_mean, listing
+from recipe.dag.core.errors import UserError
+from recipe.dag.core.paths import find_beside, find_source, is_module, names_env, split_ref
+from recipe.dag.core.problem import KeyPath, Problem
+from recipe.dag.core.suggestion import did_you_mean, listing
 from recipe.dag.tools.builtin import BUILTIN
 from recipe.dag.workflow.ast_index import (
     OPAQUE,
@@ -28,7 +29,6 @@ from recipe.dag.workflow.ast_index import (
 from recipe.dag.workflow.interpolation import check_env
 from recipe.dag.workflow.node_kinds import KINDS
 from recipe.dag.workflow.parse_model import parse_piece
-from recipe.dag.workflow.problem import KeyPath, Problem
 from recipe.dag.workflow.schema import Agent, EnvSpec, Node, NodeRole, ToolSpec
 from recipe.dag.workflow.source import Source
 

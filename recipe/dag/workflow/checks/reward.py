@@ -9,13 +9,13 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from dataclasses import replace
 
-from recipe.dag.reward_catalogue import CALLED, COACH_SCORES, REWARD, SHAPED, SHAPINGS, RewardEntry
-from recipe.dag.suggestion import listing
+from recipe.dag.algorithms.reward_catalogue import CALLED, COACH_SCORES, REWARD, SHAPED, SHAPINGS, RewardEntry
+from recipe.dag.core.problem import KeyPath, Problem
+from recipe.dag.core.suggestion import listing
 from recipe.dag.workflow.checks.facts import DraftFacts
 from recipe.dag.workflow.draft import Draft
 from recipe.dag.workflow.graph import graph_of, topological_order
 from recipe.dag.workflow.moves import moves_of
-from recipe.dag.workflow.problem import KeyPath, Problem
 from recipe.dag.workflow.schema import Node, NodeRole, Vote
 
 

@@ -9,12 +9,12 @@ import math
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from recipe.dag.reward_catalogue import CALLED, SHAPED, SHAPED_TAKES, SHAPINGS, OptionKind, RewardOption
-from recipe.dag.suggestion import closest, did_you_mean, listing
+from recipe.dag.algorithms.reward_catalogue import CALLED, SHAPED, SHAPED_TAKES, SHAPINGS, OptionKind, RewardOption
+from recipe.dag.core.problem import KeyPath, Problem
+from recipe.dag.core.suggestion import closest, did_you_mean, listing
 from recipe.dag.workflow.checks.facts import DraftFacts
 from recipe.dag.workflow.draft import Draft
 from recipe.dag.workflow.parse_model import show_value
-from recipe.dag.workflow.problem import KeyPath, Problem
 from recipe.dag.workflow.schema import NodeRole
 
 

@@ -8,13 +8,13 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any
 
+from recipe.dag.core.problem import KeyPath, Problem
+from recipe.dag.core.suggestion import listing
 from recipe.dag.sandbox.wire import MAX_RUN_S
-from recipe.dag.suggestion import listing
 from recipe.dag.tools.base import BuiltinTool
 from recipe.dag.tools.builtin import BUILTIN
 from recipe.dag.types.tool import problem_of_parameters
 from recipe.dag.workflow.draft import Draft
-from recipe.dag.workflow.problem import KeyPath, Problem
 from recipe.dag.workflow.resolve_tools import each_tool
 from recipe.dag.workflow.schema import DeclaredTool, ToolSpec
 

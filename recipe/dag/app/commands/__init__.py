@@ -1,0 +1,1 @@
+"""The commands of `verl-dag`, by what the user is doing; `recipe.dag.app.cli` puts them together."""

@@ -1,0 +1,171 @@
+"""Commands about a workflow file: check, draw, convert, create.
+
+Invariant: nothing is trained or generated, so they need no GPU and, without --load and --play, no torch.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable
+from enum import StrEnum
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from recipe.dag.app.commands.options import ConfigName, ConfigPath, Overrides
+from recipe.dag.core.errors import UserError
+from recipe.dag.core.problem import Problem
+
+
+class PlanFormat(StrEnum):
+    text = "text"
+    mermaid = "mermaid"
+    json = "json"
+
+
+def validate(
+    files: Annotated[list[str], typer.Argument(metavar="FILE...", help="Workflow files.", show_default=False)],
+    load: Annotated[
+        bool,
+        typer.Option(
+            "--load", help="Also import the hooks, envs, tools, rewards and estimators, as a run does at its start."
+        ),
+    ] = False,
+    play: Annotated[
+        bool, typer.Option("--play", help="Also play a few episodes without a model, which run all of that code.")
+    ] = False,
+    data: Annotated[str | None, typer.Option(help="With --play: the data file whose first row is played.")] = None,
+    show: Annotated[bool, typer.Option("--show", help="With --play: print the episodes.")] = False,
+) -> None:
+    """Check workflow files: one line per mistake (file:line:col: where: what), exit code 2 if there is any. Python
+    files that a workflow names are parsed, imported only with --load, and run only with --play."""
+    from recipe.dag.app.inspection import short_form_hint
+    from recipe.dag.app.preflight import check_workflow
+
+    for option, is_given in (("--data", data is not None), ("--show", show)):
+        if is_given and not play:
+            raise UserError(f"{option} has no effect without --play; add --play or remove it")
+    failed = False
+    for file in files:
+        try:
+            workflow = check_workflow(file)
+            if load:
+                from recipe.dag.episode.load import load_user_code
+
+                load_user_code(workflow)
+            if play:
+                from recipe.dag.app.commands.play import play_episodes
+
+                play_episodes(workflow, data, show=show)
+        except UserError as error:
+            failed = True
+            typer.echo(str(error), err=True)
+        else:
+            _warn(workflow.warnings)
+            counts = [_count(len(workflow.agents), "agent"), _count(len(workflow.policies), "policy", "policies")]
+            typer.echo(f"{file}: OK ({', '.join([*counts, _count(len(workflow.rollout_nodes), 'rollout node')])})")
+            if (hint := short_form_hint(file)) is not None:
+                typer.echo(f"{file}: {hint}", err=True)
+    if failed:
+        raise typer.Exit(2)
+
+
+def new(
+    folder: Annotated[Path, typer.Argument(metavar="FOLDER", help="A new folder, named like the task.")],
+) -> None:
+    """Write a small task that trains on a laptop without changes: workflow, agents, reward, data, run script, tests."""
+    from recipe.dag.app.new import new_task
+
+    for file in new_task(folder):
+        typer.echo(str(file))
+    typer.echo(f"train it: bash {folder}/run_tiny_cpu.sh")
+
+
+def schema(
+    output: Annotated[
+        Path | None, typer.Option("--output", "-o", help="The file to write. (default: print it)")
+    ] = None,
+) -> None:
+    """Write the JSON schema of workflow files, for completion and checks in editors. The first line of a workflow
+    names it: `# yaml-language-server: $schema=workflow.schema.json`."""
+    from recipe.dag.workflow.json_schema import workflow_schema
+
+    text = json.dumps(workflow_schema(), indent=1, ensure_ascii=False) + "\n"
+    if output is None:
+        typer.echo(text, nl=False)
+    else:
+        try:
+            output.write_text(text, encoding="utf-8")
+        except OSError as error:
+            raise UserError(f"{output}: cannot be written: {error.strerror}") from error
+        typer.echo(f"{output}: name it in a workflow's first line, `# yaml-language-server: $schema={output.name}`")
+
+
+def plan(
+    file: Annotated[str, typer.Argument(metavar="FILE", help="A workflow file.", show_default=False)],
+    output_format: Annotated[PlanFormat, typer.Option("--format", help="Output format.")] = PlanFormat.text,
+    mermaid: Annotated[bool, typer.Option("--mermaid", help="The same as --format mermaid.")] = False,
+    overrides: Overrides = None,
+    gpu_gb: Annotated[
+        float | None,
+        typer.Option(
+            "--gpu-gb",
+            "--gpu_gb",
+            min=1,
+            help="Memory of each GPU, GB (10^9 bytes). (default: this machine's)",
+        ),
+    ] = None,
+    config_path: ConfigPath = None,
+    config_name: ConfigName = "dag",
+) -> None:
+    """Show what a workflow will do: agents, policies, order, training chain, token budget, and whether the run fits
+    the memory of each GPU, for a configuration (--config-name, key=value ...)."""
+    from recipe.dag.app.inspection import estimate_gpus, open_planned
+    from recipe.dag.workflow import render
+    from recipe.dag.workflow.memory import estimate
+    from recipe.dag.workflow.plan import make_plan
+
+    renderers = {"text": render.to_text, "mermaid": render.to_mermaid, "json": render.to_json}
+    workflow, config = open_planned(file, overrides or [], config_name, config_path, gpu_gb)
+    _warn(workflow.warnings)
+    gpus = estimate_gpus(workflow, config, gpu_gb)
+    planned = make_plan(workflow).model_copy(update={"memory": estimate(workflow), **gpus})
+    typer.echo(renderers["mermaid" if mermaid else output_format](planned))
+
+
+def import_(
+    file: Annotated[str, typer.Argument(metavar="FILE", help="A workflow file in any form.", show_default=False)],
+    output: Annotated[Path | None, typer.Option("--output", "-o", help="A new file. (default: stdout)")] = None,
+) -> None:
+    """Rewrite a workflow, sub-workflows and siiRL's files included, in the short form. Comments are dropped; new ones
+    mark keys without effect."""
+    from recipe.dag.loading.conversion import import_workflow
+
+    if output is not None and output.exists():
+        raise UserError(f"{output}: already exists; delete it or pass another path")
+    text = import_workflow(file, output)
+    if output is None:
+        typer.echo(text, nl=False)
+        return
+    try:
+        output.write_text(text, encoding="utf-8")
+    except OSError as error:
+        raise UserError(f"{output}: cannot be written: {error.strerror}") from error
+    typer.echo(f"{output}: written")
+
+
+def algorithms() -> None:
+    """List the algorithms: source, use, assumptions, and options with their defaults."""
+    from recipe.dag.algorithms.catalogue import table
+
+    typer.echo(table())
+
+
+def _warn(warnings: Iterable[Problem]) -> None:
+    for problem in warnings:
+        typer.echo(problem.as_warning(), err=True)
+
+
+def _count(number: int, noun: str, plural: str = "") -> str:
+    return f"{number} {noun if number == 1 else plural or noun + 's'}"

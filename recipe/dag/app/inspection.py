@@ -1,0 +1,78 @@
+"""Inspection of a workflow for `verl-dag validate` and `verl-dag plan`.
+
+Invariant: nothing is started or written, and torch is not imported.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from omegaconf import DictConfig
+
+    from recipe.dag.workflow.schema import Workflow
+
+
+def first_sample(path: str) -> dict[str, Any]:
+    """Return the first sample of a data file. Raises UserError."""
+    from recipe.dag.train.data import load_samples
+
+    return dict(load_samples(path, max_samples=1, what="--data")[0])
+
+
+def short_form_hint(file: str) -> str | None:
+    """Return a hint if the workflow can be written in the short form; None otherwise, and for siiRL's files."""
+    from recipe.dag.compat.siirl.translate import is_siirl
+    from recipe.dag.workflow.short_form import shorter
+    from recipe.dag.workflow.source import read_source
+
+    source = read_source(file)
+    return None if is_siirl(source) else shorter(source)
+
+
+def open_planned(
+    file: str, arguments: Sequence[str], name: str, folder: Path | None, gpu_gb: float | None
+) -> tuple[Workflow, DictConfig | None]:
+    """Load and check a workflow, with configuration `name` of `folder` as a run has it. Without verl, and if nothing
+    asks for a configuration, that is None. Raises UserError."""
+    from recipe.dag.app.preflight import check_run, check_workflow
+    from recipe.dag.loading.edits import split_edits
+    from recipe.dag.settings.compose import has_verl
+
+    settings, edits = split_edits(arguments)
+    if not has_verl() and not settings and gpu_gb is None:
+        return check_workflow(file, edits), None
+    check_workflow(file)  # its own mistakes first
+    checked = check_run(name, [f"workflow={json.dumps(file)}", *arguments], folder)
+    return checked.workflow, checked.config
+
+
+def estimate_gpus(workflow: Workflow, config: DictConfig | None, gpu_gb: float | None) -> dict[str, Any]:
+    """Estimate the memory of each GPU for a run.
+
+    Returns fields of the plan: `gpus` and `choices`, or `no_gpus` with the reason why there is no estimate. `gpu_gb`
+    replaces the memory of this machine's GPUs.
+    """
+    if config is None:
+        return {
+            "no_gpus": "Memory of each GPU: not estimated, since verl, whose configuration a run has, is not installed"
+        }
+    if config.platform == "cpu":
+        return {"no_gpus": "Memory of each GPU: none is used (platform=cpu)"}
+    from recipe.dag.settings.defaults import apply, decide, describe
+    from recipe.dag.workflow.gpu_memory import GB
+    from recipe.dag.workflow.machine import Machine, this_machine
+
+    machine = this_machine()
+    if gpu_gb is not None:
+        machine = Machine((int(gpu_gb * GB),) * max(len(machine.gpu_bytes), 1), machine.host_bytes)
+    decision = decide(config, workflow, machine, visible=len(machine.gpu_bytes) or 1)
+    if decision.unknown:
+        hint = "; pass --gpu_gb 80 (scripts: GPU_GB=80)" if gpu_gb is None and not machine.gpu_bytes else ""
+        return {"no_gpus": f"Memory of each GPU: not estimated, {decision.unknown}{hint}"}
+    apply(config, decision)
+    trains = bool(workflow.trained_policies())
+    return {"gpus": decision.memory, "choices": tuple(describe(decision, machine, config, trains=trains))}

@@ -1,0 +1,64 @@
+"""`verl-dag new NAME`: copies a small task that trains as it is, to be changed file by file.
+
+Invariant: a folder with content is never changed, and a new folder appears only when it is complete.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import shutil
+import tempfile
+from pathlib import Path
+
+from recipe.dag.core.errors import UserError
+
+TEMPLATE = Path(__file__).parent / "new_task"
+ROOT = Path(__file__).resolve().parents[3]
+
+
+def new_task(folder: Path) -> list[Path]:
+    """Write the task into `folder`, which gives it its name, and return the files. Raises UserError."""
+    name = folder.name.replace("-", "_")
+    if not re.fullmatch(r"[a-z][a-z0-9_]*", name):
+        raise UserError(f"{folder}: a task's name consists of lower-case letters, digits and _, such as my_task")
+    if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
+        raise UserError(f"{folder} already exists; choose another name")
+    path = folder.resolve()
+    values = {
+        "name": name,
+        "folder": os.path.relpath(path, ROOT) if path.is_relative_to(ROOT) else str(path),
+        "root": os.path.relpath(ROOT, path),
+        "schema": os.path.relpath(ROOT / "workflows" / "workflow.schema.json", path),
+    }
+    try:
+        folder.parent.mkdir(parents=True, exist_ok=True)
+        partial = Path(tempfile.mkdtemp(dir=folder.parent, prefix=f".{folder.name}."))
+        try:
+            partial.chmod(0o755)
+            files = [_write(source, partial, values) for source in _template_files()]
+            if folder.exists():
+                folder.rmdir()
+            os.rename(partial, folder)
+        except BaseException:
+            shutil.rmtree(partial, ignore_errors=True)
+            raise
+    except OSError as error:
+        raise UserError(f"{folder}: cannot be written: {error.strerror or error}") from error
+    return [folder / file for file in files]
+
+
+def _template_files() -> list[Path]:
+    return [path for path in sorted(TEMPLATE.rglob("*")) if path.is_file() and "__pycache__" not in path.parts]
+
+
+def _write(source: Path, folder: Path, values: dict[str, str]) -> Path:
+    """Copy one file into `folder` with each @key@ replaced, and return its path within the folder."""
+    file = source.relative_to(TEMPLATE)
+    target = folder / file
+    target.parent.mkdir(exist_ok=True)
+    text = re.sub(r"@(name|folder|root|schema)@", lambda match: values[match[1]], source.read_text(encoding="utf-8"))
+    target.write_text(text, encoding="utf-8")
+    if file.suffix == ".sh":
+        target.chmod(0o755)
+    return file

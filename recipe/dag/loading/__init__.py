@@ -1,0 +1,1 @@
+"""Workflow files as users name them: other systems' files are converted, and edits are applied."""

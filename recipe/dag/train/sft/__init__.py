@@ -1,0 +1,1 @@
+"""Supervised fine-tuning of one model on transcripts, by verl's SFT trainer."""

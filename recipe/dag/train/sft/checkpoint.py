@@ -1,0 +1,223 @@
+"""Checkpoints of supervised fine-tuning, in the form of a run's (`recipe.dag.train.checkpoint`).
+
+Invariant: a checkpoint is complete or absent, and belongs to one experiment: data, model and settings that determine
+the weights are recorded in it and compared on resuming. `checkpoints/global_step_N/<policy>/actor/huggingface` is the
+model, as in a checkpoint of reinforcement learning.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import shutil
+import sys
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from omegaconf import DictConfig, OmegaConf
+
+from recipe.dag.core.errors import UserError
+from recipe.dag.policy.safe_load import weights_only
+from recipe.dag.policy.shards import Saved, check_written, missing_files
+from recipe.dag.train import checkpoint
+from recipe.dag.train.digest import model_digest
+from recipe.dag.workflow.flatten import flatten
+
+if TYPE_CHECKING:
+    from torch.optim import Optimizer
+    from torch.optim.lr_scheduler import LambdaLR
+
+LEARNED = (
+    "seed",
+    "policy",
+    "model.path",
+    "data.train_batch_size",
+    "data.max_length",
+    "data.truncation",
+    "data.messages_key",
+    "data.tools_key",
+    "data.train_max_samples",
+    "data.apply_chat_template_kwargs",
+    "data.custom_cls",
+    "model.custom_chat_template",
+    "model.override_config",
+    "optim",
+)
+"""Settings and blocks that determine the weights of a step."""
+FILLED_IN = ("optim.total_training_steps", "model.override_config.attn_implementation")
+"""Of these, what follows from other settings and from the machine."""
+
+
+def experiment(config: DictConfig) -> dict[str, Any]:
+    """Return what determines the weights of a step, JSON-compatible: settings, and digests of the model and of the
+    training files."""
+    files = [config.data.train_files] if isinstance(config.data.train_files, str) else config.data.train_files
+    settings = {key: OmegaConf.select(config, key) for key in LEARNED}
+    plain = {k: OmegaConf.to_container(v, resolve=True) if OmegaConf.is_config(v) else v for k, v in settings.items()}
+    leaves = {key: value for key, value, _ in flatten(plain)}
+    for key in FILLED_IN:
+        leaves.pop(key, None)
+    if _depends_on_end(config.optim):
+        end = "total_epochs" if config.trainer.total_training_steps is None else "total_training_steps"
+        leaves[f"trainer.{end}"] = config.trainer[end]
+    return {
+        **leaves,
+        "model": model_digest(config.model.path),
+        "data.train_files": [_digest(Path(file)) for file in files],
+    }
+
+
+def _depends_on_end(optim: DictConfig) -> bool:
+    """Return whether the learning rate of a step depends on the number of all steps."""
+    warmup_of_all = optim.lr_warmup_steps <= 0 and optim.lr_warmup_steps_ratio > 0
+    return optim.lr_scheduler_type == "cosine" or warmup_of_all
+
+
+def _digest(file: Path) -> str:
+    with file.open("rb") as opened:
+        return hashlib.file_digest(opened, "sha256").hexdigest()
+
+
+def find_start(config: DictConfig, facts: dict[str, Any], *, processes: int) -> Path | None:
+    """Return the checkpoint to resume from, or None. Raises UserError for one of another experiment (unless
+    trainer.resume_mode=force), of another number of processes, and for one that is incomplete."""
+    folder = checkpoint.find(Path(config.trainer.default_local_dir), mode=config.trainer.resume_mode, path=None)
+    if folder is None:
+        return None
+    stored = checkpoint.read(folder)
+    if "sft" not in stored:
+        raise UserError(f"{folder}: not a checkpoint of verl-dag sft; pass another --output")
+    if config.policy not in stored["policies"]:
+        names = ", ".join(stored["policies"])
+        raise UserError(
+            f"{folder}: holds the policy {names}, not {config.policy}; set policy={names}, or pass another --output"
+        )
+    if different := _differences(stored["sft"], facts):
+        lines = "".join(f"\n  {line}" for line in different)
+        if config.trainer.resume_mode != "force":
+            raise UserError(
+                f"{folder} belongs to another experiment:{lines}\npass another --output, or start over with "
+                "trainer.resume_mode=disable, or resume regardless with trainer.resume_mode=force"
+            )
+        print(f"warning: resuming {folder} as another experiment:{lines}", file=sys.stderr)
+    written_by = stored["policies"][config.policy]
+    if written_by != processes:
+        raise UserError(
+            f"{folder}: was written by {written_by} processes, but this run has {processes}; set "
+            f"trainer.n_gpus_per_node={written_by}, or start over with trainer.resume_mode=disable"
+        )
+    saved = _saved(config.policy, processes, config.checkpoint.load_contents, config.engine.strategy)
+    if missing := list(missing_files(folder, [saved])):
+        raise UserError(
+            f"{folder}: {missing[0]} is missing or torn, so the run cannot resume from it; start over with "
+            "trainer.resume_mode=disable"
+        )
+    return folder
+
+
+def check_intact(folder: Path) -> None:
+    """Raise UserError if a file of the checkpoint is not as it was saved."""
+    checkpoint.check_intact(
+        folder,
+        lambda other: f"write {checkpoint.step_of(other)} into {folder.parent / checkpoint.TRACKER} to resume from it",
+    )
+
+
+def _differences(stored: dict[str, Any], now: dict[str, Any]) -> list[str]:
+    # a checkpoint of an earlier version holds fewer settings
+    keys = {**now, **stored} if "model" in stored else [key for key in now if key in stored]
+    different = [key for key in keys if stored.get(key) != now.get(key)]
+    described = {"data.train_files": "other transcripts", "model": "other weights, configuration or tokenizer"}
+    return [
+        f"{key}: {described[key]}" if key in described else f"{key}: was {stored.get(key)}, now {now.get(key)}"
+        for key in different
+    ]
+
+
+def _saved(policy: str, processes: int, contents: Sequence[str], strategy: str) -> Saved:
+    return Saved.of(f"{policy}/actor", processes, strategy, contents)
+
+
+class Checkpoints:
+    """Writes and reads the checkpoints of one run; every process calls each method. `engine`: verl's, of FSDP."""
+
+    def __init__(self, config: DictConfig, engine: Any, facts: dict[str, Any], *, rank: int, processes: int):
+        self._config, self._engine, self._facts = config, engine, facts
+        self._rank, self._processes = rank, processes
+        self._root = Path(config.trainer.default_local_dir)
+        self._start = find_start(config, facts, processes=processes)
+
+    def load_checkpoint(self) -> int:
+        """Load the checkpoint to resume from and return its step; 0 without one."""
+        if self._start is None:
+            return 0
+        folder = checkpoint.policy_folder(self._start, self._config.policy)
+        with weights_only(folder), keep_options(self._engine.optimizer, self._engine.lr_scheduler):
+            self._engine.load_checkpoint(str(folder), del_local_after_load=False)
+        return int(checkpoint.read(self._start)["step"])
+
+    def save(self, step: int) -> Path:
+        """Write the checkpoint of `step` and return its folder. Raises UserError if the disk is full, in whichever
+        process finds that out; torchrun then ends the others."""
+        final = checkpoint.step_folder(self._root, step)
+        facts = {"policies": {self._config.policy: self._processes}, "sft": self._facts}
+        with checkpoint.full_disk_named(self._root, step):
+            if self._rank != 0:
+                self._write(self._root / f".partial_{final.name}", step)
+                return final
+            return checkpoint.save(
+                self._root,
+                step,
+                facts,
+                lambda folder: self._write(folder, step),
+                keep=int(self._config.trainer.max_ckpt_to_keep),
+            )
+
+    def _write(self, folder: Path, step: int) -> None:
+        import torch
+
+        torch.distributed.barrier()  # the first process has made the folder
+        self._engine.save_checkpoint(str(checkpoint.policy_folder(folder, self._config.policy)), global_step=step)
+        torch.distributed.barrier()
+        if self._rank == 0:
+            contents, strategy = self._config.checkpoint.save_contents, self._config.engine.strategy
+            check_written(folder, [_saved(self._config.policy, self._processes, contents, strategy)])
+
+
+@contextmanager
+def keep_options(optimizer: Optimizer, scheduler: LambdaLR) -> Iterator[None]:
+    """Keep learning rate and other options of an optimizer while its state is loaded: a checkpoint has those of the run
+    that wrote it, and a forced resume may have others. The schedule goes on at the step that is loaded."""
+    rates = list(scheduler.base_lrs)
+    options = [{key: value for key, value in group.items() if key != "params"} for group in optimizer.param_groups]
+    yield
+    scheduler.base_lrs = rates
+    rates_now = [rate * factor(scheduler.last_epoch) for rate, factor in zip(rates, scheduler.lr_lambdas, strict=True)]
+    for group, kept, rate in zip(optimizer.param_groups, options, rates_now, strict=True):
+        group.update(kept)
+        group["lr"] = rate
+    scheduler._last_lr = rates_now
+
+
+def publish_model(output: Path, folder: Path, policy: str) -> Path:
+    """Put the model of the checkpoint `folder` at `output`/huggingface, without another copy of its files where the
+    file system has hard links."""
+    source, target = checkpoint.policy_folder(folder, policy) / "huggingface", output / "huggingface"
+    partial = output / ".huggingface.partial"
+    shutil.rmtree(partial, ignore_errors=True)
+    try:
+        shutil.copytree(source, partial, copy_function=_link)
+    except OSError as error:
+        raise UserError(f"{target}: cannot be written ({error}); the model is {source}") from error
+    shutil.rmtree(target, ignore_errors=True)
+    os.replace(partial, target)
+    return target
+
+
+def _link(source: str, target: str) -> None:
+    try:
+        os.link(source, target)
+    except OSError:
+        shutil.copy2(source, target)

@@ -1,0 +1,235 @@
+"""One process of supervised fine-tuning: `python -m recipe.dag.train.sft.process CONFIG_YAML`, started by torchrun.
+
+Invariant: a process that is alone needs neither a network nor Ray. SIGTERM ends training with a checkpoint after the
+current step.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import sys
+import warnings
+from collections.abc import Callable
+from datetime import timedelta
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from omegaconf import DictConfig, OmegaConf, open_dict
+
+from recipe.dag.core.errors import UserError
+from recipe.dag.policy.config import check_attention, prepare_model
+from recipe.dag.policy.critic_config import FP32
+from recipe.dag.train.models import load_model
+from recipe.dag.train.sft.checkpoint import check_intact, experiment, find_start, publish_model
+from recipe.dag.train.sft.data import TranscriptDataset
+
+if TYPE_CHECKING:
+    from recipe.dag.train.sft.trainer import Trainer
+
+
+class Inputs(NamedTuple):
+    """What a run reads before it starts."""
+
+    facts: dict[str, Any]
+    """Of the experiment, for its checkpoints."""
+    datasets: tuple[TranscriptDataset, TranscriptDataset | None] | None
+    """Training and validation; None for a user's data set (`data.custom_cls`), which verl makes."""
+
+
+def check(config: DictConfig, *, processes: int) -> Inputs | None:
+    """Complete the configuration in place, check everything that training reads, and print what it will do. Returns
+    None if nothing is left to train. Raises UserError."""
+    from transformers import AutoTokenizer
+
+    _check_divisible(config, processes)
+    config.model.path, _ = load_model(config.model.path, "--model", trust_remote_code=config.model.trust_remote_code)
+    _complete(config)
+    try:
+        tokenizer = AutoTokenizer.from_pretrained(config.model.path, trust_remote_code=config.model.trust_remote_code)
+    except Exception as error:
+        line = str(error).strip().splitlines()[0]
+        raise UserError(f"--model: {config.model.path}: its tokenizer cannot be loaded ({line})") from error
+    if config.model.custom_chat_template is not None:
+        tokenizer.chat_template = config.model.custom_chat_template
+    if not tokenizer.chat_template:
+        raise UserError(
+            f"--model: {config.model.path}: the tokenizer has no chat template, which turns messages into tokens; use "
+            "a model with one, or pass model.custom_chat_template=..."
+        )
+    datasets = _datasets(config, tokenizer) if _is_own(config) else None
+    facts = experiment(config)
+    start = find_start(config, facts, processes=processes)
+    if start is not None:
+        check_intact(start)
+    if datasets is not None:
+        epoch = len(datasets[0]) // config.data.train_batch_size
+        steps = int(config.trainer.total_training_steps or epoch * config.trainer.total_epochs)
+        done = 0 if start is None else int(start.name.rpartition("_")[2])
+        if start is not None and done >= steps:
+            publish_model(Path(config.output_dir), start, config.policy)
+            print(
+                f"the checkpoint is at step {done} of {steps}: nothing to do; raise trainer.total_epochs to continue\n"
+                f"model: {Path(config.output_dir) / 'huggingface'}"
+            )
+            return None
+    if start is not None:
+        print(f"resuming from {start}")
+    return Inputs(facts, datasets)
+
+
+def _check_divisible(config: DictConfig, processes: int) -> None:
+    parallel = int(config.engine.ulysses_sequence_parallel_size)
+    if processes % parallel:
+        raise UserError(
+            f"engine.ulysses_sequence_parallel_size={parallel} does not divide the {processes} processes; change it "
+            "or trainer.n_gpus_per_node"
+        )
+
+
+def _complete(config: DictConfig) -> None:
+    """Fill in the settings that follow from others, and those of the platform."""
+    cpu = config.platform == "cpu"
+    with open_dict(config):
+        if config.data.max_token_len_per_gpu is None:
+            config.data.max_token_len_per_gpu = config.data.max_length
+        if config.data.use_dynamic_bsz and config.data.max_token_len_per_gpu < config.data.max_length:
+            raise UserError(
+                f"data.max_token_len_per_gpu={config.data.max_token_len_per_gpu} is below "
+                f"data.max_length={config.data.max_length}, so the longest transcript would not fit; raise it"
+            )
+        parallel = int(config.engine.ulysses_sequence_parallel_size) > 1
+        prepare_model(config.model, platform=config.platform, sequence_parallel=parallel)
+        config.engine.seed = config.seed
+        config.trainer.device = config.platform
+        config.trainer.profile_interval = [-1, -1]
+        if cpu:
+            config.model.enable_gradient_checkpointing = False
+            config.engine.use_torch_compile = False
+            config.engine.mixed_precision = FP32
+    check_attention(config.model, "model")
+
+
+def _is_own(config: DictConfig) -> bool:
+    return str(config.data.custom_cls.path).endswith("recipe.dag.train.sft.data")
+
+
+def _datasets(config: DictConfig, tokenizer: Any) -> tuple[TranscriptDataset, TranscriptDataset | None]:
+    """Encode all transcripts, for training and validation, and print a line on each file. Raises UserError."""
+    data = config.data
+    train = TranscriptDataset(data.train_files, tokenizer, data, max_samples=data.train_max_samples)
+    print(f"training: {train.summary()}")
+    if not train.encoder.calls_by_template:
+        print("tool calls are written in <tool_call> tags: the tool loop does not read the chat template's own form")
+    validation = None
+    if data.val_files:
+        validation = TranscriptDataset(data.val_files, tokenizer, data, max_samples=data.val_max_samples)
+        print(f"validation: {validation.summary()}")
+    if len(train) < data.train_batch_size:
+        raise UserError(
+            f"data.train_batch_size={data.train_batch_size} is more than the {len(train)} transcripts that can be "
+            f"trained on; set data.train_batch_size={len(train)} or less"
+        )
+    return train, validation
+
+
+def train(config: DictConfig, inputs: Inputs, *, announce: Callable[[str], None] = lambda _: None) -> int:
+    """Train in this process, alone or as one of torchrun's, and return the exit code. Raises UserError."""
+    _join(config.platform, timedelta(seconds=config.trainer.nccl_timeout))
+    import torch
+
+    from recipe.dag.train.sft.trainer import Trainer
+
+    stop = _Stop()
+    try:
+        announce("building the model")
+        trainer = Trainer(config, inputs.facts, lambda: stop.signum is not None, inputs.datasets)
+        announce("training")
+        return _fit(trainer, config, stop)
+    except torch.OutOfMemoryError as error:
+        raise UserError(
+            f"the GPU is out of memory ({str(error).splitlines()[0]}); lower data.max_token_len_per_gpu or "
+            "data.max_length, use more GPUs, or set engine.offload_policy=true"
+        ) from error
+    finally:
+        if torch.distributed.is_initialized():
+            torch.distributed.destroy_process_group()
+
+
+def _fit(trainer: Trainer, config: DictConfig, stop: _Stop) -> int:
+    with stop:
+        try:
+            folder = trainer.fit()
+        except KeyboardInterrupt:
+            print("interrupted; the same command resumes from the last checkpoint, if there is one", file=sys.stderr)
+            return 130
+    if trainer.rank == 0 and folder is not None:
+        _finish(config, folder, stop)
+    return 128 + stop.signum if stop.signum is not None else 0
+
+
+def _finish(config: DictConfig, folder: Path, stop: _Stop) -> None:
+    from recipe.dag.report.curve import draw_curve
+
+    output = Path(config.output_dir)
+    draw_curve(output / "metrics.jsonl", output / "curve.png")
+    if stop.signum is not None:
+        print(f"stopped by a signal; the same command resumes from {folder}", file=sys.stderr)
+        return
+    print(f"checkpoint: {folder}\nmodel: {publish_model(output, folder, config.policy)}")
+
+
+class _Stop:
+    """Notes SIGTERM while it is entered."""
+
+    def __init__(self) -> None:
+        self.signum: int | None = None
+        self._previous: Any = None
+
+    def __enter__(self) -> _Stop:
+        self._previous = signal.signal(signal.SIGTERM, self._note)
+        return self
+
+    def __exit__(self, *_exception: object) -> None:
+        signal.signal(signal.SIGTERM, self._previous)
+
+    def _note(self, signum: int, _frame: object) -> None:
+        self.signum = signum
+
+
+def _join(platform: str, timeout: timedelta) -> None:
+    """Join torch's process group: torchrun's, or one of this process alone. `timeout`: of its collectives."""
+    import torch
+    from torch._C._distributed_c10d import HashStore
+
+    alone = "LOCAL_RANK" not in os.environ
+    if alone:
+        for name, value in {"RANK": "0", "WORLD_SIZE": "1", "LOCAL_RANK": "0", "LOCAL_WORLD_SIZE": "1"}.items():
+            os.environ[name] = value
+        # verl's workers read them; nothing connects to them
+        os.environ |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "0"}
+    # verl would ask for "cpu:gloo,cpu:gloo" on a CPU, which torch rejects
+    backend = "gloo" if platform == "cpu" else "cpu:gloo,cuda:nccl"
+    options = {"store": HashStore(), "rank": 0, "world_size": 1} if alone else {}
+    if platform != "cpu":
+        torch.cuda.set_device(int(os.environ["LOCAL_RANK"]))
+    torch.distributed.init_process_group(backend, timeout=timeout, **options)
+
+
+def main(arguments: list[str]) -> int:
+    """Train as one of torchrun's processes."""
+    # verl warns about each engine that is not installed
+    warnings.filterwarnings("ignore", message=r"\w+ engine is not available")
+    config = OmegaConf.load(arguments[0])
+    assert isinstance(config, DictConfig)  # the file that `recipe.dag.train.sft.launch` wrote
+    try:
+        return train(config, Inputs(experiment(config), None))
+    except UserError as error:
+        # each process loads and writes files of its own, and torchrun ends the others when the first one fails
+        rank = os.environ.get("RANK", "0")
+        print(f"error: {error}" if rank == "0" else f"error: rank {rank}: {error}", file=sys.stderr)
+        return 2
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))
