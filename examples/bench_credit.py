@@ -38,7 +38,7 @@ from recipe.dag.credit.mixer_fit import fit
 from recipe.dag.credit.shaping import influence, margin, verifier_sum
 from recipe.dag.credit.uncertainty import surprise, uncertainty_weights, weighted
 from recipe.dag.credit.vote import marginals
-from recipe.dag.types.row import Row
+from recipe.dag.types.row import Row, RowCall
 
 AGENTS, GROUP = ("planner", "executor"), 8
 
@@ -51,31 +51,39 @@ def make_rows(count: int, tokens: int, calls: int, *, ragged: bool, seed: int = 
     for index in range(count):
         episode, agent = divmod(index, len(AGENTS))
         length = rng.randint(calls, tokens) if ragged else tokens
-        rewards = tuple(rng.randint(0, 8) / 8 for _ in range(calls))
+        rewards = [rng.randint(0, 8) / 8 for _ in range(calls)]
         rows.append(
             Row(
                 uid=f"problem {episode // GROUP}",
                 episode=episode % GROUP,
                 agent=AGENTS[agent],
                 node=AGENTS[agent],
-                turn=0,
                 policy="main",
                 weight_version=0,
                 prompt_ids=[1],
                 response_ids=mask[:length],
                 response_mask=mask[:length],
                 rollout_log_probs=log_probs[:length],
-                reward=sum(rewards),
-                call_ends=tuple(length * (call + 1) // calls for call in range(calls)),
-                call_rewards=rewards,
-                call_turns=tuple(range(calls)),
-                call_rounds=(0,) * calls,
-                call_branches=("",) * calls,
-                call_parts=tuple({"right": reward, "short": 1.0 - reward} for reward in rewards),
-                call_positions=tuple(call * len(AGENTS) + agent for call in range(calls)),
+                calls=tuple(
+                    RowCall(
+                        end=length * (turn + 1) // calls,
+                        reward=reward,
+                        turn=turn,
+                        round=0,
+                        position=turn * len(AGENTS) + agent,
+                        step=turn,
+                        branch="",
+                        parts={"right": reward, "short": 1.0 - reward},
+                    )
+                    for turn, reward in enumerate(rewards)
+                ),
             )
         )
     return rows
+
+
+def rewards_of(rows: list[Row]) -> list[list[float]]:
+    return [[call.reward for call in row.calls] for row in rows]
 
 
 def peak_bytes() -> int:
@@ -108,19 +116,19 @@ def happo(rows: list[Row]) -> Callable[[], object]:
 
 
 def shaping(rows: list[Row]) -> Callable[[], object]:
-    table = torch.tensor([row.call_rewards for row in rows], dtype=torch.float64)
+    table = torch.tensor(rewards_of(rows), dtype=torch.float64)
     rewards = table.reshape(-1, len(AGENTS), table.shape[1]).transpose(1, 2).contiguous()
     mask = torch.ones_like(rewards, dtype=torch.bool)
     return lambda: [shape(rewards, mask) for shape in (margin, influence, verifier_sum)]
 
 
 def vote(rows: list[Row]) -> Callable[[], object]:
-    return lambda: [marginals(row.call_rewards, {1.0: 1.0}, "first") for row in rows]
+    return lambda: [marginals(rewards, {1.0: 1.0}, "first") for rewards in rewards_of(rows)]
 
 
 def encoded(rows: list[Row], width: int, seed: int = 0) -> tuple[CallLayout, MixerBatch]:
     """Return the rows' episodes with a different message per call: in each turn, the second agent answers the first."""
-    turns = len(rows[0].call_ends)
+    turns = len(rows[0].calls)
     calls = [f"{agent}@{turn}" for turn in range(turns) for agent in AGENTS]
     graph = {call: calls[:index] for index, call in enumerate(calls)}
     layout = CallLayout((0, 1) * turns, tuple(index // 2 for index in range(len(calls))), baseline_inputs(graph, calls))
@@ -129,7 +137,7 @@ def encoded(rows: list[Row], width: int, seed: int = 0) -> tuple[CallLayout, Mix
     vectors = torch.randn(
         count * len(calls) + int(group.max()) + 1, width, generator=torch.Generator().manual_seed(seed)
     )
-    rewards = torch.tensor([row.call_rewards for row in rows], dtype=torch.float64)
+    rewards = torch.tensor(rewards_of(rows), dtype=torch.float64)
     return layout, MixerBatch(
         vectors,
         count * len(calls) + group,

@@ -87,7 +87,7 @@ def measure(args: argparse.Namespace) -> dict[str, float]:
     from recipe.dag.policy.worker import PolicyWorker
     from recipe.dag.settings import defaults
     from recipe.dag.train import kernels, throughput
-    from recipe.dag.types.row import Row
+    from recipe.dag.types.row import Row, RowCall
     from recipe.dag.workflow.model_size import size_of
 
     out = args.out.absolute()
@@ -127,20 +127,20 @@ def measure(args: argparse.Namespace) -> dict[str, float]:
     rows = []
     for index, length in enumerate(lengths):
         ids, prompt_length = rng.choices(vocabulary, k=length), length // 2
+        call = RowCall(end=length - prompt_length, reward=1.0, turn=0, round=0, position=0, step=0, branch="", parts={})
         rows.append(
             Row(
                 uid=f"u{index}",
                 episode=0,
                 agent="solver",
                 node="solve",
-                turn=0,
                 policy="main",
                 weight_version=0,
                 prompt_ids=ids[:prompt_length],
                 response_ids=ids[prompt_length:],
                 response_mask=[1] * (length - prompt_length),
                 rollout_log_probs=[-9.0] * (length - prompt_length),
-                reward=1.0,
+                calls=(call,),
             )
         )
     passes = []

@@ -37,20 +37,12 @@ def test_reward_that_is_not_finite_is_refused_by_name(make_row, reward):
         CreditBatch.from_rows([make_row(1), make_row(reward, uid="q7", episode=3, agent="coder")])
 
 
-@pytest.mark.parametrize("ends", [(2, 3), (3, 2, 4), (-1, 4), (2, 5)])
+@pytest.mark.parametrize("ends", [(2, 3), (3, 2, 4), (-1, 4), (2, 5), ()])
 def test_calls_that_do_not_tile_their_row_are_refused(make_row, ends):
-    row = dataclasses.replace(make_row(1), call_ends=ends, call_rewards=(0.0,) * len(ends))
+    (call,) = make_row(1).calls
+    row = dataclasses.replace(make_row(1), calls=tuple(dataclasses.replace(call, end=end) for end in ends))
     with pytest.raises(ValueError, match="uid u, episode 0, agent solver.*tile"):
         CreditBatch.from_rows([row])
-
-
-def test_calls_without_their_rewards_or_turns_are_refused(make_row):
-    with pytest.raises(ValueError, match="2 calls but 1 call rewards"):
-        CreditBatch.from_rows([dataclasses.replace(make_row(1), call_ends=(2, 4), call_rewards=(1.0,))])
-    with pytest.raises(ValueError, match="2 calls but 1 call turns"):
-        CreditBatch.from_rows(
-            [dataclasses.replace(make_row(1), call_ends=(2, 4), call_rewards=(1.0, 1.0), call_turns=(0,))]
-        )
 
 
 def test_rows_of_two_policies_are_refused(make_row):

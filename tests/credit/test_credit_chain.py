@@ -1,7 +1,6 @@
 from __future__ import annotations
 
 import random
-from dataclasses import replace
 
 import pytest
 import torch
@@ -11,6 +10,7 @@ from hypothesis import strategies as st
 from recipe.dag.credit.batch import CreditBatch
 from recipe.dag.types.row import Row
 from tests.credit.with_defaults import gae, gae_chain
+from tests.rows import with_calls
 
 MASKS = [(1, 1, 0, 1), (1,), (0, 1, 1), (1, 0, 0, 1, 1)]
 EMPTY = [(0, 0), ()]
@@ -82,7 +82,7 @@ def test_equals_plain_gae_on_the_flattened_stream(make_row, agents, turns, polic
         end = 0
         for row in rows:
             end += sum(row.response_mask)
-            rewards[end - 1] += row.reward
+            rewards[end - 1] += row.calls[0].reward
         stream = sampled(rows, values)
         expected = flat_gae(rewards, stream, gamma, lam)
         advantages, returns = of(rows, values, gamma=gamma, lam=lam)
@@ -132,7 +132,7 @@ def test_ragged_and_empty_replies_lose_and_double_no_reward(make_row, seed, gamm
     if not any(1 in row.response_mask for row in rows):
         return
     _, returns = of(rows, [torch.zeros(len(row.response_mask)) for row in rows])
-    total = sum(row.reward for row in rows)
+    total = sum(row.calls[0].reward for row in rows)
     assert sampled(rows, returns)[0] == pytest.approx(total, abs=1e-5)
     advantages, _ = of(rows, values_of(rows, seed), gamma=gamma, lam=lam, whiten=True)
     assert all(torch.isfinite(t).all() and t.dtype == torch.float32 for t in advantages)
@@ -159,9 +159,8 @@ def test_frozen_policies_are_part_of_the_environment(make_row):
         values[i] = None
     advantages, returns = of(rows, values, gamma=0.9, lam=0.8)
     assert not advantages[1].any() and not returns[4].any()
-    left = [replace(row) for i, row in enumerate(rows) if i not in (1, 4)]
-    for before, gone in ((0, 1), (2, 4)):
-        left[before].call_rewards = (rows[{0: 0, 2: 3}[before]].reward + rows[gone].reward,)
+    earned = {before: rows[before].calls[0].reward + rows[gone].calls[0].reward for before, gone in ((0, 1), (3, 4))}
+    left = [with_calls(row, reward=earned.get(i, row.calls[0].reward)) for i, row in enumerate(rows) if i not in (1, 4)]
     expected, _ = of(left, [v for v in values if v is not None], gamma=0.9, lam=0.8)
     same([[a for a, v in zip(advantages, values, strict=True) if v is not None]], [expected])
 
@@ -177,9 +176,7 @@ def test_whitening_is_per_policy_and_counts_a_zero_as_a_value(make_row):
     assert torch.cat(returns).tolist() == [0, 1, 2, 50, 0, 70]
 
 
-def test_calls_that_do_not_know_their_place_are_refused(make_row):
+def test_calls_at_one_place_are_refused(make_row):
     values = [torch.zeros(2), torch.zeros(2)]
-    with pytest.raises(ValueError, match="uid u, episode 0, agent solver.*call_positions"):
-        of([make_row(1.0, position=0, mask=(1, 1)), make_row(1.0, mask=(1, 1))], values)
     with pytest.raises(ValueError, match="two calls are at position 3"):
         of([make_row(1.0, position=3, mask=(1, 1)), make_row(1.0, position=3, mask=(1, 1))], values)

@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 from recipe.dag.credit.batch import CreditBatch
 from recipe.dag.credit.critic import Utterance, history_parts
 from tests.credit.with_defaults import gae, gae_chain, ippo, mappo
+from tests.rows import with_calls
 
 FREE = {"whiten": False}
 ORDERS = st.permutations(range(12))
@@ -47,20 +48,22 @@ def test_one_step_episodes_are_reward_less_value(make_row):
     rows, values = debate(make_row, 0)
     batch = CreditBatch.from_rows(rows, values=values)
     advantages, returns = ippo(batch, stream="call", **FREE)
-    expected = [row.reward - value[0].item() for row, value in zip(rows, values, strict=True)]
+    rewards = [row.calls[0].reward for row in rows]
+    expected = [reward - value[0].item() for reward, value in zip(rewards, values, strict=True)]
     assert first(advantages) == pytest.approx(expected)
-    assert first(returns) == pytest.approx([row.reward for row in rows])
+    assert first(returns) == pytest.approx(rewards)
 
 
 def test_an_agents_stream_skips_the_others(make_row):
     rows, values = debate(make_row, 1)
     batch = CreditBatch.from_rows(rows, values=values)
     advantages, _ = ippo(batch, stream="agent", gamma=0.9, lam=0.5, **FREE)
-    for i, row in enumerate(rows):
-        late = rows[i + 2].reward - values[i + 2][0].item() if row.turn == 0 else 0.0
-        step = row.reward - values[i][0].item() + (0.9 * values[i + 2][0].item() if row.turn == 0 else 0.0)
+    calls = [row.calls[0] for row in rows]
+    for i, call in enumerate(calls):
+        late = calls[i + 2].reward - values[i + 2][0].item() if call.turn == 0 else 0.0
+        step = call.reward - values[i][0].item() + (0.9 * values[i + 2][0].item() if call.turn == 0 else 0.0)
         assert advantages[i][0].item() == pytest.approx(step + 0.45 * late, rel=1e-5)
-    rows[1] = replace(rows[1], reward=9.0, call_rewards=(9.0,))
+    rows[1] = with_calls(rows[1], reward=9.0)
     moved, _ = ippo(CreditBatch.from_rows(rows, values=values), stream="agent", gamma=0.9, lam=0.5, **FREE)
     assert [i for i in range(len(rows)) if not torch.equal(moved[i], advantages[i])] == [1]
 
@@ -107,7 +110,7 @@ def test_row_order_and_padding_change_nothing(make_row, form, seed, padding, ord
 
 
 def paid(rows, change):
-    return [replace(row, reward=change(row.reward), call_rewards=(change(row.reward),)) for row in rows]
+    return [with_calls(row, reward=change(row.calls[0].reward)) for row in rows]
 
 
 @given(form=st.sampled_from(list(FORMS)), seed=st.integers(0, 999), factor=st.floats(0.1, 50))
@@ -179,13 +182,11 @@ def test_each_policy_is_whitened_by_itself_over_its_tokens(make_row, level):
         assert order == sorted(mine, key=lambda i: advantages[i][0].item())
 
 
-def test_unknown_options_and_missing_positions_are_refused(make_row):
+def test_unknown_options_are_refused(make_row):
     batch = CreditBatch.from_rows([make_row(1), make_row(1, turn=1)])
     for options in ({"stream": "team"}, {"level": "word"}, {"gamma": 2.0}, {"lam": -1.0}):
         with pytest.raises(ValueError, match=next(iter(options))):
             ippo(batch, **options)
-    with pytest.raises(ValueError, match="uid u, episode 0, agent solver.*call_positions"):
-        mappo(batch)
 
 
 def joint_history(question, history, speaker, *, max_chars=4000) -> str:

@@ -179,5 +179,5 @@ def test_the_example_does_what_it_says(make_row):
     assert round(found[4][0].item(), 6) == round(1 / 3, 6)
     shrunk = make_algorithm("estimator.py:Shrunk", estimator_kwargs={"trust": 1.0})
     assert [tokens[0].item() for tokens in estimate(shrunk, rows, base=str(EXAMPLE))[0]] == [
-        row.reward - 0.5 for row in rows
+        row.calls[0].reward - 0.5 for row in rows
     ]

@@ -15,8 +15,10 @@ from tests.credit.with_defaults import gae, gae_chain, group_relative, reinforce
 
 
 def rows_of(make_row):
-    rows = [make_row(r, episode=i, turn=i % 2, mask=(1, 0, 1), position=0) for i, r in enumerate([1.0, 0.0, 0.5, 2.0])]
-    return [dataclasses.replace(row, call_parts=({"right": row.reward},)) for row in rows]
+    return [
+        make_row(r, episode=i, turn=i % 2, mask=(1, 0, 1), position=0, parts={"right": r})
+        for i, r in enumerate([1.0, 0.0, 0.5, 2.0])
+    ]
 
 
 VALUES = [torch.tensor([0.5, 9.0, -0.25]), torch.zeros(3), torch.ones(3), torch.tensor([0.0, 0.0, 0.75])]
@@ -89,9 +91,7 @@ def test_prompts_are_hashed_when_a_workflow_groups_by_them(make_row):
 )
 def test_a_round_is_compared_with_the_same_round(make_row, options, rewards, expected):
     rows = [
-        dataclasses.replace(
-            make_row(reward, episode=e, position=k, mask=(1,)), round=k, call_rounds=(k,), call_steps=(k,)
-        )
+        make_row(reward, episode=e, position=k, mask=(1,), round=k, step=k)
         for e, of_episode in enumerate(rewards)
         for k, reward in enumerate(of_episode)
     ]

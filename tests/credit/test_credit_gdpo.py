@@ -1,7 +1,5 @@
 from __future__ import annotations
 
-from dataclasses import replace
-
 import pytest
 import torch
 from hypothesis import given
@@ -12,6 +10,7 @@ from recipe.dag.algorithms.estimate import estimate
 from recipe.dag.credit.batch import CreditBatch
 from recipe.dag.train.selection import keep_informative
 from tests.credit.with_defaults import gdpo
+from tests.rows import with_calls
 
 PAIRS = st.lists(st.tuples(st.integers(0, 8), st.integers(0, 1)), min_size=2, max_size=6)
 NAMES = ("right", "short")
@@ -20,7 +19,7 @@ NAMES = ("right", "short")
 def rows_of(make_row, components, mask=(1, 1)):
     """One row per tuple of components."""
     return [
-        replace(make_row(float(sum(parts)), episode=i, mask=mask), call_parts=(dict(zip(NAMES, parts, strict=False)),))
+        make_row(float(sum(parts)), episode=i, mask=mask, parts=dict(zip(NAMES, parts, strict=False)))
         for i, parts in enumerate(components)
     ]
 
@@ -43,7 +42,7 @@ def test_scale_and_shift_of_a_component_do_not_matter(make_row, pairs, factor, s
 
 def test_a_node_missing_from_the_parts_paid_zero(make_row):
     rows = rows_of(make_row, [(1.0, 0.0), (0.0, 1.0)])
-    left_out = [replace(row, call_parts=({k: v for k, v in row.call_parts[0].items() if v},)) for row in rows]
+    left_out = [with_calls(row, parts={k: v for k, v in row.calls[0].parts.items() if v}) for row in rows]
     for one, other in zip(gdpo(CreditBatch.from_rows(left_out)), gdpo(CreditBatch.from_rows(rows)), strict=True):
         assert torch.equal(torch.cat(one), torch.cat(other))
 
@@ -68,7 +67,7 @@ def test_weights_are_by_name_and_the_return_is_the_weighted_sum(make_row):
 def test_the_scale_is_the_root_mean_square_over_tokens_not_over_calls(make_row):
     """Advantages 2/3 and -1/3 deviations of 1, 1 and 4 sampled tokens: mean square (a^2 + b^2 + 4 b^2) / 6."""
     rows = [
-        replace(make_row(reward, episode=i, mask=mask), call_parts=({"right": reward},))
+        make_row(reward, episode=i, mask=mask, parts={"right": reward})
         for i, (reward, mask) in enumerate([(1.0, (1, 0, 0)), (0.0, (1,)), (0.0, (1, 1, 0, 1, 1))])
     ]
     advantages, _ = gdpo(CreditBatch.from_rows(rows))
@@ -79,9 +78,7 @@ def test_the_scale_is_the_root_mean_square_over_tokens_not_over_calls(make_row):
     assert sampled.double().square().mean().item() == pytest.approx(1.0, rel=1e-5)
 
 
-def test_rows_that_do_not_say_who_paid_them_are_refused(make_row):
-    with pytest.raises(ValueError, match="do not record which nodes paid them"):
-        gdpo(CreditBatch.from_rows([make_row(1.0)]))
+def test_no_rows():
     assert gdpo(CreditBatch.from_rows([])) == ([], [])
 
 

@@ -110,7 +110,7 @@ def test_trajectories_of_different_samples_stay_apart_without_uid_in_the_group(m
 def test_calls_are_compared_by_turn_round_or_node(make_row, field, places):
     one, other = ({field: place} for place in places)
     calls = [(0, one, 1), (1, one, 0), (0, other, 5), (1, other, 5)]
-    rows = [dataclasses.replace(make_row(r, episode=e), **where) for e, where, r in calls]
+    rows = [make_row(r, episode=e, **where) for e, where, r in calls]
     found = advantages(rows, group_by=("uid", "agent", field), stat_unit="call", scale="none")
     assert found == pytest.approx([0.5, -0.5, 0, 0])
 
@@ -133,14 +133,6 @@ def test_merged_rows_get_what_the_separate_rows_get(make_row, merge, group_by, s
     assert torch.equal(torch.cat(apart_returns), torch.cat(merged_returns))
 
 
-def test_merged_rows_that_do_not_name_their_turns_cannot_be_grouped_by_them(make_row, merge):
-    row = dataclasses.replace(merge([make_row(1, turn=0), make_row(2, turn=1)]), call_turns=())
-    batch = CreditBatch.from_rows([row])
-    group_relative(batch)
-    with pytest.raises(ValueError, match="uid u, episode 0, agent solver does not name its calls' turns"):
-        group_relative(batch, group_by=("uid", "turn"))
-
-
 def test_agents_of_one_role_are_compared_with_each_other(make_row):
     rows = [make_row(r, agent=a, node=a) for a, r in (("left", 1.0), ("right", 0.0), ("judge", 5.0))]
     debaters = [dataclasses.replace(row, role="debater") if row.agent != "judge" else row for row in rows]
@@ -151,18 +143,14 @@ def test_agents_of_one_role_are_compared_with_each_other(make_row):
 
 def test_episodes_are_compared_with_those_that_took_the_same_way(make_row):
     ways = ("", "0.0 without check", "", "0.0 without check")
-    rows = [
-        dataclasses.replace(make_row(r, episode=i), call_branches=(way,))
-        for i, (r, way) in enumerate(zip((1.0, 0.0, 0.0, 0.0), ways, strict=True))
-    ]
+    rewards = (1.0, 0.0, 0.0, 0.0)
+    rows = [make_row(r, episode=i, branch=way) for i, (r, way) in enumerate(zip(rewards, ways, strict=True))]
     batch, options = CreditBatch.from_rows(rows), {"group_by": ("uid", "agent", "branch")}
     advantages, _ = group_relative(batch, scale="none", **options)
     assert [a[0].item() for a in advantages] == [0.5, 0.0, -0.5, 0.0]
     assert zero_variance(batch, **options) == [False, True, False, True]
     algorithm = make_algorithm(drop_zero_variance=True, **options)
     assert keep_informative(rows, algorithm) == [rows[0], rows[2]]
-    with pytest.raises(ValueError, match="does not name its calls' branches"):
-        group_relative(CreditBatch.from_rows([make_row(1.0)]), **options)
 
 
 def test_returns_are_what_the_call_is_worth(make_row):
@@ -204,18 +192,16 @@ def test_order_of_the_rows_does_not_matter(make_row, rewards, stat_unit, seed):
 def test_discount_over_an_agents_own_turns_and_rounds(make_row):
     """Two rounds in turn 0, one in turn 1 at two nodes; the other agent and the other episode earn for themselves."""
     mine = [(0, 0, 1.0), (0, 1, 2.0), (1, 0, 4.0)]
-    rows = [
-        dataclasses.replace(make_row(r, turn=t, position=i), round=k, call_steps=(i,))
-        for i, (t, k, r) in enumerate(mine)
-    ]
-    rows += [dataclasses.replace(make_row(16.0, turn=1, node="else", position=3), call_steps=(2,))]
+    rows = [make_row(r, turn=t, position=i, round=k, step=i) for i, (t, k, r) in enumerate(mine)]
+    rows += [make_row(16.0, turn=1, node="else", position=3, step=2)]
     rows += [make_row(8.0, turn=1, agent="other"), make_row(32.0, episode=1)]
     random.Random(2).shuffle(rows)
     _, returns = group_relative(CreditBatch.from_rows(rows), stat_unit="call", gamma_turn=0.5)
-    found = {row.reward: tokens[0].item() for row, tokens in zip(rows, returns, strict=True)}
+    rewards = [row.calls[0].reward for row in rows]
+    found = {reward: tokens[0].item() for reward, tokens in zip(rewards, returns, strict=True)}
     assert found == {1.0: 7.0, 2.0: 12.0, 4.0: 20.0, 8.0: 8.0, 16.0: 16.0, 32.0: 32.0}
     _, own = group_relative(CreditBatch.from_rows(rows), stat_unit="call", gamma_turn=0.0)
-    assert [tokens[0].item() for tokens in own] == [row.reward for row in rows]
+    assert [tokens[0].item() for tokens in own] == rewards
 
 
 def test_the_discount_is_over_turns_not_over_the_rows_in_between(make_row):
@@ -258,7 +244,7 @@ def test_zero_variance_sees_the_discounted_returns(make_row):
 
 
 def test_prompts_are_compared_where_they_were_hashed(make_row):
-    rows = [make_row(1.0), dataclasses.replace(make_row(0.0, episode=1), prompt_ids=[1, 3])]
+    rows = [make_row(1.0), make_row(0.0, episode=1, prompt=[1, 3])]
     batch = CreditBatch.from_rows(rows, prompts=True)
     assert group_relative(batch, scale="none")[0][0].any()
     assert not torch.cat(group_relative(batch, scale="none", group_by=("uid", "prompt_hash"))[0]).any()
@@ -266,17 +252,10 @@ def test_prompts_are_compared_where_they_were_hashed(make_row):
         group_relative(CreditBatch.from_rows(rows), group_by=("prompt_hash",))
 
 
-def test_the_prompt_of_a_merged_call_is_all_that_stood_before_it(make_row):
-    first = dataclasses.replace(make_row(1, mask=(1, 1)), prompt_ids=[1, 2], response_ids=[3, 4])
-    merged = dataclasses.replace(
-        make_row(1, mask=(1, 1, 0, 1)),
-        prompt_ids=[1, 2],
-        response_ids=[3, 4, 5, 6],
-        call_ends=(2, 4),
-        call_rewards=(0.5, 0.5),
-        call_turns=(0, 1),
-    )
-    second = dataclasses.replace(make_row(1, mask=(1,)), prompt_ids=[1, 2, 3, 4, 5], response_ids=[6])
+def test_the_prompt_of_a_merged_call_is_all_that_stood_before_it(make_row, merge):
+    first = make_row(1, mask=(1, 1), prompt=[1, 2], response=[3, 4])
+    merged = merge([first, make_row(1, mask=(0, 1), response=[5, 6])])
+    second = make_row(1, mask=(1,), prompt=[1, 2, 3, 4, 5], response=[6])
     apart, one = (CreditBatch.from_rows(rows, prompts=True).prompt_hash for rows in ([first, second], [merged]))
     assert apart == one and apart[0] != apart[1]
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 
 import math
 import random
-from dataclasses import replace
 
 import pytest
 import torch
@@ -33,9 +32,9 @@ def rows_of(make_row, seed, shift=0.0, factor=1.0, padding=0):
             agent = "ab"[position % 2]
             row = make_row(
                 reward, uid=f"u{index // 3}", episode=index % 3, agent=agent, node=agent, turn=position // 2,
-                mask=mask, position=position,
+                mask=mask, position=position, parts={"reward": reward},
             )  # fmt: skip
-            rows.append(replace(row, call_parts=({"reward": reward},)))
+            rows.append(row)
     return rows
 
 
@@ -43,7 +42,7 @@ def advantages(name, rows):
     """Each row's, over the tokens that it sampled; values are a function of the row's place in its episode."""
     values = None
     if ESTIMATORS[name].needs_values:
-        places = [(row.episode + 2 * row.call_positions[0]) / 7 for row in rows]
+        places = [(row.episode + 2 * row.calls[0].position) / 7 for row in rows]
         values = [torch.arange(len(row.response_mask)) / 5 + place for row, place in zip(rows, places, strict=True)]
     found, _ = estimate(make_algorithm(name), rows, values=values)
     return [tokens[torch.tensor(row.response_mask) == 1] for tokens, row in zip(found, rows, strict=True)]

@@ -15,34 +15,22 @@ from recipe.dag.algorithms.estimate import estimate
 from recipe.dag.credit.tree import candidate_advantages, shaped
 from recipe.dag.train.selection import keep_informative
 from recipe.dag.types.row import Candidate, Row
+from tests.rows import build_row, merge_rows, with_calls
 
 Scores = Sequence[float | None]
 PLAIN = {"compare": "siblings", "scale": "none", "gamma": 0.0, "lam": 0.5}
 
 
 def row(
-    episode: int, reward: float = 0.0, *, candidates: Sequence[Candidate | None] = (), turn: int = 0, **keys
+    episode: int, reward: float = 0.0, *, candidates: Sequence[Candidate | None] = (None,), turn: int = 0, **keys
 ) -> Row:
-    """One call per candidate, each of a sampled and a foreign token."""
-    count = max(1, len(candidates))
-    return Row(
-        **{"uid": "u", "agent": "solver", "node": "solve", "policy": "p", "weight_version": 0} | keys,
-        episode=episode,
-        turn=turn,
-        prompt_ids=[1],
-        response_ids=[2, 3] * count,
-        response_mask=[1, 0] * count,
-        rollout_log_probs=[-1.0, 0.0] * count,
-        reward=reward,
-        call_ends=tuple(range(2, 2 * count + 1, 2)),
-        call_rewards=(reward, *[0.0] * (count - 1)),
-        call_turns=tuple(range(turn, turn + count)),
-        call_rounds=(0,) * count,
-        call_positions=tuple(range(count)),
-        call_parts=({},) * count,
-        call_branches=("",) * count,
-        call_learns=(True,) * count,
-        call_candidates=tuple(candidates),
+    """One call per candidate, each of a sampled and a foreign token; the first one has the reward."""
+    calls = enumerate(zip(candidates, [reward, *[0.0] * len(candidates)], strict=False))
+    return merge_rows(
+        [
+            build_row(own, episode=episode, mask=(1, 0), turn=turn + k, position=k, candidate=candidate, **keys)
+            for k, (candidate, own) in calls
+        ]
     )
 
 
@@ -64,9 +52,7 @@ def credit(rows: Sequence[Row], tree: dict | None = None, **options) -> list[flo
         assert tokens.dtype == torch.float32 and not any(tokens[torch.tensor(own.response_mask) == 0])
     assert [len(tokens) for tokens in returns] == [len(own.response_ids) for own in rows]
     return [
-        value.item()
-        for own, tokens in zip(rows, advantages, strict=True)
-        for value in tokens[::2][: len(own.call_ends)]
+        value.item() for own, tokens in zip(rows, advantages, strict=True) for value in tokens[::2][: len(own.calls)]
     ]
 
 
@@ -160,19 +146,13 @@ WITHOUT_CRITIC = [name for name, method in ESTIMATORS.items() if not method.need
 @pytest.mark.parametrize("estimator", WITHOUT_CRITIC)
 def test_with_every_estimator_the_rest_is_what_it_gives_alone(estimator):
     rows = [*siblings(0, (0.0, 1.0), kept=1, reward=1.0), *siblings(1, (0.5, 0.1), reward=0.0), row(2, 1.0)]
-    for own in rows:
-        own.call_parts = ({"pay": own.reward},)
+    rows = [with_calls(own, parts={"pay": own.calls[0].reward}) for own in rows]
     kept = [own for own in rows if not own.is_dropped]
-    alone = dict(zip(map(id, kept), credit([*map(without_candidates, kept)], estimator=estimator), strict=True))
+    plain = [with_calls(own, candidate=None) for own in kept]
+    alone = dict(zip(map(id, kept), credit(plain, estimator=estimator), strict=True))
     local = [-0.5, 0.5, 0.2, -0.2, 0.0]
     expected = [alone.get(id(own), 0.0) + advantage for own, advantage in zip(rows, local, strict=True)]
     assert credit(rows, estimator=estimator) == pytest.approx(expected)
-
-
-def without_candidates(own: Row) -> Row:
-    copy = row(own.episode, own.reward)
-    copy.call_parts = own.call_parts
-    return copy
 
 
 def test_a_batch_of_candidates_that_were_not_kept_is_credited_too():

@@ -3,7 +3,6 @@ and the table of them in docs/credit.md."""
 
 from __future__ import annotations
 
-from dataclasses import replace
 from itertools import product
 from math import fsum
 from pathlib import Path
@@ -43,11 +42,8 @@ def rows_of(make_row, shape, rewards_of):
     rows = []
     for episode, (steps, rewards) in enumerate(zip(shape, rewards_of, strict=True)):
         for position, ((turn, round_), reward) in enumerate(zip(steps, rewards, strict=True)):
-            row = make_row(reward, episode=episode, turn=turn, position=position, mask=(1,))
-            row = replace(
-                row, round=round_, call_rounds=(round_,), call_steps=(turn + round_,), call_parts=({"grade": reward},)
-            )
-            rows.append(replace(row, call_branches=("",)))
+            recorded = {"position": position, "round": round_, "step": turn + round_, "parts": {"grade": reward}}
+            rows.append(make_row(reward, episode=episode, turn=turn, mask=(1,), **recorded))
     return rows
 
 
@@ -114,7 +110,7 @@ def test_every_call_of_a_solved_episode_is_above_and_of_a_failed_one_below(make_
     rows, found = credited(make_row, name, steps, paid_at_the_end(steps, outcomes))
     last_alone = {"turns that stop early": {("magrpo", 2), ("vdn", 2), ("qmix", 2)}, "loop": {("magrpo", 2)}}
     for row, advantage in zip(rows, found, strict=True):
-        if (name, row.turn + row.round) in last_alone.get(shape, ()):
+        if (name, row.calls[0].step) in last_alone.get(shape, ()):
             continue  # these compare calls of one turn or round, and only one or two episodes came so far
         assert advantage > 0 if outcomes[row.episode] else advantage <= 0
 
@@ -147,8 +143,8 @@ def stopping_game(algorithm, make_row, solved, bonus):
         paid = team_returns(shape, rewards) if algorithm.team_value else rewards
         rows = rows_of(make_row, shape, paid)
         for row, advantage in zip(rows, advantages(algorithm, rows), strict=True):
-            if row.turn < 2:  # the last turn leaves no choice
-                talks = row.turn + 1 < group[row.episode][0]
+            if row.calls[0].turn < 2:  # the last turn leaves no choice
+                talks = row.calls[0].turn + 1 < group[row.episode][0]
                 push += probability * advantage * (0.5 if talks else -0.5)
     return push
 
@@ -202,9 +198,10 @@ def test_two_steps_are_learned_that_only_their_end_pays(make_row):
             group = actions[begin : begin + 8].tolist()
             rows = rows_of(make_row, shape, [[0.0, float(a == b == 1)] for a, b in group])
             for row, advantage in zip(rows, advantages(algorithm, rows), strict=True):
-                score = -logits[row.turn].softmax(0)
-                score[group[row.episode][row.turn]] += 1
-                logits[row.turn] += 0.02 * advantage * score
+                turn = row.calls[0].turn
+                score = -logits[turn].softmax(0)
+                score[group[row.episode][turn]] += 1
+                logits[turn] += 0.02 * advantage * score
         assert step == 0 or logits.isfinite().all()
     assert logits.softmax(1)[:, 1].min() > 0.9
 

@@ -2,16 +2,14 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
-
 import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
 from recipe.dag.credit.batch import CreditBatch
-from tests.credit.conftest import build_row
 from tests.credit.with_defaults import gae, gae_chain, ippo, mappo
+from tests.rows import build_row, merge_rows
 
 CHAINED = {
     "gae": gae,
@@ -26,8 +24,7 @@ REWARDS = st.lists(st.floats(-2, 2), min_size=2, max_size=6)
 
 def chain_of(rewards, unscored: int | None = None):
     """One agent's calls of an episode; the reward of call `unscored` is unknown."""
-    rows = [build_row(reward, turn=k, position=k, mask=(1, 0, 1)) for k, reward in enumerate(rewards)]
-    return [replace(row, call_unscored=(k == unscored,)) for k, row in enumerate(rows)]
+    return [build_row(reward, turn=k, mask=(1, 0, 1), unscored=k == unscored) for k, reward in enumerate(rewards)]
 
 
 def advantages(estimator: str, rows, *, gamma: float = 0.9, lam: float = 0.8):
@@ -68,7 +65,7 @@ def test_calls_after_it_keep_their_advantages(estimator):
 def test_the_unknown_reward_of_an_agent_without_tokens_is_paid_where_it_acted():
     """A frozen agent's reward belongs to the token before it; if it is unknown, so is what that token earned."""
     rows = chain_of([1.0, 0.0])
-    frozen = replace(build_row(0.0, agent="judge", position=2, mask=()), call_unscored=(True,))
+    frozen = build_row(0.0, agent="judge", position=2, mask=(), unscored=True)
     values = [torch.tensor([0.3, 0.0, 0.5]), torch.tensor([0.2, 0.0, 0.4]), None]
     batch = CreditBatch.from_rows([*rows, frozen], values=values)
     found, _ = gae_chain(batch, gamma=1.0, lam=1.0, whiten=False)
@@ -79,18 +76,8 @@ def test_the_unknown_reward_of_an_agent_without_tokens_is_paid_where_it_acted():
 
 def test_merged_calls_know_which_of_them_is_unknown():
     split = chain_of([1.0, 0.5, 2.0], 1)
-    merged = replace(
-        split[0],
-        response_ids=[7] * 9,
-        response_mask=[1, 0, 1] * 3,
-        rollout_log_probs=[0.0] * 9,
-        call_ends=(3, 6, 9),
-        call_rewards=(1.0, 0.5, 2.0),
-        call_turns=(0, 1, 2),
-        call_positions=(0, 1, 2),
-        call_learns=(True, False, True),
-        call_unscored=(False, True, False),
-    )
     values, apart = advantages("gae", split)
-    found, _ = gae(CreditBatch.from_rows([merged], values=[torch.cat(values)]), gamma=0.9, lam=0.8, whiten=False)
+    found, _ = gae(
+        CreditBatch.from_rows([merge_rows(split)], values=[torch.cat(values)]), gamma=0.9, lam=0.8, whiten=False
+    )
     assert found[0].tolist() == pytest.approx([x for row in apart for x in row], abs=1e-6)

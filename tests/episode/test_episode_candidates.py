@@ -110,8 +110,8 @@ def test_a_conversation_goes_on_from_the_one_that_was_kept(world):
     known = first.prompt_ids + first.response_ids
     assert second.prompt_ids[: len(known)] == known
     rows = rows_of([episode])
-    assert [len(row.call_ends) for row in rows] == [2, 1, 1, 1, 1], "the kept ones are one row"
-    assert [candidate.index for candidate in rows[0].call_candidates] == [1, 2]
+    assert [len(row.calls) for row in rows] == [2, 1, 1, 1, 1], "the kept ones are one row"
+    assert [call.candidate.index for call in rows[0].calls] == [1, 2]
 
 
 def test_each_level_of_the_tree_knows_its_parent(world):
@@ -273,11 +273,11 @@ def test_metrics_count_all_candidates_but_an_agents_calls_once(world):
 def test_rows_of_candidates_hold_what_they_are_compared_with(world):
     episode = world.play(flow_of(world), in_order(world, "1", "7", "x"))
     kept, first = rows_of([episode])  # a candidate without a score is not trained on
-    assert (kept.reward, kept.is_dropped, first.reward, first.is_dropped) == (1.0, False, 0.0, True)
-    assert kept.call_candidates[0].scores == first.call_candidates[0].scores == (1.0, 7.0, None)
-    assert (kept.call_candidates[0].index, first.call_candidates[0].index) == (1, 0)
-    positions = kept.call_positions + first.call_positions
-    assert [episode.all_calls[position].text for position in positions] == ["7", "1"]
+    calls = kept.calls + first.calls
+    assert [call.reward for call in calls] == [1.0, 0.0] and (kept.is_dropped, first.is_dropped) == (False, True)
+    assert [call.candidate.scores for call in calls] == [(1.0, 7.0, None)] * 2
+    assert [call.candidate.index for call in calls] == [1, 0]
+    assert [episode.all_calls[call.position].text for call in calls] == ["7", "1"]
     assert rows_of([episode], outside_loss=lambda _: {1})[1].loss_mask() == [0, 0]
 
 
@@ -292,7 +292,7 @@ def test_without_the_one_that_was_kept_no_candidate_is_trained_on(world, scope):
     episode = world.play(flow, in_order(world, "1", "7", "3", "4", "5", "6"))
     assert [call.unscored for call in episode.calls] == [False, True] and len(episode.dropped) == 4
     rows = rows_of([episode], unscored=scope, keep_unsampled_rewarded=scope == "link")
-    trained = [(row.turn, row.is_dropped) for row in rows if any(row.loss_mask())]
+    trained = [(row.calls[0].turn, row.is_dropped) for row in rows if any(row.loss_mask())]
     assert trained == ([(0, False), (0, True), (0, True)] if scope in ("call", "link") else [])
 
 

@@ -87,7 +87,7 @@ def test_a_template_that_rewrites_earlier_turns_changes_no_earlier_id(world, mon
 def test_the_calls_of_a_node_become_one_row_with_the_same_sampled_tokens_and_fewer_computed_ones(world):
     chat = talk(world)
     rows = rows_of([chat])
-    assert [(row.node, len(row.call_ends)) for row in rows] == [("a", 3), ("b", 3)]
+    assert [(row.node, len(row.calls)) for row in rows] == [("a", 3), ("b", 3)]
     assert sorted(trained(chat)) == sorted(trained(talk(world, "none")))
     assert computed(chat) < computed(chat, merge=False) / 2
     assert len(rows_of([talk(world, "none")])) == 6
@@ -142,7 +142,7 @@ def test_nodes_of_one_agent_have_a_conversation_each(world):
     nodes = [{"node_id": "a"}, {"node_id": "b"}]
     flow = world.workflow(nodes, agents=[{"memory": "chat"}], episode={"max_turns": 2})
     episode = world.play(flow, world.Client(lambda *_: "word"))
-    assert [(row.node, len(row.call_ends)) for row in rows_of([episode])] == [("a", 2), ("b", 2)]
+    assert [(row.node, len(row.calls)) for row in rows_of([episode])] == [("a", 2), ("b", 2)]
     assert told(episode.calls[2]) == ["question", "agent0:\nword"], "the other node's words, and not its own again"
 
 
@@ -200,7 +200,7 @@ def test_tool_calls_of_earlier_turns_stay_in_the_conversation(world):
     assert second.prompt_ids[: len(first.prompt_ids + first.response_ids)] == first.prompt_ids + first.response_ids
     assert "<tool_response>\n5\n</tool_response>" in second.prompt_text
     (row,) = rows_of([episode])
-    assert len(row.call_ends) == 2
+    assert len(row.calls) == 2
 
 
 def test_many_episodes_at_once_keep_their_conversations_apart(world):

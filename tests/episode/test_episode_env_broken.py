@@ -170,4 +170,4 @@ def test_a_close_that_breaks_costs_nothing(world, word, body):
     assert [[fault["where"] for fault in episode.faults] for episode in episodes] == [
         ["env.py:E:close"] if k == 2 else [] for k in range(6)
     ]
-    assert [row.reward for row in rows_of(episodes)] == [1.0, 2.0] * 6
+    assert [call.reward for row in rows_of(episodes) for call in row.calls] == [1.0, 2.0] * 6

@@ -428,9 +428,9 @@ def pre_process(tokenizer, prompt_ids, obs, *, context):
         (0, 0.0),
     ]
     (row,) = rows_of([episode])
-    assert (row.call_rewards, row.reward) == ((0.0, 0.0, 4.0), 4.0)
+    assert [call.reward for call in row.calls] == [0.0, 0.0, 4.0]
     (last,) = rows_of([episode], train_turns="last")
-    assert (last.turn, last.reward) == (2, 4.0)
+    assert [(call.turn, call.reward) for call in last.calls] == [(2, 4.0)]
 
 
 def test_a_prompt_that_does_not_fit_ends_its_loop(world):

@@ -48,7 +48,7 @@ def test_a_branch_is_what_was_skipped_on_the_way_to_a_call(world):
     }
     assert branches(code)["join", 0, 0] == "0.0 without math" and branches(code)["deep", 0, 0] == ""
     rows = rows_of([math], merge=False)
-    assert [row.call_branches for row in rows] == [(call.branch,) for call in math.calls]
+    assert [call.branch for row in rows for call in row.calls] == [call.branch for call in math.calls]
 
 
 def test_a_branch_contains_earlier_turns_but_not_the_peers_of_this_turn(world):

@@ -26,8 +26,8 @@ def test_a_loop_runs_until_its_condition_holds(world):
         ("judge", 0, 0),
     ]
     rows = rows_of([episode], merge=False)
-    assert [(row.node, row.round, row.call_positions) for row in rows] == [
-        (call.node, call.round, (position,)) for position, call in enumerate(episode.calls)
+    assert [(row.node, call.round, call.position) for row in rows for call in row.calls] == [
+        (call.node, call.round, position) for position, call in enumerate(episode.calls)
     ]
 
 
@@ -199,5 +199,5 @@ def pre_process(tokenizer, prompt_ids, obs, *, context):
         world, nodes, hook="grow.py", files={"grow.py": grow}, loops={"l": {"nodes": ["talk"], "max_rounds": 3}}
     )
     talk, other = rows_of([world.play(flow)])
-    assert (talk.call_rounds, talk.call_positions, talk.round) == ((0, 1, 2), (0, 1, 2), 0)
-    assert (other.call_rounds, other.call_positions) == ((0,), (3,))
+    assert [(call.round, call.position) for call in talk.calls] == [(0, 0), (1, 1), (2, 2)]
+    assert [(call.round, call.position) for call in other.calls] == [(0, 3)]

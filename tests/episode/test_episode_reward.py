@@ -16,6 +16,7 @@ from recipe.dag.report.metrics import rollout_metrics
 from recipe.dag.types.record import Call
 from tests.credit.with_defaults import group_relative
 from tests.episode.records import episode_from_json
+from tests.rows import of_calls
 
 HEAD = "from recipe.dag.core.errors import GraderFault\nimport asyncio, threading\nimport numpy as np\n"
 
@@ -192,7 +193,7 @@ def style(episode):
     assert episode.fault is None
     parts = [{"b": 0.0, "grade": 0.5}, {"b": 1.0, "grade": -0.25, "style": 2.0}]
     assert [c.reward_parts for c in episode.calls] == parts and [c.reward for c in episode.calls] == [0.5, 2.75]
-    assert [row.call_parts for row in rows_of([episode])] == [(part,) for part in parts]
+    assert [of_calls(row, "parts") for row in rows_of([episode])] == [(part,) for part in parts]
     data = json.loads(json.dumps(episode.to_json()))
     assert episode_from_json(data) == episode
     for one in data["calls"]:
@@ -211,7 +212,8 @@ def test_rewards_are_shared_before_missing_ones_are_reported(world):
         ("agent0", 1.0),
         ("agent1", 1.0),
     ]
-    assert {row.agent: row.reward for row in rows_of([episode], train_turns="last")} == {"agent0": 1.0, "agent1": 1.0}
+    last = rows_of([episode], train_turns="last")
+    assert [(row.agent, of_calls(row, "reward")) for row in last] == [("agent0", (1.0,)), ("agent1", (1.0,))]
 
 
 def test_sharing_takes_the_envs_rewards_too_and_counts_them_once(world):
@@ -303,7 +305,7 @@ def coach(episode):
     ]
     runner = world.runner(world.workflow(nodes, files={"coach.py": code}, episode={"on_user_error": "mask"}))
     episodes = [asyncio.run(runner.run(world.sample(), uid, 0, step=0)) for uid in ("u0", "u1", "u2")]
-    assert [(row.uid, row.reward) for row in rows_of(episodes)] == [("u0", 0.8), ("u2", 0.0)]
+    assert [(row.uid, *of_calls(row, "reward")) for row in rows_of(episodes)] == [("u0", 0.8), ("u2", 0.0)]
     assert episodes[1].calls[0].reward is None and "no score in" in episodes[1].fault["message"]
     metrics = rollout_metrics(episodes)
     assert metrics["faults/reward"] == 1.0 and metrics["episode/masked"] == pytest.approx(1 / 3)
@@ -364,7 +366,7 @@ def test_none_takes_the_call_out_and_leaves_the_others(world, word):
         ("agent0", 1.0, True, False),
         ("agent1", 0.5, True, False),
     ]
-    assert [(row.agent, row.reward) for row in rows_of([episode])] == [
+    assert [(row.agent, *of_calls(row, "reward")) for row in rows_of([episode])] == [
         ("agent1", 0.0),
         ("agent0", 1.0),
         ("agent1", 0.5),
@@ -398,7 +400,7 @@ def test_calls_that_are_worth_something_unknown_go_with_the_unscored_one(world, 
     episode = world.play(scored(world, "return {'agent0': [1.0, None], 'agent1': 1}"))
     assert [call.agent for call in episode.calls] == ["agent0", "agent1", "agent0", "agent1"]
     rows = rows_of([episode], unscored=scope, merge=False)
-    assert sorted(row.call_positions[0] for row in rows) == kept
+    assert sorted(row.calls[0].position for row in rows) == kept
 
 
 @pytest.mark.parametrize(
@@ -456,11 +458,11 @@ def test_sharing_what_is_unknown_leaves_the_turn_out(world):
 def test_a_link_stays_in_the_chain_and_outside_the_loss(world, merge):
     episode = world.play(scored(world, "return {'agent0': [None, 1.0], 'agent1': 0.5}"))
     rows = rows_of([episode], unscored="link", merge=merge)
-    assert [(row.agent, row.call_rewards, row.call_learns, row.call_unscored) for row in rows] == [
-        ("agent0", (0.0,), (False,), (True,)),
-        ("agent1", (0.0,), (True,), (False,)),
-        ("agent0", (1.0,), (True,), (False,)),
-        ("agent1", (0.5,), (True,), (False,)),
+    assert [(row.agent, call.reward, call.learns, call.unscored) for row in rows for call in row.calls] == [
+        ("agent0", 0.0, False, True),
+        ("agent1", 0.0, True, False),
+        ("agent0", 1.0, True, False),
+        ("agent1", 0.5, True, False),
     ]
     assert not any(rows[0].loss_mask()) and any(rows[0].response_mask)
 
@@ -470,7 +472,7 @@ def test_a_link_without_tokens_is_kept_where_rewards_are_propagated(world):
     episode.calls[0].response_mask = [0] * len(episode.calls[0].response_mask)
     assert len(rows_of([episode], unscored="link")) == 3
     first = rows_of([episode], unscored="link", keep_unsampled_rewarded=True)[0]
-    assert first.response_ids == [] and first.call_unscored == (True,)
+    assert first.response_ids == [] and of_calls(first, "unscored") == (True,)
 
 
 def test_calls_left_out_are_counted_by_the_scope(world):

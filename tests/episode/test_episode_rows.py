@@ -8,7 +8,8 @@ from hypothesis import strategies as st
 
 from recipe.dag.episode.rows import rows_of
 from recipe.dag.types.record import Call, Episode
-from tests.episode.records import split_row
+from recipe.dag.types.row import RowCall
+from tests.rows import of_calls, split_row
 
 FAULT = {"boundary": "model", "infra": True, "where": "", "message": "down"}
 
@@ -28,10 +29,10 @@ def test_a_call_becomes_a_row():
     (row,) = rows_of(
         [episode(call([1, 2], [3, 4, 5], mask=[1, 0, 1], turn=2, weight_version=7, temperature=0.5), index=3)]
     )
-    assert (row.uid, row.episode, row.agent, row.node, row.turn, row.policy) == ("u", 3, "solver", "solve", 2, "main")
+    assert (row.uid, row.episode, row.agent, row.node, row.policy) == ("u", 3, "solver", "solve", "main")
     assert (row.prompt_ids, row.response_ids, row.response_mask) == ([1, 2], [3, 4, 5], [1, 0, 1])
     assert row.rollout_log_probs == [-0.75, 0.0, -1.25]
-    assert (row.reward, row.call_ends, row.call_rewards, row.call_turns) == (1.0, (3,), (1.0,), (2,))
+    assert row.calls == (RowCall(end=3, reward=1.0, turn=2, round=0, position=0, step=2, branch="", parts={}),)
     assert (row.weight_version, row.temperature) == (7, 0.5)
 
 
@@ -44,9 +45,8 @@ def test_calls_that_grow_by_appending_are_one_row():
     (row,) = rows_of([episode(*calls)])
     assert (row.prompt_ids, row.response_ids, row.response_mask) == ([1], [2, 3, 9, 4, 5, 6], [1, 1, 0, 1, 1, 1])
     assert row.rollout_log_probs == [-0.5, -0.75, 0.0, -1.0, -1.25, -1.5]
-    assert (row.reward, row.turn) == (0.75, 0)
-    assert (row.call_ends, row.call_rewards, row.call_turns) == ((2, 4, 6), (0.5, 0.25, 0.0), (0, 1, 2))
-    assert row.call_positions == (0, 1, 2)
+    assert (of_calls(row, "end"), of_calls(row, "reward")) == ((2, 4, 6), (0.5, 0.25, 0.0))
+    assert of_calls(row, "turn") == of_calls(row, "position") == (0, 1, 2)
     assert len(rows_of([episode(*calls)], merge=False)) == 3
 
 
@@ -56,8 +56,8 @@ def test_role_branches_and_parts_are_kept_through_merging_and_splitting():
         call([1, 2, 3], [4], turn=1, role="debater", branch="0.0 without hint"),
     )
     (merged,) = rows_of([episode(*calls)])
-    assert merged.role == "debater" and merged.call_branches == ("", "0.0 without hint")
-    assert merged.call_parts == ({"grade": 1.0}, {})
+    assert merged.role == "debater" and of_calls(merged, "branch") == ("", "0.0 without hint")
+    assert of_calls(merged, "parts") == ({"grade": 1.0}, {})
     assert split_row(merged) == rows_of([episode(*calls)], merge=False)
 
 
@@ -70,12 +70,9 @@ def test_rounds_and_positions_are_kept_through_merging_and_splitting():
         call([7], [8], turn=1, round=0),
     )
     other, merged, last = rows_of([episode(*calls)])
-    assert (merged.round, merged.call_rounds, merged.call_positions) == (0, (0, 2), (1, 3))
-    assert (other.call_positions, last.call_positions) == ((0,), (4,))
-    assert [(part.round, part.call_rounds, part.call_positions) for part in split_row(merged)] == [
-        (0, (0,), (1,)),
-        (2, (2,), (3,)),
-    ]
+    assert (of_calls(merged, "round"), of_calls(merged, "position")) == ((0, 2), (1, 3))
+    assert of_calls(other, "position") + of_calls(last, "position") == (0, 4)
+    assert [(call.round, call.position) for part in split_row(merged) for call in part.calls] == [(0, 1), (2, 3)]
 
 
 @pytest.mark.parametrize(
@@ -93,7 +90,7 @@ def test_steps_count_turns_and_rounds_whichever_calls_are_rows(moves, steps, dro
     calls = [call([9], [k], turn=t, round=r, train=k != dropped) for k, (t, r) in enumerate(moves)]
     other = [call([9], [9], agent="other", turn=t, round=5) for t, _ in moves]
     made = [c for pair in zip(other, calls, strict=True) for c in pair]
-    found = [row.call_steps for row in rows_of([episode(*made)]) if row.agent != "other"]
+    found = [of_calls(row, "step") for row in rows_of([episode(*made)]) if row.agent != "other"]
     assert found == [(step,) for k, step in enumerate(steps) if k != dropped]
 
 
@@ -184,7 +181,8 @@ def test_merging_keeps_every_sampled_token_and_its_context(plan):
     assert learnt(merged) == learnt(single)
     masked = [row.rollout_log_probs[at] for row in merged for at, bit in enumerate(row.response_mask) if not bit]
     assert not any(masked)
-    assert sorted((part for row in merged for part in split_row(row)), key=lambda row: row.call_positions) == single
+    parts = (part for row in merged for part in split_row(row))
+    assert sorted(parts, key=lambda part: part.calls[0].position) == single
 
 
 def test_train_turns_last_keeps_the_last_turn_that_sampled_anything():
@@ -192,8 +190,6 @@ def test_train_turns_last_keeps_the_last_turn_that_sampled_anything():
     cut = [call([5], [6], turn=0), call([7], [], turn=1)]
     episodes = [episode(*talk), episode(*cut, index=1)]
     rows = rows_of(episodes, train_turns="last")
-    assert [(row.episode, row.turn, row.prompt_ids, row.call_positions) for row in rows] == [
-        (0, 1, [1, 2, 9], (2,)),
-        (1, 0, [5], (0,)),
-    ]
+    found = [(row.episode, row.prompt_ids, call.turn, call.position) for row in rows for call in row.calls]
+    assert found == [(0, [1, 2, 9], 1, 2), (1, [5], 0, 0)]
     assert len(rows_of(episodes)) == 3

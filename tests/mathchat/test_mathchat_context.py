@@ -139,14 +139,15 @@ def test_an_actions_context_has_all_earlier_actions_and_what_their_programs_prin
 def test_the_published_context_and_texts_encoded_again_are_found_out(tokenizer):
     """An action conditioned on the action before alone, as in the published code, and one tokenised from its text."""
     _, single, sent, episode = recorded(tokenizer)
-    second = next(row for row in single if row.agent == "coder" and row.round == 1)
+    second = next(row for row in single if row.agent == "coder" and row.calls[0].round == 1)
     first = next(row for row in single if row.agent == "coder")
     published = replace(second, prompt_ids=first.response_ids)
     assert in_rows([*(row for row in single if row is not second), published]) != sent
     again = tokenizer.encode(tokenizer.decode(second.response_ids), add_special_tokens=False)
     mask = [1] * len(again)
+    calls = (replace(second.calls[0], end=len(again)),)
     retokenised = replace(
-        second, response_ids=again, response_mask=mask, rollout_log_probs=[0.0] * len(mask), call_ends=()
+        second, response_ids=again, response_mask=mask, rollout_log_probs=[0.0] * len(mask), calls=calls
     )
     assert in_rows([*(row for row in single if row is not second), retokenised]) != sent
 

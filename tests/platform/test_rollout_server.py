@@ -15,6 +15,7 @@ from recipe.dag.platform.rollout_server import RolloutServer
 from recipe.dag.train import kernels
 from recipe.dag.train.kernels import PolicyBatch
 from recipe.dag.types.row import Row
+from tests.rows import build_row
 
 TOLERANCE = 1e-4
 PARAMS = {"max_tokens": 12, "temperature": 1.0, "seed": 0, "ignore_eos": True, "logprobs": True}
@@ -310,9 +311,8 @@ def test_behaviour_log_probs_equal_those_of_verls_engine(engine, server):
         rows = []
         for i, (prompt, output) in enumerate(zip(prompts, outputs, strict=True)):
             ids = output.token_ids
-            row = Row(f"u{i}", 0, "solver", "solve", 0, "main", 5, prompt, ids, [1] * len(ids), output.log_probs, 0.0)
-            row.temperature = temperatures[i]
-            rows.append(row)
+            recorded = {"log_probs": output.log_probs, "temperature": temperatures[i]}
+            rows.append(build_row(uid=f"u{i}", prompt=prompt, response=ids, mask=[1] * len(ids), **recorded))
         return rows
 
     rows = asyncio.run(roll_out())

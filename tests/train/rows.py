@@ -2,18 +2,19 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch
 
 from recipe.dag.types.row import Row
+from tests.rows import build_row
 
 
-def row(
-    reward: float = 0.0, *, policy: str = "a", uid: str = "u", episode=0, temperature: float = 1.0, mask=(1, 0, 1)
-) -> Row:
-    ids = list(range(5, 5 + len(mask)))
+def row(reward: float = 0.0, *, mask=(1, 0, 1), **keys: Any) -> Row:
     log_probs = [-float(i + 1) * bit for i, bit in enumerate(mask)]
-    response = ([3, 4], ids, list(mask), log_probs, reward)
-    return Row(uid, episode, "left", "l", 0, policy, 0, *response, temperature=temperature)
+    response = range(5, 5 + len(mask))
+    keys = {"policy": "a", "agent": "left", "node": "l"} | keys
+    return build_row(reward, mask=mask, prompt=[3, 4], response=response, log_probs=log_probs, **keys)
 
 
 def some_rows(count: int = 6) -> list[Row]:
@@ -29,5 +30,5 @@ def some_rows(count: int = 6) -> list[Row]:
         response = ids(3, 9)
         mask = [1, *torch.randint(0, 2, (len(response) - 1,), generator=draw).tolist()]
         log_probs = [-1.0 * bit for bit in mask]
-        rows.append(Row(f"u{index}", 0, "solver", "solve", 0, "main", 0, ids(2, 6), response, mask, log_probs, 0.0))
+        rows.append(build_row(uid=f"u{index}", mask=mask, prompt=ids(2, 6), response=response, log_probs=log_probs))
     return rows

@@ -18,7 +18,7 @@ from tests.train.rows import row
 def test_rows_go_to_their_policies_in_order_and_frozen_ones_are_left_out(two_policies):
     rows = [row(1, policy="b"), row(2, policy="fixed"), row(3, policy="a"), row(4, policy="b")]
     split = split_by_policy(rows, two_policies)
-    assert {name: [r.reward for r in mine] for name, mine in split.items()} == {"a": [3], "b": [1, 4]}
+    assert {name: [r.calls[0].reward for r in mine] for name, mine in split.items()} == {"a": [3], "b": [1, 4]}
 
 
 def test_rows_without_anything_to_compare_are_left_out_where_asked():

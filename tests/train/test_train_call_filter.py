@@ -15,7 +15,7 @@ from recipe.dag.train import kernels, trainer
 from recipe.dag.train.call_filter import outside_loss, overlong_share, penalise_overlong, void_metrics
 from recipe.dag.train.sampling import Sampler
 from recipe.dag.types.record import Call, Episode, ToolResult
-from tests.episode.records import split_row
+from tests.rows import of_calls, split_row
 from tests.train.steps import run_step
 
 ROOT = Path(__file__).parents[2]
@@ -132,9 +132,9 @@ def test_rows_say_which_of_their_calls_learn_merged_or_not():
     first, second = call(), call(mask=(1,))
     second.prompt_ids = [3, 5, 5, 8]
     (row,) = rows_of([episode(first, second)], outside_loss=lambda e: {0})
-    assert row.call_learns == (False, True) and row.loss_mask() == [0, 0, 0, 1]
+    assert of_calls(row, "learns") == (False, True) and row.loss_mask() == [0, 0, 0, 1]
     assert row.response_mask == [1, 1, 0, 1]
-    assert [one.call_learns for one in split_row(row)] == [(False,), (True,)]
+    assert [of_calls(one, "learns") for one in split_row(row)] == [(False,), (True,)]
     separate = rows_of([episode(first, second)], merge=False, outside_loss=lambda e: {0})
     assert [one.loss_mask() for one in separate] == [[0, 0], [1]]
 
@@ -177,8 +177,8 @@ def test_a_run_charges_for_length_and_leaves_out_what_was_cut_off(dapo, monkeypa
         ),
     )
     rollouts = asyncio.run(trainer.Trainer._collect(run, 1, dapo))
-    assert [row.reward for row in rollouts.rows] == [0.5, 0.0]
-    assert [row.call_learns for row in rollouts.rows] == [(True,), (False,)]
+    (charged,), (left_out,) = (row.calls for row in rollouts.rows)
+    assert (charged.reward, charged.learns, left_out.reward, left_out.learns) == (0.5, True, 0.0, False)
 
 
 def test_the_treatment_of_overlong_calls_may_be_for_some_agents(dapo):

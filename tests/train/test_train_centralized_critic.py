@@ -130,10 +130,10 @@ def test_pieces_are_encoded_without_special_tokens_in_between():
 
 def test_rows_that_cannot_be_read_are_named():
     row = rows_of([episode()], merge=False)[0]
-    row.call_positions = (0, 1)
+    row.calls *= 2
     with pytest.raises(ValueError, match="uid u, episode 0, agent left: a centralised critic reads one call"):
         reader()("b", row)
-    row.call_positions, row.episode = (0,), 3
+    row.calls, row.episode = row.calls[:1], 3
     with pytest.raises(ValueError, match="uid u, episode 3, agent left: a centralised critic needs the row's episode"):
         reader()("b", row)
 

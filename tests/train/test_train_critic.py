@@ -20,6 +20,7 @@ from recipe.dag.train.step import TrainingStep
 from recipe.dag.types.row import Row
 from recipe.dag.workflow.schema import Critic, Workflow
 from recipe.dag.workflow.training_chain import derive_training_chain
+from tests.rows import with_calls
 from tests.train.rows import some_rows
 
 CLIP = 0.2  # the engine fixture's critic
@@ -212,9 +213,7 @@ def test_an_actor_whose_turn_it_is_not_keeps_weights_optimizer_and_schedule_whil
         torch.save(tree_map(lambda x: x.full_tensor() if isinstance(x, DTensor) else x, parts), buffer)
         return buffer.getvalue()
 
-    rows = some_rows()
-    for index, row in enumerate(rows):
-        row.call_rewards = (float(index),)
+    rows = [with_calls(row, reward=float(index)) for index, row in enumerate(some_rows())]
     before = state_of(actor), state_of(critic)
     step = TrainingStep(flow, {"main": policy}, rows, step=1, seed=0)  # the other's turn
     asyncio.run(step.run())

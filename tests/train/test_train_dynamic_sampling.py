@@ -16,6 +16,7 @@ from recipe.dag.train.sampling import Sampler
 from recipe.dag.train.selection import IdleSteps, select_rows
 from recipe.dag.types.record import Call, Episode
 from recipe.dag.workflow.schema import Workflow
+from tests.rows import of_calls
 
 
 def workflow(max_batches: int | None = None, estimator: str = "grpo") -> Workflow:
@@ -121,7 +122,7 @@ def test_what_a_call_without_tokens_earned_is_left_to_chained_credit():
     one.calls[2].train = False
     assert [row.policy for row in rows_of([one])] == ["p"]
     rows = rows_of([one], keep_unsampled_rewarded=True)
-    assert [(row.policy, row.response_ids, row.call_positions) for row in rows[1:]] == [
+    assert [(row.policy, row.response_ids, of_calls(row, "position")) for row in rows[1:]] == [
         ("q", [], (1,)),
         ("p", [], (2,)),
     ]

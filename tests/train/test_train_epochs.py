@@ -14,6 +14,7 @@ from recipe.dag.train import kernels
 from recipe.dag.train.kernels import PolicyBatch
 from recipe.dag.types.row import Row
 from recipe.dag.workflow.schema import Critic
+from tests.rows import build_row, merge_rows, with_calls
 
 COUNT = 7
 """Rows; they do not divide by two or three."""
@@ -26,7 +27,8 @@ def some_rows() -> list[Row]:
         size = 2 + int(torch.randint(0, 5, (1,), generator=draw))
         response = [10 + index, *torch.randint(30, 96, (size,), generator=draw).tolist()]
         mask = [1, *torch.randint(0, 2, (size,), generator=draw).tolist()]
-        rows.append(Row(f"u{index}", 0, "a", "n", 0, "main", 0, [2, 3], response, mask, [0.0] * len(mask), 0.0))
+        tokens = {"prompt": [2, 3], "response": response, "log_probs": [0.0] * len(mask)}
+        rows.append(build_row(uid=f"u{index}", mask=mask, **tokens))
     return rows
 
 
@@ -87,7 +89,7 @@ def update(
     """`outside`: rows that the loss leaves out; without `keep` they are not there at all."""
     batch, draw = PolicyBatch(some_rows()), torch.Generator().manual_seed(6)
     for index in outside:
-        batch.rows[index].call_learns = (False,)
+        batch.rows[index] = with_calls(batch.rows[index], learns=False)
 
     def noise() -> list[torch.Tensor]:
         return [torch.randn(len(row.response_ids), generator=draw) for row in batch.rows]
@@ -185,10 +187,10 @@ def test_critics_learn_from_rows_outside_of_the_loss(policy, steps):
 def test_a_call_outside_of_the_loss_leaves_the_gradient_of_its_rows_other_call(engine, policy, steps, monkeypatch):
     """Of two merged calls, the second alone: the same as a row whose prompt holds the first."""
     monkeypatch.setitem(engine.worker.loss_fn.keywords["config"].__dict__, "loss_agg_mode", "seq-mean-token-sum")
-    tokens, mask = [40, 41, 42, 43, 44], [1, 1, 0, 1, 1]
-    calls = {"call_ends": (2, 5), "call_rewards": (0.0, 0.0), "call_turns": (0, 1), "call_learns": (False, True)}
-    merged = Row("u", 0, "a", "n", 0, "main", 0, [2, 3], tokens, mask, [0.0] * 5, 0.0, **calls)
-    alone = Row("u", 0, "a", "n", 0, "main", 0, [2, 3, 40, 41, 42], tokens[3:], [1, 1], [0.0] * 2, 0.0)
+    first = build_row(prompt=[2, 3], response=[40, 41], mask=[1, 1], log_probs=[0.0] * 2, learns=False)
+    second = build_row(turn=1, response=[42, 43, 44], mask=[0, 1, 1], log_probs=[0.0] * 3)
+    merged = merge_rows([first, second])
+    alone = build_row(prompt=[2, 3, 40, 41, 42], response=[43, 44], mask=[1, 1], log_probs=[0.0] * 2)
     algorithm = make_algorithm(loss_agg="seq-mean-token-sum")
     for row in (merged, alone):
         size = len(row.response_ids)

@@ -128,7 +128,7 @@ def alone(gradient):
 @pytest.mark.parametrize("old", ["trainer", "rollout"])
 def test_merged_rows_give_the_gradient_of_separate_ones(gradient, alone, loss, old):
     rows = rows_of(episodes())
-    assert [len(row.call_ends) for row in rows] == [3, 3, 3, 3]
+    assert [len(row.calls) for row in rows] == [3, 3, 3, 3]
     merged = gradient(rows, loss=loss, old=old, micro_batch=2)
     assert distance(merged, alone[loss, old]) < TOLERANCE
     if old == "rollout":  # a case that says something about clipping
@@ -193,7 +193,10 @@ def test_the_comparison_sees_a_wrong_mask(gradient, alone):
 
 
 def test_the_comparison_sees_a_trajectorys_reward_changed(gradient, alone):
-    rows = [replace(row, call_rewards=(row.reward + index, 0.0, 0.0)) for index, row in enumerate(rows_of(episodes()))]
+    rows = rows_of(episodes())
+    for index, row in enumerate(rows):
+        first, *others = row.calls
+        row.calls = (replace(first, reward=first.reward + index), *others)
     assert distance(gradient(rows, micro_batch=2), alone["token-mean", "trainer"]) > 0.01
 
 

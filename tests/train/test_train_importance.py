@@ -9,14 +9,15 @@ import torch
 
 from recipe.dag.train import kernels
 from recipe.dag.types.row import Row
+from tests.rows import build_row
 from tests.train.steps import run_step
 
 SERVER, TRAINER = -1.0, -1.0 + math.log(1.5)
 
 
 def row(episode: int, reward: float) -> Row:
-    ids, server = [5, 6, 7], [SERVER, 0.0, SERVER]
-    return Row("u", episode, "a0", "n0", 0, "main", 0, [3], ids, [1, 0, 1], server, reward)
+    server = [SERVER, 0.0, SERVER]
+    return build_row(reward, episode=episode, agent="a0", node="n0", mask=(1, 0, 1), log_probs=server)
 
 
 @pytest.fixture

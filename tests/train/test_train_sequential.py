@@ -18,6 +18,7 @@ from recipe.dag.train.kernels import PolicyBatch
 from recipe.dag.train.sequential import CompoundFactor
 from recipe.dag.train.step import TrainingStep
 from recipe.dag.types.row import Row
+from tests.rows import build_row, merge_rows
 from tests.train.steps import policies_of, run_step
 
 WORKFLOW = """\
@@ -34,8 +35,7 @@ nodes:
 
 def row(policy: str, episode: int, reward: float, mask=(1, 0, 1)) -> Row:
     agent = {"a": "left", "b": "right"}[policy]
-    ids, log_probs = [5] * len(mask), [-1.0 * bit for bit in mask]
-    return Row("u", episode, agent, agent[0], 0, policy, 0, [3], ids, list(mask), log_probs, reward)
+    return build_row(reward, episode=episode, agent=agent, node=agent[0], policy=policy, mask=mask)
 
 
 @pytest.fixture
@@ -146,13 +146,11 @@ def test_random_order_changes_from_step_to_step_and_repeats_after_a_resume(run):
 def two_turns(policy: str, episode: int, *, merged: bool) -> list[Row]:
     """A call of two tokens in turn 0 and one of one token in turn 1, as one row or as two."""
     agent = {"a": "left", "b": "right"}[policy]
-    if not merged:
-        return [
-            Row("u", episode, agent, agent[0], turn, policy, 0, [3], [5] * size, [1] * size, [-1.0] * size, 0.0)
-            for turn, size in ((0, 2), (1, 1))
-        ]
-    calls = {"call_ends": (2, 4), "call_rewards": (0.0, 0.0), "call_turns": (0, 1)}
-    return [Row("u", episode, agent, agent[0], 0, policy, 0, [3], [5] * 4, [1, 1, 0, 1], [-1.0] * 4, 0.0, **calls)]
+    rows = [
+        build_row(episode=episode, agent=agent, node=agent[0], policy=policy, turn=turn, mask=mask)
+        for turn, mask in ((0, (1, 1)), (1, (0, 1) if merged else (1,)))
+    ]
+    return [merge_rows(rows)] if merged else rows
 
 
 def factors(algorithm, *, merged: bool) -> list[float]:

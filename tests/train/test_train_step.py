@@ -4,7 +4,6 @@ import asyncio
 import math
 import threading
 import time
-from dataclasses import replace
 from types import SimpleNamespace
 
 import pytest
@@ -21,6 +20,7 @@ from recipe.dag.types.record import Call, Episode
 from recipe.dag.types.row import Row
 from recipe.dag.workflow.schema import NodeRole
 from recipe.dag.workflow.training_chain import derive_training_chain
+from tests.rows import of_calls
 from tests.train.rows import row
 from tests.train.steps import policies_of, run_step
 
@@ -110,10 +110,8 @@ def critics(monkeypatch, trace):
 
 
 def chain_rows(rewards=(0.0, 0.0, 1.0)) -> list[Row]:
-    rows = [row(reward, policy=policy, mask=(1,)) for reward, policy in zip(rewards, ("a", "b", "fixed"), strict=True)]
-    for position, one in enumerate(rows):
-        one.call_positions = (position,)
-    return rows
+    calls = enumerate(zip(rewards, ("a", "b", "fixed"), strict=True))
+    return [row(reward, policy=policy, mask=(1,), position=position) for position, (reward, policy) in calls]
 
 
 def test_a_shared_critic_is_asked_and_updated_once_and_actors_take_turns(chained, critics):
@@ -159,8 +157,8 @@ def test_what_a_policy_was_unsure_of_weighs_less_within_its_sample_and_agent(wor
 def test_agents_of_one_policy_may_have_equal_parts_in_its_loss(workflow, trace, loss_agg, share):
     """The reference is the sum over each agent's own rows, each as `loss_agg` counts it, and then over agents."""
     calls = [("long", 2.0, (1,) * 19), ("long", 5.0, (1,) * 19), ("short", 3.0, (1, 0)), ("short", 7.0, (1,))]
-    rows = [replace(row(r, episode=e, mask=mask), agent=agent) for e, (agent, r, mask) in enumerate(calls)]
-    rows += [replace(row(9.0, episode=9, mask=(1, 1)), agent="short", call_learns=(False,))]
+    rows = [row(r, episode=e, mask=mask, agent=agent) for e, (agent, r, mask) in enumerate(calls)]
+    rows += [row(9.0, episode=9, mask=(1, 1), agent="short", learns=False)]
     of_call = (lambda r: 1.0) if loss_agg == "seq-mean-token-mean" else (lambda r: float(sum(r.response_mask)))
     advantages, lines = {}, {}
     for kind in ("loss_agg", "equal"):
@@ -174,10 +172,10 @@ def test_agents_of_one_policy_may_have_equal_parts_in_its_loss(workflow, trace, 
         assert metrics["agent/long/grad_tokens_share"] == pytest.approx(expected)
         assert metrics["agent/short/grad_tokens_share"] == pytest.approx(1 - expected)
     assert advantages["loss_agg"] == [2.0, 5.0, 3.0, 7.0, 9.0]
-    weights = [of_call(r) * all(r.call_learns) for r in rows]
+    weights = [of_call(r) * r.learns for r in rows]
     total, reference = sum(weights), 0.0
     for agent in ("long", "short"):
-        own = [(w, r.reward) for w, r in zip(weights, rows, strict=True) if r.agent == agent]
+        own = [(w, r.calls[0].reward) for w, r in zip(weights, rows, strict=True) if r.agent == agent]
         reference += total / 2 * sum(w * reward for w, reward in own) / sum(w for w, _ in own)
     assert sum(w * a for w, a in zip(weights, advantages["equal"], strict=True)) == pytest.approx(reference)
     assert lines["equal"] == [[], []] and lines["loss_agg"][1] == []
@@ -389,7 +387,7 @@ def test_each_call_of_an_episode_gets_the_mean_advantage_of_its_sampled_tokens(w
     left_out, frozen = call(9.0, [5], [1], train=False), call(9.0, [5], [1], policy="fixed")
     episode = Episode("u", 0, {}, calls=[left_out, first, frozen, second])
     rows = rows_of([episode])
-    assert [row.call_positions for row in rows if row.policy == "a"] == [(1, 3)]
+    assert [of_calls(row, "position") for row in rows if row.policy == "a"] == [(1, 3)]
     flow = workflow.model_copy(update={"algorithm": make_algorithm(estimator="reinforce", gamma=0.5)})
     run_step(flow, rows, episodes=[episode])
     (row,) = (row for row in rows if row.policy == "a")

@@ -15,13 +15,13 @@ from recipe.dag.train.kernels import PolicyBatch
 from recipe.dag.train.step import TrainingStep
 from recipe.dag.train.throughput import ModelFlops, Pass, find_flops, measured, throughput_metrics
 from recipe.dag.types.row import Row
+from tests.rows import build_row
 
 QWEN = Qwen2Config(vocab_size=1000, hidden_size=64, intermediate_size=128, num_hidden_layers=2, num_attention_heads=4)
 
 
-def row(prompt: int, response: int, **fields) -> Row:
-    tokens = ([3] * prompt, [4] * response, [1] * response, [-1.0] * response)
-    return Row("u", 0, "solver", "solve", 0, "main", 0, *tokens, 1.0, **fields)
+def row(prompt: int, response: int) -> Row:
+    return build_row(1.0, prompt=[3] * prompt, mask=[1] * response)
 
 
 def test_a_pass_counts_prompts_and_responses_once_an_epoch():

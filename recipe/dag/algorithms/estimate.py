@@ -6,8 +6,7 @@ Invariant: credit is a pure function of one policy's rows, or of all policies' r
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import replace
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
@@ -40,17 +39,9 @@ def estimate(
     """
     if algorithm.needs_values and values is None:
         raise ValueError(f"estimator {algorithm.estimator} needs a critic's values")
-    if any(candidate is not None for row in rows for candidate in row.call_candidates):
+    if any(call.candidate is not None for row in rows for call in row.calls):
         return _of_candidates(algorithm, rows, base)
-    batch = CreditBatch.from_rows(
-        rows,
-        values=values,
-        penalties=penalties,
-        mixer_credits=mixer_credits,
-        # a mixer divides the team's value first; what it credits is compared policy by policy
-        one_policy=not algorithm.spans_policies or algorithm.team_value is not None,
-        prompts="prompt_hash" in algorithm.grouping,
-    )
+    batch = _batch(algorithm, rows, values=values, penalties=penalties, mixer_credits=mixer_credits)
     return algorithm.credit(batch, base)
 
 
@@ -67,18 +58,16 @@ def _of_candidates(algorithm: Algorithm, rows: Sequence[Row], base: str) -> tupl
     neither critics nor penalties."""
     later = _tree(algorithm).later
     kept = [row for row in rows if not row.is_dropped]
-    results = iter(zip(*estimate(algorithm, _plain(kept), base=base), strict=True)) if kept else iter(())
+    results = iter(zip(*algorithm.credit(_batch(algorithm, kept), base), strict=True)) if kept else iter(())
     advantages: list[Tensor] = []
     returns: list[Tensor] = []
     for row, scored in zip(rows, score_advantages(algorithm, rows), strict=True):
         mask = torch.tensor(row.response_mask, dtype=torch.float32)
         own, row_returns = (torch.zeros_like(mask), torch.zeros_like(mask)) if row.is_dropped else next(results)
-        own, start = own.clone(), 0
-        candidates = row.call_candidates or (None,) * len(row.call_ends)
-        for end, candidate, advantage in zip(row.call_ends, candidates, scored, strict=True):
-            if candidate is not None:
+        own = own.clone()
+        for call, (start, end), advantage in zip(row.calls, row.spans(), scored, strict=True):
+            if call.candidate is not None:
                 own[start:end] = later * own[start:end] + advantage * mask[start:end]
-            start = end
         advantages.append(own)
         returns.append(row_returns)
     return advantages, returns
@@ -90,5 +79,12 @@ def _tree(algorithm: Algorithm) -> Tree:
     return algorithm.tree or Tree()
 
 
-def _plain(rows: Sequence[Row]) -> list[Row]:
-    return [replace(row, call_candidates=()) for row in rows]
+def _batch(algorithm: Algorithm, rows: Sequence[Row], **columns: Any) -> CreditBatch:
+    """Return the batch of the rows, with the keyword arguments `columns` of `from_rows`."""
+    return CreditBatch.from_rows(
+        rows,
+        # a mixer divides the team's value first; what it credits is compared policy by policy
+        one_policy=not algorithm.spans_policies or algorithm.team_value is not None,
+        prompts="prompt_hash" in algorithm.grouping,
+        **columns,
+    )

@@ -12,7 +12,7 @@ from array import array
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from hashlib import blake2b
-from itertools import chain, pairwise
+from itertools import chain
 from typing import TYPE_CHECKING
 
 import torch
@@ -20,22 +20,6 @@ from torch import Tensor
 
 if TYPE_CHECKING:
     from recipe.dag.types.row import Row
-
-CALL_COLUMNS = (
-    "uid",
-    "episode",
-    "agent",
-    "role",
-    "turn",
-    "round",
-    "node",
-    "branch",
-    "position",
-    "step",
-    "parts",
-    "unscored",
-    "row_of_call",
-)
 
 
 @dataclass(frozen=True)
@@ -51,17 +35,16 @@ class CreditBatch:
     agent: tuple[str, ...]
     role: tuple[str, ...]
     """The agent's name if it has no role."""
-    turn: tuple[int | None, ...]
-    """None where a merged row does not record it, as in the fields below."""
-    round: tuple[int | None, ...]
+    turn: tuple[int, ...]
+    round: tuple[int, ...]
     node: tuple[str, ...]
-    branch: tuple[str | None, ...]
+    branch: tuple[str, ...]
     """The path that the episode took to the call: skipped nodes and rounds of loops."""
-    position: tuple[int | None, ...]
+    position: tuple[int, ...]
     """Position in the episode, from 0."""
-    step: tuple[int | None, ...]
+    step: tuple[int, ...]
     """Number of turns and rounds before the call."""
-    parts: tuple[Mapping[str, float] | None, ...]
+    parts: tuple[Mapping[str, float], ...]
     """The outcome by the node that paid it."""
     unscored: tuple[bool, ...]
     """True where the reward is unknown; the outcome is then 0."""
@@ -112,10 +95,14 @@ class CreditBatch:
         policies = sorted({row.policy for row in rows})
         if one_policy and len(policies) > 1:
             raise ValueError(f"credit is computed per policy, but the rows belong to {', '.join(policies)}")
-        calls = _call_columns(rows)
+        for row in rows:
+            _check(row)
+        calls = [call for row in rows for call in row.calls]
+        row_of_call = tuple(index for index, row in enumerate(rows) for _ in row.calls)
+        rows_C = [rows[index] for index in row_of_call]
         mask_N = _mask(rows)
-        lengths_C = torch.tensor(calls["length"], dtype=torch.int64)
-        outcomes_C = torch.tensor(calls["outcome"], dtype=torch.float64)
+        lengths_C = torch.tensor([end - start for row in rows for start, end in row.spans()], dtype=torch.int64)
+        outcomes_C = torch.tensor([call.reward for call in calls], dtype=torch.float64)
         penalties_N = _token_column(rows, mask_N, penalties, "penalty").double()
         rewards_C = outcomes_C
         if penalties is not None:
@@ -123,7 +110,18 @@ class CreditBatch:
             rewards_C = outcomes_C.index_add(0, call_of_token_N, penalties_N)
         return cls(
             policy=tuple(row.policy for row in rows),
-            **{name: tuple(calls[name]) for name in CALL_COLUMNS},
+            uid=tuple(row.uid for row in rows_C),
+            episode=tuple(row.episode for row in rows_C),
+            agent=tuple(row.agent for row in rows_C),
+            role=tuple(row.role or row.agent for row in rows_C),
+            turn=tuple(call.turn for call in calls),
+            round=tuple(call.round for call in calls),
+            node=tuple(row.node for row in rows_C),
+            branch=tuple(call.branch for call in calls),
+            position=tuple(call.position for call in calls),
+            step=tuple(call.step for call in calls),
+            parts=tuple(call.parts for call in calls),
+            unscored=tuple(call.unscored for call in calls),
             prompt_hash=tuple(chain.from_iterable(map(_prompt_hashes, rows))) if prompts else None,
             rewards=rewards_C,
             outcomes=outcomes_C,
@@ -132,6 +130,7 @@ class CreditBatch:
             mixer_credits=None if mixer_credits is None else _credit_column(rows, mixer_credits),
             values=_token_column(rows, mask_N, values, "value"),
             valued=_has_tensor(rows, values),
+            row_of_call=row_of_call,
             call_lengths=lengths_C,
             row_lengths=tuple(len(row.response_mask) for row in rows),
             mask=mask_N,
@@ -184,31 +183,6 @@ class CreditBatch:
         return self.per_row(values_N)
 
 
-def _call_columns(rows: Sequence[Row]) -> dict[str, list]:
-    """Return the columns over calls, each of C entries."""
-    calls: dict[str, list] = {name: [] for name in (*CALL_COLUMNS, "outcome", "length")}
-    for index, row in enumerate(rows):
-        _check(row)
-        count = len(row.call_ends)
-        calls["uid"] += [row.uid] * count
-        calls["episode"] += [row.episode] * count
-        calls["agent"] += [row.agent] * count
-        calls["role"] += [row.role or row.agent] * count
-        # a row of one call has the call's turn and round itself
-        calls["turn"] += row.call_turns or ([row.turn] if count == 1 else [None] * count)
-        calls["step"] += row.call_steps or calls["turn"][-count:]
-        calls["round"] += row.call_rounds or ([row.round] if count == 1 else [None] * count)
-        calls["node"] += [row.node] * count
-        calls["branch"] += row.call_branches or [None] * count
-        calls["parts"] += row.call_parts or [None] * count
-        calls["unscored"] += row.call_unscored or [False] * count
-        calls["position"] += row.call_positions or [None] * count
-        calls["row_of_call"] += [index] * count
-        calls["outcome"] += row.call_rewards
-        calls["length"] += [end - start for start, end in pairwise((0, *row.call_ends))]
-    return calls
-
-
 def _mask(rows: Sequence[Row]) -> Tensor:
     """Return [N] bool."""
     # bytes() walks a list of 0 and 1 in C; torch.tensor would first need one Python list of all N numbers.
@@ -220,8 +194,8 @@ def _mask(rows: Sequence[Row]) -> Tensor:
 def _credit_column(rows: Sequence[Row], mixer_credits: Sequence[Sequence[float]]) -> Tensor:
     """Return [C] float64."""
     for row, row_credits in zip(rows, mixer_credits, strict=True):
-        if len(row_credits) != len(row.call_ends):
-            raise ValueError(f"{_describe(row)}: {len(row.call_ends)} calls but {len(row_credits)} credits")
+        if len(row_credits) != len(row.calls):
+            raise ValueError(f"{_describe(row)}: {len(row.calls)} calls but {len(row_credits)} credits")
         if not all(map(math.isfinite, row_credits)):
             raise ValueError(f"{_describe(row)}: a credit is not finite")
     return torch.tensor(list(chain.from_iterable(mixer_credits)), dtype=torch.float64)
@@ -258,7 +232,7 @@ def _has_tensor(rows: Sequence[Row], tensors: Sequence[Tensor | None] | None) ->
 def _prompt_hashes(row: Row) -> Iterator[str]:
     """Yield the hash of each call's prompt: all tokens of the row before the first one that the call sampled."""
     running, hashed = blake2b(array("q", row.prompt_ids).tobytes(), digest_size=16), 0
-    for begin, end in pairwise((0, *row.call_ends)):
+    for begin, end in row.spans():
         start = row.response_mask.index(1, begin, end) if 1 in row.response_mask[begin:end] else end
         running.update(array("q", row.response_ids[hashed:start]).tobytes())
         hashed = start
@@ -274,16 +248,10 @@ def _description(uid: str, episode: int, agent: str) -> str:
 
 
 def _check(row: Row) -> None:
-    where = _describe(row)
-    ends = row.call_ends
-    if not len(ends) == len(row.call_rewards):
-        raise ValueError(f"{where}: {len(ends)} calls but {len(row.call_rewards)} call rewards")
-    for name in ("turns", "rounds", "positions", "steps", "branches", "parts", "unscored"):
-        column = getattr(row, f"call_{name}")
-        if column and len(column) != len(ends):
-            raise ValueError(f"{where}: {len(ends)} calls but {len(column)} call {name}")
-    if list(ends) != sorted(ends) or ends[0] < 0 or ends[-1] != len(row.response_mask):
-        raise ValueError(f"{where}: call_ends {ends} do not tile a response of {len(row.response_mask)} tokens")
-    for reward in row.call_rewards:
-        if not math.isfinite(reward):
-            raise ValueError(f"{where}: reward {reward} is not finite")
+    ends = [call.end for call in row.calls]
+    if not ends or ends != sorted(ends) or ends[0] < 0 or ends[-1] != len(row.response_mask):
+        length = len(row.response_mask)
+        raise ValueError(f"{_describe(row)}: calls that end at {ends} do not tile a response of {length} tokens")
+    for call in row.calls:
+        if not math.isfinite(call.reward):
+            raise ValueError(f"{_describe(row)}: reward {call.reward} is not finite")

@@ -10,8 +10,8 @@ Statistics never mix policies.
 
 from __future__ import annotations
 
-from collections import defaultdict
 from collections.abc import Hashable, Sequence
+from itertools import pairwise
 
 from torch import Tensor
 
@@ -25,7 +25,7 @@ def gae(batch: CreditBatch, *, gamma: float, lam: float, whiten: bool) -> tuple[
 
     `whiten` gives the advantages mean 0 and variance 1 over all sampled tokens of a policy; the returns, which are the
     critic's targets, stay as they are. Raises ValueError for a gamma or lam outside [0, 1], and for calls of an agent
-    that do not record their position in the episode, or share one.
+    that share a position in the episode.
     """
     call_order, sequence_ids = sort_by_sequence(batch, list(batch.trajectories()))
     return sequence_gae(batch, call_order, sequence_ids, gamma=gamma, lam=lam).per_row(batch, whiten=whiten)
@@ -47,25 +47,13 @@ def sort_by_sequence(batch: CreditBatch, keys: Sequence[Hashable]) -> tuple[list
 
     `keys` [C]: equal for the calls of one sequence. `call_order` lists the calls of one sequence next to each other, in
     the order in which they were made; `sequence_ids` numbers the sequence of each call. Raises ValueError for calls of
-    a sequence that do not record their position in the episode, or share one.
+    a sequence that share a position in the episode.
     """
     ids = {key: index for index, key in enumerate(dict.fromkeys(keys))}
     sequence_ids = [ids[key] for key in keys]
-    if len(ids) == len(sequence_ids):  # sequences of one call each
-        return list(range(len(sequence_ids))), sequence_ids
-    rows_of_sequence: dict[int, set[int]] = defaultdict(set)
-    for sequence, row in zip(sequence_ids, batch.row_of_call, strict=True):
-        rows_of_sequence[sequence].add(row)
-
-    def time_of(call: int) -> tuple[int, int]:
-        position = batch.position[call]
-        # the calls of one row are in order, so there their index will do
-        if position is None and len(rows_of_sequence[sequence_ids[call]]) > 1:
-            raise ValueError(f"{batch.describe(call)}: its calls do not record their position (call_positions)")
-        return sequence_ids[call], call if position is None else position
-
-    call_order = sorted(range(len(sequence_ids)), key=time_of)
-    for call, following in zip(call_order, call_order[1:], strict=False):
-        if time_of(call) == time_of(following):
+    times = list(zip(sequence_ids, batch.position, strict=True))
+    call_order = sorted(range(len(times)), key=times.__getitem__)
+    for call, following in pairwise(call_order):
+        if times[call] == times[following]:
             raise ValueError(f"{batch.describe(call)}: two calls are at position {batch.position[call]}")
     return call_order, sequence_ids

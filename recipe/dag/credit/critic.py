@@ -68,8 +68,8 @@ def ippo(
     """Return (advantages, returns): one float32 tensor per row, 0 where the mask is 0 (IPPO, arXiv 2011.09533).
 
     `stream="agent"`: an agent's calls of an episode are one sequence, so what it earns later reaches its earlier calls.
-    `stream="call"`: every call is a sequence by itself, with its own reward. Raises ValueError for unknown options, for
-    calls that do not record their position, and for a gamma or lam outside [0, 1].
+    `stream="call"`: every call is a sequence by itself, with its own reward. Raises ValueError for unknown options and
+    for a gamma or lam outside [0, 1].
     """
     check_choice("stream", stream, ("call", "agent"))
     keys: Sequence[Hashable] = range(len(batch.uid))

@@ -32,7 +32,7 @@ def gdpo(
         a = sum_k w_k (R_k - mean(R_k)) / std(R_k) over the group,    A = a / rms(a) over the policy's sampled tokens
 
     with the sample standard deviation (n - 1). The return of a token is the weighted sum of its call's returns
-    (`call_returns`). Raises ValueError for rows that do not record which nodes paid their calls.
+    (`call_returns`).
     """
     calls = len(batch.uid)
     advantages_C = torch.zeros(calls, dtype=torch.float64)
@@ -49,15 +49,10 @@ def gdpo(
 
 def components(batch: CreditBatch, weights: Mapping[str, float]) -> dict[str, tuple[float, list[float]]]:
     """Return (weight, [C] reward of each call) by the component's name, sorted; components of weight 0 are left out."""
-    parts_of_calls = []
-    for parts, row in zip(batch.parts, batch.row_of_call, strict=True):
-        if parts is None:
-            raise ValueError(f"row {row}: its calls do not record which nodes paid them (call_parts); gdpo needs this")
-        parts_of_calls.append(parts)
-    names = sorted({name for parts in parts_of_calls for name in parts})
+    names = sorted({name for parts in batch.parts for name in parts})
     weighted = {}
     for name in names:
         weight = weights.get(name, 1.0)
         if weight != 0:
-            weighted[name] = weight, [parts.get(name, 0.0) for parts in parts_of_calls]
+            weighted[name] = weight, [parts.get(name, 0.0) for parts in batch.parts]
     return weighted

@@ -19,7 +19,7 @@ from torch import Tensor
 
 from recipe.dag.credit.batch import CreditBatch
 from recipe.dag.credit.options import check_choice
-from recipe.dag.credit.returns import call_returns, column_of
+from recipe.dag.credit.returns import call_returns
 
 KEYS = ("uid", "agent", "role", "turn", "round", "node", "branch", "prompt_hash")
 SAME = 1e-12
@@ -51,7 +51,7 @@ def group_relative(
     mean of the other trajectories, `scale="none"` does not divide. A call without sampled tokens contributes to the
     return of its trajectory and is not compared. `precentered` [C]: advantages that have a baseline already; they are
     added to R - mean(R), and the root mean square of the sum (n - 1) takes the place of std(R). Raises ValueError for
-    an unknown option and for a merged row that does not name the turns or rounds by which it is grouped or ordered.
+    an unknown option.
     """
     check_choice("center", center, ("mean", "leave_one_out"))
     check_choice("scale", scale, ("std", "none"))
@@ -190,7 +190,9 @@ def _groups(batch: CreditBatch, group_by: Sequence[str]) -> Iterator[list[list[i
     """Yield each group as its trajectories, each a list of the sampled calls that it has in the group."""
     for key in group_by:
         check_choice("group_by", key, KEYS)
-    columns = [column_of(batch, key) for key in group_by]
+    if "prompt_hash" in group_by and batch.prompt_hash is None:
+        raise ValueError("prompts were not hashed; make the batch with `from_rows(rows, prompts=True)`")
+    columns = [getattr(batch, key) for key in group_by]
     groups: dict[tuple, dict[tuple, list[int]]] = defaultdict(lambda: defaultdict(list))
     sampled = batch.sampled().tolist()
     for call, trajectory in enumerate(batch.trajectories()):

@@ -28,7 +28,7 @@ def reinforce(batch: CreditBatch, *, gamma: float, stat_unit: str) -> tuple[list
     The return of a sampled token is the sum of its trajectory's rewards from its call on, each times gamma^k, where k
     counts the agent's sampled tokens in between (tool results do not discount), less the penalties from that token on,
     discounted likewise. With `stat_unit="call"`, each call is a trajectory by itself. Raises ValueError for a gamma
-    outside [0, 1], another unit, and calls of a trajectory that do not record the order in which they were made.
+    outside [0, 1] and for another unit.
     """
     if _one_return_per_call(batch, gamma):
         returns = batch.broadcast_to_rows(_returns_to_go(batch, stat_unit))

@@ -14,8 +14,6 @@ from collections.abc import Sequence
 from recipe.dag.credit.batch import CreditBatch
 from recipe.dag.credit.options import check_choice, check_units
 
-PLURAL = {"turn": "turns", "round": "rounds", "branch": "branches", "step": "steps"}
-
 
 def call_returns(batch: CreditBatch, rewards: Sequence[float], stat_unit: str, gamma_turn: float | None) -> list[float]:
     """Return [C] the return of each call; `rewards` [C] are the calls' own.
@@ -36,45 +34,17 @@ def returns_to_go(batch: CreditBatch, rewards: Sequence[float], gamma_turn: floa
     """Return [C] each call's reward plus the later ones of its trajectory, discounted by `gamma_turn` per step.
 
     The exponent is the difference of the calls' steps, whichever calls in between are in the batch. A discount of 0
-    leaves each call its own reward, also among calls of one step. Raises ValueError for a discount outside [0, 1] and
-    for calls of a trajectory that record neither their positions nor their steps.
+    leaves each call its own reward, also among calls of one step. Raises ValueError for a discount outside [0, 1].
     """
     check_units(gamma_turn=gamma_turn)
     returns = list(rewards)
     if gamma_turn == 0.0:
         return returns
     for calls in _calls_by_trajectory(batch).values():
-        if len(calls) == 1:
-            continue
-        _sort_by_time(batch, calls)
-        # without a discount, rows that do not record their steps will do
-        steps = column_of(batch, "step", calls) if gamma_turn != 1.0 else [0] * len(returns)
+        calls.sort(key=batch.position.__getitem__)
         for call, following in zip(reversed(calls[:-1]), reversed(calls[1:]), strict=True):
-            returns[call] += gamma_turn ** (steps[following] - steps[call]) * returns[following]
+            returns[call] += gamma_turn ** (batch.step[following] - batch.step[call]) * returns[following]
     return returns
-
-
-def _sort_by_time(batch: CreditBatch, calls: list[int]) -> None:
-    """Sort the calls of one trajectory in place into the order in which they were made."""
-    positions = {call: position for call in calls if (position := batch.position[call]) is not None}
-    if len(positions) == len(calls):
-        calls.sort(key=positions.__getitem__)
-    elif len({batch.row_of_call[call] for call in calls}) > 1:  # the calls of one row are in order already
-        calls.sort(key=column_of(batch, "step", calls).__getitem__)
-
-
-def column_of(batch: CreditBatch, key: str, calls: Sequence[int] | None = None) -> Sequence:
-    """Return the batch's column `key`, [C]. Raises ValueError where one of `calls` (all, if absent) has no entry."""
-    column = getattr(batch, key)
-    if column is None:
-        raise ValueError("prompts were not hashed; make the batch with `from_rows(rows, prompts=True)`")
-    for call in range(len(column)) if calls is None else calls:
-        if column[call] is None:
-            raise ValueError(
-                f"{batch.describe(call)} does not name its calls' {PLURAL[key]} (call_{PLURAL[key]}), which are needed "
-                "to group or order them"
-            )
-    return column
 
 
 def _calls_by_trajectory(batch: CreditBatch) -> dict[tuple, list[int]]:

@@ -70,14 +70,7 @@ def shaped(
 
 def _candidates(row: Row) -> list[tuple[Slot, Candidate | None]]:
     """Return slot and candidate of each call of the row."""
-    count = len(row.call_ends)
-    turns = row.call_turns or (row.turn,) * count
-    rounds = row.call_rounds or (row.round,) * count
-    candidates = row.call_candidates or (None,) * count
-    return [
-        ((row.uid, row.episode, row.node, turn, number), candidate)
-        for turn, number, candidate in zip(turns, rounds, candidates, strict=True)
-    ]
+    return [((row.uid, row.episode, row.node, call.turn, call.round), call.candidate) for call in row.calls]
 
 
 def _mean_and_deviation(scores: Sequence[float], scale: str) -> tuple[float, float] | None:

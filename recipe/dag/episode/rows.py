@@ -11,7 +11,7 @@ from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import replace
 
 from recipe.dag.types.record import Call, Episode
-from recipe.dag.types.row import Candidate, Row
+from recipe.dag.types.row import Candidate, Row, RowCall
 
 
 def rows_of(
@@ -49,15 +49,13 @@ def rows_of(
         for position, call in enumerate(episode.calls):
             if call.turn < first_turn or position in unscored_calls:
                 continue
-            row = _row(episode, call, position)
-            row.call_steps = (steps[position],)
-            # in the other scopes, unscored calls have been dropped above
-            is_link, row.call_unscored = call.unscored, (call.unscored,)
-            row.call_learns = (position not in excluded and not is_link,)
+            is_link = call.unscored  # in the other scopes, unscored calls have been dropped above
+            learns = position not in excluded and not is_link
+            row = _row(episode, call, position, step=steps[position], learns=learns)
             if not (call.train or is_link) or call.usage is not None or 1 not in call.response_mask:
                 # The parts may be rewarded even if they add up to 0.
                 if keep_unsampled_rewarded and (call.reward or is_link or any(call.reward_parts.values())):
-                    rows.append(replace(row, response_ids=[], response_mask=[], rollout_log_probs=[], call_ends=(0,)))
+                    rows.append(row.without_tokens())
                 continue
             key = (row.agent, row.policy, row.node)
             earlier = open_rows.get(key) if merge else None
@@ -79,9 +77,8 @@ def _dropped_rows(
     for position, call in enumerate(episode.dropped, len(episode.calls)):
         is_scored = call.candidates > 0 and call.score is not None and _slot(call) not in left_out
         if is_scored and call.train and call.usage is None and 1 in call.response_mask and call.turn >= first_turn:
-            row = _row(episode, call, position)
-            row.call_learns = (position not in excluded,)
-            yield row
+            # it has no return, so the discount's step is never read
+            yield _row(episode, call, position, step=call.turn, learns=position not in excluded)
 
 
 def _steps(calls: Sequence[Call]) -> list[int]:
@@ -143,29 +140,34 @@ def _first_turn(episode: Episode, train_turns: str) -> int:
     return 0 if train_turns == "all" else max((c.turn for c in episode.calls if 1 in c.response_mask), default=0)
 
 
-def _row(episode: Episode, call: Call, position: int) -> Row:
+def _row(episode: Episode, call: Call, position: int, *, step: int, learns: bool) -> Row:
+    recorded = RowCall(
+        end=len(call.response_ids),
+        reward=call.reward or 0.0,
+        turn=call.turn,
+        round=call.round,
+        position=position,
+        step=step,
+        branch=call.branch,
+        parts=dict(call.reward_parts),
+        learns=learns,
+        unscored=call.unscored,
+        candidate=_candidate(episode, call, position),
+    )
     return Row(
         uid=episode.uid,
         episode=episode.index,
         agent=call.agent,
         node=call.node,
-        turn=call.turn,
         policy=call.policy,
         weight_version=call.weight_version,
         prompt_ids=list(call.prompt_ids),
         response_ids=list(call.response_ids),
         response_mask=list(call.response_mask),
         rollout_log_probs=list(call.rollout_log_probs),
-        reward=call.reward or 0.0,
-        call_turns=(call.turn,),
+        calls=(recorded,),
         temperature=call.temperature,
-        round=call.round,
-        call_rounds=(call.round,),
-        call_positions=(position,),
         role=call.role,
-        call_branches=(call.branch,),
-        call_parts=(dict(call.reward_parts),),
-        call_candidates=(_candidate(episode, call, position),),
     )
 
 
@@ -182,15 +184,5 @@ def _extend(row: Row, later: Row) -> None:
     row.response_ids += gap + later.response_ids
     row.response_mask += [0] * len(gap) + later.response_mask
     row.rollout_log_probs += [0.0] * len(gap) + later.rollout_log_probs
-    row.reward += later.reward
-    row.call_ends += (len(row.response_ids),)
-    row.call_rewards += (later.reward,)
-    row.call_turns += (later.turn,)
-    row.call_rounds += (later.round,)
-    row.call_positions += later.call_positions
-    row.call_steps += later.call_steps
-    row.call_branches += later.call_branches
-    row.call_parts += later.call_parts
-    row.call_learns += later.call_learns
-    row.call_unscored += later.call_unscored
-    row.call_candidates += later.call_candidates
+    shift = len(row.response_ids) - len(later.response_ids)
+    row.calls += tuple(replace(call, end=call.end + shift) for call in later.calls)

@@ -44,13 +44,13 @@ class JointHistory:
         """Return the row with the joint history as its prompt, in plain text without a chat template. Raises ValueError
         for a row of several calls, or of an unknown episode."""
         where = f"row of uid {row.uid}, episode {row.episode}, agent {row.agent}"
-        if len(row.call_positions) != 1:
+        if len(row.calls) != 1:
             raise ValueError(f"{where}: a centralised critic reads one call at a time; its row holds several")
         if (row.uid, row.episode) not in self.episodes:
             raise ValueError(f"{where}: a centralised critic needs the row's episode, which is missing")
         episode = self.episodes[row.uid, row.episode]
         room = self.limit_of(owner) - len(row.response_ids)
-        return replace(row, prompt_ids=self._history(episode, row.call_positions[0], owner, room))
+        return replace(row, prompt_ids=self._history(episode, row.calls[0].position, owner, room))
 
     def _history(self, episode: Episode, position: int, owner: str, room: int) -> list[int]:
         calls = episode.calls[: position + 1]

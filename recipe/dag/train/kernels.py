@@ -150,7 +150,7 @@ def update_critic(policy: PolicyRuntime, batch: PolicyBatch, critic: Critic, *, 
 def update_actor(policy: PolicyRuntime, batch: PolicyBatch, algorithm: Algorithm, *, seed: int) -> None:
     """Update the actor in `epochs` passes over the rows of `mini_batches` optimizer steps each, without the calls that
     the loss leaves out. If it leaves out all calls, do nothing."""
-    calls = [learns for row in batch.rows for learns in row.call_learns]
+    calls = [call.learns for row in batch.rows for call in row.calls]
     if not all(calls):
         batch.metrics["outside_loss"] = 1.0 - sum(calls) / len(calls)
     if not any(calls):
@@ -159,7 +159,7 @@ def update_actor(policy: PolicyRuntime, batch: PolicyBatch, algorithm: Algorithm
     model = policy.config.actor_rollout_ref.actor
     data = _passes(policy, batch, names, model, epochs=algorithm.epochs, seed=seed, masked=not all(calls))
     _assign_update(data, calculate_entropy=algorithm.entropy_coef != 0 or "old_log_probs" not in batch.columns)
-    learned = [row for row in batch.rows if any(row.call_learns)]
+    learned = [row for row in batch.rows if row.learns]
     with measured(batch.passes, "update", learned, epochs=algorithm.epochs):
         output = policy.workers.update_actor(data)
         metrics = reduce_metrics(tu.get(output, "metrics"))
@@ -186,7 +186,7 @@ def _passes(
     which sends `epochs` copies of the rows to the workers. With `masked`, calls that the loss leaves out have mask 0
     and count in no divisor, and rows that consist of such calls only are dropped."""
     rows, data, order, mini_batches = batch.rows, batch.tensors(), batch.order, batch.mini_batches
-    members = [i for i, row in enumerate(rows) if not masked or any(row.call_learns)]
+    members = [i for i, row in enumerate(rows) if not masked or row.learns]
     if masked:
         order, mini_batches = _layout(policy, rows, members, mini_batches, model)
     copies = epochs if mini_batches > 1 else 1  # a single mini-batch is the same in every epoch: verl may repeat it
@@ -198,7 +198,7 @@ def _passes(
     for name in names:
         if name in batch.columns:
             add_column(data, name, batch.columns[name], order)
-    calls = sum(sum(rows[i].call_learns) if masked else len(rows[i].call_ends) for i in members)
+    calls = sum(call.learns or not masked for i in members for call in rows[i].calls)
     tu.assign_non_tensor(
         data,
         global_batch_size=calls / mini_batches,

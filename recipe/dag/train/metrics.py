@@ -37,17 +37,14 @@ def token_metrics(rows: list[Row], columns: dict[str, list[torch.Tensor]]) -> di
 def call_advantages(rows: list[Row], advantages: list[torch.Tensor]) -> dict[tuple[str, int, int], float]:
     """Return the mean advantage of each call's sampled tokens, by (uid, episode, position in `all_calls`).
 
-    `advantages` has one tensor of the response's length per row. Rows without call positions are skipped."""
+    `advantages` has one tensor of the response's length per row."""
     means = {}
     for row, values in zip(rows, advantages, strict=True):
-        if not row.call_positions:
-            continue
-        mask, start = torch.tensor(row.response_mask).bool(), 0
-        for end, position in zip(row.call_ends, row.call_positions, strict=True):
+        mask = torch.tensor(row.response_mask).bool()
+        for call, (start, end) in zip(row.calls, row.spans(), strict=True):
             sampled = values[start:end][mask[start:end]]
             if len(sampled):
-                means[row.uid, row.episode, position] = sampled.double().mean().item()
-            start = end
+                means[row.uid, row.episode, call.position] = sampled.double().mean().item()
     return means
 
 

@@ -89,11 +89,11 @@ class CompoundFactor:
         """Return the unit of each piece of the row: one per merged call if factors are per turn, else one."""
         if not self.per_turn:
             return [(row.uid, row.episode)]
-        return [(row.uid, row.episode, turn) for turn in row.call_turns or (row.turn,)]
+        return [(row.uid, row.episode, call.turn) for call in row.calls]
 
     def _cut(self, rows: Sequence[Row], columns: Sequence[Tensor]) -> list[Tensor]:
         """Cut per-token columns into the pieces of their rows, in row order."""
-        cuts = [row.call_ends[:-1] if self.per_turn else () for row in rows]
+        cuts = [tuple(call.end for call in row.calls[:-1]) if self.per_turn else () for row in rows]
         return [piece for column, at in zip(columns, cuts, strict=True) for piece in column.tensor_split(at)]
 
     def _join(self, rows: Sequence[Row], pieces: Sequence[Tensor]) -> list[Tensor]:

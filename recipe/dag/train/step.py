@@ -12,7 +12,6 @@ import time
 from collections import defaultdict
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from contextlib import nullcontext
-from dataclasses import replace
 from graphlib import TopologicalSorter
 from typing import TYPE_CHECKING, cast
 
@@ -54,8 +53,8 @@ class TrainingStep:
     """Runs the training nodes of one step; `step` counts from 0.
 
     Policies and critics without rows in this step stay unchanged, and so do actors whose turn it is not. `episodes` are
-    those that the rows come from, for credit that reads messages: the calls of a row are
-    `episodes[uid, episode].all_calls[call_positions[i]]`. `mixing` is the learner of the team's value, which vdn and
+    those that the rows come from, for credit that reads messages: a row's call is
+    `episodes[uid, episode].all_calls[call.position]`. `mixing` is the learner of the team's value, which vdn and
     qmix need together with the episodes. `flops` holds the policies whose utilization is measured; `passes` displays
     the passes while they run."""
 
@@ -201,7 +200,7 @@ class TrainingStep:
             critic.split_to_policies("values")
 
     def _advantage(self, name: str) -> None:
-        self._credit([name], [_without_tokens(row) for row in self.context_rows if row.policy == name])
+        self._credit([name], [row.without_tokens() for row in self.context_rows if row.policy == name])
 
     def _joint_advantage(self, name: str) -> None:
         if self.workflow.algorithm.team_value is not None:
@@ -311,9 +310,7 @@ class TrainingStep:
 
     def metrics(self) -> dict[str, float]:
         metrics = {f"timing/{node_id}": seconds for node_id, seconds in self.timing.items()}
-        metrics["train/rows"] = float(
-            sum(any(row.call_learns) for batch in self.batches.values() for row in batch.rows)
-        )
+        metrics["train/rows"] = float(sum(row.learns for batch in self.batches.values() for row in batch.rows))
         for name, batch in self.batches.items():
             values = batch.metrics | token_metrics(batch.rows, batch.columns)
             metrics |= {f"agent/{agent}/grad_tokens_share": share for agent, share in self.loss_shares(name).items()}
@@ -378,15 +375,10 @@ def _weigh_importance(batch: PolicyBatch, options: Importance) -> None:
         batch.columns["old_log_probs"],
         [as_tensor(row.rollout_log_probs, np.float32) for row in rows],
         [as_tensor(row.response_mask, np.int64) for row in rows],
-        [row.call_ends for row in rows],
+        [[call.end for call in row.calls] for row in rows],
         **options.model_dump(),
     )
     batch.metrics |= metrics
-
-
-def _without_tokens(row: Row) -> Row:
-    """Return the row without its tokens: its rewards still count in trajectories, its tokens in no statistic."""
-    return replace(row, response_ids=[], response_mask=[], rollout_log_probs=[], call_ends=(0,) * len(row.call_ends))
 
 
 def _weigh_uncertainty(batch: PolicyBatch, options: Uncertainty) -> None:

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import asyncio
 import dataclasses
-import math
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -221,6 +220,6 @@ def _check_binary(episodes: Sequence[Episode], returns_ET: Tensor) -> None:
 def credited(row: Row, episode_credits: Sequence[Credit]) -> tuple[Row, list[float]]:
     """Return (the row with the plain share in place of its calls' rewards, the mixed share of each call).
     `episode_credits`: those of all calls of the row's episode."""
-    own = [episode_credits[position] for position in row.call_positions]
-    plain = tuple(credit.plain for credit in own)
-    return dataclasses.replace(row, call_rewards=plain, reward=math.fsum(plain)), [credit.mixed for credit in own]
+    own = [episode_credits[call.position] for call in row.calls]
+    calls = tuple(dataclasses.replace(call, reward=credit.plain) for call, credit in zip(row.calls, own, strict=True))
+    return dataclasses.replace(row, calls=calls), [credit.mixed for credit in own]

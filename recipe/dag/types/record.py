@@ -247,7 +247,7 @@ class Episode:
 
     @property
     def all_calls(self) -> list[Call]:
-        """`calls` and then `dropped`; a row's `call_positions` are indices of this list."""
+        """`calls` and then `dropped`; `RowCall.position` is an index of this list."""
         return [*self.calls, *self.dropped]
 
     def siblings_of(self, call: Call) -> list[Call]:
