@@ -11,7 +11,7 @@ from recipe.dag.settings.compose import compose_config
 from recipe.dag.workflow.schema import Workflow
 
 CONTENTS = ("model", "optimizer", "extra", "hf_model")
-MAIN = Saved.of("main/actor", 2, "fsdp2", CONTENTS)
+MAIN = Saved("main/actor", 2, CONTENTS)
 
 
 def write(step: Path, model: Saved = MAIN) -> Path:
@@ -53,7 +53,7 @@ def test_only_what_was_asked_for_must_be_there(tmp_path):
     folder = write(tmp_path)
     for path in folder.glob("optim*"):
         path.unlink()
-    assert not list(missing_files(tmp_path, [Saved.of("main/actor", 2, "fsdp2", ("model", "extra"))]))
+    assert not list(missing_files(tmp_path, [Saved("main/actor", 2, ("model", "extra"))]))
 
 
 def test_a_checkpoint_without_weights_is_refused_in_one_line_where_a_run_would_resume_from_it(tmp_path):
@@ -64,7 +64,7 @@ def test_a_checkpoint_without_weights_is_refused_in_one_line_where_a_run_would_r
     }
     workflow = Workflow(path="w", dag_id="w", agents=[{"name": "a", "policy": "main"}], policies=policies, nodes=[])
     for name in policies:
-        write(tmp_path, Saved.of(f"{name}/actor", 2, "fsdp2", CONTENTS))
+        write(tmp_path, Saved(f"{name}/actor", 2, CONTENTS))
     for path in (tmp_path / "lean" / "actor").glob("optim*"):
         path.unlink()  # which this policy does not load
     facts = {"policies": {"main": 2, "lean": 2}}

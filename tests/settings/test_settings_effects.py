@@ -47,7 +47,6 @@ def check(tmp_path):
             "only a cosine schedule",
         ),
         (f"{RUN}.actor.optim.num_cycles=1.0", f"{RUN}.actor.optim.warmup_style=cosine", "only a cosine schedule"),
-        (f"{RUN}.actor.fsdp_config.use_orig_params=true", f"{RUN}.actor.strategy=fsdp", "only FSDP 1 reads it"),
         (f"{RUN}.actor.fsdp_config.pad_to_length_bucket=64", f"{RUN}.actor.pad_to_length=true", "not padded"),
         (
             "trainer.resume_from_path=x",

@@ -156,7 +156,7 @@ def test_what_is_read_arrives_with_or_without_a_plus(argument, key, value):
         (f"{RUN}.actor.optim.lr=fast", "it takes a number of at least 0"),
         (f"{RUN}.actor.optim.lr_scheduler_type=linear", "it takes one of constant, cosine"),
         (f"{RUN}.actor.use_dynamic_bsz=5", "it takes True or False"),
-        (f"{RUN}.actor.strategy=megatron", "it takes one of fsdp, fsdp2"),
+        (f"{RUN}.actor.strategy=megatron", "it takes one of fsdp2"),
         (f"{RUN}.actor.checkpoint.save_contents=[weights]", "it takes a list [...] of model, optimizer"),
         (f"{RUN}.rollout.gpu_memory_utilization=1.5", "it takes a number above 0, up to 1"),
         (f"{RUN}.rollout.max_model_len=long", "it takes a whole number, 1 or more, or null"),

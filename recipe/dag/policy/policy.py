@@ -144,9 +144,9 @@ class PolicyRuntime:
         """Return the models that `save` writes, by their folders in the checkpoint."""
         actor, critic = self.config.actor_rollout_ref.actor, self.config.critic
         ranks = self.workers.world_size
-        models = [Saved.of(f"{self.name}/actor", ranks, actor.strategy, actor.checkpoint.save_contents)]
+        models = [Saved(f"{self.name}/actor", ranks, tuple(actor.checkpoint.save_contents))]
         if self.critic:
-            models.append(Saved.of(f"{self.name}/critic", ranks, critic.strategy, critic.checkpoint.save_contents))
+            models.append(Saved(f"{self.name}/critic", ranks, tuple(critic.checkpoint.save_contents)))
         return models
 
     def load(self, folder: Path) -> None:

@@ -9,7 +9,7 @@ from __future__ import annotations
 import os
 import time
 import zipfile
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -34,12 +34,7 @@ class Saved:
     """Relative to the checkpoint, such as `main/actor`."""
     world_size: int
     contents: tuple[str, ...]
-    """verl's names: model, optimizer, extra, hf_model; empty if verl's engine uses other file names."""
-
-    @classmethod
-    def of(cls, folder: str, world_size: int, strategy: str, contents: Sequence[str]) -> Saved:
-        """Return the files of a model that verl's engine `strategy` trains and that saves or loads `contents`."""
-        return cls(folder, world_size, tuple(contents) if strategy.startswith("fsdp") else ())
+    """verl's names: model, optimizer, extra, hf_model."""
 
 
 def missing_files(step_folder: Path, models: Iterable[Saved]) -> Iterator[str]:
@@ -107,10 +102,9 @@ def _contents(facts: dict[str, Any], config: DictConfig, workflow: Workflow, key
         for folder, (branch, prefix, overrides) in models.items():
             # what the policy overrides applies, else the run's configuration
             own = {key: value for key, value, _ in flatten(overrides)}
-            strategy = own.get(f"{prefix}strategy", config.actor_rollout_ref.actor.strategy)
             default = OmegaConf.select(config, f"{branch}.checkpoint.{key}")
             contents = own.get(f"{prefix}checkpoint.{key}", default)
-            yield Saved.of(f"{name}/{folder}", world_size, strategy, contents)
+            yield Saved(f"{name}/{folder}", world_size, tuple(contents))
 
 
 def _is_whole(path: Path) -> bool:

@@ -42,7 +42,6 @@ _BY_TOKENS = ("use_dynamic_bsz", _is(True), "micro-batches are made by rows; add
 _COSINE = ("optim.lr_scheduler_type", _is("cosine"), "only a cosine schedule reads it; add {}=cosine")
 _CHUNKS = ("entropy_from_logits_with_chunking", _is(True), "the entropy is not computed in chunks; add {}=true")
 _PADDED = ("pad_to_length", _is(True), "rows are not padded to a length; add {}=true")
-_FSDP_1 = (f"{RUN}.actor.strategy", _is("fsdp"), "only FSDP 1 reads it; add {}=fsdp")
 
 Need = tuple[str, Callable[[Any], bool], str]
 """(another key, a predicate that its value must satisfy, the error message otherwise; `{}` is the other key)"""
@@ -72,11 +71,6 @@ NEEDS: dict[str, Need] = {
     f"{_ACTOR}.entropy_from_logits_chunk_size": _under(_FSDP, _CHUNKS),
     f"{_FSDP}.entropy_from_logits_chunk_size": _under(_FSDP, _CHUNKS),
     **{f"{at}.pad_to_length_bucket": _under(at, _PADDED) for at in (_FSDP, f"{RUN}.ref.fsdp_config", "critic.fsdp")},
-    **{
-        f"{at}.{key}": _FSDP_1
-        for at in (_FSDP, f"{RUN}.ref.fsdp_config", "critic.fsdp")
-        for key in ("use_orig_params", "wrap_policy.min_num_params")
-    },
 }
 """Typed keys that have an effect only with a certain value of another key."""
 _ALIASED = ("model_path", "validation.temperature", "data.max_prompt_length", "data.max_response_length")

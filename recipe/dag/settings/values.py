@@ -41,7 +41,7 @@ LOGGER = Kind(
 )
 _CONTENTS = names("model", "optimizer", "extra", "hf_model")
 _BETAS = Kind("two numbers [A,B]", lambda value: isinstance(value, list) and all(map(FINITE.accepts, value)))
-_STRATEGY = one_of("fsdp", "fsdp2")
+_STRATEGY = one_of("fsdp2")
 _TEXT_OR_NULL, _COUNT_OR_NULL, _TRUTH_OR_NULL = or_null(TEXT), or_null(COUNT), or_null(TRUTH)
 _RUN = "actor_rollout_ref"
 

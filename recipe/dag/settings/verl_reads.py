@@ -15,8 +15,8 @@ _OPTIMIZER = (
     "num_cycles lr_scheduler_type zero_indexed_step warmup_style override_optimizer_config.*"
 )
 _SHARDING = (
-    "wrap_policy.* reshard_after_forward fsdp_size forward_prefetch model_dtype use_orig_params full_determinism "
-    "ulysses_sequence_parallel_size pad_to_length pad_to_length_bucket mixed_precision.*"
+    "reshard_after_forward fsdp_size forward_prefetch model_dtype "
+    "full_determinism ulysses_sequence_parallel_size pad_to_length pad_to_length_bucket mixed_precision.*"
 )
 _TRAINED = "param_offload optimizer_offload offload_policy use_no_sync_for_gradient_accumulation"
 _ENTROPY = "entropy_from_logits_with_chunking entropy_from_logits_chunk_size entropy_checkpointing"

@@ -119,7 +119,7 @@ REFUSED: dict[str, str] = {
     "sandbox_fusion": _SANDBOX.format("url"),
     "sandbox_fusion.max_concurrent": _SANDBOX.format("max_concurrent"),
     "sandbox_fusion.memory_limit_mb": _SANDBOX.format("memory_mb"),
-    "model_engine": _NOTHING.format(f"policies train with FSDP (`{RUN}.actor.strategy=fsdp2` or fsdp)"),
+    "model_engine": _NOTHING.format("policies train with FSDP 2"),
     "distillation": _NOTHING.format("no loss distils a teacher"),
     "transfer_queue": _SERVERS,
     "skip": _SERVERS,

@@ -11,7 +11,7 @@ import hashlib
 import os
 import shutil
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -108,7 +108,7 @@ def find_start(config: DictConfig, facts: dict[str, Any], *, processes: int) -> 
             f"{folder}: was written by {written_by} processes, but this run has {processes}; set "
             f"trainer.n_gpus_per_node={written_by}, or start over with trainer.resume_mode=disable"
         )
-    saved = _saved(config.policy, processes, config.checkpoint.load_contents, config.engine.strategy)
+    saved = Saved(f"{config.policy}/actor", processes, tuple(config.checkpoint.load_contents))
     if missing := list(missing_files(folder, [saved])):
         raise UserError(
             f"{folder}: {missing[0]} is missing or torn, so the run cannot resume from it; start over with "
@@ -134,10 +134,6 @@ def _differences(stored: dict[str, Any], now: dict[str, Any]) -> list[str]:
         f"{key}: {described[key]}" if key in described else f"{key}: was {stored.get(key)}, now {now.get(key)}"
         for key in different
     ]
-
-
-def _saved(policy: str, processes: int, contents: Sequence[str], strategy: str) -> Saved:
-    return Saved.of(f"{policy}/actor", processes, strategy, contents)
 
 
 class Checkpoints:
@@ -182,8 +178,8 @@ class Checkpoints:
         self._engine.save_checkpoint(str(checkpoint.policy_folder(folder, self._config.policy)), global_step=step)
         torch.distributed.barrier()
         if self._rank == 0:
-            contents, strategy = self._config.checkpoint.save_contents, self._config.engine.strategy
-            check_written(folder, [_saved(self._config.policy, self._processes, contents, strategy)])
+            contents = tuple(self._config.checkpoint.save_contents)
+            check_written(folder, [Saved(f"{self._config.policy}/actor", self._processes, contents)])
 
 
 @contextmanager

@@ -42,7 +42,7 @@ KINDS: dict[str, Kind] = {
     "optim.lr": NOT_NEGATIVE,
     "optim.weight_decay": NOT_NEGATIVE,
     "optim.lr_scheduler_type": one_of("constant", "cosine"),
-    "engine.strategy": one_of("fsdp", "fsdp2"),
+    "engine.strategy": one_of("fsdp2"),
     "trainer.logger": LOGGER,
     "trainer.n_gpus_per_node": or_null(COUNT),
     "trainer.total_epochs": COUNT,
