@@ -2,33 +2,19 @@
 
 from __future__ import annotations
 
-import dataclasses
-import inspect
+import ast
 import re
 import subprocess
 import sys
-from importlib import import_module
 
 import pytest
 
 from recipe.dag.algorithms.base import Algorithm, options_of
 from recipe.dag.algorithms.catalogue import BLOCKS, ESTIMATORS, SELECTABLE, make_algorithm, readers
-from recipe.dag.algorithms.reward_catalogue import (
-    CALLED,
-    REQUIRED,
-    REWARD,
-    REWARDS,
-    SHAPED,
-    SHAPED_TAKES,
-    SHAPING,
-    SHAPINGS,
-)
+from recipe.dag.algorithms.reward_catalogue import REQUIRED, OptionKind, RewardOption, read_entry, reward_nodes
 from recipe.dag.core.problem import WorkflowError
-from recipe.dag.credit import shaping
-from recipe.dag.credit.incentive import Incentives
-from recipe.dag.credit.vote import TIES
 from recipe.dag.loading.workflow_file import load_workflow
-from recipe.dag.reward import credit, group
+from recipe.dag.types.reward import Catalogued
 
 WORKFLOW = """\
 dag_id: small
@@ -68,18 +54,12 @@ def test_a_method_adds_its_options_to_the_common_ones_and_changes_none_but_what_
     assert readers("lam") == ("gae", "gae_chain", "ippo", "mappo") and readers("epochs") == readers("nothing") == ()
 
 
-@pytest.mark.parametrize("name", [*(entry.name for entry in REWARDS), *(block.__name__.lower() for block in BLOCKS)])
+@pytest.mark.parametrize(
+    "name", [*(entry.name for entry in reward_nodes()), *(block.__name__.lower() for block in BLOCKS)]
+)
 def test_what_is_a_function_only_is_refused_by_a_workflow(load, name):
     with pytest.raises(WorkflowError, match="algorithm.estimator: expected one of"):
         load(f"estimator: '{name}'")
-
-
-@pytest.mark.parametrize("entry", REWARDS, ids=lambda entry: entry.name)
-def test_every_reward_entry_points_at_its_function(entry):
-    module, name = entry.where.split(":")
-    function = getattr(import_module(f"recipe.dag.{module}"), name)
-    assert entry.source and entry.assumes and entry.use in (REWARD, SHAPING)
-    assert keyword_only(function) == {key: option.default for key, option in entry.takes.items()}
 
 
 def test_every_block_stands_under_its_own_name():
@@ -87,32 +67,25 @@ def test_every_block_stands_under_its_own_name():
         assert block.source and block.assumes and block.__name__.lower() in Algorithm.model_fields
 
 
-def keyword_only(function):
-    """Keyword-only parameters and their defaults."""
-    found = inspect.signature(function).parameters.values()
-    return {p.name: REQUIRED if p.default is p.empty else p.default for p in found if p.kind is p.KEYWORD_ONLY}
-
-
-def functions_of(module) -> set[str]:
-    public = {name for name, found in vars(module).items() if inspect.isfunction(found) and name[0] != "_"}
-    here = {name for name in public if getattr(module, name).__module__ == module.__name__}
-    return {f"{module.__name__.removeprefix('recipe.dag.')}:{name}" for name in here}
-
-
-def test_every_function_of_the_reward_nodes_is_in_the_catalogue():
-    called = functions_of(credit) | functions_of(group)
-    assert called - {SHAPED} | {"reward.outcome:team_reward"} == set(CALLED)
-    assert {name for name in CALLED if CALLED[name].of_group} == functions_of(group)
-    assert keyword_only(credit.shaped) == {key: option.default for key, option in SHAPED_TAKES.items()}
-    functions = {name for name, found in vars(shaping).items() if inspect.isfunction(found) and name[0] != "_"}
-    assert functions - {"check_units", "conditional_quality"} == set(SHAPINGS) == set(credit.SHAPINGS)
-
-
-def test_the_options_of_what_is_chosen_are_those_of_its_function():
-    assert CALLED["reward.credit:vote_marginals"].takes["ties"].choices == TIES
-    assert SHAPED_TAKES["shaping"].choices == tuple(credit.SHAPINGS)
-    weights = {field.name: field.default for field in dataclasses.fields(Incentives)}
-    assert weights.items() <= CALLED["reward.credit:debate_incentives"].free.items()
+def test_an_entry_is_what_its_function_declares():
+    source = """
+@Catalogued("a paper", copies=True)
+async def pay(
+    episodes, *, a: AgentName, b: Literal["x", "y"] = "x",
+    c: Annotated[int, Field(ge=1)] = 2, d: Annotated[F, "e"] | None = None
+): ..."""
+    (function,) = ast.parse(source).body
+    entry = read_entry("reward.mine:pay", function)
+    assert entry.traits == Catalogued("a paper", copies=True) and entry.of_group and not entry.shaping
+    assert entry.takes == {
+        "a": RewardOption(OptionKind.AGENT, REQUIRED),
+        "b": RewardOption(OptionKind.CHOICE, "x", choices=("x", "y")),
+        "c": RewardOption(OptionKind.INT, 2, low=1),
+        "d": RewardOption(OptionKind.FUNCTION, None, arguments=("e",)),
+    }
+    (function,) = ast.parse('@Catalogued("a paper")\ndef pay(episode, *, a: dict = None): ...').body
+    with pytest.raises(ValueError, match="'dict' is not a valid OptionKind"):
+        read_entry("reward.mine:pay", function)
 
 
 @pytest.mark.parametrize(
@@ -177,7 +150,7 @@ def test_the_command_lists_everything_without_torch():
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     *lines, torch_is_there, _ = done.stdout.split("\n")
     assert torch_is_there == "False"
-    for name in (*SELECTABLE, *(entry.name for entry in REWARDS), *(block.__name__.lower() for block in BLOCKS)):
+    for name in (*SELECTABLE, *(entry.name for entry in reward_nodes()), *(block.__name__.lower() for block in BLOCKS)):
         assert any(line.startswith(f"{name} ") for line in lines)
     text = " ".join(done.stdout.split())
     assert "center=leave_one_out" in text and "arXiv 2402.14740" in text and "gamma_turn=0.9" in text

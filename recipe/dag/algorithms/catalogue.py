@@ -22,7 +22,7 @@ from recipe.dag.algorithms.ippo import Ippo
 from recipe.dag.algorithms.magrpo import Magrpo
 from recipe.dag.algorithms.mappo import Mappo
 from recipe.dag.algorithms.reinforce import Reinforce, ReinforcePP, ReinforcePPBaseline
-from recipe.dag.algorithms.reward_catalogue import REWARD, REWARDS, SHAPING, RewardEntry
+from recipe.dag.algorithms.reward_catalogue import REQUIRED, RewardEntry, reward_nodes
 from recipe.dag.algorithms.rloo import Rloo
 from recipe.dag.algorithms.team_value import Qmix, Vdn
 
@@ -53,6 +53,11 @@ REMOVED: Mapping[str, str] = MappingProxyType(
     }
 )
 """Former names of estimators, and what to write instead."""
+_REWARD_USES = {
+    False: "is its code",
+    True: "recipe.dag.reward.credit:shaped, its kwargs shaping=<name>, players=None, ...",
+}
+"""Whether a reward is a shaping -> how a workflow selects it."""
 
 
 def algorithm_class(estimator: Any) -> type[Algorithm] | None:
@@ -79,9 +84,9 @@ def table() -> str:
     """Return the catalogue as text, one paragraph per use."""
     paragraphs = ["\n".join(["# selected by algorithm.estimator", *_estimators()])]
     paragraphs.append("\n".join(["# switched on by the block algorithm.<name>", *_blocks()]))
-    for use in (REWARD, SHAPING):
-        lines = [line for entry in REWARDS if entry.use == use for line in _reward(entry)]
-        paragraphs.append("\n".join([f"# {use}", *lines]))
+    for shaping, use in _REWARD_USES.items():
+        lines = [line for entry in reward_nodes() if entry.shaping == shaping for line in _reward(entry)]
+        paragraphs.append("\n".join([f"# a reward node: executable_ref {use}", *lines]))
     return "\n\n".join(paragraphs)
 
 
@@ -106,9 +111,11 @@ def _blocks() -> list[str]:
 
 
 def _reward(entry: RewardEntry) -> list[str]:
-    must = [f"{key} (required)" for key in entry.takes if key not in entry.free]
-    options = ", ".join([*must, *(f"{key}={_shown(value)}" for key, value in entry.free.items())])
-    return _paragraph(entry.name, entry.source, entry.assumes, options, f"recipe.dag.{entry.where}")
+    defaults = {key: option.default for key, option in entry.takes.items()}
+    must = [f"{key} (required)" for key, value in defaults.items() if value is REQUIRED]
+    free = [f"{key}={_shown(value)}" for key, value in defaults.items() if value is not REQUIRED]
+    traits, where = entry.traits, f"recipe.dag.{entry.where}"
+    return _paragraph(entry.name, traits.source, traits.assumes, ", ".join([*must, *free]), where)
 
 
 def _paragraph(name: str, source: str, assumes: str, options: str, where: str) -> list[str]:

@@ -11,7 +11,6 @@ from typing import TYPE_CHECKING, ClassVar
 from pydantic import Field
 
 from recipe.dag.algorithms.blocks import Block
-from recipe.dag.algorithms.reward_catalogue import CALLED, SHAPED
 from recipe.dag.core.suggestion import did_you_mean
 from recipe.dag.credit.causality import descendants
 
@@ -20,8 +19,8 @@ if TYPE_CHECKING:
     from recipe.dag.workflow.checks.facts import DraftFacts
 
 PATH: KeyPath = ("algorithm", "cory")
-PAYS_OWN_ONLY = {"reward.outcome:outcome_reward", "reward.outcome:env_outcome", SHAPED, *CALLED}
-"""Functions that pay each agent only for its own calls, except those that the reward catalogue says copy rewards."""
+PAYS_OWN_ONLY = ("reward.outcome:outcome_reward", "reward.outcome:env_outcome")
+"""Functions outside the reward catalogue that pay each agent only for its own calls."""
 
 
 class Cory(Block):
@@ -89,6 +88,7 @@ def _may_share(facts: DraftFacts) -> bool:
         return True
     if any(node.agent_options.rewards_with_env for _, node in facts.draft.each_node()):
         return True
-    if any(function not in PAYS_OWN_ONLY for _, _, function in facts.reward_functions()):
+    functions = facts.reward_functions()
+    if any(entry is None and function not in PAYS_OWN_ONLY for _, _, function, entry in functions):
         return True
-    return any(entry.copies for _, _, entry in facts.catalogued_rewards())
+    return any(entry.traits.copies for _, _, entry in facts.catalogued_rewards())

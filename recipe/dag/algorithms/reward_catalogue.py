@@ -1,47 +1,53 @@
-"""The catalogue of reward nodes: their sources, traits and options.
+"""The catalogue of reward nodes, read from the source of the engine's reward functions.
 
-Invariant: data only, without imports of the engine. An option is listed if and only if the function takes it, with the
-function's default.
+Invariant: no reward function is imported, so that checks are fast. A function is listed if and only if it is decorated
+with `Catalogued`; its options are its keyword-only parameters.
 """
 
 from __future__ import annotations
 
+import ast
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, replace
 from enum import StrEnum
-from types import MappingProxyType
+from functools import cache
+from pathlib import Path
 from typing import Any
 
-REWARD = "a reward node: executable_ref is its code"
-SHAPING = "a reward node: executable_ref recipe.dag.reward.credit:shaped, its kwargs shaping=<name>, players=None, ..."
+from recipe.dag.types.reward import Catalogued
+
+ENGINE = Path(__file__).resolve().parents[1]
 REQUIRED = object()
 """The default of an option that must be given."""
+SHAPED = "reward.credit:shaped"
+"""The function whose option `shaping` selects one of `shapings()`, which stand for it in the catalogue."""
 
 
 class OptionKind(StrEnum):
-    NUMBER = "number"
-    TEXT = "text"
-    CHOICE = "choice"
-    SCALAR = "scalar"
-    NODE = "node"
-    NODES = "nodes"
-    PLAYERS = "players"
-    """Lists of nodes: each list is a player; the k-th nodes of all players are a stage."""
-    AGENTS = "agents"
-    """A list of agents; None for all agents."""
-    AGENT = "agent"
-    FLAG = "flag"
-    FUNCTION = "function"
-    """`file.py:function`; it is called with `arguments`."""
+    """The types that options are annotated with; those of nodes and agents are in types/reward.py."""
+
+    FLOAT = "float"
+    INT = "int"
+    TEXT = "str"
+    FLAG = "bool"
+    SCALAR = "Scalar"
+    CHOICE = "Literal"
+    NODE = "NodeName"
+    NODES = "NodeNames"
+    PLAYERS = "Players"
+    AGENT = "AgentName"
+    AGENTS = "AgentNames"
+    FUNCTION = "Callable"
+    """`file.py:function`, annotated with the names of the arguments of its call."""
 
 
 @dataclass(frozen=True)
 class RewardOption:
-    """The values that an option of a reward node may have. Nodes are always rollout nodes."""
+    """The values that an option of a reward node may have."""
 
     kind: OptionKind
-    default: Any = REQUIRED
+    default: Any
     low: float = -math.inf
     """Least value of a number; least length of a list of nodes or players."""
     high: float = math.inf
@@ -51,202 +57,81 @@ class RewardOption:
 
 @dataclass(frozen=True)
 class RewardEntry:
-    name: str
-    source: str
-    assumes: str
     where: str
     """The function, as module:name under recipe.dag."""
-    use: str
-    """REWARD or SHAPING."""
-    takes: Mapping[str, RewardOption] = field(default_factory=dict)
+    traits: Catalogued
+    takes: Mapping[str, RewardOption]
     """The options of the function."""
-    copies: bool = False
-    """Pays several calls for the same reward."""
-    discounts: bool = False
-    """Pays a call for rewards earned after it."""
-    peers: bool = False
-    """Compares the nodes that moved in the same turn and in the next, so that its result depends on the players."""
-    graded: bool = False
-    """Reads the episode's outcome, which a node before it must have set."""
-    of_group: bool = False
+    of_group: bool
     """Compares all episodes of a sample: its node needs `scope: group`."""
 
     @property
-    def free(self) -> Mapping[str, Any]:
-        """The options that have a default, with it."""
-        return {key: option.default for key, option in self.takes.items() if option.default is not REQUIRED}
+    def name(self) -> str:
+        return self.where.partition(":")[2]
+
+    @property
+    def shaping(self) -> bool:
+        """Whether `shaped` calls the function, and not the reward node itself."""
+        return self.where.startswith("credit.")
 
 
-def reward_entry(name: str, source: str, assumes: str, where: str, use: str, /, **more: Any) -> RewardEntry:
-    """Return an entry. `more`: `copies`, `discounts`, `peers`, `graded`, `of_group`, and options by name."""
-    takes = {key: option for key, option in more.items() if isinstance(option, RewardOption)}
-    traits = {key: value for key, value in more.items() if key not in takes}
-    return RewardEntry(name, source, assumes, where, use, MappingProxyType(takes), **traits)
+def read_entry(where: str, function: ast.FunctionDef | ast.AsyncFunctionDef) -> RewardEntry | None:
+    """Return the entry of a function of the engine; None if it is not catalogued."""
+    for decorator in function.decorator_list:
+        if isinstance(decorator, ast.Call) and ast.unparse(decorator.func) == Catalogued.__name__:
+            values = [ast.literal_eval(value) for value in decorator.args]
+            traits = Catalogued(*values, **_keywords(decorator))
+            parameters = zip(function.args.kwonlyargs, function.args.kw_defaults, strict=True)
+            takes = {parameter.arg: _option(parameter.annotation, default) for parameter, default in parameters}
+            return RewardEntry(where, traits, takes, of_group=function.args.args[0].arg == "episodes")
+    return None
 
 
-_TURNS = "rewards per node and turn"
+@cache
+def entries(module: str) -> Mapping[str, RewardEntry]:
+    """Return name -> entry of the catalogued functions of a module under recipe.dag."""
+    body = ast.parse((ENGINE / f"{module.replace('.', '/')}.py").read_bytes()).body
+    functions = (statement for statement in body if isinstance(statement, ast.FunctionDef | ast.AsyncFunctionDef))
+    found = (read_entry(f"{module}:{function.name}", function) for function in functions)
+    return {entry.name: entry for entry in found if entry is not None}
 
 
-def _number(default: float, low: float = -float("inf"), high: float = float("inf")) -> RewardOption:
-    return RewardOption(OptionKind.NUMBER, default, low, high)
+def shapings() -> Mapping[str, RewardEntry]:
+    return entries("credit.shaping")
 
 
-def _unit(default: float) -> RewardOption:
-    return _number(default, 0.0, 1.0)
+def chosen_shaping(options: Mapping[str, Any]) -> RewardEntry | None:
+    """Return the entry of the shaping that these options of `shaped` select; None if there is no such shaping."""
+    return shapings().get(str(options.get("shaping")))
 
 
-_AGENT = RewardOption(OptionKind.AGENT, "solver")
-_FLAG = RewardOption(OptionKind.FLAG, False)
+def reward_nodes() -> list[RewardEntry]:
+    """Return the entries of the functions that a reward node may name, and of the shapings in place of `shaped`."""
+    modules = [f"reward.{file.stem}" for file in sorted((ENGINE / "reward").glob("*.py"))]
+    named = [entry for module in modules for entry in entries(module).values() if entry.where != SHAPED]
+    return [*named, *shapings().values()]
 
-REWARDS: tuple[RewardEntry, ...] = (
-    reward_entry(
-        "team_reward",
-        "the episode's outcome",
-        "an outcome per episode",
-        "reward.outcome:team_reward",
-        REWARD,
-        copies=True,
-        graded=True,
-        weight=_number(0.5),
-        agents=RewardOption(OptionKind.AGENTS, None),
-    ),
-    reward_entry(
-        "vote_marginals",
-        "difference rewards",
-        "a vote among rollout nodes; with a VOTE node: its dependencies, key and ties",
-        "reward.credit:vote_marginals",
-        REWARD,
-        voters=RewardOption(OptionKind.NODES, low=2),
-        key=RewardOption(OptionKind.TEXT, "answer"),
-        ties=RewardOption(OptionKind.CHOICE, "first", choices=("first", "none")),
-        weight=_number(1.0),
-    ),
-    reward_entry(
-        "debate_incentives",
-        "MAPoRL, arXiv 2502.18439",
-        "a debate of at least two players and two turns, scores in [0, 1], one weight above 0",
-        "reward.credit:debate_incentives",
-        REWARD,
-        peers=True,
-        **{name: _number(0.0, 0.0) for name in ("follow", "leave", "repel", "attract")},
-        threshold=_number(0.5),
-        players=RewardOption(OptionKind.PLAYERS, None, low=2),
-    ),
-    reward_entry(
-        "conditional_quality",
-        "MARTI",
-        "a node that judges another one, whose reward says whether it was right",
-        "reward.credit:conditional_quality",
-        REWARD,
-        verifier=RewardOption(OptionKind.NODE),
-        generator=RewardOption(OptionKind.NODE),
-        key=RewardOption(OptionKind.TEXT, "verdict"),
-        right=RewardOption(OptionKind.SCALAR, True),
-        threshold=_number(0.5),
-    ),
-    reward_entry(
-        "majority_label",
-        "TTRL, arXiv 2504.16084",
-        "several episodes per sample; no ground truth",
-        "reward.group:majority_label",
-        REWARD,
-        copies=True,
-        of_group=True,
-        agent=_AGENT,
-        agents=RewardOption(OptionKind.AGENTS, None),
-        compare=RewardOption(OptionKind.CHOICE, "math", choices=("text", "math")),
-        ties=RewardOption(OptionKind.CHOICE, "none", choices=("none", "first")),
-        min_share=_unit(0.0),
-        weight=_number(1.0),
-        grade_timeout_s=_number(10.0, 0.0),
-    ),
-    reward_entry(
-        "pairwise_ranking",
-        "win rate among siblings",
-        "several episodes per sample; a comparison, or a node that scores",
-        "reward.group:pairwise_ranking",
-        REWARD,
-        copies=True,
-        of_group=True,
-        compare=RewardOption(OptionKind.FUNCTION, None, arguments=("first", "second")),
-        judge=RewardOption(OptionKind.NODE, None),
-        key=RewardOption(OptionKind.TEXT, "score"),
-        agents=RewardOption(OptionKind.AGENTS, None),
-        weight=_number(1.0),
-    ),
-    reward_entry(
-        "diversity",
-        "distance to siblings",
-        "several episodes per sample",
-        "reward.group:diversity",
-        REWARD,
-        copies=True,
-        of_group=True,
-        agent=_AGENT,
-        agents=RewardOption(OptionKind.AGENTS, None),
-        measure=RewardOption(OptionKind.CHOICE, "answer", choices=("answer", "ngrams")),
-        n=_number(3, 1),
-        threshold=RewardOption(OptionKind.NUMBER, None, 0.0, 1.0),
-        penalty=_FLAG,
-        right_only=_FLAG,
-        weight=_number(0.1),
-    ),
-    reward_entry(
-        "team_local",
-        "AT-GRPO, arXiv 2510.11062",
-        _TURNS,
-        "credit.shaping:team_local",
-        SHAPING,
-        copies=True,
-        team=_number(1.0),
-        local=_number(1.0),
-    ),
-    reward_entry("shared", "CORY, arXiv 2410.06101", _TURNS, "credit.shaping:shared", SHAPING, copies=True),
-    reward_entry(
-        "discounted", "returns per turn", _TURNS, "credit.shaping:discounted", SHAPING, discounts=True, gamma=_unit(1.0)
-    ),
-    reward_entry(
-        "verifier_sum",
-        "MAPoRL, arXiv 2502.18439",
-        "scores in [0, 1]",
-        "credit.shaping:verifier_sum",
-        SHAPING,
-        copies=True,
-        discounts=True,
-        peers=True,
-        gamma=_unit(0.3),
-    ),
-    reward_entry("margin", "MARTI", _TURNS, "credit.shaping:margin", SHAPING, alpha=_number(0.5)),
-    reward_entry("quality", "MARTI", "rewards in [0, 1]", "credit.shaping:quality", SHAPING, alpha=_number(0.5)),
-    reward_entry(
-        "with_outcome",
-        "MARTI",
-        "an outcome per episode",
-        "credit.shaping:with_outcome",
-        SHAPING,
-        copies=True,
-        discounts=True,
-        graded=True,
-        beta=_number(0.5),
-    ),
-    reward_entry(
-        "influence",
-        "UMAD, arXiv 2603.01221",
-        _TURNS,
-        "credit.shaping:influence",
-        SHAPING,
-        peers=True,
-        bonus=_number(0.2),
-    ),
-)
-SHAPINGS = {entry.name: entry for entry in REWARDS if entry.use == SHAPING}
-CALLED = {entry.where: entry for entry in REWARDS if entry.use == REWARD}
-COACH_SCORES = "coach.reward:coach_scores"
-"""The function that turns the verdicts of coaches into rewards."""
-SHAPED = "reward.credit:shaped"
-"""The function whose option `shaping` selects one of SHAPINGS."""
-SHAPED_TAKES = {
-    "shaping": RewardOption(OptionKind.CHOICE, choices=tuple(SHAPINGS)),
-    "players": RewardOption(OptionKind.PLAYERS, None, low=1),
-}
-"""The options of SHAPED beside those of the shaping."""
+
+def _option(annotation: ast.expr | None, default: ast.expr | None) -> RewardOption:
+    """Return what a parameter says about its option. Raises ValueError for a type that OptionKind lacks."""
+    value = REQUIRED if default is None else ast.literal_eval(default)
+    match annotation:
+        case ast.BinOp(left=type_, right=ast.Constant(value=None)):
+            return _option(type_, default)
+        case ast.Subscript(value=ast.Name(id="Literal"), slice=choices):
+            return RewardOption(OptionKind.CHOICE, value, choices=ast.literal_eval(choices))
+        case ast.Subscript(value=ast.Name(id="Annotated"), slice=ast.Tuple(elts=[type_, ast.Call() as field])):
+            bounds = _keywords(field)
+            low, high = bounds.get("ge", bounds.get("min_length", -math.inf)), bounds.get("le", math.inf)
+            return replace(_option(type_, default), low=low, high=high)
+        case ast.Subscript(value=ast.Name(id="Annotated"), slice=ast.Tuple(elts=[_, *names])):
+            return RewardOption(OptionKind.FUNCTION, value, arguments=tuple(map(ast.literal_eval, names)))
+        case ast.Name(id="ShapingName"):
+            return RewardOption(OptionKind.CHOICE, value, choices=tuple(shapings()))
+        case ast.Name(id=name):
+            return RewardOption(OptionKind(name), value)
+    raise ValueError(f"an option of a catalogued reward function has the type {annotation and ast.unparse(annotation)}")
+
+
+def _keywords(call: ast.Call) -> dict[str, Any]:
+    return {word.arg: ast.literal_eval(word.value) for word in call.keywords if word.arg is not None}

@@ -7,12 +7,17 @@ effect, whatever they hold, and the input is not changed.
 
 from __future__ import annotations
 
+from typing import Annotated
+
 import torch
+from pydantic import Field
 from torch import Tensor
 
 from recipe.dag.credit.options import check_units
+from recipe.dag.types.reward import Catalogued
 
 
+@Catalogued("AT-GRPO, arXiv 2510.11062", copies=True)
 def team_local(rewards: Tensor, mask: Tensor, *, team: float = 1.0, local: float = 1.0) -> Tensor:
     """Return `team` times the mean reward of the agents that moved in the turn plus `local` times the agent's own
     (AT-GRPO, arXiv 2510.11062)."""
@@ -20,12 +25,14 @@ def team_local(rewards: Tensor, mask: Tensor, *, team: float = 1.0, local: float
     return torch.where(mask, team * _mean(own, mask, dim=2, keepdim=True) + local * own, 0.0)
 
 
+@Catalogued("CORY, arXiv 2410.06101", copies=True)
 def shared(rewards: Tensor, mask: Tensor) -> Tensor:
     """Return the sum of the turn's rewards for every agent (CORY, arXiv 2410.06101)."""
     return torch.where(mask, _clean(rewards, mask).sum(2, keepdim=True), 0.0)
 
 
-def discounted(rewards: Tensor, mask: Tensor, *, gamma: float = 1.0) -> Tensor:
+@Catalogued("returns per turn", discounts=True)
+def discounted(rewards: Tensor, mask: Tensor, *, gamma: Annotated[float, Field(ge=0.0, le=1.0)] = 1.0) -> Tensor:
     """Return the agent's reward plus its later ones, discounted by `gamma` per turn. A turn in which the agent did not
     move discounts too, because time passed for its peers."""
     check_units(gamma=gamma)
@@ -37,7 +44,8 @@ def discounted(rewards: Tensor, mask: Tensor, *, gamma: float = 1.0) -> Tensor:
     return torch.where(mask, out, 0.0)
 
 
-def verifier_sum(scores: Tensor, mask: Tensor, *, gamma: float = 0.3) -> Tensor:
+@Catalogued("MAPoRL, arXiv 2502.18439", "scores in [0, 1]", copies=True, discounts=True, peers=True)
+def verifier_sum(scores: Tensor, mask: Tensor, *, gamma: Annotated[float, Field(ge=0.0, le=1.0)] = 0.3) -> Tensor:
     """Return MAPoRL's reward (arXiv 2502.18439), a weighted mean of scores:
 
     (s_t + sum_{u > t} gamma^(u - t) mean_u) / sum_{u >= t} gamma^(u - t)
@@ -58,6 +66,7 @@ def verifier_sum(scores: Tensor, mask: Tensor, *, gamma: float = 0.3) -> Tensor:
     return torch.where(mask, out, 0.0)
 
 
+@Catalogued("MARTI")
 def margin(rewards: Tensor, mask: Tensor, *, alpha: float = 0.5) -> Tensor:
     """Return MARTI's margin: R + alpha (R - Q), where Q is the mean of the agent's own earlier rewards; R in its first
     turn."""
@@ -65,6 +74,7 @@ def margin(rewards: Tensor, mask: Tensor, *, alpha: float = 0.5) -> Tensor:
     return torch.where(mask, own + alpha * torch.where(has_earlier, own - earlier, 0.0), 0.0)
 
 
+@Catalogued("MARTI", "rewards in [0, 1]")
 def quality(rewards: Tensor, mask: Tensor, *, alpha: float = 0.5) -> Tensor:
     """Return MARTI's quality, for rewards in [0, 1]: R + alpha (Q R - (1 - Q)(1 - R)), where Q is the mean of the
     agent's own earlier rewards; R in its first turn."""
@@ -81,11 +91,13 @@ def conditional_quality(rewards: Tensor, mask: Tensor, verdicts: Tensor, judged:
     return torch.where(mask, torch.where(verdicts.isnan(), _clean(rewards, mask), is_true.to(rewards.dtype)), 0.0)
 
 
+@Catalogued("MARTI", "an outcome per episode", copies=True, discounts=True, graded=True)
 def with_outcome(rewards: Tensor, mask: Tensor, outcome: Tensor, *, beta: float = 0.5) -> Tensor:
     """Return the reward plus `beta` times the episode's outcome [E] (MARTI's *_with_outcome)."""
     return torch.where(mask, _clean(rewards, mask) + beta * outcome[:, None, None], 0.0)
 
 
+@Catalogued("UMAD, arXiv 2603.01221", peers=True)
 def influence(rewards: Tensor, mask: Tensor, *, bonus: float = 0.2) -> Tensor:
     """Return UMAD's influence (arXiv 2603.01221): in every turn except the last, the reward plus `bonus` times the sign
     of the mean change of the other agents' rewards from this turn to the next. Agents that did not move in both turns

@@ -11,23 +11,28 @@ from __future__ import annotations
 
 from collections.abc import Callable, Hashable, Sequence
 from math import fsum
-from typing import Any
+from typing import Annotated, Any, Literal
 
 import torch
+from pydantic import Field
 
-from recipe.dag.algorithms.reward_catalogue import SHAPINGS as CATALOG
+from recipe.dag.algorithms import reward_catalogue
 from recipe.dag.core.errors import UserError
 from recipe.dag.credit import shaping as shapings
 from recipe.dag.credit.incentive import Incentives, incentives
 from recipe.dag.credit.vote import marginals
 from recipe.dag.types.record import Call, Episode
+from recipe.dag.types.reward import Catalogued, NodeName, NodeNames, Players, Scalar, ShapingName
 from recipe.dag.types.values import normalized
 
-SHAPINGS: dict[str, Callable[..., torch.Tensor]] = {name: getattr(shapings, name) for name in CATALOG}
+SHAPINGS: dict[str, Callable[..., torch.Tensor]] = {
+    name: getattr(shapings, name) for name in reward_catalogue.shapings()
+}
 
 
+@Catalogued("credit/shaping.py")
 def shaped(
-    episode: Episode, *, shaping: str, players: Sequence[Sequence[str]] | None = None, **options: float
+    episode: Episode, *, shaping: ShapingName, players: Players | None = None, **options: float
 ) -> dict[str, list[float]]:
     """Replace every call's reward with the result of `shaping`, a function of credit/shaping.py with its options.
 
@@ -54,15 +59,20 @@ def shaped(
     return _by_agent(episode.calls, _per_call(shaped_rewards - rewards, cells))
 
 
+@Catalogued(
+    "MAPoRL, arXiv 2502.18439",
+    "a debate of at least two players and two turns, scores in [0, 1], one weight above 0",
+    peers=True,
+)
 def debate_incentives(
     episode: Episode,
     *,
-    follow: float = 0.0,
-    leave: float = 0.0,
-    repel: float = 0.0,
-    attract: float = 0.0,
+    follow: Annotated[float, Field(ge=0.0)] = 0.0,
+    leave: Annotated[float, Field(ge=0.0)] = 0.0,
+    repel: Annotated[float, Field(ge=0.0)] = 0.0,
+    attract: Annotated[float, Field(ge=0.0)] = 0.0,
     threshold: float = 0.5,
-    players: Sequence[Sequence[str]] | None = None,
+    players: Annotated[Players, Field(min_length=2)] | None = None,
 ) -> dict[str, list[float]]:
     """Add MAPoRL's incentives (credit/incentive.py) to the rewards of a debate, which must be scores. `players` as in
     `shaped`."""
@@ -72,8 +82,15 @@ def debate_incentives(
     return _by_agent(episode.calls, _per_call(bonus, cells))
 
 
+@Catalogued("MARTI", "a node that judges another one, whose reward says whether it was right")
 def conditional_quality(
-    episode: Episode, *, verifier: str, generator: str, key: str = "verdict", right: Any = True, threshold: float = 0.5
+    episode: Episode,
+    *,
+    verifier: NodeName,
+    generator: NodeName,
+    key: str = "verdict",
+    right: Scalar = True,
+    threshold: float = 0.5,
 ) -> dict[str, list[float]]:
     """Replace the reward of every call of the node `verifier` with 1 if its verdict is true, else 0 (MARTI).
 
@@ -96,8 +113,14 @@ def conditional_quality(
     return _by_agent(episode.calls, _per_call(qualities - rewards, cells))
 
 
+@Catalogued("difference rewards", "a vote among rollout nodes; with a VOTE node: its dependencies, key and ties")
 def vote_marginals(
-    episode: Episode, *, voters: Sequence[str], key: str = "answer", ties: str = "first", weight: float = 1.0
+    episode: Episode,
+    *,
+    voters: Annotated[NodeNames, Field(min_length=2)],
+    key: str = "answer",
+    ties: Literal["first", "none"] = "first",
+    weight: float = 1.0,
 ) -> dict[str, list[float]]:
     """Replace the reward of each voter's last call with `weight` times its marginal contribution to the vote.
 
@@ -131,9 +154,7 @@ Cell = tuple[int, int, int]
 """Index of a call in a reward table [1, T, A]."""
 
 
-def _table(
-    episode: Episode, players: Sequence[Sequence[str]] | None
-) -> tuple[torch.Tensor, torch.Tensor, list[Cell | None]]:
+def _table(episode: Episode, players: Players | None) -> tuple[torch.Tensor, torch.Tensor, list[Cell | None]]:
     """Return rewards [1, T, A], their mask, and the cell of each call (None for a call of no player).
 
     T runs over (turn, stage, round) in the order of the calls, A over the players.

@@ -13,13 +13,16 @@ import inspect
 from collections.abc import Awaitable, Callable, Sequence
 from itertools import combinations
 from math import fsum
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
+
+from pydantic import Field
 
 from recipe.dag.core.errors import GraderFault, RewardFault, UserError, described
 from recipe.dag.credit.vote import majority
 from recipe.dag.reward.grader import Undecided, decide, grade
 from recipe.dag.reward.outcome import answer_of, written_in
 from recipe.dag.types.record import Call, Episode
+from recipe.dag.types.reward import AgentName, AgentNames, Catalogued, NodeName
 from recipe.dag.types.values import as_number, normalized
 
 Rewards = dict[str, float | None]
@@ -27,16 +30,17 @@ Compare = Callable[[Episode, Episode], float | None | Awaitable[float | None]]
 """Returns 1.0 if the first episode is better, 0.0 if the second is, 0.5 if neither is, None if that is unknown."""
 
 
+@Catalogued("TTRL, arXiv 2504.16084", "several episodes per sample; no ground truth", copies=True)
 async def majority_label(
     episodes: Sequence[Episode],
     *,
-    agent: str = "solver",
-    agents: Sequence[str] | None = None,
+    agent: AgentName = "solver",
+    agents: AgentNames | None = None,
     compare: Literal["text", "math"] = "math",
     ties: Literal["none", "first"] = "none",
-    min_share: float = 0.0,
+    min_share: Annotated[float, Field(ge=0.0, le=1.0)] = 0.0,
     weight: float = 1.0,
-    grade_timeout_s: float = 10.0,
+    grade_timeout_s: Annotated[float, Field(ge=0.0)] = 10.0,
 ) -> list[Rewards]:
     """Return `weight` for each episode whose answer is the group's most frequent one, and 0 for the others (TTRL,
     arXiv 2504.16084).
@@ -70,13 +74,14 @@ async def majority_label(
     return rewards
 
 
+@Catalogued("win rate among siblings", "several episodes per sample; a comparison, or a node that scores", copies=True)
 async def pairwise_ranking(
     episodes: Sequence[Episode],
     *,
-    compare: Compare | None = None,
-    judge: str | None = None,
+    compare: Annotated[Compare, "first", "second"] | None = None,
+    judge: NodeName | None = None,
     key: str = "score",
-    agents: Sequence[str] | None = None,
+    agents: AgentNames | None = None,
     weight: float = 1.0,
 ) -> list[Rewards]:
     """Return `weight` times the share of its siblings that each episode beats; an undecided pair counts as half a win
@@ -117,14 +122,15 @@ async def pairwise_ranking(
 pairwise_ranking.loads = ("compare",)  # pyright: ignore[reportFunctionMemberAccess]  # a new attribute
 
 
+@Catalogued("distance to siblings", "several episodes per sample", copies=True)
 def diversity(
     episodes: Sequence[Episode],
     *,
-    agent: str = "solver",
-    agents: Sequence[str] | None = None,
+    agent: AgentName = "solver",
+    agents: AgentNames | None = None,
     measure: Literal["answer", "ngrams"] = "answer",
-    n: int = 3,
-    threshold: float | None = None,
+    n: Annotated[int, Field(ge=1)] = 3,
+    threshold: Annotated[float, Field(ge=0.0, le=1.0)] | None = None,
     penalty: bool = False,
     right_only: bool = False,
     weight: float = 0.1,

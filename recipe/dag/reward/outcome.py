@@ -6,14 +6,13 @@ ungraded. An outcome is one number per agent; the estimator assigns credit to it
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-
 from recipe.dag.core.errors import UserError
 from recipe.dag.episode.markup import after_thinking
 from recipe.dag.reward.answer import extract_answer
 from recipe.dag.reward.gold import boxed_answer_is_right, earned_by
 from recipe.dag.reward.grader import grade
 from recipe.dag.types.record import Call, Episode
+from recipe.dag.types.reward import AgentNames, Catalogued
 
 
 @earned_by(boxed_answer_is_right)
@@ -38,7 +37,8 @@ async def outcome_reward(
     return {agent: outcome}
 
 
-def team_reward(episode: Episode, *, weight: float = 0.5, agents: Sequence[str] | None = None) -> dict[str, float]:
+@Catalogued("the episode's outcome", "an outcome per episode", copies=True, graded=True)
+def team_reward(episode: Episode, *, weight: float = 0.5, agents: AgentNames | None = None) -> dict[str, float]:
     """Return `weight` times the episode's outcome for each of `agents` (None: all agents with a call).
 
     A separate reward node after the one that grades: the published role rewards pay a planner and an executor for any

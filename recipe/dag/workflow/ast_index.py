@@ -22,6 +22,8 @@ class Opaque(Enum):
 OPAQUE = Opaque.OPAQUE
 Function = ast.FunctionDef | ast.AsyncFunctionDef
 Definition = Function | ast.ClassDef | Opaque
+_TRANSPARENT = ("staticmethod", "classmethod", "Catalogued")
+"""Decorators that leave a function's signature as it is."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -130,8 +132,9 @@ def signature(function: Function | Opaque, *, method: bool) -> Signature | Opaqu
     """Return the function's signature, without self if it is a method; OPAQUE if a decorator may change it."""
     if function is OPAQUE:
         return OPAQUE
-    decorators = [d.id if isinstance(d, ast.Name) else "" for d in function.decorator_list]
-    if any(d not in ("staticmethod", "classmethod") for d in decorators):
+    calls = [d.func if isinstance(d, ast.Call) else d for d in function.decorator_list]
+    decorators = [d.id if isinstance(d, ast.Name) else "" for d in calls]
+    if any(d not in _TRANSPARENT for d in decorators):
         return OPAQUE
     arguments = function.args
     positional = [a.arg for a in (*arguments.posonlyargs, *arguments.args)]

@@ -7,9 +7,10 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterator, Sequence
 from functools import cached_property
+from pathlib import Path
 
 from recipe.dag.algorithms.base import Algorithm
-from recipe.dag.algorithms.reward_catalogue import CALLED, SHAPED, SHAPINGS, RewardEntry
+from recipe.dag.algorithms.reward_catalogue import SHAPED, RewardEntry, chosen_shaping, read_entry
 from recipe.dag.core.problem import KeyPath, Problem
 from recipe.dag.workflow.checks.references import References
 from recipe.dag.workflow.checks.training import check_forward_passes
@@ -128,28 +129,26 @@ class DraftFacts:
         pays = (node for node in self.nodes if node.node_role is NodeRole.REWARD or node.agent_options.rewards_with_env)
         return [node.node_id for node in pays]
 
-    def engine_function(self, index: int, node: Node) -> str | None:
-        """Return the function of the engine that a reward node runs (`reward.credit:shaped`); None for other nodes and
-        functions."""
-        if node.node_role is not NodeRole.REWARD or node.executable_ref is None:
-            return None
-        definition = self.references.definition(node.executable_ref, ("nodes", index, "executable_ref"))
-        _, inside, name = (definition or "").rpartition("recipe/dag/")
-        return name.replace(".py:", ":").replace("/", ".") if inside else None
-
-    def reward_functions(self) -> Iterator[tuple[int, Node, str | None]]:
-        """Yield (index, node, function of the engine or None) of each reward node."""
+    def reward_functions(self) -> Iterator[tuple[int, Node, str | None, RewardEntry | None]]:
+        """Yield (index, node, function, its entry) of each reward node. The function is named by module and name
+        (`reward.credit:shaped`) if it is the engine's, else None; the entry is None if it is not catalogued."""
         for index, node in self.draft.each_node():
             if node.node_role is NodeRole.REWARD:
-                yield index, node, self.engine_function(index, node)
+                yield index, node, *self._engine_function(node.executable_ref or "", ("nodes", index, "executable_ref"))
+
+    def _engine_function(self, ref: str, here: KeyPath) -> tuple[str | None, RewardEntry | None]:
+        file, function = self.references.definition(ref, here) or (Path(), None)
+        _, inside, name = file.as_posix().rpartition("recipe/dag/")
+        if function is None or not inside:
+            return None, None
+        where = f"{name.removesuffix('.py').replace('/', '.')}:{function.name}"
+        return where, read_entry(where, function)
 
     def catalogued_rewards(self) -> Iterator[tuple[int, Node, RewardEntry]]:
-        """Yield (index, node, its entry) of each reward node whose function is in the catalogue."""
-        for index, node, function in self.reward_functions():
-            shaping = node.executable_kwargs.get("shaping")
-            if function == SHAPED:
-                entry = SHAPINGS.get(shaping) if isinstance(shaping, str) else None
-            else:
-                entry = CALLED.get(function or "")
+        """Yield (index, node, its entry) of each reward node whose function is in the catalogue; for `shaped`, the
+        entry of its shaping."""
+        for index, node, _, entry in self.reward_functions():
+            if entry is not None and entry.where == SHAPED:
+                entry = chosen_shaping(node.executable_kwargs)
             if entry is not None:
                 yield index, node, entry

@@ -343,9 +343,9 @@ class References:
             yield self.source.problem(here, f"`{file}` defines no `{name}`{did_you_mean(name, names)}")
         return target
 
-    def definition(self, ref: str, here: KeyPath) -> str | None:
-        """Return where the function that `ref` names is defined, as `folder/file.py:function`; None if that cannot be
-        read from the files."""
+    def definition(self, ref: str, here: KeyPath) -> tuple[Path, Function] | None:
+        """Return the function that `ref` names, with the file that defines it; None if that cannot be read from the
+        files."""
         (_, name), base = split_ref(ref), Path(self.source.origin(here).source.file)
         try:
             target = self.follow(self.read(ref, base), name, base) if name else None
@@ -353,8 +353,7 @@ class References:
             return None
         if target is None or not isinstance(target[1], Function):
             return None
-        path = next(path for path, outline in self.outlines.items() if outline is target[0])
-        return f"{path.as_posix()}:{target[1].name}"
+        return next(path for path, outline in self.outlines.items() if outline is target[0]), target[1]
 
     def read(self, ref: str, base: Path) -> Outline:
         """Return the outline of the file that `ref` names. `base`: the file in which `ref` is written."""

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from dataclasses import replace
 
-from recipe.dag.algorithms.reward_catalogue import CALLED, COACH_SCORES, REWARD, SHAPED, SHAPINGS, RewardEntry
+from recipe.dag.algorithms.reward_catalogue import RewardEntry
 from recipe.dag.core.problem import KeyPath, Problem
 from recipe.dag.core.suggestion import listing
 from recipe.dag.workflow.checks.facts import DraftFacts
@@ -18,6 +18,9 @@ from recipe.dag.workflow.graph import graph_of, topological_order
 from recipe.dag.workflow.moves import moves_of
 from recipe.dag.workflow.schema import Node, NodeRole, Vote
 
+COACH_SCORES = "coach.reward:coach_scores"
+"""The function that turns the verdicts of coaches into rewards."""
+
 
 def check_rewards(facts: DraftFacts) -> Iterator[Problem]:
     """Needs a complete draft, a graph without cycles, and options that passed."""
@@ -25,7 +28,7 @@ def check_rewards(facts: DraftFacts) -> Iterator[Problem]:
         yield from _check_twice(facts, index, node, entry)
         if entry.name == "pairwise_ranking":
             yield from _check_comparison(facts, index, node)
-        if entry.graded and not _graded_before(facts, node):
+        if entry.traits.graded and not _graded_before(facts, node):
             message = "reads the episode's outcome, but no node before it sets one; let it depend on a node that does"
             yield facts.problem(_path(index, entry), message)
         if entry.name == "vote_marginals":
@@ -45,7 +48,7 @@ def _warn_of_players(facts: DraftFacts) -> Iterator[Problem]:
     if not in_loops or len(in_loops) == len(speaking):
         return
     for index, node, entry in facts.catalogued_rewards():
-        if entry.peers and node.executable_kwargs.get("players") is None:
+        if entry.traits.peers and node.executable_kwargs.get("players") is None:
             players = ", ".join(f"[{name}]" for name in in_loops)
             message = (
                 f"`{entry.name}` compares all nodes that speak in a round, and nodes outside loops speak in the first "
@@ -63,7 +66,7 @@ def _warn_of_summed_scores(facts: DraftFacts) -> Iterator[Problem]:
     agents = {agent.name for agent in facts.trained_agents}
     trained = {node for node, agent in facts.agent_of.items() if agent in agents}
     loops = [set(loop.nodes) for loop in facts.loops.values() if loop.max_rounds > 1]
-    for index, node, function in facts.reward_functions():
+    for index, node, function, _ in facts.reward_functions():
         coaches = node.executable_kwargs.get("coaches")
         if function != COACH_SCORES or not isinstance(coaches, Mapping):
             continue
@@ -80,20 +83,20 @@ def _warn_of_summed_scores(facts: DraftFacts) -> Iterator[Problem]:
 
 
 def _path(index: int, entry: RewardEntry) -> KeyPath:
-    return ("nodes", index, *(("executable_kwargs", "shaping") if entry.name in SHAPINGS else ("executable_ref",)))
+    return ("nodes", index, *(("executable_kwargs", "shaping") if entry.shaping else ("executable_ref",)))
 
 
 def _check_twice(facts: DraftFacts, index: int, node: Node, entry: RewardEntry) -> Iterator[Problem]:
     algorithm = facts.algorithm
-    if entry.copies and algorithm.spans_policies and _payments(facts.draft, node, entry) > 1:
-        several = "agents" if entry.use == REWARD else "calls"
+    if entry.traits.copies and algorithm.spans_policies and _payments(facts.draft, node, entry) > 1:
+        several = "calls" if entry.shaping else "agents"
         remedy = "name one agent in `args.agents`" if entry.of_group else "remove this node"
         message = (
             f"`{entry.name}` copies one reward to several {several}, and {algorithm.estimator} already carries rewards "
             f"from agent to agent, so it would count more than once; {remedy}"
         )
         yield facts.problem(_path(index, entry), message)
-    elif entry.discounts and algorithm.carries_back and (algorithm.spans_policies or facts.repeated_agent):
+    elif entry.traits.discounts and algorithm.carries_back and (algorithm.spans_policies or facts.repeated_agent):
         instead = f", or set `{algorithm.carries_back_unless}`" if algorithm.carries_back_unless else ""
         message = (
             f"`{entry.name}` credits a call with later rewards, and so does {algorithm.estimator}, so they would count "
@@ -118,7 +121,7 @@ def _payments(draft: Draft, node: Node, entry: RewardEntry) -> int:
     number of turns."""
     names = node.executable_kwargs.get("agents")
     agents = {group for group, agent in draft.each_agent() if names is None or agent.name in names}
-    if entry.use == REWARD:
+    if not entry.shaping:
         return len(agents)
     nodes = [other for _, other in draft.each_node() if other.agent_group in agents]
     return len(moves_of(nodes, dict(draft.each_loop()), min(draft.episode.max_turns, 2)))
@@ -128,9 +131,7 @@ def _graded_before(facts: DraftFacts, node: Node) -> bool:
     """Return whether a node that runs before this one may set the outcome; no function of the catalogue does."""
     order = topological_order(graph_of(facts.nodes))
     before = set(order[: order.index(node.node_id)])
-    return any(
-        other.node_id in before and function not in (SHAPED, *CALLED) for _, other, function in facts.reward_functions()
-    )
+    return any(entry is None and other.node_id in before for _, other, _, entry in facts.reward_functions())
 
 
 def _check_vote(draft: Draft, index: int, node: Node) -> Iterator[Problem]:

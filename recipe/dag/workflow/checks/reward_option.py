@@ -6,10 +6,10 @@ Invariant: an option that passes is one that the function takes, with a valid va
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from typing import Any
 
-from recipe.dag.algorithms.reward_catalogue import CALLED, SHAPED, SHAPED_TAKES, SHAPINGS, OptionKind, RewardOption
+from recipe.dag.algorithms.reward_catalogue import SHAPED, OptionKind, RewardOption, chosen_shaping
 from recipe.dag.core.problem import KeyPath, Problem
 from recipe.dag.core.suggestion import closest, did_you_mean, listing
 from recipe.dag.workflow.checks.facts import DraftFacts
@@ -20,18 +20,15 @@ from recipe.dag.workflow.schema import NodeRole
 
 def check_reward_options(facts: DraftFacts) -> Iterator[Problem]:
     draft, problem = facts.draft, facts.problem
-    for index, node, name in facts.reward_functions():
+    for index, node, name, entry in facts.reward_functions():
         options = node.executable_kwargs
         path: KeyPath = ("nodes", index, "executable_kwargs")
-        takes: Mapping[str, RewardOption] = CALLED[name].takes if name in CALLED else {}
-        if name == SHAPED:
-            shaping = options.get("shaping")
-            entry = SHAPINGS.get(shaping) if isinstance(shaping, str) else None
-            takes = {**SHAPED_TAKES, **(entry.takes if entry is not None else {})}
-            for key in options:
-                if entry is not None and key not in takes:
-                    hint = did_you_mean(key, entry.takes) or "; it has no options; remove this"
-                    yield problem((*path, key), f"shaping `{shaping}` takes no `{key}`{hint}", key=True)
+        takes = entry.takes if entry is not None else {}
+        if name == SHAPED and (shaping := chosen_shaping(options)) is not None:
+            takes = {**takes, **shaping.takes}
+            for key in [key for key in options if key not in takes]:
+                hint = did_you_mean(key, shaping.takes) or "; it has no options; remove this"
+                yield problem((*path, key), f"shaping `{shaping.name}` takes no `{key}`{hint}", key=True)
         for key, option in takes.items():
             if key in options and not (options[key] is None and option.default is None):
                 yield from _check_value(facts, (*path, key), option, options[key])
@@ -62,13 +59,14 @@ def _default_problem(draft: Draft, key: str, option: RewardOption) -> str | None
 
 def _mistakes(draft: Draft, path: KeyPath, option: RewardOption, value: Any) -> Iterator[tuple[KeyPath, str]]:
     """Yield (path inside the value, error message) for each mistake in the value of an option at `path`."""
+    least = int(max(1, option.low))
     match option.kind:
         case OptionKind.NODE:
             yield from _check_node(draft, path, (), value)
         case OptionKind.NODES:
-            yield from _check_nodes(draft, path, (), value, [], int(option.low))
+            yield from _check_nodes(draft, path, (), value, [], least)
         case OptionKind.PLAYERS:
-            yield from _check_players(draft, path, value, int(option.low))
+            yield from _check_players(draft, path, value, least)
         case OptionKind.AGENTS:
             yield from _check_agents(draft, value)
         case OptionKind.AGENT:
@@ -81,7 +79,7 @@ def _mistakes(draft: Draft, path: KeyPath, option: RewardOption, value: Any) -> 
 def _scalar_problem(option: RewardOption, value: Any) -> str | None:
     """Return the error message for the value of an option that is not about nodes or agents, or None."""
     match option.kind:
-        case OptionKind.NUMBER:
+        case OptionKind.FLOAT | OptionKind.INT:
             number = isinstance(value, int | float) and not isinstance(value, bool)
             if not number or not option.low <= value <= option.high:
                 return f"expected {_range(option)}, got {show_value(value)}"
