@@ -78,9 +78,8 @@ class RewardEntry:
 def read_entry(where: str, function: ast.FunctionDef | ast.AsyncFunctionDef) -> RewardEntry | None:
     """Return the entry of a function of the engine; None if it is not catalogued."""
     for decorator in function.decorator_list:
-        if isinstance(decorator, ast.Call) and ast.unparse(decorator.func) == Catalogued.__name__:
-            values = [ast.literal_eval(value) for value in decorator.args]
-            traits = Catalogued(*values, **_keywords(decorator))
+        if isinstance(decorator, ast.Call) and getattr(decorator.func, "id", "") == Catalogued.__name__:
+            traits = Catalogued(*map(ast.literal_eval, decorator.args), **_keywords(decorator))
             parameters = zip(function.args.kwonlyargs, function.args.kw_defaults, strict=True)
             takes = {parameter.arg: _option(parameter.annotation, default) for parameter, default in parameters}
             return RewardEntry(where, traits, takes, of_group=function.args.args[0].arg == "episodes")
