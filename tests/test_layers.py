@@ -1,5 +1,5 @@
-"""Which package may import which: the table of docs/architecture.md, held against every import of recipe/dag at run
-time."""
+"""Which package may import which: the table of docs/architecture.md, held against every import of recipe/dag, those of
+the type checker included."""
 
 from __future__ import annotations
 
@@ -38,16 +38,8 @@ def part_of(module: str) -> str | None:
     return names[2] if names[:2] == ["recipe", "dag"] and len(names) > 2 else None
 
 
-class RunTimeImports(ast.NodeTransformer):
-    """Removes the bodies of `if TYPE_CHECKING:`, which only a type checker reads."""
-
-    def visit_If(self, node: ast.If) -> ast.AST | list[ast.stmt]:
-        self.generic_visit(node)
-        return node.orelse if ast.unparse(node.test) == "TYPE_CHECKING" else node
-
-
 def imports(path: Path) -> Iterator[str]:
-    for node in ast.walk(RunTimeImports().visit(ast.parse(path.read_text()))):
+    for node in ast.walk(ast.parse(path.read_text())):
         if isinstance(node, ast.Import):
             yield from (alias.name for alias in node.names)
         elif isinstance(node, ast.ImportFrom) and node.module == "recipe.dag":

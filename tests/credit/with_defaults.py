@@ -10,7 +10,7 @@ from pydantic import BaseModel
 
 from recipe.dag.algorithms.blocks import Importance, Uncertainty
 from recipe.dag.algorithms.catalogue import make_algorithm
-from recipe.dag.algorithms.team_value import Mixer
+from recipe.dag.algorithms.mixer import Mixer
 from recipe.dag.credit import chain, critic, group, importance, mixer_fit, uncertainty
 from recipe.dag.credit import gdpo as gdpo_module
 from recipe.dag.credit import reinforce as reinforce_module

@@ -5,9 +5,10 @@ from __future__ import annotations
 import pytest
 
 from recipe.dag.algorithms.catalogue import make_algorithm
-from recipe.dag.algorithms.team_value import QmixMixer
+from recipe.dag.algorithms.mixer import QmixMixer
 from recipe.dag.credit.causality import descendants
-from recipe.dag.workflow.moves import Move, moves_of, reactions
+from recipe.dag.types.move import Move
+from recipe.dag.workflow.moves import moves_of, reactions
 from recipe.dag.workflow.plan import make_plan
 from recipe.dag.workflow.render import to_text
 

@@ -14,18 +14,18 @@ from pydantic_core import PydanticCustomError
 
 from recipe.dag.algorithms.blocks import Block, DynamicSampling, Importance, Overlong, Uncertainty
 from recipe.dag.algorithms.cory import Cory
+from recipe.dag.algorithms.facts import Facts
 from recipe.dag.algorithms.happo import Happo
 from recipe.dag.algorithms.loss import DEFAULTS, check_loss_options, warn_of_clip
+from recipe.dag.algorithms.mixer import Mixer
 from recipe.dag.algorithms.tree import Tree
 from recipe.dag.core.frozen import Frozen
+from recipe.dag.core.problem import Problem
 
 if TYPE_CHECKING:
     from torch import Tensor
 
-    from recipe.dag.algorithms.team_value import Mixer
-    from recipe.dag.core.problem import Problem
     from recipe.dag.credit.batch import CreditBatch
-    from recipe.dag.workflow.checks.facts import DraftFacts
 
 GroupKey = Literal["uid", "agent", "role", "turn", "round", "node", "branch", "prompt_hash"]
 Scope = Literal["call", "link", "earlier", "trajectory", "episode"]
@@ -126,7 +126,7 @@ class Algorithm(Frozen):
         values = (getattr(self, name) for name in type(self).model_fields)
         return tuple(value for value in values if isinstance(value, Block))
 
-    def check_options(self, facts: DraftFacts) -> Iterator[Problem]:
+    def check_options(self, facts: Facts) -> Iterator[Problem]:
         """Yield the problems that the blocks `algorithm` and `episode` show. Called for every workflow file; what needs
         more of the file asks `facts.complete` first."""
         yield from check_loss_options(facts)
@@ -153,7 +153,7 @@ class Algorithm(Frozen):
         for block in self.blocks:
             yield from block.check_options(facts)
 
-    def check(self, facts: DraftFacts) -> Iterator[Problem]:
+    def check(self, facts: Facts) -> Iterator[Problem]:
         """Yield the problems that need the whole workflow. Called when all of it could be read, and its dependencies
         exist and have no cycle."""
         if self.drop_void_turns and not any(agent.tools for agent in facts.trained_agents):
@@ -166,7 +166,7 @@ class Algorithm(Frozen):
         for block in self.blocks:
             yield from block.check(facts)
 
-    def warn(self, facts: DraftFacts) -> Iterator[Problem]:
+    def warn(self, facts: Facts) -> Iterator[Problem]:
         """Yield warnings about a workflow without problems: options that are legal, but seldom intended."""
         yield from warn_of_clip(facts)
         for block in self.blocks:

@@ -1,22 +1,20 @@
 """The blocks of a workflow's `algorithm`: their base class, and the small ones.
 
 Invariant: a block's class declares its options, traits and checks; without the block its feature is off. The larger
-blocks are in `happo`, `cory` and `team_value` (the mixer).
+blocks are in `happo`, `cory`, `mixer` and `tree`.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import TYPE_CHECKING, ClassVar, Literal
+from typing import ClassVar, Literal
 
 from pydantic import Field
 
+from recipe.dag.algorithms.facts import Facts
 from recipe.dag.core.frozen import Frozen
+from recipe.dag.core.problem import KeyPath, Problem
 from recipe.dag.core.suggestion import did_you_mean
-
-if TYPE_CHECKING:
-    from recipe.dag.core.problem import KeyPath, Problem
-    from recipe.dag.workflow.checks.facts import DraftFacts
 
 
 class Block(Frozen):
@@ -29,16 +27,16 @@ class Block(Frozen):
     reads_old_log_probs: ClassVar[bool] = False
     """Needs the trainer's log-probs from before the update."""
 
-    def check_options(self, facts: DraftFacts) -> Iterator[Problem]:
+    def check_options(self, facts: Facts) -> Iterator[Problem]:
         """Yield the problems that the blocks `algorithm` and `episode` show. Called for every workflow file."""
         yield from ()
 
-    def check(self, facts: DraftFacts) -> Iterator[Problem]:
+    def check(self, facts: Facts) -> Iterator[Problem]:
         """Yield the problems that need the whole workflow. Called when all of it could be read, and its dependencies
         exist and have no cycle."""
         yield from ()
 
-    def warn(self, facts: DraftFacts) -> Iterator[Problem]:
+    def warn(self, facts: Facts) -> Iterator[Problem]:
         """Yield warnings about a workflow without problems: options that are legal, but seldom intended."""
         yield from ()
 
@@ -50,7 +48,7 @@ class DynamicSampling(Block):
     max_batches: int = Field(default=3, ge=1)
     """The most batches that one step may roll out; it then trains on the groups that it has."""
 
-    def check_options(self, facts: DraftFacts) -> Iterator[Problem]:
+    def check_options(self, facts: Facts) -> Iterator[Problem]:
         if not facts.algorithm.drop_zero_variance:
             message = "dynamic sampling replaces groups that were left out; set `drop_zero_variance: true`"
             yield facts.problem(("algorithm", "dynamic_sampling"), message, key=True)
@@ -89,7 +87,7 @@ class Importance(Block):
     """A call with a token that the trainer finds less probable than the server by this factor, such as 1e-4, counts as
     0: server and trainer disagree about it. By default no call is vetoed."""
 
-    def check(self, facts: DraftFacts) -> Iterator[Problem]:
+    def check(self, facts: Facts) -> Iterator[Problem]:
         path: KeyPath = ("algorithm", "importance")
         if facts.algorithm.old_log_probs == "rollout":
             message = "with `old_log_probs: rollout` ratios are relative to the server already; remove one of the two"
@@ -126,7 +124,7 @@ class Overlong(Block):
     Their rewards stay in the baselines, and critics learn from them."""
     penalty: OverlongPenalty | None = None
 
-    def check(self, facts: DraftFacts) -> Iterator[Problem]:
+    def check(self, facts: Facts) -> Iterator[Problem]:
         path: KeyPath = ("algorithm", "overlong")
         if not self.mask and self.penalty is None:
             message = "has neither `mask: true` nor a `penalty`, so it does nothing; add one, or remove this"
@@ -143,7 +141,7 @@ class Overlong(Block):
         """Return whether the calls of this agent are treated."""
         return self.agents is None or agent in self.agents
 
-    def _check_penalty(self, facts: DraftFacts, penalty: OverlongPenalty, path: KeyPath) -> Iterator[Problem]:
+    def _check_penalty(self, facts: Facts, penalty: OverlongPenalty, path: KeyPath) -> Iterator[Problem]:
         mixer = facts.algorithm.team_value
         if mixer is not None and mixer.loss == "binary":
             message = "makes returns negative, and `mixer.loss: binary` needs them between 0 and 1; use `squared`"
@@ -153,7 +151,7 @@ class Overlong(Block):
             if penalty.buffer > limit:
                 message = f"agent `{agent.name}` generates at most {limit} tokens; write a smaller number"
                 yield facts.problem((*path, "buffer"), message)
-        for index, node in facts.draft.each_node():
+        for index, node in enumerate(facts.nodes):
             if node.node_id == OVERLONG:
                 message = f"the length penalty is recorded as the reward of `{OVERLONG}`; give this node another name"
                 yield facts.problem(("nodes", index, "node_id"), message)

@@ -6,21 +6,17 @@ Invariant: in a workflow that passes the checks, the roles are different agents 
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import TYPE_CHECKING, ClassVar
+from typing import ClassVar
 
 from pydantic import Field
 
 from recipe.dag.algorithms.blocks import Block
+from recipe.dag.algorithms.facts import Facts
+from recipe.dag.core.problem import KeyPath, Problem
 from recipe.dag.core.suggestion import did_you_mean
 from recipe.dag.credit.causality import descendants
 
-if TYPE_CHECKING:
-    from recipe.dag.core.problem import KeyPath, Problem
-    from recipe.dag.workflow.checks.facts import DraftFacts
-
 PATH: KeyPath = ("algorithm", "cory")
-PAYS_OWN_ONLY = ("reward.outcome:outcome_reward", "reward.outcome:env_outcome")
-"""Functions outside the reward catalogue that pay each agent only for its own calls."""
 
 
 class Cory(Block):
@@ -37,12 +33,11 @@ class Cory(Block):
     every: int = Field(default=5, ge=1)
     """Steps."""
 
-    def check(self, facts: DraftFacts) -> Iterator[Problem]:
+    def check(self, facts: Facts) -> Iterator[Problem]:
         path = (*PATH, "roles")
         if len(self.roles) < 2:
             yield facts.problem(path, "an exchange needs at least two agents")
-        policy_of = {agent.name: agent.policy for _, agent in facts.draft.each_agent()}
-        frozen = {name for name, policy in facts.draft.each_policy() if policy.frozen}
+        policy_of = {agent.name: agent.policy for agent in facts.agents}
         role_of: dict[str, str] = {}
         for position, role in enumerate(self.roles):
             policy = policy_of.get(role)
@@ -50,27 +45,27 @@ class Cory(Block):
                 message = f"no agent `{role}`{did_you_mean(role, list(policy_of))}"
             elif policy in role_of:
                 message = f"`{role}` has the same policy as `{role_of[policy]}` (`{policy}`), so nothing is exchanged"
-            elif policy in frozen:
+            elif policy in facts.frozen_policies:
                 message = f"policy `{policy}` of `{role}` is frozen; only trained policies can be exchanged"
             else:
                 role_of[policy] = role
                 continue
             yield facts.problem((*path, position), message)
 
-    def warn(self, facts: DraftFacts) -> Iterator[Problem]:
+    def warn(self, facts: Facts) -> Iterator[Problem]:
         """Warn of a role that certainly learns nothing from the other roles: it hears none of them, or every reward is
         for one role alone."""
         for position in self._deaf_roles(facts):
             message = f"`{self.roles[position]}` hears none of the other roles; let one of its nodes depend on theirs"
             yield facts.problem((*PATH, "roles", position), message)
-        if not _may_share(facts):
+        if not facts.shares_rewards:
             message = (
                 "each role is paid only for its own calls; add a REWARD node `recipe.dag.reward.credit:shaped` with "
                 "`{shaping: shared}`"
             )
             yield facts.problem(PATH, message, key=True)
 
-    def _deaf_roles(self, facts: DraftFacts) -> Iterator[int]:
+    def _deaf_roles(self, facts: Facts) -> Iterator[int]:
         """Yield the positions of the roles, except the pioneer, none of whose moves can react to another role's."""
         agent_of = {move.id: facts.agent_of[move.node] for move in facts.moves()}
         spoken = [move for move, agent in agent_of.items() if agent in self.roles]
@@ -79,16 +74,3 @@ class Cory(Block):
             reactions = {later for move in spoken if agent_of[move] != role for later in after[move]}
             if not any(agent == role and move in reactions for move, agent in agent_of.items()):
                 yield position
-
-
-def _may_share(facts: DraftFacts) -> bool:
-    """Return whether anything may pay an agent for the calls of another one."""
-    algorithm = facts.algorithm
-    if algorithm.share_reward_in_agent or algorithm.spans_policies:
-        return True
-    if any(node.agent_options.rewards_with_env for _, node in facts.draft.each_node()):
-        return True
-    functions = facts.reward_functions()
-    if any(entry is None and function not in PAYS_OWN_ONLY for _, _, function, entry in functions):
-        return True
-    return any(entry.traits.copies for _, _, entry in facts.catalogued_rewards())

@@ -13,16 +13,16 @@ from numbers import Number
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from recipe.dag.algorithms.base import Algorithm, Scope
+from recipe.dag.algorithms.facts import Facts
 from recipe.dag.core.errors import UserError, described
 from recipe.dag.core.location import raised_at
+from recipe.dag.core.problem import Problem
 from recipe.dag.core.user_code import load_object
 
 if TYPE_CHECKING:
     from torch import Tensor
 
-    from recipe.dag.core.problem import Problem
     from recipe.dag.credit.batch import CreditBatch
-    from recipe.dag.workflow.checks.facts import DraftFacts
 
 
 class Custom(Algorithm):
@@ -42,9 +42,9 @@ class Custom(Algorithm):
     def unscored_scope(self) -> Scope:
         return "trajectory"
 
-    def check_options(self, facts: DraftFacts) -> Iterator[Problem]:
+    def check_options(self, facts: Facts) -> Iterator[Problem]:
         yield from super().check_options(facts)
-        yield from facts.references.check_function(
+        yield from facts.check_function(
             self.estimator,
             ("algorithm", "estimator"),
             ("batch",),

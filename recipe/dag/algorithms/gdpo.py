@@ -8,15 +8,15 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING, ClassVar, Literal
 
+from recipe.dag.algorithms.facts import Facts
 from recipe.dag.algorithms.grouped import SEVERAL, Grouped
+from recipe.dag.core.problem import Problem
 from recipe.dag.core.suggestion import did_you_mean
 
 if TYPE_CHECKING:
     from torch import Tensor
 
-    from recipe.dag.core.problem import Problem
     from recipe.dag.credit.batch import CreditBatch
-    from recipe.dag.workflow.checks.facts import DraftFacts
 
 CHANGES_REWARDS = "reward.credit:"
 """The module whose functions change the sum of all rewards instead of paying one of their own."""
@@ -45,11 +45,11 @@ class Gdpo(Grouped):
 
         return [column for _, column in components(batch, self.weights).values()]
 
-    def check(self, facts: DraftFacts) -> Iterator[Problem]:
+    def check(self, facts: Facts) -> Iterator[Problem]:
         yield from super().check(facts)
         yield from list(self._check_components(facts)) or self._check_number(facts)
 
-    def _check_components(self, facts: DraftFacts) -> Iterator[Problem]:
+    def _check_components(self, facts: Facts) -> Iterator[Problem]:
         """Yield options that name no component, and rewards that cannot be one."""
         paying = facts.paying_nodes
         for name in self.weights:
@@ -69,7 +69,7 @@ class Gdpo(Grouped):
                 message = "this node changes the sum of all rewards, so it is not a component; remove it under gdpo"
                 yield facts.problem(("nodes", index, "executable_ref"), message)
 
-    def _check_number(self, facts: DraftFacts) -> Iterator[Problem]:
+    def _check_number(self, facts: Facts) -> Iterator[Problem]:
         """Yield a problem if fewer than two components are there, or none counts."""
         paying = facts.paying_nodes
         if len(paying) == 1:

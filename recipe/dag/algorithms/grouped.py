@@ -6,16 +6,14 @@ Invariant: `group_by` alone decides which calls are compared; calls of different
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import TYPE_CHECKING, ClassVar, Literal
+from typing import ClassVar, Literal
 
 from pydantic import Field, model_validator
 
 from recipe.dag.algorithms.base import Algorithm, GroupKey, Scope, is_held
+from recipe.dag.algorithms.facts import Facts
+from recipe.dag.core.problem import KeyPath, Problem
 from recipe.dag.core.suggestion import listing
-
-if TYPE_CHECKING:
-    from recipe.dag.core.problem import KeyPath, Problem
-    from recipe.dag.workflow.checks.facts import DraftFacts
 
 StatUnit = Literal["call", "trajectory"]
 SEVERAL = "several episodes per sample"
@@ -37,7 +35,7 @@ class Comparing(Algorithm):
     def grouping(self) -> tuple[GroupKey, ...]:
         return self.group_by
 
-    def check_options(self, facts: DraftFacts) -> Iterator[Problem]:
+    def check_options(self, facts: Facts) -> Iterator[Problem]:
         yield from super().check_options(facts)
         for position, key in enumerate(self.group_by):
             if key in self.group_by[:position]:
@@ -45,21 +43,21 @@ class Comparing(Algorithm):
             elif facts.complete and (message := self._without_effect(key, facts)):
                 yield facts.problem((*GROUP_BY, position), message)
 
-    def _without_effect(self, key: GroupKey, facts: DraftFacts) -> str | None:
+    def _without_effect(self, key: GroupKey, facts: Facts) -> str | None:
         """Return why grouping by `key` changes nothing in this workflow; None if it may."""
         if key == "branch" and not facts.branches:
             return "nothing branches here: no node has a `when`, and there are no loops; remove it"
-        if key == "round" and not facts.draft.loops and not is_held(type(self), "group_by"):
+        if key == "round" and not facts.loops and not is_held(type(self), "group_by"):
             return "nothing runs in rounds here: there are no loops; remove it"
         return None
 
-    def warn(self, facts: DraftFacts) -> Iterator[Problem]:
+    def warn(self, facts: Facts) -> Iterator[Problem]:
         """Warn of a role whose agents have several policies, since calls of different policies are not compared."""
         yield from super().warn(facts)
         if "role" not in self.group_by:
             return
         policies_of: dict[str, dict[str, None]] = {}
-        for _, agent in facts.draft.each_agent():
+        for agent in facts.agents:
             policies_of.setdefault(agent.role or agent.name, {})[agent.policy] = None
         path = (*GROUP_BY, self.group_by.index("role"))
         for role, policies in policies_of.items():
@@ -100,7 +98,7 @@ class Grouped(Comparing):
             object.__setattr__(self, "stat_unit", "call")
         return self
 
-    def check_options(self, facts: DraftFacts) -> Iterator[Problem]:
+    def check_options(self, facts: Facts) -> Iterator[Problem]:
         yield from super().check_options(facts)
         if self.gamma_turn is not None and self.stat_unit == "trajectory":
             message = "a trajectory's return is the sum of its rewards; remove this, or add `stat_unit: call`"
@@ -112,7 +110,7 @@ class Grouped(Comparing):
             )
             yield facts.problem(("algorithm", "stat_unit"), message, key=True)
 
-    def warn(self, facts: DraftFacts) -> Iterator[Problem]:
+    def warn(self, facts: Facts) -> Iterator[Problem]:
         """Warn of groups in which discounted sums have different numbers of terms: with equal rewards, the sum of more
         terms is larger."""
         yield from super().warn(facts)
@@ -125,7 +123,7 @@ class Grouped(Comparing):
             )
             yield facts.problem(GAMMA_TURN, message, key=True)
 
-    def _needed_keys(self, facts: DraftFacts) -> list[str]:
+    def _needed_keys(self, facts: Facts) -> list[str]:
         """Return the keys that make groups even, without those that can be left out."""
         keys = ["node", "turn", "round"]
         for key in tuple(keys):

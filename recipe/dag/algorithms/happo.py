@@ -7,15 +7,13 @@ updated in every step on all calls of the episode.
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import TYPE_CHECKING, ClassVar, Literal
+from typing import ClassVar, Literal
 
 from pydantic import Field
 
 from recipe.dag.algorithms.blocks import Block
-
-if TYPE_CHECKING:
-    from recipe.dag.core.problem import KeyPath, Problem
-    from recipe.dag.workflow.checks.facts import DraftFacts
+from recipe.dag.algorithms.facts import Facts
+from recipe.dag.core.problem import KeyPath, Problem
 
 PATH: KeyPath = ("algorithm", "happo")
 
@@ -38,7 +36,7 @@ class Happo(Block):
     bound: float = Field(default=4.0, gt=1.0)
     """Limit of one policy's ratio; factors of several policies multiply."""
 
-    def check(self, facts: DraftFacts) -> Iterator[Problem]:
+    def check(self, facts: Facts) -> Iterator[Problem]:
         yield from self._check_policies(facts)
         yield from self._check_options(facts)
         yield from facts.check_forward_passes(PATH)
@@ -46,8 +44,8 @@ class Happo(Block):
             message = f"these agents hear each other: {' -> '.join(cycle)}; use `random`"
             yield facts.problem((*PATH, "order"), message)
 
-    def _check_policies(self, facts: DraftFacts) -> Iterator[Problem]:
-        trained = dict(facts.trained_policies)
+    def _check_policies(self, facts: Facts) -> Iterator[Problem]:
+        trained = facts.trained_policies
         if len(trained) < 2:
             message = "sequential updates need at least two trained policies; remove this"
             yield facts.problem(PATH, message, key=True)
@@ -60,16 +58,15 @@ class Happo(Block):
                 message = "with `algorithm.happo` every policy learns in every step, one after the other; remove this"
                 yield facts.problem(("policies", name, "train_cycle"), message, key=True)
 
-    def _check_options(self, facts: DraftFacts) -> Iterator[Problem]:
-        algorithm, episode = facts.algorithm, facts.draft.episode
+    def _check_options(self, facts: Facts) -> Iterator[Problem]:
         if self.ratio != "clamped" and facts.has(*PATH, "bound"):
             yield facts.problem((*PATH, "bound"), "only `ratio: clamped` reads this; remove it", key=True)
-        if algorithm.old_log_probs == "rollout":
+        if facts.algorithm.old_log_probs == "rollout":
             message = "the compound factor compares the trainer's log-probs before and after an update; use `trainer`"
             yield facts.problem(("algorithm", "old_log_probs"), message)
-        if algorithm.drop_zero_variance:
+        if facts.algorithm.drop_zero_variance:
             message = "the compound factor needs every call of an episode, and this leaves some out; remove it"
             yield facts.problem(("algorithm", "drop_zero_variance"), message, key=True)
-        if episode.train_turns == "last" and episode.max_turns > 1:
+        if facts.drops_turns:
             message = "the compound factor needs the calls of all turns, not only the last one's; write `all`"
             yield facts.problem(("episode", "train_turns"), message)

@@ -8,14 +8,14 @@ from typing import TYPE_CHECKING, ClassVar, Literal
 from pydantic import Field
 
 from recipe.dag.algorithms.base import Scope
+from recipe.dag.algorithms.facts import Facts
 from recipe.dag.algorithms.gae import CRITIC, Valued
+from recipe.dag.core.problem import Problem
 
 if TYPE_CHECKING:
     from torch import Tensor
 
-    from recipe.dag.core.problem import Problem
     from recipe.dag.credit.batch import CreditBatch
-    from recipe.dag.workflow.checks.facts import DraftFacts
 
 Level = Literal["action", "token"]
 
@@ -42,7 +42,7 @@ class Ippo(Valued):
     def unscored_scope(self) -> Scope:
         return "call" if self.stream == "call" else "link"
 
-    def check_options(self, facts: DraftFacts) -> Iterator[Problem]:
+    def check_options(self, facts: Facts) -> Iterator[Problem]:
         yield from super().check_options(facts)
         if self.stream == "call" and facts.complete and (agent := facts.repeated_agent):
             message = (

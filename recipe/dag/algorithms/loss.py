@@ -6,11 +6,9 @@ Invariant: an option of another loss is an error; a default that a loss changes 
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import TYPE_CHECKING
 
-if TYPE_CHECKING:
-    from recipe.dag.core.problem import Problem
-    from recipe.dag.workflow.checks.facts import DraftFacts
+from recipe.dag.algorithms.facts import Facts
+from recipe.dag.core.problem import Problem
 
 READERS = {"clip_ratio_c": "vanilla", "policy_drift_coef": "cpgd"}
 """Option -> the only policy loss that reads it."""
@@ -22,7 +20,7 @@ DEFAULTS = {"gspo": {"loss_agg": "seq-mean-token-mean", **GSPO_CLIP}}
 """Policy loss -> the defaults that it changes."""
 
 
-def check_loss_options(facts: DraftFacts) -> Iterator[Problem]:
+def check_loss_options(facts: Facts) -> Iterator[Problem]:
     algorithm = facts.algorithm
     for key, loss in READERS.items():
         if facts.has("algorithm", key) and algorithm.policy_loss != loss:
@@ -33,7 +31,7 @@ def check_loss_options(facts: DraftFacts) -> Iterator[Problem]:
         yield facts.problem(("algorithm", "loss_agg"), message)
 
 
-def warn_of_clip(facts: DraftFacts) -> Iterator[Problem]:
+def warn_of_clip(facts: Facts) -> Iterator[Problem]:
     """Warn of a clip ratio for tokens under gspo: a ratio averaged over a sequence moves by about 1e-3."""
     if facts.algorithm.policy_loss != "gspo":
         return

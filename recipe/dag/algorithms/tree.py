@@ -7,15 +7,13 @@ episodes' returns alone; the two advantages are added. A candidate that was not 
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import TYPE_CHECKING, ClassVar, Literal
+from typing import ClassVar, Literal
 
 from pydantic import Field
 
 from recipe.dag.algorithms.blocks import Block
-
-if TYPE_CHECKING:
-    from recipe.dag.core.problem import Problem
-    from recipe.dag.workflow.checks.facts import DraftFacts
+from recipe.dag.algorithms.facts import Facts
+from recipe.dag.core.problem import Problem
 
 
 class Tree(Block):
@@ -40,7 +38,7 @@ class Tree(Block):
     lam: float = Field(default=0.5, ge=0.0, le=1.0)
     """Share of the siblings in the baseline of the shaping."""
 
-    def check_options(self, facts: DraftFacts) -> Iterator[Problem]:
+    def check_options(self, facts: Facts) -> Iterator[Problem]:
         if self.gamma > 0 and self.compare == "siblings":
             message = (
                 "among siblings, which have one parent, the shaping only multiplies their differences; use `local` for "
@@ -50,8 +48,8 @@ class Tree(Block):
         if self.gamma == 0 and facts.has("algorithm", "tree", "lam"):
             yield facts.problem(("algorithm", "tree", "lam"), "only the shaping reads this; set `gamma`", key=True)
 
-    def check(self, facts: DraftFacts) -> Iterator[Problem]:
-        policies = dict(facts.trained_policies)
-        if not any(node.candidates and facts.draft.agent(node.agent_group).policy in policies for node in facts.nodes):
+    def check(self, facts: Facts) -> Iterator[Problem]:
+        trained = {agent.name for agent in facts.trained_agents}
+        if not any(node.candidates and facts.agent_of[node.node_id] in trained for node in facts.nodes):
             message = "no node of a trained agent has `candidates`, so this has no effect; remove it"
             yield facts.problem(("algorithm", "tree"), message, key=True)

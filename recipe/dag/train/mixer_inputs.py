@@ -17,8 +17,9 @@ from recipe.dag.core.errors import UserError
 from recipe.dag.credit.causality import check_baseline
 from recipe.dag.credit.joint_advantages import baseline_inputs
 from recipe.dag.credit.mixer_batch import CallLayout, MixerBatch
+from recipe.dag.types.move import Move
 from recipe.dag.types.record import Call, Episode
-from recipe.dag.workflow.moves import Move, reactions
+from recipe.dag.workflow.moves import reactions
 from recipe.dag.workflow.schema import Workflow
 
 

@@ -6,13 +6,10 @@ it finds out goes into the Output that `parse` returns.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from recipe.dag.core.errors import UserError
 from recipe.dag.types.context import Context, Message, Output
-
-if TYPE_CHECKING:
-    from recipe.dag.workflow.schema import Node, Workflow
 
 
 class Agent:
@@ -44,9 +41,10 @@ class Agent:
         """
         raise UserError(f"{type(self).__name__}: Agent.prompt has no messages to return; build them from `context`")
 
-    def prepare(self, workflow: Workflow, node: Node) -> None:
-        """Called once, before the first episode, with the agent's node: read files that its options name, and raise
-        UserError for options that cannot work. Does nothing unless overridden."""
+    def prepare(self, workflow: Any, node: Any) -> None:
+        """Called once, before the first episode, with the `Workflow` and the agent's `Node` of it
+        (`recipe.dag.workflow.schema`): read files that its options name, and raise UserError for options that cannot
+        work. Does nothing unless overridden."""
 
     def parse(self, context: Context, **options: Any) -> Output | str | None:
         """Return what the call `context.call` passes on: a text that replaces the model's, an Output with `parsed`

@@ -8,7 +8,8 @@ from __future__ import annotations
 
 from collections.abc import Collection, Mapping, Sequence
 
-from recipe.dag.workflow.moves import Move, moves_of
+from recipe.dag.types.move import Move
+from recipe.dag.workflow.moves import moves_of
 from recipe.dag.workflow.schema import Agent, EpisodeSpec, Loop, Node, NodeRole
 
 STATIC = ("agent", "role", "node", "turn", "round")

@@ -9,21 +9,11 @@ env whose observations it gets. Agents that use one tool with a memory may react
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from typing import NamedTuple
 
 from recipe.dag.tools.builtin import BUILTIN
+from recipe.dag.types.move import Move
 from recipe.dag.workflow.graph import causal_order, graph_of, topological_order
 from recipe.dag.workflow.schema import EPISODE_ROLES, Agent, Loop, Node, NodeRole, ToolSpec
-
-
-class Move(NamedTuple):
-    node: str
-    turn: int
-    round: int
-
-    @property
-    def id(self) -> str:
-        return f"{self.node}@{self.turn}.{self.round}"
 
 
 def moves_of(nodes: Sequence[Node], loops: Mapping[str, Loop], turns: int) -> tuple[Move, ...]:

@@ -16,7 +16,7 @@ from pydantic_core import ErrorDetails
 
 from recipe.dag.algorithms.base import Algorithm
 from recipe.dag.algorithms.catalogue import DEFAULT, OWN, REMOVED, SELECTABLE, algorithm_class, readers
-from recipe.dag.algorithms.team_value import Mixer
+from recipe.dag.algorithms.mixer import Mixer
 from recipe.dag.core.problem import KeyPath, Problem
 from recipe.dag.core.suggestion import closest, did_you_mean, listing
 from recipe.dag.workflow.schema import Agent, AgentOptions, Node, Policy, ToolSpec

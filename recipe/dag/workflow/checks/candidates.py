@@ -38,7 +38,7 @@ def check_candidates(facts: DraftFacts) -> Iterator[Problem]:
 
 
 def _check_function(facts: DraftFacts, spec: Candidates, path: KeyPath) -> Iterator[Problem]:
-    yield from facts.references.check_function(spec.by, (*path, "by"), ("context",), spec.args, (*path, "args"))
+    yield from facts.check_function(spec.by, (*path, "by"), ("context",), spec.args, (*path, "args"))
     if facts.has(*path, "key"):
         yield facts.problem((*path, "key"), "a function returns the score; only a node has a key; remove it", key=True)
 
@@ -94,7 +94,7 @@ def _check_tools(draft: Draft, node: Node, path: KeyPath) -> Iterator[Problem]:
 def _check_algorithm(facts: DraftFacts, node: Node, path: KeyPath) -> Iterator[Problem]:
     """Check that the algorithm can do with calls that have a score and no return."""
     agent, algorithm = facts.draft.agent(node.agent_group), facts.algorithm
-    policy = dict(facts.trained_policies).get(agent.policy)
+    policy = facts.trained_policies.get(agent.policy)
     if policy is None:
         return
     instead = "choose `grpo`, `rloo`, `reinforce` or another one without critic and team value"

@@ -1,6 +1,6 @@
-"""The facts about a workflow file that the checks of an algorithm need.
+"""The facts about a draft of a workflow file.
 
-Invariant: an algorithm and its blocks, which are a layer below the workflow's code, ask everything about a file here.
+Invariant: a fact is derived from the draft when it is asked for, and from nothing else.
 """
 
 from __future__ import annotations
@@ -10,21 +10,27 @@ from functools import cached_property
 from pathlib import Path
 
 from recipe.dag.algorithms.base import Algorithm
+from recipe.dag.algorithms.facts import Facts
 from recipe.dag.algorithms.reward_catalogue import SHAPED, RewardEntry, chosen_shaping, read_entry
 from recipe.dag.core.problem import KeyPath, Problem
+from recipe.dag.types.move import Move
 from recipe.dag.workflow.checks.references import References
 from recipe.dag.workflow.checks.training import check_forward_passes
 from recipe.dag.workflow.draft import Draft
 from recipe.dag.workflow.graph import agents_heard, find_cycle
 from recipe.dag.workflow.groups import horizons, pooled
-from recipe.dag.workflow.moves import Move, moves_of, reactions
+from recipe.dag.workflow.moves import moves_of, reactions
 from recipe.dag.workflow.schema import Agent, Loop, Node, NodeRole, Policy
 
+PAYS_OWN_ONLY = ("reward.outcome:outcome_reward", "reward.outcome:env_outcome")
+"""Functions outside the reward catalogue that pay each agent only for its own calls."""
 
-class DraftFacts:
+
+class DraftFacts(Facts):
     def __init__(self, draft: Draft, references: References, *, ordered: bool = True):
-        """`ordered`: the nodes and loops of the file can be put in an order."""
         self.draft, self.references, self.ordered = draft, references, ordered
+        self.has, self.problem, self.no_node = draft.has, draft.source.problem, draft.no_node
+        self.check_function = references.check_function
 
     @property
     def algorithm(self) -> Algorithm:
@@ -32,26 +38,19 @@ class DraftFacts:
 
     @property
     def complete(self) -> bool:
-        """Whether every part of the file could be read."""
         return self.draft.complete
-
-    def problem(self, path: KeyPath, message: str, *, key: bool = False) -> Problem:
-        """Return a problem at the value of `path`, or at its key."""
-        return self.draft.source.problem(path, message, key=key)
-
-    def has(self, *path: str | int) -> bool:
-        """Return whether the user wrote this key."""
-        return self.draft.has(*path)
 
     @property
     def one_turn(self) -> bool:
-        """Whether the block `episode` could be read and allows one turn."""
         readable = not any(problem.where.startswith("episode") for problem in self.draft.problems)
         return readable and self.draft.episode.max_turns == 1
 
     @property
+    def drops_turns(self) -> bool:
+        return self.draft.episode.train_turns == "last" and self.draft.episode.max_turns > 1
+
+    @property
     def branches(self) -> bool:
-        """Whether episodes may take different ways through the nodes."""
         return bool(self.draft.loops) or any(node.when is not None for _, node in self.draft.each_node())
 
     @property
@@ -63,46 +62,45 @@ class DraftFacts:
         return dict(self.draft.each_loop())
 
     @property
-    def trained_policies(self) -> list[tuple[str, Policy]]:
-        return [(name, policy) for name, policy in self.draft.each_policy() if not policy.frozen]
+    def agents(self) -> list[Agent]:
+        return [agent for _, agent in self.draft.each_agent()]
+
+    @property
+    def trained_policies(self) -> dict[str, Policy]:
+        return {name: policy for name, policy in self.draft.each_policy() if not policy.frozen}
+
+    @property
+    def frozen_policies(self) -> set[str]:
+        return {name for name, policy in self.draft.each_policy() if policy.frozen}
 
     @property
     def trained_agents(self) -> list[Agent]:
-        trained = dict(self.trained_policies)
-        return [agent for _, agent in self.draft.each_agent() if agent.policy in trained]
+        trained = self.trained_policies
+        return [agent for agent in self.agents if agent.policy in trained]
 
     @property
     def agent_of(self) -> dict[str, str]:
-        """Node -> the name of its agent. Needs a complete draft."""
         return {node.node_id: self.draft.agent(node.agent_group).name for node in self.nodes}
 
     @cached_property
     def repeated_agent(self) -> str | None:
-        """An agent with a trained policy that may move more than once in an episode; None without one. Needs a complete
-        draft."""
         for moves in self._groups(("agent",)):
             if len(moves) > 1:
                 return self.agent_of[moves[0].node]
         return None
 
     def uneven_groups(self, group_by: Collection[str]) -> list[list[Move]]:
-        """Return the groups whose moves are followed by different numbers of moves of their agents. Needs a complete
-        draft."""
         groups = self._groups(group_by)
         following = horizons(groups, self.nodes, self.loops)
         return [group for group in groups if len({following[move] for move in group}) > 1]
 
     def _groups(self, group_by: Collection[str]) -> list[list[Move]]:
-        agents = [agent for _, agent in self.draft.each_agent()]
-        trained = [name for name, _ in self.trained_policies]
-        return pooled(self.nodes, self.loops, agents, self.draft.episode, trained, group_by)
+        return pooled(self.nodes, self.loops, self.agents, self.draft.episode, self.trained_policies, group_by)
 
     def moves(self) -> Sequence[Move]:
-        """Return the moves of an episode; two turns represent any number of turns."""
         return moves_of(self.nodes, self.loops, self._turns)
 
     def reactions(self) -> dict[str, tuple[str, ...]]:
-        """Return the graph of these moves: id -> ids of what it may react to. Needs an ordered draft."""
         return reactions(self.nodes, self.loops, self.draft.agents, self._turns)
 
     @property
@@ -110,8 +108,6 @@ class DraftFacts:
         return min(self.draft.episode.max_turns, 2)
 
     def cycle_of_hearing(self) -> list[str] | None:
-        """Return trained agents each of which hears the one before it in the same turn, the first one also the last;
-        None without such a cycle. Needs a complete draft."""
         trained = {agent.name for agent in self.trained_agents}
         heard = {
             self.draft.agent(group).name: tuple(self.draft.agent(other).name for other in others)
@@ -120,18 +116,25 @@ class DraftFacts:
         return find_cycle({name: others for name, others in heard.items() if name in trained})
 
     def check_forward_passes(self, path: KeyPath) -> Iterator[Problem]:
-        """Yield a problem at `path` if a declared training chain updates a policy without its old log-probs."""
         return check_forward_passes(self.draft, path)
 
     @property
     def paying_nodes(self) -> list[str]:
-        """The ids of the nodes that pay rewards."""
         pays = (node for node in self.nodes if node.node_role is NodeRole.REWARD or node.agent_options.rewards_with_env)
         return [node.node_id for node in pays]
 
+    @property
+    def shares_rewards(self) -> bool:
+        algorithm = self.algorithm
+        return (
+            algorithm.share_reward_in_agent
+            or algorithm.spans_policies
+            or any(node.agent_options.rewards_with_env for node in self.nodes)
+            or any(entry is None and where not in PAYS_OWN_ONLY for _, _, where, entry in self.reward_functions())
+            or any(entry.traits.copies for _, _, entry in self.catalogued_rewards())
+        )
+
     def reward_functions(self) -> Iterator[tuple[int, Node, str | None, RewardEntry | None]]:
-        """Yield (index, node, function, its entry) of each reward node. The function is named by module and name
-        (`reward.credit:shaped`) if it is the engine's, else None; the entry is None if it is not catalogued."""
         for index, node in self.draft.each_node():
             if node.node_role is NodeRole.REWARD:
                 yield index, node, *self._engine_function(node.executable_ref or "", ("nodes", index, "executable_ref"))

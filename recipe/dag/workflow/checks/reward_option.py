@@ -46,7 +46,7 @@ def _check_value(facts: DraftFacts, path: KeyPath, option: RewardOption, value: 
     for inner, message in _mistakes(facts.draft, path, option, value):
         yield facts.problem((*path, *inner), message)
     if option.kind is OptionKind.FUNCTION and isinstance(value, str):
-        yield from facts.references.check_function(value, path, option.arguments, {}, path)
+        yield from facts.check_function(value, path, option.arguments, {}, path)
 
 
 def _default_problem(draft: Draft, key: str, option: RewardOption) -> str | None:
