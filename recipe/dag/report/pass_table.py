@@ -41,8 +41,8 @@ class Graded:
 
 
 def read_graded(path: Path) -> Graded:
-    """Read `results.json`, or the folder that holds it: this project's list, or the published form of the ReTool recipe
-    (an object with `results`, each with `problem_id` and `correct`). Raises UserError."""
+    """Read `results.json`, or the folder that holds it: a list of episodes, or a file of conversations
+    (conversations.py). Raises UserError."""
     file = path / "results.json" if path.is_dir() else path
     try:
         data = json.loads(file.read_text())
