@@ -74,6 +74,7 @@ def sequence_gae(
     tokens_L, counts_C = tokens_of(batch.call_lengths, calls_C, learns)
     lengths_K = torch.zeros(int(sequence_C[-1]) + 1, dtype=torch.int64).index_add(0, sequence_C, counts_C)
     first_K = lengths_K.cumsum(0) - lengths_K
+    # a call without tokens is paid at the token before it; the maximum keeps that inside its own sequence
     paid_token_C = torch.maximum(counts_C.cumsum(0) - 1, first_K[sequence_C])
     is_paid_C = lengths_K[sequence_C] > 0
 
@@ -89,9 +90,11 @@ def sequence_gae(
     paid_index = steps.index_of(sequence_C[is_paid_C], (paid_token_C - first_K[sequence_C])[is_paid_C])
     advantages_L.index_add_(0, paid_index, batch.outcomes[calls_C][is_paid_C])
     unknown_C = is_paid_C & torch.tensor(batch.unscored, dtype=torch.bool)[calls_C]
+    # after all rewards: it replaces those of the tokens on which an unknown one would be paid
     if values_L is not None:
         _expect(advantages_L, values_L, steps, lengths_K, paid_token_C[unknown_C], gamma)
     steps.scan_(advantages_L, values_L, gamma=gamma, lam=lam)
+    # R_t = A_t + V_t, in the buffer of the values, which are not needed any more
     returns_L = advantages_L if values_L is None else values_L.add_(advantages_L)
     return TokenAdvantages(tokens_L, policies_L, advantages_L, returns_L)
 
@@ -128,7 +131,7 @@ class StepMajor:
         """Return the layout of sequences with these lengths (int64)."""
         ranked_K = lengths_K.argsort(descending=True, stable=True)
         first_K = (lengths_K.cumsum(0) - lengths_K)[ranked_K]
-        # step t holds the sequences longer than t
+        # step t holds the sequences longer than t; the last count, of those longer than the longest, is 0
         sizes_S = (len(lengths_K) - torch.bincount(lengths_K).cumsum(0))[:-1]
         starts = torch.cat([sizes_S.new_zeros(1), sizes_S.cumsum(0)])
         order_L = torch.empty(int(lengths_K.sum()), dtype=torch.int64)
@@ -174,8 +177,10 @@ def _expect(td_L: Tensor, values_L: Tensor, steps: StepMajor, lengths_K: Tensor,
     if not len(unknown):
         return
     ends_K = lengths_K.cumsum(0)
+    # right: an index that equals an end belongs to the next sequence, and not to an empty one
     sequence = torch.searchsorted(ends_K, unknown, right=True)
     step = unknown - (ends_K - lengths_K)[sequence]
     here, goes_on = steps.index_of(sequence, step), step + 1 < lengths_K[sequence]
+    # delta_t = r_t - V_t + gamma V_{t+1} is 0 if r_t - V_t is -gamma V_{t+1}; there is no V_{t+1} at a sequence's end
     td_L[here] = 0.0
     td_L[here[goes_on]] = -gamma * values_L[steps.index_of(sequence[goes_on], step[goes_on] + 1)].to(td_L.dtype)

@@ -110,6 +110,7 @@ class Cluster:
         from verl.trainer.constants_ppo import get_ppo_ray_runtime_env
 
         env = _mapping(OmegaConf.create(get_ppo_ray_runtime_env(self.config)))
+        # on a joined cluster, processes inherit the environment of `ray start`, not this one
         env.setdefault("env_vars", {}).update({name: os.environ[name] for name in FORWARDED if name in os.environ})
         user_env = {key: value for key, value in self.options.get("runtime_env", {}).items() if value is not None}
         # NCCL_IB_TIMEOUT=22 is a number on the command line, and Ray takes text only
@@ -133,6 +134,7 @@ class Cluster:
                 "each of them, then set RAY_ADDRESS=HOST:6379 for the run"
             )
         needed = cpus_needed(self.pools, self.platform)
+        # Ray only counts CPUs, so it may be told of more than the machine has
         cpus = self.options.setdefault("num_cpus", max(needed, os.cpu_count() or 1))
         gpus = 0 if self.platform == "cpu" else self.options.get("num_gpus", torch.cuda.device_count())
         check_resources(

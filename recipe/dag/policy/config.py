@@ -64,21 +64,27 @@ def policy_config(
         node.model.path = model_path
         node.model.tokenizer_path = absolute_if_local(policy.model.tokenizer_path)
         node.model.trust_remote_code = policy.model.trust_remote_code
+        # a fraction of the whole GPU, on which all servers of the pool are awake during an episode
         node.rollout.gpu_memory_utilization = node.rollout.gpu_memory_utilization / sharing
         node.rollout.max_model_len = max_model_len(run)
         node.rollout.max_num_seqs = max(int(node.rollout.max_num_seqs), 1)
         if has_stop_strings(workflow, name):  # SGLang's scheduler decodes tokens to find them
             node.rollout.skip_tokenizer_init = False
     _apply_algorithm(node.actor, workflow.algorithm, policy, run)
+    # after the algorithm: the policy's own `config` wins
     apply_overrides(config, run, "actor_rollout_ref", policy.config, where=f"policies.{name}.config")
     with open_dict(config):
+        # verl's place for data of plugins: worker and server adapter read the policy's name here
         node.rollout.custom = {"policy": name}
         _apply_platform(config, platform)
+        # again, since the platform's settings may have been merged into a copy
         node = config.actor_rollout_ref
+        # verl asserts that they are equal
         node.rollout.log_prob_use_dynamic_bsz = node.ref.log_prob_use_dynamic_bsz = node.actor.use_dynamic_bsz
         if not node.actor.use_dynamic_bsz:  # one size for every pass, so that one layout of the rows fits all of them
             node.rollout.log_prob_micro_batch_size_per_gpu = node.actor.ppo_micro_batch_size_per_gpu
             node.ref.log_prob_micro_batch_size_per_gpu = node.actor.ppo_micro_batch_size_per_gpu
+        # verl advances the learning rate once per update, and an actor may wait for steps (`train_cycle`)
         node.actor.optim.total_training_steps = max(updates, 1)
         if node.actor.ppo_max_token_len_per_gpu is None:
             node.actor.ppo_max_token_len_per_gpu = default_tokens(node.rollout.max_model_len)
@@ -150,6 +156,7 @@ def _apply_platform(config: DictConfig, platform: str) -> None:
     if platform == "cpu":
         config["actor_rollout_ref"] = OmegaConf.merge(config.actor_rollout_ref, CPU_CONFIG)
         for engine in (config.actor_rollout_ref.actor.fsdp_config, config.actor_rollout_ref.ref.fsdp_config):
+            # verl's default, bf16, is slow and inexact on a CPU
             engine.mixed_precision = FP32
         config.trainer.device = "cpu"
     node = config.actor_rollout_ref
@@ -160,6 +167,7 @@ def prepare_model(model: DictConfig, *, platform: str, sequence_parallel: bool) 
     """Choose the attention of verl's model configuration if it is open, and pass the fused head on to our engine."""
     configured = model.override_config.get("attn_implementation")
     if configured is None or (platform == "cpu" and configured in PACKAGES):  # these packages need a GPU
+        # padded rows need no kernel for packed ones, but verl's sequence parallelism takes packed rows only
         if missing_attention(VARLEN) and not sequence_parallel:
             model.use_remove_padding = False
         packed = FLASH if sequence_parallel else VARLEN

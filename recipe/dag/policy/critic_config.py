@@ -32,6 +32,7 @@ def apply_critic(config: DictConfig, run: DictConfig, name: str, critic: Critic,
     with open_dict(node):
         node.enable = True
         node.model.path = model_path
+        # a critic reads the policy's token ids, whatever model it starts from
         node.model.tokenizer_path = model.tokenizer_path or model.path
         node.model.trust_remote_code = (critic.model or model).trust_remote_code
         for key in SHARED_WITH_ACTOR:
@@ -41,11 +42,13 @@ def apply_critic(config: DictConfig, run: DictConfig, name: str, critic: Critic,
         node.cliprange_value = critic.cliprange_value
         node.ppo_epochs = critic.epochs
         node.fsdp.seed = node.data_loader_seed = run.seed
+        # all steps: critics learn also while their policy's actor waits for others (`train_cycle`)
         node.optim.total_training_steps = run.trainer.total_training_steps
         if node.ppo_micro_batch_size_per_gpu is None:
             node.ppo_micro_batch_size_per_gpu = actor.ppo_micro_batch_size_per_gpu
         if critic.lr is not None:
             node.optim.lr = critic.lr
+    # after what it shares with the actor: `critic.config` wins
     apply_overrides(config, run, "critic", critic.config, where=f"policies.{name}.critic.config")
     if cpu:
         with open_dict(node):

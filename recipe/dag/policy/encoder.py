@@ -121,6 +121,7 @@ class RemoteEncoder:
         devices = pool.resources
         group = devices.get_placement_groups(device_name="cuda" if devices.use_gpu else "cpu")[0]
         strategy = PlacementGroupSchedulingStrategy(placement_group=group, placement_group_bundle_index=0)
+        # the share of a GPU that verl gives each process; the rest is promised to the policy's
         num_gpus = 1 / devices.max_colocate_count if devices.use_gpu else 0
         actor = ray.remote(TextEncoder).options(num_gpus=num_gpus, num_cpus=1, scheduling_strategy=strategy)
         self._get = ray.get

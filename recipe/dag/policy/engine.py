@@ -50,6 +50,7 @@ class PackedInputs(Engine):
         if self.packs(micro_batch):
             offsets = _offsets(micro_batch["input_ids"])
             cu_lens, longest = offsets.to(torch.int32), int(offsets.diff().max())
+            # transformers' names; without them every layer derives the offsets anew, and waits for the GPU to do so
             inputs |= {"cu_seq_lens_q": cu_lens, "cu_seq_lens_k": cu_lens}
             inputs |= {"max_length_q": longest, "max_length_k": longest}
         return inputs, output_args
@@ -77,6 +78,7 @@ class FullOffload(Engine):
 
     def to(self, device: str, model: bool = True, optimizer: bool = True, grad: bool = True) -> None:
         super().to(device=device, model=model, optimizer=optimizer, grad=grad)
+        # on the CPU platform, "cpu" is where the model trains, and nothing is freed
         if optimizer and device == "cpu" and device != get_device_name():
             get_torch_device().synchronize()  # the copies are asynchronous
             get_torch_device().empty_cache()
@@ -105,9 +107,11 @@ class PolicyEngine(FullOffload, PackedInputs, FSDPEngineWithLMHead):
     def prepare_model_inputs(self, micro_batch: TensorDict) -> tuple[dict, dict]:
         inputs, output_args = super().prepare_model_inputs(micro_batch)
         if self.packs(micro_batch):
+            # verl's rolled ids have, at each position, the token that follows it
             tokens, temperature = output_args["input_ids_rmpad_rolled"], micro_batch["temperature"]
             positions = sampled_positions(micro_batch["input_ids"], micro_batch["response_mask"])
             if isinstance(temperature, Tensor):
+                # [rows], which verl has expanded to one per packed token
                 temperature = output_args["temperature_rmpad"][positions]
             output_args["scored"] = Scored(positions, tokens[positions], temperature)
             if self.fused:
@@ -122,6 +126,7 @@ class PolicyEngine(FullOffload, PackedInputs, FSDPEngineWithLMHead):
         if not self.fused:
             log_probs, entropy = linear_head.score_logits(output.logits.squeeze(0), scored)
             output = {"log_probs": log_probs, "entropy": entropy}
+        # verl's loss would include an entropy that it finds, asked for or not
         if not tu.get_non_tensor_data(micro_batch, "calculate_entropy", False):
             output = {"log_probs": output["log_probs"]}
         # verl expects a value for every token; those that were not scored are 0

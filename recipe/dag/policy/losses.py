@@ -44,6 +44,7 @@ def actor_loss(
         log_probs, mask = model_output["log_probs"].detach(), data["response_mask"]
         data["old_log_probs"] = response_from_nested(log_probs, mask)
         metrics = _sums(data["old_log_probs"], data["rollout_log_probs"], model_output["entropy"], mask)
+        # only the metric needs it; verl's loss would keep its graph for a term of weight 0
         if not config.entropy_coeff:
             model_output = {name: value for name, value in model_output.items() if name != "entropy"}
     loss, loss_metrics = ppo_loss(config, model_output, data, dp_group)
@@ -90,6 +91,7 @@ def cpgd(
     is bounded by DRIFT_CLIP. Its coefficient is verl's `policy_loss.ppo_kl_coef`.
     """
     assert config is not None  # verl always passes the actor's
+    # no ratio is below 0, so a lower clip of 1 or more means none; its logarithm must stay finite
     low, high = math.log1p(-min(config.clip_ratio_low, 1 - 1e-6)), math.log1p(config.clip_ratio_high)
     log_ratio = log_prob - old_log_prob
     plain, clipped = log_ratio * advantages, log_ratio.clamp(low, high) * advantages
@@ -98,6 +100,7 @@ def cpgd(
     losses = -torch.minimum(plain, clipped) + config.policy_loss.ppo_kl_coef * weight * log_prob
     if rollout_is_weights is not None:
         losses = losses * rollout_is_weights
+    # verl has stored the numbers of tokens and rows there: of the mini-batch, not of this micro-batch
     loss = agg_loss(losses, response_mask, loss_agg_mode, **config.global_batch_info)
     with torch.no_grad():
         drift = log_ratio.clamp(max=20.0).exp() - 1 - log_ratio

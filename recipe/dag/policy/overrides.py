@@ -54,6 +54,7 @@ def _misfit(default: Any, override: Override) -> str | None:
     value = override.value
     if isinstance(default, dict) and default and not isinstance(value, dict):
         return f"verl's `{at}` is a mapping; write `{override.key}: {{key: value}}`, got {show_value(value)}"
+    # before numbers: Python's bool is an int
     if isinstance(default, bool):
         return None if isinstance(value, bool) else f"expected true or false, got {show_value(value)}"
     if isinstance(default, int | float) and isinstance(value, bool | str | list | dict):

@@ -27,6 +27,7 @@ def create(spec: PoolSpec, *, platform: str) -> Pool:
     """Reserve the devices of a pool with Ray."""
     from verl.single_controller.ray import RayResourcePool
 
+    # a process takes 1 / max_colocate_count of its GPU, and each rank's bundle has max_colocate_count CPUs
     pool = RayResourcePool(
         list(spec.groups(platform)), use_gpu=platform != "cpu", max_colocate_count=spec.slots(platform)
     )

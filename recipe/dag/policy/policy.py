@@ -65,6 +65,7 @@ class PolicyRuntime:
             await asyncio.to_thread(self._start_workers)
         else:
             with open_dict(self.config):
+                # verl's default, `dummy`, is random weights that a sync replaces; these servers get none
                 self.config.actor_rollout_ref.rollout.load_format = "auto"
                 self.config.actor_rollout_ref.rollout.nnodes = (
                     1  # verl requires it for servers without a trainer; the default is 0
@@ -79,6 +80,7 @@ class PolicyRuntime:
         if self.trained:
             engine = omega_conf_to_dataclass(rollout.checkpoint_engine)
             self.sync = CheckpointEngineManager(config=engine, actor_wg=self.workers, replicas=self.replicas)
+            # the next policy's server takes a share of the memory that is free when it starts
             await self.sync.sleep_replicas()
         client = ServerClient(manager.get_client(), self.name, seeded=on_cpu)
         longest = int(self.config.data.max_response_length)
@@ -118,6 +120,7 @@ class PolicyRuntime:
 
     @property
     def data_parallel_size(self) -> int:
+        # a list: rank -> its data-parallel index
         return max(self.workers._query_dispatch_info("actor")) + 1
 
     async def sync_weights(self, version: int) -> None:

@@ -30,6 +30,7 @@ class ProcessLogs:
         self._last = 0.0
         self._opened = False
         self._early: list[Mapping[str, Any]] = []
+        # keeps all records until `open` gives it a file: no level reaches CRITICAL + 1
         self._records = MemoryHandler(capacity=10_000, flushLevel=logging.CRITICAL + 1, flushOnClose=False)
         self._silenced: list[tuple[logging.Handler, int]] = []
 

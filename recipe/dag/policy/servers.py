@@ -37,6 +37,7 @@ class PolicyServerManager(LLMServerManager):
     def __init__(self, config: DictConfig, policy: str, *, worker_group=None, frozen_pool=None):
         self.frozen_pool = frozen_pool
         replica = RolloutReplicaRegistry.get(config.actor_rollout_ref.rollout.name)
+        # before verl's __init__, which keeps a class that is already there
         self.rollout_replica_class = functools.partial(replica, name_suffix=policy)
         super().__init__(config, worker_group=worker_group)  # pyright: ignore[reportArgumentType]  # verl takes None
 
@@ -135,4 +136,5 @@ class ServerClient:
         # without an end token, the server's "stop" at the limit means that the response was cut off
         if len(ids) >= params["max_tokens"] and reason == "stop" and params.get("ignore_eos"):
             reason = "length"
+        # verl's name of the version of the weights; servers that are never synced have none
         return Generation(ids, log_probs, reason, int(output.extra_fields.get("global_steps") or 0))

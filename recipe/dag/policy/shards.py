@@ -100,7 +100,7 @@ def _contents(facts: dict[str, Any], config: DictConfig, workflow: Workflow, key
         if name in facts.get("critics", ()) and policy.critic is not None:
             models["critic"] = ("critic", "", policy.critic.config)
         for folder, (branch, prefix, overrides) in models.items():
-            # what the policy overrides applies, else the run's configuration
+            # what the policy overrides applies, else the run's configuration; a critic has its actor's strategy
             own = {key: value for key, value, _ in flatten(overrides)}
             default = OmegaConf.select(config, f"{branch}.checkpoint.{key}")
             contents = own.get(f"{prefix}checkpoint.{key}", default)

@@ -35,6 +35,7 @@ from recipe.dag.policy.safe_load import weights_only
 
 ONE_TO_ALL = Dispatch.ONE_TO_ALL  # pyright: ignore[reportAttributeAccessIssue]  # verl adds its members at run time
 
+# verl has no function to register an adapter
 rollout_base._ROLLOUT_REGISTRY[("cpu", "async")] = "recipe.dag.platform.rollout.CPUServerAdapter"
 rollout_base._ROLLOUT_REGISTRY[("sglang", "async")] = "recipe.dag.policy.sglang.PolicyServerAdapter"
 
@@ -85,6 +86,7 @@ class PolicyWorker(ActorRolloutRefWorker):
         super().init_model()
         if "actor" in self.role:
             assert self.actor is not None  # super().init_model() builds it for this role
+            # instead of verl's own, with the dataclass that verl has made of the actor's configuration
             self.actor.set_loss_fn(partial(losses.actor_loss, config=self.loss_fn.keywords["config"]))
         if self.critic_config is not None:
             value_model.register()
@@ -92,8 +94,11 @@ class PolicyWorker(ActorRolloutRefWorker):
             self.critic = TrainingWorker(config=training_config(config))
             self.critic.reset()
             self.critic.set_loss_fn(partial(value_loss, config=config))
+            # the mesh by which the driver splits the batches of compute_values and update_critic
             self.set_dispatch_collect(mesh_name="critic", **self.critic.get_dispatch_collect())
+            # the servers start next, and see the memory that torch has cached as used
             aggressive_empty_cache(force_sync=True)
+        # last: every model above has made process groups for its mesh
         set_timeout_of_process_groups(self.timeout)
 
     @register(dispatch_mode=make_nd_compute_dataproto_dispatch_fn(mesh_name="critic"))
