@@ -250,6 +250,12 @@ def test_code_that_is_cancelled_may_clean_up_once(monkeypatch):
 
         with pytest.raises(KeyError, match="mine"):
             await guarded(fails())
+
+        async def exits():
+            raise SystemExit(3)
+
+        with pytest.raises(RuntimeError, match=r"SystemExit\(3\)"):  # the process goes on
+            await guarded(exits())
         assert await guarded(asyncio.sleep(0, "value")) == "value"
 
     asyncio.run(main())

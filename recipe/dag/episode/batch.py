@@ -9,20 +9,15 @@ from __future__ import annotations
 
 import asyncio
 import gc
-import logging
-import sys
 import threading
-import time
-import traceback
 from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
 
+from recipe.dag.episode.event_loops import watched
 from recipe.dag.episode.runner import EpisodeRunner
 from recipe.dag.episode.tasks import together
 from recipe.dag.types.record import Episode
-
-log = logging.getLogger(__name__)
 
 GC_THRESHOLDS = 50_000, 50, 100
 """New objects before a collection, and collections of one generation before one of the next generation."""
@@ -30,11 +25,6 @@ _collector_lock = threading.Lock()
 _active_batches = 0
 """In this process, on any loop."""
 _usual_thresholds = gc.get_threshold()
-
-BLOCKED_S = 20.0
-"""Seconds that the loop may be blocked before a warning is logged."""
-SHOWN_FRAMES = 4
-"""Number of innermost frames in that warning."""
 
 
 @contextmanager
@@ -59,39 +49,6 @@ def rare_collections() -> Iterator[None]:
             if _active_batches == 0:
                 gc.set_threshold(*_usual_thresholds)
                 gc.unfreeze()
-
-
-@contextmanager
-def watched_loop() -> Iterator[None]:
-    """Log the stack of the running loop's thread, once each time that the loop is blocked for BLOCKED_S.
-
-    An async function that blocks (`time.sleep`, a loop that never awaits) holds up all episodes and cannot be stopped
-    from outside, so the log is what tells the user which line it is.
-    """
-    loop, thread_id = asyncio.get_running_loop(), threading.get_ident()
-    ended, pause, last_beat = threading.Event(), BLOCKED_S / 4, time.monotonic()
-
-    def beat() -> None:
-        nonlocal last_beat, timer
-        last_beat = time.monotonic()
-        timer = loop.call_later(pause, beat)
-
-    def watch() -> None:
-        reported = 0.0
-        while not ended.wait(pause):
-            if time.monotonic() - last_beat > BLOCKED_S and reported != last_beat:
-                reported = last_beat
-                frames = traceback.format_stack(sys._current_frames().get(thread_id))[-SHOWN_FRAMES:]
-                advice = "async code must not block; write a plain function, which runs in its own thread"
-                log.warning("all episodes wait for this, for %.0f s now (%s):\n%s", BLOCKED_S, advice, "".join(frames))
-
-    timer = loop.call_later(pause, beat)
-    threading.Thread(target=watch, daemon=True, name="episode-watch").start()
-    try:
-        yield
-    finally:
-        ended.set()
-        timer.cancel()
 
 
 async def run_batch(
@@ -138,6 +95,6 @@ async def play_batch(
             on_done(episode)
         return episode
 
-    with watched_loop(), rare_collections():
+    with watched(asyncio.get_running_loop(), "all episodes"), rare_collections():
         todo = [(sample, uid, index) for sample, uid in samples for index in range(n) if (uid, index) not in skip]
         return await together(run_one(*episode) for episode in todo)

@@ -2,8 +2,8 @@
 
 Invariant: every result is well formed (observations by agent, a finite reward per player, a bool and a JSON-able info),
 or an EnvFault. Sync methods run in threads, one at a time per instance (except `close`, which may run while a step that
-exceeded its limit is still running), async ones on the instance's own loop: a method that never returns holds up its
-own episode only.
+exceeded its limit is still running), async ones on one of a few loops that envs share: a sync method that never returns
+holds up its own episode only, an async one that blocks also the others of its loop.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from typing import Any
 
 from recipe.dag.core.errors import EnvFault, boundary, described
 from recipe.dag.episode.env_class import STEP, EnvClass
-from recipe.dag.episode.own_loop import OnLoop, OwnLoop
+from recipe.dag.episode.event_loops import EnvLoop, OnLoop
 from recipe.dag.episode.tasks import invoke, limited
 from recipe.dag.types.values import as_number
 
@@ -41,7 +41,7 @@ class LiveEnv:
         """`watchers`: the agents that see the env. `limit_s`: the time limit for each call of a method."""
         self._env, self._watchers, self._limit_s = env, watchers, limit_s
         self._instance: Any = None
-        self._loop = OwnLoop()
+        self._loop = EnvLoop()
 
     async def reset(self, sample: dict[str, Any], seed: int, players: list[str]) -> dict[str, Any]:
         """Create the instance and return its first observations by agent name. `players`: agent names."""

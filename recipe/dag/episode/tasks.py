@@ -61,7 +61,7 @@ async def _all(tasks: list[asyncio.Task], when: str, after: Callable[[asyncio.Ta
             done, cancelled = set(), error
         ended = [task for task in tasks if task in done]
         # All of them are checked, since asyncio logs an exception that is never retrieved.
-        broken = [task for task in ended if _failed(task)]
+        broken = [task for task in ended if has_failed(task)]
         failed = failed or next(iter(broken), None)
         if failed or cancelled:
             for task in pending:
@@ -76,7 +76,8 @@ async def _all(tasks: list[asyncio.Task], when: str, after: Callable[[asyncio.Ta
         failed.result()
 
 
-def _failed(task: asyncio.Task) -> bool:
+def has_failed(task: asyncio.Task) -> bool:
+    """Return whether an ended task has no result. asyncio logs an exception that is never retrieved; this does so."""
     return task.cancelled() or task.exception() is not None
 
 
@@ -99,7 +100,12 @@ async def guarded(awaitable: Awaitable[T]) -> T:
     the cancellation and continues (a bare `except:` in a loop) is cancelled a few more times and then abandoned."""
 
     async def body() -> T:
-        return await awaitable
+        try:
+            return await awaitable
+        except (Exception, asyncio.CancelledError, GeneratorExit, KeyboardInterrupt):
+            raise
+        except BaseException as raised:  # as of `sys.exit`, which would end the loop
+            raise plain_error(raised) from raised
 
     task = asyncio.create_task(body())
     try:
@@ -119,7 +125,7 @@ async def _stop(task: asyncio.Task) -> None:
         except asyncio.CancelledError:
             continue  # we were cancelled again; the first cancellation is raised in any case, so keep stopping the task
     if task.done():
-        _failed(task)  # asyncio logs an exception that is never retrieved
+        has_failed(task)  # asyncio logs an exception that is never retrieved
         return
     log.warning("abandoned, since it catches every cancellation: %s", getattr(task.get_coro(), "cr_await", task))
     asyncio._unregister_task(task)  # otherwise asyncio.run would wait for it at its end

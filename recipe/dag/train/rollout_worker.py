@@ -73,7 +73,7 @@ class RolloutWorker:
         self._tools: dict[str, Tool] | None = None
         recover = self._request_restart if spec.restarts else None
         self._sandbox = SandboxClient(**spec.sandbox, on_unreachable=recover) if spec.sandbox else None
-        self._lock = threading.Lock()  # guards the restart request: envs await it on their own event loops
+        self._lock = threading.Lock()  # guards the restart request: envs await it on other event loops
         self._restart: Future[None] | None = None
         """The request to restart the sandbox that the run has not answered yet."""
         self._restart_sent = True
