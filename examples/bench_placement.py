@@ -50,8 +50,12 @@ def overrides(out: Path, args: argparse.Namespace, gpus: int) -> list[str]:
         "actor_rollout_ref.rollout.gpu_memory_utilization=0.5",
         f"trainer.n_gpus_per_node={gpus}",
         f"trainer.total_training_steps={args.steps}",
-        *("trainer.val_before_train=False", "trainer.test_freq=-1", "trainer.save_freq=-1"),
-        *("trainer.logger=[console]", "trainer.resume_mode=disable", "rollout.progress=false"),
+        "trainer.val_before_train=False",
+        "trainer.test_freq=-1",
+        "trainer.save_freq=-1",
+        "trainer.logger=[console]",
+        "trainer.resume_mode=disable",
+        "rollout.progress=false",
         *args.overrides,
     ]
 

@@ -140,12 +140,16 @@ def run(command: list[str], log: Path, gpu: str | None = None) -> str:
 def verl(name: str, model: tuple[str, ...], out: Path, args: argparse.Namespace) -> list[float]:
     """Return the seconds of each step of verl's trainer."""
     command = [
-        *(sys.executable, "-m", "verl.trainer.main_ppo", "algorithm.adv_estimator=grpo"),
+        sys.executable,
+        "-m",
+        "verl.trainer.main_ppo",
+        "algorithm.adv_estimator=grpo",
         f"actor_rollout_ref.model.path={args.model}",
         f"actor_rollout_ref.actor.ppo_mini_batch_size={args.batch}",
         f"reward.custom_reward_function.path={out}/reward.py",
         "reward.custom_reward_function.name=compute_score",
-        *("actor_rollout_ref.rollout.agent.num_workers=2", "reward.num_workers=2"),
+        "actor_rollout_ref.rollout.agent.num_workers=2",
+        "reward.num_workers=2",
         f"actor_rollout_ref.rollout.n={args.n}",
         *model,
         *shared_overrides(out, args, args.stock_tokens if model is PADDED else args.tokens),
@@ -166,8 +170,13 @@ def workflow(name: str, agents: int, out: Path, args: argparse.Namespace) -> lis
     }
     file.write_text(WORKFLOW % values)
     command = [
-        *(sys.executable, "-m", "recipe.dag.main", f"workflow={file}", f"output_dir={out}/{name}"),
-        *("trainer.resume_mode=disable", "rollout.progress=false"),
+        sys.executable,
+        "-m",
+        "recipe.dag.main",
+        f"workflow={file}",
+        f"output_dir={out}/{name}",
+        "trainer.resume_mode=disable",
+        "rollout.progress=false",
         f"actor_rollout_ref.rollout.n={args.n // agents}",
         *shared_overrides(out, args, args.tokens),
     ]

@@ -15,8 +15,14 @@ from recipe.dag.coach.sections import sections
 
 TEMPLATE = "recipe/dsbench/coach.txt"
 HEADINGS = (
-    *("Task", "Agent", "What the agent had read", "Its earlier actions"),
-    *("The action that you score", "What the folder answered to it", "Files", "Your score"),
+    "Task",
+    "Agent",
+    "What the agent had read",
+    "Its earlier actions",
+    "The action that you score",
+    "What the folder answered to it",
+    "Files",
+    "Your score",
 )
 NEEDS = {"engineer": (), "modeler": ("X_train.pkl", "y_train.pkl"), "analyst": ("X_test.pkl", "model.pkl")}
 """Agent -> the files that it starts from."""

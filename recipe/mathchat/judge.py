@@ -20,8 +20,13 @@ from recipe.mathchat.prompts import CODER_TASK
 
 TEMPLATE = "recipe/mathchat/coach.txt"
 HEADINGS = (
-    *("Problem", "Agent", "What the agent had read", "What the agent wrote"),
-    *("What its programs printed", "Ground truth", "Your score"),
+    "Problem",
+    "Agent",
+    "What the agent had read",
+    "What the agent wrote",
+    "What its programs printed",
+    "Ground truth",
+    "Your score",
 )
 CUES = (
     (r"\d+ more\b|\bbuys \d+ (?:more|and)\b|\btogether\b|has \d+\. They share", "+"),

@@ -16,10 +16,9 @@ from recipe.dag.app.cli import app
 from recipe.dag.app.new import ROOT, TEMPLATE, new_task
 from recipe.dag.core.errors import UserError
 
-FILES = {
-    *("README.md", "agents.py", "config/tiny_cpu.yaml", "data.py", "run_tiny_cpu.sh", "teacher.py", "test_task.py"),
-    "workflow.yaml",
-}
+FILES = set(
+    "README.md agents.py config/tiny_cpu.yaml data.py run_tiny_cpu.sh teacher.py test_task.py workflow.yaml".split()
+)
 
 
 @pytest.fixture

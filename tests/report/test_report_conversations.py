@@ -11,10 +11,10 @@ from recipe.dag.report.pass_table import read_graded
 
 ABOUT = {"model": "m", "n_samples": 2, "max_turns": 8, "max_concurrent_requests": 64, "max_concurrent_sandbox": 32}
 METADATA = {*ABOUT, "total_problems", "total_samples", "accuracy", "pass_at_1"}
-ITEM = {
-    *("problem_id", "sample_id", "problem", "ground_truth", "predicted_answer", "final_response"),
-    *("conversation_history", "turn_count", "correct"),
-}
+ITEM = set(
+    "problem_id sample_id problem ground_truth predicted_answer final_response conversation_history turn_count "
+    "correct".split()
+)
 OPENING = [{"role": "system", "content": "be brief"}, {"role": "user", "content": "1 + 1?"}]
 NATIVE = {
     "id": "chatcmpl-9f",

@@ -29,8 +29,19 @@ from recipe.dag.algorithms.team_value import Qmix, Vdn
 DEFAULT = Grpo
 """The class of a workflow without `algorithm.estimator`."""
 METHODS: tuple[type[Algorithm], ...] = (
-    *(Grpo, Rloo, Magrpo, Reinforce, ReinforcePP, ReinforcePPBaseline),
-    *(Gae, GaeChain, Gdpo, Ippo, Mappo, Vdn, Qmix),
+    Grpo,
+    Rloo,
+    Magrpo,
+    Reinforce,
+    ReinforcePP,
+    ReinforcePPBaseline,
+    Gae,
+    GaeChain,
+    Gdpo,
+    Ippo,
+    Mappo,
+    Vdn,
+    Qmix,
 )
 ESTIMATORS: Mapping[str, type[Algorithm]] = MappingProxyType(
     {method.model_fields["estimator"].default: method for method in METHODS}

@@ -138,10 +138,9 @@ class TimeoutFault(Fault):
 _TRANSIENT = frozenset(
     getattr(errno, name)
     for name in (
-        *("EMFILE", "ENFILE", "ENOMEM", "EAGAIN", "ENOSPC", "EDQUOT", "EIO", "ESTALE", "EBUSY", "EADDRINUSE"),
-        *("ECONNREFUSED", "ECONNRESET", "ECONNABORTED", "EPIPE", "ETIMEDOUT", "EADDRNOTAVAIL", "ENOBUFS"),
-        *("ENETDOWN", "ENETUNREACH", "ENETRESET", "EHOSTDOWN", "EHOSTUNREACH", "ENOTCONN", "ESHUTDOWN"),
-    )
+        "EMFILE ENFILE ENOMEM EAGAIN ENOSPC EDQUOT EIO ESTALE EBUSY EADDRINUSE ECONNREFUSED ECONNRESET ECONNABORTED "
+        "EPIPE ETIMEDOUT EADDRNOTAVAIL ENOBUFS ENETDOWN ENETUNREACH ENETRESET EHOSTDOWN EHOSTUNREACH ENOTCONN ESHUTDOWN"
+    ).split()
 )
 """System errors for exhausted resources and for the network. The user has to fix a missing file or permission."""
 _LOST = (ConnectionError, TimeoutError, MemoryError, EOFError, HTTPException, socket.gaierror)
@@ -151,16 +150,15 @@ _BUGS = (NameError, AttributeError, TypeError, LookupError, AssertionError)
 _TRANSIENT_STATUS = frozenset({408, 425, 429, 500, 502, 503, 504})
 """HTTP: the server failed or is overloaded. A rejected request (400, 401, 404) would be rejected again."""
 _TRANSPORT = frozenset(
-    {
-        *(("httpx", "TransportError"), ("httpcore", "NetworkError"), ("httpcore", "TimeoutException")),
-        *(("httpcore", "ProtocolError"), ("requests", "ConnectionError"), ("requests", "Timeout")),
-        *(("requests", "ChunkedEncodingError"), ("urllib3", "HTTPError"), ("aiohttp", "ClientConnectionError")),
-        *(("aiohttp", "ClientPayloadError"), ("openai", "APIConnectionError"), ("anthropic", "APIConnectionError")),
-        *(("grpc", "RpcError"), ("websockets", "ConnectionClosed"), ("redis", "ConnectionError")),
-        *(("ray", "RayActorError"), ("ray", "RaySystemError"), ("torch", "OutOfMemoryError")),
-    }
+    (
+        "httpx.TransportError httpcore.NetworkError httpcore.TimeoutException httpcore.ProtocolError "
+        "requests.ConnectionError requests.Timeout requests.ChunkedEncodingError urllib3.HTTPError "
+        "aiohttp.ClientConnectionError aiohttp.ClientPayloadError openai.APIConnectionError "
+        "anthropic.APIConnectionError grpc.RpcError websockets.ConnectionClosed redis.ConnectionError "
+        "ray.RayActorError ray.RaySystemError torch.OutOfMemoryError"
+    ).split()
 )
-"""Base classes of other libraries, as (top-level module, name), so that none has to be installed or imported."""
+"""Base classes of other libraries, by top-level module and name, so that none has to be installed or imported."""
 
 
 def is_infrastructure(error: BaseException) -> bool:
@@ -189,7 +187,7 @@ def _is_transient(error: BaseException) -> bool:
         return True
     if isinstance(error, RuntimeError) and str(error) == "can't start new thread":
         return True
-    if any((cls.__module__.partition(".")[0], cls.__name__) in _TRANSPORT for cls in type(error).__mro__):
+    if any(f"{cls.__module__.partition('.')[0]}.{cls.__name__}" in _TRANSPORT for cls in type(error).__mro__):
         return True
     responses = (error, getattr(error, "response", None))
     return any(_status(response) in _TRANSIENT_STATUS for response in responses)

@@ -22,7 +22,9 @@ from recipe.dag.core.errors import UserError
 FORCE, FORBID = "TORCH_FORCE_WEIGHTS_ONLY_LOAD", "TORCH_FORCE_NO_WEIGHTS_ONLY_LOAD"
 RECONSTRUCT = np.empty(0).__reduce__()[0]
 NUMPY_STATE = [
-    *(np.ndarray, np.dtype, type(np.dtype(np.uint32))),
+    np.ndarray,
+    np.dtype,
+    type(np.dtype(np.uint32)),
     # the function's module, as numpy 2 and numpy 1 name it
     *((RECONSTRUCT, f"{module}._reconstruct") for module in ("numpy._core.multiarray", "numpy.core.multiarray")),
 ]

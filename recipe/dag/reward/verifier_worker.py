@@ -21,13 +21,11 @@ LITERALS = {"spiral_matrix", "string_insertion", "binary_matrix", "n_queens"}
 """Generators whose verifiers call `eval` on answers, which are lists."""
 FORMULAS = {"simple_integration", "intermediate_integration", "polynomial_multiplication", "puzzle24", "countdown"}
 """Generators whose verifiers call sympy's `parse_expr` on answers."""
-_FUNCTIONS = {
-    *("sqrt", "exp", "log", "ln", "Abs", "sin", "cos", "tan", "cot", "sec", "csc", "asin", "acos", "atan", "acot"),
-    *("sinh", "cosh", "tanh", "asinh", "acosh", "atanh", "Rational"),
-}
-_PARTS = (
-    *(ast.Expression, ast.BinOp, ast.UnaryOp, ast.operator, ast.unaryop, ast.Constant, ast.Name, ast.Load, ast.Call),
-)
+_FUNCTIONS = (
+    "sqrt exp log ln Abs sin cos tan cot sec csc asin acos atan acot sinh cosh tanh asinh acosh atanh Rational"
+).split()
+_PARTS = ast.Expression | ast.BinOp | ast.UnaryOp | ast.operator | ast.unaryop | ast.Constant | ast.Name | ast.Load
+_PARTS |= ast.Call
 
 
 def is_formula(text: str) -> bool:

@@ -14,15 +14,15 @@ from omegaconf import DictConfig, OmegaConf
 from recipe.dag.workflow.flatten import flatten
 
 KEYS = (
-    *("seed", "sandbox.timeout_s", "sandbox.memory_mb"),
-    *("data.train_batch_size", "data.max_prompt_length", "data.max_response_length", "data.stratify_key"),
-)
+    "seed sandbox.timeout_s sandbox.memory_mb data.train_batch_size data.max_prompt_length data.max_response_length "
+    "data.stratify_key"
+).split()
 """Keys outside verl's sections that affect learning; null counts as absent."""
 SUBSET_KEYS = ("data.subset.size", "data.subset.seed")
-_FOLDERS = {
-    *("agent", "checkpoint", "checkpoint_engine", "disaggregation", "multi_turn", "profiler", "prometheus", "server"),
-    *("trace", "turbo_config", "val_kwargs", "wrap_policy"),
-}
+_FOLDERS = (
+    "agent checkpoint checkpoint_engine disaggregation multi_turn profiler prometheus server trace turbo_config "
+    "val_kwargs wrap_policy"
+).split()
 _RESOURCE = re.compile(
     r"caching|checkpointing|chunk|cuda_?graph|dynamic_bsz|eager|free_cache|fsdp_size|full_determinism|fused|gpu_memory"
     r"|hybrid_engine|impl_backend|layered_summon|liger|load_balance|load_format|log_stats|max_num_|max_token_len"
@@ -56,7 +56,7 @@ def repeated_keys(run: DictConfig) -> dict[str, str]:
 def is_learned(key: str) -> bool:
     """Return whether a dotted key below `actor_rollout_ref` or `critic` affects learning."""
     *folders, last = key.split(".")
-    return _RESOURCE.search(last) is None and not _FOLDERS.intersection(folders)
+    return _RESOURCE.search(last) is None and not set(folders).intersection(_FOLDERS)
 
 
 def _flat_config(run: DictConfig, *, resolve: bool) -> dict[str, Any]:

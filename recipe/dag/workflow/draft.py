@@ -18,21 +18,7 @@ from recipe.dag.workflow.parse_model import parse_algorithm, parse_piece, show_v
 from recipe.dag.workflow.schema import Agent, Algorithm, Condition, EnvSpec, EpisodeSpec, Loop, Node, Policy, ToolSpec
 from recipe.dag.workflow.source import Origin, Source
 
-TOP_LEVEL = (
-    *(
-        "dag_id",
-        "description",
-        "global_config",
-        "agents",
-        "policies",
-        "tools",
-        "envs",
-        "episode",
-        "loops",
-        "algorithm",
-        "nodes",
-    ),
-)
+TOP_LEVEL = "dag_id description global_config agents policies tools envs episode loops algorithm nodes".split()
 
 
 @dataclass(slots=True)
@@ -55,10 +41,9 @@ class Draft:
     @property
     def complete(self) -> bool:
         """True if every piece could be read, and names are unique."""
-        pieces = (
-            *(*self.agents, *self.policies.values(), *self.nodes),
-            *(*self.tools.values(), *self.envs.values(), *self.loops.values()),
-        )
+        pieces = [*self.agents, *self.nodes]
+        for mapping in (self.policies, self.tools, self.envs, self.loops):
+            pieces += mapping.values()
         unique = all(len(set(names)) == len(names) for names in (self.agent_names, self.node_ids))
         not_empty = self.agents and self.policies and self.nodes and not self.source.unread
         return bool(not_empty) and None not in pieces and unique
