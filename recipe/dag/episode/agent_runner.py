@@ -203,8 +203,7 @@ class AgentRunner:
         room = self.endpoint.room(len(ids))
         if room < 1:
             raise PromptTooLong(f"a prompt of {len(ids)} tokens does not fit", where=self.where)
-        generation, _, _ = await self._sample(call, attempt, limit, ids, room)
-        call.stop_reason = generation.stop_reason
+        generation, _ = await self._sample(call, attempt, limit, ids, room)
         text = self.endpoint.codec.decode(generation.response_ids, skip_special_tokens=True)
         return {"role": "assistant", "content": text}
 
@@ -288,7 +287,9 @@ class AgentRunner:
         invalid_streak = 0
         while True:
             call.opened_thinking = thinking
-            generation, stopped = await self._generate(call, attempt, limit)
+            ids, room = call.prompt_ids + call.response_ids, self._room(call)
+            generation, stopped = await self._sample(call, attempt, limit, ids, room)
+            _append(call, generation.response_ids, generation.log_probs, sampled=1)
             call.text = decode(generation.response_ids, skip_special_tokens=True)
             ended = self._end_of_turn is not None and generation.response_ids[-1:] == [self._end_of_turn]
             if loop is None or generation.stop_reason != "stop" or not (ended or stopped):
@@ -344,22 +345,10 @@ class AgentRunner:
         # A stop string ends the generation before the token that ends the turn.
         return ([] if ended else [self._end_of_turn]) + await self._continuation(messages)
 
-    async def _generate(self, call: Call, attempt: Attempt, limit: TimeLimit) -> tuple[Generation, bool]:
-        """Append one generation to `call`; return it, and whether a stop string ended it."""
-        ids = call.prompt_ids + call.response_ids
-        earlier, version = call.generations, call.weight_version
-        generation, stopped, temperature = await self._sample(call, attempt, limit, ids, self._room(call))
-        _append(call, generation.response_ids, generation.log_probs, sampled=1)
-        call.stop_reason, call.temperature = generation.stop_reason, temperature
-        # A call counts as old as its oldest weights: staleness is computed from them.
-        call.weight_version = min([generation.weight_version, *([version] if earlier else [])])
-        return generation, stopped
-
     async def _sample(
         self, call: Call, attempt: Attempt, limit: TimeLimit, prompt_ids: list[int], room: int
-    ) -> tuple[Generation, bool, float]:
-        """Return one generation of at most `room` tokens, whether a stop string ended it, and its temperature; count it
-        in `call`."""
+    ) -> tuple[Generation, bool]:
+        """Return one generation of at most `room` tokens, and whether a stop string ended it; count it in `call`."""
         episode, agent = attempt.episode, self.agent
         sampling = sampling_of(agent, attempt.validate, thinks=self._may_think(prompt_ids))
         stop = sampling["stop"]
@@ -380,10 +369,14 @@ class AgentRunner:
         finally:
             call.generation_seconds += time.perf_counter() - started
         generation, stopped = cut_at_stop(generation, self.endpoint.tokenizer, stop)
+        # A call counts as old as its oldest weights: staleness is computed from them.
+        earlier = [call.weight_version] if call.generations else []
+        call.weight_version = min([generation.weight_version, *earlier])
+        call.stop_reason, call.temperature = generation.stop_reason, sampling["temperature"]
         call.generations += 1
         if generation.usage is not None:
             call.usage = added(call.usage, generation.usage)
-        return generation, stopped, sampling["temperature"]
+        return generation, stopped
 
     def _seed(self, call: Call, attempt: Attempt) -> int:
         """Return the seed of the call's next generation."""
