@@ -53,10 +53,10 @@ def launch_on_gsm8k(folder: Path, model: Path, *overrides: str) -> None:
 
 @pytest.fixture
 def nothing_starts(monkeypatch):
-    async def open_toolbox(*arguments, **options):
+    async def open_resources(*arguments, **options):
         raise ConnectionError("started")
 
-    monkeypatch.setattr(setup.Toolbox, "open", open_toolbox)
+    monkeypatch.setattr(setup.Resources, "open", open_resources)
     monkeypatch.setenv("MODEL_PATH", "")
 
 

@@ -78,5 +78,5 @@ def project(tmp_path, tiny_model, monkeypatch):
     async def start(*args, **options):
         raise projects.Started
 
-    monkeypatch.setattr(setup.Toolbox, "open", start)
+    monkeypatch.setattr(setup.Resources, "open", start)
     return folder

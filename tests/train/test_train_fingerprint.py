@@ -198,14 +198,14 @@ def test_an_option_that_an_earlier_version_did_not_know_is_no_difference_unless_
 def test_the_fingerprint_is_kept_in_the_checkpoint_and_what_it_is_made_of_in_the_launch(project, monkeypatch):
     seen = {}
 
-    async def open_toolbox(*args, **options):
-        return setup.Toolbox()
+    async def open_resources(*args, **options):
+        return setup.Resources()
 
     def start(cluster):
         (seen["launch"],) = launches(project / "out")
         raise Started
 
-    monkeypatch.setattr(setup.Toolbox, "open", open_toolbox)
+    monkeypatch.setattr(setup.Resources, "open", open_resources)
     monkeypatch.setattr(Cluster, "start", start)
     launched(project)
     kept = json.loads((seen["launch"] / "fingerprint.json").read_text())

@@ -86,10 +86,10 @@ def test_a_run_rolls_out_and_trains_with_the_policies_of_its_step_and_validates_
         rollout=SimpleNamespace(progress=False),
         report=SimpleNamespace(coach_bias_steps=4),
     )
-    toolbox = SimpleNamespace(
+    resources = SimpleNamespace(
         metrics=dict, spent=dict, runner=lambda config, workflow, policies: SimpleNamespace(workflow=workflow)
     )
-    trainer = Trainer(config, workflow, {}, toolbox, train_samples=[{}], val_samples=[{}])
+    trainer = Trainer(config, workflow, {}, resources, train_samples=[{}], val_samples=[{}])
     trainer.journal = SimpleNamespace(episodes=lambda *a, **k: None)
 
     async def report(step, metrics):

@@ -389,14 +389,14 @@ def test_a_run_starts_no_more_processes_than_its_limits_divide_into(
     assert edit[0] in FLOW
     (tmp_path / "w.yaml").write_text(FLOW.replace(*edit))
     run = OmegaConf.create({"rollout": {"processes": setting}, "seed": 0, "sandbox": {"timeout_s": 1, "memory_mb": 1}})
-    box = setup.Toolbox()
-    work = box.start_processes(run, load_workflow(tmp_path / "w.yaml"), {}, episodes=100_000)
+    resources = setup.Resources()
+    work = resources.start_processes(run, load_workflow(tmp_path / "w.yaml"), {}, episodes=100_000)
     if count is None:
         with pytest.raises(UserError, match=f"rollout.processes=3: {option}, fewer than one"):
             asyncio.run(work)
     else:
         asyncio.run(work)
-        assert box.processes == count
+        assert resources.processes == count
 
 
 def test_processes_that_do_not_start_are_a_one_line_error(fake_ray):

@@ -184,7 +184,7 @@ def test_a_run_records_its_subset_and_resumes_only_with_it(project, monkeypatch)
     def start(self):
         raise Started
 
-    monkeypatch.setattr(setup.Toolbox, "open", opened)
+    monkeypatch.setattr(setup.Resources, "open", opened)
     monkeypatch.setattr(cluster.Cluster, "join", lambda self: None)
     monkeypatch.setattr(cluster.Cluster, "nodes", lambda self: [])
     monkeypatch.setattr(cluster.Cluster, "start", start)

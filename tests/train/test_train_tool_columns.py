@@ -12,7 +12,7 @@ from omegaconf import OmegaConf
 from recipe.dag.core.errors import UserError
 from recipe.dag.loading.workflow_file import load_workflow
 from recipe.dag.train.data import load_samples
-from recipe.dag.train.setup import Toolbox
+from recipe.dag.train.setup import Resources
 
 WORKFLOW = """\
 dag_id: demo
@@ -39,7 +39,7 @@ class Search:
 def open_tools(tmp_path):
     """Opens the tools of a workflow whose agent has `tools`, for rows with these columns."""
 
-    def open_tools(tools: str, *columns: dict, code: str = TOOL) -> Toolbox:
+    def open_tools(tools: str, *columns: dict, code: str = TOOL) -> Resources:
         (tmp_path / "tool.py").write_text(code)
         (tmp_path / "r.py").write_text("def score(episode): return {}")
         (tmp_path / "workflow.yaml").write_text(WORKFLOW.replace("TOOLS", tools))
@@ -49,7 +49,7 @@ def open_tools(tmp_path):
         workflow = load_workflow(tmp_path / "workflow.yaml")
         # Nothing of a sandbox is configured: what is refused is refused before one is started.
         return asyncio.run(
-            Toolbox.open(OmegaConf.create({"sandbox": {}, "output_dir": str(tmp_path)}), workflow, samples)
+            Resources.open(OmegaConf.create({"sandbox": {}, "output_dir": str(tmp_path)}), workflow, samples)
         )
 
     return open_tools

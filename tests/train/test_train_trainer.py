@@ -17,7 +17,7 @@ from recipe.dag.core.errors import UserError
 from recipe.dag.episode.remote.connect import Remotes, transport_of
 from recipe.dag.report.api_usage import NAME, read_api_usage, write_api_usage
 from recipe.dag.train import resume, trainer
-from recipe.dag.train.setup import Toolbox
+from recipe.dag.train.setup import Resources
 from recipe.dag.types.record import Call, Episode
 from recipe.dag.workflow.schema import Workflow
 
@@ -56,7 +56,7 @@ def loop(monkeypatch, tmp_path):
         save_freq: int = 2,
         test_freq: int = -1,
         rewards: str = "01",
-        toolbox: Any = None,
+        resources: Any = None,
         spend: Callable[[], None] = lambda: None,
     ):
         async def roll_out(config, runner, samples, n, step, *, validate, title):
@@ -110,9 +110,9 @@ def loop(monkeypatch, tmp_path):
         }
         samples = [{"prompt": [{"role": "user", "content": "2 + 2"}]}]
         monkeypatch.setattr(trainer.Trainer, "_runner_of", lambda self, workflow: None)
-        toolbox = toolbox or SimpleNamespace(metrics=dict, spent=dict, save_spent=lambda: None)
+        resources = resources or SimpleNamespace(metrics=dict, spent=dict, save_spent=lambda: None)
         made = trainer.Trainer(
-            OmegaConf.create(config), workflow(), {}, toolbox, train_samples=samples, val_samples=samples
+            OmegaConf.create(config), workflow(), {}, resources, train_samples=samples, val_samples=samples
         )
         return made, saved
 
@@ -291,18 +291,18 @@ def test_the_step_line_quotes_the_most_frequent_fault(loop, monkeypatch, capsys)
     assert not [line for line in lines[:1] + lines[2:] if "fault" in line]
 
 
-def toolbox_with_budget(folder, calls: int, spent=None) -> Toolbox:
-    """A toolbox whose only policy may send so many requests, those in `spent` included."""
+def resources_with_budget(folder, calls: int, spent=None) -> Resources:
+    """Resources whose only policy may send so many requests, those in `spent` included."""
     api = {"base_url": "http://localhost:1/v1", "model": "m", "budget": {"calls": calls}}
     agents, policies = [{"name": "coach", "policy": "outside"}], {"outside": {"api": api}}
     flow = Workflow(path="w", dag_id="w", agents=agents, policies=policies, nodes=[])
-    return Toolbox(remotes=Remotes(flow, spent), folder=str(folder))
+    return Resources(remotes=Remotes(flow, spent), folder=str(folder))
 
 
-def spender(toolbox: Toolbox, calls: int) -> Callable[[], None]:
+def spender(resources: Resources, calls: int) -> Callable[[], None]:
     def spend() -> None:
-        assert toolbox.remotes is not None
-        account = transport_of(toolbox.remotes.endpoints["outside"]).account
+        assert resources.remotes is not None
+        account = transport_of(resources.remotes.endpoints["outside"]).account
         for _ in range(calls):
             account.admit("policy outside")
             account.charge(5, 5)
@@ -311,14 +311,14 @@ def spender(toolbox: Toolbox, calls: int) -> Callable[[], None]:
 
 
 def test_a_spent_budget_ends_the_run_with_a_checkpoint_that_keeps_what_was_spent(loop, tmp_path):
-    toolbox = toolbox_with_budget(tmp_path, 7)
-    made, saved = loop(None, save_freq=5, toolbox=toolbox, spend=spender(toolbox, 2))
+    resources = resources_with_budget(tmp_path, 7)
+    made, saved = loop(None, save_freq=5, resources=resources, spend=spender(resources, 2))
     with pytest.raises(UserError, match="policy outside: its budget of 7 calls is spent .7 calls.; raise"):
         asyncio.run(made.train())
     assert saved == [3]  # the step in which the budget ran out is not learned from
     assert saved.infos[0]["api_usage"]["outside"]["calls"] == 7
     assert read_api_usage(tmp_path)["outside"]["calls"] == 6  # at the end of step 3
-    asyncio.run(toolbox.close())
+    asyncio.run(resources.close())
     assert read_api_usage(tmp_path)["outside"]["calls"] == 7
     lines = [json.loads(line) for line in (tmp_path / "metrics.jsonl").read_text().splitlines()]
     assert [line["policy/outside/api/budget_left"] for line in lines] == [pytest.approx(1 - k / 7) for k in (2, 4, 6)]
@@ -338,8 +338,8 @@ def test_a_resumed_run_has_what_was_spent_before_wherever_it_was_written(tmp_pat
     assert before("auto", start) == before("auto") == before("disable", evaluate_only=True) == 7.0
     assert before("disable") == 0.0  # it starts over
     with pytest.raises(UserError, match="its budget of 7 calls is spent"):
-        asyncio.run(toolbox_with_budget(tmp_path, 7, {"outside": {"calls": 7.0}}).remotes.check())
-    larger = toolbox_with_budget(tmp_path, 8, {"outside": {"calls": 7.0}})
+        asyncio.run(resources_with_budget(tmp_path, 7, {"outside": {"calls": 7.0}}).remotes.check())
+    larger = resources_with_budget(tmp_path, 8, {"outside": {"calls": 7.0}})
     spender(larger, 1)()
     with pytest.raises(UserError, match="its budget of 8 calls is spent"):
         spender(larger, 1)()

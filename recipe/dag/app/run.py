@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from recipe.dag.train.fingerprint import Fingerprint
     from recipe.dag.train.models import ModelPaths
     from recipe.dag.train.resume import Start
-    from recipe.dag.train.setup import Toolbox
+    from recipe.dag.train.setup import Resources
 
 Samples = list[dict[str, Any]]
 
@@ -80,7 +80,7 @@ async def run(
     cluster.join()
     stop.install()  # ray.init replaced its handler
     spent = spent_before(config, inputs.start, evaluate_only=evaluate_only)
-    toolbox = await setup.Toolbox.open(config, workflow, [*inputs.train, *inputs.val], spent=spent)
+    resources = await setup.Resources.open(config, workflow, [*inputs.train, *inputs.val], spent=spent)
     policies: dict[str, PolicyRuntime] = {}
     try:
         written = None if evaluate_only else Path(config.trainer.default_local_dir)
@@ -89,13 +89,13 @@ async def run(
         cluster.start()
         stop.install()
         await setup.start_policies(config, workflow, inputs.models, policies, platform=platform)
-        await toolbox.start_processes(
+        await resources.start_processes(
             config, workflow, policies, episodes=_largest_batch(config, inputs, evaluate_only)
         )
         if evaluate_only:
-            await _evaluate(config, workflow, policies, toolbox, inputs)
+            await _evaluate(config, workflow, policies, resources, inputs)
         else:
-            await _train(config, workflow, policies, toolbox, inputs, platform, stop)
+            await _train(config, workflow, policies, resources, inputs, platform, stop)
     except BaseException as error:
         # killed workers end the threads that wait for them, before Ray is shut down under those threads
         for policy in policies.values():
@@ -107,21 +107,21 @@ async def run(
             error.add_note(pointer)
         raise
     finally:
-        await toolbox.close()
+        await resources.close()
 
 
 async def _evaluate_apis(config: DictConfig, workflow: Workflow, inputs: Inputs, platform: str) -> None:
     """Evaluate a workflow whose policies are all APIs: without Ray, verl and torch."""
     from recipe.dag.train.resume import spent_before
-    from recipe.dag.train.setup import Toolbox
+    from recipe.dag.train.setup import Resources
 
     spent = spent_before(config, None, evaluate_only=True)
-    toolbox = await Toolbox.open(config, workflow, inputs.val, spent=spent)
+    resources = await Resources.open(config, workflow, inputs.val, spent=spent)
     try:
         _write_record(config, workflow, inputs, platform, None)
-        await _evaluate(config, workflow, {}, toolbox, inputs)
+        await _evaluate(config, workflow, {}, resources, inputs)
     finally:
-        await toolbox.close()
+        await resources.close()
 
 
 async def _training_inputs(config: DictConfig, workflow: Workflow, platform: str, stop: Interruption) -> Inputs | None:
@@ -297,15 +297,15 @@ def _largest_batch(config: DictConfig, inputs: Inputs, evaluate_only: bool) -> i
 
 
 async def _evaluate(
-    config: DictConfig, workflow: Workflow, policies: dict[str, PolicyRuntime], toolbox: Toolbox, inputs: Inputs
+    config: DictConfig, workflow: Workflow, policies: dict[str, PolicyRuntime], resources: Resources, inputs: Inputs
 ) -> None:
     from recipe.dag.app.evaluate import describe_evaluation
     from recipe.dag.train.evaluation import evaluate
 
     PHASES.ready()
     started = time.monotonic()
-    runner = toolbox.runner(config, workflow, policies)
-    about = describe_evaluation(config, workflow, max_programs=toolbox.max_programs)
+    runner = resources.runner(config, workflow, policies)
+    about = describe_evaluation(config, workflow, max_programs=resources.max_programs)
     summary = await evaluate(config, runner, workflow, inputs.val, inputs.fingerprint.items, about)
     counts = f"{summary['num_samples']} episodes, {summary['num_errors']} errors"
     seconds = time.monotonic() - started
@@ -327,7 +327,7 @@ async def _train(
     config: DictConfig,
     workflow: Workflow,
     policies: dict[str, PolicyRuntime],
-    toolbox: Toolbox,
+    resources: Resources,
     inputs: Inputs,
     platform: str,
     stop: Interruption,
@@ -339,7 +339,7 @@ async def _train(
         config,
         workflow,
         policies,
-        toolbox,
+        resources,
         train_samples=inputs.train,
         val_samples=inputs.val,
         mixing=mixing,

@@ -129,9 +129,9 @@ def _endpoints(policies: Mapping[str, PolicyRuntime]) -> dict[str, PolicyEndpoin
 
 
 @dataclass(slots=True)
-class Toolbox:
-    """The tools that the workflow's agents declare, the sandbox that tools and envs use, and the processes that run
-    large batches."""
+class Resources:
+    """What a run's episodes need beside its policies: the tools that agents declare, the sandbox that tools and envs
+    use, the API policies with what they have consumed, and the processes that run large batches."""
 
     tools: dict[str, Tool] = field(default_factory=dict)
     sandbox: dict[str, Any] | None = None
@@ -156,25 +156,26 @@ class Toolbox:
         samples: Sequence[Mapping[str, Any]] = (),
         *,
         spent: Totals | None = None,
-    ) -> Toolbox:
+    ) -> Resources:
         """Make the tools, and start the local sandbox if one is needed and no URL is configured. `spent`: what the API
         policies of a resumed run have consumed.
 
         Raises UserError for a tool that cannot work, for a sample whose tools_kwargs no tool accepts, and if a
         configured sandbox or the server of a tool or an API policy does not answer."""
-        box = cls(remotes=Remotes(workflow, spent), folder=run.output_dir)
+        remotes, local = Remotes(workflow, spent), None
+        resources = cls(remotes=remotes, folder=run.output_dir)
         tools = user_tools(workflow)
         built_in = {key: spec for key, spec in tool_specs(workflow).items() if spec.path is None}
         by_name = {tool_name(tool, key): tool for key, tool in tools.items()}
         by_name |= {BUILTIN[str(spec)].shown_as(spec.kwargs): BUILTIN[str(spec)] for spec in built_in.values()}
         check_columns(samples, workflow, by_name)
-        if box.remotes is not None and box.remotes.specs:
+        if remotes.specs:
             announce("asking the servers of the API policies")
-            await box.remotes.check()
+            await remotes.check()
         if any(BUILTIN[str(spec)].needs_sandbox for spec in built_in.values()) or needs_sandbox(workflow):
             if run.sandbox.url:
                 await check_sandbox(run.sandbox.url, token=run.sandbox.token)
-                box.sandbox = {
+                resources.sandbox = {
                     "url": run.sandbox.url,
                     "max_concurrent": run.sandbox.max_concurrent or REMOTE_PROGRAMS,
                     "margin_s": run.sandbox.margin_s,
@@ -182,24 +183,24 @@ class Toolbox:
                 }
             else:
                 announce("starting the sandbox")
-                box.local = local = LocalSandbox(
+                resources.local = local = LocalSandbox(
                     min(run.sandbox.max_concurrent or default_slots(), default_slots()),
                     isolation=run.sandbox.isolation,
                     accept_unsandboxed=run.sandbox.accept_unsandboxed,
                 )
-                box.sandbox = {
+                resources.sandbox = {
                     "url": await local.start(),
                     "max_concurrent": local.max_concurrent,
                     "token": local.token,
                 }
                 announce(f"the sandbox isolates programs: {local.isolation}")
-            box.client = SandboxClient(**box.sandbox, on_unreachable=box.local and box.local.ensure)
-        tools |= built_in_tools(workflow, box.client, interpreter_defaults(run)) if built_in else {}
-        box.tools = limited_tools(workflow, tools)
-        await check_tools(box.tools)
-        if box.remotes is not None and box.remotes.specs:
-            box._saving = asyncio.create_task(box._keep_spent(), name="save-api-usage")
-        return box
+            resources.client = SandboxClient(**resources.sandbox, on_unreachable=local and local.ensure)
+        tools |= built_in_tools(workflow, resources.client, interpreter_defaults(run)) if built_in else {}
+        resources.tools = limited_tools(workflow, tools)
+        await check_tools(resources.tools)
+        if remotes.specs:
+            resources._saving = asyncio.create_task(resources._keep_spent(), name="save-api-usage")
+        return resources
 
     async def start_processes(
         self, run: DictConfig, workflow: Workflow, policies: Mapping[str, PolicyRuntime], *, episodes: int

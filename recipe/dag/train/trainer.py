@@ -43,7 +43,7 @@ from recipe.dag.train.resume import Start, way_back
 from recipe.dag.train.rollout_processes import SpreadRunner
 from recipe.dag.train.sampling import describe, sampler_of
 from recipe.dag.train.selection import IdleSteps
-from recipe.dag.train.setup import Toolbox
+from recipe.dag.train.setup import Resources
 from recipe.dag.train.step import TrainingStep
 from recipe.dag.train.team_critic import TeamCritic
 from recipe.dag.train.throughput import ModelFlops, find_flops
@@ -62,7 +62,7 @@ class Trainer:
         config: DictConfig,
         workflow: Workflow,
         policies: dict[str, PolicyRuntime],
-        toolbox: Toolbox,
+        resources: Resources,
         *,
         train_samples: list[Sample],
         val_samples: list[Sample],
@@ -75,7 +75,7 @@ class Trainer:
         `stop`: the signals that end the run early."""
         self.mixing, self.start, self.run_fingerprint = mixing, start, fingerprint
         self.stop = stop or Interruption()
-        self.config, self.workflow, self.policies, self.toolbox = config, workflow, policies, toolbox
+        self.config, self.workflow, self.policies, self.resources = config, workflow, policies, resources
         self.train_samples, self.val_samples = train_samples, val_samples
         self.runners: dict[tuple[str, ...], EpisodeRunner | SpreadRunner] = {}
         self.runner = self._runner_of(workflow)
@@ -141,7 +141,7 @@ class Trainer:
         """Return the runner for the workflow's binding of agents to policies; each binding has one."""
         key = tuple(agent.policy for agent in workflow.agents)
         if key not in self.runners:
-            self.runners[key] = self.toolbox.runner(self.config, workflow, self.policies)
+            self.runners[key] = self.resources.runner(self.config, workflow, self.policies)
         return self.runners[key]
 
     async def _steps(self, step: int) -> int:
@@ -175,7 +175,7 @@ class Trainer:
         metrics = rollout_metrics(
             episodes, workflow, versions={name: policy.version for name, policy in self.policies.items()}
         )
-        metrics |= void_metrics(episodes, workflow) | self.toolbox.metrics() | rollouts.metrics
+        metrics |= void_metrics(episodes, workflow) | self.resources.metrics() | rollouts.metrics
         metrics |= self.coach_bias.update(episodes)
         metrics["timing/rollout"] = time.monotonic() - started
         metrics["perf/rollout/tokens_per_s"] = metrics["tokens/sampled"] / max(metrics["timing/rollout"], 1e-9)
@@ -315,7 +315,7 @@ class Trainer:
             **({"critics": critics} if critics else {}),
             "drawn": self.batches_consumed,
             "coach_bias": self.coach_bias.state(),
-            **({"api_usage": spent} if (spent := self.toolbox.spent()) else {}),
+            **({"api_usage": spent} if (spent := self.resources.spent()) else {}),
             "fingerprint": self.run_fingerprint,
         }
 
@@ -353,7 +353,7 @@ class Trainer:
         if "val/accuracy" in metrics:
             self.accuracies[step] = metrics["val/accuracy"]
         self.journal.metrics(step, metrics)
-        self.toolbox.save_spent()
+        self.resources.save_spent()
         self.trackers.log(metrics, step)
         print(step_line(step, self.total, metrics, **self.faults), flush=True)
         self.faults.clear()
