@@ -105,7 +105,7 @@ async def guarded(awaitable: Awaitable[T]) -> T:
         except (Exception, asyncio.CancelledError, GeneratorExit, KeyboardInterrupt):
             raise
         except BaseException as raised:  # as of `sys.exit`, which would end the loop
-            raise plain_error(raised) from raised
+            raise _plain_error(raised) from raised
 
     task = asyncio.create_task(body())
     try:
@@ -155,7 +155,7 @@ async def invoke(
     return await awaited(result) if inspect.isawaitable(result) else result
 
 
-def plain_error(raised: BaseException) -> Exception:
+def _plain_error(raised: BaseException) -> Exception:
     """Return an exception that a future can hold: it refuses StopIteration, and SystemExit in a task would end the
     loop."""
     if isinstance(raised, Exception) and not isinstance(raised, StopIteration):
@@ -180,7 +180,7 @@ async def _in_thread(function: Callable[[], T]) -> T:
         try:
             result = function()
         except BaseException as raised:
-            error = plain_error(raised)
+            error = _plain_error(raised)
         try:
             loop.call_soon_threadsafe(settle, result, error)
         except RuntimeError:
