@@ -124,22 +124,22 @@ def test_a_loop_that_is_blocked_is_named_and_gets_no_further_envs(monkeypatch, c
     async def main():
         bad, neighbour, later = EnvLoop(), EnvLoop(), EnvLoop()
         before = await neighbour.run(where())
-        await asyncio.gather(give_up(bad, blocks()), give_up(neighbour, where()))
-        assert blocked == [before[1]]
-        assert await later.run(where()) != before
+        first = asyncio.create_task(give_up(bad, blocks()))
         async with asyncio.timeout(30):
+            while not blocked:
+                await asyncio.sleep(0.001)
+            await asyncio.gather(first, give_up(neighbour, where()))
+            assert await later.run(where()) != before
             while "in blocks" not in caplog.text:
                 await asyncio.sleep(0.01)
+            release.set()
+            assert await neighbour.run(where()) == before and blocked == [before[1]]
         for env in (bad, neighbour, later):
             env.close()
 
     asyncio.run(main())
     (warning,) = [record.getMessage() for record in caplog.records if "in blocks" in record.getMessage()]
     assert warning.startswith("all envs of one event loop wait for this") and "async code must not block" in warning
-    assert blocked[0].is_alive()
-    release.set()
-    blocked[0].join(5)
-    assert not blocked[0].is_alive()
     gc.collect()
     assert not [warning for warning in recwarn if "never awaited" in str(warning.message)]
 
