@@ -30,9 +30,10 @@ from typing import Any, NoReturn
 import aiohttp
 
 from recipe.dag.core.errors import UserError
+from recipe.dag.core.http import http_root, open_http
 from recipe.dag.sandbox import descent, engines
 from recipe.dag.sandbox.launch import LocalSandbox
-from recipe.dag.tools.sandbox_transport import http_root, open_http, split
+from recipe.dag.tools.sandbox_transport import split
 
 Check = Callable[[dict[str, Any]], bool]
 """Returns whether an answer is right."""

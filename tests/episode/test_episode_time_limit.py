@@ -111,7 +111,7 @@ def test_a_call_that_waits_for_a_limit_of_its_api_has_not_started(world, api):
 
 def test_a_prompt_of_token_ids_waits_alike(world):
     class Quick(Transport):
-        async def exchange(self, request, http):
+        async def exchange(self, request):
             await asyncio.sleep(1.0)
             return {"choices": [{"text": "ok", "finish_reason": "stop"}]}
 
@@ -136,7 +136,7 @@ def test_a_prompt_of_token_ids_waits_alike(world):
 
 def test_requests_that_are_cut_off_while_they_wait_for_the_rate_leave_their_slots_to_others():
     class Quick(Transport):
-        async def exchange(self, request, http):
+        async def exchange(self, request):
             return {}
 
     async def main():

@@ -5,7 +5,6 @@ loopback.
 from __future__ import annotations
 
 import asyncio
-import gc
 import os
 import signal
 import tempfile
@@ -74,18 +73,6 @@ def test_infrastructure_failures_end_in_a_fault_after_bounded_tries(handler, mes
     with pytest.raises(SandboxFault, match=message) as caught:
         run(counting, retries=2)
     assert caught.value.infra and len(calls) == tries
-
-
-def test_a_client_that_was_not_closed_gives_no_warning_when_its_loop_ends(caplog):
-    async def scenario(client: SandboxClient) -> str:
-        async with serving(always(finished("out"))) as client.transport.url:
-            return (await client.run_code("x")).stdout
-
-    client = SandboxClient("none")
-    assert [asyncio.run(scenario(client)) for _ in range(2)] == ["out", "out"]
-    del client
-    gc.collect()
-    assert not caplog.records
 
 
 def test_a_server_that_hangs_is_a_fault():

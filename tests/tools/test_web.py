@@ -9,9 +9,9 @@ from typing import Any
 import pytest
 
 from recipe.dag.core.errors import ToolFault, UserError
-from recipe.dag.tools import web
+from recipe.dag.core.http import Answer
 from recipe.dag.tools.address import key_from, url_problem, variable_problem
-from recipe.dag.tools.web import Answer, WebService, retry_after
+from recipe.dag.tools.web import WebService
 from tests.tools.web_server import WebServer
 
 
@@ -24,13 +24,6 @@ def send(url: str, *, repeatable: bool = True, once: bool = False, **options: An
             await service.close()
 
     return asyncio.run(one())
-
-
-def test_a_service_of_this_machine_is_not_asked_through_a_proxy(monkeypatch):
-    monkeypatch.setenv("http_proxy", "http://127.0.0.1:9")
-    monkeypatch.delenv("no_proxy", raising=False)
-    with WebServer(lambda request: {"ok": True}) as server:
-        assert send(server.url).tries == 1
 
 
 def in_turn(*answers: Any) -> Callable[[Any], Any]:
@@ -115,43 +108,6 @@ def test_without_a_key_the_refusal_names_the_option():
     with WebServer(lambda request: (401, "")) as server:
         with pytest.raises(UserError, match="set key_env"):
             send(server.url)
-
-
-def test_an_endless_answer_is_cut_off(monkeypatch):
-    monkeypatch.setattr(web, "MAX_BYTES", 1000)
-    with WebServer(lambda request: (200, "x" * 5000)) as server:
-        with pytest.raises(ToolFault, match="longer than"):
-            send(server.url, once=True)
-
-
-def test_the_client_works_on_several_event_loops():
-    with WebServer(lambda request: {}) as server:
-        service = WebService(server.url, where="tool x")
-
-        async def one() -> bool:
-            try:
-                return (await service.send("GET")).ok
-            finally:
-                await service.close()
-
-        assert asyncio.run(one()) and asyncio.run(one())
-
-
-@pytest.mark.parametrize(
-    ("header", "seconds"),
-    [
-        (None, None),
-        ("3", 3.0),
-        ("-1", 0.0),
-        ("nan", None),
-        ("soon", None),
-        ("Mon, 01 Jan 2001 00:00:00 GMT", 0.0),
-        ("Mon, 01 Jan 99999999999 00:00:00 GMT", None),
-        ("Mon, 01 Jan 2001 00:00:00 +99999999999999", None),
-    ],
-)
-def test_the_pause_that_a_server_asks_for(header, seconds):
-    assert retry_after(header) == seconds
 
 
 @pytest.mark.parametrize("url", ["", "localhost:8000", "ftp://x/y", "http://", "http://a:b@host/", "http://host/?k=v"])

@@ -113,21 +113,19 @@ async def ping_tools(file: str, edits: Sequence[Edit] = ()) -> str:
 
 async def ping_server(url: str, key_env: str) -> str:
     """List the models of an OpenAI-compatible server. Raises Unfit."""
-    import aiohttp
-
-    from recipe.dag.tools.web import read_text
+    from recipe.dag.core.http import HttpClient, Unavailable, within
 
     address = f"{url.rstrip('/')}/models"  # as a policy's client does
     key = os.environ.get(key_env)
     headers = {"Authorization": f"Bearer {key}"} if key else {}
+    client = HttpClient(address, where="the server", retries=0, max_wait_s=0.0, key=key)
     try:
-        async with (
-            aiohttp.ClientSession(headers=headers, timeout=aiohttp.ClientTimeout(total=10)) as http,
-            http.get(address, allow_redirects=False) as answer,
-        ):
-            status, body = answer.status, await read_text(answer)
-    except (aiohttp.ClientError, OSError, ValueError) as error:  # yarl raises ValueError for a bad URL
-        raise Unfit(f"{address} does not answer ({str(error) or type(error).__name__}); start the server") from error
+        answer = await client.try_once("GET", address, headers=headers, timeout=within(10.0))
+    except (Unavailable, UserError) as error:
+        raise Unfit(f"{address} does not answer ({error}); start the server") from error
+    finally:
+        await client.close()
+    status = answer.status
     if status in (401, 403):
         state = "refuses its key" if key else "is not set"
         raise Unfit(
@@ -136,7 +134,7 @@ async def ping_server(url: str, key_env: str) -> str:
     if status != 200:
         raise Unfit(f"{address}: HTTP {status}; pass the URL before /chat/completions, such as http://HOST:PORT/v1")
     try:
-        names = [str(entry["id"]) for entry in json.loads(body)["data"]]
+        names = [str(entry["id"]) for entry in json.loads(answer.body)["data"]]
     except (ValueError, KeyError, TypeError) as error:
         raise Unfit(f"{address} does not list models as OpenAI's API does") from error
     return f"{address} serves {', '.join(names[:5]) or 'no model'}" + (f" and {len(names) - 5} more" * (len(names) > 5))

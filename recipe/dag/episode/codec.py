@@ -9,10 +9,11 @@ from __future__ import annotations
 import asyncio
 import copy
 import os
-import weakref
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from typing import Any
+
+from recipe.dag.core.per_loop import PerLoop
 
 SHORT = 512
 """Up to this many characters, encoding takes less time than passing the text to another thread."""
@@ -34,7 +35,7 @@ class TextCodec:
         self._backend: Any = None
         self._threads: ThreadPoolExecutor | None = None
         self._process = 0
-        self._queues: weakref.WeakKeyDictionary[asyncio.AbstractEventLoop, _Queue] = weakref.WeakKeyDictionary()
+        self._queues = PerLoop(_Queue)
         self.direct = _keeps(tokenizer, "__call__", "encode", "_encode_plus")
         """True if the tokenizer's Rust backend encodes in another thread; other tokenizers encode in the caller's."""
         self._decode = tokenizer._decode if _keeps(tokenizer, "decode") else tokenizer.decode
@@ -43,10 +44,7 @@ class TextCodec:
         """Return the ids of `text` without special tokens around it."""
         if not self.direct or len(text) <= SHORT:
             return list(self._tokenizer.encode(text, add_special_tokens=False))
-        loop = asyncio.get_running_loop()
-        queue = self._queues.get(loop)
-        if queue is None:
-            queue = self._queues[loop] = _Queue()
+        loop, queue = asyncio.get_running_loop(), self._queues.get()
         future: asyncio.Future[list[int]] = loop.create_future()
         queue.waiting.append((text, future))
         if not queue.busy:

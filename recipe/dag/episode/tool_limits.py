@@ -9,13 +9,14 @@ from __future__ import annotations
 
 import asyncio
 import copy
-import weakref
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Mapping
-from contextlib import asynccontextmanager
-from dataclasses import dataclass, field, replace
+from contextlib import asynccontextmanager, nullcontext
+from dataclasses import replace
 from typing import Any
 
 from recipe.dag.core.errors import UserError
+from recipe.dag.core.per_loop import PerLoop
+from recipe.dag.episode.pace import Pace, part_of
 from recipe.dag.episode.tasks import guarded
 from recipe.dag.tools.code_interpreter import clip
 from recipe.dag.types.record import ToolResult
@@ -23,50 +24,24 @@ from recipe.dag.types.tool import Tool, close_tool, parameters_of, problem_of_pa
 from recipe.dag.workflow.schema import DeclaredTool, ToolSpec, Workflow
 
 
-@dataclass
-class _Turn:
-    """The state of a limit on one event loop."""
-
-    slots: asyncio.Semaphore | None
-    next_start: float = 0.0
-    """When the next call may start, on the loop's clock."""
-
-
-@dataclass(eq=False)
 class Limit:
-    """At most `workers` calls at once and `calls_per_second` starts per second; None: no limit."""
+    """At most `workers` calls at once and `calls_per_second` starts per second, on each event loop; None: no limit."""
 
-    workers: int | None = None
-    calls_per_second: float | None = None
-    _turns: weakref.WeakKeyDictionary[asyncio.AbstractEventLoop, _Turn] = field(
-        default_factory=weakref.WeakKeyDictionary, repr=False
-    )
+    def __init__(self, workers: int | None = None, calls_per_second: float | None = None) -> None:
+        self.workers, self.calls_per_second = workers, calls_per_second
+        self._slots = PerLoop(lambda: nullcontext() if workers is None else asyncio.Semaphore(workers))
+        self._pace = PerLoop(lambda: Pace(calls_per_second, asyncio.get_running_loop().time))
 
     @asynccontextmanager
     async def turn(self) -> AsyncIterator[None]:
         """Wait until a call may start, and count it as running until the body ends."""
-        loop = asyncio.get_running_loop()
-        turn = self._turns.get(loop)
-        if turn is None:
-            slots = None if self.workers is None else asyncio.Semaphore(self.workers)
-            turn = self._turns[loop] = _Turn(slots)
-        if turn.slots is not None:
-            await turn.slots.acquire()
-        try:
-            if self.calls_per_second is not None:
-                start = max(loop.time(), turn.next_start)
-                turn.next_start = start + 1.0 / self.calls_per_second
-                await asyncio.sleep(start - loop.time())
+        async with self._slots.get():
+            await self._pace.get().wait()
             yield
-        finally:
-            if turn.slots is not None:
-                turn.slots.release()
 
     def share(self, index: int, count: int) -> Limit:
-        """Return the part of process `index` of `count`; the parts together allow what this limit allows."""
-        workers = None if self.workers is None else self.workers // count + (index < self.workers % count)
-        rate = None if self.calls_per_second is None else self.calls_per_second / count
-        return Limit(workers, rate)
+        """Return the part of process `index` of `count`."""
+        return Limit(*part_of(self.workers, self.calls_per_second, index, count))
 
 
 class LimitedTool:

@@ -5,11 +5,8 @@ Invariant: no message repeats a text that may be a key. Importing this needs no 
 
 from __future__ import annotations
 
-import ipaddress
 import os
 import re
-from contextlib import suppress
-from urllib.parse import urlsplit
 
 from recipe.dag.core.errors import UserError
 
@@ -24,14 +21,6 @@ def url_problem(url: str) -> str | None:
     if "@" in url or "?" in url:
         return "must hold neither a name, a password nor parameters; name the variable with the key in `key_env`"
     return None if _URL.fullmatch(url) else "expected a URL such as http://localhost:8000/v1"
-
-
-def is_on_this_machine(url: str) -> bool:
-    """Return whether the URL's host is the loopback address, which a proxy of the network cannot reach."""
-    with suppress(ValueError):
-        host = urlsplit(url).hostname or ""
-        return host == "localhost" or ipaddress.ip_address(host).is_loopback
-    return False
 
 
 def variable_problem(name: str) -> str | None:

@@ -16,7 +16,6 @@ import asyncio
 import codecs
 import itertools
 import json
-import weakref
 from collections.abc import AsyncIterator
 from dataclasses import dataclass, field
 from typing import Any
@@ -24,7 +23,9 @@ from typing import Any
 import aiohttp
 
 from recipe.dag.core.errors import ToolFault, UserError
-from recipe.dag.tools.web import MAX_BYTES, SHOWN, Answer, WebService, read_text
+from recipe.dag.core.http import MAX_BYTES, SHOWN, Answer, read_body
+from recipe.dag.core.per_loop import PerLoop
+from recipe.dag.tools.web import WebService
 
 VERSION = "2025-11-25"
 """The version that is offered."""
@@ -69,7 +70,7 @@ class McpClient:
     def __init__(self, service: WebService):
         self.service = service
         self._numbers = itertools.count(1)
-        self._states: weakref.WeakKeyDictionary[asyncio.AbstractEventLoop, _State] = weakref.WeakKeyDictionary()
+        self._states = PerLoop(_State)
 
     async def list_tools(self) -> list[dict[str, Any]]:
         """Return the server's tools as it describes them. Raises ToolFault, and UserError for a server that has none or
@@ -107,7 +108,7 @@ class McpClient:
 
     async def close(self) -> None:
         """End this event loop's session. The client can be used again."""
-        state = self._states.pop(asyncio.get_running_loop(), None)
+        state = self._states.pop()
         try:
             if state is not None and state.session is not None and state.session.has_id:
                 async with asyncio.timeout(CLOSE_S):
@@ -119,7 +120,7 @@ class McpClient:
 
     async def _session(self, lost: _Session | None) -> _Session:
         """Return the session, a new one if it is still the `lost` one."""
-        state = self._states.setdefault(asyncio.get_running_loop(), _State())
+        state = self._states.get()
         async with state.lock:
             if state.session is None or state.session is lost:
                 state.session = await self._open()
@@ -151,14 +152,14 @@ class McpClient:
     async def _post(self, method: str, params: dict[str, Any], headers: dict[str, str], repeatable: bool) -> Answer:
         number = next(self._numbers)
 
-        async def read(answer: aiohttp.ClientResponse) -> str:
+        async def read(answer: aiohttp.ClientResponse) -> bytes:
             if answer.content_type != _STREAM:
-                return await read_text(answer)
+                return await read_body(answer)
             opened = answer.headers.get("Mcp-Session-Id")
             own = {**headers, "Mcp-Session-Id": opened} if opened else headers
             async for message in _messages(answer):
                 if message.get("id") == number and "method" not in message:
-                    return json.dumps(message)
+                    return json.dumps(message).encode()
                 if "id" in message and "method" in message:
                     await self._answer_request(message, own)
             raise aiohttp.ClientPayloadError("the stream ended before the answer")

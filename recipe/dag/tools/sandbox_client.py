@@ -11,27 +11,16 @@ import asyncio
 import base64
 import json
 import logging
-import weakref
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import AsyncExitStack, suppress
 from dataclasses import dataclass, field
 from typing import Any, TypeVar
 from urllib.parse import quote, urlencode
 
-import aiohttp
-
 from recipe.dag.core.errors import SandboxFault, UserError
-from recipe.dag.tools.sandbox_transport import (
-    Answer,
-    Request,
-    TooLarge,
-    Transport,
-    Unavailable,
-    authorization,
-    http_root,
-    open_http,
-    split,
-)
+from recipe.dag.core.http import Answer, Unavailable
+from recipe.dag.core.per_loop import PerLoop
+from recipe.dag.tools.sandbox_transport import Request, TooLarge, Transport
 
 logger = logging.getLogger(__name__)
 
@@ -102,36 +91,14 @@ class _Sessions:
 
 
 class SandboxClient:
-    """At most `max_concurrent` requests at once, per event loop; further ones wait here.
+    """Runs programs and keeps files at one server."""
 
-    url: the server's, as `split` accepts it. token: None: the one in the URL, if any. margin_s: how long an answer may
-    take beyond the program's time limit; a full server refuses a request after half a minute. retries: tries after the
-    first.
-    on_unreachable: awaited before the next try if the server cannot be reached or does not answer; concurrent failures
-    share one call.
-    """
-
-    def __init__(
-        self,
-        url: str,
-        *,
-        max_concurrent: int = 64,
-        connect_timeout_s: float = 5.0,
-        margin_s: float = 40.0,
-        retries: int = 4,
-        on_unreachable: Callable[[], Awaitable[None]] | None = None,
-        token: str | None = None,
-    ):
-        self.transport = Transport(
-            url,
-            max_concurrent=max_concurrent,
-            connect_timeout_s=connect_timeout_s,
-            retries=retries,
-            on_unreachable=on_unreachable,
-            token=token,
-        )
+    def __init__(self, url: str, *, margin_s: float = 40.0, **options: Any):
+        """`margin_s`: how long an answer may take beyond the program's time limit; a full server refuses a request
+        after half a minute. `options`: Transport's."""
+        self.transport = Transport(url, **options)
         self._margin_s = margin_s
-        self._loops: weakref.WeakKeyDictionary[asyncio.AbstractEventLoop, _Sessions] = weakref.WeakKeyDictionary()
+        self._sessions = PerLoop(_Sessions)
 
     @property
     def url(self) -> str:
@@ -202,7 +169,7 @@ class SandboxClient:
             with suppress(Exception):
                 await self.delete(await asyncio.wait_for(opening, _CANCELLED_S))
             raise
-        self._sessions().opened[session_id] = ttl_s
+        self._sessions.get().opened[session_id] = ttl_s
         return session_id
 
     async def put(self, session_id: str, name: str, data: bytes) -> None:
@@ -241,28 +208,25 @@ class SandboxClient:
         if name is not None:
             await self._on_file("DELETE", session_id, name)
             return
-        sessions = self._sessions()
+        sessions = self._sessions.get()
         for kept in (sessions.opened, sessions.renewed, sessions.turns):
             kept.pop(session_id, None)
         await self.transport.exchange(Request("DELETE", _path(session_id), self._margin_s), lambda answer: None)
 
     async def ping(self) -> bool:
         """Return whether the server answers."""
-        return await self.transport.ping()
+        return not await self.transport.ping()
 
     async def close(self) -> None:
         """Close this event loop's connections. The client can be used again; its sessions are no longer renewed."""
-        sessions = self._loops.pop(asyncio.get_running_loop(), None)
+        sessions = self._sessions.pop()
         if sessions is not None and sessions.heart is not None:
             sessions.heart.cancel()
         await self.transport.close()
 
-    def _sessions(self) -> _Sessions:
-        return self._loops.setdefault(asyncio.get_running_loop(), _Sessions())
-
     def _use(self, session_id: str) -> _Sessions:
         """Renew the session from now on, if this client opened it."""
-        sessions = self._sessions()
+        sessions = self._sessions.get()
         if session_id in sessions.opened:
             sessions.renewed[session_id] = sessions.opened.pop(session_id)
             sessions.joined.set()
@@ -315,10 +279,10 @@ class SandboxClient:
         if answer.status < 300:
             return answer.body
         if answer.status == 507:
-            raise SessionFull(answer.detail)
-        if answer.status in (400, 404, 409, 413) and not answer.detail.startswith(_NO_SESSION):
-            raise FileRefused(answer.detail)
-        raise SandboxFault(f"HTTP {answer.status}: {answer.detail[:500]}", where=self.url)
+            raise SessionFull(_detail(answer))
+        if answer.status in (400, 404, 409, 413) and not _detail(answer).startswith(_NO_SESSION):
+            raise FileRefused(_detail(answer))
+        raise SandboxFault(f"HTTP {answer.status}: {_detail(answer)[:500]}", where=self.url)
 
     def _session_id(self, answer: Answer) -> str:
         if answer.status in (404, 405):
@@ -327,17 +291,25 @@ class SandboxClient:
                 "start `verl-dag sandbox serve` there"
             )
         if answer.status == 400:
-            raise UserError(f"sandbox {self.url}: {answer.detail}")
+            raise UserError(f"sandbox {self.url}: {_detail(answer)}")
         if answer.status != 201:
             raise SandboxFault(f"HTTP {answer.status}: {answer.text[:500]}", where=self.url)
         return _readable(answer.body, lambda data: str(data["id"]))
 
     def _result(self, answer: Answer) -> RunResult:
         if answer.status == 507:  # a full session: its own programs have to delete files
-            return RunResult("failed", "", f"[sandbox] {answer.detail}", 1, 0.0, answer.attempt)
+            return RunResult("failed", "", f"[sandbox] {_detail(answer)}", 1, 0.0, answer.tries)
         if answer.status != 200:
             raise SandboxFault(f"HTTP {answer.status}: {answer.text[:500]}", where=self.url)
-        return _readable(answer.body, lambda data: read_answer(data, answer.attempt))
+        return _readable(answer.body, lambda data: read_answer(data, answer.tries))
+
+
+def _detail(answer: Answer) -> str:
+    """Return the reason in an answer that is an error."""
+    try:
+        return str(json.loads(answer.body)["detail"])
+    except (ValueError, TypeError, KeyError):
+        return answer.text
 
 
 def read_answer(data: Any, attempts: int) -> RunResult:
@@ -346,7 +318,7 @@ def read_answer(data: Any, attempts: int) -> RunResult:
     status, compiled, run = data["status"], data.get("compile_result"), data.get("run_result")
     if status == "SandboxError":
         # The end of the message: the reason follows the program itself.
-        raise Unavailable(f"SandboxError: {str(data.get('message'))[-500:]}")
+        raise Unavailable(f"SandboxError: {str(data.get('message'))[-500:]}", begun=False)
     last = run or compiled
     if status not in ("Success", "Failed") or last["status"] not in ("Finished", "TimeLimitExceeded"):
         raise ValueError(f"status {status!r}")
@@ -367,7 +339,7 @@ def _readable(body: bytes, read: Callable[[Any], T]) -> T:
         return read(json.loads(body))
     except (ValueError, TypeError, KeyError, AttributeError) as error:
         text = body.decode("utf-8", "replace")[:200]
-        raise Unavailable(f"unreadable answer ({type(error).__name__}: {error}): {text}", begun=True) from error
+        raise Unavailable(f"unreadable answer ({type(error).__name__}: {error}): {text}") from error
 
 
 def _files(body: bytes) -> SessionFiles:
@@ -399,17 +371,12 @@ def _encoded(name: str) -> str:
 
 async def check_sandbox(url: str, *, token: str | None = None, timeout_s: float = 10.0) -> None:
     """Raise UserError unless a sandbox answers at `url`."""
-    root, given = split(url)
-    timeout = aiohttp.ClientTimeout(total=timeout_s)
+    client = SandboxClient(url, token=token, connect_timeout_s=timeout_s)
     try:
-        async with (
-            open_http(root, headers=authorization(token or given), timeout=timeout) as http,
-            http.get(f"{http_root(root)}/v1/ping", allow_redirects=False) as answer,
-        ):
-            problem = "" if answer.status == 200 else f"HTTP {answer.status} to /v1/ping"
-    except (aiohttp.ClientError, OSError, ValueError) as error:  # yarl raises ValueError for a bad URL
-        problem = str(error) or type(error).__name__
+        problem = await client.transport.ping()
+    finally:
+        await client.close()
     if problem:
         raise UserError(
-            f"sandbox {root} does not answer ({problem}); start it, or drop sandbox.url to use the local one"
+            f"sandbox {client.url} does not answer ({problem}); start it, or drop sandbox.url to use the local one"
         )

@@ -8,25 +8,23 @@ without cookies.
 from __future__ import annotations
 
 import asyncio
-import json
 import logging
 import re
-import weakref
 from collections.abc import Awaitable, Callable
-from dataclasses import dataclass, field
-from typing import Any, TypeVar
+from dataclasses import dataclass, replace
+from typing import TypeVar
 from urllib.parse import unquote
 
 import aiohttp
-from tenacity import AsyncRetrying, RetryCallState, retry_if_exception, stop_after_attempt, wait_random_exponential
+from tenacity import RetryCallState
 from yarl import URL
 
-from recipe.dag.core.errors import SandboxFault
-from recipe.dag.tools.web import read_bytes
+from recipe.dag.core.errors import SandboxFault, UserError
+from recipe.dag.core.http import Answer, HttpClient, Unavailable, http_root, read_body, within
+from recipe.dag.core.per_loop import PerLoop
 
 logger = logging.getLogger(__name__)
 
-_UNIX = "http+unix://"
 _URL = re.compile(r"((?:[^/]*//)?)(?:[^/@:]*(?::([^/@]*))?@)?(.*?)/*(?:/run_code/*)?", re.DOTALL)
 _RETRIED = (429, 500, 502, 503, 504)
 _NOT_BEGUN = (429, 503, 504)
@@ -34,22 +32,7 @@ _NOT_BEGUN = (429, 503, 504)
 _MAX_PAUSE_S = 5.0
 _MAX_BYTES = 256 << 20
 """Of one answer: some hold several files of a program."""
-_NAMES = (
-    (aiohttp.ConnectionTimeoutError, "ConnectTimeout"),
-    (aiohttp.ServerTimeoutError, "ReadTimeout"),
-    (aiohttp.ClientConnectorError, "ConnectError"),
-)
-"""Names of aiohttp's errors in a fault's message; other errors keep their own."""
 T = TypeVar("T")
-
-
-class Unavailable(Exception):
-    """An infrastructure failure that is retried. unreachable: no answer came. begun: the server may have begun what was
-    asked."""
-
-    def __init__(self, message: str, *, unreachable: bool = False, begun: bool = False):
-        super().__init__(message)
-        self.unreachable, self.begun = unreachable, begun
 
 
 class TooLarge(Exception):
@@ -69,157 +52,88 @@ class Request:
     max_bytes: int | None = None
 
 
-@dataclass(frozen=True)
-class Answer:
-    """attempt: the number of the try, from 1."""
-
-    status: int
-    body: bytes
-    attempt: int = 1
-
-    @property
-    def text(self) -> str:
-        return self.body.decode("utf-8", "replace")
-
-    @property
-    def detail(self) -> str:
-        """The reason in an answer that is an error."""
-        try:
-            return str(json.loads(self.body)["detail"])
-        except (ValueError, TypeError, KeyError):
-            return self.text
-
-
-class _Quiet(aiohttp.BaseConnector):
-    """Counts as closed once its loop has ended, so that no warning is printed then."""
-
-    @property
-    def closed(self) -> bool:
-        return super().closed or self._loop.is_closed()
-
-    def __del__(self) -> None:
-        if not self.closed:
-            super().__del__()
-
-
-class _Tcp(_Quiet, aiohttp.TCPConnector): ...
-
-
-class _Unix(_Quiet, aiohttp.UnixConnector): ...
-
-
 @dataclass
-class _Connection:
-    """The state of one event loop."""
+class _Turns:
+    """What belongs to one event loop."""
 
-    http: aiohttp.ClientSession
     slots: asyncio.Semaphore
-    recovery: asyncio.Task[None] | None = field(default=None)
+    recovery: asyncio.Task[None] | None = None
 
 
-class Transport:
-    """Sends requests to one server; the options are those of SandboxClient."""
+class Transport(HttpClient):
+    """At most `max_concurrent` requests at once, per event loop; further ones wait here."""
 
     def __init__(
         self,
         url: str,
         *,
-        max_concurrent: int,
-        connect_timeout_s: float,
-        retries: int,
-        on_unreachable: Callable[[], Awaitable[None]] | None,
-        token: str | None,
+        max_concurrent: int = 64,
+        connect_timeout_s: float = 5.0,
+        retries: int = 4,
+        on_unreachable: Callable[[], Awaitable[None]] | None = None,
+        token: str | None = None,
     ):
-        self.url, given = split(url)
-        self._max_concurrent = max_concurrent
+        """`url`: the server's, as `split` accepts it. `retries`: tries after the first. `on_unreachable`: awaited
+        before the next try if the server cannot be reached or does not answer; concurrent failures share one call.
+        `token`: by default the one in the URL, if any."""
+        root, given = split(url)
+        super().__init__(root, where="sandbox", retries=retries, max_wait_s=_MAX_PAUSE_S, proxies=False)
         self._connect_timeout_s = connect_timeout_s
-        self._retries = retries
         self._on_unreachable = on_unreachable
-        self._headers = {"Content-Type": "application/json"} | authorization(token or given)
-        self._connections: weakref.WeakKeyDictionary[asyncio.AbstractEventLoop, _Connection] = (
-            weakref.WeakKeyDictionary()
-        )
+        token = token or given
+        self._headers = {"Content-Type": "application/json"}
+        self._headers |= {"Authorization": f"Bearer {token}"} if token else {}
+        self._turns = PerLoop(lambda: _Turns(asyncio.Semaphore(max_concurrent)))
 
     async def exchange(self, request: Request, read: Callable[[Answer], T]) -> T:
         """Return what `read` makes of the answer; it may raise Unavailable. Raises SandboxFault, TooLarge."""
-        connection, tries = self._connection(), 1
 
-        def is_retried(error: BaseException) -> bool:
-            return isinstance(error, Unavailable) and (request.repeatable or not error.begun)
+        async def attempt(tries: int) -> T:
+            return read(replace(await self.send(request), tries=tries))
 
-        retrying = AsyncRetrying(
-            stop=stop_after_attempt(1 + self._retries),
-            wait=wait_random_exponential(multiplier=0.5, max=_MAX_PAUSE_S),
-            retry=retry_if_exception(is_retried),
-            before_sleep=self._recover,
-            reraise=True,
-        )
         try:
-            async with connection.slots:
-                async for attempt in retrying:
-                    with attempt:
-                        tries = attempt.retry_state.attempt_number
-                        return read(await self.send(request, attempt=tries))
+            async with self._turns.get().slots:
+                return await self.repeat(attempt, repeatable=request.repeatable, before_sleep=self._recover)
         except Unavailable as error:
-            raise SandboxFault(f"{error} ({tries} tries)", where=self.url) from error
-        raise AssertionError("the last attempt returns or raises")
+            raise SandboxFault(f"{error} ({error.tries} tries)", where=self.url) from error
 
-    async def send(self, request: Request, *, attempt: int = 1) -> Answer:
+    async def send(self, request: Request) -> Answer:
         """Send a request once, without waiting for a slot. Raises Unavailable, TooLarge."""
+
+        async def read(answer: aiohttp.ClientResponse) -> bytes:
+            size, most = answer.content_length or 0, request.max_bytes
+            if answer.status == 200 and most is not None and size > most:
+                raise TooLarge(f"it has {size} bytes; at most {most} are read")
+            return await read_body(answer, _MAX_BYTES)
+
+        # Already encoded: aiohttp would resolve the `..` of a name, which the server has to refuse.
+        url = URL(f"{http_root(self.url)}{request.path}", encoded=True)
         timeout = aiohttp.ClientTimeout(sock_connect=self._connect_timeout_s, sock_read=request.read_s)
-        try:
-            async with self._connection().http.request(
-                request.method,
-                # Already encoded: aiohttp would resolve the `..` of a name, which the server has to refuse.
-                URL(f"{http_root(self.url)}{request.path}", encoded=True),
-                data=request.content,
-                headers=self._headers,
-                timeout=timeout,
-                allow_redirects=False,
-            ) as response:
-                size, most = response.content_length or 0, request.max_bytes
-                if response.status == 200 and most is not None and size > most:
-                    raise TooLarge(f"it has {size} bytes; at most {most} are read")
-                answer = Answer(response.status, bytes(await read_bytes(response, _MAX_BYTES)), attempt)
-        except (aiohttp.ClientError, ConnectionError, TimeoutError) as error:
-            name = next((name for kind, name in _NAMES if isinstance(error, kind)), type(error).__name__)
-            begun = not isinstance(error, aiohttp.ClientConnectorError | aiohttp.ConnectionTimeoutError)
-            raise Unavailable(f"{name}: {error}".rstrip(": "), unreachable=True, begun=begun) from error
+        answer = await self.try_once(
+            request.method, url, data=request.content, headers=self._headers, timeout=timeout, read=read
+        )
         if answer.status in _RETRIED:
-            begun = answer.status not in _NOT_BEGUN
-            raise Unavailable(f"HTTP {answer.status}: {answer.text[:200]}", begun=begun)
+            said = self.status_line(answer.status, answer.text)
+            raise Unavailable(said, begun=answer.status not in _NOT_BEGUN)
         return answer
 
-    async def ping(self) -> bool:
-        """Return whether the server answers."""
-        timeout = aiohttp.ClientTimeout(total=self._connect_timeout_s)
-        request = self._connection().http.get(f"{http_root(self.url)}/v1/ping", headers=self._headers, timeout=timeout)
+    async def ping(self) -> str:
+        """Return why the server does not answer; "" if it does."""
+        url, limit = f"{http_root(self.url)}/v1/ping", within(self._connect_timeout_s)
         try:
-            async with request as answer:
-                return answer.status == 200
-        except (aiohttp.ClientError, TimeoutError):
-            return False
-
-    async def close(self) -> None:
-        """Close this event loop's connections. The transport can be used again."""
-        connection = self._connections.pop(asyncio.get_running_loop(), None)
-        if connection is not None:
-            await connection.http.close()
-
-    def _connection(self) -> _Connection:
-        loop = asyncio.get_running_loop()
-        if loop not in self._connections:
-            self._connections[loop] = _Connection(open_http(self.url), asyncio.Semaphore(self._max_concurrent))
-        return self._connections[loop]
+            status = (await self.try_once("GET", url, headers=self._headers, timeout=limit)).status
+        except (Unavailable, UserError) as error:
+            return str(error)
+        return "" if status == 200 else f"HTTP {status} to /v1/ping"
 
     async def _recover(self, state: RetryCallState) -> None:
         error = state.outcome.exception() if state.outcome is not None else None
         if self._on_unreachable is None or not isinstance(error, Unavailable) or not error.unreachable:
             return
-        connection = self._connection()
-        if connection.recovery is None or connection.recovery.done():
-            connection.recovery = asyncio.create_task(self._run_recovery(self._on_unreachable))
-        await asyncio.shield(connection.recovery)
+        turns = self._turns.get()
+        if turns.recovery is None or turns.recovery.done():
+            turns.recovery = asyncio.create_task(self._run_recovery(self._on_unreachable))
+        await asyncio.shield(turns.recovery)
 
     async def _run_recovery(self, on_unreachable: Callable[[], Awaitable[None]]) -> None:
         try:
@@ -236,19 +150,3 @@ def split(url: str) -> tuple[str, str | None]:
     assert match is not None  # the pattern matches every text
     scheme, token, rest = match.groups()
     return scheme + rest, unquote(token) if token else None
-
-
-def http_root(root: str) -> str:
-    """Return what requests to the server at `root` begin with."""
-    return "http://localhost" if root.startswith(_UNIX) else root
-
-
-def open_http(root: str, **options: Any) -> aiohttp.ClientSession:
-    """Return a session whose requests to `http_root(root)` reach the server. It has neither proxies nor cookies, and
-    does not limit the connections. Needs a running event loop; options: ClientSession's."""
-    connector = _Unix(unquote(root.removeprefix(_UNIX)), limit=0) if root.startswith(_UNIX) else _Tcp(limit=0)
-    return aiohttp.ClientSession(connector=connector, cookie_jar=aiohttp.DummyCookieJar(), **options)
-
-
-def authorization(token: str | None) -> dict[str, str]:
-    return {"Authorization": f"Bearer {token}"} if token else {}

@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from recipe.dag.episode.remote.breaker import CircuitBreaker, Entry, Pace
+from recipe.dag.episode.remote.breaker import CircuitBreaker, Entry
 
 
 class Clock:
@@ -112,25 +112,3 @@ def test_an_open_circuit_has_one_probe_and_closes_by_it_alone(events):
         circuit.gave_up(entry)
     clock.now += 5.0
     assert circuit.enter() is not None  # whatever happened, a request gets through in the end
-
-
-def test_a_pace_spaces_requests_and_saves_up_nothing():
-    clock = Clock()
-    pace = Pace(60.0, clock)
-    assert [pace.reserve() for _ in range(3)] == [100.0, 101.0, 102.0]
-    clock.now += 100.0
-    assert [pace.reserve() for _ in range(2)] == [200.0, 201.0]
-    assert [Pace(None, clock).reserve() for _ in range(2)] == [200.0, 200.0]
-
-
-def test_slots_that_are_given_back_are_used_again_and_no_two_requests_share_one():
-    clock = Clock()
-    pace = Pace(60.0, clock)
-    slots = [pace.reserve() for _ in range(8)]
-    clock.now += 2.5
-    for slot in (slots[2], *slots[4:]):  # the first of them has passed
-        pace.give_back(slot)
-    assert [pace.reserve() for _ in range(5)] == [104.0, 105.0, 106.0, 107.0, 108.0]
-    pace.give_back(106.0)
-    clock.now += 50.0
-    assert pace.reserve() == clock.now

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import pickle
-from datetime import UTC, datetime, timedelta
-from email.utils import format_datetime
 from functools import partial
 
 import pytest
@@ -16,7 +14,6 @@ from recipe.dag.episode.remote import transport as module
 from recipe.dag.episode.remote.ledger import Account
 from recipe.dag.episode.remote.openai import room_in
 from recipe.dag.episode.remote.transport import PromptTooLong, Refused, Transport
-from recipe.dag.tools import web as tools_web
 from recipe.dag.types.model import Api, Budget
 from tests.episode.openai_server import OpenAIServer
 
@@ -58,12 +55,6 @@ def test_repetitions_are_bounded_and_end_as_a_fault_of_the_infrastructure(fault)
     assert failure.value.infra and "(4 tries)" in str(failure.value)
 
 
-def test_a_server_that_hangs_is_asked_again():
-    with OpenAIServer(faults={0: "hang"}) as server:
-        [(_, tries)] = post(transport(server), timeout_s=0.5)
-    assert tries == 2
-
-
 @pytest.mark.parametrize(("fault", "words"), [("401", "refuses"), ("403", "refuses"), ("404", "has no model 'test'")])
 def test_what_would_recur_for_every_request_stops_the_run_at_once(fault, words):
     with OpenAIServer(faults={0: fault}) as server, pytest.raises(UserError, match=words) as error:
@@ -92,14 +83,6 @@ def test_a_server_that_refuses_its_first_requests_ends_the_run_and_later_refusal
 
     with OpenAIServer(faults=lambda number: "400" if number or not accepted else None) as server:
         asyncio.run(main())
-
-
-def test_a_server_of_this_machine_is_not_asked_through_a_proxy(monkeypatch):
-    monkeypatch.setenv("http_proxy", "http://127.0.0.1:9")
-    monkeypatch.delenv("no_proxy", raising=False)
-    with OpenAIServer() as server:
-        [(_, tries)] = post(transport(server))
-    assert tries == 1
 
 
 def test_a_refused_request_is_no_fault_of_the_infrastructure_and_not_repeated():
@@ -143,32 +126,11 @@ def waits(monkeypatch) -> list[float]:
     return asked
 
 
-@pytest.mark.parametrize(
-    ("header", "low", "high"),
-    [
-        ("7", 7.0, 10.0),
-        # with an id: pytest-xdist needs the same ids from workers that collect at different seconds
-        pytest.param(format_datetime(datetime.now(UTC) + timedelta(days=1)), 10.0, 10.0, id="tomorrow"),
-        pytest.param(format_datetime(datetime.now(UTC) - timedelta(days=1)), 0.0, 3.0, id="yesterday"),
-        ("86400", 10.0, 10.0),
-        ("inf", 10.0, 10.0),
-        ("nan", 0.0, 10.0),
-        ("soon", 0.0, 10.0),
-        ("-3", 0.0, 3.0),
-    ],
-)
-def test_retry_after_is_honoured_within_the_longest_pause(header, low, high, monkeypatch):
+def test_retry_after_is_honoured(monkeypatch):
     asked = waits(monkeypatch)
-    with OpenAIServer(faults={0: "429"}, retry_after=header) as server:
+    with OpenAIServer(faults={0: "429"}, retry_after="7") as server:
         post(transport(server, max_wait_s=10.0))
-    assert len(asked) == 1 and low <= asked[0] <= high
-
-
-def test_pauses_without_retry_after_differ_between_requests(monkeypatch):
-    asked = waits(monkeypatch)
-    with OpenAIServer(faults=lambda number: "500" if number < 8 else None) as server:
-        post(transport(server, max_wait_s=10.0, failures_to_open=1000), times=8)
-    assert len(set(asked)) == len(asked) == 8
+    assert len(asked) == 1 and 7.0 <= asked[0] <= 10.0
 
 
 def test_no_more_requests_at_once_than_allowed():
@@ -222,7 +184,7 @@ def test_a_request_that_is_cancelled_while_it_waits_for_the_rate_leaves_room_for
             assert entry is not None
             made.breaker.failed(entry)
             await asyncio.sleep(0.02)
-            made._pace.reserve()  # the next request waits a second
+            await made._pace.wait()  # the next request waits a second
             probe = asyncio.create_task(made.post("/chat/completions", BODY, timeout_s=5.0))
             while not made.breaker._probing:
                 await asyncio.sleep(0.001)
@@ -294,15 +256,6 @@ def test_an_answer_that_quotes_the_key_is_returned_without_it(quoted):
     assert answer == {"choices": [{"message": {"content": "***"}}]}
 
 
-def test_an_answer_is_read_up_to_a_bound(monkeypatch):
-    monkeypatch.setattr(tools_web, "MAX_BYTES", 1 << 20)
-    with (
-        OpenAIServer(lambda body: "x" * (2 << 20)) as server,
-        pytest.raises(ModelServerFault, match="longer than 1 MiB"),
-    ):
-        post(transport(server, retries=0))
-
-
 def test_a_redirect_is_not_followed_since_it_could_take_the_key_elsewhere():
     with OpenAIServer(key=KEY) as server, pytest.raises(UserError):
         post(transport(server, key=KEY, url=server.url.replace("/v1", "/nowhere")))
@@ -327,7 +280,7 @@ def test_a_check_names_an_unreachable_server_and_accepts_one_without_a_list_of_m
 
 def test_an_answer_without_usage_is_a_warning_where_a_budget_needs_it(caplog):
     class Silent(Transport):
-        async def exchange(self, request, http):
+        async def exchange(self, request):
             return {}
 
     def warnings(**budget) -> int:

@@ -1,4 +1,4 @@
-"""What holds requests back: a circuit breaker for a server that fails, and a pace for one that limits its rate.
+"""A circuit breaker: it holds requests to a server that fails back.
 
 Invariant: no clock is read here but the one that is passed in, and nothing is sent. While the circuit is open, at most
 one request at a time probes the server, and only that request's end changes the circuit: requests that entered before
@@ -7,13 +7,10 @@ it opened or closed say nothing about the server as it is now.
 
 from __future__ import annotations
 
-import heapq
 import threading
-from collections.abc import Callable
 from dataclasses import dataclass, field
 
-Clock = Callable[[], float]
-"""Returns seconds."""
+from recipe.dag.episode.pace import Clock
 
 
 @dataclass(frozen=True, slots=True)
@@ -100,31 +97,3 @@ class CircuitBreaker:
 
     def _change(self, until: float | None) -> None:
         self._era, self._until, self._probing = self._era + 1, until, False
-
-
-@dataclass(slots=True)
-class Pace:
-    """Spaces requests evenly; `per_minute` None: no limit."""
-
-    per_minute: float | None
-    clock: Clock
-    _next: float = float("-inf")
-    _returned: list[float] = field(default_factory=list)
-    """A heap of the slots before `_next` that were not used."""
-
-    def reserve(self) -> float:
-        """Reserve the first free slot and return its time on the clock."""
-        now = self.clock()
-        if self.per_minute is None:
-            return now
-        while self._returned:
-            if (slot := heapq.heappop(self._returned)) >= now:
-                return slot
-        slot = max(now, self._next)
-        self._next = slot + 60.0 / self.per_minute
-        return slot
-
-    def give_back(self, slot: float) -> None:
-        """Free a slot that was reserved and is not used, unless its time has passed."""
-        if self.per_minute is not None and slot > self.clock():
-            heapq.heappush(self._returned, slot)

@@ -18,6 +18,7 @@ from recipe.dag.core.errors import UserError
 from recipe.dag.core.user_code import load_object
 from recipe.dag.episode.chat import end_of_turn_id
 from recipe.dag.episode.client import PolicyEndpoint
+from recipe.dag.episode.pace import part_of
 from recipe.dag.episode.remote.anthropic import AnthropicWire
 from recipe.dag.episode.remote.cache import Cache
 from recipe.dag.episode.remote.clients import ChatEndpoint, CompletionsClient, Questions
@@ -55,10 +56,8 @@ class ApiSpec:
     def share(self, index: int, count: int) -> ApiSpec:
         """Return the part of process `index` of `count`, which is at most `max_concurrent`; the parts together allow
         what the API's limits allow."""
-        whole, rate = self.api.max_concurrent, self.api.requests_per_minute
-        limits = {"max_concurrent": whole // count + (index < whole % count)}
-        limits |= {"requests_per_minute": None if rate is None else rate / count}
-        return replace(self, api=self.api.model_copy(update=limits))
+        most, rate = part_of(self.api.max_concurrent, self.api.requests_per_minute, index, count)
+        return replace(self, api=self.api.model_copy(update={"max_concurrent": most, "requests_per_minute": rate}))
 
     def endpoint(self, ledger: Ledger | None = None) -> Endpoint:
         """Raises UserError for a variable that is not set, a URL that is none, a script or a tokenizer that cannot be

@@ -13,10 +13,11 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from recipe.dag.core.errors import HookFault, ModelServerFault, UserError, described, is_infrastructure
+from recipe.dag.core.http import Unavailable
 from recipe.dag.core.location import raised_at
 from recipe.dag.episode.remote.ledger import Account
 from recipe.dag.episode.remote.openai import OpenAIWire
-from recipe.dag.episode.remote.transport import Request, Transport, Unavailable
+from recipe.dag.episode.remote.transport import Request, Transport
 from recipe.dag.episode.tasks import invoke
 from recipe.dag.types.model import Api
 from recipe.dag.types.provider import PROVIDERS
@@ -35,7 +36,7 @@ class ScriptTransport(Transport):
     async def check(self, timeout_s: float = 30.0) -> None:
         """Do nothing: the function is loaded."""
 
-    async def exchange(self, request: Request, http: Any) -> dict[str, Any]:
+    async def exchange(self, request: Request) -> dict[str, Any]:
         body, scope = json.loads(request.content or b"{}"), asyncio.timeout(request.timeout_s)
         try:
             async with scope:

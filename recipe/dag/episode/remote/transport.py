@@ -13,37 +13,29 @@ import asyncio
 import json
 import logging
 import time
-import weakref
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-import aiohttp
-from tenacity import AsyncRetrying, RetryCallState, retry_if_exception_type, stop_after_attempt
-from tenacity.wait import wait_random_exponential
-
 from recipe.dag.core.errors import ModelServerFault, UserError
-from recipe.dag.episode.remote.breaker import CircuitBreaker, Entry, Pace
+from recipe.dag.core.http import HIDDEN, SHOWN, Answer, HttpClient, Unavailable, retry_after, within
+from recipe.dag.core.per_loop import PerLoop
+from recipe.dag.episode.pace import Pace
+from recipe.dag.episode.remote.breaker import CircuitBreaker, Entry
 from recipe.dag.episode.remote.google_token import GoogleTokens
 from recipe.dag.episode.remote.ledger import Account, BudgetError, BudgetFault
 from recipe.dag.episode.remote.openai import OpenAIWire
 from recipe.dag.episode.remote.wire import Refusal, Wire
 from recipe.dag.episode.time_limit import waiting
-from recipe.dag.tools.address import is_on_this_machine
-from recipe.dag.tools.web import read_text, retry_after
 from recipe.dag.types.model import Api
 
 log = logging.getLogger(__name__)
 
-CONNECT_S = 10.0
 _RETRIED = frozenset({408, 409, 425, 429})
 """Besides 5xx."""
 _MOST_REFUSED = 8
 """A server that has refused as many requests, and accepted none, refuses them all."""
-_SHOWN = 300
-"""Characters of a server's message in an error."""
 _SHORTEST_KEY = 8
-_HIDDEN = "***"
 
 
 Read = Callable[[dict[str, Any]], object]
@@ -63,15 +55,6 @@ class PromptTooLong(Refused):
     """Tokens that the context leaves for a completion, if the server's message says so."""
 
 
-class Unavailable(Exception):
-    """A failure that may pass. `after_s`: the pause that the server asks for."""
-
-    def __init__(self, message: str, *, after_s: float | None = None, down: bool = True):
-        """`down`: it counts for the circuit breaker; being asked to slow down does not."""
-        super().__init__(message)
-        self.after_s, self.down = after_s, down
-
-
 @dataclass(frozen=True, slots=True)
 class Request:
     """One request, which may be repeated."""
@@ -88,16 +71,8 @@ class Request:
     """A ping that gets 404 if there is no such model."""
 
 
-@dataclass(slots=True)
-class _Connection:
-    """What belongs to one event loop."""
-
-    http: aiohttp.ClientSession
-    slots: asyncio.Semaphore
-
-
-class Transport:
-    """A client of one server, for any number of coroutines and event loops."""
+class Transport(HttpClient):
+    """A client of one server."""
 
     def __init__(
         self,
@@ -114,25 +89,18 @@ class Transport:
         """`url`, `key`: resolved from `api`. `where`: the policy, for messages. `wire`: by default OpenAI's. `account`:
         where requests are counted; by default its own, without a budget. `tokens`: keys that expire, in place of
         `key`."""
-        self.url, self.where = url.rstrip("/"), where
+        super().__init__(url.rstrip("/"), where=where, key=key, retries=api.retries, max_wait_s=api.max_wait_s)
         self.wire: Wire = wire or OpenAIWire()
         self.account = account or Account()
-        self._api, self._key, self._clock = api, key, clock
-        self._tokens = tokens
+        self._api, self._tokens = api, tokens
         self.breaker = CircuitBreaker(api.failures_to_open, api.probe_after_s, clock)
-        self._pace = Pace(api.requests_per_minute, clock)
-        self._jitter = wait_random_exponential(multiplier=0.5, max=api.max_wait_s)
+        self._pace = Pace(api.requests_per_minute, clock, period_s=60.0)
+        self._slots = PerLoop(lambda: asyncio.Semaphore(api.max_concurrent))
         self._last_failure = ""
         self._accepted = False
         self._refused = 0
         """Requests that the server has refused before it accepted one."""
         self._warned = False
-        self._connections: weakref.WeakKeyDictionary[asyncio.AbstractEventLoop, _Connection] = (
-            weakref.WeakKeyDictionary()
-        )
-
-    def __getstate__(self) -> Any:
-        raise TypeError("a Transport holds a key and connections; send its ApiSpec to another process")
 
     async def post(
         self, path: str, body: Mapping[str, Any], *, timeout_s: float, read: Read | None = None
@@ -160,37 +128,17 @@ class Transport:
         finally:
             await self.close()
 
-    async def close(self) -> None:
-        """Close this event loop's connections. The client can be used again."""
-        connection = self._connections.pop(asyncio.get_running_loop(), None)
-        if connection is not None:
-            await connection.http.close()
-
     async def _send(self, request: Request) -> tuple[dict[str, Any], int]:
-        retrying = AsyncRetrying(
-            stop=stop_after_attempt(1 + self._api.retries),
-            wait=self._pause_s,
-            retry=retry_if_exception_type(Unavailable),
-            reraise=True,
-        )
-        try:
-            async for attempt in retrying:
-                with attempt:
-                    answer = await self._try(request)
-                    if request.read is not None:
-                        _check(answer, request.read)
-                    return answer, attempt.retry_state.attempt_number
-        except Unavailable as error:
-            raise ModelServerFault(f"{error} ({1 + self._api.retries} tries)", where=self.where) from None
-        raise AssertionError("the last attempt returns or raises")
+        async def attempt(tries: int) -> tuple[dict[str, Any], int]:
+            answer = await self._try(request)
+            if request.read is not None:
+                _check(answer, request.read)
+            return answer, tries
 
-    def _pause_s(self, state: RetryCallState) -> float:
-        """Return the pause before the next try: the one that the server asks for, or a random one that grows."""
-        error = state.outcome.exception() if state.outcome is not None else None
-        jitter = self._jitter(state)
-        asked = error.after_s if isinstance(error, Unavailable) else None
-        # requests with the same time to wait must not all return at the same moment
-        return jitter if asked is None else min(asked + jitter / 4, self._api.max_wait_s)
+        try:
+            return await self.repeat(attempt)
+        except Unavailable as error:
+            raise ModelServerFault(f"{error} ({error.tries} tries)", where=self.where) from None
 
     async def post_fitting(
         self, path: str, body: Mapping[str, Any], *, timeout_s: float, read: Read | None = None
@@ -208,17 +156,17 @@ class Transport:
             return await self.post(path, self.wire.limited(dict(body), refusal.room), timeout_s=timeout_s, read=read)
 
     async def _try(self, request: Request) -> dict[str, Any]:
-        connection, patience_s = self._connection(), self._api.max_wait_s
+        slots, patience_s = self._slots.get(), self._api.max_wait_s
         while True:
             patience_s = await self._until_probe(patience_s)
             with waiting():
-                await connection.slots.acquire()
+                await slots.acquire()
             try:
                 entry = await self._enter()
                 if entry is not None:
-                    return await self._counted(entry, request, connection.http)
+                    return await self._counted(entry, request)
             finally:
-                connection.slots.release()
+                slots.release()
             # the circuit opened while this request waited for its turn
 
     async def _until_probe(self, patience_s: float) -> float:
@@ -240,23 +188,21 @@ class Transport:
         entry = self.breaker.enter()
         if entry is None:
             return None
-        slot = self._pace.reserve()
         try:
             with waiting():
-                await asyncio.sleep(max(slot - self._clock(), 0.0))
+                await self._pace.wait()
         except BaseException:
-            self._pace.give_back(slot)
             self.breaker.gave_up(entry)
             raise
         return entry if self.breaker.admits(entry) else None
 
-    async def _counted(self, entry: Entry, request: Request, http: aiohttp.ClientSession) -> dict[str, Any]:
+    async def _counted(self, entry: Entry, request: Request) -> dict[str, Any]:
         """Send a request; report its end to the circuit breaker, and what it cost to the account."""
         answered = False
         try:
             if not request.ping:
                 self.account.admit(self.where)
-            answer = await self.exchange(request, http)
+            answer = await self.exchange(request)
             answered = True
         except Unavailable as error:
             self._last_failure = str(error)
@@ -299,23 +245,23 @@ class Transport:
         self._warned = True
         log.warning("%s: an answer has no usage, so budget.usd and budget.tokens do not count it", self.where)
 
-    async def exchange(self, request: Request, http: aiohttp.ClientSession) -> dict[str, Any]:
+    async def exchange(self, request: Request) -> dict[str, Any]:
         """Send a request once and return the answer's JSON object. Raises Unavailable for a failure that may pass,
         else ModelServerFault and UserError."""
         if self._tokens is not None:
             self._key = await self._token()
-        status, received, text = await self._answer(request, http)
-        if status == 401 and self._tokens is not None:  # revoked before its time
+        answer = await self._answer(request)
+        if answer.status == 401 and self._tokens is not None:  # revoked before its time
             self._key = await self._token(refused=self._key)
-            status, received, text = await self._answer(request, http)
-        if status != 200:
-            raise self._failure(status, received, self.wire.refusal(status, text), request)
+            answer = await self._answer(request)
+        if answer.status != 200:
+            raise self._failure(answer, self.wire.refusal(answer.status, answer.text), request)
         try:
-            value = json.loads(text)
+            value = json.loads(answer.text)
         except (ValueError, RecursionError):
             value = None
         if not isinstance(value, dict):
-            raise Unavailable(f"the answer is not a JSON object: {self._line(text)[:_SHOWN]!r}")
+            raise Unavailable(f"the answer is not a JSON object: {self.line(answer.text)[:SHOWN]!r}")
         return self._unquoted(value)
 
     async def _token(self, refused: str | None = None) -> str:
@@ -325,31 +271,14 @@ class Transport:
         except ModelServerFault as fault:
             raise Unavailable(str(fault), down=False) from fault
 
-    async def _answer(self, request: Request, http: aiohttp.ClientSession) -> tuple[int, Mapping[str, str], str]:
+    async def _answer(self, request: Request) -> Answer:
         headers = {"Content-Type": "application/json", **self.wire.headers(self._key)}
-        limit = request.timeout_s
-        timeout = aiohttp.ClientTimeout(total=limit, sock_connect=min(CONNECT_S, limit))
-        try:
-            # a redirect could carry the key to another host
-            async with http.request(
-                request.method,
-                self.url + request.path,
-                data=request.content,
-                headers=headers,
-                timeout=timeout,
-                allow_redirects=False,
-            ) as answer:
-                return answer.status, answer.headers, await read_text(answer)
-        except TimeoutError as error:
-            raise Unavailable(f"no answer within {limit:.0f} s") from error
-        except (aiohttp.InvalidURL, aiohttp.NonHttpUrlClientError):
-            raise UserError(f"{self.where}: base_url is not a URL of a server ({self.url})") from None
-        except (aiohttp.ClientError, OSError) as error:
-            raise Unavailable(self._line(f"{type(error).__name__}: {error}".rstrip(": "))) from None
+        url, limit = self.url + request.path, within(request.timeout_s)
+        return await self.try_once(request.method, url, data=request.content, headers=headers, timeout=limit)
 
-    def _failure(self, status: int, headers: Mapping[str, str], refusal: Refusal, request: Request) -> Exception:
+    def _failure(self, answer: Answer, refusal: Refusal, request: Request) -> Exception:
         """Return the exception for an answer that is not 200."""
-        said = f"HTTP {status}" + (f": {self._line(refusal.message)[:_SHOWN]}" if refusal.message else "")
+        status, said = answer.status, self.status_line(answer.status, refusal.message)
         if refusal.kind == "quota":
             return UserError(f"{self.where}: {self.url} says that the quota is used up ({said})")
         if refusal.kind == "key" or status in (401, 402, 403):
@@ -357,7 +286,7 @@ class Transport:
             source = named if self._tokens is None else "the token of Google's credentials"
             return UserError(f"{self.where}: {self.url} refuses {source} ({said})")
         if status in _RETRIED or status >= 500:
-            after = retry_after(headers.get("Retry-After"))
+            after = retry_after(answer.headers.get("Retry-After"))
             return Unavailable(said, after_s=refusal.after_s if after is None else after, down=status >= 500)
         if request.ping and not (status == 404 and request.names_model):
             return Refused(said, where=self.where)
@@ -375,13 +304,8 @@ class Transport:
         if not self._secret:
             return answer
         text = json.dumps(answer)
-        cleaned = text.replace(json.dumps(self._secret)[1:-1], _HIDDEN)
+        cleaned = text.replace(json.dumps(self._secret)[1:-1], HIDDEN)
         return answer if cleaned == text else json.loads(cleaned)
-
-    def _line(self, text: str) -> str:
-        """Return a text in one line, without the key."""
-        line = " ".join(text.split())
-        return line.replace(self._secret, _HIDDEN) if self._secret else line
 
     @property
     def _secret(self) -> str:
@@ -389,17 +313,6 @@ class Transport:
         occur in ordinary texts."""
         key = self._key or ""
         return key if len(key) >= _SHORTEST_KEY else ""
-
-    def _connection(self) -> _Connection:
-        loop = asyncio.get_running_loop()
-        if loop not in self._connections:
-            # trust_env: proxies of the environment; the key's header is set, so no .netrc is read for it
-            proxies = not is_on_this_machine(self.url)
-            http = aiohttp.ClientSession(
-                connector=aiohttp.TCPConnector(limit=0), cookie_jar=aiohttp.DummyCookieJar(), trust_env=proxies
-            )
-            self._connections[loop] = _Connection(http, asyncio.Semaphore(self._api.max_concurrent))
-        return self._connections[loop]
 
 
 def _check(answer: dict[str, Any], read: Read) -> None:
