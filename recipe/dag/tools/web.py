@@ -72,6 +72,8 @@ class WebService(HttpClient):
             raise ToolFault(f"{self.url}: {error} ({count})", where=self.where, infra=True) from None
 
     def _checked(self, answer: Answer) -> Answer:
+        if answer.ok:
+            return answer
         status, said = answer.status, self.status_line(answer.status, answer.text)
         if status in _OVERLOADED or status >= 500:
             after_s = retry_after(answer.headers.get("Retry-After"))
