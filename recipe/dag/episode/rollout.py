@@ -142,9 +142,7 @@ class Rollout:
         slot, runner = (node.id, round_index), self._runners[node.id]
         if slot in turn.outputs:
             return  # the node has judged candidates, among them the one that was kept
-        seen = without_private(
-            view(self._graph, node_reader(node, round_index), turn, self._state), node, self._private
-        )
+        seen = self._seen_by(node, round_index, turn)
         if isinstance(runner, AgentRunner):
             await self._run_agent(runner, slot, turn, seen)
             return
