@@ -1,6 +1,6 @@
 """Write a Qwen2 checkpoint with random weights and Qwen2.5's vocabulary size, to measure throughput and test plumbing.
 
-    python examples/random_model.py OUT [--shape 0.5b|1.5b|3b|7b|tiny] [--vocab_size 4096] [--mean_tokens 300]
+    python examples/random_model.py OUT [--shape 0.5b|1.5b|3b|7b|tiny] [--untied] [--mean_tokens 300]
 
 A random model rarely stops by itself, so every generation runs to its limit. `--mean_tokens` makes generations stop
 after that many tokens on average (lengths are geometric), if agents sample at `--temperature`.
@@ -114,12 +114,14 @@ def stop_after(model: Any, tokens: int, eos: int, temperature: float) -> None:
     # p(eos) = 1 / tokens means that its logit is log(sum exp(others)) - log(tokens - 1)
     logit = temperature * (others.logsumexp(dim=1).mean() - math.log(tokens - 1))
     inner.norm.weight[0] = logit / (CONSTANT * constant)
+    model.get_output_embeddings().weight.copy_(embeddings)  # a head of its own must score tokens as this one does
 
 
 def main(argv: list[str] | None = None) -> None:
     parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
     parser.add_argument("out")
     parser.add_argument("--shape", default="0.5b", choices=SHAPES)
+    parser.add_argument("--untied", action="store_true", help="give the head its own weights, as 7b always has them")
     parser.add_argument("--vocab_size", type=int, default=151936, help=f"size of the vocabulary, {LATIN} or more")
     parser.add_argument("--mean_tokens", type=int, help="mean length of a generation, 2 or more; by default none stops")
     parser.add_argument("--temperature", type=float, default=0.8, help="temperature for which --mean_tokens holds")
@@ -140,7 +142,7 @@ def main(argv: list[str] | None = None) -> None:
         num_key_value_heads=kv_heads,
         max_position_embeddings=32768,
         rope_parameters={"rope_type": "default", "rope_theta": 1e6},
-        tie_word_embeddings=True,
+        tie_word_embeddings=args.shape != "7b" and not args.untied,
         bos_token_id=None,
         eos_token_id=eos,
         pad_token_id=cast(int, tokenizer.convert_tokens_to_ids(SPECIAL[0])),
