@@ -68,16 +68,16 @@ def launch(
     evaluate_only: bool = False,
     weights: Path | None = None,
     api: Api | None = None,
-) -> None:
-    """Compose the configuration, check it and run; `weights`: a checkpoint to evaluate; `api`: a server's model that
-    plays all policies of an evaluation.
+) -> Path:
+    """Compose the configuration, check it, run, and return the output folder. `weights`: a checkpoint to evaluate;
+    `api`: a server's model that plays all policies of an evaluation.
 
     Raises UserError before anything is started, and SystemExit with the shell's code after a signal ended the run.
     """
     with Interruption() as stop:
         try:
             try:
-                _launch(name, overrides, folder, stop, evaluate_only=evaluate_only, weights=weights, api=api)
+                output = _launch(name, overrides, folder, stop, evaluate_only=evaluate_only, weights=weights, api=api)
             finally:
                 end_phase()
         except Interrupted as interrupted:
@@ -94,6 +94,7 @@ def launch(
             assert stop.signum is not None  # only a stopped run has a summary
             print(stop.summary, file=sys.stderr)
             raise SystemExit(128 + stop.signum)
+    return output
 
 
 def _end_interrupted(stop: Interruption, signalled: Interrupted, cause: str = "", *, evaluate_only: bool) -> NoReturn:
@@ -112,7 +113,7 @@ def _launch(
     evaluate_only: bool,
     weights: Path | None,
     api: Api | None,
-) -> None:
+) -> Path:
     checked = check_run(name, overrides, folder, evaluate_only=evaluate_only, all_by_api=api is not None)
     config, workflow = checked.config, checked.workflow
     _print_warnings(checked.typed, workflow, evaluate_only=evaluate_only)
@@ -131,6 +132,7 @@ def _launch(
                 raise
             file = error.filename or config.output_dir
             raise UserError(f"{file}: cannot be written: {error.strerror}; make room; {stop.way_back}") from error
+    return Path(config.output_dir)
 
 
 def _run(

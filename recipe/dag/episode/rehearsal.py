@@ -36,7 +36,8 @@ _LONGEST_TRUTH = 40
 """Characters of a ground truth that can be an answer; a longer one is data for the reward, such as tests of code."""
 START, END = "<|im_start|>", "<|im_end|>"
 _SPECIAL = {START: 1, END: 2}
-_MAX_TOKENS = 1 << 20
+MAX_TOKENS = 1 << 20
+_TURN = re.compile(rf"{re.escape(START)}(\w+)\n(.*?)(?:{re.escape(END)}|\Z)", re.DOTALL)
 
 
 class CharacterTokenizer:
@@ -70,6 +71,12 @@ class CharacterTokenizer:
         if not tokenize:
             return text
         return {"input_ids": self.encode(text)} if return_dict else self.encode(text)
+
+    def messages(self, ids: Iterable[int]) -> list[dict[str, str]]:
+        """Return the messages of a prompt that `apply_chat_template` made. The last one is the assistant's if the model
+        is to continue it."""
+        turns = [{"role": role, "content": content} for role, content in _TURN.findall(self.decode(ids))]
+        return turns if turns and turns[-1]["content"] else turns[:-1]
 
 
 class Script:
@@ -134,21 +141,25 @@ def rehearse(workflow: Workflow, sample: Mapping[str, Any] = SAMPLE) -> list[Epi
     return asyncio.run(_rehearse(workflow, dict(sample)))
 
 
-async def _rehearse(workflow: Workflow, sample: dict[str, Any]) -> list[Episode]:
-    # every fault is reported, whatever the workflow does about it in a run
-    strict = workflow.episode.model_copy(update={"on_failure": "fail", "on_user_error": "fail", "retries": 0})
-    # a character is a token here, and a text that is cut off would never call its tool
-    agents = tuple(
-        agent.model_copy(
-            update={
-                "sampling": agent.sampling.model_copy(update={"max_tokens": _MAX_TOKENS}),
-                "on_failure": "fault",
-            }
-        )
+def strict(workflow: Workflow) -> Workflow:
+    """Return the workflow with every fault reported, whatever it does about it in a run."""
+    episode = workflow.episode.model_copy(update={"on_failure": "fail", "on_user_error": "fail", "retries": 0})
+    agents = tuple(agent.model_copy(update={"on_failure": "fault"}) for agent in workflow.agents)
+    return workflow.model_copy(update={"episode": episode, "agents": agents})
+
+
+def with_all_tokens(workflow: Workflow) -> Workflow:
+    """Return the workflow with calls of any length: with a CharacterTokenizer a character is a token, and a text that
+    is cut off would never call its tool."""
+    agents = (
+        agent.model_copy(update={"sampling": agent.sampling.model_copy(update={"max_tokens": MAX_TOKENS})})
         for agent in workflow.agents
     )
-    workflow = workflow.model_copy(update={"episode": strict, "agents": agents})
-    workflow = with_stand_ins(workflow)
+    return workflow.model_copy(update={"agents": tuple(agents)})
+
+
+async def _rehearse(workflow: Workflow, sample: dict[str, Any]) -> list[Episode]:
+    workflow = with_stand_ins(with_all_tokens(strict(workflow)))
     sandbox, tokenizer = cast(SandboxClient, NoSandbox()), CharacterTokenizer()
     tools = make_tools(workflow, sandbox, online=False)
     requests, by_agent = {}, {}
@@ -161,7 +172,7 @@ async def _rehearse(workflow: Workflow, sample: dict[str, Any]) -> list[Episode]
     episodes = []
     try:
         for index, answer in enumerate(_answers(sample)):
-            endpoint = PolicyEndpoint(Script(tokenizer, answer, requests, by_agent), tokenizer, _MAX_TOKENS)
+            endpoint = PolicyEndpoint(Script(tokenizer, answer, requests, by_agent), tokenizer, MAX_TOKENS)
             runner = EpisodeRunner(workflow, dict.fromkeys(workflow.policies, endpoint), tools, seed=0, sandbox=sandbox)
             episodes.append(await runner.run(sample, "rehearsal", index, step=0))
             _check_tools_ran(episodes[-1])

@@ -263,3 +263,9 @@ class Episode:
     def to_json(self) -> dict[str, Any]:
         """Return the record as nested dicts and lists."""
         return dataclasses.asdict(self)
+
+    def _repr_html_(self) -> str:
+        """Return the episode as a notebook shows it."""
+        from recipe.dag.types.record_html import html_of
+
+        return html_of(self)

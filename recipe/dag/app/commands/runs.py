@@ -105,7 +105,7 @@ def evaluate(
     seed: Annotated[int | None, typer.Option(min=0, help="Seed of the sampling. (default: 0)")] = None,
     config_path: ConfigPath = None,
     config_name: ConfigName = "dag",
-) -> None:
+) -> Path:
     """Evaluate a workflow without training: every policy frozen, results.json and summary.json."""
     from recipe.dag.app.evaluate import api_of, check_model_option, option
     from recipe.dag.app.main import launch
@@ -147,7 +147,7 @@ def evaluate(
     settings = [option(key, value) for key, value in options.items() if value is not None]
     path = Path(file).absolute()
     name = f"eval_{path.parent.name if path.stem == 'workflow' else path.stem}"  # a task's file is FOLDER/workflow.yaml
-    launch(
+    return launch(
         config_name,
         [option("workflow", file), option("trainer.experiment_name", name), *settings, *(overrides or [])],
         config_path,
