@@ -15,10 +15,10 @@ from collections import Counter
 from collections.abc import Sequence
 from typing import Any, Literal
 
-from envs.code_tests import Case, cases_of, passed, program_for
 from recipe.dag.core.errors import UserError
 from recipe.dag.episode.markup import after_thinking
 from recipe.dag.tools.sandbox_client import SandboxClient
+from verl_dag.envs.code_tests import Case, cases_of, passed, program_for
 
 # An unclosed fence extends to the end of the text: the generation was cut off.
 _BLOCK = re.compile(r"^[ \t]*```[ \t]*([\w+#.-]*)[^\n]*\n(.*?)(?:^[ \t]*```|\Z)", re.DOTALL | re.MULTILINE)

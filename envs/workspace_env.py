@@ -15,14 +15,14 @@ from hashlib import sha256
 from secrets import token_hex
 from typing import Any
 
-from envs.code_env import NO_PROGRAM, programs_in
-from envs.workspace_contract import Artifact, Checks, contract_of, problems_of_sizes
-from envs.workspace_files import files_of
 from recipe.dag.core.errors import SandboxFault, UserError
 from recipe.dag.sandbox.file_pattern import matches
 from recipe.dag.tools.code_interpreter import SESSION, CodeInterpreter, clip
 from recipe.dag.tools.sandbox_client import FileRefused, RunResult, SandboxClient, SessionFiles, SessionFull
 from recipe.dag.types.record import Episode
+from verl_dag.envs.code_env import NO_PROGRAM, programs_in
+from verl_dag.envs.workspace_contract import Artifact, Checks, contract_of, problems_of_sizes
+from verl_dag.envs.workspace_files import files_of
 
 _NAME_CHARS = 100
 _CLOSE_S = 3.0

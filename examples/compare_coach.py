@@ -22,9 +22,9 @@ from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
 from matplotlib.ticker import MaxNLocator
 
-from preprocess.common import run
 from recipe.dag.core.errors import UserError
 from recipe.dag.report.curve import COLOURS
+from verl_dag.preprocess.common import run
 
 ROOT = Path(__file__).resolve().parents[1]
 RECIPES = ("mathchat", "dsbench")

@@ -15,8 +15,8 @@ from typing import Any
 if __name__ == "__main__" and not __package__:
     sys.path[0] = str(Path(__file__).resolve().parents[1])
 
-from preprocess import common
 from recipe.dag.core.errors import UserError
+from verl_dag.preprocess import common
 
 
 def clean_answer(answer: str) -> str:

@@ -19,8 +19,8 @@ from pathlib import Path
 if __name__ == "__main__" and not __package__:
     sys.path[0] = str(Path(__file__).resolve().parents[1])
 
-from preprocess import common
 from recipe.dag.core.errors import UserError
+from verl_dag.preprocess import common
 
 NAMES = ("Ann", "Bob", "Cara", "Dan", "Eve", "Finn", "Gina", "Hugo")
 THINGS = ("pens", "books", "coins", "stones", "cards", "apples", "cups", "keys")

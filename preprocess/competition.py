@@ -20,10 +20,10 @@ from typing import Any
 if __name__ == "__main__" and not __package__:
     sys.path[0] = str(Path(__file__).resolve().parents[1])
 
-from preprocess import aime, amc, common, deepscaler
 from recipe.dag.core.errors import UserError
 from recipe.dag.train.ground_truth import boxed
 from recipe.dag.train.problems import Item, read_rows, row_of
+from verl_dag.preprocess import aime, amc, common, deepscaler
 
 
 @dataclass(frozen=True, slots=True)

@@ -17,9 +17,9 @@ from typing import Any
 if __name__ == "__main__" and not __package__:
     sys.path[0] = str(Path(__file__).resolve().parents[1])
 
-from preprocess import common
 from recipe.dag.core.errors import UserError
 from recipe.dag.train.problems import Item, read_rows, row_of
+from verl_dag.preprocess import common
 
 HUB_NAME = "agentica-org/DeepScaleR-Preview-Dataset"
 INSTRUCTION = " Reason step by step, and put the final answer in \\boxed{}."

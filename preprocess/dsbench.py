@@ -24,11 +24,11 @@ from typing import Any
 if __name__ == "__main__" and not __package__:
     sys.path[0] = str(Path(__file__).resolve().parents[1])
 
-from preprocess import common
 from recipe.dag.core.errors import UserError
 from recipe.dag.train.problems import read_rows, row_of
 from recipe.dsbench.metrics import DATA_TYPES, METRICS, metric_in_text, named_metric
 from recipe.dsbench.score import mapping_of, truth_of
+from verl_dag.preprocess import common
 
 ANSWER_FILE = "test_answer.csv"
 _SHOWN = 5

@@ -13,9 +13,9 @@ from pathlib import Path
 if __name__ == "__main__" and not __package__:
     sys.path[0] = str(Path(__file__).resolve().parents[1])
 
-from preprocess import common
 from recipe.dag.core.errors import UserError
 from recipe.dag.train.ground_truth import after_hashes
+from verl_dag.preprocess import common
 
 HUB_NAME = "openai/gsm8k"
 

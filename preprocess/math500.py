@@ -12,7 +12,7 @@ from pathlib import Path
 if __name__ == "__main__" and not __package__:
     sys.path[0] = str(Path(__file__).resolve().parents[1])
 
-from preprocess import common
+from verl_dag.preprocess import common
 
 
 def main(argv: Sequence[str] | None = None) -> None:

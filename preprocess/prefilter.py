@@ -28,12 +28,12 @@ from typing import Any
 if __name__ == "__main__" and not __package__:
     sys.path[0] = str(Path(__file__).resolve().parents[1])
 
-from preprocess import common
-from preprocess.parquet import batches, new_files, open_parquet, write_selected
 from recipe.dag.core.errors import UserError
 from recipe.dag.episode.first_prompt import FirstPrompts, PromptError
 from recipe.dag.loading.workflow_file import load_workflow
 from recipe.dag.train.data import prompt_of
+from verl_dag.preprocess import common
+from verl_dag.preprocess.parquet import batches, new_files, open_parquet, write_selected
 
 KEPT, LONG_PROMPT, LONG_RESPONSE = "kept", "prompt", "response"
 _ROWS_PER_WORKER = 1000

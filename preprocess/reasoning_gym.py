@@ -24,11 +24,11 @@ from typing import Any
 if __name__ == "__main__" and not __package__:
     sys.path[0] = str(Path(__file__).resolve().parents[1])
 
-from preprocess import common
 from recipe.dag.core.errors import UserError
 from recipe.dag.reward.entry_json import from_json, to_json
 from recipe.dag.reward.verifier import KEY, scored
 from recipe.dag.train.problems import row_of
+from verl_dag.preprocess import common
 
 INSTRUCTION = "\nWrite only the final answer between <answer> and </answer>."
 JUNK = ("nan", "qz no answer 7")

@@ -27,17 +27,18 @@ if __name__ == "__main__" and not __package__:
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from preprocess import common
-from preprocess.parquet import new_files
 from recipe.dag.core.errors import UserError
+from recipe.dag.core.paths import shipped
 from recipe.dag.episode.first_prompt import FirstPrompts, MessageRecorder, PromptError
 from recipe.dag.loading.workflow_file import load_workflow
 from recipe.dag.reward.answer import extract_answer
 from recipe.dag.tools.code_interpreter import CodeInterpreter, source_of
 from recipe.dag.train.problems import read_rows
+from verl_dag.preprocess import common
+from verl_dag.preprocess.parquet import new_files
 
 HUB_NAME = "JoeYing/ReTool-SFT"
-WORKFLOW = Path(__file__).resolve().parents[1] / "workflows/workflow_retool.yaml"
+WORKFLOW = shipped("workflows/workflow_retool.yaml")
 _PLAIN = """\
 dag_id: retool_sft
 agents: [{name: solver, policy: main, tools: [code_interpreter], tool_loop: {format: hermes}}]

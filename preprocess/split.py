@@ -20,10 +20,10 @@ from typing import Any
 if __name__ == "__main__" and not __package__:
     sys.path[0] = str(Path(__file__).resolve().parents[1])
 
-from preprocess import common
-from preprocess.parquet import batches, new_files, open_parquet, write_selected
 from recipe.dag.core.errors import UserError
 from recipe.dag.train.problems import PROBLEM_KEYS
+from verl_dag.preprocess import common
+from verl_dag.preprocess.parquet import batches, new_files, open_parquet, write_selected
 
 TRAIN, VAL = 0, 1
 DEFAULT = 1000

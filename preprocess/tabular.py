@@ -26,8 +26,8 @@ from typing import Any
 if __name__ == "__main__" and not __package__:
     sys.path[0] = str(Path(__file__).resolve().parents[1])
 
-from preprocess import common
 from recipe.dag.core.errors import UserError
+from verl_dag.preprocess import common
 
 TRAIN_ROWS, TEST_ROWS = 60, 40
 NOISE = 0.12

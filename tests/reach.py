@@ -29,6 +29,8 @@ def is_test(path: str) -> bool:
 
 
 def module_of(path: str) -> str:
+    """Return the module's name, for envs/ and preprocess/ that of the links in verl_dag/."""
+    path = f"verl_dag/{path}" if path.startswith(("envs/", "preprocess/")) else path
     return path.removesuffix(".py").removesuffix("/__init__").replace("/", ".")
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -39,6 +40,13 @@ def test_workflow_is_valid_and_can_be_shown(file):
     assert workflow.dag_id in render.to_text(plan)
     assert render.to_mermaid(plan).count("-->") >= len(workflow.rollout_nodes)
     assert json.loads(render.to_json(plan))["dag_id"] == workflow.dag_id
+
+
+@pytest.mark.parametrize("file", sorted(ROOT.glob("workflows/*.yaml")), ids=relative)
+def test_a_copy_of_a_workflow_loads_in_any_folder(file, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    copy = load_workflow(shutil.copy(file, tmp_path))
+    assert copy.model_copy(update={"path": str(file)}) == load_workflow(file)
 
 
 def test_workflow_names_are_distinct():

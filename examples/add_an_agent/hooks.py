@@ -7,8 +7,8 @@ from __future__ import annotations
 
 import re
 
-from recipe.dag import Agent, Context, Episode, Message, Output, UserError
 from recipe.retool_ma.hooks import Verifier
+from verl_dag import Agent, Context, Episode, Message, Output, UserError
 
 PROMPT = """\
 Someone plans to solve a problem with a Python program. Judge the plan.

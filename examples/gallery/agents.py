@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from typing import Any
 
-from recipe.dag import Agent, Call, Context, Episode, Message, Output
+from verl_dag import Agent, Call, Context, Episode, Message, Output
 
 _ANSWER = re.compile(r"(-?\d+)(?: \((\d+) %\))?")
 

@@ -9,9 +9,9 @@ import re
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
-from recipe.dag import Agent, Context, Message, ToolResult
 from recipe.dag.workflow.schema import Workflow
 from recipe.tiny.dialogue import Demonstration, Dialogue, Script
+from verl_dag import Agent, Context, Message, ToolResult
 
 DOORS = ("red", "green", "blue")
 

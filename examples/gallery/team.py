@@ -10,10 +10,10 @@ import re
 from collections.abc import Sequence
 from math import ceil
 
-from recipe.dag import Agent, Context, Episode, Message, Output, UserError
 from recipe.dag.reward.gold import boxed_answer_is_right, earned_by
 from recipe.dag.reward.grader import grade
 from recipe.dag.reward.outcome import final_answer, ground_truth
+from verl_dag import Agent, Context, Episode, Message, Output, UserError
 
 BOX = "Finish with your answer in \\boxed{}."
 _VERDICT = re.compile(r"VERDICT:\W*(CORRECT|WRONG)", re.IGNORECASE)

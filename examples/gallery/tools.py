@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from recipe.dag import ToolResult
+from verl_dag import ToolResult
 
 
 class Lookup:

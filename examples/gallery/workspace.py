@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from envs.workspace_env import fetched_files
-from recipe.dag import Agent, Context, Episode, Message
+from verl_dag import Agent, Context, Episode, Message
+from verl_dag.envs.workspace_env import fetched_files
 
 TASKS = {
     "cleaner": "The file numbers.csv has one number per line, and lines that are no numbers. Write those that are "

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from typing import Any, ClassVar
 
-from recipe.dag import Agent, Call, Context, Episode, Message, Output
+from verl_dag import Agent, Call, Context, Episode, Message, Output
 
 LETTERS, DIGITS = "abcde", "01234"
 GAMES = {

@@ -12,9 +12,9 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-from preprocess import common
 from recipe.dag.core.errors import UserError
 from recipe.dag.train.problems import row_of
+from verl_dag.preprocess import common
 
 PERIOD = 60
 """The least common multiple of 2, 3, 4 and 5."""

@@ -9,11 +9,11 @@ from __future__ import annotations
 import re
 from typing import ClassVar
 
-from envs.code_env import programs_in
 from recipe.dag import Agent, Call, Context, Message
 from recipe.dag.reward.outcome import written_in
 from recipe.dsbench import prompts
 from recipe.retool_ma.prompts import render
+from verl_dag.envs.code_env import programs_in
 
 _SUMMARY = re.compile(r"---([A-Z]+)_SUMMARY---\s*\n(.*?)\n?---END_SUMMARY---", re.DOTALL)
 _LISTING = "Files: "

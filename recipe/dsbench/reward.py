@@ -12,9 +12,9 @@ from collections.abc import Sequence
 from functools import lru_cache
 from pathlib import Path
 
-from envs.workspace_env import fetched_files
 from recipe.dag import Episode, UserError
 from recipe.dsbench.score import Score, Truth, score_submission, truth_of
+from verl_dag.envs.workspace_env import fetched_files
 
 SUBMISSION = "submission.csv"
 REPORTED = ("accuracy", "f1", "roc_auc", "log_loss", "rmse_pct_of_range", "rmse_pct_of_iqr")

@@ -21,7 +21,6 @@ from functools import partial
 from pathlib import Path
 from typing import Any, cast
 
-from preprocess.tabular import DOMAINS, METRICS, Task, row, splits
 from recipe.dag.core.errors import UserError
 from recipe.dag.sandbox.file_pattern import matches
 from recipe.dag.tools.sandbox_client import RunResult, SandboxClient, SessionFiles
@@ -30,6 +29,7 @@ from recipe.dag.workflow.schema import Workflow
 from recipe.dsbench import kit
 from recipe.tiny.careless import RIGHT_READING
 from recipe.tiny.dialogue import Demonstration, Dialogue, Script
+from verl_dag.preprocess.tabular import DOMAINS, METRICS, Task, row, splits
 
 SLIP, BROKEN = 0.06, 0.04
 """Rates at which an agent that is not mistaken about a task chooses something else, and at which it omits a bracket."""

@@ -10,11 +10,11 @@ from __future__ import annotations
 import asyncio
 import random
 
-from preprocess.arithmetic import Problem, splits
 from recipe.dag.core.errors import UserError
 from recipe.dag.workflow.schema import Workflow
 from recipe.tiny.careless import ONE_OPERATION, reading, value_of
 from recipe.tiny.dialogue import Demonstration, Dialogue, Script
+from verl_dag.preprocess.arithmetic import Problem, splits
 
 SLIP, WRONG_ANSWER = 0.15, 0.3
 """Rates at which the reasoner picks a random formula where it does not misread the problem, and the actor answers with

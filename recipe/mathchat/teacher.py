@@ -16,12 +16,10 @@ import asyncio
 import random
 import sys
 from collections.abc import Iterator, Sequence
-from pathlib import Path
 from typing import Any
 
-from preprocess.arithmetic import Problem, splits
-from preprocess.common import check_numbers, run
 from recipe.dag.core.errors import UserError
+from recipe.dag.core.paths import shipped
 from recipe.dag.loading.workflow_file import load_workflow
 from recipe.dag.types.context import Message
 from recipe.dag.types.record import ToolResult
@@ -30,13 +28,15 @@ from recipe.mathchat.judge import judge
 from recipe.retool.teacher import transcript_parser, write_transcripts
 from recipe.tiny.careless import reading, slipped, value_of
 from recipe.tiny.dialogue import Demonstration, Dialogue, Script
+from verl_dag.preprocess.arithmetic import Problem, splits
+from verl_dag.preprocess.common import check_numbers, run
 
 SLIP, OTHER_CODE, BROKEN_CODE, WRONG_RESULT, WRONG_ANSWER = 0.1, 0.25, 0.15, 0.2, 0.3
 """Rates at which the solver picks a random formula where it does not misread the problem, the code agent computes
 another one, omits a bracket, states a number that its program did not print, and the verifier answers with a number of
 the problem."""
 
-WORKFLOW = Path(__file__).parents[2] / "workflows" / "workflow_mathchat.yaml"
+WORKFLOW = shipped("workflows/workflow_mathchat.yaml")
 NODES = ("solve", "code", "verify")
 SYNTAX_ERROR = "SyntaxError: '(' was never closed"
 

@@ -14,10 +14,10 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from preprocess.common import run
 from recipe.dag.core.errors import UserError
 from recipe.dag.report.jsonfile import replace_file, to_json
 from recipe.dag.report.pass_table import intervals, read_graded
+from verl_dag.preprocess.common import run
 
 STAGES = ("base", "sft", "grpo")
 

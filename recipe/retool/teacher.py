@@ -24,9 +24,8 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from preprocess.arithmetic import Problem, splits
-from preprocess.common import check_numbers, run
 from recipe.dag.core.errors import UserError
+from recipe.dag.core.paths import shipped
 from recipe.dag.episode.make_tools import make_tools
 from recipe.dag.episode.toolset import Toolset
 from recipe.dag.loading.workflow_file import load_workflow
@@ -35,6 +34,8 @@ from recipe.dag.types.record import ToolResult
 from recipe.dag.workflow.schema import Workflow
 from recipe.tiny.careless import reading, right_formula, value_of
 from recipe.tiny.dialogue import Demonstration, Dialogue, Script
+from verl_dag.preprocess.arithmetic import Problem, splits
+from verl_dag.preprocess.common import check_numbers, run
 
 SLIP, BROKEN_CODE, WRONG_READING, NO_TOOL = 0.1, 0.08, 0.04, 0.06
 """Rates at which a transcript's program has a random formula where the problem is not misread, or lacks a bracket (then
@@ -42,7 +43,7 @@ a second one repairs it), its answer is not the output, or it guesses without a 
 TOOL_RATE = 0.1
 """Share of the base model's lessons with a tool call; in the others it invents the output."""
 
-WORKFLOW = Path(__file__).parents[2] / "workflows" / "workflow_retool.yaml"
+WORKFLOW = shipped("workflows/workflow_retool.yaml")
 TOOL = "code_interpreter"
 
 

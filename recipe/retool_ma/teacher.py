@@ -11,12 +11,12 @@ import random
 from collections.abc import Awaitable, Callable, Iterator
 from typing import Any
 
-from preprocess.arithmetic import Problem, splits
 from recipe.dag.core.errors import UserError
 from recipe.dag.types.record import ToolResult
 from recipe.dag.workflow.schema import Workflow
 from recipe.tiny.careless import reading, right_formula, slipped, value_of
 from recipe.tiny.dialogue import Demonstration, Dialogue, Script
+from verl_dag.preprocess.arithmetic import Problem, splits
 
 SLIP, BROKEN_CODE, WRONG_ANSWER = 0.1, 0.04, 0.04
 """Rates at which the planner picks a random formula where it does not misread the problem, the executor omits a

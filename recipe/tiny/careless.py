@@ -11,7 +11,7 @@ from __future__ import annotations
 import random
 from collections.abc import Sequence
 
-from preprocess.arithmetic import Problem
+from verl_dag.preprocess.arithmetic import Problem
 
 RIGHT_READING = 0.3
 """Rate at which a problem of these families is read as it is meant."""

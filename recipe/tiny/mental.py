@@ -11,11 +11,11 @@ from abc import ABC, abstractmethod
 from collections.abc import Mapping
 from typing import ClassVar
 
-from preprocess.arithmetic import Problem, splits
 from recipe.dag.core.errors import UserError
 from recipe.dag.workflow.schema import Workflow
 from recipe.tiny.careless import reading, value_of
 from recipe.tiny.dialogue import Demonstration, Dialogue, Script
+from verl_dag.preprocess.arithmetic import Problem, splits
 
 
 class MentalTeacher(ABC):

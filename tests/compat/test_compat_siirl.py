@@ -185,8 +185,8 @@ def test_siirls_own_env_is_replaced_by_ours(code, replaced, folder, load_text):
         (folder / "math_env.py").write_text(code + own)
     workflow = load_text(TEXT.replace("env.py:Bare", "math_env.py:MathEnv"))
     (env,) = workflow.rollout_nodes[1].agent_options.env_path
-    assert env == ("envs.math_env:MathEnv" if replaced else "math_env.py:MathEnv")
-    assert any("envs.math_env:MathEnv takes its place" in line for line in said(workflow)) == replaced
+    assert env == ("verl_dag.envs.math_env:MathEnv" if replaced else "math_env.py:MathEnv")
+    assert any("verl_dag.envs.math_env:MathEnv takes its place" in line for line in said(workflow)) == replaced
 
 
 def test_an_anchor_at_the_top_is_no_misspelled_key(load_text):

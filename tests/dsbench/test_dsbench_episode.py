@@ -11,7 +11,6 @@ from typing import Any
 
 import pytest
 
-from preprocess import tabular
 from recipe.dag.episode.client import PolicyEndpoint
 from recipe.dag.episode.make_tools import make_tools
 from recipe.dag.episode.rows import rows_of
@@ -24,6 +23,7 @@ from recipe.dsbench.judge import judge
 from recipe.dsbench.score import score_submission, truth_of
 from recipe.dsbench.teacher import AGENTS, FILES, FORM_OF, Teacher
 from recipe.tiny.tokenizer import END_OF_TURN, build_tokenizer
+from verl_dag.preprocess import tabular
 
 ROOT = Path(__file__).parents[2]
 TINY = ROOT / "workflows" / "workflow_dsbench_tiny.yaml"

@@ -18,7 +18,7 @@ def material(made_once, sandbox_level, zygote, joined_ray) -> SimpleNamespace:
     def make(folder: Path) -> None:
         data = [
             "-m",
-            "preprocess.arithmetic",
+            "verl_dag.preprocess.arithmetic",
             "--local_dir",
             f"{folder}/data",
             "--train_size",

@@ -8,11 +8,11 @@ from types import SimpleNamespace
 
 import pytest
 
-from envs.code_env import CodeEnv, program_in
 from recipe.dag.algorithms.catalogue import make_algorithm
 from recipe.dag.core.errors import SandboxFault, UserError
 from recipe.dag.episode.env_class import load_envs, needs_sandbox
 from recipe.dag.tools.sandbox_client import RunResult, SandboxClient
+from verl_dag.envs.code_env import CodeEnv, program_in
 
 DOUBLE = json.dumps({"inputs": ["1\n", "20\n", "-3\n"], "outputs": ["2\n", "40\n", "-6\n"]})
 ADD = json.dumps({"inputs": [[1, 2], [5, -5]], "outputs": [[3], [0]], "fn_name": "add"})

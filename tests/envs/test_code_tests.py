@@ -8,8 +8,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from envs.code_tests import Case, cases_of, passed, program_for, same, same_output
 from recipe.dag.core.errors import UserError
+from verl_dag.envs.code_tests import Case, cases_of, passed, program_for, same, same_output
 
 FORMS = [
     ({"inputs": ["1\n", "2"], "outputs": ["1", "4"]}, [Case("stdio", "1\n", "1"), Case("stdio", "2", "4")]),

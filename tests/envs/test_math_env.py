@@ -6,9 +6,9 @@ import asyncio
 
 import pytest
 
-from envs.math_env import RIGHT, WRONG, MathEnv
 from recipe.dag.core.errors import GraderFault, UserError
 from recipe.dag.reward import grader
+from verl_dag.envs.math_env import RIGHT, WRONG, MathEnv
 
 
 def step(actions: list[str], truth: object = "42"):
@@ -47,7 +47,7 @@ def test_a_grader_that_cannot_run_is_a_fault(monkeypatch):
     async def broken(*args, **kwargs):
         raise GraderFault("grader worker: died", where="grader")
 
-    monkeypatch.setattr("envs.math_env.grade", broken)
+    monkeypatch.setattr("verl_dag.envs.math_env.grade", broken)
     with pytest.raises(GraderFault) as raised:
         step([r"\boxed{\sqrt{2}}"], r"2^{1/2}")
     assert raised.value.infra

@@ -13,11 +13,11 @@ from typing import Any
 
 import pytest
 
-from envs.workspace_env import Workspace, fetched_files
 from recipe.dag.core.errors import SandboxFault, UserError
 from recipe.dag.sandbox.launch import LocalSandbox
 from recipe.dag.tools.sandbox_client import SandboxClient
 from recipe.dag.tools.sandbox_transport import Request
+from verl_dag.envs.workspace_env import Workspace, fetched_files
 
 CONTRACT = {
     "engineer": ["X_train.pkl", "y_train.pkl", "X_test.pkl"],

@@ -326,7 +326,7 @@ def test_an_episode_that_is_cancelled_or_fails_leaves_no_session(local, flow, sc
 
 RUN = """
 import asyncio, sys
-from envs.workspace_env import Workspace
+from verl_dag.envs.workspace_env import Workspace
 from recipe.dag.sandbox.launch import LocalSandbox
 from recipe.dag.tools.sandbox_client import SandboxClient
 

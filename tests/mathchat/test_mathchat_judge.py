@@ -8,7 +8,6 @@ from pathlib import Path
 
 import pytest
 
-from preprocess.arithmetic import FAMILIES, generate
 from recipe.dag.coach.score import parse
 from recipe.dag.coach.sections import sections
 from recipe.dag.coach.template import VARIABLES, PromptTemplate
@@ -16,6 +15,7 @@ from recipe.mathchat.judge import HEADINGS, judge, last_formula, suggested
 from recipe.mathchat.prompts import CODER_TASK
 from recipe.mathchat.teacher import program_text
 from recipe.tiny.careless import right_formula, slipped
+from verl_dag.preprocess.arithmetic import FAMILIES, generate
 
 ROOT = Path(__file__).parents[2]
 TEMPLATE = PromptTemplate(ROOT / "recipe" / "mathchat" / "coach.txt")

@@ -10,8 +10,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from preprocess.arithmetic import FAMILIES, MENTAL, generate, main, splits
 from recipe.dag.core.errors import UserError
+from verl_dag.preprocess.arithmetic import FAMILIES, MENTAL, generate, main, splits
 
 
 @settings(max_examples=20, deadline=None)
@@ -60,8 +60,8 @@ def test_exclude_keeps_other_names_of_the_same_numbers_out():
 
 
 def test_asking_for_more_than_there_are_is_an_error(monkeypatch):
-    monkeypatch.setattr("preprocess.arithmetic.NAMES", ("Ann", "Bob", "Cara"))
-    monkeypatch.setattr("preprocess.arithmetic.THINGS", ("pens",))
+    monkeypatch.setattr("verl_dag.preprocess.arithmetic.NAMES", ("Ann", "Bob", "Cara"))
+    monkeypatch.setattr("verl_dag.preprocess.arithmetic.THINGS", ("pens",))
     with pytest.raises(UserError, match="ask for fewer"):
         generate(0, 700, families=FAMILIES[3:4])
 

@@ -12,9 +12,9 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from preprocess import aime, amc, arithmetic, common, math500
 from recipe.dag.core.errors import UserError
 from tests.preprocess.conftest import read
+from verl_dag.preprocess import aime, amc, arithmetic, common, math500
 
 ROOT = Path(__file__).resolve().parents[2]
 ROWS = [{"problem": rf"What is $\frac{{{n}}}{{1}}$?", "answer": f"{n}.0", "url": "x"} for n in range(8)]

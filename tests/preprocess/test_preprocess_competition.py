@@ -9,8 +9,8 @@ from pathlib import Path
 import pyarrow.parquet as pq
 import pytest
 
-from preprocess import competition
 from recipe.dag.core.errors import UserError
+from verl_dag.preprocess import competition
 
 HUB = {
     ("agentica-org/DeepScaleR-Preview-Dataset", None, "train"): [

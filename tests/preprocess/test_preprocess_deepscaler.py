@@ -13,9 +13,9 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from preprocess import deepscaler
-from preprocess.deepscaler import HUB_NAME, INSTRUCTION
 from recipe.dag.core.errors import UserError
+from verl_dag.preprocess import deepscaler
+from verl_dag.preprocess.deepscaler import HUB_NAME, INSTRUCTION
 
 ROOT = Path(__file__).resolve().parents[2]
 ROWS = [

@@ -7,9 +7,9 @@ import shutil
 
 import pytest
 
-from preprocess import dsbench
 from recipe.dag.core.errors import UserError
 from recipe.dag.train.data import load_samples
+from verl_dag.preprocess import dsbench
 
 PROMPT = "Evaluation\n\nSubmissions are evaluated using the accuracy score."
 

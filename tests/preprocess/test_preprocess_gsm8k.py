@@ -9,8 +9,8 @@ from pathlib import Path
 
 import pyarrow.parquet as pq
 
-from preprocess import common
-from preprocess import gsm8k as script
+from verl_dag.preprocess import common
+from verl_dag.preprocess import gsm8k as script
 
 ROOT = Path(__file__).resolve().parents[2]
 ROWS = {

@@ -13,11 +13,11 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from preprocess import common
-from preprocess import parquet as parquet_files
-from preprocess import prefilter as script
 from recipe.dag.episode.chat import render
 from recipe.dag.tools.code_interpreter import CodeInterpreter
+from verl_dag.preprocess import common
+from verl_dag.preprocess import parquet as parquet_files
+from verl_dag.preprocess import prefilter as script
 
 ROOT = Path(__file__).resolve().parents[2]
 SCHEMA = CodeInterpreter(None).schema

@@ -11,15 +11,15 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from preprocess import common
 from recipe.dag.core.errors import UserError
 from recipe.dag.reward.entry_json import from_json, to_json
 from recipe.dag.reward.verifier import scored, verifier_reward
 from recipe.dag.train.data import load_samples
 from recipe.dag.types.record import Call, Episode
+from verl_dag.preprocess import common
 
 pytest.importorskip("reasoning_gym")
-script = pytest.importorskip("preprocess.reasoning_gym")
+script = pytest.importorskip("verl_dag.preprocess.reasoning_gym")
 
 leaves = st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False) | st.text(max_size=5) | st.fractions()
 values = st.recursive(

@@ -8,10 +8,10 @@ from pathlib import Path
 import pyarrow.parquet as pq
 import pytest
 
-from preprocess import common
-from preprocess import retool_sft as script
 from recipe.dag.tools.code_interpreter import CodeInterpreter
 from recipe.retool.agent import SYSTEM
+from verl_dag.preprocess import common
+from verl_dag.preprocess import retool_sft as script
 
 ROOT = Path(__file__).resolve().parents[2]
 FIRST = "First, multiply.\n<code>\n```python\nprint(6 * 7)\n```\n</code>\n<interpreter>\n42\n</interpreter>\n"

@@ -12,9 +12,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from preprocess import common
-from preprocess import split as script
 from recipe.dag.core.errors import UserError
+from verl_dag.preprocess import common
+from verl_dag.preprocess import split as script
 
 
 def read(folder: Path, name: str) -> list[dict]:

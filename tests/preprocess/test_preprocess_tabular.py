@@ -10,11 +10,11 @@ import sys
 
 import pytest
 
-from preprocess import common, tabular
 from recipe.dag.core.errors import UserError
 from recipe.dag.train.data import load_samples
 from recipe.dsbench import kit
 from recipe.dsbench.score import score_submission, truth_of
+from verl_dag.preprocess import common, tabular
 
 FORMS = {"rmse": "value", "mae": "value", "accuracy": "label", "roc_auc": "probability"}
 

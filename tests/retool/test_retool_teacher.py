@@ -9,8 +9,6 @@ from pathlib import Path
 import pyarrow.parquet as pq
 import pytest
 
-from preprocess.arithmetic import splits
-from preprocess.common import run
 from recipe.dag.episode.client import PolicyEndpoint
 from recipe.dag.episode.runner import EpisodeRunner
 from recipe.dag.episode.tool_loop import requests_in
@@ -27,6 +25,8 @@ from recipe.retool.teacher import BROKEN_CODE, NO_TOOL, SLIP, TOOL, TOOL_RATE, W
 from recipe.tiny.build import encode
 from recipe.tiny.careless import MISREADINGS, RIGHT_READING, right_formula
 from recipe.tiny.tokenizer import build_tokenizer
+from verl_dag.preprocess.arithmetic import splits
+from verl_dag.preprocess.common import run
 
 ROOT = Path(__file__).parents[2]
 COUNT = 1500

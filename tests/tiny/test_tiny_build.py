@@ -12,9 +12,9 @@ import pytest
 from transformers import AutoTokenizer
 
 from examples.gallery.doors import Open
-from preprocess.common import write
 from recipe.dag.train.problems import row_of
 from recipe.tiny.build import Example, batches, main
+from verl_dag.preprocess.common import write
 
 ROOT = Path(__file__).parents[2]
 PAD = 99

@@ -6,10 +6,10 @@ import asyncio
 
 import pytest
 
-from preprocess.arithmetic import Problem
 from recipe.dag.core.errors import UserError
 from recipe.dag.workflow.schema import Workflow
 from recipe.tiny.dialogue import Dialogue, Script
+from verl_dag.preprocess.arithmetic import Problem
 
 PROBLEM = Problem("How many?", "2 + 2", 4, "test", (2, 2))
 HOOK = """

@@ -9,7 +9,6 @@ from typing import Any
 
 import pytest
 
-from preprocess.arithmetic import Problem
 from recipe.dag.core.errors import UserError
 from recipe.dag.episode.client import PolicyEndpoint
 from recipe.dag.episode.make_tools import make_tools
@@ -19,6 +18,7 @@ from recipe.dag.types.record import Generation
 from recipe.tiny.build import encode
 from recipe.tiny.dialogue import Demonstration, Dialogue, Script
 from recipe.tiny.tokenizer import build_tokenizer
+from verl_dag.preprocess.arithmetic import Problem
 
 GALLERY = Path(__file__).parents[2] / "examples" / "gallery"
 PROBLEM = Problem("Which number?", "42", 42, "test", ())

@@ -58,6 +58,13 @@ def test_a_file_that_cannot_be_parsed_counts_itself(project):
     assert "helper.py" in user_files(load_workflow(project / "flow.yaml"))
 
 
+def test_what_the_package_of_public_names_links_to_is_known_by_its_own_path():
+    files = user_files(load_workflow(ROOT / "workflows" / "workflow_dsbench_tiny.yaml"))
+    assert {"envs/workspace_env.py", "envs/code_env.py"} <= files.keys()
+    gallery = user_files(load_workflow(ROOT / "examples" / "gallery" / "workflow_vote.yaml"))
+    assert not any(name.startswith("verl_dag/") for name in [*files, *gallery])
+
+
 def test_the_shipped_recipes_files_are_all_of_their_hooks_and_none_of_the_engine():
     files = user_files(load_workflow(ROOT / "workflows" / "workflow_retool_ma.yaml"))
     assert {"recipe/retool_ma/hooks.py", "recipe/retool_ma/prompts.py", "recipe/retool_ma/rewards.py"} <= files.keys()

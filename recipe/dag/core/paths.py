@@ -1,7 +1,8 @@
 """Finds the files that a workflow names.
 
 Invariant: a path is searched in the workflow file's folder, then in the project's root (the nearest folder above it
-with `recipe/`, `.git` or `pyproject.toml`), and only last in the current folder, so it rarely depends on the latter.
+with `recipe/`, `.git` or `pyproject.toml`), then in the current folder, so it rarely depends on the latter, and last
+among the files that are shipped with the engine, so that a copy of a shipped workflow works in any folder.
 """
 
 from __future__ import annotations
@@ -12,6 +13,16 @@ from pathlib import Path
 from typing import TypeGuard
 
 from recipe.dag.core.errors import UserError
+
+_ROOT = Path(__file__).resolve().parents[3]
+_SHIPPED = {"recipe": _ROOT, **dict.fromkeys(("envs", "preprocess", "workflows"), _ROOT / "verl_dag")}
+"""The folders of this project that an installation has, and what holds them there: `verl_dag/` has links to those that
+a checkout has in its root."""
+
+
+def shipped(path: str) -> Path:
+    """Return the absolute path of a file or folder that this project ships, such as `workflows/workflow_grpo.yaml`."""
+    return (_SHIPPED[Path(path).parts[0]] / path).resolve()
 
 
 def split_ref(ref: str) -> tuple[str, str | None]:
@@ -61,6 +72,8 @@ def resolve_path(ref: str, base: str | Path) -> Path:
     for folder in folders:
         if (folder / path).is_file():
             return (folder / path).resolve()
+    if Path(path).parts[:1] and Path(path).parts[0] in _SHIPPED and shipped(path).is_file():
+        return shipped(path)
     raise UserError(f"no such file `{path}`; looked in {', '.join(map(str, folders))}")
 
 

@@ -17,6 +17,8 @@ from recipe.dag.workflow.relocate_paths import template_file
 from recipe.dag.workflow.schema import Workflow
 
 ENGINE = Path(__file__).resolve().parents[1]
+PUBLIC = ENGINE.parents[1] / "verl_dag"
+"""The package of the engine's names; what it links to is not in it."""
 
 
 def user_files(workflow: Workflow) -> dict[str, Path]:
@@ -26,7 +28,7 @@ def user_files(workflow: Workflow) -> dict[str, Path]:
     pending += [path for node in workflow.nodes if (path := template_file(node, workflow.path)) is not None]
     while pending:
         path = pending.pop()
-        if path in files.values() or ENGINE in path.parents:
+        if path in files.values() or ENGINE in path.parents or path.parent == PUBLIC:
             continue
         name = portable_name(path)
         files[str(path) if name in files else name] = path

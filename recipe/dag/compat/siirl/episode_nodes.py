@@ -16,7 +16,7 @@ from recipe.dag.workflow.schema import AgentOptions, Node, NodeRole, NodeType
 TYPES = {"ROLLOUT": NodeType.MODEL_INFERENCE, "REWARD": NodeType.COMPUTE, "DEFAULT": NodeType.COMPUTE}
 OWN_OPTIONS = ("train_cycle", "share_instance")
 """siiRL's `agent_options` for training nodes."""
-_ENVS = {"MathEnv": "envs.math_env:MathEnv", "CodeEnv": "envs.code_env:CodeEnv"}
+_ENVS = {"MathEnv": "verl_dag.envs.math_env:MathEnv", "CodeEnv": "verl_dag.envs.code_env:CodeEnv"}
 """Class of an env that siiRL ships -> the env here that takes its place: siiRL's imports siiRL."""
 _IMPORTS_SIIRL = re.compile(r"^\s*(?:from|import)\s+siirl\b", re.MULTILINE)
 _UNREAD_OPTIONS = ("agent_name", "num_workers", "custom_async_server")
