@@ -120,6 +120,8 @@ sandbox/test_sandbox_serve.py::test_a_token_opens_other_addresses: serves until 
 sandbox/test_sandbox_serve.py::test_a_unix_socket_of_this_user_only: serves until it is stopped
   verl-dag sandbox serve
   verl-dag sandbox serve --socket /run/user/1000/sandbox.sock
+app/test_recipes.py::test_a_script_runs_in_a_folder_with_links_to_the_project_and_this_python: takes minutes
+  verl-dag run retool_ma --tiny
 app/test_cli.py::test_import_prints_or_writes_a_file_that_loads: needs a file of siiRL's
   verl-dag import old.yaml -o new.yaml
 app/test_cli.py::test_trace_prints_an_episode: needs a run's folder

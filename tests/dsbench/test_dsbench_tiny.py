@@ -94,7 +94,8 @@ def test_the_script_serves_the_judge_while_it_trains(tmp_path):
     script = script.replace('"$(dirname "${BASH_SOURCE[0]}")/../.."', str(clone))
     (scripts / "run.sh").write_text(script.replace("recipe/dag/scripts/tiny_cpu.sh", "scripts/tiny.sh"))
     tiny = (ROOT / "recipe" / "dag" / "scripts" / "tiny_cpu.sh").read_text()
-    (scripts / "tiny.sh").write_text(tiny.replace(". recipe/dag/scripts/cpu_env.sh\n", ""))
+    tiny = tiny.replace('"$(dirname "${BASH_SOURCE[0]}")', '"recipe/dag/scripts')
+    (scripts / "tiny.sh").write_text(tiny.replace('. "recipe/dag/scripts/cpu_env.sh"\n', ""))
     env = {"PATH": f"{tools}:{os.environ['PATH']}", "LOG": str(log), "COACH_WEIGHT": "0.5"}
     done = subprocess.run(["bash", str(scripts / "run.sh"), "3", "a=b"], env=env, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr

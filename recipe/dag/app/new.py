@@ -12,6 +12,7 @@ import tempfile
 from pathlib import Path
 
 from recipe.dag.core.errors import UserError
+from recipe.dag.core.paths import shipped
 
 TEMPLATE = Path(__file__).parent / "new_task"
 ROOT = Path(__file__).resolve().parents[3]
@@ -25,11 +26,15 @@ def new_task(folder: Path) -> list[Path]:
     if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
         raise UserError(f"{folder} already exists; choose another name")
     path = folder.resolve()
+    # an installed package has no folder for outputs
+    home = ROOT if (ROOT / "pyproject.toml").is_file() else Path.cwd()
     values = {
         "name": name,
-        "folder": os.path.relpath(path, ROOT) if path.is_relative_to(ROOT) else str(path),
-        "root": os.path.relpath(ROOT, path),
-        "schema": os.path.relpath(ROOT / "workflows" / "workflow.schema.json", path),
+        "folder": os.path.relpath(path, home) if path.is_relative_to(home) else str(path),
+        "root": os.path.relpath(home, path),
+        "home": "the folder of verl-dag" if home is ROOT else str(home),
+        "scripts": "recipe/dag/scripts" if home is ROOT else str(shipped("recipe/dag/scripts")),
+        "schema": os.path.relpath(shipped("workflows/workflow.schema.json"), path),
     }
     try:
         folder.parent.mkdir(parents=True, exist_ok=True)
@@ -57,7 +62,7 @@ def _write(source: Path, folder: Path, values: dict[str, str]) -> Path:
     file = source.relative_to(TEMPLATE)
     target = folder / file
     target.parent.mkdir(exist_ok=True)
-    text = re.sub(r"@(name|folder|root|schema)@", lambda match: values[match[1]], source.read_text(encoding="utf-8"))
+    text = re.sub(f"@({'|'.join(values)})@", lambda match: values[match[1]], source.read_text(encoding="utf-8"))
     target.write_text(text, encoding="utf-8")
     if file.suffix == ".sh":
         target.chmod(0o755)

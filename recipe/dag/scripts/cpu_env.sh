@@ -1,7 +1,14 @@
 # Source this file: it puts a Python environment without CUDA on PATH, made on first use in .venv (or $VERL_DAG_VENV).
 #   . recipe/dag/scripts/cpu_env.sh        with VERL_DAG_EXTRA=dev set, the packages for tests are included
 # (A variable, because a sourced file sees the arguments of the script that sources it.)
-_root=$(cd "$(dirname "${BASH_SOURCE[0]}")/../../.." && pwd)
+_root=$(cd -P "$(dirname "${BASH_SOURCE[0]}")/../../.." && pwd)
+# An environment that several checkouts share has the code of one of them installed; a script runs that of its own.
+# Threads that spin while they wait double the time of everything on a machine whose cores are busy.
+_use_root() { export PYTHONPATH="$_root${PYTHONPATH:+:$PYTHONPATH}" OMP_WAIT_POLICY=${OMP_WAIT_POLICY:-passive}; }
+if [ ! -f "$_root/pyproject.toml" ]; then  # an installed package: its environment is the one that is active
+  _use_root
+  return
+fi
 _venv=${VERL_DAG_VENV:-$_root/.venv}
 _extras=cpu${VERL_DAG_EXTRA:+,$VERL_DAG_EXTRA}
 _python=${PYTHON:-}
@@ -45,9 +52,6 @@ if [ ! -e "$_stamp" ]; then
   touch "$_stamp"
 fi
 export PATH="$_venv/bin:$PATH" VIRTUAL_ENV="$_venv"
-# An environment that several checkouts share has the code of one of them installed; a script runs that of its own.
-export PYTHONPATH="$_root${PYTHONPATH:+:$PYTHONPATH}"
-# Threads that spin while they wait double the time of everything on a machine whose cores are busy.
-export OMP_WAIT_POLICY=${OMP_WAIT_POLICY:-passive}
+_use_root
 # the dev environment is a superset, so it is ready for scripts that need only `cpu`, too
 [ "$_extras" = cpu ] || touch "$_venv/.verl-dag-$(echo "$_root cpu $(cksum < "$_root/pyproject.toml")" | cksum | tr ' ' -)"

@@ -1,10 +1,10 @@
 # Source this file in the repository's root: functions that run a recipe on a laptop, with a tiny model (1M parameters).
 #   . recipe/dag/scripts/tiny_cpu.sh
 # It checks the script's arguments, [SEED] [key=value ...], and sets up the environment.
-. recipe/dag/scripts/arguments.sh
+. "$(dirname "${BASH_SOURCE[0]}")/arguments.sh"
 check_arguments "$@"
 [ "$(uname -s)" = Linux ] || { echo "error: the sandbox needs Linux (on Windows: WSL2)" >&2; exit 2; }
-. recipe/dag/scripts/cpu_env.sh
+. "$(dirname "${BASH_SOURCE[0]}")/cpu_env.sh"
 
 # tiny_name NAME SEED: the run's name; another base model ($BASE_STEPS, for a quick look) belongs to other stages
 tiny_name() { echo "$(with_seed "$1" "$2")${BASE_STEPS:+_base$BASE_STEPS}"; }

@@ -44,6 +44,26 @@ def with_workflow(arguments: list[str]) -> list[str]:
     return [option("workflow", first), *arguments[1:]]
 
 
+def run(
+    recipe: Annotated[
+        str | None, typer.Argument(metavar="[RECIPE[/SCRIPT]]", help="Without a script: list them.", show_default=False)
+    ] = None,
+    arguments: Annotated[
+        list[str] | None, typer.Argument(metavar="[ARGUMENT]...", help="The script's; options after --.")
+    ] = None,
+    tiny: Annotated[bool, typer.Option("--tiny", help="The recipe's run on a laptop, run_tiny_cpu.sh.")] = False,
+) -> None:
+    """Run a script of a recipe in the current folder, which gets its outputs; or list the scripts."""
+    from recipe.dag.app.recipes import TINY, listing, start
+
+    name, _, script = (recipe or "").partition("/")
+    if tiny and (script or not name):
+        raise UserError(f"--tiny takes the name of a recipe, not {recipe!r}" if name else "--tiny needs a recipe")
+    if tiny or script:
+        start(name, script or TINY, arguments or [])
+    typer.echo("\n".join(listing(name or None)))
+
+
 def sft(
     data: Annotated[str, typer.Argument(metavar="DATA", help="Parquet with `messages`, `tools`.", show_default=False)],
     model: Annotated[str, typer.Option(help="The model to train: a folder or a hub name.")],

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from recipe.dag import Agent, Context, Episode, Message, Output
+from verl_dag import Agent, Context, Episode, Message, Output
 
 
 class Solver(Agent):

@@ -9,8 +9,8 @@ import argparse
 import sys
 from collections.abc import Sequence
 
-from preprocess import common
 from recipe.dag.train.problems import row_of
+from verl_dag.preprocess import common
 
 PAIRS = [(left, right) for left in range(10) for right in range(10) if left != right]
 TEST = PAIRS[::6]

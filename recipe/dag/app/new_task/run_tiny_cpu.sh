@@ -4,8 +4,8 @@
 # Run the same command again to resume; delete outputs/@name@ to start over.
 set -euo pipefail
 task=$(cd "$(dirname "${BASH_SOURCE[0]}")" && pwd)
-cd "$task/@root@"   # the checkout of verl-dag; change this line if you move the folder
-. recipe/dag/scripts/tiny_cpu.sh
+cd "$task/@root@"   # @home@, where outputs/ is; change this line if you move the task
+. @scripts@/tiny_cpu.sh
 seed=$(seed_of "$@")
 [ "${1:-}" != "$seed" ] || shift
 name=$(tiny_name @name@ "$seed")

@@ -11,9 +11,9 @@ import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from recipe.dag import Message
 from recipe.dag.workflow.schema import Workflow
 from recipe.tiny.dialogue import Demonstration, Dialogue, Script
+from verl_dag import Message
 
 RIGHT = 0.6
 """Share of the teacher's answers that are right."""
