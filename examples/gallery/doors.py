@@ -23,7 +23,7 @@ class Doors:
         wanted, chance = int(sample["ground_truth"]), random.Random(seed)
         numbers = [wanted, *chance.sample([number for number in range(10) if number != wanted], 2)]
         chance.shuffle(numbers)
-        self.behind = dict(zip(DOORS, numbers, strict=True))
+        self.behind: dict[str, int] = dict(zip(DOORS, numbers, strict=True))
         self.tool_state = {Open.name: {"behind": self.behind}}  # read by the engine: what the tool knows
         return f"The doors are {', '.join(DOORS)}."
 

@@ -61,7 +61,8 @@ def payoff(episode: Episode, *, game: str) -> dict[str, list[float]]:
     table = GAMES[game]
     row, column = (call.parsed["action"] for call in _by_agent(episode))
     actions = range(len(table))
-    worst, best = min(map(min, table)), max(map(max, table))
+    paid = [reward for line in table for reward in line]
+    worst, best = min(paid), max(paid)
     reward = table[row][column] if row in actions and column in actions else worst
     episode.outcome = float(reward == best)
     return {call.agent: [reward] for call in episode.calls}

@@ -74,30 +74,39 @@ class Facts(Protocol):
 
     def problem(self, path: KeyPath, message: str, *, key: bool = False) -> Problem:
         """Return a problem at the value of `path`, or at its key."""
+        ...
 
     def has(self, *path: str | int) -> bool:
         """Return whether the user wrote this key."""
+        ...
 
     def no_node(self, path: KeyPath, name: str) -> str:
         """Return the error message for `name`, written at `path`, which is not a node."""
+        ...
 
     def uneven_groups(self, group_by: Collection[str]) -> list[list[Move]]:
         """Return the groups whose moves are followed by different numbers of moves of their agents. Needs a complete
         file."""
+        ...
 
     def moves(self) -> Sequence[Move]:
         """Return the moves of an episode; two turns represent any number of turns."""
+        ...
 
     def reactions(self) -> Mapping[str, Sequence[str]]:
         """Return the graph of these moves: id -> ids of what it may react to. Needs `ordered`."""
+        ...
 
     def cycle_of_hearing(self) -> list[str] | None:
         """Return trained agents each of which hears the one before it in the same turn, the first one also the last;
         None without such a cycle. Needs a complete file."""
+        ...
 
     def check_forward_passes(self, path: KeyPath) -> Iterator[Problem]:
         """Yield a problem at `path` if a declared training chain updates a policy without its old log-probs."""
+        ...
 
     def reward_functions(self) -> Iterator[tuple[int, Node, str | None, RewardEntry | None]]:
         """Yield (index, node, function, its entry) of each reward node. The function is named by module and name
         (`reward.credit:shaped`) if it is the engine's, else None; the entry is None if it is not catalogued."""
+        ...

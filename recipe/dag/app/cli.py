@@ -11,7 +11,7 @@ import tomllib
 from collections.abc import Callable
 from importlib import metadata
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 
@@ -55,7 +55,7 @@ def _root(
 ) -> None: ...
 
 
-def _panel(title: str, **commands: Callable[..., None]) -> None:
+def _panel(title: str, **commands: Callable[..., Any]) -> None:
     for name, command in commands.items():
         app.command(name.rstrip("_").replace("_", "-"), rich_help_panel=title)(command)
 

@@ -60,7 +60,7 @@ def play(
     row = {"ground_truth": "", "data_source": "", "extra_info": {}, **row, "prompt": prompt_of(row)}
     server = {"model": served_model or "", "key_env": key_env, "tokenizer": tokenizer}
     coroutine = play_episode(loaded, row, model, server=server, sandbox=sandbox or {}, seed=seed)
-    return _outside_loop(asyncio.run, coroutine)
+    return _outside_loop(lambda: asyncio.run(coroutine))
 
 
 def train(workflow: str | Path, /, *, config: str | Path = "dag", **settings: Any) -> Run:

@@ -14,9 +14,10 @@ from pathlib import Path
 from typing import Any
 
 from jinja2 import StrictUndefined, TemplateError, TemplateSyntaxError, nodes
+from jinja2.exceptions import SecurityError
 from jinja2.meta import find_undeclared_variables
 from jinja2.runtime import Context
-from jinja2.sandbox import SandboxedEnvironment, SecurityError
+from jinja2.sandbox import SandboxedEnvironment
 
 from recipe.dag.coach.evidence import UNKNOWN
 from recipe.dag.core.errors import HookFault, UserError
@@ -65,14 +66,15 @@ class _BoundedEnvironment(SandboxedEnvironment):
         if operator == "**" and isinstance(left, int) and isinstance(right, int):
             size = left.bit_length() * abs(right)
         else:
-            size = max((len(a) * b for a, b in ((left, right), (right, left)) if _repeats(a, b)), default=0)
+            size = max(_length(left, right), _length(right, left))
         if size > MAX_PRODUCT:
             raise SecurityError(f"the result of `{operator}` is too large")
         return super().call_binop(context, operator, left, right)
 
 
-def _repeats(value: Any, times: Any) -> bool:
-    return isinstance(value, str | list | tuple) and isinstance(times, int)
+def _length(value: Any, times: Any) -> int:
+    """Return the length of `value * times` if that repeats a text or a list, else 0."""
+    return len(value) * times if isinstance(value, str | list | tuple) and isinstance(times, int) else 0
 
 
 def _count(steps: int) -> None:

@@ -30,7 +30,8 @@ def locked(folders: Iterable[str | Path]) -> Iterator[tuple[int, ...]]:
     are still empty at the end are removed. Raises UserError if another run has locked one, or if one cannot be
     written."""
     with ExitStack() as stack:
-        yield tuple(stack.enter_context(_locked(Path(name))) for name in dict.fromkeys(map(os.path.realpath, folders)))
+        real = dict.fromkeys(os.path.realpath(folder) for folder in folders)
+        yield tuple(stack.enter_context(_locked(Path(name))) for name in real)
 
 
 @contextmanager

@@ -87,7 +87,8 @@ def template_sources(tokenizer: Any) -> list[str]:
     """Return the sources of the tokenizer's chat templates; [] unless all are texts."""
     templates = getattr(tokenizer, "chat_template", None)
     sources = list(templates.values()) if isinstance(templates, Mapping) else [templates]
-    return sources if all(isinstance(source, str) for source in sources) else []
+    texts = [source for source in sources if isinstance(source, str)]
+    return texts if len(texts) == len(sources) else []
 
 
 def end_of_turn_id(tokenizer: Any, **kwargs: Any) -> int:

@@ -192,7 +192,7 @@ def _statements(body: list[ast.stmt]) -> Iterator[ast.stmt]:
 
 def short_returns(function: ast.FunctionDef | ast.AsyncFunctionDef) -> Iterator[tuple[int, int]]:
     """Yield (line, number of values) of each `return` of a tuple that is written out and is not 3 or 4 values long."""
-    inner = list(function.body)
+    inner: list[ast.AST] = list(function.body)
     while inner:
         node = inner.pop(0)
         if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.Lambda | ast.ClassDef):
@@ -201,4 +201,4 @@ def short_returns(function: ast.FunctionDef | ast.AsyncFunctionDef) -> Iterator[
             values = node.value.elts
             if len(values) not in (3, 4) and not any(isinstance(value, ast.Starred) for value in values):
                 yield node.lineno, len(values)
-        inner += ast.iter_child_nodes(node)
+        inner.extend(ast.iter_child_nodes(node))
