@@ -163,10 +163,10 @@ def measure(args: argparse.Namespace) -> dict[str, float]:
 def estimate_gb(model: str, arm: str, tokens: int) -> float:
     """Return the estimated peak memory of an update, without the processes' fixed part."""
     from recipe.dag.workflow.model_size import size_of
-    from recipe.dag.workflow.trainer_memory import Head, TrainerOptions, update_moments
+    from recipe.dag.workflow.trainer_memory import Head, TrainerOptions, update_phases
 
-    moments = update_moments(size_of(model), 1, TrainerOptions(tokens, head=Head(ARMS[arm][0])))
-    return max(moment.total for moment in moments.values()) / 1e9
+    phases = update_phases(size_of(model), 1, TrainerOptions(tokens, head=Head(ARMS[arm][0])))
+    return max(phase.used for phase in phases) / 1e9
 
 
 def report(model: str, results: dict[str, dict[str, float]]) -> None:

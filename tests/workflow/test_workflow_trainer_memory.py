@@ -14,7 +14,7 @@ from recipe.dag.workflow.trainer_memory import (
     host_bytes,
     pinned_growth,
     resident_bytes,
-    update_moments,
+    update_phases,
 )
 from tests.workflow.shapes import qwen
 
@@ -37,7 +37,7 @@ def test_activations_and_head_are_within_15_percent_of_the_measured_passes(head,
 @pytest.mark.parametrize(("shape", "measured"), [("0.5b", 10.3), ("1.5b", 31.0), ("3b", 61.8)])
 def test_the_peak_of_an_fsdp_update_is_within_15_percent_of_the_measured_one(shape, measured, tmp_path):
     """examples/bench_training.py: fp32 master weights and Adam on the card, 16,384 tokens a micro-batch, fused head."""
-    peak = max(moment.total for moment in update_moments(qwen(shape, tmp_path), 1, TrainerOptions(16384)).values())
+    peak = max(phase.used for phase in update_phases(qwen(shape, tmp_path), 1, TrainerOptions(16384)))
     assert peak / GB == pytest.approx(measured, rel=0.15)
 
 
@@ -59,14 +59,14 @@ def test_without_checkpointing_every_layer_keeps_its_activations(three):
 
 
 def test_states_are_sharded_over_the_gpus_and_activations_are_not(three):
-    one, four = (update_moments(three, gpus, TrainerOptions(16384))["backward"] for gpus in (1, 4))
+    one, four = (update_phases(three, gpus, TrainerOptions(16384))[0] for gpus in (1, 4))
     assert four.optimizer == pytest.approx(one.optimizer / 4, rel=1e-6) and four.activations == one.activations
 
 
 def test_a_critic_has_no_logits(three):
-    moments = update_moments(three, 1, TrainerOptions(8192, head=Head.PADDED), critic=True)
-    assert moments["backward"].activations < head_bytes(three, 8192, Head.PADDED)
-    assert moments["optimizer step"].weights == 4 * three.value_parameters
+    backward, step = update_phases(three, 1, TrainerOptions(8192, head=Head.PADDED), critic=True)
+    assert backward.activations < head_bytes(three, 8192, Head.PADDED)
+    assert step.weights == 4 * three.value_parameters
 
 
 @pytest.mark.parametrize(
@@ -83,7 +83,7 @@ def test_a_critic_has_no_logits(three):
 def test_what_leaves_the_gpu_is_in_host_memory(options, resident, pinned, pageable, three):
     trainer = TrainerOptions(4096, **options)
     host = int(pinned * 100 * pinned_growth(three, 1)) + pageable * 100
-    assert (resident_bytes(100, 1, trainer), host_bytes(three, 100, 1, trainer)) == (resident * 100, host)
+    assert (sum(resident_bytes(100, 1, trainer)), host_bytes(three, 100, 1, trainer)) == (resident * 100, host)
 
 
 def test_host_memory_is_within_3_percent_of_the_measured_processes(three):
@@ -102,6 +102,5 @@ def test_pinned_tensors_are_rounded_up_to_powers_of_two(three):
 
 
 def test_fsdps_own_offloading_keeps_one_layers_weights_and_no_optimizer(three):
-    moments = update_moments(three, 1, TrainerOptions(4096, offload_policy=True))
-    assert moments.keys() == {"backward"} and moments["backward"].optimizer == 0
-    assert moments["backward"].total < 5 * GB
+    (backward,) = update_phases(three, 1, TrainerOptions(4096, offload_policy=True))
+    assert backward.name == "backward" and backward.optimizer == 0 and backward.used < 5 * GB

@@ -13,15 +13,7 @@ from dataclasses import dataclass, replace
 
 from recipe.dag.workflow.model_size import ModelSize
 from recipe.dag.workflow.schema import Frozen
-from recipe.dag.workflow.trainer_memory import (
-    BF16,
-    MASTER,
-    Moment,
-    TrainerOptions,
-    host_bytes,
-    resident_bytes,
-    update_moments,
-)
+from recipe.dag.workflow.trainer_memory import BF16, Phase, TrainerOptions, host_bytes, resident_bytes, update_phases
 
 GB = 10**9
 CONTEXT = 1_200_000_000
@@ -37,8 +29,10 @@ ACTOR = "actor_rollout_ref.actor"
 FSDP = f"{ACTOR}.fsdp_config"
 GPU_NUMBERS = (2, 4, 8, 16, 32)
 TOKEN_NUMBERS = (8192, 4096, 2048)
-SERVER_SHARES = (None, 0.4, 0.3, 0.2, 0.6, 0.7, 0.8)
-"""Values that a change may set; None: unchanged."""
+SERVER_SHARES = (0.4, 0.3, 0.2, 0.6, 0.7, 0.8)
+OFFLOADS = ((), ("param_offload", "optimizer_offload"), ("offload_policy",))
+"""Values that a change may set, in the order in which they are tried. The last offload is the slowest: every layer is
+fetched from host memory, and the optimizer steps on the CPU."""
 REFERENCE = 4
 """Bytes per parameter of a reference, which verl keeps in host memory."""
 
@@ -58,6 +52,11 @@ class PolicyOnGpu:
     tensor_parallel: int = 1
     longest_row: int = 4096
 
+    @property
+    def parameters(self) -> int:
+        """Trained parameters, including a critic's."""
+        return self.size.parameters + (self.critic.value_parameters if self.critic else 0)
+
 
 @dataclass(frozen=True, slots=True)
 class Pool:
@@ -65,24 +64,6 @@ class Pool:
 
     gpus: int
     policies: tuple[PolicyOnGpu, ...]
-
-
-class Phase(Frozen):
-    """Bytes on each GPU of a pool at the peak of a phase."""
-
-    name: str
-    weights: int
-    gradients: int
-    optimizer: int
-    activations: int
-    servers: int
-    """Static shares of the servers: weights and KV cache."""
-    processes: int
-    """CUDA contexts, graphs, buffers."""
-
-    @property
-    def used(self) -> int:
-        return self.weights + self.gradients + self.optimizer + self.activations + self.servers + self.processes
 
 
 class PoolMemory(Frozen):
@@ -170,30 +151,13 @@ def _server_shares(pool: Pool, available: int) -> dict[str, int]:
     taken, shares = 0, {}
     for policy in pool.policies:
         if policy.trainer is not None:
-            taken += CONTEXT + _at_start(policy, pool.gpus)
+            taken += CONTEXT + _resident(policy, pool.gpus)[0]  # the optimizer's state comes with the first update
         share = max(available - taken - CONTEXT, 0) * policy.server_share / len(pool.policies)
         shares[policy.name] = int(share)
         taken += CONTEXT + SERVER_BESIDE
         if policy.trainer is None:  # servers of trained policies sleep until the first rollout
             taken += shares[policy.name]
     return shares
-
-
-def _trainer(policy: PolicyOnGpu) -> TrainerOptions:
-    assert policy.trainer is not None, policy.name  # callers pass trained policies
-    return policy.trainer
-
-
-def _at_start(policy: PolicyOnGpu, gpus: int) -> int:
-    """Return the trainer's bytes per GPU before the first update: weights without the optimizer's state."""
-    trainer = _trainer(policy)
-    if trainer.offload_policy or trainer.param_offload:
-        return 0
-    return MASTER * _parameters(policy) // gpus
-
-
-def _parameters(policy: PolicyOnGpu) -> int:
-    return policy.size.parameters + (policy.critic.value_parameters if policy.critic else 0)
 
 
 def _cache_tokens(policy: PolicyOnGpu, share: int) -> int:
@@ -203,90 +167,65 @@ def _cache_tokens(policy: PolicyOnGpu, share: int) -> int:
 
 def _phases(pool: Pool, shares: dict[str, int]) -> Iterator[Phase]:
     processes = _processes(pool)
-    trained = [policy for policy in pool.policies if policy.trainer is not None]
+    resident = [_resident(policy, pool.gpus) for policy in pool.policies]
+    weights, optimizer = (sum(part) for part in zip(*resident, strict=True))
+    rollout = sum(shares.values())
+    yield Phase(name="rollout", weights=weights, optimizer=optimizer, servers=rollout, processes=processes)
     frozen = sum(shares[policy.name] for policy in pool.policies if policy.trainer is None)
-    weights = sum(_resident(policy, pool.gpus, weights=True) for policy in trained)
-    optimizer = sum(_resident(policy, pool.gpus, weights=False) for policy in trained)
-    yield Phase(
-        name="rollout",
-        weights=weights,
-        gradients=0,
-        optimizer=optimizer,
-        activations=0,
-        servers=sum(shares.values()),
-        processes=processes,
-    )
-    for policy in trained:
-        for learner, moments, resident in _updates(policy, pool.gpus):
-            for name, moment in moments.items():
-                yield Phase(
-                    name=f"{name} of {learner}",
-                    weights=weights - resident[0] + moment.weights,
-                    gradients=moment.gradients,
-                    optimizer=optimizer - resident[1] + moment.optimizer,
-                    activations=moment.activations,
-                    servers=frozen,
-                    processes=processes,
-                )
+    for policy in pool.policies:
+        for learner, (own_weights, own_optimizer), phases in _updates(policy, pool.gpus):
+            for phase in phases:
+                together = {
+                    "name": f"{phase.name} of {learner}",
+                    "weights": weights - own_weights + phase.weights,
+                    "optimizer": optimizer - own_optimizer + phase.optimizer,
+                    "servers": frozen,
+                    "processes": processes,
+                }
+                yield phase.model_copy(update=together)
 
 
-def _updates(policy: PolicyOnGpu, gpus: int) -> Iterator[tuple[str, dict[str, Moment], tuple[int, int]]]:
-    """Yield (name, moments, resident bytes of weights and of the optimizer) of the actor and of the critic."""
-    for critic, size in ((False, policy.size), (True, policy.critic)):
-        if size is None:
-            continue
-        parameters = size.value_parameters if critic else size.parameters
-        trainer = _trainer(policy)
-        resident = (_part(parameters, gpus, trainer, weights=True), _part(parameters, gpus, trainer, weights=False))
-        learner = f"{policy.name}'s critic" if critic else policy.name
-        yield learner, update_moments(size, gpus, trainer, critic=critic), resident
+def _updates(policy: PolicyOnGpu, gpus: int) -> Iterator[tuple[str, tuple[int, int], tuple[Phase, ...]]]:
+    """Yield (name, resident bytes, phases of an update) of the actor and of the critic."""
+    if (trainer := policy.trainer) is None:
+        return
+    resident = resident_bytes(policy.size.parameters, gpus, trainer)
+    yield policy.name, resident, update_phases(policy.size, gpus, trainer)
+    if (critic := policy.critic) is not None:
+        resident = resident_bytes(critic.value_parameters, gpus, trainer)
+        yield f"{policy.name}'s critic", resident, update_phases(critic, gpus, trainer, critic=True)
 
 
-def _resident(policy: PolicyOnGpu, gpus: int, *, weights: bool) -> int:
-    return _part(_parameters(policy), gpus, _trainer(policy), weights=weights)
-
-
-def _part(parameters: int, gpus: int, options: TrainerOptions, *, weights: bool) -> int:
-    """Return the resident bytes per GPU of the weights, or of the optimizer's state."""
-    only_this_part = replace(options, optimizer_offload=True) if weights else replace(options, param_offload=True)
-    return resident_bytes(parameters, gpus, only_this_part)
+def _resident(policy: PolicyOnGpu, gpus: int) -> tuple[int, int]:
+    return (0, 0) if policy.trainer is None else resident_bytes(policy.parameters, gpus, policy.trainer)
 
 
 def _host(policy: PolicyOnGpu, gpus: int) -> int:
     if policy.trainer is None:
         return 0
     reference = REFERENCE * policy.size.parameters if policy.reference else 0
-    return reference + host_bytes(policy.size, _parameters(policy), gpus, policy.trainer)
+    return reference + host_bytes(policy.size, policy.parameters, gpus, policy.trainer)
 
 
 def find_change(pool: Pool, available: int) -> tuple[str, ...]:
-    """Return the smallest configuration change with which `pool` fits, as `key=value` arguments; () if none does."""
-    changes = sorted(_changes(pool), key=lambda change: change[0])
-    return next((lines for _, lines, changed in changes if estimate_pool(changed, available).fits), ())
-
-
-def _changes(pool: Pool) -> Iterator[tuple[int, tuple[str, ...], Pool]]:
-    """Yield (cost, arguments, the changed pool) of every change."""
-    trained = [policy.trainer for policy in pool.policies if policy.trainer is not None]
+    """Return the first configuration change with which `pool` fits, as `key=value` arguments; () if none does. A slower
+    offload is tried last, and a change of one number before one of two."""
     longest = max((policy.longest_row for policy in pool.policies if policy.trainer is not None), default=0)
-    now = max((trainer.tokens for trainer in trained), default=0)
-    tokens = [None, *(number for number in TOKEN_NUMBERS if longest <= number < now)]
-    modes: list[tuple[int, tuple[str, ...], dict[str, bool]]] = [(0, (), {})]
-    if not all(trainer.offloaded for trainer in trained):
-        offload = {"param_offload": True, "optimizer_offload": True}
-        modes.append((2, tuple(f"{FSDP}.{key}=true" for key in offload), offload))
-    if not all(trainer.offload_policy for trainer in trained):
-        # slowest: every layer is fetched from host memory, and the optimizer steps on the CPU
-        modes.append((4, (f"{FSDP}.offload_policy=true",), {"offload_policy": True}))
-    for (cost, lines, offload), budget, share in itertools.product(modes, tokens, SERVER_SHARES):
-        more = (f"{ACTOR}.ppo_max_token_len_per_gpu={budget}",) if budget else ()
-        more += (f"actor_rollout_ref.rollout.gpu_memory_utilization={share}",) if share else ()
+    tokens = [number for number in TOKEN_NUMBERS if number >= longest]
+    numbers = [(None, None), *itertools.product([None], SERVER_SHARES), *itertools.product(tokens, [None])]
+    numbers += itertools.product(tokens, SERVER_SHARES)
+    for offload, (budget, share) in itertools.product(OFFLOADS, numbers):
         policies = tuple(_changed(policy, offload, budget, share) for policy in pool.policies)
-        yield cost + len(more), (*lines, *more), replace(pool, policies=policies)
+        if estimate_pool(replace(pool, policies=policies), available).fits:
+            lines = [f"{FSDP}.{key}=true" for key in offload]
+            lines += [f"{ACTOR}.ppo_max_token_len_per_gpu={budget}"] if budget else []
+            lines += [f"actor_rollout_ref.rollout.gpu_memory_utilization={share}"] if share else []
+            return tuple(lines)
+    return ()
 
 
-def _changed(policy: PolicyOnGpu, offload: dict[str, bool], tokens: int | None, share: float | None) -> PolicyOnGpu:
+def _changed(policy: PolicyOnGpu, offload: tuple[str, ...], tokens: int | None, share: float | None) -> PolicyOnGpu:
     trainer = policy.trainer
     if trainer is not None:
-        trainer = replace(trainer, **offload, tokens=tokens or trainer.tokens)
+        trainer = replace(trainer, **dict.fromkeys(offload, True), tokens=tokens or trainer.tokens)
     return replace(policy, trainer=trainer, server_share=share or policy.server_share)

@@ -35,11 +35,6 @@ class ModelSize:
     """Parameters of one layer, including all its experts."""
 
     @property
-    def root_parameters(self) -> int:
-        """Parameters outside the layers: embeddings, an untied head, the last norm."""
-        return self.parameters - self.layers * self.layer_parameters
-
-    @property
     def cache_bytes_per_token(self) -> int:
         """Bytes that a token takes in a server's KV cache (bf16)."""
         return 2 * 2 * self.layers * self.key_value_width

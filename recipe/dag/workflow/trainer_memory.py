@@ -9,6 +9,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from enum import StrEnum
 
+from recipe.dag.core.frozen import Frozen
 from recipe.dag.workflow.model_size import ModelSize
 
 MASTER, GRADIENT, ADAM = 4, 4, 8
@@ -67,25 +68,25 @@ class TrainerOptions:
     head: Head = Head.FUSED
     checkpointing: bool = True
 
-    @property
-    def offloaded(self) -> bool:
-        return self.offload_policy or (self.param_offload and self.optimizer_offload)
 
+class Phase(Frozen):
+    """Bytes on each GPU at the peak of a phase of a step."""
 
-@dataclass(frozen=True, slots=True)
-class Moment:
-    """Bytes on one GPU at one moment of an update."""
-
+    name: str
     weights: int
     """Master weights and gathered bf16 copies."""
-    gradients: int
+    gradients: int = 0
     optimizer: int
-    activations: int
+    activations: int = 0
     """Activations and the buffers of the head."""
+    servers: int = 0
+    """Static shares of the servers: weights and KV cache."""
+    processes: int = 0
+    """CUDA contexts, graphs, buffers."""
 
     @property
-    def total(self) -> int:
-        return self.weights + self.gradients + self.optimizer + self.activations
+    def used(self) -> int:
+        return self.weights + self.gradients + self.optimizer + self.activations + self.servers + self.processes
 
 
 def head_bytes(size: ModelSize, tokens: int, head: Head) -> int:
@@ -118,12 +119,11 @@ def _per_layer(size: ModelSize, widths: tuple[int, int]) -> int:
     return BF16 * (widths[0] * size.mlp_width + widths[1] * size.hidden)
 
 
-def resident_bytes(parameters: int, gpus: int, options: TrainerOptions) -> int:
-    """Return the bytes that stay on a GPU between updates."""
-    if options.offload_policy:
-        return 0
-    each = (0 if options.param_offload else MASTER) + (0 if options.optimizer_offload else ADAM)
-    return each * parameters // gpus
+def resident_bytes(parameters: int, gpus: int, options: TrainerOptions) -> tuple[int, int]:
+    """Return the bytes of the weights and of the optimizer that stay on a GPU between updates."""
+    weights = 0 if options.offload_policy or options.param_offload else MASTER
+    optimizer = 0 if options.offload_policy or options.optimizer_offload else ADAM
+    return weights * parameters // gpus, optimizer * parameters // gpus
 
 
 def host_bytes(size: ModelSize, parameters: int, gpus: int, options: TrainerOptions) -> int:
@@ -146,35 +146,31 @@ def pinned_growth(size: ModelSize, gpus: int) -> float:
     )
 
 
-def update_moments(size: ModelSize, gpus: int, options: TrainerOptions, *, critic: bool = False) -> dict[str, Moment]:
-    """Return the two peaks of an update: `backward` and `optimizer step`.
+def update_phases(size: ModelSize, gpus: int, options: TrainerOptions, *, critic: bool = False) -> tuple[Phase, ...]:
+    """Return the peaks of an update: `backward` and, unless it runs on the CPU, `optimizer step`.
 
     `critic`: the model has a value head, so there are no logits.
     """
     parameters = size.value_parameters if critic else size.parameters
     sharded = 0 if options.offload_policy else parameters // gpus
-    root = parameters - size.layers * size.layer_parameters
     layer = size.layer_parameters
-    activations = (
-        activation_bytes(size, options.tokens, Head.FUSED, checkpointing=options.checkpointing)
-        if critic
-        else activation_bytes(size, options.tokens, options.head, checkpointing=options.checkpointing)
-    )
-    gathered = BF16 * (root + UNSHARDED_LAYERS * layer)
-    # the embedding's gradient is reduced in fp32 at the end, after the activations are freed
-    activations = max(activations, GRADIENT * root)
-    backward = Moment(
-        weights=MASTER * sharded + gathered,
+    root = parameters - size.layers * layer
+    head = Head.FUSED if critic else options.head
+    activations = activation_bytes(size, options.tokens, head, checkpointing=options.checkpointing)
+    backward = Phase(
+        name="backward",
+        weights=MASTER * sharded + BF16 * (root + UNSHARDED_LAYERS * layer),
         gradients=GRADIENT * sharded + BF16 * (root + layer),
         optimizer=ADAM * sharded,
-        activations=activations,
+        # the embedding's gradient is reduced in fp32 at the end, after the activations are freed
+        activations=max(activations, GRADIENT * root),
     )
     if options.offload_policy:
-        return {"backward": backward}
-    step = Moment(
+        return (backward,)
+    step = Phase(
+        name="optimizer step",
         weights=MASTER * sharded,
         gradients=GRADIENT * sharded,
         optimizer=(ADAM + OPTIMIZER_SCRATCH) * sharded,
-        activations=0,
     )
-    return {"backward": backward, "optimizer step": step}
+    return backward, step
