@@ -10,8 +10,8 @@ from recipe.dag.core.errors import UserError
 from recipe.dag.settings.compose import compose_config
 from recipe.dag.settings.defaults import apply, check_servers, decide, describe, describe_memory, on_cpu
 from recipe.dag.settings.gpu_pools import useful_tokens
-from recipe.dag.workflow.gpu_memory import PolicyOnGpu, Pool
 from recipe.dag.workflow.machine import Machine
+from recipe.dag.workflow.memory import PolicyOnGpu, Pool
 from recipe.dag.workflow.schema import Workflow
 from recipe.dag.workflow.trainer_memory import Head, TrainerOptions, activation_bytes
 from tests.workflow.shapes import QWEN, qwen, write_config

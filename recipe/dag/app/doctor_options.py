@@ -277,14 +277,13 @@ def check_memory(
     """Estimate the memory of each GPU. `model`: the value of MODEL_PATH if the configuration has none. Raises Unfit if
     the run does not fit, Note if nothing can be estimated."""
     from recipe.dag.app.inspection import estimate_gpus
-    from recipe.dag.workflow.memory_table import verdict
 
     if model is not None and not (config is not None and config.model_path):
         os.environ["MODEL_PATH"] = model
     estimate = estimate_gpus(workflow, config, gpu_gb)
     if "no_gpus" in estimate:
         raise Note(estimate["no_gpus"])
-    lines = [f"{', '.join(pool.policies)} on {pool.gpus} GPU(s): {verdict(pool)}" for pool in estimate["gpus"]]
+    lines = [f"{', '.join(pool.policies)} on {pool.gpus} GPU(s): {pool.verdict}" for pool in estimate["gpus"]]
     if not all(pool.fits for pool in estimate["gpus"]):
         raise Unfit("; ".join(lines))
     return "; ".join(lines)

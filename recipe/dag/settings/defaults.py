@@ -24,9 +24,8 @@ from recipe.dag.settings.gpu_pools import (
     useful_tokens,
 )
 from recipe.dag.settings.pools import plan_pools
-from recipe.dag.workflow.gpu_memory import GB, PoolMemory, estimate_pool, judge_pool
 from recipe.dag.workflow.machine import Machine
-from recipe.dag.workflow.memory_table import verdict
+from recipe.dag.workflow.memory import GB, PoolMemory, estimate_pool, judge_pool
 from recipe.dag.workflow.model_size import UnknownSize
 from recipe.dag.workflow.schema import Workflow
 
@@ -149,7 +148,7 @@ def describe_memory(decision: Decision, machine: Machine) -> Iterator[str]:
     if decision.unknown:
         yield f"memory: not estimated ({decision.unknown})"
     for pool in decision.memory:
-        yield f"{'' if pool.fits else 'warning: '}memory of {', '.join(pool.policies)} on each GPU: {verdict(pool)}"
+        yield f"{'' if pool.fits else 'warning: '}memory of {', '.join(pool.policies)} on each GPU: {pool.verdict}"
     yield from _describe_host(decision, machine)
 
 

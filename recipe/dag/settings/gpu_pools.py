@@ -13,7 +13,7 @@ from omegaconf import DictConfig, OmegaConf
 
 from recipe.dag.settings.pools import plan_pools
 from recipe.dag.workflow.flatten import flatten
-from recipe.dag.workflow.gpu_memory import PolicyOnGpu, Pool
+from recipe.dag.workflow.memory import PolicyOnGpu, Pool, critic_path
 from recipe.dag.workflow.model_size import context_of, size_of
 from recipe.dag.workflow.schema import Workflow
 from recipe.dag.workflow.trainer_memory import Head, TrainerOptions
@@ -99,14 +99,12 @@ def _select(config: DictConfig, key: str) -> Any:
 
 def _policy(config: DictConfig, workflow: Workflow, name: str, choice: Open) -> PolicyOnGpu:
     policy, keys = workflow.policies[name], PolicyKeys(config, workflow, name)
-    critic = None
-    if not policy.frozen and policy.critic is not None and policy.critic.share is None:
-        critic = size_of((policy.critic.model or policy.model).path)
+    critic = critic_path(workflow, name)
     return PolicyOnGpu(
         name=name,
         size=size_of(policy.model.path),
         trainer=None if policy.frozen else _trainer(keys, longest_row(config), choice),
-        critic=critic,
+        critic=None if critic is None else size_of(critic),
         reference=policy.reference,
         server_share=float(keys["rollout.gpu_memory_utilization"] or 0.5),
         tensor_parallel=int(keys["rollout.tensor_model_parallel_size"] or 1),

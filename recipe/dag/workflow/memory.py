@@ -1,24 +1,56 @@
-"""Estimate of the bytes of a workflow's model states, before anything is started.
+"""Estimate of a run's memory before anything is started: of the models' states, and of each GPU at its peaks, with the
+configuration changes that make a run fit.
 
-Invariant: arithmetic on parameter counts, over all devices of a policy together. `gpu_memory` estimates each GPU,
-including activations, logits and the KV cache.
+Invariant: arithmetic on the sizes of models. Policies of one pool share its GPUs: their servers sample together, their
+trainers take turns, and states that are not offloaded stay. An estimate, not a measurement; the fraction `RESERVE` of
+each GPU is left free for its error.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import itertools
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
 
-from recipe.dag.workflow.gpu_memory import REFERENCE
-from recipe.dag.workflow.model_size import UnknownSize, size_of
-from recipe.dag.workflow.schema import Frozen, Workflow
-from recipe.dag.workflow.trainer_memory import ADAM, BF16, GRADIENT, MASTER
+from recipe.dag.core.frozen import Frozen
+from recipe.dag.workflow.model_size import ModelSize, UnknownSize, size_of
+from recipe.dag.workflow.schema import Workflow
+from recipe.dag.workflow.trainer_memory import (
+    ADAM,
+    BF16,
+    GRADIENT,
+    MASTER,
+    Phase,
+    TrainerOptions,
+    host_bytes,
+    resident_bytes,
+    update_phases,
+)
 
-SERVING = BF16
-"""Bytes per parameter in each replica of the server."""
+GB = 10**9
+CONTEXT = 1_200_000_000
+"""CUDA's context, loaded kernels and libraries' workspaces in one process (measured: an idle trainer)."""
+NCCL = 400_000_000
+"""Communication buffers of a process that uses several GPUs."""
+SERVER_BESIDE = 1_100_000_000
+"""CUDA graphs and workspaces of a server, in addition to its static share; kept while it sleeps (measured with 3B
+parameters)."""
+RESERVE = 0.04
+"""Fraction of a GPU that is left free for the allocator's fragments and the error of the estimate."""
+ACTOR = "actor_rollout_ref.actor"
+FSDP = f"{ACTOR}.fsdp_config"
+GPU_NUMBERS = (2, 4, 8, 16, 32)
+TOKEN_NUMBERS = (8192, 4096, 2048)
+SERVER_SHARES = (0.4, 0.3, 0.2, 0.6, 0.7, 0.8)
+OFFLOADS = ((), ("param_offload", "optimizer_offload"), ("offload_policy",))
+"""Values that a change may set, in the order in which they are tried. The last offload is the slowest: every layer is
+fetched from host memory, and the optimizer steps on the CPU."""
+REFERENCE = 4
+"""Bytes per parameter of a reference, which verl keeps in host memory."""
 
 
 class PolicyMemory(Frozen):
-    """Bytes of a policy's states; None if the model's size is unknown."""
+    """Bytes of a policy's states over all its devices; None if the model's size is unknown."""
 
     policy: str
     parameters: int | None
@@ -31,25 +63,36 @@ class PolicyMemory(Frozen):
     critic: int | None = None
     """Weights, gradients and optimizer of its own critic; 0 without one."""
     serving: int | None = None
+    """Weights in each replica of the server."""
+
+    @property
+    def parts(self) -> tuple[int | None, ...]:
+        return (self.weights, self.gradients, self.optimizer, self.reference, self.critic, self.serving)
 
     @property
     def total(self) -> int | None:
-        parts = (self.weights, self.gradients, self.optimizer, self.reference, self.critic, self.serving)
-        sizes = [part for part in parts if part is not None]
-        return sum(sizes) if len(sizes) == len(parts) else None
+        sizes = [part for part in self.parts if part is not None]
+        return sum(sizes) if len(sizes) == len(self.parts) else None
 
 
-def estimate(workflow: Workflow, environ: Mapping[str, str] | None = None) -> tuple[PolicyMemory, ...]:
-    """Estimate the memory of each policy, from the models' config.json files if they are on this machine."""
-    return tuple(_policy(workflow, name, environ) for name in workflow.local_policies())
+def estimate_states(workflow: Workflow, environ: Mapping[str, str] | None = None) -> tuple[PolicyMemory, ...]:
+    """Estimate the states of each policy, from the models' config.json files if they are on this machine."""
+    return tuple(_states(workflow, name, environ) for name in workflow.local_policies())
 
 
-def _policy(workflow: Workflow, name: str, environ: Mapping[str, str] | None) -> PolicyMemory:
+def critic_path(workflow: Workflow, name: str) -> str | None:
+    """Return the model below the critic that a policy trains beside itself; None without one of its own."""
     policy = workflow.policies[name]
-    critic = policy.critic if policy.critic is not None and policy.critic.share is None and not policy.frozen else None
+    if policy.frozen or policy.critic is None or policy.critic.share is not None:
+        return None
+    return (policy.critic.model or policy.model).path
+
+
+def _states(workflow: Workflow, name: str, environ: Mapping[str, str] | None) -> PolicyMemory:
+    policy, critic = workflow.policies[name], critic_path(workflow, name)
     try:
         size = size_of(policy.model.path, environ)
-        values = size_of((critic.model or policy.model).path, environ).value_parameters if critic else 0
+        values = size_of(critic, environ).value_parameters if critic is not None else 0
     except UnknownSize as unknown:
         return PolicyMemory(policy=name, parameters=None, unknown=str(unknown))
     trained = 0 if policy.frozen else size.parameters
@@ -61,5 +104,208 @@ def _policy(workflow: Workflow, name: str, environ: Mapping[str, str] | None) ->
         optimizer=trained * ADAM,
         reference=trained * REFERENCE if policy.reference else 0,
         critic=values * (MASTER + GRADIENT + ADAM),
-        serving=size.parameters * SERVING,
+        serving=size.parameters * BF16,
     )
+
+
+@dataclass(frozen=True, slots=True)
+class PolicyOnGpu:
+    """The properties of a policy that determine its GPU memory."""
+
+    name: str
+    size: ModelSize
+    trainer: TrainerOptions | None
+    """None for a frozen policy."""
+    critic: ModelSize | None = None
+    reference: bool = False
+    server_share: float = 0.5
+    """Fraction of the memory that is free when the servers start, before division among the pool's policies."""
+    tensor_parallel: int = 1
+    longest_row: int = 4096
+
+    @property
+    def parameters(self) -> int:
+        """Trained parameters, including a critic's."""
+        return self.size.parameters + (self.critic.value_parameters if self.critic else 0)
+
+
+@dataclass(frozen=True, slots=True)
+class Pool:
+    """GPUs and the policies that share them."""
+
+    gpus: int
+    policies: tuple[PolicyOnGpu, ...]
+
+
+class PoolMemory(Frozen):
+    """The estimate of one pool."""
+
+    policies: tuple[str, ...]
+    gpus: int
+    available: int
+    """Bytes of each GPU."""
+    phases: tuple[Phase, ...]
+    cache_tokens: dict[str, int]
+    """Policy -> number of tokens that fit into the KV cache of one of its servers."""
+    host: int
+    """Bytes of host memory for what is offloaded and for references."""
+    problem: str | None
+    """The reason why the pool does not fit, or None."""
+    change: tuple[str, ...] = ()
+    """Arguments (`key=value`) that make it fit, as typed on the command line."""
+    enough_gpus: int | None = None
+    """The number of GPUs with which the pool would fit unchanged; None if it fits, or if no number is enough."""
+
+    @property
+    def used(self) -> int:
+        return max(phase.used for phase in self.phases)
+
+    @property
+    def fits(self) -> bool:
+        return self.problem is None
+
+    @property
+    def verdict(self) -> str:
+        """One line: whether the pool fits, and the changes that make it fit if it does not."""
+        if self.fits:
+            return f"fits: {self.used / GB:.1f} of {self.available / GB:.1f} GB"
+        ways = [f"pass {' '.join(self.change)}"] if self.change else []
+        ways += [f"give it {self.enough_gpus} GPUs"] if self.enough_gpus else []
+        return f"does not fit: {self.problem}; {', or '.join(ways) or 'use a smaller model'}"
+
+
+def estimate_pool(pool: Pool, available: int) -> PoolMemory:
+    """Return the memory estimate of `pool` on GPUs with `available` bytes each."""
+    shares = _server_shares(pool, available)
+    phases = tuple(_phases(pool, shares))
+    cache = {policy.name: _cache_tokens(policy, shares[policy.name]) for policy in pool.policies}
+    return PoolMemory(
+        policies=tuple(policy.name for policy in pool.policies),
+        gpus=pool.gpus,
+        available=available,
+        phases=phases,
+        cache_tokens={name: max(tokens, 0) for name, tokens in cache.items()},
+        host=sum(_host(policy, pool.gpus) for policy in pool.policies),
+        problem=_problem(pool, phases, cache, available),
+    )
+
+
+def judge_pool(pool: Pool, available: int) -> PoolMemory:
+    """Return the memory estimate of `pool`, with the changes that make it fit if it does not."""
+    memory = estimate_pool(pool, available)
+    if memory.fits:
+        return memory
+    more = (number for number in GPU_NUMBERS if number > pool.gpus)
+    enough = next((n for n in more if estimate_pool(replace(pool, gpus=n), available).fits), None)
+    return memory.model_copy(update={"change": find_change(pool, available), "enough_gpus": enough})
+
+
+def limit(available: int) -> int:
+    """Return the number of bytes of a GPU that a run may use."""
+    return int(available * (1 - RESERVE))
+
+
+def _problem(pool: Pool, phases: Sequence[Phase], cache: dict[str, int], available: int) -> str | None:
+    fullest = max(phases, key=lambda phase: phase.used)
+    if fullest.used > limit(available):
+        return (
+            f"{fullest.name} needs {fullest.used / GB:.1f} GB of each GPU's {available / GB:.1f} "
+            f"({RESERVE:.0%} are kept free)"
+        )
+    for policy in pool.policies:
+        if cache[policy.name] < policy.longest_row:
+            room = f"{max(cache[policy.name], 0):,} tokens"
+            return f"the KV cache of {policy.name} has room for {room}, but a row may have {policy.longest_row:,}"
+    return None
+
+
+def _processes(pool: Pool) -> int:
+    context = CONTEXT + (NCCL if pool.gpus > 1 else 0)
+    trainers = sum(policy.trainer is not None for policy in pool.policies)
+    return trainers * context + len(pool.policies) * (CONTEXT + SERVER_BESIDE)
+
+
+def _server_shares(pool: Pool, available: int) -> dict[str, int]:
+    """Return the bytes of each policy's static share: a fraction of the memory that is free when its server starts.
+    Servers start one policy after another."""
+    taken, shares = 0, {}
+    for policy in pool.policies:
+        if policy.trainer is not None:
+            taken += CONTEXT + _resident(policy, pool.gpus)[0]  # the optimizer's state comes with the first update
+        share = max(available - taken - CONTEXT, 0) * policy.server_share / len(pool.policies)
+        shares[policy.name] = int(share)
+        taken += CONTEXT + SERVER_BESIDE
+        if policy.trainer is None:  # servers of trained policies sleep until the first rollout
+            taken += shares[policy.name]
+    return shares
+
+
+def _cache_tokens(policy: PolicyOnGpu, share: int) -> int:
+    weights = BF16 * policy.size.parameters // policy.tensor_parallel
+    return (share - weights) * policy.tensor_parallel // policy.size.cache_bytes_per_token
+
+
+def _phases(pool: Pool, shares: dict[str, int]) -> Iterator[Phase]:
+    processes = _processes(pool)
+    resident = [_resident(policy, pool.gpus) for policy in pool.policies]
+    weights, optimizer = (sum(part) for part in zip(*resident, strict=True))
+    rollout = sum(shares.values())
+    yield Phase(name="rollout", weights=weights, optimizer=optimizer, servers=rollout, processes=processes)
+    frozen = sum(shares[policy.name] for policy in pool.policies if policy.trainer is None)
+    for policy in pool.policies:
+        for learner, (own_weights, own_optimizer), phases in _updates(policy, pool.gpus):
+            for phase in phases:
+                together = {
+                    "name": f"{phase.name} of {learner}",
+                    "weights": weights - own_weights + phase.weights,
+                    "optimizer": optimizer - own_optimizer + phase.optimizer,
+                    "servers": frozen,
+                    "processes": processes,
+                }
+                yield phase.model_copy(update=together)
+
+
+def _updates(policy: PolicyOnGpu, gpus: int) -> Iterator[tuple[str, tuple[int, int], tuple[Phase, ...]]]:
+    """Yield (name, resident bytes, phases of an update) of the actor and of the critic."""
+    if (trainer := policy.trainer) is None:
+        return
+    resident = resident_bytes(policy.size.parameters, gpus, trainer)
+    yield policy.name, resident, update_phases(policy.size, gpus, trainer)
+    if (critic := policy.critic) is not None:
+        resident = resident_bytes(critic.value_parameters, gpus, trainer)
+        yield f"{policy.name}'s critic", resident, update_phases(critic, gpus, trainer, critic=True)
+
+
+def _resident(policy: PolicyOnGpu, gpus: int) -> tuple[int, int]:
+    return (0, 0) if policy.trainer is None else resident_bytes(policy.parameters, gpus, policy.trainer)
+
+
+def _host(policy: PolicyOnGpu, gpus: int) -> int:
+    if policy.trainer is None:
+        return 0
+    reference = REFERENCE * policy.size.parameters if policy.reference else 0
+    return reference + host_bytes(policy.size, policy.parameters, gpus, policy.trainer)
+
+
+def find_change(pool: Pool, available: int) -> tuple[str, ...]:
+    """Return the first configuration change with which `pool` fits, as `key=value` arguments; () if none does. A slower
+    offload is tried last, and a change of one number before one of two."""
+    longest = max((policy.longest_row for policy in pool.policies if policy.trainer is not None), default=0)
+    tokens = [number for number in TOKEN_NUMBERS if number >= longest]
+    numbers = [(None, None), *itertools.product([None], SERVER_SHARES), *itertools.product(tokens, [None])]
+    numbers += itertools.product(tokens, SERVER_SHARES)
+    for offload, (budget, share) in itertools.product(OFFLOADS, numbers):
+        policies = tuple(_changed(policy, offload, budget, share) for policy in pool.policies)
+        if estimate_pool(replace(pool, policies=policies), available).fits:
+            lines = [f"{FSDP}.{key}=true" for key in offload]
+            lines += [f"{ACTOR}.ppo_max_token_len_per_gpu={budget}"] if budget else []
+            lines += [f"actor_rollout_ref.rollout.gpu_memory_utilization={share}"] if share else []
+            return tuple(lines)
+    return ()
+
+
+def _changed(policy: PolicyOnGpu, offload: tuple[str, ...], tokens: int | None, share: float | None) -> PolicyOnGpu:
+    trainer = policy.trainer
+    if trainer is not None:
+        trainer = replace(trainer, **dict.fromkeys(offload, True), tokens=tokens or trainer.tokens)
+    return replace(policy, trainer=trainer, server_share=share or policy.server_share)

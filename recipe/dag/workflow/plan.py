@@ -9,9 +9,8 @@ from __future__ import annotations
 from pathlib import Path
 
 from recipe.dag.workflow.condition import in_words
-from recipe.dag.workflow.gpu_memory import PoolMemory
 from recipe.dag.workflow.graph import graph_of, levels, with_whole_loops
-from recipe.dag.workflow.memory import PolicyMemory
+from recipe.dag.workflow.memory import PolicyMemory, PoolMemory
 from recipe.dag.workflow.schema import Agent, Algorithm, Frozen, Node, Sampling, ToolLoop, Workflow
 from recipe.dag.workflow.training_chain import is_derived
 

@@ -5,12 +5,13 @@ Invariant: equal plans give equal text, so the output can be compared and commit
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 
-from recipe.dag.workflow.memory_table import gpu_table, table, weights_table
+from recipe.dag.workflow.memory import GB, REFERENCE, PolicyMemory, PoolMemory
 from recipe.dag.workflow.mermaid import step_name, to_mermaid
 from recipe.dag.workflow.node_kinds import EPISODE_ROLES
 from recipe.dag.workflow.plan import Plan, PlannedAgent, PlannedLoop, PlannedNode, PlannedPolicy
+from recipe.dag.workflow.trainer_memory import ADAM, BF16, GRADIENT, MASTER
 from recipe.dag.workflow.training_chain import is_derived
 
 __all__ = ["to_json", "to_mermaid", "to_text"]
@@ -18,6 +19,8 @@ __all__ = ["to_json", "to_mermaid", "to_text"]
 WIDTH = 160
 CLIP = (0.2, 0.2)
 """PPO's default, which is not printed."""
+PARTS = ("weights", "gradients", "optimizer", "activations", "servers", "processes", "used")
+"""Columns of a GPU's memory."""
 
 
 def to_json(plan: Plan) -> str:
@@ -28,9 +31,9 @@ def to_text(plan: Plan) -> str:
     lines = [f"{plan.dag_id} ({plan.file})"]
     lines += [" ".join(plan.description.split())] if plan.description.strip() else []
     header = ["group", "name", "policy", "nodes", "sampling", "tools"]
-    lines += ["", "Agents", *table(header, map(_agent_row, plan.agents))]
+    lines += ["", "Agents", *_table(header, map(_agent_row, plan.agents))]
     header = ["name", "model", "weights", "critic", "agents", "GPUs"]
-    lines += ["", "Policies", *table(header, map(_policy_row, plan.policies))]
+    lines += ["", "Policies", *_table(header, map(_policy_row, plan.policies))]
     turns = f"up to {plan.max_turns} turns" if plan.max_turns > 1 else "1 turn"
     lines += ["", f"Rollout ({turns} per episode; nodes of one line run in parallel)", *_numbered(plan, plan.rollout)]
     lines += ["", "Loops", *map(_loop, plan.loops)] if plan.loops else []
@@ -41,9 +44,9 @@ def to_text(plan: Plan) -> str:
     budget = [(f"agent {agent.name}", agent.max_generated_tokens, _product(plan, agent)) for agent in plan.agents]
     budget += [(f"policy {policy.name}", policy.max_generated_tokens, "") for policy in plan.policies]
     budget += [("total", plan.max_generated_tokens, "")]
-    lines += table(None, [[name, f"{tokens:,}", how] for name, tokens, how in budget])
-    lines += weights_table(plan.memory) if plan.memory else []
-    lines += ["", *plan.choices, *gpu_table(plan.gpus)] if plan.gpus else []
+    lines += _table(None, [[name, f"{tokens:,}", how] for name, tokens, how in budget])
+    lines += _states_table(plan.memory) if plan.memory else []
+    lines += ["", *plan.choices, *_gpu_table(plan.gpus)] if plan.gpus else []
     lines += ["", plan.no_gpus] if plan.no_gpus else []
     return "\n".join(line.rstrip() for line in lines)
 
@@ -135,3 +138,48 @@ def _product(plan: Plan, agent: PlannedAgent) -> str:
     factors = [moves, (plan.max_turns, "turn"), (generations, "generation")]
     counted = " x ".join(f"{count} {noun}{'s' if count != 1 else ''}" for count, noun in factors)
     return f"{counted} x {agent.sampling.most_tokens} tokens"
+
+
+def _states_table(memory: Sequence[PolicyMemory]) -> list[str]:
+    bytes_each = f"weights {MASTER}, gradients {GRADIENT}, Adam {ADAM}, reference {REFERENCE} (fp32), serving {BF16}"
+    title = f"Memory in GB, over all devices (bytes per parameter: {bytes_each} (bf16))"
+    header = ["policy", "parameters", "weights", "gradients", "Adam", "reference", "critic", "serving", "total"]
+    rows = [[states.policy, _count(states.parameters), *map(_size, (*states.parts, states.total))] for states in memory]
+    why = [f"  {states.policy} is unknown: {states.unknown}" for states in memory if states.parameters is None]
+    return ["", title, *_table(header, rows), *why]
+
+
+def _count(parameters: int | None) -> str:
+    if parameters is None:
+        return "unknown"
+    return f"{parameters / 1e9:.2f} B" if parameters >= 1e7 else f"{parameters / 1e6:.2f} M"
+
+
+def _size(size: int | None) -> str:
+    if not size:
+        return "-"
+    return f"{size / GB:.1f}" if size >= GB / 20 else f"{size / GB:.3f}"
+
+
+def _gpu_table(pools: Sequence[PoolMemory]) -> list[str]:
+    """Return, for each pool, a table of each GPU's memory at its peaks, and the verdict."""
+    lines = []
+    for pool in pools:
+        gpus = "1 GPU" if pool.gpus == 1 else f"each of {pool.gpus} GPUs"
+        title = (
+            f"Memory of {gpus} with {', '.join(pool.policies)}, in GB (estimate; {pool.available / GB:.1f} available)"
+        )
+        rows = [[phase.name, *(f"{getattr(phase, part) / GB:.1f}" for part in PARTS)] for phase in pool.phases]
+        lines += ["", title, *_table(["at the fullest of", *PARTS], rows)]
+        room = ", ".join(f"{name} {tokens:,} tokens" for name, tokens in pool.cache_tokens.items())
+        lines.append(f"  KV cache of each server: {room}")
+        lines += [f"  host memory for what is offloaded: {pool.host / GB:.1f} GB"] if pool.host else []
+        lines.append(f"  {pool.verdict}")
+    return lines
+
+
+def _table(header: list[str] | None, rows: Iterable[Sequence[str]]) -> list[str]:
+    """Return the lines of a table, indented by two spaces; columns are as wide as their widest cell."""
+    cells = ([header] if header else []) + list(rows)
+    widths = [max(len(row[column]) for row in cells) for column in range(len(cells[0]))]
+    return ["  " + "  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)) for row in cells]
