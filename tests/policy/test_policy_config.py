@@ -7,9 +7,9 @@ from omegaconf import OmegaConf
 
 from recipe.dag.core.errors import UserError
 from recipe.dag.policy import config as config_module
-from recipe.dag.policy.config import has_stop_strings, max_model_len, policy_config
+from recipe.dag.policy.config import has_stop_strings, policy_config
 from recipe.dag.settings.compose import compose_config
-from recipe.dag.settings.gpu_pools import served_length
+from recipe.dag.settings.defaults import longest_row, served_length
 from recipe.dag.workflow.schema import Workflow
 
 ARGUMENTS = ["workflow=w.yaml", "data.train_files=t.parquet"]
@@ -100,7 +100,7 @@ def test_the_context_holds_prompt_and_response_unless_the_run_says(configure, co
     assert configure().actor_rollout_ref.rollout.max_model_len == 150
     run = {"actor_rollout_ref": {"rollout": {"max_model_len": 120}}}
     assert configure(run=run).actor_rollout_ref.rollout.max_model_len == 120
-    assert max_model_len(composed) == 150
+    assert longest_row(composed) == 150
 
 
 @pytest.mark.parametrize(

@@ -8,8 +8,7 @@ import pytest
 
 from recipe.dag.core.errors import UserError
 from recipe.dag.settings.compose import compose_config
-from recipe.dag.settings.defaults import apply, check_servers, decide, describe, describe_memory, on_cpu
-from recipe.dag.settings.gpu_pools import useful_tokens
+from recipe.dag.settings.defaults import apply, check_servers, decide, describe, describe_memory, on_cpu, useful_tokens
 from recipe.dag.workflow.machine import Machine
 from recipe.dag.workflow.memory import PolicyOnGpu, Pool
 from recipe.dag.workflow.schema import Workflow

@@ -16,7 +16,7 @@ from recipe.dag.policy.attention import FLASH, PACKAGES, PADDED, VARLEN, missing
 from recipe.dag.policy.critic_config import FP32, apply_critic
 from recipe.dag.policy.overrides import apply_overrides
 from recipe.dag.settings.absolute import absolute_if_local, make_absolute
-from recipe.dag.settings.gpu_pools import default_tokens, served_length
+from recipe.dag.settings.defaults import default_tokens, longest_row, served_length
 from recipe.dag.workflow.schema import Algorithm, Policy, Workflow
 
 CPU_CONFIG = {
@@ -28,14 +28,6 @@ CPU_CONFIG = {
     "ref": {"fsdp_config": {"use_torch_compile": False}},
     "rollout": {"name": "cpu", "tensor_model_parallel_size": 1, "free_cache_engine": False, "dtype": "float32"},
 }
-
-
-def max_model_len(config: DictConfig) -> int:
-    """Return the maximum length of prompt and response together, in tokens."""
-    return int(
-        config.actor_rollout_ref.rollout.max_model_len
-        or config.data.max_prompt_length + config.data.max_response_length
-    )
 
 
 def policy_config(
@@ -66,7 +58,7 @@ def policy_config(
         node.model.trust_remote_code = policy.model.trust_remote_code
         # a fraction of the whole GPU, on which all servers of the pool are awake during an episode
         node.rollout.gpu_memory_utilization = node.rollout.gpu_memory_utilization / sharing
-        node.rollout.max_model_len = max_model_len(run)
+        node.rollout.max_model_len = longest_row(run)
         node.rollout.max_num_seqs = max(int(node.rollout.max_num_seqs), 1)
         if has_stop_strings(workflow, name):  # SGLang's scheduler decodes tokens to find them
             node.rollout.skip_tokenizer_init = False

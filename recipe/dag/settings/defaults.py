@@ -1,7 +1,8 @@
-"""Defaults for what the configuration leaves null: GPUs, tokens of a micro-batch, offload.
+"""Defaults for what the configuration leaves null: GPUs, tokens of a micro-batch, offload, context of the servers.
 
-Invariant: `decide` is a function of the configuration, the workflow and the machine. Values that are set stay as they
-are; decisions are printed when the run starts, recorded with its configuration, and do not affect learning.
+Invariant: `decide` is a function of the configuration, the workflow, the machine and the models' config.json files.
+Values that are set stay as they are, a policy's own `config` before the run's; decisions are printed when the run
+starts, recorded with its configuration, and do not affect learning.
 """
 
 from __future__ import annotations
@@ -9,26 +10,27 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import partial
+from itertools import product
+from typing import Any
 
-from omegaconf import DictConfig, open_dict
+from omegaconf import DictConfig, OmegaConf, open_dict
 
 from recipe.dag.core.errors import UserError
-from recipe.dag.settings.gpu_pools import (
-    RUN,
-    Open,
-    PolicyKeys,
-    default_tokens,
-    is_open,
-    longest_row,
-    pools_of,
-    useful_tokens,
-)
 from recipe.dag.settings.pools import plan_pools
+from recipe.dag.workflow.flatten import flatten
 from recipe.dag.workflow.machine import Machine
-from recipe.dag.workflow.memory import GB, PoolMemory, estimate_pool, judge_pool
-from recipe.dag.workflow.model_size import UnknownSize
+from recipe.dag.workflow.memory import GB, PolicyOnGpu, Pool, PoolMemory, critic_path, estimate_pool, judge_pool
+from recipe.dag.workflow.model_size import UnknownSize, context_of, size_of
 from recipe.dag.workflow.schema import Workflow
+from recipe.dag.workflow.trainer_memory import Head, TrainerOptions
 
+RUN = "actor_rollout_ref"
+TOKENS = 16384
+"""Default tokens of a micro-batch."""
+TOKENS_OF_SMALL_MODELS = ((250_000_000, 65536), (1_000_000_000, 32768))
+"""(upper bound of the parameters, tokens): with few tokens, the kernels of a small model finish before the CPU has
+launched the next ones. In examples/bench_training.py on an H100, updates of 135M parameters reach 29,400 tokens/s at
+16,384 tokens and 88,000 at 65,536; those of 0.5B reach 40,600 at 16,384 and 54,400 at 32,768."""
 TOKEN_CHOICES = (65536, 32768, 16384, 8192, 4096)
 OFFLOADS = ("param_offload", "optimizer_offload")
 HOST_BESIDE = 15 * GB
@@ -55,12 +57,37 @@ class Decision:
     """True if the configuration sets no number, so that `gpus` are all visible ones."""
 
 
-def gpu_bytes(config: DictConfig, machine: Machine, gpus: int) -> int | None:
-    """Return the bytes that the run may use on each GPU: those of the smallest one, at most `gpu_memory_gb`; None if
-    unknown."""
-    visible = min(machine.gpu_bytes[:gpus], default=None)
-    limit = config.get("gpu_memory_gb")
-    return min((int(number) for number in (visible, limit and limit * GB) if number), default=None)
+class PolicyKeys:
+    """A policy's keys below `actor_rollout_ref`: those of its own `config` override the run's."""
+
+    def __init__(self, config: DictConfig, workflow: Workflow, name: str):
+        self.run = config
+        self.own = {key: value for key, value, _ in flatten(workflow.policies[name].config)}
+
+    def __getitem__(self, key: str) -> Any:
+        return self.own[key] if key in self.own else OmegaConf.select(self.run, f"{RUN}.{key}")
+
+
+def longest_row(config: DictConfig) -> int:
+    """Return the maximum number of tokens in a row, prompt and response together."""
+    data = config.data
+    return int(config[RUN].rollout.max_model_len or data.max_prompt_length + data.max_response_length)
+
+
+def served_length(config: DictConfig, workflow: Workflow, name: str) -> int:
+    """Return the context of a policy's servers in tokens: `max_model_len`, or else the longest row and, within what
+    the model was made for, the thoughts that come on top."""
+    if written := PolicyKeys(config, workflow, name)["rollout.max_model_len"]:
+        return int(written)
+    longest = longest_row(config)
+    thoughts = max((a.sampling.thinking_tokens for a in workflow.agents if a.policy == name), default=0)
+    most = context_of(workflow.policies[name].model.path) if thoughts else None
+    return longest + thoughts if most is None else max(longest, min(longest + thoughts, most))
+
+
+def default_tokens(longest: int) -> int:
+    """Return the tokens of a micro-batch if neither the configuration nor the memory determines them."""
+    return max(TOKENS, longest)
 
 
 def decide(
@@ -81,32 +108,101 @@ def decide(
     gpus = visible if configured is None else int(configured)
     longest = longest_row(config)
     tokens = default_tokens(longest)
-    available = gpu_bytes(config, machine, gpus)
+    available = _gpu_bytes(config, machine, gpus)
     decided = partial(Decision, gpus=gpus, all_visible=configured is None)
     if available is None:
         return decided(tokens=tokens, offload=None, unknown="the memory of the GPUs is unknown")
     try:
-        most = useful_tokens(pools_of(config, workflow, gpus, Open(tokens, offload=False)))
+        most = useful_tokens(_pools(config, workflow, gpus, tokens, offload=False))
     except UnknownSize as unknown:
         return decided(tokens=tokens, offload=None, unknown=str(unknown))
-    for choice in _choices(config, workflow, longest, most):
-        pools = pools_of(config, workflow, gpus, choice)
+    for offload, tokens in _choices(config, workflow, longest, most):
+        pools = _pools(config, workflow, gpus, tokens, offload)
         if all(estimate_pool(pool, available).fits for pool in pools):
             break
     memory = tuple(judge_pool(pool, available) for pool in pools)
-    return decided(tokens=choice.tokens, offload=choice.offload, memory=memory)
+    return decided(tokens=tokens, offload=offload, memory=memory)
 
 
-def _choices(config: DictConfig, workflow: Workflow, longest: int, most: int) -> Iterator[Open]:
-    """Yield the possible values for null, best first. A micro-batch needs at least the `longest` row; more than `most`
-    tokens are not faster."""
+def _gpu_bytes(config: DictConfig, machine: Machine, gpus: int) -> int | None:
+    """Return the bytes that the run may use on each GPU: those of the smallest one, at most `gpu_memory_gb`; None if
+    unknown."""
+    visible = min(machine.gpu_bytes[:gpus], default=None)
+    limit = config.get("gpu_memory_gb")
+    return min((int(number) for number in (visible, limit and limit * GB) if number), default=None)
+
+
+def _choices(config: DictConfig, workflow: Workflow, longest: int, most: int) -> Iterator[tuple[bool, int]]:
+    """Yield the possible values of (offload, tokens) for null, best first. A micro-batch needs at least the `longest`
+    row; more than `most` tokens are not faster."""
     sizes = [number for number in TOKEN_CHOICES if longest <= number <= most] or [longest]
-    if not is_open(config, workflow, "actor.ppo_max_token_len_per_gpu"):
+    if not _is_open(config, workflow, "actor.ppo_max_token_len_per_gpu"):
         sizes = sizes[:1]
-    can_offload = any(is_open(config, workflow, f"actor.fsdp_config.{key}") for key in OFFLOADS)
-    for offload in (False, True) if can_offload else (False,):
-        for tokens in sizes:
-            yield Open(tokens, offload)
+    can_offload = any(_is_open(config, workflow, f"actor.fsdp_config.{key}") for key in OFFLOADS)
+    return product((False, True) if can_offload else (False,), sizes)
+
+
+def _is_open(config: DictConfig, workflow: Workflow, key: str) -> bool:
+    """Return whether a key below `actor_rollout_ref` is null for a trained policy, so that a choice has an effect."""
+    return any(PolicyKeys(config, workflow, name)[key] is None for name in workflow.trained_policies())
+
+
+def useful_tokens(pools: tuple[Pool, ...]) -> int:
+    """Return the tokens of a micro-batch above which the largest trained model does not get faster."""
+    trained = [policy for pool in pools for policy in pool.policies if policy.trainer is not None]
+    largest = max((policy.size.parameters for policy in trained), default=0)
+    return next((tokens for parameters, tokens in TOKENS_OF_SMALL_MODELS if largest < parameters), TOKENS)
+
+
+def _pools(config: DictConfig, workflow: Workflow, gpus: int, tokens: int, offload: bool) -> tuple[Pool, ...]:
+    """Return the pools of a run on `gpus` GPUs per machine, with `tokens` and `offload` for null. Raises UserError if
+    there are too few for the policies, and UnknownSize if a model's shape is unknown."""
+    specs = plan_pools(workflow, nnodes=config.trainer.nnodes, n_gpus_per_node=gpus)
+    policy = partial(_policy, config, workflow, tokens, offload)
+    return tuple(Pool(sum(spec.processes_on_nodes), tuple(map(policy, spec.policies))) for spec in specs)
+
+
+def _policy(config: DictConfig, workflow: Workflow, tokens: int, offload: bool, name: str) -> PolicyOnGpu:
+    policy, keys = workflow.policies[name], PolicyKeys(config, workflow, name)
+    critic = critic_path(workflow, name)
+    return PolicyOnGpu(
+        name=name,
+        size=size_of(policy.model.path),
+        trainer=None if policy.frozen else _trainer(keys, longest_row(config), tokens, offload),
+        critic=None if critic is None else size_of(critic),
+        reference=policy.reference,
+        server_share=float(keys["rollout.gpu_memory_utilization"] or 0.5),
+        tensor_parallel=int(keys["rollout.tensor_model_parallel_size"] or 1),
+        longest_row=served_length(config, workflow, name),
+    )
+
+
+def _trainer(keys: PolicyKeys, longest: int, tokens: int, offload: bool) -> TrainerOptions:
+    if keys["actor.use_dynamic_bsz"] is False:
+        tokens = int(keys["actor.ppo_micro_batch_size_per_gpu"] or 1) * longest
+    else:
+        tokens = int(keys["actor.ppo_max_token_len_per_gpu"] or tokens)
+    offloads = {
+        key: offload if (value := keys[f"actor.fsdp_config.{key}"]) is None else bool(value) for key in OFFLOADS
+    }
+    return TrainerOptions(
+        tokens=tokens,
+        **offloads,
+        offload_policy=bool(keys["actor.fsdp_config.offload_policy"]),
+        head=_head(keys),
+        checkpointing=keys["model.enable_gradient_checkpointing"] is not False,
+    )
+
+
+def _head(keys: PolicyKeys) -> Head:
+    if keys["model.use_remove_padding"] is False:
+        return Head.PADDED
+    cut = max(int(keys[f"actor.{key}ulysses_sequence_parallel_size"] or 1) for key in ("", "fsdp_config."))
+    if cut > 1 or keys["actor.fsdp_config.pad_to_length"]:
+        return Head.PACKED
+    if not keys["model.use_fused_kernels"]:
+        return Head.LOGITS
+    return Head.CHUNKED if keys["model.fused_kernel_options.impl_backend"] == "torch" else Head.FUSED
 
 
 def apply(config: DictConfig, decision: Decision) -> None:
