@@ -8,9 +8,9 @@ each GPU is left free for its error.
 
 from __future__ import annotations
 
-import itertools
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from itertools import product
 
 from recipe.dag.core.frozen import Frozen
 from recipe.dag.workflow.model_size import ModelSize, UnknownSize, size_of
@@ -42,9 +42,10 @@ FSDP = f"{ACTOR}.fsdp_config"
 GPU_NUMBERS = (2, 4, 8, 16, 32)
 TOKEN_NUMBERS = (8192, 4096, 2048)
 SERVER_SHARES = (0.4, 0.3, 0.2, 0.6, 0.7, 0.8)
+"""Values that a change may set, in the order in which they are tried."""
 OFFLOADS = ((), ("param_offload", "optimizer_offload"), ("offload_policy",))
-"""Values that a change may set, in the order in which they are tried. The last offload is the slowest: every layer is
-fetched from host memory, and the optimizer steps on the CPU."""
+"""The keys that a change may set, fastest first: with the last, every layer is fetched from host memory, and the
+optimizer steps on the CPU."""
 REFERENCE = 4
 """Bytes per parameter of a reference, which verl keeps in host memory."""
 
@@ -288,13 +289,13 @@ def _host(policy: PolicyOnGpu, gpus: int) -> int:
 
 
 def find_change(pool: Pool, available: int) -> tuple[str, ...]:
-    """Return the first configuration change with which `pool` fits, as `key=value` arguments; () if none does. A slower
-    offload is tried last, and a change of one number before one of two."""
+    """Return the first configuration change with which `pool` fits, as `key=value` arguments; () if none does. A change
+    of numbers is tried before any offload, and of one number before two."""
     longest = max((policy.longest_row for policy in pool.policies if policy.trainer is not None), default=0)
     tokens = [number for number in TOKEN_NUMBERS if number >= longest]
-    numbers = [(None, None), *itertools.product([None], SERVER_SHARES), *itertools.product(tokens, [None])]
-    numbers += itertools.product(tokens, SERVER_SHARES)
-    for offload, (budget, share) in itertools.product(OFFLOADS, numbers):
+    numbers: list[tuple[int | None, float | None]] = [(None, None)]
+    numbers += [*product([None], SERVER_SHARES), *product(tokens, [None]), *product(tokens, SERVER_SHARES)]
+    for offload, (budget, share) in product(OFFLOADS, numbers):
         policies = tuple(_changed(policy, offload, budget, share) for policy in pool.policies)
         if estimate_pool(replace(pool, policies=policies), available).fits:
             lines = [f"{FSDP}.{key}=true" for key in offload]
