@@ -75,7 +75,7 @@ def test_another_workflow_is_refused():
 PYTHON = """#!/bin/bash
 echo "$@" >> "$LOG"
 case "$*" in *" serve "*) echo http://127.0.0.1:9/v1; exec sleep 60 ;; esac
-case "$*" in *" --check "*) ;; *recipe.dag.app.main*) echo "$COACH_URL $COACH_MODEL $MODEL_PATH" >> "$LOG" ;; esac
+case "$*" in *" --check "*) ;; *recipe.dag.main*) echo "$COACH_URL $COACH_MODEL $MODEL_PATH" >> "$LOG" ;; esac
 """
 
 
@@ -100,7 +100,7 @@ def test_the_script_serves_the_judge_while_it_trains(tmp_path):
     done = subprocess.run(["bash", str(scripts / "run.sh"), "3", "a=b"], env=env, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
     check, data, model, coach, train, facts = log.read_text().splitlines()
-    assert "recipe.dag.app.main --check" in check and check.endswith("workflow.nodes.scores.args.process=0.5 a=b")
+    assert "recipe.dag.main --check" in check and check.endswith("workflow.nodes.scores.args.process=0.5 a=b")
     assert "preprocess/tabular.py --local_dir outputs/dsbench_tiny_seed3/data" in data and "--seed 3" in data
     assert "recipe.tiny.build --output outputs/dsbench_tiny_seed3/model --seed 3" in model
     assert "serve --script recipe/dsbench/judge.py:judge --port 0" in coach

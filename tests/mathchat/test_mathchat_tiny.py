@@ -143,11 +143,11 @@ def test_the_readme_names_settings():
 
 FAKE_PYTHON = """#!/bin/bash
 printf '%s\\t' "COACH_URL=${COACH_URL:-}" "$@" >> "$LOG"; echo >> "$LOG"
-case "$*" in *"recipe.dag.app.cli serve"*)
+case "$*" in *"recipe.dag.cli serve"*)
   if [ -n "${BROKEN_SERVER:-}" ]; then echo "error: no script" >&2; exit 2; fi
   echo $$ >> "$PIDS"; sleep 0.2; echo http://127.0.0.1:1234/v1; exec sleep 60 ;;
-*"recipe.dag.app.main --check"*) ;;
-*recipe.dag.app.main*)
+*"recipe.dag.main --check"*) ;;
+*recipe.dag.main*)
   if [ -n "${STARTED:-}" ]; then trap 'kill %1; exit 5' TERM; sleep 60 & touch "$STARTED"; wait; fi
   exit "${CODE:-0}" ;;
 esac

@@ -17,7 +17,7 @@ PARTS = (SCRIPT, "recipe/dag/scripts", "pyproject.toml")
 
 FAKE_PYTHON = """#!/bin/bash
 printf '%s\\t' python "${MODEL_PATH:-}" "$@" >> "$LOG"; echo >> "$LOG"
-case "$*" in *"recipe.dag.app.main --check"*) ;; *recipe.dag.app.main*)
+case "$*" in *"recipe.dag.main --check"*) ;; *recipe.dag.main*)
   for step in 10 20; do
     mkdir -p "$OUT/checkpoints/global_step_$step/main/actor/huggingface"
     touch "$OUT/checkpoints/global_step_$step/main/actor/huggingface/config.json"
