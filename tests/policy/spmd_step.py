@@ -1,13 +1,14 @@
-"""One rank of a training step, for tests that compare engines: python spmd_step.py RANK WORLD MODEL OUT.
+"""One rank of a training step, for tests that compare engines: python spmd_step.py RANK WORLD MODEL UNTIED OUT.
 
 Every rank runs the driver's half of the step itself and gathers what the others computed, so that the step is the
 product's own, from the layout of the rows to the optimizer. Reads OUT/score.py, a reward, and writes
-OUT/<engine>_<loss>.pt for each engine of ENGINES.
+OUT/<engine>_<loss>.pt for each engine of ENGINES, and for those of UNTIED with the first loss only.
 """
 
 from __future__ import annotations
 
 import asyncio
+import itertools
 import os
 import sys
 from functools import partial
@@ -19,6 +20,16 @@ ENGINES = {
     "packed": [],
     "packed_logits": ["model.use_fused_kernels=false"],
 }
+KEPT = "actor.fsdp_config.reshard_after_forward=false"
+CHECKPOINTED = "model.enable_gradient_checkpointing=true"
+UNTIED = {  # of the model UNTIED, whose output embeddings FSDP gathers and frees apart from the other parameters
+    "untied_padded": ENGINES["padded"],
+    "untied": [],
+    "untied_kept": [KEPT],
+    "untied_checkpointed": [CHECKPOINTED],
+    "untied_kept_checkpointed": [KEPT, CHECKPOINTED],
+}
+LOSSES = {"vanilla": "token-mean", "cpgd": "seq-mean-token-sum"}
 WORKFLOW = """\
 dag_id: tiny
 agents: [{{name: solver, policy: main}}]
@@ -56,7 +67,7 @@ def episodes() -> list:
     return made
 
 
-def run(rank: int, world: int, model: str, out: Path) -> None:
+def run(rank: int, world: int, tied: str, untied: str, out: Path) -> None:
     from recipe.dag.platform.environment import prepare_environment
     from recipe.dag.settings.compose import compose_config
 
@@ -84,62 +95,80 @@ def run(rank: int, world: int, model: str, out: Path) -> None:
         columns = {key: torch.nested.as_nested_tensor(rows, layout=torch.jagged) for key, rows in joined.items()}
         return tu.get_tensordict(columns, {"metrics": tu.get(output, "metrics", default={})})
 
-    for name, overrides in ENGINES.items():
-        for loss, agg in (("vanilla", "token-mean"), ("cpgd", "seq-mean-token-sum")):
-            flow = out / f"{name}_{loss}_{rank}.yaml"
-            flow.write_text(WORKFLOW.format(model=model, loss=loss, agg=agg))
-            workflow = load_workflow(flow)
-            settings = ["actor.ppo_max_token_len_per_gpu=150", "actor.optim.lr=0.01", *overrides]
-            run = compose_config(
-                "dag",
-                [
-                    *(f"actor_rollout_ref.{setting}" for setting in settings),
-                    f"workflow={flow}",
-                    "data.train_files=none",
-                    "data.max_prompt_length=64",
-                    "data.max_response_length=64",
-                ],
-            )
-            defaults.apply(run, defaults.on_cpu(run))
-            paths = {"model_path": model, "critic_path": model}
-            config = policy_config(run, workflow, "main", **paths, updates=100, platform="cpu")
-            worker = PolicyWorker(config.actor_rollout_ref, role="actor_rollout_ref", critic=config.critic)
-            worker.init_model()
-            with torch.no_grad():  # else the KL to the reference has no gradient
-                for parameter in worker.ref.engine.module.parameters():
-                    parameter.mul_(1.05)
-                for parameter in worker.critic.engine.module.score.parameters():  # else all values are 0
-                    parameter.fill_(0.1)
-            engine, results = worker.actor.engine, {}
-            step_of = engine.optimizer_step
+    cases = [(tied, *case) for case in itertools.product(ENGINES.items(), LOSSES.items())]
+    cases += [(untied, *case) for case in itertools.product(UNTIED.items(), list(LOSSES.items())[:1])]
+    for model, (name, overrides), (loss, agg) in cases:
+        flow = out / f"{name}_{loss}_{rank}.yaml"
+        flow.write_text(WORKFLOW.format(model=model, loss=loss, agg=agg))
+        workflow = load_workflow(flow)
+        settings = ["actor.ppo_max_token_len_per_gpu=150", "actor.optim.lr=0.01", *overrides]
+        run = compose_config(
+            "dag",
+            [
+                *(f"actor_rollout_ref.{setting}" for setting in settings),
+                f"workflow={flow}",
+                "data.train_files=none",
+                "data.max_prompt_length=64",
+                "data.max_response_length=64",
+            ],
+        )
+        defaults.apply(run, defaults.on_cpu(run))
+        paths = {"model_path": model, "critic_path": model}
+        config = policy_config(run, workflow, "main", **paths, updates=100, platform="cpu")
+        config.merge_with_dotlist([f"actor_rollout_ref.{setting}" for setting in overrides])  # CPUs' settings differ
+        worker = PolicyWorker(config.actor_rollout_ref, role="actor_rollout_ref", critic=config.critic)
+        worker.init_model()
+        with torch.no_grad():  # else the KL to the reference has no gradient
+            for parameter in worker.ref.engine.module.parameters():
+                parameter.mul_(1.05)
+            for parameter in worker.critic.engine.module.score.parameters():  # else all values are 0
+                parameter.fill_(0.1)
+        engine, results = worker.actor.engine, {}
+        step_of = engine.optimizer_step
+        results["held"], note_held = watch_head(engine.module)
 
-            def record(engine=engine, results=results, step_of=step_of) -> float:
-                results["gradient"] = flat(p.grad for p in engine.module.parameters())
-                return step_of()
+        def record(engine=engine, results=results, step_of=step_of, note_held=note_held) -> float:
+            note_held()
+            results["gradient"] = flat(p.grad for p in engine.module.parameters())
+            return step_of()
 
-            engine.optimizer_step = record
-            methods = ("compute_log_prob", "compute_ref_log_prob", "compute_values", "update_actor", "update_critic")
-            policy = SimpleNamespace(
-                config=config,
-                data_parallel_size=world,
-                workers=SimpleNamespace(**{m: partial(gathered, getattr(worker, m)) for m in methods}),
-                tokenizer=SimpleNamespace(pad_token_id=0),
-                pool=SimpleNamespace(lock=asyncio.Lock()),
-            )
-            rows = rows_of(episodes())
-            step = TrainingStep(workflow, {"main": policy}, rows, seed=0)
-            asyncio.run(step.run())
-            columns = step.batches["main"].columns
-            masks = [torch.tensor(row.response_mask).bool() for row in rows]
-            for key in ("old_log_probs", "ref_log_prob", "entropy", "values"):
-                results[key] = torch.cat([column[mask] for column, mask in zip(columns[key], masks, strict=True)])
-            results["weights"] = flat(engine.module.parameters())
-            results["critic"] = flat(worker.critic.engine.module.parameters())
-            results["attention"] = engine.module.config._attn_implementation
-            results["fused"] = getattr(engine, "fused", None)
-            if rank == 0:
-                torch.save(results, out / f"{name}_{loss}.pt")
+        engine.optimizer_step = record
+        methods = ("compute_log_prob", "compute_ref_log_prob", "compute_values", "update_actor", "update_critic")
+        policy = SimpleNamespace(
+            config=config,
+            data_parallel_size=world,
+            workers=SimpleNamespace(**{m: partial(gathered, getattr(worker, m)) for m in methods}),
+            tokenizer=SimpleNamespace(pad_token_id=0),
+            pool=SimpleNamespace(lock=asyncio.Lock()),
+        )
+        rows = rows_of(episodes())
+        step = TrainingStep(workflow, {"main": policy}, rows, seed=0)
+        asyncio.run(step.run())
+        columns = step.batches["main"].columns
+        masks = [torch.tensor(row.response_mask).bool() for row in rows]
+        for key in ("old_log_probs", "ref_log_prob", "entropy", "values"):
+            results[key] = torch.cat([column[mask] for column, mask in zip(columns[key], masks, strict=True)])
+        results["weights"] = flat(engine.module.parameters())
+        results["critic"] = flat(worker.critic.engine.module.parameters())
+        results["attention"] = engine.module.config._attn_implementation
+        results["fused"] = getattr(engine, "fused", None)
+        if rank == 0:
+            torch.save(results, out / f"{name}_{loss}.pt")
     dist.destroy_process_group()
+
+
+def watch_head(model):
+    """Return a list, and a function that appends to it, as does each forward pass of the model when it ends: the bytes
+    of the gathered output embeddings that are in memory."""
+    gathered, held = [], []
+
+    def note_held(*_: object) -> None:
+        held.append(gathered[-1].untyped_storage().nbytes())
+
+    # before FSDP's own hook, which frees them
+    model.lm_head.register_forward_hook(lambda head, *_: gathered.append(head.weight), prepend=True)
+    model.register_forward_hook(note_held)
+    return held, note_held
 
 
 def flat(tensors):
@@ -149,7 +178,7 @@ def flat(tensors):
 
 
 if __name__ == "__main__":
-    rank, world, model, out = int(sys.argv[1]), int(sys.argv[2]), sys.argv[3], Path(sys.argv[4])
+    rank, world, out = int(sys.argv[1]), int(sys.argv[2]), Path(sys.argv[5])
     os.environ |= {"RANK": str(rank), "WORLD_SIZE": str(world), "LOCAL_RANK": str(rank), "LOCAL_WORLD_SIZE": str(world)}
     os.environ |= {"MASTER_ADDR": "localhost", "MASTER_PORT": "0"}
-    run(rank, world, model, out)
+    run(rank, world, *sys.argv[3:5], out)

@@ -2,31 +2,46 @@
 
 from __future__ import annotations
 
-import itertools
 import os
+import shutil
 import subprocess
 from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
 import torch
+from transformers import AutoModelForCausalLM
 
 from recipe.dag.policy import engine
 from recipe.dag.policy.engine import sampled_positions
 from recipe.dag.policy.value_model import ValueEngine
 
 SCRIPT = Path(__file__).with_name("spmd_step.py")
-LOSSES = ("vanilla", "cpgd")
+CASES = [(name, loss) for name in ("padded", "packed", "packed_logits") for loss in ("vanilla", "cpgd")]
+UNTIED = ("untied", "untied_kept", "untied_checkpointed", "untied_kept_checkpointed")
+CASES += [(name, "vanilla") for name in UNTIED]
 
 
 @pytest.fixture(scope="module")
-def steps(tiny_model, tmp_path_factory, zygote) -> dict[tuple[int, str, str], dict]:
+def untied_model(tiny_model, tmp_path_factory) -> Path:
+    """The tiny model with output embeddings of its own, as large models have them."""
+    folder = tmp_path_factory.mktemp("untied") / "model"
+    shutil.copytree(tiny_model, folder)
+    model = AutoModelForCausalLM.from_pretrained(tiny_model, tie_word_embeddings=False)
+    torch.manual_seed(1)
+    torch.nn.init.normal_(model.lm_head.weight, std=0.3)
+    model.save_pretrained(folder)
+    return folder
+
+
+@pytest.fixture(scope="module")
+def steps(tiny_model, untied_model, tmp_path_factory, zygote) -> dict[tuple[int, str, str], dict]:
     """(ranks, engine, loss) -> what a training step computed there."""
     found = {}
     for world in (1, 2):
         out = tmp_path_factory.mktemp(f"ranks{world}")
         (out / "score.py").write_text("def score(episode): return {}\n")
-        arguments = [str(world), str(tiny_model), str(out)]
+        arguments = [str(world), str(tiny_model), str(untied_model), str(out)]
         env = os.environ | {"PYTHONPATH": str(SCRIPT.parents[2]), "OMP_NUM_THREADS": "1"}
         ranks = [
             subprocess.Popen(
@@ -44,16 +59,19 @@ def steps(tiny_model, tmp_path_factory, zygote) -> dict[tuple[int, str, str], di
 
 def test_each_engine_is_the_one_that_it_is_called(steps):
     kinds = {name: (step["attention"], bool(step["fused"])) for (_, name, _), step in steps.items()}
-    assert kinds == {"padded": ("sdpa", False), "packed": ("varlen", True), "packed_logits": ("varlen", False)}
+    padded = dict.fromkeys(("padded", "untied_padded"), ("sdpa", False))
+    fused = dict.fromkeys(("packed", *UNTIED), ("varlen", True))
+    assert kinds == padded | fused | {"packed_logits": ("varlen", False)}
 
 
-@pytest.mark.parametrize("loss", LOSSES)
-@pytest.mark.parametrize(("ranks", "name"), itertools.product((1, 2), ("padded", "packed", "packed_logits")))
+@pytest.mark.parametrize(("name", "loss"), CASES)
+@pytest.mark.parametrize("ranks", [1, 2])
 @pytest.mark.parametrize(
     "what", ["old_log_probs", "ref_log_prob", "entropy", "values", "gradient", "weights", "critic"]
 )
 def test_a_step_is_that_of_padded_rows_on_one_rank(steps, ranks, name, loss, what):
-    expected, found = steps[1, "padded", loss][what], steps[ranks, name, loss][what]
+    padded = "untied_padded" if name in UNTIED else "padded"
+    expected, found = steps[1, padded, loss][what], steps[ranks, name, loss][what]
     assert expected.abs().max() > 1e-3
     if what == "gradient":  # of a norm that depends on the loss
         assert float((found - expected).norm() / expected.norm()) < 1e-5
@@ -62,6 +80,15 @@ def test_a_step_is_that_of_padded_rows_on_one_rank(steps, ranks, name, loss, wha
         assert float((found - expected).norm() / expected.norm()) < 1e-3
     else:
         torch.testing.assert_close(found, expected, atol=1e-5, rtol=1e-5)
+
+
+@pytest.mark.parametrize("name", ["untied_padded", *UNTIED])
+@pytest.mark.parametrize("ranks", [1, 2])
+def test_output_embeddings_are_gathered_no_longer_than_fsdp_gathers_a_layer(steps, ranks, name):
+    *after_forward, after_backward = steps[ranks, name, "vanilla"]["held"]
+    assert len(after_forward) >= 4, "old log-probs and the update have several micro-batches each"
+    whole = 96 * 32 * 4  # the vocabulary and width of the model, in fp32
+    assert set(after_forward) == {whole if "kept" in name else 0} and after_backward == 0
 
 
 def test_only_tokens_that_the_policy_sampled_are_scored():

@@ -55,15 +55,20 @@ def why_not(model: PreTrainedModel) -> str | None:
 
 def install(model: PreTrainedModel, backend: str) -> None:
     """Make this model's forward take `scored` and return {"log_probs", "entropy"}, [scored] each. Only this instance
-    changes, not its class: other models of the family in this process keep their forward."""
+    and its output layer change, not their classes: other models of the family in this process keep their forward."""
 
     def forward(self, scored: Scored, **inputs: object) -> dict[str, Tensor]:
         hidden = self.base_model(**inputs).last_hidden_state
         hidden = hidden.reshape(-1, hidden.shape[-1])[scored.positions]
-        log_probs, entropy = score(hidden, self.get_output_embeddings().weight, scored, backend)
+        log_probs, entropy = self.get_output_embeddings()(hidden, scored)
         return {"log_probs": log_probs, "entropy": entropy}
 
-    model.forward = types.MethodType(forward, model)
+    # FSDP shards untied output embeddings apart from the model: their weight is whole only while their layer is called
+    def forward_head(self, hidden: Tensor, scored: Scored) -> tuple[Tensor, Tensor]:
+        return score(hidden, self.weight, scored, backend)
+
+    head = model.get_output_embeddings()
+    model.forward, head.forward = types.MethodType(forward, model), types.MethodType(forward_head, head)
 
 
 def score(hidden: Tensor, weight: Tensor, scored: Scored, backend: str) -> tuple[Tensor, Tensor]:
