@@ -10,6 +10,8 @@ from types import SimpleNamespace
 
 import pytest
 import torch
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
 from transformers import LlamaConfig, LlamaForCausalLM, Qwen2Config, Qwen2ForCausalLM, Qwen3Config, Qwen3ForCausalLM
 
 from recipe.dag.policy import linear_head
@@ -102,6 +104,17 @@ def test_models_whose_log_probs_are_more_than_a_product_keep_their_logits(model,
 
 def test_models_with_neutral_options_are_given_it():
     assert linear_head.why_not(model_with(final_logit_softcapping=None, logit_scale=1.0)) is None
+
+
+def test_temperatures_keep_their_precision_under_fsdp(engine):  # whose process group this uses
+    class Temperatures(torch.nn.Linear):
+        def forward(self, scored: Scored) -> torch.Tensor:
+            return scored.temperature
+
+    policy = MixedPrecisionPolicy(param_dtype=torch.bfloat16)
+    model = fully_shard(Temperatures(2, 2), mesh=init_device_mesh("cpu", (1,)), mp_policy=policy)
+    temperatures = torch.tensor([0.7, 1.3])
+    assert torch.equal(model(Scored(torch.arange(2), torch.arange(2), temperatures)), temperatures)
 
 
 @needs_gpu

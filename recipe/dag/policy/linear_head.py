@@ -8,7 +8,6 @@ kernels are verl's; this module prepares their inputs.
 from __future__ import annotations
 
 import types
-from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 import torch
@@ -24,16 +23,14 @@ TRITON = "triton"
 TORCH = "torch"
 
 
-@dataclass(frozen=True, slots=True)
 class Scored:
-    """The tokens of a micro-batch to score. It is not a pytree, so FSDP does not cast its temperatures."""
+    """The tokens of a micro-batch to score. Neither a pytree nor a dataclass, in which FSDP would cast the temperatures
+    to its parameters' type."""
 
-    positions: Tensor
-    """[scored]: indices into the packed tokens."""
-    tokens: Tensor
-    """[scored]: the tokens that follow them."""
-    temperature: float | Tensor
-    """One for all tokens, or [scored]."""
+    def __init__(self, positions: Tensor, tokens: Tensor, temperature: float | Tensor):
+        """`positions` [scored]: indices into the packed tokens. `tokens` [scored]: those that follow them.
+        `temperature`: one for all tokens, or [scored]."""
+        self.positions, self.tokens, self.temperature = positions, tokens, temperature
 
 
 def why_not(model: PreTrainedModel) -> str | None:
