@@ -104,10 +104,10 @@ def _task(
     return Task(task_id, text, prompt, metadata | facts, files, truth)
 
 
-def _same_file(one: Path, other: Path) -> bool:
+def _same_file(path: Path, other: Path) -> bool:
     """Return whether two paths, whose files need not exist, lead to one file by any spelling, symlink or hard link."""
     try:
-        return one.resolve() == other.resolve() or (one.exists() and other.exists() and one.samefile(other))
+        return path.resolve() == other.resolve() or (path.exists() and other.exists() and path.samefile(other))
     except (OSError, RuntimeError, ValueError):  # a loop of symlinks; a name that no file can have
         return False
 

@@ -102,8 +102,8 @@ def write_selected(
     for batch in rows:
         chosen = places[start : start + batch.num_rows]
         start += batch.num_rows
-        for place, writer in enumerate(writers):
-            writer.add(batch.filter(pa.array([where == place for where in chosen], pa.bool_())))
+        for index, writer in enumerate(writers):
+            writer.add(batch.filter(pa.array([where == index for where in chosen], pa.bool_())))
     for writer in writers:
         writer.close()
 

@@ -151,8 +151,8 @@ def _fields(config: type) -> list[str]:
     lines = []
     for field in dataclasses.fields(config):
         if field.name not in ("seed", "size"):
-            made = field.default_factory
-            default = made() if made is not dataclasses.MISSING else field.default
+            factory = field.default_factory
+            default = factory() if factory is not dataclasses.MISSING else field.default
             lines.append(f"{field.name} = {default}")
     return lines
 

@@ -99,8 +99,8 @@ def dialogue_of(transcript: str) -> list[dict[str, Any]]:
 
 
 def _until(text: str, tag: str) -> tuple[str, str]:
-    inside, found, rest = text.partition(tag)
-    if not found:
+    inside, separator, rest = text.partition(tag)
+    if not separator:
         raise Malformed(f"no {tag}")
     return inside, rest
 

@@ -69,8 +69,8 @@ def main(argv: Sequence[str] | None = None) -> None:
         write_selected(batches(file, options.input), file.schema_arrow, split, files)
     if repeated := split.count(None):
         print(f"split: left out {repeated} training rows whose {key} is a validation row's")
-    for place, target in enumerate(targets):
-        print(f"split: {split.count(place)} rows -> {target}")
+    for index, target in enumerate(targets):
+        print(f"split: {split.count(index)} rows -> {target}")
 
 
 def _keys(file, name: str, column: str | None) -> list[bytes]:

@@ -203,13 +203,13 @@ def draw(domain: Domain, rng: random.Random) -> Task:
     """Return a task with the relevant columns of its domain and two others, in random order."""
     columns = [*domain.relevant, *rng.sample(domain.irrelevant, 2)]
     rng.shuffle(columns)
-    metric, place = rng.choice(domain.metrics), rng.choice(PLACES)
+    metric, location = rng.choice(domain.metrics), rng.choice(PLACES)
     rows = _rows(domain, columns, rng)
     train, test = rows[:TRAIN_ROWS], rows[TRAIN_ROWS:]
     names = [column.name for column in columns]
     id_and_target = [domain.thing, domain.target]
     return Task(
-        _text(domain, columns, metric, place),
+        _text(domain, columns, metric, location),
         domain,
         tuple(columns),
         metric,
@@ -253,11 +253,11 @@ def check_disjoint(train: Sequence[Task], test: Sequence[Task]) -> None:
             raise RuntimeError(f"{len(shared)} training tasks have the {what} of a test task")
 
 
-def _text(domain: Domain, columns: Sequence[Column], metric: str, place: str) -> str:
+def _text(domain: Domain, columns: Sequence[Column], metric: str, location: str) -> str:
     kinds = (f"{column.name} ({'text' if column.values else 'number'})" for column in columns)
     target = f"one of {', '.join(domain.labels)}" if domain.labels else "a number"
     return (
-        f"Predict {domain.target} ({target}) of each {domain.thing} in {place}.\n"
+        f"Predict {domain.target} ({target}) of each {domain.thing} in {location}.\n"
         f"Columns: {', '.join(kinds)}.\n"
         f"Evaluation: {METRICS[metric]}.\n"
         f"Submission: {domain.thing},{domain.target}"
@@ -276,8 +276,8 @@ def _rows(domain: Domain, columns: Sequence[Column], rng: random.Random) -> list
     ids = rng.sample(range(1000, 10_000), count)
     rows = []
     for number, row, target in zip(ids, cells, targets, strict=True):
-        shown = ["" if not c.values and rng.random() < EMPTY else row[c.name] for c in columns]
-        rows.append([number, *shown, target])
+        printed = ["" if not c.values and rng.random() < EMPTY else row[c.name] for c in columns]
+        rows.append([number, *printed, target])
     return rows
 
 

@@ -86,11 +86,11 @@ def _files(context: Context) -> tuple[str, list[str]]:
 
 def _summaries(context: Context, keep: int) -> list[str]:
     """Return a section for each other agent that printed a summary: the last one it printed."""
-    found: dict[str, str] = {}
+    summaries: dict[str, str] = {}
     for call in context.calls:
         if call.agent != context.agent and (blocks := _SUMMARY.findall(str(call.env_info.get("output", "")))):
-            found[call.agent] = blocks[-1][1].strip()[:keep]
-    return [prompts.SUMMARY.format(agent=agent, text=text) for agent, text in found.items()]
+            summaries[call.agent] = blocks[-1][1].strip()[:keep]
+    return [prompts.SUMMARY.format(agent=agent, text=text) for agent, text in summaries.items()]
 
 
 def _actions(own: list[Call], keep_output: int, keep_earlier: int) -> list[str]:

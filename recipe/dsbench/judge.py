@@ -97,14 +97,14 @@ def _analyst(task: str, answer: str, limit: float) -> Verdict:
 
 def _validations(text: str) -> list[Validation]:
     """Return the validation scores in a text, in order."""
-    found = []
+    validations = []
     for line in text.splitlines():
         if match := _ACCURACY.search(line):
             value, guess = float(match[1]), float(match[2])
             limit = next((limit for least, limit in ACCURACY_LIMITS if value >= least), LOWEST_LIMIT)
-            found.append(Validation((value - guess) / max(1 - guess, 1e-9), limit))
+            validations.append(Validation((value - guess) / max(1 - guess, 1e-9), limit))
         elif match := _RMSE.search(line):
             value, guess = float(match[1]), float(match[2])
             limit = next((limit for most, limit in RMSE_LIMITS if value < most), 4.0)
-            found.append(Validation((guess - value) / max(guess, 1e-9), limit))
-    return found
+            validations.append(Validation((guess - value) / max(guess, 1e-9), limit))
+    return validations

@@ -310,7 +310,7 @@ def metric_in_text(text: str) -> str | None:
     for start in [*(match.start() for match in _EVALUATION.finditer(text)), 0]:
         window = text[start : start + 600] if start else text
         # the first mention counts; where two patterns match at one place, the more specific one, which is listed first
-        found = [(match.start(), rank, name) for rank, (name, p) in enumerate(_PATTERNS) if (match := p.search(window))]
-        if found:
-            return min(found)[2]
+        hits = [(match.start(), rank, name) for rank, (name, p) in enumerate(_PATTERNS) if (match := p.search(window))]
+        if hits:
+            return min(hits)[2]
     return None

@@ -158,25 +158,25 @@ def score_submission(
         fair = {name: values[name] for name in shared if name in values}
         return Score(not reason, reason, truth.data_type, truth.metric, value, chance, metric.best, metrics, fair)
 
-    found = {"num_ground_truth": float(len(truth.ids))}
+    figures = {"num_ground_truth": float(len(truth.ids))}
     try:
         if submission is None:
             raise Unscorable(missing)
         # a row per id: more are refused before they are parsed
         table = read_table(read_bytes(submission, max_bytes), max_rows=len(truth.ids))
-        found["num_predictions"] = float(table.rows)
+        figures["num_predictions"] = float(table.rows)
         predicted = align(table, truth.ids, truth.id_column, list(truth.targets))
         columns = _columns(truth.data_type, truth.targets, predicted)
         value = _value(truth.metric, columns)
     except Unscorable as error:
-        return result(str(error), None, found)
-    found |= {truth.metric: value, "task_specified_metric": value}
+        return result(str(error), None, figures)
+    figures |= {truth.metric: value, "task_specified_metric": value}
     for name in _BASIC[truth.data_type]:
         with suppress(Unscorable):  # such as the AUC of several classes: absent, not 0
-            found[name] = _value(name, columns)
+            figures[name] = _value(name, columns)
     if truth.data_type == REGRESSION:
-        found |= target_statistics(np.concatenate([column[0] for column in columns]), found.get("rmse"))
-    return result("", value, found)
+        figures |= target_statistics(np.concatenate([column[0] for column in columns]), figures.get("rmse"))
+    return result("", value, figures)
 
 
 def _chances(truth: Truth) -> dict[str, float]:
@@ -193,13 +193,13 @@ def target_statistics(truth: Floats, error: float | None) -> dict[str, float]:
     """Return the distribution of the target, and the RMSE `error` in percent of its range and of its interquartile
     range; a percentage is absent if the range is 0 or there is no error. truth: [N]."""
     low, q25, q75, high = (float(value) for value in np.quantile(truth, (0, 0.25, 0.75, 1)))
-    found = {"target_min": low, "target_max": high}
-    found |= {"target_mean": float(truth.mean()), "target_std": float(truth.std())}
-    found |= {"target_q25": q25, "target_q75": q75, "target_median": float(np.median(truth))}
-    found |= {"target_range": high - low, "target_iqr": q75 - q25}
+    figures = {"target_min": low, "target_max": high}
+    figures |= {"target_mean": float(truth.mean()), "target_std": float(truth.std())}
+    figures |= {"target_q25": q25, "target_q75": q75, "target_median": float(np.median(truth))}
+    figures |= {"target_range": high - low, "target_iqr": q75 - q25}
     for name, size in (("range", high - low), ("iqr", q75 - q25)):
-        found |= {f"rmse_pct_of_{name}": 100 * error / size} if size > 0 and error is not None else {}
-    return found
+        figures |= {f"rmse_pct_of_{name}": 100 * error / size} if size > 0 and error is not None else {}
+    return figures
 
 
 def _columns(data_type: str, targets: Mapping[str, list[str]], predicted: Mapping[str, list[str]]) -> list[Any]:

@@ -113,13 +113,13 @@ def align(submission: Table, ids: Sequence[str], id_column: str, targets: Sequen
     return {target: [values[row] for row in rows] for target, values in chosen.items()}
 
 
-def _positions(given: Sequence[str], ids: Sequence[str]) -> list[int]:
+def _positions(submitted: Sequence[str], ids: Sequence[str]) -> list[int]:
     """Return the row of each id."""
-    if len(given) != len(ids):
-        raise Unscorable(f"{len(given)} rows for {len(ids)} ids")
+    if len(submitted) != len(ids):
+        raise Unscorable(f"{len(submitted)} rows for {len(ids)} ids")
     wanted = keys_of(ids)
     # an id column that passed through floating point reads 1.0 for 1
-    keys = keys_of(given) if all(isinstance(key, int) for key in wanted) else list(given)
+    keys = keys_of(submitted) if all(isinstance(key, int) for key in wanted) else list(submitted)
     rows = {key: row for row, key in enumerate(keys)}
     if len(rows) < len(keys):
         raise Unscorable(f"{len(keys) - len(rows)} repeated ids")
@@ -142,5 +142,5 @@ def keys_of(ids: Sequence[str]) -> list[int | str]:
 
 
 def _names(columns: Sequence[str] | dict[str, list[str]]) -> str:
-    shown = ", ".join(name[:40] for name in list(columns)[:6])
-    return shown + (", ..." if len(columns) > 6 else "")
+    names = ", ".join(name[:40] for name in list(columns)[:6])
+    return names + (", ..." if len(columns) > 6 else "")

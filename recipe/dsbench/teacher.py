@@ -128,10 +128,10 @@ class Folder:
         (self._path / name).write_bytes(data)
 
     async def list(self, session_id: str, *patterns: str) -> SessionFiles:
-        found = sorted(path for path in self._path.iterdir() if path.is_file())
-        found = [path for path in found if not patterns or any(matches(path.name, pattern) for pattern in patterns)]
-        sizes = {path.name: path.stat().st_size for path in found}
-        return SessionFiles(sizes, {path.name: path.stat().st_mtime for path in found}, sum(sizes.values()), 1 << 30)
+        paths = sorted(path for path in self._path.iterdir() if path.is_file())
+        paths = [path for path in paths if not patterns or any(matches(path.name, pattern) for pattern in patterns)]
+        sizes = {path.name: path.stat().st_size for path in paths}
+        return SessionFiles(sizes, {path.name: path.stat().st_mtime for path in paths}, sum(sizes.values()), 1 << 30)
 
     async def settle(self, session_id: str) -> Sequence[str]:
         return ()

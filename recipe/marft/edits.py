@@ -41,26 +41,26 @@ def edited(
     `edits`: by section and key, from `recipe.marft.flags`. `batch_size`: samples per step, of which siiRL's mini-batch
     sizes are parts. `at`: the path of the copy. Raises UserError if the edited workflow is invalid.
     """
-    copy, edits, found = copy_of(Path(source.path), source.edited), dict(edits), errors or Errors()
+    copy, edits, problems = copy_of(Path(source.path), source.edited), dict(edits), errors or Errors()
     if "agents" not in copy.data:
         copy = WorkflowCopy(import_workflow(source.path))
         if "episode.max_turns" in edits and "train_turns" not in source.episode.model_fields_set:
             copy.set(("episode", "train_turns"), "last", edits["episode.max_turns"].argument)  # siiRL's default
     for apply in (set_estimator, set_kl, set_env_rewards):
-        with found.collected():
+        with problems.collected():
             apply(copy, edits)
     if (clip := edits.pop("clip_ratio", None)) is not None:
         edits.setdefault("algorithm.clip_ratio_low", clip)
         edits.setdefault("algorithm.clip_ratio_high", clip)
     do_sample = edits.pop("do_sample", None)
     for key, edit in edits.items():
-        with found.collected():
+        with problems.collected():
             _apply(copy, key, edit, batch_size)
     if do_sample is not None:
-        with found.collected():
+        with problems.collected():
             _do_sample(copy, do_sample)
     if errors is None:
-        found.check()
+        problems.check()
     copy.anchor(Path(source.path))
     text = f"# {source.path}, changed by {copy.arguments()}\n\n{copy.text()}"
     try:

@@ -149,13 +149,13 @@ def translate(arguments: list[str], errors: Errors | None = None) -> Translation
     """Translate `key=value` arguments; hydra's `+` and `++` before a flag have no effect, other keys are passed on.
     Arguments that cannot be translated are left out, and are lines of `errors`, or of a UserError without it.
     """
-    out, found = Translation(), errors or Errors()
+    out, problems = Translation(), errors or Errors()
     for argument in arguments:
-        with found.collected():
+        with problems.collected():
             _add(argument, out)
-    found.lines += _micro_batches(out)
+    problems.lines += _micro_batches(out)
     if errors is None:
-        found.check()
+        problems.check()
     return out
 
 

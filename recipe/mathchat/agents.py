@@ -108,12 +108,12 @@ class Verifier(Member):
     ) -> list[Message]:
         """`solver`: the node whose output it reads besides the code agent's; null: the code agent's only, as
         published."""
-        shown = [] if solver is None else [prompts.section(prompts.SOLUTION, _handed(context, solver))]
-        shown.append(prompts.section(prompts.CODE, _handed(context, coder)))
+        sections = [] if solver is None else [prompts.section(prompts.SOLUTION, _handed(context, solver))]
+        sections.append(prompts.section(prompts.CODE, _handed(context, coder)))
         output = _last_output(context, coder)
-        shown += [] if output is None else [prompts.section(prompts.OUTPUT, output)]
-        shown += _feedback(context)
-        return self._messages(system, token_limit, _problem(context), *shown, prompts.VERIFIER_TASK)
+        sections += [] if output is None else [prompts.section(prompts.OUTPUT, output)]
+        sections += _feedback(context)
+        return self._messages(system, token_limit, _problem(context), *sections, prompts.VERIFIER_TASK)
 
     def parse(self, context: Context) -> Output:
         return Output(parsed={"answer": final_answer(context.call)})

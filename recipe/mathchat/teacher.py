@@ -64,8 +64,8 @@ class Teacher:
         """Return one demonstration per call of an episode: four, since the code agent always acts twice, and one per
         verdict."""
         answers = self._answers(problem) | self._verdicts
-        given: list[Any] = [answers.get(name) for name in self._names]
-        script = Script(given, run_program)
+        moves: list[Any] = [answers.get(name) for name in self._names]
+        script = Script(moves, run_program)
         return asyncio.run(self._dialogue.demonstrate(problem, script))
 
     def _answers(self, problem: Problem) -> dict[str, Any]:

@@ -113,7 +113,7 @@ class _Episode:
     """Of all earlier turns."""
     conversations: dict[str, Conversation] = field(default_factory=dict)
     """By node id, for agents with `memory: chat`."""
-    said: dict[str, list[Message]] = field(default_factory=dict)
+    histories: dict[str, list[Message]] = field(default_factory=dict)
     """The messages of each conversation."""
     tool_states: dict[str, dict[str, Any]] = field(default_factory=dict)
 
@@ -246,9 +246,9 @@ class Dialogue:
         prompt = await self._prompt(node, context, episode)
         demonstrations = await self._generations(node, move, prompt, call, run)
         last = demonstrations[-1]
-        said = {"role": "assistant", "content": "".join(last.begun) + last.answer}
+        reply = {"role": "assistant", "content": "".join(last.begun) + last.answer}
         if node.id in episode.conversations:
-            episode.conversations[node.id].last, episode.said[node.id] = call, [*last.messages, said]
+            episode.conversations[node.id].last, episode.histories[node.id] = call, [*last.messages, reply]
         context.call = call
         output = (await hooks.post_process(None, [], [], context)).output
         call.text, call.parsed = call.text if output.text is None else output.text, output.parsed
@@ -269,7 +269,7 @@ class Dialogue:
             messages = conversation.default_messages(context, hooks.dependencies, hooks.peers)
         else:
             messages = conversation.new_messages(await hooks.pre_process(None, [], context))
-        return [*episode.said.get(node.id, ()), *messages]
+        return [*episode.histories.get(node.id, ()), *messages]
 
     async def _generations(
         self, node: EpisodeNode, move: Move, prompt: list[Message], call: Call, run: Callable[..., Any]
@@ -277,7 +277,7 @@ class Dialogue:
         """Answer a prompt; in a tool loop, run the calls of each generation as the engine does. Raises UserError."""
         loop, tools = self._loop_of(node), self._tools[node.agent_name]
         answers: list[Answer] = list(move) if _is_list(move) else [cast(Answer, move)]
-        shown = tuple(tools.schemas) if loop is not None and loop.format == "hermes" else ()
+        schemas = tuple(tools.schemas) if loop is not None and loop.format == "hermes" else ()
         argument = "code"
         if loop is not None and loop.continues_message:
             argument = argument_between_tags(next(iter(tools.tools.values())), f"agent {node.agent_name}")
@@ -286,12 +286,12 @@ class Dialogue:
         begun: tuple[str, ...] = ()
         invalid_streak = 0
         for answer in answers:
-            said: list[Message] = [{"role": "assistant", "content": "".join(begun)}] if begun else []
-            text = answer if isinstance(answer, str) else answer([*prompt, *said])
+            prefix: list[Message] = [{"role": "assistant", "content": "".join(begun)}] if begun else []
+            text = answer if isinstance(answer, str) else answer([*prompt, *prefix])
             call.text = text
             requests = [] if loop is None else requests_in(text, loop, tools.names, argument=argument)
             goes_on = bool(requests) and loop is not None and loop.continues_message
-            position = (call.turn, call.round, call.generations, shown, begun, goes_on)
+            position = (call.turn, call.round, call.generations, schemas, begun, goes_on)
             demonstrations.append(Demonstration(node.id, tuple(prompt), text, *position))
             call.generations += 1
             if loop is None or not requests or call.generations == loop.max_generations:

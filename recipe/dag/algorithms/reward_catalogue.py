@@ -91,8 +91,8 @@ def entries(module: str) -> Mapping[str, RewardEntry]:
     """Return name -> entry of the catalogued functions of a module under recipe.dag."""
     body = ast.parse((ENGINE / f"{module.replace('.', '/')}.py").read_bytes()).body
     functions = (statement for statement in body if isinstance(statement, ast.FunctionDef | ast.AsyncFunctionDef))
-    found = (read_entry(f"{module}:{function.name}", function) for function in functions)
-    return {entry.name: entry for entry in found if entry is not None}
+    declarations = (read_entry(f"{module}:{function.name}", function) for function in functions)
+    return {entry.name: entry for entry in declarations if entry is not None}
 
 
 def shapings() -> Mapping[str, RewardEntry]:

@@ -104,11 +104,11 @@ async def ping_tools(file: str, edits: Sequence[Edit] = ()) -> str:
     workflow = await with_listed_tools(check_workflow(file, edits))
     tools = built_in_tools(workflow, cast("SandboxClient", NoSandbox()), {})
     try:
-        said = [*describe_servers(workflow), *await check_tools(tools)]
+        reports = [*describe_servers(workflow), *await check_tools(tools)]
     finally:
         for tool in tools.values():
             await close_tool(tool)
-    return "; ".join(said) or "none asks a server or searches a folder"
+    return "; ".join(reports) or "none asks a server or searches a folder"
 
 
 async def ping_server(url: str, key_env: str) -> str:

@@ -133,8 +133,8 @@ def api_of(
     if key_env is not None and (message := variable_problem(key_env)):
         raise UserError(f"--key-env: {message}")
     limits = {"max_concurrent": max_concurrent, "timeout_s": timeout_s}
-    given = {key: value for key, value in limits.items() if value is not None}
-    return Api(base_url=base_url, model=model, key_env=key_env, tokenizer=tokenizer, **given)
+    options = {key: value for key, value in limits.items() if value is not None}
+    return Api(base_url=base_url, model=model, key_env=key_env, tokenizer=tokenizer, **options)
 
 
 def check_output(config: DictConfig) -> None:

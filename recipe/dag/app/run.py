@@ -319,8 +319,8 @@ async def _evaluate(
     if summary["num_errors"]:
         counts += f" (most often: {summary['most_frequent_error']})"
     pass_at = summary.get("pass@k", {})
-    shown = "".join(f", pass@{k} {pass_at[k]:.4f}" for k in dict.fromkeys([*pass_at][:1] + [*pass_at][-1:]))
-    print(f"{accuracy}, {counts}{shown}, {seconds:.0f} s: {config.output_dir}/summary.json")
+    pass_rates = "".join(f", pass@{k} {pass_at[k]:.4f}" for k in dict.fromkeys([*pass_at][:1] + [*pass_at][-1:]))
+    print(f"{accuracy}, {counts}{pass_rates}, {seconds:.0f} s: {config.output_dir}/summary.json")
 
 
 async def _train(

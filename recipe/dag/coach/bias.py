@@ -44,7 +44,7 @@ class Sums:
     score_outcome: float = 0.0
 
     def __add__(self, other: Sums) -> Sums:
-        return Sums(*(one + two for one, two in zip(asdict(self).values(), asdict(other).values(), strict=True)))
+        return Sums(*(left + right for left, right in zip(asdict(self).values(), asdict(other).values(), strict=True)))
 
     @property
     def means(self) -> tuple[float, float]:

@@ -80,9 +80,9 @@ def resolve_path(ref: str, base: str | Path) -> Path:
 def resolve_folder(folder: str, base: str | Path) -> Path:
     """Return the absolute path of a folder. Raises UserError if there is none."""
     folders = search_folders(base)
-    for place in folders:
-        if (place / folder).is_dir():
-            return (place / folder).resolve()
+    for candidate in folders:
+        if (candidate / folder).is_dir():
+            return (candidate / folder).resolve()
     raise UserError(f"no such folder `{folder}`; looked in {', '.join(map(str, folders))}")
 
 

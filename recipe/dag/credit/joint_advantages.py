@@ -36,29 +36,29 @@ def baseline_inputs(graph: Graph, calls: Sequence[str]) -> Tensor:
 
 
 def counterfactual(
-    mixer: Mixer, utilities: Tensor, state: Tensor, allowed_AA: Tensor, made: Tensor, calls: Sequence[int] | None = None
+    mixer: Mixer, utilities: Tensor, state: Tensor, allowed_AA: Tensor, mask: Tensor, calls: Sequence[int] | None = None
 ) -> Tensor:
     """Return [..., G, A] float64: the joint value with the call's message, less its mean over the messages of all G
     siblings in that place (COMA, arXiv 1705.08926, whose baseline is over the policy's actions).
 
-    utilities [..., G, A], state [..., Z] of the common prompt, made [..., G, A]: True where the call was made;
+    utilities [..., G, A], state [..., Z] of the common prompt, mask [..., G, A]: True where the call was made;
     `allowed_AA`: see `baseline_inputs`; `calls`: compute these only, the other calls get 0.
     """
-    wanted = _restrict(made, calls)
-    values_GGA = _exchanged_values(mixer, utilities, state, allowed_AA, made, wanted)
-    sibling_made = made.unsqueeze(-3)  # [..., 1, H, A]: sibling h made call a
+    wanted = _restrict(mask, calls)
+    values_GGA = _exchanged_values(mixer, utilities, state, allowed_AA, mask, wanted)
+    sibling_made = mask.unsqueeze(-3)  # [..., 1, H, A]: sibling h made call a
     mean = (values_GGA * sibling_made).sum(-2) / sibling_made.sum(-2).clamp_min(1)
     return torch.where(wanted, _with_own_message(values_GGA) - mean, 0.0)
 
 
-def linearized(mixer: Mixer, utilities: Tensor, state: Tensor, made: Tensor) -> Tensor:
+def linearized(mixer: Mixer, utilities: Tensor, state: Tensor, mask: Tensor) -> Tensor:
     """Return [..., G, A]: the derivative of the joint value in the call's utility, times the utility less the siblings'
     mean (DOP, arXiv 2007.12322). A linearization of `counterfactual` that needs no baseline inputs."""
     with torch.enable_grad():
         points = utilities.detach().requires_grad_(True)
-        slopes = torch.autograd.grad(mixer(points, state.unsqueeze(-2), made).sum(), points)[0]
-    mean = torch.where(made, utilities, 0.0).sum(-2, keepdim=True) / made.sum(-2, keepdim=True).clamp_min(1)
-    return torch.where(made, slopes * (utilities.detach() - mean.detach()), 0.0)
+        slopes = torch.autograd.grad(mixer(points, state.unsqueeze(-2), mask).sum(), points)[0]
+    mean = torch.where(mask, utilities, 0.0).sum(-2, keepdim=True) / mask.sum(-2, keepdim=True).clamp_min(1)
+    return torch.where(mask, slopes * (utilities.detach() - mean.detach()), 0.0)
 
 
 def control_variate(
@@ -66,7 +66,7 @@ def control_variate(
     utilities: Tensor,
     state: Tensor,
     allowed_AA: Tensor,
-    made: Tensor,
+    mask: Tensor,
     returns: Tensor,
     calls: Sequence[int] | None = None,
 ) -> Tensor:
@@ -80,10 +80,10 @@ def control_variate(
     less the mean of the other siblings'. 0 for a call that no other sibling made. Other arguments as in
     `counterfactual`.
     """
-    wanted = _restrict(made, calls)
-    values_GGA = _exchanged_values(mixer, utilities, state, allowed_AA, made, wanted)
-    not_itself = ~torch.eye(made.shape[-2], dtype=torch.bool).unsqueeze(-1)  # [G, H, 1]
-    others = made.unsqueeze(-3) & not_itself
+    wanted = _restrict(mask, calls)
+    values_GGA = _exchanged_values(mixer, utilities, state, allowed_AA, mask, wanted)
+    not_itself = ~torch.eye(mask.shape[-2], dtype=torch.bool).unsqueeze(-1)  # [G, H, 1]
+    others = mask.unsqueeze(-3) & not_itself
     count = others.sum(-2)
     returns = returns.double().unsqueeze(-1)
     missed = returns - _with_own_message(values_GGA)
@@ -91,13 +91,13 @@ def control_variate(
     return torch.where(wanted & (count > 0), returns - mean, 0.0)
 
 
-def _restrict(made: Tensor, calls: Sequence[int] | None) -> Tensor:
+def _restrict(mask: Tensor, calls: Sequence[int] | None) -> Tensor:
     """Return the mask of the calls that were made and are among `calls` (all, if absent)."""
     if calls is None:
-        return made
-    kept_A = torch.zeros(made.shape[-1], dtype=torch.bool)
+        return mask
+    kept_A = torch.zeros(mask.shape[-1], dtype=torch.bool)
     kept_A[list(calls)] = True
-    return made & kept_A
+    return mask & kept_A
 
 
 def _with_own_message(values_GGA: Tensor) -> Tensor:
@@ -107,7 +107,7 @@ def _with_own_message(values_GGA: Tensor) -> Tensor:
 
 @torch.no_grad()
 def _exchanged_values(
-    mixer: Mixer, utilities: Tensor, state: Tensor, allowed_AA: Tensor, made: Tensor, wanted: Tensor
+    mixer: Mixer, utilities: Tensor, state: Tensor, allowed_AA: Tensor, mask: Tensor, wanted: Tensor
 ) -> Tensor:
     """Return values [..., G, H, A] float64 (H = G): values[g, h, i] is the joint value of sibling g's calls that the
     baseline of call i may read, together with sibling h's message for call i, as if h had made the call. 0 for a call
@@ -116,7 +116,7 @@ def _exchanged_values(
     own = utilities.unsqueeze(-2).expand(*utilities.shape[:-1], siblings, calls)  # [..., G, H, A]
     values = torch.zeros(own.shape, dtype=torch.float64)
     for call in wanted.flatten(0, -2).any(0).nonzero().flatten().tolist():
-        exchanged, present = own.clone(), (made & allowed_AA[call]).unsqueeze(-2).expand(own.shape).clone()
+        exchanged, present = own.clone(), (mask & allowed_AA[call]).unsqueeze(-2).expand(own.shape).clone()
         exchanged[..., call] = utilities[..., call].unsqueeze(-2)
         present[..., call] = True
         values[..., call] = mixer(exchanged, state[..., None, None, :], present).double()
@@ -140,27 +140,27 @@ def joint_advantages(
         members, real = siblings_FG[families], real_FG[families]
         for turn in range(batch.rewards.shape[1]):
             calls = (model.turns == turn).nonzero().flatten()
-            made = (batch.message[members] >= 0) & (model.turns <= turn) & real.unsqueeze(-1)
+            mask = (batch.message[members] >= 0) & (model.turns <= turn) & real.unsqueeze(-1)
             # siblings share the question, so the first one's state is that of all
             state = model.states(texts, members[:, 0], torch.full((len(families),), turn))
             utilities, returns = utilities_ETA[members, turn], returns_ET[members, turn]
-            advantages_FGA = _turn_advantages(model, utilities, state, made, returns, calls.tolist(), form)
+            advantages_FGA = _turn_advantages(model, utilities, state, mask, returns, calls.tolist(), form)
             advantages_EA[members[real].unsqueeze(1), calls] = advantages_FGA[real][:, calls]
     return advantages_EA
 
 
 def _turn_advantages(
-    model: JointValueNet, utilities: Tensor, state: Tensor, made: Tensor, returns: Tensor, calls: list[int], form: str
+    model: JointValueNet, utilities: Tensor, state: Tensor, mask: Tensor, returns: Tensor, calls: list[int], form: str
 ) -> Tensor:
     """Return [F, G, A] float64 the advantages of one turn's `calls`, for F families of G siblings."""
     allowed_AA = model.layout.baseline_inputs
     if form == "control_variate":
-        return control_variate(model.value, utilities, state, allowed_AA, made, returns, calls)
+        return control_variate(model.value, utilities, state, allowed_AA, mask, returns, calls)
     if form == "counterfactual":
-        return counterfactual(model.value, utilities, state, allowed_AA, made, calls)
-    advantages = torch.zeros(made.shape, dtype=torch.float64)
+        return counterfactual(model.value, utilities, state, allowed_AA, mask, calls)
+    advantages = torch.zeros(mask.shape, dtype=torch.float64)
     for call in calls:  # one by one: the slope in a call's utility must not depend on calls after it either
-        visible = made & model.layout.visible[call]
+        visible = mask & model.layout.visible[call]
         advantages[..., call] = linearized(model.value, utilities, state, visible)[..., call].double()
     return advantages
 

@@ -46,8 +46,8 @@ def describe_servers(workflow: Workflow) -> list[str]:
 async def check_tools(tools: Mapping[str, Tool]) -> list[str]:
     """Ask the servers of built-in tools, and return what they said. Raises UserError for one that cannot be used."""
     own = [getattr(tool, "tool", tool) for tool in tools.values()]
-    said = await asyncio.gather(*(tool.check() for tool in own if isinstance(tool, BuiltinTool)))
-    return [text for text in said if text]
+    reports = await asyncio.gather(*(tool.check() for tool in own if isinstance(tool, BuiltinTool)))
+    return [text for text in reports if text]
 
 
 def _servers(workflow: Workflow) -> dict[str, ToolSpec]:

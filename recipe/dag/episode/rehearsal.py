@@ -93,8 +93,8 @@ class Script:
     async def generate(self, request_id: str, prompt_ids: list[int], sampling: dict[str, Any]) -> Generation:
         prompt, text = self._tokenizer.decode(prompt_ids), self._answer
         own = ((name, request) for name, request in self._by_agent.items() if request_id.endswith(f"-{name}"))
-        shown = ((marker, request) for marker, request in self._requests.items() if marker in prompt)
-        for marker, request in (*own, *shown):
+        by_marker = ((marker, request) for marker, request in self._requests.items() if marker in prompt)
+        for marker, request in (*own, *by_marker):
             if not self._asked[request_id, marker]:
                 self._asked[request_id, marker] += 1
                 text = request
@@ -164,11 +164,11 @@ async def _rehearse(workflow: Workflow, sample: dict[str, Any]) -> list[Episode]
     tools = make_tools(workflow, sandbox, online=False)
     requests, by_agent = {}, {}
     for agent in workflow.agents:
-        made = [tools[spec.key] for spec in agent.tools]
+        agent_tools = [tools[spec.key] for spec in agent.tools]
         if agent.tool_loop is not None and agent.tool_loop.format == "hermes":
-            requests |= {json.dumps(tool.schema, default=str): _hermes_request(tool) for tool in made}
+            requests |= {json.dumps(tool.schema, default=str): _hermes_request(tool) for tool in agent_tools}
         elif agent.tool_loop is not None:
-            by_agent[agent.name] = _first_request(made[0], agent)
+            by_agent[agent.name] = _first_request(agent_tools[0], agent)
     episodes = []
     try:
         for index, answer in enumerate(_answers(sample)):
@@ -215,8 +215,8 @@ def unseen_keys(workflow: Workflow, episodes: Sequence[Episode]) -> list[str]:
     where = [(f"loops.{name}.until", loop.until) for name, loop in workflow.loops.items() if loop.until is not None]
     where += [(f"node {node.node_id}: when", node.when) for node in workflow.nodes if node.when is not None]
     read = [
-        (place, node, part.key or AGREE_KEY)
-        for place, condition in where
+        (location, node, part.key or AGREE_KEY)
+        for location, condition in where
         for _, part in parts(condition, ())
         for node in (part.agree or ((part.node,) if part.node is not None and part.key is not None else ()))
     ]
@@ -227,9 +227,9 @@ def unseen_keys(workflow: Workflow, episodes: Sequence[Episode]) -> list[str]:
         for voter in node.dependencies
     ]
     return [
-        f"{place}: reads `{key}` of {node}, which no played episode has in `parsed` "
+        f"{location}: reads `{key}` of {node}, which no played episode has in `parsed` "
         f"({listing(sorted(seen[node])) or 'it is empty'})"
-        for place, node, key in dict.fromkeys(read)
+        for location, node, key in dict.fromkeys(read)
         if node in seen and key not in seen[node]
     ]
 

@@ -114,7 +114,7 @@ def with_limits(
     """Return `tools` (by `ToolSpec.key`) with what their specs set on them. `own`: the options that a tool applies
     itself. Raises UserError."""
     limits: dict[tuple[str, int | None, float | None], Limit] = {}
-    made = dict(tools)
+    result = dict(tools)
     for key in tools:
         spec = specs[key]
         applied = frozenset(own(spec))
@@ -125,8 +125,8 @@ def with_limits(
         limit = limits.setdefault(
             (declared, spec.workers, spec.calls_per_second), Limit(spec.workers, spec.calls_per_second)
         )
-        made[key] = LimitedTool(tools[key], limit, spec, own=applied)
-    return made
+        result[key] = LimitedTool(tools[key], limit, spec, own=applied)
+    return result
 
 
 def share_limits(tools: Mapping[str, Tool], index: int, count: int) -> None:

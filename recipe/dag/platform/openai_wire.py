@@ -68,10 +68,10 @@ class _Sampled(BaseModel):
         """Return the sampling parameters that were given, named as in the engine."""
         names = ("temperature", "top_p", "top_k", "min_p", "presence_penalty", "frequency_penalty")
         names += ("repetition_penalty", "ignore_eos", "stop_token_ids")
-        given = {name: getattr(self, name) for name in names}
+        parameters = {name: getattr(self, name) for name in names}
         if self.temperature is not None and self.temperature < _GREEDY:
-            given["temperature"] = 0.0
-        return {name: value for name, value in given.items() if value is not None}
+            parameters["temperature"] = 0.0
+        return {name: value for name, value in parameters.items() if value is not None}
 
     def stops(self) -> list[str]:
         return [self.stop] if isinstance(self.stop, str) else list(self.stop or ())

@@ -41,8 +41,8 @@ def weights_only(path: str | Path) -> Iterator[None]:
         with torch.serialization.safe_globals(NUMPY_STATE):
             yield
     except pickle.UnpicklingError as error:
-        found = re.search(r"GLOBAL (\S+)", str(error))
-        reason = f"it contains `{found[1]}`" if found else "its pickle is malformed"
+        match = re.search(r"GLOBAL (\S+)", str(error))
+        reason = f"it contains `{match[1]}`" if match else "its pickle is malformed"
         raise UserError(
             f"{path}: refused, because a checkpoint contains only tensors and plain data, and {reason}, which might "
             "run a program when it is loaded; use a checkpoint that you trust"

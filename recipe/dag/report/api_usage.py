@@ -53,6 +53,6 @@ def larger(first: Totals, second: Totals) -> Totals:
     """Return the larger of each count: two records of one run, of which one may be older."""
     both: Totals = {}
     for policy in {**first, **second}:
-        one, other = first.get(policy, {}), second.get(policy, {})
-        both[policy] = {name: max(one.get(name, 0.0), other.get(name, 0.0)) for name in {**one, **other}}
+        left, right = first.get(policy, {}), second.get(policy, {})
+        both[policy] = {name: max(left.get(name, 0.0), right.get(name, 0.0)) for name in {**left, **right}}
     return both

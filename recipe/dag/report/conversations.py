@@ -50,8 +50,8 @@ def figures(episodes: Sequence[Episode], *, problems: int) -> dict[str, Any]:
         if episode.fault is None and episode.outcome is not None:
             outcomes.setdefault(episode.uid, []).append(episode.outcome >= SOLVED)
     graded, correct = sum(map(len, outcomes.values())), sum(map(sum, outcomes.values()))
-    found = intervals(Graded(outcomes, len(faults)), range(1, max(map(len, outcomes.values()), default=0) + 1))
-    enough = {k: sum(len(solved) >= k for solved in outcomes.values()) for k in found}
+    pass_at = intervals(Graded(outcomes, len(faults)), range(1, max(map(len, outcomes.values()), default=0) + 1))
+    enough = {k: sum(len(solved) >= k for solved in outcomes.values()) for k in pass_at}
     return {
         "total_problems": problems,
         "total_samples": len(episodes),
@@ -63,11 +63,11 @@ def figures(episodes: Sequence[Episode], *, problems: int) -> dict[str, Any]:
         **({"most_frequent_error": most_frequent(faults)} if faults else {}),
         "accuracy": correct / graded if graded else None,
         "accuracy_of": f"{correct} of {graded} graded samples",
-        "pass_at_1": found[1].value if found else None,
-        "pass_at_1_interval": _bounds(found[1]) if found else None,
+        "pass_at_1": pass_at[1].value if pass_at else None,
+        "pass_at_1_interval": _bounds(pass_at[1]) if pass_at else None,
         "avg@n": average_at_n(list(outcomes.values())) if outcomes else None,
-        "pass@k": {str(k): interval.value for k, interval in found.items()},
-        "pass@k_interval": {str(k): _bounds(interval) for k, interval in found.items()},
+        "pass@k": {str(k): interval.value for k, interval in pass_at.items()},
+        "pass@k_interval": {str(k): _bounds(interval) for k, interval in pass_at.items()},
         "pass@k_problems": {str(k): count for k, count in enough.items()},
     }
 

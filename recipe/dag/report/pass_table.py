@@ -79,9 +79,9 @@ def intervals(graded: Graded, ks: Sequence[int]) -> dict[int, Interval]:
 
 def difference(first: Graded, second: Graded, k: int) -> Interval | None:
     """Return pass@k of the second minus the first over the problems that both have; None without any."""
-    one, two = _scores(first, k), _scores(second, k)
-    common = [name for name in one if name in two]
-    return interval_of_difference([two[name] - one[name] for name in common]) if common else None
+    first_scores, second_scores = _scores(first, k), _scores(second, k)
+    common = [name for name in first_scores if name in second_scores]
+    return interval_of_difference([second_scores[name] - first_scores[name] for name in common]) if common else None
 
 
 def table(paths: Sequence[Path], ks: Sequence[int]) -> dict[str, Any]:
@@ -95,7 +95,7 @@ def table(paths: Sequence[Path], ks: Sequence[int]) -> dict[str, Any]:
             "problems": len(graded.problems),
             "episodes": sum(map(len, graded.problems.values())),
             "errors": graded.errors,
-            "pass@k": {str(k): _plain(found) for k, found in intervals(graded, ks).items()},
+            "pass@k": {str(k): _plain(interval) for k, interval in intervals(graded, ks).items()},
         }
         for path, graded in zip(paths, evaluations, strict=True)
     ]

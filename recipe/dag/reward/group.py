@@ -61,7 +61,7 @@ async def majority_label(
     else:
         classes, lost = [None if answer is None else normalized(answer) for answer in answers], frozenset()
     winner = majority(classes, ties)
-    of_winner = [index for index, found in enumerate(classes) if winner is not None and found == winner]
+    of_winner = [index for index, answer_class in enumerate(classes) if winner is not None and answer_class == winner]
     share, label = len(of_winner) / len(episodes), answers[of_winner[0]] if of_winner else None
     is_right = await _is_right(label, episodes[0], compare, grade_timeout_s)
     rewards: list[Rewards] = []

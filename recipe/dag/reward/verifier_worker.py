@@ -52,11 +52,11 @@ def load() -> Callable[[dict[str, Any]], dict[str, Any]]:
 
     @functools.lru_cache(maxsize=64)
     def dataset(generator: str, options: str) -> Any:
-        made = create_dataset(generator, **from_json(options), size=1, seed=0)
+        instance = create_dataset(generator, **from_json(options), size=1, seed=0)
         if generator in LITERALS:
             # a global of the module hides the built-in function
-            vars(sys.modules[type(made).__module__])["eval"] = ast.literal_eval
-        return made
+            vars(sys.modules[type(instance).__module__])["eval"] = ast.literal_eval
+        return instance
 
     def answer_to(request: dict[str, Any]) -> dict[str, Any]:
         if request["generator"] in FORMULAS and not is_formula(request["prediction"]):

@@ -133,20 +133,20 @@ def walk(directory: int, most: int) -> Iterator[tuple[str, os.stat_result]]:
             if not path or error.errno in EXHAUSTED:
                 raise
             continue
-        found = []
+        children = []
         try:
             with os.scandir(folder) as entries:
                 names = sorted(entry.name for entry in itertools.islice(entries, most))
             for name in names:
                 with suppress(OSError):
                     status = os.stat(name, dir_fd=folder, follow_symlinks=False)
-                    found.append((os.path.join(path, name), status))
+                    children.append((os.path.join(path, name), status))
         finally:
             os.close(folder)
-        yield from found
+        yield from children
         most -= len(names)
         if level_of(path) < DEEPEST - 1:
-            todo += [name for name, status in reversed(found) if stat.S_ISDIR(status.st_mode)]
+            todo += [name for name, status in reversed(children) if stat.S_ISDIR(status.st_mode)]
 
 
 def level_of(path: str) -> int:

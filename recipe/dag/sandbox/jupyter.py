@@ -102,10 +102,10 @@ def _cells(stdout: str) -> list[dict[str, Any]]:
     cells = []
     for line in stdout.split("\n")[:-1]:
         try:
-            printed, warned, shown = _LINE.validate_json(line)
-            if shown.count("[") + shown.count("{") > _BRACKETS:
+            printed, warned, outputs = _LINE.validate_json(line)
+            if outputs.count("[") + outputs.count("{") > _BRACKETS:
                 break
-            cells.append({"stdout": printed, "stderr": warned, **Shown.model_validate_json(shown).model_dump()})
+            cells.append({"stdout": printed, "stderr": warned, **Shown.model_validate_json(outputs).model_dump()})
         except ValidationError:
             break
     return cells

@@ -124,8 +124,8 @@ class SandboxServer:
         wanted = wire.parse(wire.RunJupyterRequest, await read_json(request))
         try:
             execution = await _without_os_error(self._jobs.run(jupyter.job_request(wanted, client_of(request))))
-            shown = len(execution.run.stdout) if execution.run else 0
-            status, body = await wire.unblocked(shown, jupyter.answer, wanted, execution)
+            size = len(execution.run.stdout) if execution.run else 0
+            status, body = await wire.unblocked(size, jupyter.answer, wanted, execution)
         except SandboxError as error:
             status, body = jupyter.refusal(error)
         self._served += 1

@@ -110,11 +110,11 @@ class SessionRoutes:
             with _file_errors(session):
                 if not session.place.enforced and session.used_bytes + len(data) > session.quota_bytes:
                     raise OSError(errno.ENOSPC, "over the quota")
-                name, place, offset = request.match_info["name"], session.place, _offset(request)
+                name, folder, offset = request.match_info["name"], session.place, _offset(request)
                 if offset:
-                    await asyncio.to_thread(beneath.extend_file, place.directory(), name, data, offset)
+                    await asyncio.to_thread(beneath.extend_file, folder.directory(), name, data, offset)
                 else:
-                    await asyncio.to_thread(beneath.write_file, place.directory(), name, data, place.owner)
+                    await asyncio.to_thread(beneath.write_file, folder.directory(), name, data, folder.owner)
             await self._sessions.measure(session)
         return web.json_response({"bytes": len(data)}, status=201)
 

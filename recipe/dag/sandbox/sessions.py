@@ -105,9 +105,9 @@ class Sessions:
             while len(self._sessions) >= self._max_sessions or self.used_bytes > self._max_bytes:
                 if not self._evict(client):
                     raise Overloaded(f"{len(self._sessions)} sessions hold {self.used_bytes} bytes; delete some")
-            place = await self._store.create(quota_mb << 20)
+            folder = await self._store.create(quota_mb << 20)
         identifier = secrets.token_hex(16)
-        session = self._sessions[identifier] = Session(identifier, place, ttl_s, quota_mb << 20, client, keep)
+        session = self._sessions[identifier] = Session(identifier, folder, ttl_s, quota_mb << 20, client, keep)
         return session
 
     @contextmanager

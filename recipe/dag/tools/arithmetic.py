@@ -197,8 +197,8 @@ def _real(function: Callable[..., float]) -> Callable[..., float]:
         try:
             return function(*(float(value) if isinstance(value, Fraction) else value for value in values))
         except ValueError:
-            shown = ", ".join(show(value) for value in values)
-            raise CalculationError(f"{function.__name__}({shown[:80]}) is not a real number") from None
+            arguments = ", ".join(show(value) for value in values)
+            raise CalculationError(f"{function.__name__}({arguments[:80]}) is not a real number") from None
 
     return apply
 

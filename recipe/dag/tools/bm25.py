@@ -94,9 +94,9 @@ class Index:
             docs, counts = self.docs[part], self.counts[part]
             idf = math.log(1.0 + (len(self.lengths) - len(docs) + 0.5) / (len(docs) + 0.5))
             scores[docs] += idf * counts * (K1 + 1.0) / (counts + self.norms[docs])
-        found = np.flatnonzero(scores)
-        order = np.argsort(-scores[found], kind="stable")
-        return [int(number) for number in found[order][:top_k]]
+        hits = np.flatnonzero(scores)
+        order = np.argsort(-scores[hits], kind="stable")
+        return [int(number) for number in hits[order][:top_k]]
 
 
 def open_index(passages: Sequence[Passage], digest: str, *, cache: Path | None = None) -> Index:

@@ -220,10 +220,10 @@ async def _messages(answer: aiohttp.ClientResponse) -> AsyncIterator[dict[str, A
     """Yield the JSON-RPC messages of a stream of events."""
     async for data in _events(answer):
         try:
-            found = json.loads(data)
+            body = json.loads(data)
         except (ValueError, RecursionError):
             continue  # such as an event that only keeps the connection open
-        for message in found if isinstance(found, list) else [found]:
+        for message in body if isinstance(body, list) else [body]:
             if isinstance(message, dict):
                 yield message
 

@@ -48,7 +48,7 @@ class Collection:
     def passages(self, limit: int) -> list[Passage]:
         """Return the passages, each of at most `limit` characters, in the order of the files. Raises UserError for a
         file that cannot be read."""
-        found: list[Passage] = []
+        passages: list[Passage] = []
         for name, content in self.files.items():
             try:
                 text = content.decode("utf-8-sig").replace("\r\n", "\n")
@@ -57,8 +57,8 @@ class Collection:
                     f"{self.folder / name}: is not UTF-8; convert it, or move it out of the folder"
                 ) from None
             documents = self._documents(name, text)
-            found += [Passage(title, piece) for title, body in documents for piece in pieces(body, limit)]
-        return found
+            passages += [Passage(title, piece) for title, body in documents for piece in pieces(body, limit)]
+        return passages
 
     def _documents(self, name: str, text: str) -> Iterator[tuple[str, str]]:
         """Yield (title, text) of each document of a file."""

@@ -76,11 +76,11 @@ class Transport(HttpClient):
         """`url`: the server's, as `split` accepts it. `retries`: tries after the first. `on_unreachable`: awaited
         before the next try if the server cannot be reached or does not answer; concurrent failures share one call.
         `token`: by default the one in the URL, if any."""
-        root, given = split(url)
+        root, url_token = split(url)
         super().__init__(root, where="sandbox", retries=retries, max_wait_s=_MAX_PAUSE_S, proxies=False)
         self._connect_timeout_s = connect_timeout_s
         self._on_unreachable = on_unreachable
-        token = token or given
+        token = token or url_token
         self._headers = {"Content-Type": "application/json"}
         self._headers |= {"Authorization": f"Bearer {token}"} if token else {}
         self._turns = PerLoop(lambda: _Turns(asyncio.Semaphore(max_concurrent)))
@@ -113,8 +113,8 @@ class Transport(HttpClient):
             request.method, url, data=request.content, headers=self._headers, timeout=timeout, read=read
         )
         if answer.status in _RETRIED:
-            said = self.status_line(answer.status, answer.text)
-            raise Unavailable(said, begun=answer.status not in _NOT_BEGUN)
+            status_line = self.status_line(answer.status, answer.text)
+            raise Unavailable(status_line, begun=answer.status not in _NOT_BEGUN)
         return answer
 
     async def ping(self) -> str:

@@ -74,13 +74,13 @@ class WebService(HttpClient):
     def _checked(self, answer: Answer) -> Answer:
         if answer.ok:
             return answer
-        status, said = answer.status, self.status_line(answer.status, answer.text)
+        status, status_line = answer.status, self.status_line(answer.status, answer.text)
         if status in _OVERLOADED or status >= 500:
             after_s = retry_after(answer.headers.get("Retry-After"))
-            raise Unavailable(said, after_s=after_s, begun=status not in _OVERLOADED)
+            raise Unavailable(status_line, after_s=after_s, begun=status not in _OVERLOADED)
         if status in _REFUSING:
             key = "the key" if self._key else "requests without a key (set key_env)"
-            raise UserError(f"{self.where}: {self.url} refuses {key} ({said})")
+            raise UserError(f"{self.where}: {self.url} refuses {key} ({status_line})")
         if 300 <= status < 400:
             target = self.clean(answer.headers.get("Location", "another URL"))
             raise UserError(f"{self.where}: {self.url} redirects to {target} (HTTP {status}); write that URL")

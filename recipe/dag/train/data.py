@@ -89,7 +89,7 @@ def _in_schema(rows: list[dict[str, Any]], name: str, columns: Columns) -> list[
     items = to_items(rows, name, columns.input_key, columns.label_key, option="data.{}=COLUMN")
     truths = ground_truths([item.answer for item in items], name, columns.answer_format)
     source, suffix = Path(name).stem, columns.add_prompt_suffix
-    made = []
+    converted = []
     for index, (item, truth) in enumerate(zip(items, truths, strict=True)):
         row = row_of(source, item.problem + suffix, truth, index, columns.split)
         if index in messages:
@@ -97,8 +97,8 @@ def _in_schema(rows: list[dict[str, Any]], name: str, columns: Columns) -> list[
         row |= {key: item.source[key] for key in ("agent_name", TOOLS_KWARGS) if item.source.get(key) is not None}
         if isinstance(extra := item.source.get("extra_info"), dict):
             row["extra_info"] |= {key: value for key, value in extra.items() if value is not None}
-        made.append(row)
-    return made
+        converted.append(row)
+    return converted
 
 
 def _sample(row: dict[str, Any], where: str, folder: Path) -> Sample:

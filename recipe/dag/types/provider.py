@@ -80,5 +80,5 @@ PROVIDERS = {
 
 def provider_of_model(model: str) -> str | None:
     """Return the name of the provider whose model this is; None if the name does not tell."""
-    found = (each for each in PROVIDERS.values() if each.models is not None and re.match(each.models, model))
-    return next((provider.name for provider in found), None)
+    matches = (each for each in PROVIDERS.values() if each.models is not None and re.match(each.models, model))
+    return next((provider.name for provider in matches), None)

@@ -114,10 +114,10 @@ def problem_of_parameters(parameters: dict[str, Any], own: dict[str, Any] | None
         Draft202012Validator.check_schema(parameters)
     except SchemaError as error:
         return f"is not a JSON schema: {error.message}"
-    shown, taken = (schema.get("properties") or {} for schema in (parameters, own or {}))
+    visible, taken = (schema.get("properties") or {} for schema in (parameters, own or {}))
     if own is not None and taken:
-        if unknown := [name for name in shown if name not in taken]:
+        if unknown := [name for name in visible if name not in taken]:
             return f"shows the argument `{unknown[0]}`, which the tool does not take ({', '.join(taken)})"
-        if hidden := [name for name in own.get("required", ()) if name not in shown]:
+        if hidden := [name for name in own.get("required", ()) if name not in visible]:
             return f"hides the argument `{hidden[0]}`, which the tool needs"
     return None

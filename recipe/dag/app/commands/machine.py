@@ -44,8 +44,8 @@ def serve_model(
         from recipe.dag.platform.script_server import open_script
 
         unread = {"--max-len": max_len is not None, "--trust-remote-code": trust_remote_code}
-        if given := [option for option, is_given in unread.items() if is_given]:
-            raise UserError(f"{given[0]} has no effect with --script; remove it")
+        if ignored := [option for option, is_given in unread.items() if is_given]:
+            raise UserError(f"{ignored[0]} has no effect with --script; remove it")
         app = open_script(script, name=model_name, max_requests=max_requests).app()
     else:
         from recipe.dag.platform.openai_server import open_server

@@ -37,8 +37,8 @@ def with_workflow(arguments: list[str]) -> list[str]:
     first = arguments[0] if arguments else "="
     if "=" in first and not Path(first).is_file() or first.startswith(("+", "~")):
         return arguments
-    if given := [word for word in arguments[1:] if word.lstrip("+").startswith("workflow=")]:
-        raise UserError(f"{given[0]}: {first} names the workflow, too; pass only one")
+    if duplicates := [word for word in arguments[1:] if word.lstrip("+").startswith("workflow=")]:
+        raise UserError(f"{duplicates[0]}: {first} names the workflow, too; pass only one")
     from recipe.dag.app.evaluate import option
 
     return [option("workflow", first), *arguments[1:]]
@@ -150,8 +150,8 @@ def evaluate(
     else:
         alone = {"--served-model": served_model, "--key-env": key_env, "--tokenizer": tokenizer}
         alone |= {"--max-concurrent": max_concurrent, "--request-timeout": request_timeout}
-        if given := [name for name, value in alone.items() if value is not None]:
-            raise UserError(f"{given[0]} has no effect without --base-url; add --base-url URL or remove it")
+        if ignored := [name for name, value in alone.items() if value is not None]:
+            raise UserError(f"{ignored[0]} has no effect without --base-url; add --base-url URL or remove it")
     if model is not None:
         check_model_option(load_edited(file, split_edits(overrides or [])[1]))
     options = {

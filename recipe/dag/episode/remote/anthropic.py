@@ -113,8 +113,8 @@ class AnthropicWire:
                 for number, block in enumerate(uses)
             ]
         thoughts = [dict(block) for block in content if block.get("type") in ("thinking", "redacted_thinking")]
-        if shown := "\n".join(str(block["thinking"]) for block in thoughts if block.get("thinking")):
-            message["reasoning_content"] = shown
+        if thinking := "\n".join(str(block["thinking"]) for block in thoughts if block.get("thinking")):
+            message["reasoning_content"] = thinking
         if uses and thoughts:
             message[_THOUGHTS] = thoughts
         return Answer(message, _ENDS[reason])

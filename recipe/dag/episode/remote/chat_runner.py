@@ -129,9 +129,9 @@ class ChatRunner(AgentRunner):
         """Return the text of all that the call's model had read before its last generation."""
         if not call.tool_results:
             return call.prompt_text
-        said = call.text if call.completion is None else call.completion
+        completion = call.text if call.completion is None else call.completion
         answers = [i for i, m in enumerate(call.messages) if m["role"] == "assistant"]
-        last = max((i for i in answers if (call.messages[i]["content"] or "") == said), default=answers[-1])
+        last = max((i for i in answers if (call.messages[i]["content"] or "") == completion), default=answers[-1])
         return as_text(call.messages[:last])
 
     async def _complete(self, call: Call, attempt: Attempt, limit: TimeLimit, messages: list[Message]) -> ChatAnswer:

@@ -187,8 +187,8 @@ def _key_variable(api: Api) -> str | None:
     service = PROVIDERS[api.provider or ""]
     if service.credentials and os.environ.get(service.credentials):
         return None
-    found = next((name for name in service.keys if os.environ.get(name)), None)
-    return found or (None if service.credentials else service.keys[0])
+    variable = next((name for name in service.keys if os.environ.get(name)), None)
+    return variable or (None if service.credentials else service.keys[0])
 
 
 def _tokenizer(path: str, where: str) -> Any:

@@ -116,8 +116,8 @@ class GoogleWire:
         if reason not in _ENDS:
             raise ModelServerFault(f"the answer has the finishReason {str(reason)[:40]!r}", where=where)
         content = candidate.get("content")
-        found = content.get("parts") if isinstance(content, Mapping) else None
-        parts = [part for part in found if isinstance(part, Mapping)] if isinstance(found, list) else []
+        raw = content.get("parts") if isinstance(content, Mapping) else None
+        parts = [part for part in raw if isinstance(part, Mapping)] if isinstance(raw, list) else []
         message: Message = {"role": "assistant", "content": _text(parts, thought=False)}
         if calls := list(_calls(parts)):
             message["tool_calls"] = calls
@@ -132,8 +132,8 @@ class GoogleWire:
 
     def refusal(self, status: int, text: str) -> Refusal:
         error = error_in(text)
-        message, found = error["message"], error.get("details")
-        details = [detail for detail in found if isinstance(detail, Mapping)] if isinstance(found, list) else []
+        message, raw = error["message"], error.get("details")
+        details = [detail for detail in raw if isinstance(detail, Mapping)] if isinstance(raw, list) else []
         if any(detail.get("reason") == "API_KEY_INVALID" for detail in details) or "API key not valid" in message:
             return Refusal(message, "key")  # with HTTP 400
         if _TOO_LONG.search(message):
@@ -194,6 +194,6 @@ def _text(parts: Sequence[Mapping[str, Any]], *, thought: bool) -> str:
 def _calls(parts: Sequence[Mapping[str, Any]]) -> Iterator[dict[str, Any]]:
     asked = [part for part in parts if isinstance(part.get("functionCall"), Mapping)]
     for number, part in enumerate(asked):
-        found = part["functionCall"]
-        call = tool_call(number, str(found.get("name")), found.get("args"), found.get("id"))
+        request = part["functionCall"]
+        call = tool_call(number, str(request.get("name")), request.get("args"), request.get("id"))
         yield call | ({_SIGNATURE: part["thoughtSignature"]} if part.get("thoughtSignature") else {})

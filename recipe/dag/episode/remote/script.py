@@ -40,7 +40,7 @@ class ScriptTransport(Transport):
         body, scope = json.loads(request.content or b"{}"), asyncio.timeout(request.timeout_s)
         try:
             async with scope:
-                said = await invoke(self._function, body["messages"])
+                answer = await invoke(self._function, body["messages"])
         except (ModelServerFault, UserError):
             raise
         except Exception as error:
@@ -50,14 +50,14 @@ class ScriptTransport(Transport):
             if is_infrastructure(error):
                 raise Unavailable(text) from error
             raise HookFault(text, where=self.where, source=raised_at(error)) from error
-        return self._completion(said, body["messages"])
+        return self._completion(answer, body["messages"])
 
-    def _completion(self, said: Any, messages: list[dict[str, Any]]) -> dict[str, Any]:
-        if isinstance(said, Mapping) and "choices" in said:
-            return dict(said)
-        message = {"role": "assistant", "content": said} if isinstance(said, str) else said
+    def _completion(self, answer: Any, messages: list[dict[str, Any]]) -> dict[str, Any]:
+        if isinstance(answer, Mapping) and "choices" in answer:
+            return dict(answer)
+        message = {"role": "assistant", "content": answer} if isinstance(answer, str) else answer
         if not isinstance(message, Mapping):
-            raise HookFault(f"the script returned {described(said)}, not a text or a message", where=self.where)
+            raise HookFault(f"the script returned {described(answer)}, not a text or a message", where=self.where)
         reason = "tool_calls" if message.get("tool_calls") else "stop"
         # as `verl-dag serve --script` counts: a token is a word
         usage = {"prompt_tokens": sum(_words(each) for each in messages), "completion_tokens": _words(message)}

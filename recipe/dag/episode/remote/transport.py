@@ -278,26 +278,26 @@ class Transport(HttpClient):
 
     def _failure(self, answer: Answer, refusal: Refusal, request: Request) -> Exception:
         """Return the exception for an answer that is not 200."""
-        status, said = answer.status, self.status_line(answer.status, refusal.message)
+        status, status_line = answer.status, self.status_line(answer.status, refusal.message)
         if refusal.kind == "quota":
-            return UserError(f"{self.where}: {self.url} says that the quota is used up ({said})")
+            return UserError(f"{self.where}: {self.url} says that the quota is used up ({status_line})")
         if refusal.kind == "key" or status in (401, 402, 403):
             named = f"the key in {self._api.key_env}" if self._key else "a request without a key (set key_env)"
             source = named if self._tokens is None else "the token of Google's credentials"
-            return UserError(f"{self.where}: {self.url} refuses {source} ({said})")
+            return UserError(f"{self.where}: {self.url} refuses {source} ({status_line})")
         if status in _RETRIED or status >= 500:
             after = retry_after(answer.headers.get("Retry-After"))
-            return Unavailable(said, after_s=refusal.after_s if after is None else after, down=status >= 500)
+            return Unavailable(status_line, after_s=refusal.after_s if after is None else after, down=status >= 500)
         if request.ping and not (status == 404 and request.names_model):
-            return Refused(said, where=self.where)
+            return Refused(status_line, where=self.where)
         if status in (404, 405) or status < 400:
-            place, advice = f"{self.url}{request.path}", "check base_url and api.model"
-            return UserError(f"{self.where}: {place} has no model {self._api.model!r} ({said}); {advice}")
+            endpoint, advice = f"{self.url}{request.path}", "check base_url and api.model"
+            return UserError(f"{self.where}: {endpoint} has no model {self._api.model!r} ({status_line}); {advice}")
         if refusal.kind == "too_long":
-            too_long = PromptTooLong(said, where=self.where)
+            too_long = PromptTooLong(status_line, where=self.where)
             too_long.room = refusal.room
             return too_long
-        return Refused(f"the server refuses the request ({said})", where=self.where)
+        return Refused(f"the server refuses the request ({status_line})", where=self.where)
 
     def _unquoted(self, answer: dict[str, Any]) -> dict[str, Any]:
         """Return an answer without the key, however the server has escaped it."""

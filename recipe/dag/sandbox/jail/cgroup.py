@@ -223,19 +223,19 @@ def _hierarchies(version: Version) -> dict[str, str]:
         for line in _read("/proc/self/cgroup").splitlines():
             _, controllers, path = line.split(":", 2)
             own |= dict.fromkeys(controllers.split(","), path)
-    found: dict[str, str] = {}
-    for kind, options, root, place in _mounts():
+    directories: dict[str, str] = {}
+    for kind, options, root, mount_point in _mounts():
         if kind == "cgroup" and version is V1:
             for controller in set(_CONTROLLERS) & set(options) & set(own):
-                found[controller] = _below(root, place, own[controller])
+                directories[controller] = _below(root, mount_point, own[controller])
         elif kind == "cgroup2" and version is V2 and "" in own:
-            directory = _below(root, place, own[""])
+            directory = _below(root, mount_point, own[""])
             if os.path.basename(directory) == _SERVER:
                 directory = os.path.dirname(directory)
             with suppress(OSError):
                 offered = _read(f"{directory}/cgroup.controllers").split()
-                found |= dict.fromkeys([name for name in _CONTROLLERS if name in offered], directory)
-    return {name: path for name, path in found.items() if os.access(path, os.W_OK)}
+                directories |= dict.fromkeys([name for name in _CONTROLLERS if name in offered], directory)
+    return {name: path for name, path in directories.items() if os.access(path, os.W_OK)}
 
 
 def _mounts() -> list[tuple[str, list[str], str, str]]:
@@ -244,15 +244,15 @@ def _mounts() -> list[tuple[str, list[str], str, str]]:
     for line in _read("/proc/self/mountinfo").splitlines():
         before, _, after = line.partition(" - ")
         kind, _, options = after.split(" ", 2)
-        root, place = before.split()[3:5]
-        mounts.append((kind, options.split(","), root, place))
+        root, mount_point = before.split()[3:5]
+        mounts.append((kind, options.split(","), root, mount_point))
     return mounts
 
 
-def _below(root: str, place: str, path: str) -> str:
-    """Return where a mount of `root` at `place` shows `path`."""
+def _below(root: str, mount_point: str, path: str) -> str:
+    """Return where a mount of `root` at `mount_point` shows `path`."""
     relative = os.path.relpath(path, root)
-    return place if relative == "." else f"{place.rstrip('/')}/{relative}"
+    return mount_point if relative == "." else f"{mount_point.rstrip('/')}/{relative}"
 
 
 def _step_aside(own: str, controllers: tuple[str, ...]) -> None:

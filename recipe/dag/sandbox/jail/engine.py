@@ -234,8 +234,8 @@ class JailEngine:
             if self.isolation == "full":
                 if job.work is not None:
                     lent.append(await job.work.for_job(read_only=False))
-                for place in job.shares.values():
-                    lent.append(await place.for_job(read_only=True))
+                for share in job.shares.values():
+                    lent.append(await share.for_job(read_only=True))
             yield lent
         finally:
             for descriptor in lent:
@@ -304,12 +304,12 @@ class JailEngine:
 
 async def _pack(contents: Mapping[str, str | None]) -> list[int]:
     """Return the descriptor of a file in memory with a job's files, if it has any."""
-    given = {name: text for name, text in contents.items() if text is not None and files.SKIPPED not in name}
-    if not given:
+    texts = {name: text for name, text in contents.items() if text is not None and files.SKIPPED not in name}
+    if not texts:
         return []
     packed = os.memfd_create("files", os.MFD_CLOEXEC)
     try:
-        await off_loop(sum(map(len, given.values())), lambda: files.pack(given, packed))
+        await off_loop(sum(map(len, texts.values())), lambda: files.pack(texts, packed))
     except BaseException:
         os.close(packed)
         raise

@@ -121,10 +121,10 @@ def _matches(pattern: str, ticks: Iterator[None]) -> list[str]:
     parts = pattern.split("/")
     if parts[-1] == "**":
         parts.append("*")
-    found: list[str] = []
+    paths: list[str] = []
     # Not a recursive function: a program can nest directories deeper than the interpreter can call.
     todo = [("", 0)]
-    while todo and len(found) < _MATCHES:
+    while todo and len(paths) < _MATCHES:
         prefix, position = todo.pop()
         part, last = parts[position], position == len(parts) - 1
         if not last and not set("*?[") & set(part):
@@ -135,11 +135,11 @@ def _matches(pattern: str, ticks: Iterator[None]) -> list[str]:
                 (f"{prefix}{entry.name}/", position) for entry in _entries(prefix, "*", ticks) if _is_folder(entry)
             ]
         elif last:
-            found += [prefix + entry.name for entry in _entries(prefix, part, ticks) if not _is_folder(entry)]
+            paths += [prefix + entry.name for entry in _entries(prefix, part, ticks) if not _is_folder(entry)]
         else:
             entries = _entries(prefix, part, ticks)
             todo += [(f"{prefix}{entry.name}/", position + 1) for entry in entries if _is_folder(entry)]
-    return sorted(found)[:_MATCHES]
+    return sorted(paths)[:_MATCHES]
 
 
 def _entries(prefix: str, part: str, ticks: Iterator[None]) -> Iterator[os.DirEntry[str]]:

@@ -285,11 +285,11 @@ class Run:
         return Outcome("finished", code, stdout, stderr, seconds)
 
     async def _fetched(self) -> dict[str, str]:
-        found: dict[str, str] = {}
+        contents: dict[str, str] = {}
         if self._files is not None and self._clean:
             descriptor = self._files
-            await off_loop(os.fstat(descriptor).st_size, lambda: found.update(files.unpack(descriptor)))
-        return found
+            await off_loop(os.fstat(descriptor).st_size, lambda: contents.update(files.unpack(descriptor)))
+        return contents
 
 
 async def off_loop(size: int, work: Callable[[], None]) -> None:

@@ -41,16 +41,16 @@ class Watchdog:
 
     def _round(self, jobs: Mapping[Job, tuple[int, float]]) -> list[Job]:
         unfinished, self._measures = self._measures, {}
-        found = []
+        over_limit = []
         for job, (process, limit) in jobs.items():
             measure = unfinished.get(job) or measured(process, limit)
             for exceeds in measure:
                 if exceeds:
-                    found.append(job)
+                    over_limit.append(job)
                 else:
                     self._measures[job] = measure
                 break
-        return found
+        return over_limit
 
 
 def measured(process: int, limit: float) -> Iterator[bool]:

@@ -161,8 +161,8 @@ class Trainer(SFTTrainer):
     def _tensors(self, dataset: Any, rows: Sequence[int], lengths: Sequence[int]) -> tuple[TensorDict, int]:
         """Return this process's part of a batch, and the number of trained tokens in the whole batch."""
         ranks = self.engine.get_data_parallel_size()
-        mine = share(rows, lengths, rank=self.engine.get_data_parallel_rank(), ranks=ranks)
-        items = [padding_of(dataset[rows[0]]) if row == PAD else dataset[row] for row in mine]
+        own_rows = share(rows, lengths, rank=self.engine.get_data_parallel_rank(), ranks=ranks)
+        items = [padding_of(dataset[rows[0]]) if row == PAD else dataset[row] for row in own_rows]
         trained = torch.stack([item["loss_mask"][1:].sum() for item in items]).sum()
         if ranks > 1:
             trained = trained.to(self.config.trainer.device)

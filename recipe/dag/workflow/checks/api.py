@@ -99,10 +99,10 @@ def _check_provider(draft: Draft, api: Api, here: KeyPath) -> Iterator[Problem]:
         return  # the run sees the model's name
     if not api.model.strip() and "model" in api.model_fields_set:
         return  # reported above
-    if found := provider_problem(api):
-        key, _, message = found.partition(": ")
+    if complaint := provider_problem(api):
+        key, _, message = complaint.partition(": ")
         yield problem((*here, key), message)
-    if found or api.service is None:
+    if complaint or api.service is None:
         return
     if api.tokenizer is not None and not api.service.token_ids:
         message = f"provider {api.service.name} takes no token ids; remove it"

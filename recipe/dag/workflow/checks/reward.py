@@ -106,12 +106,12 @@ def _check_twice(facts: DraftFacts, index: int, node: Node, entry: RewardEntry) 
 
 
 def _check_comparison(facts: DraftFacts, index: int, node: Node) -> Iterator[Problem]:
-    given = [key for key in ("compare", "judge") if node.executable_kwargs.get(key) is not None]
-    if len(given) != 1:
-        have = "both" if given else "neither"
+    comparisons = [key for key in ("compare", "judge") if node.executable_kwargs.get(key) is not None]
+    if len(comparisons) != 1:
+        have = "both" if comparisons else "neither"
         message = f"needs `compare: file.py:function` or `judge: <node>`, and has {have}"
         yield facts.problem(("nodes", index, "executable_ref"), message)
-    elif given == ["compare"] and "key" in node.executable_kwargs:
+    elif comparisons == ["compare"] and "key" in node.executable_kwargs:
         path: KeyPath = ("nodes", index, "executable_kwargs", "key")
         yield facts.problem(path, "only `judge` reads this; remove it", key=True)
 
