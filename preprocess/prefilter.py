@@ -54,7 +54,7 @@ _TOOLS = {"code_interpreter": ", tools: [code_interpreter], tool_loop: {format: 
 
 @dataclass(frozen=True, slots=True)
 class Limits:
-    """What to count, and with what."""
+    """The columns to count, their limits, and the tokenizer that counts."""
 
     tokenizer: str
     trust_remote_code: bool

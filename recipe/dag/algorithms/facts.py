@@ -1,4 +1,4 @@
-"""What the checks of an algorithm ask about a workflow file.
+"""The questions that the checks of an algorithm ask about a workflow file.
 
 Invariant: an algorithm and its blocks, which are a layer below the workflow's code, ask everything about a file here.
 """

@@ -21,7 +21,7 @@ ENGINE = Path(__file__).resolve().parents[1]
 REQUIRED = object()
 """The default of an option that must be given."""
 SHAPED = "reward.credit:shaped"
-"""The function whose option `shaping` selects one of `shapings()`, which stand for it in the catalogue."""
+"""The function whose option `shaping` selects one of `shapings()`, which the catalogue lists in its place."""
 
 
 class OptionKind(StrEnum):

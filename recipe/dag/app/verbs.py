@@ -1,7 +1,7 @@
 """The verbs of `import verl_dag`: what the commands do, as functions for scripts and notebooks.
 
 Invariant: settings mean what they mean on the command line, and a mistake is the same UserError. A function works in a
-notebook, too, whose event loop is running: the work then has a loop in a thread of its own.
+notebook, too, whose event loop is running: the work then has a loop in a separate thread.
 """
 
 from __future__ import annotations
@@ -150,7 +150,7 @@ def _arguments(settings: Mapping[str, Any]) -> list[str]:
 
 
 def _outside_loop(function: Callable[..., T], *args: Any, **options: Any) -> T:
-    """Call a function that starts an event loop, in a thread of its own if one is running here."""
+    """Call a function that starts an event loop, in a separate thread if one is running here."""
     try:
         asyncio.get_running_loop()
     except RuntimeError:

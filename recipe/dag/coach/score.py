@@ -13,11 +13,11 @@ from dataclasses import dataclass
 from recipe.dag.types.thoughts import after_thinking
 
 _DECORATION = r"[\s*_`\"'~$]*"
-"""Markdown and quotes around a label or a number, which may stand on the next line."""
+"""Markdown and quotes around a label or a number, which may be on the next line."""
 _AFTER = r"[ \t*_`\"'~$>]*"
 """The same behind a number, with the end of `<8>`, in its line: what the next line says is no part of the score."""
 _COLON = rf"(?:{_DECORATION}[(\[][^()\[\]\n]*[)\]])?{_DECORATION}[:=]"
-"""A label's end; the scale may stand in brackets before it."""
+"""A label's end; the scale may be in brackets before it."""
 _NUMBER = r"[-+]?(?:\d+(?:[.,]\d+)?|\.\d+)(?:e[-+]?\d+)?"
 _WORD = r"nan|[-+]?inf(?:inity)?|n/?a|none|null|unknown|yes|no|true|false|correct|incorrect|right|wrong"
 # atomic, so that a number is never read in part

@@ -1,1 +1,1 @@
-"""The ground that every other package stands on: errors, paths, user code, locks, interruption."""
+"""The foundation of every other package: errors, paths, user code, locks, interruption."""

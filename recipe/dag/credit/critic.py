@@ -36,7 +36,7 @@ def history_parts(question: str, history: Sequence[Utterance], speaker: Utteranc
     message with its agent and turn, the speaker's observation, and who speaks next (whose text is not read).
 
     A text longer than `max_chars` keeps its beginning and its end. An observation that several agents see in one turn
-    is written once. Agents are named, so that two who say the same are told apart. The history of a later call begins
+    is written once. Agents are named, so that two who say the same differ. The history of a later call begins
     with all pieces of an earlier one's except the last, so that a caller can encode each piece once.
     """
     if max_chars < 2:

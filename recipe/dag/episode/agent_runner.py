@@ -187,7 +187,7 @@ class AgentRunner:
                 "is; make the request a node"
             )
         limit = innermost()
-        if limit is None:  # a hook that asks from a thread of its own
+        if limit is None:  # a hook that asks from its own thread
             elapsed = time.perf_counter() - attempt.started - call.start_seconds
             limit = TimeLimit(self.limits.call_timeout_s - elapsed)
         with boundary(HookFault, self.where):

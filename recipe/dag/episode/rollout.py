@@ -330,7 +330,7 @@ class Rollout:
 
 @dataclass(frozen=True, slots=True)
 class Judged:
-    """What a node says about a candidate."""
+    """A node's judgement of a candidate."""
 
     parsed: dict[str, Any]
     call: Call | None = None

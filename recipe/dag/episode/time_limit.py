@@ -83,7 +83,7 @@ def innermost() -> TimeLimit | None:
 
 @contextmanager
 def waiting() -> Iterator[None]:
-    """Hold all limits around the body, which waits for its turn: for work that has limits of its own."""
+    """Hold all limits around the body, which waits for its turn: for work that has its own limits."""
     held = [limit for limit in _around.get() if limit.here]
     for limit in held:
         limit.hold()

@@ -1,4 +1,4 @@
-"""What a workflow sets on a tool besides the arguments of its class: how many calls run at once and start per second,
+"""The settings of a tool besides the arguments of its class: how many calls run at once and start per second,
 how long one may take, how much of its result is kept, and what the model reads about it.
 
 Invariant: calls of models and of hooks count alike, and the limits of a declared tool hold for all agents together. A

@@ -134,7 +134,7 @@ class Cluster:
                 "each of them, then set RAY_ADDRESS=HOST:6379 for the run"
             )
         needed = cpus_needed(self.pools, self.platform)
-        # Ray only counts CPUs, so it may be told of more than the machine has
+        # Ray only counts CPUs, so it may be given more than the machine has
         cpus = self.options.setdefault("num_cpus", max(needed, os.cpu_count() or 1))
         gpus = 0 if self.platform == "cpu" else self.options.get("num_gpus", torch.cuda.device_count())
         check_resources(

@@ -22,7 +22,7 @@ _ADVICE = "pass the output folder of a run"
 
 @dataclass(frozen=True, slots=True)
 class Run:
-    """What a run wrote."""
+    """The output of a run."""
 
     folder: Path
     metrics: list[dict[str, Any]]

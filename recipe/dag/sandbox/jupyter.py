@@ -30,7 +30,7 @@ _LINE = TypeAdapter(tuple[str, str, str])
 
 
 class Shown(BaseModel):
-    """What the interpreter answers for a cell; it may have been made by the cell."""
+    """The interpreter's answer for a cell; it may have been made by the cell."""
 
     model_config = ConfigDict(extra="forbid")
 

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class Resources:
-    """What a run gives its built-in tools."""
+    """The resources that a run gives its built-in tools."""
 
     base: str
     """The workflow file: paths in options are relative to its folder, then to the project's root."""

@@ -58,7 +58,7 @@ class _Session:
 
 @dataclass(slots=True)
 class _State:
-    """What belongs to one event loop."""
+    """The state of one event loop."""
 
     lock: asyncio.Lock = field(default_factory=asyncio.Lock)
     session: _Session | None = None

@@ -54,7 +54,7 @@ class Request:
 
 @dataclass
 class _Turns:
-    """What belongs to one event loop."""
+    """The state of one event loop."""
 
     slots: asyncio.Semaphore
     recovery: asyncio.Task[None] | None = None

@@ -53,7 +53,7 @@ class StratifiedSampler:
     """Chooses equally many samples of a stratum in every step.
 
     strata: the stratum of each sample. A step has max(1, round(batch_size * share)) samples of each stratum, and the
-    largest stratum has the rest. Each stratum has epochs of its own, so a small one may be ahead. Raises UserError if a
+    largest stratum has the rest. Each stratum has its own epochs, so a small one may be ahead. Raises UserError if a
     step has no room for all strata.
     """
 

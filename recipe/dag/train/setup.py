@@ -130,8 +130,8 @@ def _endpoints(policies: Mapping[str, PolicyRuntime]) -> dict[str, PolicyEndpoin
 
 @dataclass(slots=True)
 class Resources:
-    """What a run's episodes need beside its policies: the tools that agents declare, the sandbox that tools and envs
-    use, the API policies with what they have consumed, and the processes that run large batches."""
+    """The resources of a run's episodes besides its policies: the tools that agents declare, the sandbox that tools and
+    envs use, the API policies with what they have consumed, and the processes that run large batches."""
 
     tools: dict[str, Tool] = field(default_factory=dict)
     sandbox: dict[str, Any] | None = None

@@ -21,7 +21,7 @@ class Model(Frozen):
 
 
 class Price(Frozen):
-    """What a server charges, in any currency, per million tokens."""
+    """A server's prices, in any currency, per million tokens."""
 
     input: float = Field(ge=0.0)
     """Per million tokens of prompts."""
@@ -34,7 +34,7 @@ class Price(Frozen):
 
 
 class Budget(Frozen):
-    """What a run may spend on an API, resumptions included."""
+    """The limits of a run's spending on an API, resumptions included."""
 
     usd: float | None = Field(default=None, gt=0.0)
     """Money, in the currency of `price`."""

@@ -17,7 +17,7 @@ _LOCATION = "${oc.env:VERTEX_LOCATION,${oc.env:GOOGLE_CLOUD_LOCATION}}"
 
 @dataclass(frozen=True, slots=True)
 class Provider:
-    """A service with an interface of its own."""
+    """A service with its own interface."""
 
     name: str
     base_url: str | None = None

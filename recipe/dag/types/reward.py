@@ -1,4 +1,4 @@
-"""What a reward function of the engine declares: how its rewards count, and what its options are.
+"""The declarations of the engine's reward functions: how their rewards count, and what their options are.
 
 Invariant: declarations are read from the function's source (algorithms/reward_catalogue.py), so that a check imports no
 reward; they have no effect when the function runs.

@@ -13,7 +13,7 @@ from itertools import pairwise
 
 @dataclass(frozen=True, slots=True)
 class Candidate:
-    """What a call that was one of several candidates is compared with."""
+    """The comparison of a call with the candidates beside it."""
 
     index: int
     """Its index among its siblings."""
@@ -27,7 +27,7 @@ class Candidate:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RowCall:
-    """What a row records of a call, besides its tokens."""
+    """The record of a call in a row, besides its tokens."""
 
     end: int
     """Its end (exclusive) in the row's response."""

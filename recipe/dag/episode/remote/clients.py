@@ -27,7 +27,7 @@ from recipe.dag.types.model import Api
 from recipe.dag.types.record import Generation
 
 GENERATION_S = 600.0
-"""Time limit of a request whose caller has one of its own."""
+"""Time limit of a request whose caller sets its own."""
 
 T = TypeVar("T")
 

@@ -1,4 +1,4 @@
-"""What the API policies of a run have consumed, counted by all of its processes, and the budgets that limit it.
+"""The consumption of a run's API policies, counted by all of its processes, and the budgets that limit it.
 
 Invariant: counts only grow, and a request is counted before it is sent. A budget is checked in the same transaction, so
 that of a budget of calls not one too many is sent, and money and tokens exceed theirs by what is in flight at most.

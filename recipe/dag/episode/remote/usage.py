@@ -1,4 +1,4 @@
-"""What an API policy's requests consumed: requests, tokens and their price.
+"""The consumption of an API policy: requests, tokens and their price.
 
 Invariant: a record's counts are those that the server reported; a server that reports none counts as 0 tokens. An
 answer from the cache counts as a hit, and as nothing else.

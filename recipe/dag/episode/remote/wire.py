@@ -1,4 +1,4 @@
-"""What a provider's module must answer for the client that is common to all of them.
+"""The interface of a provider's module, for the client that is common to all of them.
 
 Invariant: a wire is pure. It makes the bodies of requests and reads those of answers and refusals; `transport` sends
 them, repeats them and sorts the failures.
@@ -20,7 +20,7 @@ Body = dict[str, Any]
 
 @dataclass(frozen=True, slots=True)
 class Answer:
-    """What a model says next."""
+    """The next message of a model."""
 
     message: Message
     """In OpenAI's form, whatever the provider's: content, tool_calls, reasoning_content."""
@@ -30,7 +30,7 @@ class Answer:
 
 @dataclass(frozen=True, slots=True)
 class Refusal:
-    """What a server says about a request that it does not answer."""
+    """A server's message about a request that it does not answer."""
 
     message: str
     kind: Literal["key", "quota", "too_long", ""] = ""

@@ -3,7 +3,7 @@
 Invariant: a jail's first process enters its group before it forks, so all of the job's processes are in it; what they
 have the kernel allocate, shared memory, file systems in memory, socket buffers and page tables included, counts. Only
 groups below the server's own group are made, in one directory that the server keeps locked, so that directories of dead
-servers can be told from others. It imports only the standard library, so that the reaper can load it by path.
+servers can be distinguished from others. It imports only the standard library, so that the reaper can load it by path.
 """
 
 from __future__ import annotations
@@ -52,7 +52,7 @@ V1 = Version(
     # Buffers of Internet sockets do not count as memory there.
     (("memory", "memory.kmem.tcp.limit_in_bytes", str(64 << 20)),),
     # Each job has the share of one process, however many it starts. All together have that of four per core; on version
-    # 2, the share of the server, which is beside them in a group of its own.
+    # 2, the share of the server, which is beside them in its own group.
     (("cpu", "cpu.shares", str(1024 * 4 * len(os.sched_getaffinity(0)))),),
 )
 V2 = Version(

@@ -201,7 +201,7 @@ class JailEngine:
 
     @asynccontextmanager
     async def _scratch(self) -> AsyncIterator[str]:
-        """Yield the directory of one job's program: the same in every namespace, else one of its own."""
+        """Yield the directory of one job's program: the same in every namespace, else one for each job."""
         if self.isolation == "full":
             yield SCRATCH
             return

@@ -1,4 +1,4 @@
-"""The walls without namespaces: Landlock, a system call filter and a user of its own for each jail; or none at all.
+"""The walls without namespaces: Landlock, a system call filter and a separate user for each jail; or none at all.
 
 Invariant: all processes of a job are descendants of its jail's first process, which adopts orphans. With Landlock the
 job runs as a user that owns nothing else, so it can neither signal nor trace any other process, opens only what is

@@ -1,4 +1,4 @@
-"""What stands between a job and the machine.
+"""The barrier between a job and the machine.
 
 Invariant: the zygote and the supervisor are the same behind every wall; a wall decides how a jail is forked, what its
 job may reach, and how its processes end.

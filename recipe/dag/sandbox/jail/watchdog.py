@@ -24,7 +24,7 @@ Job = TypeVar("Job")
 
 
 class Watchdog:
-    """Measures in a thread of its own."""
+    """Measures in its own thread."""
 
     def __init__(self) -> None:
         self._thread = ThreadPoolExecutor(1, "watchdog")

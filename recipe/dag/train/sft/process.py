@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 
 
 class Inputs(NamedTuple):
-    """What a run reads before it starts."""
+    """The inputs that a run reads before it starts."""
 
     facts: dict[str, Any]
     """Of the experiment, for its checkpoints."""
@@ -225,7 +225,7 @@ def main(arguments: list[str]) -> int:
     try:
         return train(config, Inputs(experiment(config), None))
     except UserError as error:
-        # each process loads and writes files of its own, and torchrun ends the others when the first one fails
+        # each process loads and writes its own files, and torchrun ends the others when the first one fails
         rank = os.environ.get("RANK", "0")
         print(f"error: {error}" if rank == "0" else f"error: rank {rank}: {error}", file=sys.stderr)
         return 2

@@ -17,7 +17,7 @@ from recipe.dag.workflow.interpolation import check_env
 from recipe.dag.workflow.schema import Policy, Sampling
 
 OWN_FIELDS = ("model", "messages", "prompt", "tools", "stream", "n", "system", "contents", "systemInstruction")
-"""Fields of a request that `body` must not replace, each with a key of its own or none."""
+"""Fields of a request that `body` must not replace, each with its own key or none."""
 
 _SAMPLING = frozenset(Sampling.model_fields) - {"temperature", "max_tokens", "thinking_tokens"}
 
