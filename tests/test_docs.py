@@ -27,6 +27,7 @@ from recipe.dag.workflow.json_schema import workflow_schema
 from recipe.dag.workflow.mermaid import to_mermaid
 from recipe.dag.workflow.plan import make_plan
 from recipe.dag.workflow.schema import Workflow
+from recipe.dag.workflow.verl_keys import TABLE
 from tests.test_readme import READMES, ROOT
 from tests.test_shipped import WORKFLOWS
 
@@ -274,10 +275,26 @@ def block_table() -> str:
     return "\n".join(lines)
 
 
-@pytest.mark.parametrize(("name", "make"), [("table of estimators", estimator_table), ("table of blocks", block_table)])
-def test_the_tables_of_algorithms_are_those_of_the_code(name, make):
+def key_table() -> str:
+    """Return the table of verl's keys in docs/migrating.md."""
+    lines = ["| verl | verl-dag |", "|---|---|"]
+    for keys, message in TABLE:
+        names = ", ".join(f"`{key}`" for key in keys.replace("@", "").split())
+        lines.append(f"| {names} | {message.replace('@', '')} |")
+    return "\n".join(lines)
+
+
+@pytest.mark.parametrize(
+    ("file", "name", "make"),
+    [
+        ("algorithms.md", "table of estimators", estimator_table),
+        ("algorithms.md", "table of blocks", block_table),
+        ("migrating.md", "table of verl's keys", key_table),
+    ],
+)
+def test_tables_are_those_of_the_code(file, name, make):
     """`UPDATE_DOCS=1 python -m pytest tests/test_docs.py` writes them."""
-    page = DOCS / "algorithms.md"
+    page = DOCS / file
     before, start, rest = page.read_text().partition(f"<!-- {name} -->\n")
     table, end, after = rest.partition(f"\n<!-- end of {name} -->")
     if os.environ.get("UPDATE_DOCS"):

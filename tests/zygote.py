@@ -269,7 +269,7 @@ def _fill_caches() -> None:
     from recipe.dag.settings import compose
 
     AutoModelForImageTextToText._model_mapping.keys()  # verl asks for it: it imports all configurations
-    compose._schema()
+    compose.run_schema()
     compose.compose_file("tiny_cpu", (), ROOT / "recipe" / "retool_ma" / "config")
     figure = Figure(layout="constrained")
     figure.subplots().set_title("fonts")

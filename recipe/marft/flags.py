@@ -26,7 +26,8 @@ from recipe.dag.settings.kinds import (
     whole,
 )
 from recipe.dag.settings.values import ANY_KL, EVERY, TRACKERS
-from recipe.dag.settings.verl_run import refusal, says_the_same
+from recipe.dag.settings.verl_run import says_the_same
+from recipe.dag.workflow.verl_keys import replacement
 from recipe.marft.rules import (
     RUN,
     Edit,
@@ -174,7 +175,7 @@ def _add(argument: str, out: Translation) -> None:
         out.arguments[key] = FLAGS[key].kind.read(key, text)
         FLAGS[key].rule(out.arguments[key], out)
         return
-    if not says_the_same(key, hydra_value(text)) and (reason := refusal(key)) is not None:
+    if not says_the_same(key, hydra_value(text)) and (reason := replacement(key)) is not None:
         raise UserError(f"{argument}: {reason}")
     out.overrides[f"{sign}{key}"] = text if equals else None
 

@@ -139,7 +139,7 @@ def test_plan_checks_what_validate_checks_and_ends_with_the_same_code(run, tmp_p
     path.write_text(Path(SHARED).read_text().replace("\n  main:\n", "\n  main:\n    config: {rollout.dtipe: x}\n", 1))
     validated, planned = run("validate", str(path)), run("plan", str(path))
     assert validated == planned == (2, "", validated[2])
-    assert validated[2].count("\n") == 1 and "has no `dtipe`; did you mean `dtype`?" in validated[2]
+    assert validated[2].count("\n") == 1 and "did you mean `rollout.dtype`?" in validated[2]
 
 
 def test_the_version_names_verls_too(run):

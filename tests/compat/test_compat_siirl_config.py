@@ -82,7 +82,7 @@ def test_one_agent_without_a_kl_loss_leaves_all_without(load_text):
     [
         ("rollout.log_prob_micro_batch_size_per_gpu: 16", "write `actor.ppo_micro_batch_size_per_gpu`, which serves"),
         ("ref.log_prob_micro_batch_size_per_gpu: 16", "write `actor.ppo_micro_batch_size_per_gpu`, which serves"),
-        ("actor.fsdp_config.seed: 1", "pass `seed=...` to the run"),
+        ("actor.fsdp_config.seed: 1", "nothing reads it here"),
         ("rollout.val_kwargs.seed: 1", "write `validation: {...}` of the agent"),
         ("rollout.multi_turn.format: hermes", "`tool_loop: {format: ...}` of the agent"),
         ("rollout.multi_turn.tokenization_sanity_check_mode: disable", "differ in length ends the run"),

@@ -121,7 +121,7 @@ ROWS = "batches are then made by rows; add"
         ),
         ("no.such.key=1", "no.such.key=1: unknown key"),
         ("model.path=${none}", "configuration: Interpolation key 'none' not found"),
-        ("model_engine=3", "model_engine=3: nothing reads it here; policies train with FSDP"),
+        ("model_engine=3", "model_engine=3: verl has this key, but nothing here reads it"),
         ("output_dir=${none}", "configuration: Interpolation key 'none' not found"),
         ("data.train_batch_size=4 actor.ppo_mini_batch_size=8", f"{RUN}.actor.ppo_mini_batch_size=8: exceeds data"),
         ("algorithm.gamma=nan", "algorithm.gamma=nan: it takes a number from 0 to 1"),

@@ -92,7 +92,6 @@ def test_what_would_be_lost_is_refused(arguments, message):
         ("algorithm.norm_adv_by_std_in_grpo=False", "`algorithm.scale`"),
         ("trainer.max_actor_ckpt_to_keep=3", "pass `report.keep_checkpoints=...`"),
         ("data.val_batch_size=3", "all validation problems run at once"),
-        ("trainer.balance_batch=False", "ranks have equal work"),
         ("+algorithm.foo=1", "the workflow's `algorithm` says"),
         ("actor.loss_agg_mode=token-mean", "`algorithm.loss_agg` says this"),
         ("actor_rollout_ref.actor.policy_loss.loss_mode=gspo", "`algorithm.policy_loss` says this"),

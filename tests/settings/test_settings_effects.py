@@ -8,9 +8,8 @@ import pytest
 
 from recipe.dag.core.errors import UserError
 from recipe.dag.loading.workflow_file import load_workflow
-from recipe.dag.settings.compose import compose_config, typed_settings
+from recipe.dag.settings.compose import compose_config, run_schema, typed_settings
 from recipe.dag.settings.effects import NEEDS, check_effects
-from recipe.dag.settings.verl_run import refusal
 
 ROOT = Path(__file__).parents[2]
 RUN = "actor_rollout_ref"
@@ -163,4 +162,4 @@ def test_a_key_that_stands_for_another_is_checked_as_that_one(check, argument, m
 
 def test_the_table_names_keys_that_a_run_reads():
     named = [*NEEDS, *(other for other, *_ in NEEDS.values())]
-    assert [key for key in named if refusal(key) is not None] == []
+    assert [key for key in named if not run_schema().is_read(key)] == []

@@ -20,6 +20,7 @@ def composed(*overrides: str, name: str = "dag", folder: Path | None = None):
     return compose_config(name, [f"workflow={WORKFLOW}", *overrides], folder)
 
 
+NOT_READ = "verl has this key, but nothing here reads it; remove it (docs/migrating.md"
 DEAD = {
     "algorithm.adv_estimator=gae": "`algorithm.estimator` says this; set it in the workflow",
     "algorithm.adv_estimator=grpo": "`algorithm.estimator` says this; set it in the workflow",
@@ -45,12 +46,14 @@ DEAD = {
     f"{RUN}.rollout.multi_turn.enable=true": "`episode.max_turns`",
     f"{RUN}.rollout.enable_prefix_caching=false": f"`{RUN}.rollout.engine_kwargs.sglang.disable_radix_cache` is true",
     f"{RUN}.rollout.name=vllm": "the run chooses the server",
-    f"{RUN}.ref.fsdp_config.param_offload=false": "verl always keeps a reference in host memory",
-    "critic.optim.total_training_steps=3": "the engine counts the steps",
+    f"{RUN}.ref.fsdp_config.param_offload=false": NOT_READ,
+    f"{RUN}.actor.fsdp_config.use_orig_params=true": NOT_READ,
+    f"{RUN}.actor.qat=3": NOT_READ,
+    "critic.optim.total_training_steps=3": NOT_READ,
     "critic.model.use_remove_padding=false": f"pass `{RUN}.model.use_remove_padding=...`",
     "trainer.total_epochs=3": "pass `trainer.total_training_steps=...`",
     "trainer.critic_warmup=3": "`algorithm.critic_warmup`",
-    "trainer.balance_batch=false": "laid out so that ranks have equal work",
+    "trainer.balance_batch=false": NOT_READ,
     "trainer.val_only=true": "`verl-dag eval",
     "trainer.rollout_data_dir=out": "episodes.jsonl",
     "trainer.max_actor_ckpt_to_keep=3": "pass `report.keep_checkpoints=...`",
@@ -62,8 +65,8 @@ DEAD = {
     "reward_model.enable=true": "a REWARD node of the workflow",
     "reward.reward_manager.name=dapo": "a REWARD node of the workflow",
     "reward.sandbox_fusion.url=http://x": "pass `sandbox.url=...`",
-    "model_engine=megatron": "policies train with FSDP",
-    "global_profiler.tool=torch": "nothing starts verl's profiler",
+    "model_engine=megatron": NOT_READ,
+    "global_profiler.tool=torch": NOT_READ,
     "hydra.run.dir=out": "`output_dir=...`",
     "algorithm.epochs=2": "`algorithm.epochs` of the workflow says this; set it there",
     "episode.max_turns=2": "`episode.max_turns` of the workflow says this; set it there",

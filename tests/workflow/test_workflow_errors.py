@@ -93,7 +93,11 @@ VALUES = [
     ("env brace", ('"${oc.env:MODEL_PATH}"', '§"${oc.env:MODEL_PATH,x"'), "a `}` is missing"),
     ("empty path", ('"${oc.env:MODEL_PATH}"', '§""'), "must not be empty"),
     ("stray ref", ("demo", "§!Ref global_config.a\nglobal_config: {a: demo}"), "only inside a node's `config`"),
-    ("unknown ref", ("agent_group: 1", "agent_group: 1, config: {a: §!Ref global_config.x}"), "does not name a value"),
+    (
+        "unknown ref",
+        ("agent_group: 1", "agent_group: 1, config: {rollout.dtype: §!Ref global_config.x}"),
+        "does not name a value",
+    ),
 ]
 
 GRAPH = [

@@ -31,7 +31,7 @@ nodes:
     node_id: write
     agent: writer
     agent_options: {env_path: env.py:Env}
-    config: {rollout.memory: !Ref global_config.server.memory}
+    config: {rollout.gpu_memory_utilization: !Ref global_config.server.memory}
 """
 
 
@@ -101,7 +101,10 @@ def test_names_merge_keys_and_scalars_are_read(load):
 
 
 def test_overrides_of_nodes_and_refs_end_in_their_policy(load):
-    assert load(TEXT).policies["main"].config == {"actor.optim.weight_decay": 1e-6, "rollout.memory": 0.4}
+    assert load(TEXT).policies["main"].config == {
+        "actor.optim.weight_decay": 1e-6,
+        "rollout.gpu_memory_utilization": 0.4,
+    }
 
 
 def test_nodes_come_in_topological_order_with_the_files_order_among_equals(load):

@@ -13,7 +13,7 @@ import math
 import pickle
 from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import NamedTuple
+from typing import NamedTuple, cast
 
 from hydra import compose, initialize_config_dir
 from hydra.errors import HydraException
@@ -37,7 +37,7 @@ def compose_config(name: str, overrides: Sequence[str], folder: Path | None = No
         hint = configuration_hint(name) or "see --config-path and --config-name"
         raise UserError(f"configuration: {folder / name}.yaml does not exist; {hint}")
     arguments = parse(overrides, [CONFIG_FOLDER, folder])
-    schema = _schema()
+    schema = run_schema()
     file = compose_file(name, arguments.profiles, folder)
     settings = [leaf for typed in arguments.settings for leaf in leaves_of(typed)]
     unread = [message for leaf in settings if (message := schema.check_typed(leaf, file.tree)) is not None]
@@ -70,8 +70,8 @@ def default_config() -> DictConfig:
 
 
 @functools.cache
-def _schema() -> Schema:
-    return Schema(default_config())
+def run_schema() -> Schema:
+    return Schema(default_config(), cast(DictConfig, OmegaConf.load(CONFIG_FOLDER / "dag.yaml")))
 
 
 class Composed(NamedTuple):

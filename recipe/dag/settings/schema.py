@@ -14,12 +14,12 @@ from omegaconf import DictConfig, ListConfig, OmegaConf
 
 from recipe.dag.algorithms.catalogue import METHODS
 from recipe.dag.compat.marti import key_hint
-from recipe.dag.core.suggestion import closest
 from recipe.dag.settings.typed import Typed
 from recipe.dag.settings.values import kind_of
-from recipe.dag.settings.verl_run import NO_EFFECT, is_read, refusal, says_the_same
+from recipe.dag.settings.verl_run import NO_EFFECT, SAME, is_read, says_the_same
 from recipe.dag.workflow.flatten import flatten
 from recipe.dag.workflow.schema import EpisodeSpec, Workflow
+from recipe.dag.workflow.verl_keys import PAGE, nearest, replacement
 
 Tree = dict[str, Any]
 """A configuration as nested dicts."""
@@ -33,11 +33,16 @@ _ELSEWHERE = "recipe/dag/config/dag.yaml lists the run's keys; agents, policies 
 
 
 class Schema:
-    """The keys and kinds of `default`, which is dag.yaml over verl's configuration."""
+    """The keys and kinds of `default`, which is `own`, dag.yaml, over verl's configuration."""
 
-    def __init__(self, default: DictConfig):
+    def __init__(self, default: DictConfig, own: DictConfig):
         self.default, self.tree = default, tree_of(default)
         self.values = values_of(self.tree)
+        self.own = {key: value for key, value in values_of(tree_of(own)).items() if key in self.values}
+
+    def is_read(self, key: str) -> bool:
+        """Return whether this project or verl reads a key of the default configuration, or one below it."""
+        return key in self.own and key not in SAME or is_read(key)
 
     def check_file(self, tree: Tree) -> Iterator[str]:
         """Yield a message for each key that configuration files set and nothing reads."""
@@ -74,8 +79,9 @@ class Schema:
     def _reason(self, key: str, value: Any, tree: Tree) -> str | None:
         if says_the_same(key, value):
             return None
-        reason = _of_the_workflow(key) or refusal(key)
-        if reason is not None or is_read(key):
+        if (reason := _of_the_workflow(key)) is not None or self.is_read(key):
+            return reason
+        if (reason := replacement(key)) is not None:
             return reason
         current: Any = tree
         for part in key.split("."):
@@ -83,18 +89,21 @@ class Schema:
         if current is _MISSING:
             return self._unknown(key, tree)
         if isinstance(current, dict) and current:
-            return f"is a block of keys; set one of them, such as {key}.{next(iter(current))}=..."
-        return None
+            if inside := next((name for name in self._names(tree) if name.startswith(f"{key}.")), None):
+                return f"is a block of keys; set one of them, such as {inside}=..."
+        elif key not in self.values:  # the configuration file defines it
+            return None
+        return f"verl has this key, but nothing here reads it; remove it ({PAGE})"
 
     def _unknown(self, key: str, tree: Tree) -> str:
         if (hint := key_hint(key)) is not None:
             return f"unknown key; {hint}"
-        names = [name for name in values_of(tree) if refusal(name) is None]
-        longer = [name for name in names if name.endswith(f".{key}")]
-        block, _, last = key.rpartition(".")
-        siblings = {name.rpartition(".")[2]: name for name in names if name.rpartition(".")[0] == block}
-        suggestion = longer[0] if longer else siblings.get(closest(last, siblings) or "") or closest(key, names)
+        suggestion = nearest(key, self._names(tree))
         return f"unknown key; did you mean `{suggestion}`?" if suggestion else f"unknown key; {_ELSEWHERE}"
+
+    def _names(self, tree: Tree) -> list[str]:
+        """Return the keys that may be set, with those that a configuration file defines itself."""
+        return [name for name in values_of(tree) if self.is_read(name) or name not in self.values]
 
 
 def plain(value: Any) -> Any:

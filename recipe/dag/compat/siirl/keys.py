@@ -1,7 +1,7 @@
 """The options to which the dotted keys of siiRL's node `config` are translated.
 
-Invariant: a key is translated to the option with the same effect. Of the other keys, those in `verl_keys` are named in
-a warning, and the rest stay overrides of verl's configuration. No key is ignored silently.
+Invariant: a key is translated to the option with the same effect. Of the other keys, those that verl's workers read
+stay overrides of verl's configuration, and the rest are named in a warning. No key is ignored silently.
 """
 
 from __future__ import annotations

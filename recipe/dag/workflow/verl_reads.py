@@ -1,14 +1,14 @@
 """Keys of verl's `actor_rollout_ref` and `critic` that verl's workers and servers read when this project runs them.
 
-Invariant: together with the refusals in `recipe.dag.workflow.verl_keys` this list is complete: a test checks that every
-key of verl's composed configuration is in one of the two. `*` matches any keys. Compiled by hand from verl 0.9.1:
+Invariant: this is an allow-list. A key that is not in it has no effect, so every other key is refused where it is
+written; a test checks that verl has the keys of the list. `*` matches any keys. Compiled by hand from verl 0.9.1:
 `engine_workers.py`, `engine/fsdp/`, `workers/config/`, `rollout/sglang_rollout/`, `rollout/llm_server.py`,
 `checkpoint_engine/`.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 
 _OPTIMIZER = (
     "optimizer optimizer_impl lr_warmup_steps_ratio weight_decay lr_warmup_steps betas clip_grad min_lr_ratio "
@@ -62,3 +62,8 @@ def keys_of(table: dict[str, str]) -> Iterator[str]:
     """Yield the dotted keys of a table; a block that may have any keys ends in `.*`."""
     for block, names in table.items():
         yield from (f"{block}.{name}" if block else name for name in names.split())
+
+
+def is_listed(key: str, keys: Iterable[str]) -> bool:
+    """Return whether a dotted key is one of `keys`; `block.*` stands for the block itself and every key below it."""
+    return any(key == name or name.endswith(".*") and f"{key}.".startswith(name.removesuffix("*")) for name in keys)
