@@ -91,6 +91,8 @@ def placed_overrides(draft: Draft) -> Iterator[Override]:
 def _overrides(draft: Draft) -> Iterator[tuple[str, bool, str, Any, KeyPath]]:
     """Yield (policy, whether for the critic, dotted key, value, path) of every override, the policies' own first."""
     for name, policy in draft.each_policy():
+        if policy.api is not None:
+            continue  # its `config` is an error as a whole
         for key, value, path in flatten(policy.config, ("policies", name, "config")):
             yield name, False, key, value, path
         critic = policy.critic.config if policy.critic else {}
