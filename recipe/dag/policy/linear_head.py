@@ -8,7 +8,7 @@ kernels are verl's; this module prepares their inputs.
 from __future__ import annotations
 
 import types
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
@@ -64,7 +64,7 @@ def install(model: PreTrainedModel, backend: str) -> None:
     def forward_head(self, hidden: Tensor, scored: Scored) -> tuple[Tensor, Tensor]:
         return score(hidden, self.weight, scored, backend)
 
-    head = model.get_output_embeddings()
+    head: Any = model.get_output_embeddings()
     model.forward, head.forward = types.MethodType(forward, model), types.MethodType(forward_head, head)
 
 
