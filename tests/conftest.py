@@ -23,7 +23,7 @@ from recipe.dag.loading.workflow_file import load_workflow
 from recipe.dag.platform.environment import prepare_environment
 from recipe.dag.settings.compose import compose_config
 from recipe.dag.types.record import Generation
-from recipe.dag.workflow.schema import Critic
+from recipe.dag.workflow.agent_schema import Critic
 from tests.zygote import Zygote
 
 if TYPE_CHECKING:

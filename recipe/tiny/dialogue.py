@@ -35,8 +35,9 @@ from recipe.dag.episode.view import (
 from recipe.dag.tools.sandbox_client import SandboxClient
 from recipe.dag.types.context import Context, Message
 from recipe.dag.types.record import Call, ToolResult
+from recipe.dag.workflow.agent_schema import ToolLoop
 from recipe.dag.workflow.condition import holds
-from recipe.dag.workflow.schema import ToolLoop, Workflow
+from recipe.dag.workflow.schema import Workflow
 
 
 class Problem(Protocol):

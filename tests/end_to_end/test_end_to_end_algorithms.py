@@ -72,14 +72,17 @@ def score(episode):
 
 
 def test_a_mixer_divides_the_teams_reward_and_goes_on_after_a_checkpoint(material, tmp_path):
-    metrics, out = two_steps(material, tmp_path, MIXED, LENGTHS)
+    # With seed 0 a token of log-prob -13.5 is drawn in step 2. In that part of the distribution the server's rounding
+    # decides, which depends on what it computes at the same time.
+    seed = "seed=1"
+    metrics, out = two_steps(material, tmp_path, MIXED, LENGTHS, seed)
     assert metrics[1]["mixer/weight"] == 0.0
     for step in (1, 2):  # all of the reward is the judge's, who does not learn: it comes to the others by credit
         assert metrics[step]["policy/main/grad_norm"] > 0 and metrics[step]["policy/main/rows"] == 64
         assert metrics[step]["mixer/loss"] > 0 and metrics[step]["mixer/explained_variance"] < 1
     first = out / "checkpoints" / "global_step_1"
     assert (first / "mixer.pt").is_file()
-    goes_on_from(first, material, tmp_path, metrics)
+    goes_on_from(first, material, tmp_path, metrics, seed)
 
 
 def test_two_policies_train_with_one_critic_of_what_both_said(material, tmp_path):

@@ -16,7 +16,7 @@ from recipe.dag.episode.runner import EpisodeRunner
 from recipe.dag.episode.tool_limits import LimitedTool
 from recipe.dag.episode.toolset import Toolset
 from recipe.dag.tools import web
-from recipe.dag.workflow.schema import DeclaredTool, ToolSpec
+from recipe.dag.workflow.agent_schema import DeclaredTool, ToolSpec
 from tests.tools.mcp_server import TOOLS, McpServer
 
 

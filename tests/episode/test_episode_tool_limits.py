@@ -15,7 +15,7 @@ from recipe.dag.episode.tool_limits import Limit, LimitedTool, most_processes, s
 from recipe.dag.episode.toolset import Toolset
 from recipe.dag.tools.sandbox_client import RunResult
 from recipe.dag.types.record import ToolResult
-from recipe.dag.workflow.schema import Agent, DeclaredTool, ToolSpec
+from recipe.dag.workflow.agent_schema import Agent, DeclaredTool, ToolSpec
 
 TOOL = """
 import asyncio

@@ -8,7 +8,7 @@ import pytest
 from recipe.dag.core.errors import SandboxFault, UserError
 from recipe.dag.episode.tool_loop import requests_in, truncate
 from recipe.dag.types.record import Generation, ToolResult
-from recipe.dag.workflow.schema import ToolLoop
+from recipe.dag.workflow.agent_schema import ToolLoop
 
 
 def call(name: str = "calc", **arguments) -> str:

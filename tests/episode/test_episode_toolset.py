@@ -18,7 +18,7 @@ from recipe.dag.tools.code_interpreter import CodeInterpreter
 from recipe.dag.tools.sandbox_client import RunResult
 from recipe.dag.types.record import ToolResult
 from recipe.dag.types.tool import check_tool
-from recipe.dag.workflow.schema import Agent
+from recipe.dag.workflow.agent_schema import Agent
 
 
 @dataclass

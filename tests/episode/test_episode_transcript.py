@@ -13,7 +13,7 @@ from recipe.dag.episode.runner import EpisodeRunner
 from recipe.dag.episode.tool_loop import Request, requests_in
 from recipe.dag.episode.transcript import TranscriptEncoder, plain_messages, plain_tools
 from recipe.dag.types.record import Generation
-from recipe.dag.workflow.schema import ToolLoop
+from recipe.dag.workflow.agent_schema import ToolLoop
 from recipe.tiny.tokenizer import CHAT_TEMPLATE
 from tests.dialogues import LLAMA, QWEN, SCHEMA, call_of, dialogue, tokenizer
 

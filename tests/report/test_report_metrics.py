@@ -5,8 +5,10 @@ import math
 import pytest
 
 from recipe.dag.report.metrics import rollout_metrics, validation_metrics
+from recipe.dag.types.model import Model
 from recipe.dag.types.record import Skip
-from recipe.dag.workflow.schema import Agent, Model, Policy, Workflow
+from recipe.dag.workflow.agent_schema import Agent, Policy
+from recipe.dag.workflow.schema import Workflow
 
 
 def workflow_of(*agents: Agent) -> Workflow:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from recipe.dag.episode.tool_loop import Request, requests_in
-from recipe.dag.workflow.schema import ToolLoop
+from recipe.dag.workflow.agent_schema import ToolLoop
 from recipe.tiny.dialogue import Demonstration
 from recipe.tiny.tokenizer import build_tokenizer
 

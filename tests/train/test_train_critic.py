@@ -18,7 +18,8 @@ from recipe.dag.train.critics import critic_batches, value_metrics
 from recipe.dag.train.kernels import PolicyBatch
 from recipe.dag.train.step import TrainingStep
 from recipe.dag.types.row import Row
-from recipe.dag.workflow.schema import Critic, Workflow
+from recipe.dag.workflow.agent_schema import Critic
+from recipe.dag.workflow.schema import Workflow
 from recipe.dag.workflow.training_chain import derive_training_chain
 from tests.rows import with_calls
 from tests.train.rows import some_rows

@@ -13,7 +13,7 @@ from recipe.dag.algorithms.catalogue import make_algorithm
 from recipe.dag.train import kernels
 from recipe.dag.train.kernels import PolicyBatch
 from recipe.dag.types.row import Row
-from recipe.dag.workflow.schema import Critic
+from recipe.dag.workflow.agent_schema import Critic
 from tests.rows import build_row, merge_rows, with_calls
 
 COUNT = 7

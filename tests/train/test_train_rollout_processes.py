@@ -28,7 +28,7 @@ from recipe.dag.train import rollout_processes, rollout_worker, setup
 from recipe.dag.train.rollout_processes import RolloutProcesses, SpreadRunner, choose_processes
 from recipe.dag.train.rollout_worker import RolloutWorker, WorkerSpec
 from recipe.dag.types.model import Api
-from recipe.dag.workflow.schema import ToolSpec
+from recipe.dag.workflow.agent_schema import ToolSpec
 
 FLOW = """\
 dag_id: two

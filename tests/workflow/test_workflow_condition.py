@@ -4,8 +4,7 @@ import pytest
 
 from recipe.dag.types.context import Output
 from recipe.dag.types.values import look_up
-from recipe.dag.workflow.condition import holds
-from recipe.dag.workflow.schema import Condition
+from recipe.dag.workflow.condition import Condition, holds
 
 SAID = {
     "solve": Output(

@@ -2,8 +2,7 @@ from __future__ import annotations
 
 import pytest
 
-from recipe.dag.workflow.condition import in_words
-from recipe.dag.workflow.schema import Condition
+from recipe.dag.workflow.condition import Condition, in_words
 
 
 @pytest.mark.parametrize(

@@ -5,7 +5,8 @@ from __future__ import annotations
 import pytest
 
 from recipe.dag.loading.workflow_file import load_workflow
-from recipe.dag.workflow.schema import NodeRole, Vote
+from recipe.dag.workflow.node_kinds import NodeRole
+from recipe.dag.workflow.schema import Vote
 from recipe.dag.workflow.to_yaml import to_yaml
 
 HEAD = """\

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from recipe.dag.core.problem import WorkflowError
-from recipe.dag.workflow.schema import DeclaredTool, ToolSpec
+from recipe.dag.workflow.agent_schema import DeclaredTool, ToolSpec
 from recipe.dag.workflow.to_yaml import to_yaml
 
 GOOD = """\

@@ -3,7 +3,9 @@ from __future__ import annotations
 import pytest
 
 from recipe.dag.algorithms.catalogue import make_algorithm
-from recipe.dag.workflow.schema import Agent, Model, Node, Policy
+from recipe.dag.types.model import Model
+from recipe.dag.workflow.agent_schema import Agent, Policy
+from recipe.dag.workflow.schema import Node
 from recipe.dag.workflow.training_chain import derive_training_chain
 
 

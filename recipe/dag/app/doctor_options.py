@@ -192,7 +192,7 @@ def check_tool_call(tokenizer: Any) -> str:
     from recipe.dag.episode.rehearsal import NoSandbox
     from recipe.dag.episode.tool_loop import requests_in
     from recipe.dag.tools.code_interpreter import CodeInterpreter
-    from recipe.dag.workflow.schema import ToolLoop
+    from recipe.dag.workflow.agent_schema import ToolLoop
 
     if not tokenizer.chat_template:
         raise Unfit("the tokenizer has no chat template")

@@ -15,7 +15,8 @@ from recipe.dag.episode.generation import sampling_of
 from recipe.dag.tools.address import url_problem, variable_problem
 from recipe.dag.train import checkpoint
 from recipe.dag.types.model import Api
-from recipe.dag.workflow.schema import Agent, Policy, Workflow
+from recipe.dag.workflow.agent_schema import Agent, Policy
+from recipe.dag.workflow.schema import Workflow
 
 
 def evaluation_of(

@@ -48,7 +48,8 @@ from recipe.dag.types.inert import inert_for
 from recipe.dag.types.record import PROMPT_TEXT, Call, Episode, Generation, ToolResult
 from recipe.dag.types.thoughts import CLOSE_TAG, OPEN_TAG, ends_in_thought
 from recipe.dag.types.tool import Tool
-from recipe.dag.workflow.schema import ToolLoop, Workflow
+from recipe.dag.workflow.agent_schema import ToolLoop
+from recipe.dag.workflow.schema import Workflow
 
 _TAIL = 16
 """Number of tokens that surely contains <think> and the white space after it, in any vocabulary."""

@@ -20,7 +20,8 @@ from recipe.dag.episode.hooks import checked
 from recipe.dag.episode.tasks import invoke, limited
 from recipe.dag.types.context import Context, Output
 from recipe.dag.types.values import normalized
-from recipe.dag.workflow.schema import NodeRole, Vote, Workflow
+from recipe.dag.workflow.node_kinds import NodeRole
+from recipe.dag.workflow.schema import Vote, Workflow
 
 
 @dataclass(frozen=True, slots=True)

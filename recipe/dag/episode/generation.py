@@ -19,7 +19,7 @@ from recipe.dag.episode.chat import plain_ids
 from recipe.dag.episode.client import GenerationClient
 from recipe.dag.episode.tasks import limited
 from recipe.dag.types.record import Generation
-from recipe.dag.workflow.schema import Agent
+from recipe.dag.workflow.agent_schema import Agent
 
 TRIES = 3
 BACKOFF_S = 0.1

@@ -16,7 +16,8 @@ from recipe.dag.tools.base import BuiltinTool
 from recipe.dag.tools.builtin import BUILTIN
 from recipe.dag.tools.mcp import Mcp, list_server, shown_name, stand_ins
 from recipe.dag.types.tool import Tool
-from recipe.dag.workflow.schema import Agent, DeclaredTool, ToolSpec, Workflow
+from recipe.dag.workflow.agent_schema import Agent, DeclaredTool, ToolSpec
+from recipe.dag.workflow.schema import Workflow
 
 Listing = list[dict[str, Any]]
 

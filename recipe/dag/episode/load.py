@@ -11,7 +11,8 @@ from recipe.dag.episode.candidates import load_choices
 from recipe.dag.episode.env_class import load_envs
 from recipe.dag.episode.hooks import load_hooks
 from recipe.dag.episode.reward import load_rewards
-from recipe.dag.workflow.schema import NodeRole, Workflow
+from recipe.dag.workflow.node_kinds import NodeRole
+from recipe.dag.workflow.schema import Workflow
 
 
 def load_user_code(workflow: Workflow) -> None:

@@ -17,8 +17,9 @@ from recipe.dag.tools.base import Resources
 from recipe.dag.tools.builtin import BUILTIN, make_builtin
 from recipe.dag.tools.sandbox_client import SandboxClient
 from recipe.dag.types.tool import Tool, check_tool
+from recipe.dag.workflow.agent_schema import ToolSpec
 from recipe.dag.workflow.interpolation import resolve_env
-from recipe.dag.workflow.schema import ToolSpec, Workflow
+from recipe.dag.workflow.schema import Workflow
 
 
 def user_tool(path: str, kwargs: Mapping[str, Any], workflow: Workflow) -> Tool:

@@ -25,7 +25,8 @@ from recipe.dag.tools.sandbox_client import SandboxClient
 from recipe.dag.types.model import Api
 from recipe.dag.types.record import Episode, Generation
 from recipe.dag.types.tool import close_tool
-from recipe.dag.workflow.schema import Policy, Workflow
+from recipe.dag.workflow.agent_schema import Policy
+from recipe.dag.workflow.schema import Workflow
 
 
 class FunctionClient:

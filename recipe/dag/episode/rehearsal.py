@@ -26,8 +26,9 @@ from recipe.dag.episode.toolset import REFUSED
 from recipe.dag.tools.sandbox_client import FileRefused, RunResult, SandboxClient, SessionFiles
 from recipe.dag.types.record import Episode, Generation
 from recipe.dag.types.tool import Tool, close_tool, parameters_of
+from recipe.dag.workflow.agent_schema import Agent
 from recipe.dag.workflow.condition import AGREE_KEY, parts
-from recipe.dag.workflow.schema import Agent, Workflow
+from recipe.dag.workflow.schema import Workflow
 
 SAMPLE = {"prompt": [{"role": "user", "content": "Which number?"}], "ground_truth": "1", "extra_info": {}}
 ANSWERS = ("{right}", "The answer is \\boxed{{{right}}}.", "The answer is \\boxed{{{wrong}}}.", "")

@@ -37,8 +37,8 @@ from recipe.dag.episode.view import (
 )
 from recipe.dag.types.context import Context, Output
 from recipe.dag.types.record import Call, Episode, Result, Skip, ToolResult
-from recipe.dag.workflow.condition import holds
-from recipe.dag.workflow.schema import Condition, EpisodeSpec
+from recipe.dag.workflow.condition import Condition, holds
+from recipe.dag.workflow.schema import EpisodeSpec
 
 NodeRunner = AgentRunner | VoteRunner | FunctionRunner
 

@@ -21,7 +21,8 @@ from recipe.dag.episode.tasks import guarded
 from recipe.dag.tools.code_interpreter import clip
 from recipe.dag.types.record import ToolResult
 from recipe.dag.types.tool import Tool, close_tool, parameters_of, problem_of_parameters
-from recipe.dag.workflow.schema import DeclaredTool, ToolSpec, Workflow
+from recipe.dag.workflow.agent_schema import DeclaredTool, ToolSpec
+from recipe.dag.workflow.schema import Workflow
 
 
 class Limit:

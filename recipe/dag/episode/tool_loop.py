@@ -17,7 +17,7 @@ from recipe.dag.episode.tasks import together
 from recipe.dag.types.context import Message
 from recipe.dag.types.record import ToolResult
 from recipe.dag.types.tool import Tool, parameters_of, tool_name
-from recipe.dag.workflow.schema import ToolLoop
+from recipe.dag.workflow.agent_schema import ToolLoop
 
 
 @dataclass(frozen=True, slots=True)

@@ -17,7 +17,7 @@ from recipe.dag.episode.tasks import guarded
 from recipe.dag.episode.tool_limits import LimitedTool
 from recipe.dag.types.record import STATUSES, ToolResult
 from recipe.dag.types.tool import Tool, argument_validator, tool_name
-from recipe.dag.workflow.schema import Agent, DeclaredTool
+from recipe.dag.workflow.agent_schema import Agent, DeclaredTool
 
 REFUSED = "invalid arguments: "
 """Start of the answer to a call that does not fit the tool's schema."""

@@ -17,7 +17,7 @@ from recipe.dag.episode.chat import calls_text, continuation_ids, end_of_turn_id
 from recipe.dag.episode.tool_loop import Request, requests_in
 from recipe.dag.types.context import Message
 from recipe.dag.types.thoughts import OPEN_TAG, ends_in_thought
-from recipe.dag.workflow.schema import ToolLoop
+from recipe.dag.workflow.agent_schema import ToolLoop
 
 ASSISTANT = "assistant"
 CLOSED = "\n</think>\n\n"

@@ -11,8 +11,9 @@ from pathlib import Path
 from recipe.dag.algorithms.custom import Custom
 from recipe.dag.loading.workflow_file import load_workflow
 from recipe.dag.tools.builtin import BUILTIN
+from recipe.dag.workflow.agent_schema import Agent, ToolSpec
 from recipe.dag.workflow.relocate_paths import relocated_folder, relocated_node, relocated_policy, relocated_ref
-from recipe.dag.workflow.schema import Agent, ToolSpec, Workflow
+from recipe.dag.workflow.schema import Workflow
 from recipe.dag.workflow.to_yaml import to_yaml
 
 

@@ -11,13 +11,15 @@ import pickle
 
 from omegaconf import DictConfig, OmegaConf, open_dict
 
+from recipe.dag.algorithms.base import Algorithm
 from recipe.dag.core.errors import UserError
 from recipe.dag.policy.attention import FLASH, PACKAGES, PADDED, VARLEN, missing_attention
 from recipe.dag.policy.critic_config import FP32, apply_critic
 from recipe.dag.policy.overrides import apply_overrides
 from recipe.dag.settings.absolute import absolute_if_local, make_absolute
 from recipe.dag.settings.defaults import default_tokens, longest_row, served_length
-from recipe.dag.workflow.schema import Algorithm, Policy, Workflow
+from recipe.dag.workflow.agent_schema import Policy
+from recipe.dag.workflow.schema import Workflow
 
 CPU_CONFIG = {
     "model": {"enable_gradient_checkpointing": False},

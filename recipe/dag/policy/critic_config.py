@@ -10,7 +10,7 @@ from omegaconf import DictConfig, open_dict
 
 from recipe.dag.core.errors import UserError
 from recipe.dag.policy.overrides import apply_overrides
-from recipe.dag.workflow.schema import Critic
+from recipe.dag.workflow.agent_schema import Critic
 
 FP32 = {"param_dtype": "fp32", "reduce_dtype": "fp32", "buffer_dtype": "fp32"}
 SHARED_WITH_ACTOR = (

@@ -98,7 +98,7 @@ class Schema:
     def _unknown(self, key: str, tree: Tree) -> str:
         if (hint := key_hint(key)) is not None:
             return f"unknown key; {hint}"
-        suggestion = nearest(key, self._names(tree))
+        suggestion = nearest(key, self._names(tree), cutoff=0.6)  # verl has no such key either
         return f"unknown key; did you mean `{suggestion}`?" if suggestion else f"unknown key; {_ELSEWHERE}"
 
     def _names(self, tree: Tree) -> list[str]:

@@ -14,7 +14,8 @@ import torch
 
 from recipe.dag.train.kernels import PolicyBatch
 from recipe.dag.types.row import Row
-from recipe.dag.workflow.schema import Critic, Workflow
+from recipe.dag.workflow.agent_schema import Critic
+from recipe.dag.workflow.schema import Workflow
 
 
 @dataclass(slots=True)

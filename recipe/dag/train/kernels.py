@@ -16,13 +16,14 @@ from verl.utils import tensordict_utils as tu
 from verl.utils.metric import reduce_metrics
 from verl.workers.utils.padding import response_from_nested
 
+from recipe.dag.algorithms.base import Algorithm
 from recipe.dag.policy.policy import PolicyRuntime
 from recipe.dag.train.batch import add_column, to_tensordict
 from recipe.dag.train.metrics import on_policy_metrics
 from recipe.dag.train.packing import PAD, end_to_end, layout, scatter_back
 from recipe.dag.train.throughput import Pass, measured
 from recipe.dag.types.row import Row
-from recipe.dag.workflow.schema import Algorithm, Critic
+from recipe.dag.workflow.agent_schema import Critic
 
 CRITIC_METRICS = {
     "critic/vf_loss": "loss",  # verl's own `loss` is the same number

@@ -12,8 +12,10 @@ from typing import Any
 
 from recipe.dag.core.errors import UserError
 from recipe.dag.settings.absolute import absolute_if_local
+from recipe.dag.types.model import Model
+from recipe.dag.workflow.agent_schema import Critic, Policy
 from recipe.dag.workflow.interpolation import resolve_env
-from recipe.dag.workflow.schema import Critic, Model, Policy, Workflow
+from recipe.dag.workflow.schema import Workflow
 
 
 @dataclass(frozen=True, slots=True)

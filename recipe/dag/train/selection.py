@@ -10,6 +10,7 @@ import logging
 from collections import Counter
 from collections.abc import Sequence
 
+from recipe.dag.algorithms.base import Algorithm
 from recipe.dag.algorithms.estimate import score_advantages
 from recipe.dag.credit.batch import CreditBatch
 from recipe.dag.credit.group import mean_outside, zero_variance
@@ -17,7 +18,7 @@ from recipe.dag.episode.failure import most_frequent
 from recipe.dag.episode.rows import left_out_unscored
 from recipe.dag.types.record import Episode
 from recipe.dag.types.row import Row
-from recipe.dag.workflow.schema import Algorithm, Workflow
+from recipe.dag.workflow.schema import Workflow
 
 logger = logging.getLogger(__name__)
 

@@ -13,11 +13,13 @@ from collections.abc import Callable, Hashable, Sequence
 import torch
 from torch import Tensor
 
+from recipe.dag.algorithms.base import Algorithm
 from recipe.dag.credit.happo import advance, log_ratio, sampled_mask, update_order, weigh
 from recipe.dag.train.kernels import PolicyBatch
 from recipe.dag.types.row import Row
 from recipe.dag.workflow.graph import agents_heard
-from recipe.dag.workflow.schema import Algorithm, Node, NodeRole, Workflow
+from recipe.dag.workflow.node_kinds import NodeRole
+from recipe.dag.workflow.schema import Node, Workflow
 
 
 def in_sequence(

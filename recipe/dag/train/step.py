@@ -39,7 +39,8 @@ from recipe.dag.train.team_critic import Credits, TeamCritic, credited
 from recipe.dag.train.throughput import ModelFlops, memory_metrics, throughput_metrics
 from recipe.dag.types.record import Episode
 from recipe.dag.types.row import Row
-from recipe.dag.workflow.schema import Node, NodeRole, Workflow
+from recipe.dag.workflow.node_kinds import NodeRole
+from recipe.dag.workflow.schema import Node, Workflow
 from recipe.dag.workflow.training_chain import is_derived
 
 if TYPE_CHECKING:

@@ -11,11 +11,14 @@ from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
 
+from recipe.dag.algorithms.base import Algorithm
 from recipe.dag.algorithms.catalogue import DEFAULT
 from recipe.dag.core.problem import KeyPath, Problem
 from recipe.dag.core.suggestion import did_you_mean
+from recipe.dag.workflow.agent_schema import Agent, Policy, ToolSpec
+from recipe.dag.workflow.condition import Condition
 from recipe.dag.workflow.parse_model import parse_algorithm, parse_piece, show_value
-from recipe.dag.workflow.schema import Agent, Algorithm, Condition, EnvSpec, EpisodeSpec, Loop, Node, Policy, ToolSpec
+from recipe.dag.workflow.schema import EnvSpec, EpisodeSpec, Loop, Node
 from recipe.dag.workflow.source import Origin, Source
 
 TOP_LEVEL = "dag_id description global_config agents policies tools envs episode loops algorithm nodes".split()

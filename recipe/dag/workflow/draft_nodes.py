@@ -19,10 +19,10 @@ from recipe.dag.workflow.draft import (
     read_top_level,
     text_of,
 )
-from recipe.dag.workflow.node_kinds import KINDS
+from recipe.dag.workflow.node_kinds import KINDS, NodeRole, NodeType
 from recipe.dag.workflow.parse_model import parse_piece, show_value
 from recipe.dag.workflow.resolve_tools import resolve_tools
-from recipe.dag.workflow.schema import Node, NodeRole, NodeType
+from recipe.dag.workflow.schema import Node
 from recipe.dag.workflow.short_form import KEYS
 from recipe.dag.workflow.short_form import ROLES as ROLE_KEYS
 from recipe.dag.workflow.source import Source

@@ -9,7 +9,8 @@ from __future__ import annotations
 import heapq
 from collections.abc import Iterable, Mapping, Sequence
 
-from recipe.dag.workflow.schema import Node, NodeRole
+from recipe.dag.workflow.node_kinds import NodeRole
+from recipe.dag.workflow.schema import Node
 
 Graph = Mapping[str, Sequence[str]]
 

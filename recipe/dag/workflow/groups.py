@@ -9,8 +9,10 @@ from __future__ import annotations
 from collections.abc import Collection, Mapping, Sequence
 
 from recipe.dag.types.move import Move
+from recipe.dag.workflow.agent_schema import Agent
 from recipe.dag.workflow.moves import moves_of
-from recipe.dag.workflow.schema import Agent, EpisodeSpec, Loop, Node, NodeRole
+from recipe.dag.workflow.node_kinds import NodeRole
+from recipe.dag.workflow.schema import EpisodeSpec, Loop, Node
 
 STATIC = ("agent", "role", "node", "turn", "round")
 """Entries of `group_by` that are known before a call is made."""

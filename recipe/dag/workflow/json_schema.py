@@ -17,7 +17,8 @@ from pydantic import BaseModel
 from pydantic.json_schema import JsonSchemaMode, models_json_schema
 
 from recipe.dag.algorithms.catalogue import DEFAULT, ESTIMATORS, Custom
-from recipe.dag.workflow.schema import Agent, EnvSpec, EpisodeSpec, Loop, Node, Policy, SubWorkflow, ToolSpec
+from recipe.dag.workflow.agent_schema import Agent, Policy, ToolSpec
+from recipe.dag.workflow.schema import EnvSpec, EpisodeSpec, Loop, Node, SubWorkflow
 from recipe.dag.workflow.short_form import LONG
 
 PIECES: tuple[type[BaseModel], ...] = (Agent, Policy, ToolSpec, EnvSpec, EpisodeSpec, Loop, Node, SubWorkflow)

@@ -12,8 +12,10 @@ from collections.abc import Iterator, Mapping, Sequence
 
 from recipe.dag.tools.builtin import BUILTIN
 from recipe.dag.types.move import Move
+from recipe.dag.workflow.agent_schema import Agent, ToolSpec
 from recipe.dag.workflow.graph import causal_order, graph_of, topological_order
-from recipe.dag.workflow.schema import EPISODE_ROLES, Agent, Loop, Node, NodeRole, ToolSpec
+from recipe.dag.workflow.node_kinds import EPISODE_ROLES, NodeRole
+from recipe.dag.workflow.schema import Loop, Node
 
 
 def moves_of(nodes: Sequence[Node], loops: Mapping[str, Loop], turns: int) -> tuple[Move, ...]:

@@ -12,12 +12,13 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from recipe.dag.core.problem import KeyPath, Problem, render_path
+from recipe.dag.workflow.agent_schema import Policy
 from recipe.dag.workflow.checks.training import policy_of
 from recipe.dag.workflow.draft import Draft
 from recipe.dag.workflow.flatten import flatten
-from recipe.dag.workflow.node_kinds import KINDS
+from recipe.dag.workflow.node_kinds import KINDS, NodeRole
 from recipe.dag.workflow.parse_model import show_value
-from recipe.dag.workflow.schema import Node, NodeRole, Policy
+from recipe.dag.workflow.schema import Node
 from recipe.dag.workflow.verl_keys import rows_key, why_not
 
 

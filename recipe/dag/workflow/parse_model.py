@@ -19,7 +19,8 @@ from recipe.dag.algorithms.catalogue import DEFAULT, OWN, REMOVED, SELECTABLE, a
 from recipe.dag.algorithms.mixer import Mixer
 from recipe.dag.core.problem import KeyPath, Problem
 from recipe.dag.core.suggestion import closest, did_you_mean, listing
-from recipe.dag.workflow.schema import Agent, AgentOptions, Node, Policy, ToolSpec
+from recipe.dag.workflow.agent_schema import Agent, Policy, ToolSpec
+from recipe.dag.workflow.schema import AgentOptions, Node
 from recipe.dag.workflow.short_form import KEYS
 from recipe.dag.workflow.source import Source
 

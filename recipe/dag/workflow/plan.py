@@ -8,10 +8,13 @@ from __future__ import annotations
 
 from pathlib import Path
 
+from recipe.dag.algorithms.base import Algorithm
+from recipe.dag.core.frozen import Frozen
+from recipe.dag.workflow.agent_schema import Agent, Sampling, ToolLoop
 from recipe.dag.workflow.condition import in_words
 from recipe.dag.workflow.graph import graph_of, levels, with_whole_loops
 from recipe.dag.workflow.memory import PolicyMemory, PoolMemory
-from recipe.dag.workflow.schema import Agent, Algorithm, Frozen, Node, Sampling, ToolLoop, Workflow
+from recipe.dag.workflow.schema import Node, Workflow
 from recipe.dag.workflow.training_chain import is_derived
 
 

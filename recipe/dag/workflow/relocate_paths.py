@@ -11,7 +11,8 @@ from typing import Any
 
 from recipe.dag.core.errors import UserError
 from recipe.dag.core.paths import is_module, names_env, names_function, resolve_folder, resolve_path, split_ref
-from recipe.dag.workflow.schema import Node, Policy
+from recipe.dag.workflow.agent_schema import Policy
+from recipe.dag.workflow.schema import Node
 
 
 def template_file(node: Node, base: str | Path) -> Path | None:

@@ -10,8 +10,8 @@ from collections.abc import Iterator
 from typing import Any
 
 from recipe.dag.core.problem import KeyPath
+from recipe.dag.workflow.agent_schema import DeclaredTool, ToolSpec
 from recipe.dag.workflow.draft import Draft
-from recipe.dag.workflow.schema import DeclaredTool, ToolSpec
 
 
 def resolve_tools(draft: Draft) -> None:

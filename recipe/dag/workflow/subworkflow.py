@@ -18,12 +18,13 @@ from recipe.dag.core.errors import UserError
 from recipe.dag.core.paths import resolve_path
 from recipe.dag.core.problem import KeyPath, Problem, WorkflowError
 from recipe.dag.core.suggestion import did_you_mean
+from recipe.dag.workflow.agent_schema import Agent
 from recipe.dag.workflow.condition import renamed_condition, renamed_list
 from recipe.dag.workflow.graph import sinks
 from recipe.dag.workflow.node_kinds import Stage, roles_of
 from recipe.dag.workflow.parse_model import parse_piece
 from recipe.dag.workflow.refs import resolve_refs
-from recipe.dag.workflow.schema import Agent, SubWorkflow
+from recipe.dag.workflow.schema import SubWorkflow
 from recipe.dag.workflow.short_form import in_long_form
 from recipe.dag.workflow.source import Origin, Source, read_source
 

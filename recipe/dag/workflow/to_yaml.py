@@ -12,9 +12,11 @@ from typing import Any
 
 from recipe.dag.algorithms.base import Algorithm
 from recipe.dag.algorithms.catalogue import DEFAULT
-from recipe.dag.workflow.node_kinds import TRAINING_ROLES
+from recipe.dag.core.frozen import Frozen
+from recipe.dag.workflow.agent_schema import Agent, DeclaredTool
+from recipe.dag.workflow.node_kinds import TRAINING_ROLES, NodeRole
 from recipe.dag.workflow.resolve_tools import overrides_of
-from recipe.dag.workflow.schema import Agent, DeclaredTool, Frozen, Node, NodeRole, Workflow
+from recipe.dag.workflow.schema import Node, Workflow
 from recipe.dag.workflow.short_form import LONG
 from recipe.dag.workflow.training_chain import is_derived
 

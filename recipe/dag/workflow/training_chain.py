@@ -8,8 +8,11 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
+from recipe.dag.algorithms.base import Algorithm
+from recipe.dag.workflow.agent_schema import Agent, Policy
 from recipe.dag.workflow.graph import graph_of, sinks
-from recipe.dag.workflow.schema import Agent, Algorithm, Node, NodeRole, NodeType, Policy
+from recipe.dag.workflow.node_kinds import NodeRole, NodeType
+from recipe.dag.workflow.schema import Node
 
 
 def critic_owners(policies: Mapping[str, Policy]) -> dict[str, str]:

@@ -142,14 +142,15 @@ def _message_of(key: str) -> str | None:
     return REPLACED.get(key)
 
 
-def nearest(key: str, names: list[str]) -> str | None:
+def nearest(key: str, names: list[str], *, cutoff: float = 0.75) -> str | None:
     """Return the name that a dotted key probably means, or None: one that it shortens or misspells, or has in another
-    block."""
+    block. `cutoff`: the least similarity of a misspelt name in its block; the default is for keys that verl may have,
+    which are no misspellings."""
     if longer := [name for name in names if name.endswith(f".{key}")]:
         return longer[0]
     block, _, last = key.rpartition(".")
     siblings = {name.rpartition(".")[2]: name for name in names if name.rpartition(".")[0] == block}
-    if sibling := closest(last, siblings, cutoff=0.75):
+    if sibling := closest(last, siblings, cutoff=cutoff):
         return siblings[sibling]
     moved = closest(key, (name for name in names if name.rpartition(".")[2] == last))
     return moved or (None if siblings else closest(key, names, cutoff=0.85))

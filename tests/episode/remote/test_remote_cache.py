@@ -19,7 +19,7 @@ from recipe.dag.episode.runner import EpisodeRunner
 from recipe.dag.report.metrics import rollout_metrics
 from recipe.dag.types.model import Api
 from recipe.dag.types.record import Episode
-from recipe.dag.workflow.schema import Sampling
+from recipe.dag.workflow.agent_schema import Sampling
 from tests.episode.openai_server import OpenAIServer, tool_call
 from tests.episode.provider_servers import AnthropicServer, GoogleServer
 

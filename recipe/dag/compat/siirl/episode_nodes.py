@@ -11,7 +11,8 @@ from typing import Any
 from recipe.dag.core.errors import UserError
 from recipe.dag.core.paths import find_source, split_ref
 from recipe.dag.core.suggestion import closest
-from recipe.dag.workflow.schema import AgentOptions, Node, NodeRole, NodeType
+from recipe.dag.workflow.node_kinds import NodeRole, NodeType
+from recipe.dag.workflow.schema import AgentOptions, Node
 
 TYPES = {"ROLLOUT": NodeType.MODEL_INFERENCE, "REWARD": NodeType.COMPUTE, "DEFAULT": NodeType.COMPUTE}
 OWN_OPTIONS = ("train_cycle", "share_instance")

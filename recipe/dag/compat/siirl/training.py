@@ -13,8 +13,9 @@ from recipe.dag.compat.siirl.episode_nodes import OWN_OPTIONS
 from recipe.dag.core.problem import KeyPath, Problem
 from recipe.dag.core.suggestion import closest
 from recipe.dag.workflow.flatten import flatten
+from recipe.dag.workflow.node_kinds import NodeType
 from recipe.dag.workflow.parse_model import parse_piece
-from recipe.dag.workflow.schema import AgentOptions, NodeType
+from recipe.dag.workflow.schema import AgentOptions
 from recipe.dag.workflow.source import Source
 
 IDLE_TYPES = ("DATA_LOAD", "BARRIER_SYNC", "ENV_INTERACT", "PUT_TO_BUFFER", "GET_FROM_BUFFER", "CUSTOM")

@@ -10,8 +10,9 @@ from dataclasses import replace
 
 from recipe.dag.core.problem import KeyPath, Problem
 from recipe.dag.core.suggestion import did_you_mean
+from recipe.dag.workflow.agent_schema import Agent
 from recipe.dag.workflow.draft import Draft
-from recipe.dag.workflow.schema import Agent, NodeRole
+from recipe.dag.workflow.node_kinds import NodeRole
 
 
 def check_agents(draft: Draft) -> Iterator[Problem]:

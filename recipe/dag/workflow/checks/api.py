@@ -12,9 +12,9 @@ from recipe.dag.core.problem import KeyPath, Problem, render_path
 from recipe.dag.tools.address import url_problem, variable_problem
 from recipe.dag.types.model import Api
 from recipe.dag.types.provider import PROVIDERS
+from recipe.dag.workflow.agent_schema import Policy, Sampling
 from recipe.dag.workflow.draft import Draft
 from recipe.dag.workflow.interpolation import check_env
-from recipe.dag.workflow.schema import Policy, Sampling
 
 OWN_FIELDS = ("model", "messages", "prompt", "tools", "stream", "n", "system", "contents", "systemInstruction")
 """Fields of a request that `body` must not replace, each with its own key or none."""

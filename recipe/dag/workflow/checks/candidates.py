@@ -12,7 +12,8 @@ from recipe.dag.core.problem import KeyPath, Problem
 from recipe.dag.workflow.checks.facts import DraftFacts
 from recipe.dag.workflow.draft import Draft
 from recipe.dag.workflow.moves import remembers
-from recipe.dag.workflow.schema import Candidates, Node, NodeRole
+from recipe.dag.workflow.node_kinds import NodeRole
+from recipe.dag.workflow.schema import Candidates, Node
 
 
 def check_candidates(facts: DraftFacts) -> Iterator[Problem]:

@@ -9,10 +9,10 @@ from collections.abc import Iterable, Iterator
 
 from recipe.dag.core.problem import KeyPath, Problem
 from recipe.dag.core.suggestion import listing
-from recipe.dag.workflow.condition import SUBJECTS, TESTS, asked_nodes, form_problems, needs_a_test, parts
+from recipe.dag.workflow.condition import SUBJECTS, TESTS, Condition, asked_nodes, form_problems, needs_a_test, parts
 from recipe.dag.workflow.draft import Draft
 from recipe.dag.workflow.graph import ancestors, graph_of, with_whole_loops
-from recipe.dag.workflow.schema import EPISODE_ROLES, Condition, NodeRole
+from recipe.dag.workflow.node_kinds import EPISODE_ROLES, NodeRole
 
 
 def check_conditions(draft: Draft) -> Iterator[Problem]:

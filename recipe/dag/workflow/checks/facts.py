@@ -14,13 +14,15 @@ from recipe.dag.algorithms.facts import Facts
 from recipe.dag.algorithms.reward_catalogue import SHAPED, RewardEntry, chosen_shaping, read_entry
 from recipe.dag.core.problem import KeyPath, Problem
 from recipe.dag.types.move import Move
+from recipe.dag.workflow.agent_schema import Agent, Policy
 from recipe.dag.workflow.checks.references import References
 from recipe.dag.workflow.checks.training import check_forward_passes
 from recipe.dag.workflow.draft import Draft
 from recipe.dag.workflow.graph import agents_heard, find_cycle
 from recipe.dag.workflow.groups import horizons, pooled
 from recipe.dag.workflow.moves import moves_of, reactions
-from recipe.dag.workflow.schema import Agent, Loop, Node, NodeRole, Policy
+from recipe.dag.workflow.node_kinds import NodeRole
+from recipe.dag.workflow.schema import Loop, Node
 
 PAYS_OWN_ONLY = ("reward.outcome:outcome_reward", "reward.outcome:env_outcome")
 """Functions outside the reward catalogue that pay each agent only for its own calls."""

@@ -10,7 +10,7 @@ from collections.abc import Iterator
 from recipe.dag.core.problem import KeyPath, Problem
 from recipe.dag.workflow.draft import Draft
 from recipe.dag.workflow.graph import ancestors, find_cycles, graph_of
-from recipe.dag.workflow.schema import EPISODE_ROLES, NodeRole
+from recipe.dag.workflow.node_kinds import EPISODE_ROLES, NodeRole
 
 SCORED = (*EPISODE_ROLES, NodeRole.REWARD)
 """Roles that run once per episode; nodes of other roles train."""

@@ -10,7 +10,8 @@ from collections.abc import Iterator
 from recipe.dag.core.problem import KeyPath, Problem
 from recipe.dag.workflow.draft import Draft
 from recipe.dag.workflow.graph import contract, find_cycles, graph_of
-from recipe.dag.workflow.schema import EPISODE_ROLES, Node, NodeRole
+from recipe.dag.workflow.node_kinds import EPISODE_ROLES, NodeRole
+from recipe.dag.workflow.schema import Node
 
 
 def check_loops(draft: Draft) -> Iterator[Problem]:

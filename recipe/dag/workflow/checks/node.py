@@ -12,8 +12,8 @@ from recipe.dag.core.problem import KeyPath, Problem
 from recipe.dag.core.suggestion import did_you_mean
 from recipe.dag.workflow.checks.loop import check_vote
 from recipe.dag.workflow.draft import Draft
-from recipe.dag.workflow.node_kinds import KINDS
-from recipe.dag.workflow.schema import EPISODE_ROLES, Node, NodeRole
+from recipe.dag.workflow.node_kinds import EPISODE_ROLES, KINDS, NodeRole
+from recipe.dag.workflow.schema import Node
 
 
 def check_nodes(draft: Draft) -> Iterator[Problem]:

@@ -15,6 +15,7 @@ from recipe.dag.core.paths import find_beside, find_source, is_module, names_env
 from recipe.dag.core.problem import KeyPath, Problem
 from recipe.dag.core.suggestion import did_you_mean, listing
 from recipe.dag.tools.builtin import BUILTIN
+from recipe.dag.workflow.agent_schema import Agent, ToolSpec
 from recipe.dag.workflow.ast_index import (
     OPAQUE,
     Definition,
@@ -27,9 +28,9 @@ from recipe.dag.workflow.ast_index import (
     signature,
 )
 from recipe.dag.workflow.interpolation import check_env
-from recipe.dag.workflow.node_kinds import KINDS
+from recipe.dag.workflow.node_kinds import KINDS, NodeRole
 from recipe.dag.workflow.parse_model import parse_piece
-from recipe.dag.workflow.schema import Agent, EnvSpec, Node, NodeRole, ToolSpec
+from recipe.dag.workflow.schema import EnvSpec, Node
 from recipe.dag.workflow.source import Source
 
 _HOOKS = {"prompt": ("context",), "parse": ("context",)}

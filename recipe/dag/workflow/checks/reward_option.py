@@ -14,8 +14,8 @@ from recipe.dag.core.problem import KeyPath, Problem
 from recipe.dag.core.suggestion import closest, did_you_mean, listing
 from recipe.dag.workflow.checks.facts import DraftFacts
 from recipe.dag.workflow.draft import Draft
+from recipe.dag.workflow.node_kinds import NodeRole
 from recipe.dag.workflow.parse_model import show_value
-from recipe.dag.workflow.schema import NodeRole
 
 
 def check_reward_options(facts: DraftFacts) -> Iterator[Problem]:

@@ -13,8 +13,8 @@ from recipe.dag.core.problem import KeyPath, Problem
 from recipe.dag.core.suggestion import did_you_mean
 from recipe.dag.workflow.draft import Draft
 from recipe.dag.workflow.graph import ancestors, graph_of
-from recipe.dag.workflow.node_kinds import TRAINING_ROLES
-from recipe.dag.workflow.schema import Node, NodeRole
+from recipe.dag.workflow.node_kinds import TRAINING_ROLES, NodeRole
+from recipe.dag.workflow.schema import Node
 from recipe.dag.workflow.training_chain import critic_owners
 
 Placed = tuple[int, Node]
