@@ -11,6 +11,7 @@ import pytest
 from typer.testing import CliRunner
 
 from recipe.dag.app import cli
+from tests.app.test_cli_eval_api import SCORE
 from tests.episode.openai_server import OpenAIServer, tool_call
 from tests.tools.mcp_server import McpServer, content
 from tests.tools.web_server import WebServer
@@ -28,11 +29,6 @@ tools:
 nodes:
   - {id: solve, agent: solver}
   - {id: pay, reward: "score.py:score", after: solve}
-"""
-SCORE = """\
-def score(episode):
-    episode.outcome = float(episode.sample["ground_truth"] in episode.calls[-1].text)
-    return {"solver": episode.outcome}
 """
 
 

@@ -94,7 +94,3 @@ def main() -> None:
     except UserError as error:
         typer.echo(str(error), err=True)
         sys.exit(2)
-
-
-if __name__ == "__main__":
-    main()

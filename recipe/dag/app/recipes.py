@@ -9,14 +9,15 @@ from __future__ import annotations
 
 import os
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import NoReturn
+from typing import NoReturn, TypeVar
 
 from recipe.dag.core.errors import UserError
 from recipe.dag.core.paths import shipped
 from recipe.dag.core.suggestion import did_you_mean
 
+T = TypeVar("T")
 TINY = "run_tiny_cpu.sh"
 READ, WRITTEN = ("recipe", "workflows", "envs", "preprocess"), ("outputs", "data")
 """The folders that scripts name."""
@@ -34,7 +35,7 @@ def scripts() -> dict[str, dict[str, Path]]:
 def listing(recipe: str | None = None) -> list[str]:
     """Return a line for each script, of one recipe or of all: its name, and the first line of its header."""
     chosen = scripts()
-    chosen = chosen if recipe is None else {recipe: _found(recipe, chosen, "recipe")}
+    chosen = chosen if recipe is None else {recipe: _chosen(recipe, chosen, "recipe")}
     return [
         f"{name}/{script}: {path.read_text().splitlines()[1].removeprefix('# ')}"
         for name, own in chosen.items()
@@ -44,8 +45,8 @@ def listing(recipe: str | None = None) -> list[str]:
 
 def start(recipe: str, script: str, arguments: Sequence[str]) -> NoReturn:
     """Replace this process by a recipe's script, with this Python first on PATH. Raises UserError."""
-    own = _found(recipe, scripts(), "recipe")
-    path = _found(script if script.endswith(".sh") else f"{script}.sh", own, f"script of {recipe}")
+    own = _chosen(recipe, scripts(), "recipe")
+    path = _chosen(script if script.endswith(".sh") else f"{script}.sh", own, f"script of {recipe}")
     here = Path.cwd()
     if here != shipped("recipe").parent:
         path = _linked(here) / "recipe" / recipe / path.name
@@ -82,7 +83,7 @@ def _has_examples() -> bool:
     return (_examples() / "small_model.py").is_file()
 
 
-def _found(name: str, among: dict, kind: str):
+def _chosen(name: str, among: Mapping[str, T], kind: str) -> T:
     if name not in among:
         raise UserError(f"no {kind} `{name}`{did_you_mean(name, among)}; verl-dag run lists them")
     return among[name]

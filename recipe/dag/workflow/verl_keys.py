@@ -132,8 +132,9 @@ def why_not(key: str, *, critic: bool, policy: str) -> str | None:
         return None
     if (message := _message_of(f"{'critic' if critic else RUN}.{key}")) is not None:
         return message.replace("@", "").replace("`critic.", "`").replace("<name>", policy)
-    near = nearest(key, [name.removesuffix(".*") for name in names])
-    return f"nothing reads it here; did you mean `{near}`?" if near else f"nothing reads it here; remove it ({PAGE})"
+    suggestion = nearest(key, [name.removesuffix(".*") for name in names])
+    advice = f"did you mean `{suggestion}`?" if suggestion else f"remove it ({PAGE})"
+    return f"nothing reads it here; {advice}"
 
 
 def _message_of(key: str) -> str | None:
