@@ -20,14 +20,14 @@ ENGINES = {
     "packed": [],
     "packed_logits": ["model.use_fused_kernels=false"],
 }
-KEPT = "actor.fsdp_config.reshard_after_forward=false"
+FREED = "actor.fsdp_config.reshard_after_forward=true"
 CHECKPOINTED = "model.enable_gradient_checkpointing=true"
 UNTIED = {  # of the model UNTIED, whose output embeddings FSDP gathers and frees apart from the other parameters
-    "untied_padded": ENGINES["padded"],
-    "untied": [],
-    "untied_kept": [KEPT],
-    "untied_checkpointed": [CHECKPOINTED],
-    "untied_kept_checkpointed": [KEPT, CHECKPOINTED],
+    "untied_padded": [*ENGINES["padded"], FREED],
+    "untied": [FREED],
+    "untied_kept": ["actor.fsdp_config.use_no_sync_for_gradient_accumulation=false"],
+    "untied_checkpointed": [FREED, CHECKPOINTED],
+    "untied_kept_checkpointed": [CHECKPOINTED, "model.recompute_mlp_only=1"],
 }
 LOSSES = {"vanilla": "token-mean", "cpgd": "seq-mean-token-sum"}
 WORKFLOW = """\
@@ -115,7 +115,8 @@ def run(rank: int, world: int, tied: str, untied: str, out: Path) -> None:
         defaults.apply(run, defaults.on_cpu(run))
         paths = {"model_path": model, "critic_path": model}
         config = policy_config(run, workflow, "main", **paths, updates=100, platform="cpu")
-        config.merge_with_dotlist([f"actor_rollout_ref.{setting}" for setting in overrides])  # CPUs' settings differ
+        again = [setting for setting in overrides if "mlp_only" not in setting]  # which the engine's options have
+        config.merge_with_dotlist([f"actor_rollout_ref.{setting}" for setting in again])  # CPUs' settings differ
         worker = PolicyWorker(config.actor_rollout_ref, role="actor_rollout_ref", critic=config.critic)
         worker.init_model()
         with torch.no_grad():  # else the KL to the reference has no gradient

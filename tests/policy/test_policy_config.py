@@ -8,6 +8,7 @@ from omegaconf import OmegaConf
 from recipe.dag.core.errors import UserError
 from recipe.dag.policy import config as config_module
 from recipe.dag.policy.config import has_stop_strings, policy_config
+from recipe.dag.settings import defaults
 from recipe.dag.settings.compose import compose_config
 from recipe.dag.settings.defaults import longest_row, served_length
 from recipe.dag.workflow.schema import Workflow
@@ -179,6 +180,32 @@ def test_kernels_and_logits_can_be_asked_for(configure):
     assert model.use_remove_padding and model.fused_kernel_options.impl_backend is None
     model = configure({"model.fused_kernel_options.impl_backend": "torch"}, platform="cuda").actor_rollout_ref.model
     assert model.fused_kernel_options.impl_backend == "torch"
+
+
+@pytest.mark.parametrize(
+    ("asked", "platform", "installed", "used"),
+    [
+        ({}, "cuda", True, True),
+        ({}, "cuda", False, False),
+        ({"model.use_liger": False}, "cuda", True, False),
+        ({"model.use_liger": True}, "cpu", True, False),
+    ],
+)
+def test_ligers_kernels_are_used_on_a_gpu_that_has_them(asked, platform, installed, used, configure, monkeypatch):
+    for module in (defaults, config_module):
+        monkeypatch.setattr(module, "liger_is_installed", lambda: installed)
+    config = configure(asked, platform=platform, critic={})
+    assert config.actor_rollout_ref.model.use_liger is config.critic.model.use_liger is used
+
+
+def test_ligers_kernels_that_are_asked_for_and_missing_are_one_line(configure):
+    with pytest.raises(UserError, match="actor_rollout_ref.model.use_liger=true, but liger-kernel is not installed"):
+        configure({"model.use_liger": True}, platform="cuda")
+
+
+def test_the_layers_that_recompute_their_mlp_only_are_an_option_of_the_engine(configure):
+    model = configure({"model.recompute_mlp_only": 7}, platform="cuda").actor_rollout_ref.model
+    assert model.fused_kernel_options.recompute_mlp_only == 7 and "recompute_mlp_only" not in model
 
 
 @pytest.mark.parametrize(

@@ -12,8 +12,8 @@ from recipe.dag.settings.verl_run import READ, SAME
 from recipe.dag.workflow.flatten import flatten
 from recipe.dag.workflow.verl_keys import REPLACED
 
-NOT_COMPOSED = {"mixed_precision"}
-"""Keys of verl's dataclasses that its configuration files leave out."""
+NOT_COMPOSED = {"mixed_precision", "recompute_mlp_only"}
+"""Keys of verl's dataclasses that its configuration files leave out, and dag.yaml's own below verl's sections."""
 OTHERS = {"hydra", "actor_rollout_ref.model_params", "actor_rollout_ref.rollout.repetition_penalty"}
 """Keys of hydra's and siiRL's."""
 

@@ -7,6 +7,7 @@ from dataclasses import replace
 import pytest
 
 from recipe.dag.core.errors import UserError
+from recipe.dag.settings import defaults
 from recipe.dag.settings.compose import compose_config
 from recipe.dag.settings.defaults import apply, check_servers, decide, describe, describe_memory, on_cpu, useful_tokens
 from recipe.dag.workflow.machine import Machine
@@ -88,6 +89,35 @@ def test_micro_batches_shrink_before_anything_is_offloaded(decided):
     assert choices == [(16384, False), (8192, False), (4096, False)]
 
 
+@pytest.mark.parametrize(
+    ("model", "gpus", "size", "kept", "no_sync", "mlp_only"),
+    [
+        ("3b", 1, CARD, True, True, 36),
+        ("3b", 2, CARD, True, False, 36),
+        ("3b", 1, 72 * 10**9, True, True, 0),
+        ("7b", 4, 55 * 10**9, False, False, 2),
+        ("0.5b", 1, 24 * 10**9, True, True, 19),
+    ],
+)
+def test_weights_stay_gathered_and_layers_keep_activations_where_they_fit(
+    model, gpus, size, kept, no_sync, mlp_only, decided, monkeypatch
+):
+    monkeypatch.setattr(defaults, "liger_is_installed", lambda: True)
+    decision, run = decided(model, machine(gpus, size))
+    engines = (run.actor_rollout_ref.actor.fsdp_config, run.critic.fsdp)
+    gathering = {(engine.reshard_after_forward, engine.use_no_sync_for_gradient_accumulation) for engine in engines}
+    assert gathering == {(not kept, no_sync)}
+    assert run.actor_rollout_ref.ref.fsdp_config.reshard_after_forward is not kept
+    assert run.actor_rollout_ref.model.recompute_mlp_only == mlp_only
+    assert decision.memory[0].fits and (not mlp_only or decision.memory[0].used <= 0.9 * size)
+
+
+@pytest.mark.parametrize("override", ["model.recompute_mlp_only=3", "model.enable_gradient_checkpointing=false"])
+def test_recompute_that_is_set_is_left_as_it_is(override, decided):
+    _, run = decided("0.5b", machine(1), f"actor_rollout_ref.{override}", f"{ACTOR}.ppo_max_token_len_per_gpu=4096")
+    assert run.actor_rollout_ref.model.recompute_mlp_only == (3 if "mlp_only" in override else 0)
+
+
 def test_what_is_set_is_left_as_it_is(decided):
     overrides = (
         "trainer.n_gpus_per_node=2",
@@ -116,9 +146,11 @@ def test_a_policys_own_configuration_counts(decided):
     ids=str,
 )
 def test_the_way_to_the_log_probs_decides_what_they_take(config, head, decided, tmp_path):
-    decision, _ = decided("3b", machine(1), config=config)
+    decision, _ = decided("3b", machine(1), "actor_rollout_ref.model.recompute_mlp_only=0", config=config)
     size = qwen("3b", tmp_path)
-    assert decision.memory[0].phases[1].activations == activation_bytes(size, decision.tokens, head)
+    assert decision.memory[0].phases[1].activations == activation_bytes(
+        size, TrainerOptions(decision.tokens, head=head)
+    )
 
 
 def test_rows_longer_than_the_usual_budget_raise_it(decided):
@@ -165,8 +197,10 @@ def test_decisions_are_printed_in_words(decided):
     assert list(describe(decision, machine(1), run, trains=True)) == [
         "GPUs of each machine: 1 of 85.5 GB, all that are visible",
         "micro-batches: 16,384 tokens; offload: param_offload, optimizer_offload",
+        "kernels: transformers'; weights gathered once a pass; recomputed in the backward pass: all layers, only the "
+        "MLP in 5 of them",
     ]
-    assert list(describe_memory(decision, machine(1))) == ["memory of p0, p1, p2 on each GPU: fits: 72.2 of 85.5 GB"]
+    assert list(describe_memory(decision, machine(1))) == ["memory of p0, p1, p2 on each GPU: fits: 76.5 of 85.5 GB"]
     poor = Machine((CARD,), 200 * 10**9)
     assert list(describe_memory(decision, poor))[-1] == (
         "warning: offloading takes 162 GB of host memory, and the processes about 45; this machine has 200, and "

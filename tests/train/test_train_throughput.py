@@ -17,7 +17,14 @@ from recipe.dag.train.throughput import ModelFlops, Pass, find_flops, measured, 
 from recipe.dag.types.row import Row
 from tests.rows import build_row
 
-QWEN = Qwen2Config(vocab_size=1000, hidden_size=64, intermediate_size=128, num_hidden_layers=2, num_attention_heads=4)
+QWEN = Qwen2Config(
+    vocab_size=1000,
+    hidden_size=64,
+    intermediate_size=128,
+    num_hidden_layers=2,
+    num_attention_heads=4,
+    num_key_value_heads=4,
+)
 
 
 def row(prompt: int, response: int) -> Row:
@@ -29,6 +36,7 @@ def test_a_pass_counts_prompts_and_responses_once_an_epoch():
     with measured(passes, "update", [row(5, 3), row(2, 1)], epochs=2):
         pass
     assert passes[0].kind == "update" and sum(passes[0].lengths) == 2 * (8 + 3) and passes[0].seconds >= 0
+    assert passes[0].sampled == 2 * (3 + 1)
 
 
 def test_a_pass_that_fails_is_not_counted():
@@ -38,24 +46,40 @@ def test_a_pass_that_fails_is_not_counted():
     assert passes == []
 
 
-def test_utilization_is_that_of_verls_counter_for_the_families_that_it_knows():
+def test_verls_utilization_is_that_of_its_counter_and_a_forward_pass_takes_a_third():
     flops, lengths, seconds = ModelFlops(QWEN, None, 1e12), (100, 300), 0.5
     tera_per_s, _ = FlopsCounter(QWEN).estimate_flops(list(lengths), seconds)
-    update, forward = (flops.utilization(Pass(kind, lengths, seconds)) for kind in ("update", "log_prob"))
-    assert update == pytest.approx(tera_per_s * 1e12 / 1e12) and forward == pytest.approx(update / 3)
+    passes = [Pass(kind, lengths, seconds) for kind in ("update", "log_prob")]
+    metrics = throughput_metrics(passes, flops)
+    assert metrics["mfu_verl"] == pytest.approx(tera_per_s) == pytest.approx(3 * metrics["log_prob_mfu_verl"])
 
 
-def test_utilization_of_other_families_takes_six_flops_a_parameter_and_token():
-    other = SimpleNamespace(model_type="of_tomorrow")
-    assert ModelFlops(other, 10_000, 1e9).utilization(Pass("update", (50, 50), 2.0)) == pytest.approx(6e4 * 100 / 2e9)
-    assert ModelFlops(other, None, 1e9).utilization(Pass("update", (50, 50), 2.0)) is None
+def test_needed_are_the_layers_for_every_token_and_the_output_embeddings_for_sampled_ones():
+    width, mlp, layers, vocabulary = 64, 128, 2, 1000
+    lengths, sampled = (100, 300), 50
+    weights = layers * (3 * width * mlp + 4 * width * width)
+    attention = layers * width * sum(length**2 for length in lengths)  # causal: half of all pairs
+    needed = 6 * (weights * sum(lengths) + attention + vocabulary * width * sampled)
+    assert ModelFlops(QWEN, None, 1e12).needed(Pass("update", lengths, 1.0, sampled)) == pytest.approx(needed)
+
+
+@pytest.mark.parametrize(("tied", "embeddings"), [(True, 6400), (False, 12800)])
+def test_other_families_take_six_flops_a_parameter_and_token_without_embeddings(tied, embeddings):
+    other = SimpleNamespace(model_type="of_tomorrow", vocab_size=100, hidden_size=64, tie_word_embeddings=tied)
+    other.get_text_config = lambda: other
+    done = Pass("update", (50, 50), 2.0, 10)
+    known = ModelFlops(other, 20_000, 1e9)
+    assert known.of_update(done.lengths) == 6 * 20_000 * 100
+    assert known.needed(done) == 6 * ((20_000 - embeddings) * 100 + 6400 * 10)
+    assert ModelFlops(other, None, 1e9).needed(done) is None
+    assert "mfu" not in throughput_metrics([done], ModelFlops(other, None, 1e9))
 
 
 def test_passes_of_one_kind_are_counted_together_and_unknown_shares_are_absent():
     passes = [Pass("log_prob", (30,), 1.0), Pass("log_prob", (10,), 1.0), Pass("update", (40,), 4.0)]
     assert throughput_metrics(passes, None) == {"log_prob_tokens_per_s": 20.0, "update_tokens_per_s": 10.0}
     assert set(throughput_metrics(passes, ModelFlops(QWEN, None, 1e12))) == {
-        *("log_prob_tokens_per_s", "update_tokens_per_s", "log_prob_mfu", "mfu")
+        *("log_prob_tokens_per_s", "update_tokens_per_s", "log_prob_mfu", "mfu", "log_prob_mfu_verl", "mfu_verl")
     }
 
 
@@ -125,7 +149,15 @@ def test_a_step_reports_rates_memory_and_tokens_of_its_rows(monkeypatch, two_pol
     asyncio.run(step.run())
     metrics = step.metrics()
     assert metrics["rows/tokens_computed"] == 11 and metrics["rows/tokens_trained"] == 4
-    rates = {"log_prob_tokens_per_s", "update_tokens_per_s", "mfu", "log_prob_mfu", "cpu_memory_used_gb"}
+    rates = {
+        "log_prob_tokens_per_s",
+        "update_tokens_per_s",
+        "mfu",
+        "log_prob_mfu",
+        "mfu_verl",
+        "log_prob_mfu_verl",
+        "cpu_memory_used_gb",
+    }
     memory = {"max_memory_allocated_gb"} if allocated else set()
     assert {key for key in metrics if key.startswith("perf/")} == {f"perf/a/{key}" for key in rates | memory}
     assert sum(step.batches["a"].passes[-1].lengths) == 2 * 11

@@ -30,7 +30,7 @@ def three(tmp_path):
 @pytest.mark.parametrize(("head", "measured"), [(Head.PADDED, 22.1), (Head.PACKED, 18.7), (Head.FUSED, 15.8)])
 def test_activations_and_head_are_within_15_percent_of_the_measured_passes(head, measured, three):
     """bf16 weights and gradients without an optimizer, micro-batches of 8,192 tokens."""
-    estimate = (2 + 2) * three.parameters + activation_bytes(three, 8192, head)
+    estimate = (2 + 2) * three.parameters + activation_bytes(three, TrainerOptions(8192, head=head))
     assert estimate / GB == pytest.approx(measured, rel=0.15)
 
 
@@ -39,6 +39,21 @@ def test_the_peak_of_an_fsdp_update_is_within_15_percent_of_the_measured_one(sha
     """examples/bench_training.py: fp32 master weights and Adam on the card, 16,384 tokens a micro-batch, fused head."""
     peak = max(phase.used for phase in update_phases(qwen(shape, tmp_path), 1, TrainerOptions(16384)))
     assert peak / GB == pytest.approx(measured, rel=0.15)
+
+
+@pytest.mark.parametrize(
+    ("options", "measured"),
+    [
+        ({"tokens": 16384, "reshard": False}, 61.8),
+        ({"tokens": 16384, "reshard": False, "mlp_only": 36}, 70.2),
+        ({"tokens": 8192, "checkpointing": False}, 79.2),
+        ({"tokens": 6144, "checkpointing": False}, 70.9),
+    ],
+    ids=str,
+)
+def test_the_peak_with_ligers_kernels_is_within_5_percent_of_the_measured_one(options, measured, three):
+    peak = max(phase.used for phase in update_phases(three, 1, TrainerOptions(**options, liger=True)))
+    assert peak / GB == pytest.approx(measured, rel=0.05)
 
 
 def test_the_fused_head_takes_far_less_than_logits_and_grows_with_the_vocabulary_no_more(three):
@@ -54,8 +69,8 @@ def test_a_width_that_the_kernel_does_not_take_is_computed_in_chunks(three):
 
 
 def test_without_checkpointing_every_layer_keeps_its_activations(three):
-    plain = activation_bytes(three, 8192, checkpointing=False)
-    assert plain > 5 * activation_bytes(three, 8192)
+    plain = activation_bytes(three, TrainerOptions(8192, checkpointing=False))
+    assert plain > 5 * activation_bytes(three, TrainerOptions(8192))
 
 
 def test_states_are_sharded_over_the_gpus_and_activations_are_not(three):

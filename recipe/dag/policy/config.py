@@ -17,7 +17,13 @@ from recipe.dag.policy.attention import FLASH, PACKAGES, PADDED, VARLEN, missing
 from recipe.dag.policy.critic_config import FP32, apply_critic
 from recipe.dag.policy.overrides import apply_overrides
 from recipe.dag.settings.absolute import absolute_if_local, make_absolute
-from recipe.dag.settings.defaults import default_tokens, longest_row, served_length
+from recipe.dag.settings.defaults import (
+    default_tokens,
+    liger_is_installed,
+    longest_row,
+    served_length,
+    uses_liger,
+)
 from recipe.dag.workflow.agent_schema import Policy
 from recipe.dag.workflow.schema import Workflow
 
@@ -94,9 +100,9 @@ def policy_config(
     if critic_path is not None:
         assert policy.critic is not None  # only policies that declare a critic have a critic model
         apply_critic(config, run, name, policy.critic, model_path=critic_path, cpu=platform == "cpu")
-    check_attention(config.actor_rollout_ref.model, "actor_rollout_ref.model", f"policy {name}: ")
+    check_kernels(config.actor_rollout_ref.model, "actor_rollout_ref.model", f"policy {name}: ")
     if critic_path is not None:
-        check_attention(config.critic.model, "critic.model", f"policy {name}: ")
+        check_kernels(config.critic.model, "critic.model", f"policy {name}: ")
     with open_dict(config):
         make_absolute(config)
         for engine in (config.actor_rollout_ref.actor.fsdp_config, config.critic.fsdp):
@@ -104,13 +110,17 @@ def policy_config(
     return config
 
 
-def check_attention(model: DictConfig, key: str, where: str = "") -> None:
-    """Raise UserError if the attention's package is missing: transformers would look for its kernels on the hub.
-    `key`: that of `model` in the configuration."""
+def check_kernels(model: DictConfig, key: str, where: str = "") -> None:
+    """Raise UserError if a package of the attention or of other kernels is missing: transformers would look for those
+    of its attention on the hub. `key`: that of `model` in the configuration."""
     implementation = model.override_config.get("attn_implementation", FLASH)
     setting = f"{where}{key}.override_config.attn_implementation={implementation}"
     if reason := missing_attention(implementation):
         raise UserError(f"{setting}, but {reason}; install it, or set {PADDED}")
+    if model.use_liger and not liger_is_installed():
+        raise UserError(
+            f"{where}{key}.use_liger=true, but liger-kernel is not installed; install it, or leave this out"
+        )
     if implementation == VARLEN and not model.use_remove_padding:
         raise UserError(f"{setting} needs packed rows: set {key}.use_remove_padding=true, or set {PADDED}")
 
@@ -158,7 +168,8 @@ def _apply_platform(config: DictConfig, platform: str) -> None:
 
 
 def prepare_model(model: DictConfig, *, platform: str, sequence_parallel: bool) -> None:
-    """Choose the attention of verl's model configuration if it is open, and pass the fused head on to our engine."""
+    """Choose the attention and the kernels of verl's model configuration if they are open, and pass the options of our
+    engine on to it."""
     configured = model.override_config.get("attn_implementation")
     if configured is None or (platform == "cpu" and configured in PACKAGES):  # these packages need a GPU
         # padded rows need no kernel for packed ones, but verl's sequence parallelism takes packed rows only
@@ -168,9 +179,13 @@ def prepare_model(model: DictConfig, *, platform: str, sequence_parallel: bool) 
         chosen = packed if model.use_remove_padding else PADDED
         model.override_config = {**model.override_config, "attn_implementation": chosen}
     backend = model.fused_kernel_options.impl_backend or ("torch" if platform == "cpu" else "triton")
-    # verl's own switch replaces the forward of the model's class; recipe.dag.policy.engine reads the backend instead
-    model.fused_kernel_options = {"impl_backend": backend if model.use_fused_kernels else None}
+    # verl's own switch replaces the forward of the model's class; recipe.dag.policy.engine reads the options instead
+    model.fused_kernel_options = {
+        "impl_backend": backend if model.use_fused_kernels else None,
+        "recompute_mlp_only": model.pop("recompute_mlp_only", None) or 0,
+    }
     model.use_fused_kernels = False
+    model.use_liger = platform != "cpu" and uses_liger(model)  # its kernels need a GPU
 
 
 def _ulysses(node: DictConfig) -> int:

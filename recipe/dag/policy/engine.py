@@ -1,4 +1,5 @@
-"""verl's FSDP2 engines on packed rows: row offsets are computed once per micro-batch, log-probs without logits.
+"""verl's FSDP2 engines on packed rows: row offsets are computed once per micro-batch, log-probs without logits, and
+weights that a pass has gathered stay for its other micro-batches (`fsdp_config.reshard_after_forward=false`).
 
 Invariant: the engines compute the same results as verl's: rows, masks, losses, optimizer, checkpoints and every
 configuration key are verl's. They are registered under a (device, vendor) key, which takes precedence over verl's own.
@@ -8,20 +9,25 @@ from __future__ import annotations
 
 import json
 import logging
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
 import torch
 from tensordict import TensorDict
 from torch import Tensor
+from torch.distributed.fsdp import FSDPModule
 from verl.utils import tensordict_utils as tu
-from verl.utils.device import get_device_name, get_torch_device, get_vendor
+from verl.utils.device import get_device_id, get_device_name, get_torch_device, get_vendor
 from verl.workers.engine.base import EngineRegistry
+from verl.workers.engine.fsdp import transformer_impl
 from verl.workers.engine.fsdp.transformer_impl import FSDPEngineWithLMHead
 
-from recipe.dag.policy import linear_head
+from recipe.dag.policy import linear_head, recompute
 from recipe.dag.policy.attention import VARLEN
 from recipe.dag.policy.linear_head import Scored
+from recipe.dag.policy.micro_batches import prepare_micro_batches
 from recipe.dag.report.jsonfile import replace_file
 
 if TYPE_CHECKING:
@@ -34,6 +40,12 @@ if TYPE_CHECKING:
 
         def save_checkpoint(self, local_path: str, *args: Any, **kwargs: Any) -> None: ...
 
+        def forward_step(self, micro_batch: TensorDict, loss_function: Callable, forward_only: bool): ...
+
+        def forward_backward_batch(self, data: TensorDict, loss_function: Callable, forward_only: bool): ...
+
+        def _gradient_sync_context(self, *, is_last_micro_batch: bool) -> AbstractContextManager: ...
+
         def prepare_model_outputs(self, output, output_args: dict, micro_batch: TensorDict, func) -> dict: ...
 
 else:  # a mixin: the subclass decides which of verl's engines its super() calls reach
@@ -43,13 +55,20 @@ logger = logging.getLogger(__name__)
 
 
 class PackedInputs(Engine):
-    """Mixin for verl's engines: passes the offsets of packed rows to the model, so that no layer recomputes them."""
+    """Mixin for verl's engines: passes the offsets of packed rows to the model, so that no layer recomputes them, and
+    prepares a micro-batch while the GPU computes the one before."""
+
+    def forward_step(self, micro_batch: TensorDict, loss_function: Callable, forward_only: bool):
+        # read here, where it is on the CPU: on the GPU, to read it waits for the micro-batch before
+        tu.assign_non_tensor(micro_batch, longest_row=int(_offsets(micro_batch["input_ids"]).diff().max()))
+        if get_device_name() == "cuda":
+            micro_batch = micro_batch.pin_memory().to(get_device_id(), non_blocking=True)
+        return super().forward_step(micro_batch, loss_function, forward_only)
 
     def prepare_model_inputs(self, micro_batch: TensorDict) -> tuple[dict, dict]:
         inputs, output_args = super().prepare_model_inputs(micro_batch)
         if self.packs(micro_batch):
-            offsets = _offsets(micro_batch["input_ids"])
-            cu_lens, longest = offsets.to(torch.int32), int(offsets.diff().max())
+            cu_lens, longest = _offsets(micro_batch["input_ids"]).to(torch.int32), micro_batch["longest_row"]
             # transformers' names; without them every layer derives the offsets anew, and waits for the GPU to do so
             inputs |= {"cu_seq_lens_q": cu_lens, "cu_seq_lens_k": cu_lens}
             inputs |= {"max_length_q": longest, "max_length_k": longest}
@@ -69,6 +88,27 @@ class PackedInputs(Engine):
         return not (self.use_ulysses_sp or self.pad_to_length)
 
 
+class GatheredWeights(Engine):
+    """Mixin for verl's engines: with `reshard_after_forward=false`, all micro-batches of a pass use weights that are
+    gathered once, and none stay gathered after it."""
+
+    @contextmanager
+    def _gradient_sync_context(self, *, is_last_micro_batch: bool) -> Iterator[None]:
+        stay = not (self.engine_config.reshard_after_forward or is_last_micro_batch)
+        with super()._gradient_sync_context(is_last_micro_batch=is_last_micro_batch):
+            self.module.set_reshard_after_backward(not stay)
+            yield
+
+    def forward_backward_batch(self, data: TensorDict, loss_function: Callable, forward_only: bool = False):
+        try:
+            return super().forward_backward_batch(data, loss_function, forward_only)
+        finally:
+            if forward_only:  # a backward pass frees them itself
+                for module in self.module.modules():
+                    if isinstance(module, FSDPModule):
+                        module.reshard()
+
+
 class FullOffload(Engine):
     """Mixin for verl's engines: offloading also frees the GPU memory of the optimizer's state.
 
@@ -84,18 +124,22 @@ class FullOffload(Engine):
             get_torch_device().empty_cache()
 
 
-class PolicyEngine(FullOffload, PackedInputs, FSDPEngineWithLMHead):
+class PolicyEngine(FullOffload, GatheredWeights, PackedInputs, FSDPEngineWithLMHead):
     """Scores only the sampled tokens of packed rows.
 
-    `fused_kernel_options.impl_backend` of the model's configuration selects the implementation: triton or torch compute
-    log-probs without logits, null computes them from the model's logits.
+    `fused_kernel_options` of the model's configuration: `impl_backend` selects the implementation: triton or torch
+    compute log-probs without logits, null computes them from the model's logits. `recompute_mlp_only` is a number of
+    layers (`recompute.install`).
     """
 
     fused = False
 
     def _build_module(self) -> torch.nn.Module:
         module = super()._build_module()
-        backend = (self.model_config.fused_kernel_options or {}).get("impl_backend")
+        options = self.model_config.fused_kernel_options or {}
+        if self.model_config.enable_gradient_checkpointing and (layers := options.get("recompute_mlp_only")):
+            recompute.install(module, layers)
+        backend = options.get("impl_backend")
         if backend is not None and self.use_remove_padding and self.keeps_rows_whole:
             if reason := linear_head.why_not(module):
                 logger.warning("%s: log-probs are computed from logits: %s", type(module).__name__, reason)
@@ -169,7 +213,8 @@ def _offsets(jagged: Tensor) -> Tensor:
 
 
 def register() -> None:
-    """Make verl's TrainingWorker build PolicyEngine in this process."""
+    """Make verl's TrainingWorker build PolicyEngine in this process, and its engines cut batches by this package."""
+    transformer_impl.prepare_micro_batches = prepare_micro_batches
     device, vendor = get_device_name(), get_vendor()
     registered = EngineRegistry._engines.get("language_model", {}).get("fsdp2", {})
     if (device, vendor) not in registered:

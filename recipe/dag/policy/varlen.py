@@ -89,14 +89,11 @@ def _kernel(
 
     # the kernel counts the tokens before and after a token; -1 before is all, 0 after makes it causal
     options: dict[str, Any] = {"scale": scale, "window_size": (window - 1 if window else -1, 0)}
-    if query.shape[1] != key.shape[1]:
-        if "enable_gqa" in inspect.signature(varlen_attn).parameters:  # torch 2.13 on
-            options["enable_gqa"] = True
-        else:
-            key, value = (t.repeat_interleave(query.shape[1] // t.shape[1], 1) for t in (key, value))
-    query, key, value = query.contiguous(), key.contiguous(), value.contiguous()
+    if query.shape[1] != key.shape[1] and "enable_gqa" in inspect.signature(varlen_attn).parameters:
+        options["enable_gqa"] = True  # torch 2.13 on; earlier ones take fewer key and value heads without a word
     # without `return_aux` the kernel returns one tensor
-    return cast(Tensor, varlen_attn(query, key, value, ends, ends, longest, longest, **options))
+    states = (query.contiguous(), key.contiguous(), value.contiguous())
+    return cast(Tensor, varlen_attn(*states, ends, ends, longest, longest, **options))
 
 
 def _by_length(

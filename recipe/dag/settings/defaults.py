@@ -1,4 +1,5 @@
-"""Defaults for what the configuration leaves null: GPUs, tokens of a micro-batch, offload, context of the servers.
+"""Defaults for what the configuration leaves null: GPUs, tokens of a micro-batch, offload, gathered weights, recompute,
+kernels, context of the servers.
 
 Invariant: `decide` is a function of the configuration, the workflow, the machine and the models' config.json files.
 Values that are set stay as they are, a policy's own `config` before the run's; decisions are printed when the run
@@ -8,8 +9,9 @@ starts, recorded with its configuration, and do not affect learning.
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
+from importlib.util import find_spec
 from itertools import product
 from typing import Any
 
@@ -22,7 +24,7 @@ from recipe.dag.workflow.machine import Machine
 from recipe.dag.workflow.memory import GB, PolicyOnGpu, Pool, PoolMemory, critic_path, estimate_pool, judge_pool
 from recipe.dag.workflow.model_size import UnknownSize, context_of, size_of
 from recipe.dag.workflow.schema import Workflow
-from recipe.dag.workflow.trainer_memory import Head, TrainerOptions
+from recipe.dag.workflow.trainer_memory import Head, TrainerOptions, mlp_only_bytes
 
 RUN = "actor_rollout_ref"
 TOKENS = 16384
@@ -33,6 +35,11 @@ launched the next ones. In examples/bench_training.py on an H100, updates of 135
 16,384 tokens and 88,000 at 65,536; those of 0.5B reach 40,600 at 16,384 and 54,400 at 32,768."""
 TOKEN_CHOICES = (65536, 32768, 16384, 8192, 4096)
 OFFLOADS = ("param_offload", "optimizer_offload")
+RESHARD = "actor.fsdp_config.reshard_after_forward"
+LIGER = "model.use_liger"
+MLP_ONLY = "model.recompute_mlp_only"
+SPARE = 0.1
+"""Share of a GPU that stays free when layers keep more activations: speed alone should not fill a GPU."""
 HOST_BESIDE = 15 * GB
 """Host memory in bytes per policy and GPU: its trainer, its server and a share of the driver's (measured with three
 policies of 3B on one GPU)."""
@@ -50,6 +57,10 @@ class Decision:
     """Tokens of a micro-batch."""
     offload: bool | None
     """None if it cannot be decided, because the size of a model or of the GPUs is unknown."""
+    reshard: bool = True
+    """Free a layer's gathered weights after its forward pass."""
+    mlp_only: int = 0
+    """Layers that recompute their MLP only, in every model."""
     memory: tuple[PoolMemory, ...] = ()
     unknown: str | None = None
     """Why the memory could not be estimated."""
@@ -97,7 +108,8 @@ def decide(
     *,
     visible: int | None = None,
 ) -> Decision:
-    """Choose the number of GPUs (default: all `visible` ones), then the least offload and the most tokens that fit.
+    """Choose the number of GPUs (default: all `visible` ones), then the least offload, the most tokens, whether
+    gathered weights stay, and the least recompute that fit.
 
     Raises UserError if there is no GPU, or if there are too few for the policies.
     """
@@ -109,19 +121,34 @@ def decide(
     longest = longest_row(config)
     tokens = default_tokens(longest)
     available = _gpu_bytes(config, machine, gpus)
-    decided = partial(Decision, gpus=gpus, all_visible=configured is None)
+    decision = Decision(gpus=gpus, tokens=tokens, offload=None, all_visible=configured is None)
     if available is None:
-        return decided(tokens=tokens, offload=None, unknown="the memory of the GPUs is unknown")
+        return replace(decision, unknown="the memory of the GPUs is unknown")
     try:
-        most = useful_tokens(_pools(config, workflow, gpus, tokens, offload=False))
+        most = useful_tokens(_pools(config, workflow, decision))
     except UnknownSize as unknown:
-        return decided(tokens=tokens, offload=None, unknown=str(unknown))
-    for offload, tokens in _choices(config, workflow, longest, most):
-        pools = _pools(config, workflow, gpus, tokens, offload)
+        return replace(decision, unknown=str(unknown))
+    for offload, tokens, reshard in _choices(config, workflow, longest, most):
+        decision = replace(decision, offload=offload, tokens=tokens, reshard=reshard)
+        pools = _pools(config, workflow, decision)
         if all(estimate_pool(pool, available).fits for pool in pools):
             break
-    memory = tuple(judge_pool(pool, available) for pool in pools)
-    return decided(tokens=tokens, offload=offload, memory=memory)
+    if _is_open(config, workflow, MLP_ONLY):
+        decision = replace(decision, mlp_only=min((_room_for_mlp_only(pool, available) for pool in pools), default=0))
+        pools = _pools(config, workflow, decision)
+    return replace(decision, memory=tuple(judge_pool(pool, available) for pool in pools))
+
+
+def _room_for_mlp_only(pool: Pool, available: int) -> int:
+    """Return the number of layers that may keep what only recomputing their MLP requires, in every model of `pool`."""
+    phases = {phase.name: phase.used for phase in estimate_pool(pool, available).phases}
+    counts = []
+    for policy in pool.policies:
+        if policy.trainer is not None:
+            room = available * (1 - SPARE) - phases[f"backward of {policy.name}"]
+            layers = int(room // mlp_only_bytes(policy.size, policy.trainer)) if policy.trainer.checkpointing else 0
+            counts.append(max(0, min(layers, policy.size.layers)))
+    return min(counts, default=0)
 
 
 def _gpu_bytes(config: DictConfig, machine: Machine, gpus: int) -> int | None:
@@ -132,14 +159,14 @@ def _gpu_bytes(config: DictConfig, machine: Machine, gpus: int) -> int | None:
     return min((int(number) for number in (visible, limit and limit * GB) if number), default=None)
 
 
-def _choices(config: DictConfig, workflow: Workflow, longest: int, most: int) -> Iterator[tuple[bool, int]]:
-    """Yield the possible values of (offload, tokens) for null, best first. A micro-batch needs at least the `longest`
-    row; more than `most` tokens are not faster."""
+def _choices(config: DictConfig, workflow: Workflow, longest: int, most: int) -> Iterator[tuple[bool, int, bool]]:
+    """Yield the possible values of (offload, tokens, reshard) for null, best first. A micro-batch needs at least the
+    `longest` row; more than `most` tokens are not faster."""
     sizes = [number for number in TOKEN_CHOICES if longest <= number <= most] or [longest]
     if not _is_open(config, workflow, "actor.ppo_max_token_len_per_gpu"):
         sizes = sizes[:1]
     can_offload = any(_is_open(config, workflow, f"actor.fsdp_config.{key}") for key in OFFLOADS)
-    return product((False, True) if can_offload else (False,), sizes)
+    return product((False, True) if can_offload else (False,), sizes, (False, True))
 
 
 def _is_open(config: DictConfig, workflow: Workflow, key: str) -> bool:
@@ -154,21 +181,21 @@ def useful_tokens(pools: tuple[Pool, ...]) -> int:
     return next((tokens for parameters, tokens in TOKENS_OF_SMALL_MODELS if largest < parameters), TOKENS)
 
 
-def _pools(config: DictConfig, workflow: Workflow, gpus: int, tokens: int, offload: bool) -> tuple[Pool, ...]:
-    """Return the pools of a run on `gpus` GPUs per machine, with `tokens` and `offload` for null. Raises UserError if
-    there are too few for the policies, and UnknownSize if a model's shape is unknown."""
-    specs = plan_pools(workflow, nnodes=config.trainer.nnodes, n_gpus_per_node=gpus)
-    policy = partial(_policy, config, workflow, tokens, offload)
+def _pools(config: DictConfig, workflow: Workflow, decision: Decision) -> tuple[Pool, ...]:
+    """Return the pools of a run with the values of `decision` for null. Raises UserError if there are too few GPUs for
+    the policies, and UnknownSize if a model's shape is unknown."""
+    specs = plan_pools(workflow, nnodes=config.trainer.nnodes, n_gpus_per_node=decision.gpus)
+    policy = partial(_policy, config, workflow, decision)
     return tuple(Pool(sum(spec.processes_on_nodes), tuple(map(policy, spec.policies))) for spec in specs)
 
 
-def _policy(config: DictConfig, workflow: Workflow, tokens: int, offload: bool, name: str) -> PolicyOnGpu:
+def _policy(config: DictConfig, workflow: Workflow, decision: Decision, name: str) -> PolicyOnGpu:
     policy, keys = workflow.policies[name], PolicyKeys(config, workflow, name)
     critic = critic_path(workflow, name)
     return PolicyOnGpu(
         name=name,
         size=size_of(policy.model.path),
-        trainer=None if policy.frozen else _trainer(keys, longest_row(config), tokens, offload),
+        trainer=None if policy.frozen else _trainer(keys, longest_row(config), decision),
         critic=None if critic is None else size_of(critic),
         reference=policy.reference,
         server_share=float(keys["rollout.gpu_memory_utilization"] or 0.5),
@@ -177,21 +204,33 @@ def _policy(config: DictConfig, workflow: Workflow, tokens: int, offload: bool, 
     )
 
 
-def _trainer(keys: PolicyKeys, longest: int, tokens: int, offload: bool) -> TrainerOptions:
+def _trainer(keys: PolicyKeys, longest: int, decision: Decision) -> TrainerOptions:
     if keys["actor.use_dynamic_bsz"] is False:
         tokens = int(keys["actor.ppo_micro_batch_size_per_gpu"] or 1) * longest
     else:
-        tokens = int(keys["actor.ppo_max_token_len_per_gpu"] or tokens)
-    offloads = {
-        key: offload if (value := keys[f"actor.fsdp_config.{key}"]) is None else bool(value) for key in OFFLOADS
-    }
+        tokens = int(keys["actor.ppo_max_token_len_per_gpu"] or decision.tokens)
+    decided = dict.fromkeys((f"actor.fsdp_config.{key}" for key in OFFLOADS), bool(decision.offload))
+    decided |= {RESHARD: decision.reshard, MLP_ONLY: decision.mlp_only, LIGER: liger_is_installed()}
+    values = {key: value if (written := keys[key]) is None else written for key, value in decided.items()}
     return TrainerOptions(
         tokens=tokens,
-        **offloads,
+        **{key: bool(values[f"actor.fsdp_config.{key}"]) for key in OFFLOADS},
         offload_policy=bool(keys["actor.fsdp_config.offload_policy"]),
         head=_head(keys),
         checkpointing=keys["model.enable_gradient_checkpointing"] is not False,
+        mlp_only=int(values[MLP_ONLY]),
+        liger=bool(values[LIGER]),
+        reshard=bool(values[RESHARD]),
     )
+
+
+def uses_liger(model: DictConfig) -> bool:
+    """Return whether a model of this configuration gets Liger's kernels on a GPU, if they know its family."""
+    return liger_is_installed() if model.use_liger is None else bool(model.use_liger)
+
+
+def liger_is_installed() -> bool:
+    return find_spec("liger_kernel") is not None
 
 
 def _head(keys: PolicyKeys) -> Head:
@@ -207,23 +246,34 @@ def _head(keys: PolicyKeys) -> Head:
 
 def apply(config: DictConfig, decision: Decision) -> None:
     """Write a decision into the configuration where that is null."""
+    offload = decision.offload
     with open_dict(config):
         if config.trainer.n_gpus_per_node is None:
             config.trainer.n_gpus_per_node = decision.gpus
-        actor = config.actor_rollout_ref.actor
+        actor, model = config.actor_rollout_ref.actor, config.actor_rollout_ref.model
         if actor.ppo_max_token_len_per_gpu is None:
             actor.ppo_max_token_len_per_gpu = decision.tokens
-        if decision.offload is None:
-            return
+        if model.recompute_mlp_only is None:
+            model.recompute_mlp_only = decision.mlp_only
+        alone = config.trainer.n_gpus_per_node * config.trainer.nnodes == 1
         for engine in (actor.fsdp_config, config.critic.fsdp):
-            for key in OFFLOADS:
+            values = decide_gathering(alone=alone, reshard=decision.reshard)
+            if offload is not None:
+                values |= dict.fromkeys(OFFLOADS, offload and not engine.get("offload_policy"))
+            for key, value in values.items():
                 if engine[key] is None:
-                    engine[key] = decision.offload and not engine.get("offload_policy")
+                    engine[key] = value
+
+
+def decide_gathering(*, alone: bool, reshard: bool) -> dict[str, bool]:
+    """Return the values of verl's keys of an engine, which is `alone` if it has one process."""
+    # until the last micro-batch, whole gradients take more memory than a share of them, unless the share is the whole
+    return {"reshard_after_forward": reshard, "use_no_sync_for_gradient_accumulation": alone}
 
 
 def on_cpu(config: DictConfig) -> Decision:
     """Return the decision for a run without GPUs: one process per policy, nothing offloaded."""
-    return Decision(gpus=1, tokens=default_tokens(longest_row(config)), offload=None)
+    return Decision(gpus=1, tokens=default_tokens(longest_row(config)), offload=None, reshard=False)
 
 
 def describe(decision: Decision, machine: Machine, config: DictConfig, *, trains: bool) -> Iterator[str]:
@@ -237,6 +287,16 @@ def describe(decision: Decision, machine: Machine, config: DictConfig, *, trains
         offloads = [key for key in (*OFFLOADS, "offload_policy") if actor.fsdp_config.get(key)]
         size = f"{actor.ppo_max_token_len_per_gpu:,} tokens" if actor.use_dynamic_bsz else "by rows"
         yield f"micro-batches: {size}; offload: {', '.join(offloads) or 'none'}"
+        yield _describe_passes(config.actor_rollout_ref)
+
+
+def _describe_passes(node: DictConfig) -> str:
+    model = node.model
+    mlps = f", only the MLP in {model.recompute_mlp_only} of them" if model.recompute_mlp_only else ""
+    gathered = "for each layer" if node.actor.fsdp_config.reshard_after_forward else "once a pass"
+    liger = "Liger's" if uses_liger(model) else "transformers'"
+    recomputed = f"all layers{mlps}" if model.enable_gradient_checkpointing else "none"
+    return f"kernels: {liger}; weights gathered {gathered}; recomputed in the backward pass: {recomputed}"
 
 
 def describe_memory(decision: Decision, machine: Machine) -> Iterator[str]:

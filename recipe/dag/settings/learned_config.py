@@ -26,8 +26,8 @@ _FOLDERS = (
 _RESOURCE = re.compile(
     r"caching|checkpointing|chunk|cuda_?graph|dynamic_bsz|eager|free_cache|fsdp_size|full_determinism|fused|gpu_memory"
     r"|hybrid_engine|impl_backend|layered_summon|liger|load_balance|load_format|log_stats|max_num_|max_token_len"
-    r"|micro_batch|n_gpus|nccl|nnodes|no_sync|offload|pad_to_length|parallel_size|prefetch|remove_padding|reshard"
-    r"|scheduling_policy|torch_compile|total_training_steps|use_shm|wake_up|^_target_$|^mode$|^name$|seed$|^strict$"
+    r"|micro_batch|n_gpus|nccl|nnodes|no_sync|offload|pad_to_length|parallel_size|prefetch|recompute|remove_padding"
+    r"|reshard|scheduling_policy|torch_compile|total_training_steps|use_shm|wake_up|^_target_$|^mode$|^name$|seed$|^strict$"
     r"|mem_fraction|max_prefill_tokens|max_running_requests|log_level|schedule_policy|skip_tokenizer_init"
     r"|(?:attention|sampling|grammar)_backend"
     r"|^path$|^tokenizer_path$|^hf_config_path$|^router_config_path$"

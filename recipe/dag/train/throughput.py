@@ -34,6 +34,8 @@ class Pass:
     lengths: tuple[int, ...]
     """Tokens of each row, prompt and response together; a row occurs once per epoch."""
     seconds: float
+    sampled: int = 0
+    """Tokens of all rows that the policy sampled, which alone are projected onto the vocabulary."""
 
     @property
     def tokens_per_s(self) -> float:
@@ -43,10 +45,12 @@ class Pass:
 @contextmanager
 def measured(passes: list[Pass], kind: str, rows: Iterable[Row], *, epochs: int = 1) -> Iterator[None]:
     """Append to `passes` the pass over `rows` that the body makes."""
+    rows = list(rows)
     lengths = tuple(len(row.prompt_ids) + len(row.response_ids) for row in rows) * epochs
+    sampled = sum(sum(row.response_mask) for row in rows) * epochs
     started = time.monotonic()
     yield
-    passes.append(Pass(kind, lengths, time.monotonic() - started))
+    passes.append(Pass(kind, lengths, time.monotonic() - started, sampled))
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,15 +65,25 @@ class ModelFlops:
     """Peak FLOP/s of all devices of the policy's trainer together."""
 
     def of_update(self, lengths: Sequence[int]) -> float | None:
-        """Return the FLOPs of a forward and a backward pass over sequences of these lengths; None where unknown."""
+        """Return the FLOPs of a forward and a backward pass over sequences of these lengths by verl's formula, which
+        counts input and output embeddings for every token; None where unknown."""
         formula = ESTIMATE_FUNC.get(self.config.model_type)
         if formula is not None:
             return formula(self.config, sum(lengths), list(lengths), 1.0) * 1e12
         return None if self.parameters is None else 6.0 * self.parameters * sum(lengths)
 
-    def utilization(self, done: Pass) -> float | None:
-        """Return the share of the devices' peak that the pass used, in [0, 1]; None where unknown."""
-        flops = self.of_update(done.lengths)
+    def needed(self, done: Pass) -> float | None:
+        """Return the FLOPs that an update like `done` needs: looking up input embeddings takes none, and output
+        embeddings are multiplied for sampled tokens only; None where unknown."""
+        flops, config = self.of_update(done.lengths), self.config.get_text_config()
+        if flops is None:
+            return None
+        tied = self.config.model_type not in ESTIMATE_FUNC and config.tie_word_embeddings
+        counted = (1 if tied else 2) * sum(done.lengths)  # verl's formulas count both, tied or not
+        return flops - 6.0 * config.vocab_size * config.hidden_size * (counted - done.sampled)
+
+    def utilization(self, done: Pass, flops: float | None) -> float | None:
+        """Return the share of the devices' peak that the pass used, in [0, 1], if its update takes `flops`."""
         if flops is None:
             return None
         return flops * (1.0 if done.kind == "update" else FORWARD_SHARE) / max(done.seconds, 1e-9) / self.peak
@@ -92,17 +106,20 @@ def find_flops(policy: PolicyRuntime) -> ModelFlops | None:
 
 
 def throughput_metrics(passes: Sequence[Pass], flops: ModelFlops | None) -> dict[str, float]:
-    """Return `<kind>_tokens_per_s` of each kind of pass, `mfu` of the update and `log_prob_mfu`."""
+    """Return `<kind>_tokens_per_s` of each kind of pass, and of the update and the log-probs the utilization: `mfu` and
+    `log_prob_mfu` by the FLOPs that are needed, and with the suffix `_verl` by verl's formula."""
     metrics: dict[str, float] = {}
     for kind in dict.fromkeys(done.kind for done in passes):
         same_kind = [done for done in passes if done.kind == kind]
         lengths = tuple(length for done in same_kind for length in done.lengths)
-        total = Pass(kind, lengths, sum(done.seconds for done in same_kind))
+        sampled = sum(done.sampled for done in same_kind)
+        total = Pass(kind, lengths, sum(done.seconds for done in same_kind), sampled)
         metrics[f"{kind}_tokens_per_s"] = total.tokens_per_s
         if flops is not None and kind in ("update", "log_prob"):
-            share = flops.utilization(total)
-            if share is not None:
-                metrics["mfu" if kind == "update" else f"{kind}_mfu"] = share
+            name = "mfu" if kind == "update" else f"{kind}_mfu"
+            for suffix, done in (("", flops.needed(total)), ("_verl", flops.of_update(total.lengths))):
+                if (share := flops.utilization(total, done)) is not None:
+                    metrics[f"{name}{suffix}"] = share
     return metrics
 
 

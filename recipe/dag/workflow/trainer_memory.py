@@ -6,7 +6,7 @@ weights; tests compare the result with peaks measured on an H100.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from enum import StrEnum
 
 from recipe.dag.core.frozen import Frozen
@@ -19,6 +19,11 @@ OPTIMIZER_SCRATCH = 4
 BF16 = 2
 LAYER_SAVED = (4, 16)
 """bf16 values per token that a layer keeps for its backward pass, as multiples of (width of the MLP, hidden size)."""
+LAYER_SAVED_BY_LIGER = (3, 6)
+"""The same with Liger's kernels: input and result of both norms, queries, result of attention; gate, up, product."""
+BESIDE_MLP = {False: 11, True: 5}
+"""Hidden sizes of LAYER_SAVED that are not the MLP's and its norm's; without and with Liger's kernels. Keys and values
+come on top."""
 LAYER_GRADIENTS = (3, 4)
 """bf16 values per token of the gradients that exist during the backward pass of a layer, in the same units."""
 FUSED_COLUMNS = 9504
@@ -67,6 +72,13 @@ class TrainerOptions:
     """FSDP2's offloading: weights, gradients and optimizer are in host memory at all times."""
     head: Head = Head.FUSED
     checkpointing: bool = True
+    """Layers recompute their activations in the backward pass."""
+    mlp_only: int = 0
+    """Layers that recompute those of their MLP only."""
+    liger: bool = False
+    """Norms, rotary embeddings and MLPs are Liger's kernels."""
+    reshard: bool = True
+    """A layer's gathered weights are freed after its forward pass, and gathered again for its backward pass."""
 
 
 class Phase(Frozen):
@@ -105,14 +117,22 @@ def chunk_tokens(vocabulary: int) -> int:
     return max(CHUNK_BYTES // (4 * vocabulary), MIN_CHUNK)
 
 
-def activation_bytes(size: ModelSize, tokens: int, head: Head = Head.FUSED, *, checkpointing: bool = True) -> int:
+def activation_bytes(size: ModelSize, options: TrainerOptions, head: Head | None = None) -> int:
     """Return the peak bytes of activations and head together. The backward pass of the layers follows the head's."""
-    saved = _per_layer(size, LAYER_SAVED) * tokens
+    tokens = options.tokens
+    saved = _per_layer(size, LAYER_SAVED_BY_LIGER if options.liger else LAYER_SAVED) * tokens
     working = _per_layer(size, LAYER_GRADIENTS) * tokens
-    if not checkpointing:
-        return size.layers * saved + max(working, head_bytes(size, tokens, head))
-    inputs = size.layers * tokens * size.hidden * BF16
-    return inputs + max(saved + working, head_bytes(size, tokens, head))
+    projected = head_bytes(size, tokens, options.head if head is None else head)
+    if not options.checkpointing:
+        return size.layers * saved + max(working, projected)
+    inputs = size.layers * tokens * size.hidden * BF16 + options.mlp_only * mlp_only_bytes(size, options)
+    return inputs + max(saved + working, projected)
+
+
+def mlp_only_bytes(size: ModelSize, options: TrainerOptions) -> int:
+    """Return the bytes that a layer keeps in addition to its input if it recomputes its MLP only."""
+    values = (BESIDE_MLP[options.liger] - 1) * size.hidden + 2 * size.key_value_width
+    return BF16 * values * options.tokens
 
 
 def _per_layer(size: ModelSize, widths: tuple[int, int]) -> int:
@@ -156,10 +176,13 @@ def update_phases(size: ModelSize, gpus: int, options: TrainerOptions, *, critic
     layer = size.layer_parameters
     root = parameters - size.layers * layer
     head = Head.FUSED if critic else options.head
-    activations = activation_bytes(size, options.tokens, head, checkpointing=options.checkpointing)
+    if critic:  # its engine recomputes whole layers
+        options = replace(options, mlp_only=0)
+    activations = activation_bytes(size, options, head)
+    gathered = root + UNSHARDED_LAYERS * layer if options.reshard else parameters
     backward = Phase(
         name="backward",
-        weights=MASTER * sharded + BF16 * (root + UNSHARDED_LAYERS * layer),
+        weights=MASTER * sharded + BF16 * gathered,
         gradients=GRADIENT * sharded + BF16 * (root + layer),
         optimizer=ADAM * sharded,
         # the embedding's gradient is reduced in fp32 at the end, after the activations are freed

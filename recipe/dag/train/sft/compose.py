@@ -16,7 +16,7 @@ from omegaconf.errors import OmegaConfBaseException
 from recipe.dag.core.errors import UserError
 from recipe.dag.core.suggestion import did_you_mean
 from recipe.dag.settings.compose import CONFIG_FOLDER, compose_file, leaves_of
-from recipe.dag.settings.kinds import COUNT, NOT_NEGATIVE, PATHS, Kind, one_of, or_null, whole
+from recipe.dag.settings.kinds import COUNT, NOT_NEGATIVE, PATHS, TRUTH, Kind, one_of, or_null, whole
 from recipe.dag.settings.schema import plain, tree_of, values_of
 from recipe.dag.settings.typed import Typed, parse
 from recipe.dag.settings.values import LOGGER, kind_of
@@ -38,11 +38,14 @@ KINDS: dict[str, Kind] = {
     "data.truncation": one_of("drop", "right", "left", "error"),
     "data.max_token_len_per_gpu": or_null(COUNT),
     "data.micro_batch_size_per_gpu": COUNT,
+    "model.use_liger": or_null(TRUTH),
     "model.fused_kernel_options.impl_backend": or_null(one_of("triton", "torch")),
     "optim.lr": NOT_NEGATIVE,
     "optim.weight_decay": NOT_NEGATIVE,
     "optim.lr_scheduler_type": one_of("constant", "cosine"),
     "engine.strategy": one_of("fsdp2"),
+    "engine.reshard_after_forward": or_null(TRUTH),
+    "engine.use_no_sync_for_gradient_accumulation": or_null(TRUTH),
     "trainer.logger": LOGGER,
     "trainer.n_gpus_per_node": or_null(COUNT),
     "trainer.total_epochs": COUNT,

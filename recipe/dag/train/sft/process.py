@@ -18,8 +18,9 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from omegaconf import DictConfig, OmegaConf, open_dict
 
 from recipe.dag.core.errors import UserError
-from recipe.dag.policy.config import check_attention, prepare_model
+from recipe.dag.policy.config import check_kernels, prepare_model
 from recipe.dag.policy.critic_config import FP32
+from recipe.dag.settings.defaults import decide_gathering
 from recipe.dag.train.models import load_model
 from recipe.dag.train.sft.checkpoint import check_intact, experiment, find_start, publish_model
 from recipe.dag.train.sft.data import TranscriptDataset
@@ -44,7 +45,7 @@ def check(config: DictConfig, *, processes: int) -> Inputs | None:
 
     _check_divisible(config, processes)
     config.model.path, _ = load_model(config.model.path, "--model", trust_remote_code=config.model.trust_remote_code)
-    _complete(config)
+    _complete(config, processes)
     try:
         tokenizer = AutoTokenizer.from_pretrained(config.model.path, trust_remote_code=config.model.trust_remote_code)
     except Exception as error:
@@ -87,7 +88,7 @@ def _check_divisible(config: DictConfig, processes: int) -> None:
         )
 
 
-def _complete(config: DictConfig) -> None:
+def _complete(config: DictConfig, processes: int) -> None:
     """Fill in the settings that follow from others, and those of the platform."""
     cpu = config.platform == "cpu"
     with open_dict(config):
@@ -101,13 +102,16 @@ def _complete(config: DictConfig) -> None:
         parallel = int(config.engine.ulysses_sequence_parallel_size) > 1
         prepare_model(config.model, platform=config.platform, sequence_parallel=parallel)
         config.engine.seed = config.seed
+        for key, value in decide_gathering(alone=processes == 1, reshard=processes > 1).items():
+            if config.engine[key] is None:
+                config.engine[key] = value
         config.trainer.device = config.platform
         config.trainer.profile_interval = [-1, -1]
         if cpu:
             config.model.enable_gradient_checkpointing = False
             config.engine.use_torch_compile = False
             config.engine.mixed_precision = FP32
-    check_attention(config.model, "model")
+    check_kernels(config.model, "model")
 
 
 def _is_own(config: DictConfig) -> bool:

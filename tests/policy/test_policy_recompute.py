@@ -1,0 +1,70 @@
+"""Recompute of MLPs only computes what no recompute computes, and keeps less."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from transformers import AutoModelForCausalLM, Gemma2Config, Qwen2Config
+
+from recipe.dag.policy import recompute
+
+SHAPE = {
+    "vocab_size": 50,
+    "hidden_size": 16,
+    "intermediate_size": 64,
+    "num_hidden_layers": 3,
+    "num_attention_heads": 2,
+    "num_key_value_heads": 1,
+}
+FAMILIES = {"qwen2": Qwen2Config(**SHAPE), "gemma2": Gemma2Config(**SHAPE, head_dim=8)}
+
+
+def step(family: str, layers: int | None) -> tuple[torch.Tensor, int, int]:
+    """Return (loss and gradients, calls of the projections up and of attention, values kept) of one step; None: without
+    any recompute."""
+    torch.manual_seed(0)
+    model = AutoModelForCausalLM.from_config(FAMILIES[family], attn_implementation="sdpa").train()
+    if layers is not None:
+        model.gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": False})
+        recompute.install(model, layers)
+    calls = {"up_proj": 0, "o_proj": 0}
+    for name, module in model.named_modules():
+        if (last := name.rpartition(".")[2]) in calls:
+            module.register_forward_hook(lambda *_, last=last: calls.__setitem__(last, calls[last] + 1))
+    kept = 0
+
+    def pack(tensor: torch.Tensor) -> torch.Tensor:
+        nonlocal kept
+        kept += tensor.numel()
+        return tensor
+
+    ids = torch.arange(40).reshape(1, -1) % 50
+    with torch.autograd.graph.saved_tensors_hooks(pack, lambda tensor: tensor):
+        loss = model(input_ids=ids, labels=ids, use_cache=False).loss
+    loss.backward()
+    gradients = torch.cat([p.grad.flatten() for p in model.parameters()])
+    return torch.cat([loss.detach().reshape(1), gradients]), calls["up_proj"], calls["o_proj"], kept
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+@pytest.mark.parametrize("layers", [1, 3])
+def test_a_step_is_the_one_without_recompute(family, layers):
+    plain, found = step(family, None), step(family, layers)
+    torch.testing.assert_close(found[0], plain[0], atol=1e-7, rtol=1e-6)
+    assert found[1] == 2 * plain[1], "every layer computes its MLP twice"
+    assert found[2] == plain[2] + 3 - layers, "and these layers their attention once"
+
+
+def test_mlps_are_most_of_what_a_layer_keeps():
+    kept = [step("qwen2", layers)[3] for layers in (0, 3, None)]
+    assert kept[0] < kept[1] < 0.7 * kept[2]
+
+
+def test_values_without_gradients_are_computed_once():
+    torch.manual_seed(0)
+    model = AutoModelForCausalLM.from_config(FAMILIES["qwen2"]).train()
+    ids = torch.arange(40).reshape(1, -1) % 50
+    with torch.no_grad():
+        plain = model(input_ids=ids).logits
+        recompute.install(model, 3)
+        assert torch.equal(model(input_ids=ids).logits, plain)
