@@ -214,7 +214,7 @@ def _offsets(jagged: Tensor) -> Tensor:
 
 def register() -> None:
     """Make verl's TrainingWorker build PolicyEngine in this process, and its engines cut batches by this package."""
-    transformer_impl.prepare_micro_batches = prepare_micro_batches
+    setattr(transformer_impl, "prepare_micro_batches", prepare_micro_batches)  # noqa: B010  # a name that verl imports
     device, vendor = get_device_name(), get_vendor()
     registered = EngineRegistry._engines.get("language_model", {}).get("fsdp2", {})
     if (device, vendor) not in registered:

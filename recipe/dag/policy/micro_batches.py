@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
 from itertools import accumulate
-from typing import Any
+from typing import Any, cast
 
 import torch
 from tensordict import TensorDict
@@ -21,9 +21,11 @@ def prepare_micro_batches(data: TensorDict, **options: Any) -> tuple[list[Tensor
     jagged = [name for name, column in data.items() if isinstance(column, torch.Tensor) and column.is_nested]
     flat = all(data[name].dim() == 2 for name in jagged)  # positions of multimodal rows are [rows, axes, tokens]
     if not (flat and tu.get_non_tensor_data(data, "use_dynamic_bsz", True)):
-        return utils.prepare_micro_batches(data=data, **options)
+        return cast("tuple[list[TensorDict], None]", utils.prepare_micro_batches(data, **options))
     others = [name for name in jagged if name != "input_ids"]
-    parts, indices = utils.prepare_micro_batches(data=data.exclude(*others), **options)
+    parts, indices = cast(
+        "tuple[list[TensorDict], list[list[int]]]", utils.prepare_micro_batches(data.exclude(*others), **options)
+    )
     for name in others:
         for part, column in zip(parts, _cut(data[name], indices), strict=True):
             part[name] = column

@@ -6,7 +6,9 @@ expensive to compute again for its size. `recipe.dag.workflow.trainer_memory` sa
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from functools import partial
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -16,15 +18,16 @@ PRE_NORM = {"self_attn", "mlp", "input_layernorm", "post_attention_layernorm"}
 """Children of a layer whose MLP reads only the norm after its attention (Llama, Mistral, Qwen2, Qwen3)."""
 
 
-def install(model: nn.Module, layers: int) -> None:
-    """Make the first `layers` layers of a model recompute their MLP only. Only these instances change, not their
-    classes."""
-    for layer in model.base_model.layers[:layers]:
-        layer.gradient_checkpointing = False
-        _recompute_mlp(layer)
+def install(model: Any, layers: int) -> None:
+    """Make the first `layers` layers of a transformers model recompute their MLP only, if the model has layers with an
+    `mlp`. Only these instances change, not their classes."""
+    for layer in getattr(model.base_model, "layers", ())[:layers]:
+        if hasattr(layer, "mlp"):
+            layer.gradient_checkpointing = False
+            _recompute_mlp(layer)
 
 
-def _recompute_mlp(layer: nn.Module) -> None:
+def _recompute_mlp(layer: Any) -> None:
     run = layer.mlp.forward
     if {name for name, _ in layer.named_children()} == PRE_NORM:
         # the norm is recomputed, too: its input is kept for its gradient anyway, and then its output need not be
@@ -34,7 +37,7 @@ def _recompute_mlp(layer: nn.Module) -> None:
     layer.mlp.forward = partial(_recomputed, layer, run)
 
 
-def _in_turn(first, second):
+def _in_turn(first: Callable, second: Callable) -> Callable:
     return lambda hidden: second(first(hidden))
 
 
@@ -42,7 +45,7 @@ def _unchanged(hidden: Tensor) -> Tensor:
     return hidden
 
 
-def _recomputed(layer: nn.Module, run, hidden: Tensor) -> Tensor:
+def _recomputed(layer: nn.Module, run: Callable, hidden: Tensor) -> Tensor:
     if not (layer.training and torch.is_grad_enabled()):
         return run(hidden)
-    return checkpoint(run, hidden, use_reentrant=False)
+    return checkpoint(run, hidden, use_reentrant=False)  # pyright: ignore[reportReturnType]
