@@ -1,17 +1,19 @@
 """Tokens per second and memory of the trainer's engines on the same rows, for log-probs (with entropies) and updates.
 
-    python examples/bench_training.py MODEL [--arms packed,logits,padded] [--rows 48] [--shortest 300] [--longest 2000]
+    python examples/bench_training.py MODEL [--arms packed,plain,logits,padded] [--rows 48] [--shortest 300] [--longest 2000]
 
 Runs on a CUDA device, or on the CPU with a small model. Each arm runs in a separate process, with a run's policy worker
 and nothing offloaded. The arms:
 
-- packed: packed rows, no logits (this project's default)
+- packed: packed rows, no logits, and the kernels, gathered weights and recompute that a run chooses (the default)
+- plain: the same with transformers' modules, weights gathered for each layer, and all layers recomputed
 - logits: packed rows, log-probs computed from logits in chunks
 - padded: verl's engine without flash-attn (padded rows, sdpa, logits)
 
 The first pass of each kind compiles and is left out; results are means over the other passes (`--passes`) and count all
-tokens, including prompts. Half of a row is a prompt. The peak is the memory allocated by torch; `estimate` is the
-prediction of `verl-dag plan`. Writes OUT/training.json and prints a table.
+tokens, including prompts. Half of a row is a prompt. The share of the card's peak counts the FLOPs that are needed.
+The memory is that allocated by torch; `estimate` is the prediction of `verl-dag plan`. Writes OUT/training.json and
+prints a table.
 """
 
 from __future__ import annotations
@@ -32,11 +34,17 @@ from rich.table import Table
 ROOT = Path(__file__).resolve().parents[1]
 sys.path.insert(0, str(ROOT))  # if this project is not installed, `recipe` may be another package
 ARMS = {
-    "packed": ("fused", ()),
-    "logits": ("logits", ("actor_rollout_ref.model.use_fused_kernels=false",)),
-    "padded": ("padded", ("actor_rollout_ref.model.use_remove_padding=false",)),
+    "packed": (),
+    "plain": (
+        "actor_rollout_ref.model.use_liger=false",
+        "actor_rollout_ref.model.recompute_mlp_only=0",
+        "actor_rollout_ref.actor.fsdp_config.reshard_after_forward=true",
+        "actor_rollout_ref.actor.fsdp_config.use_no_sync_for_gradient_accumulation=false",
+    ),
+    "logits": ("actor_rollout_ref.model.use_fused_kernels=false",),
+    "padded": ("actor_rollout_ref.model.use_remove_padding=false",),
 }
-"""Name -> (head in the memory estimate, overrides)."""
+"""Name -> overrides."""
 WORKFLOW = """\
 dag_id: bench
 agents: [{name: solver, policy: main}]
@@ -88,6 +96,7 @@ def measure(args: argparse.Namespace) -> dict[str, float]:
     from recipe.dag.settings import defaults
     from recipe.dag.train import kernels, throughput
     from recipe.dag.types.row import Row, RowCall
+    from recipe.dag.workflow.machine import this_machine
     from recipe.dag.workflow.model_size import size_of
 
     out = args.out.absolute()
@@ -105,10 +114,14 @@ def measure(args: argparse.Namespace) -> dict[str, float]:
             f"data.max_prompt_length={args.longest}",
             f"data.max_response_length={args.longest}",
             f"actor_rollout_ref.actor.ppo_max_token_len_per_gpu={max(tokens, args.longest)}",
-            *ARMS[args.arm][1],
+            "trainer.n_gpus_per_node=1",
+            "actor_rollout_ref.actor.fsdp_config.param_offload=false",
+            "actor_rollout_ref.actor.fsdp_config.optimizer_offload=false",
+            *ARMS[args.arm],
         ],
     )
-    defaults.apply(run, defaults.Decision(gpus=1, tokens=tokens, offload=False))
+    decision = defaults.decide(run, workflow, this_machine()) if gpu else defaults.on_cpu(run)
+    defaults.apply(run, decision)
     config = policy_config(run, workflow, "main", model_path=args.model, updates=10, platform=platform)
     worker = PolicyWorker(config.actor_rollout_ref, role="actor")
     worker.init_model()
@@ -156,23 +169,17 @@ def measure(args: argparse.Namespace) -> dict[str, float]:
     metrics = throughput.throughput_metrics(passes, throughput.find_flops(policy))
     if gpu:
         metrics["peak_gb"] = torch.cuda.max_memory_allocated() / 1e9
+    if decision.memory:
+        updates = [phase for phase in decision.memory[0].phases if phase.name != "rollout"]
+        metrics["estimate_gb"] = max(phase.used - phase.processes for phase in updates) / 1e9
     dist.destroy_process_group()
     return metrics | {"tokens": tokens}
-
-
-def estimate_gb(model: str, arm: str, tokens: int) -> float:
-    """Return the estimated peak memory of an update, without the processes' fixed part."""
-    from recipe.dag.workflow.model_size import size_of
-    from recipe.dag.workflow.trainer_memory import Head, TrainerOptions, update_phases
-
-    phases = update_phases(size_of(model), 1, TrainerOptions(tokens, head=Head(ARMS[arm][0])))
-    return max(phase.used for phase in phases) / 1e9
 
 
 def report(model: str, results: dict[str, dict[str, float]]) -> None:
     table = Table("arm", "tokens", "log-probs, tok/s", "update, tok/s", "share of peak", "peak, GB", "estimate, GB")
     for name, result in results.items():
-        peak = (f"{result['peak_gb']:.1f}", f"{result['estimate_gb']:.1f}") if "peak_gb" in result else ("-", "-")
+        peak = (f"{result[key]:.1f}" if key in result else "-" for key in ("peak_gb", "estimate_gb"))
         share = f"{result['mfu']:.2f}" if "mfu" in result else "-"
         speeds = (f"{result[f'{kind}_tokens_per_s']:,.0f}" for kind in ("log_prob", "update"))
         table.add_row(name, f"{result['tokens']:,}", *speeds, share, *peak)
@@ -197,7 +204,6 @@ def main(argv: list[str] | None = None) -> None:
             print(f"{arm}: failed, see {args.out / arm}.log", flush=True)
             continue
         results[arm] = json.loads((args.out / f"{arm}.json").read_text())
-        results[arm]["estimate_gb"] = estimate_gb(args.model, arm, int(results[arm]["tokens"]))
     (args.out / "training.json").write_text(json.dumps({"model": args.model, "arms": results}, indent=1))
     report(args.model, results)
     if len(results) < len(args.arms.split(",")):

@@ -38,8 +38,3 @@ def test_what_it_cannot_measure_is_one_line(words, line, capsys):
     with pytest.raises(SystemExit):
         bench_training.main(["model", *words])
     assert line in capsys.readouterr().err
-
-
-def test_the_estimate_is_of_the_arms_own_head(tiny_model):
-    packed, padded = (bench_training.estimate_gb(str(tiny_model), arm, 4096) for arm in ("packed", "padded"))
-    assert 0 < packed <= padded

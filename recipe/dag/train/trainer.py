@@ -177,13 +177,14 @@ class Trainer:
         )
         metrics |= void_metrics(episodes, workflow) | self.resources.metrics() | rollouts.metrics
         metrics |= self.coach_bias.update(episodes)
-        metrics["timing/rollout"] = time.monotonic() - started
+        mark = time.monotonic()
+        metrics["timing/rollout"] = mark - started
         metrics["perf/rollout/tokens_per_s"] = metrics["tokens/sampled"] / max(metrics["timing/rollout"], 1e-9)
         self.faults["fault"] = most_frequent(fault for episode in episodes for fault in episode.faults)
 
         self.complete = None
-        await asyncio.gather(*[policy.sleep() for policy in self.trained])
-        await asyncio.gather(*[asyncio.to_thread(policy.seed, step) for policy in self.trained])
+        seeds = [asyncio.to_thread(policy.seed, step) for policy in self.trained]
+        await asyncio.gather(*seeds, *[policy.sleep() for policy in self.trained])
         training = TrainingStep(
             workflow,
             self.policies,
@@ -195,7 +196,7 @@ class Trainer:
             step=step - 1,
             seed=self.config.seed + step,
         )
-        mark = time.monotonic()
+        metrics["timing/gap"], mark = time.monotonic() - mark, time.monotonic()
         await training.run()
         metrics |= training.metrics()
         metrics["timing/train"] = time.monotonic() - mark
