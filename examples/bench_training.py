@@ -1,6 +1,6 @@
 """Tokens per second and memory of the trainer's engines on the same rows, for log-probs (with entropies) and updates.
 
-    python examples/bench_training.py MODEL [--arms packed,plain,logits,padded] [--rows 48] [--shortest 300] [--longest 2000]
+    python examples/bench_training.py MODEL [--arms packed,plain,logits] [--rows 48] [--shortest 300] [--longest 2000]
 
 Runs on a CUDA device, or on the CPU with a small model. Each arm runs in a separate process, with a run's policy worker
 and nothing offloaded. The arms:

@@ -20,7 +20,7 @@ def test_an_arm_measures_both_passes_and_is_reported(forked, tiny_model, tmp_pat
     bench_training.main([str(tiny_model), "--arms", "packed", *small, "--out", str(tmp_path)])
     found = json.loads((tmp_path / "training.json").read_text())["arms"]["packed"]
     assert found["log_prob_tokens_per_s"] > 0 and found["update_tokens_per_s"] > 0
-    assert found["tokens"] == 16384 and found["estimate_gb"] > 0 and "peak_gb" not in found
+    assert found["tokens"] == 16384 and not {"peak_gb", "estimate_gb"} & set(found)
     assert "packed" in capfd.readouterr().out
 
 
