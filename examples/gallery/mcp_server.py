@@ -14,6 +14,7 @@ from typing import Any
 from aiohttp import web
 
 VERSION = "2025-06-18"
+SERVER = {"name": "notes", "version": "1"}
 NO_ARGUMENTS: dict[str, Any] = {"type": "object", "properties": {}}
 NAME: dict[str, Any] = {"type": "object", "properties": {"name": {"type": "string"}}, "required": ["name"]}
 TOOLS = [
@@ -42,7 +43,7 @@ class Notes:
         if "id" not in message:
             return web.Response(status=202)
         if method == "initialize":
-            result = {"protocolVersion": VERSION, "capabilities": {"tools": {}}, "serverInfo": {"name": "notes"}}
+            result = {"protocolVersion": VERSION, "capabilities": {"tools": {}}, "serverInfo": SERVER}
         elif method == "tools/list":
             result = {"tools": TOOLS}
         elif method == "tools/call" and params.get("name") in [tool["name"] for tool in TOOLS]:

@@ -10,14 +10,14 @@ import pytest
 
 from recipe.dag.core.errors import ToolFault, UserError
 from recipe.dag.core.http import Answer
-from recipe.dag.tools.address import key_from, url_problem, variable_problem
+from recipe.dag.tools.address import ServiceOptions, key_from, url_problem, variable_problem
 from recipe.dag.tools.web import WebService
 from tests.tools.web_server import WebServer
 
 
 def send(url: str, *, repeatable: bool = True, once: bool = False, **options: Any) -> Answer:
     async def one() -> Answer:
-        service = WebService(url, where="tool x", **{"timeout_s": 5.0, "retries": 2, **options})
+        service = WebService(url, ServiceOptions(**{"request_timeout_s": 5.0, "retries": 2, **options}), where="tool x")
         try:
             return await service.send("POST", json={"a": 1}, repeatable=repeatable, once=once)
         finally:
@@ -45,7 +45,7 @@ def test_what_may_pass_is_repeated(fault):
 def test_what_does_not_pass_is_a_fault_of_the_infrastructure(fault, said):
     with WebServer(lambda request: fault) as server:
         with pytest.raises(ToolFault) as error:
-            send(server.url, timeout_s=0.2 if fault == "hang" else 5.0)
+            send(server.url, request_timeout_s=0.2 if fault == "hang" else 5.0)
     assert said in str(error.value) and "(3 tries)" in str(error.value) and error.value.infra
     assert len(server.requests) == 3 and error.value.where == "tool x"
 
@@ -62,7 +62,7 @@ def test_a_server_that_is_not_there_is_a_fault_of_the_infrastructure():
 def test_what_a_server_may_have_done_is_not_asked_for_twice(fault, tries):
     with WebServer(lambda request: fault) as server:
         with pytest.raises(ToolFault):
-            send(server.url, repeatable=False, timeout_s=0.2 if fault == "hang" else 5.0)
+            send(server.url, repeatable=False, request_timeout_s=0.2 if fault == "hang" else 5.0)
     assert len(server.requests) == tries
 
 
@@ -88,17 +88,19 @@ def test_other_answers_are_returned(status):
         ((302, "", {"Location": "http://other/s3cr3t"}), r"redirects to http://other/\*\*\* .*; write that URL"),
     ],
 )
-def test_what_would_recur_ends_the_run_without_the_key(answer, message):
+def test_what_would_recur_ends_the_run_without_the_key(answer, message, monkeypatch):
+    monkeypatch.setenv("SERVICE_KEY", "s3cr3t")
     with WebServer(lambda request: answer) as server:
         with pytest.raises(UserError, match=message):
-            send(server.url, key="s3cr3t")
+            send(server.url, key_env="SERVICE_KEY")
     assert len(server.requests) == 1
 
 
 @pytest.mark.parametrize(("header", "value"), [("Authorization", "Bearer s3cr3t"), ("X-API-Key", "s3cr3t")])
-def test_the_key_goes_into_one_header_and_is_removed_from_what_comes_back(header, value):
+def test_the_key_goes_into_one_header_and_is_removed_from_what_comes_back(header, value, monkeypatch):
+    monkeypatch.setenv("SERVICE_KEY", "s3cr3t")
     with WebServer(lambda request: {"you sent": value, "again": "s3cr3t"}) as server:
-        answer = send(server.url, key="s3cr3t", key_header=header)
+        answer = send(server.url, key_env="SERVICE_KEY", key_header=header)
     assert server.requests[0].headers[header] == value
     assert "s3cr3t" not in answer.text and answer.text.count("***") == 2
     assert "Authorization" in server.requests[0].headers or header != "Authorization"
@@ -114,7 +116,7 @@ def test_without_a_key_the_refusal_names_the_option():
 def test_what_is_no_url_of_a_service(url):
     assert url_problem(url)
     with pytest.raises(UserError, match="tool x: url: "):
-        WebService(url, where="tool x")
+        WebService(url, ServiceOptions(), where="tool x")
 
 
 def test_a_key_is_read_from_the_environment_and_never_repeated(monkeypatch):

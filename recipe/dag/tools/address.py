@@ -1,4 +1,4 @@
-"""Where a service is, and the key that it wants.
+"""Where a service is, the key that it wants, and how it is asked.
 
 Invariant: no message repeats a text that may be a key. Importing this needs no HTTP client, since `validate` reads it.
 """
@@ -7,13 +7,41 @@ from __future__ import annotations
 
 import os
 import re
+from collections.abc import Iterator
+
+from pydantic import Field
 
 from recipe.dag.core.errors import UserError
+from recipe.dag.core.frozen import Frozen
 
 KEYS = set[str]()
 """The keys that this process has read, for whatever removes secrets from its records."""
 _VARIABLE = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
 _URL = re.compile(r"https?://[^/?#@\s]+(/[^?#@\s]*)?")
+
+
+class ServiceOptions(Frozen):
+    """The options of a tool that say how its service is asked, not what it answers."""
+
+    key_env: str | None = None
+    """The environment variable with the key; without it, requests have none."""
+    key_header: str = Field(default="Authorization", pattern=r"^[A-Za-z][A-Za-z0-9-]*$")
+    """The header that holds the key; in `Authorization`, the word Bearer comes before it."""
+    request_timeout_s: float = Field(default=20.0, gt=0.0)
+    """Seconds for each request."""
+    retries: int = Field(default=3, ge=0)
+    """Requests after the first, if the service cannot be reached or is overloaded."""
+
+
+HOW_ASKED = tuple(ServiceOptions.model_fields)
+
+
+def address_problems(url: str, key_env: str | None) -> Iterator[tuple[str, str]]:
+    """Yield (option, message) for what is wrong with the options `url`, which may name variables, and `key_env`."""
+    if "${" not in url and (message := url_problem(url)):
+        yield "url", message
+    if key_env is not None and (message := variable_problem(key_env)):
+        yield "key_env", message
 
 
 def url_problem(url: str) -> str | None:

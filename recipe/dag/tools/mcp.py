@@ -14,9 +14,8 @@ from typing import TYPE_CHECKING, Any, ClassVar
 from pydantic import Field
 
 from recipe.dag.core.errors import ToolFault, UserError
-from recipe.dag.core.frozen import Frozen
 from recipe.dag.core.suggestion import did_you_mean
-from recipe.dag.tools.address import key_from, url_problem, variable_problem
+from recipe.dag.tools.address import HOW_ASKED, ServiceOptions, address_problems
 from recipe.dag.tools.base import BuiltinTool, Resources
 from recipe.dag.types.record import ToolResult
 
@@ -37,7 +36,7 @@ class Mcp(BuiltinTool):
 
     name = "mcp"
 
-    class Options(Frozen):
+    class Options(ServiceOptions):
         """`kwargs` in a workflow."""
 
         url: str
@@ -47,19 +46,13 @@ class Mcp(BuiltinTool):
         """The tools that agents have, by their names on the server; by default all."""
         prefix: str = Field(default="", pattern=r"^[\w-]{0,32}$")
         """Written before each name that the model sees."""
-        key_env: str | None = None
-        """The environment variable with the key; without it, requests have none."""
-        key_header: str = Field(default="Authorization", pattern=r"^[A-Za-z][A-Za-z0-9-]*$")
-        """The header that holds the key; in `Authorization`, the word Bearer comes before it."""
         request_timeout_s: float = Field(default=60.0, gt=0.0)
         """Seconds for each request."""
-        retries: int = Field(default=3, ge=0)
-        """Requests after the first, if the server cannot be reached or is overloaded."""
         listed: dict[str, Any] | None = None
         """One tool as the server listed it; set when a run starts."""
 
     remembers = True  # a server may
-    unlearned = ("key_env", "key_header", "request_timeout_s", "retries")
+    unlearned = HOW_ASKED
     several = True
     parameters: ClassVar[dict[str, Any]] = {}
 
@@ -70,16 +63,13 @@ class Mcp(BuiltinTool):
         client = None
         if resources.online:
             # the tools of one server share its session
-            server = options.model_dump_json(include={"url", "key_env", "key_header", "request_timeout_s", "retries"})
+            server = options.model_dump_json(include={"url", *HOW_ASKED})
             client = resources.shared.get(server) or resources.shared.setdefault(server, connect(options))
         return cls(options, options.listed, client)
 
     @classmethod
     def problems(cls, options: Options, base: str) -> Iterator[tuple[str, str]]:
-        if "${" not in options.url and (message := url_problem(options.url)):
-            yield "url", message
-        if options.key_env is not None and (message := variable_problem(options.key_env)):
-            yield "key_env", message
+        yield from address_problems(options.url, options.key_env)
         if options.listed is not None:
             yield "listed", "is set when a run starts; remove it (`tools` selects some of the server's tools)"
 
@@ -125,16 +115,7 @@ def connect(options: Mcp.Options) -> McpClient:
     from recipe.dag.tools.mcp_client import McpClient
     from recipe.dag.tools.web import WebService
 
-    where = "tool mcp"
-    service = WebService(
-        options.url,
-        where=where,
-        key=key_from(options.key_env, f"{where}: key_env"),
-        key_header=options.key_header,
-        timeout_s=options.request_timeout_s,
-        retries=options.retries,
-    )
-    return McpClient(service)
+    return McpClient(WebService(options.url, options, where="tool mcp"))
 
 
 async def list_server(options: Mcp.Options) -> list[dict[str, Any]]:

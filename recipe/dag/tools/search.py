@@ -14,16 +14,14 @@ from typing import Any, ClassVar, Literal
 from pydantic import Field
 
 from recipe.dag.core.errors import ToolFault, UserError
-from recipe.dag.core.frozen import Frozen
 from recipe.dag.core.paths import resolve_folder
-from recipe.dag.tools.address import key_from, url_problem, variable_problem
+from recipe.dag.tools.address import HOW_ASKED, ServiceOptions, address_problems
 from recipe.dag.tools.base import BuiltinTool, Resources
 from recipe.dag.types.record import ToolResult
 
 QUERY, TOP_K = "{query}", "{top_k}"
 OF_FOLDER = ("folder", "passage_chars", "max_mb")
-OF_SERVICE = ("url", "method", "request", "results", "text", "title", "key_env", "key_header")
-OF_SERVICE += ("request_timeout_s", "retries")
+OF_SERVICE = ("url", "method", "request", "results", "text", "title", *HOW_ASKED)
 PROBE = "test"
 """The query that is sent to see whether a service answers in the form that the options describe."""
 NOTHING = "No results."
@@ -34,7 +32,7 @@ class Search(BuiltinTool):
 
     name = "search"
 
-    class Options(Frozen):
+    class Options(ServiceOptions):
         """`kwargs` in a workflow: `folder` or `url`, with the options of each."""
 
         called: str = Field(default="search", pattern=r"^[A-Za-z_][\w-]{0,63}$")
@@ -61,17 +59,9 @@ class Search(BuiltinTool):
         """Where its text is in a document; empty if the document is the text."""
         title: str | None = None
         """Where its title is in a document."""
-        key_env: str | None = None
-        """The environment variable with the key; without it, requests have none."""
-        key_header: str = Field(default="Authorization", pattern=r"^[A-Za-z][A-Za-z0-9-]*$")
-        """The header that holds the key; in `Authorization`, the word Bearer comes before it."""
-        request_timeout_s: float = Field(default=20.0, gt=0.0)
-        """Seconds for each request."""
-        retries: int = Field(default=3, ge=0)
-        """Requests after the first, if the service cannot be reached or is overloaded."""
 
     folders = ("folder",)
-    unlearned = ("max_mb", "key_env", "key_header", "request_timeout_s", "retries")
+    unlearned = ("max_mb", *HOW_ASKED)
     parameters: ClassVar[dict[str, Any]] = {
         "type": "object",
         "properties": {"query": {"type": "string", "description": "Words that the passage should contain."}},
@@ -99,10 +89,7 @@ class Search(BuiltinTool):
                 yield "folder", str(error)
             return
         assert options.url is not None
-        if "${" not in options.url and (message := url_problem(options.url)):
-            yield "url", message
-        if options.key_env is not None and (message := variable_problem(options.key_env)):
-            yield "key_env", message
+        yield from address_problems(options.url, options.key_env)
         if QUERY not in json.dumps(options.request):
             yield "request", f"must contain the text {QUERY}, which the model's query replaces"
         if options.method == "GET" and (bad := [key for key, value in options.request.items() if not _is_plain(value)]):
@@ -167,17 +154,7 @@ class ServiceSearch(Search):
 
         super().__init__(options, "Search a collection of texts and return the passages that fit the query best.")
         assert options.url is not None
-        where = f"tool {self.name}"
-        self._service = None
-        if online:
-            self._service = WebService(
-                options.url,
-                where=where,
-                key=key_from(options.key_env, f"{where}: key_env"),
-                key_header=options.key_header,
-                timeout_s=options.request_timeout_s,
-                retries=options.retries,
-            )
+        self._service = WebService(options.url, options, where=f"tool {self.name}") if online else None
 
     async def check(self) -> str:
         """Send one query, and read the answer as that of a call. Raises UserError."""

@@ -13,7 +13,7 @@ from typing import Any
 
 from recipe.dag.core.errors import ToolFault, UserError
 from recipe.dag.core.http import Answer, HttpClient, Unavailable, retry_after, within
-from recipe.dag.tools.address import url_problem
+from recipe.dag.tools.address import ServiceOptions, key_from, url_problem
 
 MAX_WAIT_S = 10.0
 """Longest pause before a request is repeated."""
@@ -25,23 +25,14 @@ _OVERLOADED = (408, 425, 429, 503)
 class WebService(HttpClient):
     """A client of one service."""
 
-    def __init__(
-        self,
-        url: str,
-        *,
-        where: str,
-        key: str | None = None,
-        key_header: str = "Authorization",
-        timeout_s: float = 20.0,
-        retries: int = 3,
-    ):
-        """`where`: the tool, for messages. `timeout_s`: of each request. `retries`: requests after the first. Raises
-        UserError for a text that is not a URL."""
+    def __init__(self, url: str, options: ServiceOptions, *, where: str):
+        """`where`: the tool, for messages. Raises UserError for a text that is not a URL, and a key that is not set."""
         if problem := url_problem(url):
             raise UserError(f"{where}: url: {problem}")
-        super().__init__(url, where=where, key=key, retries=retries, max_wait_s=MAX_WAIT_S)
-        self._timeout = within(timeout_s)
-        self._authorization = {key_header: f"Bearer {key}" if key_header == "Authorization" else key} if key else {}
+        key, header = key_from(options.key_env, f"{where}: key_env"), options.key_header
+        super().__init__(url, where=where, key=key, retries=options.retries, max_wait_s=MAX_WAIT_S)
+        self._timeout = within(options.request_timeout_s)
+        self._authorization = {header: f"Bearer {key}" if header == "Authorization" else key} if key else {}
 
     async def send(
         self,
