@@ -4,12 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import json
-import math
 import random
-from collections import Counter
 from pathlib import Path
 
-import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -17,7 +14,7 @@ from hypothesis import strategies as st
 from recipe.dag.core.errors import UserError
 from recipe.dag.tools import bm25
 from recipe.dag.tools.base import Resources
-from recipe.dag.tools.bm25 import K1, B, Index, open_index, snippet, words
+from recipe.dag.tools.bm25 import Index, open_index, snippet, words
 from recipe.dag.tools.passages import Passage, pieces, read_collection
 from recipe.dag.tools.search import Search
 
@@ -138,23 +135,9 @@ def corpus(seed: int, count: int) -> list[Passage]:
     return [Passage("", " ".join(draw.choices("abcdefgh", k=draw.randrange(0, 30)))) for _ in range(count)]
 
 
-@pytest.mark.parametrize("seed", range(3))
-def test_scores_are_those_of_bm25(seed):
-    passages, query = corpus(seed, 60), "a b h x"
-    tallies = [Counter(words(passage.text)) for passage in passages]
-    mean = sum(tally.total() for tally in tallies) / len(tallies)
-
-    def score(tally: Counter) -> float:
-        total = 0.0
-        for word in query.split():
-            having = sum(word in other for other in tallies)
-            idf = math.log(1 + (len(tallies) - having + 0.5) / (having + 0.5))
-            norm = K1 * (1 - B + B * tally.total() / mean)
-            total += idf * tally[word] * (K1 + 1) / (tally[word] + norm)
-        return total
-
-    expected = sorted((number for number in range(60) if score(tallies[number])), key=lambda n: (-score(tallies[n]), n))
-    assert Index.build(passages).search(query, 60) == expected
+@pytest.mark.parametrize("passages", [[], [Passage("", "...")]])
+def test_passages_without_words_are_never_found(passages):
+    assert Index.build(passages).search("a ...", 3) == []
 
 
 def test_equal_passages_keep_their_order_and_the_order_of_words_does_not_matter():
@@ -162,24 +145,24 @@ def test_equal_passages_keep_their_order_and_the_order_of_words_does_not_matter(
     assert index.search("y x", 4) == index.search("x y y", 4) == [0, 1, 2, 3]
 
 
-@pytest.mark.parametrize("damage", [None, b"", b"PK\x03\x04 nonsense", "other"])
+@pytest.mark.parametrize("damage", [None, b"", b"{}"])
 def test_a_large_index_is_read_from_its_cache_by_content(tmp_path, monkeypatch, damage):
     monkeypatch.setattr(bm25, "CACHED_FROM", 10)
     passages = corpus(1, 50)
     built = open_index(passages, "digest", cache=tmp_path)
-    (file,) = tmp_path.iterdir()
-    if isinstance(damage, bytes):
-        file.write_bytes(damage)
-    elif damage == "other":
-        with file.open("wb") as stream:
-            np.savez(stream, words=np.zeros(1, dtype=np.uint8))
+    (folder,) = tmp_path.iterdir()
+    files = sorted(folder.iterdir())
     builds = []
     build = Index.build
     monkeypatch.setattr(Index, "build", lambda passages: builds.append(1) or build(passages))
-    again = open_index(passages, "digest", cache=tmp_path)
-    assert len(builds) == (damage is not None) and list(tmp_path.iterdir()) == [file]
-    for query in ("a", "b c", "h a x"):
-        assert again.search(query, 9) == built.search(query, 9)
+    for file in files:
+        if damage is not None:
+            file.write_bytes(damage)
+        again = open_index(passages, "digest", cache=tmp_path)
+        assert list(tmp_path.iterdir()) == [folder] and sorted(folder.iterdir()) == files
+        for query in ("a", "b c", "h a x"):
+            assert again.search(query, 9) == built.search(query, 9)
+    assert len(builds) == (0 if damage is None else len(files))
     open_index(passages, "other digest", cache=tmp_path)
     assert len(list(tmp_path.iterdir())) == 2
 

@@ -10,28 +10,27 @@ from __future__ import annotations
 
 import hashlib
 import logging
-import math
 import os
 import re
+import shutil
 import tempfile
 import unicodedata
-import zipfile
-from array import array
-from collections import Counter
 from collections.abc import Iterable, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 
+import bm25s
 import numpy as np
 
 from recipe.dag.tools.passages import Passage
 
 logger = logging.getLogger(__name__)
+logging.getLogger(bm25s.__name__).setLevel(logging.WARNING)  # importing it sets DEBUG
 
 K1, B = 1.2, 0.75
 VERSION = 1
-"""Of words and files: a new one makes older caches unused."""
+"""Of words: a new one makes older caches unused."""
 CACHED_FROM = 2000
 """Passages from which an index is worth a file: fewer are indexed in a fraction of a second."""
 _CJK = "\u3040-\u30ff\u3400-\u9fff\uac00-\ud7af"
@@ -44,58 +43,31 @@ def words(text: str) -> list[str]:
     return _WORD.findall(unicodedata.normalize("NFKC", text).casefold())
 
 
-@dataclass(slots=True)
+@dataclass(frozen=True, slots=True)
 class Index:
-    """Postings of each word, one word after the other: `docs` and `counts`, from `starts[k]` to `starts[k + 1]`."""
+    """Ranks passages by Lucene's variant of BM25."""
 
-    vocabulary: dict[str, int]
-    starts: np.ndarray
-    docs: np.ndarray
-    counts: np.ndarray
-    lengths: np.ndarray
-    """Words per passage."""
-    norms: np.ndarray = field(init=False)
-
-    def __post_init__(self) -> None:
-        mean = self.lengths.mean() if len(self.lengths) else 1.0
-        self.norms = K1 * (1.0 - B + B * self.lengths / max(mean, 1.0))
+    ranker: bm25s.BM25
 
     @classmethod
     def build(cls, passages: Iterable[Passage]) -> Index:
         """Return the index of `passages`; titles count as text."""
-        vocabulary: dict[str, int] = {}
-        terms, docs, counts, lengths = array("q"), array("q"), array("q"), array("q")
-        for number, passage in enumerate(passages):
-            tally = Counter(words(f"{passage.title}\n{passage.text}"))
-            lengths.append(tally.total())
-            for word, count in tally.items():
-                terms.append(vocabulary.setdefault(word, len(vocabulary)))
-                docs.append(number)
-                counts.append(count)
-        by_term = np.asarray(terms, dtype=np.int64)
-        order = np.argsort(by_term, kind="stable")
-        sizes = np.bincount(by_term, minlength=len(vocabulary))
-        return cls(
-            vocabulary,
-            np.concatenate([[0], np.cumsum(sizes)]).astype(np.int64),
-            np.asarray(docs, dtype=np.int32)[order],
-            np.asarray(counts, dtype=np.int32)[order],
-            np.asarray(lengths, dtype=np.int32),
-        )
+        vocabulary = {"": 0}
+        ids = [
+            [vocabulary.setdefault(word, len(vocabulary)) for word in words(f"{passage.title}\n{passage.text}")]
+            for passage in passages
+        ]
+        ranker = bm25s.BM25(k1=K1, b=B, dtype="float64")
+        # without any word, a passage of the empty one: bm25s would divide by the mean length
+        ranker.index((ids if len(vocabulary) > 1 else [[0]], vocabulary), show_progress=False)
+        return cls(ranker)
 
     def search(self, query: str, top_k: int) -> list[int]:
         """Return the numbers of the best passages that share a word with the query, best first."""
-        scores = np.zeros(len(self.lengths))
-        for word in sorted(set(words(query))):  # sorted: the sum must not depend on the order of the query
-            term = self.vocabulary.get(word)
-            if term is None:
-                continue
-            part = slice(self.starts[term], self.starts[term + 1])
-            docs, counts = self.docs[part], self.counts[part]
-            idf = math.log(1.0 + (len(self.lengths) - len(docs) + 0.5) / (len(docs) + 0.5))
-            scores[docs] += idf * counts * (K1 + 1.0) / (counts + self.norms[docs])
+        known = self.ranker.get_tokens_ids(sorted(set(words(query))))  # sorted: the sum depends on the order
+        scores = self.ranker.get_scores_from_ids(known)
         hits = np.flatnonzero(scores)
-        order = np.argsort(-scores[hits], kind="stable")
+        order = np.argsort(-scores[hits], kind="stable")  # `retrieve` does not keep the order of equal scores
         return [int(number) for number in hits[order][:top_k]]
 
 
@@ -104,17 +76,18 @@ def open_index(passages: Sequence[Passage], digest: str, *, cache: Path | None =
     folder other than the user's."""
     if len(passages) < CACHED_FROM:
         return Index.build(passages)
-    name = hashlib.sha256(f"{VERSION} {unicodedata.unidata_version} {digest}".encode()).hexdigest()[:32]
-    file = (cache or cache_folder()) / f"{name}.npz"
-    with suppress(OSError, ValueError, KeyError, EOFError, zipfile.BadZipFile):
-        index = _load(file)
-        if len(index.lengths) == len(passages):
-            return index
+    versions = f"{VERSION} {bm25s.__version__} {unicodedata.unidata_version}"
+    folder = (cache or cache_folder()) / hashlib.sha256(f"{versions} {digest}".encode()).hexdigest()[:32]
+    with suppress(OSError, ValueError, KeyError, TypeError, EOFError):
+        ranker = bm25s.BM25.load(folder)
+        sizes = ranker.scores["num_docs"], len(ranker.scores["indptr"])
+        if sizes == (len(passages), len(ranker.vocab_dict) + 1):
+            return Index(ranker)
     index = Index.build(passages)
     try:
-        _save(index, file)
+        _save(index, folder)
     except OSError as error:
-        logger.info("the search index is not cached in %s: %s", file.parent, error)
+        logger.info("the search index is not cached in %s: %s", folder.parent, error)
     return index
 
 
@@ -124,32 +97,13 @@ def cache_folder() -> Path:
     return (Path(home) if home else Path.home() / ".cache") / "verl-dag" / "search"
 
 
-def _load(file: Path) -> Index:
-    with np.load(file, allow_pickle=False) as data:
-        vocabulary = data["words"].tobytes().decode().split("\n")
-        arrays = (data[name] for name in ("starts", "docs", "counts", "lengths"))
-        return Index({word: number for number, word in enumerate(vocabulary)}, *arrays)
-
-
-def _save(index: Index, file: Path) -> None:
-    """Write the file at once, so that a process that starts meanwhile reads all of it or none."""
-    file.parent.mkdir(parents=True, exist_ok=True)
-    listed = np.frombuffer("\n".join(index.vocabulary).encode(), dtype=np.uint8)
-    handle, partial = tempfile.mkstemp(dir=file.parent, prefix=".partial_")
-    try:
-        with os.fdopen(handle, "wb") as stream:
-            np.savez(
-                stream,
-                words=listed,
-                starts=index.starts,
-                docs=index.docs,
-                counts=index.counts,
-                lengths=index.lengths,
-            )
-        os.replace(partial, file)
-    except BaseException:
-        Path(partial).unlink(missing_ok=True)
-        raise
+def _save(index: Index, folder: Path) -> None:
+    """Write the folder at once, so that a process that starts meanwhile reads all of it or none."""
+    folder.parent.mkdir(parents=True, exist_ok=True)
+    with tempfile.TemporaryDirectory(dir=folder.parent, prefix=".partial_", ignore_cleanup_errors=True) as partial:
+        index.ranker.save(partial, show_progress=False)
+        shutil.rmtree(folder, ignore_errors=True)
+        os.replace(partial, folder)
 
 
 def snippet(text: str, query: str, limit: int) -> str:
