@@ -4,10 +4,7 @@ Invariant: a request has one answer, whether the server sends it as JSON or as a
 server no longer knows is opened again, once per request. Nothing else of the protocol is offered to the server: of its
 own requests only `ping` is answered, and its notifications are ignored.
 
-Source: https://modelcontextprotocol.io/specification/2025-11-25, transports and lifecycle. The package `mcp` (2.3) is
-not used: a lost connection reaches its caller as a cancellation (its issue 3560), closes the session for all later
-calls (3522), and a session that a restarted server has forgotten is not opened again (3556); a run must tell these
-apart and survive them.
+Source: https://modelcontextprotocol.io/specification/2025-11-25, transports and lifecycle.
 """
 
 from __future__ import annotations
