@@ -27,8 +27,8 @@ import aiohttp
 from soak_sandbox import connect
 
 from recipe.dag.core.errors import UserError
-from recipe.dag.sandbox import engines
-from recipe.dag.sandbox.launch import LocalSandbox
+from recipe.sandbox import engines
+from recipe.sandbox.launch import LocalSandbox
 
 MEGABYTE = 1 << 20
 KEPT_BYTES = MEGABYTE

@@ -29,7 +29,7 @@ import aiohttp
 from soak_sandbox import Soak, conclude, connect, control_groups, count_files, disturb, tree
 
 from recipe.dag.core.errors import UserError
-from recipe.dag.sandbox import descent
+from recipe.sandbox import descent
 
 PATIENCE_S = 15.0
 """How long what belongs to a killed server may take to end: its reaper waits for the jobs, then removes the files."""
@@ -40,7 +40,7 @@ PR_SET_CHILD_SUBREAPER = 36
 RUN = """
 import asyncio, sys
 from recipe.dag.core.errors import UserError
-from recipe.dag.sandbox.launch import LocalSandbox
+from recipe.sandbox.launch import LocalSandbox
 local = LocalSandbox(isolation=sys.argv[1])
 try:
     asyncio.run(local.start())
@@ -159,7 +159,7 @@ async def kill_one(
         answers["processes"] += len(tree(process.pid))
         answers["files"] += count_files(folder)
         for child in descent.children(process.pid) if server_first else ():
-            if b"recipe.dag.sandbox.embedded" in Path(f"/proc/{child}/cmdline").read_bytes():
+            if b"recipe.sandbox.embedded" in Path(f"/proc/{child}/cmdline").read_bytes():
                 os.kill(child, signal.SIGKILL)
         process.kill()
         process.wait()

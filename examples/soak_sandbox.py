@@ -31,9 +31,9 @@ import aiohttp
 
 from recipe.dag.core.errors import UserError
 from recipe.dag.core.http import http_root, open_http
-from recipe.dag.sandbox import descent, engines
-from recipe.dag.sandbox.launch import LocalSandbox
 from recipe.dag.tools.sandbox_transport import split
+from recipe.sandbox import descent, engines
+from recipe.sandbox.launch import LocalSandbox
 
 Check = Callable[[dict[str, Any]], bool]
 """Returns whether an answer is right."""

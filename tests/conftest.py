@@ -27,7 +27,7 @@ from recipe.dag.workflow.agent_schema import Critic
 from tests.zygote import Zygote
 
 if TYPE_CHECKING:
-    from recipe.dag.sandbox.launch import LocalSandbox
+    from recipe.sandbox.launch import LocalSandbox
 
 pytest_plugins = ["tests.costs"]
 
@@ -190,8 +190,8 @@ def gpu_script(tmp_path, zygote) -> GpuScript:
 @pytest.fixture(scope="session")
 def missing_for_full_isolation() -> str:
     """Why the sandbox cannot isolate fully on this machine; "" where it can."""
-    from recipe.dag.sandbox import engines
-    from recipe.dag.sandbox.outcome import Unavailable
+    from recipe.sandbox import engines
+    from recipe.sandbox.outcome import Unavailable
 
     async def attempt(root: str) -> None:
         engine = await engines.start("full", False, root=Path(root))
@@ -223,7 +223,7 @@ def sandbox_level(missing_for_full_isolation) -> dict:
 @pytest.fixture(scope="session")
 def local(sandbox_level) -> Iterator[LocalSandbox]:
     """One server for all tests that do not change it."""
-    from recipe.dag.sandbox.launch import LocalSandbox
+    from recipe.sandbox.launch import LocalSandbox
 
     sandbox = LocalSandbox(max_concurrent=8, **sandbox_level)
     asyncio.run(sandbox.start())

@@ -14,7 +14,7 @@ ENGINE = ROOT / "recipe" / "dag"
 LAYERS = (
     {"core"},
     {"types"},
-    {"credit", "sandbox"},
+    {"credit"},
     {"algorithms", "tools"},
     {"workflow"},
     {"compat"},

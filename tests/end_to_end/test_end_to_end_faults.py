@@ -14,7 +14,7 @@ import httpx
 import pytest
 from aiohttp import web
 
-from recipe.dag.sandbox.launch import LocalSandbox
+from recipe.sandbox.launch import LocalSandbox
 from tests.end_to_end.runs import ROOT, driver_of, episodes_of, finish, log_of, rewards_of, start, steps
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
@@ -199,7 +199,7 @@ def sandbox_of(parent: int) -> int | None:
     for folder in Path("/proc").glob("[0-9]*"):
         try:
             its = int((folder / "stat").read_text().rpartition(")")[2].split()[1])
-            if its == parent and b"recipe.dag.sandbox.embedded" in (folder / "cmdline").read_bytes():
+            if its == parent and b"recipe.sandbox.embedded" in (folder / "cmdline").read_bytes():
                 return int(folder.name)
         except OSError:
             continue

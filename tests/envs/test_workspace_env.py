@@ -14,9 +14,9 @@ from typing import Any
 import pytest
 
 from recipe.dag.core.errors import SandboxFault, UserError
-from recipe.dag.sandbox.launch import LocalSandbox
 from recipe.dag.tools.sandbox_client import SandboxClient
 from recipe.dag.tools.sandbox_transport import Request
+from recipe.sandbox.launch import LocalSandbox
 from verl_dag.envs.workspace_env import Workspace, fetched_files
 
 CONTRACT = {

@@ -22,10 +22,10 @@ from recipe.dag.episode.client import PolicyEndpoint
 from recipe.dag.episode.make_tools import make_tools
 from recipe.dag.episode.runner import EpisodeRunner
 from recipe.dag.loading.workflow_file import load_workflow
-from recipe.dag.sandbox.launch import LocalSandbox
 from recipe.dag.tools.sandbox_client import SandboxClient
 from recipe.dag.tools.sandbox_transport import Request
 from recipe.dag.types.record import Episode
+from recipe.sandbox.launch import LocalSandbox
 from tests.sandbox.processes import alive, until
 from tests.test_shipped import ROOT
 
@@ -327,7 +327,7 @@ def test_an_episode_that_is_cancelled_or_fails_leaves_no_session(local, flow, sc
 RUN = """
 import asyncio, sys
 from verl_dag.envs.workspace_env import Workspace
-from recipe.dag.sandbox.launch import LocalSandbox
+from recipe.sandbox.launch import LocalSandbox
 from recipe.dag.tools.sandbox_client import SandboxClient
 
 

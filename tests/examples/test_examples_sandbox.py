@@ -13,7 +13,7 @@ from types import ModuleType
 
 import pytest
 
-from recipe.dag.sandbox.launch import LocalSandbox
+from recipe.sandbox.launch import LocalSandbox
 
 EXAMPLES = Path(__file__).parents[2] / "examples"
 

@@ -14,7 +14,6 @@ from recipe.dag.episode.runner import EpisodeRunner
 from recipe.dag.episode.tool_loop import requests_in
 from recipe.dag.episode.transcript import TranscriptEncoder, plain_messages, plain_tools
 from recipe.dag.loading.workflow_file import load_workflow
-from recipe.dag.sandbox.launch import LocalSandbox
 from recipe.dag.tools.code_interpreter import CodeInterpreter
 from recipe.dag.tools.sandbox_client import SandboxClient
 from recipe.dag.types.record import Generation
@@ -22,6 +21,7 @@ from recipe.dag.types.tool import Tool
 from recipe.retool import teacher as module
 from recipe.retool.agent import answer_in
 from recipe.retool.teacher import BROKEN_CODE, NO_TOOL, SLIP, TOOL, TOOL_RATE, WORKFLOW, Teacher, main
+from recipe.sandbox.launch import LocalSandbox
 from recipe.tiny.build import encode
 from recipe.tiny.careless import MISREADINGS, RIGHT_READING, right_formula
 from recipe.tiny.tokenizer import build_tokenizer

@@ -11,7 +11,7 @@ from typing import Any
 import httpx
 import pytest
 
-from recipe.dag.sandbox.launch import LocalSandbox
+from recipe.sandbox.launch import LocalSandbox
 
 
 def over_socket(path: str) -> httpx.Client:

@@ -4,7 +4,7 @@ import asyncio
 
 import pytest
 
-from recipe.dag.sandbox.access import Access
+from recipe.sandbox.access import Access
 
 
 def test_readers_together_writers_alone_in_the_order_of_asking():

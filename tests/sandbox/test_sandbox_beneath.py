@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from recipe.dag.sandbox import beneath, removal
+from recipe.sandbox import beneath, removal
 
 
 @pytest.fixture(params=[True, False], ids=["openat2", "fallback"])

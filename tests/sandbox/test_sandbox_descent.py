@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import subprocess
 
-from recipe.dag.sandbox import descent
+from recipe.sandbox import descent
 
 
 def test_children_are_listed_with_and_without_the_kernels_list(monkeypatch):

@@ -8,7 +8,7 @@ from contextlib import suppress
 
 import pytest
 
-from recipe.dag.sandbox.fair_queue import FairQueue, Overloaded
+from recipe.sandbox.fair_queue import FairQueue, Overloaded
 
 
 async def settle() -> None:

@@ -8,8 +8,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from recipe.dag.sandbox.file_pattern import matches
-from recipe.dag.sandbox.jail import files
+from recipe.sandbox.file_pattern import matches
+from recipe.sandbox.jail import files
 
 
 @pytest.mark.parametrize(

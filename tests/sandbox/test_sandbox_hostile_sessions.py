@@ -13,8 +13,8 @@ from contextlib import suppress
 
 import pytest
 
-from recipe.dag.sandbox import descent
-from recipe.dag.sandbox.launch import LocalSandbox
+from recipe.sandbox import descent
+from recipe.sandbox.launch import LocalSandbox
 from tests.sandbox.processes import alive, until
 
 ORDINARY = ["unshare", "--user", "--map-user=12345", "--map-group=12345"]

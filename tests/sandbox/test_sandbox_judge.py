@@ -8,8 +8,8 @@ import time
 
 import pytest
 
-from recipe.dag.sandbox import judge, wire
-from recipe.dag.sandbox.fair_queue import Overloaded
+from recipe.sandbox import judge, wire
+from recipe.sandbox.fair_queue import Overloaded
 
 
 @pytest.mark.parametrize(

@@ -7,7 +7,7 @@ import sys
 
 import pytest
 
-from recipe.dag.sandbox.launch import LocalSandbox
+from recipe.sandbox.launch import LocalSandbox
 from tests.sandbox.jail.elsewhere import REPOSITORY, python_for_landlock
 
 

@@ -15,8 +15,8 @@ import httpx
 import pytest
 
 from recipe.dag.core.errors import SandboxFault, UserError
-from recipe.dag.sandbox import launch
-from recipe.dag.sandbox.launch import LocalSandbox
+from recipe.sandbox import launch
+from recipe.sandbox.launch import LocalSandbox
 from tests.sandbox.processes import alive, sleepers, until
 
 SECONDS = str(700_000 + os.getpid())
@@ -114,7 +114,7 @@ def test_a_server_that_hangs_is_replaced(options, caller, monkeypatch):
 )
 def test_server_ends_with_its_parent(options, env, end):
     code = (
-        "import asyncio, os\nfrom recipe.dag.sandbox.launch import LocalSandbox\n"
+        "import asyncio, os\nfrom recipe.sandbox.launch import LocalSandbox\n"
         f"s = LocalSandbox(**{options})\nasyncio.run(s.start())\nprint(s.pid, s.root, s.socket, flush=True)\n{end}"
     )
     parent = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, env=env, check=False)
@@ -198,6 +198,6 @@ def test_a_sandbox_that_cannot_start_gives_the_reason(monkeypatch):
 
 def test_server_imports_nothing_heavy(env):
     heavy = "{'torch', 'pandas', 'numpy', 'ray', 'verl', 'sglang', 'transformers', 'fastapi'}"
-    code = f"import sys, recipe.dag.sandbox.embedded; print({heavy} & set(sys.modules))"
+    code = f"import sys, recipe.sandbox.embedded; print({heavy} & set(sys.modules))"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, env=env, check=False)
     assert done.stdout == "set()\n"

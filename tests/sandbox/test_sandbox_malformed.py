@@ -12,7 +12,7 @@ from contextlib import suppress
 import httpx
 import pytest
 
-from recipe.dag.sandbox import body
+from recipe.sandbox import body
 
 GOOD = {"code": "print('alive')", "language": "python"}
 
@@ -65,7 +65,7 @@ def test_422_is_fastapis_own(call):
     from fastapi import FastAPI
     from fastapi.testclient import TestClient
 
-    from recipe.dag.sandbox.wire import RunCodeRequest
+    from recipe.sandbox.wire import RunCodeRequest
 
     app = FastAPI()
 
@@ -234,7 +234,7 @@ def test_slow_bodies_are_408():
 
     from aiohttp import web
 
-    from recipe.dag.sandbox.guard import middlewares
+    from recipe.sandbox.guard import middlewares
 
     async def handler(request: web.Request) -> web.Response:
         return web.json_response(await body.read_json(request))
@@ -285,7 +285,7 @@ def test_other_routes_check_equally_strictly(call, path):
 
 
 def test_hosts_other_than_this_are_refused_without_a_token():
-    from recipe.dag.sandbox.guard import is_loopback
+    from recipe.sandbox.guard import is_loopback
 
     assert all(map(is_loopback, ["localhost", "LOCALHOST", "127.0.0.1", "127.8.8.8", "::1"]))
     assert not any(map(is_loopback, ["", "evil.example", "10.0.0.1", "0.0.0.0", "localhost.evil.example"]))

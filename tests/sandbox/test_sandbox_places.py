@@ -5,8 +5,8 @@ from __future__ import annotations
 import asyncio
 import os
 
-from recipe.dag.sandbox.beneath import DEEPEST
-from recipe.dag.sandbox.places import Folders, most_entries
+from recipe.sandbox.beneath import DEEPEST
+from recipe.sandbox.places import Folders, most_entries
 
 QUOTA = 1 << 20
 

@@ -13,10 +13,10 @@ import pytest
 from typer.testing import CliRunner
 
 from recipe.dag.app import cli
-from recipe.dag.sandbox import body, wire
-from recipe.dag.sandbox.fair_queue import default_slots
+from recipe.sandbox import body, wire
+from recipe.sandbox.fair_queue import default_slots
 
-README = (Path(__file__).parents[2] / "recipe/dag/sandbox/README.md").read_text()
+README = (Path(__file__).parents[2] / "recipe/sandbox/README.md").read_text()
 
 
 @pytest.mark.skipif(shutil.which("curl") is None, reason="curl is not installed")

@@ -11,8 +11,8 @@ from pathlib import Path
 
 import pytest
 
-from recipe.dag.sandbox import beneath, removal
-from recipe.dag.sandbox.launch import LocalSandbox
+from recipe.sandbox import beneath, removal
+from recipe.sandbox.launch import LocalSandbox
 
 REAPER = Path(removal.__file__).with_name("reaper.py")
 RLIMITS = {"isolation": "rlimits", "accept_unsandboxed": True}
@@ -125,7 +125,7 @@ def test_the_content_of_a_mount_is_not_deleted(tmp_path):
             pytest.skip("this user may not mount here")
     except FileNotFoundError:
         pytest.skip("unshare is not installed")
-    code = "import sys; from recipe.dag.sandbox import removal; removal.remove(sys.argv[1])"
+    code = "import sys; from recipe.sandbox import removal; removal.remove(sys.argv[1])"
     subprocess.run([*forked, sys.executable, "-c", code, str(tmp_path / "root")], check=True)
     assert (tmp_path / "home" / "file").read_text() == "kept"
     assert not (tmp_path / "root" / "file").exists()

@@ -22,7 +22,7 @@ import aiohttp
 import httpx
 import pytest
 
-from recipe.dag.sandbox import serve as serving
+from recipe.sandbox import serve as serving
 from tests.sandbox.processes import sleepers, until
 
 SECONDS = str(800_000 + os.getpid())
@@ -179,7 +179,7 @@ def test_where_namespaces_are_forbidden_it_ends_with_one_line(without_namespaces
     assert "max_user_namespaces" in done.stderr and "--isolation=rlimits --allow-unsandboxed" in done.stderr
     code = (
         "import asyncio\nfrom recipe.dag.core.errors import UserError\n"
-        "from recipe.dag.sandbox.launch import LocalSandbox\n"
+        "from recipe.sandbox.launch import LocalSandbox\n"
         "try: asyncio.run(LocalSandbox().start())\nexcept UserError as error: print(error)"
     )
     command = [*without_namespaces, sys.executable, "-c", code]

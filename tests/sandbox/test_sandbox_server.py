@@ -9,8 +9,8 @@ import time
 
 import pytest
 
-from recipe.dag.sandbox import toolchain
-from recipe.dag.sandbox.outcome import SandboxError
+from recipe.sandbox import toolchain
+from recipe.sandbox.outcome import SandboxError
 
 
 def encoded(text: str) -> str:

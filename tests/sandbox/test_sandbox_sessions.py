@@ -9,13 +9,13 @@ import time
 
 import pytest
 
-from recipe.dag.sandbox import jobs, session_routes, wire
-from recipe.dag.sandbox import sessions as sessions_module
-from recipe.dag.sandbox.fair_queue import FairQueue, Overloaded
-from recipe.dag.sandbox.job import Job
-from recipe.dag.sandbox.outcome import Execution, Outcome
-from recipe.dag.sandbox.places import Folders
-from recipe.dag.sandbox.sessions import NoSession, Sessions
+from recipe.sandbox import jobs, session_routes, wire
+from recipe.sandbox import sessions as sessions_module
+from recipe.sandbox.fair_queue import FairQueue, Overloaded
+from recipe.sandbox.job import Job
+from recipe.sandbox.outcome import Execution, Outcome
+from recipe.sandbox.places import Folders
+from recipe.sandbox.sessions import NoSession, Sessions
 
 
 @pytest.fixture

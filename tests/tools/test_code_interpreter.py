@@ -7,11 +7,11 @@ import asyncio
 import pytest
 
 from recipe.dag.core.errors import SandboxFault
-from recipe.dag.sandbox.launch import LocalSandbox
 from recipe.dag.tools.code_interpreter import CodeInterpreter, clip, echo_last, source_of
 from recipe.dag.tools.sandbox_client import SandboxClient
 from recipe.dag.types.record import ToolResult
 from recipe.dag.types.tool import Tool
+from recipe.sandbox.launch import LocalSandbox
 
 
 def execute(local: LocalSandbox, arguments: dict, **options) -> ToolResult:

@@ -14,9 +14,9 @@ import pytest
 from aiohttp import web
 
 from recipe.dag.core.errors import SandboxFault, UserError
-from recipe.dag.sandbox.launch import LocalSandbox
 from recipe.dag.tools.sandbox_client import RunResult, SandboxClient, check_sandbox
 from recipe.dag.tools.sandbox_transport import split
+from recipe.sandbox.launch import LocalSandbox
 from tests.tools.sandbox_stub import Handler, always, finished, serving, with_stub
 
 

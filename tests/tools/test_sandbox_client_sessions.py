@@ -13,9 +13,9 @@ import pytest
 from aiohttp import web
 
 from recipe.dag.core.errors import SandboxFault, UserError
-from recipe.dag.sandbox.launch import LocalSandbox
 from recipe.dag.tools.sandbox_client import FileRefused, SandboxClient, SessionFull
 from recipe.dag.tools.sandbox_transport import Request
+from recipe.sandbox.launch import LocalSandbox
 from tests.tools.sandbox_stub import always, finished, with_stub
 
 

@@ -178,8 +178,8 @@ def check_plugin() -> str:
 
 
 def check_sandbox() -> str:
-    from recipe.dag.sandbox import selftest
     from recipe.dag.tools.sandbox_client import SandboxClient
+    from recipe.sandbox import selftest
 
     report = asyncio.run(selftest.run(lambda url, token: SandboxClient(url, token=token, retries=0)))
     if report.problems:

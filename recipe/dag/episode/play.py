@@ -19,7 +19,6 @@ from recipe.dag.episode.rehearsal import MAX_TOKENS, CharacterTokenizer, strict,
 from recipe.dag.episode.remote.connect import Remotes
 from recipe.dag.episode.runner import EpisodeRunner
 from recipe.dag.episode.tasks import invoke
-from recipe.dag.sandbox.launch import LocalSandbox
 from recipe.dag.tools.builtin import BUILTIN
 from recipe.dag.tools.sandbox_client import SandboxClient
 from recipe.dag.types.model import Api
@@ -27,6 +26,7 @@ from recipe.dag.types.record import Episode, Generation
 from recipe.dag.types.tool import close_tool
 from recipe.dag.workflow.agent_schema import Policy
 from recipe.dag.workflow.schema import Workflow
+from recipe.sandbox.launch import LocalSandbox
 
 
 class FunctionClient:

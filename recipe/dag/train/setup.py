@@ -26,8 +26,6 @@ from recipe.dag.episode.runner import EpisodeRunner
 from recipe.dag.episode.tool_limits import most_processes
 from recipe.dag.report.api_usage import NAME, Totals, write_api_usage
 from recipe.dag.report.phases import announce
-from recipe.dag.sandbox.fair_queue import default_slots
-from recipe.dag.sandbox.launch import LocalSandbox
 from recipe.dag.settings.pools import plan_pools
 from recipe.dag.tools.builtin import BUILTIN
 from recipe.dag.tools.sandbox_client import SandboxClient, check_sandbox
@@ -35,6 +33,8 @@ from recipe.dag.train.alternation import actor_updates
 from recipe.dag.train.tool_columns import check_columns
 from recipe.dag.types.tool import Tool, close_tool, tool_name
 from recipe.dag.workflow.schema import Workflow
+from recipe.sandbox.fair_queue import default_slots
+from recipe.sandbox.launch import LocalSandbox
 
 if TYPE_CHECKING:
     from recipe.dag.policy.policy import PolicyRuntime

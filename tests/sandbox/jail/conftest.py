@@ -11,10 +11,10 @@ from pathlib import Path
 
 import pytest
 
-from recipe.dag.sandbox import descent, engines
-from recipe.dag.sandbox.job import Job
-from recipe.dag.sandbox.outcome import Execution, Unavailable
-from recipe.dag.sandbox.places import Place
+from recipe.sandbox import descent, engines
+from recipe.sandbox.job import Job
+from recipe.sandbox.outcome import Execution, Unavailable
+from recipe.sandbox.places import Place
 
 PATIENCE_S = 15.0
 

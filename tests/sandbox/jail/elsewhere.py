@@ -40,7 +40,7 @@ def forbid_namespaces() -> None:
 
 def python_for_all() -> str | None:
     """Return an interpreter that every user can run, of this version; None without one."""
-    code = f"import sys, recipe.dag.sandbox.engines; sys.exit(sys.version_info[:2] != {sys.version_info[:2]})"
+    code = f"import sys, recipe.sandbox.engines; sys.exit(sys.version_info[:2] != {sys.version_info[:2]})"
     nobody = NOBODY if os.geteuid() == 0 else {}
     for python in (sys.executable, "/usr/bin/python3"):
         try:
@@ -56,7 +56,7 @@ def python_for_landlock() -> str:
     """Return that interpreter where Landlock can be tested; skip the test elsewhere."""
     import pytest
 
-    from recipe.dag.sandbox.jail import landlock
+    from recipe.sandbox.jail import landlock
 
     python = python_for_all()
     if os.geteuid() != 0 or not landlock.version() or python is None:
@@ -109,10 +109,10 @@ class _Attributes(dict):
 
 
 async def main(root: str, isolation: str) -> None:
-    from recipe.dag.sandbox import engines
-    from recipe.dag.sandbox.job import Job
-    from recipe.dag.sandbox.limits import Limits
-    from recipe.dag.sandbox.outcome import SandboxError, Unavailable
+    from recipe.sandbox import engines
+    from recipe.sandbox.job import Job
+    from recipe.sandbox.limits import Limits
+    from recipe.sandbox.outcome import SandboxError, Unavailable
 
     try:
         engine = await engines.start(isolation, True, root=Path(root))

@@ -9,10 +9,10 @@ import socket
 
 import pytest
 
-from recipe.dag.sandbox import engines
-from recipe.dag.sandbox.jail import exposure
-from recipe.dag.sandbox.jail.exposure import SESSION
-from recipe.dag.sandbox.job import Job
+from recipe.sandbox import engines
+from recipe.sandbox.jail import exposure
+from recipe.sandbox.jail.exposure import SESSION
+from recipe.sandbox.job import Job
 
 TRIES = """
 import errno, os, sys

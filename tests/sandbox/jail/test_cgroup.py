@@ -13,9 +13,9 @@ from pathlib import Path
 
 import pytest
 
-from recipe.dag.sandbox.jail import cgroup
-from recipe.dag.sandbox.launch import LocalSandbox
-from recipe.dag.sandbox.limits import Limits
+from recipe.sandbox.jail import cgroup
+from recipe.sandbox.launch import LocalSandbox
+from recipe.sandbox.limits import Limits
 from tests.sandbox.processes import until
 
 SMALL = Limits(memory_mb=128)
@@ -151,7 +151,7 @@ def test_groups_of_a_killed_server_are_removed(killed):
         os.kill(local.pid, signal.SIGKILL)
         if killed == "both":
             assert until(lambda: subprocess.run(["true"]).returncode == 0)
-            command = "from recipe.dag.sandbox.jail import cgroup; cgroup.granted().close()"
+            command = "from recipe.sandbox.jail import cgroup; cgroup.granted().close()"
             subprocess.run([sys.executable, "-c", command], check=True, cwd=Path(__file__).parents[3])
         assert until(lambda: not ours() & own)
     finally:

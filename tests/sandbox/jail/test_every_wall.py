@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from recipe.dag.sandbox.jail import program
+from recipe.sandbox.jail import program
 from tests.sandbox.jail.elsewhere import NOBODY, Elsewhere, python_for_landlock
 
 PRELUDE = """

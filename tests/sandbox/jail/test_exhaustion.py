@@ -9,16 +9,16 @@ import resource
 
 import pytest
 
-from recipe.dag.sandbox import descent
-from recipe.dag.sandbox.job import Job
+from recipe.sandbox import descent
+from recipe.sandbox.job import Job
 from tests.sandbox.jail.test_lifecycle import open_folder, serve_as_nobody  # noqa: F401 - fixtures
 
 WITHOUT_DESCRIPTORS = """
 import asyncio, json, os, resource, sys
 from pathlib import Path
-from recipe.dag.sandbox import engines
-from recipe.dag.sandbox.job import Job
-from recipe.dag.sandbox.outcome import SandboxError
+from recipe.sandbox import engines
+from recipe.sandbox.job import Job
+from recipe.sandbox.outcome import SandboxError
 async def answer(engine):
     try:
         return (await engine.execute(Job("print(2)"))).run.stdout

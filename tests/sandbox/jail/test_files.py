@@ -8,10 +8,10 @@ import os
 
 import pytest
 
-from recipe.dag.sandbox.jail import rootfs
-from recipe.dag.sandbox.jail.exposure import SESSION
-from recipe.dag.sandbox.job import Job
-from recipe.dag.sandbox.outcome import SandboxError
+from recipe.sandbox.jail import rootfs
+from recipe.sandbox.jail.exposure import SESSION
+from recipe.sandbox.job import Job
+from recipe.sandbox.outcome import SandboxError
 
 
 def encoded(text: str) -> str:

@@ -9,7 +9,7 @@ import signal
 
 import pytest
 
-from recipe.dag.sandbox.jail import program
+from recipe.sandbox.jail import program
 from tests.sandbox.jail.test_attacks import CALL, TRIES, answers
 from tests.sandbox.jail.test_lifecycle import open_folder, serve_as_nobody  # noqa: F401 - fixtures
 
@@ -43,8 +43,8 @@ def test_stdin_never_waits_for_a_small_pipe(box, small_pipes, size):
 WITHOUT_PIPES = """
 import asyncio, json, sys
 from pathlib import Path
-from recipe.dag.sandbox import engines
-from recipe.dag.sandbox.job import Job
+from recipe.sandbox import engines
+from recipe.sandbox.job import Job
 HOARD = '''
 import os, time
 for _ in range(15):

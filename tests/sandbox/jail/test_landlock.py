@@ -12,8 +12,8 @@ from pathlib import Path
 
 import pytest
 
-from recipe.dag.sandbox import descent
-from recipe.dag.sandbox.jail import subtree
+from recipe.sandbox import descent
+from recipe.sandbox.jail import subtree
 from tests.sandbox.jail.elsewhere import Elsewhere, python_for_landlock
 from tests.sandbox.processes import until
 

@@ -16,10 +16,10 @@ from pathlib import Path
 
 import pytest
 
-from recipe.dag.sandbox import descent, engines
-from recipe.dag.sandbox.jail.engine import JailEngine
-from recipe.dag.sandbox.job import Job
-from recipe.dag.sandbox.outcome import SandboxError
+from recipe.sandbox import descent, engines
+from recipe.sandbox.jail.engine import JailEngine
+from recipe.sandbox.job import Job
+from recipe.sandbox.outcome import SandboxError
 from tests.sandbox.processes import alive, until
 
 REPOSITORY = Path(__file__).resolve().parents[3]
@@ -191,8 +191,8 @@ def test_closing_ends_everything(tmp_path, box_of):
 SERVER = """
 import asyncio, sys
 from pathlib import Path
-from recipe.dag.sandbox import engines
-from recipe.dag.sandbox.job import Job
+from recipe.sandbox import engines
+from recipe.sandbox.job import Job
 async def main():
     engine = await engines.start("full", False, root=Path(sys.argv[1]))
     task = asyncio.create_task(engine.execute(Job(
@@ -226,9 +226,7 @@ def open_folder():
         try:
             folder.chmod(0o755)
             if subprocess.run(["ls", str(folder)], capture_output=True, **NOBODY).returncode == 0:
-                package = folder / "recipe" / "dag"
-                shutil.copytree(REPOSITORY / "recipe" / "dag" / "sandbox", package / "sandbox")
-                shutil.copy(REPOSITORY / "recipe" / "dag" / "__init__.py", package)
+                shutil.copytree(REPOSITORY / "recipe" / "sandbox", folder / "recipe" / "sandbox")
                 subprocess.run(["chmod", "-R", "a+rX", str(folder)], check=True)
                 yield folder
                 return
@@ -244,7 +242,7 @@ def serve_as_nobody(box_of, request):
         pytest.skip("the tests run unprivileged already")
     box_of("full")
     folder = request.getfixturevalue("open_folder")
-    code = "import sys, recipe.dag.sandbox.engines; sys.exit(sys.version_info < (3, 11))"
+    code = "import sys, recipe.sandbox.engines; sys.exit(sys.version_info < (3, 11))"
     environment = {"PYTHONPATH": str(folder), "PYTHONDONTWRITEBYTECODE": "1", "PATH": os.environ["PATH"]}
     for python in (sys.executable, "/usr/bin/python3"):
         with suppress(OSError):

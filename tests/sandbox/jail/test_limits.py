@@ -6,8 +6,8 @@ import math
 
 import pytest
 
-from recipe.dag.sandbox.limits import Limits
-from recipe.dag.sandbox.outcome import SandboxError
+from recipe.sandbox.limits import Limits
+from recipe.sandbox.outcome import SandboxError
 
 
 def test_timeout_keeps_what_was_printed(box):

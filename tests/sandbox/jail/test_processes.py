@@ -7,7 +7,7 @@ import threading
 
 import pytest
 
-from recipe.dag.sandbox.limits import Limits
+from recipe.sandbox.limits import Limits
 
 
 def test_fork_bomb(box):

@@ -6,7 +6,7 @@ import sys
 
 import pytest
 
-from recipe.dag.sandbox.limits import Limits
+from recipe.sandbox.limits import Limits
 
 PATH = "/tmp/tmp_sandbox/tmp_program.py"
 

@@ -10,10 +10,10 @@ from pathlib import Path
 
 import pytest
 
-from recipe.dag.sandbox import engines
-from recipe.dag.sandbox.jail import exposure, probe, routing, syscalls
-from recipe.dag.sandbox.jail.helper import Helper, NotStarted
-from recipe.dag.sandbox.outcome import Unavailable
+from recipe.sandbox import engines
+from recipe.sandbox.jail import exposure, probe, routing, syscalls
+from recipe.sandbox.jail.helper import Helper, NotStarted
+from recipe.sandbox.outcome import Unavailable
 
 
 @pytest.mark.parametrize(

@@ -11,10 +11,10 @@ import threading
 
 import pytest
 
-from recipe.dag.sandbox import descent, engines
-from recipe.dag.sandbox.jail import engine, watchdog
-from recipe.dag.sandbox.job import Job
-from recipe.dag.sandbox.limits import Limits
+from recipe.sandbox import descent, engines
+from recipe.sandbox.jail import engine, watchdog
+from recipe.sandbox.job import Job
+from recipe.sandbox.limits import Limits
 from tests.sandbox.processes import until
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from recipe.dag.sandbox.jail.routing import COLD, choose
+from recipe.sandbox.jail.routing import COLD, choose
 
 LOADED = {"lean": {"json", "os"}, "sci": {"json", "os", "numpy"}, "data": frozenset()}
 

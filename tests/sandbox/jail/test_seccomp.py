@@ -12,8 +12,8 @@ from pathlib import Path
 
 import pytest
 
-from recipe.dag.sandbox.jail.allowed_calls import MACHINES, allowed
-from recipe.dag.sandbox.jail.seccomp import program
+from recipe.sandbox.jail.allowed_calls import MACHINES, allowed
+from recipe.sandbox.jail.seccomp import program
 
 ARCHITECTURES = {"x86_64": 0xC000003E, "aarch64": 0xC00000B7}
 ALLOW = 0x7FFF0000
@@ -160,8 +160,8 @@ def test_foreign_calling_conventions_are_refused():
 def test_the_kernel_accepts_the_options():
     code = """
 import mmap, multiprocessing, socket
-from recipe.dag.sandbox.jail import syscalls
-from recipe.dag.sandbox.jail.seccomp import Filter
+from recipe.sandbox.jail import syscalls
+from recipe.sandbox.jail.seccomp import Filter
 syscalls.prctl(syscalls.PR_SET_NO_NEW_PRIVS, 1)
 Filter(families=(), shared_memory=False).load()
 for act in (lambda: socket.socket(socket.AF_UNIX), lambda: mmap.mmap(-1, 4096)):

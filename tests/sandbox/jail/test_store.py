@@ -8,9 +8,9 @@ import signal
 
 import pytest
 
-from recipe.dag.sandbox import descent
-from recipe.dag.sandbox.job import Job
-from recipe.dag.sandbox.outcome import SandboxError
+from recipe.sandbox import descent
+from recipe.sandbox.job import Job
+from recipe.sandbox.outcome import SandboxError
 
 
 def store_of(box) -> int:

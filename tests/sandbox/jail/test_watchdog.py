@@ -9,9 +9,9 @@ import time
 
 import pytest
 
-from recipe.dag.sandbox.jail import cgroup, watchdog
-from recipe.dag.sandbox.job import Job
-from recipe.dag.sandbox.limits import Limits
+from recipe.sandbox.jail import cgroup, watchdog
+from recipe.sandbox.job import Job
+from recipe.sandbox.limits import Limits
 from tests.sandbox.jail.conftest import Box
 from tests.sandbox.jail.test_cgroup import KILLED, SMALL, SOCKETS
 

@@ -133,7 +133,7 @@ def serve_sandbox(
     quiet: Annotated[bool, typer.Option("--quiet", help="Log warnings only, not every request.")] = False,
 ) -> None:
     """Serve SandboxFusion's API until SIGTERM or Ctrl-C. The log goes to stderr, one JSON object per line."""
-    from recipe.dag.sandbox import command
+    from recipe.sandbox import command
 
     command.serve(
         token_file,

@@ -1,0 +1,123 @@
+"""Checks that the sandbox works on this machine and withstands attacks.
+
+Invariant: it starts the server that a run would start, with full isolation, and everything that it reports was tried:
+two programs that must succeed, and attacks on the host that must fail.
+"""
+
+from __future__ import annotations
+
+import secrets
+import socket
+import subprocess
+import tempfile
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Protocol
+
+from recipe.sandbox.launch import LocalSandbox
+
+_PROGRAMS = {"print": ("print(1 + 1)", "2"), "numpy": ("import numpy; print(int(numpy.arange(5).sum()))", "10")}
+
+
+class Result(Protocol):
+    """The part of `recipe.dag.tools.sandbox_client.RunResult` that is read here."""
+
+    @property
+    def status(self) -> str: ...
+    @property
+    def stdout(self) -> str: ...
+    @property
+    def stderr(self) -> str: ...
+    @property
+    def seconds(self) -> float: ...
+
+
+class Client(Protocol):
+    """The part of `recipe.dag.tools.sandbox_client.SandboxClient` that is used here."""
+
+    async def run_code(self, code: str, *, timeout_s: float = ...) -> Result: ...
+    async def close(self) -> None: ...
+
+
+@dataclass
+class Report:
+    """`problems` is empty if the programs work and the attacks fail."""
+
+    isolation: str = ""
+    memory: str = ""
+    seconds: float = 0.0
+    problems: list[str] = field(default_factory=list)
+
+    @property
+    def summary(self) -> str:
+        return (
+            f"isolation {self.isolation}, memory by {self.memory}: print(1+1) printed 2 in {self.seconds:.2f} s; "
+            "reading a file of the host, listing its processes and connecting to it failed, as they must"
+        )
+
+
+async def run(connect: Callable[[str, str], Client]) -> Report:
+    """Start a sandbox and test it. Raises UserError if it does not start at all.
+
+    connect: makes a client from the server's URL and token.
+    """
+    local = LocalSandbox(max_concurrent=2)
+    report, client = Report(), None
+    try:
+        client = connect(await local.start(), local.token)
+        report.isolation, report.memory = local.isolation, local.memory
+        for name, (code, expected) in _PROGRAMS.items():
+            if name == "numpy" and find_spec("numpy") is None:
+                continue
+            result = await client.run_code(code)
+            if result.status != "success" or result.stdout.strip() != expected:
+                report.problems.append(f"{name}: {_describe(result)}")
+            if name == "print":
+                report.seconds = result.seconds
+        with _bait() as attacks:
+            for name, code in attacks.items():
+                result = await client.run_code(code, timeout_s=10)
+                if result.stdout.strip() != "held":
+                    report.problems.append(f"{name}: the sandbox does not stop this attack ({_describe(result)})")
+    finally:
+        if client is not None:
+            await client.close()
+        await local.stop()
+    return report
+
+
+@contextmanager
+def _bait() -> Iterator[dict[str, str]]:
+    """Yield attacks, which print `held` if they fail. Their targets exist for that time: a file of this user, a process
+    and a port of this machine."""
+    number = str(secrets.randbelow(10**12))
+    with (
+        tempfile.TemporaryDirectory(prefix="verl-dag-bait-") as folder,
+        socket.socket() as listener,
+        subprocess.Popen(["sleep", f"600.{number}"]) as process,
+    ):
+        file = Path(folder) / "secret"
+        file.write_text(number)
+        listener.bind(("127.0.0.1", 0))
+        listener.listen()
+        matches = f"[path for path in glob.glob('/proc/[0-9]*/cmdline') if {number!r} in open(path).read()]"
+        try:
+            yield {
+                "host file": _attempt(f"open({str(file)!r}).read()"),
+                "host process": _attempt(f"{matches}[0]"),
+                "network": _attempt(f"socket.create_connection({listener.getsockname()!r}, 3)"),
+            }
+        finally:
+            process.kill()
+
+
+def _attempt(expression: str) -> str:
+    failed = "except (OSError, IndexError):\n    print('held')"
+    return f"import glob, socket\ntry:\n    {expression}\n{failed}\nelse:\n    print('got in')\n"
+
+
+def _describe(result: Result) -> str:
+    return f"{result.status}: {result.stdout[-200:]!r} {result.stderr[-200:]!r}"
