@@ -14,8 +14,8 @@ from dataclasses import dataclass
 from typing import Any
 
 from recipe.dag.core.errors import UserError
+from recipe.dag.tools.sandbox import matches
 from recipe.dag.tools.sandbox_client import RunResult
-from recipe.sandbox.file_pattern import matches
 
 NO_FILE = "there is no such regular file"
 EMPTY = "it is empty"

@@ -17,9 +17,9 @@ from typing import Any
 
 from recipe.dag.core.errors import SandboxFault, UserError
 from recipe.dag.tools.code_interpreter import SESSION, CodeInterpreter, clip
+from recipe.dag.tools.sandbox import matches
 from recipe.dag.tools.sandbox_client import FileRefused, RunResult, SandboxClient, SessionFiles, SessionFull
 from recipe.dag.types.record import Episode
-from recipe.sandbox.file_pattern import matches
 from verl_dag.envs.code_env import NO_PROGRAM, programs_in
 from verl_dag.envs.workspace_contract import Artifact, Checks, contract_of, problems_of_sizes
 from verl_dag.envs.workspace_files import files_of

@@ -26,8 +26,8 @@ from pathlib import Path
 import aiohttp
 from soak_sandbox import connect
 
-from recipe.dag.core.errors import UserError
 from recipe.sandbox import engines
+from recipe.sandbox.errors import CannotStart
 from recipe.sandbox.launch import LocalSandbox
 
 MEGABYTE = 1 << 20
@@ -214,7 +214,7 @@ def main(argv: list[str] | None = None) -> None:
     with suppress(KeyboardInterrupt), tempfile.TemporaryDirectory() as folder:
         try:
             asyncio.run(run(arguments, lean_interpreter(folder)))
-        except UserError as error:
+        except CannotStart as error:
             sys.exit(str(error))
 
 

@@ -28,8 +28,8 @@ from pathlib import Path
 import aiohttp
 from soak_sandbox import Soak, conclude, connect, control_groups, count_files, disturb, tree
 
-from recipe.dag.core.errors import UserError
 from recipe.sandbox import descent
+from recipe.sandbox.errors import CannotStart
 
 PATIENCE_S = 15.0
 """How long what belongs to a killed server may take to end: its reaper waits for the jobs, then removes the files."""
@@ -39,12 +39,12 @@ MODE = 0o755
 PR_SET_CHILD_SUBREAPER = 36
 RUN = """
 import asyncio, sys
-from recipe.dag.core.errors import UserError
+from recipe.sandbox.errors import CannotStart
 from recipe.sandbox.launch import LocalSandbox
 local = LocalSandbox(isolation=sys.argv[1])
 try:
     asyncio.run(local.start())
-except UserError as error:
+except CannotStart as error:
     sys.exit(str(error))
 print(local.url, local.token, flush=True)
 sys.stdin.read()
@@ -145,7 +145,7 @@ async def kill_one(
     isolation: str, after_s: float, *, server_first: bool, concurrency: int, hostile: int, answers: Counter[str]
 ) -> list[str]:
     """Start a run, kill it after `after_s` and return a line for each wrong answer before and for each kind of thing
-    that is left. Raises UserError if it ended by itself."""
+    that is left. Raises CannotStart if it ended by itself."""
     wrong: list[str] = []
     with tempfile.TemporaryDirectory(prefix="kill-") as name:
         folder = Path(name)
@@ -154,7 +154,7 @@ async def kill_one(
         sending = asyncio.create_task(load(process, concurrency, hostile, answers, wrong))
         await asyncio.sleep(after_s)
         if process.poll() is not None:
-            raise UserError(f"the sandbox did not start: exit code {process.returncode}")
+            raise CannotStart(f"the sandbox did not start: exit code {process.returncode}")
         remains = Remains(process.pid, folder)
         answers["processes"] += len(tree(process.pid))
         answers["files"] += count_files(folder)

@@ -29,10 +29,10 @@ from typing import Any, NoReturn
 
 import aiohttp
 
-from recipe.dag.core.errors import UserError
 from recipe.dag.core.http import http_root, open_http
 from recipe.dag.tools.sandbox_transport import split
 from recipe.sandbox import descent, engines
+from recipe.sandbox.errors import CannotStart
 from recipe.sandbox.launch import LocalSandbox
 
 Check = Callable[[dict[str, Any]], bool]
@@ -402,7 +402,7 @@ def conclude(work: Coroutine[None, None, list[str]], success: str) -> NoReturn:
     """Print what `work` found wrong, or `success`, and exit."""
     try:
         wrong = asyncio.run(work)
-    except UserError as error:
+    except CannotStart as error:
         sys.exit(str(error))
     for line in wrong[:20]:
         print(line)

@@ -1,5 +1,5 @@
 """Which package may import which: the table of docs/architecture.md, held against every import of recipe/dag, those of
-the type checker included."""
+the type checker included, and the one module that imports recipe.sandbox."""
 
 from __future__ import annotations
 
@@ -11,6 +11,9 @@ import pytest
 
 ROOT = Path(__file__).parents[1]
 ENGINE = ROOT / "recipe" / "dag"
+SANDBOX = ROOT / "recipe" / "sandbox"
+SEAM = ENGINE / "tools" / "sandbox.py"
+"""The module through which everything else reaches recipe.sandbox."""
 LAYERS = (
     {"core"},
     {"types"},
@@ -42,8 +45,8 @@ def imports(path: Path) -> Iterator[str]:
     for node in ast.walk(ast.parse(path.read_text())):
         if isinstance(node, ast.Import):
             yield from (alias.name for alias in node.names)
-        elif isinstance(node, ast.ImportFrom) and node.module == "recipe.dag":
-            yield from (f"recipe.dag.{alias.name}" for alias in node.names)
+        elif isinstance(node, ast.ImportFrom) and node.module in ("recipe", "recipe.dag"):
+            yield from (f"{node.module}.{alias.name}" for alias in node.names)
         elif isinstance(node, ast.ImportFrom) and node.module and not node.level:
             yield node.module
 
@@ -82,3 +85,20 @@ def test_verl_ray_and_sglang_are_imported_in_four_places_only():
         if module.split(".")[0] in HEAVY
     ]
     assert not found, "\n".join(found)
+
+
+def test_the_sandbox_imports_nothing_of_this_project():
+    found = [
+        f"{path.relative_to(ROOT)} imports {module}"
+        for path in sorted(SANDBOX.rglob("*.py"))
+        for module in imports(path)
+        if module.split(".")[0] in ("recipe", "verl_dag") and not f"{module}.".startswith("recipe.sandbox.")
+    ]
+    assert not found, "\n".join(found)
+
+
+def test_one_module_imports_the_sandbox():
+    files = (path for folder in ("recipe", "envs", "preprocess") for path in (ROOT / folder).rglob("*.py"))
+    outside = (path for path in files if SANDBOX not in path.parents)
+    found = {path for path in outside for module in imports(path) if f"{module}.".startswith("recipe.sandbox.")}
+    assert found == {SEAM}

@@ -22,11 +22,11 @@ from pathlib import Path
 from typing import Any, cast
 
 from recipe.dag.core.errors import UserError
+from recipe.dag.tools.sandbox import matches
 from recipe.dag.tools.sandbox_client import RunResult, SandboxClient, SessionFiles
 from recipe.dag.types.context import Message
 from recipe.dag.workflow.schema import Workflow
 from recipe.dsbench import kit
-from recipe.sandbox.file_pattern import matches
 from recipe.tiny.careless import RIGHT_READING
 from recipe.tiny.dialogue import Demonstration, Dialogue, Script
 from verl_dag.preprocess.tabular import DOMAINS, METRICS, Task, row, splits

@@ -15,8 +15,8 @@ import sys
 from contextlib import suppress
 from typing import Any
 
-from recipe.dag.core.errors import UserError
-from recipe.sandbox.serve import CannotIsolate, Options, check, run
+from recipe.sandbox.errors import CannotIsolate, CannotStart
+from recipe.sandbox.serve import Options, check, run
 
 
 def main() -> None:
@@ -31,7 +31,7 @@ def main() -> None:
     try:
         check(options, with_token=True)
         run(options, lambda: lines.readline().decode().strip(), announce)
-    except UserError as error:
+    except CannotStart as error:
         with suppress(BrokenPipeError):  # the parent has ended meanwhile
             os.write(1, json.dumps({"error": str(error), "cannot_isolate": isinstance(error, CannotIsolate)}).encode())
         sys.exit(2)

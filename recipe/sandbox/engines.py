@@ -24,8 +24,7 @@ async def start(isolation: str, accept_unsandboxed: bool, *, root: Path) -> Jail
         raise Unavailable(f"isolation {isolation!r} is not one of {', '.join(ISOLATIONS)}")
     if isolation == "rlimits" and not accept_unsandboxed:
         raise Unavailable(
-            "isolation 'rlimits' is not a security boundary: programs run as this user, with its files and network;"
-            " accept that with --allow-unsandboxed (sandbox.accept_unsandboxed: true)"
+            "isolation 'rlimits' is not a security boundary: programs run as this user, with its files and network"
         )
     reasons = []
     for candidate in ("full", "landlock") if isolation == "auto" else (isolation,):

@@ -8,19 +8,18 @@ page cannot reach the server by DNS rebinding.
 from __future__ import annotations
 
 import hmac
-import ipaddress
 import socket
 import struct
 import time
 from collections.abc import Awaitable, Callable
 from typing import Any
-from urllib.parse import urlsplit
 
 from aiohttp import BasicAuth, web
 
 from recipe.sandbox import log
 from recipe.sandbox.fair_queue import Overloaded
 from recipe.sandbox.sessions import NoSession
+from recipe.sandbox.web_pages import is_for_loopback, is_from_page
 from recipe.sandbox.wire import Invalid
 
 Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
@@ -114,28 +113,6 @@ def _peer(request: web.Request) -> str:
         credentials = connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, struct.calcsize("3i"))
         return f"pid {struct.unpack('3i', credentials)[0]}"
     return ""
-
-
-def is_loopback(host: str) -> bool:
-    try:
-        return ipaddress.ip_address(host).is_loopback
-    except ValueError:
-        return host.lower() == "localhost"
-
-
-def is_from_page(request: web.BaseRequest) -> bool:
-    """Return True if a web page sent the request, other than the user by opening its URL."""
-    headers = request.headers
-    return "Origin" in headers or headers.get("Sec-Fetch-Site", "none") not in ("none", "same-origin")
-
-
-def is_for_loopback(request: web.BaseRequest) -> bool:
-    """Return True if the request names a loopback address as its host. DNS rebinding leads a browser here under
-    another name."""
-    try:
-        return is_loopback(urlsplit(f"//{request.headers.get('Host', 'localhost')}").hostname or "")
-    except ValueError:
-        return False
 
 
 def failure(status: int, detail: Any, **headers: str) -> web.Response:

@@ -18,7 +18,7 @@ from recipe.sandbox import wire
 from recipe.sandbox.fair_queue import FairQueue
 from recipe.sandbox.jail.engine import JailEngine
 from recipe.sandbox.job import Job
-from recipe.sandbox.limits import Limits
+from recipe.sandbox.limits import MAX_RUN_S, Limits
 from recipe.sandbox.outcome import Execution, Outcome, SandboxError, UnusableSession
 from recipe.sandbox.sessions import Session, Sessions
 
@@ -106,8 +106,8 @@ class Jobs:
         limits = dataclasses.replace(self.limits, memory_mb=memory_mb, output_bytes=output)
         return dataclasses.replace(
             request.job,
-            timeout_s=min(request.job.timeout_s, wire.MAX_RUN_S),
-            compile_timeout_s=min(request.job.compile_timeout_s, wire.MAX_RUN_S),
+            timeout_s=min(request.job.timeout_s, MAX_RUN_S),
+            compile_timeout_s=min(request.job.compile_timeout_s, MAX_RUN_S),
             limits=limits,
             work=session and session.place,
             shares={name: share.place for name, share in shares.items()},

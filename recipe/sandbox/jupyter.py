@@ -18,6 +18,7 @@ from pydantic_core import to_json
 from recipe.sandbox import wire
 from recipe.sandbox.job import Job
 from recipe.sandbox.jobs import JobRequest
+from recipe.sandbox.limits import MAX_RUN_S
 from recipe.sandbox.outcome import Execution, SandboxError
 
 _ANSWER_BYTES = 16 << 20
@@ -43,7 +44,7 @@ def job_request(request: wire.RunJupyterRequest, client: str) -> JobRequest:
     wire.check_seconds("cell_timeout", request.cell_timeout)
     stdin = {
         "cells": request.cells,
-        "cell_timeout": min(request.cell_timeout, wire.MAX_RUN_S),
+        "cell_timeout": min(request.cell_timeout, MAX_RUN_S),
         "answer_bytes": _ANSWER_BYTES,
     }
     job = Job(

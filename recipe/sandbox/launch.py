@@ -24,16 +24,12 @@ from contextlib import suppress
 from pathlib import Path
 from urllib.parse import quote
 
-from recipe.dag.core.errors import SandboxFault, UserError
 from recipe.sandbox import removal
+from recipe.sandbox.errors import CannotIsolate, CannotStart
 from recipe.sandbox.fair_queue import default_slots
 
 logger = logging.getLogger(__name__)
 
-_FALLBACK_HINT = (
-    "; to run without a security boundary (the agents' code runs as this user, with resource limits only), set "
-    "sandbox.isolation=rlimits sandbox.accept_unsandboxed=true"
-)
 _START_TIMEOUT_S = 60.0
 _PING_TIMEOUT_S = 5.0
 _STOP_TIMEOUT_S = 10.0
@@ -42,8 +38,8 @@ _LONGEST_PARENT = 107 - len("/verl-dag-sandbox-12345678/socket")
 
 
 class LocalSandbox:
-    """`url` and `token` are what a SandboxClient needs, and `ensure` is its `on_unreachable`. The token keeps out jobs
-    that run as this user where only Landlock holds them, which does not stop connections to sockets.
+    """`url` and `token` are what a client needs, which calls `ensure` when the server does not answer. The token keeps
+    out jobs that run as this user where only Landlock holds them, which does not stop connections to sockets.
 
     max_concurrent: programs at once; None: the server's default. A client should not send more at a time: a request
     that waits at the client waits as long as it takes, one that waits at the server is refused after half a minute.
@@ -81,12 +77,13 @@ class LocalSandbox:
         return self._process.pid
 
     async def start(self) -> str:
-        """Start the server unless it is running; return its URL. Raises UserError if it cannot start."""
+        """Start the server unless it is running; return its URL. Raises CannotStart."""
         await asyncio.to_thread(self._start_first)
         return self.url
 
     async def ensure(self) -> None:
-        """Restart the server, at the same address, if it does not answer. Concurrent callers share one restart."""
+        """Restart the server, at the same address, if it does not answer. Concurrent callers share one restart.
+        Raises CannotStart."""
         await asyncio.to_thread(self._ensure)
 
     async def stop(self) -> None:
@@ -114,7 +111,7 @@ class LocalSandbox:
             atexit.register(self.close)
             if self.isolation == "rlimits":
                 logger.warning(
-                    "sandbox at %s: isolation %s only, no security boundary: the agents' code runs as this user",
+                    "sandbox at %s: isolation %s only, no security boundary: programs run as this user",
                     self.url,
                     self.isolation,
                 )
@@ -122,16 +119,12 @@ class LocalSandbox:
     def _ensure(self) -> None:
         with self._lock:
             if self._reaper is None:
-                raise SandboxFault("the local sandbox is not started", where="sandbox")
+                raise CannotStart("the local sandbox is not started")
             if self._process is not None and self._process.poll() is None and self._answers():
                 return
             logger.warning("sandbox at %s does not answer: restarting it", self.url)
             self._end()
-            try:
-                self._launch()
-            except UserError as error:
-                # It ran before, so the cause is not in what the user wrote.
-                raise SandboxFault(str(error), where="sandbox") from error
+            self._launch()
             self.restarts += 1
 
     def _launch(self) -> None:
@@ -166,9 +159,7 @@ class LocalSandbox:
         if "socket" not in hello:
             self._end()
             reason = hello.get("error") or "the local sandbox server did not start; see its output above"
-            if hello.get("cannot_isolate") and self._requested["isolation"] != "rlimits":
-                reason += _FALLBACK_HINT
-            raise UserError(reason)
+            raise (CannotIsolate if hello.get("cannot_isolate") else CannotStart)(reason)
         self.isolation, self.memory, self.root = hello["isolation"], hello["memory"], Path(hello["root"])
 
     def _answers(self) -> bool:
@@ -181,12 +172,12 @@ class LocalSandbox:
         return False
 
     def _take_address(self) -> None:
-        """Make the socket's folder, for this user alone. Raises UserError."""
+        """Make the socket's folder, for this user alone. Raises CannotStart."""
         parent = tempfile.gettempdir() if len(os.fsencode(tempfile.gettempdir())) <= _LONGEST_PARENT else "/tmp"
         try:
             folder = tempfile.mkdtemp(prefix="verl-dag-sandbox-", dir=parent)
         except OSError as error:
-            raise UserError(
+            raise CannotStart(
                 f"the sandbox cannot make a folder for its socket in {parent}: {error.strerror}; set TMPDIR to a "
                 f"folder that you can write to, with a path of at most {_LONGEST_PARENT} bytes"
             ) from None

@@ -4,6 +4,9 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+MAX_RUN_S = 3600.0
+"""The longest time-out; a request for a longer one gets this."""
+
 
 @dataclass(frozen=True)
 class Limits:

@@ -23,7 +23,7 @@ _PROGRAMS = {"print": ("print(1 + 1)", "2"), "numpy": ("import numpy; print(int(
 
 
 class Result(Protocol):
-    """The part of `recipe.dag.tools.sandbox_client.RunResult` that is read here."""
+    """The result of a program."""
 
     @property
     def status(self) -> str: ...
@@ -36,7 +36,7 @@ class Result(Protocol):
 
 
 class Client(Protocol):
-    """The part of `recipe.dag.tools.sandbox_client.SandboxClient` that is used here."""
+    """What a client of the server must have."""
 
     async def run_code(self, code: str, *, timeout_s: float = ...) -> Result: ...
     async def close(self) -> None: ...
@@ -60,7 +60,7 @@ class Report:
 
 
 async def run(connect: Callable[[str, str], Client]) -> Report:
-    """Start a sandbox and test it. Raises UserError if it does not start at all.
+    """Start a sandbox and test it. Raises CannotStart.
 
     connect: makes a client from the server's URL and token.
     """

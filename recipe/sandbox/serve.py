@@ -20,26 +20,23 @@ from typing import Any
 
 from aiohttp import web
 
-from recipe.dag.core.errors import UserError
-from recipe.dag.core.open_files import raise_limit
 from recipe.sandbox import engines, log
+from recipe.sandbox.errors import CannotIsolate, CannotStart
 from recipe.sandbox.fair_queue import FairQueue, default_slots
-from recipe.sandbox.guard import Protocol, is_loopback
+from recipe.sandbox.guard import Protocol
 from recipe.sandbox.limits import Limits
+from recipe.sandbox.open_files import raise_limit
 from recipe.sandbox.outcome import Unavailable
 from recipe.sandbox.removal import start_reaper
 from recipe.sandbox.server import SandboxServer
 from recipe.sandbox.sessions import Sessions
+from recipe.sandbox.web_pages import is_loopback
 
 _REAPER_S = 10.0
 _IDLE_S = 75.0
 """How long a connection may stay open without a complete request."""
 _LINGER_S = 3.0
 """How long a refused body is still read, so that its sender receives the answer."""
-
-
-class CannotIsolate(UserError):
-    """This machine does not allow the requested isolation. The message says what is missing and how to fix it."""
 
 
 @dataclass(frozen=True)
@@ -63,25 +60,27 @@ class Options:
 
 
 def check(options: Options, *, with_token: bool) -> None:
-    """Raise UserError for options that are invalid or unsafe."""
+    """Raise CannotStart for options that are invalid or unsafe."""
     if not (options.socket or with_token):
         if not is_loopback(options.host):
-            raise UserError(
+            raise CannotStart(
                 f"the sandbox runs every program that it is sent: to listen on {options.host} it needs a token; "
                 "without one, use --host 127.0.0.1 or --socket"
             )
         if options.isolation == "rlimits":
-            raise UserError(
+            raise CannotStart(
                 "with --isolation=rlimits every program of this machine's users could run as this user: "
                 "the server needs a token or --socket"
             )
+    if not 0 <= options.port < 1 << 16:
+        raise CannotStart(f"--port must be at least 0 and at most 65535, not {options.port}")
     for name, least in (("max_concurrent", 0), ("max_queue", 0), ("memory_mb", 16), ("max_sessions", 0)):
         if getattr(options, name) < least:
-            raise UserError(f"--{name.replace('_', '-')} must be at least {least}, not {getattr(options, name)}")
+            raise CannotStart(f"--{name.replace('_', '-')} must be at least {least}, not {getattr(options, name)}")
 
 
 def run(options: Options, read_token: Callable[[], str], announce: Callable[[dict[str, Any]], None]) -> None:
-    """Serve until SIGTERM or SIGINT. Raises UserError when it cannot start."""
+    """Serve until SIGTERM or SIGINT. Raises CannotStart when it cannot start."""
     log.set_up(options.log_level)
     raise_limit()  # each job takes several descriptors, each client one
     root = tempfile.mkdtemp(prefix="verl-dag-sandbox-")
@@ -92,7 +91,7 @@ def run(options: Options, read_token: Callable[[], str], announce: Callable[[dic
     except Unavailable as error:
         raise CannotIsolate(f"the sandbox cannot start with isolation {options.isolation}: {error}") from None
     except OSError as error:
-        raise UserError(f"the sandbox cannot listen or work: {error}") from None
+        raise CannotStart(f"the sandbox cannot listen or work: {error}") from None
     finally:
         reaper.stdin.close()
         # If it takes longer, the reaper finishes on its own.
@@ -143,7 +142,7 @@ async def _serve(
 
 
 async def _listen(runner: web.AppRunner, options: Options, isolation: str) -> tuple[asyncio.Server, dict[str, Any]]:
-    """Start to listen; return the listener and the address. Raises OSError, UserError."""
+    """Start to listen; return the listener and the address. Raises OSError, CannotStart."""
     loop, server = asyncio.get_running_loop(), runner.server
     assert server is not None  # it is set up
 
@@ -159,7 +158,7 @@ async def _listen(runner: web.AppRunner, options: Options, isolation: str) -> tu
     # asyncio replaces a socket at the path, also that of a server that runs.
     with socket.socket(socket.AF_UNIX) as probe, suppress(FileNotFoundError, ConnectionRefusedError):
         probe.connect(options.socket)
-        raise UserError(f"--socket {options.socket}: another server listens there; pass another path")
+        raise CannotStart(f"--socket {options.socket}: another server listens there; pass another path")
     before = os.umask(0o177)
     try:
         listener = await loop.create_unix_server(protocol, options.socket, backlog=1024)

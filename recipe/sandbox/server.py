@@ -20,7 +20,7 @@ from recipe.sandbox.guard import client_of, middlewares, note_outcome
 from recipe.sandbox.jail.engine import JailEngine
 from recipe.sandbox.job import Job
 from recipe.sandbox.jobs import JobRequest, Jobs
-from recipe.sandbox.limits import Limits
+from recipe.sandbox.limits import MAX_RUN_S, Limits
 from recipe.sandbox.outcome import SandboxError
 from recipe.sandbox.session_routes import SessionRoutes
 from recipe.sandbox.sessions import Sessions
@@ -90,7 +90,7 @@ class SandboxServer:
                     "file_mb": limits.file_mb,
                     "output_bytes": limits.output_bytes,
                     "open_files": limits.open_files,
-                    "run_timeout_s": wire.MAX_RUN_S,
+                    "run_timeout_s": MAX_RUN_S,
                     "body_bytes": MAX_BODY_BYTES,
                 },
             }

@@ -18,7 +18,6 @@ from pydantic_core import PydanticCustomError
 
 from recipe.sandbox.outcome import LANGUAGES, Execution, Outcome, SandboxError
 
-MAX_RUN_S = 3600.0
 LARGE_BYTES = 1 << 18
 _ECHO_BYTES = 4096
 """Values longer than this, as JSON, are not repeated in a 422."""

@@ -1,30 +1,17 @@
-"""The limit on open files is raised, and said where it stays too low."""
+"""A run raises the limit of open files, and says where it stays too low."""
 
 from __future__ import annotations
 
-import os
 import resource
-import subprocess
-import sys
 
 import pytest
 
 from recipe.dag.app import main
 from recipe.dag.core.open_files import shortage
 
-CODE = """
-import resource
-resource.setrlimit(resource.RLIMIT_NOFILE, (100, 700))
-from recipe.dag.core.open_files import raise_limit, shortage
-print(raise_limit(), resource.getrlimit(resource.RLIMIT_NOFILE))
-print(shortage(512, 700))
-"""
 
-
-def test_the_limit_is_raised_as_far_as_it_may_be():
-    done = subprocess.run([sys.executable, "-c", CODE], capture_output=True, text=True, check=True, cwd=os.getcwd())
-    limits, line = done.stdout.splitlines()
-    assert limits == "700 (700, 700)"
+def test_too_low_a_limit_is_said_with_what_fits():
+    line = shortage(512, 700)
     assert line.startswith("this process may open 700 files, and rollout.max_in_flight=512 episodes may need 1536: ")
     assert line.endswith("or set rollout.max_in_flight=94")
     assert shortage(94, 700) is None

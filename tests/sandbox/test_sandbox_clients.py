@@ -17,7 +17,7 @@ def url(sandbox_level, env) -> Iterator[str]:
     """Start a server as an operator does, on a free port."""
     level = ["--isolation", sandbox_level["isolation"]]
     level += ["--allow-unsandboxed"] * sandbox_level.get("accept_unsandboxed", False)
-    command = [sys.executable, "-m", "recipe.dag.cli", "sandbox", "serve", "--port", "0", "--quiet", *level]
+    command = [sys.executable, "-m", "recipe.sandbox", "--port", "0", "--quiet", *level]
     with subprocess.Popen(command, stdout=subprocess.PIPE, text=True, env=env) as server:
         try:
             yield server.stdout.readline().split()[2].rstrip(":")

@@ -14,8 +14,8 @@ from urllib.parse import quote
 import httpx
 import pytest
 
-from recipe.dag.core.errors import SandboxFault, UserError
 from recipe.sandbox import launch
+from recipe.sandbox.errors import CannotStart
 from recipe.sandbox.launch import LocalSandbox
 from tests.sandbox.processes import alive, sleepers, until
 
@@ -179,20 +179,20 @@ def test_a_long_folder_for_temporary_files_is_not_used_for_the_socket(caller, mo
 
 def test_without_a_place_for_the_socket_the_error_says_what_to_do(monkeypatch):
     monkeypatch.setattr("tempfile.tempdir", "/absent")  # a long path would be left for a shorter one
-    with pytest.raises(UserError, match="socket in .*absent: No such file.*; set TMPDIR to a folder"):
+    with pytest.raises(CannotStart, match="socket in .*absent: No such file.*; set TMPDIR to a folder"):
         asyncio.run(LocalSandbox().start())
 
 
 def test_a_sandbox_that_cannot_start_gives_the_reason(monkeypatch):
-    with pytest.raises(SandboxFault, match="not started"):
+    with pytest.raises(CannotStart, match="not started"):
         asyncio.run(LocalSandbox().ensure())
-    with pytest.raises(UserError, match="sandbox.accept_unsandboxed") as caught:
+    with pytest.raises(CannotStart, match="not a security boundary") as caught:
         asyncio.run(LocalSandbox(isolation="rlimits").start())
     assert "\n" not in str(caught.value)
-    with pytest.raises(UserError, match="isolation 'none' is not one of auto, full, landlock, rlimits"):
+    with pytest.raises(CannotStart, match="isolation 'none' is not one of auto, full, landlock, rlimits"):
         asyncio.run(LocalSandbox(isolation="none").start())
     monkeypatch.setattr(sys, "executable", "/bin/false")
-    with pytest.raises(UserError, match="did not start"):
+    with pytest.raises(CannotStart, match="did not start"):
         asyncio.run(LocalSandbox().start())
 
 

@@ -285,7 +285,7 @@ def test_other_routes_check_equally_strictly(call, path):
 
 
 def test_hosts_other_than_this_are_refused_without_a_token():
-    from recipe.sandbox.guard import is_loopback
+    from recipe.sandbox.web_pages import is_loopback
 
     assert all(map(is_loopback, ["localhost", "LOCALHOST", "127.0.0.1", "127.8.8.8", "::1"]))
     assert not any(map(is_loopback, ["", "evil.example", "10.0.0.1", "0.0.0.0", "localhost.evil.example"]))

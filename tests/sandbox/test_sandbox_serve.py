@@ -1,4 +1,4 @@
-"""`verl-dag sandbox serve` from an operator's view: addresses, refusals and shutdown."""
+"""`python -m recipe.sandbox` and `verl-dag sandbox serve` from an operator's view: addresses, refusals and shutdown."""
 
 from __future__ import annotations
 
@@ -27,7 +27,8 @@ from tests.sandbox.processes import sleepers, until
 
 SECONDS = str(800_000 + os.getpid())
 LONG = {"code": f"import subprocess; subprocess.run(['sleep', '{SECONDS}'])", "language": "python", "run_timeout": 60}
-SERVE = [sys.executable, "-m", "recipe.dag.cli", "sandbox", "serve"]
+SERVE = [sys.executable, "-m", "recipe.sandbox"]
+OF_THE_ENGINE = [sys.executable, "-m", "recipe.dag.cli", "sandbox", "serve"]
 NUMPY = {"code": "import numpy; print(numpy.arange(3).sum())", "language": "python"}
 
 
@@ -39,14 +40,14 @@ def serve(sandbox_level, env, tmp_path) -> Iterator[Callable]:
     (tmp_path / "tmp").mkdir()
     started = []
 
-    def start(*options: str, expect: str = "sandbox at ") -> tuple[subprocess.Popen, str]:
-        command = [*SERVE, *level, *options]
+    def start(*options: str, command: Sequence[str] = SERVE) -> tuple[subprocess.Popen, str]:
+        command = [*command, *level, *options]
         variables = env | {"TMPDIR": str(tmp_path / "tmp"), "SECRET_KEY": "not for jobs"}
         with open(tmp_path / "log", "w") as log:
             server = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=log, text=True, env=variables)
         started.append(server)
         line = server.stdout.readline()
-        assert line.startswith(expect), (tmp_path / "log").read_text()
+        assert line.startswith("sandbox at "), (tmp_path / "log").read_text()
         return server, line.split()[2].rstrip(":")
 
     yield start
@@ -104,9 +105,10 @@ def running(url: str, jobs: int = 1, **options):
         loop.close()
 
 
-def test_a_unix_socket_of_this_user_only(serve, over_socket, tmp_path):
+@pytest.mark.parametrize("command", [SERVE, OF_THE_ENGINE], ids=["alone", "verl-dag"])
+def test_a_unix_socket_of_this_user_only(command, serve, over_socket, tmp_path):
     path = tmp_path / "s"
-    server, where = serve("--socket", str(path))
+    server, where = serve("--socket", str(path), command=command)
     assert where == str(path) and stat.S_IMODE(path.stat().st_mode) == 0o600
     with over_socket(str(path)) as http:
         assert http.post("/run_code", json=NUMPY).json()["run_result"]["stdout"] == "3\n"
@@ -146,6 +148,7 @@ def test_the_socket_of_a_running_server_is_refused_and_a_dead_one_replaced(serve
         (["--no-token", "--token-file", "TOKEN"], "exclude each other"),
         (["--isolation", "rlimits"], "--allow-unsandboxed"),
         (["--token-file", "/nowhere/token"], "No such file"),
+        (["--port", "65536"], "--port must be at least 0 and at most 65535"),
         (["--max-queue", "-1"], "--max-queue must be at least 0"),
         (["--memory-mb", "1"], "--memory-mb must be at least 16"),
         (["--host", "192.0.2.1", "--token-file", "TOKEN"], "cannot listen"),
@@ -179,8 +182,8 @@ def test_where_namespaces_are_forbidden_it_ends_with_one_line(without_namespaces
     assert "max_user_namespaces" in done.stderr and "--isolation=rlimits --allow-unsandboxed" in done.stderr
     code = (
         "import asyncio\nfrom recipe.dag.core.errors import UserError\n"
-        "from recipe.sandbox.launch import LocalSandbox\n"
-        "try: asyncio.run(LocalSandbox().start())\nexcept UserError as error: print(error)"
+        "from recipe.dag.tools.sandbox import Sandbox\n"
+        "try: asyncio.run(Sandbox.start())\nexcept UserError as error: print(error)"
     )
     command = [*without_namespaces, sys.executable, "-c", code]
     run = subprocess.run(command, capture_output=True, text=True, env=env | {"TMPDIR": str(tmp_path)}, timeout=60)

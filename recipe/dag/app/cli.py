@@ -76,7 +76,9 @@ _panel("This machine", doctor=machine.doctor, serve=machine.serve_model)
 
 sandbox = typer.Typer(help="The sandbox that runs the agents' programs, as a separate server.", no_args_is_help=True)
 app.add_typer(sandbox, name="sandbox", rich_help_panel="This machine")
-sandbox.command("serve")(machine.serve_sandbox)
+# The sandbox reads its options itself.
+_PASS_ON = {"ignore_unknown_options": True, "allow_extra_args": True}
+sandbox.command("serve", add_help_option=False, context_settings=_PASS_ON)(machine.serve_sandbox)
 
 
 def _warn_of_another_checkout() -> None:

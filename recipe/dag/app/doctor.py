@@ -178,10 +178,9 @@ def check_plugin() -> str:
 
 
 def check_sandbox() -> str:
-    from recipe.dag.tools.sandbox_client import SandboxClient
-    from recipe.sandbox import selftest
+    from recipe.dag.tools.sandbox import self_test
 
-    report = asyncio.run(selftest.run(lambda url, token: SandboxClient(url, token=token, retries=0)))
+    report = self_test()
     if report.problems:
         raise Unfit("; ".join(report.problems))
     return report.summary

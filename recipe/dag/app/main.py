@@ -20,7 +20,7 @@ from recipe.dag.app.preflight import check_run
 from recipe.dag.app.run import run
 from recipe.dag.core.errors import UserError
 from recipe.dag.core.interrupt import Interrupted, Interruption
-from recipe.dag.core.open_files import raise_limit, shortage
+from recipe.dag.core.open_files import shortage
 from recipe.dag.core.output_lock import locked
 from recipe.dag.core.problem import WorkflowError
 from recipe.dag.episode.load import load_user_code
@@ -28,6 +28,7 @@ from recipe.dag.platform.environment import choose_platform, prepare_environment
 from recipe.dag.report.phases import announce, end_phase
 from recipe.dag.settings.compose import CONFIG_FOLDER
 from recipe.dag.settings.verl_run import NO_EFFECT
+from recipe.dag.tools.sandbox import raise_limit
 from recipe.dag.workflow.schema import Workflow
 
 if TYPE_CHECKING:

@@ -12,6 +12,7 @@ from typing import Any
 from recipe.dag.core.errors import UserError
 from recipe.dag.core.location import raised_at
 from recipe.dag.core.user_code import load_object
+from recipe.dag.episode.env_class import needs_sandbox
 from recipe.dag.episode.tool_limits import with_limits
 from recipe.dag.tools.base import Resources
 from recipe.dag.tools.builtin import BUILTIN, make_builtin
@@ -39,6 +40,12 @@ def user_tool(path: str, kwargs: Mapping[str, Any], workflow: Workflow) -> Tool:
 def tool_specs(workflow: Workflow) -> dict[str, ToolSpec]:
     """Return the tools that the workflow's agents declare, each once."""
     return {tool.key: tool for agent in workflow.agents for tool in agent.tools}
+
+
+def uses_sandbox(workflow: Workflow) -> bool:
+    """Return whether a built-in tool of an agent, or the reset of an env, asks for the sandbox. Raises UserError."""
+    built_in = (BUILTIN[str(spec)] for spec in tool_specs(workflow).values() if spec.path is None)
+    return any(tool.needs_sandbox for tool in built_in) or needs_sandbox(workflow)
 
 
 def user_tools(workflow: Workflow) -> dict[str, Tool]:

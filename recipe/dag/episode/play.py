@@ -6,27 +6,23 @@ failure that would end it is an error. A function plays any workflow, since its 
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Callable, Mapping
-from contextlib import asynccontextmanager
+from collections.abc import Callable, Mapping
 from typing import Any
 
 from recipe.dag.core.errors import HookFault, boundary, described
 from recipe.dag.episode.client import PolicyEndpoint
-from recipe.dag.episode.env_class import needs_sandbox
 from recipe.dag.episode.listed_tools import with_listed_tools
-from recipe.dag.episode.make_tools import make_tools, tool_specs
+from recipe.dag.episode.make_tools import make_tools, uses_sandbox
 from recipe.dag.episode.rehearsal import MAX_TOKENS, CharacterTokenizer, strict, with_all_tokens
 from recipe.dag.episode.remote.connect import Remotes
 from recipe.dag.episode.runner import EpisodeRunner
 from recipe.dag.episode.tasks import invoke
-from recipe.dag.tools.builtin import BUILTIN
-from recipe.dag.tools.sandbox_client import SandboxClient
+from recipe.dag.tools.sandbox import Sandbox
 from recipe.dag.types.model import Api
 from recipe.dag.types.record import Episode, Generation
 from recipe.dag.types.tool import close_tool
 from recipe.dag.workflow.agent_schema import Policy
 from recipe.dag.workflow.schema import Workflow
-from recipe.sandbox.launch import LocalSandbox
 
 
 class FunctionClient:
@@ -56,7 +52,7 @@ async def play_episode(
     seed: int,
 ) -> Episode:
     """Return one finished episode, with its rewards. `model`: a function, or the URL of a server, whose further fields
-    of `Api` are in `server`. `sandbox`: LocalSandbox's options. Raises UserError."""
+    of `Api` are in `server`. `sandbox`: options of `Sandbox.start`. Raises UserError."""
     workflow = await with_listed_tools(strict(workflow))
     remotes = None
     if isinstance(model, str):
@@ -66,34 +62,19 @@ async def play_episode(
     else:
         workflow, tokenizer = with_all_tokens(workflow), CharacterTokenizer()
         endpoint = PolicyEndpoint(FunctionClient(model, tokenizer), tokenizer, MAX_TOKENS)
-    async with _sandbox(workflow, sandbox) as client:
-        tools = make_tools(workflow, client)
-        try:
-            endpoints = dict.fromkeys(workflow.policies, endpoint) if remotes is None else remotes.endpoints
-            runner = EpisodeRunner(workflow, endpoints, tools, seed=seed, sandbox=client)
-            episode = await runner.run(sample, "played", 0, step=0)
-            await runner.finish([episode], "play")
-        finally:
-            for tool in tools.values():
-                await close_tool(tool)
-            if remotes is not None:
-                await remotes.close()
-    return episode
-
-
-@asynccontextmanager
-async def _sandbox(workflow: Workflow, options: Mapping[str, Any]) -> AsyncIterator[SandboxClient | None]:
-    """Run the local sandbox if a tool or an env of the workflow needs it."""
-    built_in = [BUILTIN[str(spec)] for spec in tool_specs(workflow).values() if spec.path is None]
-    if not any(tool.needs_sandbox for tool in built_in) and not needs_sandbox(workflow):
-        yield None
-        return
-    local = LocalSandbox(**options)
-    client = SandboxClient(
-        await local.start(), max_concurrent=local.max_concurrent, token=local.token, on_unreachable=local.ensure
-    )
+    started = await Sandbox.start(**sandbox) if uses_sandbox(workflow) else None
+    client, tools = started and started.client, {}
     try:
-        yield client
+        tools = make_tools(workflow, client)
+        endpoints = dict.fromkeys(workflow.policies, endpoint) if remotes is None else remotes.endpoints
+        runner = EpisodeRunner(workflow, endpoints, tools, seed=seed, sandbox=client)
+        episode = await runner.run(sample, "played", 0, step=0)
+        await runner.finish([episode], "play")
     finally:
-        await client.close()
-        await local.stop()
+        for tool in tools.values():
+            await close_tool(tool)
+        if remotes is not None:
+            await remotes.close()
+        if started is not None:
+            await started.close()
+    return episode

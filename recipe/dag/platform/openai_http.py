@@ -19,7 +19,7 @@ from aiohttp import web
 
 from recipe.dag.core.errors import UserError
 from recipe.dag.platform.openai_wire import BadRequest, Body, read
-from recipe.sandbox.guard import is_for_loopback, is_from_page, is_loopback
+from recipe.dag.tools.sandbox import is_for_loopback, is_from_page, is_loopback
 
 log = logging.getLogger(__name__)
 MAX_BODY_BYTES = 16 << 20

@@ -18,9 +18,15 @@ from omegaconf import DictConfig
 
 from recipe.dag.core.errors import UserError
 from recipe.dag.episode.client import PolicyEndpoint
-from recipe.dag.episode.env_class import needs_sandbox
 from recipe.dag.episode.listed_tools import check_tools
-from recipe.dag.episode.make_tools import built_in_tools, limited_tools, make_tools, tool_specs, user_tools
+from recipe.dag.episode.make_tools import (
+    built_in_tools,
+    limited_tools,
+    make_tools,
+    tool_specs,
+    user_tools,
+    uses_sandbox,
+)
 from recipe.dag.episode.remote.connect import Endpoint, Remotes
 from recipe.dag.episode.runner import EpisodeRunner
 from recipe.dag.episode.tool_limits import most_processes
@@ -28,23 +34,20 @@ from recipe.dag.report.api_usage import NAME, Totals, write_api_usage
 from recipe.dag.report.phases import announce
 from recipe.dag.settings.pools import plan_pools
 from recipe.dag.tools.builtin import BUILTIN
-from recipe.dag.tools.sandbox_client import SandboxClient, check_sandbox
+from recipe.dag.tools.sandbox import Sandbox
 from recipe.dag.train.alternation import actor_updates
 from recipe.dag.train.tool_columns import check_columns
 from recipe.dag.types.tool import Tool, close_tool, tool_name
 from recipe.dag.workflow.schema import Workflow
-from recipe.sandbox.fair_queue import default_slots
-from recipe.sandbox.launch import LocalSandbox
 
 if TYPE_CHECKING:
     from recipe.dag.policy.policy import PolicyRuntime
+    from recipe.dag.tools.sandbox_client import SandboxClient
     from recipe.dag.train.models import ModelPaths
     from recipe.dag.train.rollout_processes import RolloutProcesses, SpreadRunner
     from recipe.dag.train.team_critic import TeamCritic
 
 logger = logging.getLogger(__name__)
-REMOTE_PROGRAMS = 64
-"""Programs at once on a server of the user, if the configuration sets no other number."""
 SAVE_SPENT_S = 2.0
 """Seconds between two writes of what the API policies have consumed: what a killed run can forget."""
 
@@ -116,6 +119,20 @@ def open_mixing(
     return TeamCritic(workflow, reader, seed=run.seed, lock=None if platform == "cpu" else policies[first].pool.lock)
 
 
+async def _open_sandbox(run: DictConfig) -> Sandbox:
+    """Use the server at `sandbox.url`, or start one. Raises UserError."""
+    config = run.sandbox
+    if config.url:
+        limits = {"max_concurrent": config.max_concurrent, "margin_s": config.margin_s}
+        return await Sandbox.connect(config.url, token=config.token, **limits)
+    announce("starting the sandbox")
+    isolation = {"isolation": config.isolation, "accept_unsandboxed": config.accept_unsandboxed}
+    sandbox = await Sandbox.start(config.max_concurrent, **isolation)
+    assert sandbox.local is not None  # it was just started
+    announce(f"the sandbox isolates programs: {sandbox.local.isolation}")
+    return sandbox
+
+
 def interpreter_defaults(run: DictConfig) -> dict[str, float]:
     return {"timeout_s": run.sandbox.timeout_s, "memory_mb": run.sandbox.memory_mb}
 
@@ -134,10 +151,7 @@ class Resources:
     envs use, the API policies with what they have consumed, and the processes that run large batches."""
 
     tools: dict[str, Tool] = field(default_factory=dict)
-    sandbox: dict[str, Any] | None = None
-    """SandboxClient's arguments."""
-    client: SandboxClient | None = None
-    local: LocalSandbox | None = None
+    sandbox: Sandbox | None = None
     processes: RolloutProcesses | None = None
     remotes: Remotes | None = None
     """The API policies."""
@@ -162,7 +176,7 @@ class Resources:
 
         Raises UserError for a tool that cannot work, for a sample whose tools_kwargs no tool accepts, and if a
         configured sandbox or the server of a tool or an API policy does not answer."""
-        remotes, local = Remotes(workflow, spent), None
+        remotes = Remotes(workflow, spent)
         resources = cls(remotes=remotes, folder=run.output_dir)
         tools = user_tools(workflow)
         built_in = {key: spec for key, spec in tool_specs(workflow).items() if spec.path is None}
@@ -172,30 +186,9 @@ class Resources:
         if remotes.specs:
             announce("asking the servers of the API policies")
             await remotes.check()
-        if any(BUILTIN[str(spec)].needs_sandbox for spec in built_in.values()) or needs_sandbox(workflow):
-            if run.sandbox.url:
-                await check_sandbox(run.sandbox.url, token=run.sandbox.token)
-                resources.sandbox = {
-                    "url": run.sandbox.url,
-                    "max_concurrent": run.sandbox.max_concurrent or REMOTE_PROGRAMS,
-                    "margin_s": run.sandbox.margin_s,
-                    "token": run.sandbox.token,
-                }
-            else:
-                announce("starting the sandbox")
-                resources.local = local = LocalSandbox(
-                    min(run.sandbox.max_concurrent or default_slots(), default_slots()),
-                    isolation=run.sandbox.isolation,
-                    accept_unsandboxed=run.sandbox.accept_unsandboxed,
-                )
-                resources.sandbox = {
-                    "url": await local.start(),
-                    "max_concurrent": local.max_concurrent,
-                    "token": local.token,
-                }
-                announce(f"the sandbox isolates programs: {local.isolation}")
-            resources.client = SandboxClient(**resources.sandbox, on_unreachable=local and local.ensure)
-        tools |= built_in_tools(workflow, resources.client, interpreter_defaults(run)) if built_in else {}
+        if uses_sandbox(workflow):
+            resources.sandbox = await _open_sandbox(run)
+        tools |= built_in_tools(workflow, resources._client, interpreter_defaults(run)) if built_in else {}
         resources.tools = limited_tools(workflow, tools)
         await check_tools(resources.tools)
         if remotes.specs:
@@ -226,8 +219,8 @@ class Resources:
             {**{name: policy.spec() for name, policy in policies.items()}, **remote},
             self._all_endpoints(policies),
             make_tools=partial(make_tools, **interpreter_defaults(run)),
-            sandbox=self.sandbox,
-            ensure=self.local and self.local.ensure,
+            sandbox=self.sandbox and self.sandbox.arguments,
+            ensure=self.sandbox and self.sandbox.ensure,
             seed=run.seed,
         )
 
@@ -236,7 +229,7 @@ class Resources:
     ) -> EpisodeRunner | SpreadRunner:
         """Return the runner of the workflow's episodes. Raises UserError."""
         endpoints = self._all_endpoints(policies)
-        runner = EpisodeRunner(workflow, endpoints, self.tools, seed=run.seed, sandbox=self.client)
+        runner = EpisodeRunner(workflow, endpoints, self.tools, seed=run.seed, sandbox=self._client)
         if self.processes is None:
             return runner
         from recipe.dag.train.rollout_processes import SpreadRunner
@@ -244,13 +237,18 @@ class Resources:
         return SpreadRunner(runner, workflow, self.processes, run.rollout.processes)
 
     @property
+    def _client(self) -> SandboxClient | None:
+        return self.sandbox and self.sandbox.client
+
+    @property
     def max_programs(self) -> int | None:
         """How many programs the sandbox runs at once; None without one."""
-        return self.sandbox["max_concurrent"] if self.sandbox is not None else None
+        return self.sandbox.arguments["max_concurrent"] if self.sandbox is not None else None
 
     def metrics(self) -> dict[str, float]:
         """Return how often the local sandbox has been restarted, and what records do not hold of the API policies."""
-        restarts = {"sandbox/restarts": float(self.local.restarts)} if self.local is not None else {}
+        local = self.sandbox and self.sandbox.local
+        restarts = {"sandbox/restarts": float(local.restarts)} if local is not None else {}
         return restarts | (self.remotes.metrics() if self.remotes is not None else {})
 
     def spent(self) -> Totals:
@@ -295,16 +293,14 @@ class Resources:
         finally:  # tools and sandbox must be closed even if Ray has failed
             for tool in self.tools.values():
                 await close_tool(tool)
-            if self.client is not None:
-                await self.client.close()
             if self.remotes is not None:
                 try:
                     self.save_spent()
                 except OSError as error:  # it must not hide the error that ends the run
                     logger.warning("%s was not written: %s", NAME, error)
                 await self.remotes.close()
-            if self.local is not None:
-                await self.local.stop()
+            if self.sandbox is not None:
+                await self.sandbox.close()
 
     def _all_endpoints(self, policies: Mapping[str, PolicyRuntime]) -> dict[str, Endpoint]:
         return {**_endpoints(policies), **(self.remotes.endpoints if self.remotes is not None else {})}

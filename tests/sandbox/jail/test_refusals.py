@@ -18,7 +18,7 @@ from recipe.sandbox.outcome import Unavailable
 
 @pytest.mark.parametrize(
     ("arguments", "message"),
-    [(("rlimits", False), "--allow-unsandboxed"), (("none", True), "'none' is not one of")],
+    [(("rlimits", False), "not a security boundary"), (("none", True), "'none' is not one of")],
 )
 def test_invalid_choices_are_refused(tmp_path, arguments, message):
     with pytest.raises(Unavailable, match=message):

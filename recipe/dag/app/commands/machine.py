@@ -5,8 +5,6 @@ Invariant: the first line that a server prints on stdout is its address.
 
 from __future__ import annotations
 
-from enum import StrEnum
-from pathlib import Path
 from typing import Annotated
 
 import typer
@@ -102,53 +100,8 @@ def doctor(
         raise typer.Exit(1)
 
 
-class Isolation(StrEnum):
-    auto = "auto"
-    full = "full"
-    landlock = "landlock"
-    rlimits = "rlimits"
+def serve_sandbox(context: typer.Context) -> None:
+    """Serve SandboxFusion's API until SIGTERM or Ctrl-C; --help lists the options."""
+    from recipe.dag.tools.sandbox import serve
 
-
-def serve_sandbox(
-    host: Annotated[str, typer.Option(help="Address; one other than loopback needs a token.")] = "127.0.0.1",
-    port: Annotated[int, typer.Option(min=0, max=65535, help="0 picks a free one.")] = 8080,
-    socket: Annotated[Path | None, typer.Option(help="A UNIX socket to listen on instead of a port.")] = None,
-    token_file: Annotated[
-        Path | None,
-        typer.Option(help="File whose first line is the token to require; without it a new one is printed."),
-    ] = None,
-    no_token: Annotated[bool, typer.Option("--no-token", help="Answer every process of this machine.")] = False,
-    isolation: Annotated[Isolation, typer.Option(help="Isolation of programs from this machine.")] = Isolation.auto,
-    allow_unsandboxed: Annotated[
-        bool, typer.Option("--allow-unsandboxed", help="With --isolation=rlimits: programs run as this user.")
-    ] = False,
-    i_accept_unsandboxed: Annotated[bool, typer.Option("--i-accept-unsandboxed", hidden=True)] = False,
-    max_concurrent: Annotated[int, typer.Option(help="Programs at once; 0: four per core, at least 8.")] = 0,
-    max_queue: Annotated[int, typer.Option(help="Programs that may wait.")] = 1024,
-    memory_mb: Annotated[int, typer.Option(help="Memory limit of a program if its request has none.")] = 1024,
-    max_memory_mb: Annotated[int, typer.Option(help="Highest memory limit that a request may have.")] = 8192,
-    max_sessions: Annotated[int, typer.Option(help="Sessions at once.")] = 1024,
-    sessions_mb: Annotated[int, typer.Option(help="Size of all sessions' files together.")] = 8192,
-    grace_s: Annotated[float, typer.Option(help="Seconds that running programs have to end after SIGTERM.")] = 5.0,
-    quiet: Annotated[bool, typer.Option("--quiet", help="Log warnings only, not every request.")] = False,
-) -> None:
-    """Serve SandboxFusion's API until SIGTERM or Ctrl-C. The log goes to stderr, one JSON object per line."""
-    from recipe.sandbox import command
-
-    command.serve(
-        token_file,
-        no_token,
-        host=host,
-        port=port,
-        socket=str(socket) if socket is not None else None,
-        isolation=str(isolation),
-        accept_unsandboxed=allow_unsandboxed or i_accept_unsandboxed,
-        max_concurrent=max_concurrent,
-        max_queue=max_queue,
-        memory_mb=memory_mb,
-        max_memory_mb=max_memory_mb,
-        max_sessions=max_sessions,
-        sessions_mb=sessions_mb,
-        grace_s=grace_s,
-        log_level="warning" if quiet else "info",
-    )
+    serve(context.args, context.command_path)

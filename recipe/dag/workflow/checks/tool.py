@@ -12,11 +12,11 @@ from recipe.dag.core.problem import KeyPath, Problem
 from recipe.dag.core.suggestion import listing
 from recipe.dag.tools.base import BuiltinTool
 from recipe.dag.tools.builtin import BUILTIN
+from recipe.dag.tools.sandbox import MAX_RUN_S
 from recipe.dag.types.tool import problem_of_parameters
 from recipe.dag.workflow.agent_schema import DeclaredTool, ToolSpec
 from recipe.dag.workflow.draft import Draft
 from recipe.dag.workflow.resolve_tools import each_tool
-from recipe.sandbox.wire import MAX_RUN_S
 
 BY_BUILT_IN = ("max_timeout_s", "memory_mb", "auto_print")
 """Options that the engine cannot apply to a tool: only built-in tools read them."""
