@@ -13,6 +13,7 @@ import time
 from collections.abc import Mapping
 from contextlib import AsyncExitStack
 from dataclasses import dataclass, field
+from typing import Any
 
 from recipe.sandbox import wire
 from recipe.sandbox.fair_queue import FairQueue
@@ -68,9 +69,24 @@ class Jobs:
         self.sessions = sessions
         self.limits = limits
         self.max_memory_mb = max(max_memory_mb, limits.memory_mb)
+        self.served = 0
+        """Requests that were answered."""
 
     async def run(self, request: JobRequest) -> Execution:
         """Run one job. Raises SandboxError, Overloaded, NoSession."""
+        try:
+            return await self._run(request)
+        except OSError as error:  # such as a full disk: the request did not cause it
+            raise SandboxError(f"{type(error).__name__}: {error}") from error
+
+    async def answer(self, request: JobRequest) -> dict[str, Any]:
+        """Run one job and return the answer of /run_code. Raises Overloaded, NoSession."""
+        try:
+            return wire.answer(await self.run(request))
+        except SandboxError as error:
+            return wire.refusal(request.job.code, error)
+
+    async def _run(self, request: JobRequest) -> Execution:
         job = request.job
         wire.check_language(job.language)
         for name, value in (("run_timeout", job.timeout_s), ("compile_timeout", job.compile_timeout_s)):

@@ -66,7 +66,7 @@ class Request(BaseModel):
 
 
 class JobRequest(Request):
-    """The fields that /run_code and /run_jupyter share. This server adds `session_id`, the session to run in, and
+    """The fields of a request that runs a program. This server adds `session_id`, the session to run in, and
     `share`, sessions to mount read-only at /in/NAME."""
 
     memory_limit_mb: int = Field(default=-1, alias="memory_limit_MB")
@@ -86,14 +86,6 @@ class RunCodeRequest(JobRequest):
     language: Language
     args: list[Text] = Field(default_factory=list)
     """Arguments of pytest; other languages ignore them."""
-
-
-class RunJupyterRequest(JobRequest):
-    cells: list[Text]
-    cell_timeout: float = 0
-    """Seconds; at 0 and below there is no limit."""
-    total_timeout: float = 45
-    kernel: Literal["python3"] = "python3"
 
 
 def parse(model: type[Model], data: Any) -> Model:

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from recipe.sandbox import jupyter
+from recipe.sandbox.sandboxfusion import jupyter
 
 DRIVER = Path(jupyter.__file__).with_name("jupyter_driver.py")
 needs_ipython = pytest.mark.skipif(find_spec("IPython") is None, reason="IPython is not installed")

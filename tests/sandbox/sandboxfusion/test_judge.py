@@ -8,8 +8,9 @@ import time
 
 import pytest
 
-from recipe.sandbox import judge, wire
+from recipe.sandbox import wire
 from recipe.sandbox.fair_queue import Overloaded
+from recipe.sandbox.sandboxfusion import judge
 
 
 @pytest.mark.parametrize(

@@ -10,7 +10,7 @@ import dataclasses
 import functools
 import json
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 from pydantic import BaseModel, ConfigDict, JsonValue, TypeAdapter, ValidationError
 from pydantic_core import to_json
@@ -25,9 +25,15 @@ _ANSWER_BYTES = 16 << 20
 """Limit on the results of all cells together, as JSON."""
 _BRACKETS = 200_000
 """Limit on the brackets of a cell's results: decoding lists and objects is what costs time."""
-
-
 _LINE = TypeAdapter(tuple[str, str, str])
+
+
+class RunJupyterRequest(wire.JobRequest):
+    cells: list[wire.Text]
+    cell_timeout: float = 0
+    """Seconds; at 0 and below there is no limit."""
+    total_timeout: float = 45
+    kernel: Literal["python3"] = "python3"
 
 
 class Shown(BaseModel):
@@ -39,7 +45,7 @@ class Shown(BaseModel):
     error: list[dict[str, JsonValue]]
 
 
-def job_request(request: wire.RunJupyterRequest, client: str) -> JobRequest:
+def job_request(request: RunJupyterRequest, client: str) -> JobRequest:
     """Return the job that runs the cells. Raises SandboxError."""
     wire.check_seconds("cell_timeout", request.cell_timeout)
     stdin = {
@@ -64,7 +70,7 @@ def job_request(request: wire.RunJupyterRequest, client: str) -> JobRequest:
     )
 
 
-def answer(request: wire.RunJupyterRequest, execution: Execution) -> tuple[str, bytes]:
+def answer(request: RunJupyterRequest, execution: Execution) -> tuple[str, bytes]:
     """Return the status and the answer as JSON. The status is Success if every cell was answered, even if one raised;
     there are no cells if the time ran out."""
     run = execution.run
