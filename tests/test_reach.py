@@ -17,7 +17,7 @@ def reach():
 def test_a_module_reaches_its_importers_and_their_tests_but_no_others(reach):
     tests = reach("recipe/dag/credit/vote.py")
     assert {"tests/credit/test_credit_vote.py", "tests/reward/test_reward_group.py"} <= tests  # group.py imports it
-    assert not {"tests/tiny/test_tiny_build.py", "tests/sandbox/test_sandbox_server.py"} & tests
+    assert not {"tests/tiny/test_tiny_build.py", "tests/sandbox/test_sandbox_routes.py"} & tests
 
 
 def test_a_file_without_imports_reaches_the_tests_that_name_it(reach):

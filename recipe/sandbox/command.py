@@ -15,7 +15,7 @@ from typing import Any
 
 from recipe.sandbox.engines import ISOLATIONS
 from recipe.sandbox.errors import CannotIsolate, CannotStart
-from recipe.sandbox.serve import Options, check, run
+from recipe.sandbox.server import Options, check, run
 
 
 def serve(arguments: Sequence[str], name: str) -> None:

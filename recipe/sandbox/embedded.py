@@ -16,7 +16,7 @@ from contextlib import suppress
 from typing import Any
 
 from recipe.sandbox.errors import CannotIsolate, CannotStart
-from recipe.sandbox.serve import Options, check, run
+from recipe.sandbox.server import Options, check, run
 
 
 def main() -> None:

@@ -22,7 +22,7 @@ import aiohttp
 import httpx
 import pytest
 
-from recipe.sandbox import serve as serving
+from recipe.sandbox import server as serving
 from tests.sandbox.processes import sleepers, until
 
 SECONDS = str(800_000 + os.getpid())
