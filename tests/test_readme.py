@@ -116,10 +116,11 @@ retool/test_retool_tiny.py::test_the_stages_run_in_order_each_on_the_model_of_th
 retool/test_retool_train_script.py::test_the_arguments_become_settings_and_the_rest_follows: needs GPUs
   bash recipe/retool/train_retool_grpo.sh SFT_OUTPUT DATA outputs/retool trainer.total_training_steps=200
 sandbox/test_sandbox_serve.py::test_a_token_opens_other_addresses: serves until it is stopped
-  verl-dag sandbox serve --host 0.0.0.0 --token-file token --max-concurrent 32 --memory-mb 2048
+  python -m recipe.sandbox --host 0.0.0.0 --token-file token --max-concurrent 32 --memory-mb 2048
 sandbox/test_sandbox_serve.py::test_a_unix_socket_of_this_user_only: serves until it is stopped
+  python -m recipe.sandbox
+  python -m recipe.sandbox --socket /run/user/1000/sandbox.sock
   verl-dag sandbox serve
-  verl-dag sandbox serve --socket /run/user/1000/sandbox.sock
 app/test_recipes.py::test_a_script_runs_in_a_folder_with_links_to_the_project_and_this_python: takes minutes
   verl-dag run retool_ma --tiny
 app/test_cli.py::test_import_prints_or_writes_a_file_that_loads: needs a file of siiRL's

@@ -1,4 +1,4 @@
-"""A server with SandboxFusion's API: `/run_code`, `/v1/ping`, `/v1/status`, and the routes of sessions and of
+"""The application with SandboxFusion's API: `/run_code`, `/v1/ping`, `/v1/status`, and the routes of sessions and of
 `sandboxfusion`.
 
 Invariant: a handler reads, checks, runs and answers; only the files of a session outlive the answer. A client that

@@ -13,7 +13,10 @@ import pytest
 
 from recipe.sandbox import body
 from recipe.sandbox.fair_queue import default_slots
-from recipe.sandbox.limits import MAX_RUN_S
+from recipe.sandbox.limits import MAX_RUN_S, Limits
+from recipe.sandbox.server import Options
+from recipe.sandbox.sessions import DEFAULT_QUOTA_MB, DEFAULT_TTL_S
+from recipe.sandbox.wire import RunCodeRequest
 
 README = (Path(__file__).parents[2] / "recipe/sandbox/README.md").read_text()
 
@@ -58,3 +61,9 @@ def test_every_option_in_the_readme_exists(env):
 def test_the_figures_in_the_readme_match_the_code():
     assert body.BODY_TIMEOUT_S == 30 and body.MAX_BODY_BYTES == 32 << 20 and MAX_RUN_S == 3600
     assert default_slots() >= 8
+    limits, options, request = Limits(), Options(), RunCodeRequest(code="", language="python")
+    assert (limits.processes, limits.open_files, limits.file_mb, limits.output_bytes) == (64, 256, 64, 1 << 20)
+    assert request.run_timeout == request.compile_timeout == 10
+    assert (options.memory_mb, options.max_memory_mb, options.max_queue, options.grace_s) == (1024, 8192, 1024, 5)
+    assert (options.max_sessions, options.sessions_mb) == (1024, 8192)
+    assert (DEFAULT_QUOTA_MB, DEFAULT_TTL_S) == (256, 3600)
