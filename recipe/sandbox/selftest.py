@@ -1,6 +1,6 @@
 """Checks that the sandbox works on this machine and withstands attacks.
 
-Invariant: it starts the server that a run would start, with full isolation, and everything that it reports was tried:
+Invariant: it starts the server that a run would start, and everything that it reports was tried:
 two programs that must succeed, and attacks on the host that must fail.
 """
 
@@ -10,36 +10,18 @@ import secrets
 import socket
 import subprocess
 import tempfile
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from importlib.util import find_spec
 from pathlib import Path
-from typing import Protocol
+from typing import Any
+
+import aiohttp
 
 from recipe.sandbox.launch import LocalSandbox
 
 _PROGRAMS = {"print": ("print(1 + 1)", "2"), "numpy": ("import numpy; print(int(numpy.arange(5).sum()))", "10")}
-
-
-class Result(Protocol):
-    """The result of a program."""
-
-    @property
-    def status(self) -> str: ...
-    @property
-    def stdout(self) -> str: ...
-    @property
-    def stderr(self) -> str: ...
-    @property
-    def seconds(self) -> float: ...
-
-
-class Client(Protocol):
-    """What a client of the server must have."""
-
-    async def run_code(self, code: str, *, timeout_s: float = ...) -> Result: ...
-    async def close(self) -> None: ...
 
 
 @dataclass
@@ -59,34 +41,37 @@ class Report:
         )
 
 
-async def run(connect: Callable[[str, str], Client]) -> Report:
-    """Start a sandbox and test it. Raises CannotStart.
-
-    connect: makes a client from the server's URL and token.
-    """
-    local = LocalSandbox(max_concurrent=2)
-    report, client = Report(), None
+async def run() -> Report:
+    """Start a sandbox and test it. Raises CannotStart."""
+    local, report = LocalSandbox(max_concurrent=2), Report()
+    await local.start()
+    report.isolation, report.memory = local.isolation, local.memory
+    headers = {"Authorization": f"Bearer {local.token}"}
     try:
-        client = connect(await local.start(), local.token)
-        report.isolation, report.memory = local.isolation, local.memory
-        for name, (code, expected) in _PROGRAMS.items():
-            if name == "numpy" and find_spec("numpy") is None:
-                continue
-            result = await client.run_code(code)
-            if result.status != "success" or result.stdout.strip() != expected:
-                report.problems.append(f"{name}: {_describe(result)}")
-            if name == "print":
-                report.seconds = result.seconds
-        with _bait() as attacks:
-            for name, code in attacks.items():
-                result = await client.run_code(code, timeout_s=10)
-                if result.stdout.strip() != "held":
-                    report.problems.append(f"{name}: the sandbox does not stop this attack ({_describe(result)})")
+        async with aiohttp.ClientSession(connector=aiohttp.UnixConnector(local.socket), headers=headers) as http:
+            for name, (code, expected) in _PROGRAMS.items():
+                if name == "numpy" and find_spec("numpy") is None:
+                    continue
+                answer = await _run_code(http, code)
+                if answer["status"] != "Success" or answer["run_result"]["stdout"].strip() != expected:
+                    report.problems.append(f"{name}: {_describe(answer)}")
+                elif name == "print":
+                    report.seconds = answer["run_result"]["execution_time"]
+            with _bait() as attacks:
+                for name, code in attacks.items():
+                    answer = await _run_code(http, code)
+                    if answer["run_result"] is None or answer["run_result"]["stdout"].strip() != "held":
+                        report.problems.append(f"{name}: the sandbox does not stop this attack ({_describe(answer)})")
     finally:
-        if client is not None:
-            await client.close()
         await local.stop()
     return report
+
+
+async def _run_code(http: aiohttp.ClientSession, code: str) -> dict[str, Any]:
+    request = {"code": code, "language": "python", "run_timeout": 20}
+    async with http.post("http://localhost/run_code", json=request) as answer:
+        answer.raise_for_status()
+        return await answer.json()
 
 
 @contextmanager
@@ -119,5 +104,6 @@ def _attempt(expression: str) -> str:
     return f"import glob, socket\ntry:\n    {expression}\n{failed}\nelse:\n    print('got in')\n"
 
 
-def _describe(result: Result) -> str:
-    return f"{result.status}: {result.stdout[-200:]!r} {result.stderr[-200:]!r}"
+def _describe(answer: dict[str, Any]) -> str:
+    run = answer["run_result"] or {"stdout": "", "stderr": answer["message"]}
+    return f"{answer['status']}: {run['stdout'][-200:]!r} {run['stderr'][-200:]!r}"

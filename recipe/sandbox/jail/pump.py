@@ -9,11 +9,10 @@ from __future__ import annotations
 
 import array
 import asyncio
+import codecs
 import fcntl
 import os
 import termios
-
-from recipe.sandbox.decode import decode
 
 _CHUNK = 1 << 16
 _available = array.array("i", [0])
@@ -63,7 +62,12 @@ class Pump:
         self._read = -1
 
     def text(self) -> str:
-        return decode(bytes(self._kept), cut=self._cut)
+        """Return the kept bytes; as in SandboxFusion, what is not UTF-8 is replaced by one line that says why."""
+        try:
+            # An incomplete last character is omitted if what followed was dropped.
+            return codecs.getincrementaldecoder("utf-8")().decode(bytes(self._kept), final=not self._cut)
+        except UnicodeDecodeError as error:
+            return f"[DecodeError] {error}"
 
     def _take(self) -> bool:
         try:
