@@ -16,9 +16,9 @@ from collections.abc import AsyncIterator, Iterator
 from contextlib import AsyncExitStack, asynccontextmanager, contextmanager
 from dataclasses import dataclass, field
 
-from recipe.sandbox.access import Access
 from recipe.sandbox.fair_queue import Overloaded
 from recipe.sandbox.places import Place, Store
+from recipe.sandbox.read_write_lock import ReadWriteLock
 
 logger = logging.getLogger(__name__)
 
@@ -44,7 +44,7 @@ class Session:
     touched: float = field(default_factory=time.monotonic)
     users: int = 0
     removed: bool = False
-    access: Access = field(default_factory=Access)
+    lock: ReadWriteLock = field(default_factory=ReadWriteLock)
 
     @property
     def left_s(self) -> float:
@@ -132,7 +132,7 @@ class Sessions:
         """Use a session as its only user, or with others that only read it. Raises NoSession, Overloaded."""
         async with AsyncExitStack() as stack:
             session = stack.enter_context(self.use(identifier))
-            access = session.access.write if write else session.access.read
+            access = session.lock.write if write else session.lock.read
             try:
                 await stack.enter_async_context(access(patience_s))
             except TimeoutError:

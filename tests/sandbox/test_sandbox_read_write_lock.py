@@ -4,15 +4,15 @@ import asyncio
 
 import pytest
 
-from recipe.sandbox.access import Access
+from recipe.sandbox.read_write_lock import ReadWriteLock
 
 
 def test_readers_together_writers_alone_in_the_order_of_asking():
     async def scenario() -> list[str]:
-        access, log = Access(), []
+        lock, log = ReadWriteLock(), []
 
         async def use(how: str, name: str) -> None:
-            async with getattr(access, how)(30):
+            async with getattr(lock, how)(30):
                 log.append(f"+{name}")
                 await asyncio.sleep(0.02)
                 log.append(f"-{name}")
@@ -29,17 +29,17 @@ def test_readers_together_writers_alone_in_the_order_of_asking():
 @pytest.mark.parametrize("holder", ["read", "write"])
 def test_who_gives_up_leaves_access_to_others(holder):
     async def scenario() -> None:
-        access = Access()
-        async with getattr(access, holder)(30):
+        lock = ReadWriteLock()
+        async with getattr(lock, holder)(30):
             with pytest.raises(TimeoutError):
-                async with access.write(0.01):
+                async with lock.write(0.01):
                     pass
-            waiting = asyncio.create_task(access.write(30).__aenter__())
+            waiting = asyncio.create_task(lock.write(30).__aenter__())
             await asyncio.sleep(0.01)
             waiting.cancel()
-        async with access.write(1):
+        async with lock.write(1):
             pass
-        async with access.read(1), access.read(1):
+        async with lock.read(1), lock.read(1):
             pass
 
     asyncio.run(scenario())

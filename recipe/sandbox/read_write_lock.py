@@ -11,7 +11,7 @@ from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 
 
-class Access:
+class ReadWriteLock:
     def __init__(self):
         self._turn = asyncio.Lock()
         self._readers = 0
