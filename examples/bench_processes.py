@@ -55,6 +55,7 @@ async def play(counts: list[int], episodes: int, wait: float, rounds: int, folde
     from recipe.dag.loading.workflow_file import load_workflow
     from recipe.dag.policy.policy import PolicySpec
     from recipe.dag.train.rollout_processes import RolloutProcesses, SpreadRunner
+    from recipe.dag.train.rollout_worker import WorkerSpec
 
     tokenizer = train_tokenizer()
     tokenizer.save_pretrained(folder)
@@ -70,7 +71,8 @@ async def play(counts: list[int], episodes: int, wait: float, rounds: int, folde
     ]
     digests = set()
     started = time.perf_counter()
-    processes = await RolloutProcesses.start(max(counts), {"main": spec}, endpoints, make_tools=make_tools, seed=0)
+    workers = WorkerSpec({"main": spec}, make_tools, seed=0)
+    processes = await RolloutProcesses.start(max(counts), workers, endpoints)
     print(f"started in {time.perf_counter() - started:.1f} s", flush=True)
     try:
         for count in counts:

@@ -58,7 +58,7 @@ for command in ("validate", "plan"):
         cli.main()
     except SystemExit as ended:
         assert not ended.code
-    slow = {{"hydra", "aiohttp", "jinja2", "recipe.dag.app.main", "recipe.dag.coach"}}
+    slow = {{"hydra", "aiohttp", "jinja2", "recipe.dag.app.launch", "recipe.dag.coach"}}
     slow = slow if command == "validate" else set()
     check(command, heavy | slow | {{"numpy"}})
 from recipe.dag import {", ".join(dag.__all__)}
@@ -164,7 +164,7 @@ def test_a_server_plays():
 
 def test_settings_are_nested_or_dotted_and_of_any_type(monkeypatch, tmp_path):
     typed = []
-    monkeypatch.setattr("recipe.dag.app.main.launch", lambda *arguments: typed.append(arguments) or tmp_path)
+    monkeypatch.setattr("recipe.dag.app.launch.launch", lambda *arguments: typed.append(arguments) or tmp_path)
     Journal(tmp_path).metrics(1, {"val/accuracy": 0.5})
     options = {"trainer": {"logger": ["console"], "val_only": False}, "data.train_files": Path("it's.parquet")}
     run = verl_dag.train(

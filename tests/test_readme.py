@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-import recipe.dag.app.main
+import recipe.dag.app.launch
 from recipe.dag.app import cli
 from recipe.dag.episode.load import load_user_code
 from recipe.dag.loading.workflow_file import load_workflow
@@ -289,13 +289,14 @@ def test_command_runs(command, project, monkeypatch, capfd, zygote):
     """`train` and `eval` run up to where they would start Ray."""
     started = []
 
-    async def start(config, workflow, **kwargs):
+    async def start(run, cluster=None):
+        workflow = run.workflow
         local = [workflow.policies[name] for name in workflow.local_policies()]
         assert all(resolve_env(policy.model.path, "model.path") for policy in local)
-        started.append((config, workflow))
+        started.append((run.config, workflow))
 
-    monkeypatch.setattr(recipe.dag.app.main, "run", start)
-    monkeypatch.setattr(recipe.dag.app.main, "prepare_environment", lambda platform: None)
+    monkeypatch.setattr(recipe.dag.app.launch, "execute", start)
+    monkeypatch.setattr(recipe.dag.app.launch, "prepare_environment", lambda platform: None)
     monkeypatch.delenv("MODEL_PATH", raising=False)
     program, *arguments = shlex.split(command)
     if program == "python":

@@ -20,7 +20,7 @@ from omegaconf.errors import OmegaConfBaseException
 from recipe.dag.app import main as engine
 from recipe.dag.app.preflight import check_overrides
 from recipe.dag.core.errors import UserError
-from recipe.dag.core.problem import Problem, WorkflowError
+from recipe.dag.core.problem import Problem, WorkflowError, mistakes_reported
 from recipe.dag.loading.edits import PREFIX, Edit, load_edited, paths_of, split_edits
 from recipe.dag.report.run_record import launches
 from recipe.dag.settings.compose import compose_config, typed_settings
@@ -153,6 +153,7 @@ def _restore(path: Path, before: str | None, folder_is_new: bool) -> None:
             path.parent.rmdir()
 
 
+@mistakes_reported
 def main(argv: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(
         prog="python -m recipe.marft.train", description=(__doc__ or "").partition("\n")[0]
@@ -161,25 +162,18 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("--show", action="store_true", help="print the translated flags and exit")
     parser.add_argument("arguments", nargs="*", metavar="key=value")
     args = parser.parse_args(argv)
-    try:
-        run = prepared(args.config_name, args.arguments)
-        for warning in run.warnings if args.show else run.unreported:
-            print(warning.as_warning(), file=sys.stderr)
-        if args.show:
-            print("\n".join(run.overrides))
-            if run.text is not None:
-                print(f"\n# {run.copy}\n{run.text}", end="")
-            return 0
-        before, folder_is_new = _content(run.copy), not run.copy.parent.exists()
-        earlier = launches(run.copy.parent)
+    run = prepared(args.config_name, args.arguments)
+    for warning in run.warnings if args.show else run.unreported:
+        print(warning.as_warning(), file=sys.stderr)
+    if args.show:
+        print("\n".join(run.overrides))
         if run.text is not None:
-            _write(run.copy, run.text)
-    except WorkflowError as error:
-        print(error, file=sys.stderr)
-        return 2
-    except UserError as error:
-        print(f"error: {error}", file=sys.stderr)
-        return 2
+            print(f"\n# {run.copy}\n{run.text}", end="")
+        return 0
+    before, folder_is_new = _content(run.copy), not run.copy.parent.exists()
+    earlier = launches(run.copy.parent)
+    if run.text is not None:
+        _write(run.copy, run.text)
     code = engine.main(["--config-path", str(CONFIG), "--config-name", args.config_name, *run.overrides])
     if code == 2 and run.text is not None and launches(run.copy.parent) == earlier:
         _restore(run.copy, before, folder_is_new)

@@ -14,7 +14,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-import recipe.dag.app.main
+import recipe.dag.app.launch
 from recipe.dag.app import cli, doctor
 from recipe.dag.app.evaluate import find_checkpoint, option
 from recipe.dag.core.errors import UserError
@@ -52,17 +52,16 @@ def verl_dag(monkeypatch, capsys, tmp_path):
     """Runs verl-dag in an empty folder, up to where it would start Ray: (exit code, stderr, config, workflow)."""
     monkeypatch.chdir(tmp_path)
     monkeypatch.delenv("MODEL_PATH", raising=False)
-    monkeypatch.setattr(recipe.dag.app.main, "prepare_environment", lambda platform: None)
+    monkeypatch.setattr(recipe.dag.app.launch, "prepare_environment", lambda platform: None)
 
     def run(*arguments) -> SimpleNamespace:
-        started = SimpleNamespace(config=None, workflow=None, evaluate_only=None)
+        started = SimpleNamespace(config=None, workflow=None, evaluation=None)
 
-        async def start(config, workflow, *, evaluate_only, evaluated, **_options):
-            started.config, started.workflow, started.evaluate_only = config, workflow, evaluate_only
-            started.evaluated = evaluated
+        async def start(run, cluster):
+            started.config, started.workflow, started.evaluation = run.config, run.workflow, run.evaluation
             started.model = os.environ.get("MODEL_PATH")
 
-        monkeypatch.setattr(recipe.dag.app.main, "run", start)
+        monkeypatch.setattr(recipe.dag.app.launch, "execute", start)
         monkeypatch.setattr(sys, "argv", ["verl-dag", *map(str, arguments)])
         with pytest.raises(SystemExit) as ended:
             cli.main()
@@ -99,7 +98,7 @@ def refused(done, *words):
 
 def test_eval_freezes_every_policy_and_drops_the_training_chain(verl_dag):
     done = verl_dag("eval", SEPARATE, "--model", "a model, with=signs", "--data", "x.jsonl")
-    assert (done.code, done.evaluate_only, done.model) == (0, True, "a model, with=signs")
+    assert (done.code, done.evaluation is not None, done.model) == (0, True, "a model, with=signs")
     assert done.workflow.trained_policies() == () and done.workflow.training_nodes == ()
     assert [node.node_id for node in done.workflow.nodes] == ["plan", "execute", "verify", "reward", "team"]
 
@@ -132,7 +131,7 @@ def test_a_checkpoint_means_the_last_step_unless_one_is_named(verl_dag, checkpoi
     root = checkpoint(latest=10)
     done = verl_dag("eval", SHARED, "--checkpoint", f"outputs/{given}", "--data", "x", "--output", "o")
     assert done.workflow.policies["main"].model.path.endswith("global_step_10/main/actor/huggingface")
-    assert done.evaluated.name == "global_step_10"
+    assert done.evaluation.weights.name == "global_step_10"
     assert find_checkpoint(root / "global_step_20") == root / "global_step_20"
 
 
@@ -200,7 +199,7 @@ def test_retool_ma_keys_mean_ours(verl_dag):
 @pytest.mark.parametrize("workflow", [f"workflow={SHARED}", SHARED])
 def test_train_is_the_same_as_main(verl_dag, workflow):
     done = verl_dag("train", workflow, "data.train_files=t.parquet", "seed=5")
-    assert (done.code, done.evaluate_only, done.config.seed) == (0, False, 5)
+    assert (done.code, done.evaluation, done.config.seed) == (0, None, 5)
     assert done.workflow == load_workflow(SHARED)
     refused(verl_dag("train", SHARED, f"workflow={SHARED}"), "names the workflow, too; pass only one")
     refused(verl_dag("train", f"workflow={SHARED}"), "data.train_files")

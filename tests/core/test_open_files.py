@@ -6,7 +6,7 @@ import resource
 
 import pytest
 
-from recipe.dag.app import main
+from recipe.dag.app import launch
 from recipe.dag.core.open_files import shortage
 
 
@@ -25,13 +25,13 @@ def test_a_run_raises_it_and_says_where_that_is_too_little(evaluate_only, tmp_pa
         coroutine.close()
         limits.append(resource.getrlimit(resource.RLIMIT_NOFILE)[0])
 
-    monkeypatch.setattr(main.asyncio, "run", started)
-    monkeypatch.setattr(main, "prepare_environment", lambda platform: None)
+    monkeypatch.setattr(launch.asyncio, "run", started)
+    monkeypatch.setattr(launch, "prepare_environment", lambda platform: None)
     options = ["workflow=workflows/workflow_retool_ma.yaml", "model_path=m", "platform=cpu", "data.train_files=t"]
     options += [f"output_dir={tmp_path}", f"rollout.max_in_flight={before[1]}"]
     try:
         resource.setrlimit(resource.RLIMIT_NOFILE, (512, before[1]))
-        main.launch("dag", options, evaluate_only=evaluate_only)
+        launch.launch("dag", options, evaluation=launch.Evaluation() if evaluate_only else None)
     finally:
         resource.setrlimit(resource.RLIMIT_NOFILE, before)
     assert limits == [before[1]]

@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from recipe.dag.app.main import launch
+from recipe.dag.app.launch import Evaluation, launch
 from recipe.dag.core.errors import UserError
 from recipe.dag.core.output_lock import locked
 from recipe.dag.train.sft import launch as sft
@@ -124,4 +124,5 @@ def test_a_second_run_in_a_folder_is_refused(tmp_path, entry):
             folders = [f"output_dir={tmp_path}/other", f"trainer.default_local_dir={tmp_path}"]
             launch("dag", [*workflow, DATA["train"], *folders])
         else:
-            launch("dag", [*workflow, DATA[entry], f"output_dir={tmp_path}"], evaluate_only=entry == "eval")
+            evaluation = Evaluation() if entry == "eval" else None
+            launch("dag", [*workflow, DATA[entry], f"output_dir={tmp_path}"], evaluation=evaluation)

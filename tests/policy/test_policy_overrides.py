@@ -7,7 +7,7 @@ import sys
 
 import pytest
 
-from recipe.dag.app.main import launch
+from recipe.dag.app.launch import launch
 from recipe.dag.app.preflight import check_overrides
 from recipe.dag.core.problem import WorkflowError
 from recipe.dag.settings.compose import compose_config

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 from omegaconf import OmegaConf
 
-from recipe.dag.app import cli, main
+from recipe.dag.app import cli, launch, main
 from recipe.dag.core.errors import UserError
 from recipe.dag.settings.compose import compose_config
 
@@ -227,7 +227,7 @@ def test_a_configuration_file_may_have_keys_of_its_own_that_others_take_their_va
 @pytest.mark.parametrize("entry", ["main", "main --eval", "main --check", "train", "eval", "plan", "doctor"])
 def test_every_entry_point_ends_with_one_line_and_exit_code_2(entry, argument, monkeypatch, capsys, tmp_path):
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr(main, "prepare_environment", lambda platform: pytest.fail("a run was started"))
+    monkeypatch.setattr(launch, "prepare_environment", lambda platform: pytest.fail("a run was started"))
     files = [f"workflow={WORKFLOW}", "data.train_files=t.parquet", argument]
     if entry.startswith("main"):
         code = main.main([*entry.split()[1:], *files])

@@ -60,7 +60,7 @@ def workflow_of(tmp_path):
 @pytest.fixture
 def project(tmp_path, tiny_model, monkeypatch):
     """A workflow with its code and problems; a run of it raises `projects.Started` where it would start."""
-    from recipe.dag.train import setup
+    from recipe.dag.train.resources import Resources
     from tests.train import projects
 
     folder = tmp_path / "project"
@@ -78,5 +78,5 @@ def project(tmp_path, tiny_model, monkeypatch):
     async def start(*args, **options):
         raise projects.Started
 
-    monkeypatch.setattr(setup.Resources, "open", start)
+    monkeypatch.setattr(Resources, "open", start)
     return folder

@@ -11,7 +11,7 @@ import torch
 from omegaconf import DictConfig, OmegaConf
 from ruamel.yaml import YAML
 
-from recipe.dag.app.main import launch
+from recipe.dag.app.launch import launch
 from recipe.dag.loading.workflow_file import load_workflow
 from recipe.dag.settings import defaults
 from recipe.dag.settings.compose import compose_config

@@ -169,7 +169,7 @@ def test_a_run_charges_for_length_and_leaves_out_what_was_cut_off(dapo, monkeypa
         _runner_of=lambda workflow: None,
         _one_call_per_row=lambda: False,
         sampler=Sampler(1, 1, 0),
-        train_samples=[{}],
+        inputs=SimpleNamespace(train=[{}]),
         batches_consumed=0,
         config=SimpleNamespace(
             actor_rollout_ref=SimpleNamespace(rollout=SimpleNamespace(n=2)),

@@ -150,7 +150,7 @@ def test_a_resumed_run_draws_the_samples_that_it_would_have_drawn(monkeypatch, r
         made = SimpleNamespace(
             workflow=workflow(3),
             sampler=sampler,
-            train_samples=samples,
+            inputs=SimpleNamespace(train=samples),
             config=rollout,
             batches_consumed=batches_consumed,
         )

@@ -11,7 +11,8 @@ import pytest
 from recipe.dag.core.errors import UserError
 from recipe.dag.policy.cluster import Cluster
 from recipe.dag.report.run_record import launches
-from recipe.dag.train import setup
+from recipe.dag.train.api_policies import ApiPolicies
+from recipe.dag.train.resources import Resources
 from recipe.dag.train.resume import find_start
 from tests.train.projects import PROBLEMS, Started, edit, go, inputs, launched, other_weights, save
 
@@ -198,14 +199,14 @@ def test_an_option_that_an_earlier_version_did_not_know_is_no_difference_unless_
 def test_the_fingerprint_is_kept_in_the_checkpoint_and_what_it_is_made_of_in_the_launch(project, monkeypatch):
     seen = {}
 
-    async def open_resources(*args, **options):
-        return setup.Resources()
+    async def open_resources(config, workflow, *args, **options):
+        return Resources(ApiPolicies(workflow, config.output_dir))
 
     def start(cluster):
         (seen["launch"],) = launches(project / "out")
         raise Started
 
-    monkeypatch.setattr(setup.Resources, "open", open_resources)
+    monkeypatch.setattr(Resources, "open", open_resources)
     monkeypatch.setattr(Cluster, "start", start)
     launched(project)
     kept = json.loads((seen["launch"] / "fingerprint.json").read_text())

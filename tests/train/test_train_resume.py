@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 from omegaconf import OmegaConf
 
-from recipe.dag.app.main import launch
+from recipe.dag.app.launch import Evaluation, launch
 from recipe.dag.core.errors import UserError
 from recipe.dag.report.run_record import launches
 from recipe.dag.train import checkpoint
@@ -114,7 +114,7 @@ def test_an_evaluation_of_a_checkpoint_says_what_is_not_as_in_training(project, 
     def evaluate(*more: str) -> str:
         options = [o for o in overrides_of(project, *more) if not o.startswith(("output_dir", "data.train"))]
         with pytest.raises(Started):
-            launch("dag", [*options, f"output_dir={project}/eval"], evaluate_only=True, weights=project / "out")
+            launch("dag", [*options, f"output_dir={project}/eval"], evaluation=Evaluation(project / "out"))
         return reported(capsys)
 
     # another estimator, n, learning rate or other problems have no part in an evaluation
@@ -170,5 +170,5 @@ def test_a_damaged_model_is_not_evaluated_and_one_that_a_resume_does_not_read_ma
     flip_last(next((bad / "main" / "actor" / "huggingface").glob("*.safetensors")))
     options = [o for o in overrides_of(project) if not o.startswith(("output_dir", "data.train"))]
     with pytest.raises(UserError, match=f"damaged.*the last intact checkpoint is {good}: pass --checkpoint {good}"):
-        launch("dag", [*options, f"output_dir={project}/eval"], evaluate_only=True, weights=project / "out")
+        launch("dag", [*options, f"output_dir={project}/eval"], evaluation=Evaluation(project / "out"))
     launched(project)

@@ -87,9 +87,9 @@ def test_a_run_rolls_out_and_trains_with_the_policies_of_its_step_and_validates_
         report=SimpleNamespace(coach_bias_steps=4),
     )
     resources = SimpleNamespace(
-        metrics=dict, spent=dict, runner=lambda config, workflow, policies: SimpleNamespace(workflow=workflow)
+        policies={}, mixing=None, metrics=dict, runner=lambda config, workflow: SimpleNamespace(workflow=workflow)
     )
-    trainer = Trainer(config, workflow, {}, resources, train_samples=[{}], val_samples=[{}])
+    trainer = Trainer(config, workflow, resources, SimpleNamespace(train=[{}], val=[{}], start=None))
     trainer.journal = SimpleNamespace(episodes=lambda *a, **k: None)
 
     async def report(step, metrics):

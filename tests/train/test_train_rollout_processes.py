@@ -9,7 +9,6 @@ import pickle
 import sys
 from concurrent.futures import Future
 from dataclasses import replace
-from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -24,7 +23,9 @@ from recipe.dag.episode.remote.connect import ApiSpec
 from recipe.dag.episode.runner import EpisodeRunner
 from recipe.dag.episode.tool_limits import Limit, LimitedTool
 from recipe.dag.loading.workflow_file import load_workflow
-from recipe.dag.train import rollout_processes, rollout_worker, setup
+from recipe.dag.train import rollout_processes, rollout_worker
+from recipe.dag.train.api_policies import ApiPolicies
+from recipe.dag.train.resources import Resources
 from recipe.dag.train.rollout_processes import RolloutProcesses, SpreadRunner, choose_processes
 from recipe.dag.train.rollout_worker import RolloutWorker, WorkerSpec
 from recipe.dag.types.model import Api
@@ -125,9 +126,8 @@ def many(flow, scripted_server):
 
     def make(count: int, *, sandbox=None, ensure=None, dies=(), make_tools=lambda workflow, client: {}):
         environ = {"FROM_THE_DRIVER": "yes"}
-        spec = WorkerSpec(
-            {"main": policy}, sandbox, ensure is not None, make_tools, 7, 1, os.getcwd(), ("/nowhere",), environ
-        )
+        options = {"sandbox": sandbox, "restarts": ensure is not None, "path": ("/nowhere",), "environ": environ}
+        spec = WorkerSpec({"main": policy}, make_tools, 7, **options)
         actors = [Actor(RolloutWorker(spec), dies=number in dies) for number in range(count)]
         processes = RolloutProcesses(actors, {"main": endpoint}, ensure)
         processes.actors = actors
@@ -323,8 +323,8 @@ def fake_ray(monkeypatch):
 
 
 def test_workers_divide_the_sandboxs_limit(fake_ray):
-    start = partial(RolloutProcesses.start, make_tools=dict, sandbox={"url": "u", "max_concurrent": 7}, seed=0)
-    processes = asyncio.run(start(3, {}, {}))
+    spec = WorkerSpec({}, dict, 0, sandbox={"url": "u", "max_concurrent": 7})
+    processes = asyncio.run(RolloutProcesses.start(3, spec, {}))
     assert processes.count == 3 and [spec.sandbox["max_concurrent"] for spec in fake_ray.specs] == [3, 3, 3]
     first = fake_ray.specs[0]
     assert all(Path(entry).is_absolute() for entry in first.path) and not first.restarts
@@ -378,7 +378,7 @@ def test_a_run_starts_no_more_processes_than_its_limits_divide_into(
     setting, count, edit, option, tmp_path, monkeypatch
 ):
     async def start(count, *args, **options):
-        return count
+        return SimpleNamespace(count=count, close=None)
 
     monkeypatch.setattr(RolloutProcesses, "start", start)
     monkeypatch.setattr(rollout_processes, "cores", lambda: 8)
@@ -389,14 +389,15 @@ def test_a_run_starts_no_more_processes_than_its_limits_divide_into(
     assert edit[0] in FLOW
     (tmp_path / "w.yaml").write_text(FLOW.replace(*edit))
     run = OmegaConf.create({"rollout": {"processes": setting}, "seed": 0, "sandbox": {"timeout_s": 1, "memory_mb": 1}})
-    resources = setup.Resources()
-    work = resources.start_processes(run, load_workflow(tmp_path / "w.yaml"), {}, episodes=100_000)
+    flow = load_workflow(tmp_path / "w.yaml")
+    resources = Resources(ApiPolicies(flow, str(tmp_path)))
+    work = resources.start_processes(run, flow, episodes=100_000)
     if count is None:
         with pytest.raises(UserError, match=f"rollout.processes=3: {option}, fewer than one"):
             asyncio.run(work)
     else:
         asyncio.run(work)
-        assert resources.processes == count
+        assert resources.processes is not None and resources.processes.count == count
 
 
 def test_processes_that_do_not_start_are_a_one_line_error(fake_ray):
@@ -405,7 +406,7 @@ def test_processes_that_do_not_start_are_a_one_line_error(fake_ray):
 
     fake_ray.ready = ready
     with pytest.raises(UserError, match=r"did not start \(.*no module named verl.*\); pass rollout.processes=1"):
-        asyncio.run(RolloutProcesses.start(2, {}, {}, make_tools=dict, seed=0))
+        asyncio.run(RolloutProcesses.start(2, WorkerSpec({}, dict, 0), {}))
 
 
 def test_groups_are_scored_whole_whatever_the_number_of_processes(many, tmp_path):

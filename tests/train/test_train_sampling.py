@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from recipe.dag.app.main import launch
+from recipe.dag.app.launch import launch
 from recipe.dag.core.errors import UserError
 from recipe.dag.train.sampling import (
     Sampler,
@@ -173,9 +173,11 @@ def test_rows_that_repeat_a_prompt_with_another_ground_truth_are_named(project, 
 
 def test_a_run_records_its_subset_and_resumes_only_with_it(project, monkeypatch):
     from recipe.dag.policy import cluster
-    from recipe.dag.train import setup
+    from recipe.dag.train.resources import Resources
 
     class NoTools:
+        policies: dict = {}
+
         async def close(self): ...
 
     async def opened(*arguments, **options):
@@ -184,7 +186,7 @@ def test_a_run_records_its_subset_and_resumes_only_with_it(project, monkeypatch)
     def start(self):
         raise Started
 
-    monkeypatch.setattr(setup.Resources, "open", opened)
+    monkeypatch.setattr(Resources, "open", opened)
     monkeypatch.setattr(cluster.Cluster, "join", lambda self: None)
     monkeypatch.setattr(cluster.Cluster, "nodes", lambda self: [])
     monkeypatch.setattr(cluster.Cluster, "start", start)

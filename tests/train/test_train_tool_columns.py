@@ -12,7 +12,7 @@ from omegaconf import OmegaConf
 from recipe.dag.core.errors import UserError
 from recipe.dag.loading.workflow_file import load_workflow
 from recipe.dag.train.data import load_samples
-from recipe.dag.train.setup import Resources
+from recipe.dag.train.resources import Resources
 
 WORKFLOW = """\
 dag_id: demo

@@ -14,10 +14,14 @@ from omegaconf import OmegaConf
 from ray.exceptions import RayTaskError
 
 from recipe.dag.core.errors import UserError
-from recipe.dag.episode.remote.connect import Remotes, transport_of
+from recipe.dag.episode.remote.connect import transport_of
 from recipe.dag.report.api_usage import NAME, read_api_usage, write_api_usage
 from recipe.dag.train import resume, trainer
-from recipe.dag.train.setup import Resources
+from recipe.dag.train.api_policies import ApiPolicies
+from recipe.dag.train.fingerprint import Fingerprint
+from recipe.dag.train.inputs import Inputs
+from recipe.dag.train.models import ModelPaths
+from recipe.dag.train.resources import Resources
 from recipe.dag.types.record import Call, Episode
 from recipe.dag.workflow.schema import Workflow
 
@@ -110,10 +114,9 @@ def loop(monkeypatch, tmp_path):
         }
         samples = [{"prompt": [{"role": "user", "content": "2 + 2"}]}]
         monkeypatch.setattr(trainer.Trainer, "_runner_of", lambda self, workflow: None)
-        resources = resources or SimpleNamespace(metrics=dict, spent=dict, save_spent=lambda: None)
-        made = trainer.Trainer(
-            OmegaConf.create(config), workflow(), {}, resources, train_samples=samples, val_samples=samples
-        )
+        resources = resources or Resources(ApiPolicies(workflow(), str(tmp_path)))
+        inputs = Inputs(ModelPaths({}, {}), samples, samples, Fingerprint({}, {}, {}))
+        made = trainer.Trainer(OmegaConf.create(config), workflow(), resources, inputs)
         return made, saved
 
     return make
@@ -296,12 +299,11 @@ def resources_with_budget(folder, calls: int, spent=None) -> Resources:
     api = {"base_url": "http://localhost:1/v1", "model": "m", "budget": {"calls": calls}}
     agents, policies = [{"name": "coach", "policy": "outside"}], {"outside": {"api": api}}
     flow = Workflow(path="w", dag_id="w", agents=agents, policies=policies, nodes=[])
-    return Resources(remotes=Remotes(flow, spent), folder=str(folder))
+    return Resources(ApiPolicies(flow, str(folder), spent))
 
 
 def spender(resources: Resources, calls: int) -> Callable[[], None]:
     def spend() -> None:
-        assert resources.remotes is not None
         account = transport_of(resources.remotes.endpoints["outside"]).account
         for _ in range(calls):
             account.admit("policy outside")
@@ -318,7 +320,7 @@ def test_a_spent_budget_ends_the_run_with_a_checkpoint_that_keeps_what_was_spent
     assert saved == [3]  # the step in which the budget ran out is not learned from
     assert saved.infos[0]["api_usage"]["outside"]["calls"] == 7
     assert read_api_usage(tmp_path)["outside"]["calls"] == 6  # at the end of step 3
-    asyncio.run(resources.close())
+    asyncio.run(resources.remotes.close())
     assert read_api_usage(tmp_path)["outside"]["calls"] == 7
     lines = [json.loads(line) for line in (tmp_path / "metrics.jsonl").read_text().splitlines()]
     assert [line["policy/outside/api/budget_left"] for line in lines] == [pytest.approx(1 - k / 7) for k in (2, 4, 6)]

@@ -117,25 +117,17 @@ def check_model_option(workflow: Workflow) -> None:
         )
 
 
-def api_of(
-    base_url: str,
-    model: str,
-    *,
-    key_env: str | None = None,
-    tokenizer: str | None = None,
-    max_concurrent: int | None = None,
-    timeout_s: float | None = None,
-) -> Api:
-    """Return the API that the command line describes. Raises UserError."""
+def api_of(base_url: str, model: str, *, key_env: str | None = None, **options: Any) -> Api:
+    """Return the API that the command line describes. `options`: further fields of `Api`; None: their defaults. Raises
+    UserError."""
     if message := url_problem(base_url):
         raise UserError(f"--base-url: {message}")
     if not model.strip():
         raise UserError("--served-model: must not be empty")
     if key_env is not None and (message := variable_problem(key_env)):
         raise UserError(f"--key-env: {message}")
-    limits = {"max_concurrent": max_concurrent, "timeout_s": timeout_s}
-    options = {key: value for key, value in limits.items() if value is not None}
-    return Api(base_url=base_url, model=model, key_env=key_env, tokenizer=tokenizer, **options)
+    options = {key: value for key, value in options.items() if value is not None}
+    return Api(base_url=base_url, model=model, key_env=key_env, **options)
 
 
 def check_output(config: DictConfig) -> None:

@@ -72,7 +72,7 @@ def train(workflow: str | Path, /, *, config: str | Path = "dag", **settings: An
     replace values of the file
     """
     from recipe.dag.app.evaluate import option
-    from recipe.dag.app.main import launch
+    from recipe.dag.app.launch import launch
 
     name, folder = _configuration(config)
     return read_run(_outside_loop(launch, name, [option("workflow", workflow), *_arguments(settings)], folder))

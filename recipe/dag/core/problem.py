@@ -5,12 +5,16 @@ Invariant: a problem is one line, `file:line:col: where: message`, and says how 
 
 from __future__ import annotations
 
+import functools
 import re
-from collections.abc import Iterable
+import sys
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
+from typing import ParamSpec
 
 from recipe.dag.core.errors import UserError
 
+P = ParamSpec("P")
 KeyPath = tuple[str | int, ...]
 """Path of a value in the file, such as ("nodes", 3, "agent_options", "env_path")."""
 
@@ -53,6 +57,21 @@ class WorkflowError(UserError):
     def __init__(self, problems: Iterable[Problem]):
         self.problems = each_once(problems)
         super().__init__("\n".join(map(str, self.problems)))
+
+
+def mistakes_reported(main: Callable[P, int]) -> Callable[P, int]:
+    """Decorate a program's `main`: a mistake of the user is printed to stderr, and its exit code is 2."""
+
+    @functools.wraps(main)
+    def wrapper(*args: P.args, **keys: P.kwargs) -> int:
+        try:
+            return main(*args, **keys)
+        except UserError as error:
+            # each line of a WorkflowError begins with its position in the file
+            print(error if isinstance(error, WorkflowError) else f"error: {error}", file=sys.stderr)
+            return 2
+
+    return wrapper
 
 
 def render_path(path: KeyPath) -> str:

@@ -27,6 +27,7 @@ from recipe.dag.workflow.schema import Workflow
 
 if TYPE_CHECKING:
     from recipe.dag.train.data import Sample
+    from recipe.dag.train.inputs import Inputs
     from recipe.dag.train.rollout_processes import SpreadRunner
 
 
@@ -67,20 +68,20 @@ async def evaluate(
     config: DictConfig,
     runner: EpisodeRunner | SpreadRunner,
     workflow: Workflow,
-    samples: list[Sample],
-    identity: dict[str, Any],
+    inputs: Inputs,
     about: dict[str, Any],
 ) -> dict:
-    """Run `workflow`, the runner's, on `samples` without training, write its files, and return the summary.
+    """Run `workflow`, the runner's, on the validation samples without training, write its files, and return the
+    summary.
 
-    Episodes that an earlier run with the same identity left in the folder are not run again; reward nodes with the
+    Episodes that an earlier run with the same fingerprint left in the folder are not run again; reward nodes with the
     scope `group` score them with the new ones. about: metadata for `report.conversations_file`. Raises UserError if a
     file cannot be written, and, with all files written, if more episodes failed than the workflow allows.
     """
     folder, n = Path(config.output_dir), config.validation.n
-    pairs = [(sample, f"val-{index}") for index, sample in enumerate(samples)]
+    pairs = [(sample, f"val-{index}") for index, sample in enumerate(inputs.val)]
     with _writing(folder):
-        log = EvaluationLog(folder, {**determining(identity), "seed": config.seed})
+        log = EvaluationLog(folder, {**determining(inputs.fingerprint.items), "seed": config.seed})
         log.limit(n)
         if log.finished:
             print(f"{log.path}: holds {len(log.finished)} of {len(pairs) * n} episodes; the others are run", flush=True)

@@ -11,26 +11,24 @@ from __future__ import annotations
 import asyncio
 import logging
 import os
-import sys
 from collections import defaultdict
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
 import ray
+from omegaconf import DictConfig
 from ray.exceptions import RayActorError
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
 from recipe.dag.core.errors import SandboxFault, UserError
 from recipe.dag.episode.batch import keys_of, run_batch
-from recipe.dag.episode.remote.connect import ApiSpec, Endpoint
+from recipe.dag.episode.remote.connect import Endpoint
 from recipe.dag.episode.runner import EpisodeRunner
 from recipe.dag.episode.shipment import unpack
-from recipe.dag.policy.policy import PolicySpec
-from recipe.dag.tools.sandbox_client import SandboxClient
+from recipe.dag.episode.tool_limits import most_processes
 from recipe.dag.train.rollout_worker import RolloutWorker, Samples, WorkerSpec
 from recipe.dag.types.record import Episode
-from recipe.dag.types.tool import Tool
 from recipe.dag.workflow.schema import Workflow
 
 logger = logging.getLogger(__name__)
@@ -40,6 +38,19 @@ EPISODES_PER_PROCESS = 512
 MAX_PROCESSES = 16
 START_S, STOP_S = 300.0, 10.0
 ADVICE = "pass rollout.processes=1 to run all episodes in the run's own process"
+
+
+def count_processes(run: DictConfig, workflow: Workflow, episodes: int) -> int:
+    """Return the number of processes for batches of up to `episodes`. Raises UserError if the configuration asks for
+    more than the limit of a tool or an API can be divided among."""
+    count = choose_processes(run.rollout.processes, episodes, cores())
+    most, option = most_processes(workflow) or (count, "")
+    if count > most and run.rollout.processes != "auto":
+        raise UserError(
+            f"rollout.processes={run.rollout.processes}: {option}, fewer than one for each process; raise it, or "
+            f"pass rollout.processes={most}"
+        )
+    return min(count, most)
 
 
 def choose_processes(setting: int | str, episodes: int, cores: int) -> int:
@@ -59,31 +70,16 @@ class RolloutProcesses:
     async def start(
         cls,
         count: int,
-        policies: Mapping[str, PolicySpec | ApiSpec],
+        spec: WorkerSpec,
         endpoints: Mapping[str, Endpoint],
-        *,
-        make_tools: Callable[[Workflow, SandboxClient | None], dict[str, Tool]],
-        sandbox: Mapping[str, Any] | None = None,
         ensure: Callable | None = None,
-        seed: int,
     ) -> RolloutProcesses:
-        """Start `count` workers on this machine. Raises UserError if they do not start.
-
-        `sandbox` holds SandboxClient's arguments; its limits and those of tools and policies are for all workers
-        together. `ensure` restarts the sandbox."""
-        if sandbox is not None:
-            sandbox = {**sandbox, "max_concurrent": -(-sandbox["max_concurrent"] // count)}
-        spec = WorkerSpec(
-            policies,
-            sandbox,
-            ensure is not None,
-            make_tools,
-            seed,
-            threads=max(1, cores() // count),
-            folder=os.getcwd(),
-            path=tuple(os.path.abspath(entry) for entry in sys.path),
-            environ=dict(os.environ),
-        )
+        """Start `count` workers on this machine, and divide the limits of `spec` among them. `ensure`: restarts the
+        sandbox. Raises UserError if they do not start."""
+        if spec.sandbox is not None:
+            share = {**spec.sandbox, "max_concurrent": -(-spec.sandbox["max_concurrent"] // count)}
+            spec = replace(spec, sandbox=share, restarts=ensure is not None)
+        spec = replace(spec, threads=max(1, cores() // count))
         here = NodeAffinitySchedulingStrategy(ray.get_runtime_context().get_node_id(), soft=False)
         worker = ray.remote(RolloutWorker).options(num_cpus=0, scheduling_strategy=here)
         workers = [worker.remote(replace(spec, share=(index, count))) for index in range(count)]

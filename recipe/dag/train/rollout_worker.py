@@ -12,7 +12,7 @@ import sys
 import threading
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from concurrent.futures import Future
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 from recipe.dag.core.errors import UserError
@@ -35,22 +35,22 @@ Samples = Sequence[tuple[dict[str, Any], str]]
 
 @dataclass(frozen=True, slots=True)
 class WorkerSpec:
-    """The settings of a worker process."""
+    """The settings of a worker process. Its limits are those of all workers together."""
 
     policies: Mapping[str, PolicySpec | ApiSpec]
-    sandbox: Mapping[str, Any] | None
-    """SandboxClient's arguments."""
-    restarts: bool
-    """True if the run can restart the sandbox."""
     make_tools: Callable[[Workflow, SandboxClient | None], dict[str, Tool]]
     seed: int
-    threads: int
-    """Threads of the tokenizers."""
-    folder: str
+    sandbox: Mapping[str, Any] | None = None
+    """SandboxClient's arguments."""
+    restarts: bool = False
+    """True if the run can restart the sandbox."""
+    folder: str = field(default_factory=os.getcwd)
     """Working directory."""
-    path: tuple[str, ...]
+    path: tuple[str, ...] = field(default_factory=lambda: tuple(os.path.abspath(entry) for entry in sys.path))
     """Entries of `sys.path`."""
-    environ: Mapping[str, str]
+    environ: Mapping[str, str] = field(default_factory=lambda: dict(os.environ))
+    threads: int = 1
+    """Threads of the tokenizers."""
     share: tuple[int, int] = (0, 1)
     """The worker's index and the number of workers, among which the limits of tools and APIs are divided."""
 

@@ -36,16 +36,15 @@ from recipe.dag.report.results import write_results
 from recipe.dag.train import checkpoint
 from recipe.dag.train.alternation import as_bound
 from recipe.dag.train.call_filter import outside_loss, penalise_overlong, void_metrics
-from recipe.dag.train.data import Sample
 from recipe.dag.train.dynamic_sampling import StepRollouts, collect
 from recipe.dag.train.evaluation import roll_out
-from recipe.dag.train.resume import Start, way_back
+from recipe.dag.train.inputs import Inputs
+from recipe.dag.train.resources import Resources
+from recipe.dag.train.resume import way_back
 from recipe.dag.train.rollout_processes import SpreadRunner
 from recipe.dag.train.sampling import describe, sampler_of
 from recipe.dag.train.selection import IdleSteps
-from recipe.dag.train.setup import Resources
 from recipe.dag.train.step import TrainingStep
-from recipe.dag.train.team_critic import TeamCritic
 from recipe.dag.train.throughput import ModelFlops, find_flops
 from recipe.dag.train.tracking import Trackers
 from recipe.dag.types.record import Episode
@@ -61,29 +60,21 @@ class Trainer:
         self,
         config: DictConfig,
         workflow: Workflow,
-        policies: dict[str, PolicyRuntime],
         resources: Resources,
-        *,
-        train_samples: list[Sample],
-        val_samples: list[Sample],
-        mixing: TeamCritic | None = None,
-        start: Start | None = None,
-        fingerprint: dict | None = None,
+        inputs: Inputs,
         stop: Interruption | None = None,
     ):
-        """`start`: the checkpoint to resume from. `fingerprint`: what checkpoints record to identify the experiment.
-        `stop`: the signals that end the run early."""
-        self.mixing, self.start, self.run_fingerprint = mixing, start, fingerprint
+        """`stop`: the signals that end the run early."""
+        self.config, self.workflow, self.resources, self.inputs = config, workflow, resources, inputs
         self.stop = stop or Interruption()
-        self.config, self.workflow, self.policies, self.resources = config, workflow, policies, resources
-        self.train_samples, self.val_samples = train_samples, val_samples
+        self.policies, self.mixing, self.start = resources.policies, resources.mixing, inputs.start
         self.runners: dict[tuple[str, ...], EpisodeRunner | SpreadRunner] = {}
         self.runner = self._runner_of(workflow)
         data = config.data
-        self.sampler = sampler_of(train_samples, data.train_batch_size, config.seed, data.stratify_key)
+        self.sampler = sampler_of(inputs.train, data.train_batch_size, config.seed, data.stratify_key)
         self.out = Path(config.output_dir)
         self.checkpoints = Path(config.trainer.default_local_dir)
-        self.trained = [policy for policy in policies.values() if policy.trained]
+        self.trained = [policy for policy in self.policies.values() if policy.trained]
         self.total = int(config.trainer.total_training_steps)
         self.batches_consumed = 0
         """Batches of samples that the steps so far have rolled out."""
@@ -141,13 +132,13 @@ class Trainer:
         """Return the runner for the workflow's binding of agents to policies; each binding has one."""
         key = tuple(agent.policy for agent in workflow.agents)
         if key not in self.runners:
-            self.runners[key] = self.resources.runner(self.config, workflow, self.policies)
+            self.runners[key] = self.resources.runner(self.config, workflow)
         return self.runners[key]
 
     async def _steps(self, step: int) -> int:
         """Run the steps after `step` and return the last one completed; SIGTERM ends them early, after a checkpoint."""
         try:
-            if step == 0 and self.config.trainer.val_before_train and self.val_samples:
+            if step == 0 and self.config.trainer.val_before_train and self.inputs.val:
                 await self._report(0, await self.stop.until_asked(self._validate(0)))
             while step < self.total and not self.stop.asked:
                 await self._step(step + 1)
@@ -207,7 +198,7 @@ class Trainer:
             await self._sync_weights(step)
         metrics["timing/sync"] = time.monotonic() - mark
         self.complete, stopped = step, None
-        if self._due(step, self.config.trainer.test_freq) and self.val_samples:
+        if self._due(step, self.config.trainer.test_freq) and self.inputs.val:
             try:
                 metrics |= await self.stop.until_asked(self._validate(step))
             except UserError as error:  # report the completed step first, then end the run
@@ -253,7 +244,7 @@ class Trainer:
 
         async def roll_out_batch(number: int) -> list[Episode]:
             picks = self.sampler.batch(self.batches_consumed + number + 1)
-            samples = [(self.train_samples[index], f"{epoch}-{index}") for index, epoch in picks]
+            samples = [(self.inputs.train[index], f"{epoch}-{index}") for index, epoch in picks]
             n = int(self.config.actor_rollout_ref.rollout.n)
             title = f"step {step}: rollout" + f", batch {number + 1}" * bool(number)
             episodes = await roll_out(self.config, runner, samples, n, step, validate=False, title=title)
@@ -285,7 +276,7 @@ class Trainer:
 
     async def _validate(self, step: int) -> dict[str, float]:
         started = time.monotonic()
-        samples = [(sample, f"val-{index}") for index, sample in enumerate(self.val_samples)]
+        samples = [(sample, f"val-{index}") for index, sample in enumerate(self.inputs.val)]
         n = self.config.validation.n
         episodes = await roll_out(
             self.config, self.runner, samples, n, step, validate=True, title=f"step {step}: validation"
@@ -316,8 +307,8 @@ class Trainer:
             **({"critics": critics} if critics else {}),
             "drawn": self.batches_consumed,
             "coach_bias": self.coach_bias.state(),
-            **({"api_usage": spent} if (spent := self.resources.spent()) else {}),
-            "fingerprint": self.run_fingerprint,
+            **({"api_usage": spent} if (spent := self.resources.remotes.counts()) else {}),
+            "fingerprint": self.inputs.fingerprint.items,
         }
 
     async def _save(self, step: int) -> None:
@@ -354,7 +345,7 @@ class Trainer:
         if "val/accuracy" in metrics:
             self.accuracies[step] = metrics["val/accuracy"]
         self.journal.metrics(step, metrics)
-        self.resources.save_spent()
+        self.resources.remotes.save()
         self.trackers.log(metrics, step)
         print(step_line(step, self.total, metrics, **self.faults), flush=True)
         self.faults.clear()

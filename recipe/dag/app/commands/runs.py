@@ -27,7 +27,7 @@ def train(
     config_name: ConfigName = "dag",
 ) -> None:
     """Train a workflow, as python -m recipe.dag.main does. Resumes if the output folder holds a checkpoint."""
-    from recipe.dag.app.main import launch
+    from recipe.dag.app.launch import launch
 
     launch(config_name, with_workflow(arguments or []), config_path)
 
@@ -128,7 +128,7 @@ def evaluate(
 ) -> Path:
     """Evaluate a workflow without training: every policy frozen, results.json and summary.json."""
     from recipe.dag.app.evaluate import api_of, check_model_option, option
-    from recipe.dag.app.main import launch
+    from recipe.dag.app.launch import Evaluation, launch
     from recipe.dag.loading.edits import load_edited, split_edits
 
     if model is not None and checkpoint is not None:
@@ -171,7 +171,5 @@ def evaluate(
         config_name,
         [option("workflow", file), option("trainer.experiment_name", name), *settings, *(overrides or [])],
         config_path,
-        evaluate_only=True,
-        weights=checkpoint,
-        api=api,
+        Evaluation(checkpoint, api),
     )

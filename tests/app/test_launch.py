@@ -12,14 +12,14 @@ from pathlib import Path
 import pytest
 from typer.testing import CliRunner
 
-from recipe.dag.app import main
+from recipe.dag.app import launch as stages
 from recipe.dag.app.cli import app
-from recipe.dag.app.main import choose_defaults, launch
+from recipe.dag.app.launch import Evaluation, choose_defaults, launch
 from recipe.dag.core.errors import UserError
 from recipe.dag.loading.workflow_file import load_workflow
 from recipe.dag.policy import cluster
 from recipe.dag.settings.compose import compose_config
-from recipe.dag.train import setup
+from recipe.dag.train.resources import Resources
 from recipe.dag.workflow.machine import Machine
 from tests.workflow.shapes import QWEN, write_config
 
@@ -56,7 +56,7 @@ def nothing_starts(monkeypatch):
     async def open_resources(*arguments, **options):
         raise ConnectionError("started")
 
-    monkeypatch.setattr(setup.Resources, "open", open_resources)
+    monkeypatch.setattr(Resources, "open", open_resources)
     monkeypatch.setenv("MODEL_PATH", "")
 
 
@@ -77,7 +77,7 @@ def test_sampling_that_the_trainer_does_not_know_is_reported_in_training_alone(t
     options = [f"workflow={path}", f"model_path={tiny_model}", "platform=cpu", f"output_dir={tmp_path}/out"]
     for evaluate_only, count in ((False, 1), (True, 0)):
         with pytest.raises(UserError, match="needs problems"):  # the next thing that is missing
-            launch("dag", options, evaluate_only=evaluate_only)
+            launch("dag", options, evaluation=Evaluation() if evaluate_only else None)
         shown = capsys.readouterr().err
         assert shown.count("the trainer's log-probs ignore top_p 0.9") == count
 
@@ -99,13 +99,13 @@ def broken(tmp_path):
 def test_code_that_cannot_be_imported_is_refused_before_anything_is_started_or_written(
     broken, tmp_path, monkeypatch, evaluate_only
 ):
-    monkeypatch.setattr("recipe.dag.app.main.run", lambda *_args, **_keys: pytest.fail("the run was started"))
-    monkeypatch.setattr("recipe.dag.app.main.prepare_environment", lambda _platform: None)
+    monkeypatch.setattr("recipe.dag.app.launch.execute", lambda *_args, **_keys: pytest.fail("the run was started"))
+    monkeypatch.setattr("recipe.dag.app.launch.prepare_environment", lambda _platform: None)
     monkeypatch.setenv("MODEL_PATH", "m")
     out = tmp_path / "out"
     options = [f"workflow={broken}", "data.train_files=train.parquet", "data.val_files=val.parquet", "platform=cpu"]
     with pytest.raises(UserError, match=r"hooks.py: cannot be loaded: .*'not_there' \(.*helper.py:2\)"):
-        launch("dag", [*options, f"output_dir={out}"], evaluate_only=evaluate_only)
+        launch("dag", [*options, f"output_dir={out}"], evaluation=Evaluation() if evaluate_only else None)
     assert not out.exists()
 
 
@@ -130,13 +130,13 @@ def test_a_helper_beside_hooks_is_found_by_the_console_script(broken, tmp_path):
 
 @pytest.mark.parametrize("evaluate_only", [False, True])
 def test_what_breaks_under_a_signal_to_all_processes_ends_the_run_in_one_line(monkeypatch, capsys, evaluate_only):
-    def dies(name, overrides, folder, stop, **_keys):
+    def dies(name, overrides, folder, evaluation, stop):
         stop.signum, stop.way_back = signal.SIGTERM, "the same command resumes from global_step_3"
         raise RuntimeError("The actor died.\n  and a page about it")
 
-    monkeypatch.setattr(main, "_launch", dies)
+    monkeypatch.setattr(stages, "check", dies)
     with pytest.raises(SystemExit) as ended:
-        main.launch("dag", [], evaluate_only=evaluate_only)
+        launch("dag", [], evaluation=Evaluation() if evaluate_only else None)
     left = "the same command goes on where it was" if evaluate_only else "the same command resumes from global_step_3"
     assert ended.value.code == 143
     assert capsys.readouterr().err == f"interrupted (SIGTERM: RuntimeError: The actor died.); {left}\n"
@@ -147,23 +147,23 @@ def test_without_a_signal_an_error_stays_what_it_is(monkeypatch, error):
     def fails(*_args, **_keys):
         raise error
 
-    monkeypatch.setattr(main, "_launch", fails)
+    monkeypatch.setattr(stages, "check", fails)
     with pytest.raises(type(error), match=str(error)):
-        main.launch("dag", [])
+        launch("dag", [])
 
 
 @pytest.mark.parametrize(
     ("number", "error"), [(errno.ENOSPC, UserError), (errno.EDQUOT, UserError), (errno.EIO, OSError)]
 )
 def test_a_full_disk_is_one_line(monkeypatch, tmp_path, number, error):
-    def fails(config, workflow, stop, **_keys):
-        stop.way_back = "the same command resumes from global_step_3"
+    def fails(run):
+        run.stop.way_back = "the same command resumes from global_step_3"
         raise OSError(number, os.strerror(number))
 
-    monkeypatch.setattr(main, "_run", fails)
+    monkeypatch.setattr(stages, "prepare", fails)
     run = [f"workflow={ROOT}/workflows/workflow_retool_ma.yaml", "data.train_files=any", "model_path=any"]
     with pytest.raises(error) as caught:
-        main.launch("dag", [*run, f"output_dir={tmp_path}/out"])
+        launch("dag", [*run, f"output_dir={tmp_path}/out"])
     if error is UserError:
         reason = f"{tmp_path}/out: cannot be written: {os.strerror(number)}; make room; the same command resumes from "
         assert str(caught.value) == reason + "global_step_3"
@@ -214,5 +214,5 @@ def test_the_processes_of_a_cpu_run_do_not_spin_while_they_wait(monkeypatch, giv
     monkeypatch.setenv("OMP_WAIT_POLICY", given or "")
     if given is None:
         monkeypatch.delenv("OMP_WAIT_POLICY")
-    main.prepare_environment("cpu")
+    stages.prepare_environment("cpu")
     assert os.environ["OMP_WAIT_POLICY"] == kept and "OMP_WAIT_POLICY" in cluster.FORWARDED
