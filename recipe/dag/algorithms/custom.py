@@ -10,11 +10,12 @@ import inspect
 from collections.abc import Callable, Iterator
 from functools import partial
 from numbers import Number
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar
 
 from recipe.dag.algorithms.base import Algorithm, Scope
 from recipe.dag.algorithms.facts import Facts
 from recipe.dag.core.errors import UserError, described
+from recipe.dag.core.frozen import Mark
 from recipe.dag.core.location import raised_at
 from recipe.dag.core.problem import Problem
 from recipe.dag.core.user_code import load_object
@@ -35,7 +36,7 @@ class Custom(Algorithm):
     assumes: ClassVar[str] = "what you wrote"
     may_read_values: ClassVar[bool] = True
 
-    estimator: str
+    estimator: Annotated[str, Mark.CODE]
     estimator_kwargs: dict[str, Any] = {}
 
     @property

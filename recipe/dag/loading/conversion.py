@@ -8,11 +8,11 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from recipe.dag.algorithms.custom import Custom
+from recipe.dag.core.frozen import Mark, marked
 from recipe.dag.loading.workflow_file import load_workflow
 from recipe.dag.tools.builtin import BUILTIN
 from recipe.dag.workflow.agent_schema import Agent, ToolSpec
-from recipe.dag.workflow.relocate_paths import relocated_folder, relocated_node, relocated_policy, relocated_ref
+from recipe.dag.workflow.relocate_paths import relocated, relocated_folder, relocated_node
 from recipe.dag.workflow.schema import Workflow
 from recipe.dag.workflow.to_yaml import to_yaml
 
@@ -28,21 +28,11 @@ def import_workflow(path: str | Path, output: str | Path | None = None) -> str:
 
 def _relocated(workflow: Workflow, output: str | Path) -> Workflow:
     """Return the workflow with its paths as a file at `output` must write them."""
-    envs = {
-        name: env.model_copy(update={"path": relocated_ref(env.path, workflow.path, output)})
-        for name, env in workflow.envs.items()
-    }
     nodes = tuple(relocated_node(node, workflow.path, output) for node in workflow.nodes)
     agents = tuple(_relocated_tools(agent, workflow.path, output) for agent in workflow.agents)
     tools = {name: _relocated_tool(tool, workflow.path, output, name) for name, tool in workflow.tools.items()}
-    algorithm = workflow.algorithm
-    if isinstance(algorithm, Custom):
-        estimator = relocated_ref(algorithm.estimator, workflow.path, output)
-        algorithm = algorithm.model_copy(update={"estimator": estimator})
-    policies = {name: relocated_policy(policy, workflow.path, output) for name, policy in workflow.policies.items()}
-    update = {"agents": agents, "policies": policies, "tools": tools, "envs": envs}
-    update |= {"nodes": nodes, "algorithm": algorithm}
-    return workflow.model_copy(update=update)
+    rest = relocated(workflow.model_copy(update={"nodes": (), "agents": (), "tools": {}}), workflow.path, output)
+    return rest.model_copy(update={"nodes": nodes, "agents": agents, "tools": tools})
 
 
 def _relocated_tools(agent: Agent, origin: str | Path, target: str | Path) -> Agent:
@@ -53,9 +43,9 @@ def _relocated_tools(agent: Agent, origin: str | Path, target: str | Path) -> Ag
 def _relocated_tool(tool: ToolSpec, origin: str | Path, target: str | Path, declared: str = "") -> ToolSpec:
     """`declared`: its key under `tools`, which is its name unless it has another."""
     if tool.path is not None:
-        return tool.model_copy(update={"path": relocated_ref(tool.path, origin, target)})
+        return relocated(tool, origin, target)
     built_in = BUILTIN.get(tool.name or declared)
-    folders = built_in.folders if built_in is not None else ()
+    folders = marked(built_in.Options, Mark.CONTENT) if built_in is not None else ()
     moved = {key: relocated_folder(tool.kwargs[key], origin, target) for key in folders if tool.kwargs.get(key)}
     return tool.model_copy(update={"kwargs": {**tool.kwargs, **moved}}) if moved else tool
 

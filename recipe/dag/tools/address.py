@@ -8,11 +8,12 @@ from __future__ import annotations
 import os
 import re
 from collections.abc import Iterator
+from typing import Annotated
 
 from pydantic import Field
 
 from recipe.dag.core.errors import UserError
-from recipe.dag.core.frozen import Frozen
+from recipe.dag.core.frozen import Frozen, Mark
 
 KEYS = set[str]()
 """The keys that this process has read, for whatever removes secrets from its records."""
@@ -23,17 +24,14 @@ _URL = re.compile(r"https?://[^/?#@\s]+(/[^?#@\s]*)?")
 class ServiceOptions(Frozen):
     """The options of a tool that say how its service is asked, not what it answers."""
 
-    key_env: str | None = None
+    key_env: Annotated[str | None, Mark.UNLEARNED] = None
     """The environment variable with the key; without it, requests have none."""
-    key_header: str = Field(default="Authorization", pattern=r"^[A-Za-z][A-Za-z0-9-]*$")
+    key_header: Annotated[str, Mark.UNLEARNED] = Field(default="Authorization", pattern=r"^[A-Za-z][A-Za-z0-9-]*$")
     """The header that holds the key; in `Authorization`, the word Bearer comes before it."""
-    request_timeout_s: float = Field(default=20.0, gt=0.0)
+    request_timeout_s: Annotated[float, Mark.UNLEARNED] = Field(default=20.0, gt=0.0)
     """Seconds for each request."""
-    retries: int = Field(default=3, ge=0)
+    retries: Annotated[int, Mark.UNLEARNED] = Field(default=3, ge=0)
     """Requests after the first, if the service cannot be reached or is overloaded."""
-
-
-HOW_ASKED = tuple(ServiceOptions.model_fields)
 
 
 def address_problems(url: str, key_env: str | None) -> Iterator[tuple[str, str]]:

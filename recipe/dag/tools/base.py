@@ -35,17 +35,13 @@ class Resources:
 
 class BuiltinTool(Tool):
     Options: ClassVar[type[Frozen]]
-    """The class that checks its `kwargs` in a workflow."""
+    """The class that checks its `kwargs` in a workflow. Mark.UNLEARNED are those that decide how a server is asked, not
+    what it answers."""
     remembers: ClassVar[bool] = False
     """Whether a call can see earlier calls of the same episode."""
     needs_sandbox: ClassVar[bool] = False
     parameters: ClassVar[dict[str, Any]]
     """The JSON schema of its arguments."""
-    folders: ClassVar[tuple[str, ...]] = ()
-    """Options that name a folder whose content decides what a call returns."""
-    unlearned: ClassVar[tuple[str, ...]] = ()
-    """Options that decide how a server is asked, not what it answers: a resumed run may change them."""
-
     several: ClassVar[bool] = False
     """Whether it is a placeholder of all tools of a server until a run starts."""
 

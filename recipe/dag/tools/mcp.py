@@ -9,13 +9,14 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Iterator, Mapping
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar
 
 from pydantic import Field
 
 from recipe.dag.core.errors import ToolFault, UserError
+from recipe.dag.core.frozen import Mark
 from recipe.dag.core.suggestion import did_you_mean
-from recipe.dag.tools.address import HOW_ASKED, ServiceOptions, address_problems
+from recipe.dag.tools.address import ServiceOptions, address_problems
 from recipe.dag.tools.base import BuiltinTool, Resources
 from recipe.dag.types.record import ToolResult
 
@@ -46,13 +47,12 @@ class Mcp(BuiltinTool):
         """The tools that agents have, by their names on the server; by default all."""
         prefix: str = Field(default="", pattern=r"^[\w-]{0,32}$")
         """Written before each name that the model sees."""
-        request_timeout_s: float = Field(default=60.0, gt=0.0)
+        request_timeout_s: Annotated[float, Mark.UNLEARNED] = Field(default=60.0, gt=0.0)
         """Seconds for each request."""
         listed: dict[str, Any] | None = None
         """One tool as the server listed it; set when a run starts."""
 
     remembers = True  # a server may
-    unlearned = HOW_ASKED
     several = True
     parameters: ClassVar[dict[str, Any]] = {}
 

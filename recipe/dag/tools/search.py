@@ -9,13 +9,14 @@ from __future__ import annotations
 import json
 from abc import abstractmethod
 from collections.abc import Iterator, Mapping
-from typing import Any, ClassVar, Literal
+from typing import Annotated, Any, ClassVar, Literal
 
 from pydantic import Field
 
 from recipe.dag.core.errors import ToolFault, UserError
+from recipe.dag.core.frozen import Mark
 from recipe.dag.core.paths import resolve_folder
-from recipe.dag.tools.address import HOW_ASKED, ServiceOptions, address_problems
+from recipe.dag.tools.address import ServiceOptions, address_problems
 from recipe.dag.tools.base import BuiltinTool, Resources
 from recipe.dag.types.record import ToolResult
 
@@ -41,11 +42,11 @@ class Search(BuiltinTool):
         """Passages per call."""
         snippet_chars: int = Field(default=500, ge=50)
         """Characters of each passage that the model reads."""
-        folder: str | None = None
+        folder: Annotated[str | None, Mark.CONTENT] = None
         """A folder of .txt, .md and .jsonl files, which are ranked by BM25."""
         passage_chars: int = Field(default=800, ge=50)
         """Longest passage into which a text is cut."""
-        max_mb: float = Field(default=64.0, gt=0.0)
+        max_mb: Annotated[float, Mark.UNLEARNED] = Field(default=64.0, gt=0.0)
         """Largest folder, in millions of bytes."""
         url: str | None = None
         """A service that is asked by HTTP; `${oc.env:NAME}` is read when the run starts."""
@@ -60,8 +61,6 @@ class Search(BuiltinTool):
         title: str | None = None
         """Where its title is in a document."""
 
-    folders = ("folder",)
-    unlearned = ("max_mb", *HOW_ASKED)
     parameters: ClassVar[dict[str, Any]] = {
         "type": "object",
         "properties": {"query": {"type": "string", "description": "Words that the passage should contain."}},

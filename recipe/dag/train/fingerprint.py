@@ -13,9 +13,10 @@ from functools import cache
 from typing import Any
 
 from omegaconf import DictConfig
+from pydantic import BaseModel
 
-from recipe.dag.algorithms.custom import Custom
-from recipe.dag.core.paths import names_function, resolve_folder
+from recipe.dag.core.frozen import Mark, marked, with_code
+from recipe.dag.core.paths import resolve_folder
 from recipe.dag.report.secrets import without_secrets
 from recipe.dag.settings.learned_config import is_learned, learned_config, repeated_keys
 from recipe.dag.tools.builtin import BUILTIN
@@ -28,9 +29,6 @@ from recipe.dag.workflow.schema import Workflow
 from recipe.dag.workflow.user_files import portable_ref, user_files
 
 Items = dict[str, Any]
-_API_LIMITS = ("key_env", "max_concurrent", "requests_per_minute", "timeout_s", "retries", "max_wait_s")
-_API_LIMITS += ("failures_to_open", "probe_after_s", "price", "budget", "on_budget", "cache")
-"""Keys of an API policy that decide how its server is asked, not what it answers."""
 _SECTIONS = ("actor_rollout_ref", "critic", "config")
 """Names of mappings whose keys are dotted keys of verl's configuration."""
 
@@ -61,12 +59,13 @@ def fingerprint_of(
         "configuration": learned_config(run, critics=critics),
     }
     data = _data(run.data.val_files, validation)
+    portable = with_code(workflow, lambda ref: portable_ref(ref, workflow.path))
     variants = []
     for defaults in (True, False):
-        dump = workflow.model_dump(mode="json", exclude_defaults=not defaults)
+        dump = portable.model_dump(mode="json", exclude_defaults=not defaults)
         sampling = {agent["name"]: agent.pop("validation", {}) for agent in dump["agents"]}
         checked = {"agents": sampling, "data.val_files": data, "validation.n": run.validation.n}
-        items = {"learned": {"workflow": _canonical(workflow, dump), **learned}, "validation": checked}
+        items = {"learned": {"workflow": _canonical(portable, dump), **learned}, "validation": checked}
         variants.append(without_secrets(items))
     complete, without_defaults = variants
     return Fingerprint(complete, without_defaults, repeated_keys(run))
@@ -75,11 +74,14 @@ def fingerprint_of(
 def differences(stored: Items, now: Fingerprint) -> tuple[list[str], list[str]]:
     """Return the differences that affect learning, and those that affect validation, a line each with the old and the
     new value."""
-    pairs = {kind: (stored.get(kind, {}), now.items[kind], now.chosen[kind]) for kind in ("learned", "validation")}
-    learned = dict(_differing(*pairs["learned"], ()))
+
+    def differing(kind: str) -> Iterator[tuple[tuple[str, ...], str]]:
+        return _differing(stored.get(kind, {}), now.items.get(kind, {}), now.chosen.get(kind, {}), ())
+
+    learned = dict(differing("learned"))
     paths = {path[-1] for path in learned}
     lines = [line for path, line in learned.items() if now.repeats.get(path[-1]) not in paths]
-    return lines, [line for _, line in _differing(*pairs["validation"], ())]
+    return lines, [line for _, line in differing("validation")]
 
 
 def _models(workflow: Workflow, models: ModelPaths) -> Items:
@@ -98,93 +100,50 @@ def _data(files: Any, samples: list[Sample]) -> Items:
 
 
 def _canonical(workflow: Workflow, dump: Items) -> Items:
-    """Return `dump` without its descriptions, paths and resources, with agents and nodes by their names and code by its
-    portable name."""
-    for key in ("path", "description", "dag_id", "warnings", "tools"):  # agents hold their tools themselves
-        dump.pop(key, None)
-    for key in ("on_user_error", "max_masked"):  # they decide whether a run continues, not what it has learned so far
-        dump.get("episode", {}).pop(key, None)
-    tools = [tool for agent in dump["agents"] for tool in agent.get("tools", ())]
-    for tool in tools:
-        for key in ("workers", "calls_per_second"):  # they decide when a call runs, not what it returns
-            tool.pop(key, None)
+    """Return the part of a workflow's `dump` that decides what is learned, with agents and nodes by their names."""
+    _drop_unlearned(workflow, dump)
+    for tool in (tool for agent in dump["agents"] for tool in agent.get("tools", ())):
         _canonical_kwargs(tool, workflow)
-    for named in (*tools, *dump.get("envs", {}).values()):
-        if named.get("path") is not None:
-            named["path"] = portable_ref(named["path"], workflow.path)
+    played = {node.node_id for node in workflow.rollout_nodes}
     for node in dump["nodes"]:
-        _canonical_node(node, workflow)
+        group = node.pop("agent_group", 0)
+        if node["node_id"] in played:
+            node["agent"] = workflow.agents[group].name
     for policy in dump["policies"].values():
-        _canonical_policy(policy, workflow)
-    _canonical_algorithm(dump.get("algorithm") or {}, workflow)
+        for holder, section in ((policy, "actor_rollout_ref"), (policy.get("critic") or {}, "critic")):
+            if "config" in holder:
+                values = {key: value for key, value, _ in flatten(holder["config"])}
+                holder["config"] = {key: value for key, value in values.items() if is_learned(f"{section}.{key}")}
     dump["agents"] = {agent.pop("name"): agent for agent in dump["agents"]}
     dump["nodes"] = {node.pop("node_id"): node for node in dump["nodes"]}
     return dump
 
 
+def _drop_unlearned(value: Any, dump: Any) -> None:
+    """Drop the fields of models that are marked as not learned, or as compared by their content."""
+    if isinstance(value, BaseModel):
+        for name in (*marked(type(value), Mark.UNLEARNED), *marked(type(value), Mark.CONTENT)):
+            dump.pop(name, None)
+        pairs = [(inner, dump[name]) for name, inner in value if name in dump]
+    elif isinstance(value, dict):
+        pairs = [(inner, dump[name]) for name, inner in value.items() if isinstance(inner, BaseModel)]
+    else:
+        pairs = list(zip(value, dump, strict=True)) if isinstance(value, tuple) else []
+    for inner, part in pairs:
+        _drop_unlearned(inner, part)
+
+
 def _canonical_kwargs(tool: Items, workflow: Workflow) -> None:
-    """Drop the options of a built-in tool that do not decide what it answers, and name folders by their content."""
+    """Do the same for the options of a built-in tool, and name folders by their content."""
     built_in, kwargs = BUILTIN.get(tool.get("name") or ""), tool.get("kwargs")
     if tool.get("path") is not None or built_in is None or not kwargs:
         return
-    for key in built_in.unlearned:
+    for key in marked(built_in.Options, Mark.UNLEARNED):
         kwargs.pop(key, None)
-    for key in built_in.folders:
+    for key in marked(built_in.Options, Mark.CONTENT):
         if kwargs.get(key) is not None:
             content = read_collection(resolve_folder(kwargs[key], workflow.path), max_mb=float("inf"))
             kwargs[key] = {"name": kwargs[key], "digest": content.digest}
-
-
-def _canonical_algorithm(algorithm: Items, workflow: Workflow) -> None:
-    if isinstance(workflow.algorithm, Custom) and algorithm:
-        algorithm["estimator"] = portable_ref(workflow.algorithm.estimator, workflow.path)
-    encoder = (algorithm.get("mixer") or {}).get("encoder") or {}
-    if encoder.get("model"):
-        _drop_paths(encoder["model"])
-
-
-def _canonical_node(node: Items, workflow: Workflow) -> None:
-    node.pop("node_type", None)
-    group = node.pop("agent_group", 0)
-    if node["node_id"] in {rollout.node_id for rollout in workflow.rollout_nodes}:
-        node["agent"] = workflow.agents[group].name
-    options = node.get("agent_options", {})
-    for holder, key in ((node, "executable_ref"), (options, "process_path")):
-        if holder.get(key) is not None:
-            holder[key] = portable_ref(holder[key], workflow.path)
-    if node.get("executable_kwargs"):
-        kwargs = node["executable_kwargs"].items()
-        node["executable_kwargs"] = {
-            key: portable_ref(value, workflow.path) if names_function(value) else value for key, value in kwargs
-        }
-    candidates = node.get("candidates") or {}
-    if names_function(candidates.get("by")):
-        candidates["by"] = portable_ref(candidates["by"], workflow.path)
-    if options.get("env_path"):
-        options["env_path"] = [portable_ref(ref, workflow.path) for ref in options["env_path"]]
-
-
-def _canonical_policy(policy: Items, workflow: Workflow) -> None:
-    policy.pop("gpus", None)
-    api = policy.get("api") or {}
-    for key in _API_LIMITS:
-        api.pop(key, None)
-    if api.get("script") is not None:
-        api["script"] = portable_ref(api["script"], workflow.path)
-    _drop_paths(policy.get("model") or {})
-    critic = policy.get("critic") or {}
-    if critic.get("model"):
-        _drop_paths(critic["model"])
-    for holder, section in ((policy, "actor_rollout_ref"), (critic, "critic")):
-        if "config" in holder:
-            values = {key: value for key, value, _ in flatten(holder["config"])}
-            holder["config"] = {key: value for key, value in values.items() if is_learned(f"{section}.{key}")}
-
-
-def _drop_paths(model: Items) -> None:
-    # the model's content is compared instead (`_models`)
-    model.pop("path", None)
-    model.pop("tokenizer_path", None)
 
 
 def _differing(was: Items, now: Items, chosen: Items, path: tuple[str, ...]) -> Iterator[tuple[tuple[str, ...], str]]:
@@ -192,7 +151,7 @@ def _differing(was: Items, now: Items, chosen: Items, path: tuple[str, ...]) -> 
     for key in sorted({*was, *now}):
         where = (*path, key)
         if key not in was:
-            if key in chosen:
+            if chosen.get(key) not in (None, {}):
                 yield where, f"{_name_of(where)}: was absent, now {_brief(now[key])}"
         elif key not in now:
             if not _may_be_missing(key, was[key], path):
@@ -206,10 +165,11 @@ def _differing(was: Items, now: Items, chosen: Items, path: tuple[str, ...]) -> 
 
 def _may_be_missing(key: str, stored: Any, path: tuple[str, ...]) -> bool:
     """Return whether an entry that only the checkpoint has is not a difference."""
+    if stored in (None, {}):
+        return True
     if path[-1:] == ("algorithm",) or path[-2:] == ("algorithm", "mixer"):
         return True  # the estimator does not read it; if it did before, the estimator itself differs
-    in_config = bool(path) and path[-1] in _SECTIONS
-    return in_config and (stored == {} or not is_learned(key))  # an earlier version counted it
+    return bool(path) and path[-1] in _SECTIONS and not is_learned(key)  # an earlier version counted it
 
 
 def _has_keys_to_compare(was: Any, now: Any) -> bool:

@@ -5,18 +5,18 @@ Invariant: a name and how to read it; nothing is loaded or looked up here, and a
 
 from __future__ import annotations
 
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
 from pydantic import Field
 
-from recipe.dag.core.frozen import Frozen
+from recipe.dag.core.frozen import Frozen, Mark
 from recipe.dag.types.provider import PROVIDERS, Provider, provider_of_model
 
 
 class Model(Frozen):
-    path: str
+    path: Annotated[str, Mark.CONTENT]
     """A local directory or hub name; `${oc.env:NAME}` is read when the run starts."""
-    tokenizer_path: str | None = None
+    tokenizer_path: Annotated[str | None, Mark.CONTENT] = None
     trust_remote_code: bool = False
 
 
@@ -57,10 +57,10 @@ class Api(Frozen):
     run starts."""
     model: str = ""
     """The name by which the server knows the model; `${oc.env:NAME}` is read when the run starts."""
-    script: str | None = None
+    script: Annotated[str | None, Mark.CODE] = None
     """Provider mock only: `file.py:function`, called in this process with the messages; it returns the answer's text,
     or a message in OpenAI's form. What it raises is handled as a server's failure."""
-    key_env: str | None = None
+    key_env: Annotated[str | None, Mark.UNLEARNED] = None
     """The environment variable that holds the key (vertex: an access token). By default the provider's own, such as
     ANTHROPIC_API_KEY; with a `base_url`, requests have no key."""
     tokenizer: str | None = None
@@ -68,31 +68,31 @@ class Api(Frozen):
     it, they are messages, sent to `/chat/completions`."""
     max_model_len: int | None = Field(default=None, ge=2)
     """With `tokenizer`: tokens of prompt and response together; by default the tokenizer's `model_max_length`."""
-    max_concurrent: int = Field(default=64, ge=1)
+    max_concurrent: Annotated[int, Mark.UNLEARNED] = Field(default=64, ge=1)
     """Maximum number of requests at the same time."""
-    requests_per_minute: float | None = Field(default=None, gt=0.0)
+    requests_per_minute: Annotated[float | None, Mark.UNLEARNED] = Field(default=None, gt=0.0)
     """Maximum rate of requests; by default unlimited."""
-    timeout_s: float | None = Field(default=None, gt=0.0)
+    timeout_s: Annotated[float | None, Mark.UNLEARNED] = Field(default=None, gt=0.0)
     """Time limit of a request, in seconds; by default `episode.generation_timeout_s` or half of the call's remaining
     time."""
-    retries: int = Field(default=5, ge=0)
+    retries: Annotated[int, Mark.UNLEARNED] = Field(default=5, ge=0)
     """Maximum number of times that a request is repeated after a lost connection, a time-out, or HTTP 408, 425, 429 or
     5xx."""
-    max_wait_s: float = Field(default=30.0, gt=0.0)
+    max_wait_s: Annotated[float, Mark.UNLEARNED] = Field(default=30.0, gt=0.0)
     """Longest pause before a request is repeated, in seconds, even if the server asks for a longer one."""
-    failures_to_open: int = Field(default=16, ge=1)
+    failures_to_open: Annotated[int, Mark.UNLEARNED] = Field(default=16, ge=1)
     """After this many failed requests in a row, none are sent for `probe_after_s`; then one request probes the
     server."""
-    probe_after_s: float = Field(default=5.0, gt=0.0)
+    probe_after_s: Annotated[float, Mark.UNLEARNED] = Field(default=5.0, gt=0.0)
     """Seconds without requests after too many failures."""
-    price: Price | None = None
+    price: Annotated[Price | None, Mark.UNLEARNED] = None
     """Prices, from which the costs in metrics and results are computed."""
-    budget: Budget | None = None
+    budget: Annotated[Budget | None, Mark.UNLEARNED] = None
     """Limits over the whole run, which its processes share and its checkpoints keep."""
-    on_budget: Literal["stop", "skip"] = "stop"
+    on_budget: Annotated[Literal["stop", "skip"], Mark.UNLEARNED] = "stop"
     """What happens when the budget is spent. stop: the run ends with a checkpoint, and goes on with a larger budget.
     skip: further calls of the policy fail."""
-    cache: str | None = None
+    cache: Annotated[str | None, Mark.UNLEARNED] = None
     """A SQLite file with answers; the same request to the same server is answered from it. At temperatures above 0 it
     is the same request only with the same seed. `${oc.env:NAME}` is read when the run starts."""
     body: dict[str, Any] = {}

@@ -11,7 +11,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import BeforeValidator, Field, model_validator
 
-from recipe.dag.core.frozen import Frozen
+from recipe.dag.core.frozen import Frozen, Mark
 from recipe.dag.types.model import Api, Model
 
 
@@ -75,7 +75,7 @@ class ToolSpec(Frozen):
 
     name: str | None = None
     """The name of a built-in tool or of a tool under `tools`. Models call a tool by the name in its schema."""
-    path: str | None = None
+    path: Annotated[str | None, Mark.CODE] = None
     """The user's class: `file.py:Class`."""
     kwargs: dict[str, Any] = {}
     """Keyword arguments of the class, or options of a built-in tool."""
@@ -91,9 +91,9 @@ class ToolSpec(Frozen):
     max_output_chars: int | None = Field(default=None, ge=1)
     """Length to which a result is cut before anything else reads it; for the code interpreter, stdout and stderr
     each."""
-    workers: int | None = Field(default=None, ge=1)
+    workers: Annotated[int | None, Mark.UNLEARNED] = Field(default=None, ge=1)
     """Maximum number of calls that run at once, over all episodes of the run; further ones wait."""
-    calls_per_second: float | None = Field(default=None, gt=0.0)
+    calls_per_second: Annotated[float | None, Mark.UNLEARNED] = Field(default=None, gt=0.0)
     """Maximum number of calls that start per second, over all episodes of the run; further ones wait."""
     description: str | None = Field(default=None, min_length=1)
     """What the model reads about the tool, in place of the description in its schema."""
@@ -234,7 +234,7 @@ class Policy(Frozen):
     the k-th of n such policies updates its actor if (s // train_cycle) % n == k. Critics are updated in every step."""
     reference: bool = False
     """Keep a frozen copy of the initial weights for the KL loss (`algorithm.kl_loss_coef`)."""
-    gpus: int | None = Field(default=None, ge=1)
+    gpus: Annotated[int | None, Mark.UNLEARNED] = Field(default=None, ge=1)
     """Number of GPUs reserved for this policy; without it, the policies share all GPUs of the run."""
     config: dict[str, Any] = {}
     """Dotted or nested overrides of verl's `actor_rollout_ref` for this policy."""

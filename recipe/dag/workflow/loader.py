@@ -22,8 +22,8 @@ from recipe.dag.workflow.draft_nodes import read_draft
 from recipe.dag.workflow.graph import graph_of, topological_order
 from recipe.dag.workflow.node_kinds import TRAINING_ROLES
 from recipe.dag.workflow.overrides import Override, placed_overrides, with_overrides
-from recipe.dag.workflow.relocate_paths import relocated_node, relocated_ref
-from recipe.dag.workflow.schema import EnvSpec, Node, Workflow
+from recipe.dag.workflow.relocate_paths import relocated, relocated_node
+from recipe.dag.workflow.schema import Node, Workflow
 from recipe.dag.workflow.short_form import in_long_form
 from recipe.dag.workflow.source import Source
 from recipe.dag.workflow.subworkflow import expand
@@ -42,7 +42,9 @@ def workflow_from(source: Source) -> Workflow:
         agents=tuple(agent for _, agent in draft.each_agent()),
         policies=policies,
         tools={name: tool for name, tool in draft.tools.items() if tool is not None},
-        envs={name: _relocated_env(draft, name, env) for name, env in draft.each_env()},
+        envs={
+            name: relocated(env, _file_of(draft, ("envs", name)), draft.source.file) for name, env in draft.each_env()
+        },
         episode=draft.episode,
         loops=dict(draft.each_loop()),
         algorithm=draft.algorithm,
@@ -86,11 +88,6 @@ def _nodes(draft: Draft) -> tuple[Node, ...]:
 def _file_of(draft: Draft, path: KeyPath) -> str:
     """Return the file in which the value at `path` is written."""
     return draft.source.origin(path).source.file
-
-
-def _relocated_env(draft: Draft, name: str, env: EnvSpec) -> EnvSpec:
-    path = relocated_ref(env.path, _file_of(draft, ("envs", name)), draft.source.file)
-    return env.model_copy(update={"path": path})
 
 
 def _warnings(draft: Draft) -> tuple[Problem, ...]:

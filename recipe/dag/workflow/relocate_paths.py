@@ -7,11 +7,10 @@ from __future__ import annotations
 
 import os
 from pathlib import Path
-from typing import Any
 
 from recipe.dag.core.errors import UserError
-from recipe.dag.core.paths import is_module, names_env, names_function, resolve_folder, resolve_path, split_ref
-from recipe.dag.workflow.agent_schema import Policy
+from recipe.dag.core.frozen import M, with_code
+from recipe.dag.core.paths import is_module, resolve_folder, resolve_path, split_ref
 from recipe.dag.workflow.schema import Node
 
 
@@ -55,34 +54,18 @@ def relocated_folder(folder: str, origin: str | Path, target: str | Path) -> str
     return os.path.relpath(path, Path(target).resolve().parent)
 
 
+def relocated(model: M, origin: str | Path, target: str | Path) -> M:
+    """Return a part of the workflow file `origin` with its code as the workflow file `target` must write it."""
+    return with_code(model, lambda ref: relocated_ref(ref, origin, target))
+
+
 def relocated_node(node: Node, origin: str | Path, target: str | Path) -> Node:
-    """Return a node of the workflow file `origin` with its paths as the workflow file `target` must write them."""
+    """Do the same for a node, with the file of its prompt's template."""
     if Path(origin).resolve() == Path(target).resolve():
         return node
-    options, update = node.agent_options, {}
-    if options.process_path is not None:
-        update["process_path"] = relocated_ref(options.process_path, origin, target)
+    options = node.agent_options
     if template_file(node, origin) is not None:
         text = _relocated(options.pre_process_kwargs["template"], origin, target)
-        update["pre_process_kwargs"] = {**options.pre_process_kwargs, "template": text}
-    if options.env_path:
-        paths = (path if names_env(path) else relocated_ref(path, origin, target) for path in options.env_path)
-        update["env_path"] = tuple(paths)
-    ref = node.executable_ref and relocated_ref(node.executable_ref, origin, target)
-    changed: dict[str, Any] = {"agent_options": options.model_copy(update=update)} if update else {}
-    if node.candidates is not None and names_function(node.candidates.by):
-        by = relocated_ref(node.candidates.by, origin, target)
-        changed["candidates"] = node.candidates.model_copy(update={"by": by})
-    for key, value in node.executable_kwargs.items():
-        if names_function(value):
-            moved = relocated_ref(value, origin, target)
-            changed["executable_kwargs"] = changed.get("executable_kwargs", node.executable_kwargs) | {key: moved}
-    return node.model_copy(update={**changed, "executable_ref": ref})
-
-
-def relocated_policy(policy: Policy, origin: str | Path, target: str | Path) -> Policy:
-    """Return a policy of the workflow file `origin` with its paths as the workflow file `target` must write them."""
-    if policy.api is None or policy.api.script is None:
-        return policy
-    script = relocated_ref(policy.api.script, origin, target)
-    return policy.model_copy(update={"api": policy.api.model_copy(update={"script": script})})
+        kwargs = {**options.pre_process_kwargs, "template": text}
+        node = node.model_copy(update={"agent_options": options.model_copy(update={"pre_process_kwargs": kwargs})})
+    return relocated(node, origin, target)

@@ -12,7 +12,7 @@ from pydantic import BeforeValidator, Field, SerializeAsAny
 
 from recipe.dag.algorithms.base import Algorithm
 from recipe.dag.algorithms.catalogue import DEFAULT, make_algorithm
-from recipe.dag.core.frozen import Frozen
+from recipe.dag.core.frozen import Frozen, Mark
 from recipe.dag.core.problem import Problem
 from recipe.dag.workflow.agent_schema import Agent, Policy, ToolSpec, as_tuple
 from recipe.dag.workflow.condition import Condition
@@ -44,11 +44,11 @@ class EpisodeSpec(Frozen):
     on_failure: Literal["retry", "mask", "drop_group", "fail"] = "retry"
     """Handling of a failed episode. retry: run it again with fresh state, then mask it. mask: exclude its rows.
     drop_group: exclude all episodes of the sample. fail: stop the run."""
-    on_user_error: Literal["fail", "mask"] = "fail"
+    on_user_error: Annotated[Literal["fail", "mask"], Mark.UNLEARNED] = "fail"
     """Handling of an error in the user's code: a hook, env, tool or reward that raises or returns an invalid value
     (timeouts and lost connections are not such errors). fail: stop the run. mask: exclude the episode, or with
     `on_failure: drop_group` its sample, without a retry."""
-    max_masked: float = Field(default=0.5, gt=0, le=1)
+    max_masked: Annotated[float, Mark.UNLEARNED] = Field(default=0.5, gt=0, le=1)
     """Stop the run if failures exclude more than this fraction of a batch's episodes; 1: never. Batches of fewer than
     16 episodes are not checked."""
     retries: int = Field(default=1, ge=0)
@@ -60,7 +60,7 @@ class EpisodeSpec(Frozen):
 class AgentOptions(Frozen):
     """Options of a rollout node: its hooks and its environment."""
 
-    process_path: str | None = None
+    process_path: Annotated[str | None, Mark.CODE] = None
     """The hooks: `file.py`, or `file.py:Class` with `pre_process` and `post_process`."""
     pre_process_kwargs: dict[str, Any] = {}
     """Keyword arguments of the hook that makes the prompt."""
@@ -68,7 +68,7 @@ class AgentOptions(Frozen):
     """Keyword arguments of the hook that parses the output."""
     obs_with_env: bool = False
     """Show the environment's observation to the agent; its output becomes part of the action."""
-    env_path: Annotated[tuple[str, ...], BeforeValidator(as_tuple)] = ()
+    env_path: Annotated[tuple[str, ...], BeforeValidator(as_tuple), Mark.CODE_OR_NAME] = ()
     """The environment that the node steps: `file.py:Class`, or a name under `envs`. If this is a list of several,
     `env_route` selects the one of an episode."""
     env_route: str | None = None
@@ -80,7 +80,7 @@ class AgentOptions(Frozen):
 class EnvSpec(Frozen):
     """A named environment class."""
 
-    path: str
+    path: Annotated[str, Mark.CODE]
     """The user's class: `file.py:Class`."""
     kwargs: dict[str, Any] = {}
     """Keyword arguments of the class."""
@@ -114,7 +114,7 @@ class Candidates(Frozen):
 
     k: int = Field(ge=2)
     """Number of candidates."""
-    by: str = Field(min_length=1)
+    by: Annotated[str, Mark.CODE_OR_NAME] = Field(min_length=1)
     """What scores a candidate: `file.py:function`, called as `function(context)` with the candidate as `context.call`,
     which returns a number or None; or a rollout or compute node that depends on this node alone, which then runs once
     for each candidate."""
@@ -133,7 +133,7 @@ class Node(Frozen):
 
     node_id: str = Field(min_length=1)
     """The node's unique name."""
-    node_type: NodeType
+    node_type: Annotated[NodeType, Mark.UNLEARNED]
     """The type of computation; it follows from the role and is not needed."""
     node_role: NodeRole = NodeRole.DEFAULT
     """The role of the node. In the short form it follows from the key `agent`, `reward`, `vote` or `compute`."""
@@ -145,9 +145,9 @@ class Node(Frozen):
     """The ids of the nodes that must finish before this one starts."""
     config: dict[str, Any] = {}
     """Dotted or nested overrides of verl's configuration for the policy (or critic) of this node."""
-    executable_ref: str | None = None
+    executable_ref: Annotated[str | None, Mark.CODE] = None
     """The user's function: `file.py:function`."""
-    executable_kwargs: dict[str, Any] = {}
+    executable_kwargs: Annotated[dict[str, Any], Mark.CODE] = {}
     """Keyword arguments of the function."""
     scope: Literal["episode", "group"] = "episode"
     """Reward nodes only: what the function scores. episode: a finished episode. group: all finished episodes of a
@@ -180,13 +180,13 @@ class SubWorkflow(Frozen):
 class Workflow(Frozen):
     """A parsed workflow file. `nodes` are in topological order, and in the file's order among equals."""
 
-    path: str
+    path: Annotated[str, Mark.UNLEARNED]
     """The absolute path of the file. Paths in it are relative to its folder, then to the project's root."""
-    dag_id: str
-    description: str = ""
+    dag_id: Annotated[str, Mark.UNLEARNED]
+    description: Annotated[str, Mark.UNLEARNED] = ""
     agents: tuple[Agent, ...]
     policies: dict[str, Policy]
-    tools: dict[str, ToolSpec] = {}
+    tools: Annotated[dict[str, ToolSpec], Mark.UNLEARNED] = {}
     """The declared tools; `agents` hold them with what an agent overrides."""
     envs: dict[str, EnvSpec] = {}
     episode: EpisodeSpec = EpisodeSpec()
@@ -196,7 +196,7 @@ class Workflow(Frozen):
     """The declared nodes, and the training chain, declared or derived."""
     edited: str | None = Field(default=None, exclude=True)
     """The file's text after edits from the command line (`workflow.<key>=VALUE`); None without edits."""
-    warnings: tuple[Problem, ...] = ()
+    warnings: Annotated[tuple[Problem, ...], Mark.UNLEARNED] = ()
     """Settings whose effect may differ from the author's intention, to be printed before a run starts."""
 
     def node(self, node_id: str) -> Node:

@@ -7,12 +7,11 @@ location of the project. The engine's files are not included.
 from __future__ import annotations
 
 import ast
-from collections.abc import Iterator
 from pathlib import Path
 
-from recipe.dag.algorithms.custom import Custom
 from recipe.dag.core.errors import UserError
-from recipe.dag.core.paths import find_source, is_module, names_env, names_function, project_root, split_ref
+from recipe.dag.core.frozen import with_code
+from recipe.dag.core.paths import find_source, is_module, project_root, split_ref
 from recipe.dag.workflow.relocate_paths import template_file
 from recipe.dag.workflow.schema import Workflow
 
@@ -51,19 +50,15 @@ def portable_ref(ref: str, base: str | Path) -> str:
     return f"{portable_name(path)}:{name}" if name else portable_name(path)
 
 
-def _refs(workflow: Workflow) -> Iterator[str]:
-    for node in workflow.nodes:
-        options = node.agent_options
-        yield from (ref for ref in (node.executable_ref, options.process_path) if ref is not None)
-        yield from (ref for ref in options.env_path if not names_env(ref))
-        yield from filter(names_function, node.executable_kwargs.values())
-        if node.candidates is not None and ":" in node.candidates.by:
-            yield node.candidates.by
-    if isinstance(workflow.algorithm, Custom):
-        yield workflow.algorithm.estimator
-    yield from (env.path for env in workflow.envs.values())
-    yield from (policy.api.script for policy in workflow.policies.values() if policy.api and policy.api.script)
-    yield from (tool.path for agent in workflow.agents for tool in agent.tools if tool.path is not None)
+def _refs(workflow: Workflow) -> list[str]:
+    refs: list[str] = []
+
+    def note(ref: str) -> str:
+        refs.append(ref)
+        return ref
+
+    with_code(workflow.model_copy(update={"tools": {}}), note)  # of the declared tools, those that agents have count
+    return refs
 
 
 def _source(ref: str, base: str | Path) -> Path | None:
