@@ -65,11 +65,16 @@ def check_written(step_folder: Path, models: Iterable[Saved], *, patience_s: flo
 def check_loadable(folder: Path, facts: dict[str, Any], config: DictConfig, workflow: Workflow) -> None:
     """Raise UserError if the checkpoint `folder` lacks a file that the run would load. `facts`: the checkpoint's
     run.json, with the number of processes that wrote it."""
-    if missing := list(missing_files(folder, _contents(facts, config, workflow, "load_contents"))):
+    advice = "pass another one with trainer.resume_mode=resume_path and trainer.resume_from_path, or "
+    check_complete(folder, _contents(facts, config, workflow, "load_contents"), advice)
+
+
+def check_complete(folder: Path, models: Iterable[Saved], advice: str = "") -> None:
+    """Raise UserError if a checkpoint lacks a file of the models. `advice`: what to do besides starting over."""
+    if missing := list(missing_files(folder, models)):
         raise UserError(
             f"{folder}: {missing[0]} is missing or torn ({len(missing)} in all), so the run cannot resume from it; "
-            "pass another one with trainer.resume_mode=resume_path and trainer.resume_from_path, or start over with "
-            "trainer.resume_mode=disable"
+            f"{advice}start over with trainer.resume_mode=disable"
         )
 
 

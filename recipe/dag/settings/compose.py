@@ -11,9 +11,9 @@ import functools
 import importlib.util
 import math
 import pickle
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import NamedTuple, cast
+from typing import Any, NamedTuple, Protocol, cast
 
 from hydra import compose, initialize_config_dir
 from hydra.errors import HydraException
@@ -29,25 +29,42 @@ from recipe.dag.workflow.flatten import flatten
 CONFIG_FOLDER = Path(__file__).resolve().parents[1] / "config"
 
 
+class Checks(Protocol):
+    """Yield a message for what cannot be used of a composed file and typed settings, before and after these are
+    applied. `values` and `typed` are by dotted key."""
+
+    def check_keys(self, tree: Tree, settings: Sequence[Typed]) -> Iterable[str]: ...
+
+    def check_values(
+        self, config: DictConfig, values: Mapping[str, Any], typed: Mapping[str, Typed]
+    ) -> Iterable[str]: ...
+
+
 def compose_config(name: str, overrides: Sequence[str], folder: Path | None = None) -> DictConfig:
     """Compose `name`.yaml of `folder` over `dag.yaml` and verl's defaults, then apply `overrides`. Raises UserError for
     an unknown file, and for keys and values that would have no effect."""
+    return compose_checked(name, overrides, folder, run_schema(), hint=configuration_hint(name))
+
+
+def compose_checked(
+    name: str, overrides: Sequence[str], folder: Path | None, checks: Checks, *, hint: str | None = None
+) -> DictConfig:
+    """Compose `name`.yaml of `folder` and apply `overrides`. `hint`: what to do if the file does not exist. Raises
+    UserError with a line for each message of `checks`, or for each key without a value."""
     folder = (folder or CONFIG_FOLDER).resolve()
     if not (folder / f"{name}.yaml").is_file():
-        hint = configuration_hint(name) or "see --config-path and --config-name"
+        hint = hint or "see --config-path and --config-name"
         raise UserError(f"configuration: {folder / name}.yaml does not exist; {hint}")
     arguments = parse(overrides, [CONFIG_FOLDER, folder])
-    schema = run_schema()
     file = compose_file(name, arguments.profiles, folder)
     settings = [leaf for typed in arguments.settings for leaf in leaves_of(typed)]
-    unread = [message for leaf in settings if (message := schema.check_typed(leaf, file.tree)) is not None]
-    _raise([*schema.check_file(file.tree), *unread])
+    _raise(checks.check_keys(file.tree, settings))
     config = file.copy()
     try:
         for typed in settings:
             OmegaConf.update(config, typed.key, typed.value, merge=True, force_add=True)
         values = values_of(tree_of(config))
-        wrong = list(schema.check_values(config, values, {typed.key: typed for typed in settings}))
+        wrong = list(checks.check_values(config, values, {typed.key: typed for typed in settings}))
     except OmegaConfBaseException as error:
         raise UserError(f"configuration: {_first_lines(error)}") from error
     _raise(wrong)
@@ -129,9 +146,9 @@ def leaves_of(typed: Typed) -> Iterator[Typed]:
         yield Typed(key, plain(value), typed.argument)
 
 
-def _raise(messages: Sequence[str]) -> None:
-    if messages:
-        raise UserError("\nerror: ".join(dict.fromkeys(messages)))
+def _raise(messages: Iterable[str]) -> None:
+    if lines := list(dict.fromkeys(messages)):
+        raise UserError("\nerror: ".join(lines))
 
 
 def _first_lines(error: Exception) -> str:

@@ -1,7 +1,7 @@
-"""The keys of a run's configuration that affect learning.
+"""The keys of a configuration that affect learning.
 
-Invariant: these are all keys of verl's `actor_rollout_ref` and `critic` except those known to be resources, output or
-paths (whose content is compared elsewhere), so a key that is not listed here counts.
+Invariant: these are all keys of dag.yaml and sft.yaml, and of verl's sections in them, except those known to be
+resources, output or paths (whose content is compared elsewhere), so a key that is not listed here counts.
 """
 
 from __future__ import annotations
@@ -11,14 +11,24 @@ from typing import Any, cast
 
 from omegaconf import DictConfig, OmegaConf
 
+from recipe.dag.settings.compose import run_schema
 from recipe.dag.workflow.flatten import flatten
+from recipe.dag.workflow.verl_reads import is_listed
 
-KEYS = (
-    "seed sandbox.timeout_s sandbox.memory_mb data.train_batch_size data.max_prompt_length data.max_response_length "
-    "data.stratify_key"
-).split()
-"""Keys outside verl's sections that affect learning; null counts as absent."""
-SUBSET_KEYS = ("data.subset.size", "data.subset.seed")
+UNLEARNED = {
+    "dag": "workflow output_dir platform gpu_memory_gb model_path sandbox.url sandbox.token sandbox.isolation "
+    "sandbox.accept_unsandboxed sandbox.max_concurrent sandbox.margin_s rollout.* validation.* report.* "
+    "data.train_files data.val_files data.train_max_samples data.val_max_samples data.val_overlap data.input_key "
+    "data.label_key data.answer_format data.train_split data.train_name data.val_split data.val_name "
+    "data.add_prompt_suffix trainer.* ray_kwargs.*",
+    "sft": "output_dir platform data.train_files data.val_files data.val_max_samples data.use_dynamic_bsz "
+    "data.max_token_len_per_gpu data.micro_batch_size_per_gpu engine.mixed_precision.* checkpoint.* profiler.* "
+    "trainer.*",
+}
+"""Configuration file -> its own keys that do not affect learning, or whose content is compared in their place: problems
+by themselves, whatever file they are read from. Precision follows from the platform."""
+_VERL = {"dag": ("actor_rollout_ref", "critic"), "sft": ("model", "engine", "optim")}
+"""Configuration file -> its sections of verl's keys."""
 _FOLDERS = (
     "agent checkpoint checkpoint_engine disaggregation multi_turn profiler prometheus server trace turbo_config "
     "val_kwargs wrap_policy"
@@ -29,21 +39,39 @@ _RESOURCE = re.compile(
     r"|micro_batch|n_gpus|nccl|nnodes|no_sync|offload|pad_to_length|parallel_size|prefetch|recompute|remove_padding"
     r"|reshard|scheduling_policy|torch_compile|total_training_steps|use_shm|wake_up|^_target_$|^mode$|^name$|seed$|^strict$"
     r"|mem_fraction|max_prefill_tokens|max_running_requests|log_level|schedule_policy|skip_tokenizer_init"
-    r"|(?:attention|sampling|grammar)_backend"
+    r"|(?:attention|sampling|grammar)_backend|attn_implementation"
     r"|^path$|^tokenizer_path$|^hf_config_path$|^router_config_path$"
 )
 _REFERENCE = re.compile(r"\$\{(?:oc\.select:)?([\w.]+)(?:,[^{}]*)?\}")
 
 
 def learned_config(run: DictConfig, *, critics: bool) -> dict[str, dict[str, Any]]:
-    """Return the values as JSON, by section and dotted key. `critics`: whether a policy has one."""
-    values = {key: value for key, value in _flat_config(run, resolve=True).items() if value != {}}
-    keys = KEYS if values.get("data.subset.size") is None else (*KEYS, *SUBSET_KEYS)
-    sections = {"run": {key: values[key] for key in keys if values.get(key) is not None}}
+    """Return the values of a run as JSON, by section and dotted key. `critics`: whether a policy has one."""
+    values, own = learned_values(run, "dag"), run_schema().own
+    if run.data.subset.size is None:
+        values.pop("data.subset.seed")
+    # verl's other sections are not read, and null counts as absent outside its sections
+    outside = {key: value for key, value in values.items() if _section(key, "dag") is None and key in own}
+    sections = {"run": {key: value for key, value in outside.items() if value is not None}}
     for section in ("actor_rollout_ref", "critic") if critics else ("actor_rollout_ref",):
-        keys = [key for key in values if key.startswith(f"{section}.") and is_learned(key)]
-        sections[section] = {key: values[key] for key in sorted(keys)}
+        sections[section] = {key: value for key, value in values.items() if _section(key, "dag") == section}
     return sections
+
+
+def learned_values(config: DictConfig, name: str) -> dict[str, Any]:
+    """Return what affects learning in a composed configuration, by dotted key. `name`: dag or sft."""
+    values = _flat_config(config, resolve=True).items()
+    return {key: value for key, value in sorted(values) if value != {} and affects_learning(key, name)}
+
+
+def affects_learning(key: str, name: str) -> bool:
+    """Return whether a dotted key of the configuration `name` affects learning."""
+    return not is_listed(key, UNLEARNED[name].split()) and (_section(key, name) is None or is_learned(key))
+
+
+def _section(key: str, name: str) -> str | None:
+    block = key.partition(".")[0]
+    return block if block in _VERL[name] else None
 
 
 def repeated_keys(run: DictConfig) -> dict[str, str]:
@@ -54,7 +82,7 @@ def repeated_keys(run: DictConfig) -> dict[str, str]:
 
 
 def is_learned(key: str) -> bool:
-    """Return whether a dotted key below `actor_rollout_ref` or `critic` affects learning."""
+    """Return whether a dotted key of one of verl's sections affects learning."""
     *folders, last = key.split(".")
     return _RESOURCE.search(last) is None and not set(folders).intersection(_FOLDERS)
 

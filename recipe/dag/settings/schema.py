@@ -7,7 +7,7 @@ what to write instead. `dag.yaml` itself is not checked.
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from typing import Any, cast
 
 from omegaconf import DictConfig, ListConfig, OmegaConf
@@ -44,8 +44,15 @@ class Schema:
         """Return whether this project or verl reads a key of the default configuration, or one below it."""
         return key in self.own and key not in SAME or is_read(key)
 
-    def check_file(self, tree: Tree) -> Iterator[str]:
-        """Yield a message for each key that configuration files set and nothing reads."""
+    def check_keys(self, tree: Tree, settings: Iterable[Typed]) -> Iterator[str]:
+        """Yield a message for each key that configuration files set and nothing reads, and for each typed setting that
+        has no effect on the configuration."""
+        yield from self._check_file(tree)
+        for typed in settings:
+            if (reason := self._reason(typed.key, typed.value, tree)) is not None:
+                yield f"{typed.argument}: {reason}"
+
+    def _check_file(self, tree: Tree) -> Iterator[str]:
         values = values_of(tree)
         interpolations = " ".join(value for value in values.values() if isinstance(value, str) and "${" in value)
         referenced = set(re.findall(r"[\w.]+", interpolations))
@@ -54,11 +61,6 @@ class Schema:
                 continue  # the file defines this key, and its other keys interpolate it
             if (reason := self._reason(key, values[key], self.tree)) is not None:
                 yield f"configuration: {key}: {reason}"
-
-    def check_typed(self, typed: Typed, tree: Tree) -> str | None:
-        """Return why the typed setting has no effect on the configuration; None if it has one."""
-        reason = self._reason(typed.key, typed.value, tree)
-        return None if reason is None else f"{typed.argument}: {reason}"
 
     def check_values(self, config: DictConfig, values: Mapping[str, Any], typed: Mapping[str, Typed]) -> Iterator[str]:
         """Yield a message for each value of the wrong kind. `values` are those of `config`, in which a whole number

@@ -23,6 +23,8 @@ from recipe.dag.train.fingerprint import Fingerprint, Items, differences
 from recipe.dag.workflow.node_kinds import TRAINING_ROLES
 from recipe.dag.workflow.schema import Workflow
 
+_ELSEWHERE = "use another trainer.experiment_name, or trainer.resume_mode=disable"
+
 
 @dataclass(frozen=True, slots=True)
 class Start:
@@ -53,7 +55,10 @@ def find_start(run: DictConfig, workflow: Workflow, now: Fingerprint, *, samples
             f"{folder}: a checkpoint of supervised fine-tuning; start from its model in another output_dir: "
             f"model_path={folder.parent.parent / 'huggingface'}"
         )
-    _check_loadable(folder, stored, workflow, _processes(run, workflow, platform))
+    check_processes(folder, stored, _processes(run, workflow, platform), advice=_ELSEWHERE)
+    for name in workflow.trained_policies():
+        if workflow.critic_owner(name) == name and name not in stored.get("critics", ()):
+            raise UserError(f"{folder}: has no critic of policy `{name}`; {_ELSEWHERE}")
     if "fingerprint" in stored:
         learned, validated = differences(stored["fingerprint"], now)
     else:
@@ -64,8 +69,8 @@ def find_start(run: DictConfig, workflow: Workflow, now: Fingerprint, *, samples
             file=sys.stderr,
         )
     step = int(stored["step"])
-    if learned:
-        _report(folder, learned, forced=trainer.resume_mode == "force")
+    elsewhere = "use another trainer.experiment_name"
+    report_differences(folder, learned, forced=trainer.resume_mode == "force", elsewhere=elsewhere)
     if validated:
         lines = "".join(f"\n  {line}" for line in validated)
         print(f"warning: accuracies up to step {step} are not comparable with later ones:{lines}", file=sys.stderr)
@@ -148,36 +153,43 @@ def _episode_items(items: Items, frozen: list[str]) -> Items:
     return {"learned": learned, "validation": {}}
 
 
-def _report(folder: Path, learned: list[str], *, forced: bool) -> None:
+def report_differences(folder: Path, learned: list[str], *, forced: bool, elsewhere: str) -> None:
+    """Raise UserError if there are differences that affect learning, or print them if the resume is forced.
+    `elsewhere`: how to train in another folder, for the message."""
+    if not learned:
+        return
     lines = "".join(f"\n  {line}" for line in learned)
     if not forced:
         raise UserError(
-            f"{folder} belongs to another experiment:{lines}\nuse another trainer.experiment_name, or start over with "
+            f"{folder} belongs to another experiment:{lines}\n{elsewhere}, or start over with "
             "trainer.resume_mode=disable, or resume regardless with trainer.resume_mode=force"
         )
     print(f"warning: resuming {folder} as another experiment (trainer.resume_mode=force):{lines}", file=sys.stderr)
 
 
-def _processes(run: DictConfig, workflow: Workflow, platform: str) -> dict[str, int]:
-    """Return the number of processes of each policy's trainer: verl's checkpoints have one file per process."""
-    pools = plan_pools(workflow, nnodes=run.trainer.nnodes, n_gpus_per_node=run.trainer.n_gpus_per_node)
-    return {name: 1 if platform == "cpu" else sum(pool.processes_on_nodes) for pool in pools for name in pool.policies}
+def check_processes(folder: Path, stored: dict[str, Any], processes: Mapping[str, int], *, advice: str) -> None:
+    """Raise UserError if a checkpoint lacks a policy of this run, or was written by another number of processes.
 
-
-def _check_loadable(folder: Path, stored: dict[str, Any], workflow: Workflow, processes: dict[str, int]) -> None:
-    """Raise UserError if the checkpoint lacks something that this run must load."""
-    advice = "use another trainer.experiment_name, or trainer.resume_mode=disable"
-    for name in workflow.trained_policies():
+    stored: its run.json
+    processes: of each trained policy
+    advice: what to do without the checkpoint, for the message
+    """
+    for name, count in processes.items():
         if name not in stored["policies"]:
-            stored_names = ", ".join(stored["policies"]) or "none"
-            raise UserError(f"{folder}: has no policy `{name}` (its policies: {stored_names}); {advice}")
-        if stored["policies"][name] != processes[name]:
+            names = ", ".join(stored["policies"]) or "none"
+            raise UserError(f"{folder}: has no policy `{name}` (its policies: {names}); {advice}")
+        if stored["policies"][name] != count:
             raise UserError(
                 f"{folder}: policy {name} was trained by {stored['policies'][name]} processes, but this run has "
-                f"{processes[name]}; use as many GPUs, or {advice}"
+                f"{count}; use as many GPUs, or {advice}"
             )
-        if workflow.critic_owner(name) == name and name not in stored.get("critics", ()):
-            raise UserError(f"{folder}: has no critic of policy `{name}`; {advice}")
+
+
+def _processes(run: DictConfig, workflow: Workflow, platform: str) -> dict[str, int]:
+    """Return the number of processes of each trained policy: verl's checkpoints have one file per process."""
+    pools = plan_pools(workflow, nnodes=run.trainer.nnodes, n_gpus_per_node=run.trainer.n_gpus_per_node)
+    counts = {name: sum(pool.processes_on_nodes) for pool in pools for name in pool.policies}
+    return {name: 1 if platform == "cpu" else counts[name] for name in workflow.trained_policies()}
 
 
 def _legacy_differences(stored: dict[str, Any], run: DictConfig, samples: int) -> list[str]:

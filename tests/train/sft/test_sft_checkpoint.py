@@ -27,11 +27,11 @@ def compose(tmp_path):
     return lambda *settings: compose_sft([*paths, *settings])
 
 
-def write_checkpoint(config, *, drop=()) -> None:
-    """Record a checkpoint of `config` without its weights; `drop`: facts that it lacks."""
+def write_checkpoint(config, facts=None) -> None:
+    """Record a checkpoint of `config` without its weights; `facts`: in place of what it says of the experiment."""
     folder = Path(config.trainer.default_local_dir) / "global_step_4"
     folder.mkdir(parents=True)
-    facts = {key: value for key, value in experiment(config).items() if key not in drop}
+    facts = facts or experiment(config)
     (folder / "run.json").write_text(json.dumps({"step": 4, "policies": {config.policy: 1}, "sft": facts}))
     (folder.parent / "latest_checkpointed_iteration.txt").write_text("4")
 
@@ -54,17 +54,17 @@ def test_the_same_command_resumes(compose):
 def test_a_model_that_was_built_anew_in_its_folder_is_another_experiment(compose):
     write_checkpoint(compose())
     (Path(compose().model.path) / "model.safetensors").write_bytes(b"other")
-    assert "model: other weights, configuration or tokenizer" in resume(compose())
+    assert "model.path: was /" in resume(compose())
 
 
 @pytest.mark.parametrize(
     ("setting", "line"),
     [
         ("optim.lr_warmup_steps=5", "optim.lr_warmup_steps: was -1, now 5"),
-        ("optim.override_optimizer_config={eps: 1e-6}", "optim.override_optimizer_config.eps: was None, now"),
+        ("optim.override_optimizer_config={eps: 1e-6}", "optim.override_optimizer_config.eps: was absent, now 1e-06"),
         ("optim.optimizer_impl=torchao.optim", "optim.optimizer_impl: was torch.optim, now torchao.optim"),
         ("model.custom_chat_template=x", "model.custom_chat_template: was None, now x"),
-        ("model.override_config.dropout=0.1", "model.override_config.dropout: was None, now 0.1"),
+        ("model.override_config.dropout=0.1", "model.override_config.dropout: was absent, now 0.1"),
         ("data.custom_cls={path: mine.py, name: Mine}", "data.custom_cls.name: was TranscriptDataset, now Mine"),
     ],
 )
@@ -83,13 +83,35 @@ def test_the_number_of_steps_counts_where_the_learning_rate_depends_on_it(compos
 
 def test_an_option_that_is_given_no_more_is_a_difference(compose):
     write_checkpoint(compose("model.override_config.dropout=0.1"))
-    assert "model.override_config.dropout: was 0.1, now None" in resume(compose())
+    assert "model.override_config.dropout: was 0.1, now absent" in resume(compose())
+
+
+def of_earlier_version(config, *, drop=()):
+    """What an earlier version recorded: no precision, and digests apart from names; `drop`: what it lacks."""
+    now = experiment(config)
+    recorded = {key: value for key, value in now.items() if not key.startswith(("engine.", "model."))}
+    recorded |= {"model.path": now["model.path"]["name"], "model": now["model.path"]["digest"]}
+    recorded |= {"model.custom_chat_template": None, "data.train_files": now["data.train_files"]["digest"].split(",")}
+    return {key: value for key, value in recorded.items() if key not in drop}
 
 
 def test_a_checkpoint_of_an_earlier_version_is_compared_by_what_it_holds(compose):
-    write_checkpoint(compose(), drop=("model", "optim.lr_warmup_steps"))
+    config = compose()
+    write_checkpoint(config, of_earlier_version(config, drop=("model", "optim.lr_warmup_steps")))
     assert ACCEPTED in resume(compose("optim.lr_warmup_steps=5"))
     assert "optim.lr: was 5e-06, now 0.1" in resume(compose("optim.lr=0.1"))
+
+
+def test_a_checkpoint_without_the_precision_is_compared_by_all_else(compose):
+    config = compose()
+    write_checkpoint(config, of_earlier_version(config))
+    assert ACCEPTED in resume(compose("engine.model_dtype=bf16"))
+    line = "optim.override_optimizer_config.eps: was absent, now 1e-06"
+    assert line in resume(compose("optim.override_optimizer_config={eps: 1e-6}"))
+    (Path(config.data.train_files)).write_bytes(b"other rows")
+    assert "data.train_files: was " in resume(compose())
+    (Path(config.model.path) / "model.safetensors").write_bytes(b"other")
+    assert "model.path: was /" in resume(compose())
 
 
 @pytest.mark.parametrize("mode", ["auto", "force"])

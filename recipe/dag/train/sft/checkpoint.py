@@ -10,62 +10,43 @@ from __future__ import annotations
 import hashlib
 import os
 import shutil
-import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from omegaconf import DictConfig, OmegaConf
+from omegaconf import DictConfig
 
 from recipe.dag.core.errors import UserError
 from recipe.dag.policy.safe_load import weights_only
-from recipe.dag.policy.shards import Saved, check_written, missing_files
+from recipe.dag.policy.shards import Saved, check_complete, check_written
+from recipe.dag.settings.learned_config import learned_values
 from recipe.dag.train import checkpoint
 from recipe.dag.train.digest import model_digest
-from recipe.dag.workflow.flatten import flatten
+from recipe.dag.train.fingerprint import Fingerprint, Items, differences
+from recipe.dag.train.resume import check_processes, report_differences
 
 if TYPE_CHECKING:
     from torch.optim import Optimizer
     from torch.optim.lr_scheduler import LambdaLR
 
-LEARNED = (
-    "seed",
-    "policy",
-    "model.path",
-    "data.train_batch_size",
-    "data.max_length",
-    "data.truncation",
-    "data.messages_key",
-    "data.tools_key",
-    "data.train_max_samples",
-    "data.apply_chat_template_kwargs",
-    "data.custom_cls",
-    "model.custom_chat_template",
-    "model.override_config",
-    "optim",
-)
-"""Settings and blocks that determine the weights of a step."""
-FILLED_IN = ("optim.total_training_steps", "model.override_config.attn_implementation")
-"""Of these, what follows from other settings and from the machine."""
+DIGITS = 16
+"""Of the digest of a training file."""
+_ELSEWHERE = "pass another --output, or start over with trainer.resume_mode=disable"
 
 
-def experiment(config: DictConfig) -> dict[str, Any]:
-    """Return what determines the weights of a step, JSON-compatible: settings, and digests of the model and of the
-    training files."""
+def experiment(config: DictConfig) -> Items:
+    """Return what determines the weights of a step, JSON-compatible: settings by dotted key, and the content of the
+    model and of the training files."""
     files = [config.data.train_files] if isinstance(config.data.train_files, str) else config.data.train_files
-    settings = {key: OmegaConf.select(config, key) for key in LEARNED}
-    plain = {k: OmegaConf.to_container(v, resolve=True) if OmegaConf.is_config(v) else v for k, v in settings.items()}
-    leaves = {key: value for key, value, _ in flatten(plain)}
-    for key in FILLED_IN:
-        leaves.pop(key, None)
+    values = learned_values(config, "sft")
     if _depends_on_end(config.optim):
         end = "total_epochs" if config.trainer.total_training_steps is None else "total_training_steps"
-        leaves[f"trainer.{end}"] = config.trainer[end]
+        values[f"trainer.{end}"] = config.trainer[end]
     return {
-        **leaves,
-        "model": model_digest(config.model.path),
-        "data.train_files": [_digest(Path(file)) for file in files],
+        **values,
+        "model.path": {"name": config.model.path, "digest": model_digest(config.model.path)},
+        "data.train_files": {"name": ", ".join(files), "digest": ",".join(_digest(Path(file)) for file in files)},
     }
 
 
@@ -77,10 +58,10 @@ def _depends_on_end(optim: DictConfig) -> bool:
 
 def _digest(file: Path) -> str:
     with file.open("rb") as opened:
-        return hashlib.file_digest(opened, "sha256").hexdigest()
+        return hashlib.file_digest(opened, "sha256").hexdigest()[:DIGITS]
 
 
-def find_start(config: DictConfig, facts: dict[str, Any], *, processes: int) -> Path | None:
+def find_start(config: DictConfig, now: Items, *, processes: int) -> Path | None:
     """Return the checkpoint to resume from, or None. Raises UserError for one of another experiment (unless
     trainer.resume_mode=force), of another number of processes, and for one that is incomplete."""
     folder = checkpoint.find(Path(config.trainer.default_local_dir), mode=config.trainer.resume_mode, path=None)
@@ -94,26 +75,12 @@ def find_start(config: DictConfig, facts: dict[str, Any], *, processes: int) -> 
         raise UserError(
             f"{folder}: holds the policy {names}, not {config.policy}; set policy={names}, or pass another --output"
         )
-    if different := _differences(stored["sft"], facts):
-        lines = "".join(f"\n  {line}" for line in different)
-        if config.trainer.resume_mode != "force":
-            raise UserError(
-                f"{folder} belongs to another experiment:{lines}\npass another --output, or start over with "
-                "trainer.resume_mode=disable, or resume regardless with trainer.resume_mode=force"
-            )
-        print(f"warning: resuming {folder} as another experiment:{lines}", file=sys.stderr)
-    written_by = stored["policies"][config.policy]
-    if written_by != processes:
-        raise UserError(
-            f"{folder}: was written by {written_by} processes, but this run has {processes}; set "
-            f"trainer.n_gpus_per_node={written_by}, or start over with trainer.resume_mode=disable"
-        )
-    saved = Saved(f"{config.policy}/actor", processes, tuple(config.checkpoint.load_contents))
-    if missing := list(missing_files(folder, [saved])):
-        raise UserError(
-            f"{folder}: {missing[0]} is missing or torn, so the run cannot resume from it; start over with "
-            "trainer.resume_mode=disable"
-        )
+    check_processes(folder, stored, {config.policy: processes}, advice=_ELSEWHERE)
+    differing = _differences(stored["sft"], now)
+    report_differences(
+        folder, differing, forced=config.trainer.resume_mode == "force", elsewhere="pass another --output"
+    )
+    check_complete(folder, [Saved(f"{config.policy}/actor", processes, tuple(config.checkpoint.load_contents))])
     return folder
 
 
@@ -125,21 +92,24 @@ def check_intact(folder: Path) -> None:
     )
 
 
-def _differences(stored: dict[str, Any], now: dict[str, Any]) -> list[str]:
-    # a checkpoint of an earlier version holds fewer settings
-    keys = {**now, **stored} if "model" in stored else [key for key in now if key in stored]
-    different = [key for key in keys if stored.get(key) != now.get(key)]
-    described = {"data.train_files": "other transcripts", "model": "other weights, configuration or tokenizer"}
-    return [
-        f"{key}: {described[key]}" if key in described else f"{key}: was {stored.get(key)}, now {now.get(key)}"
-        for key in different
-    ]
+def _differences(stored: Items, now: Items) -> list[str]:
+    chosen = now
+    if not isinstance(model := stored.get("model.path"), dict):  # an earlier version, which recorded fewer settings
+        recorded = ("data.", "optim.", "model.override_config.", "trainer.") if "model" in stored else ()
+        chosen = {key: value for key, value in now.items() if key.startswith(recorded)}
+        files = ",".join(digest[:DIGITS] for digest in stored.get("data.train_files", ()))
+        contents = {
+            "model.path": {"name": model, "digest": stored.pop("model", "")},
+            "data.train_files": {"name": "other files", "digest": files},
+        }
+        stored = stored | contents
+    return differences({"learned": stored}, Fingerprint({"learned": now}, {"learned": chosen}, {}))[0]
 
 
 class Checkpoints:
     """Writes and reads the checkpoints of one run; every process calls each method. `engine`: verl's, of FSDP."""
 
-    def __init__(self, config: DictConfig, engine: Any, facts: dict[str, Any], *, rank: int, processes: int):
+    def __init__(self, config: DictConfig, engine: Any, facts: Items, *, rank: int, processes: int):
         self._config, self._engine, self._facts = config, engine, facts
         self._rank, self._processes = rank, processes
         self._root = Path(config.trainer.default_local_dir)

@@ -6,20 +6,19 @@ a line for each key, before anything is started.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from omegaconf import DictConfig, OmegaConf
-from omegaconf.errors import OmegaConfBaseException
 
 from recipe.dag.core.errors import UserError
 from recipe.dag.core.suggestion import did_you_mean
-from recipe.dag.settings.compose import CONFIG_FOLDER, compose_file, leaves_of
+from recipe.dag.settings.compose import CONFIG_FOLDER, compose_checked, compose_file
 from recipe.dag.settings.kinds import COUNT, NOT_NEGATIVE, PATHS, TRUTH, Kind, one_of, or_null, whole
-from recipe.dag.settings.schema import plain, tree_of, values_of
-from recipe.dag.settings.typed import Typed, parse
-from recipe.dag.settings.values import LOGGER, kind_of
+from recipe.dag.settings.schema import Tree, plain, values_of
+from recipe.dag.settings.typed import Typed
+from recipe.dag.settings.values import kind_of
 
 NAME = "sft"
 OWN_DATA = "pkg://recipe.dag.train.sft.data"
@@ -29,11 +28,8 @@ _EVERY = Kind(
     lambda value: value in ("after_each_epoch", -1) or COUNT.accepts(value),
 )
 KINDS: dict[str, Kind] = {
-    "seed": whole(0),
     "platform": one_of("auto", "cuda", "cpu"),
     "data.train_files": PATHS,
-    "data.val_files": or_null(PATHS),
-    "data.train_batch_size": COUNT,
     "data.max_length": COUNT,
     "data.truncation": one_of("drop", "right", "left", "error"),
     "data.max_token_len_per_gpu": or_null(COUNT),
@@ -46,8 +42,6 @@ KINDS: dict[str, Kind] = {
     "engine.strategy": one_of("fsdp2"),
     "engine.reshard_after_forward": or_null(TRUTH),
     "engine.use_no_sync_for_gradient_accumulation": or_null(TRUTH),
-    "trainer.logger": LOGGER,
-    "trainer.n_gpus_per_node": or_null(COUNT),
     "trainer.total_epochs": COUNT,
     "trainer.total_training_steps": or_null(COUNT),
     "trainer.save_freq": _EVERY,
@@ -88,40 +82,31 @@ IDLE: tuple[tuple[str, str, Any, str], ...] = (
 
 def compose_sft(overrides: Sequence[str], *, name: str = NAME, folder: Path | None = None) -> DictConfig:
     """Compose `name`.yaml of `folder` and apply `overrides`. Raises UserError."""
-    folder = (folder or CONFIG_FOLDER).resolve()
-    if not (folder / f"{name}.yaml").is_file():
-        raise UserError(f"configuration: {folder / name}.yaml does not exist; see --config-path and --config-name")
-    arguments = parse(overrides, [CONFIG_FOLDER, folder])
-    file = compose_file(name, arguments.profiles, folder)
-    if "truncation" not in file.tree.get("data", {}):
-        raise UserError(f"configuration: {name}.yaml is not for verl-dag sft; start it with `defaults: [sft, _self_]`")
-    defaults = values_of(compose_file(NAME, (), CONFIG_FOLDER).tree)
-    changed = {key: value for key, value in values_of(file.tree).items() if value != defaults.get(key, _MISSING)}
-    from_file = [Typed(key, plain(value), f"configuration: {key}={value}") for key, value in changed.items()]
-    settings = [leaf for typed in arguments.settings for leaf in leaves_of(typed)]
-    wrong = [message for typed in [*from_file, *settings] if (message := _refusal(typed, defaults)) is not None]
-    if wrong:
-        raise UserError("\nerror: ".join(wrong))
-    config = file.copy()
-    try:
-        for typed in settings:
-            OmegaConf.update(config, typed.key, typed.value, merge=True, force_add=True)
-        missing = sorted(key for key, value in values_of(tree_of(config)).items() if value == "???")
-    except OmegaConfBaseException as error:
-        raise UserError(f"configuration: {str(error).splitlines()[0]}") from error
-    if missing:
-        raise UserError(f"configuration: no value for {', '.join(missing)}; pass it as {missing[0]}=...")
-    if idle := [message for typed in settings if (message := _idle(typed, config)) is not None]:
-        raise UserError("\nerror: ".join(idle))
-    return config
+    return compose_checked(name, overrides, folder, SftChecks(name))
 
 
-def _idle(typed: Typed, config: DictConfig) -> str | None:
-    """Return why a typed setting has no effect next to the others of `config`; None if it has one."""
-    for key, beside, value, reason in IDLE:
-        if typed.key == key and typed.value is not None and OmegaConf.select(config, beside) == value:
-            return f"{typed.argument}: nothing reads it with {beside}={str(value).lower()}; {reason}"
-    return None
+class SftChecks(NamedTuple):
+    """The checks of a configuration file that extends sft.yaml."""
+
+    name: str
+
+    def check_keys(self, tree: Tree, settings: Sequence[Typed]) -> Iterator[str]:
+        if "truncation" not in tree.get("data", {}):
+            reason = "is not for verl-dag sft; start it with `defaults: [sft, _self_]`"
+            raise UserError(f"configuration: {self.name}.yaml {reason}")
+        defaults = values_of(compose_file(NAME, (), CONFIG_FOLDER).tree)
+        changed = {key: value for key, value in values_of(tree).items() if value != defaults.get(key, _MISSING)}
+        from_file = [Typed(key, plain(value), f"configuration: {key}={value}") for key, value in changed.items()]
+        for typed in [*from_file, *settings]:
+            if (message := _refusal(typed, defaults)) is not None:
+                yield message
+
+    def check_values(self, config: DictConfig, values: Mapping[str, Any], typed: Mapping[str, Typed]) -> Iterator[str]:
+        """Yield a message for each typed setting that has no effect next to the others."""
+        for key, beside, value, reason in IDLE:
+            setting = typed.get(key)
+            if setting is not None and setting.value is not None and OmegaConf.select(config, beside) == value:
+                yield f"{setting.argument}: nothing reads it with {beside}={str(value).lower()}; {reason}"
 
 
 def _refusal(typed: Typed, values: dict[str, Any]) -> str | None:

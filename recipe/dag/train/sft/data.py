@@ -20,9 +20,6 @@ from recipe.dag.episode.transcript import ASSISTANT, Encoded, TranscriptEncoder,
 from recipe.dag.train.packing import PAD, layout
 from recipe.dag.types.context import Message
 
-TRUNCATIONS = ("drop", "right", "left", "error")
-
-
 COMPOSED = 4
 """Characters that a normalizer composes to one, at most."""
 
@@ -75,8 +72,6 @@ class TranscriptDataset(Dataset):
         """`config`: the `data` block. Raises UserError for files, rows and options that cannot be used."""
         self.files = [parquet_files] if isinstance(parquet_files, str) else list(parquet_files)
         self.max_length, self.truncation = int(config.max_length), config.truncation
-        if self.truncation not in TRUNCATIONS:
-            raise UserError(f"data.truncation={self.truncation} is unknown; choose {', '.join(TRUNCATIONS)}")
         self.rows: list[Encoded] = []
         self.counts: Counter[str] = Counter()
         """Transcripts by what became of them: used, truncated, too long, nothing to learn."""
@@ -151,6 +146,15 @@ class TranscriptDataset(Dataset):
     def __getitem__(self, index: int) -> dict[str, torch.Tensor]:
         """Return one transcript as verl's trainer takes it: `input_ids`, `position_ids`, `loss_mask`, each [tokens]."""
         return tensors_of(self.rows[index])
+
+
+def check_batch_size(batch_size: int, rows: int) -> None:
+    """Raise UserError if a batch has more transcripts than there are."""
+    if rows < batch_size:
+        raise UserError(
+            f"data.train_batch_size={batch_size} is more than the {rows} transcripts that can be trained on; set "
+            f"data.train_batch_size={rows} or less"
+        )
 
 
 def tensors_of(row: Encoded) -> dict[str, torch.Tensor]:

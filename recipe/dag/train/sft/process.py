@@ -23,7 +23,7 @@ from recipe.dag.policy.critic_config import FP32
 from recipe.dag.settings.defaults import decide_gathering
 from recipe.dag.train.models import load_model
 from recipe.dag.train.sft.checkpoint import check_intact, experiment, find_start, publish_model
-from recipe.dag.train.sft.data import TranscriptDataset
+from recipe.dag.train.sft.data import TranscriptDataset, check_batch_size
 
 if TYPE_CHECKING:
     from recipe.dag.train.sft.trainer import Trainer
@@ -129,11 +129,7 @@ def _datasets(config: DictConfig, tokenizer: Any) -> tuple[TranscriptDataset, Tr
     if data.val_files:
         validation = TranscriptDataset(data.val_files, tokenizer, data, max_samples=data.val_max_samples)
         print(f"validation: {validation.summary()}")
-    if len(train) < data.train_batch_size:
-        raise UserError(
-            f"data.train_batch_size={data.train_batch_size} is more than the {len(train)} transcripts that can be "
-            f"trained on; set data.train_batch_size={len(train)} or less"
-        )
+    check_batch_size(data.train_batch_size, len(train))
     return train, validation
 
 

@@ -29,7 +29,7 @@ from recipe.dag.policy.worker import register_engines, set_timeout_of_process_gr
 from recipe.dag.report.journal import Journal
 from recipe.dag.train.packing import PAD
 from recipe.dag.train.sft.checkpoint import Checkpoints
-from recipe.dag.train.sft.data import epoch_batches, padding_of, share
+from recipe.dag.train.sft.data import check_batch_size, epoch_batches, padding_of, share
 from recipe.dag.train.tracking import Trackers
 
 REPORT_S = 5.0
@@ -74,11 +74,7 @@ class Trainer(SFTTrainer):
         self._lengths = _lengths(self.train_dataset)
         self._val_lengths = _lengths(self.val_dataset) if self.val_dataset is not None else []
         rows = len(self._lengths)
-        if rows < self.global_batch_size:
-            raise UserError(
-                f"data.train_batch_size={self.global_batch_size} is more than the {rows} transcripts that can be "
-                f"trained on; set data.train_batch_size={rows} or less"
-            )
+        check_batch_size(self.global_batch_size, rows)
         # verl counts the steps of an epoch by this list's length
         self.train_dataloader = range(rows // self.global_batch_size)
 
