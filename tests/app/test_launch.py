@@ -173,6 +173,7 @@ def test_a_full_disk_is_one_line(monkeypatch, tmp_path, number, error):
 def two_cards(monkeypatch, tmp_path):
     """A machine with two GPUs of 80 GB, and a model of 3B parameters at MODEL_PATH."""
     monkeypatch.setattr("torch.cuda.device_count", lambda: 2)
+    monkeypatch.setattr("recipe.dag.settings.defaults.liger_is_installed", lambda: False)
     monkeypatch.setattr("recipe.dag.workflow.machine.this_machine", lambda: Machine((80 * 10**9,) * 2, 10**12))
     monkeypatch.setenv("MODEL_PATH", write_config(tmp_path / "m", QWEN["3b"]))
 
@@ -183,7 +184,9 @@ def test_a_run_says_what_it_chose_and_whether_it_fits_before_it_starts(two_cards
     assert list(choose_defaults(config, workflow, "cuda")) == [
         "GPUs of each machine: 2 of 80.0 GB, all that are visible",
         "micro-batches: 16,384 tokens; offload: none",
-        "memory of main on each GPU: fits: 58.1 of 80.0 GB",
+        "kernels: transformers'; weights gathered once a pass; recomputed in the backward pass: all layers, only "
+        "the MLP in 36 of them",
+        "memory of main on each GPU: fits: 66.6 of 80.0 GB",
     ]
     assert config.trainer.n_gpus_per_node == 2 and not config.actor_rollout_ref.actor.fsdp_config.param_offload
     assert list(choose_defaults(config, workflow, "cpu")) == []
