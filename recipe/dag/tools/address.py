@@ -34,6 +34,9 @@ class ServiceOptions(Frozen):
     """Requests after the first, if the service cannot be reached or is overloaded."""
 
 
+HOW_ASKED = tuple(ServiceOptions.model_fields)
+
+
 def address_problems(url: str, key_env: str | None) -> Iterator[tuple[str, str]]:
     """Yield (option, message) for what is wrong with the options `url`, which may name variables, and `key_env`."""
     if "${" not in url and (message := url_problem(url)):

@@ -16,7 +16,7 @@ from pydantic import Field
 from recipe.dag.core.errors import ToolFault, UserError
 from recipe.dag.core.frozen import Mark
 from recipe.dag.core.suggestion import did_you_mean
-from recipe.dag.tools.address import ServiceOptions, address_problems
+from recipe.dag.tools.address import HOW_ASKED, ServiceOptions, address_problems
 from recipe.dag.tools.base import BuiltinTool, Resources
 from recipe.dag.types.record import ToolResult
 
