@@ -35,8 +35,8 @@ from typing import Any
 from tokenizers import pre_tokenizers, trainers
 from transformers import Qwen2Tokenizer
 
+from recipe.dag.endpoint.client import PolicyEndpoint
 from recipe.dag.episode.batch import run_batch
-from recipe.dag.episode.client import PolicyEndpoint
 from recipe.dag.episode.runner import EpisodeRunner
 from recipe.dag.loading.workflow_file import load_workflow
 from recipe.dag.types.record import Generation, ToolResult

@@ -15,7 +15,7 @@ import verl_dag
 from recipe.dag.app import verbs
 from recipe.dag.core.problem import WorkflowError
 from recipe.dag.report.journal import Journal
-from tests.episode.openai_server import OpenAIServer
+from tests.remote.openai_server import OpenAIServer
 
 ROOT = Path(__file__).parents[1]
 RETOOL_MA = ROOT / "workflows" / "workflow_retool_ma.yaml"

@@ -17,11 +17,11 @@ SEAM = ENGINE / "tools" / "sandbox.py"
 LAYERS = (
     {"core"},
     {"types"},
-    {"credit"},
+    {"credit", "endpoint"},
     {"algorithms", "tools"},
     {"workflow"},
     {"compat"},
-    {"loading"},
+    {"loading", "remote"},
     {"episode"},
     {"reward", "report", "settings", "coach"},
     {"platform"},

@@ -13,7 +13,7 @@ import pyarrow.parquet as pq
 import pytest
 
 from recipe.dag.app import cli
-from tests.episode.openai_server import OpenAIServer, scattered, tool_call
+from tests.remote.openai_server import OpenAIServer, scattered, tool_call
 
 ROOT = Path(__file__).parents[2]
 KEY = "tk1234567890qwertzuiop"

@@ -12,7 +12,7 @@ from typer.testing import CliRunner
 
 from recipe.dag.app import cli
 from tests.app.test_cli_eval_api import SCORE
-from tests.episode.openai_server import OpenAIServer, tool_call
+from tests.remote.openai_server import OpenAIServer, tool_call
 from tests.tools.mcp_server import McpServer, content
 from tests.tools.web_server import WebServer
 

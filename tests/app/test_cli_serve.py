@@ -16,7 +16,7 @@ import pytest
 
 from tests.app.test_cli_eval_api import evaluate, task
 from tests.dialogues import byte_tokenizer
-from tests.episode.openai_server import OpenAIServer, scattered
+from tests.remote.openai_server import OpenAIServer, scattered
 
 __all__ = ["task"]
 ROOT = Path(__file__).parents[2]

@@ -17,7 +17,7 @@ from recipe.dag.app import cli, doctor, doctor_options
 from recipe.dag.app.doctor import Note, Unfit
 from recipe.dag.core.errors import UserError
 from tests.dialogues import byte_tokenizer
-from tests.episode.provider_servers import AnthropicServer
+from tests.remote.provider_servers import AnthropicServer
 from tests.workflow.shapes import QWEN, write_config
 
 WORKFLOW = str(Path(__file__).parents[2] / "workflows" / "workflow_retool.yaml")

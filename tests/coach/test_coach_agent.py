@@ -13,13 +13,13 @@ from recipe.dag.app.cli import app
 from recipe.dag.coach.agent import check_coaches
 from recipe.dag.coach.unreadable import silent_coach
 from recipe.dag.core.errors import UserError
-from recipe.dag.episode.client import PolicyEndpoint
-from recipe.dag.episode.remote.connect import Remotes
+from recipe.dag.endpoint.client import PolicyEndpoint
 from recipe.dag.episode.runner import EpisodeRunner
 from recipe.dag.loading.workflow_file import load_workflow
+from recipe.dag.remote.connect import Remotes
 from recipe.dag.types.record import Episode, Generation
 from recipe.dag.workflow.user_files import user_files
-from tests.episode.openai_server import OpenAIServer
+from tests.remote.openai_server import OpenAIServer
 
 COACH = "recipe.dag.coach.agent:Coach"
 TEMPLATE = "IN {{ agent_input }}\nOUT {{ agent_output }}\nTRUTH {{ ground_truth_answer }}\nState PROCESS_SCORE: X/10."

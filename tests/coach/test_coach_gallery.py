@@ -11,17 +11,17 @@ from textwrap import indent
 
 import pytest
 
-from recipe.dag.episode.client import PolicyEndpoint
+from recipe.dag.endpoint.client import PolicyEndpoint
 from recipe.dag.episode.rehearsal import END
-from recipe.dag.episode.remote.connect import Remotes
 from recipe.dag.episode.rows import rows_of
 from recipe.dag.episode.runner import EpisodeRunner
 from recipe.dag.loading.workflow_file import load_workflow
+from recipe.dag.remote.connect import Remotes
 from recipe.dag.report.journal import Journal
 from recipe.dag.report.metrics import rollout_metrics
 from recipe.dag.types.inert import inert
 from recipe.dag.types.record import Episode
-from tests.episode.openai_server import OpenAIServer, scattered
+from tests.remote.openai_server import OpenAIServer, scattered
 from tests.rows import of_calls
 from tests.test_shipped import ROOT
 

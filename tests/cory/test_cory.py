@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from recipe.dag.episode.client import PolicyEndpoint
+from recipe.dag.endpoint.client import PolicyEndpoint
 from recipe.dag.episode.runner import EpisodeRunner
 from recipe.dag.loading.workflow_file import load_workflow
 from recipe.dag.train.alternation import as_bound

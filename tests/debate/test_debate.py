@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from recipe.dag.core.errors import UserError
-from recipe.dag.episode.client import PolicyEndpoint
+from recipe.dag.endpoint.client import PolicyEndpoint
 from recipe.dag.episode.rows import rows_of
 from recipe.dag.episode.runner import EpisodeRunner
 from recipe.dag.loading.workflow_file import load_workflow

@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from recipe.dag.episode.client import PolicyEndpoint
+from recipe.dag.endpoint.client import PolicyEndpoint
 from recipe.dag.episode.make_tools import make_tools
 from recipe.dag.episode.rows import rows_of
 from recipe.dag.episode.runner import EpisodeRunner

@@ -17,8 +17,8 @@ from typing import Any
 import pytest
 
 from recipe.dag.core.errors import SandboxFault
+from recipe.dag.endpoint.client import PolicyEndpoint
 from recipe.dag.episode import failure
-from recipe.dag.episode.client import PolicyEndpoint
 from recipe.dag.episode.make_tools import make_tools
 from recipe.dag.episode.runner import EpisodeRunner
 from recipe.dag.loading.workflow_file import load_workflow

@@ -11,8 +11,8 @@ from typing import Any
 
 import pytest
 
+from recipe.dag.endpoint.client import PolicyEndpoint
 from recipe.dag.episode import failure, generation
-from recipe.dag.episode.client import PolicyEndpoint
 from recipe.dag.episode.rehearsal import END, START, CharacterTokenizer
 from recipe.dag.episode.runner import EpisodeRunner
 from recipe.dag.types.record import Generation, ToolResult

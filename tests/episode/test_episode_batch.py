@@ -5,10 +5,10 @@ import gc
 
 import pytest
 
+from recipe.dag.core import tasks
 from recipe.dag.core.errors import HookFault, ModelServerFault, UserError
-from recipe.dag.episode import tasks
+from recipe.dag.core.tasks import guarded, invoke, limited, together
 from recipe.dag.episode.batch import run_batch
-from recipe.dag.episode.tasks import guarded, invoke, limited, together
 
 
 def samples(world, count: int):

@@ -9,7 +9,7 @@ import pytest
 
 from recipe.dag.core.errors import UserError
 from recipe.dag.core.problem import WorkflowError
-from recipe.dag.episode.chat import render
+from recipe.dag.endpoint.chat import render
 from recipe.dag.episode.rows import rows_of
 from recipe.dag.loading.workflow_file import load_workflow
 from recipe.dag.types.record import Generation

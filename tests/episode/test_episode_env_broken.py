@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from recipe.dag.episode import env, event_loops, tasks
+from recipe.dag.core import tasks
+from recipe.dag.episode import env, event_loops
 from recipe.dag.episode.rows import rows_of
 from tests.episode.envs_of import batch
 

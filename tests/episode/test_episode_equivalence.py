@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import dataclasses
 
-from recipe.dag.episode.client import PolicyEndpoint
+from recipe.dag.endpoint.client import PolicyEndpoint
 from recipe.dag.episode.rows import rows_of
 from recipe.dag.episode.runner import EpisodeRunner
 from recipe.dag.types.record import Generation

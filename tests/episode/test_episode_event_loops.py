@@ -4,7 +4,8 @@ import threading
 
 import pytest
 
-from recipe.dag.episode import event_loops, tasks
+from recipe.dag.core import tasks
+from recipe.dag.episode import event_loops
 from recipe.dag.episode.event_loops import EnvLoop, OnLoop
 
 

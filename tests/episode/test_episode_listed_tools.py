@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from recipe.dag.core.errors import UserError
-from recipe.dag.episode.client import PolicyEndpoint
+from recipe.dag.endpoint.client import PolicyEndpoint
 from recipe.dag.episode.listed_tools import check_tools, describe_servers, with_listed_tools, with_stand_ins
 from recipe.dag.episode.make_tools import make_tools
 from recipe.dag.episode.runner import EpisodeRunner

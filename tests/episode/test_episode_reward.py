@@ -315,7 +315,7 @@ def coach(episode):
 JUDGE = """
 import errno, aiohttp, httpx
 from recipe.dag.core.errors import GraderFault, ModelServerFault
-from recipe.dag.episode.remote.transport import Refused
+from recipe.dag.core.errors import Refused
 tries = []
 
 def score(episode):

@@ -6,11 +6,12 @@ import pickle
 
 import pytest
 
+from recipe.dag.endpoint.client import PolicyEndpoint
 from recipe.dag.episode.shipment import TOKENS, Undecoded, pack, unpack
 from recipe.dag.types.record import PROMPT_TEXT, Call, Episode, ToolResult
 
 
-class Endpoint:
+class Endpoint(PolicyEndpoint):
     """Decodes, and says how often."""
 
     def __init__(self):

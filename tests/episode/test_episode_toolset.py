@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from recipe.dag.core.errors import ToolFault, UserError
-from recipe.dag.episode.client import PolicyEndpoint
+from recipe.dag.endpoint.client import PolicyEndpoint
 from recipe.dag.episode.runner import EpisodeRunner
 from recipe.dag.episode.toolset import Toolset
 from recipe.dag.tools.calculator import Calculator

@@ -7,7 +7,7 @@ import json
 import pytest
 
 from recipe.dag.core.errors import UserError
-from recipe.dag.episode.client import PolicyEndpoint
+from recipe.dag.endpoint.client import PolicyEndpoint
 from recipe.dag.episode.markup import after_thinking
 from recipe.dag.episode.runner import EpisodeRunner
 from recipe.dag.episode.tool_loop import Request, requests_in

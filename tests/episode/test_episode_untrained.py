@@ -11,10 +11,10 @@ from recipe.dag.core.user_code import load_object
 from recipe.dag.episode.rows import rows_of
 from recipe.dag.loading.workflow_file import load_workflow
 from recipe.dag.report.metrics import rollout_metrics
-from tests.episode.openai_server import OpenAIServer, tool_call
-from tests.episode.remote.test_remote_chat import calculator, looped
-from tests.episode.remote.test_remote_chat import flow as api_flow
-from tests.episode.remote.test_remote_chat import play as api_play
+from tests.remote.openai_server import OpenAIServer, tool_call
+from tests.remote.test_remote_chat import calculator, looped
+from tests.remote.test_remote_chat import flow as api_flow
+from tests.remote.test_remote_chat import play as api_play
 
 HEAD = "from recipe.dag import Agent, Context, Output, SkipCall\n"
 REWARD = {"node_id": "r", "node_role": "REWARD", "dependencies": ["a"], "executable_ref": "reward.py:score"}

@@ -8,13 +8,13 @@ from pathlib import Path
 
 import pytest
 
-from recipe.dag.episode.client import PolicyEndpoint
-from recipe.dag.episode.remote.connect import Remotes
+from recipe.dag.endpoint.client import PolicyEndpoint
 from recipe.dag.episode.runner import EpisodeRunner
 from recipe.dag.loading.workflow_file import load_workflow
+from recipe.dag.remote.connect import Remotes
 from recipe.dag.types.record import Episode
 from recipe.dag.workflow.schema import Workflow
-from tests.episode.provider_servers import AnthropicServer, GoogleServer, VertexServer
+from tests.remote.provider_servers import AnthropicServer, GoogleServer, VertexServer
 
 FILE = Path(__file__).parents[2] / "examples" / "gallery" / "workflow_api_jury.yaml"
 SERVERS = {"claude": AnthropicServer, "gemini": GoogleServer, "vertex": VertexServer}

@@ -16,8 +16,8 @@ from examples.gallery.mcp_server import make_app
 from recipe.dag.algorithms.base import Algorithm
 from recipe.dag.algorithms.catalogue import BLOCKS, SELECTABLE
 from recipe.dag.algorithms.estimate import estimate
+from recipe.dag.endpoint.client import PolicyEndpoint
 from recipe.dag.episode.batch import run_batch
-from recipe.dag.episode.client import PolicyEndpoint
 from recipe.dag.episode.listed_tools import with_listed_tools, with_stand_ins
 from recipe.dag.episode.make_tools import make_tools
 from recipe.dag.episode.rows import rows_of

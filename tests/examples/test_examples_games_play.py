@@ -11,7 +11,7 @@ import pytest
 
 from recipe.dag.core.errors import UserError
 from recipe.dag.core.user_code import load_object
-from recipe.dag.episode.client import PolicyEndpoint
+from recipe.dag.endpoint.client import PolicyEndpoint
 from recipe.dag.episode.runner import EpisodeRunner
 from recipe.dag.loading.workflow_file import load_workflow
 from recipe.dag.types.record import Call, Episode

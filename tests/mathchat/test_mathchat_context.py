@@ -16,7 +16,7 @@ from typing import Any
 
 import pytest
 
-from recipe.dag.episode.client import PolicyEndpoint
+from recipe.dag.endpoint.client import PolicyEndpoint
 from recipe.dag.episode.rows import rows_of
 from recipe.dag.episode.runner import EpisodeRunner
 from recipe.dag.loading.edits import load_edited, split_edits

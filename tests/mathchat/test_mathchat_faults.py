@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 from recipe.mathchat.judge import judge
-from tests.episode.openai_server import OpenAIServer, scattered
+from tests.remote.openai_server import OpenAIServer, scattered
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]
 

@@ -13,7 +13,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from recipe.dag.episode.chat import render
+from recipe.dag.endpoint.chat import render
 from recipe.dag.tools.code_interpreter import CodeInterpreter
 from verl_dag.preprocess import common
 from verl_dag.preprocess import parquet as parquet_files

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.episode.openai_server import OpenAIServer, tool_call
+from tests.remote.openai_server import OpenAIServer, tool_call
 
 ROOT = Path(__file__).parents[2]
 SCRIPT = ROOT / "recipe" / "retool" / "evaluate_model.sh"

@@ -19,7 +19,7 @@ from types import SimpleNamespace
 import pytest
 
 from tests.app.test_cli_serve import serving
-from tests.episode.openai_server import OpenAIServer, scattered, tool_call
+from tests.remote.openai_server import OpenAIServer, scattered, tool_call
 
 ROOT = Path(__file__).parents[2]
 SCRIPT = ROOT / "recipe" / "retool" / "evaluate_model.sh"

@@ -17,12 +17,12 @@ from omegaconf import OmegaConf
 from ray.exceptions import RayActorError
 
 from recipe.dag.core.errors import SandboxFault, UserError
+from recipe.dag.endpoint.client import PolicyEndpoint
 from recipe.dag.episode.batch import run_batch
-from recipe.dag.episode.client import PolicyEndpoint
-from recipe.dag.episode.remote.connect import ApiSpec
 from recipe.dag.episode.runner import EpisodeRunner
 from recipe.dag.episode.tool_limits import Limit, LimitedTool
 from recipe.dag.loading.workflow_file import load_workflow
+from recipe.dag.remote.connect import ApiSpec
 from recipe.dag.train import rollout_processes, rollout_worker
 from recipe.dag.train.api_policies import ApiPolicies
 from recipe.dag.train.resources import Resources

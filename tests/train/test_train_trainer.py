@@ -14,7 +14,7 @@ from omegaconf import OmegaConf
 from ray.exceptions import RayTaskError
 
 from recipe.dag.core.errors import UserError
-from recipe.dag.episode.remote.connect import transport_of
+from recipe.dag.remote.connect import transport_of
 from recipe.dag.report.api_usage import NAME, read_api_usage, write_api_usage
 from recipe.dag.train import resume, trainer
 from recipe.dag.train.api_policies import ApiPolicies

@@ -142,7 +142,7 @@ async def ping_server(url: str, key_env: str) -> str:
 
 def check_apis(file: str, edits: Sequence[Edit] = ()) -> str:
     """Ask the servers of the workflow's API policies, each in its provider's form. Raises UserError."""
-    from recipe.dag.episode.remote.connect import Remotes
+    from recipe.dag.remote.connect import Remotes
 
     remotes = Remotes(load_edited(file, edits))
     if not remotes.specs:
@@ -167,7 +167,7 @@ def load_tokenizer(model: str) -> Any:
 
 def check_template(tokenizer: Any) -> str:
     """Render an answer and a tool's result as the tool loop does. Raises Unfit."""
-    from recipe.dag.episode.chat import continuation_ids, end_of_turn_id, unread_options
+    from recipe.dag.endpoint.chat import continuation_ids, end_of_turn_id, unread_options
     from recipe.dag.types.thoughts import OPEN_TAG
 
     if not tokenizer.chat_template:

@@ -17,12 +17,11 @@ from recipe.dag.coach.evidence import Keep, evidence
 from recipe.dag.coach.score import Score, parse
 from recipe.dag.coach.template import PromptTemplate
 from recipe.dag.coach.unreadable import coach_nodes, unreadable
-from recipe.dag.core.errors import SkipCall, UserError
+from recipe.dag.core.errors import PromptTooLong, SkipCall, UserError
 from recipe.dag.core.frozen import Frozen
 from recipe.dag.core.paths import find_source, resolve_path, split_ref
 from recipe.dag.core.suggestion import did_you_mean
 from recipe.dag.episode.failure import NO_ROOM
-from recipe.dag.episode.remote.transport import PromptTooLong
 from recipe.dag.types.agent import Agent
 from recipe.dag.types.context import Context, Message, Output
 from recipe.dag.types.record import Call

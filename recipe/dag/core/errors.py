@@ -86,6 +86,19 @@ class ModelServerFault(Fault):
     boundary, infra = "model", True
 
 
+class Refused(ModelServerFault):
+    """The server refuses this very request (400, 413, 422), and would again."""
+
+    infra = False
+
+
+class PromptTooLong(Refused):
+    """The prompt, or the prompt with the wanted completion, does not fit into the model's context."""
+
+    room: int | None = None
+    """Tokens that the context leaves for a completion, if the server's message says so."""
+
+
 class SandboxFault(Fault):
     """The sandbox could not run the code at all. Code that ran and failed is a result, not a fault."""
 
@@ -105,7 +118,7 @@ class GraderFault(Fault):
 
 
 class HookFault(Fault):
-    """A pre_process or post_process hook raised or returned an invalid prompt."""
+    """An agent's `prompt` or `parse` raised, or returned something invalid."""
 
     boundary, infra, runs_user_code = "hook", False, True
 

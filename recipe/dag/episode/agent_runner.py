@@ -15,8 +15,10 @@ from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
 
-from recipe.dag.core.errors import EnvFault, Fault, HookFault, TimeoutFault, UserError, boundary
-from recipe.dag.episode.chat import (
+from recipe.dag.core.errors import EnvFault, Fault, HookFault, PromptTooLong, TimeoutFault, UserError, boundary
+from recipe.dag.core.tasks import limited
+from recipe.dag.core.time_limit import TimeLimit, innermost
+from recipe.dag.endpoint.chat import (
     continuation_ids,
     continue_off_loop,
     end_of_turn_id,
@@ -24,16 +26,12 @@ from recipe.dag.episode.chat import (
     template_sources,
     unread_options,
 )
-from recipe.dag.episode.client import PolicyEndpoint
+from recipe.dag.endpoint.client import PolicyEndpoint
 from recipe.dag.episode.conversation import Conversation
 from recipe.dag.episode.generation import cut_at_stop, generate, sampling_of
 from recipe.dag.episode.graph import EpisodeNode
 from recipe.dag.episode.hooks import HookResult, is_messages, load_hooks
-from recipe.dag.episode.remote.transport import PromptTooLong
-from recipe.dag.episode.remote.usage import added
 from recipe.dag.episode.seeds import generation_seed
-from recipe.dag.episode.tasks import limited
-from recipe.dag.episode.time_limit import TimeLimit, innermost
 from recipe.dag.episode.tool_loop import (
     Request,
     argument_between_tags,
@@ -48,6 +46,7 @@ from recipe.dag.types.inert import inert_for
 from recipe.dag.types.record import PROMPT_TEXT, Call, Episode, Generation, ToolResult
 from recipe.dag.types.thoughts import CLOSE_TAG, OPEN_TAG, ends_in_thought
 from recipe.dag.types.tool import Tool
+from recipe.dag.types.usage import added
 from recipe.dag.workflow.agent_schema import ToolLoop
 from recipe.dag.workflow.schema import Workflow
 

@@ -14,9 +14,9 @@ from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
 
+from recipe.dag.core.tasks import together
 from recipe.dag.episode.event_loops import watched
 from recipe.dag.episode.runner import EpisodeRunner
-from recipe.dag.episode.tasks import together
 from recipe.dag.types.record import Episode
 
 GC_THRESHOLDS = 50_000, 50, 100

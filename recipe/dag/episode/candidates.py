@@ -13,10 +13,10 @@ from dataclasses import dataclass
 from typing import Any
 
 from recipe.dag.core.errors import HookFault, SkipCall, boundary, described
+from recipe.dag.core.tasks import invoke, limited, together
 from recipe.dag.core.user_code import load_function
 from recipe.dag.episode.agent_runner import AgentRunner, Attempt
 from recipe.dag.episode.hooks import HookResult
-from recipe.dag.episode.tasks import invoke, limited, together
 from recipe.dag.types.context import Context
 from recipe.dag.types.record import PROMPT_TEXT, Call
 from recipe.dag.types.values import as_number, plain_copy

@@ -13,11 +13,11 @@ from dataclasses import dataclass
 from typing import Any, Literal
 
 from recipe.dag.core.errors import HookFault, UserError, boundary, described
+from recipe.dag.core.tasks import invoke, limited
 from recipe.dag.core.user_code import load_function
 from recipe.dag.credit.vote import majority
 from recipe.dag.episode.graph import EpisodeNode
 from recipe.dag.episode.hooks import checked
-from recipe.dag.episode.tasks import invoke, limited
 from recipe.dag.types.context import Context, Output
 from recipe.dag.types.values import normalized
 from recipe.dag.workflow.node_kinds import NodeRole

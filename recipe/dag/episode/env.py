@@ -16,9 +16,9 @@ from numbers import Real
 from typing import Any
 
 from recipe.dag.core.errors import EnvFault, boundary, described
+from recipe.dag.core.tasks import invoke, limited
 from recipe.dag.episode.env_class import STEP, EnvClass
 from recipe.dag.episode.event_loops import EnvLoop, OnLoop
-from recipe.dag.episode.tasks import invoke, limited
 from recipe.dag.types.values import as_number
 
 CLOSE_LIMIT_S = 5.0

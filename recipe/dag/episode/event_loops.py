@@ -19,7 +19,7 @@ from concurrent.futures import Future
 from contextlib import contextmanager
 from typing import Any
 
-from recipe.dag.episode import tasks
+from recipe.dag.core import tasks
 
 log = logging.getLogger(__name__)
 

@@ -15,9 +15,9 @@ from numbers import Real
 from typing import Any
 
 from recipe.dag.core.errors import ModelServerFault, boundary
-from recipe.dag.episode.chat import plain_ids
-from recipe.dag.episode.client import GenerationClient
-from recipe.dag.episode.tasks import limited
+from recipe.dag.core.tasks import limited
+from recipe.dag.endpoint.chat import plain_ids
+from recipe.dag.endpoint.client import GenerationClient
 from recipe.dag.types.record import Generation
 from recipe.dag.workflow.agent_schema import Agent
 

@@ -13,8 +13,8 @@ from collections.abc import Awaitable, Callable, Iterable, Sequence
 from typing import Any
 
 from recipe.dag.core.errors import Fault, boundary
+from recipe.dag.core.tasks import together
 from recipe.dag.episode.failure import decide, describe, pause_s, run_error
-from recipe.dag.episode.tasks import together
 from recipe.dag.types.record import Call, Episode
 from recipe.dag.types.values import plain_copy
 from recipe.dag.workflow.schema import EpisodeSpec

@@ -20,9 +20,9 @@ from typing import TYPE_CHECKING, Any
 
 from recipe.dag.core.errors import HookFault, UserError, boundary, described
 from recipe.dag.core.location import raised_at
+from recipe.dag.core.tasks import guarded
 from recipe.dag.core.user_code import load_object
-from recipe.dag.episode.chat import as_ids
-from recipe.dag.episode.tasks import guarded
+from recipe.dag.endpoint.chat import as_ids
 from recipe.dag.types.agent import Agent
 from recipe.dag.types.context import Context, Message, Output
 from recipe.dag.types.record import Call

@@ -10,13 +10,13 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from recipe.dag.core.errors import HookFault, boundary, described
-from recipe.dag.episode.client import PolicyEndpoint
+from recipe.dag.core.tasks import invoke
+from recipe.dag.endpoint.client import PolicyEndpoint
 from recipe.dag.episode.listed_tools import with_listed_tools
 from recipe.dag.episode.make_tools import make_tools, uses_sandbox
 from recipe.dag.episode.rehearsal import MAX_TOKENS, CharacterTokenizer, strict, with_all_tokens
-from recipe.dag.episode.remote.connect import Remotes
 from recipe.dag.episode.runner import EpisodeRunner
-from recipe.dag.episode.tasks import invoke
+from recipe.dag.remote.connect import Remotes
 from recipe.dag.tools.sandbox import Sandbox
 from recipe.dag.types.model import Api
 from recipe.dag.types.record import Episode, Generation

@@ -16,7 +16,7 @@ from typing import Any, cast
 from recipe.dag.algorithms.custom import Custom
 from recipe.dag.core.errors import UserError
 from recipe.dag.core.suggestion import listing
-from recipe.dag.episode.client import PolicyEndpoint
+from recipe.dag.endpoint.client import PolicyEndpoint
 from recipe.dag.episode.listed_tools import with_stand_ins
 from recipe.dag.episode.make_tools import make_tools
 from recipe.dag.episode.rows import rows_of

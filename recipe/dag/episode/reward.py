@@ -15,8 +15,8 @@ from typing import Any
 
 from recipe.dag.core.errors import RewardFault, boundary
 from recipe.dag.core.location import defined_at
+from recipe.dag.core.tasks import invoke, limited
 from recipe.dag.core.user_code import load_function
-from recipe.dag.episode.tasks import invoke, limited
 from recipe.dag.types.record import PROMPT_TEXT, Call, Deferred, Episode
 from recipe.dag.types.values import as_number, plain_copy
 from recipe.dag.workflow.schema import Workflow

@@ -13,6 +13,7 @@ from functools import partial
 from typing import Any
 
 from recipe.dag.core.errors import Fault, HookFault, SkipCall, UserError
+from recipe.dag.core.tasks import Work, together, unfold
 from recipe.dag.episode.agent_runner import AgentRunner, Attempt
 from recipe.dag.episode.candidates import Choice, run_candidates
 from recipe.dag.episode.compute import FunctionRunner, VoteRunner
@@ -22,7 +23,6 @@ from recipe.dag.episode.failure import NO_ROOM, describe
 from recipe.dag.episode.graph import EpisodeGraph, EpisodeNode, Slot
 from recipe.dag.episode.hooks import HookResult
 from recipe.dag.episode.schedule import Schedule, Task
-from recipe.dag.episode.tasks import Work, together, unfold
 from recipe.dag.episode.view import (
     Reader,
     Turn,

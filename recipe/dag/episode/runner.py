@@ -13,23 +13,22 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from recipe.dag.core.errors import Fault, TimeoutFault, UserError, boundary
+from recipe.dag.core.tasks import limited
+from recipe.dag.endpoint.client import Endpoint, PolicyEndpoint
 from recipe.dag.episode.agent_runner import AgentRunner, Attempt
 from recipe.dag.episode.candidates import load_choices
+from recipe.dag.episode.chat_runner import ChatRunner
 from recipe.dag.episode.compute import load_compute
 from recipe.dag.episode.env_class import load_envs
 from recipe.dag.episode.failure import check_masked, decide, describe, pause_s, run_error
 from recipe.dag.episode.graph import EpisodeNode, episode_graph
 from recipe.dag.episode.group_reward import score_groups
-from recipe.dag.episode.remote.chat_runner import ChatRunner
-from recipe.dag.episode.remote.clients import ChatEndpoint
-from recipe.dag.episode.remote.connect import Endpoint
-from recipe.dag.episode.remote.usage import Usage, with_calls
 from recipe.dag.episode.reward import load_rewards, run_reward, score, settle
 from recipe.dag.episode.rollout import NodeRunner, Rollout
-from recipe.dag.episode.tasks import limited
 from recipe.dag.tools.sandbox_client import SandboxClient
 from recipe.dag.types.record import Episode
 from recipe.dag.types.tool import Tool
+from recipe.dag.types.usage import Usage, with_calls
 from recipe.dag.types.values import plain_copy
 from recipe.dag.workflow.schema import Workflow
 
@@ -150,6 +149,6 @@ def _runner_of(
     endpoint = endpoints.get(node.agent.policy)
     if endpoint is None:
         raise UserError(f"agent {node.agent.name}: its policy {node.agent.policy} has no server")
-    if isinstance(endpoint, ChatEndpoint):
-        return ChatRunner(node, workflow, endpoint, tools)
-    return AgentRunner(node, workflow, endpoint, tools)
+    if isinstance(endpoint, PolicyEndpoint):
+        return AgentRunner(node, workflow, endpoint, tools)
+    return ChatRunner(node, workflow, endpoint, tools)

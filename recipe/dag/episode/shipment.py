@@ -11,8 +11,7 @@ from collections.abc import Mapping
 from functools import partial
 from typing import Any
 
-from recipe.dag.episode.remote.clients import ChatEndpoint
-from recipe.dag.episode.remote.connect import Endpoint
+from recipe.dag.endpoint.client import Endpoint, PolicyEndpoint
 from recipe.dag.types.record import PROMPT_TEXT, Episode
 
 TOKENS = {"prompt_ids": "q", "response_ids": "q", "response_mask": "b", "rollout_log_probs": "d"}
@@ -45,7 +44,7 @@ def unpack(episode: Episode, endpoints: Mapping[str, Endpoint]) -> Episode:
                 setattr(call, name, values.tolist())
         if isinstance(PROMPT_TEXT.unread(call), Undecoded):
             endpoint = endpoints[call.policy]
-            assert not isinstance(endpoint, ChatEndpoint)  # only token ids are decoded late
+            assert isinstance(endpoint, PolicyEndpoint)  # only token ids are decoded late
             decode = endpoint.codec.decode
             PROMPT_TEXT.defer(call, partial(decode, call.prompt_ids, skip_special_tokens=False))
     return episode

@@ -15,9 +15,9 @@ from dataclasses import replace
 from typing import Any
 
 from recipe.dag.core.errors import UserError
+from recipe.dag.core.pace import Pace, part_of
 from recipe.dag.core.per_loop import PerLoop
-from recipe.dag.episode.pace import Pace, part_of
-from recipe.dag.episode.tasks import guarded
+from recipe.dag.core.tasks import guarded
 from recipe.dag.tools.code_interpreter import clip
 from recipe.dag.types.record import ToolResult
 from recipe.dag.types.tool import Tool, close_tool, parameters_of, problem_of_parameters

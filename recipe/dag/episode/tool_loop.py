@@ -12,8 +12,8 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from recipe.dag.core.errors import UserError
+from recipe.dag.core.tasks import together
 from recipe.dag.episode.markup import TOOL_CALL, after_thinking, python_blocks
-from recipe.dag.episode.tasks import together
 from recipe.dag.types.context import Message
 from recipe.dag.types.record import ToolResult
 from recipe.dag.types.tool import Tool, parameters_of, tool_name

@@ -13,7 +13,7 @@ from dataclasses import replace
 from typing import Any
 
 from recipe.dag.core.errors import Fault, ToolFault, UserError, boundary
-from recipe.dag.episode.tasks import guarded
+from recipe.dag.core.tasks import guarded
 from recipe.dag.episode.tool_limits import LimitedTool
 from recipe.dag.types.record import STATUSES, ToolResult
 from recipe.dag.types.tool import Tool, argument_validator, tool_name

@@ -13,7 +13,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
 from recipe.dag.core.errors import UserError
-from recipe.dag.episode.chat import calls_text, continuation_ids, end_of_turn_id, render
+from recipe.dag.endpoint.chat import calls_text, continuation_ids, end_of_turn_id, render
 from recipe.dag.episode.tool_loop import Request, requests_in
 from recipe.dag.types.context import Message
 from recipe.dag.types.thoughts import OPEN_TAG, ends_in_thought

@@ -16,8 +16,8 @@ from typing import Any
 from aiohttp import web
 
 from recipe.dag.core.errors import UserError
+from recipe.dag.core.tasks import invoke
 from recipe.dag.core.user_code import load_object
-from recipe.dag.episode.tasks import invoke
 from recipe.dag.platform.openai_http import application, body_of, chat_answer, check_model
 from recipe.dag.platform.openai_wire import BadRequest, ChatRequest, cut, messages_for_template, usage
 

@@ -19,7 +19,7 @@ from verl.utils.config import omega_conf_to_dataclass
 from verl.utils.device import get_device_name
 
 from recipe.dag.core.errors import UserError
-from recipe.dag.episode.client import GenerationClient, PolicyEndpoint
+from recipe.dag.endpoint.client import GenerationClient, PolicyEndpoint
 from recipe.dag.policy.placement import Pool
 from recipe.dag.policy.servers import PolicyServerManager, ServerClient
 from recipe.dag.policy.shards import Saved

@@ -16,7 +16,7 @@ from recipe.dag.report.jsonfile import replace_file, to_json
 
 NAME = "api_usage.json"
 Totals = dict[str, dict[str, float]]
-"""By policy, then by count (`episode.remote.ledger.COUNTS`)."""
+"""By policy, then by count (`remote.ledger.COUNTS`)."""
 
 
 def write_api_usage(folder: str | Path, totals: Totals) -> None:

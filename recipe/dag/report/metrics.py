@@ -15,7 +15,6 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from statistics import fmean
 
-from recipe.dag.episode.remote.usage import usage_by_policy
 from recipe.dag.episode.rows import left_out_unscored
 from recipe.dag.report.pass_at_k import (
     atleast_k_at_n,
@@ -26,6 +25,7 @@ from recipe.dag.report.pass_at_k import (
 )
 from recipe.dag.report.tools import tool_rates
 from recipe.dag.types.record import Call, Episode, Skip
+from recipe.dag.types.usage import usage_by_policy
 from recipe.dag.workflow.schema import Workflow
 
 RAN = ("success", "failed", "timeout")

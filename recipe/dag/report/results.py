@@ -16,7 +16,6 @@ from typing import Any
 
 from recipe.dag.core.paths import split_ref
 from recipe.dag.episode.failure import most_frequent
-from recipe.dag.episode.remote.usage import usage_by_policy
 from recipe.dag.report.conversations import problem_of
 from recipe.dag.report.jsonfile import replace_file, to_json
 from recipe.dag.report.pass_at_k import (
@@ -29,6 +28,7 @@ from recipe.dag.report.pass_at_k import (
 )
 from recipe.dag.report.tools import tool_metrics
 from recipe.dag.types.record import Call, Episode, ToolResult
+from recipe.dag.types.usage import usage_by_policy
 from recipe.dag.workflow.schema import Workflow
 
 CODE_TOOL = "code_interpreter"

@@ -10,7 +10,7 @@ import asyncio
 import logging
 import threading
 
-from recipe.dag.episode.remote.connect import Remotes
+from recipe.dag.remote.connect import Remotes
 from recipe.dag.report.api_usage import NAME, Totals, write_api_usage
 from recipe.dag.report.phases import announce
 from recipe.dag.workflow.schema import Workflow

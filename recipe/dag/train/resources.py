@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any
 
 from omegaconf import DictConfig
 
+from recipe.dag.endpoint.client import Endpoint
 from recipe.dag.episode.listed_tools import check_tools
 from recipe.dag.episode.make_tools import (
     built_in_tools,
@@ -25,7 +26,6 @@ from recipe.dag.episode.make_tools import (
     user_tools,
     uses_sandbox,
 )
-from recipe.dag.episode.remote.connect import Endpoint
 from recipe.dag.episode.runner import EpisodeRunner
 from recipe.dag.report.api_usage import Totals
 from recipe.dag.report.phases import announce

@@ -22,8 +22,8 @@ from ray.exceptions import RayActorError
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
 from recipe.dag.core.errors import SandboxFault, UserError
+from recipe.dag.endpoint.client import Endpoint
 from recipe.dag.episode.batch import keys_of, run_batch
-from recipe.dag.episode.remote.connect import Endpoint
 from recipe.dag.episode.runner import EpisodeRunner
 from recipe.dag.episode.shipment import unpack
 from recipe.dag.episode.tool_limits import most_processes

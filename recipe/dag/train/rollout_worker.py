@@ -17,11 +17,11 @@ from typing import Any
 
 from recipe.dag.core.errors import UserError
 from recipe.dag.episode.batch import play_batch
-from recipe.dag.episode.remote.connect import ApiSpec
 from recipe.dag.episode.runner import EpisodeRunner
 from recipe.dag.episode.shipment import pack
 from recipe.dag.episode.tool_limits import share_limits
 from recipe.dag.policy.policy import PolicySpec
+from recipe.dag.remote.connect import ApiSpec
 from recipe.dag.tools.sandbox import raise_limit
 from recipe.dag.tools.sandbox_client import SandboxClient
 from recipe.dag.types.record import Episode

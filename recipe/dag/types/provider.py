@@ -1,6 +1,6 @@
 """The services that a policy's API can be, and what each of them takes.
 
-Invariant: facts only; how a request looks is in `episode.remote`, one module for each wire format.
+Invariant: facts only; how a request looks is in `remote`, one module for each wire format.
 """
 
 from __future__ import annotations

@@ -25,7 +25,7 @@ class Generation:
     """stop: the model ended it. length: a limit did. abort: the server gave up."""
     weight_version: int = 0
     usage: dict[str, float] | None = None
-    """An API policy's (`episode.remote.usage`); None for a policy of the run."""
+    """An API policy's (`types.usage`); None for a policy of the run."""
 
 
 STATUSES = ("success", "failed", "timeout", "invalid", "fault")

@@ -1,0 +1,189 @@
+"""Runs one call of an agent whose policy is a chat API: messages out, text back, with tool calls between.
+
+Invariant: the call's `messages` are what was sent and received, in order; it has no token ids, so it never becomes a
+training row. A tool call is read from `tool_calls`, or from the text if the server leaves it there, by the rules of
+`tool_loop`. Each of the message's `tool_calls` has an answer in `messages`, also one that was not run: with
+`memory: chat` they are sent again, and strict servers refuse a call without an answer.
+"""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Sequence
+from typing import Any, cast
+
+from recipe.dag.core.errors import EnvFault, HookFault, PromptTooLong, UserError, boundary, described
+from recipe.dag.core.time_limit import TimeLimit
+from recipe.dag.endpoint.client import ChatAnswer, ChatEndpoint, PolicyEndpoint
+from recipe.dag.episode.agent_runner import AgentRunner, Attempt
+from recipe.dag.episode.conversation import Conversation
+from recipe.dag.episode.generation import sampling_of
+from recipe.dag.episode.graph import EpisodeNode
+from recipe.dag.episode.hooks import is_messages
+from recipe.dag.episode.tool_loop import requests_in
+from recipe.dag.types.context import Context, Message
+from recipe.dag.types.record import Call
+from recipe.dag.types.tool import Tool
+from recipe.dag.types.usage import added
+from recipe.dag.workflow.schema import Workflow
+
+
+class ChatRunner(AgentRunner):
+    """An AgentRunner of a policy without token ids."""
+
+    def __init__(self, node: EpisodeNode, workflow: Workflow, endpoint: ChatEndpoint, tools: dict[str, Tool]) -> None:
+        """Raises UserError for a hook in the token-level form, and for a tool loop that continues a message."""
+        # of the endpoint, the base class reads in its constructor and in `run` no more than the tokenizer
+        super().__init__(node, workflow, cast(PolicyEndpoint, endpoint), tools)
+        self._chat = endpoint
+        loop = self.agent.tool_loop
+        if loop is not None and loop.continues_message:
+            raise UserError(
+                f"agent {self.agent.name}: `tool_loop: {{format: {loop.format}}}` continues the model's message, which "
+                f"policy {self.agent.policy} cannot, an API without `tokenizer`; use `format: hermes`, or name the "
+                "tokenizer"
+            )
+        for hook in (self.hooks.pre, self.hooks.post):
+            if hook is not None and not hook.native:
+                raise UserError(
+                    f"{self.where}: {hook.where} works on token ids, but policy {self.agent.policy} is an API without "
+                    "`tokenizer`; write prompt and parse, or name the tokenizer"
+                )
+
+    def _prepare_continuation(self, role: str) -> None:
+        """Do nothing: the server renders the conversation."""
+
+    async def prompt(self, call: Call, context: Context, attempt: Attempt, transcript: str | None) -> None:
+        if context.obs is not None:
+            with boundary(EnvFault, self.where):
+                call.observation = str(context.obs)
+        call.messages = await self._messages(context, attempt)
+        call.prompt_text = as_text(call.messages)
+
+    async def _messages(self, context: Context, attempt: Attempt) -> list[Message]:
+        """Return the messages to send; the objects are the record's own."""
+        conversation = None
+        if self.agent.memory == "chat":
+            conversation = attempt.conversations.setdefault(self.node.id, Conversation())
+            context.continues = conversation.last is not None
+        hooks = self.hooks
+        if conversation is not None and hooks.pre is None:
+            new = conversation.default_messages(context, hooks.dependencies, hooks.peers)
+        else:
+            new = await hooks.pre_process(None, [], context)
+        where, function = (hooks.pre.where, hooks.pre.function) if hooks.pre is not None else (self.where, None)
+        with boundary(HookFault, where, function):
+            if not is_messages(new):
+                raise HookFault(
+                    f"returned {described(new)}: policy {self.agent.policy} is an API, which needs messages"
+                )
+            if conversation is not None:
+                new = conversation.new_messages(new)
+            earlier = conversation.last.messages if conversation is not None and conversation.last else []
+            # a copy, so that the record neither shares the hook's objects nor holds what has no JSON form
+            return [*earlier, *json.loads(json.dumps(new))]
+
+    async def _respond(self, call: Call, attempt: Attempt, limit: TimeLimit) -> None:
+        loop, invalid_streak = self.agent.tool_loop, 0
+        while True:
+            try:
+                answer = await self._complete(call, attempt, limit, call.messages)
+            except PromptTooLong:
+                info = attempt.episode.info
+                info["prompt_too_long"] = info.get("prompt_too_long", 0) + 1
+                call.stop_reason, call.ended_in_tool_call = "length", bool(call.generations)
+                return
+            call.messages.append(answer.message)
+            call.stop_reason = answer.stop_reason
+            call.text = answer.message["content"]
+            if loop is None or answer.stop_reason != "stop":
+                cut_off = answer.stop_reason == "length"
+                call.messages += _not_run(
+                    answer.message, "the message was cut off" if cut_off else "there are no tools"
+                )
+                return
+            requests = requests_in(_requested(answer.message), loop, self.tools.names)
+            if not requests:
+                call.messages += _not_run(answer.message, f"calls of `format: {loop.format}` only are run")
+                return
+            if call.generations == loop.max_generations:
+                call.messages += _not_run(answer.message, "no further turn was left")
+                call.stop_reason, call.ended_in_tool_call = "max_generations", True
+                return
+            results, ran = await self._run_calls(requests, loop, call, attempt)
+            call.messages += _addressed(results, answer.message)
+            invalid_streak = 0 if ran else invalid_streak + 1
+            if invalid_streak == loop.max_invalid_streak:
+                call.stop_reason, call.ended_in_tool_call = "invalid_calls", True
+                return
+
+    async def _reply(self, call: Call, attempt: Attempt, messages: list[Message], limit: TimeLimit) -> Message:
+        answer = await self._complete(call, attempt, limit, messages)
+        call.stop_reason = answer.stop_reason
+        return answer.message
+
+    def read_by(self, call: Call) -> str:
+        """Return the text of all that the call's model had read before its last generation."""
+        if not call.tool_results:
+            return call.prompt_text
+        completion = call.text if call.completion is None else call.completion
+        answers = [i for i, m in enumerate(call.messages) if m["role"] == "assistant"]
+        last = max((i for i in answers if (call.messages[i]["content"] or "") == completion), default=answers[-1])
+        return as_text(call.messages[:last])
+
+    async def _complete(self, call: Call, attempt: Attempt, limit: TimeLimit, messages: list[Message]) -> ChatAnswer:
+        """Return the model's next message; count it in the call."""
+        sampling = sampling_of(self.agent, attempt.validate, thinks=True)
+        sampling["seed"] = self._seed(call, attempt)
+        started = time.perf_counter()
+        try:
+            answer = await self._chat.complete(
+                messages,
+                sampling,
+                timeout_s=self.limits.generation_timeout_s or limit.left_s / 2,
+                tools=self._template_tools,
+                template=self.agent.chat_template_kwargs,
+            )
+        finally:
+            call.generation_seconds += time.perf_counter() - started
+        call.usage = added(call.usage, answer.usage)
+        call.temperature = sampling["temperature"]
+        call.generations += 1
+        return answer
+
+
+def as_text(messages: Sequence[Message]) -> str:
+    """Return messages for a reader."""
+    return "\n\n".join(f"{message['role']}:\n{message.get('content') or ''}" for message in messages)
+
+
+def _requested(message: Message) -> str:
+    """Return the text from which tool calls are read: the message's `tool_calls`, as a model would write them, or else
+    its content."""
+    calls = message.get("tool_calls")
+    if not calls:
+        return message["content"]
+    return "\n".join(f"<tool_call>{_escaped(call['function'])}</tool_call>" for call in calls)
+
+
+def _escaped(function: dict[str, Any]) -> str:
+    """Return the call as JSON without `<`, so that no argument looks like a tag."""
+    return json.dumps(function).replace("<", "\\u003c")
+
+
+def _addressed(results: list[Message], message: Message) -> list[Message]:
+    """Return tool results with the ids of the calls that they answer."""
+    ids = [call["id"] for call in message.get("tool_calls") or ()] or [f"call_{n}" for n in range(len(results))]
+    return [
+        {**result, "tool_call_id": call_id} if result["role"] == "tool" else result
+        for result, call_id in zip(results, ids, strict=False)
+    ]
+
+
+def _not_run(message: Message, reason: str) -> list[Message]:
+    """Return an answer to each of the message's tool calls, which says why it was not run."""
+    return [
+        {"role": "tool", "name": call["function"]["name"], "tool_call_id": call["id"], "content": f"not run: {reason}"}
+        for call in message.get("tool_calls") or ()
+    ]

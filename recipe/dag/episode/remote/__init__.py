@@ -1,1 +1,0 @@
-"""API policies: models behind servers with OpenAI's interface."""

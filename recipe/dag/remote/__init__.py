@@ -1,0 +1,1 @@
+"""API policies: models behind other providers' servers, with their limits, budgets and caches."""
