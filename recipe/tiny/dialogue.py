@@ -12,7 +12,7 @@ from functools import partial
 from typing import Any, Protocol, TypeGuard, cast
 
 from recipe.dag.core.errors import UserError
-from recipe.dag.episode.conversation import Conversation
+from recipe.dag.episode.conversation import Conversation, prompt_of
 from recipe.dag.episode.env_class import load_envs
 from recipe.dag.episode.envs import EpisodeEnvs
 from recipe.dag.episode.graph import EpisodeNode, Slot, episode_graph
@@ -132,7 +132,7 @@ class Dialogue:
                 problem = f"node {node.id} reads {min(read)}, and a teacher plays no vote or compute nodes"
                 raise UserError(f"{workflow.path}: {problem}; start from a pretrained model")
         self._hooks = {node.node_id: load_hooks(node, workflow) for node in workflow.rollout_nodes}
-        self._private = frozenset(name for name, hooks in self._hooks.items() if hooks.private)
+        self._private = frozenset(name for name, hooks in self._hooks.items() if hooks.code.private)
         self._envs = load_envs(workflow, sandbox or _no_sandbox("an env", "pass `sandbox` to Dialogue"))
         advice = "answer its calls with `call_tool` of Script, or pass `sandbox` to Dialogue"
         tools = make_tools(self._workflow, sandbox or _no_sandbox("a tool", advice), online=False)
@@ -251,7 +251,7 @@ class Dialogue:
         if node.id in episode.conversations:
             episode.conversations[node.id].last, episode.histories[node.id] = call, [*last.messages, reply]
         context.call = call
-        output = (await hooks.post_process(None, [], [], context)).output
+        output = await hooks.parse(context)
         call.text, call.parsed = call.text if output.text is None else output.text, output.parsed
         turn.calls[slot] = turn.outputs[slot] = call
         if output.done:
@@ -260,16 +260,11 @@ class Dialogue:
 
     async def _prompt(self, node: EpisodeNode, context: Context, episode: _Episode) -> list[Message]:
         """Return the node's prompt. With `memory: chat`, it continues the node's conversation."""
-        hooks = self._hooks[node.id]
+        conversation = None
+        if self._workflow.agent_of(node.spec).memory == "chat":
+            conversation = episode.conversations.setdefault(node.id, Conversation())
         # cast: a prompt of token ids would need the tokenizer, which is built from these messages
-        if self._workflow.agent_of(node.spec).memory != "chat":
-            return cast(list[Message], await hooks.pre_process(None, [], context))
-        conversation = episode.conversations.setdefault(node.id, Conversation())
-        context.continues = conversation.last is not None
-        if hooks.pre is None:
-            messages = conversation.default_messages(context, hooks.dependencies, hooks.peers)
-        else:
-            messages = conversation.new_messages(await hooks.pre_process(None, [], context))
+        messages = cast(list[Message], await prompt_of(self._hooks[node.id], context, conversation))
         return [*episode.histories.get(node.id, ()), *messages]
 
     async def _generations(

@@ -230,42 +230,6 @@ class E:
     assert "Observation:\n0,1" in episode.calls[2].prompt_text
 
 
-def test_siirl_envs_obs_becomes_the_transcript(world):
-    hooks = """
-def pre_process(tokenizer, prompt_ids, obs, **kwargs):
-    return prompt_ids
-def post_process(tokenizer, prompt_ids, response_ids, **kwargs):
-    return prompt_ids + response_ids
-"""
-    env = """
-class E:
-    def __init__(self):
-        self.turn = 0
-    async def step(self, actions, ground_truth):
-        self.turn += 1
-        return [f"{a} wrong" for a in actions], 0.0, False
-"""
-    options = {"process_path": "hooks.py", "obs_with_env": True}
-    flow = world.workflow(
-        [
-            {"node_id": "a", "agent_options": options},
-            {
-                "node_id": "b",
-                "agent_group": 1,
-                "dependencies": ["a"],
-                "agent_options": {**options, "env_path": ["env.py:E"]},
-            },
-        ],
-        files={"env.py": env, "hooks.py": hooks},
-        episode={"max_turns": 2},
-    )
-    episode = world.play(flow)
-    assert episode.fault is None
-    a, b, again, _ = episode.calls
-    assert b.prompt_text == a.prompt_text + "ok<|im_end|>"
-    assert again.prompt_text == f"{b.text} wrong"
-
-
 @pytest.mark.parametrize(
     ("code", "message"),
     [

@@ -8,6 +8,7 @@ import json
 import pytest
 
 from recipe.dag.core.errors import UserError
+from recipe.dag.endpoint.client import PolicyEndpoint
 from recipe.dag.episode.rows import rows_of
 from recipe.dag.episode.runner import EpisodeRunner
 from recipe.dag.remote.connect import ApiSpec, Remotes
@@ -273,7 +274,7 @@ def test_no_call_of_an_api_becomes_a_training_row(world):
 
         async def main():
             remotes, client = Remotes(workflow), world.Client(lambda prompt, *_: "4" if "a hint" in prompt else "?")
-            local = world.runner(workflow, client)._runners["solve"].endpoint
+            local = PolicyEndpoint(client, world.Tokenizer(), 4096)
             runner = EpisodeRunner(workflow, {**remotes.endpoints, "main": local}, {}, seed=0)
             episode = await runner.run(world.sample(), "u", 0, step=0)
             await remotes.close()

@@ -15,9 +15,9 @@ from typing import Any
 from recipe.dag.core.errors import HookFault, SkipCall, boundary, described
 from recipe.dag.core.tasks import invoke, limited, together
 from recipe.dag.core.user_code import load_function
-from recipe.dag.episode.agent_runner import AgentRunner, Attempt
-from recipe.dag.episode.hooks import HookResult
-from recipe.dag.types.context import Context
+from recipe.dag.episode.agent_runner import AgentRunner
+from recipe.dag.episode.attempt import Attempt
+from recipe.dag.types.context import Context, Output
 from recipe.dag.types.record import PROMPT_TEXT, Call
 from recipe.dag.types.values import as_number, plain_copy
 from recipe.dag.workflow.schema import Candidates, Workflow
@@ -71,21 +71,21 @@ class Choice:
 
 
 async def run_candidates(
-    runner: AgentRunner, calls: Sequence[Call], contexts: Sequence[Context], attempt: Attempt, transcript: str | None
-) -> list[HookResult]:
+    runner: AgentRunner, calls: Sequence[Call], contexts: Sequence[Context], attempt: Attempt
+) -> list[Output]:
     """Fill in several calls that answer one prompt, each with its own seed and results of tools. Raises Faults, as
     `AgentRunner.run` does. Which of them a conversation goes on from is up to `AgentRunner.remember`."""
     first, *others = calls
     async with runner.timed(first, attempt):
         try:
-            await runner.prompt(first, contexts[0], attempt, transcript)
+            await runner.prompt(first, contexts[0], attempt)
         except SkipCall as skip:
             raise HookFault(f"skips its call ({skip}), but its node has candidates", where=skip.where) from skip
     for call, context in zip(others, contexts[1:], strict=True):
         _copy_prompt(first, call)
         context.continues = contexts[0].continues
 
-    async def answer(call: Call, context: Context) -> HookResult:
+    async def answer(call: Call, context: Context) -> Output:
         async with runner.timed(call, attempt) as limit:
             return await runner.finish(call, context, attempt, limit)
 

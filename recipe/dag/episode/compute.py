@@ -60,7 +60,7 @@ class FunctionRunner:
                 result = Output(parsed=result)
             elif not isinstance(result, Output):
                 raise HookFault(f"returned {described(result)}, not an Output, a str or a dict", where=self.where)
-            output = checked(result, self.where)
+            output = checked(result)
         # A copy: the function may keep the dict and change it in a later call.
         return Output(output.text or "", deepcopy(output.parsed), output.done)
 

@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from recipe.dag.core.errors import HookFault, described
-from recipe.dag.episode.hooks import Prompt, default_prompt, is_messages, visible_texts
+from recipe.dag.episode.hooks import Hooks, Prompt, default_prompt, is_messages, visible_texts
 from recipe.dag.types.context import Context, Message
 from recipe.dag.types.record import Call
 
@@ -64,3 +64,15 @@ class Conversation:
         assert self.last is not None  # there is no conversation before the first call
         ids = self.last.prompt_ids + self.last.response_ids
         return ids if self.last.response_ids[-1:] == [end_of_turn] else [*ids, end_of_turn]
+
+
+async def prompt_of(hooks: Hooks, context: Context, conversation: Conversation | None) -> Prompt:
+    """Return a call's prompt, with `memory: chat` the part of it that extends the conversation."""
+    if conversation is None:
+        return await hooks.prompt(context)
+    context.continues = conversation.last is not None
+    if hooks.code.prompt is None:
+        return conversation.default_messages(context, hooks.dependencies, hooks.peers)
+    prompt = await hooks.prompt(context)
+    with hooks.guard():
+        return conversation.new_messages(prompt)

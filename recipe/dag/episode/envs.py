@@ -59,8 +59,8 @@ class EpisodeEnvs:
                 state[tool] = state.get(tool, {}) | entries
         return state
 
-    async def step(self, node: EpisodeNode, round_index: int, turn: Turn) -> dict[str, Any]:
-        """Step the node's env and record the result in `turn`; return its observations by agent name."""
+    async def step(self, node: EpisodeNode, round_index: int, turn: Turn) -> None:
+        """Step the node's env and record the result in `turn`."""
         slot, players = (node.id, round_index), self._players[node.id]
         calls = [self._call_of(name, round_index, node.loop, turn) for name in players]
         result = await self._envs[self.env_of[node.id]].step(
@@ -79,7 +79,6 @@ class EpisodeEnvs:
             for call, reward in zip(calls, result.rewards, strict=True):
                 if call is not None:
                     pay(call, node.id, reward)
-        return result.obs
 
     def infos(self, by_node: Mapping[str, dict[str, Any]]) -> dict[str, dict[str, Any]]:
         """Return the newest info of each node's env. `by_node`: the infos by the node that stepped, newest last."""

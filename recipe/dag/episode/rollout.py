@@ -14,14 +14,14 @@ from typing import Any
 
 from recipe.dag.core.errors import Fault, HookFault, SkipCall, UserError
 from recipe.dag.core.tasks import Work, together, unfold
-from recipe.dag.episode.agent_runner import AgentRunner, Attempt
+from recipe.dag.episode.agent_runner import AgentRunner
+from recipe.dag.episode.attempt import Attempt
 from recipe.dag.episode.candidates import Choice, run_candidates
 from recipe.dag.episode.compute import FunctionRunner, VoteRunner
 from recipe.dag.episode.env_class import EnvClass
 from recipe.dag.episode.envs import EpisodeEnvs
 from recipe.dag.episode.failure import NO_ROOM, describe
 from recipe.dag.episode.graph import EpisodeGraph, EpisodeNode, Slot
-from recipe.dag.episode.hooks import HookResult
 from recipe.dag.episode.schedule import Schedule, Task
 from recipe.dag.episode.view import (
     Reader,
@@ -60,14 +60,12 @@ class Rollout:
         self._graph, self._runners, self._limits, self._attempt = graph, runners, limits, attempt
         self._choices = choices or {}
         agents = {name: runner for name, runner in runners.items() if isinstance(runner, AgentRunner)}
-        self._private = frozenset(name for name, runner in agents.items() if runner.hooks.private)
+        self._private = frozenset(name for name, runner in agents.items() if runner.hooks.code.private)
         self._episode: Episode = attempt.episode
         self._envs = EpisodeEnvs(graph, envs, self._episode.sample, limits.call_timeout_s)
         self._state = TurnState()
         self._branch = ""
         """The decisions of all finished turns."""
-        self._transcripts: dict[tuple[int, Slot], str] = {}
-        """By turn and slot: the text of the token ids that a hook in the token-level form returned."""
 
     async def run(self) -> None:
         """Run all turns. If it raises, the episode still has all calls, including those that did not finish."""
@@ -97,7 +95,7 @@ class Rollout:
         )
 
         async def do(task: Task) -> list[Work]:
-            perform = self._run_node if task.kind == "run" else self._step_env
+            perform = self._run_node if task.kind == "run" else self._envs.step
             await perform(self._graph.by_id[task.node], task.round, turn)
             return [partial(do, following) for following in schedule.on_finished(task)]
 
@@ -162,20 +160,15 @@ class Rollout:
             return
         call = turn.calls[slot] = _new_call(runner, slot, turn)
         context = self._agent_context(runner, call, turn, seen)
-        result = await self._play(runner, call, context, seen)
-        self._take(runner, slot, turn, call, result)
+        self._take(runner, slot, turn, call, await self._play(runner, call, context))
 
-    def _take(self, runner: AgentRunner, slot: Slot, turn: Turn, call: Call, result: HookResult) -> None:
+    def _take(self, runner: AgentRunner, slot: Slot, turn: Turn, call: Call, output: Output) -> None:
         """Let the turn go on from a finished call."""
         turn.calls[slot] = turn.outputs[slot] = call
         if call.stop_reason == "length" and not call.generations and runner.agent.on_failure != "skip":
             turn.too_long.add(slot)
-        if result.output.done:
+        if output.done:
             turn.done.add(slot)
-        if result.ids is not None:
-            # Special tokens stay in: the next agent's hook gets these ids again, from its own tokenizer.
-            text = runner.endpoint.tokenizer.decode(result.ids, skip_special_tokens=False)
-            self._transcripts[turn.number, slot] = text
 
     async def _run_candidates(
         self, runner: AgentRunner, choice: Choice, count: int, slot: Slot, turn: Turn, seen: View
@@ -190,14 +183,14 @@ class Rollout:
             call.parent_score = earlier[-1].score if earlier else None
         turn.calls[slot], turn.dropped[slot] = calls[0], calls[1:]  # so that an episode that fails records them all
         contexts = [self._agent_context(runner, call, turn, seen) for call in calls]
-        results = await run_candidates(runner, calls, contexts, self._attempt, self._last_transcript(seen))
+        outputs = await run_candidates(runner, calls, contexts, self._attempt)
         judged: list[Judged] = []
         if choice.judge is None:
             scores = await together(map(choice.score, contexts))
         else:
             judge = self._graph.by_id[choice.judge]
             judged = await together(self._judge(judge, slot, call, turn) for call in calls)
-            scores = [choice.verdict(verdict.parsed) for verdict in judged]
+            scores = [choice.verdict(verdict.output.parsed) for verdict in judged]
         for call, score in zip(calls, scores, strict=True):
             call.score = score
         kept = choice.best(scores)
@@ -205,7 +198,7 @@ class Rollout:
         for call in turn.dropped[slot]:
             call.unscored = call.score is None
         runner.remember(calls[kept], self._attempt)
-        self._take(runner, slot, turn, calls[kept], results[kept])
+        self._take(runner, slot, turn, calls[kept], outputs[kept])
         if judged:
             self._take_verdict((choice.spec.by, slot[1]), turn, judged, kept)
 
@@ -224,26 +217,24 @@ class Rollout:
         runner, judge_slot = self._runners[judge.id], (judge.id, slot[1])
         if not isinstance(runner, AgentRunner):
             context = self._context(judge, slot[1], turn, seen, partial(_no_tools, judge.id))
-            output = await runner.run(context)
-            return Judged(output.parsed, output=output)
+            return Judged(await runner.run(context))
         self._check_lent(runner)
         call = _new_call(runner, judge_slot, turn)
         call.candidate = candidate.candidate
         turn.dropped.setdefault(judge_slot, []).append(call)
         context = self._agent_context(runner, call, turn, seen)
-        result = await self._play(runner, call, context, seen)
-        return Judged(call.parsed, call=call, result=result)
+        return Judged(await self._play(runner, call, context), call)
 
     def _take_verdict(self, slot: Slot, turn: Turn, judged: Sequence[Judged], kept: int) -> None:
         """Let the turn go on from what the judging node said about the candidate that was kept. What it said about the
         others is recorded, but earns nothing, so it is not trained on."""
         verdict, runner = judged[kept], self._runners[slot[0]]
-        if isinstance(runner, AgentRunner) and verdict.call is not None and verdict.result is not None:
+        if isinstance(runner, AgentRunner) and verdict.call is not None:
             turn.dropped[slot] = [other.call for other in judged if other.call and other.call is not verdict.call]
             for call in turn.dropped[slot]:
                 call.train = False
-            self._take(runner, slot, turn, verdict.call, verdict.result)
-        elif verdict.output is not None:
+            self._take(runner, slot, turn, verdict.call, verdict.output)
+        else:
             turn.outputs[slot] = verdict.output
             if verdict.output.done:
                 turn.done.add(slot)
@@ -253,13 +244,14 @@ class Rollout:
         context = self._context(runner.node, call.round, turn, seen, call_tool)
         context.ask = partial(runner.ask, call, self._attempt)
         context.read_by = self._read_by
-        context.inert = runner.inert
+        context.inert = runner.model.inert
+        context.tokens = runner.tokens(self._attempt, seen.obs)
         return context
 
-    async def _play(self, runner: AgentRunner, call: Call, context: Context, seen: View) -> HookResult:
+    async def _play(self, runner: AgentRunner, call: Call, context: Context) -> Output:
         """Run the call. If the agent may fail, a failed call keeps what it holds and gets the reason."""
         try:
-            result = await runner.run(call, context, self._attempt, self._last_transcript(seen))
+            output = await runner.run(call, context, self._attempt)
         except SkipCall as skip:
             if runner.trained:
                 raise HookFault(f"skips its call ({skip}), but its policy is trained", where=skip.where) from skip
@@ -272,12 +264,12 @@ class Rollout:
             return _failed(call, describe(fault.record()))
         if runner.agent.on_failure == "skip" and call.stop_reason == "length" and not call.generations:
             return _failed(call, NO_ROOM)
-        return result
+        return output
 
     def _read_by(self, call: Call) -> str:
         runner = self._runners[call.node]
         assert isinstance(runner, AgentRunner)  # calls are made by agents
-        return runner.read_by(call)
+        return runner.model.read_by(call)
 
     def _context(
         self,
@@ -312,32 +304,14 @@ class Rollout:
             calls=calls,
         )
 
-    def _last_transcript(self, seen: View) -> str | None:
-        """Return the transcript of the latest visible call; None if its hook did not return token ids."""
-        calls = [output for output in seen.outputs.values() if isinstance(output, Call)]
-        if not calls:
-            return None
-        last = max(calls, key=lambda call: (call.turn, self._graph.causal((call.node, call.round))))
-        return self._transcripts.get((last.turn, (last.node, last.round)))
-
-    async def _step_env(self, node: EpisodeNode, round_index: int, turn: Turn) -> None:
-        obs = await self._envs.step(node, round_index, turn)
-        text, at = obs.get(node.agent_name), (turn.number, (node.id, round_index))
-        # In the token-level form the env's text continues the transcript in place of the agent's.
-        if at in self._transcripts and isinstance(text, str):
-            self._transcripts[at] = text
-
 
 @dataclass(frozen=True, slots=True)
 class Judged:
     """A node's judgement of a candidate."""
 
-    parsed: dict[str, Any]
+    output: Output
     call: Call | None = None
-    """Of an agent."""
-    result: HookResult | None = None
-    output: Output | None = None
-    """Of a compute node."""
+    """None for a compute node."""
 
 
 def _new_call(runner: AgentRunner, slot: Slot, turn: Turn) -> Call:
@@ -348,9 +322,9 @@ def _new_call(runner: AgentRunner, slot: Slot, turn: Turn) -> Call:
     return call
 
 
-def _failed(call: Call, reason: str) -> HookResult:
+def _failed(call: Call, reason: str) -> Output:
     call.text, call.parsed = "", {"failed": reason}
-    return HookResult(Output(parsed=call.parsed))
+    return Output(parsed=call.parsed)
 
 
 async def _call_tool(runner: AgentRunner, call: Call, attempt: Attempt, name: str, /, **arguments: Any) -> ToolResult:

@@ -14,10 +14,10 @@ from typing import Any
 
 from recipe.dag.core.errors import Fault, TimeoutFault, UserError, boundary
 from recipe.dag.core.tasks import limited
-from recipe.dag.endpoint.client import Endpoint, PolicyEndpoint
-from recipe.dag.episode.agent_runner import AgentRunner, Attempt
+from recipe.dag.endpoint.client import Endpoint
+from recipe.dag.episode.agent_runner import AgentRunner
+from recipe.dag.episode.attempt import Attempt
 from recipe.dag.episode.candidates import load_choices
-from recipe.dag.episode.chat_runner import ChatRunner
 from recipe.dag.episode.compute import load_compute
 from recipe.dag.episode.env_class import load_envs
 from recipe.dag.episode.failure import check_masked, decide, describe, pause_s, run_error
@@ -149,6 +149,4 @@ def _runner_of(
     endpoint = endpoints.get(node.agent.policy)
     if endpoint is None:
         raise UserError(f"agent {node.agent.name}: its policy {node.agent.policy} has no server")
-    if isinstance(endpoint, PolicyEndpoint):
-        return AgentRunner(node, workflow, endpoint, tools)
-    return ChatRunner(node, workflow, endpoint, tools)
+    return AgentRunner(node, workflow, endpoint, tools)

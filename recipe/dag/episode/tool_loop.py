@@ -111,6 +111,9 @@ def _hermes(block: str, names: tuple[str, ...]) -> Request:
 
 Run = Callable[[str, dict[str, Any], Callable[[ToolResult], None]], Awaitable[ToolResult]]
 """`await run(name, arguments, keep)` runs a tool and passes its record to `keep`."""
+RunTools = Callable[[list[Request]], Awaitable[tuple[list[Message], bool]]]
+"""Runs the tool calls of one generation; returns the messages that present their results, and False if all calls were
+invalid."""
 
 
 async def run_requests(requests: list[Request], loop: ToolLoop, run: Run, results: list[ToolResult]) -> list[Message]:

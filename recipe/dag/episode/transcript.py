@@ -1,6 +1,6 @@
 """Encodes a finished dialogue as the token ids and mask that a rollout of the same dialogue would have.
 
-Invariant: the ids are put together as a call's (`agent_runner.py`): the first prompt is rendered, an answer is its own
+Invariant: the ids are put together as a call's (`token_model.py`): the first prompt is rendered, an answer is its own
 text and the end-of-turn token, and what follows an answer is rendered after it. The mask is 1 for the tokens that a
 model would sample, the end of the turn included, and 0 for all others. No answer is rendered by the chat template,
 which may rewrite earlier turns; a tool call is written in a form that the tool loop reads.

@@ -119,7 +119,6 @@ class ChatClient:
     name: str
     """The server's name of the model."""
     questions: Questions
-    tokenizer: None = field(default=None, init=False)
 
     async def complete(
         self,

@@ -5,6 +5,8 @@ a tool's results as function responses, and neighbours of one role joined. Parts
 text; how much a model thinks is set through `body: {generationConfig: {thinkingConfig: {thinkingBudget: 0}}}`. The
 signature of a thought before a function call goes back with the call, as the API demands.
 
+Google's OpenAI-compatible path would need no wire, but takes no `generationConfig`, which workflows set through `body`.
+
 Source: ai.google.dev/api/generate-content, .../gemini-api/docs/function-calling, .../docs/thought-signatures and
 .../docs/troubleshooting; cloud.google.com/vertex-ai/generative-ai/docs/model-reference/inference; refusals as quoted in
 github.com/google-gemini/gemini-cli/issues/6678 and github.com/itcon-pty-au/stremio-ai-search/issues/147.

@@ -50,3 +50,10 @@ class Agent:
         """Return what the call `context.call` passes on: a text that replaces the model's, an Output with `parsed`
         data, or None to keep the text unchanged (the default)."""
         return None
+
+
+def defines(holder: Any, name: str) -> bool:
+    """Return whether an object or module has an attribute of that name that it does not just inherit from Agent."""
+    function = getattr(holder, name, None)
+    inherited = hasattr(Agent, name) and getattr(function, "__func__", None) is getattr(Agent, name)
+    return function is not None and not inherited

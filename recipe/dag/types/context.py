@@ -13,6 +13,7 @@ from typing import Any, cast
 from recipe.dag.core.errors import HookFault, UserError
 from recipe.dag.types.inert import inert
 from recipe.dag.types.record import Call, ToolResult
+from recipe.dag.types.tokens import Tokens
 
 Message = dict[str, Any]
 """A chat message, {"role": ..., "content": ...}, as chat templates take it."""
@@ -93,6 +94,8 @@ class Context:
     inert: Callable[[str], str] = inert
     """`context.inert(text)`: the text in which the control tokens of this agent's model are broken (types/inert.py).
     For texts of other models in a prompt, where such a token would end the message and begin another one."""
+    tokens: Tokens | None = None
+    """For the adapters of agents that work on token ids; None for all others."""
 
     @property
     def problem(self) -> str:

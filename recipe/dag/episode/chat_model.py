@@ -1,4 +1,4 @@
-"""Runs one call of an agent whose policy is a chat API: messages out, text back, with tool calls between.
+"""An agent's policy through messages: a chat API without a tokenizer, with tool calls between its answers.
 
 Invariant: the call's `messages` are what was sent and received, in order; it has no token ids, so it never becomes a
 training row. A tool call is read from `tool_calls`, or from the text if the server leaves it there, by the rules of
@@ -11,88 +11,60 @@ from __future__ import annotations
 import json
 import time
 from collections.abc import Sequence
-from typing import Any, cast
+from typing import Any
 
-from recipe.dag.core.errors import EnvFault, HookFault, PromptTooLong, UserError, boundary, described
+from recipe.dag.core.errors import HookFault, PromptTooLong, UserError, described
 from recipe.dag.core.time_limit import TimeLimit
-from recipe.dag.endpoint.client import ChatAnswer, ChatEndpoint, PolicyEndpoint
-from recipe.dag.episode.agent_runner import AgentRunner, Attempt
+from recipe.dag.endpoint.client import ChatAnswer, ChatEndpoint
+from recipe.dag.episode.attempt import Attempt
 from recipe.dag.episode.conversation import Conversation
 from recipe.dag.episode.generation import sampling_of
-from recipe.dag.episode.graph import EpisodeNode
-from recipe.dag.episode.hooks import is_messages
-from recipe.dag.episode.tool_loop import requests_in
-from recipe.dag.types.context import Context, Message
+from recipe.dag.episode.hooks import Prompt, is_messages
+from recipe.dag.episode.tool_loop import RunTools, requests_in
+from recipe.dag.episode.toolset import Toolset
+from recipe.dag.types.context import Message
+from recipe.dag.types.inert import inert
 from recipe.dag.types.record import Call
-from recipe.dag.types.tool import Tool
 from recipe.dag.types.usage import added
-from recipe.dag.workflow.schema import Workflow
+from recipe.dag.workflow.agent_schema import Agent
+from recipe.dag.workflow.schema import EpisodeSpec
 
 
-class ChatRunner(AgentRunner):
-    """An AgentRunner of a policy without token ids."""
+class ChatModel:
+    """The model of one agent. Shared by all episodes, so it keeps no state of any."""
 
-    def __init__(self, node: EpisodeNode, workflow: Workflow, endpoint: ChatEndpoint, tools: dict[str, Tool]) -> None:
-        """Raises UserError for a hook in the token-level form, and for a tool loop that continues a message."""
-        # of the endpoint, the base class reads in its constructor and in `run` no more than the tokenizer
-        super().__init__(node, workflow, cast(PolicyEndpoint, endpoint), tools)
-        self._chat = endpoint
-        loop = self.agent.tool_loop
+    inert = staticmethod(inert)
+
+    def __init__(self, agent: Agent, limits: EpisodeSpec, endpoint: ChatEndpoint, tools: Toolset) -> None:
+        """Raises UserError for a tool loop that continues a message."""
+        self._agent, self._limits, self._endpoint, self._tools = agent, limits, endpoint, tools
+        loop = agent.tool_loop
         if loop is not None and loop.continues_message:
             raise UserError(
-                f"agent {self.agent.name}: `tool_loop: {{format: {loop.format}}}` continues the model's message, which "
-                f"policy {self.agent.policy} cannot, an API without `tokenizer`; use `format: hermes`, or name the "
-                "tokenizer"
+                f"agent {agent.name}: `tool_loop: {{format: {loop.format}}}` continues the model's message, which "
+                f"policy {agent.policy} cannot, an API without `tokenizer`; use `format: hermes`, or name the tokenizer"
             )
-        for hook in (self.hooks.pre, self.hooks.post):
-            if hook is not None and not hook.native:
-                raise UserError(
-                    f"{self.where}: {hook.where} works on token ids, but policy {self.agent.policy} is an API without "
-                    "`tokenizer`; write prompt and parse, or name the tokenizer"
-                )
+        self._shown_tools = tools.schemas if loop is not None and loop.format == "hermes" else None
 
-    def _prepare_continuation(self, role: str) -> None:
-        """Do nothing: the server renders the conversation."""
-
-    async def prompt(self, call: Call, context: Context, attempt: Attempt, transcript: str | None) -> None:
-        if context.obs is not None:
-            with boundary(EnvFault, self.where):
-                call.observation = str(context.obs)
-        call.messages = await self._messages(context, attempt)
+    async def read(self, call: Call, prompt: Prompt, conversation: Conversation | None) -> None:
+        """Fill in the call's prompt, with `memory: chat` as what follows its conversation."""
+        if not is_messages(prompt):
+            raise HookFault(
+                f"returned {described(prompt)}: policy {self._agent.policy} is an API, which needs messages"
+            )
+        earlier = conversation.last.messages if conversation is not None and conversation.last else []
+        # a copy, so that the record neither shares the hook's objects nor holds what has no JSON form
+        call.messages = [*earlier, *json.loads(json.dumps(prompt))]
         call.prompt_text = as_text(call.messages)
 
-    async def _messages(self, context: Context, attempt: Attempt) -> list[Message]:
-        """Return the messages to send; the objects are the record's own."""
-        conversation = None
-        if self.agent.memory == "chat":
-            conversation = attempt.conversations.setdefault(self.node.id, Conversation())
-            context.continues = conversation.last is not None
-        hooks = self.hooks
-        if conversation is not None and hooks.pre is None:
-            new = conversation.default_messages(context, hooks.dependencies, hooks.peers)
-        else:
-            new = await hooks.pre_process(None, [], context)
-        where, function = (hooks.pre.where, hooks.pre.function) if hooks.pre is not None else (self.where, None)
-        with boundary(HookFault, where, function):
-            if not is_messages(new):
-                raise HookFault(
-                    f"returned {described(new)}: policy {self.agent.policy} is an API, which needs messages"
-                )
-            if conversation is not None:
-                new = conversation.new_messages(new)
-            earlier = conversation.last.messages if conversation is not None and conversation.last else []
-            # a copy, so that the record neither shares the hook's objects nor holds what has no JSON form
-            return [*earlier, *json.loads(json.dumps(new))]
-
-    async def _respond(self, call: Call, attempt: Attempt, limit: TimeLimit) -> None:
-        loop, invalid_streak = self.agent.tool_loop, 0
+    async def respond(self, call: Call, attempt: Attempt, limit: TimeLimit, run_tools: RunTools) -> None:
+        """Fill in the response to the call's prompt."""
+        loop, invalid_streak = self._agent.tool_loop, 0
         while True:
             try:
                 answer = await self._complete(call, attempt, limit, call.messages)
             except PromptTooLong:
-                info = attempt.episode.info
-                info["prompt_too_long"] = info.get("prompt_too_long", 0) + 1
-                call.stop_reason, call.ended_in_tool_call = "length", bool(call.generations)
+                attempt.end_without_room(call)
                 return
             call.messages.append(answer.message)
             call.stop_reason = answer.stop_reason
@@ -103,7 +75,7 @@ class ChatRunner(AgentRunner):
                     answer.message, "the message was cut off" if cut_off else "there are no tools"
                 )
                 return
-            requests = requests_in(_requested(answer.message), loop, self.tools.names)
+            requests = requests_in(_requested(answer.message), loop, self._tools.names)
             if not requests:
                 call.messages += _not_run(answer.message, f"calls of `format: {loop.format}` only are run")
                 return
@@ -111,14 +83,15 @@ class ChatRunner(AgentRunner):
                 call.messages += _not_run(answer.message, "no further turn was left")
                 call.stop_reason, call.ended_in_tool_call = "max_generations", True
                 return
-            results, ran = await self._run_calls(requests, loop, call, attempt)
+            results, ran = await run_tools(requests)
             call.messages += _addressed(results, answer.message)
             invalid_streak = 0 if ran else invalid_streak + 1
             if invalid_streak == loop.max_invalid_streak:
                 call.stop_reason, call.ended_in_tool_call = "invalid_calls", True
                 return
 
-    async def _reply(self, call: Call, attempt: Attempt, messages: list[Message], limit: TimeLimit) -> Message:
+    async def reply(self, call: Call, attempt: Attempt, limit: TimeLimit, messages: list[Message]) -> Message:
+        """Return the answer to a prompt besides the call's own."""
         answer = await self._complete(call, attempt, limit, messages)
         call.stop_reason = answer.stop_reason
         return answer.message
@@ -134,16 +107,16 @@ class ChatRunner(AgentRunner):
 
     async def _complete(self, call: Call, attempt: Attempt, limit: TimeLimit, messages: list[Message]) -> ChatAnswer:
         """Return the model's next message; count it in the call."""
-        sampling = sampling_of(self.agent, attempt.validate, thinks=True)
-        sampling["seed"] = self._seed(call, attempt)
+        sampling = sampling_of(self._agent, attempt.validate, thinks=True)
+        sampling["seed"] = attempt.seed_of(call)
         started = time.perf_counter()
         try:
-            answer = await self._chat.complete(
+            answer = await self._endpoint.complete(
                 messages,
                 sampling,
-                timeout_s=self.limits.generation_timeout_s or limit.left_s / 2,
-                tools=self._template_tools,
-                template=self.agent.chat_template_kwargs,
+                timeout_s=self._limits.generation_timeout_s or limit.left_s / 2,
+                tools=self._shown_tools,
+                template=self._agent.chat_template_kwargs,
             )
         finally:
             call.generation_seconds += time.perf_counter() - started
