@@ -24,7 +24,7 @@ from matplotlib.ticker import MaxNLocator
 
 from recipe.dag.core.errors import UserError
 from recipe.dag.report.curve import COLOURS
-from verl_dag.preprocess.common import run
+from recipe.dag.train.data_script import run
 
 ROOT = Path(__file__).resolve().parents[1]
 RECIPES = ("mathchat", "dsbench")

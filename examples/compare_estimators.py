@@ -62,7 +62,7 @@ def workflow_with(name: str) -> dict:
 def build(seed: int, output: Path, steps: int | None) -> None:
     """Make the data and the initial model of a seed, unless they exist."""
     data = ["--local_dir", str(output / "data"), "--train_size", "2048", "--test_size", "64", "--seed", str(seed)]
-    run([str(ROOT / "preprocess" / "arithmetic.py"), *data], output / "data.log")
+    run([str(ROOT / "recipe" / "tiny" / "arithmetic.py"), *data], output / "data.log")
     model = ["--workflow", str(WORKFLOW), "--teacher", "recipe/retool_ma/teacher.py:Teacher", "--seed", str(seed)]
     model += ["--output", str(output / "model")] + ([] if steps is None else ["--steps", str(steps)])
     run(["-m", "recipe.tiny.build", *model], output / "model.log")

@@ -16,7 +16,7 @@ if __name__ == "__main__" and not __package__:
     sys.path[0] = str(Path(__file__).resolve().parents[1])
 
 from recipe.dag.core.errors import UserError
-from verl_dag.preprocess import common
+from recipe.dag.train import data_script
 
 
 def clean_answer(answer: str) -> str:
@@ -26,7 +26,7 @@ def clean_answer(answer: str) -> str:
 
 
 def main(argv: Sequence[str] | None = None) -> None:
-    parser = common.parser(__doc__ or "", prompt_split="train")
+    parser = data_script.parser(__doc__ or "", prompt_split="train")
     parser.add_argument("--max_year", type=int, help="leave out rows of --input from later years (column year)")
     options = parser.parse_args(argv)
 
@@ -38,8 +38,8 @@ def main(argv: Sequence[str] | None = None) -> None:
             raise UserError(f"{options.input}: --max_year needs a whole number 'year' in every row; a row has: {keys}")
         return row["year"] <= options.max_year
 
-    common.convert(options, "aime", clean_answer=clean_answer, keep=keep)
+    data_script.convert(options, "aime", clean_answer=clean_answer, keep=keep)
 
 
 if __name__ == "__main__":
-    sys.exit(common.run(main))
+    sys.exit(data_script.run(main))

@@ -13,7 +13,7 @@ from pathlib import Path
 if __name__ == "__main__" and not __package__:
     sys.path[0] = str(Path(__file__).resolve().parents[1])
 
-from verl_dag.preprocess import common
+from recipe.dag.train import data_script
 
 
 def clean_answer(answer: str) -> str:
@@ -22,9 +22,9 @@ def clean_answer(answer: str) -> str:
 
 
 def main(argv: Sequence[str] | None = None) -> None:
-    options = common.parser(__doc__ or "", prompt_split="train").parse_args(argv)
-    common.convert(options, "amc", clean_answer=clean_answer)
+    options = data_script.parser(__doc__ or "", prompt_split="train").parse_args(argv)
+    data_script.convert(options, "amc", clean_answer=clean_answer)
 
 
 if __name__ == "__main__":
-    sys.exit(common.run(main))
+    sys.exit(data_script.run(main))

@@ -21,9 +21,10 @@ if __name__ == "__main__" and not __package__:
     sys.path[0] = str(Path(__file__).resolve().parents[1])
 
 from recipe.dag.core.errors import UserError
+from recipe.dag.train import data_script
 from recipe.dag.train.ground_truth import boxed
 from recipe.dag.train.problems import Item, read_rows, row_of
-from verl_dag.preprocess import aime, amc, common, deepscaler
+from verl_dag.preprocess import aime, amc, deepscaler
 
 
 @dataclass(frozen=True, slots=True)
@@ -91,10 +92,10 @@ def _collect(names: Sequence[str]) -> list[tuple[str, Item]]:
         part, rejected = problems_of(name)
         for reason, count in sorted(rejected.items()):
             print(f"{name}: left out {count} rows {reason}")
-        new = [(source, item) for source, item in part if common.text_key(item.problem) not in seen]
+        new = [(source, item) for source, item in part if data_script.text_key(item.problem) not in seen]
         if len(new) < len(part):
             print(f"{name}: left out {len(part) - len(new)} rows whose problem is in an earlier data set")
-        seen.update(common.text_key(item.problem) for _, item in new)
+        seen.update(data_script.text_key(item.problem) for _, item in new)
         problems += new
     return problems
 
@@ -102,21 +103,21 @@ def _collect(names: Sequence[str]) -> list[tuple[str, Item]]:
 def main(argv: Sequence[str] | None = None) -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument(
-        "--local_dir", required=True, type=common.folder, help="where train.parquet and test.parquet go"
+        "--local_dir", required=True, type=data_script.folder, help="where train.parquet and test.parquet go"
     )
     parser.add_argument("--train", nargs="+", default=["deepscaler"], metavar="NAME[=FILE]", help="default: deepscaler")
     parser.add_argument("--test", nargs="+", default=["amc23", "aime24"], metavar="NAME[=FILE]")
     parser.add_argument("--add_prompt_suffix", default="", help="text put after each problem")
     options = parser.parse_args(argv)
     test = _collect(options.test)
-    test_keys = {common.text_key(item.problem) for _, item in test}
+    test_keys = {data_script.text_key(item.problem) for _, item in test}
     candidates = _collect(options.train)
-    train = [(name, item) for name, item in candidates if common.text_key(item.problem) not in test_keys]
+    train = [(name, item) for name, item in candidates if data_script.text_key(item.problem) not in test_keys]
     if len(train) < len(candidates):
         print(f"train: left out {len(candidates) - len(train)} rows whose problem is a test problem")
     if not train:
         raise UserError("every training problem is also a test problem; no training row is left")
-    common.write(
+    data_script.write(
         options.local_dir,
         {
             split: [
@@ -129,4 +130,4 @@ def main(argv: Sequence[str] | None = None) -> None:
 
 
 if __name__ == "__main__":
-    sys.exit(common.run(main))
+    sys.exit(data_script.run(main))

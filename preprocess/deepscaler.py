@@ -18,8 +18,8 @@ if __name__ == "__main__" and not __package__:
     sys.path[0] = str(Path(__file__).resolve().parents[1])
 
 from recipe.dag.core.errors import UserError
+from recipe.dag.train import data_script
 from recipe.dag.train.problems import Item, read_rows, row_of
-from verl_dag.preprocess import common
 
 HUB_NAME = "agentica-org/DeepScaleR-Preview-Dataset"
 INSTRUCTION = " Reason step by step, and put the final answer in \\boxed{}."
@@ -32,7 +32,7 @@ def items_of(rows: list[dict[str, Any]]) -> tuple[list[Item], Counter[str]]:
     seen: dict[str, str] = {}  # problem without spacing and case -> answer
     for row in rows:
         problem, answer = text_of(row.get("problem")), text_of(row.get("answer"))
-        key = common.text_key(problem)
+        key = data_script.text_key(problem)
         if not problem or not answer:
             rejected["without a problem" if not problem else "without an answer"] += 1
         elif key in seen:
@@ -55,24 +55,24 @@ def text_of(value: Any) -> str:
 def main(argv: Sequence[str] | None = None) -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.ArgumentDefaultsHelpFormatter)
     parser.add_argument(
-        "--local_dir", required=True, type=common.folder, help="where train.parquet and test.parquet go"
+        "--local_dir", required=True, type=data_script.folder, help="where train.parquet and test.parquet go"
     )
     parser.add_argument("--input", default=HUB_NAME, help="JSON, JSON Lines or parquet file, or hub data set")
     parser.add_argument("--name", help="configuration of a hub data set")
     parser.add_argument("--prompt_split", default="train", help="split of a hub data set")
-    parser.add_argument("--test_size", type=common.test_size, default=500, help="rows to hold out, or 'all'")
+    parser.add_argument("--test_size", type=data_script.test_size, default=500, help="rows to hold out, or 'all'")
     parser.add_argument("--max_samples", type=int, help="use the first rows only")
     parser.add_argument("--instruction", default=INSTRUCTION, help="text put after each problem")
     parser.add_argument("--seed", type=int, default=0, help="seed of the choice of held-out rows")
     options = parser.parse_args(argv)
-    common.check_numbers(options)
+    data_script.check_numbers(options)
     items, rejected = items_of(read_rows(options.input, options.prompt_split, options.name)[: options.max_samples])
     for reason, count in sorted(rejected.items()):
         print(f"left out {count} rows {reason}")
     if not items:
         raise UserError(f"{options.input}: no row has text in both columns, 'problem' and 'answer'")
-    train, test = common.hold_out(items, options.test_size, options.seed)
-    common.write(
+    train, test = data_script.hold_out(items, options.test_size, options.seed)
+    data_script.write(
         options.local_dir,
         {
             split: [
@@ -92,4 +92,4 @@ def main(argv: Sequence[str] | None = None) -> None:
 
 
 if __name__ == "__main__":
-    sys.exit(common.run(main))
+    sys.exit(data_script.run(main))

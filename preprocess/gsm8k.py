@@ -14,8 +14,8 @@ if __name__ == "__main__" and not __package__:
     sys.path[0] = str(Path(__file__).resolve().parents[1])
 
 from recipe.dag.core.errors import UserError
+from recipe.dag.train import data_script
 from recipe.dag.train.ground_truth import after_hashes
-from verl_dag.preprocess import common
 
 HUB_NAME = "openai/gsm8k"
 
@@ -29,11 +29,11 @@ def clean_answer(answer: str) -> str:
 
 
 def main(argv: Sequence[str] | None = None) -> None:
-    options = common.parser(__doc__ or "", prompt_split="train", hub_name=HUB_NAME).parse_args(argv)
+    options = data_script.parser(__doc__ or "", prompt_split="train", hub_name=HUB_NAME).parse_args(argv)
     if options.test_input is None and options.test_size is None and not Path(options.input).is_file():
         options.test_input, options.test_prompt_split = options.input, options.test_prompt_split or "test"
-    common.convert(options, "gsm8k", clean_answer=clean_answer)
+    data_script.convert(options, "gsm8k", clean_answer=clean_answer)
 
 
 if __name__ == "__main__":
-    sys.exit(common.run(main))
+    sys.exit(data_script.run(main))

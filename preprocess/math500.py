@@ -12,13 +12,13 @@ from pathlib import Path
 if __name__ == "__main__" and not __package__:
     sys.path[0] = str(Path(__file__).resolve().parents[1])
 
-from verl_dag.preprocess import common
+from recipe.dag.train import data_script
 
 
 def main(argv: Sequence[str] | None = None) -> None:
-    options = common.parser(__doc__ or "", prompt_split="test").parse_args(argv)
-    common.convert(options, "math500", clean_answer=str.strip)
+    options = data_script.parser(__doc__ or "", prompt_split="test").parse_args(argv)
+    data_script.convert(options, "math500", clean_answer=str.strip)
 
 
 if __name__ == "__main__":
-    sys.exit(common.run(main))
+    sys.exit(data_script.run(main))

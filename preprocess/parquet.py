@@ -1,16 +1,12 @@
 """Reading and writing of parquet files of any size and schema.
 
-Invariant: memory is bounded by a few rows, whatever the file's size, and a file under its final name is complete: a
-full disk or an interruption leaves what was there before. Same input, same bytes.
+Invariant: memory is bounded by a few rows, whatever the file's size. Same input, same bytes.
 """
 
 from __future__ import annotations
 
-import os
 from collections.abc import Iterable, Iterator, Sequence
-from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import BinaryIO
 
 import pyarrow as pa
 import pyarrow.parquet as pq
@@ -57,40 +53,6 @@ def batches(file: pq.ParquetFile, name: str | Path, columns: Sequence[str] | Non
 def _unreadable(name: str | Path, error: BaseException) -> UserError:
     reason = " ".join(str(error).split())[:200]
     return UserError(f"{name}: cannot be read as parquet: {reason}; write or copy the file again")
-
-
-@contextmanager
-def new_files(targets: Sequence[Path], option: str) -> Iterator[list[BinaryIO]]:
-    """Yield a file to write for each target. They get their names together, when the block ends without an exception.
-
-    `option`: where the user sets the folder, for the error message. Raises UserError if the files cannot be written.
-    """
-    temporary = [target.with_name(f".{target.name}.{os.getpid()}.tmp") for target in targets]
-    files: list[BinaryIO] = []
-    folder = targets[0].parent
-    try:
-        for target, path in zip(targets, temporary, strict=True):
-            target.parent.mkdir(parents=True, exist_ok=True)
-            if target.is_dir():
-                raise IsADirectoryError(0, f"{target} is a folder")
-            files.append(path.open("wb"))
-        yield files
-        for file in files:
-            file.flush()
-            os.fsync(file.fileno())  # some file systems report a full disk only here
-            file.close()
-        for target, path in zip(targets, temporary, strict=True):
-            os.replace(path, target)
-    except OSError as error:
-        reason = error.strerror or error
-        raise UserError(f"{folder}: cannot write: {reason}; free space there or pass another {option}") from error
-    finally:
-        for file in files:
-            with suppress(OSError):  # closing flushes, which fails again on a full disk
-                file.close()
-        for path in temporary:
-            with suppress(OSError):
-                path.unlink(missing_ok=True)
 
 
 def write_selected(

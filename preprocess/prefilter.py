@@ -31,9 +31,9 @@ if __name__ == "__main__" and not __package__:
 from recipe.dag.core.errors import UserError
 from recipe.dag.episode.first_prompt import FirstPrompts, PromptError
 from recipe.dag.loading.workflow_file import load_workflow
+from recipe.dag.train import data_script
 from recipe.dag.train.data import prompt_of
-from verl_dag.preprocess import common
-from verl_dag.preprocess.parquet import batches, new_files, open_parquet, write_selected
+from verl_dag.preprocess.parquet import batches, open_parquet, write_selected
 
 KEPT, LONG_PROMPT, LONG_RESPONSE = "kept", "prompt", "response"
 _ROWS_PER_WORKER = 1000
@@ -264,7 +264,7 @@ def main(argv: Sequence[str] | None = None) -> None:
         raise UserError(
             f"{options.input}: none of {total} rows is left; raise --max_prompt_length or see the errors above"
         )
-    with new_files([options.output], "--output") as files:
+    with data_script.new_files([options.output], "--output") as files:
         write_selected(batches(file, options.input), file.schema_arrow, places, files)
     seconds = time.monotonic() - started
     share = f"{kept} of {total} rows ({100 * kept / total:.1f} %)"
@@ -295,11 +295,11 @@ def _options(argv: Sequence[str] | None) -> argparse.Namespace:
     what.add_argument("--tools", choices=sorted(_TOOLS), default="code_interpreter", help="default: code_interpreter")
     parser.add_argument("--prompt_key", default="prompt", help="column of prompts: texts or messages; default: prompt")
     parser.add_argument("--response_key", help="column of responses; default: response, if there is one")
-    parser.add_argument("--max_prompt_length", type=common.positive, default=2048, help="tokens; default: 2048")
-    parser.add_argument("--max_response_length", type=common.positive, default=4096, help="tokens; default: 4096")
-    parser.add_argument("--num_workers", type=common.positive, default=192, help="processes, at most one per core")
+    parser.add_argument("--max_prompt_length", type=data_script.positive, default=2048, help="tokens; default: 2048")
+    parser.add_argument("--max_response_length", type=data_script.positive, default=4096, help="tokens; default: 4096")
+    parser.add_argument("--num_workers", type=data_script.positive, default=192, help="processes, at most one per core")
     return parser.parse_args(argv)
 
 
 if __name__ == "__main__":
-    sys.exit(common.run(main))
+    sys.exit(data_script.run(main))

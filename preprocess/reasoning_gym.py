@@ -27,8 +27,8 @@ if __name__ == "__main__" and not __package__:
 from recipe.dag.core.errors import UserError
 from recipe.dag.reward.entry_json import from_json, to_json
 from recipe.dag.reward.verifier import KEY, scored
+from recipe.dag.train import data_script
 from recipe.dag.train.problems import row_of
-from verl_dag.preprocess import common
 
 INSTRUCTION = "\nWrite only the final answer between <answer> and </answer>."
 JUNK = ("nan", "qz no answer 7")
@@ -121,13 +121,13 @@ def main(argv: Sequence[str] | None = None) -> None:
     tried = test[:_TRIED]
     problems = [problem_of(name, stored, entry) for entry in tried]
     asyncio.run(check_verifier(name, problems, [entry["answer"] for entry in tried]))
-    taken = {common.text_key(entry["question"]) for entry in test}
-    distinct = {key: entry for entry in train if (key := common.text_key(entry["question"])) not in taken}
+    taken = {data_script.text_key(entry["question"]) for entry in test}
+    distinct = {key: entry for entry in train if (key := data_script.text_key(entry["question"])) not in taken}
     if len(distinct) < len(train):
         print(f"train: left out {len(train) - len(distinct)} problems that are test problems or repeated")
     if not distinct:
         raise UserError(f"{name}: every training problem is a test problem; widen its options, or pass another --seed")
-    common.write(
+    data_script.write(
         options.local_dir,
         {
             split: [
@@ -160,9 +160,9 @@ def _fields(config: type) -> list[str]:
 def _options(argv: Sequence[str] | None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--generator", help="name of the generator")
-    parser.add_argument("--local_dir", type=common.folder, help="where train.parquet and test.parquet go")
-    parser.add_argument("--train_size", type=common.positive, default=1000, help="default: 1000")
-    parser.add_argument("--test_size", type=common.positive, default=100, help="default: 100")
+    parser.add_argument("--local_dir", type=data_script.folder, help="where train.parquet and test.parquet go")
+    parser.add_argument("--train_size", type=data_script.positive, default=1000, help="default: 1000")
+    parser.add_argument("--test_size", type=data_script.positive, default=100, help="default: 100")
     parser.add_argument("--seed", type=int, default=0, help="default: 0")
     parser.add_argument("--instruction", default=INSTRUCTION, help="text put after each problem")
     parser.add_argument("--list", action="store_true", help="print the generators, or the options of --generator")
@@ -171,4 +171,4 @@ def _options(argv: Sequence[str] | None) -> argparse.Namespace:
 
 
 if __name__ == "__main__":
-    sys.exit(common.run(main))
+    sys.exit(data_script.run(main))

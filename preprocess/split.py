@@ -21,9 +21,9 @@ if __name__ == "__main__" and not __package__:
     sys.path[0] = str(Path(__file__).resolve().parents[1])
 
 from recipe.dag.core.errors import UserError
+from recipe.dag.train import data_script
 from recipe.dag.train.problems import PROBLEM_KEYS
-from verl_dag.preprocess import common
-from verl_dag.preprocess.parquet import batches, new_files, open_parquet, write_selected
+from verl_dag.preprocess.parquet import batches, open_parquet, write_selected
 
 TRAIN, VAL = 0, 1
 DEFAULT = 1000
@@ -49,9 +49,11 @@ def places(keys: Sequence[bytes], val_size: int, seed: int) -> list[int | None]:
 def main(argv: Sequence[str] | None = None) -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--input", required=True, help="parquet file")
-    parser.add_argument("--local_dir", required=True, type=common.folder, help="where train.parquet and val.parquet go")
     parser.add_argument(
-        "--val_size", type=common.positive, help="validation rows; default: 1000, or a quarter of 1000 or fewer"
+        "--local_dir", required=True, type=data_script.folder, help="where train.parquet and val.parquet go"
+    )
+    parser.add_argument(
+        "--val_size", type=data_script.positive, help="validation rows; default: 1000, or a quarter of 1000 or fewer"
     )
     parser.add_argument("--seed", type=int, default=42, help="seed of the choice of validation rows; default: 42")
     parser.add_argument("--key", help=f"column whose repetition counts; default: the first of {', '.join(_KEYS)}")
@@ -65,7 +67,7 @@ def main(argv: Sequence[str] | None = None) -> None:
     size = options.val_size or (DEFAULT if count > DEFAULT else max(1, count // 4))
     split = places(_keys(file, options.input, key), size, options.seed)
     targets = [options.local_dir / name for name in ("train.parquet", "val.parquet")]
-    with new_files(targets, "--local_dir") as files:
+    with data_script.new_files(targets, "--local_dir") as files:
         write_selected(batches(file, options.input), file.schema_arrow, split, files)
     if repeated := split.count(None):
         print(f"split: left out {repeated} training rows whose {key} is a validation row's")
@@ -95,4 +97,4 @@ def _question(value: Any) -> Any:
 
 
 if __name__ == "__main__":
-    sys.exit(common.run(main))
+    sys.exit(data_script.run(main))

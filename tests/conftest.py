@@ -7,6 +7,7 @@ import asyncio
 import os
 import shutil
 import subprocess
+import sys
 import tempfile
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -341,3 +342,21 @@ def gsm8k(tmp_path, monkeypatch) -> Path:
         pq.write_table(pa.Table.from_pylist(rows), folder / configuration / f"{split}-00000-of-00001.parquet")
     (folder / "README.md").write_text(GSM8K_CARD)
     return folder
+
+
+@pytest.fixture
+def hub(monkeypatch):
+    """`hub(rows)`: a hub whose data sets have `rows(path, name, split)`; returns the list of what it is asked for."""
+
+    def install(rows) -> list[tuple]:
+        asked: list[tuple] = []
+
+        def load_dataset(path, name=None, *, split):
+            asked.append((path, name, split))
+            found = rows(path, name, split)
+            return SimpleNamespace(to_list=lambda: found)
+
+        monkeypatch.setitem(sys.modules, "datasets", SimpleNamespace(load_dataset=load_dataset))
+        return asked
+
+    return install

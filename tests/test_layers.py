@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import ast
 from collections.abc import Iterator
+from graphlib import CycleError, TopologicalSorter
 from pathlib import Path
 
 import pytest
@@ -41,14 +42,17 @@ def part_of(module: str) -> str | None:
     return names[2] if names[:2] == ["recipe", "dag"] and len(names) > 2 else None
 
 
+def name_of(path: Path) -> str:
+    return ".".join(path.relative_to(ROOT).with_suffix("").parts).removesuffix(".__init__")
+
+
 def imports(path: Path) -> Iterator[str]:
+    """Yield the imported modules and, as `module.name`, the imported names."""
     for node in ast.walk(ast.parse(path.read_text())):
         if isinstance(node, ast.Import):
             yield from (alias.name for alias in node.names)
-        elif isinstance(node, ast.ImportFrom) and node.module in ("recipe", "recipe.dag"):
-            yield from (f"{node.module}.{alias.name}" for alias in node.names)
         elif isinstance(node, ast.ImportFrom) and node.module and not node.level:
-            yield node.module
+            yield from (f"{node.module}.{alias.name}" for alias in node.names)
 
 
 def modules() -> Iterator[tuple[str, Path]]:
@@ -102,3 +106,32 @@ def test_one_module_imports_the_sandbox():
     outside = (path for path in files if SANDBOX not in path.parents)
     found = {path for path in outside for module in imports(path) if f"{module}.".startswith("recipe.sandbox.")}
     assert found == {SEAM}
+
+
+def test_no_module_imports_itself_by_way_of_others():
+    paths = {name_of(path): path for _, path in modules()}
+    graph = {
+        name: {module if module in paths else module.rpartition(".")[0] for module in imports(path)} & paths.keys()
+        for name, path in paths.items()
+    }
+    try:
+        TopologicalSorter(graph).prepare()
+    except CycleError as error:
+        pytest.fail(f"a circle of imports: {' -> '.join(error.args[1])}")
+
+
+def test_a_recipe_owns_its_data_and_the_hub_s_data_sets_know_no_recipe():
+    """Only the engine is shared: preprocess/ converts what the hub has, for any workflow."""
+    files = [*(ROOT / "preprocess").glob("*.py"), *(ROOT / "recipe").rglob("*.py")]
+    wrong = [
+        f"{path.relative_to(ROOT)} imports {module}"
+        for path in files
+        if ENGINE not in path.parents
+        for module in imports(path)
+        if (
+            module.startswith(("preprocess", "verl_dag.preprocess"))
+            if path.is_relative_to(ROOT / "recipe")
+            else module.startswith("recipe.") and not module.startswith("recipe.dag.")
+        )
+    ]
+    assert not wrong, "\n".join(wrong)

@@ -93,8 +93,6 @@ preprocess/test_preprocess_deepscaler.py::test_the_hubs_data_set_is_the_default:
   python preprocess/deepscaler.py --local_dir data/deepscaler
 preprocess/test_preprocess_gsm8k.py::test_the_hubs_splits_become_the_two_files: downloads the data set
   python preprocess/gsm8k.py --local_dir data/gsm8k
-preprocess/test_preprocess_retool_sft.py::test_the_hubs_data_set_is_the_default: downloads the data set
-  python preprocess/retool_sft.py --output data/retool_sft/all.parquet
 preprocess/test_preprocess_split.py::test_any_schema_is_split: needs the data set
   python preprocess/split.py --input data/retool_sft/all.parquet --local_dir data/retool_sft --val_size 100
 report/test_report_compare.py::test_the_command_prints_the_table_and_writes_it: needs runs
@@ -110,6 +108,8 @@ retool/test_retool_evaluate_model.py::test_an_evaluation_for_real: needs a model
 --data aime_2025.json
 retool/test_retool_preprocess_script.py::test_rows_are_filtered_and_split_and_again_with_the_same_bytes: needs a model
   bash recipe/retool/preprocess_data.sh data/dapo.parquet data/retool models/smollm2 --max_prompt_length 2048
+retool/test_retool_sft_data.py::test_the_hubs_data_set_is_the_default: downloads the data set
+  python recipe/retool/sft_data.py --output data/retool_sft/all.parquet
 retool/test_retool_tiny.py::test_the_stages_run_in_order_each_on_the_model_of_the_one_before: takes minutes
   bash recipe/retool/run_tiny_cpu.sh
   bash recipe/retool/run_tiny_cpu.sh 1
@@ -251,7 +251,7 @@ EXPLAINED = explained()
 
 
 def runs_here(command: str) -> bool:
-    return command.startswith(("verl-dag ", "python preprocess/")) and command not in EXPLAINED
+    return command.startswith(("verl-dag ", "python preprocess/", "python recipe/")) and command not in EXPLAINED
 
 
 @pytest.fixture

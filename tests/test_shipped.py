@@ -148,7 +148,7 @@ def test_the_small_models_script_takes_a_seed_before_overrides(gpu_script):
     assert done.returncode == 0, done.stderr
     check, *made, data, run = (line.split() for line in done.stdout.splitlines())
     assert "--check" in check and made in ([], [["examples/small_model.py", "outputs/smollm2"]]), "made once"
-    assert data[:3] == ["preprocess/arithmetic.py", "--local_dir", "outputs/retool_ma_smollm2_seed2/data"]
+    assert data[:3] == ["recipe/tiny/arithmetic.py", "--local_dir", "outputs/retool_ma_smollm2_seed2/data"]
     assert run[-1] == "trainer.total_training_steps=3" and "seed=2" in run
     assert "trainer.experiment_name=retool_ma_smollm2_seed2" in run
     assert "workflow=workflows/workflow_retool_ma_small.yaml" in run
@@ -165,7 +165,7 @@ def test_retools_gpu_script_trains_twice_and_evaluates_each_model(gpu_script):
     check, data, transcripts, sft, grpo, *evaluations, table = (line.split() for line in lines)
     assert "--check" in check
     out = "outputs/retool_smollm2_seed2"
-    assert data[:3] == ["preprocess/arithmetic.py", "--local_dir", f"{out}/data"]
+    assert data[:3] == ["recipe/tiny/arithmetic.py", "--local_dir", f"{out}/data"]
     assert transcripts[:2] == ["-m", "recipe.retool.teacher"] and transcripts[-1] == "2"
     assert sft[2:6] == ["sft", f"{out}/data/sft.parquet", "--model", "outputs/smollm2_tools"] and sft[-1] == "seed=2"
     assert grpo[-1] == "trainer.total_training_steps=3" and f"model_path={out}/sft/huggingface" in grpo
@@ -224,7 +224,7 @@ def test_a_tiny_run_takes_a_seed_before_overrides(recipe, arguments, env, seed, 
     script = ROOT / "recipe" / recipe.removesuffix("_revise") / f"run_tiny{'_revise' * revise}_cpu.sh"
     data, model, (path, train) = [call for call in started(script, *arguments, **env) if "pip" not in call[1]]
     name = f"{recipe}_tiny" + (f"_seed{seed}" if seed != "0" else "")
-    assert data[1][:3] == ["preprocess/arithmetic.py", "--local_dir", f"outputs/{name}/data"]
+    assert data[1][:3] == ["recipe/tiny/arithmetic.py", "--local_dir", f"outputs/{name}/data"]
     assert all(words[words.index("--seed") + 1] == seed for _, words in (data, model))
     assert model[1][model[1].index("--output") + 1] == path == f"outputs/{name}/model"
     assert f"seed={seed}" in train and f"trainer.experiment_name={name}" in train

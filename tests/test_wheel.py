@@ -74,7 +74,7 @@ def test_an_episode_is_played_and_the_project_s_modules_have_no_other_names(site
     shutil.copy(ROOT / "workflows" / "workflow_grpo.yaml", tmp_path / "w.yaml")
     program = """
 import importlib.util, verl_dag
-import verl_dag.envs.workspace_env, verl_dag.preprocess.arithmetic, recipe.retool.teacher
+import verl_dag.envs.workspace_env, verl_dag.preprocess.gsm8k, recipe.retool.teacher
 assert not any(importlib.util.find_spec(name) for name in ("envs", "preprocess", "workflows"))
 assert recipe.retool.teacher.WORKFLOW.is_file()
 sample = {"prompt": "3 + 4?", "ground_truth": "7"}

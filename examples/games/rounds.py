@@ -13,8 +13,8 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from recipe.dag.core.errors import UserError
+from recipe.dag.train import data_script
 from recipe.dag.train.problems import row_of
-from verl_dag.preprocess import common
 
 PERIOD = 60
 """The least common multiple of 2, 3, 4 and 5."""
@@ -28,7 +28,7 @@ def main(argv: Sequence[str] | None = None) -> None:
     if options.rounds < 1 or options.rounds % PERIOD:
         raise UserError(f"--rounds {options.rounds}: must be a multiple of {PERIOD}")
     sizes = {"train": options.rounds, "test": PERIOD}
-    common.write(
+    data_script.write(
         options.local_dir,
         {
             split: [row_of("games", f"Round {index}.", str(index % PERIOD), index, split) for index in range(size)]
@@ -38,4 +38,4 @@ def main(argv: Sequence[str] | None = None) -> None:
 
 
 if __name__ == "__main__":
-    sys.exit(common.run(main))
+    sys.exit(data_script.run(main))

@@ -14,7 +14,7 @@ from payoffs import ANTI_COORDINATION, CLIMBING, SEPARATING, value
 from torch import Tensor
 
 from recipe.dag.credit.happo import advance, log_ratio, update_order, weigh
-from recipe.dag.credit.joint_advantages import baseline_inputs, counterfactual
+from recipe.dag.credit.joint_advantages import Siblings, baseline_inputs, counterfactual
 from recipe.dag.credit.mixer import VDN
 
 JOINT = list(itertools.product((0, 1), (0, 1)))
@@ -151,7 +151,7 @@ def additive(agents: int, *, mixer: bool, seed: int, group: int = 8, lr: float =
         if mixer:
             plays, rewards = [*plays, actions][-16:], [*rewards, reward][-16:]
             utilities = actions * _least_squares(torch.cat(plays), torch.cat(rewards))
-            credit = counterfactual(VDN(), utilities, state, parallel, present)
+            credit = counterfactual(VDN(), Siblings(utilities, state, present, parallel))
         std = credit.std(0)
         credit = torch.where(std > 1e-9, (credit - credit.mean(0)) / (std + 1e-6), 0.0)
         logits = logits + lr * (credit * (actions - p)).mean(0)

@@ -7,8 +7,8 @@ something to improve.
 
 from __future__ import annotations
 
+from recipe.tiny.arithmetic import Problem
 from recipe.tiny.mental import MentalTeacher
-from verl_dag.preprocess.arithmetic import Problem
 
 WRONG_FIRST, REPEATED = 0.15, 0.5
 """Rates at which the pioneer answers with a number of the problem, and the observer repeats the pioneer's answer."""

@@ -9,8 +9,8 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
+from recipe.tiny.arithmetic import Problem
 from recipe.tiny.mental import MentalTeacher
-from verl_dag.preprocess.arithmetic import Problem
 
 WRONG_SOLUTION, WRONG_DEFENCE, WRONG_JUDGEMENT = 0.15, 0.4, 0.4
 """Rates at which a solver answers with a number of the problem, the debater defends its side blindly, and the judge

@@ -74,7 +74,9 @@ def _truth(answer_csv: str | None, answer_file: str | None, root: str, metadata:
     if answer_csv is not None:
         return truth_of(answer_csv.encode(), metadata, text, where="extra_info.answer_csv")
     if not answer_file:
-        raise UserError("task_score: a sample has neither extra_info.answer_csv nor answer_file; see preprocess/")
+        raise UserError(
+            "task_score: a sample has neither extra_info.answer_csv nor answer_file; make the data with prepare.py"
+        )
     return truth_of(Path(root).expanduser() / answer_file, metadata, text, where="extra_info.answer_file")
 
 

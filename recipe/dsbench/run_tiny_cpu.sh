@@ -15,7 +15,7 @@ name_run dsbench "$@"
 workflow=workflows/workflow_dsbench_tiny.yaml
 
 check "$seed" "$workflow" recipe/dsbench/config workflow.nodes.scores.args.process="$weight" "$@"
-python preprocess/tabular.py --local_dir "outputs/$base/data" --train_size 512 --test_size 64 --seed "$seed" \
+python recipe/dsbench/tabular.py --local_dir "outputs/$base/data" --train_size 512 --test_size 64 --seed "$seed" \
   --file recipe/dsbench/kit.py
 # the teacher reads no model and asks no coach, but the workflow names both
 export MODEL_PATH=outputs/$base/model

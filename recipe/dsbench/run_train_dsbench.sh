@@ -12,7 +12,7 @@
 #   CONFIG=full                   a profile in recipe/dsbench/config: full (8 GPUs), small (one or two)
 #   DATA_DIR=data/dsbench         with train.parquet and test.parquet
 #   DATA_ROOT=(DATA_DIR)          the folder that the paths of tables and answers are relative to: --data_root of
-#                                 preprocess/dsbench.py
+#                                 recipe/dsbench/prepare.py
 #   WEIGHTS=separate              or shared: one set of weights for the three agents
 #   COACH_PROVIDER=               vertex: Google's credentials (GOOGLE_APPLICATION_CREDENTIALS), VERTEX_PROJECT and
 #                                 VERTEX_LOCATION take the place of KEY
@@ -36,5 +36,5 @@ preflight() {
 try: doctor.check_dsbench()
 except doctor.Note as note: sys.exit(f"error: {note}")' > /dev/null || exit 2
 }
-other_data="; or train on small synthetic tables: python preprocess/tabular.py --local_dir data/tabular, and DATA_DIR=data/tabular"
-train_coached dsbench gemini-2.5-pro "python preprocess/dsbench.py --input TASKS.json --data_root TABLES" "engineer modeler analyst" "$@"
+other_data="; or train on small synthetic tables: python recipe/dsbench/tabular.py --local_dir data/tabular, and DATA_DIR=data/tabular"
+train_coached dsbench gemini-2.5-pro "python recipe/dsbench/prepare.py --input TASKS.json --data_root TABLES" "engineer modeler analyst" "$@"

@@ -27,9 +27,9 @@ from recipe.dag.tools.sandbox_client import RunResult, SandboxClient, SessionFil
 from recipe.dag.types.context import Message
 from recipe.dag.workflow.schema import Workflow
 from recipe.dsbench import kit
+from recipe.dsbench.tabular import DOMAINS, METRICS, Task, row, splits
 from recipe.tiny.careless import RIGHT_READING
 from recipe.tiny.dialogue import Demonstration, Dialogue, Script
-from verl_dag.preprocess.tabular import DOMAINS, METRICS, Task, row, splits
 
 SLIP, BROKEN = 0.06, 0.04
 """Rates at which an agent that is not mistaken about a task chooses something else, and at which it omits a bracket."""

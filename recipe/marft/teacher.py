@@ -12,9 +12,9 @@ import random
 
 from recipe.dag.core.errors import UserError
 from recipe.dag.workflow.schema import Workflow
+from recipe.tiny.arithmetic import Problem, splits
 from recipe.tiny.careless import ONE_OPERATION, reading, value_of
 from recipe.tiny.dialogue import Demonstration, Dialogue, Script
-from verl_dag.preprocess.arithmetic import Problem, splits
 
 SLIP, WRONG_ANSWER = 0.15, 0.3
 """Rates at which the reasoner picks a random formula where it does not misread the problem, and the actor answers with
@@ -22,7 +22,7 @@ a number of the formula."""
 
 
 class Teacher:
-    """Demonstrates a reasoner -> actor workflow on the problems of `preprocess/arithmetic.py --mental`."""
+    """Demonstrates a reasoner -> actor workflow on the problems of `recipe/tiny/arithmetic.py --mental`."""
 
     def __init__(self, workflow: Workflow, seed: int):
         if len(workflow.rollout_nodes) != 2:

@@ -19,7 +19,7 @@ run=(--config-path recipe/mathchat/config --config-name smollm2
   workflow=workflows/workflow_mathchat.yaml seed="$seed" 'workflow.agents.*.sampling.max_tokens=64')
 "$python" -m recipe.dag.main --check "${run[@]}" "$@"   # before a model and data are made
 [ -f "$model/tokenizer.json" ] || "$python" examples/small_model.py "$model"   # the last file that is written
-"$python" preprocess/arithmetic.py --local_dir "$out/data" --train_size 2048 --test_size 64 --seed "$seed"
+"$python" recipe/tiny/arithmetic.py --local_dir "$out/data" --train_size 2048 --test_size 64 --seed "$seed"
 "$python" -m recipe.mathchat.teacher --output "$out/data/sft.parquet" --size 512 --test_size 64 --seed "$seed"
 "$python" -m recipe.dag.cli sft "$out/data/sft.parquet" --model "$model" --output "$out/sft" \
   --config-path recipe/mathchat/config --config-name sft_smollm2 seed="$seed"

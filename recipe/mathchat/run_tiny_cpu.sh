@@ -19,7 +19,7 @@ settings=('~workflow.policies.coach.model'
   'workflow.policies.coach.api={base_url: "${oc.env:COACH_URL}", model: "${oc.env:COACH_MODEL}"}'
   workflow.nodes.scores.args.process="$weight")
 check "$seed" "$workflow" recipe/mathchat/config "${settings[@]}" "$@"
-python preprocess/arithmetic.py --local_dir "outputs/$base/data" --train_size 2048 --test_size 64 --seed "$seed"
+python recipe/tiny/arithmetic.py --local_dir "outputs/$base/data" --train_size 2048 --test_size 64 --seed "$seed"
 make_model "$base" "$seed" "$workflow" recipe/mathchat/teacher.py:Teacher --steps 600
 [ -n "${COACH_URL:-}" ] || start_coach "outputs/$name" recipe/mathchat/judge.py:judge
 export COACH_URL COACH_MODEL=${COACH_MODEL:-judge} MODEL_PATH=outputs/$base/model

@@ -21,15 +21,15 @@ from typing import Any
 from recipe.dag.core.errors import UserError
 from recipe.dag.core.paths import shipped
 from recipe.dag.loading.workflow_file import load_workflow
+from recipe.dag.train.data_script import check_numbers, run
 from recipe.dag.types.context import Message
 from recipe.dag.types.record import ToolResult
 from recipe.dag.workflow.schema import Workflow
 from recipe.mathchat.judge import judge
 from recipe.retool.teacher import transcript_parser, write_transcripts
+from recipe.tiny.arithmetic import Problem, splits
 from recipe.tiny.careless import reading, slipped, value_of
 from recipe.tiny.dialogue import Demonstration, Dialogue, Script
-from verl_dag.preprocess.arithmetic import Problem, splits
-from verl_dag.preprocess.common import check_numbers, run
 
 SLIP, OTHER_CODE, BROKEN_CODE, WRONG_RESULT, WRONG_ANSWER = 0.1, 0.25, 0.15, 0.2, 0.3
 """Rates at which the solver picks a random formula where it does not misread the problem, the code agent computes

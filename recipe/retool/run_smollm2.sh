@@ -18,7 +18,7 @@ out=outputs/$name
 run=(--config-path recipe/retool/config --config-name smollm2 workflow="$workflow" seed="$seed")
 "$python" -m recipe.dag.main --check "${run[@]}" "$@"   # before a model and data are made
 [ -f "$model/tokenizer.json" ] || "$python" examples/small_model.py "$model" --tools   # the last file that is written
-"$python" preprocess/arithmetic.py --local_dir "$out/data" --train_size 2048 --test_size 64 --seed "$seed"
+"$python" recipe/tiny/arithmetic.py --local_dir "$out/data" --train_size 2048 --test_size 64 --seed "$seed"
 "$python" -m recipe.retool.teacher --output "$out/data/sft.parquet" --size 768 --test_size 64 --seed "$seed"
 
 "$python" -m recipe.dag.cli sft "$out/data/sft.parquet" --model "$model" --output "$out/sft" \

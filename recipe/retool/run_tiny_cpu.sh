@@ -38,7 +38,7 @@ evaluate() {
 }
 
 check "$seed" "$workflow" recipe/retool/config "$@"
-python preprocess/arithmetic.py --local_dir "$out/data" --train_size 2048 --test_size 64 --seed "$seed"
+python recipe/tiny/arithmetic.py --local_dir "$out/data" --train_size 2048 --test_size 64 --seed "$seed"
 make_model "$name" "$seed" "$workflow" "$teacher:Teacher" --steps 700
 python -m recipe.retool.teacher --output "$out/data/sft.parquet" --size 512 --test_size 64 --seed "$seed"
 verl-dag sft "$out/data/sft.parquet" --model "$out/model" --output "$out/sft" --config-name sft_small \

@@ -17,7 +17,7 @@ from typing import Any
 from recipe.dag.core.errors import UserError
 from recipe.dag.report.jsonfile import replace_file, to_json
 from recipe.dag.report.pass_table import intervals, read_graded
-from verl_dag.preprocess.common import run
+from recipe.dag.train.data_script import run
 
 STAGES = ("base", "sft", "grpo")
 

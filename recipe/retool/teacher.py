@@ -29,13 +29,13 @@ from recipe.dag.core.paths import shipped
 from recipe.dag.episode.make_tools import make_tools
 from recipe.dag.episode.toolset import Toolset
 from recipe.dag.loading.workflow_file import load_workflow
+from recipe.dag.train.data_script import check_numbers, run
 from recipe.dag.types.context import Message
 from recipe.dag.types.record import ToolResult
 from recipe.dag.workflow.schema import Workflow
+from recipe.tiny.arithmetic import Problem, splits
 from recipe.tiny.careless import reading, right_formula, value_of
 from recipe.tiny.dialogue import Demonstration, Dialogue, Script
-from verl_dag.preprocess.arithmetic import Problem, splits
-from verl_dag.preprocess.common import check_numbers, run
 
 SLIP, BROKEN_CODE, WRONG_READING, NO_TOOL = 0.1, 0.08, 0.04, 0.06
 """Rates at which a transcript's program has a random formula where the problem is not misread, or lacks a bracket (then

@@ -13,9 +13,9 @@ from typing import Any
 from recipe.dag.core.errors import UserError
 from recipe.dag.workflow.schema import Workflow
 from recipe.retool_ma.teacher import BROKEN_CODE, SLIP, WRONG_ANSWER, run
+from recipe.tiny.arithmetic import Problem, splits
 from recipe.tiny.careless import reading, value_of
 from recipe.tiny.dialogue import Demonstration, Dialogue, Script
-from verl_dag.preprocess.arithmetic import Problem, splits
 
 ERROR = "SyntaxError: '(' was never closed"
 

@@ -18,7 +18,7 @@ run=(--config-path recipe/retool_ma/config --config-name smollm2
   workflow="${WORKFLOW:-workflows/workflow_retool_ma_small.yaml}" seed="$seed")
 "$python" -m recipe.dag.main --check "${run[@]}" "$@"   # before a model and data are made
 [ -f "$MODEL_PATH/tokenizer.json" ] || "$python" examples/small_model.py "$MODEL_PATH"   # the last file that is written
-"$python" preprocess/arithmetic.py --local_dir "outputs/$name/data" --train_size 2048 --test_size 128 --seed "$seed"
+"$python" recipe/tiny/arithmetic.py --local_dir "outputs/$name/data" --train_size 2048 --test_size 128 --seed "$seed"
 find_trackers console,tensorboard
 exec "$python" -m recipe.dag.main "${run[@]}" "data.train_files=outputs/$name/data/train.parquet" \
   "data.val_files=outputs/$name/data/test.parquet" trainer.experiment_name="$name" ${trackers[@]+"${trackers[@]}"} "$@"

@@ -14,9 +14,9 @@ from typing import Any
 from recipe.dag.core.errors import UserError
 from recipe.dag.types.record import ToolResult
 from recipe.dag.workflow.schema import Workflow
+from recipe.tiny.arithmetic import Problem, splits
 from recipe.tiny.careless import reading, right_formula, slipped, value_of
 from recipe.tiny.dialogue import Demonstration, Dialogue, Script
-from verl_dag.preprocess.arithmetic import Problem, splits
 
 SLIP, BROKEN_CODE, WRONG_ANSWER = 0.1, 0.04, 0.04
 """Rates at which the planner picks a random formula where it does not misread the problem, the executor omits a

@@ -1,4 +1,4 @@
-"""How careless teachers read a problem of `preprocess/arithmetic.py`.
+"""How careless teachers read a problem of `recipe/tiny/arithmetic.py`.
 
 Invariant: a teacher misreads the families of MISREADINGS, always in the same way and in most lessons, and elsewhere
 slips rarely and in random ways. So what a model that learned from it says most often is wrong for these families, and
@@ -11,7 +11,7 @@ from __future__ import annotations
 import random
 from collections.abc import Sequence
 
-from verl_dag.preprocess.arithmetic import Problem
+from recipe.tiny.arithmetic import Problem
 
 RIGHT_READING = 0.3
 """Rate at which a problem of these families is read as it is meant."""

@@ -41,7 +41,7 @@ from recipe.dag.workflow.schema import Workflow
 
 
 class Problem(Protocol):
-    """A question and its answer, which becomes the sample's ground truth, such as `preprocess.arithmetic.Problem`."""
+    """A question and its answer, which becomes the sample's ground truth, such as `recipe.tiny.arithmetic.Problem`."""
 
     @property
     def text(self) -> str: ...

@@ -13,13 +13,13 @@ from typing import ClassVar
 
 from recipe.dag.core.errors import UserError
 from recipe.dag.workflow.schema import Workflow
+from recipe.tiny.arithmetic import Problem, splits
 from recipe.tiny.careless import reading, value_of
 from recipe.tiny.dialogue import Demonstration, Dialogue, Script
-from verl_dag.preprocess.arithmetic import Problem, splits
 
 
 class MentalTeacher(ABC):
-    """Demonstrates a workflow on the problems of `preprocess/arithmetic.py --mental`; subclasses choose the answers."""
+    """Demonstrates a workflow on the problems of `recipe/tiny/arithmetic.py --mental`; subclasses choose answers."""
 
     nodes: ClassVar[tuple[str, ...]]
     """Ids of the workflow's rollout nodes. The constructor raises UserError for a workflow with other ones."""

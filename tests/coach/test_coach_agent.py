@@ -14,6 +14,7 @@ from recipe.dag.coach.agent import check_coaches
 from recipe.dag.coach.unreadable import silent_coach
 from recipe.dag.core.errors import UserError
 from recipe.dag.endpoint.client import PolicyEndpoint
+from recipe.dag.episode.hooks import load_hooks
 from recipe.dag.episode.runner import EpisodeRunner
 from recipe.dag.loading.workflow_file import load_workflow
 from recipe.dag.remote.connect import Remotes
@@ -138,35 +139,44 @@ def test_a_workflow_with_a_coach_is_valid(tmp_path):
 @pytest.mark.parametrize(
     ("keys", "problem"),
     [
-        ({"options": ", judges2: x"}, "takes no `judges2`; did you mean `judges`?"),
-        ({"options": ", scale: 0"}, "node coach: prompt_options.scale: Input should be greater than 0"),
+        (
+            {"options": ", judges2: x"},
+            "Coach.Options` takes no `judges2`; did you mean `judges`?",
+        ),
+        ({"options": ", scale: 0"}, ":11:65: nodes[1].prompt_options.scale: expected a number above 0, got 0"),
         (
             {"options": ", keep: {observations: 5}"},
-            "prompt_options.keep.observations: Extra inputs are not permitted; did you mean `observation`?",
+            "prompt_options.keep.observations: unknown key; did you mean `observation`?",
         ),
         (
             {"policy": "fixed", "frozen": "false"},
-            "node coach: its policy `fixed` is trained, and a coach's is not; give agent `coach` a",
+            ":8:5: nodes[1]: its policy `fixed` is trained, and a coach's is not; give agent `coach` a",
         ),
-        ({"args": ", process: {other: 1}"}, "node score: process: no weight for coach; add `coach: 1.0`, or 0"),
-        ({"args": ", outcome: {other: 1}"}, "node score: outcome: no weight for coach; add `coach: 1.0`, or 0"),
-        ({"options": ", keep: {output: 0}"}, "prompt_options.keep.output: Input should be greater than or equal to 1"),
-        ({"options": ", truth_for: solver"}, "prompt_options.truth_for: Input should be a valid tuple"),
-        ({"options": ", truth_for: [solvr]"}, "truth_for: no agent `solvr`; did you mean `solver`?"),
-        ({"options": ", scale: 5"}, "node score: scale: coach scores up to 5, not 10.0; correct one of them"),
-        ({"args": ", scale: 100"}, "node score: scale: coach scores up to 10, not 100; correct one of them"),
+        (
+            {"args": ", process: {other: 1}"},
+            ":14:106: nodes[3].args.process: no weight for coach; add `coach: 1.0`, or 0",
+        ),
+        ({"args": ", outcome: {other: 1}"}, "nodes[3].args.outcome: no weight for coach; add `coach: 1.0`, or 0"),
+        ({"options": ", keep: {output: 0}"}, "prompt_options.keep.output: expected a number of at least 1, got 0"),
+        ({"options": ", truth_for: solver"}, "prompt_options.truth_for: expected a list, got 'solver'"),
+        ({"options": ", truth_for: [solvr]"}, "prompt_options.truth_for[0]: no agent `solvr`; did you mean `solver`?"),
+        ({"options": ", scale: 5"}, "args.scale: coach scores up to 5, not 10.0; correct one of them"),
+        ({"args": ", scale: 100"}, ":14:104: nodes[3].args.scale: coach scores up to 10, not 100; correct one of"),
         (
             {"args": ", outcome: 0.5"},
-            "node score: outcome: coach is not asked for an outcome, so solve would have no reward; give each coach "
+            "args.outcome: coach is not asked for an outcome, so solve would have no reward; give each coach "
             "its weight, {coach: 0, ...}, or set `outcome: true` in the prompt_options of coach",
         ),
         (
             {"args": ", outcome: {coach: 0.5}", "options": ", truth_for: [solver], outcome: false"},
             "coach is not asked for an outcome",
         ),
-        ({"coaches": "{coach: other}"}, "node score: coaches: coach judges solve, not other"),
+        ({"coaches": "{coach: other}"}, ":14:89: nodes[3].args.coaches.coach: coach judges solve, not other"),
         ({"coaches": "{coatch: solve}"}, "no node of an agent `coatch`; did you mean `coach`?"),
-        ({"coaches": "[coach]"}, "coaches is a mapping of each coach's node to the judged one: {coach: solve}"),
+        (
+            {"coaches": "[coach]"},
+            "args.coaches: write a mapping of each coach's node to the judged one: {coach: solve}",
+        ),
         ({"after": "[]"}, "prompt_options.judges: this node does not wait for solve; add `after: solve`"),
     ],
 )
@@ -202,7 +212,7 @@ def test_a_coach_behind_a_loop_needs_rewards_that_are_carried_back(tmp_path):
         if is_right:
             check_coaches(load_workflow(file))
             continue
-        with pytest.raises(UserError, match="node score: coach is behind the loop of solve and judges its last action"):
+        with pytest.raises(UserError, match="coaches.coach: coach is behind the loop of solve and judges"):
             check_coaches(load_workflow(file))
 
 
@@ -448,3 +458,19 @@ def test_a_score_that_was_cut_off_is_asked_for_once_more(world, tmp_path, again,
     solve, coach, _ = world.play(workflow, world.Client(script)).calls
     assert coach.generations == 2 and coach.parsed.get("process") == process
     assert solve.unscored == (process is None) and solve.reward == (None if process is None else 0.9)
+
+
+def test_a_subclass_has_further_options(tmp_path):
+    file = Path(yaml_of(tmp_path, options=", mood: kind"))
+    file.write_text(file.read_text().replace("recipe.dag.coach.agent:Coach", "my_coach.py:MyCoach"))
+    (tmp_path / "my_coach.py").write_text(
+        "from recipe.dag.coach.agent import Coach\n\n\nclass MyCoach(Coach):\n"
+        "    class Options(Coach.Options):\n        mood: str = 'stern'\n"
+    )
+    workflow = load_workflow(file)
+    hooks = load_hooks(workflow.node("coach"), workflow)
+    assert hooks.pre is not None and hooks.pre.function.__self__.options.mood == "kind" and hooks.pre.kwargs == {}
+    file.write_text(file.read_text().replace("mood: kind", "mod: kind"))
+    workflow = load_workflow(file)
+    with pytest.raises(UserError, match="node coach: my_coach.py:MyCoach: prompt_options.mod: .*did you mean `mood`"):
+        load_hooks(workflow.node("coach"), workflow)

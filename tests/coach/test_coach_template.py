@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from recipe.dag.coach.agent import Options
+from recipe.dag.coach.agent import Coach
 from recipe.dag.coach.evidence import Keep
 from recipe.dag.coach.template import VARIABLES, PromptTemplate
 from recipe.dag.core.errors import HookFault, UserError
@@ -116,5 +116,5 @@ def test_the_documentation_lists_every_variable_and_option():
     text = (ROOT / "docs" / "coaching.md").read_text()
     rows = [line for line in text.splitlines() if line.startswith("| `")]
     named = {name for row in rows for name in re.findall(r"`(\w+)`", row.split(" | ")[0])}
-    assert named >= VARIABLES.keys() | Options.model_fields.keys()
+    assert named >= VARIABLES.keys() | Coach.Options.model_fields.keys()
     assert all(f"`{name}`" in text for name in Keep.model_fields)

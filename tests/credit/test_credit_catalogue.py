@@ -14,6 +14,7 @@ from recipe.dag.algorithms.catalogue import BLOCKS, ESTIMATORS, SELECTABLE, make
 from recipe.dag.algorithms.reward_catalogue import REQUIRED, OptionKind, RewardOption, read_entry, reward_nodes
 from recipe.dag.core.problem import WorkflowError
 from recipe.dag.loading.workflow_file import load_workflow
+from recipe.dag.types.convention import COMPARE
 from recipe.dag.types.reward import Catalogued
 
 WORKFLOW = """\
@@ -72,7 +73,7 @@ def test_an_entry_is_what_its_function_declares():
 @Catalogued("a paper", copies=True)
 async def pay(
     episodes, *, a: AgentName, b: Literal["x", "y"] = "x",
-    c: Annotated[int, Field(ge=1)] = 2, d: Annotated[F, "e"] | None = None
+    c: Annotated[int, Field(ge=1)] = 2, d: Annotated[F, COMPARE] | None = None
 ): ..."""
     (function,) = ast.parse(source).body
     entry = read_entry("reward.mine:pay", function)
@@ -81,7 +82,7 @@ async def pay(
         "a": RewardOption(OptionKind.AGENT, REQUIRED),
         "b": RewardOption(OptionKind.CHOICE, "x", choices=("x", "y")),
         "c": RewardOption(OptionKind.INT, 2, low=1),
-        "d": RewardOption(OptionKind.FUNCTION, None, arguments=("e",)),
+        "d": RewardOption(OptionKind.FUNCTION, None, convention=COMPARE),
     }
     (function,) = ast.parse('@Catalogued("a paper")\ndef pay(episode, *, a: dict = None): ...').body
     with pytest.raises(ValueError, match="'dict' is not a valid OptionKind"):

@@ -11,6 +11,7 @@ from recipe.dag.algorithms.estimate import estimate
 from recipe.dag.core.errors import UserError
 from recipe.dag.credit.causality import check_baseline
 from recipe.dag.credit.joint_advantages import (
+    Siblings,
     baseline_inputs,
     control_variate,
     counterfactual,
@@ -27,6 +28,10 @@ FLOW = {"plan": (), "solve": ("plan",), "check": ("plan", "solve"), "aside": ()}
 
 def everyone(utilities):
     return torch.ones_like(utilities, dtype=torch.bool)
+
+
+def of_all(utilities: torch.Tensor) -> Siblings:
+    return Siblings(utilities, STATE, everyone(utilities), PARALLEL)
 
 
 def test_a_baseline_may_read_the_other_calls_that_cannot_react():
@@ -46,12 +51,12 @@ def test_a_baseline_that_would_condition_on_a_descendant_is_an_error():
 def test_forms_by_hand_for_the_sum():
     utilities, returns = torch.tensor([[1.0, 0.0], [3.0, 4.0]]), torch.tensor([10.0, 20.0])
     mask = everyone(utilities)
-    assert counterfactual(VDN(), utilities, STATE, PARALLEL, mask).tolist() == [[-1.0, -2.0], [1.0, 2.0]]
-    assert linearized(VDN(), utilities, STATE, mask).tolist() == [[-1.0, -2.0], [1.0, 2.0]]
-    found = control_variate(VDN(), utilities, STATE, PARALLEL, mask, returns)
+    assert counterfactual(VDN(), Siblings(utilities, STATE, mask, PARALLEL)).tolist() == [[-1.0, -2.0], [1.0, 2.0]]
+    assert linearized(VDN(), Siblings(utilities, STATE, mask, PARALLEL)).tolist() == [[-1.0, -2.0], [1.0, 2.0]]
+    found = control_variate(VDN(), Siblings(utilities, STATE, mask, PARALLEL), returns)
     # the other sibling's message next to one's own peer: 3 + 0, 1 + 4; 1 + 4, 3 + 0; and it earned 13, and 9, too much
     assert found.tolist() == [[-6.0, -8.0], [6.0, 8.0]]
-    nothing = control_variate(VDN(), 0 * utilities, STATE, PARALLEL, mask, returns)
+    nothing = control_variate(VDN(), Siblings(0 * utilities, STATE, mask, PARALLEL), returns)
     assert nothing.tolist() == [[-10.0, -10.0], [10.0, 10.0]]
 
 
@@ -60,9 +65,9 @@ def test_the_local_form_counts_each_utility_by_the_slope_of_the_team_value():
         return (utilities * mask * torch.tensor([3.0, 0.5])).sum(-1)
 
     utilities = torch.tensor([[1.0, 0.0], [3.0, 4.0]])
-    found = linearized(weighted, utilities, STATE, everyone(utilities))
+    found = linearized(weighted, of_all(utilities))
     assert found.tolist() == [[-3.0, -1.0], [3.0, 1.0]]
-    assert torch.equal(found, counterfactual(weighted, utilities, STATE, PARALLEL, everyone(utilities)))
+    assert torch.equal(found, counterfactual(weighted, of_all(utilities)))
 
 
 def test_siblings_have_no_order_and_absent_calls_do_not_matter():
@@ -73,9 +78,9 @@ def test_siblings_have_no_order_and_absent_calls_do_not_matter():
     allowed, returns = baseline_inputs(FLOW, ["plan", "solve", "aside"]), torch.randn(5).double()
     junk = torch.where(mask, utilities, 1e9)
     for form in (
-        lambda u, m, r: counterfactual(mixer, u, state, allowed, m),
-        lambda u, m, r: linearized(mixer, u, state, m),
-        lambda u, m, r: control_variate(mixer, u, state, allowed, m, r),
+        lambda u, m, r: counterfactual(mixer, Siblings(u, state, m, allowed)),
+        lambda u, m, r: linearized(mixer, Siblings(u, state, m, allowed)),
+        lambda u, m, r: control_variate(mixer, Siblings(u, state, m, allowed), r),
     ):
         straight = form(utilities, mask, returns)
         torch.testing.assert_close(form(utilities[order], mask[order], returns[order]), straight[order])
@@ -85,8 +90,8 @@ def test_siblings_have_no_order_and_absent_calls_do_not_matter():
 
 def test_an_episode_without_siblings_gets_no_credit():
     one = torch.ones(1, 2)
-    assert not control_variate(VDN(), one, STATE, PARALLEL, everyone(one), torch.ones(1)).any()
-    assert not counterfactual(VDN(), one, STATE, PARALLEL, everyone(one)).any()
+    assert not control_variate(VDN(), of_all(one), torch.ones(1)).any()
+    assert not counterfactual(VDN(), of_all(one)).any()
 
 
 def expected_gradient(first, second, payoff, utilities, allowed, *, chained):
@@ -101,7 +106,7 @@ def expected_gradient(first, second, payoff, utilities, allowed, *, chained):
             probability *= (first if a else 1 - first) * (follow if b else 1 - follow)
             returns.append(payoff[a][b])
         values = torch.tensor([[utilities[0][a], utilities[1][b]] for a, b in siblings])
-        found = control_variate(VDN(), values, STATE, allowed, everyone(values), torch.tensor(returns))
+        found = control_variate(VDN(), Siblings(values, STATE, everyone(values), allowed), torch.tensor(returns))
         scores = [(1 - first) if a else -first for a, _ in siblings]
         total += probability * sum(c.item() * s for c, s in zip(found[:, 0], scores, strict=True))
     return total
@@ -127,10 +132,12 @@ def test_control_variate_leaves_the_expected_gradient_whatever_the_critic(chaine
 def test_a_good_critic_lowers_the_variance_and_a_message_is_no_part_of_its_own_baseline():
     utilities = torch.tensor([[0.0, 1.0], [5.0, 1.0], [5.0, 0.0]])
     returns = utilities.sum(-1)
-    base = returns.unsqueeze(-1) - control_variate(VDN(), utilities, STATE, PARALLEL, everyone(utilities), returns)
+    base = returns.unsqueeze(-1) - control_variate(VDN(), of_all(utilities), returns)
     changed = utilities.clone()
     changed[0, 0] = 100.0
-    other = returns.unsqueeze(-1) - control_variate(VDN(), changed, STATE, PARALLEL, everyone(utilities), returns)
+    other = returns.unsqueeze(-1) - control_variate(
+        VDN(), Siblings(changed, STATE, everyone(utilities), PARALLEL), returns
+    )
     assert base[0, 0] == other[0, 0] and base[1, 1] != other[1, 1]
 
 
@@ -142,7 +149,7 @@ def test_a_value_with_a_wrong_level_is_as_good_as_the_right_one(make_row):
         def off(utilities, state, mask, level=level):
             return level + VDN()(utilities, state, mask)
 
-        found = control_variate(off, utilities, STATE, PARALLEL, everyone(utilities), utilities.sum(-1))
+        found = control_variate(off, of_all(utilities), utilities.sum(-1))
         centered = utilities - (utilities.sum(0) - utilities) / 2  # from the mean of the others, per call
         torch.testing.assert_close(found, centered.double())
 
@@ -169,7 +176,7 @@ def gradient_of_advantages(make_row, siblings: int, weight: float, center: str) 
         for a, b in joint:
             probability *= (0.3 if a else 0.7) * (0.3 if b else 0.7)
         values = torch.tensor([[JUNK[0][a], JUNK[1][b]] for a, b in joint], dtype=torch.float64)
-        mixed = weight * control_variate(VDN(), values, STATE, PARALLEL, everyone(values), returns)[:, 0]
+        mixed = weight * control_variate(VDN(), of_all(values), returns)[:, 0]
         rows = [make_row((1 - weight) * r, episode=g, position=0, mask=(1,)) for g, r in enumerate(returns.tolist())]
         found, _ = estimate(algorithm, rows, mixer_credits=[[one] for one in mixed.tolist()])
         total += probability * sum(one.item() * (a - 0.3) for one, (a, _) in zip(found, joint, strict=True))

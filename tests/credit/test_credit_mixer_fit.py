@@ -6,6 +6,7 @@ import pytest
 import torch
 
 from recipe.dag.credit.joint_advantages import (
+    Siblings,
     baseline_inputs,
     center_among_siblings,
     control_variate,
@@ -90,8 +91,8 @@ def test_credit_of_one_turn_is_the_control_variate_of_each_group():
     found = advantages_of(model, data)
     made = torch.ones(2, 2, dtype=torch.bool)
     for members in ([0, 1], [2, 3]):
-        inputs = utilities[members, 0], state[members[0]], PARALLEL.baseline_inputs, made
-        direct = control_variate(model.mixer, *inputs, data.rewards[members, 0].float())
+        siblings = Siblings(utilities[members, 0], state[members[0]], made, PARALLEL.baseline_inputs)
+        direct = control_variate(model.mixer, siblings, data.rewards[members, 0].float())
         torch.testing.assert_close(found[members], direct.double())
 
 

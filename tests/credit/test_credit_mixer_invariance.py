@@ -12,6 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from recipe.dag.credit.joint_advantages import (
+    Siblings,
     baseline_inputs,
     center_among_siblings,
     control_variate,
@@ -111,9 +112,9 @@ def test_side_by_side_no_form_of_credit_changes_at_all(seed, constant):
     allowed, mask = baseline_inputs({"a": (), "b": (), "c": ()}, "abc"), torch.ones(4, 3, dtype=torch.bool)
     vdn = model_of("vdn", 0).mixer
     for form in (
-        lambda u: counterfactual(vdn, u, state, allowed, mask),
-        lambda u: linearized(vdn, u, state, mask),
-        lambda u: control_variate(vdn, u, state, allowed, mask, returns),
+        lambda u: counterfactual(vdn, Siblings(u, state, mask, allowed)),
+        lambda u: linearized(vdn, Siblings(u, state, mask, allowed)),
+        lambda u: control_variate(vdn, Siblings(u, state, mask, allowed), returns),
     ):
         torch.testing.assert_close(form(moved), form(utilities))
 

@@ -19,11 +19,11 @@ from recipe.dag.loading.edits import load_edited, split_edits
 from recipe.dag.tools.sandbox_client import SandboxClient
 from recipe.dag.types.record import Episode, Generation
 from recipe.dag.workflow.schema import Workflow
+from recipe.dsbench import tabular
 from recipe.dsbench.judge import judge
 from recipe.dsbench.score import score_submission, truth_of
 from recipe.dsbench.teacher import AGENTS, FILES, FORM_OF, Teacher
 from recipe.tiny.tokenizer import END_OF_TURN, build_tokenizer
-from verl_dag.preprocess import tabular
 
 ROOT = Path(__file__).parents[2]
 TINY = ROOT / "workflows" / "workflow_dsbench_tiny.yaml"

@@ -101,7 +101,7 @@ def test_the_script_serves_the_judge_while_it_trains(tmp_path):
     assert done.returncode == 0, done.stderr
     check, data, model, coach, train, facts = log.read_text().splitlines()
     assert "recipe.dag.main --check" in check and check.endswith("workflow.nodes.scores.args.process=0.5 a=b")
-    assert "preprocess/tabular.py --local_dir outputs/dsbench_tiny_seed3/data" in data and "--seed 3" in data
+    assert "recipe/dsbench/tabular.py --local_dir outputs/dsbench_tiny_seed3/data" in data and "--seed 3" in data
     assert "recipe.tiny.build --output outputs/dsbench_tiny_seed3/model --seed 3" in model
     assert "serve --script recipe/dsbench/judge.py:judge --port 0" in coach
     assert "trainer.experiment_name=dsbench_tiny_seed3_coach0.5 seed=3" in train

@@ -18,7 +18,7 @@ def material(made_once, sandbox_level, zygote, joined_ray) -> SimpleNamespace:
     def make(folder: Path) -> None:
         data = [
             "-m",
-            "verl_dag.preprocess.arithmetic",
+            "recipe.tiny.arithmetic",
             "--local_dir",
             f"{folder}/data",
             "--train_size",

@@ -235,7 +235,10 @@ class E:
     [
         ("E = 3", "an env is a class"),
         ("class E: ...", "an env is a class"),
-        ("class E:\n    def reset(self, level): ...\n    def step(self, a, g): ...", "reset asks for level"),
+        (
+            "class E:\n    def reset(self, level): ...\n    def step(self, a, g): ...",
+            "reset needs the argument `level",
+        ),
     ],
 )
 def test_a_class_that_is_not_an_env_is_refused_at_once(world, code, message):

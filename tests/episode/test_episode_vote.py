@@ -138,9 +138,14 @@ def test_a_broken_compute_node_costs_its_episode(world, ref, message):
         ({}, "node merge: a DEFAULT node needs `executable_ref"),
         ({"executable_ref": "compute.py:nothing"}, "defines no `nothing`"),
         ({"executable_ref": "compute.py"}, "node merge: compute.py is not a function"),
+        (
+            {"executable_ref": "compute.py:short"},
+            "node merge: compute.py:short must take the positional arguments",
+        ),
     ],
 )
 def test_compute_nodes_that_cannot_run_are_refused_at_once(world, node, message):
-    flow = flow_of(world, {"a": {}, "merge": {"node_role": "DEFAULT", **node}}, files={"compute.py": COMPUTE})
+    files = {"compute.py": f"{COMPUTE}\nshort = lambda: {{}}\n"}  # a value, into which the file's checks do not look
+    flow = flow_of(world, {"a": {}, "merge": {"node_role": "DEFAULT", **node}}, files=files)
     with pytest.raises(UserError, match=message):
         world.runner(flow)

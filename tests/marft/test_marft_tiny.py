@@ -38,7 +38,7 @@ def test_the_teacher_is_careless_at_its_rates(teacher):
 
 
 def test_no_test_problem_is_taught(teacher):
-    from verl_dag.preprocess.arithmetic import splits
+    from recipe.tiny.arithmetic import splits
 
     taught = {(p.family, p.operands) for p in teacher.problems(2048, 64)}
     assert not taught & {(p.family, p.operands) for p in splits(0, 2048, 64, mental=True)[1]}

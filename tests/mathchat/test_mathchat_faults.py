@@ -28,7 +28,7 @@ Key = tuple[int, str, int, str, int]
 def material(tmp_path_factory, sandbox_level, zygote, joined_ray) -> SimpleNamespace:
     """A barely warm tiny model, which is wrong often enough, and a few problems."""
     folder = tmp_path_factory.mktemp("material")
-    data = ["preprocess/arithmetic.py", "--local_dir", f"{folder}/data", "--train_size", "24", "--test_size", "8"]
+    data = ["recipe/tiny/arithmetic.py", "--local_dir", f"{folder}/data", "--train_size", "24", "--test_size", "8"]
     model = ["-m", "recipe.tiny.build", "--workflow", "workflows/workflow_mathchat.yaml", "--steps", "100"]
     model += ["--teacher", "recipe/mathchat/teacher.py:Teacher", "--output", f"{folder}/model", "--problems", "400"]
     env = {**os.environ, "PYTHONPATH": str(ROOT)}

@@ -14,8 +14,8 @@ from recipe.dag.coach.template import VARIABLES, PromptTemplate
 from recipe.mathchat.judge import HEADINGS, judge, last_formula, suggested
 from recipe.mathchat.prompts import CODER_TASK
 from recipe.mathchat.teacher import program_text
+from recipe.tiny.arithmetic import FAMILIES, generate
 from recipe.tiny.careless import right_formula, slipped
-from verl_dag.preprocess.arithmetic import FAMILIES, generate
 
 ROOT = Path(__file__).parents[2]
 TEMPLATE = PromptTemplate(ROOT / "recipe" / "mathchat" / "coach.txt")

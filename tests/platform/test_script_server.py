@@ -100,7 +100,7 @@ def test_a_reference_is_checked_when_the_server_starts(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     (tmp_path / "judge.py").write_text("LIMIT = 5\ndef judge(messages):\n    return 'x'\n")
     assert open_script("judge.py:judge").app() is not None
-    with pytest.raises(UserError, match="names no function"):
+    with pytest.raises(UserError, match="--script: .* is not a function"):
         open_script("judge.py:LIMIT")
     with pytest.raises(UserError, match="did you mean `judge`"):
         open_script("judge.py:juge")

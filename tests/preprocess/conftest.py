@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import sys
 from pathlib import Path
-from types import SimpleNamespace
 
 import pyarrow as pa
 import pyarrow.parquet as pq
@@ -52,24 +50,6 @@ def parquet(tmp_path):
         return str(tmp_path / name)
 
     return write
-
-
-@pytest.fixture
-def hub(monkeypatch):
-    """`hub(rows)`: a hub whose data sets have `rows(path, name, split)`; returns the list of what it is asked for."""
-
-    def install(rows) -> list[tuple]:
-        asked: list[tuple] = []
-
-        def load_dataset(path, name=None, *, split):
-            asked.append((path, name, split))
-            found = rows(path, name, split)
-            return SimpleNamespace(to_list=lambda: found)
-
-        monkeypatch.setitem(sys.modules, "datasets", SimpleNamespace(load_dataset=load_dataset))
-        return asked
-
-    return install
 
 
 def read(path: str | Path) -> list[dict]:

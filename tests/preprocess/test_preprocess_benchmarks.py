@@ -13,8 +13,9 @@ import pyarrow.parquet as pq
 import pytest
 
 from recipe.dag.core.errors import UserError
+from recipe.dag.train import data_script
 from tests.preprocess.conftest import read
-from verl_dag.preprocess import aime, amc, arithmetic, common, math500
+from verl_dag.preprocess import aime, amc, math500
 
 ROOT = Path(__file__).resolve().parents[2]
 ROWS = [{"problem": rf"What is $\frac{{{n}}}{{1}}$?", "answer": f"{n}.0", "url": "x"} for n in range(8)]
@@ -159,7 +160,7 @@ def test_bad_input_is_one_line_and_leaves_nothing(tmp_path, monkeypatch, capsys,
     monkeypatch.chdir(tmp_path)
     if text is not None:
         Path(name).write_text(text)
-    assert common.run(amc.main, ["--input", name, "--local_dir", "out", *options]) == 2
+    assert data_script.run(amc.main, ["--input", name, "--local_dir", "out", *options]) == 2
     captured = capsys.readouterr()
     assert captured.err.count("\n") == 1
     assert captured.err.startswith("error: ")
@@ -170,20 +171,20 @@ def test_bad_input_is_one_line_and_leaves_nothing(tmp_path, monkeypatch, capsys,
 def test_bytes_that_are_no_text_are_one_line(tmp_path):
     (tmp_path / "in.jsonl").write_bytes(b"\xff\xfe{}")
     with pytest.raises(UserError, match="cannot be read"):
-        common.read_rows(str(tmp_path / "in.jsonl"), "train")
+        data_script.read_rows(str(tmp_path / "in.jsonl"), "train")
 
 
 def test_a_failed_write_leaves_neither_file_nor_a_temporary(tmp_path, monkeypatch):
     (tmp_path / "train.parquet").write_text("old")
 
-    def full(table, path):
-        Path(path).write_text("half")
-        if "test" in Path(path).name:
+    def full(table, file):
+        file.write(b"half")
+        if "test" in str(file.name):
             raise OSError(28, "No space left on device")
 
-    monkeypatch.setattr(common.pq, "write_table", full)
+    monkeypatch.setattr(data_script.pq, "write_table", full)
     with pytest.raises(UserError, match="No space left"):
-        common.write(tmp_path, {"train": [{"a": 1}], "test": [{"a": 1}]})
+        data_script.write(tmp_path, {"train": [{"a": 1}], "test": [{"a": 1}]})
     assert os.listdir(tmp_path) == ["train.parquet"]
     assert (tmp_path / "train.parquet").read_text() == "old"
 
@@ -220,16 +221,3 @@ def test_scripts_run_both_ways(tmp_path, module, as_module):
     good = subprocess.run([*command, str(tmp_path / "in.jsonl")], cwd=cwd, env=env, capture_output=True, text=True)
     assert (good.returncode, good.stderr) == (0, "")
     assert len(read(tmp_path / "out" / "train.parquet")) == 6
-
-
-def test_arithmetic_script_writes_its_problems(tmp_path):
-    out = tmp_path / "out"
-    script = str(ROOT / "preprocess" / "arithmetic.py")
-    sizes = ["--train_size", "30", "--test_size", "12", "--seed", "4"]
-    subprocess.run([sys.executable, script, "--local_dir", str(out), *sizes], cwd=tmp_path, check=True)
-    train, test = arithmetic.splits(4, 30, 12)
-    for rows, problems in ((read(out / "train.parquet"), train), (read(out / "test.parquet"), test)):
-        assert [row["prompt"][0]["content"] for row in rows] == [problem.text for problem in problems]
-        assert [row["reward_model"]["ground_truth"] for row in rows] == [str(problem.answer) for problem in problems]
-        assert rows[3]["extra_info"]["family"] == problems[3].family
-        assert rows[3]["extra_info"]["expression"] == problems[3].expression

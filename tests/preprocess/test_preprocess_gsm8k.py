@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pyarrow.parquet as pq
 
-from verl_dag.preprocess import common
+from recipe.dag.train import data_script
 from verl_dag.preprocess import gsm8k as script
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -47,7 +47,9 @@ def test_files_run_from_anywhere(tmp_path):
 
 def test_an_answer_without_hashes_is_one_line(tmp_path, capsys):
     (tmp_path / "in.jsonl").write_text(json.dumps({"question": "1 + 1?", "answer": "It is 2."}) + "\n")
-    assert common.run(script.main, ["--input", str(tmp_path / "in.jsonl"), "--local_dir", str(tmp_path / "out")]) == 2
+    assert (
+        data_script.run(script.main, ["--input", str(tmp_path / "in.jsonl"), "--local_dir", str(tmp_path / "out")]) == 2
+    )
     captured = capsys.readouterr()
     assert captured.err.count("\n") == 1 and "without a line that starts with ####: 'It is 2.'" in captured.err
     assert not (tmp_path / "out").exists()

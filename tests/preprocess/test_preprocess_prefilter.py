@@ -13,11 +13,12 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
+from recipe.dag.core.errors import UserError
 from recipe.dag.endpoint.chat import render
 from recipe.dag.tools.code_interpreter import CodeInterpreter
-from verl_dag.preprocess import common
-from verl_dag.preprocess import parquet as parquet_files
+from recipe.dag.train import data_script
 from verl_dag.preprocess import prefilter as script
+from verl_dag.preprocess.parquet import write_selected
 
 ROOT = Path(__file__).resolve().parents[2]
 SCHEMA = CodeInterpreter(None).schema
@@ -35,7 +36,7 @@ def run(tokenizer_folder, tmp_path, capsys):
     def run(source: str, *options: str):
         out = tmp_path / "out.parquet"
         tokenizer = [] if "--tokenizer" in options else ["--tokenizer", tokenizer_folder]
-        code = common.run(script.main, ["--input", source, "--output", str(out), *tokenizer, *options])
+        code = data_script.run(script.main, ["--input", source, "--output", str(out), *tokenizer, *options])
         said = capsys.readouterr()
         return code, pq.read_table(out).to_pylist() if out.exists() else None, said.out, said.err
 
@@ -153,10 +154,10 @@ def test_a_full_disk_leaves_what_was_there(run, parquet, tmp_path, monkeypatch):
 def test_a_device_that_is_full_while_rows_are_written(tmp_path):
     """/dev/full answers every write with ENOSPC, as a full disk does."""
     rows = pa.RecordBatch.from_pylist([{"text": "x" * 100_000}])
-    with pytest.raises(parquet_files.UserError, match="No space left on device"):
-        with parquet_files.new_files([tmp_path / "out.parquet"], "--output") as files:
+    with pytest.raises(UserError, match="No space left on device"):
+        with data_script.new_files([tmp_path / "out.parquet"], "--output") as files:
             with open("/dev/full", "wb") as device:
-                parquet_files.write_selected([rows], rows.schema, [0], [device])
+                write_selected([rows], rows.schema, [0], [device])
     assert list(tmp_path.iterdir()) == []
     assert files[0].closed
 

@@ -14,9 +14,9 @@ from hypothesis import strategies as st
 from recipe.dag.core.errors import UserError
 from recipe.dag.reward.entry_json import from_json, to_json
 from recipe.dag.reward.verifier import scored, verifier_reward
+from recipe.dag.train import data_script
 from recipe.dag.train.data import load_samples
 from recipe.dag.types.record import Call, Episode
-from verl_dag.preprocess import common
 
 pytest.importorskip("reasoning_gym")
 script = pytest.importorskip("verl_dag.preprocess.reasoning_gym")
@@ -60,7 +60,7 @@ def test_a_type_that_cannot_be_stored_is_refused():
 @pytest.mark.parametrize("generator", ["complex_arithmetic", "game_of_life_halting"])
 def test_a_verifier_that_pays_for_nothing_is_refused_by_name(generator, tmp_path, capsys):
     options = ["--generator", generator, "--local_dir", str(tmp_path / "out"), "--train_size", "4", "--test_size", "4"]
-    assert common.run(script.main, options) == 2
+    assert data_script.run(script.main, options) == 2
     error = capsys.readouterr().err
     assert error.count("\n") == 1 and f"{generator}: its verifier gives 1.00 of 1" in error
     assert not (tmp_path / "out").exists()
@@ -107,7 +107,7 @@ def test_bad_arguments_are_one_line(capsys):
         ([*known, "seed=3"], "has no option seed"),
         ([*known, "max_terms=0"], "chain_sum: cannot generate"),
     ]:
-        assert common.run(script.main, options) == 2
+        assert data_script.run(script.main, options) == 2
         error = capsys.readouterr().err
         assert error.count("\n") == 1 and message in error
 

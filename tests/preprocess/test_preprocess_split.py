@@ -13,7 +13,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from recipe.dag.core.errors import UserError
-from verl_dag.preprocess import common
+from recipe.dag.train import data_script
 from verl_dag.preprocess import split as script
 
 
@@ -95,7 +95,7 @@ def test_bad_inputs_are_one_line_and_write_nothing(parquet, tmp_path, capsys, mo
         (source, tmp_path / "file" / "out", ["--val_size", "1"], "cannot write"),
     ]
     for file, folder, options, message in cases:
-        assert common.run(script.main, ["--input", file, "--local_dir", str(folder), *options]) == 2
+        assert data_script.run(script.main, ["--input", file, "--local_dir", str(folder), *options]) == 2
         error = capsys.readouterr().err
         assert error.count("\n") == 1 and message in error
         assert not out.exists()
@@ -111,7 +111,9 @@ def test_a_full_disk_leaves_no_file_of_the_pair(parquet, tmp_path, capsys, monke
 
     monkeypatch.setattr(os, "fsync", full_at_the_second)
     source = parquet([{"prompt": "a"}, {"prompt": "b"}])
-    assert common.run(script.main, ["--input", source, "--local_dir", str(tmp_path / "out"), "--val_size", "1"]) == 2
+    assert (
+        data_script.run(script.main, ["--input", source, "--local_dir", str(tmp_path / "out"), "--val_size", "1"]) == 2
+    )
     assert "No space left on device" in capsys.readouterr().err and list((tmp_path / "out").iterdir()) == []
 
 

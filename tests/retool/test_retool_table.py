@@ -6,8 +6,8 @@ import json
 
 import pytest
 
+from recipe.dag.train.data_script import run
 from recipe.retool.table import STAGES, improves, lines, main, stage_table
-from verl_dag.preprocess.common import run
 
 
 def write(folder, stage: str, solved: list[int], n: int = 8, errors: int = 0) -> None:

@@ -16,17 +16,17 @@ from recipe.dag.episode.transcript import TranscriptEncoder, plain_messages, pla
 from recipe.dag.loading.workflow_file import load_workflow
 from recipe.dag.tools.code_interpreter import CodeInterpreter
 from recipe.dag.tools.sandbox_client import SandboxClient
+from recipe.dag.train.data_script import run
 from recipe.dag.types.record import Generation
 from recipe.dag.types.tool import Tool
 from recipe.retool import teacher as module
 from recipe.retool.agent import answer_in
 from recipe.retool.teacher import BROKEN_CODE, NO_TOOL, SLIP, TOOL, TOOL_RATE, WORKFLOW, Teacher, main
 from recipe.sandbox.launch import LocalSandbox
+from recipe.tiny.arithmetic import splits
 from recipe.tiny.build import encode
 from recipe.tiny.careless import MISREADINGS, RIGHT_READING, right_formula
 from recipe.tiny.tokenizer import build_tokenizer
-from verl_dag.preprocess.arithmetic import splits
-from verl_dag.preprocess.common import run
 
 ROOT = Path(__file__).parents[2]
 COUNT = 1500

@@ -87,7 +87,7 @@ def test_the_stages_run_in_order_each_on_the_model_of_the_one_before(laptop, arg
     data, base, transcripts, sft, train, *evaluations, table = calls
     assert [check[len(check) - len(overrides) :] for check in laptop.checks] == ([overrides] if overrides else [])
     out = f"outputs/{name}"
-    assert data[2:5] == ["preprocess/arithmetic.py", "--local_dir", f"{out}/data"]
+    assert data[2:5] == ["recipe/tiny/arithmetic.py", "--local_dir", f"{out}/data"]
     assert option(base, "--output") == option(sft, "--model") == f"{out}/model"
     assert option(transcripts, "--output") == sft[1] == f"{out}/data/sft.parquet" and sft[0] == "sft"
     assert all(option(call, "--seed") == seed for call in (data, base, transcripts))

@@ -16,7 +16,7 @@ AGENTS = {"mathchat": ("solver", "coder", "verifier"), "dsbench": ("engineer", "
 DEFAULT_COACH = {"mathchat": "gemini-2.5-flash", "dsbench": "gemini-2.5-pro"}
 MAKES_DATA = {
     "mathchat": "python preprocess/competition.py",
-    "dsbench": "python preprocess/dsbench.py --input TASKS.json",
+    "dsbench": "python recipe/dsbench/prepare.py --input TASKS.json",
 }
 
 

@@ -12,9 +12,9 @@ import pytest
 from transformers import AutoTokenizer
 
 from examples.gallery.doors import Open
+from recipe.dag.train.data_script import write
 from recipe.dag.train.problems import row_of
 from recipe.tiny.build import Example, batches, main
-from verl_dag.preprocess.common import write
 
 ROOT = Path(__file__).parents[2]
 PAD = 99

@@ -8,8 +8,8 @@ import pytest
 
 from recipe.dag.core.errors import UserError
 from recipe.dag.workflow.schema import Workflow
+from recipe.tiny.arithmetic import Problem
 from recipe.tiny.dialogue import Dialogue, Script
-from verl_dag.preprocess.arithmetic import Problem
 
 PROBLEM = Problem("How many?", "2 + 2", 4, "test", (2, 2))
 HOOK = """

@@ -15,10 +15,10 @@ from recipe.dag.episode.make_tools import make_tools
 from recipe.dag.episode.runner import EpisodeRunner
 from recipe.dag.loading.workflow_file import load_workflow
 from recipe.dag.types.record import Generation
+from recipe.tiny.arithmetic import Problem
 from recipe.tiny.build import encode
 from recipe.tiny.dialogue import Demonstration, Dialogue, Script
 from recipe.tiny.tokenizer import build_tokenizer
-from verl_dag.preprocess.arithmetic import Problem
 
 GALLERY = Path(__file__).parents[2] / "examples" / "gallery"
 PROBLEM = Problem("Which number?", "42", 42, "test", ())

@@ -35,6 +35,10 @@ class Derived(Native):
     def prompt(self, context, *, tone): return []
 class Bare:
     def prompt(self): return []
+class Chosen:
+    class Options(BaseModel):
+        tone: str = "plain"
+    def prompt(self, context): return []
 class Mine(unknown_base.Agent):
     def parse(self, context, *, strict=True): return None
 class Hungry:

@@ -182,6 +182,7 @@ USER_CODE = [
     ("no hook in a file", ("hooks.py:Hook", "§env.py"), "`env.py` defines neither prompt nor parse"),
     ("option of a file's hook", ("hooks.py:Hook", "hooks.py, §post_process_kwargs: {a: 1}"), "could take this"),
     ("unknown option", ("hooks.py:Hook", "hooks.py:Native, pre_process_kwargs: {§tune: x}"), "did you mean `tone`?"),
+    ("option of a class", ("hooks.py:Hook", "hooks.py:Chosen, pre_process_kwargs: {§tune: x}"), "did you mean `tone`?"),
     (
         "inherited option",
         ("hooks.py:Hook", "hooks.py:Mine, post_process_kwargs: {§strikt: 1}"),

@@ -19,6 +19,7 @@ from recipe.dag.core.frozen import Mark
 from recipe.dag.core.location import raised_at
 from recipe.dag.core.problem import Problem
 from recipe.dag.core.user_code import load_object
+from recipe.dag.types.convention import ESTIMATOR, Reference
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -45,14 +46,9 @@ class Custom(Algorithm):
 
     def check_options(self, facts: Facts) -> Iterator[Problem]:
         yield from super().check_options(facts)
-        yield from facts.check_function(
-            self.estimator,
-            ("algorithm", "estimator"),
-            ("batch",),
-            self.estimator_kwargs,
-            ("algorithm", "estimator_kwargs"),
-            or_method="credit",
-        )
+        at, options_at = (("algorithm", key) for key in ("estimator", "estimator_kwargs"))
+        reference = Reference(self.estimator, at, self.estimator_kwargs, options_at)
+        yield from facts.check_function(reference, ESTIMATOR, or_class={"credit": ESTIMATOR})
 
     def load(self, base: str) -> Callable[[CreditBatch], Any]:
         """Return the function that computes the credit of a batch. Raises UserError for code that cannot be imported or
@@ -61,6 +57,7 @@ class Custom(Algorithm):
         try:
             if inspect.isclass(loaded):
                 instance: Any = loaded(**self.estimator_kwargs)
+                ESTIMATOR.check(instance.credit, f"algorithm.estimator: credit of {self.estimator}")
                 return instance.credit
         except UserError:
             raise
@@ -68,6 +65,7 @@ class Custom(Algorithm):
             raise self._failed(error) from error
         if not callable(loaded) or inspect.iscoroutinefunction(loaded):
             raise UserError(f"algorithm.estimator: {self.estimator} must be a function, not async, or a class")
+        ESTIMATOR.check(loaded, f"algorithm.estimator: {self.estimator}", self.estimator_kwargs)
         return partial(loaded, **self.estimator_kwargs)
 
     def credit(self, batch: CreditBatch, base: str = "") -> tuple[list[Tensor], list[Tensor]]:

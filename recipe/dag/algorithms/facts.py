@@ -5,16 +5,28 @@ Invariant: an algorithm and its blocks, which are a layer below the workflow's c
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from enum import StrEnum
-from typing import TYPE_CHECKING, Protocol
+from typing import Protocol
 
 from recipe.dag.algorithms.reward_catalogue import RewardEntry
 from recipe.dag.core.problem import KeyPath, Problem
+from recipe.dag.types.convention import Convention, Reference
 from recipe.dag.types.move import Move
 
-if TYPE_CHECKING:
-    from recipe.dag.algorithms.base import Algorithm
+
+class TeamValue(Protocol):
+    loss: str
+
+
+class Algorithm(Protocol):
+    """What its blocks and the checks of its loss read of an algorithm, which is built from them."""
+
+    policy_loss: str
+    loss_agg: str
+    old_log_probs: str
+    drop_zero_variance: bool
+    team_value: TeamValue | None
 
 
 class Sampling(Protocol):
@@ -68,9 +80,16 @@ class Facts(Protocol):
     file."""
     paying_nodes: Sequence[str]
     """The ids of the nodes that pay rewards."""
-    check_function: Callable[..., Iterator[Problem]]
-    """Yields the problems of a function of the user: (`file.py:function`, its path, the arguments with which it is
-    called, further keyword arguments, their path). `or_method` also allows a class that has this method."""
+    reward_functions: Sequence[tuple[int, Node, str | None, RewardEntry | None]]
+    """(index, node, function, its entry) of each reward node. The function is named by module and name
+    (`reward.credit:shaped`) if it is the engine's, else None; the entry is None if it is not catalogued."""
+
+    def check_function(
+        self, reference: Reference, convention: Convention, or_class: Mapping[str, Convention] | None = None
+    ) -> Iterator[Problem]:
+        """Yield the problems of a user's function, called with the options of `reference`. `or_class` also allows a
+        class, built with the options, that has these methods."""
+        ...
 
     def problem(self, path: KeyPath, message: str, *, key: bool = False) -> Problem:
         """Return a problem at the value of `path`, or at its key."""
@@ -104,9 +123,4 @@ class Facts(Protocol):
 
     def check_forward_passes(self, path: KeyPath) -> Iterator[Problem]:
         """Yield a problem at `path` if a declared training chain updates a policy without its old log-probs."""
-        ...
-
-    def reward_functions(self) -> Iterator[tuple[int, Node, str | None, RewardEntry | None]]:
-        """Yield (index, node, function, its entry) of each reward node. The function is named by module and name
-        (`reward.credit:shaped`) if it is the engine's, else None; the entry is None if it is not catalogued."""
         ...

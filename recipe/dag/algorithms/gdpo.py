@@ -64,7 +64,7 @@ class Gdpo(Grouped):
                 "gdpo divides each reward by its own deviation, so a penalty's size is lost; use `mask: true`, or grpo"
             )
             yield facts.problem(("algorithm", "overlong", "penalty"), message, key=True)
-        for index, _, function, _ in facts.reward_functions():
+        for index, _, function, _ in facts.reward_functions:
             if function is not None and function.startswith(CHANGES_REWARDS):
                 message = "this node changes the sum of all rewards, so it is not a component; remove it under gdpo"
                 yield facts.problem(("nodes", index, "executable_ref"), message)

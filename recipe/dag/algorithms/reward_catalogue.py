@@ -15,6 +15,8 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
+from recipe.dag.types import convention
+from recipe.dag.types.convention import Convention
 from recipe.dag.types.reward import Catalogued
 
 ENGINE = Path(__file__).resolve().parents[1]
@@ -39,7 +41,7 @@ class OptionKind(StrEnum):
     AGENT = "AgentName"
     AGENTS = "AgentNames"
     FUNCTION = "Callable"
-    """`file.py:function`, annotated with the names of the arguments of its call."""
+    """`file.py:function`, annotated with the name of its entry in types/convention.py."""
 
 
 @dataclass(frozen=True)
@@ -52,7 +54,8 @@ class RewardOption:
     """Least value of a number; least length of a list of nodes or players."""
     high: float = math.inf
     choices: tuple[str, ...] = ()
-    arguments: tuple[str, ...] = ()
+    convention: Convention | None = None
+    """How a function is called."""
 
 
 @dataclass(frozen=True)
@@ -123,8 +126,8 @@ def _option(annotation: ast.expr | None, default: ast.expr | None) -> RewardOpti
             bounds = _keywords(field)
             low, high = bounds.get("ge", bounds.get("min_length", -math.inf)), bounds.get("le", math.inf)
             return replace(_option(type_, default), low=low, high=high)
-        case ast.Subscript(value=ast.Name(id="Annotated"), slice=ast.Tuple(elts=[_, *names])):
-            return RewardOption(OptionKind.FUNCTION, value, arguments=tuple(map(ast.literal_eval, names)))
+        case ast.Subscript(value=ast.Name(id="Annotated"), slice=ast.Tuple(elts=[_, ast.Name(id=name)])):
+            return RewardOption(OptionKind.FUNCTION, value, convention=getattr(convention, name))
         case ast.Name(id="ShapingName"):
             return RewardOption(OptionKind.CHOICE, value, choices=tuple(shapings()))
         case ast.Name(id=name):

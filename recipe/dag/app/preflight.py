@@ -10,14 +10,13 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from recipe.dag.core.paths import split_ref
-from recipe.dag.core.problem import WorkflowError
 from recipe.dag.loading.edits import load_edited, split_edits
-from recipe.dag.loading.workflow_file import load_overrides
+from recipe.dag.loading.workflow_file import load_overrides, refuse
 
 if TYPE_CHECKING:
     from omegaconf import DictConfig
@@ -94,10 +93,7 @@ def check_overrides(file: str | Path, config: DictConfig | None = None, text: st
         if not has_verl():
             return
         config = default_config()
-    if problems := list(misfits(config, overrides)):
-        if text is not None:  # lines of the edited text are not lines of the file
-            problems = [replace(problem, line=0, column=0) for problem in problems]
-        raise WorkflowError(problems)
+    refuse(list(misfits(config, overrides)), text)
 
 
 def _check_coaches(workflow: Workflow) -> None:

@@ -14,7 +14,7 @@ import importlib
 import importlib.util
 import sys
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from functools import partial
 from importlib.machinery import ModuleSpec, PathFinder, SourceFileLoader
 from pathlib import Path
@@ -48,14 +48,6 @@ def load_object(ref: str, base: str | Path) -> Any:
             raise UserError(f"{path}: defines no `{name}`{did_you_mean(part, names)}")
         target = getattr(target, part)
     return target
-
-
-def load_function(ref: str, base: str | Path, node_id: str) -> Callable[..., Any]:
-    """Return the function that a node's `executable_ref` names. Raises UserError."""
-    function = load_object(ref, base)
-    if not callable(function):
-        raise UserError(f"node {node_id}: {ref} is not a function; write file.py:function")
-    return function
 
 
 def module_name(path: Path) -> str:

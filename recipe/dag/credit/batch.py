@@ -104,6 +104,7 @@ class CreditBatch:
         lengths_C = torch.tensor([end - start for row in rows for start, end in row.spans()], dtype=torch.int64)
         outcomes_C = torch.tensor([call.reward for call in calls], dtype=torch.float64)
         penalties_N = _token_column(rows, mask_N, penalties, "penalty").double()
+        # a call's reward for estimators without values; GAE pays each penalty on its own token instead
         rewards_C = outcomes_C
         if penalties is not None:
             call_of_token_N = torch.arange(len(lengths_C)).repeat_interleave(lengths_C)
@@ -146,6 +147,7 @@ class CreditBatch:
 
     def sampled(self) -> Tensor:
         """Return [C] int64: the number of sampled tokens of each call."""
+        # differences of a running count: much faster than a loop over calls, and int32 halves the largest tensor
         zero = torch.zeros(1, dtype=torch.int32)
         sampled_before = torch.cat([zero, self.mask.cumsum(0, dtype=torch.int32)])  # [N + 1]
         call_bounds = torch.cat([self.call_lengths.new_zeros(1), self.call_lengths.cumsum(0)])  # [C + 1]
@@ -233,6 +235,7 @@ def _prompt_hashes(row: Row) -> Iterator[str]:
     """Yield the hash of each call's prompt: all tokens of the row before the first one that the call sampled."""
     running, hashed = blake2b(array("q", row.prompt_ids).tobytes(), digest_size=16), 0
     for begin, end in row.spans():
+        # tool results between two calls are part of the next call's prompt
         start = row.response_mask.index(1, begin, end) if 1 in row.response_mask[begin:end] else end
         running.update(array("q", row.response_ids[hashed:start]).tobytes())
         hashed = start

@@ -53,6 +53,7 @@ def sort_by_sequence(batch: CreditBatch, keys: Sequence[Hashable]) -> tuple[list
     sequence_ids = [ids[key] for key in keys]
     times = list(zip(sequence_ids, batch.position, strict=True))
     call_order = sorted(range(len(times)), key=times.__getitem__)
+    # without an order the bootstrap of one call from the next is undefined
     for call, following in pairwise(call_order):
         if times[call] == times[following]:
             raise ValueError(f"{batch.describe(call)}: two calls are at position {batch.position[call]}")

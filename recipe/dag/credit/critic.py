@@ -114,6 +114,7 @@ def _action_gae(
     is_step = (counts_C > 0).tolist()
     calls_S = torch.tensor([call for call in call_order if is_step[call]], dtype=torch.int64)
     first_token_C = counts_C.cumsum(0) - counts_C
+    # the value at an action's first token is V(s): the critic had read all that precedes the action, and none of it
     values_S = batch.values[tokens_L[first_token_C[calls_S]]].double()
 
     lengths_K = torch.zeros(max(sequence_ids, default=-1) + 1, dtype=torch.int64)
@@ -123,7 +124,7 @@ def _action_gae(
     rewards, step_rewards, last_step = batch.rewards.tolist(), [0.0] * len(calls_S), -1
     unknown = set[int]()
     for call in call_order:
-        last_step += is_step[call]
+        last_step += is_step[call]  # a call that is no step pays the step before it
         sequence = sequence_ids[call]
         if has_steps[sequence]:
             step = max(last_step, first_step[sequence])

@@ -92,7 +92,7 @@ def sequence_gae(
     unknown_C = is_paid_C & torch.tensor(batch.unscored, dtype=torch.bool)[calls_C]
     # after all rewards: it replaces those of the tokens on which an unknown one would be paid
     if values_L is not None:
-        _expect(advantages_L, values_L, steps, lengths_K, paid_token_C[unknown_C], gamma)
+        steps.expect_(advantages_L, values_L, paid_token_C[unknown_C], gamma=gamma)
     steps.scan_(advantages_L, values_L, gamma=gamma, lam=lam)
     # R_t = A_t + V_t, in the buffer of the values, which are not needed any more
     returns_L = advantages_L if values_L is None else values_L.add_(advantages_L)
@@ -119,6 +119,8 @@ class StepMajor:
     second tokens, and so on. Within a step the longest sequence comes first, so those that go on are always the first
     ones of the step, a backward scan is one vector operation per step, and nothing is padded."""
 
+    lengths: Tensor
+    """[K] int64."""
     order: Tensor
     """[L] int64: the index of each token if the sequences are concatenated."""
     starts: Tensor
@@ -139,11 +141,25 @@ class StepMajor:
             torch.add(first_K[: end - begin], t, out=order_L[begin:end])
         rank_K = torch.empty_like(ranked_K)
         rank_K[ranked_K] = torch.arange(len(ranked_K))
-        return cls(order_L, starts, rank_K)
+        return cls(lengths_K, order_L, starts, rank_K)
 
     def index_of(self, sequence: Tensor, step: Tensor) -> Tensor:
         """Return the index of token number `step` of each `sequence`."""
         return self.starts[step] + self.rank[sequence]
+
+    def expect_(self, td_L: Tensor, values_L: Tensor, unknown: Tensor, *, gamma: float) -> None:
+        """Give these tokens the reward with which their delta is 0. `td_L` holds r_t - V_t and is changed in place;
+        both tensors are in the order of the steps. `unknown`: indices if the sequences are concatenated."""
+        if not len(unknown):
+            return
+        ends_K = self.lengths.cumsum(0)
+        # right: an index that equals an end belongs to the next sequence, and not to an empty one
+        sequence = torch.searchsorted(ends_K, unknown, right=True)
+        step = unknown - (ends_K - self.lengths)[sequence]
+        here, goes_on = self.index_of(sequence, step), step + 1 < self.lengths[sequence]
+        # delta_t = r_t - V_t + gamma V_{t+1} is 0 if r_t - V_t is -gamma V_{t+1}, which is 0 at a sequence's end
+        td_L[here] = 0.0
+        td_L[here[goes_on]] = -gamma * values_L[self.index_of(sequence[goes_on], step[goes_on] + 1)].to(td_L.dtype)
 
     def scan_(self, advantages_L: Tensor, values_L: Tensor | None, *, gamma: float, lam: float) -> None:
         """Turn r_t - V_t into A_t in place, from the last step to the first. Both tensors are in the order of the
@@ -166,21 +182,6 @@ def scan(
         return torch.zeros_like(rewards_L)
     steps = StepMajor.of(lengths_K)
     advantages_L, values_L = (rewards_L - values_L)[steps.order], values_L[steps.order]
-    _expect(advantages_L, values_L, steps, lengths_K, unknown, gamma)
+    steps.expect_(advantages_L, values_L, unknown, gamma=gamma)
     steps.scan_(advantages_L, values_L, gamma=gamma, lam=lam)
     return torch.empty_like(advantages_L).index_copy_(0, steps.order, advantages_L)
-
-
-def _expect(td_L: Tensor, values_L: Tensor, steps: StepMajor, lengths_K: Tensor, unknown: Tensor, gamma: float) -> None:
-    """Give these tokens the reward with which their delta is 0. `td_L` holds r_t - V_t and is changed in place; both
-    tensors are in the order of the steps. `unknown`: indices if the sequences are concatenated."""
-    if not len(unknown):
-        return
-    ends_K = lengths_K.cumsum(0)
-    # right: an index that equals an end belongs to the next sequence, and not to an empty one
-    sequence = torch.searchsorted(ends_K, unknown, right=True)
-    step = unknown - (ends_K - lengths_K)[sequence]
-    here, goes_on = steps.index_of(sequence, step), step + 1 < lengths_K[sequence]
-    # delta_t = r_t - V_t + gamma V_{t+1} is 0 if r_t - V_t is -gamma V_{t+1}; there is no V_{t+1} at a sequence's end
-    td_L[here] = 0.0
-    td_L[here[goes_on]] = -gamma * values_L[steps.index_of(sequence[goes_on], step[goes_on] + 1)].to(td_L.dtype)

@@ -43,6 +43,7 @@ def gdpo(
         )
         advantages_C += weight * torch.tensor(normalized, dtype=torch.float64)
         returns_C += weight * torch.tensor(returns, dtype=torch.float64)
+    # the sum of several unit-variance terms has another scale, which would act like a learning rate
     advantages_C = divide_by_rms(advantages_C, batch.sampled())
     return batch.broadcast_to_rows(advantages_C), batch.broadcast_to_rows(returns_C)
 

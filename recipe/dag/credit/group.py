@@ -153,6 +153,7 @@ def _relative(
 ) -> GroupValues:
     """Return the advantages of one group."""
     count = len(returns)
+    # dividing the rounding errors of equal returns by their deviation would make advantages of them
     equal = _all_equal([value for trajectory in returns for value in trajectory])
     if count == 1 or (equal and precentered is None):
         return [[0.0] * len(trajectory) for trajectory in returns]
@@ -196,6 +197,7 @@ def _groups(batch: CreditBatch, group_by: Sequence[str]) -> Iterator[list[list[i
     groups: dict[tuple, dict[tuple, list[int]]] = defaultdict(lambda: defaultdict(list))
     sampled = batch.sampled().tolist()
     for call, trajectory in enumerate(batch.trajectories()):
+        # a call that sampled nothing has no token whose probability an advantage could change
         if sampled[call]:
             groups[tuple(column[call] for column in columns)][trajectory].append(call)
     for trajectories in groups.values():

@@ -64,6 +64,7 @@ def log_ratio(
         total = (tokens.mean() if level == "sequence_mean" else tokens.sum()).item()
         if not math.isfinite(total):
             raise ValueError(f"unit {unit}: a log-prob is not finite")
+        # clamped: one unit that moved far must not decide the updates of all agents after this one
         limit = math.log(bound) if level == "clamped" else LARGEST
         ratios[unit] = min(max(total, -limit), limit)
     return ratios
@@ -80,6 +81,7 @@ def advance(log_factor: Mapping[Hashable, float], ratios: Mapping[Hashable, floa
     """Return the log-factors for the next agent: M^{m+1} = M^{m} times the ratio. Units that are not in `ratios` keep
     their factor; a missing factor is 1."""
     units = {**log_factor, **ratios}
+    # in logarithms: the product of many ratios leaves the range of floats long before its logarithm does
     total = {unit: log_factor.get(unit, 0.0) + ratios.get(unit, 0.0) for unit in units}
     return {unit: min(max(value, -LARGEST), LARGEST) for unit, value in total.items()}
 

@@ -50,6 +50,7 @@ def importance_weights(
     if not cap > 1.0:
         raise ValueError(f"importance cap: {cap} is not above 1")
     sampled_N = torch.cat([row_mask.bool() for row_mask in mask])
+    # float64: the sum over a call's tokens may have thousands of terms
     log_ratio = torch.cat([t.double() - s.double() for t, s in zip(trainer, server, strict=True)])
     log_ratio = torch.where(sampled_N, log_ratio, 0.0)
     sizes = [len(log_probs) for log_probs in trainer]
@@ -72,6 +73,7 @@ def importance_weights(
     log_cap = math.log(cap)
     capped = log_ratio > log_cap if mode == "truncate" else log_ratio.abs() > log_cap
     weights = torch.where(capped, cap if mode == "truncate" else 0.0, ratio)
+    # last: a veto also removes what is within the cap
     weights = torch.where(vetoed_C[call_of_token_N] if level == "token" else vetoed_C, 0.0, weights)
     weights_N = (weights[unit_of_token_N] * sampled_N).float()
     metrics = _metrics(ratio[counted], weights[counted], capped[counted])

@@ -10,6 +10,7 @@ before the step's fit (`mixer_fit`), the baselines never saw the returns that th
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
@@ -35,41 +36,51 @@ def baseline_inputs(graph: Graph, calls: Sequence[str]) -> Tensor:
     return torch.tensor(allowed, dtype=torch.bool).reshape(len(calls), len(calls))
 
 
-def counterfactual(
-    mixer: Mixer, utilities: Tensor, state: Tensor, allowed_AA: Tensor, mask: Tensor, calls: Sequence[int] | None = None
-) -> Tensor:
-    """Return [..., G, A] float64: the joint value with the call's message, less its mean over the messages of all G
-    siblings in that place (COMA, arXiv 1705.08926, whose baseline is over the policy's actions).
+@dataclass(frozen=True)
+class Siblings:
+    """The encoded calls of the G episodes of a sample, up to A calls each."""
 
-    utilities [..., G, A], state [..., Z] of the common prompt, mask [..., G, A]: True where the call was made;
-    `allowed_AA`: see `baseline_inputs`; `calls`: compute these only, the other calls get 0.
-    """
-    wanted = _restrict(mask, calls)
-    values_GGA = _exchanged_values(mixer, utilities, state, allowed_AA, mask, wanted)
-    sibling_made = mask.unsqueeze(-3)  # [..., 1, H, A]: sibling h made call a
+    utilities: Tensor
+    """[..., G, A]"""
+    state: Tensor
+    """[..., Z], of the common prompt."""
+    mask: Tensor
+    """[..., G, A] bool: True where the call was made."""
+    allowed: Tensor
+    """[A, A] bool, see `baseline_inputs`; `linearized` does not read it."""
+
+    def made(self, calls: Sequence[int] | None) -> Tensor:
+        """Return the mask of the calls that were made and are among `calls` (all, if absent)."""
+        if calls is None:
+            return self.mask
+        kept_A = torch.zeros(self.mask.shape[-1], dtype=torch.bool)
+        kept_A[list(calls)] = True
+        return self.mask & kept_A
+
+
+def counterfactual(mixer: Mixer, siblings: Siblings, calls: Sequence[int] | None = None) -> Tensor:
+    """Return [..., G, A] float64: the joint value with the call's message, less its mean over the messages of all G
+    siblings in that place (COMA, arXiv 1705.08926, whose baseline is over the policy's actions). `calls`: compute these
+    only, the other calls get 0."""
+    wanted = siblings.made(calls)
+    values_GGA = _exchanged_values(mixer, siblings, wanted)
+    sibling_made = siblings.mask.unsqueeze(-3)  # [..., 1, H, A]: sibling h made call a
     mean = (values_GGA * sibling_made).sum(-2) / sibling_made.sum(-2).clamp_min(1)
     return torch.where(wanted, _with_own_message(values_GGA) - mean, 0.0)
 
 
-def linearized(mixer: Mixer, utilities: Tensor, state: Tensor, mask: Tensor) -> Tensor:
+def linearized(mixer: Mixer, siblings: Siblings) -> Tensor:
     """Return [..., G, A]: the derivative of the joint value in the call's utility, times the utility less the siblings'
     mean (DOP, arXiv 2007.12322). A linearization of `counterfactual` that needs no baseline inputs."""
+    mask, utilities = siblings.mask, siblings.utilities.detach()
     with torch.enable_grad():
         points = utilities.detach().requires_grad_(True)
-        slopes = torch.autograd.grad(mixer(points, state.unsqueeze(-2), mask).sum(), points)[0]
+        slopes = torch.autograd.grad(mixer(points, siblings.state.unsqueeze(-2), mask).sum(), points)[0]
     mean = torch.where(mask, utilities, 0.0).sum(-2, keepdim=True) / mask.sum(-2, keepdim=True).clamp_min(1)
-    return torch.where(mask, slopes * (utilities.detach() - mean.detach()), 0.0)
+    return torch.where(mask, slopes * (utilities - mean), 0.0)
 
 
-def control_variate(
-    mixer: Mixer,
-    utilities: Tensor,
-    state: Tensor,
-    allowed_AA: Tensor,
-    mask: Tensor,
-    returns: Tensor,
-    calls: Sequence[int] | None = None,
-) -> Tensor:
+def control_variate(mixer: Mixer, siblings: Siblings, returns: Tensor, calls: Sequence[int] | None = None) -> Tensor:
     """Return [..., G, A] float64: the true return R_g ([..., G]) less the mean over the other siblings h of
 
         Q(g's calls, with h's message in place of the call) + (R_h - Q(h's calls))
@@ -77,27 +88,17 @@ def control_variate(
     where Q reads the call itself and those that its baseline may read. The second term corrects the level of the value
     by what it missed for h. A message is not part of its own baseline, so the expected gradient is the return's,
     whatever the mixer learned; centering the result among siblings would undo that. A constant value leaves the return
-    less the mean of the other siblings'. 0 for a call that no other sibling made. Other arguments as in
-    `counterfactual`.
+    less the mean of the other siblings'. 0 for a call that no other sibling made. `calls` as in `counterfactual`.
     """
-    wanted = _restrict(mask, calls)
-    values_GGA = _exchanged_values(mixer, utilities, state, allowed_AA, mask, wanted)
-    not_itself = ~torch.eye(mask.shape[-2], dtype=torch.bool).unsqueeze(-1)  # [G, H, 1]
-    others = mask.unsqueeze(-3) & not_itself
+    wanted = siblings.made(calls)
+    values_GGA = _exchanged_values(mixer, siblings, wanted)
+    not_itself = ~torch.eye(wanted.shape[-2], dtype=torch.bool).unsqueeze(-1)  # [G, H, 1]
+    others = siblings.mask.unsqueeze(-3) & not_itself
     count = others.sum(-2)
     returns = returns.double().unsqueeze(-1)
     missed = returns - _with_own_message(values_GGA)
     mean = ((values_GGA + missed.unsqueeze(-3)) * others).sum(-2) / count.clamp_min(1)
     return torch.where(wanted & (count > 0), returns - mean, 0.0)
-
-
-def _restrict(mask: Tensor, calls: Sequence[int] | None) -> Tensor:
-    """Return the mask of the calls that were made and are among `calls` (all, if absent)."""
-    if calls is None:
-        return mask
-    kept_A = torch.zeros(mask.shape[-1], dtype=torch.bool)
-    kept_A[list(calls)] = True
-    return mask & kept_A
 
 
 def _with_own_message(values_GGA: Tensor) -> Tensor:
@@ -106,20 +107,19 @@ def _with_own_message(values_GGA: Tensor) -> Tensor:
 
 
 @torch.no_grad()
-def _exchanged_values(
-    mixer: Mixer, utilities: Tensor, state: Tensor, allowed_AA: Tensor, mask: Tensor, wanted: Tensor
-) -> Tensor:
+def _exchanged_values(mixer: Mixer, siblings: Siblings, wanted: Tensor) -> Tensor:
     """Return values [..., G, H, A] float64 (H = G): values[g, h, i] is the joint value of sibling g's calls that the
     baseline of call i may read, together with sibling h's message for call i, as if h had made the call. 0 for a call
     that is not `wanted` [..., G, A] of any sibling."""
-    siblings, calls = utilities.shape[-2:]
-    own = utilities.unsqueeze(-2).expand(*utilities.shape[:-1], siblings, calls)  # [..., G, H, A]
+    utilities, (count, calls) = siblings.utilities, siblings.utilities.shape[-2:]
+    own = utilities.unsqueeze(-2).expand(*utilities.shape[:-1], count, calls)  # [..., G, H, A]
     values = torch.zeros(own.shape, dtype=torch.float64)
     for call in wanted.flatten(0, -2).any(0).nonzero().flatten().tolist():
-        exchanged, present = own.clone(), (mask & allowed_AA[call]).unsqueeze(-2).expand(own.shape).clone()
+        readable = siblings.mask & siblings.allowed[call]
+        exchanged, present = own.clone(), readable.unsqueeze(-2).expand(own.shape).clone()
         exchanged[..., call] = utilities[..., call].unsqueeze(-2)
         present[..., call] = True
-        values[..., call] = mixer(exchanged, state[..., None, None, :], present).double()
+        values[..., call] = mixer(exchanged, siblings.state[..., None, None, :], present).double()
     return values
 
 
@@ -143,25 +143,22 @@ def joint_advantages(
             mask = (batch.message[members] >= 0) & (model.turns <= turn) & real.unsqueeze(-1)
             # siblings share the question, so the first one's state is that of all
             state = model.states(texts, members[:, 0], torch.full((len(families),), turn))
-            utilities, returns = utilities_ETA[members, turn], returns_ET[members, turn]
-            advantages_FGA = _turn_advantages(model, utilities, state, mask, returns, calls.tolist(), form)
+            siblings = Siblings(utilities_ETA[members, turn], state, mask, model.layout.baseline_inputs)
+            advantages_FGA = _turn_advantages(model, siblings, returns_ET[members, turn], calls.tolist(), form)
             advantages_EA[members[real].unsqueeze(1), calls] = advantages_FGA[real][:, calls]
     return advantages_EA
 
 
-def _turn_advantages(
-    model: JointValueNet, utilities: Tensor, state: Tensor, mask: Tensor, returns: Tensor, calls: list[int], form: str
-) -> Tensor:
+def _turn_advantages(model: JointValueNet, siblings: Siblings, returns: Tensor, calls: list[int], form: str) -> Tensor:
     """Return [F, G, A] float64 the advantages of one turn's `calls`, for F families of G siblings."""
-    allowed_AA = model.layout.baseline_inputs
     if form == "control_variate":
-        return control_variate(model.value, utilities, state, allowed_AA, mask, returns, calls)
+        return control_variate(model.value, siblings, returns, calls)
     if form == "counterfactual":
-        return counterfactual(model.value, utilities, state, allowed_AA, mask, calls)
-    advantages = torch.zeros(mask.shape, dtype=torch.float64)
+        return counterfactual(model.value, siblings, calls)
+    advantages = torch.zeros(siblings.mask.shape, dtype=torch.float64)
     for call in calls:  # one by one: the slope in a call's utility must not depend on calls after it either
-        visible = mask & model.layout.visible[call]
-        advantages[..., call] = linearized(model.value, utilities, state, visible)[..., call].double()
+        visible = replace(siblings, mask=siblings.mask & model.layout.visible[call])
+        advantages[..., call] = linearized(model.value, visible)[..., call].double()
     return advantages
 
 

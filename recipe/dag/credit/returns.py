@@ -42,6 +42,7 @@ def returns_to_go(batch: CreditBatch, rewards: Sequence[float], gamma_turn: floa
         return returns
     for calls in _calls_by_trajectory(batch).values():
         calls.sort(key=batch.position.__getitem__)
+        # from the end, so that the return of the following call is complete when it is added
         for call, following in zip(reversed(calls[:-1]), reversed(calls[1:]), strict=True):
             returns[call] += gamma_turn ** (batch.step[following] - batch.step[call]) * returns[following]
     return returns

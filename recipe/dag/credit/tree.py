@@ -31,6 +31,7 @@ def candidate_advantages(
     """
     check_choice("compare", compare, ("siblings", "sample"))
     check_choice("scale", scale, ("std", "none"))
+    # every candidate's row has the scores of all its siblings; keyed by slot, they are counted once
     slots: dict[Slot, tuple[Hashable, tuple[float | None, ...]]] = {}
     for row in rows:
         for slot, candidate in _candidates(row):

@@ -41,6 +41,7 @@ def uncertainty_weights(
         mean = math.fsum(members.values()) / len(members)
         squares = math.fsum((value - mean) ** 2 for value in members.values())
         deviation = math.sqrt(squares / (len(members) - 1))
+        # exp of a bounded z: one outlier can neither silence its row nor take over the loss
         for row, value in members.items():
             z = (value - mean) / deviation
             weights[row] = math.exp(-alpha * min(max(z, -bound), bound))

@@ -14,10 +14,10 @@ from typing import Any
 
 from recipe.dag.core.errors import HookFault, SkipCall, boundary, described
 from recipe.dag.core.tasks import invoke, limited, together
-from recipe.dag.core.user_code import load_function
 from recipe.dag.episode.agent_runner import AgentRunner
 from recipe.dag.episode.attempt import Attempt
 from recipe.dag.types.context import Context, Output
+from recipe.dag.types.convention import COMPUTE
 from recipe.dag.types.record import PROMPT_TEXT, Call
 from recipe.dag.types.values import as_number, plain_copy
 from recipe.dag.workflow.schema import Candidates, Workflow
@@ -107,7 +107,8 @@ def load_choices(workflow: Workflow) -> dict[str, Choice]:
         spec = node.candidates
         if spec is None:
             continue
-        function = load_function(spec.by, workflow.path, node.node_id) if ":" in spec.by else None
-        where = f"node {node.node_id}: candidates.by {spec.by}"
-        choices[node.node_id] = Choice(spec, where, workflow.episode.call_timeout_s, function)
+        where, function = f"node {node.node_id}: candidates.by", None
+        if ":" in spec.by:
+            function = COMPUTE.load(spec.by, workflow.path, where, spec.args)
+        choices[node.node_id] = Choice(spec, f"{where} {spec.by}", workflow.episode.call_timeout_s, function)
     return choices

@@ -14,11 +14,11 @@ from typing import Any, Literal
 
 from recipe.dag.core.errors import HookFault, UserError, boundary, described
 from recipe.dag.core.tasks import invoke, limited
-from recipe.dag.core.user_code import load_function
 from recipe.dag.credit.vote import majority
 from recipe.dag.episode.graph import EpisodeNode
 from recipe.dag.episode.hooks import checked
 from recipe.dag.types.context import Context, Output
+from recipe.dag.types.convention import COMPUTE
 from recipe.dag.types.values import normalized
 from recipe.dag.workflow.node_kinds import NodeRole
 from recipe.dag.workflow.schema import Vote, Workflow
@@ -72,8 +72,9 @@ def load_compute(node: EpisodeNode, workflow: Workflow) -> VoteRunner | Function
         return VoteRunner(node, spec.vote or Vote())
     if spec.executable_ref is None:
         raise UserError(f"node {node.id}: a DEFAULT node needs `executable_ref: file.py:function`")
-    function = load_function(spec.executable_ref, workflow.path, node.id)
-    return FunctionRunner(node, f"node {node.id}: {spec.executable_ref}", function, workflow.episode.call_timeout_s)
+    where, limit_s = f"node {node.id}", workflow.episode.call_timeout_s
+    function = COMPUTE.load(spec.executable_ref, workflow.path, where, spec.executable_kwargs)
+    return FunctionRunner(node, f"{where}: {spec.executable_ref}", function, limit_s)
 
 
 def elect(answers: Sequence[Any], key: str, ties: Literal["first", "none"]) -> Output:

@@ -17,8 +17,9 @@ from typing import Any
 
 from recipe.dag.core.errors import EnvFault, boundary, described
 from recipe.dag.core.tasks import invoke, limited
-from recipe.dag.episode.env_class import STEP, EnvClass
+from recipe.dag.episode.env_class import EnvClass
 from recipe.dag.episode.event_loops import EnvLoop, OnLoop
+from recipe.dag.types.convention import ENV
 from recipe.dag.types.values import as_number
 
 CLOSE_LIMIT_S = 5.0
@@ -80,7 +81,7 @@ class LiveEnv:
         offered = {"agents": list(players), "agent": agent}
         kwargs: dict[str, Any] = {name: offered[name] for name in self._env.step_optional}
         if self._env.step_by_name:
-            args, kwargs = (), {**dict(zip(STEP, args, strict=True)), **kwargs}
+            args, kwargs = (), {**dict(zip(ENV["step"].arguments, args, strict=True)), **kwargs}
         with boundary(EnvFault, where, self._instance.step):
             result = await self._call("step", self._instance.step, *args, **kwargs)
             if not isinstance(result, tuple | list) or len(result) not in (3, 4):

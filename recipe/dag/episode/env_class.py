@@ -14,15 +14,9 @@ from typing import Any
 from recipe.dag.core.errors import EnvFault, UserError
 from recipe.dag.core.user_code import load_object
 from recipe.dag.tools.sandbox_client import SandboxClient
+from recipe.dag.types.convention import ENV, method_parameters
 from recipe.dag.types.values import look_up
 from recipe.dag.workflow.schema import Node, Workflow
-
-RESET = frozenset({"sample", "seed", "sandbox", "agents"})
-"""The arguments that `reset` may take."""
-STEP = ("actions", "ground_truth")
-"""The arguments of `step`."""
-STEP_OPTIONAL = frozenset({"agents", "agent"})
-"""Its optional arguments: the agent of each action, and the agent whose node steps the env."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,44 +69,17 @@ def load_envs(workflow: Workflow, sandbox: SandboxClient | None = None) -> dict[
 
 
 def load_env(name: str, workflow: Workflow, sandbox: SandboxClient | None = None) -> EnvClass:
-    """Load an env by its name under `envs` or by its path. Raises UserError if it is not a class with a `step`, or if
-    its `reset` requires arguments that are not in RESET."""
+    """Load an env by its name under `envs` or by its path. Raises UserError if it is not a class whose methods the
+    engine can call."""
     spec = workflow.envs.get(name)
     path, kwargs = (spec.path, spec.kwargs) if spec else (name, {})
     cls = load_object(path, workflow.path)
     if not inspect.isclass(cls) or not callable(getattr(cls, "step", None)):
         raise UserError(f"{path}: an env is a class with a method step(actions, ground_truth)")
-    reset = getattr(cls, "reset", None)
-    optional = _optional_of_step(cls)
-    by_name = _steps_by_name(cls, (*STEP, *optional))
-    if reset is None:
-        return EnvClass(path, cls, frozenset(), by_name, optional, kwargs)
-    parameters = list(inspect.signature(reset).parameters.values())[1:]
-    if any(p.kind is inspect.Parameter.VAR_KEYWORD for p in parameters):
-        return EnvClass(path, cls, frozenset({"sample", "seed"}), by_name, optional, kwargs)
-    offered = frozenset(p.name for p in parameters) & RESET
-    unknown = [p.name for p in parameters if p.name not in offered and _is_required(p)]
-    if unknown:
-        raise UserError(f"{path}: reset asks for {', '.join(unknown)}; it can take sample, seed, sandbox and agents")
-    return EnvClass(path, cls, offered, by_name, optional, kwargs, sandbox)
-
-
-def _is_required(parameter: inspect.Parameter) -> bool:
-    return parameter.default is parameter.empty and parameter.kind is not inspect.Parameter.VAR_POSITIONAL
-
-
-def _optional_of_step(cls: Any) -> frozenset[str]:
-    try:
-        return STEP_OPTIONAL & inspect.signature(cls.step).parameters.keys()
-    except (TypeError, ValueError):
-        return frozenset()
-
-
-def _steps_by_name(cls: Any, arguments: tuple[str, ...]) -> bool:
-    bound = isinstance(inspect.getattr_static(cls, "step"), staticmethod | classmethod)
-    self_argument = () if bound else (None,)
-    try:
-        inspect.signature(cls.step).bind(*self_argument, **dict.fromkeys(arguments))
-    except (TypeError, ValueError):
-        return False
-    return True
+    shapes = {method: method_parameters(cls, method) for method in ENV if hasattr(cls, method)}
+    for method, shape in shapes.items():
+        for _, message in ENV[method].misfits(shape):
+            raise UserError(f"{path}: {method} {message}")
+    taken = {method: ENV[method].taken(shape) for method, shape in shapes.items()}
+    by_name = ENV["step"].by_name(shapes["step"])
+    return EnvClass(path, cls, taken.get("reset", frozenset()), by_name, taken["step"], kwargs, sandbox)

@@ -6,11 +6,12 @@ Invariant: code that loads here also loads in the run, which does so in the same
 from __future__ import annotations
 
 from recipe.dag.algorithms.custom import Custom
-from recipe.dag.core.user_code import load_function, load_object
+from recipe.dag.core.user_code import load_object
 from recipe.dag.episode.candidates import load_choices
 from recipe.dag.episode.env_class import load_envs
 from recipe.dag.episode.hooks import load_hooks
 from recipe.dag.episode.reward import load_rewards
+from recipe.dag.types.convention import COMPUTE, SCRIPT
 from recipe.dag.workflow.node_kinds import NodeRole
 from recipe.dag.workflow.schema import Workflow
 
@@ -24,11 +25,12 @@ def load_user_code(workflow: Workflow) -> None:
     load_choices(workflow)
     for node in workflow.of_role(NodeRole.DEFAULT):
         if node.executable_ref is not None:
-            load_function(node.executable_ref, workflow.path, node.node_id)
+            COMPUTE.load(node.executable_ref, workflow.path, f"node {node.node_id}", node.executable_kwargs)
     for path in {tool.path for agent in workflow.agents for tool in agent.tools if tool.path is not None}:
         load_object(path, workflow.path)
-    for script in {policy.api.script for policy in workflow.policies.values() if policy.api and policy.api.script}:
-        load_object(script, workflow.path)
+    for name, policy in workflow.policies.items():
+        if policy.api is not None and policy.api.script is not None:
+            SCRIPT.load(policy.api.script, workflow.path, f"policies.{name}.api.script")
     load_rewards(workflow)
     if isinstance(workflow.algorithm, Custom):
         workflow.algorithm.load(workflow.path)

@@ -16,7 +16,7 @@ from typing import Any
 from recipe.dag.core.errors import RewardFault, boundary
 from recipe.dag.core.location import defined_at
 from recipe.dag.core.tasks import invoke, limited
-from recipe.dag.core.user_code import load_function
+from recipe.dag.types.convention import REWARD
 from recipe.dag.types.record import PROMPT_TEXT, Call, Deferred, Episode
 from recipe.dag.types.values import as_number, plain_copy
 from recipe.dag.workflow.schema import Workflow
@@ -50,11 +50,11 @@ def load_rewards(workflow: Workflow) -> tuple[RewardNode, ...]:
             late.add(node.node_id)
         if node.executable_ref is None:
             continue
-        function = load_function(node.executable_ref, workflow.path, node.node_id)
-        kwargs = dict(node.executable_kwargs)
-        for name in getattr(function, "loads", ()):  # options that name a function
+        kwargs, where = dict(node.executable_kwargs), f"node {node.node_id}"
+        function = REWARD[node.scope].load(node.executable_ref, workflow.path, where, kwargs)
+        for name, convention in getattr(function, "loads", {}).items():  # options that name a function
             if isinstance(kwargs.get(name), str):
-                kwargs[name] = load_function(kwargs[name], workflow.path, node.node_id)
+                kwargs[name] = convention.load(kwargs[name], workflow.path, where)
         reward = RewardNode(node.node_id, node.executable_ref, function, kwargs, of_group, node.node_id in late)
         rewards.append(reward)
     return tuple(rewards)

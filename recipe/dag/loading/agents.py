@@ -13,14 +13,17 @@ from dataclasses import dataclass
 from types import ModuleType
 from typing import Any
 
-from recipe.dag.compat.siirl.token_hooks import TOKEN_FORM, TokenHooks, in_token_form
+from recipe.dag.compat.siirl.token_hooks import TokenHooks, check_form
 from recipe.dag.core.errors import HookFault, UserError, boundary, described
 from recipe.dag.core.location import raised_at
 from recipe.dag.core.tasks import guarded
 from recipe.dag.core.user_code import load_object
 from recipe.dag.types.agent import Agent, defines
 from recipe.dag.types.context import Context
+from recipe.dag.types.convention import HOOKS, TOKEN_HOOKS, form_of
+from recipe.dag.workflow.parse_model import parse_piece
 from recipe.dag.workflow.schema import Node, Workflow
+from recipe.dag.workflow.source import Source
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,9 +74,12 @@ def load_agent(node: Node, workflow: Workflow) -> AgentCode:
         except Exception as error:
             text = f"{type(error).__name__}: {error} ({raised_at(error)})"
             raise UserError(f"{where}: {text}; a hook class takes no arguments") from error
-    needs_tokens = in_token_form(holder, where)
-    names = TOKEN_FORM if needs_tokens else ("prompt", "parse")
-    functions = [_function(holder, name, options.process_path) for name in names]
+    form = form_of(lambda name: defines(holder, name))
+    needs_tokens = form is TOKEN_HOOKS
+    if needs_tokens:
+        check_form(holder, where)
+    kwargs = (_passed(holder, options.pre_process_kwargs, where), options.post_process_kwargs)
+    functions = [_function(holder, name, options.process_path, own) for name, own in zip(form, kwargs, strict=True)]
     if functions == [None, None]:
         kind = "file" if isinstance(holder, ModuleType) else "class"
         raise UserError(f"{where}: the {kind} defines neither prompt nor parse")
@@ -83,19 +89,30 @@ def load_agent(node: Node, workflow: Workflow) -> AgentCode:
         prompt, parse = adapter.prompt, adapter.parse
     if isinstance(holder, Agent):
         holder.prepare(workflow, node)
-    kwargs = options.pre_process_kwargs, options.post_process_kwargs
     hooks = [
         None if function is None else Hook(call, f"{options.process_path}:{name}", function, own)
-        for call, name, function, own in zip((prompt, parse), names, functions, kwargs, strict=True)
+        for call, name, function, own in zip((prompt, parse), form, functions, kwargs, strict=True)
     ]
     return AgentCode(*hooks, private=bool(getattr(holder, "private", False)), needs_tokens=needs_tokens)
 
 
-def _function(holder: Any, name: str, path: str) -> Any:
-    """Return the function of that name; None if there is none."""
+def _passed(holder: Any, options: dict[str, Any], where: str) -> dict[str, Any]:
+    """Return the options that are passed to `prompt`: none if the class lists them in `Options`, which then reads them.
+    Raises UserError."""
+    if isinstance(holder, ModuleType) or getattr(holder, "Options", None) is None:
+        return options
+    holder.options, problems = parse_piece(holder.Options, options, Source(where), ())
+    for problem in problems:
+        raise UserError(f"{where}: prompt_options.{problem.where}: {problem.message}")
+    return {}
+
+
+def _function(holder: Any, name: str, path: str, options: dict[str, Any]) -> Any:
+    """Return the function of that name; None if there is none. Raises UserError if it cannot be called."""
     if not defines(holder, name):
         return None
     function = getattr(holder, name)
     if not callable(function):
         raise UserError(f"{path}: {name} is {described(function)}, not a function")
+    (HOOKS | TOKEN_HOOKS)[name].check(function, f"{name} of {path}", options)
     return function

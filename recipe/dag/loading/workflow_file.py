@@ -5,11 +5,15 @@ Invariant: other systems' files are converted before the loader reads them; it s
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 
 from recipe.dag.compat.siirl.translate import is_siirl, translate
-from recipe.dag.workflow.loader import overrides_from, workflow_from
-from recipe.dag.workflow.overrides import Override
+from recipe.dag.core.problem import Problem, WorkflowError
+from recipe.dag.workflow.draft import Draft
+from recipe.dag.workflow.loader import checked_draft, workflow_from
+from recipe.dag.workflow.overrides import Override, placed_overrides
 from recipe.dag.workflow.refs import resolve_refs
 from recipe.dag.workflow.schema import Workflow
 from recipe.dag.workflow.source import Source, parse_source, read_source
@@ -21,12 +25,24 @@ def load_workflow(path: str | Path, text: str | None = None) -> Workflow:
     return workflow_from(_open(path, text))
 
 
+def load_draft(path: str | Path, text: str | None = None) -> Draft:
+    """Return the pieces of a workflow with their positions in the file. `text` as in `load_workflow`. Raises
+    WorkflowError."""
+    return checked_draft(_open(path, text))
+
+
 def load_overrides(path: str | Path, text: str | None = None) -> tuple[Override, ...]:
     """Return the keys of verl's configuration that a workflow sets. `text` as in `load_workflow`. Raises WorkflowError.
 
     `recipe.dag.policy.overrides` compares them with the keys that verl has.
     """
-    return overrides_from(_open(path, text))
+    return tuple(placed_overrides(load_draft(path, text)))
+
+
+def refuse(problems: Sequence[Problem], text: str | None = None) -> None:
+    """Raise WorkflowError if there are problems. `text`: as in `load_workflow`, whose lines are not the file's."""
+    if problems:
+        raise WorkflowError(problems if text is None else [replace(each, line=0, column=0) for each in problems])
 
 
 def _open(path: str | Path, text: str | None) -> Source:

@@ -15,11 +15,10 @@ from typing import Any
 
 from aiohttp import web
 
-from recipe.dag.core.errors import UserError
 from recipe.dag.core.tasks import invoke
-from recipe.dag.core.user_code import load_object
 from recipe.dag.platform.openai_http import application, body_of, chat_answer, check_model
 from recipe.dag.platform.openai_wire import BadRequest, ChatRequest, cut, messages_for_template, usage
+from recipe.dag.types.convention import SCRIPT
 
 Function = Callable[[list[dict[str, Any]]], Any]
 """messages -> the answer's text; sync (run in a thread) or async."""
@@ -76,7 +75,5 @@ def _words(text: str) -> int:
 def open_script(ref: str, *, name: str | None = None, max_requests: int = 64) -> ScriptServer:
     """Load `file.py:function`, with a path relative to the working folder. `name`: of the model in requests; by default
     the function's. Raises UserError."""
-    function = load_object(ref, Path.cwd())
-    if not callable(function):
-        raise UserError(f"--script {ref}: names no function; write file.py:function")
+    function = SCRIPT.load(ref, Path.cwd(), "--script")
     return ScriptServer(function, name or ref.rpartition(":")[2], max_requests)

@@ -97,6 +97,7 @@ def cpgd(
     plain, clipped = log_ratio * advantages, log_ratio.clamp(low, high) * advantages
     # (r - 1) * log_prob has the gradient of the drift; the clamp at 20 keeps exp finite
     weight = (log_ratio.detach().clamp(max=20.0).exp() - 1).clamp(max=DRIFT_CLIP)
+    # the smaller one, as in PPO: the clip stops a move that goes on, and never one that comes back
     losses = -torch.minimum(plain, clipped) + config.policy_loss.ppo_kl_coef * weight * log_prob
     if rollout_is_weights is not None:
         losses = losses * rollout_is_weights

@@ -92,7 +92,7 @@ class PolicyWorker(ActorRolloutRefWorker):
             value_model.register()
             config = omega_conf_to_dataclass(self.critic_config)
             self.critic = TrainingWorker(config=training_config(config))
-            self.critic.reset()
+            self.critic.reset()  # verl's name for building the engine
             self.critic.set_loss_fn(partial(value_loss, config=config))
             # the mesh by which the driver splits the batches of compute_values and update_critic
             self.set_dispatch_collect(mesh_name="critic", **self.critic.get_dispatch_collect())

@@ -16,7 +16,6 @@ from typing import Any
 
 from recipe.dag.core.errors import UserError
 from recipe.dag.core.pace import part_of
-from recipe.dag.core.user_code import load_object
 from recipe.dag.endpoint.chat import end_of_turn_id
 from recipe.dag.endpoint.client import Endpoint, PolicyEndpoint
 from recipe.dag.remote.anthropic import AnthropicWire
@@ -30,6 +29,7 @@ from recipe.dag.remote.script import ScriptTransport
 from recipe.dag.remote.transport import Transport
 from recipe.dag.remote.wire import Wire
 from recipe.dag.tools.address import key_from, url_problem
+from recipe.dag.types.convention import SCRIPT
 from recipe.dag.types.model import Api
 from recipe.dag.types.provider import PROVIDERS
 from recipe.dag.workflow.checks.api import provider_problem
@@ -96,9 +96,7 @@ class ApiSpec:
     def _transport(self, api: Api, account: Account) -> Transport:
         where = f"policy {self.policy}"
         if api.script is not None:
-            function = load_object(api.script, self.base)
-            if not callable(function):
-                raise UserError(f"{self._where}.script: {api.script} is not a function; write file.py:function")
+            function = SCRIPT.load(api.script, self.base, f"{self._where}.script")
             return ScriptTransport(function, api=api, where=where, account=account)
         service = PROVIDERS[api.provider or ""]
         url = api.base_url or vertex_url(resolve_env(service.base_url or "", f"{self._where}.base_url"))

@@ -21,6 +21,7 @@ from recipe.dag.core.errors import GraderFault, RewardFault, UserError, describe
 from recipe.dag.credit.vote import majority
 from recipe.dag.reward.grader import Undecided, decide, grade
 from recipe.dag.reward.outcome import answer_of, written_in
+from recipe.dag.types.convention import COMPARE
 from recipe.dag.types.record import Call, Episode
 from recipe.dag.types.reward import AgentName, AgentNames, Catalogued, NodeName
 from recipe.dag.types.values import as_number, normalized
@@ -78,7 +79,7 @@ async def majority_label(
 async def pairwise_ranking(
     episodes: Sequence[Episode],
     *,
-    compare: Annotated[Compare, "first", "second"] | None = None,
+    compare: Annotated[Compare, COMPARE] | None = None,
     judge: NodeName | None = None,
     key: str = "score",
     agents: AgentNames | None = None,
@@ -119,7 +120,7 @@ async def pairwise_ranking(
 
 
 # the engine replaces the texts of these options with the functions that they name
-pairwise_ranking.loads = ("compare",)  # pyright: ignore[reportFunctionMemberAccess]  # a new attribute
+pairwise_ranking.loads = {"compare": COMPARE}  # pyright: ignore[reportFunctionMemberAccess]  # a new attribute
 
 
 @Catalogued("distance to siblings", "several episodes per sample", copies=True)

@@ -32,7 +32,7 @@ train() {
 }
 
 # tiny_run RECIPE[/VARIANT] WORKFLOW DATA_OPTIONS MODEL_OPTIONS "$@": the complete run of recipe/RECIPE, on arithmetic
-# problems and with its own teacher. $WORKFLOW replaces WORKFLOW; the options go to preprocess/arithmetic.py and
+# problems and with its own teacher. $WORKFLOW replaces WORKFLOW; the options go to recipe/tiny/arithmetic.py and
 # recipe.tiny.build.
 tiny_run() {
   local recipe=${1%%/*} run=${1//\//_} workflow=${WORKFLOW:-$2} data_options=$3 model_options=$4 seed name
@@ -42,7 +42,7 @@ tiny_run() {
   name=$(tiny_name "${run}_tiny" "$seed")
   check "$seed" "$workflow" "recipe/$recipe/config" "$@"
   # shellcheck disable=SC2086  # options are words
-  python preprocess/arithmetic.py --local_dir "outputs/$name/data" $data_options --test_size 64 --seed "$seed"
+  python recipe/tiny/arithmetic.py --local_dir "outputs/$name/data" $data_options --test_size 64 --seed "$seed"
   # shellcheck disable=SC2086
   make_model "$name" "$seed" "$workflow" "recipe/$recipe/teacher.py:Teacher" $model_options
   train "$name" "$seed" "$workflow" "recipe/$recipe/config" "$@"

@@ -39,6 +39,7 @@ def layout(
             targets.reverse()
         for index, target in zip(lap, targets, strict=False):
             pieces[target].append(index)
+    # verl cuts the order by numbers of rows, so every piece has as many as the fullest one
     height = -(-max(len(piece) for piece in pieces) // micro_batch) * micro_batch
     order: list[int] = []
     for piece in pieces:

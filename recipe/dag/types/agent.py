@@ -6,7 +6,9 @@ it finds out goes into the Output that `parse` returns.
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, ClassVar
+
+from pydantic import BaseModel
 
 from recipe.dag.core.errors import UserError
 from recipe.dag.types.context import Context, Message, Output
@@ -33,6 +35,11 @@ class Agent:
     """True: other nodes see its calls only if they name its node in `after`; otherwise a loop's later rounds, and later
     turns, show them to every agent. Conditions and rewards see them in any case."""
 
+    Options: ClassVar[type[BaseModel] | None] = None
+    """A class of the options in `prompt_options`, for agents with many: it checks their values before the run starts,
+    `self.options` holds them, and `prompt` takes the context alone."""
+    options: Any = None
+
     def prompt(self, context: Context, **options: Any) -> list[Message] | list[int]:
         """Return the messages that the model reads, or token ids to feed unchanged.
 
@@ -44,7 +51,7 @@ class Agent:
     def prepare(self, workflow: Any, node: Any) -> None:
         """Called once, before the first episode, with the `Workflow` and the agent's `Node` of it
         (`recipe.dag.workflow.schema`): read files that its options name, and raise UserError for options that cannot
-        work. Does nothing unless overridden."""
+        work. `self.options` is set. Does nothing unless overridden."""
 
     def parse(self, context: Context, **options: Any) -> Output | str | None:
         """Return what the call `context.call` passes on: a text that replaces the model's, an Output with `parsed`

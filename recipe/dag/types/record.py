@@ -268,4 +268,4 @@ class Episode:
         """Return the episode as a notebook shows it."""
         from recipe.dag.types.record_html import html_of
 
-        return html_of(self)
+        return html_of(self.to_json())

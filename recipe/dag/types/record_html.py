@@ -1,4 +1,4 @@
-"""An episode as HTML, for notebooks.
+"""An episode's record as HTML, for notebooks.
 
 Invariant: whatever a record holds (texts of models, tools and data) is escaped, so that a browser shows it and never
 interprets it. Long texts are cut.
@@ -7,14 +7,13 @@ interprets it. Long texts are cut.
 from __future__ import annotations
 
 import functools
+from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 from recipe.dag.core.printable import printable
 
 if TYPE_CHECKING:
     from jinja2 import Template
-
-    from recipe.dag.types.record import Episode
 
 SHOWN = 1000
 """Characters of each text."""
@@ -41,18 +40,18 @@ turn {{ call.turn }}
 </div>"""
 
 
-def html_of(episode: Episode) -> str:
-    """Return a table of the episode's calls with their texts, tool results and rewards."""
-    prompt = episode.sample.get("prompt")
+def html_of(episode: Mapping[str, Any]) -> str:
+    """Return a table of the calls of `Episode.to_json()` with their texts, tool results and rewards."""
+    prompt = episode["sample"].get("prompt")
     problem = "\n\n".join(str(m.get("content", "")) for m in prompt) if isinstance(prompt, list) else prompt or ""
     return _template().render(episode=episode, problem=problem, headline=_headline(episode))
 
 
-def _headline(episode: Episode) -> str:
-    outcome = episode.outcome
+def _headline(episode: Mapping[str, Any]) -> str:
+    outcome, count = episode["outcome"], len(episode["calls"])
     graded = "not graded" if outcome is None else f"outcome {outcome:g}"
-    calls = f"{len(episode.calls)} call{'s' * (len(episode.calls) != 1)}"
-    return printable(f"sample {episode.uid}, episode {episode.index}: {graded}, {calls}, {episode.seconds:.1f} s")
+    calls = f"{count} call{'s' * (count != 1)}, {episode['seconds']:.1f} s"
+    return printable(f"sample {episode['uid']}, episode {episode['index']}: {graded}, {calls}")
 
 
 def _shown(text: Any) -> str:

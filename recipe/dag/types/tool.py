@@ -11,6 +11,7 @@ import json
 from typing import Any, Protocol, runtime_checkable
 
 from recipe.dag.core.errors import UserError, described
+from recipe.dag.types.convention import TOOL
 from recipe.dag.types.record import ToolResult
 
 
@@ -65,19 +66,15 @@ def tool_name(tool: Any, where: str) -> str:
 
 def check_tool(tool: Any, where: str) -> None:
     """Check that an object follows the protocol. Raises UserError."""
-    for method, arguments in (("execute", ("arguments", "state")), ("close", ())):
+    for method, convention in TOOL.items():
         function = getattr(tool, method, None)
-        if method == "close" and function is None:
+        if function is None and not convention.required:
             continue
         if not callable(function):
             raise UserError(f"tool {where}: has no method `{method}`; write `async def {method}(self, ...)`")
         if not inspect.iscoroutinefunction(inspect.unwrap(function)):
             raise UserError(f"tool {where}: `{method}` must be `async def`")
-        try:
-            inspect.signature(function).bind(*arguments)
-        except TypeError as error:
-            names = ", ".join(arguments)
-            raise UserError(f"tool {where}: `{method}` must take ({names}): {error}") from error
+        convention.check(function, f"tool {where}: `{method}`")
     tool_name(tool, where)
     argument_validator(tool, where)
 

@@ -7,12 +7,14 @@ classes of other files) are `OPAQUE` and pass every check.
 from __future__ import annotations
 
 import ast
-from collections.abc import Iterable, Iterator
+from collections import deque
+from collections.abc import Iterator
 from dataclasses import dataclass
 from enum import Enum
+from inspect import Parameter
 from pathlib import Path
 
-from recipe.dag.core.suggestion import closest, listing
+from recipe.dag.types.convention import without_self
 
 
 class Opaque(Enum):
@@ -24,6 +26,8 @@ Function = ast.FunctionDef | ast.AsyncFunctionDef
 Definition = Function | ast.ClassDef | Opaque
 _TRANSPARENT = ("staticmethod", "classmethod", "Catalogued")
 """Decorators that leave a function's signature as it is."""
+_EMPTY = ("object", "Protocol", "Generic", "ABC", "BaseModel", "Frozen")
+"""Base classes that add no method and no option."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,73 +49,38 @@ class Outline:
                 definition = definition and OPAQUE
         return definition
 
-    def method(self, owner: ast.ClassDef, name: str, seen: frozenset[str] = frozenset()) -> Function | Opaque | None:
+    def method(self, owner: ast.ClassDef, name: str) -> Function | Opaque | None:
         """Return a method of the class or of its bases in this file, OPAQUE if a base is in another file, or None."""
-        body = _names(owner.body)
-        if name in body:
-            definition = body[name]
-            return OPAQUE if isinstance(definition, ast.ClassDef) else definition
-        inherited: Opaque | None = None
-        for base in self._bases(owner):
-            if base is OPAQUE:
-                inherited = OPAQUE
-            elif base.name not in seen and (method := self.method(base, name, seen | {owner.name})) is not None:
-                return method
-        return inherited
+        lineage = list(self._lineage(owner))
+        for code in lineage:
+            if code is not OPAQUE and (definition := _names(code.body).get(name)) is not None:
+                return OPAQUE if isinstance(definition, ast.ClassDef) else definition
+        return OPAQUE if OPAQUE in lineage else None
 
-    def decorated(self, owner: ast.ClassDef, seen: frozenset[str] = frozenset()) -> bool:
+    def decorated(self, owner: ast.ClassDef) -> bool:
         """Return whether the class or a base has a decorator or a metaclass, which may add methods."""
-        if owner.decorator_list or owner.keywords:
-            return True
-        bases = [base for base in self._bases(owner) if base is not OPAQUE and base.name not in seen]
-        return any(self.decorated(base, seen | {owner.name}) for base in bases)
+        return any(code is not OPAQUE and (code.decorator_list or code.keywords) for code in self._lineage(owner))
 
-    def _bases(self, owner: ast.ClassDef) -> Iterator[ast.ClassDef | Opaque]:
-        """Yield the bases defined in the same file, and OPAQUE for each other base that may add methods."""
+    def options(self, owner: ast.ClassDef) -> tuple[Parameter, ...] | None:
+        """Return the fields of the class `Options` of a hook class, as keyword parameters; None if it has none."""
+        for code in self._lineage(owner):
+            if code is not OPAQUE and isinstance(model := _names(code.body).get("Options"), ast.ClassDef):
+                return tuple(field for part in self._lineage(model) for field in _fields(part))
+        return None
+
+    def _lineage(self, owner: ast.ClassDef, seen: frozenset[str] = frozenset()) -> Iterator[ast.ClassDef | Opaque]:
+        """Yield the class and its bases that are defined in the same file, and OPAQUE for each other base that may add
+        methods."""
+        yield owner
         for base in owner.bases:
             base = base.value if isinstance(base, ast.Subscript) else base
-            if isinstance(base, ast.Name) and base.id in ("object", "Protocol", "Generic", "ABC"):
+            if isinstance(base, ast.Name) and base.id in _EMPTY:
                 continue
             definition = self.names.get(base.id, OPAQUE) if isinstance(base, ast.Name) else OPAQUE
-            yield definition if isinstance(definition, ast.ClassDef) else OPAQUE
-
-
-@dataclass(frozen=True, slots=True)
-class Signature:
-    positional: tuple[str, ...]
-    """Names of the positional parameters, without self."""
-    positional_only: int
-    defaults: int
-    """The number of `positional`, from the right, that have a default."""
-    varargs: bool
-    keywords: dict[str, bool]
-    """Keyword-only names -> whether they are required."""
-    kwargs: bool
-    generator: bool = False
-
-    def misfits(
-        self, arguments: tuple[str, ...], keywords: Iterable[str], optional: frozenset[str]
-    ) -> Iterator[tuple[str, str]]:
-        """Yield (keyword or "", error message) for a call with positional `arguments` and `keywords`. Arguments in
-        `optional` are passed only to functions that take them."""
-        keywords = list(keywords)
-        if not self.varargs and len(self.positional) < len(arguments):
-            takes = listing(self.positional) or "none"
-            yield "", f"must take the positional arguments {listing(arguments)}, takes {takes}"
-            return
-        later = self.positional[len(arguments) :]
-        required = {name for name in later[: max(0, len(later) - self.defaults)]}
-        required |= {name for name, must in self.keywords.items() if must}
-        for name in sorted(required - set(keywords) - optional):
-            yield "", f"needs the argument `{name}`, which is not passed"
-        by_name = {*self.positional[max(self.positional_only, len(arguments)) :], *self.keywords}
-        for name in keywords:
-            if name in optional or name in self.positional[self.positional_only : len(arguments)]:
-                yield name, f"`{name}` is already given by the engine; use another name"
-            elif name not in by_name and not self.kwargs:
-                suggestion = closest(name, by_name)
-                hint = f"; did you mean `{suggestion}`?" if suggestion else "; add it, or **kwargs"
-                yield name, f"takes no `{name}`{hint}"
+            if not isinstance(definition, ast.ClassDef):
+                yield OPAQUE
+            elif definition.name not in seen:
+                yield from self._lineage(definition, seen | {owner.name})
 
 
 def read_outline(path: Path) -> Outline:
@@ -128,41 +97,63 @@ def read_outline(path: Path) -> Outline:
     return Outline(names, imports, open="*" in names)
 
 
-def signature(function: Function | Opaque, *, method: bool) -> Signature | Opaque:
-    """Return the function's signature, without self if it is a method; OPAQUE if a decorator may change it."""
+def parameters(function: Function | Opaque, *, method: bool) -> tuple[Parameter, ...] | Opaque:
+    """Return the function's parameters, without self if it is a method; OPAQUE if a decorator may change them."""
     if function is OPAQUE:
         return OPAQUE
     calls = [d.func if isinstance(d, ast.Call) else d for d in function.decorator_list]
     decorators = [d.id if isinstance(d, ast.Name) else "" for d in calls]
     if any(d not in _TRANSPARENT for d in decorators):
         return OPAQUE
-    arguments = function.args
-    positional = [a.arg for a in (*arguments.posonlyargs, *arguments.args)]
-    only = len(arguments.posonlyargs)
-    if method and "staticmethod" not in decorators and positional:
-        positional, only = positional[1:], max(0, only - 1)
-    keywords = {a.arg: default is None for a, default in zip(arguments.kwonlyargs, arguments.kw_defaults, strict=True)}
-    return Signature(
-        positional=tuple(positional),
-        positional_only=only,
-        defaults=min(len(arguments.defaults), len(positional)),
-        varargs=arguments.vararg is not None,
-        keywords=keywords,
-        kwargs=arguments.kwarg is not None,
-        generator=_yields(function.body),
-    )
+    found = tuple(_parameters(function.args))
+    return without_self(found) if method and "staticmethod" not in decorators else found
 
 
-def _yields(body: list[ast.stmt]) -> bool:
-    """Return whether a function with this body is a generator; functions defined inside it do not count."""
-    pending: list[ast.AST] = list(body)
+def _parameters(arguments: ast.arguments) -> Iterator[Parameter]:
+    kinds = {Parameter.POSITIONAL_ONLY: arguments.posonlyargs, Parameter.POSITIONAL_OR_KEYWORD: arguments.args}
+    positional = [(argument.arg, kind) for kind, part in kinds.items() for argument in part]
+    first_default = len(positional) - len(arguments.defaults)
+    for index, (name, kind) in enumerate(positional):
+        yield Parameter(name, kind, default=Parameter.empty if index < first_default else ...)
+    if arguments.vararg is not None:
+        yield Parameter(arguments.vararg.arg, Parameter.VAR_POSITIONAL)
+    for argument, default in zip(arguments.kwonlyargs, arguments.kw_defaults, strict=True):
+        yield Parameter(argument.arg, Parameter.KEYWORD_ONLY, default=Parameter.empty if default is None else ...)
+    if arguments.kwarg is not None:
+        yield Parameter(arguments.kwarg.arg, Parameter.VAR_KEYWORD)
+
+
+def is_generator(function: Function) -> bool:
+    return any(isinstance(node, ast.Yield | ast.YieldFrom) for node in _own_nodes(function))
+
+
+def short_returns(function: Function) -> Iterator[tuple[int, int]]:
+    """Yield (line, number of values) of each `return` of a tuple that is written out and is not 3 or 4 values long."""
+    for node in _own_nodes(function):
+        if isinstance(node, ast.Return) and isinstance(node.value, ast.Tuple):
+            values = node.value.elts
+            if len(values) not in (3, 4) and not any(isinstance(value, ast.Starred) for value in values):
+                yield node.lineno, len(values)
+
+
+def _own_nodes(function: Function) -> Iterator[ast.AST]:
+    """Yield the nodes of the function's body, breadth first, except those of functions and classes inside it."""
+    pending: deque[ast.AST] = deque(function.body)
     while pending:
-        node = pending.pop()
-        if isinstance(node, ast.Yield | ast.YieldFrom):
-            return True
+        node = pending.popleft()
         if not isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.Lambda | ast.ClassDef):
-            pending += ast.iter_child_nodes(node)
-    return False
+            yield node
+            pending.extend(ast.iter_child_nodes(node))
+
+
+def _fields(model: ast.ClassDef | Opaque) -> Iterator[Parameter]:
+    if model is OPAQUE:
+        yield Parameter("more", Parameter.VAR_KEYWORD)
+        return
+    for statement in model.body:
+        if isinstance(statement, ast.AnnAssign) and isinstance(statement.target, ast.Name):
+            default = Parameter.empty if statement.value is None else ...
+            yield Parameter(statement.target.id, Parameter.KEYWORD_ONLY, default=default)
 
 
 def _names(body: list[ast.stmt]) -> dict[str, Definition]:
@@ -188,17 +179,3 @@ def _statements(body: list[ast.stmt]) -> Iterator[ast.stmt]:
         if not isinstance(statement, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef):
             for block in (getattr(statement, part, []) for part in ("body", "orelse", "finalbody", "handlers")):
                 yield from _statements(block)
-
-
-def short_returns(function: ast.FunctionDef | ast.AsyncFunctionDef) -> Iterator[tuple[int, int]]:
-    """Yield (line, number of values) of each `return` of a tuple that is written out and is not 3 or 4 values long."""
-    inner: list[ast.AST] = list(function.body)
-    while inner:
-        node = inner.pop(0)
-        if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.Lambda | ast.ClassDef):
-            continue
-        if isinstance(node, ast.Return) and isinstance(node.value, ast.Tuple):
-            values = node.value.elts
-            if len(values) not in (3, 4) and not any(isinstance(value, ast.Starred) for value in values):
-                yield node.lineno, len(values)
-        inner.extend(ast.iter_child_nodes(node))

@@ -21,7 +21,7 @@ from recipe.dag.workflow.draft import Draft
 from recipe.dag.workflow.draft_nodes import read_draft
 from recipe.dag.workflow.graph import graph_of, topological_order
 from recipe.dag.workflow.node_kinds import TRAINING_ROLES
-from recipe.dag.workflow.overrides import Override, placed_overrides, with_overrides
+from recipe.dag.workflow.overrides import with_overrides
 from recipe.dag.workflow.relocate_paths import relocated, relocated_node
 from recipe.dag.workflow.schema import Node, Workflow
 from recipe.dag.workflow.short_form import in_long_form
@@ -33,7 +33,7 @@ from recipe.dag.workflow.training_chain import derive_training_chain
 def workflow_from(source: Source) -> Workflow:
     """Return the workflow of a source, in the short or long form, whose references are resolved. Raises WorkflowError,
     whose `problems` are all mistakes of the file."""
-    draft = _checked(source)
+    draft = checked_draft(source)
     policies = with_overrides(draft)
     return Workflow(
         path=str(Path(source.file).resolve()),
@@ -53,12 +53,8 @@ def workflow_from(source: Source) -> Workflow:
     )
 
 
-def overrides_from(source: Source) -> tuple[Override, ...]:
-    """Return the keys of verl's configuration that the file sets. Raises WorkflowError."""
-    return tuple(placed_overrides(_checked(source)))
-
-
-def _checked(source: Source) -> Draft:
+def checked_draft(source: Source) -> Draft:
+    """Return the pieces of a source that has no mistakes. Raises WorkflowError."""
     draft = read_draft(expand(in_long_form(source)))
     problems = [*draft.problems, *check_workflow(draft)]
     if problems:

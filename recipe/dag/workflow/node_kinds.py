@@ -10,6 +10,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from enum import StrEnum
 
+from recipe.dag.types.convention import COMPUTE, REWARD, Convention
+
 
 class NodeType(StrEnum):
     MODEL_INFERENCE = "MODEL_INFERENCE"
@@ -47,8 +49,8 @@ class NodeKind:
     """The key of the short form that gives a node this kind."""
     keeps_value: bool = True
     """The value under `key` is a field of the node; otherwise it must be empty (`longest: {}`)."""
-    function_takes: tuple[str, ...] = ()
-    """Leading arguments of the user's function that the node runs; empty if it runs none."""
+    convention: Convention | None = None
+    """How the user's function that the node runs is called; None if it runs none."""
     forward_step: str | None = None
     """The name of the node's forward pass in plans; None if `only_forward_compute` has no effect."""
     configures_model: bool = False
@@ -59,10 +61,10 @@ class NodeKind:
 
 KINDS: Mapping[NodeRole, NodeKind] = {
     NodeRole.ROLLOUT: NodeKind(NodeType.MODEL_INFERENCE, Stage.EPISODE, "rollout", key="agent", configures_model=True),
-    NodeRole.REWARD: NodeKind(NodeType.COMPUTE, Stage.REWARD, "reward", key="reward", function_takes=("episode",)),
+    NodeRole.REWARD: NodeKind(NodeType.COMPUTE, Stage.REWARD, "reward", key="reward", convention=REWARD["episode"]),
     NodeRole.VOTE: NodeKind(NodeType.COMPUTE, Stage.EPISODE, "vote", key="vote", shape=("([", "])")),
     NodeRole.DEFAULT: NodeKind(
-        NodeType.COMPUTE, Stage.EPISODE, "compute", key="compute", function_takes=("context",), shape=("[/", "/]")
+        NodeType.COMPUTE, Stage.EPISODE, "compute", key="compute", convention=COMPUTE, shape=("[/", "/]")
     ),
     NodeRole.ADVANTAGE: NodeKind(NodeType.COMPUTE, Stage.TRAINING, "advantage"),
     NodeRole.ACTOR: NodeKind(

@@ -114,7 +114,7 @@ class _Expansion:
                 self.result.problems.append(inner.source.problem(("nodes", index), message))
                 self.result.unread.add(piece.node_id)
             elif agent is None or agent in outer_agents:
-                self.inline(piece, inner, index, node, outer_agents, path)
+                self.inline(piece, inner, index, outer_agents, path)
         self.merge("loops", {f"{piece.node_id}__{n}": (n, v) for n, v in inner.loops.items()}, inner, piece, path)
         self.merge("envs", {n: (n, v) for n, v in inner.envs.items()}, inner, piece, path)
 
@@ -184,10 +184,9 @@ class _Expansion:
                 self.report(path, message)
         return matches
 
-    def inline(
-        self, piece: SubWorkflow, inner: Inner, index: int, node: Any, outer_agents: dict[str, str], path: KeyPath
-    ) -> None:
+    def inline(self, piece: SubWorkflow, inner: Inner, index: int, outer_agents: dict[str, str], path: KeyPath) -> None:
         """Add a node of a sub-workflow, with the names that its parts have in the including file."""
+        node = inner.kept[index]
         position = self.add(node, Origin(inner.source, ("nodes", index)))
         if not isinstance(node, dict):
             return

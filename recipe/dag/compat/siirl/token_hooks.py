@@ -17,24 +17,19 @@ from recipe.dag.core.errors import HookFault, UserError, described
 from recipe.dag.endpoint.chat import as_ids
 from recipe.dag.types.agent import defines
 from recipe.dag.types.context import Context, Output
+from recipe.dag.types.convention import TOKEN_HOOKS, parameters_of
 from recipe.dag.types.record import Call
 from recipe.dag.types.tokens import Tokens
 from recipe.dag.workflow.agent_schema import Agent
 
-TOKEN_FORM = ("pre_process", "post_process")
 
-
-def in_token_form(holder: Any, where: str) -> bool:
-    """Return whether a file or object has hooks on token ids, of which a `parse` is then a helper. Raises UserError for
-    a class with one function of each form."""
-    if not any(defines(holder, name) for name in TOKEN_FORM):
-        return False
+def check_form(holder: Any, where: str) -> None:
+    """Raise UserError for a class that has one function of each form."""
     halves = (("prompt", "pre_process", "post_process"), ("parse", "post_process", "pre_process"))
     for native, counterpart, defined in halves:
         is_method = inspect.ismethod(getattr(holder, native, None)) and defines(holder, native)
         if is_method and not defines(holder, counterpart):
             raise UserError(f"{where}: the class defines {native} and {defined}; write prompt and parse")
-    return True
 
 
 class TokenHooks:
@@ -99,8 +94,7 @@ def _called_with_context(function: Callable[..., Any] | None) -> Any:
 
 
 def _takes_context(function: Callable[..., Any]) -> bool:
-    parameters = inspect.signature(function).parameters.values()
-    return any(parameter.name == "context" or parameter.kind is parameter.VAR_KEYWORD for parameter in parameters)
+    return "context" in TOKEN_HOOKS["pre_process"].taken(parameters_of(function))
 
 
 def _transcript(tokens: Tokens, context: Context) -> str | None:

@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from recipe.dag.core.problem import KeyPath, Problem
+from recipe.dag.types.convention import COMPUTE, Reference
 from recipe.dag.workflow.checks.facts import DraftFacts
 from recipe.dag.workflow.draft import Draft
 from recipe.dag.workflow.moves import remembers
@@ -39,7 +40,7 @@ def check_candidates(facts: DraftFacts) -> Iterator[Problem]:
 
 
 def _check_function(facts: DraftFacts, spec: Candidates, path: KeyPath) -> Iterator[Problem]:
-    yield from facts.check_function(spec.by, (*path, "by"), ("context",), spec.args, (*path, "args"))
+    yield from facts.check_function(Reference(spec.by, (*path, "by"), spec.args, (*path, "args")), COMPUTE)
     if facts.has(*path, "key"):
         yield facts.problem((*path, "key"), "a function returns the score; only a node has a key; remove it", key=True)
 

@@ -132,14 +132,17 @@ class DraftFacts(Facts):
             algorithm.share_reward_in_agent
             or algorithm.spans_policies
             or any(node.agent_options.rewards_with_env for node in self.nodes)
-            or any(entry is None and where not in PAYS_OWN_ONLY for _, _, where, entry in self.reward_functions())
+            or any(entry is None and where not in PAYS_OWN_ONLY for _, _, where, entry in self.reward_functions)
             or any(entry.traits.copies for _, _, entry in self.catalogued_rewards())
         )
 
-    def reward_functions(self) -> Iterator[tuple[int, Node, str | None, RewardEntry | None]]:
-        for index, node in self.draft.each_node():
-            if node.node_role is NodeRole.REWARD:
-                yield index, node, *self._engine_function(node.executable_ref or "", ("nodes", index, "executable_ref"))
+    @cached_property
+    def reward_functions(self) -> list[tuple[int, Node, str | None, RewardEntry | None]]:
+        return [
+            (index, node, *self._engine_function(node.executable_ref or "", ("nodes", index, "executable_ref")))
+            for index, node in self.draft.each_node()
+            if node.node_role is NodeRole.REWARD
+        ]
 
     def _engine_function(self, ref: str, here: KeyPath) -> tuple[str | None, RewardEntry | None]:
         file, function = self.references.definition(ref, here) or (Path(), None)
@@ -152,7 +155,7 @@ class DraftFacts(Facts):
     def catalogued_rewards(self) -> Iterator[tuple[int, Node, RewardEntry]]:
         """Yield (index, node, its entry) of each reward node whose function is in the catalogue; for `shaped`, the
         entry of its shaping."""
-        for index, node, _, entry in self.reward_functions():
+        for index, node, _, entry in self.reward_functions:
             if entry is not None and entry.where == SHAPED:
                 entry = chosen_shaping(node.executable_kwargs)
             if entry is not None:

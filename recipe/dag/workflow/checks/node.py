@@ -28,17 +28,17 @@ def check_nodes(draft: Draft) -> Iterator[Problem]:
 def _check_options(draft: Draft, node: Node, path: KeyPath) -> Iterator[Problem]:
     problem, role, kind = draft.source.problem, node.node_role, KINDS[node.node_role]
     for key in ("agent", "agent_group"):
-        if (kind.function_takes or role is NodeRole.VOTE) and draft.has(*path, key):
+        if (kind.convention or role is NodeRole.VOTE) and draft.has(*path, key):
             yield problem((*path, key), f"a {role} node does not belong to one agent; remove `{key}`", key=True)
     if node.only_forward_compute and kind.forward_step is None:
         yield problem((*path, "only_forward_compute"), "only MODEL_TRAIN nodes read this; remove it", key=True)
-    if node.executable_ref is None and kind.function_takes:
+    if node.executable_ref is None and kind.convention:
         message = f"a {role} node needs `executable_ref: file.py:function`"
         if not draft.has(*path, "node_role"):
             message = "the node has no kind; add `agent:`, `reward:`, `vote:`, `compute:` or `workflow:`"
         yield problem(path, message)
     for key in ("executable_ref", "executable_kwargs"):
-        if not kind.function_takes and draft.has(*path, key):
+        if not kind.convention and draft.has(*path, key):
             hint = "; a class goes under `hooks`" if role is NodeRole.ROLLOUT else "; remove it"
             message = f"only REWARD and DEFAULT nodes read this, and this is a {role} node{hint}"
             yield problem((*path, key), message, key=True)

@@ -6,7 +6,8 @@ Invariant: the user's files are read, never run, so that checking is fast and ha
 from __future__ import annotations
 
 import ast
-from collections.abc import Generator, Iterable, Iterator
+from collections.abc import Generator, Iterable, Iterator, Mapping, Sequence
+from inspect import Parameter
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +16,16 @@ from recipe.dag.core.paths import find_beside, find_source, is_module, names_env
 from recipe.dag.core.problem import KeyPath, Problem
 from recipe.dag.core.suggestion import did_you_mean, listing
 from recipe.dag.tools.builtin import BUILTIN
+from recipe.dag.types.convention import (
+    CONSTRUCTOR,
+    ENV,
+    REWARD,
+    SCRIPT,
+    TOOL,
+    Convention,
+    Reference,
+    form_of,
+)
 from recipe.dag.workflow.agent_schema import Agent, ToolSpec
 from recipe.dag.workflow.ast_index import (
     OPAQUE,
@@ -22,32 +33,16 @@ from recipe.dag.workflow.ast_index import (
     Function,
     Opaque,
     Outline,
-    Signature,
+    is_generator,
+    parameters,
     read_outline,
     short_returns,
-    signature,
 )
 from recipe.dag.workflow.interpolation import check_env
 from recipe.dag.workflow.node_kinds import KINDS, NodeRole
 from recipe.dag.workflow.parse_model import parse_piece
-from recipe.dag.workflow.schema import EnvSpec, Node
+from recipe.dag.workflow.schema import AgentOptions, EnvSpec, Node
 from recipe.dag.workflow.source import Source
-
-_HOOKS = {"prompt": ("context",), "parse": ("context",)}
-_TOKEN_HOOKS = {
-    "pre_process": ("tokenizer", "prompt_ids", "obs"),
-    "post_process": ("tokenizer", "prompt_ids", "response_ids"),
-}
-_ENV = {"step": ("actions", "ground_truth")}
-_STEP = frozenset({"agents", "agent"})
-"""The arguments that `step` may take besides."""
-_TOOL = {"execute": ("arguments", "state"), "close": ()}
-_OPTIONAL = frozenset({"close"})
-# An env need not define reset. It is called with keyword arguments: those of these that it takes.
-_RESET = frozenset({"sample", "seed", "sandbox", "agents"})
-_CONTEXT = frozenset({"context"})
-_SCOPES = {"episode": ("episode",), "group": ("episodes",)}
-"""Scope of a reward node -> the leading arguments of its function."""
 
 Target = tuple[Outline, Definition | None]
 """A file and the definition that is named in it; None: the whole file."""
@@ -83,9 +78,7 @@ class References:
         whole = at if name is not None or isinstance(_at(self.source.data, at), dict) else None
         here = (*at, "path") if whole and tool.path else at
         if tool.path is not None:
-            target = yield from self.look_up(tool.path, here, "Class")
-            if target is not None:
-                yield from self.check_class(target, tool.path, here, _TOOL, tool.kwargs, (*at, "kwargs"))
+            yield from self.check_class(Reference(tool.path, here, tool.kwargs, (*at, "kwargs")), TOOL)
             return
         called = tool.name or name or ""
         if called not in BUILTIN:
@@ -112,210 +105,169 @@ class References:
 
     def _check_overriding_kwargs(self, tool: ToolSpec, base: KeyPath, at: KeyPath) -> Iterator[Problem]:
         """Check the `kwargs` at `at`, merged with those at `base`, whose own mistakes are reported there."""
-        if tool.path is None:
-            if tool.name is None or tool.name not in BUILTIN:
+        both = ((_at(self.source.data, (*base, "kwargs")) or {}, base), (tool.kwargs, at))
+        if tool.path is not None:
+            outline, owner = (yield from self.look_up(tool.path, (*base, "path"), "Class")) or (None, None)
+            if outline is None or not isinstance(owner, ast.ClassDef):
                 return
-            own = _at(self.source.data, (*base, "kwargs")) or {}
-            known = {problem.message for problem in self._check_built_in(tool.name, own, base)}
-            for problem in self._check_built_in(tool.name, tool.kwargs, at):
-                if problem.message not in known:
-                    yield problem
+            calls = [Reference(tool.path, at, kwargs, (*where, "kwargs")) for kwargs, where in both]
+            own, merged = (self._check_constructor(outline, owner, call) for call in calls)
+        elif tool.name is not None and tool.name in BUILTIN:
+            own, merged = (self._check_built_in(tool.name, kwargs, where) for kwargs, where in both)
+        else:
             return
-        target = yield from self.look_up(tool.path, (*base, "path"), "Class")
-        outline, owner = target or (None, None)
-        if outline is not None and isinstance(owner, ast.ClassDef):
-            own = _at(self.source.data, (*base, "kwargs")) or {}
-            reported = self.check_constructor(outline, owner, tool.path, at, own, (*base, "kwargs"))
-            known = {problem.message for problem in reported}
-            problems = self.check_constructor(outline, owner, tool.path, at, tool.kwargs, (*at, "kwargs"))
-            yield from (problem for problem in problems if problem.message not in known)
+        known = {problem.message for problem in own}
+        yield from (problem for problem in merged if problem.message not in known)
 
     def check_node(self, node: Node, path: KeyPath) -> Iterator[Problem]:
         options, at = node.agent_options, (*path, "agent_options")
         if node.node_role is NodeRole.ROLLOUT:
-            kwargs = (options.pre_process_kwargs, options.post_process_kwargs)
-            yield from self.check_hooks(options.process_path, at, kwargs)
+            yield from self._check_hooks(options, at)
             for index, ref in enumerate(options.env_path):
                 if not names_env(ref):
-                    yield from self.check_env_class(ref, (*at, "env_path", index))
-        elif node.executable_ref is not None and (arguments := KINDS[node.node_role].function_takes):
+                    yield from self.check_class(Reference(ref, (*at, "env_path", index)), ENV)
+        elif node.executable_ref is not None and (convention := KINDS[node.node_role].convention) is not None:
             here, kwargs_at = (*path, "executable_ref"), (*path, "executable_kwargs")
-            arguments = _SCOPES.get(node.scope, arguments) if node.node_role is NodeRole.REWARD else arguments
-            yield from self.check_function(node.executable_ref, here, arguments, node.executable_kwargs, kwargs_at)
-            if node.node_role is NodeRole.REWARD and _at(self.source.data, (*path, "scope")) in (None, *_SCOPES):
-                yield from self._check_scope(node, node.executable_ref, here)
+            convention = REWARD.get(node.scope, convention) if node.node_role is NodeRole.REWARD else convention
+            reference = Reference(node.executable_ref, here, node.executable_kwargs, kwargs_at)
+            yield from self.check_function(reference, convention)
+            if node.node_role is NodeRole.REWARD and _at(self.source.data, (*path, "scope")) in (None, *REWARD):
+                yield from self._check_scope(node, reference)
 
-    def _check_scope(self, node: Node, ref: str, here: KeyPath) -> Iterator[Problem]:
+    def _check_scope(self, node: Node, reference: Reference) -> Iterator[Problem]:
         """Check that the name of a reward function's first argument does not contradict the node's scope."""
-        first = self._first_argument(ref, here)
-        other = next((scope for scope, names in _SCOPES.items() if scope != node.scope and first == names[0]), None)
+        _, function = self.definition(reference.ref, reference.at) or (None, None)
+        arguments = [] if function is None else [*function.args.posonlyargs, *function.args.args]
+        first = next((argument.arg for argument in arguments), None)
+        own = {scope: convention.arguments[0] for scope, convention in REWARD.items()}
+        other = next((scope for scope, name in own.items() if scope != node.scope and first == name), None)
         if other is not None:
-            message = f"`{ref}` takes `{first}`, so write `scope: {other}`"
-            yield self.source.problem(here, f"{message}, or rename the argument to `{_SCOPES[node.scope][0]}`")
-
-    def _first_argument(self, ref: str, here: KeyPath) -> str | None:
-        (_, name), base = split_ref(ref), Path(self.source.origin(here).source.file)
-        try:
-            target = self.follow(self.read(ref, base), name, base) if name else None
-        except (UserError, SyntaxError, ValueError):
-            return None  # reported where it is looked up
-        if target is None or not isinstance(target[1], Function):
-            return None
-        arguments = target[1].args
-        return next((argument.arg for argument in (*arguments.posonlyargs, *arguments.args)), None)
+            message = f"`{reference.ref}` takes `{first}`, so write `scope: {other}`"
+            yield self.source.problem(reference.at, f"{message}, or rename the argument to `{own[node.scope]}`")
 
     def check_env(self, env: EnvSpec, path: KeyPath) -> Iterator[Problem]:
-        yield from self.check_env_class(env.path, (*path, "path"), env.kwargs, (*path, "kwargs"))
+        yield from self.check_class(Reference(env.path, (*path, "path"), env.kwargs, (*path, "kwargs")), ENV)
 
     def check_script(self, script: str, path: KeyPath) -> Iterator[Problem]:
-        yield from self.check_function(script, path, ("messages",), {}, path)
+        yield from self.check_function(Reference(script, path), SCRIPT)
 
-    def check_env_class(
-        self, ref: str, at: KeyPath, kwargs: dict[str, Any] | None = None, kwargs_at: KeyPath = ()
-    ) -> Iterator[Problem]:
-        target = yield from self.look_up(ref, at, "Class")
-        if target is None:
-            return
-        yield from self.check_class(target, ref, at, _ENV, kwargs, kwargs_at)
-        outline, owner = target
-        reset = outline.method(owner, "reset") if isinstance(owner, ast.ClassDef) else None
-        if reset is not None:
-            shape = signature(reset, method=True)
-            yield from self.check_call(shape, (), {}, f"reset of `{ref}`", at, at, _RESET)
-
-    def check_hooks(
-        self, ref: str | None, at: KeyPath, kwargs: tuple[dict[str, Any], dict[str, Any]]
-    ) -> Iterator[Problem]:
-        """Check the hooks of a node. `kwargs`: those of the hook that makes the prompt, and of the one that parses."""
-        keys = ("pre_process_kwargs", "post_process_kwargs")
+    def _check_hooks(self, options: AgentOptions, at: KeyPath) -> Iterator[Problem]:
+        """Check the hooks of a node: the one that makes the prompt, and the one that parses."""
+        ref, here = options.process_path, (*at, "process_path")
+        kwargs = {"pre_process_kwargs": options.pre_process_kwargs, "post_process_kwargs": options.post_process_kwargs}
         if ref is None:
-            for key in (key for key, options in zip(keys, kwargs, strict=True) if options):
+            for key in (key for key, values in kwargs.items() if values):
                 yield self.source.problem((*at, key), "has no effect without `hooks`; remove it", key=True)
             return
-        here = (*at, "process_path")
-        target = yield from self.look_up(ref, here, None)
-        if target is None or target[1] is OPAQUE:
+        outline, owner = (yield from self.look_up(ref, here, None)) or (None, OPAQUE)
+        if outline is None or owner is OPAQUE:
             return
-        outline, owner = target
-        if owner is not None and not isinstance(owner, ast.ClassDef):
+        if isinstance(owner, Function):
             message = f"`{ref}` is a function; name the file, or a class with prompt or parse"
             yield self.source.problem(here, message)
             return
-        if isinstance(owner, ast.ClassDef):
-            yield from self.check_constructor(outline, owner, ref, here)
-        hooks = _hooks_of(outline, owner)
-        if not any(hooks.values()):
-            yield self.source.problem(here, f"`{ref}` defines neither prompt nor parse")
+        if owner is not None:
+            yield from self._check_constructor(outline, owner, Reference(ref, here))
+        calls = [Reference(ref, here, values, (*at, key)) for key, values in kwargs.items()]
+        yield from self._check_both_hooks(outline, owner, calls)
+
+    def _check_both_hooks(
+        self, outline: Outline, owner: ast.ClassDef | None, calls: Sequence[Reference]
+    ) -> Iterator[Problem]:
+        """Check the hooks of a class, or of a whole file. `calls`: of the hook for the prompt, and of the other one."""
+
+        def find(name: str) -> Definition | None:
+            return outline.find(name) if owner is None else outline.method(owner, name)
+
+        form = form_of(lambda name: find(name) not in (None, OPAQUE))
+        if not any(map(find, form)):
+            yield self.source.problem(calls[0].at, f"`{calls[0].ref}` defines neither prompt nor parse")
             return
-        arguments = _HOOKS | _TOKEN_HOOKS
-        for (name, hook), key, options in zip(hooks.items(), keys, kwargs, strict=True):
-            if hook is None and options:
-                message = f"`{ref}` defines no {name} that could take this; remove it"
-                yield self.source.problem((*at, key), message, key=True)
-            if hook is None:
-                continue
-            shape = signature(hook, method=owner is not None) if not isinstance(hook, ast.ClassDef) else OPAQUE
-            optional = frozenset[str]() if name in _HOOKS else _CONTEXT
-            hook_name = f"{name} of `{ref}`"
-            yield from self.check_call(shape, arguments[name], options, hook_name, here, (*at, key), optional)
+        fields = None if owner is None else outline.options(owner)
+        for name, call in zip(form, calls, strict=True):
+            hook = find(name)
+            if name == "prompt" and fields is not None:
+                yield from self._misfits(fields, CONSTRUCTOR, f"`{call.ref}.Options`", call)
+                call = Reference(call.ref, call.at)
+            if hook is None and call.options:
+                message = f"`{call.ref}` defines no {name} that could take this; remove it"
+                yield self.source.problem(call.options_at, message, key=True)
+            elif isinstance(hook, Function):
+                yield from self._check_call(hook, form[name], f"{name} of `{call.ref}`", call, method=owner is not None)
 
     def check_function(
-        self,
-        ref: str,
-        here: KeyPath,
-        arguments: tuple[str, ...],
-        kwargs: dict[str, Any],
-        kwargs_at: KeyPath,
-        *,
-        or_method: str | None = None,
+        self, reference: Reference, convention: Convention, or_class: Mapping[str, Convention] | None = None
     ) -> Iterator[Problem]:
-        """Check the function `ref`, written at `here`, that is called with `arguments` and `kwargs`. `or_method` also
-        allows a class, built with `kwargs`, whose method of this name is called with `arguments`."""
-        target = yield from self.look_up(ref, here, "function")
-        if target is None or target[1] is None or target[1] is OPAQUE:
+        """See `Facts.check_function`."""
+        target = yield from self.look_up(reference.ref, reference.at, "function")
+        if target is None:
             return
-        if not isinstance(target[1], ast.ClassDef):
-            shape = signature(target[1], method=False)
-            yield from self.check_call(shape, arguments, kwargs, f"`{ref}`", here, kwargs_at, optional=frozenset())
-        elif or_method is not None:
-            yield from self.check_class(target, ref, here, {or_method: arguments}, kwargs, kwargs_at)
-        else:
-            yield self.source.problem(here, f"`{ref}` is a class; name a function")
+        outline, code = target
+        if isinstance(code, ast.ClassDef) and or_class is not None:
+            yield from self._check_methods(outline, code, reference, or_class)
+        elif isinstance(code, ast.ClassDef):
+            yield self.source.problem(reference.at, f"`{reference.ref}` is a class; name a function")
+        elif isinstance(code, Function):
+            yield from self._check_call(code, convention, f"`{reference.ref}`", reference)
 
-    def check_class(
-        self,
-        target: Target,
-        ref: str,
-        here: KeyPath,
-        methods: dict[str, tuple[str, ...]],
-        kwargs: dict[str, Any] | None = None,
-        kwargs_at: KeyPath = (),
-    ) -> Iterator[Problem]:
-        """Check a class that is built with `kwargs` and has `methods`: name -> arguments of the call."""
+    def check_class(self, reference: Reference, methods: Mapping[str, Convention]) -> Iterator[Problem]:
+        """Check a class that is built with the options of `reference` and has these methods."""
+        target = yield from self.look_up(reference.ref, reference.at, "Class")
+        if target is None or target[1] is OPAQUE:
+            return
         outline, owner = target
-        if owner is OPAQUE:
-            return
-        if not isinstance(owner, ast.ClassDef):
-            yield self.source.problem(here, f"`{ref}` is a function; name a class with {listing(methods)}")
-            return
-        yield from self.check_constructor(outline, owner, ref, here, kwargs or {}, kwargs_at)
-        needed = [name for name in methods if name not in _OPTIONAL]
+        if isinstance(owner, ast.ClassDef):
+            yield from self._check_methods(outline, owner, reference, methods)
+        else:
+            message = f"`{reference.ref}` is a function; name a class with {listing(_required(methods))}"
+            yield self.source.problem(reference.at, message)
+
+    def _check_methods(
+        self, outline: Outline, owner: ast.ClassDef, reference: Reference, methods: Mapping[str, Convention]
+    ) -> Iterator[Problem]:
+        yield from self._check_constructor(outline, owner, reference)
+        ref, here, needed = reference.ref, reference.at, _required(methods)
         if missing := [name for name in needed if outline.method(owner, name) is None]:
             yield self.source.problem(here, f"`{ref}` has no method {listing(missing)}; it needs {listing(needed)}")
-        for name, arguments in methods.items():
+        for name, convention in methods.items():
             method = outline.method(owner, name)
-            if method is None:
+            if not isinstance(method, Function):
                 continue
-            if methods is _TOOL and isinstance(method, ast.FunctionDef) and not method.decorator_list:
+            if convention.coroutine and isinstance(method, ast.FunctionDef) and not method.decorator_list:
                 yield self.source.problem(here, f"{name} of `{ref}` must be `async def`")
                 continue
-            if methods is _ENV and isinstance(method, ast.FunctionDef | ast.AsyncFunctionDef):
-                for line, count in short_returns(method):
-                    problem = f"step of `{ref}` returns {count} values in line {line}"
-                    yield self.source.problem(here, f"{problem}, not (obs, reward, done) or (obs, reward, done, info)")
-            shape, optional = signature(method, method=True), _STEP if methods is _ENV else _CONTEXT
-            if methods is _ENV and isinstance(shape, Signature) and not any(shape.misfits((), arguments, _STEP)):
-                arguments, optional = (), frozenset(arguments) | _STEP  # keyword arguments may come in any order
-            yield from self.check_call(shape, arguments, {}, f"{name} of `{ref}`", here, here, optional)
+            for line, count in short_returns(method) if methods is ENV and name == "step" else ():
+                problem = f"step of `{ref}` returns {count} values in line {line}"
+                yield self.source.problem(here, f"{problem}, not (obs, reward, done) or (obs, reward, done, info)")
+            call = Reference(ref, here)  # the options are the constructor's
+            yield from self._check_call(method, convention, f"{name} of `{ref}`", call, method=True)
 
-    def check_constructor(
-        self,
-        outline: Outline,
-        owner: ast.ClassDef,
-        ref: str,
-        here: KeyPath,
-        kwargs: dict[str, Any] | None = None,
-        kwargs_at: KeyPath = (),
-    ) -> Iterator[Problem]:
+    def _check_constructor(self, outline: Outline, owner: ast.ClassDef, reference: Reference) -> Iterator[Problem]:
+        how = "with `kwargs` alone" if reference.options else "without arguments"
         init = outline.method(owner, "__init__")
-        bare = OPAQUE if outline.decorated(owner) else Signature((), 0, 0, False, {}, False)
-        shape = bare if init is None else signature(init, method=True)
-        if isinstance(shape, Signature):
-            how = "with `kwargs` alone" if kwargs else "without arguments"
-            for keyword, text in shape.misfits((), kwargs or {}, frozenset()):
-                at = (*kwargs_at, keyword) if keyword else here
-                message = f"`{ref}` is built {how}, but __init__ {text}"
-                yield self.source.problem(at, message, key=bool(keyword))
+        name = f"`{reference.ref}` is built {how}, but __init__"
+        if init is not None:
+            yield from self._check_call(init, CONSTRUCTOR, name, reference, method=True)
+        elif not outline.decorated(owner):
+            yield from self._misfits((), CONSTRUCTOR, name, reference)
 
-    def check_call(
-        self,
-        shape: Signature | Opaque,
-        arguments: tuple[str, ...],
-        kwargs: dict[str, Any],
-        name: str,
-        here: KeyPath,
-        kwargs_at: KeyPath,
-        optional: frozenset[str] = _CONTEXT,
+    def _check_call(
+        self, function: Function | Opaque, convention: Convention, name: str, call: Reference, *, method: bool = False
     ) -> Iterator[Problem]:
-        if not isinstance(shape, Signature):
+        """Check a call with the options of `call`. `name`: of the function in messages. `method`: it takes self."""
+        shape = parameters(function, method=method)
+        if isinstance(function, Opaque) or isinstance(shape, Opaque):
             return
-        if shape.generator:
-            yield self.source.problem(here, f"{name} yields, so it is a generator; it must return")
-        for keyword, text in shape.misfits(arguments, kwargs, optional):
-            if keyword:
-                yield self.source.problem((*kwargs_at, keyword), f"{name} {text}", key=True)
-            else:
-                yield self.source.problem(here, f"{name} {text}")
+        if is_generator(function):
+            yield self.source.problem(call.at, f"{name} yields, so it is a generator; it must return")
+        yield from self._misfits(shape, convention, name, call)
+
+    def _misfits(
+        self, shape: tuple[Parameter, ...], convention: Convention, name: str, call: Reference
+    ) -> Iterator[Problem]:
+        for option, message in convention.misfits(shape, call.options):
+            at = (*call.options_at, option) if option else call.at
+            yield self.source.problem(at, f"{name} {message}", key=bool(option))
 
     def look_up(self, ref: str, here: KeyPath, wanted: str | None) -> Generator[Problem, None, Target | None]:
         """Yield problems, and return what `ref` names, or None if there is nothing to check. `wanted`: the kind of name
@@ -380,13 +332,8 @@ class References:
             return outline, OPAQUE
 
 
-def _hooks_of(outline: Outline, owner: ast.ClassDef | None) -> dict[str, Function | ast.ClassDef | Opaque | None]:
-    """Return the hooks of a file or class: pre_process and post_process if it has one, else prompt and parse."""
-    forms: list[dict[str, Function | ast.ClassDef | Opaque | None]] = [
-        {name: outline.find(name) if owner is None else outline.method(owner, name) for name in form}
-        for form in (_TOKEN_HOOKS, _HOOKS)
-    ]
-    return next((form for form in forms if any(hook not in (None, OPAQUE) for hook in form.values())), forms[1])
+def _required(methods: Mapping[str, Convention]) -> list[str]:
+    return [name for name, convention in methods.items() if convention.required]
 
 
 def _at(data: Any, path: KeyPath) -> Any:

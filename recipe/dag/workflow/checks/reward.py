@@ -67,7 +67,7 @@ def _warn_of_summed_scores(facts: DraftFacts) -> Iterator[Problem]:
     agents = {agent.name for agent in facts.trained_agents}
     trained = {node for node, agent in facts.agent_of.items() if agent in agents}
     loops = [set(loop.nodes) for loop in facts.loops.values() if loop.max_rounds > 1]
-    for index, node, function, _ in facts.reward_functions():
+    for index, node, function, _ in facts.reward_functions:
         coaches = node.executable_kwargs.get("coaches")
         if function != COACH_SCORES or not isinstance(coaches, Mapping):
             continue
@@ -132,7 +132,7 @@ def _graded_before(facts: DraftFacts, node: Node) -> bool:
     """Return whether a node that runs before this one may set the outcome; no function of the catalogue does."""
     order = topological_order(graph_of(facts.nodes))
     before = set(order[: order.index(node.node_id)])
-    return any(entry is None and other.node_id in before for _, other, _, entry in facts.reward_functions())
+    return any(entry is None and other.node_id in before for _, other, _, entry in facts.reward_functions)
 
 
 def _check_vote(draft: Draft, index: int, node: Node) -> Iterator[Problem]:

@@ -12,6 +12,7 @@ from typing import Any
 from recipe.dag.algorithms.reward_catalogue import SHAPED, OptionKind, RewardOption, chosen_shaping
 from recipe.dag.core.problem import KeyPath, Problem
 from recipe.dag.core.suggestion import closest, did_you_mean, listing
+from recipe.dag.types.convention import Reference
 from recipe.dag.workflow.checks.facts import DraftFacts
 from recipe.dag.workflow.draft import Draft
 from recipe.dag.workflow.node_kinds import NodeRole
@@ -20,7 +21,7 @@ from recipe.dag.workflow.parse_model import show_value
 
 def check_reward_options(facts: DraftFacts) -> Iterator[Problem]:
     draft, problem = facts.draft, facts.problem
-    for index, node, name, entry in facts.reward_functions():
+    for index, node, name, entry in facts.reward_functions:
         options = node.executable_kwargs
         path: KeyPath = ("nodes", index, "executable_kwargs")
         takes = entry.takes if entry is not None else {}
@@ -45,8 +46,8 @@ def _check_value(facts: DraftFacts, path: KeyPath, option: RewardOption, value: 
     """Check the value of an option at `path`."""
     for inner, message in _mistakes(facts.draft, path, option, value):
         yield facts.problem((*path, *inner), message)
-    if option.kind is OptionKind.FUNCTION and isinstance(value, str):
-        yield from facts.check_function(value, path, option.arguments, {}, path)
+    if option.convention is not None and isinstance(value, str):
+        yield from facts.check_function(Reference(value, path), option.convention)
 
 
 def _default_problem(draft: Draft, key: str, option: RewardOption) -> str | None:

@@ -3,10 +3,10 @@
 Invariant: the target depends on some columns and not on others, and the answers are in no file that agents get. The
 same seed gives the same tasks, and no training task has the text or a table of a test task.
 
-`python preprocess/tabular.py --local_dir data/tabular --train_size 512 --test_size 64 --seed 0`
+`python recipe/dsbench/tabular.py --local_dir data/tabular --train_size 512 --test_size 64 --seed 0`
 
 A row's `extra_info` has `files` (train.csv and test.csv, as text), `answer_csv` (the text of the answers' file), and
-`metadata` and `data_type` as in the published tasks (preprocess/dsbench.py).
+`metadata` and `data_type` as in the published tasks (recipe/dsbench/prepare.py).
 """
 
 from __future__ import annotations
@@ -24,10 +24,11 @@ from statistics import fmean, pstdev
 from typing import Any
 
 if __name__ == "__main__" and not __package__:
-    sys.path[0] = str(Path(__file__).resolve().parents[1])
+    sys.path[0] = str(Path(__file__).resolve().parents[2])
 
 from recipe.dag.core.errors import UserError
-from verl_dag.preprocess import common
+from recipe.dag.train import data_script
+from recipe.dag.train.problems import row_of
 
 TRAIN_ROWS, TEST_ROWS = 60, 40
 NOISE = 0.12
@@ -183,17 +184,17 @@ def generate(seed: int, n: int, exclude: Sequence[Task] = ()) -> list[Task]:
     """Return `n` tasks with distinct texts, equally many of each domain, none with the text of a task in `exclude`.
     Raises UserError if too few exist."""
     rng = random.Random(seed)
-    texts = {common.text_key(task.text) for task in exclude}
+    texts = {data_script.text_key(task.text) for task in exclude}
     tasks: list[Task] = []
     misses = 0
     while len(tasks) < n:
         task = draw(DOMAINS[len(tasks) % len(DOMAINS)], rng)
-        if common.text_key(task.text) in texts:
+        if data_script.text_key(task.text) in texts:
             misses += 1
             if misses > _MAX_MISSES:
                 raise UserError(f"found only {len(tasks)} of {n} distinct tasks; ask for fewer")
             continue
-        texts.add(common.text_key(task.text))
+        texts.add(data_script.text_key(task.text))
         tasks.append(task)
     rng.shuffle(tasks)
     return tasks
@@ -242,7 +243,7 @@ def row(task: Task, index: int, split: str, files: Mapping[str, str] | None = No
         "metadata": json.dumps(metadata),
         "data_type": task.domain.data_type,
     }
-    return common.row_of("tabular", task.text, "", index, split, **extra) | {"ability": "data_modeling"}
+    return row_of("tabular", task.text, "", index, split, **extra) | {"ability": "data_modeling"}
 
 
 def check_disjoint(train: Sequence[Task], test: Sequence[Task]) -> None:
@@ -311,21 +312,21 @@ def _csv(header: Sequence[str], rows: Sequence[Sequence[Any]]) -> str:
 def main(argv: Sequence[str] | None = None) -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.ArgumentDefaultsHelpFormatter)
     parser.add_argument(
-        "--local_dir", required=True, type=common.folder, help="where train.parquet and test.parquet go"
+        "--local_dir", required=True, type=data_script.folder, help="where train.parquet and test.parquet go"
     )
     parser.add_argument("--train_size", type=int, default=512)
     parser.add_argument("--test_size", type=int, default=64)
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--file", type=Path, action="append", default=[], help="a further file for the agents")
     options = parser.parse_args(argv)
-    common.check_numbers(options)
+    data_script.check_numbers(options)
     try:
         files = {path.name: path.read_text("utf-8") for path in options.file}
     except (OSError, UnicodeDecodeError) as error:
         raise UserError(f"--file: {error}; pass a text file") from error
     train, test = splits(options.seed, options.train_size, options.test_size)
     check_disjoint(train, test)
-    common.write(
+    data_script.write(
         options.local_dir,
         {
             split: [row(task, index, split, files) for index, task in enumerate(tasks)]
@@ -335,4 +336,4 @@ def main(argv: Sequence[str] | None = None) -> None:
 
 
 if __name__ == "__main__":
-    sys.exit(common.run(main))
+    sys.exit(data_script.run(main))

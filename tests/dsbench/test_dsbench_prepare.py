@@ -9,7 +9,7 @@ import pytest
 
 from recipe.dag.core.errors import UserError
 from recipe.dag.train.data import load_samples
-from verl_dag.preprocess import dsbench
+from recipe.dsbench import prepare
 
 PROMPT = "Evaluation\n\nSubmissions are evaluated using the accuracy score."
 
@@ -60,13 +60,13 @@ def written(tmp_path, split="train"):
 
 @pytest.mark.parametrize("lines", [True, False])
 def test_json_lines_and_lists_are_read(project, tmp_path, lines):
-    dsbench.main(project([task("a"), task("b")], test=[task("c")], lines=lines))
+    prepare.main(project([task("a"), task("b")], test=[task("c")], lines=lines))
     assert [json.loads(s["extra_info"]["metadata"])["task_id"] for s in written(tmp_path)] == ["a", "b"]
     assert len(written(tmp_path, "test")) == 1
 
 
 def test_metadata_may_be_text_or_an_object(project, tmp_path):
-    dsbench.main(project([task("a", metadata=json.dumps(task("a")["metadata"])), task("b")], test=[task("c")]))
+    prepare.main(project([task("a", metadata=json.dumps(task("a")["metadata"])), task("b")], test=[task("c")]))
     first, second = (json.loads(s["extra_info"]["metadata"]) for s in written(tmp_path))
     assert first.keys() == second.keys() and first["task_id"] == "a"
 
@@ -76,7 +76,7 @@ def test_agents_read_the_cleaned_prompt_and_the_coach_the_published_one(project,
         "a": {"cleaned_prompt": "Classify.", "metric": "ROC AUC", "id_column": "id", "target_column": ["species"]},
         "b": "Only a text.",
     }
-    dsbench.main(project([task("a"), task("b"), task("d")], test=[task("c")], cleaned=cleaned))
+    prepare.main(project([task("a"), task("b"), task("d")], test=[task("c")], cleaned=cleaned))
     samples = written(tmp_path)
     assert [sample["prompt"][0]["content"] for sample in samples] == ["Classify.", "Only a text.", f"{PROMPT} (d)"]
     assert [sample["extra_info"]["task"] for sample in samples] == [f"{PROMPT} ({name})" for name in "abd"]
@@ -86,7 +86,7 @@ def test_agents_read_the_cleaned_prompt_and_the_coach_the_published_one(project,
 
 
 def test_agents_get_the_tables_and_never_the_answers(project, tmp_path):
-    dsbench.main(project([task("a")], test=[task("c")]))
+    prepare.main(project([task("a")], test=[task("c")]))
     (sample,) = written(tmp_path)
     assert sample["extra_info"]["files"] == {
         "train.csv": {"path": "tables/a/train.csv"},
@@ -105,41 +105,41 @@ def test_answers_under_another_name_are_never_a_file_for_the_agents(project, tmp
     leaking = task("a")
     leaking["metadata"]["test_file"] = test_file
     with pytest.raises(UserError, match="is both the answer and a file for the agents"):
-        dsbench.main(project([leaking], test=[task("c")]))
+        prepare.main(project([leaking], test=[task("c")]))
 
 
 def test_an_answer_path_replaces_the_answer_dir(project, tmp_path):
     row = task("a", answer="answers/a/test_answer.csv")
     del row["metadata"]["answer_dir"]
-    dsbench.main(project([row], test=[task("c")]))
+    prepare.main(project([row], test=[task("c")]))
     assert written(tmp_path)[0]["extra_info"]["answer_file"] == "answers/a/test_answer.csv"
     row["answer"] = None
     with pytest.raises(UserError, match="row 1: `answer` is null and metadata has no answer_dir"):
-        dsbench.main(project([row], test=[task("c")]))
+        prepare.main(project([row], test=[task("c")]))
 
 
 def test_missing_tables_are_one_line_and_nothing_is_written(project, tmp_path, capsys):
     tasks = [task(f"task{i}") for i in range(7)]
     options = project(tasks, test=[task("c")], tables=False)
     with pytest.raises(UserError) as caught:
-        dsbench.main(options)
+        prepare.main(options)
     message = str(caught.value)
     assert "8 of 8 tasks lack tables below" in message and "task0, task1, task2, task3, task4, ...;" in message
     assert "tables/task0/train.csv; pass their --data_root, or --allow_missing" in message and "\n" not in message
     assert not (tmp_path / "out").exists()
-    dsbench.main([*options, "--allow-missing"])
+    prepare.main([*options, "--allow-missing"])
     assert "warning: 8 of 8 tasks lack tables" in capsys.readouterr().out
     assert len(written(tmp_path)) == 7
 
 
 def test_tasks_whose_tables_do_not_fit_are_named_the_largest_first(project, tmp_path, capsys):
     options = project([task("small"), task("large"), task("larger")], test=[task("c")])
-    dsbench.main(options)
+    prepare.main(options)
     assert "do not fit" not in capsys.readouterr().out
     for name, size in (("large", 7 << 20), ("larger", (9 << 20) + 1)):
         with (tmp_path / "tables" / name / "test.csv").open("r+b") as file:
             file.truncate(size)
-    dsbench.main([*options, "--quota_mb", "8"])
+    prepare.main([*options, "--quota_mb", "8"])
     warning = "warning: the tables of 2 of 4 tasks do not fit into a folder of 8 MiB: larger (10 MiB), large (8 MiB);"
     assert warning in capsys.readouterr().out and len(written(tmp_path)) == 3
 
@@ -147,7 +147,7 @@ def test_tasks_whose_tables_do_not_fit_are_named_the_largest_first(project, tmp_
 def test_the_data_type_is_that_of_the_score_not_what_the_metadata_declares(project, tmp_path):
     for tables in (True, False):  # by the labels, and without tables by the metric
         options = project([task("a")], test=[task("c")], tables=tables)
-        dsbench.main([*options, "--allow_missing"])
+        prepare.main([*options, "--allow_missing"])
         (sample,) = written(tmp_path)
         assert json.loads(sample["extra_info"]["metadata"])["data_type"] == "regression"
         assert sample["extra_info"]["data_type"] == "classification"
@@ -158,25 +158,25 @@ def test_answers_that_cannot_be_scored_are_found_here(project, tmp_path):
     options = project([task("a")], test=[task("c")])
     (tmp_path / "answers" / "a" / "test_answer.csv").write_text("id,species\n1,cat\n1,dog\n")
     with pytest.raises(UserError, match="a: column id of the answer file repeats ids"):
-        dsbench.main(options)
+        prepare.main(options)
 
 
 def test_a_test_task_is_never_a_training_task(project, tmp_path, capsys):
     same_text = task("b") | {"prompt": task("c")["prompt"].upper()}
-    dsbench.main(project([task("a"), task("c"), same_text], test=[task("c")]))
+    prepare.main(project([task("a"), task("c"), same_text], test=[task("c")]))
     assert "left out 2 tasks that are also test tasks" in capsys.readouterr().out
     assert len(written(tmp_path)) == 1
 
 
 def test_tasks_are_held_out_without_a_test_file(project, tmp_path):
-    dsbench.main(project([task(name) for name in "abcd"]))
+    prepare.main(project([task(name) for name in "abcd"]))
     ids = [{s["extra_info"]["task"] for s in written(tmp_path, split)} for split in ("train", "test")]
     assert len(ids[0]) == 3 and len(ids[1]) == 1 and not ids[0] & ids[1]
 
 
 def test_a_held_out_text_is_in_no_training_task(project, tmp_path, capsys):
     same = [task(name, prompt=f"{PROMPT} {'again' * (number % 2)}") for number, name in enumerate("abcdef")]
-    dsbench.main(project(same))
+    prepare.main(project(same))
     assert "left out 2 tasks that are also test tasks" in capsys.readouterr().out
     assert len(written(tmp_path)) == 3
 
@@ -192,15 +192,15 @@ def test_a_held_out_text_is_in_no_training_task(project, tmp_path, capsys):
 )
 def test_a_malformed_task_is_one_line(project, tmp_path, row, problem):
     with pytest.raises(UserError, match=problem):
-        dsbench.main(project([row], test=[task("c")], tables=False))
+        prepare.main(project([row], test=[task("c")], tables=False))
 
 
 def test_a_task_that_occurs_twice_is_refused(project):
     with pytest.raises(UserError, match="task_id a occurs twice"):
-        dsbench.main(project([task("a"), task("a")], test=[task("c")]))
+        prepare.main(project([task("a"), task("a")], test=[task("c")]))
 
 
 def test_cleaned_prompts_of_another_form_are_refused(project, tmp_path):
     options = project([task("a")], test=[task("c")], cleaned=["a"])
     with pytest.raises(UserError, match="must be an object of task_id -> cleaned prompt"):
-        dsbench.main(options)
+        prepare.main(options)

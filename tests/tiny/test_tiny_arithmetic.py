@@ -4,6 +4,9 @@ from __future__ import annotations
 
 import ast
 import re
+import subprocess
+import sys
+from pathlib import Path
 
 import pyarrow.parquet as pq
 import pytest
@@ -11,7 +14,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from recipe.dag.core.errors import UserError
-from verl_dag.preprocess.arithmetic import FAMILIES, MENTAL, generate, main, splits
+from recipe.tiny.arithmetic import FAMILIES, MENTAL, generate, main, splits
+
+ROOT = Path(__file__).parents[2]
 
 
 @settings(max_examples=20, deadline=None)
@@ -60,8 +65,8 @@ def test_exclude_keeps_other_names_of_the_same_numbers_out():
 
 
 def test_asking_for_more_than_there_are_is_an_error(monkeypatch):
-    monkeypatch.setattr("verl_dag.preprocess.arithmetic.NAMES", ("Ann", "Bob", "Cara"))
-    monkeypatch.setattr("verl_dag.preprocess.arithmetic.THINGS", ("pens",))
+    monkeypatch.setattr("recipe.tiny.arithmetic.NAMES", ("Ann", "Bob", "Cara"))
+    monkeypatch.setattr("recipe.tiny.arithmetic.THINGS", ("pens",))
     with pytest.raises(UserError, match="ask for fewer"):
         generate(0, 700, families=FAMILIES[3:4])
 
@@ -86,3 +91,15 @@ def test_sizes_out_of_range_are_refused(option, tmp_path):
     with pytest.raises(UserError, match=option.split("=")[0]):
         main(["--local_dir", str(tmp_path / "out"), option])
     assert not (tmp_path / "out").exists()
+
+
+def test_the_script_writes_its_problems_from_any_folder(tmp_path):
+    command = [sys.executable, str(ROOT / "recipe" / "tiny" / "arithmetic.py"), "--local_dir", "out"]
+    sizes = ["--train_size", "30", "--test_size", "12", "--seed", "4"]
+    subprocess.run([*command, *sizes], cwd=tmp_path, check=True)
+    for split, problems in zip(("train", "test"), splits(4, 30, 12), strict=True):
+        rows = pq.read_table(tmp_path / "out" / f"{split}.parquet").to_pylist()
+        assert [row["prompt"][0]["content"] for row in rows] == [problem.text for problem in problems]
+        assert [row["reward_model"]["ground_truth"] for row in rows] == [str(problem.answer) for problem in problems]
+        assert rows[3]["extra_info"]["family"] == problems[3].family
+        assert rows[3]["extra_info"]["expression"] == problems[3].expression

@@ -1,6 +1,6 @@
 """Convert ReTool-SFT transcripts to dialogues with tool calls, for a supervised cold start.
 
-`python preprocess/retool_sft.py --output data/retool_sft/all.parquet` reads JoeYing/ReTool-SFT from the hub; `--input`
+`python recipe/retool/sft_data.py --output data/retool_sft/all.parquet` reads JoeYing/ReTool-SFT from the hub; `--input`
 reads JSON, JSON Lines or parquet. A row's `messages` are a question and one text with <code>, <interpreter> and
 <answer> tags. Each program becomes a call of `code_interpreter`, each result a message of role `tool`; the question is
 put as the workflow's agent puts it (system message, suffix), with the schemas of its tools, so that what is learned is
@@ -22,7 +22,7 @@ from pathlib import Path
 from typing import Any
 
 if __name__ == "__main__" and not __package__:
-    sys.path[0] = str(Path(__file__).resolve().parents[1])
+    sys.path[0] = str(Path(__file__).resolve().parents[2])
 
 import pyarrow as pa
 import pyarrow.parquet as pq
@@ -33,9 +33,8 @@ from recipe.dag.episode.first_prompt import FirstPrompts, MessageRecorder, Promp
 from recipe.dag.loading.workflow_file import load_workflow
 from recipe.dag.reward.answer import extract_answer
 from recipe.dag.tools.code_interpreter import CodeInterpreter, source_of
+from recipe.dag.train import data_script
 from recipe.dag.train.problems import read_rows
-from verl_dag.preprocess import common
-from verl_dag.preprocess.parquet import new_files
 
 HUB_NAME = "JoeYing/ReTool-SFT"
 WORKFLOW = shipped("workflows/workflow_retool.yaml")
@@ -168,10 +167,10 @@ def main(argv: Sequence[str] | None = None) -> None:
         raise UserError(f"{options.input}: none of {len(rows)} transcripts is well-formed; see the kinds above")
     messages = pa.array([row["messages"] for row in kept], MESSAGES)
     table = pa.table({"messages": messages, "tools": tools_column([row["tools"] for row in kept])})
-    with new_files([options.output], "--output") as files:
+    with data_script.new_files([options.output], "--output") as files:
         pq.write_table(table, files[0])
     print(f"retool_sft: kept {len(kept)} of {len(rows)} ({100 * len(kept) / len(rows):.1f} %) -> {options.output}")
 
 
 if __name__ == "__main__":
-    sys.exit(common.run(main))
+    sys.exit(data_script.run(main))

@@ -1,4 +1,4 @@
-"""Shared parts of the preprocess scripts: options, splitting problems, writing parquet.
+"""Parts of the scripts that make data files: options, splitting problems, writing parquet.
 
 Invariant: nothing is written before every row has been read and checked, and a file under its final name is complete.
 Rows have verl's schema: data_source, prompt, ability, reward_model{style, ground_truth}, extra_info{index, split, ...}.
@@ -10,9 +10,10 @@ import argparse
 import os
 import random
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, BinaryIO, TypeVar
 
 import pyarrow as pa
 import pyarrow.parquet as pq
@@ -117,27 +118,50 @@ def without(items: list[Item], others: list[Item]) -> list[Item]:
     return [item for item in items if text_key(item.problem) not in taken]
 
 
-def write(local_dir: Path, splits: dict[str, list[dict[str, Any]]]) -> None:
+def write(local_dir: Path, splits: Mapping[str, Sequence[Mapping[str, Any]]]) -> None:
     """Write one parquet file per non-empty split, all or none, and print the number of rows of each."""
-    temporary: dict[Path, Path] = {}
-    try:
-        local_dir.mkdir(parents=True, exist_ok=True)
-        for split, rows in splits.items():
-            if rows:
-                target = local_dir / f"{split}.parquet"
-                temporary[target] = local_dir / f".{split}.{os.getpid()}.tmp"
-                pq.write_table(pa.Table.from_pylist(rows), temporary[target])
-        for target, source in temporary.items():
-            os.replace(source, target)
-    except OSError as error:
-        raise UserError(f"{local_dir}: cannot write: {error.strerror or error}; pass another --local_dir") from error
-    finally:
-        for source in temporary.values():
-            source.unlink(missing_ok=True)
+    targets = {split: local_dir / f"{split}.parquet" for split in splits}
+    parts = [split for split, rows in splits.items() if rows]
+    with new_files([targets[split] for split in parts], "--local_dir") as files:
+        for split, file in zip(parts, files, strict=True):
+            pq.write_table(pa.Table.from_pylist(list(splits[split])), file)
     for split, rows in splits.items():
-        target = local_dir / f"{split}.parquet"
-        stale = f", {target} of an earlier run stays" if not rows and target.exists() else ""
-        print(f"{split}: {len(rows)} rows -> {target}" if rows else f"{split}: 0 rows, not written{stale}")
+        stale = f", {targets[split]} of an earlier run stays" if not rows and targets[split].exists() else ""
+        print(f"{split}: {len(rows)} rows -> {targets[split]}" if rows else f"{split}: 0 rows, not written{stale}")
+
+
+@contextmanager
+def new_files(targets: Sequence[Path], option: str) -> Iterator[list[BinaryIO]]:
+    """Yield a file to write for each target. They get their names together, when the block ends without an exception.
+
+    `option`: where the user sets the folder, for the error message. Raises UserError if the files cannot be written.
+    """
+    temporary = [target.with_name(f".{target.name}.{os.getpid()}.tmp") for target in targets]
+    files: list[BinaryIO] = []
+    folder = targets[0].parent if targets else None
+    try:
+        for target, path in zip(targets, temporary, strict=True):
+            target.parent.mkdir(parents=True, exist_ok=True)
+            if target.is_dir():
+                raise IsADirectoryError(0, f"{target} is a folder")
+            files.append(path.open("wb"))
+        yield files
+        for file in files:
+            file.flush()
+            os.fsync(file.fileno())  # some file systems report a full disk only here
+            file.close()
+        for target, path in zip(targets, temporary, strict=True):
+            os.replace(path, target)
+    except OSError as error:
+        reason = error.strerror or error
+        raise UserError(f"{folder}: cannot write: {reason}; free space there or pass another {option}") from error
+    finally:
+        for file in files:
+            with suppress(OSError):  # closing flushes, which fails again on a full disk
+                file.close()
+        for path in temporary:
+            with suppress(OSError):
+                path.unlink(missing_ok=True)
 
 
 def text_key(problem: str) -> str:

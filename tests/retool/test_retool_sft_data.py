@@ -9,9 +9,9 @@ import pyarrow.parquet as pq
 import pytest
 
 from recipe.dag.tools.code_interpreter import CodeInterpreter
+from recipe.dag.train import data_script
+from recipe.retool import sft_data as script
 from recipe.retool.agent import SYSTEM
-from verl_dag.preprocess import common
-from verl_dag.preprocess import retool_sft as script
 
 ROOT = Path(__file__).resolve().parents[2]
 FIRST = "First, multiply.\n<code>\n```python\nprint(6 * 7)\n```\n</code>\n<interpreter>\n42\n</interpreter>\n"
@@ -69,7 +69,7 @@ def run(tmp_path, capsys):
         (tmp_path / "in.jsonl").write_text("".join(json.dumps(each) + "\n" for each in rows))
         out = tmp_path / "out/all.parquet"
         arguments = ["--input", str(tmp_path / "in.jsonl"), "--output", str(out), *options]
-        code = common.run(script.main, arguments)
+        code = data_script.run(script.main, arguments)
         said = capsys.readouterr()
         return code, pq.read_table(out).to_pylist() if out.exists() else None, said.out, said.err
 

@@ -11,10 +11,10 @@ import sys
 import pytest
 
 from recipe.dag.core.errors import UserError
+from recipe.dag.train import data_script
 from recipe.dag.train.data import load_samples
-from recipe.dsbench import kit
+from recipe.dsbench import kit, tabular
 from recipe.dsbench.score import score_submission, truth_of
-from verl_dag.preprocess import common, tabular
 
 FORMS = {"rmse": "value", "mae": "value", "accuracy": "label", "roc_auc": "probability"}
 
@@ -66,8 +66,8 @@ def test_a_seed_gives_the_same_tasks_and_another_seed_others():
 def test_train_and_test_share_neither_text_nor_table(tasks):
     train, test = tasks
     tabular.check_disjoint(train, test)
-    texts = {common.text_key(task.text) for task in train}
-    assert len(texts) == len(train) and not texts & {common.text_key(task.text) for task in test}
+    texts = {data_script.text_key(task.text) for task in train}
+    assert len(texts) == len(train) and not texts & {data_script.text_key(task.text) for task in test}
     with pytest.raises(RuntimeError, match="1 training tasks have the text of a test task"):
         tabular.check_disjoint([*train, test[0]], test)
 

@@ -1,6 +1,6 @@
 """Convert DSBench's modelling tasks (published as JSON lines of {prompt, answer, metadata}) to parquet.
 
-`python preprocess/dsbench.py --input dsbench_modeling_train.json --test_input dsbench_modeling_eval.json
+`python recipe/dsbench/prepare.py --input dsbench_modeling_train.json --test_input dsbench_modeling_eval.json
 --cleaned dsbench_modeling_cleaned_prompts.json --data_root . --local_dir data/dsbench`
 
 The tables are not part of the published files: metadata names train_file, test_file and answer_dir, relative to
@@ -22,13 +22,13 @@ from pathlib import Path
 from typing import Any
 
 if __name__ == "__main__" and not __package__:
-    sys.path[0] = str(Path(__file__).resolve().parents[1])
+    sys.path[0] = str(Path(__file__).resolve().parents[2])
 
 from recipe.dag.core.errors import UserError
+from recipe.dag.train import data_script
 from recipe.dag.train.problems import read_rows, row_of
 from recipe.dsbench.metrics import DATA_TYPES, METRICS, metric_in_text, named_metric
 from recipe.dsbench.score import mapping_of, truth_of
-from verl_dag.preprocess import common
 
 ANSWER_FILE = "test_answer.csv"
 _SHOWN = 5
@@ -182,13 +182,15 @@ def main(argv: Sequence[str] | None = None) -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--input", required=True, help="the tasks: JSON Lines or a JSON list")
     parser.add_argument("--test_input", help="tasks to validate on; by default, --test_size of --input are held out")
-    parser.add_argument("--test_size", type=common.test_size, help="tasks to hold out, or 'all'; by default a quarter")
+    parser.add_argument(
+        "--test_size", type=data_script.test_size, help="tasks to hold out, or 'all'; by default a quarter"
+    )
     parser.add_argument("--cleaned", type=Path, help="cleaned prompts by task_id")
     parser.add_argument("--data_root", "--data-root", type=Path, default=Path(), help="what the paths are relative to")
     parser.add_argument("--allow_missing", "--allow-missing", action="store_true", help="write tasks without tables")
     parser.add_argument("--quota_mb", type=int, default=1024, help="MiB of the env's folder; larger tasks are reported")
     parser.add_argument(
-        "--local_dir", required=True, type=common.folder, help="where train.parquet and test.parquet go"
+        "--local_dir", required=True, type=data_script.folder, help="where train.parquet and test.parquet go"
     )
     parser.add_argument("--seed", type=int, default=0, help="seed of the choice of held-out tasks")
     options = parser.parse_args(argv)
@@ -199,9 +201,9 @@ def main(argv: Sequence[str] | None = None) -> None:
     if options.test_input:
         test = tasks_of(options.test_input, cleaned, options.data_root)
     else:
-        tasks, test = common.hold_out(tasks, options.test_size, options.seed)
-    ids, texts = {task.task_id for task in test}, {common.text_key(task.problem) for task in test}
-    train = [task for task in tasks if task.task_id not in ids and common.text_key(task.problem) not in texts]
+        tasks, test = data_script.hold_out(tasks, options.test_size, options.seed)
+    ids, texts = {task.task_id for task in test}, {data_script.text_key(task.problem) for task in test}
+    train = [task for task in tasks if task.task_id not in ids and data_script.text_key(task.problem) not in texts]
     if len(train) < len(tasks):
         print(f"train: left out {len(tasks) - len(train)} tasks that are also test tasks")
     types = data_types([*train, *test], options.data_root, allow_missing=options.allow_missing)
@@ -209,7 +211,7 @@ def main(argv: Sequence[str] | None = None) -> None:
     if cleaned:
         without = [task.task_id for task in (*train, *test) if task.task_id not in cleaned]
         print(f"cleaned prompts: {len(train) + len(test) - len(without)} tasks; the published text for {len(without)}")
-    common.write(
+    data_script.write(
         options.local_dir,
         {
             split: [row(task, index, split, types[task.task_id]) for index, task in enumerate(part)]
@@ -219,4 +221,4 @@ def main(argv: Sequence[str] | None = None) -> None:
 
 
 if __name__ == "__main__":
-    sys.exit(common.run(main))
+    sys.exit(data_script.run(main))

@@ -3,7 +3,7 @@
 Invariant: a family's wording determines its expression, so each text has one answer, a whole number from 0 to 999. The
 same seed gives the same problems, and no training problem has the text, or the family and numbers, of a test problem.
 
-`python preprocess/arithmetic.py --local_dir data/arithmetic --train_size 2048 --test_size 64 --seed 0`
+`python recipe/tiny/arithmetic.py --local_dir data/arithmetic --train_size 2048 --test_size 64 --seed 0`
 """
 
 from __future__ import annotations
@@ -17,10 +17,11 @@ from operator import add, floordiv, mod, mul, sub
 from pathlib import Path
 
 if __name__ == "__main__" and not __package__:
-    sys.path[0] = str(Path(__file__).resolve().parents[1])
+    sys.path[0] = str(Path(__file__).resolve().parents[2])
 
 from recipe.dag.core.errors import UserError
-from verl_dag.preprocess import common
+from recipe.dag.train import data_script
+from recipe.dag.train.problems import row_of
 
 NAMES = ("Ann", "Bob", "Cara", "Dan", "Eve", "Finn", "Gina", "Hugo")
 THINGS = ("pens", "books", "coins", "stones", "cards", "apples", "cups", "keys")
@@ -229,22 +230,20 @@ def splits(seed: int, train_size: int, test_size: int, *, mental: bool = False) 
 def main(argv: Sequence[str] | None = None) -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.ArgumentDefaultsHelpFormatter)
     parser.add_argument(
-        "--local_dir", required=True, type=common.folder, help="where train.parquet and test.parquet go"
+        "--local_dir", required=True, type=data_script.folder, help="where train.parquet and test.parquet go"
     )
     parser.add_argument("--train_size", type=int, default=2048)
     parser.add_argument("--test_size", type=int, default=64)
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--mental", action="store_true", help="problems with one operation on numbers from 2 to 12")
     options = parser.parse_args(argv)
-    common.check_numbers(options)
+    data_script.check_numbers(options)
     train, test = splits(options.seed, options.train_size, options.test_size, mental=options.mental)
-    common.write(
+    data_script.write(
         options.local_dir,
         {
             split: [
-                common.row_of(
-                    "arithmetic", p.text, str(p.answer), index, split, family=p.family, expression=p.expression
-                )
+                row_of("arithmetic", p.text, str(p.answer), index, split, family=p.family, expression=p.expression)
                 for index, p in enumerate(problems)
             ]
             for split, problems in (("train", train), ("test", test))
@@ -253,4 +252,4 @@ def main(argv: Sequence[str] | None = None) -> None:
 
 
 if __name__ == "__main__":
-    sys.exit(common.run(main))
+    sys.exit(data_script.run(main))
