@@ -468,8 +468,8 @@ def test_a_subclass_has_further_options(tmp_path):
         "    class Options(Coach.Options):\n        mood: str = 'stern'\n"
     )
     workflow = load_workflow(file)
-    hooks = load_hooks(workflow.node("coach"), workflow)
-    assert hooks.pre is not None and hooks.pre.function.__self__.options.mood == "kind" and hooks.pre.kwargs == {}
+    prompt = load_hooks(workflow.node("coach"), workflow).code.prompt
+    assert prompt is not None and prompt.function.__self__.options.mood == "kind" and prompt.options == {}
     file.write_text(file.read_text().replace("mood: kind", "mod: kind"))
     workflow = load_workflow(file)
     with pytest.raises(UserError, match="node coach: my_coach.py:MyCoach: prompt_options.mod: .*did you mean `mood`"):
