@@ -326,6 +326,20 @@ def test_a_spent_budget_ends_the_run_with_a_checkpoint_that_keeps_what_was_spent
     assert [line["policy/outside/api/budget_left"] for line in lines] == [pytest.approx(1 - k / 7) for k in (2, 4, 6)]
 
 
+def test_a_run_that_is_refused_because_its_budget_is_spent_writes_nothing(tmp_path):
+    remotes = resources_with_budget(tmp_path / "new", 7, {"outside": {"calls": 7.0}}).remotes
+
+    async def refused() -> None:
+        try:
+            await remotes.start()
+        finally:
+            await remotes.close()
+
+    with pytest.raises(UserError, match="its budget of 7 calls is spent"):
+        asyncio.run(refused())
+    assert not (tmp_path / "new").exists()
+
+
 def test_a_resumed_run_has_what_was_spent_before_wherever_it_was_written(tmp_path):
     def config(mode: str):
         return OmegaConf.create({"output_dir": str(tmp_path), "trainer": {"resume_mode": mode}})

@@ -27,7 +27,7 @@ class ApiPolicies(Remotes):
         """`output`: the run's output folder. `spent`: what was consumed before the run was interrupted. Raises
         UserError."""
         super().__init__(workflow, spent)
-        self._output = output
+        self._output, self._before = output, self.counts()
         self._saving: asyncio.Task[None] | None = None
         self._save_lock = threading.Lock()
 
@@ -50,7 +50,8 @@ class ApiPolicies(Remotes):
             if isinstance(error, Exception):
                 logger.warning("%s was not written while the run went on: %s", NAME, error)
         try:
-            self.save()
+            if self.counts() != self._before:  # a run that is refused writes nothing
+                self.save()
         except OSError as error:  # it must not hide the error that ends the run
             logger.warning("%s was not written: %s", NAME, error)
         await super().close()
