@@ -57,9 +57,9 @@ dag_id: chain
 agents: [{name: a, policy: main}, {name: b, policy: main}, {name: c, policy: main}]
 policies: {main: {model: {path: none}, frozen: true}}
 nodes:
-  - {node_id: a, node_type: MODEL_INFERENCE, node_role: ROLLOUT, agent: a}
-  - {node_id: b, node_type: MODEL_INFERENCE, node_role: ROLLOUT, agent: b, dependencies: [a]}
-  - {node_id: c, node_type: MODEL_INFERENCE, node_role: ROLLOUT, agent: c, dependencies: [b]}
+  - {id: a, agent: a}
+  - {id: b, agent: b, after: a}
+  - {id: c, agent: c, after: b}
 """
 TOOL_LOOP = """\
 dag_id: tool_loop
@@ -71,7 +71,7 @@ agents:
     sampling: {max_tokens: 512}
 policies: {main: {model: {path: none}, frozen: true}}
 nodes:
-  - {node_id: solve, node_type: MODEL_INFERENCE, node_role: ROLLOUT, agent: solver}
+  - {id: solve, agent: solver}
 """
 
 Play = Callable[[int], Coroutine[Any, Any, Any]]  # plays this many episodes concurrently

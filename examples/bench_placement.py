@@ -32,9 +32,9 @@ policies:
   actor: {model: {path: "%(model)s"}, critic: {}, reference: true%(gpus)s}
 algorithm: {estimator: gae_chain, kl_loss_coef: 0.01}
 nodes:
-  - {node_id: reason, node_type: MODEL_INFERENCE, node_role: ROLLOUT, agent: reasoner}
-  - {node_id: act, node_type: MODEL_INFERENCE, node_role: ROLLOUT, agent: actor, dependencies: [reason]}
-  - {node_id: score, node_type: COMPUTE, node_role: REWARD, dependencies: [act], executable_ref: "%(reward)s:reward"}
+  - {id: reason, agent: reasoner}
+  - {id: act, agent: actor, after: reason}
+  - {id: score, reward: "%(reward)s:reward", after: act}
 """
 PLACEMENTS = {"one": ("", 1), "two": (", gpus: 1", 2)}
 """Name -> (additional YAML of each policy, GPUs of the run)."""

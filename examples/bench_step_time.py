@@ -47,18 +47,16 @@ PACKED = (
     "actor_rollout_ref.model.fused_kernel_options.impl_backend=triton",
 )
 AGENT = "{name: solver%d, policy: main, sampling: {temperature: 1.0, max_tokens: %d}}"
-NODE = "  - {node_id: solve%d, node_type: MODEL_INFERENCE, node_role: ROLLOUT, agent: solver%d}\n"
+NODE = "  - {id: solve%d, agent: solver%d}\n"
 WORKFLOW = """\
 dag_id: step_time
 agents: [%(agents)s]
 policies: {main: {model: {path: "%(model)s"}}}
 algorithm: {estimator: grpo, group_by: [uid]}
 nodes:
-%(nodes)s  - node_id: reward
-    node_type: COMPUTE
-    node_role: REWARD
-    dependencies: [%(ids)s]
-    executable_ref: %(reward)s:workflow_reward
+%(nodes)s  - id: reward
+    reward: %(reward)s:workflow_reward
+    after: [%(ids)s]
 """
 REWARD = """\
 def compute_score(data_source, solution_str, ground_truth, extra_info=None, **kwargs):

@@ -51,8 +51,8 @@ agents: [{name: solver, policy: main}]
 policies: {main: {model: {path: "%s"}}}
 algorithm: {old_log_probs: trainer}
 nodes:
-  - {node_id: solve, node_type: MODEL_INFERENCE, node_role: ROLLOUT, agent: solver}
-  - {node_id: reward, node_type: COMPUTE, node_role: REWARD, dependencies: [solve], executable_ref: score.py:score}
+  - {id: solve, agent: solver}
+  - {id: reward, reward: score.py:score, after: solve}
 """
 
 

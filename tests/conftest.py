@@ -47,8 +47,8 @@ policies: {main: {model: {path: TINY}, reference: true}}
 episode: {max_turns: 3}
 algorithm: {estimator: grpo, group_by: [uid, agent, turn], scale: none, kl_loss_coef: 0.1, old_log_probs: trainer}
 nodes:
-  - {node_id: solve, node_type: MODEL_INFERENCE, node_role: ROLLOUT, agent: solver}
-  - {node_id: reward, node_type: COMPUTE, node_role: REWARD, dependencies: [solve], executable_ref: score.py:score}
+  - {id: solve, agent: solver}
+  - {id: reward, reward: score.py:score, after: solve}
 """
 
 

@@ -14,7 +14,7 @@ from recipe.dag.algorithms.loss import READERS
 from recipe.dag.compat.siirl.settings import ENV_OUTCOME, KL_LOSS_COEF, RULE_REWARD
 from recipe.dag.core.errors import UserError
 from recipe.dag.core.problem import KeyPath
-from recipe.dag.workflow.workflow_copy import WorkflowCopy
+from recipe.dag.loading.workflow_copy import WorkflowCopy
 from recipe.marft.rules import RUN, Edit
 
 ESTIMATORS = {
@@ -83,27 +83,25 @@ def set_env_rewards(copy: WorkflowCopy, edits: Edits) -> None:
         return
     steps = copy.stepping()
     if not steps and edit.value:
-        raise UserError(f"{edit.argument}: no node of the workflow has an env (agent_options.env_path); remove it")
-    tasks = [copy.get(*step, "agent_options", "pre_process_kwargs", "task") for step in steps]
+        raise UserError(f"{edit.argument}: no node of the workflow has an env (`env`); remove it")
+    tasks = [copy.get(*step, "prompt_options", "task") for step in steps]
     if "code" in tasks and not edit.value:
         raise UserError(f"{edit.argument}: only the env can judge a program; remove the flag")
-    paying = any(copy.get(*step, "agent_options", "rewards_with_env") for step in steps)
+    paying = any(copy.get(*step, "env_pays") for step in steps)
     for step in steps:
-        copy.set((*step, "agent_options", "rewards_with_env"), edit.value, edit.argument)
+        copy.set((*step, "env_pays"), edit.value, edit.argument)
     if paying == edit.value or not steps:
         return
     old, new = (RULE_REWARD, ENV_OUTCOME) if edit.value else (ENV_OUTCOME, RULE_REWARD)
-    rewards: list[KeyPath] = [
-        ("nodes", i) for i, node in enumerate(copy.data["nodes"]) if node.get("node_role") == "REWARD"
-    ]
-    scoring = [path for path in rewards if _names(copy.get(*path, "executable_ref"), old)]
+    rewards: list[KeyPath] = [("nodes", i) for i, node in enumerate(copy.data["nodes"]) if node.get("reward")]
+    scoring = [path for path in rewards if _names(copy.get(*path, "reward"), old)]
     if not edit.value and not rewards:
-        raise UserError(f"{edit.argument}: without the env there is no reward; add a REWARD node, or remove the flag")
+        raise UserError(f"{edit.argument}: without the env there is no reward; add a reward node, or remove the flag")
     for path in scoring:
-        copy.set((*path, "executable_ref"), new, edit.argument)
-        copy.drop((*path, "executable_kwargs"), edit.argument)
+        copy.set((*path, "reward"), new, edit.argument)
+        copy.drop((*path, "args"), edit.argument)
         if not edit.value:
-            copy.set((*path, "executable_kwargs"), {"agent": _agent_of(copy, steps[-1])}, edit.argument)
+            copy.set((*path, "args"), {"agent": copy.get(*steps[-1], "agent")}, edit.argument)
 
 
 def _method(copy: WorkflowCopy) -> type[Algorithm]:
@@ -145,7 +143,3 @@ def _set_critics(copy: WorkflowCopy, edit: Edit) -> None:
 def _names(ref: Any, function: str) -> bool:
     """Compare the function names only: `recipe/marft/hooks.py:env_outcome` re-exports the engine's `env_outcome`."""
     return isinstance(ref, str) and ref.rpartition(":")[2] == function.rpartition(":")[2]
-
-
-def _agent_of(copy: WorkflowCopy, node: KeyPath) -> str:
-    return copy.get(*node, "agent") or copy.data["agents"][copy.get(*node, "agent_group") or 0]["name"]

@@ -15,9 +15,9 @@ from recipe.dag.core.errors import UserError
 from recipe.dag.core.problem import KeyPath, Problem, WorkflowError
 from recipe.dag.loading.conversion import import_workflow
 from recipe.dag.loading.edits import copy_of
+from recipe.dag.loading.workflow_copy import WorkflowCopy
 from recipe.dag.loading.workflow_file import load_workflow
 from recipe.dag.workflow.schema import Workflow
-from recipe.dag.workflow.workflow_copy import WorkflowCopy
 from recipe.marft.credit import set_env_rewards, set_estimator, set_kl
 from recipe.marft.rules import Edit, Errors
 

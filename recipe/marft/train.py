@@ -22,11 +22,11 @@ from recipe.dag.app.preflight import check_overrides
 from recipe.dag.core.errors import UserError
 from recipe.dag.core.problem import Problem, WorkflowError, mistakes_reported
 from recipe.dag.loading.edits import PREFIX, Edit, load_edited, paths_of, split_edits
+from recipe.dag.loading.workflow_copy import WorkflowCopy
 from recipe.dag.report.run_record import launches
 from recipe.dag.settings.compose import compose_config, typed_settings
 from recipe.dag.settings.effects import check_effects
 from recipe.dag.settings.kinds import COUNT
-from recipe.dag.workflow.workflow_copy import WorkflowCopy
 from recipe.marft.checks import check_flags, check_policies, checked_value, steps_of
 from recipe.marft.edits import edited
 from recipe.marft.flags import translate

@@ -362,7 +362,7 @@ class Dialogue:
     def _call(self, node: EpisodeNode, turn: int, round_index: int) -> Call:
         agent = self._workflow.agent_of(node.spec)
         return Call(
-            *(node.id, agent.name, node.spec.agent_group, agent.policy, turn),
+            *(node.id, agent.name, node.agent_group, agent.policy, turn),
             stop_reason="stop",
             round=round_index,
             role=agent.role or agent.name,

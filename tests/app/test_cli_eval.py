@@ -30,12 +30,10 @@ agents: [{name: solver, policy: main, sampling: {max_tokens: 4}}]
 policies: {main: {model: {path: "${oc.env:MODEL_PATH}"}}}
 algorithm: {estimator: grpo}
 nodes:
-  - node_id: solve
-    node_type: MODEL_INFERENCE
-    node_role: ROLLOUT
+  - id: solve
     agent: solver
-    agent_options: {process_path: hooks.py}
-  - {node_id: reward, node_type: COMPUTE, node_role: REWARD, dependencies: [solve], executable_ref: hooks.py:score}
+    hooks: hooks.py
+  - {id: reward, reward: hooks.py:score, after: solve}
 """
 HOOKS = """\
 def pre_process(tokenizer, prompt_ids, obs, *, context=None):

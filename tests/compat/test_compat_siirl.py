@@ -44,7 +44,7 @@ def one(workflow, text) -> str:
 def test_shipped_graphs_load(file):
     workflow = load_workflow(file)
     assert workflow.trained_policies() and workflow.rollout_nodes and workflow.reward_nodes
-    assert workflow.of_role("ACTOR") and workflow.of_role("ADVANTAGE")
+    assert workflow.of_kind("update") and workflow.of_kind("advantage")
     assert all(problem.file == str(file) and problem.line > 0 for problem in workflow.warnings)
     assert all(": warning: " in problem.as_warning() for problem in workflow.warnings)
 
@@ -67,8 +67,8 @@ def test_the_graph_says_which_algorithm_it_is():
 
 def test_both_orders_of_ppo_are_one_workflow():
     first, second = (load_workflow(SIIRL / name) for name in ("ppo.yaml", "ppo_late_actor.yaml"))
-    chain = [(n.node_role, n.only_forward_compute, n.dependencies[1:]) for n in first.training_nodes]
-    assert chain == [(n.node_role, n.only_forward_compute, n.dependencies[1:]) for n in second.training_nodes]
+    chain = [(n.kind, n.after[1:]) for n in first.training_nodes]
+    assert chain == [(n.kind, n.after[1:]) for n in second.training_nodes]
 
 
 def test_marft_is_two_agents_with_weights_of_their_own_and_one_critic():
@@ -84,7 +84,7 @@ def test_marft_is_two_agents_with_weights_of_their_own_and_one_critic():
     assert actor.env_path == ("envs.py:Arithmetic",) and actor.rewards_with_env and actor.obs_with_env
     assert actor.pre_process_kwargs == {"pre_chat_template": "Answer ${prompt}."}
     assert workflow.node("function_reward").dependencies == ("rollout_actor",)
-    assert [n.node_id for n in workflow.of_role("CRITIC")] == ["policy_0.values", "policy_0.critic_update"]
+    assert [n.id for n in workflow.of_kind("values", "critic_update")] == ["policy_0.values", "policy_0.critic_update"]
 
 
 def test_parked_anchors_and_what_nothing_reads_are_named_once_each():

@@ -23,9 +23,9 @@ agents: [{{name: solver, policy: main}}]
 policies: {{main: {{model: {{path: here}}{critic}}}}}
 algorithm: {{{algorithm}}}
 nodes:
-  - {{node_id: solve, node_type: MODEL_INFERENCE, node_role: ROLLOUT, agent: solver}}
-  - {{node_id: reward, node_type: COMPUTE, node_role: REWARD, dependencies: [solve], executable_ref: score.py:score}}
-  - {{node_id: more, node_type: COMPUTE, node_role: REWARD, dependencies: [solve], executable_ref: score.py:score}}
+  - {{id: solve, agent: solver}}
+  - {{id: reward, reward: score.py:score, after: solve}}
+  - {{id: more, reward: score.py:score, after: solve}}
 """
 
 

@@ -22,8 +22,8 @@ agents: [{{name: solver, policy: main}}]
 policies: {{main: {{model: {{path: here}}{policy}}}}}
 algorithm: {{{algorithm}}}
 nodes:
-  - {{node_id: solve, node_type: MODEL_INFERENCE, node_role: ROLLOUT, agent: solver}}
-  - {{node_id: reward, node_type: COMPUTE, node_role: REWARD, dependencies: [solve], executable_ref: own.py:score}}
+  - {{id: solve, agent: solver}}
+  - {{id: reward, reward: own.py:score, after: solve}}
 """
 CODE = """
 import torch

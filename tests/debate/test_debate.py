@@ -119,8 +119,7 @@ PLAYERS = "players: [[solve_left, defend_left], [solve_right, defend_right]]"
 def test_its_rewards_can_be_shaped(play, tmp_path, monkeypatch, function, kwargs, expected):
     monkeypatch.chdir(FILE.parents[1])  # where recipe/debate is
     node = f"""\
-  - {{node_id: shape, node_type: COMPUTE, node_role: REWARD, dependencies: [reward],
-     executable_ref: "recipe.dag.reward.credit:{function}", executable_kwargs: {{{kwargs}}}}}
+  - {{id: shape, reward: "recipe.dag.reward.credit:{function}", after: reward, args: {{{kwargs}}}}}
 """
     (tmp_path / "shaped.yaml").write_text(FILE.read_text() + node)
     right = [r"\boxed{8}"] * 2

@@ -21,9 +21,9 @@ policies:
 episode: {max_turns: 2}
 algorithm: {estimator: gae_chain, lam: 0.95}
 nodes:
-  - {node_id: reason, node_type: MODEL_INFERENCE, node_role: ROLLOUT, agent: reasoner}
-  - {node_id: act, node_type: MODEL_INFERENCE, node_role: ROLLOUT, agent: actor, dependencies: [reason]}
-  - {node_id: reward, node_type: COMPUTE, node_role: REWARD, dependencies: [act], executable_ref: score.py:score}
+  - {id: reason, agent: reasoner}
+  - {id: act, agent: actor, after: reason}
+  - {id: reward, reward: score.py:score, after: act}
 """
 SCORE = """
 def score(episode):
@@ -59,10 +59,10 @@ policies:
 episode: {max_turns: 2}
 algorithm: {estimator: qmix, mixer: {lam: 0.5, encoder: {chunk: 16}, peers: {right: []}}}
 nodes:
-  - {node_id: left, node_type: MODEL_INFERENCE, node_role: ROLLOUT, agent: left}
-  - {node_id: right, node_type: MODEL_INFERENCE, node_role: ROLLOUT, agent: right}
-  - {node_id: judge, node_type: MODEL_INFERENCE, node_role: ROLLOUT, agent: judge, dependencies: [left, right]}
-  - {node_id: reward, node_type: COMPUTE, node_role: REWARD, dependencies: [judge], executable_ref: score.py:score}
+  - {id: left, agent: left}
+  - {id: right, agent: right}
+  - {id: judge, agent: judge, after: [left, right]}
+  - {id: reward, reward: score.py:score, after: judge}
 """
 LENGTHS = """
 def score(episode):
@@ -159,9 +159,9 @@ policies: {main: {model: {path: "${oc.env:MODEL_PATH}"}}}
 loops: {talk: {nodes: [propose, check], max_rounds: 3}}
 algorithm: {estimator: grpo, group_by: [uid, agent]}
 nodes:
-  - {node_id: propose, node_type: MODEL_INFERENCE, node_role: ROLLOUT, agent: left}
-  - {node_id: check, node_type: MODEL_INFERENCE, node_role: ROLLOUT, agent: right, dependencies: [propose]}
-  - {node_id: reward, node_type: COMPUTE, node_role: REWARD, dependencies: [check], executable_ref: score.py:score}
+  - {id: propose, agent: left}
+  - {id: check, agent: right, after: propose}
+  - {id: reward, reward: score.py:score, after: check}
 """
 LENGTHS = """
 def score(episode):

@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 
+from recipe.dag.compat.long_form import read_node
 from recipe.dag.endpoint.client import PolicyEndpoint
 from recipe.dag.episode import failure, generation
 from recipe.dag.episode.rehearsal import END, START, CharacterTokenizer
@@ -94,21 +95,17 @@ def no_backoff(monkeypatch):
 
 @pytest.fixture
 def world(tmp_path: Path) -> SimpleNamespace:
-    """`workflow(nodes, files)`, `runner(workflow, client, tools)`, `play(...)` for one episode, and the fakes."""
+    """`workflow(nodes, files)` (nodes in the long form), `runner(workflow, client, tools)`, `play(...)`, and the fakes."""
 
     def workflow(
         nodes: list[dict], *, agents: list[dict] | None = None, files: dict[str, str] | None = None, **keys: Any
     ) -> Workflow:
         for name, code in (files or {}).items():
             (tmp_path / name).write_text(code)
-        full = []
-        for node in nodes:
-            role = node.get("node_role", "ROLLOUT")
-            kind = "MODEL_INFERENCE" if role == "ROLLOUT" else "COMPUTE"
-            full.append({"node_type": kind, "node_role": role, **node})
         count = 1 + max((node.get("agent_group", 0) for node in nodes), default=0)
         agents = agents or [{} for _ in range(count)]
         agents = [{"name": f"agent{k}", "policy": "main", **agent} for k, agent in enumerate(agents)]
+        full = [read_node({"node_role": "ROLLOUT", **node}, agents).node for node in nodes]
         policies = keys.pop("policies", {"main": {"model": {"path": "m"}}})
         path = tmp_path / "workflow.yaml"
         path.touch()

@@ -135,7 +135,6 @@ def test_a_broken_compute_node_costs_its_episode(world, ref, message):
 @pytest.mark.parametrize(
     ("node", "message"),
     [
-        ({}, "node merge: a DEFAULT node needs `executable_ref"),
         ({"executable_ref": "compute.py:nothing"}, "defines no `nothing`"),
         ({"executable_ref": "compute.py"}, "node merge: compute.py is not a function"),
         (

@@ -27,7 +27,7 @@ from recipe.dag.reward.entry_json import to_json
 from recipe.dag.types.record import Episode
 from recipe.dag.types.tool import Tool
 from recipe.dag.workflow.condition import Condition
-from recipe.dag.workflow.node_kinds import NodeRole
+from recipe.dag.workflow.node_kinds import Kind
 from recipe.dag.workflow.schema import Workflow
 from recipe.dag.workflow.source import read_source
 from tests.test_shipped import ROOT, WORKFLOWS
@@ -125,8 +125,8 @@ def test_every_condition_and_kind_of_node_has_a_workflow(shipped):
     untils = [loop.until for flow in shipped for loop in flow.loops.values()]
     used = {key for when in (*whens, *untils) for one in conditions(when) for key in one.model_fields_set}
     assert used >= set(Condition.model_fields)
-    roles = {node.node_role for flow in shipped for node in flow.nodes}
-    assert roles >= {NodeRole.ROLLOUT, NodeRole.VOTE, NodeRole.REWARD, NodeRole.DEFAULT}
+    kinds = {node.kind for flow in shipped for node in flow.nodes}
+    assert kinds >= {Kind.ROLLOUT, Kind.VOTE, Kind.REWARD, Kind.COMPUTE}
     assert any(node.agent_options.env_route for flow in shipped for node in flow.nodes)
     assert any("workflow" in node for file in WORKFLOWS for node in read_source(file).data["nodes"])
 

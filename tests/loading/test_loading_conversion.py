@@ -70,7 +70,10 @@ def test_our_own_files_survive_it_too(file, tmp_path):
     else:
         assert new.algorithm == old.algorithm
     # which name files, from another folder
-    parts = {"agent_options": True, "executable_ref": True, "executable_kwargs": True, "candidates": {"by"}}
+    parts = {
+        "candidates": {"by"},
+        **dict.fromkeys(("hooks", "prompt_options", "env", "reward", "compute", "args"), True),
+    }
     assert [node.model_dump(exclude=parts) for node in new.nodes] == [n.model_dump(exclude=parts) for n in old.nodes]
     for before, after in zip(old.nodes, new.nodes, strict=True):
         assert kwargs_of(after, new.path) == kwargs_of(before, old.path)

@@ -10,8 +10,8 @@ import yaml
 
 from recipe.dag.core.errors import UserError
 from recipe.dag.core.problem import Problem
+from recipe.dag.loading.workflow_copy import WorkflowCopy
 from recipe.dag.loading.workflow_file import load_workflow
-from recipe.dag.workflow.workflow_copy import WorkflowCopy
 from recipe.marft.edits import edited
 from recipe.marft.flags import translate
 from tests.marft.workflows import MARFT, NO_KL, SIIRL, WORKFLOWS, change, written

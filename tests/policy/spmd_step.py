@@ -37,8 +37,8 @@ policies: {{main: {{model: {{path: {model}}}, reference: true, critic: {{clipran
 algorithm: {{estimator: gae, kl_loss_coef: 0.1, entropy_coef: 0.01, policy_loss: {loss}, loss_agg: {agg},
   old_log_probs: trainer}}
 nodes:
-  - {{node_id: solve, node_type: MODEL_INFERENCE, node_role: ROLLOUT, agent: solver}}
-  - {{node_id: reward, node_type: COMPUTE, node_role: REWARD, dependencies: [solve], executable_ref: score.py:score}}
+  - {{id: solve, agent: solver}}
+  - {{id: reward, reward: score.py:score, after: solve}}
 """
 
 

@@ -75,9 +75,9 @@ agents: [{{name: judge, policy: fixed}}, {{name: solver, policy: main}}]
 policies: {{fixed: {{model: {{path: {other}}}, frozen: true}}, main: {{model: {{path: {model}}}}}}}
 algorithm: {{estimator: {estimator}}}
 nodes:
-  - {{node_id: judge, node_type: MODEL_INFERENCE, node_role: ROLLOUT, agent: judge}}
-  - {{node_id: solve, node_type: MODEL_INFERENCE, node_role: ROLLOUT, agent: solver, dependencies: [judge]}}
-  - {{node_id: reward, node_type: COMPUTE, node_role: REWARD, dependencies: [solve], executable_ref: score.py:score}}
+  - {{id: judge, agent: judge}}
+  - {{id: solve, agent: solver, after: judge}}
+  - {{id: reward, reward: score.py:score, after: solve}}
 """
 
 

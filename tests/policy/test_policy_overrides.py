@@ -18,8 +18,8 @@ agents: [{name: a, policy: p}]
 policies: {p: {model: {path: m}, config: CONFIG, critic: {config: CRITIC}}}
 algorithm: {estimator: gae}
 nodes:
-  - {node_id: a, node_type: MODEL_INFERENCE, node_role: ROLLOUT, agent: a}
-  - {node_id: r, node_type: COMPUTE, node_role: REWARD, dependencies: [a], executable_ref: "json:dumps"}
+  - {id: a, agent: a}
+  - {id: r, reward: "json:dumps", after: a}
 """
 
 

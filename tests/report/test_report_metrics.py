@@ -149,7 +149,6 @@ def test_skipped_moves_and_rounds_are_told_per_agent(make_call, make_episode):
 
 
 def looped_workflow() -> Workflow:
-    kind = {"node_type": "MODEL_INFERENCE", "node_role": "ROLLOUT"}
     return Workflow(
         path="/w.yaml",
         dag_id="talk",
@@ -157,8 +156,8 @@ def looped_workflow() -> Workflow:
         policies={"main": {"model": {"path": "m"}}},
         loops={"talk": {"nodes": ["a"], "max_rounds": 3}},
         nodes=[
-            {"node_id": "a", **kind},
-            {"node_id": "judge", "agent_group": 1, "when": {"node": "a", "exists": True}, **kind},
+            {"id": "a", "agent": "left"},
+            {"id": "judge", "agent": "judge", "when": {"node": "a", "exists": True}},
         ],
     )
 

@@ -22,8 +22,7 @@ policies: {main: {model: {path: m}}}
 algorithm: {estimator: rloo}
 envs: {shop: {path: "shop.py:Shop", kwargs: {token: tok123}}}
 nodes:
-  - {node_id: solve, node_type: MODEL_INFERENCE, node_role: ROLLOUT, agent: solver,
-     agent_options: {env_path: shop, rewards_with_env: true}}
+  - {id: solve, agent: solver, env: shop, env_pays: true}
 """
 
 
@@ -57,7 +56,7 @@ def test_a_launch_keeps_what_the_run_was_made_of(tmp_path, flow, monkeypatch):
     assert (folder / "workflow.yaml").read_text() == TEXT.replace("tok123", "***")
     resolved = json.loads((folder / "workflow.json").read_text())
     assert resolved["algorithm"]["center"] == "leave_one_out", "what the preset means is written out"
-    assert "main.update" in [node["node_id"] for node in resolved["nodes"]], "and the training chain that is derived"
+    assert "main.update" in [node["id"] for node in resolved["nodes"]], "and the training chain that is derived"
 
 
 def test_no_file_of_a_launch_holds_a_secret(tmp_path, flow, monkeypatch):

@@ -35,14 +35,13 @@ def dialogue(tmp_path) -> Dialogue:
     """ask -> reply, both by one agent, for two turns."""
     (tmp_path / "player.py").write_text(HOOK)
     (tmp_path / "workflow.yaml").touch()
-    node = {"node_type": "MODEL_INFERENCE", "node_role": "ROLLOUT", "agent_group": 0}
-    node |= {"agent_options": {"process_path": "player.py:Player"}}
+    node = {"agent": "talker", "hooks": "player.py:Player"}
     workflow = Workflow(
         path=str(tmp_path / "workflow.yaml"),
         dag_id="talk",
         agents=[{"name": "talker", "policy": "main"}],
         policies={"main": {"model": {"path": "m"}}},
-        nodes=[{"node_id": "ask", **node}, {"node_id": "reply", "dependencies": ["ask"], **node}],
+        nodes=[{"id": "ask", **node}, {"id": "reply", "after": ["ask"], **node}],
         episode={"max_turns": 2},
     )
     return Dialogue(workflow)

@@ -13,10 +13,10 @@ agents: [{name: left, policy: a}, {name: right, policy: b}, {name: judge, policy
 policies: {a: {model: {path: m}}, b: {model: {path: m}}, fixed: {model: {path: m}, frozen: true}}
 algorithm: {old_log_probs: trainer}
 nodes:
-  - {node_id: l, node_type: MODEL_INFERENCE, node_role: ROLLOUT, agent: left}
-  - {node_id: r, node_type: MODEL_INFERENCE, node_role: ROLLOUT, agent: right}
-  - {node_id: j, node_type: MODEL_INFERENCE, node_role: ROLLOUT, agent: judge, dependencies: [l, r]}
-  - {node_id: reward, node_type: COMPUTE, node_role: REWARD, dependencies: [j], executable_ref: score.py:score}
+  - {id: l, agent: left}
+  - {id: r, agent: right}
+  - {id: j, agent: judge, after: [l, r]}
+  - {id: reward, reward: score.py:score, after: j}
 """
 
 
@@ -38,16 +38,9 @@ def workflow_of(tmp_path):
     ):
         last = agents - 1
         names = [f"{{name: a{i}, policy: {'fixed' if frozen and i == last else 'main'}}}" for i in range(agents)]
-        nodes = [
-            f"{{node_id: n{i}, node_type: MODEL_INFERENCE, node_role: ROLLOUT, agent: a{i}"
-            + (f", dependencies: [n{i - 1}]}}" if chain and i else "}")
-            for i in range(agents)
-        ]
+        nodes = [f"{{id: n{i}, agent: a{i}" + (f", after: [n{i - 1}]}}" if chain and i else "}") for i in range(agents)]
         ends = ", ".join(f"n{i}" for i in range(agents))
-        nodes.append(
-            f"{{node_id: reward, node_type: COMPUTE, node_role: REWARD, dependencies: [{ends}], "
-            "executable_ref: score.py:score}"
-        )
+        nodes.append(f"{{id: reward, reward: score.py:score, after: [{ends}]}}")
         fixed = ", fixed: {model: {path: m}, frozen: true}" if frozen else ""
         text = f"dag_id: team\nagents: [{', '.join(names)}]\npolicies: {{main: {policy}{fixed}}}\n"
         text += f"episode: {{max_turns: {turns}}}\nalgorithm: {{{algorithm}}}\nnodes:\n"

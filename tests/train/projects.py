@@ -30,10 +30,9 @@ agents: [{name: solver, policy: main}, {name: judge, policy: fixed}]
 policies: {main: {model: {path: "${oc.env:MODEL_PATH}"}}, fixed: {model: {path: FIXED}, frozen: true}}
 algorithm: {estimator: grpo}
 nodes:
-  - {node_id: solve, node_type: MODEL_INFERENCE, node_role: ROLLOUT, agent: solver,
-     agent_options: {process_path: hooks.py}}
-  - {node_id: judge, node_type: MODEL_INFERENCE, node_role: ROLLOUT, agent: judge, dependencies: [solve]}
-  - {node_id: reward, node_type: COMPUTE, node_role: REWARD, dependencies: [judge], executable_ref: score.py:score}
+  - {id: solve, agent: solver, hooks: hooks.py}
+  - {id: judge, agent: judge, after: solve}
+  - {id: reward, reward: score.py:score, after: judge}
 """
 HOOKS = "from words import ASK\n\ndef pre_process(tokenizer, prompt_ids, obs, **kwargs):\n    return prompt_ids\n"
 PROBLEMS = [{"problem": f"{i} + 1", "answer": str(i + 1)} for i in range(4)]

@@ -22,10 +22,10 @@ policies:
   fixed: {model: {path: m}, frozen: true}
 algorithm: {estimator: mappo, gamma: 0.5, lam: 0.0, whiten: false}
 nodes:
-  - {node_id: l, node_type: MODEL_INFERENCE, node_role: ROLLOUT, agent: left}
-  - {node_id: j, node_type: MODEL_INFERENCE, node_role: ROLLOUT, agent: judge, dependencies: [l]}
-  - {node_id: r, node_type: MODEL_INFERENCE, node_role: ROLLOUT, agent: right, dependencies: [j]}
-  - {node_id: reward, node_type: COMPUTE, node_role: REWARD, dependencies: [r], executable_ref: score.py:score}
+  - {id: l, agent: left}
+  - {id: j, agent: judge, after: l}
+  - {id: r, agent: right, after: j}
+  - {id: reward, reward: score.py:score, after: r}
 """
 LETTERS = SimpleNamespace(encode=lambda text, add_special_tokens: list(map(ord, text)))
 

@@ -202,7 +202,7 @@ def test_an_actor_whose_turn_it_is_not_keeps_weights_optimizer_and_schedule_whil
     mine = engine.workflow.policies["main"].model_copy(update={"train_cycle": 1, "reference": False})
     algorithm = make_algorithm(estimator="gae", lam=0.9)
     policies = {"main": mine, "other": mine}
-    nodes = derive_training_chain(policies, engine.workflow.agents, [], algorithm)
+    nodes = derive_training_chain(policies, [], algorithm)
     flow = engine.workflow.model_copy(update={"policies": policies, "algorithm": algorithm, "nodes": nodes})
     policy.pool = SimpleNamespace(lock=asyncio.Lock())
     methods = ("compute_values", "update_critic", "compute_log_prob", "update_actor")

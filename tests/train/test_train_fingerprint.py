@@ -31,9 +31,8 @@ CHANGES = {
     "content of score.py: was": lambda p: edit(p / "score.py", "{}", "{'solver': [1.0]}"),
     "nodes.check: was absent, now present": lambda p: edit(
         p / "flow.yaml",
-        "  - {node_id: reward",
-        "  - {node_id: check, node_type: MODEL_INFERENCE, node_role: ROLLOUT, agent: judge, dependencies: [judge]}\n"
-        "  - {node_id: reward",
+        "  - {id: reward",
+        "  - {id: check, agent: judge, after: judge}\n  - {id: reward",
     ),
 }
 
@@ -175,7 +174,7 @@ def test_a_checkpoint_keeps_no_secret_and_another_one_is_no_difference(project, 
         "nodes:\n",
         "envs: {shop: {path: 'shop.py:Shop', kwargs: {token: tok123, n: 1}}}\nnodes:\n",
     )
-    edit(project / "flow.yaml", "hooks.py}", "hooks.py, env_path: shop, rewards_with_env: true}")
+    edit(project / "flow.yaml", "hooks.py}", "hooks.py, env: shop, env_pays: true}")
     kept = (save(project) / "run.json").read_text()
     assert "tok123" not in kept and '"n": 1' in kept
     edit(project / "flow.yaml", "tok123", "tok456")

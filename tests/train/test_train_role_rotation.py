@@ -15,10 +15,10 @@ agents: [{name: pioneer, policy: a}, {name: observer, policy: b}, {name: judge, 
 policies: {a: {model: {path: m}}, b: {model: {path: m}}, fixed: {model: {path: m}, frozen: true}}
 algorithm: {old_log_probs: trainer, cory: {roles: [pioneer, observer], every: 2}}
 nodes:
-  - {node_id: first, node_type: MODEL_INFERENCE, node_role: ROLLOUT, agent: pioneer}
-  - {node_id: second, node_type: MODEL_INFERENCE, node_role: ROLLOUT, agent: observer, dependencies: [first]}
-  - {node_id: judge, node_type: MODEL_INFERENCE, node_role: ROLLOUT, agent: judge, dependencies: [second]}
-  - {node_id: reward, node_type: COMPUTE, node_role: REWARD, dependencies: [judge], executable_ref: score.py:score}
+  - {id: first, agent: pioneer}
+  - {id: second, agent: observer, after: first}
+  - {id: judge, agent: judge, after: second}
+  - {id: reward, reward: score.py:score, after: judge}
 """
 
 

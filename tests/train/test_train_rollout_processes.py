@@ -37,10 +37,9 @@ agents: [{name: asker, policy: main}, {name: teller, policy: main}]
 policies: {main: {model: {path: m}, frozen: true}}
 episode: {on_failure: mask, max_masked: 1.0, retries: 0}
 nodes:
-  - {node_id: ask, node_type: MODEL_INFERENCE, node_role: ROLLOUT, agent: asker}
-  - {node_id: tell, node_type: MODEL_INFERENCE, node_role: ROLLOUT, agent: teller, dependencies: [ask],
-     agent_options: {process_path: hook.py:Hook}}
-  - {node_id: reward, node_type: COMPUTE, node_role: REWARD, dependencies: [tell], executable_ref: hook.py:score}
+  - {id: ask, agent: asker}
+  - {id: tell, agent: teller, after: ask, hooks: hook.py:Hook}
+  - {id: reward, reward: hook.py:score, after: tell}
 """
 HOOK = """
 import asyncio, random

@@ -12,7 +12,7 @@ from recipe.dag.workflow.schema import Node
 
 
 def node(node_id: str, *dependencies: str) -> Node:
-    return Node(node_id=node_id, node_type="COMPUTE", dependencies=dependencies)
+    return Node(id=node_id, compute="f.py:f", after=dependencies)
 
 
 @given(st.lists(st.sets(st.integers(0, 9), max_size=4), min_size=1, max_size=10), st.randoms())

@@ -27,9 +27,9 @@ agents: [{name: left, policy: a}, {name: right, policy: b}]
 policies: {a: {model: {path: m}}, b: {model: {path: m}}}
 algorithm: {group_by: [uid, agent], scale: none, happo: {order: reverse_topological, ratio: sequence_sum}}
 nodes:
-  - {node_id: l, node_type: MODEL_INFERENCE, node_role: ROLLOUT, agent: left}
-  - {node_id: r, node_type: MODEL_INFERENCE, node_role: ROLLOUT, agent: right, dependencies: [l]}
-  - {node_id: reward, node_type: COMPUTE, node_role: REWARD, dependencies: [r], executable_ref: score.py:score}
+  - {id: l, agent: left}
+  - {id: r, agent: right, after: l}
+  - {id: reward, reward: score.py:score, after: r}
 """
 
 

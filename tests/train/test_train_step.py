@@ -18,7 +18,7 @@ from recipe.dag.train.step import TrainingStep
 from recipe.dag.train.trainer import Trainer
 from recipe.dag.types.record import Call, Episode
 from recipe.dag.types.row import Row
-from recipe.dag.workflow.node_kinds import NodeRole
+from recipe.dag.workflow.node_kinds import Kind
 from recipe.dag.workflow.training_chain import derive_training_chain
 from tests.rows import of_calls
 from tests.train.rows import row
@@ -75,10 +75,10 @@ policies:
   fixed: {model: {path: m}, frozen: true}
 algorithm: {estimator: gae_chain, lam: 0.5, whiten: false, old_log_probs: trainer}
 nodes:
-  - {node_id: l, node_type: MODEL_INFERENCE, node_role: ROLLOUT, agent: left}
-  - {node_id: r, node_type: MODEL_INFERENCE, node_role: ROLLOUT, agent: right, dependencies: [l]}
-  - {node_id: j, node_type: MODEL_INFERENCE, node_role: ROLLOUT, agent: judge, dependencies: [r]}
-  - {node_id: reward, node_type: COMPUTE, node_role: REWARD, dependencies: [j], executable_ref: score.py:score}
+  - {id: l, agent: left}
+  - {id: r, agent: right, after: l}
+  - {id: j, agent: judge, after: r}
+  - {id: reward, reward: score.py:score, after: j}
 """
 
 
@@ -214,7 +214,7 @@ def test_the_kl_to_the_reference_is_taken_from_the_rewards(workflow, monkeypatch
     policies = {name: spec.model_copy(update={"reference": True}) for name, spec in workflow.policies.items()}
     algorithm = make_algorithm(estimator="reinforce", kl_reward_coef=0.5)
     base = [node for node in workflow.nodes if "." not in node.node_id]
-    nodes = derive_training_chain(policies, workflow.agents, base, algorithm)
+    nodes = derive_training_chain(policies, base, algorithm)
     flow = workflow.model_copy(update={"policies": policies, "algorithm": algorithm, "nodes": (*base, *nodes)})
 
     def put(column, value):
@@ -232,7 +232,7 @@ def test_reinforce_pp_learns_from_one_episode_per_sample_with_the_kl_in_its_rewa
     policies = {name: spec.model_copy(update={"reference": True}) for name, spec in workflow.policies.items()}
     algorithm = make_algorithm(estimator="reinforce_pp", kl_reward_coef=0.1)
     base = [node for node in workflow.nodes if "." not in node.node_id]
-    nodes = derive_training_chain(policies, workflow.agents, base, algorithm)
+    nodes = derive_training_chain(policies, base, algorithm)
     flow = workflow.model_copy(update={"policies": policies, "algorithm": algorithm, "nodes": (*base, *nodes)})
     masks = [(1, 0, 1), (1,), (1, 1, 0, 1, 1)]
     rewards = [1.0, 0.0, 0.5]
@@ -276,12 +276,7 @@ def test_log_probs_are_computed_in_the_turns_of_others_only_where_the_rewards_ne
     policies = {name: spec.model_copy(update={"reference": not spec.frozen}) for name, spec in chained.policies.items()}
     for weight, who in ((0.0, "a"), (0.5, "ab")):
         algorithm = chained.algorithm.model_copy(update={"kl_reward_coef": weight})
-        nodes = derive_training_chain(policies, chained.agents, base, algorithm)
-        # siiRL's files do not call a reference node forward only: it is one anyway
-        nodes = [
-            n.model_copy(update={"only_forward_compute": n.node_role != "REFERENCE" and n.only_forward_compute})
-            for n in nodes
-        ]
+        nodes = derive_training_chain(policies, base, algorithm)
         flow = chained.model_copy(update={"policies": policies, "algorithm": algorithm, "nodes": (*base, *nodes)})
         run_step(flow, chain_rows(), step=0)
         for kind in ("old_log_probs", "reference"):
@@ -346,7 +341,7 @@ def test_a_batch_is_built_once_for_nodes_that_run_at_the_same_time(workflow, tra
 
     async def main() -> None:
         step = TrainingStep(workflow, policies_of("a"), [row(policy="a")], seed=0)
-        nodes = [node for node in workflow.training_nodes if node.node_role == NodeRole.ACTOR]
+        nodes = [node for node in workflow.training_nodes if node.kind is Kind.UPDATE]
         await asyncio.gather(*(step._execute(node) for node in nodes if step._policy_of(node) == "a"))
 
     asyncio.run(main())

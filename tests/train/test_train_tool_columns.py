@@ -19,8 +19,8 @@ dag_id: demo
 agents: [{name: solver, policy: main, tools: TOOLS}]
 policies: {main: {model: {path: m}}}
 nodes:
-  - {node_id: solve, node_type: MODEL_INFERENCE, node_role: ROLLOUT, agent: solver}
-  - {node_id: reward, node_type: COMPUTE, node_role: REWARD, dependencies: [solve], executable_ref: r.py:score}
+  - {id: solve, agent: solver}
+  - {id: reward, reward: r.py:score, after: solve}
 """
 TOOL = """\
 class Search:

@@ -32,8 +32,8 @@ dag_id: tracked
 agents: [{name: solver, policy: main}]
 policies: {main: {model: {path: m}}}
 nodes:
-  - {node_id: solve, node_type: MODEL_INFERENCE, node_role: ROLLOUT, agent: solver}
-  - {node_id: reward, node_type: COMPUTE, node_role: REWARD, dependencies: [solve], executable_ref: score.py:score}
+  - {id: solve, agent: solver}
+  - {id: reward, reward: score.py:score, after: solve}
 """
 VARIABLES = [
     f"{name}_{what}" for name in ("WANDB", "SWANLAB") for what in ("API_KEY", "DIR", "MODE", "RESUME", "RUN_ID")

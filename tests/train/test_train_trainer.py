@@ -177,13 +177,9 @@ def test_checkpoints_and_validations_have_their_steps_and_the_last_one(
 def test_a_coach_whose_verdicts_are_all_unreadable_ends_the_run_in_that_step(loop, monkeypatch, tmp_path):
     policies = {"main": {"model": {"path": "m"}}, "fixed": {"model": {"path": "m"}, "frozen": True}}
     agents = [{"name": "solver", "policy": "main"}, {"name": "coach", "policy": "fixed"}]
-    node = {"node_type": "MODEL_INFERENCE", "node_role": "ROLLOUT"}
-    score = {"node_id": "score", "node_type": "COMPUTE", "node_role": "REWARD", "dependencies": ["judge"]}
-    score |= {
-        "executable_ref": "recipe.dag.coach.reward:coach_scores",
-        "executable_kwargs": {"coaches": {"judge": "n"}},
-    }
-    nodes = [{"node_id": "n", **node}, {"node_id": "judge", "agent_group": 1, "dependencies": ["n"], **node}, score]
+    score = {"id": "score", "reward": "recipe.dag.coach.reward:coach_scores", "after": ["judge"]}
+    score["args"] = {"coaches": {"judge": "n"}}
+    nodes = [{"id": "n", "agent": "solver"}, {"id": "judge", "agent": "coach", "after": ["n"]}, score]
     flow = Workflow(path="w", dag_id="w", agents=agents, policies=policies, nodes=nodes)
     monkeypatch.setattr(sys.modules[__name__], "workflow", lambda: flow)
     made, saved = loop(None)

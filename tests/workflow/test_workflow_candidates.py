@@ -60,7 +60,7 @@ def test_candidates_are_shown_counted_and_written_again(load_text):
         (by("§{k: 4}"), "candidates.by: missing; this key is required"),
         (by("{k: 4, by: judge, §keeps: best}"), "did you mean `keep`?"),
         (by("{k: 4, by: §judgge}"), "no node `judgge`; did you mean `judge`?; or write `file.py:function`"),
-        (by("{k: 4, by: §pay}"), "`pay` is a REWARD node; name a node with `agent` or `compute`"),
+        (by("{k: 4, by: §pay}"), "`pay` is a reward node; name a node with `agent` or `compute`"),
         (
             by("{k: 4, by: §solve}"),
             "`solve` runs once for each candidate, so it must depend on `solve` and nothing else",
@@ -111,7 +111,7 @@ def test_candidates_are_shown_counted_and_written_again(load_text):
                     "{id: pay, reward: rewards.py:score, §candidates: {k: 2, by: judge},",
                 ),
             ),
-            "only ROLLOUT nodes read this, and this is a REWARD node",
+            "only rollout nodes read this, and this is a reward node",
         ),
         (
             (("{name: solver,", "{name: solver, tools: [tools.py:Notes],"), ("candidates:", "§candidates:")),

@@ -11,10 +11,10 @@ agents: [{{name: pioneer, policy: a}}, {{name: observer, policy: b}}, {{name: ec
 policies: {{a: {{model: {{path: m}}{extra}}}, b: {{model: {{path: m}}}}}}
 algorithm: {{cory: {{{cory}}}}}
 nodes:
-  - {{node_id: first, node_type: MODEL_INFERENCE, node_role: ROLLOUT, agent: pioneer}}
-  - {{node_id: second, node_type: MODEL_INFERENCE, node_role: ROLLOUT, agent: observer, dependencies: [first]}}
-  - {{node_id: third, node_type: MODEL_INFERENCE, node_role: ROLLOUT, agent: echo, dependencies: [second]}}
-  - {{node_id: reward, node_type: COMPUTE, node_role: REWARD, dependencies: [third], executable_ref: score.py:score}}
+  - {{id: first, agent: pioneer}}
+  - {{id: second, agent: observer, after: first}}
+  - {{id: third, agent: echo, after: second}}
+  - {{id: reward, reward: score.py:score, after: third}}
 """
 
 
@@ -73,10 +73,10 @@ def test_a_role_with_an_unknown_policy_is_one_problem(load):
     assert [problem.where for problem in error.value.problems] == ["agents[1].policy"]
 
 
-ALONE = ("score.py:score", '"recipe.dag.reward.outcome:outcome_reward", executable_kwargs: {agent: observer}')
-DEAF = ("agent: observer, dependencies: [first]", "agent: observer")
-ITSELF = ("agent: echo, dependencies: [second]", "agent: observer, dependencies: [second]")
-PLAYS = ("agent: pioneer}", "agent: pioneer, agent_options: {env_path: score.py:Env, rewards_with_env: true}}")
+ALONE = ("score.py:score", '"recipe.dag.reward.outcome:outcome_reward", args: {agent: observer}')
+DEAF = ("agent: observer, after: first", "agent: observer")
+ITSELF = ("agent: echo, after: second", "agent: observer, after: second")
+PLAYS = ("agent: pioneer}", "agent: pioneer, env: score.py:Env, env_pays: true}")
 NOT_HEARD = "algorithm.cory.roles[1]: `observer` hears none of the other roles; let one of its nodes depend on theirs"
 NOT_SHARED = (
     "algorithm.cory: each role is paid only for its own calls; add a REWARD node `recipe.dag.reward.credit:shaped` "
@@ -85,11 +85,8 @@ NOT_SHARED = (
 
 
 def shaped(name):
-    node = (
-        "  - {node_id: team, node_type: COMPUTE, node_role: REWARD, dependencies: [reward], "
-        f"executable_ref: 'recipe.dag.reward.credit:shaped', executable_kwargs: {{shaping: {name}}}}}\n"
-    )
-    return ("  - {node_id: reward", node + "  - {node_id: reward")
+    node = f"  - {{id: team, after: reward, reward: 'recipe.dag.reward.credit:shaped', args: {{shaping: {name}}}}}\n"
+    return ("  - {id: reward", node + "  - {id: reward")
 
 
 @pytest.mark.parametrize(

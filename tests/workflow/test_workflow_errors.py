@@ -20,23 +20,19 @@ policies:
   main: {model: {path: "${oc.env:MODEL_PATH}"}}
 algorithm: {estimator: grpo}
 nodes:
-  - {node_id: write, node_type: MODEL_INFERENCE, node_role: ROLLOUT, agent: writer,
-     agent_options: {process_path: hooks.py:Hook, env_path: env.py:Env}}
-  - {node_id: judge, node_type: MODEL_INFERENCE, node_role: ROLLOUT, agent_group: 1, dependencies: [write]}
-  - {node_id: score, node_type: COMPUTE, node_role: REWARD, dependencies: [judge], executable_ref: rewards.py:score}
+  - {id: write, agent: writer, hooks: hooks.py:Hook, env: env.py:Env}
+  - {id: judge, agent: critic, after: [write]}
+  - {id: score, reward: rewards.py:score, after: [judge]}
 """
 
-SCORE = GOOD[GOOD.index("  - {node_id: score") :]
-SHAPE = SCORE.replace("score, node", "shape, node").replace(
-    "rewards.py:score}", "§recipe.dag.reward.credit:shaped, executable_kwargs: {shaping: margin}}"
+SCORE = GOOD[GOOD.index("  - {id: score") :]
+SHAPE = SCORE.replace("id: score", "id: shape").replace(
+    "rewards.py:score", "§recipe.dag.reward.credit:shaped, args: {shaping: margin}"
 )
-ADV = "  - {node_id: adv, node_type: COMPUTE, node_role: ADVANTAGE, policy: main, dependencies: [score]}\n"
-OLD = """\
-  - {node_id: old, node_type: MODEL_TRAIN, node_role: ACTOR, policy: main, dependencies: [score],
-     only_forward_compute: true}
-"""
-REFERENCE = "  - {node_id: ref, node_type: MODEL_TRAIN, node_role: REFERENCE, policy: main, dependencies: [score]}\n"
-UPDATE = "  - {node_id: update, node_type: MODEL_TRAIN, node_role: ACTOR, policy: main, dependencies: [adv, old]}\n"
+ADV = "  - {id: adv, train: advantage, policy: main, after: [score]}\n"
+OLD = "  - {id: old, train: old_log_probs, policy: main, after: [score]}\n"
+REFERENCE = "  - {id: ref, train: reference, policy: main, after: [score]}\n"
+UPDATE = "  - {id: update, train: update, policy: main, after: [adv, old]}\n"
 TRAIN = GOOD + ADV + OLD + UPDATE
 
 SYNTAX = [
@@ -46,7 +42,7 @@ SYNTAX = [
     ("alias", ("demo", "§*name"), "undefined alias `*name`"),
     ("documents", ("policies:", "§---\npolicies:"), "a second document starts here"),
     ("key twice", ("dag_id: demo", "dag_id: demo\n§dag_id: again"), "occurs twice (first in line 1)"),
-    ("nested key twice", ("agent_group: 1,", "agent_group: 1, §agent_group: 1,"), "occurs twice"),
+    ("nested key twice", ("agent: critic,", "agent: critic, §agent: critic,"), "occurs twice"),
     ("tag", ("demo", "§!!python/name:os.system demo"), "the tag `!!python/name:os.system` is not allowed"),
     ("container tag", ("[code", "§!!set [code"), "the tag `!!set` is not allowed"),
     ("anchor in itself", ("nodes:", "x-a: §&a [*a]\nnodes:"), "cannot contain its own alias"),
@@ -64,7 +60,7 @@ VALUES = [
     ("top-level key", ("algorithm:", "§algoritm:"), "did you mean `algorithm`?"),
     ("nodes a mapping", ("nodes:", "nodes: §{a: b}\nx-nodes:"), "expected a list, got a mapping"),
     ("no policies", ("policies:", "policies: §{}\nx-policies:"), "must not be empty"),
-    ("no agents", ("agents:", "x-agents:"), ("agent_group", "§agent_group"), "declare `agents:`"),
+    ("no agents", ("dag_id: demo\nagents:", "§dag_id: demo\nx-agents:"), "`agents` is missing"),
     ("unknown key", ("{name: critic", "{§colour: red, name: critic"), "unknown key; available: `name`"),
     ("misspelt key", ("critic, policy", "critic, §polcy"), "unknown key; did you mean `policy`?"),
     ("missing key", ("{name: critic, policy: main}", "§{name: critic}"), "agents[1].policy: missing"),
@@ -79,67 +75,48 @@ VALUES = [
     ("top_k", ("temperature: 0.7", "top_k: §0"), "expected -1 (whole vocabulary) or at least 1"),
     ("text for a bool", ("main: {", "main: {frozen: §no, "), "expected true or false, got 'no'"),
     ("choice", ("grpo", "§grop"), "did you mean `grpo`?"),
-    ("node type", ("COMPUTE", "§COMPUT"), "did you mean `COMPUTE`?"),
-    ("node role", ("REWARD", "§DYNAMIC_SAMPLING"), "expected one of"),
-    ("scalar dependencies", ("[judge]", "§judge"), "expected a list, got 'judge'"),
-    ("node is text", ("  - {node_id: judge", "  - §text\n  - {node_id: judge"), "expected a mapping, got 'text'"),
-    ("option key", ("process_path", "§proces_path"), "did you mean `process_path`?"),
+    ("node is text", ("  - {id: judge", "  - §text\n  - {id: judge"), "expected a mapping, got 'text'"),
+    ("option key", ("hooks: hooks", "§hoks: hooks"), "did you mean `hooks`?"),
     ("lora", ("main: {", "main: {§lora: null, "), "LoRA policies are not supported yet"),
-    ("filter", ("{node_id: score", "{§filter_plugin: a.b, node_id: score"), "nodes have no filters"),
-    ("node retries", ("{node_id: judge", "{§retry_limit: 2, node_id: judge"), "`episode.retries` repeats"),
-    ("train_cycle of a node", ("{process_path", "{§train_cycle: 2, process_path"), "`policies.<name>.train_cycle`"),
-    ("share_instance", ("{process_path", "{§share_instance: 0, process_path"), "`policies.<name>.critic: {share"),
+    ("filter", ("{id: score", "{§filter_plugin: a.b, id: score"), "nodes have no filters"),
+    ("node retries", ("{id: judge", "{§retry_limit: 2, id: judge"), "`episode.retries` repeats"),
+    ("train_cycle of a node", ("{id: write", "{§train_cycle: 2, id: write"), "`policies.<name>.train_cycle`"),
+    ("share_instance", ("{id: write", "{§share_instance: 0, id: write"), "`policies.<name>.critic: {share"),
     ("env syntax", ('"${oc.env:MODEL_PATH}"', '§"${oc.env:MODEL PATH}"'), "write `${oc.env:NAME}`"),
     ("env brace", ('"${oc.env:MODEL_PATH}"', '§"${oc.env:MODEL_PATH,x"'), "a `}` is missing"),
     ("empty path", ('"${oc.env:MODEL_PATH}"', '§""'), "must not be empty"),
     ("stray ref", ("demo", "§!Ref global_config.a\nglobal_config: {a: demo}"), "only inside a node's `config`"),
     (
         "unknown ref",
-        ("agent_group: 1", "agent_group: 1, config: {rollout.dtype: §!Ref global_config.x}"),
+        ("agent: critic", "agent: critic, config: {rollout.dtype: §!Ref global_config.x}"),
         "does not name a value",
     ),
 ]
 
 GRAPH = [
-    ("agent twice", ("name: critic", "name: §writer"), "another agent is called `writer`"),
-    ("node twice", ("node_id: judge", "node_id: §write"), ("[judge]", "[write]"), "another node is called `write`"),
-    ("bad name", ("name: critic", "name: §the critic"), "use letters, digits"),
+    ("agent twice", ("name: critic", "name: §writer"), ("agent: critic", "agent: writer"),
+     "another agent is called `writer`"),
+    ("node twice", ("id: judge", "id: §write"), ("[judge]", "[write]"), "another node is called `write`"),
+    ("bad name", ("name: critic", "name: §the critic"), ("agent: critic", "agent: the critic"), "use letters, digits"),
     ("no name", ("name: critic", "name: §''"), "agents[1].name: must not be empty"),
-    ("no id", ("node_id: write", "node_id: §''"), "nodes[0].node_id: must not be empty"),
+    ("no id", ("id: write", "id: §''"), "nodes[0].id: must not be empty"),
     ("unknown policy", ("critic, policy: main", "critic, policy: §mian"), "no policy `mian`; did you mean `main`?"),
     ("unused policy", ("  main:", "  §spare: {model: {path: x}}\n  main:"), "no agent uses policy `spare`"),
     ("idle agent", ("policies:", "  - {name: §idle, policy: main}\npolicies:"), "agent `idle` has no rollout node"),
     ("unknown agent", ("agent: writer", "agent: §writter"), "no agent `writter`; did you mean `writer`?"),
-    ("agent and group", ("agent_group: 1", "agent_group: 1, §agent: critic"), "not both"),
-    ("agent by index", ("agent: writer", "agent: §0"), "its index goes under `agent_group`"),
-    ("no agent", ("  - {node_id: write", "  - §{node_id: write"), ("agent: writer,\n", ""),
-     "with several agents, a ROLLOUT node must name its agent: add `agent: ...`, one of `writer`, `critic`"),
-    ("group range", ("agent_group: 1", "agent_group: §2"), "no agent 2; agent_group is an index from 0 to 1"),
-    ("negative group", ("agent_group: 1", "agent_group: §-1"), "at least 0"),
+    ("no kind", ("  - {id: judge", "  - §{id: judge"), ("agent: critic, ", ""), "the node has no kind; add `agent:`"),
+    ("two kinds", ("agent: critic,", "agent: critic, §vote: {},"), "`agent` and `vote` give it two; write two nodes"),
     ("unknown dependency", ("[judge]", "[§juge]"), "no node `juge`; did you mean `judge`?"),
     ("repeated dependency", ("[judge]", "[judge, §judge]"), "listed twice"),
     ("own dependency", ("[write]", "[write, §judge]"), "cannot depend on itself"),
-    ("cycle", ("agent: writer", "agent: writer, §dependencies: [judge]"), "cycle: write -> judge -> write"),
-    ("role of type", ("REWARD", "§ACTOR"), "a COMPUTE node cannot be ACTOR"),
-    ("rollout after reward", ("  - {node_id: score",
-     SCORE.replace("score, node", "early, node").replace("judge", "write") + "  - {node_id: score"),
-     ("dependencies: [write]", "dependencies: [§early]"), "it cannot depend on `early` (REWARD)"),
-    ("agent of a compute node", ("{node_id: score, node_type: COMPUTE, node_role: REWARD",
-     "{§agent: critic, node_id: score, node_type: COMPUTE, node_role: DEFAULT"),
-     ("rewards.py:score}", "hooks.py:note}\n" + SCORE.replace("score, node", "second, node")[:-1]),
-     "does not belong to one agent"),
-    ("no role", ("{node_id: score", "§{node_id: score"), (" node_role: REWARD,", ""),
-     (", executable_ref: rewards.py:score", ""), "the node has no kind; add `agent:`"),
+    ("cycle", ("agent: writer", "agent: writer, §after: [judge]"), "cycle: write -> judge -> write"),
+    ("rollout after reward", ("  - {id: score",
+     SCORE.replace("id: score", "id: early").replace("judge", "write") + "  - {id: score"),
+     ("after: [write]", "after: [§early]"), "it cannot depend on `early` (reward)"),
     ("reward of nothing", ("[judge]", "§[]"), "must depend on the rollout nodes"),
-    ("options of a reward", ("{node_id: score", "{§agent_options: {obs_with_env: false}, node_id: score"),
-     "only ROLLOUT"),
-    ("function of a rollout", ("agent_group: 1", "agent_group: 1, §executable_ref: rewards.py:score"),
-     "only REWARD and DEFAULT nodes"),
-    ("agent of a reward", ("{node_id: score", "{§agent: critic, node_id: score"), "does not belong to one agent"),
-    ("forward rollout", ("agent_group: 1", "agent_group: 1, §only_forward_compute: true"), "only MODEL_TRAIN nodes"),
-    ("policy of a rollout", ("agent_group: 1", "agent_group: 1, §policy: main"), "only training nodes name a policy"),
-    ("no function", ("{node_id: score", "§{node_id: score"), (", executable_ref: rewards.py:score", ""),
-     "needs `executable_ref"),
+    ("options of a reward", ("{id: score", "{§sees_env: false, id: score"), "only rollout nodes read this"),
+    ("agent of a reward", ("after: [judge]}", "§agent: critic, after: [judge]}"), "`reward` and `agent` give it two"),
+    ("policy of a rollout", ("agent: critic", "agent: critic, §policy: main"), "only training nodes name a policy"),
     ("nothing scores", ("nodes:", "§nodes:"), (SCORE, ""), "nothing scores the episode"),
     ("greedy training", ("0.7", "§0.0"), "cannot sample at temperature 0"),
     (
@@ -165,13 +142,13 @@ GRAPH = [
     ("KL of gdpo", ("main: {", "main: {reference: true, "), ("grpo", "gdpo, §kl_reward_coef: 0.1"),
      "no node pays the KL; use `kl_loss_coef`"),
     ("shaping under gdpo", ("grpo", "gdpo"),
-     ("  - {node_id: score", SHAPE + "  - {node_id: score"), "it is not a component"),
+     ("  - {id: score", SHAPE + "  - {id: score"), "it is not a component"),
     ("one component", ("grpo", "§gdpo"), "only `score` pays; choose `grpo`"),
     ("no rounds", ("estimator: grpo", "group_by: [uid, agent, §round]"), "nothing runs in rounds here"),
     ("group twice", ("estimator: grpo", "group_by: [uid, §uid]"), "listed twice"),
-    ("config of a reward", ("{node_id: score", "{§config: {a: 1}, node_id: score"), "no model to configure"),
+    ("config of a reward", ("{id: score", "{§config: {a: 1}, id: score"), "no model to configure"),
     ("config disagrees", ("main: {", "main: {config: {rollout: {max_num_seqs: 3}}, "),
-     ("agent_group: 1", "agent_group: 1, config: {§rollout.max_num_seqs: 2}"),
+     ("agent: critic", "agent: critic, config: {§rollout.max_num_seqs: 2}"),
      "policies.main.config.rollout.max_num_seqs is 3"),
 ]  # fmt: skip
 
@@ -180,15 +157,15 @@ USER_CODE = [
     ("no hook class", ("hooks.py:Hook", "§hooks.py:Hok"), "defines no `Hok`; did you mean `Hook`?"),
     ("invalid Python", ("hooks.py:Hook", "§broken.py:Hook"), "not valid Python"),
     ("no hook in a file", ("hooks.py:Hook", "§env.py"), "`env.py` defines neither prompt nor parse"),
-    ("option of a file's hook", ("hooks.py:Hook", "hooks.py, §post_process_kwargs: {a: 1}"), "could take this"),
-    ("unknown option", ("hooks.py:Hook", "hooks.py:Native, pre_process_kwargs: {§tune: x}"), "did you mean `tone`?"),
-    ("option of a class", ("hooks.py:Hook", "hooks.py:Chosen, pre_process_kwargs: {§tune: x}"), "did you mean `tone`?"),
+    ("option of a file's hook", ("hooks.py:Hook", "hooks.py, §parse_options: {a: 1}"), "could take this"),
+    ("unknown option", ("hooks.py:Hook", "hooks.py:Native, prompt_options: {§tune: x}"), "did you mean `tone`?"),
+    ("option of a class", ("hooks.py:Hook", "hooks.py:Chosen, prompt_options: {§tune: x}"), "did you mean `tone`?"),
     (
         "inherited option",
-        ("hooks.py:Hook", "hooks.py:Mine, post_process_kwargs: {§strikt: 1}"),
+        ("hooks.py:Hook", "hooks.py:Mine, parse_options: {§strikt: 1}"),
         "did you mean `strict`?",
     ),
-    ("context is given", ("hooks.py:Hook", "hooks.py:Native, pre_process_kwargs: {§context: x}"), "prompt of"),
+    ("context is given", ("hooks.py:Hook", "hooks.py:Native, prompt_options: {§context: x}"), "prompt of"),
     ("missing option", ("hooks.py:Hook", "§hooks.py:Derived"), "prompt of `hooks.py:Derived`"),
     ("prompt without a context", ("hooks.py:Hook", "§hooks.py:Bare"), "prompt of `hooks.py:Bare`"),
     ("empty hook class", ("hooks.py:Hook", "§hooks.py:Empty"), "neither prompt nor parse"),
@@ -196,33 +173,33 @@ USER_CODE = [
     ("constructor", ("hooks.py:Hook", "§hooks.py:Built"), "__init__ needs the argument `size`"),
     ("short hook", ("hooks.py:Hook", "§hooks.py:Short"), "must take the positional arguments"),
     ("hungry hook", ("hooks.py:Hook", "§hooks.py:Hungry"), "needs the argument `template`"),
-    ("unknown kwarg", ("hooks.py:Hook", "hooks.py:Hook, pre_process_kwargs: {§promt: x}"), "did you mean `prompt`?"),
-    ("inherited kwarg", ("hooks.py:Hook", "hooks.py:Hook, post_process_kwargs: {§styl: x}"), "did you mean `style`?"),
+    ("unknown kwarg", ("hooks.py:Hook", "hooks.py:Hook, prompt_options: {§promt: x}"), "did you mean `prompt`?"),
+    ("inherited kwarg", ("hooks.py:Hook", "hooks.py:Hook, parse_options: {§styl: x}"), "did you mean `style`?"),
     (
         "reserved kwarg",
-        ("hooks.py:Hook", "hooks.py:Hook, pre_process_kwargs: {§context: x}"),
+        ("hooks.py:Hook", "hooks.py:Hook, prompt_options: {§context: x}"),
         "already given by the engine",
     ),
     (
         "kwargs of no hook",
-        ("hooks.py:Hook", "hooks.py:PostOnly, §pre_process_kwargs: {a: 1}"),
+        ("hooks.py:Hook", "hooks.py:PostOnly, §prompt_options: {a: 1}"),
         "defines no pre_process",
     ),
-    ("kwargs alone", ("process_path: hooks.py:Hook", "§pre_process_kwargs: {a: 1}"), "has no effect without `hooks`"),
+    ("kwargs alone", ("hooks: hooks.py:Hook", "§prompt_options: {a: 1}"), "has no effect without `hooks`"),
     ("env file alone", ("env.py:Env", "§env.py"), "write `file.py:Class`"),
     ("env step", ("env.py:Env", "§env.py:ShortStep"), "step of `env.py:ShortStep` must take"),
     ("env step asks", ("env.py:Env", "§env.py:AskingMore"), "step of `env.py:AskingMore` needs the argument `role`"),
     ("env yields", ("env.py:Env", "§env.py:Yielding"), "step of `env.py:Yielding` yields, so it is a generator"),
     ("env reset", ("env.py:Env", "§env.py:OddReset"), "needs the argument `difficulty`"),
-    ("flag without env", ("env_path: env.py:Env", "§obs_with_env: true"), "no node has an env"),
+    ("flag without env", ("env: env.py:Env", "§sees_env: true"), "no node has an env"),
     (
         "rewards of no env",
-        ("agent_group: 1", "agent_group: 1, agent_options: {§rewards_with_env: true}"),
+        ("agent: critic", "agent: critic, §env_pays: true"),
         "does not step an env",
     ),
     (
         "rewards of an empty list",
-        ("agent_group: 1", "agent_group: 1, agent_options: {env_path: [], §rewards_with_env: true}"),
+        ("agent: critic", "agent: critic, env: [], §env_pays: true"),
         "does not step an env",
     ),
     ("no reward file", ("rewards.py:score", "§reward.py:score"), "no such file `reward.py`"),
@@ -231,12 +208,12 @@ USER_CODE = [
     ("reward class", ("rewards.py:score", "§rewards.py:Score"), "is a class; name a function"),
     (
         "reward kwarg",
-        ("rewards.py:score", "rewards.py:score, executable_kwargs: {§wight: 2}"),
+        ("rewards.py:score", "rewards.py:score, args: {§wight: 2}"),
         "did you mean `weight`?",
     ),
     (
         "imported reward",
-        ("rewards.py:score", "imports.py:score, executable_kwargs: {§wight: 2}"),
+        ("rewards.py:score", "imports.py:score, args: {§wight: 2}"),
         "did you mean `weight`?",
     ),
     ("no module", ("rewards.py:score", "§no_such_package.mod:score"), "no module `no_such_package.mod`"),
@@ -245,27 +222,27 @@ USER_CODE = [
 
 CHAIN = [
     ("no advantage", ("  main:", "  §main:"), (ADV, ""), ("[adv, old]", "[old]"),
-     "policy `main` has no ADVANTAGE node"),
-    ("no update", ("  main:", "  §main:"), (UPDATE, ""), "policy `main` has no ACTOR update node"),
-    ("second update", (UPDATE, UPDATE + UPDATE.replace("  - {node_id: update", "  - §{node_id: again")),
-     "policy `main` has another ACTOR update node, `update`"),
-    ("early update", ("  - {node_id: update", "  - §{node_id: update"), ("[adv, old]", "[adv]"), "must wait for `old`"),
-    ("early advantage", ("  - {node_id: adv", "  - §{node_id: adv"), ("main, dependencies: [score]}", "main}"),
+     "policy `main` has no `train: advantage`"),
+    ("no update", ("  main:", "  §main:"), (UPDATE, ""), "policy `main` has no `train: update`"),
+    ("second update", (UPDATE, UPDATE + UPDATE.replace("  - {id: update", "  - §{id: again")),
+     "policy `main` has another `train: update`, `update`"),
+    ("early update", ("  - {id: update", "  - §{id: update"), ("[adv, old]", "[adv]"), "must wait for `old`"),
+    ("early advantage", ("  - {id: adv", "  - §{id: adv"), ("main, after: [score]}", "main}"),
      "need the rewards"),
-    ("unknown policy", ("ADVANTAGE, policy: main", "ADVANTAGE, policy: §man"), "no policy `man`; did you mean `main`?"),
-    ("stray reference", ("  - {node_id: update", REFERENCE.replace("{", "§{") + "  - {node_id: update"),
+    ("unknown policy", ("advantage, policy: main", "advantage, policy: §man"), "no policy `man`; did you mean `main`?"),
+    ("stray reference", ("  - {id: update", REFERENCE.replace("{", "§{") + "  - {id: update"),
      ("[adv, old]", "[adv, old, ref]"), "policy `main` keeps no reference"),
     ("no reference node", ("  main: {", "  §main: {reference: true, "), ("estimator: grpo", "kl_loss_coef: 0.1"),
-     "no REFERENCE node computes it"),
+     "a reference that no `train: reference` computes"),
     ("servers' log-probs", ("estimator: grpo", "estimator: grpo, old_log_probs: §rollout"),
      "`old` recomputes the log-probs of policy `main`; remove it, or write `trainer`"),
     ("trainer's log-probs", ("estimator: grpo", "estimator: grpo, old_log_probs: §trainer"), (OLD, ""),
-     ("[adv, old]", "[adv]"), "policy `main` has no ACTOR forward node, so its servers' log-probs are used"),
-    ("reward after update", (", dependencies: [judge]", ", dependencies: [judge, §old]"),
-     (OLD, OLD.replace(", dependencies: [score]", "")),
-     "cannot depend on `old` (ACTOR)"),
-    ("kwargs of an update", ("{node_id: update", "{§executable_kwargs: {}, node_id: update"),
-     "only REWARD and DEFAULT nodes"),
+     ("[adv, old]", "[adv]"), "policy `main` has no `train: old_log_probs`, so its servers' log-probs are used"),
+    ("reward after update", (", after: [judge]", ", after: [judge, §old]"),
+     (OLD, OLD.replace(", after: [score]", "")),
+     "cannot depend on `old` (old_log_probs)"),
+    ("kwargs of an update", ("{id: update", "{§args: {}, id: update"),
+     "only reward and compute nodes"),
 ]  # fmt: skip
 
 CASES = [
@@ -334,15 +311,15 @@ def test_all_mistakes_come_together_in_the_order_of_the_file(problems_of, tmp_pa
     assert wheres == [
         "agents[0].sampling.max_tokens",
         "agents[1].policy",
-        "nodes[0].agent_options.process_path",
-        "nodes[2].dependencies[0]",
+        "nodes[0].hooks",
+        "nodes[2].after[0]",
     ]
 
 
 def test_a_problem_is_one_line_with_file_line_and_column(problems_of, tmp_path):
     problem = problems_of(GOOD.replace("env.py:Env", "env.py:Envv").encode())[0]
-    column = GOOD.splitlines()[9].index("env.py:Env") + 1
-    where = f"{tmp_path}/workflow.yaml:10:{column}: nodes[0].agent_options.env_path[0]"
+    column = GOOD.splitlines()[8].index("env.py:Env") + 1
+    where = f"{tmp_path}/workflow.yaml:9:{column}: nodes[0].env"
     assert str(problem) == f"{where}: `env.py` defines no `Envv`; did you mean `Env`?"
 
 

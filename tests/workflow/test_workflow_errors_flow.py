@@ -21,43 +21,40 @@ algorithm: {estimator: gae_chain}
 loops:
   debate: {nodes: [pro, contra], max_rounds: 3, until: {agree: [pro, contra]}}
 nodes:
-  - {node_id: draft, node_type: MODEL_INFERENCE, node_role: ROLLOUT, agent: left}
-  - {node_id: pro, node_type: MODEL_INFERENCE, node_role: ROLLOUT, agent: left, dependencies: [draft]}
-  - {node_id: contra, node_type: MODEL_INFERENCE, node_role: ROLLOUT, agent: right, dependencies: [draft]}
-  - {node_id: note, node_type: COMPUTE, executable_ref: hooks.py:note, dependencies: [pro]}
-  - {node_id: vote, node_type: COMPUTE, node_role: VOTE, dependencies: [pro, contra], vote: {key: answer}}
-  - {node_id: verdict, node_type: MODEL_INFERENCE, node_role: ROLLOUT, agent: judge, dependencies: [vote, note],
-     when: {node: vote, key: share, at_most: 0.5},
-     agent_options: {env_path: [math, code], env_route: data_source}}
-  - {node_id: score, node_type: COMPUTE, node_role: REWARD, dependencies: [verdict], executable_ref: rewards.py:score}
+  - {id: draft, agent: left}
+  - {id: pro, agent: left, after: [draft]}
+  - {id: contra, agent: right, after: [draft]}
+  - {id: note, compute: hooks.py:note, after: [pro]}
+  - {id: vote, vote: {key: answer}, after: [pro, contra]}
+  - {id: verdict, agent: judge, after: [vote, note],
+     env: [math, code], env_route: data_source, when: {node: vote, key: share, at_most: 0.5}}
+  - {id: score, reward: rewards.py:score, after: [verdict]}
 """
 CODE = GOOD[GOOD.index("  code: {") : GOOD.index("algorithm")]
 WHEN = "{node: vote, key: share, at_most: 0.5}"
 UNTIL = "{agree: [pro, contra]}"
 ONE = "one: {model: {path: a}, critic: {}, train_cycle: 5"
-ROUTE = "{env_path: [math, code], env_route: data_source}"
+ROUTE = "env: [math, code], env_route: data_source"
 
 
-def step(name, kind, role, policy, *dependencies, forward=False):
+def step(name, train, policy, *after):
     owner = f"policy: {policy}, " if policy else ""
-    ahead = ", only_forward_compute: true" if forward else ""
-    waits = f"dependencies: [{', '.join(dependencies)}]{ahead}"
-    return f"  - {{node_id: {name}, node_type: {kind}, node_role: {role}, {owner}{waits}}}\n"
+    return f"  - {{id: {name}, train: {train}, {owner}after: [{', '.join(after)}]}}\n"
 
 
 FIXED = ("old_one", "old_two", "values", "adv")
 TRAIN = GOOD + "".join(
     (
-        step("old_one", "MODEL_TRAIN", "ACTOR", "one", "score", forward=True),
-        step("old_two", "MODEL_TRAIN", "ACTOR", "two", "score", forward=True),
-        step("values", "MODEL_TRAIN", "CRITIC", "one", "score", forward=True),
-        step("adv", "COMPUTE", "ADVANTAGE", "", "score", "values"),
-        step("learn", "MODEL_TRAIN", "CRITIC", "one", *FIXED),
-        step("up_one", "MODEL_TRAIN", "ACTOR", "one", *FIXED),
-        step("up_two", "MODEL_TRAIN", "ACTOR", "two", *FIXED),
+        step("old_one", "old_log_probs", "one", "score"),
+        step("old_two", "old_log_probs", "two", "score"),
+        step("values", "values", "one", "score"),
+        step("adv", "advantage", "", "score", "values"),
+        step("learn", "critic_update", "one", *FIXED),
+        step("up_one", "update", "one", *FIXED),
+        step("up_two", "update", "two", *FIXED),
     )
 )
-LEARN = step("learn", "MODEL_TRAIN", "CRITIC", "one", *FIXED)
+LEARN = step("learn", "critic_update", "one", *FIXED)
 
 CONDITIONS = [
     ("no subject", (WHEN, "§{}"), "a condition asks about one of `node`, `env`"),
@@ -68,12 +65,12 @@ CONDITIONS = [
     ("key typo", ("{node: vote, key", "{node: vote, §kee"), "did you mean `key`?"),
     ("unknown node", ("{node: vote", "{node: §vot"), "no node `vot`; did you mean `vote`?"),
     ("reward asked", ("{node: vote", "{node: §score"), "which runs after the episode"),
-    ("late node", ("dependencies: [pro]}", "dependencies: [pro], when: {node: §vote, exists: true}}"),
+    ("late node", ("after: [pro]}", "after: [pro], when: {node: §vote, exists: true}}"),
      "`vote` has not run when `note` asks about it"),
     ("late until", (UNTIL, "{node: §verdict, exists: true}"), "`verdict` has not run when loop `debate` asks"),
     ("env of none", (WHEN, "{env: §draft, key: level, equals: 1}"), "`draft` does not step an env; `verdict` does"),
     ("env without key", ("until: {agree: [pro, contra]}", "until: §{env: pro, equals: 1}"),
-     ("agent: left, dependencies", "agent: left, agent_options: {env_path: math}, dependencies"), "needs `key: name`"),
+     ("agent: left, after", "agent: left, env: math, after"), "needs `key: name`"),
     ("size of a text", (WHEN, "{node: vote, §at_least: 1}"), "`at_least` needs a number"),
     ("regular expression", (WHEN, "{node: vote, matches: §'('}"), "not a regular expression"),
     ("phase", (WHEN, "{phase: §test}"), "expected one of `training`, `validation`, got 'test'"),
@@ -90,7 +87,7 @@ CONDITIONS = [
      "when.any_of[1].none_of[0].node: no node `vott`"),
     ("a join with a test", (WHEN, "{all_of: [{sample: a, equals: 1}], §equals: x}"), "`all_of` needs no test"),
     ("a list to equal", (WHEN, "{node: vote, key: a, equals: §[x]}"), "expected text, a number, true or false"),
-    ("when of a reward", ("{node_id: score,", "{§when: {sample: a, exists: true}, node_id: score,"), "always runs"),
+    ("when of a reward", ("{id: score,", "{§when: {sample: a, exists: true}, id: score,"), "always runs"),
 ]  # fmt: skip
 
 LOOPS = [
@@ -111,24 +108,23 @@ LOOPS = [
 ]  # fmt: skip
 
 VOTES = [
-    ("single", ("node_role: VOTE, dependencies: [pro, contra]", "node_role: VOTE, dependencies: §[pro]"), "two nodes"),
-    ("of a function", ("dependencies: [pro, contra]", "dependencies: [pro, contra, §note]"), "counts rollout nodes"),
-    ("vote of a rollout", ("agent: left}", "agent: left, §vote: {}}"), "`vote` has no effect on a ROLLOUT node"),
+    ("single", ("after: [pro, contra]", "after: §[pro]"), "two nodes"),
+    ("of a function", ("after: [pro, contra]", "after: [pro, contra, §note]"), "counts rollout nodes"),
+    ("vote of a rollout", ("agent: left}", "agent: left, §vote: {}}"), "`agent` and `vote` give it two"),
     ("ties", ("vote: {key: answer}", "vote: {ties: §last}"), "expected one of `first`, `none`, got 'last'"),
-    ("function of a vote", ("vote: {key: answer}", "§executable_ref: rewards.py:score"), "this is a VOTE node"),
-    ("options of a vote", ("vote: {key: answer}", "§agent_options: {obs_with_env: true}"), "only ROLLOUT nodes"),
-    ("agent of a vote", ("node_role: VOTE,", "node_role: VOTE, §agent: left,"), "does not belong to one agent"),
-    ("compute without function", ("- {node_id: note", "- §{node_id: note"), ("executable_ref: hooks.py:note, ", ""),
+    ("function of a vote", ("vote: {key: answer}", "vote: {key: answer}, §args: {}"), "this is a vote node"),
+    ("options of a vote", ("vote: {key: answer}", "vote: {}, §sees_env: true"), "only rollout nodes"),
+    ("compute without function", ("- {id: note", "- §{id: note"), ("compute: hooks.py:note, ", ""),
      "the node has no kind; add `agent:`"),
     ("compute's arguments", ("hooks.py:note", "§rewards.py:nothing"), "must take the positional arguments `context`"),
-    ("compute's kwargs", ("hooks.py:note,", "hooks.py:note, executable_kwargs: {§lenght: 3},"), "mean `length`?"),
-    ("compute after reward", ("dependencies: [pro]}", "dependencies: [§score]}"),
+    ("compute's kwargs", ("hooks.py:note,", "hooks.py:note, args: {§lenght: 3},"), "mean `length`?"),
+    ("compute after reward", ("after: [pro]}", "after: [§score]}"),
      (", note]", "]"), "runs inside the episode, it cannot depend on `score`"),
 ]  # fmt: skip
 
 ENVS = [
-    ("no route", (ROUTE, "{§env_path: [math, code]}"), "`env_route: <path"),
-    ("route of one", (ROUTE, "{env_path: math, §env_route: data_source}"), (CODE, ""), "fewer than two envs"),
+    ("no route", (ROUTE, "§env: [math, code]"), "`env_route: <path"),
+    ("route of one", (ROUTE, "env: math, §env_route: data_source"), (CODE, ""), "fewer than two envs"),
     ("unknown name", ("[math, code]", "[math, code, §cod]"), "there is no `cod` under `envs`; did you mean `code`?"),
     ("listed twice", ("[math, code]", "[math, code, §math]"), "`math` is listed twice"),
     ("unused", ("envs:\n", "envs:\n  §spare: {path: env.py:Env}\n"), "no node steps env `spare`"),
@@ -141,7 +137,7 @@ ENVS = [
     ("kwargs of nobody's constructor", ("env.py:Sized, kwargs: {size: 3}", "env.py:Swapped, kwargs: {§size: 3}"),
      "__init__ takes no `size`"),
     ("no path", ("math: {path: env.py:Env}", "math: §{kwargs: {}}"), "envs.math.path: missing"),
-    ("route of a file", (ROUTE, "{env_path: §maths}"), (GOOD[GOOD.index("envs:"):GOOD.index("algorithm")], ""),
+    ("route of a file", (ROUTE, "env: §maths"), (GOOD[GOOD.index("envs:"):GOOD.index("algorithm")], ""),
      "there is no `maths` under `envs`; declare it there"),
 ]  # fmt: skip
 
@@ -157,7 +153,7 @@ CRITICS = [
     ("share a ring", ("critic: {}", "critic: {share: §two}"), "share each other's critic"),
     ("share a sharer", ("agents:\n", "agents:\n  - {name: extra, policy: three}\n"),
      ("policies:\n", "policies:\n  three: {model: {path: c}, critic: {share: §two}}\n"),
-     ("nodes:\n  - ", "nodes:\n  - {node_id: x, node_type: MODEL_INFERENCE, node_role: ROLLOUT, agent: extra}\n  - "),
+     ("nodes:\n  - ", "nodes:\n  - {id: x, agent: extra}\n  - "),
      "itself shares a critic; write `share: one`"),
     ("options of a share", ("{share: one}", "{share: one, §lr: 1.0e-5}"), "the critic is that of policy `one`"),
     ("share of a frozen one", (ONE, "one: {model: {path: a}, frozen: true"),
@@ -207,30 +203,30 @@ ALGORITHM = [
 ]  # fmt: skip
 
 CHAIN = [
-    ("two advantages", (LEARN, "  - §{node_id: adv2, node_type: COMPUTE, node_role: ADVANTAGE, dependencies: [score]}\n"
-     + LEARN), "one ADVANTAGE node, for all policies"),
+    ("two advantages", (LEARN, "  - §{id: adv2, train: advantage, after: score}\n"
+     + LEARN), "one `train: advantage`, for all policies"),
     ("no advantage", ("nodes:\n", "§nodes:\n"),
-     (step("adv", "COMPUTE", "ADVANTAGE", "", "score", "values"), ""),
-     *[(", adv]", "]")] * 3, "one ADVANTAGE node, for all policies"),
-    ("owned advantage", ("node_role: ADVANTAGE,", "node_role: ADVANTAGE, §policy: one,"), "serves all policies"),
-    ("no values", ("  one:", "  §one:"), (step("values", "MODEL_TRAIN", "CRITIC", "one", "score", forward=True), ""),
-     (", values]", "]"), *[("values, ", "")] * 3, "policy `one` has no CRITIC forward node"),
-    ("no critic update", ("  one:", "  §one:"), (LEARN, ""), "policy `one` has no CRITIC update node"),
-    ("critic of a sharer", (LEARN, LEARN + step("again", "MODEL_TRAIN", "CRITIC", "two", *FIXED).replace("{", "§{")),
+     (step("adv", "advantage", "", "score", "values"), ""),
+     *[(", adv]", "]")] * 3, "one `train: advantage`, for all policies"),
+    ("owned advantage", ("train: advantage,", "train: advantage, §policy: one,"), "serves all policies"),
+    ("no values", ("  one:", "  §one:"), (step("values", "values", "one", "score"), ""),
+     (", values]", "]"), *[("values, ", "")] * 3, "policy `one` has no `train: values`"),
+    ("no critic update", ("  one:", "  §one:"), (LEARN, ""), "policy `one` has no `train: critic_update`"),
+    ("critic of a sharer", (LEARN, LEARN + step("again", "critic_update", "two", *FIXED).replace("{", "§{")),
      "shares the critic of `one`, whose nodes do this"),
     ("critic of nobody", ("critic: {}, ", ""), ("critic: {share: one}, ", ""), ("{estimator: gae_chain}", "{}"),
-     *[(text, "") for text in (step("adv", "COMPUTE", "ADVANTAGE", "", "score", "values"), LEARN)],
+     *[(text, "") for text in (step("adv", "advantage", "", "score", "values"), LEARN)],
      *[(", adv]", ", adv_one, adv_two]")] * 2,
-     (step("values", "MODEL_TRAIN", "CRITIC", "one", "score", forward=True),
-      step("adv_one", "COMPUTE", "ADVANTAGE", "one", "score") + step("adv_two", "COMPUTE", "ADVANTAGE", "two", "score")
-      + step("values", "MODEL_TRAIN", "CRITIC", "one", "score", forward=True).replace("{", "§{")),
+     (step("values", "values", "one", "score"),
+      step("adv_one", "advantage", "one", "score") + step("adv_two", "advantage", "two", "score")
+      + step("values", "values", "one", "score").replace("{", "§{")),
      "policy `one` has no critic"),
-    ("early advantage", ("{node_id: adv", "§{node_id: adv"), ("[score, values]", "[score]"),
+    ("early advantage", ("{id: adv", "§{id: adv"), ("[score, values]", "[score]"),
      "advantages need the result of `values`"),
     ("early critic", (LEARN, LEARN.replace("{", "§{").replace(", adv]", "]")), "the update must wait for `adv`"),
-    ("others' log-probs", ("{node_id: up_one", "§{node_id: up_one"),
-     (step("up_one", "MODEL_TRAIN", "ACTOR", "one", *FIXED)[4:],
-      step("up_one", "MODEL_TRAIN", "ACTOR", "one", "old_one", "values", "adv")[4:]),
+    ("others' log-probs", ("{id: up_one", "§{id: up_one"),
+     (step("up_one", "update", "one", *FIXED)[4:],
+      step("up_one", "update", "one", "old_one", "values", "adv")[4:]),
      "the update must wait for `old_two`"),
 ]  # fmt: skip
 
@@ -250,7 +246,7 @@ CASES = [
 
 
 def test_who_depends_on_one_node_of_a_loop_may_ask_for_the_others(load_text):
-    text = GOOD.replace("dependencies: [pro]}", "dependencies: [pro], when: {node: contra, exists: true}}")
+    text = GOOD.replace("after: [pro]}", "after: [pro], when: {node: contra, exists: true}}")
     assert load_text(text).node("note").when.node == "contra"
 
 

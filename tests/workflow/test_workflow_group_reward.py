@@ -61,7 +61,7 @@ def test_a_node_of_the_group_is_shown_and_written_again(load_text, folder):
         (rewarded('§"recipe.dag.reward.outcome:env_outcome"'), "takes `episode`, so write `scope: episode`"),
         (
             (("{id: judge, agent: judge", "{id: judge, agent: judge, §scope: group"),),
-            "only REWARD nodes read this, and this is a ROLLOUT node",
+            "only reward nodes read this, and this is a rollout node",
         ),
         # the published key that was never read
         (rewarded(f'"{GROUP}:majority_label"', "{§use_ttrl: true}"), "takes no `use_ttrl`"),

@@ -11,20 +11,17 @@ agents: [{{name: left, policy: {left}}}, {{name: right, policy: b}}, {{name: jud
 policies: {{a: {{model: {{path: m}}{extra}}}, b: {{model: {{path: m}}}}, fixed: {{model: {{path: m}}, frozen: true}}}}
 algorithm: {{happo: {{{happo}}}{algorithm}}}
 nodes:
-  - {{node_id: l, node_type: MODEL_INFERENCE, node_role: ROLLOUT, agent: left}}
-  - {{node_id: j, node_type: MODEL_INFERENCE, node_role: ROLLOUT, agent: judge, dependencies: [l]}}
-  - {{node_id: r, node_type: MODEL_INFERENCE, node_role: ROLLOUT, agent: right, dependencies: [j]}}
+  - {{id: l, agent: left}}
+  - {{id: j, agent: judge, after: l}}
+  - {{id: r, agent: right, after: j}}
   {node}
-  - {{node_id: reward, node_type: COMPUTE, node_role: REWARD, dependencies: [r], executable_ref: rewards.py:score}}
+  - {{id: reward, reward: rewards.py:score, after: r}}
 """
-AGAIN = "- {node_id: l2, node_type: MODEL_INFERENCE, node_role: ROLLOUT, agent: left, dependencies: [r]}"
+AGAIN = "- {id: l2, agent: left, after: r}"
 UPDATES = "\n  ".join(
-    f"- {{node_id: {kind}_{p}, node_type: {type_}, node_role: {role}, policy: {p}, dependencies: [{after}]}}"
+    f"- {{id: {name}_{p}, train: {step}, policy: {p}, after: {after}}}"
     for p in "ab"
-    for kind, type_, role, after in (
-        ("adv", "COMPUTE", "ADVANTAGE", "reward"),
-        ("up", "MODEL_TRAIN", "ACTOR", f"adv_{p}"),
-    )
+    for name, step, after in (("adv", "advantage", "reward"), ("up", "update", f"adv_{p}"))
 )
 
 
@@ -40,7 +37,7 @@ def test_a_policy_per_agent_loads(load):
     workflow = load("order: reverse_topological, ratio: clamped, bound: 1.5")
     assert (workflow.algorithm.happo.order, workflow.algorithm.happo.bound) == ("reverse_topological", 1.5)
     assert (load().algorithm.happo.ratio, load().algorithm.happo.bound) == ("clamped", 4.0)
-    assert agents_heard(workflow.episode_nodes) == {0: (), 2: (0,), 1: (0, 2)}
+    assert agents_heard(workflow.episode_nodes) == {"left": (), "judge": ("left",), "right": ("left", "judge")}
 
 
 @pytest.mark.parametrize(
@@ -63,7 +60,7 @@ def test_a_policy_per_agent_loads(load):
             "episode.train_turns",
             "needs the calls of all turns",
         ),
-        ({"node": UPDATES}, "algorithm.happo", "only_forward_compute: true"),
+        ({"node": UPDATES}, "algorithm.happo", "train: old_log_probs"),
     ],
 )
 def test_what_the_compound_factor_does_not_allow_is_an_error_at_its_place(load, change, where, what):

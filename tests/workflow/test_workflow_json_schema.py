@@ -22,7 +22,7 @@ tools: {own: {path: tool.py:Tool}}
 algorithm: {estimator: gae, lam: 0.9}
 nodes:
   - {id: solve, agent: solver, env: [a.py:A, b.py:B], env_route: kind, when: {phase: training}}
-  - {node_id: pay, node_type: COMPUTE, node_role: reward, executable_ref: score.py:score, dependencies: [solve]}
+  - {id: pay, reward: score.py:score, after: solve}
 """
 
 

@@ -7,14 +7,14 @@ import pytest
 
 from recipe.dag.core.problem import WorkflowError
 from recipe.dag.loading.workflow_file import load_workflow
-from recipe.dag.workflow.node_kinds import NodeRole, NodeType
+from recipe.dag.workflow.node_kinds import Kind
 
 WORKFLOWS = sorted((Path(__file__).parents[2] / "workflows").glob("*.yaml"))
 
 TEXT = """\
 dag_id: demo
 global_config: {server: {memory: 0.4}}
-x-node: &rollout {node_type: model_inference, node_role: Rollout}
+x-node: &checks {agent: critic, after: write}
 agents:
   - {name: writer, policy: main}
   - {name: critic, policy: main, validation: {temperature: 0}, tools: [code_interpreter], tool_loop: {format: fenced}}
@@ -23,14 +23,12 @@ policies:
 episode: {max_turns: 2, retries: 0}
 algorithm: {estimator: grpo, group_by: [uid, agent, turn]}
 nodes:
-  - {node_id: score, node_type: compute, node_role: reward, dependencies: [judge, check],
-     executable_ref: score.py:score}
-  - {<<: *rollout, node_id: judge, agent: critic, dependencies: [write]}
-  - {<<: *rollout, node_id: check, agent_group: 1, dependencies: [write]}
-  - <<: *rollout
-    node_id: write
+  - {id: score, reward: score.py:score, after: [judge, check]}
+  - {<<: *checks, id: judge}
+  - {<<: *checks, id: check}
+  - id: write
     agent: writer
-    agent_options: {env_path: env.py:Env}
+    env: env.py:Env
     config: {rollout.gpu_memory_utilization: !Ref global_config.server.memory}
 """
 
@@ -95,7 +93,7 @@ def test_values_arrive_as_written(load):
 def test_names_merge_keys_and_scalars_are_read(load):
     workflow = load(TEXT)
     judge = workflow.node("judge")
-    assert (judge.node_type, judge.node_role) == (NodeType.MODEL_INFERENCE, NodeRole.ROLLOUT)
+    assert judge.kind is Kind.ROLLOUT
     assert workflow.agent_of(judge).name == "critic"
     assert workflow.node("write").agent_options.env_path == ("env.py:Env",)
 
@@ -112,9 +110,9 @@ def test_nodes_come_in_topological_order_with_the_files_order_among_equals(load)
     assert ids == ["write", "judge", "check", "score", "main.advantage", "main.update"]
 
 
-def test_declared_training_nodes_rule_and_get_their_agents_policy(load):
-    train = "  - {node_id: %s, node_type: %s, node_role: %s, agent: writer, dependencies: [%s]}\n"
-    text = TEXT + train % ("update", "MODEL_TRAIN", "ACTOR", "adv") + train % ("adv", "COMPUTE", "ADVANTAGE", "score")
+def test_declared_training_nodes_rule_and_get_the_only_policy(load):
+    train = "  - {id: %s, train: %s, after: %s}\n"
+    text = TEXT + train % ("update", "update", "adv") + train % ("adv", "advantage", "score")
     nodes = load(text).training_nodes
     assert [(node.node_id, node.policy) for node in nodes] == [("adv", "main"), ("update", "main")]
 
@@ -126,15 +124,15 @@ def test_an_evaluation_of_frozen_policies_needs_no_reward(load):
 
 
 def test_an_env_may_score_instead_of_a_node(load):
-    text = TEXT.replace("env_path: env.py:Env", "env_path: env.py:Env, rewards_with_env: true").replace(SCORE, "")
-    plays = text.replace("agent: critic,", "agent: critic, agent_options: {obs_with_env: true},")
+    text = TEXT.replace("env: env.py:Env", "env: env.py:Env\n    env_pays: true").replace(SCORE, "")
+    plays = text.replace("agent: critic,", "agent: critic, sees_env: true,")
     workflow = load(plays)
     assert workflow.node("main.update").dependencies == ("main.advantage",)
     assert workflow.node("main.advantage").dependencies == ("judge", "check")
 
 
 def test_whom_no_env_rewards_must_be_rewarded_otherwise(load):
-    text = TEXT.replace("env_path: env.py:Env", "env_path: env.py:Env, rewards_with_env: true").replace(SCORE, "")
+    text = TEXT.replace("env: env.py:Env", "env: env.py:Env\n    env_pays: true").replace(SCORE, "")
     with pytest.raises(WorkflowError, match=r"12:5: nodes\[0\]: nothing rewards agent `critic`, which is trained"):
         load(text)
     load(text.replace("{estimator: grpo", "{share_reward_in_agent: true, estimator: grpo"))
@@ -149,7 +147,7 @@ def test_a_dotted_module_is_checked_without_running_it(ref, load, tmp_path):
     assert load(TEXT.replace("score.py:score", ref)).reward_nodes[0].executable_ref == ref
 
 
-SCORE = TEXT[TEXT.index("  - {node_id: score") : TEXT.index("  - {<<: *rollout, node_id: judge")]
+SCORE = TEXT[TEXT.index("  - {id: score") : TEXT.index("  - {<<: *checks, id: judge")]
 
 
 def test_what_a_file_imports_from_beside_it_is_read_there(tmp_path):
@@ -165,8 +163,8 @@ dag_id: beside
 agents: [{name: solver, policy: main}]
 policies: {main: {model: {path: m}}}
 nodes:
-  - {node_id: solve, node_type: MODEL_INFERENCE, node_role: ROLLOUT, agent: solver}
-  - {node_id: pay, node_type: COMPUTE, node_role: REWARD, dependencies: [solve], executable_ref: mine/rewards.py:score}
+  - {id: solve, agent: solver}
+  - {id: pay, reward: mine/rewards.py:score, after: solve}
 """
     (tmp_path / "flows" / "flow.yaml").write_text(text)
     assert load_workflow(tmp_path / "flows" / "flow.yaml").dag_id == "beside"

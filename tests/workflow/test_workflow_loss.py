@@ -12,14 +12,14 @@ agents: [{{name: solver, policy: main{agent}}}]
 policies: {{main: {{model: {{path: m}}}}}}
 algorithm: {{{algorithm}}}
 nodes:
-  - {{node_id: solve, node_type: MODEL_INFERENCE, node_role: ROLLOUT, agent: solver}}
-  - {{node_id: reward, node_type: COMPUTE, node_role: REWARD, dependencies: [solve], executable_ref: rewards.py:score}}
+  - {{id: solve, agent: solver}}
+  - {{id: reward, reward: rewards.py:score, after: solve}}
 {nodes}"""
 EXTRA = """\
-  - {node_id: overlong, node_type: COMPUTE, node_role: REWARD, dependencies: [solve], executable_ref: rewards.py:score}
+  - {id: overlong, reward: rewards.py:score, after: solve}
 """
-CHAIN = """  - {node_id: adv, node_type: COMPUTE, node_role: ADVANTAGE, dependencies: [reward]}
-  - {node_id: up, node_type: MODEL_TRAIN, node_role: ACTOR, dependencies: [adv]}
+CHAIN = """  - {id: adv, train: advantage, after: reward}
+  - {id: up, train: update, after: adv}
 """
 
 
@@ -69,7 +69,7 @@ def test_void_turns_can_be_dropped_where_an_agent_has_tools(load):
     ("algorithm", "more", "where", "what"),
     [
         ("importance: {}, old_log_probs: rollout", {}, "4:13: algorithm.importance:", "relative to the server already"),
-        ("importance: {}", {"nodes": CHAIN}, "4:13: algorithm.importance:", "`only_forward_compute: true`"),
+        ("importance: {}", {"nodes": CHAIN}, "4:13: algorithm.importance:", "`train: old_log_probs`"),
         ("importance: {cap: 1}", {}, "algorithm.importance.cap", "a number above 1"),
         ("importance: {level: turn}", {}, "algorithm.importance.level", "`token`"),
         ("importance: {veto: 1}", {}, "algorithm.importance.veto", "a number below 1"),
@@ -86,7 +86,7 @@ def test_void_turns_can_be_dropped_where_an_agent_has_tools(load):
         ("overlong: {mask: false}", {}, "4:13: algorithm.overlong:", "so it does nothing"),
         ("overlong: {penalty: {}}", {}, "algorithm.overlong.penalty", "buffer"),
         ("overlong: {penalty: {buffer: 513}}", {}, "4:42: algorithm.overlong.penalty.buffer:", "at most 512 tokens"),
-        ("overlong: {penalty: {buffer: 9}}", {"nodes": EXTRA}, "nodes[2].node_id", "give this node another name"),
+        ("overlong: {penalty: {buffer: 9}}", {"nodes": EXTRA}, "nodes[2].id", "give this node another name"),
         ("drop_void_turns: true", {}, "4:13: algorithm.drop_void_turns:", "no trained agent has tools"),
         ("agent_weights: equal", {}, "algorithm.agent_weights", "no trained policy has several agents"),
     ],

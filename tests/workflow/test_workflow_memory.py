@@ -48,10 +48,10 @@ policies:
   three: {model: {path: "${oc.env:JUDGE_PATH}"}, frozen: true}
 algorithm: {estimator: gae_chain, kl_loss_coef: 0.1}
 nodes:
-  - {node_id: x, node_type: MODEL_INFERENCE, node_role: ROLLOUT, agent: a}
-  - {node_id: y, node_type: MODEL_INFERENCE, node_role: ROLLOUT, agent: b, dependencies: [x]}
-  - {node_id: z, node_type: MODEL_INFERENCE, node_role: ROLLOUT, agent: c, dependencies: [y]}
-  - {node_id: r, node_type: COMPUTE, node_role: REWARD, dependencies: [z], executable_ref: rewards.py:score}
+  - {id: x, agent: a}
+  - {id: y, agent: b, after: x}
+  - {id: z, agent: c, after: y}
+  - {id: r, reward: rewards.py:score, after: z}
 """
 
 

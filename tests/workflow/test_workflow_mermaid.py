@@ -19,15 +19,13 @@ loops:
   talk: {nodes: [pro, contra], max_rounds: 3, until: {node: contra, matches: '"<end>"'}}
   again: {nodes: [last], max_rounds: 2}
 nodes:
-  - {node_id: first, node_type: MODEL_INFERENCE, node_role: ROLLOUT, agent: a, when: {sample: hard, equals: true}}
-  - {node_id: pro, node_type: MODEL_INFERENCE, node_role: ROLLOUT, agent: a, dependencies: [first]}
-  - {node_id: contra, node_type: MODEL_INFERENCE, node_role: ROLLOUT, agent: b, dependencies: [pro],
-     agent_options: {env_path: env.py:Env}}
-  - {node_id: vote, node_type: COMPUTE, node_role: VOTE, dependencies: [pro, contra]}
-  - {node_id: note, node_type: COMPUTE, executable_ref: hooks.py:note, dependencies: [pro]}
-  - {node_id: last, node_type: MODEL_INFERENCE, node_role: ROLLOUT, agent: b, dependencies: [vote, note],
-     when: {node: vote, key: share, at_most: 0.5}}
-  - {node_id: score, node_type: COMPUTE, node_role: REWARD, dependencies: [last], executable_ref: rewards.py:score}
+  - {id: first, agent: a, when: {sample: hard, equals: true}}
+  - {id: pro, agent: a, after: first}
+  - {id: contra, agent: b, after: pro, env: env.py:Env}
+  - {id: vote, vote: {}, after: [pro, contra]}
+  - {id: note, compute: hooks.py:note, after: pro}
+  - {id: last, agent: b, after: [vote, note], when: {node: vote, key: share, at_most: 0.5}}
+  - {id: score, reward: rewards.py:score, after: last}
 """
 
 

@@ -24,18 +24,18 @@ algorithm: {estimator: qmix, mixer: {hidden: 8, peers: {right: [left], judge: [l
 loops:
   debate: {nodes: [pro, contra], max_rounds: 3, until: {agree: [pro, contra]}}
 nodes:
-  - {node_id: left, node_type: MODEL_INFERENCE, node_role: ROLLOUT, agent: left}
-  - {node_id: right, node_type: MODEL_INFERENCE, node_role: ROLLOUT, agent: right}
-  - {node_id: pro, node_type: MODEL_INFERENCE, node_role: ROLLOUT, agent: left, dependencies: [left]}
-  - {node_id: contra, node_type: MODEL_INFERENCE, node_role: ROLLOUT, agent: right, dependencies: [left]}
-  - {node_id: vote, node_type: COMPUTE, node_role: VOTE, dependencies: [pro, contra], vote: {key: answer}}
-  - {node_id: judge, node_type: MODEL_INFERENCE, node_role: ROLLOUT, agent: judge, dependencies: [vote]}
-  - {node_id: score, node_type: COMPUTE, node_role: REWARD, dependencies: [judge], executable_ref: rewards.py:score}
+  - {id: left, agent: left}
+  - {id: right, agent: right}
+  - {id: pro, agent: left, after: left}
+  - {id: contra, agent: right, after: left}
+  - {id: vote, after: [pro, contra], vote: {key: answer}}
+  - {id: judge, agent: judge, after: vote}
+  - {id: score, reward: rewards.py:score, after: judge}
 """
 PEERS = "{right: [left], judge: [left]}"
-ENV = ("agent: right}", "agent: right, agent_options: {env_path: 'env.py:Env'}}")
-WATCH = ("agent: left}", "agent: left, agent_options: {obs_with_env: true}}")
-JUDGE = ("[vote]}", "[vote, right], agent_options: {obs_with_env: true}}")
+ENV = ("agent: right}", "agent: right, env: 'env.py:Env'}")
+WATCH = ("agent: left}", "agent: left, sees_env: true}")
+JUDGE = ("after: vote}", "after: [vote, right], sees_env: true}")
 REACTS = "comes after it and may react to it; leave it out"
 
 CASES = [
@@ -43,7 +43,7 @@ CASES = [
     ("own message in a loop", (PEERS, "{pro: [§pro]}"), "its own message"),
     ("dependency", (PEERS, "{left: [right, §pro]}"), f"condition on `pro`, which {REACTS}"),
     ("through a vote", (PEERS, "{contra: [§judge]}"), f"`judge`, which {REACTS}"),
-    ("through the whole loop", ("dependencies: [vote]", "dependencies: [pro]"), (PEERS, "{contra: [§judge]}"), REACTS),
+    ("through the whole loop", ("after: vote", "after: pro"), (PEERS, "{contra: [§judge]}"), REACTS),
     ("later round", (PEERS, "{contra: [§pro]}"), f"`pro` of a later round, which {REACTS}"),
     ("later turn", ("max_turns: 1", "max_turns: 4"), (PEERS, "{right: [§left]}"),
      f"`left` of a later turn, which {REACTS}"),
@@ -52,7 +52,7 @@ CASES = [
      ("{name: right,", "{name: right, tools: ['tool.py:Tool'],"), (PEERS, "{right: [§left]}"), REACTS),
     ("unknown node", (PEERS, "{§wright: [left]}"), "no node `wright`; did you mean `right`?"),
     ("unknown peer", (PEERS, "{right: [§lift]}"), "no node `lift`; did you mean `left`?"),
-    ("no message", (PEERS, "{judge: [left, §vote]}"), "`vote` is a VOTE node; a mixer values the messages"),
+    ("no message", (PEERS, "{judge: [left, §vote]}"), "`vote` is not a rollout node, and a mixer values the messages"),
     ("peer twice", (PEERS, "{right: [left, §left]}"), "`left` is listed twice"),
     ("block of another", ("estimator: qmix, mixer", "§mixer"), "does not use this option (only vdn, qmix)"),
     ("option of qmix", ("qmix", "vdn"), ("hidden: 8", "§mixing_hidden: 8"), "`vdn` has no mixing network"),
@@ -140,7 +140,7 @@ def test_what_may_react_through_graph_rounds_and_turns(load_text):
 def test_an_env_hands_an_action_on_to_who_hears_of_the_step(load_text):
     text = GOOD.replace(PEERS, "{}").replace(*ENV).replace(*JUDGE)
     # `left` waits for nobody and nobody's dependencies lead from it to the judge, but through the loop
-    text = text.replace("dependencies: [left]", "dependencies: [right]")
+    text = text.replace("after: left", "after: right")
     assert "judge@0.0" not in after(load_text(text), "left@0.0")
     watching = load_text(text.replace(*WATCH))
     assert {"judge@0.0", "pro@0.0"} <= after(watching, "left@0.0")

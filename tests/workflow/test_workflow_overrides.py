@@ -12,8 +12,8 @@ policies:
     critic: {lr: 1.0e-6, config: {strategy: fsdp2}}}
 algorithm: {estimator: gae, clip_ratio_low: 0.1}
 nodes:
-  - {node_id: a, node_type: MODEL_INFERENCE, node_role: ROLLOUT, agent: a, config: {rollout.dtype: bfloat16}}
-  - {node_id: r, node_type: COMPUTE, node_role: REWARD, dependencies: [a], executable_ref: rewards.py:score}
+  - {id: a, agent: a, config: {rollout.dtype: bfloat16}}
+  - {id: r, reward: rewards.py:score, after: a}
 """
 POLICYS, CRITICS, NODES = "{actor.optim.weight_decay: 0}", "{strategy: fsdp2}", "{rollout.dtype: bfloat16}"
 

@@ -26,11 +26,11 @@ policies:
   strong: {model: {path: big}, frozen: true}
 episode: {max_turns: 2}
 nodes:
-  - {node_id: end, node_type: MODEL_INFERENCE, node_role: ROLLOUT, agent: judge, dependencies: [pro, contra, again]}
-  - {node_id: pro, node_type: MODEL_INFERENCE, node_role: ROLLOUT, agent: left}
-  - {node_id: contra, node_type: MODEL_INFERENCE, node_role: ROLLOUT, agent: right}
-  - {node_id: again, node_type: MODEL_INFERENCE, node_role: ROLLOUT, agent: right, dependencies: [pro]}
-  - {node_id: reward, node_type: COMPUTE, node_role: REWARD, dependencies: [end], executable_ref: score.py:score}
+  - {id: end, agent: judge, after: [pro, contra, again]}
+  - {id: pro, agent: left}
+  - {id: contra, agent: right}
+  - {id: again, agent: right, after: pro}
+  - {id: reward, reward: score.py:score, after: end}
 """
 
 
@@ -72,7 +72,7 @@ def test_text_shows_agents_policies_order_and_budget(debate):
 def test_json_holds_the_whole_plan(debate):
     data = json.loads(to_json(debate))
     assert data == json.loads(debate.model_dump_json())
-    assert data["policies"][1]["trained"] is False and data["nodes"][0]["node_id"] == "pro"
+    assert data["policies"][1]["trained"] is False and data["nodes"][0]["id"] == "pro"
 
 
 def test_mermaid_colours_policies_and_keeps_keywords_out_of_ids(debate):
@@ -165,11 +165,10 @@ def test_the_text_says_what_credit_discounts_and_weighs(tmp_path, algorithm, cre
 
 def test_a_declared_chain_says_what_each_node_does(tmp_path):
     chain = """
-  - {node_id: adv, node_type: COMPUTE, node_role: ADVANTAGE, dependencies: [reward, worth]}
-  - {node_id: worth, node_type: MODEL_TRAIN, node_role: CRITIC, policy: weak, only_forward_compute: true,
-     dependencies: [reward]}
-  - {node_id: learn, node_type: MODEL_TRAIN, node_role: CRITIC, policy: weak, dependencies: [adv, worth]}
-  - {node_id: up, node_type: MODEL_TRAIN, node_role: ACTOR, policy: weak, dependencies: [adv, worth]}
+  - {id: adv, train: advantage, after: [reward, worth]}
+  - {id: worth, train: values, policy: weak, after: reward}
+  - {id: learn, train: critic_update, policy: weak, after: [adv, worth]}
+  - {id: up, train: update, policy: weak, after: [adv, worth]}
 """
     text = DEBATE.replace("{path: small}", "{path: small}, critic: {}").rstrip() + chain
     (tmp_path / "score.py").write_text("def score(episode): return {}\n")

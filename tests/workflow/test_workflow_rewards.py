@@ -18,22 +18,22 @@ policies: {p: {model: {path: m}, critic: {}}}
 algorithm: {estimator: gae}
 episode: {max_turns: 1}
 nodes:
-  - {node_id: l, node_type: MODEL_INFERENCE, node_role: ROLLOUT, agent: left}
-  - {node_id: r, node_type: MODEL_INFERENCE, node_role: ROLLOUT, agent: right}
-  - {node_id: both, node_type: COMPUTE, node_role: VOTE, dependencies: [l, r]}
-  - {node_id: j, node_type: MODEL_INFERENCE, node_role: ROLLOUT, agent: judge, dependencies: [both]}
-  - {node_id: grade, node_type: COMPUTE, node_role: REWARD, dependencies: [j], executable_ref: score.py:score}
-  - {node_id: pay, node_type: COMPUTE, node_role: REWARD, dependencies: [grade], executable_ref: WHAT}
+  - {id: l, agent: left}
+  - {id: r, agent: right}
+  - {id: both, vote: {}, after: [l, r]}
+  - {id: j, agent: judge, after: both}
+  - {id: grade, reward: score.py:score, after: j}
+  - {id: pay, reward: WHAT, after: grade}
 """
 CREDIT, VOTERS = "recipe.dag.reward.credit", "voters: [l, r]"
 NO_GRADE = (
-    ("dependencies: [grade]", "dependencies: [j]"),
-    ("score.py:score", f'"{CREDIT}:shaped", executable_kwargs: {{shaping: margin}}'),
+    ("after: grade", "after: j"),
+    ("score.py:score", f'"{CREDIT}:shaped", args: {{shaping: margin}}'),
 )
 
 
 def shaped(options: str, ref: str = f"{CREDIT}:shaped") -> tuple[str, str]:
-    return ("WHAT", f"{ref}, executable_kwargs: {{{options}}}")
+    return ("WHAT", f"{ref}, args: {{{options}}}")
 
 
 def votes(options: str) -> tuple[str, str]:
@@ -53,11 +53,11 @@ PLAIN = ("critic: {}", "reference: false")
 TURNS = ("max_turns: 1", "max_turns: 2")
 LOOP = ("nodes:", "loops: {talk: {nodes: [l, r], max_rounds: 2}}\nnodes:")
 
-ALL = "  - {node_id: all, node_type: COMPUTE, node_role: VOTE, dependencies: [l, r, j]}\n"
-TWO_VOTES = ("  - {node_id: grade", ALL + "  - {node_id: grade")
+ALL = "  - {id: all, vote: {}, after: [l, r, j]}\n"
+TWO_VOTES = ("  - {id: grade", ALL + "  - {id: grade")
 GRADED_LATER = (
-    ("dependencies: [grade]", "dependencies: [j]"),
-    ("dependencies: [j], executable_ref: score", "dependencies: [pay], executable_ref: score"),
+    ("after: grade", "after: j"),
+    ("score.py:score, after: j", "score.py:score, after: pay"),
 )
 
 OPTIONS = [
@@ -85,12 +85,12 @@ OPTIONS = [
     ("one voter", [votes("voters: §[l]")], "expected a list of at least 2 nodes"),
     ("unknown voter", [votes("voters: [l, §rr]")], "no node `rr`; did you mean `r`?"),
     ("voter twice", [votes("voters: [l, r, §r]")], "listed twice"),
-    ("voter without a voice", [votes("voters: [l, §both]"), ("VOTE", "DEFAULT, executable_ref: score.py:count")],
-     "`both` is a DEFAULT node, which has no agent; name a rollout node"),
+    ("voter without a voice", [votes("voters: [l, §both]"), ("vote: {}", "compute: score.py:count")],
+     "`both` is a compute node, which has no agent; name a rollout node"),
     ("other order", [votes("voters: §[r, l]")], "the vote `both` counts `l`, `r`, in this order; write the same here"),
     ("nearest vote", [votes("voters: §[j, l, r]"), TWO_VOTES], "the vote `all` counts `l`, `r`, `j`, in this order"),
     ("other ties", [votes(f"{VOTERS}, ties: §none")], "the vote `both` has `ties: first`"),
-    ("ties of the vote", [votes(VOTERS), (f"{CREDIT}:v", f"§{CREDIT}:v"), ("VOTE,", "VOTE, vote: {ties: none},")],
+    ("ties of the vote", [votes(VOTERS), (f"{CREDIT}:v", f"§{CREDIT}:v"), ("vote: {}", "vote: {ties: none}")],
      "the vote `both` has `ties: none`; write the same here"),
     ("other key", [votes(f"{VOTERS}, key: §verdict")], "the vote `both` has `key: answer`"),
     ("text", [votes(f"{VOTERS}, key: §3")], "expected text, got 3"),
@@ -121,10 +121,10 @@ TWICE = [
 
 SOUND = [
     [votes(VOTERS)],
-    [votes(f"{VOTERS}, ties: none, weight: -0.5"), ("VOTE,", "VOTE, vote: {ties: none},")],
-    [votes("voters: [r, j]"), ("VOTE", "DEFAULT, executable_ref: score.py:count")],
+    [votes(f"{VOTERS}, ties: none, weight: -0.5"), ("vote: {}", "vote: {ties: none}")],
+    [votes("voters: [r, j]"), ("vote: {}", "compute: score.py:count")],
     [votes("voters: [l, r, j]"), TWO_VOTES],
-    [votes(VOTERS), ("  - {node_id: both", ALL + "  - {node_id: both")],
+    [votes(VOTERS), ("  - {id: both", ALL + "  - {id: both")],
     [shaped("shaping: with_outcome, beta: 0")],
     [shaped("shaping: discounted, gamma: 0, players: null")],
     [shaped("shaping: margin, players: [[l, j]]")],
@@ -140,7 +140,7 @@ SOUND = [
     [estimator("magrpo, gamma_turn: 0"), PLAIN, shaped("shaping: discounted")],
     [estimator("vdn, mixer: {gamma_turn: 0}"), TURNS, PLAIN, shaped("shaping: discounted")],
     [estimator("grpo"), PLAIN, shaped("shaping: verifier_sum")],
-    [("dependencies: [grade]", "dependencies: [j]"), ("WHAT", "recipe.dag.reward.outcome:team_reward")],
+    [("after: grade", "after: j"), ("WHAT", "recipe.dag.reward.outcome:team_reward")],
 ]
 
 

@@ -11,9 +11,9 @@ agents:
   - {name: judge, policy: fixed, sampling: {top_p: 0.9, top_k: 20}}
 policies: {main: {model: {path: m}}, fixed: {model: {path: m}, frozen: true}}
 nodes:
-  - {node_id: solve, node_type: MODEL_INFERENCE, node_role: ROLLOUT, agent: solver}
-  - {node_id: judge, node_type: MODEL_INFERENCE, node_role: ROLLOUT, agent: judge, dependencies: [solve]}
-  - {node_id: score, node_type: COMPUTE, node_role: REWARD, dependencies: [judge], executable_ref: rewards.py:score}
+  - {id: solve, agent: solver}
+  - {id: judge, agent: judge, after: solve}
+  - {id: score, reward: rewards.py:score, after: judge}
 """
 
 

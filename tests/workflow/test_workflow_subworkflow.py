@@ -16,16 +16,14 @@ envs: {quiz: {path: env.py:Env}}
 loops:
   rounds: {nodes: [claim, answer], max_rounds: 2, until: {agree: [claim, answer]}}
 nodes:
-  - {node_id: open, node_type: MODEL_INFERENCE, node_role: ROLLOUT, agent: pro, config: {rollout.max_num_seqs: 5}}
-  - {node_id: claim, node_type: MODEL_INFERENCE, node_role: ROLLOUT, agent_group: 0, dependencies: [open],
-     agent_options: {env_path: quiz}}
-  - {node_id: answer, node_type: MODEL_INFERENCE, node_role: ROLLOUT, agent_group: 1, dependencies: [open],
-     when: {any_of: [{node: open, exists: true}, {env: claim, key: level, equals: 1}]},
-     agent_options: {process_path: hooks.py:Hook}}
-  - {node_id: count, node_type: COMPUTE, node_role: VOTE, dependencies: [claim, answer]}
-  - {node_id: side, node_type: COMPUTE, executable_ref: hooks.py:note, dependencies: [open]}
-  - {node_id: score, node_type: COMPUTE, node_role: REWARD, dependencies: [count], executable_ref: missing.py:score}
-  - {node_id: update, node_type: MODEL_TRAIN, node_role: ACTOR, policy: theirs, dependencies: [score]}
+  - {id: open, agent: pro, config: {rollout.max_num_seqs: 5}}
+  - {id: claim, agent: pro, after: open, env: quiz}
+  - {id: answer, agent: contra, after: [open], hooks: hooks.py:Hook,
+     when: {any_of: [{node: open, exists: true}, {env: claim, key: level, equals: 1}]}}
+  - {id: count, vote: {}, after: [claim, answer]}
+  - {id: side, compute: hooks.py:note, after: open}
+  - {id: score, reward: missing.py:score, after: count}
+  - {id: update, train: update, policy: theirs, after: score}
 """
 
 MAIN = """\
@@ -33,11 +31,10 @@ dag_id: demo
 agents: [{name: pro, policy: main}, {name: critic, policy: main}, {name: judge, policy: main}]
 policies: {main: {model: {path: a}}}
 nodes:
-  - {node_id: start, node_type: MODEL_INFERENCE, node_role: ROLLOUT, agent: critic}
-  - {node_id: sub, workflow: parts/talk.yaml, agents: {contra: critic}, dependencies: [start]}
-  - {node_id: end, node_type: MODEL_INFERENCE, node_role: ROLLOUT, agent: judge, dependencies: [start, sub],
-     when: {node: sub__count, key: share, at_most: 0.5}}
-  - {node_id: score, node_type: COMPUTE, node_role: REWARD, dependencies: [end], executable_ref: rewards.py:score}
+  - {id: start, agent: critic}
+  - {id: sub, workflow: parts/talk.yaml, agents: {contra: critic}, after: start}
+  - {id: end, agent: judge, after: [start, sub], when: {node: sub__count, key: share, at_most: 0.5}}
+  - {id: score, reward: rewards.py:score, after: end}
 """
 
 
@@ -101,7 +98,7 @@ def test_paths_mean_the_files_that_they_meant_there(write):
 
 
 def test_one_file_may_come_twice_and_a_loop_may_repeat_it(write):
-    second = "  - {node_id: twin, workflow: parts/talk.yaml, agents: {contra: judge}, dependencies: [sub]}\n"
+    second = "  - {id: twin, workflow: parts/talk.yaml, agents: {contra: judge}, after: sub}\n"
     talk = TALK.replace("loops:\n", "x-loops:\n").replace(
         "env: claim, key: level, equals: 1", "sample: a, exists: true"
     )
@@ -114,8 +111,8 @@ def test_one_file_may_come_twice_and_a_loop_may_repeat_it(write):
 def test_a_sub_workflow_may_have_one_of_its_own(write, folder):
     write()
     (folder / "parts" / "more.yaml").write_text(
-        "dag_id: more\nnodes:\n  - {node_id: inner, workflow: talk.yaml, agents: {contra: pro}}\n"
-        "  - {node_id: last, node_type: MODEL_INFERENCE, node_role: ROLLOUT, agent: pro, dependencies: [inner]}\n"
+        "dag_id: more\nnodes:\n  - {id: inner, workflow: talk.yaml, agents: {contra: pro}}\n"
+        "  - {id: last, agent: pro, after: inner}\n"
     )
     text = MAIN.replace("talk.yaml, agents: {contra: critic}", "more.yaml").replace("sub__count", "sub__inner__count")
     (folder / "main.yaml").write_text(text)
@@ -132,33 +129,33 @@ def test_a_sub_workflow_may_have_one_of_its_own(write, folder):
 @pytest.mark.parametrize(
     ("edit", "talk", "expected"),
     [
-        (("talk.yaml", "tolk.yaml"), TALK, ["main.yaml:6:30: nodes[1].workflow: no such file `parts/tolk.yaml`"]),
+        (("talk.yaml", "tolk.yaml"), TALK, ["main.yaml:6:25: nodes[1].workflow: no such file `parts/tolk.yaml`"]),
         (("{contra:", "{contr:"), TALK, [
             "main.yaml:6:5: nodes[1]: `parts/talk.yaml` needs an agent `contra`",
-            "main.yaml:6:56: nodes[1].agents.contr: `parts/talk.yaml` has no rollout node of an agent `contr`; did you",
+            "main.yaml:6:51: nodes[1].agents.contr: `parts/talk.yaml` has no rollout node of an agent `contr`; did you",
         ]),
         (("contra: critic}", "contra: critik}"), TALK,
          ["nodes[1].agents.contra: no agent `critik`; did you mean `critic`?"]),
         (("agents: {contra: critic}", "agent: {}"), TALK, ["nodes[1].agent: unknown key; did you mean `agents`?"]),
-        (("dependencies: [start]}", "dependencies: [strat]}"), TALK,
-         ["main.yaml:6:88: nodes[1].dependencies[0]: no node `strat`; did you mean `start`?"]),
+        (("after: start}", "after: strat}"), TALK,
+         ["main.yaml:6:75: nodes[1].after: no node `strat`; did you mean `start`?"]),
         (("", ""), TALK.replace("hooks.py:Hook", "hooks.py:Hok"),
-         ["talk.yaml:13:36: nodes[2].agent_options.process_path: `hooks.py` defines no `Hok`; did you mean `Hook`?"]),
+         ["talk.yaml:10:55: nodes[2].hooks: `hooks.py` defines no `Hok`; did you mean `Hook`?"]),
         (("", ""), TALK.replace("max_rounds: 2", "max_rounds: 0"), ["talk.yaml:6:48: loops.rounds.max_rounds: exp"]),
         (("", ""), TALK.replace("env.py:Env", "env.py:Envy"), ["talk.yaml:4:21: envs.quiz.path: `env.py` defines no"]),
         (("", ""), TALK.replace("{node: open", "{node: opn"),
-         ["talk.yaml:12:29: nodes[2].when.any_of[0].node: no node `opn`; did you mean `open`?"]),
-        (("", ""), TALK.replace("[claim, answer]}\n  - {node_id: side", "[claim, anser]}\n  - {node_id: side"),
-         ["talk.yaml:14:81: nodes[3].dependencies[1]: no node `anser`; did you mean `answer`?"]),
+         ["talk.yaml:11:29: nodes[2].when.any_of[0].node: no node `opn`; did you mean `open`?"]),
+        (("", ""), TALK.replace("[claim, answer]}\n  - {id: side", "[claim, anser]}\n  - {id: side"),
+         ["talk.yaml:12:42: nodes[3].after[1]: no node `anser`; did you mean `answer`?"]),
         (("", ""), "dag_id: talk\nnodes: [\n", ["talk.yaml:3:1: : YAML syntax"]),
         (("", ""), "dag_id: talk\nnodes:\n  - {node_id: a, node_type: MODEL_INFERENCE, node_role: ROLLOUT}\n",
          ["talk.yaml:3:5: nodes[0]: add `agent: NAME`"]),
         (("", ""), "dag_id: talk\nagents: [{name: judge, policy: p}, {name: critic, policy: p}]\nnodes:\n"
          "  - {node_id: a, node_type: MODEL_INFERENCE, node_role: ROLLOUT}\n",
-         ["talk.yaml:4:5: nodes[0]: add `agent: NAME`"]),
+         ["talk.yaml:4:5: nodes[0]: with several agents, a ROLLOUT node must name its agent"]),
         (("", ""), "dag_id: talk\nnodes: []\n", ["nodes[1].workflow: `parts/talk.yaml` has no rollout node"]),
-        (("", ""), "dag_id: talk\nnodes:\n  - {node_id: again, workflow: ../main.yaml}\n",
-         ["talk.yaml:3:32: nodes[0].workflow: the file includes itself: main.yaml -> talk.yaml -> main.yaml"]),
+        (("", ""), "dag_id: talk\nnodes:\n  - {id: again, workflow: ../main.yaml}\n",
+         ["talk.yaml:3:27: nodes[0].workflow: the file includes itself: main.yaml -> talk.yaml -> main.yaml"]),
     ],
 )  # fmt: skip
 def test_mistakes_are_told_in_the_file_where_they_are(edit, talk, expected, write):
@@ -196,10 +193,10 @@ def test_what_the_including_file_decides_is_warned_of(write, main, talk, expecte
 def test_warnings_of_a_sub_workflow_of_a_sub_workflow_arrive(write, folder):
     path = write(talk=TALK.replace("envs:", "episode: {max_turns: 4}\nenvs:", 1))
     lines = ["dag_id: outer", "agents: [{name: pro, policy: main}, {name: critic, policy: main}]"]
-    lines += ["policies: {main: {model: {path: a}}}", "nodes:", "  - {node_id: all, workflow: middle.yaml}"]
-    reward = MAIN.splitlines()[-1].replace("[end]", "[all]")
+    lines += ["policies: {main: {model: {path: a}}}", "nodes:", "  - {id: all, workflow: middle.yaml}"]
+    reward = MAIN.splitlines()[-1].replace("after: end", "after: all")
     (folder / "outer.yaml").write_text("\n".join([*lines, reward]))
-    middle = [line for line in path.read_text().splitlines() if "node_id: end" not in line and "when:" not in line]
+    middle = [line for line in path.read_text().splitlines() if "id: end" not in line and "when:" not in line]
     (folder / "middle.yaml").write_text("\n".join(middle).replace(", {name: judge, policy: main}", ""))
     (warning,) = load_workflow(folder / "outer.yaml").warnings
     assert warning.message == "this has no effect: `episode` of `middle.yaml` applies"

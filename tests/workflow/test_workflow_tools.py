@@ -18,9 +18,9 @@ agents:
   - {name: right, policy: main, tools: [{path: tool.py:Search, kwargs: {index: art}}, {name: finder}]}
 policies: {main: {model: {path: m}}}
 nodes:
-  - {node_id: l, node_type: MODEL_INFERENCE, node_role: ROLLOUT, agent: left, agent_options: {process_path: h.py:Hook}}
-  - {node_id: r, node_type: MODEL_INFERENCE, node_role: ROLLOUT, agent: right}
-  - {node_id: score, node_type: COMPUTE, node_role: REWARD, dependencies: [l, r], executable_ref: rewards.py:score}
+  - {id: l, agent: left, hooks: h.py:Hook}
+  - {id: r, agent: right}
+  - {id: score, reward: rewards.py:score, after: [l, r]}
 """
 CASES = [
     ("unknown name", ("[finder, ", "[§findr, "), "no tool `findr`; did you mean `finder`?"),
@@ -133,7 +133,7 @@ def test_one_mistake_is_one_problem_at_its_place(edits, message, expect_one_prob
     ],
 )
 def test_time_that_would_not_be_granted_is_reported(load_text, seconds, limits, warning):
-    hook = f"h.py:Hook, post_process_kwargs: {{code_timeout: {seconds}}}"
+    hook = f"h.py:Hook, parse_options: {{code_timeout: {seconds}}}"
     for text, where in (
         (GOOD.replace("h.py:Hook", hook), "code_timeout"),
         (GOOD.replace("timeout_s: 30", f"max_timeout_s: {seconds}"), "max_timeout_s"),

@@ -4,7 +4,7 @@ import pytest
 
 from recipe.dag.algorithms.catalogue import make_algorithm
 from recipe.dag.types.model import Model
-from recipe.dag.workflow.agent_schema import Agent, Policy
+from recipe.dag.workflow.agent_schema import Policy
 from recipe.dag.workflow.schema import Node
 from recipe.dag.workflow.training_chain import derive_training_chain
 
@@ -14,8 +14,8 @@ def policies(**options):
 
 
 def episode_nodes():
-    rollout = Node(node_id="a", node_type="MODEL_INFERENCE", node_role="ROLLOUT")
-    return (rollout, Node(node_id="r", node_type="COMPUTE", node_role="REWARD", dependencies=("a",)))
+    rollout = Node(id="a", agent="a")
+    return (rollout, Node(id="r", reward="f.py:f", after=("a",)))
 
 
 RECOMPUTED = make_algorithm(old_log_probs="trainer")
@@ -40,17 +40,13 @@ RECOMPUTED = make_algorithm(old_log_probs="trainer")
     ids=str,
 )
 def test_old_log_probs_are_computed_where_something_depends_on_them(algorithm, computed):
-    agents = [Agent(name="x", policy="main")]
-    chain = derive_training_chain(
-        policies(main={"reference": True}), agents, episode_nodes(), make_algorithm(**algorithm)
-    )
+    chain = derive_training_chain(policies(main={"reference": True}), episode_nodes(), make_algorithm(**algorithm))
     assert ("main.old_log_probs" in [node.node_id for node in chain]) is computed
 
 
 def test_the_derived_chain_fixes_all_log_probs_before_any_update():
-    agents = [Agent(name="x", policy="first"), Agent(name="y", policy="cold"), Agent(name="z", policy="second")]
     chain = derive_training_chain(
-        policies(first={"reference": True}, cold={"frozen": True}, second={}), agents, episode_nodes(), RECOMPUTED
+        policies(first={"reference": True}, cold={"frozen": True}, second={}), episode_nodes(), RECOMPUTED
     )
     assert [node.node_id for node in chain] == [
         "first.old_log_probs", "first.reference", "second.old_log_probs",
@@ -62,10 +58,8 @@ def test_the_derived_chain_fixes_all_log_probs_before_any_update():
     assert by_id["first.update"].dependencies == (*forward, "first.advantage")
     assert by_id["second.update"].dependencies == (*forward, "second.advantage")
     assert all(node.dependencies == ("r",) for node in chain if not node.node_id.endswith("update"))
-    assert {node.policy: node.agent_group for node in chain} == {"first": 0, "second": 2}
-    assert [node.only_forward_compute for node in chain] == [True, True, True, False, False, False, False]
+    assert [(node.policy, node.train) for node in chain] == [tuple(node.id.split(".")) for node in chain]
 
 
 def test_nothing_is_derived_for_frozen_policies():
-    agents = [Agent(name="x", policy="cold")]
-    assert derive_training_chain(policies(cold={"frozen": True}), agents, episode_nodes(), make_algorithm()) == ()
+    assert derive_training_chain(policies(cold={"frozen": True}), episode_nodes(), make_algorithm()) == ()

@@ -14,11 +14,9 @@ agents: [{name: solver, policy: main, tools: [code_interpreter, "tools.py:Tool"]
 policies: {main: {model: {path: m}}}
 envs: {game: {path: "envs/game.py:Game"}}
 nodes:
-  - {node_id: solve, node_type: MODEL_INFERENCE, node_role: ROLLOUT, agent: solver,
-     agent_options: {process_path: "hooks.py:Hooks", env_path: [game], rewards_with_env: true}}
-  - {node_id: shape, node_type: COMPUTE, node_role: REWARD, dependencies: [solve],
-     executable_ref: "recipe.dag.reward.credit:shaped", executable_kwargs: {shaping: margin}}
-  - {node_id: score, node_type: COMPUTE, node_role: REWARD, dependencies: [solve], executable_ref: pack.score:score}
+  - {id: solve, agent: solver, hooks: "hooks.py:Hooks", env: [game], env_pays: true}
+  - {id: shape, reward: "recipe.dag.reward.credit:shaped", after: solve, args: {shaping: margin}}
+  - {id: score, reward: pack.score:score, after: solve}
 """
 FILES = {
     "hooks.py": "import json, helper\nfrom recipe.dag.types.context import Context\nclass Hooks:\n"

@@ -18,10 +18,10 @@ policies:
   two: {model: {path: m}, train_cycle: 5}
 algorithm: {group_by: [uid, role]}
 nodes:
-  - {node_id: l, node_type: MODEL_INFERENCE, node_role: ROLLOUT, agent: left}
-  - {node_id: r, node_type: MODEL_INFERENCE, node_role: ROLLOUT, agent: right}
-  - {node_id: j, node_type: MODEL_INFERENCE, node_role: ROLLOUT, agent: judge, dependencies: [l, r]}
-  - {node_id: pay, node_type: COMPUTE, node_role: REWARD, dependencies: [j], executable_ref: score.py:score}
+  - {id: l, agent: left}
+  - {id: r, agent: right}
+  - {id: j, agent: judge, after: [l, r]}
+  - {id: pay, reward: score.py:score, after: j}
 """
 NOT_POOLED = "9:29: algorithm.group_by[1]: role `solver` has several policies (one, two), whose calls are not compared"
 UNEVEN = (
@@ -79,15 +79,15 @@ episode: {max_turns: 1}
 algorithm: {group_by: [uid, agent], gamma_turn: 0.9}
 loops: {again: {nodes: [l], max_rounds: 1}}
 nodes:
-  - {node_id: l, node_type: MODEL_INFERENCE, node_role: ROLLOUT, agent: solver}
-  - {node_id: r, node_type: MODEL_INFERENCE, node_role: ROLLOUT, agent: solver}
-  - {node_id: s, node_type: MODEL_INFERENCE, node_role: ROLLOUT, agent: still}
-  - {node_id: pay, node_type: COMPUTE, node_role: REWARD, dependencies: [l, r, s], executable_ref: score.py:score}
+  - {id: l, agent: solver}
+  - {id: r, agent: solver}
+  - {id: s, agent: still}
+  - {id: pay, reward: score.py:score, after: [l, r, s]}
 """
 TURNS, LOOP = ("max_turns: 1", "max_turns: 3"), ("max_rounds: 1", "max_rounds: 3")
 ROLES = [
     ("solver, policy: one}", "solver, policy: one, role: same}, {name: other, policy: one, role: same}"),
-    ("agent: solver}\n  - {node_id: s", "agent: other}\n  - {node_id: s"),
+    ("agent: solver}\n  - {id: s", "agent: other}\n  - {id: s"),
 ]
 
 
@@ -149,7 +149,7 @@ IPPO = ("group_by: [uid, agent], gamma_turn: 0.9", "estimator: ippo, stream: cal
         ([TURNS, OWN], "algorithm.stat_unit", "agent `solver` may move more than once"),
         ([OWN], "algorithm.stat_unit", "`gamma_turn: 1.0` for all, `gamma_turn: 0.0`"),
         ([("one: {", "one: {critic: {}, "), IPPO], "algorithm.stream", "use `stream: agent`"),
-        ([("agent: solver}\n  - {node_id: s", "agent: still}\n  - {node_id: s"), OWN], "", ""),
+        ([("agent: solver}\n  - {id: s", "agent: still}\n  - {id: s"), OWN], "", ""),
     ],
 )
 def test_own_rewards_alone_must_be_meant_where_an_agent_moves_more_than_once(tmp_path, edits, place, message):

@@ -152,6 +152,6 @@ class Overlong(Block):
                 message = f"agent `{agent.name}` generates at most {limit} tokens; write a smaller number"
                 yield facts.problem((*path, "buffer"), message)
         for index, node in enumerate(facts.nodes):
-            if node.node_id == OVERLONG:
+            if node.id == OVERLONG:
                 message = f"the length penalty is recorded as the reward of `{OVERLONG}`; give this node another name"
-                yield facts.problem(("nodes", index, "node_id"), message)
+                yield facts.problem(("nodes", index, "id"), message)

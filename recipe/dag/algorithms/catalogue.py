@@ -65,8 +65,8 @@ REMOVED: Mapping[str, str] = MappingProxyType(
 )
 """Former names of estimators, and what to write instead."""
 _REWARD_USES = {
-    False: "is its code",
-    True: "recipe.dag.reward.credit:shaped, its kwargs shaping=<name>, players=None, ...",
+    False: "its code",
+    True: "recipe.dag.reward.credit:shaped, args: {shaping: <name>, players: None, ...}",
 }
 """Whether a reward is a shaping -> how a workflow selects it."""
 
@@ -97,7 +97,7 @@ def table() -> str:
     paragraphs.append("\n".join(["# switched on by the block algorithm.<name>", *_blocks()]))
     for shaping, use in _REWARD_USES.items():
         lines = [line for entry in reward_nodes() if entry.shaping == shaping for line in _reward(entry)]
-        paragraphs.append("\n".join([f"# a reward node: executable_ref {use}", *lines]))
+        paragraphs.append("\n".join([f"# a node with reward: {use}", *lines]))
     return "\n\n".join(paragraphs)
 
 

@@ -46,8 +46,8 @@ class Policy(Protocol):
 
 
 class Node(Protocol):
-    node_id: str
-    node_role: StrEnum
+    id: str
+    kind: StrEnum
     candidates: object | None
 
 

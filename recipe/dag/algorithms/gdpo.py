@@ -25,7 +25,7 @@ CHANGES_REWARDS = "reward.credit:"
 class Gdpo(Grouped):
     source: ClassVar[str] = "arXiv 2601.05242"
     assumes: ClassVar[str] = (
-        f"{SEVERAL}; several nodes pay rewards, each a component by its node_id (an env's: of the node that steps it)"
+        f"{SEVERAL}; several nodes pay rewards, each a component by its id (an env's: of the node that steps it)"
     )
 
     estimator: Literal["gdpo"] = "gdpo"
@@ -67,7 +67,7 @@ class Gdpo(Grouped):
         for index, _, function, _ in facts.reward_functions:
             if function is not None and function.startswith(CHANGES_REWARDS):
                 message = "this node changes the sum of all rewards, so it is not a component; remove it under gdpo"
-                yield facts.problem(("nodes", index, "executable_ref"), message)
+                yield facts.problem(("nodes", index, "reward"), message)
 
     def _check_number(self, facts: Facts) -> Iterator[Problem]:
         """Yield a problem if fewer than two components are there, or none counts."""

@@ -113,10 +113,9 @@ class Mixer(Block):
 
 def _no_call(facts: Facts, path: KeyPath, name: str) -> str:
     """Return why a mixer reads no message of the node `name`."""
-    role = next((node.node_role for node in facts.nodes if node.node_id == name), None)
-    if role is None:
+    if all(node.id != name for node in facts.nodes):
         return facts.no_node(path, name)
-    return f"`{name}` is a {role} node; a mixer values the messages of ROLLOUT nodes"
+    return f"`{name}` is not a rollout node, and a mixer values the messages of those"
 
 
 def _reaction(graph: Graph, own: list[Move], peers: list[Move]) -> str | None:

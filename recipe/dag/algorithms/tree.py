@@ -50,6 +50,6 @@ class Tree(Block):
 
     def check(self, facts: Facts) -> Iterator[Problem]:
         trained = {agent.name for agent in facts.trained_agents}
-        if not any(node.candidates and facts.agent_of[node.node_id] in trained for node in facts.nodes):
+        if not any(node.candidates and facts.agent_of[node.id] in trained for node in facts.nodes):
             message = "no node of a trained agent has `candidates`, so this has no effect; remove it"
             yield facts.problem(("algorithm", "tree"), message, key=True)

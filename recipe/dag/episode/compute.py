@@ -12,7 +12,7 @@ from copy import deepcopy
 from dataclasses import dataclass
 from typing import Any, Literal
 
-from recipe.dag.core.errors import HookFault, UserError, boundary, described
+from recipe.dag.core.errors import HookFault, boundary, described
 from recipe.dag.core.tasks import invoke, limited
 from recipe.dag.credit.vote import majority
 from recipe.dag.episode.graph import EpisodeNode
@@ -20,7 +20,7 @@ from recipe.dag.episode.hooks import checked
 from recipe.dag.types.context import Context, Output
 from recipe.dag.types.convention import COMPUTE
 from recipe.dag.types.values import normalized
-from recipe.dag.workflow.node_kinds import NodeRole
+from recipe.dag.workflow.node_kinds import Kind
 from recipe.dag.workflow.schema import Vote, Workflow
 
 
@@ -68,13 +68,12 @@ class FunctionRunner:
 def load_compute(node: EpisodeNode, workflow: Workflow) -> VoteRunner | FunctionRunner:
     """Return the runner of a vote or compute node. Raises UserError."""
     spec = node.spec
-    if spec.node_role is NodeRole.VOTE:
+    if spec.kind is Kind.VOTE:
         return VoteRunner(node, spec.vote or Vote())
-    if spec.executable_ref is None:
-        raise UserError(f"node {node.id}: a DEFAULT node needs `executable_ref: file.py:function`")
+    assert spec.compute is not None, node.id
     where, limit_s = f"node {node.id}", workflow.episode.call_timeout_s
-    function = COMPUTE.load(spec.executable_ref, workflow.path, where, spec.executable_kwargs)
-    return FunctionRunner(node, f"{where}: {spec.executable_ref}", function, limit_s)
+    function = COMPUTE.load(spec.compute, workflow.path, where, spec.args)
+    return FunctionRunner(node, f"{where}: {spec.compute}", function, limit_s)
 
 
 def elect(answers: Sequence[Any], key: str, ties: Literal["first", "none"]) -> Output:

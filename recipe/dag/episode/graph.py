@@ -12,7 +12,6 @@ from dataclasses import dataclass
 from recipe.dag.core.errors import UserError
 from recipe.dag.workflow.agent_schema import Agent
 from recipe.dag.workflow.graph import causal_order, graph_of
-from recipe.dag.workflow.node_kinds import NodeRole
 from recipe.dag.workflow.schema import Loop, Node, Workflow
 
 Slot = tuple[str, int]
@@ -27,6 +26,8 @@ class EpisodeNode:
     """The node as the workflow defines it."""
     agent: Agent | None
     """None for a vote or compute node."""
+    agent_group: int
+    """The index of the agent; -1 for a vote or compute node."""
     position: int
     """Index in the causal order."""
     unit: int
@@ -82,7 +83,7 @@ class EpisodeGraph:
             return node.spec.agent_options.obs_with_env and same_env and owner.loop in (None, node.loop)
 
         candidates = filter(plays, self.nodes[: owner.position + 1])
-        return tuple(node.id for node in sorted(candidates, key=lambda node: node.spec.agent_group))
+        return tuple(node.id for node in sorted(candidates, key=lambda node: node.agent_group))
 
 
 def episode_graph(workflow: Workflow) -> EpisodeGraph:
@@ -90,6 +91,7 @@ def episode_graph(workflow: Workflow) -> EpisodeGraph:
     waits for the loop."""
     specs = {spec.node_id: spec for spec in workflow.episode_nodes}
     loop_of = _loop_of(workflow, specs)
+    groups: dict[str | None, int] = {agent.name: index for index, agent in enumerate(workflow.agents)}
     units: dict[str, int] = {}
     ancestors: dict[str, frozenset[str]] = {}
     nodes: list[EpisodeNode] = []
@@ -98,10 +100,12 @@ def episode_graph(workflow: Workflow) -> EpisodeGraph:
         dependencies = tuple(other for other in spec.dependencies if other in specs)
         waits_for = {node for other in dependencies for node in _with_loop(workflow, other, loop, loop_of)}
         ancestors[name] = frozenset(waits_for).union(*(ancestors[other] for other in waits_for))
+        group = groups.get(spec.agent, -1)
         nodes.append(
             EpisodeNode(
                 spec=spec,
-                agent=workflow.agent_of(spec) if spec.node_role is NodeRole.ROLLOUT else None,
+                agent=workflow.agents[group] if group >= 0 else None,
+                agent_group=group,
                 position=position,
                 unit=units.setdefault(loop, position) if loop else position,
                 dependencies=dependencies,

@@ -12,7 +12,7 @@ from recipe.dag.episode.env_class import load_envs
 from recipe.dag.episode.hooks import load_hooks
 from recipe.dag.episode.reward import load_rewards
 from recipe.dag.types.convention import COMPUTE, SCRIPT
-from recipe.dag.workflow.node_kinds import NodeRole
+from recipe.dag.workflow.node_kinds import Kind
 from recipe.dag.workflow.schema import Workflow
 
 
@@ -23,9 +23,9 @@ def load_user_code(workflow: Workflow) -> None:
         load_hooks(node, workflow)
     load_envs(workflow)
     load_choices(workflow)
-    for node in workflow.of_role(NodeRole.DEFAULT):
-        if node.executable_ref is not None:
-            COMPUTE.load(node.executable_ref, workflow.path, f"node {node.node_id}", node.executable_kwargs)
+    for node in workflow.of_kind(Kind.COMPUTE):
+        if node.compute is not None:
+            COMPUTE.load(node.compute, workflow.path, f"node {node.id}", node.args)
     for path in {tool.path for agent in workflow.agents for tool in agent.tools if tool.path is not None}:
         load_object(path, workflow.path)
     for name, policy in workflow.policies.items():

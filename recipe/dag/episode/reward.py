@@ -40,22 +40,20 @@ class RewardNode:
 
 
 def load_rewards(workflow: Workflow) -> tuple[RewardNode, ...]:
-    """Return the reward nodes in order, except those without executable_ref, which leave the rewards to the env.
-    Raises UserError."""
+    """Return the reward nodes in order. Raises UserError."""
     rewards: list[RewardNode] = []
     late: set[str] = set()
     for node in workflow.reward_nodes:  # in topological order
         of_group = node.scope == "group"
         if of_group or late.intersection(node.dependencies):
             late.add(node.node_id)
-        if node.executable_ref is None:
-            continue
-        kwargs, where = dict(node.executable_kwargs), f"node {node.node_id}"
-        function = REWARD[node.scope].load(node.executable_ref, workflow.path, where, kwargs)
+        assert node.reward is not None, node.id
+        kwargs, where = dict(node.args), f"node {node.id}"
+        function = REWARD[node.scope].load(node.reward, workflow.path, where, kwargs)
         for name, convention in getattr(function, "loads", {}).items():  # options that name a function
             if isinstance(kwargs.get(name), str):
                 kwargs[name] = convention.load(kwargs[name], workflow.path, where)
-        reward = RewardNode(node.node_id, node.executable_ref, function, kwargs, of_group, node.node_id in late)
+        reward = RewardNode(node.id, node.reward, function, kwargs, of_group, node.id in late)
         rewards.append(reward)
     return tuple(rewards)
 

@@ -316,7 +316,7 @@ class Judged:
 
 def _new_call(runner: AgentRunner, slot: Slot, turn: Turn) -> Call:
     agent = runner.agent
-    call = Call(slot[0], agent.name, runner.node.spec.agent_group, agent.policy, turn.number, round=slot[1])
+    call = Call(slot[0], agent.name, runner.node.agent_group, agent.policy, turn.number, round=slot[1])
     call.role = agent.role or agent.name
     call.hand_over = agent.hand_over
     return call

@@ -15,15 +15,15 @@ from typing import Any
 from ruamel.yaml import YAML
 from ruamel.yaml.error import YAMLError
 
+from recipe.dag.compat.long_form import short_keys
 from recipe.dag.core.errors import UserError
 from recipe.dag.core.problem import KeyPath, Problem, WorkflowError
 from recipe.dag.core.suggestion import did_you_mean
+from recipe.dag.loading.workflow_copy import WorkflowCopy
 from recipe.dag.loading.workflow_file import load_workflow
 from recipe.dag.workflow.draft import TOP_LEVEL
 from recipe.dag.workflow.schema import Workflow
-from recipe.dag.workflow.short_form import LONG
 from recipe.dag.workflow.source import json_as_yaml
-from recipe.dag.workflow.workflow_copy import WorkflowCopy
 
 PREFIX = "workflow."
 EVERY = "*"
@@ -93,9 +93,7 @@ def _parse(argument: str) -> Edit:
     if removes == bool(equals) or not all(keys):
         raise UserError(f"{argument}: write workflow.<key>=VALUE, or ~workflow.<key> to remove a key")
     try:
-        loaded = YAML(typ="safe", pure=True).load(value) if equals else None
-        one_dependency = keys[0] == "nodes" and keys[2:] == ("after",) and isinstance(loaded, str)
-        return Edit(argument, keys, [loaded] if one_dependency else loaded, removes)
+        return Edit(argument, keys, YAML(typ="safe", pure=True).load(value) if equals else None, removes)
     except YAMLError as error:
         raise UserError(f"{argument}: the value is not valid YAML; quote it") from error
 
@@ -145,8 +143,8 @@ def _paths(data: dict[str, Any], edit: Edit) -> Iterator[KeyPath]:
         return
     if not inner:
         raise UserError(f"{edit.argument}: name one of its keys, as in workflow.{block}.{name}.<key>=VALUE")
-    if block == "nodes" and inner[0] in LONG:
-        inner = [*LONG[inner[0]], *inner[1:]]
+    if block == "nodes":
+        inner = [*short_keys(tuple(inner))]
     for key in names.values() if name == EVERY else (names[name],):
         yield block, key, *inner
 
@@ -155,5 +153,5 @@ def _names(data: dict[str, Any], block: str) -> dict[str, str | int]:
     """Return name -> key or index in the block."""
     if block == "policies":
         return {name: name for name in data[block]}
-    key = "name" if block == "agents" else "node_id"
+    key = "name" if block == "agents" else "id"
     return {piece[key]: index for index, piece in enumerate(data[block])}

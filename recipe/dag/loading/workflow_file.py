@@ -1,6 +1,7 @@
 """Loading of workflow files, in all supported formats.
 
-Invariant: other systems' files are converted before the loader reads them; it supports one format.
+Invariant: other systems' files and their form of nodes are converted before the loader reads them; it supports one
+format.
 """
 
 from __future__ import annotations
@@ -9,6 +10,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 
+from recipe.dag.compat.long_form import in_short_form
 from recipe.dag.compat.siirl.translate import is_siirl, translate
 from recipe.dag.core.problem import Problem, WorkflowError
 from recipe.dag.workflow.draft import Draft
@@ -22,13 +24,13 @@ from recipe.dag.workflow.source import Source, parse_source, read_source
 def load_workflow(path: str | Path, text: str | None = None) -> Workflow:
     """Load a workflow. `text` replaces the file's content. Raises WorkflowError, whose `problems` are all mistakes of
     the file."""
-    return workflow_from(_open(path, text))
+    return workflow_from(_open(path, text), _read_included)
 
 
 def load_draft(path: str | Path, text: str | None = None) -> Draft:
     """Return the pieces of a workflow with their positions in the file. `text` as in `load_workflow`. Raises
     WorkflowError."""
-    return checked_draft(_open(path, text))
+    return checked_draft(_open(path, text), _read_included)
 
 
 def load_overrides(path: str | Path, text: str | None = None) -> tuple[Override, ...]:
@@ -48,4 +50,10 @@ def refuse(problems: Sequence[Problem], text: str | None = None) -> None:
 def _open(path: str | Path, text: str | None) -> Source:
     source = read_source(path) if text is None else parse_source(text.encode(), str(path))
     resolve_refs(source)
-    return translate(source) if is_siirl(source) else source
+    return in_short_form(translate(source) if is_siirl(source) else source)
+
+
+def _read_included(path: Path) -> Source:
+    source = read_source(path)
+    resolve_refs(source)
+    return in_short_form(source)

@@ -3,8 +3,7 @@
 Invariant: each is a separate node after the one that grades. Rewards of several nodes add up, so a function returns the
 difference to the reward that a call already has. The arithmetic is in recipe.dag.credit.
 
-    - {node_id: shape, node_type: COMPUTE, node_role: REWARD, dependencies: [grade],
-       executable_ref: "recipe.dag.reward.credit:shaped", executable_kwargs: {shaping: margin, alpha: 0.5}}
+    - {id: shape, reward: "recipe.dag.reward.credit:shaped", args: {shaping: margin, alpha: 0.5}, after: grade}
 """
 
 from __future__ import annotations

@@ -139,7 +139,7 @@ def _of_no_program(option: str, workflow: Workflow) -> str | None:
     users = [
         (node, tool)
         for node in workflow.rollout_nodes
-        for tool in workflow.agents[node.agent_group].tools
+        for tool in workflow.agent_of(node).tools
         if tool.name == _INTERPRETER and tool.path is None
     ]
     if not users:
@@ -242,7 +242,7 @@ def _is_alone_in_groups(workflow: Workflow) -> bool:
     group_by = workflow.algorithm.grouping
     if "uid" not in group_by:
         return False
-    agent_of = {node.node_id: node.agent_group for node in workflow.rollout_nodes}
+    agent_of = {node.node_id: node.agent for node in workflow.rollout_nodes}
     graph = (workflow.rollout_nodes, workflow.loops, workflow.agents, workflow.episode)
     groups = pooled(*graph, workflow.trained_policies(), group_by)
     return all(len({agent_of[move.node] for move in group}) == 1 for group in groups)

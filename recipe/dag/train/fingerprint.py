@@ -15,6 +15,7 @@ from typing import Any
 from omegaconf import DictConfig
 from pydantic import BaseModel
 
+from recipe.dag.compat.long_form import is_long, read_node
 from recipe.dag.core.frozen import Mark, marked, with_code
 from recipe.dag.core.paths import resolve_folder
 from recipe.dag.report.secrets import without_secrets
@@ -73,7 +74,7 @@ def fingerprint_of(
 
 def differences(stored: Items, now: Fingerprint) -> tuple[list[str], list[str]]:
     """Return the differences that affect learning, and those that affect validation, a line each with the old and the
-    new value."""
+    new value. `stored` is `in_todays_form`."""
 
     def differing(kind: str) -> Iterator[tuple[tuple[str, ...], str]]:
         return _differing(stored.get(kind, {}), now.items.get(kind, {}), now.chosen.get(kind, {}), ())
@@ -82,6 +83,15 @@ def differences(stored: Items, now: Fingerprint) -> tuple[list[str], list[str]]:
     paths = {path[-1] for path in learned}
     lines = [line for path, line in learned.items() if now.repeats.get(path[-1]) not in paths]
     return lines, [line for _, line in differing("validation")]
+
+
+def in_todays_form(stored: Items) -> Items:
+    """Return a checkpoint's fingerprint with nodes in the form of the schema; earlier versions stored the long one."""
+    learned = stored["learned"]
+    nodes = {
+        name: read_node(node, []).node if is_long(node) else node for name, node in learned["workflow"]["nodes"].items()
+    }
+    return {**stored, "learned": {**learned, "workflow": {**learned["workflow"], "nodes": nodes}}}
 
 
 def _models(workflow: Workflow, models: ModelPaths) -> Items:
@@ -104,18 +114,13 @@ def _canonical(workflow: Workflow, dump: Items) -> Items:
     _drop_unlearned(workflow, dump)
     for tool in (tool for agent in dump["agents"] for tool in agent.get("tools", ())):
         _canonical_kwargs(tool, workflow)
-    played = {node.node_id for node in workflow.rollout_nodes}
-    for node in dump["nodes"]:
-        group = node.pop("agent_group", 0)
-        if node["node_id"] in played:
-            node["agent"] = workflow.agents[group].name
     for policy in dump["policies"].values():
         for holder, section in ((policy, "actor_rollout_ref"), (policy.get("critic") or {}, "critic")):
             if "config" in holder:
                 values = {key: value for key, value, _ in flatten(holder["config"])}
                 holder["config"] = {key: value for key, value in values.items() if is_learned(f"{section}.{key}")}
     dump["agents"] = {agent.pop("name"): agent for agent in dump["agents"]}
-    dump["nodes"] = {node.pop("node_id"): node for node in dump["nodes"]}
+    dump["nodes"] = {node.pop("id"): node for node in dump["nodes"]}
     return dump
 
 

@@ -19,8 +19,7 @@ from recipe.dag.core.errors import UserError
 from recipe.dag.report.api_usage import Totals, larger, read_api_usage, totals_of
 from recipe.dag.settings.pools import plan_pools
 from recipe.dag.train import checkpoint
-from recipe.dag.train.fingerprint import Fingerprint, Items, differences
-from recipe.dag.workflow.node_kinds import TRAINING_ROLES
+from recipe.dag.train.fingerprint import Fingerprint, Items, differences, in_todays_form
 from recipe.dag.workflow.schema import Workflow
 
 _ELSEWHERE = "use another trainer.experiment_name, or trainer.resume_mode=disable"
@@ -60,7 +59,7 @@ def find_start(run: DictConfig, workflow: Workflow, now: Fingerprint, *, samples
         if workflow.critic_owner(name) == name and name not in stored.get("critics", ()):
             raise UserError(f"{folder}: has no critic of policy `{name}`; {_ELSEWHERE}")
     if "fingerprint" in stored:
-        learned, validated = differences(stored["fingerprint"], now)
+        learned, validated = differences(in_todays_form(stored["fingerprint"]), now)
     else:
         learned, validated = _legacy_differences(stored, run, samples), []
         print(
@@ -130,10 +129,11 @@ def report_evaluated(folder: Path, now: Fingerprint) -> None:
     stored = checkpoint.read(folder)
     if "fingerprint" not in stored:
         return
-    policies = _workflow(stored["fingerprint"])["policies"]
+    trained = in_todays_form(stored["fingerprint"])
+    policies = _workflow(trained)["policies"]
     frozen = [f"policies.{name}." for name, policy in policies.items() if policy["frozen"]]
     restricted = Fingerprint(_episode_items(now.items, frozen), _episode_items(now.chosen, frozen), {})
-    learned, _ = differences(_episode_items(stored["fingerprint"], frozen), restricted)
+    learned, _ = differences(_episode_items(trained, frozen), restricted)
     if learned:
         lines = "".join(f"\n  {line}" for line in learned)
         print(f"warning: {folder} was not trained as it is evaluated:{lines}", file=sys.stderr)
@@ -146,8 +146,7 @@ def _workflow(items: Items) -> Items:
 def _episode_items(items: Items, frozen: list[str]) -> Items:
     """Return the part of a fingerprint that determines episodes, without the weights of trained policies."""
     workflow = {key: _workflow(items)[key] for key in ("agents", "envs", "episode", "loops") if key in _workflow(items)}
-    training = {str(role) for role in TRAINING_ROLES}
-    nodes = {name: n for name, n in _workflow(items)["nodes"].items() if n.get("node_role") not in training}
+    nodes = {name: node for name, node in _workflow(items)["nodes"].items() if node.get("train") is None}
     models = {key: model for key, model in items["learned"]["models"].items() if key.startswith(tuple(frozen))}
     learned = {"workflow": {**workflow, "nodes": nodes}, "files": items["learned"]["files"], "models": models}
     return {"learned": learned, "validation": {}}

@@ -18,7 +18,7 @@ from recipe.dag.credit.happo import advance, log_ratio, sampled_mask, update_ord
 from recipe.dag.train.kernels import PolicyBatch
 from recipe.dag.types.row import Row
 from recipe.dag.workflow.graph import agents_heard
-from recipe.dag.workflow.node_kinds import NodeRole
+from recipe.dag.workflow.node_kinds import Kind
 from recipe.dag.workflow.schema import Node, Workflow
 
 
@@ -28,12 +28,10 @@ def in_sequence(
     """Return (the nodes, where each actor update except the first also depends on the previous one; the policies in
     that order). The workflow's algorithm must have `happo`."""
     assert workflow.algorithm.happo is not None  # TrainingStep calls this for HAPPO only
-    updates = {
-        policy_of(node): node for node in nodes if node.node_role is NodeRole.ACTOR and not node.only_forward_compute
-    }
-    agents = workflow.agents
+    updates = {policy_of(node): node for node in nodes if node.kind is Kind.UPDATE}
+    policies = {agent.name: agent.policy for agent in workflow.agents}
     depends = {
-        agents[listener].policy: [agents[speaker].policy for speaker in speakers]
+        policies[listener]: [policies[speaker] for speaker in speakers]
         for listener, speakers in agents_heard(workflow.episode_nodes).items()
     }
     order = update_order(list(updates), workflow.algorithm.happo.order, seed=seed, step=step, depends=depends)
@@ -41,9 +39,7 @@ def in_sequence(
         updates[later].node_id: updates[earlier].node_id for earlier, later in zip(order, order[1:], strict=False)
     }
     waiting = [
-        node.model_copy(update={"dependencies": (*node.dependencies, before[node.node_id])})
-        if node.node_id in before
-        else node
+        node.model_copy(update={"after": (*node.after, before[node.node_id])}) if node.node_id in before else node
         for node in nodes
     ]
     return waiting, order

@@ -39,7 +39,7 @@ from recipe.dag.train.team_critic import Credits, TeamCritic, credited
 from recipe.dag.train.throughput import ModelFlops, memory_metrics, throughput_metrics
 from recipe.dag.types.record import Episode
 from recipe.dag.types.row import Row
-from recipe.dag.workflow.node_kinds import NodeRole
+from recipe.dag.workflow.node_kinds import CRITIC_KINDS, KINDS, Kind
 from recipe.dag.workflow.schema import Node, Workflow
 from recipe.dag.workflow.training_chain import is_derived
 
@@ -100,11 +100,11 @@ class TrainingStep:
 
         They have no node that recomputes the log-probs. With `old_log_probs: auto` a derived chain omits that node
         because all ratios are 1, so its policies are not among these."""
-        actors = self.workflow.of_role(NodeRole.ACTOR)
+        updates = self.workflow.of_kind(Kind.UPDATE)
         auto = self.workflow.algorithm.old_log_probs == "auto"
-        recomputed = {self._policy_of(node) for node in actors if node.only_forward_compute}
-        all_ratios_one = {self._policy_of(node) for node in actors if auto and is_derived(node.node_id)}
-        return {self._policy_of(node) for node in actors} - recomputed - all_ratios_one
+        recomputed = {self._policy_of(node) for node in self.workflow.of_kind(Kind.OLD_LOG_PROBS)}
+        all_ratios_one = {self._policy_of(node) for node in updates if auto and is_derived(node.node_id)}
+        return {self._policy_of(node) for node in updates} - recomputed - all_ratios_one
 
     async def run(self) -> None:
         nodes = [node for node in self.workflow.training_nodes if self._has_work(node)]
@@ -114,23 +114,22 @@ class TrainingStep:
         await run_nodes(nodes, self._execute)
 
     def _policy_of(self, node: Node) -> str:
-        return node.policy or self.workflow.agent_of(node).policy
+        return node.policy or self.workflow.agents[0].policy  # a node for all policies belongs to none
 
     def _has_work(self, node: Node) -> bool:
         name, algorithm = self._policy_of(node), self.workflow.algorithm
-        if node.node_role == NodeRole.ADVANTAGE and algorithm.spans_policies:
+        if node.kind is Kind.ADVANTAGE and algorithm.spans_policies:
             return bool(self.batches)
-        if node.node_role == NodeRole.CRITIC:
+        if node.kind in CRITIC_KINDS:
             return self.workflow.critic_owner(name) in self.critics
-        learns = node.node_role == NodeRole.ACTOR and not node.only_forward_compute
         # log-probs serve the update, and the advantages too if the KL is subtracted from the rewards
-        advantages = node.node_role == NodeRole.ADVANTAGE or not learns and algorithm.kl_reward_coef > 0
+        advantages = node.kind is Kind.ADVANTAGE or node.kind is not Kind.UPDATE and algorithm.kl_reward_coef > 0
         return name in self.batches and (advantages or actor_updates_at(self.workflow, name, self.step))
 
     def _batch_owner(self, node: Node) -> str:
         """Return the policy whose batch the node works on: for a critic node, the policy that owns the critic."""
         policy = self._policy_of(node)
-        if node.node_role != NodeRole.CRITIC:
+        if node.kind not in CRITIC_KINDS:
             return policy
         owner = self.workflow.critic_owner(policy)
         assert owner is not None  # _has_work drops critic nodes of policies without a critic
@@ -138,11 +137,11 @@ class TrainingStep:
 
     async def _execute(self, node: Node) -> None:
         name, kernel = self._batch_owner(node), self._kernel(node)
-        if node.node_role == NodeRole.ADVANTAGE:  # on the driver; only an encoder needs a policy's devices
+        if node.kind is Kind.ADVANTAGE:  # on the driver; only an encoder needs a policy's devices
             async with (self.mixing and self.mixing.lock) or nullcontext():
                 await self._timed(node, kernel, name)
             return
-        prepare = self._critic if node.node_role == NodeRole.CRITIC else self._actor
+        prepare = self._critic if node.kind in CRITIC_KINDS else self._actor
         async with self.preparing[name]:  # the driver builds the tensors, so other policies may use the pool meanwhile
             await asyncio.to_thread(prepare, name)
         async with self.policies[name].pool.lock:
@@ -150,28 +149,28 @@ class TrainingStep:
 
     async def _timed(self, node: Node, kernel: Callable[[str], None], name: str) -> None:
         started = time.monotonic()
-        label = f"{_title(node)} of {name}"
+        label = f"{KINDS[node.kind].step} of {name}"
         with self.passes.show(f"step {self.step + 1}: {label}", self._tokens(node, name), kind=label):
             await asyncio.to_thread(kernel, name)
         self.timing[node.node_id] = time.monotonic() - started
 
     def _tokens(self, node: Node, name: str) -> int | None:
         """Return the number of tokens that a worker reads for the node; None if the driver does the work."""
-        if node.node_role == NodeRole.ADVANTAGE:
+        if node.kind is Kind.ADVANTAGE:
             return None
-        batch = self.critics[name].batch if node.node_role == NodeRole.CRITIC else self.batches[name]
+        batch = self.critics[name].batch if node.kind in CRITIC_KINDS else self.batches[name]
         return sum(len(row.prompt_ids) + len(row.response_ids) for row in batch.rows)
 
     def _kernel(self, node: Node) -> Callable[[str], None]:
-        if node.node_role == NodeRole.ADVANTAGE:
-            return self._joint_advantage if self.workflow.algorithm.spans_policies else self._advantage
-        if node.node_role == NodeRole.REFERENCE:
-            return self._reference
-        if node.node_role == NodeRole.ACTOR:
-            return self._old_log_probs if node.only_forward_compute else self._update
-        if node.node_role == NodeRole.CRITIC:
-            return self._values if node.only_forward_compute else self._update_critic
-        raise UserError(f"node {node.node_id}: {node.node_role} nodes cannot be trained")
+        kernels = {
+            Kind.ADVANTAGE: self._joint_advantage if self.workflow.algorithm.spans_policies else self._advantage,
+            Kind.REFERENCE: self._reference,
+            Kind.OLD_LOG_PROBS: self._old_log_probs,
+            Kind.UPDATE: self._update,
+            Kind.VALUES: self._values,
+            Kind.CRITIC_UPDATE: self._update_critic,
+        }
+        return kernels[node.kind]
 
     def _actor(self, name: str) -> tuple[PolicyRuntime, PolicyBatch]:
         policy, batch = self.policies[name], self.batches[name]
@@ -358,15 +357,6 @@ async def run_nodes(nodes: Sequence[Node], execute: Callable[[Node], Awaitable[N
 def _max_model_len(policy: PolicyRuntime) -> int:
     assert policy.endpoint is not None  # policies are started before the first step
     return policy.endpoint.max_model_len
-
-
-def _title(node: Node) -> str:
-    """Return the name of the node's work for the progress display."""
-    if node.node_role == NodeRole.CRITIC:
-        return "values" if node.only_forward_compute else "critic update"
-    if node.node_role == NodeRole.ACTOR:
-        return "log-probs" if node.only_forward_compute else "update"
-    return "reference log-probs" if node.node_role == NodeRole.REFERENCE else "advantages"
 
 
 def _weigh_importance(batch: PolicyBatch, options: Importance) -> None:

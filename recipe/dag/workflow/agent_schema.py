@@ -167,7 +167,7 @@ class ToolLoop(Frozen):
 
 
 class Agent(Frozen):
-    """An agent: a role that one policy plays. Its index in the list is its `agent_group`."""
+    """An agent: a role that one policy plays. Its index in the list is `agent_group` in records."""
 
     name: str = Field(min_length=1)
     policy: str

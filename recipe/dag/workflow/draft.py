@@ -19,7 +19,7 @@ from recipe.dag.workflow.agent_schema import Agent, Policy, ToolSpec
 from recipe.dag.workflow.condition import Condition
 from recipe.dag.workflow.parse_model import parse_algorithm, parse_piece, show_value
 from recipe.dag.workflow.schema import EnvSpec, EpisodeSpec, Loop, Node
-from recipe.dag.workflow.source import Origin, Source
+from recipe.dag.workflow.source import Source, value_at
 
 TOP_LEVEL = "dag_id description global_config agents policies tools envs episode loops algorithm nodes".split()
 
@@ -58,32 +58,36 @@ class Draft:
     def missing(self, node: str) -> bool:
         """Return whether the node certainly does not exist: its name is unknown, all names could be read, and it is not
         part of a sub-workflow that could not be read."""
-        inside = any(node.startswith(f"{sub}__") for sub in self.source.unread)
-        return not inside and not {node, ""} & set(self.node_ids)
+        return not self.unread(node) and not {node, ""} & set(self.node_ids)
+
+    def unread(self, node: str) -> bool:
+        """Return whether the node, or the sub-workflow that it would be part of, could not be read completely."""
+        return any(node == name or node.startswith(f"{name}__") for name in self.source.unread if name)
 
     def no_node(self, path: KeyPath, name: str, *, excluded: str = "") -> str:
         """Return the error message for `name`, written at `path`, which is not a node. `excluded` is not suggested."""
         origin = self.source.origin(path)
-        # Ids of a sub-workflow have a prefix; the message quotes the name as that file has it.
-        value: Any = origin.source.data
-        for part in origin.path:
-            if isinstance(value, list) and isinstance(part, int):
-                value = value[part]
-            else:
-                value = value.get(part, name) if isinstance(value, dict) else name
-        written = value if isinstance(value, str) else name
+        written = self._as_written(path) or name
         names = []
         for index in range(len(self.node_ids)):
-            node_origin = self.source.origin(("nodes", index))
-            if node_origin.source is origin.source:
-                node = _raw_node(node_origin)
-                names.append(text_of(node, "node_id") or text_of(node, "id"))
+            if self.source.origin(("nodes", index)).source is origin.source:
+                names.append(self._as_written(("nodes", index, "id")))
         return f"no node `{written}`{did_you_mean(written, [n for n in names if n and n != excluded])}"
 
-    def agent(self, index: int) -> Agent:
-        """Return an agent of a complete draft."""
-        agent = self.agents[index]
-        assert agent is not None, index
+    def _as_written(self, path: KeyPath) -> str:
+        """Return the text at `path` as its file has it: without the prefix of a sub-workflow. "" if it is no text."""
+        origin = self.source.origin(path)
+        value = value_at(origin.source.data, origin.path)
+        return value if isinstance(value, str) else ""
+
+    def agent_of(self, node: Node) -> Agent | None:
+        """Return the agent of a rollout node; None if it could not be read."""
+        return next((agent for _, agent in self.each_agent() if agent.name == node.agent), None)
+
+    def agent(self, node: Node) -> Agent:
+        """Return the agent of a rollout node of a complete draft."""
+        agent = self.agent_of(node)
+        assert agent is not None, node.id
         return agent
 
     def policy(self, name: str) -> Policy:
@@ -108,14 +112,14 @@ class Draft:
         return ((name, loop) for name, loop in self.loops.items() if loop is not None)
 
     def by_id(self) -> dict[str, Node]:
-        return {node.node_id: node for _, node in self.each_node()}
+        return {node.id: node for _, node in self.each_node()}
 
     def each_condition(self) -> Iterator[tuple[KeyPath, Condition, str | None, str | None]]:
         """Yield (path, condition, the node that it guards or None, the loop that it ends or None) of every `when` and
         `until`."""
         for index, node in self.each_node():
             if node.when is not None:
-                yield ("nodes", index, "when"), node.when, node.node_id, None
+                yield ("nodes", index, "when"), node.when, node.id, None
         for name, loop in self.each_loop():
             if loop.until is not None:
                 yield ("loops", name, "until"), loop.until, None, name
@@ -159,14 +163,6 @@ def collection(draft: Draft, key: str, kind: type, example: str | None) -> Any:
     return data[key]
 
 
-def _raw_node(origin: Origin) -> Any:
-    """Return the node at `nodes[index]` of the file in which it is written."""
-    _, index = origin.path
-    assert isinstance(index, int)
-    nodes: Any = origin.source.data["nodes"]
-    return nodes[index]
-
-
 def text_of(data: Any, key: str) -> str:
     """Return the text under `key`, or "" if there is none."""
     value = data.get(key) if isinstance(data, dict) else None
@@ -175,23 +171,11 @@ def text_of(data: Any, key: str) -> str:
 
 def read_agents(draft: Draft) -> None:
     source = draft.source
-    if "agents" not in source.data and (path := _first_agent_group(source)) is not None:
-        message = "declare `agents:`, with a policy for each; `agent_group` is an index in that list"
-        draft.problems.append(source.problem(path, message, key=True))
-        return
     for index, data in enumerate(collection(draft, "agents", list, "[{name: solver, policy: main}]")):
         piece, problems = parse_piece(Agent, data, source, ("agents", index), essential=frozenset({"name", "policy"}))
         draft.agents.append(piece)
         draft.agent_names.append(text_of(data, "name"))
         draft.problems += problems
-
-
-def _first_agent_group(source: Source) -> tuple | None:
-    nodes = source.data.get("nodes")
-    for index, node in enumerate(nodes if isinstance(nodes, list) else []):
-        if isinstance(node, dict) and "agent_group" in node:
-            return ("nodes", index, "agent_group")
-    return None
 
 
 def read_mappings(draft: Draft) -> None:

@@ -1,6 +1,6 @@
-"""The nodes of a draft: agents' names resolved, enums in capitals, roles and agents valid.
+"""The nodes of a draft: each has an id and one kind, and a rollout node an agent that exists.
 
-Invariant: a node that is returned is valid by itself; its references to other pieces are left to the checks.
+Invariant: a node that is returned is valid by itself; its references to other nodes are left to the checks.
 """
 
 from __future__ import annotations
@@ -9,7 +9,7 @@ from collections.abc import Iterator
 from typing import Any
 
 from recipe.dag.core.problem import KeyPath, Problem
-from recipe.dag.core.suggestion import closest, did_you_mean, listing
+from recipe.dag.core.suggestion import closest, did_you_mean
 from recipe.dag.workflow.draft import (
     Draft,
     collection,
@@ -19,16 +19,13 @@ from recipe.dag.workflow.draft import (
     read_top_level,
     text_of,
 )
-from recipe.dag.workflow.node_kinds import KINDS, NodeRole, NodeType
-from recipe.dag.workflow.parse_model import parse_piece, show_value
+from recipe.dag.workflow.node_kinds import KEYS
+from recipe.dag.workflow.parse_model import parse_piece
 from recipe.dag.workflow.resolve_tools import resolve_tools
 from recipe.dag.workflow.schema import Node
-from recipe.dag.workflow.short_form import KEYS
-from recipe.dag.workflow.short_form import ROLES as ROLE_KEYS
 from recipe.dag.workflow.source import Source
 
-ROLES = {kind: tuple(role for role in KINDS if KINDS[role].type is kind) for kind in NodeType}
-_ESSENTIAL = frozenset({"node_id", "node_type", "node_role", "agent_group", "dependencies"})
+_ESSENTIAL = frozenset({"id", "after", *KEYS})
 
 
 def read_draft(source: Source) -> Draft:
@@ -46,65 +43,31 @@ def _read_nodes(draft: Draft) -> None:
     source = draft.source
     for index, data in enumerate(collection(draft, "nodes", list, "[{id: solve, agent: solver}]")):
         path = ("nodes", index)
-        valid = True
-        if isinstance(data, dict):
-            data, problems = _normal_node(draft, data, path)
-            draft.problems += problems
-            valid = not problems
         piece, problems = parse_piece(Node, data, source, path, essential=_ESSENTIAL)
+        draft.node_ids.append(text_of(data, "id"))
+        if isinstance(data, dict):
+            kind_problems = [] if draft.unread(draft.node_ids[-1]) else list(_kind_problems(draft, data, path))
+            problems += kind_problems
+            piece = None if kind_problems or len(_kinds(data)) != 1 else piece
         draft.problems += problems
-        if piece is not None and (placement_problems := list(_placement_problems(draft, piece, path))):
-            draft.problems += placement_problems
-            valid = False
-        if isinstance(data, dict) and _misspells_its_kind(
-            draft, data, path
-        ):  # the one mistake; others would follow from it
-            valid = False
-        draft.nodes.append(piece if valid else None)
-        draft.node_ids.append(text_of(data, "node_id"))
+        draft.nodes.append(piece)
 
 
-def _misspells_its_kind(draft: Draft, data: dict[str, Any], path: KeyPath) -> bool:
-    """Return whether a node has no kind, and an unknown key that may be meant to give it one."""
-    unknown = data.keys() - Node.model_fields.keys() - set(KEYS)
-    has_kind = any(draft.has(*path, key) for key in (*ROLE_KEYS, "node_role", "node_type"))
-    return not has_kind and any(closest(key, (*KEYS, *Node.model_fields)) in ROLE_KEYS for key in unknown)
+def _kinds(data: dict[str, Any]) -> list[str]:
+    return [key for key in data if key in KEYS and data[key] is not None]
 
 
-def _normal_node(draft: Draft, data: dict[str, Any], path: tuple) -> tuple[dict[str, Any], list[Problem]]:
-    """Return the node with `agent` as `agent_group` and enum names in capitals, and the problems found."""
-    data, problems = dict(data), []
-    for key in ("node_type", "node_role"):
-        if isinstance(data.get(key), str):
-            data[key] = data[key].upper()
-    if "agent" in data:
-        agent = data.pop("agent")
-        if "agent_group" in data:
-            message = "set `agent` or `agent_group`, not both; remove one"
-            problems.append(draft.source.problem((*path, "agent"), message, key=True))
-        elif agent in draft.agent_names:
-            data["agent_group"] = draft.agent_names.index(agent)
-        elif isinstance(agent, str):
-            if draft.agent_names:
-                message = f"no agent `{agent}`{did_you_mean(agent, filter(None, draft.agent_names))}"
-                problems.append(draft.source.problem((*path, "agent"), message))
-        else:
-            message = f"expected an agent's name, got {show_value(agent)} (its index goes under `agent_group`)"
-            problems.append(draft.source.problem((*path, "agent"), message))
-    return data, problems
-
-
-def _placement_problems(draft: Draft, node: Node, path: KeyPath) -> Iterator[Problem]:
-    """Check that the node's type has its role, and that its agent exists."""
-    if node.node_role not in ROLES[node.node_type]:
-        message = f"a {node.node_type} node cannot be {node.node_role}; its roles are {listing(ROLES[node.node_type])}"
-        yield draft.source.problem((*path, "node_role" if draft.has(*path, "node_role") else "node_type"), message)
-    named = any(draft.has(*path, key) for key in ("agent", "agent_group"))
-    if node.node_role is NodeRole.ROLLOUT and len(draft.agents) > 1 and not named:
-        names = listing(filter(None, draft.agent_names))
-        message = f"with several agents, a ROLLOUT node must name its agent: add `agent: ...`, one of {names}"
-        yield draft.source.problem(path, f"{message} (or its index, `agent_group: ...`)")
-    if draft.agents and node.agent_group >= len(draft.agents):
-        last = len(draft.agents) - 1
-        message = f"no agent {node.agent_group}; agent_group is an index from 0 to {last}, or write `agent: name`"
-        yield draft.source.problem((*path, "agent_group"), message)
+def _kind_problems(draft: Draft, data: dict[str, Any], path: KeyPath) -> Iterator[Problem]:
+    """Check that the node has one kind, and that its agent exists."""
+    problem, kinds = draft.source.problem, _kinds(data)
+    misspelt = any(closest(key, Node.model_fields) in KEYS for key in data.keys() - Node.model_fields.keys())
+    if not kinds and not misspelt:  # a misspelt key was reported; other mistakes would follow from it
+        yield problem(path, "the node has no kind; add `agent:`, `reward:`, `vote:`, `compute:` or `workflow:`")
+    for key in kinds[1:]:
+        message = f"a node has one kind, but `{kinds[0]}` and `{key}` give it two; write two nodes"
+        yield problem((*path, key), message, key=True)
+    agent = data.get("agent")
+    known = draft.agent_names and "" not in draft.agent_names  # an agent without a name was reported
+    if isinstance(agent, str) and known and agent not in draft.agent_names:
+        message = f"no agent `{agent}`{did_you_mean(agent, draft.agent_names)}"
+        yield problem((*path, "agent"), message)

@@ -9,14 +9,13 @@ from __future__ import annotations
 import heapq
 from collections.abc import Iterable, Mapping, Sequence
 
-from recipe.dag.workflow.node_kinds import NodeRole
 from recipe.dag.workflow.schema import Node
 
 Graph = Mapping[str, Sequence[str]]
 
 
 def graph_of(nodes: Iterable[Node]) -> dict[str, tuple[str, ...]]:
-    return {node.node_id: node.dependencies for node in nodes}
+    return {node.id: node.after for node in nodes}
 
 
 def topological_order(graph: Graph) -> list[str]:
@@ -92,14 +91,14 @@ def ancestors(graph: Graph, node: str) -> set[str]:
     return reached
 
 
-def agents_heard(nodes: Iterable[Node]) -> dict[int, tuple[int, ...]]:
-    """Return, by `agent_group`, the other agents whose messages precede one of the agent's messages in a turn."""
+def agents_heard(nodes: Iterable[Node]) -> dict[str, tuple[str, ...]]:
+    """Return, by agent, the other agents whose messages precede one of the agent's messages in a turn."""
     nodes = list(nodes)
-    graph, speaker = graph_of(nodes), {n.node_id: n.agent_group for n in nodes if n.node_role is NodeRole.ROLLOUT}
-    heard: dict[int, set[int]] = {group: set() for group in speaker.values()}
-    for node, group in speaker.items():
-        heard[group] |= {speaker[before] for before in ancestors(graph, node) if before in speaker} - {group}
-    return {group: tuple(sorted(others)) for group, others in heard.items()}
+    graph, speaker = graph_of(nodes), {node.id: node.agent for node in nodes if node.agent is not None}
+    heard: dict[str, set[str]] = {agent: set() for agent in speaker.values()}
+    for node, agent in speaker.items():
+        heard[agent] |= {speaker[before] for before in ancestors(graph, node) if before in speaker} - {agent}
+    return {agent: tuple(other for other in heard if other in others) for agent, others in heard.items()}
 
 
 def sinks(graph: Graph) -> list[str]:

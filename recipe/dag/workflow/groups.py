@@ -11,7 +11,6 @@ from collections.abc import Collection, Mapping, Sequence
 from recipe.dag.types.move import Move
 from recipe.dag.workflow.agent_schema import Agent
 from recipe.dag.workflow.moves import moves_of
-from recipe.dag.workflow.node_kinds import NodeRole
 from recipe.dag.workflow.schema import EpisodeSpec, Loop, Node
 
 STATIC = ("agent", "role", "node", "turn", "round")
@@ -28,7 +27,8 @@ def pooled(
 ) -> list[list[Move]]:
     """Return the moves of agents with policies in `trained`, in lists of moves that may be in one group. With several
     turns, only the first two are included, as later ones do not differ from the second."""
-    agent_of = {n.node_id: agents[n.agent_group] for n in nodes if n.node_role is NodeRole.ROLLOUT}
+    by_name = {agent.name: agent for agent in agents}
+    agent_of = {node.id: by_name[node.agent] for node in nodes if node.agent is not None}
     turns = 1 if episode.train_turns == "last" else min(episode.max_turns, 2)
     groups: dict[tuple, list[Move]] = {}
     for move in moves_of(nodes, loops, turns):
@@ -42,8 +42,8 @@ def pooled(
 
 def horizons(groups: Sequence[Sequence[Move]], nodes: Sequence[Node], loops: Mapping[str, Loop]) -> dict[Move, int]:
     """Return, for each move, how many moves of its own agent may follow."""
-    agent_of = {node.node_id: node.agent_group for node in nodes}
-    position = {node.node_id: index for index, node in enumerate(nodes)}
+    agent_of = {node.id: node.agent for node in nodes}
+    position = {node.id: index for index, node in enumerate(nodes)}
     # all rounds of a loop precede the nodes after it, so a loop's moves sort by its first node, then by round
     entry = {name: min(position[other] for other in loop.nodes) for loop in loops.values() for name in loop.nodes}
     moves = sorted(
@@ -51,7 +51,7 @@ def horizons(groups: Sequence[Sequence[Move]], nodes: Sequence[Node], loops: Map
         key=lambda move: (move.turn, entry.get(move.node, position[move.node]), move.round, position[move.node]),
         reverse=True,
     )
-    count_of_agent: dict[int, int] = {}
+    count_of_agent: dict[str | None, int] = {}
     following: dict[Move, int] = {}
     for move in moves:
         agent = agent_of[move.node]

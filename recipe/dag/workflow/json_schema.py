@@ -19,7 +19,6 @@ from pydantic.json_schema import JsonSchemaMode, models_json_schema
 from recipe.dag.algorithms.catalogue import DEFAULT, ESTIMATORS, Custom
 from recipe.dag.workflow.agent_schema import Agent, Policy, ToolSpec
 from recipe.dag.workflow.schema import EnvSpec, EpisodeSpec, Loop, Node, SubWorkflow
-from recipe.dag.workflow.short_form import LONG
 
 PIECES: tuple[type[BaseModel], ...] = (Agent, Policy, ToolSpec, EnvSpec, EpisodeSpec, Loop, Node, SubWorkflow)
 TEXTS = {"type": "array", "items": {"type": "string"}}
@@ -30,7 +29,8 @@ WRITTEN_AS: dict[tuple[str, str], dict[str, Any]] = {
         "items": {"anyOf": [{"type": "string"}, {"$ref": "#/$defs/ToolSpec"}]},
     },
     **{(model, "stop"): ONE_OR_MORE for model in ("Sampling", "ValidationSampling")},
-    ("AgentOptions", "env_path"): ONE_OR_MORE,
+    **{(model, "after"): ONE_OR_MORE for model in ("Node", "SubWorkflow")},
+    ("Node", "env"): ONE_OR_MORE,
 }
 """Fields that accept more forms in a file than in the object."""
 KEPT = {"description", "default", "title"}
@@ -80,28 +80,9 @@ def _named(model: str) -> dict[str, Any]:
 
 
 def _node(definitions: dict[str, Any]) -> dict[str, Any]:
-    """Return the schema of a node with keys of the short form, of the long form and of sub-workflows."""
-    long = definitions["Node"]["properties"]
-    options = definitions["AgentOptions"]["properties"]
-    short = {key: (options if len(path) == 2 else long)[path[-1]] for key, path in LONG.items()}
-    short["after"] = {**ONE_OR_MORE, "description": "The nodes that must finish before this one starts."}
-    short["id"] = {"type": "string", "description": "The node's name."}
-    short["reward"] = {"type": "string", "description": "A function that scores the episode: `file.py:function`."}
-    short["compute"] = {"type": "string", "description": "A function that runs in the episode: `file.py:function`."}
-    properties = {
-        **short,
-        "agent": {"type": "string", "description": "The name of the node's agent."},
-        **long,
-        "node_role": {"type": "string", "description": long["node_role"].get("description", "")},
-        "node_type": {"type": "string", "description": long["node_type"].get("description", "")},
-        **{key: value for key, value in definitions["SubWorkflow"]["properties"].items() if key not in long},
-    }
-    return {
-        "type": "object",
-        "properties": properties,
-        "additionalProperties": False,
-        "anyOf": [{"required": ["id"]}, {"required": ["node_id"]}],
-    }
+    """Return the schema of an entry of `nodes`: a node or a sub-workflow."""
+    properties = definitions["SubWorkflow"]["properties"] | definitions["Node"]["properties"]
+    return {"type": "object", "properties": properties, "additionalProperties": False, "required": ["id"]}
 
 
 def _algorithm() -> dict[str, Any]:

@@ -20,20 +20,19 @@ from recipe.dag.workflow.checks.training import policy_of
 from recipe.dag.workflow.draft import Draft
 from recipe.dag.workflow.draft_nodes import read_draft
 from recipe.dag.workflow.graph import graph_of, topological_order
-from recipe.dag.workflow.node_kinds import TRAINING_ROLES
+from recipe.dag.workflow.node_kinds import TRAINING_KINDS
 from recipe.dag.workflow.overrides import with_overrides
 from recipe.dag.workflow.relocate_paths import relocated, relocated_node
 from recipe.dag.workflow.schema import Node, Workflow
-from recipe.dag.workflow.short_form import in_long_form
 from recipe.dag.workflow.source import Source
-from recipe.dag.workflow.subworkflow import expand
+from recipe.dag.workflow.subworkflow import Reader, expand
 from recipe.dag.workflow.training_chain import derive_training_chain
 
 
-def workflow_from(source: Source) -> Workflow:
-    """Return the workflow of a source, in the short or long form, whose references are resolved. Raises WorkflowError,
-    whose `problems` are all mistakes of the file."""
-    draft = checked_draft(source)
+def workflow_from(source: Source, read: Reader) -> Workflow:
+    """Return the workflow of a source whose references are resolved. `read` reads the files of sub-workflows. Raises
+    WorkflowError, whose `problems` are all mistakes of the file."""
+    draft = checked_draft(source, read)
     policies = with_overrides(draft)
     return Workflow(
         path=str(Path(source.file).resolve()),
@@ -53,9 +52,9 @@ def workflow_from(source: Source) -> Workflow:
     )
 
 
-def checked_draft(source: Source) -> Draft:
-    """Return the pieces of a source that has no mistakes. Raises WorkflowError."""
-    draft = read_draft(expand(in_long_form(source)))
+def checked_draft(source: Source, read: Reader) -> Draft:
+    """Return the pieces of a source that has no mistakes. `read` as in `workflow_from`. Raises WorkflowError."""
+    draft = read_draft(expand(source, read))
     problems = [*draft.problems, *check_workflow(draft)]
     if problems:
         raise WorkflowError(problems)
@@ -69,15 +68,13 @@ def _nodes(draft: Draft) -> tuple[Node, ...]:
     for index, node in draft.each_node():
         # with_overrides has moved the node's overrides to its policy
         changes: dict[str, Any] = {"config": {}}
-        if node.node_role in TRAINING_ROLES:
-            changes["policy"] = policy_of(draft, index, node)
+        if node.kind in TRAINING_KINDS:
+            changes["policy"] = policy_of(draft, node)
         node = node.model_copy(update=changes)
         nodes.append(relocated_node(node, _file_of(draft, ("nodes", index)), draft.source.file))
-    if not any(node.node_role in TRAINING_ROLES for node in nodes):
-        nodes += derive_training_chain(
-            dict(draft.each_policy()), [agent for _, agent in draft.each_agent()], nodes, draft.algorithm
-        )
-    by_id = {node.node_id: node for node in nodes}
+    if not any(node.kind in TRAINING_KINDS for node in nodes):
+        nodes += derive_training_chain(dict(draft.each_policy()), nodes, draft.algorithm)
+    by_id = {node.id: node for node in nodes}
     return tuple(by_id[name] for name in topological_order(graph_of(nodes)))
 
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from recipe.dag.workflow.node_kinds import KINDS, NodeRole
+from recipe.dag.workflow.node_kinds import KINDS, Kind
 from recipe.dag.workflow.plan import Plan, PlannedLoop, PlannedNode
 
 COLOURS = ("#cfe2ff", "#d1e7dd", "#fff3cd", "#f8d7da", "#e2d9f3", "#cff4fc", "#ffe5d0", "#d3d3d3")
@@ -22,28 +22,27 @@ def to_mermaid(plan: Plan) -> str:
 
 def step_name(node: PlannedNode) -> str:
     """Return the name of what a node without an agent does."""
-    kind = KINDS[NodeRole(node.node_role)]
-    return kind.forward_step if node.only_forward_compute and kind.forward_step else kind.step
+    return KINDS[Kind(node.kind)].step
 
 
 class _Chart:
     def __init__(self, plan: Plan):
         self.plan = plan
         # Declared ids may be Mermaid keywords ("end"), so nodes get new ids.
-        self.ids = {node.node_id: f"n{index}" for index, node in enumerate(plan.nodes)}
+        self.ids = {node.id: f"n{index}" for index, node in enumerate(plan.nodes)}
         self.colour = {policy.name: f"p{index}" for index, policy in enumerate(plan.policies)}
         self.training = {name for level in plan.training for name in level}
 
     def lines(self) -> Iterator[str]:
         plan = self.plan
         framed = {name for loop in plan.loops for name in loop.nodes}
-        owned = {node.node_id for node in plan.nodes if node.node_id in self.training and node.policy}
-        yield from (f"  {self.box(n)}" for n in plan.nodes if n.node_id not in framed | owned)
+        owned = {node.id for node in plan.nodes if node.id in self.training and node.policy}
+        yield from (f"  {self.box(n)}" for n in plan.nodes if n.id not in framed | owned)
         for index, loop in enumerate(plan.loops):
-            body = [node for node in plan.nodes if node.node_id in loop.nodes]
+            body = [node for node in plan.nodes if node.id in loop.nodes]
             yield from self.frame(f"loop{index}", _loop_title(loop), body)
         for policy in plan.policies:
-            steps = [n for n in plan.nodes if n.node_id in self.training and n.policy == policy.name]
+            steps = [n for n in plan.nodes if n.id in self.training and n.policy == policy.name]
             yield from self.frame(f"train_{self.colour[policy.name]}", f"training of policy {policy.name}", steps)
         for node in plan.nodes:
             yield from self.edges(node)
@@ -55,9 +54,9 @@ class _Chart:
             yield f"  classDef {self.colour[policy.name]} fill:{COLOURS[index % len(COLOURS)]},{style}"
 
     def box(self, node: PlannedNode) -> str:
-        opened, closed = KINDS[NodeRole(node.node_role)].shape or (_BOX if node.policy else _HEXAGON)
+        opened, closed = KINDS[Kind(node.kind)].shape or (_BOX if node.policy else _HEXAGON)
         colour = f":::{self.colour[node.policy]}" if node.policy else ""
-        return f'{self.ids[node.node_id]}{opened}"{_label(node)}"{closed}{colour}'
+        return f'{self.ids[node.id]}{opened}"{_label(node)}"{closed}{colour}'
 
     def frame(self, name: str, title: str, nodes: list[PlannedNode]) -> Iterator[str]:
         if nodes:
@@ -67,19 +66,19 @@ class _Chart:
 
     def edges(self, node: PlannedNode) -> Iterator[str]:
         label = f'|"if {_safe(node.when)}"|' if node.when else ""
-        for name in node.dependencies:
+        for name in node.after:
             other = self.plan.node(name).policy
-            crosses = {name, node.node_id} <= self.training and other and node.policy and other != node.policy
-            yield f"  {self.ids[name]} {'-.->' if crosses else '-->'}{label} {self.ids[node.node_id]}"
+            crosses = {name, node.id} <= self.training and other and node.policy and other != node.policy
+            yield f"  {self.ids[name]} {'-.->' if crosses else '-->'}{label} {self.ids[node.id]}"
 
 
 def _label(node: PlannedNode) -> str:
     second = node.agent or step_name(node)
-    text = f"{node.node_id}<br/>{second}" + (f" ({node.policy})" if node.agent else "")
+    text = f"{node.id}<br/>{second}" + (f" ({node.policy})" if node.agent else "")
     text += " of the group" if node.of_group else ""
     text += f"<br/>{_safe(node.candidates)}" if node.candidates else ""
     text += f"<br/>env {_safe(' or '.join(node.envs))}" if node.envs else ""
-    return text + (f"<br/>if {_safe(node.when)}" if node.when and not node.dependencies else "")
+    return text + (f"<br/>if {_safe(node.when)}" if node.when and not node.after else "")
 
 
 def _loop_title(loop: PlannedLoop) -> str:

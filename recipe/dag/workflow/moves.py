@@ -14,14 +14,14 @@ from recipe.dag.tools.builtin import BUILTIN
 from recipe.dag.types.move import Move
 from recipe.dag.workflow.agent_schema import Agent, ToolSpec
 from recipe.dag.workflow.graph import causal_order, graph_of, topological_order
-from recipe.dag.workflow.node_kinds import EPISODE_ROLES, NodeRole
+from recipe.dag.workflow.node_kinds import EPISODE_KINDS, Kind
 from recipe.dag.workflow.schema import Loop, Node
 
 
 def moves_of(nodes: Sequence[Node], loops: Mapping[str, Loop], turns: int) -> tuple[Move, ...]:
     """Return every possible call of an agent in an episode, by turn, node (in the given order) and round."""
     rounds = _rounds(loops)
-    names = [node.node_id for node in nodes if node.node_role is NodeRole.ROLLOUT]
+    names = [node.id for node in nodes if node.kind is Kind.ROLLOUT]
     return tuple(
         Move(name, turn, number) for turn in range(turns) for name in names for number in range(rounds.get(name, 1))
     )
@@ -32,7 +32,7 @@ def reactions(
 ) -> dict[str, tuple[str, ...]]:
     """Return the graph of all moves, by id: each move with those to which it may react. Env steps (`step:` and the
     move's id) and vote and compute nodes are included. Dependencies must not contain a cycle."""
-    by_id = {node.node_id: node for node in nodes if node.node_role in EPISODE_ROLES}
+    by_id = {node.id: node for node in nodes if node.kind in EPISODE_KINDS}
     graph_in_order = graph_of(by_id[name] for name in topological_order(graph_of(by_id.values())))
     order = causal_order(graph_in_order, {name: loop.nodes for name, loop in loops.items()})
     graph: dict[str, tuple[str, ...]] = {}
@@ -49,30 +49,30 @@ def _turn(
     """Yield (id, ids before it) of the moves and env steps of one turn. `nodes` are in causal order."""
     loop_of = {name: key for key, loop in loops.items() for name in loop.nodes}
     rounds = _rounds(loops)
-    by_id = {node.node_id: node for node in nodes}
+    by_id = {node.id: node for node in nodes}
 
     def in_turn(name: str) -> list[str]:
         """Return the ids of all moves and env steps of a node in the turn."""
-        prefixes = ("", "step:") if by_id[name].agent_options.env_path else ("",)
+        prefixes = ("", "step:") if by_id[name].env else ("",)
         return [f"{prefix}{Move(name, turn, k).id}" for prefix in prefixes for k in range(rounds.get(name, 1))]
 
     def in_round(name: str, number: int) -> list[str]:
         """Return the ids of the move and the env step of a node in a round of its loop."""
         move = Move(name, turn, number).id
-        return [move, f"step:{move}"] if by_id[name].agent_options.env_path else [move]
+        return [move, f"step:{move}"] if by_id[name].env else [move]
 
     for position, node in enumerate(nodes):
-        name, loop = node.node_id, loop_of.get(node.node_id)
+        name, loop = node.id, loop_of.get(node.id)
         body = [other for other in loops[loop].nodes if other in by_id] if loop else []
-        inner = [dependency for dependency in node.dependencies if dependency in body]
-        outer = [dependency for dependency in node.dependencies if dependency in by_id and dependency not in body]
+        inner = [dependency for dependency in node.after if dependency in body]
+        outer = [dependency for dependency in node.after if dependency in by_id and dependency not in body]
         # a dependency outside the node's loop is waited for with all nodes of its own loop
         awaited = sorted({other for dependency in outer for other in _loop_nodes(dependency, loops)})
         outside = [move for other in (*awaited, *_sharing_tools(node, nodes, agents)) for move in in_turn(other)]
         earlier = nodes[:position]
-        same_loop = [other for other in earlier if not loop or loop_of.get(other.node_id) == loop]
+        same_loop = [other for other in earlier if not loop or loop_of.get(other.id) == loop]
         actors = dict.fromkeys(
-            other.node_id
+            other.id
             for other in earlier
             if _same_env(other, node) or (other in same_loop and _acts_in_env(other, node))
         )
@@ -82,7 +82,7 @@ def _turn(
             if number > 0:
                 before += [earlier_move for other in body for earlier_move in in_round(other, number - 1)]
             yield move, [*outside, *before]
-            if node.agent_options.env_path:
+            if node.env:
                 step = [move]
                 for actor in actors:
                     step += in_round(actor, number) if actor in body else in_turn(actor)
@@ -91,22 +91,21 @@ def _turn(
 
 def _acts_in_env(other: Node, owner: Node) -> bool:
     """Return whether the text of `other` may be an action in the env that `owner` steps."""
-    options = other.agent_options
-    return options.obs_with_env and (not options.env_path or _same_env(other, owner))
+    return other.sees_env and (not other.env or _same_env(other, owner))
 
 
 def _same_env(node: Node, other: Node) -> bool:
-    return bool(set(node.agent_options.env_path) & set(other.agent_options.env_path))
+    return bool(set(node.env) & set(other.env))
 
 
 def _sharing_tools(node: Node, nodes: Sequence[Node], agents: Sequence[Agent | None]) -> list[str]:
     """Return the other nodes whose agents share a tool that remembers calls with this node's agent."""
     own = _tools(node, agents)
-    return [other.node_id for other in nodes if other is not node and own & _tools(other, agents)]
+    return [other.id for other in nodes if other is not node and own & _tools(other, agents)]
 
 
 def _tools(node: Node, agents: Sequence[Agent | None]) -> set[str]:
-    agent = agents[node.agent_group] if node.node_role is NodeRole.ROLLOUT else None
+    agent = next((agent for agent in agents if agent is not None and agent.name == node.agent), None)
     return {tool.key for tool in agent.tools if remembers(tool)} if agent is not None else set()
 
 

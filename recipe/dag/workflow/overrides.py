@@ -16,7 +16,7 @@ from recipe.dag.workflow.agent_schema import Policy
 from recipe.dag.workflow.checks.training import policy_of
 from recipe.dag.workflow.draft import Draft
 from recipe.dag.workflow.flatten import flatten
-from recipe.dag.workflow.node_kinds import KINDS, NodeRole
+from recipe.dag.workflow.node_kinds import CRITIC_KINDS, KINDS, Kind, title
 from recipe.dag.workflow.parse_model import show_value
 from recipe.dag.workflow.schema import Node
 from recipe.dag.workflow.verl_keys import rows_key, why_not
@@ -25,8 +25,8 @@ from recipe.dag.workflow.verl_keys import rows_key, why_not
 def check_overrides(draft: Draft) -> Iterator[Problem]:
     for index, node in draft.each_node():
         node_path: KeyPath = ("nodes", index, "config")
-        if node.config and not KINDS[node.node_role].configures_model:
-            message = f"a {node.node_role} node has no model to configure; remove `config`"
+        if node.config and not KINDS[node.kind].configures_model:
+            message = f"{title(node.kind)} has no model to configure; remove `config`"
             yield draft.source.problem(node_path, message, key=True)
     values: dict[tuple[str, bool, str], tuple[Any, KeyPath]] = {}
     for policy, critic, key, value, path in _overrides(draft):
@@ -100,17 +100,17 @@ def _overrides(draft: Draft) -> Iterator[tuple[str, bool, str, Any, KeyPath]]:
         for key, value, path in flatten(critic, ("policies", name, "critic", "config")):
             yield name, True, key, value, path
     for index, node in draft.each_node():
-        owner = _owner(draft, index, node)
+        owner = _owner(draft, node)
         for key, value, path in flatten(node.config, ("nodes", index, "config")):
             if owner is not None:
-                yield owner, node.node_role is NodeRole.CRITIC, key, value, path
+                yield owner, node.kind in CRITIC_KINDS, key, value, path
 
 
-def _owner(draft: Draft, index: int, node: Node) -> str | None:
+def _owner(draft: Draft, node: Node) -> str | None:
     """Return the policy to which the overrides of a node belong, or None."""
-    if not KINDS[node.node_role].configures_model:
+    if not KINDS[node.kind].configures_model:
         return None
-    if node.node_role is not NodeRole.ROLLOUT:
-        return policy_of(draft, index, node)
-    agent = draft.agents[node.agent_group] if draft.agents else None
+    if node.kind is not Kind.ROLLOUT:
+        return policy_of(draft, node)
+    agent = draft.agent_of(node)
     return agent.policy if agent is not None and agent.policy in draft.policies else None

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import copy
 import json
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator, Sequence
 from typing import Any, TypeVar, get_args
 
 from pydantic import BaseModel, ValidationError
@@ -20,8 +20,7 @@ from recipe.dag.algorithms.mixer import Mixer
 from recipe.dag.core.problem import KeyPath, Problem
 from recipe.dag.core.suggestion import closest, did_you_mean, listing
 from recipe.dag.workflow.agent_schema import Agent, Policy, ToolSpec
-from recipe.dag.workflow.schema import AgentOptions, Node
-from recipe.dag.workflow.short_form import KEYS
+from recipe.dag.workflow.schema import Node
 from recipe.dag.workflow.source import Source
 
 Piece = TypeVar("Piece", bound=BaseModel)
@@ -43,9 +42,9 @@ INSTEAD = {
     (Policy, "lora"): "LoRA policies are not supported yet; remove it",
     (Node, "filter_plugin"): "nodes have no filters; remove it (`algorithm.drop_zero_variance: true` drops groups)",
     (Node, "retry_limit"): "nodes are not retried one by one; remove it (`episode.retries` repeats the episode)",
-    (AgentOptions, "train_cycle"): "this belongs to the policy; move it to `policies.<name>.train_cycle`",
+    (Node, "train_cycle"): "this belongs to the policy; move it to `policies.<name>.train_cycle`",
     (Mixer, "mixing_hidden"): "`vdn` has no mixing network, only qmix does; remove it",
-    (AgentOptions, "share_instance"): "this belongs to the critic; write `policies.<name>.critic: {share: <policy>}`",
+    (Node, "share_instance"): "this belongs to the critic; write `policies.<name>.critic: {share: <policy>}`",
 }
 """Error messages for keys that users know from other systems or that belong to another block."""
 
@@ -89,10 +88,10 @@ def _problem(model: type[BaseModel], detail: ErrorDetails, source: Source, path:
     if kind == "extra_forbidden":
         owner = _model_at(model, loc[:-1])
         message = INSTEAD.get((owner, loc[-1])) or _unread(owner, str(loc[-1]), source)
-        message = message or f"unknown key{did_you_mean(str(loc[-1]), _known_keys(owner))}"
+        message = message or f"unknown key{did_you_mean(str(loc[-1]), owner.model_fields)}"
         return source.problem(full_path, message, key=True)
     if kind == "missing":
-        if full_path[-1] == "node_id":
+        if full_path[-1] == "id":
             return source.problem(full_path, "missing; give the node an `id`")
         return source.problem(full_path, "missing; this key is required")
     return source.problem(full_path, _words(detail))
@@ -108,14 +107,10 @@ def parse_algorithm(data: Any, source: Source, path: KeyPath) -> tuple[Algorithm
     if isinstance(estimator, str) and estimator in REMOVED:
         message = f"there is no `{estimator}`: {REMOVED[estimator]}"
     else:
-        message = _choice(estimator, [*SELECTABLE, OWN])
+        message = choice(estimator, [*SELECTABLE, OWN])
     common = {key: value for key, value in data.items() if key != "estimator" and not readers(key)}
     piece, problems = parse_piece(DEFAULT, common, source, path)
     return piece, [source.problem((*path, "estimator"), message), *problems]
-
-
-def _known_keys(owner: type[BaseModel]) -> Iterable[str]:
-    return (*KEYS, *owner.model_fields) if owner is Node else owner.model_fields
 
 
 def _unread(owner: type[BaseModel], key: str, source: Source) -> str | None:
@@ -126,7 +121,8 @@ def _unread(owner: type[BaseModel], key: str, source: Source) -> str | None:
     return f"estimator `{estimator}` does not use this option (only {', '.join(names)}); remove it"
 
 
-def _choice(value: Any, options: list[str]) -> str:
+def choice(value: Any, options: Sequence[str]) -> str:
+    """Return the error message for a value that is none of `options`."""
     suggestion = closest(value, options) if isinstance(value, str) else None
     hint = f"; did you mean `{suggestion}`?" if suggestion else ""
     return f"expected one of {listing(options)}, got {show_value(value)}{hint}"
@@ -159,7 +155,7 @@ def _words(detail: ErrorDetails) -> str:
         return f"expected {expected.format(**limits)}, got {show_value(value)}"
     if kind in ("enum", "literal_error"):
         options = [option.strip("' ") for option in context["expected"].replace(" or ", ", ").split(",")]
-        return _choice(value, options)
+        return choice(value, options)
     return f"{detail['msg'][:1].lower()}{detail['msg'][1:]}, got {show_value(value)}"
 
 

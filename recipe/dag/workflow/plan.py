@@ -51,11 +51,9 @@ class PlannedPolicy(Frozen):
 
 
 class PlannedNode(Frozen):
-    node_id: str
-    node_type: str
-    node_role: str
-    only_forward_compute: bool
-    dependencies: tuple[str, ...]
+    id: str
+    kind: str
+    after: tuple[str, ...]
     agent: str | None
     """The agent of a rollout node."""
     policy: str | None
@@ -128,7 +126,7 @@ class Plan(Frozen):
 
     def node(self, node_id: str) -> PlannedNode:
         """Return the node with this id. Raises StopIteration if it does not exist."""
-        return next(node for node in self.nodes if node.node_id == node_id)
+        return next(node for node in self.nodes if node.id == node_id)
 
 
 def make_plan(workflow: Workflow) -> Plan:
@@ -165,7 +163,7 @@ def make_plan(workflow: Workflow) -> Plan:
         rollout=_rollout(workflow),
         scoring=_levels(workflow.reward_nodes),
         training=_levels(training),
-        training_derived=any(is_derived(node.node_id) for node in training),
+        training_derived=any(is_derived(node.id) for node in training),
         max_generated_tokens=sum(agent.max_generated_tokens for agent in agents),
     )
 
@@ -197,7 +195,7 @@ def _happo_factor(algorithm: Algorithm) -> str | None:
 
 
 def _agent(workflow: Workflow, index: int, agent: Agent) -> PlannedAgent:
-    nodes = tuple(node.node_id for node in workflow.rollout_nodes if node.agent_group == index)
+    nodes = tuple(node.id for node in workflow.rollout_nodes if node.agent == agent.name)
     rounds = {name: loop.max_rounds for loop in workflow.loops.values() for name in loop.nodes}
     moves = sum(rounds.get(name, 1) * _candidates(workflow, name) for name in nodes)
     generations = agent.tool_loop.max_generations if agent.tool_loop else 1
@@ -217,7 +215,7 @@ def _agent(workflow: Workflow, index: int, agent: Agent) -> PlannedAgent:
 
 def _candidates(workflow: Workflow, name: str) -> int:
     """Return how often the node runs in a round, as a node with candidates or as the one that judges them."""
-    specs = {node.node_id: node.candidates for node in workflow.rollout_nodes if node.candidates is not None}
+    specs = {node.id: node.candidates for node in workflow.rollout_nodes if node.candidates is not None}
     return max([1, *(spec.k for node, spec in specs.items() if name in (node, spec.by))])
 
 
@@ -242,16 +240,14 @@ def _policy(workflow: Workflow, name: str, agents: tuple[PlannedAgent, ...]) -> 
 def _node(workflow: Workflow, node: Node) -> PlannedNode:
     agent = workflow.agent_of(node) if node in workflow.rollout_nodes else None
     return PlannedNode(
-        node_id=node.node_id,
-        node_type=node.node_type,
-        node_role=node.node_role,
-        only_forward_compute=node.only_forward_compute,
-        dependencies=node.dependencies,
+        id=node.id,
+        kind=node.kind,
+        after=node.after,
         agent=agent.name if agent else None,
         policy=agent.policy if agent else node.policy,
-        runs=node.agent_options.process_path or node.executable_ref,
+        runs=node.hooks or node.function,
         when=node.when and in_words(node.when),
-        envs=node.agent_options.env_path,
+        envs=node.env,
         of_group=node.scope == "group",
         candidates=node.candidates and f"{node.candidates.keep} of {node.candidates.k} by {node.candidates.by}",
     )

@@ -17,7 +17,7 @@ from recipe.dag.workflow.schema import Node
 def template_file(node: Node, base: str | Path) -> Path | None:
     """Return the file that the option `template` of the node's prompt names; None if there is none. `base`: the
     workflow file or its folder."""
-    template = node.agent_options.pre_process_kwargs.get("template")
+    template = node.prompt_options.get("template")
     try:
         return resolve_path(template, base) if isinstance(template, str) else None
     except (UserError, OSError):  # another option of this name, or reported by the agent; a text may be too long
@@ -63,9 +63,7 @@ def relocated_node(node: Node, origin: str | Path, target: str | Path) -> Node:
     """Do the same for a node, with the file of its prompt's template."""
     if Path(origin).resolve() == Path(target).resolve():
         return node
-    options = node.agent_options
     if template_file(node, origin) is not None:
-        text = _relocated(options.pre_process_kwargs["template"], origin, target)
-        kwargs = {**options.pre_process_kwargs, "template": text}
-        node = node.model_copy(update={"agent_options": options.model_copy(update={"pre_process_kwargs": kwargs})})
+        text = _relocated(node.prompt_options["template"], origin, target)
+        node = node.model_copy(update={"prompt_options": {**node.prompt_options, "template": text}})
     return relocated(node, origin, target)

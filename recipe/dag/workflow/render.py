@@ -9,7 +9,7 @@ from collections.abc import Iterable, Sequence
 
 from recipe.dag.workflow.memory import GB, REFERENCE, PolicyMemory, PoolMemory
 from recipe.dag.workflow.mermaid import step_name, to_mermaid
-from recipe.dag.workflow.node_kinds import EPISODE_ROLES
+from recipe.dag.workflow.node_kinds import EPISODE_KINDS, Kind
 from recipe.dag.workflow.plan import Plan, PlannedAgent, PlannedLoop, PlannedNode, PlannedPolicy
 from recipe.dag.workflow.trainer_memory import ADAM, BF16, GRADIENT, MASTER
 from recipe.dag.workflow.training_chain import is_derived
@@ -98,17 +98,17 @@ def _numbered(plan: Plan, levels: Sequence[Sequence[str]]) -> list[str]:
 
 
 def _cell(node: PlannedNode) -> str:
-    if is_derived(node.node_id):
-        return node.node_id
-    inside = node.node_role in EPISODE_ROLES
-    parts = [node.agent or (node.node_role == "REWARD" and node.runs) or step_name(node)]
+    if is_derived(node.id):
+        return node.id
+    inside = node.kind in EPISODE_KINDS
+    parts = [node.agent or (node.kind == Kind.REWARD and node.runs) or step_name(node)]
     parts += [node.runs] if inside and node.runs else []
-    parts += [f"after {', '.join(node.dependencies)}"] if inside and node.dependencies else []
+    parts += [f"after {', '.join(node.after)}"] if inside and node.after else []
     parts += ["scores the group"] if node.of_group else []
     parts += [node.candidates] if node.candidates else []
     parts += [f"if {node.when}"] if node.when else []
     parts += [f"env {' or '.join(node.envs)}"] if node.envs else []
-    return f"{node.node_id} [{', '.join(parts)}]"
+    return f"{node.id} [{', '.join(parts)}]"
 
 
 def _credit(plan: Plan) -> str:

@@ -16,7 +16,7 @@ from recipe.dag.core.frozen import Frozen, Mark
 from recipe.dag.core.problem import Problem
 from recipe.dag.workflow.agent_schema import Agent, Policy, ToolSpec, as_tuple
 from recipe.dag.workflow.condition import Condition
-from recipe.dag.workflow.node_kinds import EPISODE_ROLES, TRAINING_ROLES, NodeRole, NodeType
+from recipe.dag.workflow.node_kinds import EPISODE_KINDS, KINDS, TRAINING_KINDS, Kind, TrainingStep
 
 
 def _algorithm(value: Any) -> Any:
@@ -25,6 +25,8 @@ def _algorithm(value: Any) -> Any:
 
 AnyAlgorithm = Annotated[SerializeAsAny[Algorithm], BeforeValidator(_algorithm)]
 """An algorithm, as an object of its estimator's class."""
+Names = Annotated[tuple[str, ...], BeforeValidator(as_tuple)]
+"""Several names, or one without a list."""
 
 
 class EpisodeSpec(Frozen):
@@ -57,26 +59,6 @@ class EpisodeSpec(Frozen):
     """Merge calls of one agent into one row if each prompt continues the tokens of the call before."""
 
 
-class AgentOptions(Frozen):
-    """Options of a rollout node: its hooks and its environment."""
-
-    process_path: Annotated[str | None, Mark.CODE] = None
-    """The hooks: `file.py`, or `file.py:Class` with `pre_process` and `post_process`."""
-    pre_process_kwargs: dict[str, Any] = {}
-    """Keyword arguments of the hook that makes the prompt."""
-    post_process_kwargs: dict[str, Any] = {}
-    """Keyword arguments of the hook that parses the output."""
-    obs_with_env: bool = False
-    """Show the environment's observation to the agent; its output becomes part of the action."""
-    env_path: Annotated[tuple[str, ...], BeforeValidator(as_tuple), Mark.CODE_OR_NAME] = ()
-    """The environment that the node steps: `file.py:Class`, or a name under `envs`. If this is a list of several,
-    `env_route` selects the one of an episode."""
-    env_route: str | None = None
-    """A dotted path into the sample (`data_source`, `extra_info.env`) whose value names one entry of `env_path`."""
-    rewards_with_env: bool = False
-    """Reward the episode with the environment's rewards."""
-
-
 class EnvSpec(Frozen):
     """A named environment class."""
 
@@ -100,13 +82,13 @@ class Loop(Frozen):
 
 
 class Vote(Frozen):
-    """Options of a VOTE node, which selects the most frequent `parsed[key]` of its dependencies. Its result is
+    """Options of a vote node, which selects the most frequent `parsed[key]` of its dependencies. Its result is
     `parsed = {key: winner, share: 0..1, votes: {...}}`."""
 
     key: str = "answer"
     """The entry of `parsed` that is counted."""
     ties: Literal["first", "none"] = "first"
-    """first: among equals, the value of the node that comes first in `dependencies` wins. none: a tie has no winner."""
+    """first: among equals, the value of the node that comes first in `after` wins. none: a tie has no winner."""
 
 
 class Candidates(Frozen):
@@ -129,51 +111,91 @@ class Candidates(Frozen):
 
 
 class Node(Frozen):
-    """A node of the graph: an agent's call, a vote, a function, or a training step."""
+    """A node of the graph: an agent's call, a vote, a function, or a training step. One of the keys `agent`, `vote`,
+    `reward`, `compute` and `train` gives it its kind."""
 
-    node_id: str = Field(min_length=1)
+    id: str = Field(min_length=1)
     """The node's unique name."""
-    node_type: Annotated[NodeType, Mark.UNLEARNED]
-    """The type of computation; it follows from the role and is not needed."""
-    node_role: NodeRole = NodeRole.DEFAULT
-    """The role of the node. In the short form it follows from the key `agent`, `reward`, `vote` or `compute`."""
-    only_forward_compute: bool = False
-    """Training nodes only: compute log-probs or values without an update."""
-    agent_group: int = Field(default=0, ge=0)
-    """The index of the node's agent in `agents`."""
-    dependencies: tuple[str, ...] = ()
+    agent: str | None = None
+    """A call of this agent."""
+    vote: Vote | None = None
+    """Select the most frequent answer of the nodes that this one waits for."""
+    reward: Annotated[str | None, Mark.CODE] = None
+    """The function that scores an episode: `file.py:function`."""
+    compute: Annotated[str | None, Mark.CODE] = None
+    """The function that runs in the episode, between the agents: `file.py:function`."""
+    train: TrainingStep | None = None
+    """A step of training, once on the rows of all episodes. Without such nodes, the steps that the policies need are
+    derived."""
+    policy: str | None = None
+    """Training nodes only: the policy they act on, if there are several."""
+    after: Names = ()
     """The ids of the nodes that must finish before this one starts."""
-    config: dict[str, Any] = {}
-    """Dotted or nested overrides of verl's configuration for the policy (or critic) of this node."""
-    executable_ref: Annotated[str | None, Mark.CODE] = None
-    """The user's function: `file.py:function`."""
-    executable_kwargs: Annotated[dict[str, Any], Mark.CODE] = {}
-    """Keyword arguments of the function."""
+    args: Annotated[dict[str, Any], Mark.CODE] = {}
+    """Keyword arguments of the `reward` or `compute` function."""
     scope: Literal["episode", "group"] = "episode"
     """Reward nodes only: what the function scores. episode: a finished episode. group: all finished episodes of a
     sample at once."""
-    agent_options: AgentOptions = AgentOptions()
+    hooks: Annotated[str | None, Mark.CODE] = None
+    """The agent's hooks: `file.py`, or `file.py:Class` with `prompt` and `parse`."""
+    prompt_options: dict[str, Any] = {}
+    """Keyword arguments of the hook that makes the prompt."""
+    parse_options: dict[str, Any] = {}
+    """Keyword arguments of the hook that parses the output."""
+    env: Annotated[Names, Mark.CODE_OR_NAME] = ()
+    """The environment that the node steps: `file.py:Class`, or a name under `envs`. If this is a list of several,
+    `env_route` selects the one of an episode."""
+    env_route: str | None = None
+    """A dotted path into the sample (`data_source`, `extra_info.env`) whose value names one entry of `env`."""
+    sees_env: bool = False
+    """Show the environment's observation to the agent; its output becomes part of the action."""
+    env_pays: bool = False
+    """Reward the episode with the environment's rewards."""
     when: Condition | None = None
     """Nodes of the episode only: skip the node if this is false. A node is also skipped if all of its dependencies
     were skipped."""
-    vote: Vote | None = None
     candidates: Candidates | None = None
     """Rollout nodes only: generate several answers, and go on with one of them."""
-    policy: str | None = None
-    """Training nodes only: the policy they act on; by default the agent's."""
+    config: dict[str, Any] = {}
+    """Dotted or nested overrides of verl's configuration for the policy (or critic) of this node."""
+
+    @property
+    def kind(self) -> Kind:
+        if self.train is not None:
+            return Kind(self.train)
+        return next(kind for kind, spec in KINDS.items() if getattr(self, spec.key) is not None)
+
+    # old names, until code outside is renamed
+    node_id = property(lambda self: self.id)
+    dependencies = property(lambda self: self.after)
+    executable_ref = property(lambda self: self.function)
+    executable_kwargs = property(lambda self: self.args)
+    agent_options = property(lambda self: self)
+    process_path = property(lambda self: self.hooks)
+    pre_process_kwargs = property(lambda self: self.prompt_options)
+    post_process_kwargs = property(lambda self: self.parse_options)
+    env_path = property(lambda self: self.env)
+    obs_with_env = property(lambda self: self.sees_env)
+    rewards_with_env = property(lambda self: self.env_pays)
+    # end of old names
+
+    @property
+    def function(self) -> str | None:
+        """The user's function that the node runs, if it runs one."""
+        return self.reward or self.compute
 
 
 class SubWorkflow(Frozen):
     """An entry of `nodes` that inserts the rollout, vote and compute nodes of another workflow file, with their loops
-    and envs. Its ids become `<node_id>__<id>`; its agents are matched to the agents of this file by name."""
+    and envs. Its ids become `<id>__<their id>`; its agents are matched to the agents of this file by name."""
 
-    node_id: str = Field(min_length=1)
+    id: str = Field(min_length=1)
     """The prefix of the inserted nodes' ids."""
     workflow: str
     """The other file, relative to this file's folder or to the project's root."""
     agents: dict[str, str] = {}
     """Agents with other names in this file: name in the other file -> name in this file."""
-    dependencies: tuple[str, ...] = ()
+    after: Names = ()
     """The ids of the nodes that must finish before the inserted ones start."""
 
 
@@ -201,31 +223,32 @@ class Workflow(Frozen):
 
     def node(self, node_id: str) -> Node:
         """Return the node with this id. Raises StopIteration if it does not exist."""
-        return next(node for node in self.nodes if node.node_id == node_id)
+        return next(node for node in self.nodes if node.id == node_id)
 
-    def of_role(self, *roles: NodeRole) -> tuple[Node, ...]:
-        """Return the nodes that have one of these roles."""
-        return tuple(node for node in self.nodes if node.node_role in roles)
+    def of_kind(self, *kinds: Kind) -> tuple[Node, ...]:
+        """Return the nodes that have one of these kinds."""
+        return tuple(node for node in self.nodes if node.kind in kinds)
 
     @property
     def rollout_nodes(self) -> tuple[Node, ...]:
-        return self.of_role(NodeRole.ROLLOUT)
+        return self.of_kind(Kind.ROLLOUT)
 
     @property
     def episode_nodes(self) -> tuple[Node, ...]:
         """Nodes that run inside a turn: rollout, vote and compute nodes, without reward nodes."""
-        return self.of_role(*EPISODE_ROLES)
+        return self.of_kind(*EPISODE_KINDS)
 
     @property
     def reward_nodes(self) -> tuple[Node, ...]:
-        return self.of_role(NodeRole.REWARD)
+        return self.of_kind(Kind.REWARD)
 
     @property
     def training_nodes(self) -> tuple[Node, ...]:
-        return self.of_role(*TRAINING_ROLES)
+        return self.of_kind(*TRAINING_KINDS)
 
     def agent_of(self, node: Node) -> Agent:
-        return self.agents[node.agent_group]
+        """Return the agent of a rollout node."""
+        return next(agent for agent in self.agents if agent.name == node.agent)
 
     def trained_policies(self) -> tuple[str, ...]:
         return tuple(name for name, policy in self.policies.items() if not policy.frozen)

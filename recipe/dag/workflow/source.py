@@ -67,6 +67,8 @@ class Source:
         for depth in range(len(path), -1, -1):
             if (origin := self.origins.get(path[:depth])) is not None:
                 return origin.source.origin((*origin.path, *path[depth:]))
+        if path[-1:] == (0,) and path not in self.values and path[:-1] in self.values:
+            path = path[:-1]  # one value in place of a list
         return Origin(self, path)
 
     def has(self, path: KeyPath) -> bool:
@@ -97,6 +99,16 @@ class Source:
 def nowhere(source: Source, path: KeyPath) -> Origin:
     """Return an origin below `path` that the file does not contain, for values that a translation removed or added."""
     return Origin(source, (*path, "\0"))
+
+
+def value_at(data: Any, path: KeyPath) -> Any:
+    """Return the value at `path`; None if there is none."""
+    for part in path:
+        if isinstance(data, list) and isinstance(part, int) and part < len(data):
+            data = data[part]
+        else:
+            data = data.get(part) if isinstance(data, dict) else None
+    return data
 
 
 def read_source(path: str | Path) -> Source:

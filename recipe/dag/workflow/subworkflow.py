@@ -9,7 +9,7 @@ Names: `inner` is the included file, `outer` the including one.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -21,31 +21,32 @@ from recipe.dag.core.suggestion import did_you_mean
 from recipe.dag.workflow.agent_schema import Agent
 from recipe.dag.workflow.condition import renamed_condition, renamed_list
 from recipe.dag.workflow.graph import sinks
-from recipe.dag.workflow.node_kinds import Stage, roles_of
+from recipe.dag.workflow.node_kinds import KINDS, Stage
 from recipe.dag.workflow.parse_model import parse_piece
-from recipe.dag.workflow.refs import resolve_refs
 from recipe.dag.workflow.schema import SubWorkflow
-from recipe.dag.workflow.short_form import in_long_form
-from recipe.dag.workflow.source import Origin, Source, read_source
+from recipe.dag.workflow.source import Origin, Source
 
-LEFT_OUT = (*roles_of(Stage.REWARD), *roles_of(Stage.TRAINING))
-"""Roles whose nodes are not inlined."""
+Reader = Callable[[Path], Source]
+"""Reads a file as a source whose references are resolved. Raises WorkflowError."""
+LEFT_OUT = frozenset(kind.key for kind in KINDS.values() if kind.stage is not Stage.EPISODE)
+"""Keys of nodes that are not inlined."""
 DECIDED = ("episode", "algorithm")
 """Blocks in which the including file decides."""
 
 
-def expand(source: Source, including: tuple[Path, ...] = ()) -> Source:
+def expand(source: Source, read: Reader, including: tuple[Path, ...] = ()) -> Source:
     """Return the source with every sub-workflow inlined, or the source itself if there is none. `including`: the chain
     of files that include this one."""
     nodes = source.data.get("nodes")
     if not isinstance(nodes, list) or not any(isinstance(node, dict) and "workflow" in node for node in nodes):
         return source
-    return _Expansion(source, (*including, Path(source.file).resolve())).run(nodes)
+    return _Expansion(source, read, (*including, Path(source.file).resolve())).run(nodes)
 
 
 @dataclass(slots=True)
 class _Expansion:
     source: Source
+    read: Reader
     including: tuple[Path, ...]
     result: Source = field(init=False)
     nodes: list[Any] = field(default_factory=list)
@@ -64,8 +65,8 @@ class _Expansion:
                 self.add(node, Origin(source, ("nodes", index)))
         self.result.data["nodes"] = self.nodes
         for index, node in enumerate(self.nodes):
-            if isinstance(node, dict) and isinstance(node.get("dependencies"), list):
-                self.relink(node, index)
+            if isinstance(node, dict) and (after := _as_list(node.get("after"))):
+                self.relink(node, after, index)
         loops = self.result.data.get("loops")
         if isinstance(loops, dict):
             self.result.data["loops"] = {name: self.expand_loop(loop) for name, loop in loops.items()}
@@ -89,7 +90,7 @@ class _Expansion:
     def report(self, path: KeyPath, message: str, *, key: bool = False) -> None:
         """Add a problem of a sub-workflow, whose path `path` starts with, and mark the sub-workflow as not read."""
         self.result.problems.append(self.source.problem(path, message, key=key))
-        self.result.unread.add(_key(self.source.data["nodes"][path[1]].get("node_id")))
+        self.result.unread.add(_key(self.source.data["nodes"][path[1]].get("id")))
 
     def include(self, data: dict[str, Any], path: KeyPath) -> None:
         """Inline the sub-workflow at `path`."""
@@ -97,25 +98,22 @@ class _Expansion:
         piece, problems = parse_piece(SubWorkflow, data, self.source, path, essential=names)
         self.result.problems += problems
         if piece is None or problems:
-            self.result.unread.add(_key(data.get("node_id")))
-            self.members[_key(data.get("node_id"))] = ([], [])
+            self.result.unread.add(_key(data.get("id")))
+            self.members[_key(data.get("id"))] = ([], [])
             return
         inner = self.open(piece, path)
-        graph = {node["node_id"]: _listed(node, "dependencies") for node in inner.kept.values() if named(node)}
-        ends = [f"{piece.node_id}__{name}" for name in sinks(graph)]
-        self.members[piece.node_id] = ([f"{piece.node_id}__{name}" for name in graph], ends)
+        kept = filter(named, inner.kept.values())
+        graph = {node["id"]: [_key(name) for name in _as_list(node.get("after"))] for node in kept}
+        ends = [f"{piece.id}__{name}" for name in sinks(graph)]
+        self.members[piece.id] = ([f"{piece.id}__{name}" for name in graph], ends)
         outer_agents = self.match_agents(piece, inner, path)
         if inner.source is not self.source:
             self.result.warnings += overruled(inner, self.source, outer_agents)
         for index, node in inner.kept.items():
             agent = inner.agent_of(node)
-            if agent is None and rolls_out(node) and "agent" not in node:
-                message = "add `agent: NAME`; `agent_group` does not name an agent of this file"
-                self.result.problems.append(inner.source.problem(("nodes", index), message))
-                self.result.unread.add(piece.node_id)
-            elif agent is None or agent in outer_agents:
-                self.inline(piece, inner, index, outer_agents, path)
-        self.merge("loops", {f"{piece.node_id}__{n}": (n, v) for n, v in inner.loops.items()}, inner, piece, path)
+            if agent is None or agent in outer_agents:
+                self.inline(piece, inner, index, node, outer_agents, path)
+        self.merge("loops", {f"{piece.id}__{n}": (n, v) for n, v in inner.loops.items()}, inner, piece, path)
         self.merge("envs", {n: (n, v) for n, v in inner.envs.items()}, inner, piece, path)
 
     def open(self, piece: SubWorkflow, path: KeyPath) -> Inner:
@@ -133,20 +131,19 @@ class _Expansion:
             return empty
         beside = Path(base).parent / piece.workflow
         try:
-            inner = read_source(beside if beside.is_file() else file)
+            inner = self.read(beside if beside.is_file() else file)
         except WorkflowError as error:
             self.result.problems += error.problems
-            self.result.unread.add(piece.node_id)
+            self.result.unread.add(piece.id)
             return empty
-        resolve_refs(inner)
-        inner = expand(in_long_form(inner), self.including)
+        inner = expand(inner, self.read, self.including)
         self.result.problems += inner.problems
         self.result.warnings += inner.warnings
         if inner.unread or inner.problems:
-            self.result.unread.add(piece.node_id)
+            self.result.unread.add(piece.id)
         nodes = inner.data.get("nodes")
         kept = {i: n for i, n in enumerate(nodes if isinstance(nodes, list) else []) if not left_out(n)}
-        if piece.node_id not in self.result.unread and not any(map(rolls_out, kept.values())):
+        if piece.id not in self.result.unread and not any(map(rolls_out, kept.values())):
             self.report((*path, "workflow"), f"`{piece.workflow}` has no rollout node to include; remove this node")
         agents = inner.data.get("agents")
         return Inner(
@@ -191,21 +188,20 @@ class _Expansion:
         if not isinstance(node, dict):
             return
         new = self.nodes[position]
-        names = {name: f"{piece.node_id}__{name}" for name in inner.ids}
+        names = {name: f"{piece.id}__{name}" for name in inner.ids}
         if named(node):
-            new["node_id"] = names[node["node_id"]]
+            new["id"] = names[node["id"]]
         if (agent := inner.agent_of(node)) is not None:
-            new.pop("agent_group", None)
             new["agent"] = outer_agents[agent]
         if "when" in node:
             new["when"] = renamed_condition(node["when"], names)
         if isinstance(spec := node.get("candidates"), dict) and isinstance(spec.get("by"), str):
             new["candidates"] = {**spec, "by": names.get(spec["by"], spec["by"])}
-        if "dependencies" in node:
-            new["dependencies"] = renamed_list(node["dependencies"], names)
-        if not node.get("dependencies") and piece.dependencies:
-            new["dependencies"] = list(piece.dependencies)
-            self.result.origins["nodes", position, "dependencies"] = Origin(self.source, (*path, "dependencies"))
+        if after := _as_list(node.get("after")):
+            new["after"] = renamed_list(after, names)
+        elif piece.after:
+            new["after"] = list(piece.after)
+            self.result.origins["nodes", position, "after"] = Origin(self.source, (*path, "after"))
 
     def merge(
         self, key: str, pieces: dict[str, tuple[str, Any]], inner: Inner, piece: SubWorkflow, path: KeyPath
@@ -217,7 +213,7 @@ class _Expansion:
         if not isinstance(block, dict):
             return
         block = self.result.data[key] = dict(block)
-        names = {name: f"{piece.node_id}__{name}" for name in inner.ids}
+        names = {name: f"{piece.id}__{name}" for name in inner.ids}
         for new, (old, data) in pieces.items():
             if key == "loops" and isinstance(data, dict):
                 data = {**data, "nodes": renamed_list(data.get("nodes"), names)}
@@ -230,23 +226,23 @@ class _Expansion:
                 block[new] = data
                 self.result.origins[key, new] = Origin(inner.source, (key, old))
 
-    def relink(self, node: dict[str, Any], index: int) -> None:
-        """Replace each sub-workflow among the node's dependencies by the last nodes of the sub-workflow."""
-        path = ("nodes", index, "dependencies")
+    def relink(self, node: dict[str, Any], after: list[Any], index: int) -> None:
+        """Replace each sub-workflow in `after` of the node by the last nodes of the sub-workflow."""
+        path = ("nodes", index, "after")
         new: list[Any] = []
         origins: dict[KeyPath, Origin] = {}
-        for position, name in enumerate(node["dependencies"]):
+        for position, name in enumerate(after):
             origin = self.result.origin((*path, position))
             for end in self.members.get(_key(name), ([], [name]))[1]:
                 origins[(*path, len(new))] = origin
                 new.append(end)
-        node["dependencies"] = new
+        node["after"] = new
         self.result.origins |= origins
 
 
-def _listed(node: dict[str, Any], key: str) -> list[str]:
-    value = node.get(key)
-    return [item for item in value if isinstance(item, str)] if isinstance(value, list) else []
+def _as_list(value: Any) -> list[Any]:
+    """Return several names, or one without a list, as a list; an empty one for anything else."""
+    return [value] if isinstance(value, str) else value if isinstance(value, list) else []
 
 
 def _mapping(value: Any) -> dict[str, Any]:
@@ -270,18 +266,12 @@ class Inner:
 
     @property
     def ids(self) -> list[str]:
-        return [node["node_id"] for node in self.kept.values() if named(node)]
+        return [node["id"] for node in self.kept.values() if named(node)]
 
     def agent_of(self, node: Any) -> str | None:
         """Return the name of the node's agent in the included file, or None."""
-        if not rolls_out(node):
-            return None
-        if "agent" in node:
-            return node["agent"] if isinstance(node["agent"], str) else None
-        group = node.get("agent_group", 0 if len(self.agents) == 1 else None)
-        exists = isinstance(group, int) and 0 <= group < len(self.agents) and isinstance(self.agents[group], dict)
-        name = self.agents[group].get("name") if exists else None
-        return name if isinstance(name, str) else None
+        agent = node.get("agent") if isinstance(node, dict) else None
+        return agent if isinstance(agent, str) else None
 
 
 def overruled(inner: Inner, outer: Source, outer_agents: dict[str, str]) -> Iterator[Problem]:
@@ -306,12 +296,12 @@ def overruled(inner: Inner, outer: Source, outer_agents: dict[str, str]) -> Iter
 
 
 def rolls_out(node: Any) -> bool:
-    return isinstance(node, dict) and str(node.get("node_role", "")).upper() == "ROLLOUT"
+    return isinstance(node, dict) and "agent" in node
 
 
 def left_out(node: Any) -> bool:
-    return isinstance(node, dict) and str(node.get("node_role", "")).upper() in LEFT_OUT
+    return isinstance(node, dict) and bool(LEFT_OUT & node.keys())
 
 
 def named(node: Any) -> bool:
-    return isinstance(node, dict) and isinstance(node.get("node_id"), str)
+    return isinstance(node, dict) and isinstance(node.get("id"), str)

@@ -14,10 +14,8 @@ from recipe.dag.algorithms.base import Algorithm
 from recipe.dag.algorithms.catalogue import DEFAULT
 from recipe.dag.core.frozen import Frozen
 from recipe.dag.workflow.agent_schema import Agent, DeclaredTool
-from recipe.dag.workflow.node_kinds import TRAINING_ROLES, NodeRole
 from recipe.dag.workflow.resolve_tools import overrides_of
 from recipe.dag.workflow.schema import Node, Workflow
-from recipe.dag.workflow.short_form import LONG
 from recipe.dag.workflow.training_chain import is_derived
 
 WIDTH = 112
@@ -39,7 +37,7 @@ def to_yaml(workflow: Workflow, comments: Iterable[str] = ()) -> str:
     for key, settings in blocks:
         if settings:
             parts.append((key, settings))
-    parts.append(("nodes", [_node(workflow, node) for node in workflow.nodes if not is_derived(node.node_id)]))
+    parts.append(("nodes", [_node(node) for node in workflow.nodes if not is_derived(node.id)]))
     lines = [f"# {comment}".rstrip() for comment in comments]
     for key, value in parts:
         spaced = key in ("agents", "policies", "tools", "envs", "episode", "loops", "algorithm", "nodes")
@@ -73,31 +71,11 @@ def _algorithm(algorithm: Algorithm) -> dict[str, Any]:
     return options
 
 
-def _node(workflow: Workflow, node: Node) -> dict[str, Any]:
-    """Return the node in the short form; training nodes have only the long form."""
-    long = _without_defaults(node)
-    long.pop("agent_group", None)
-    if node.node_role in TRAINING_ROLES:
-        first = ("node_id", "node_type", "node_role")
-        return {key: long.pop(key) for key in first if key in long} | long
-    for key in ("node_type", "node_role"):
-        long.pop(key, None)
-    short: dict[str, Any] = {"id": long.pop("node_id")}
-    if node.node_role is NodeRole.ROLLOUT:
-        short["agent"] = workflow.agent_of(node).name
-    if node.node_role is NodeRole.VOTE:
-        short["vote"] = long.pop("vote", {})
-    if "executable_ref" in long:
-        short["reward" if node.node_role is NodeRole.REWARD else "compute"] = long.pop("executable_ref")
-    # the keys of agent_options move up as pairs, so that each entry of LONG is one key here
-    long |= {("agent_options", key): value for key, value in long.pop("agent_options", {}).items()}
-    for key, path in LONG.items():
-        long_key = path[0] if len(path) == 1 else path
-        if key not in short and long_key in long:
-            value = long.pop(long_key)
-            single = key in ("after", "env") and len(value) == 1
-            short[key] = value[0] if single else value
-    return short | long
+def _node(node: Node) -> dict[str, Any]:
+    """Return the node, with names that are alone without a list."""
+    written = _without_defaults(node)
+    single = {key: names[0] for key in ("after", "env") if len(names := written.get(key, ())) == 1}
+    return written | single
 
 
 def _entry(key: str, value: Any, indent: int, *, block: bool = False) -> list[str]:

@@ -9,9 +9,9 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 
 from recipe.dag.algorithms.base import Algorithm
-from recipe.dag.workflow.agent_schema import Agent, Policy
+from recipe.dag.workflow.agent_schema import Policy
 from recipe.dag.workflow.graph import graph_of, sinks
-from recipe.dag.workflow.node_kinds import NodeRole, NodeType
+from recipe.dag.workflow.node_kinds import TrainingStep
 from recipe.dag.workflow.schema import Node
 
 
@@ -25,7 +25,7 @@ def critic_owners(policies: Mapping[str, Policy]) -> dict[str, str]:
 
 
 def derive_training_chain(
-    policies: Mapping[str, Policy], agents: Sequence[Agent], nodes: Sequence[Node], algorithm: Algorithm
+    policies: Mapping[str, Policy], nodes: Sequence[Node], algorithm: Algorithm
 ) -> tuple[Node, ...]:
     """Return the training nodes of each policy that is not frozen, after `nodes`, in the policies' order.
 
@@ -38,55 +38,41 @@ def derive_training_chain(
     if not trained:
         return ()
     owners = critic_owners(policies)
-    names = [agent.policy for agent in agents]
 
-    def node(kind: str, owner: str, role: NodeRole, dependencies: Sequence[str], forward: bool = False) -> Node:
-        return Node(
-            node_id=f"{owner}.{kind}",
-            node_type=NodeType.COMPUTE if role is NodeRole.ADVANTAGE else NodeType.MODEL_TRAIN,
-            node_role=role,
-            only_forward_compute=forward,
-            agent_group=names.index(owner) if owner in names else 0,
-            dependencies=tuple(dict.fromkeys(dependencies)),
-            policy=owner if owner in trained else None,
-        )
+    def node(kind: TrainingStep, owner: str, after: Sequence[str]) -> Node:
+        return Node(id=f"{owner}.{kind}", train=kind, after=tuple(dict.fromkeys(after)), policy=owner)
 
     forward: list[Node] = []
     for name, policy in trained.items():
         if algorithm.recomputes_old_log_probs:
-            forward.append(node("old_log_probs", name, NodeRole.ACTOR, scored, forward=True))
+            forward.append(node("old_log_probs", name, scored))
         if policy.reference:
-            forward.append(node("reference", name, NodeRole.REFERENCE, scored, forward=True))
-    values = {owner: node("values", owner, NodeRole.CRITIC, scored, forward=True) for owner in owners.values()}
+            forward.append(node("reference", name, scored))
+    values = {owner: node("values", owner, scored) for owner in owners.values()}
     forward += values.values()
-    fixed = [step.node_id for step in forward]
+    fixed = [step.id for step in forward]
 
     def inputs(members: Sequence[str]) -> list[str]:
         """Return the nodes on which the advantages of these policies' rows depend."""
-        needed = [*scored, *(values[owners[name]].node_id for name in members if name in owners)]
+        needed = [*scored, *(values[owners[name]].id for name in members if name in owners)]
         if algorithm.kl_reward_coef > 0:
-            log_probs = [step for step in forward if step.policy in members and step.node_role is not NodeRole.CRITIC]
-            needed += [step.node_id for step in log_probs]
+            log_probs = [step for step in forward if step.policy in members and step.train != "values"]
+            needed += [step.id for step in log_probs]
         return needed
 
     if algorithm.spans_policies:
         name = "chain" if algorithm.team_value is None else "mixer"
-        joint = node("advantage", name, NodeRole.ADVANTAGE, inputs(list(trained)))
+        joint = node("advantage", name, inputs(list(trained)))
         # A policy may have the name `chain` or `mixer`; the node belongs to no policy all the same.
-        advantages = dict.fromkeys(trained, joint.model_copy(update={"policy": None, "agent_group": 0}))
+        advantages = dict.fromkeys(trained, joint.model_copy(update={"policy": None}))
     else:
-        advantages = {name: node("advantage", name, NodeRole.ADVANTAGE, inputs([name])) for name in trained}
+        advantages = {name: node("advantage", name, inputs([name])) for name in trained}
     updates = [
-        node(
-            "critic_update",
-            owner,
-            NodeRole.CRITIC,
-            [*fixed, *(advantages[n].node_id for n in owners if owners[n] == owner)],
-        )
+        node("critic_update", owner, [*fixed, *(advantages[n].id for n in owners if owners[n] == owner)])
         for owner in values
     ]
-    updates += [node("update", name, NodeRole.ACTOR, [*fixed, advantages[name].node_id]) for name in trained]
-    unique = {step.node_id: step for step in advantages.values()}
+    updates += [node("update", name, [*fixed, advantages[name].id]) for name in trained]
+    unique = {step.id: step for step in advantages.values()}
     return (*forward, *unique.values(), *updates)
 
 

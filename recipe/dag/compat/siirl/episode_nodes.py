@@ -8,13 +8,12 @@ from __future__ import annotations
 import re
 from typing import Any
 
+from recipe.dag.compat.long_form import COMPUTE, INFERENCE, NODE_FIELDS, OPTIONS, TYPES
 from recipe.dag.core.errors import UserError
 from recipe.dag.core.paths import find_source, split_ref
 from recipe.dag.core.suggestion import closest
-from recipe.dag.workflow.node_kinds import NodeRole, NodeType
-from recipe.dag.workflow.schema import AgentOptions, Node
 
-TYPES = {"ROLLOUT": NodeType.MODEL_INFERENCE, "REWARD": NodeType.COMPUTE, "DEFAULT": NodeType.COMPUTE}
+_TYPE_OF = {"ROLLOUT": INFERENCE, "REWARD": COMPUTE, "DEFAULT": COMPUTE}
 OWN_OPTIONS = ("train_cycle", "share_instance")
 """siiRL's `agent_options` for training nodes."""
 _ENVS = {"MathEnv": "verl_dag.envs.math_env:MathEnv", "CodeEnv": "verl_dag.envs.code_env:CodeEnv"}
@@ -26,19 +25,19 @@ _UNREAD_OPTIONS = ("agent_name", "num_workers", "custom_async_server")
 def episode_node(node: dict[str, Any], role: str, kind: str, warn: Any, base: str) -> dict[str, Any]:
     """Return the node in this project's form, without its agent and with siiRL's dependencies. `base`: the workflow
     file, from which files are searched."""
-    new = {key: value for key, value in node.items() if key in Node.model_fields and value is not None}
+    new = {key: value for key, value in node.items() if key in NODE_FIELDS and value is not None}
     new.pop("config", None)
     new["dependencies"] = node.get("dependencies") or []
-    if role in TYPES and kind in tuple(NodeType):
-        if kind != TYPES[role]:
-            warn(("node_type",), f"{role} nodes are {TYPES[role]} nodes; it is read as {TYPES[role]}", key=False)
-        new["node_type"] = str(TYPES[role])
+    if role in _TYPE_OF and kind in TYPES:
+        wanted = new["node_type"] = _TYPE_OF[role]
+        if kind != wanted:
+            warn(("node_type",), f"{role} nodes are {wanted} nodes; it is read as {wanted}", key=False)
     if role != "ROLLOUT":
         new.pop("agent_group", None)
     if new.pop("only_forward_compute", False):
         warn(("only_forward_compute",), f"this has no effect in {role} nodes")
     _translate_function(new, role, warn)
-    if role in (NodeRole.REWARD, NodeRole.DEFAULT):
+    if role in ("REWARD", "DEFAULT"):
         for key in ("config", "agent_options"):
             if node.get(key):
                 warn((key,), f"this has no effect in {role} nodes")
@@ -59,15 +58,15 @@ def _translate_function(new: dict[str, Any], role: str, warn: Any) -> None:
 
 def _options(data: dict[str, Any], warn: Any, base: str) -> dict[str, Any]:
     """Return the `agent_options` of a rollout node that have an effect, and warn of the others."""
-    options = {key: value for key, value in data.items() if key in AgentOptions.model_fields and value is not None}
+    options = {key: value for key, value in data.items() if key in OPTIONS and value is not None}
     for key in data:
         if key in OWN_OPTIONS and data[key] is not None:
             reader = "the ACTOR node's" if key == "train_cycle" else "the CRITIC node's"
             warn(("agent_options", key), f"this has no effect in ROLLOUT nodes; {reader} applies")
         elif key in _UNREAD_OPTIONS:
             warn(("agent_options", key), "this has no effect; it belongs to siiRL's single-agent loop")
-        elif key not in AgentOptions.model_fields and key not in OWN_OPTIONS:
-            suggestion = closest(key, [*AgentOptions.model_fields, *OWN_OPTIONS])
+        elif key not in OPTIONS and key not in OWN_OPTIONS:
+            suggestion = closest(key, [*OPTIONS, *OWN_OPTIONS])
             hint = f"; did you mean `{suggestion}`?" if suggestion else ""
             warn(("agent_options", key), f"unknown key, which has no effect{hint}")
     paths = options.get("env_path")

@@ -8,11 +8,11 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Any
 
+from recipe.dag.compat.long_form import NODE_FIELDS
 from recipe.dag.compat.siirl.episode_nodes import episode_node
 from recipe.dag.compat.siirl.training import IDLE_TYPES, warn_of_unread, without_mistakes
 from recipe.dag.core.problem import KeyPath
 from recipe.dag.core.suggestion import closest
-from recipe.dag.workflow.schema import Node
 from recipe.dag.workflow.source import Source
 
 SAMPLING_ROLES = ("DYNAMIC_SAMPLING", "POSTPROCESS_SAMPLING")
@@ -96,8 +96,8 @@ def _read_node(source: Source, result: Source, nodes: Nodes, index: int, node: A
         return
     nodes.raw[index] = node
     for key in node:
-        if key not in Node.model_fields and key not in ("filter_plugin", "retry_limit"):
-            suggestion = closest(key, Node.model_fields)
+        if key not in NODE_FIELDS and key not in ("filter_plugin", "retry_limit"):
+            suggestion = closest(key, NODE_FIELDS)
             hint = f"; did you mean `{suggestion}`?" if suggestion else ""
             warn((key,), f"unknown key, which has no effect{hint}")
     if node.get("filter_plugin") is not None:

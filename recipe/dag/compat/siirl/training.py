@@ -9,13 +9,12 @@ from typing import Any
 
 from pydantic import BaseModel, ConfigDict
 
+from recipe.dag.compat.long_form import COMPUTE, OPTIONS, TRAINING, NodeType
 from recipe.dag.compat.siirl.episode_nodes import OWN_OPTIONS
 from recipe.dag.core.problem import KeyPath, Problem
 from recipe.dag.core.suggestion import closest
 from recipe.dag.workflow.flatten import flatten
-from recipe.dag.workflow.node_kinds import NodeType
 from recipe.dag.workflow.parse_model import parse_piece
-from recipe.dag.workflow.schema import AgentOptions
 from recipe.dag.workflow.source import Source
 
 IDLE_TYPES = ("DATA_LOAD", "BARRIER_SYNC", "ENV_INTERACT", "PUT_TO_BUFFER", "GET_FROM_BUFFER", "CUSTOM")
@@ -71,7 +70,7 @@ def without_mistakes(
 
 def warn_of_unread(node: dict[str, Any], role: str, warn: Any) -> None:
     """Warn of the settings of a node that have no effect."""
-    kind, wanted = node.get("node_type"), NodeType.MODEL_TRAIN if role in READS_CONFIG else NodeType.COMPUTE
+    kind, wanted = node.get("node_type"), TRAINING if role in READS_CONFIG else COMPUTE
     if kind is not None and kind != wanted:
         warn(("node_type",), f"{role} nodes are {wanted} nodes; it is read as {wanted}", key=False)
     if node.get("executable_ref") is not None and role != "dynamic sampling":
@@ -84,7 +83,7 @@ def warn_of_unread(node: dict[str, Any], role: str, warn: Any) -> None:
     for key, value in node.get("agent_options", {}).items():
         reader = {"train_cycle": "ACTOR", "share_instance": "CRITIC"}.get(key)
         if reader is None:
-            suggestion = None if key in AgentOptions.model_fields else closest(key, OWN_OPTIONS)
+            suggestion = None if key in OPTIONS else closest(key, OWN_OPTIONS)
             hint = f"; did you mean `{suggestion}`?" if suggestion else ""
             warn(("agent_options", key), f"this has no effect in {role} nodes{hint}")
         elif value is not None and (reader != role or key == "train_cycle" and node.get("only_forward_compute")):

@@ -8,12 +8,13 @@ from __future__ import annotations
 
 from typing import Any
 
+from recipe.dag.compat.long_form import NODE_FIELDS
 from recipe.dag.compat.siirl.graph import check_graph, relink
 from recipe.dag.compat.siirl.nodes import Nodes, read_nodes
 from recipe.dag.compat.siirl.policies import make_policies
 from recipe.dag.compat.siirl.settings import set_algorithm, set_rewards
 from recipe.dag.core.suggestion import closest
-from recipe.dag.workflow.short_form import LONG
+from recipe.dag.workflow.schema import Node
 from recipe.dag.workflow.source import Origin, Source, nowhere
 
 KEPT = ("dag_id", "description", "global_config", "envs", "episode", "loops", "algorithm")
@@ -24,12 +25,12 @@ def is_siirl(source: Source) -> bool:
     nodes = source.data.get("nodes")
     if not isinstance(nodes, list) or not nodes or {"agents", "policies"} & source.data.keys():
         return False
-    own = {"agent", "workflow", "policy", *LONG}
+    own = Node.model_fields.keys() - set(NODE_FIELDS) | {"workflow", "policy"}
     return not any(isinstance(node, dict) and own & node.keys() for node in nodes)
 
 
 def translate(source: Source) -> Source:
-    """Return the file in this project's form. Mistakes are added to its problems."""
+    """Return the file with `agents` and `policies`, and nodes in the long form. Mistakes are added to its problems."""
     result = Source(source.file, problems=source.problems, warnings=source.warnings)
     result.origins[()] = Origin(source, ())
     data: dict[str, Any] = {key: source.data[key] for key in KEPT if source.data.get(key) is not None}

@@ -12,17 +12,14 @@ from recipe.dag.core.problem import KeyPath, Problem
 from recipe.dag.core.suggestion import did_you_mean
 from recipe.dag.workflow.agent_schema import Agent
 from recipe.dag.workflow.draft import Draft
-from recipe.dag.workflow.node_kinds import NodeRole
 
 
 def check_agents(draft: Draft) -> Iterator[Problem]:
     for index, agent in draft.each_agent():
         path: KeyPath = ("agents", index)
         yield from _check_sampling(draft, agent, path)
-        yield from _check_effects(draft, agent, index)
-        if draft.complete and not any(
-            node.node_role is NodeRole.ROLLOUT and node.agent_group == index for _, node in draft.each_node()
-        ):
+        yield from _check_effects(draft, agent, path)
+        if draft.complete and not any(node.agent == agent.name for _, node in draft.each_node()):
             message = f"agent `{agent.name}` has no rollout node; add one (`agent: {agent.name}`) or remove the agent"
             yield draft.source.problem((*path, "name"), message)
 
@@ -46,10 +43,9 @@ def _check_sampling(draft: Draft, agent: Agent, path: KeyPath) -> Iterator[Probl
         yield problem((*path, "sampling", "thinking_tokens"), message, key=True)
 
 
-def _check_effects(draft: Draft, agent: Agent, index: int) -> Iterator[Problem]:
+def _check_effects(draft: Draft, agent: Agent, path: KeyPath) -> Iterator[Problem]:
     """Check that the agent's options have an effect."""
     problem = draft.source.problem
-    path: KeyPath = ("agents", index)
     if agent.role is not None and "role" not in draft.algorithm.grouping and not _grouping_unread(draft):
         message = "`role` has no effect unless `algorithm.group_by` contains `role`; add it there, or remove this"
         yield problem((*path, "role"), message, key=True)
@@ -71,7 +67,7 @@ def _check_effects(draft: Draft, agent: Agent, index: int) -> Iterator[Problem]:
                     f"has no effect with `format: {agent.tool_loop.format}`, only with `{formats[key]}`; remove it"
                 )
                 yield problem((*path, "tool_loop", key), message, key=True)
-    if agent.memory == "chat" and draft.complete and not _called_again(draft, index):
+    if agent.memory == "chat" and draft.complete and not _called_again(draft, agent):
         message = (
             "`chat` has no effect: each node of the agent is called once per episode; put one into a loop, raise "
             "`episode.max_turns`, or remove it"
@@ -79,10 +75,10 @@ def _check_effects(draft: Draft, agent: Agent, index: int) -> Iterator[Problem]:
         yield problem((*path, "memory"), message, key=True)
 
 
-def _called_again(draft: Draft, agent: int) -> bool:
+def _called_again(draft: Draft, agent: Agent) -> bool:
     """Return whether a node of the agent may be called more than once in an episode."""
     looped = {node for _, loop in draft.each_loop() if loop.max_rounds > 1 for node in loop.nodes}
-    own = {node.node_id for _, node in draft.each_node() if node.agent_group == agent}
+    own = {node.id for _, node in draft.each_node() if node.agent == agent.name}
     return draft.episode.max_turns > 1 or bool(own & looped)
 
 
@@ -121,8 +117,8 @@ def warn_of_sampling(draft: Draft) -> Iterator[Problem]:
 
 def check_envs(draft: Draft) -> Iterator[Problem]:
     """Check that every env under `envs` is used."""
-    used = {entry for _, node in draft.each_node() for entry in node.agent_options.env_path}
+    used = {entry for _, node in draft.each_node() for entry in node.env}
     for name in draft.envs:
         if draft.complete and name not in used:
-            message = f"no node steps env `{name}`; name it in a node's `env_path` or remove it"
+            message = f"no node steps env `{name}`; name it in a node's `env` or remove it"
             yield draft.source.problem(("envs", name), message, key=True)

@@ -13,7 +13,7 @@ from recipe.dag.types.convention import COMPUTE, Reference
 from recipe.dag.workflow.checks.facts import DraftFacts
 from recipe.dag.workflow.draft import Draft
 from recipe.dag.workflow.moves import remembers
-from recipe.dag.workflow.node_kinds import NodeRole
+from recipe.dag.workflow.node_kinds import Kind, title
 from recipe.dag.workflow.schema import Candidates, Node
 
 
@@ -23,8 +23,8 @@ def check_candidates(facts: DraftFacts) -> Iterator[Problem]:
         path: KeyPath = ("nodes", index, "candidates")
         if node.candidates is None:
             continue
-        if node.node_role is not NodeRole.ROLLOUT:
-            message = f"only ROLLOUT nodes read this, and this is a {node.node_role} node; remove it"
+        if node.kind is not Kind.ROLLOUT:
+            message = f"only rollout nodes read this, and this is {title(node.kind)}; remove it"
             yield draft.source.problem(path, message, key=True)
             continue
         if ":" in node.candidates.by:
@@ -32,7 +32,7 @@ def check_candidates(facts: DraftFacts) -> Iterator[Problem]:
         elif draft.complete:
             yield from _check_judge(draft, node, node.candidates, path)
         if draft.complete:
-            if draft.agent(node.agent_group).on_failure == "skip":
+            if draft.agent(node).on_failure == "skip":
                 message = "`on_failure: skip` of its agent has no effect here: a candidate that fails ends the attempt"
                 yield draft.source.problem(path, message, key=True)
             yield from _check_tools(draft, node, path)
@@ -55,22 +55,20 @@ def _check_judge(draft: Draft, node: Node, spec: Candidates, path: KeyPath) -> I
         yield draft.source.problem(at, f"{draft.no_node(at, spec.by)}; or write `file.py:function`")
         return
     loops = {name: loop for loop, spec_ in draft.each_loop() for name in spec_.nodes}
-    name = judge.node_id
+    name = judge.id
     reasons = {
-        f"`{name}` is a {judge.node_role} node; name a node with `agent` or `compute`": (
-            judge.node_role not in (NodeRole.ROLLOUT, NodeRole.DEFAULT)
+        f"`{name}` is {title(judge.kind)}; name a node with `agent` or `compute`": (
+            judge.kind not in (Kind.ROLLOUT, Kind.COMPUTE)
         ),
-        f"`{name}` runs once for each candidate, so it must depend on `{node.node_id}` and nothing else": (
-            judge.dependencies != (node.node_id,)
+        f"`{name}` runs once for each candidate, so it must depend on `{node.id}` and nothing else": (
+            judge.after != (node.id,)
         ),
-        f"`{name}` must be in the same loop as `{node.node_id}`": loops.get(name) != loops.get(node.node_id),
+        f"`{name}` must be in the same loop as `{node.id}`": loops.get(name) != loops.get(node.id),
         f"`{name}` judges every candidate, so it cannot have a `when`": judge.when is not None,
         f"`{name}` cannot have candidates itself": judge.candidates is not None,
-        f"`{name}` must not step an env, since it runs for candidates that are not kept": (
-            bool(judge.agent_options.env_path)
-        ),
+        f"`{name}` must not step an env, since it runs for candidates that are not kept": (bool(judge.env)),
         f"`{name}` must not have `memory: chat`, since it judges candidates at once": (
-            judge.node_role is NodeRole.ROLLOUT and draft.agent(judge.agent_group).memory == "chat"
+            judge.kind is Kind.ROLLOUT and draft.agent(judge).memory == "chat"
         ),
     }
     message = next((message for message, applies in reasons.items() if applies), None)
@@ -82,9 +80,9 @@ def _check_tools(draft: Draft, node: Node, path: KeyPath) -> Iterator[Problem]:
     """Check that no candidate, nor what judges it, leaves anything in a tool."""
     judge = draft.by_id().get(node.candidates.by) if node.candidates is not None else None
     for other in (node, judge):
-        if other is None or other.node_role is not NodeRole.ROLLOUT:
+        if other is None or other.kind is not Kind.ROLLOUT:
             continue
-        agent = draft.agent(other.agent_group)
+        agent = draft.agent(other)
         for tool in filter(remembers, agent.tools):
             message = (
                 f"agent `{agent.name}` uses the tool `{tool}`, which may remember calls, so candidates that are not "
@@ -95,7 +93,7 @@ def _check_tools(draft: Draft, node: Node, path: KeyPath) -> Iterator[Problem]:
 
 def _check_algorithm(facts: DraftFacts, node: Node, path: KeyPath) -> Iterator[Problem]:
     """Check that the algorithm can do with calls that have a score and no return."""
-    agent, algorithm = facts.draft.agent(node.agent_group), facts.algorithm
+    agent, algorithm = facts.draft.agent(node), facts.algorithm
     policy = facts.trained_policies.get(agent.policy)
     if policy is None:
         return

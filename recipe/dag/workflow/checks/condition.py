@@ -12,7 +12,7 @@ from recipe.dag.core.suggestion import listing
 from recipe.dag.workflow.condition import SUBJECTS, TESTS, Condition, asked_nodes, form_problems, needs_a_test, parts
 from recipe.dag.workflow.draft import Draft
 from recipe.dag.workflow.graph import ancestors, graph_of, with_whole_loops
-from recipe.dag.workflow.node_kinds import EPISODE_ROLES, NodeRole
+from recipe.dag.workflow.node_kinds import EPISODE_KINDS, Kind, title
 
 
 def check_conditions(draft: Draft) -> Iterator[Problem]:
@@ -37,7 +37,7 @@ def check_condition_order(draft: Draft) -> Iterator[Problem]:
         before = body.union(*(ancestors(graph, name) for name in waiting if name in graph))
         for part_path, part in parts(condition, path):
             for name_path, name in asked_nodes(part, part_path):
-                if name in nodes and nodes[name].node_role in EPISODE_ROLES and name not in before:
+                if name in nodes and nodes[name].kind in EPISODE_KINDS and name not in before:
                     owner = f"`{guarded}`" if guarded else f"loop `{loop_name}`"
                     message = f"`{name}` has not run when {owner} asks about it; make it a dependency"
                     yield draft.source.problem(name_path, message)
@@ -65,19 +65,19 @@ def _check_names(draft: Draft, condition: Condition, path: KeyPath) -> Iterator[
     for name_path, name in asked_nodes(condition, path):
         if draft.missing(name):
             yield problem(name_path, draft.no_node(name_path, name))
-        elif name in nodes and nodes[name].node_role not in EPISODE_ROLES:
-            message = f"`{name}` is a {nodes[name].node_role} node, which runs after the episode; name another node"
+        elif name in nodes and nodes[name].kind not in EPISODE_KINDS:
+            message = f"`{name}` is {title(nodes[name].kind)}, which runs after the episode; name another node"
             yield problem(name_path, message)
-        elif name in nodes and name_path[-1] == "env" and not nodes[name].agent_options.env_path:
-            owners = [n.node_id for n in nodes.values() if n.agent_options.env_path]
+        elif name in nodes and name_path[-1] == "env" and not nodes[name].env:
+            owners = [n.id for n in nodes.values() if n.env]
             hint = f"; {listing(owners)} does" if len(owners) == 1 else ""
             yield problem(name_path, f"`{name}` does not step an env{hint}")
         elif name in seen:
             yield problem(name_path, f"`{name}` is listed twice; remove one")
         seen.add(name)
-    votes = [i for i, n in enumerate(condition.agree or ()) if n in nodes and nodes[n].node_role is NodeRole.VOTE]
+    votes = [i for i, n in enumerate(condition.agree or ()) if n in nodes and nodes[n].kind is Kind.VOTE]
     if votes:
-        message = "a VOTE node always agrees with the nodes that it counts; name those nodes instead"
+        message = "a vote node always agrees with the nodes that it counts; name those nodes instead"
         yield problem((*path, "agree", votes[0]), message)
 
 

@@ -21,7 +21,7 @@ from recipe.dag.workflow.draft import Draft
 from recipe.dag.workflow.graph import agents_heard, find_cycle
 from recipe.dag.workflow.groups import horizons, pooled
 from recipe.dag.workflow.moves import moves_of, reactions
-from recipe.dag.workflow.node_kinds import NodeRole
+from recipe.dag.workflow.node_kinds import Kind
 from recipe.dag.workflow.schema import Loop, Node
 
 PAYS_OWN_ONLY = ("reward.outcome:outcome_reward", "reward.outcome:env_outcome")
@@ -82,7 +82,7 @@ class DraftFacts(Facts):
 
     @property
     def agent_of(self) -> dict[str, str]:
-        return {node.node_id: self.draft.agent(node.agent_group).name for node in self.nodes}
+        return {node.id: node.agent for node in self.nodes if node.agent is not None}
 
     @cached_property
     def repeated_agent(self) -> str | None:
@@ -111,10 +111,7 @@ class DraftFacts(Facts):
 
     def cycle_of_hearing(self) -> list[str] | None:
         trained = {agent.name for agent in self.trained_agents}
-        heard = {
-            self.draft.agent(group).name: tuple(self.draft.agent(other).name for other in others)
-            for group, others in agents_heard(self.nodes).items()
-        }
+        heard = agents_heard(self.nodes)
         return find_cycle({name: others for name, others in heard.items() if name in trained})
 
     def check_forward_passes(self, path: KeyPath) -> Iterator[Problem]:
@@ -122,8 +119,8 @@ class DraftFacts(Facts):
 
     @property
     def paying_nodes(self) -> list[str]:
-        pays = (node for node in self.nodes if node.node_role is NodeRole.REWARD or node.agent_options.rewards_with_env)
-        return [node.node_id for node in pays]
+        pays = (node for node in self.nodes if node.kind is Kind.REWARD or node.env_pays)
+        return [node.id for node in pays]
 
     @property
     def shares_rewards(self) -> bool:
@@ -131,7 +128,7 @@ class DraftFacts(Facts):
         return (
             algorithm.share_reward_in_agent
             or algorithm.spans_policies
-            or any(node.agent_options.rewards_with_env for node in self.nodes)
+            or any(node.env_pays for node in self.nodes)
             or any(entry is None and where not in PAYS_OWN_ONLY for _, _, where, entry in self.reward_functions)
             or any(entry.traits.copies for _, _, entry in self.catalogued_rewards())
         )
@@ -139,9 +136,9 @@ class DraftFacts(Facts):
     @cached_property
     def reward_functions(self) -> list[tuple[int, Node, str | None, RewardEntry | None]]:
         return [
-            (index, node, *self._engine_function(node.executable_ref or "", ("nodes", index, "executable_ref")))
+            (index, node, *self._engine_function(node.reward or "", ("nodes", index, "reward")))
             for index, node in self.draft.each_node()
-            if node.node_role is NodeRole.REWARD
+            if node.kind is Kind.REWARD
         ]
 
     def _engine_function(self, ref: str, here: KeyPath) -> tuple[str | None, RewardEntry | None]:
@@ -157,6 +154,6 @@ class DraftFacts(Facts):
         entry of its shaping."""
         for index, node, _, entry in self.reward_functions:
             if entry is not None and entry.where == SHAPED:
-                entry = chosen_shaping(node.executable_kwargs)
+                entry = chosen_shaping(node.args)
             if entry is not None:
                 yield index, node, entry

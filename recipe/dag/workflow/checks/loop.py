@@ -10,7 +10,7 @@ from collections.abc import Iterator
 from recipe.dag.core.problem import KeyPath, Problem
 from recipe.dag.workflow.draft import Draft
 from recipe.dag.workflow.graph import contract, find_cycles, graph_of
-from recipe.dag.workflow.node_kinds import EPISODE_ROLES, NodeRole
+from recipe.dag.workflow.node_kinds import EPISODE_KINDS, Kind, title
 from recipe.dag.workflow.schema import Node
 
 
@@ -28,8 +28,8 @@ def check_loops(draft: Draft) -> Iterator[Problem]:
             node_path = (*path, "nodes", index)
             if draft.missing(node):
                 yield problem(node_path, draft.no_node(node_path, node))
-            elif node in nodes and nodes[node].node_role not in EPISODE_ROLES:
-                message = f"`{node}` is a {nodes[node].node_role} node; a loop repeats nodes of the episode only"
+            elif node in nodes and nodes[node].kind not in EPISODE_KINDS:
+                message = f"`{node}` is {title(nodes[node].kind)}; a loop repeats nodes of the episode only"
                 yield problem(node_path, message)
             elif node in loop.nodes[:index]:
                 yield problem(node_path, f"`{node}` is listed twice; remove one")
@@ -61,15 +61,12 @@ def check_loop_order(draft: Draft) -> Iterator[Problem]:
 
 def check_vote(draft: Draft, node: Node, path: KeyPath) -> Iterator[Problem]:
     problem, nodes = draft.source.problem, draft.by_id()
-    if node.node_role is not NodeRole.VOTE:
-        if node.vote is not None:
-            message = f"`vote` has no effect on a {node.node_role} node; write `node_role: VOTE` or remove it"
-            yield problem((*path, "vote"), message, key=True)
+    if node.kind is not Kind.VOTE:
         return
-    if len(set(node.dependencies)) < 2:
-        position = (*path, "dependencies") if draft.has(*path, "dependencies") else path
-        yield problem(position, "a vote needs at least two nodes; name them under `dependencies`")
-    for index, name in enumerate(node.dependencies):
-        if name in nodes and nodes[name].node_role is not NodeRole.ROLLOUT:
-            message = f"a vote counts rollout nodes, but `{name}` is a {nodes[name].node_role} node; remove it"
-            yield problem((*path, "dependencies", index), message)
+    if len(set(node.after)) < 2:
+        position = (*path, "after") if draft.has(*path, "after") else path
+        yield problem(position, "a vote needs at least two nodes; name them under `after`")
+    for index, name in enumerate(node.after):
+        if name in nodes and nodes[name].kind is not Kind.ROLLOUT:
+            message = f"a vote counts rollout nodes, but `{name}` is {title(nodes[name].kind)}; remove it"
+            yield problem((*path, "after", index), message)

@@ -14,7 +14,7 @@ from recipe.dag.workflow.draft import Draft
 
 def check_names(draft: Draft) -> Iterator[Problem]:
     agents: list[tuple[KeyPath, str]] = [(("agents", i, "name"), name) for i, name in enumerate(draft.agent_names)]
-    nodes: list[tuple[KeyPath, str]] = [(("nodes", i, "node_id"), name) for i, name in enumerate(draft.node_ids)]
+    nodes: list[tuple[KeyPath, str]] = [(("nodes", i, "id"), name) for i, name in enumerate(draft.node_ids)]
     yield from _check(draft, agents, "agent")
     for kind, key in (("policy", "policies"), ("env", "envs"), ("loop", "loops")):
         yield from _check(draft, [((key, name), name) for name in getattr(draft, key)], kind, key=True)

@@ -39,10 +39,10 @@ from recipe.dag.workflow.ast_index import (
     short_returns,
 )
 from recipe.dag.workflow.interpolation import check_env
-from recipe.dag.workflow.node_kinds import KINDS, NodeRole
+from recipe.dag.workflow.node_kinds import KINDS, Kind
 from recipe.dag.workflow.parse_model import parse_piece
-from recipe.dag.workflow.schema import AgentOptions, EnvSpec, Node
-from recipe.dag.workflow.source import Source
+from recipe.dag.workflow.schema import EnvSpec, Node
+from recipe.dag.workflow.source import Source, value_at
 
 Target = tuple[Outline, Definition | None]
 """A file and the definition that is named in it; None: the whole file."""
@@ -61,7 +61,7 @@ class References:
         declared = self.source.data.get("tools")
         for index, tool in enumerate(agent.tools):
             at = (*path, "tools", index)
-            written = _at(self.source.data, at)
+            written = value_at(self.source.data, at)
             name = written.get("name") if isinstance(written, dict) else written
             if not isinstance(declared, dict) or name not in declared:
                 yield from self.check_tool(tool, at, declared=declared if isinstance(declared, dict) else ())
@@ -75,7 +75,7 @@ class References:
         self, tool: ToolSpec, at: KeyPath, *, name: str | None = None, declared: Iterable[str] = ()
     ) -> Iterator[Problem]:
         """Check the tool at `at`. `name`: its key, if it is declared under `tools`. `declared`: the keys there."""
-        whole = at if name is not None or isinstance(_at(self.source.data, at), dict) else None
+        whole = at if name is not None or isinstance(value_at(self.source.data, at), dict) else None
         here = (*at, "path") if whole and tool.path else at
         if tool.path is not None:
             yield from self.check_class(Reference(tool.path, here, tool.kwargs, (*at, "kwargs")), TOOL)
@@ -105,7 +105,7 @@ class References:
 
     def _check_overriding_kwargs(self, tool: ToolSpec, base: KeyPath, at: KeyPath) -> Iterator[Problem]:
         """Check the `kwargs` at `at`, merged with those at `base`, whose own mistakes are reported there."""
-        both = ((_at(self.source.data, (*base, "kwargs")) or {}, base), (tool.kwargs, at))
+        both = ((value_at(self.source.data, (*base, "kwargs")) or {}, base), (tool.kwargs, at))
         if tool.path is not None:
             outline, owner = (yield from self.look_up(tool.path, (*base, "path"), "Class")) or (None, None)
             if outline is None or not isinstance(owner, ast.ClassDef):
@@ -120,18 +120,16 @@ class References:
         yield from (problem for problem in merged if problem.message not in known)
 
     def check_node(self, node: Node, path: KeyPath) -> Iterator[Problem]:
-        options, at = node.agent_options, (*path, "agent_options")
-        if node.node_role is NodeRole.ROLLOUT:
-            yield from self._check_hooks(options, at)
-            for index, ref in enumerate(options.env_path):
+        if node.kind is Kind.ROLLOUT:
+            yield from self._check_hooks(node, path)
+            for index, ref in enumerate(node.env):
                 if not names_env(ref):
-                    yield from self.check_class(Reference(ref, (*at, "env_path", index)), ENV)
-        elif node.executable_ref is not None and (convention := KINDS[node.node_role].convention) is not None:
-            here, kwargs_at = (*path, "executable_ref"), (*path, "executable_kwargs")
-            convention = REWARD.get(node.scope, convention) if node.node_role is NodeRole.REWARD else convention
-            reference = Reference(node.executable_ref, here, node.executable_kwargs, kwargs_at)
+                    yield from self.check_class(Reference(ref, (*path, "env", index)), ENV)
+        elif node.function is not None and (convention := KINDS[node.kind].convention) is not None:
+            convention = REWARD.get(node.scope, convention) if node.kind is Kind.REWARD else convention
+            reference = Reference(node.function, (*path, KINDS[node.kind].key), node.args, (*path, "args"))
             yield from self.check_function(reference, convention)
-            if node.node_role is NodeRole.REWARD and _at(self.source.data, (*path, "scope")) in (None, *REWARD):
+            if node.kind is Kind.REWARD and value_at(self.source.data, (*path, "scope")) in (None, *REWARD):
                 yield from self._check_scope(node, reference)
 
     def _check_scope(self, node: Node, reference: Reference) -> Iterator[Problem]:
@@ -151,10 +149,10 @@ class References:
     def check_script(self, script: str, path: KeyPath) -> Iterator[Problem]:
         yield from self.check_function(Reference(script, path), SCRIPT)
 
-    def _check_hooks(self, options: AgentOptions, at: KeyPath) -> Iterator[Problem]:
+    def _check_hooks(self, node: Node, at: KeyPath) -> Iterator[Problem]:
         """Check the hooks of a node: the one that makes the prompt, and the one that parses."""
-        ref, here = options.process_path, (*at, "process_path")
-        kwargs = {"pre_process_kwargs": options.pre_process_kwargs, "post_process_kwargs": options.post_process_kwargs}
+        ref, here = node.hooks, (*at, "hooks")
+        kwargs = {"prompt_options": node.prompt_options, "parse_options": node.parse_options}
         if ref is None:
             for key in (key for key, values in kwargs.items() if values):
                 yield self.source.problem((*at, key), "has no effect without `hooks`; remove it", key=True)
@@ -334,13 +332,3 @@ class References:
 
 def _required(methods: Mapping[str, Convention]) -> list[str]:
     return [name for name, convention in methods.items() if convention.required]
-
-
-def _at(data: Any, path: KeyPath) -> Any:
-    """Return the value at `path`; None if there is none."""
-    for part in path:
-        if isinstance(data, list) and isinstance(part, int) and part < len(data):
-            data = data[part]
-        else:
-            data = data.get(part) if isinstance(data, dict) else None
-    return data

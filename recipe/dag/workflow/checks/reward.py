@@ -16,7 +16,7 @@ from recipe.dag.workflow.checks.facts import DraftFacts
 from recipe.dag.workflow.draft import Draft
 from recipe.dag.workflow.graph import graph_of, topological_order
 from recipe.dag.workflow.moves import moves_of
-from recipe.dag.workflow.node_kinds import NodeRole
+from recipe.dag.workflow.node_kinds import Kind
 from recipe.dag.workflow.schema import Node, Vote
 
 COACH_SCORES = "coach.reward:coach_scores"
@@ -44,12 +44,12 @@ def warn_of_rewards(facts: DraftFacts) -> Iterator[Problem]:
 
 def _warn_of_players(facts: DraftFacts) -> Iterator[Problem]:
     rounds = {name: loop.max_rounds for loop in facts.loops.values() for name in loop.nodes}
-    speaking = [node.node_id for node in facts.nodes if node.node_role is NodeRole.ROLLOUT]
+    speaking = [node.id for node in facts.nodes if node.kind is Kind.ROLLOUT]
     in_loops = [name for name in speaking if rounds.get(name, 1) > 1]
     if not in_loops or len(in_loops) == len(speaking):
         return
     for index, node, entry in facts.catalogued_rewards():
-        if entry.traits.peers and node.executable_kwargs.get("players") is None:
+        if entry.traits.peers and node.args.get("players") is None:
             players = ", ".join(f"[{name}]" for name in in_loops)
             message = (
                 f"`{entry.name}` compares all nodes that speak in a round, and nodes outside loops speak in the first "
@@ -68,7 +68,7 @@ def _warn_of_summed_scores(facts: DraftFacts) -> Iterator[Problem]:
     trained = {node for node, agent in facts.agent_of.items() if agent in agents}
     loops = [set(loop.nodes) for loop in facts.loops.values() if loop.max_rounds > 1]
     for index, node, function, _ in facts.reward_functions:
-        coaches = node.executable_kwargs.get("coaches")
+        coaches = node.args.get("coaches")
         if function != COACH_SCORES or not isinstance(coaches, Mapping):
             continue
         for coach, judged in coaches.items():
@@ -79,12 +79,12 @@ def _warn_of_summed_scores(facts: DraftFacts) -> Iterator[Problem]:
                     f"includes its agent's later rewards, so that more rounds earn more; set "
                     f"`{algorithm.carries_back_unless}`"
                 )
-                problem = facts.problem(("nodes", index, "executable_kwargs", "coaches"), message)
+                problem = facts.problem(("nodes", index, "args", "coaches"), message)
                 yield replace(problem, training_only=True)
 
 
 def _path(index: int, entry: RewardEntry) -> KeyPath:
-    return ("nodes", index, *(("executable_kwargs", "shaping") if entry.shaping else ("executable_ref",)))
+    return ("nodes", index, *(("args", "shaping") if entry.shaping else ("reward",)))
 
 
 def _check_twice(facts: DraftFacts, index: int, node: Node, entry: RewardEntry) -> Iterator[Problem]:
@@ -107,54 +107,54 @@ def _check_twice(facts: DraftFacts, index: int, node: Node, entry: RewardEntry) 
 
 
 def _check_comparison(facts: DraftFacts, index: int, node: Node) -> Iterator[Problem]:
-    comparisons = [key for key in ("compare", "judge") if node.executable_kwargs.get(key) is not None]
+    comparisons = [key for key in ("compare", "judge") if node.args.get(key) is not None]
     if len(comparisons) != 1:
         have = "both" if comparisons else "neither"
         message = f"needs `compare: file.py:function` or `judge: <node>`, and has {have}"
-        yield facts.problem(("nodes", index, "executable_ref"), message)
-    elif comparisons == ["compare"] and "key" in node.executable_kwargs:
-        path: KeyPath = ("nodes", index, "executable_kwargs", "key")
+        yield facts.problem(("nodes", index, "reward"), message)
+    elif comparisons == ["compare"] and "key" in node.args:
+        path: KeyPath = ("nodes", index, "args", "key")
         yield facts.problem(path, "only `judge` reads this; remove it", key=True)
 
 
 def _payments(draft: Draft, node: Node, entry: RewardEntry) -> int:
     """Return how many agents a reward function, or calls of an episode a shaping may pay; two turns represent any
     number of turns."""
-    names = node.executable_kwargs.get("agents")
-    agents = {group for group, agent in draft.each_agent() if names is None or agent.name in names}
+    names = node.args.get("agents")
+    agents = {agent.name for _, agent in draft.each_agent() if names is None or agent.name in names}
     if not entry.shaping:
         return len(agents)
-    nodes = [other for _, other in draft.each_node() if other.agent_group in agents]
+    nodes = [other for _, other in draft.each_node() if other.agent in agents]
     return len(moves_of(nodes, dict(draft.each_loop()), min(draft.episode.max_turns, 2)))
 
 
 def _graded_before(facts: DraftFacts, node: Node) -> bool:
     """Return whether a node that runs before this one may set the outcome; no function of the catalogue does."""
     order = topological_order(graph_of(facts.nodes))
-    before = set(order[: order.index(node.node_id)])
-    return any(entry is None and other.node_id in before for _, other, _, entry in facts.reward_functions)
+    before = set(order[: order.index(node.id)])
+    return any(entry is None and other.id in before for _, other, _, entry in facts.reward_functions)
 
 
 def _check_vote(draft: Draft, index: int, node: Node) -> Iterator[Problem]:
-    """Check that the options match the VOTE node that shares the most voters, if each that shares any differs."""
-    path, options = ("nodes", index, "executable_kwargs"), node.executable_kwargs
+    """Check that the options match the vote node that shares the most voters, if each that shares any differs."""
+    path, options = ("nodes", index, "args"), node.args
     voters = options.get("voters", [])
     candidates = []
     for position, other in draft.each_node():
-        shared = set(other.dependencies) & set(voters) if other.node_role is NodeRole.VOTE else set()
+        shared = set(other.after) & set(voters) if other.kind is Kind.VOTE else set()
         if shared:
             candidates.append((-len(shared), position, other, list(_differences(other, voters, options))))
     if candidates and all(differences for *_, differences in candidates):
         *_, vote, differences = min(candidates, key=lambda candidate: candidate[:2])
         for key, text in differences:
-            key_path: KeyPath = (*path, key) if key in options else ("nodes", index, "executable_ref")
-            yield draft.source.problem(key_path, f"the vote `{vote.node_id}` {text}; write the same here")
+            key_path: KeyPath = (*path, key) if key in options else ("nodes", index, "reward")
+            yield draft.source.problem(key_path, f"the vote `{vote.id}` {text}; write the same here")
 
 
 def _differences(vote: Node, voters: list[str], options: dict[str, object]) -> Iterator[tuple[str, str]]:
     """Yield (option, what the vote has) for each option that differs from the vote's."""
-    if list(vote.dependencies) != voters:
-        yield "voters", f"counts {listing(vote.dependencies)}, in this order"
+    if list(vote.after) != voters:
+        yield "voters", f"counts {listing(vote.after)}, in this order"
     rule = vote.vote or Vote()
     for key in ("ties", "key"):
         if options.get(key, Vote.model_fields[key].default) != getattr(rule, key):

@@ -15,15 +15,15 @@ from recipe.dag.core.suggestion import closest, did_you_mean, listing
 from recipe.dag.types.convention import Reference
 from recipe.dag.workflow.checks.facts import DraftFacts
 from recipe.dag.workflow.draft import Draft
-from recipe.dag.workflow.node_kinds import NodeRole
+from recipe.dag.workflow.node_kinds import Kind, title
 from recipe.dag.workflow.parse_model import show_value
 
 
 def check_reward_options(facts: DraftFacts) -> Iterator[Problem]:
     draft, problem = facts.draft, facts.problem
     for index, node, name, entry in facts.reward_functions:
-        options = node.executable_kwargs
-        path: KeyPath = ("nodes", index, "executable_kwargs")
+        options = node.args
+        path: KeyPath = ("nodes", index, "args")
         takes = entry.takes if entry is not None else {}
         if name == SHAPED and (shaping := chosen_shaping(options)) is not None:
             takes = {**takes, **shaping.takes}
@@ -34,12 +34,12 @@ def check_reward_options(facts: DraftFacts) -> Iterator[Problem]:
             if key in options and not (options[key] is None and option.default is None):
                 yield from _check_value(facts, (*path, key), option, options[key])
             elif key not in options and (message := _default_problem(draft, key, option)) is not None:
-                yield problem(("nodes", index, "executable_ref"), message)
+                yield problem(("nodes", index, "reward"), message)
         if name == "reward.credit:debate_incentives":
             weights = [key for key, option in takes.items() if option.default == 0.0]
             if not any(options.get(key, 0.0) for key in weights):
                 message = f"all its weights are 0, so it pays nothing; set one of {listing(weights)}"
-                yield problem(("nodes", index, "executable_ref"), message)
+                yield problem(("nodes", index, "reward"), message)
 
 
 def _check_value(facts: DraftFacts, path: KeyPath, option: RewardOption, value: Any) -> Iterator[Problem]:
@@ -122,8 +122,8 @@ def _check_node(draft: Draft, path: KeyPath, inner: KeyPath, name: Any) -> Itera
         yield inner, f"expected a node, got {show_value(name)}"
     elif draft.missing(name):
         yield inner, draft.no_node((*path, *inner), name)
-    elif (node := draft.by_id().get(name)) is not None and node.node_role is not NodeRole.ROLLOUT:
-        yield inner, f"`{name}` is a {node.node_role} node, which has no agent; name a rollout node"
+    elif (node := draft.by_id().get(name)) is not None and node.kind is not Kind.ROLLOUT:
+        yield inner, f"`{name}` is {title(node.kind)}, which has no agent; name a rollout node"
 
 
 def _check_nodes(

@@ -76,8 +76,7 @@ def _check_shown(draft: Draft, path: KeyPath, written: dict[str, Any]) -> Iterat
     if path[0] == "tools":
         agents = [agent for _, agent in draft.each_agent() if any(_declares(tool, path[1]) for tool in agent.tools)]
     else:
-        assert isinstance(path[1], int)
-        agents = [draft.agent(path[1])]
+        agents = [agent for index, agent in draft.each_agent() if index == path[1]]
     formats = {agent.tool_loop.format for agent in agents if agent.tool_loop is not None}
     names = listing(agent.name for agent in agents)
     for key in keys if agents else ():
@@ -128,9 +127,9 @@ def warn_of_time_limits(draft: Draft) -> Iterator[Problem]:
     )
     of_programs = (*limits, (MAX_RUN_S, "the sandbox ends every program after {:g} s; lower this"))
     times: list[tuple[KeyPath, Any, tuple[tuple[float, str], ...]]] = [
-        (("nodes", index, "agent_options", "post_process_kwargs", "code_timeout"), value, of_programs)
+        (("nodes", index, "parse_options", "code_timeout"), value, of_programs)
         for index, node in draft.each_node()
-        if (value := node.agent_options.post_process_kwargs.get("code_timeout")) is not None
+        if (value := node.parse_options.get("code_timeout")) is not None
     ]
     for path, written, tool in each_tool(draft):
         built_in = BUILTIN.get(tool.name or "") if tool.path is None else None

@@ -19,10 +19,10 @@ from ruamel.yaml import YAML
 from ruamel.yaml.comments import merge_attrib
 from ruamel.yaml.error import ReusedAnchorWarning
 
+from recipe.dag.compat.long_form import is_long, long_fields, read_node
 from recipe.dag.core.errors import UserError
 from recipe.dag.core.paths import resolve_path, split_ref
 from recipe.dag.core.problem import KeyPath, Problem, render_path
-from recipe.dag.workflow.short_form import is_short, long_node
 
 
 class WorkflowCopy:
@@ -33,8 +33,9 @@ class WorkflowCopy:
             warnings.simplefilter("ignore", ReusedAnchorWarning)  # legal: the latest one applies
             self.data: dict[str, Any] = self._yaml.load(text)
         _unfold(self.data, set())
-        if isinstance(nodes := self.data.get("nodes"), list):  # edits use keys of the long form
-            nodes[:] = [long_node(node)[0] if is_short(node) else node for node in nodes]
+        if isinstance(nodes := self.data.get("nodes"), list):  # edits use keys of the schema
+            agents = self.data.get("agents") or []
+            nodes[:] = [read_node(node, agents).node if is_long(node) else node for node in nodes]
         self._changes: dict[str, tuple[str, Any]] = {}
         """Path -> (argument, value that it set there)."""
 
@@ -88,7 +89,7 @@ class WorkflowCopy:
     def stepping(self) -> list[KeyPath]:
         """Return the paths of the nodes that step an env."""
         nodes = enumerate(self.data["nodes"])
-        return [("nodes", i) for i, node in nodes if (node.get("agent_options") or {}).get("env_path")]
+        return [("nodes", i) for i, node in nodes if node.get("env")]
 
     def blamed(self, problem: Problem) -> str:
         """Return the argument that caused a problem of the edited workflow: the one that changed the value of the
@@ -105,8 +106,9 @@ class WorkflowCopy:
         return " ".join(dict.fromkeys(argument for argument, _ in self._changes.values()))
 
     def decided(self) -> tuple[str, ...]:
-        """Return the options that were set, each by its path and by its name in backquotes."""
-        return tuple(name for path in self._changes for name in (path, f"`{path.rpartition('.')[2]}`"))
+        """Return the options that were set, each by its path and by its names in both forms in backquotes."""
+        keys = [path.rpartition(".")[2] for path in self._changes]
+        return (*self._changes, *(f"`{name}`" for key in keys for name in (key, *long_fields(key))))
 
     def anchor(self, source: Path) -> None:
         """Make relative paths of files in the workflow absolute."""

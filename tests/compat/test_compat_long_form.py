@@ -1,11 +1,11 @@
-"""The short form of a node is the long one with less to write: same workflow, mistakes at the key that was typed."""
+"""The long form of a node is read as the short one: same workflow, mistakes at the key that was typed."""
 
 from __future__ import annotations
 
 import pytest
 
 from recipe.dag.loading.workflow_file import load_workflow
-from recipe.dag.workflow.node_kinds import NodeRole
+from recipe.dag.workflow.node_kinds import Kind
 from recipe.dag.workflow.schema import Vote
 from recipe.dag.workflow.to_yaml import to_yaml
 
@@ -93,7 +93,7 @@ CASES = [
     ("twice", ("after: count", "dependencies: [count], §after: count"), "this sets the same as `dependencies`"),
     ("twice, deeper", ("sees_env: true", "agent_options: {obs_with_env: true}, §sees_env: true"),
      "this sets the same as `agent_options.obs_with_env`"),
-    ("options of a reward", ("args: {weight: 2.0}", "args: {weight: 2.0}, §hooks: hooks.py:Own"), "only ROLLOUT nodes"),
+    ("options of a reward", ("args: {weight: 2.0}", "args: {weight: 2.0}, §hooks: hooks.py:Own"), "only rollout nodes"),
     ("no id", ("{id: check, ", "§{"), "give the node an `id`"),
     ("unknown", ("after: solve", "after: solve, §aftr: x"), "unknown key"),
     ("no agent", ("{id: check, agent: checker, ", "§{id: check, node_role: rollout, "), "must name its agent"),
@@ -106,12 +106,58 @@ def test_one_mistake_is_one_problem_at_the_key_that_was_typed(edits, message, ex
     expect_one_problem(SHORT, edits, message)
 
 
+MISTAKES = [
+    ("type", ("{node_id: pick, node_type: COMPUTE", "{node_id: pick, node_type: §COMPUT"), "did you mean `COMPUTE`?"),
+    ("role", ("node_role: REWARD", "node_role: §DYNAMIC_SAMPLING"), "expected one of"),
+    ("role of the type", ("node_role: REWARD", "node_role: §ACTOR"), "a COMPUTE node cannot be ACTOR"),
+    ("function of a rollout", ("agent: checker,", "agent: checker, §executable_ref: score.py:score,"),
+     "only REWARD and DEFAULT nodes"),
+    ("forward rollout", ("agent: checker,", "agent: checker, §only_forward_compute: true,"), "only MODEL_TRAIN nodes"),
+    ("no function", ("{node_id: pay", "§{node_id: pay"), ("executable_ref: score.py:score,", ""),
+     "a REWARD node needs `executable_ref: file.py:function`"),
+    ("agent of a reward", ("node_role: REWARD,", "node_role: REWARD, §agent: checker,"), "not belong to one agent"),
+    ("agent and group", ("agent: checker,", "agent_group: 1, §agent: checker,"), "not both"),
+    ("group range", ("agent: checker,", "agent_group: §2,"), "no agent 2; agent_group is an index from 0 to 1"),
+    ("negative group", ("agent: checker,", "agent_group: §-1,"), "no agent -1"),
+    ("group by name", ("agent: checker,", "agent_group: §checker,"), "expected a whole number, got 'checker'"),
+    ("dependency", ("dependencies: [solve],", "dependencies: [§solv],"), "nodes[1].dependencies[0]: no node `solv`"),
+    ("field", ("dependencies: [solve],", "§dependencis: [solve],"), "did you mean `dependencies`?"),
+    ("option", ("pre_process_kwargs", "§pre_proces_kwargs"), "did you mean `pre_process_kwargs`?"),
+    ("options", ("agent_options: {obs_with_env: true}", "agent_options: §3"), "expected a mapping, got 3"),
+    ("hook", ("hooks.py:Own", "§hooks.py:Owns"), "nodes[0].agent_options.process_path: `hooks.py` defines no `Owns`"),
+    ("training node's agent", ("nodes:\n", "nodes:\n  - {node_id: up, node_role: ACTOR, agent: §cheker}\n"),
+     "no agent `cheker`; did you mean `checker`?"),
+    ("forward twice", ("nodes:\n", "nodes:\n  - {id: up, §train: update, only_forward_compute: true}\n"),
+     "this sets the same as `only_forward_compute`"),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("edits", "message"), [pytest.param(case[1:-1], case[-1], id=case[0]) for case in MISTAKES])
+def test_a_mistake_is_reported_under_its_field(edits, message, expect_one_problem):
+    expect_one_problem(LONG, edits, message)
+
+
+def test_training_nodes_keep_their_steps_and_the_policy_of_their_agent(load_text):
+    train = "  - {{node_id: {0}, node_role: {1}, agent_group: 1, dependencies: [{2}], only_forward_compute: {3}}}\n"
+    steps = [
+        ("old", "ACTOR", "pay", "true"),
+        ("adv", "ADVANTAGE", "pay", "false"),
+        ("up", "ACTOR", "adv, old", "false"),
+    ]
+    nodes = load_text(LONG + "".join(train.format(*step) for step in steps)).training_nodes
+    assert [(node.id, node.train, node.policy, node.after) for node in nodes] == [
+        ("old", "old_log_probs", "main", ("pay",)),
+        ("adv", "advantage", "main", ("pay",)),
+        ("up", "update", "main", ("adv", "old")),
+    ]
+
+
 def test_a_vote_survives_the_import(load_text, folder):
     plain = LONG.replace("vote: {key: answer}, ", "")
     workflow = load_text(plain)
     (folder / "short.yaml").write_text(to_yaml(workflow))
     again = load_workflow(folder / "short.yaml").node("pick")
-    assert again.node_role is NodeRole.VOTE and again.vote == Vote() and again.dependencies == ("solve", "check")
+    assert again.kind is Kind.VOTE and again.vote == Vote() and again.dependencies == ("solve", "check")
 
 
 def test_a_sub_workflow_is_taken_in_whatever_form_either_file_has(load_text, folder):
