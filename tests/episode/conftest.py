@@ -95,7 +95,7 @@ def no_backoff(monkeypatch):
 
 @pytest.fixture
 def world(tmp_path: Path) -> SimpleNamespace:
-    """`workflow(nodes, files)` (nodes in the long form), `runner(workflow, client, tools)`, `play(...)`, and the fakes."""
+    """`workflow(nodes, files)` of nodes in the long form, `runner(workflow, client, tools)`, `play(...)`."""
 
     def workflow(
         nodes: list[dict], *, agents: list[dict] | None = None, files: dict[str, str] | None = None, **keys: Any
