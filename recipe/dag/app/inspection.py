@@ -26,11 +26,9 @@ def first_sample(path: str) -> dict[str, Any]:
 def short_form_hint(file: str) -> str | None:
     """Return a hint if the workflow can be written in the short form; None otherwise, and for siiRL's files."""
     from recipe.dag.compat.long_form import hint_at_short_form
-    from recipe.dag.compat.siirl.translate import is_siirl
     from recipe.dag.workflow.source import read_source
 
-    source = read_source(file)
-    return None if is_siirl(source) else hint_at_short_form(source)
+    return hint_at_short_form(read_source(file))
 
 
 def open_planned(

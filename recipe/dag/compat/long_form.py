@@ -58,13 +58,22 @@ STEPS = {
 """Role of a training node -> its step, and its step with `only_forward_compute`."""
 
 
+def is_siirl(source: Source) -> bool:
+    """Return whether the file is one of siiRL: it has nodes without `agents`, `policies` and this project's keys."""
+    nodes = source.data.get("nodes")
+    if not isinstance(nodes, list) or not nodes or {"agents", "policies"} & source.data.keys():
+        return False
+    own = Node.model_fields.keys() - set(NODE_FIELDS) | {"workflow", "policy"}
+    return not any(isinstance(node, dict) and own & node.keys() for node in nodes)
+
+
 def is_long(node: Any) -> bool:
     return isinstance(node, dict) and any(key in LONG for key in node)
 
 
 def hint_at_short_form(source: Source) -> str | None:
-    """Return a hint at the form of the schema if nodes of the file are written in the long form, or None."""
-    if not any(map(is_long, _list(source.data.get("nodes")))):
+    """Return a hint if nodes of the file are written in the long form; None otherwise, and for siiRL's files."""
+    if is_siirl(source) or not any(map(is_long, _list(source.data.get("nodes")))):
         return None
     return "hint: nodes have a shorter form, `{id: ..., agent: ..., after: ...}` (docs/workflows.md, `verl-dag import`)"
 

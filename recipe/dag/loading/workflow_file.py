@@ -10,8 +10,8 @@ from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 
-from recipe.dag.compat.long_form import in_short_form
-from recipe.dag.compat.siirl.translate import is_siirl, translate
+from recipe.dag.compat.long_form import in_short_form, is_siirl
+from recipe.dag.compat.siirl.translate import translate
 from recipe.dag.core.problem import Problem, WorkflowError
 from recipe.dag.workflow.draft import Draft
 from recipe.dag.workflow.loader import checked_draft, workflow_from

@@ -8,25 +8,14 @@ from __future__ import annotations
 
 from typing import Any
 
-from recipe.dag.compat.long_form import NODE_FIELDS
 from recipe.dag.compat.siirl.graph import check_graph, relink
 from recipe.dag.compat.siirl.nodes import Nodes, read_nodes
 from recipe.dag.compat.siirl.policies import make_policies
 from recipe.dag.compat.siirl.settings import set_algorithm, set_rewards
 from recipe.dag.core.suggestion import closest
-from recipe.dag.workflow.schema import Node
 from recipe.dag.workflow.source import Origin, Source, nowhere
 
 KEPT = ("dag_id", "description", "global_config", "envs", "episode", "loops", "algorithm")
-
-
-def is_siirl(source: Source) -> bool:
-    """Return whether the file is one of siiRL: it has nodes without `agents`, `policies` and this project's keys."""
-    nodes = source.data.get("nodes")
-    if not isinstance(nodes, list) or not nodes or {"agents", "policies"} & source.data.keys():
-        return False
-    own = Node.model_fields.keys() - set(NODE_FIELDS) | {"workflow", "policy"}
-    return not any(isinstance(node, dict) and own & node.keys() for node in nodes)
 
 
 def translate(source: Source) -> Source:

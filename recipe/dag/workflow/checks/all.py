@@ -1,21 +1,21 @@
 """All checks of a workflow's pieces against each other.
 
 Invariant: a check does not depend on the results of the other checks, and covers only pieces that could be read: one
-mistake, one problem. Checks that need the whole file (an unused policy) run only if all of it could be read.
+mistake, one problem. Checks that need the whole file (an unused policy) run only if all of it could be read. Every name
+that becomes part of a metric's or a folder's name is checked here.
 """
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator
 
-from recipe.dag.core.problem import Problem
+from recipe.dag.core.problem import KeyPath, Problem
 from recipe.dag.workflow.checks.agent import check_agents, check_envs
 from recipe.dag.workflow.checks.candidates import check_candidates
 from recipe.dag.workflow.checks.condition import check_condition_order, check_conditions
 from recipe.dag.workflow.checks.facts import DraftFacts
-from recipe.dag.workflow.checks.flow import check_dependencies, check_flow
-from recipe.dag.workflow.checks.loop import check_loop_order, check_loops
-from recipe.dag.workflow.checks.names import check_names
+from recipe.dag.workflow.checks.flow import check_dependencies, check_flow, check_loop_order, check_loops
 from recipe.dag.workflow.checks.node import check_nodes
 from recipe.dag.workflow.checks.policy import check_policies
 from recipe.dag.workflow.checks.references import References
@@ -36,7 +36,7 @@ def check_workflow(draft: Draft) -> list[Problem]:
     facts = DraftFacts(draft, References(draft.source), ordered=ordered)
     options = list(check_reward_options(facts))
     problems = [
-        *check_names(draft),
+        *_check_names(draft),
         *check_agents(draft),
         *check_policies(draft),
         *draft.algorithm.check_options(facts),
@@ -73,3 +73,25 @@ def _check_references(draft: Draft, references: References) -> Iterator[Problem]
             yield from references.check_script(policy.api.script, ("policies", name, "api", "script"))
     for index, node in draft.each_node():
         yield from references.check_node(node, ("nodes", index))
+
+
+def _check_names(draft: Draft) -> Iterator[Problem]:
+    """Check that names consist of letters, digits, `_` and `-`, without duplicates."""
+    agents: list[tuple[KeyPath, str]] = [(("agents", i, "name"), name) for i, name in enumerate(draft.agent_names)]
+    nodes: list[tuple[KeyPath, str]] = [(("nodes", i, "id"), name) for i, name in enumerate(draft.node_ids)]
+    yield from _check_unique(draft, agents, "agent")
+    for kind, key in (("policy", "policies"), ("env", "envs"), ("loop", "loops")):
+        yield from _check_unique(draft, [((key, name), name) for name in getattr(draft, key)], kind, key=True)
+    yield from _check_unique(draft, nodes, "node")
+
+
+def _check_unique(draft: Draft, names: list[tuple[KeyPath, str]], kind: str, *, key: bool = False) -> Iterator[Problem]:
+    seen: set[str] = set()
+    for path, name in names:
+        if draft.has(*path) and not re.fullmatch(r"[A-Za-z0-9_][A-Za-z0-9_-]*", name) and (name or key):
+            message = f"`{name}` is not a valid name; use letters, digits, `_` and `-` (it names metrics and folders)"
+            yield draft.source.problem(path, message, key=key)
+        elif name in seen:
+            yield draft.source.problem(path, f"another {kind} is called `{name}`; rename one of them", key=key)
+        if name:
+            seen.add(name)

@@ -1,6 +1,8 @@
-"""Checks of the graph: dependencies exist and contain no cycle, and the order is episode, scoring, training.
+"""Checks of the graph: dependencies exist and contain no cycle, loops repeat nodes of the episode, and the order is
+episode, scoring, training.
 
-Invariant: a graph that passes can run, and contains nodes that are rolled out and scored.
+Invariant: a graph that passes can run, and contains nodes that are rolled out and scored. A loop can run as one step:
+no node outside both depends on its nodes and is a dependency of them.
 """
 
 from __future__ import annotations
@@ -9,7 +11,7 @@ from collections.abc import Iterator
 
 from recipe.dag.core.problem import KeyPath, Problem
 from recipe.dag.workflow.draft import Draft
-from recipe.dag.workflow.graph import ancestors, find_cycles, graph_of
+from recipe.dag.workflow.graph import ancestors, contract, find_cycles, graph_of
 from recipe.dag.workflow.node_kinds import EPISODE_KINDS, Kind, title
 
 SCORED = (*EPISODE_KINDS, Kind.REWARD)
@@ -35,6 +37,51 @@ def check_dependencies(draft: Draft) -> Iterator[Problem]:
         index = draft.node_ids.index(cycle[0])
         message = f"cycle: {' -> '.join(cycle)}; remove one of these dependencies (to repeat nodes, use `loops`)"
         yield problem(("nodes", index, "after"), message, key=True)
+
+
+def check_loops(draft: Draft) -> Iterator[Problem]:
+    problem, nodes = draft.source.problem, draft.by_id()
+    owner: dict[str, str] = {}
+    for name, loop in draft.each_loop():
+        path: KeyPath = ("loops", name)
+        if not loop.nodes:
+            yield problem((*path, "nodes"), "a loop without nodes has no effect; name some or remove it")
+        if loop.until is not None and loop.max_rounds == 1:
+            message = "`until` has no effect with one round; raise `max_rounds` or remove the loop"
+            yield problem((*path, "until"), message, key=True)
+        for index, node in enumerate(loop.nodes):
+            node_path = (*path, "nodes", index)
+            if draft.missing(node):
+                yield problem(node_path, draft.no_node(node_path, node))
+            elif node in nodes and nodes[node].kind not in EPISODE_KINDS:
+                message = f"`{node}` is {title(nodes[node].kind)}; a loop repeats nodes of the episode only"
+                yield problem(node_path, message)
+            elif node in loop.nodes[:index]:
+                yield problem(node_path, f"`{node}` is listed twice; remove one")
+            elif node in owner:
+                message = f"`{node}` is already in loop `{owner[node]}`; remove it from one of the loops"
+                yield problem(node_path, message)
+            owner.setdefault(node, name)
+
+
+def check_loop_order(draft: Draft) -> Iterator[Problem]:
+    """Check that each loop can run as one step. The graph must not contain a cycle."""
+    graph = graph_of(node for _, node in draft.each_node())
+    names = {f"loop {name}": (name, loop) for name, loop in draft.each_loop()}
+    seen: set[str] = set()
+    bodies = {}
+    for key, (_, loop) in names.items():
+        bodies[key] = [node for node in loop.nodes if node in graph and node not in seen]
+        seen |= set(loop.nodes)
+    for cycle in find_cycles(contract(graph, bodies)):
+        start = next(index for index, node in enumerate(cycle) if node in names)
+        rotated = [*cycle[start:-1], *cycle[:start], cycle[start]]
+        name, between = names[rotated[0]][0], " -> ".join(f"`{n}`" for n in rotated[1:-1])
+        message = (
+            f"{between} depends on a node of this loop, and another node of the loop depends on it; add it to `nodes`, "
+            "or remove one of these dependencies"
+        )
+        yield draft.source.problem(("loops", name, "nodes"), message, key=True)
 
 
 def check_flow(draft: Draft) -> Iterator[Problem]:

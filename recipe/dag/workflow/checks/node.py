@@ -10,7 +10,6 @@ from collections.abc import Iterator
 from recipe.dag.core.paths import names_env
 from recipe.dag.core.problem import KeyPath, Problem
 from recipe.dag.core.suggestion import did_you_mean
-from recipe.dag.workflow.checks.loop import check_vote
 from recipe.dag.workflow.draft import Draft
 from recipe.dag.workflow.node_kinds import EPISODE_KINDS, Kind, title
 from recipe.dag.workflow.schema import Node
@@ -28,7 +27,7 @@ def check_nodes(draft: Draft) -> Iterator[Problem]:
     for index, node in draft.each_node():
         path: KeyPath = ("nodes", index)
         yield from _check_options(draft, node, path)
-        yield from check_vote(draft, node, path)
+        yield from _check_vote(draft, node, path)
         yield from _check_env(draft, node, path)
         yield from _check_env_route(draft, node, path)
 
@@ -78,3 +77,16 @@ def _check_env_route(draft: Draft, node: Node, path: KeyPath) -> Iterator[Proble
         if not all(node.env_route.split(".")):
             message = "write a path into the sample, such as `data_source` or `extra_info.env`"
             yield problem((*path, "env_route"), message)
+
+
+def _check_vote(draft: Draft, node: Node, path: KeyPath) -> Iterator[Problem]:
+    problem, nodes = draft.source.problem, draft.by_id()
+    if node.kind is not Kind.VOTE:
+        return
+    if len(set(node.after)) < 2:
+        position = (*path, "after") if draft.has(*path, "after") else path
+        yield problem(position, "a vote needs at least two nodes; name them under `after`")
+    for index, name in enumerate(node.after):
+        if name in nodes and nodes[name].kind is not Kind.ROLLOUT:
+            message = f"a vote counts rollout nodes, but `{name}` is {title(nodes[name].kind)}; remove it"
+            yield problem((*path, "after", index), message)
