@@ -104,9 +104,10 @@ def in_short_form(source: Source) -> Source:
 
 def short_keys(keys: tuple[str, ...]) -> tuple[str, ...]:
     """Return the keys below a node, such as ("agent_options", "env_path"), as the schema has them."""
-    if keys[0] == "agent_options" and len(keys) > 1:
-        return (OPTIONS.get(keys[1], keys[1]), *keys[2:])
-    return (FIELDS.get(keys[0], keys[0]), *keys[1:])
+    first, *rest = keys
+    if first == "agent_options" and rest:
+        return (OPTIONS.get(rest[0], rest[0]), *rest[1:])
+    return (FIELDS.get(first, first), *rest)
 
 
 def long_fields(key: str) -> list[str]:
