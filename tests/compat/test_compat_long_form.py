@@ -157,7 +157,7 @@ def test_a_vote_survives_the_import(load_text, folder):
     workflow = load_text(plain)
     (folder / "short.yaml").write_text(to_yaml(workflow))
     again = load_workflow(folder / "short.yaml").node("pick")
-    assert again.kind is Kind.VOTE and again.vote == Vote() and again.dependencies == ("solve", "check")
+    assert again.kind is Kind.VOTE and again.vote == Vote() and again.after == ("solve", "check")
 
 
 def test_a_sub_workflow_is_taken_in_whatever_form_either_file_has(load_text, folder):
@@ -173,7 +173,7 @@ nodes:
   - {id: pay, reward: score.py:score, after: last}
 """
     workflow = load_text(outer)
-    assert workflow.node("last").dependencies == ("sub__count",)
-    assert workflow.node("sub__solve").agent_options.process_path == "hooks.py:Own"
+    assert workflow.node("last").after == ("sub__count",)
+    assert workflow.node("sub__solve").hooks == "hooks.py:Own"
     (folder / "inner.yaml").write_text(LONG)
     assert load_text(outer).nodes == workflow.nodes

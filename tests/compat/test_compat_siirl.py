@@ -80,10 +80,10 @@ def test_marft_is_two_agents_with_weights_of_their_own_and_one_critic():
     assert (first.train_cycle, second.train_cycle, first.reference, second.reference) == (15, 15, False, False)
     assert first.model.path == "${oc.env:MODEL_PATH}"
     assert first.config == {"rollout.tensor_model_parallel_size": 4, "rollout.gpu_memory_utilization": 0.3}
-    actor = workflow.node("rollout_actor").agent_options
-    assert actor.env_path == ("envs.py:Arithmetic",) and actor.rewards_with_env and actor.obs_with_env
+    actor = workflow.node("rollout_actor")
+    assert actor.env == ("envs.py:Arithmetic",) and actor.env_pays and actor.sees_env
     assert actor.pre_process_kwargs == {"pre_chat_template": "Answer ${prompt}."}
-    assert workflow.node("function_reward").dependencies == ("rollout_actor",)
+    assert workflow.node("function_reward").after == ("rollout_actor",)
     assert [n.id for n in workflow.of_kind("values", "critic_update")] == ["policy_0.values", "policy_0.critic_update"]
 
 
@@ -184,7 +184,7 @@ def test_siirls_own_env_is_replaced_by_ours(code, replaced, folder, load_text):
         own = (folder / "env.py").read_text().replace("class Bare", "class MathEnv")
         (folder / "math_env.py").write_text(code + own)
     workflow = load_text(TEXT.replace("env.py:Bare", "math_env.py:MathEnv"))
-    (env,) = workflow.rollout_nodes[1].agent_options.env_path
+    (env,) = workflow.rollout_nodes[1].env
     assert env == ("verl_dag.envs.math_env:MathEnv" if replaced else "math_env.py:MathEnv")
     assert any("verl_dag.envs.math_env:MathEnv takes its place" in line for line in said(workflow)) == replaced
 

@@ -124,12 +124,12 @@ def test_the_rule_rewards_where_the_env_does_not(load_text):
     text = with_config("{rollout.agent.rewards_with_env: false}", group=1)
     workflow = load_text(text)
     reward = workflow.node("reward")
-    assert reward.executable_ref.endswith(":outcome_reward") and reward.executable_kwargs == {"agent": "agent_1"}
-    assert not workflow.node("answer").agent_options.rewards_with_env
+    assert reward.reward.endswith(":outcome_reward") and reward.args == {"agent": "agent_1"}
+    assert not workflow.node("answer").env_pays
     assert one(workflow, "the last agent's answer is compared with the ground truth").startswith("6:")
     env = load_text(text.replace("false", "true", 1))
-    assert env.node("reward").executable_ref.endswith(":env_outcome")
-    assert env.node("answer").agent_options.rewards_with_env
+    assert env.node("reward").reward.endswith(":env_outcome")
+    assert env.node("answer").env_pays
 
 
 def test_a_frozen_policy_reads_no_learning_rate(load_text):

@@ -31,7 +31,7 @@ class Gdpo(Grouped):
     estimator: Literal["gdpo"] = "gdpo"
     weights: dict[str, float] = {}
     """Weights of the reward's components, by the node that pays: a reward node, or a rollout node with
-    rewards_with_env. 1 if absent."""
+    env_pays. 1 if absent."""
 
     def credit(self, batch: CreditBatch, base: str = "") -> tuple[list[Tensor], list[Tensor]]:
         from recipe.dag.credit.gdpo import gdpo
