@@ -22,14 +22,14 @@ def test_vote_and_compute_nodes_are_nodes_of_the_graph(world):
     flow = world.workflow(
         [
             {"node_id": "a"},
-            {"node_id": "mix", "node_role": "DEFAULT", "dependencies": ["a"]},
+            {"node_id": "mix", "node_role": "DEFAULT", "dependencies": ["a"], "executable_ref": "f.py:f"},
             {"node_id": "b", "dependencies": ["mix"]},
-            {"node_id": "reward", "node_role": "REWARD", "dependencies": ["b"]},
+            {"node_id": "reward", "node_role": "REWARD", "dependencies": ["b"], "executable_ref": "f.py:f"},
         ]
     )
     a, mix, b = episode_graph(flow).nodes
     assert [node.ancestors for node in (a, mix, b)] == [frozenset(), {"a"}, {"a", "mix"}]
-    assert (b.dependencies, mix.agent) == (("mix",), None)
+    assert (b.after, mix.agent) == (("mix",), None)
 
 
 def looped(world, dependencies: dict[str, list[str]], loops: dict, **keys):

@@ -276,11 +276,6 @@ def test_a_grader_that_crashed_is_the_infrastructures(world):
     assert (episode.fault["boundary"], episode.attempts, len(episode.faults)) == ("grader", 2, 2)
 
 
-def test_a_node_without_a_function_leaves_the_rewards_to_the_env(world):
-    nodes = [{"node_id": "a"}, {"node_id": "r", "node_role": "REWARD", "dependencies": ["a"]}]
-    assert world.play(world.workflow(nodes)).calls[0].reward is None
-
-
 def test_a_reward_that_is_not_a_function_is_refused(world):
     with pytest.raises(UserError, match="node r0: reward.py is not a function"):
         world.runner(scored(world, "return {}", executable_ref="reward.py"))

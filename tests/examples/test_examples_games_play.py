@@ -188,7 +188,7 @@ def test_plays_of_a_game_differ_in_one_thing():
     assert happo.algorithm.model_copy(update={"happo": None}) == simultaneous.algorithm
     assert happo.policies == simultaneous.policies
     plays = [shipped(f"climbing_{name}") for name in ("simultaneous", "sequential", "fast_follower")]
-    assert [play.node("two").dependencies for play in plays] == [(), ("one",), ("one",)]
+    assert [play.node("two").after for play in plays] == [(), ("one",), ("one",)]
     assert plays[0].algorithm == plays[1].algorithm == plays[2].algorithm
     assert plays[0].policies == plays[1].policies
     leader, follower = (plays[2].policies[name].lr for name in ("first", "second"))

@@ -22,7 +22,7 @@ def test_a_node_runs_once_after_all_it_depends_on(edges, random):
     ended: list[str] = []
 
     async def execute(one: Node) -> None:
-        assert set(one.dependencies) <= set(ended)
+        assert set(one.after) <= set(ended)
         for _ in range(random.randrange(3)):
             await asyncio.sleep(0)
         ended.append(one.node_id)

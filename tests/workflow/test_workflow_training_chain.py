@@ -55,9 +55,9 @@ def test_the_derived_chain_fixes_all_log_probs_before_any_update():
     ]  # fmt: skip
     by_id = {node.node_id: node for node in chain}
     forward = ("first.old_log_probs", "first.reference", "second.old_log_probs")
-    assert by_id["first.update"].dependencies == (*forward, "first.advantage")
-    assert by_id["second.update"].dependencies == (*forward, "second.advantage")
-    assert all(node.dependencies == ("r",) for node in chain if not node.node_id.endswith("update"))
+    assert by_id["first.update"].after == (*forward, "first.advantage")
+    assert by_id["second.update"].after == (*forward, "second.advantage")
+    assert all(node.after == ("r",) for node in chain if not node.id.endswith("update"))
     assert [(node.policy, node.train) for node in chain] == [tuple(node.id.split(".")) for node in chain]
 
 
