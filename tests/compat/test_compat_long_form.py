@@ -125,6 +125,8 @@ MISTAKES = [
     ("option", ("pre_process_kwargs", "§pre_proces_kwargs"), "did you mean `pre_process_kwargs`?"),
     ("options", ("agent_options: {obs_with_env: true}", "agent_options: §3"), "expected a mapping, got 3"),
     ("hook", ("hooks.py:Own", "§hooks.py:Owns"), "nodes[0].agent_options.process_path: `hooks.py` defines no `Owns`"),
+    ("no agents", ("dag_id: pair\nagents:", "§dag_id: pair\nx-agents:"), ("agent: checker,", "agent_group: 1,"),
+     "`agents` is missing"),
     ("training node's agent", ("nodes:\n", "nodes:\n  - {node_id: up, node_role: ACTOR, agent: §cheker}\n"),
      "no agent `cheker`; did you mean `checker`?"),
     ("forward twice", ("nodes:\n", "nodes:\n  - {id: up, §train: update, only_forward_compute: true}\n"),

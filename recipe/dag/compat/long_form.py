@@ -78,8 +78,9 @@ def hint_at_short_form(source: Source) -> str | None:
     return "hint: nodes have a shorter form, `{id: ..., agent: ..., after: ...}` (docs/workflows.md, `verl-dag import`)"
 
 
-def in_short_form(source: Source) -> Source:
-    """Return the source with every node in the form of the schema, or the source itself if all nodes are."""
+def in_short_form(source: Source, *, included: bool = False) -> Source:
+    """Return the source with every node in the form of the schema, or the source itself if all nodes are. `included`:
+    it is a sub-workflow, which may have no agents."""
     nodes = source.data.get("nodes")
     if not isinstance(nodes, list) or not any(map(is_long, nodes)):
         return source
@@ -87,10 +88,11 @@ def in_short_form(source: Source) -> Source:
     result.unread |= source.unread
     result.origins[()] = Origin(source, ())
     result.data["nodes"] = list(nodes)
+    agents = _list(source.data.get("agents"))
     for index, node in enumerate(nodes):
         if is_long(node):
             path: KeyPath = ("nodes", index)
-            read = read_node(node, _list(source.data.get("agents")))
+            read = read_node(node, agents if agents or included else None)
             result.data["nodes"][index] = read.node
             for at, message, key in read.mistakes:
                 source.problems.append(source.problem((*path, *at), message, key=key))
@@ -116,8 +118,9 @@ def long_fields(key: str) -> list[str]:
     return [field for field, short in fields.items() if short == key]
 
 
-def read_node(node: Mapping[str, Any], agents: list[Any]) -> NodeReader:
-    """Return a node of the long form, read. `agents`: the agents of its file, not yet checked."""
+def read_node(node: Mapping[str, Any], agents: list[Any] | None) -> NodeReader:
+    """Return a node of the long form, read. `agents`: the agents of its file, not yet checked; None if the file has
+    none, which is reported elsewhere."""
     reader = NodeReader(node, agents)
     reader.read()
     return reader
@@ -126,7 +129,7 @@ def read_node(node: Mapping[str, Any], agents: list[Any]) -> NodeReader:
 @dataclass(slots=True)
 class NodeReader:
     long: Mapping[str, Any]
-    agents: list[Any]
+    agents: list[Any] | None
     node: dict[str, Any] = field(default_factory=dict)
     """The node in the form of the schema."""
     moved: dict[str, KeyPath | None] = field(default_factory=dict)
@@ -227,8 +230,8 @@ class NodeReader:
             self._read_trained(named[0])
 
     def _read_player(self, named: list[str]) -> None:
-        if not named and len(self.agents) > 1:
-            names = listing(filter(None, (_text(agent, "name") for agent in self.agents)))
+        if not named and len(self.agents or ()) > 1:
+            names = listing(self._agent_names())
             message = f"with several agents, a ROLLOUT node must name its agent: add `agent: ...`, one of {names}"
             self.report((), f"{message} (or its index, `agent_group: ...`)")
         elif named != ["agent"]:
@@ -241,12 +244,11 @@ class NodeReader:
     def _read_trained(self, key: str) -> None:
         """Put the policy of the agent that a training node names under `policy`."""
         name = self.node.pop("agent", None)
-        agent = next((agent for agent in self.agents if _text(agent, "name") == name), None)
+        agent = next((agent for agent in self.agents or () if _text(agent, "name") == name), None)
         if key == "agent_group":
             agent = self._agent_of_group()
-        elif agent is None:
-            names = filter(None, (_text(agent, "name") for agent in self.agents))
-            self.report((key,), f"no agent `{name}`{did_you_mean(str(name), names)}")
+        elif agent is None and self.agents is not None:
+            self.report((key,), f"no agent `{name}`{did_you_mean(str(name), self._agent_names())}")
         policy = _text(agent, "policy")
         if policy is not None and self.long.get("policy", policy) != policy:
             message = f"agent `{_text(agent, 'name')}` has policy `{policy}`; name the agent or the policy, not both"
@@ -254,12 +256,17 @@ class NodeReader:
         elif policy is not None and "policy" not in self.long:
             self.put("policy", policy, (key,))
 
+    def _agent_names(self) -> list[str]:
+        return [name for name in (_text(agent, "name") for agent in self.agents or ()) if name]
+
     def _agent_of_group(self) -> Any:
         """Return the agent at the index `agent_group`, or at 0; None if there is none, which is reported."""
         group = self.long.get("agent_group", 0)
         at = ("agent_group",) if "agent_group" in self.long else ()
         if type(group) is not int:  # not isinstance, as true is not 1
             self.report(at, f"expected a whole number, got {show_value(group)}")
+        elif self.agents is None:
+            self.incomplete = True
         elif not self.agents:
             self.report(at, "add `agent: NAME`; `agent_group` does not name an agent of this file")
         elif not 0 <= group < len(self.agents):

@@ -56,4 +56,4 @@ def _open(path: str | Path, text: str | None) -> Source:
 def _read_included(path: Path) -> Source:
     source = read_source(path)
     resolve_refs(source)
-    return in_short_form(source)
+    return in_short_form(source, included=True)
