@@ -195,6 +195,31 @@ def test_an_option_that_an_earlier_version_did_not_know_is_no_difference_unless_
         go(project)
 
 
+def test_a_checkpoint_of_an_earlier_version_has_nodes_of_the_long_form(project):
+    options = {"process_path": None, "pre_process_kwargs": {}, "post_process_kwargs": {}, "env_path": []}
+    options |= {"env_route": None, "obs_with_env": False, "rewards_with_env": False}
+    node = {"only_forward_compute": False, "config": {}, "executable_ref": None, "executable_kwargs": {}}
+    node |= {"scope": "episode", "when": None, "vote": None, "candidates": None, "policy": None}
+    nodes = {
+        "solve": {"node_role": "ROLLOUT", "agent": "solver", "agent_options": {"process_path": "hooks.py"}},
+        "judge": {"node_role": "ROLLOUT", "agent": "judge", "dependencies": ["solve"]},
+        "reward": {"node_role": "REWARD", "dependencies": ["judge"], "executable_ref": "score.py:score"},
+        "main.advantage": {"node_role": "ADVANTAGE", "dependencies": ["reward"], "policy": "main"},
+        "main.update": {"node_role": "ACTOR", "dependencies": ["main.advantage"], "policy": "main"},
+    }
+    for own in nodes.values():
+        own |= {**node, "dependencies": [], "agent_options": options, **own}
+    folder = save(project)
+    facts = json.loads((folder / "run.json").read_text())
+    assert facts["fingerprint"]["learned"]["workflow"]["nodes"].keys() == nodes.keys()
+    facts["fingerprint"]["learned"]["workflow"]["nodes"] = nodes
+    (folder / "run.json").write_text(json.dumps(facts))
+    go(project)
+    edit(project / "flow.yaml", "hooks.py", "hooks.py, prompt_options: {tone: kind}")
+    with pytest.raises(UserError, match="nodes.solve.prompt_options.tone: was absent, now kind"):
+        go(project)
+
+
 def test_the_fingerprint_is_kept_in_the_checkpoint_and_what_it_is_made_of_in_the_launch(project, monkeypatch):
     seen = {}
 
