@@ -139,7 +139,7 @@ def test_a_sample_without_tests_is_the_users_mistake():
 
 def test_the_run_learns_that_the_env_needs_its_sandbox():
     def flow(path, **envs):
-        node = SimpleNamespace(node_id="n", agent_options=SimpleNamespace(env_path=(path,), env_route=None))
+        node = SimpleNamespace(id="n", env=(path,), env_route=None)
         return SimpleNamespace(path=__file__, rollout_nodes=(node,), envs=envs, algorithm=make_algorithm())
 
     named = flow("code", code=SimpleNamespace(path="envs/code_env.py:CodeEnv", kwargs={"reward": "all"}))

@@ -80,7 +80,7 @@ def test_a_sample_that_names_no_env_costs_its_episodes_only(world, extra, messag
 
 def test_several_envs_need_a_route(world):
     flow = world.workflow([{"node_id": "a", "agent_options": {"env_path": ("env.py:Maths", "env.py:Code")}}])
-    with pytest.raises(UserError, match="node a: env_path names 2 envs; add `env_route`"):
+    with pytest.raises(UserError, match="node a: `env` names 2 envs; add `env_route`"):
         world.runner(flow)
 
 
