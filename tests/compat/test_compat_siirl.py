@@ -82,7 +82,7 @@ def test_marft_is_two_agents_with_weights_of_their_own_and_one_critic():
     assert first.config == {"rollout.tensor_model_parallel_size": 4, "rollout.gpu_memory_utilization": 0.3}
     actor = workflow.node("rollout_actor")
     assert actor.env == ("envs.py:Arithmetic",) and actor.env_pays and actor.sees_env
-    assert actor.pre_process_kwargs == {"pre_chat_template": "Answer ${prompt}."}
+    assert actor.prompt_options == {"pre_chat_template": "Answer ${prompt}."}
     assert workflow.node("function_reward").after == ("rollout_actor",)
     assert [n.id for n in workflow.of_kind("values", "critic_update")] == ["policy_0.values", "policy_0.critic_update"]
 

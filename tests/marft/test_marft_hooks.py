@@ -88,7 +88,7 @@ def test_code_has_texts_of_its_own():
     assert "```python" in contents(Actor(), context(), task="code")[1]
     assert contents(Reasoner(), context(), task="code")[0] == prompts.SYSTEMS["code"]
     with pytest.raises(
-        UserError, match="node 'act': pre_process_kwargs.task: 'chess' is unknown; choose one of math, code"
+        UserError, match="node 'act': prompt_options.task: 'chess' is unknown; choose one of math, code"
     ):
         contents(Actor(), context(), task="chess")
 

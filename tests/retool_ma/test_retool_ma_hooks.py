@@ -98,7 +98,7 @@ def test_examples_come_between_the_system_message_and_the_prompt_as_they_are(hoo
     ],
 )
 def test_examples_of_another_form_are_one_line(examples, named):
-    with pytest.raises(UserError, match=rf"node 'here': pre_process_kwargs.{named}"):
+    with pytest.raises(UserError, match=rf"node 'here': prompt_options.{named}"):
         Solver().prompt(context("here"), examples=examples)
 
 
@@ -106,14 +106,14 @@ def test_examples_of_another_form_are_one_line(examples, named):
 @pytest.mark.parametrize("hook", [Planner, Executor, Verifier, Solver, Reasoner])
 def test_an_unknown_field_names_node_and_option(hook, option):
     view = context("here", call("plan", plan=PLAN), call("execute", **RUN))
-    with pytest.raises(UserError, match=rf"node 'here': pre_process_kwargs.{option}: unknown field \{{plan\}}"):
+    with pytest.raises(UserError, match=rf"node 'here': prompt_options.{option}: unknown field \{{plan\}}"):
         hook().prompt(view, **{option: "{plan}"})
 
 
 def test_a_missing_upstream_node_is_named():
     with pytest.raises(UserError, match="node 'execute': node 'plan' has not run before it; nodes that have: draft"):
         prompt(Executor(), context("execute", call("draft")))
-    with pytest.raises(UserError, match="pre_process_kwargs.executor"):
+    with pytest.raises(UserError, match="prompt_options.executor"):
         prompt(Verifier(), context("verify", call("plan", plan=PLAN)))
 
 

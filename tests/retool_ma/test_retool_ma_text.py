@@ -47,8 +47,8 @@ def test_render_replaces_known_fields_only(template, expected):
 )
 def test_render_names_a_field_that_is_none(template, named):
     with pytest.raises(UserError) as error:
-        render(template, FIELDS, "node 'plan': pre_process_kwargs.prompt")
-    assert str(error.value).startswith("node 'plan': pre_process_kwargs.prompt: ")
+        render(template, FIELDS, "node 'plan': prompt_options.prompt")
+    assert str(error.value).startswith("node 'plan': prompt_options.prompt: ")
     assert named in str(error.value)
     assert "\n" not in str(error.value)
 

@@ -201,7 +201,7 @@ def test_a_checkpoint_of_an_earlier_version_has_nodes_of_the_long_form(project):
     node = {"only_forward_compute": False, "config": {}, "executable_ref": None, "executable_kwargs": {}}
     node |= {"scope": "episode", "when": None, "vote": None, "candidates": None, "policy": None}
     nodes = {
-        "solve": {"node_role": "ROLLOUT", "agent": "solver", "agent_options": {"process_path": "hooks.py"}},
+        "solve": {"node_role": "ROLLOUT", "agent": "solver", "agent_options": options | {"process_path": "hooks.py"}},
         "judge": {"node_role": "ROLLOUT", "agent": "judge", "dependencies": ["solve"]},
         "reward": {"node_role": "REWARD", "dependencies": ["judge"], "executable_ref": "score.py:score"},
         "main.advantage": {"node_role": "ADVANTAGE", "dependencies": ["reward"], "policy": "main"},
