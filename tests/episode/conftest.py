@@ -105,8 +105,10 @@ def world(tmp_path: Path) -> SimpleNamespace:
         count = 1 + max((node.get("agent_group", 0) for node in nodes), default=0)
         agents = agents or [{} for _ in range(count)]
         agents = [{"name": f"agent{k}", "policy": "main", **agent} for k, agent in enumerate(agents)]
-        first = {"node_role": "ROLLOUT", "agent_group": 0}
-        full = [read_node(node if "node_role" in node else {**first, **node}, agents).node for node in nodes]
+        first = {"node_role": "ROLLOUT", "agent": agents[0]["name"]}
+        group = {"node_role": "ROLLOUT"}
+        default = [{} if "node_role" in node else group if "agent_group" in node else first for node in nodes]
+        full = [read_node(given | node, agents).node for given, node in zip(default, nodes, strict=True)]
         policies = keys.pop("policies", {"main": {"model": {"path": "m"}}})
         path = tmp_path / "workflow.yaml"
         path.touch()

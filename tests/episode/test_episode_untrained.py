@@ -271,7 +271,7 @@ def test_the_same_holds_for_a_chat_api(world):
     hook = HEAD + READS
     nodes = [
         {"node_id": "a"},
-        {"node_id": "b", "agent_group": 1, "dependencies": ["a"], "agent_options": {"process_path": "hook.py:Judge"}},
+        {"node_id": "b", "agent": "agent1", "dependencies": ["a"], "agent_options": {"process_path": "hook.py:Judge"}},
     ]
 
     def answer(body):
