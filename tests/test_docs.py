@@ -137,7 +137,7 @@ def test_the_plan_of_every_shipped_workflow_can_be_drawn(file):
     drawn = [node for node in chart.nodes.values() if node.shape != "label"]
     svg = unescape(chart.svg())
     assert all(f">{line}</text>" in svg for node in drawn for line in node.lines)
-    assert sorted(node.lines[0] for node in drawn) == sorted(node.node_id for node in plan.nodes)
+    assert sorted(node.lines[0] for node in drawn) == sorted(node.id for node in plan.nodes)
     for one, other in combinations([node for node in chart.nodes.values() if node.lines], 2):
         beside = abs(one.x - other.x) >= (one.width + other.width) / 2 - 1
         assert beside or abs(one.y - other.y) >= (one.height + other.height) / 2, (one, other)

@@ -42,15 +42,14 @@ class Teacher:
         self._seed, self._rng, self._dialogue = seed, random.Random(seed), Dialogue(workflow)
         reward_options: dict[str, Any] = {}
         for node in workflow.reward_nodes:
-            reward_options |= node.executable_kwargs
+            reward_options |= node.args
         self._start = START.get(reward_options.get("game", ""))
         self._habit = HABIT if "symbols" in reward_options else 0.0
         self._players = []
         for node in workflow.rollout_nodes:
-            options = node.agent_options
-            assert options.process_path is not None  # every node of the games names its player
-            player = load_object(options.process_path, workflow.path)
-            says = player.says[: options.pre_process_kwargs.get("actions", 2)]
+            assert node.hooks is not None  # every node of the games names its player
+            player = load_object(node.hooks, workflow.path)
+            says = player.says[: node.prompt_options.get("actions", 2)]
             self._players.append(lambda prompt, says=says: self._choose(prompt[-1]["content"], says))
 
     def problems(self, count: int, test_size: int) -> list[Round]:

@@ -71,9 +71,7 @@ async def right_answers(
     decisions = [call for call in episode.calls if call.node == judge]
     if not decisions:
         names = ", ".join(dict.fromkeys(call.node for call in episode.calls)) or "none"
-        raise UserError(
-            f"right_answers: node '{judge}' made no call; nodes that did: {names}; set executable_kwargs.judge"
-        )
+        raise UserError(f"right_answers: node '{judge}' made no call; nodes that did: {names}; set args.judge")
     decision = decisions[-1].parsed.get("answer")
     episode.outcome = grades[decision]
     episode.info.update(answer=decision or "", rounds=1 + max(call.round for call in episode.calls))

@@ -49,8 +49,8 @@ class Teacher:
     Raises UserError for others."""
 
     def __init__(self, workflow: Workflow, seed: int):
-        nodes = {node.node_id: node for node in workflow.rollout_nodes}
-        env = {nodes[name].agent_options.env_path for name in AGENTS} if set(AGENTS) <= nodes.keys() else set()
+        nodes = {node.id: node for node in workflow.rollout_nodes}
+        env = {nodes[name].env for name in AGENTS} if set(AGENTS) <= nodes.keys() else set()
         if len(env) != 1 or len(names := next(iter(env))) != 1 or names[0] not in workflow.envs:
             needed = f"the rollout nodes {', '.join(AGENTS)}, which share an env of the workflow"
             raise UserError(f"{workflow.path}: this teacher needs {needed}")

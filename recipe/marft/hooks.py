@@ -35,7 +35,7 @@ class _Role(Agent):
     ) -> list[Message]:
         """Return the messages. `task` (math or code) selects the built-in texts, which `pre_chat_template` and `system`
         replace; `system: ""` omits the system message."""
-        where = f"node '{context.node}': pre_process_kwargs"
+        where = f"node '{context.node}': prompt_options"
         if task not in self.templates:
             raise UserError(f"{where}.task: {task!r} is unknown; choose one of {', '.join(self.templates)}")
         template = self.templates[task] if pre_chat_template is None else pre_chat_template

@@ -47,7 +47,7 @@ class Teacher:
 
     def __init__(self, workflow: Workflow, seed: int, *, coaches: bool = False):
         """`coaches`: the workflow's other nodes, which must be coaches with `coach.txt`, speak, too."""
-        self._names = [node.node_id for node in workflow.rollout_nodes]
+        self._names = [node.id for node in workflow.rollout_nodes]
         rounds = max((loop.max_rounds for loop in workflow.loops.values() if "code" in loop.nodes), default=1)
         if not set(NODES) <= set(self._names) or rounds < 2:
             needed = f"the rollout nodes {', '.join(NODES)}, and a loop of 2 rounds or more around `code`"

@@ -1,7 +1,7 @@
 """Agents of ReTool-MA's roles and of its single-agent baselines, and their reward functions.
 
-Invariant: agents are stateless; all they know comes from `context`. Each option of `prompt` (`pre_process_kwargs` in
-the workflow) and of `parse` (`post_process_kwargs`) is a named argument, so an unknown option is an error.
+Invariant: agents are stateless; all they know comes from `context`. Each option of `prompt` (`prompt_options` in
+the workflow) and of `parse` (`parse_options`) is a named argument, so an unknown option is an error.
 
 Every `prompt` has these options: `prompt` and `system` replace the built-in texts and may contain the fields listed in
 the class docstring; `system: ""` omits the system message. `examples`, a list of `{user: ..., assistant: ...}`, adds
@@ -168,7 +168,7 @@ def _messages(
     context: Context, prompt: str, system: str, fields: dict[str, str], examples: Sequence[Mapping[str, str]]
 ) -> list[Message]:
     """Return the system message (unless empty), the few-shot examples and the prompt, fields filled in."""
-    where = f"node '{context.node}': pre_process_kwargs"
+    where = f"node '{context.node}': prompt_options"
     messages = [{"role": "system", "content": prompts.render(system, fields, f"{where}.system")}] if system else []
     messages += prompts.exchanges(examples, f"{where}.examples")
     return [*messages, {"role": "user", "content": prompts.render(prompt, fields, f"{where}.prompt")}]
@@ -181,7 +181,7 @@ def _upstream(context: Context, role: str, node: str) -> Call:
         ran = ", ".join(context.upstream) or "none"
         raise UserError(
             f"node '{context.node}': node '{node}' has not run before it; nodes that have: {ran}; "
-            f"set pre_process_kwargs.{role} to the {role}'s node, and list that node under `dependencies`"
+            f"set prompt_options.{role} to the {role}'s node, and list that node under `after`"
         )
     return call
 

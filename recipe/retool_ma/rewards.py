@@ -53,7 +53,7 @@ class Coefficients(BaseModel):
 
 
 def coefficients(options: dict[str, Any]) -> Coefficients:
-    """Return the coefficients in a reward node's `executable_kwargs`. Raises UserError for the first invalid one."""
+    """Return the coefficients in a reward node's `args`. Raises UserError for the first invalid one."""
     try:
         return Coefficients(**options)
     except ValidationError as error:
@@ -63,7 +63,7 @@ def coefficients(options: dict[str, Any]) -> Coefficients:
             detail = f"unknown; the options are {', '.join(Coefficients.model_fields)}"
         else:
             detail = first["msg"].removeprefix("Value error, ")
-        raise UserError(f"role_rewards: executable_kwargs{f'.{name}' if name else ''}: {detail}") from None
+        raise UserError(f"role_rewards: args{f'.{name}' if name else ''}: {detail}") from None
 
 
 def planner_reward(c: Coefficients, *, success: bool, expected: str, stdout: str) -> float:

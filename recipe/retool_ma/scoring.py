@@ -102,7 +102,7 @@ def _calls_at(episode: Episode, node: str) -> list[Call]:
         ran = ", ".join(dict.fromkeys(call.node for call in episode.calls)) or "none"
         raise UserError(
             f"role_rewards: node '{node}' has not run; nodes that have: {ran}; "
-            "set planner, executor and verifier under executable_kwargs to the node ids"
+            "set planner, executor and verifier under `args` to the node ids"
         )
     return calls
 

@@ -128,10 +128,10 @@ class Dialogue:
         self._workflow, self._graph = with_stand_ins(workflow), episode_graph(workflow)
         unplayed = {node.id for node in self._graph.nodes if node.agent is None}
         for node in self._graph.nodes:
-            if node.agent is not None and (read := unplayed.intersection(node.dependencies)):
+            if node.agent is not None and (read := unplayed.intersection(node.after)):
                 problem = f"node {node.id} reads {min(read)}, and a teacher plays no vote or compute nodes"
                 raise UserError(f"{workflow.path}: {problem}; start from a pretrained model")
-        self._hooks = {node.node_id: load_hooks(node, workflow) for node in workflow.rollout_nodes}
+        self._hooks = {node.id: load_hooks(node, workflow) for node in workflow.rollout_nodes}
         self._private = frozenset(name for name, hooks in self._hooks.items() if hooks.code.private)
         self._envs = load_envs(workflow, sandbox or _no_sandbox("an env", "pass `sandbox` to Dialogue"))
         advice = "answer its calls with `call_tool` of Script, or pass `sandbox` to Dialogue"
@@ -191,7 +191,7 @@ class Dialogue:
 
     def _slots(self, script: Script, turn: int) -> list[tuple[Slot, Move]]:
         """Return the script's answers with their nodes and rounds, in causal order. Raises UserError."""
-        nodes = [self._graph.by_id[node.node_id] for node in self._workflow.rollout_nodes]
+        nodes = [self._graph.by_id[node.id] for node in self._workflow.rollout_nodes]
         if len(script.answers) != len(nodes):
             wanted = f"give one per rollout node ({', '.join(node.id for node in nodes)}), None for one that is skipped"
             raise UserError(f"teacher: turn {turn} has {len(script.answers)} answers; {wanted}")
@@ -338,7 +338,7 @@ class Dialogue:
         earlier = [call for call in episode.calls if shows(node, call, self._private)]
         calls = [*earlier, *seen.calls]
         obs = None
-        if node.spec.agent_options.obs_with_env:
+        if node.spec.sees_env:
             for by_agent in seen.obs.values():  # the newest last
                 obs = by_agent.get(node.agent_name, obs)
         return Context(

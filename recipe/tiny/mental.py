@@ -25,7 +25,7 @@ class MentalTeacher(ABC):
     """Ids of the workflow's rollout nodes. The constructor raises UserError for a workflow with other ones."""
 
     def __init__(self, workflow: Workflow, seed: int):
-        node_ids = tuple(node.node_id for node in workflow.rollout_nodes)
+        node_ids = tuple(node.id for node in workflow.rollout_nodes)
         if set(node_ids) != set(self.nodes):
             expected, actual = ", ".join(self.nodes), ", ".join(node_ids)
             raise UserError(f"{workflow.path}: this teacher needs the rollout nodes {expected}, not {actual}")

@@ -98,7 +98,7 @@ def test_eval_freezes_every_policy_and_drops_the_training_chain(verl_dag):
     done = verl_dag("eval", SEPARATE, "--model", "a model, with=signs", "--data", "x.jsonl")
     assert (done.code, done.evaluation is not None, done.model) == (0, True, "a model, with=signs")
     assert done.workflow.trained_policies() == () and done.workflow.training_nodes == ()
-    assert [node.node_id for node in done.workflow.nodes] == ["plan", "execute", "verify", "reward", "team"]
+    assert [node.id for node in done.workflow.nodes] == ["plan", "execute", "verify", "reward", "team"]
 
 
 def test_eval_options_land_in_the_configuration(verl_dag):

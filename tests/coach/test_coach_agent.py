@@ -275,7 +275,7 @@ def test_a_coach_of_a_sub_workflow_finds_its_template_and_its_node(tmp_path):
     )
     workflow = load_workflow(tmp_path / "main.yaml")
     check_coaches(workflow)
-    assert workflow.node("sub__coach").agent_options.pre_process_kwargs["template"] == "part/coach.txt"
+    assert workflow.node("sub__coach").prompt_options["template"] == "part/coach.txt"
     assert "part/coach.txt" in user_files(workflow) or "coach.txt" in user_files(workflow)
 
 

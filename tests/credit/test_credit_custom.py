@@ -111,7 +111,7 @@ def test_a_critic_is_optional_and_its_values_are_there(own, rows):
     workflow = own("estimator: 'own.py:critical'", policy=", critic: {}")
     found, _ = advantages(workflow, rows, values=[torch.full((3,), 0.5)] * 2)
     assert found == [[1.0, 0.0, 1.0]] * 2
-    assert "main.values" in [node.node_id for node in workflow.training_nodes]
+    assert "main.values" in [node.id for node in workflow.training_nodes]
 
 
 @pytest.mark.parametrize(

@@ -149,7 +149,7 @@ def test_a_node_whose_dependencies_were_all_skipped_is_skipped(world, shape, see
             loop = graph.by_id[name].loop
             return (name, number) in ran if loop == node.loop else any(other == name for other, _ in ran)
 
-        return not node.dependencies or any(has_run(name) for name in node.dependencies)
+        return not node.after or any(has_run(name) for name in node.after)
 
     for slot, reason in schedule.skipped.items():
         idle = not has_input(graph.by_id[slot[0]], slot[1])

@@ -218,7 +218,7 @@ def test_a_private_output_is_not_in_the_calls_that_hooks_get(world):
     flow = loop_of(
         world, "class Judge(Agent):\n    private = True\n    def parse(self, context):\n        return None\n"
     )
-    nodes = [node.model_copy(update={"hooks": "seen.py"}) if node.node_id != "b" else node for node in flow.nodes]
+    nodes = [node.model_copy(update={"hooks": "seen.py"}) if node.id != "b" else node for node in flow.nodes]
     (world.path / "seen.py").write_text(code)
     flow = flow.model_copy(update={"nodes": tuple(nodes)})
     episode = world.play(flow)

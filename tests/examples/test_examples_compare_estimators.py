@@ -20,7 +20,7 @@ def test_every_estimator_gives_a_workflow_that_loads(name, tmp_path):
     workflow = load_workflow(path)
     assert workflow.algorithm.estimator == compare.ALGORITHMS[name]["estimator"]
     assert (workflow.policies["main"].critic is not None) == (name == "gae_chain")
-    assert ("team" in {node.node_id for node in workflow.nodes}) == (name != "gae_chain")
+    assert ("team" in {node.id for node in workflow.nodes}) == (name != "gae_chain")
 
 
 def metrics(path, accuracies, validations, tokens):

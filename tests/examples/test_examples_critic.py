@@ -28,7 +28,7 @@ def call(text, **parsed):
 
 
 def test_the_critic_works_while_the_executor_does():
-    dependencies = {node.node_id: set(node.dependencies) for node in load_workflow(WORKFLOW).rollout_nodes}
+    dependencies = {node.id: set(node.after) for node in load_workflow(WORKFLOW).rollout_nodes}
     assert dependencies["criticize"] == dependencies["execute"] == {"plan"}
     assert dependencies["verify"] == {"plan", "execute", "criticize"}
 

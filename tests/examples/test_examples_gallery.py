@@ -127,7 +127,7 @@ def test_every_condition_and_kind_of_node_has_a_workflow(shipped):
     assert used >= set(Condition.model_fields)
     kinds = {node.kind for flow in shipped for node in flow.nodes}
     assert kinds >= {Kind.ROLLOUT, Kind.VOTE, Kind.REWARD, Kind.COMPUTE}
-    assert any(node.agent_options.env_route for flow in shipped for node in flow.nodes)
+    assert any(node.env_route for flow in shipped for node in flow.nodes)
     assert any("workflow" in node for file in WORKFLOWS for node in read_source(file).data["nodes"])
 
 

@@ -110,12 +110,12 @@ def test_sized_games_are_valid_workflows(name, sized):
     assert workflow.dag_id == name and not workflow.warnings
     if name.startswith("relay"):
         assert list(workflow.policies) == ["speaker", "guesser"]
-        assert {node.agent_options.pre_process_kwargs["actions"] for node in workflow.rollout_nodes} == {size}
-        assert workflow.reward_nodes[0].executable_kwargs == {"symbols": size}
+        assert {node.prompt_options["actions"] for node in workflow.rollout_nodes} == {size}
+        assert workflow.reward_nodes[0].args == {"symbols": size}
     else:
         assert workflow.algorithm.estimator == ("vdn" if "vdn" in name else "grpo")
-        assert len(workflow.agents) == size and all(not node.dependencies for node in workflow.rollout_nodes)
-        assert len(workflow.reward_nodes[0].executable_kwargs["right"]) == size
+        assert len(workflow.agents) == size and all(not node.after for node in workflow.rollout_nodes)
+        assert len(workflow.reward_nodes[0].args["right"]) == size
 
 
 @pytest.mark.parametrize("name", ["relay_1", "relay_6", "additive_1", "additive_vdn_9", "chess_3", "relay"])
@@ -178,8 +178,8 @@ def test_layouts_differ_in_weights_and_prompts_alone():
     shared, token, separate = (shipped(f"anti_coordination_{name}") for name in ("shared", "role_token", "separate"))
     assert len(shared.policies) == len(token.policies) == 1 and len(separate.policies) == 2
     assert separate.algorithm == shared.algorithm == token.algorithm
-    assert [n.agent_options.pre_process_kwargs for n in token.rollout_nodes] == [{"role": True}] * 2
-    assert [n.agent_options.pre_process_kwargs for n in shared.rollout_nodes] == [{}] * 2
+    assert [n.prompt_options for n in token.rollout_nodes] == [{"role": True}] * 2
+    assert [n.prompt_options for n in shared.rollout_nodes] == [{}] * 2
 
 
 def test_plays_of_a_game_differ_in_one_thing():

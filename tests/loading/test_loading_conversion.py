@@ -89,7 +89,7 @@ def placed(policy, base: str) -> dict:
 
 
 def kwargs_of(node, base: str) -> dict:
-    kwargs = node.executable_kwargs.items()
+    kwargs = node.args.items()
     return {key: resolve_path(value, base) if names_function(value) else value for key, value in kwargs}
 
 
@@ -115,7 +115,7 @@ def test_another_folder_gets_paths_of_its_own(tmp_path):
     output = tmp_path / "deep" / "new.yaml"
     output.write_text(import_workflow(SIIRL / "marft.yaml", output))
     old, new = load_workflow(SIIRL / "marft.yaml"), load_workflow(output)
-    path = new.node("rollout_reasoner").agent_options.process_path
+    path = new.node("rollout_reasoner").hooks
     assert path.startswith("..") and (output.parent / path).resolve() == (SIIRL / "process.py").resolve()
     assert new.algorithm == old.algorithm
 
@@ -153,6 +153,6 @@ def test_a_declared_chain_stays_declared(tmp_path):
     old = load_workflow(tmp_path / "old.yaml", DECLARED)
     new = load_workflow(tmp_path / "new.yaml", to_yaml(old))
     assert unplaced(new) == unplaced(old)
-    assert [node.node_id for node in new.training_nodes] == ["1", "yes", "learn", "update"]
+    assert [node.id for node in new.training_nodes] == ["1", "yes", "learn", "update"]
     assert new.policies["main"].critic.config == {"optim.weight_decay": 0.1, "strategy": "fsdp2"}
     assert new.policies["main"].config == {"rollout.dtype": "bfloat16"}

@@ -51,7 +51,7 @@ def test_what_is_set_is_in_force(edited):
     assert workflow.algorithm.kl_loss_coef == 0.001 and workflow.policies["main"].reference
     assert [agent.sampling.temperature for agent in workflow.agents] == [0.5, 1.0]
     assert [agent.sampling.max_tokens for agent in workflow.agents] == [64, 64]
-    assert workflow.node("pay").executable_kwargs == {"weight": 2.0}
+    assert workflow.node("pay").args == {"weight": 2.0}
     assert workflow.node("check").when.phase == "training" and workflow.episode.max_turns == 2
     assert workflow.algorithm.group_by == ("uid", "agent", "turn")
     assert "# a comment that stays" in workflow.edited and "kl_loss_coef: 0.001" in workflow.edited
@@ -67,7 +67,7 @@ def test_short_keys_and_removed_ones(edited):
         "workflow.algorithm.estimator=reinforce_pp",
         "~workflow.algorithm.group_by",
     )
-    assert workflow.node("pay").executable_ref == "score.py:other" and workflow.node("check").dependencies == ()
+    assert workflow.node("pay").function == "score.py:other" and workflow.node("check").after == ()
     assert workflow.algorithm.estimator == "reinforce_pp"
 
 

@@ -88,14 +88,14 @@ def test_the_weights_of_the_kl_and_the_reference(text, arguments, reward, loss, 
 def test_without_the_envs_rewards_the_rule_pays(source, agent, tmp_path):
     text, flow = change(source, "rollout.agent.rewards_with_env=False")
     (reward,) = flow.reward_nodes
-    assert reward.executable_ref == "recipe.dag.reward.outcome:outcome_reward"
-    assert reward.executable_kwargs == {"agent": agent}
-    assert not any(node.agent_options.rewards_with_env for node in flow.rollout_nodes)
+    assert reward.function == "recipe.dag.reward.outcome:outcome_reward"
+    assert reward.args == {"agent": agent}
+    assert not any(node.env_pays for node in flow.rollout_nodes)
     (tmp_path / "off.yaml").write_text(text)
     flow = change(tmp_path / "off.yaml", "rollout.agent.rewards_with_env=True")[1]
     (reward,) = flow.reward_nodes
-    assert reward.executable_ref.endswith(":env_outcome") and reward.executable_kwargs == {}
-    assert any(node.agent_options.rewards_with_env for node in flow.rollout_nodes)
+    assert reward.function.endswith(":env_outcome") and reward.args == {}
+    assert any(node.env_pays for node in flow.rollout_nodes)
 
 
 def test_programs_have_no_rule():

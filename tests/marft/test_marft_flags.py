@@ -48,7 +48,7 @@ IN_THE_WORKFLOW = [
     ("algorithm.adv_estimator=grpo trainer.critic_warmup=0", algorithm(estimator="grpo")),
     ("algorithm.adv_estimator=cpgd", algorithm(estimator="grpo", policy_loss="cpgd")),
     ("algorithm.adv_estimator=gae algorithm.share_reward_in_agent=False", algorithm(share_reward_in_agent=False)),
-    (f"{GPU}.agent.rewards_with_env=True", lambda flow: flow.node("rollout_actor").agent_options.rewards_with_env),
+    (f"{GPU}.agent.rewards_with_env=True", lambda flow: flow.node("rollout_actor").env_pays),
     (f"{GPU}.multi_turn.max_assistant_turns=5", episode(max_turns=5)),
     (f"{GPU}.multi_turn.use_all_traj=True", episode(train_turns="all")),
     (f"{GPU}.multi_turn.use_all_traj=false", episode(train_turns="last")),

@@ -125,7 +125,7 @@ def test_the_workflow_says_what_the_readme_says():
     algorithm = workflow.algorithm
     assert (algorithm.estimator, algorithm.kl_reward_coef, algorithm.clip_ratio_high) == ("reinforce_pp", 0.01, 0.2)
     assert workflow.loops["act"].max_rounds == 2 and set(workflow.loops["act"].nodes) == {"code", "coach_code"}
-    truths = [node.agent_options.pre_process_kwargs.get("truth_for") for node in workflow.rollout_nodes]
+    truths = [node.prompt_options.get("truth_for") for node in workflow.rollout_nodes]
     assert [truth for truth in truths if truth] == [["verifier"]]
 
 

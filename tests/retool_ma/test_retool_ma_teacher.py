@@ -58,8 +58,8 @@ def asks(lesson) -> bool:
 def test_the_workflow_has_two_turns():
     workflow = load_workflow(ROOT / "workflows" / REVISE)
     assert make_plan(workflow).max_turns == 2
-    assert {node.node_id: node.executable_ref for node in workflow.reward_nodes} == {
-        node.node_id: node.executable_ref for node in load_workflow(ROOT / "workflows" / ONE_TURN).reward_nodes
+    assert {node.id: node.function for node in workflow.reward_nodes} == {
+        node.id: node.function for node in load_workflow(ROOT / "workflows" / ONE_TURN).reward_nodes
     }
 
 

@@ -181,7 +181,7 @@ def test_settings_of_the_coach_follow_its_key(script):
 def test_the_folder_of_the_tables_reaches_the_env_and_the_reward(dsbench):
     workflow = dsbench.workflow(DATA_ROOT=str(dsbench.data))
     assert workflow.envs["folder"].kwargs["data_root"] == str(dsbench.data)
-    assert workflow.node("task").executable_kwargs["data_root"] == str(dsbench.data)
+    assert workflow.node("task").args["data_root"] == str(dsbench.data)
     assert dsbench.workflow().envs["folder"].kwargs["data_root"] is None
     dsbench.expect_refusal("DATA_ROOT: /nowhere is not a folder", dsbench.model, DATA_ROOT="/nowhere")
 

@@ -131,7 +131,7 @@ def test_the_engine_records_what_the_teacher_shows(tmp_path, source, turns, coun
     lessons = asyncio.run(Dialogue(workflow).demonstrate(PROBLEM, *map(Script, turns)))
     assert len(lessons) == count
     tokenizer = build_tokenizer(lessons)
-    agent_of = {node.node_id: workflow.agent_of(node).name for node in workflow.rollout_nodes}
+    agent_of = {node.id: workflow.agent_of(node).name for node in workflow.rollout_nodes}
     server = Replayed(tokenizer, lessons, agent_of)
     endpoints = {name: PolicyEndpoint(server, tokenizer, 4096) for name in workflow.policies}
     runner = EpisodeRunner(workflow, endpoints, make_tools(workflow, None), seed=0)

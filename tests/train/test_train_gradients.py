@@ -70,7 +70,7 @@ def gradient(engine):
     def compute(rows, *, loss="token-mean", old="trainer", micro_batch=1, dynamic=None) -> SimpleNamespace:
         """`micro_batch`: rows per micro-batch; `dynamic`: tokens per micro-batch."""
         algorithm = engine.workflow.algorithm.model_copy(update={"loss_agg": loss, "old_log_probs": old})
-        nodes = [n for n in engine.workflow.nodes if old == "trainer" or n.node_id != "main.old_log_probs"]
+        nodes = [n for n in engine.workflow.nodes if old == "trainer" or n.id != "main.old_log_probs"]
         workflow = engine.workflow.model_copy(update={"algorithm": algorithm, "nodes": tuple(nodes)})
         config = copy.deepcopy(engine.config)
         config.actor_rollout_ref.actor.use_dynamic_bsz = dynamic is not None

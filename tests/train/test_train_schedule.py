@@ -25,10 +25,10 @@ def test_a_node_runs_once_after_all_it_depends_on(edges, random):
         assert set(one.after) <= set(ended)
         for _ in range(random.randrange(3)):
             await asyncio.sleep(0)
-        ended.append(one.node_id)
+        ended.append(one.id)
 
     asyncio.run(run_nodes(nodes, execute))
-    assert sorted(ended) == sorted(one.node_id for one in nodes)
+    assert sorted(ended) == sorted(one.id for one in nodes)
 
 
 def test_nodes_that_do_not_need_each_other_run_at_the_same_time():
@@ -36,7 +36,7 @@ def test_nodes_that_do_not_need_each_other_run_at_the_same_time():
         together = asyncio.Barrier(3)  # passes only if all three run at the same time
 
         async def execute(one: Node) -> None:
-            if one.node_id in ("slow", "other", "after_quick"):
+            if one.id in ("slow", "other", "after_quick"):
                 await asyncio.wait_for(together.wait(), 30)
 
         await run_nodes([node("quick"), node("slow"), node("other"), node("after_quick", "quick")], execute)
@@ -48,7 +48,7 @@ def test_dependencies_outside_the_list_count_as_met():
     ran = []
 
     async def execute(one: Node) -> None:
-        ran.append(one.node_id)
+        ran.append(one.id)
 
     asyncio.run(run_nodes([node("update", "reward", "old")], execute))
     assert ran == ["update"]
@@ -61,14 +61,14 @@ def test_a_failure_cancels_the_rest_and_is_raised():
         started = asyncio.Event()
 
         async def execute(one: Node) -> None:
-            if one.node_id == "bad":
+            if one.id == "bad":
                 await started.wait()
                 raise RuntimeError("out of memory")
             started.set()
             try:
                 await asyncio.Event().wait()
             except asyncio.CancelledError:
-                seen.append(f"{one.node_id} cancelled")
+                seen.append(f"{one.id} cancelled")
                 raise
 
         with pytest.raises(RuntimeError, match="out of memory"):

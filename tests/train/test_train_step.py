@@ -205,7 +205,7 @@ def test_only_critics_learn_during_their_warm_up(chained, critics):
 
 
 def test_missing_values_are_reported_with_the_policys_name(chained, critics):
-    flow = chained.model_copy(update={"nodes": tuple(n for n in chained.nodes if n.node_id != "a.values")})
+    flow = chained.model_copy(update={"nodes": tuple(n for n in chained.nodes if n.id != "a.values")})
     with pytest.raises(UserError, match="gae_chain needs a critic: policies.a has none, or no CRITIC node"):
         run_step(flow, chain_rows())
 
@@ -213,7 +213,7 @@ def test_missing_values_are_reported_with_the_policys_name(chained, critics):
 def test_the_kl_to_the_reference_is_taken_from_the_rewards(workflow, monkeypatch, trace):
     policies = {name: spec.model_copy(update={"reference": True}) for name, spec in workflow.policies.items()}
     algorithm = make_algorithm(estimator="reinforce", kl_reward_coef=0.5)
-    base = [node for node in workflow.nodes if "." not in node.node_id]
+    base = [node for node in workflow.nodes if "." not in node.id]
     nodes = derive_training_chain(policies, base, algorithm)
     flow = workflow.model_copy(update={"policies": policies, "algorithm": algorithm, "nodes": (*base, *nodes)})
 
@@ -231,7 +231,7 @@ def test_reinforce_pp_learns_from_one_episode_per_sample_with_the_kl_in_its_rewa
     sampled tokens of the policy, before rows are laid out over ranks."""
     policies = {name: spec.model_copy(update={"reference": True}) for name, spec in workflow.policies.items()}
     algorithm = make_algorithm(estimator="reinforce_pp", kl_reward_coef=0.1)
-    base = [node for node in workflow.nodes if "." not in node.node_id]
+    base = [node for node in workflow.nodes if "." not in node.id]
     nodes = derive_training_chain(policies, base, algorithm)
     flow = workflow.model_copy(update={"policies": policies, "algorithm": algorithm, "nodes": (*base, *nodes)})
     masks = [(1, 0, 1), (1,), (1, 1, 0, 1, 1)]
@@ -272,7 +272,7 @@ def test_log_probs_are_computed_in_the_turns_of_others_only_where_the_rewards_ne
 
     monkeypatch.setattr(kernels, "old_log_probs", put("old_log_probs", "old_log_probs"))
     monkeypatch.setattr(kernels, "reference_log_probs", put("reference", "ref_log_prob"))
-    base = [node for node in chained.nodes if "." not in node.node_id]
+    base = [node for node in chained.nodes if "." not in node.id]
     policies = {name: spec.model_copy(update={"reference": not spec.frozen}) for name, spec in chained.policies.items()}
     for weight, who in ((0.0, "a"), (0.5, "ab")):
         algorithm = chained.algorithm.model_copy(update={"kl_reward_coef": weight})

@@ -66,7 +66,7 @@ def test_the_separate_workflow_has_three_policies_and_is_else_the_shared_one():
         [getattr(a, key) for key in unchanged] for a in separate.agents
     ]
     assert (shared.episode, shared.algorithm) == (separate.episode, separate.algorithm)
-    assert [n.executable_kwargs for n in shared.reward_nodes] == [n.executable_kwargs for n in separate.reward_nodes]
+    assert [n.args for n in shared.reward_nodes] == [n.args for n in separate.reward_nodes]
 
 
 def test_the_fourth_agent_of_the_comment_loads(tmp_path):
@@ -95,7 +95,7 @@ def test_names_merge_keys_and_scalars_are_read(load):
     judge = workflow.node("judge")
     assert judge.kind is Kind.ROLLOUT
     assert workflow.agent_of(judge).name == "critic"
-    assert workflow.node("write").agent_options.env_path == ("env.py:Env",)
+    assert workflow.node("write").env == ("env.py:Env",)
 
 
 def test_overrides_of_nodes_and_refs_end_in_their_policy(load):
@@ -106,7 +106,7 @@ def test_overrides_of_nodes_and_refs_end_in_their_policy(load):
 
 
 def test_nodes_come_in_topological_order_with_the_files_order_among_equals(load):
-    ids = [node.node_id for node in load(TEXT).nodes]
+    ids = [node.id for node in load(TEXT).nodes]
     assert ids == ["write", "judge", "check", "score", "main.advantage", "main.update"]
 
 
@@ -114,7 +114,7 @@ def test_declared_training_nodes_rule_and_get_the_only_policy(load):
     train = "  - {id: %s, train: %s, after: %s}\n"
     text = TEXT + train % ("update", "update", "adv") + train % ("adv", "advantage", "score")
     nodes = load(text).training_nodes
-    assert [(node.node_id, node.policy) for node in nodes] == [("adv", "main"), ("update", "main")]
+    assert [(node.id, node.policy) for node in nodes] == [("adv", "main"), ("update", "main")]
 
 
 def test_an_evaluation_of_frozen_policies_needs_no_reward(load):
@@ -127,8 +127,8 @@ def test_an_env_may_score_instead_of_a_node(load):
     text = TEXT.replace("env: env.py:Env", "env: env.py:Env\n    env_pays: true").replace(SCORE, "")
     plays = text.replace("agent: critic,", "agent: critic, sees_env: true,")
     workflow = load(plays)
-    assert workflow.node("main.update").dependencies == ("main.advantage",)
-    assert workflow.node("main.advantage").dependencies == ("judge", "check")
+    assert workflow.node("main.update").after == ("main.advantage",)
+    assert workflow.node("main.advantage").after == ("judge", "check")
 
 
 def test_whom_no_env_rewards_must_be_rewarded_otherwise(load):
@@ -144,7 +144,7 @@ def test_whom_no_env_rewards_must_be_rewarded_otherwise(load):
 def test_a_dotted_module_is_checked_without_running_it(ref, load, tmp_path):
     (tmp_path / "pkg").mkdir()
     (tmp_path / "pkg" / "score.py").write_text("def score(episode): return {}\nraise SystemExit\n")
-    assert load(TEXT.replace("score.py:score", ref)).reward_nodes[0].executable_ref == ref
+    assert load(TEXT.replace("score.py:score", ref)).reward_nodes[0].function == ref
 
 
 SCORE = TEXT[TEXT.index("  - {id: score") : TEXT.index("  - {<<: *checks, id: judge")]

@@ -108,7 +108,7 @@ def test_nobody_is_allowed_in_every_workflow(load_text):
 def test_one_advantage_node_and_no_critics_are_planned(load_text):
     workflow = load_text(GOOD)
     assert workflow.node("mixer.advantage").policy is None
-    assert {n.node_id for n in workflow.training_nodes} == {"mixer.advantage", "one.update", "two.update"}
+    assert {n.id for n in workflow.training_nodes} == {"mixer.advantage", "one.update", "two.update"}
     text = to_text(make_plan(workflow))
     assert "estimator qmix, groups by uid, agent, turn" in text and "mixer.advantage" in text
 

@@ -90,7 +90,7 @@ def test_mermaid_colours_policies_and_keeps_keywords_out_of_ids(debate):
 def test_every_edge_of_a_shipped_workflow_is_drawn_once(path):
     workflow = load_workflow(path)
     arrows = re.findall(r"n\d+ (?:-->|-\.->)(?:\|\"[^\"]+\"\|)? n\d+", to_mermaid(make_plan(workflow)))
-    assert len(arrows) == len(set(arrows)) == sum(len(node.dependencies) for node in workflow.nodes)
+    assert len(arrows) == len(set(arrows)) == sum(len(node.after) for node in workflow.nodes)
 
 
 def test_policies_that_wait_for_each_other_are_joined_by_dotted_edges():

@@ -61,7 +61,7 @@ def problems(path) -> list[str]:
 
 def test_nodes_loops_and_envs_come_along_and_rewards_and_training_do_not(write):
     workflow = load_workflow(write())
-    ids = [node.node_id for node in workflow.nodes if "." not in node.node_id]
+    ids = [node.id for node in workflow.nodes if "." not in node.id]
     assert ids == ["start", "sub__open", "sub__claim", "sub__answer", "sub__count", "sub__side", "end", "score"]
     assert workflow.loops["sub__rounds"].nodes == ("sub__claim", "sub__answer")
     assert workflow.loops["sub__rounds"].until.agree == ("sub__claim", "sub__answer")
@@ -70,14 +70,14 @@ def test_nodes_loops_and_envs_come_along_and_rewards_and_training_do_not(write):
 
 def test_entries_wait_for_what_the_sub_waits_for_and_its_ends_are_waited_for(write):
     workflow = load_workflow(write())
-    assert workflow.node("sub__open").dependencies == ("start",)
-    assert workflow.node("sub__count").dependencies == ("sub__claim", "sub__answer")
-    assert workflow.node("end").dependencies == ("start", "sub__count", "sub__side")
+    assert workflow.node("sub__open").after == ("start",)
+    assert workflow.node("sub__count").after == ("sub__claim", "sub__answer")
+    assert workflow.node("end").after == ("start", "sub__count", "sub__side")
 
 
 def test_agents_are_those_of_the_same_name_or_the_mapped_ones(write):
     workflow = load_workflow(write())
-    named = {node.node_id: workflow.agent_of(node).name for node in workflow.rollout_nodes}
+    named = {node.id: workflow.agent_of(node).name for node in workflow.rollout_nodes}
     assert named == {
         "start": "critic", "sub__open": "pro", "sub__claim": "pro", "sub__answer": "critic", "end": "judge",
     }  # fmt: skip
@@ -91,10 +91,10 @@ def test_conditions_follow_the_new_names(write):
 
 def test_paths_mean_the_files_that_they_meant_there(write):
     workflow = load_workflow(write())
-    assert workflow.node("sub__answer").agent_options.process_path == "parts/hooks.py:Hook"
-    assert workflow.node("sub__side").executable_ref == "parts/hooks.py:note"
+    assert workflow.node("sub__answer").hooks == "parts/hooks.py:Hook"
+    assert workflow.node("sub__side").function == "parts/hooks.py:note"
     assert workflow.envs["quiz"].path == "parts/env.py:Env"
-    assert workflow.node("sub__claim").agent_options.env_path == ("quiz",)
+    assert workflow.node("sub__claim").env == ("quiz",)
 
 
 def test_one_file_may_come_twice_and_a_loop_may_repeat_it(write):
@@ -104,7 +104,7 @@ def test_one_file_may_come_twice_and_a_loop_may_repeat_it(write):
     )
     main = MAIN.replace("nodes:\n", "loops: {again: {nodes: [twin], max_rounds: 2}}\nnodes:\n", 1) + second
     workflow = load_workflow(write(main, talk))
-    assert workflow.node("twin__open").dependencies == ("sub__count", "sub__side")
+    assert workflow.node("twin__open").after == ("sub__count", "sub__side")
     assert len(workflow.loops["again"].nodes) == 5
 
 
@@ -119,11 +119,11 @@ def test_a_sub_workflow_may_have_one_of_its_own(write, folder):
     # Both agents of the innermost file are the outermost one's `pro`; nobody declares agents in between.
     workflow = load_workflow(folder / "main.yaml")
     assert workflow.agent_of(workflow.node("sub__inner__answer")).name == "pro"
-    assert workflow.node("sub__inner__open").dependencies == ("start",)
-    assert workflow.node("sub__last").dependencies == ("sub__inner__count", "sub__inner__side")
-    assert workflow.node("end").dependencies == ("start", "sub__last")
+    assert workflow.node("sub__inner__open").after == ("start",)
+    assert workflow.node("sub__last").after == ("sub__inner__count", "sub__inner__side")
+    assert workflow.node("end").after == ("start", "sub__last")
     assert workflow.loops["sub__inner__rounds"].nodes == ("sub__inner__claim", "sub__inner__answer")
-    assert workflow.node("sub__inner__answer").agent_options.process_path == "parts/hooks.py:Hook"
+    assert workflow.node("sub__inner__answer").hooks == "parts/hooks.py:Hook"
 
 
 @pytest.mark.parametrize(

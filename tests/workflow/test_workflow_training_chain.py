@@ -41,19 +41,19 @@ RECOMPUTED = make_algorithm(old_log_probs="trainer")
 )
 def test_old_log_probs_are_computed_where_something_depends_on_them(algorithm, computed):
     chain = derive_training_chain(policies(main={"reference": True}), episode_nodes(), make_algorithm(**algorithm))
-    assert ("main.old_log_probs" in [node.node_id for node in chain]) is computed
+    assert ("main.old_log_probs" in [node.id for node in chain]) is computed
 
 
 def test_the_derived_chain_fixes_all_log_probs_before_any_update():
     chain = derive_training_chain(
         policies(first={"reference": True}, cold={"frozen": True}, second={}), episode_nodes(), RECOMPUTED
     )
-    assert [node.node_id for node in chain] == [
+    assert [node.id for node in chain] == [
         "first.old_log_probs", "first.reference", "second.old_log_probs",
         "first.advantage", "second.advantage",
         "first.update", "second.update",
     ]  # fmt: skip
-    by_id = {node.node_id: node for node in chain}
+    by_id = {node.id: node for node in chain}
     forward = ("first.old_log_probs", "first.reference", "second.old_log_probs")
     assert by_id["first.update"].after == (*forward, "first.advantage")
     assert by_id["second.update"].after == (*forward, "second.advantage")

@@ -97,7 +97,7 @@ def check_overrides(file: str | Path, config: DictConfig | None = None, text: st
 
 
 def _check_coaches(workflow: Workflow) -> None:
-    hooks = (node.agent_options.process_path for node in workflow.rollout_nodes)
+    hooks = (node.hooks for node in workflow.rollout_nodes)
     if any(ref is not None and split_ref(ref)[1] == "Coach" for ref in hooks):
         from recipe.dag.coach.agent import check_coaches
 

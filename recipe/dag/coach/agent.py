@@ -86,26 +86,26 @@ class Coach(Agent):
         """Read the template, and yield the mistakes of the options, of the template and of the rewards."""
         options, judged = self.options, _judged_node(self.options.judges, workflow, node)
         if message := _cannot_judge(judged, workflow, node):
-            yield node.node_id, (*_OPTIONS, "judges"), message
+            yield node.id, (*_OPTIONS, "judges"), message
             return
         coach, agent = workflow.agent_of(node), workflow.agent_of(workflow.node(judged))
         if coach.policy in workflow.trained_policies():
             message = (
                 f"its policy `{coach.policy}` is trained, and a coach's is not; give agent `{coach.name}` a policy"
             )
-            yield node.node_id, (), f"{message} with `frozen: true` or `api`"
+            yield node.id, (), f"{message} with `frozen: true` or `api`"
         names = [agent.name for agent in workflow.agents]
         for index, name in enumerate(options.truth_for):
             if name not in names:
-                yield node.node_id, (*_OPTIONS, "truth_for", index), f"no agent `{name}`{did_you_mean(name, names)}"
+                yield node.id, (*_OPTIONS, "truth_for", index), f"no agent `{name}`{did_you_mean(name, names)}"
         self.private, self._judged = not options.feedback, judged
         self._wants_outcome = agent.name in options.truth_for if options.outcome is None else options.outcome
-        yield from self._mistakes_of_rewards(node.node_id, workflow)
+        yield from self._mistakes_of_rewards(node.id, workflow)
         try:
             path = resolve_path(options.template, workflow.path)
             self._template = PromptTemplate(path, agent=agent.name, role=agent.role or agent.name)
         except UserError as error:
-            yield node.node_id, (*_OPTIONS, "template"), str(error)
+            yield node.id, (*_OPTIONS, "template"), str(error)
 
     def prompt(self, context: Context) -> list[Message]:
         """Return one message, the rendered template. Raises SkipCall if there is no action to judge."""
@@ -165,46 +165,46 @@ class Coach(Agent):
 
     def _mistakes_of_rewards(self, coach: str, workflow: Workflow) -> Iterator[Mistake]:
         """Yield what the reward nodes that score with this coach, the node `coach`, say wrong about it."""
-        nodes, scale = [other.node_id for other in workflow.rollout_nodes], self.options.scale
+        nodes, scale = [other.id for other in workflow.rollout_nodes], self.options.scale
         for node in coach_nodes(workflow):
-            coaches = node.executable_kwargs.get("coaches")
+            coaches = node.args.get("coaches")
             at: KeyPath = (_ARGS, "coaches")
             if not isinstance(coaches, Mapping):
                 message = f"write a mapping of each coach's node to the judged one: {{{coach}: {self._judged}}}"
-                yield node.node_id, at, message
+                yield node.id, at, message
                 continue
             for name in (name for pair in coaches.items() for name in pair if name not in nodes):
-                yield node.node_id, at, f"no node of an agent `{name}`{did_you_mean(str(name), nodes)}"
+                yield node.id, at, f"no node of an agent `{name}`{did_you_mean(str(name), nodes)}"
             if coach not in coaches:
                 continue
             if coaches[coach] != self._judged:
-                yield node.node_id, (*at, coach), f"{coach} judges {self._judged}, not {coaches[coach]}"
-            if (written := node.executable_kwargs.get("scale", 10.0)) != scale:
+                yield node.id, (*at, coach), f"{coach} judges {self._judged}, not {coaches[coach]}"
+            if (written := node.args.get("scale", 10.0)) != scale:
                 message = f"{coach} scores up to {scale:g}, not {written}; correct one of them"
-                yield node.node_id, (_ARGS, "scale"), message
+                yield node.id, (_ARGS, "scale"), message
             loop = next((loop.nodes for loop in workflow.loops.values() if self._judged in loop.nodes), (coach,))
             if coach not in loop and not _carried_back(workflow):
                 message = (
                     f"{coach} is behind the loop of {self._judged} and judges its last action only, and with these "
                     f"options {workflow.algorithm.estimator} carries no reward back; put {coach} into the loop"
                 )
-                yield node.node_id, (*at, coach), message
+                yield node.id, (*at, coach), message
             yield from self._mistakes_of_weights(coach, node)
 
     def _mistakes_of_weights(self, coach: str, node: Node) -> Iterator[Mistake]:
         """Yield the mistakes of the weights that a reward node gives to this coach."""
         for name in ("process", "outcome"):
-            weights = node.executable_kwargs.get(name)
+            weights = node.args.get(name)
             if isinstance(weights, Mapping) and coach not in weights:
                 message = f"no weight for {coach}; add `{coach}: 1.0`, or 0 to leave it out"
-                yield node.node_id, (_ARGS, name), message
-        outcome = node.executable_kwargs.get("outcome", 0.0)
+                yield node.id, (_ARGS, name), message
+        outcome = node.args.get("outcome", 0.0)
         if not self._wants_outcome and (outcome.get(coach) if isinstance(outcome, Mapping) else outcome):
             message = (
                 f"{coach} is not asked for an outcome, so {self._judged} would have no reward; give each coach its "
                 f"weight, {{{coach}: 0, ...}}, or set `outcome: true` in the prompt_options of {coach}"
             )
-            yield node.node_id, (_ARGS, "outcome"), message
+            yield node.id, (_ARGS, "outcome"), message
 
 
 def _judged_call(context: Context, node: str) -> Call:
@@ -222,14 +222,14 @@ def _judged_call(context: Context, node: str) -> Call:
 def check_coaches(workflow: Workflow) -> None:
     """Check the options and templates of all nodes whose hooks are `Coach` itself; a subclass is checked when the run
     loads it. Raises WorkflowError."""
-    coaches = [node for node in workflow.rollout_nodes if _is_coach(node.agent_options.process_path, workflow)]
+    coaches = [node for node in workflow.rollout_nodes if _is_coach(node.hooks, workflow)]
     if not coaches:
         return
     draft = load_draft(workflow.path, workflow.edited)
-    paths: dict[str, KeyPath] = {node.node_id: ("nodes", index) for index, node in draft.each_node()}
+    paths: dict[str, KeyPath] = {node.id: ("nodes", index) for index, node in draft.each_node()}
     problems: list[Problem] = []
     for node in coaches:
-        at, written = (*paths[node.node_id], *_OPTIONS), node.agent_options.pre_process_kwargs
+        at, written = (*paths[node.id], *_OPTIONS), node.prompt_options
         options, wrong = parse_piece(Coach.Options, written, draft.source, at)
         problems += wrong
         if options is not None and not wrong:
@@ -252,25 +252,25 @@ def _is_coach(ref: str | None, workflow: Workflow) -> bool:
 def _carried_back(workflow: Workflow) -> bool:
     """Return whether a call is credited with its agent's later rewards, by the estimator, by sharing or by shaping."""
     algorithm, nodes = workflow.algorithm, workflow.reward_nodes
-    is_shaped = any(node.executable_kwargs.get("shaping") is not None for node in nodes)
+    is_shaped = any(node.args.get("shaping") is not None for node in nodes)
     return algorithm.carries_back or algorithm.share_reward_in_agent or is_shaped
 
 
 def _judged_node(judges: str, workflow: Workflow, node: Node) -> str:
     """Return the id of the judged node, in a sub-workflow with its prefix."""
-    inside = f"{node.node_id.rpartition('__')[0]}__{judges}"
-    return inside if any(other.node_id == inside for other in workflow.rollout_nodes) else judges
+    inside = f"{node.id.rpartition('__')[0]}__{judges}"
+    return inside if any(other.id == inside for other in workflow.rollout_nodes) else judges
 
 
 def _cannot_judge(judged: str, workflow: Workflow, node: Node) -> str | None:
     """Return the error message unless `judged` is an agent's node that this one waits for."""
-    rollouts = [other.node_id for other in workflow.rollout_nodes if other.node_id != node.node_id]
+    rollouts = [other.id for other in workflow.rollout_nodes if other.id != node.id]
     if judged not in rollouts:
         return f"no node of an agent `{judged}`{did_you_mean(judged, rollouts)}"
-    awaited, pending = set[str](), list(node.dependencies)
+    awaited, pending = set[str](), list(node.after)
     while pending:
         name = pending.pop()
         if name not in awaited:
             awaited.add(name)
-            pending += workflow.node(name).dependencies
+            pending += workflow.node(name).after
     return None if judged in awaited else f"this node does not wait for {judged}; add `after: {judged}`"

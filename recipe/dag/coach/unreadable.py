@@ -32,14 +32,14 @@ def unreadable(text: str, call: Call) -> str:
 def coach_nodes(workflow: Workflow) -> Iterator[Node]:
     """Yield the reward nodes that score with coaches."""
     for node in workflow.reward_nodes:
-        if node.executable_ref is not None and split_ref(node.executable_ref)[1] == coach_scores.__name__:
+        if node.function is not None and split_ref(node.function)[1] == coach_scores.__name__:
             yield node
 
 
 def silent_coach(episodes: Iterable[Episode], workflow: Workflow) -> str:
     """Return one line about a coach that answered in these episodes, but gave no verdict that can be read; empty if
     there is none."""
-    coaches = {coach for node in coach_nodes(workflow) for coach in node.executable_kwargs.get("coaches") or ()}
+    coaches = {coach for node in coach_nodes(workflow) for coach in node.args.get("coaches") or ()}
     calls = [call for episode in episodes for call in episode.all_calls if call.node in coaches]
     for agent in (agent for agent in workflow.agents if any(call.agent == agent.name for call in calls)):
         own = [call for call in calls if call.agent == agent.name]

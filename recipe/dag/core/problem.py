@@ -16,7 +16,7 @@ from recipe.dag.core.errors import UserError
 
 P = ParamSpec("P")
 KeyPath = tuple[str | int, ...]
-"""Path of a value in the file, such as ("nodes", 3, "agent_options", "env_path")."""
+"""Path of a value in the file, such as ("nodes", 3, "env")."""
 
 
 @dataclass(frozen=True, slots=True, order=True)
@@ -26,7 +26,7 @@ class Problem:
     """1-based; 0 if the file could not be read."""
     column: int
     where: str
-    """`nodes[3].agent_options.env_path`; empty for the whole file."""
+    """`nodes[3].env`; empty for the whole file."""
     message: str
     training_only: bool = field(default=False, compare=False)
     """True for a warning that concerns training only, so that evaluations do not print it."""
@@ -75,7 +75,7 @@ def mistakes_reported(main: Callable[P, int]) -> Callable[P, int]:
 
 
 def render_path(path: KeyPath) -> str:
-    """Return a path as text, such as `nodes[3].agent_options.env_path`."""
+    """Return a path as text, such as `nodes[3].env`."""
     text = ""
     for part in path:
         if isinstance(part, int):

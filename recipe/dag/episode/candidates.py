@@ -107,8 +107,8 @@ def load_choices(workflow: Workflow) -> dict[str, Choice]:
         spec = node.candidates
         if spec is None:
             continue
-        where, function = f"node {node.node_id}: candidates.by", None
+        where, function = f"node {node.id}: candidates.by", None
         if ":" in spec.by:
             function = COMPUTE.load(spec.by, workflow.path, where, spec.args)
-        choices[node.node_id] = Choice(spec, f"{where} {spec.by}", workflow.episode.call_timeout_s, function)
+        choices[node.id] = Choice(spec, f"{where} {spec.by}", workflow.episode.call_timeout_s, function)
     return choices

@@ -35,7 +35,7 @@ class VoteRunner:
         """Return the elected answer (see `elect`)."""
         outputs = {**context.upstream, **context.results}
         key = self.vote.key
-        answers = [outputs[name].parsed.get(key) for name in self.node.dependencies if name in outputs]
+        answers = [outputs[name].parsed.get(key) for name in self.node.after if name in outputs]
         return elect(answers, key, self.vote.ties)
 
 
@@ -53,7 +53,7 @@ class FunctionRunner:
         """Return the checked result. Raises HookFault, also if the function takes longer than `limit_s`."""
         with boundary(HookFault, self.where, self.function):
             async with limited(self.limit_s, HookFault, "the function", self.where):
-                result = await invoke(self.function, context, **deepcopy(self.node.spec.executable_kwargs))
+                result = await invoke(self.function, context, **deepcopy(self.node.spec.args))
             if isinstance(result, str):
                 result = Output(text=result)
             elif isinstance(result, dict):

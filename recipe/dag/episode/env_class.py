@@ -38,16 +38,15 @@ class EnvClass:
 
 
 def choose_env(node: Node, sample: Mapping[str, Any]) -> str | None:
-    """Return the entry of env_path that the node steps in the sample's episodes; None if it steps none. Raises EnvFault
+    """Return the entry of `env` that the node steps in the sample's episodes; None if it steps none. Raises EnvFault
     if env_route selects none of them."""
-    options = node.agent_options
-    if options.env_route is None:
-        return options.env_path[0] if options.env_path else None
-    value = look_up(sample, options.env_route)
-    if value is None or str(value) not in options.env_path:
+    if node.env_route is None:
+        return node.env[0] if node.env else None
+    value = look_up(sample, node.env_route)
+    if value is None or str(value) not in node.env:
         actual = "is not in the sample" if value is None else f"is {str(value)!r}"
-        problem = f"env_route: {options.env_route} {actual}; the envs are {', '.join(options.env_path)}"
-        raise EnvFault(problem, where=f"node {node.node_id}")
+        problem = f"env_route: {node.env_route} {actual}; the envs are {', '.join(node.env)}"
+        raise EnvFault(problem, where=f"node {node.id}")
     return str(value)
 
 
@@ -57,13 +56,12 @@ def needs_sandbox(workflow: Workflow) -> bool:
 
 
 def load_envs(workflow: Workflow, sandbox: SandboxClient | None = None) -> dict[str, EnvClass]:
-    """Return all envs that the rollout nodes may step, by the entry of env_path. Raises UserError."""
+    """Return all envs that the rollout nodes may step, by the entry of `env`. Raises UserError."""
     for node in workflow.rollout_nodes:
-        options = node.agent_options
-        if len(options.env_path) > 1 and options.env_route is None:
-            problem = f"env_path names {len(options.env_path)} envs; add `env_route` to choose one for each episode"
-            raise UserError(f"node {node.node_id}: {problem}")
-    names = [name for node in workflow.rollout_nodes for name in node.agent_options.env_path]
+        if len(node.env) > 1 and node.env_route is None:
+            problem = f"`env` names {len(node.env)} envs; add `env_route` to choose one for each episode"
+            raise UserError(f"node {node.id}: {problem}")
+    names = [name for node in workflow.rollout_nodes for name in node.env]
     chained = workflow.algorithm.spans_policies
     return {name: replace(load_env(name, workflow, sandbox), chained=chained) for name in dict.fromkeys(names)}
 

@@ -27,13 +27,13 @@ class EpisodeEnvs:
     def __init__(
         self, graph: EpisodeGraph, classes: Mapping[str, EnvClass], sample: dict[str, Any], limit_s: float
     ) -> None:
-        """`classes` by the entry of env_path. Raises EnvFault if none fits the sample."""
+        """`classes` by the entry of `env`. Raises EnvFault if none fits the sample."""
         self._graph, self._sample = graph, sample
         chosen = {node.id: choose_env(node.spec, sample) for node in graph.nodes}
         self.env_of = {node: env for node, env in chosen.items() if env is not None}
         """The env that each node steps, by node id; in causal order."""
         self._players = graph.players(self.env_of)
-        watching = [node.id for node in graph.nodes if node.spec.agent_options.obs_with_env]
+        watching = [node.id for node in graph.nodes if node.spec.sees_env]
         watchers = list(dict.fromkeys(self._agents([*watching, *self.env_of])))
         names = dict.fromkeys(self.env_of.values())
         self._envs = {name: LiveEnv(classes[name], watchers, limit_s) for name in names}
@@ -75,7 +75,7 @@ class EpisodeEnvs:
         turn.calls[slot].next_observation = _text(result.obs.get(node.agent_name), node.id)
         if result.done:
             turn.done.add(slot)
-        if node.spec.agent_options.rewards_with_env:
+        if node.spec.env_pays:
             for call, reward in zip(calls, result.rewards, strict=True):
                 if call is not None:
                     pay(call, node.id, reward)

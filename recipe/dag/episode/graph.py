@@ -32,7 +32,7 @@ class EpisodeNode:
     """Index in the causal order."""
     unit: int
     """Position of the first node of its loop; outside loops its own position."""
-    dependencies: tuple[str, ...]
+    after: tuple[str, ...]
     ancestors: frozenset[str]
     """All nodes it waits for within a turn. A node that depends on a node of a loop from outside waits for the whole
     loop."""
@@ -40,7 +40,7 @@ class EpisodeNode:
 
     @property
     def id(self) -> str:
-        return self.spec.node_id
+        return self.spec.id
 
     @property
     def agent_name(self) -> str:
@@ -67,7 +67,7 @@ class EpisodeGraph:
     def players(self, envs: Mapping[str, str]) -> dict[str, tuple[str, ...]]:
         """Return, for each node that steps an env, the nodes whose texts are its actions, in agent order.
 
-        These are the nodes with obs_with_env up to and including the stepping node, except those that step another env;
+        These are the nodes with `sees_env` up to and including the stepping node, except those that step another env;
         for a stepping node in a loop, only nodes of that loop. `envs`: the env that each node steps, by node id.
         """
         return {owner.id: self._players_of(owner, envs) for owner in self.nodes if owner.id in envs}
@@ -80,7 +80,7 @@ class EpisodeGraph:
                 return True
             # A node that only watches plays in every env; one that steps an env plays in that env alone.
             same_env = envs.get(node.id, env) == env
-            return node.spec.agent_options.obs_with_env and same_env and owner.loop in (None, node.loop)
+            return node.spec.sees_env and same_env and owner.loop in (None, node.loop)
 
         candidates = filter(plays, self.nodes[: owner.position + 1])
         return tuple(node.id for node in sorted(candidates, key=lambda node: node.agent_group))
@@ -89,15 +89,15 @@ class EpisodeGraph:
 def episode_graph(workflow: Workflow) -> EpisodeGraph:
     """Return the graph. Raises UserError if two loops share a node, or if the nodes of a loop wait for a node that
     waits for the loop."""
-    specs = {spec.node_id: spec for spec in workflow.episode_nodes}
+    specs = {spec.id: spec for spec in workflow.episode_nodes}
     loop_of = _loop_of(workflow, specs)
     groups: dict[str | None, int] = {agent.name: index for index, agent in enumerate(workflow.agents)}
     units: dict[str, int] = {}
     ancestors: dict[str, frozenset[str]] = {}
     nodes: list[EpisodeNode] = []
     for position, spec in enumerate(_causal_order(workflow, specs, loop_of)):
-        name, loop = spec.node_id, loop_of.get(spec.node_id)
-        dependencies = tuple(other for other in spec.dependencies if other in specs)
+        name, loop = spec.id, loop_of.get(spec.id)
+        dependencies = tuple(other for other in spec.after if other in specs)
         waits_for = {node for other in dependencies for node in _with_loop(workflow, other, loop, loop_of)}
         ancestors[name] = frozenset(waits_for).union(*(ancestors[other] for other in waits_for))
         group = groups.get(spec.agent, -1)
@@ -108,7 +108,7 @@ def episode_graph(workflow: Workflow) -> EpisodeGraph:
                 agent_group=group,
                 position=position,
                 unit=units.setdefault(loop, position) if loop else position,
-                dependencies=dependencies,
+                after=dependencies,
                 ancestors=ancestors[name],
                 loop=loop,
             )

@@ -84,10 +84,10 @@ def is_messages(prompt: Prompt) -> TypeIs[list[Message]]:
 
 def load_hooks(node: Node, workflow: Workflow) -> Hooks:
     """Load the code of the node's agent. Raises UserError."""
-    episode_nodes = {other.node_id for other in workflow.episode_nodes}
-    dependencies = tuple(name for name in node.dependencies if name in episode_nodes)
-    peers = next((loop.nodes for loop in workflow.loops.values() if node.node_id in loop.nodes), ())
-    return Hooks(node.node_id, load_agent(node, workflow), dependencies, peers)
+    episode_nodes = {other.id for other in workflow.episode_nodes}
+    dependencies = tuple(name for name in node.after if name in episode_nodes)
+    peers = next((loop.nodes for loop in workflow.loops.values() if node.id in loop.nodes), ())
+    return Hooks(node.id, load_agent(node, workflow), dependencies, peers)
 
 
 def default_prompt(context: Context, dependencies: tuple[str, ...], peers: tuple[str, ...] = ()) -> list[Message]:

@@ -214,7 +214,7 @@ def unseen_keys(workflow: Workflow, episodes: Sequence[Episode]) -> list[str]:
     for call in (call for episode in episodes for call in episode.all_calls):
         seen.setdefault(call.node, set()).update(call.parsed)
     where = [(f"loops.{name}.until", loop.until) for name, loop in workflow.loops.items() if loop.until is not None]
-    where += [(f"node {node.node_id}: when", node.when) for node in workflow.nodes if node.when is not None]
+    where += [(f"node {node.id}: when", node.when) for node in workflow.nodes if node.when is not None]
     read = [
         (location, node, part.key or AGREE_KEY)
         for location, condition in where
@@ -222,10 +222,10 @@ def unseen_keys(workflow: Workflow, episodes: Sequence[Episode]) -> list[str]:
         for node in (part.agree or ((part.node,) if part.node is not None and part.key is not None else ()))
     ]
     read += [
-        (f"node {node.node_id}: vote", voter, node.vote.key)
+        (f"node {node.id}: vote", voter, node.vote.key)
         for node in workflow.nodes
         if node.vote is not None
-        for voter in node.dependencies
+        for voter in node.after
     ]
     return [
         f"{location}: reads `{key}` of {node}, which no played episode has in `parsed` "

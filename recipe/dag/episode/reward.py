@@ -45,8 +45,8 @@ def load_rewards(workflow: Workflow) -> tuple[RewardNode, ...]:
     late: set[str] = set()
     for node in workflow.reward_nodes:  # in topological order
         of_group = node.scope == "group"
-        if of_group or late.intersection(node.dependencies):
-            late.add(node.node_id)
+        if of_group or late.intersection(node.after):
+            late.add(node.id)
         assert node.reward is not None, node.id
         kwargs, where = dict(node.args), f"node {node.id}"
         function = REWARD[node.scope].load(node.reward, workflow.path, where, kwargs)

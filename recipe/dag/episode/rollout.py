@@ -55,7 +55,7 @@ class Rollout:
         attempt: Attempt,
         choices: Mapping[str, Choice] | None = None,
     ) -> None:
-        """`runners` and `choices` by node id; `envs` by the entry of env_path. Raises EnvFault if no env fits the
+        """`runners` and `choices` by node id; `envs` by the entry of `env`. Raises EnvFault if no env fits the
         sample."""
         self._graph, self._runners, self._limits, self._attempt = graph, runners, limits, attempt
         self._choices = choices or {}
@@ -282,7 +282,7 @@ class Rollout:
         episode, agent = self._episode, node.agent_name
         calls = [*(call for call in episode.calls if shows(node, call, self._private)), *seen.calls]
         obs = None
-        if node.spec.agent_options.obs_with_env:
+        if node.spec.sees_env:
             for by_agent in seen.obs.values():  # the newest last
                 obs = by_agent.get(agent, obs)
         return Context(

@@ -138,10 +138,10 @@ class Schedule:
     def _may_run(self, node: EpisodeNode, slot: Slot) -> bool:
         if slot in self.skipped or Task(*slot, "run") in self._started:
             return False
-        return all(self._is_complete_for(node, self._graph.by_id[name], slot[1]) for name in node.dependencies)
+        return all(self._is_complete_for(node, self._graph.by_id[name], slot[1]) for name in node.after)
 
     def _skips(self, node: EpisodeNode, slot: Slot) -> bool:
-        if node.dependencies and not any(self._ran_for(node, name, slot[1]) for name in node.dependencies):
+        if node.after and not any(self._ran_for(node, name, slot[1]) for name in node.after):
             self.skipped[slot] = "dependencies"
         elif not self._should_run(node, slot[1]):
             self.skipped[slot] = "when"

@@ -110,14 +110,14 @@ def without_private(seen: View, node: EpisodeNode, private: frozenset[str]) -> V
     """Return what `node` sees without the calls of private agents (`Agent.private`) whose nodes it does not name."""
     if not private:
         return seen
-    visible = seen.outputs.keys() - private | {node.id, *node.spec.dependencies}
+    visible = seen.outputs.keys() - private | {node.id, *node.spec.after}
     outputs = {name: output for name, output in seen.outputs.items() if name in visible}
     return replace(seen, outputs=outputs, calls=[call for call in seen.calls if shows(node, call, private)])
 
 
 def shows(node: EpisodeNode, call: Call, private: frozenset[str]) -> bool:
     """Return whether `node` may see the call, which is of a node in `private` or not."""
-    return call.agent == node.agent_name or call.node not in private or call.node in node.spec.dependencies
+    return call.agent == node.agent_name or call.node not in private or call.node in node.spec.after
 
 
 def carry_over(graph: EpisodeGraph, turn: Turn, state: TurnState) -> TurnState:

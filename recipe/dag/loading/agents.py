@@ -63,11 +63,10 @@ class AgentCode:
 def load_agent(node: Node, workflow: Workflow) -> AgentCode:
     """Load the node's hooks. A class is instantiated once, here, so it must keep no state of an episode. Raises
     UserError."""
-    options = node.agent_options
-    if options.process_path is None:
+    if node.hooks is None:
         return AgentCode()
-    where = f"node {node.node_id}: {options.process_path}"
-    holder = load_object(options.process_path, workflow.path)
+    where = f"node {node.id}: {node.hooks}"
+    holder = load_object(node.hooks, workflow.path)
     if inspect.isclass(holder):
         try:
             holder = holder()
@@ -78,8 +77,8 @@ def load_agent(node: Node, workflow: Workflow) -> AgentCode:
     needs_tokens = form is TOKEN_HOOKS
     if needs_tokens:
         check_form(holder, where)
-    kwargs = (_passed(holder, options.pre_process_kwargs, where), options.post_process_kwargs)
-    functions = [_function(holder, name, options.process_path, own) for name, own in zip(form, kwargs, strict=True)]
+    kwargs = (_passed(holder, node.prompt_options, where), node.parse_options)
+    functions = [_function(holder, name, node.hooks, own) for name, own in zip(form, kwargs, strict=True)]
     if functions == [None, None]:
         kind = "file" if isinstance(holder, ModuleType) else "class"
         raise UserError(f"{where}: the {kind} defines neither prompt nor parse")
@@ -90,7 +89,7 @@ def load_agent(node: Node, workflow: Workflow) -> AgentCode:
     if isinstance(holder, Agent):
         holder.prepare(workflow, node)
     hooks = [
-        None if function is None else Hook(call, f"{options.process_path}:{name}", function, own)
+        None if function is None else Hook(call, f"{node.hooks}:{name}", function, own)
         for call, name, function, own in zip((prompt, parse), form, functions, kwargs, strict=True)
     ]
     return AgentCode(*hooks, private=bool(getattr(holder, "private", False)), needs_tokens=needs_tokens)

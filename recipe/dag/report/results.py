@@ -46,9 +46,9 @@ def write_results(
     order = {uid: index for index, uid in enumerate(uids or dict.fromkeys(e.uid for e in episodes))}
     ordered = sorted(episodes, key=lambda e: (order.get(e.uid, len(order)), e.index))
     team = {
-        node.node_id
+        node.id
         for node in workflow.reward_nodes
-        if node.executable_ref is not None and split_ref(node.executable_ref)[1] == TEAM_REWARD
+        if node.function is not None and split_ref(node.function)[1] == TEAM_REWARD
     }
     results, summary = results_list(ordered, team), summarise(ordered, team)
     folder = Path(folder)

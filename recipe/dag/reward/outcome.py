@@ -27,9 +27,7 @@ async def outcome_reward(
     calls = episode.calls_of(agent)
     if not calls:
         names = ", ".join(dict.fromkeys(call.agent for call in episode.calls)) or "none"
-        raise UserError(
-            f"outcome_reward: agent '{agent}' made no call; agents that did: {names}; set executable_kwargs.agent"
-        )
+        raise UserError(f"outcome_reward: agent '{agent}' made no call; agents that did: {names}; set args.agent")
     answer = answer_of(calls[-1], compat=compat)
     outcome = await graded(answer, ground_truth(episode), grade_timeout_s)
     episode.outcome = outcome

@@ -147,7 +147,7 @@ def _of_no_program(option: str, workflow: Workflow) -> str | None:
     for node, tool in users:
         if option in tool.options((option,)):
             continue
-        if option != "timeout_s" or node.agent_options.post_process_kwargs.get("code_timeout") is None:
+        if option != "timeout_s" or node.parse_options.get("code_timeout") is None:
             return None
     own = f"`{option}` of the tool" + (" or `code_timeout` of the hooks" if option == "timeout_s" else "")
     return f"every program has a limit in the workflow ({own}); set it there"
@@ -219,7 +219,7 @@ def check_samples(run: DictConfig, workflow: Workflow) -> None:
     """Raise UserError if credit compares the episodes of a sample and the run has one episode per sample."""
     if int(run.actor_rollout_ref.rollout.n) > 1:
         return
-    of_group = next((node.node_id for node in workflow.reward_nodes if node.scope == "group"), None)
+    of_group = next((node.id for node in workflow.reward_nodes if node.scope == "group"), None)
     if of_group is not None:
         raise UserError(
             f"{run.workflow}: the reward node `{of_group}` compares the episodes of a sample (`scope: group`); set "
@@ -242,7 +242,7 @@ def _is_alone_in_groups(workflow: Workflow) -> bool:
     group_by = workflow.algorithm.grouping
     if "uid" not in group_by:
         return False
-    agent_of = {node.node_id: node.agent for node in workflow.rollout_nodes}
+    agent_of = {node.id: node.agent for node in workflow.rollout_nodes}
     graph = (workflow.rollout_nodes, workflow.loops, workflow.agents, workflow.episode)
     groups = pooled(*graph, workflow.trained_policies(), group_by)
     return all(len({agent_of[move.node] for move in group}) == 1 for group in groups)

@@ -35,11 +35,9 @@ def in_sequence(
         for listener, speakers in agents_heard(workflow.episode_nodes).items()
     }
     order = update_order(list(updates), workflow.algorithm.happo.order, seed=seed, step=step, depends=depends)
-    before = {
-        updates[later].node_id: updates[earlier].node_id for earlier, later in zip(order, order[1:], strict=False)
-    }
+    before = {updates[later].id: updates[earlier].id for earlier, later in zip(order, order[1:], strict=False)}
     waiting = [
-        node.model_copy(update={"after": (*node.after, before[node.node_id])}) if node.node_id in before else node
+        node.model_copy(update={"after": (*node.after, before[node.id])}) if node.id in before else node
         for node in nodes
     ]
     return waiting, order

@@ -103,7 +103,7 @@ class TrainingStep:
         updates = self.workflow.of_kind(Kind.UPDATE)
         auto = self.workflow.algorithm.old_log_probs == "auto"
         recomputed = {self._policy_of(node) for node in self.workflow.of_kind(Kind.OLD_LOG_PROBS)}
-        all_ratios_one = {self._policy_of(node) for node in updates if auto and is_derived(node.node_id)}
+        all_ratios_one = {self._policy_of(node) for node in updates if auto and is_derived(node.id)}
         return {self._policy_of(node) for node in updates} - recomputed - all_ratios_one
 
     async def run(self) -> None:
@@ -152,7 +152,7 @@ class TrainingStep:
         label = f"{KINDS[node.kind].step} of {name}"
         with self.passes.show(f"step {self.step + 1}: {label}", self._tokens(node, name), kind=label):
             await asyncio.to_thread(kernel, name)
-        self.timing[node.node_id] = time.monotonic() - started
+        self.timing[node.id] = time.monotonic() - started
 
     def _tokens(self, node: Node, name: str) -> int | None:
         """Return the number of tokens that a worker reads for the node; None if the driver does the work."""
@@ -335,8 +335,8 @@ class TrainingStep:
 async def run_nodes(nodes: Sequence[Node], execute: Callable[[Node], Awaitable[None]]) -> None:
     """Run each node as soon as its dependencies have finished. Dependencies that are not in `nodes` count as met; the
     first failure cancels the remaining nodes and is raised."""
-    by_id = {node.node_id: node for node in nodes}
-    sorter = TopologicalSorter({n.node_id: [d for d in n.dependencies if d in by_id] for n in nodes})
+    by_id = {node.id: node for node in nodes}
+    sorter = TopologicalSorter({n.id: [d for d in n.after if d in by_id] for n in nodes})
     sorter.prepare()
     running: dict[asyncio.Task, str] = {}
     try:

@@ -165,20 +165,6 @@ class Node(Frozen):
             return Kind(self.train)
         return next(kind for kind, spec in KINDS.items() if getattr(self, spec.key) is not None)
 
-    # old names, until code outside is renamed
-    node_id = property(lambda self: self.id)
-    dependencies = property(lambda self: self.after)
-    executable_ref = property(lambda self: self.function)
-    executable_kwargs = property(lambda self: self.args)
-    agent_options = property(lambda self: self)
-    process_path = property(lambda self: self.hooks)
-    pre_process_kwargs = property(lambda self: self.prompt_options)
-    post_process_kwargs = property(lambda self: self.parse_options)
-    env_path = property(lambda self: self.env)
-    obs_with_env = property(lambda self: self.sees_env)
-    rewards_with_env = property(lambda self: self.env_pays)
-    # end of old names
-
     @property
     def function(self) -> str | None:
         """The user's function that the node runs, if it runs one."""
