@@ -112,7 +112,7 @@ class _Expansion:
         for index, node in inner.kept.items():
             agent = inner.agent_of(node)
             if agent is None or agent in outer_agents:
-                self.inline(piece, inner, index, node, outer_agents, path)
+                self.inline(piece, inner, index, outer_agents, path)
         self.merge("loops", {f"{piece.id}__{n}": (n, v) for n, v in inner.loops.items()}, inner, piece, path)
         self.merge("envs", {n: (n, v) for n, v in inner.envs.items()}, inner, piece, path)
 
