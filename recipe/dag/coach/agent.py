@@ -36,8 +36,8 @@ REFORMAT = (
     "I could not read a score in your reply. Do not judge anew: state the judgement of your reply in this form, "
     "and nothing else:\n{lines}"
 )
-_OPTIONS: KeyPath = ("agent_options", "pre_process_kwargs")
-_ARGS = "executable_kwargs"
+_OPTIONS: KeyPath = ("prompt_options",)
+_ARGS = "args"
 Mistake = tuple[str, KeyPath, str]
 """The node with the mistake, the path of the value in the node, and the error message."""
 _LINES = {"process": "PROCESS_SCORE: <a number from 0 to {scale:g}>", "outcome": "ANSWER_CORRECT: <0 or 1>"}
