@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 from recipe.dag.loading.workflow_file import load_workflow
+from recipe.dag.settings import defaults
 from recipe.dag.settings.compose import compose_config
 from recipe.dag.settings.defaults import decide
 from recipe.dag.workflow.machine import Machine
@@ -28,6 +29,7 @@ def test_a_row_is_what_plan_says(model, policies, gpus, rollout, backward, step,
     name = {"1": "workflow_retool_ma.yaml", "3": "workflow_retool_ma_separate.yaml"}[policies]
     config = compose_config("qwen2_5_3b", [f"workflow={name}"], RECIPE / "config")
     machine = Machine((80 * 10**9,) * int(gpus))
+    monkeypatch.setattr(defaults, "liger_is_installed", lambda: True)  # as with requirements-gpu.lock
     monkeypatch.setenv("MODEL_PATH", str(write_config(tmp_path, QWEN[model.lower()])))
     decision = decide(config, load_workflow(ROOT / "workflows" / name), machine)
     (pool,) = decision.memory
