@@ -45,7 +45,7 @@ def workflow_schema() -> dict[str, Any]:
     _describe(definitions, {model for model, _ in models})
     for (model, name), form in WRITTEN_AS.items():
         written = definitions[model]["properties"][name]
-        definitions[model]["properties"][name] = form | {key: written[key] for key in written.keys() & KEPT}
+        definitions[model]["properties"][name] = form | {key: value for key, value in written.items() if key in KEPT}
     definitions["Node"] = _node(definitions)
     definitions["Algorithm"] = _algorithm()
     return {
