@@ -7,6 +7,7 @@ Needs a CUDA host. Arms run one after the other; slashes separate parts that run
 
 - stock: verl's trainer with its defaults for a machine without flash-attn: padded rows, sdpa, logits
 - tuned: verl's trainer with this project's packed attention and verl's fused head
+- kernels: the same with Liger's kernels, weights gathered once a pass and gradients reduced once a step, as in ours
 - ours: a workflow with one agent
 - three: a workflow with three agents that share weights, each with a third of the episodes
 
@@ -32,7 +33,7 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parents[1]
 TEMPLATE_TOKENS = 64
 """Tokens that a chat template adds to a problem, at most."""
-RATIOS = (("ours", "stock"), ("ours", "tuned"), ("three", "ours"))
+RATIOS = (("ours", "stock"), ("ours", "tuned"), ("ours", "kernels"), ("three", "ours"))
 ATTENTION = "packed_attention"
 """Module in OUT that registers this project's attention in verl's workers."""
 PADDED = (
@@ -45,6 +46,12 @@ PACKED = (
     f"actor_rollout_ref.model.external_lib={ATTENTION}",
     "actor_rollout_ref.model.use_fused_kernels=True",
     "actor_rollout_ref.model.fused_kernel_options.impl_backend=triton",
+)
+KERNELS = (
+    *PACKED,
+    "actor_rollout_ref.model.use_liger=True",
+    "actor_rollout_ref.actor.fsdp_config.reshard_after_forward=False",
+    "actor_rollout_ref.actor.fsdp_config.use_no_sync_for_gradient_accumulation=True",
 )
 AGENT = "{name: solver%d, policy: main, sampling: {temperature: 1.0, max_tokens: %d}}"
 NODE = "  - {id: solve%d, agent: solver%d}\n"
@@ -185,6 +192,7 @@ def workflow(name: str, agents: int, out: Path, args: argparse.Namespace) -> lis
 ARMS = {
     "stock": partial(verl, "stock", PADDED),
     "tuned": partial(verl, "tuned", PACKED),
+    "kernels": partial(verl, "kernels", KERNELS),
     "ours": partial(workflow, "ours", 1),
     "three": partial(workflow, "three", 3),
 }

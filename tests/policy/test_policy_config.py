@@ -5,6 +5,7 @@ import json
 import pytest
 from omegaconf import OmegaConf
 
+from recipe.dag.app import doctor
 from recipe.dag.core.errors import UserError
 from recipe.dag.policy import config as config_module
 from recipe.dag.policy.config import has_stop_strings, policy_config
@@ -201,6 +202,12 @@ def test_ligers_kernels_are_used_on_a_gpu_that_has_them(asked, platform, install
 def test_ligers_kernels_that_are_asked_for_and_missing_are_one_line(configure):
     with pytest.raises(UserError, match="actor_rollout_ref.model.use_liger=true, but liger-kernel is not installed"):
         configure({"model.use_liger": True}, platform="cuda")
+
+
+def test_the_doctor_notes_that_ligers_kernels_are_missing(monkeypatch):
+    monkeypatch.setattr(doctor, "liger_is_installed", lambda: False)
+    with pytest.raises(doctor.Note, match="liger-kernel is not installed; updates on a GPU are a third slower"):
+        doctor.check_liger()
 
 
 def test_the_layers_that_recompute_their_mlp_only_are_an_option_of_the_engine(configure):

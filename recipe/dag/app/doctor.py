@@ -20,6 +20,7 @@ from pathlib import Path
 from recipe.dag.core.errors import UserError
 from recipe.dag.core.printable import printable
 from recipe.dag.policy.attention import missing_attention
+from recipe.dag.settings.defaults import liger_is_installed
 
 ROOT = Path(__file__).resolve().parents[3]
 GIB = 2**30
@@ -126,6 +127,12 @@ def check_flash_attn() -> str:
     if reason := missing_attention("flash_attention_2"):
         raise Note(f"{reason}; training needs it only to split rows across GPUs (ulysses_sequence_parallel_size)")
     return _version("flash-attn") or "installed"
+
+
+def check_liger() -> str:
+    if not liger_is_installed():
+        raise Note("liger-kernel is not installed; updates on a GPU are a third slower without its kernels")
+    return _version("liger-kernel") or "installed"
 
 
 def check_dsbench() -> str:
@@ -246,6 +253,7 @@ CHECKS: dict[str, Callable[[], str]] = {
     "ray": check_ray,
     "sglang": check_sglang,
     "flash-attn": check_flash_attn,
+    "liger": check_liger,
     "dsbench": check_dsbench,
     "memory": check_memory,
     "disk": check_disk,
