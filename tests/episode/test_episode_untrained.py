@@ -20,7 +20,7 @@ HEAD = "from recipe.dag import Agent, Context, Output, SkipCall\n"
 REWARD = {"node_id": "r", "node_role": "REWARD", "dependencies": ["a"], "executable_ref": "reward.py:score"}
 
 
-def judged(world, hook: str, *, frozen: bool = True, on_failure: str = "skip", solver=None, **keys):
+def judged(world, hook: str, *, frozen: bool = True, on_failure: str = "skip", solver=None, judge=None, **keys):
     """A trained agent at node `a`, and behind it node `b` with the class `Judge` in `hook`."""
     nodes = [
         {"node_id": "a"},
@@ -33,7 +33,7 @@ def judged(world, hook: str, *, frozen: bool = True, on_failure: str = "skip", s
         REWARD,
     ]
     policies = {"main": {"model": {"path": "m"}}, "judge": {"model": {"path": "m"}, "frozen": frozen}}
-    agents = [solver or {}, {"policy": "judge", "on_failure": on_failure}]
+    agents = [solver or {}, {"policy": "judge", "on_failure": on_failure, **(judge or {})}]
     files = {"hook.py": HEAD + hook, "reward.py": "def score(episode): return {'agent0': 1.0, 'agent1': 0.0}"}
     return world.workflow(nodes, agents=agents, policies=policies, files=files, **keys)
 
@@ -131,6 +131,23 @@ def test_a_hook_asks_a_frozen_policy_again(world):
     assert world.text(judge) == "one<|im_end|>"  # the ids are those of the first answer alone
     seeds = [sampling["seed"] for request, _, sampling in client.requests if request.endswith("agent1")]
     assert len(set(seeds)) == 2
+
+
+def test_what_the_prompt_asked_counts_and_the_loop_of_tools_still_ends(world):
+    """Two questions before the call's own generation, of which there may be one."""
+    hook = """
+class Judge(Agent):
+    async def prompt(self, context):
+        for _ in range(2):
+            await context.ask([{"role": "user", "content": "SECOND"}])
+        return [{"role": "user", "content": "first"}]
+"""
+    client = says(world, lambda prompt: "asked" if "SECOND" in prompt else "```python\n1\n```")
+    loop = {"tools": ["python"], "tool_loop": {"format": "fenced", "max_generations": 1}}
+    call = world.play(
+        judged(world, hook, judge=loop), client, [world.Tool("python", lambda arguments, state: "1")]
+    ).calls[1]
+    assert (call.generations, call.stop_reason) == (3, "max_generations")
 
 
 def test_a_second_prompt_that_does_not_fit_is_a_failure(world):

@@ -3,7 +3,7 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 from ruamel.yaml import YAML
 
@@ -127,6 +127,7 @@ VALUES = st.recursive(
 )
 
 
+@example(".5")
 @given(VALUES)
 def test_every_value_is_read_back_as_it_was(value):
     assert YAML(typ="safe", pure=True).load(f"a: {_flow(value)}\n") == {"a": value}

@@ -4,7 +4,7 @@ import pytest
 
 from recipe.dag.types.context import Output
 from recipe.dag.types.values import look_up
-from recipe.dag.workflow.condition import Condition, holds
+from recipe.dag.workflow.condition import Condition, holds, in_words
 
 SAID = {
     "solve": Output(
@@ -101,6 +101,15 @@ def test_nobody_agrees_with_who_said_nothing():
     assert not check(agree=["solve", "skipped"])
     assert not check(agree=["solve", "check"], key="none")
     assert check(agree=["solve"])
+
+
+@pytest.mark.parametrize(
+    ("value", "words"),
+    [(None, "null"), (True, "true"), (1234567, "1234567"), (10.0, "10"), (1234567.5, "1234567.5"), ("a", "'a'")],
+)
+def test_every_value_has_words_of_its_own(value, words):
+    assert in_words(Condition(node="solve", one_of=[value])).endswith(f"is one of {words}")
+    assert in_words(Condition(node="solve", one_of=[10**400])).endswith("0")
 
 
 def test_conditions_combine():

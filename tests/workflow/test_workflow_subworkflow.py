@@ -108,6 +108,21 @@ def test_one_file_may_come_twice_and_a_loop_may_repeat_it(write):
     assert len(workflow.loops["again"].nodes) == 5
 
 
+def test_mistakes_in_a_loop_behind_a_sub_workflow_are_at_their_own_place(write):
+    loop = "loops: {again: {nodes: [sub, nd, end], max_rounds: 2}}\nnodes:\n"
+    found = problems(write(MAIN.replace("nodes:\n", loop, 1)))
+    assert "main.yaml:4:30: loops.again.nodes[1]: no node `nd`; did you mean `end`?" in found
+
+
+def test_envs_of_one_text_in_two_folders_are_not_one_env(write, folder):
+    main = MAIN.replace("nodes:\n", "envs: {quiz: {path: env.py:Env}}\nnodes:\n", 1)
+    file = write(main)
+    (folder / "env.py").write_text((folder / "parts" / "env.py").read_text())
+    assert "`parts/talk.yaml` has another env called `quiz`" in "".join(problems(file))
+    file.write_text(main.replace("env.py", "parts/env.py"))
+    assert load_workflow(file).node("sub__claim").env == ("quiz",), "another text for the same file"
+
+
 def test_a_sub_workflow_may_have_one_of_its_own(write, folder):
     write()
     (folder / "parts" / "more.yaml").write_text(

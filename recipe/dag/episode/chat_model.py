@@ -79,7 +79,7 @@ class ChatModel:
             if not requests:
                 call.messages += _not_run(answer.message, f"calls of `format: {loop.format}` only are run")
                 return
-            if call.generations == loop.max_generations:
+            if call.generations >= loop.max_generations:  # more, if `prompt` asked the model before
                 call.messages += _not_run(answer.message, "no further turn was left")
                 call.stop_reason, call.ended_in_tool_call = "max_generations", True
                 return

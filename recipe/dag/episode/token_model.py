@@ -138,7 +138,7 @@ class TokenModel:
             # A closing tag in a thought calls nothing, but it ended the generation: the model goes on from it.
             if not requests and not (stopped and thinking and calls_end(raw, loop)):
                 return
-            if call.generations == loop.max_generations:
+            if call.generations >= loop.max_generations:  # more, if `prompt` asked the model before
                 call.stop_reason, call.ended_in_tool_call = "max_generations", True
                 return
             messages, ran = await run_tools(requests)

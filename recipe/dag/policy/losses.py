@@ -104,10 +104,9 @@ def cpgd(
     # verl has stored the numbers of tokens and rows there: of the mini-batch, not of this micro-batch
     loss = agg_loss(losses, response_mask, loss_agg_mode, **config.global_batch_info)
     with torch.no_grad():
-        drift = log_ratio.clamp(max=20.0).exp() - 1 - log_ratio
         metrics = {
             "actor/pg_clipfrac": masked_mean((clipped < plain).float(), response_mask).item(),
             "actor/ppo_kl": masked_mean(-log_ratio, response_mask).item(),
-            "actor/policy_drift": masked_mean(drift, response_mask).item(),
+            "actor/policy_drift": masked_mean(low_variance_kl(log_ratio), response_mask).item(),
         }
     return loss, metrics

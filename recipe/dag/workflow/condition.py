@@ -135,7 +135,11 @@ def _number(value: Any) -> float:
 
 
 def _literal(value: Any) -> str:
-    return str(value).lower() if isinstance(value, bool) else f"'{value}'" if isinstance(value, str) else f"{value:g}"
+    if value is None or isinstance(value, bool):
+        return "null" if value is None else str(value).lower()
+    if isinstance(value, float) and float(f"{value:g}") == value:
+        return f"{value:g}"  # 10.0 as 10
+    return f"'{value}'" if isinstance(value, str) else str(value)
 
 
 def _regex_problem(pattern: str) -> str | None:

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from recipe.dag.core.errors import UserError
-from recipe.dag.core.paths import resolve_path
+from recipe.dag.core.paths import find_source, resolve_path, split_ref
 from recipe.dag.core.problem import KeyPath, Problem, WorkflowError
 from recipe.dag.core.suggestion import did_you_mean
 from recipe.dag.workflow.agent_schema import Agent
@@ -69,17 +69,21 @@ class _Expansion:
                 self.relink(node, after, index)
         loops = self.result.data.get("loops")
         if isinstance(loops, dict):
-            self.result.data["loops"] = {name: self.expand_loop(loop) for name, loop in loops.items()}
+            self.result.data["loops"] = {name: self.expand_loop(loop, ("loops", name)) for name, loop in loops.items()}
         return self.result
 
-    def expand_loop(self, loop: Any) -> Any:
-        """Return the loop with each sub-workflow in its `nodes` replaced by all nodes of the sub-workflow."""
+    def expand_loop(self, loop: Any, path: KeyPath) -> Any:
+        """Return the loop at `path` with each sub-workflow in its `nodes` replaced by all nodes of the sub-workflow."""
         if not isinstance(loop, dict) or not isinstance(loop.get("nodes"), list):
             return loop
-        nodes = []
-        for name in loop["nodes"]:
-            nodes += self.members.get(_key(name), ([name], []))[0]
-        return {**loop, "nodes": nodes}
+        members = [self.members.get(_key(name), ([name], []))[0] for name in loop["nodes"]]
+        return {**loop, "nodes": self.flattened(members, (*path, "nodes"))}
+
+    def flattened(self, entries: list[list[Any]], path: KeyPath) -> list[Any]:
+        """Return one list of what replaces each entry of the list at `path`, where mistakes are placed."""
+        origins = [self.result.origin((*path, position)) for position, new in enumerate(entries) for _ in new]
+        self.result.origins |= {(*path, position): origin for position, origin in enumerate(origins)}
+        return [name for new in entries for name in new]
 
     def add(self, node: Any, origin: Origin) -> int:
         """Append a copy of a node and return its index."""
@@ -219,25 +223,18 @@ class _Expansion:
                 data = {**data, "nodes": renamed_list(data.get("nodes"), names)}
                 if "until" in data:
                     data["until"] = renamed_condition(data["until"], names)
-            if new in block and block[new] != data:
+            origin = Origin(inner.source, (key, old))
+            if new in block and _code_of(block[new], self.result.origin((key, new))) != _code_of(data, origin):
                 message = f"`{piece.workflow}` has another {key[:-1]} called `{new}`; rename one of them"
                 self.report((*path, "workflow"), message)
             elif new not in block:
                 block[new] = data
-                self.result.origins[key, new] = Origin(inner.source, (key, old))
+                self.result.origins[key, new] = origin
 
     def relink(self, node: dict[str, Any], after: list[Any], index: int) -> None:
         """Replace each sub-workflow in `after` of the node by the last nodes of the sub-workflow."""
-        path = ("nodes", index, "after")
-        new: list[Any] = []
-        origins: dict[KeyPath, Origin] = {}
-        for position, name in enumerate(after):
-            origin = self.result.origin((*path, position))
-            for end in self.members.get(_key(name), ([], [name]))[1]:
-                origins[(*path, len(new))] = origin
-                new.append(end)
-        node["after"] = new
-        self.result.origins |= origins
+        ends = [self.members.get(_key(name), ([], [name]))[1] for name in after]
+        node["after"] = self.flattened(ends, ("nodes", index, "after"))
 
 
 def _as_list(value: Any) -> list[Any]:
@@ -247,6 +244,17 @@ def _as_list(value: Any) -> list[Any]:
 
 def _mapping(value: Any) -> dict[str, Any]:
     return value if isinstance(value, dict) else {}
+
+
+def _code_of(data: Any, origin: Origin) -> Any:
+    """Return a loop or env with the file of its class by its absolute path: two workflows may mean different files by
+    one text."""
+    if not isinstance(data, dict) or not isinstance(data.get("path"), str):
+        return data
+    try:
+        return {**data, "path": (find_source(data["path"], origin.source.file), split_ref(data["path"])[1])}
+    except UserError:  # a missing file is reported where it is read
+        return data
 
 
 def _key(name: Any) -> str:

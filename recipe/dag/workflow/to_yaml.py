@@ -19,7 +19,7 @@ from recipe.dag.workflow.schema import Node, Workflow
 from recipe.dag.workflow.training_chain import is_derived
 
 WIDTH = 112
-_PLAIN = re.compile(r"[A-Za-z_./][\w./-]*(?::[A-Za-z_][\w.]*)?")
+_PLAIN = re.compile(r"(?!\.\d)[A-Za-z_./][\w./-]*(?::[A-Za-z_][\w.]*)?")
 _RESERVED = frozenset({"true", "false", "yes", "no", "on", "off", "null", "y", "n", ".inf", ".nan", ".", ".."})
 
 

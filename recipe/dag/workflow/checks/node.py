@@ -5,6 +5,7 @@ Invariant: every option of a node that passes has an effect.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator
 
 from recipe.dag.core.paths import names_env
@@ -53,7 +54,7 @@ def _check_env(draft: Draft, node: Node, path: KeyPath) -> Iterator[Problem]:
         yield problem((*path, "sees_env"), message, key=True)
     # An entry that could not be read was reported; the list may be empty without it.
     location = problem((*path, "env"), "").where
-    unread = any(earlier.where.startswith(location) for earlier in draft.problems)
+    unread = any(re.match(rf"{re.escape(location)}(\W|$)", earlier.where) for earlier in draft.problems)
     if node.env_pays and not node.env and not unread:
         message = "this node does not step an env; move this to the node with `env`, or add `env: file.py:Class`"
         yield problem((*path, "env_pays"), message, key=True)
