@@ -83,8 +83,9 @@ class WorkflowCopy:
             self._changes[render_path(path)] = argument, None
 
     def trained(self) -> list[KeyPath]:
-        """Return the paths of the policies that are not frozen."""
-        return [("policies", name) for name, policy in self.data["policies"].items() if not policy.get("frozen")]
+        """Return the paths of the policies that are trained: neither frozen nor behind an API."""
+        policies = self.data["policies"].items()
+        return [("policies", name) for name, policy in policies if not (policy.get("frozen") or policy.get("api"))]
 
     def stepping(self) -> list[KeyPath]:
         """Return the paths of the nodes that step an env."""

@@ -1,4 +1,4 @@
-"""Episodes of a run, with progress and a log, and evaluations made of them.
+"""Evaluations: validation episodes without training, and the files made of them.
 
 Invariant: nothing here needs Ray, verl or torch, so that an evaluation of models behind servers runs without them.
 """
@@ -8,60 +8,23 @@ from __future__ import annotations
 import copy
 from collections.abc import Iterator
 from contextlib import contextmanager
-from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from omegaconf import DictConfig
 
 from recipe.dag.core.errors import UserError
-from recipe.dag.episode.batch import run_batch
 from recipe.dag.episode.failure import TooManyFailed
 from recipe.dag.episode.runner import EpisodeRunner
 from recipe.dag.report.conversations import write_conversations
 from recipe.dag.report.evaluation_log import EvaluationLog
-from recipe.dag.report.progress import Progress
 from recipe.dag.report.results import write_results
-from recipe.dag.types.record import Episode
+from recipe.dag.train.rollout import roll_out
 from recipe.dag.workflow.schema import Workflow
 
 if TYPE_CHECKING:
-    from recipe.dag.train.data import Sample
     from recipe.dag.train.inputs import Inputs
     from recipe.dag.train.rollout_processes import SpreadRunner
-
-
-async def roll_out(
-    config: DictConfig,
-    runner: EpisodeRunner | SpreadRunner,
-    samples: list[tuple[Sample, str]],
-    n: int,
-    step: int,
-    *,
-    validate: bool,
-    title: str,
-    log: EvaluationLog | None = None,
-) -> list[Episode]:
-    """Run n episodes of each (sample, uid), with a progress bar. log: where each is recorded as it ends, and those that
-    it holds already are left out."""
-    earlier = [] if log is None else list(log.finished.values())
-    with Progress(len(samples) * n - len(earlier), title, enabled=config.rollout.progress) as progress:
-
-        def done(episode: Episode) -> None:
-            progress.update(episode)
-            if log is not None:
-                log.add(episode)
-
-        run_episodes = partial(run_batch, runner) if isinstance(runner, EpisodeRunner) else runner.run_batch
-        return await run_episodes(
-            samples,
-            n,
-            step=step,
-            validate=validate,
-            max_in_flight=config.rollout.max_in_flight,
-            earlier=earlier,
-            on_done=done,
-        )
 
 
 async def evaluate(

@@ -114,7 +114,8 @@ class TrainingStep:
         await run_nodes(nodes, self._execute)
 
     def _policy_of(self, node: Node) -> str:
-        return node.policy or self.workflow.agents[0].policy  # a node for all policies belongs to none
+        # a node for all policies (a joint advantage) goes by the first agent's
+        return node.policy or self.workflow.agents[0].policy
 
     def _has_work(self, node: Node) -> bool:
         name, algorithm = self._policy_of(node), self.workflow.algorithm
