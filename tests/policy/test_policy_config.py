@@ -213,6 +213,9 @@ def test_the_doctor_notes_that_ligers_kernels_are_missing(monkeypatch):
 def test_the_layers_that_recompute_their_mlp_only_are_an_option_of_the_engine(configure):
     model = configure({"model.recompute_mlp_only": 7}, platform="cuda").actor_rollout_ref.model
     assert model.fused_kernel_options.recompute_mlp_only == 7 and "recompute_mlp_only" not in model
+    offloading = {"model.recompute_mlp_only": 7, "model.enable_activation_offload": True}
+    model = configure(offloading, platform="cuda").actor_rollout_ref.model
+    assert model.fused_kernel_options.recompute_mlp_only == 0
 
 
 @pytest.mark.parametrize(
