@@ -339,3 +339,13 @@ def test_a_misspelt_agent_and_a_broken_file_of_several_nodes_are_one_problem_eac
     nodes = "".join(f"  - {{id: {node}, agent: {agent}, hooks: bad.py:A}}\n" for node, agent in ("sa", "tb"))
     (broken,) = problems_of(f"{head}{nodes}{score}".encode())
     assert "`bad.py` is not valid Python" in broken.message
+
+
+def test_a_route_that_cannot_be_read_hides_no_mistake_of_the_env(tmp_path):
+    (tmp_path / "w.yaml").write_text(
+        "dag_id: d\nagents: [{name: a, policy: main}]\npolicies: {main: {model: {path: m}}}\n"
+        "nodes: [{id: n, agent: a, env_route: 3, env_pays: true}]\n"
+    )
+    with pytest.raises(WorkflowError) as caught:
+        load_workflow(tmp_path / "w.yaml")
+    assert {problem.where for problem in caught.value.problems} >= {"nodes[0].env_route", "nodes[0].env_pays"}
