@@ -112,7 +112,17 @@ def test_weights_stay_gathered_and_layers_keep_activations_where_they_fit(
     assert decision.memory[0].fits and (not mlp_only or decision.memory[0].used <= 0.9 * size)
 
 
-@pytest.mark.parametrize("override", ["model.recompute_mlp_only=3", "model.enable_gradient_checkpointing=false"])
+def test_gradients_that_belong_in_host_memory_are_reduced_in_every_micro_batch(decided):
+    """Until the last one, they would stay on the GPU as a whole."""
+    _, run = decided("3b", machine(1), "+profile=gpu_32gb")
+    engines = (run.actor_rollout_ref.actor.fsdp_config, run.critic.fsdp)
+    assert [engine.use_no_sync_for_gradient_accumulation for engine in engines] == [False, False]
+
+
+@pytest.mark.parametrize(
+    "override",
+    ["model.recompute_mlp_only=3", "model.enable_gradient_checkpointing=false", "model.enable_activation_offload=true"],
+)
 def test_recompute_that_is_set_is_left_as_it_is(override, decided):
     _, run = decided("0.5b", machine(1), f"actor_rollout_ref.{override}", f"{ACTOR}.ppo_max_token_len_per_gpu=4096")
     assert run.actor_rollout_ref.model.recompute_mlp_only == (3 if "mlp_only" in override else 0)

@@ -133,7 +133,8 @@ def decide(
         pools = _pools(config, workflow, decision)
         if all(estimate_pool(pool, available).fits for pool in pools):
             break
-    if _is_open(config, workflow, MLP_ONLY):
+    # verl's offloading of activations recomputes whole layers itself
+    if _is_open(config, workflow, MLP_ONLY) and not config[RUN].model.enable_activation_offload:
         decision = replace(decision, mlp_only=min((_room_for_mlp_only(pool, available) for pool in pools), default=0))
         pools = _pools(config, workflow, decision)
     return replace(decision, memory=tuple(judge_pool(pool, available) for pool in pools))
@@ -257,7 +258,7 @@ def apply(config: DictConfig, decision: Decision) -> None:
             model.recompute_mlp_only = decision.mlp_only
         alone = config.trainer.n_gpus_per_node * config.trainer.nnodes == 1
         for engine in (actor.fsdp_config, config.critic.fsdp):
-            values = decide_gathering(alone=alone, reshard=decision.reshard)
+            values = decide_gathering(engine, alone=alone, reshard=decision.reshard)
             if offload is not None:
                 values |= dict.fromkeys(OFFLOADS, offload and not engine.get("offload_policy"))
             for key, value in values.items():
@@ -265,10 +266,12 @@ def apply(config: DictConfig, decision: Decision) -> None:
                     engine[key] = value
 
 
-def decide_gathering(*, alone: bool, reshard: bool) -> dict[str, bool]:
+def decide_gathering(engine: DictConfig, *, alone: bool, reshard: bool) -> dict[str, bool]:
     """Return the values of verl's keys of an engine, which is `alone` if it has one process."""
-    # until the last micro-batch, whole gradients take more memory than a share of them, unless the share is the whole
-    return {"reshard_after_forward": reshard, "use_no_sync_for_gradient_accumulation": alone}
+    # Until the last micro-batch, whole gradients stay on the GPU: no more than a single process has there anyway,
+    # unless FSDP2's offloading keeps gradients in host memory.
+    keeps_gradients = alone and not engine.get("offload_policy")
+    return {"reshard_after_forward": reshard, "use_no_sync_for_gradient_accumulation": keeps_gradients}
 
 
 def on_cpu(config: DictConfig) -> Decision:

@@ -102,7 +102,9 @@ def _complete(config: DictConfig, processes: int) -> None:
         parallel = int(config.engine.ulysses_sequence_parallel_size) > 1
         prepare_model(config.model, platform=config.platform, sequence_parallel=parallel)
         config.engine.seed = config.seed
-        for key, value in decide_gathering(alone=processes == 1, reshard=processes > 1).items():
+        # offloaded weights are gathered from host memory, to have few of them on the GPU
+        reshard = processes > 1 or bool(config.engine.offload_policy)
+        for key, value in decide_gathering(config.engine, alone=processes == 1, reshard=reshard).items():
             if config.engine[key] is None:
                 config.engine[key] = value
         config.trainer.device = config.platform
