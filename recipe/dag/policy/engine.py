@@ -27,7 +27,7 @@ from verl.workers.engine.fsdp.transformer_impl import FSDPEngineWithLMHead
 from recipe.dag.policy import linear_head, recompute
 from recipe.dag.policy.attention import VARLEN
 from recipe.dag.policy.linear_head import Scored
-from recipe.dag.policy.micro_batches import prepare_micro_batches
+from recipe.dag.policy.micro_batches import offsets_of, prepare_micro_batches
 from recipe.dag.report.jsonfile import replace_file
 
 if TYPE_CHECKING:
@@ -60,7 +60,7 @@ class PackedInputs(Engine):
 
     def forward_step(self, micro_batch: TensorDict, loss_function: Callable, forward_only: bool):
         # read here, where it is on the CPU: on the GPU, to read it waits for the micro-batch before
-        tu.assign_non_tensor(micro_batch, longest_row=int(_offsets(micro_batch["input_ids"]).diff().max()))
+        tu.assign_non_tensor(micro_batch, longest_row=int(offsets_of(micro_batch["input_ids"]).diff().max()))
         if get_device_name() == "cuda":
             micro_batch = micro_batch.pin_memory().to(get_device_id(), non_blocking=True)
         return super().forward_step(micro_batch, loss_function, forward_only)
@@ -68,7 +68,7 @@ class PackedInputs(Engine):
     def prepare_model_inputs(self, micro_batch: TensorDict) -> tuple[dict, dict]:
         inputs, output_args = super().prepare_model_inputs(micro_batch)
         if self.packs(micro_batch):
-            cu_lens, longest = _offsets(micro_batch["input_ids"]).to(torch.int32), micro_batch["longest_row"]
+            cu_lens, longest = offsets_of(micro_batch["input_ids"]).to(torch.int32), micro_batch["longest_row"]
             # transformers' names; without them every layer derives the offsets anew, and waits for the GPU to do so
             inputs |= {"cu_seq_lens_q": cu_lens, "cu_seq_lens_k": cu_lens}
             inputs |= {"max_length_q": longest, "max_length_k": longest}
@@ -176,7 +176,7 @@ class PolicyEngine(FullOffload, GatheredWeights, PackedInputs, FSDPEngineWithLMH
         # verl expects a value for every token; those that were not scored are 0
         blank = torch.zeros(ids.values().shape, device=ids.device)
         return {
-            name: torch.nested.nested_tensor_from_jagged(blank.index_copy(0, scored.positions, values), _offsets(ids))
+            name: torch.nested.nested_tensor_from_jagged(blank.index_copy(0, scored.positions, values), offsets_of(ids))
             for name, values in output.items()
         }
 
@@ -199,17 +199,12 @@ def sampled_positions(input_ids: Tensor, response_mask: Tensor) -> Tensor:
     Both arguments are jagged, [rows, tokens]; the mask covers the last tokens of each row. If nothing was sampled, the
     result is the first position, so that the parameters get a gradient on every rank.
     """
-    row_ends, mask_ends = _offsets(input_ids)[1:], _offsets(response_mask)[1:]
+    row_ends, mask_ends = offsets_of(input_ids)[1:], offsets_of(response_mask)[1:]
     mask = response_mask.values()
     # a row and its mask end together, so this moves an index into the mask to the token before it in the packed row
-    shifts = (row_ends - mask_ends - 1).repeat_interleave(_offsets(response_mask).diff())
+    shifts = (row_ends - mask_ends - 1).repeat_interleave(offsets_of(response_mask).diff())
     sampled = (torch.arange(len(mask), device=mask.device) + shifts)[mask != 0]
     return sampled if len(sampled) else shifts.new_zeros(1)
-
-
-def _offsets(jagged: Tensor) -> Tensor:
-    """Return where the rows of a jagged tensor start and end, [rows + 1]."""
-    return jagged.offsets()  # pyright: ignore[reportAttributeAccessIssue]  # a method of nested tensors only
 
 
 def register() -> None:

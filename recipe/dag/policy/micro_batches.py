@@ -32,9 +32,14 @@ def prepare_micro_batches(data: TensorDict, **options: Any) -> tuple[list[Tensor
     return parts, indices
 
 
+def offsets_of(jagged: torch.Tensor) -> torch.Tensor:
+    """Return where the rows of a jagged tensor start and end, [rows + 1]."""
+    return jagged.offsets()  # pyright: ignore[reportAttributeAccessIssue]  # a method of nested tensors only
+
+
 def _cut(column: torch.Tensor, indices: Iterable[list[int]]) -> Iterator[torch.Tensor]:
     """Yield the jagged tensors of the rows at each of the `indices`."""
-    lengths = column.offsets().diff().tolist()  # pyright: ignore[reportAttributeAccessIssue]  # of nested tensors
+    lengths = offsets_of(column).diff().tolist()
     rows = column.values().split(lengths)
     for chosen in indices:
         sizes = [lengths[i] for i in chosen]
