@@ -20,16 +20,9 @@ from recipe.dag.core.errors import ModelServerFault
 from recipe.dag.remote.wire import Answer, Body, Ping, Refusal, count_in, error_in
 from recipe.dag.types.context import Message
 from recipe.dag.types.provider import PROVIDERS, Provider
+from recipe.dag.workflow.agent_schema import NEUTRAL
 
-_NEUTRAL = {
-    "top_p": 1.0,
-    "top_k": -1,
-    "min_p": 0.0,
-    "repetition_penalty": 1.0,
-    "presence_penalty": 0.0,
-    "frequency_penalty": 0.0,
-    "ignore_eos": False,
-}
+_NEUTRAL = {**NEUTRAL, "ignore_eos": False}
 SEEDS = 1 << 31
 """Seeds are sent modulo this: some servers refuse larger ones."""
 _REASONING = ("reasoning_content", "reasoning")

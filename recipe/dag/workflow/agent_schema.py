@@ -55,6 +55,13 @@ class Sampling(Frozen):
         return self.max_tokens + self.thinking_tokens
 
 
+NEUTRAL = {
+    name: Sampling.model_fields[name].default
+    for name in ("top_p", "top_k", "min_p", "repetition_penalty", "presence_penalty", "frequency_penalty")
+}
+"""Options that change the distribution of tokens, each with its default, at which it does not."""
+
+
 class ValidationSampling(Frozen):
     """Sampling parameters for validation and evaluation. Parameters that are not set have their value in `sampling`."""
 

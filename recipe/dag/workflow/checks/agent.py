@@ -10,7 +10,7 @@ from dataclasses import replace
 
 from recipe.dag.core.problem import KeyPath, Problem
 from recipe.dag.core.suggestion import did_you_mean
-from recipe.dag.workflow.agent_schema import Agent
+from recipe.dag.workflow.agent_schema import NEUTRAL, Agent
 from recipe.dag.workflow.draft import Draft
 
 
@@ -85,17 +85,6 @@ def _called_again(draft: Draft, agent: Agent) -> bool:
 def _grouping_unread(draft: Draft) -> bool:
     """Return whether `algorithm.group_by` could not be read."""
     return any(problem.where.startswith("algorithm.group_by") for problem in draft.problems)
-
-
-NEUTRAL = {
-    "top_p": 1.0,
-    "top_k": -1,
-    "min_p": 0.0,
-    "repetition_penalty": 1.0,
-    "presence_penalty": 0.0,
-    "frequency_penalty": 0.0,
-}
-"""Options that change the distribution of tokens, each with the value at which it does not."""
 
 
 def warn_of_sampling(draft: Draft) -> Iterator[Problem]:
