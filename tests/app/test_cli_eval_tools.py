@@ -104,7 +104,7 @@ def test_doctor_asks_the_servers_of_tools(task, servers):
         line.startswith("ok ")
         and f"{notes.url} lists shout, store.text; {wiki.url} answers; texts: 1 passage(s)" in line
     )
-    wiki.stop()
+    wiki.kill()
     out = runner.invoke(cli.app, ["doctor", str(task / "w.yaml")])
     assert out.exit_code == 1 and "start the service, or correct `url`" in out.stdout
     assert (

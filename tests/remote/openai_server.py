@@ -5,8 +5,7 @@
     with OpenAIServer(upstream="http://127.0.0.1:8000/v1", faults=scattered({"drop": 0.05}, seed=1)) as proxy:
         ...
 
-It runs on a thread of its own, so that tests with and without an event loop, and other processes, can use it. `kill`
-and `start` make it vanish, connections included, and come back at the same address.
+It runs on a thread of its own (`tests/threaded_server.py`).
 """
 
 from __future__ import annotations
@@ -14,14 +13,14 @@ from __future__ import annotations
 import asyncio
 import json
 import random
-import socket
-import threading
 from collections.abc import Callable, Mapping
 from contextlib import suppress
 from typing import Any
 
 import aiohttp
 from aiohttp import web
+
+from tests.threaded_server import ThreadedServer
 
 FAULTS = ("drop", "truncate", "429", "500", "503", "401", "403", "404", "400", "long", "hang", "nonsense", "empty")
 FAULTS += ("crowded", "529", "quota")
@@ -48,7 +47,7 @@ def scattered(shares: Mapping[str, float], seed: int) -> Callable[[int], str | N
     return fault
 
 
-class OpenAIServer:
+class OpenAIServer(ThreadedServer):
     """Answers with `answer`, or with what `upstream` (a base URL) answers, except where `faults` says otherwise."""
 
     def __init__(
@@ -72,11 +71,7 @@ class OpenAIServer:
         self.in_flight = self.most_in_flight = 0
         self._answer, self._upstream, self._retry_after = answer or (lambda body: "ok"), upstream, retry_after
         self._key, self._models, self._before, self._strict = key, models, before, strict
-        with socket.socket() as free:
-            free.bind(("127.0.0.1", 0))
-            self.port = free.getsockname()[1]
-        self._loop: asyncio.AbstractEventLoop | None = None
-        self._runner: web.AppRunner | None = None
+        super().__init__()
 
     base_path = "/v1"
 
@@ -84,48 +79,10 @@ class OpenAIServer:
     def url(self) -> str:
         return f"http://127.0.0.1:{self.port}{self.base_path}"
 
-    def __enter__(self) -> OpenAIServer:
-        self._loop = asyncio.new_event_loop()
-        threading.Thread(target=self._loop.run_forever, daemon=True, name="openai-server").start()
-        self.start()
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.kill()
-        assert self._loop is not None
-        self._loop.call_soon_threadsafe(self._loop.stop)
-
-    def start(self) -> None:
-        """Listen, again after `kill`."""
-        self._run(self._start())
-
-    def kill(self) -> None:
-        """Close the port and all connections, as a process that is killed does."""
-        self._run(self._kill())
-
-    def _run(self, coroutine: Any) -> None:
-        assert self._loop is not None
-        asyncio.run_coroutine_threadsafe(coroutine, self._loop).result(30)
-
-    async def _start(self) -> None:
-        app = web.Application(client_max_size=64 << 20)
-        self.add_routes(app.router)
-        self._runner = web.AppRunner(app, access_log=None, shutdown_timeout=0, handler_cancellation=True)
-        await self._runner.setup()
-        await web.TCPSite(self._runner, "127.0.0.1", self.port, reuse_address=True).start()
-
     def add_routes(self, router: web.UrlDispatcher) -> None:
         router.add_get("/v1/models", self._list)
         router.add_post("/v1/chat/completions", self._complete)
         router.add_post("/v1/completions", self._complete)
-
-    async def _kill(self) -> None:
-        if self._runner is not None:
-            for connection in list(getattr(self._runner.server, "connections", ())):
-                if connection.transport is not None:
-                    connection.transport.abort()
-            await self._runner.cleanup()
-            self._runner = None
 
     async def _list(self, request: web.Request) -> web.Response:
         if (refusal := self._refusal(request)) is not None:

@@ -109,7 +109,7 @@ def test_a_session_that_the_server_forgot_is_opened_again_once(status):
 def test_a_server_that_restarts_meanwhile_is_found_again():
     async def work(tool: Mcp) -> list[ToolResult]:
         first = await tool.execute({"text": "a"}, {})
-        await asyncio.to_thread(server.stop)
+        await asyncio.to_thread(server.kill)
         server.forget()
         with pytest.raises(ToolFault) as lost:
             await tool.execute({"text": "b"}, {})

@@ -11,13 +11,13 @@ from __future__ import annotations
 
 import asyncio
 import json
-import socket
-import threading
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
 from aiohttp import web
+
+from tests.threaded_server import ThreadedServer
 
 
 @dataclass
@@ -29,50 +29,18 @@ class Request:
     body: Any
 
 
-class WebServer:
+class WebServer(ThreadedServer):
     def __init__(self, answer: Callable[[Request], Any]) -> None:
         self.requests: list[Request] = []
         self._answer = answer
-        with socket.socket() as free:
-            free.bind(("127.0.0.1", 0))
-            self.port = free.getsockname()[1]
-        self._loop = asyncio.new_event_loop()
-        self._runner: web.AppRunner | None = None
+        super().__init__()
 
     @property
     def url(self) -> str:
         return f"http://127.0.0.1:{self.port}/here"
 
-    def __enter__(self) -> WebServer:
-        threading.Thread(target=self._loop.run_forever, daemon=True, name="web-server").start()
-        self.start()
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.stop()
-        self._loop.call_soon_threadsafe(self._loop.stop)
-
-    def start(self) -> None:
-        """Listen, again after `stop`."""
-        asyncio.run_coroutine_threadsafe(self._start(), self._loop).result(30)
-
-    def stop(self) -> None:
-        asyncio.run_coroutine_threadsafe(self._stop(), self._loop).result(30)
-
-    async def _start(self) -> None:
-        app = web.Application(client_max_size=64 << 20)
-        app.router.add_route("*", "/{path:.*}", self._handle)
-        self._runner = web.AppRunner(app, access_log=None, shutdown_timeout=0, handler_cancellation=True)
-        await self._runner.setup()
-        await web.TCPSite(self._runner, "127.0.0.1", self.port, reuse_address=True).start()
-
-    async def _stop(self) -> None:
-        if self._runner is not None:
-            for connection in list(getattr(self._runner.server, "connections", ())):
-                if connection.transport is not None:
-                    connection.transport.abort()
-            await self._runner.cleanup()
-            self._runner = None
+    def add_routes(self, router: web.UrlDispatcher) -> None:
+        router.add_route("*", "/{path:.*}", self._handle)
 
     async def _handle(self, request: web.Request) -> web.StreamResponse:
         data = await request.read()
