@@ -18,8 +18,9 @@ case $option in
   --fast)
     ruff check .
     ruff format --check .
-    fast=(tests/{core,workflow,compat,loading,types,credit,episode,reward,report,envs,tools})
-    fast+=(tests/test_{api,layers,docs,shipped}.py tests/app/test_{cli,main}.py tests/settings/test_settings_absolute.py)
+    fast=(tests/{core,workflow,compat,loading,types,credit,endpoint,remote,episode,reward,report,envs,tools})
+    fast+=(tests/test_{api,layers,docs,shipped}.py tests/app/test_{cli,launch}.py)
+    fast+=(tests/settings/test_settings_absolute.py)
     exec "${suite[@]}" -m "not slow" "${fast[@]}" "$@" ;;
   --changed)
     revision=HEAD

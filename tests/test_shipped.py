@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import shutil
 import subprocess
 import sys
@@ -267,3 +268,10 @@ def test_the_games_run_takes_names_and_beginnings_of_names(started):
     assert (wrong.returncode, wrong.stdout) == (2, "") and "chess: unknown game; choose from anti" in wrong.stderr
     asked = subprocess.run(["bash", script, "--help"], capture_output=True, text=True)
     assert (asked.returncode, asked.stderr) == (0, "") and "run_tiny_cpu.sh [GAME ...]" in asked.stdout
+
+
+def test_the_fast_tests_exist():
+    lists = re.findall(r"fast\+?=\((.+)\)", (ROOT / "tests" / "run.sh").read_text())
+    words = subprocess.run(["bash", "-c", f"echo {' '.join(lists)}"], capture_output=True, text=True, check=True)
+    paths = words.stdout.split()
+    assert len(paths) > 15 and not [path for path in paths if not (ROOT / path).exists()]
