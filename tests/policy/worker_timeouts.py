@@ -57,6 +57,7 @@ def run(model: str, out: Path, settings: list[str]) -> None:
         pool = Pool(RayResourcePool([2], use_gpu=False, max_colocate_count=1), 1)
         policy = PolicyRuntime("main", config, pool, trained=True)
         policy._start_workers()
+        policy.workers.init_model()
         for worker in policy.workers.workers:
             print("TIMEOUTS", *ray.get(worker.__ray_call__.remote(timeouts_of_process_groups)), flush=True)
     finally:

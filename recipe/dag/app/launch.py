@@ -32,7 +32,7 @@ from recipe.dag.core.open_files import shortage
 from recipe.dag.core.output_lock import locked
 from recipe.dag.episode.listed_tools import with_listed_tools
 from recipe.dag.episode.load import load_user_code
-from recipe.dag.platform.environment import choose_platform, prepare_environment
+from recipe.dag.platform.environment import choose_platform, prepare_environment, start_ahead
 from recipe.dag.policy.cluster import Cluster
 from recipe.dag.policy.shards import shortfall
 from recipe.dag.policy.shared_folders import check_folders
@@ -131,6 +131,8 @@ def check(
 def prepare(run: Run) -> None:
     """Choose the platform and what the configuration leaves open, and import the user's code."""
     announce("importing torch and Ray")
+    if run.config.platform != "cpu":
+        start_ahead()
     run.platform = choose_platform(run.config)
     prepare_environment(run.platform)
     load_user_code(run.workflow)  # only now: it may import verl, which reads that environment

@@ -6,7 +6,10 @@ Invariant: `prepare_environment` runs before the first import of verl or Ray, wh
 from __future__ import annotations
 
 import os
+import subprocess
+import sys
 import warnings
+from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -29,6 +32,25 @@ def choose_platform(config: DictConfig) -> str:
     if config.platform == "cuda" and not available:
         raise UserError("platform=cuda, but torch sees no GPU; run on a CUDA host or with platform=cpu")
     return "cuda" if available and config.platform != "cpu" else "cpu"
+
+
+_SERVER_AHEAD = """
+import sglang.srt.managers.scheduler
+from flashinfer.jit.norm import gen_norm_module
+gen_norm_module().build(verbose=False)
+"""
+"""Reads and compiles what each process of an inference server imports, and builds the kernel that takes longest."""
+
+
+def start_ahead() -> None:
+    """Prepare this machine for SGLang's processes in one beside this one, which loads torch, Ray and the trainer
+    meanwhile. Its first imports and kernels took 100 s on a machine that had never started a server (16 cores, H100);
+    where they are cached it costs some seconds of one core. Whatever fails in it is met again, and reported, by the
+    server itself."""
+    if find_spec("sglang") is None:
+        return
+    quiet = subprocess.DEVNULL
+    subprocess.Popen([sys.executable, "-c", _SERVER_AHEAD], stdin=quiet, stdout=quiet, stderr=quiet)
 
 
 def prepare_environment(platform: str) -> None:

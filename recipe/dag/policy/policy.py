@@ -19,9 +19,10 @@ from verl.utils.config import omega_conf_to_dataclass
 from verl.utils.device import get_device_name
 
 from recipe.dag.core.errors import UserError
+from recipe.dag.core.tasks import together
 from recipe.dag.endpoint.client import GenerationClient, PolicyEndpoint
 from recipe.dag.policy.placement import Pool
-from recipe.dag.policy.servers import PolicyServerManager, ServerClient
+from recipe.dag.policy.servers import PolicyServerManager, ServerClient, replica_class
 from recipe.dag.policy.shards import Saved
 from recipe.dag.report.phases import announce
 
@@ -70,11 +71,12 @@ class PolicyRuntime:
                 self.config.actor_rollout_ref.rollout.nnodes = (
                     1  # verl requires it for servers without a trainer; the default is 0
                 )
-        on_cpu = get_device_name() == "cpu"
-        announce(f"policy {self.name}: starting its inference servers")
-        manager = await PolicyServerManager.create(
-            self.config, self.name, worker_group=self.workers, frozen_pool=None if on_cpu else self.pool.resources
-        )
+        # seconds, in which the workers' processes start
+        await asyncio.to_thread(replica_class, self.config.actor_rollout_ref.rollout.name)
+        pool = None if get_device_name() == "cpu" else self.pool.resources
+        servers = PolicyServerManager.create(self.config, self.name, worker_group=self.workers, frozen_pool=pool)
+        results: list[Any] = await together([servers, self._load()])
+        manager: PolicyServerManager = results[0]
         rollout = self.config.actor_rollout_ref.rollout
         self.replicas = manager.get_replicas()
         if self.trained:
@@ -82,7 +84,7 @@ class PolicyRuntime:
             self.sync = CheckpointEngineManager(config=engine, actor_wg=self.workers, replicas=self.replicas)
             # the next policy's server takes a share of the memory that is free when it starts
             await self.sync.sleep_replicas()
-        client = ServerClient(manager.get_client(), self.name, seeded=on_cpu)
+        client = ServerClient(manager.get_client(), self.name, seeded=pool is None)
         longest = int(self.config.data.max_response_length)
         self.endpoint = PolicyEndpoint(client, self.tokenizer, rollout.max_model_len, longest)
 
@@ -93,6 +95,14 @@ class PolicyRuntime:
         path = model.tokenizer_path or model.path
         longest = int(self.config.data.max_response_length)
         return PolicySpec(endpoint.client, path, model.trust_remote_code, endpoint.max_model_len, longest)
+
+    async def _load(self) -> None:
+        """Load the models, after the servers' first question to the workers: so the servers' processes start beside the
+        load. If the question comes later, they start after it."""
+        if self.trained:
+            await asyncio.sleep(0.1)
+            await asyncio.to_thread(self.workers.init_model)
+        announce(f"policy {self.name}: starting its inference servers")
 
     def _start_workers(self) -> None:
         import ray
@@ -108,7 +118,6 @@ class PolicyRuntime:
             critic=self.config.critic if self.critic else None,
         )
         self.workers = RayWorkerGroup(self.pool.resources, worker, device_name=get_device_name())
-        self.workers.init_model()
 
     def kill(self) -> None:
         """Kill all processes immediately. Pending calls to them raise Ray's error."""

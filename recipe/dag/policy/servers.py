@@ -15,7 +15,7 @@ from typing import Any
 from omegaconf import DictConfig
 from verl.single_controller.ray.base import split_resource_pool
 from verl.workers.rollout.llm_server import LLMServerClient, LLMServerManager
-from verl.workers.rollout.replica import RolloutReplicaRegistry
+from verl.workers.rollout.replica import RolloutReplica, RolloutReplicaRegistry
 from verl.workers.rollout.router import GlobalRequestLoadBalancer
 
 from recipe.dag.core.errors import ModelServerFault, boundary
@@ -31,12 +31,22 @@ def _load_cpu_replica():
 RolloutReplicaRegistry.register("cpu", _load_cpu_replica)
 
 
+def replica_class(name: str) -> type[RolloutReplica]:
+    """Return the replica class of an inference server, whose import takes seconds."""
+    stock = RolloutReplicaRegistry.get(name)
+    if name != "sglang":
+        return stock
+    from recipe.dag.policy.sglang_server import PolicyReplica
+
+    return PolicyReplica
+
+
 class PolicyServerManager(LLMServerManager):
     """Manages hybrid replicas on `worker_group`, or replicas on `frozen_pool` that load their weights from disk."""
 
     def __init__(self, config: DictConfig, policy: str, *, worker_group=None, frozen_pool=None):
         self.frozen_pool = frozen_pool
-        replica = RolloutReplicaRegistry.get(config.actor_rollout_ref.rollout.name)
+        replica = replica_class(config.actor_rollout_ref.rollout.name)
         # before verl's __init__, which keeps a class that is already there
         self.rollout_replica_class = functools.partial(replica, name_suffix=policy)
         super().__init__(config, worker_group=worker_group)  # pyright: ignore[reportArgumentType]  # verl takes None

@@ -9,12 +9,13 @@ import asyncio
 
 from omegaconf import DictConfig
 
+from recipe.dag.core.tasks import together
 from recipe.dag.policy.config import policy_config
 from recipe.dag.policy.encoder import start_encoder
-from recipe.dag.policy.placement import create
+from recipe.dag.policy.placement import Pool, create
 from recipe.dag.policy.policy import PolicyRuntime
 from recipe.dag.report.phases import announce
-from recipe.dag.settings.pools import plan_pools
+from recipe.dag.settings.pools import PoolSpec, plan_pools
 from recipe.dag.train.alternation import actor_updates
 from recipe.dag.train.models import ModelPaths
 from recipe.dag.train.team_critic import TeamCritic
@@ -24,13 +25,14 @@ from recipe.dag.workflow.schema import Workflow
 async def start_policies(
     run: DictConfig, workflow: Workflow, models: ModelPaths, policies: dict[str, PolicyRuntime], *, platform: str
 ) -> None:
-    """Launch the policies one after the other, because a server sizes its memory by what is free when it starts.
+    """Launch the policies: those of a pool one after the other, because a server sizes its memory by what is free when
+    it starts, and the pools side by side.
 
     Each policy is added to `policies` before it is launched, so that the caller can stop what has started if one
     fails; finally they are in the workflow's order.
     """
-    for spec in plan_pools(workflow, nnodes=run.trainer.nnodes, n_gpus_per_node=run.trainer.n_gpus_per_node):
-        pool = await asyncio.to_thread(create, spec, platform=platform)
+
+    async def start(pool: Pool, spec: PoolSpec) -> None:
         actors = [name for name in spec.policies if not workflow.policies[name].frozen]
         trained = len(actors) + sum(name in models.critics for name in actors)
         for name in spec.policies:
@@ -54,6 +56,10 @@ async def start_policies(
                 critic=name in models.critics,
             )
             await policies[name].start()
+
+    specs = plan_pools(workflow, nnodes=run.trainer.nnodes, n_gpus_per_node=run.trainer.n_gpus_per_node)
+    pools = [await asyncio.to_thread(create, spec, platform=platform) for spec in specs]
+    await together(map(start, pools, specs))
     for name in workflow.local_policies():
         policies[name] = policies.pop(name)
 

@@ -1,0 +1,78 @@
+"""A synced SGLang server keeps no copy of its weights in host memory; any other one does as verl says. Here with the
+classes of SGLang and verl replaced, since SGLang needs a GPU."""
+
+from __future__ import annotations
+
+import asyncio
+import dataclasses
+import sys
+from types import ModuleType, SimpleNamespace
+
+import pytest
+from omegaconf import OmegaConf
+
+STOCK = "verl.workers.rollout.sglang_rollout.async_sglang_server"
+OURS = "recipe.dag.policy.sglang_server"
+
+
+@dataclasses.dataclass
+class ServerArgs:
+    model_path: str
+    enable_weights_cpu_backup: bool = False
+
+
+class Trainer:
+    """A worker's actor: what it is asked runs after its load."""
+
+    is_loaded = False
+
+    @property
+    def __ray_call__(self):
+        return SimpleNamespace(remote=self._call)
+
+    async def _call(self, function):
+        await asyncio.sleep(0)
+        self.is_loaded = True
+        return function(self)
+
+
+class StockServer:
+    """As in verl 0.9.1: the copy is switched on after the user's keys."""
+
+    def __init__(self, config, rollout_mode):
+        self.config, self.rollout_mode, self.workers = config, rollout_mode, [Trainer()]
+
+    async def launch_server(self, master_address=None):
+        assert self.workers[0].is_loaded, "a server would take the memory that the trainer needs"
+        stock = sys.modules[STOCK]
+        assert "enable_weights_cpu_backup" in [field.name for field in dataclasses.fields(stock.ServerArgs)]
+        self.args = stock.ServerArgs(model_path=master_address, enable_weights_cpu_backup=True)
+
+
+@pytest.mark.parametrize(
+    ("changes", "mode", "copied"),
+    [
+        ({}, "HYBRID", False),
+        ({}, "COLOCATED", True),
+        ({"quantization": "fp8"}, "HYBRID", True),
+        ({"mtp": {"enable": True}}, "HYBRID", True),
+        ({"engine_kwargs": {"sglang": {"enable_weights_cpu_backup": True}}}, "HYBRID", True),
+    ],
+    ids=["synced", "loaded from disk", "quantized", "drafts", "wanted"],
+)
+def test_only_a_server_whose_weights_are_all_synced_goes_without_the_copy(monkeypatch, changes, mode, copied):
+    from verl.workers.rollout.replica import RolloutMode
+
+    stock = ModuleType(STOCK)
+    vars(stock).update(ServerArgs=ServerArgs, SGLangHttpServer=StockServer, SGLangReplica=object)
+    monkeypatch.setitem(sys.modules, STOCK, stock)
+    monkeypatch.setattr("verl.workers.rollout.sglang_rollout.async_sglang_server", stock, raising=False)
+    monkeypatch.delitem(sys.modules, OURS, raising=False)
+    from recipe.dag.policy.sglang_server import PolicyServer
+
+    monkeypatch.setitem(sys.modules, OURS, sys.modules[OURS])  # removed with the rest
+    config = OmegaConf.create({"engine_kwargs": {}, "quantization": None, "mtp": {"enable": False}} | changes)
+    server = PolicyServer(config, RolloutMode[mode])
+    asyncio.run(server.launch_server(master_address="model"))
+    assert server.args == ServerArgs("model", enable_weights_cpu_backup=copied)
+    assert type(server.args) is ServerArgs
