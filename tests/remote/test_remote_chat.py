@@ -334,3 +334,45 @@ def test_processes_share_the_limits(world):
 def test_calls_between_tags_need_token_ids(world):
     with OpenAIServer() as server, pytest.raises(UserError, match="format: tags.*which policy main cannot.*tokenizer"):
         play(world, flow(world, server, agent=looped(format="tags")), [calculator(world)])
+
+
+ASKS = """
+from recipe.dag.types.agent import Agent
+from recipe.dag.types.context import Output
+class Asks(Agent):
+    async def prompt(self, context):
+        hint = await context.ask([{"role": "user", "content": f"hint {context.turn}"}])
+        return [{"role": "user", "content": f"solve {context.turn} with {hint}"}]
+    async def parse(self, context):
+        return Output(parsed={"sure": await context.ask([{"role": "user", "content": f"sure {context.turn}?"}])})
+"""
+
+
+def test_what_hooks_ask_is_recorded_and_no_part_of_the_conversation(world):
+    nodes = [{"id": "solve", "hooks": "h.py:Asks"}]
+    with OpenAIServer(lambda body: body["messages"][-1]["content"].upper()) as server:
+        chat = {"memory": "chat"}
+        flow_ = flow(world, server, agent=chat, nodes=nodes, files={"h.py": ASKS}, episode={"max_turns": 2})
+        (episode,) = play(world, flow_)
+    first, second = episode.calls
+    talk = [["solve 0 with HINT 0", "SOLVE 0 WITH HINT 0"], ["solve 1 with HINT 1", "SOLVE 1 WITH HINT 1"]]
+    recorded = [[message["content"] for message in call.messages] for call in episode.calls]
+    assert recorded == [
+        ["hint 0", "HINT 0", *talk[0], "sure 0?", "SURE 0?"],
+        ["hint 1", "HINT 1", *talk[0], *talk[1], "sure 1?", "SURE 1?"],
+    ]
+    assert [[message["content"] for message in call.conversation] for call in episode.calls] == [
+        talk[0],
+        [*talk[0], *talk[1]],
+    ]
+    sent = [[message["content"] for message in request["messages"]] for request in server.requests]
+    assert sent == [["hint 0"], talk[0][:1], ["sure 0?"], ["hint 1"], [*talk[0], talk[1][0]], ["sure 1?"]]
+    assert second.prompt_text == "user:\n" + "\n\nassistant:\n".join(talk[0]) + f"\n\nuser:\n{talk[1][0]}"
+
+
+def test_a_first_prompt_that_does_not_fit_ends_in_no_tool_call_whatever_was_asked_before(world):
+    nodes, files = [{"id": "solve", "hooks": "h.py:Asks"}], {"h.py": ASKS.partition("    async def parse")[0]}
+    with OpenAIServer(faults={1: "long"}) as server:
+        (episode,) = play(world, flow(world, server, nodes=nodes, files=files))
+    (call,) = episode.calls
+    assert (call.stop_reason, call.ended_in_tool_call, episode.info) == ("length", False, {"prompt_too_long": 1})

@@ -136,7 +136,9 @@ class AgentRunner:
         answer = await self.model.reply(call, attempt, limit, sent)
         # a prompt that goes on from the recorded messages is not recorded twice
         earlier = len(call.messages) if sent[: len(call.messages)] == call.messages else 0
-        call.messages += [*sent[earlier:], answer]
+        new = [*sent[earlier:], answer]
+        call.asked += range(len(call.messages), len(call.messages) + len(new))
+        call.messages += new
         return answer.get("content") or ""
 
     async def _run_calls(self, call: Call, attempt: Attempt, requests: list[Request]) -> tuple[list[Message], bool]:

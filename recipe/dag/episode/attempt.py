@@ -52,4 +52,4 @@ class Attempt:
         """End a call whose prompt, or prompt with tool results, does not fit into the model's context."""
         info = self.episode.info
         info["prompt_too_long"] = info.get("prompt_too_long", 0) + 1
-        call.stop_reason, call.ended_in_tool_call = "length", bool(call.generations)
+        call.stop_reason = "length"

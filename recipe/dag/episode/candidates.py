@@ -96,6 +96,7 @@ def _copy_prompt(source: Call, call: Call) -> None:
     """Give a call the prompt of its sibling, and what the prompt's hook did."""
     call.observation, call.start_seconds = source.observation, source.start_seconds
     call.prompt_ids, call.messages = list(source.prompt_ids), plain_copy(source.messages)
+    call.asked = list(source.asked)
     call.tool_results = list(source.tool_results)
     PROMPT_TEXT.defer(call, PROMPT_TEXT.unread(source))
 

@@ -1,9 +1,10 @@
 """An agent's policy through messages: a chat API without a tokenizer, with tool calls between its answers.
 
-Invariant: the call's `messages` are what was sent and received, in order; it has no token ids, so it never becomes a
-training row. A tool call is read from `tool_calls`, or from the text if the server leaves it there, by the rules of
-`tool_loop`. Each of the message's `tool_calls` has an answer in `messages`, also one that was not run: with
-`memory: chat` they are sent again, and strict servers refuse a call without an answer.
+Invariant: the call's `messages` are what was sent and received, in order; those of `Context.ask` are among them, but no
+other request contains them. A call has no token ids, so it never becomes a training row. A tool call is read from
+`tool_calls`, or from the text if the server leaves it there, by the rules of `tool_loop`. Each of the message's
+`tool_calls` has an answer in `messages`, also one that was not run: with `memory: chat` they are sent again, and strict
+servers refuse a call without an answer.
 """
 
 from __future__ import annotations
@@ -20,7 +21,7 @@ from recipe.dag.episode.attempt import Attempt
 from recipe.dag.episode.conversation import Conversation
 from recipe.dag.episode.generation import sampling_of
 from recipe.dag.episode.hooks import Prompt, is_messages
-from recipe.dag.episode.tool_loop import RunTools, requests_in
+from recipe.dag.episode.tool_loop import Request, RunTools, end_in_tool_call, requests_in
 from recipe.dag.episode.toolset import Toolset
 from recipe.dag.types.context import Message
 from recipe.dag.types.inert import inert
@@ -52,19 +53,21 @@ class ChatModel:
             raise HookFault(
                 f"returned {described(prompt)}: policy {self._agent.policy} is an API, which needs messages"
             )
-        earlier = conversation.last.messages if conversation is not None and conversation.last else []
+        earlier = conversation.last.conversation if conversation is not None and conversation.last else []
         # a copy, so that the record neither shares the hook's objects nor holds what has no JSON form
-        call.messages = [*earlier, *json.loads(json.dumps(prompt))]
-        call.prompt_text = as_text(call.messages)
+        call.messages += [*earlier, *json.loads(json.dumps(prompt))]
+        call.prompt_text = as_text(call.conversation)
 
     async def respond(self, call: Call, attempt: Attempt, limit: TimeLimit, run_tools: RunTools) -> None:
         """Fill in the response to the call's prompt."""
         loop, invalid_streak = self._agent.tool_loop, 0
+        requests: list[Request] = []
         while True:
             try:
-                answer = await self._complete(call, attempt, limit, call.messages)
+                answer = await self._complete(call, attempt, limit, call.conversation)
             except PromptTooLong:
                 attempt.end_without_room(call)
+                call.ended_in_tool_call = bool(requests)
                 return
             call.messages.append(answer.message)
             call.stop_reason = answer.stop_reason
@@ -81,14 +84,12 @@ class ChatModel:
                 return
             if call.generations >= loop.max_generations:  # more, if `prompt` asked the model before
                 call.messages += _not_run(answer.message, "no further turn was left")
-                call.stop_reason, call.ended_in_tool_call = "max_generations", True
-                return
+                return end_in_tool_call(call, "max_generations")
             results, ran = await run_tools(requests)
             call.messages += _addressed(results, answer.message)
             invalid_streak = 0 if ran else invalid_streak + 1
             if invalid_streak == loop.max_invalid_streak:
-                call.stop_reason, call.ended_in_tool_call = "invalid_calls", True
-                return
+                return end_in_tool_call(call, "invalid_calls")
 
     async def reply(self, call: Call, attempt: Attempt, limit: TimeLimit, messages: list[Message]) -> Message:
         """Return the answer to a prompt besides the call's own."""
@@ -100,10 +101,9 @@ class ChatModel:
         """Return the text of all that the call's model had read before its last generation."""
         if not call.tool_results:
             return call.prompt_text
-        completion = call.text if call.completion is None else call.completion
-        answers = [i for i, m in enumerate(call.messages) if m["role"] == "assistant"]
-        last = max((i for i in answers if (call.messages[i]["content"] or "") == completion), default=answers[-1])
-        return as_text(call.messages[:last])
+        messages = call.conversation
+        answers = [index for index, message in enumerate(messages) if message["role"] == "assistant"]
+        return as_text(messages[: max(answers, default=len(messages))])
 
     async def _complete(self, call: Call, attempt: Attempt, limit: TimeLimit, messages: list[Message]) -> ChatAnswer:
         """Return the model's next message; count it in the call."""

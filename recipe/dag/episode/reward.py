@@ -174,7 +174,7 @@ class ScratchCall(Call):
 _TOKENS = ("prompt_ids", "response_ids", "response_mask", "rollout_log_probs")
 for _name in _TOKENS:
     setattr(ScratchCall, _name, Deferred(getattr(Call, _name)))
-_TREES = [field.name for field in fields(Call) if field.default_factory is dict] + ["messages", "usage"]
+_TREES = [field.name for field in fields(Call) if field.default_factory is dict] + ["messages", "asked", "usage"]
 _VALUES = [
     field.name
     for field in fields(Call)

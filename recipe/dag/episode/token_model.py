@@ -27,7 +27,14 @@ from recipe.dag.episode.attempt import Attempt
 from recipe.dag.episode.conversation import Conversation
 from recipe.dag.episode.generation import cut_at_stop, generate, sampling_of
 from recipe.dag.episode.hooks import Prompt, is_messages
-from recipe.dag.episode.tool_loop import RunTools, argument_between_tags, between_tags, calls_end, requests_in
+from recipe.dag.episode.tool_loop import (
+    RunTools,
+    argument_between_tags,
+    between_tags,
+    calls_end,
+    end_in_tool_call,
+    requests_in,
+)
 from recipe.dag.episode.toolset import Toolset
 from recipe.dag.types.context import Message
 from recipe.dag.types.inert import inert_for
@@ -139,17 +146,14 @@ class TokenModel:
             if not requests and not (stopped and thinking and calls_end(raw, loop)):
                 return
             if call.generations >= loop.max_generations:  # more, if `prompt` asked the model before
-                call.stop_reason, call.ended_in_tool_call = "max_generations", True
-                return
+                return end_in_tool_call(call, "max_generations")
             messages, ran = await run_tools(requests)
             invalid_streak = 0 if ran else invalid_streak + 1
             if invalid_streak == loop.max_invalid_streak:
-                call.stop_reason, call.ended_in_tool_call = "invalid_calls", True
-                return
+                return end_in_tool_call(call, "invalid_calls")
             between = await self._between(messages, loop, raw, ended=ended)
             if self._room(call) - len(between) < 1:
-                call.stop_reason, call.ended_in_tool_call = "length", True
-                return
+                return end_in_tool_call(call, "length")
             _append(call, between, [0.0] * len(between), sampled=0)
             if not loop.continues_message:
                 thinking = self._opens_thinking(call)

@@ -15,7 +15,7 @@ from recipe.dag.core.errors import UserError
 from recipe.dag.core.tasks import together
 from recipe.dag.episode.markup import TOOL_CALL, after_thinking, python_blocks
 from recipe.dag.types.context import Message
-from recipe.dag.types.record import ToolResult
+from recipe.dag.types.record import Call, ToolResult
 from recipe.dag.types.tool import Tool, parameters_of, tool_name
 from recipe.dag.workflow.agent_schema import ToolLoop
 
@@ -138,6 +138,11 @@ async def run_requests(requests: list[Request], loop: ToolLoop, run: Run, result
         return await together(run_one(request, slot) for request, slot in zip(requests, slots, strict=True))
     finally:
         results.extend(result for slot in slots for result in slot)
+
+
+def end_in_tool_call(call: Call, stop_reason: str) -> None:
+    """End a call whose last generation asked for a tool, and that has no room for another one."""
+    call.stop_reason, call.ended_in_tool_call = stop_reason, True
 
 
 def truncate(text: str, limit: int, side: str) -> str:

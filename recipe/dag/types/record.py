@@ -123,6 +123,8 @@ class Call:
     messages: list[dict[str, Any]] = field(default_factory=list)
     """Of an API policy without a tokenizer: what was sent and received, in order, its tool calls and their results
     included; such a call has no token ids. Of other policies: what `Context.ask` sent and received."""
+    asked: list[int] = field(default_factory=list)
+    """Indices of those of `messages` that `Context.ask` sent and received."""
     next_observation: str = ""
     """The env's observation for this agent after the node's step, which answers this action; empty if the node steps no
     env."""
@@ -139,6 +141,11 @@ class Call:
     """The score of a candidate; None if it could not be scored."""
     parent_score: float | None = None
     """The score of the candidate that was kept last before this one was generated; None for the first ones."""
+
+    @property
+    def conversation(self) -> list[dict[str, Any]]:
+        """`messages` without those of `Context.ask`."""
+        return [message for index, message in enumerate(self.messages) if index not in self.asked]
 
     @property
     def handed(self) -> str:
