@@ -275,7 +275,7 @@ def test_a_server_behind_a_socket_or_with_the_token_in_its_url():
                 client = SandboxClient(f"http+unix://{quote(folder, safe='')}%2Fa%40b", token="t")
                 outputs.append((await client.run_code("x")).stdout)
                 await client.close()
-            with pytest.raises(SandboxFault, match=r"ConnectError.*1 tries"):
+            with pytest.raises(SandboxFault, match=r"ConnectError.*1 try"):
                 await SandboxClient(f"http+unix://{quote(folder, safe='')}%2Fgone", retries=0).run_code("x")
         return outputs
 

@@ -260,7 +260,7 @@ def test_a_program_that_may_have_run_in_a_session_is_not_sent_again(session, sen
         if session is None:
             assert (await client.run_code("x")).attempts == 2
         else:
-            with pytest.raises(SandboxFault, match="1 tries"):
+            with pytest.raises(SandboxFault, match="1 try"):
                 await client.run_code("x", session_id=session)
 
     with_stub(drop_first, scenario)

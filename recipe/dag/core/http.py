@@ -49,7 +49,8 @@ class Unavailable(Exception):
     came. down: the server is at fault; one that only asks to slow down is not.
     """
 
-    tries = 1
+    tries = 0
+    """How often a request was tried that is given up; 0 before."""
 
     def __init__(
         self,
@@ -62,6 +63,10 @@ class Unavailable(Exception):
     ):
         super().__init__(message)
         self.after_s, self.begun, self.unreachable, self.down = after_s, begun, unreachable, down
+
+    def __str__(self) -> str:
+        count = "1 try" if self.tries == 1 else f"{self.tries} tries"
+        return f"{super().__str__()} ({count})" if self.tries else super().__str__()
 
 
 @dataclass(frozen=True, slots=True)

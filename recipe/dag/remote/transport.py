@@ -125,7 +125,7 @@ class Transport(HttpClient):
         try:
             return await self.repeat(attempt)
         except Unavailable as error:
-            raise ModelServerFault(f"{error} ({error.tries} tries)", where=self.where) from None
+            raise ModelServerFault(str(error), where=self.where) from None
 
     async def post_fitting(
         self, path: str, body: Mapping[str, Any], *, timeout_s: float, read: Read | None = None

@@ -95,7 +95,7 @@ class Transport(HttpClient):
             async with self._turns.get().slots:
                 return await self.repeat(attempt, repeatable=request.repeatable, before_sleep=self._recover)
         except Unavailable as error:
-            raise SandboxFault(f"{error} ({error.tries} tries)", where=self.url) from error
+            raise SandboxFault(str(error), where=self.url) from error
 
     async def send(self, request: Request) -> Answer:
         """Send a request once, without waiting for a slot. Raises Unavailable, TooLarge."""

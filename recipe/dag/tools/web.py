@@ -59,8 +59,7 @@ class WebService(HttpClient):
         try:
             return await self.repeat(attempt, retries=0 if once else None, repeatable=repeatable)
         except Unavailable as error:
-            count = "1 try" if error.tries == 1 else f"{error.tries} tries"
-            raise ToolFault(f"{self.url}: {error} ({count})", where=self.where, infra=True) from None
+            raise ToolFault(f"{self.url}: {error}", where=self.where, infra=True) from None
 
     def _checked(self, answer: Answer) -> Answer:
         if answer.ok:
