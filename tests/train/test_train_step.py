@@ -4,6 +4,7 @@ import asyncio
 import math
 import threading
 import time
+from contextlib import nullcontext
 from types import SimpleNamespace
 
 import pytest
@@ -134,6 +135,19 @@ def test_chained_credit_goes_through_all_policies_and_past_frozen_ones(chained, 
     assert step.batches["a"].columns["advantages"][0].tolist() == [0.5 - 0.25 + 0.5 * last]
     metrics = step.metrics()
     assert metrics["policy/a/critic/value_mean"] == 0.25 and metrics["policy/b/critic/value_mean"] == 0.5
+
+
+def test_a_joint_advantage_is_shown_as_that_of_all_policies(chained, critics):
+    shown = []
+
+    class Passes:
+        def show(self, label, tokens, *, kind):
+            shown.append((label, kind))
+            return nullcontext()
+
+    run_step(chained, chain_rows(), passes=Passes())
+    assert ("step 1: advantage of a, b", "advantage of a, b") in shown
+    assert ("step 1: update of a", "update of a") in shown
 
 
 def test_what_a_policy_was_unsure_of_weighs_less_within_its_sample_and_agent(workflow, trace):

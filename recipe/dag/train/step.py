@@ -150,7 +150,8 @@ class TrainingStep:
 
     async def _timed(self, node: Node, kernel: Callable[[str], None], name: str) -> None:
         started = time.monotonic()
-        label = f"{KINDS[node.kind].step} of {name}"
+        owners = self.batches if node.policy is None else (name,)  # a joint advantage is for all policies
+        label = f"{KINDS[node.kind].step} of {', '.join(owners)}"
         with self.passes.show(f"step {self.step + 1}: {label}", self._tokens(node, name), kind=label):
             await asyncio.to_thread(kernel, name)
         self.timing[node.id] = time.monotonic() - started
