@@ -95,7 +95,7 @@ class Algorithm(Frozen):
     """Optimizer steps per epoch and step of the run."""
     loss_agg: Literal["token-mean", "seq-mean-token-sum", "seq-mean-token-mean"] = "token-mean"
     """What counts once in the policy loss. token-mean: each token. seq-mean-token-sum: each token, too, divided by the
-    number of rows. seq-mean-token-mean: each call."""
+    number of calls. seq-mean-token-mean: each call."""
     agent_weights: Literal["loss_agg", "equal"] = "loss_agg"
     """Weights of the agents that share a policy. loss_agg: as many as their tokens or calls. equal: their advantages
     are multiplied so that each agent has the same part in the step's policy loss."""

@@ -33,5 +33,5 @@ def equal_weights(rows: Sequence[Row], loss_agg: str) -> list[float]:
 def _loss_weight(row: Row, loss_agg: str) -> float:
     """Return the row's part in the sum that `agg_loss` divides by a number common to all rows."""
     tokens = sum(row.loss_mask())
-    # token-mean and seq-mean-token-sum weigh each token the same; only seq-mean-token-mean counts rows
+    # token-mean and seq-mean-token-sum weigh each token the same; with seq-mean-token-mean, a row is one call
     return float(tokens > 0) if loss_agg == "seq-mean-token-mean" else float(tokens)

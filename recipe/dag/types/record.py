@@ -93,7 +93,8 @@ class Call:
     reward: float | None = None
     """Set by the reward nodes or the env; None if neither rewarded the call."""
     train: bool = True
-    """False excludes the call from the loss; set by `parse` or a reward function."""
+    """False keeps its tokens out of training: no actor or critic learns from them and no baseline counts them, but its
+    reward still counts in the returns of its trajectory. Set by `parse` or a reward function."""
     seconds: float = 0.0
     generation_seconds: float = 0.0
     round: int = 0
@@ -111,8 +112,8 @@ class Call:
     advantage: float | None = None
     """The mean advantage over the sampled tokens; None if the call was not trained on."""
     unscored: bool = False
-    """True if a reward function returned None for it: it has no reward and is excluded from the loss and from all
-    statistics."""
+    """True if a reward function returned None for it, so that its reward is unknown and no baseline counts it. It is
+    outside the policy's loss, with the calls whose return depends on it (`Algorithm.unscored_scope`)."""
     completion: str | None = None
     """The model's last generation, if `parse` replaced it in `text`; otherwise None."""
     ended_in_tool_call: bool = False
