@@ -11,8 +11,9 @@ few-shot messages between the system message and the prompt.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from typing import Any
 
-from recipe.dag import Agent, Call, Context, Message, Output, UserError
+from recipe.dag import Agent, Call, Context, Episode, Message, Output, UserError
 from recipe.dag.reward.outcome import final_answer, outcome_reward, team_reward, written_in
 from recipe.retool_ma import prompts
 from recipe.retool_ma.plan import parse_plan, plan_json, plan_of
@@ -54,6 +55,11 @@ class Planner(Agent):
         plan, parsed_ok = parse_plan(written_in(context.call))
         return Output(text=plan_json(plan), parsed={"plan": plan, "parsed_ok": parsed_ok})
 
+    @staticmethod
+    def results_metadata(call: Call, episode: Episode) -> dict[str, Any]:
+        """Return the plan, under the key of the published code."""
+        return {"parsed_plan": call.parsed.get("plan", call.parsed)}
+
 
 class Executor(Agent):
     """Writes a program and runs it once. Prompt fields: problem, planner_plan, planner_reasoning, feedback."""
@@ -91,6 +97,24 @@ class Executor(Agent):
         log = execution_log(**run)
         return Output(text=log, parsed={**run, "log": log})
 
+    @staticmethod
+    def results_metadata(call: Call, episode: Episode) -> dict[str, Any]:
+        """Return the program and the result of its run, under the keys of the published code."""
+        if not call.tool_results:
+            return {"code": call.parsed.get("code", ""), "tool_metadata": {}, "tool_response": ""}
+        run = call.tool_results[-1]
+        return {
+            "code": run.arguments.get("code", ""),
+            "tool_metadata": {
+                "status": "success" if run.ok else "failed",
+                "timeout": run.status == "timeout",
+                "return_code": run.return_code,
+                "stdout": run.stdout,
+                "stderr": run.stderr,
+            },
+            "tool_response": run.text,
+        }
+
 
 class Verifier(Agent):
     """Gives the answer, which ends the episode, or asks for another turn while turns are left.
@@ -126,6 +150,11 @@ class Verifier(Agent):
         verdict = parse_verdict(text, may_revise=_may_revise(context), complete=complete, compat=compat)
         parsed = {"answer": verdict.answer, "verdict": verdict.kind, "feedback": verdict.feedback}
         return Output(parsed=parsed, done=verdict.kind == "final")
+
+    @staticmethod
+    def results_metadata(call: Call, episode: Episode) -> dict[str, Any]:
+        """Return the episode's reward, under the key of the published code."""
+        return {"reward": None if episode.fault is not None else episode.info.get("final_reward", episode.outcome)}
 
 
 class _SingleAgent(Agent):

@@ -1,13 +1,13 @@
 """results.json and summary.json: the output of an evaluation.
 
 Invariant: one item per episode, in dataset order; an episode with a fault has an "error" instead of "metrics" and is
-excluded from averages. The keys are those of ReTool-MA's files, so that its scripts keep working; keys for things that
-its episodes lack (rounds of a loop, team rewards, results of vote and compute nodes, skipped nodes) are added if they
-occur. What no graded episode can tell, an accuracy above all, is null.
+excluded from averages. Keys of rounds of a loop, team rewards, results of vote and compute nodes and skipped nodes are
+there if these occur. What no graded episode can tell, an accuracy above all, is null.
 """
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import asdict
 from pathlib import Path
@@ -15,6 +15,7 @@ from statistics import fmean
 from typing import Any
 
 from recipe.dag.core.paths import split_ref
+from recipe.dag.core.user_code import load_object
 from recipe.dag.episode.failure import most_frequent
 from recipe.dag.report.conversations import problem_of
 from recipe.dag.report.jsonfile import replace_file, to_json
@@ -27,11 +28,13 @@ from recipe.dag.report.pass_at_k import (
     pass_at_k,
 )
 from recipe.dag.report.tools import tool_metrics
+from recipe.dag.types.agent import Agent
 from recipe.dag.types.record import Call, Episode, ToolResult
 from recipe.dag.types.usage import usage_by_policy
 from recipe.dag.workflow.schema import Workflow
 
 CODE_TOOL = "code_interpreter"
+Metadata = Callable[[Call, Episode], dict[str, Any]]
 TEAM_REWARD = "team_reward"
 """The function of reward nodes whose reward is shown beside the agent's own."""
 
@@ -50,7 +53,8 @@ def write_results(
         for node in workflow.reward_nodes
         if node.function is not None and split_ref(node.function)[1] == TEAM_REWARD
     }
-    results, summary = results_list(ordered, team), summarise(ordered, team)
+    results = results_list(ordered, team, metadata=_metadata_of(workflow))
+    summary = summarise(ordered, team)
     folder = Path(folder)
     folder.mkdir(parents=True, exist_ok=True)
     replace_file(folder / "results.json", [to_json(results, indent=2), b"\n"])
@@ -58,11 +62,23 @@ def write_results(
     return summary
 
 
-def results_list(episodes: Sequence[Episode], team: Collection[str] = ()) -> list[dict[str, Any]]:
+def _metadata_of(workflow: Workflow) -> dict[str, Metadata]:
+    """Return the `results_metadata` of the agents that have their own, by node."""
+    hooks = {node.id: load_object(node.hooks, workflow.path) for node in workflow.rollout_nodes if node.hooks}
+    own = {name: holder for name, holder in hooks.items() if inspect.isclass(holder) and issubclass(holder, Agent)}
+    return {name: holder.results_metadata for name, holder in own.items()}
+
+
+def results_list(
+    episodes: Sequence[Episode], team: Collection[str] = (), *, metadata: Mapping[str, Metadata] | None = None
+) -> list[dict[str, Any]]:
     """Return one item per episode, in the given order, with a `sample_index` if problems have several episodes.
-    `team`: the ids of the nodes that pay team rewards."""
+    `team`: the ids of the nodes that pay team rewards. `metadata`: of calls, by node; by default as `Agent` has it."""
     several = _has_groups(episodes)
-    return [_item(episode, team) | ({"sample_index": episode.index} if several else {}) for episode in episodes]
+    return [
+        _item(episode, team, metadata or {}) | ({"sample_index": episode.index} if several else {})
+        for episode in episodes
+    ]
 
 
 def summarise(episodes: Sequence[Episode], team: Collection[str] = ()) -> dict[str, Any]:
@@ -116,12 +132,16 @@ def summarise(episodes: Sequence[Episode], team: Collection[str] = ()) -> dict[s
     return summary
 
 
-def _item(episode: Episode, team: Collection[str]) -> dict[str, Any]:
+def _item(episode: Episode, team: Collection[str], metadata: Mapping[str, Metadata]) -> dict[str, Any]:
     runs = _code_runs(episode)
     item = {
         "prompt": problem_of(episode),
         "label": episode.sample.get("ground_truth"),
-        "trajectory": [_trajectory_item(turn, call, episode, team) for turn, call in enumerate(episode.calls)],
+        "trajectory": [
+            _trajectory_item(turn, call, team)
+            | {"metadata": metadata.get(call.node, Agent.results_metadata)(call, episode)}
+            for turn, call in enumerate(episode.calls)
+        ],
         "code_runs": [
             {
                 "code": run.arguments.get("code", ""),
@@ -186,9 +206,8 @@ def _team_reward(call: Call, team: Collection[str]) -> float | None:
     return sum(shared) if call.reward is not None and 0 < len(shared) < len(call.reward_parts) else None
 
 
-def _trajectory_item(turn: int, call: Call, episode: Episode, team: Collection[str]) -> dict[str, Any]:
+def _trajectory_item(turn: int, call: Call, team: Collection[str]) -> dict[str, Any]:
     shared = _team_reward(call, team)
-    metadata = METADATA.get(call.agent, _parsed)(call, episode)
     return {
         "turn_id": turn,
         "agent_role": call.agent,
@@ -196,49 +215,9 @@ def _trajectory_item(turn: int, call: Call, episode: Episode, team: Collection[s
         "agent_input": call.prompt_text,
         "agent_output": call.text if call.completion is None else call.completion,
         "agent_reward": _own_reward(call, team),
-        "metadata": metadata,
         **({"team_reward": shared} if shared is not None else {}),
         **({"round": call.round} if call.round else {}),
     }
-
-
-def _planner(call: Call, episode: Episode) -> dict[str, Any]:
-    """Return the plan alone, of which ReTool-MA's planner parses more."""
-    return {"parsed_plan": call.parsed.get("plan", call.parsed)}
-
-
-def _executor(call: Call, episode: Episode) -> dict[str, Any]:
-    """Return the code, status and output of the call's last run."""
-    run = next((result for result in reversed(call.tool_results) if _is_code(result)), None)
-    if run is None:
-        return {"code": call.parsed.get("code", ""), "tool_metadata": {}, "tool_response": ""}
-    return {
-        "code": run.arguments.get("code", ""),
-        "tool_metadata": {
-            "status": _status(run),
-            "timeout": run.status == "timeout",
-            "return_code": run.return_code,
-            "stdout": run.stdout,
-            "stderr": run.stderr,
-        },
-        "tool_response": run.text,
-    }
-
-
-def _verifier(call: Call, episode: Episode) -> dict[str, Any]:
-    return {"reward": None if episode.fault is not None else _final_reward(episode)}
-
-
-def _parsed(call: Call, episode: Episode) -> dict[str, Any]:
-    return {"parsed": call.parsed}
-
-
-METADATA: Mapping[str, Callable[[Call, Episode], dict[str, Any]]] = {
-    "planner": _planner,
-    "executor": _executor,
-    "verifier": _verifier,
-}
-"""Metadata in the trajectory items of ReTool-MA's roles, by agent name; other agents have their parsed output."""
 
 
 def _is_code(result: ToolResult) -> bool:

@@ -22,6 +22,7 @@ from omegaconf.errors import OmegaConfBaseException
 
 from recipe.dag.compat.marti import configuration_hint
 from recipe.dag.core.errors import UserError
+from recipe.dag.core.paths import shipped
 from recipe.dag.settings.schema import Schema, Tree, plain, tree_of, values_of
 from recipe.dag.settings.typed import Typed, parse
 from recipe.dag.workflow.flatten import flatten
@@ -51,7 +52,7 @@ def compose_checked(
 ) -> DictConfig:
     """Compose `name`.yaml of `folder` and apply `overrides`. `hint`: what to do if the file does not exist. Raises
     UserError with a line for each message of `checks`, or for each key without a value."""
-    folder = (folder or CONFIG_FOLDER).resolve()
+    folder = _folder_of(name, (folder or CONFIG_FOLDER).resolve())
     if not (folder / f"{name}.yaml").is_file():
         hint = hint or "see --config-path and --config-name"
         raise UserError(f"configuration: {folder / name}.yaml does not exist; {hint}")
@@ -78,6 +79,12 @@ def typed_settings(overrides: Sequence[str], folder: Path | None = None) -> dict
     """Return the settings in `overrides` by dotted key; a mapping is split into its leaves."""
     arguments = parse(overrides, [CONFIG_FOLDER, (folder or CONFIG_FOLDER).resolve()])
     return {leaf.key: leaf for typed in arguments.settings for leaf in leaves_of(typed)}
+
+
+def _folder_of(name: str, folder: Path) -> Path:
+    """Return the folder of a configuration file: of a name that the engine lacks, the recipe's that alone has it."""
+    of_recipes = list(shipped("recipe").glob(f"*/config/{name}.yaml"))
+    return of_recipes[0].parent if folder == CONFIG_FOLDER and len(of_recipes) == 1 else folder
 
 
 @functools.cache

@@ -12,6 +12,7 @@ from pydantic import BaseModel
 
 from recipe.dag.core.errors import UserError
 from recipe.dag.types.context import Context, Message, Output
+from recipe.dag.types.record import Call, Episode
 
 
 class Agent:
@@ -57,6 +58,11 @@ class Agent:
         """Return what the call `context.call` passes on: a text that replaces the model's, an Output with `parsed`
         data, or None to keep the text unchanged (the default)."""
         return None
+
+    @staticmethod
+    def results_metadata(call: Call, episode: Episode) -> dict[str, Any]:
+        """Return the JSON-able `metadata` of a call of the agent in results.json: by default what `parse` returned."""
+        return {"parsed": call.parsed}
 
 
 def defines(holder: Any, name: str) -> bool:

@@ -12,4 +12,4 @@ Overrides = Annotated[
     typer.Argument(metavar="key=value ...", help="Settings of the run, and workflow.<key>=VALUE.", show_default=False),
 ]
 ConfigPath = Annotated[Path | None, typer.Option("--config-path", help="Folder of the configuration.")]
-ConfigName = Annotated[str, typer.Option("--config-name", help="A file in that folder, without .yaml.")]
+ConfigName = Annotated[str, typer.Option("--config-name", help="A file in that folder, or of a recipe, without .yaml.")]
