@@ -16,7 +16,7 @@ from omegaconf import DictConfig, OmegaConf
 
 from recipe.dag.core.errors import UserError
 from recipe.dag.policy.config import policy_config
-from recipe.dag.settings.kinds import COUNT, Argument, Kind, or_null, whole
+from recipe.dag.settings.kinds import COUNT, Argument, ValueKind, or_null, whole
 from recipe.dag.settings.pools import plan_pools
 from recipe.dag.workflow.machine import this_machine
 from recipe.dag.workflow.schema import Workflow
@@ -61,7 +61,7 @@ def _rows(epochs: Argument, files: str | Sequence[str] | None) -> int:
         raise UserError(f"{epochs}: data.train_files cannot be read: {str(error).splitlines()[0]}") from error
 
 
-def checked_value(config: DictConfig, key: str, kind: Kind) -> Any:
+def checked_value(config: DictConfig, key: str, kind: ValueKind) -> Any:
     """Return the key's value if it is of this kind. Raises UserError."""
     value = OmegaConf.select(config, key)
     if not kind.accepts(value):

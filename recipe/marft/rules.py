@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 
 from recipe.dag.core.errors import UserError
 from recipe.dag.core.problem import WorkflowError
-from recipe.dag.settings.kinds import ANY, Argument, Kind
+from recipe.dag.settings.kinds import ANY, Argument, ValueKind
 
 RUN = "actor_rollout_ref"
 
@@ -82,21 +82,21 @@ Rule = Callable[[Argument, Translation], None]
 
 
 class Flag(NamedTuple):
-    kind: Kind
+    kind: ValueKind
     rule: Rule
 
 
-def as_it_is(kind: Kind) -> Flag:
+def as_it_is(kind: ValueKind) -> Flag:
     """Return a flag that becomes an override with the same name."""
     return Flag(kind, lambda argument, out: out.override(argument.flag, argument))
 
 
-def renamed(key: str, kind: Kind) -> Flag:
+def renamed(key: str, kind: ValueKind) -> Flag:
     """Return a flag that becomes an override with another name."""
     return Flag(kind, lambda argument, out: out.override(key, argument))
 
 
-def switched(kind: Kind, keys: Mapping[Any, tuple[str, str] | None]) -> Flag:
+def switched(kind: ValueKind, keys: Mapping[Any, tuple[str, str] | None]) -> Flag:
     """Return a flag whose value selects an override (key, value); None if the value describes what happens anyway."""
 
     def rule(argument: Argument, out: Translation) -> None:
@@ -106,12 +106,12 @@ def switched(kind: Kind, keys: Mapping[Any, tuple[str, str] | None]) -> Flag:
     return Flag(kind, rule)
 
 
-def workflow(key: str, kind: Kind) -> Flag:
+def workflow(key: str, kind: ValueKind) -> Flag:
     """Return a flag that becomes an edit of the workflow."""
     return Flag(kind, lambda argument, out: out.edit(key, argument))
 
 
-def only(value: Any, kind: Kind, reason: str) -> Flag:
+def only(value: Any, kind: ValueKind, reason: str) -> Flag:
     """Return a flag that accepts only the value that describes what happens anyway."""
 
     def rule(argument: Argument, out: Translation) -> None:
@@ -134,7 +134,7 @@ def refused(reason: str, *, but: Any = _NONE) -> Flag:
     return Flag(ANY, rule)
 
 
-def tokens(kind: Kind) -> Flag:
+def tokens(kind: ValueKind) -> Flag:
     """Return a flag that limits a whole call and each of its generations."""
 
     def rule(argument: Argument, out: Translation) -> None:
@@ -144,9 +144,9 @@ def tokens(kind: Kind) -> Flag:
     return Flag(kind, rule)
 
 
-def logger(kind: Kind) -> Flag:
+def logger(kind: ValueKind) -> Flag:
     """Return a flag that accepts a list of trackers, or a single name as in siiRL's defaults."""
-    name_or_list = Kind(kind.takes, lambda value: kind.accepts([value] if isinstance(value, str) else value))
+    name_or_list = ValueKind(kind.takes, lambda value: kind.accepts([value] if isinstance(value, str) else value))
 
     def rule(argument: Argument, out: Translation) -> None:
         out.override(argument.flag, argument, f"[{argument.text}]" if isinstance(argument.value, str) else None)

@@ -329,7 +329,7 @@ def test_a_coach_that_thinks_has_room_for_it_and_a_silent_one_is_explained(
     policy = f"fixed, on_failure: skip, sampling: {sampling}, chat_template_kwargs: {{prefix: {json.dumps(prefix)}}}"
     workflow = load_workflow(yaml_of(tmp_path, policy=policy))
     monkeypatch.setattr(world.Tokenizer, "chat_template", template, raising=False)
-    monkeypatch.setattr("recipe.dag.episode.token_model.unread_options", lambda *_: [])
+    monkeypatch.setattr("recipe.dag.episode.token_model.ignored_options", lambda *_: [])
     client = world.Client(lambda prompt, sampling, request: answer if request.endswith("-coach") else "it is 4")
     episode = world.play(workflow, client)
     solve, coach, _ = episode.calls

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from recipe.dag.core.errors import UserError
-from recipe.dag.endpoint.chat import as_ids, continuation_ids, end_of_turn_id, render, unread_options
+from recipe.dag.endpoint.chat import as_ids, continuation_ids, end_of_turn_id, ignored_options, render
 from recipe.dag.endpoint.client import PolicyEndpoint
 from recipe.dag.episode.runner import EpisodeRunner
 
@@ -109,7 +109,7 @@ THINKING = (
     ],
 )
 def test_options_that_a_template_does_not_read_are_found(template, options, unread):
-    assert unread_options(SimpleNamespace(chat_template=template), options) == unread
+    assert ignored_options(SimpleNamespace(chat_template=template), options) == unread
 
 
 @pytest.mark.parametrize("thinks", [True, False])

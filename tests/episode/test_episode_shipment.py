@@ -65,7 +65,7 @@ def test_token_lists_travel_as_arrays_that_are_copied_at_once():
 def test_a_prompt_that_has_not_been_decoded_is_decoded_where_it_is_read():
     here, there, sent = Endpoint(), Endpoint(), episode()
     sent.calls[0].prompt_text = lambda: here.decode([9], skip_special_tokens=False)
-    assert isinstance(PROMPT_TEXT.unread(pack(sent).calls[0]), Undecoded)
+    assert isinstance(PROMPT_TEXT.raw(pack(sent).calls[0]), Undecoded)
     arrived = travel(sent, there)
     assert (here.decoded, there.decoded) == (0, 0)
     assert arrived.calls[0].prompt_text == f"{[1, 2**40, 3]} False" and (here.decoded, there.decoded) == (0, 1)

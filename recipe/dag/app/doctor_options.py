@@ -167,7 +167,7 @@ def load_tokenizer(model: str) -> Any:
 
 def check_template(tokenizer: Any) -> str:
     """Render an answer and a tool's result as the tool loop does. Raises Unfit."""
-    from recipe.dag.endpoint.chat import continuation_ids, end_of_turn_id, unread_options
+    from recipe.dag.endpoint.chat import continuation_ids, end_of_turn_id, ignored_options
     from recipe.dag.types.thoughts import OPEN_TAG
 
     if not tokenizer.chat_template:
@@ -179,7 +179,7 @@ def check_template(tokenizer: Any) -> str:
     if "42" not in text:
         raise Unfit("the chat template omits a tool's result, so a model would never read it; use format: fenced")
     thinks = ""
-    if not unread_options(tokenizer, {"enable_thinking": True}):
+    if not ignored_options(tokenizer, {"enable_thinking": True}):
         thinks = "; reads enable_thinking"
     if text.rstrip().endswith(OPEN_TAG):
         thinks += "; every answer begins in a thought"

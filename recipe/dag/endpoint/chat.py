@@ -65,7 +65,7 @@ def plain_ids(values: Sequence[Any]) -> list[int] | None:
     return ids if min(ids) >= 0 else None
 
 
-def unread_options(tokenizer: Any, options: Mapping[str, Any]) -> list[str]:
+def ignored_options(tokenizer: Any, options: Mapping[str, Any]) -> list[str]:
     """Return the options of the chat template that it does not read, such as a misspelt `enable_thinking`. Without the
     source of the template, all count as read."""
     sources = template_sources(tokenizer)

@@ -98,7 +98,7 @@ def _copy_prompt(source: Call, call: Call) -> None:
     call.prompt_ids, call.messages = list(source.prompt_ids), plain_copy(source.messages)
     call.asked = list(source.asked)
     call.tool_results = list(source.tool_results)
-    PROMPT_TEXT.defer(call, PROMPT_TEXT.unread(source))
+    PROMPT_TEXT.defer(call, PROMPT_TEXT.raw(source))
 
 
 def load_choices(workflow: Workflow) -> dict[str, Choice]:

@@ -203,7 +203,7 @@ def _copy(call: Call) -> ScratchCall:
     copy = ScratchCall.__new__(ScratchCall)
     for name in _TOKENS:
         setattr(copy, name, partial(list, getattr(call, name)))
-    PROMPT_TEXT.defer(copy, PROMPT_TEXT.unread(call))
+    PROMPT_TEXT.defer(copy, PROMPT_TEXT.raw(call))
     for name in _VALUES:
         setattr(copy, name, getattr(call, name))
     for name in _TREES:

@@ -12,7 +12,7 @@ from typing import Literal, NamedTuple
 
 from recipe.dag.episode.graph import EpisodeGraph, EpisodeNode, Slot
 
-Kind = Literal["run", "step"]
+Work = Literal["run", "step"]
 
 
 class Task(NamedTuple):
@@ -20,7 +20,7 @@ class Task(NamedTuple):
 
     node: str
     round: int
-    kind: Kind
+    kind: Work
     """run: the node itself. step: the env that the node steps after it has run."""
 
     @property
@@ -127,7 +127,7 @@ class Schedule:
                 self._ended.add(loop)
         return changed
 
-    def _start(self, slot: Slot, kind: Kind) -> Task:
+    def _start(self, slot: Slot, kind: Work) -> Task:
         task = Task(*slot, kind)
         self._started.add(task)
         return task

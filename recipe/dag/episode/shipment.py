@@ -30,7 +30,7 @@ def pack(episode: Episode) -> Episode:
             values = getattr(call, name)
             if set(map(type, values)) <= {KINDS[code]}:  # servers may return other types, which stay a list
                 setattr(call, name, array(code, values))
-        if callable(PROMPT_TEXT.unread(call)):
+        if callable(PROMPT_TEXT.raw(call)):
             PROMPT_TEXT.defer(call, Undecoded())
     return episode
 
@@ -42,7 +42,7 @@ def unpack(episode: Episode, endpoints: Mapping[str, Endpoint]) -> Episode:
             values: Any = getattr(call, name)
             if isinstance(values, array):
                 setattr(call, name, values.tolist())
-        if isinstance(PROMPT_TEXT.unread(call), Undecoded):
+        if isinstance(PROMPT_TEXT.raw(call), Undecoded):
             endpoint = endpoints[call.policy]
             assert isinstance(endpoint, PolicyEndpoint)  # only token ids are decoded late
             decode = endpoint.codec.decode

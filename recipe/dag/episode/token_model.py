@@ -18,9 +18,9 @@ from recipe.dag.endpoint.chat import (
     continuation_ids,
     continue_off_loop,
     end_of_turn_id,
+    ignored_options,
     render_off_loop,
     template_sources,
-    unread_options,
 )
 from recipe.dag.endpoint.client import PolicyEndpoint
 from recipe.dag.episode.attempt import Attempt
@@ -64,9 +64,9 @@ class TokenModel:
         with `memory: chat`."""
         self._argument = "code"
         """The argument of the first tool, for calls between tags."""
-        if unread := unread_options(endpoint.tokenizer, agent.chat_template_kwargs):
+        if ignored := ignored_options(endpoint.tokenizer, agent.chat_template_kwargs):
             raise UserError(
-                f"agent {agent.name}: chat_template_kwargs.{unread[0]} has no effect: the chat template of policy "
+                f"agent {agent.name}: chat_template_kwargs.{ignored[0]} has no effect: the chat template of policy "
                 f"{agent.policy} does not read it; remove it, or choose a model whose template does"
             )
         if agent.tool_loop is not None:

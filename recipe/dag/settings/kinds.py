@@ -1,6 +1,6 @@
 """Kinds of values of keys in the run's configuration and of flags.
 
-Invariant: hydra parses the values, and only `Kind.accepts` checks them. An accepted value can be written into the
+Invariant: hydra parses the values, and only `ValueKind.accepts` checks them. An accepted value can be written into the
 workflow or the run's configuration unchanged. Pure.
 """
 
@@ -33,7 +33,7 @@ class Argument:
 
 
 @dataclass(frozen=True, slots=True)
-class Kind:
+class ValueKind:
     """A set of values."""
 
     takes: str
@@ -62,14 +62,14 @@ def hydra_value(text: str) -> Any:
         return _Unreadable()
 
 
-def whole(low: int = 1, *also: int) -> Kind:
+def whole(low: int = 1, *also: int) -> ValueKind:
     takes = f"a whole number, {low} or more"
     if also:
         takes += f" ({', '.join(map(str, also))} is off)"
-    return Kind(takes, lambda value: type(value) is int and (value >= low or value in also))
+    return ValueKind(takes, lambda value: type(value) is int and (value >= low or value in also))
 
 
-def number(takes: str = "a number", within: Callable[[float], bool] = lambda value: True) -> Kind:
+def number(takes: str = "a number", within: Callable[[float], bool] = lambda value: True) -> ValueKind:
     """Return the kind of finite numbers in the range `within`, which `takes` describes."""
 
     def accepts(value: Any) -> bool:
@@ -77,17 +77,17 @@ def number(takes: str = "a number", within: Callable[[float], bool] = lambda val
             return False
         return math.isfinite(value) and within(value)
 
-    return Kind(takes, accepts)
+    return ValueKind(takes, accepts)
 
 
-def or_null(kind: Kind) -> Kind:
+def or_null(kind: ValueKind) -> ValueKind:
     choices = (*kind.choices, None) if kind.choices else ()
-    return Kind(f"{kind.takes}, or null", lambda value: value is None or kind.accepts(value), choices)
+    return ValueKind(f"{kind.takes}, or null", lambda value: value is None or kind.accepts(value), choices)
 
 
-def one_of(*choices: str) -> Kind:
+def one_of(*choices: str) -> ValueKind:
     listed = ", ".join(map(str, choices))
-    return Kind(f"one of {listed}", lambda value: value in choices, choices)
+    return ValueKind(f"one of {listed}", lambda value: value in choices, choices)
 
 
 def _is_text(value: Any) -> bool:
@@ -98,20 +98,20 @@ def _are_names(value: Any, among: tuple[str, ...]) -> bool:
     return isinstance(value, list) and bool(value) and all(name in among for name in value)
 
 
-def names(*among: str) -> Kind:
-    return Kind(f"a list [...] of {', '.join(among)}", lambda value: _are_names(value, among))
+def names(*among: str) -> ValueKind:
+    return ValueKind(f"a list [...] of {', '.join(among)}", lambda value: _are_names(value, among))
 
 
-STRING = Kind("text", lambda value: isinstance(value, str))
-LIST = Kind("a list [...]", lambda value: isinstance(value, list))
-TRUTH = Kind("True or False", lambda value: type(value) is bool, (True, False))
-TEXT = Kind("text", _is_text)
-PATH = Kind("a path", _is_text)
-PATHS = Kind(
+STRING = ValueKind("text", lambda value: isinstance(value, str))
+LIST = ValueKind("a list [...]", lambda value: isinstance(value, list))
+TRUTH = ValueKind("True or False", lambda value: type(value) is bool, (True, False))
+TEXT = ValueKind("text", _is_text)
+PATH = ValueKind("a path", _is_text)
+PATHS = ValueKind(
     "a path, or a list [A,B] of paths",
     lambda value: _is_text(value) or isinstance(value, list) and bool(value) and all(map(_is_text, value)),
 )
-ANY = Kind("a value", lambda value: True)
+ANY = ValueKind("a value", lambda value: True)
 
 COUNT = whole(1)
 FINITE = number()

@@ -21,7 +21,7 @@ from recipe.dag.settings.kinds import (
     STRING,
     TEXT,
     TRUTH,
-    Kind,
+    ValueKind,
     names,
     one_of,
     or_null,
@@ -33,20 +33,20 @@ KL_TYPES = ("kl", "k1", "abs", "mse", "k2", "low_var_kl", "k3")
 """verl's estimators of the KL; with a `+` appended, the gradient is that of k2."""
 EVERY = whole(1, 0, -1)
 ANY_KL = one_of(*KL_TYPES, *(f"{name}+" for name in KL_TYPES))
-WHOLE = Kind("a whole number", lambda value: type(value) is int)
+WHOLE = ValueKind("a whole number", lambda value: type(value) is int)
 _LOGGERS = names(*TRACKERS)
-LOGGER = Kind(
+LOGGER = ValueKind(
     f"{_LOGGERS.takes}, or one of them",
     lambda value: value is None or value == [] or _LOGGERS.accepts([value] if isinstance(value, str) else value),
 )
 _CONTENTS = names("model", "optimizer", "extra", "hf_model")
-_BETAS = Kind("two numbers [A,B]", lambda value: isinstance(value, list) and all(map(FINITE.accepts, value)))
+_BETAS = ValueKind("two numbers [A,B]", lambda value: isinstance(value, list) and all(map(FINITE.accepts, value)))
 _STRATEGY = one_of("fsdp2")
 _TEXT_OR_NULL, _COUNT_OR_NULL, _TRUTH_OR_NULL = or_null(TEXT), or_null(COUNT), or_null(TRUTH)
 _RUN = "actor_rollout_ref"
 
 
-def _optimizer(branch: str) -> dict[str, Kind]:
+def _optimizer(branch: str) -> dict[str, ValueKind]:
     return {
         f"{branch}.lr": NOT_NEGATIVE,
         f"{branch}.betas": _BETAS,
@@ -59,7 +59,7 @@ def _optimizer(branch: str) -> dict[str, Kind]:
     }
 
 
-def _branch(model: str, engine: str, actor: str) -> dict[str, Kind]:
+def _branch(model: str, engine: str, actor: str) -> dict[str, ValueKind]:
     return {
         f"{model}.hf_config_path": _TEXT_OR_NULL,
         f"{model}.external_lib": ANY,
@@ -76,7 +76,7 @@ def _branch(model: str, engine: str, actor: str) -> dict[str, Kind]:
     }
 
 
-KINDS: dict[str, Kind] = {
+KINDS: dict[str, ValueKind] = {
     "workflow": PATH,
     "seed": whole(0),
     "output_dir": PATH,
@@ -89,7 +89,7 @@ KINDS: dict[str, Kind] = {
     "sandbox.margin_s": NOT_NEGATIVE,
     "sandbox.memory_mb": COUNT,
     "rollout.max_in_flight": COUNT,
-    "rollout.processes": Kind(
+    "rollout.processes": ValueKind(
         "auto, or a whole number, 1 or more", lambda value: value == "auto" or COUNT.accepts(value)
     ),
     "report.conversations_file": _TEXT_OR_NULL,
@@ -144,7 +144,7 @@ KINDS: dict[str, Kind] = {
 """Keys whose values are not exactly those of their default's type."""
 
 
-def kind_of(key: str, default: Any) -> Kind:
+def kind_of(key: str, default: Any) -> ValueKind:
     """Return the kind of a key whose default value is `default`."""
     if key in KINDS:
         return KINDS[key]

@@ -179,7 +179,7 @@ class Deferred:
         """Set the attribute to a function that returns its value, or to any placeholder."""
         self._slot.__set__(record, value)
 
-    def unread(self, record: Any) -> Any:
+    def raw(self, record: Any) -> Any:
         """Return what the attribute was set to, without calling it."""
         return self._slot.__get__(record)
 

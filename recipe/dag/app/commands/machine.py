@@ -9,7 +9,7 @@ from typing import Annotated
 
 import typer
 
-from recipe.dag.app.commands.options import ConfigName, ConfigPath, Overrides
+from recipe.dag.app.commands.options import ConfigName, ConfigPath, Settings
 from recipe.dag.core.errors import UserError
 
 
@@ -58,7 +58,7 @@ def doctor(
     workflow: Annotated[
         str | None, typer.Argument(metavar="[WORKFLOW]", help="Estimate the memory of each GPU.", show_default=False)
     ] = None,
-    overrides: Overrides = None,
+    overrides: Settings = None,
     sandbox_url: Annotated[str | None, typer.Option(help="Run a program on this sandbox server.")] = None,
     sandbox_token: Annotated[
         str | None, typer.Option(envvar="SANDBOX_TOKEN", help="Its token; an argument is visible to all users here.")

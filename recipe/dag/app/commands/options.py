@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-Overrides = Annotated[
+Settings = Annotated[
     list[str] | None,
     typer.Argument(metavar="key=value ...", help="Settings of the run, and workflow.<key>=VALUE.", show_default=False),
 ]

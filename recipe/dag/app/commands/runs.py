@@ -10,7 +10,7 @@ from typing import Annotated
 
 import typer
 
-from recipe.dag.app.commands.options import ConfigName, ConfigPath, Overrides
+from recipe.dag.app.commands.options import ConfigName, ConfigPath, Settings
 from recipe.dag.core.errors import UserError
 
 
@@ -68,7 +68,7 @@ def sft(
     data: Annotated[str, typer.Argument(metavar="DATA", help="Parquet with `messages`, `tools`.", show_default=False)],
     model: Annotated[str, typer.Option(help="The model to train: a folder or a hub name.")],
     output: Annotated[Path, typer.Option(help="Folder for checkpoints, model, metrics and curve.")],
-    overrides: Overrides = None,
+    overrides: Settings = None,
     val: Annotated[str | None, typer.Option(help="Transcripts for the validation loss.")] = None,
     config_path: ConfigPath = None,
     config_name: ConfigName = "sft",
@@ -85,7 +85,7 @@ def sft(
 
 def evaluate(
     file: Annotated[str, typer.Argument(metavar="WORKFLOW", help="A workflow file.", show_default=False)],
-    overrides: Overrides = None,
+    overrides: Settings = None,
     model: Annotated[str | None, typer.Option(help="Value of MODEL_PATH: a folder or a hub name.")] = None,
     checkpoint: Annotated[
         Path | None, typer.Option(help="Trained weights: outputs/NAME/checkpoints, or one global_step_N in it.")

@@ -13,7 +13,7 @@ from typing import Annotated
 
 import typer
 
-from recipe.dag.app.commands.options import ConfigName, ConfigPath, Overrides
+from recipe.dag.app.commands.options import ConfigName, ConfigPath, Settings
 from recipe.dag.core.errors import UserError
 from recipe.dag.core.problem import Problem
 
@@ -106,7 +106,7 @@ def plan(
     file: Annotated[str, typer.Argument(metavar="FILE", help="A workflow file.", show_default=False)],
     output_format: Annotated[PlanFormat, typer.Option("--format", help="Output format.")] = PlanFormat.text,
     mermaid: Annotated[bool, typer.Option("--mermaid", help="The same as --format mermaid.")] = False,
-    overrides: Overrides = None,
+    overrides: Settings = None,
     gpu_gb: Annotated[
         float | None,
         typer.Option(

@@ -21,7 +21,7 @@ from recipe.dag.compat.siirl.keys import (
     TRUTHS,
     USE_KL_LOSS,
     translated,
-    unread,
+    why_ignored,
 )
 from recipe.dag.compat.siirl.nodes import Nodes, role_of
 from recipe.dag.core.problem import KeyPath, Problem, render_path
@@ -106,7 +106,7 @@ def _entries(
     translated_keys = CRITIC_KEYS.keys() if role == "CRITIC" else _TRANSLATED
     order = {USE_KL_LOSS: 0, CLIP_RATIO: 2}
     for key, value, path in sorted(flatten(config or {}, config_path), key=lambda entry: order.get(entry[0], 1)):
-        if key not in translated_keys and (message := unread(key, role=role, policy=f"policy_{number}")):
+        if key not in translated_keys and (message := why_ignored(key, role=role, policy=f"policy_{number}")):
             result.warnings.append(source.problem(path, message, key=True))
         elif role != "CRITIC" and key in TRUTHS and not isinstance(value, bool):
             result.problems.append(source.problem(path, f"expected true or false, got {show_value(value)}"))

@@ -66,7 +66,7 @@ _BRANCHES = ("actor_rollout_ref", "critic", "reward_model", "algorithm", "data",
 _OF_THE_ACTOR = ("actor", "rollout", "ref")
 
 
-def unread(key: str, *, role: str, policy: str) -> str | None:
+def why_ignored(key: str, *, role: str, policy: str) -> str | None:
     """Return the warning for a key that has no effect in a node of this role, in siiRL or here; None if it has one."""
     critic = role == "CRITIC"
     branch = key.partition(".")[0]

@@ -10,7 +10,7 @@ from typing import Any
 
 from recipe.dag.compat.long_form import NODE_FIELDS
 from recipe.dag.compat.siirl.episode_nodes import episode_node
-from recipe.dag.compat.siirl.training import IDLE_TYPES, warn_of_unread, without_mistakes
+from recipe.dag.compat.siirl.training import IDLE_TYPES, warn_of_ignored, without_mistakes
 from recipe.dag.core.problem import KeyPath
 from recipe.dag.core.suggestion import closest
 from recipe.dag.workflow.source import Source
@@ -110,7 +110,7 @@ def _read_node(source: Source, result: Source, nodes: Nodes, index: int, node: A
         nodes.sound = nodes.sound and not problems
     if index in nodes.training or index in nodes.sampling:
         role = "dynamic sampling" if role_of(node) == "DEFAULT" else role_of(node)
-        warn_of_unread(nodes.raw[index], role, warn)
+        warn_of_ignored(nodes.raw[index], role, warn)
 
 
 def _sort(nodes: Nodes, index: int, warn: Any, base: str) -> None:

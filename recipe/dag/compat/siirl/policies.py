@@ -51,9 +51,9 @@ def _policy(source: Source, result: Source, nodes: Nodes, group: int, number: in
     if not updates:
         message = "no ACTOR node updates this agent, so its policy is frozen"
         result.warnings.append(result.problem(policy_path, message))
-        unread = [("nodes", i) for i in nodes.of_group(group, "CRITIC", "REFERENCE")]
-        unread += [options.values["lr"][1]] if "lr" in options.values else []
-        for path in unread:
+        ignored = [("nodes", i) for i in nodes.of_group(group, "CRITIC", "REFERENCE")]
+        ignored += [options.values["lr"][1]] if "lr" in options.values else []
+        for path in ignored:
             result.warnings.append(source.problem(path, "this has no effect on a frozen policy", key=True))
         return policy | {"frozen": True}
     if "lr" in options.values:

@@ -68,7 +68,7 @@ def without_mistakes(
     return clean, problems
 
 
-def warn_of_unread(node: dict[str, Any], role: str, warn: Any) -> None:
+def warn_of_ignored(node: dict[str, Any], role: str, warn: Any) -> None:
     """Warn of the settings of a node that have no effect."""
     kind, wanted = node.get("node_type"), TRAINING if role in READS_CONFIG else COMPUTE
     if kind is not None and kind != wanted:

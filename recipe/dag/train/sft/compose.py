@@ -15,7 +15,7 @@ from omegaconf import DictConfig, OmegaConf
 from recipe.dag.core.errors import UserError
 from recipe.dag.core.suggestion import did_you_mean
 from recipe.dag.settings.compose import CONFIG_FOLDER, compose_checked, compose_file
-from recipe.dag.settings.kinds import COUNT, NOT_NEGATIVE, PATHS, TRUTH, Kind, one_of, or_null, whole
+from recipe.dag.settings.kinds import COUNT, NOT_NEGATIVE, PATHS, TRUTH, ValueKind, one_of, or_null, whole
 from recipe.dag.settings.schema import Tree, plain, values_of
 from recipe.dag.settings.typed import Typed
 from recipe.dag.settings.values import kind_of
@@ -23,11 +23,11 @@ from recipe.dag.settings.values import kind_of
 NAME = "sft"
 OWN_DATA = "pkg://recipe.dag.train.sft.data"
 _MISSING = object()
-_EVERY = Kind(
+_EVERY = ValueKind(
     "after_each_epoch, -1, or a whole number, 1 or more",
     lambda value: value in ("after_each_epoch", -1) or COUNT.accepts(value),
 )
-KINDS: dict[str, Kind] = {
+KINDS: dict[str, ValueKind] = {
     "platform": one_of("auto", "cuda", "cpu"),
     "data.train_files": PATHS,
     "data.max_length": COUNT,
