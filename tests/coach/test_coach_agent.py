@@ -32,13 +32,13 @@ def coached(world):
 
     def flow(server, *, template: str = TEMPLATE, api=None, on_failure="skip", options=None, reward=None, **keys):
         options = {"judges": "solve", "template": "coach.txt", **(options or {})}
-        coach = {"process_path": COACH, "pre_process_kwargs": options}
-        scores = {"executable_ref": "recipe.dag.coach.reward:coach_scores"}
-        scores["executable_kwargs"] = {"coaches": {"coach": "solve"}, **(reward or {})}
+        coach = {"hooks": COACH, "prompt_options": options}
+        scores = {"reward": "recipe.dag.coach.reward:coach_scores"}
+        scores["args"] = {"coaches": {"coach": "solve"}, **(reward or {})}
         nodes = [
-            {"node_id": "solve"},
-            {"node_id": "coach", "agent_group": 1, "dependencies": ["solve"], "agent_options": coach},
-            {"node_id": "score", "node_role": "REWARD", "dependencies": ["coach"], **scores},
+            {"id": "solve"},
+            {"id": "coach", "agent": "coach", "after": ["solve"], **coach},
+            {"id": "score", "after": ["coach"], **scores},
         ]
         (world.path / "coach.txt").write_text(template)
         api = {"base_url": server.url, "model": "m", "max_wait_s": 0.01, "retries": 1, **(api or {})}

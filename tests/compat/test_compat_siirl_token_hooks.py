@@ -24,14 +24,12 @@ def post_process(tokenizer, prompt_ids, response_ids, **kwargs):
 def test_siirl_hooks_hand_on_a_running_transcript(world):
     nodes = [
         {
-            "node_id": name,
-            "agent_group": group,
-            "dependencies": needs,
-            "agent_options": {
-                "process_path": "marft.py",
-                "pre_process_kwargs": {"pre_chat_template": f"{name} reads: $prompt"},
-                "post_process_kwargs": {"post_chat_template": f"[{name}]"},
-            },
+            "id": name,
+            "agent": f"agent{group}",
+            "after": needs,
+            "hooks": "marft.py",
+            "prompt_options": {"pre_chat_template": f"{name} reads: $prompt"},
+            "parse_options": {"post_chat_template": f"[{name}]"},
         }
         for name, group, needs in (("reason", 0, []), ("act", 1, ["reason"]))
     ]
@@ -62,16 +60,11 @@ class E:
         self.turn += 1
         return [f"{a} wrong" for a in actions], 0.0, False
 """
-    options = {"process_path": "hooks.py", "obs_with_env": True}
+    options = {"hooks": "hooks.py", "sees_env": True}
     flow = world.workflow(
         [
-            {"node_id": "a", "agent_options": options},
-            {
-                "node_id": "b",
-                "agent_group": 1,
-                "dependencies": ["a"],
-                "agent_options": {**options, "env_path": ["env.py:E"]},
-            },
+            {"id": "a", **options},
+            {"id": "b", "agent": "agent1", "after": ["a"], **options, "env": ["env.py:E"]},
         ],
         files={"env.py": env, "hooks.py": hooks},
         episode={"max_turns": 2},
@@ -90,10 +83,10 @@ def pre_process(tokenizer, prompt_ids, obs, **kwargs):
 def post_process(tokenizer, prompt_ids, response_ids, **kwargs):
     return Output(parsed={{"score": 1.0}}) if kwargs["context"].node == "judge" else prompt_ids + response_ids
 """
-    options = {"process_path": "own.py"}
+    options = {"hooks": "own.py"}
     nodes = [
-        {"node_id": "solve", "candidates": {"k": 2, "by": "judge"}, "agent_options": options},
-        {"node_id": "judge", "agent_group": 1, "dependencies": ["solve"], "agent_options": options},
+        {"id": "solve", "candidates": {"k": 2, "by": "judge"}, **options},
+        {"id": "judge", "agent": "agent1", "after": ["solve"], **options},
     ]
     client = world.Client(lambda prompt, sampling, request: f"answer {sampling['seed']}")
     episode = world.play(world.workflow(nodes, files={"own.py": hooks}), client)
@@ -112,10 +105,10 @@ def pre_process(tokenizer, prompt_ids, obs, *, context=None):
 def post_process(tokenizer, prompt_ids, response_ids, *, context=None):
     return prompt_ids + response_ids
 """
-    options = {"process_path": "own.py"}
+    options = {"hooks": "own.py"}
     nodes = [
-        {"node_id": "a", "agent_options": options},
-        {"node_id": "b", "agent_group": 1, "dependencies": ["a"], "agent_options": options},
+        {"id": "a", **options},
+        {"id": "b", "agent": "agent1", "after": ["a"], **options},
     ]
     a, b = world.play(world.workflow(nodes, files={"own.py": code})).calls
     assert a.prompt_ids == b.prompt_ids
@@ -149,7 +142,7 @@ class Solver:
     def post_process(self, tokenizer, prompt_ids, response_ids, **kwargs):
         return f"{Solver.made} {sorted(kwargs)} {kwargs['context'].node}"
 """
-    flow = solo(world, code, ref="hooks.py:Solver", post_process_kwargs={"a": 1})
+    flow = solo(world, code, ref="hooks.py:Solver", parse_options={"a": 1})
 
     async def main():
         made = world.runner(flow)

@@ -126,13 +126,13 @@ def test_an_agent_switches_thinking_in_its_template(world, thinks):
     text = "<think>try\n```python\n1\n```\n</think>\n```python\n2\n```\n"
     client = world.Client(lambda prompt, *_: "done" if "[2]" in prompt else text)
     endpoint = PolicyEndpoint(client, Tokenizer(), 4096)
-    flow = world.workflow([{"node_id": "solve"}], agents=[agent])
+    flow = world.workflow([{"id": "solve"}], agents=[agent])
     tools = {"calc": world.Tool("calc", lambda arguments, state: f"[{arguments['code'].strip()}]")}
     runner = EpisodeRunner(flow, {"main": endpoint}, tools, seed=0)
     episode = asyncio.run(runner.run({"prompt": [{"role": "user", "content": "?"}]}, "u", 0, step=0))
     assert [result.text for result in episode.calls[0].tool_results] == ["[2]"] and episode.calls[0].text == "done"
     assert all(prompt.endswith("</think>\n\n") is not thinks for _, prompt, _ in client.requests)
     assert len(client.requests) == 2 and not episode.calls[0].opened_thinking
-    misspelt = world.workflow([{"node_id": "solve"}], agents=[{"chat_template_kwargs": {"enable_thiking": thinks}}])
+    misspelt = world.workflow([{"id": "solve"}], agents=[{"chat_template_kwargs": {"enable_thiking": thinks}}])
     with pytest.raises(UserError, match="agent agent0: chat_template_kwargs.enable_thiking has no effect"):
         EpisodeRunner(misspelt, {"main": endpoint}, {}, seed=0)

@@ -11,13 +11,16 @@ from typing import Any
 
 import pytest
 
-from recipe.dag.compat.long_form import read_node
 from recipe.dag.endpoint.client import PolicyEndpoint
 from recipe.dag.episode import failure, generation
 from recipe.dag.episode.rehearsal import END, START, CharacterTokenizer
 from recipe.dag.episode.runner import EpisodeRunner
 from recipe.dag.types.record import Generation, ToolResult
+from recipe.dag.workflow.node_kinds import KEYS
 from recipe.dag.workflow.schema import Workflow
+
+KINDS = {*KEYS}
+"""The keys that give a node a kind."""
 
 
 class Tokenizer(CharacterTokenizer):
@@ -95,24 +98,22 @@ def no_backoff(monkeypatch):
 
 @pytest.fixture
 def world(tmp_path: Path) -> SimpleNamespace:
-    """`workflow(nodes, files)` of nodes in the long form, `runner(workflow, client, tools)`, `play(...)`."""
+    """`workflow(nodes, files)`, whose nodes without a kind are those of the first agent; `runner(workflow, client,
+    tools)`, `play(...)`."""
 
     def workflow(
         nodes: list[dict], *, agents: list[dict] | None = None, files: dict[str, str] | None = None, **keys: Any
     ) -> Workflow:
         for name, code in (files or {}).items():
             (tmp_path / name).write_text(code)
-        count = 1 + max((node.get("agent_group", 0) for node in nodes), default=0)
-        agents = agents or [{} for _ in range(count)]
+        numbers = [int(node.get("agent", "agent0").removeprefix("agent")) for node in nodes] if agents is None else ()
+        agents = agents or [{} for _ in range(1 + max(numbers, default=0))]
         agents = [{"name": f"agent{k}", "policy": "main", **agent} for k, agent in enumerate(agents)]
-        first = {"node_role": "ROLLOUT", "agent": agents[0]["name"]}
-        group = {"node_role": "ROLLOUT"}
-        default = [{} if "node_role" in node else group if "agent_group" in node else first for node in nodes]
-        full = [read_node(given | node, agents).node for given, node in zip(default, nodes, strict=True)]
+        nodes = [node if KINDS & node.keys() else {"agent": agents[0]["name"], **node} for node in nodes]
         policies = keys.pop("policies", {"main": {"model": {"path": "m"}}})
         path = tmp_path / "workflow.yaml"
         path.touch()
-        return Workflow(path=str(path), dag_id="test", agents=agents, policies=policies, nodes=full, **keys)
+        return Workflow(path=str(path), dag_id="test", agents=agents, policies=policies, nodes=nodes, **keys)
 
     def runner(
         flow: Workflow,

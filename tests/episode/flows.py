@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from recipe.dag.types.record import Episode
+from tests.episode.conftest import KINDS
 
 PARSE = """
 from recipe.dag.types.context import Output
@@ -25,10 +26,8 @@ def flow_of(world, nodes: dict[str, dict], *, hook: str | None = "parse.py", **k
     """One agent per rollout node."""
     listed = []
     for group, (name, node) in enumerate(nodes.items()):
-        role = node.get("node_role", "ROLLOUT")
-        options = {"process_path": hook} if role == "ROLLOUT" and hook else {}
-        options |= node.pop("agent_options", {})
-        listed.append({"node_id": name, "agent_group": group, "agent_options": options, **node})
+        agent = {} if KINDS & node.keys() else {"agent": f"agent{group}", **({"hooks": hook} if hook else {})}
+        listed.append({"id": name, **agent, **node})
     files = {"parse.py": PARSE, "seen.py": SEEN, **keys.pop("files", {})}
     return world.workflow(listed, files=files, **keys)
 
@@ -59,10 +58,10 @@ def router(world, **keys):
     """An agent names a branch; a join waits for both."""
     nodes = {
         "route": {},
-        "math": {"dependencies": ["route"], "when": {"node": "route", "key": "answer", "equals": "math"}},
-        "code": {"dependencies": ["route"], "when": {"node": "route", "key": "answer", "equals": "code"}},
-        "deep": {"dependencies": ["code"]},
-        "join": {"dependencies": ["math", "deep"]},
+        "math": {"after": ["route"], "when": {"node": "route", "key": "answer", "equals": "math"}},
+        "code": {"after": ["route"], "when": {"node": "route", "key": "answer", "equals": "code"}},
+        "deep": {"after": ["code"]},
+        "join": {"after": ["math", "deep"]},
     }
     return flow_of(world, nodes, **keys)
 
@@ -72,9 +71,9 @@ def debate(world, *, hook: str = "parse.py", until: dict | None = None, max_roun
     nodes = {
         "solve_a": {},
         "solve_b": {},
-        "talk_a": {"dependencies": ["solve_a", "solve_b"]},
-        "talk_b": {"dependencies": ["solve_a", "solve_b", "talk_a"]},
-        "judge": {"dependencies": ["talk_b"]},
+        "talk_a": {"after": ["solve_a", "solve_b"]},
+        "talk_b": {"after": ["solve_a", "solve_b", "talk_a"]},
+        "judge": {"after": ["talk_b"]},
     }
     loop = {"nodes": ["talk_a", "talk_b"], "max_rounds": max_rounds, "until": until}
     return flow_of(world, nodes, hook=hook, loops={"debate": loop}, **keys)
@@ -88,7 +87,7 @@ def voters(world, ties: str = "first", v2: dict | None = None, **keys):
     nodes = {
         **{f"v{k}": {} for k in range(4)},
         "v2": v2 or {},
-        "vote": {"node_role": "VOTE", "dependencies": ["v0", "v1", "v2", "v3"], "vote": {"ties": ties}},
-        "last": {"dependencies": ["vote"]},
+        "vote": {"after": ["v0", "v1", "v2", "v3"], "vote": {"ties": ties}},
+        "last": {"after": ["vote"]},
     }
     return flow_of(world, nodes, **keys)

@@ -22,7 +22,7 @@ def graded(episode: Episode) -> float:
 def solver(world, *texts: str, agent: dict | None = None, files: dict | None = None, **keys):
     """An episode of one agent that says `texts`, one after the other; its tool prints a boxed 17."""
     client = world.Client(lambda *_: texts[min(len(client.requests), len(texts)) - 1])
-    node = {"node_id": "solve", "agent_options": {"process_path": "own.py"} if files else {}}
+    node = {"id": "solve", **({"hooks": "own.py"} if files else {})}
     flow = world.workflow([node], agents=[{"tools": ["python"], **(agent or {})}], files=files)
     return world.play(flow, client, [world.Tool("python", lambda *_: "17 \\boxed{17}")], **keys)
 
@@ -80,13 +80,12 @@ class Env:
     def step(self, actions, ground_truth):
         return actions[0], 0.0, True
 """
-    node = {"node_id": "solve", "agent_options": {"env_path": "env.py:Env", "obs_with_env": True}}
+    node = {"id": "solve", "env": "env.py:Env", "sees_env": True}
     seen = {}
     for name, text, prefix in (("call", LOOP, ""), ("thought", r"\boxed{17}", "<think>"), ("answer", "ok", "")):
         agent = {"tools": ["python"], "tool_loop": {"format": "fenced", "max_generations": 1}}
         agent["chat_template_kwargs"] = {"prefix": prefix}
-        watcher = {"node_id": "watch", "agent_group": 1, "dependencies": ["solve"]}
-        watcher["agent_options"] = {"obs_with_env": True}
+        watcher = {"id": "watch", "agent": "agent1", "after": ["solve"], "sees_env": True}
         flow = world.workflow([node, watcher], agents=[agent, {}], files={"env.py": code})
         client = world.Client(lambda *_, text=text: text)
         seen[name] = world.play(flow, client, [world.Tool("python", lambda *_: "")]).calls[-1].observation

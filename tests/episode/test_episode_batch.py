@@ -16,7 +16,7 @@ def samples(world, count: int):
 
 
 def one_node(world, **episode):
-    return world.workflow([{"node_id": "a"}], episode=episode)
+    return world.workflow([{"id": "a"}], episode=episode)
 
 
 def test_a_thousand_episodes_are_in_flight_and_come_back_in_order(world):
@@ -132,7 +132,7 @@ class E:
         E.alive -= 1
 """
     flow = world.workflow(
-        [{"node_id": "a", "agent_options": {"env_path": ["env.py:E"]}}, {"node_id": "b", "agent_group": 1}],
+        [{"id": "a", "env": ["env.py:E"]}, {"id": "b", "agent": "agent1"}],
         files={"env.py": env},
     )
 
@@ -169,7 +169,7 @@ async def pre_process(tokenizer, prompt_ids, obs):
     except asyncio.CancelledError:
         raise ValueError("stubborn")
 """
-    node = {"node_id": "a", "agent_options": {"process_path": "h.py"}}
+    node = {"id": "a", "hooks": "h.py"}
     flow = world.workflow([node], files={"h.py": code})
 
     async def main():
@@ -285,9 +285,7 @@ def test_the_collector_is_calmed_for_the_rollout_and_left_as_it_was(world):
 
         runner = world.runner(one_node(world), world.Client(script))
         await asyncio.gather(*(run_batch(runner, samples(world, 1), 1, step=0) for _ in range(2)))
-        broken = world.workflow(
-            [{"node_id": "a", "agent_options": {"process_path": "h.py"}}], files={"h.py": "def pre_process(*_): 1 / 0"}
-        )
+        broken = world.workflow([{"id": "a", "hooks": "h.py"}], files={"h.py": "def pre_process(*_): 1 / 0"})
         with pytest.raises(UserError):
             await run_batch(world.runner(broken, world.Client(script)), samples(world, 1), 1, step=0)
 

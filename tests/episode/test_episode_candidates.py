@@ -31,10 +31,9 @@ NUMBER = {"k": 3, "by": "score.py:number"}
 def flow_of(world, candidates: dict | None = None, *, agents=None, after: tuple[dict, ...] = (), solve=None, **keys):
     """A node `solve` with candidates, and the nodes `after` it; each call is paid 1."""
     nodes = [
-        {"node_id": "solve", "candidates": candidates or NUMBER, "agent_options": {"process_path": "score.py"}}
-        | (solve or {}),
+        {"id": "solve", "candidates": candidates or NUMBER, "hooks": "score.py"} | (solve or {}),
         *after,
-        {"node_id": "pay", "node_role": "REWARD", "dependencies": ["solve"], "executable_ref": "score.py:pay"},
+        {"id": "pay", "after": ["solve"], "reward": "score.py:pay"},
     ]
     return world.workflow(nodes, agents=agents, files={"score.py": SCORE}, **keys)
 
@@ -85,7 +84,7 @@ def test_candidates_answer_one_prompt_with_seeds_of_their_own(world):
     prompts = [call.prompt_ids for call in episode.all_calls]
     assert prompts[0] == prompts[1] == prompts[2] and prompts[0] is not prompts[1]
     alone = in_order(world, "1")
-    world.play(world.workflow([{"node_id": "solve"}]), alone)
+    world.play(world.workflow([{"id": "solve"}]), alone)
     assert next(iter(alone.seeds)) == next(iter(client.seeds)), "the first one is what the node alone would say"
     again = in_order(world, "1", "2", "3")
     world.play(flow_of(world), again)
@@ -93,7 +92,7 @@ def test_candidates_answer_one_prompt_with_seeds_of_their_own(world):
 
 
 def test_later_nodes_see_the_one_that_was_kept_alone(world):
-    check = {"node_id": "check", "agent_group": 1, "dependencies": ["solve"]}
+    check = {"id": "check", "agent": "agent1", "after": ["solve"]}
     client = in_order(world, "1", "7", "3", agent1="fine")
     episode = world.play(flow_of(world, after=(check,)), client)
     prompt = next(prompt for request, prompt, _ in client.requests if request.endswith("agent1"))
@@ -115,12 +114,7 @@ def test_a_conversation_goes_on_from_the_one_that_was_kept(world):
 
 
 def test_each_level_of_the_tree_knows_its_parent(world):
-    refine = {
-        "node_id": "refine",
-        "dependencies": ["solve"],
-        "candidates": {"k": 2, "by": "score.py:number"},
-        "agent_options": {"process_path": "score.py"},
-    }
+    refine = {"id": "refine", "after": ["solve"], "candidates": {"k": 2, "by": "score.py:number"}, "hooks": "score.py"}
     flow = flow_of(world, after=(refine,), episode={"max_turns": 2})
     episode = world.play(flow, in_order(world, "1", "7", "3", "5", "2", "9", "8", "4", "6", "0"))
     assert [(call.node, call.turn, call.text, call.parent_score) for call in episode.calls] == [
@@ -132,7 +126,7 @@ def test_each_level_of_the_tree_knows_its_parent(world):
     assert all(other.parent_score == call.parent_score for call in episode.calls for other in episode.siblings_of(call))
 
 
-JUDGE = {"node_id": "judge", "agent_group": 1, "dependencies": ["solve"], "agent_options": {"process_path": "judge.py"}}
+JUDGE = {"id": "judge", "agent": "agent1", "after": ["solve"], "hooks": "judge.py"}
 VERDICT = """
 from recipe.dag.types.context import Output
 def post_process(tokenizer, prompt_ids, response_ids, *, context):
@@ -143,7 +137,7 @@ def post_process(tokenizer, prompt_ids, response_ids, *, context):
 
 def judged_flow(world, **keys):
     (world.path / "judge.py").write_text(VERDICT)
-    last = {"node_id": "last", "agent_group": 2, "dependencies": ["judge"]}
+    last = {"id": "last", "agent": "agent2", "after": ["judge"]}
     options = {"k": 3, "by": "judge", "key": "points"} | keys
     return flow_of(world, options, after=(JUDGE, last))
 
@@ -173,12 +167,7 @@ def test_a_judge_is_asked_about_each_and_only_its_word_on_the_kept_one_counts(wo
 def test_a_compute_node_scores_as_well(world):
     code = "def points(context): return {'score': -len(context.upstream['solve'].text)}\n"
     (world.path / "count.py").write_text(code)
-    points = {
-        "node_id": "points",
-        "node_role": "DEFAULT",
-        "dependencies": ["solve"],
-        "executable_ref": "count.py:points",
-    }
+    points = {"id": "points", "after": ["solve"], "compute": "count.py:points"}
     episode = world.play(flow_of(world, {"k": 2, "by": "points"}, after=(points,)), in_order(world, "long", "no"))
     assert episode.calls[0].text == "no" and [other.score for other in episode.dropped] == [-4.0]
     assert [(result.node, result.parsed) for result in episode.results] == [("points", {"score": -2})]
@@ -229,8 +218,8 @@ class Env:
     def step(self, actions, ground_truth): return "seen", float(actions[-1]), True
 """
     (world.path / "env.py").write_text(env)
-    options = {"process_path": "score.py", "env_path": ["env.py:Env"], "rewards_with_env": True}
-    flow = flow_of(world, solve={"agent_options": options})
+    options = {"hooks": "score.py", "env": ["env.py:Env"], "env_pays": True}
+    flow = flow_of(world, solve={**options})
     episode = world.play(flow, in_order(world, "1", "7", "3"))
     assert [call.reward for call in episode.calls] == [8.0] and all(call.reward is None for call in episode.dropped)
 
@@ -321,7 +310,7 @@ def score(context): return context.call.parsed["score"]
         world,
         {"k": 2, "by": "hook.py:score"},
         agents=[{"tools": [{"name": "look"}]}],
-        solve={"agent_options": {"process_path": "hook.py:Looks"}},
+        solve={"hooks": "hook.py:Looks"},
     )
     episode = world.play(flow, in_order(world, "a", "bcd"), [tool])
     results = [[result.text for result in call.tool_results] for call in episode.all_calls]

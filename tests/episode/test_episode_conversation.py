@@ -14,7 +14,7 @@ from recipe.dag.episode.rows import rows_of
 from recipe.dag.loading.workflow_file import load_workflow
 from recipe.dag.types.record import Generation
 
-TALK = [{"node_id": "a", "agent_group": 0}, {"node_id": "b", "agent_group": 1, "dependencies": ["a"]}]
+TALK = [{"id": "a", "agent": "left"}, {"id": "b", "agent": "right", "after": ["a"]}]
 LOOP = {"talk": {"nodes": ["a", "b"], "max_rounds": 3}}
 
 
@@ -102,7 +102,7 @@ def test_an_answer_that_was_cut_off_is_ended_before_the_next_message(world):
     def cut(prompt: str, sampling: dict, request: str) -> Generation:
         return Generation(world.Tokenizer().encode("to be"), [-0.5] * 5, "length")
 
-    flow = world.workflow([{"node_id": "a"}], agents=[{"memory": "chat"}], episode={"max_turns": 2})
+    flow = world.workflow([{"id": "a"}], agents=[{"memory": "chat"}], episode={"max_turns": 2})
     first, second = world.play(flow, world.Client(cut)).calls
     assert second.prompt_text == first.prompt_text + "to be<|im_end|>\n<|im_start|>user\nGo on.<|im_end|>\n" + (
         "<|im_start|>assistant\n"
@@ -111,7 +111,7 @@ def test_an_answer_that_was_cut_off_is_ended_before_the_next_message(world):
 
 
 def test_a_conversation_that_outgrows_the_context_ends_the_episode_as_a_long_prompt_does(world):
-    flow = world.workflow([{"node_id": "a"}], agents=[{"memory": "chat"}], episode={"max_turns": 9})
+    flow = world.workflow([{"id": "a"}], agents=[{"memory": "chat"}], episode={"max_turns": 9})
     whole = world.play(flow, world.Client(lambda *_: "word"))
     limit = len(whole.calls[2].prompt_ids) + 1
     episode = world.play(flow, world.Client(lambda *_: "word"), max_model_len=limit)
@@ -132,14 +132,14 @@ def test_a_run_of_the_episode_that_is_retried_remembers_nothing(world):
             raise ModelServerFault("down")
         return "ok"
 
-    flow = world.workflow([{"node_id": "a"}], agents=[{"memory": "chat"}], episode={"max_turns": 2, "retries": 1})
+    flow = world.workflow([{"id": "a"}], agents=[{"memory": "chat"}], episode={"max_turns": 2, "retries": 1})
     episode = world.play(flow, world.Client(fails_late))
     assert episode.attempts == 2 and episode.fault is None
     assert told(episode.calls[0]) == ["question"] and told(episode.calls[1]) == ["question", "Go on."]
 
 
 def test_nodes_of_one_agent_have_a_conversation_each(world):
-    nodes = [{"node_id": "a"}, {"node_id": "b"}]
+    nodes = [{"id": "a"}, {"id": "b"}]
     flow = world.workflow(nodes, agents=[{"memory": "chat"}], episode={"max_turns": 2})
     episode = world.play(flow, world.Client(lambda *_: "word"))
     assert [(row.node, len(row.calls)) for row in rows_of([episode])] == [("a", 2), ("b", 2)]
@@ -154,7 +154,7 @@ def pre_process(tokenizer, prompt_ids, obs, *, context):
 
 
 def with_hook(world, code: str, **keys):
-    nodes = [{"node_id": "a", "agent_options": {"process_path": "own.py"}}]
+    nodes = [{"id": "a", "hooks": "own.py"}]
     return world.workflow(nodes, agents=[{"memory": "chat"}], files={"own.py": code}, episode={"max_turns": 2, **keys})
 
 
@@ -185,7 +185,7 @@ def test_a_hook_without_context_is_refused_before_anything_runs(world):
 
 def test_a_template_that_cannot_go_on_is_refused_before_anything_runs(world, monkeypatch):
     monkeypatch.setattr(world.Tokenizer, "apply_chat_template", lambda self, conversation, **keys: "nothing")
-    flow = world.workflow([{"node_id": "a"}], agents=[{"memory": "chat"}], episode={"max_turns": 2})
+    flow = world.workflow([{"id": "a"}], agents=[{"memory": "chat"}], episode={"max_turns": 2})
     with pytest.raises(UserError, match="policy main: the chat template omits the assistant's messages"):
         world.runner(flow)
 
@@ -194,7 +194,7 @@ def test_tool_calls_of_earlier_turns_stay_in_the_conversation(world):
     tool = world.Tool("add", lambda arguments, state: "5")
     script = iter(['<tool_call>{"name": "add", "arguments": {}}</tool_call>', "five", "still five"])
     agents = [{"memory": "chat", "tools": ["add"], "tool_loop": {}}]
-    flow = world.workflow([{"node_id": "a"}], agents=agents, episode={"max_turns": 2})
+    flow = world.workflow([{"id": "a"}], agents=agents, episode={"max_turns": 2})
     episode = world.play(flow, world.Client(lambda *_: next(script)), [tool])
     first, second = episode.calls
     assert second.prompt_ids[: len(first.prompt_ids + first.response_ids)] == first.prompt_ids + first.response_ids
@@ -204,7 +204,7 @@ def test_tool_calls_of_earlier_turns_stay_in_the_conversation(world):
 
 
 def test_many_episodes_at_once_keep_their_conversations_apart(world):
-    flow = world.workflow([{"node_id": "a"}], agents=[{"memory": "chat"}], episode={"max_turns": 3})
+    flow = world.workflow([{"id": "a"}], agents=[{"memory": "chat"}], episode={"max_turns": 3})
     runner = world.runner(flow, world.Client(lambda prompt, sampling, request: request))
 
     async def play():

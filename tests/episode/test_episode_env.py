@@ -13,13 +13,8 @@ from recipe.dag.episode.env_class import load_env
 def game(world, code: str, *, rewards: bool = True, **episode):
     """Two players, the second owns the env."""
     nodes = [
-        {"node_id": "a", "agent_options": {"obs_with_env": True}},
-        {
-            "node_id": "b",
-            "agent_group": 1,
-            "dependencies": ["a"],
-            "agent_options": {"obs_with_env": True, "env_path": ["env.py:E"], "rewards_with_env": rewards},
-        },
+        {"id": "a", "sees_env": True},
+        {"id": "b", "agent": "agent1", "after": ["a"], "sees_env": True, "env": ["env.py:E"], "env_pays": rewards},
     ]
     return world.workflow(nodes, files={"env.py": code}, episode={"max_turns": 2, **episode})
 
@@ -61,13 +56,13 @@ def test_an_env_lives_through_its_episode_and_speaks_per_agent(world):
 
 def test_a_node_behind_the_owner_sees_the_new_observation_in_the_same_turn(world):
     code = step("return 'new', 0, False") + "\n    def reset(self):\n        return 'old'"
-    watch = {"obs_with_env": True}
+    watch = {"sees_env": True}
     flow = world.workflow(
         [
-            {"node_id": "own", "agent_options": {**watch, "env_path": ["env.py:E"]}},
-            {"node_id": "beside", "agent_group": 1, "agent_options": watch},
-            {"node_id": "after", "agent_group": 2, "dependencies": ["own"], "agent_options": watch},
-            {"node_id": "blind", "agent_group": 3, "dependencies": ["own"]},
+            {"id": "own", **watch, "env": ["env.py:E"]},
+            {"id": "beside", "agent": "agent1", **watch},
+            {"id": "after", "agent": "agent2", "after": ["own"], **watch},
+            {"id": "blind", "agent": "agent3", "after": ["own"]},
         ],
         files={"env.py": code},
     )
@@ -207,9 +202,9 @@ class E:
         self.log.append(actions[-1])
         return ",".join(self.log), 0.0, False
 """
-    owner = {"obs_with_env": True, "env_path": ["env.py:E"]}
+    owner = {"sees_env": True, "env": ["env.py:E"]}
     flow = world.workflow(
-        [{"node_id": "a", "agent_options": owner}, {"node_id": "b", "agent_group": 1, "agent_options": owner}],
+        [{"id": "a", **owner}, {"id": "b", "agent": "agent1", **owner}],
         files={"env.py": code},
         episode={"max_turns": 2},
     )
@@ -282,13 +277,8 @@ class E:
         return None, 0.0, True, {{"agents": agents, "agent": agent, "reset": self.reset_agents}}
 """
     nodes = [
-        {"node_id": "a", "agent_group": 1, "agent_options": {"obs_with_env": True}},
-        {
-            "node_id": "b",
-            "agent_group": 0,
-            "dependencies": ["a"],
-            "agent_options": {"obs_with_env": True, "env_path": ["env.py:E"], "rewards_with_env": True},
-        },
+        {"id": "a", "agent": "agent1", "sees_env": True},
+        {"id": "b", "agent": "agent0", "after": ["a"], "sees_env": True, "env": ["env.py:E"], "env_pays": True},
     ]
     episode = world.play(world.workflow(nodes, files={"env.py": code}))
     expected = {"agents": ["agent0", "agent1"], "agent": "agent0", "reset": ["agent1", "agent0"]}
@@ -307,7 +297,7 @@ class E:
     tool = world.Tool("search", lambda arguments, state: states.append(dict(state)) or str(state.setdefault("n", 0)))
     hooks = "class H:\n    async def parse(self, context):\n        await context.call_tool('search')"
     hooks += "\n        await context.call_tool('search')"
-    nodes = [{"node_id": "a", "agent_options": {"process_path": "hooks.py:H", "env_path": ["env.py:E"]}}]
+    nodes = [{"id": "a", "hooks": "hooks.py:H", "env": ["env.py:E"]}]
     flow = world.workflow(nodes, agents=[{"tools": ["search"]}], files={"env.py": code, "hooks.py": hooks})
     sample = world.sample(tools_kwargs={"search": {"create_kwargs": {"site": "web", "index": "none"}}})
     runner = world.runner(flow, None, [tool])

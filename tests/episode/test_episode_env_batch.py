@@ -25,21 +25,11 @@ class Code(Base): ...
 
 
 def routed(world, **keys):
-    options = {"obs_with_env": True, "env_path": ["maths", "env.py:Code"], "env_route": "extra_info.kind"}
+    options = {"sees_env": True, "env": ["maths", "env.py:Code"], "env_route": "extra_info.kind"}
     nodes = [
-        {"node_id": "a", "agent_options": {"obs_with_env": True}},
-        {
-            "node_id": "b",
-            "agent_group": 1,
-            "dependencies": ["a"],
-            "agent_options": {**options, "rewards_with_env": True},
-        },
-        {
-            "node_id": "after",
-            "agent_group": 2,
-            "dependencies": ["b"],
-            "when": {"env": "b", "key": "level", "at_least": 3},
-        },
+        {"id": "a", "sees_env": True},
+        {"id": "b", "agent": "agent1", "after": ["a"], **options, "env_pays": True},
+        {"id": "after", "agent": "agent2", "after": ["b"], "when": {"env": "b", "key": "level", "at_least": 3}},
     ]
     envs = {"maths": {"path": "env.py:Maths", "kwargs": {"level": 3}}}
     return world.workflow(
@@ -79,14 +69,14 @@ def test_a_sample_that_names_no_env_costs_its_episodes_only(world, extra, messag
 
 
 def test_several_envs_need_a_route(world):
-    flow = world.workflow([{"node_id": "a", "agent_options": {"env_path": ("env.py:Maths", "env.py:Code")}}])
+    flow = world.workflow([{"id": "a", "env": ("env.py:Maths", "env.py:Code")}])
     with pytest.raises(UserError, match="node a: `env` names 2 envs; add `env_route`"):
         world.runner(flow)
 
 
 def test_two_nodes_may_step_an_env_each(world):
     """Each is a player of its own env alone."""
-    watch = {"obs_with_env": True, "rewards_with_env": True}
+    watch = {"sees_env": True, "env_pays": True}
     code = """
 class E:
     async def step(self, actions, ground_truth): return None, len(actions), False
@@ -94,8 +84,8 @@ class F:
     async def step(self, actions, ground_truth): return None, 10 * len(actions), False
 """
     nodes = [
-        {"node_id": "a", "agent_options": {**watch, "env_path": ["env.py:E"]}},
-        {"node_id": "b", "agent_group": 1, "agent_options": {**watch, "env_path": ["env.py:F"]}},
+        {"id": "a", **watch, "env": ["env.py:E"]},
+        {"id": "b", "agent": "agent1", **watch, "env": ["env.py:F"]},
     ]
     episode = world.play(world.workflow(nodes, files={"env.py": code}))
     assert [call.reward for call in episode.calls] == [1.0, 10.0]
@@ -109,16 +99,16 @@ class E:
         self.log.append(actions)
         return f"step {len(self.log)}", [len(self.log)] * len(actions), len(self.log) == 5, {"steps": len(self.log)}
 """
-OWN = {"env_path": ["env.py:E"], "rewards_with_env": True}
+OWN = {"env": ["env.py:E"], "env_pays": True}
 
 
 def looped(world, until: dict | None = None, **keys):
-    watch = {"obs_with_env": True}
+    watch = {"sees_env": True}
     nodes = [
-        {"node_id": "before", "agent_options": watch},
-        {"node_id": "a", "agent_group": 1, "dependencies": ["before"], "agent_options": watch},
-        {"node_id": "b", "agent_group": 2, "dependencies": ["a"], "agent_options": {**watch, **OWN}},
-        {"node_id": "after", "agent_group": 3, "dependencies": ["b"], "agent_options": watch},
+        {"id": "before", **watch},
+        {"id": "a", "agent": "agent1", "after": ["before"], **watch},
+        {"id": "b", "agent": "agent2", "after": ["a"], **watch, **OWN},
+        {"id": "after", "agent": "agent3", "after": ["b"], **watch},
     ]
     loops = {"play": {"nodes": ["a", "b"], "max_rounds": 9, "until": until}}
     return world.workflow(nodes, files={"env.py": LOOPED}, loops=loops, **keys)
@@ -155,11 +145,11 @@ class E:
 """
     twice = {"env": "one", "key": "count", "equals": 2}
     nodes = [
-        {"node_id": "talk", "agent_options": {"obs_with_env": True}},
-        {"node_id": "one", "agent_group": 1, "dependencies": ["talk"], "agent_options": OWN},
-        {"node_id": "two", "agent_group": 2, "dependencies": ["one"], "agent_options": OWN},
+        {"id": "talk", "sees_env": True},
+        {"id": "one", "agent": "agent1", "after": ["talk"], **OWN},
+        {"id": "two", "agent": "agent2", "after": ["one"], **OWN},
         # The env has been stepped again since `one` stepped it.
-        {"node_id": "end", "agent_group": 3, "dependencies": ["two"], "when": twice},
+        {"id": "end", "agent": "agent3", "after": ["two"], "when": twice},
     ]
     flow = world.workflow(nodes, files={"env.py": code}, loops={"l": {"nodes": ["talk"], "max_rounds": 3}})
     said = iter(["first", "second", "third"])
@@ -175,11 +165,11 @@ class E:
     async def step(self, actions, ground_truth):
         return [f"you said {a!r}" for a in actions], [1.0, 2.0, 4.0], False, {"actions": actions}
 """
-    watch = {"obs_with_env": True}
+    watch = {"sees_env": True}
     nodes = [
-        {"node_id": "a", "agent_options": watch},
-        {"node_id": "b", "agent_group": 1, "agent_options": watch, "when": {"sample": "missing", "exists": True}},
-        {"node_id": "c", "agent_group": 2, "agent_options": {**watch, **OWN}},
+        {"id": "a", **watch},
+        {"id": "b", "agent": "agent1", **watch, "when": {"sample": "missing", "exists": True}},
+        {"id": "c", "agent": "agent2", **watch, **OWN},
     ]
     episode = world.play(world.workflow(nodes, files={"env.py": code}))
     assert [(call.node, call.reward) for call in episode.calls] == [("a", 1.0), ("c", 4.0)]
@@ -189,8 +179,8 @@ class E:
 def test_a_skipped_owner_steps_nothing(world):
     asked = {"node": "a", "matches": "go"}
     nodes = [
-        {"node_id": "a", "agent_options": {"obs_with_env": True}},
-        {"node_id": "b", "agent_group": 1, "when": asked, "dependencies": ["a"], "agent_options": OWN},
+        {"id": "a", "sees_env": True},
+        {"id": "b", "agent": "agent1", "when": asked, "after": ["a"], **OWN},
     ]
     lines = ["go", "wait", "go"]
     client = world.Client(lambda prompt, sampling, request: lines.pop(0) if request.endswith("0") else "b")

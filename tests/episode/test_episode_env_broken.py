@@ -38,11 +38,11 @@ class E:
 
 def six(world, code: str):
     """Episodes of a batch of six, the third one's sample being bad."""
-    watch = {"obs_with_env": True}
-    owner = {**watch, "env_path": ["env.py:E"], "rewards_with_env": True}
+    watch = {"sees_env": True}
+    owner = {**watch, "env": ["env.py:E"], "env_pays": True}
     nodes = [
-        {"node_id": "a", "agent_options": watch},
-        {"node_id": "b", "agent_group": 1, "dependencies": ["a"], "agent_options": owner},
+        {"id": "a", **watch},
+        {"id": "b", "agent": "agent1", "after": ["a"], **owner},
     ]
     # Long enough for a busy machine, where nothing waits for ever.
     limit = 0.6 if "Event().wait()" in code else 60.0
@@ -96,7 +96,7 @@ class H:
         time.sleep(0.9)
         return [{"role": "user", "content": "go"}]
 """
-    nodes = [{"node_id": "a", "agent_options": {"process_path": "hook.py:H"}}]
+    nodes = [{"id": "a", "hooks": "hook.py:H"}]
     batch(world, world.workflow(nodes, files={"hook.py": hook}), [world.sample()])
     # A busy machine may stop everything for a while, too; that is reported as well, but without the hook.
     reports = [record.getMessage() for record in caplog.records if record.name == event_loops.__name__]

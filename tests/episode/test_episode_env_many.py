@@ -37,8 +37,8 @@ def few_files():
 
 def test_envs_that_connect_take_the_descriptors_of_their_connections_alone(world, few_files, tmp_path):
     """Half as many as a loop for each env would take."""
-    options = {"obs_with_env": True, "env_path": ["env.py:Env"], "rewards_with_env": True}
-    flow = world.workflow([{"node_id": "a", "agent_options": options}], files={"env.py": ENV}, episode={"retries": 0})
+    options = {"sees_env": True, "env": ["env.py:Env"], "env_pays": True}
+    flow = world.workflow([{"id": "a", **options}], files={"env.py": ENV}, episode={"retries": 0})
     sample = {**world.sample("question"), "ground_truth": str(tmp_path / "s")}
     count, waiting, all_there = 300, [], asyncio.Event()
 

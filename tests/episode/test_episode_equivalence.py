@@ -24,13 +24,12 @@ SCORE = "def score(episode): return {name: 1.0 for name in {call.agent for call 
 FILES = {"talk.py": HOOKS, "score.py": SCORE}
 
 
-def node(name, group, *dependencies, **keys):
-    options = {"process_path": "talk.py"}
-    return {"node_id": name, "agent_group": group, "dependencies": dependencies, "agent_options": options, **keys}
+def node(name, number, *dependencies, **keys):
+    return {"id": name, "agent": ("left", "right")[number], "after": dependencies, "hooks": "talk.py", **keys}
 
 
 def score(*dependencies):
-    return {"node_id": "score", "node_role": "REWARD", "dependencies": dependencies, "executable_ref": "score.py:score"}
+    return {"id": "score", "after": dependencies, "reward": "score.py:score"}
 
 
 def said(episode):

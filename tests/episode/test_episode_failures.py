@@ -37,9 +37,9 @@ def pipeline(world, **episode):
     """Two agents, the second with a tool loop, two turns, a reward that depends on what was sampled."""
     return world.workflow(
         [
-            {"node_id": "plan"},
-            {"node_id": "solve", "agent_group": 1, "dependencies": ["plan"]},
-            {"node_id": "score", "node_role": "REWARD", "dependencies": ["solve"], "executable_ref": "reward.py:score"},
+            {"id": "plan"},
+            {"id": "solve", "agent": "agent1", "after": ["plan"]},
+            {"id": "score", "after": ["solve"], "reward": "reward.py:score"},
         ],
         agents=[{}, {"tools": ["calc"], "tool_loop": {}}],
         files={"reward.py": REWARD},
@@ -133,7 +133,7 @@ def test_the_episode_has_a_limit_of_its_own(world):
         await asyncio.sleep(0.05)
         return "x"
 
-    flow = world.workflow([{"node_id": "a"}], episode={"max_turns": 10_000, "timeout_s": 1, "retries": 0})
+    flow = world.workflow([{"id": "a"}], episode={"max_turns": 10_000, "timeout_s": 1, "retries": 0})
     episode = world.play(flow, world.Client(script))
     assert episode.fault["boundary"] == "timeout" and episode.fault["message"] == "the episode took longer than 1 s"
     assert 0 < len(episode.calls) < 10_000 and rows_of([episode]) == []
@@ -141,7 +141,7 @@ def test_the_episode_has_a_limit_of_its_own(world):
 
 def test_a_call_has_a_limit_that_covers_its_hooks_and_tools(world):
     code = "import asyncio\nasync def pre_process(t, p, o):\n    await asyncio.Event().wait()"
-    node = {"node_id": "a", "agent_options": {"process_path": "h.py"}}
+    node = {"id": "a", "hooks": "h.py"}
     episode = world.play(world.workflow([node], files={"h.py": code}, episode={"call_timeout_s": 0.2}))
     assert (episode.fault["boundary"], episode.fault["where"], episode.attempts) == ("timeout", "node a", 2)
 
@@ -159,7 +159,7 @@ def test_a_failed_branch_stops_its_siblings(world):
                 cancelled.set()
                 raise
 
-        flow = world.workflow([{"node_id": "a"}, {"node_id": "b", "agent_group": 1}], episode={"on_failure": "mask"})
+        flow = world.workflow([{"id": "a"}, {"id": "b", "agent": "agent1"}], episode={"on_failure": "mask"})
         episode = await world.runner(flow, world.Client(script)).run(world.sample(), "u", 0, step=0)
         assert cancelled.is_set() and asyncio.all_tasks() == {asyncio.current_task()}
         return episode
@@ -177,7 +177,7 @@ def test_generations_are_tried_again_with_the_same_seed(world):
         return "x"
 
     client = world.Client(script)
-    episode = world.play(world.workflow([{"node_id": "a"}]), client)
+    episode = world.play(world.workflow([{"id": "a"}]), client)
     assert episode.fault is None and episode.attempts == 1
     assert [fault["message"] for fault in episode.faults] == ["OSError: reset by peer"] * 2
     assert len({sampling["seed"] for _, _, sampling in client.requests}) == 1
@@ -187,7 +187,7 @@ def test_fail_stops_the_run_and_names_the_fault(world):
     def script(prompt, sampling, request):
         raise ModelServerFault("503")
 
-    flow = world.workflow([{"node_id": "a"}], episode={"on_failure": "fail"})
+    flow = world.workflow([{"id": "a"}], episode={"on_failure": "fail"})
     with pytest.raises(UserError, match=r"episode u0-0: model fault in node a, policy main: 503 \(on_failure: fail\)"):
         world.play(flow, world.Client(script))
 
@@ -226,15 +226,13 @@ def user_code(world, tmp_path, *, hook: str = "", reward: str = "", compute: str
     """A workflow in which one kind of user code has a bug in its second line, for the sample u1 alone."""
     for name, body in {"hook": hook, "reward": reward, "compute": compute, "env": env}.items():
         (tmp_path / f"{name}.py").write_text(body)
-    options = {"process_path": "hook.py"} if hook else {}
-    options |= {"env_path": ["env.py:E"], "rewards_with_env": True} if env else {}
-    nodes = [{"node_id": "a", "agent_options": options}]
+    options = {"hooks": "hook.py"} if hook else {}
+    options |= {"env": ["env.py:E"], "env_pays": True} if env else {}
+    nodes = [{"id": "a", **options}]
     if reward:
-        role = {"node_role": "REWARD", "dependencies": ["a"]}
-        nodes.append({"node_id": "r", **role, "executable_ref": "reward.py:score"})
+        nodes.append({"id": "r", "after": ["a"], "reward": "reward.py:score"})
     if compute:
-        role = {"node_role": "DEFAULT", "dependencies": ["a"]}
-        nodes.append({"node_id": "c", **role, "executable_ref": "compute.py:merge"})
+        nodes.append({"id": "c", "after": ["a"], "compute": "compute.py:merge"})
     return world.workflow(nodes, episode=episode)
 
 
@@ -291,7 +289,7 @@ def lossy(world, share: float, **episode):
             raise ModelServerFault("503")
         return "x"
 
-    flow = world.workflow([{"node_id": "a"}], episode={"retries": 0, **episode})
+    flow = world.workflow([{"id": "a"}], episode={"retries": 0, **episode})
     runner = world.runner(flow, world.Client(script))
     samples = [(world.sample(), f"u{k}") for k in range(20)]
     return asyncio.run(run_batch(runner, samples, 1, step=7))
@@ -316,7 +314,7 @@ def test_a_small_batch_is_not_judged_by_its_share(world):
             return "x"
         raise ModelServerFault("503")
 
-    runner = world.runner(world.workflow([{"node_id": "a"}], episode={"retries": 0}), world.Client(script))
+    runner = world.runner(world.workflow([{"id": "a"}], episode={"retries": 0}), world.Client(script))
     episodes = asyncio.run(run_batch(runner, [(world.sample(), f"u{k}") for k in range(4)], 1, step=0))
     assert sum(episode.fault is not None for episode in episodes) == 3
 
@@ -358,7 +356,7 @@ def test_a_client_may_take_its_arguments_apart(world):
             return made
 
     client = Greedy()
-    call = world.play(world.workflow([{"node_id": "a"}]), client).calls[0]
+    call = world.play(world.workflow([{"id": "a"}]), client).calls[0]
     assert client.requests[0] == client.requests[1] and call.prompt_ids
 
 
@@ -369,7 +367,7 @@ def test_sampling_is_the_agents_and_validation_overrides_it(world):
             "validation": {"temperature": 0.0, "max_tokens": 3},
         }
     ]
-    flow = world.workflow([{"node_id": "a"}], agents=agents)
+    flow = world.workflow([{"id": "a"}], agents=agents)
     train, test = world.Client(), world.Client()
     call = world.play(flow, train).calls[0]
     validated = world.play(flow, test, validate=True).calls[0]
@@ -380,7 +378,7 @@ def test_sampling_is_the_agents_and_validation_overrides_it(world):
 
 
 def test_a_prompt_that_does_not_fit_is_data(world):
-    flow = world.workflow([{"node_id": "a"}, {"node_id": "b", "agent_group": 1, "dependencies": ["a"]}])
+    flow = world.workflow([{"id": "a"}, {"id": "b", "agent": "agent1", "after": ["a"]}])
     client = world.Client(lambda *_: "y" * 20)
     room = len(world.Tokenizer().encode("<|im_start|>user\nquestion<|im_end|>\n<|im_start|>assistant\n"))
     episode = world.play(flow, client, max_model_len=room + 8)
@@ -396,7 +394,7 @@ def test_a_prompt_that_does_not_fit_is_data(world):
 def test_all_generations_and_tool_results_of_a_call_share_its_limit(world, limit, generations):
     request = '<tool_call>{"name": "t", "arguments": {}}</tool_call>'
     agents = [{"tools": ["t"], "tool_loop": {}, "sampling": {"max_tokens": 4096}}]
-    flow = world.workflow([{"node_id": "a"}], agents=agents)
+    flow = world.workflow([{"id": "a"}], agents=agents)
     client = world.Client(lambda *_: request if len(client.requests) == 1 else "y" * 99)
     episode = world.play(flow, client, [world.Tool("t", lambda *_: "7")], max_response_length=limit)
     (call,) = episode.calls
@@ -412,8 +410,8 @@ def pre_process(tokenizer, prompt_ids, obs, *, context):
     return last.prompt_ids + last.response_ids + [50] if last else prompt_ids
 """
     nodes = [
-        {"node_id": "a", "agent_options": {"process_path": "grow.py"}},
-        {"node_id": "score", "node_role": "REWARD", "dependencies": ["a"], "executable_ref": "one.py:one"},
+        {"id": "a", "hooks": "grow.py"},
+        {"id": "score", "after": ["a"], "reward": "one.py:one"},
     ]
     files = {"grow.py": grow, "one.py": "def one(episode):\n    return {'agent0': len(episode.calls)}\n"}
     flow = world.workflow(nodes, files=files, episode={"max_turns": 9})
@@ -434,7 +432,7 @@ def pre_process(tokenizer, prompt_ids, obs, *, context):
 
 
 def test_a_prompt_that_does_not_fit_ends_its_loop(world):
-    nodes = [{"node_id": "a"}, {"node_id": "b", "agent_group": 1, "dependencies": ["a"]}]
+    nodes = [{"id": "a"}, {"id": "b", "agent": "agent1", "after": ["a"]}]
     flow = world.workflow(nodes, loops={"l": {"nodes": ["a"], "max_rounds": 9}}, episode={"max_turns": 3})
     room = len(world.Tokenizer().encode("<|im_start|>user\nquestion<|im_end|>\n<|im_start|>assistant\n"))
     client = world.Client(lambda prompt, sampling, request: "y" * (20 if request.endswith("0") else 2))
@@ -452,7 +450,7 @@ from recipe.dag.types.context import Output
 def post_process(tokenizer, prompt_ids, response_ids, *, context):
     return Output(done=context.turn == {done_at})
 """
-    nodes = [{"node_id": "a", "agent_options": {"process_path": "h.py"}}]
+    nodes = [{"id": "a", "hooks": "h.py"}]
     flow = world.workflow(nodes, files={"h.py": code}, episode={"max_turns": turns})
     assert world.play(flow).ended_by == expected
 
@@ -461,12 +459,12 @@ def test_an_episode_that_a_fault_ended_was_ended_by_nothing_else(world):
     def script(prompt, sampling, request):
         raise ModelServerFault("down")
 
-    episode = world.play(world.workflow([{"node_id": "a"}]), world.Client(script))
+    episode = world.play(world.workflow([{"id": "a"}]), world.Client(script))
     assert episode.fault and episode.ended_by == ""
 
 
 def test_a_sample_without_messages_is_a_user_error(world):
-    runner = world.runner(world.workflow([{"node_id": "a"}]))
+    runner = world.runner(world.workflow([{"id": "a"}]))
     with pytest.raises(UserError, match="sample u: `prompt` must be a list of chat messages, not str"):
         asyncio.run(runner.run({"prompt": "hi"}, "u", 0, step=0))
 
@@ -487,7 +485,7 @@ def test_calls_say_when_they_started_and_a_repeated_episode_counts_from_its_firs
             raise ConnectionError("down")
         return "ok"
 
-    nodes = [{"node_id": "plan"}, {"node_id": "solve", "agent_group": 1, "dependencies": ["plan"]}]
+    nodes = [{"id": "plan"}, {"id": "solve", "agent": "agent1", "after": ["plan"]}]
     episode = world.play(world.workflow(nodes), world.Client(script))
     plan, solve = episode.calls
     assert episode.attempts == 2 and episode.fault is None

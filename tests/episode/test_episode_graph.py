@@ -10,10 +10,10 @@ from recipe.dag.episode.graph import episode_graph
 
 def diamond(world, **keys):
     nodes = [
-        {"node_id": "plan", "agent_group": 0},
-        {"node_id": "left", "agent_group": 1, "dependencies": ["plan"]},
-        {"node_id": "right", "agent_group": 2, "dependencies": ["plan"]},
-        {"node_id": "judge", "agent_group": 3, "dependencies": ["left", "right"]},
+        {"id": "plan", "agent": "agent0"},
+        {"id": "left", "agent": "agent1", "after": ["plan"]},
+        {"id": "right", "agent": "agent2", "after": ["plan"]},
+        {"id": "judge", "agent": "agent3", "after": ["left", "right"]},
     ]
     return world.workflow(nodes, **keys)
 
@@ -21,10 +21,10 @@ def diamond(world, **keys):
 def test_vote_and_compute_nodes_are_nodes_of_the_graph(world):
     flow = world.workflow(
         [
-            {"node_id": "a"},
-            {"node_id": "mix", "node_role": "DEFAULT", "dependencies": ["a"], "executable_ref": "f.py:f"},
-            {"node_id": "b", "dependencies": ["mix"]},
-            {"node_id": "reward", "node_role": "REWARD", "dependencies": ["b"], "executable_ref": "f.py:f"},
+            {"id": "a"},
+            {"id": "mix", "after": ["a"], "compute": "f.py:f"},
+            {"id": "b", "after": ["mix"]},
+            {"id": "reward", "after": ["b"], "reward": "f.py:f"},
         ]
     )
     a, mix, b = episode_graph(flow).nodes
@@ -35,7 +35,7 @@ def test_vote_and_compute_nodes_are_nodes_of_the_graph(world):
 def looped(world, dependencies: dict[str, list[str]], loops: dict, **keys):
     """One agent per node."""
     nodes = [
-        {"node_id": name, "agent_group": group, "dependencies": needs}
+        {"id": name, "agent": f"agent{group}", "after": needs}
         for group, (name, needs) in enumerate(dependencies.items())
     ]
     return world.workflow(nodes, loops=loops, **keys)
@@ -122,7 +122,7 @@ def pre_process(tokenizer, prompt_ids, obs, context=None):
     return prompt_ids
 """
     nodes = [
-        {"node_id": name, "agent_group": group, "dependencies": needs, "agent_options": {"process_path": "seen.py"}}
+        {"id": name, "agent": f"agent{group}", "after": needs, "hooks": "seen.py"}
         for name, group, needs in (("a", 0, []), ("b", 1, []), ("c", 0, ["a"]))
     ]
     flow = world.workflow(nodes, files={"seen.py": code}, episode={"max_turns": 2})
@@ -145,8 +145,8 @@ def post_process(tokenizer, prompt_ids, response_ids, context=None):
     return Output(text=f"turn {context.turn}", done=context.turn == 1)
 """
     nodes = [
-        {"node_id": "a", "agent_options": {"process_path": "done.py"}},
-        {"node_id": "b", "agent_group": 1, "dependencies": ["a"]},
+        {"id": "a", "hooks": "done.py"},
+        {"id": "b", "agent": "agent1", "after": ["a"]},
     ]
     episode = world.play(world.workflow(nodes, files={"done.py": code}, episode={"max_turns": 5}))
     assert [(call.node, call.turn) for call in episode.calls] == [("a", 0), ("b", 0), ("a", 1), ("b", 1)]
@@ -155,7 +155,7 @@ def post_process(tokenizer, prompt_ids, response_ids, context=None):
 
 def test_max_turns_ends_an_episode_that_no_node_ends(world):
     client = world.Client(lambda prompt, sampling, request: f"call{len(client.requests)}")
-    episode = world.play(world.workflow([{"node_id": "a"}], episode={"max_turns": 3}), client)
+    episode = world.play(world.workflow([{"id": "a"}], episode={"max_turns": 3}), client)
     assert (episode.turns, episode.done, len(episode.calls)) == (3, False, 3)
     assert "agent0:\ncall1" in episode.calls[1].prompt_text
 
@@ -165,24 +165,23 @@ def test_max_turns_ends_an_episode_that_no_node_ends(world):
     [({"first": 1, "second": 0}, ("second", "first", "own")), ({"first": 0, "second": 1}, ("first", "second", "own"))],
 )
 def test_players_are_in_agent_order_up_to_the_owner(world, group, players):
-    watch = {"obs_with_env": True}
+    watch = {"sees_env": True}
     flow = world.workflow(
         [
-            {"node_id": "first", "agent_group": group["first"], "agent_options": watch},
-            {"node_id": "second", "agent_group": group["second"], "agent_options": watch},
-            {"node_id": "blind", "agent_group": 2},
-            {"node_id": "own", "agent_group": 3, "agent_options": {**watch, "env_path": ("e.py:E",)}},
-            {"node_id": "later", "agent_group": 4, "agent_options": watch},
+            {"id": "first", "agent": f"agent{group['first']}", **watch},
+            {"id": "second", "agent": f"agent{group['second']}", **watch},
+            {"id": "blind", "agent": "agent2"},
+            {"id": "own", "agent": "agent3", **watch, "env": ("e.py:E",)},
+            {"id": "later", "agent": "agent4", **watch},
         ]
     )
     assert episode_graph(flow).players({"own": "e.py:E"}) == {"own": players}
 
 
 def test_players_of_a_node_in_a_loop_are_of_its_loop(world):
-    watch = {"obs_with_env": True}
+    watch = {"sees_env": True}
     nodes = [
-        {"node_id": name, "agent_group": group, "agent_options": watch}
-        for group, name in enumerate(("before", "a", "b", "after"))
+        {"id": name, "agent": f"agent{group}", **watch} for group, name in enumerate(("before", "a", "b", "after"))
     ]
     graph = episode_graph(world.workflow(nodes, loops={"talk": {"nodes": ["a", "b"], "max_rounds": 2}}))
     assert graph.players({"b": "e"}) == {"b": ("a", "b")}

@@ -12,7 +12,7 @@ from recipe.dag.episode.batch import run_batch
 from recipe.dag.episode.failure import TooManyFailed
 from recipe.dag.episode.rows import rows_of
 from recipe.dag.report.evaluation_log import episode_from
-from recipe.dag.train.dynamic_sampling import collect
+from recipe.dag.train.selection import collect
 
 RANK = """
 seen = []
@@ -22,17 +22,10 @@ def rank(episodes, *, scale=1.0):
 """
 
 
-def flow_of(world, code: str = RANK, *, nodes: tuple[dict, ...] = (), role: str = "REWARD", **keys):
+def flow_of(world, code: str = RANK, *, nodes: tuple[dict, ...] = (), kind: str = "reward", **keys):
     """One agent; a reward node `rank` of the group, and further reward nodes."""
-    ranked = {
-        "node_id": "rank",
-        "node_role": role,
-        "dependencies": ["solve"],
-        "executable_ref": "reward.py:rank",
-        "scope": "group",
-    }
-    rewards = [{"node_role": "REWARD", "dependencies": ["solve"], **node} for node in nodes]
-    return world.workflow([{"node_id": "solve"}, ranked, *rewards], files={"reward.py": code}, **keys)
+    ranked = {"id": "rank", "after": ["solve"], kind: "reward.py:rank", "scope": "group"}
+    return world.workflow([{"id": "solve"}, ranked, *nodes], files={"reward.py": code}, **keys)
 
 
 def play(world, flow, samples: int = 1, n: int = 3, client=None, earlier=()):
@@ -51,7 +44,7 @@ def rewards(episodes) -> list[float | None]:
 
 def test_each_group_is_scored_once_with_its_episodes_in_order(world):
     code = RANK + "def report(episode):\n    episode.info['seen'] = seen\n    return {}\n"
-    report = {"node_id": "report", "executable_ref": "reward.py:report", "dependencies": ["rank"]}
+    report = {"id": "report", "reward": "reward.py:report", "after": ["rank"]}
     episodes = play(world, flow_of(world, code, nodes=(report,)), samples=2)
     assert rewards(episodes) == [3.0, 4.0, 5.0] * 2
     assert sorted(episodes[-1].info["seen"]) == [[(uid, index) for index in range(3)] for uid in ("u0", "u1")]
@@ -68,7 +61,7 @@ def test_it_may_be_async_and_its_rewards_are_those_of_an_episode(world, word):
     return [{{"agent0": [0.5]}}, {{"agent0": None}}, {{}}]
 """
     pays = "def rest(episode): return {'agent0': 1.0}\n"
-    rest = {"node_id": "rest", "executable_ref": "reward.py:rest", "dependencies": ["solve"]}
+    rest = {"id": "rest", "reward": "reward.py:rest", "after": ["solve"]}
     first, second, third = play(world, flow_of(world, code + pays, nodes=(rest,)))
     assert (first.outcome, second.outcome) == (1.0, 0.0) and [e.info for e in (first, third)] == [{"of": 3}] * 2
     assert first.calls[0].reward == 1.5 and first.calls[0].reward_parts == {"rank": 0.5, "rest": 1.0}
@@ -81,14 +74,8 @@ def test_a_failed_episode_is_absent(world):
     hook = "def post_process(tokenizer, prompt_ids, response_ids, *, context):\n    assert context.episode != 1\n"
     flow = world.workflow(
         [
-            {"node_id": "solve", "agent_options": {"process_path": "hook.py"}},
-            {
-                "node_id": "rank",
-                "node_role": "REWARD",
-                "dependencies": ["solve"],
-                "executable_ref": "reward.py:rank",
-                "scope": "group",
-            },
+            {"id": "solve", "hooks": "hook.py"},
+            {"id": "rank", "after": ["solve"], "reward": "reward.py:rank", "scope": "group"},
         ],
         files={"hook.py": hook + "    return response_ids\n", "reward.py": RANK},
         episode={"on_user_error": "mask"},
@@ -100,8 +87,8 @@ def test_a_failed_episode_is_absent(world):
 
 def test_a_node_after_it_sees_its_rewards(world):
     code = RANK + "def double(episode): return {'agent0': episode.calls[-1].reward}\n"
-    after = {"node_id": "double", "executable_ref": "reward.py:double", "dependencies": ["rank"]}
-    before = {"node_id": "early", "executable_ref": "reward.py:double", "dependencies": ["solve"]}
+    after = {"id": "double", "reward": "reward.py:double", "after": ["rank"]}
+    before = {"id": "early", "reward": "reward.py:double", "after": ["solve"]}
     assert rewards(play(world, flow_of(world, code, nodes=(after,)))) == [6.0, 8.0, 10.0]
     # one that does not depend on it runs when its episode ends, before any reward is there
     assert rewards(play(world, flow_of(world, code, nodes=(before,)))) == [None] * 3
@@ -110,15 +97,9 @@ def test_a_node_after_it_sees_its_rewards(world):
 def test_rewards_are_shared_after_the_group_is_scored(world):
     code = "def rank(episodes): return [{'agent1': 10.0 + episode.index} for episode in episodes]\n"
     nodes = [
-        {"node_id": "a"},
-        {"node_id": "b", "agent_group": 1, "dependencies": ["a"]},
-        {
-            "node_id": "rank",
-            "node_role": "REWARD",
-            "dependencies": ["b"],
-            "executable_ref": "reward.py:rank",
-            "scope": "group",
-        },
+        {"id": "a"},
+        {"id": "b", "agent": "agent1", "after": ["a"]},
+        {"id": "rank", "after": ["b"], "reward": "reward.py:rank", "scope": "group"},
     ]
     flow = world.workflow(nodes, files={"reward.py": code}, algorithm={"share_reward_in_agent": True})
     assert rewards(play(world, flow, n=2)) == [10.0, 10.0, 11.0, 11.0]
@@ -162,7 +143,7 @@ def info(episode):
 
 @pytest.mark.parametrize(("failures", "expected"), [(1, [1.0] * 6), (9, [1.0] * 3 + [None] * 3)])
 def test_a_lost_connection_is_retried_and_then_fails_the_group_alone(world, failures, expected):
-    first = {"node_id": "info", "executable_ref": "reward.py:info", "dependencies": ["solve"]}
+    first = {"id": "info", "reward": "reward.py:info", "after": ["solve"]}
     flow = flow_of(world, LOSES.replace("FAILURES", str(failures)), nodes=(first,), episode={"retries": 1})
     episodes = play(world, flow, samples=2)
     assert rewards(episodes) == expected and all(episode.info == {"times": 1} for episode in episodes)

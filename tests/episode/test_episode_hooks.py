@@ -14,7 +14,7 @@ IMPORT = "from recipe.dag.types.context import Output\n"
 
 
 def solo(world, code: str, *, ref: str = "hooks.py", group: int = 0, on_user_error: str = "fail", **keys):
-    nodes = [{"node_id": "solve", "agent_options": {"process_path": ref, **keys}}]
+    nodes = [{"id": "solve", "hooks": ref, **keys}]
     return world.workflow(nodes, files={"hooks.py": code}, episode={"on_user_error": on_user_error})
 
 
@@ -24,7 +24,7 @@ async def pre_process(tokenizer, prompt_ids, obs, context):
     return [{"role": "system", "content": "be brief"}, {"role": "user", "content": context.problem}]
 """
     flow = world.workflow(
-        [{"node_id": "a", "agent_options": {"process_path": "m.py"}}],
+        [{"id": "a", "hooks": "m.py"}],
         agents=[{"chat_template_kwargs": {"prefix": "<think>"}}],
         files={"m.py": code},
     )
@@ -90,7 +90,7 @@ class Solver(Agent):
 
 
 def test_an_agent_reads_its_context_and_nothing_else(world):
-    flow = solo(world, AGENT, ref="hooks.py:Solver", pre_process_kwargs={"word": "now"})
+    flow = solo(world, AGENT, ref="hooks.py:Solver", prompt_options={"word": "now"})
     (call,) = world.play(flow, world.Client(lambda *_: "42")).calls
     assert "user\nquestion, now<|im_end|>" in call.prompt_text
     assert (call.text, call.completion, call.parsed) == ("42!", "42", {"node": "solve"})
@@ -165,7 +165,7 @@ async def post_process(tokenizer, prompt_ids, response_ids, context):
     return result.text
 """
     flow = world.workflow(
-        [{"node_id": "a", "agent_options": {"process_path": "h.py"}}],
+        [{"id": "a", "hooks": "h.py"}],
         agents=[{"tools": ["calc"]}],
         files={"h.py": code},
     )

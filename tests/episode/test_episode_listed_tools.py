@@ -32,7 +32,7 @@ def notes(server: McpServer, **options: Any) -> DeclaredTool:
 
 def flow(world, *tools: ToolSpec, **agent: Any):
     agents = [{"tools": tools, **agent}]
-    return world.workflow([{"node_id": "solve"}], agents=agents)
+    return world.workflow([{"id": "solve"}], agents=agents)
 
 
 def toolset(workflow, **options: Any) -> Toolset:
@@ -63,7 +63,7 @@ def test_agents_share_a_server_and_select_from_it(world):
     with McpServer() as server:
         one, other = notes(server), notes(server, kwargs={"tools": ["store.text"], "prefix": "n_"})
         workflow = world.workflow(
-            [{"node_id": "a"}, {"node_id": "b", "agent_group": 1}], agents=[{"tools": [one]}, {"tools": [other]}]
+            [{"id": "a"}, {"id": "b", "agent": "agent1"}], agents=[{"tools": [one]}, {"tools": [other]}]
         )
         workflow = asyncio.run(with_listed_tools(workflow))
     made = make_tools(workflow, None)

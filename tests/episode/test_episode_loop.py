@@ -95,8 +95,8 @@ def test_a_branch_inside_a_loop_and_the_nodes_that_wait_for_it(world):
     """The critic stops the loop; the fixer works only where the critic says so; the reader hears the last fix."""
     nodes = {
         "critic": {},
-        "fixer": {"dependencies": ["critic"], "when": {"node": "critic", "key": "answer", "equals": "fix"}},
-        "reader": {"dependencies": ["fixer"]},
+        "fixer": {"after": ["critic"], "when": {"node": "critic", "key": "answer", "equals": "fix"}},
+        "reader": {"after": ["fixer"]},
     }
     until = {"node": "critic", "key": "answer", "equals": "good"}
     loops = {"repair": {"nodes": ["critic", "fixer"], "max_rounds": 5, "until": until}}
@@ -116,9 +116,9 @@ def test_a_round_in_which_all_nodes_are_skipped_is_the_last(world):
     nodes = {
         "a": {},
         "b": {},
-        "talk": {"dependencies": ["a", "b"], "when": {"none_of": [{"agree": ["a", "b"]}]}},
-        "vote": {"node_role": "VOTE", "dependencies": ["talk"]},
-        "judge": {"dependencies": ["a", "b", "vote"]},
+        "talk": {"after": ["a", "b"], "when": {"none_of": [{"agree": ["a", "b"]}]}},
+        "vote": {"vote": {}, "after": ["talk"]},
+        "judge": {"after": ["a", "b", "vote"]},
     }
     flow = flow_of(world, nodes, loops={"debate": {"nodes": ["talk", "vote"], "max_rounds": 3}})
     episode = world.play(flow, says(world, agent0="is 4", agent1="be 4", agent4="so 4"))
@@ -155,7 +155,7 @@ def test_loops_do_not_wait_for_what_runs_beside_them(world):
 
 
 def test_agents_sample_and_use_tools_as_their_own_in_every_round(world):
-    nodes = {"coder": {}, "critic": {"dependencies": ["coder"], "when": {"node": "coder", "matches": "done"}}}
+    nodes = {"coder": {}, "critic": {"after": ["coder"], "when": {"node": "coder", "matches": "done"}}}
     agents = [
         {"tools": ["calc"], "tool_loop": {}, "sampling": {"temperature": 0.5}, "validation": {"temperature": 0.0}},
         {"sampling": {"temperature": 0.9, "max_tokens": 7}, "validation": {"max_tokens": 5}},
@@ -194,7 +194,7 @@ def pre_process(tokenizer, prompt_ids, obs, *, context):
     last = context.history[-1]
     return last.prompt_ids + last.response_ids + tokenizer.encode(" again ")
 """
-    nodes = {"talk": {}, "other": {"dependencies": ["talk"]}}
+    nodes = {"talk": {}, "other": {"after": ["talk"]}}
     flow = flow_of(
         world, nodes, hook="grow.py", files={"grow.py": grow}, loops={"l": {"nodes": ["talk"], "max_rounds": 3}}
     )

@@ -24,10 +24,9 @@ HEAD = "from recipe.dag.core.errors import GraderFault\nimport asyncio, threadin
 def scored(world, *bodies: str, word: str = "", frozen: bool = False, algorithm=None, on_user_error="fail", **keys):
     """Agents agent0 and agent1, two turns, one reward node per body."""
     code = HEAD + "".join(f"{word}def score{k}(episode, **kwargs):\n    {body}\n" for k, body in enumerate(bodies))
-    pays = {"node_role": "REWARD", "dependencies": ["b"]}
-    nodes = [{"node_id": "a"}, {"node_id": "b", "agent_group": 1, "dependencies": ["a"]}]
+    nodes = [{"id": "a"}, {"id": "b", "agent": "agent1", "after": ["a"]}]
     for k in range(len(bodies)):
-        nodes.append({"node_id": f"r{k}", **pays, "executable_ref": f"reward.py:score{k}", **keys})
+        nodes.append({"id": f"r{k}", "after": ["b"], "reward": f"reward.py:score{k}", **keys})
     policies = {"main": {"model": {"path": "m"}}, "fixed": {"model": {"path": "m"}, "frozen": True}}
     return world.workflow(
         nodes,
@@ -68,7 +67,7 @@ def test_outcome_and_info_are_taken_over_and_nothing_else(world):
 
 
 def test_arguments_come_from_the_workflow(world):
-    flow = scored(world, "return {'agent0': kwargs['scale'], 'agent1': 0}", executable_kwargs={"scale": 0.5})
+    flow = scored(world, "return {'agent0': kwargs['scale'], 'agent1': 0}", args={"scale": 0.5})
     assert world.play(flow).calls[2].reward == 0.5
 
 
@@ -115,9 +114,9 @@ def test_a_frozen_agent_needs_no_reward(world):
 )
 def test_a_reward_for_an_agent_that_was_skipped_goes_nowhere(world, reward, problem):
     nodes = [
-        {"node_id": "a"},
-        {"node_id": "b", "agent_group": 1, "when": {"sample": "missing", "exists": True}},
-        {"node_id": "r", "node_role": "REWARD", "dependencies": ["a", "b"], "executable_ref": "reward.py:score"},
+        {"id": "a"},
+        {"id": "b", "agent": "agent1", "when": {"sample": "missing", "exists": True}},
+        {"id": "r", "after": ["a", "b"], "reward": "reward.py:score"},
     ]
     code = f"def score(episode):\n    return {{'agent0': 2.0, 'agent1': {reward}}}\n"
     episode = world.play(world.workflow(nodes, files={"reward.py": code}, episode={"on_user_error": "mask"}))
@@ -179,15 +178,12 @@ def style(episode):
     episode.calls[1].reward_parts.clear()
     return {"agent1": 2.0}
 """
-    watch = {"obs_with_env": True}
-    step = {**watch, "env_path": ["e.py:E"], "rewards_with_env": True}
+    watch = {"sees_env": True}
+    step = {**watch, "env": ["e.py:E"], "env_pays": True}
     nodes = [
-        {"node_id": "a", "agent_options": watch},
-        {"node_id": "b", "agent_group": 1, "agent_options": step},
-        *(
-            {"node_id": name, "node_role": "REWARD", "dependencies": ["b"], "executable_ref": f"e.py:{name}"}
-            for name in ("grade", "style")
-        ),
+        {"id": "a", **watch},
+        {"id": "b", "agent": "agent1", **step},
+        *({"id": name, "after": ["b"], "reward": f"e.py:{name}"} for name in ("grade", "style")),
     ]
     episode = world.play(world.workflow(nodes, files={"e.py": code}))
     assert episode.fault is None
@@ -221,9 +217,9 @@ def test_sharing_takes_the_envs_rewards_too_and_counts_them_once(world):
 class E:
     async def step(self, actions, ground_truth): return None, [0.0, 1.0], False
 """
-    watch = {"obs_with_env": True}
-    step = {**watch, "env_path": ["e.py:E"], "rewards_with_env": True}
-    nodes = [{"node_id": "a", "agent_options": watch}, {"node_id": "b", "agent_group": 1, "agent_options": step}]
+    watch = {"sees_env": True}
+    step = {**watch, "env": ["e.py:E"], "env_pays": True}
+    nodes = [{"id": "a", **watch}, {"id": "b", "agent": "agent1", **step}]
     flow = world.workflow(nodes, files={"e.py": code}, algorithm={"share_reward_in_agent": True})
     assert [c.reward for c in world.play(flow).calls] == [1.0, 1.0]
 
@@ -236,13 +232,13 @@ class E:
 def score(episode):
     return {"agent1": 0.0} if episode.calls_of("agent1") else {}
 """
-    watch = {"obs_with_env": True}
-    step = {"env_path": ["e.py:E"], "rewards_with_env": True}
+    watch = {"sees_env": True}
+    step = {"env": ["e.py:E"], "env_pays": True}
     nodes = [
-        {"node_id": "a", "agent_options": watch},
-        {"node_id": "b", "agent_group": 1, "when": {"node": "b2", "exists": True}, "agent_options": {**watch, **step}},
-        {"node_id": "b2", "agent_group": 1, "dependencies": ["a"]},
-        {"node_id": "r", "node_role": "REWARD", "dependencies": ["b2"], "executable_ref": "e.py:score"},
+        {"id": "a", **watch},
+        {"id": "b", "agent": "agent1", "when": {"node": "b2", "exists": True}, **watch, **step},
+        {"id": "b2", "agent": "agent1", "after": ["a"]},
+        {"id": "r", "after": ["b2"], "reward": "e.py:score"},
     ]
     episode = world.play(world.workflow(nodes, files={"e.py": code}, episode={"max_turns": 2}))
     assert episode.fault is None
@@ -261,10 +257,10 @@ def test_a_reward_function_sees_results_and_skips_and_changes_neither(world):
         "episode.results[0].parsed.clear(); episode.skips.clear(); return {'agent0': 1}"
     )
     nodes = [
-        {"node_id": "a"},
-        {"node_id": "n", "node_role": "DEFAULT", "dependencies": ["a"], "executable_ref": "reward.py:count"},
-        {"node_id": "c", "when": {"node": "n", "key": "n", "equals": 2}},
-        {"node_id": "r", "node_role": "REWARD", "dependencies": ["c"], "executable_ref": "reward.py:score"},
+        {"id": "a"},
+        {"id": "n", "after": ["a"], "compute": "reward.py:count"},
+        {"id": "c", "when": {"node": "n", "key": "n", "equals": 2}},
+        {"id": "r", "after": ["c"], "reward": "reward.py:score"},
     ]
     code = f"def count(context):\n    return {{'n': 1}}\ndef score(episode):\n    {body}\n"
     episode = world.play(world.workflow(nodes, files={"reward.py": code}))
@@ -278,7 +274,7 @@ def test_a_grader_that_crashed_is_the_infrastructures(world):
 
 def test_a_reward_that_is_not_a_function_is_refused(world):
     with pytest.raises(UserError, match="node r0: reward.py is not a function"):
-        world.runner(scored(world, "return {}", executable_ref="reward.py"))
+        world.runner(scored(world, "return {}", reward="reward.py"))
 
 
 def test_a_coachs_unreadable_answer_is_a_counted_fault_and_not_a_score(world):
@@ -295,8 +291,8 @@ def coach(episode):
     return {"agent0": int(found[1]) / 10}
 """
     nodes = [
-        {"node_id": "solve"},
-        {"node_id": "coach", "node_role": "REWARD", "dependencies": ["solve"], "executable_ref": "coach.py:coach"},
+        {"id": "solve"},
+        {"id": "coach", "after": ["solve"], "reward": "coach.py:coach"},
     ]
     runner = world.runner(world.workflow(nodes, files={"coach.py": code}, episode={"on_user_error": "mask"}))
     episodes = [asyncio.run(runner.run(world.sample(), uid, 0, step=0)) for uid in ("u0", "u1", "u2")]
@@ -339,9 +335,9 @@ def score(episode):
     ],
 )
 def test_an_error_of_the_infrastructure_inside_a_reward_is_tried_again_and_a_bug_is_not(world, error, attempts, cause):
-    pay = {"node_id": "r", "node_role": "REWARD", "dependencies": ["a"], "executable_ref": "reward.py:score"}
+    pay = {"id": "r", "after": ["a"], "reward": "reward.py:score"}
     files = {"reward.py": JUDGE.format(error=error)}
-    episode = world.play(world.workflow([{"node_id": "a"}, pay], files=files, episode={"on_user_error": "mask"}))
+    episode = world.play(world.workflow([{"id": "a"}, pay], files=files, episode={"on_user_error": "mask"}))
     assert (episode.attempts, [fault["cause"] for fault in episode.faults]) == (attempts, [cause])
     assert (episode.fault is None) == (attempts == 2)
     assert [call.reward for call in episode.calls] == ([1.0] if attempts == 2 else [None])

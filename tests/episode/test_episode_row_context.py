@@ -51,10 +51,10 @@ def test_the_ids_before_each_trained_token_are_those_that_the_server_was_sent(wo
         {},
     ]
     nodes = [
-        {"node_id": "solve", "candidates": candidates},
-        {"node_id": "code", "agent_group": 1, "dependencies": ["solve"], "agent_options": {"process_path": "hooks.py"}},
-        {"node_id": "verify", "agent_group": 2, "dependencies": ["code"]},
-        {"node_id": "pay", "node_role": "REWARD", "dependencies": ["verify"], "executable_ref": "hooks.py:pay"},
+        {"id": "solve", "candidates": candidates},
+        {"id": "code", "agent": "agent1", "after": ["solve"], "hooks": "hooks.py"},
+        {"id": "verify", "agent": "agent2", "after": ["code"]},
+        {"id": "pay", "after": ["verify"], "reward": "hooks.py:pay"},
     ]
     flow = world.workflow(nodes, agents=agents, files={"hooks.py": HOOKS}, episode={"max_turns": 2})
     client = Recorded(world, script)

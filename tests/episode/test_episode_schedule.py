@@ -36,9 +36,9 @@ def shapes(draw) -> SimpleNamespace:
 def nodes_of(shape, whens: dict | None = None, hook: str | None = None) -> list[dict]:
     nodes = []
     for group, (name, needs) in enumerate(shape.needs.items()):
-        options = {"obs_with_env": name in shape.watch, "env_path": shape.envs.get(name, ()), "process_path": hook}
-        options["rewards_with_env"] = name in shape.envs
-        node = {"node_id": name, "agent_group": group % 3, "dependencies": needs, "agent_options": options}
+        options = {"sees_env": name in shape.watch, "env": shape.envs.get(name, ()), "hooks": hook}
+        options["env_pays"] = name in shape.envs
+        node = {"id": name, "agent": f"agent{group % 3}", "after": needs, **options}
         nodes.append({**node, "when": (whens or {}).get(name)})
     return nodes
 
@@ -161,8 +161,8 @@ def test_a_node_whose_dependencies_were_all_skipped_is_skipped(world, shape, see
 
 
 def test_a_shared_env_is_never_stepped_twice_at_once(world):
-    watch = {"obs_with_env": True, "env_path": ("e",)}
-    nodes = [{"node_id": name, "agent_group": k, "agent_options": watch} for k, name in enumerate("abc")]
+    watch = {"sees_env": True, "env": ("e",)}
+    nodes = [{"id": name, "agent": f"agent{k}", **watch} for k, name in enumerate("abc")]
     graph = episode_graph(world.workflow(nodes, loops={"l": {"nodes": ["b"], "max_rounds": 2}}))
     schedule = Schedule(graph, dict.fromkeys("abc", "e"), should_run=lambda *_: True, should_repeat=lambda *_: True)
     assert schedule.initial_tasks() == [Task("a", 0, "run"), Task("b", 0, "run"), Task("c", 0, "run")]

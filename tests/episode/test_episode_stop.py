@@ -47,7 +47,7 @@ def test_a_generation_ends_with_the_token_that_completes_a_stop_string(text, sto
 
 def play(world, *texts: str, validate: bool = False, **agent):
     client = world.Client(lambda *_: texts[len(client.requests) - 1])
-    flow = world.workflow([{"node_id": "solve"}], agents=[{"tools": ["calc"], **agent}])
+    flow = world.workflow([{"id": "solve"}], agents=[{"tools": ["calc"], **agent}])
     call = world.play(flow, client, [world.Tool("calc", lambda *_: "4")], validate=validate).calls[0]
     return call, client.requests
 

@@ -13,7 +13,7 @@ SCHEMA = {"type": "object", "properties": {"query": {"type": "string"}}, "requir
 def tagged(world, *, sampling: dict | None = None, validation: dict | None = None, tools=("calc",), **loop):
     agent = {"tools": list(tools), "tool_loop": {"format": "tags", **loop}}
     agent |= {"sampling": sampling or {}, "validation": validation or {}}
-    return world.workflow([{"node_id": "solve"}], agents=[agent])
+    return world.workflow([{"id": "solve"}], agents=[agent])
 
 
 def replies(world, *texts):

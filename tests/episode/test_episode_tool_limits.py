@@ -71,7 +71,7 @@ def run(work: Coroutine) -> Any:
 
 def workflow(world, *tools: dict | ToolSpec):
     agents = [{"tools": [tool], "policy": "main"} for tool in tools]
-    nodes = [{"node_id": f"n{k}", "agent_group": k} for k in range(len(tools))]
+    nodes = [{"id": f"n{k}", "agent": f"agent{k}"} for k in range(len(tools))]
     return world.workflow(nodes, agents=agents, files={"tool.py": TOOL})
 
 

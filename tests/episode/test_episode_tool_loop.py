@@ -17,7 +17,7 @@ def call(name: str = "calc", **arguments) -> str:
 
 def looped(world, *, episode: dict | None = None, sampling: dict | None = None, **loop):
     agent = {"tools": ["calc"], "tool_loop": loop, "sampling": sampling or {}}
-    return world.workflow([{"node_id": "solve"}], agents=[agent], episode=episode or {})
+    return world.workflow([{"id": "solve"}], agents=[agent], episode=episode or {})
 
 
 def replies(world, *texts):
@@ -255,7 +255,7 @@ def test_tool_state_lasts_one_episode_and_starts_afresh_with_a_retry(world):
 )
 def test_an_agent_that_cannot_work_is_refused_before_the_first_episode(world, agent, message):
     with pytest.raises(UserError, match=message):
-        world.runner(world.workflow([{"node_id": "a"}], agents=[agent]))
+        world.runner(world.workflow([{"id": "a"}], agents=[agent]))
 
 
 def test_a_template_that_cannot_show_tool_results_is_refused(world, monkeypatch):

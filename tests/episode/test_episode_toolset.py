@@ -54,7 +54,7 @@ def agent(*tools: Any) -> Agent:
 
 def run_episode(world, declared: Any, tool: Any, *texts: str, hook: str = "", sample: dict | None = None, loop=None):
     client = world.Client(lambda *_: texts[min(len(client.requests), len(texts)) - 1])
-    node = {"node_id": "solve", "agent_options": {"process_path": "own.py"} if hook else {}}
+    node = {"id": "solve", **({"hooks": "own.py"} if hook else {})}
     flow = world.workflow([node], agents=[{"tools": [declared], "tool_loop": loop}], files={"own.py": hook})
     tools = {spec.key: tool for spec in flow.agents[0].tools}
 

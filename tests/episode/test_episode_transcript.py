@@ -8,10 +8,10 @@ import pytest
 
 from recipe.dag.core.errors import UserError
 from recipe.dag.endpoint.client import PolicyEndpoint
-from recipe.dag.episode.markup import after_thinking
 from recipe.dag.episode.runner import EpisodeRunner
 from recipe.dag.episode.tool_loop import Request, requests_in
 from recipe.dag.episode.transcript import TranscriptEncoder, plain_messages, plain_tools
+from recipe.dag.types.markup import after_thinking
 from recipe.dag.types.record import Generation
 from recipe.dag.workflow.agent_schema import ToolLoop
 from recipe.tiny.tokenizer import CHAT_TEMPLATE
@@ -54,7 +54,7 @@ def replay(world, made, messages, *, max_parallel=1):
         "sampling": {"max_tokens": 4096},
     }
     hook = "def pre_process(tokenizer, prompt_ids, obs, *, context):\n    return context.sample['prompt']\n"
-    node = {"node_id": "solve", "agent_options": {"process_path": "hook.py"}}
+    node = {"id": "solve", "hooks": "hook.py"}
     flow = world.workflow([node], agents=[agent], files={"hook.py": hook})
     tool = world.Tool("code_interpreter", lambda arguments, state: next(results))
     tool_class = type("Tool", (), {"schema": SCHEMA, "name": tool.name, "execute": tool.execute, "close": tool.close})

@@ -17,19 +17,14 @@ from tests.remote.test_remote_chat import flow as api_flow
 from tests.remote.test_remote_chat import play as api_play
 
 HEAD = "from recipe.dag import Agent, Context, Output, SkipCall\n"
-REWARD = {"node_id": "r", "node_role": "REWARD", "dependencies": ["a"], "executable_ref": "reward.py:score"}
+REWARD = {"id": "r", "after": ["a"], "reward": "reward.py:score"}
 
 
 def judged(world, hook: str, *, frozen: bool = True, on_failure: str = "skip", solver=None, judge=None, **keys):
     """A trained agent at node `a`, and behind it node `b` with the class `Judge` in `hook`."""
     nodes = [
-        {"node_id": "a"},
-        {
-            "node_id": "b",
-            "agent_group": 1,
-            "dependencies": ["a"],
-            "agent_options": {"process_path": "hook.py:Judge"} if hook else {},
-        },
+        {"id": "a"},
+        {"id": "b", "agent": "agent1", "after": ["a"], **({"hooks": "hook.py:Judge"} if hook else {})},
         REWARD,
     ]
     policies = {"main": {"model": {"path": "m"}}, "judge": {"model": {"path": "m"}, "frozen": frozen}}
@@ -179,8 +174,8 @@ def test_a_trained_policy_cannot_be_asked_again(world):
 
 def test_a_compute_node_has_no_model_to_ask(world):
     nodes = [
-        {"node_id": "a"},
-        {"node_id": "c", "node_role": "DEFAULT", "dependencies": ["a"], "executable_ref": "f.py:f"},
+        {"id": "a"},
+        {"id": "c", "after": ["a"], "compute": "f.py:f"},
     ]
     code = "async def f(context): return await context.ask([])"
     with pytest.raises(UserError, match="this node has none"):
@@ -209,9 +204,9 @@ PRIVATE = "class Judge(Agent):\n    private = {}\n    def parse(self, context):\
 def loop_of(world, hook: str, *, after: str = "a"):
     """Nodes `a` and the judge `b` in a loop of two rounds, and `c` behind `after`; `a` and `c` have no hooks."""
     nodes = [
-        {"node_id": "a"},
-        {"node_id": "b", "agent_group": 1, "dependencies": ["a"], "agent_options": {"process_path": "hook.py:Judge"}},
-        {"node_id": "c", "agent_group": 2, "dependencies": [after]},
+        {"id": "a"},
+        {"id": "b", "agent": "agent1", "after": ["a"], "hooks": "hook.py:Judge"},
+        {"id": "c", "agent": "agent2", "after": [after]},
     ]
     loops = {"l": {"nodes": ["a", "b"], "max_rounds": 2}}
     return world.workflow(nodes, files={"hook.py": HEAD + hook}, loops=loops, episode={"max_turns": 2})
@@ -251,7 +246,7 @@ class Game:
 
 
 def test_the_answer_of_the_env_to_an_action_is_in_its_call(world):
-    nodes = [{"node_id": "a", "agent_options": {"env_path": "env.py:Game", "obs_with_env": True}}]
+    nodes = [{"id": "a", "env": "env.py:Game", "sees_env": True}]
     episode = world.play(world.workflow(nodes, files={"env.py": ENV}, episode={"max_turns": 2}))
     assert [(call.observation, call.next_observation) for call in episode.calls] == [
         ("", "you said ok"),
@@ -287,8 +282,8 @@ def test_what_an_agent_with_tools_had_read_includes_their_results(world):
 def test_the_same_holds_for_a_chat_api(world):
     hook = HEAD + READS
     nodes = [
-        {"node_id": "a"},
-        {"node_id": "b", "agent": "agent1", "dependencies": ["a"], "agent_options": {"process_path": "hook.py:Judge"}},
+        {"id": "a"},
+        {"id": "b", "agent": "agent1", "after": ["a"], "hooks": "hook.py:Judge"},
     ]
 
     def answer(body):

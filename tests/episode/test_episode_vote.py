@@ -40,8 +40,8 @@ def test_a_loop_may_vote_and_stop_on_the_outcome(world):
         "a": {},
         "b": {},
         "c": {},
-        "vote": {"node_role": "VOTE", "dependencies": ["a", "b", "c"]},
-        "speaker": {"dependencies": ["vote"]},
+        "vote": {"vote": {}, "after": ["a", "b", "c"]},
+        "speaker": {"after": ["vote"]},
     }
     until = {"node": "vote", "key": "share", "at_least": 1.0}
     loops = {"debate": {"nodes": ["a", "b", "c", "vote"], "max_rounds": 4, "until": until}}
@@ -78,14 +78,13 @@ def computed(world, ref: str = "merge", scale: int = 1, **keys):
         "a": {},
         "b": {},
         "merge": {
-            "node_role": "DEFAULT",
-            "dependencies": ["a", "b"],
-            "executable_ref": f"compute.py:{ref}",
-            "executable_kwargs": {"scale": scale} if ref == "merge" else {},
+            "after": ["a", "b"],
+            "compute": f"compute.py:{ref}",
+            "args": {"scale": scale} if ref == "merge" else {},
         },
-        "say": {"node_role": "DEFAULT", "dependencies": ["merge"], "executable_ref": "compute.py:name"},
-        "end": {"node_role": "DEFAULT", "dependencies": ["merge"], "executable_ref": "compute.py:finish"},
-        "last": {"dependencies": ["say", "merge"], "when": {"node": "merge", "key": "sum", "at_least": 10}},
+        "say": {"after": ["merge"], "compute": "compute.py:name"},
+        "end": {"after": ["merge"], "compute": "compute.py:finish"},
+        "last": {"after": ["say", "merge"], "when": {"node": "merge", "key": "sum", "at_least": 10}},
     }
     if ref != "merge":
         nodes = {name: node for name, node in nodes.items() if name in ("a", "b", "merge")}
@@ -135,16 +134,16 @@ def test_a_broken_compute_node_costs_its_episode(world, ref, message):
 @pytest.mark.parametrize(
     ("node", "message"),
     [
-        ({"executable_ref": "compute.py:nothing"}, "defines no `nothing`"),
-        ({"executable_ref": "compute.py"}, "node merge: compute.py is not a function"),
+        ({"compute": "compute.py:nothing"}, "defines no `nothing`"),
+        ({"compute": "compute.py"}, "node merge: compute.py is not a function"),
         (
-            {"executable_ref": "compute.py:short"},
+            {"compute": "compute.py:short"},
             "node merge: compute.py:short must take the positional arguments",
         ),
     ],
 )
 def test_compute_nodes_that_cannot_run_are_refused_at_once(world, node, message):
     files = {"compute.py": f"{COMPUTE}\nshort = lambda: {{}}\n"}  # a value, into which the file's checks do not look
-    flow = flow_of(world, {"a": {}, "merge": {"node_role": "DEFAULT", **node}}, files=files)
+    flow = flow_of(world, {"a": {}, "merge": node}, files=files)
     with pytest.raises(UserError, match=message):
         world.runner(flow)

@@ -31,7 +31,7 @@ def play(
 ):
     options = {"base_url": server.url, "model": "test", "max_wait_s": 0.02, "cache": str(world.path / "c" / "a.sqlite")}
     agents = [{"sampling": {"temperature": temperature}, **(agent or {})}]
-    workflow = world.workflow([{"node_id": "solve"}], agents=agents, policies={"main": {"api": options | api}})
+    workflow = world.workflow([{"id": "solve"}], agents=agents, policies={"main": {"api": options | api}})
 
     async def main() -> list[Episode]:
         remotes = Remotes(workflow)

@@ -19,7 +19,7 @@ from recipe.dag.types.model import Api
 from tests.remote.openai_server import OpenAIServer, scattered, tool_call
 from tests.remote.plays import play
 
-ONE = [{"node_id": "solve"}]
+ONE = [{"id": "solve"}]
 PARSE = """
 from recipe.dag.types.context import Output
 def prompt(context):
@@ -45,7 +45,7 @@ def looped(**loop) -> dict:
 def test_a_call_records_what_was_sent_and_received(world):
     with OpenAIServer(lambda body: "The answer is 4.") as server:
         (episode,) = play(world, flow(world, server, files={"h.py": PARSE}, nodes=[
-            {"node_id": "solve", "agent_options": {"process_path": "h.py"}}
+            {"id": "solve", "hooks": "h.py"}
         ]))  # fmt: skip
     (call,) = episode.calls
     assert call.messages == [
@@ -161,7 +161,7 @@ UNKNOWN = tool_call("other", "x", code="1")["tool_calls"]
 def test_every_tool_call_has_an_answer_when_the_next_turn_sends_it_again(world, loop, choice, first, answers):
     message = {"role": "assistant", "content": None, "tool_calls": choice["calls"]}
     begun = {"message": message, "finish_reason": choice.get("finish_reason", "tool_calls")}
-    nodes = [{"node_id": "solve", "agent_options": {"process_path": "h.py"}}]
+    nodes = [{"id": "solve", "hooks": "h.py"}]
     keys = {"agent": looped(**loop) | {"memory": "chat"}, "nodes": nodes, "files": {"h.py": PARSE}}
     with OpenAIServer(lambda body: begun if len(body["messages"]) == 1 else "done", strict=True) as server:
         (episode,) = play(world, flow(world, server, **keys, episode={"max_turns": 2}), [calculator(world)])
@@ -185,7 +185,7 @@ def test_a_prompt_that_tool_results_made_too_long_ends_the_call_with_its_results
 
 def test_thoughts_are_recorded_and_not_sent_back(world):
     thinking = {"role": "assistant", "content": "one", "reasoning_content": "hm"}
-    nodes = [{"node_id": "solve", "agent_options": {"process_path": "h.py"}}]
+    nodes = [{"id": "solve", "hooks": "h.py"}]
     agent, episode = {"memory": "chat"}, {"max_turns": 2}
     with OpenAIServer(lambda body: thinking) as server:
         (played,) = play(world, flow(world, server, agent=agent, nodes=nodes, files={"h.py": PARSE}, episode=episode))
@@ -239,7 +239,7 @@ def test_arguments_that_are_no_json_are_an_invalid_call_and_are_not_sent_back(wo
 
 
 def test_a_lost_server_is_a_fault_and_never_a_reward(world):
-    nodes = [*ONE, {"node_id": "pay", "node_role": "REWARD", "dependencies": ["solve"], "executable_ref": "r.py:pay"}]
+    nodes = [*ONE, {"id": "pay", "after": ["solve"], "reward": "r.py:pay"}]
     files = {"r.py": "def pay(episode):\n    episode.outcome = 1.0\n    return {'agent0': 1.0}"}
     keys = {"nodes": nodes, "files": files, "api": {"retries": 1}, "episode": {"retries": 0}}
     with OpenAIServer(faults=scattered({"500": 1.0}, seed=0)) as server:
@@ -265,7 +265,7 @@ def test_a_refused_request_stops_the_run_unless_such_episodes_are_masked(world):
 
 
 def test_no_call_of_an_api_becomes_a_training_row(world):
-    nodes = [{"node_id": "help", "agent_group": 0}, {"node_id": "solve", "agent_group": 1, "dependencies": ["help"]}]
+    nodes = [{"id": "help", "agent": "agent0"}, {"id": "solve", "agent": "agent1", "after": ["help"]}]
     with OpenAIServer(lambda body: "a hint") as server:
         api = {"base_url": server.url, "model": "test"}
         policies = {"outside": {"api": api}, "main": {"model": {"path": "m"}}}
@@ -305,7 +305,7 @@ def test_what_was_consumed_is_counted_with_its_price_over_all_attempts(world):
 
 def test_hooks_on_token_ids_need_a_tokenizer(world):
     hook = "def pre_process(tokenizer, prompt_ids, obs, *, context=None):\n    return prompt_ids\n"
-    nodes = [{"node_id": "solve", "agent_options": {"process_path": "h.py"}}]
+    nodes = [{"id": "solve", "hooks": "h.py"}]
     with OpenAIServer() as server, pytest.raises(UserError, match="h.py:pre_process works on token ids.*tokenizer"):
         play(world, flow(world, server, nodes=nodes, files={"h.py": hook}))
 

@@ -35,7 +35,7 @@ def play(world, workflow, server, tools=(), **api):
 
 def flow(world, **agent: Any):
     policies = {"main": {"api": {"base_url": "http://x/v1", "model": "test", "tokenizer": "t"}}}
-    return world.workflow([{"node_id": "solve"}], agents=[agent], policies=policies)
+    return world.workflow([{"id": "solve"}], agents=[agent], policies=policies)
 
 
 def ids_of(world, text: str, **choice: Any) -> dict[str, Any]:

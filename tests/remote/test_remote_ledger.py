@@ -35,7 +35,7 @@ def flow(world, server, *, episode: dict | None = None, agents: list[dict] | Non
     }
     spec = {"on_user_error": "mask", "retries": 0, **(episode or {})}
     policies = {"main": {"api": options}}
-    return world.workflow([{"node_id": "solve"}], agents=agents, policies=policies, episode=spec)
+    return world.workflow([{"id": "solve"}], agents=agents, policies=policies, episode=spec)
 
 
 def play(world, workflow, *, n: int, spent: dict | None = None) -> tuple[list[Episode | BaseException], Remotes]:

@@ -52,13 +52,13 @@ def serve(provider: str, answer: Any = "ok", **options: Any) -> OpenAIServer:
 def flow(world, provider: str, server: OpenAIServer, agent: dict | None = None, api: dict | None = None, **keys):
     options = {"provider": provider, "base_url": server.url, "model": "test", "key_env": "THE_KEY"}
     options |= {"max_wait_s": 0.02, **(api or {})}
-    keys = {"nodes": [{"node_id": "solve"}], **keys}
+    keys = {"nodes": [{"id": "solve"}], **keys}
     return world.workflow(keys.pop("nodes"), agents=[agent or {}], policies={"main": {"api": options}}, **keys)
 
 
 def hooked(**agent: Any) -> dict[str, Any]:
     """A flow of two turns with a system text; each node keeps its conversation."""
-    nodes = [{"node_id": "solve", "agent_options": {"process_path": "h.py"}}]
+    nodes = [{"id": "solve", "hooks": "h.py"}]
     return {"agent": {"memory": "chat", **agent}, "nodes": nodes, "files": {"h.py": HOOK}, "episode": {"max_turns": 2}}
 
 

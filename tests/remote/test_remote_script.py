@@ -56,7 +56,7 @@ def play(
 ) -> list[Episode]:
     options = {"script": f"judge.py:{name}", "max_wait_s": 0.02, **api}
     workflow = world.workflow(
-        [{"node_id": "solve"}],
+        [{"id": "solve"}],
         agents=[agent or {}],
         policies={"main": {"api": options}},
         files={"judge.py": code},

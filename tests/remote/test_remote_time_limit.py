@@ -29,7 +29,7 @@ def play(world, function: str, **api):
     """Eight episodes of one call of at most 2.5 s, at once; then one more."""
     options = {"script": f"judge.py:{function}", **api}
     workflow = world.workflow(
-        [{"node_id": "solve"}],
+        [{"id": "solve"}],
         files={"judge.py": SCRIPT},
         policies={"main": {"api": options}},
         episode={"call_timeout_s": 2.5, "timeout_s": 3.0, "on_failure": "mask"},
@@ -61,7 +61,7 @@ def test_a_prompt_of_token_ids_waits_alike(world):
 
     api = Api(base_url="http://x/v1", model="test", tokenizer="t", requests_per_minute=60.0)
     workflow = world.workflow(
-        [{"node_id": "solve"}],
+        [{"id": "solve"}],
         policies={"main": {"api": {"base_url": "http://x/v1", "model": "test", "tokenizer": "t"}}},
         episode={"call_timeout_s": 2.5, "timeout_s": 3.0, "generation_timeout_s": 2.0, "on_failure": "mask"},
     )
