@@ -16,8 +16,8 @@ from collections.abc import Sequence
 from typing import Any, Literal
 
 from recipe.dag.core.errors import UserError
-from recipe.dag.episode.markup import after_thinking
 from recipe.dag.tools.sandbox_client import SandboxClient
+from recipe.dag.types.markup import after_thinking
 from verl_dag.envs.code_tests import Case, cases_of, passed, program_for
 
 # An unclosed fence extends to the end of the text: the generation was cut off.

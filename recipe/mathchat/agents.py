@@ -11,8 +11,8 @@ import json
 from typing import TYPE_CHECKING
 
 from recipe.dag import Agent, Call, Context, Message, Output, UserError
-from recipe.dag.episode.markup import TOOL_CALL, python_blocks
 from recipe.dag.reward.outcome import final_answer, written_in
+from recipe.dag.types.markup import TOOL_CALL, python_blocks
 from recipe.dag.types.record import ToolResult
 from recipe.mathchat import prompts
 

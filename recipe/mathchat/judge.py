@@ -14,8 +14,8 @@ from collections.abc import Mapping
 from typing import NamedTuple
 
 from recipe.dag.coach.sections import sections
-from recipe.dag.episode.markup import python_blocks
 from recipe.dag.reward.answer import extract_answer
+from recipe.dag.types.markup import python_blocks
 from recipe.mathchat.prompts import CODER_TASK
 
 TEMPLATE = "recipe/mathchat/coach.txt"

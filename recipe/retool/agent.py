@@ -10,9 +10,9 @@ from __future__ import annotations
 import re
 
 from recipe.dag import Agent, Call, Context, Message, Output
-from recipe.dag.episode.markup import prose
 from recipe.dag.reward.answer import extract_answer
 from recipe.dag.reward.outcome import written_in
+from recipe.dag.types.markup import prose
 
 SYSTEM = (
     "You are a mathematics assistant with a Python code interpreter. Reason step by step. Whenever a calculation would "

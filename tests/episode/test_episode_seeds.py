@@ -2,7 +2,7 @@ from __future__ import annotations
 
 from itertools import product
 
-from recipe.dag.episode.seeds import env_seed, generation_seed
+from recipe.dag.episode.attempt import env_seed, generation_seed
 
 
 def test_no_two_generations_share_a_seed():

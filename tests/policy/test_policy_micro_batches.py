@@ -8,7 +8,7 @@ from tensordict import TensorDict
 from verl.utils import tensordict_utils as tu
 from verl.workers.engine import utils
 
-from recipe.dag.policy.micro_batches import prepare_micro_batches
+from recipe.dag.policy.engine import prepare_micro_batches
 
 LENGTHS = (5, 40, 3, 17, 17, 60, 1, 22)
 

@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from recipe.dag.algorithms.catalogue import make_algorithm
-from recipe.dag.train.batch import to_tensordict
+from recipe.dag.train.kernels import to_tensordict
 from recipe.dag.train.metrics import mismatch, token_metrics
 from recipe.dag.train.packing import PAD
 from recipe.dag.train.selection import keep_informative, split_by_policy

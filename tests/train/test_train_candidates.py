@@ -8,8 +8,7 @@ from recipe.dag.episode.rows import rows_of
 from recipe.dag.loading.workflow_file import load_workflow
 from recipe.dag.train import kernels
 from recipe.dag.train.call_filter import outside_loss
-from recipe.dag.train.dynamic_sampling import informative_uids
-from recipe.dag.train.selection import select_rows
+from recipe.dag.train.selection import informative_uids, select_rows
 from recipe.dag.train.step import TrainingStep
 from recipe.dag.types.record import Call, Episode
 from tests.train.steps import run_step

@@ -11,9 +11,8 @@ from recipe.dag.algorithms.catalogue import make_algorithm
 from recipe.dag.algorithms.estimate import estimate
 from recipe.dag.episode.rows import rows_of
 from recipe.dag.train import trainer
-from recipe.dag.train.dynamic_sampling import collect, informative_uids
 from recipe.dag.train.sampling import Sampler
-from recipe.dag.train.selection import IdleSteps, select_rows
+from recipe.dag.train.selection import IdleSteps, collect, informative_uids, select_rows
 from recipe.dag.types.record import Call, Episode
 from recipe.dag.workflow.schema import Workflow
 from tests.rows import of_calls

@@ -168,7 +168,7 @@ def load_tokenizer(model: str) -> Any:
 def check_template(tokenizer: Any) -> str:
     """Render an answer and a tool's result as the tool loop does. Raises Unfit."""
     from recipe.dag.endpoint.chat import continuation_ids, end_of_turn_id, ignored_options
-    from recipe.dag.types.thoughts import OPEN_TAG
+    from recipe.dag.types.markup import OPEN_TAG
 
     if not tokenizer.chat_template:
         raise Unfit("the tokenizer has no chat template; take the model's chat (instruct) version")

@@ -13,8 +13,8 @@ from pydantic import Field
 
 from recipe.dag.core.frozen import Frozen
 from recipe.dag.types.context import Context
+from recipe.dag.types.markup import OPEN_TAG
 from recipe.dag.types.record import Call
-from recipe.dag.types.thoughts import OPEN_TAG
 
 UNKNOWN = "N/A"
 NO_TOOLS = "N/A (no tools used)"

@@ -10,7 +10,7 @@ import math
 import re
 from dataclasses import dataclass
 
-from recipe.dag.types.thoughts import after_thinking
+from recipe.dag.types.markup import after_thinking
 
 _DECORATION = r"[\s*_`\"'~$]*"
 """Markdown and quotes around a label or a number, which may be on the next line."""

@@ -22,7 +22,7 @@ from jinja2.sandbox import SandboxedEnvironment
 from recipe.dag.coach.evidence import UNKNOWN
 from recipe.dag.core.errors import HookFault, UserError
 from recipe.dag.core.suggestion import closest, listing
-from recipe.dag.types.thoughts import after_thinking
+from recipe.dag.types.markup import after_thinking
 
 VARIABLES: Mapping[str, str] = {
     "problem": "the text of the problem, as the data set has it",

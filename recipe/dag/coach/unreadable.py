@@ -11,8 +11,8 @@ from collections.abc import Iterable, Iterator, Sequence
 from recipe.dag.coach.reward import coach_scores
 from recipe.dag.core.paths import split_ref
 from recipe.dag.episode.failure import NO_ROOM
+from recipe.dag.types.markup import after_thinking, ends_in_thought
 from recipe.dag.types.record import Call, Episode
-from recipe.dag.types.thoughts import after_thinking, ends_in_thought
 from recipe.dag.workflow.agent_schema import Agent
 from recipe.dag.workflow.schema import Node, Workflow
 

@@ -11,13 +11,13 @@ from typing import Any
 
 from recipe.dag.core.errors import EnvFault, boundary
 from recipe.dag.core.tasks import together
+from recipe.dag.episode.attempt import env_seed
 from recipe.dag.episode.env import LiveEnv
 from recipe.dag.episode.env_class import EnvClass, choose_env
 from recipe.dag.episode.graph import EpisodeGraph, EpisodeNode
-from recipe.dag.episode.markup import after_thinking
 from recipe.dag.episode.reward import pay
-from recipe.dag.episode.seeds import env_seed
 from recipe.dag.episode.view import Turn
+from recipe.dag.types.markup import after_thinking
 from recipe.dag.types.record import Call
 
 

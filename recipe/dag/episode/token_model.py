@@ -38,8 +38,8 @@ from recipe.dag.episode.tool_loop import (
 from recipe.dag.episode.toolset import Toolset
 from recipe.dag.types.context import Message
 from recipe.dag.types.inert import inert_for
+from recipe.dag.types.markup import CLOSE_TAG, OPEN_TAG, ends_in_thought
 from recipe.dag.types.record import PROMPT_TEXT, Call, Generation
-from recipe.dag.types.thoughts import CLOSE_TAG, OPEN_TAG, ends_in_thought
 from recipe.dag.types.tokens import Tokens
 from recipe.dag.types.usage import added
 from recipe.dag.workflow.agent_schema import Agent, ToolLoop

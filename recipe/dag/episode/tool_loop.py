@@ -13,8 +13,8 @@ from typing import Any
 
 from recipe.dag.core.errors import UserError
 from recipe.dag.core.tasks import together
-from recipe.dag.episode.markup import TOOL_CALL, after_thinking, python_blocks
 from recipe.dag.types.context import Message
+from recipe.dag.types.markup import TOOL_CALL, after_thinking, python_blocks
 from recipe.dag.types.record import Call, ToolResult
 from recipe.dag.types.tool import Tool, parameters_of, tool_name
 from recipe.dag.workflow.agent_schema import ToolLoop

@@ -16,7 +16,7 @@ from recipe.dag.core.errors import UserError
 from recipe.dag.endpoint.chat import calls_text, continuation_ids, end_of_turn_id, render
 from recipe.dag.episode.tool_loop import Request, requests_in
 from recipe.dag.types.context import Message
-from recipe.dag.types.thoughts import OPEN_TAG, ends_in_thought
+from recipe.dag.types.markup import OPEN_TAG, ends_in_thought
 from recipe.dag.workflow.agent_schema import ToolLoop
 
 ASSISTANT = "assistant"

@@ -14,7 +14,7 @@ from typing import Annotated, Any, Literal, TypeVar
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
-from recipe.dag.episode.markup import TOOL_CALL, after_thinking
+from recipe.dag.types.markup import TOOL_CALL, after_thinking
 
 
 class BadRequest(Exception):

@@ -9,8 +9,9 @@ from __future__ import annotations
 
 import json
 import logging
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import AbstractContextManager, contextmanager
+from itertools import accumulate
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
@@ -20,6 +21,7 @@ from torch import Tensor
 from torch.distributed.fsdp import FSDPModule
 from verl.utils import tensordict_utils as tu
 from verl.utils.device import get_device_id, get_device_name, get_torch_device, get_vendor
+from verl.workers.engine import utils
 from verl.workers.engine.base import EngineRegistry
 from verl.workers.engine.fsdp import transformer_impl
 from verl.workers.engine.fsdp.transformer_impl import FSDPEngineWithLMHead
@@ -27,7 +29,6 @@ from verl.workers.engine.fsdp.transformer_impl import FSDPEngineWithLMHead
 from recipe.dag.policy import linear_head, recompute
 from recipe.dag.policy.attention import VARLEN
 from recipe.dag.policy.linear_head import Scored
-from recipe.dag.policy.micro_batches import offsets_of, prepare_micro_batches
 from recipe.dag.report.jsonfile import replace_file
 
 if TYPE_CHECKING:
@@ -191,6 +192,43 @@ def forget_attention(config: Path) -> None:
     if keys:
         kept = {key: value for key, value in saved.items() if key not in keys}
         replace_file(config, [json.dumps(kept, indent=2).encode() + b"\n"])
+
+
+def prepare_micro_batches(data: TensorDict, **options: Any) -> tuple[list[TensorDict], list[list[int]] | None]:
+    """Return the micro-batches of `data`, and for micro-batches by tokens the indices of their rows.
+
+    They are those of verl's function, which unbinds every column anew for every micro-batch: 1.2 s for 768 rows in 40
+    micro-batches, in which the GPU waits. Here each column is split once."""
+    jagged = [name for name, column in data.items() if isinstance(column, torch.Tensor) and column.is_nested]
+    flat = all(data[name].dim() == 2 for name in jagged)  # positions of multimodal rows are [rows, axes, tokens]
+    if not (flat and tu.get_non_tensor_data(data, "use_dynamic_bsz", True)):
+        return cast("tuple[list[TensorDict], None]", utils.prepare_micro_batches(data, **options))
+    others = [name for name in jagged if name != "input_ids"]
+    parts, indices = cast(
+        "tuple[list[TensorDict], list[list[int]]]", utils.prepare_micro_batches(data.exclude(*others), **options)
+    )
+    for name in others:
+        for part, column in zip(parts, _cut(data[name], indices), strict=True):
+            part[name] = column
+    return parts, indices
+
+
+def _cut(column: torch.Tensor, indices: Iterable[list[int]]) -> Iterator[torch.Tensor]:
+    """Yield the jagged tensors of the rows at each of the `indices`."""
+    lengths = offsets_of(column).diff().tolist()
+    rows = column.values().split(lengths)
+    for chosen in indices:
+        sizes = [lengths[i] for i in chosen]
+        offsets = torch.tensor([0, *accumulate(sizes)])
+        # with the longest length: without it, torch would pad a row to the length of all rows together
+        yield torch.nested.nested_tensor_from_jagged(
+            torch.cat([rows[i] for i in chosen]), offsets, min_seqlen=min(sizes), max_seqlen=max(sizes)
+        )
+
+
+def offsets_of(jagged: torch.Tensor) -> torch.Tensor:
+    """Return where the rows of a jagged tensor start and end, [rows + 1]."""
+    return jagged.offsets()  # pyright: ignore[reportAttributeAccessIssue]  # a method of nested tensors only
 
 
 def sampled_positions(input_ids: Tensor, response_mask: Tensor) -> Tensor:

@@ -14,11 +14,11 @@ from pathlib import Path
 from typing import Any
 
 from recipe.dag.episode.failure import describe, most_frequent
-from recipe.dag.episode.markup import TOOL_CALL, after_thinking
 from recipe.dag.report.jsonfile import replace_file, to_json
 from recipe.dag.report.pass_at_k import SOLVED, average_at_n
 from recipe.dag.report.pass_table import Graded, Interval, intervals
 from recipe.dag.types.context import Message
+from recipe.dag.types.markup import TOOL_CALL, after_thinking
 from recipe.dag.types.record import Call, Episode
 
 _NAME = re.compile(r"[^a-zA-Z0-9_-]")

@@ -9,7 +9,7 @@ from __future__ import annotations
 import re
 from fractions import Fraction
 
-from recipe.dag.episode.markup import after_thinking, prose
+from recipe.dag.types.markup import after_thinking, prose
 
 _BOX = re.compile(r"\\(?:boxed|fbox)(?![a-zA-Z])\s*")
 _ANSWER_IS = re.compile(r"answer\s*(?:is|:)\s*:?[ \t]*", re.IGNORECASE)

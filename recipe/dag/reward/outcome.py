@@ -7,10 +7,10 @@ ungraded. An outcome is one number per agent; the estimator assigns credit to it
 from __future__ import annotations
 
 from recipe.dag.core.errors import UserError
-from recipe.dag.episode.markup import after_thinking
 from recipe.dag.reward.answer import extract_answer
 from recipe.dag.reward.gold import boxed_answer_is_right, earned_by
 from recipe.dag.reward.grader import grade
+from recipe.dag.types.markup import after_thinking
 from recipe.dag.types.record import Call, Episode
 from recipe.dag.types.reward import AgentNames, Catalogued
 

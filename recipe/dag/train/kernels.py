@@ -1,7 +1,8 @@
 """The computation of each model node on a policy's rows, through verl's worker calls.
 
 Invariant: a kernel blocks its thread and uses one policy. Metadata is set before every call, because verl removes it
-while it runs.
+while it runs. A batch is a nested TensorDict of jagged tensors, so rows contain no padding tokens; a padding row is one
+token with mask 0.
 """
 
 from __future__ import annotations
@@ -9,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
+import numpy as np
 import torch
 from omegaconf import DictConfig
 from tensordict import TensorDict
@@ -18,7 +20,6 @@ from verl.workers.utils.padding import response_from_nested
 
 from recipe.dag.algorithms.base import Algorithm
 from recipe.dag.policy.policy import PolicyRuntime
-from recipe.dag.train.batch import add_column, to_tensordict
 from recipe.dag.train.metrics import on_policy_metrics
 from recipe.dag.train.packing import PAD, end_to_end, layout, scatter_back
 from recipe.dag.train.throughput import Pass, measured
@@ -198,7 +199,7 @@ def _passes(
         data = to_tensordict(rows, order, pad_token_id=_pad(policy), masked=masked)
     for name in names:
         if name in batch.columns:
-            add_column(data, name, batch.columns[name], order)
+            _add_column(data, name, batch.columns[name], order)
     calls = sum(call.learns or not masked for i in members for call in rows[i].calls)
     tu.assign_non_tensor(
         data,
@@ -219,3 +220,52 @@ def _assign_update(data: TensorDict, *, calculate_entropy: bool) -> None:
         distillation_only=False,
         dataloader_kwargs={"shuffle": False},
     )
+
+
+def _nested(values: list[torch.Tensor]) -> torch.Tensor:
+    # not `nested_tensor`: rows of equal length would become dense, and the engine would require an attention mask
+    return torch.nested.as_nested_tensor(values, layout=torch.jagged)
+
+
+def as_tensor(values: list, dtype: type) -> torch.Tensor:
+    # numpy converts a list several times faster than torch does
+    return torch.from_numpy(np.array(values, dtype))
+
+
+def to_tensordict(rows: list[Row], order: list[int], *, pad_token_id: int, masked: bool = False) -> TensorDict:
+    """Return prompts, responses, response_mask, loss_mask, input_ids, position_ids and rollout_log_probs of the rows in
+    `order`, where PAD is a padding row.
+
+    With `masked`, both masks are 0 over calls that the loss leaves out."""
+    columns: dict[str, list[torch.Tensor]] = {}
+    temperatures = []
+    for index in order:
+        row = rows[index] if index != PAD else None
+        prompt = as_tensor(row.prompt_ids if row else [pad_token_id], np.int64)
+        response = as_tensor(row.response_ids if row else [pad_token_id], np.int64)
+        mask = as_tensor((row.loss_mask() if masked else row.response_mask) if row else [0], np.int64)
+        fields = {
+            "prompts": prompt,
+            "responses": response,
+            "response_mask": mask,
+            "loss_mask": mask,
+            "input_ids": torch.cat([prompt, response]),
+            "position_ids": torch.arange(len(prompt) + len(response)),
+            "rollout_log_probs": as_tensor(row.rollout_log_probs if row else [0.0], np.float32),
+        }
+        for name, value in fields.items():
+            columns.setdefault(name, []).append(value)
+        # greedy rows are trained at temperature 1, at which the server computed their log-probs
+        temperatures.append((row.temperature or 1.0) if row else None)
+    data = TensorDict({name: _nested(values) for name, values in columns.items()}, batch_size=[len(order)])
+    different = {temperature for temperature in temperatures if temperature is not None}
+    if len(different) == 1:
+        tu.assign_non_tensor(data, temperature=float(different.pop()))  # fused kernels take one number for all rows
+    else:
+        data["temperature"] = torch.tensor([temperature or 1.0 for temperature in temperatures])
+    return data
+
+
+def _add_column(data: TensorDict, name: str, values: list[torch.Tensor], order: list[int]) -> None:
+    """Add a per-token column, whose `values` are in row order; padding rows get zeros."""
+    data[name] = _nested([values[i] if i != PAD else torch.zeros(1) for i in order])

@@ -1,14 +1,17 @@
-"""Selection of the rows that a step learns from.
+"""Selection of what a step learns from: its rows, and with dynamic sampling (DAPO, arXiv 2503.14476) as many batches of
+samples as it takes to fill it.
 
-Invariant: pure, and in the order of the rows. If the algorithm drops rows without gradient, a chained estimator loses
-whole groups of episodes, never a single link of a chain.
+Invariant: the rows are a function of the episodes, in their order, and the samples one of the sampler's position after
+the previous step and of the episodes' rewards; the order in which episodes finish does not matter. If the algorithm
+drops rows without gradient, a chained estimator loses whole groups of episodes, never a single link of a chain.
 """
 
 from __future__ import annotations
 
 import logging
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Awaitable, Callable, Sequence
+from dataclasses import dataclass
 
 from recipe.dag.algorithms.base import Algorithm
 from recipe.dag.algorithms.estimate import score_advantages
@@ -72,6 +75,56 @@ def _with_different_returns(rows: list[Row], algorithm: Algorithm) -> list[Row]:
         outside = mean_outside(batch, algorithm.mean_return_between, **options)
         dropped = [constant or beyond for constant, beyond in zip(dropped, outside, strict=True)]
     return [row for row, drop in zip(rows, dropped, strict=True) if not drop]
+
+
+@dataclass(frozen=True, slots=True)
+class StepRollouts:
+    """The episodes of one step, and the rows to learn from."""
+
+    episodes: list[Episode]
+    """All episodes that were run, including those that the step does not learn from."""
+    rows: list[Row]
+    batches: int
+    """Batches of samples that were rolled out."""
+    metrics: dict[str, float]
+
+
+async def collect(
+    roll_out: Callable[[int], Awaitable[list[Episode]]],
+    rows_of: Callable[[list[Episode]], list[Row]],
+    workflow: Workflow,
+    *,
+    groups: int,
+) -> StepRollouts:
+    """Roll out one batch, or with dynamic sampling as many as it takes to get `groups` informative groups.
+
+    `roll_out(k)` runs the step's k-th batch, counted from 0. If `max_batches` batches have fewer informative groups,
+    the step uses those."""
+    dynamic = workflow.algorithm.dynamic_sampling
+    if dynamic is None:
+        episodes = await roll_out(0)
+        return StepRollouts(episodes, rows_of(episodes), 1, {})
+    episodes, rows, informative, batches = [], [], [], 0
+    while len(informative) < groups and batches < dynamic.max_batches:
+        new_episodes = await roll_out(batches)
+        new_rows = rows_of(new_episodes)
+        batches += 1
+        episodes += new_episodes
+        rows += new_rows
+        informative += informative_uids(new_rows, workflow)
+    used = set(informative[:groups])
+    metrics = {"dynamic_sampling/batches": float(batches), "dynamic_sampling/groups": float(len(used))}
+    return StepRollouts(episodes, [row for row in rows if row.uid in used], batches, metrics)
+
+
+def informative_uids(rows: Sequence[Row], workflow: Workflow) -> list[str]:
+    """Return the groups of episodes in which at least one trained policy has rewards to compare, in row order."""
+    informative = {
+        row.uid
+        for policy_rows in split_by_policy(rows, workflow).values()
+        for row in keep_informative(policy_rows, workflow.algorithm)
+    }
+    return [uid for uid in dict.fromkeys(row.uid for row in rows) if uid in informative]
 
 
 class IdleSteps:

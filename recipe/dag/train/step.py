@@ -28,10 +28,9 @@ from recipe.dag.policy.policy import PolicyRuntime
 from recipe.dag.report.progress import TrainingPasses
 from recipe.dag.train import kernels
 from recipe.dag.train.alternation import actor_updates_at
-from recipe.dag.train.batch import as_tensor
 from recipe.dag.train.centralized_critic import JointHistory
 from recipe.dag.train.critics import CriticBatch, critic_batches, value_metrics
-from recipe.dag.train.kernels import PolicyBatch
+from recipe.dag.train.kernels import PolicyBatch, as_tensor
 from recipe.dag.train.metrics import call_advantages, token_metrics
 from recipe.dag.train.selection import select_rows
 from recipe.dag.train.sequential import CompoundFactor, in_sequence

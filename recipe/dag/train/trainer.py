@@ -36,14 +36,13 @@ from recipe.dag.report.results import write_results
 from recipe.dag.train import checkpoint
 from recipe.dag.train.alternation import as_bound
 from recipe.dag.train.call_filter import outside_loss, penalise_overlong, void_metrics
-from recipe.dag.train.dynamic_sampling import StepRollouts, collect
 from recipe.dag.train.inputs import Inputs
 from recipe.dag.train.resources import Resources
 from recipe.dag.train.resume import way_back
 from recipe.dag.train.rollout import roll_out
 from recipe.dag.train.rollout_processes import SpreadRunner
 from recipe.dag.train.sampling import describe, sampler_of
-from recipe.dag.train.selection import IdleSteps
+from recipe.dag.train.selection import IdleSteps, StepRollouts, collect
 from recipe.dag.train.step import TrainingStep
 from recipe.dag.train.throughput import ModelFlops, find_flops
 from recipe.dag.train.tracking import Trackers

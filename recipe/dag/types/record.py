@@ -11,7 +11,7 @@ import dataclasses
 from dataclasses import dataclass, field
 from typing import Any
 
-from recipe.dag.types.thoughts import after_thinking
+from recipe.dag.types.markup import after_thinking
 
 
 @dataclass(slots=True)
