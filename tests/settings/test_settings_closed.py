@@ -6,10 +6,10 @@ import hydra
 import pytest
 from omegaconf import OmegaConf
 
+from recipe.dag.core.flatten import flatten
 from recipe.dag.settings.compose import run_schema, verl_config_folder
 from recipe.dag.settings.values import KINDS
 from recipe.dag.settings.verl_run import READ, SAME
-from recipe.dag.workflow.flatten import flatten
 from recipe.dag.workflow.verl_keys import REPLACED
 
 NOT_COMPOSED = {"mixed_precision", "recompute_mlp_only"}

@@ -137,8 +137,8 @@ def _configuration(config: str | Path) -> tuple[str, Path | None]:
 def _arguments(settings: Mapping[str, Any]) -> list[str]:
     """Return settings as the command line has them, with dotted keys."""
     from recipe.dag.app.evaluate import option
+    from recipe.dag.core.flatten import flatten
     from recipe.dag.loading.edits import PREFIX
-    from recipe.dag.workflow.flatten import flatten
 
     arguments = []
     for key, value, _ in flatten(dict(settings)):

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 from recipe.dag.core.errors import HookFault, UserError, boundary, described
 from recipe.dag.endpoint.chat import as_ids
-from recipe.dag.loading.agents import AgentCode, load_agent
+from recipe.dag.episode.agent_code import AgentCode, load_agent
 from recipe.dag.types.context import Context, Message, Output
 from recipe.dag.types.record import Call
 from recipe.dag.workflow.schema import Node, Workflow

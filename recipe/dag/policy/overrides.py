@@ -13,9 +13,9 @@ from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
 from recipe.dag.core.errors import UserError
+from recipe.dag.core.flatten import flatten
 from recipe.dag.core.problem import Problem
 from recipe.dag.core.suggestion import closest
-from recipe.dag.workflow.flatten import flatten
 from recipe.dag.workflow.overrides import Override
 from recipe.dag.workflow.parse_model import show_value
 

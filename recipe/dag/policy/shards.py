@@ -17,7 +17,7 @@ from typing import Any
 from omegaconf import DictConfig, OmegaConf
 
 from recipe.dag.core.errors import UserError
-from recipe.dag.workflow.flatten import flatten
+from recipe.dag.core.flatten import flatten
 from recipe.dag.workflow.schema import Workflow
 
 SHARDS = {"model": "model", "optimizer": "optim", "extra": "extra_state"}

@@ -22,10 +22,10 @@ from omegaconf.errors import OmegaConfBaseException
 
 from recipe.dag.compat.marti import configuration_hint
 from recipe.dag.core.errors import UserError
+from recipe.dag.core.flatten import flatten
 from recipe.dag.core.paths import shipped
 from recipe.dag.settings.schema import Schema, Tree, plain, tree_of, values_of
 from recipe.dag.settings.typed import Typed, parse
-from recipe.dag.workflow.flatten import flatten
 
 CONFIG_FOLDER = Path(__file__).resolve().parents[1] / "config"
 

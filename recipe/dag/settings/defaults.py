@@ -18,8 +18,8 @@ from typing import Any
 from omegaconf import DictConfig, OmegaConf, open_dict
 
 from recipe.dag.core.errors import UserError
+from recipe.dag.core.flatten import flatten
 from recipe.dag.settings.pools import plan_pools
-from recipe.dag.workflow.flatten import flatten
 from recipe.dag.workflow.machine import Machine
 from recipe.dag.workflow.memory import GB, PolicyOnGpu, Pool, PoolMemory, critic_path, estimate_pool, judge_pool
 from recipe.dag.workflow.model_size import UnknownSize, context_of, size_of

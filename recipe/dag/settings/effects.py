@@ -16,7 +16,7 @@ from recipe.dag.core.errors import UserError
 from recipe.dag.settings.learned_config import repeated_keys
 from recipe.dag.settings.typed import Typed
 from recipe.dag.settings.verl_run import says_the_same
-from recipe.dag.workflow.groups import pooled
+from recipe.dag.workflow.moves import pooled
 from recipe.dag.workflow.schema import Workflow
 
 RUN = "actor_rollout_ref"

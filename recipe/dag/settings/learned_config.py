@@ -11,8 +11,8 @@ from typing import Any, cast
 
 from omegaconf import DictConfig, OmegaConf
 
+from recipe.dag.core.flatten import flatten
 from recipe.dag.settings.compose import run_schema
-from recipe.dag.workflow.flatten import flatten
 from recipe.dag.workflow.verl_reads import is_listed
 
 UNLEARNED = {

@@ -14,10 +14,10 @@ from omegaconf import DictConfig, ListConfig, OmegaConf
 
 from recipe.dag.algorithms.catalogue import METHODS
 from recipe.dag.compat.marti import key_hint
+from recipe.dag.core.flatten import flatten
 from recipe.dag.settings.typed import Typed
 from recipe.dag.settings.values import kind_of
 from recipe.dag.settings.verl_run import NO_EFFECT, SAME, is_read, says_the_same
-from recipe.dag.workflow.flatten import flatten
 from recipe.dag.workflow.schema import EpisodeSpec, Workflow
 from recipe.dag.workflow.verl_keys import PAGE, nearest, replacement
 

@@ -16,6 +16,7 @@ from omegaconf import DictConfig
 from pydantic import BaseModel
 
 from recipe.dag.compat.long_form import is_long, read_node
+from recipe.dag.core.flatten import flatten
 from recipe.dag.core.frozen import Mark, marked, with_code
 from recipe.dag.core.paths import resolve_folder
 from recipe.dag.report.secrets import without_secrets
@@ -25,7 +26,6 @@ from recipe.dag.tools.passages import read_collection
 from recipe.dag.train.data import Sample
 from recipe.dag.train.digest import file_digest, model_digest, samples_digest
 from recipe.dag.train.models import ModelPaths
-from recipe.dag.workflow.flatten import flatten
 from recipe.dag.workflow.schema import Workflow
 from recipe.dag.workflow.user_files import portable_ref, user_files
 

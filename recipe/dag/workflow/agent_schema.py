@@ -6,7 +6,7 @@ Invariant: as in `schema`, every key is declared here, an unknown key is an erro
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from typing import Annotated, Any, Literal
 
 from pydantic import BeforeValidator, Field, model_validator
@@ -250,3 +250,12 @@ class Policy(Frozen):
     @classmethod
     def _freeze_api(cls, data: Any) -> Any:
         return {"frozen": True, **data} if isinstance(data, dict) and data.get("api") is not None else data
+
+
+def critic_owners(policies: Mapping[str, Policy]) -> dict[str, str]:
+    """Return, for each trained policy with a critic, the policy that owns the critic."""
+    return {
+        name: policy.critic.share or name
+        for name, policy in policies.items()
+        if policy.critic is not None and not policy.frozen
+    }

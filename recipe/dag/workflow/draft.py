@@ -8,8 +8,6 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass, field
-from functools import partial
-from typing import Any
 
 from recipe.dag.algorithms.base import Algorithm
 from recipe.dag.algorithms.catalogue import DEFAULT
@@ -17,7 +15,6 @@ from recipe.dag.core.problem import KeyPath, Problem
 from recipe.dag.core.suggestion import did_you_mean
 from recipe.dag.workflow.agent_schema import Agent, Policy, ToolSpec
 from recipe.dag.workflow.condition import Condition
-from recipe.dag.workflow.parse_model import parse_algorithm, parse_piece, show_value
 from recipe.dag.workflow.schema import EnvSpec, EpisodeSpec, Loop, Node
 from recipe.dag.workflow.source import Source, value_at
 
@@ -123,78 +120,3 @@ class Draft:
         for name, loop in self.each_loop():
             if loop.until is not None:
                 yield ("loops", name, "until"), loop.until, None, name
-
-
-def read_top_level(draft: Draft) -> None:
-    source, data = draft.source, draft.source.data
-    for key in data:
-        if key not in TOP_LEVEL and not key.startswith("x-"):
-            hint = did_you_mean(key, TOP_LEVEL)
-            message = f"unknown key{hint} (keys that start with `x-` may hold anchors)"
-            draft.problems.append(source.problem((key,), message, key=True))
-    if "dag_id" not in data:
-        draft.problems.append(source.problem((), "`dag_id` is missing; give the workflow a name"))
-    for key in ("dag_id", "description"):
-        value = data.get(key, "")
-        if not isinstance(value, str) or (key == "dag_id" and key in data and not value.strip()):
-            draft.problems.append(source.problem((key,), f"expected text, got {show_value(value)}"))
-        else:
-            setattr(draft, key, value)
-    if not isinstance(data.get("global_config", {}), dict):
-        message = f"expected a mapping, got {show_value(data['global_config'])}"
-        draft.problems.append(source.problem(("global_config",), message))
-
-
-def collection(draft: Draft, key: str, kind: type, example: str | None) -> Any:
-    """Return the top-level list or mapping `key`, or an empty one if it is missing or invalid, which is reported.
-    Without an `example` it may be missing."""
-    data = draft.source.data
-    if key not in data:
-        if example is not None:
-            draft.problems.append(draft.source.problem((), f"`{key}` is missing; write `{key}: {example}`"))
-        return kind()
-    if not isinstance(data[key], kind):
-        expected = "a list" if kind is list else "a mapping"
-        draft.problems.append(draft.source.problem((key,), f"expected {expected}, got {show_value(data[key])}"))
-        return kind()
-    if not data[key]:
-        hint = f"write `{key}: {example}`" if example is not None else "remove it"
-        draft.problems.append(draft.source.problem((key,), f"must not be empty; {hint}"))
-    return data[key]
-
-
-def text_of(data: Any, key: str) -> str:
-    """Return the text under `key`, or "" if there is none."""
-    value = data.get(key) if isinstance(data, dict) else None
-    return value if isinstance(value, str) else ""
-
-
-def read_agents(draft: Draft) -> None:
-    source = draft.source
-    for index, data in enumerate(collection(draft, "agents", list, "[{name: solver, policy: main}]")):
-        piece, problems = parse_piece(Agent, data, source, ("agents", index), essential=frozenset({"name", "policy"}))
-        draft.agents.append(piece)
-        draft.agent_names.append(text_of(data, "name"))
-        draft.problems += problems
-
-
-def read_mappings(draft: Draft) -> None:
-    """Read policies, tools, envs and loops."""
-    example = '{main: {model: {path: "${oc.env:MODEL_PATH}"}}}'
-    kinds = (("policies", Policy, example, ()), ("tools", ToolSpec, None, ()), ("envs", EnvSpec, None, ("path",)))
-    for key, model, wanted, essential in (*kinds, ("loops", Loop, None, ("nodes", "max_rounds"))):
-        pieces = getattr(draft, key)
-        for name, data in collection(draft, key, dict, wanted).items():
-            pieces[name], problems = parse_piece(model, data, draft.source, (key, name), essential=frozenset(essential))
-            draft.problems += problems
-
-
-def read_settings(draft: Draft) -> None:
-    """Read episode and algorithm."""
-    source = draft.source
-    for name, read in (("episode", partial(parse_piece, EpisodeSpec)), ("algorithm", parse_algorithm)):
-        if name in source.data:
-            piece, problems = read(source.data[name], source, (name,))
-            draft.problems += problems
-            if piece is not None:
-                setattr(draft, name, piece)

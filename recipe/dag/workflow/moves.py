@@ -1,21 +1,25 @@
-"""The moves of an episode, and the moves to which each of them may react.
+"""The moves of an episode, the moves to which each of them may react, and those that an estimator may compare.
 
-Invariant: static; a function of the nodes, loops and turns alone. A move is one call of a node, in one round of its
-loop in one turn. Everything that a move may have seen, or that may decide whether it is made, precedes it in the graph:
-dependencies with their complete loops, earlier rounds, the whole turn before, and the actions of other players on an
-env whose observations it gets. Agents that use one tool with a memory may react to each other.
+Invariant: static; a function of the file alone. A move is one call of a node, in one round of its loop in one turn.
+Everything that a move may have seen, or that may decide whether it is made, precedes it in the graph: dependencies with
+their complete loops, earlier rounds, the whole turn before, and the actions of other players on an env whose
+observations it gets. Agents that use one tool with a memory may react to each other. Properties of an episode (its
+branch, its prompts) can only divide the groups of `pooled` further.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 
 from recipe.dag.tools.builtin import BUILTIN
 from recipe.dag.types.move import Move
 from recipe.dag.workflow.agent_schema import Agent, ToolSpec
 from recipe.dag.workflow.graph import causal_order, graph_of, topological_order
 from recipe.dag.workflow.node_kinds import EPISODE_KINDS, Kind
-from recipe.dag.workflow.schema import Loop, Node
+from recipe.dag.workflow.schema import EpisodeSpec, Loop, Node
+
+STATIC = ("agent", "role", "node", "turn", "round")
+"""Entries of `group_by` that are known before a call is made."""
 
 
 def moves_of(nodes: Sequence[Node], loops: Mapping[str, Loop], turns: int) -> tuple[Move, ...]:
@@ -121,3 +125,46 @@ def _loop_nodes(name: str, loops: Mapping[str, Loop]) -> Sequence[str]:
 
 def _rounds(loops: Mapping[str, Loop]) -> dict[str, int]:
     return {name: loop.max_rounds for loop in loops.values() for name in loop.nodes}
+
+
+def pooled(
+    nodes: Sequence[Node],
+    loops: Mapping[str, Loop],
+    agents: Sequence[Agent],
+    episode: EpisodeSpec,
+    trained: Collection[str],
+    group_by: Collection[str],
+) -> list[list[Move]]:
+    """Return the moves of agents with policies in `trained`, in lists of moves that may be in one group. With several
+    turns, only the first two are included, as later ones do not differ from the second."""
+    by_name = {agent.name: agent for agent in agents}
+    agent_of = {node.id: by_name[node.agent] for node in nodes if node.agent is not None}
+    turns = 1 if episode.train_turns == "last" else min(episode.max_turns, 2)
+    groups: dict[tuple, list[Move]] = {}
+    for move in moves_of(nodes, loops, turns):
+        agent = agent_of[move.node]
+        if agent.policy in trained:
+            names = (agent.name, agent.role or agent.name, move.node, move.turn, move.round)
+            key = tuple(name for name, criterion in zip(names, STATIC, strict=True) if criterion in group_by)
+            groups.setdefault((agent.policy, *key), []).append(move)
+    return list(groups.values())
+
+
+def horizons(groups: Sequence[Sequence[Move]], nodes: Sequence[Node], loops: Mapping[str, Loop]) -> dict[Move, int]:
+    """Return, for each move, how many moves of its own agent may follow."""
+    agent_of = {node.id: node.agent for node in nodes}
+    position = {node.id: index for index, node in enumerate(nodes)}
+    # all rounds of a loop precede the nodes after it, so a loop's moves sort by its first node, then by round
+    entry = {name: min(position[other] for other in loop.nodes) for loop in loops.values() for name in loop.nodes}
+    moves = sorted(
+        (move for group in groups for move in group),
+        key=lambda move: (move.turn, entry.get(move.node, position[move.node]), move.round, position[move.node]),
+        reverse=True,
+    )
+    count_of_agent: dict[str | None, int] = {}
+    following: dict[Move, int] = {}
+    for move in moves:
+        agent = agent_of[move.node]
+        following[move] = count_of_agent.get(agent, 0)
+        count_of_agent[agent] = following[move] + 1
+    return following

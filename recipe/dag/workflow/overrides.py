@@ -11,11 +11,11 @@ from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from typing import Any
 
+from recipe.dag.core.flatten import flatten
 from recipe.dag.core.problem import KeyPath, Problem, render_path
 from recipe.dag.workflow.agent_schema import Policy
 from recipe.dag.workflow.checks.training import policy_of
 from recipe.dag.workflow.draft import Draft
-from recipe.dag.workflow.flatten import flatten
 from recipe.dag.workflow.node_kinds import CRITIC_KINDS, KINDS, Kind, title
 from recipe.dag.workflow.parse_model import show_value
 from recipe.dag.workflow.schema import Node

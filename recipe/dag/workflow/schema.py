@@ -14,7 +14,7 @@ from recipe.dag.algorithms.base import Algorithm
 from recipe.dag.algorithms.catalogue import DEFAULT, make_algorithm
 from recipe.dag.core.frozen import Frozen, Mark
 from recipe.dag.core.problem import Problem
-from recipe.dag.workflow.agent_schema import Agent, Policy, ToolSpec, as_tuple
+from recipe.dag.workflow.agent_schema import Agent, Policy, ToolSpec, as_tuple, critic_owners
 from recipe.dag.workflow.condition import Condition
 from recipe.dag.workflow.node_kinds import EPISODE_KINDS, KINDS, TRAINING_KINDS, Kind, TrainingStep
 
@@ -244,6 +244,6 @@ class Workflow(Frozen):
         return tuple(name for name, policy in self.policies.items() if policy.api is None)
 
     def critic_owner(self, policy: str) -> str | None:
-        """Return the policy whose critic evaluates this policy's rows: itself, or the one whose critic it shares."""
-        critic = self.policies[policy].critic
-        return None if critic is None else critic.share or policy
+        """Return the policy whose critic evaluates this policy's rows: itself, or the one whose critic it shares; None
+        if it is not trained or has no critic."""
+        return critic_owners(self.policies).get(policy)

@@ -13,8 +13,7 @@ from typing import Any
 from recipe.dag.algorithms.base import Algorithm
 from recipe.dag.algorithms.catalogue import DEFAULT
 from recipe.dag.core.frozen import Frozen
-from recipe.dag.workflow.agent_schema import Agent, DeclaredTool
-from recipe.dag.workflow.resolve_tools import overrides_of
+from recipe.dag.workflow.agent_schema import Agent, DeclaredTool, ToolSpec
 from recipe.dag.workflow.schema import Node, Workflow
 from recipe.dag.workflow.training_chain import is_derived
 
@@ -55,9 +54,17 @@ def _agent(workflow: Workflow, agent: Agent) -> dict[str, Any]:
     written = _without_defaults(agent)
     for position, tool in enumerate(agent.tools):
         if isinstance(tool, DeclaredTool):
-            overrides = overrides_of(tool, workflow.tools[tool.declared])
+            overrides = _overrides(tool, workflow.tools[tool.declared])
             written["tools"][position] = {"name": tool.declared, **overrides} if overrides else tool.declared
     return written
+
+
+def _overrides(tool: DeclaredTool, base: ToolSpec) -> dict[str, Any]:
+    """Return the keys that an agent writes beside the name of a declared tool."""
+    keys = ToolSpec.model_fields.keys() - {"name", "path", "kwargs"}
+    changed = {key: getattr(tool, key) for key in sorted(keys) if getattr(tool, key) != getattr(base, key)}
+    kwargs = {key: value for key, value in tool.kwargs.items() if key not in base.kwargs or base.kwargs[key] != value}
+    return changed | ({"kwargs": kwargs} if kwargs else {})
 
 
 def _algorithm(algorithm: Algorithm) -> dict[str, Any]:

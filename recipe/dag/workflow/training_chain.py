@@ -9,19 +9,10 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 
 from recipe.dag.algorithms.base import Algorithm
-from recipe.dag.workflow.agent_schema import Policy
+from recipe.dag.workflow.agent_schema import Policy, critic_owners
 from recipe.dag.workflow.graph import graph_of, sinks
 from recipe.dag.workflow.node_kinds import TrainingStep
 from recipe.dag.workflow.schema import Node
-
-
-def critic_owners(policies: Mapping[str, Policy]) -> dict[str, str]:
-    """Return, for each trained policy with a critic, the policy that owns the critic."""
-    return {
-        name: policy.critic.share or name
-        for name, policy in policies.items()
-        if policy.critic is not None and not policy.frozen
-    }
 
 
 def derive_training_chain(

@@ -24,8 +24,8 @@ from recipe.dag.compat.siirl.keys import (
     why_ignored,
 )
 from recipe.dag.compat.siirl.nodes import Nodes, role_of
+from recipe.dag.core.flatten import flatten
 from recipe.dag.core.problem import KeyPath, Problem, render_path
-from recipe.dag.workflow.flatten import flatten
 from recipe.dag.workflow.parse_model import show_value
 from recipe.dag.workflow.source import Origin, Source
 from recipe.dag.workflow.verl_keys import rows_key

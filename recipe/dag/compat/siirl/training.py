@@ -11,9 +11,9 @@ from pydantic import BaseModel, ConfigDict
 
 from recipe.dag.compat.long_form import COMPUTE, OPTIONS, TRAINING, NodeType
 from recipe.dag.compat.siirl.episode_nodes import OWN_OPTIONS
+from recipe.dag.core.flatten import flatten
 from recipe.dag.core.problem import KeyPath, Problem
 from recipe.dag.core.suggestion import closest
-from recipe.dag.workflow.flatten import flatten
 from recipe.dag.workflow.parse_model import parse_piece
 from recipe.dag.workflow.source import Source
 

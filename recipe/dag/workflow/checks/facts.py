@@ -19,8 +19,7 @@ from recipe.dag.workflow.checks.references import References
 from recipe.dag.workflow.checks.training import check_forward_passes
 from recipe.dag.workflow.draft import Draft
 from recipe.dag.workflow.graph import agents_heard, find_cycle
-from recipe.dag.workflow.groups import horizons, pooled
-from recipe.dag.workflow.moves import moves_of, reactions
+from recipe.dag.workflow.moves import horizons, moves_of, pooled, reactions
 from recipe.dag.workflow.node_kinds import Kind
 from recipe.dag.workflow.schema import Loop, Node
 

@@ -10,11 +10,10 @@ from collections.abc import Iterator
 from recipe.dag.core.problem import KeyPath, Problem
 from recipe.dag.core.suggestion import did_you_mean
 from recipe.dag.types.model import Model
-from recipe.dag.workflow.agent_schema import Critic, Policy
+from recipe.dag.workflow.agent_schema import Critic, Policy, critic_owners
 from recipe.dag.workflow.checks.api import check_api
 from recipe.dag.workflow.draft import Draft
 from recipe.dag.workflow.interpolation import check_env
-from recipe.dag.workflow.training_chain import critic_owners
 
 
 def check_policies(draft: Draft) -> Iterator[Problem]:

@@ -16,7 +16,6 @@ from recipe.dag.tools.sandbox import MAX_RUN_S
 from recipe.dag.types.tool import problem_of_parameters
 from recipe.dag.workflow.agent_schema import DeclaredTool, ToolSpec
 from recipe.dag.workflow.draft import Draft
-from recipe.dag.workflow.resolve_tools import each_tool
 
 BY_BUILT_IN = ("max_timeout_s", "memory_mb", "auto_print")
 """Options that the engine cannot apply to a tool: only built-in tools read them."""
@@ -25,7 +24,7 @@ BY_BUILT_IN = ("max_timeout_s", "memory_mb", "auto_print")
 def check_tools(draft: Draft) -> Iterator[Problem]:
     yield from _check_unused(draft)
     yield from _check_twice(draft)
-    for path, written, tool in each_tool(draft):
+    for path, written, tool in _each_tool(draft):
         problems = list(_check_options(draft, path, written, tool))
         yield from problems or _check_shown(draft, path, written)
 
@@ -131,7 +130,7 @@ def warn_of_time_limits(draft: Draft) -> Iterator[Problem]:
         for index, node in draft.each_node()
         if (value := node.parse_options.get("code_timeout")) is not None
     ]
-    for path, written, tool in each_tool(draft):
+    for path, written, tool in _each_tool(draft):
         built_in = BUILTIN.get(tool.name or "") if tool.path is None else None
         reasons = of_programs if built_in is not None and built_in.needs_sandbox else limits
         kwargs = written.get("kwargs") if tool.path is None else None
@@ -145,3 +144,22 @@ def warn_of_time_limits(draft: Draft) -> Iterator[Problem]:
                 if seconds >= limit:
                     yield draft.source.problem(path, f"{seconds:g} s cannot be reached: {reason.format(limit)}")
                     break
+
+
+def _each_tool(draft: Draft) -> Iterator[tuple[KeyPath, dict[str, Any], ToolSpec]]:
+    """Yield (path, the mapping written there, the tool with all of its options) of each mapping that declares or
+    overrides a tool."""
+    for name, spec in draft.tools.items():
+        if spec is not None:
+            named = spec.path is not None or spec.name is not None
+            yield (
+                ("tools", name),
+                draft.source.data["tools"][name],
+                spec if named else spec.model_copy(update={"name": name}),
+            )
+    for index, agent in draft.each_agent():
+        for position, tool in enumerate(agent.tools):
+            path: KeyPath = ("agents", index, "tools", position)
+            written = draft.source.data["agents"][index]["tools"][position]
+            if isinstance(written, dict):
+                yield path, written, tool

@@ -11,11 +11,11 @@ from dataclasses import dataclass, field
 
 from recipe.dag.core.problem import KeyPath, Problem
 from recipe.dag.core.suggestion import did_you_mean
+from recipe.dag.workflow.agent_schema import critic_owners
 from recipe.dag.workflow.draft import Draft
 from recipe.dag.workflow.graph import ancestors, graph_of
 from recipe.dag.workflow.node_kinds import CRITIC_KINDS, TRAINING_KINDS, Kind
 from recipe.dag.workflow.schema import Node
-from recipe.dag.workflow.training_chain import critic_owners
 
 Placed = tuple[int, Node]
 """A node with its index in the file."""
