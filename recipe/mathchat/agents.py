@@ -17,7 +17,8 @@ from recipe.dag.types.record import ToolResult
 from recipe.mathchat import prompts
 
 if TYPE_CHECKING:
-    from recipe.dag.workflow.schema import Node, Workflow
+    from recipe.dag.workflow.node import Node
+    from recipe.dag.workflow.schema import Workflow
 
 BETWEEN = "\n------\n"
 """Separates the outputs of several programs of one action."""

@@ -5,8 +5,7 @@ from __future__ import annotations
 import pytest
 
 from recipe.dag.loading.workflow_file import load_workflow
-from recipe.dag.workflow.node_kinds import Kind
-from recipe.dag.workflow.schema import Vote
+from recipe.dag.workflow.node import Kind, Vote
 from recipe.dag.workflow.to_yaml import to_yaml
 
 HEAD = """\

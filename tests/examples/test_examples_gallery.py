@@ -27,7 +27,7 @@ from recipe.dag.reward.entry_json import to_json
 from recipe.dag.types.record import Episode
 from recipe.dag.types.tool import Tool
 from recipe.dag.workflow.condition import Condition
-from recipe.dag.workflow.node_kinds import Kind
+from recipe.dag.workflow.node import Kind
 from recipe.dag.workflow.schema import Workflow
 from recipe.dag.workflow.source import read_source
 from tests.test_shipped import ROOT, WORKFLOWS

@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from recipe.dag.train.step import run_nodes
-from recipe.dag.workflow.schema import Node
+from recipe.dag.workflow.node import Node
 
 
 def node(node_id: str, *dependencies: str) -> Node:

@@ -19,7 +19,7 @@ from recipe.dag.train.step import TrainingStep
 from recipe.dag.train.trainer import Trainer
 from recipe.dag.types.record import Call, Episode
 from recipe.dag.types.row import Row
-from recipe.dag.workflow.node_kinds import Kind
+from recipe.dag.workflow.node import Kind
 from recipe.dag.workflow.training_chain import derive_training_chain
 from tests.rows import of_calls
 from tests.train.rows import row

@@ -116,7 +116,7 @@ GRAPH = [
     ("reward of nothing", ("[judge]", "§[]"), "must depend on the rollout nodes"),
     ("options of a reward", ("{id: score", "{§sees_env: false, id: score"), "only rollout nodes read this"),
     ("agent of a reward", ("after: [judge]}", "§agent: critic, after: [judge]}"), "`reward` and `agent` give it two"),
-    ("policy of a rollout", ("agent: critic", "agent: critic, §policy: main"), "only training nodes name a policy"),
+    ("policy of a rollout", ("agent: critic", "agent: critic, §policy: main"), "a rollout node; its agent names"),
     ("nothing scores", ("nodes:", "§nodes:"), (SCORE, ""), "nothing scores the episode"),
     ("greedy training", ("0.7", "§0.0"), "cannot sample at temperature 0"),
     (
@@ -146,7 +146,7 @@ GRAPH = [
     ("one component", ("grpo", "§gdpo"), "only `score` pays; choose `grpo`"),
     ("no rounds", ("estimator: grpo", "group_by: [uid, agent, §round]"), "nothing runs in rounds here"),
     ("group twice", ("estimator: grpo", "group_by: [uid, §uid]"), "listed twice"),
-    ("config of a reward", ("{id: score", "{§config: {a: 1}, id: score"), "no model to configure"),
+    ("config of a reward", ("{id: score", "{§config: {a: 1}, id: score"), "read this, and this is a reward node"),
     ("config disagrees", ("main: {", "main: {config: {rollout: {max_num_seqs: 3}}, "),
      ("agent: critic", "agent: critic, config: {§rollout.max_num_seqs: 2}"),
      "policies.main.config.rollout.max_num_seqs is 3"),

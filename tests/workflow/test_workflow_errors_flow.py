@@ -87,7 +87,7 @@ CONDITIONS = [
      "when.any_of[1].none_of[0].node: no node `vott`"),
     ("a join with a test", (WHEN, "{all_of: [{sample: a, equals: 1}], §equals: x}"), "`all_of` needs no test"),
     ("a list to equal", (WHEN, "{node: vote, key: a, equals: §[x]}"), "expected text, a number, true or false"),
-    ("when of a reward", ("{id: score,", "{§when: {sample: a, exists: true}, id: score,"), "always runs"),
+    ("when of a reward", ("{id: score,", "{§when: {sample: a, exists: true}, id: score,"), "compute nodes read this"),
 ]  # fmt: skip
 
 LOOPS = [
@@ -108,7 +108,7 @@ LOOPS = [
 ]  # fmt: skip
 
 VOTES = [
-    ("single", ("after: [pro, contra]", "after: §[pro]"), "two nodes"),
+    ("single", ("after: [pro, contra]", "after: §[pro]"), "at least 2 nodes"),
     ("of a function", ("after: [pro, contra]", "after: [pro, contra, §note]"), "counts rollout nodes"),
     ("vote of a rollout", ("agent: left}", "agent: left, §vote: {}}"), "`agent` and `vote` give it two"),
     ("ties", ("vote: {key: answer}", "vote: {ties: §last}"), "expected one of `first`, `none`, got 'last'"),

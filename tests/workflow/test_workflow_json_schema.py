@@ -70,6 +70,8 @@ def test_what_the_loader_takes_passes(validator):
         ("stop: END", "stop: 1"),
         ("x-any", "any"),
         ("policy: main", "polcy: main"),
+        ("after: solve", "after: solve, sees_env: true"),
+        ("agent: solver, env", "workflow: solver.yaml, env"),
     ],
 )
 def test_mistakes_that_a_schema_can_see_are_seen(validator, old, new):

@@ -7,7 +7,7 @@ import pytest
 
 from recipe.dag.core.problem import WorkflowError
 from recipe.dag.loading.workflow_file import load_workflow
-from recipe.dag.workflow.node_kinds import Kind
+from recipe.dag.workflow.node import Kind
 
 WORKFLOWS = sorted((Path(__file__).parents[2] / "workflows").glob("*.yaml"))
 

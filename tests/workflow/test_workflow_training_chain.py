@@ -5,7 +5,7 @@ import pytest
 from recipe.dag.algorithms.catalogue import make_algorithm
 from recipe.dag.types.model import Model
 from recipe.dag.workflow.agent_schema import Policy
-from recipe.dag.workflow.schema import Node
+from recipe.dag.workflow.node import Node
 from recipe.dag.workflow.training_chain import derive_training_chain
 
 

@@ -30,7 +30,8 @@ from recipe.dag.types.record import Call
 from recipe.dag.workflow.parse_model import parse_piece
 
 if TYPE_CHECKING:
-    from recipe.dag.workflow.schema import Node, Workflow
+    from recipe.dag.workflow.node import Node
+    from recipe.dag.workflow.schema import Workflow
 
 REFORMAT = (
     "I could not read a score in your reply. Do not judge anew: state the judgement of your reply in this form, "

@@ -14,7 +14,8 @@ from recipe.dag.episode.failure import NO_ROOM
 from recipe.dag.types.markup import after_thinking, ends_in_thought
 from recipe.dag.types.record import Call, Episode
 from recipe.dag.workflow.agent_schema import Agent
-from recipe.dag.workflow.schema import Node, Workflow
+from recipe.dag.workflow.node import Node
+from recipe.dag.workflow.schema import Workflow
 
 _PREFIX = "unreadable: "
 IN_THOUGHT, CUT, EMPTY, NO_SCORE = "cut off in its thought", "cut off before its score", "empty", "it states no score"

@@ -13,8 +13,8 @@ from typing import Any, Literal, get_args
 
 from recipe.dag.core.problem import KeyPath
 from recipe.dag.core.suggestion import closest, did_you_mean, listing
+from recipe.dag.workflow.node import Node
 from recipe.dag.workflow.parse_model import choice, show_value
-from recipe.dag.workflow.schema import Node
 from recipe.dag.workflow.source import Origin, Source, nowhere
 
 FIELDS = {"node_id": "id", "dependencies": "after", "executable_kwargs": "args"}

@@ -74,6 +74,11 @@ def mistakes_reported(main: Callable[P, int]) -> Callable[P, int]:
     return wrapper
 
 
+def contains(outer: str, inner: str) -> bool:
+    """Return whether the rendered path `inner` is `outer`, or a part of the value there."""
+    return inner == outer or inner.startswith((f"{outer}.", f"{outer}["))
+
+
 def render_path(path: KeyPath) -> str:
     """Return a path as text, such as `nodes[3].env`."""
     text = ""

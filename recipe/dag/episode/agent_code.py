@@ -21,8 +21,9 @@ from recipe.dag.core.user_code import load_object
 from recipe.dag.types.agent import Agent, defines
 from recipe.dag.types.context import Context
 from recipe.dag.types.convention import HOOKS, TOKEN_HOOKS, form_of
+from recipe.dag.workflow.node import Node
 from recipe.dag.workflow.parse_model import parse_piece
-from recipe.dag.workflow.schema import Node, Workflow
+from recipe.dag.workflow.schema import Workflow
 from recipe.dag.workflow.source import Source
 
 

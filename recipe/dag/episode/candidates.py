@@ -20,7 +20,8 @@ from recipe.dag.types.context import Context, Output
 from recipe.dag.types.convention import COMPUTE
 from recipe.dag.types.record import PROMPT_TEXT, Call
 from recipe.dag.types.values import as_number, plain_copy
-from recipe.dag.workflow.schema import Candidates, Workflow
+from recipe.dag.workflow.node import Candidates
+from recipe.dag.workflow.schema import Workflow
 
 
 @dataclass(frozen=True, slots=True)

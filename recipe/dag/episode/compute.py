@@ -20,8 +20,8 @@ from recipe.dag.episode.hooks import checked
 from recipe.dag.types.context import Context, Output
 from recipe.dag.types.convention import COMPUTE
 from recipe.dag.types.values import normalized
-from recipe.dag.workflow.node_kinds import Kind
-from recipe.dag.workflow.schema import Vote, Workflow
+from recipe.dag.workflow.node import Kind, Vote
+from recipe.dag.workflow.schema import Workflow
 
 
 @dataclass(frozen=True, slots=True)

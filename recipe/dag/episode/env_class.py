@@ -16,7 +16,8 @@ from recipe.dag.core.user_code import load_object
 from recipe.dag.tools.sandbox_client import SandboxClient
 from recipe.dag.types.convention import ENV, method_parameters
 from recipe.dag.types.values import look_up
-from recipe.dag.workflow.schema import Node, Workflow
+from recipe.dag.workflow.node import Node
+from recipe.dag.workflow.schema import Workflow
 
 
 @dataclass(frozen=True, slots=True)

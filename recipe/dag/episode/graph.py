@@ -12,7 +12,8 @@ from dataclasses import dataclass
 from recipe.dag.core.errors import UserError
 from recipe.dag.workflow.agent_schema import Agent
 from recipe.dag.workflow.graph import causal_order, graph_of
-from recipe.dag.workflow.schema import Loop, Node, Workflow
+from recipe.dag.workflow.node import Node
+from recipe.dag.workflow.schema import Loop, Workflow
 
 Slot = tuple[str, int]
 """One run of a node within a turn: (node id, round). Outside loops the round is 0."""

@@ -17,7 +17,8 @@ from recipe.dag.endpoint.chat import as_ids
 from recipe.dag.episode.agent_code import AgentCode, load_agent
 from recipe.dag.types.context import Context, Message, Output
 from recipe.dag.types.record import Call
-from recipe.dag.workflow.schema import Node, Workflow
+from recipe.dag.workflow.node import Node
+from recipe.dag.workflow.schema import Workflow
 
 if TYPE_CHECKING:
     from typing_extensions import TypeIs

@@ -12,7 +12,7 @@ from recipe.dag.episode.env_class import load_envs
 from recipe.dag.episode.hooks import load_hooks
 from recipe.dag.episode.reward import load_rewards
 from recipe.dag.types.convention import COMPUTE, SCRIPT
-from recipe.dag.workflow.node_kinds import Kind
+from recipe.dag.workflow.node import Kind
 from recipe.dag.workflow.schema import Workflow
 
 

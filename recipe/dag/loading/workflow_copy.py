@@ -22,7 +22,7 @@ from ruamel.yaml.error import ReusedAnchorWarning
 from recipe.dag.compat.long_form import is_long, long_fields, read_node
 from recipe.dag.core.errors import UserError
 from recipe.dag.core.paths import resolve_path, split_ref
-from recipe.dag.core.problem import KeyPath, Problem, render_path
+from recipe.dag.core.problem import KeyPath, Problem, contains, render_path
 
 
 class WorkflowCopy:
@@ -95,7 +95,7 @@ class WorkflowCopy:
     def blamed(self, problem: Problem) -> str:
         """Return the argument that caused a problem of the edited workflow: the one that changed the value of the
         problem or whose value the message names. All arguments if it cannot be determined."""
-        related = [path for path in self._changes if _contains(path, problem.where) or _contains(problem.where, path)]
+        related = [path for path in self._changes if contains(path, problem.where) or contains(problem.where, path)]
         if related:
             return self._changes[max(related, key=len)][0]
         words = set(re.findall(r"\w+", problem.message))
@@ -132,10 +132,6 @@ def _unfold(data: Any, seen: set[int]) -> None:
                 data[key] = value = deepcopy(value)
             seen.add(id(value))
             _unfold(value, seen)
-
-
-def _contains(outer: str, inner: str) -> bool:
-    return inner == outer or inner.startswith((f"{outer}.", f"{outer}["))
 
 
 def _texts(data: Any) -> Iterator[tuple[Any, Any, str]]:

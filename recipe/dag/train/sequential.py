@@ -18,8 +18,8 @@ from recipe.dag.credit.happo import advance, log_ratio, sampled_mask, update_ord
 from recipe.dag.train.kernels import PolicyBatch
 from recipe.dag.types.row import Row
 from recipe.dag.workflow.graph import agents_heard
-from recipe.dag.workflow.node_kinds import Kind
-from recipe.dag.workflow.schema import Node, Workflow
+from recipe.dag.workflow.node import Kind, Node
+from recipe.dag.workflow.schema import Workflow
 
 
 def in_sequence(

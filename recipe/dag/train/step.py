@@ -38,8 +38,8 @@ from recipe.dag.train.team_critic import Credits, TeamCritic, credited
 from recipe.dag.train.throughput import ModelFlops, memory_metrics, throughput_metrics
 from recipe.dag.types.record import Episode
 from recipe.dag.types.row import Row
-from recipe.dag.workflow.node_kinds import CRITIC_KINDS, KINDS, Kind
-from recipe.dag.workflow.schema import Node, Workflow
+from recipe.dag.workflow.node import CRITIC_KINDS, KINDS, Kind, Node
+from recipe.dag.workflow.schema import Workflow
 from recipe.dag.workflow.training_chain import is_derived
 
 if TYPE_CHECKING:

@@ -11,11 +11,12 @@ from dataclasses import dataclass, field
 
 from recipe.dag.algorithms.base import Algorithm
 from recipe.dag.algorithms.catalogue import DEFAULT
-from recipe.dag.core.problem import KeyPath, Problem
+from recipe.dag.core.problem import KeyPath, Problem, contains
 from recipe.dag.core.suggestion import did_you_mean
 from recipe.dag.workflow.agent_schema import Agent, Policy, ToolSpec
 from recipe.dag.workflow.condition import Condition
-from recipe.dag.workflow.schema import EnvSpec, EpisodeSpec, Loop, Node
+from recipe.dag.workflow.node import Node
+from recipe.dag.workflow.schema import EnvSpec, EpisodeSpec, Loop
 from recipe.dag.workflow.source import Source, value_at
 
 TOP_LEVEL = "dag_id description global_config agents policies tools envs episode loops algorithm nodes".split()
@@ -51,6 +52,11 @@ class Draft:
     def has(self, *path: str | int) -> bool:
         """Return whether the user wrote this key or list item."""
         return self.source.has(path)
+
+    def reported(self, *path: str | int) -> bool:
+        """Return whether reading the value at `path`, or a part of it, was reported as a mistake."""
+        at = self.source.problem(path, "")
+        return any(problem.file == at.file and contains(at.where, problem.where) for problem in self.problems)
 
     def missing(self, node: str) -> bool:
         """Return whether the node certainly does not exist: its name is unknown, all names could be read, and it is not

@@ -9,7 +9,7 @@ from __future__ import annotations
 import heapq
 from collections.abc import Iterable, Mapping, Sequence
 
-from recipe.dag.workflow.schema import Node
+from recipe.dag.workflow.node import Node
 
 Graph = Mapping[str, Sequence[str]]
 

@@ -18,7 +18,8 @@ from pydantic.json_schema import JsonSchemaMode, models_json_schema
 
 from recipe.dag.algorithms.catalogue import DEFAULT, ESTIMATORS, Custom
 from recipe.dag.workflow.agent_schema import Agent, Policy, ToolSpec
-from recipe.dag.workflow.schema import EnvSpec, EpisodeSpec, Loop, Node, SubWorkflow
+from recipe.dag.workflow.node import KEYS, KINDS, OPTIONS, Node, SubWorkflow, readers
+from recipe.dag.workflow.schema import EnvSpec, EpisodeSpec, Loop
 
 PIECES: tuple[type[BaseModel], ...] = (Agent, Policy, ToolSpec, EnvSpec, EpisodeSpec, Loop, Node, SubWorkflow)
 TEXTS = {"type": "array", "items": {"type": "string"}}
@@ -80,9 +81,21 @@ def _named(model: str) -> dict[str, Any]:
 
 
 def _node(definitions: dict[str, Any]) -> dict[str, Any]:
-    """Return the schema of an entry of `nodes`: a node or a sub-workflow."""
-    properties = definitions["SubWorkflow"]["properties"] | definitions["Node"]["properties"]
-    return {"type": "object", "properties": properties, "additionalProperties": False, "required": ["id"]}
+    """Return the schema of an entry of `nodes`: a node, whose other keys depend on its kind, or a sub-workflow."""
+    node, included = (definitions[name]["properties"] for name in ("Node", "SubWorkflow"))
+    for option in OPTIONS:
+        node[option]["description"] = f"{node[option]['description']} Only {readers(option)} read this."
+    read = {"workflow": list(included)}
+    for key in KEYS:
+        options = {option for kind in KINDS.values() if kind.key == key for option in kind.reads}
+        read[key] = [name for name in node if name == key or name in options or name not in (*OPTIONS, *KEYS)]
+    return {
+        "type": "object",
+        "properties": included | node,
+        "additionalProperties": False,
+        "required": ["id"],
+        "dependentSchemas": {key: {"propertyNames": {"enum": names}} for key, names in read.items()},
+    }
 
 
 def _algorithm() -> dict[str, Any]:

@@ -19,11 +19,11 @@ from recipe.dag.workflow.checks.tool import warn_of_time_limits
 from recipe.dag.workflow.checks.training import policy_of
 from recipe.dag.workflow.draft import Draft
 from recipe.dag.workflow.graph import graph_of, topological_order
-from recipe.dag.workflow.node_kinds import TRAINING_KINDS
+from recipe.dag.workflow.node import TRAINING_KINDS, Node
 from recipe.dag.workflow.overrides import with_overrides
 from recipe.dag.workflow.read_draft import read_draft
 from recipe.dag.workflow.relocate_paths import relocated, relocated_node
-from recipe.dag.workflow.schema import Node, Workflow
+from recipe.dag.workflow.schema import Workflow
 from recipe.dag.workflow.source import Source
 from recipe.dag.workflow.subworkflow import Reader, expand
 from recipe.dag.workflow.training_chain import derive_training_chain

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from recipe.dag.workflow.node_kinds import KINDS, Kind
+from recipe.dag.workflow.node import KINDS, Kind
 from recipe.dag.workflow.plan import Plan, PlannedLoop, PlannedNode
 
 COLOURS = ("#cfe2ff", "#d1e7dd", "#fff3cd", "#f8d7da", "#e2d9f3", "#cff4fc", "#ffe5d0", "#d3d3d3")

@@ -15,8 +15,8 @@ from recipe.dag.tools.builtin import BUILTIN
 from recipe.dag.types.move import Move
 from recipe.dag.workflow.agent_schema import Agent, ToolSpec
 from recipe.dag.workflow.graph import causal_order, graph_of, topological_order
-from recipe.dag.workflow.node_kinds import EPISODE_KINDS, Kind
-from recipe.dag.workflow.schema import EpisodeSpec, Loop, Node
+from recipe.dag.workflow.node import EPISODE_KINDS, Kind, Node
+from recipe.dag.workflow.schema import EpisodeSpec, Loop
 
 STATIC = ("agent", "role", "node", "turn", "round")
 """Entries of `group_by` that are known before a call is made."""

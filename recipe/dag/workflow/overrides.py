@@ -16,18 +16,12 @@ from recipe.dag.core.problem import KeyPath, Problem, render_path
 from recipe.dag.workflow.agent_schema import Policy
 from recipe.dag.workflow.checks.training import policy_of
 from recipe.dag.workflow.draft import Draft
-from recipe.dag.workflow.node_kinds import CRITIC_KINDS, KINDS, Kind, title
+from recipe.dag.workflow.node import CRITIC_KINDS, KINDS, Kind, Node
 from recipe.dag.workflow.parse_model import show_value
-from recipe.dag.workflow.schema import Node
 from recipe.dag.workflow.verl_keys import rows_key, why_not
 
 
 def check_overrides(draft: Draft) -> Iterator[Problem]:
-    for index, node in draft.each_node():
-        node_path: KeyPath = ("nodes", index, "config")
-        if node.config and not KINDS[node.kind].configures_model:
-            message = f"{title(node.kind)} has no model to configure; remove `config`"
-            yield draft.source.problem(node_path, message, key=True)
     values: dict[tuple[str, bool, str], tuple[Any, KeyPath]] = {}
     for policy, critic, key, value, path in _overrides(draft):
         if (message := why_not(key, critic=critic, policy=policy)) is not None:
@@ -108,7 +102,7 @@ def _overrides(draft: Draft) -> Iterator[tuple[str, bool, str, Any, KeyPath]]:
 
 def _owner(draft: Draft, node: Node) -> str | None:
     """Return the policy to which the overrides of a node belong, or None."""
-    if not KINDS[node.kind].configures_model:
+    if "config" not in KINDS[node.kind].reads:
         return None
     if node.kind is not Kind.ROLLOUT:
         return policy_of(draft, node)

@@ -20,7 +20,7 @@ from recipe.dag.algorithms.mixer import Mixer
 from recipe.dag.core.problem import KeyPath, Problem
 from recipe.dag.core.suggestion import closest, did_you_mean, listing
 from recipe.dag.workflow.agent_schema import Agent, Policy, ToolSpec
-from recipe.dag.workflow.schema import Node
+from recipe.dag.workflow.node import Node
 from recipe.dag.workflow.source import Source
 
 Piece = TypeVar("Piece", bound=BaseModel)

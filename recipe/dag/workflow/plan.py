@@ -14,7 +14,8 @@ from recipe.dag.workflow.agent_schema import Agent, Sampling, ToolLoop
 from recipe.dag.workflow.condition import in_words
 from recipe.dag.workflow.graph import graph_of, levels, with_whole_loops
 from recipe.dag.workflow.memory import PolicyMemory, PoolMemory
-from recipe.dag.workflow.schema import Node, Workflow
+from recipe.dag.workflow.node import Node
+from recipe.dag.workflow.schema import Workflow
 from recipe.dag.workflow.training_chain import is_derived
 
 

@@ -16,9 +16,9 @@ from recipe.dag.core.problem import KeyPath, Problem
 from recipe.dag.core.suggestion import closest, did_you_mean
 from recipe.dag.workflow.agent_schema import Agent, DeclaredTool, Policy, ToolSpec
 from recipe.dag.workflow.draft import TOP_LEVEL, Draft
-from recipe.dag.workflow.node_kinds import KEYS
+from recipe.dag.workflow.node import KEYS, Node
 from recipe.dag.workflow.parse_model import parse_algorithm, parse_piece, show_value
-from recipe.dag.workflow.schema import EnvSpec, EpisodeSpec, Loop, Node
+from recipe.dag.workflow.schema import EnvSpec, EpisodeSpec, Loop
 from recipe.dag.workflow.source import Source
 
 _MAPPINGS: tuple[tuple[str, type[Frozen], str | None, tuple[str, ...]], ...] = (

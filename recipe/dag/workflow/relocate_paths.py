@@ -11,7 +11,7 @@ from pathlib import Path
 from recipe.dag.core.errors import UserError
 from recipe.dag.core.frozen import M, with_code
 from recipe.dag.core.paths import is_module, resolve_folder, resolve_path, split_ref
-from recipe.dag.workflow.schema import Node
+from recipe.dag.workflow.node import Node
 
 
 def template_file(node: Node, base: str | Path) -> Path | None:

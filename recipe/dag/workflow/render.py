@@ -9,7 +9,7 @@ from collections.abc import Iterable, Sequence
 
 from recipe.dag.workflow.memory import GB, REFERENCE, PolicyMemory, PoolMemory
 from recipe.dag.workflow.mermaid import step_name, to_mermaid
-from recipe.dag.workflow.node_kinds import EPISODE_KINDS, Kind
+from recipe.dag.workflow.node import EPISODE_KINDS, Kind
 from recipe.dag.workflow.plan import Plan, PlannedAgent, PlannedLoop, PlannedNode, PlannedPolicy
 from recipe.dag.workflow.trainer_memory import ADAM, BF16, GRADIENT, MASTER
 from recipe.dag.workflow.training_chain import is_derived

@@ -1,4 +1,4 @@
-"""The workflow as a frozen, checked object, with loops and votes.
+"""The workflow as a frozen, checked object, with its envs, loops and settings of episodes.
 
 Invariant: nothing downstream of the loader sees a dict that it must validate. Every key is declared here, an unknown
 key is an error, and `0` is a value, not "unset".
@@ -14,9 +14,9 @@ from recipe.dag.algorithms.base import Algorithm
 from recipe.dag.algorithms.catalogue import DEFAULT, make_algorithm
 from recipe.dag.core.frozen import Frozen, Mark
 from recipe.dag.core.problem import Problem
-from recipe.dag.workflow.agent_schema import Agent, Policy, ToolSpec, as_tuple, critic_owners
+from recipe.dag.workflow.agent_schema import Agent, Policy, ToolSpec, critic_owners
 from recipe.dag.workflow.condition import Condition
-from recipe.dag.workflow.node_kinds import EPISODE_KINDS, KINDS, TRAINING_KINDS, Kind, TrainingStep
+from recipe.dag.workflow.node import EPISODE_KINDS, TRAINING_KINDS, Kind, Node
 
 
 def _algorithm(value: Any) -> Any:
@@ -25,8 +25,6 @@ def _algorithm(value: Any) -> Any:
 
 AnyAlgorithm = Annotated[SerializeAsAny[Algorithm], BeforeValidator(_algorithm)]
 """An algorithm, as an object of its estimator's class."""
-Names = Annotated[tuple[str, ...], BeforeValidator(as_tuple)]
-"""Several names, or one without a list."""
 
 
 class EpisodeSpec(Frozen):
@@ -79,110 +77,6 @@ class Loop(Frozen):
     """Maximum number of rounds per turn."""
     until: Condition | None = None
     """A condition, checked after every round, that ends the loop early."""
-
-
-class Vote(Frozen):
-    """Options of a vote node, which selects the most frequent `parsed[key]` of its dependencies. Its result is
-    `parsed = {key: winner, share: 0..1, votes: {...}}`."""
-
-    key: str = "answer"
-    """The entry of `parsed` that is counted."""
-    ties: Literal["first", "none"] = "first"
-    """first: among equals, the value of the node that comes first in `after` wins. none: a tie has no winner."""
-
-
-class Candidates(Frozen):
-    """Several answers to one prompt, of which one is kept. All of them are trained on."""
-
-    k: int = Field(ge=2)
-    """Number of candidates."""
-    by: Annotated[str, Mark.CODE_OR_NAME] = Field(min_length=1)
-    """What scores a candidate: `file.py:function`, called as `function(context)` with the candidate as `context.call`,
-    which returns a number or None; or a rollout or compute node that depends on this node alone, which then runs once
-    for each candidate."""
-    args: dict[str, Any] = {}
-    """Keyword arguments of the function."""
-    key: str = "score"
-    """The entry of the node's `parsed` that is the score."""
-    keep: Literal["best", "first"] = "best"
-    """best: the one with the highest score, of equals the first. first: the first one, whatever the scores."""
-    validation_k: int | None = Field(default=None, ge=1)
-    """Number of candidates in validation and evaluation; by default `k`."""
-
-
-class Node(Frozen):
-    """A node of the graph: an agent's call, a vote, a function, or a training step. One of the keys `agent`, `vote`,
-    `reward`, `compute` and `train` gives it its kind."""
-
-    id: str = Field(min_length=1)
-    """The node's unique name."""
-    agent: str | None = None
-    """A call of this agent."""
-    vote: Vote | None = None
-    """Select the most frequent answer of the nodes that this one waits for."""
-    reward: Annotated[str | None, Mark.CODE] = None
-    """The function that scores an episode: `file.py:function`."""
-    compute: Annotated[str | None, Mark.CODE] = None
-    """The function that runs in the episode, between the agents: `file.py:function`."""
-    train: TrainingStep | None = None
-    """A step of training, once on the rows of all episodes. Without such nodes, the steps that the policies need are
-    derived."""
-    policy: str | None = None
-    """Training nodes only: the policy they act on, if there are several."""
-    after: Names = ()
-    """The ids of the nodes that must finish before this one starts."""
-    args: Annotated[dict[str, Any], Mark.CODE] = {}
-    """Keyword arguments of the `reward` or `compute` function."""
-    scope: Literal["episode", "group"] = "episode"
-    """Reward nodes only: what the function scores. episode: a finished episode. group: all finished episodes of a
-    sample at once."""
-    hooks: Annotated[str | None, Mark.CODE] = None
-    """The agent's hooks: `file.py`, or `file.py:Class` with `prompt` and `parse`."""
-    prompt_options: dict[str, Any] = {}
-    """Keyword arguments of the hook that makes the prompt."""
-    parse_options: dict[str, Any] = {}
-    """Keyword arguments of the hook that parses the output."""
-    env: Annotated[Names, Mark.CODE_OR_NAME] = ()
-    """The environment that the node steps: `file.py:Class`, or a name under `envs`. If this is a list of several,
-    `env_route` selects the one of an episode."""
-    env_route: str | None = None
-    """A dotted path into the sample (`data_source`, `extra_info.env`) whose value names one entry of `env`."""
-    sees_env: bool = False
-    """Show the environment's observation to the agent; its output becomes part of the action."""
-    env_pays: bool = False
-    """Reward the episode with the environment's rewards."""
-    when: Condition | None = None
-    """Nodes of the episode only: skip the node if this is false. A node is also skipped if all of its dependencies
-    were skipped."""
-    candidates: Candidates | None = None
-    """Rollout nodes only: generate several answers, and go on with one of them."""
-    config: dict[str, Any] = {}
-    """Dotted or nested overrides of verl's configuration for the policy (or critic) of this node."""
-
-    @property
-    def kind(self) -> Kind:
-        if self.train is not None:
-            return Kind(self.train)
-        return next(kind for kind, spec in KINDS.items() if getattr(self, spec.key) is not None)
-
-    @property
-    def function(self) -> str | None:
-        """The user's function that the node runs, if it runs one."""
-        return self.reward or self.compute
-
-
-class SubWorkflow(Frozen):
-    """An entry of `nodes` that inserts the rollout, vote and compute nodes of another workflow file, with their loops
-    and envs. Its ids become `<id>__<their id>`; its agents are matched to the agents of this file by name."""
-
-    id: str = Field(min_length=1)
-    """The prefix of the inserted nodes' ids."""
-    workflow: str
-    """The other file, relative to this file's folder or to the project's root."""
-    agents: dict[str, str] = {}
-    """Agents with other names in this file: name in the other file -> name in this file."""
-    after: Names = ()
-    """The ids of the nodes that must finish before the inserted ones start."""
 
 
 class Workflow(Frozen):

@@ -21,9 +21,8 @@ from recipe.dag.core.suggestion import did_you_mean
 from recipe.dag.workflow.agent_schema import Agent
 from recipe.dag.workflow.condition import renamed_condition, renamed_list
 from recipe.dag.workflow.graph import sinks
-from recipe.dag.workflow.node_kinds import KINDS, Stage
+from recipe.dag.workflow.node import KINDS, Stage, SubWorkflow
 from recipe.dag.workflow.parse_model import parse_piece
-from recipe.dag.workflow.schema import SubWorkflow
 from recipe.dag.workflow.source import Origin, Source
 
 Reader = Callable[[Path], Source]

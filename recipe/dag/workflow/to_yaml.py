@@ -14,7 +14,8 @@ from recipe.dag.algorithms.base import Algorithm
 from recipe.dag.algorithms.catalogue import DEFAULT
 from recipe.dag.core.frozen import Frozen
 from recipe.dag.workflow.agent_schema import Agent, DeclaredTool, ToolSpec
-from recipe.dag.workflow.schema import Node, Workflow
+from recipe.dag.workflow.node import Node
+from recipe.dag.workflow.schema import Workflow
 from recipe.dag.workflow.training_chain import is_derived
 
 WIDTH = 112

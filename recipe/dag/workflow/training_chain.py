@@ -11,8 +11,7 @@ from collections.abc import Mapping, Sequence
 from recipe.dag.algorithms.base import Algorithm
 from recipe.dag.workflow.agent_schema import Policy, critic_owners
 from recipe.dag.workflow.graph import graph_of, sinks
-from recipe.dag.workflow.node_kinds import TrainingStep
-from recipe.dag.workflow.schema import Node
+from recipe.dag.workflow.node import Node, TrainingStep
 
 
 def derive_training_chain(

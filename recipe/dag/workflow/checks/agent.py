@@ -46,7 +46,8 @@ def _check_sampling(draft: Draft, agent: Agent, path: KeyPath) -> Iterator[Probl
 def _check_effects(draft: Draft, agent: Agent, path: KeyPath) -> Iterator[Problem]:
     """Check that the agent's options have an effect."""
     problem = draft.source.problem
-    if agent.role is not None and "role" not in draft.algorithm.grouping and not _grouping_unread(draft):
+    pools = "role" in draft.algorithm.grouping or draft.reported("algorithm", "group_by")
+    if agent.role is not None and not pools:
         message = "`role` has no effect unless `algorithm.group_by` contains `role`; add it there, or remove this"
         yield problem((*path, "role"), message, key=True)
     policy = draft.policies.get(agent.policy)
@@ -80,11 +81,6 @@ def _called_again(draft: Draft, agent: Agent) -> bool:
     looped = {node for _, loop in draft.each_loop() if loop.max_rounds > 1 for node in loop.nodes}
     own = {node.id for _, node in draft.each_node() if node.agent == agent.name}
     return draft.episode.max_turns > 1 or bool(own & looped)
-
-
-def _grouping_unread(draft: Draft) -> bool:
-    """Return whether `algorithm.group_by` could not be read."""
-    return any(problem.where.startswith("algorithm.group_by") for problem in draft.problems)
 
 
 def warn_of_sampling(draft: Draft) -> Iterator[Problem]:

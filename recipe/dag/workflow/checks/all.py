@@ -16,7 +16,7 @@ from recipe.dag.workflow.checks.candidates import check_candidates
 from recipe.dag.workflow.checks.condition import check_condition_order, check_conditions
 from recipe.dag.workflow.checks.facts import DraftFacts
 from recipe.dag.workflow.checks.flow import check_dependencies, check_flow, check_loop_order, check_loops
-from recipe.dag.workflow.checks.node import check_nodes
+from recipe.dag.workflow.checks.node import check_node
 from recipe.dag.workflow.checks.policy import check_policies
 from recipe.dag.workflow.checks.references import References
 from recipe.dag.workflow.checks.reward import check_rewards
@@ -42,7 +42,7 @@ def check_workflow(draft: Draft) -> list[Problem]:
         *draft.algorithm.check_options(facts),
         *check_tools(draft),
         *check_envs(draft),
-        *check_nodes(draft),
+        *(problem for index, node in draft.each_node() for problem in check_node(draft, index, node)),
         *check_candidates(facts),
         *check_conditions(draft),
         *check_overrides(draft),

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from recipe.dag.core.problem import KeyPath, Problem, render_path
+from recipe.dag.core.problem import KeyPath, Problem
 from recipe.dag.tools.address import url_problem, variable_problem
 from recipe.dag.types.model import Api
 from recipe.dag.types.provider import PROVIDERS
@@ -81,16 +81,10 @@ def _check_server(draft: Draft, api: Api, here: KeyPath) -> Iterator[Problem]:
         yield problem((*here, "max_model_len"), message, key=True)
     for key in sorted(api.body.keys() & set(OWN_FIELDS)):
         yield problem((*here, "body", key), "the engine sets this field; remove it", key=True)
-    if not _unread(draft, here, "provider", "script", "base_url"):
+    if not any(draft.reported(*here, key) for key in ("provider", "script", "base_url")):
         yield from _check_provider(draft, api, here)
-    if not _unread(draft, here, "budget", "price"):
+    if not any(draft.reported(*here, key) for key in ("budget", "price")):
         yield from _check_budget(draft, api, here)
-
-
-def _unread(draft: Draft, here: KeyPath, *keys: str) -> bool:
-    """Return whether one of these options is written, but could not be read."""
-    places = tuple(render_path((*here, key)) for key in keys)
-    return any(problem.where.startswith(places) for problem in draft.problems)
 
 
 def _check_provider(draft: Draft, api: Api, here: KeyPath) -> Iterator[Problem]:

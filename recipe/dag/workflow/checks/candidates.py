@@ -13,19 +13,14 @@ from recipe.dag.types.convention import COMPUTE, Reference
 from recipe.dag.workflow.checks.facts import DraftFacts
 from recipe.dag.workflow.draft import Draft
 from recipe.dag.workflow.moves import remembers
-from recipe.dag.workflow.node_kinds import Kind, title
-from recipe.dag.workflow.schema import Candidates, Node
+from recipe.dag.workflow.node import Candidates, Kind, Node, title
 
 
 def check_candidates(facts: DraftFacts) -> Iterator[Problem]:
     draft = facts.draft
     for index, node in draft.each_node():
         path: KeyPath = ("nodes", index, "candidates")
-        if node.candidates is None:
-            continue
-        if node.kind is not Kind.ROLLOUT:
-            message = f"only rollout nodes read this, and this is {title(node.kind)}; remove it"
-            yield draft.source.problem(path, message, key=True)
+        if node.candidates is None or node.kind is not Kind.ROLLOUT:
             continue
         if ":" in node.candidates.by:
             yield from _check_function(facts, node.candidates, path)

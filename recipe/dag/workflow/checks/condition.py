@@ -12,7 +12,7 @@ from recipe.dag.core.suggestion import listing
 from recipe.dag.workflow.condition import SUBJECTS, TESTS, Condition, asked_nodes, form_problems, needs_a_test, parts
 from recipe.dag.workflow.draft import Draft
 from recipe.dag.workflow.graph import ancestors, graph_of, with_whole_loops
-from recipe.dag.workflow.node_kinds import EPISODE_KINDS, Kind, title
+from recipe.dag.workflow.node import EPISODE_KINDS, Kind, title
 
 
 def check_conditions(draft: Draft) -> Iterator[Problem]:
@@ -48,7 +48,7 @@ def _check_form(draft: Draft, condition: Condition, path: KeyPath) -> Iterator[P
     subjects = _keys_set(draft, condition, path, SUBJECTS)
     tests = _keys_set(draft, condition, path, TESTS)
     # A key that could not be read was reported; it may have been the subject or the test that seems to be missing.
-    reported = any(earlier.where.startswith(problem(path, "").where) for earlier in draft.problems)
+    reported = draft.reported(*path)
     if not subjects:
         if not reported:
             yield problem(path, f"a condition asks about one of {listing(SUBJECTS)}")

@@ -20,8 +20,8 @@ from recipe.dag.workflow.checks.training import check_forward_passes
 from recipe.dag.workflow.draft import Draft
 from recipe.dag.workflow.graph import agents_heard, find_cycle
 from recipe.dag.workflow.moves import horizons, moves_of, pooled, reactions
-from recipe.dag.workflow.node_kinds import Kind
-from recipe.dag.workflow.schema import Loop, Node
+from recipe.dag.workflow.node import Kind, Node
+from recipe.dag.workflow.schema import Loop
 
 PAYS_OWN_ONLY = ("reward.outcome:outcome_reward", "reward.outcome:env_outcome")
 """Functions outside the reward catalogue that pay each agent only for its own calls."""
@@ -43,8 +43,7 @@ class DraftFacts(Facts):
 
     @property
     def one_turn(self) -> bool:
-        readable = not any(problem.where.startswith("episode") for problem in self.draft.problems)
-        return readable and self.draft.episode.max_turns == 1
+        return self.draft.episode.max_turns == 1 and not self.draft.reported("episode")
 
     @property
     def drops_turns(self) -> bool:

@@ -12,7 +12,7 @@ from collections.abc import Iterator
 from recipe.dag.core.problem import KeyPath, Problem
 from recipe.dag.workflow.draft import Draft
 from recipe.dag.workflow.graph import ancestors, contract, find_cycles, graph_of
-from recipe.dag.workflow.node_kinds import EPISODE_KINDS, Kind, title
+from recipe.dag.workflow.node import EPISODE_KINDS, Kind, title
 
 SCORED = (*EPISODE_KINDS, Kind.REWARD)
 """Kinds that run once per episode; nodes of other kinds train."""

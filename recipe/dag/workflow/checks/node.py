@@ -5,57 +5,57 @@ Invariant: every option of a node that passes has an effect.
 
 from __future__ import annotations
 
-import re
 from collections.abc import Iterator
 
 from recipe.dag.core.paths import names_env
 from recipe.dag.core.problem import KeyPath, Problem
 from recipe.dag.core.suggestion import did_you_mean
 from recipe.dag.workflow.draft import Draft
-from recipe.dag.workflow.node_kinds import EPISODE_KINDS, Kind, title
-from recipe.dag.workflow.schema import Node
+from recipe.dag.workflow.node import KINDS, OPTIONS, Kind, Node, readers, title
 
-_ROLLOUT_KEYS = ("hooks", "prompt_options", "parse_options", "env", "env_route", "sees_env", "env_pays")
-_READERS = {
-    **dict.fromkeys(_ROLLOUT_KEYS, ("rollout nodes", (Kind.ROLLOUT,))),
-    "args": ("reward and compute nodes", (Kind.REWARD, Kind.COMPUTE)),
-    "scope": ("reward nodes", (Kind.REWARD,)),
+_INSTEAD = {
+    ("args", Kind.ROLLOUT): "a class goes under `hooks`",
+    ("policy", Kind.ROLLOUT): "its agent names the policy",
 }
-"""Key -> the kinds of nodes that read it, in words and as a tuple."""
+"""(key, kind that does not read it) -> hint."""
 
 
-def check_nodes(draft: Draft) -> Iterator[Problem]:
-    for index, node in draft.each_node():
-        path: KeyPath = ("nodes", index)
-        yield from _check_options(draft, node, path)
-        yield from _check_vote(draft, node, path)
+def check_node(draft: Draft, index: int, node: Node) -> Iterator[Problem]:
+    path: KeyPath = ("nodes", index)
+    yield from _check_options(draft, node, path)
+    yield from _check_voters(draft, node, path)
+    if node.kind is Kind.ROLLOUT:
         yield from _check_env(draft, node, path)
         yield from _check_env_route(draft, node, path)
 
 
 def _check_options(draft: Draft, node: Node, path: KeyPath) -> Iterator[Problem]:
     """Check that the node's kind reads its keys."""
-    reason = f"and this is {title(node.kind)}"
-    for key, (readers, kinds) in _READERS.items():
-        if node.kind not in kinds and draft.has(*path, key):
-            hint = "; a class goes under `hooks`" if key == "args" and node.kind is Kind.ROLLOUT else "; remove it"
-            yield draft.source.problem((*path, key), f"only {readers} read this, {reason}{hint}", key=True)
-    if node.when is not None and node.kind not in EPISODE_KINDS:
-        message = f"{title(node.kind)} always runs; remove `when`, which is for nodes of the episode"
-        yield draft.source.problem((*path, "when"), message, key=True)
+    for key in (key for key in OPTIONS if key not in KINDS[node.kind].reads):
+        if draft.has(*path, key):
+            hint = _INSTEAD.get((key, node.kind), "remove it")
+            message = f"only {readers(key)} read this, and this is {title(node.kind)}; {hint}"
+            yield draft.source.problem((*path, key), message, key=True)
+
+
+def _check_voters(draft: Draft, node: Node, path: KeyPath) -> Iterator[Problem]:
+    """Check the nodes that a node counts, if its kind does."""
+    least, nodes = KINDS[node.kind].voters, draft.by_id()
+    if len(set(node.after)) < least:
+        position = (*path, "after") if draft.has(*path, "after") else path
+        yield draft.source.problem(position, f"a {node.kind} needs at least {least} nodes; name them under `after`")
+    for index, name in enumerate(node.after if least else ()):
+        if name in nodes and nodes[name].kind is not Kind.ROLLOUT:
+            message = f"a {node.kind} counts rollout nodes, but `{name}` is {title(nodes[name].kind)}; remove it"
+            yield draft.source.problem((*path, "after", index), message)
 
 
 def _check_env(draft: Draft, node: Node, path: KeyPath) -> Iterator[Problem]:
     problem = draft.source.problem
-    if node.kind is not Kind.ROLLOUT:
-        return
     if draft.complete and node.sees_env and not any(other.env for _, other in draft.each_node()):
         message = "no node has an env; add `env: file.py:Class` or remove it"
         yield problem((*path, "sees_env"), message, key=True)
-    # An entry that could not be read was reported; the list may be empty without it.
-    location = problem((*path, "env"), "").where
-    unread = any(re.match(rf"{re.escape(location)}(\W|$)", earlier.where) for earlier in draft.problems)
-    if node.env_pays and not node.env and not unread:
+    if node.env_pays and not node.env and not draft.reported(*path, "env"):
         message = "this node does not step an env; move this to the node with `env`, or add `env: file.py:Class`"
         yield problem((*path, "env_pays"), message, key=True)
 
@@ -78,16 +78,3 @@ def _check_env_route(draft: Draft, node: Node, path: KeyPath) -> Iterator[Proble
         if not all(node.env_route.split(".")):
             message = "write a path into the sample, such as `data_source` or `extra_info.env`"
             yield problem((*path, "env_route"), message)
-
-
-def _check_vote(draft: Draft, node: Node, path: KeyPath) -> Iterator[Problem]:
-    problem, nodes = draft.source.problem, draft.by_id()
-    if node.kind is not Kind.VOTE:
-        return
-    if len(set(node.after)) < 2:
-        position = (*path, "after") if draft.has(*path, "after") else path
-        yield problem(position, "a vote needs at least two nodes; name them under `after`")
-    for index, name in enumerate(node.after):
-        if name in nodes and nodes[name].kind is not Kind.ROLLOUT:
-            message = f"a vote counts rollout nodes, but `{name}` is {title(nodes[name].kind)}; remove it"
-            yield problem((*path, "after", index), message)

@@ -15,6 +15,9 @@ from recipe.dag.workflow.checks.api import check_api
 from recipe.dag.workflow.draft import Draft
 from recipe.dag.workflow.interpolation import check_env
 
+KL = ("kl_loss_coef", "kl_reward_coef")
+"""The options of the algorithm that read a policy's reference."""
+
 
 def check_policies(draft: Draft) -> Iterator[Problem]:
     problem = draft.source.problem
@@ -34,7 +37,7 @@ def check_policies(draft: Draft) -> Iterator[Problem]:
     if draft.algorithm.joint_critic:
         yield from _check_central(draft)
     cycling = [(name, policy) for name, policy in draft.each_policy() if policy.train_cycle and not policy.frozen]
-    unread = any(earlier.where.endswith(".train_cycle") for earlier in draft.problems)
+    unread = any(draft.reported("policies", name, "train_cycle") for name in draft.policies)
     if len(cycling) == 1 and draft.complete and not unread:
         message = f"only policy `{cycling[0][0]}` has a `train_cycle`, so it does not alternate with another; remove it"
         yield problem(("policies", cycling[0][0], "train_cycle"), message, key=True)
@@ -57,7 +60,7 @@ def _check_source(draft: Draft, name: str, policy: Policy) -> Iterator[Problem]:
         yield from check_api(draft, policy, policy.api, path)
     elif "model" in policy.model_fields_set:
         yield from _check_model(draft, policy.model, (*path, "model"))
-    elif not any(earlier.where.startswith(f"policies.{name}.api") for earlier in draft.problems):
+    elif not draft.reported(*path, "api"):
         yield draft.source.problem((*path, "model"), "missing; this key is required")
 
 
@@ -73,10 +76,10 @@ def _check_model(draft: Draft, model: Model, path: KeyPath) -> Iterator[Problem]
 def _check_reference(draft: Draft, name: str, policy: Policy) -> Iterator[Problem]:
     problem, algorithm = draft.source.problem, draft.algorithm
     path: KeyPath = ("policies", name)
-    coefs = [key for key in ("kl_loss_coef", "kl_reward_coef") if getattr(algorithm, key) > 0]
+    coefs = [key for key in KL if getattr(algorithm, key) > 0]
     if policy.reference and policy.frozen:
         yield problem((*path, "reference"), "a frozen policy needs no reference; remove it")
-    elif policy.reference and not coefs and not any(_unread(draft, key) for key in ("kl_loss_coef", "kl_reward_coef")):
+    elif policy.reference and not coefs and not any(draft.reported("algorithm", key) for key in KL):
         message = (
             "`reference` has no effect while algorithm.kl_loss_coef and kl_reward_coef are 0; set one of them or "
             "remove `reference`"
@@ -91,13 +94,13 @@ def _check_critic(draft: Draft, name: str, policy: Policy) -> Iterator[Problem]:
     path: KeyPath = ("policies", name, "critic")
     needed = draft.algorithm.needs_values
     if critic is None:
-        if needed and not policy.frozen and not _critic_unread(draft, name):
+        if needed and not policy.frozen and not draft.reported("policies", name, "critic"):
             message = f"estimator `{draft.algorithm.estimator}` needs a critic; add `critic: {{}}` to policy `{name}`"
             yield problem(path[:2], message, key=True)
         return
     if policy.frozen:
         yield problem(path, "a frozen policy needs no critic; remove it", key=True)
-    elif not (needed or draft.algorithm.may_read_values) and not _unread(draft, "estimator"):
+    elif not (needed or draft.algorithm.may_read_values) and not draft.reported("algorithm", "estimator"):
         message = f"estimator `{draft.algorithm.estimator}` does not use values; remove the critic, or choose `gae`"
         yield problem(path, message, key=True)
     if critic.model is not None:
@@ -116,7 +119,7 @@ def _check_central(draft: Draft) -> Iterator[Problem]:
     shared = [critic.share for critic in critics if critic.share]
     central = next((name for name in (*shared, *owners) if owners.get(name) == name), None)
     for name, owner in owners.items():
-        if owner == name != central and not _critic_unread(draft, name):
+        if owner == name != central and not draft.reported("policies", name, "critic"):
             message = (
                 f"estimator `{draft.algorithm.estimator}` needs one critic for all policies; share that of "
                 f"`{central}`: write `critic: {{share: {central}}}` here"
@@ -134,7 +137,7 @@ def _check_share(draft: Draft, name: str, critic: Critic, target: str, path: Key
     elif target not in draft.policies:
         other_names = [other for other in draft.policies if other != name]
         yield problem(share_path, f"no policy `{target}`{did_you_mean(target, other_names)}")
-    elif (owner := draft.policies[target]) is None or _critic_unread(draft, target):
+    elif (owner := draft.policies[target]) is None or draft.reported("policies", target, "critic"):
         return  # reported there
     elif owner.critic is None:
         yield problem(share_path, f"policy `{target}` has no critic to share; add `critic: {{}}` to it")
@@ -146,13 +149,3 @@ def _check_share(draft: Draft, name: str, critic: Critic, target: str, path: Key
     elif owner.critic.share is not None:
         message = f"policy `{target}` itself shares a critic; write `share: {owner.critic.share}`"
         yield problem(share_path, message)
-
-
-def _critic_unread(draft: Draft, policy: str) -> bool:
-    """Return whether a part of the policy's critic could not be read."""
-    return any(problem.where.startswith(f"policies.{policy}.critic") for problem in draft.problems)
-
-
-def _unread(draft: Draft, key: str) -> bool:
-    """Return whether the user wrote this option of `algorithm`, but it could not be read."""
-    return any(problem.where == f"algorithm.{key}" for problem in draft.problems)

@@ -39,9 +39,9 @@ from recipe.dag.workflow.ast_index import (
     short_returns,
 )
 from recipe.dag.workflow.interpolation import check_env
-from recipe.dag.workflow.node_kinds import KINDS, Kind
+from recipe.dag.workflow.node import KINDS, Kind, Node
 from recipe.dag.workflow.parse_model import parse_piece
-from recipe.dag.workflow.schema import EnvSpec, Node
+from recipe.dag.workflow.schema import EnvSpec
 from recipe.dag.workflow.source import Source, value_at
 
 Target = tuple[Outline, Definition | None]

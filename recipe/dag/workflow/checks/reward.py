@@ -16,8 +16,7 @@ from recipe.dag.workflow.checks.facts import DraftFacts
 from recipe.dag.workflow.draft import Draft
 from recipe.dag.workflow.graph import graph_of, topological_order
 from recipe.dag.workflow.moves import moves_of
-from recipe.dag.workflow.node_kinds import Kind
-from recipe.dag.workflow.schema import Node, Vote
+from recipe.dag.workflow.node import Kind, Node, Vote
 
 COACH_SCORES = "coach.reward:coach_scores"
 """The function that turns the verdicts of coaches into rewards."""

@@ -15,7 +15,7 @@ from recipe.dag.core.suggestion import closest, did_you_mean, listing
 from recipe.dag.types.convention import Reference
 from recipe.dag.workflow.checks.facts import DraftFacts
 from recipe.dag.workflow.draft import Draft
-from recipe.dag.workflow.node_kinds import Kind, title
+from recipe.dag.workflow.node import Kind, title
 from recipe.dag.workflow.parse_model import show_value
 
 

@@ -14,8 +14,7 @@ from recipe.dag.core.suggestion import did_you_mean
 from recipe.dag.workflow.agent_schema import critic_owners
 from recipe.dag.workflow.draft import Draft
 from recipe.dag.workflow.graph import ancestors, graph_of
-from recipe.dag.workflow.node_kinds import CRITIC_KINDS, TRAINING_KINDS, Kind
-from recipe.dag.workflow.schema import Node
+from recipe.dag.workflow.node import CRITIC_KINDS, TRAINING_KINDS, Kind, Node
 
 Placed = tuple[int, Node]
 """A node with its index in the file."""
@@ -106,9 +105,7 @@ def _check_policy_keys(draft: Draft) -> Iterator[Problem]:
         if node.policy is not None and serves_all(draft, node):
             message = f"under {draft.algorithm.estimator} this node serves all policies; remove this key"
             yield say(at, message, key=True)
-        elif node.policy is not None and not trains:
-            yield say(at, "only training nodes name a policy; a rollout node uses its agent's", key=True)
-        elif node.policy is not None and node.policy not in draft.policies:
+        elif trains and node.policy is not None and node.policy not in draft.policies:
             yield say(at, f"no policy `{node.policy}`{did_you_mean(node.policy, draft.policies)}")
         elif trains and node.policy is None and not serves_all(draft, node) and len(draft.policies) > 1:
             yield say(("nodes", index), "several policies could be meant; add `policy: NAME`")
