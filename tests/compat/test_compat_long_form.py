@@ -78,6 +78,22 @@ def test_the_type_follows_from_the_role(load_text):
     assert "node_type" not in shorter and load_text(shorter) == load_text(LONG)
 
 
+def test_a_null_gives_a_node_no_kind(load_text):
+    null = LONG.replace("node_type: COMPUTE, node_role: DEFAULT, executable_ref", "vote: null, executable_ref")
+    null = null.replace("node_type: MODEL_INFERENCE, node_role: ROLLOUT, agent: checker", "vote: null, agent: checker")
+    assert load_text(null) == load_text(LONG)
+
+
+def test_a_training_node_may_name_its_agent_instead_of_its_policy(load_text):
+    steps = """\
+  - {node_id: old, train: old_log_probs, AGENT, dependencies: [pay]}
+  - {node_id: adv, train: advantage, AGENT, dependencies: [pay]}
+  - {node_id: fit, train: update, AGENT, dependencies: [old, adv]}
+"""
+    by_agent = load_text(LONG + steps.replace("AGENT", "agent: solver"))
+    assert by_agent == load_text(LONG + steps.replace("AGENT", "policy: main"))
+
+
 CASES = [
     ("hook", ("hooks: hooks.py:Own", "hooks: §hooks.py:Owns"), "did you mean `Own`?"),
     ("option of a hook", ("{shots: 2}", "{§shot: 2}"), "shot"),

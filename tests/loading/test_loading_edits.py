@@ -71,6 +71,63 @@ def test_short_keys_and_removed_ones(edited):
     assert workflow.algorithm.estimator == "reinforce_pp"
 
 
+LONG = """\
+dag_id: pair
+agents: [{name: solver, policy: main}, {name: checker, policy: main}]
+policies: {main: {model: {path: here}}}
+nodes:
+  - {node_id: solve, node_role: ROLLOUT, agent_group: 0}
+  - {node_id: check, node_role: ROLLOUT, agent_group: 1, dependencies: [solve]}
+  - {node_id: pay, node_role: REWARD, executable_ref: score.py:score, dependencies: [check]}
+"""
+
+
+@pytest.fixture
+def of_long_form(tmp_path):
+    def load(argument: str):
+        (tmp_path / "long.yaml").write_text(LONG)
+        (tmp_path / "score.py").write_text("def score(episode): ...\n\ndef other(episode): ...\n")
+        return load_edited(tmp_path / "long.yaml", split_edits([argument])[1])
+
+    return load
+
+
+def test_a_function_of_the_long_form_is_edited(of_long_form):
+    workflow = of_long_form("workflow.nodes.pay.executable_ref=score.py:other")
+    assert workflow.node("pay").reward == "score.py:other" and workflow.node("solve").agent == "solver"
+
+
+@pytest.mark.parametrize(
+    ("argument", "instead"),
+    [
+        ("workflow.nodes.check.agent_group=0", "write `agent=NAME`"),
+        ("workflow.nodes.check.node_role=VOTE", "set the key that gives the node its kind"),
+    ],
+)
+def test_other_fields_of_the_long_form_name_the_key_to_edit(of_long_form, argument, instead):
+    with pytest.raises(UserError) as caught:
+        of_long_form(argument)
+    assert str(caught.value).startswith(argument) and instead in str(caught.value) and "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize("config", ["{actor: {optim.betas: [0.9, 0.95]}}", "{actor.optim: {betas: [0.9, 0.95]}}"])
+def test_a_key_of_a_config_is_edited_however_it_is_written(tmp_path, config):
+    text = WORKFLOW.replace("model: {path: here}", f"model: {{path: here}}, config: {config}")
+    (tmp_path / "w.yaml").write_text(text.replace("score.py:score", "recipe.dag.reward.outcome:outcome_reward"))
+    edit = "workflow.policies.main.config.actor.optim.betas=[0.8, 0.9]"
+    assert load_edited(tmp_path / "w.yaml", split_edits([edit])[1]).policies["main"].config == {
+        "actor.optim.betas": [0.8, 0.9]
+    }
+
+
+def test_a_node_of_a_sub_workflow_is_edited_in_its_file(tmp_path):
+    (tmp_path / "inner.yaml").write_text("dag_id: inner\nnodes: [{id: solve, agent: solver}]\n")
+    text = WORKFLOW.replace("{id: solve, agent: solver}", "{id: solve, workflow: inner.yaml}")
+    (tmp_path / "w.yaml").write_text(text.replace("score.py:score", "recipe.dag.reward.outcome:outcome_reward"))
+    with pytest.raises(UserError, match="is in `inner.yaml`; change a copy .* workflow.nodes.solve.workflow=COPY"):
+        load_edited(tmp_path / "w.yaml", split_edits(["workflow.nodes.solve__solve.sees_env=true"])[1])
+
+
 def test_a_policy_that_no_agent_needs_any_more_is_removed(tmp_path):
     text = WORKFLOW.replace("checker, policy: main", "checker, policy: other")
     text = text.replace("{main: {model: {path: here}}}", "{main: {model: {path: here}}, other: {model: {path: here}}}")

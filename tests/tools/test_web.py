@@ -10,7 +10,7 @@ import pytest
 
 from recipe.dag.core.errors import ToolFault, UserError
 from recipe.dag.core.http import Answer
-from recipe.dag.tools.address import ServiceOptions, key_from, url_problem, variable_problem
+from recipe.dag.tools.address import ServiceOptions, address_problems, key_from, url_problem
 from recipe.dag.tools.web import WebService
 from tests.tools.web_server import WebServer
 
@@ -130,4 +130,6 @@ def test_a_key_is_read_from_the_environment_and_never_repeated(monkeypatch):
         key_from("OTHER_KEY", "tool x")
     with pytest.raises(UserError) as error:
         key_from("sk-12345", "tool x")
-    assert "12345" not in str(error.value) and variable_problem("sk-12345") and not variable_problem("MY_KEY")
+    assert "12345" not in str(error.value)
+    assert [key for key, _ in address_problems(None, "sk-12345")] == ["key_env"]
+    assert not list(address_problems(None, "MY_KEY"))

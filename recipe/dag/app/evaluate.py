@@ -12,7 +12,7 @@ from omegaconf import DictConfig
 
 from recipe.dag.core.errors import UserError
 from recipe.dag.episode.generation import sampling_of
-from recipe.dag.tools.address import url_problem, variable_problem
+from recipe.dag.tools.address import address_problems
 from recipe.dag.train import checkpoint
 from recipe.dag.types.model import Api
 from recipe.dag.workflow.agent_schema import Agent, Policy
@@ -120,12 +120,10 @@ def check_model_option(workflow: Workflow) -> None:
 def api_of(base_url: str, model: str, *, key_env: str | None = None, **options: Any) -> Api:
     """Return the API that the command line describes. `options`: further fields of `Api`; None: their defaults. Raises
     UserError."""
-    if message := url_problem(base_url):
-        raise UserError(f"--base-url: {message}")
+    for option, message in address_problems(base_url, key_env):
+        raise UserError(f"--{option.replace('_', '-')}: {message}")
     if not model.strip():
         raise UserError("--served-model: must not be empty")
-    if key_env is not None and (message := variable_problem(key_env)):
-        raise UserError(f"--key-env: {message}")
     options = {key: value for key, value in options.items() if value is not None}
     return Api(base_url=base_url, model=model, key_env=key_env, **options)
 

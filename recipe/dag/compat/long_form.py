@@ -7,10 +7,11 @@ under the key that the user typed. A file without such fields is returned as it 
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal, get_args
 
+from recipe.dag.core.errors import UserError
 from recipe.dag.core.problem import KeyPath
 from recipe.dag.core.suggestion import closest, did_you_mean, listing
 from recipe.dag.workflow.node import Node
@@ -104,12 +105,19 @@ def in_short_form(source: Source, *, included: bool = False) -> Source:
     return result
 
 
-def short_keys(keys: tuple[str, ...]) -> tuple[str, ...]:
-    """Return the keys below a node, such as ("agent_options", "env_path"), as the schema has them."""
+def short_keys(keys: Sequence[str], node: Mapping[str, Any]) -> tuple[str, ...]:
+    """Return the keys below a node, such as ("agent_options", "env_path"), as the schema has them. `node`: in the
+    schema's form. Raises UserError for a field that no key of the schema corresponds to."""
     first, *rest = keys
     if first == "agent_options" and rest:
         return (OPTIONS.get(rest[0], rest[0]), *rest[1:])
-    return (FIELDS.get(first, first), *rest)
+    if first == "executable_ref" and (function := next((key for key in ("reward", "compute") if key in node), None)):
+        return (function, *rest)
+    if first in FIELDS or first not in LONG:
+        return (FIELDS.get(first, first), *rest)
+    if first == "agent_group":
+        raise UserError("write `agent=NAME`, or `policy=NAME` of a training node")
+    raise UserError("set the key that gives the node its kind: `agent`, `vote`, `reward`, `compute` or `train`")
 
 
 def long_fields(key: str) -> list[str]:
@@ -201,7 +209,7 @@ class NodeReader:
             self.report(("node_type",), choice(self.long["node_type"], TYPES))
             return None
         if role is None:
-            role = next((role for role in ROLES if ROLES[role][1] in self.long), "DEFAULT")
+            role = self._implied_role()
         if not isinstance(role, str) or role not in ROLES:
             self.report(("node_role",), choice(self.long["node_role"], list(ROLES)))
             return None
@@ -211,6 +219,12 @@ class NodeReader:
             self.report((at,), f"a {kind} node cannot be {role}; its roles are {roles}")
             return None
         return role
+
+    def _implied_role(self) -> str:
+        """Return the role of a node without `node_role`. A training node may name its agent, too."""
+        if (step := self.long.get("train")) is not None:
+            return next((role for role, steps in STEPS.items() if step in steps), "ACTOR")
+        return next((role for role in ROLES if self.long.get(ROLES[role][1]) is not None), "DEFAULT")
 
     def _name(self, key: str) -> Any:
         """Return the value of a field that holds a name, in capitals."""
@@ -263,7 +277,7 @@ class NodeReader:
         """Return the agent at the index `agent_group`, or at 0; None if there is none, which is reported."""
         group = self.long.get("agent_group", 0)
         at = ("agent_group",) if "agent_group" in self.long else ()
-        if type(group) is not int:  # not isinstance, as true is not 1
+        if not isinstance(group, int) or isinstance(group, bool):
             self.report(at, f"expected a whole number, got {show_value(group)}")
         elif self.agents is None:
             self.incomplete = True
@@ -280,7 +294,7 @@ class NodeReader:
     def _read_function(self, role: str) -> None:
         key, function = ROLES[role][1], self.long.get("executable_ref")
         if role in ("REWARD", "DEFAULT"):
-            if function is None and key not in self.long:
+            if function is None and self.long.get(key) is None:
                 self.report((), f"a {role} node needs `executable_ref: file.py:function`")
             elif function is not None:
                 self._move(("executable_ref",), key)
@@ -295,11 +309,11 @@ class NodeReader:
         forward = self.long.get("only_forward_compute", False)
         if not isinstance(forward, bool):
             self.report(("only_forward_compute",), f"expected true or false, got {show_value(forward)}")
-        elif forward and "train" in self.long:
+        elif forward and self.long.get("train") is not None:
             self.report(("train",), "this sets the same as `only_forward_compute`; remove one of them", key=True)
         elif forward and ROLES[role][0] != TRAINING:
             self.report(("only_forward_compute",), "only MODEL_TRAIN nodes read this; remove it", key=True)
-        elif role in STEPS and "train" not in self.long:
+        elif role in STEPS and self.long.get("train") is None:
             self.put("train", STEPS[role][forward], ("node_role",))
 
 

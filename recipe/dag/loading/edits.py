@@ -17,6 +17,7 @@ from ruamel.yaml.error import YAMLError
 
 from recipe.dag.compat.long_form import short_keys
 from recipe.dag.core.errors import UserError
+from recipe.dag.core.flatten import flatten
 from recipe.dag.core.problem import KeyPath, Problem, WorkflowError
 from recipe.dag.core.suggestion import did_you_mean
 from recipe.dag.loading.workflow_copy import WorkflowCopy
@@ -104,12 +105,15 @@ def paths_of(edit: Edit, copy: WorkflowCopy) -> list[KeyPath]:
 
 
 def _as_written(copy: WorkflowCopy, path: KeyPath) -> KeyPath:
-    """Return the path with the keys inside a `config` joined by dots if the file has them in that form."""
-    if "config" in path:
-        depth = path.index("config") + 1
-        dotted = (*path[:depth], ".".join(map(str, path[depth:])))
-        return dotted if len(path) > depth and copy.has(dotted) else path
-    return path
+    """Return the path with the keys inside a `config` joined by dots where the file joins them."""
+    if "config" not in path[:-1]:
+        return path
+    depth = path.index("config") + 1
+    block, key = path[:depth], ".".join(map(str, path[depth:]))
+    config = copy.get(*block)
+    written = flatten(config, block) if isinstance(config, dict) else ()
+    joined = (*block, key)
+    return next((place for name, _, place in written if name == key), joined if copy.has(joined) else path)
 
 
 def copy_of(path: Path, text: str | None = None) -> WorkflowCopy:
@@ -135,6 +139,7 @@ def _paths(data: dict[str, Any], edit: Edit) -> Iterator[KeyPath]:
         example = f"workflow.{block}.{next(iter(names), kind)}.<key>=VALUE"
         raise UserError(f"{edit.argument}: name one of them, as in {example}")
     if rest[0] != EVERY and rest[0] not in names:
+        _refuse_included(data, edit, rest[0])
         hint = did_you_mean(rest[0], names)
         raise UserError(f"{edit.argument}: no {kind} `{rest[0]}`{hint} (`{EVERY}`: all of them)")
     name, *inner = rest
@@ -143,10 +148,21 @@ def _paths(data: dict[str, Any], edit: Edit) -> Iterator[KeyPath]:
         return
     if not inner:
         raise UserError(f"{edit.argument}: name one of its keys, as in workflow.{block}.{name}.<key>=VALUE")
-    if block == "nodes":
-        inner = [*short_keys(tuple(inner))]
     for key in names.values() if name == EVERY else (names[name],):
-        yield block, key, *inner
+        try:
+            yield block, key, *(short_keys(inner, data[block][key]) if block == "nodes" else inner)
+        except UserError as error:
+            raise UserError(f"{edit.argument}: {inner[0]} is a field of siiRL's form; {error}") from None
+
+
+def _refuse_included(data: dict[str, Any], edit: Edit, name: str) -> None:
+    """Raise UserError if this is a node of a sub-workflow."""
+    for node in data["nodes"] if edit.keys[0] == "nodes" else ():
+        if "workflow" in node and name.startswith(f"{node['id']}__"):
+            raise UserError(
+                f"{edit.argument}: `{name}` is in `{node['workflow']}`; change a copy of that file, and pass "
+                f"workflow.nodes.{node['id']}.workflow=COPY"
+            )
 
 
 def _names(data: dict[str, Any], block: str) -> dict[str, str | int]:

@@ -37,12 +37,13 @@ class ServiceOptions(Frozen):
 HOW_ASKED = tuple(ServiceOptions.model_fields)
 
 
-def address_problems(url: str, key_env: str | None) -> Iterator[tuple[str, str]]:
-    """Yield (option, message) for what is wrong with the options `url`, which may name variables, and `key_env`."""
-    if "${" not in url and (message := url_problem(url)):
-        yield "url", message
-    if key_env is not None and (message := variable_problem(key_env)):
-        yield "key_env", message
+def address_problems(url: str | None, key_env: str | None, option: str = "base_url") -> Iterator[tuple[str, str]]:
+    """Yield (option, message) for what is wrong with a service's URL, which may name variables, and with `key_env`.
+    `option`: the name of the URL."""
+    if url is not None and "${" not in url and (message := url_problem(url)):
+        yield option, message
+    if key_env is not None and not _VARIABLE.fullmatch(key_env):
+        yield "key_env", "expected the name of an environment variable, not the key itself"
 
 
 def url_problem(url: str) -> str | None:
@@ -50,11 +51,6 @@ def url_problem(url: str) -> str | None:
     if "@" in url or "?" in url:
         return "must hold neither a name, a password nor parameters; name the variable with the key in `key_env`"
     return None if _URL.fullmatch(url) else "expected a URL such as http://localhost:8000/v1"
-
-
-def variable_problem(name: str) -> str | None:
-    """Return what is wrong with the name of an environment variable; None if nothing is."""
-    return None if _VARIABLE.fullmatch(name) else "expected the name of an environment variable, not the key itself"
 
 
 def key_from(variable: str | None, where: str) -> str | None:

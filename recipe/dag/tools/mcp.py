@@ -69,7 +69,7 @@ class Mcp(BuiltinTool):
 
     @classmethod
     def problems(cls, options: Options, base: str) -> Iterator[tuple[str, str]]:
-        yield from address_problems(options.url, options.key_env)
+        yield from address_problems(options.url, options.key_env, "url")
         if options.listed is not None:
             yield "listed", "is set when a run starts; remove it (`tools` selects some of the server's tools)"
 

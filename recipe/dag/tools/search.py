@@ -88,7 +88,7 @@ class Search(BuiltinTool):
                 yield "folder", str(error)
             return
         assert options.url is not None
-        yield from address_problems(options.url, options.key_env)
+        yield from address_problems(options.url, options.key_env, "url")
         if QUERY not in json.dumps(options.request):
             yield "request", f"must contain the text {QUERY}, which the model's query replaces"
         if options.method == "GET" and (bad := [key for key, value in options.request.items() if not _is_plain(value)]):

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from recipe.dag.core.problem import KeyPath, Problem
-from recipe.dag.tools.address import url_problem, variable_problem
+from recipe.dag.tools.address import address_problems
 from recipe.dag.types.model import Api
 from recipe.dag.types.provider import PROVIDERS
 from recipe.dag.workflow.agent_schema import Policy, Sampling
@@ -71,11 +71,8 @@ def _check_server(draft: Draft, api: Api, here: KeyPath) -> Iterator[Problem]:
             yield problem((*here, key), "must not be empty")
         elif text is not None and (message := check_env(text)):
             yield problem((*here, key), message)
-    base_url = api.base_url or ""
-    if "${" not in base_url and base_url.strip() and (message := url_problem(base_url)):
-        yield problem((*here, "base_url"), message)
-    if api.key_env is not None and (message := variable_problem(api.key_env)):
-        yield problem((*here, "key_env"), message)
+    for key, message in address_problems((api.base_url or "").strip() or None, api.key_env):
+        yield problem((*here, key), message)
     if api.max_model_len is not None and api.tokenizer is None:
         message = "only the token-id form counts tokens; add `tokenizer` or remove this"
         yield problem((*here, "max_model_len"), message, key=True)
