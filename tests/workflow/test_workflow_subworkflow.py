@@ -180,6 +180,27 @@ def test_mistakes_are_told_in_the_file_where_they_are(edit, talk, expected, writ
         assert wanted in line
 
 
+@pytest.mark.parametrize(
+    ("old", "new", "place"),
+    [
+        ("agent: pro, after: open", "agent: pro, after: start", "9:36: nodes[1].after"),
+        ("{node: open, exists: true}", "{node: start, exists: true}", "11:29: nodes[2].when.any_of[0].node"),
+        ("{agree: [claim, answer]}", "{agree: [claim, start]}", "6:74: loops.rounds.until.agree[1]"),
+        ("nodes: [claim, answer], max", "nodes: [claim, start], max", "6:27: loops.rounds.nodes[1]"),
+        (
+            "agent: contra, after",
+            "agent: contra, candidates: {k: 2, by: start}, after",
+            "10:56: nodes[2].candidates.by",
+        ),
+    ],
+    ids=["after", "when", "until", "loop", "candidates"],
+)
+def test_a_name_in_a_sub_workflow_never_means_a_node_of_the_including_file(old, new, place, write):
+    assert old in TALK
+    (line,) = problems(write(talk=TALK.replace(old, new, 1)))
+    assert line.startswith(f"talk.yaml:{place}: no node `start`")
+
+
 SAYS = "talk.yaml:{}: this has no effect: `{}` of `main.yaml` applies"
 PRO = "talk.yaml:2:{}: agents[0].{}: this has no effect: agent `pro` of `main.yaml` is used instead"
 PLAIN = "{name: pro, policy: theirs}"

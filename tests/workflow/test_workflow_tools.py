@@ -25,6 +25,7 @@ nodes:
 CASES = [
     ("unknown name", ("[finder, ", "[§findr, "), "no tool `findr`; did you mean `finder`?"),
     ("unknown built-in", ("[finder, code", "[finder, code_interpreter, §code_x"), "no tool `code_x"),
+    ("the only use", ("[finder, code_interpreter]", "[finder, §code_interpretr]"), "did you mean `code_interpreter`?"),
     ("neither", ("{name: finder}", "§{kwargs: {}}"), "give the tool a `name`"),
     ("unused", ("tools:\n", "tools:\n  §spare: {path: tool.py:Search}\n"), "no agent uses tool `spare`"),
     ("kwargs", ("index: maths", "§indx: maths"), "did you mean `index`?"),
@@ -105,6 +106,15 @@ def files(folder):
 
 def test_a_tool_need_not_have_close(load_text):
     load_text(GOOD.replace("tool.py:Search, kwargs: {index: maths}", "tool.py:Open"))
+
+
+def test_a_declared_tool_has_a_name_that_can_be_written_everywhere(load_text):
+    with pytest.raises(WorkflowError, match=r"3:3: tools\[\"a finder\"\]: `a finder` is not a valid name"):
+        load_text(
+            GOOD.replace("  finder:", "  a finder:")
+            .replace("[finder", "[a finder")
+            .replace("name: finder", "name: a finder")
+        )
 
 
 def test_a_name_stands_for_what_is_declared_under_it(load_text):

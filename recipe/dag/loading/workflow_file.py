@@ -14,7 +14,7 @@ from recipe.dag.compat.long_form import in_short_form, is_siirl
 from recipe.dag.compat.siirl.translate import translate
 from recipe.dag.core.problem import Problem, WorkflowError
 from recipe.dag.workflow.draft import Draft
-from recipe.dag.workflow.loader import checked_draft, workflow_from
+from recipe.dag.workflow.loader import checked, workflow_from
 from recipe.dag.workflow.overrides import Override, placed_overrides
 from recipe.dag.workflow.refs import resolve_refs
 from recipe.dag.workflow.schema import Workflow
@@ -30,7 +30,7 @@ def load_workflow(path: str | Path, text: str | None = None) -> Workflow:
 def load_draft(path: str | Path, text: str | None = None) -> Draft:
     """Return the pieces of a workflow with their positions in the file. `text` as in `load_workflow`. Raises
     WorkflowError."""
-    return checked_draft(_open(path, text), _read_included)
+    return checked(_open(path, text), _read_included).draft
 
 
 def load_overrides(path: str | Path, text: str | None = None) -> tuple[Override, ...]:
@@ -49,11 +49,13 @@ def refuse(problems: Sequence[Problem], text: str | None = None) -> None:
 
 def _open(path: str | Path, text: str | None) -> Source:
     source = read_source(path) if text is None else parse_source(text.encode(), str(path))
-    resolve_refs(source)
+    if source.has_refs:
+        resolve_refs(source)
     return in_short_form(translate(source) if is_siirl(source) else source)
 
 
 def _read_included(path: Path) -> Source:
     source = read_source(path)
-    resolve_refs(source)
+    if source.has_refs:
+        resolve_refs(source)
     return in_short_form(source, included=True)

@@ -4,14 +4,15 @@ Invariant: pure and total. A well-formed condition has one subject and one test,
 output of the agents it is True or False. A missing subject (a skipped node, a key that was never set, None) fails every
 test except `exists: false`.
 
-A new test is a field of `Condition` and an entry in `TESTS`; a new subject is a field and an entry in `SUBJECTS`.
+A new test is a field of `Condition` and an entry in `TESTS`; a new subject is a field and an entry in `SUBJECTS`. The
+checks, the description and the renaming of nodes in a sub-workflow follow the entry.
 """
 
 from __future__ import annotations
 
 import math
 import re
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Annotated, Any, Literal, Protocol
 
@@ -74,6 +75,10 @@ class Condition(Frozen):
     """True if none of these conditions is true."""
 
 
+Mistake = tuple[str | None, str, bool]
+"""(key of a condition, None for the whole one; error message; whether it is about the key itself, not its value)."""
+
+
 class Result(Protocol):
     """The result of a node: a Call or an Output."""
 
@@ -119,9 +124,16 @@ class Subject:
     words: Callable[[Condition], str]
     value: Callable[[Condition, Facts], Any] | None = None
     holds: Callable[[Condition, Facts], bool] | None = None
-    takes_key: bool = False
+    names: Literal["results", "votes", "envs"] | None = None
+    """The subject is the id of a node, or a list of ids, and asks about the nodes' results, about how they vote, or
+    about the envs that they step."""
+    joins: bool = False
+    """The subject is a list of conditions."""
     at_least: tuple[int, str] | None = None
     """The least number of entries in the subject's list, and the noun for them."""
+    takes_key: bool = False
+    problem: Callable[[Condition, Sequence[str]], Mistake | None] = lambda condition, tests: None
+    """(condition, its tests in the file's order) -> a mistake that only this subject has."""
 
 
 def _number(value: Any) -> float:
@@ -203,26 +215,47 @@ def _join(key: str, verdict: Callable[[Iterator[bool]], bool]) -> Subject:
     return Subject(
         words=words,
         holds=lambda condition, facts: verdict(_holds(part, facts) for part in getattr(condition, key)),
+        joins=True,
         at_least=(1, "condition"),
     )
+
+
+def _node_problem(condition: Condition, tests: Sequence[str]) -> Mistake | None:
+    if condition.key is not None or not tests or tests[0] not in ("at_least", "at_most"):
+        return None
+    return tests[0], f"`{tests[0]}` needs a number; add `key: name`, the entry of the node's result", True
+
+
+def _env_problem(condition: Condition, tests: Sequence[str]) -> Mistake | None:
+    return None if condition.key is not None else (None, "`env` needs `key: name`, the entry of the env's info", False)
+
+
+def _sample_problem(condition: Condition, tests: Sequence[str]) -> Mistake | None:
+    is_path = all((condition.sample or "").split("."))
+    return None if is_path else ("sample", "write a path into the sample, such as `extra_info.level`", False)
 
 
 SUBJECTS: Mapping[str, Subject] = {
     "node": Subject(
         words=lambda c: f"{c.key} of {c.node}" if c.key is not None else str(c.node),
         value=lambda c, facts: facts.result(c.node or "", c.key),
+        names="results",
         takes_key=True,
+        problem=_node_problem,
     ),
     "env": Subject(
         words=lambda c: f"{c.key} of {c.env}'s env",
         value=lambda c, facts: facts.infos.get(c.env or "", {}).get(c.key or ""),
+        names="envs",
         takes_key=True,
+        problem=_env_problem,
     ),
     "sample": Subject(
         words=lambda c: f"the sample's {c.sample}",
         value=lambda c, facts: look_up(facts.sample, c.sample or ""),
+        problem=_sample_problem,
     ),
-    "agree": Subject(words=_agree_words, holds=_agree, takes_key=True, at_least=(2, "nodes")),
+    "agree": Subject(words=_agree_words, holds=_agree, names="votes", at_least=(2, "nodes"), takes_key=True),
     "phase": Subject(
         words=lambda c: f"in {c.phase}",
         holds=lambda c, facts: c.phase == ("validation" if facts.validate else "training"),
@@ -231,7 +264,7 @@ SUBJECTS: Mapping[str, Subject] = {
     "any_of": _join("any_of", any),
     "none_of": _join("none_of", lambda verdicts: not any(verdicts)),
 }
-JOINS = ("all_of", "any_of", "none_of")
+JOINS = tuple(key for key, subject in SUBJECTS.items() if subject.joins)
 
 
 def holds(
@@ -290,20 +323,19 @@ def parts(condition: Condition, path: KeyPath) -> Iterator[tuple[KeyPath, Condit
             yield from parts(inner, (*path, join, index))
 
 
-def asked_nodes(condition: Condition, path: KeyPath) -> Iterator[tuple[KeyPath, str]]:
-    """Yield (path, id) of each node that this condition asks about, without those of conditions inside it."""
-    for key in ("node", "env"):
-        if getattr(condition, key) is not None:
-            yield (*path, key), getattr(condition, key)
-    for index, name in enumerate(condition.agree or ()):
-        yield (*path, "agree", index), name
+def asked_nodes(condition: Condition, path: KeyPath) -> Iterator[tuple[KeyPath, str, Subject]]:
+    """Yield (path, id, subject) of each node that this condition asks about, without those of conditions inside it."""
+    for key, subject in SUBJECTS.items():
+        names = getattr(condition, key) if subject.names else None
+        if isinstance(names, str):
+            yield (*path, key), names, subject
+        for index, name in enumerate(names if isinstance(names, tuple) else ()):
+            yield (*path, key, index), name, subject
 
 
-def form_problems(
-    condition: Condition, subjects: list[str], tests: list[str]
-) -> Iterator[tuple[str | None, str, bool]]:
-    """Yield (key or None for the whole condition, message, whether it is about the key itself) for each mistake in the
-    form of a condition. `subjects` and `tests`: its keys that are set, in the file's order; at least one subject."""
+def form_problems(condition: Condition, subjects: list[str], tests: list[str]) -> Iterator[Mistake]:
+    """Yield the mistakes in the form of a condition. `subjects` and `tests`: its keys that are set, in the file's
+    order; at least one subject."""
     name, subject = subjects[0], SUBJECTS[subjects[0]]
     for other in subjects[1:]:
         yield other, f"a condition has one subject, here `{name}`; join two with `all_of`", True
@@ -315,23 +347,13 @@ def form_problems(
             yield test, f"a condition has one test, here `{tests[0]}`; join two with `all_of`", True
     if subject.at_least is not None and len(getattr(condition, name)) < subject.at_least[0]:
         yield name, f"`{name}` needs at least {subject.at_least[0]} {subject.at_least[1]}", False
-    yield from _key_problems(condition, name, tests)
-    if condition.sample is not None and not all(condition.sample.split(".")):
-        yield "sample", "write a path into the sample, such as `extra_info.level`", False
-    for test in TESTS:
-        option = getattr(condition, test)
-        if option is not None and (problem := TESTS[test].problem(option)) is not None:
-            yield test, problem, False
-
-
-def _key_problems(condition: Condition, name: str, tests: list[str]) -> Iterator[tuple[str | None, str, bool]]:
-    """Yield the mistakes of `form_problems` that are about `key`. `name`: the subject."""
-    if condition.key is not None and not SUBJECTS[name].takes_key:
+    if condition.key is not None and not subject.takes_key:
         yield "key", f"`key` has no effect next to `{name}`; remove it", True
-    if name == "env" and condition.key is None:
-        yield None, "`env` needs `key: name`, the entry of the env's info", False
-    if name == "node" and condition.key is None and tests and tests[0] in ("at_least", "at_most"):
-        yield tests[0], f"`{tests[0]}` needs a number; add `key: name`, the entry of the node's result", True
+    if (mistake := subject.problem(condition, tests)) is not None:
+        yield mistake
+    for test in tests:
+        if (message := TESTS[test].problem(getattr(condition, test))) is not None:
+            yield test, message, False
 
 
 def needs_a_test(subject: str) -> str | None:
@@ -339,25 +361,15 @@ def needs_a_test(subject: str) -> str | None:
     return None if SUBJECTS[subject].holds is not None else f"`{subject}` needs a test: one of {listing(TESTS)}"
 
 
-def renamed_list(value: Any, names: Mapping[str, str]) -> Any:
-    """Rename nodes in a list that has not been checked yet. Other values are returned as they are."""
-    return [_renamed(item, names) for item in value] if isinstance(value, list) else value
-
-
-def renamed_condition(value: Any, names: Mapping[str, str]) -> Any:
-    """Rename nodes in a condition that has not been checked yet."""
+def renamed_condition(value: Any, rename: Callable[[Any], Any]) -> Any:
+    """Return a condition that has not been checked yet with its nodes renamed. `rename`: of a node's id, or of a list
+    of ids."""
     if not isinstance(value, dict):
         return value
     new = dict(value)
-    for key in new:
-        if key in ("node", "env"):
-            new[key] = _renamed(new[key], names)
-        elif key == "agree":
-            new[key] = renamed_list(new[key], names)
-        elif key in JOINS and isinstance(new[key], list):
-            new[key] = [renamed_condition(item, names) for item in new[key]]
+    for key in SUBJECTS.keys() & new.keys():
+        if SUBJECTS[key].names:
+            new[key] = rename(new[key])
+        elif SUBJECTS[key].joins and isinstance(new[key], list):
+            new[key] = [renamed_condition(item, rename) for item in new[key]]
     return new
-
-
-def _renamed(value: Any, names: Mapping[str, str]) -> Any:
-    return names.get(value, value) if isinstance(value, str) else value

@@ -5,15 +5,16 @@ Invariant: a Workflow that is returned has passed every check; otherwise all pro
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+from recipe.dag.core.frozen import M
 from recipe.dag.core.problem import KeyPath, Problem, WorkflowError, each_once
 from recipe.dag.workflow.checks.agent import warn_of_sampling
 from recipe.dag.workflow.checks.all import check_workflow
 from recipe.dag.workflow.checks.facts import DraftFacts
 from recipe.dag.workflow.checks.policy import warn_of_policies
-from recipe.dag.workflow.checks.references import References
 from recipe.dag.workflow.checks.reward import warn_of_rewards
 from recipe.dag.workflow.checks.tool import warn_of_time_limits
 from recipe.dag.workflow.checks.training import policy_of
@@ -32,7 +33,8 @@ from recipe.dag.workflow.training_chain import derive_training_chain
 def workflow_from(source: Source, read: Reader) -> Workflow:
     """Return the workflow of a source whose references are resolved. `read` reads the files of sub-workflows. Raises
     WorkflowError, whose `problems` are all mistakes of the file."""
-    draft = checked_draft(source, read)
+    facts = checked(source, read)
+    draft = facts.draft
     policies = with_overrides(draft)
     return Workflow(
         path=str(Path(source.file).resolve()),
@@ -41,24 +43,22 @@ def workflow_from(source: Source, read: Reader) -> Workflow:
         agents=tuple(agent for _, agent in draft.each_agent()),
         policies=policies,
         tools={name: tool for name, tool in draft.tools.items() if tool is not None},
-        envs={
-            name: relocated(env, _file_of(draft, ("envs", name)), draft.source.file) for name, env in draft.each_env()
-        },
+        envs={name: _here(relocated, env, draft, ("envs", name)) for name, env in draft.each_env()},
         episode=draft.episode,
         loops=dict(draft.each_loop()),
         algorithm=draft.algorithm,
         nodes=_nodes(draft),
-        warnings=_warnings(draft),
+        warnings=_warnings(facts),
     )
 
 
-def checked_draft(source: Source, read: Reader) -> Draft:
-    """Return the pieces of a source that has no mistakes. `read` as in `workflow_from`. Raises WorkflowError."""
-    draft = read_draft(expand(source, read))
-    problems = [*draft.problems, *check_workflow(draft)]
+def checked(source: Source, read: Reader) -> DraftFacts:
+    """Return the facts about a source that has no mistakes. `read` as in `workflow_from`. Raises WorkflowError."""
+    facts = DraftFacts(read_draft(expand(source, read)))
+    problems = [*facts.draft.problems, *check_workflow(facts)]
     if problems:
         raise WorkflowError(problems)
-    return draft
+    return facts
 
 
 def _nodes(draft: Draft) -> tuple[Node, ...]:
@@ -71,20 +71,21 @@ def _nodes(draft: Draft) -> tuple[Node, ...]:
         if node.kind in TRAINING_KINDS:
             changes["policy"] = policy_of(draft, node)
         node = node.model_copy(update=changes)
-        nodes.append(relocated_node(node, _file_of(draft, ("nodes", index)), draft.source.file))
+        nodes.append(_here(relocated_node, node, draft, ("nodes", index)))
     if not any(node.kind in TRAINING_KINDS for node in nodes):
         nodes += derive_training_chain(dict(draft.each_policy()), nodes, draft.algorithm)
     by_id = {node.id: node for node in nodes}
     return tuple(by_id[name] for name in topological_order(graph_of(nodes)))
 
 
-def _file_of(draft: Draft, path: KeyPath) -> str:
-    """Return the file in which the value at `path` is written."""
-    return draft.source.origin(path).source.file
+def _here(relocate: Callable[[M, str, str], M], piece: M, draft: Draft, path: KeyPath) -> M:
+    """Return the piece at `path` with its paths as this file must write them, also if a sub-workflow's file has it."""
+    file = draft.source.origin(path).source.file
+    return piece if file == draft.source.file else relocate(piece, file, draft.source.file)
 
 
-def _warnings(draft: Draft) -> tuple[Problem, ...]:
-    facts = DraftFacts(draft, References(draft.source))
+def _warnings(facts: DraftFacts) -> tuple[Problem, ...]:
+    draft = facts.draft
     warnings = [
         *draft.source.warnings,
         *warn_of_sampling(draft),

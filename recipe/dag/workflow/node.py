@@ -214,3 +214,10 @@ class SubWorkflow(Frozen):
     """Agents with other names in this file: name in the other file -> name in this file."""
     after: Names = ()
     """The ids of the nodes that must finish before the inserted ones start."""
+
+    def renamed(self, names: Any) -> Any:
+        """Return the id of a node of the other file, or each id in a list, as it is here. The value has not been
+        checked yet: what is neither is returned as it is."""
+        if isinstance(names, list):
+            return [self.renamed(name) for name in names]
+        return f"{self.id}__{names}" if isinstance(names, str) else names

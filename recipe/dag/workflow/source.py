@@ -53,6 +53,8 @@ class Source:
     data: dict[str, Any] = field(default_factory=dict)
     keys: dict[KeyPath, tuple[int, int]] = field(default_factory=dict)
     values: dict[KeyPath, tuple[int, int]] = field(default_factory=dict)
+    has_refs: bool = False
+    """Whether the data contains a `Ref`."""
     problems: list[Problem] = field(default_factory=list)
     """Mistakes that leave the rest of the file readable."""
     warnings: list[Problem] = field(default_factory=list)
@@ -260,6 +262,7 @@ class _Builder:
     def scalar(self, node: ScalarNode, path: KeyPath) -> Any:
         tag, text = str(node.tag), node.value
         if tag == "!Ref":
+            self.source.has_refs = True
             return Ref(text.strip())
         if not tag.startswith(_TAG):
             self.problem(node, path, f"the tag `{_short(node)}` is not allowed; only `!Ref global_config.name` is")

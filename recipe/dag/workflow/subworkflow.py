@@ -19,7 +19,7 @@ from recipe.dag.core.paths import find_source, resolve_path, split_ref
 from recipe.dag.core.problem import KeyPath, Problem, WorkflowError
 from recipe.dag.core.suggestion import did_you_mean
 from recipe.dag.workflow.agent_schema import Agent
-from recipe.dag.workflow.condition import renamed_condition, renamed_list
+from recipe.dag.workflow.condition import renamed_condition
 from recipe.dag.workflow.graph import sinks
 from recipe.dag.workflow.node import KINDS, Stage, SubWorkflow
 from recipe.dag.workflow.parse_model import parse_piece
@@ -107,8 +107,7 @@ class _Expansion:
         inner = self.open(piece, path)
         kept = filter(named, inner.kept.values())
         graph = {node["id"]: [_key(name) for name in _as_list(node.get("after"))] for node in kept}
-        ends = [f"{piece.id}__{name}" for name in sinks(graph)]
-        self.members[piece.id] = ([f"{piece.id}__{name}" for name in graph], ends)
+        self.members[piece.id] = (piece.renamed(list(graph)), piece.renamed(sinks(graph)))
         outer_agents = self.match_agents(piece, inner, path)
         if inner.source is not self.source:
             self.result.warnings += overruled(inner, self.source, outer_agents)
@@ -116,7 +115,7 @@ class _Expansion:
             agent = inner.agent_of(node)
             if agent is None or agent in outer_agents:
                 self.inline(piece, inner, index, outer_agents, path)
-        self.merge("loops", {f"{piece.id}__{n}": (n, v) for n, v in inner.loops.items()}, inner, piece, path)
+        self.merge("loops", {piece.renamed(n): (n, v) for n, v in inner.loops.items()}, inner, piece, path)
         self.merge("envs", {n: (n, v) for n, v in inner.envs.items()}, inner, piece, path)
 
     def open(self, piece: SubWorkflow, path: KeyPath) -> Inner:
@@ -191,17 +190,17 @@ class _Expansion:
         if not isinstance(node, dict):
             return
         new = self.nodes[position]
-        names = {name: f"{piece.id}__{name}" for name in inner.ids}
         if named(node):
-            new["id"] = names[node["id"]]
+            new["id"] = piece.renamed(node["id"])
         if (agent := inner.agent_of(node)) is not None:
             new["agent"] = outer_agents[agent]
         if "when" in node:
-            new["when"] = renamed_condition(node["when"], names)
-        if isinstance(spec := node.get("candidates"), dict) and isinstance(spec.get("by"), str):
-            new["candidates"] = {**spec, "by": names.get(spec["by"], spec["by"])}
+            new["when"] = renamed_condition(node["when"], piece.renamed)
+        spec = node.get("candidates")
+        if isinstance(spec, dict) and isinstance(judge := spec.get("by"), str) and ":" not in judge:
+            new["candidates"] = {**spec, "by": piece.renamed(judge)}
         if after := _as_list(node.get("after")):
-            new["after"] = renamed_list(after, names)
+            new["after"] = piece.renamed(after)
         elif piece.after:
             new["after"] = list(piece.after)
             self.result.origins["nodes", position, "after"] = Origin(self.source, (*path, "after"))
@@ -216,12 +215,11 @@ class _Expansion:
         if not isinstance(block, dict):
             return
         block = self.result.data[key] = dict(block)
-        names = {name: f"{piece.id}__{name}" for name in inner.ids}
         for new, (old, data) in pieces.items():
             if key == "loops" and isinstance(data, dict):
-                data = {**data, "nodes": renamed_list(data.get("nodes"), names)}
+                data = {**data, "nodes": piece.renamed(data.get("nodes"))}
                 if "until" in data:
-                    data["until"] = renamed_condition(data["until"], names)
+                    data["until"] = renamed_condition(data["until"], piece.renamed)
             origin = Origin(inner.source, (key, old))
             if new in block and _code_of(block[new], self.result.origin((key, new))) != _code_of(data, origin):
                 message = f"`{piece.workflow}` has another {key[:-1]} called `{new}`; rename one of them"
@@ -270,10 +268,6 @@ class Inner:
     loops: dict[str, Any]
     envs: dict[str, Any]
     agents: list[Any]
-
-    @property
-    def ids(self) -> list[str]:
-        return [node["id"] for node in self.kept.values() if named(node)]
 
     def agent_of(self, node: Any) -> str | None:
         """Return the name of the node's agent in the included file, or None."""

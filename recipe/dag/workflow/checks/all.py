@@ -13,7 +13,7 @@ from collections.abc import Iterator
 from recipe.dag.core.problem import KeyPath, Problem
 from recipe.dag.workflow.checks.agent import check_agents, check_envs
 from recipe.dag.workflow.checks.candidates import check_candidates
-from recipe.dag.workflow.checks.condition import check_condition_order, check_conditions
+from recipe.dag.workflow.checks.condition import check_condition, check_condition_order
 from recipe.dag.workflow.checks.facts import DraftFacts
 from recipe.dag.workflow.checks.flow import check_dependencies, check_flow, check_loop_order, check_loops
 from recipe.dag.workflow.checks.node import check_node
@@ -24,17 +24,18 @@ from recipe.dag.workflow.checks.reward_option import check_reward_options
 from recipe.dag.workflow.checks.tool import check_tools
 from recipe.dag.workflow.checks.training import check_training
 from recipe.dag.workflow.draft import Draft
+from recipe.dag.workflow.node import TRAINING_KINDS, Kind
 from recipe.dag.workflow.overrides import check_overrides
 
 
-def check_workflow(draft: Draft) -> list[Problem]:
+def check_workflow(facts: DraftFacts) -> list[Problem]:
     """Return every problem of a draft beyond those that reading its pieces found."""
+    draft = facts.draft
     loops, dependencies = list(check_loops(draft)), list(check_dependencies(draft))
     acyclic = draft.complete and not dependencies
-    disorder = list(check_loop_order(draft)) if acyclic and not loops else []
-    ordered = acyclic and not loops and not disorder
-    facts = DraftFacts(draft, References(draft.source), ordered=ordered)
-    options = list(check_reward_options(facts))
+    disorder = list(check_loop_order(draft)) if acyclic and draft.loops and not loops else []
+    facts.ordered = acyclic and not loops and not disorder
+    options = list(_check_reward_options(facts))
     problems = [
         *_check_names(draft),
         *check_agents(draft),
@@ -42,9 +43,7 @@ def check_workflow(draft: Draft) -> list[Problem]:
         *draft.algorithm.check_options(facts),
         *check_tools(draft),
         *check_envs(draft),
-        *(problem for index, node in draft.each_node() for problem in check_node(draft, index, node)),
-        *check_candidates(facts),
-        *check_conditions(draft),
+        *_check_nodes(facts),
         *check_overrides(draft),
         *_check_references(draft, facts.references),
         *options,
@@ -52,11 +51,29 @@ def check_workflow(draft: Draft) -> list[Problem]:
         *dependencies,
         *disorder,
     ]
+    conditions = list(draft.each_condition())
+    for path, condition, _, _ in conditions:
+        problems += check_condition(draft, condition, path)
     if acyclic:
-        problems += [] if loops else check_condition_order(draft)
-        problems += [*check_flow(draft), *check_training(draft), *draft.algorithm.check(facts)]
+        problems += check_condition_order(draft) if conditions and not loops else []
+        problems += check_flow(draft)
+        problems += check_training(draft) if any(n.kind in TRAINING_KINDS for n in facts.nodes) else []
+        problems += draft.algorithm.check(facts)
         problems += [] if options else check_rewards(facts)
     return problems
+
+
+def _check_nodes(facts: DraftFacts) -> Iterator[Problem]:
+    for index, node in facts.draft.each_node():
+        yield from check_node(facts.draft, index, node)
+        if node.candidates is not None and node.kind is Kind.ROLLOUT:
+            yield from check_candidates(facts, index, node, node.candidates)
+
+
+def _check_reward_options(facts: DraftFacts) -> Iterator[Problem]:
+    for index, node, _, entry in facts.reward_functions:
+        if entry is not None:
+            yield from check_reward_options(facts, index, node, entry)
 
 
 def _check_references(draft: Draft, references: References) -> Iterator[Problem]:
@@ -80,7 +97,7 @@ def _check_names(draft: Draft) -> Iterator[Problem]:
     agents: list[tuple[KeyPath, str]] = [(("agents", i, "name"), name) for i, name in enumerate(draft.agent_names)]
     nodes: list[tuple[KeyPath, str]] = [(("nodes", i, "id"), name) for i, name in enumerate(draft.node_ids)]
     yield from _check_unique(draft, agents, "agent")
-    for kind, key in (("policy", "policies"), ("env", "envs"), ("loop", "loops")):
+    for kind, key in (("policy", "policies"), ("tool", "tools"), ("env", "envs"), ("loop", "loops")):
         yield from _check_unique(draft, [((key, name), name) for name in getattr(draft, key)], kind, key=True)
     yield from _check_unique(draft, nodes, "node")
 

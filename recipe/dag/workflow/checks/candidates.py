@@ -16,22 +16,19 @@ from recipe.dag.workflow.moves import remembers
 from recipe.dag.workflow.node import Candidates, Kind, Node, title
 
 
-def check_candidates(facts: DraftFacts) -> Iterator[Problem]:
-    draft = facts.draft
-    for index, node in draft.each_node():
-        path: KeyPath = ("nodes", index, "candidates")
-        if node.candidates is None or node.kind is not Kind.ROLLOUT:
-            continue
-        if ":" in node.candidates.by:
-            yield from _check_function(facts, node.candidates, path)
-        elif draft.complete:
-            yield from _check_judge(draft, node, node.candidates, path)
-        if draft.complete:
-            if draft.agent(node).on_failure == "skip":
-                message = "`on_failure: skip` of its agent has no effect here: a candidate that fails ends the attempt"
-                yield draft.source.problem(path, message, key=True)
-            yield from _check_tools(draft, node, path)
-            yield from _check_algorithm(facts, node, path)
+def check_candidates(facts: DraftFacts, index: int, node: Node, candidates: Candidates) -> Iterator[Problem]:
+    """Check the candidates of a rollout node."""
+    draft, path = facts.draft, ("nodes", index, "candidates")
+    if ":" in candidates.by:
+        yield from _check_function(facts, candidates, path)
+    elif draft.complete:
+        yield from _check_judge(draft, node, candidates, path)
+    if draft.complete:
+        if draft.agent(node).on_failure == "skip":
+            message = "`on_failure: skip` of its agent has no effect here: a candidate that fails ends the attempt"
+            yield draft.source.problem(path, message, key=True)
+        yield from _check_tools(draft, node, path)
+        yield from _check_algorithm(facts, node, path)
 
 
 def _check_function(facts: DraftFacts, spec: Candidates, path: KeyPath) -> Iterator[Problem]:

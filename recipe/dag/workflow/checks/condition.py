@@ -15,11 +15,10 @@ from recipe.dag.workflow.graph import ancestors, graph_of, with_whole_loops
 from recipe.dag.workflow.node import EPISODE_KINDS, Kind, title
 
 
-def check_conditions(draft: Draft) -> Iterator[Problem]:
-    for path, condition, _, _ in draft.each_condition():
-        for part_path, part in parts(condition, path):
-            yield from _check_form(draft, part, part_path)
-            yield from _check_names(draft, part, part_path)
+def check_condition(draft: Draft, condition: Condition, path: KeyPath) -> Iterator[Problem]:
+    for part_path, part in parts(condition, path):
+        yield from _check_form(draft, part, part_path)
+        yield from _check_names(draft, part, part_path)
 
 
 def check_condition_order(draft: Draft) -> Iterator[Problem]:
@@ -36,7 +35,7 @@ def check_condition_order(draft: Draft) -> Iterator[Problem]:
         waiting = body if loop_name else {guarded}
         before = body.union(*(ancestors(graph, name) for name in waiting if name in graph))
         for part_path, part in parts(condition, path):
-            for name_path, name in asked_nodes(part, part_path):
+            for name_path, name, _ in asked_nodes(part, part_path):
                 if name in nodes and nodes[name].kind in EPISODE_KINDS and name not in before:
                     owner = f"`{guarded}`" if guarded else f"loop `{loop_name}`"
                     message = f"`{name}` has not run when {owner} asks about it; make it a dependency"
@@ -62,23 +61,23 @@ def _check_form(draft: Draft, condition: Condition, path: KeyPath) -> Iterator[P
 def _check_names(draft: Draft, condition: Condition, path: KeyPath) -> Iterator[Problem]:
     problem, nodes = draft.source.problem, draft.by_id()
     seen: set[str] = set()
-    for name_path, name in asked_nodes(condition, path):
+    for name_path, name, subject in asked_nodes(condition, path):
         if draft.missing(name):
             yield problem(name_path, draft.no_node(name_path, name))
         elif name in nodes and nodes[name].kind not in EPISODE_KINDS:
             message = f"`{name}` is {title(nodes[name].kind)}, which runs after the episode; name another node"
             yield problem(name_path, message)
-        elif name in nodes and name_path[-1] == "env" and not nodes[name].env:
+        elif name in nodes and subject.names == "envs" and not nodes[name].env:
             owners = [n.id for n in nodes.values() if n.env]
             hint = f"; {listing(owners)} does" if len(owners) == 1 else ""
             yield problem(name_path, f"`{name}` does not step an env{hint}")
+        elif name in nodes and subject.names == "votes" and nodes[name].kind is Kind.VOTE:
+            yield problem(
+                name_path, "a vote node always agrees with the nodes that it counts; name those nodes instead"
+            )
         elif name in seen:
             yield problem(name_path, f"`{name}` is listed twice; remove one")
         seen.add(name)
-    votes = [i for i, n in enumerate(condition.agree or ()) if n in nodes and nodes[n].kind is Kind.VOTE]
-    if votes:
-        message = "a vote node always agrees with the nodes that it counts; name those nodes instead"
-        yield problem((*path, "agree", votes[0]), message)
 
 
 def _keys_set(draft: Draft, condition: Condition, path: KeyPath, keys: Iterable[str]) -> list[str]:

@@ -28,10 +28,10 @@ PAYS_OWN_ONLY = ("reward.outcome:outcome_reward", "reward.outcome:env_outcome")
 
 
 class DraftFacts(Facts):
-    def __init__(self, draft: Draft, references: References, *, ordered: bool = True):
-        self.draft, self.references, self.ordered = draft, references, ordered
+    def __init__(self, draft: Draft):
+        self.draft, self.references, self.ordered = draft, References(draft.source), False
         self.has, self.problem, self.no_node = draft.has, draft.source.problem, draft.no_node
-        self.check_function = references.check_function
+        self.check_function = self.references.check_function
 
     @property
     def algorithm(self) -> Algorithm:

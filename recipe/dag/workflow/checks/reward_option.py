@@ -9,37 +9,35 @@ import math
 from collections.abc import Iterator
 from typing import Any
 
-from recipe.dag.algorithms.reward_catalogue import SHAPED, OptionKind, RewardOption, chosen_shaping
+from recipe.dag.algorithms.reward_catalogue import SHAPED, OptionKind, RewardEntry, RewardOption, chosen_shaping
 from recipe.dag.core.problem import KeyPath, Problem
 from recipe.dag.core.suggestion import closest, did_you_mean, listing
 from recipe.dag.types.convention import Reference
 from recipe.dag.workflow.checks.facts import DraftFacts
 from recipe.dag.workflow.draft import Draft
-from recipe.dag.workflow.node import Kind, title
+from recipe.dag.workflow.node import Kind, Node, title
 from recipe.dag.workflow.parse_model import show_value
 
 
-def check_reward_options(facts: DraftFacts) -> Iterator[Problem]:
-    draft, problem = facts.draft, facts.problem
-    for index, node, name, entry in facts.reward_functions:
-        options = node.args
-        path: KeyPath = ("nodes", index, "args")
-        takes = entry.takes if entry is not None else {}
-        if name == SHAPED and (shaping := chosen_shaping(options)) is not None:
-            takes = {**takes, **shaping.takes}
-            for key in [key for key in options if key not in takes]:
-                hint = did_you_mean(key, shaping.takes) or "; it has no options; remove this"
-                yield problem((*path, key), f"shaping `{shaping.name}` takes no `{key}`{hint}", key=True)
-        for key, option in takes.items():
-            if key in options and not (options[key] is None and option.default is None):
-                yield from _check_value(facts, (*path, key), option, options[key])
-            elif key not in options and (message := _default_problem(draft, key, option)) is not None:
-                yield problem(("nodes", index, "reward"), message)
-        if name == "reward.credit:debate_incentives":
-            weights = [key for key, option in takes.items() if option.default == 0.0]
-            if not any(options.get(key, 0.0) for key in weights):
-                message = f"all its weights are 0, so it pays nothing; set one of {listing(weights)}"
-                yield problem(("nodes", index, "reward"), message)
+def check_reward_options(facts: DraftFacts, index: int, node: Node, entry: RewardEntry) -> Iterator[Problem]:
+    """Check the `args` of a reward node whose function is in the catalogue."""
+    problem, options, path = facts.problem, node.args, ("nodes", index, "args")
+    takes = entry.takes
+    if entry.where == SHAPED and (shaping := chosen_shaping(options)) is not None:
+        takes = {**takes, **shaping.takes}
+        for key in [key for key in options if key not in takes]:
+            hint = did_you_mean(key, shaping.takes) or "; it has no options; remove this"
+            yield problem((*path, key), f"shaping `{shaping.name}` takes no `{key}`{hint}", key=True)
+    for key, option in takes.items():
+        if key in options and not (options[key] is None and option.default is None):
+            yield from _check_value(facts, (*path, key), option, options[key])
+        elif key not in options and (message := _default_problem(facts.draft, key, option)) is not None:
+            yield problem(("nodes", index, "reward"), message)
+    if entry.where == "reward.credit:debate_incentives":
+        weights = [key for key, option in takes.items() if option.default == 0.0]
+        if not any(options.get(key, 0.0) for key in weights):
+            message = f"all its weights are 0, so it pays nothing; set one of {listing(weights)}"
+            yield problem(("nodes", index, "reward"), message)
 
 
 def _check_value(facts: DraftFacts, path: KeyPath, option: RewardOption, value: Any) -> Iterator[Problem]:

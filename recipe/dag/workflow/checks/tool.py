@@ -104,6 +104,9 @@ def _check_unused(draft: Draft) -> Iterator[Problem]:
     """Check that every tool under `tools` is used."""
     agents = draft.source.data.get("agents")
     used = {name for agent in agents for name in _named_tools(agent)} if isinstance(agents, list) else set()
+    known = {*BUILTIN, *draft.tools}
+    if any(name not in known and ":" not in name for name in used):
+        return  # a name that does not exist is reported; it may be a misspelt one
     for name in draft.tools:
         if draft.complete and name not in used:
             message = f"no agent uses tool `{name}`; name it in an agent's `tools` or remove it"

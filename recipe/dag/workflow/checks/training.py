@@ -35,10 +35,8 @@ def serves_all(draft: Draft, node: Node) -> bool:
 
 def check_training(draft: Draft) -> Iterator[Problem]:
     """Needs a complete draft and a graph without cycles."""
-    yield from _check_policy_keys(draft)
     training = [(index, node) for index, node in draft.each_node() if node.kind in TRAINING_KINDS]
-    if not training:
-        return
+    yield from _check_policy_keys(draft, training)
     shared = [(index, node) for index, node in training if serves_all(draft, node)]
     owners = {node.id: policy_of(draft, node) for index, node in training if (index, node) not in shared}
     if None in owners.values():
@@ -97,18 +95,18 @@ def check_forward_passes(draft: Draft, path: KeyPath) -> Iterator[Problem]:
         yield draft.source.problem(path, message, key=True)
 
 
-def _check_policy_keys(draft: Draft) -> Iterator[Problem]:
+def _check_policy_keys(draft: Draft, training: list[Placed]) -> Iterator[Problem]:
     say = draft.source.problem
-    for index, node in draft.each_node():
+    for index, node in training:
         at: KeyPath = ("nodes", index, "policy")
-        trains = node.kind in TRAINING_KINDS
-        if node.policy is not None and serves_all(draft, node):
-            message = f"under {draft.algorithm.estimator} this node serves all policies; remove this key"
-            yield say(at, message, key=True)
-        elif trains and node.policy is not None and node.policy not in draft.policies:
-            yield say(at, f"no policy `{node.policy}`{did_you_mean(node.policy, draft.policies)}")
-        elif trains and node.policy is None and not serves_all(draft, node) and len(draft.policies) > 1:
+        if serves_all(draft, node):
+            if node.policy is not None:
+                message = f"under {draft.algorithm.estimator} this node serves all policies; remove this key"
+                yield say(at, message, key=True)
+        elif node.policy is None and len(draft.policies) > 1:
             yield say(("nodes", index), "several policies could be meant; add `policy: NAME`")
+        elif node.policy is not None and node.policy not in draft.policies:
+            yield say(at, f"no policy `{node.policy}`{did_you_mean(node.policy, draft.policies)}")
 
 
 def _check_parts(draft: Draft, steps: Steps) -> Iterator[Problem]:
