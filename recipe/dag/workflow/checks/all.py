@@ -41,7 +41,7 @@ def check_workflow(facts: DraftFacts) -> list[Problem]:
         *check_agents(draft),
         *check_policies(draft),
         *draft.algorithm.check_options(facts),
-        *check_tools(draft),
+        *check_tools(draft, facts.references),
         *check_envs(draft),
         *_check_nodes(facts),
         *check_overrides(draft),
@@ -66,6 +66,7 @@ def check_workflow(facts: DraftFacts) -> list[Problem]:
 def _check_nodes(facts: DraftFacts) -> Iterator[Problem]:
     for index, node in facts.draft.each_node():
         yield from check_node(facts.draft, index, node)
+        yield from facts.references.check_node(node, ("nodes", index))
         if node.candidates is not None and node.kind is Kind.ROLLOUT:
             yield from check_candidates(facts, index, node, node.candidates)
 
@@ -77,19 +78,12 @@ def _check_reward_options(facts: DraftFacts) -> Iterator[Problem]:
 
 
 def _check_references(draft: Draft, references: References) -> Iterator[Problem]:
-    """Yield problems of the tools, envs and functions that the pieces name."""
-    for index, agent in draft.each_agent():
-        yield from references.check_agent(agent, ("agents", index))
-    for name, tool in draft.tools.items():
-        if tool is not None:
-            yield from references.check_tool(tool, ("tools", name), name=name)
+    """Check the code of the envs, and of policies that are a script."""
     for name, env in draft.each_env():
         yield from references.check_env(env, ("envs", name))
     for name, policy in draft.each_policy():
         if policy.api is not None and policy.api.script is not None:
             yield from references.check_script(policy.api.script, ("policies", name, "api", "script"))
-    for index, node in draft.each_node():
-        yield from references.check_node(node, ("nodes", index))
 
 
 def _check_names(draft: Draft) -> Iterator[Problem]:

@@ -6,27 +6,23 @@ Invariant: the user's files are read, never run, so that checking is fast and ha
 from __future__ import annotations
 
 import ast
-from collections.abc import Generator, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Generator, Iterator, Mapping, Sequence
 from inspect import Parameter
 from pathlib import Path
-from typing import Any
 
 from recipe.dag.core.errors import UserError
 from recipe.dag.core.paths import find_beside, find_source, is_module, names_env, split_ref
 from recipe.dag.core.problem import KeyPath, Problem
 from recipe.dag.core.suggestion import did_you_mean, listing
-from recipe.dag.tools.builtin import BUILTIN
 from recipe.dag.types.convention import (
     CONSTRUCTOR,
     ENV,
     REWARD,
     SCRIPT,
-    TOOL,
     Convention,
     Reference,
     form_of,
 )
-from recipe.dag.workflow.agent_schema import Agent, ToolSpec
 from recipe.dag.workflow.ast_index import (
     OPAQUE,
     Definition,
@@ -38,9 +34,7 @@ from recipe.dag.workflow.ast_index import (
     read_outline,
     short_returns,
 )
-from recipe.dag.workflow.interpolation import check_env
 from recipe.dag.workflow.node import KINDS, Kind, Node
-from recipe.dag.workflow.parse_model import parse_piece
 from recipe.dag.workflow.schema import EnvSpec
 from recipe.dag.workflow.source import Source, value_at
 
@@ -56,68 +50,6 @@ class References:
         self.outlines: dict[Path, Outline] = {}
         self.broken: set[str] = set()
         """Files that have been reported as not valid Python."""
-
-    def check_agent(self, agent: Agent, path: KeyPath) -> Iterator[Problem]:
-        declared = self.source.data.get("tools")
-        for index, tool in enumerate(agent.tools):
-            at = (*path, "tools", index)
-            written = value_at(self.source.data, at)
-            name = written.get("name") if isinstance(written, dict) else written
-            if not isinstance(declared, dict) or name not in declared:
-                yield from self.check_tool(tool, at, declared=declared if isinstance(declared, dict) else ())
-            elif isinstance(written, dict) and "path" in written:
-                message = f"`tools.{name}` says which tool it is; remove this, or give the tool another `name`"
-                yield self.source.problem((*at, "path"), message, key=True)
-            elif isinstance(written, dict) and written.get("kwargs"):
-                yield from self._check_overriding_kwargs(tool, ("tools", str(name)), at)
-
-    def check_tool(
-        self, tool: ToolSpec, at: KeyPath, *, name: str | None = None, declared: Iterable[str] = ()
-    ) -> Iterator[Problem]:
-        """Check the tool at `at`. `name`: its key, if it is declared under `tools`. `declared`: the keys there."""
-        whole = at if name is not None or isinstance(value_at(self.source.data, at), dict) else None
-        here = (*at, "path") if whole and tool.path else at
-        if tool.path is not None:
-            yield from self.check_class(Reference(tool.path, here, tool.kwargs, (*at, "kwargs")), TOOL)
-            return
-        called = tool.name or name or ""
-        if called not in BUILTIN:
-            names = [*BUILTIN, *declared]
-            message = f"no tool `{called}`{did_you_mean(called, names)} (your own tool: `file.py:Class`)"
-            if not called:
-                message = f"give the tool a `name` ({', '.join(BUILTIN)}) or a `path` (`file.py:Class`)"
-            yield self.source.problem((*at, "name") if whole and tool.name else at, message)
-        else:
-            yield from self._check_built_in(called, tool.kwargs, at)
-
-    def _check_built_in(self, name: str, kwargs: dict[str, Any], at: KeyPath) -> Iterator[Problem]:
-        """Check the `kwargs` of a built-in tool that is written at `at`."""
-        here = (*at, "kwargs")
-        options, problems = parse_piece(BUILTIN[name].Options, kwargs, self.source, here)
-        yield from problems
-        for key, text in kwargs.items():
-            if isinstance(text, str) and (message := check_env(text)):
-                yield self.source.problem((*here, key), message)
-        if options is None or problems:
-            return
-        for key, message in BUILTIN[name].problems(options, str(self.source.file)):
-            yield self.source.problem((*here, key) if key else at, message)
-
-    def _check_overriding_kwargs(self, tool: ToolSpec, base: KeyPath, at: KeyPath) -> Iterator[Problem]:
-        """Check the `kwargs` at `at`, merged with those at `base`, whose own mistakes are reported there."""
-        both = ((value_at(self.source.data, (*base, "kwargs")) or {}, base), (tool.kwargs, at))
-        if tool.path is not None:
-            outline, owner = (yield from self.look_up(tool.path, (*base, "path"), "Class")) or (None, None)
-            if outline is None or not isinstance(owner, ast.ClassDef):
-                return
-            calls = [Reference(tool.path, at, kwargs, (*where, "kwargs")) for kwargs, where in both]
-            own, merged = (self._check_constructor(outline, owner, call) for call in calls)
-        elif tool.name is not None and tool.name in BUILTIN:
-            own, merged = (self._check_built_in(tool.name, kwargs, where) for kwargs, where in both)
-        else:
-            return
-        known = {problem.message for problem in own}
-        yield from (problem for problem in merged if problem.message not in known)
 
     def check_node(self, node: Node, path: KeyPath) -> Iterator[Problem]:
         if node.kind is Kind.ROLLOUT:
@@ -165,7 +97,7 @@ class References:
             yield self.source.problem(here, message)
             return
         if owner is not None:
-            yield from self._check_constructor(outline, owner, Reference(ref, here))
+            yield from self.check_constructor(outline, owner, Reference(ref, here))
         calls = [Reference(ref, here, values, (*at, key)) for key, values in kwargs.items()]
         yield from self._check_both_hooks(outline, owner, calls)
 
@@ -223,7 +155,7 @@ class References:
     def _check_methods(
         self, outline: Outline, owner: ast.ClassDef, reference: Reference, methods: Mapping[str, Convention]
     ) -> Iterator[Problem]:
-        yield from self._check_constructor(outline, owner, reference)
+        yield from self.check_constructor(outline, owner, reference)
         ref, here, needed = reference.ref, reference.at, _required(methods)
         if missing := [name for name in needed if outline.method(owner, name) is None]:
             yield self.source.problem(here, f"`{ref}` has no method {listing(missing)}; it needs {listing(needed)}")
@@ -240,7 +172,7 @@ class References:
             call = Reference(ref, here)  # the options are the constructor's
             yield from self._check_call(method, convention, f"{name} of `{ref}`", call, method=True)
 
-    def _check_constructor(self, outline: Outline, owner: ast.ClassDef, reference: Reference) -> Iterator[Problem]:
+    def check_constructor(self, outline: Outline, owner: ast.ClassDef, reference: Reference) -> Iterator[Problem]:
         how = "with `kwargs` alone" if reference.options else "without arguments"
         init = outline.method(owner, "__init__")
         name = f"`{reference.ref}` is built {how}, but __init__"

@@ -1,32 +1,115 @@
-"""Checks of the tools that are declared under `tools` and of what agents write beside a tool's name.
+"""Checks of the tools that are declared under `tools`, that agents name, and of what agents write beside a name.
 
-Invariant: a key of a tool that passes has an effect: the tool reads it, or the engine applies it to every call.
+Invariant: a tool that passes exists, and each of its keys has an effect: the tool reads it, or the engine applies it to
+every call.
 """
 
 from __future__ import annotations
 
+import ast
 from collections.abc import Iterator
 from typing import Any
 
 from recipe.dag.core.problem import KeyPath, Problem
-from recipe.dag.core.suggestion import listing
+from recipe.dag.core.suggestion import did_you_mean, listing
 from recipe.dag.tools.base import BuiltinTool
 from recipe.dag.tools.builtin import BUILTIN
 from recipe.dag.tools.sandbox import MAX_RUN_S
+from recipe.dag.types.convention import TOOL, Reference
 from recipe.dag.types.tool import problem_of_parameters
 from recipe.dag.workflow.agent_schema import DeclaredTool, ToolSpec
+from recipe.dag.workflow.checks.references import References
 from recipe.dag.workflow.draft import Draft
+from recipe.dag.workflow.interpolation import check_env
+from recipe.dag.workflow.parse_model import parse_piece
+from recipe.dag.workflow.source import value_at
 
 BY_BUILT_IN = ("max_timeout_s", "memory_mb", "auto_print")
 """Options that the engine cannot apply to a tool: only built-in tools read them."""
 
 
-def check_tools(draft: Draft) -> Iterator[Problem]:
+def check_tools(draft: Draft, references: References) -> Iterator[Problem]:
     yield from _check_unused(draft)
     yield from _check_twice(draft)
+    declared = draft.source.data.get("tools")
     for path, written, tool in _each_tool(draft):
-        problems = list(_check_options(draft, path, written, tool))
-        yield from problems or _check_shown(draft, path, written)
+        name = written.get("name") if isinstance(written, dict) else written
+        if path[0] == "tools" or not isinstance(declared, dict) or name not in declared:
+            yield from _check_named(draft, references, path, written, tool)
+        elif isinstance(written, dict) and "path" in written:
+            message = f"`tools.{name}` says which tool it is; remove this, or give the tool another `name`"
+            yield draft.source.problem((*path, "path"), message, key=True)
+        elif isinstance(written, dict) and written.get("kwargs"):
+            yield from _check_overriding_kwargs(draft, references, path, str(name), tool)
+        if isinstance(written, dict):
+            problems = list(_check_options(draft, path, written, tool))
+            yield from problems or _check_shown(draft, path, written)
+
+
+def _each_tool(draft: Draft) -> Iterator[tuple[KeyPath, Any, ToolSpec]]:
+    """Yield (path, what is written there, the tool with all of its options) of each tool that is declared, or that an
+    agent names."""
+    for name, spec in draft.tools.items():
+        if spec is not None:
+            named = spec if spec.path or spec.name else spec.model_copy(update={"name": name})
+            yield ("tools", name), draft.source.data["tools"][name], named
+    for index, agent in draft.each_agent():
+        for position, tool in enumerate(agent.tools):
+            path: KeyPath = ("agents", index, "tools", position)
+            yield path, draft.source.data["agents"][index]["tools"][position], tool
+
+
+def _check_named(
+    draft: Draft, references: References, path: KeyPath, written: Any, tool: ToolSpec
+) -> Iterator[Problem]:
+    """Check that the tool exists, and takes its `kwargs`."""
+    if tool.path is not None:
+        at = (*path, "path") if isinstance(written, dict) else path
+        yield from references.check_class(Reference(tool.path, at, tool.kwargs, (*path, "kwargs")), TOOL)
+    elif tool.name in BUILTIN:
+        yield from _check_built_in(draft, tool.name, tool.kwargs, path)
+    elif not tool.name:
+        message = f"give the tool a `name` ({', '.join(BUILTIN)}) or a `path` (`file.py:Class`)"
+        yield draft.source.problem(path, message)
+    else:
+        names = [*BUILTIN, *(draft.tools if path[0] == "agents" else ())]
+        at = (*path, "name") if isinstance(written, dict) and "name" in written else path
+        message = f"no tool `{tool.name}`{did_you_mean(tool.name, names)} (your own tool: `file.py:Class`)"
+        yield draft.source.problem(at, message)
+
+
+def _check_built_in(draft: Draft, name: str, kwargs: dict[str, Any], at: KeyPath) -> Iterator[Problem]:
+    """Check the `kwargs` of a built-in tool that is written at `at`."""
+    source, here = draft.source, (*at, "kwargs")
+    options, problems = parse_piece(BUILTIN[name].Options, kwargs, source, here)
+    yield from problems
+    for key, text in kwargs.items():
+        if isinstance(text, str) and (message := check_env(text)):
+            yield source.problem((*here, key), message)
+    if options is None or problems:
+        return
+    for key, message in BUILTIN[name].problems(options, str(source.file)):
+        yield source.problem((*here, key) if key else at, message)
+
+
+def _check_overriding_kwargs(
+    draft: Draft, references: References, at: KeyPath, declared: str, tool: ToolSpec
+) -> Iterator[Problem]:
+    """Check the `kwargs` at `at`, merged with those of the declared tool, whose own mistakes are reported there."""
+    base: KeyPath = ("tools", declared)
+    both = ((value_at(draft.source.data, (*base, "kwargs")) or {}, base), (tool.kwargs, at))
+    if tool.path is not None:
+        outline, owner = (yield from references.look_up(tool.path, (*base, "path"), "Class")) or (None, None)
+        if outline is None or not isinstance(owner, ast.ClassDef):
+            return
+        calls = [Reference(tool.path, at, kwargs, (*where, "kwargs")) for kwargs, where in both]
+        own, merged = (references.check_constructor(outline, owner, call) for call in calls)
+    elif tool.name is not None and tool.name in BUILTIN:
+        own, merged = (_check_built_in(draft, tool.name, kwargs, where) for kwargs, where in both)
+    else:
+        return
+    known = {problem.message for problem in own}
+    yield from (problem for problem in merged if problem.message not in known)
 
 
 def _check_options(draft: Draft, path: KeyPath, written: dict[str, Any], tool: ToolSpec) -> Iterator[Problem]:
@@ -134,6 +217,7 @@ def warn_of_time_limits(draft: Draft) -> Iterator[Problem]:
         if (value := node.parse_options.get("code_timeout")) is not None
     ]
     for path, written, tool in _each_tool(draft):
+        written = written if isinstance(written, dict) else {}
         built_in = BUILTIN.get(tool.name or "") if tool.path is None else None
         reasons = of_programs if built_in is not None and built_in.needs_sandbox else limits
         kwargs = written.get("kwargs") if tool.path is None else None
@@ -147,22 +231,3 @@ def warn_of_time_limits(draft: Draft) -> Iterator[Problem]:
                 if seconds >= limit:
                     yield draft.source.problem(path, f"{seconds:g} s cannot be reached: {reason.format(limit)}")
                     break
-
-
-def _each_tool(draft: Draft) -> Iterator[tuple[KeyPath, dict[str, Any], ToolSpec]]:
-    """Yield (path, the mapping written there, the tool with all of its options) of each mapping that declares or
-    overrides a tool."""
-    for name, spec in draft.tools.items():
-        if spec is not None:
-            named = spec.path is not None or spec.name is not None
-            yield (
-                ("tools", name),
-                draft.source.data["tools"][name],
-                spec if named else spec.model_copy(update={"name": name}),
-            )
-    for index, agent in draft.each_agent():
-        for position, tool in enumerate(agent.tools):
-            path: KeyPath = ("agents", index, "tools", position)
-            written = draft.source.data["agents"][index]["tools"][position]
-            if isinstance(written, dict):
-                yield path, written, tool
