@@ -26,6 +26,7 @@ CASES = [
     ("unknown name", ("[finder, ", "[§findr, "), "no tool `findr`; did you mean `finder`?"),
     ("unknown built-in", ("[finder, code", "[finder, code_interpreter, §code_x"), "no tool `code_x"),
     ("the only use", ("[finder, code_interpreter]", "[finder, §code_interpretr]"), "did you mean `code_interpreter`?"),
+    ("misspelt key", ("policy: main, tools: [finder", "policy: main, §tols: [finder"), "did you mean `tools`?"),
     ("neither", ("{name: finder}", "§{kwargs: {}}"), "give the tool a `name`"),
     ("unused", ("tools:\n", "tools:\n  §spare: {path: tool.py:Search}\n"), "no agent uses tool `spare`"),
     ("kwargs", ("index: maths", "§indx: maths"), "did you mean `index`?"),

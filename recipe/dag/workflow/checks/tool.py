@@ -56,7 +56,8 @@ def _each_tool(draft: Draft) -> Iterator[tuple[KeyPath, Any, ToolSpec]]:
     for index, agent in draft.each_agent():
         for position, tool in enumerate(agent.tools):
             path: KeyPath = ("agents", index, "tools", position)
-            yield path, draft.source.data["agents"][index]["tools"][position], tool
+            if (written := value_at(draft.source.data, path)) is not None:  # None: a misspelt key, which was reported
+                yield path, written, tool
 
 
 def _check_named(
@@ -66,11 +67,11 @@ def _check_named(
     if tool.path is not None:
         at = (*path, "path") if isinstance(written, dict) else path
         yield from references.check_class(Reference(tool.path, at, tool.kwargs, (*path, "kwargs")), TOOL)
-    elif tool.name in BUILTIN:
-        yield from _check_built_in(draft, tool.name, tool.kwargs, path)
     elif not tool.name:
         message = f"give the tool a `name` ({', '.join(BUILTIN)}) or a `path` (`file.py:Class`)"
         yield draft.source.problem(path, message)
+    elif tool.name in BUILTIN:
+        yield from _check_built_in(draft, tool.name, tool.kwargs, path)
     else:
         names = [*BUILTIN, *(draft.tools if path[0] == "agents" else ())]
         at = (*path, "name") if isinstance(written, dict) and "name" in written else path
@@ -185,23 +186,14 @@ def _check_twice(draft: Draft) -> Iterator[Problem]:
 
 def _check_unused(draft: Draft) -> Iterator[Problem]:
     """Check that every tool under `tools` is used."""
-    agents = draft.source.data.get("agents")
-    used = {name for agent in agents for name in _named_tools(agent)} if isinstance(agents, list) else set()
-    known = {*BUILTIN, *draft.tools}
-    if any(name not in known and ":" not in name for name in used):
+    tools = [tool for _, agent in draft.each_agent() for tool in agent.tools]
+    used = {tool.declared if isinstance(tool, DeclaredTool) else tool.name for tool in tools} - {None}
+    if not draft.complete or used - {*BUILTIN, *draft.tools}:
         return  # a name that does not exist is reported; it may be a misspelt one
     for name in draft.tools:
-        if draft.complete and name not in used:
+        if name not in used:
             message = f"no agent uses tool `{name}`; name it in an agent's `tools` or remove it"
             yield draft.source.problem(("tools", name), message, key=True)
-
-
-def _named_tools(agent: Any) -> Iterator[str]:
-    tools = agent.get("tools") if isinstance(agent, dict) else None
-    for tool in tools if isinstance(tools, list) else []:
-        name = tool.get("name") if isinstance(tool, dict) else tool
-        if isinstance(name, str):
-            yield name
 
 
 def warn_of_time_limits(draft: Draft) -> Iterator[Problem]:
