@@ -11,6 +11,7 @@ from dataclasses import replace
 from recipe.dag.core.problem import KeyPath, Problem
 from recipe.dag.core.suggestion import did_you_mean
 from recipe.dag.workflow.agent_schema import NEUTRAL, Agent
+from recipe.dag.workflow.checks.references import References
 from recipe.dag.workflow.draft import Draft
 
 
@@ -100,10 +101,12 @@ def warn_of_sampling(draft: Draft) -> Iterator[Problem]:
                 yield replace(problem, training_only=True)
 
 
-def check_envs(draft: Draft) -> Iterator[Problem]:
-    """Check that every env under `envs` is used."""
+def check_envs(draft: Draft, references: References) -> Iterator[Problem]:
+    """Check that every env under `envs` is used, and its class."""
     used = {entry for _, node in draft.each_node() for entry in node.env}
-    for name in draft.envs:
+    for name, env in draft.envs.items():
+        if env is not None:
+            yield from references.check_env(env, ("envs", name))
         if draft.complete and name not in used:
             message = f"no node steps env `{name}`; name it in a node's `env` or remove it"
             yield draft.source.problem(("envs", name), message, key=True)

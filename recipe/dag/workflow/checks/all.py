@@ -18,7 +18,6 @@ from recipe.dag.workflow.checks.facts import DraftFacts
 from recipe.dag.workflow.checks.flow import check_dependencies, check_flow, check_loop_order, check_loops
 from recipe.dag.workflow.checks.node import check_node
 from recipe.dag.workflow.checks.policy import check_policies
-from recipe.dag.workflow.checks.references import References
 from recipe.dag.workflow.checks.reward import check_rewards
 from recipe.dag.workflow.checks.reward_option import check_reward_options
 from recipe.dag.workflow.checks.tool import check_tools
@@ -39,13 +38,12 @@ def check_workflow(facts: DraftFacts) -> list[Problem]:
     problems = [
         *_check_names(draft),
         *check_agents(draft),
-        *check_policies(draft),
+        *check_policies(draft, facts.references),
         *draft.algorithm.check_options(facts),
         *check_tools(draft, facts.references),
-        *check_envs(draft),
+        *check_envs(draft, facts.references),
         *_check_nodes(facts),
         *check_overrides(draft),
-        *_check_references(draft, facts.references),
         *options,
         *loops,
         *dependencies,
@@ -75,15 +73,6 @@ def _check_reward_options(facts: DraftFacts) -> Iterator[Problem]:
     for index, node, _, entry in facts.reward_functions:
         if entry is not None:
             yield from check_reward_options(facts, index, node, entry)
-
-
-def _check_references(draft: Draft, references: References) -> Iterator[Problem]:
-    """Check the code of the envs, and of policies that are a script."""
-    for name, env in draft.each_env():
-        yield from references.check_env(env, ("envs", name))
-    for name, policy in draft.each_policy():
-        if policy.api is not None and policy.api.script is not None:
-            yield from references.check_script(policy.api.script, ("policies", name, "api", "script"))
 
 
 def _check_names(draft: Draft) -> Iterator[Problem]:

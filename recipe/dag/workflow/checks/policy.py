@@ -12,6 +12,7 @@ from recipe.dag.core.suggestion import did_you_mean
 from recipe.dag.types.model import Model
 from recipe.dag.workflow.agent_schema import Critic, Policy, critic_owners
 from recipe.dag.workflow.checks.api import check_api
+from recipe.dag.workflow.checks.references import References
 from recipe.dag.workflow.draft import Draft
 from recipe.dag.workflow.interpolation import check_env
 
@@ -19,7 +20,7 @@ KL = ("kl_loss_coef", "kl_reward_coef")
 """The options of the algorithm that read a policy's reference."""
 
 
-def check_policies(draft: Draft) -> Iterator[Problem]:
+def check_policies(draft: Draft, references: References) -> Iterator[Problem]:
     problem = draft.source.problem
     used = {agent.policy for _, agent in draft.each_agent()}
     for name, policy in draft.policies.items():
@@ -28,7 +29,7 @@ def check_policies(draft: Draft) -> Iterator[Problem]:
             yield problem(path, f"no agent uses policy `{name}`; use it or remove it", key=True)
         if policy is None:
             continue
-        yield from _check_source(draft, name, policy)
+        yield from _check_source(draft, references, name, policy)
         yield from _check_reference(draft, name, policy)
         yield from _check_critic(draft, name, policy)
         for key in ("train_cycle", "lr"):
@@ -53,11 +54,13 @@ def warn_of_policies(draft: Draft) -> Iterator[Problem]:
         yield draft.source.problem(("policies", last, "train_cycle"), message, key=True)
 
 
-def _check_source(draft: Draft, name: str, policy: Policy) -> Iterator[Problem]:
+def _check_source(draft: Draft, references: References, name: str, policy: Policy) -> Iterator[Problem]:
     """Check the model of a policy, or the API in its place."""
     path: KeyPath = ("policies", name)
     if policy.api is not None:
         yield from check_api(draft, policy, policy.api, path)
+        if policy.api.script is not None:
+            yield from references.check_script(policy.api.script, (*path, "api", "script"))
     elif "model" in policy.model_fields_set:
         yield from _check_model(draft, policy.model, (*path, "model"))
     elif not draft.reported(*path, "api"):
