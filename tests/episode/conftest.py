@@ -16,7 +16,7 @@ from recipe.dag.episode import failure, generation
 from recipe.dag.episode.rehearsal import END, START, CharacterTokenizer
 from recipe.dag.episode.runner import EpisodeRunner
 from recipe.dag.types.record import Generation, ToolResult
-from recipe.dag.workflow.node_kinds import KEYS
+from recipe.dag.workflow.node import KEYS
 from recipe.dag.workflow.schema import Workflow
 
 KINDS = {*KEYS}
