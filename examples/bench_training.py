@@ -37,6 +37,7 @@ ARMS = {
     "packed": (),
     "plain": (
         "actor_rollout_ref.model.use_liger=false",
+        "actor_rollout_ref.model.enable_gradient_checkpointing=true",
         "actor_rollout_ref.model.recompute_mlp_only=0",
         "actor_rollout_ref.actor.fsdp_config.reshard_after_forward=true",
         "actor_rollout_ref.actor.fsdp_config.use_no_sync_for_gradient_accumulation=false",

@@ -28,14 +28,14 @@ def machine(gpus: int, size: int = CARD) -> Machine:
 def decided(tmp_path):
     """Decides for policies of a model; returns the decision and the configuration with it."""
 
-    def make(model: str, on: Machine, *overrides: str, policies: int = 1, config: dict | None = None, name="dag"):
+    def make(model: str, on: Machine, *overrides: str, policies: int = 1, name="dag", **policy):
         path = write_config(tmp_path / model, QWEN[model]) if model in QWEN else model
         names = [f"p{index}" for index in range(policies)]
         flow = Workflow(
             path="w.yaml",
             dag_id="w",
             agents=[{"name": f"a{name}", "policy": name} for name in names],
-            policies={name: {"model": {"path": path}, "config": config or {}} for name in names},
+            policies={name: {"model": {"path": path}, **policy} for name in names},
             nodes=[],
         )
         run = compose_config(name, ["workflow=w.yaml", *overrides])
@@ -90,26 +90,30 @@ def test_micro_batches_shrink_before_anything_is_offloaded(decided):
 
 
 @pytest.mark.parametrize(
-    ("model", "gpus", "size", "kept", "no_sync", "mlp_only"),
+    ("model", "gpus", "size", "kept", "recompute", "mlp_only"),
     [
         ("3b", 1, CARD, True, True, 36),
-        ("3b", 2, CARD, True, False, 36),
+        ("3b", 2, CARD, True, True, 36),
+        ("3b", 8, CARD, True, False, 0),
         ("3b", 1, 72 * 10**9, True, True, 0),
-        ("7b", 4, 55 * 10**9, False, False, 2),
+        ("7b", 4, 55 * 10**9, False, True, 2),
+        ("0.5b", 1, CARD, True, False, 0),
         ("0.5b", 1, 24 * 10**9, True, True, 19),
+        ("0.2b", 1, CARD, True, False, 0),
     ],
 )
 def test_weights_stay_gathered_and_layers_keep_activations_where_they_fit(
-    model, gpus, size, kept, no_sync, mlp_only, decided, monkeypatch
+    model, gpus, size, kept, recompute, mlp_only, decided, monkeypatch
 ):
     monkeypatch.setattr(defaults, "liger_is_installed", lambda: True)
     decision, run = decided(model, machine(gpus, size))
     engines = (run.actor_rollout_ref.actor.fsdp_config, run.critic.fsdp)
-    gathering = {(engine.reshard_after_forward, engine.use_no_sync_for_gradient_accumulation) for engine in engines}
-    assert gathering == {(not kept, no_sync)}
+    assert {engine.reshard_after_forward for engine in engines} == {not kept}
     assert run.actor_rollout_ref.ref.fsdp_config.reshard_after_forward is not kept
-    assert run.actor_rollout_ref.model.recompute_mlp_only == mlp_only
-    assert decision.memory[0].fits and (not mlp_only or decision.memory[0].used <= 0.9 * size)
+    model = run.actor_rollout_ref.model
+    assert (model.enable_gradient_checkpointing, model.recompute_mlp_only) == (recompute, mlp_only)
+    assert decision.memory[0].fits
+    assert decision.memory[0].phases[1].used <= 0.9 * size or (recompute and not mlp_only)
 
 
 def test_gradients_that_belong_in_host_memory_are_reduced_in_every_micro_batch(decided):
@@ -120,12 +124,30 @@ def test_gradients_that_belong_in_host_memory_are_reduced_in_every_micro_batch(d
 
 
 @pytest.mark.parametrize(
-    "override",
-    ["model.recompute_mlp_only=3", "model.enable_gradient_checkpointing=false", "model.enable_activation_offload=true"],
+    ("override", "recompute", "mlp_only"),
+    [
+        ("model.recompute_mlp_only=3", True, 3),
+        ("model.recompute_mlp_only=0", True, 0),
+        ("model.enable_gradient_checkpointing=true", True, 24),
+        ("model.enable_gradient_checkpointing=false", False, 0),
+        ("model.enable_activation_offload=true", True, 0),
+    ],
 )
-def test_recompute_that_is_set_is_left_as_it_is(override, decided):
-    _, run = decided("0.5b", machine(1), f"actor_rollout_ref.{override}", f"{ACTOR}.ppo_max_token_len_per_gpu=4096")
-    assert run.actor_rollout_ref.model.recompute_mlp_only == (3 if "mlp_only" in override else 0)
+def test_recompute_that_is_set_is_left_as_it_is(override, recompute, mlp_only, decided):
+    _, run = decided("0.5b", machine(1), f"actor_rollout_ref.{override}")
+    model = run.actor_rollout_ref.model
+    assert (model.enable_gradient_checkpointing, model.recompute_mlp_only) == (recompute, mlp_only)
+
+
+def test_a_policy_that_recomputes_mlps_keeps_the_others_from_no_recompute(decided):
+    _, run = decided("0.5b", machine(1), config={"model": {"recompute_mlp_only": 3}}, policies=2)
+    assert run.actor_rollout_ref.model.enable_gradient_checkpointing
+
+
+def test_without_recompute_a_critic_must_fit_too(decided, tmp_path):
+    large = {"model": {"path": write_config(tmp_path / "large", QWEN["1.5b"])}}
+    plain, beside = (decided("0.5b", machine(1), critic=critic)[0] for critic in (None, large))
+    assert (plain.checkpointing, beside.checkpointing) == (False, True) and beside.memory[0].fits
 
 
 def test_what_is_set_is_left_as_it_is(decided):

@@ -48,11 +48,13 @@ def test_the_peak_of_an_fsdp_update_is_within_15_percent_of_the_measured_one(sha
         ({"tokens": 16384, "reshard": False, "mlp_only": 36}, 70.2),
         ({"tokens": 8192, "checkpointing": False}, 79.2),
         ({"tokens": 6144, "checkpointing": False}, 70.9),
+        ({"tokens": 4096, "checkpointing": False}, 65.3),
+        ({"tokens": 4096, "checkpointing": False, "liger": False}, 70.9),
     ],
     ids=str,
 )
-def test_the_peak_with_ligers_kernels_is_within_5_percent_of_the_measured_one(options, measured, three):
-    peak = max(phase.used for phase in update_phases(three, 1, TrainerOptions(**options, liger=True)))
+def test_the_peak_with_less_recompute_is_within_5_percent_of_the_measured_one(options, measured, three):
+    peak = max(phase.used for phase in update_phases(three, 1, TrainerOptions(**{"liger": True, **options})))
     assert peak / GB == pytest.approx(measured, rel=0.05)
 
 

@@ -37,6 +37,7 @@ TOKEN_CHOICES = (65536, 32768, 16384, 8192, 4096)
 OFFLOADS = ("param_offload", "optimizer_offload")
 RESHARD = "actor.fsdp_config.reshard_after_forward"
 LIGER = "model.use_liger"
+RECOMPUTE = "model.enable_gradient_checkpointing"
 MLP_ONLY = "model.recompute_mlp_only"
 SPARE = 0.1
 """Share of a GPU that stays free when layers keep more activations: speed alone should not fill a GPU."""
@@ -59,6 +60,8 @@ class Decision:
     """None if it cannot be decided, because the size of a model or of the GPUs is unknown."""
     reshard: bool = True
     """Free a layer's gathered weights after its forward pass."""
+    checkpointing: bool = True
+    """Layers recompute their activations in the backward pass."""
     mlp_only: int = 0
     """Layers that recompute their MLP only, in every model."""
     memory: tuple[PoolMemory, ...] = ()
@@ -133,11 +136,28 @@ def decide(
         pools = _pools(config, workflow, decision)
         if all(estimate_pool(pool, available).fits for pool in pools):
             break
-    # verl's offloading of activations recomputes whole layers itself
-    if _is_open(config, workflow, MLP_ONLY) and not config[RUN].model.enable_activation_offload:
-        decision = replace(decision, mlp_only=min((_room_for_mlp_only(pool, available) for pool in pools), default=0))
-        pools = _pools(config, workflow, decision)
+    if not config[RUN].model.enable_activation_offload:  # verl's, which recomputes whole layers itself
+        decision = _with_least_recompute(config, workflow, decision, available)
+    pools = _pools(config, workflow, decision)
     return replace(decision, memory=tuple(judge_pool(pool, available) for pool in pools))
+
+
+def _with_least_recompute(config: DictConfig, workflow: Workflow, decision: Decision, available: int) -> Decision:
+    """Return `decision` with no recompute if that leaves `SPARE` free, or else of MLPs only in as many layers as do."""
+    mlp_only = {PolicyKeys(config, workflow, name)[MLP_ONLY] for name in workflow.trained_policies()}
+    if _is_open(config, workflow, RECOMPUTE) and mlp_only == {None}:
+        without = replace(decision, checkpointing=False)
+        if all(_leaves_spare(estimate_pool(pool, available)) for pool in _pools(config, workflow, without)):
+            return without
+    if None not in mlp_only:
+        return decision
+    rooms = (_room_for_mlp_only(pool, available) for pool in _pools(config, workflow, decision))
+    return replace(decision, mlp_only=min(rooms, default=0))
+
+
+def _leaves_spare(memory: PoolMemory) -> bool:
+    backward = (phase.used for phase in memory.phases if phase.name.startswith("backward"))
+    return memory.fits and max(backward, default=0) <= memory.available * (1 - SPARE)
 
 
 def _room_for_mlp_only(pool: Pool, available: int) -> int:
@@ -211,14 +231,15 @@ def _trainer(keys: PolicyKeys, longest: int, decision: Decision) -> TrainerOptio
     else:
         tokens = int(keys["actor.ppo_max_token_len_per_gpu"] or decision.tokens)
     decided = dict.fromkeys((f"actor.fsdp_config.{key}" for key in OFFLOADS), bool(decision.offload))
-    decided |= {RESHARD: decision.reshard, MLP_ONLY: decision.mlp_only, LIGER: liger_is_installed()}
+    decided |= {RESHARD: decision.reshard, LIGER: liger_is_installed()}
+    decided |= {RECOMPUTE: decision.checkpointing, MLP_ONLY: decision.mlp_only}
     values = {key: value if (written := keys[key]) is None else written for key, value in decided.items()}
     return TrainerOptions(
         tokens=tokens,
         **{key: bool(values[f"actor.fsdp_config.{key}"]) for key in OFFLOADS},
         offload_policy=bool(keys["actor.fsdp_config.offload_policy"]),
         head=_head(keys),
-        checkpointing=keys["model.enable_gradient_checkpointing"] is not False,
+        checkpointing=bool(values[RECOMPUTE]),
         mlp_only=int(values[MLP_ONLY]),
         liger=bool(values[LIGER]),
         reshard=bool(values[RESHARD]),
@@ -254,6 +275,8 @@ def apply(config: DictConfig, decision: Decision) -> None:
         actor, model = config.actor_rollout_ref.actor, config.actor_rollout_ref.model
         if actor.ppo_max_token_len_per_gpu is None:
             actor.ppo_max_token_len_per_gpu = decision.tokens
+        if model.enable_gradient_checkpointing is None:
+            model.enable_gradient_checkpointing = decision.checkpointing
         if model.recompute_mlp_only is None:
             model.recompute_mlp_only = decision.mlp_only
         alone = config.trainer.n_gpus_per_node * config.trainer.nnodes == 1
@@ -276,7 +299,8 @@ def decide_gathering(engine: DictConfig, *, alone: bool, reshard: bool) -> dict[
 
 def on_cpu(config: DictConfig) -> Decision:
     """Return the decision for a run without GPUs: one process per policy, nothing offloaded."""
-    return Decision(gpus=1, tokens=default_tokens(longest_row(config)), offload=None, reshard=False)
+    tokens = default_tokens(longest_row(config))
+    return Decision(gpus=1, tokens=tokens, offload=None, reshard=False, checkpointing=False)
 
 
 def describe(decision: Decision, machine: Machine, config: DictConfig, *, trains: bool) -> Iterator[str]:

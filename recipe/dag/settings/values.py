@@ -127,6 +127,7 @@ KINDS: dict[str, ValueKind] = {
     "critic.loss_scale_factor": or_null(POSITIVE),
     f"{_RUN}.model.fused_kernel_options.impl_backend": or_null(one_of("triton", "torch")),
     f"{_RUN}.model.use_liger": _TRUTH_OR_NULL,
+    f"{_RUN}.model.enable_gradient_checkpointing": _TRUTH_OR_NULL,
     f"{_RUN}.model.recompute_mlp_only": or_null(whole(0)),
     f"{_RUN}.ref.fsdp_config.reshard_after_forward": _TRUTH_OR_NULL,
     f"{_RUN}.actor.kl_loss_type": ANY_KL,
