@@ -29,6 +29,7 @@ def configure(composed):
         overrides: dict | None = None,
         *,
         run: dict | None = None,
+        processes: int = 1,
         sharing: int = 1,
         offload_between_turns: bool = False,
         platform: str = "cpu",
@@ -44,8 +45,8 @@ def configure(composed):
         agents = [{"name": "a", "policy": "main", "sampling": sampling or {}}]
         flow = Workflow(path="w", dag_id="w", agents=agents, policies=policies, nodes=[], algorithm=algorithm)
         paths = {"model_path": "models/m", "critic_path": None if critic is None else "models/c"}
-        shape = {"sharing": sharing, "offload_between_turns": offload_between_turns, "platform": platform}
-        return policy_config(config, flow, "main", **paths, **shape, updates=12)
+        shape = {"processes": processes, "sharing": sharing, "offload_between_turns": offload_between_turns}
+        return policy_config(config, flow, "main", **paths, **shape, updates=12, platform=platform)
 
     return make
 
@@ -373,3 +374,19 @@ def test_what_the_user_says_about_offloading_stands(configure):
 def test_fsdps_own_offloading_takes_the_place_of_verls(configure):
     config = configure({"actor.fsdp_config.offload_policy": True}, platform="cuda", offload_between_turns=True)
     assert offloads(config)[0] == [False, False]
+
+
+@pytest.mark.parametrize(
+    ("processes", "overrides", "once"),
+    [
+        (1, {}, True),
+        (2, {}, False),
+        (2, {"actor.fsdp_config.use_no_sync_for_gradient_accumulation": True}, True),
+        # until the last micro-batch, gradients would stay on the GPU as a whole
+        (1, {"actor.fsdp_config.offload_policy": True}, False),
+    ],
+)
+def test_gradients_are_reduced_once_a_step_where_a_policy_has_one_process(processes, overrides, once, configure):
+    config = configure(overrides, critic={}, processes=processes, platform="cuda")
+    assert config.actor_rollout_ref.actor.fsdp_config.use_no_sync_for_gradient_accumulation is once
+    assert config.critic.fsdp.use_no_sync_for_gradient_accumulation is (processes == 1)

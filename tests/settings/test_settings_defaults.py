@@ -116,13 +116,6 @@ def test_weights_stay_gathered_and_layers_keep_activations_where_they_fit(
     assert decision.memory[0].phases[1].used <= 0.9 * size or (recompute and not mlp_only)
 
 
-def test_gradients_that_belong_in_host_memory_are_reduced_in_every_micro_batch(decided):
-    """Until the last one, they would stay on the GPU as a whole."""
-    _, run = decided("3b", machine(1), "+profile=gpu_32gb")
-    engines = (run.actor_rollout_ref.actor.fsdp_config, run.critic.fsdp)
-    assert [engine.use_no_sync_for_gradient_accumulation for engine in engines] == [False, False]
-
-
 @pytest.mark.parametrize(
     ("override", "recompute", "mlp_only"),
     [

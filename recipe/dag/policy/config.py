@@ -21,6 +21,7 @@ from recipe.dag.settings.defaults import (
     default_tokens,
     liger_is_installed,
     longest_row,
+    reduce_gradients_once,
     served_length,
     uses_liger,
 )
@@ -45,6 +46,7 @@ def policy_config(
     *,
     model_path: str,
     critic_path: str | None = None,
+    processes: int = 1,
     sharing: int = 1,
     offload_between_turns: bool = False,
     updates: int,
@@ -53,6 +55,7 @@ def policy_config(
     """Return the complete verl configuration of policy `name`.
 
     critic_path: model of the critic that runs in the policy's processes, if it has one
+    processes: the policy's, one per GPU
     sharing: number of policies that share the policy's GPUs, and so the memory for inference servers
     offload_between_turns: trained models leave the GPU while other policies use it, unless the configuration sets this
     updates: number of the run's steps in which the actor is updated
@@ -107,6 +110,7 @@ def policy_config(
         make_absolute(config)
         for engine in (config.actor_rollout_ref.actor.fsdp_config, config.critic.fsdp):
             _apply_offload(engine, between_turns=offload_between_turns and platform != "cpu")
+            reduce_gradients_once(engine, processes)
     return config
 
 

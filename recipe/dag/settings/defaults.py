@@ -279,9 +279,8 @@ def apply(config: DictConfig, decision: Decision) -> None:
             model.enable_gradient_checkpointing = decision.checkpointing
         if model.recompute_mlp_only is None:
             model.recompute_mlp_only = decision.mlp_only
-        alone = config.trainer.n_gpus_per_node * config.trainer.nnodes == 1
         for engine in (actor.fsdp_config, config.critic.fsdp):
-            values = decide_gathering(engine, alone=alone, reshard=decision.reshard)
+            values = {"reshard_after_forward": decision.reshard}
             if offload is not None:
                 values |= dict.fromkeys(OFFLOADS, offload and not engine.get("offload_policy"))
             for key, value in values.items():
@@ -289,12 +288,12 @@ def apply(config: DictConfig, decision: Decision) -> None:
                     engine[key] = value
 
 
-def decide_gathering(engine: DictConfig, *, alone: bool, reshard: bool) -> dict[str, bool]:
-    """Return the values of verl's keys of an engine, which is `alone` if it has one process."""
+def reduce_gradients_once(engine: DictConfig, processes: int) -> None:
+    """Set verl's `use_no_sync_for_gradient_accumulation` of an engine on so many processes, if it is null."""
     # Until the last micro-batch, whole gradients stay on the GPU: no more than a single process has there anyway,
     # unless FSDP2's offloading keeps gradients in host memory.
-    keeps_gradients = alone and not engine.get("offload_policy")
-    return {"reshard_after_forward": reshard, "use_no_sync_for_gradient_accumulation": keeps_gradients}
+    if engine.use_no_sync_for_gradient_accumulation is None:
+        engine.use_no_sync_for_gradient_accumulation = processes == 1 and not engine.offload_policy
 
 
 def on_cpu(config: DictConfig) -> Decision:

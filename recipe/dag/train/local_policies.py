@@ -42,6 +42,7 @@ async def start_policies(
                 name,
                 model_path=models.policies[name],
                 critic_path=models.critics.get(name),
+                processes=sum(spec.groups(platform)),
                 sharing=len(spec.policies),
                 offload_between_turns=len(spec.policies) > 1 and trained > 1,
                 updates=actor_updates(workflow, name, run.trainer.total_training_steps),

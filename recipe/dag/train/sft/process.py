@@ -20,7 +20,7 @@ from omegaconf import DictConfig, OmegaConf, open_dict
 from recipe.dag.core.errors import UserError
 from recipe.dag.policy.config import check_kernels, prepare_model
 from recipe.dag.policy.critic_config import FP32
-from recipe.dag.settings.defaults import decide_gathering
+from recipe.dag.settings.defaults import reduce_gradients_once
 from recipe.dag.train.models import load_model
 from recipe.dag.train.sft.checkpoint import check_intact, experiment, find_start, publish_model
 from recipe.dag.train.sft.data import TranscriptDataset, check_batch_size
@@ -102,11 +102,10 @@ def _complete(config: DictConfig, processes: int) -> None:
         parallel = int(config.engine.ulysses_sequence_parallel_size) > 1
         prepare_model(config.model, platform=config.platform, sequence_parallel=parallel)
         config.engine.seed = config.seed
-        # offloaded weights are gathered from host memory, to have few of them on the GPU
-        reshard = processes > 1 or bool(config.engine.offload_policy)
-        for key, value in decide_gathering(config.engine, alone=processes == 1, reshard=reshard).items():
-            if config.engine[key] is None:
-                config.engine[key] = value
+        if config.engine.reshard_after_forward is None:
+            # offloaded weights are gathered from host memory, to have few of them on the GPU
+            config.engine.reshard_after_forward = processes > 1 or bool(config.engine.offload_policy)
+        reduce_gradients_once(config.engine, processes)
         config.trainer.device = config.platform
         config.trainer.profile_interval = [-1, -1]
         if cpu:
