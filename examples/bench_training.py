@@ -1,11 +1,13 @@
 """Tokens per second and memory of the trainer's engines on the same rows, for log-probs (with entropies) and updates.
 
-    python examples/bench_training.py MODEL [--arms packed,plain,logits] [--rows 48] [--shortest 300] [--longest 2000]
+    python examples/bench_training.py MODEL [--arms packed,adamw8bit+no_recompute@8192] [--rows 48] [--shortest 300] ...
 
 Runs on a CUDA device, or on the CPU with a small model. Each arm runs in a separate process, with a run's policy worker
-and nothing offloaded. The arms:
+and nothing offloaded. `+` joins arms, and `@` gives an arm its own tokens of a micro-batch. The arms:
 
 - packed: packed rows, no logits, and the kernels, gathered weights and recompute that a run chooses (the default)
+- no_recompute, mlp_recompute, recompute: the same, but no layer recomputes activations, each those of its MLP, or all
+- adamw8bit: the same with torchao's 8-bit Adam
 - plain: the same with transformers' modules, weights gathered for each layer, and all layers recomputed
 - logits: packed rows, log-probs computed from logits in chunks
 - padded: verl's engine without flash-attn (padded rows, sdpa, logits)
@@ -29,21 +31,26 @@ from types import SimpleNamespace
 from typing import Any
 
 from rich.console import Console
-from rich.table import Table
+from rich.table import Column, Table
 
 ROOT = Path(__file__).resolve().parents[1]
 sys.path.insert(0, str(ROOT))  # if this project is not installed, `recipe` may be another package
+MODEL, ACTOR = "actor_rollout_ref.model", "actor_rollout_ref.actor"
+WHOLE = (f"{MODEL}.enable_gradient_checkpointing=true", f"{MODEL}.recompute_mlp_only=0")
 ARMS = {
     "packed": (),
+    "no_recompute": (f"{MODEL}.enable_gradient_checkpointing=false",),
+    "mlp_recompute": (f"{MODEL}.enable_gradient_checkpointing=true", f"{MODEL}.recompute_mlp_only=1000"),
+    "recompute": WHOLE,
+    "adamw8bit": (f"{ACTOR}.optim.optimizer=AdamW8bit", f"{ACTOR}.optim.optimizer_impl=torchao.optim"),
     "plain": (
-        "actor_rollout_ref.model.use_liger=false",
-        "actor_rollout_ref.model.enable_gradient_checkpointing=true",
-        "actor_rollout_ref.model.recompute_mlp_only=0",
-        "actor_rollout_ref.actor.fsdp_config.reshard_after_forward=true",
-        "actor_rollout_ref.actor.fsdp_config.use_no_sync_for_gradient_accumulation=false",
+        *WHOLE,
+        f"{MODEL}.use_liger=false",
+        f"{ACTOR}.fsdp_config.reshard_after_forward=true",
+        f"{ACTOR}.fsdp_config.use_no_sync_for_gradient_accumulation=false",
     ),
-    "logits": ("actor_rollout_ref.model.use_fused_kernels=false",),
-    "padded": ("actor_rollout_ref.model.use_remove_padding=false",),
+    "logits": (f"{MODEL}.use_fused_kernels=false",),
+    "padded": (f"{MODEL}.use_remove_padding=false",),
 }
 """Name -> overrides."""
 WORKFLOW = """\
@@ -60,21 +67,26 @@ nodes:
 def parse(argv: list[str] | None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
     parser.add_argument("model")
-    parser.add_argument("--arms", default=",".join(ARMS), help=f"from {', '.join(ARMS)}")
+    parser.add_argument("--arms", default="packed,plain,logits,padded@8192", help=f"from {', '.join(ARMS)}")
     parser.add_argument("--rows", type=int, default=48)
     parser.add_argument("--shortest", type=int, default=300, help="tokens of the shortest row")
     parser.add_argument("--longest", type=int, default=2000, help="tokens of the longest row")
-    parser.add_argument("--tokens", type=int, default=16384, help="tokens of a packed micro-batch")
-    parser.add_argument("--padded_tokens", type=int, default=8192, help="tokens of a padded one, whose logits are kept")
+    parser.add_argument("--tokens", type=int, default=16384, help="tokens of a micro-batch")
     parser.add_argument("--passes", type=int, default=3)
     parser.add_argument("--out", type=Path, default=Path("outputs/bench_training"))
-    parser.add_argument("--arm", choices=ARMS, help=argparse.SUPPRESS)  # set for the process of one arm
+    parser.add_argument("--arm", help=argparse.SUPPRESS)  # set for the process of one arm
     args = parser.parse_args(argv)
-    if unknown := [name for name in args.arms.split(",") if name not in ARMS]:
+    if unknown := [name for arm in args.arms.split(",") for name in split(arm)[0] if name not in ARMS]:
         parser.error(f"--arms: unknown arm {unknown[0]}; choose from {', '.join(ARMS)}")
     if args.passes < 2:
         parser.error("--passes: 2 or more, since the first one is left out")
     return args
+
+
+def split(arm: str) -> tuple[list[str], int | None]:
+    """Return the names that an arm joins, and its tokens of a micro-batch; None without."""
+    names, _, tokens = arm.partition("@")
+    return names.split("+"), int(tokens) if tokens else None
 
 
 def measure(args: argparse.Namespace) -> dict[str, float]:
@@ -104,7 +116,8 @@ def measure(args: argparse.Namespace) -> dict[str, float]:
     dist.init_process_group(
         "nccl" if gpu else "gloo", init_method=f"file://{out}/store_{args.arm}", rank=0, world_size=1
     )
-    tokens = args.padded_tokens if args.arm == "padded" else args.tokens
+    names, own_tokens = split(args.arm)
+    tokens = own_tokens or args.tokens
     file = out / "workflow.yaml"
     workflow = load_workflow(file)
     run = compose_config(
@@ -118,7 +131,7 @@ def measure(args: argparse.Namespace) -> dict[str, float]:
             "trainer.n_gpus_per_node=1",
             "actor_rollout_ref.actor.fsdp_config.param_offload=false",
             "actor_rollout_ref.actor.fsdp_config.optimizer_offload=false",
-            *ARMS[args.arm],
+            *(override for name in names for override in ARMS[name]),
         ],
     )
     decision = defaults.decide(run, workflow, this_machine()) if gpu else defaults.on_cpu(run)
@@ -178,7 +191,8 @@ def measure(args: argparse.Namespace) -> dict[str, float]:
 
 
 def report(model: str, results: dict[str, dict[str, float]]) -> None:
-    table = Table("arm", "tokens", "log-probs, tok/s", "update, tok/s", "share of peak", "peak, GB", "estimate, GB")
+    arm = Column("arm", no_wrap=True, min_width=max(map(len, results), default=0))
+    table = Table(arm, "tokens", "log-probs, tok/s", "update, tok/s", "share of peak", "peak, GB", "estimate, GB")
     for name, result in results.items():
         peak = (f"{result[key]:.1f}" if key in result else "-" for key in ("peak_gb", "estimate_gb"))
         share = f"{result['mfu']:.2f}" if "mfu" in result else "-"

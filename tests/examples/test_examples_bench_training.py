@@ -17,11 +17,12 @@ def forked(zygote, monkeypatch) -> None:
 
 def test_an_arm_measures_both_passes_and_is_reported(forked, tiny_model, tmp_path, capfd):
     small = ["--rows", "6", "--shortest", "10", "--longest", "40", "--passes", "2"]
-    bench_training.main([str(tiny_model), "--arms", "packed", *small, "--out", str(tmp_path)])
-    found = json.loads((tmp_path / "training.json").read_text())["arms"]["packed"]
+    arm = "no_recompute+logits@512"
+    bench_training.main([str(tiny_model), "--arms", arm, *small, "--out", str(tmp_path)])
+    found = json.loads((tmp_path / "training.json").read_text())["arms"][arm]
     assert found["log_prob_tokens_per_s"] > 0 and found["update_tokens_per_s"] > 0
-    assert found["tokens"] == 16384 and not {"peak_gb", "estimate_gb"} & set(found)
-    assert "packed" in capfd.readouterr().out
+    assert found["tokens"] == 512 and not {"peak_gb", "estimate_gb"} & set(found)
+    assert arm in capfd.readouterr().out
 
 
 def test_an_arm_that_fails_is_named_with_its_log(forked, tmp_path, capfd):
@@ -32,7 +33,8 @@ def test_an_arm_that_fails_is_named_with_its_log(forked, tmp_path, capfd):
 
 
 @pytest.mark.parametrize(
-    ("words", "line"), [(["--arms", "mine"], "unknown arm mine"), (["--passes", "1"], "the first one is left out")]
+    ("words", "line"),
+    [(["--arms", "packed+mine@9"], "unknown arm mine"), (["--passes", "1"], "the first one is left out")],
 )
 def test_what_it_cannot_measure_is_one_line(words, line, capsys):
     with pytest.raises(SystemExit):
