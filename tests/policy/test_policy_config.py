@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import json
+import re
 
 import pytest
 from omegaconf import OmegaConf
@@ -209,6 +210,29 @@ def test_the_doctor_notes_that_ligers_kernels_are_missing(monkeypatch):
     monkeypatch.setattr(doctor, "liger_is_installed", lambda: False)
     with pytest.raises(doctor.Note, match="liger-kernel is not installed; updates on a GPU are a third slower"):
         doctor.check_liger()
+
+
+@pytest.mark.parametrize(
+    ("optim", "message"),
+    [
+        ({"optimizer_impl": "absent.optim"}, ".optimizer_impl=absent.optim, but absent is not installed; install it"),
+        (
+            {"optimizer": "AdamW8bit"},
+            ".optimizer=AdamW8bit, but torch.optim has no optimizer in 8 bits; set {}.optimizer_impl",
+        ),
+    ],
+)
+def test_an_optimizer_that_is_not_there_is_one_line(optim, message, configure):
+    keys = {"actor_rollout_ref.actor.optim": ({"actor": {"optim": optim}}, {}), "critic.optim": ({}, {"optim": optim})}
+    for key, (overrides, of_critic) in keys.items():
+        with pytest.raises(UserError, match=re.escape(f"policy main: {key}{message.format(key)}")):
+            configure(overrides, critic={"config": of_critic})
+
+
+def test_the_doctor_notes_that_torchao_is_missing(monkeypatch):
+    monkeypatch.setattr(doctor, "_version", lambda _: None)
+    with pytest.raises(doctor.Note, match="torchao is not installed; only its optimizers, such as 8-bit Adam"):
+        doctor.check_torchao()
 
 
 def test_the_layers_that_recompute_their_mlp_only_are_an_option_of_the_engine(configure):

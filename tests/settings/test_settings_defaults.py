@@ -9,9 +9,18 @@ import pytest
 from recipe.dag.core.errors import UserError
 from recipe.dag.settings import defaults
 from recipe.dag.settings.compose import compose_config
-from recipe.dag.settings.defaults import apply, check_servers, decide, describe, describe_memory, on_cpu, useful_tokens
+from recipe.dag.settings.defaults import (
+    apply,
+    check_servers,
+    decide,
+    describe,
+    describe_memory,
+    moments_of,
+    on_cpu,
+    useful_tokens,
+)
 from recipe.dag.workflow.machine import Machine
-from recipe.dag.workflow.memory import PolicyOnGpu, Pool
+from recipe.dag.workflow.memory import Moments, PolicyOnGpu, Pool
 from recipe.dag.workflow.schema import Workflow
 from recipe.dag.workflow.trainer_memory import Head, TrainerOptions, activation_bytes
 from tests.workflow.shapes import QWEN, qwen, write_config
@@ -114,6 +123,17 @@ def test_weights_stay_gathered_and_layers_keep_activations_where_they_fit(
     assert (model.enable_gradient_checkpointing, model.recompute_mlp_only) == (recompute, mlp_only)
     assert decision.memory[0].fits
     assert decision.memory[0].phases[1].used <= 0.9 * size or (recompute and not mlp_only)
+
+
+def test_the_moments_of_each_optimizer_are_counted(decided):
+    eight_bit = {"optim": {"optimizer": "AdamW8bit"}}
+    options = {"config": {"actor": eight_bit}}, {"critic": {"config": eight_bit}}, {"critic": {}}
+    of_actor, of_critic, plain = (decided("0.5b", machine(1), **{"critic": {}, **extra})[0] for extra in options)
+    optimizers = [decision.memory[0].phases[0].optimizer / 494_032_768 for decision in (of_actor, of_critic, plain)]
+    assert optimizers == pytest.approx([10.03, 10.03, 16], rel=0.001)
+    _, run = decided("3b", machine(1), f"{ACTOR}.optim.optimizer=AdamW8bit")
+    flow = Workflow(path="w", dag_id="w", agents=[], policies={"p": {"model": {"path": "m"}}}, nodes=[])
+    assert moments_of(run, flow, "p") == Moments(actor=2.03125, critic=8)
 
 
 @pytest.mark.parametrize(

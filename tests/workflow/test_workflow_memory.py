@@ -10,6 +10,7 @@ import pytest
 from recipe.dag.loading.workflow_file import load_workflow
 from recipe.dag.workflow.memory import (
     GB,
+    Moments,
     PolicyOnGpu,
     Pool,
     estimate_pool,
@@ -21,7 +22,7 @@ from recipe.dag.workflow.memory import (
 from recipe.dag.workflow.model_size import UnknownSize, size_of
 from recipe.dag.workflow.plan import make_plan
 from recipe.dag.workflow.render import to_json, to_text
-from recipe.dag.workflow.trainer_memory import TrainerOptions
+from recipe.dag.workflow.trainer_memory import ADAM_8BIT, TrainerOptions
 from tests.workflow.shapes import qwen, write_config
 
 H100 = int(85.5 * GB)
@@ -104,6 +105,8 @@ def test_every_part_is_bytes_per_parameter(workflow, tmp_path):
     count, critic = 494_032_768, 494_032_768 + 896 + 1
     assert (one.weights, one.gradients, one.optimizer, one.reference) == (4 * count, 4 * count, 8 * count, 4 * count)
     assert (one.critic, one.serving, one.total) == (16 * critic, 2 * count, 22 * count + 16 * critic)
+    small = estimate_states(workflow, {"MODEL_PATH": path}, moments={"one": Moments(ADAM_8BIT, ADAM_8BIT)})[0]
+    assert (small.optimizer, small.critic) == (int(2.03125 * count), 8 * critic + int(2.03125 * critic))
     assert two.critic == 0 and two.total == 22 * count
     assert three.parameters is None and three.total is None and "JUDGE_PATH is not set" in three.unknown
     frozen = estimate_states(workflow, {"MODEL_PATH": path, "JUDGE_PATH": path})[2]

@@ -7,6 +7,8 @@ from dataclasses import replace
 import pytest
 
 from recipe.dag.workflow.trainer_memory import (
+    ADAM,
+    ADAM_8BIT,
     Head,
     TrainerOptions,
     activation_bytes,
@@ -75,6 +77,12 @@ def test_without_checkpointing_every_layer_keeps_its_activations(three):
     assert plain > 5 * activation_bytes(three, TrainerOptions(8192))
 
 
+def test_adam_in_8_bits_takes_18_gb_less_for_3b(three):
+    plain, small = (update_phases(three, 1, TrainerOptions(8192, moments=moments)) for moments in (ADAM, ADAM_8BIT))
+    assert (plain[0].used - small[0].used) / GB == pytest.approx(18.4, abs=0.1)
+    assert small[1].used < (4 + 4 + 2.1) * three.parameters + 4 * three.vocabulary * three.hidden * 1.1
+
+
 def test_states_are_sharded_over_the_gpus_and_activations_are_not(three):
     one, four = (update_phases(three, gpus, TrainerOptions(16384))[0] for gpus in (1, 4))
     assert four.optimizer == pytest.approx(one.optimizer / 4, rel=1e-6) and four.activations == one.activations
@@ -94,6 +102,8 @@ def test_a_critic_has_no_logits(three):
         ({"optimizer_offload": True}, 4, 8, 0),
         ({"param_offload": True, "optimizer_offload": True}, 0, 12, 0),
         ({"offload_policy": True}, 0, 8, 8),
+        ({"moments": 2}, 6, 0, 0),
+        ({"moments": 2, "optimizer_offload": True}, 4, 2, 0),
     ],
     ids=str,
 )

@@ -135,6 +135,13 @@ def check_liger() -> str:
     return _version("liger-kernel") or "installed"
 
 
+def check_torchao() -> str:
+    version = _version("torchao")
+    if version is None:
+        raise Note("torchao is not installed; only its optimizers, such as 8-bit Adam, need it")
+    return version
+
+
 def check_dsbench() -> str:
     """Look for what the programs of recipe/dsbench's agents import; its run script checks the same."""
     missing = [name for name in DATA_SCIENCE if importlib.util.find_spec(name) is None]
@@ -254,6 +261,7 @@ CHECKS: dict[str, Callable[[], str]] = {
     "sglang": check_sglang,
     "flash-attn": check_flash_attn,
     "liger": check_liger,
+    "torchao": check_torchao,
     "dsbench": check_dsbench,
     "memory": check_memory,
     "disk": check_disk,

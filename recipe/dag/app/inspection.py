@@ -48,6 +48,18 @@ def open_planned(
     return checked.workflow, checked.config
 
 
+def estimate_memory(workflow: Workflow, config: DictConfig | None, gpu_gb: float | None) -> dict[str, Any]:
+    """Estimate the memory of a run: the plan's field `memory`, and those of `estimate_gpus`."""
+    from recipe.dag.workflow.memory import estimate_states
+
+    moments = {}
+    if config is not None:
+        from recipe.dag.settings.defaults import moments_of
+
+        moments = {name: moments_of(config, workflow, name) for name in workflow.local_policies()}
+    return {"memory": estimate_states(workflow, moments=moments), **estimate_gpus(workflow, config, gpu_gb)}
+
+
 def estimate_gpus(workflow: Workflow, config: DictConfig | None, gpu_gb: float | None) -> dict[str, Any]:
     """Estimate the memory of each GPU for a run.
 

@@ -8,6 +8,7 @@ UserError that names the policy.
 from __future__ import annotations
 
 import pickle
+from importlib.util import find_spec
 
 from omegaconf import DictConfig, OmegaConf, open_dict
 
@@ -104,8 +105,10 @@ def policy_config(
         assert policy.critic is not None  # only policies that declare a critic have a critic model
         apply_critic(config, run, name, policy.critic, model_path=critic_path, cpu=platform == "cpu")
     check_kernels(config.actor_rollout_ref.model, "actor_rollout_ref.model", f"policy {name}: ")
+    check_optimizer(config.actor_rollout_ref.actor.optim, "actor_rollout_ref.actor.optim", f"policy {name}: ")
     if critic_path is not None:
         check_kernels(config.critic.model, "critic.model", f"policy {name}: ")
+        check_optimizer(config.critic.optim, "critic.optim", f"policy {name}: ")
     with open_dict(config):
         make_absolute(config)
         for engine in (config.actor_rollout_ref.actor.fsdp_config, config.critic.fsdp):
@@ -127,6 +130,20 @@ def check_kernels(model: DictConfig, key: str, where: str = "") -> None:
         )
     if implementation == VARLEN and not model.use_remove_padding:
         raise UserError(f"{setting} needs packed rows: set {key}.use_remove_padding=true, or set {PADDED}")
+
+
+def check_optimizer(optim: DictConfig, key: str, where: str = "") -> None:
+    """Raise UserError if the package of an optimizer is missing, or torch is asked for one in 8 bits. `key`: that of
+    `optim` in the configuration."""
+    package = optim.optimizer_impl.partition(".")[0]
+    if find_spec(package) is None:
+        setting = f"{where}{key}.optimizer_impl={optim.optimizer_impl}"
+        raise UserError(f"{setting}, but {package} is not installed; install it, or leave this out")
+    if package == "torch" and optim.optimizer.endswith("8bit"):
+        setting = f"{where}{key}.optimizer={optim.optimizer}"
+        raise UserError(
+            f"{setting}, but torch.optim has no optimizer in 8 bits; set {key}.optimizer_impl=torchao.optim"
+        )
 
 
 def has_stop_strings(workflow: Workflow, policy: str) -> bool:

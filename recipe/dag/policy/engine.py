@@ -39,6 +39,10 @@ if TYPE_CHECKING:
 
         def prepare_model_inputs(self, micro_batch: TensorDict) -> tuple[dict, dict]: ...
 
+        def _build_optimizer(self, module: torch.nn.Module) -> torch.optim.Optimizer: ...
+
+        def lr_scheduler_step(self) -> float: ...
+
         def save_checkpoint(self, local_path: str, *args: Any, **kwargs: Any) -> None: ...
 
         def forward_step(self, micro_batch: TensorDict, loss_function: Callable, forward_only: bool): ...
@@ -125,7 +129,20 @@ class FullOffload(Engine):
             get_torch_device().empty_cache()
 
 
-class PolicyEngine(FullOffload, GatheredWeights, PackedInputs, FSDPEngineWithLMHead):
+class QuantizedMoments(Engine):
+    """Mixin for verl's engines: optimizers of torchao (`optim.optimizer_impl`)."""
+
+    def _build_optimizer(self, module: torch.nn.Module) -> torch.optim.Optimizer:
+        if self.optimizer_config.optimizer_impl.startswith("torchao") and get_device_name() == "cpu":
+            # it compiles its step for each shape, which takes a CPU longer than the steps of a small run
+            torch.compiler.set_stance("force_eager")
+        return super()._build_optimizer(module)
+
+    def lr_scheduler_step(self) -> float:
+        return float(super().lr_scheduler_step())  # torchao's is a tensor
+
+
+class PolicyEngine(QuantizedMoments, FullOffload, GatheredWeights, PackedInputs, FSDPEngineWithLMHead):
     """Scores only the sampled tokens of packed rows.
 
     `fused_kernel_options` of the model's configuration: `impl_backend` selects the implementation: triton or torch

@@ -13,7 +13,7 @@ from verl.utils.device import get_device_name, get_vendor
 from verl.workers.engine.base import EngineRegistry
 from verl.workers.engine.fsdp.transformer_impl import FSDPEngineWithValueHead
 
-from recipe.dag.policy.engine import FullOffload, GatheredWeights, PackedInputs
+from recipe.dag.policy.engine import FullOffload, GatheredWeights, PackedInputs, QuantizedMoments
 
 HEADS = ("score", "classifier")
 """Names of the last layer in the token classifiers of transformers."""
@@ -37,7 +37,7 @@ def load_value_model(local_path: str, torch_dtype: torch.dtype, model_config, tr
     return model
 
 
-class ValueEngine(FullOffload, GatheredWeights, PackedInputs, FSDPEngineWithValueHead):
+class ValueEngine(QuantizedMoments, FullOffload, GatheredWeights, PackedInputs, FSDPEngineWithValueHead):
     """verl's value engine, which builds its module with `load_value_model`."""
 
     def _build_module(self):

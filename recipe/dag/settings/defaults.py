@@ -21,10 +21,19 @@ from recipe.dag.core.errors import UserError
 from recipe.dag.core.flatten import flatten
 from recipe.dag.settings.pools import plan_pools
 from recipe.dag.workflow.machine import Machine
-from recipe.dag.workflow.memory import GB, PolicyOnGpu, Pool, PoolMemory, critic_path, estimate_pool, judge_pool
+from recipe.dag.workflow.memory import (
+    GB,
+    Moments,
+    PolicyOnGpu,
+    Pool,
+    PoolMemory,
+    critic_path,
+    estimate_pool,
+    judge_pool,
+)
 from recipe.dag.workflow.model_size import UnknownSize, context_of, size_of
 from recipe.dag.workflow.schema import Workflow
-from recipe.dag.workflow.trainer_memory import Head, TrainerOptions, mlp_only_bytes
+from recipe.dag.workflow.trainer_memory import Head, TrainerOptions, mlp_only_bytes, moment_bytes
 
 RUN = "actor_rollout_ref"
 TOKENS = 16384
@@ -80,6 +89,14 @@ class PolicyKeys:
 
     def __getitem__(self, key: str) -> Any:
         return self.own[key] if key in self.own else OmegaConf.select(self.run, f"{RUN}.{key}")
+
+
+def moments_of(config: DictConfig, workflow: Workflow, name: str) -> Moments:
+    """Return the sizes of the optimizers' moments of a policy and of its critic."""
+    critic = workflow.policies[name].critic
+    own = {} if critic is None else {key: value for key, value, _ in flatten(critic.config)}
+    of_critic = own.get("optim.optimizer", config.critic.optim.optimizer)
+    return Moments(*map(moment_bytes, (PolicyKeys(config, workflow, name)["actor.optim.optimizer"], of_critic)))
 
 
 def longest_row(config: DictConfig) -> int:
@@ -212,12 +229,13 @@ def _pools(config: DictConfig, workflow: Workflow, decision: Decision) -> tuple[
 
 def _policy(config: DictConfig, workflow: Workflow, decision: Decision, name: str) -> PolicyOnGpu:
     policy, keys = workflow.policies[name], PolicyKeys(config, workflow, name)
-    critic = critic_path(workflow, name)
+    critic, moments = critic_path(workflow, name), moments_of(config, workflow, name)
     return PolicyOnGpu(
         name=name,
         size=size_of(policy.model.path),
-        trainer=None if policy.frozen else _trainer(keys, longest_row(config), decision),
+        trainer=None if policy.frozen else _trainer(keys, longest_row(config), decision, moments.actor),
         critic=None if critic is None else size_of(critic),
+        critic_moments=moments.critic,
         reference=policy.reference,
         server_share=float(keys["rollout.gpu_memory_utilization"] or 0.5),
         tensor_parallel=int(keys["rollout.tensor_model_parallel_size"] or 1),
@@ -225,7 +243,7 @@ def _policy(config: DictConfig, workflow: Workflow, decision: Decision, name: st
     )
 
 
-def _trainer(keys: PolicyKeys, longest: int, decision: Decision) -> TrainerOptions:
+def _trainer(keys: PolicyKeys, longest: int, decision: Decision, moments: float) -> TrainerOptions:
     if keys["actor.use_dynamic_bsz"] is False:
         tokens = int(keys["actor.ppo_micro_batch_size_per_gpu"] or 1) * longest
     else:
@@ -243,6 +261,7 @@ def _trainer(keys: PolicyKeys, longest: int, decision: Decision) -> TrainerOptio
         mlp_only=int(values[MLP_ONLY]),
         liger=bool(values[LIGER]),
         reshard=bool(values[RESHARD]),
+        moments=moments,
     )
 
 

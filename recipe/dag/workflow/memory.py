@@ -50,6 +50,14 @@ REFERENCE = 4
 """Bytes per parameter of a reference, which verl keeps in host memory."""
 
 
+@dataclass(frozen=True, slots=True)
+class Moments:
+    """Bytes per parameter of the optimizers' moments of a policy and its critic."""
+
+    actor: float = ADAM
+    critic: float = ADAM
+
+
 class PolicyMemory(Frozen):
     """Bytes of a policy's states over all its devices; None if the model's size is unknown."""
 
@@ -76,9 +84,12 @@ class PolicyMemory(Frozen):
         return sum(sizes) if len(sizes) == len(self.parts) else None
 
 
-def estimate_states(workflow: Workflow, environ: Mapping[str, str] | None = None) -> tuple[PolicyMemory, ...]:
-    """Estimate the states of each policy, from the models' config.json files if they are on this machine."""
-    return tuple(_states(workflow, name, environ) for name in workflow.local_policies())
+def estimate_states(
+    workflow: Workflow, environ: Mapping[str, str] | None = None, *, moments: Mapping[str, Moments] = {}
+) -> tuple[PolicyMemory, ...]:
+    """Estimate the states of each policy, from the models' config.json files if they are on this machine. `moments`: by
+    policy; those of Adam in fp32 for others."""
+    return tuple(_states(workflow, name, environ, moments.get(name, Moments())) for name in workflow.local_policies())
 
 
 def critic_path(workflow: Workflow, name: str) -> str | None:
@@ -89,7 +100,7 @@ def critic_path(workflow: Workflow, name: str) -> str | None:
     return (policy.critic.model or policy.model).path
 
 
-def _states(workflow: Workflow, name: str, environ: Mapping[str, str] | None) -> PolicyMemory:
+def _states(workflow: Workflow, name: str, environ: Mapping[str, str] | None, moments: Moments) -> PolicyMemory:
     policy, critic = workflow.policies[name], critic_path(workflow, name)
     try:
         size = size_of(policy.model.path, environ)
@@ -102,11 +113,25 @@ def _states(workflow: Workflow, name: str, environ: Mapping[str, str] | None) ->
         parameters=size.parameters,
         weights=trained * MASTER,
         gradients=trained * GRADIENT,
-        optimizer=trained * ADAM,
+        optimizer=int(trained * moments.actor),
         reference=trained * REFERENCE if policy.reference else 0,
-        critic=values * (MASTER + GRADIENT + ADAM),
+        critic=values * (MASTER + GRADIENT) + int(values * moments.critic),
         serving=size.parameters * BF16,
     )
+
+
+@dataclass(frozen=True, slots=True)
+class Learner:
+    """A model that is trained: the actor of a policy or, with a value head, its critic."""
+
+    name: str
+    size: ModelSize
+    options: TrainerOptions
+    critic: bool = False
+
+    @property
+    def parameters(self) -> int:
+        return self.size.value_parameters if self.critic else self.size.parameters
 
 
 @dataclass(frozen=True, slots=True)
@@ -118,16 +143,21 @@ class PolicyOnGpu:
     trainer: TrainerOptions | None
     """None for a frozen policy."""
     critic: ModelSize | None = None
+    critic_moments: float = ADAM
+    """Bytes per parameter of the critic's optimizer."""
     reference: bool = False
     server_share: float = 0.5
     """Fraction of the memory that is free when the servers start, before division among the pool's policies."""
     tensor_parallel: int = 1
     longest_row: int = 4096
 
-    @property
-    def parameters(self) -> int:
-        """Trained parameters, including a critic's."""
-        return self.size.parameters + (self.critic.value_parameters if self.critic else 0)
+    def learners(self) -> Iterator[Learner]:
+        """Yield what is trained: the actor and its critic; nothing of a frozen policy."""
+        if self.trainer is not None:
+            yield Learner(self.name, self.size, self.trainer)
+            if self.critic is not None:
+                options = replace(self.trainer, moments=self.critic_moments)
+                yield Learner(f"{self.name}'s critic", self.critic, options, critic=True)
 
 
 @dataclass(frozen=True, slots=True)
@@ -254,10 +284,11 @@ def _phases(pool: Pool, shares: dict[str, int]) -> Iterator[Phase]:
     yield Phase(name="rollout", weights=weights, optimizer=optimizer, servers=rollout, processes=processes)
     frozen = sum(shares[policy.name] for policy in pool.policies if policy.trainer is None)
     for policy in pool.policies:
-        for learner, (own_weights, own_optimizer), phases in _updates(policy, pool.gpus):
-            for phase in phases:
+        for learner in policy.learners():
+            own_weights, own_optimizer = resident_bytes(learner.parameters, pool.gpus, learner.options)
+            for phase in update_phases(learner.size, pool.gpus, learner.options, critic=learner.critic):
                 together = {
-                    "name": f"{phase.name} of {learner}",
+                    "name": f"{phase.name} of {learner.name}",
                     "weights": weights - own_weights + phase.weights,
                     "optimizer": optimizer - own_optimizer + phase.optimizer,
                     "servers": frozen,
@@ -266,26 +297,16 @@ def _phases(pool: Pool, shares: dict[str, int]) -> Iterator[Phase]:
                 yield phase.model_copy(update=together)
 
 
-def _updates(policy: PolicyOnGpu, gpus: int) -> Iterator[tuple[str, tuple[int, int], tuple[Phase, ...]]]:
-    """Yield (name, resident bytes, phases of an update) of the actor and of the critic."""
-    if (trainer := policy.trainer) is None:
-        return
-    resident = resident_bytes(policy.size.parameters, gpus, trainer)
-    yield policy.name, resident, update_phases(policy.size, gpus, trainer)
-    if (critic := policy.critic) is not None:
-        resident = resident_bytes(critic.value_parameters, gpus, trainer)
-        yield f"{policy.name}'s critic", resident, update_phases(critic, gpus, trainer, critic=True)
-
-
 def _resident(policy: PolicyOnGpu, gpus: int) -> tuple[int, int]:
-    return (0, 0) if policy.trainer is None else resident_bytes(policy.parameters, gpus, policy.trainer)
+    """Return the bytes of weights and of optimizers that stay on each GPU between updates."""
+    parts = [resident_bytes(learner.parameters, gpus, learner.options) for learner in policy.learners()]
+    return sum(weights for weights, _ in parts), sum(optimizer for _, optimizer in parts)
 
 
 def _host(policy: PolicyOnGpu, gpus: int) -> int:
-    if policy.trainer is None:
-        return 0
-    reference = REFERENCE * policy.size.parameters if policy.reference else 0
-    return reference + host_bytes(policy.size, policy.parameters, gpus, policy.trainer)
+    reference = REFERENCE * policy.size.parameters if policy.reference and policy.trainer is not None else 0
+    learners = policy.learners()
+    return reference + sum(host_bytes(policy.size, each.parameters, gpus, each.options) for each in learners)
 
 
 def find_change(pool: Pool, available: int) -> tuple[str, ...]:

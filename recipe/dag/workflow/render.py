@@ -11,7 +11,7 @@ from recipe.dag.workflow.memory import GB, REFERENCE, PolicyMemory, PoolMemory
 from recipe.dag.workflow.mermaid import step_name, to_mermaid
 from recipe.dag.workflow.node import EPISODE_KINDS, Kind
 from recipe.dag.workflow.plan import Plan, PlannedAgent, PlannedLoop, PlannedNode, PlannedPolicy
-from recipe.dag.workflow.trainer_memory import ADAM, BF16, GRADIENT, MASTER
+from recipe.dag.workflow.trainer_memory import ADAM, ADAM_8BIT, BF16, GRADIENT, MASTER
 from recipe.dag.workflow.training_chain import is_derived
 
 __all__ = ["to_json", "to_mermaid", "to_text"]
@@ -141,8 +141,9 @@ def _product(plan: Plan, agent: PlannedAgent) -> str:
 
 
 def _states_table(memory: Sequence[PolicyMemory]) -> list[str]:
-    bytes_each = f"weights {MASTER}, gradients {GRADIENT}, Adam {ADAM}, reference {REFERENCE} (fp32), serving {BF16}"
-    title = f"Memory in GB, over all devices (bytes per parameter: {bytes_each} (bf16))"
+    fp32 = f"weights {MASTER}, gradients {GRADIENT}, Adam {ADAM}, reference {REFERENCE}"
+    bytes_each = f"{fp32} (fp32), 8-bit Adam {ADAM_8BIT:.0f}, serving {BF16} (bf16)"
+    title = f"Memory in GB, over all devices (bytes per parameter: {bytes_each})"
     header = ["policy", "parameters", "weights", "gradients", "Adam", "reference", "critic", "serving", "total"]
     rows = [[states.policy, _count(states.parameters), *map(_size, (*states.parts, states.total))] for states in memory]
     why = [f"  {states.policy} is unknown: {states.unknown}" for states in memory if states.parameters is None]

@@ -14,8 +14,11 @@ from recipe.dag.workflow.model_size import ModelSize
 
 MASTER, GRADIENT, ADAM = 4, 4, 8
 """Bytes per trained parameter: fp32 weights, fp32 gradients, two fp32 moments."""
+ADAM_8BIT = 2 * (1 + 4 / 256)
+"""The same of torchao's 8-bit Adam: two moments of one byte, with an fp32 scale for each block of 256."""
 OPTIMIZER_SCRATCH = 4
-"""Bytes per parameter while Adam steps: it takes the root of all second moments at once, in one more fp32 copy."""
+"""Bytes per parameter while Adam steps: it takes the root of all second moments at once, in one more fp32 copy.
+torchao's steps one tensor at a time."""
 BF16 = 2
 LAYER_SAVED = (4, 16)
 """bf16 values per token that a layer keeps for its backward pass, as multiples of (width of the MLP, hidden size)."""
@@ -79,6 +82,8 @@ class TrainerOptions:
     """Norms, rotary embeddings and MLPs are Liger's kernels."""
     reshard: bool = True
     """A layer's gathered weights are freed after its forward pass, and gathered again for its backward pass."""
+    moments: float = ADAM
+    """Bytes per trained parameter of the optimizer's moments."""
 
 
 class Phase(Frozen):
@@ -99,6 +104,12 @@ class Phase(Frozen):
     @property
     def used(self) -> int:
         return self.weights + self.gradients + self.optimizer + self.activations + self.servers + self.processes
+
+
+def moment_bytes(optimizer: str) -> float:
+    """Return the bytes per parameter of an optimizer's moments by the name of its class; others than 8-bit ones count
+    as Adam in fp32."""
+    return ADAM_8BIT if optimizer.endswith("8bit") else ADAM
 
 
 def head_bytes(size: ModelSize, tokens: int, head: Head) -> int:
@@ -142,16 +153,17 @@ def _per_layer(size: ModelSize, widths: tuple[int, int]) -> int:
 def resident_bytes(parameters: int, gpus: int, options: TrainerOptions) -> tuple[int, int]:
     """Return the bytes of the weights and of the optimizer that stay on a GPU between updates."""
     weights = 0 if options.offload_policy or options.param_offload else MASTER
-    optimizer = 0 if options.offload_policy or options.optimizer_offload else ADAM
-    return weights * parameters // gpus, optimizer * parameters // gpus
+    optimizer = 0 if options.offload_policy or options.optimizer_offload else options.moments
+    return weights * parameters // gpus, int(optimizer * parameters / gpus)
 
 
 def host_bytes(size: ModelSize, parameters: int, gpus: int, options: TrainerOptions) -> int:
-    """Return the bytes in host memory, over all GPUs. `parameters`: trained parameters, including a critic's."""
+    """Return the bytes in host memory of one model's `parameters`, over all GPUs. `size`: the shape of its layers."""
     pinned = pinned_growth(size, gpus)
     if options.offload_policy:
-        return int((MASTER + GRADIENT) * parameters * pinned) + ADAM * parameters  # FSDP2 steps Adam on the CPU
-    return int((MASTER * options.param_offload + ADAM * options.optimizer_offload) * parameters * pinned)
+        # FSDP2 steps the optimizer on the CPU
+        return int((MASTER + GRADIENT) * parameters * pinned) + int(options.moments * parameters)
+    return int((MASTER * options.param_offload + options.moments * options.optimizer_offload) * parameters * pinned)
 
 
 def pinned_growth(size: ModelSize, gpus: int) -> float:
@@ -184,16 +196,17 @@ def update_phases(size: ModelSize, gpus: int, options: TrainerOptions, *, critic
         name="backward",
         weights=MASTER * sharded + BF16 * gathered,
         gradients=GRADIENT * sharded + BF16 * (root + layer),
-        optimizer=ADAM * sharded,
+        optimizer=int(options.moments * sharded),
         # the embedding's gradient is reduced in fp32 at the end, after the activations are freed
         activations=max(activations, GRADIENT * root),
     )
     if options.offload_policy:
         return (backward,)
+    scratch = OPTIMIZER_SCRATCH * (sharded if options.moments == ADAM else root // gpus)
     step = Phase(
         name="optimizer step",
         weights=MASTER * sharded,
         gradients=GRADIENT * sharded,
-        optimizer=(ADAM + OPTIMIZER_SCRATCH) * sharded,
+        optimizer=int(options.moments * sharded) + scratch,
     )
     return backward, step

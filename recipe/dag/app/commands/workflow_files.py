@@ -121,16 +121,14 @@ def plan(
 ) -> None:
     """Show what a workflow will do: agents, policies, order, training chain, token budget, and whether the run fits
     the memory of each GPU, for a configuration (--config-name, key=value ...)."""
-    from recipe.dag.app.inspection import estimate_gpus, open_planned
+    from recipe.dag.app.inspection import estimate_memory, open_planned
     from recipe.dag.workflow import render
-    from recipe.dag.workflow.memory import estimate_states
     from recipe.dag.workflow.plan import make_plan
 
     renderers = {"text": render.to_text, "mermaid": render.to_mermaid, "json": render.to_json}
     workflow, config = open_planned(file, overrides or [], config_name, config_path, gpu_gb)
     _warn(workflow.warnings)
-    gpus = estimate_gpus(workflow, config, gpu_gb)
-    planned = make_plan(workflow).model_copy(update={"memory": estimate_states(workflow), **gpus})
+    planned = make_plan(workflow).model_copy(update=estimate_memory(workflow, config, gpu_gb))
     typer.echo(renderers["mermaid" if mermaid else output_format](planned))
 
 

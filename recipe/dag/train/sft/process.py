@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from omegaconf import DictConfig, OmegaConf, open_dict
 
 from recipe.dag.core.errors import UserError
-from recipe.dag.policy.config import check_kernels, prepare_model
+from recipe.dag.policy.config import check_kernels, check_optimizer, prepare_model
 from recipe.dag.policy.critic_config import FP32
 from recipe.dag.settings.defaults import reduce_gradients_once
 from recipe.dag.train.models import load_model
@@ -113,6 +113,7 @@ def _complete(config: DictConfig, processes: int) -> None:
             config.engine.use_torch_compile = False
             config.engine.mixed_precision = FP32
     check_kernels(config.model, "model")
+    check_optimizer(config.optim, "optim")
 
 
 def _is_own(config: DictConfig) -> bool:
