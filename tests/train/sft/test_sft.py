@@ -18,7 +18,9 @@ from recipe.dag.app.evaluate import checkpoint_models, find_checkpoint
 from recipe.dag.core.errors import UserError
 from recipe.dag.loading.workflow_file import load_workflow
 from recipe.dag.train.sft import launch as sft
+from recipe.dag.train.sft import process
 from recipe.dag.train.sft.compose import compose_sft
+from recipe.dag.workflow.machine import Machine
 from tests.dialogues import SCHEMA, dialogue, save_model, tokenizer, write_parquet
 
 ROOT = Path(__file__).parents[3]
@@ -43,6 +45,29 @@ def refusal(data, model, output, *settings) -> str:
     with pytest.raises(UserError) as caught:
         sft.launch([f"data.train_files={data}", f"model.path={model}", f"output_dir={output}", *settings])
     return str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("gpus", "settings", "recompute"),
+    [
+        ((80 * 10**9,), [], False),
+        ((80 * 10**9, 10**9), [], True),
+        ((), [], True),
+        ((80 * 10**9,), ["model.enable_gradient_checkpointing=true"], True),
+        ((80 * 10**9,), ["model.use_fused_kernels=false"], True),
+    ],
+    ids=str,
+)
+def test_layers_recompute_nothing_where_all_activations_fit(
+    gpus, settings, recompute, data, model, tmp_path, monkeypatch, capsys
+):
+    monkeypatch.setattr(process, "this_machine", lambda: Machine(gpus))
+    paths = [f"data.train_files={data}/train.parquet", f"model.path={model}", f"output_dir={tmp_path}"]
+    config = compose_sft([*paths, "platform=cuda", "data.train_batch_size=4", *settings])
+    process.check(config, processes=1)
+    assert config.model.enable_gradient_checkpointing is recompute
+    line = f"recomputed in the backward pass: {'all layers' if recompute else 'none'}\n"
+    assert (line in capsys.readouterr().out) == (settings[:1] != ["model.enable_gradient_checkpointing=true"])
 
 
 @pytest.mark.parametrize(

@@ -35,6 +35,7 @@ KINDS: dict[str, ValueKind] = {
     "data.max_token_len_per_gpu": or_null(COUNT),
     "data.micro_batch_size_per_gpu": COUNT,
     "model.use_liger": or_null(TRUTH),
+    "model.enable_gradient_checkpointing": or_null(TRUTH),
     "model.fused_kernel_options.impl_backend": or_null(one_of("triton", "torch")),
     "optim.lr": NOT_NEGATIVE,
     "optim.weight_decay": NOT_NEGATIVE,

@@ -20,10 +20,14 @@ from omegaconf import DictConfig, OmegaConf, open_dict
 from recipe.dag.core.errors import UserError
 from recipe.dag.policy.config import check_kernels, check_optimizer, prepare_model
 from recipe.dag.policy.critic_config import FP32
-from recipe.dag.settings.defaults import reduce_gradients_once
+from recipe.dag.settings.defaults import SPARE, reduce_gradients_once
 from recipe.dag.train.models import load_model
 from recipe.dag.train.sft.checkpoint import check_intact, experiment, find_start, publish_model
 from recipe.dag.train.sft.data import TranscriptDataset, check_batch_size
+from recipe.dag.workflow.machine import this_machine
+from recipe.dag.workflow.memory import CONTEXT
+from recipe.dag.workflow.model_size import UnknownSize, size_of
+from recipe.dag.workflow.trainer_memory import TrainerOptions, moment_bytes, update_phases
 
 if TYPE_CHECKING:
     from recipe.dag.train.sft.trainer import Trainer
@@ -112,8 +116,34 @@ def _complete(config: DictConfig, processes: int) -> None:
             config.model.enable_gradient_checkpointing = False
             config.engine.use_torch_compile = False
             config.engine.mixed_precision = FP32
+        elif config.model.enable_gradient_checkpointing is None:
+            config.model.enable_gradient_checkpointing = not _keeps_activations(config, processes)
+            layers = "all layers" if config.model.enable_gradient_checkpointing else "none"
+            print(f"recomputed in the backward pass: {layers}")
     check_kernels(config.model, "model")
     check_optimizer(config.optim, "optim")
+
+
+def _keeps_activations(config: DictConfig, processes: int) -> bool:
+    """Return whether the activations of all layers fit on each GPU and leave `SPARE` of it free."""
+    available = min(this_machine().gpu_bytes, default=0)
+    model, data = config.model, config.data
+    fused = model.fused_kernel_options["impl_backend"] == "triton" and model.use_remove_padding
+    if not (available and fused and data.use_dynamic_bsz) or model.enable_activation_offload:
+        return False
+    options = TrainerOptions(
+        tokens=data.max_token_len_per_gpu,
+        offload_policy=config.engine.offload_policy,
+        checkpointing=False,
+        liger=model.use_liger,
+        reshard=config.engine.reshard_after_forward,
+        moments=moment_bytes(config.optim.optimizer),
+    )
+    try:
+        phases = update_phases(size_of(model.path), processes, options)
+    except UnknownSize:
+        return False
+    return max(phase.used for phase in phases) + CONTEXT <= available * (1 - SPARE)
 
 
 def _is_own(config: DictConfig) -> bool:
