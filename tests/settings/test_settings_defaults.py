@@ -132,6 +132,8 @@ def test_the_moments_of_each_optimizer_are_counted(decided):
     optimizers = [decision.memory[0].phases[0].optimizer / 494_032_768 for decision in (of_actor, of_critic, plain)]
     assert optimizers == pytest.approx([10.03, 10.03, 16], rel=0.001)
     _, run = decided("3b", machine(1), f"{ACTOR}.optim.optimizer=AdamW8bit")
+    offloads = (decided("7b", machine(2), **options)[0].offload for options in ({"config": {"actor": eight_bit}}, {}))
+    assert list(offloads) == [False, True]
     flow = Workflow(path="w", dag_id="w", agents=[], policies={"p": {"model": {"path": "m"}}}, nodes=[])
     assert moments_of(run, flow, "p") == Moments(actor=2.03125, critic=8)
 

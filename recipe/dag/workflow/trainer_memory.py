@@ -136,7 +136,8 @@ def activation_bytes(size: ModelSize, options: TrainerOptions, head: Head | None
     projected = head_bytes(size, tokens, options.head if head is None else head)
     if not options.checkpointing:
         return size.layers * saved + max(working, projected)
-    inputs = size.layers * tokens * size.hidden * BF16 + options.mlp_only * mlp_only_bytes(size, options)
+    inputs = size.layers * tokens * size.hidden * BF16
+    inputs += min(options.mlp_only, size.layers) * mlp_only_bytes(size, options)
     return inputs + max(saved + working, projected)
 
 
