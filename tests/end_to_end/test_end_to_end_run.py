@@ -24,6 +24,9 @@ def test_a_run_measures_and_writes_what_it_promises(whole):
     assert sorted(metrics) == [0, 1, 2, 3]
     assert 0.0 <= metrics[0]["val/accuracy"] <= 1.0 and "val/accuracy" in metrics[3]
     assert metrics[1]["policy/main/logprob_diff/max"] <= 1e-4
+    assert all(
+        metrics[step]["canary/main/logprob_diff"] <= 1e-5 and metrics[step]["timing/canary"] > 0 for step in (1, 3)
+    )
     assert all(metrics[step]["policy/main/grad_norm"] > 0 for step in (1, 2, 3))
     for name in ("results.json", "summary.json", "curve.png", "episodes.jsonl", "tracking.jsonl", "tensorboard"):
         assert (whole / name).exists(), name
@@ -53,10 +56,11 @@ def test_a_killed_run_goes_on_as_if_nothing_had_happened(material, whole, tmp_pa
         assert comparable(again[step]) == pytest.approx(comparable(steps(whole)[step]), rel=1e-5, abs=1e-6), step
 
 
-def test_a_step_is_the_same_however_many_processes_play_its_episodes(material, whole, tmp_path):
+def test_a_step_is_the_same_however_many_processes_play_its_episodes_and_without_the_canary(material, whole, tmp_path):
     out = tmp_path / "spread"
     last = ["trainer.total_training_steps=1", "trainer.save_freq=-1", "trainer.test_freq=-1"]
-    metrics = finish(start(material, out, "rollout.processes=2", *last), out)
+    metrics = finish(start(material, out, "rollout.processes=2", "rollout.canary=false", *last), out)
+    assert not [key for key in metrics[1] if "canary" in key]
     assert comparable(metrics[1]) == pytest.approx(comparable(steps(whole)[1]), rel=1e-5, abs=1e-6)
     found, alone = (
         {(e["uid"], e["index"]): [call["response_ids"] for call in e["calls"]] for e in episodes_of(folder)

@@ -214,6 +214,22 @@ def test_new_weights_answer_with_their_version(server):
     asyncio.run(main())
 
 
+def test_a_prompt_is_scored_in_verls_form_whatever_else_is_asked_for_and_generated(server):
+    async def main() -> None:
+        prompt = [5 + i % 7 for i in range(40)]
+        under_way = asyncio.create_task(generate(server, [5, 6], max_tokens=30))
+        scored = await generate(server, prompt, prompt_logprobs=0, temperature=0.3, top_k=2)
+        assert (scored.token_ids, scored.extra_fields["global_steps"]) == ([], 0)
+        with torch.inference_mode():
+            logits = server.generator.model(torch.tensor([prompt])).logits[0, :-1]
+        expected = torch.log_softmax(logits, -1)[torch.arange(39), prompt[1:]].tolist()
+        *rows, last = scored.extra_fields["prompt_logprobs"]
+        assert [row for (row,) in rows] == pytest.approx(expected, abs=TOLERANCE) and last == [0.0]
+        assert (await under_way).token_ids == (await generate(server, [5, 6], max_tokens=30)).token_ids
+
+    asyncio.run(main())
+
+
 def test_a_weight_update_aborts_what_is_under_way_and_what_waits(server):
     async def main() -> None:
         reached, gate = hold(server, "step")

@@ -29,6 +29,7 @@ UNTIED = {  # of the model UNTIED, whose output embeddings FSDP gathers and free
     "untied_checkpointed": [FREED, CHECKPOINTED],
     "untied_kept_checkpointed": [CHECKPOINTED, "model.recompute_mlp_only=1"],
 }
+CANARY = list(range(5, 69))
 LOSSES = {"vanilla": "token-mean", "cpgd": "seq-mean-token-sum"}
 WORKFLOW = """\
 dag_id: tiny
@@ -125,11 +126,13 @@ def run(rank: int, world: int, tied: str, untied: str, out: Path) -> None:
             for parameter in worker.critic.engine.module.score.parameters():  # else all values are 0
                 parameter.fill_(0.1)
         engine, results = worker.actor.engine, {}
+        results["canary"] = torch.tensor(worker.score_canary(CANARY)[0])
         step_of = engine.optimizer_step
-        results["held"], note_held = watch_head(engine.module)
+        held, note_held = watch_head(engine.module)
 
-        def record(engine=engine, results=results, step_of=step_of, note_held=note_held) -> float:
+        def record(engine=engine, results=results, step_of=step_of, held=held, note_held=note_held) -> float:
             note_held()
+            results["held"] = list(held)  # without what the canary adds after the update
             results["gradient"] = flat(p.grad for p in engine.module.parameters())
             return step_of()
 
@@ -145,6 +148,8 @@ def run(rank: int, world: int, tied: str, untied: str, out: Path) -> None:
         rows = rows_of(episodes())
         step = TrainingStep(workflow, {"main": policy}, rows, seed=0)
         asyncio.run(step.run())
+        updated, worker.canary_scores = worker.canary_scores, None
+        assert updated == worker.score_canary(CANARY)[0] != results["canary"].tolist()
         columns = step.batches["main"].columns
         masks = [torch.tensor(row.response_mask).bool() for row in rows]
         for key in ("old_log_probs", "ref_log_prob", "entropy", "values"):

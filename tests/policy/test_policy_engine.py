@@ -67,7 +67,7 @@ def test_each_engine_is_the_one_that_it_is_called(steps):
 @pytest.mark.parametrize(("name", "loss"), CASES)
 @pytest.mark.parametrize("ranks", [1, 2])
 @pytest.mark.parametrize(
-    "what", ["old_log_probs", "ref_log_prob", "entropy", "values", "gradient", "weights", "critic"]
+    "what", ["old_log_probs", "ref_log_prob", "entropy", "values", "canary", "gradient", "weights", "critic"]
 )
 def test_a_step_is_that_of_padded_rows_on_one_rank(steps, ranks, name, loss, what):
     padded = "untied_padded" if name in UNTIED else "padded"

@@ -148,6 +148,19 @@ def test_an_error_that_ends_the_run_leaves_a_checkpoint_of_the_last_complete_ste
     assert (reported(tmp_path) if path.exists() else []) == list(range(1, ends_at[0]))
 
 
+def test_servers_without_the_trainers_weights_end_the_run_in_that_step(loop, tmp_path, monkeypatch):
+    made, saved = loop(None)
+
+    async def sync_weights(version: int) -> None:
+        if version == 4:
+            raise UserError("policy main, version 4: 1 of 2 servers do not have the trainer's weights")
+
+    monkeypatch.setattr(made, "_sync_weights", sync_weights)
+    with pytest.raises(UserError, match="policy main, version 4"):
+        asyncio.run(made.train())
+    assert saved == [2] and reported(tmp_path) == [1, 2, 3]
+
+
 def test_a_curve_that_cannot_be_drawn_is_reported_once(loop, monkeypatch, caplog, capsys):
     training, saved = loop(None)
 

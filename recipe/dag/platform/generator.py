@@ -206,6 +206,12 @@ class Generator:
         hidden = self._forward(ids, positions, mask, self.cache.view(0, len(requests), positions, width))
         return self._accept(hidden[:, 0], requests)
 
+    @torch.inference_mode()
+    def score(self, ids: list[int]) -> list[float]:
+        """Return the log-probs [tokens - 1] of all tokens but the first at temperature 1, without the cache."""
+        logits = self.model(input_ids=torch.tensor([ids]), use_cache=False).logits[0, :-1]
+        return torch.log_softmax(logits.float(), dim=-1).gather(1, torch.tensor(ids[1:])[:, None])[:, 0].tolist()
+
     def _forward(self, ids, positions, mask, cache) -> torch.Tensor:
         out = self.model.base_model(
             input_ids=ids, position_ids=positions, attention_mask=mask, past_key_values=cache, use_cache=True

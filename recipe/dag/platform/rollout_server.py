@@ -75,6 +75,7 @@ class RolloutServer:
     async def generate(
         self, prompt_ids: list[int], sampling_params: dict[str, Any], request_id: str, image_data=None, video_data=None
     ) -> TokenOutput:
+        """Sample a response, or with verl's `prompt_logprobs` none, but the log-probs of the prompt itself."""
         vocabulary = self.vocabulary
         if not prompt_ids or not 0 <= min(prompt_ids) <= max(prompt_ids) < vocabulary:
             raise ValueError(f"prompt of {len(prompt_ids)} token ids: at least one is needed, all in [0, {vocabulary})")
@@ -100,6 +101,8 @@ class RolloutServer:
             else self.stop_token_ids | frozenset(sampling_params.get("stop_token_ids") or ()),
             seed=int.from_bytes(os.urandom(8)) if seed is None else int(seed) % 2**64,
         )
+        if sampling_params.get("prompt_logprobs") is not None:
+            return await self._post(lambda settle: settle(self._scored(request)))
         if request.max_tokens == 0:
             return self._output(request, "length", self.version)
         try:
@@ -247,6 +250,13 @@ class RolloutServer:
                 request.handle(error=ValueError(f"no token can be sampled with these parameters: {request.failure}"))
             else:
                 request.handle(self._output(request, request.stop_reason, self.version))
+
+    def _scored(self, request: Request) -> TokenOutput:
+        """Return the log-probs of the prompt in verl's form [tokens, 1], which ends with a row without meaning."""
+        output = self._output(request, "length", self.version)
+        rows = [[value] for value in self.generator.score(request.prompt_ids)]
+        output.extra_fields["prompt_logprobs"] = [*rows, [0.0]]
+        return output
 
     @staticmethod
     def _output(request: Request, stop_reason: str, version: int) -> TokenOutput:

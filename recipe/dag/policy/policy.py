@@ -21,6 +21,7 @@ from verl.utils.device import get_device_name
 from recipe.dag.core.errors import UserError
 from recipe.dag.core.tasks import together
 from recipe.dag.endpoint.client import GenerationClient, PolicyEndpoint
+from recipe.dag.policy.canary import Canary, number_format, prompt_of
 from recipe.dag.policy.placement import Pool
 from recipe.dag.policy.servers import PolicyServerManager, ServerClient, replica_class
 from recipe.dag.policy.shards import Saved
@@ -56,6 +57,7 @@ class PolicyRuntime:
         model = config.actor_rollout_ref.model
         self.tokenizer = hf_tokenizer(model.tokenizer_path or model.path, trust_remote_code=model.trust_remote_code)
         self.endpoint: PolicyEndpoint | None = None
+        self.canary: Canary | None = None
 
     async def start(self) -> None:
         """Launch the workers, then the servers, which end up asleep (trained policy) or ready (frozen policy)."""
@@ -84,6 +86,11 @@ class PolicyRuntime:
             self.sync = CheckpointEngineManager(config=engine, actor_wg=self.workers, replicas=self.replicas)
             # the next policy's server takes a share of the memory that is free when it starts
             await self.sync.sleep_replicas()
+            if self.config.rollout.canary:
+                prompt = prompt_of(self.tokenizer, rollout.max_model_len)
+                self.canary = Canary(self.name, prompt, self.replicas, number_format(rollout))
+                # while all servers sleep, as whenever the workers score it: it needs the memory of gathered weights
+                await asyncio.to_thread(self.workers.score_canary, prompt)
         client = ServerClient(manager.get_client(), self.name, seeded=pool is None)
         longest = int(self.config.data.max_response_length)
         self.endpoint = PolicyEndpoint(client, self.tokenizer, rollout.max_model_len, longest)
@@ -133,9 +140,14 @@ class PolicyRuntime:
         return max(self.workers._query_dispatch_info("actor")) + 1
 
     async def sync_weights(self, version: int) -> None:
-        """Send the trainer's current weights to the servers as `version`, and wake them."""
+        """Send the trainer's current weights to the servers as `version`, and wake them. Raises UserError if a server
+        then has others."""
         await asyncio.to_thread(_run_sync, self.sync, version)
         self.version = version
+        if self.canary is not None:
+            scored = await asyncio.to_thread(self.workers.score_canary, self.canary.prompt)
+            log_probs, seconds = scored[0]  # of rank 0, which has the engine's outputs
+            await self.canary.check(log_probs, version, seconds=seconds)
 
     async def sleep(self) -> None:
         """Free the servers' GPU memory for training; a frozen policy's servers stay ready."""
@@ -167,6 +179,8 @@ class PolicyRuntime:
             self.workers.load_checkpoint(str(folder / "actor"))
             if self.critic:
                 self.workers.load_critic(str(folder / "critic"))
+            if self.canary is not None:
+                self.workers.score_canary(self.canary.prompt)
         except UserError as error:  # Ray's copy of a worker's error, whose text is a traceback
             raise UserError(str(getattr(error, "cause", error))) from error
 

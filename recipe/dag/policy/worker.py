@@ -11,6 +11,7 @@ micro-batches, and on a CPU its offloading.
 from __future__ import annotations
 
 import random
+import time
 import zlib
 from datetime import timedelta
 from functools import partial
@@ -23,15 +24,16 @@ import verl.workers.rollout.base as rollout_base
 from tensordict import TensorDict
 from torch.distributed import init_process_group, is_initialized
 from verl.single_controller.base.decorator import Dispatch, make_nd_compute_dataproto_dispatch_fn, register
+from verl.utils import tensordict_utils as tu
 from verl.utils.config import omega_conf_to_dataclass
-from verl.utils.device import get_device_name
+from verl.utils.device import get_device_name, get_torch_device
 from verl.utils.distributed import initialize_global_process_group_ray
 from verl.utils.memory_utils import aggressive_empty_cache
 from verl.workers.config import TrainingWorkerConfig
 from verl.workers.engine_workers import ActorRolloutRefWorker, TrainingWorker
 from verl.workers.utils.losses import value_loss
 
-from recipe.dag.policy import engine, losses, value_model, varlen
+from recipe.dag.policy import canary, engine, losses, value_model, varlen
 from recipe.dag.policy.safe_load import weights_only
 
 ONE_TO_ALL = Dispatch.ONE_TO_ALL  # pyright: ignore[reportAttributeAccessIssue]  # verl adds its members at run time
@@ -58,6 +60,10 @@ class PolicyWorker(ActorRolloutRefWorker):
         self.seed_random_state(0)  # before weights without a checkpoint, such as a critic's head, are initialized
         self.critic_config = critic
         self.critic: TrainingWorker | None = None
+        self.canary: list[int] = []
+        self.canary_scores: list[float] | None = None
+        """Log-probs of the canary by the actor's weights; None if they have changed since."""
+        self.canary_seconds = 0.0
         losses.register()
         register_engines()
         self.timeout = timedelta(seconds=config.nccl_timeout)
@@ -102,6 +108,36 @@ class PolicyWorker(ActorRolloutRefWorker):
         # last: every model above has made process groups for its mesh
         set_timeout_of_process_groups(self.timeout)
 
+    @register(dispatch_mode=make_nd_compute_dataproto_dispatch_fn(mesh_name="actor"))
+    def update_actor(self, data: TensorDict) -> TensorDict | None:
+        if not self.canary:
+            return super().update_actor(data)
+        assert self.actor is not None  # only workers with an actor are asked to update it
+        with self.actor.engine.train_mode():  # loads what is offloaded, once for the update and the canary
+            tu.assign_non_tensor(data, disable_auto_offload=True)
+            output = super().update_actor(data)
+            self._score_canary(loaded=True)
+        return output
+
+    @register(dispatch_mode=ONE_TO_ALL)
+    def score_canary(self, prompt: list[int]) -> tuple[list[float], float]:
+        """Return the log-probs of the prompt's tokens but the first by the actor's weights, and the seconds that this
+        took since the last call. From the first call on, every update scores the prompt while its weights are loaded.
+        """
+        if self.canary_scores is None or prompt != self.canary:
+            self.canary = prompt
+            self._score_canary(loaded=False)
+            get_torch_device().empty_cache()  # a server may start next, and sees what torch has cached as used
+        seconds, self.canary_seconds = self.canary_seconds, 0.0
+        return self.canary_scores or [], seconds
+
+    def _score_canary(self, *, loaded: bool) -> None:
+        assert self.actor is not None
+        get_torch_device().synchronize()  # the update may still be running
+        started = time.monotonic()
+        self.canary_scores = canary.score(self.actor, self.canary, loaded=loaded)
+        self.canary_seconds += time.monotonic() - started
+
     @register(dispatch_mode=make_nd_compute_dataproto_dispatch_fn(mesh_name="critic"))
     def compute_values(self, data: TensorDict) -> TensorDict | None:
         output = self._critic().infer_batch(data=data)
@@ -118,6 +154,7 @@ class PolicyWorker(ActorRolloutRefWorker):
 
     @register(dispatch_mode=ONE_TO_ALL)
     def load_checkpoint(self, local_path: str, hdfs_path: str | None = None, del_local_after_load: bool = False):
+        self.canary_scores = None
         with weights_only(local_path):
             super().load_checkpoint(local_path, hdfs_path, del_local_after_load)
 

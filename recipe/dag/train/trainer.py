@@ -23,6 +23,7 @@ from recipe.dag.core.interrupt import Interruption, Stopped
 from recipe.dag.episode.failure import most_frequent
 from recipe.dag.episode.rows import rows_of
 from recipe.dag.episode.runner import EpisodeRunner
+from recipe.dag.policy.canary import canary_metrics
 from recipe.dag.policy.policy import PolicyRuntime
 from recipe.dag.policy.shards import check_written
 from recipe.dag.report.console import step_line
@@ -196,6 +197,7 @@ class Trainer:
         with Activity(f"step {step}: weights to the inference servers", enabled=self.config.rollout.progress):
             await self._sync_weights(step)
         metrics["timing/sync"] = time.monotonic() - mark
+        metrics |= canary_metrics(self.trained)
         self.complete, stopped = step, None
         if self._due(step, self.config.trainer.test_freq) and self.inputs.val:
             try:
@@ -287,7 +289,8 @@ class Trainer:
         return metrics | {"timing/validation": time.monotonic() - started}
 
     async def _sync_weights(self, version: int) -> None:
-        """Send the weights to the servers: policies of one pool in turn, different pools at the same time."""
+        """Send the weights to the servers and check that they arrived: policies of one pool in turn, different pools at
+        the same time."""
 
         async def sync(policies: list[PolicyRuntime]) -> None:
             for policy in policies:
