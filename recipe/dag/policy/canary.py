@@ -170,6 +170,6 @@ class Canary:
 
 def canary_metrics(policies: Sequence[Any]) -> dict[str, float]:
     """Return the metrics of the last checks of the policies that have a `canary`."""
-    canaries = [policy.canary for policy in policies if policy.canary is not None]
+    canaries: list[Canary] = [policy.canary for policy in policies if policy.canary is not None]
     metrics = {f"canary/{canary.policy}/logprob_diff": canary.difference for canary in canaries}
     return metrics | ({"timing/canary": sum(canary.seconds for canary in canaries)} if canaries else {})
