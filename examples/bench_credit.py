@@ -30,13 +30,14 @@ from recipe.dag.algorithms.blocks import Uncertainty
 from recipe.dag.algorithms.catalogue import SELECTABLE, make_algorithm
 from recipe.dag.algorithms.estimate import estimate
 from recipe.dag.algorithms.happo import Happo
+from recipe.dag.credit.agent_share import weighted
 from recipe.dag.credit.happo import log_ratio, sampled_mask, weigh
 from recipe.dag.credit.joint_advantages import baseline_inputs, center_among_siblings, joint_advantages
 from recipe.dag.credit.joint_value import JointValueNet, joint_values
 from recipe.dag.credit.mixer_batch import CallLayout, MixerBatch, concatenate, team_returns
 from recipe.dag.credit.mixer_fit import fit
 from recipe.dag.credit.shaping import influence, margin, verifier_sum
-from recipe.dag.credit.uncertainty import surprise, uncertainty_weights, weighted
+from recipe.dag.credit.uncertainty import surprise, uncertainty_weights
 from recipe.dag.credit.vote import marginals
 from recipe.dag.types.row import Row, RowCall
 
@@ -56,8 +57,6 @@ def make_rows(count: int, tokens: int, calls: int, *, ragged: bool, seed: int = 
             Row(
                 uid=f"problem {episode // GROUP}",
                 episode=episode % GROUP,
-                agent=AGENTS[agent],
-                node=AGENTS[agent],
                 policy="main",
                 weight_version=0,
                 prompt_ids=[1],
@@ -66,6 +65,9 @@ def make_rows(count: int, tokens: int, calls: int, *, ragged: bool, seed: int = 
                 rollout_log_probs=log_probs[:length],
                 calls=tuple(
                     RowCall(
+                        agent=AGENTS[agent],
+                        role=AGENTS[agent],
+                        node=AGENTS[agent],
                         end=length * (turn + 1) // calls,
                         reward=reward,
                         turn=turn,
@@ -93,11 +95,14 @@ def peak_bytes() -> int:
 
 def uncertainty(rows: list[Row]) -> Callable[[], object]:
     advantages = [torch.ones(len(row.response_mask)) for row in rows]
-    groups, options = [(row.uid, row.agent) for row in rows], Uncertainty.model_validate({})
+    parts, options = [(row, agent) for row in rows for agent in row.agents], Uncertainty.model_validate({})
+    groups = [(row.uid, agent) for row, agent in parts]
 
     def work() -> object:
-        surprises = [surprise(row.rollout_log_probs, row.response_mask) for row in rows]
-        return weighted(advantages, uncertainty_weights(surprises, groups, alpha=options.alpha, bound=options.bound))
+        surprises = [surprise(row.rollout_log_probs, row.agent_mask(agent)) for row, agent in parts]
+        weights = uncertainty_weights(surprises, groups, alpha=options.alpha, bound=options.bound)
+        by_row = [{agent: weight} for (_, agent), weight in zip(parts, weights, strict=True)]  # one agent per row
+        return weighted(rows, advantages, by_row)
 
     return work
 

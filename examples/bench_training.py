@@ -154,13 +154,12 @@ def measure(args: argparse.Namespace) -> dict[str, float]:
     rows = []
     for index, length in enumerate(lengths):
         ids, prompt_length = rng.choices(vocabulary, k=length), length // 2
-        call = RowCall(end=length - prompt_length, reward=1.0, turn=0, round=0, position=0, step=0, branch="", parts={})
+        place = {"agent": "solver", "role": "solver", "node": "solve", "branch": "", "parts": {}}
+        call = RowCall(end=length - prompt_length, reward=1.0, turn=0, round=0, position=0, step=0, **place)
         rows.append(
             Row(
                 uid=f"u{index}",
                 episode=0,
-                agent="solver",
-                node="solve",
                 policy="main",
                 weight_version=0,
                 prompt_ids=ids[:prompt_length],

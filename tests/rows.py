@@ -26,25 +26,23 @@ def build_row(
     **recorded: Any,
 ) -> Row:
     """Return a row of one call. Its place and its step in the episode are its turn, unless `recorded` names others."""
-    facts = {"round": 0, "position": turn, "step": turn, "branch": "", "parts": {}} | recorded
+    facts = {"role": agent, "round": 0, "position": turn, "step": turn, "branch": "", "parts": {}} | recorded
     return Row(
         uid=uid,
         episode=episode,
-        agent=agent,
-        node=node,
         policy=policy,
         weight_version=0,
         prompt_ids=list(prompt),
         response_ids=[7] * len(mask) if response is None else list(response),
         response_mask=list(mask),
         rollout_log_probs=[-0.5 * bit for bit in mask] if log_probs is None else list(log_probs),
-        calls=(RowCall(end=len(mask), reward=reward, turn=turn, **facts),),
+        calls=(RowCall(agent=agent, node=node, end=len(mask), reward=reward, turn=turn, **facts),),
         temperature=temperature,
     )
 
 
 def merge_rows(rows: Sequence[Row]) -> Row:
-    """Return the rows of one agent in one episode as one merged row."""
+    """Return the rows of one policy in one episode as one merged row."""
     calls: list[RowCall] = []
     for row in rows:
         start = calls[-1].end if calls else 0

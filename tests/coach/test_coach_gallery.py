@@ -120,7 +120,7 @@ def test_every_action_has_its_own_verdict_and_row(play):
     assert rewards(episode) == GOOD and episode.outcome == 1.0
     # 7/10 is 0.7 in the row that is trained on: the scale divides once
     rows = rows_of([episode], merge=False)
-    assert [(row.node, call.round, call.reward) for row in rows for call in row.calls] == [
+    assert [(call.node, call.round, call.reward) for row in rows for call in row.calls] == [
         ("guess", 0, pytest.approx(0.4)),
         ("guess", 1, pytest.approx(0.7)),
         ("verify", 0, pytest.approx(1.5)),
@@ -167,7 +167,7 @@ def test_nonsense_leaves_one_call_out_and_changes_no_other_reward(play):
     assert rewards(episode) == GOOD | {"guess": [pytest.approx(0.4), None]}
     assert [call.unscored for call in episode.calls if call.node == "guess"] == [False, True]
     rows = rows_of([episode], unscored=load_workflow(FILE).algorithm.unscored_scope, merge=False)
-    assert [(row.node, call.round, call.reward) for row in rows for call in row.calls] == [
+    assert [(call.node, call.round, call.reward) for row in rows for call in row.calls] == [
         ("guess", 0, pytest.approx(0.4)),
         ("verify", 0, pytest.approx(1.5)),
     ]
@@ -217,7 +217,12 @@ def rows_by_call(episodes: list[Episode]) -> dict[tuple, tuple]:
     scope = load_workflow(FILE).algorithm.unscored_scope
     rows = rows_of(episodes, unscored=scope, merge=False)
     return {
-        (r.uid, r.node, r.calls[0].round): (r.prompt_ids, r.response_ids, of_calls(r, "reward"), of_calls(r, "learns"))
+        (r.uid, r.calls[0].node, r.calls[0].round): (
+            r.prompt_ids,
+            r.response_ids,
+            of_calls(r, "reward"),
+            of_calls(r, "learns"),
+        )
         for r in rows
     }
 
@@ -263,6 +268,6 @@ def test_what_is_trained_on_are_the_sampled_tokens_and_not_their_text(play, worl
     monkeypatch.setattr(world, "Client", Spelling)
     with OpenAIServer(lambda body: "PROCESS_SCORE: 5\nANSWER_CORRECT: 0") as server:
         episode = play(server)
-    rows = {(row.node, row.calls[0].round): row for row in rows_of([episode], merge=False)}
+    rows = {(row.calls[0].node, row.calls[0].round): row for row in rows_of([episode], merge=False)}
     assert rows["guess", 1].response_ids == [*spelled, 2]
     assert f"The action that you judge:\n  {inert(END)} 41 (80 %)" in server.requests[1]["messages"][0]["content"]

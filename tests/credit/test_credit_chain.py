@@ -142,7 +142,7 @@ def test_ragged_and_empty_replies_lose_and_double_no_reward(make_row, seed, gamm
 def test_merged_rows_get_what_the_separate_rows_get(make_row, merge, seed, whiten):
     rows = episode_rows(make_row, agents=2, turns=3, seed=seed, masks=MASKS + EMPTY, policies=2)
     values = values_of(rows, seed)
-    by_agent = [[i for i, row in enumerate(rows) if row.agent == f"agent{k}"] for k in range(2)]
+    by_agent = [[i for i, row in enumerate(rows) if row.calls[0].agent == f"agent{k}"] for k in range(2)]
     merged_rows = [merge([rows[i] for i in mine]) for mine in by_agent]
     merged_values = [torch.cat([values[i] for i in mine]) for mine in by_agent]
     apart = of(rows, values, whiten=whiten, gamma=0.9, lam=0.8)

@@ -171,7 +171,7 @@ def test_calls_without_values_are_no_steps_and_their_rewards_move_to_the_one_bef
 @pytest.mark.parametrize("level", ["action", "token"])
 def test_each_policy_is_whitened_by_itself_over_its_tokens(make_row, level):
     rows, values = debate(make_row, 3)
-    rows = [replace(row, policy=row.agent) for row in rows]
+    rows = [replace(row, policy=row.calls[0].agent) for row in rows]
     advantages, _ = mappo(CreditBatch.from_rows(rows, values=values, one_policy=False), level=level)
     raw, _ = mappo(CreditBatch.from_rows(rows, values=values, one_policy=False), level=level, **FREE)
     for policy in "ab":

@@ -1,6 +1,5 @@
 from __future__ import annotations
 
-import dataclasses
 import random
 
 import pytest
@@ -13,6 +12,7 @@ from recipe.dag.algorithms.estimate import estimate
 from recipe.dag.credit.batch import CreditBatch
 from recipe.dag.train.selection import keep_informative
 from tests.credit.with_defaults import group_relative, zero_variance
+from tests.rows import with_calls
 
 REWARDS = st.lists(st.integers(-40, 40).map(lambda k: k / 8), min_size=2, max_size=8)
 
@@ -135,7 +135,7 @@ def test_merged_rows_get_what_the_separate_rows_get(make_row, merge, group_by, s
 
 def test_agents_of_one_role_are_compared_with_each_other(make_row):
     rows = [make_row(r, agent=a, node=a) for a, r in (("left", 1.0), ("right", 0.0), ("judge", 5.0))]
-    debaters = [dataclasses.replace(row, role="debater") if row.agent != "judge" else row for row in rows]
+    debaters = [*(with_calls(row, role="debater") for row in rows[:2]), rows[2]]
     options = {"group_by": ("uid", "role"), "scale": "none"}
     assert [a[0].item() for a in group_relative(CreditBatch.from_rows(debaters), **options)[0]] == [0.5, -0.5, 0.0]
     assert [a[0].item() for a in group_relative(CreditBatch.from_rows(rows), **options)[0]] == [0.0] * 3
@@ -160,15 +160,21 @@ def test_returns_are_what_the_call_is_worth(make_row):
     assert [r.tolist() for r in group_relative(batch, stat_unit="call")[1]] == [[1, 0], [2, 0], [0.5, 0]]
 
 
-def test_zero_variance_of_a_merged_row_needs_all_its_groups_flat(make_row, merge):
-    rows = [
-        merge([make_row(1, episode=0, turn=0), make_row(5, episode=0, turn=1)]),
-        merge([make_row(1, episode=1, turn=0), make_row(6, episode=1, turn=1)]),
-        make_row(1, episode=2, turn=0),
-        make_row(4, uid="other"),
-    ]
+def test_the_calls_of_a_merged_row_go_one_by_one_where_their_group_is_flat(make_row, merge):
+    rewards = [(1, 5, 2), (1, 6, 2), (1, 6, 3)]
+    split = [[make_row(r, episode=e, turn=t) for t, r in enumerate(own)] for e, own in enumerate(rewards)]
+    split.append([make_row(4, uid="other")])
+    rows = [merge(own) for own in split]
     options = {"group_by": ("uid", "turn"), "stat_unit": "call"}
-    assert zero_variance(CreditBatch.from_rows(rows), **options) == [False, False, True, True]
+    assert zero_variance(CreditBatch.from_rows(rows), **options) == [True, False, False] * 3 + [True]
+    algorithm = make_algorithm(drop_zero_variance=True, **options)
+    kept = keep_informative(rows, algorithm)
+    separate = keep_informative([row for own in split for row in own], algorithm)
+    assert [[call.reward for call in row.calls] for row in kept] == [[5, 2], [6, 2], [6, 3]] and len(separate) == 6
+    assert [row.response_mask for row in kept] == [[0] * 4 + [1, 1, 0, 1] * 2] * 3
+    advantages = [group_relative(CreditBatch.from_rows(made), **options)[0] for made in (kept, separate)]
+    merged, apart = (torch.cat(made)[torch.cat(made) != 0] for made in advantages)
+    assert torch.equal(merged, apart)
 
 
 @pytest.mark.parametrize(

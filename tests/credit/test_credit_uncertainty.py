@@ -7,8 +7,10 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from recipe.dag.credit.uncertainty import surprise, weighted
+from recipe.dag.credit.agent_share import weighted
+from recipe.dag.credit.uncertainty import surprise
 from tests.credit.with_defaults import uncertainty_weights
+from tests.rows import build_row, merge_rows
 
 
 def weights(means, group=None, **options):
@@ -21,8 +23,10 @@ def test_by_hand():
     assert weights([1.0, 2.0, 3.0]) == pytest.approx([math.exp(0.25), 1.0, math.exp(-0.25)])
     assert weights([1.0, 2.0, 3.0], alpha=0.0) == [1.0] * 3
     assert weights([0.0] * 9 + [9.0], bound=0.5)[-1] == pytest.approx(math.exp(-0.125))
-    found = weighted([torch.tensor([2.0, -1.0]), torch.tensor([3.0])], [0.5, 1.0])
-    assert [row.tolist() for row in found] == [[1.0, -0.5], [3.0]]
+    rows = [merge_rows([build_row(agent="a", mask=(1, 1)), build_row(agent="b", mask=(1,))]), build_row(mask=(1,))]
+    advantages = [torch.tensor([2.0, -1.0, 4.0]), torch.tensor([3.0])]
+    found = weighted(rows, advantages, [{"a": 0.5, "b": 0.25}, {"solver": 1.0}])
+    assert [row.tolist() for row in found] == [[1.0, -0.5, 1.0], [3.0]]
 
 
 def test_groups_of_one_and_groups_without_a_difference_keep_their_advantages():

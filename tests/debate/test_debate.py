@@ -99,7 +99,7 @@ def test_a_debater_that_remembers_hears_the_other_sides_reply_alone(scripted_ser
     lengths = [
         sum(len(row.prompt_ids) + len(row.response_ids) for row in rows_of([episode])) for episode in (chat, anew)
     ]
-    assert [len(row.calls) for row in rows_of([chat]) if row.agent == "debater"] == [3, 3]
+    assert [len(row.calls) for row in rows_of([chat]) if row.calls[0].agent == "debater"] == [3, 3]
     assert lengths[0] < 0.8 * lengths[1]
 
 

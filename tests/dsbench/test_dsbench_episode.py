@@ -121,7 +121,7 @@ def test_the_team_solves_a_task_and_every_action_earns_its_score_and_the_last_on
         assert verdict.parsed["process"] >= 7.0
         of_task = {"task": pytest.approx(0.5 * quality)} if name == "analyst" else {}
         assert call.reward_parts == {**of_task, "scores": verdict.parsed["process"] / 10}
-    assert [row.agent for row in rows_of([episode]) if row.policy != "coach"] == list(AGENTS)
+    assert [row.calls[0].agent for row in rows_of([episode]) if row.policy != "coach"] == list(AGENTS)
 
 
 def test_the_score_is_that_of_the_submission_that_left_the_sandbox(play, flow, tasks):
@@ -208,7 +208,7 @@ def test_a_coach_that_says_nothing_leaves_only_its_actions_without_a_score(play,
     episode = play(flow, task, best(task), coach)
     assert episode.fault is None
     assert [call.unscored for call in episode.calls if call.agent in AGENTS] == [False, True, False]
-    assert [row.agent for row in rows_of([episode]) if row.policy != "coach"] == ["engineer", "analyst"]
+    assert [row.calls[0].agent for row in rows_of([episode]) if row.policy != "coach"] == ["engineer", "analyst"]
 
 
 def test_weights_of_both_rewards_act(play, tasks):

@@ -160,7 +160,7 @@ def test_a_judge_is_asked_about_each_and_only_its_word_on_the_kept_one_counts(wo
     assert len(set(judges)) == 3
     (last,) = [prompt for request, prompt, _ in client.requests if request.endswith("agent2")]
     assert "judged 7" in last and "judged 1" not in last
-    rows = [(row.node, row.is_dropped) for row in rows_of([episode])]
+    rows = [(row.calls[0].node, row.is_dropped) for row in rows_of([episode])]
     assert rows == [("solve", False), ("judge", False), ("last", False), ("solve", True)]
 
 

@@ -81,13 +81,13 @@ def test_a_template_that_rewrites_earlier_turns_changes_no_earlier_id(world, mon
     episode = world.play(flow, world.Client(lambda prompt, sampling, request: "<think>hm</think>yes"))
     third = episode.calls[4]
     assert third.prompt_text.count("<think>hm</think>yes<|im_end|>\n<|im_start|>user") == 2
-    assert len([row for row in rows_of([episode]) if row.agent == "left"]) == 1
+    assert len([row for row in rows_of([episode]) if row.calls[0].agent == "left"]) == 1
 
 
 def test_the_calls_of_a_node_become_one_row_with_the_same_sampled_tokens_and_fewer_computed_ones(world):
     chat = talk(world)
     rows = rows_of([chat])
-    assert [(row.node, len(row.calls)) for row in rows] == [("a", 3), ("b", 3)]
+    assert [(row.calls[0].node, len(row.calls)) for row in rows] == [("a", 3), ("b", 3)]
     assert sorted(trained(chat)) == sorted(trained(talk(world, "none")))
     assert computed(chat) < computed(chat, merge=False) / 2
     assert len(rows_of([talk(world, "none")])) == 6
@@ -142,7 +142,7 @@ def test_nodes_of_one_agent_have_a_conversation_each(world):
     nodes = [{"id": "a"}, {"id": "b"}]
     flow = world.workflow(nodes, agents=[{"memory": "chat"}], episode={"max_turns": 2})
     episode = world.play(flow, world.Client(lambda *_: "word"))
-    assert [(row.node, len(row.calls)) for row in rows_of([episode])] == [("a", 2), ("b", 2)]
+    assert [(row.calls[0].node, len(row.calls)) for row in rows_of([episode])] == [("a", 2), ("b", 2)]
     assert told(episode.calls[2]) == ["question", "agent0:\nword"], "the other node's words, and not its own again"
 
 

@@ -123,6 +123,6 @@ def test_text_goes_between_tokenizers_byte_by_byte_and_what_was_sampled_stays(wo
     assert episode.fault is None, episode.fault
     assert server.prompts == [f"question [{TEXT}]"]
     assert client.requests[1][1] == f"question [{TEXT} ab]"
-    rows = {row.node: row for row in rows_of([episode])}
+    rows = {row.calls[0].node: row for row in rows_of([episode])}
     assert rows["right"].response_ids == [97, 98, 299, 300] and rows["right"].rollout_log_probs == [-0.1] * 4
     assert world.text(episode.calls[0]).startswith(TEXT)

@@ -386,7 +386,7 @@ def test_a_prompt_that_does_not_fit_is_data(world):
     assert episode.fault is None and episode.info == {"prompt_too_long": 1}
     assert (a.stop_reason, len(a.response_ids), client.requests[0][2]["max_tokens"]) == ("length", 8, 8)
     assert (b.stop_reason, b.response_ids, b.text) == ("length", [], "")
-    assert [row.node for row in rows_of([episode])] == ["a"]
+    assert [row.calls[0].node for row in rows_of([episode])] == ["a"]
     assert (episode.ended_by, episode.done, episode.turns) == ("length", False, 1)
 
 

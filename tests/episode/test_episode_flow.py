@@ -34,7 +34,7 @@ def test_a_branch_runs_what_its_condition_says(world, route, ran, skipped):
     assert [skip.agent for skip in episode.skips] == [
         {"math": "agent1", "code": "agent2", "deep": "agent3", "join": "agent4"}[skip[0]] for skip in skips(episode)
     ]
-    assert [row.agent for row in rows_of([episode])] == [call.agent for call in episode.calls]
+    assert [row.calls[0].agent for row in rows_of([episode])] == [call.agent for call in episode.calls]
 
 
 def test_a_branch_is_what_was_skipped_on_the_way_to_a_call(world):

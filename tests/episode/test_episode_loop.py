@@ -26,7 +26,7 @@ def test_a_loop_runs_until_its_condition_holds(world):
         ("judge", 0, 0),
     ]
     rows = rows_of([episode], merge=False)
-    assert [(row.node, call.round, call.position) for row in rows for call in row.calls] == [
+    assert [(call.node, call.round, call.position) for row in rows for call in row.calls] == [
         (call.node, call.round, position) for position, call in enumerate(episode.calls)
     ]
 

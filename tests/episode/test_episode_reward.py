@@ -209,7 +209,7 @@ def test_rewards_are_shared_before_missing_ones_are_reported(world):
         ("agent1", 1.0),
     ]
     last = rows_of([episode], train_turns="last")
-    assert [(row.agent, of_calls(row, "reward")) for row in last] == [("agent0", (1.0,)), ("agent1", (1.0,))]
+    assert [(row.calls[0].agent, of_calls(row, "reward")) for row in last] == [("agent0", (1.0,)), ("agent1", (1.0,))]
 
 
 def test_sharing_takes_the_envs_rewards_too_and_counts_them_once(world):
@@ -357,7 +357,7 @@ def test_none_takes_the_call_out_and_leaves_the_others(world, word):
         ("agent0", 1.0, True, False),
         ("agent1", 0.5, True, False),
     ]
-    assert [(row.agent, *of_calls(row, "reward")) for row in rows_of([episode])] == [
+    assert [(row.calls[0].agent, *of_calls(row, "reward")) for row in rows_of([episode])] == [
         ("agent1", 0.0),
         ("agent0", 1.0),
         ("agent1", 0.5),
@@ -421,7 +421,7 @@ def test_none_leaves_the_group_compared_without_it(world):
     async def main():
         return await run_batch(world.runner(flow), [(world.sample("q"), "u")], 3, step=0)
 
-    rows = [row for row in rows_of(asyncio.run(main())) if row.agent == "agent0"]
+    rows = [row for row in rows_of(asyncio.run(main())) if row.calls[0].agent == "agent0"]
     assert {row.episode for row in rows} == {1, 2}
     advantages, _ = group_relative(CreditBatch.from_rows(rows), scale="none")
     assert [pytest.approx(-0.5), pytest.approx(0.5)] == sorted({column[0].item() for column in advantages})
@@ -449,7 +449,7 @@ def test_sharing_what_is_unknown_leaves_the_turn_out(world):
 def test_a_link_stays_in_the_chain_and_outside_the_loss(world, merge):
     episode = world.play(scored(world, "return {'agent0': [None, 1.0], 'agent1': 0.5}"))
     rows = rows_of([episode], unscored="link", merge=merge)
-    assert [(row.agent, call.reward, call.learns, call.unscored) for row in rows for call in row.calls] == [
+    assert [(call.agent, call.reward, call.learns, call.unscored) for row in rows for call in row.calls] == [
         ("agent0", 0.0, False, True),
         ("agent1", 0.0, True, False),
         ("agent0", 1.0, True, False),

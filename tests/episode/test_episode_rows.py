@@ -29,10 +29,14 @@ def test_a_call_becomes_a_row():
     (row,) = rows_of(
         [episode(call([1, 2], [3, 4, 5], mask=[1, 0, 1], turn=2, weight_version=7, temperature=0.5), index=3)]
     )
-    assert (row.uid, row.episode, row.agent, row.node, row.policy) == ("u", 3, "solver", "solve", "main")
+    assert (row.uid, row.episode, row.policy) == ("u", 3, "main")
     assert (row.prompt_ids, row.response_ids, row.response_mask) == ([1, 2], [3, 4, 5], [1, 0, 1])
     assert row.rollout_log_probs == [-0.75, 0.0, -1.25]
-    assert row.calls == (RowCall(end=3, reward=1.0, turn=2, round=0, position=0, step=2, branch="", parts={}),)
+    (recorded,) = row.calls
+    assert recorded == RowCall(
+        **{"agent": "solver", "role": "solver", "node": "solve", "end": 3, "reward": 1.0, "turn": 2, "round": 0},
+        **{"position": 0, "step": 2, "branch": "", "parts": {}},
+    )
     assert (row.weight_version, row.temperature) == (7, 0.5)
 
 
@@ -56,7 +60,7 @@ def test_role_branches_and_parts_are_kept_through_merging_and_splitting():
         call([1, 2, 3], [4], turn=1, role="debater", branch="0.0 without hint"),
     )
     (merged,) = rows_of([episode(*calls)])
-    assert merged.role == "debater" and of_calls(merged, "branch") == ("", "0.0 without hint")
+    assert of_calls(merged, "role") == ("debater", "debater") and of_calls(merged, "branch") == ("", "0.0 without hint")
     assert of_calls(merged, "parts") == ({"grade": 1.0}, {})
     assert split_row(merged) == rows_of([episode(*calls)], merge=False)
 
@@ -90,17 +94,43 @@ def test_steps_count_turns_and_rounds_whichever_calls_are_rows(moves, steps, dro
     calls = [call([9], [k], turn=t, round=r, train=k != dropped) for k, (t, r) in enumerate(moves)]
     other = [call([9], [9], agent="other", turn=t, round=5) for t, _ in moves]
     made = [c for pair in zip(other, calls, strict=True) for c in pair]
-    found = [of_calls(row, "step") for row in rows_of([episode(*made)]) if row.agent != "other"]
+    found = [of_calls(row, "step") for row in rows_of([episode(*made)]) if row.calls[0].agent != "other"]
     assert found == [(step,) for k, step in enumerate(steps) if k != dropped]
 
 
-def test_only_one_agents_calls_at_one_node_and_one_version_merge():
+def test_only_calls_of_one_policy_and_one_version_merge():
     first = call([1], [2])
-    for change in ({"node": "other"}, {"agent": "x"}, {"policy": "x"}, {"weight_version": 1}, {"temperature": 0.5}):
+    for change in ({"policy": "x"}, {"weight_version": 1}, {"temperature": 0.5}):
         assert len(rows_of([episode(first, call([1, 2, 3], [4], **change))])) == 2
-    for prompt in ([1, 2], [1, 9, 3], [1], [2, 1, 2, 3]):
+    for prompt in ([1, 2], [1, 9, 3], [1], [2, 1, 2, 3], [9, 2, 3]):
         assert len(rows_of([episode(first, call(prompt, [4]))])) == (1 if prompt == [1, 2] else 2)
     assert len(rows_of([episode(first), episode(call([1, 2, 3], [4]), index=1)])) == 2
+
+
+def test_calls_of_different_agents_and_nodes_are_one_row_that_knows_each_of_them():
+    second = call([1, 2, 3], [4], agent="b", node="check", role="critic", reward=0.5)
+    (row,) = rows_of([episode(call([1], [2]), second)])
+    assert [(c.agent, c.role, c.node, c.reward) for c in row.calls] == [
+        ("solver", "solver", "solve", 1.0),
+        ("b", "critic", "check", 0.5),
+    ]
+    assert row.agents == ["solver", "b"]
+    assert (row.agent_mask("solver"), row.agent_mask("b")) == ([1, 0, 0], [0, 0, 1])
+
+
+def test_a_fork_is_a_row_of_its_own_and_what_follows_joins_the_branch_that_it_continues():
+    root, left, right = call([1], [2]), call([1, 2, 3], [4], agent="l"), call([1, 2, 5], [6], agent="r")
+    after_left, after_right = call([1, 2, 3, 4, 7], [8], turn=1), call([1, 2, 5, 6, 7], [9], agent="l", turn=1)
+    rows = rows_of([episode(root, left, right, after_left, after_right)])
+    assert [of_calls(row, "position") for row in rows] == [(0, 1, 3), (2, 4)]
+    assert (rows[1].prompt_ids, rows[1].response_ids) == ([1, 2, 5], [6, 7, 9])
+
+
+def test_a_call_joins_the_longest_row_that_it_extends():
+    calls = [call([1, 2, 3], [4]), call([1], [2], agent="late"), call([1, 2, 3, 4, 5], [6])]
+    assert [of_calls(row, "position") for row in rows_of([episode(*calls)])] == [(0, 2), (1,)]
+    calls = [calls[1], call([1, 2, 3], [4], weight_version=1), calls[2]]
+    assert [of_calls(row, "position") for row in rows_of([episode(*calls)])] == [(0, 2), (1,)]
 
 
 def test_a_rewritten_history_starts_a_row_that_later_calls_join():
@@ -137,17 +167,26 @@ def test_making_rows_changes_no_episode():
 tokens = st.lists(st.integers(0, 3), max_size=4)
 responses = st.lists(st.tuples(st.integers(0, 3), st.booleans()), max_size=3).map(lambda rest: [(1, True), *rest])
 moves = st.lists(
-    st.tuples(st.booleans(), tokens, responses, st.sampled_from("ab"), st.integers(0, 1), st.floats(-2, 2)), max_size=8
+    st.tuples(
+        st.sampled_from(["", "a", "b", "any"]),
+        tokens,
+        responses,
+        st.sampled_from("ab"),
+        st.integers(0, 1),
+        st.floats(-2, 2),
+    ),
+    max_size=8,
 )
 
 
 @settings(max_examples=200, deadline=None)
 @given(moves)
 def test_merging_keeps_every_sampled_token_and_its_context(plan):
-    """Append-only or not, whatever the agents and versions: the same tokens are learnt, in the same contexts."""
+    """Append-only or not, whatever the agents, versions and branches: the same tokens are learnt, in the same
+    contexts."""
     calls, last = [], {}
     for turn, (append, extra, response, agent, version, reward) in enumerate(plan):
-        prompt = (last.get(agent, []) if append else []) + extra
+        prompt = (last.get(append, []) if append else []) + extra
         ids, mask = [token for token, _ in response], [int(bit) for _, bit in response]
         calls.append(
             call(
@@ -161,21 +200,22 @@ def test_merging_keeps_every_sampled_token_and_its_context(plan):
                 reward=reward,
             )
         )
-        last[agent] = prompt + ids
+        last[agent] = last["any"] = prompt + ids
     merged, single = rows_of([episode(*calls)]), rows_of([episode(*calls)], merge=False)
 
     def learnt(rows):
         return sorted(
             (
-                row.agent,
+                call.agent,
                 row.weight_version,
                 tuple(row.prompt_ids + row.response_ids[:at]),
                 row.response_ids[at],
-                log_prob,
+                row.rollout_log_probs[at],
             )
             for row in rows
-            for at, (bit, log_prob) in enumerate(zip(row.response_mask, row.rollout_log_probs, strict=True))
-            if bit
+            for call, (start, end) in zip(row.calls, row.spans(), strict=True)
+            for at in range(start, end)
+            if row.response_mask[at]
         )
 
     assert learnt(merged) == learnt(single)

@@ -52,7 +52,7 @@ def test_a_call_that_fails_is_recorded_and_the_episode_goes_on(world):
     solve, judge = episode.calls
     assert episode.fault is None and episode.ended_by == "turns" and episode.attempts == 1
     assert judge.parsed == {"failed": "model fault in node b, policy judge: down"} and judge.text == ""
-    assert solve.reward == 1.0 and [row.node for row in rows_of([episode])] == ["a"]
+    assert solve.reward == 1.0 and [row.calls[0].node for row in rows_of([episode])] == ["a"]
     # each of the tries is counted, the last of them once
     assert len(client.requests) == 4 and rollout_metrics([episode])["faults/model"] == 3
 

@@ -293,7 +293,7 @@ def test_the_best_of_four_is_kept_and_all_four_learn(scripted_server):
     (episode,) = play_group("best_of", scripted_server, answer, 1)
     solve, judge = episode.calls
     assert (solve.text, solve.score, judge.text) == ("44 (90 %)", 4.0, "4") and episode.outcome == 0.0
-    rows = [row for row in rows_of([episode]) if row.node == "solve"]
+    rows = [row for row in rows_of([episode]) if row.calls[0].node == "solve"]
     advantages, _ = estimate(flow_of("best_of").algorithm, rows)
     assert [tokens[0].item() for tokens in advantages] == [1.5, -1.5, -0.5, 0.5]
 

@@ -46,7 +46,7 @@ def computed(episode: Episode) -> int:
 
 def test_each_agent_has_one_row_of_ten_calls_and_both_are_paid(play):
     rows = rows_of([play("chat")])
-    shown = [(row.agent, len(row.calls), sum(call.reward for call in row.calls)) for row in rows]
+    shown = [(row.calls[0].agent, len(row.calls), sum(call.reward for call in row.calls)) for row in rows]
     assert shown == [("proposer", 10, 1.0), ("checker", 10, 1.0)]
 
 

@@ -129,7 +129,7 @@ def test_the_ids_in_front_of_each_sampled_token_are_those_that_the_server_was_se
 
 def test_an_actions_context_has_all_earlier_actions_and_what_their_programs_printed(tokenizer):
     _, single, _, episode = recorded(tokenizer)
-    read = [tokenizer.decode(row.prompt_ids) for row in single if row.agent == "coder"]
+    read = [tokenizer.decode(row.prompt_ids) for row in single if row.calls[0].agent == "coder"]
     assert "Compute 6*7" in read[1] and program_text("6*7") in read[1] and "<tool_response>\n42" in read[1]
     assert read[3].startswith(read[2]) and read[2].startswith(read[1]) and "Result: 42" in read[3]
     judged = [call for call in episode.calls if call.node == "coach_code"]
@@ -139,8 +139,8 @@ def test_an_actions_context_has_all_earlier_actions_and_what_their_programs_prin
 def test_the_published_context_and_texts_encoded_again_are_found_out(tokenizer):
     """An action conditioned on the action before alone, as in the published code, and one tokenised from its text."""
     _, single, sent, episode = recorded(tokenizer)
-    second = next(row for row in single if row.agent == "coder" and row.calls[0].round == 1)
-    first = next(row for row in single if row.agent == "coder")
+    second = next(row for row in single if row.calls[0].agent == "coder" and row.calls[0].round == 1)
+    first = next(row for row in single if row.calls[0].agent == "coder")
     published = replace(second, prompt_ids=first.response_ids)
     assert in_rows([*(row for row in single if row is not second), published]) != sent
     again = tokenizer.encode(tokenizer.decode(second.response_ids), add_special_tokens=False)

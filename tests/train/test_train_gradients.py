@@ -12,6 +12,7 @@ import pytest
 import torch
 from verl.utils import tensordict_utils as tu
 
+from recipe.dag.algorithms.blocks import Uncertainty
 from recipe.dag.episode.rows import rows_of
 from recipe.dag.policy.losses import actor_loss
 from recipe.dag.train.metrics import token_metrics
@@ -25,8 +26,14 @@ TOOL = 5
 """The id of tokens that a tool put in."""
 
 
-def episodes(*, temperature: float = 1.0) -> list[Episode]:
-    """Two groups of two conversations of three calls, each going on from the one before, with a tool's tokens."""
+ALONE = (("solver", None), ("solver", 0), ("solver", 1))
+"""The agent of each call, and the call that it continues."""
+SHARED = (("plan", None), ("left", 0), ("right", 0), ("end", 2))
+"""With a fork."""
+
+
+def episodes(*, temperature: float = 1.0, plan=ALONE) -> list[Episode]:
+    """Two groups of two conversations of these calls, each going on from one before, with a tool's tokens."""
     draw = torch.Generator().manual_seed(7)
 
     def some(low: int, high: int) -> list[int]:
@@ -36,18 +43,19 @@ def episodes(*, temperature: float = 1.0) -> list[Episode]:
     made = []
     for index in range(4):
         episode = Episode(uid=f"u{index // 2}", index=index % 2, sample={}, turns=3, done=True)
-        history = some(3, 8)
-        for turn in range(3):
+        histories = {None: some(3, 8)}
+        for turn, (agent, continued) in enumerate(plan):
+            history = histories[continued]
             first, tool, last = some(2, 7), [TOOL] * len(some(1, 5)), some(2, 6)
             response = first + tool + last
             mask = [1] * len(first) + [0] * len(tool) + [1] * len(last)
             noise = torch.randn(len(response), generator=draw).tolist()
             log_probs = [x - 6.0 if bit else 0.0 for x, bit in zip(noise, mask, strict=True)]
-            call = Call("solve", "solver", 0, "main", turn, list(history), response, mask, log_probs)
+            call = Call("solve", agent, 0, "main", turn, list(history), response, mask, log_probs)
             call.temperature = temperature
             call.reward = float(torch.randn(1, generator=draw))
             episode.calls.append(call)
-            history = history + response + some(1, 6)  # what the next speaker said
+            histories[turn] = history + response + some(1, 6)  # what the next speaker said
         made.append(episode)
     return made
 
@@ -67,9 +75,10 @@ def gradient(engine):
         seen["gradient"] = torch.cat([p.grad.full_tensor().flatten().clone() for p in parameters])
         return float(seen["gradient"].norm())
 
-    def compute(rows, *, loss="token-mean", old="trainer", micro_batch=1, dynamic=None) -> SimpleNamespace:
-        """`micro_batch`: rows per micro-batch; `dynamic`: tokens per micro-batch."""
-        algorithm = engine.workflow.algorithm.model_copy(update={"loss_agg": loss, "old_log_probs": old})
+    def compute(rows, *, loss="token-mean", old="trainer", micro_batch=1, dynamic=None, **options) -> SimpleNamespace:
+        """`micro_batch`: rows per micro-batch; `dynamic`: tokens per micro-batch; `options`: of the algorithm."""
+        update = {"loss_agg": loss, "old_log_probs": old, **options}
+        algorithm = engine.workflow.algorithm.model_copy(update=update)
         nodes = [n for n in engine.workflow.nodes if old == "trainer" or n.id != "main.old_log_probs"]
         workflow = engine.workflow.model_copy(update={"algorithm": algorithm, "nodes": tuple(nodes)})
         config = copy.deepcopy(engine.config)
@@ -133,6 +142,31 @@ def test_merged_rows_give_the_gradient_of_separate_ones(gradient, alone, loss, o
     assert distance(merged, alone[loss, old]) < TOLERANCE
     if old == "rollout":  # a case that says something about clipping
         assert 0.05 < merged.metrics["pg_clipfrac"] < 0.95
+
+
+@pytest.mark.parametrize(
+    ("loss", "options", "calls"),
+    [
+        ("token-mean", {}, 16),
+        ("seq-mean-token-sum", {}, 16),
+        ("token-mean", {"agent_weights": "equal"}, 16),
+        ("token-mean", {"uncertainty": Uncertainty.model_validate({})}, 16),
+        ("seq-mean-token-sum", {"drop_zero_variance": True}, 12),
+        ("token-mean", {"drop_zero_variance": True}, 12),
+    ],
+    ids=str,
+)
+def test_rows_of_several_agents_give_the_gradient_of_a_row_per_call(gradient, loss, options, calls):
+    """... each call with its own advantage and weight; of rows with a call that is left out, too, at the end of a row
+    (`left` in the first group) and within one (`right` in the second)."""
+    made = episodes(plan=SHARED)
+    for episode in made:
+        episode.calls[1 if episode.uid == "u0" else 2].reward = 0.5
+    merged, separate = rows_of(made), rows_of(made, merge=False)
+    assert [row.agents for row in merged] == [["plan", "left"], ["right", "end"]] * 4 and len(separate) == 16
+    found = [gradient(rows, loss=loss, micro_batch=2, **options) for rows in (merged, separate)]
+    assert distance(*found) < TOLERANCE
+    assert len(found[1].order) == calls
 
 
 @pytest.mark.parametrize("loss", LOSSES)

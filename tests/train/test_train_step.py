@@ -189,7 +189,7 @@ def test_agents_of_one_policy_may_have_equal_parts_in_its_loss(workflow, trace, 
     weights = [of_call(r) * r.learns for r in rows]
     total, reference = sum(weights), 0.0
     for agent in ("long", "short"):
-        own = [(w, r.calls[0].reward) for w, r in zip(weights, rows, strict=True) if r.agent == agent]
+        own = [(w, r.calls[0].reward) for w, r in zip(weights, rows, strict=True) if r.calls[0].agent == agent]
         reference += total / 2 * sum(w * reward for w, reward in own) / sum(w for w, _ in own)
     assert sum(w * a for w, a in zip(weights, advantages["equal"], strict=True)) == pytest.approx(reference)
     assert lines["equal"] == [[], []] and lines["loss_agg"][1] == []

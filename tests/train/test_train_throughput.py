@@ -144,7 +144,7 @@ def test_a_step_reports_rates_memory_and_tokens_of_its_rows(monkeypatch, two_pol
     monkeypatch.setattr(kernels, "old_log_probs", old_log_probs)
     rows = [row(5, 3), row(2, 1)]
     for r in rows:
-        r.policy, r.agent, r.node = "a", "left", "l"
+        r.policy = "a"
     step = TrainingStep(workflow, {"a": policy}, rows, flops={"a": ModelFlops(QWEN, None, 1e12)}, seed=0)
     asyncio.run(step.run())
     metrics = step.metrics()

@@ -1,37 +1,52 @@
 """How much of a policy's loss belongs to each of its agents, and weights that give all of them equal parts.
 
 Invariant: weights are computed from all rows that the policy learns from in a step and multiply advantages, so neither
-micro-batches nor mini-batches nor ranks change them. Rows outside the loss have no part in it.
+micro-batches nor mini-batches nor ranks change them. Calls outside the loss have no part in it.
 """
 
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+
+from torch import Tensor, cat
 
 from recipe.dag.types.row import Row
 
 
-def loss_shares(rows: Sequence[Row], loss_agg: str, weights: Sequence[float] | None = None) -> dict[str, float]:
+def loss_shares(rows: Sequence[Row], loss_agg: str, weights: Mapping[str, float] | None = None) -> dict[str, float]:
     """Return the share of each agent in the weights of the rows' tokens; {} if no token is in the loss.
 
-    `weights`: by which the loss of each row is multiplied, 1 each if absent."""
+    `weights`: by which the loss of each agent is multiplied, 1 each if absent."""
     totals: dict[str, float] = defaultdict(float)
-    for row, weight in zip(rows, weights or [1.0] * len(rows), strict=True):
-        totals[row.agent] += weight * _loss_weight(row, loss_agg)
+    for row in rows:
+        tokens = row.loss_mask()
+        # token-mean and seq-mean-token-sum weigh each token the same; only seq-mean-token-mean counts rows
+        scale = 1.0 / max(sum(tokens), 1) if loss_agg == "seq-mean-token-mean" else 1.0
+        for call, (start, end) in zip(row.calls, row.spans(), strict=True):
+            weight = 1.0 if weights is None else weights[call.agent]
+            totals[call.agent] += weight * scale * sum(tokens[start:end])
     total = sum(totals.values())
     return {agent: part / total for agent, part in totals.items() if part} if total else {}
 
 
-def equal_weights(rows: Sequence[Row], loss_agg: str) -> list[float]:
-    """Return a weight for each row, such that all agents with a token in the loss have equal shares, and the sum over
+def equal_weights(rows: Sequence[Row], loss_agg: str) -> dict[str, float]:
+    """Return a weight for each agent, such that all agents with a token in the loss have equal shares, and the sum over
     the loss stays what it was."""
     shares = loss_shares(rows, loss_agg)
-    return [1.0 / (len(shares) * shares[row.agent]) if row.agent in shares else 1.0 for row in rows]
+    agents = {call.agent for row in rows for call in row.calls}
+    return {agent: 1.0 / (len(shares) * shares[agent]) if agent in shares else 1.0 for agent in agents}
 
 
-def _loss_weight(row: Row, loss_agg: str) -> float:
-    """Return the row's part in the sum that `agg_loss` divides by a number common to all rows."""
-    tokens = sum(row.loss_mask())
-    # token-mean and seq-mean-token-sum weigh each token the same; with seq-mean-token-mean, a row is one call
-    return float(tokens > 0) if loss_agg == "seq-mean-token-mean" else float(tokens)
+def weighted(rows: Sequence[Row], advantages: Sequence[Tensor], weights: Sequence[Mapping[str, float]]) -> list[Tensor]:
+    """Return each row's advantages times the weight of the token's agent, from one mapping per row; a weight of 1
+    leaves every bit as it is."""
+    return [
+        cat(
+            [
+                values[start:end] if own[call.agent] == 1.0 else values[start:end] * own[call.agent]
+                for call, (start, end) in zip(row.calls, row.spans(), strict=True)
+            ]
+        )
+        for row, values, own in zip(rows, advantages, weights, strict=True)
+    ]

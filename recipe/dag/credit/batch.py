@@ -113,11 +113,11 @@ class CreditBatch:
             policy=tuple(row.policy for row in rows),
             uid=tuple(row.uid for row in rows_C),
             episode=tuple(row.episode for row in rows_C),
-            agent=tuple(row.agent for row in rows_C),
-            role=tuple(row.role or row.agent for row in rows_C),
+            agent=tuple(call.agent for call in calls),
+            role=tuple(call.role for call in calls),
             turn=tuple(call.turn for call in calls),
             round=tuple(call.round for call in calls),
-            node=tuple(row.node for row in rows_C),
+            node=tuple(call.node for call in calls),
             branch=tuple(call.branch for call in calls),
             position=tuple(call.position for call in calls),
             step=tuple(call.step for call in calls),
@@ -168,7 +168,7 @@ class CreditBatch:
 
     def describe(self, call: int) -> str:
         """Return which row the call belongs to, for error messages."""
-        return _description(self.uid[call], self.episode[call], self.agent[call])
+        return f"row of uid {self.uid[call]}, episode {self.episode[call]}, agent {self.agent[call]}"
 
     def per_row(self, values_N: Tensor) -> list[Tensor]:
         """Return B tensors, float32, each as long as its row's response."""
@@ -197,9 +197,9 @@ def _credit_column(rows: Sequence[Row], mixer_credits: Sequence[Sequence[float]]
     """Return [C] float64."""
     for row, row_credits in zip(rows, mixer_credits, strict=True):
         if len(row_credits) != len(row.calls):
-            raise ValueError(f"{_describe(row)}: {len(row.calls)} calls but {len(row_credits)} credits")
+            raise ValueError(f"{row.describe()}: {len(row.calls)} calls but {len(row_credits)} credits")
         if not all(map(math.isfinite, row_credits)):
-            raise ValueError(f"{_describe(row)}: a credit is not finite")
+            raise ValueError(f"{row.describe()}: a credit is not finite")
     return torch.tensor(list(chain.from_iterable(mixer_credits)), dtype=torch.float64)
 
 
@@ -211,7 +211,7 @@ def _token_column(rows: Sequence[Row], mask_N: Tensor, tensors: Sequence[Tensor 
     for row, tensor in zip(rows, tensors, strict=True):
         length = len(row.response_mask)
         if tensor is not None and len(tensor) != length:
-            raise ValueError(f"{_describe(row)}: {len(tensor)} {name}s for a response of {length} tokens")
+            raise ValueError(f"{row.describe()}: {len(tensor)} {name}s for a response of {length} tokens")
         filled.append(torch.zeros(length) if tensor is None else tensor)
     column_N = torch.cat(filled) if filled else torch.zeros(0, dtype=torch.float64)
     column_N.masked_fill_(~mask_N, 0.0)
@@ -219,7 +219,7 @@ def _token_column(rows: Sequence[Row], mask_N: Tensor, tensors: Sequence[Tensor 
     if len(column_N) and not torch.isfinite(torch.stack(torch.aminmax(column_N))).all():
         split = column_N.split([len(tensor) for tensor in filled])
         row = next(row for row, part in zip(rows, split, strict=True) if not torch.isfinite(part).all())
-        raise ValueError(f"{_describe(row)}: a {name} is not finite")
+        raise ValueError(f"{row.describe()}: a {name} is not finite")
     return column_N
 
 
@@ -242,19 +242,11 @@ def _prompt_hashes(row: Row) -> Iterator[str]:
         yield running.hexdigest()
 
 
-def _describe(row: Row) -> str:
-    return _description(row.uid, row.episode, row.agent)
-
-
-def _description(uid: str, episode: int, agent: str) -> str:
-    return f"row of uid {uid}, episode {episode}, agent {agent}"
-
-
 def _check(row: Row) -> None:
     ends = [call.end for call in row.calls]
     if not ends or ends != sorted(ends) or ends[0] < 0 or ends[-1] != len(row.response_mask):
         length = len(row.response_mask)
-        raise ValueError(f"{_describe(row)}: calls that end at {ends} do not tile a response of {length} tokens")
+        raise ValueError(f"{row.describe()}: calls that end at {ends} do not tile a response of {length} tokens")
     for call in row.calls:
         if not math.isfinite(call.reward):
-            raise ValueError(f"{_describe(row)}: reward {call.reward} is not finite")
+            raise ValueError(f"{row.describe()}: reward {call.reward} is not finite")

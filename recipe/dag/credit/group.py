@@ -69,19 +69,16 @@ def zero_variance(
     gamma_turn: float | None,
     rewards: Sequence[float] | None = None,
 ) -> list[bool]:
-    """Return [B] bool: True if no call of the row can carry a gradient, because all returns of its group are equal.
-
-    A row that merges calls of several groups is False as soon as one of the groups has different returns. `rewards` [C]
-    replace those of the batch.
-    """
-    without_gradient = [True] * len(batch.row_lengths)
+    """Return [C] bool: True if the call can carry no gradient, because all returns of its group are equal. `rewards`
+    [C] replace those of the batch."""
+    without_gradient = [True] * len(batch.uid)
     rewards = batch.rewards.tolist() if rewards is None else rewards
     returns = call_returns(batch, rewards, stat_unit, gamma_turn)
     for trajectories in _groups(batch, group_by):
         calls = [call for trajectory in trajectories for call in trajectory]
         if not _all_equal([returns[call] for call in calls]):
             for call in calls:
-                without_gradient[batch.row_of_call[call]] = False
+                without_gradient[call] = False
     return without_gradient
 
 
@@ -93,19 +90,19 @@ def mean_outside(
     stat_unit: str,
     gamma_turn: float | None,
 ) -> list[bool]:
-    """Return [B] bool: True if the mean return of the row's group is not strictly between `bounds`.
+    """Return [C] bool: True if the mean return of the call's group is not strictly between `bounds`.
 
     The mean is over the group's trajectories, each by the mean of its calls, so that a trajectory with more calls does
-    not count more. A row that merges calls of several groups is False as soon as one of them has a mean between."""
+    not count more."""
     low, high = bounds
-    outside = [True] * len(batch.row_lengths)
+    outside = [True] * len(batch.uid)
     returns = call_returns(batch, batch.rewards.tolist(), stat_unit, gamma_turn)
     for trajectories in _groups(batch, group_by):
         means = [math.fsum(returns[call] for call in calls) / len(calls) for calls in trajectories]
         mean = math.fsum(means) / len(means)
         if low < mean < high:
             for call in (call for trajectory in trajectories for call in trajectory):
-                outside[batch.row_of_call[call]] = False
+                outside[call] = False
     return outside
 
 

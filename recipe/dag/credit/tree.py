@@ -34,15 +34,18 @@ def candidate_advantages(
     # every candidate's row has the scores of all its siblings; keyed by slot, they are counted once
     slots: dict[Slot, tuple[Hashable, tuple[float | None, ...]]] = {}
     for row in rows:
-        for slot, candidate in _candidates(row):
-            if candidate is not None:
-                group = slot if compare == "siblings" else (row.policy, row.uid, row.agent)
+        for slot, call in zip(_slots(row), row.calls, strict=True):
+            if (candidate := call.candidate) is not None:
+                group = slot if compare == "siblings" else (row.policy, row.uid, call.agent)
                 slots[slot] = group, shaped(candidate.scores, candidate.parent, gamma=gamma, lam=lam)
     groups: dict[Hashable, list[float]] = defaultdict(list)
     for group, scores in slots.values():
         groups[group] += [score for score in scores if score is not None]
     statistics = {group: _mean_and_deviation(scores, scale) for group, scores in groups.items()}
-    return [[_advantage(slot, candidate, slots, statistics) for slot, candidate in _candidates(row)] for row in rows]
+    return [
+        [_advantage(slot, call.candidate, slots, statistics) for slot, call in zip(_slots(row), row.calls, strict=True)]
+        for row in rows
+    ]
 
 
 def shaped(
@@ -69,9 +72,9 @@ def shaped(
     return tuple(map(shape, scores)) if gamma else tuple(scores)
 
 
-def _candidates(row: Row) -> list[tuple[Slot, Candidate | None]]:
-    """Return slot and candidate of each call of the row."""
-    return [((row.uid, row.episode, row.node, call.turn, call.round), call.candidate) for call in row.calls]
+def _slots(row: Row) -> list[Slot]:
+    """Return the slot of each call of the row."""
+    return [(row.uid, row.episode, call.node, call.turn, call.round) for call in row.calls]
 
 
 def _mean_and_deviation(scores: Sequence[float], scale: str) -> tuple[float, float] | None:

@@ -31,8 +31,8 @@ def rows_of(
     function excluded from training; calls of API policies; calls without a sampled token; with train_turns `last`,
     calls before the last turn in which the episode sampled a token. The reward of a call that no node rewarded is 0.0.
 
-    merge: a call whose prompt begins with an earlier row of the same episode, agent, policy and node, token by token,
-        joins that row.
+    merge: a call whose prompt begins with an earlier row of the same episode and policy, token by token, joins that
+        row, whichever agents they are of; of several such rows, the latest of the longest.
     keep_unsampled_rewarded: a call that would be dropped but has a reward becomes a row without response tokens, since
         credit that chains calls propagates its reward.
     outside_loss: returns the positions in `Episode.all_calls` of the calls that count in baselines, but not in the
@@ -44,7 +44,7 @@ def rows_of(
     for episode in _trained_episodes(episodes, on_failure):
         first_turn, unscored_calls = _first_turn(episode, train_turns), _unscored_calls(episode, unscored)
         excluded = outside_loss(episode) if outside_loss is not None else ()
-        open_rows: dict[tuple[str, str, str], Row] = {}
+        open_rows: list[Row] = []
         steps = _steps(episode.calls)
         for position, call in enumerate(episode.calls):
             if call.turn < first_turn or position in unscored_calls:
@@ -57,13 +57,13 @@ def rows_of(
                 if keep_unsampled_rewarded and (call.reward or is_link or any(call.reward_parts.values())):
                     rows.append(row.without_tokens())
                 continue
-            key = (row.agent, row.policy, row.node)
-            earlier = open_rows.get(key) if merge else None
-            if earlier is not None and _extends(row, earlier):
-                _extend(earlier, row)
-            else:
-                open_rows[key] = row
-                rows.append(row)
+            earlier = [other for other in reversed(open_rows) if _extends(row, other)]
+            if earlier:
+                _extend(max(earlier, key=lambda other: len(other.prompt_ids) + len(other.response_ids)), row)
+                continue
+            rows.append(row)
+            if merge:
+                open_rows.append(row)
         rows += _dropped_rows(episode, first_turn, excluded, unscored_calls)
     return rows
 
@@ -142,6 +142,9 @@ def _first_turn(episode: Episode, train_turns: str) -> int:
 
 def _row(episode: Episode, call: Call, position: int, *, step: int, learns: bool) -> Row:
     recorded = RowCall(
+        agent=call.agent,
+        role=call.role or call.agent,
+        node=call.node,
         end=len(call.response_ids),
         reward=call.reward or 0.0,
         turn=call.turn,
@@ -157,8 +160,6 @@ def _row(episode: Episode, call: Call, position: int, *, step: int, learns: bool
     return Row(
         uid=episode.uid,
         episode=episode.index,
-        agent=call.agent,
-        node=call.node,
         policy=call.policy,
         weight_version=call.weight_version,
         prompt_ids=list(call.prompt_ids),
@@ -167,15 +168,17 @@ def _row(episode: Episode, call: Call, position: int, *, step: int, learns: bool
         rollout_log_probs=list(call.rollout_log_probs),
         calls=(recorded,),
         temperature=call.temperature,
-        role=call.role,
     )
 
 
 def _extends(later: Row, earlier: Row) -> bool:
     # One row has one weight version and one temperature, since both enter its importance ratios.
-    if (later.weight_version, later.temperature) != (earlier.weight_version, earlier.temperature):
+    if any(getattr(later, key) != getattr(earlier, key) for key in ("policy", "weight_version", "temperature")):
         return False
     cut, end = len(earlier.prompt_ids), len(earlier.prompt_ids) + len(earlier.response_ids)
+    # the last token first: comparing whole prompts of unrelated rows would cost much more
+    if end > len(later.prompt_ids) or later.prompt_ids[end - 1] != earlier.response_ids[-1]:
+        return False
     return later.prompt_ids[:cut] == earlier.prompt_ids and later.prompt_ids[cut:end] == earlier.response_ids
 
 

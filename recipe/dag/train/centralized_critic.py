@@ -43,11 +43,10 @@ class JointHistory:
     def __call__(self, owner: str, row: Row) -> Row:
         """Return the row with the joint history as its prompt, in plain text without a chat template. Raises ValueError
         for a row of several calls, or of an unknown episode."""
-        where = f"row of uid {row.uid}, episode {row.episode}, agent {row.agent}"
         if len(row.calls) != 1:
-            raise ValueError(f"{where}: a centralised critic reads one call at a time; its row holds several")
+            raise ValueError(f"{row.describe()}: a centralised critic reads one call at a time; its row holds several")
         if (row.uid, row.episode) not in self.episodes:
-            raise ValueError(f"{where}: a centralised critic needs the row's episode, which is missing")
+            raise ValueError(f"{row.describe()}: a centralised critic needs the row's episode, which is missing")
         episode = self.episodes[row.uid, row.episode]
         room = self.limit_of(owner) - len(row.response_ids)
         return replace(row, prompt_ids=self._history(episode, row.calls[0].position, owner, room))

@@ -47,8 +47,8 @@ class PolicyBatch:
     columns: dict[str, list[torch.Tensor]] = field(default_factory=dict)
     """Per-token tensors in row order: old_log_probs, ref_log_prob, entropy, values, advantages, returns, and
     rollout_is_weights, by which verl's losses multiply."""
-    agent_weights: list[float] | None = None
-    """By which the advantages of each row are multiplied, for `agent_weights: equal`."""
+    agent_weights: dict[str, float] | None = None
+    """By which the advantages of each agent are multiplied, for `agent_weights: equal`."""
     metrics: dict[str, float] = field(default_factory=dict)
     passes: list[Pass] = field(default_factory=list)
     """Passes over the rows, in the order in which they ran."""

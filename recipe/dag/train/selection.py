@@ -11,7 +11,7 @@ from __future__ import annotations
 import logging
 from collections import Counter
 from collections.abc import Awaitable, Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from recipe.dag.algorithms.base import Algorithm
 from recipe.dag.algorithms.estimate import score_advantages
@@ -33,14 +33,19 @@ def select_rows(rows: Sequence[Row], workflow: Workflow) -> tuple[dict[str, list
     """Return (the rows that each trained policy learns from, the remaining rows).
 
     The remaining rows belong to frozen policies, have no sampled token, or were dropped because all rewards of their
-    group are equal. Credit may still need their rewards."""
-    algorithm = workflow.algorithm
-    split = split_by_policy(rows, workflow)
-    if algorithm.drop_zero_variance:
-        split = {name: keep_informative(policy_rows, algorithm) for name, policy_rows in split.items()}
-    trained = {name: [row for row in policy_rows if 1 in row.response_mask] for name, policy_rows in split.items()}
-    trained_ids = {id(row) for policy_rows in trained.values() for row in policy_rows}
-    return trained, [row for row in rows if id(row) not in trained_ids]
+    group are equal; of a row that merges such calls with others, they are a row without tokens. Credit may still need
+    their rewards."""
+    trained = {
+        name: [row for row in keep_informative(policy_rows, workflow.algorithm) if 1 in row.response_mask]
+        for name, policy_rows in split_by_policy(rows, workflow).items()
+    }
+    trained_ids = {id(call) for policy_rows in trained.values() for row in policy_rows for call in row.calls}
+    remaining: list[Row] = []
+    for row in rows:
+        calls = tuple(call for call in row.calls if id(call) not in trained_ids)
+        if calls:
+            remaining.append(row if len(calls) == len(row.calls) else replace(row, calls=calls).without_tokens())
+    return trained, remaining
 
 
 def split_by_policy(rows: Sequence[Row], workflow: Workflow) -> dict[str, list[Row]]:
@@ -53,28 +58,30 @@ def split_by_policy(rows: Sequence[Row], workflow: Workflow) -> dict[str, list[R
 
 
 def keep_informative(rows: list[Row], algorithm: Algorithm) -> list[Row]:
-    """Return the rows, with `drop_zero_variance` without those that carry no gradient: their group has equal rewards
-    only and, for candidates, their score is not compared with a different one."""
+    """Return the rows, with `drop_zero_variance` without the calls that carry no gradient: their group has equal
+    rewards only and, for candidates, their score is not compared with a different one."""
     if not algorithm.drop_zero_variance or not rows:
         return rows
     kept = [row for row in rows if not row.is_dropped]
-    informative = {id(row) for row in _with_different_returns(kept, algorithm)} if kept else set()
-    informative |= {id(row) for row, own in zip(rows, score_advantages(algorithm, rows), strict=True) if any(own)}
-    return [row for row in rows if id(row) in informative]
+    differs = iter(_differ(kept, algorithm) if kept else ())
+    informative = [
+        [bool(score) | (not row.is_dropped and next(differs)) for score in scores]
+        for row, scores in zip(rows, score_advantages(algorithm, rows), strict=True)
+    ]
+    return [row.only(calls) for row, calls in zip(rows, informative, strict=True) if any(calls)]
 
 
-def _with_different_returns(rows: list[Row], algorithm: Algorithm) -> list[Row]:
-    """Return the rows without those whose group has equal rewards only, or a mean return outside of
-    `mean_return_between`."""
+def _differ(rows: list[Row], algorithm: Algorithm) -> list[bool]:
+    """Return for each call of the rows, one after another, whether the returns of its group differ and are within
+    `mean_return_between` on average."""
     batch = CreditBatch.from_rows(rows, prompts="prompt_hash" in algorithm.grouping)
     options = {key: getattr(algorithm, key) for key in ("group_by", "stat_unit", "gamma_turn")}
-    # one column per reward component, each [rows]; a row goes only if no component of its group varies
+    # one column per reward component, each [C]; a call is left out only if no component of its group varies
     constant = [zero_variance(batch, rewards=column, **options) for column in algorithm.reward_columns(batch)]
-    dropped = [all(column[index] for column in constant) for index in range(len(rows))]
+    outside = [False] * len(batch.uid)
     if algorithm.mean_return_between is not None:
         outside = mean_outside(batch, algorithm.mean_return_between, **options)
-        dropped = [constant or beyond for constant, beyond in zip(dropped, outside, strict=True)]
-    return [row for row, drop in zip(rows, dropped, strict=True) if not drop]
+    return [not (all(columns) or beyond) for *columns, beyond in zip(*constant, outside, strict=True)]
 
 
 @dataclass(frozen=True, slots=True)

@@ -21,9 +21,9 @@ import torch
 from recipe.dag.algorithms.blocks import Importance, Uncertainty
 from recipe.dag.algorithms.estimate import estimate
 from recipe.dag.core.errors import UserError
-from recipe.dag.credit.agent_share import equal_weights, loss_shares
+from recipe.dag.credit.agent_share import equal_weights, loss_shares, weighted
 from recipe.dag.credit.importance import importance_weights
-from recipe.dag.credit.uncertainty import surprise, uncertainty_weights, weighted
+from recipe.dag.credit.uncertainty import surprise, uncertainty_weights
 from recipe.dag.policy.policy import PolicyRuntime
 from recipe.dag.report.progress import TrainingPasses
 from recipe.dag.train import kernels
@@ -247,7 +247,8 @@ class TrainingStep:
         for batch in batches:
             if algorithm.agent_weights == "equal":
                 batch.agent_weights = equal_weights(batch.rows, algorithm.loss_agg)
-                batch.columns["advantages"] = weighted(batch.columns["advantages"], batch.agent_weights)
+                by_row = [batch.agent_weights] * len(batch.rows)
+                batch.columns["advantages"] = weighted(batch.rows, batch.columns["advantages"], by_row)
             self._record_advantages(batch)
 
     def _values_of(self, name: str) -> list[torch.Tensor]:
@@ -374,12 +375,15 @@ def _weigh_importance(batch: PolicyBatch, options: Importance) -> None:
 
 
 def _weigh_uncertainty(batch: PolicyBatch, options: Uncertainty) -> None:
-    """Multiply the rows' advantages by their uncertainty weights."""
+    """Multiply the advantages of each agent in each row by their uncertainty weight."""
+    parts = [(row, agent) for row in batch.rows for agent in row.agents]
     weights = uncertainty_weights(
-        [surprise(row.rollout_log_probs, row.response_mask) for row in batch.rows],
-        [(row.uid, row.agent) for row in batch.rows],
+        [surprise(row.rollout_log_probs, row.agent_mask(agent)) for row, agent in parts],
+        [(row.uid, agent) for row, agent in parts],
         alpha=options.alpha,
         bound=options.bound,
     )
-    batch.columns["advantages"] = weighted(batch.columns["advantages"], weights)
+    remaining = iter(weights)
+    by_row = [{agent: next(remaining) for agent in row.agents} for row in batch.rows]
+    batch.columns["advantages"] = weighted(batch.rows, batch.columns["advantages"], by_row)
     batch.metrics |= {"uncertainty_weight/min": min(weights), "uncertainty_weight/max": max(weights)}

@@ -6,7 +6,7 @@ policy". Rewards belong to calls, not to tokens: credit assignment distributes t
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import pairwise
 
@@ -29,6 +29,10 @@ class Candidate:
 class RowCall:
     """The record of a call in a row, besides its tokens."""
 
+    agent: str
+    role: str
+    """The agent's name if it has no role."""
+    node: str
     end: int
     """Its end (exclusive) in the row's response."""
     reward: float
@@ -54,13 +58,11 @@ class RowCall:
 
 @dataclass(slots=True)
 class Row:
-    """One or more calls of a node in one episode, merged where each prompt continues the call before. A candidate that
-    was not kept is a row by itself."""
+    """One or more calls of one policy in one episode, merged where each prompt continues the call before. A candidate
+    that was not kept is a row by itself."""
 
     uid: str
     episode: int
-    agent: str
-    node: str
     policy: str
     weight_version: int
     prompt_ids: list[int]
@@ -70,12 +72,10 @@ class Row:
     calls: tuple[RowCall, ...]
     """At least one. They tile the response: each begins where the one before ends."""
     temperature: float = 1.0
-    role: str = ""
-    """The agent's role; empty means the agent's name."""
 
     def __post_init__(self) -> None:
         if not len(self.response_ids) == len(self.response_mask) == len(self.rollout_log_probs):
-            raise ValueError(f"row {self.uid}/{self.episode}/{self.node}: ids, mask and log-probs differ in length")
+            raise ValueError(f"row {self.uid}/{self.episode}: ids, mask and log-probs differ in length")
 
     @property
     def is_dropped(self) -> bool:
@@ -91,14 +91,42 @@ class Row:
         """Yield start and end (exclusive) of each call in the response."""
         return pairwise((0, *(call.end for call in self.calls)))
 
+    @property
+    def agents(self) -> list[str]:
+        """The agents of its calls, each once."""
+        return list(dict.fromkeys(call.agent for call in self.calls))
+
+    def describe(self) -> str:
+        """Return which row it is, for error messages."""
+        return f"row of uid {self.uid}, episode {self.episode}, agent {' and '.join(self.agents)}"
+
     def loss_mask(self) -> list[int]:
         """Return the response mask with 0 for the calls that the loss excludes."""
-        if all(call.learns for call in self.calls):
+        return self._mask_of([call.learns for call in self.calls])
+
+    def agent_mask(self, agent: str) -> list[int]:
+        """Return the response mask with 0 for the calls of other agents."""
+        return self._mask_of([call.agent == agent for call in self.calls])
+
+    def _mask_of(self, kept: Sequence[bool]) -> list[int]:
+        """Return the response mask with 0 for the calls that are not `kept`."""
+        if all(kept):
             return self.response_mask
         mask: list[int] = []
-        for call, (start, end) in zip(self.calls, self.spans(), strict=True):
-            mask += self.response_mask[start:end] if call.learns else [0] * (end - start)
+        for is_kept, (start, end) in zip(kept, self.spans(), strict=True):
+            mask += self.response_mask[start:end] if is_kept else [0] * (end - start)
         return mask
+
+    def only(self, kept: Sequence[bool]) -> Row:
+        """Return the row with the calls that are `kept`, at least one; the others become context, or are cut off behind
+        the last one."""
+        if all(kept):
+            return self
+        calls = tuple(call for call, own in zip(self.calls, kept, strict=True) if own)
+        end, mask = calls[-1].end, self._mask_of(kept)
+        log_probs = [value * bit for value, bit in zip(self.rollout_log_probs, mask, strict=True)]
+        parts = {"response_ids": self.response_ids[:end], "response_mask": mask[:end]}
+        return replace(self, **parts, rollout_log_probs=log_probs[:end], calls=calls)
 
     def without_tokens(self) -> Row:
         """Return the row without its tokens: its rewards still count in trajectories, its tokens in no statistic."""
