@@ -12,7 +12,7 @@ from functools import partial
 from typing import Any, Protocol, TypeGuard, cast
 
 from recipe.dag.core.errors import UserError
-from recipe.dag.episode.conversation import Conversation, prompt_of
+from recipe.dag.episode.conversation import Conversation, Key, conversation_of, prompt_of
 from recipe.dag.episode.env_class import load_envs
 from recipe.dag.episode.envs import EpisodeEnvs
 from recipe.dag.episode.graph import EpisodeNode, Slot, episode_graph
@@ -112,10 +112,10 @@ class _Episode:
     state: TurnState = field(default_factory=TurnState)
     calls: list[Call] = field(default_factory=list)
     """Of all earlier turns."""
-    conversations: dict[str, Conversation] = field(default_factory=dict)
-    """By node id, for agents with `memory: chat`."""
-    histories: dict[str, list[Message]] = field(default_factory=dict)
-    """The messages of each conversation."""
+    conversations: dict[Key, Conversation] = field(default_factory=dict)
+    """As those of an attempt (episode/attempt.py)."""
+    histories: dict[int, list[Message]] = field(default_factory=dict)
+    """The messages of each conversation, by the `id` of the call that ends it."""
     tool_states: dict[str, dict[str, Any]] = field(default_factory=dict)
 
 
@@ -244,12 +244,17 @@ class Dialogue:
         context = self._context(node, call, seen, episode)
         run = partial(self._run_tool, node, script, episode)
         context.call_tool = partial(_call_for_hook, run, call)
-        prompt = await self._prompt(node, context, episode)
+        conversation = conversation_of(self._workflow.agent_of(node.spec), context, episode.conversations)
+        # cast: a prompt of token ids would need the tokenizer, which is built from these messages
+        prompt = cast(list[Message], await prompt_of(hooks, context, conversation))
+        if conversation is not None and conversation.last is not None:
+            prompt = [*episode.histories[id(conversation.last)], *prompt]
         demonstrations = await self._generations(node, move, prompt, call, run)
         last = demonstrations[-1]
         reply = {"role": "assistant", "content": "".join(last.begun) + last.answer}
-        if node.id in episode.conversations:
-            episode.conversations[node.id].last, episode.histories[node.id] = call, [*last.messages, reply]
+        if conversation is not None:
+            conversation.keep(call, episode.conversations)
+            episode.histories[id(call)] = [*last.messages, reply]
         context.call = call
         output = await hooks.parse(context)
         call.text, call.parsed = call.text if output.text is None else output.text, output.parsed
@@ -257,15 +262,6 @@ class Dialogue:
         if output.done:
             turn.done.add(slot)
         return demonstrations
-
-    async def _prompt(self, node: EpisodeNode, context: Context, episode: _Episode) -> list[Message]:
-        """Return the node's prompt. With `memory: chat`, it continues the node's conversation."""
-        conversation = None
-        if self._workflow.agent_of(node.spec).memory == "chat":
-            conversation = episode.conversations.setdefault(node.id, Conversation())
-        # cast: a prompt of token ids would need the tokenizer, which is built from these messages
-        messages = cast(list[Message], await prompt_of(self._hooks[node.id], context, conversation))
-        return [*episode.histories.get(node.id, ()), *messages]
 
     async def _generations(
         self, node: EpisodeNode, move: Move, prompt: list[Message], call: Call, run: Callable[..., Any]

@@ -167,7 +167,7 @@ def test_what_a_hook_says_is_appended_and_its_system_message_counts_once(world):
 @pytest.mark.parametrize(
     ("returned", "problem"),
     [
-        ("[5, 6, 7]", "own.py:2: hook fault .*`memory: chat` needs messages, which it appends"),
+        ("[5, 6, 7]", "own.py:2: hook fault .*`memory` needs messages, which it appends"),
         ("[{'role': 'system', 'content': '-'}]", "own.py:2: hook fault .*only system messages"),
     ],
 )

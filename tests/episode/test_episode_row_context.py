@@ -40,7 +40,7 @@ def script(prompt: str, sampling: dict, request: str) -> str:
     return f"{agent} says {sampling['seed'] % 1000}"
 
 
-@pytest.mark.parametrize("memory", ["none", "chat"])
+@pytest.mark.parametrize("memory", ["none", "chat", "shared"])
 @pytest.mark.parametrize("candidates", [None, {"k": 3, "by": "hooks.py:length"}])
 @pytest.mark.parametrize("merge", [True, False])
 def test_the_ids_before_each_trained_token_are_those_that_the_server_was_sent(world, memory, candidates, merge):
@@ -62,7 +62,8 @@ def test_the_ids_before_each_trained_token_are_those_that_the_server_was_sent(wo
     assert episode.fault is None, episode.fault
     assert len(episode.calls) == 6 and sum(len(call.tool_results) for call in episode.calls) >= 1
     rows = rows_of([episode], merge=merge)
-    assert len(rows) == (6 if not merge or memory == "none" else 4) + len(episode.dropped)
+    merged = {"none": 6, "chat": 4, "shared": 3} if merge else {}  # the third agent has no memory
+    assert len(rows) == merged.get(memory, 6) + len(episode.dropped)
     trained = Counter(
         (tuple(row.prompt_ids + row.response_ids[:at]), row.response_ids[at], row.rollout_log_probs[at])
         for row in rows

@@ -198,6 +198,14 @@ def test_thoughts_are_recorded_and_not_sent_back(world):
     assert "reasoning_content" not in server.requests[1]["messages"][1]
 
 
+def test_nodes_share_a_conversation_of_messages(world):
+    nodes = [{"node_id": "solve"}, {"node_id": "check", "dependencies": ["solve"]}]
+    with OpenAIServer(lambda body: f"answer {len(body['messages'])}") as server:
+        (played,) = play(world, flow(world, server, agent={"memory": "shared"}, nodes=nodes))
+    sent = [message["content"] for message in server.requests[1]["messages"]]
+    assert sent == ["question", "answer 1", "Go on."] and played.calls[1].text == "answer 3"
+
+
 def test_a_stop_string_that_the_server_removed_stays_in_the_text(world):
     choice = {"message": {"role": "assistant", "content": "a"}, "finish_reason": "stop", "stop_reason": "</a>"}
     with OpenAIServer(lambda body: choice) as server:

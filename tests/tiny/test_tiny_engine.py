@@ -34,6 +34,19 @@ policies: {main: {model: {path: m}, frozen: true}}
 episode: {max_turns: 2}
 nodes: [{id: solve, agent: solver}]
 """
+SHARED = """
+dag_id: shared
+agents:
+  - &one {name: one, policy: main, memory: shared}
+  - {<<: *one, name: two}
+policies: {main: {model: {path: m}, frozen: true}}
+episode: {max_turns: 2}
+nodes:
+  - {id: begin, agent: one}
+  - {id: left, agent: one, after: begin}
+  - {id: right, agent: two, after: begin}
+  - {id: end, agent: two, after: [left, right]}
+"""
 RUN = """
 class Run:
     name = "run"
@@ -85,6 +98,7 @@ PLAYED = {
         5,
     ),
     "fenced, with a memory": (FENCED, [[["```python\n1\n```", after]], [["```python\n22\n```", after]]], 4),
+    "in one conversation, with a fork": (SHARED, [["1", after, after, after], [after, "2", "3", after]], 8),
     "a game in a loop": (GAME, [[["9", "30", "1"], ["8", after, "2"], after]], 7),
     "a game that ends in the second round": (GAME, [[["9", "43", "1"], ["8", "30", "2"], after]], 5),
     "a game that ends before the last node": (

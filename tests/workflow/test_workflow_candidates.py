@@ -93,14 +93,6 @@ def test_candidates_are_shown_counted_and_written_again(load_text):
             "a candidate that fails ends the attempt",
         ),
         (
-            (
-                ("{name: judge,", "{name: judge, memory: chat,"),
-                ("nodes:", "episode: {max_turns: 2}\nnodes:"),
-                *by("{k: 4, by: §judge}"),
-            ),
-            "`judge` must not have `memory: chat`",
-        ),
-        (
             (("nodes:", "loops: {again: {nodes: [solve], max_rounds: 2}}\nnodes:"), *by("{k: 4, by: §judge}")),
             "`judge` must be in the same loop as `solve`",
         ),

@@ -56,8 +56,8 @@ class DynamicSampling(Block):
 
 class Uncertainty(Block):
     """Lowers the weight of rows of which the policy was unsure (UMAD, arXiv 2603.01221): exp(-alpha z), where z is the
-    mean negative log-prob of a row's tokens, as the server sampled them, in standard deviations of the rows of its
-    sample and agent."""
+    mean negative log-prob of an agent's tokens in the row, as the server sampled them, in standard deviations of the
+    rows of its sample and agent."""
 
     source: ClassVar[str] = "UMAD, arXiv 2603.01221"
     assumes: ClassVar[str] = (

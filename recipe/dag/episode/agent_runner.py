@@ -19,7 +19,7 @@ from recipe.dag.core.time_limit import TimeLimit, innermost
 from recipe.dag.endpoint.client import Endpoint, PolicyEndpoint
 from recipe.dag.episode.attempt import Attempt
 from recipe.dag.episode.chat_model import ChatModel
-from recipe.dag.episode.conversation import Conversation, prompt_of
+from recipe.dag.episode.conversation import Conversation, conversation_of, prompt_of
 from recipe.dag.episode.graph import EpisodeNode
 from recipe.dag.episode.hooks import load_hooks
 from recipe.dag.episode.token_model import TokenModel
@@ -46,6 +46,10 @@ class AgentRunner:
         self.where = f"node {node.id}"
         if self.agent.tool_loop is not None and not self.tools.names:
             raise UserError(f"agent {self.agent.name}: a tool_loop needs at least one tool in `tools`")
+        if self.hooks.code.private and self.agent.memory == "shared":
+            raise UserError(
+                f"{self.where}: its code is private, so no other agent may read it; remove `memory: shared`"
+            )
         if isinstance(endpoint, PolicyEndpoint):
             self.model = TokenModel(self.agent, self.limits, endpoint, self.tools, self.where)
         else:
@@ -55,8 +59,8 @@ class AgentRunner:
     async def run(self, call: Call, context: Context, attempt: Attempt) -> Output:
         """Fill `call` in. Raises Faults; the call then holds everything up to the failure."""
         async with self.timed(call, attempt) as limit:
-            await self.prompt(call, context, attempt)
-            return await self.finish(call, context, attempt, limit)
+            conversation = await self.prompt(call, context, attempt)
+            return await self.finish(call, context, attempt, limit, conversation)
 
     @asynccontextmanager
     async def timed(self, call: Call, attempt: Attempt) -> AsyncIterator[TimeLimit]:
@@ -70,34 +74,30 @@ class AgentRunner:
         finally:
             call.seconds += time.perf_counter() - started
 
-    async def prompt(self, call: Call, context: Context, attempt: Attempt) -> None:
-        """Fill in the call's prompt."""
+    async def prompt(self, call: Call, context: Context, attempt: Attempt) -> Conversation | None:
+        """Fill in the call's prompt. Return the conversation that it continues, of an agent with memory."""
         if context.obs is not None:
             with boundary(EnvFault, self.where):
                 call.observation = str(context.obs)
-        conversation = None
-        if self.agent.memory == "chat":
-            conversation = attempt.conversations.setdefault(self.node.id, Conversation())
+        conversation = conversation_of(self.agent, context, attempt.conversations)
         prompt = await prompt_of(self.hooks, context, conversation)
         with self.hooks.guard():
             await self.model.read(call, prompt, conversation)
+        return conversation
 
-    async def finish(self, call: Call, context: Context, attempt: Attempt, limit: TimeLimit) -> Output:
+    async def finish(
+        self, call: Call, context: Context, attempt: Attempt, limit: TimeLimit, conversation: Conversation | None
+    ) -> Output:
         """Fill in the rest of a call that has its prompt."""
         await self.model.respond(call, attempt, limit, partial(self._run_calls, call, attempt))
-        if call.candidate is None:
-            self.remember(call, attempt)
+        if conversation is not None:
+            conversation.keep(call, attempt.conversations)
         context.call = call
         output = await self.hooks.parse(context)
         if output.text is not None and output.text != call.text:
             call.completion, call.text = call.text, output.text
         call.parsed, call.train = output.parsed, output.train
         return output
-
-    def remember(self, call: Call, attempt: Attempt) -> None:
-        """Let the node's conversation, if it has one, go on from this call."""
-        if self.agent.memory == "chat":
-            attempt.conversations[self.node.id].last = call
 
     async def call_tool(self, call: Call, attempt: Attempt, name: str, arguments: dict[str, Any]) -> ToolResult:
         """Run one of the agent's tools for a hook and record it in `call`."""

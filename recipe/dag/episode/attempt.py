@@ -13,7 +13,7 @@ import time
 from dataclasses import dataclass, field
 from typing import Any
 
-from recipe.dag.episode.conversation import Conversation
+from recipe.dag.episode.conversation import Conversation, Key
 from recipe.dag.types.record import Call, Episode
 
 
@@ -31,8 +31,8 @@ class Attempt:
     """By `ToolSpec.key`."""
     env_tool_state: dict[str, dict[str, Any]] = field(default_factory=dict)
     """What the envs add to the state of tools before their first call, by tool name."""
-    conversations: dict[str, Conversation] = field(default_factory=dict)
-    """By node id, for agents with `memory: chat`."""
+    conversations: dict[Key, Conversation] = field(default_factory=dict)
+    """By the finished call that ends them, for agents with memory."""
     notes: dict[Any, Any] = field(default_factory=dict)
     """`Tokens.notes`."""
 

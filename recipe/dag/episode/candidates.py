@@ -75,20 +75,20 @@ async def run_candidates(
     runner: AgentRunner, calls: Sequence[Call], contexts: Sequence[Context], attempt: Attempt
 ) -> list[Output]:
     """Fill in several calls that answer one prompt, each with its own seed and results of tools. Raises Faults, as
-    `AgentRunner.run` does. Which of them a conversation goes on from is up to `AgentRunner.remember`."""
+    `AgentRunner.run` does."""
     first, *others = calls
     async with runner.timed(first, attempt):
         try:
-            await runner.prompt(first, contexts[0], attempt)
+            conversation = await runner.prompt(first, contexts[0], attempt)
         except SkipCall as skip:
             raise HookFault(f"skips its call ({skip}), but its node has candidates", where=skip.where) from skip
     for call, context in zip(others, contexts[1:], strict=True):
         _copy_prompt(first, call)
-        context.continues = contexts[0].continues
+        context.conversation = contexts[0].conversation
 
     async def answer(call: Call, context: Context) -> Output:
         async with runner.timed(call, attempt) as limit:
-            return await runner.finish(call, context, attempt, limit)
+            return await runner.finish(call, context, attempt, limit, conversation)
 
     return await together(map(answer, calls, contexts))
 

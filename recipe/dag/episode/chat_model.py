@@ -3,7 +3,7 @@
 Invariant: the call's `messages` are what was sent and received, in order; those of `Context.ask` are among them, but no
 other request contains them. A call has no token ids, so it never becomes a training row. A tool call is read from
 `tool_calls`, or from the text if the server leaves it there, by the rules of `tool_loop`. Each of the message's
-`tool_calls` has an answer in `messages`, also one that was not run: with `memory: chat` they are sent again, and strict
+`tool_calls` has an answer in `messages`, also one that was not run: with memory they are sent again, and strict
 servers refuse a call without an answer.
 """
 
@@ -48,7 +48,7 @@ class ChatModel:
         self._shown_tools = tools.schemas if loop is not None and loop.format == "hermes" else None
 
     async def read(self, call: Call, prompt: Prompt, conversation: Conversation | None) -> None:
-        """Fill in the call's prompt, with `memory: chat` as what follows its conversation."""
+        """Fill in the call's prompt, with memory as what follows its conversation."""
         if not is_messages(prompt):
             raise HookFault(
                 f"returned {described(prompt)}: policy {self._agent.policy} is an API, which needs messages"

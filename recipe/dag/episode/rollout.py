@@ -197,7 +197,6 @@ class Rollout:
         turn.dropped[slot] = [call for index, call in enumerate(calls) if index != kept]
         for call in turn.dropped[slot]:
             call.unscored = call.score is None
-        runner.remember(calls[kept], self._attempt)
         self._take(runner, slot, turn, calls[kept], outputs[kept])
         if judged:
             self._take_verdict((choice.spec.by, slot[1]), turn, judged, kept)

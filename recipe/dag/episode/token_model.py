@@ -61,7 +61,7 @@ class TokenModel:
         """Schemas that the chat template renders."""
         self._end_of_turn: int | None = None
         """Set for agents that continue after an answer: with a tool loop whose results are messages of their own, or
-        with `memory: chat`."""
+        with memory."""
         self._argument = "code"
         """The argument of the first tool, for calls between tags."""
         if ignored := ignored_options(endpoint.tokenizer, agent.chat_template_kwargs):
@@ -71,7 +71,7 @@ class TokenModel:
             )
         if agent.tool_loop is not None:
             self._prepare_loop(agent.tool_loop)
-        if agent.memory == "chat":
+        if agent.memory != "none":
             self._prepare_continuation("user")
 
     def _prepare_loop(self, loop: ToolLoop) -> None:
@@ -93,9 +93,9 @@ class TokenModel:
             raise UserError(f"policy {self._agent.policy}: {error}") from error
 
     async def read(self, call: Call, prompt: Prompt, conversation: Conversation | None) -> None:
-        """Fill in the call's prompt, with `memory: chat` as what follows its conversation."""
+        """Fill in the call's prompt, with memory as what follows its conversation."""
         if conversation is not None and conversation.last is not None and is_messages(prompt):
-            assert self._end_of_turn is not None  # set in __init__ for `memory: chat`
+            assert self._end_of_turn is not None  # set in __init__ for agents with memory
             call.prompt_ids = conversation.ids(self._end_of_turn) + await self._continuation(prompt)
         else:
             call.prompt_ids = await self.render(prompt) if is_messages(prompt) else prompt

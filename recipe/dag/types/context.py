@@ -81,9 +81,9 @@ class Context:
     calls: list[Call] = field(default_factory=list)
     """All visible calls of the episode in causal order: those of earlier turns and, of this turn, those of the node's
     ancestors and of its loop's earlier rounds. `upstream` holds the latest call of each node."""
-    continues: bool = False
-    """With `memory: chat`: True if the node was called before in this episode, so that the messages from `prompt` are
-    appended to its conversation. Always False without memory."""
+    conversation: tuple[Call, ...] = ()
+    """With memory: the calls that this one continues, in order; the messages from `prompt` are appended to them. Empty
+    without memory, and for the first call."""
     ask: Callable[[list[Message]], Awaitable[str]] = _no_model
     """`await context.ask(messages)` returns the model's answer to a further prompt of this call, within its time limit;
     only for agents whose policy is not trained. Both are recorded in `call.messages`, and
@@ -96,6 +96,15 @@ class Context:
     For texts of other models in a prompt, where such a token would end the message and begin another one."""
     tokens: Tokens | None = None
     """For the adapters of agents that work on token ids; None for all others."""
+
+    @property
+    def continues(self) -> bool:
+        """Whether the messages from `prompt` are appended to a conversation, which has stated the problem."""
+        return bool(self.conversation)
+
+    def remembers(self, call: Call) -> bool:
+        """Return whether the conversation that this call continues contains the other call."""
+        return any(call is earlier for earlier in self.conversation)
 
     @property
     def problem(self) -> str:

@@ -187,9 +187,10 @@ class Agent(Frozen):
     """The agent's tools: a name, `file.py:Class`, or a mapping with `name` or `path` and the tool's options."""
     tool_loop: ToolLoop | None = None
     """The engine runs the model's tool calls in this loop. Without it, only the agent's hook calls tools."""
-    memory: Literal["none", "chat"] = "none"
+    memory: Literal["none", "chat", "shared"] = "none"
     """none: every call starts from a new prompt. chat: within an episode, each node of the agent keeps its conversation
-    as token ids and appends only the new messages, so that its calls become one row."""
+    as token ids and appends only the new messages, so that its calls become one row. shared: one conversation of all
+    agents of the policy that have `shared`; a call continues the latest one that its node sees."""
     chat_template_kwargs: dict[str, Any] = {}
     """Keyword arguments of the tokenizer's chat template."""
     on_failure: Literal["fault", "skip"] = "fault"

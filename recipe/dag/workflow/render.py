@@ -63,7 +63,7 @@ def _agent_row(agent: PlannedAgent) -> list[str]:
     parts += [f"frequency_penalty {sampling.frequency_penalty:g}"] if sampling.frequency_penalty else []
     parts += [f"stop {' '.join(map(repr, sampling.stop))}"] if sampling.stop else []
     parts += ["ignore_eos"] if sampling.ignore_eos else []
-    parts += ["memory: chat"] if agent.memory == "chat" else []
+    parts += [f"memory: {agent.memory}"] if agent.memory != "none" else []
     loop = agent.tool_loop
     how = f" ({loop.format} loop, up to {loop.max_generations} generations)" if loop else " (called by its hook)"
     tools = ", ".join(agent.tools) + how if agent.tools else "-"

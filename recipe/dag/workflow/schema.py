@@ -54,7 +54,7 @@ class EpisodeSpec(Frozen):
     retries: int = Field(default=1, ge=0)
     """Maximum number of times that a failed episode is run again."""
     merge_rows: bool = True
-    """Merge calls of one agent into one row if each prompt continues the tokens of the call before."""
+    """Merge calls of one policy into one row if each prompt continues the tokens of the call before."""
 
 
 class EnvSpec(Frozen):

@@ -39,10 +39,10 @@ class TokenHooks:
         self, pre: Callable[..., Any] | None, post: Callable[..., Any] | None, agent: Agent, where: str
     ) -> None:
         """Of `pre` and `post` one may be missing. Raises UserError for an agent that cannot have such hooks."""
-        if pre is not None and agent.memory == "chat" and not _takes_context(pre):
+        if pre is not None and agent.memory != "none" and not _takes_context(pre):
             raise UserError(
                 f"{where}: pre_process takes no `context`, so it returns token ids, but agent {agent.name} has "
-                "`memory: chat`, which appends messages; add `context` and return messages, or remove `memory`"
+                f"`memory: {agent.memory}`, which appends messages; add `context` and return messages, or remove it"
             )
         self._pre, self._post = _called_with_context(pre), _called_with_context(post)
         # A hook that names the context, not as a part of **kwargs, builds its prompt from it.

@@ -13,6 +13,7 @@ from recipe.dag.core.suggestion import did_you_mean
 from recipe.dag.workflow.agent_schema import NEUTRAL, Agent
 from recipe.dag.workflow.checks.references import References
 from recipe.dag.workflow.draft import Draft
+from recipe.dag.workflow.graph import ancestors, graph_of
 
 
 def check_agents(draft: Draft) -> Iterator[Problem]:
@@ -69,18 +70,53 @@ def _check_effects(draft: Draft, agent: Agent, path: KeyPath) -> Iterator[Proble
                     f"has no effect with `format: {agent.tool_loop.format}`, only with `{formats[key]}`; remove it"
                 )
                 yield problem((*path, "tool_loop", key), message, key=True)
-    if agent.memory == "chat" and draft.complete and not _called_again(draft, agent):
-        message = (
-            "`chat` has no effect: each node of the agent is called once per episode; put one into a loop, raise "
-            "`episode.max_turns`, or remove it"
+    if agent.memory != "none" and draft.complete:
+        message = _without_effect(draft, agent) if agent.memory == "chat" else _unshared(draft, agent)
+        if message is not None:
+            yield problem((*path, "memory"), message, key=True)
+
+
+def _without_effect(draft: Draft, agent: Agent) -> str | None:
+    """Return the problem if no node of the agent is called more than once in an episode."""
+    if _called_again(draft, {node.id for _, node in draft.each_node() if node.agent == agent.name}):
+        return None
+    return (
+        "`chat` has no effect: each node of the agent is called once per episode; put one into a loop, raise "
+        "`episode.max_turns`, or remove it"
+    )
+
+
+def _unshared(draft: Draft, agent: Agent) -> str | None:
+    """Return the problem of an agent that cannot share the conversation of its policy; None if it can."""
+    sharing = [other for _, other in draft.each_agent() if (other.policy, other.memory) == (agent.policy, "shared")]
+    names = {other.name for other in sharing}
+    nodes = [node for _, node in draft.each_node()]
+    own = {node.id for node in nodes if node.agent in names}
+    graph = graph_of(nodes)
+    if not _called_again(draft, own) and not any(own & ancestors(graph, node) for node in own):
+        return (
+            f"`shared` has no effect: no call of an agent of policy `{agent.policy}` that shares its conversation "
+            "follows another; let one depend on another (`after`), give both `memory: shared`, or remove it"
         )
-        yield problem((*path, "memory"), message, key=True)
+    first = sharing[0]
+    if _shown_tools(agent) != _shown_tools(first):
+        return (
+            f"only the first call's prompt shows tools, and `{agent.name}` and `{first.name}` show different ones; "
+            "give both the same tools and `tool_loop` (`format: fenced` and `tags` show none), or remove it"
+        )
+    if agent.hand_over == "answer" and len(sharing) > 1:
+        return "others read the thoughts in the conversation that they share; remove this, or `hand_over: answer`"
+    return None
 
 
-def _called_again(draft: Draft, agent: Agent) -> bool:
-    """Return whether a node of the agent may be called more than once in an episode."""
+def _shown_tools(agent: Agent) -> list[str]:
+    """Return the tools that the chat template shows."""
+    return [tool.key for tool in agent.tools] if agent.tool_loop and agent.tool_loop.format == "hermes" else []
+
+
+def _called_again(draft: Draft, own: set[str]) -> bool:
+    """Return whether one of the nodes `own` may be called more than once in an episode."""
     looped = {node for _, loop in draft.each_loop() if loop.max_rounds > 1 for node in loop.nodes}
-    own = {node.id for _, node in draft.each_node() if node.agent == agent.name}
     return draft.episode.max_turns > 1 or bool(own & looped)
 
 

@@ -59,9 +59,6 @@ def _check_judge(draft: Draft, node: Node, spec: Candidates, path: KeyPath) -> I
         f"`{name}` judges every candidate, so it cannot have a `when`": judge.when is not None,
         f"`{name}` cannot have candidates itself": judge.candidates is not None,
         f"`{name}` must not step an env, since it runs for candidates that are not kept": (bool(judge.env)),
-        f"`{name}` must not have `memory: chat`, since it judges candidates at once": (
-            judge.kind is Kind.ROLLOUT and draft.agent(judge).memory == "chat"
-        ),
     }
     message = next((message for message, applies in reasons.items() if applies), None)
     if message is not None:
