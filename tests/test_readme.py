@@ -169,6 +169,7 @@ train/sft/test_sft.py::test_training_lowers_the_loss_and_a_killed_run_ends_like_
   verl-dag sft data/train.parquet --val data/val.parquet --model MODEL --output outputs/sft
 test_shipped.py::test_a_tiny_run_takes_a_seed_before_overrides: takes minutes
   bash recipe/retool_ma/run_tiny_revise_cpu.sh
+  for run in run_tiny_cpu run_tiny_transcript_cpu; do bash recipe/retool_ma/$run.sh 1; done
 test_shipped.py::test_gpu_script_without_a_gpu_points_to_the_tiny_run: needs a GPU
   MODEL_PATH=MODEL WANDB_API_KEY=KEY bash recipe/retool_ma/run_qwen2_5-3b.sh
   MODEL_PATH=Qwen/Qwen2.5-3B-Instruct bash recipe/marft/run_qwen2_5-3b_marft.sh trainer.n_gpus_per_node=4

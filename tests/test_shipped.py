@@ -210,7 +210,7 @@ def test_overrides_of_a_run_are_no_packages(extra, asked, started):
     assert not any("trainer" in word for _, words in calls for word in words)
 
 
-@pytest.mark.parametrize("recipe", ["retool_ma", "retool_ma_revise", "marft", "debate", "cory"])
+@pytest.mark.parametrize("recipe", ["retool_ma", "retool_ma_revise", "retool_ma_transcript", "marft", "debate", "cory"])
 @pytest.mark.parametrize(
     ("arguments", "env", "seed", "overrides"),
     [
@@ -221,8 +221,8 @@ def test_overrides_of_a_run_are_no_packages(extra, asked, started):
     ],
 )
 def test_a_tiny_run_takes_a_seed_before_overrides(recipe, arguments, env, seed, overrides, started):
-    revise = recipe.endswith("_revise")
-    script = ROOT / "recipe" / recipe.removesuffix("_revise") / f"run_tiny{'_revise' * revise}_cpu.sh"
+    base, variant = re.fullmatch("(.*?)(_revise|_transcript)?", recipe).groups("")
+    script = ROOT / "recipe" / base / f"run_tiny{variant}_cpu.sh"
     data, model, (path, train) = [call for call in started(script, *arguments, **env) if "pip" not in call[1]]
     name = f"{recipe}_tiny" + (f"_seed{seed}" if seed != "0" else "")
     assert data[1][:3] == ["recipe/tiny/arithmetic.py", "--local_dir", f"outputs/{name}/data"]
@@ -235,10 +235,7 @@ def test_a_tiny_run_takes_a_seed_before_overrides(recipe, arguments, env, seed, 
     ]
     named = [word for word in named if word.startswith(("recipe/", "preprocess/", "workflows/"))]
     assert len(named) == 5 and all((ROOT / word).exists() for word in named)
-    assert (
-        not revise
-        or [word for word in named if "workflows" in word] == ["workflows/workflow_retool_ma_revise.yaml"] * 2
-    )
+    assert not variant or [w for w in named if "workflows" in w] == [f"workflows/workflow_{recipe}.yaml"] * 2
 
 
 @pytest.mark.parametrize("baseline", ["no_tool", "single_agent"])

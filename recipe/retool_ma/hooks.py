@@ -5,7 +5,8 @@ the workflow) and of `parse` (`parse_options`) is a named argument, so an unknow
 
 Every `prompt` has these options: `prompt` and `system` replace the built-in texts and may contain the fields listed in
 the class docstring; `system: ""` omits the system message. `examples`, a list of `{user: ..., assistant: ...}`, adds
-few-shot messages between the system message and the prompt.
+few-shot messages between the system message and the prompt. In a conversation that contains the texts of the roles
+before (`memory: shared`), the built-in prompts do not repeat them, and the text of `system` begins the prompt.
 """
 
 from __future__ import annotations
@@ -49,6 +50,8 @@ class Planner(Agent):
             "feedback": _feedback(context, verifier),
         }
         default = prompts.PLANNER_AGAIN if fields["feedback"] else prompts.PLANNER
+        if _remembers(context, last_plan, context.upstream.get(verifier)):
+            default = prompts.PLANNER_NEXT
         return _messages(context, default if prompt is None else prompt, system, fields, examples)
 
     def parse(self, context: Context) -> Output:
@@ -68,18 +71,16 @@ class Executor(Agent):
         self,
         context: Context,
         *,
-        prompt: str = prompts.EXECUTOR,
+        prompt: str | None = None,
         system: str = prompts.EXECUTOR_SYSTEM,
         examples: Sequence[Mapping[str, str]] = (),
         planner: str = "plan",
         verifier: str = "verify",
     ) -> list[Message]:
-        fields = {
-            "problem": context.problem,
-            **_plan_fields(_upstream(context, "planner", planner)),
-            "feedback": _feedback(context, verifier),
-        }
-        return _messages(context, prompt, system, fields, examples)
+        plan = _upstream(context, "planner", planner)
+        fields = {"problem": context.problem, **_plan_fields(plan), "feedback": _feedback(context, verifier)}
+        default = prompts.EXECUTOR_NEXT if _remembers(context, plan) else prompts.EXECUTOR
+        return _messages(context, default if prompt is None else prompt, system, fields, examples)
 
     async def parse(
         self, context: Context, *, tool: str = "code_interpreter", code_timeout: float | None = None
@@ -132,13 +133,17 @@ class Verifier(Agent):
         planner: str = "plan",
         executor: str = "execute",
     ) -> list[Message]:
+        plan, run = _upstream(context, "planner", planner), _upstream(context, "executor", executor)
         fields = {
             "problem": context.problem,
-            **_plan_fields(_upstream(context, "planner", planner)),
-            "execution_log": _log(_upstream(context, "executor", executor)),
+            **_plan_fields(plan),
+            "execution_log": _log(run),
             "feedback": _feedback(context, context.node),
         }
-        default = prompts.VERIFIER_MAY_REVISE if _may_revise(context) else prompts.VERIFIER
+        if _remembers(context, plan, run):
+            default = prompts.VERIFIER_NEXT_MAY_REVISE if _may_revise(context) else prompts.VERIFIER_NEXT
+        else:
+            default = prompts.VERIFIER_MAY_REVISE if _may_revise(context) else prompts.VERIFIER
         return _messages(context, default if prompt is None else prompt, system, fields, examples)
 
     def parse(self, context: Context, *, compat: bool = False) -> Output:
@@ -196,11 +201,21 @@ class Reasoner(_SingleAgent):
 def _messages(
     context: Context, prompt: str, system: str, fields: dict[str, str], examples: Sequence[Mapping[str, str]]
 ) -> list[Message]:
-    """Return the system message (unless empty), the few-shot examples and the prompt, fields filled in."""
+    """Return the system message (unless empty), the few-shot examples and the prompt, fields filled in. Where another
+    role has spoken before in the same conversation, the prompt begins with the text of the system message."""
     where = f"node '{context.node}': prompt_options"
-    messages = [{"role": "system", "content": prompts.render(system, fields, f"{where}.system")}] if system else []
+    system = prompts.render(system, fields, f"{where}.system")
+    prompt = prompts.render(prompt, fields, f"{where}.prompt")
+    if system and context.continues and context.conversation[-1].node != context.node:
+        system, prompt = "", f"{system}\n\n{prompt}"
+    messages = [{"role": "system", "content": system}] if system else []
     messages += prompts.exchanges(examples, f"{where}.examples")
-    return [*messages, {"role": "user", "content": prompts.render(prompt, fields, f"{where}.prompt")}]
+    return [*messages, {"role": "user", "content": prompt}]
+
+
+def _remembers(context: Context, *calls: Call | None) -> bool:
+    """Return whether the conversation that the prompt is appended to contains all these calls."""
+    return all(call is not None and context.remembers(call) for call in calls)
 
 
 def _upstream(context: Context, role: str, node: str) -> Call:

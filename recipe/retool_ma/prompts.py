@@ -49,7 +49,18 @@ What has to change:
 
 {_PLAN_FORMAT}"""
 
-EXECUTOR = """\
+PLANNER_NEXT = f"""\
+The plan did not lead to an answer. Plan again, with the change that was asked for.
+
+{_PLAN_FORMAT}"""
+"""The prompts *_NEXT are for a conversation that contains what the role answers to."""
+
+_PROGRAM = """\
+Follow the plan. Import every module that you use, such as math or sympy. Print the result and nothing else.
+Reply with a single ```python block."""
+
+EXECUTOR = (
+    """\
 Write the Python program that this plan describes.
 
 Problem:
@@ -58,10 +69,21 @@ Problem:
 Plan:
 {planner_plan}
 
-Follow the plan. Import every module that you use, such as math or sympy. Print the result and nothing else.
-Reply with a single ```python block."""
+"""
+    + _PROGRAM
+)
 
-_REVIEW = """\
+EXECUTOR_NEXT = f"Write the Python program that the plan describes.\n\n{_PROGRAM}"
+
+_LOG = """\
+Execution log:
+{execution_log}
+
+Compare plan, code and output, and name everything that does not fit together. Where the output is wrong or missing,
+find the answer yourself."""
+
+_REVIEW = (
+    """\
 A planner and a programmer worked on this problem.
 
 Problem:
@@ -70,25 +92,20 @@ Problem:
 Plan:
 {planner_plan}
 
-Execution log:
-{execution_log}
+"""
+    + _LOG
+)
 
-Compare plan, code and output, and name everything that does not fit together. Where the output is wrong or missing,
-find the answer yourself."""
-
-VERIFIER = (
-    _REVIEW
-    + """
+_ANSWER = """
 Finish with this line:
 FINAL ANSWER: \\boxed{value}"""
-)
 
-VERIFIER_MAY_REVISE = (
-    VERIFIER
-    + """
+_OR_REVISE = """
 If there can be no answer before the plan changes, finish with this line instead:
 REVISE: what to change in the plan"""
-)
+
+VERIFIER, VERIFIER_NEXT = _REVIEW + _ANSWER, _LOG + _ANSWER
+VERIFIER_MAY_REVISE, VERIFIER_NEXT_MAY_REVISE = VERIFIER + _OR_REVISE, VERIFIER_NEXT + _OR_REVISE
 
 SOLVER = """\
 Solve this problem.

@@ -19,7 +19,7 @@ def hooks():
 
 def context(**given):
     fields = {"problem": "2 + {x}?", "turn": 0, "max_turns": 1, "node": "verify"}
-    fields |= {"history": [], "upstream": {}, "call": None}
+    fields |= {"history": [], "upstream": {}, "call": None, "continues": False, "remembers": lambda call: False}
     return SimpleNamespace(**{**fields, **given})
 
 

@@ -41,6 +41,7 @@ PAYING_MANY = (
     "workflow_retool_ma_revise.yaml",
     "workflow_retool_ma_separate.yaml",
     "workflow_retool_ma_small.yaml",
+    "workflow_retool_ma_transcript.yaml",
 )
 """With a reward node that pays several agents for one reward, which a chain of credit would count again."""
 

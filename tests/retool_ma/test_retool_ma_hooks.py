@@ -42,6 +42,12 @@ def context(node: str, *upstream: Call, text: str = "", turn: int = 0, max_turns
     return context_of(node, PROBLEM, *upstream, **own)
 
 
+def after(view: Context, *calls: Call) -> Context:
+    """The context of a call that continues these calls."""
+    view.conversation = calls
+    return view
+
+
 def prompt(hook, view: Context, **options) -> str:
     messages = hook.prompt(view, **options)
     assert [message["role"] for message in messages] == ["system", "user"]
@@ -69,6 +75,38 @@ def test_the_prompt_and_the_system_message_can_be_replaced():
     messages = Executor().prompt(view, system="", prompt="x")
     assert messages == [{"role": "user", "content": "x"}]
     assert Solver().prompt(view, system="", prompt="") == [{"role": "user", "content": ""}]
+
+
+def test_in_one_conversation_a_role_says_its_instruction_and_what_is_new():
+    plan, run, review = call("plan", plan=PLAN), call("execute", **RUN), call("verify", "REVISE: x", feedback="x")
+    (said,) = Executor().prompt(after(context("execute", plan), plan))
+    assert said["role"] == "user" and said["content"].startswith(
+        "You turn plans into correct Python programs.\n\nWrite"
+    )
+    assert PROBLEM not in said["content"] and json.dumps(PLAN) not in said["content"]
+    for turns, asks in ((1, False), (2, True)):
+        (said,) = Verifier().prompt(after(context("verify", plan, run, max_turns=turns), plan, run))
+        assert said["content"].startswith("You check the work of others") and "THE LOG" in said["content"]
+        assert PROBLEM not in said["content"] and json.dumps(PLAN) not in said["content"]
+        assert ("REVISE" in said["content"]) == asks and r"FINAL ANSWER: \boxed{value}" in said["content"]
+    (said,) = Planner().prompt(after(context("plan", plan, run, review, turn=1, max_turns=2), plan, run, review))
+    assert said["content"].startswith("You plan how to solve") and "Plan again" in said["content"]
+    assert not any(text in said["content"] for text in (PROBLEM, "THE LOG", json.dumps(PLAN)))
+    (said,) = Executor().prompt(
+        after(context("execute", plan), plan), prompt="{problem}|{planner_reasoning}", system="S"
+    )
+    assert said["content"] == f"S\n\n{PROBLEM}|why"
+
+
+def test_what_a_conversation_lacks_is_said_in_full():
+    """An agent's own conversation (`memory: chat`), and one that goes on from another branch."""
+    plan, run, earlier = call("plan", plan=PLAN), call("execute", **RUN), call("verify", turn=0)
+    for own, node in ((earlier, "verify"), (run, "execute")):
+        view = after(context(node, plan, run, turn=1), own)
+        said = prompt(Verifier() if node == "verify" else Executor(), view)  # with a system message
+        assert PROBLEM in said and json.dumps(PLAN) in said
+    messages = Verifier().prompt(after(context("verify", plan, run), run))
+    assert [message["role"] for message in messages] == ["user"] and PROBLEM in messages[0]["content"]
 
 
 @pytest.mark.parametrize("hook", [Planner, Executor, Verifier, Solver, Reasoner])

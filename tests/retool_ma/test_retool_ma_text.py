@@ -61,7 +61,7 @@ def test_values_pass_through_untouched(problem, feedback):
 def test_built_in_prompts_have_no_unknown_field():
     every = dict.fromkeys(("problem", "planner_plan", "planner_reasoning", "execution_log", "feedback"), "")
     texts = [value for name, value in vars(prompts).items() if name.isupper() and not name.startswith("_")]
-    assert len(texts) == 12
+    assert len(texts) == 16
     assert all(render(text, every) for text in texts)
 
 
