@@ -163,6 +163,17 @@ def test_a_judge_continues_the_candidate_that_it_judges(world):
     assert positions(episode)[0] == [0, 1, 2]
 
 
+def test_every_candidate_continues_the_conversation(world):
+    nodes = chain("a", "b", "c")
+    nodes["b"]["candidates"] = {"k": 3, "by": "own.py:length"}
+    code = "def length(context): return len(context.conversation) * len(context.call.text)\n"
+    episode = play(world, flow_of(world, nodes, files={"own.py": code}))
+    a, kept, c = episode.calls
+    tried = [kept, *episode.dropped]
+    assert [call.score for call in tried] == [6.0] * 3 and all(continues(call, a) for call in tried)
+    assert positions(episode) == [[0, 1, 2], [3], [4]] and continues(c, kept)
+
+
 def test_an_agent_whose_calls_are_private_cannot_share(world):
     code = "from recipe.dag import Agent\nclass Own(Agent):\n    private = True\n    def prompt(self, context): ...\n"
     nodes = chain("a", "b")

@@ -105,8 +105,12 @@ def test_what_a_conversation_lacks_is_said_in_full():
         view = after(context(node, plan, run, turn=1), own)
         said = prompt(Verifier() if node == "verify" else Executor(), view)  # with a system message
         assert PROBLEM in said and json.dumps(PLAN) in said
-    messages = Verifier().prompt(after(context("verify", plan, run), run))
-    assert [message["role"] for message in messages] == ["user"] and PROBLEM in messages[0]["content"]
+    for branch in (plan, run):
+        (said,) = Verifier().prompt(after(context("verify", plan, run), branch))
+        assert said["role"] == "user" and PROBLEM in said["content"]
+    review = call("verify", feedback="shorter")
+    said = prompt(Planner(), after(context("plan", plan, run, review, turn=1, max_turns=2), plan))
+    assert all(text in said for text in (PROBLEM, json.dumps(PLAN), "THE LOG", "shorter"))
 
 
 @pytest.mark.parametrize("hook", [Planner, Executor, Verifier, Solver, Reasoner])
