@@ -206,7 +206,7 @@ def _messages(
     where = f"node '{context.node}': prompt_options"
     system = prompts.render(system, fields, f"{where}.system")
     prompt = prompts.render(prompt, fields, f"{where}.prompt")
-    if system and context.continues and context.conversation[-1].node != context.node:
+    if system and context.continues and context.continued[-1].node != context.node:
         system, prompt = "", f"{system}\n\n{prompt}"
     messages = [{"role": "system", "content": system}] if system else []
     messages += prompts.exchanges(examples, f"{where}.examples")

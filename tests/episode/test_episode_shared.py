@@ -166,7 +166,7 @@ def test_a_judge_continues_the_candidate_that_it_judges(world):
 def test_every_candidate_continues_the_conversation(world):
     nodes = chain("a", "b", "c")
     nodes["b"]["candidates"] = {"k": 3, "by": "own.py:length"}
-    code = "def length(context): return len(context.conversation) * len(context.call.text)\n"
+    code = "def length(context): return len(context.continued) * len(context.call.text)\n"
     episode = play(world, flow_of(world, nodes, files={"own.py": code}))
     a, kept, c = episode.calls
     tried = [kept, *episode.dropped]

@@ -38,7 +38,7 @@ def call(node: str, text: str = "", *, round_index: int = 0, hand_over: str = "a
 
 def context(node: str, *calls: Call, text: str = "", round_index: int = 0, tool=None) -> Context:
     own = {"call_tool": tool or Tool(), "call": call(node, text, round_index=round_index), "round": round_index}
-    rounds = {"max_rounds": 2 if node == "code" else 1, "conversation": calls if round_index else ()}
+    rounds = {"max_rounds": 2 if node == "code" else 1, "continued": calls if round_index else ()}
     return context_of(node, PROBLEM, *calls, **own, **rounds)
 
 

@@ -44,7 +44,7 @@ def context(node: str, *upstream: Call, text: str = "", turn: int = 0, max_turns
 
 def after(view: Context, *calls: Call) -> Context:
     """The context of a call that continues these calls."""
-    view.conversation = calls
+    view.continued = calls
     return view
 
 

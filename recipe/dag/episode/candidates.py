@@ -84,7 +84,7 @@ async def run_candidates(
             raise HookFault(f"skips its call ({skip}), but its node has candidates", where=skip.where) from skip
     for call, context in zip(others, contexts[1:], strict=True):
         _copy_prompt(first, call)
-        context.conversation = contexts[0].conversation
+        context.continued = contexts[0].continued
 
     async def answer(call: Call, context: Context) -> Output:
         async with runner.timed(call, attempt) as limit:

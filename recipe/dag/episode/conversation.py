@@ -101,7 +101,7 @@ async def prompt_of(hooks: Hooks, context: Context, conversation: Conversation |
     """Return a call's prompt, with memory the part of it that extends the conversation."""
     if conversation is None:
         return await hooks.prompt(context)
-    context.conversation = tuple(conversation.calls)
+    context.continued = tuple(conversation.calls)
     if hooks.code.prompt is None:
         return conversation.default_messages(context, hooks.dependencies, hooks.peers)
     prompt = await hooks.prompt(context)

@@ -81,7 +81,7 @@ class Context:
     calls: list[Call] = field(default_factory=list)
     """All visible calls of the episode in causal order: those of earlier turns and, of this turn, those of the node's
     ancestors and of its loop's earlier rounds. `upstream` holds the latest call of each node."""
-    conversation: tuple[Call, ...] = ()
+    continued: tuple[Call, ...] = ()
     """With memory: the calls that this one continues, in order; the messages from `prompt` are appended to them. Empty
     without memory, and for the first call."""
     ask: Callable[[list[Message]], Awaitable[str]] = _no_model
@@ -100,11 +100,11 @@ class Context:
     @property
     def continues(self) -> bool:
         """Whether the messages from `prompt` are appended to a conversation, which has stated the problem."""
-        return bool(self.conversation)
+        return bool(self.continued)
 
     def remembers(self, call: Call) -> bool:
         """Return whether the conversation that this call continues contains the other call."""
-        return any(call is earlier for earlier in self.conversation)
+        return any(call is earlier for earlier in self.continued)
 
     @property
     def problem(self) -> str:
