@@ -32,16 +32,16 @@ def pre_process(tokenizer, prompt_ids, obs, *, context):
 
 def flow_of(world, nodes: dict[str, dict], *, agents: dict[str, dict] | None = None, files=None, **keys):
     """One agent per node, named like it, with the memory `shared` unless `agents` says otherwise."""
-    listed = [{"node_id": name, "agent_group": k, **node} for k, (name, node) in enumerate(nodes.items())]
+    listed = [{"id": name, "agent": name, **node} for name, node in nodes.items()]
     own = [{"name": name, "memory": "shared", **(agents or {}).get(name, {})} for name in nodes]
     return world.workflow(listed, agents=own, files=files, **keys)
 
 
 def chain(*names: str) -> dict[str, dict]:
-    return {name: {"dependencies": [names[k - 1]] if k else []} for k, name in enumerate(names)}
+    return {name: {"after": [names[k - 1]] if k else []} for k, name in enumerate(names)}
 
 
-DIAMOND = {"a": {}, "b": {"dependencies": ["a"]}, "c": {"dependencies": ["a"]}, "d": {"dependencies": ["b", "c"]}}
+DIAMOND = {"a": {}, "b": {"after": ["a"]}, "c": {"after": ["a"]}, "d": {"after": ["b", "c"]}}
 
 
 def named(prompt: str, sampling: dict, request: str) -> str:
@@ -78,7 +78,7 @@ def test_the_calls_of_several_agents_are_one_conversation_and_one_row(world):
 
 def test_a_text_from_parse_is_told_since_the_conversation_does_not_contain_it(world):
     nodes = chain("a", "b", "c")
-    nodes["b"]["agent_options"] = {"process_path": "own.py"}
+    nodes["b"]["hooks"] = "own.py"
     last = play(world, flow_of(world, nodes, files={"own.py": PARSED})).calls[-1]
     assert told(last) == ["question", "Go on.", "b:\nmade of b says"] and "b says<|im_end|>" in last.prompt_text
 
@@ -100,7 +100,7 @@ def test_nodes_that_run_at_once_fork_and_a_later_one_is_told_what_its_branch_lac
 
 
 def test_what_one_branch_was_told_is_told_in_the_other_one_too(world):
-    nodes = {"x": {}, **DIAMOND, "b": {"dependencies": ["a", "x"]}, "d": {"dependencies": ["x", "b", "c"]}}
+    nodes = {"x": {}, **DIAMOND, "b": {"after": ["a", "x"]}, "d": {"after": ["x", "b", "c"]}}
     x, a, b, c, d = play(world, flow_of(world, nodes, agents={"x": {"memory": "none"}})).calls
     assert told(b) == ["question", "x:\nx says"] and told(c) == ["question", "Go on."]
     assert told(d) == ["question", "Go on.", "x:\nx says\n\nb:\nb says"]
@@ -126,7 +126,7 @@ def test_only_agents_of_the_policy_that_share_are_in_its_conversation(world):
 
 
 def test_a_hook_knows_which_calls_it_continues_and_only_the_first_system_message_counts(world):
-    nodes = {name: node | {"agent_options": {"process_path": "own.py"}} for name, node in DIAMOND.items()}
+    nodes = {name: node | {"hooks": "own.py"} for name, node in DIAMOND.items()}
     a, b, c, d = play(world, flow_of(world, nodes, files={"own.py": HOOK})).calls
     assert told(a) == ["a False "] and told(b) == ["a False ", "b True a"]
     assert told(d) == ["a False ", "c True a", "d True ac"]
@@ -148,7 +148,7 @@ def test_a_call_that_failed_is_not_continued(world):
 def test_a_judge_continues_the_candidate_that_it_judges(world):
     nodes = chain("a", "b", "c")
     nodes["a"]["candidates"] = {"k": 3, "by": "b"}
-    nodes["b"]["agent_options"] = {"process_path": "own.py"}
+    nodes["b"]["hooks"] = "own.py"
     answers = iter("375")
 
     def script(prompt: str, sampling: dict, request: str) -> str:

@@ -199,7 +199,7 @@ def test_thoughts_are_recorded_and_not_sent_back(world):
 
 
 def test_nodes_share_a_conversation_of_messages(world):
-    nodes = [{"node_id": "solve"}, {"node_id": "check", "dependencies": ["solve"]}]
+    nodes = [{"id": "solve"}, {"id": "check", "after": ["solve"]}]
     with OpenAIServer(lambda body: f"answer {len(body['messages'])}") as server:
         (played,) = play(world, flow(world, server, agent={"memory": "shared"}, nodes=nodes))
     sent = [message["content"] for message in server.requests[1]["messages"]]
