@@ -2,13 +2,14 @@ from __future__ import annotations
 
 import io
 import re
+import subprocess
 import time
 from types import SimpleNamespace
 
 import pytest
 
 from recipe.dag.report.display import Display
-from recipe.dag.report.phases import FIRST, Phases
+from recipe.dag.report.phases import FIRST, Phases, StartPhase
 
 
 @pytest.fixture
@@ -58,3 +59,41 @@ def test_a_terminal_gets_a_line_with_its_seconds_when_a_phase_ends(terminal):
     assert "starting Ray ..." not in terminal.getvalue()
     phases.end()
     assert re.search(r"\d:\d\d starting Ray: \d+\.\d s\n", terminal.getvalue())
+
+
+@pytest.fixture
+def nvcc(tmp_path):
+    """Starts a process that looks like nvcc compiling `source` until its stdin is closed."""
+    script, started = tmp_path / "nvcc", []
+    script.write_text("#!/bin/sh\necho started\nread line\n")
+    script.chmod(0o755)
+
+    def start(source: str) -> subprocess.Popen:
+        arguments = [script, "-O3", "-c", source, "-o", "kernel.cuda.o"]
+        started.append(subprocess.Popen(arguments, stdin=subprocess.PIPE, stdout=subprocess.PIPE))
+        assert started[-1].stdout.readline()
+        return started[-1]
+
+    yield start
+    for process in started:
+        process.communicate()
+
+
+def test_a_phase_names_the_kernels_that_are_compiled(nvcc, lines):
+    nvcc("/site-packages/flashinfer/data/csrc/norm.cu")
+    nvcc("/root/.cache/tvm-ffi/sgl_kernel_jit_fused_rope_true_128_true_bf16_t_0a1b2c3d4e5f6789/cuda.cu")
+    stream = lines(wanted=2)
+    phases = Phases(Display(stream, interval_s=0.02), started=time.time())
+    phases.begin("starting")
+    assert stream.enough.wait(timeout=20)
+    phases.end()
+    assert stream.getvalue().splitlines()[1] == "starting: 0 s, compiling fused_rope, norm"
+
+
+def test_processes_are_looked_at_every_five_seconds(nvcc):
+    process = nvcc("norm.cu")
+    phase = StartPhase("starting")
+    assert phase.state(100.0) == "compiling norm"
+    process.communicate()
+    assert phase.state(104.9) == "compiling norm"
+    assert phase.state(105.0) == ""
