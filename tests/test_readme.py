@@ -129,6 +129,8 @@ app/test_cli.py::test_trace_prints_an_episode: needs a run's folder
   verl-dag trace outputs/retool_ma_tiny --solved
 app/test_cli_eval.py::test_doctor_finds_this_machine_fit: loads verl in a process of its own
   verl-dag doctor
+app/test_cli_eval.py::test_doctor_trains_one_step_to_fill_caches: needs a model
+  verl-dag doctor --warm MODEL
 app/test_cli_serve.py::test_a_served_script_answers_until_a_signal: serves until it is stopped
   verl-dag serve --script examples/gallery/judge.py:judge --port 8001
 app/test_cli_serve.py::test_serve_prints_its_url_and_ends_at_a_signal: serves until it is stopped

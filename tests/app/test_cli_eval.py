@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import shutil
 import subprocess
 import sys
+import tempfile
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -245,6 +247,31 @@ def test_doctor_goes_on_after_a_failure_and_says_so(verl_dag, monkeypatch):
         ["ok", "good", "fine"],
     ]
     assert verl_dag("doctor").code == 1
+
+
+def test_doctor_refuses_what_a_run_to_fill_caches_cannot_use(verl_dag, tiny_model, tmp_path, monkeypatch):
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    run = verl_dag("doctor", "--warm", tiny_model, "platform=cpu", "data.train_batch_size=4")
+    assert (run.code, run.config.data.train_batch_size, run.config.trainer.total_training_steps) == (0, 4, 1)
+    assert run.model == str(tiny_model) and not list(tmp_path.iterdir())
+    assert verl_dag("doctor", "--warm", tiny_model, "data.train_batch_sise=4").code == 1
+    assert not list(tmp_path.iterdir())
+    other = verl_dag("doctor", "--warm", tiny_model, "w.yaml")
+    assert other.code == 2 and "--warm trains a workflow of its own; remove w.yaml" in other.err
+
+
+@pytest.mark.slow
+def test_doctor_trains_one_step_to_fill_caches(tiny_model, tmp_path, zygote, joined_ray):
+    model = tmp_path / "model"
+    shutil.copytree(tiny_model, model)
+    (model / "chat_template.jinja").write_text("{% for m in messages %}{{ m['content'] }}{% endfor %}")
+    (tmp_path / "triton").mkdir()
+    env = {**os.environ, "PYTHONPATH": str(ROOT), "TMPDIR": str(tmp_path), "TRITON_CACHE_DIR": str(tmp_path / "triton")}
+    command = [zygote.python, "-m", "recipe.dag.cli", "doctor", "--warm", str(model), "platform=cpu"]
+    done = subprocess.run(command, cwd=tmp_path, env=env | joined_ray, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr[-3000:]
+    assert re.search(rf"ok    kernels     one step took \d+ s; kernels are in {tmp_path}/triton", done.stdout)
+    assert not list(tmp_path.glob("verl-dag-warm-*"))
 
 
 NVIDIA_SMI = "#!/bin/sh\necho '{driver}'\n"

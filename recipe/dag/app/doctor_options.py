@@ -1,8 +1,9 @@
 """The checks that options of `verl-dag doctor` ask for: servers, API policies, a model's chat template, a data set's
-prompts, memory.
+prompts, memory, one step of training.
 
 Invariant: as in `app/doctor.py`, a check is a function that returns one line or raises. What a check tries is what a
-run does: prompts come out of the engine, calls go through the tool loop's parser. Nothing is changed on the machine.
+run does: prompts come out of the engine, calls go through the tool loop's parser. Nothing is changed on the machine but
+for the caches of kernels that `fill_caches` fills.
 """
 
 from __future__ import annotations
@@ -10,6 +11,9 @@ from __future__ import annotations
 import asyncio
 import json
 import os
+import shutil
+import tempfile
+import time
 from collections.abc import Callable, Sequence
 from functools import partial
 from pathlib import Path
@@ -36,6 +40,24 @@ agents: [{name: solver, policy: main, tools: [code_interpreter], tool_loop: {for
 policies: {main: {model: {path: "-"}, frozen: true}}
 nodes: [{id: solve, agent: solver}]
 """
+_STEP = {
+    "workflow.yaml": """\
+dag_id: warm
+agents: [{name: solver, policy: main}]
+policies: {main: {model: {path: "${oc.env:MODEL_PATH}"}}}
+algorithm: {estimator: grpo}
+nodes: [{id: solve, agent: solver}, {id: reward, reward: "score.py:score", after: solve}]
+""",
+    # each group has both rewards, so that each row is trained
+    "score.py": "def score(episode): return {'solver': float(episode.index % 2)}\n",
+    "problems.jsonl": "".join(f'{{"problem": "What is {n} + {n}?", "answer": "{2 * n}"}}\n' for n in range(8)),
+}
+"""The files of the step that `--warm` trains."""
+_STEP_SETTINGS = (
+    *("data.train_batch_size=8", "actor_rollout_ref.rollout.n=2", "trainer.total_training_steps=1"),
+    *("data.max_prompt_length=224", "data.max_response_length=32", "data.val_files=null"),
+    *("trainer.save_freq=-1", "trainer.test_freq=-1", "trainer.val_before_train=false", "trainer.logger=[console]"),
+)
 
 
 def option_checks(
@@ -49,6 +71,7 @@ def option_checks(
     data: str | None = None,
     max_prompt_length: int = 2048,
     gpu_gb: float | None = None,
+    warm: str | None = None,
     overrides: Sequence[str] = (),
     config_path: Path | None = None,
     config_name: str = "dag",
@@ -57,6 +80,10 @@ def option_checks(
     another one, and for a workflow or settings that a run refuses."""
     if data is not None and model is None:
         raise UserError("--data needs the model whose tokenizer counts; add --model MODEL")
+    if warm is not None and workflow is not None:
+        if "=" not in workflow and not workflow.startswith("~"):
+            raise UserError(f"--warm trains a workflow of its own; remove {workflow}")
+        overrides, workflow = [workflow, *overrides], None
     _, edits = split_edits(overrides)
     checks: dict[str, Callable[[], str]] = {}
     if sandbox_url is not None:
@@ -73,6 +100,8 @@ def option_checks(
         checks["apis"] = partial(check_apis, workflow, edits)
         checks["tools"] = lambda: asyncio.run(ping_tools(workflow, edits))
         checks["gpu-memory"] = partial(check_memory, *planned, model, gpu_gb)
+    if warm is not None:
+        checks["kernels"] = partial(fill_caches, warm, overrides, config_name, config_path)
     return checks
 
 
@@ -287,3 +316,33 @@ def check_memory(
     if not all(pool.fits for pool in estimate["gpus"]):
         raise Unfit("; ".join(lines))
     return "; ".join(lines)
+
+
+def fill_caches(model: str, overrides: Sequence[str], config_name: str = "dag", config_path: Path | None = None) -> str:
+    """Train `model` for one step in a temporary folder, as a run does, so that later runs find their kernels compiled.
+    The weights are discarded; the folder stays if the step fails, with its logs. Raises what a run raises."""
+    from recipe.dag.app.evaluate import option
+    from recipe.dag.app.launch import launch
+
+    started = time.monotonic()
+    folder = Path(tempfile.mkdtemp(prefix="verl-dag-warm-"))
+    output = folder / "run"
+    for name, text in _STEP.items():
+        (folder / name).write_text(text)
+    paths = {"workflow": folder / "workflow.yaml", "data.train_files": folder / "problems.jsonl", "model_path": model}
+    settings = [option(key, value) for key, value in (paths | {"output_dir": output}).items()]
+    try:
+        launch(config_name, [*settings, *_STEP_SETTINGS, *overrides], config_path)
+        shutil.rmtree(output, ignore_errors=True)  # it is not there if `overrides` name another
+    finally:
+        if not output.exists():
+            shutil.rmtree(folder)
+    home = Path.home()
+    caches = (
+        Path(os.environ.get("TRITON_CACHE_DIR", home / ".triton" / "cache")),
+        Path(os.environ.get("FLASHINFER_WORKSPACE_BASE", home), ".cache", "flashinfer"),
+        Path(os.environ.get("TVM_FFI_CACHE_DIR", home / ".cache" / "tvm-ffi")),
+    )
+    filled = ", ".join(str(path) for path in caches if path.is_dir())
+    where = f"kernels are in {filled}" if filled else "no kernel was compiled"
+    return f"one step took {time.monotonic() - started:.0f} s; {where}"

@@ -74,6 +74,10 @@ def doctor(
     ] = None,
     max_prompt_length: Annotated[int, typer.Option(min=1, help="With --data: the limit, in tokens.")] = 2048,
     gpu_gb: Annotated[float | None, typer.Option(min=1, help="With WORKFLOW: memory of each GPU, GB.")] = None,
+    warm: Annotated[
+        str | None,
+        typer.Option(metavar="MODEL", help="Train it for one step, which compiles the kernels of later runs."),
+    ] = None,
     config_path: ConfigPath = None,
     config_name: ConfigName = "dag",
 ) -> None:
@@ -92,6 +96,7 @@ def doctor(
         data=data,
         max_prompt_length=max_prompt_length,
         gpu_gb=gpu_gb,
+        warm=warm,
         overrides=overrides or [],
         config_path=config_path,
         config_name=config_name,
