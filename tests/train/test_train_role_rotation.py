@@ -1,12 +1,16 @@
 from __future__ import annotations
 
 import asyncio
+import shutil
 from types import SimpleNamespace
 
 import pytest
 
+from recipe.dag.core.errors import UserError
 from recipe.dag.loading.workflow_file import load_workflow
 from recipe.dag.train.alternation import as_bound
+from recipe.dag.train.models import ModelPaths
+from recipe.dag.train.resources import Resources
 from recipe.dag.train.trainer import Trainer
 
 WORKFLOW = """\
@@ -105,3 +109,40 @@ def test_a_run_rolls_out_and_trains_with_the_policies_of_its_step_and_validates_
     assert seen["trained"] == [(0, ["a", "b"]), (1, ["a", "b"]), (2, ["b", "a"])]
     assert seen["rolled"] == [(False, ["a", "b"]), (False, ["a", "b"]), (False, ["b", "a"]), (True, ["a", "b"])]
     assert len(trainer.runners) == 2
+
+
+PLAIN = "{% for m in messages %}{{m['content']}} w1 {% endfor %}"
+THINKING = PLAIN + "{% if enable_thinking is false %}w3{% endif %}"
+NO_ASSISTANT = "{% for m in messages if m['role'] != 'assistant' %}{{m['content']}} {% endfor %}"
+
+
+@pytest.fixture
+def check(workflow, tiny_model, tmp_path):
+    """Checks the agents of a run whose policies a and b have these chat templates."""
+
+    def check(a: str, b: str, **options) -> None:
+        paths = {}
+        for name, template in {"a": a, "b": b, "fixed": PLAIN}.items():
+            paths[name] = str(shutil.copytree(tiny_model, tmp_path / name, ignore=lambda *_: ["model.safetensors"]))
+            (tmp_path / name / "chat_template.jinja").write_text(template)
+        agents = (workflow.agents[0].model_copy(update=options), *workflow.agents[1:])
+        Resources(None).check_agents(workflow.model_copy(update={"agents": agents}), ModelPaths(paths, {}))
+
+    return check
+
+
+@pytest.mark.parametrize(("a", "b"), [(PLAIN, THINKING), (THINKING, PLAIN)])
+def test_an_option_of_the_template_has_an_effect_if_one_of_the_policies_that_exchange_roles_reads_it(check, a, b):
+    check(a, b, chat_template_kwargs={"enable_thinking": False}, memory="chat")
+
+
+@pytest.mark.parametrize(
+    ("b", "options", "message"),
+    [
+        (PLAIN, {"chat_template_kwargs": {"enable_thinking": False}}, "no effect: .* of policies a and b do not read"),
+        (NO_ASSISTANT, {"memory": "chat"}, "policy b: the chat template omits the assistant's messages"),
+    ],
+)
+def test_what_fails_at_the_first_exchange_is_refused_before_the_run_starts(check, b, options, message):
+    with pytest.raises(UserError, match=message):
+        check(PLAIN, b, **options)

@@ -178,6 +178,8 @@ def test_a_run_records_its_subset_and_resumes_only_with_it(project, monkeypatch)
     class NoTools:
         policies: dict = {}
 
+        def check_agents(self, workflow, models): ...
+
         async def close(self): ...
 
     async def opened(*arguments, **options):

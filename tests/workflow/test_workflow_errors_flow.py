@@ -54,6 +54,8 @@ TRAIN = GOOD + "".join(
         step("up_two", "update", "two", *FIXED),
     )
 )
+OWN_CRITICS = GOOD.replace("{share: one}", "{}").replace("gae_chain", "mappo")
+"""Models may have different vocabularies, and then no common critic."""
 LEARN = step("learn", "critic_update", "one", *FIXED)
 
 CONDITIONS = [
@@ -168,8 +170,8 @@ CRITICS = [
      ("{share: one}, train_cycle: 5", "{}"), "has no effect on a frozen policy"),
     ("lonely cycle", ("critic: {}, train_cycle: 5", "critic: {}, §train_cycle: 5"), ("one}, train_cycle: 5", "one}"),
      "does not alternate with another"),
-    ("two of mappo", ("critic: {share: one}", "§critic: {}"), ("gae_chain", "mappo"),
-     "needs one critic for all policies; share that of `one`: write `critic: {share: one}` here"),
+    ("two of mappo", ("b}, critic: {share: one}", "a}, §critic: {}"), ("gae_chain", "mappo"),
+     "needs one critic for all policies of a model; write `critic: {share: one}` here"),
     ("none of mappo", ("  two: {", "  §two: {"), (", critic: {share: one}", ""), ("gae_chain", "mappo"),
      "estimator `mappo` needs a critic; add `critic: {}` to policy `two`"),
     ("no cycle", ("critic: {}, train_cycle: 5", "critic: {}, train_cycle: §0"), "at least 1, got 0"),
@@ -250,7 +252,7 @@ def test_who_depends_on_one_node_of_a_loop_may_ask_for_the_others(load_text):
     assert load_text(text).node("note").when.node == "contra"
 
 
-@pytest.mark.parametrize("base", [GOOD, TRAIN])
+@pytest.mark.parametrize("base", [GOOD, TRAIN, OWN_CRITICS])
 def test_the_file_that_the_cases_break_is_good(base, load_text):
     assert load_text(base).dag_id == "demo"
 

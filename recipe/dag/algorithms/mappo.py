@@ -1,4 +1,4 @@
-"""MAPPO (arXiv 2103.01955): one critic for all, which reads all messages and observations."""
+"""MAPPO (arXiv 2103.01955): a critic for all policies of a model, which reads all messages and observations."""
 
 from __future__ import annotations
 
@@ -18,8 +18,8 @@ if TYPE_CHECKING:
 class Mappo(Valued):
     source: ClassVar[str] = "arXiv 2103.01955"
     assumes: ClassVar[str] = (
-        "all trained policies share one critic, which reads all messages and observations; rewards are not copied to "
-        "other agents"
+        "all trained policies of a model share one critic, which reads all messages and observations; rewards are not "
+        "copied to other agents"
     )
     spans_policies: ClassVar[bool] = True
     joint_critic: ClassVar[bool] = True

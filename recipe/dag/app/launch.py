@@ -161,6 +161,7 @@ async def execute(run: Run, cluster: Cluster | None = None) -> None:
         if cluster is not None:
             written = Path(run.config.trainer.default_local_dir) if run.trains else None
             check_folders(written, inputs.models.folders(), cluster.nodes())
+            await asyncio.to_thread(resources.check_agents, run.workflow, inputs.models)
         write_record(run, inputs)
         if cluster is not None:
             await start(run, inputs, resources, cluster)

@@ -1,4 +1,4 @@
-"""Advantages from a critic's values: one critic per policy (IPPO), or one for all that reads the joint history (MAPPO).
+"""Advantages from values of critics: one per policy (IPPO), or one per model that reads the joint history (MAPPO).
 
 Invariant: the two differ in what the critic reads and in which calls form a sequence; the arithmetic is GAE. On the
 action level a call is one step, with the critic's value at its first sampled token; on the token level every sampled
@@ -82,8 +82,8 @@ def mappo(
     batch: CreditBatch, *, level: str, gamma: float, lam: float, whiten: bool
 ) -> tuple[list[Tensor], list[Tensor]]:
     """Return (advantages, returns) as `ippo` does, with all calls of an episode in one sequence (MAPPO, arXiv
-    2103.01955): the team's rewards reach every earlier call of every agent. The values must come from one critic that
-    reads the joint history. Rewards copied to several agents would count several times."""
+    2103.01955): the team's rewards reach every earlier call of every agent. The values must come from critics that
+    read the joint history. Rewards copied to several agents would count several times."""
     return _advantages(batch, list(zip(batch.uid, batch.episode, strict=True)), level, gamma, lam, whiten)
 
 

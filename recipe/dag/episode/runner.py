@@ -14,7 +14,7 @@ from typing import Any
 
 from recipe.dag.core.errors import Fault, TimeoutFault, UserError, boundary
 from recipe.dag.core.tasks import limited
-from recipe.dag.endpoint.client import Endpoint
+from recipe.dag.endpoint.client import Endpoint, PolicyEndpoint
 from recipe.dag.episode.agent_runner import AgentRunner
 from recipe.dag.episode.attempt import Attempt
 from recipe.dag.episode.candidates import load_choices
@@ -25,6 +25,7 @@ from recipe.dag.episode.graph import EpisodeNode, episode_graph
 from recipe.dag.episode.group_reward import score_groups
 from recipe.dag.episode.reward import load_rewards, run_reward, score, settle
 from recipe.dag.episode.rollout import NodeRunner, Rollout
+from recipe.dag.episode.token_model import check_options
 from recipe.dag.tools.sandbox_client import SandboxClient
 from recipe.dag.types.record import Episode
 from recipe.dag.types.tool import Tool
@@ -149,4 +150,6 @@ def _runner_of(
     endpoint = endpoints.get(node.agent.policy)
     if endpoint is None:
         raise UserError(f"agent {node.agent.name}: its policy {node.agent.policy} has no server")
+    own = {name: endpoints.get(name) for name in workflow.policies_of(node.agent)}
+    check_options(node.agent, {name: one.tokenizer for name, one in own.items() if isinstance(one, PolicyEndpoint)})
     return AgentRunner(node, workflow, endpoint, tools)

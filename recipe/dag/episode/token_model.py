@@ -64,11 +64,6 @@ class TokenModel:
         with memory."""
         self._argument = "code"
         """The argument of the first tool, for calls between tags."""
-        if ignored := ignored_options(endpoint.tokenizer, agent.chat_template_kwargs):
-            raise UserError(
-                f"agent {agent.name}: chat_template_kwargs.{ignored[0]} has no effect: the chat template of policy "
-                f"{agent.policy} does not read it; remove it, or choose a model whose template does"
-            )
         if agent.tool_loop is not None:
             self._prepare_loop(agent.tool_loop)
         if agent.memory != "none":
@@ -246,6 +241,19 @@ class TokenModel:
     def _room(self, call: Call) -> int:
         """Return how many tokens still fit into the call."""
         return self._endpoint.room(len(call.prompt_ids), len(call.response_ids))
+
+
+def check_options(agent: Agent, tokenizers: Mapping[str, Any]) -> None:
+    """Check that each option of the agent's chat template has an effect with one of its policies. `tokenizers`: by
+    policy. Raises UserError."""
+    unread = [set(ignored_options(tokenizer, agent.chat_template_kwargs)) for tokenizer in tokenizers.values()]
+    if unread and (ignored := sorted(set.intersection(*unread))):
+        names = " and ".join(tokenizers)
+        unable = f"template of policy {names} does" if len(tokenizers) == 1 else f"templates of policies {names} do"
+        raise UserError(
+            f"agent {agent.name}: chat_template_kwargs.{ignored[0]} has no effect: the chat {unable} not read it; "
+            "remove it, or choose a model whose template does"
+        )
 
 
 def _append(call: Call, ids: list[int], log_probs: list[float], *, sampled: int) -> None:

@@ -40,6 +40,12 @@ def as_bound(workflow: Workflow, step: int) -> Workflow:
     return workflow.model_copy(update={"agents": tuple(agents)})
 
 
+def all_bindings(workflow: Workflow) -> list[Workflow]:
+    """Return the workflow as bound in each of the intervals after which the bindings repeat."""
+    cory = workflow.algorithm.cory
+    return [workflow] if cory is None else [as_bound(workflow, n * cory.every) for n in range(len(cory.roles))]
+
+
 def bindings(roles: Sequence[str], policies: Sequence[str], *, every: int, step: int) -> dict[str, str]:
     """Return the policy of each role in `step`: as listed in the first `every` steps, then rotated by one every `every`
     steps; with pioneer and observer that is an exchange.

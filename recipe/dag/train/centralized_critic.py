@@ -24,7 +24,7 @@ SHORTEST = 16
 
 @dataclass(slots=True)
 class JointHistory:
-    """Converts policies' rows to those that the shared critic reads."""
+    """Converts policies' rows to those that a centralised critic reads."""
 
     episodes: Mapping[tuple[str, int], Episode]
     """Episodes by (uid, index)."""

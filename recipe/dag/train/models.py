@@ -74,20 +74,19 @@ def _critic(policy: Policy, critic: Critic, name: str) -> str:
 
 def _check_vocabulary(workflow: Workflow, paths: dict[str, str], name: str, owner: str) -> None:
     # a critic reads token ids, so they must have the same meaning for all policies that share it
-    from transformers import AutoTokenizer
-
-    vocabularies = []
-    for policy in (name, owner):
-        model = workflow.policies[policy].model
-        tokenizer = AutoTokenizer.from_pretrained(
-            model.tokenizer_path or paths[policy], trust_remote_code=model.trust_remote_code
-        )
-        vocabularies.append(tokenizer.get_vocab())
-    if vocabularies[0] != vocabularies[1]:
+    one, other = (load_tokenizer(workflow.policies[policy].model, paths[policy]) for policy in (name, owner))
+    if one.get_vocab() != other.get_vocab():
         raise UserError(
             f"policies.{name}.critic.share: {owner} and {name} have different vocabularies, and a critic reads token "
-            f"ids; give {name} its own critic"
+            f"ids; give {name} its own critic: write `critic: {{}}`"
         )
+
+
+def load_tokenizer(model: Model, path: str) -> Any:
+    """Return the tokenizer of a policy. `path`: its weights."""
+    from transformers import AutoTokenizer
+
+    return AutoTokenizer.from_pretrained(model.tokenizer_path or path, trust_remote_code=model.trust_remote_code)
 
 
 def _load(model: Model, where: str) -> tuple[str, Any]:

@@ -12,11 +12,11 @@ from collections.abc import Mapping, Sequence
 from contextlib import AsyncExitStack
 from dataclasses import dataclass, field
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
 from omegaconf import DictConfig
 
-from recipe.dag.endpoint.client import Endpoint
+from recipe.dag.endpoint.client import Endpoint, GenerationClient, PolicyEndpoint
 from recipe.dag.episode.listed_tools import check_tools
 from recipe.dag.episode.make_tools import (
     built_in_tools,
@@ -27,10 +27,13 @@ from recipe.dag.episode.make_tools import (
     uses_sandbox,
 )
 from recipe.dag.episode.runner import EpisodeRunner
+from recipe.dag.episode.token_model import TokenModel, check_options
+from recipe.dag.episode.toolset import Toolset
 from recipe.dag.report.api_usage import Totals
 from recipe.dag.report.phases import announce
 from recipe.dag.tools.builtin import BUILTIN
 from recipe.dag.tools.sandbox import Sandbox
+from recipe.dag.train.alternation import all_bindings
 from recipe.dag.train.api_policies import ApiPolicies
 from recipe.dag.train.tool_columns import check_columns
 from recipe.dag.types.tool import Tool, close_tool, tool_name
@@ -109,6 +112,22 @@ class Resources:
             await check_tools(resources.tools)
             resources._ends = ends.pop_all()
         return resources
+
+    def check_agents(self, workflow: Workflow, models: ModelPaths) -> None:
+        """Check each agent, its tools included, with the chat template of every policy that it has during a run. Raises
+        UserError."""
+        from recipe.dag.train.models import load_tokenizer
+
+        endpoints = {}
+        for name, path in models.policies.items():
+            tokenizer = load_tokenizer(workflow.policies[name].model, path)
+            endpoints[name] = PolicyEndpoint(cast(GenerationClient, None), tokenizer, max_model_len=0)
+        for bound in all_bindings(workflow):
+            for node in bound.rollout_nodes:
+                agent = bound.agent_of(node)
+                if (endpoint := endpoints.get(agent.policy)) is not None:
+                    check_options(agent, {name: endpoints[name].tokenizer for name in bound.policies_of(agent)})
+                    TokenModel(agent, bound.episode, endpoint, Toolset(agent, self.tools), f"node {node.id}")
 
     async def start_policies(self, run: DictConfig, workflow: Workflow, models: ModelPaths, *, platform: str) -> None:
         """Start the policies whose weights the run loads, and the learner of the team's value."""

@@ -130,6 +130,13 @@ class Workflow(Frozen):
         """Return the agent of a rollout node."""
         return next(agent for agent in self.agents if agent.name == node.agent)
 
+    def policies_of(self, agent: Agent) -> tuple[str, ...]:
+        """Return the policies that the agent has during a run: with `cory`, a role has those of all roles in turn."""
+        cory = self.algorithm.cory
+        if cory is None or agent.name not in cory.roles:
+            return (agent.policy,)
+        return tuple(other.policy for other in self.agents if other.name in cory.roles)
+
     def trained_policies(self) -> tuple[str, ...]:
         return tuple(name for name, policy in self.policies.items() if not policy.frozen)
 

@@ -116,18 +116,27 @@ def _check_critic(draft: Draft, name: str, policy: Policy) -> Iterator[Problem]:
 
 
 def _check_central(draft: Draft) -> Iterator[Problem]:
-    """Check that all trained policies share one critic."""
-    owners = critic_owners(dict(draft.each_policy()))
-    critics = [policy.critic for name, policy in draft.each_policy() if name in owners and policy.critic is not None]
-    shared = [critic.share for critic in critics if critic.share]
-    central = next((name for name in (*shared, *owners) if owners.get(name) == name), None)
+    """Check that the trained policies of each model share one critic. Models may have different vocabularies, and a
+    critic reads token ids."""
+    policies = dict(draft.each_policy())
+    owners = critic_owners(policies)
+    shared = [owner for name, owner in owners.items() if owner != name]
+    central: dict[tuple[str, str | None], str] = {}
+    for name in (*shared, *owners):
+        if owners.get(name) == name:
+            central.setdefault(_vocabulary(policies[name]), name)
     for name, owner in owners.items():
-        if owner == name != central and not draft.reported("policies", name, "critic"):
+        first = central[_vocabulary(policies[name])] if owner == name else name
+        if first != name and not draft.reported("policies", name, "critic"):
             message = (
-                f"estimator `{draft.algorithm.estimator}` needs one critic for all policies; share that of "
-                f"`{central}`: write `critic: {{share: {central}}}` here"
+                f"estimator `{draft.algorithm.estimator}` needs one critic for all policies of a model; write "
+                f"`critic: {{share: {first}}}` here"
             )
             yield draft.source.problem(("policies", name, "critic"), message, key=True)
+
+
+def _vocabulary(policy: Policy) -> tuple[str, str | None]:
+    return policy.model.path, policy.model.tokenizer_path
 
 
 def _check_share(draft: Draft, name: str, critic: Critic, target: str, path: KeyPath) -> Iterator[Problem]:
