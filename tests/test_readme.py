@@ -41,6 +41,10 @@ scripts/test_scripts_coached.py::test_the_plan_says_that_the_profiles_fit: needs
 scripts/test_scripts_coached.py::test_without_a_key_the_coach_is_a_frozen_copy: needs a GPU
   DATA_DIR=data/tabular CONFIG=small bash recipe/dsbench/run_train_dsbench.sh MODEL
   bash recipe/mathchat/run_train_mathchat.sh MODEL
+gsm8k/test_gsm8k.py::test_the_script_without_data_says_how_to_make_it: needs a GPU
+  bash recipe/gsm8k/run_qwen.sh
+gsm8k/test_gsm8k.py::test_the_plan_fits_on_two_gpus_and_on_eight: needs models
+  SHOW=1 GPU_GB=80 bash recipe/gsm8k/run_qwen.sh trainer.n_gpus_per_node=2
 examples/test_examples_compare_coach.py::test_what_is_missing_is_trained: takes half an hour
   python examples/compare_coach.py
 examples/test_examples_compare_estimators.py::test_every_run_is_started_as_its_configuration_has_it: takes an hour
@@ -204,6 +208,7 @@ test_shipped.py::test_script_parses: takes minutes
   bash recipe/marft/run_tiny_cpu.sh 2
   bash recipe/debate/run_tiny_cpu.sh
   bash recipe/cory/run_tiny_cpu.sh
+  bash recipe/gsm8k/run_tiny_cpu.sh
 test_shipped.py::test_the_games_run_takes_names_and_beginnings_of_names: takes minutes
   bash examples/games/run_tiny_cpu.sh
 test_shipped.py::test_the_small_models_script_takes_a_seed_before_overrides: needs a GPU

@@ -99,7 +99,7 @@ def test_script_parses(script):
 RECIPES = [
     script
     for script in SCRIPTS
-    if script.parent.name in ("retool", "retool_ma", "mathchat", "marft", "debate", "cory", "games", "dsbench")
+    if script.parent.name in ("retool", "retool_ma", "mathchat", "marft", "debate", "cory", "gsm8k", "games", "dsbench")
 ]
 
 

@@ -28,7 +28,7 @@ from recipe.dag.core.user_code import load_object
 from recipe.dag.episode.failure import describe
 from recipe.dag.loading.workflow_file import load_workflow
 from recipe.tiny.dialogue import Demonstration, Teacher
-from recipe.tiny.tokenizer import END_OF_TURN, PADDING, build_tokenizer
+from recipe.tiny.tokenizer import DIALECTS, build_tokenizer
 
 MAX_LENGTH = 1024
 
@@ -46,28 +46,24 @@ Batch = tuple[torch.Tensor, torch.Tensor, torch.Tensor]
 """(ids, in_answer, mask), each [examples, longest]."""
 
 
-def new_model(tokenizer: Qwen2Tokenizer, seed: int) -> PreTrainedModel:
-    """Return a Qwen2 model of about a million parameters with random weights."""
+def new_model(tokenizer: Qwen2Tokenizer, seed: int, heads: int = 4) -> PreTrainedModel:
+    """Return a Qwen2 model with random weights, with 4 heads of about a million parameters."""
     torch.manual_seed(seed)
     config = Qwen2Config(
         vocab_size=-(-len(tokenizer) // 64) * 64,
-        hidden_size=160,
-        intermediate_size=896,
+        hidden_size=40 * heads,
+        intermediate_size=224 * heads,
         num_hidden_layers=2,  # the minimum for copying; a wide model learns to copy in half the time of a deep one
-        num_attention_heads=4,
-        num_key_value_heads=4,
+        num_attention_heads=heads,
+        num_key_value_heads=heads,
         max_position_embeddings=MAX_LENGTH,
         tie_word_embeddings=True,
         initializer_range=0.05,
         bos_token_id=None,
-        eos_token_id=token_id(tokenizer, END_OF_TURN),
-        pad_token_id=token_id(tokenizer, PADDING),
+        eos_token_id=cast(int, tokenizer.eos_token_id),  # build_tokenizer sets both
+        pad_token_id=cast(int, tokenizer.pad_token_id),
     )
     return AutoModelForCausalLM.from_config(config, dtype=torch.float32, attn_implementation="sdpa")
-
-
-def token_id(tokenizer: Qwen2Tokenizer, token: str) -> int:
-    return cast(int, tokenizer.convert_tokens_to_ids(token))  # a list only for a list of tokens
 
 
 def encode(tokenizer: Qwen2Tokenizer, demonstration: Demonstration) -> Example:
@@ -78,8 +74,8 @@ def encode(tokenizer: Qwen2Tokenizer, demonstration: Demonstration) -> Example:
     # cast: with `return_dict=False` the template gives token ids
     prompt = cast(list[int], tokenizer.apply_chat_template(messages, **options))
     prompt = [*prompt, *(i for text in demonstration.begun for i in tokenizer.encode(text, add_special_tokens=False))]
-    end = [] if demonstration.goes_on else [token_id(tokenizer, END_OF_TURN)]
-    answer = [*tokenizer.encode(demonstration.answer, add_special_tokens=False), *end]
+    end = [] if demonstration.goes_on else [tokenizer.eos_token_id]
+    answer = cast(list[int], [*tokenizer.encode(demonstration.answer, add_special_tokens=False), *end])
     return Example([*prompt, *answer], [0] * len(prompt) + [1] * len(answer))
 
 
@@ -222,6 +218,9 @@ def main(argv: list[str] | None = None) -> int:
     parser.add_argument("--steps", type=int, default=900)
     parser.add_argument("--batch_size", type=int, default=16)
     parser.add_argument("--learning_rate", type=float, default=1e-2)
+    parser.add_argument("--dialect", choices=DIALECTS, default="qwen", help="how the chat template marks turns")
+    parser.add_argument("--vocab_size", type=int, default=640, help="without texts that all dialogues share")
+    parser.add_argument("--heads", type=int, default=4, help="of 40 dimensions; the model is as wide as all of them")
     args = parser.parse_args(argv)
     stamp = args.output / "recipe.json"
     recipe = {key: str(value) if isinstance(value, Path) else value for key, value in vars(args).items()}
@@ -250,13 +249,14 @@ def main(argv: list[str] | None = None) -> int:
         print(f"error: {text}", file=sys.stderr)
         return 2
     torch.set_num_threads(int(os.environ.get("OMP_NUM_THREADS") or os.cpu_count() or 1))
-    tokenizer = build_tokenizer(demonstrations[:3000], segments=segments)
+    dialect = DIALECTS[args.dialect]
+    tokenizer = build_tokenizer(demonstrations[:3000], args.vocab_size, segments=segments, dialect=dialect)
     examples = [encode(tokenizer, demonstration) for demonstration in demonstrations]
-    model = new_model(tokenizer, args.seed)
+    model = new_model(tokenizer, args.seed, args.heads)
     loss = warm_start(
         model,
         examples,
-        pad=token_id(tokenizer, PADDING),
+        pad=cast(int, tokenizer.pad_token_id),
         steps=args.steps,
         batch_size=args.batch_size,
         learning_rate=args.learning_rate,

@@ -10,7 +10,7 @@ from __future__ import annotations
 import json
 from collections.abc import Sequence
 from difflib import SequenceMatcher
-from typing import Any
+from typing import Any, NamedTuple
 
 from tokenizers import AddedToken, pre_tokenizers, trainers
 from transformers import Qwen2Tokenizer
@@ -18,17 +18,34 @@ from transformers import Qwen2Tokenizer
 from recipe.tiny.dialogue import Demonstration
 
 CHAT_TEMPLATE = (
-    "{% if tools %}{{'<|im_start|>tools\n'}}{% for t in tools %}{{t | tojson}}{% endfor %}{{'<|im_end|>'}}{% endif %}"
-    "{% for m in messages %}{{'<|im_start|>' + m['role'] + '\n' + (m['content'] or '')}}"
+    "{% if tools %}{{'START' + 'tools\n'}}{% for t in tools %}{{t | tojson}}{% endfor %}{{'END'}}{% endif %}"
+    "{% for m in messages %}{% set role = 'ASSISTANT' if m['role'] == 'assistant' else m['role'] %}"
+    "{{'START' + role + '\n' + (m['content'] or '')}}"
     "{% for c in m['tool_calls'] or [] %}{% set a = c['function']['arguments'] %}"
     "{% if m['content'] or not loop.first %}{{'\n'}}{% endif %}"
     "{{'<tool_call>\n{\"name\": \"' + c['function']['name'] + '\", \"arguments\": '}}"
-    "{{a if a is string else a | tojson}}{{'}\n</tool_call>'}}{% endfor %}{{'<|im_end|>'}}{% endfor %}"
-    "{% if add_generation_prompt %}{{'<|im_start|>assistant\n'}}{% endif %}"
+    "{{a if a is string else a | tojson}}{{'}\n</tool_call>'}}{% endfor %}{{'END'}}{% endfor %}"
+    "{% if add_generation_prompt %}{{'START' + 'ASSISTANT\n'}}{% endif %}"
 )
+"""START, END and ASSISTANT are those of a dialect."""
 SHORTEST_SEGMENT = 16
 """Characters. Shorter shared pieces are left to byte-pair merges."""
 START_OF_TURN, END_OF_TURN, PADDING = "<|im_start|>", "<|im_end|>", "<|endoftext|>"
+
+
+class Dialect(NamedTuple):
+    """How a chat template marks turns."""
+
+    start: str = START_OF_TURN
+    end: str = END_OF_TURN
+    assistant: str = "assistant"
+
+    def template(self) -> str:
+        text = CHAT_TEMPLATE.replace("START", self.start).replace("END", self.end)
+        return text.replace("ASSISTANT", self.assistant)
+
+
+DIALECTS = {"qwen": Dialect(), "gemma": Dialect("<start_of_turn>", "<end_of_turn>", "model")}
 
 
 def common_segments(demonstrations: list[Demonstration]) -> list[str]:
@@ -82,32 +99,35 @@ def _shared(piece: str, text: str) -> list[str]:
 
 
 def build_tokenizer(
-    demonstrations: list[Demonstration], vocab_size: int = 640, segments: Sequence[str] = ()
+    demonstrations: list[Demonstration],
+    vocab_size: int = 640,
+    segments: Sequence[str] = (),
+    dialect: Dialect = DIALECTS["qwen"],
 ) -> Qwen2Tokenizer:
     """Train a byte-level BPE with Qwen2's pre-tokenizer, the one with which transformers loads every Qwen2 checkpoint,
     whatever its tokenizer.json contains. `segments`: further texts that are one token each, as are tools' schemas."""
     schemas = dict.fromkeys(json.dumps(tool, ensure_ascii=False) for d in demonstrations for tool in d.tools)
     segments = [*segments, *schemas, *common_segments(demonstrations)]
     texts = [m["role"] + "\n" + m["content"] for d in demonstrations for m in d.messages]
-    texts += ["assistant\n" + "".join(d.begun) + d.answer for d in demonstrations]
+    texts += [f"{dialect.assistant}\n" + "".join(d.begun) + d.answer for d in demonstrations]
     for segment in segments:  # a segment is one token; merges inside it would be wasted
         texts = [text.replace(segment, "") for text in texts]
     trainer = trainers.BpeTrainer(
         vocab_size=vocab_size,
-        special_tokens=[PADDING, START_OF_TURN, END_OF_TURN],
+        special_tokens=[PADDING, dialect.start, dialect.end],
         initial_alphabet=pre_tokenizers.ByteLevel.alphabet(),
         show_progress=False,
     )
     bpe = Qwen2Tokenizer().backend_tokenizer
     bpe.train_from_iterator(texts, trainer)
     learned = json.loads(bpe.to_str())["model"]
-    options: dict[str, Any] = {"unk_token": None, "eos_token": END_OF_TURN, "pad_token": PADDING}
+    options: dict[str, Any] = {"unk_token": None, "eos_token": dialect.end, "pad_token": PADDING}
     merges: Any = [tuple(pair) for pair in learned["merges"]]  # transformers' annotations know neither None nor pairs
     tokenizer = Qwen2Tokenizer(learned["vocab"], merges, **options)
     pairs = [f"{number:02d}" for number in range(100)]
-    roles = [f"{role}\n" for role in ("system", "user", "assistant", *(("tools", "tool") if schemas else ()))]
-    tokenizer.add_special_tokens({"additional_special_tokens": [START_OF_TURN]})
+    roles = [f"{role}\n" for role in ("system", "user", dialect.assistant, *(("tools", "tool") if schemas else ()))]
+    tokenizer.add_special_tokens({"additional_special_tokens": [dialect.start]})
     added = [AddedToken(text, normalized=False) for text in [*segments, *pairs, *roles]]
     tokenizer.add_tokens(added)  # pyright: ignore[reportArgumentType]  transformers annotates its own AddedToken
-    tokenizer.chat_template = CHAT_TEMPLATE
+    tokenizer.chat_template = dialect.template()
     return tokenizer

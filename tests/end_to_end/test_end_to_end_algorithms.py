@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import json
+import re
+import subprocess
+from pathlib import Path
 
 import pytest
 
-from tests.end_to_end.runs import ROOT, episodes_of, goes_on_from, two_steps
+from tests.end_to_end.runs import ROOT, environment, episodes_of, goes_on_from, two_steps
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
 
@@ -148,6 +151,42 @@ def test_roles_change_hands_and_the_pioneer_is_validated_alone(material, tmp_pat
     assert all([skip["node"] for skip in episode["skips"]] == ["observer"] for episode in alone)
     assert metrics[2]["val/accuracy"] == 0.0
     goes_on_from(out / "checkpoints" / "global_step_1", material, tmp_path, metrics, "trainer.test_freq=2")
+
+
+@pytest.fixture(scope="module")
+def other_model(material, made_once) -> Path:
+    """A model of another size, vocabulary and chat template than the material's."""
+
+    def make(folder: Path) -> None:
+        command = ["-m", "recipe.tiny.build", "--workflow", "workflows/workflow_gsm8k.yaml"]
+        command += ["--teacher", "recipe/gsm8k/teacher.py:Teacher", "--steps", "10", "--problems", "64"]
+        command += ["--dialect", "gemma", "--vocab_size", "400", "--heads", "2", "--output", f"{folder}/model"]
+        subprocess.run([material.zygote.python, *command], cwd=ROOT, env=environment(), check=True, timeout=300)
+
+    return made_once("other_model", make) / "model"
+
+
+@pytest.mark.parametrize("central", [False, True])
+def test_two_models_with_their_own_tokenizers_train_with_a_central_critic_each_or_without(
+    central, material, other_model, tmp_path
+):
+    flow = (ROOT / "workflows" / "workflow_gsm8k.yaml").read_text().replace("1024", "12")
+    flow = flow.replace("recipe/debate/hooks.py:right_answers", "score.py:right_answers")
+    flow = flow.replace("${oc.env:CHECKER_MODEL_PATH}", str(other_model))
+    if central:
+        flow = flow.replace("estimator: grpo, group_by: [uid, agent, turn], gamma_turn: 1.0", "estimator: mappo")
+        flow = re.sub(r"(?m)(model: {path: .*?})}$", r"\1, critic: {}}", flow)
+    options = ["trainer.save_freq=-1", "data.max_prompt_length=320"]
+    metrics, out = two_steps(material, tmp_path, flow, SCORED_BY_LENGTH, *options)
+
+    starts = {"solver": "<|im_start|>user", "checker": "<start_of_turn>user"}
+    calls = [call for episode in episodes_of(out) for call in episode["calls"]]
+    assert calls and all(call["prompt_text"].startswith(starts[call["policy"]]) for call in calls)
+    for step in (1, 2):
+        for name in starts:
+            assert metrics[step][f"policy/{name}/grad_norm"] > 0 and metrics[step][f"policy/{name}/rows"] == 32
+            assert metrics[step][f"policy/{name}/logprob_diff/max"] < 1e-3
+            assert not central or metrics[step][f"policy/{name}/critic/loss"] > 0
 
 
 REMEMBERS = """

@@ -14,7 +14,7 @@ from recipe.dag.episode.transcript import TranscriptEncoder, plain_messages, pla
 from recipe.dag.types.markup import after_thinking
 from recipe.dag.types.record import Generation
 from recipe.dag.workflow.agent_schema import ToolLoop
-from recipe.tiny.tokenizer import CHAT_TEMPLATE
+from recipe.tiny.tokenizer import DIALECTS
 from tests.dialogues import LLAMA, QWEN, SCHEMA, call_of, dialogue, tokenizer
 
 THINKING = "{{- '<|im_start|>assistant\n<think>\n' -}}{%- endif -%}"
@@ -78,6 +78,7 @@ def one_problem(seed: int):
     return messages[: last + 1]
 
 
+TINY = DIALECTS["qwen"].template()
 PLAIN = (
     "{% for m in messages %}{{'<|im_start|>' + m['role'] + '\n' + m['content'] + '<|im_end|>'}}{% endfor %}"
     "{% if add_generation_prompt %}{{'<|im_start|>assistant\n'}}{% endif %}"
@@ -85,7 +86,7 @@ PLAIN = (
 """Omits calls."""
 
 
-@pytest.mark.parametrize("template", [QWEN, CHAT_TEMPLATE, LLAMA, PLAIN], ids=["qwen", "tiny", "llama", "plain"])
+@pytest.mark.parametrize("template", [QWEN, TINY, LLAMA, PLAIN], ids=["qwen", "tiny", "llama", "plain"])
 def test_a_replayed_dialogue_has_the_ids_and_the_mask_of_the_data_set(world, template):
     made = tokenizer(template)
     encoder = TranscriptEncoder(made)
@@ -129,7 +130,7 @@ def test_the_mask_covers_what_the_model_says_and_the_end_of_its_turns():
 def test_a_template_that_omits_calls_gets_them_in_the_form_that_the_loop_reads():
     assert TranscriptEncoder(tokenizer(QWEN)).calls_by_template
     assert not TranscriptEncoder(tokenizer(LLAMA)).calls_by_template
-    assert TranscriptEncoder(tokenizer(CHAT_TEMPLATE)).calls_by_template
+    assert TranscriptEncoder(tokenizer(TINY)).calls_by_template
     assert not TranscriptEncoder(tokenizer(PLAIN)).calls_by_template
 
 
