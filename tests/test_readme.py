@@ -45,6 +45,12 @@ gsm8k/test_gsm8k.py::test_the_script_without_data_says_how_to_make_it: needs a G
   bash recipe/gsm8k/run_qwen.sh
 gsm8k/test_gsm8k.py::test_the_plan_fits_on_two_gpus_and_on_eight: needs models
   SHOW=1 GPU_GB=80 bash recipe/gsm8k/run_qwen.sh trainer.n_gpus_per_node=2
+examples/test_examples_docker.py::test_the_image_has_the_environment_of_the_script: needs Docker
+  docker build -t verl-dag -f examples/docker/Dockerfile .
+  docker run --rm -v /shared/huggingface:/models -e HF_TOKEN verl-dag hf download Qwen/Qwen2.5-3B-Instruct
+  docker run --rm --gpus all --ipc host -v /shared/huggingface:/models -v "$PWD/data:/verl-dag/data" \
+-v "$PWD/outputs:/verl-dag/outputs" -e MODEL_PATH=Qwen/Qwen2.5-3B-Instruct -e WANDB_API_KEY verl-dag \
+bash recipe/retool_ma/run_qwen2_5-3b.sh
 examples/test_examples_compare_coach.py::test_what_is_missing_is_trained: takes half an hour
   python examples/compare_coach.py
 examples/test_examples_compare_estimators.py::test_every_run_is_started_as_its_configuration_has_it: takes an hour
@@ -343,6 +349,7 @@ done
 printf 'export VIRTUAL_ENV=%s PATH=%s:$PATH\\n' "$PWD/$1" "$PWD/$1/bin" > "$1/bin/activate"
 """,
     "curl": "#!/bin/sh\n",
+    "docker": "#!/bin/sh\n",
     "sbatch": "#!/bin/sh\n",
 }
 

@@ -130,6 +130,15 @@ def test_gpu_script_without_a_model_points_to_the_tiny_run(script, gpu_script):
     gpu_script.expect_refusal(script, "set MODEL_PATH")
 
 
+@pytest.mark.parametrize("script", [GPU_SCRIPT, MARFT_SCRIPT, *ROOT.glob("recipe/*/run_smollm2.sh")], ids=relative)
+def test_a_key_of_wandb_turns_it_on(script, gpu_script):
+    gpu_script.pretend_there_is_a_gpu()
+    keys = {"MODEL_PATH": "model", "PYTHON": "/bin/echo", "WANDB_API_KEY": "k"}
+    done = gpu_script.run(script, "data.train_files=mine.jsonl", **keys)
+    assert done.returncode == 0, done.stderr
+    assert any("trainer.logger=[console,tensorboard,wandb]" in line.split() for line in done.stdout.splitlines())
+
+
 def test_gpu_script_without_data_says_how_to_make_it(gpu_script, tmp_path):
     gpu_script.pretend_there_is_a_gpu()
     missing = {"MODEL_PATH": "model", "DATA_DIR": str(tmp_path / "none"), "PYTHON": "/bin/echo"}
@@ -216,7 +225,7 @@ def test_overrides_of_a_run_are_no_packages(extra, asked, started):
     [
         ((), {}, "0", []),
         (("2", "a=1"), {}, "2", ["a=1"]),
-        (("a=1", "b=2"), {"SEED": "3"}, "3", ["a=1", "b=2"]),
+        (("a=1", "b=2"), {"SEED": "3", "WANDB_API_KEY": "k"}, "3", ["a=1", "b=2"]),
         (("007", "a=1"), {"SEED": "3"}, "007", ["a=1"]),
     ],
 )
@@ -229,6 +238,7 @@ def test_a_tiny_run_takes_a_seed_before_overrides(recipe, arguments, env, seed, 
     assert all(words[words.index("--seed") + 1] == seed for _, words in (data, model))
     assert model[1][model[1].index("--output") + 1] == path == f"outputs/{name}/model"
     assert f"seed={seed}" in train and f"trainer.experiment_name={name}" in train
+    assert ("trainer.logger=[console,tensorboard,wandb]" in train) == ("WANDB_API_KEY" in env)
     assert train[len(train) - len(overrides) :] == overrides and "--config-path" in train
     named = [
         word.partition("=")[2] or word.partition(":")[0] for _, words in (data, model, ("", train)) for word in words
